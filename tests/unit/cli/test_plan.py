@@ -12,31 +12,20 @@ from programs import exports_of
 
 
 @pytest.fixture
-def plan(run_mlbert):
-    """Return plan(*words), which returns the status and the output of `mlbert plan`."""
-
-    def plan(*words):
-        status, out, err = run_mlbert("plan", *words)
-        return status, out + err
-
-    return plan
-
-
-@pytest.fixture
-def as_json(plan):
+def as_json(run_mlbert):
     """Return as_json(*words), which returns the JSON of `mlbert plan`."""
 
     def as_json(*words):
-        code, text = plan(*words, "--json")
-        assert code == 0, text
-        return json.loads(text)
+        code, out, err = run_mlbert("plan", *words, "--json")
+        assert code == 0, err
+        return json.loads(out)
 
     return as_json
 
 
-def test_words_and_json(plan, as_json):
+def test_words_and_json(run_mlbert, as_json):
     words = ("--model", "large", "--gpus", 64, "--gpu", "h100", "--nodes", 8, "--network", "400Gb", "--batch", 4608)
-    code, text = plan(*words, "--price-per-gpu-hour", 3, "--watts-per-gpu", 1000)
+    code, text, _ = run_mlbert("plan", *words, "--price-per-gpu-hour", 3, "--watts-per-gpu", 1000)
     assert code == 0
     assert max(map(len, text.splitlines())) <= 80
     for part in ("samples to the target", "time to train", "nine of ten scores", "memory", "limit  ", "dollars"):
@@ -50,10 +39,10 @@ def test_words_and_json(plan, as_json):
     assert as_json("--gpus", 8, "--batch-per-gpu", 96, "--efficiency", 0.5)["job"]["batch"] == 768
 
 
-def test_sweep_table_page_and_budget(plan, as_json, tmp_path):
+def test_sweep_table_page_and_budget(run_mlbert, as_json, tmp_path):
     page = tmp_path / "sweep.html"
     words = ("--html", page, "--price-per-gpu-hour", 3)
-    code, text = plan("--sweep", *words, "--budget", 10)
+    code, text, _ = run_mlbert("plan", "--sweep", *words, "--budget", 10)
     assert code == 0
     assert "4096" in text
     assert "fastest within the budget" in text
@@ -68,11 +57,11 @@ def test_sweep_table_page_and_budget(plan, as_json, tmp_path):
     assert found["fastest"]["dollars"] <= 10
 
 
-def test_the_page_of_one_estimate(plan, as_json, tmp_path):
+def test_the_page_of_one_estimate(run_mlbert, as_json, tmp_path):
     """It has what limits the job, both bands, energy, the errors of held-out results, and MLCommons' sentence."""
     page, words = tmp_path / "plan.html", ("--gpus", 64, "--watts-per-gpu", 1000)
     found = as_json(*words)
-    code, text = plan(*words, "--html", page)
+    code, text, _ = run_mlbert("plan", *words, "--html", page)
     assert (code, text.splitlines()[-1]) == (0, f"page: {page}")
     html = page.read_text()
     assert "<svg" not in html
@@ -108,8 +97,8 @@ def test_mistakes_are_one_line(assert_fails, words, code, subject):
 
 
 @pytest.mark.parametrize("words", [["--gpus", "9999999"], ["--samples", "nan"]])
-def test_numbers_out_of_range_are_one_line(plan, words):
-    status, text = plan(*words)
+def test_numbers_out_of_range_are_one_line(run_mlbert, words):
+    status, _, text = run_mlbert("plan", *words)
     assert (status, len(text.strip().splitlines()), words[0] in text) == (2, 1, True)
 
 
@@ -140,9 +129,11 @@ def test_calibration_by_a_log_of_gpus(as_json, assert_fails, tmp_path):
     assert here[1] == pytest.approx(100_000)
     assert more[1] / more[0] == pytest.approx(here[1] / here[0])
     assert_fails(["plan", *words, "--efficiency", 0.5], "config.conflict", "--efficiency")
+    (tmp_path / "no.txt").write_text("nothing")
+    assert_fails(["plan", "--calibrate", tmp_path / "no.txt"], "log.incomplete", tmp_path / "no.txt")
 
 
-def test_power_comes_from_the_summaries_of_the_logs(plan, as_json, tmp_path):
+def test_power_comes_from_the_summaries_of_the_logs(run_mlbert, as_json, tmp_path):
     log = write_log(tmp_path / "result_0.txt", 8, 768, 9000.0)
     (tmp_path / "run_0").mkdir()
     words = ("--gpu", "h200", "--gpus", 16, "--batch", 768, "--calibrate", log, "--co2-per-kwh", 0.5)
@@ -153,9 +144,4 @@ def test_power_comes_from_the_summaries_of_the_logs(plan, as_json, tmp_path):
         assert found["kilowatt_hours"] == (None if watts is None else pytest.approx(hours))
         assert found["co2_kg"] == (None if watts is None else pytest.approx(hours / 2))
     assert as_json(*words, "--watts-per-gpu", 500)["kilowatt_hours"] == pytest.approx(hours / 2)
-    assert "CO2: " in " ".join(plan(*words, "--watts-per-gpu", 500)[1].replace("CO2 ", "CO2: ").split())
-
-
-def test_a_log_of_something_else(assert_fails, tmp_path):
-    (tmp_path / "no.txt").write_text("nothing")
-    assert_fails(["plan", "--calibrate", tmp_path / "no.txt"], "log.incomplete", tmp_path / "no.txt")
+    assert "CO2: " in " ".join(run_mlbert("plan", *words, "--watts-per-gpu", 500)[1].replace("CO2 ", "CO2: ").split())

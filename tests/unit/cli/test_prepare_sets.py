@@ -1,7 +1,5 @@
 """The commands on stored sets: what they print, their exit codes, one line for mistakes."""
 
-from __future__ import annotations
-
 import functools
 import os
 import shutil
@@ -16,7 +14,8 @@ from mlbert.data.prepare.shuffle import Packing, shuffle_set
 from stored_sets import flip, make_rows, random_lengths, tree, write_set
 from user_errors import assert_error_line
 
-COMMANDS = get_command(app).commands
+COMMANDS = get_command(app).commands.items()
+WITH_WORKERS = [name for name, made in COMMANDS if "workers" in {option.name for option in made.params}]
 
 
 @pytest.fixture
@@ -49,51 +48,42 @@ def test_from_a_set_to_everything_and_verified(source, tmp_path, run, assert_fai
     assert (status, "850 of 850 samples are good" in out) == (0, True)
 
 
-@pytest.mark.parametrize(
-    "command", [name for name, made in COMMANDS.items() if "workers" in {p.name for p in made.params}]
-)
+@pytest.mark.parametrize("command", WITH_WORKERS)
 def test_a_negative_number_of_workers(command, run):
     status, _, error = run(command, "--workers", -3)
     assert (status, error.count("\n"), "'--workers'" in error) == (2, 1, True)
 
 
 BINS = ("--edges", "16,32", "--workers", 1)
-SHARD = "shard-00001-of-00002.h5"
+SHARD, THIRD = "shard-00001-of-00002.h5", "shard-00002-of-00003.h5"
 
 
-def damage(folder: Path, kind: str) -> None:
-    """Damage a packed set of two shards."""
-    shard, manifest = folder / SHARD, folder / "manifest.json"
-    match kind:
-        case "cut off":
-            os.truncate(shard, shard.stat().st_size // 2)
-        case "one bit":
-            flip(shard, 0.8)
-        case "missing" | "a folder":
-            shard.unlink()
-            if kind == "a folder":
-                shard.mkdir()
-        case "one too many":
-            shutil.copy(shard, folder / "shard-00002-of-00003.h5")
-        case "manifest cut off":
-            os.truncate(manifest, 200)
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
 
 
-# The codes, as some commands look at the size first and others at the checksum; and the file.
+def make_a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+# How a packed set of two shards is damaged; the codes, as some commands look at the size first and others at the
+# checksum; and the file.
 KINDS = {
-    "cut off": ({"data.damaged", "data.checksum"}, SHARD),
-    "one bit": ({"data.checksum"}, SHARD),
-    "missing": ({"data.incomplete"}, SHARD),
-    "a folder": ({"file.wrong-kind"}, SHARD),
-    "one too many": ({"data.mixed"}, "shard-00002-of-00003.h5"),
-    "manifest cut off": ({"file.json"}, "manifest.json"),
+    "cut off": (lambda folder: cut(folder / SHARD), {"data.damaged", "data.checksum"}, SHARD),
+    "one bit": (lambda folder: flip(folder / SHARD, 0.8), {"data.checksum"}, SHARD),
+    "missing": (lambda folder: (folder / SHARD).unlink(), {"data.incomplete"}, SHARD),
+    "a folder": (lambda folder: make_a_folder(folder / SHARD), {"file.wrong-kind"}, SHARD),
+    "one too many": (lambda folder: shutil.copy(folder / SHARD, folder / THIRD), {"data.mixed"}, THIRD),
+    "manifest cut off": (lambda folder: os.truncate(folder / "manifest.json", 200), {"file.json"}, "manifest.json"),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_damaged_set_is_named_in_one_line_and_left_as_it_is(source, tmp_path, run, kind):
     shuffle_set(source, tmp_path / "packed", num_shards=2, packing=Packing())
-    damage(tmp_path / "packed", kind)
+    damage, codes, name = KINDS[kind]
+    damage(tmp_path / "packed")
     before = tree(tmp_path / "packed")
     for command in ("pack", "bins", "eval-set", "hdf5-to-tfrecord"):
         if (command, kind) == ("hdf5-to-tfrecord", "one too many"):
@@ -101,7 +91,6 @@ def test_a_damaged_set_is_named_in_one_line_and_left_as_it_is(source, tmp_path, 
         workers = () if command == "eval-set" else ("--workers", 1)
         status, _, error = run(command, "--input", tmp_path / "packed", "--out", tmp_path / command, *workers)
         assert status == 2, command
-        codes, name = KINDS[kind]
         (code,) = (code for code in codes if f"[{code}]" in error)
         assert_error_line(error, code, tmp_path / "packed" / name, wording=code != "data.damaged")  # sizes of HDF5
         assert not [path for path in (tmp_path / command).glob("*.json") if not path.name.startswith(".")]

@@ -1,7 +1,5 @@
 """``mlbert pretrain TEXT``: interrupted, continued, made longer; the model that it leaves; what is refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -51,9 +49,7 @@ def run(run_mlbert: RunMlbert) -> Run:
     return run
 
 
-def test_interrupted_continued_and_made_longer(
-    text: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_resumed_and_extended(text: Path, tmp_path: Path, run: Run, monkeypatch) -> None:
     out = tmp_path / "out"
     words = [text, "--out", out, "--size", "tiny"]
     command = [sys.executable, "-m", "mlbert", "pretrain", *map(str, words), "--minutes", "5"]
@@ -161,9 +157,7 @@ def test_mended_text_starts_again_where_nothing_was_trained(text: Path, tmp_path
         (["nope.yaml"], "file.unreadable", "nope.yaml"),
     ],
 )
-def test_mistakes_are_one_line(
-    text: Path, tmp_path: Path, run: Run, words: list[str], code: str | None, subject: str
-) -> None:
+def test_mistakes_are_one_line(words: list[str], code: str | None, subject: str, text, tmp_path, run) -> None:
     (folder := tmp_path / "folder").mkdir()
     (folder / "thesis.doc").write_text("mine")
     places = {"TEXT": str(text), "OUT": str(tmp_path / "out"), "FOLDER": str(folder)}

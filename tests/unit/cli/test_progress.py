@@ -4,6 +4,7 @@ import re
 import statistics
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -47,31 +48,18 @@ def test_a_pipe_gets_lines_of_progress(command, made, tmp_path, run_mlbert, monk
     assert any(re.match(LINES[command].format(**places), line) for line in lines), lines
 
 
-class TimedLines:
-    """A standard output that notes when each text was written."""
-
-    def __init__(self):
-        self.written = []
-
-    def write(self, text):
-        self.written.append((time.monotonic(), text))
-        return len(text)
-
-    def flush(self):
-        pass
-
-
 def test_the_end_is_predicted_in_the_second_half(tmp_path, monkeypatch):
     write_set(tmp_path / "set", make_rows(random_lengths(40_000)), shards=200)
     monkeypatch.setattr(console, "LINE_SECONDS", 0.02)
     monkeypatch.setattr(console, "short_duration", lambda seconds: f"{seconds:.4f} s")
-    output = TimedLines()
+    written = []
+    output = SimpleNamespace(write=lambda text: written.append((time.monotonic(), text)), flush=lambda: None)
     monkeypatch.setattr(sys, "stdout", output)
     started = time.monotonic()
     with pytest.raises(SystemExit) as end:
         main(["prepare", "verify", str(tmp_path / "set"), "--workers", "1"])
     assert not end.value.code
-    lines = [(at, text) for at, text in output.written if text.startswith("verifying: ")]
+    lines = [(at, text) for at, text in written if text.startswith("verifying: ")]
     end = lines[-1][0]
     assert " in " in lines[-1][1], "the line of the end"
     begun = end - float(re.search(r" in ([\d.]+) s", lines[-1][1])[1])

@@ -1,8 +1,6 @@
 """Fine-tuning without a YAML: what is guessed, held out, reported and exported, and what is refused; programs of the
 docs that start from the same folder."""
 
-from __future__ import annotations
-
 import csv
 import json
 import random
@@ -26,7 +24,7 @@ from mlbert.models.weights.export import write_weights
 from mlbert.programs import custom_task
 from mlbert.programs.custom_task import draw_held_out, find_form, joined_texts
 from programs import RunMlbert
-from user_errors import assert_error_line, user_error
+from user_errors import user_error
 
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
 PLACES = {"warm": ["sun", "fire", "desert"], "cold": ["snow", "ice", "glacier"], "wet": ["rain", "river", "lake"]}
@@ -70,9 +68,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_classes_from_one_file(
-    folder: Path, tmp_path: Path, run_mlbert: RunMlbert, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_classes_from_one_file(folder: Path, tmp_path: Path, run_mlbert: RunMlbert, monkeypatch) -> None:
     monkeypatch.setattr(custom_task, "RATE", 1e-2 * SHAPE["hidden_size"])  # these 200 rows are learnt in few steps
     out = tmp_path / "out"
     words = ["--from", folder / "model", "--train", folder / "rows.csv", "--out", out]
@@ -193,18 +189,15 @@ GOOD = "text,label\n" + "".join(f"some text {n},{'ab'[n % 2]}\n" for n in range(
         (GOOD, None, ("--predict", "rows.csv", "--model", "model"), "config.conflict", "--predict"),
     ],
 )
-def test_bad_input_is_one_line(
-    folder: Path, tmp_path: Path, run_mlbert: RunMlbert, train, held_out, words, code, subject
-) -> None:
+def test_bad_input_is_one_line(train, held_out, words, code, subject, folder, tmp_path, assert_fails) -> None:
     path = tmp_path / "train.csv"
     path.write_bytes(train if isinstance(train, bytes) else train.encode())
     given = ["--from", folder / "model", "--train", path, "--out", tmp_path / "out"]
     if held_out is not None:
         (tmp_path / "eval.csv").write_text(held_out)
         given += ["--eval", tmp_path / "eval.csv"]
-    status, _, err = run_mlbert("finetune", *given, *(word.format(folder=tmp_path) for word in words))
-    assert status == 2
-    assert_error_line(err, code, subject.format(folder=tmp_path.name))
+    words = ["finetune", *given, *(word.format(folder=tmp_path) for word in words)]
+    assert_fails(words, code, subject.format(folder=tmp_path.name))
     assert not (tmp_path / "out").exists()
 
 

@@ -1,7 +1,5 @@
 """Jobs as real processes: order, devices, failure, and that no child outlives the program."""
 
-from __future__ import annotations
-
 import io
 import operator
 import os
@@ -31,7 +29,7 @@ from mlbert.programs.mosaic.glue_runner import (
 )
 
 JOBS = job_list({"mnli": [1, 2], "cola": [1], "rte": [1], "stsb": [1]})
-FIRST, RTE = JOBS[0], next(job for job in JOBS if job.task == "rte")
+FIRST = JOBS[0]
 
 
 class Jobs:
@@ -57,13 +55,13 @@ class Jobs:
         """
         return [sys.executable, "-c", textwrap.dedent(code)]
 
-    def runner(self, slots: int = 2, done: tuple[GlueJob, ...] = (), gpus: int = 4) -> Runner:
-        made = make_slots(gpus, None, sorted(os.sched_getaffinity(0)), slots)
-        runner = Runner(JOBS, done, made, self.prepare, self.folder, {**os.environ})
+    def runner(self) -> Runner:
+        made = make_slots(4, None, sorted(os.sched_getaffinity(0)), 2)
+        runner = Runner(JOBS, (), made, self.prepare, self.folder, {**os.environ})
         self.states = runner.states
         return runner
 
-    def tell(self, job: GlueJob | None) -> None:
+    def note_state(self, job: GlueJob | None) -> None:
         if job is not None:
             self.found.append((job, self.states[job]))
 
@@ -77,7 +75,7 @@ def test_all_run_side_by_side_and_wait_for_mnli_only(tmp_path: Path) -> None:
     until = f"while 'end rte' not in open({str(tmp_path / 'notes')!r}).read(): time.sleep(0.05)"
     jobs = Jobs(tmp_path, {JOBS[1]: until})
     runner = jobs.runner()
-    runner.run(jobs.tell)
+    runner.run(jobs.note_state)
     assert set(runner.states.values()) == {State.DONE}
     places = [note[:3] for note in jobs.notes]
     assert jobs.found[0] == (FIRST, State.RUNNING)
@@ -89,9 +87,7 @@ def test_all_run_side_by_side_and_wait_for_mnli_only(tmp_path: Path) -> None:
     assert {note[3] for note in jobs.notes} == {"0", "1"}
 
 
-def test_a_pipe_gets_a_line_for_each_change_and_the_steps_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pipe_gets_a_line_for_each_change_and_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(glue_runner, "LINE_SECONDS", 0.0)
     jobs, stream = Jobs(tmp_path), io.StringIO()
     run = jobs.folder(FIRST) / "run_0"
@@ -106,29 +102,16 @@ def test_a_pipe_gets_a_line_for_each_change_and_the_steps_meanwhile(
     assert re.fullmatch(r"\[5/5\] \w+ seed \d done after \d s: ", lines[-2])
 
 
-def test_a_failed_job_is_named_and_the_others_continue(tmp_path: Path) -> None:
-    cola = next(job for job in JOBS if job.task == "cola")
+def test_a_failed_job_is_named_and_only_those_that_need_it_do_not_start(tmp_path: Path) -> None:
     body = 'print("much"); print("mlbert: error: no such thing\\n", file=sys.stderr); sys.exit(2)'
-    jobs = Jobs(tmp_path, {cola: body})
+    jobs = Jobs(tmp_path, {FIRST: body})
     runner = jobs.runner()
-    runner.run(jobs.tell)
-    assert [job for job, state in runner.states.items() if state is State.FAILED] == [cola]
-    assert runner.last_line(cola) == "mlbert: error: no such thing"
-    assert (jobs.folder(cola) / LOG).read_text().splitlines()[0] == "much"
-    assert sum(state is State.DONE for state in runner.states.values()) == 4
-
-
-def test_jobs_that_depend_on_a_failed_mnli_do_not_start(tmp_path: Path) -> None:
-    runner = Jobs(tmp_path, {FIRST: "sys.exit(1)"}).runner()
-    runner.run(print)
-    assert runner.states[RTE] is State.BLOCKED
-    assert runner.states[JOBS[1]] is State.DONE
-
-
-def test_finished_jobs_are_not_run_again(tmp_path: Path) -> None:
-    jobs = Jobs(tmp_path)
-    jobs.runner(done=(FIRST, JOBS[1])).run(jobs.tell)
-    assert {note[1] for note in jobs.notes} == {"cola", "rte", "stsb"}
+    runner.run(jobs.note_state)
+    found = {(job.task, job.seed): state for job, state in runner.states.items() if state is not State.DONE}
+    blocked = {("rte", 1): State.BLOCKED, ("stsb", 1): State.BLOCKED}
+    assert found == {("mnli", 1): State.FAILED, **blocked}, "the second mnli job and cola are done"
+    assert runner.last_line(FIRST) == "mlbert: error: no such thing"
+    assert (jobs.folder(FIRST) / LOG).read_text().splitlines()[0] == "much"
 
 
 def test_an_exception_ends_the_children(tmp_path: Path) -> None:
@@ -202,10 +185,7 @@ def test_the_default_is_25_jobs_with_mnli_first() -> None:
     assert [job.waits for job in jobs] == [False] * 10 + [True] * 15
     assert {job.task for job in jobs if job.waits} == {"rte", "mrpc", "stsb"}
     assert jobs[0].name("base_1") == "base_1_task=mnli_seed=19"
-
-
-def test_without_mnli_nobody_waits() -> None:
-    assert [job.waits for job in job_list({"rte": [1], "cola": [2]})] == [False, False]
+    assert [job.waits for job in job_list({"rte": [1], "cola": [2]})] == [False, False], "there is no mnli"
 
 
 def test_scores_by_hand() -> None:

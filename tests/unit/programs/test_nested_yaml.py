@@ -1,7 +1,5 @@
 """Nested YAML with words on top: what is read, from where, and what is refused."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

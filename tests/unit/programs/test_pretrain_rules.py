@@ -1,7 +1,5 @@
 """The rules give a run that can be made, whatever the text, the time and the machine."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,13 +29,10 @@ def test_every_choice_can_be_run(corpus_tokens: int, seconds: float, size: str, 
     assert 0 < choice.learning_rate <= 0.01
 
 
-def test_more_time_means_a_larger_model() -> None:
+def test_more_time_means_a_larger_model_and_speed_more_updates() -> None:
     sizes = [choose(10**9, 60.0 * 8**power, "auto", 2 * FLOPS_A_CORE).shape.hidden for power in range(9)]
     assert sizes == sorted(sizes)
     assert {sizes[0], sizes[-1]} == {128, 768}
-
-
-def test_a_measured_speed_counts() -> None:
     slow, fast = (choose(10**7, 600.0, "tiny", speed).updates for speed in (1e10, 1e11))
     assert fast == pytest.approx(10 * slow, rel=1e-3)
 

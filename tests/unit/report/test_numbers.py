@@ -53,13 +53,9 @@ def test_speeds_and_times_leave_evaluations_out(tmp_path):
     assert run.speeds == [(100, 10.0), (300, 20.0)]
     assert (run.times.untimed, run.times.start, run.times.evaluation, run.times.other) == (5.0, 0.5, 2.0, None)
     assert run.times.training == pytest.approx(20.5)
-
-
-def test_a_log_without_eval_start_is_reported(tmp_path):
     write_log(tmp_path / "result_0.txt", [(100, 10.5, 0.5), (300, 20.5, 0.72)], eval_seconds=None)
     (run,) = result_of(tmp_path).runs
-    assert run.speeds == [(100, 10.0), (300, 20.0)]
-    assert run.times.evaluation is None
+    assert (run.speeds, run.times.evaluation) == ([(100, 10.0), (300, 20.0)], None), "there is no eval_start"
 
 
 def test_the_summary_shows_pauses_between_steps(tmp_path):

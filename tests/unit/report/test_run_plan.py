@@ -10,11 +10,7 @@ from user_errors import user_error
 JOB = {"DGXNNODES": "1", "DGXNGPU": "8", "NEXP": "10", "WALLTIME": "85"}
 CLOSED = {"train_batch_size": 48, "gradient_accumulation_steps": 1, "warmup_steps": 0, "max_steps": 3680}
 CLOSED |= {"num_eval_examples": 10_000, "eval_iter_start_samples": 150_000, "eval_iter_samples": 150_000}
-CLOSED |= {
-    "max_samples_termination": 4_500_000,
-    "init_checkpoint": "model.safetensors",
-    "submission_division": "closed",
-}
+CLOSED |= {"max_samples_termination": 4_500_000, "init_checkpoint": "a.safetensors", "submission_division": "closed"}
 # Single sequences, 16 on each of 1,024 ranks; the schedule ends before the training does.
 LARGE_BATCH = CLOSED | {"train_batch_size": 16, "average_packing_rate": 1.0, "max_sequences_per_pack": 1}
 LARGE_BATCH |= {"schedule": "linear", "lr_decay_end": 179, "max_steps": 299, "max_samples_termination": 5_000_000}

@@ -8,13 +8,7 @@ def test_a_slow_node_is_named():
     assert report.slow == ["n3"]
     assert report.lines()[0] == "all-reduce of 1 MiB: 5.00 GB/s"
     assert report.lines()[-1] == "slowest node: n3 (3.00 GB/s); slow: n3"
-
-
-def test_nodes_alike_have_no_culprit():
-    report = NetworkReport({}, {"n1": 10.0, "n2": 9.0})
-    assert report.slow == []
-    assert report.lines()[-1] == "slowest node: n2 (9.00 GB/s); no node is far below the others"
-
-
-def test_one_node_has_no_links():
-    assert NetworkReport({2**20: 5.0}, {}).lines() == ["all-reduce of 1 MiB: 5.00 GB/s"]
+    alike = NetworkReport({}, {"n1": 10.0, "n2": 9.0})
+    assert alike.slow == []
+    assert alike.lines()[-1] == "slowest node: n2 (9.00 GB/s); no node is far below the others"
+    assert NetworkReport({2**20: 5.0}, {}).lines() == ["all-reduce of 1 MiB: 5.00 GB/s"], "one node has no links"

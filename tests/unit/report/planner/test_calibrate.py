@@ -43,19 +43,10 @@ def test_a_gpus_numbers_are_found_again(nodes):
     assert found.evaluation_gpu_seconds["h200"] == pytest.approx(5.0)
 
 
-def test_one_log_keeps_the_constant_part():
+def test_one_log_keeps_the_constant_part_and_must_be_of_the_job():
     job = TrainingJob("h200", 8, 1, 768, fp8=False)
     found = calibrate.calibrated(P, job, [as_if_measured(P, job)])
     assert found.constant_ms == pytest.approx(P.constant_ms)
     assert found.sequence_ms == pytest.approx(P.sequence_ms)
-
-
-def test_logs_of_something_else_are_refused():
-    job = TrainingJob("h200", 8, 1, 768)
     with user_error("config.conflict", "--calibrate"):
-        calibrate.calibrated(P, job, [MeasuredRun(8, 768, 1.0, None, None)])
-
-
-def test_the_constant_part_of_a_step():
-    runs = [MeasuredRun(1, batch, batch / (10.0 * batch + 5.0) * 1e3, None, None) for batch in (8, 32)]
-    assert calibrate.two_parts(runs) == pytest.approx((10.0, 5.0))
+        calibrate.calibrated(P, dataclasses.replace(job, fp8=True), [MeasuredRun(8, 768, 1.0, None, None)])
