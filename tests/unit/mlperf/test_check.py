@@ -6,17 +6,18 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from typer.testing import CliRunner
 
 from mlbert.cli.submission import app
 from mlbert.mlperf import official
 from mlbert.mlperf.check import check, run_checks
+from mlbert.mlperf.describe import MARK, template
 from mlbert.mlperf.findings import Complaint, Finding, Outcome, failed, finding_of
 from mlbert.mlperf.logs import read_log
 from mlbert.mlperf.result_set import NAMES, ResultSet
 from mlbert.mlperf.scratch_copy import Workplace
 from mlbert.mlperf.seal import seal
+from programs import write_files
 from stored_sets import tree as stored_files
 from user_errors import user_error
 
@@ -29,6 +30,7 @@ def _by_check(findings: list[Finding]) -> dict[str, Finding]:
 
 def test_a_good_closed_tree_passes_everything_and_stays_as_it_is(tmp_path: Path, new_tree: NewTree) -> None:
     tree = new_tree(tmp_path / "tree", "closed")
+    write_files(tree / "systems/templates", {"other.json": json.dumps(template({}))})
     before = stored_files(tree)
     steps: list[str] = []
     findings = check(tree, progress=steps.append)
@@ -72,7 +74,8 @@ def test_a_tree_that_the_official_tools_let_pass(tmp_path: Path, new_tree: NewTr
 def test_a_tree_that_the_official_tools_refuse(tmp_path: Path, new_tree: NewTree) -> None:
     tree = new_tree(tmp_path / "tree", "closed", num_logs=9)
     system = tree / "systems" / "machine.json"
-    system.write_text(json.dumps(json.loads(system.read_text()) | {"status": "onprem"}))
+    changes = {"status": "onprem", "cooling": template({})["cooling"]}
+    system.write_text(json.dumps(json.loads(system.read_text()) | changes))
     (tree / ".hidden").write_text("")
     (tree / "results" / "machine" / "unknown").mkdir()
     (tree / "results" / "empty").mkdir()
@@ -84,24 +87,21 @@ def test_a_tree_that_the_official_tools_refuse(tmp_path: Path, new_tree: NewTree
     layout = {complaint.text for complaint in reported["own: layout"].complaints}
     assert {"results/empty/bert is missing", "systems/notes.txt is not a .json"} < layout
     assert any(text.startswith("results/machine/unknown is not the benchmark bert") for text in layout)
+    assert any(f"systems/machine.json still says {MARK} in cooling" in text for text in layout)
     outcomes = [reported[name].outcome for name in ("rcp_checker", "result_summarizer", "repo_checker")]
     assert outcomes == [Outcome.SKIP, Outcome.ERROR, Outcome.ERROR]
 
 
-def test_a_checkout_is_judged_by_its_export(tmp_path: Path, new_tree: NewTree) -> None:
-    tree = new_tree(tmp_path / "tree", "open", num_logs=1)
-    (tree / ".gitignore").write_text("junk\n")
-    (tree / "junk").write_text("")
-    subprocess.run(["git", "init", "-q"], cwd=tree, check=True)
-    assert _by_check(check(tree))["repo_checker"].outcome is Outcome.PASS
-
-
-def test_a_checkout_that_git_cannot_read_is_an_error_and_judged_as_it_is(tmp_path: Path, new_tree: NewTree) -> None:
+def test_a_checkout_is_judged_by_its_export_or_as_it_is_if_git_cannot_read_it(tmp_path, new_tree: NewTree) -> None:
     tree = new_tree(tmp_path / "tree", "open", num_logs=1)
     (tree / ".git").mkdir()
     reported = _by_check(check(tree))
     assert reported["own: export"].outcome is Outcome.ERROR
     assert reported["compliance_checker"].outcome is Outcome.PASS
+    (tree / ".gitignore").write_text("junk\n")
+    (tree / "junk").write_text("")
+    subprocess.run(["git", "init", "-q"], cwd=tree, check=True)
+    assert _by_check(check(tree))["repo_checker"].outcome is Outcome.PASS
 
 
 def test_a_folder_and_a_log(tmp_path: Path, new_log: Callable[..., Path]) -> None:
@@ -115,11 +115,19 @@ def test_a_folder_and_a_log(tmp_path: Path, new_log: Callable[..., Path]) -> Non
     assert failed(check(tmp_path / "result_1.txt", "closed"))
 
 
-@pytest.mark.parametrize(("name", "code"), [("absent", "file.missing"), ("empty", "log.missing")])
-def test_bad_input(name: str, code: str, tmp_path: Path) -> None:
+def test_input_that_cannot_be_judged(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with user_error(code, tmp_path / name):
-        check(tmp_path / name)
+    for name, code in (("absent", "file.missing"), ("empty", "log.missing")):
+        with user_error(code, tmp_path / name):
+            check(tmp_path / name)
+    log = tmp_path / "log.txt"
+    os.mkfifo(log)
+    with user_error("file.wrong-kind", log):
+        check(log)
+    log.unlink()
+    log.write_text(":::MLLOG " + "x" * 60_000)
+    with user_error("file.too-large", log):
+        check(log)
 
 
 def test_the_command_prints_one_table_and_exits_with_the_verdict(log: Path) -> None:
@@ -221,17 +229,6 @@ def test_a_tree_without_its_parts_gets_a_table(tmp_path: Path) -> None:
     assert reported["package_checker"].outcome is Outcome.ERROR
 
 
-@pytest.mark.parametrize(
-    ("make", "code"),
-    [(os.mkfifo, "file.wrong-kind"), (lambda path: path.write_text(":::MLLOG " + "x" * 60_000), "file.too-large")],
-    ids=["pipe", "long line"],
-)
-def test_a_log_that_cannot_be_judged(make: Callable[[Path], object], code: str, tmp_path: Path) -> None:
-    make(tmp_path / "log.txt")
-    with user_error(code, tmp_path / "log.txt"):
-        check(tmp_path / "log.txt")
-
-
 def test_a_path_may_be_a_link(tmp_path: Path, new_log: Callable[..., Path]) -> None:
     """Links are judged within a tree, where they would break when it is handed in."""
     (tmp_path / "elsewhere").mkdir()
@@ -282,9 +279,6 @@ def test_a_sealed_system_passes_the_official_tools_without_a_warning(tmp_path: P
     assert {name: reported[name].outcome for name in names} == dict.fromkeys(names, Outcome.PASS)
     with official.started([official.package_checker(tree), official.repo_checker(tree)], tmp_path) as answers:
         assert not any("WARNING" in answer.words for answer in answers(lambda step: None))
-
-
-# What a row of the table says: each complaint once, however many logs have it.
 
 
 def test_findings_shared_by_ten_logs_are_reported_once() -> None:

@@ -1,7 +1,7 @@
 """System descriptions, from machines made of files."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,7 +9,6 @@ from typer.testing import CliRunner
 
 from mlbert.cli.submission import app
 from mlbert.mlperf import official
-from mlbert.mlperf.check import check
 from mlbert.mlperf.describe import FIELDS, MARK, describe_system, template, unfilled, write_description
 from mlbert.mlperf.findings import Outcome
 from programs import write_files
@@ -27,6 +26,9 @@ flags\t\t: fpu avx2 avx512f avx512_bf16 amx_tile amx_bf16
 """
 
 
+SPEEDS = {"eth0": "100000", "ib0": "400000", "lo": "1"}
+
+
 @pytest.fixture
 def server(tmp_path: Path) -> Path:
     """Write the files of two sockets of two cores with two threads each."""
@@ -39,9 +41,7 @@ def server(tmp_path: Path) -> Path:
         **{f"sys/block/nvme{n}n1/device/model": "SAMSUNG MZQL23T8HCLS-00A07   \n" for n in range(2)},
         "sys/block/loop0/size": "8\n",
         "proc/mounts": "/dev/nvme0n1 / ext4 rw 0 0\nmgs:/data /data lustre rw 0 0\nproc /proc proc rw 0 0\n",
-        **{
-            f"sys/class/net/{name}/speed": speed for name, speed in (("eth0", "100000"), ("ib0", "400000"), ("lo", "1"))
-        },
+        **{f"sys/class/net/{name}/speed": speed for name, speed in SPEEDS.items()},
         **{f"sys/class/net/{name}/type": kind for name, kind in (("eth0", "1\n"), ("ib0", "32\n"))},
         **{f"sys/class/net/{name}/device/vendor": "x" for name in ("eth0", "ib0")},
         "sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n",
@@ -144,50 +144,22 @@ def test_the_command_writes_the_file(tmp_path: Path) -> None:
     assert facts["host_processor_model_name"] in facts["system_name"]
 
 
-@pytest.mark.parametrize(
-    ("name", "code"),
-    [*((name, "config.value") for name in ("x.txt", "a b.json", ".json")), ("file/x.json", "file.unwritable")],
-)
-def test_illegal_names_and_an_unwritable_file(name: str, code: str, tmp_path: Path) -> None:
+def test_illegal_names_and_an_unwritable_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with user_error(code, tmp_path / name):
-        write_description(tmp_path / name, {})
+    codes = dict.fromkeys(("x.txt", "a b.json", ".json"), "config.value") | {"file/x.json": "file.unwritable"}
+    for name, code in codes.items():
+        with user_error(code, tmp_path / name):
+            write_description(tmp_path / name, {})
 
 
-# Templates of descriptions never pass for descriptions.
-
-
-NewTree = Callable[..., Path]
-
-
-def test_a_template_has_every_field_and_names_what_is_missing() -> None:
+def test_a_template_has_every_field_and_is_no_description(tmp_path: Path) -> None:
     made = template({"number_of_nodes": "8", "division": "closed"})
     assert tuple(made) == FIELDS
     assert made["number_of_nodes"] == "8"
     assert set(unfilled(made)) == set(FIELDS) - {"number_of_nodes", "division"}
     assert all(value.startswith(MARK) for name, value in made.items() if name in unfilled(made))
-
-
-def test_nothing_unknown_can_be_known() -> None:
     with pytest.raises(AssertionError):
         template({"colour": "red"})
-
-
-def test_the_official_checker_refuses_a_template(tmp_path: Path) -> None:
     path = tmp_path / "machine.json"
     path.write_text(json.dumps(template({"number_of_nodes": "1", "accelerators_per_node": "8"})))
     assert official.run(official.system_desc_checker(path, "machine.json"))[0].outcome is Outcome.ERROR
-
-
-def test_a_tree_with_templates_passes_and_one_that_uses_them_does_not(tmp_path: Path, new_tree: NewTree) -> None:
-    tree = new_tree(tmp_path / "tree", "open")
-    folder = tree / "systems" / "templates"
-    folder.mkdir()
-    (folder / "other.json").write_text(json.dumps(template({})))
-    wrong = {finding.check for finding in check(tree) if finding.outcome is not Outcome.PASS}
-    assert wrong <= {"rcp_checker", "own: program"}  # for the closed division, and a note that a bare logger wrote it
-    system = tree / "systems" / "machine.json"
-    system.write_text(json.dumps(json.loads(system.read_text()) | {"cooling": template({})["cooling"]}))
-    layout = next(finding for finding in check(tree) if finding.check == "own: layout")
-    assert layout.outcome is Outcome.ERROR
-    assert f"systems/machine.json still says {MARK} in cooling" in layout.words

@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from edited_logs import accuracies
 from mlbert.mlperf.logs import read_log, unfit
 from user_errors import user_error
@@ -42,15 +40,13 @@ def test_an_absent_and_an_empty_log(tmp_path: Path) -> None:
     assert (read.status, read.minutes, accuracies(read), read.value("seed")) == (None, None, [], None)
 
 
-@pytest.mark.parametrize(
-    ("value", "word"),
-    [("[" * 20_000 + "]" * 20_000, "nested too deeply"), ("[" * 200 + "]" * 200, "nested more than 64")],
-)
-def test_a_line_that_would_exhaust_the_stack_is_broken(value: str, word: str, tmp_path: Path) -> None:
+def test_a_line_that_would_exhaust_the_stack_is_broken(tmp_path: Path) -> None:
     path = tmp_path / "x.txt"
-    path.write_text(f':::MLLOG {{"time_ms": 5, "key": "x", "value": {value}, "metadata": {{}}}}\n')
-    (found,) = read_log(path).broken
-    assert word in found
+    for depth, words in ((20_000, "nested too deeply"), (200, "nested more than 64")):
+        value = "[" * depth + "]" * depth
+        path.write_text(f':::MLLOG {{"time_ms": 5, "key": "x", "value": {value}, "metadata": {{}}}}\n')
+        (found,) = read_log(path).broken
+        assert words in found
 
 
 def test_a_line_that_official_tools_never_finish_is_refused(tmp_path: Path) -> None:

@@ -5,14 +5,12 @@ import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from mlbert.mlperf.mllog import MLPerfLogger, close_interrupted, constants
-from mlbert.runs.identity import log_submission
 from user_errors import user_error
 
 HERE = Path(__file__)
@@ -114,19 +112,6 @@ def test_append_continues_a_file(tmp_path: Path) -> None:
     assert path.read_text() == ""
 
 
-def test_an_unwritable_path(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with user_error("file.unwritable", tmp_path / "file/result_0.txt"):
-        MLPerfLogger(tmp_path / "file" / "result_0.txt", 0, ROOT)
-
-
-def test_the_package_is_named_as_in_the_tree_wherever_it_is_installed(tmp_path: Path) -> None:
-    logger = MLPerfLogger(tmp_path / "result_0.txt", 0, Path("/nonexistent"))
-    log_submission(logger.event, SimpleNamespace(submission_org="x", submission_division="x", submission_platform="x"))
-    names = {event["metadata"]["file"] for event in _events(logger.path)}
-    assert names == {"benchmarks/bert/implementations/pytorch/mlbert/runs/identity.py"}
-
-
 def test_only_one_of_two_concurrent_closes_writes(tmp_path: Path) -> None:
     path = tmp_path / "result_0.txt"
     lost = MLPerfLogger(path, 0, tmp_path)
@@ -147,7 +132,10 @@ def test_only_one_of_two_concurrent_closes_writes(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_a_line_that_a_full_disk_does_not_take_is_an_error(tmp_path: Path) -> None:
+def test_an_unwritable_path_and_a_full_disk_are_errors(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with user_error("file.unwritable", tmp_path / "file/result_0.txt"):
+        MLPerfLogger(tmp_path / "file" / "result_0.txt", 0, ROOT)
     (tmp_path / "result_0.txt").symlink_to("/dev/full")
     log = MLPerfLogger(tmp_path / "result_0.txt", 0, ROOT)
     with user_error("file.unwritable", tmp_path / "result_0.txt"):

@@ -86,9 +86,8 @@ def test_gpus_that_cannot_be_read_give_no_figure(counters, monkeypatch):
     monkeypatch.setattr(counters, "get_total_energy_consumption", lambda index: 1 / 0)
     meter, numbers = measure(2)
     assert [*numbers[:-2], numbers[-1]] == [0] * 6 + [1]
-    assert energy_words(summarize_energy(numbers), meter.reason) == (
-        "energy: not measured: ZeroDivisionError: division by zero"
-    )
+    words = "energy: not measured: ZeroDivisionError: division by zero"
+    assert energy_words(summarize_energy(numbers), meter.reason) == words
 
 
 @pytest.mark.parametrize(

@@ -59,9 +59,6 @@ def test_a_run_is_identified(resolved, tmp_path, monkeypatch):
     assert (made.nodes, made.starting_weights, made.starting_weights_sha256) == (2, "none", "none")
     assert (made.experiment, made.experiments) == (resolved.config[RunConfig].experiment, 5)
     assert shlex.split(made.command)[1:] == sys.orig_argv[1:]
-
-
-def test_a_shape_that_is_gone(resolved, tmp_path):
     (tmp_path / "shape.json").unlink()
     with user_error("file.unreadable", tmp_path / "shape.json"):
         identify(resolved, FACTS)
