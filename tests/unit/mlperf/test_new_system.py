@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from mlbert.cli.submission import app
 from mlbert.config.sources import check_exports, parse_config_name
-from mlbert.mlperf.describe import FOLDER, unfilled
+from mlbert.mlperf.describe import unfilled
 from mlbert.mlperf.new_system import IMPLEMENTATIONS, new_system
 from programs import exports_of
 from user_errors import user_error
@@ -104,14 +104,11 @@ def test_an_interrupted_start_is_repeated(tree: Path) -> None:
     again = new_system("acme", "h200_n1", tree)
     assert again.template.read_bytes() == template
     assert "junk" not in {path.name for path in again.folder.iterdir()}
-
-
-def test_a_template_of_somebody_else_stays(tree: Path) -> None:
-    mine = tree / "systems" / FOLDER / "acme.json"
-    mine.write_text("{}")
-    with user_error("file.exists", mine):
+    shutil.rmtree(made.folder)
+    made.template.write_text("{}")
+    with user_error("file.exists", made.template):  # somebody else's
         new_system("acme", "h200_n1", tree)
-    assert mine.read_text() == "{}"
+    assert made.template.read_text() == "{}"
 
 
 def test_the_command_names_the_next_step(tree: Path) -> None:

@@ -98,23 +98,19 @@ def check_gradients(model: BertForSequenceClassification, loss: Tensor, wanted: 
     assert float(torch.cat(gradients).norm()) == pytest.approx(wanted["grad_norm"], rel=1e-5)
 
 
-@pytest.mark.parametrize("task", ["single_label", "regression"])
+@pytest.mark.parametrize("task", ["single_label", "regression", "multi_label"])
 def test_classifier(task):
     wanted = EXPECTED[f"mosaic_cls_{task}"]
-    model = classifier(wanted, "regression_head" if task == "regression" else None)
-    batch = batch_of(0, torch.tensor(wanted["labels"], dtype=torch.float32))
-    objective = Regression("step", "pearson") if task == "regression" else Classification(3, "step", "accuracy")
-    torch.testing.assert_close(model(batch, None).labels, torch.tensor(wanted["logits"]), atol=1e-5, rtol=0)
-    check_gradients(model, loss_of(model, batch, objective=objective), wanted)
-
-
-def test_classifier_of_several_labels_at_once():
-    """We have the model for it but no objective."""
-    wanted = EXPECTED["mosaic_cls_multi_label"]
-    model = classifier(wanted, "multi_label_head")
-    logits = model(batch_of(0), None).labels
+    model = classifier(wanted, None if task == "single_label" else f"{task}_head")
+    labels = torch.tensor(wanted["labels"], dtype=torch.float32)
+    batch = batch_of(0, labels)
+    logits = model(batch, None).labels
     torch.testing.assert_close(logits, torch.tensor(wanted["logits"]), atol=1e-5, rtol=0)
-    loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.tensor(wanted["labels"]))
+    if task == "multi_label":  # we have the model for it but no objective
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)
+    else:
+        objective = Regression("step", "pearson") if task == "regression" else Classification(3, "step", "accuracy")
+        loss = loss_of(model, batch, objective=objective)
     check_gradients(model, loss, wanted)
 
 
