@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from mlbert.config.bert_config import BertConfig
+from mlbert.data.formats.open import open_store
 from mlbert.data.formats.ragged import Ragged
+from mlbert.host.errors import UserError
 from sequences_of_rows import sequences_of
+from stored_sets import same_sequences
 from tf2_bert.rows import Rows
 from tf2_bert.store_rows import RowShape, rows_of
 
@@ -63,3 +69,25 @@ def batches(dataset: tf.data.Dataset, count: int | None = None) -> list[Rows]:
 def joined(parts: Sequence[Rows]) -> Ragged:
     """Return the sequences of batches."""
     return Ragged.concatenate([sequences_of(part) for part in parts])
+
+
+def assert_evaluated_once(data: Any, hosts: int, replicas: int, folder: Path, count: int) -> Ragged:
+    """Assert that the hosts together read the first samples of a set once, in equally many batches; return them."""
+    parts = [batches(data.pipeline(context(replicas, hosts, host))) for host in range(hosts)]
+    assert [len(part) for part in parts] == [data.steps(replicas) * replicas // hosts] * hosts
+    rows = [batch for part in parts for batch in part]
+    assert {batch.input_ids.shape for batch in rows} == {(4, data.shape.tokens)}
+    assert sum(batch.next_sentence_weights.sum() for batch in rows) == data.num_examples == count
+    found = joined(rows)
+    assert same_sequences(found, open_store(folder).gather(np.arange(count)))
+    return found
+
+
+def read_error(data: Any) -> UserError:
+    """Read training data that cannot be used, and return the error that the user gets."""
+    dataset = data.pipeline(context())
+    with pytest.raises(tf.errors.OpError) as raised:
+        batches(dataset, 50)
+    error = data.translate_error(raised.value)
+    assert isinstance(error, UserError)
+    return error

@@ -20,14 +20,7 @@ from tf2_bert.perfzero import BenchmarkTimerCallback, PerfZeroBenchmark, flags_a
 from user_errors import user_error
 
 HOME = Path(__file__).resolve().parents[3] / "benchmarks/bert/implementations"
-METHODS = {
-    "benchmark_8_gpu",
-    "benchmark_short_8_gpu",
-    "benchmark_short_1_gpu",
-    "benchmark_4x4_tpu",
-    "benchmark_short_4x4_tpu",
-    "benchmark_short_cpu",
-}
+METHODS = ("8_gpu", "short_8_gpu", "short_1_gpu", "4x4_tpu", "short_4x4_tpu", "short_cpu")
 # Like PerfZero: import the class by path, filter its methods, run each in its own process, read the result file.
 HARNESS = """
     import importlib, json, multiprocessing, os, sys
@@ -59,23 +52,6 @@ HARNESS = """
     (result,) = json_format.MessageToDict(entries, preserving_proto_field_name=True)["entry"]
     print(json.dumps({"methods": methods, "exit": process.exitcode, "result": result}))
 """
-# Each case: a number of replicas, methods, and arguments of the class.
-CASES = {
-    "full": (8, ["benchmark_8_gpu"], {}),
-    "tpu": (32, ["benchmark_4x4_tpu", "benchmark_short_4x4_tpu"], {}),
-    "short": (1, ["benchmark_8_gpu", "benchmark_short_8_gpu", "benchmark_short_1_gpu"], {}),
-    "given": (
-        8,
-        ["benchmark_8_gpu"],
-        {
-            "default_flags": {
-                "seed": "7",
-                "dtype": "fp32",
-                "benchmark_method_flags": ["eval_batch_size=96", "scale_loss=false"],
-            }
-        },
-    ),
-}
 
 
 class FlagsOnly(BertClassifyBenchmarkReal):
@@ -91,21 +67,16 @@ class FlagsOnly(BertClassifyBenchmarkReal):
             self.found[name] = {"flags": flags_as_text(), "memory": force_gpu_memory_alloc, "settings": settings}
 
 
-@pytest.fixture(scope="module")
-def results() -> dict[str, Any]:
-    """Return each method's flags, whether it limits GPU memory, and its settings, for each of CASES."""
-    found = {}
+def results_of(replicas: int, *methods: str, **arguments: Any) -> list[dict[str, Any]]:
+    """Return each method's flags, whether it limits GPU memory, and its settings."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("CONFIG_FILE", "LOGDIR", "DGXNGPU"):
             patch.delenv(name, raising=False)
-        before = flags_as_text()
-        for case, (replicas, methods, arguments) in CASES.items():
-            benchmark = FlagsOnly(replicas, **arguments)
-            for method in methods:
-                getattr(benchmark, method)()
-            found[case] = benchmark.found
+        before, benchmark = flags_as_text(), FlagsOnly(replicas, **arguments)
+        for method in methods:
+            getattr(benchmark, f"benchmark_{method}")()
         assert flags_as_text() == before
-    return found
+        return list(benchmark.found.values())
 
 
 @pytest.mark.slow
@@ -116,7 +87,7 @@ def test_harness_finds_the_methods_and_reads_the_result(tmp_path: Path) -> None:
     done = run_quietly(*words, env=environ, timeout=300)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     printed = json.loads(done.stdout.splitlines()[-1])
-    assert set(printed["methods"]) == METHODS
+    assert set(printed["methods"]) == {f"benchmark_{name}" for name in METHODS}
     assert printed["exit"] == 0
     result = printed["result"]
     assert result["name"] == "BertClassifyBenchmarkReal.benchmark_short_cpu"
@@ -133,8 +104,8 @@ def test_harness_finds_the_methods_and_reads_the_result(tmp_path: Path) -> None:
     assert (tmp_path / "loops").read_text() == "4"  # exp_per_second counts complete loops
 
 
-def test_full_gpu_run_has_the_published_flags(results: dict[str, Any]) -> None:
-    gpu = results["full"]["benchmark_8_gpu"]
+def test_full_gpu_run_has_the_published_flags() -> None:
+    (gpu,) = results_of(8, "8_gpu")
     assert gpu["memory"]
     expected = """
         --bert_config_file=/data/bert_mlperf_data/bert_config.json
@@ -151,16 +122,16 @@ def test_full_gpu_run_has_the_published_flags(results: dict[str, Any]) -> None:
     assert gpu["settings"]["eval_iter_start_samples"] == str(6822 * 440)
 
 
-def test_tpu_runs_have_the_published_flags(results: dict[str, Any]) -> None:
-    whole, short = (results["tpu"][f"benchmark_{name}4x4_tpu"]["flags"].split() for name in ("", "short_"))
+def test_tpu_runs_have_the_published_flags() -> None:
+    whole, short = (found["flags"].split() for found in results_of(32, "4x4_tpu", "short_4x4_tpu"))
     assert {"--tpu=a_tpu", "--distribution_strategy=tpu", "--dtype=bf16", "--eval_batch_size=768"} <= set(whole)
     assert {"--train_batch_size=448", "--steps_per_loop=1117", "--steps_before_eval_start=6697"} <= set(whole)
     assert {"--num_steps_per_epoch=2234", "--steps_per_loop=1117"} <= set(short)
     assert not [word for word in short if word.startswith(("--do_eval", "--init_checkpoint"))]
 
 
-def test_short_runs_have_few_steps_and_no_evaluation(results: dict[str, Any]) -> None:
-    eight, one = (results["short"][f"benchmark_short_{count}_gpu"] for count in (8, 1))
+def test_short_runs_have_few_steps_and_no_evaluation() -> None:
+    _, eight, one = results_of(1, "8_gpu", "short_8_gpu", "short_1_gpu")
     assert {"steps_per_loop": "200", "max_steps": "400"}.items() <= eight["settings"].items()
     assert eight["memory"]
     assert not one["memory"]
@@ -173,8 +144,10 @@ def test_short_runs_have_few_steps_and_no_evaluation(results: dict[str, Any]) ->
     assert "device_warmup" not in one["flags"]
 
 
-def test_flags_given_to_the_class_and_to_its_methods(results: dict[str, Any]) -> None:
-    settings = results["given"]["benchmark_8_gpu"]["settings"]
+def test_flags_given_to_the_class_and_to_its_methods() -> None:
+    default = {"seed": "7", "dtype": "fp32", "benchmark_method_flags": ["eval_batch_size=96", "scale_loss=false"]}
+    (found,) = results_of(8, "8_gpu", default_flags=default)
+    settings = found["settings"]
     assert settings["seed"] == "7"
     assert settings["precision"] == "fp16"  # the method's value overrides a default
     assert settings["eval_batch_size"] == "12"

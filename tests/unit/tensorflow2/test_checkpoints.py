@@ -18,12 +18,12 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.models.weights.checkpoint_names import VOCABULARY, tf1_names
 from mlbert.models.weights.checkpoint_state import parameter_shapes
 from mlbert.models.weights.convert import tf2_to_torch
+from stored_sets import flip
 from tf2_bert.checkpoints import copy_weights, initial_values, write_weights
 from tf2_bert.model import BertPretrainer
+from unit.tensorflow2.checkpoint_programs import SHAPE, cut
 from user_errors import user_error
 
-# 197 is not a multiple of 8: other programs pad the vocabulary.
-SHAPE = BertConfig(197, 32, 2, 4, 48, max_position_embeddings=40)
 PROGRAM = Path(__file__).parents[1] / "models/weights/convert/tensorflow_program.py"
 FORMS = ("tf1/model.ckpt-28252", "tf1", "pretrainer/bert_model.ckpt", "items/bert_model.ckpt.index", "folder", "padded")
 
@@ -67,10 +67,8 @@ def model() -> BertPretrainer:
 
 
 def assert_same(found, expected):
-    assert found.keys() == expected.keys()
-    for name, array in expected.items():
-        assert found[name].dtype == np.float32
-        np.testing.assert_array_equal(found[name], array, err_msg=name)
+    assert {array.dtype for array in found.values()} == {np.dtype(np.float32)}
+    np.testing.assert_equal(found, expected)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -100,16 +98,6 @@ def test_heads_missing_from_the_checkpoint_keep_their_random_weights(written, va
     assert found.keys() == values.keys()
 
 
-def cut(size):
-    return lambda file: file.write_bytes(file.read_bytes()[:size])
-
-
-def flip_a_bit(file):
-    content = bytearray(file.read_bytes())
-    content[5000] ^= 1
-    file.write_bytes(content)
-
-
 def put(name, array):
     return lambda file: save_file({**load_file(file), name: array}, file)
 
@@ -130,10 +118,10 @@ OWN, CONFIG = "folder/model.safetensors", "folder/bert_config.json"
 @pytest.mark.parametrize(
     ("file", "damage", "path", "code"),
     [
-        (TF1_DATA, cut(20_000), "tf1/model.ckpt-28252", "checkpoint.damaged"),
-        (TF1_DATA, flip_a_bit, "tf1/model.ckpt-28252", "checkpoint.damaged"),
+        (TF1_DATA, lambda file: cut(file, 20_000), "tf1/model.ckpt-28252", "checkpoint.damaged"),
+        (TF1_DATA, lambda file: flip(file, 5000), "tf1/model.ckpt-28252", "checkpoint.damaged"),
         (f"{ITEMS}.data-00000-of-00001", Path.unlink, ITEMS, "checkpoint.damaged"),
-        (f"{ITEMS}.index", cut(100), ITEMS, "checkpoint.damaged"),
+        (f"{ITEMS}.index", lambda file: cut(file, 100), ITEMS, "checkpoint.damaged"),
         (f"{ITEMS}.index", Path.unlink, ITEMS, "file.missing"),
         ("text.index", lambda file: file.write_text("hello\n"), "text", "checkpoint.damaged"),
         ("foreign", Path.exists, "foreign/model.ckpt", "checkpoint.format"),
@@ -142,7 +130,7 @@ OWN, CONFIG = "folder/model.safetensors", "folder/bert_config.json"
         ("tf1/checkpoint", leave_only_the_list, "tf1", "file.missing"),
         ("tf1/checkpoint", lambda file: file.write_text("hello\n"), "tf1", "checkpoint.missing"),
         ("phase1.pt", lambda file: file.write_bytes(b"PK"), "phase1.pt", "checkpoint.format"),
-        (OWN, cut(5000), "folder", "checkpoint.damaged"),
+        (OWN, lambda file: cut(file, 5000), "folder", "checkpoint.damaged"),
         (OWN, Path.unlink, OWN, "file.unreadable"),
         (OWN, put("bert.pooler.dense.weight", np.zeros((32, 31), np.float32)), "folder", "checkpoint.shape"),
         (OWN, put("bert.pooler.dense.bias", np.zeros(32, np.int32)), "folder", "checkpoint.damaged"),
@@ -176,13 +164,8 @@ def test_weights_of_another_shape_are_an_error(written, form, changes, code):
 
 def test_bucket_address_survives_pathlib(model, monkeypatch):
     queried = []
-
-    def exists(address):
-        queried.append(address)
-        return False
-
     monkeypatch.setattr(tf.io.gfile, "isdir", lambda address: False)
-    monkeypatch.setattr(tf.io.gfile, "exists", exists)
+    monkeypatch.setattr(tf.io.gfile, "exists", queried.append)
     with user_error("file.missing", "gs://bucket/model.ckpt-28252.index"):
         initial_values(Path("gs://bucket/model.ckpt-28252"), model)
     assert queried == ["gs://bucket/model.ckpt-28252.index"]

@@ -31,7 +31,7 @@ from tf2_bert.data import EVALUATED_ON_TRAINING, Data, evaluation_data, training
 from tf2_bert.recipe import RECIPE, inspect
 from tf2_bert.rows import Rows
 from training_settings import SETTINGS, SHAPE
-from unit.tensorflow2.cases import batches, context, joined
+from unit.tensorflow2.cases import assert_evaluated_once, batches, context, joined, read_error
 from unit.tensorflow2.device_programs import read_rows
 from unit.tensorflow2.processes import start
 from user_errors import user_error
@@ -146,15 +146,10 @@ def test_data_resumes_at_the_step(tmp_path: Path, folder: Path) -> None:
 @pytest.mark.parametrize(("hosts", "replicas"), [(1, 1), (1, 3), (2, 4), (3, 3)])
 def test_evaluation_uses_every_sample_once(tmp_path: Path, folder: Path, most: int, hosts: int, replicas: int) -> None:
     data = opened_evaluation(settings(tmp_path, folder, max_sequences_per_pack=most))
-    parts = [batches(data.pipeline(context(replicas, hosts, host))) for host in range(hosts)]
-    assert [len(part) for part in parts] == [data.steps(replicas) * replicas // hosts] * hosts
-    rows = [batch for part in parts for batch in part]
-    assert all(batch.input_ids.shape == (4, data.shape.tokens) for batch in rows)
-    assert sum(batch.next_sentence_weights.sum() for batch in rows) == data.num_examples == 50
-    assert same_sequences(joined(rows), open_store(folder).gather(np.arange(50)))
+    found = assert_evaluated_once(data, hosts, replicas, folder, 50)
     expected = EvalSet(folder, 50, 4, max_sequences_per_pack=most)
     expected.open()
-    assert sorted(tokens(joined(rows))) == sorted(piece for batch in expected for piece in tokens_of(batch))
+    assert sorted(tokens(found)) == sorted(piece for batch in expected for piece in tokens_of(batch))
 
 
 def test_evaluation_uses_at_most_all_samples(tmp_path: Path, folder: Path) -> None:
@@ -173,10 +168,7 @@ def test_stored_packs_are_used_unchanged(tmp_path: Path, folder: Path) -> None:
     count = open_store(packs).num_packs
     assert same_sequences(joined(batches(whole.pipeline(context()), count)), make_rows(random_lengths(COUNT)))
     small = opened_training(settings(tmp_path, packs, max_sequences_per_pack=2))
-    dataset = small.pipeline(context())
-    with pytest.raises(tf.errors.OpError) as raised:
-        batches(dataset, 30)
-    error = small.translate_error(raised.value)
+    error = read_error(small)
     assert (error.code, error.subject) == ("data.too-long", "MAX_SEQUENCES_PER_PACK")
 
 
@@ -231,23 +223,17 @@ def test_set_smaller_than_a_step_is_an_error(tmp_path: Path, folder: Path) -> No
 
 def test_failed_reader_is_reported_as_a_user_error(tmp_path: Path) -> None:
     """The vocabulary of TFRecords, and damage after opening, can only be checked on reading."""
-    rows = make_rows(random_lengths(40))
-    records = tmp_path / "records"
-    records.mkdir()
-    write_examples(records / "part-0", rows, 32, MAX_PREDICTIONS)
+    (records := tmp_path / "records").mkdir()
+    write_examples(records / "part-0", make_rows(random_lengths(40)), 32, MAX_PREDICTIONS)
     (tmp_path / "small.json").write_text(json.dumps(SHAPE))
     data = opened_training(settings(tmp_path, records, bert_config_file=tmp_path / "small.json"))
-    with pytest.raises(tf.errors.OpError) as raised:
-        batches(data.pipeline(context()), 5)
-    error = data.translate_error(raised.value)
+    error = read_error(data)
     assert (data.failure, error.code) == (error, "data.model-mismatch")
     assert data.translate_error(ValueError()) is None
 
     data = opened_training(settings(tmp_path, records))
     flip(records / "part-0")
-    with pytest.raises(tf.errors.OpError) as raised:
-        batches(data.pipeline(context()), 10)
-    error = data.translate_error(raised.value)
+    error = read_error(data)
     assert (error.code, error.subject) == ("data.damaged", str(records / "part-0"))
 
 

@@ -40,14 +40,6 @@ def variables(values: Mapping[str, np.ndarray]) -> dict[str, tf.Variable]:
     return {name: tf.Variable(value) for name, value in values.items()}
 
 
-def published_start() -> dict[str, tf.Variable]:
-    return variables({name: INPUTS[f"w0/{name}"] for name in NAMES})
-
-
-def published_gradients(update: int) -> list[tf.Tensor]:
-    return [tf.constant(INPUTS[f"grad/{name}"][update]) for name in NAMES]
-
-
 def random_weights() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(1)
     scales = {name: 0.0 if name.startswith("zero") else 0.05 for name in SHAPES}
@@ -72,10 +64,11 @@ def apply(optimizer: Optimizer, gradients: Sequence[Any], lr: float, finite: tf.
     ],
 )
 def test_lamb_follows_google(config: str, lr: float, numbers: dict[str, float], compiled: bool) -> None:
-    expected, parameters = np.load(ASSETS / "tf2_trajectories.npz"), published_start()
+    expected = np.load(ASSETS / "tf2_trajectories.npz")
+    parameters = variables({name: INPUTS[f"w0/{name}"] for name in NAMES})
     optimizer = Lamb(parameters, **{**NUMBERS, **numbers}, compiled=compiled)
     for update in range(10):
-        apply(optimizer, published_gradients(update), lr)
+        apply(optimizer, [INPUTS[f"grad/{name}"][update] for name in NAMES], lr)
         for name, weight in parameters.items():
             np.testing.assert_allclose(weight.numpy(), expected[f"{config}/w/{name}"][update], rtol=0, atol=1e-6)
     assert int(optimizer.iterations) == 10
@@ -126,19 +119,16 @@ def test_non_finite_gradient_changes_nothing(cls: type[Optimizer]) -> None:
     everything = [*parameters.values(), *optimizer.variables]
     before = [variable.numpy() for variable in everything]
     apply(optimizer, [np.full(shape, np.nan, np.float32) for shape in SHAPES.values()], 0.01, NO)
-    for variable, value in zip(everything, before, strict=True):
-        np.testing.assert_array_equal(variable.numpy(), value)
+    np.testing.assert_equal([variable.numpy() for variable in everything], before)
     assert int(optimizer.iterations) == 1
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(Lamb, lamb.Lamb), (AdamWeightDecay, adamw.AdamW)])
 def test_logged_hyperparameters_match_pytorch(ours: type[Optimizer], theirs: type) -> None:
     flat = FlatParameters([("w.weight", torch.nn.Parameter(torch.zeros(2)))])
-    reference = unsharded(
-        theirs, flat, implementation="plain", betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01, max_grad_norm=1.0
-    )
-    found: list[tuple[str, object]] = []
-    expected: list[tuple[str, object]] = []
+    numbers = {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": 1.0}
+    reference = unsharded(theirs, flat, implementation="plain", **numbers)
+    found, expected = [], []
     ours(variables(random_weights()), **NUMBERS, max_grad_norm=1.0).hyperparameters(lambda *pair: found.append(pair))
     reference.hyperparameters(lambda *pair: expected.append(pair))
     assert found == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from mlbert.host.errors import UserError
 from stored_sets import MAX_PREDICTIONS, VOCAB_SIZE, flip, make_rows, names, random_lengths, same_sequences
 from tf2_bert.tfrecords import Files, TFRecordEvaluation, TFRecordTraining, match_files
 from tfrecord_examples import example, frame, odd_examples, simple_lists
-from unit.tensorflow2.cases import batches, context, joined
+from unit.tensorflow2.cases import assert_evaluated_once, batches, context, joined, read_error
 from user_errors import user_error
 
 COUNT, LONGEST = 230, 32
@@ -37,14 +38,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def matched(patterns: Any, tokens: int | None = None, predictions: int | None = None) -> Files:
     """Match files, with the given widths, those of the first file, or those of `folder`."""
-    existing = [
-        name for name in sorted(glob.glob(str(patterns))) if Path(name).stat().st_size > 16 and Path(name).is_file()
-    ]
-    own = (
-        read_widths(Path(existing[0]), skip_bad=True)
-        if existing and tokens is None
-        else Widths(LONGEST, MAX_PREDICTIONS)
-    )
+    paths = map(Path, sorted(glob.glob(str(patterns))))
+    first = next((path for path in paths if path.is_file() and path.stat().st_size > 16), None)
+    own = read_widths(first, skip_bad=True) if first and tokens is None else Widths(LONGEST, MAX_PREDICTIONS)
     return match_files(str(patterns), "INPUT_FILES", Widths(tokens or own[0], predictions or own[1]))
 
 
@@ -81,18 +77,13 @@ def test_files_must_match_their_manifest(tmp_path: Path) -> None:
         matched(tmp_path / "part-*")
 
 
-@pytest.mark.parametrize("replicas", [(1, 3), (2, 4)])
+@pytest.mark.parametrize(("hosts", "replicas"), [(1, 3), (2, 4)])
 @pytest.mark.parametrize("count", [50, None])
-def test_evaluation_uses_the_first_samples_once(folder: Path, replicas: tuple[int, int], count: int | None) -> None:
-    hosts, all_replicas = replicas
+def test_evaluation_uses_the_first_samples_once(folder: Path, hosts: int, replicas: int, count: int | None) -> None:
     data = TFRecordEvaluation(matched(folder / "part-*"), 4, count, vocab_size=VOCAB_SIZE)
     data.open()
-    parts = [batches(data.pipeline(context(all_replicas, hosts, host))) for host in range(hosts)]
-    assert [len(part) for part in parts] == [data.steps(all_replicas) * all_replicas // hosts] * hosts
-    rows = [batch for part in parts for batch in part]
-    assert {batch.input_ids.shape for batch in rows} == {(4, LONGEST)}
-    assert sum(batch.next_sentence_weights.sum() for batch in rows) == data.num_examples == (count or COUNT)
-    assert same_sequences(joined(rows), open_store(folder).gather(np.arange(count or COUNT)))
+    assert data.shape.tokens == LONGEST
+    assert_evaluated_once(data, hosts, replicas, folder, count or COUNT)
 
 
 def test_evaluation_with_too_few_samples_is_an_error(folder: Path) -> None:
@@ -144,20 +135,9 @@ def test_padding_values_are_ignored(tmp_path: Path) -> None:
 
 def training_error(files: Files, vocab_size: int = VOCAB_SIZE) -> UserError:
     """Train on damaged files and return the error."""
-    data = training(files, vocab_size=vocab_size)
-    with pytest.raises(tf.errors.OpError) as raised:
-        batches(data.pipeline(context()), 50)
-    problem = data.translate_error(raised.value)
-    assert isinstance(problem, UserError)
+    problem = read_error(training(files, vocab_size=vocab_size))
     assert "\n" not in str(problem)
     return problem
-
-
-def copied(folder: Path, target: Path) -> Path:
-    target.mkdir()
-    for file in folder.iterdir():
-        (target / file.name).write_bytes(file.read_bytes())
-    return target
 
 
 def test_damage_is_reported_with_its_file(folder: Path, tmp_path: Path) -> None:
@@ -167,7 +147,7 @@ def test_damage_is_reported_with_its_file(folder: Path, tmp_path: Path) -> None:
         ("no records", "data.format", lambda path: path.write_text("plain text, no records")),
         ("gone", "file.unreadable", lambda path: path.unlink()),
     ):
-        files = matched(copied(folder, tmp_path / name) / "part-*")
+        files = matched(Path(shutil.copytree(folder, tmp_path / name)) / "part-*")
         bad = tmp_path / name / "part-00002-of-00005"
         damage(bad)
         error = training_error(files)
@@ -180,7 +160,7 @@ def test_records_with_other_features_are_errors(folder: Path, tmp_path: Path) ->
     lists = simple_lists()
     cases = {"other widths": lists, "no feature": {k: v for k, v in lists.items() if k != "masked_lm_ids"}}
     for name, content in cases.items():
-        files = matched(copied(folder, tmp_path / name) / "part-*")
+        files = matched(Path(shutil.copytree(folder, tmp_path / name)) / "part-*")
         (bad := tmp_path / name / "part-00002-of-00005").write_bytes(frame(example(content)))
         error = training_error(files)
         assert (error.code, error.subject) == ("data.damaged", str(bad))
