@@ -25,6 +25,7 @@ from mlbert.mlperf.logs import read_log
 from mlbert.programs.mosaic.nested_yaml import Leaves, read_nested
 from mlbert.programs.mosaic.pretraining_yaml import KNOWN, to_settings
 from mosaic_texts import BASE, make_texts
+from training_settings import read_metrics
 
 BATCH = ("global_train_batch_size=32", "device_train_microbatch_size=32")
 
@@ -52,11 +53,6 @@ def run(tree_root: Path, work: Path, *words: str, ranks: int = 1) -> str:
     return done.stdout
 
 
-def evaluations(folder: Path) -> list[dict]:
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [line for line in lines if line["kind"] == "evaluation"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["hf_bert", "mosaic_bert"])
 def test_each_model_learns_to_count(tree_root: Path, work: Path, model: str) -> None:
@@ -66,7 +62,7 @@ def test_each_model_learns_to_count(tree_root: Path, work: Path, model: str) -> 
     printed = run(tree_root, work, *words, *BATCH, "train_loader.dataset.mlm_probability_end=0.2")
     assert "success: MAX_STEPS 200 reached" in printed
     assert "model.model_config.max_position_embedding" in printed
-    first, last = evaluations(work / f"runs/{model}/run_0")
+    first, last = read_metrics(work / f"runs/{model}", "evaluation")
     assert last["eval_loss"] < first["eval_loss"] < 2.8  # a guess: ln 15 = 2.7
     assert last["eval_mlm_accuracy"] > 0.3  # a guess: 0.1
     weights = torch.load(work / f"runs/{model}/latest-rank0.pt", weights_only=True)["state"]["model"]
@@ -133,8 +129,8 @@ def test_one_and_two_ranks_train_on_the_same_batches(tree_root: Path, work: Path
     for ranks in (1, 2):
         words = ("model.name=mosaic_bert", "max_duration=6ba", "eval_interval=6ba", "device_train_microbatch_size=4")
         run(tree_root, work, *words, f"save_folder=same{ranks}", ranks=ranks)
-        lines = map(json.loads, (work / f"same{ranks}/run_0/metrics.jsonl").read_text().splitlines())
-        losses.append([line.get("loss", line.get("eval_loss")) for line in lines])
+        steps, ends = (read_metrics(work / f"same{ranks}", kind) for kind in ("step", "evaluation"))
+        losses.append([*(line["loss"] for line in steps), *(line["eval_loss"] for line in ends)])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
