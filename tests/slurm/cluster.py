@@ -114,16 +114,8 @@ class Cluster:
         """Start all daemons and wait until every node is idle."""
         self._write_files()
         munge = self.folder / "munge"
-        self._daemon(
-            "munged",
-            "--foreground",
-            "--force",
-            f"--socket={munge / 'socket'}",
-            f"--key-file={munge / 'key'}",
-            f"--pid-file={munge / 'pid'}",
-            f"--seed-file={munge / 'seed'}",
-            f"--log-file={munge / 'log'}",
-        )
+        files = {"socket": "socket", "key-file": "key", "pid-file": "pid", "seed-file": "seed", "log-file": "log"}
+        self._daemon("munged", "--foreground", "--force", *(f"--{flag}={munge / name}" for flag, name in files.items()))
         self.wait_for((munge / "socket").exists, 10, "munged's socket")
         self._daemon("slurmctld", "-D", "-c")
         for node in self.nodes:
@@ -148,19 +140,12 @@ class Cluster:
         (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/gpus/nvidia[0-{NUM_GPUS - 1}]\n")
 
     def _daemon(self, name: str, *arguments: str, label: str = "") -> None:
-        log = (self.folder / f"{label or name}.out").open("ab")
         path = shutil.which(name, path=SYSTEM_PATH)
         assert path
-        self._daemons[label or name] = subprocess.Popen(
-            [path, *arguments],
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            cwd=self.folder,
-        )
-        log.close()
+        with (self.folder / f"{label or name}.out").open("ab") as log:
+            options = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "start_new_session": True}
+            process = subprocess.Popen([path, *arguments], env=self.environment, cwd=self.folder, **options)
+        self._daemons[label or name] = process
 
     def start_node(self, node: str) -> None:
         """Start a node's daemon with the node's name as host name."""
@@ -210,16 +195,8 @@ class Cluster:
 
     def run(self, *words: str | Path, timeout: float = 30, **options: object) -> subprocess.CompletedProcess[str]:
         """Run a client program."""
-        environment = {**self.environment, **options.pop("environment", {})}
-        return subprocess.run(
-            [str(word) for word in words],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=timeout,
-            **options,
-        )
+        options |= {"env": {**self.environment, **options.pop("environment", {})}, "timeout": timeout}
+        return subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False, **options)
 
     def states(self) -> set[str]:
         """Return the states of the nodes, without flags."""
