@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,16 +19,12 @@ BERT = Path("benchmarks/bert/implementations")
 MOSAIC = Path("benchmarks/mosaic_bert")
 SAMSUNG, INVENTEC = BERT / "samsung_dgxa100_n128", BERT / "inventec_p8000_h100_n1"
 WEIGHTS = "{data}/checkpoint"
+CHECKPOINT = "--tf_checkpoint {data}/phase1/model.ckpt-28252.index --bert_config_path {data}/phase1/bert_config.json"
 PREPARE = "./input_preprocessing/prepare_data.sh --outputdir {data} --packed-data --skip-download --workers 1"
 CONVERT = "python common/convert_dataset.py --dataset text --path articles.jsonl --out_root"
 # Folder, line, and the extra that it needs, if any. Lines of one folder follow each other.
 LINES = [
-    (
-        SAMSUNG,
-        "python convert_tf_checkpoint.py --tf_checkpoint {data}/phase1/model.ckpt-28252.index "
-        "--bert_config_path {data}/phase1/bert_config.json --output_checkpoint model.ckpt-28252.pt",
-        "tf",
-    ),
+    (SAMSUNG, f"python convert_tf_checkpoint.py {CHECKPOINT} --output_checkpoint model.ckpt-28252.pt", "tf"),
     (INVENTEC, PREPARE, "tf"),
     # The weights were converted on another machine.
     (INVENTEC, f"mkdir {WEIGHTS}; touch {WEIGHTS}/model.safetensors; {PREPARE} --eval-samples 100", ""),
@@ -75,3 +72,12 @@ def test_published_line(
         assert f"Run in the tree's root: {command}. [package.missing]" in last
         readme = (tree_root / folder / "README.md").read_text()
         assert command in readme or (folder == MOSAIC and '-e ".[bert]"' in readme), "the README must say so"
+
+
+def test_missing_tensorflow_is_a_one_line_error(tree_root: Path) -> None:
+    """Use a Python without any installed package."""
+    done = run_quietly(sys.executable, "-I", "-S", tree_root / BERT / "tensorflow2/run_pretraining.py")
+    assert done.returncode == 2
+    command = "Run in the tree's root: pip install -c constraints.txt -e '.[tf]'"
+    line = f"mlbert: error: tensorflow: is not installed. {command}. [package.missing]"
+    assert done.stderr == f"{line}\n"

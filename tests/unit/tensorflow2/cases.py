@@ -52,12 +52,10 @@ def packed_case() -> tuple[Ragged, list[int], Rows]:
 
 
 def tensors(rows: Rows) -> Rows:
-    """Return the rows as tensors."""
     return Rows(*(tf.constant(part) for part in rows))
 
 
 def context(replicas: int = 1, hosts: int = 1, host: int = 0) -> tf.distribute.InputContext:
-    """Return the context that a host's input function gets."""
     return tf.distribute.InputContext(hosts, host, replicas)
 
 
@@ -67,7 +65,6 @@ def batches(dataset: tf.data.Dataset, count: int | None = None) -> list[Rows]:
 
 
 def joined(parts: Sequence[Rows]) -> Ragged:
-    """Return the sequences of batches."""
     return Ragged.concatenate([sequences_of(part) for part in parts])
 
 
@@ -90,4 +87,5 @@ def read_error(data: Any) -> UserError:
         batches(dataset, 50)
     error = data.translate_error(raised.value)
     assert isinstance(error, UserError)
+    assert "\n" not in str(error)
     return error

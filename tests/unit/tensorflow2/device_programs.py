@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import tensorflow as tf
 
 from mlbert.data.formats.open import describe, open_store
 from mlbert.host.errors import UserError
+from tf2_bert import bert_benchmark
 from tf2_bert.store_data import StoreEvaluation, StoreTraining
 from tf2_bert.store_rows import RowShape
 from tf2_bert.strategies import make_strategy, prepare_devices
@@ -71,3 +73,16 @@ def prepare(result: Path) -> None:
     threads = tf.config.threading
     found = threads.get_intra_op_parallelism_threads(), threads.get_inter_op_parallelism_threads()
     result.write_text(json.dumps([strategy.num_replicas_in_sync, found, rejected]))
+
+
+def run_benchmark(folder: str, method: str) -> None:
+    """Run a method of the benchmark class; write the number of its loops, and its report."""
+    os.environ["TEST_REPORT_FILE_PREFIX"] = f"{folder}/proto_"
+
+    class CountingTimer(bert_benchmark.BenchmarkTimerCallback):
+        def on_batch_end(self, batch: int, logs: Any = None) -> None:
+            super().on_batch_end(batch, logs)
+            Path(folder, "loops").write_text(str(batch + 1))
+
+    bert_benchmark.BenchmarkTimerCallback = CountingTimer
+    getattr(bert_benchmark.BertClassifyBenchmarkReal(output_dir=folder, root_data_dir="/data", tpu=None), method)()

@@ -46,18 +46,15 @@ DTYPES = {"fp32": tf.float32, "bf16": tf.bfloat16, "fp16": tf.float16}
 
 
 def settings(**changes: object) -> Configuration:
-    """Return the settings of a run."""
     values = {**SETTINGS, **{name: str(value) for name, value in changes.items()}}
     return resolve(RECIPE, {}, CommandLine(values)).config
 
 
 def tensorflow(**changes: object) -> TensorFlowConfig:
-    """Return the TensorFlow settings of a run."""
     return settings(**changes)[TensorFlowConfig]
 
 
 def small_shape(dropout: float = 0.0) -> BertConfig:
-    """Return the shape of the small model."""
     dropouts = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
     return BertConfig(VOCAB_SIZE, 32, 1, 2, 64, max_position_embeddings=16, hidden_act="gelu", **dropouts)
 

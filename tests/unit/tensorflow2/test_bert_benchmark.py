@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -13,45 +10,17 @@ import pytest
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
 
-from programs import run_quietly
+from google.protobuf import json_format
+from tensorflow.core.util import test_log_pb2
+
 from tf2_bert.bert_benchmark import BertClassifyBenchmarkReal
 from tf2_bert.flags import resolve_flags
 from tf2_bert.perfzero import BenchmarkTimerCallback, PerfZeroBenchmark, flags_as_text
+from unit.tensorflow2.device_programs import run_benchmark
+from unit.tensorflow2.processes import assert_success, start
 from user_errors import user_error
 
-HOME = Path(__file__).resolve().parents[3] / "benchmarks/bert/implementations"
 METHODS = ("8_gpu", "short_8_gpu", "short_1_gpu", "4x4_tpu", "short_4x4_tpu", "short_cpu")
-# Like PerfZero: import the class by path, filter its methods, run each in its own process, read the result file.
-HARNESS = """
-    import importlib, json, multiprocessing, os, sys
-    from pathlib import Path
-
-    def call(class_, name, output):
-        os.environ["TEST_REPORT_FILE_PREFIX"] = f"{output}/proto_"
-        benchmark = sys.modules[class_.__module__]
-
-        class CountingTimer(benchmark.BenchmarkTimerCallback):
-            def on_batch_end(self, batch, logs=None):
-                super().on_batch_end(batch, logs)
-                Path(output, "loops").write_text(str(batch + 1))
-
-        benchmark.BenchmarkTimerCallback = CountingTimer
-        getattr(class_(output_dir=output, root_data_dir="/data", tpu=None), name)()
-
-    module, name = "tf2_bert.bert_benchmark.BertClassifyBenchmarkReal".rsplit(".", 1)
-    class_ = getattr(importlib.import_module(module), name)
-    methods = [each for each in dir(class_(output_dir="/dev/null", root_data_dir="", tpu=None)) if "benchmark_" in each]
-    process = multiprocessing.get_context("fork").Process(target=call, args=(class_, sys.argv[2], sys.argv[1]))
-    process.start()
-    process.join()
-
-    from google.protobuf import json_format
-    from tensorflow.core.util import test_log_pb2
-    entries = test_log_pb2.BenchmarkEntries()
-    entries.ParseFromString(Path(sys.argv[1], f"proto_BertClassifyBenchmarkReal.{sys.argv[2]}").read_bytes())
-    (result,) = json_format.MessageToDict(entries, preserving_proto_field_name=True)["entry"]
-    print(json.dumps({"methods": methods, "exit": process.exitcode, "result": result}))
-"""
 
 
 class FlagsOnly(BertClassifyBenchmarkReal):
@@ -81,15 +50,13 @@ def results_of(replicas: int, *methods: str, **arguments: Any) -> list[dict[str,
 
 @pytest.mark.slow
 def test_harness_finds_the_methods_and_reads_the_result(tmp_path: Path) -> None:
-    environ = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "TMPDIR")}
-    environ["PYTHONPATH"] = f"{HOME / 'tensorflow2'}{os.pathsep}{HOME / 'pytorch'}"
-    words = [sys.executable, "-c", textwrap.dedent(HARNESS), tmp_path, "benchmark_short_cpu"]
-    done = run_quietly(*words, env=environ, timeout=300)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    printed = json.loads(done.stdout.splitlines()[-1])
-    assert set(printed["methods"]) == {f"benchmark_{name}" for name in METHODS}
-    assert printed["exit"] == 0
-    result = printed["result"]
+    """As PerfZero does: find the class's methods, run one in its own process, and read the result file."""
+    benchmark = BertClassifyBenchmarkReal(output_dir="/dev/null", root_data_dir="", tpu=None)
+    assert {name for name in dir(benchmark) if "benchmark_" in name} == {f"benchmark_{name}" for name in METHODS}
+    assert_success(start(run_benchmark, tmp_path, str(tmp_path), "benchmark_short_cpu"))
+    entries = test_log_pb2.BenchmarkEntries()
+    entries.ParseFromString((tmp_path / "proto_BertClassifyBenchmarkReal.benchmark_short_cpu").read_bytes())
+    (result,) = json_format.MessageToDict(entries, preserving_proto_field_name=True)["entry"]
     assert result["name"] == "BertClassifyBenchmarkReal.benchmark_short_cpu"
     assert result["iters"] == "-1"
     (metric,) = result["metrics"]
@@ -160,9 +127,7 @@ def test_environment_overrides_constructor_arguments(monkeypatch: pytest.MonkeyP
     benchmark = PerfZeroBenchmark(output_dir="/out", tpu="mine", further=1)
     assert benchmark.model_dir("method") == "/elsewhere/method"
     assert benchmark.tpu == "other"
-
-
-def test_bucket_is_an_error() -> None:
+    monkeypatch.delenv("BENCHMARK_OUTPUT_DIR")
     with user_error("config.unsupported", "output_dir"):
         PerfZeroBenchmark(output_dir="gs://bucket/1").model_dir("method")
 

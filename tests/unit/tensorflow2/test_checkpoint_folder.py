@@ -47,6 +47,9 @@ def test_resume_is_bit_equal(tmp_path):
 
 
 def test_restore_without_checkpoints_changes_nothing(tmp_path):
+    """Only the chief writes any."""
+    saved(tmp_path / "checkpoints", is_chief=False)
+    assert not (tmp_path / "checkpoints").exists()
     _, slots, _, folder = run_of(tmp_path / "checkpoints")
     state = TrainState()
     assert not folder.restore_newest(state, pytest.fail)
@@ -68,27 +71,15 @@ def test_only_damaged_checkpoints_is_an_error(tmp_path):
         run_of(tmp_path)[-1].restore_newest(TrainState(), str)
 
 
-@pytest.mark.parametrize(
-    "change", [{"model": "{}"}, {"optimizer": "adamw"}, {"train_batch_size": 16}, {"train_data": "sha256:1"}]
-)
-def test_checkpoint_of_other_settings_is_an_error(tmp_path, change):
+def test_checkpoint_of_other_settings_or_variables_is_an_error(tmp_path):
     saved(tmp_path, steps=[1])
-    with user_error("run.other-settings", tmp_path / "step_00000001") as caught:
-        run_of(tmp_path, **change)[-1].restore_newest(TrainState(), str)
-    assert "\n" not in str(caught.value)
-
-
-def test_variables_missing_from_the_checkpoint_are_an_error(tmp_path):
-    saved(tmp_path, steps=[1])
+    for change in ({"model": "{}"}, {"optimizer": "adamw"}, {"train_batch_size": 16}, {"train_data": "sha256:1"}):
+        with user_error("run.other-settings", tmp_path / "step_00000001"):
+            run_of(tmp_path, **change)[-1].restore_newest(TrainState(), str)
     objects = {"model": BertPretrainer(SHAPE), "optimizer": tf.Variable(0.0)}
     folder = CheckpointFolder(tmp_path, objects, keep=1, identity=IDENTITY)
     with user_error("run.other-settings", tmp_path / "step_00000001"):
         folder.restore_newest(TrainState(), str)
-
-
-def test_only_the_chief_keeps_files(tmp_path):
-    saved(tmp_path / "checkpoints", is_chief=False)
-    assert not (tmp_path / "checkpoints").exists()
 
 
 def test_full_disk_keeps_the_older_checkpoint(tmp_path):

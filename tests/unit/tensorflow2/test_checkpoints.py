@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import runpy
 import shutil
@@ -146,20 +147,17 @@ def test_damaged_weights_are_a_one_line_error(tmp_path, written, model, file, da
 
 
 @pytest.mark.parametrize("form", ["tf1", "pretrainer/bert_model.ckpt", "folder/model.safetensors"])
-@pytest.mark.parametrize(
-    ("changes", "code"),
-    [
-        ({"num_hidden_layers": 1}, "checkpoint.shape"),
-        ({"num_hidden_layers": 3}, "checkpoint.incomplete"),
-        ({"intermediate_size": 64}, "checkpoint.shape"),
-        ({"vocab_size": 190}, "checkpoint.shape"),
-    ],
-)
-def test_weights_of_another_shape_are_an_error(written, form, changes, code):
-    other = BertPretrainer(BertConfig(**{**json.loads(SHAPE.to_json()), **changes}))
-    with user_error(code) as caught:
-        initial_values(written / form, other)
-    assert caught.value.subject.startswith(str(written / form))
+def test_weights_of_another_shape_are_an_error(written, form):
+    for name, value, code in (
+        ("num_hidden_layers", 1, "checkpoint.shape"),
+        ("num_hidden_layers", 3, "checkpoint.incomplete"),
+        ("intermediate_size", 64, "checkpoint.shape"),
+        ("vocab_size", 190, "checkpoint.shape"),
+    ):
+        other = BertPretrainer(dataclasses.replace(SHAPE, **{name: value}))
+        with user_error(code) as caught:
+            initial_values(written / form, other)
+        assert caught.value.subject.startswith(str(written / form))
 
 
 def test_bucket_address_survives_pathlib(model, monkeypatch):

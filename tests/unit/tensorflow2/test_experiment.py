@@ -5,7 +5,6 @@ The processes are forked from a server that has imported TensorFlow, which takes
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -14,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -21,34 +21,23 @@ import pytest
 from dist.harness import Rank, run_as_main
 from mlbert.data.formats.open import describe
 from mlbert.data.formats.tfrecord import write_examples
-from programs import free_ports, run_quietly
+from programs import RunMlbert, free_ports, run_quietly
 from random_set import VOCAB_SIZE, random_rows
 from unit.tensorflow2.processes import PRELOADED
 
-needs_tensorflow = pytest.mark.skipif(
-    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed (the tf extra)"
-)
-
+# Only the runs import it.
+pytestmark = pytest.mark.skipif(find_spec("tensorflow") is None, reason="TensorFlow is not installed (the tf extra)")
 PROGRAM = "benchmarks/bert/implementations/tensorflow2/run_pretraining.py"
-SHAPE = {
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "max_position_embeddings": 32,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-}
+SHAPE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+SHAPE |= {"max_position_embeddings": 32, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 STEPS = "--train_batch_size=8 --eval_batch_size=8 --num_steps_per_epoch=12 --num_train_epochs=1 --steps_per_loop=4"
 NUMBERS = f"{STEPS} --optimizer_type=lamb --learning_rate=0.01 --warmup_steps=2 --seed=3 --log_freq=1 --cpu_threads=1"
-SUBMISSION = (sys.executable, "-m", "mlbert", "submission")
 Start = Callable[..., Rank]
 Run = Callable[[str], tuple[int | None, str]]
 
 
 @pytest.fixture
 def start(tmp_path: Path, tree_root: Path) -> Start:
-    """Return a function that starts the program with these arguments."""
     shape = tmp_path / "bert_config.json"
     environment = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
 
@@ -64,9 +53,12 @@ def start(tmp_path: Path, tree_root: Path) -> Start:
 
 
 @pytest.fixture
-def run(start: Start) -> Run:
-    """Return a function that runs the program and returns its exit status and output."""
+def prepared(prepared_data: Path) -> str:
+    return f"--input_dir={prepared_data}/train --eval_dir={prepared_data}/eval"
 
+
+@pytest.fixture
+def run(start: Start) -> Run:
     def of(words: str) -> tuple[int | None, str]:
         process = start(words)
         output = process.communicate(240)
@@ -81,11 +73,9 @@ def events(log: Path) -> list[tuple[str, object, dict]]:
     return [(line["key"], line["value"], line["metadata"]) for line in lines]
 
 
-@needs_tensorflow
-def test_run_on_a_prepared_set_passes_the_official_checker(run: Run, prepared_data: Path, tmp_path: Path) -> None:
+def test_run_on_a_prepared_set(run: Run, run_mlbert: RunMlbert, prepared: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    data = f"--input_dir={prepared_data}/train --eval_dir={prepared_data}/eval"
-    words = f"{NUMBERS} {data} --max_seq_length=32 --max_predictions_per_seq=5 --do_eval --num_eval_samples=50"
+    words = f"{NUMBERS} {prepared} --max_seq_length=32 --max_predictions_per_seq=5 --do_eval --num_eval_samples=50"
     words += f" --steps_between_eval=4 --device_warmup --stop_threshold=0.01 --model_dir={out}"
     status, output = run(f"{words} --model_export_path={tmp_path}/export --enable_checkpoint_and_summary")
     assert status == 0, output
@@ -109,16 +99,14 @@ def test_run_on_a_prepared_set_passes_the_official_checker(run: Run, prepared_da
     assert json.loads((out / "training_summary.txt").read_text())["total_training_steps"] == samples / 8
     assert list((out / "summaries").iterdir())
     assert (tmp_path / "export/weights/model.safetensors").is_file()
-    check, trace = (run_quietly(*SUBMISSION, name, out / "result_0.txt") for name in ("check", "trace"))
-    assert check.returncode == 0
-    assert "BROKEN" not in trace.stdout
+    assert run_mlbert("submission", "check", out / "result_0.txt")[0] == 0
+    assert "BROKEN" not in run_mlbert("submission", "trace", out / "result_0.txt")[1]
     status, output = run(words)
     assert status == 2
     assert "[run.exists]" in output
 
 
 @pytest.mark.slow
-@needs_tensorflow
 def test_published_tfrecords_and_initial_weights(run: Run, tmp_path: Path) -> None:
     files = tmp_path / "parts"
     files.mkdir()
@@ -137,18 +125,17 @@ def test_published_tfrecords_and_initial_weights(run: Run, tmp_path: Path) -> No
     assert second["train_loss"] < first["train_loss"]
     (tmp_path / "moved").mkdir()
     files.rename(tmp_path / "moved/parts")
-    done = run_quietly(*SUBMISSION, "repeat", tmp_path / "second/result_0.txt", "--data", tmp_path / "moved")
+    words = ("submission", "repeat", tmp_path / "second/result_0.txt", "--data", tmp_path / "moved")
+    done = run_quietly(sys.executable, "-m", "mlbert", *words)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 of 1 accuracies are equal to the last digit." in done.stdout
     assert "Settings that differ" not in done.stdout
 
 
 @pytest.mark.slow
-@needs_tensorflow
-def test_interrupted_run_resumes_bit_equal(run: Run, start: Start, prepared_data: Path, tmp_path: Path) -> None:
-    data = f"--input_dir={prepared_data}/train --eval_dir={prepared_data}/eval"
+def test_interrupted_run_resumes_bit_equal(run: Run, start: Start, prepared: str, tmp_path: Path) -> None:
     # Checkpoints reach both replicas: otherwise, the resumed run would end with other weights.
-    words = f"{NUMBERS} {data} --num_gpus=2 --num_train_epochs=20 --save_checkpoint_steps=20 --keep_checkpoints=3"
+    words = f"{NUMBERS} {prepared} --num_gpus=2 --num_train_epochs=20 --save_checkpoint_steps=20 --keep_checkpoints=3"
     status, output = run(f"{words} --stop_steps=240 --model_dir={tmp_path}/whole")
     assert status == 0, output
     process = start(f"{words} --model_dir={tmp_path}/parts")
@@ -174,13 +161,10 @@ def test_interrupted_run_resumes_bit_equal(run: Run, start: Start, prepared_data
     assert weights[0] == weights[1]
 
 
-@needs_tensorflow
 @pytest.mark.slow
-def test_two_workers_match_one_process_with_two_devices(
-    run: Run, start: Start, prepared_data: Path, tmp_path: Path
-) -> None:
-    data = f"--input_dir={prepared_data}/train --eval_dir={prepared_data}/eval --do_eval --num_eval_samples=50"
-    words = f"{NUMBERS} {data} --steps_between_eval=4 --stop_threshold=0.9 --scale_loss --save_checkpoint_steps=6"
+def test_two_workers_match_one_process_with_two_devices(run: Run, start: Start, prepared: str, tmp_path: Path) -> None:
+    words = f"{NUMBERS} {prepared} --do_eval --num_eval_samples=50 --steps_between_eval=4 --stop_threshold=0.9"
+    words += " --scale_loss --save_checkpoint_steps=6"
     status, output = run(f"{words} --num_gpus=2 --model_dir={tmp_path}/alone")
     assert status == 1, output
     hosts = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
@@ -200,7 +184,6 @@ def test_two_workers_match_one_process_with_two_devices(
 
 
 @pytest.mark.slow
-@needs_tensorflow
 @pytest.mark.parametrize(
     ("words", "code", "subject"),  # of each part of the start
     [
@@ -222,16 +205,7 @@ def test_user_error_is_one_line_and_status_2(run: Run, tmp_path: Path, words: st
     assert not log.exists() or "run_start" not in log.read_text()
 
 
-def test_missing_tensorflow_is_a_one_line_error(tree_root: Path) -> None:
-    done = run_quietly(sys.executable, "-I", "-S", tree_root / PROGRAM)  # a Python without any installed package
-    assert done.returncode == 2
-    command = "Run in the tree's root: pip install -c constraints.txt -e '.[tf]'"
-    line = f"mlbert: error: tensorflow: is not installed. {command}. [package.missing]"
-    assert done.stderr == f"{line}\n"
-
-
 @pytest.mark.slow
-@needs_tensorflow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_lost_worker_is_named_in_one_line_and_closes_the_log(start: Start, tmp_path: Path, victim: int) -> None:
     hosts, log = ",".join(f"127.0.0.1:{port}" for port in free_ports(2)), tmp_path / "out/result_0.txt"

@@ -38,7 +38,6 @@ Resolve = Callable[..., Resolved]
 
 
 def values(resolved: Resolved, *keys: str) -> tuple[object, ...]:
-    """Return the values of settings by their keys."""
     return tuple(resolved.config.get(settings_by_key()[key]) for key in keys)
 
 
@@ -133,17 +132,9 @@ def test_settings_follow_from_the_command_line(resolved: Resolve, case: str) -> 
 
 
 def test_sourced_config_replaces_defaults_and_flags_override_it(resolved: Resolve) -> None:
-    found = resolved(
-        f"{MINIMAL} --train_batch_size=64",
-        replicas=4,
-        CONFIG_FILE="/system/config_x.sh",
-        BATCHSIZE="8",
-        LR="0.5",
-        MAX_STEPS="77",
-        MAX_SAMPLES_TERMINATION="1000",
-        EVAL_ITER_START_SAMPLES="100",
-        EVAL_ITER_SAMPLES="50",
-    )
+    exports = {"CONFIG_FILE": "/system/config_x.sh", "BATCHSIZE": "8", "LR": "0.5", "MAX_STEPS": "77"}
+    exports |= {"MAX_SAMPLES_TERMINATION": "1000", "EVAL_ITER_START_SAMPLES": "100", "EVAL_ITER_SAMPLES": "50"}
+    found = resolved(f"{MINIMAL} --train_batch_size=64", replicas=4, **exports)
     assert values(found, "train_batch_size", "learning_rate", "max_steps") == (16, 0.5, 77)
     assert found.origin["train_batch_size"] == "flag --train_batch_size"
     assert values(found, "optimizer", "target_mlm_accuracy") == ("adamw", 0.712)
@@ -197,10 +188,8 @@ def test_full_disk_is_a_one_line_error(capsys: pytest.CaptureFixture) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "/results/curve.png")
 
     assert exit_status(work) == 2
-    line = (
-        "mlbert: error: /results/curve.png: cannot be written (No space left on device). Free space or change LOGDIR."
-    )
-    assert capsys.readouterr().err == f"{line} [file.unwritable]\n"
+    problem = "cannot be written (No space left on device). Free space or change LOGDIR. [file.unwritable]"
+    assert capsys.readouterr().err == f"mlbert: error: /results/curve.png: {problem}\n"
 
 
 def test_config_with_a_setting_of_the_other_framework_is_an_error(resolved: Resolve, tmp_path: Path) -> None:

@@ -36,13 +36,10 @@ def test_scale_matches_pytorch() -> None:
     assert after(LossScale(2.0**20, 3, fixed=False), finite) == expected
 
 
-def test_scale_stays_within_bounds() -> None:
+def test_scale_stays_within_bounds_and_is_removed_in_float32() -> None:
     assert after(LossScale(LARGEST / 2, 1, fixed=False), [True] * 3) == [LARGEST] * 3
     assert after(LossScale(2.0, 1, fixed=False), [False] * 3) == [1, 1, 1]
     assert LARGEST == pytorch_loss_scale.LARGEST
-
-
-def test_gradients_are_unscaled_in_float32() -> None:
     scale = LossScale(1024.0, 1, fixed=False)
     (gradient,) = scale.unscale([tf.constant([2.0**-14], tf.float16)])
     assert gradient.dtype == tf.float32

@@ -25,9 +25,8 @@ Collective ops is aborted by: Failed to send RPC to coordination service.
 Additional GRPC error information from remote target /job:worker/replica:0/task:0 while calling Heartbeat:"""
 
 
-@pytest.mark.parametrize(
-    ("error", "task", "expected"),
-    [
+def test_the_lost_worker_is_named() -> None:
+    for error, task, expected in (
         (UnavailableError(WORKER), 0, "rank 1 on b died, hangs or is cut off"),
         (UnavailableError(CHIEF), 1, "rank 0 on a died, hangs or is cut off"),
         (RuntimeError(CHIEF), 1, "rank 0 on a died, hangs or is cut off"),
@@ -35,8 +34,5 @@ Additional GRPC error information from remote target /job:worker/replica:0/task:
         (UnavailableError("/job:worker/task:7"), 0, None),
         (ValueError("/job:worker/replica:0/task:1"), 0, None),
         (KeyboardInterrupt(), 0, None),
-    ],
-)
-def test_the_lost_worker_is_named(error: BaseException, task: int, expected: str | None) -> None:
-    workers = SimpleNamespace(task=task, count=2, hosts=["a", "b"])
-    assert lost_worker(error, workers) == expected
+    ):
+        assert lost_worker(error, SimpleNamespace(task=task, count=2, hosts=["a", "b"])) == expected

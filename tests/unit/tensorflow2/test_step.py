@@ -5,6 +5,7 @@ Most run eagerly; several replicas are in test_replicas.py.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -43,15 +44,11 @@ def some_steps(count: int = 2, rows: int = 8) -> list[Rows]:
     return [dummy_rows(rows, seed) for seed in range(count)]
 
 
-def distance(one: Trained, other: Trained) -> float:
-    pairs = zip(one.model.values().values(), other.model.values().values(), strict=True)
-    return max(float(np.abs(a - b).max()) for a, b in pairs)
-
-
 def test_ten_steps_match_pytorch() -> None:
-    """LAMB, with the full gradient clipped, on the same weights and batch."""
+    """LAMB, with the full gradient clipped, on the same weights and batch; more layers take longer to trace."""
     ragged, packs, rows = packed_case()
-    model = BertForPreTraining(NO_DROPOUT)
+    shape = dataclasses.replace(NO_DROPOUT, num_hidden_layers=1)
+    model = BertForPreTraining(shape)
     model.initialize(3)
     objective, flat = PreTraining(scope="step"), FlatParameters(model.ordered_parameters())
     numbers = {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": 1.0}
@@ -62,7 +59,7 @@ def test_ten_steps_match_pytorch() -> None:
     batch = HostBatch.of(ragged, np.array(packs), np.arange(len(packs)), rows.input_ids.shape[1])
     rates = np.linspace(0.01, 0.001, 10).tolist()
 
-    tested = trained(max_grad_norm=1.0, gradient_clipping="after", run_eagerly=0, shape=NO_DROPOUT)
+    tested = trained(max_grad_norm=1.0, gradient_clipping="after", run_eagerly=0, shape=shape)
     tested.model.assign({name: parameter.detach().numpy() for name, parameter in model.named_parameters()})
     found = run(tested, [rows] * 10, rates)
 
@@ -81,7 +78,8 @@ def test_accumulation_changes_nothing_without_clipping() -> None:
     whole, parts = trained(), trained(gradient_accumulation_steps=4)
     losses = [run(one, some_steps()).losses for one in (whole, parts)]
     np.testing.assert_allclose(*losses, atol=1e-5)
-    assert distance(whole, parts) < 1e-5
+    for one, other in zip(whole.model.values().values(), parts.model.values().values(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
 
 
 def test_sequences_of_a_step_are_counted_exactly() -> None:

@@ -18,12 +18,11 @@ from unit.tensorflow2.processes import assert_success, start
 from unit.tensorflow2.strategies_program import tensorflow
 
 no_gpu = pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="has a GPU")
-VARIABLES = ("TF_CONFIG", "SLURM_NTASKS", "SLURMD_NODENAME")
 
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in VARIABLES:
+    for name in ("TF_CONFIG", "SLURM_NTASKS", "SLURMD_NODENAME"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -46,35 +45,26 @@ def test_one_device_and_no_strategy() -> None:
 
 
 @no_gpu
-def test_missing_devices_are_counted() -> None:
+def test_missing_devices_are_counted_and_virtual_ones_are_limited() -> None:
     available = len(tf.config.list_logical_devices("CPU"))
     problem = rejects("device.unavailable", "num_gpus", 64, wording=False, distribution_strategy="mirrored")
     assert f" {available} CPU devices" in problem
-
-
-@no_gpu
-def test_number_of_virtual_cpus_is_limited() -> None:
     for count in (-3, 100_000):
         with user_error("config.range", "num_gpus"):
             prepare_devices(tensorflow(distribution_strategy="mirrored"), None, count)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "num_gpus", "changes", "code", "subject"),
-    [
-        ("off", 2, {}, "config.conflict", "num_gpus"),
-        ("one_device", 2, {}, "config.conflict", "num_gpus"),
-        ("parameter_server", 1, {}, "config.conflict", "DISTRIBUTION_STRATEGY"),
-        ("multi_worker_mirrored", 1, {}, "distributed.identity", "DISTRIBUTION_STRATEGY"),
-        ("mirrored", 1, {"all_reduce_alg": "ring"}, "config.choice", "ALL_REDUCE_ALG"),
-        ("multi_worker_mirrored", 1, {"all_reduce_alg": "hierarchical_copy"}, "config.choice", "ALL_REDUCE_ALG"),
-        ("one_device", 1, {"all_reduce_alg": "nccl"}, "config.choice", "ALL_REDUCE_ALG"),
-    ],
-)
-def test_settings_that_a_strategy_does_not_have(
-    strategy: str, num_gpus: int, changes: dict[str, str], code: str, subject: str
-) -> None:
-    rejects(code, subject, num_gpus, distribution_strategy=strategy, **changes)
+def test_settings_that_a_strategy_does_not_have() -> None:
+    rejects("config.conflict", "num_gpus", 2, distribution_strategy="off")
+    rejects("config.conflict", "num_gpus", 2, distribution_strategy="one_device")
+    rejects("config.conflict", "DISTRIBUTION_STRATEGY", distribution_strategy="parameter_server")
+    rejects("distributed.identity", "DISTRIBUTION_STRATEGY", distribution_strategy="multi_worker_mirrored")
+    for strategy, algorithm in {
+        "mirrored": "ring",
+        "multi_worker_mirrored": "hierarchical_copy",
+        "one_device": "nccl",
+    }.items():
+        rejects("config.choice", "ALL_REDUCE_ALG", distribution_strategy=strategy, all_reduce_alg=algorithm)
 
 
 @no_gpu
@@ -84,12 +74,9 @@ def test_nccl_without_gpus_is_noted() -> None:
     assert note.startswith("ALL_REDUCE_ALG: nccl needs GPUs")
 
 
-def test_a_task_that_the_hosts_do_not_have_is_an_error() -> None:
+def test_workers_from_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
     with user_error("distributed.identity", "task_index"):
         make_strategy(tensorflow(distribution_strategy="multi_worker_mirrored"), 1, ["a:1", "b:1"], 2)
-
-
-def test_workers_from_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = {"worker": ["a:1", "b:1"]}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 1}}))
     resolver = strategies._cluster((), -1, 1)
