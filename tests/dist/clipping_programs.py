@@ -17,7 +17,6 @@ BUCKET_ELEMENTS = 50
 
 
 def mean_loss(model: TinyModel, tokens: torch.Tensor, divisor: float) -> torch.Tensor:
-    """Return the sum of the token losses over the divisor."""
     return nn.functional.cross_entropy(model(tokens, True), (tokens * 3 + 1) % VOCABULARY, reduction="sum") / divisor
 
 
@@ -77,5 +76,4 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def everything(world: World) -> dict[str, Any]:
-    """Run all of the above with the ranks started once."""
     return {**{name: clipped(world, **case) for name, case in CASES.items()}, "arrivals": arrivals(world)}

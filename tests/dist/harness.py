@@ -69,11 +69,9 @@ class Rank:
         return self._output.read_text(errors="replace")
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to the process."""
         os.kill(self._process.pid, number)
 
     def kill(self) -> None:
-        """Kill the process group if the process still runs."""
         if self.returncode is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.join()
@@ -86,7 +84,6 @@ def run_program(program: str | Path, words: Sequence[str], folder: Path, environ
 
 
 def run_as_main(command: list[str], folder: str = ".") -> None:
-    """Run a Python file with its arguments as Python does."""
     os.chdir(folder)
     sys.argv = command
     runpy.run_path(command[0], run_name="__main__")
@@ -104,16 +101,14 @@ def _be_rank(function: Callable[..., object], arguments: tuple[Any, ...], enviro
 
 @dataclass
 class RankResult:
-    """The outcome of one rank: exit code (negative: signal), output, return value or None, and run time."""
+    """The outcome of one rank: exit code (negative: signal), output, and return value or None."""
 
     returncode: int
     output: str
     value: Any
-    seconds: float
 
 
 def free_port() -> int:
-    """Return a free TCP port on the loopback interface."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
@@ -150,16 +145,9 @@ def run_ranks(
     check: bool = True,
     **kwargs: Any,
 ) -> list[RankResult]:
-    """Run `module:function` on `world_size` ranks.
+    """Run `module:function` of this folder on up to four ranks; nodes have `node_size` ranks (None: all).
 
-    Args:
-        fn_path: a function in this folder, `(world, **kwargs) -> JSON-serializable`.
-        world_size: number of ranks, at most 4.
-        tmp_path: folder for results and output files.
-        node_size: ranks per simulated node (None puts all ranks on one node).
-        time_limit_s: seconds after which all ranks are killed and the call fails.
-        check: if a rank fails, raise an error with the output of the first failed rank.
-        **kwargs: JSON-serializable arguments of the function.
+    If a rank fails (unless `check` is False) or does not end in time, kill all and raise an error with its output.
     """
     port = free_port()
     folder = tmp_path / f"ranks-{port}"
@@ -173,9 +161,9 @@ def run_ranks(
         )
         for rank in range(world_size)
     ]
-    started = time.monotonic()  # after the loop: the first process waits until the server has imported torch
     try:
-        seconds, first_failed = _wait(processes, started, time_limit_s, check)
+        first_failed = _wait(processes, time_limit_s, check)
+        hung = [rank for rank, process in enumerate(processes) if process.poll() is None]
     finally:
         for process in processes:
             process.kill()
@@ -183,32 +171,27 @@ def run_ranks(
     for rank, process in enumerate(processes):
         file = folder / f"{rank}.json"
         value = json.loads(file.read_text()) if file.exists() else None
-        output_text = (folder / f"{rank}.txt").read_text(errors="replace")
-        results.append(RankResult(process.returncode, output_text, value, seconds.get(rank, time_limit_s)))
+        results.append(RankResult(process.returncode, (folder / f"{rank}.txt").read_text(errors="replace"), value))
     if check and first_failed is not None:
         raise AssertionError(_report(fn_path, results, first_failed))
-    if len(seconds) < world_size:
-        hung = [rank for rank in range(world_size) if rank not in seconds]
+    if hung:
         raise AssertionError(f"after {time_limit_s:.0f} s: " + _report(fn_path, results, hung[0]))
     return results
 
 
-def _wait(
-    processes: list[Rank], started: float, time_limit_s: float, check: bool
-) -> tuple[dict[int, float], int | None]:
-    """Return the run time of each rank that exited by itself, and the first rank that failed."""
-    seconds: dict[int, float] = {}
-    first_failed: int | None = None
-    deadline = started + time_limit_s
-    while len(seconds) < len(processes) and time.monotonic() < deadline:
-        for rank, process in enumerate(processes):
-            if rank not in seconds and process.poll() is not None:
-                seconds[rank] = time.monotonic() - started
-                if process.returncode != 0 and first_failed is None:
-                    first_failed = rank
-                    deadline = min(deadline, time.monotonic() + GRACE_S) if check else deadline
+def _wait(processes: list[Rank], time_limit_s: float, check: bool) -> int | None:
+    """Wait until all ranks have exited, but not much longer after a failure; return the first rank that failed."""
+    first_failed, running = None, True
+    deadline = time.monotonic() + time_limit_s
+    while running and time.monotonic() < deadline:
         time.sleep(0.02)
-    return seconds, first_failed
+        codes = [process.poll() for process in processes]
+        running = None in codes
+        failed = [rank for rank, code in enumerate(codes) if code not in (None, 0)]
+        if failed and first_failed is None:
+            first_failed = failed[0]
+            deadline = min(deadline, time.monotonic() + GRACE_S) if check else deadline
+    return first_failed
 
 
 def _report(fn_path: str, results: list[RankResult], rank: int) -> str:
@@ -217,20 +200,15 @@ def _report(fn_path: str, results: list[RankResult], rank: int) -> str:
     return f"{fn_path}: exit codes {codes}; output of rank {rank}:\n{tail}"
 
 
-def _wait_for_all(folder: Path, rank: int, world_size: int) -> None:
-    """Wait until every rank has imported torch, so that tests can use timeouts of a few seconds."""
-    (folder / f"{rank}.ready").touch()
-    while not all((folder / f"{other}.ready").exists() for other in range(world_size)):
-        time.sleep(0.02)
-
-
 def _run_program(fn_path: str, kwargs: dict[str, Any], result: str) -> None:
-    """Connect one rank, run the function and write its return value."""
     from mlbert.distributed.world import World
 
     module, _, name = fn_path.partition(":")
     world = World.identify()
-    _wait_for_all(Path(result).parent, world.rank, world.world_size)
+    # When all ranks have imported torch, timeouts of a few seconds are enough.
+    Path(result).with_suffix(".ready").touch()
+    while len(list(Path(result).parent.glob("*.ready"))) < world.world_size:
+        time.sleep(0.02)
     world.start(timeout_s=kwargs.pop("collective_timeout_s", 60.0))
     value = getattr(importlib.import_module(module), name)(world, **kwargs)
     Path(result).write_text(json.dumps(value))

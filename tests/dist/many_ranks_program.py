@@ -33,18 +33,14 @@ TIME_LIMIT_S = 170
 Mark = Callable[[str], None]
 
 
-def source() -> SimpleNamespace:
-    """Return a source of one sequence per rank and step."""
-    return SimpleNamespace(is_preparing=False, next_step=lambda: [HostBatch.dummy(8)], state_dict=dict)
-
-
 def count_steps(world: World, lifecycle: Lifecycle, steps: int, mark: Mark) -> None:
     """Connect the ranks and run the loop's counts without a model."""
     world.warm_up(torch.device("cpu"))
     mark("warm_up")
     objective = SimpleNamespace(scope="step", counts=lambda batch: (1,), divisors=lambda counts: counts)
     model = SimpleNamespace(training_flops=lambda batch: 1)
-    reader = BatchReader(source(), objective, model, world, lifecycle.watch, lambda: lifecycle.warned)
+    source = SimpleNamespace(is_preparing=False, next_step=lambda: [HostBatch.dummy(8)], state_dict=dict)
+    reader = BatchReader(source, objective, model, world, lifecycle.watch, lambda: lifecycle.warned)
     for step in range(steps):
         assert reader.take(step).counts.samples == world.world_size
         reader.begin_count(step, 7.0 + world.rank)
@@ -56,7 +52,6 @@ def count_steps(world: World, lifecycle: Lifecycle, steps: int, mark: Mark) -> N
 
 
 def wait_for_mark(name: str, folder: Path, ranks: int) -> None:
-    """Wait until every rank has written the mark."""
     while sum(name in json.loads(path.read_text()) for path in folder.glob("*.json")) < ranks:
         time.sleep(0.1)
 
@@ -107,7 +102,6 @@ def be_rank(rank: int, ranks: int, port: int, folder: Path, victim: int, steps: 
 
 
 def main(ranks: int, folder: Path, victim: int = -1, steps: int = STEPS) -> None:
-    """Fork the ranks, wait for them, and write their exit codes."""
     port, children = free_port(), {}
     for rank in range(ranks):
         child = os.fork()

@@ -82,7 +82,6 @@ def gather_and_leave() -> None:
 
 
 def start_with_few_files(limit: int) -> None:
-    """Start with this hard limit on open files."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 
     def work() -> int:

@@ -30,7 +30,7 @@ from mlbert.runs.step_folders import StepFolders
 from mlbert.training.checkpoint import CheckpointFolder, Snapshots
 
 SAMPLES, WIDTH = 8, 6
-SLOW_SECONDS = 4.0  # of a disk, with collectives that may take 2 s
+SLOW_SECONDS = 3.0  # of a disk, with collectives that may take 2 s
 VOCABULARY = 11
 
 
@@ -65,17 +65,17 @@ def bucket_reducer(flat: FlatParameters, world: World, bucket_elements: int) -> 
     return GradientReducer(flat.parameters, flat.grad, flat.offsets, world, buckets, clip_before=None)
 
 
-def train(world: World, accumulation: int = 1, updates: int = 3, bucket_elements: int = 50) -> dict[str, Any]:
+def train(world: World, accumulation: int = 1) -> dict[str, Any]:
     """Train the tiny model with LAMB and a global batch of 8; the optional layer is used in the last update only."""
     torch.manual_seed(5)
     model = TinyModel()
     flat = FlatParameters(model.named_parameters())
     numbers = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": 1.0}
     optimizer = Lamb(flat, ShardLayout.whole(flat.numel), **numbers)
-    reducer = bucket_reducer(flat, world, bucket_elements)
+    reducer = bucket_reducer(flat, world, 50)
     generator = torch.Generator().manual_seed(9)
     grads, losses, norms = [], [], []
-    for update in range(updates):
+    for update in range(3):
         tokens = torch.randint(VOCABULARY, (SAMPLES,), generator=generator)
         flat.zero_grad()
         loss = torch.zeros(())
@@ -108,16 +108,19 @@ def uneven_use(world: World) -> dict[str, Any]:
     return {"own": own, "summed": flat.grad.tolist()}
 
 
+def one_parameter(world: World, numel: int) -> tuple[nn.Parameter, GradientReducer]:
+    parameter = nn.Parameter(torch.ones(numel))
+    return parameter, bucket_reducer(FlatParameters([("w", parameter)]), world, numel)
+
+
 def no_backward(world: World) -> list[float]:
     """Reduce gradients although only rank 0 has a micro-batch."""
-    parameter = nn.Parameter(torch.zeros(3))
-    flat = FlatParameters([("w", parameter)])
-    reducer = bucket_reducer(flat, world, flat.numel)
+    parameter, reducer = one_parameter(world, 3)
     if world.rank == 0:
         reducer.prepare(last=True)
         (parameter * torch.arange(3.0)).sum().backward()
     reducer.finish()
-    return [float(value) for value in flat.grad.tolist()]
+    return parameter.grad.tolist()
 
 
 class Probe(torch.autograd.Function):
@@ -148,7 +151,6 @@ def observe_backward(layers: list[nn.Linear], reducer: Any, observe: Callable[[]
 
 
 def overlap(world: World) -> dict[str, Any]:
-    """Count the buckets in flight during backward."""
     layers = [nn.Linear(64, 64) for _ in range(4)]
     reducer = bucket_reducer(FlatParameters(nn.Sequential(*layers).named_parameters()), world, 64 * 64)
     return observe_backward(layers, reducer, lambda: reducer.num_started)
@@ -156,9 +158,7 @@ def overlap(world: World) -> dict[str, Any]:
 
 def second_backward(world: World) -> str:
     """Change a gradient after its bucket has started; return the error message."""
-    parameter = nn.Parameter(torch.ones(3))
-    flat = FlatParameters([("w", parameter)])
-    reducer = bucket_reducer(flat, world, flat.numel)
+    parameter, reducer = one_parameter(world, 3)
     reducer.prepare(last=True)
     parameter.sum().backward()
     message = ""
@@ -171,7 +171,6 @@ def second_backward(world: World) -> str:
 
 
 def numbers(world: World) -> dict[str, Any]:
-    """Run the small collectives."""
     world.barrier()
     summed = world.all_reduce_sum(torch.tensor([world.rank + 1, 10], dtype=torch.int64))
     return {"sum": summed.tolist(), "seed": world.broadcast_int(2**61 + 7 if world.rank == 0 else -1)}
@@ -182,12 +181,6 @@ def rows(world: World) -> dict[str, Any]:
     own = torch.arange(2 * world.rank, dtype=torch.float64).view(-1, 2) + 10 * world.rank
     gathered = world.gather_rows(own)
     return {"rows": gathered.tolist(), "dtype": str(gathered.dtype)}
-
-
-def exchange_groups(world: World) -> dict[str, int]:
-    """Return the size of the group for each value of EXCHANGE_PADDING."""
-    values = ("off", "group", "all")
-    return {over: exchange_group_size(SimpleNamespace(exchange_padding=over), world) for over in values}
 
 
 def uneven_nodes(world: World) -> list[str]:
@@ -209,16 +202,16 @@ def measure_as(world: World, hosts: list[str]) -> dict[str, Any]:
 
 def everything(world: World) -> dict[str, Any]:
     """Run all of the above with the ranks started once, since starting takes longer than the programs."""
-    accumulations = [n for n in (1, 2) if SAMPLES // world.world_size >= n]
+    exchanges = ("off", "group", "all")
     return {
-        "train": {str(n): train(world, n) for n in accumulations},
+        "train": {str(n): train(world, n) for n in (1, 2)},
         "uneven_use": uneven_use(world),
         "no_backward": no_backward(world),
         "overlap": overlap(world),
         "second_backward": second_backward(world),
         "numbers": numbers(world),
         "rows": rows(world),
-        "exchange groups": exchange_groups(world),
+        "exchange groups": {e: exchange_group_size(SimpleNamespace(exchange_padding=e), world) for e in exchanges},
         "uneven nodes": uneven_nodes(world),
         "network of one host": measure_as(world, ["n1"] * world.world_size)["nodes"],
     }
@@ -227,9 +220,7 @@ def everything(world: World) -> dict[str, Any]:
 def lose_a_rank(world: World, how: str) -> str:
     """Rank 1 kills or suspends itself in the middle of a step, or before ranks are connected ("kill early"); the others
     exit with the error from finish()."""
-    parameter = nn.Parameter(torch.ones(1 << 16))
-    flat = FlatParameters([("w", parameter)])
-    reducer = bucket_reducer(flat, world, flat.numel)
+    parameter, reducer = one_parameter(world, 1 << 16)
     if how != "kill early":
         world.barrier()
     if world.rank == 1:
@@ -246,6 +237,11 @@ def lose_a_rank(world: World, how: str) -> str:
 
 def wait_for_slow_disks(world: World, folder: str) -> list[int]:
     """Save and load on a disk that is slower than a collective may be; return the steps that were loaded."""
+
+    def slowed(method: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *arguments: (time.sleep(SLOW_SECONDS), method(*arguments))[1]
+
+    StepFolders.save, StepFolders.load_newest = slowed(StepFolders.save), slowed(StepFolders.load_newest)
     world_module.ROUND_SECONDS = 0.5
     flat = SimpleNamespace(data=torch.zeros(3), layout=[])
     stateless = {"state_dict": dict, "load_state_dict": lambda state: None}
@@ -255,7 +251,7 @@ def wait_for_slow_disks(world: World, folder: str) -> list[int]:
     steps = []
     for saves in (1, 2):
         state = TrainState()
-        run = Snapshots(SlowFolder(Path(folder), 2, {}), method, state, 1, world)
+        run = Snapshots(CheckpointFolder(Path(folder), 2, {}), method, state, 1, world)
         if run.load(lambda line: None):
             steps.append(state.step)
         for _ in range(saves):  # the second save waits for the first one
@@ -264,22 +260,6 @@ def wait_for_slow_disks(world: World, folder: str) -> list[int]:
         run.wait()
         run.close()
     return steps
-
-
-class SlowFolder(CheckpointFolder):
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._folders = SlowFolders(*arguments)
-
-
-class SlowFolders(StepFolders):
-    def save(self, *arguments: Any) -> Path:
-        time.sleep(SLOW_SECONDS)
-        return super().save(*arguments)
-
-    def load_newest(self, *arguments: Any) -> Any:
-        time.sleep(SLOW_SECONDS)
-        return super().load_newest(*arguments)
 
 
 def load_checkpoint(world: World, folders: list[str]) -> dict[str, Any]:

@@ -73,7 +73,6 @@ def summed(world: World, way: str, in_bf16: bool, bad: float = 1.0, scale: float
 
 
 def everything(world: World) -> dict[str, Any]:
-    """Run every kind of reduction in fp32 and bf16."""
     found = {}
     for way in ("whole", "before", "buckets", "all", "node"):
         for in_bf16 in (False, True):

@@ -78,7 +78,7 @@ def sharded_lamb(
     world: World,
     folder: str,
     updates: int = 5,
-    block_elements: int = 500,
+    block_elements: int = 1000,
     clip_before: float | None = None,
     implementation: str = "plain",
     load_from: str | None = None,
@@ -149,7 +149,6 @@ def sharded_overlap(world: World, nodes: bool = False) -> dict[str, Any]:
 
 
 def sharded_triton(world: World, folder: str) -> dict[str, Any]:
-    """Run the Triton implementation in the interpreter."""
     first = sharded_lamb(world, folder, implementation="triton", save_as="triton")
     return {
         "first": first,

@@ -40,7 +40,6 @@ class EventLog:
         self.events[self.phase].append(event)
 
     def watch(self, owner: Any, name: str, describe: Callable[..., str]) -> None:
-        """Record each call of a function."""
         original = getattr(owner, name)
 
         def recorded(*args: Any, **kwargs: Any) -> Any:
@@ -61,7 +60,6 @@ class EventLog:
 
 
 def watch_everything(event_log: EventLog) -> None:
-    """Install all hooks."""
     for name in filter(lambda name: hasattr(dist, name), COLLECTIVES):
         event_log.watch(dist, name, lambda *_, name=name, group=None, **__: f"{name} in group {_number(group)}")
     event_log.watch(dist, "new_group", lambda *_, **__: "a new group")

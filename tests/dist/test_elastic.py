@@ -31,63 +31,39 @@ def exports(folder: Path, tree_root: Path, name: str) -> dict[str, str]:
     return values | {"LOGDIR": str(folder / name)}
 
 
-def run_undisturbed(folder: Path, tree_root: Path, name: str) -> None:
-    """Run two ranks without torchrun."""
+def test_killed_rank_does_not_change_the_final_weights(tmp_path: Path, tree_root: Path) -> None:
+    """Run two ranks undisturbed, and then with two torchrun agents, as on two machines with one rank each."""
     program, port = tree_root / IMPLEMENTATIONS / "cpu_demo/run_pretraining.py", free_port()
-    ranks = [
-        run_program(program, [], folder, rank_environment(rank, 2, port, 1) | exports(folder, tree_root, name))
-        for rank in range(2)
-    ]
+    own = exports(tmp_path, tree_root, "whole")
+    ranks = [run_program(program, [], tmp_path, rank_environment(rank, 2, port, 1) | own) for rank in range(2)]
     outputs = [rank.communicate(120) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(outputs)
 
-
-def start(folder: Path, tree_root: Path, name: str) -> list[subprocess.Popen[str]]:
-    """Start two torchrun agents, as on two machines, with one rank each."""
-    port = free_port()
-    inherited = rank_environment(0, 2, port)
-    for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        del inherited[variable]
     words = ["--nnodes=2", "--nproc-per-node=1", "--max-restarts=1", "--rdzv-backend=c10d", "--rdzv-id=any"]
-    words += [f"--rdzv-endpoint=127.0.0.1:{port}", "--monitor-interval=0.2", "--no-python"]
-    program = str(tree_root / IMPLEMENTATIONS / "pytorch/launch/run_and_time.sh")
-    command = [sys.executable, "-m", "torch.distributed.run", *words, program]
-    path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    environment = inherited | exports(folder, tree_root, name) | path
-    return [
-        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    words += [f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--monitor-interval=0.2", "--no-python"]
+    launcher = str(tree_root / IMPLEMENTATIONS / "pytorch/launch/run_and_time.sh")
+    identity = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    environ = {name: value for name, value in rank_environment(0, 2, port).items() if name not in identity}
+    environ |= exports(tmp_path, tree_root, "disturbed")
+    environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    command = [sys.executable, "-m", "torch.distributed.run", *words, launcher]
+    agents = [
+        subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for _ in range(2)
     ]
-
-
-def finish(agents: list[subprocess.Popen[str]]) -> str:
-    outputs = [agent.communicate(timeout=120)[0] for agent in agents]
-    assert [agent.returncode for agent in agents] == [0, 0], "\n".join(outputs)
-    return "\n".join(outputs)
-
-
-def rank_of(agent: subprocess.Popen[str]) -> int:
-    """Return the process id of the rank that an agent started."""
-    children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
-    return next(int(pid) for pid in children if b"run_pretraining.py" in Path(f"/proc/{pid}/cmdline").read_bytes())
-
-
-def test_killed_rank_does_not_change_the_final_weights(tmp_path: Path, tree_root: Path) -> None:
-    whole, disturbed = tmp_path / "whole", tmp_path / "disturbed"
-    run_undisturbed(tmp_path, tree_root, "whole")
-
-    agents = start(tmp_path, tree_root, "disturbed")
     deadline = time.monotonic() + 150
-    while not list(disturbed.glob("run_0/checkpoints/step_*")):
+    while not list(tmp_path.glob("disturbed/run_0/checkpoints/step_*")):
         assert time.monotonic() < deadline, "no checkpoint"
         time.sleep(0.02)
-    os.kill(rank_of(agents[1]), signal.SIGKILL)
-    output = finish(agents)
-
+    children = Path(f"/proc/{agents[1].pid}/task/{agents[1].pid}/children").read_text().split()
+    rank = next(int(pid) for pid in children if b"run_pretraining.py" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    os.kill(rank, signal.SIGKILL)
+    output = "\n".join(agent.communicate(timeout=120)[0] for agent in agents)
+    assert [agent.returncode for agent in agents] == [0, 0], output
     assert "resumed at step" in output
     assert "died after step" in output
-    weights = "run_0/weights/model.safetensors"
-    assert (disturbed / weights).read_bytes() == (whole / weights).read_bytes()
+    whole, disturbed = (tmp_path / f"{name}/run_0/weights/model.safetensors" for name in ("whole", "disturbed"))
+    assert disturbed.read_bytes() == whole.read_bytes()
 
 
 @pytest.mark.parametrize("status", [pytest.param(0, marks=pytest.mark.slow), 1])

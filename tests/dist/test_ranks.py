@@ -13,42 +13,35 @@ from harness import run_ranks
 from mlbert.distributed.world import World
 from rank_programs import train
 
+Ranks = list[dict[str, Any]]
 # float32 sums in another order, of gradients of about 1 (weights: after LAMB's division by their norm).
 TOLERANCE = 2e-6
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     """Return the results of all rank programs for every rank of two simulated nodes."""
     results = run_ranks("rank_programs:everything", 4, tmp_path_factory.mktemp("ranks"), node_size=2)
     return [result.value for result in results]
 
 
 @pytest.mark.parametrize("accumulation", ["1", "2"])
-def test_training_matches_one_process(ranks: list[dict[str, Any]], accumulation: str) -> None:
+def test_training_matches_one_process(ranks: Ranks, accumulation: str) -> None:
     expected = train(World())
     found = ranks[0]["train"][accumulation]
     for key in ("losses", "grads", "norms", "weights"):
         torch.testing.assert_close(torch.tensor(found[key]), torch.tensor(expected[key]), rtol=1e-5, atol=TOLERANCE)
+    assert [rank["train"][accumulation] for rank in ranks] == [found] * 4, "all ranks must be bit-equal"
 
 
-def test_all_ranks_are_bit_equal(ranks: list[dict[str, Any]]) -> None:
-    for rank in ranks[1:]:
-        assert rank["train"] == ranks[0]["train"]
-
-
-def test_parameter_unused_on_some_ranks_is_summed(ranks: list[dict[str, Any]]) -> None:
+def test_parameter_unused_on_some_ranks_is_summed(ranks: Ranks) -> None:
     expected = torch.tensor([rank["uneven_use"]["own"] for rank in ranks]).sum(0)
     for rank in ranks:
         assert rank["uneven_use"]["summed"] == ranks[0]["uneven_use"]["summed"]
         torch.testing.assert_close(torch.tensor(rank["uneven_use"]["summed"]), expected, rtol=1e-5, atol=TOLERANCE)
 
 
-def test_rank_without_backward_takes_part_in_the_sum(ranks: list[dict[str, Any]]) -> None:
-    assert all(rank["no_backward"] == [0.0, 1.0, 2.0] for rank in ranks)
-
-
-def test_reduction_overlaps_backward(ranks: list[dict[str, Any]]) -> None:
+def test_reduction_overlaps_backward(ranks: Ranks) -> None:
     """Four layers, one bucket each: at least two are in flight when the first layer's backward begins."""
     for rank in ranks:
         before_last, in_last = rank["overlap"]["seen"]
@@ -57,23 +50,17 @@ def test_reduction_overlaps_backward(ranks: list[dict[str, Any]]) -> None:
         assert rank["overlap"]["overlapped"] == rank["overlap"]["buckets"] == 4
 
 
-def test_gradient_after_its_bucket_started_is_an_error(ranks: list[dict[str, Any]]) -> None:
-    assert all("after its sum had started" in rank["second_backward"] for rank in ranks)
-
-
-def test_small_collectives(ranks: list[dict[str, Any]]) -> None:
-    size = len(ranks)
-    for rank in ranks:
-        assert rank["numbers"] == {"sum": [size * (size + 1) // 2, 10 * size], "seed": 2**61 + 7}
-
-
-def test_gather_rows_with_different_row_counts(ranks: list[dict[str, Any]]) -> None:
-    """Rank 0 has no rows, rank 1 has one, and so on."""
+def test_small_programs(ranks: Ranks) -> None:
+    """Only rank 0 has a micro-batch in no_backward; it has no rows to gather, rank 1 has one, and so on."""
     rows = [[10.0, 11.0], [20.0, 21.0], [22.0, 23.0], [30.0, 31.0], [32.0, 33.0], [34.0, 35.0]]
-    assert [rank["rows"] for rank in ranks] == [{"rows": rows, "dtype": "torch.float64"}] * 4
+    for rank in ranks:
+        assert rank["no_backward"] == [0.0, 1.0, 2.0]
+        assert "after its sum had started" in rank["second_backward"]
+        assert rank["numbers"] == {"sum": [1 + 2 + 3 + 4, 4 * 10], "seed": 2**61 + 7}
+        assert rank["rows"] == {"rows": rows, "dtype": "torch.float64"}
 
 
-def test_groups_of_ranks(ranks: list[dict[str, Any]]) -> None:
+def test_groups_of_ranks(ranks: Ranks) -> None:
     """Padding is exchanged by a rank alone, its node or all; groups inside nodes need ranks numbered node by node."""
     for rank in ranks:
         assert rank["exchange groups"] == {"off": 1, "group": 2, "all": 4}
@@ -83,7 +70,7 @@ def test_groups_of_ranks(ranks: list[dict[str, Any]]) -> None:
         assert "\n" not in sharding + exchange
 
 
-def test_network_benchmark_measures_every_link(ranks: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_network_benchmark_measures_every_link(ranks: Ranks, tmp_path: Path) -> None:
     """Three hosts, an odd ring; ranks of one host have no link."""
     results = run_ranks("rank_programs:measure_as", 3, tmp_path, hosts=["n1", "n2", "n3"])
     reports = [result.value for result in results]

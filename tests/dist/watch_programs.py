@@ -107,7 +107,6 @@ def open_many_files() -> None:
 
 
 def train_with_many_files(arguments: list[str]) -> None:
-    """Run ``mlbert`` in a process with many open file descriptors."""
     open_many_files()
     raise SystemExit(main(arguments))
 
