@@ -59,10 +59,7 @@ SchedulerParameters=sched_interval=2,batch_sched_delay=0
 {nodes}
 PartitionName=main Nodes=ALL Default=YES MaxTime=60 State=UP OverSubscribe=NO
 """
-NODE = (
-    "NodeName={name} NodeHostname={name} NodeAddr=127.0.0.1 Port={port} CPUs=16 RealMemory=64000 "
-    "Gres=gpu:{gpus} State=UNKNOWN"
-)
+NODE = "NodeName={name} NodeHostname={name} NodeAddr=127.0.0.1 Port={port} CPUs=16 RealMemory=64000 Gres=gpu:8"
 
 
 def unavailable_reason() -> str | None:
@@ -91,27 +88,17 @@ def free_ports(count: int) -> list[int]:
 
 
 class Cluster:
-    """A running cluster; see `running`.
-
-    Attributes:
-        folder: contains all files of the cluster.
-        nodes: names, from node1.
-        environment: for client programs: PATH, SLURM_CONF and little else.
-    """
+    """A running cluster, with all its files in a folder; see `running`."""
 
     def __init__(self, folder: Path, num_nodes: int) -> None:
         self.folder = folder
         self.nodes = [f"node{i + 1}" for i in range(num_nodes)]
-        self.environment = {
-            "PATH": f"{Path(sys.executable).parent}:{SYSTEM_PATH}",
-            "SLURM_CONF": str(folder / "slurm.conf"),
-            "HOME": os.environ.get("HOME", "/"),
-            "USER": "root",
-        }
+        # Of client programs.
+        self.environment = {"PATH": f"{Path(sys.executable).parent}:{SYSTEM_PATH}", "USER": "root"}
+        self.environment |= {"SLURM_CONF": str(folder / "slurm.conf"), "HOME": os.environ.get("HOME", "/")}
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
-        """Start all daemons and wait until every node is idle."""
         self._write_files()
         munge = self.folder / "munge"
         files = {"socket": "socket", "key-file": "key", "pid-file": "pid", "seed-file": "seed", "log-file": "log"}
@@ -123,10 +110,8 @@ class Cluster:
         self.wait_for(lambda: self.states() == {"idle"}, 30, "idle nodes")
 
     def _write_files(self) -> None:
-        for name in ("munge", "state", "gpus", *self.nodes):
-            (self.folder / name).mkdir()
-        for node in self.nodes:
-            (self.folder / node / "tmp").mkdir()
+        for name in ("munge", "state", "gpus", *(f"{node}/tmp" for node in self.nodes)):
+            (self.folder / name).mkdir(parents=True)
         key = self.folder / "munge" / "key"
         key.touch(mode=0o600)
         key.write_bytes(secrets.token_bytes(128))
@@ -134,7 +119,7 @@ class Cluster:
             os.mknod(self.folder / "gpus" / f"nvidia{index}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
         host = socket.gethostname().split(".")[0]
         controller_port, *ports = free_ports(1 + len(self.nodes))
-        lines = [NODE.format(name=node, port=port, gpus=NUM_GPUS) for node, port in zip(self.nodes, ports, strict=True)]
+        lines = [NODE.format(name=node, port=port) for node, port in zip(self.nodes, ports, strict=True)]
         text = CONFIG.format(host=host, folder=self.folder, controller_port=controller_port, nodes="\n".join(lines))
         (self.folder / "slurm.conf").write_text(text)
         (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/gpus/nvidia[0-{NUM_GPUS - 1}]\n")
@@ -144,8 +129,8 @@ class Cluster:
         assert path
         with (self.folder / f"{label or name}.out").open("ab") as log:
             options = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "start_new_session": True}
-            process = subprocess.Popen([path, *arguments], env=self.environment, cwd=self.folder, **options)
-        self._daemons[label or name] = process
+            options |= {"env": self.environment, "cwd": self.folder}
+            self._daemons[label or name] = subprocess.Popen([path, *arguments], **options)
 
     def start_node(self, node: str) -> None:
         """Start a node's daemon with the node's name as host name."""
@@ -158,26 +143,18 @@ class Cluster:
         victims = [self._daemons.pop(node).pid, *self._processes(f"SLURMD_NODENAME={node}".encode())]
         victims += [pid for pid in self._processes() if own in _read(pid, "cmdline")]
         # slurmstepd has no node name in its environment, but its children do.
-        victims += [
-            parent for pid in victims if (parent := _parent(pid)) > 1 and b"slurmstepd" in _read(parent, "cmdline")
-        ]
+        victims += [parent for parent in map(_parent, victims) if b"slurmstepd" in _read(parent, "cmdline")]
         for pid in dict.fromkeys(victims):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    def _processes(self, marker: bytes | None = None) -> list[int]:
-        """Return the cluster's processes, optionally only those with the marker in their environment."""
-        own = f"SLURM_CONF={self.folder}/slurm.conf".encode()
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdecimal() and int(entry.name) != os.getpid():
-                variables = _read(int(entry.name), "environ").split(b"\0")
-                if own in variables and (marker is None or marker in variables):
-                    found.append(int(entry.name))
-        return found
+    def _processes(self, *markers: bytes) -> list[int]:
+        """Return the cluster's processes that have these markers in their environment."""
+        wanted = {f"SLURM_CONF={self.folder}/slurm.conf".encode(), *markers}
+        others = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+        return [pid for pid in others if pid != os.getpid() and wanted <= set(_read(pid, "environ").split(b"\0"))]
 
     def stop(self) -> None:
-        """Cancel all jobs and end all processes of the cluster."""
         with contextlib.suppress(subprocess.SubprocessError):
             self.run("scancel", "--user=root", timeout=10)
             self.wait_for(lambda: not self.run("squeue", "--noheader").stdout.strip(), 5, "an empty queue")
@@ -194,7 +171,6 @@ class Cluster:
         self._daemons.clear()
 
     def run(self, *words: str | Path, timeout: float = 30, **options: object) -> subprocess.CompletedProcess[str]:
-        """Run a client program."""
         options |= {"env": {**self.environment, **options.pop("environment", {})}, "timeout": timeout}
         return subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False, **options)
 
@@ -209,14 +185,8 @@ class Cluster:
         return dict(word.split("=", 1) for word in text.split() if "=" in word)
 
     def rank(self, job: str, rank: int) -> int:
-        """Return the process id of a training rank."""
-        markers = {f"SLURM_JOB_ID={job}".encode(), f"SLURM_PROCID={rank}".encode()}
-        found = [
-            pid
-            for pid in self._processes()
-            if b"run_pretraining.py" in _read(pid, "cmdline") and markers <= set(_read(pid, "environ").split(b"\0"))
-        ]
-        return min(found)
+        own = self._processes(f"SLURM_JOB_ID={job}".encode(), f"SLURM_PROCID={rank}".encode())
+        return min(pid for pid in own if b"run_pretraining.py" in _read(pid, "cmdline"))
 
     def running(self, program: str) -> list[int]:
         """Return the processes of jobs that Python runs with a script of this name."""
@@ -231,11 +201,6 @@ class Cluster:
         os.kill(pid, signal.SIGKILL)
 
     def wait_for(self, condition: object, seconds: float, description: str) -> None:
-        """Poll until the condition is true.
-
-        Raises:
-            subprocess.SubprocessError: on timeout.
-        """
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
@@ -243,7 +208,6 @@ class Cluster:
             time.sleep(0.2)
 
     def wait_for_end(self, job: str, seconds: float = 240) -> dict[str, str]:
-        """Wait for a job's end and return its fields."""
         running = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED", None)
         self.wait_for(lambda: self.job(job).get("JobState") not in running, seconds, f"end of job {job}")
         return self.job(job)
@@ -274,7 +238,6 @@ def running(num_nodes: int) -> Iterator[Cluster]:
 
 
 def main() -> None:
-    """Start a cluster for interactive use."""
     reason = unavailable_reason()
     if reason:
         sys.exit(f"error: {reason}")

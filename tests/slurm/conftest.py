@@ -27,7 +27,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """Return a cluster of `NUM_NODES` nodes."""
     with running(NUM_NODES) as cluster:
         yield cluster
 

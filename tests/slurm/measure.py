@@ -39,13 +39,10 @@ ROOT = Path(__file__).resolve().parents[2]
 RUN = {"MAX_STEPS": 1200, "SAVE_CHECKPOINT_STEPS": 10}
 
 
-def metrics(site: Site) -> Path:
-    return site.runs / "out/run_0/metrics.jsonl"
-
-
 def steps_done(site: Site) -> int:
     """Return the step of the last complete metrics line."""
-    lines = metrics(site).read_text().splitlines() if metrics(site).exists() else []
+    metrics = site.runs / "out/run_0/metrics.jsonl"
+    lines = metrics.read_text().splitlines() if metrics.exists() else []
     whole = [line for line in lines if line.endswith("}")]
     return json.loads(whole[-1])["step"] if whole else 0
 
@@ -76,11 +73,6 @@ def measure_start(site: Site) -> dict[str, float]:
     }
 
 
-def undisturbed(site: Site) -> bytes:
-    site.cluster.wait_for_end(site.submit(**RUN), 900)
-    return (site.runs / "out/run_0/weights/model.safetensors").read_bytes()
-
-
 def killed(site: Site, kills: int, seed: int) -> tuple[bytes, list[dict[str, float]], str]:
     """Kill ranks of a run; return its final weights, each kill's rank, step and seconds, and the job's output."""
     choice = random.Random(seed)
@@ -101,39 +93,14 @@ def killed(site: Site, kills: int, seed: int) -> tuple[bytes, list[dict[str, flo
 
 
 def hardware() -> tuple[str, str]:
-    """Return the processor's name and a short name for a folder, such as "AMD EPYC" and "epyc-2cpu"."""
+    """Return the processor's name, and a short name for a folder, such as "epyc-2cpu"."""
     lines = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     name = lines[0].partition(":")[2].strip() if lines else platform.machine()
     short = re.search(r"epyc|ryzen|xeon|core|neoverse", name, re.IGNORECASE)
     return name, f"{short[0].lower() if short else platform.machine()}-{os.cpu_count()}cpu"
 
 
-README = """\
-# How long do launching and recovery take?
-
-A Slurm {slurm} of four nodes on one machine ({cpu}, {cores} cores{load}).
-Jobs of `launch/run.sub` without a container, with a model of 2 layers x 32. The figures measure the launchers and the
-start of Python, not training.
-
-```console
-$ python tests/slurm/measure.py --kills {kills}
-```
-
-| what | figure |
-|---|---|
-| `sbatch` to the end of the first step, 4 nodes, one rank each | {sbatch_to_first_step:.1f} s, median of three jobs |
-| of these: Slurm, until the job script runs | {sbatch_to_script:.1f} s |
-| of these: our scripts, until the ranks start (goal: 2 s) | {our_scripts:.1f} s |
-| of these: start of Python and torch, rendezvous, first step | {ranks_to_first_step:.1f} s |
-| death of a rank to the next new step, 2 nodes | {median:.1f} s (median); longest {longest:.1f} s |
-| {kills} kills at random steps and ranks: final weights equal to the undisturbed run's | {equal} |
-
-Raw output: [measure.json](measure.json), [job.txt](job.txt) (the job with the kills).
-"""
-
-
 def main() -> None:
-    """Measure, and write the folder."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=20)
     cpu, short = hardware()
@@ -147,7 +114,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary, running(4) as cluster:
         slurm = cluster.run("sinfo", "--version").stdout.split()[-1]
         starts = [measure_start(Site(cluster, Path(temporary, f"start{i}"), ROOT)) for i in range(3)]
-        whole = undisturbed(Site(cluster, Path(temporary, "whole"), ROOT))
+        undisturbed = Site(cluster, Path(temporary, "whole"), ROOT)
+        cluster.wait_for_end(undisturbed.submit(**RUN), 900)
+        whole = (undisturbed.runs / "out/run_0/weights/model.safetensors").read_bytes()
         weights, recoveries, output = killed(Site(cluster, Path(temporary, "killed"), ROOT), arguments.kills, seed=1)
     medians = {name: statistics.median(start[name] for start in starts) for name in starts[0]}
     seconds = [recovery["seconds"] for recovery in recoveries]
@@ -160,17 +129,19 @@ def main() -> None:
         "versions": {"slurm": slurm, "torch": metadata.version("torch"), "python": platform.python_version()},
         "cpu": cpu,
     }
-    readme = README.format(
-        **medians,
-        slurm=slurm,
-        cpu=cpu,
-        cores=os.cpu_count(),
-        load=f"; load average before: {load:.1f}",
-        kills=arguments.kills,
-        median=statistics.median(seconds),
-        longest=max(seconds),
-        equal="yes, to the last bit" if weights == whole else "NO",
-    )
+    figures = {
+        "`sbatch` to the end of the first step, 4 nodes, one rank each": f"{medians['sbatch_to_first_step']:.1f} s",
+        "of these: Slurm, until the job script runs": f"{medians['sbatch_to_script']:.1f} s",
+        "of these: our scripts, until the ranks start (goal: 2 s)": f"{medians['our_scripts']:.1f} s",
+        "of these: start of Python and torch, rendezvous, first step": f"{medians['ranks_to_first_step']:.1f} s",
+        "death of a rank to the next new step, median": f"{statistics.median(seconds):.1f} s",
+        "death of a rank to the next new step, longest": f"{max(seconds):.1f} s",
+        "final weights equal to the undisturbed run's": "yes, to the last bit" if weights == whole else "NO",
+    }
+    readme = "# How long do launching and recovery take?\n\n"
+    readme += f"A Slurm {slurm} of four nodes on one machine ({cpu}; load average before: {load:.1f}).\n"
+    readme += f"The start is the median of three jobs; {arguments.kills} kills are at random steps and ranks.\n\n"
+    readme += "| what | figure |\n|---|---|\n" + "".join(f"| {name} | {value} |\n" for name, value in figures.items())
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "README.md").write_text(readme)
     (arguments.out / "measure.json").write_text(json.dumps(record, indent=1) + "\n")

@@ -41,13 +41,7 @@ def read_log(path: Path) -> dict[str, list]:
 
 
 class Site:
-    """A tree with one system folder, whose config trains a tiny model on generated tokens.
-
-    Attributes:
-        cluster: where its jobs run.
-        config: the system's config.
-        runs: folder of all LOGDIRs.
-    """
+    """A tree with one system folder, whose config trains a tiny model on generated tokens; `runs` has all LOGDIRs."""
 
     def __init__(self, cluster: Cluster, root: Path, tree_root: Path) -> None:
         self.cluster, self.runs = cluster, root / "runs"
@@ -95,12 +89,10 @@ class Site:
         return done.stdout.split()
 
     def output(self, job: str) -> str:
-        """Return the job's output so far."""
         path = self.config.parent / f"slurm-{job}.out"
         return path.read_text(errors="replace") if path.exists() else ""
 
     def run(self, *sbatch_words: str, nodes: int = 2, **exports: object) -> tuple[str, str]:
-        """Submit a job and wait for its end; return its state and output."""
         job = self.submit(*sbatch_words, nodes=nodes, **exports)
         state = self.cluster.wait_for_end(job)["JobState"]
         return state, self.output(job)

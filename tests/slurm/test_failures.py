@@ -6,9 +6,9 @@ import os
 import re
 import signal
 import time
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,20 +29,14 @@ def nodes_of(site: Site, job: str) -> list[str]:
     return expand_hostlist(site.cluster.job(job)["NodeList"])
 
 
-@dataclass(frozen=True)
-class SlowJob:
-    """A job that takes about a minute while other tests run; when its rank was stopped, and the node that it lost."""
-
-    site: Site
-    job: str
-    stopped_at: float
-    lost_node: str
+# Of jobs that take about a minute while other tests run: site, id, and when a rank was stopped or which node was lost.
+SlowJobs = dict[str, tuple[Site, str, Any]]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def slow_jobs(
     cluster: Cluster, tree_root: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> dict[str, SlowJob]:
+) -> SlowJobs:
     """Start the slow jobs first: two with a stopped rank, one that hits its time limit, one that loses a node."""
     with_spare = request.config.getoption("--slow")
     names = ("stopped", "limit", "power", *["spare"] * with_spare)
@@ -55,15 +49,14 @@ def slow_jobs(
     jobs["limit"] = sites["limit"].submit("--signal=B:USR1@15", nodes=1, WALLTIME=1, **ENDLESS)
     jobs["power"] = sites["power"].submit(**LONG)
     wait_for_first_checkpoint(sites["power"], jobs["power"])
-    lost_node = nodes_of(sites["power"], jobs["power"])[1]
-    cluster.kill_node(lost_node)
-    stopped_at = dict.fromkeys(names, time.time())
+    events: dict[str, Any] = {"limit": None, "power": nodes_of(sites["power"], jobs["power"])[1]}
+    cluster.kill_node(events["power"])
     for name, rank in (("stopped", 1), ("spare", 0))[: 1 + with_spare]:
         metrics = sites[name].runs / "out/run_0/metrics.jsonl"
         cluster.wait_for(lambda path=metrics: path.exists() and path.read_text().count("\n") > 3, 90, "four steps")
         os.kill(cluster.rank(jobs[name], rank), signal.SIGSTOP)
-        stopped_at[name] = time.time()
-    return {name: SlowJob(sites[name], job, stopped_at[name], lost_node) for name, job in jobs.items()}
+        events[name] = time.time()
+    return {name: (sites[name], job, events[name]) for name, job in jobs.items()}
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +69,6 @@ def undisturbed(cluster: Cluster, tree_root: Path, tmp_path_factory: pytest.Temp
 
 
 def wait_for_first_checkpoint(site: Site, job: str) -> None:
-    """Wait until the first checkpoint exists."""
     checkpoints = site.runs / "out/run_0/checkpoints"
     site.cluster.wait_for(
         lambda: list(checkpoints.glob("step_*")) or site.cluster.job(job)["JobState"] == "FAILED", 90, "a checkpoint"
@@ -124,9 +116,9 @@ def test_run_continues_without_the_node_of_a_killed_rank(site: Site, undisturbed
     assert not list((site.runs / "out").glob(".*")), "the job must remove its temporary files"
 
 
-def test_slurm_signals_the_job_before_the_time_limit(slow_jobs: dict[str, SlowJob]) -> None:
+def test_slurm_signals_the_job_before_the_time_limit(slow_jobs: SlowJobs) -> None:
     """This job trains until it is cancelled, so the test comes early."""
-    site, job = slow_jobs["limit"].site, slow_jobs["limit"].job
+    site, job, _ = slow_jobs["limit"]
     site.cluster.wait_for(lambda: "resumed at step" in site.output(job), 240, "restart")
     site.cluster.run("scancel", job)
     site.cluster.wait_for_end(job)
@@ -221,8 +213,8 @@ def test_next_job_of_a_chain_resumes_the_run(site: Site, undisturbed: bytes) -> 
     assert weights(site.runs / "out/run_0") == undisturbed
 
 
-def test_stopped_rank_ends_the_job_and_is_named(slow_jobs: dict[str, SlowJob]) -> None:
-    site, job, stopped_at = slow_jobs["stopped"].site, slow_jobs["stopped"].job, slow_jobs["stopped"].stopped_at
+def test_stopped_rank_ends_the_job_and_is_named(slow_jobs: SlowJobs) -> None:
+    site, job, stopped_at = slow_jobs["stopped"]
     facts = site.cluster.wait_for_end(job)
     assert facts["JobState"] == "FAILED"
     ended = datetime.fromisoformat(facts["EndTime"]).timestamp()
@@ -233,9 +225,9 @@ def test_stopped_rank_ends_the_job_and_is_named(slow_jobs: dict[str, SlowJob]) -
 
 
 @pytest.mark.slow
-def test_spare_node_replaces_that_of_a_stopped_first_rank(slow_jobs: dict[str, SlowJob], undisturbed: bytes) -> None:
+def test_spare_node_replaces_that_of_a_stopped_first_rank(slow_jobs: SlowJobs, undisturbed: bytes) -> None:
     """Without checkpoints, the run starts over."""
-    site, job = slow_jobs["spare"].site, slow_jobs["spare"].job
+    site, job, _ = slow_jobs["spare"]
     facts = site.cluster.wait_for_end(job)
     (lost, *others), output = nodes_of(site, job), site.output(job)
     assert f"{lost} is excluded from this job: rank 0 on {lost} is silent after step " in output, output
@@ -244,8 +236,8 @@ def test_spare_node_replaces_that_of_a_stopped_first_rank(slow_jobs: dict[str, S
     assert weights(site.runs / "out/run_0") == undisturbed
 
 
-def test_lost_node_loses_no_steps(slow_jobs: dict[str, SlowJob], undisturbed: bytes) -> None:
-    site, job, node = slow_jobs["power"].site, slow_jobs["power"].job, slow_jobs["power"].lost_node
+def test_lost_node_loses_no_steps(slow_jobs: SlowJobs, undisturbed: bytes) -> None:
+    site, job, node = slow_jobs["power"]
     facts = site.cluster.wait_for_end(job)
     site.cluster.start_node(node)
     output = site.output(job)

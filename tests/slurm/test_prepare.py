@@ -23,23 +23,6 @@ KILLS = 3
 ENVIRONMENT = {"SBATCH_OUTPUT": "/dev/null", "SBATCH_EXCLUSIVE": "exclusive"}  # one job per node
 
 
-def write_texts(folder: Path, num_files: int, num_texts: int) -> None:
-    """Write files of JSON lines, large enough to be tasks by themselves."""
-    draw = random.Random(0)
-    folder.mkdir()
-    for number in range(num_files):
-        texts = (" ".join(draw.choices(WORDS, k=draw.randrange(1, 6000))) for _ in range(num_texts))
-        (folder / f"{number}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-
-
-def start(cluster: Cluster, tree_root: Path, command: list[object], jobs: int) -> list[str]:
-    """Submit a step; return its jobs in order."""
-    script = tree_root / HOME / "launch/prepare_data.sh"
-    done = cluster.run(script, "--slurm", str(jobs), "--workers", "1", "--", *command, environment=ENVIRONMENT)
-    assert done.returncode == 0, done.stderr
-    return [line.split()[1].rstrip(":") for line in done.stdout.splitlines() if line.startswith("job ")]
-
-
 def states(cluster: Cluster, job: str) -> set[str]:
     """Return the states of a job, or of all jobs of an array."""
     lines = cluster.run("scontrol", "--oneliner", "show", "job", job).stdout.splitlines()
@@ -47,14 +30,20 @@ def states(cluster: Cluster, job: str) -> set[str]:
 
 
 @pytest.mark.slow
-def test_an_array_makes_the_bytes_of_one_process_also_after_kills(
-    cluster: Cluster, tree_root: Path, tmp_path: Path
-) -> None:
-    write_texts(tmp_path / "texts", num_files=8, num_texts=1000)
+def test_a_killed_array_makes_the_bytes_of_one_process(cluster: Cluster, tree_root: Path, tmp_path: Path) -> None:
+    draw = random.Random(0)
+    (tmp_path / "texts").mkdir()
+    for number in range(8):  # large enough to be tasks by themselves
+        texts = (" ".join(draw.choices(WORDS, k=draw.randrange(1, 6000))) for _ in range(1000))
+        lines = (json.dumps({"text": text}) + "\n" for text in texts)
+        (tmp_path / f"texts/{number}.jsonl").write_text("".join(lines))
     convert = [sys.executable, tree_root / "benchmarks/mosaic_bert/common/convert_dataset.py", "--dataset", "text"]
     convert += ["--path", tmp_path / "texts", "--splits", "train", "val", "--concat_tokens", "64", "--out_root"]
     draw, killed = random.Random(time.time_ns()), 0
-    jobs = start(cluster, tree_root, [*convert, tmp_path / "many"], 7)
+    script = (tree_root / HOME / "launch/prepare_data.sh", "--slurm", "7", "--workers", "1", "--")
+    done = cluster.run(*script, *convert, tmp_path / "many", environment=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    jobs = [line.split()[1].rstrip(":") for line in done.stdout.splitlines() if line.startswith("job ")]
     assert len(jobs) == 3  # two passes and the merge
     deadline = time.monotonic() + 400
     while states(cluster, jobs[-1]) <= {"PENDING", "RUNNING", "COMPLETING"}:
