@@ -31,7 +31,6 @@ def server(tmp_path: Path) -> Path:
 
 
 def bind_lines(tree_root: Path, server: Path, allowed: str, gpus: bool = False, **exports: object) -> list[str]:
-    """Return the binding that bind.sh chooses for each of four ranks."""
     path = f"{server / 'bin'}:/usr/bin:/bin" if gpus else "/usr/bin:/bin"
     lines = []
     for rank in range(4):
@@ -42,15 +41,11 @@ def bind_lines(tree_root: Path, server: Path, allowed: str, gpus: bool = False, 
     return lines
 
 
+SPREAD = ["0: 0,1,2,3", "0: 4,5,6,7", "1: 8,9,10,11", "1: 12,13,14,15"]
 CASES = {
     "the node of each rank's GPU": ("0-31", True, {}, ["1: 8,9,10,11", "1: 12,13,14,15", "0: 0,1,2,3", "0: 4,5,6,7"]),
-    "the GPUs that are visible": (
-        "0-31",
-        True,
-        {"CUDA_VISIBLE_DEVICES": "GPU-3a,GPU-2a,1,0"},
-        ["0: 0,1,2,3", "0: 4,5,6,7", "1: 8,9,10,11", "1: 12,13,14,15"],
-    ),
-    "spread over the nodes": ("0-31", False, {}, ["0: 0,1,2,3", "0: 4,5,6,7", "1: 8,9,10,11", "1: 12,13,14,15"]),
+    "the GPUs that are visible": ("0-31", True, {"CUDA_VISIBLE_DEVICES": "GPU-3a,GPU-2a,1,0"}, SPREAD),
+    "spread over the nodes": ("0-31", False, {}, SPREAD),
     # The end of the second node belongs to a storage client; only the second thread of core 0 is free.
     "the job's CPUs": ("1-11,16-27", False, {}, ["0: 1,2,3,4", "0: 5,6,7,16", "1: 8,9", "1: 10,11"]),
     "a node without CPUs": ("0-2", True, {}, ["0: 0", "0: 0", "0: 1", "0: 2"]),

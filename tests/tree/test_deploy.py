@@ -22,8 +22,8 @@ SYSTEMS = Path("benchmarks/bert/implementations")
 MOSAIC = Path("benchmarks/mosaic_bert")
 TASK, MOSAIC_TASK = PYTORCH / "deploy/skypilot/train.yaml", MOSAIC / "yamls/cloud/skypilot.yaml"
 SKYPILOT = {"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}
-# A stand-in for Python records its arguments; the manifest's script, config and launcher are the real ones.
-PYTHON = '#!/bin/bash\nprintf "%s\\n" "$@" >"${NOTES}"\nenv >"${NOTES}.env"\n'
+# Stand-ins record their names and arguments; the scripts, configs and launchers are the real ones.
+STAND_IN = '#!/bin/bash\nprintf "%s\\n" "${0##*/}" "$@" >"${NOTES}"\nenv >"${NOTES}.env"\n'
 
 
 @pytest.fixture(scope="module")
@@ -43,22 +43,22 @@ def errors(schema: dict, value: object) -> list[str]:
     return [f"{'/'.join(map(str, error.path))}: {error.message}" for error in validator.iter_errors(value)]
 
 
-def start(script: str, folder: Path, tmp_path: Path, **environ: str) -> tuple[list[str], dict[str, str]]:
-    """Run a manifest's script with the stand-in and return the recorded arguments and environment."""
-    write_program(tmp_path / "bin/python3", PYTHON)
+def start(script: list[object], folder: Path, tmp_path: Path, **environ: str) -> tuple[list[str], dict[str, str]]:
+    """Run bash with the stand-ins and return the recorded words and environment."""
+    for name in ("python3", "mlbert", "srun"):
+        write_program(tmp_path / "bin" / name, STAND_IN)
     environ |= {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "NOTES": str(tmp_path / "notes"), "HOME": str(tmp_path)}
-    run_checked("bash", "-euo", "pipefail", "-c", script, cwd=folder, env=environ)
+    run_checked("bash", "-euo", "pipefail", *script, cwd=folder, env=environ)
     lines = (tmp_path / "notes.env").read_text().splitlines()
     return (tmp_path / "notes").read_text().splitlines(), dict(line.split("=", 1) for line in lines if "=" in line)
 
 
-@pytest.mark.parametrize("kind", ["Job", "Service"])
-def test_kubernetes_objects_match_the_api_schema(kind: str, job: dict[str, dict]) -> None:
+def test_kubernetes_objects_match_the_api_schema(job: dict[str, dict]) -> None:
     schema = json.loads((ASSETS / "kubernetes.json").read_text())
-    group = "batch" if kind == "Job" else "core"
-    schema["$ref"] = f"#/definitions/io.k8s.api.{group}.v1.{kind}"
-    assert errors(schema, job[kind]) == []
-    assert len(errors(schema, job[kind] | {"spec": job[kind]["spec"] | {"completionz": 2}})) == 1
+    for kind, group in {"Job": "batch", "Service": "core"}.items():
+        schema["$ref"] = f"#/definitions/io.k8s.api.{group}.v1.{kind}"
+        assert errors(schema, job[kind]) == []
+        assert len(errors(schema, job[kind] | {"spec": job[kind]["spec"] | {"completionz": 2}})) == 1
 
 
 def test_kubernetes_numbers_match_the_config(job: dict[str, dict], tree_root: Path, tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_kubernetes_numbers_match_the_config(job: dict[str, dict], tree_root: Pa
     given = {item["name"]: item["value"] for item in container["env"]} | {"IMAGE": "mlbert@sha256:1"}
     assert int(given["SAVE_CHECKPOINT_STEPS"]) > 0, "without checkpoints, RESUME finds nothing"
     given |= {"RESUME": "1", "LR": "0.5"}
-    words, environ = start(script, folder, tmp_path, JOB_COMPLETION_INDEX="3", **given)
+    words, environ = start(["-c", script], folder, tmp_path, JOB_COMPLETION_INDEX="3", **given)
     kept = {"RESUME", "LR", "SAVE_CHECKPOINT_STEPS", "CLEAR_CACHES"}
     assert {name: environ[name] for name in kept} == {name: given[name] for name in kept}
     assert environ["BATCHSIZE"] == config["BATCHSIZE"]
@@ -109,7 +109,7 @@ def test_skypilot_numbers_match_the_config(tree_root: Path, tmp_path: Path) -> N
     assert task["resources"]["accelerators"].rpartition(":")[2] == config["DGXNGPU"]
     assert str(Path(config["DATADIR_PHASE2"]).parent) in task["file_mounts"]
     given = {"RESUME": "1", "SAVE_CHECKPOINT_STEPS": "200", "LOGDIR": "/bucket"}
-    words, environ = start(task["run"], tree_root, tmp_path, **task["envs"], **given, **SKYPILOT)
+    words, environ = start(["-c", task["run"]], tree_root, tmp_path, **task["envs"], **given, **SKYPILOT)
     assert f"--nproc-per-node={config['DGXNGPU']}" in words
     assert Path(words[-1]).samefile(folder / "run_pretraining.py")
     assert environ["MASTER_ADDR"] == "10.0.0.1"
@@ -118,55 +118,43 @@ def test_skypilot_numbers_match_the_config(tree_root: Path, tmp_path: Path) -> N
     assert environ["BATCHSIZE"] == config["BATCHSIZE"]
 
 
-RECORDER = """#!/bin/bash
-printf "%s\\n" "$(basename "$0")" "$@" "WORLD_SIZE=${WORLD_SIZE:-}" "MASTER_ADDR=${MASTER_ADDR:-}"
-"""
-
-
-def recorded(script: list[str], folder: Path, tmp_path: Path, **environ: str) -> list[str]:
-    """Run a script of the Mosaic programs with stand-ins and return what they recorded."""
-    for name in ("python3", "mlbert", "srun"):
-        write_program(tmp_path / "bin" / name, RECORDER)
-    environ |= {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
-    return run_checked(*script, cwd=folder, env=environ).stdout.splitlines()
-
-
 @pytest.mark.parametrize(
-    ("program", "nodes", "started"),
+    ("program", "nodes", "launcher"),
     [
-        ("main.py", "2", ["mlbert", "launch", "local", "-n", "8", "main.py"]),
-        ("glue.py", "1", ["python3", "glue.py"]),
-        ("sequence_classification.py", "1", ["mlbert", "launch", "local", "-n", "8", "sequence_classification.py"]),
+        ("main.py", "2", "mlbert launch local -n 8"),
+        ("glue.py", "1", "python3"),
+        ("sequence_classification.py", "1", "mlbert launch local -n 8"),
     ],
 )
-def test_skypilot_starts_the_mosaic_program(
-    tree_root: Path, tmp_path: Path, program: str, nodes: str, started: list[str]
-) -> None:
-    task = skypilot_task(tree_root, MOSAIC_TASK)
+def test_skypilot_starts_the_mosaic_program(tree_root: Path, tmp_path: Path, program, nodes, launcher) -> None:
+    task, started = skypilot_task(tree_root, MOSAIC_TASK), [*launcher.split(), program]
     given = task["envs"]
     exports = {"PROGRAM": program, "SKYPILOT_NUM_NODES": nodes, "SKYPILOT_NUM_GPUS_PER_NODE": "8"}
-    lines = recorded(["bash", "-c", task["run"]], tree_root, tmp_path, **given | exports, **SKYPILOT)
-    assert lines[: len(started)] == started
+    words, environ = start(["-c", task["run"]], tree_root, tmp_path, **given | exports, **SKYPILOT)
+    assert words[: len(started)] == started
     assert (tree_root / MOSAIC / program).is_file()
     assert (tree_root / MOSAIC / given["YAML"]).is_file()
-    assert given["WORDS"] in lines
-    assert ("data_remote=/data/c4" in lines) == (program == "main.py")
+    assert given["WORDS"] in words
+    assert ("data_remote=/data/c4" in words) == (program == "main.py")
     if program == "main.py":
-        assert lines[-2:] == ["WORLD_SIZE=16", "MASTER_ADDR=10.0.0.1"]
+        assert (environ["WORLD_SIZE"], environ["MASTER_ADDR"]) == ("16", "10.0.0.1")
 
 
 def test_slurm_starts_one_mosaic_rank_per_task(tree_root: Path, tmp_path: Path) -> None:
-    script = ["bash", str(tree_root / MOSAIC / "yamls/cloud/slurm.sub")]
+    script = tree_root / MOSAIC / "yamls/cloud/slurm.sub"
     exports = {"SLURM_SUBMIT_DIR": str(tree_root / MOSAIC), "PYTHON": "/usr/bin/python3"}
-    lines = recorded([*script, "main.py", "a.yaml", "b=1"], tmp_path, tmp_path, **exports)
-    assert lines[:6] == ["srun", "--kill-on-bad-exit=1", "/usr/bin/python3", "main.py", "a.yaml", "b=1"]
-    assert_refused(run_quietly(*script, env=exports), "no program")
+    words, _ = start([script, "main.py", "a.yaml", "b=1"], tmp_path, tmp_path, **exports)
+    assert words == ["srun", "--kill-on-bad-exit=1", "/usr/bin/python3", "main.py", "a.yaml", "b=1"]
+    assert_refused(run_quietly("bash", script, env=exports), "no program")
 
 
-def test_base_image_is_the_same_everywhere(tree_root: Path) -> None:
+def test_dockerfile_keeps_the_base_image_and_its_torch_and_sets_a_user(tree_root: Path) -> None:
     text = (tree_root / PYTORCH / "Dockerfile").read_text()
     base = re.search(r"^ARG BASE_IMAGE=docker.io/(\S+)$", text, re.MULTILINE)
     assert skypilot_task(tree_root)["resources"]["image_id"] == f"docker:{base[1]}"
+    assert re.findall(r"^USER (\S+)$", text, re.MULTILINE)[-1:] == ["10001"]
+    assert "grep -v -e '^torch==' -e '^triton==' constraints.txt" in text
+    assert {"BASE_IMAGE", "CUDA_ARCHS", "GIT_COMMIT"} <= set(re.findall(r"^ARG (\w+)", text, re.MULTILINE))
 
 
 def test_dockerfile_passes_hadolint(tree_root: Path) -> None:
@@ -175,13 +163,6 @@ def test_dockerfile_passes_hadolint(tree_root: Path) -> None:
         pytest.skip("hadolint is not installed (extra: test)")
     folders = (PYTORCH, SYSTEMS / "inventec_p8000_h100_n1")
     run_checked(program, *(tree_root / folder / "Dockerfile" for folder in folders))
-
-
-def test_dockerfile_keeps_the_base_image_torch_and_sets_a_user(tree_root: Path) -> None:
-    text = (tree_root / PYTORCH / "Dockerfile").read_text()
-    assert re.findall(r"^USER (\S+)$", text, re.MULTILINE)[-1:] == ["10001"]
-    assert "grep -v -e '^torch==' -e '^triton==' constraints.txt" in text
-    assert {"BASE_IMAGE", "CUDA_ARCHS", "GIT_COMMIT"} <= set(re.findall(r"^ARG (\w+)", text, re.MULTILINE))
 
 
 @pytest.mark.slow
@@ -234,8 +215,8 @@ def run(program: str, *words: str, engines: Path, tree_root: Path) -> subprocess
 
 
 def test_build_image_passes_the_commit(engines: Path, tree_root: Path) -> None:
-    words = ("mlbert:x", "--build-arg", "CUDA_ARCHS=9.0;10.0")
-    done = run("build_image.sh", *words, engines=engines, tree_root=tree_root)
+    given = ("mlbert:x", "--build-arg", "CUDA_ARCHS=9.0;10.0")
+    done = run("build_image.sh", *given, engines=engines, tree_root=tree_root)
     assert done.returncode == 0, done.stderr
     words = (engines / "words").read_text().splitlines()
     assert words[:5] == ["build", "--file", str(tree_root / PYTORCH / "Dockerfile"), "--tag", "mlbert:x"]
@@ -256,23 +237,15 @@ def test_make_sqsh_names_the_file_after_its_digest(image: str, engines: Path, tr
     name = f"mlbert-{digest[:12]}.sqsh"
     files = {name: "content", f"{name}.sha256": f"{digest}  {name}\n"}
     assert {path.name: path.read_text() for path in folder.iterdir()} == files
+    assert run("make_sqsh.sh", "dockerd://broken", f"{folder}", engines=engines, tree_root=tree_root).returncode != 0
+    assert {path.name for path in folder.iterdir()} == set(files), "no partial file may be left"
 
 
-def test_make_sqsh_leaves_no_partial_file(engines: Path, tree_root: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "images"
-    done = run("make_sqsh.sh", "dockerd://broken", str(folder), engines=engines, tree_root=tree_root)
-    assert done.returncode != 0
-    assert list(folder.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("build_image.sh", "no name"),
-        ("make_sqsh.sh mlbert images", "lacks the kind of image"),
-        ("make_sqsh.sh dockerd://mlbert x.sqsh", "is a file name"),
-        ("make_sqsh.sh dockerd://mlbert", "two arguments"),
-    ],
-)
-def test_invalid_arguments_are_rejected(line: str, message: str, engines: Path, tree_root: Path) -> None:
-    assert_refused(run(*line.split(), engines=engines, tree_root=tree_root), message)
+def test_invalid_arguments_are_rejected(engines: Path, tree_root: Path) -> None:
+    for line, message in {
+        "build_image.sh": "no name",
+        "make_sqsh.sh mlbert images": "lacks the kind of image",
+        "make_sqsh.sh dockerd://mlbert x.sqsh": "is a file name",
+        "make_sqsh.sh dockerd://mlbert": "two arguments",
+    }.items():
+        assert_refused(run(*line.split(), engines=engines, tree_root=tree_root), message)

@@ -45,45 +45,35 @@ def start(
     return run_quietly("bash", "-c", command, timeout=120, env={"PATH": path})
 
 
-def recorded(config: Path, rank: int = 0) -> dict[str, object]:
-    return json.loads((config.parent / f"rank_{rank}.json").read_text())
-
-
 def test_flags_and_exports_reach_the_program_whose_status_is_passed_on(system: Path, tree_root: Path) -> None:
     done = start(system, tree_root, "export BATCHSIZE=8 EXIT_CODE=3;", "--learning_rate '1e-3' 'key=a b'")
     assert done.returncode == 3, done.stderr
     expected = {"CACHES_CLEARED": "false", "WORLD_SIZE": None, "BATCHSIZE": "8"}
-    assert recorded(system) == {**expected, "arguments": ["--learning_rate", "1e-3", "key=a b"]}
+    expected["arguments"] = ["--learning_rate", "1e-3", "key=a b"]
+    assert json.loads(system.with_name("rank_0.json").read_text()) == expected
 
 
-def test_program_learns_whether_caches_were_dropped(system: Path, tree_root: Path) -> None:
-    done = start(system, tree_root, "export CLEAR_CACHES=1;")
+TORCHRUN = "python3 -m torch.distributed.run --standalone --nproc-per-node=2 --no-python"
+
+
+@pytest.mark.parametrize(
+    ("exports", "through", "sizes", "dropped"),
+    [
+        ("CLEAR_CACHES=1", "", [None], ["by this"]),
+        ("CLEAR_CACHES=1 CACHES_CLEARED=true", "", [None], ["true"]),  # by the job
+        ("DGXNGPU=2 BIND_CPUS=1", "", ["2", "2"], ["false", "false"]),
+        ("DGXNGPU=2 CLEAR_CACHES=1", TORCHRUN, ["2", "2"], ["by this", None]),
+        ("DGXNGPU=2 SLURM_STEP_ID=0 SLURM_LOCALID=1", "", [None], [None]),  # Slurm starts the other rank
+    ],
+)
+def test_each_way_to_start_ranks_and_drop_caches(
+    system: Path, tree_root: Path, exports: str, through: str, sizes: list[str | None], dropped: list[str | None]
+) -> None:
+    done = start(system, tree_root, f"export {exports};", through=through)
+    assert done.returncode == 0, done.stderr
     failed = "page cache was not dropped" in done.stderr
-    assert recorded(system)["CACHES_CLEARED"] == ("false" if failed else "true")
-
-
-def test_caches_already_dropped_by_the_job_are_not_dropped_again(system: Path, tree_root: Path) -> None:
-    done = start(system, tree_root, "export CLEAR_CACHES=1 CACHES_CLEARED=true;")
-    assert done.stderr == ""
-    assert recorded(system)["CACHES_CLEARED"] == "true"
-
-
-def test_several_ranks_start_through_torchrun(system: Path, tree_root: Path) -> None:
-    done = start(system, tree_root, "export DGXNGPU=2 BIND_CPUS=1;")
-    assert done.returncode == 0, done.stderr
-    assert [recorded(system, rank)["WORLD_SIZE"] for rank in (0, 1)] == ["2", "2"]
-
-
-def test_only_one_torchrun_rank_drops_the_caches(system: Path, tree_root: Path) -> None:
-    torchrun = "python3 -m torch.distributed.run --standalone --nproc-per-node=2 --no-python"
-    done = start(system, tree_root, "export DGXNGPU=2 CLEAR_CACHES=1;", through=torchrun)
-    assert done.returncode == 0, done.stderr
-    assert recorded(system, 0)["CACHES_CLEARED"] in ("true", "false")
-    assert recorded(system, 1)["CACHES_CLEARED"] is None
-
-
-def test_slurm_task_starts_one_rank(system: Path, tree_root: Path) -> None:
-    done = start(system, tree_root, "export DGXNGPU=2 SLURM_STEP_ID=0 SLURM_LOCALID=1;")
-    assert done.returncode == 0, done.stderr
-    assert recorded(system)["WORLD_SIZE"] is None
-    assert recorded(system)["CACHES_CLEARED"] is None
+    assert not failed or "by this" in dropped, "dropped twice"
+    found = [json.loads(system.with_name(f"rank_{rank}.json").read_text()) for rank in range(len(sizes))]
+    assert [rank["WORLD_SIZE"] for rank in found] == sizes
+    own = "false" if failed else "true"
+    assert [rank["CACHES_CLEARED"] for rank in found] == [own if by == "by this" else by for by in dropped]

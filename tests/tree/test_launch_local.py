@@ -57,17 +57,14 @@ def test_two_nodes_from_flags_and_from_environment_variables(script: Path) -> No
     assert lines(second) == ["1 2 0 1 a.yaml --n=1"]
 
 
-@pytest.mark.parametrize(
-    ("numbers", "code", "subject"),
-    [
+def test_inconsistent_world_sizes_are_errors() -> None:
+    for numbers, code, subject in (
         ((2, 3, 0, "127.0.0.1", 7501), "config.conflict", "--world_size 3"),
         ((2, 4, 2, "127.0.0.1", 7501), "config.conflict", "--world_size 4"),
         ((2, 4, 0, "127.0.0.1", None), "config.missing", "--master_port"),
-    ],
-)
-def test_inconsistent_world_sizes_are_errors(numbers: tuple, code: str, subject: str) -> None:
-    with user_error(code, subject):
-        local_command(*numbers)
+    ):
+        with user_error(code, subject):
+            local_command(*numbers)
 
 
 @pytest.mark.parametrize(

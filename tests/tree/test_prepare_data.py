@@ -18,8 +18,6 @@ from user_errors import assert_error_line
 HOME = Path("benchmarks/bert/implementations/pytorch")
 EVAL_SAMPLES = 20
 FEW = ("--eval-samples", EVAL_SAMPLES, "--workers", "1")
-
-
 Prepare = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -38,27 +36,11 @@ def vocab(tree_root: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def text(tree_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write two training parts and an evaluation text."""
     folder = tmp_path_factory.mktemp("text")
     documents = (tree_root / "tests/assets/instances/text.txt").read_text().strip().split("\n\n")
     for index, name in enumerate(("part-00000-of-00002", "part-00001-of-00002", "eval.txt")):
         (folder / name).write_text("\n\n".join(documents[index:] + documents[:index]) + "\n")
     return folder
-
-
-@pytest.fixture(scope="module")
-def wiki(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the same documents in WikiExtractor's output format."""
-    folder = tmp_path_factory.mktemp("wiki") / "AA"
-    folder.mkdir()
-    documents = (text / "part-00000-of-00002").read_text().strip().split("\n\n")
-    for number in range(3):
-        articles = (
-            f'<doc id="{i}" url="https://example.org/{i}" title="T{i}">\nT{i}\n\n{number} {document}\n\n</doc>\n'
-            for i, document in enumerate(documents)
-        )
-        (folder / f"wiki_{number:02d}").write_text("".join(articles))
-    return folder.parent
 
 
 def check(done: subprocess.CompletedProcess[str]) -> Path:
@@ -89,32 +71,35 @@ def test_tfrecords(prepare: Prepare, text: Path, vocab: Path, tmp_path: Path, ru
     assert check(prepare(*words, "--vocab", vocab, *FEW)).name == "bins"
 
 
-def test_wikiextractor(prepare: Prepare, wiki: Path, vocab: Path, tmp_path: Path) -> None:
+def test_wikiextractor(prepare: Prepare, text: Path, vocab: Path, tmp_path: Path) -> None:
     pytest.importorskip("sentencex", reason="the sentence splitter is in the extra `wiki`")
-    words = ["--outputdir", tmp_path, "--input", wiki, "--vocab", vocab, "--parts", "2", "--eval-articles", "4"]
-    assert check(prepare(*words, *FEW)).name == "instances"
-    assert len((tmp_path / "text" / "eval.md5").read_text().split()) == 4
+    (folder := tmp_path / "wiki/AA").mkdir(parents=True)
+    documents = (text / "part-00000-of-00002").read_text().strip().split("\n\n")
+    for number in range(3):
+        articles = (
+            f'<doc id="{i}" url="https://example.org/{i}" title="T{i}">\nT{i}\n\n{number} {document}\n\n</doc>\n'
+            for i, document in enumerate(documents)
+        )
+        (folder / f"wiki_{number:02d}").write_text("".join(articles))
+    words = ["--outputdir", tmp_path / "out", "--input", folder.parent, "--vocab", vocab]
+    assert check(prepare(*words, "--parts", "2", "--eval-articles", "4", *FEW)).name == "instances"
+    assert len((tmp_path / "out/text/eval.md5").read_text().split()) == 4
 
 
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        ([], "--outputdir is missing"),
-        (["--outputdir", "/tmp"], "--input is missing"),
-        (["--outputdir", "/tmp", "--input", "/tmp", "--download"], "exclude each other"),
-        (["--packed", "--bins"], "exclude each other"),
-        (["--what", "1"], "unknown argument --what"),
-        (["--input"], "--input needs a value"),
-        (["--outputdir", "/proc/nowhere", "--input", "/tmp"], "cannot be created"),
-    ],
-)
-def test_wrong_arguments_are_one_line_errors(words: list[str], reason: str, prepare: Prepare) -> None:
-    assert_refused(prepare(*words), reason)
+def test_wrong_arguments_are_one_line_errors(prepare: Prepare) -> None:
+    for words, reason in {
+        "": "--outputdir is missing",
+        "--outputdir /tmp": "--input is missing",
+        "--outputdir /tmp --input /tmp --download": "exclude each other",
+        "--packed --bins": "exclude each other",
+        "--what 1": "unknown argument --what",
+        "--input": "--input needs a value",
+        "--outputdir /proc/nowhere --input /tmp": "cannot be created",
+    }.items():
+        assert_refused(prepare(*words.split()), reason)
 
 
-def test_missing_vocabulary_and_unknown_input_format_are_named(
-    prepare: Prepare, text: Path, vocab: Path, tmp_path: Path
-) -> None:
+def test_missing_vocabulary_and_unknown_format(prepare: Prepare, text: Path, vocab: Path, tmp_path: Path) -> None:
     done = prepare("--outputdir", tmp_path, "--input", text)
     assert_refused(done, f"error: {text}/vocab.txt does not exist. Name the vocabulary with --vocab.\n")
     done = prepare("--outputdir", tmp_path, "--input", tmp_path, "--vocab", vocab)
