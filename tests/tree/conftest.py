@@ -70,7 +70,6 @@ def tracked() -> list[Path]:
 
 @pytest.fixture(scope="session")
 def syntax_trees() -> dict[Path, ast.Module]:
-    """Return the syntax tree of every Python file in the tree."""
     return {path: ast.parse(path.read_text(encoding="utf-8")) for path in PYTHON_FILES}
 
 

@@ -99,11 +99,9 @@ def test_configs_have_the_published_values(config: str, tree_root: Path) -> None
     assert schedule_settings.milestones == (*MILESTONES, 1600)
 
 
-@pytest.mark.parametrize("program", ["convert_ckpt_baseline.py", "convert_ckpt_methods.py"])
-def test_converted_weights_equal_the_checkpoint(
-    program: str, tree_root: Path, inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    script = tree_root / HOME / "composer/scripts" / program
+@pytest.mark.parametrize("name", CONFIGS)
+def test_converted_weights_equal_the_checkpoint(name, tree_root, inputs, tmp_path, capsys) -> None:
+    script = tree_root / HOME / f"composer/scripts/convert_ckpt_{name}.py"
     flags = ("--pt_checkpoint", inputs / "phase1/model.ckpt-28252.pt", "--save_checkpoint", tmp_path / "made")
     assert run_script(script, *flags) == 0
     assert_same_tensors(*(load_file(folder / "model.safetensors") for folder in (tmp_path / "made", inputs / "own")))
@@ -152,23 +150,20 @@ def test_missed_target_fails_and_keeps_the_log(tree: Tree, inputs: Path) -> None
     assert read_log(tree.root / "out/results/8xA100_80GB-methods/bert/result_0.txt").status == "aborted"
 
 
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        ((), "--config is missing"),
-        (("-c",), "-c needs a value"),
-        (("-c", "method"), "there is no config method"),
-        (("-c", "../composer"), "there is no config ../composer"),
-        (("-c", "methods", "--train_dataset.remote", "x"), "--train_dataset.remote is unknown"),
-        (("-c", "methods", "baseline"), "baseline is unknown"),
-        (("-c", "methods", "-s", "x"), "--seed x is not a whole number"),
-        (("-c", "methods", "-t", "a/b"), "--timestamp a/b is not allowed in a file name"),
-        (("-c", "methods"), "INIT_CHECKPOINT=/data/bert/bert_large_methods does not exist"),
-    ],
-)
-def test_wrong_arguments_and_missing_files_are_one_line_errors(words: tuple[str, ...], reason: str, tree: Tree) -> None:
-    assert_refused(tree.run("./run_and_time.sh", *words), reason)
-    assert not (tree.root / "a tree/runs").exists()
+def test_wrong_arguments_and_missing_files_are_one_line_errors(tree: Tree) -> None:
+    for words, reason in {
+        "": "--config is missing",
+        "-c": "-c needs a value",
+        "-c method": "there is no config method",
+        "-c ../composer": "there is no config ../composer",
+        "-c methods --train_dataset.remote x": "--train_dataset.remote is unknown",
+        "-c methods baseline": "baseline is unknown",
+        "-c methods -s x": "--seed x is not a whole number",
+        "-c methods -t a/b": "--timestamp a/b is not allowed in a file name",
+        "-c methods": "INIT_CHECKPOINT=/data/bert/bert_large_methods does not exist",
+    }.items():
+        assert_refused(tree.run("./run_and_time.sh", *words.split()), reason)
+        assert not (tree.root / "a tree/runs").exists()
 
 
 def test_timestamp_names_the_runs_and_wandb_flag_sets_the_project(tree: Tree, inputs: Path) -> None:

@@ -41,11 +41,8 @@ def imported(tree: ast.Module) -> set[str]:
     return found
 
 
-def test_module_count_is_limited(package: Modules) -> None:
+def test_modules_are_few_and_small_ones_have_several_importers(package: Modules, tree_root: Path) -> None:
     assert len(package) <= MAX_MODULES
-
-
-def test_small_modules_have_several_importers(package: Modules, tree_root: Path) -> None:
     importers: defaultdict[str, set[str]] = defaultdict(set)
     for name, tree in package.items():
         for other in imported(tree) & package.keys():
@@ -59,21 +56,15 @@ def test_small_modules_have_several_importers(package: Modules, tree_root: Path)
     assert small >= STANDALONE & package.keys() - {"data.prepare.compiled_docs"}
 
 
-def test_few_class_names_are_reused(package: Modules) -> None:
-    classes = Counter(node.name for tree in package.values() for node in tree.body if isinstance(node, ast.ClassDef))
-    repeated = [name for name, count in classes.items() if count > 1]
-    assert len(repeated) <= MAX_REPEATED_CLASS_NAMES, repeated
+def test_few_names_of_classes_and_modules_are_reused(package: Modules) -> None:
+    classes = [node.name for tree in package.values() for node in tree.body if isinstance(node, ast.ClassDef)]
+    stems = [name.rpartition(".")[2] for name in package]
+    for names, limit in ((classes, MAX_REPEATED_CLASS_NAMES), (stems, MAX_REPEATED_STEMS)):
+        repeated = [name for name, count in Counter(names).items() if count > 1]
+        assert len(repeated) <= limit, repeated
 
 
-def test_few_module_names_are_reused(package: Modules) -> None:
-    stems = Counter(name.rpartition(".")[2] for name in package)
-    repeated = [stem for stem, count in stems.items() if count > 1]
-    assert len(repeated) <= MAX_REPEATED_STEMS, repeated
-
-
-def test_programs_import_names_that_exist(
-    syntax_trees: dict[Path, ast.Module], package: Modules, tree_root: Path
-) -> None:
+def test_imported_names_exist(syntax_trees: dict[Path, ast.Module], package: Modules, tree_root: Path) -> None:
     """Tools and launchers are not all run by tests, so a renamed definition could break one unnoticed."""
     inside = tree_root / PACKAGE
     missing = [
@@ -91,7 +82,6 @@ def test_programs_import_names_that_exist(
 
 @functools.cache
 def names(module: ast.Module) -> set[str]:
-    """Return the names that a module defines or imports."""
     nodes = list(ast.walk(module))
     found = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     found |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}

@@ -16,22 +16,7 @@ from programs import run_quietly, run_script
 from user_errors import assert_error_line
 
 TEXTS = [f"Sentence {number} of the river, the bridge and the kitchen." for number in range(400)]
-
-
 COMMON = Path("benchmarks/mosaic_bert/common")
-
-
-@pytest.fixture
-def run(tree_root: Path, tmp_path: Path):
-    """Return a function that runs a program of benchmarks/mosaic_bert/common from a scratch folder, offline."""
-
-    def run(program: str, flags: str) -> subprocess.CompletedProcess[str]:
-        package = tree_root / "benchmarks/bert/implementations/pytorch"
-        environment = {**os.environ, "PYTHONPATH": str(package), "HF_HUB_OFFLINE": "1"}
-        command = (sys.executable, tree_root / COMMON / program, *flags.split())
-        return run_quietly(*command, cwd=tmp_path, env=environment, timeout=120)
-
-    return run
 
 
 @pytest.fixture
@@ -58,7 +43,14 @@ COPY = "--dataset text --path texts.jsonl --out_root ./my-copy-c4 --splits"
 
 
 @pytest.mark.slow
-def test_custom_corpus_is_converted_and_read_back_in_batches(run, custom_corpus, tmp_path):
+def test_custom_corpus_is_converted_and_read_back_in_batches(tree_root, custom_corpus, tmp_path):
+    package = tree_root / "benchmarks/bert/implementations/pytorch"
+    environment = {**os.environ, "PYTHONPATH": str(package), "HF_HUB_OFFLINE": "1"}
+
+    def run(program: str, flags: str) -> subprocess.CompletedProcess[str]:
+        command = (sys.executable, tree_root / COMMON / program, *flags.split())
+        return run_quietly(*command, cwd=tmp_path, env=environment, timeout=120)
+
     converted = run(CONVERT, f"{COPY} train_small val")
     assert converted.returncode == 0, converted.stderr
     assert "truncation to 128 tokens drops 0.0% of the tokens" in converted.stdout

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from programs import run_checked
+from training_settings import read_metrics
 
 HOME = "benchmarks/mosaic_bert"
 
@@ -27,34 +28,28 @@ def run_program(tree_root: Path, workdir: Path, program: str, yaml: str, *words:
     return run_checked(*command, cwd=workdir, env=environ).stdout
 
 
-def metrics(run: Path, kind: str) -> list[dict]:
-    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in found if line["kind"] == kind]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [(), ("model.name=mosaic_bert",)])
-def test_sequence_classification(tree_root: Path, workdir: Path, words: tuple[str, ...]) -> None:
-    output = run_program(tree_root, workdir, "sequence_classification.py", "sequence_classification.yaml", *words)
-    run = max((workdir / "runs/test-sequence-classification").glob("run_*"))
-    losses = [line["loss"] for line in metrics(run, "step")]
+@pytest.mark.parametrize("name", ["hf_bert", "mosaic_bert"])
+def test_sequence_classification(tree_root: Path, workdir: Path, name: str) -> None:
+    words = ("sequence_classification.yaml", f"model.name={name}", f"save_folder={name}")
+    output = run_program(tree_root, workdir, "sequence_classification.py", *words)
+    losses = [line["loss"] for line in read_metrics(workdir / name)]
     assert sum(losses[-3:]) < sum(losses[:3])
-    accuracy = metrics(run, "evaluation")[-1]["eval_accuracy"]
+    accuracy = read_metrics(workdir / name, "evaluation")[-1]["eval_accuracy"]
     assert accuracy > 0.6, "half of the rows are entailed"
     assert f"{accuracy:.4f}" in output
-    assert (run / "predictions.csv").exists()
+    assert (workdir / name / "run_0/predictions.csv").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["hf_bert", "mosaic_bert"])
 def test_glue(tree_root: Path, workdir: Path, name: str) -> None:
-    words = ("model.name=mosaic_bert",) if name == "mosaic_bert" else ()
-    output = run_program(tree_root, workdir, "glue.py", "glue.yaml", *words)
+    output = run_program(tree_root, workdir, "glue.py", "glue.yaml", f"model.name={name}")
     folder = workdir / f"local-finetune-checkpoints/test-glue-{name}"
     scores = json.loads((folder / "glue_scores.json").read_text())
     assert scores["glue"] == pytest.approx((scores["tasks"]["mnli"] + scores["tasks"]["rte"]) / 2)
     assert f"{scores['glue']:.2f}" in output
     assert scores["tasks"]["mnli"] > 45, "chance is a third"
     assert scores["tasks"]["rte"] > 60, "chance is a half"
-    steps = metrics(folder / "task=mnli/seed=1111/run_0", "step")
+    steps = read_metrics(folder / "task=mnli/seed=1111")
     assert steps[-1]["loss"] < 0.95 * steps[0]["loss"]

@@ -106,9 +106,7 @@ def run(chromium: str, page: Path, *flags: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
-def test_pages_render_completely_at_every_width(
-    chromium: str, pages: dict[str, str], tmp_path: Path, scheme: str
-) -> None:
+def test_pages_render_at_every_width(chromium: str, pages: dict[str, str], tmp_path: Path, scheme: str) -> None:
     """The schemes differ in colours only: one page is enough for the dark one."""
     pages, frames = pages if scheme == "light" else {"one": pages["one"]}, []
     for page in pages.values():
@@ -151,9 +149,7 @@ LAYOUT = """<script>addEventListener('load', () => {
 })</script></body>"""
 
 
-def test_tiles_fill_every_row_and_a_table_shows_that_it_scrolls(
-    chromium: str, pages: dict[str, str], tmp_path: Path
-) -> None:
+def test_tiles_fill_rows_and_tables_show_that_they_scroll(chromium: str, pages: dict[str, str], tmp_path: Path) -> None:
     page, _ = POLICY.subn("", pages["one"].replace("</body>", LAYOUT))
     (tmp_path / "page.html").write_text(page)
     document, _ = run(chromium, tmp_path / "page.html", "--window-size=500,900")

@@ -44,7 +44,6 @@ def run(root: Path, command: str, folder: Path) -> subprocess.CompletedProcess[s
 
 @pytest.fixture(scope="module")
 def stage(tracked: list[Path], tree_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Copy the tree."""
     root = tmp_path_factory.mktemp("stage") / "tree"
     copy_files(tracked, tree_root, root)
     for config in root.glob("benchmarks/bert/implementations/*cpu_demo/config_*.sh"):
@@ -60,12 +59,7 @@ def stage(tracked: list[Path], tree_root: Path, tmp_path_factory: pytest.TempPat
     )
     assert times == 1
     quickstart.write_text(text)
-    make_venv(root)
-    return root
-
-
-def make_venv(root: Path) -> None:
-    """Create a `.venv` that setup_venv.sh considers complete and that forwards to this interpreter."""
+    # setup_venv.sh considers this `.venv` complete; it forwards to this interpreter.
     programs = root / ".venv" / "bin"
     for name, words in {"python": "", "python3": "", "mlbert": "-m mlbert"}.items():
         write_program(programs / name, f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
@@ -73,16 +67,15 @@ def make_venv(root: Path) -> None:
     parts = f"{root}\n".encode() + (root / "pyproject.toml").read_bytes() + (root / "constraints.txt").read_bytes()
     digest = subprocess.run(["sha256sum"], input=parts, capture_output=True, check=True).stdout.split()[0].decode()
     (root / ".venv" / "mlbert-installed").write_text(f"{digest}\n")
+    return root
 
 
 def commands(readme: Path) -> list[str]:
-    """Return the README's blocks that are executed here."""
     blocks = BLOCK.findall(readme.read_text(encoding="utf-8"))
     return [block for block in blocks if not any(words in block for words in NOT_EXECUTED)]
 
 
 def run_blocks(stage: Path, readme: Path) -> int:
-    """Run the README's blocks in order and return their number."""
     for command in (found := commands(readme)):
         run(stage, command.replace("bench step ", "bench step --packs 2 "), (stage / readme.relative_to(ROOT)).parent)
     return len(found)
@@ -134,9 +127,11 @@ def test_ten_runs_produce_a_submission_tree(quickstarted: Path) -> None:
     assert len(re.findall(r"^Run \d is finished", again.stdout, re.MULTILINE)) == 10
 
 
-def test_links_resolve(readme: Path) -> None:
-    targets = [target for target in LINK.findall(readme.read_text(encoding="utf-8")) if "://" not in target]
+def test_links_resolve_and_code_blocks_name_their_language(readme: Path) -> None:
+    text = readme.read_text(encoding="utf-8")
+    targets = [target for target in LINK.findall(text) if "://" not in target]
     assert [target for target in targets if not (readme.parent / target).exists()] == []
+    assert all(FENCE.findall(text)[::2]), "write the language after ```; this suite executes bash blocks"
 
 
 def test_named_paths_exist(readme: Path, tree_root: Path) -> None:
@@ -147,8 +142,3 @@ def test_named_paths_exist(readme: Path, tree_root: Path) -> None:
     # Records describe the tree at an earlier commit.
     if tree_root / "records" not in readme.parents:
         assert [path for path in named if not any((home / path).exists() for home in homes)] == []
-
-
-def test_code_blocks_name_their_language(readme: Path) -> None:
-    languages = FENCE.findall(readme.read_text(encoding="utf-8"))[::2]
-    assert all(languages), "write the language after ```; this suite executes bash blocks"

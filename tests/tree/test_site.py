@@ -68,14 +68,11 @@ def pages(tracked: list[Path], tree_root: Path) -> dict[Path, str]:
     return found | {tree_root / f"{name}.md": f"{page}.html" for name, page in FROM_ROOT.items()}
 
 
-def test_every_page_is_in_the_navigation(site: Path, pages: dict[Path, str]) -> None:
+def test_pages_are_in_the_navigation_and_show_what_the_repository_shows(site: Path, pages: dict[Path, str]) -> None:
+    """MkDocs reads Markdown by other rules than repositories do, for example in lists."""
     tags = Html((site / "index.html").read_text(encoding="utf-8")).tags
     linked = {attrs.get("href") for _, attrs in tags if "md-nav__link" in (attrs.get("class") or "")}
     assert set(pages.values()) - linked == set()
-
-
-def test_pages_show_what_the_repository_shows(site: Path, pages: dict[Path, str]) -> None:
-    """MkDocs reads Markdown by other rules than repositories do, for example in lists."""
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
     for path, page in pages.items():
         if path.parent.name != "api":

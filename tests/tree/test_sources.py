@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -46,10 +45,8 @@ def depth(node: ast.AST) -> int:
     return deepest
 
 
-def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(tree):
-        if isinstance(node, FUNCTIONS):
-            yield node
+def functions(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [node for node in ast.walk(tree) if isinstance(node, FUNCTIONS)]
 
 
 def code(path: Path) -> str:
@@ -61,19 +58,15 @@ def short(path: Path, tree_root: Path) -> str:
     return path.relative_to(tree_root).as_posix().removeprefix("benchmarks/bert/implementations/pytorch/")
 
 
-def lengths(path: Path, tree: ast.Module, tree_root: Path) -> Iterator[tuple[str, str, int]]:
-    """Yield (kind, name, lines) for a file and each of its functions."""
-    name = short(path, tree_root)
-    yield "file", name, len(code(path).splitlines())
-    for node in functions(tree):
-        yield "function", f"{name} {node.name}", node.end_lineno - node.lineno + 1
-
-
-def test_files_and_functions_are_short(syntax_trees: Trees, tree_root: Path) -> None:
+def test_files_and_functions_are_short(syntax_trees: Trees, tracked: list[Path], tree_root: Path) -> None:
+    in_c = {path.name: len(code(path).splitlines()) for path in tracked if path.suffix in C_SUFFIXES}
+    assert {name: lines for name, lines in in_c.items() if lines > HARD_LINES["file"]} == {}
     too_long, needed = {}, set()
     for path, tree in syntax_trees.items():
-        limit = LOOP_LINES if short(path, tree_root) == LOOP else SOFT_LINES
-        for kind, name, lines in lengths(path, tree, tree_root):
+        file = short(path, tree_root)
+        limit = LOOP_LINES if file == LOOP else SOFT_LINES
+        found = [("function", f"{file} {node.name}", node.end_lineno - node.lineno + 1) for node in functions(tree)]
+        for kind, name, lines in [("file", file, len(code(path).splitlines())), *found]:
             if lines > limit[kind]:
                 needed.add(name)
                 if lines > min(EXCEPTIONS.get(name, 0), HARD_LINES[kind]):
@@ -92,11 +85,6 @@ def test_modules_have_docstrings(syntax_trees: Trees, tree_root: Path) -> None:
     # A package's __init__ is usually empty.
     modules = [path for path in modules if path.name != "__init__.py" or code(path)]
     assert [path for path in modules if not ast.get_docstring(syntax_trees[path])] == []
-
-
-def test_c_files_are_short(tracked: list[Path]) -> None:
-    found = {path.name: len(code(path).splitlines()) for path in tracked if path.suffix in C_SUFFIXES}
-    assert {name: lines for name, lines in found.items() if lines > HARD_LINES["file"]} == {}
 
 
 def test_no_paths_of_our_machines(tracked: list[Path]) -> None:
@@ -138,12 +126,8 @@ def is_defined(dotted: str, tree_root: Path) -> bool:
     return True
 
 
-def test_no_build_products_in_the_tree(tracked: list[Path]) -> None:
-    built = [path for path in tracked if path.suffix in BUILT and "assets" not in path.parts]
-    assert built == []
-
-
-def test_names_pass_the_official_repository_check(tracked: list[Path], tree_root: Path) -> None:
+def test_files_pass_the_official_repository_check_and_are_not_built(tracked: list[Path], tree_root: Path) -> None:
+    assert [path for path in tracked if path.suffix in BUILT and "assets" not in path.parts] == []
     names = [path.relative_to(tree_root) for path in tracked]
     assert [str(name) for name in names if " " in str(name)] == []
     assert [str(path) for path in tracked if path.stat().st_size > 50_000_000] == []
