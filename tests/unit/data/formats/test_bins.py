@@ -72,9 +72,6 @@ def test_bins_can_be_packed_like_any_store(bins):
     assert len(set(seen)) == len(seen) == COUNT
 
 
-# Fixed numbers from each bin
-
-
 def composed(bins, counts, world_size=1, **options) -> list[PackedSource]:
     """Return an open source for each rank."""
     shares = {"packs_per_step": sum(counts), "bin_counts": counts, "world_size": world_size, **options}

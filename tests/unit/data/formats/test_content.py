@@ -129,9 +129,6 @@ def test_the_widths_of_the_benchmark(positions: int, widths: tuple[int, int]) ->
     assert widths_at_most(16, 7, shape) == (16, 7)
 
 
-# One way to open and to describe whatever a folder contains.
-
-
 SETTINGS = {"max_sequences_per_pack": 3, "seed": 0, "max_tokens": 512, "partition": contiguous}
 
 

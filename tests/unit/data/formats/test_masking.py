@@ -105,9 +105,6 @@ def test_numbers_of_the_benchmark() -> None:
     assert (MASKED_SHARE, MAX_PREDICTIONS) == (0.15, 76)
 
 
-# Masks of text: the rule's rates by chi-square, and that a token's draws are its own.
-
-
 SPECIAL, TEXT_MASK, VOCAB = (0, 100, 101, 102, 103), 103, 30_522
 TEXT_RULE = Masking(SPECIAL, TEXT_MASK, VOCAB, seed=7)
 # What Hugging Face's DataCollatorForLanguageModeling (transformers 4.53) did to about a million tokens, by probability.

@@ -130,9 +130,6 @@ def test_memory_is_that_of_a_block():
         assert peak(2_000_000) < 1.2 * peak(1_000_000) < 120 * BLOCK
 
 
-# Several sets as one: the samples of an epoch and their order.
-
-
 STREAMS = json.loads((Path(__file__).parents[3] / "assets/mds/streams_order.json").read_bytes())
 SET_SIZES = [np.array(sizes) for sizes in STREAMS["shard_sizes"]]
 

@@ -192,9 +192,6 @@ def test_batches_equal_those_of_our_own_set(tmp_path, kind, each):
             assert_same(theirs.to("cpu"), mine.to("cpu"))
 
 
-# The index in the cache folder
-
-
 def test_index_is_kept_and_follows_the_files(tmp_path):
     folder = tmp_path / "set"
     expected = write(folder, "variable")
@@ -209,9 +206,6 @@ def test_index_is_kept_and_follows_the_files(tmp_path):
     os.truncate(new / "places.npy", 500)
     assert_same_rows(open_all(folder).gather(np.arange(COUNT)), expected)
     assert sorted(path.suffix for path in folder.iterdir()) == [".hdf5"] * FILES
-
-
-# The pieces
 
 
 def test_file_map_holds_no_descriptor(tmp_path):
@@ -236,9 +230,6 @@ def test_gather_items(ranges):
     starts, counts = (np.asarray([part[i] for part in ranges], np.int64) for i in (0, 1))
     expected = [value for start, count in ranges for value in range(start, start + count)]
     assert Items(view, starts, counts, 1).gather().tolist() == expected
-
-
-# Damage
 
 
 def read_all(folder: Path) -> Ragged:

@@ -212,9 +212,6 @@ def test_more_shards_than_a_process_may_have_files_open(make_set):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-# A flipped bit in a set too large to be hashed when it is opened: found during training, by either checksum.
-
-
 def harmless_flip(folder: Path, shard: int) -> Path:
     """Change a token of the last sequence to another one of the vocabulary."""
     path = folder / shard_name(shard, 3)

@@ -144,9 +144,6 @@ def test_a_name_from_the_hub(monkeypatch, tmp_path, cased):
         load_tokenizer("somebody/bert")
 
 
-# The WordPiece tokenizer is the benchmark's, on odd text too.
-
-
 LETTERS = [*string.ascii_lowercase, *(f"##{char}" for char in string.ascii_lowercase)]
 WORDS = ["mask", "run", "##ning", "##nin", "[", "]", "'", "don", "σ", "##ς", "##σ", "東", "京"]
 VOCABULARY = {entry: number for number, entry in enumerate([*SPECIAL_TOKENS, *LETTERS, *WORDS])}
@@ -240,9 +237,6 @@ def test_bad_vocabulary(tmp_path, content, named):
 def test_missing_vocabulary(tmp_path):
     with user_error("file.unreadable", tmp_path / "vocab.txt"):
         load_vocabulary(tmp_path / "vocab.txt")
-
-
-# Ids say whether they were made with a vocabulary; one that knows no word of a text is refused.
 
 
 SYLLABLES = [f"{start}{end}" for start in "bcdfgklmnprst" for end in ("a", "e", "i")]

@@ -128,9 +128,6 @@ def test_the_triton_kernel_refuses_a_small_target(use_triton):
         expand(batch.parts(batch.data), ugly("one token")[1])
 
 
-# A batch that is filled up to a budget gives the same losses and gradients.
-
-
 SHAPE = BertConfig(163, 48, 2, 4, 96, max_position_embeddings=64)
 
 

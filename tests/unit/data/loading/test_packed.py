@@ -210,9 +210,6 @@ def test_a_large_set_is_opened_without_arrays_over_its_packs(stored_packs, monke
     source.batches_of(0)
 
 
-# Who gets which of a step's units, and masks drawn anew: functions of the method's own, given to the source.
-
-
 RULE = MaskingRule(masked_lm_prob=0.3, max_predictions=5, mask_id=4, cls_id=2, sep_id=3, vocab_size=VOCAB_SIZE)
 
 

@@ -131,9 +131,6 @@ def test_starting_weights_of_another_vocabulary_are_refused(tmp_path):
         check_start(start, tmp_path / "vocab.txt")
 
 
-# The evaluation set: every example exactly once over the ranks, always the same batches.
-
-
 def numbers(evaluation: EvalSet) -> list[int]:
     return [n for batch in evaluation for n in host_batches.numbers(batch)]
 
@@ -182,9 +179,6 @@ def test_single_sequences(make_set):
     evaluation = opened_eval(make_set(50), 50, 16, max_sequences_per_pack=1)
     assert [batch.num_samples for batch in evaluation] == [13, 13, 12, 12]
     assert numbers(evaluation) == list(range(50))
-
-
-# Synthetic batches look like real ones and follow the same rules for ranks and resuming.
 
 
 SETTINGS = {"packs_per_step": 8, "max_sequences_per_pack": 3, "seed": 1, "vocab_size": 30522, "max_tokens": 512}

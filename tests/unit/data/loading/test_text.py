@@ -343,9 +343,6 @@ def test_few_and_empty_texts(folder, tmp_path):
     assert batch.to("cpu").masked_positions.shape == (0,)
 
 
-# Masking rates: ends, shapes, and that they stay after the end.
-
-
 STEPS = 100
 
 

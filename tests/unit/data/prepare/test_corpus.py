@@ -79,9 +79,6 @@ def test_cut_pieces_are_short_even_and_whole(document, most):
     assert max(sizes) - min(sizes) <= 1
 
 
-# Sentence splitting by our own rules.
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -104,9 +101,6 @@ def test_rules(text, expected):
 @given(st.text(alphabet="aB.!? \n\"')1", max_size=80))
 def test_no_word_is_lost(text):
     assert " ".join(split_sentences(text)).split() == text.split()
-
-
-# Prose is kept, code and mark-up are not.
 
 
 DOCUMENTATION = """Split a string into parts.
@@ -167,9 +161,6 @@ def test_markup_signs_go(marked, expected):
 )
 def test_is_prose(sentence, expected):
     assert is_prose(sentence) is expected
-
-
-# A folder of the user's own text files, good and bad.
 
 
 def test_a_file_is_a_document(tmp_path):

@@ -51,9 +51,6 @@ def test_without_a_network_one_line_reports_it(tmp_path: Path, monkeypatch: pyte
     assert not list(tmp_path.iterdir())
 
 
-# Stand-ins for GLUE: the same files again, labels that mean what they say, nothing of evaluation in training.
-
-
 @pytest.fixture(scope="module")
 def documents() -> list[tuple[str, list[str]]]:
     return list(itertools.islice(documents_by_file(), 250))  # all take seconds

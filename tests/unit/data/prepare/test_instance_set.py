@@ -281,9 +281,6 @@ def test_the_case_is_that_of_the_nearest_step_that_records_one(job, provenance, 
     assert read_manifest(job.out).model_copy(update={"provenance": provenance}).lower_case is expected
 
 
-# Instances are the benchmark's, draw by draw.
-
-
 GOLDEN = json.loads((Path(__file__).resolve().parents[3] / "assets" / "instances" / "digests.json").read_text())
 PUBLISHED = {
     0: (6804, "37b4c76d10e6ea4e706078ed34ccaf15deb3836b35224619862927d0ee29eee0"),

@@ -151,9 +151,6 @@ def test_a_signal_ends_it_at_once_and_without_a_word(tmp_path, number, whole_gro
     assert sum(path.exists() for path in begun) == 2
 
 
-# Files and folders become text parts; what is wrong with them is said before any work.
-
-
 def make(folder: Path, *names: str) -> Path:
     folder.mkdir(exist_ok=True)
     for name in names:

@@ -140,9 +140,6 @@ def test_options_out_of_range(change, subject):
         replace(OPTIONS, **change)
 
 
-# Vocabularies are the same for the same text, whatever the process.
-
-
 def test_words_are_those_of_the_tokenizer():
     expected = {"don": 2, "'": 2, "t": 2, "stop": 1, ",": 1, "!": 1, "cafe": 1}
     assert count_words(["Don't stop, don't!", "CAFÉ"]) == Counter(expected)
@@ -169,9 +166,6 @@ def test_rare_characters_are_left_out():
 def test_size_out_of_range(size):
     with user_error("config.range", "--vocab-size"):
         train_vocabulary(Counter("abc"), size)
-
-
-# Guessing without a model, by hand.
 
 
 CLS, SEP, MASK = 0, 1, 2

@@ -213,9 +213,6 @@ def test_output_over_input_through_links(source, tmp_path):
             shuffle_set(path, source)
 
 
-# The evaluation set is the published pick, in order.
-
-
 def test_examples_are_evenly_picked_in_order(tmp_path):
     rows = make_rows(random_lengths(103))
     source, out = write_set(tmp_path / "source", rows), tmp_path / "out"

@@ -119,9 +119,6 @@ def test_bad_index(source, tmp_path, content, code):
         describe(tmp_path / "out")
 
 
-# Bins as HDF5 folders: every sequence once and in its bin, whole or not there, and trained from like our own.
-
-
 HDF5_EDGES = (8, 16, 32)
 PART = "part_00000_of_00001.hdf5"
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -238,9 +235,6 @@ def test_output_that_is_the_input_or_a_file(source, tmp_path):
         make_hdf5_bins(source, tmp_path / "file", edges=HDF5_EDGES)
     with user_error("file.unwritable", tmp_path / "file/bins.unfinished/8"):
         make_hdf5_bins(source, tmp_path / "file/bins", edges=HDF5_EDGES)
-
-
-# Folders of bins that others made, as they are
 
 
 @pytest.mark.parametrize("kind", ["fixed", "narrow", "variable"])

@@ -103,9 +103,6 @@ def test_a_missing_splitter_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
         sentence_splitter()
 
 
-# The choice of the evaluation articles.
-
-
 def plainly_drawn(counts: list[int], wanted: int) -> list[list[int]]:
     """Draw by the published rule, file by file."""
     chosen = []
