@@ -1,12 +1,7 @@
 """Shuffling and packing: every sequence once, the same bytes whatever happens on the way, honest about its options."""
 
 import json
-import random
-import re
 import shutil
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlbert.data.formats.manifest import read_manifest
 from mlbert.data.formats.open import describe
 from mlbert.data.formats.prepared import ShardSet
 from mlbert.data.formats.ragged import Ragged
@@ -23,7 +17,7 @@ from mlbert.data.prepare import shuffle
 from mlbert.data.prepare.jobs import Executor
 from mlbert.data.prepare.shuffle import Packing, make_eval_set, make_pieces, shuffle_set
 from mlbert.data.prepare.split_bins import make_bins
-from stored_sets import flip, make_rows, names, random_lengths, same_sequences, tree, write_set
+from stored_sets import make_rows, names, random_lengths, same_sequences, tree, write_set
 from user_errors import user_error
 
 COUNT = 600
@@ -115,12 +109,10 @@ def test_packs_and_bins_are_split_and_reported(source, tmp_path, said):
     assert "holds packs" in said.lines[-1]
 
 
-def test_a_finished_folder_is_left_alone(source, tmp_path, said):
+def test_other_options_leave_a_finished_folder_alone(source, tmp_path):
     out = tmp_path / "out"
     shuffle_set(source, out, packing=Packing())
     before = tree(out)
-    shuffle_set(source, out, packing=Packing(), executor=Executor(progress=said))
-    assert "nothing to do" in said.lines[0]
     for change in ({"seed": 1}, {"packing": None}, {"packing": Packing(64)}, {"num_shards": 2}):
         with user_error("prepare.other-options", out):
             shuffle_set(source, out, **{"packing": Packing(), **change})
@@ -159,47 +151,6 @@ def test_mistakes(source, tmp_path):
     (tmp_path / "file").write_text("")
     with user_error("file.unwritable", tmp_path / "file/out"):
         shuffle_set(source, tmp_path / "file" / "out")
-
-
-def test_killed_at_any_moment_and_started_again_ends_with_the_same_bytes(tmp_path):
-    source = write_set(tmp_path / "source", make_rows(random_lengths(8000, 64)), shards=6, longest=64)
-    shuffle_set(source, tmp_path / "good", num_shards=7, packing=Packing())
-    program = (
-        "import sys; from pathlib import Path; from mlbert.data.prepare.shuffle import Packing, shuffle_set\n"
-        "shuffle_set(Path(sys.argv[1]), Path(sys.argv[2]), num_shards=7, packing=Packing())"
-    )
-    out, killed = tmp_path / "out", 0
-    for _ in range(4):
-        process = subprocess.Popen([sys.executable, "-c", program, str(source), str(out)])
-        files = len(list(out.rglob("*.h5")))
-        end = time.monotonic() + 90
-        # Until another file has come up, and then a moment more.
-        while process.poll() is None and len(list(out.rglob("*.h5"))) <= files:
-            assert time.monotonic() < end, "nothing happened"
-            time.sleep(0.001)
-        time.sleep(random.random() * 0.05)
-        if process.poll() is None:
-            process.kill()
-            killed += 1
-        process.wait()
-    assert killed >= 2
-    shuffle_set(source, out, num_shards=7, packing=Packing())
-    assert tree(out) == tree(tmp_path / "good")
-    assert read_manifest(out).num_sequences == 8000
-
-
-@pytest.mark.parametrize("has_list", [True, False])
-@pytest.mark.parametrize("damage", [Path.unlink, flip])
-def test_a_finished_set_that_is_damaged_is_made_again(source, tmp_path, said, damage, has_list):
-    out = tmp_path / "out"
-    shuffle_set(source, out, num_shards=3)
-    whole = tree(out)
-    damage(out / "shard-00001-of-00003.h5")
-    if not has_list:
-        (out / "checksums.xxh3").unlink()
-    shuffle_set(source, out, num_shards=3, executor=Executor(progress=said))
-    assert tree(out) == whole
-    assert re.search(r"shard-00001-of-00003.h5: .* (missing|manifest's): rebuilding it", said.lines[0])
 
 
 def test_output_over_input_through_links(source, tmp_path):

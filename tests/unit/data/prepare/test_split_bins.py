@@ -53,21 +53,10 @@ def test_every_sequence_once_and_in_its_bin(tmp_path_factory, count, shards, see
     assert same_sequences(store.gather(np.arange(count)), rows)
 
 
-def test_a_finished_folder_is_left_alone(source, tmp_path):
-    out = tmp_path / "out"
-    first = make_bins(source, out, **TWO)
-    assert make_bins(source, out, **TWO) == first
-    with user_error("prepare.other-options", out):
-        make_bins(source, out, edges=(16, 32), num_shards=2)
-
-
-def test_an_unfinished_folder_is_finished(source, tmp_path):
-    make_bins(source, tmp_path / "good", **TWO)
+def test_other_options_are_refused(source, tmp_path):
     make_bins(source, tmp_path / "out", **TWO)
-    (tmp_path / "out" / "bins.json").unlink()
-    (tmp_path / "out" / "bin-009-016" / "shard-00001-of-00002.h5").unlink()
-    make_bins(source, tmp_path / "out", **TWO)
-    assert tree(tmp_path / "out") == tree(tmp_path / "good")
+    with user_error("prepare.other-options", tmp_path / "out"):
+        make_bins(source, tmp_path / "out", edges=(16, 32), num_shards=2)
 
 
 def test_more_shards_than_the_fullest_bin_has_sequences(tmp_path):

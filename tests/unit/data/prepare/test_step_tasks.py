@@ -3,6 +3,8 @@
 import json
 import os
 import random
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -13,7 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlbert.data.formats.checksums import CHECKSUMS
 from mlbert.data.formats.manifest import file_sha256
+from mlbert.data.prepare import import_store as import_store_module
 from mlbert.data.prepare.import_store import import_store
 from mlbert.data.prepare.jobs import ALL, MERGE, WORK_FOLDER, Executor, Share, parse_share
 from mlbert.data.prepare.shuffle import Packing, shuffle_set
@@ -22,7 +26,7 @@ from mlbert.data.prepare.step_tasks import ShareDone
 from mlbert.data.prepare.tfrecords import hdf5_to_tfrecords, tfrecords_to_hdf5
 from mlbert.host.files import is_leftover
 from nvidia_shards import bert_rows, write_vocabulary
-from stored_sets import tree, write_set
+from stored_sets import flip, tree, write_set
 from user_errors import user_error
 
 STEPS: dict[str, Callable[..., object]] = {
@@ -71,6 +75,58 @@ def test_any_shares_in_any_order_make_the_same_bytes(tmp_path_factory, name, cou
             run_share(step, source, folder / "many", index, count)
     step(source, folder / "many", Executor(share=MERGE))
     assert tree(folder / "many") == tree(folder / "one")
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_finished_output_is_kept_and_a_damaged_one_made_again(tmp_path, monkeypatch, name, said):
+    monkeypatch.setattr(import_store_module, "PIECE", 200)
+    source, out = write_source(tmp_path, 1000, 0), tmp_path / "out"
+
+    def run() -> None:
+        STEPS[name](source, out, Executor(workers=1, progress=said))
+
+    run()
+    whole = tree(out)
+    *_, first, second = sorted(path for path in out.rglob("*-of-*") if path.is_file())
+    kept = first.stat().st_mtime_ns
+    run()
+    assert "nothing to do" in said.lines[-1]
+    for damage, is_listed in ((Path.unlink, False), (flip, True), (flip, False)):
+        damage(second)
+        if not is_listed and name != "hdf5-to-tfrecord":  # whose checksums are in the list only
+            (second.parent / CHECKSUMS).unlink()
+        run()
+        assert re.search(r"(missing|manifest's|No such file.*|checksums.xxh3): rebuilding it", said.lines[-1])
+        assert tree(out) == whole
+    for summary in out.glob("*.json"):  # as an interrupted run leaves it
+        summary.unlink()
+    second.write_bytes(b"half")
+    second.with_name(f"{second.name}.tmp").write_bytes(b"half")
+    run()
+    assert tree(out) == whole
+    assert first.stat().st_mtime_ns == kept or name == "hdf5-to-tfrecord"
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_killed_at_any_moment_and_started_again_makes_the_same_bytes(tmp_path, name):
+    source, out, killed = write_source(tmp_path, 6000, 0), tmp_path / "out", 0
+    STEPS[name](source, tmp_path / "one", Executor(workers=1))
+    for _ in range(4):
+        if (process := os.fork()) == 0:  # saves the seconds of a new interpreter
+            STEPS[name](source, out, Executor(workers=1))
+            os._exit(0)
+        files, deadline = len(list(out.rglob("*-of-*"))), time.monotonic() + 60
+        # Until another file has come up, and then a moment more.
+        while (ended := os.waitpid(process, os.WNOHANG) != (0, 0)) is False and len(list(out.rglob("*-of-*"))) <= files:
+            assert time.monotonic() < deadline, "nothing happened"
+            time.sleep(0.001)
+        time.sleep(random.random() * 0.02)
+        if not ended:
+            os.kill(process, signal.SIGKILL)
+            killed += os.waitpid(process, 0)[1] == signal.SIGKILL
+    assert killed >= 1
+    STEPS[name](source, out, Executor(workers=1))
+    assert tree(out) == tree(tmp_path / "one")
 
 
 def test_missing_tasks_and_another_plan_are_named(source, tmp_path):
