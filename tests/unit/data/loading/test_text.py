@@ -55,15 +55,25 @@ def vocabulary(tmp_path: Path) -> Tokenizer:
     return load_tokenizer(tmp_path / "vocab.txt")
 
 
-def text_set(folder: Path, mode: str, remote: Path | str | None = None, tokenizer=TOKENIZER, length=LENGTH) -> TextSet:
-    return TextSet(streams_of("", None, folder, remote and str(remote)), tokenizer, length, mode)
+def text_set(folder: Path, mode: str, remote: Path | None = None, tokenizer=TOKENIZER) -> TextSet:
+    return TextSet(streams_of("", None, folder, remote and str(remote)), tokenizer, LENGTH, mode)
 
 
-def make(folder: Path, mode: str, rank: int = 0, world_size: int = 1, **options) -> TextSource:
-    settings = {"shuffle": "py1s", "shuffle_seed": 4, "canonical_nodes": 2, "rate": RATE, "seed": 11, **options}
-    texts = text_set(folder, mode, settings.pop("remote", None), settings.pop("tokenizer", TOKENIZER))
-    per_rank = settings.pop("lanes", GLOBAL) // world_size
-    MADE.append(TextSource(texts, sequences_per_step=per_rank, rank=rank, world_size=world_size, **settings))
+def make(
+    texts: Path | TextSet,
+    mode: str = "",
+    rank: int = 0,
+    world_size: int = 1,
+    *,
+    remote: Path | None = None,
+    tokenizer: Tokenizer = TOKENIZER,
+    lanes: int = GLOBAL,
+    **options,
+) -> TextSource:
+    if isinstance(texts, Path):
+        texts = text_set(texts, mode, remote, tokenizer)
+    options = {"shuffle": "py1s", "shuffle_seed": 4, "canonical_nodes": 2, "rate": RATE, "seed": 11, **options}
+    MADE.append(TextSource(texts, sequences_per_step=lanes // world_size, rank=rank, world_size=world_size, **options))
     return MADE[-1]
 
 
@@ -124,13 +134,10 @@ def test_positions_of_earlier_steps_are_known(folder, mode):
         states.append(source.state_dict())
         source.next_step()
     assert [source.state_dict(back) for back in range(6, 0, -1)] == states
-    source.close()
 
 
 def test_masks_follow_the_schedule_and_are_new_in_each_step(folder, mode):
-    source = opened(folder, mode, lanes=32, rate=MaskingRate("step", 0.6, 0.1, 100))
-    found = steps([source], 100)
-    source.close()
+    found = steps([opened(folder, mode, lanes=32, rate=MaskingRate("step", 0.6, 0.1, 100))], 100)
     shares = [
         sum(len(places) for step in part for _, places, _, _ in step)
         / sum(len(ids) - 2 for step in part for ids, *_ in step)
@@ -143,20 +150,11 @@ def test_masks_follow_the_schedule_and_are_new_in_each_step(folder, mode):
     assert any(len(masks) > 1 for masks in again.values())
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_any_number_of_ranks_has_the_same_steps(folder, mode, world_size):
-    expected = steps([opened(folder, mode)], 30)
-    ranks = [opened(folder, mode, rank, world_size, accumulation=2) for rank in range(world_size)]
-    assert steps(ranks, 30) == expected
-    for batches in (rank.next_step() for rank in ranks):
-        assert [batch.num_samples for batch in batches] == [GLOBAL // world_size // 2] * 2
-
-
 def test_a_run_resumes_on_other_ranks_in_the_middle_of_an_epoch(folder, mode):
     expected = steps([opened(folder, mode)], 60)
     found, state = [], None
     for world_size in (2, 1, 4):
-        sources = [make(folder, mode, rank, world_size) for rank in range(world_size)]
+        sources = [make(folder, mode, rank, world_size, accumulation=2) for rank in range(world_size)]
         for number, source in enumerate(sources):
             if state and number % 2:  # before and after the set is opened
                 source.load_state_dict(state)
@@ -165,8 +163,8 @@ def test_a_run_resumes_on_other_ranks_in_the_middle_of_an_epoch(folder, mode):
                 source.load_state_dict(state)
         found += steps(sources, 20)
         state = state_of(sources)
-        for source in sources:
-            source.close()
+        for batches in (source.next_step() for source in sources):
+            assert [batch.num_samples for batch in batches] == [GLOBAL // world_size // 2] * 2
     assert found == expected
 
 
@@ -186,17 +184,15 @@ def test_a_position_of_another_run_is_refused(folder, changed, name):
     assert f" {name} " in caught.value.problem
 
 
-def test_a_position_with_another_vocabulary_is_refused(folder, vocabulary):
-    state = opened(folder, "truncate", tokenizer=vocabulary).state_dict()
-    with user_error("run.other-settings", folder):
-        opened(folder, "truncate").load_state_dict(state)
-
-
-def test_a_damaged_position_is_refused(folder):
+def test_a_position_with_another_vocabulary_or_damaged_is_refused(folder, vocabulary):
     source = opened(folder, "split")
-    state = {**source.state_dict(), "step": 3, "lanes": {"epoch": [0]}}
-    with user_error("checkpoint.damaged", folder):
-        source.load_state_dict(state)
+    other = opened(folder, "split", tokenizer=vocabulary).state_dict()
+    for code, state in (
+        ("run.other-settings", other),
+        ("checkpoint.damaged", {**source.state_dict(), "step": 3, "lanes": {"epoch": [0]}}),
+    ):
+        with user_error(code, folder):
+            source.load_state_dict(state)
 
 
 def test_shards_are_tokenised_ahead(folder):
@@ -295,16 +291,9 @@ def test_streams_give_the_same_steps_on_any_number_of_ranks(folder: Path, tmp_pa
     streams = [Stream(local=str(folder), repeat=0.5), Stream(local=str(other), repeat=2)]
     texts = TextSet(streams, TOKENIZER, LENGTH, mode)
     assert describe_text(streams, TOKENIZER).num_texts == len(TEXTS) // 2 + 80
-    options = {"shuffle": "py1e", "shuffle_seed": 4, "canonical_nodes": 2, "rate": RATE, "seed": 11}
-    runs = []
-    for ranks in (1, 2):
-        shares = {"sequences_per_step": GLOBAL // ranks, "world_size": ranks}
-        sources = [TextSource(texts, rank=rank, **shares, **options) for rank in range(ranks)]
-        MADE.extend(sources)
-        for source in sources:
-            source.open()
-        runs.append(steps(sources, 12))
-    assert runs[0] == runs[1]
+    one = [opened(texts, shuffle="py1e")]
+    two = [opened(texts, mode, rank, 2, shuffle="py1e") for rank in range(2)]
+    assert steps(one, 12) == steps(two, 12)
     samples = eval_set(texts)
     samples.open()
     if mode == "truncate":
@@ -329,7 +318,6 @@ def test_a_remote_that_disappears(folder, tmp_path, mode):
     with user_error("network.unreachable", wording=False) as caught:  # whichever shard is fetched first
         steps([source], 1)
     assert caught.value.subject in {str(folder / f"shard.{number:05d}.mds") for number in range(100)}
-    source.close()
 
 
 def test_few_and_empty_texts(folder, tmp_path):
@@ -365,7 +353,4 @@ def test_quarters(schedule, expected):
 def test_between_the_ends(schedule, step, first, last):
     rate = MaskingRate(schedule, first, last, STEPS)(step)
     assert min(first, last) - 1e-12 <= rate <= max(first, last) + 1e-12
-
-
-def test_the_settings_offer_these():
     assert set(settings_by_key()["masking_schedule"].choices) == set(SHAPES)

@@ -2,9 +2,8 @@
 
 import itertools
 import json
+import multiprocessing
 import os
-import subprocess
-import sys
 import time
 import tracemalloc
 from collections.abc import Iterator
@@ -86,8 +85,7 @@ def test_equal_to_the_plain_rule(case):
 
 
 def test_a_lane_with_empty_texts_only():
-    counts = np.array([1, 0, 1, 0])
-    lanes = all_pieces(orders_of([4], None), 2, lambda texts: counts[texts])
+    lanes = all_pieces(orders_of([4], None), 2, lambda texts: 1 - texts % 2)
     with user_error("data.too-small", "texts"):
         lanes.take(0)
 
@@ -180,8 +178,13 @@ def order_files(folder: Path) -> list[str]:
     return sorted(path.name.partition("-")[2] for path in folder.glob("orders/*-*"))
 
 
-def test_the_next_order_is_made_ahead_and_old_ones_are_deleted(tmp_path, monkeypatch):
+@pytest.fixture
+def stored_orders(monkeypatch):
     monkeypatch.setattr(module, "_SHARED_TEXTS", 0)
+
+
+@pytest.mark.usefixtures("stored_orders")
+def test_the_next_order_is_made_ahead_and_old_ones_are_deleted(tmp_path):
     orders = orders_of([40, 50], "py1e", 4, tmp_path)
     for epoch in range(4):
         assert whole_order(orders, epoch).tolist() == sample_order([40, 50], "py1e", epoch, 4, 3).tolist()
@@ -189,48 +192,45 @@ def test_the_next_order_is_made_ahead_and_old_ones_are_deleted(tmp_path, monkeyp
         wait_for(lambda expected=expected: order_files(tmp_path) == expected)
 
 
+@pytest.mark.usefixtures("stored_orders")
 def test_one_process_makes_an_order_for_all(tmp_path):
     """The others wait for it; if it is killed, another one makes the order."""
-    program = f"""
-import sys, time, pathlib, numpy as np
-from mlbert.data.formats.streams import Mixture
-from mlbert.data.loading import text_lanes
-text_lanes._SHARED_TEXTS = 0
-shuffle_into = text_lanes.shuffle_into
-def slow(samples, *arguments, epoch, **options):
-    if epoch == 0:
-        pathlib.Path({str(tmp_path)!r}, sys.argv[1] + ".made").touch()
-        time.sleep(60 if sys.argv[1] == "killed" else 0.5)
-    shuffle_into(samples, *arguments, epoch=epoch, **options)
-text_lanes.shuffle_into = slow
-options = dict(shuffle="py1e", seed=3, canonical_nodes=2, folder=pathlib.Path({str(tmp_path)!r}))
-orders = text_lanes.EpochOrders(Mixture([np.array([40, 50])], [90]), **options)
-print(orders(0, np.arange(90)).tolist())
-"""
+    shuffle_into = module.shuffle_into
 
-    def start(name: str) -> subprocess.Popen:
-        return subprocess.Popen([sys.executable, "-c", program, name], stdout=subprocess.PIPE, text=True)
+    def run(name: str) -> None:
+        def slow(samples, *arguments, epoch, **options):
+            if epoch == 0:
+                (tmp_path / f"{name}.made").touch()
+                time.sleep(60 if name == "killed" else 0.5)
+            shuffle_into(samples, *arguments, epoch=epoch, **options)
 
-    processes = [start("killed")]
+        module.shuffle_into = slow
+        order = whole_order(orders_of([40, 50], "py1e", 2, tmp_path), 0)
+        (tmp_path / f"{name}.order").write_text(str(order.tolist()))
+
+    context = multiprocessing.get_context("fork")  # saves the seconds of new interpreters
+    processes = [context.Process(target=run, args=(name,)) for name in ("killed", "a", "b")]
     try:
+        processes[0].start()
         wait_for((tmp_path / "killed.made").exists)
-        processes += [start(name) for name in "ab"]
+        for process in processes[1:]:
+            process.start()
         time.sleep(0.5)
         processes[0].kill()
-        processes[0].wait()  # a zombie counts as alive
-        outputs = [process.communicate(timeout=60)[0] for process in processes[1:]]
+        for process in processes:  # a zombie counts as alive
+            process.join(60)
     finally:
         for process in processes:
             process.kill()
-            process.communicate()
-    assert outputs == [f"{sample_order([40, 50], 'py1e', 0, 2, 3).tolist()}\n"] * 2
+    expected = str(sample_order([40, 50], "py1e", 0, 2, 3).tolist())
+    assert [(tmp_path / f"{name}.order").read_text() for name in "ab"] == [expected] * 2
     assert len(list(tmp_path.glob("[ab].made"))) == 1
     assert [name for name in order_files(tmp_path) if name.startswith("0")] == ["0.order"]
 
 
+@pytest.mark.usefixtures("stored_orders")
 @pytest.mark.parametrize("size", [0, 4 * 89, 4 * 90 + 1])
-def test_an_order_of_another_length_is_made_again(tmp_path, monkeypatch, size):
-    monkeypatch.setattr(module, "_SHARED_TEXTS", 0)
+def test_an_order_of_another_length_is_made_again(tmp_path, size):
     expected = whole_order(orders_of([40, 50], folder=tmp_path), 0).tolist()
     (path,) = tmp_path.glob("orders/*-0.order")
     os.truncate(path, size)
@@ -238,16 +238,15 @@ def test_an_order_of_another_length_is_made_again(tmp_path, monkeypatch, size):
     assert path.stat().st_size == 4 * 90
 
 
-def test_without_a_writable_folder_the_order_is_in_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_SHARED_TEXTS", 0)
+@pytest.mark.usefixtures("stored_orders")
+def test_without_a_writable_folder_the_order_is_in_memory(tmp_path):
     (tmp_path / "set").write_text("not a folder")
     orders = orders_of([40, 50], "py2s", 2, tmp_path / "set")
     assert whole_order(orders, 0).tolist() == sample_order([40, 50], "py2s", 0, 2, 3).tolist()
 
 
-@pytest.mark.parametrize("world_size", [1024, 4096])
-def test_dealing_c4_to_many_ranks(world_size):
-    sizes, per_rank = np.full(11_904, 30_662), 8  # 365 million texts
+def test_dealing_c4_to_many_ranks():
+    world_size, sizes, per_rank = 1024, np.full(11_904, 30_662), 8  # 365 million texts
     orders = orders_of(sizes, None, 128)
     shares = [np.arange(rank, world_size * per_rank, world_size) for rank in range(world_size)]
     lanes = [WholeLanes(orders, world_size * per_rank, share) for share in shares]
