@@ -26,6 +26,7 @@ from mlbert.data.prepare.corpus_files import documents, find_sources
 from mlbert.data.prepare.corpus_sequences import RUN
 from mlbert.data.prepare.custom_corpus import Facts, Request, prepare, take_inventory
 from mlbert.data.prepare.jobs import Executor
+from stored_sets import tree
 from user_errors import user_error
 
 NOUNS = ["river", "house", "letter", "garden", "machine", "teacher", "mountain", "window", "market", "story"]
@@ -115,15 +116,14 @@ def test_rows_of_a_named_column(tmp_path: Path) -> None:
     tabs = "".join(f"{number}\t{text}\r\n" for number, text in enumerate(["body", *one_line]))
     objects = "".join(json.dumps({"body": text}) + "\n" for text in texts)
     for name, content, expected in (
-        ("a.csv", table_of(texts), texts),
-        ("b.csv", "\ufeff" + table_of(texts, delimiter=";", lineterminator="\n"), texts),
-        ("c.tsv", tabs, one_line),
-        ("d.jsonl", objects, texts),
+        ("a.csv", table_of(texts).encode(), texts),
+        ("b.csv", ("\ufeff" + table_of(texts, delimiter=";", lineterminator="\n")).encode(), texts),
+        ("c.tsv", tabs.encode(), one_line),
+        ("d.jsonl", objects.encode(), texts),
+        ("e.parquet", parquet_of({"body": texts, "text": [""] * len(texts)}), texts),
     ):
-        (tmp_path / name).write_bytes(content.encode())
+        (tmp_path / name).write_bytes(content)
         assert texts_at(tmp_path / name, "body") == expected, name
-    (tmp_path / "e.parquet").write_bytes(parquet_of({"body": texts, "text": [""] * len(texts)}))
-    assert texts_at(tmp_path / "e.parquet", "body") == texts
     (tmp_path / "f.csv").write_bytes(table_of([*texts[:1], "schön"]).encode("cp1252"))
     assert texts_at(tmp_path / "f.csv", "body", "cp1252")[1] == "schön"
     others: Counter[str] = Counter()
@@ -149,21 +149,18 @@ def test_visible_text_of_html(tmp_path: Path, chunk: int, monkeypatch: pytest.Mo
     assert [" ".join(block.split()) for block in blocks if block.strip()] == SHOWN
 
 
-@pytest.mark.parametrize(
-    ("declared", "stored", "asked"),
-    [
+def test_encoding_of_html(tmp_path: Path) -> None:
+    for declared, stored, asked in (
         ('charset="utf-8"', "utf-8", "utf-8-sig"),
         ("charset=ISO-8859-1", "cp1252", "utf-8-sig"),
         ("charset='shift_jis'", "shift_jis", "utf-8-sig"),
         ("charset=hex", "utf-8", "utf-8-sig"),
         ("charset=utf-8", "gb18030", "gb18030"),
         ("", "utf-16", "utf-16"),
-    ],
-)
-def test_encoding_of_html(tmp_path: Path, declared: str, stored: str, asked: str) -> None:
-    word = "größer…" if stored == "cp1252" else "中国"
-    (tmp_path / "a.htm").write_bytes(f"<meta {declared}><p>{word}".encode(stored))
-    assert [text.strip() for text in texts_at(tmp_path / "a.htm", encoding=asked)] == [word]
+    ):
+        word = "größer…" if stored == "cp1252" else "中国"
+        (tmp_path / "a.htm").write_bytes(f"<meta {declared}><p>{word}".encode(stored))
+        assert [text.strip() for text in texts_at(tmp_path / "a.htm", encoding=asked)] == [word], declared
 
 
 @settings(max_examples=200, deadline=None)
@@ -177,13 +174,11 @@ def test_any_html_is_read(tmp_path_factory: pytest.TempPathFactory, parts: list[
 
 
 @settings(max_examples=60)
-@given(st.text(alphabet="ab \n\0é漢\r", max_size=300), st.integers(1, 40), st.booleans())
+@given(st.text(alphabet="ab \n\0é漢\r", min_size=1, max_size=300), st.integers(1, 40), st.booleans())
 def test_cutting_loses_nothing(tmp_path_factory: pytest.TempPathFactory, text: str, piece: int, packed: bool) -> None:
     path = tmp_path_factory.mktemp("cut") / ("a.txt.gz" if packed else "a.txt")
     path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
-    if not text:
-        return
-    source = find_sources([path], path / "out")[0]
+    (source,) = find_sources([path], path / "out")
     if "\0" in text:
         with user_error("data.encoding", path):
             list(documents(source, piece, True))
@@ -243,13 +238,13 @@ def test_any_number_of_processes_writes_the_same(tmp_path, monkeypatch, said):
     (tmp_path / "bad.txt").write_bytes(b"fine\ncaf\xe9\n")
     request = request_of(tmp_path / "out", tmp_path, skip_bad=True)
     facts, written = [], []
-    for processes in (1, 2, 3):
+    for processes in (1, 3):
         out = tmp_path / f"out{processes}"
         facts.append(prepare(request, out, Executor(processes, said)))
-        written.append({file.relative_to(out): file.read_bytes() for file in out.rglob("*") if file.is_file()})
+        written.append(tree(out))
         assert all(done == total for done, total in said.done.values()), said.done
-    assert facts[0] == facts[1] == facts[2]
-    assert written[0] == written[1] == written[2]
+    assert facts[0] == facts[1]
+    assert written[0] == written[1]
 
 
 def test_memory_does_not_grow_with_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

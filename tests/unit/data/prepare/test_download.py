@@ -6,8 +6,6 @@ import io
 import json
 import os
 import random
-import subprocess
-import sys
 import tarfile
 import threading
 from collections.abc import Callable, Iterator
@@ -18,10 +16,10 @@ import pytest
 
 from file_limits import largest_file
 from mlbert.data.prepare import download
-from mlbert.data.prepare.download import LIST, fetch_all, read_list, select
-from mlbert.data.prepare.jobs import Progress
+from mlbert.data.prepare.download import fetch_all, read_list, select
+from mlbert.data.prepare.jobs import SILENT, Progress
 from mlbert.host import files
-from user_errors import assert_error_line, user_error
+from user_errors import user_error
 
 CONTENT = random.Random(0).randbytes(3_000_000)
 
@@ -101,7 +99,6 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 def test_the_shipped_list_is_whole():
     entries = read_list()
-    assert LIST.is_file()
     assert {entry.group for entry in select(entries, [])} == {"config", "vocabulary", "checkpoint", "text"}
     assert all(len(entry.md5) == 32 and entry.urls for entry in entries.files)
     (vocabulary,) = select(entries, ["vocab.txt"])
@@ -143,9 +140,14 @@ def test_a_folder_as_mirror(tmp_path, place, as_url):
     assert sorted(path.name for path in out.rglob("*") if path.is_file()) == [".verified", "data.bin"]
 
 
+def fetch(folder: Path, mirror: str = "", *, progress: Progress = SILENT, **changes: object) -> bytes:
+    """Fetch the one file into the folder; return its content."""
+    fetch_all(read_list(listed(folder, **changes)).files, folder, mirror, progress=progress)
+    return (folder / "sub/data.bin").read_bytes()
+
+
 def test_a_server(tmp_path, server):
-    fetch_all(read_list(listed(tmp_path, urls=[f"{server.url}/missing", f"{server.url}/data.bin"])).files, tmp_path)
-    assert (tmp_path / "sub/data.bin").read_bytes() == CONTENT
+    assert fetch(tmp_path, urls=[f"{server.url}/missing", f"{server.url}/data.bin"]) == CONTENT
     assert len(server.asked) == 2
 
 
@@ -163,8 +165,7 @@ class Advances(Progress):
 
 def test_a_connection_dropped_in_the_middle_is_continued(tmp_path, server):
     server.breaks, server.errors, progress = 2, 1, Advances()
-    fetch_all(read_list(listed(tmp_path)).files, tmp_path, server.url, progress=progress)
-    assert (tmp_path / "sub/data.bin").read_bytes() == CONTENT
+    assert fetch(tmp_path, server.url, progress=progress) == CONTENT
     assert server.asked[2] == "bytes=1000000-"
     assert progress.sums[-1] == max(progress.sums) == len(CONTENT)
 
@@ -173,11 +174,10 @@ def test_a_connection_dropped_in_the_middle_is_continued(tmp_path, server):
 def test_a_dropped_connection_keeps_what_was_received(tmp_path, server):
     server.breaks = 1000
     with user_error("network.unreachable", tmp_path / "sub/data.bin"):
-        fetch_all(read_list(listed(tmp_path)).files, tmp_path, server.url)
+        fetch(tmp_path, server.url)
     assert (tmp_path / "sub/data.bin.partial").stat().st_size == 1_000_000
     server.breaks = 0
-    fetch_all(read_list(listed(tmp_path)).files, tmp_path, server.url)
-    assert (tmp_path / "sub/data.bin").read_bytes() == CONTENT
+    assert fetch(tmp_path, server.url) == CONTENT
 
 
 @pytest.mark.parametrize(
@@ -188,22 +188,20 @@ def test_a_dropped_connection_keeps_what_was_received(tmp_path, server):
 def test_a_partial_file(tmp_path, server, partial, size):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub/data.bin.partial").write_bytes(partial)
-    fetch_all(read_list(listed(tmp_path, bytes=size)).files, tmp_path, server.url)
-    assert (tmp_path / "sub/data.bin").read_bytes() == CONTENT
+    assert fetch(tmp_path, server.url, bytes=size) == CONTENT
 
 
 @pytest.mark.parametrize("size", [len(CONTENT), None])
 def test_wrong_content_is_never_accepted(tmp_path, server, size):
     server.content = bytes(len(CONTENT))
     with user_error("data.checksum", "files/sub/data.bin"):
-        fetch_all(read_list(listed(tmp_path, bytes=size)).files, tmp_path, server.url)
+        fetch(tmp_path, server.url, bytes=size)
     assert not any(path.is_file() for path in (tmp_path / "sub").rglob("*"))
 
 
 def test_an_unreachable_host_lists_what_to_fetch_by_hand(tmp_path):
-    entries = read_list(listed(tmp_path, urls=["http://127.0.0.1:9/data.bin"])).files
     with user_error("network.unreachable", tmp_path / "sub/data.bin") as error:
-        fetch_all(entries, tmp_path)
+        fetch(tmp_path, urls=["http://127.0.0.1:9/data.bin"])
     assert "http://127.0.0.1:9/data.bin" in error.value.problem
     assert f"(MD5 {md5(CONTENT)}, 3,000,000 bytes)" in error.value.remedy
 
@@ -212,31 +210,27 @@ def test_files_placed_by_hand_are_accepted_and_recorded(tmp_path, monkeypatch):
     (tmp_path / "sub").mkdir()
     path = tmp_path / "sub/data.bin"
     path.write_bytes(CONTENT)
-    entries = read_list(listed(tmp_path)).files
-    fetch_all(entries, tmp_path)
+    fetch(tmp_path)
     read: list[Path] = []
     monkeypatch.setattr(download, "file_md5", lambda path: read.append(path) or md5(path.read_bytes()))
-    fetch_all(entries, tmp_path)
+    fetch(tmp_path)
     assert not read
     os.utime(path, ns=(1, 1))
-    fetch_all(entries, tmp_path)
+    fetch(tmp_path)
     assert read == [path]
     path.write_bytes(bytes(len(CONTENT)))
     with user_error("network.unreachable", path):
-        fetch_all(entries, tmp_path)
+        fetch(tmp_path)
 
 
-def test_a_full_disk_keeps_what_was_received(tmp_path):
+def test_a_full_disk_keeps_what_was_received(tmp_path, assert_fails, run_mlbert):
     (tmp_path / "mirror").mkdir()
     (tmp_path / "mirror/data.bin").write_bytes(CONTENT)
-    words = f"-m mlbert prepare download --out {tmp_path}/out --manifest {listed(tmp_path)} --mirror {tmp_path}/mirror"
-    command = [sys.executable, *words.split()]
+    words = f"prepare download --out {tmp_path}/out --manifest {listed(tmp_path)} --mirror {tmp_path}/mirror".split()
     with largest_file(2_000_000):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert_error_line(done.stderr, "file.unwritable", tmp_path / "out/sub/data.bin.partial")
+        assert_fails(words, "file.unwritable", tmp_path / "out/sub/data.bin.partial")
     assert not (tmp_path / "out/sub/data.bin").exists()
-    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    assert run_mlbert(*words)[0] == 0
     assert (tmp_path / "out/sub/data.bin").read_bytes() == CONTENT
 
 

@@ -6,9 +6,7 @@ from unittest import mock
 import h5py
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from mlbert.cli.prepare import app
 from mlbert.data.formats.nvidia import NvidiaStore
 from mlbert.data.formats.prepared import ShardSet
 from mlbert.data.formats.ragged import Ragged, offsets_of
@@ -232,11 +230,11 @@ def test_finished_with_other_input(tmp_path, vocab, ours):
         import_store(tmp_path / "theirs", vocab, ours)
 
 
-def test_command_line(tmp_path, vocab):
+def test_command_line(tmp_path, vocab, run_mlbert):
     def invoke(*words: object) -> str:
-        done = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
-        assert done.exit_code == 0, done.output
-        return done.output
+        status, out, err = run_mlbert("prepare", *words)
+        assert status == 0, err
+        return out + err
 
     rows = write(tmp_path / "theirs", "fixed")
     common = ("--vocab", vocab, "--out", tmp_path / "ours", "--workers", 1)

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -26,6 +25,7 @@ from mlbert.data.prepare.shuffle import shuffle_set
 from mlbert.data.prepare.split_bins import make_bins
 from mlbert.data.prepare.tfrecords import hdf5_to_tfrecords, tfrecords_to_hdf5
 from mlbert.host import native
+from programs import write_files
 from stored_sets import tree
 from user_errors import user_error
 
@@ -56,15 +56,10 @@ def any_job(job, request) -> InstanceJob:
     return replace(job, set_format=request.param)
 
 
-@pytest.fixture
-def straight(tmp_path) -> Callable[[InstanceJob], dict[str, str]]:
-    """Return a function that runs a job elsewhere, without interruption, and returns its files."""
-
-    def run(job: InstanceJob) -> dict[str, str]:
-        prepare_instances(replace(job, out=tmp_path / "straight"))
-        return tree(tmp_path / "straight")
-
-    return run
+def straight(job: InstanceJob) -> dict[str, str]:
+    """Run a job elsewhere, without interruption; return its files."""
+    prepare_instances(replace(job, out=job.out.with_name("straight")))
+    return tree(job.out.with_name("straight"))
 
 
 def sha256s(folder: Path) -> list[tuple[int, str]]:
@@ -124,7 +119,7 @@ def test_a_finished_set_is_not_overwritten(any_job, parts, bad):
     assert tree(job.out) == before
 
 
-def test_finished_parts_of_an_interrupted_run_are_kept(any_job, said, straight):
+def test_finished_parts_of_an_interrupted_run_are_kept(any_job, said):
     make_part, calls = instance_set._Work.make_part, []
 
     def interrupted(self, index):
@@ -141,7 +136,7 @@ def test_finished_parts_of_an_interrupted_run_are_kept(any_job, said, straight):
     assert tree(any_job.out) == straight(any_job)
 
 
-def test_other_options_after_an_interruption(any_job, straight):
+def test_other_options_after_an_interruption(any_job):
     other = replace(any_job, options=replace(OPTIONS, random_seed=5), parts=any_job.parts[:2])
     with mock.patch.object(instance_set, "_report", side_effect=KeyboardInterrupt):
         for unfinished in (other, replace(other, parts=any_job.parts)):
@@ -151,7 +146,10 @@ def test_other_options_after_an_interruption(any_job, straight):
     assert tree(any_job.out) == straight(any_job)
 
 
-def test_a_full_disk_leaves_nothing_that_looks_finished(any_job, straight):
+def test_an_output_that_cannot_be_made_or_a_full_disk_leaves_nothing_that_looks_finished(any_job, tmp_path):
+    (tmp_path / "file").write_text("")
+    with user_error("file.unwritable", tmp_path / "file/set"):
+        prepare_instances(replace(any_job, out=tmp_path / "file/set"))
     job = replace(any_job, options=replace(OPTIONS, dupe_factor=40))
     with user_error("file.unwritable"), largest_file(20_000):
         prepare_instances(job)
@@ -203,18 +201,11 @@ def test_a_part_that_became_bad_leaves_nothing_old(job, tmp_path):
 def test_one_document_is_accepted_with_a_warning(job, tmp_path, said):
     part = tmp_path / "one.txt"
     part.write_text("The lamp was lit.\nThe cat slept.\n")
-    made = prepare_instances(replace(job, parts=(part, job.parts[0])), executor=Executor(progress=said))
-    assert made.num_sequences
+    prepare_instances(replace(job, parts=(part, job.parts[0])), executor=Executor(1, said))
     assert said.lines == [f"warning: {part} is one document (no blank line): random second sentences come from it too"]
 
 
-def test_output_that_cannot_be_made(any_job, tmp_path):
-    (tmp_path / "file").write_text("")
-    with user_error("file.unwritable", tmp_path / "file/set"):
-        prepare_instances(replace(any_job, out=tmp_path / "file/set"))
-
-
-def test_without_a_compiler_the_result_is_the_same_and_it_is_reported(job, straight, said):
+def test_without_a_compiler_the_result_is_the_same_and_it_is_reported(job, said):
     expected = straight(job)
     instance_set._generator.cache_clear()
     try:
@@ -226,12 +217,11 @@ def test_without_a_compiler_the_result_is_the_same_and_it_is_reported(job, strai
     assert tree(job.out) == expected
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"not json"])
-def test_a_damaged_mark(job, content):
-    job.out.mkdir()
-    (job.out / "instances.json").write_bytes(content)
-    with user_error("file.json", "instances.json"):
-        prepare_instances(job)
+def test_a_damaged_mark(job):
+    for content in ("", "{}", "[1]", "not json"):
+        write_files(job.out, {"instances.json": content})
+        with user_error("file.json", "instances.json"):
+            prepare_instances(job)
 
 
 @pytest.fixture
@@ -259,26 +249,22 @@ def test_the_set_and_those_made_of_it_record_the_case(any_job, vocabulary):
     assert describe(data / "uncased").lower_case is True
 
 
-@pytest.mark.parametrize("lower_case", [True, False])
-def test_the_configuration_next_to_the_vocabulary_must_agree(job, vocabulary, lower_case):
+def test_the_configuration_next_to_the_vocabulary_must_agree(job, vocabulary):
     config = vocabulary.with_name("tokenizer_config.json")
-    config.write_text(json.dumps({"do_lower_case": not lower_case}))
-    with user_error("config.conflict", config):
-        prepare_instances(replace(job, vocab_file=vocabulary, lower_case=lower_case))
+    for lower_case in (True, False):
+        config.write_text(json.dumps({"do_lower_case": not lower_case}))
+        with user_error("config.conflict", config):
+            prepare_instances(replace(job, vocab_file=vocabulary, lower_case=lower_case))
 
 
-@pytest.mark.parametrize(
-    ("provenance", "expected"),
-    [
+def test_the_case_is_that_of_the_nearest_step_that_records_one(source):
+    for provenance, expected in (
         ({}, None),
         ({"options": {"lower_case": True}, "input": {"options": {"lower_case": False}}}, True),
         ({"options": {}, "input": {"options": [], "input": {"lower_case": False}}}, False),
         ({"options": {"lower_case": "yes"}, "input": [1]}, None),
-    ],
-)
-def test_the_case_is_that_of_the_nearest_step_that_records_one(job, provenance, expected):
-    prepare_instances(job)
-    assert read_manifest(job.out).model_copy(update={"provenance": provenance}).lower_case is expected
+    ):
+        assert read_manifest(source).model_copy(update={"provenance": provenance}).lower_case is expected
 
 
 GOLDEN = json.loads((Path(__file__).resolve().parents[3] / "assets" / "instances" / "digests.json").read_text())
@@ -322,10 +308,8 @@ def test_blank_lines_and_carriage_returns(tmp_path, assets):
     assert read_documents(text, tokenizer) == [[tokenizer.encode("the lamp")], [tokenizer.encode("caf\u00e9")]]
 
 
-OUT_OF_RANGE = [("max_seq_length", 4), ("max_seq_length", 70_000), ("max_predictions_per_seq", 0), ("dupe_factor", 0)]
-
-
-@pytest.mark.parametrize(("name", "value"), [*OUT_OF_RANGE, ("masked_lm_prob", 0.0), ("short_seq_prob", 1.5)])
-def test_options_out_of_range(name, value):
-    with user_error("config.range", name):
-        InstanceOptions(**{name: value})
+def test_options_out_of_range():
+    invalid = {"max_predictions_per_seq": 0, "dupe_factor": 0, "masked_lm_prob": 0.0, "short_seq_prob": 1.5}
+    for name, value in (("max_seq_length", 4), ("max_seq_length", 70_000), *invalid.items()):
+        with user_error("config.range", name):
+            InstanceOptions(**{name: value})

@@ -12,6 +12,7 @@ import pytest
 
 from mlbert.data.prepare.jobs import Executor, expand_inputs, inspect_parts
 from mlbert.host.errors import UserError
+from programs import write_files
 from user_errors import user_error
 
 SLEEPER = (
@@ -64,14 +65,9 @@ FORMS = pytest.mark.parametrize("run", [run, stream])
 
 @FORMS
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_results_in_order(run, workers):
+def test_results_in_order_and_an_error_as_it_is(run, workers):
     assert run(double, range(7), workers) == [2 * number for number in range(7)]
     assert run(double, [], workers) == []
-
-
-@FORMS
-@pytest.mark.parametrize("workers", [1, 2])
-def test_an_error_comes_back_as_it_is(run, workers):
     with user_error("data.damaged", "two", wording=False):
         run(refuse_two, range(5), workers)
 
@@ -95,12 +91,9 @@ def test_a_killed_worker_is_reported(run):
 def sleeping(folder: Path, begun: list[Path], stream: bool, slow_import: bool = False) -> subprocess.Popen[str]:
     program = folder / "program.py"
     program.write_text(SLEEPER.format(stream=stream, slow_import=slow_import))
-    paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
-    environ = os.environ | {"PYTHONPATH": paths}
-    command = [sys.executable, str(program), *map(str, begun)]
-    return subprocess.Popen(
-        command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, program, *begun], env=environ, **pipes, start_new_session=True)
 
 
 def group_exists(group: int) -> bool:
@@ -109,15 +102,6 @@ def group_exists(group: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-SIGNALS = [
-    (signal.SIGTERM, False, False),
-    (signal.SIGTERM, True, False),
-    (signal.SIGINT, True, False),
-    (signal.SIGTERM, False, True),
-    (signal.SIGINT, True, True),
-]
 
 
 def test_a_process_that_starts_leaves_ctrl_c_to_the_main_process(tmp_path):
@@ -129,7 +113,10 @@ def test_a_process_that_starts_leaves_ctrl_c_to_the_main_process(tmp_path):
     assert process.communicate(timeout=60)[1].count("Traceback") == 1, "that of the main process"
 
 
-@pytest.mark.parametrize(("number", "whole_group", "stream"), SIGNALS)
+@pytest.mark.parametrize(
+    ("number", "whole_group", "stream"),
+    [(signal.SIGTERM, False, True), (signal.SIGTERM, True, False), (signal.SIGINT, True, False)],
+)
 def test_a_signal_ends_it_at_once_and_without_a_word(tmp_path, number, whole_group, stream):
     begun = [tmp_path / name for name in "abc"]
     process = sleeping(tmp_path, begun, stream)
@@ -152,10 +139,7 @@ def test_a_signal_ends_it_at_once_and_without_a_word(tmp_path, number, whole_gro
 
 
 def make(folder: Path, *names: str) -> Path:
-    folder.mkdir(exist_ok=True)
-    for name in names:
-        (folder / name).write_text(f"text of {name}\n")
-    return folder
+    return write_files(folder, {name: f"text of {name}\n" for name in names})
 
 
 def names(paths: list[Path]) -> list[str]:
@@ -196,13 +180,10 @@ def test_sizes_and_checksums(tmp_path):
 
 
 def test_invalid_parts_are_refused(tmp_path):
-    folder = make(tmp_path / "text", "a", "b")
-    (folder / "copy").write_bytes((folder / "a").read_bytes())
-    (folder / "empty").write_bytes(b"")
-    (folder / "empty_too").write_bytes(b"")
+    folder = write_files(tmp_path / "text", {"a": "a", "copy": "a", "b": "b", "empty": "", "empty_too": ""})
     paths = [folder / name for name in ("b", "a", "empty", "copy", "empty_too", "absent", "a", ".")]
-    codes = [None, None, "data.empty", "data.duplicate", "data.empty", "file.unreadable", "data.duplicate"]
-    codes.append("file.wrong-kind")
+    codes = [None, None, "data.empty", "data.duplicate", "data.empty"]
+    codes += ["file.unreadable", "data.duplicate", "file.wrong-kind"]
     for path, code in zip(paths, codes, strict=True):
         if code:
             with user_error(code, path):

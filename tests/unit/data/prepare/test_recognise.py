@@ -1,45 +1,22 @@
 """What a folder holds."""
 
 import shutil
-from pathlib import Path
-
-import pytest
 
 from mlbert.data.prepare.clean import recognise
-from mlbert.data.prepare.instance_set import InstanceJob, SetFormat, make_instances
-from mlbert.data.prepare.instances import InstanceOptions
-from mlbert.data.prepare.jobs import Executor, inspect_parts
+from mlbert.data.prepare.tfrecords import hdf5_to_tfrecords
 from nvidia_shards import bert_rows, write_variable
+from tfrecord_examples import write_parts
 from user_errors import user_error
 
 
-@pytest.fixture
-def text(assets: Path, tmp_path: Path) -> Path:
-    folder = tmp_path / "text"
-    folder.mkdir()
-    shutil.copy(assets / "text.txt", folder / "part-00000-of-00001")
-    return folder
-
-
-def made(assets: Path, text: Path, out: Path, set_format: SetFormat) -> Path:
-    options = InstanceOptions(max_seq_length=64, max_predictions_per_seq=10, dupe_factor=1)
-    parts = (text / "part-00000-of-00001",)
-    job = InstanceJob(parts, assets / "vocab.txt", out, options, set_format=set_format)
-    make_instances(job, inspect_parts(parts), {}, executor=Executor(workers=1))
-    return out
-
-
-def test_text_and_tfrecords_of_the_same_names(assets, text, tmp_path):
-    assert recognise(text) == recognise(text / "part-00000-of-00001") == "text"
-    records = made(assets, text, tmp_path / "records", SetFormat.tfrecord)
-    assert recognise(records) == "tfrecord"
-    for path in records.iterdir():
-        path.rename(records / "part-00000-of-00001") if path.suffix == ".tfrecord" else path.unlink()
-    assert recognise(records) == "tfrecord"
-
-
-def test_prepared_sets_of_ours_and_of_nvidia(assets, text, tmp_path):
-    assert recognise(made(assets, text, tmp_path / "set", SetFormat.hdf5)) == "prepared"
+def test_text_and_sets(assets, source, tmp_path):
+    (tmp_path / "text").mkdir()
+    part = shutil.copy(assets / "text.txt", tmp_path / "text/part-00000-of-00001")
+    assert recognise(tmp_path / "text") == recognise(part) == "text"
+    assert recognise(write_parts(tmp_path / "records", bert_rows(1, max_length=29))) == "tfrecord"  # the same name
+    hdf5_to_tfrecords(source, tmp_path / "listed")
+    assert recognise(tmp_path / "listed") == "tfrecord"
+    assert recognise(source) == "prepared"
     (tmp_path / "nvidia").mkdir()
     write_variable(tmp_path / "nvidia/part_00000_of_00001.hdf5", bert_rows(1))
     assert recognise(tmp_path / "nvidia") == "nvidia"

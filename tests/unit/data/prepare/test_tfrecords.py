@@ -5,9 +5,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from mlbert.cli.prepare import app
 from mlbert.data.formats.manifest import read_manifest
 from mlbert.data.formats.prepared import ShardSet, ShardWriter
 from mlbert.data.formats.ragged import Ragged
@@ -80,20 +78,20 @@ def test_bad_input(folder, vocab, tmp_path):
     assert not (out / "manifest.json").exists()
 
 
-def test_skip_bad(folder, vocab, tmp_path):
+def test_skip_bad(folder, vocab, tmp_path, run_mlbert):
     files = sorted(folder.iterdir())
     flip(files[1], 200)
     flip(files[2], int(next(iter(ExampleReader(files[2]))).starts[30]) + 60)
     with user_error("data.damaged", folder / "part-00001-of-00003"):
         tfrecords_to_hdf5([folder], vocab, tmp_path / "set", executor=Executor(workers=2))
-    words = ["tfrecord-to-hdf5", "--input", folder, "--vocab", vocab, "--out", tmp_path / "set", "--skip-bad"]
-    done = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
+    words = ["--input", folder, "--vocab", vocab, "--out", tmp_path / "set", "--skip-bad"]
+    status, output, error = run_mlbert("prepare", "tfrecord-to-hdf5", *words)
+    assert status == 0, error
     skipped = read_manifest(tmp_path / "set").provenance["skipped"]
     assert [Path(file).name for file in skipped] == [files[1].name, files[2].name]
     assert skipped[str(files[1])] == ["record 0 (byte 0) has damaged data: its checksum is wrong"]
-    assert f"skipped: {files[1]}: record 0 (byte 0)" in done.output
-    assert "2 records skipped" in done.output
+    assert f"skipped: {files[1]}: record 0 (byte 0)" in output + error
+    assert "2 records skipped" in output + error
     assert read_manifest(tmp_path / "set").num_sequences == 178
     assert not list((tmp_path / "set").glob("skipped-*"))
 

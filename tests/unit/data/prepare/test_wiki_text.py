@@ -61,40 +61,34 @@ def test_articles_as_the_benchmark_counts_them() -> None:
     assert list(articles(lines)) == [*teapot, "\nA cup is small (see Teapot).", "\n"]
 
 
-@pytest.mark.parametrize(
-    ("line", "cleaned"),
-    [
-        ("plain text, 3 < 4 and a[i]", "plain text, 3 < 4 and ai"),
-        ("a [[link]] and [[page|its text]]", "a link and its text"),
-        ("[[File:x.png|thumb|A pot]]after", "after"),
-        ("gone [[Category:Tea]] with its line", ""),
-        ("[sic] alt=text", "sic text"),
-        ("one<br>two<br />three<BR/>", "onetwothree"),
-        ('said<ref name="x">Smith, p. 3</ref> so<ref name="y" /> far', "said so far"),
-        ("<math>x^2</math> H<sup>2</sup> <small>o</small>", "x^2 H2 o"),
-        ('<div class="x">in</div> <nowiki>raw</nowiki>', "in raw"),
-        ("<unknown>stays</unknown>", "<unknown>stays</unknown>"),
-    ],
-)
-def test_markup(line: str, cleaned: str) -> None:
-    assert remove_markup(line) == cleaned
+def test_markup() -> None:
+    for line, cleaned in {
+        "plain text, 3 < 4 and a[i]": "plain text, 3 < 4 and ai",
+        "a [[link]] and [[page|its text]]": "a link and its text",
+        "[[File:x.png|thumb|A pot]]after": "after",
+        "gone [[Category:Tea]] with its line": "",
+        "[sic] alt=text": "sic text",
+        "one<br>two<br />three<BR/>": "onetwothree",
+        'said<ref name="x">Smith, p. 3</ref> so<ref name="y" /> far': "said so far",
+        "<math>x^2</math> H<sup>2</sup> <small>o</small>": "x^2 H2 o",
+        '<div class="x">in</div> <nowiki>raw</nowiki>': "in raw",
+        "<unknown>stays</unknown>": "<unknown>stays</unknown>",
+    }.items():
+        assert remove_markup(line) == cleaned
 
 
-@pytest.mark.parametrize(
-    ("text", "code", "words"),
-    [
-        (b"Just text.\n", "data.damaged", r"line 1\b"),
-        (b'{"id": "1", "text": "Just text."}\n', "data.damaged", r"line 1\b"),
-        (WIKI.replace(b"</doc>", b"", 1), "data.damaged", r"line 11\b"),
-        (WIKI[:-8], "data.damaged", r"line 18\b"),
-        (WIKI.replace(b"round", b"r\xffund"), "data.encoding", ""),
-    ],
-    ids=["text", "JSON", "nested", "truncated", "not UTF-8"],
-)
-def test_other_files_are_named_with_the_line(text: bytes, code: str, words: str) -> None:
-    with user_error(code, "wiki_00") as caught:
-        read(text)
-    assert re.search(words, str(caught.value))
+def test_other_files_are_named_with_the_line() -> None:
+    for text, words in (
+        (b"Just text.\n", r"line 1\b"),
+        (b'{"id": "1", "text": "Just text."}\n', r"line 1\b"),
+        (WIKI.replace(b"</doc>", b"", 1), r"line 11\b"),
+        (WIKI[:-8], r"line 18\b"),
+    ):
+        with user_error("data.damaged", "wiki_00") as caught:
+            read(text)
+        assert re.search(words, str(caught.value))
+    with user_error("data.encoding", "wiki_00"):
+        read(WIKI.replace(b"round", b"r\xffund"))
 
 
 def test_a_missing_splitter_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,9 +120,6 @@ def test_equals_the_published_rule(counts: list[int], data: st.DataObject) -> No
     plain = plainly_drawn(counts, wanted)
     assert got == [start + i for start, ids in zip(starts, plain, strict=True) for i in ids]
     assert len(got) == wanted
-
-
-def test_too_few_articles_name_the_file() -> None:
     with user_error("data.too-small", "--eval-articles"):
         drawn_articles([10, 3], 9)
 
