@@ -21,8 +21,8 @@ from mlbert.data.formats.masking import (
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from stored_sets import assert_same_rows
 
-PAD, UNK, CLS, SEP, MASK = range(5)
-RULE = MaskingRule(masked_lm_prob=0.15, max_predictions=76, mask_id=MASK, cls_id=CLS, sep_id=SEP, vocab_size=1000)
+_, UNK, CLS, SEP, MASK = range(5)
+RULE = MaskingRule(0.15, 76, mask_id=MASK, cls_id=CLS, sep_id=SEP, vocab_size=1000)
 
 
 def plain_mask(tokens, rule, rng):
@@ -90,6 +90,10 @@ def test_truncate_equals_its_definition(first, second, limit, seed):
     assert ours.getstate() == theirs.getstate()
 
 
+def test_numbers_of_the_benchmark() -> None:
+    assert (MASKED_SHARE, MAX_PREDICTIONS) == (0.15, 76)
+
+
 def test_draws_on_the_limit() -> None:
     class Limits(random.Random):
         def __init__(self) -> None:
@@ -99,10 +103,6 @@ def test_draws_on_the_limit() -> None:
     tokens = [CLS, *range(5, 505), SEP]
     assert mask_tokens(tokens, RULE, Limits()) == plain_mask(tokens, RULE, Limits())
     assert truncate_pair(tokens, tokens, 99, Limits()) == plain_truncate(tokens, tokens, 99, Limits())
-
-
-def test_numbers_of_the_benchmark() -> None:
-    assert (MASKED_SHARE, MAX_PREDICTIONS) == (0.15, 76)
 
 
 SPECIAL, TEXT_MASK, VOCAB = (0, 100, 101, 102, 103), 103, 30_522
@@ -130,7 +130,6 @@ def chi_square(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 def counts(tokens: np.ndarray, rows: Ragged) -> dict[str, int]:
-    """Count as in COLLATOR."""
     where = np.repeat(rows.offsets[:-1], np.diff(rows.masked_offsets)) + rows.masked_positions
     new, labels = rows.tokens[where], rows.masked_labels
     assert (labels == tokens[where]).all()
@@ -148,7 +147,6 @@ def counts(tokens: np.ndarray, rows: Ragged) -> dict[str, int]:
 
 
 def mixed(value: int) -> int:
-    """Apply SplitMix64's finalizer."""
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         value = (value ^ (value >> shift)) * factor % 2**64
     return value ^ (value >> 31)
@@ -174,13 +172,10 @@ def by_the_definition(sequence: list[int], rule: Masking, step: int, lane: int, 
     return found
 
 
-def test_the_finalizer_is_splitmix64s():
-    """The first outputs of the published generator for the seed 0."""
-    assert [mixed(n * GOLDEN % 2**64) for n in (1, 2)] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4]
-
-
 @pytest.mark.parametrize(("seed", "step", "rate"), [(0, 0, 0.15), (7, 3, 0.3), (2**64 - 1, 2**40, 0.5), (5, 1, 0.0)])
 def test_masks_equal_their_definition(seed, step, rate):
+    # The first outputs of the published SplitMix64 for the seed 0.
+    assert [mixed(n * GOLDEN % 2**64) for n in (1, 2)] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4]
     tokens, offsets = sequences(30, 100, seed=2)
     lanes, rule = np.arange(30) * 7919 + 5, Masking(SPECIAL, TEXT_MASK, VOCAB, seed)
     rows = rule(tokens, offsets, step, lanes, rate)

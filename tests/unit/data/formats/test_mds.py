@@ -56,7 +56,6 @@ VALUES = {"str": st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
 
 @st.composite
 def sets(draw: st.DrawFn) -> tuple[dict[str, str], list[dict[str, object]], int]:
-    """Draw columns, samples and a size limit."""
     columns = draw(
         st.dictionaries(st.text("abcü ", min_size=1), st.sampled_from(sorted(VALUES)), min_size=1, max_size=5)
     )
@@ -115,7 +114,6 @@ def test_levels_of_compression(tmp_path):
 
 
 def write_set(folder: Path, **options: object) -> Path:
-    """Write 60 samples in three shards."""
     samples = ({"text": f"sample {n}", "ids": bytes(12), "number": f"{n:08}"} for n in range(60))
     write_samples(folder, COLUMNS, samples, size_limit=1200, **options)
     assert len(list(folder.glob("shard*"))) == 3

@@ -1,8 +1,8 @@
 """MDS sets that lie elsewhere: addresses, the cache, processes that share it, and remotes and disks that fail."""
 
 import json
+import multiprocessing
 import shutil
-import subprocess
 import sys
 import threading
 from collections import Counter
@@ -24,10 +24,10 @@ from stored_sets import flip
 from user_errors import user_error
 
 FIRST = "shard.00000.mds"
+ONCE = {f"shard.0000{number}.mds": 1 for number in range(3)}
 
 
 def write_set(folder: Path, compression: str | None = None) -> Path:
-    """Write 60 samples in three shards."""
     samples = ({"number": f"{number:04}", "bytes": bytes(20)} for number in range(60))
     write_samples(folder, {"number": "str", "bytes": "bytes"}, samples, size_limit=1000, compression=compression)
     assert len(list(folder.glob("shard*"))) == 3
@@ -87,7 +87,6 @@ def numbers(reader: MdsReader) -> list[int]:
 
 
 def in_cache(cache: Path) -> list[str]:
-    """Return the files except the locks, which are empty."""
     assert all(path.stat().st_size == 0 for path in cache.glob(".*.lock"))
     return sorted(path.name for path in cache.iterdir() if path.suffix != ".lock")
 
@@ -108,14 +107,14 @@ def test_any_address(remote, cache, server, kind, compression):
     assert reader[59]["number"] == "0059"
     assert in_cache(cache) == ["index.json", "shard.00002.mds"]
     assert numbers(reader) == list(range(60))
-    assert in_cache(cache) == ["index.json", *(f"shard.0000{number}.mds" for number in range(3))]
+    assert in_cache(cache) == ["index.json", *ONCE]
     assert numbers(MdsReader(cache)) == list(range(60))
 
 
 def test_kept_shards_are_not_fetched_again(server, cache):
     numbers(MdsReader(server.url, cache))
     numbers(MdsReader(server.url, cache))
-    assert server.requests == {"index.json": 2, **{f"shard.0000{number}.mds": 1 for number in range(3)}}
+    assert server.requests == {"index.json": 2, **ONCE}
 
 
 def test_names_in_folders_and_with_spaces(remote, cache, server):
@@ -175,20 +174,14 @@ def test_damaged_compressed_shard(tmp_path, cache, damage):
     assert in_cache(cache) == ["index.json"]
 
 
-READ_ALL = """
-import sys
-from mlbert.data.formats.mds import MdsReader
-reader = MdsReader(sys.argv[1], sys.argv[2])
-print(*(int(sample["number"]) for sample in reader))
-"""
+def numbers_at(url: str, cache: Path) -> list[int]:
+    return numbers(MdsReader(url, cache))
 
 
 def test_processes_share_a_cache(server, cache):
-    start = [sys.executable, "-c", READ_ALL, server.url, str(cache)]
-    readers = [subprocess.Popen(start, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    outputs = [reader.communicate(timeout=60)[0] for reader in readers]
-    assert outputs == [" ".join(map(str, range(60))) + "\n"] * 3
-    assert {server.requests[f"shard.0000{number}.mds"] for number in range(3)} == {1}
+    with multiprocessing.get_context("fork").Pool(3) as pool:
+        assert pool.starmap(numbers_at, [(server.url, cache)] * 3, chunksize=1) == [list(range(60))] * 3
+    assert server.requests == {"index.json": 3, **ONCE}
     assert not list(cache.glob("*.tmp"))
 
 
@@ -198,7 +191,7 @@ def test_threads_share_a_reader(server, cache):
     with ThreadPoolExecutor(4) as pool:
         found = pool.map(lambda order: [int(reader[index]["number"]) for index in order], orders)
         assert list(found) == orders
-    assert {server.requests[f"shard.0000{number}.mds"] for number in range(3)} == {1}
+    assert server.requests == {"index.json": 1, **ONCE}
 
 
 def test_remote_that_disappears(remote, cache, server):

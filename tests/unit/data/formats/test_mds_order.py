@@ -21,18 +21,13 @@ BLOCK, PY1E = 1 << 16, SHUFFLES["py1e"]
 SIZES = st.lists(st.integers(1, 50), min_size=1, max_size=10).map(np.array)
 
 
-def case_name(case: dict) -> str:
-    world, first = "x".join(map(str, case["world"].values())), case.get("sample_in_epoch", 0)
-    return f"{case['shuffle_algo']}-{case['num_canonical_nodes']}-{case['epoch']}-{world}-{first}"
-
-
 def shuffled(sizes: np.ndarray, shuffle: str, nodes: int, seed: int, epoch: int, block_size: int) -> np.ndarray:
     samples = np.full(sizes.sum(), -1, np.int32)
     SHUFFLES[shuffle](samples, sizes, nodes, seed, epoch, block_size)
     return samples
 
 
-@pytest.mark.parametrize("case", GOLDEN["cases"], ids=case_name)
+@pytest.mark.parametrize("case", GOLDEN["cases"])
 def test_order_of_streaming(case):
     sizes, canonical_nodes, epoch = np.array(GOLDEN["shard_sizes"]), case["num_canonical_nodes"], case["epoch"]
     order = places_at(np.arange(epoch_length(sizes.sum(), canonical_nodes)), sizes.sum(), canonical_nodes)
@@ -138,7 +133,7 @@ def streams(*weights: dict, **more: object) -> str:
     return json.dumps({"streams": [{"local": f"set{number}", **one, **more} for number, one in enumerate(weights)]})
 
 
-@pytest.mark.parametrize("case", STREAMS["cases"], ids=lambda case: f"{case['shuffle']}-{case['weights']}")
+@pytest.mark.parametrize("case", STREAMS["cases"])
 def test_order_of_several_sets(case: dict, tmp_path: Path) -> None:
     found = streams_of("", streams(*case["weights"]), Path())
     seed, is_shuffled = case["seed"], case["shuffle"] is not None
@@ -149,14 +144,10 @@ def test_order_of_several_sets(case: dict, tmp_path: Path) -> None:
     assert orders(case["epoch"], np.arange(orders.length)).tolist() == case["ids"]
 
 
-@pytest.mark.parametrize(
-    ("weights", "samples"),
-    [
-        (({}, {}), [30, 10]),
-        (({"repeat": 0.25}, {"choose": 25}), [7, 25]),
-        (({"proportion": 1}, {"proportion": 3}), [10, 30]),
-    ],
-)
+WEIGHTS = [({}, {}), ({"repeat": 0.25}, {"choose": 25}), ({"proportion": 1}, {"proportion": 3})]
+
+
+@pytest.mark.parametrize(("weights", "samples"), zip(WEIGHTS, ([30, 10], [7, 25], [10, 30]), strict=True))
 def test_weights(weights: tuple[dict, ...], samples: list[int]) -> None:
     found = streams_of("", streams(*weights), Path())
     assert samples_of_epoch(found, [30, 10], 1) == samples
@@ -168,18 +159,10 @@ def test_weights(weights: tuple[dict, ...], samples: list[int]) -> None:
         assert set(part.tolist()) <= {wanted // number, -(-wanted // number)}, "none occurs twice more than another"
 
 
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        ("[", "file.json"),
-        ('{"streams": []}', "file.json"),
-        (streams({"proportions": 1}), "file.json"),
-        (streams({"repeat": -1}), "file.json"),
-        (streams({"choose": 1.5}), "file.json"),
-        (streams({"choose": 1, "repeat": 1}), "config.conflict"),
-        (streams({"proportion": 1}, {}), "config.conflict"),
-    ],
-)
-def test_invalid_streams_are_named(text: str, code: str) -> None:
-    with user_error(code, "DATA_STREAMS"):
-        streams_of("DATA_STREAMS", text, Path())
+def test_invalid_streams_are_named() -> None:
+    invalid = ["[", '{"streams": []}', *(streams(one) for one in ({"proportions": 1}, {"repeat": -1}, {"choose": 1.5}))]
+    in_conflict = [streams({"choose": 1, "repeat": 1}), streams({"proportion": 1}, {})]
+    for texts, code in ((invalid, "file.json"), (in_conflict, "config.conflict")):
+        for text in texts:
+            with user_error(code, "DATA_STREAMS"):
+                streams_of("DATA_STREAMS", text, Path())

@@ -132,21 +132,14 @@ def test_padding_is_no_prediction_unlike_in_the_published_count(tmp_path):
     assert right / seen == pytest.approx(0.7200, abs=5e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "place", "value"),
-    [
-        *(("input_mask", 0, value) for value in (0, 2)),
-        *(("input_ids", 1, value) for value in (-1, 65_536)),
-        ("masked_lm_ids", 0, 65_536),
-        *(("segment_ids", 0, value) for value in (1, -1)),
-        *(("masked_lm_positions", 0, value) for value in (40, -3)),
-        ("masked_lm_weights", 0, 0.5),
-        ("next_sentence_labels", 0, 2),
-    ],
-)
-def test_a_wrong_sample_is_named_when_it_is_read(tmp_path, rows, name, place, value):
+WRONG = {"input_mask": (0, 2), "input_ids": (-1, 65_536), "masked_lm_ids": (65_536,), "segment_ids": (1, -1)}
+WRONG |= {"masked_lm_positions": (40, -3), "masked_lm_weights": (0.5,), "next_sentence_labels": (2,)}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
+def test_a_wrong_sample_is_named_when_it_is_read(tmp_path, rows, name, value):
     columns = padded(rows, 32, 5)
-    columns[name][7, place] = value
+    columns[name][7, int(name == "input_ids")] = value
     store = open_store(write_columns(tmp_path / "set", columns))
     assert names(store.gather(np.arange(8, 300))) == names(rows.slice(8, 300))
     with user_error("data.damaged", tmp_path / "set/shard.00000.mds") as failure:
@@ -183,27 +176,27 @@ def sizes_in(folder: Path, shard: str, sample: int, sizes: dict[str, int]) -> Pa
 PREDICTED = [name for name in COLUMNS if name.startswith("masked")]
 
 
-@pytest.mark.parametrize(
-    "sizes",
-    [
+def test_sizes_that_do_not_fit_each_other(tmp_path, rows):
+    folder = write_mds(tmp_path / "set", rows.slice(0, 9))
+    shard = folder / "shard.00000.mds"
+    content = shard.read_bytes()
+    for sizes in (
         *({name: 24} for name in COLUMNS),
         {name: 0 for name in COLUMNS if name != "next_sentence_labels"},
         dict.fromkeys(PREDICTED, 0),
         dict.fromkeys(PREDICTED, 33 * 4),
         {name: 4 * (MAX_ID + 1) for name in COLUMNS if name.startswith(("input", "segment"))},
-    ],
-)
-def test_sizes_that_do_not_fit_each_other(tmp_path, rows, sizes):
-    folder = write_mds(tmp_path / "set", rows.slice(0, 9))
-    with user_error("data.damaged", folder / "shard.00000.mds"):
-        describe(sizes_in(folder, "shard.00000.mds", 0, sizes))
+    ):
+        shard.write_bytes(content)
+        with user_error("data.damaged", shard):
+            describe(sizes_in(folder, shard.name, 0, sizes))
 
 
-@pytest.mark.parametrize(("tokens", "predictions"), [(32, 32), (32, 1), (MAX_ID, 5)])
-def test_smallest_and_largest_widths(tmp_path, rows, tokens, predictions):
-    few = rows.take(np.flatnonzero(np.diff(rows.masked_offsets) <= predictions)[:2])
-    info = describe(write_mds(tmp_path / "set", few, tokens, predictions))
-    assert f"{info.max_seq_length} {info.max_predictions}" == f"{tokens} {predictions}"
+def test_smallest_and_largest_widths(tmp_path, rows):
+    few = rows.take(np.flatnonzero(np.diff(rows.masked_offsets) == 1)[:2])
+    for widths in ((32, 32), (32, 1), (MAX_ID, 5)):
+        info = describe(write_mds(tmp_path / "x".join(map(str, widths)), few, *widths))
+        assert (info.max_seq_length, info.max_predictions) == widths
 
 
 def test_a_sample_with_other_columns_of_the_same_total_is_named(tmp_path, rows):
@@ -228,7 +221,6 @@ def test_a_sample_with_other_columns_of_the_same_total_is_named(tmp_path, rows):
 )
 def test_damaged_sets_are_one_line(tmp_path, rows, code, name, spoil, look):
     folder = write_mds(tmp_path / "set", rows)
-
     spoil(folder / name)
     with user_error(code, folder / name):
         look(folder)

@@ -17,7 +17,6 @@ from mlbert.data.formats import nvidia, nvidia_index
 from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.nvidia import NvidiaStore
 from mlbert.data.formats.nvidia_index import ShardLimits
-from mlbert.data.formats.nvidia_shard import Items
 from mlbert.data.formats.open import describe, open_store
 from mlbert.data.formats.order import contiguous
 from mlbert.data.formats.prepared import ShardWriter
@@ -36,7 +35,6 @@ PLAIN = {"chunks": True, "compression": "gzip"}
 
 
 def write(folder: Path, kind: str, seed: int = 0, names: str = "part_{:05d}_of_{:05d}.hdf5", **options) -> Ragged:
-    """Write a folder of three shards; return its sequences."""
     folder.mkdir(parents=True, exist_ok=True)
     parts = []
     for number in range(FILES):
@@ -51,26 +49,11 @@ def open_all(folder: Path) -> NvidiaStore:
     return store
 
 
-@pytest.mark.parametrize("options", [{}, PLAIN], ids=["mapped", "compressed"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_files_written_by_h5py_are_read(tmp_path, kind, options):
-    expected = write(tmp_path / "set", kind, **options)
-    store = open_all(tmp_path / "set")
-    assert np.array_equal(store.lengths, expected.lengths)
-    assert store.lengths.dtype == np.int32
-    assert_same_rows(store.gather(np.arange(COUNT)), expected)
-    order = np.random.default_rng(1).integers(0, COUNT, 77)  # with repeats
-    assert_same_rows(store.gather(order), expected.take(order))
-    assert len(store.gather(np.empty(0, np.int64))) == 0
-    assert (store._index.offsets[:, 0] >= 0).all() == (not options)
-
-
 @pytest.mark.parametrize("names", ["part_{:05d}_of_{:05d}", "part_{:05d}", "part-{:05d}-of-{:05d}.hdf", "x{:d}.h5"])
 def test_file_names(tmp_path, names):
     expected = write(tmp_path / "set", "variable", names=names)
-    (tmp_path / "set" / "shard_list_00000.lst").write_text("[]")
-    (tmp_path / "set" / "checksums.chk").write_text("")
-    (tmp_path / "set" / "README").write_text("no shard")
+    for other in ("shard_list_00000.lst", "checksums.chk", "README"):
+        (tmp_path / "set" / other).write_text("no shard")
     assert_same_rows(open_all(tmp_path / "set").gather(np.arange(COUNT)), expected)
 
 
@@ -84,28 +67,23 @@ def test_labels_as_a_column_and_other_integers(tmp_path):
     assert_same_rows(NvidiaStore(path).gather(np.arange(9)), rows)
 
 
-def test_info_reads_no_sample(tmp_path):
-    write(tmp_path / "set", "packed")
+@pytest.mark.parametrize(("kind", "limits"), [("packed", (512, 76, 512)), ("fixed", (WIDTH, PREDICTIONS, None))])
+def test_info_reads_no_sample(tmp_path, kind, limits):
+    write(tmp_path / "set", kind)
     info = describe(tmp_path / "set")
-    assert (info.kind, info.max_seq_length, info.max_predictions) == ("nvidia-packed", 512, 76)
-    assert (info.max_pack_tokens, info.num_sequences, info.vocab_size) == (512, None, None)
+    assert (info.max_seq_length, info.max_predictions, info.max_pack_tokens) == limits
+    assert (info.kind, info.num_sequences, info.vocab_size) == (f"nvidia-{kind}", None, None)
     assert open_store(tmp_path / "set").info.num_sequences == COUNT
-    write(tmp_path / "fixed", "fixed")
-    info = describe(tmp_path / "fixed")
-    assert (info.kind, info.max_seq_length, info.max_predictions) == ("nvidia-fixed", WIDTH, PREDICTIONS)
-    assert info.max_pack_tokens is None
 
 
 def test_bins_in_folders_and_in_names(tmp_path):
     short, long = bert_rows(20, 0, 12), bert_rows(30, 1, min_length=13)
+    (tmp_path / "names").mkdir()
     for name, rows in (("bin_1", short), ("bin_2", long)):
+        (tmp_path / "folders" / name).mkdir(parents=True)
         for number, half in enumerate(np.array_split(np.arange(len(rows)), 2)):
-            for path in (
-                tmp_path / "folders" / name / f"part_{number}_of_2.hdf5",
-                tmp_path / "names" / f"{name}_part_{number}_of_2.hdf5",
-            ):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_variable(path, rows.take(half))
+            for path in (f"folders/{name}/part_{number}_of_2.hdf5", f"names/{name}_part_{number}_of_2.hdf5"):
+                write_variable(tmp_path / path, rows.take(half))
     expected = Ragged.concatenate([short, long])
     order = np.random.default_rng(4).permutation(50)
     for folder in ("folders", "names"):
@@ -170,6 +148,10 @@ def test_any_sequences_come_back(tmp_path_factory, count, seed, kind, plain, ord
     store = NvidiaStore(path, limits=LIMITS, cached=False)
     chosen = np.asarray(order, np.int64) % count
     assert_same_rows(store.gather(chosen), rows.take(chosen))
+    assert_same_rows(store.gather(chosen[:0]), rows.slice(0, 0))
+    assert np.array_equal(store.lengths, rows.lengths)
+    assert store.lengths.dtype == np.int32
+    assert (store._index.offsets[:, 0] >= 0).all() != plain, "mapped unless compressed"
 
 
 @pytest.mark.parametrize(("kind", "each"), [("variable", 3), ("variable", 1), ("packed", 3), ("packed", 1)])
@@ -178,18 +160,17 @@ def test_batches_equal_those_of_our_own_set(tmp_path, kind, each):
     counts = np.concatenate([pack_counts(COUNT // FILES, number) for number in range(FILES)])
     writer = ShardWriter(tmp_path / "ours", 1, "")
     writer.write_shard(0, rows, offsets_of(counts) if kind == "packed" else None)
-    limits = {"packs": {"max_tokens": 512, "max_sequences": 3} if kind == "packed" else None}
-    limits |= {"max_seq_length": 512, "max_predictions": 76}
+    packs = {"max_tokens": 512, "max_sequences": 3} if kind == "packed" else None
+    limits = {"max_seq_length": 512, "max_predictions": 76, "packs": packs}
     writer.finish(vocabulary={"sha256": "a" * 64, "size": 500}, provenance={}, **limits)
-    options = {"packs_per_step": 2, "seed": 5, "partition": contiguous, "vocab_size": 500}
-    folders = (tmp_path / "theirs", tmp_path / "ours")
-    sources = [PackedSource(folder, max_sequences_per_pack=each, **options) for folder in folders]
-    for source in sources:
-        source.open()
-    assert sources[0].steps_per_epoch == sources[1].steps_per_epoch > 1
-    for step in range(sources[0].steps_per_epoch + 2):
-        for theirs, mine in zip(sources[0].batches_of(step), sources[1].batches_of(step), strict=True):
-            assert_same(theirs.to("cpu"), mine.to("cpu"))
+    options = {"packs_per_step": 2, "max_sequences_per_pack": each, "seed": 5, "vocab_size": 500}
+    theirs, ours = (PackedSource(tmp_path / name, partition=contiguous, **options) for name in ("theirs", "ours"))
+    theirs.open()
+    ours.open()
+    assert theirs.steps_per_epoch == ours.steps_per_epoch > 1
+    for step in range(ours.steps_per_epoch + 2):
+        for found, expected in zip(theirs.batches_of(step), ours.batches_of(step), strict=True):
+            assert_same(found.to("cpu"), expected.to("cpu"))
 
 
 def test_index_is_kept_and_follows_the_files(tmp_path):
@@ -224,32 +205,21 @@ def test_file_map_holds_no_descriptor(tmp_path):
         FileMap([tmp_path / "none"])
 
 
-@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9)), max_size=20))
-def test_gather_items(ranges):
-    view = np.arange(100)
-    starts, counts = (np.asarray([part[i] for part in ranges], np.int64) for i in (0, 1))
-    expected = [value for start, count in ranges for value in range(start, start + count)]
-    assert Items(view, starts, counts, 1).gather().tolist() == expected
-
-
-def read_all(folder: Path) -> Ragged:
-    store = open_all(folder)
-    return store.gather(np.arange(len(store)))
-
-
-def check_refused(code: str, subject: Path, folder: Path | None = None) -> None:
-    with user_error(code, subject):
-        read_all(folder or subject.parent)
+def check_refused(code: str, subject: Path, folder: Path | None = None) -> str:
+    with user_error(code, subject) as caught:
+        store = open_all(folder or subject.parent)
+        store.gather(np.arange(len(store)))
+    return str(caught.value)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_missing_key(tmp_path, kind):
-    for key in ("segment_ids", "masked_lm_ids", "next_sentence_labels"):
-        write(tmp_path / key, kind)
-        path = tmp_path / key / "part_00001_of_00003.hdf5"
-        with h5py.File(path, "r+") as file:
-            del file[key]
-        check_refused("data.format", path)
+@pytest.mark.parametrize("key", ["segment_ids", "masked_lm_ids", "next_sentence_labels"])
+def test_missing_key(tmp_path, kind, key):
+    write(tmp_path / key, kind)
+    path = tmp_path / key / "part_00001_of_00003.hdf5"
+    with h5py.File(path, "r+") as file:
+        del file[key]
+    check_refused("data.format", path)
 
 
 def test_unequal_row_counts_and_types(tmp_path):
@@ -272,7 +242,7 @@ def test_unequal_row_counts_and_types(tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("kept", [0, 100, 0.3, 0.9, -1])
+@pytest.mark.parametrize("kept", [0, 0.3, -1])
 def test_truncated_file(tmp_path, kind, kept):
     write(tmp_path / "set", kind, names="part_{:05d}_of_{:05d}")
     path = tmp_path / "set" / "part_00001_of_00003"
@@ -296,25 +266,21 @@ def test_shard_numbers(tmp_path):
     check_refused("data.duplicate", one)
 
 
-def test_mixed_folders(tmp_path):
-    write(tmp_path / "set", "variable")
-    check_refused("data.mixed", write_fixed(tmp_path / "set/part_00001_of_00003.hdf5", bert_rows(20, 1)))
-    write(tmp_path / "fixed", "fixed")
-    path = tmp_path / "fixed/part_00001_of_00003.hdf5"
-    check_refused("data.mixed", write_fixed(path, bert_rows(20, 1), width=WIDTH + 1))
+@pytest.mark.parametrize(("kind", "name", "width"), [("variable", "set", WIDTH), ("fixed", "fixed", WIDTH + 1)])
+def test_mixed_folders(tmp_path, kind, name, width):
+    write(tmp_path / name, kind)
+    check_refused("data.mixed", write_fixed(tmp_path / name / "part_00001_of_00003.hdf5", bert_rows(20, 1), width))
 
 
 def test_folder_without_shards(tmp_path):
-    with user_error("data.missing", tmp_path):
-        open_store(tmp_path)
-    with user_error("data.missing", tmp_path):
-        NvidiaStore(tmp_path)
+    for use in (open_store, NvidiaStore):
+        with user_error("data.missing", tmp_path):
+            use(tmp_path)
     with user_error("file.unreadable", tmp_path / "none"):
         NvidiaStore(tmp_path / "none")
 
 
 def at(place: int, value: int):
-    """Return an edit of one item of a row."""
     return lambda row: np.where(np.arange(len(row)) == place, value, row).astype(row.dtype)
 
 
@@ -349,9 +315,7 @@ def test_wrong_row_is_named(tmp_path, kind, column, change, options):
     path = tmp_path / "set" / "part_00001_of_00003.hdf5"
     with h5py.File(path, "r+") as file:
         file[column][ROW] = change(np.array(file[column][ROW]))
-    with user_error("data.damaged", path) as caught:
-        read_all(path.parent)
-    assert f"row {ROW} " in str(caught.value)
+    assert f"row {ROW} " in check_refused("data.damaged", path)
 
 
 @settings(max_examples=60)
@@ -367,16 +331,14 @@ def test_flipped_bytes_give_sequences_or_one_line(tmp_path_factory, kind, flips)
     for place, value in flips:
         data[int(place * len(data))] ^= value
     path.write_bytes(data)
-    message = ""
     try:
         store = NvidiaStore(path, limits=LIMITS, cached=False)
         read = store.gather(np.arange(len(store)))
     except UserError as error:
-        message = str(error)
+        assert "a.h5" in str(error)  # noqa: PT017
     else:
         assert len(read) == len(store)
         assert read.offsets[-1] == len(read.tokens)
-    assert not message or "a.h5" in message
 
 
 def test_heap_chain_that_is_broken(tmp_path):

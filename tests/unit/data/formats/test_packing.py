@@ -55,7 +55,7 @@ def test_same_seed_same_packs_and_another_seed_another_order():
     assert (one.order != other.order).any()
 
 
-@pytest.mark.parametrize(("count", "share"), [(20_000, 0.99), (300_000, 0.993), (1_000_000, 0.993)])
+@pytest.mark.parametrize(("count", "share"), [(20_000, 0.99), (1_000_000, 0.993)])
 def test_fills_the_benchmarks_lengths_with_three_to_a_pack(count, share):
     lengths = wikipedia_like(count)
     assert pack_lengths(lengths, 512, 3).filled(lengths, 512) >= share
@@ -70,22 +70,19 @@ def test_best_fit_by_hand():
     assert best_fit(np.bincount([2] * 9, minlength=9), 8, 1) == {(2,): 9}
 
 
-@pytest.mark.parametrize(
-    ("tokens", "sequences", "digest"),
-    [
-        (512, 1, "200415cda55fe994"),
-        (512, 2, "2eb6cf784f23e600"),
-        (512, 3, "1c0ef20ed0955198"),
-        (512, 5, "6def0f69114de5d4"),
-        (1024, 3, "c270caf84ebb73c3"),
-        (1025, 3, "f8122bcb78124a1d"),
-    ],
-)
-def test_packs_stay_the_same_between_versions(tokens, sequences, digest):
+def test_packs_stay_the_same_between_versions():
     """Prepared sets are made once and shared: another order would be another set."""
-    packs = pack_lengths(wikipedia_like(3000), tokens, sequences, 7)
-    found = hashlib.sha256(packs.order.astype("<i8").tobytes() + packs.offsets.astype("<i8").tobytes())
-    assert found.hexdigest()[:16] == digest
+    for limits, digest in {
+        (512, 1): "200415cda55fe994",
+        (512, 2): "2eb6cf784f23e600",
+        (512, 3): "1c0ef20ed0955198",
+        (512, 5): "6def0f69114de5d4",
+        (1024, 3): "c270caf84ebb73c3",
+        (1025, 3): "f8122bcb78124a1d",
+    }.items():
+        packs = pack_lengths(wikipedia_like(3000), *limits, 7)
+        found = hashlib.sha256(packs.order.astype("<i8").tobytes() + packs.offsets.astype("<i8").tobytes())
+        assert found.hexdigest()[:16] == digest, limits
 
 
 def test_default_is_three_sequences_and_no_length_is_no_pack():
@@ -110,16 +107,10 @@ def test_order_of_packs_does_not_follow_length():
     assert abs(halves[0].mean() - halves[1].mean()) < 0.05 * first.mean()
 
 
-@pytest.mark.parametrize(
-    ("lengths", "limits", "words"),
-    [
-        *(
-            ([1], limits, f"max_tokens {limits[0]} and max_sequences {limits[1]}")
-            for limits in ((0, 3), (8, 0), (0, 0))
-        ),
-        *((lengths, (8,), "do not fit packs of 8 tokens") for lengths in ([0, 3], [3, 9], [-1])),
-    ],
-)
-def test_lengths_and_limits_that_cannot_work(lengths, limits, words):
-    with pytest.raises(ValueError, match=words):
-        pack_lengths(np.asarray(lengths), *limits)
+def test_lengths_and_limits_that_cannot_work():
+    for limits in ((0, 3), (8, 0), (0, 0)):
+        with pytest.raises(ValueError, match=f"max_tokens {limits[0]} and max_sequences {limits[1]}"):
+            pack_lengths(np.ones(1, int), *limits)
+    for lengths in ([0, 3], [3, 9], [-1]):
+        with pytest.raises(ValueError, match="do not fit packs of 8 tokens"):
+            pack_lengths(np.asarray(lengths), 8)

@@ -30,6 +30,7 @@ from stored_sets import assert_same_rows, flip, write_set
 from user_errors import user_error
 
 BITS = (0.001, 0.3, 0.6, 0.95)
+MANIFEST = ("data.damaged", "manifest.json")
 
 
 def first_shard(folder: Path) -> Path:
@@ -42,8 +43,7 @@ def edit_manifest(folder: Path, change) -> None:
     (folder / "manifest.json").write_text(json.dumps(document))
 
 
-def swap(folder: Path) -> None:
-    first, second = first_shard(folder), folder / shard_name(1, 3)
+def swap(first: Path, second: Path) -> None:
     content = first.read_bytes()
     first.write_bytes(second.read_bytes())
     second.write_bytes(content)
@@ -54,17 +54,13 @@ def claim_packs(document: dict) -> None:
     document.update(packs={"max_tokens": 64, "num_packs": 0}, shards=shards)
 
 
-def list_twice(document: dict) -> None:
-    document["shards"].append(document["shards"][0])
-
-
 @pytest.mark.parametrize(
     ("damage", "code", "named"),
     [
         (lambda folder: first_shard(folder).unlink(), "data.incomplete", shard_name(0, 3)),
         (lambda folder: shutil.copy(first_shard(folder), folder / shard_name(3, 4)), "data.mixed", shard_name(3, 4)),
-        (lambda folder: edit_manifest(folder, list_twice), "data.damaged", "manifest.json"),
-        (swap, "data.damaged", shard_name(0, 3)),
+        (lambda folder: edit_manifest(folder, lambda d: d["shards"].append(d["shards"][0])), *MANIFEST),
+        (lambda folder: swap(first_shard(folder), folder / shard_name(1, 3)), "data.damaged", shard_name(0, 3)),
         (lambda folder: edit_manifest(folder, claim_packs), "data.damaged", shard_name(0, 3)),
         *((lambda folder, at=at: flip(first_shard(folder), at), "data.checksum", shard_name(0, 3)) for at in BITS),
     ],
@@ -77,32 +73,29 @@ def test_damage_is_named(make_set, damage, code, named):
         ShardSet.open(folder)
 
 
-@pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize("kept", [0, 10, 2000, 0.5, 0.99])
-def test_truncated_shard(make_set, kept, verify):
+def test_truncated_shard(make_set, kept):
     folder = make_set()
     data = first_shard(folder).read_bytes()
     first_shard(folder).write_bytes(data[: int(kept * len(data)) if isinstance(kept, float) else kept])
-    with user_error("data.damaged", folder / "shard-00000-of-00003.h5"):
-        ShardSet.open(folder, verify=verify)
+    for is_verified in (True, False):
+        with user_error("data.damaged", folder / "shard-00000-of-00003.h5"):
+            ShardSet.open(folder, verify=is_verified)
 
 
-@pytest.mark.parametrize(
-    ("column", "place", "value", "sequence"),
-    [
+def test_values_out_of_range(tmp_path):
+    for column, place, value, sequence in (
         ("tokens", 7, 60_000, 0),
         ("masked_labels", 0, 60_000, 0),
         ("masked_positions", 0, 999, 0),
         ("next_sentence", 2, 7, 2),
         ("first_lengths", 3, 40, 3),
-    ],
-)
-def test_values_out_of_range(tmp_path, column, place, value, sequence):
-    rows = random_rows(20)
-    getattr(rows, column)[place] = value
-    with user_error("data.damaged", tmp_path / "shard-00000-of-00001.h5") as caught:
-        ShardSet.open(write_set(tmp_path, rows, shards=1))
-    assert f"sequence {sequence} " in str(caught.value)
+    ):
+        rows = random_rows(20)
+        getattr(rows, column)[place] = value
+        with user_error("data.damaged", tmp_path / "shard-00000-of-00001.h5") as caught:
+            ShardSet.open(write_set(tmp_path, rows, shards=1))
+        assert f"sequence {sequence} " in str(caught.value)
 
 
 def test_only_the_same_fingerprint_and_content_is_kept(tmp_path):
@@ -178,7 +171,6 @@ def test_processes_share_the_look_at_the_files(make_set):
 
 
 def read_bytes() -> int:
-    """Return the number of bytes that this process has read from the disk."""
     return int(Path("/proc/self/io").read_text().split("read_bytes: ")[1].split()[0])
 
 
@@ -254,34 +246,25 @@ def test_other_peoples_files_after_a_verification(make_set, tmp_path):
     shards = export_nvidia(make_set(100), tmp_path / "theirs", "fixed", num_files=2)
     assert verify([tmp_path / "theirs"])[0].problems == []
     trained(tmp_path / "theirs")
-    first = shards[0].read_bytes()
-    shards[0].write_bytes(shards[1].read_bytes())
-    shards[1].write_bytes(first)
+    swap(*shards)
     for use in (trained, open_store):
         with user_error("data.checksum", shards[0]):
             use(tmp_path / "theirs")
 
 
-@pytest.mark.parametrize(
-    ("edit", "code"),
-    [
-        (lambda text: text.replace(b"00001", b"0000\0"), "data.damaged"),
-        (lambda text: text[:-5], "data.incomplete"),
-        (lambda _: b"", "data.damaged"),
-    ],
-    ids=["no name", "cut", "empty"],
-)
-def test_a_list_that_does_not_fit(make_set, edit, code):
+def test_the_list_has_xxhsums_form_and_must_fit(make_set):
     folder = make_set(100)
-    (folder / CHECKSUMS).write_bytes(edit((folder / CHECKSUMS).read_bytes()))
-    with user_error(code, folder / CHECKSUMS):
-        trained(folder, 1)
-
-
-def test_the_list_has_xxhsums_form(make_set):
-    folder = make_set(30)
-    lines = (folder / CHECKSUMS).read_text().splitlines()
-    assert lines == [f"{file_xxh3(path)}  {path.name}" for path in sorted(folder.glob("*.h5"))]
+    listed = (folder / CHECKSUMS).read_bytes()
+    lines = [f"{file_xxh3(path)}  {path.name}" for path in sorted(folder.glob("*.h5"))]
+    assert listed.decode().splitlines() == lines
+    for edited, code in (
+        (listed.replace(b"00001", b"0000\0"), "data.damaged"),
+        (listed[:-5], "data.incomplete"),
+        (b"", "data.damaged"),
+    ):
+        (folder / CHECKSUMS).write_bytes(edited)
+        with user_error(code, folder / CHECKSUMS):
+            trained(folder, 1)
 
 
 def test_ranks_share_the_work_and_closing_does_not_end_it(make_set):

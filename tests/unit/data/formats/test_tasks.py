@@ -47,9 +47,8 @@ def test_quotes_hold_separators_and_line_breaks(tmp_path: Path) -> None:
     table = read_columns(write(tmp_path, text), ("text",))
     assert table.columns == [['one, "two"\nthree', "four", "five"]]
     assert table.lines == [2, 4, 6]
-    assert read_columns(write(tmp_path, 'text;label\n"one; two, three";yes\n'), ("text",)).columns == [
-        ["one; two, three"]
-    ]
+    semicolons = write(tmp_path, 'text;label\n"one; two, three";yes\n')
+    assert read_columns(semicolons, ("text",)).columns == [["one; two, three"]]
 
 
 def test_tsv_knows_no_quotes(tmp_path: Path) -> None:
@@ -108,9 +107,8 @@ def test_damage_is_reported_in_one_line(tmp_path: Path, text: str, form: TaskFor
             column_names(path)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "code", "named"),
-    [
+def test_damaged_bytes(tmp_path: Path) -> None:
+    for name, content, code, named in (
         ("x.jsonl", b'{"text": "x"\n', "data.row", "line 1"),
         ("x.jsonl", b'{"text": "x", "label": ' + b"[" * 20_000, "data.row", ""),
         ("x.jsonl", b'{"text": ["x"], "label": 1}', "data.row", "line 1"),
@@ -118,13 +116,11 @@ def test_damage_is_reported_in_one_line(tmp_path: Path, text: str, form: TaskFor
         ("x.jsonl", b'{"text": "x"}\n{"tex": "y"}\n', "data.columns", "line 2"),
         ("x.csv", b"text\nx\n\xff\n", "data.encoding", "line 3"),
         ("x.parquet", b"", "data.format", ""),
-    ],
-)
-def test_damaged_bytes(tmp_path: Path, name: str, content: bytes, code: str, named: str) -> None:
-    (tmp_path / name).write_bytes(content)
-    with user_error(code, tmp_path / name) as error:
-        read_columns(tmp_path / name, ("text",))
-    assert named in str(error.value)
+    ):
+        (tmp_path / name).write_bytes(content)
+        with user_error(code, tmp_path / name) as error:
+            read_columns(tmp_path / name, ("text",))
+        assert named in str(error.value)
     with user_error("file.unreadable", tmp_path / "none.csv"):
         read_columns(tmp_path / "none.csv", ("text",))
 

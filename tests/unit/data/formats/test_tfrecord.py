@@ -97,24 +97,19 @@ def test_reads_and_writes_what_the_benchmark_wrote(form, tmp_path):
     assert list(tmp_path.iterdir()) == [tmp_path / "copy"]
 
 
-rows_strategy = st.lists(
-    st.integers(1, 12).flatmap(
-        lambda length: st.tuples(
-            st.lists(st.integers(0, 65_535), min_size=length, max_size=length),
-            st.integers(0, length),
-            st.booleans(),
-            st.lists(st.tuples(st.integers(0, length - 1), st.integers(0, 65_535)), max_size=4),
-        )
-    ),
-    min_size=1,
-    max_size=8,
-)
+@st.composite
+def any_rows(draw: st.DrawFn) -> tuple[list[int], int, bool, list[int], list[int]]:
+    ids = st.integers(0, 65_535)
+    tokens = draw(st.lists(ids, min_size=1, max_size=12))
+    positions = draw(st.lists(st.integers(0, len(tokens) - 1), max_size=4))
+    labels = draw(st.lists(ids, min_size=len(positions), max_size=len(positions)))
+    return tokens, draw(st.integers(0, len(tokens))), draw(st.booleans()), positions, labels
 
 
 @settings(max_examples=60)
-@given(rows_strategy, st.integers(12, 200), st.integers(4, 20))
+@given(st.lists(any_rows(), min_size=1, max_size=8), st.integers(12, 200), st.integers(4, 20))
 def test_written_files_are_read_back(drawn, max_seq_length, max_predictions):
-    rows = Ragged.from_rows((*start, [p for p, _ in masked], [i for _, i in masked]) for *start, masked in drawn)
+    rows = Ragged.from_rows(drawn)
     widths = Widths(max_seq_length, max_predictions)
     written = plain.encode(rows, widths)
     assert bytes(compiled().encode(rows, widths)) == written
@@ -231,29 +226,21 @@ def test_vocabulary(form, tmp_path):
         read(tmp_path / "file", vocab_size=30_000)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\xff\xff\xff",
-        b"hello, this is text",
-        message(1, entry("input_ids", feature([1.0], kind=2))),
-        message(1, entry("input_ids", message(3, message(1, b"\x80")))),
-    ],
-    ids=["empty", "bytes", "text", "floats", "cut list"],
-)
-def test_not_examples(form, tmp_path, content):
-    (tmp_path / "file").write_bytes(frame(content))
-    with user_error("data.damaged", tmp_path / "file"):
-        read(tmp_path / "file")
-    with user_error("data.empty", tmp_path / "file"):
-        list(ExampleReader(tmp_path / "file", skip_bad=True))
+def test_not_examples(form, tmp_path):
+    floats = message(1, entry("input_ids", feature([1.0], kind=2)))
+    cut_list = message(1, entry("input_ids", message(3, message(1, b"\x80"))))
+    for content in (b"", b"\xff\xff\xff", b"hello, this is text", floats, cut_list):
+        (tmp_path / "file").write_bytes(frame(content))
+        with user_error("data.damaged", tmp_path / "file"):
+            read(tmp_path / "file")
+        with user_error("data.empty", tmp_path / "file"):
+            list(ExampleReader(tmp_path / "file", skip_bad=True))
 
 
 @pytest.mark.parametrize(
     ("flipped", "kept", "good"),
     [
-        *((at, None, np.delete(np.arange(20), 12)) for at in (12, 100, 300)),  # in its data
+        *((at, None, np.delete(np.arange(20), 12)) for at in (12, 300)),  # in its data
         *((at, None, np.arange(12)) for at in (0, 7, 9)),  # in its length, so the file ends there
         *((None, kept, np.arange(12)) for kept in (1, 11, 12, 200)),
     ],
@@ -274,23 +261,20 @@ def test_a_damaged_record_is_named(form, tmp_path, flipped, kept, good):
     assert [bad.number for bad in reader.bad] == [12]
 
 
-@pytest.mark.parametrize(
-    ("content", "code", "code_skipping"),
-    [
+def test_not_tfrecords(form, tmp_path):
+    for content, code, code_skipping in (
         (b"", "data.empty", "data.empty"),
         (b"One sentence a line.\nAnother sentence.\n", "data.format", "data.format"),
         (b"short", "data.damaged", "data.empty"),
         (LONG + plain.masked_crc32c(LONG) + bytes(100), "data.damaged", "data.empty"),
         (gzip.compress(ASSET.read_bytes()), "data.encoding", "data.encoding"),
         (b"\x89HDF\r\n\x1a\n" + bytes(100), "data.damaged", "data.damaged"),
-    ],
-    ids=["empty", "text", "short", "length beyond the file", "gzip", "HDF5"],
-)
-@pytest.mark.parametrize("skip_bad", [False, True])
-def test_not_tfrecords(form, tmp_path, content, code, code_skipping, skip_bad):
-    (tmp_path / "file").write_bytes(content)
-    with user_error(code_skipping if skip_bad else code, tmp_path / "file"):
-        list(ExampleReader(tmp_path / "file", skip_bad=skip_bad))
+    ):
+        (tmp_path / "file").write_bytes(content)
+        with user_error(code, tmp_path / "file"):
+            list(ExampleReader(tmp_path / "file"))
+        with user_error(code_skipping, tmp_path / "file"):
+            list(ExampleReader(tmp_path / "file", skip_bad=True))
 
 
 def test_files_that_are_found_or_not(tmp_path):
@@ -320,11 +304,8 @@ def test_too_long_to_write(tmp_path):
 
 def test_without_a_compiler():
     tfrecord.codec.cache_clear()
-    try:
-        with mock.patch.object(
-            tfrecord_native, "library", side_effect=NativeUnavailable("no C compiler (gcc) on PATH")
-        ):
-            assert len(read(ASSET)) == 16
-            assert "slowly" in tfrecord.slowness()
-    finally:
-        tfrecord.codec.cache_clear()
+    missing = NativeUnavailable("no C compiler (gcc) on PATH")
+    with mock.patch.object(tfrecord_native, "library", side_effect=missing):
+        assert len(read(ASSET)) == 16
+        assert "slowly" in tfrecord.slowness()
+    tfrecord.codec.cache_clear()

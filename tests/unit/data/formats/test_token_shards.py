@@ -1,9 +1,8 @@
 """Tokenised shards: equal to each text tokenised, kept apart from the set, checked, shared; and what cannot be read."""
 
+import multiprocessing
 import os
 import shutil
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -49,6 +48,10 @@ def kept(folder: Path, remote: Path | None = None) -> list[Path]:
     return sorted(open_texts(streams_of("", None, folder, remote and str(remote)))[0].cache.glob("tokens-*/*.ids"))
 
 
+def tokens_in(folder: Path) -> list[list[int]]:
+    return all_tokens(opened(folder))
+
+
 EXPECTED = [TOKENIZER.encode(text) for text in TEXTS]
 
 
@@ -82,26 +85,17 @@ def test_later_damage_of_a_shard_is_noticed(tmp_path, compression, damage):
             all_tokens(shards)
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda good: good[:-2],
-        lambda good: good[:-3] + bytes([good[-3] ^ 1]) + good[-2:],
-        lambda good: b"",
-        lambda good: good[:45] + b"\xff" + good[46:],
-        lambda good: good + b"\0\0",
-    ],
-    ids=["cut", "changed", "empty", "head", "longer"],
-)
-def test_damaged_tokens_are_made_again(folder, damage):
+def test_damaged_tokens_are_made_again(folder):
     all_tokens(opened(folder))
     path = kept(folder)[1]
     good = path.read_bytes()
-    path.write_bytes(damage(good))
-    shards = opened(folder)
-    assert shards.ready(1) is None
-    assert all_tokens(shards) == EXPECTED
-    assert path.read_bytes() == good
+    changed = good[:-3] + bytes([good[-3] ^ 1]) + good[-2:]
+    for bad in (good[:-2], changed, b"", good[:45] + b"\xff" + good[46:], good + b"\0\0"):
+        path.write_bytes(bad)
+        shards = opened(folder)
+        assert shards.ready(1) is None
+        assert all_tokens(shards) == EXPECTED
+        assert path.read_bytes() == good
 
 
 def test_another_vocabulary_is_kept_apart(folder, tmp_path):
@@ -151,24 +145,17 @@ def test_a_full_disk(folder):
     assert not kept(folder)
 
 
-@pytest.mark.slow
-def test_processes_share_the_work(folder):
-    code = """
-import sys
-from test_token_shards import *
-made, make = [], TokenShards._tokenised
-TokenShards._tokenised = lambda self, number: made.append(number) or make(self, number)
-assert all_tokens(opened(Path(sys.argv[1]))) == EXPECTED
-print(*made)
-"""
-    here = Path(__file__).resolve()
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here.parent), str(here.parents[3]), *sys.path])}
-    words = [sys.executable, "-c", code, str(folder)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    running = [subprocess.Popen(words, env=environment, **pipes) for _ in range(3)]
-    ended = [process.communicate(timeout=120) for process in running]
-    assert [process.returncode for process in running] == [0] * 3, ended
-    made = " ".join(output for output, _ in ended).split()
+def test_processes_share_the_work(folder, tmp_path, monkeypatch):
+    make = TokenShards._tokenised
+
+    def make_and_note(shards: TokenShards, number: int):
+        (tmp_path / f"{number}-{os.getpid()}.made").touch()
+        return make(shards, number)
+
+    monkeypatch.setattr(TokenShards, "_tokenised", make_and_note)
+    with multiprocessing.get_context("fork").Pool(3) as pool:
+        assert pool.map(tokens_in, [folder] * 3, chunksize=1) == [EXPECTED] * 3
+    made = [path.name.partition("-")[0] for path in tmp_path.glob("*.made")]
     assert sorted(map(int, made)) == list(range(len(list(folder.glob("shard*")))))
 
 
@@ -212,26 +199,24 @@ def test_a_cut_shard_is_fetched_again_once_then_named(folder, tmp_path):
     assert not (cache / shard.name).exists()
 
 
-def token_set(folder: Path, samples: list[bytes]) -> Path:
-    return write_samples(folder, {"tokens": "bytes"}, ({"tokens": sample} for sample in samples))
+def token_shards(folder: Path, *samples: bytes) -> TokenShards:
+    return opened(write_samples(folder / "set", {"tokens": "bytes"}, ({"tokens": sample} for sample in samples)))
 
 
 def test_a_set_of_tokens(tmp_path):
     samples = [np.arange(first, first + 5) for first in (0, 30_000, 7)]
-    shards = opened(token_set(tmp_path / "set", [sample.astype("<i8").tobytes() for sample in samples]))
+    shards = token_shards(tmp_path, *(sample.astype("<i8").tobytes() for sample in samples))
     assert not shards.is_text
     assert all_tokens(shards) == [sample.tolist() for sample in samples]
 
 
-@pytest.mark.parametrize(
-    "sample",
-    [np.array([1, 30_522], "<i8").tobytes(), np.array([-1], "<i8").tobytes(), b"1234567", b""],
-    ids=["above the vocabulary", "negative", "7 bytes", "empty"],
-)
+TOO_LARGE, NEGATIVE = (np.array(ids, "<i8").tobytes() for ids in ([1, 30_522], [-1]))
+
+
+@pytest.mark.parametrize("sample", [TOO_LARGE, NEGATIVE, b"1234567", b""])
 def test_wrong_tokens(tmp_path, sample):
-    shards = opened(token_set(tmp_path / "set", [bytes(8), sample]))
     with user_error("data.damaged", "shard.00000.mds") as caught:
-        shards.shard(0)
+        token_shards(tmp_path, bytes(8), sample).shard(0)
     assert "sample 1 " in str(caught.value)
 
 
@@ -257,10 +242,8 @@ def test_a_shard_at_once_equals_its_texts_one_by_one(tmp_path):
 def test_a_damaged_text_is_named(tmp_path, damage):
     folder = write_texts(tmp_path / "set", ["one", "two “quoted”", "three"], hashes=())
     path = folder / "shard.00000.mds"
-    content = path.read_bytes()
     old, new = {"text": ("“".encode(), b"\xff\xfe\xfd"), "size": (b"\x03\0\0\0one", b"\x02\0\0\0one")}[damage]
-    assert content.count(old) == 1
-    path.write_bytes(content.replace(old, new))
+    path.write_bytes(path.read_bytes().replace(old, new))
     with user_error("data.damaged", path):
         opened(folder).shard(0)
 
