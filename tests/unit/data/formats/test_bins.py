@@ -27,10 +27,9 @@ def bins(tmp_path_factory):
     return folder / "out"
 
 
-def opened(folder, **options) -> PackedSource:
-    source = PackedSource(
-        folder, **{"packs_per_step": 48, "max_sequences_per_pack": 1, "seed": 3, "partition": contiguous, **options}
-    )
+def opened(folder, packs_per_step: int = 48, **options) -> PackedSource:
+    options = {"max_sequences_per_pack": 1, "seed": 3, "partition": contiguous, **options}
+    source = PackedSource(folder, packs_per_step=packs_per_step, **options)
     source.open()
     return source
 
@@ -104,7 +103,7 @@ def test_the_union_over_ranks_and_dropout_rows_do_not_depend_on_their_number(bin
     expected = rows(composed(bins, [4, 4, 4, 12]))
     assert len(expected) == 24
     for world_size in (2, 4):
-        counts = [4 // world_size, 4 // world_size, 4 // world_size, 12 // world_size]
+        counts = [count // world_size for count in (4, 4, 4, 12)]
         assert rows(composed(bins, counts, world_size)) == expected
         assert rows(composed(bins, counts, world_size, partition=by_length(2))) == expected
 

@@ -13,17 +13,7 @@ from hypothesis import strategies as st
 
 from mlbert.data.formats import order
 from mlbert.data.formats.index_cache import IndexCache
-from mlbert.data.formats.order import (
-    ComposedOrder,
-    EpochOrder,
-    Packs,
-    RankSlice,
-    StepReader,
-    by_length,
-    contiguous,
-    even_mix,
-    make_units,
-)
+from mlbert.data.formats.order import ComposedOrder, EpochOrder, RankSlice, StepReader, by_length, contiguous, even_mix
 from mlbert.data.formats.prepared import ShardSet
 from mlbert.data.formats.ragged import offsets_of
 from random_set import random_rows
@@ -102,7 +92,7 @@ def test_a_machine_packs_a_set_once(make_set, own_cache, monkeypatch):
     store = ShardSet.open(make_set(300))
 
     def packs_of(seed: int) -> list[tuple[int, ...]]:
-        units: Packs = make_units(store, 300, 64, 3, seed)
+        units = order.make_units(store, 300, 64, 3, seed)
         rows, counts = units.gather(np.arange(units.count))
         assert units.lengths(np.arange(units.count)).tolist() == np.diff(rows.offsets[offsets_of(counts)]).tolist()
         return [tuple(rows.tokens[low:high]) for low, high in zip(rows.offsets, rows.offsets[1:], strict=False)]

@@ -9,15 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mlbert.data.formats.masking import (
-    MASKED_SHARE,
-    MAX_PREDICTIONS,
-    Masking,
-    MaskingRule,
-    mask_tokens,
-    shuffle,
-    truncate_pair,
-)
+from mlbert.data.formats import masking
+from mlbert.data.formats.masking import Masking, MaskingRule, mask_tokens, shuffle, truncate_pair
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from stored_sets import assert_same_rows
 
@@ -91,7 +84,7 @@ def test_truncate_equals_its_definition(first, second, limit, seed):
 
 
 def test_numbers_of_the_benchmark() -> None:
-    assert (MASKED_SHARE, MAX_PREDICTIONS) == (0.15, 76)
+    assert (masking.MASKED_SHARE, masking.MAX_PREDICTIONS) == (0.15, 76)
 
 
 def test_draws_on_the_limit() -> None:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tfrecord_examples as proto
 from mlbert.data.formats import tfrecord, tfrecord_native
 from mlbert.data.formats import tfrecord_plain as plain
 from mlbert.data.formats.ragged import Ragged
@@ -21,18 +22,7 @@ from mlbert.data.prepare.instances import digest
 from mlbert.host.native import NativeUnavailable
 from random_set import random_rows
 from stored_sets import assert_same_rows, flip
-from tfrecord_examples import (
-    SIMPLE_ROW,
-    SIMPLE_WIDTHS,
-    entry,
-    example,
-    feature,
-    frame,
-    message,
-    odd_examples,
-    read_examples,
-    simple_lists,
-)
+from tfrecord_examples import SIMPLE_ROW, SIMPLE_WIDTHS, example, frame, odd_examples, read_examples, simple_lists
 from user_errors import user_error
 
 ASSET = Path(__file__).resolve().parents[3] / "assets" / "tfrecord" / "benchmark.tfrecord"
@@ -227,8 +217,8 @@ def test_vocabulary(form, tmp_path):
 
 
 def test_not_examples(form, tmp_path):
-    floats = message(1, entry("input_ids", feature([1.0], kind=2)))
-    cut_list = message(1, entry("input_ids", message(3, message(1, b"\x80"))))
+    floats = proto.message(1, proto.entry("input_ids", proto.feature([1.0], kind=2)))
+    cut_list = proto.message(1, proto.entry("input_ids", proto.message(3, proto.message(1, b"\x80"))))
     for content in (b"", b"\xff\xff\xff", b"hello, this is text", floats, cut_list):
         (tmp_path / "file").write_bytes(frame(content))
         with user_error("data.damaged", tmp_path / "file"):

@@ -21,7 +21,6 @@ from user_errors import user_error
 
 @pytest.fixture
 def folder(tmp_path: Path, own_cache: Path) -> Path:
-    """Return 120 sequences in two files."""
     tfrecord.codec()  # compiled before: its library is in the cache, too
     rows = random_rows(120)
     return write_parts(tmp_path / "set", rows.slice(0, 50), rows.slice(50, 120))
@@ -77,17 +76,11 @@ def test_removes_padding():
     assert_same_rows(dali._without_padding(lists_of_rows()), random_rows(20))
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *(("input_mask", value) for value in (2, 0)),
-        ("segment_ids", 3),
-        *(("input_ids", value) for value in (65_536, -1)),
-        ("masked_lm_ids", 65_536),
-        *(("masked_lm_positions", value) for value in (32, -1)),
-        ("next_sentence_labels", 2),
-    ],
-)
+WRONG = {"input_mask": (2, 0), "segment_ids": (3,), "input_ids": (65_536, -1), "masked_lm_ids": (65_536,)}
+WRONG |= {"masked_lm_positions": (32, -1), "next_sentence_labels": (2,)}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
 def test_values_that_are_not_allowed(name, value):
     lists = lists_of_rows()
     lists[name][7, 0] = value

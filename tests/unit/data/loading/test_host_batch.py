@@ -24,7 +24,6 @@ UGLY = ("one token", "one sequence", "single tokens", "nothing masked", "512 seq
 
 @pytest.fixture(params=["plain", "triton"])
 def expand(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Select the function that writes a target."""
     chosen = expand_plain
     if request.param == "triton":
         request.getfixturevalue("use_triton")
@@ -188,9 +187,8 @@ def test_packs_are_within_their_budget():
     """The bound that follows from the masking rule holds, and wastes little on full packs of the benchmark's length."""
     for max_tokens, predictions in ((512, 76), (64, 10)):
         static_shape = StaticShape.of_packs(6, max_tokens, 3, max_tokens, predictions)
-        assert all(
-            static_shape.holds(batch) for step in range(20) for batch in made_up_batches(6, 3, 500, max_tokens, step)
-        )
+        for step in range(20):
+            assert all(map(static_shape.holds, made_up_batches(6, 3, 500, max_tokens, step)))
     assert StaticShape.of_packs(48, 512, 3, 512, 76) == StaticShape(24576, 144, 3792, 512)
     assert StaticShape.of_packs(1, 512, 1, 512, 20).masked == 32, "never more than each sequence's limit"
 

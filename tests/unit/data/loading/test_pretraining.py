@@ -8,18 +8,20 @@ import torch
 
 import host_batches
 from host_batches import assert_same, made_up_batches, rows_of
-from mlbert.cli.main import main
 from mlbert.data.formats.order import RankSlice, by_length
 from mlbert.data.loading.batches import HostBatch
 from mlbert.data.loading.inputs import check_start
 from mlbert.data.loading.pretraining import EvalSet, make_source
 from mlbert.data.loading.synthetic import CLS, MASK, SEP, SyntheticSource
+from mlbert.data.prepare.shuffle import Packing, shuffle_set
 from mlbert.data.prepare.split_bins import make_bins
 from nvidia_shards import bert_rows, write_fixed
+from programs import write_files
 from stored_sets import make_rows, random_lengths, write_set
 from training_settings import train_arguments
 from user_errors import assert_error_line, user_error
 
+PACKS = {"max_sequences_per_pack": 3}
 SHAPE = SimpleNamespace(vocab_size=500, max_position_embeddings=64)
 
 
@@ -31,7 +33,6 @@ def settings(folder, **changes) -> SimpleNamespace:
 
 
 def sources(config, world_size: int, group_size: int) -> list:
-    """Return an open source for each rank."""
     options = {"seed": 1, "world_size": world_size, "group_size": group_size}
     made = [make_source(config, SHAPE, rank=rank, **options) for rank in range(world_size)]
     for source in made:
@@ -44,11 +45,11 @@ def bins(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bins")
     source = write_set(folder / "source", make_rows(random_lengths(480)))
     make_bins(source, folder / "out", edges=(8, 16, 32), num_shards=2)
+    shuffle_set(source, folder / "packs", num_shards=2, packing=Packing(40, 3))
     return folder / "out"
 
 
 def tokens(made, step: int = 1) -> np.ndarray:
-    """Return the numbers of tokens, [ranks, micro-batches]."""
     return np.asarray([[batch.num_tokens for batch in source.batches_of(step)] for source in made])
 
 
@@ -70,10 +71,13 @@ def by_unit(batches: list[HostBatch], slots: int) -> dict[int, list[tuple[int, .
 
 @pytest.mark.parametrize(("group_size", "parts"), [(2, 3), (4, 1)])
 @pytest.mark.parametrize(
-    "changes", [{}, {"counts_of_bins": (1, 2, 3)}, {"max_sequences_per_pack": 3}, {"synthetic_data": True}], ids=str
+    "changes",
+    [{}, {"counts_of_bins": (1, 2, 3)}, PACKS, {"input_dir": "packs", **PACKS}, {"synthetic_data": True}],
+    ids=str,
 )
 def test_each_rank_reads_what_is_assigned_of_all_that_the_ranks_read(bins, changes, parts, group_size):
     config = settings(bins, gradient_accumulation_steps=parts, **changes)
+    config.input_dir = bins.parent / config.input_dir  # absolute, or the packs
     apart, dealt = sources(config, 4, 1), sources(config, 4, group_size)
     slots = dealt[0].max_tokens
     differing = 0
@@ -99,24 +103,21 @@ def test_a_bin_whose_size_shows_when_it_is_read(tmp_path, own_cache):
         sources(settings(tmp_path / "bins", counts_of_bins=(2, 4)), 1, 1)
 
 
-def test_wrong_numbers_are_refused_before_anything_is_written(bins, tmp_path, capsys):
+def test_wrong_numbers_are_refused_before_anything_is_written(bins, tmp_path, run_mlbert):
     others = tmp_path / "eval/part_00000_of_00001.hdf5"
     others.parent.mkdir()
     write_fixed(others, bert_rows(8, max_length=32))
     config = {"synthetic_data": 0, "input_dir": bins, "eval_dir": others.parent, "max_sequences_per_pack": 1}
     config |= {"average_packing_rate": 1, "bin_counts": "1 3", "shape": {"vocab_size": 500}}
-    with pytest.raises(SystemExit) as end:
-        main(train_arguments(tmp_path, **config))
-    assert end.value.code == 2
-    assert_error_line(capsys.readouterr().err, "config.conflict", "BIN_COUNTS")
+    status, _, error = run_mlbert(*train_arguments(tmp_path, **config))
+    assert status == 2
+    assert_error_line(error, "config.conflict", "BIN_COUNTS")
 
 
 def test_starting_weights_of_another_vocabulary_are_refused(tmp_path):
     special = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"
-    (tmp_path / "vocab.txt").write_text(special + "a\nb\n")
+    write_files(tmp_path, {"vocab.txt": special + "a\nb\n", "start/model.safetensors": ""})
     start = tmp_path / "start"
-    start.mkdir()
-    (start / "model.safetensors").write_bytes(b"")
     (start / "vocab.txt").write_bytes((special + "a\nb\n").replace("\n", "\r\n").encode())
     check_start(start, tmp_path / "vocab.txt")
     (start / "vocab.txt").write_text(special + "b\na\n")

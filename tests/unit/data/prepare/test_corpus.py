@@ -7,18 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlbert.data.prepare import corpus
-from mlbert.data.prepare.corpus import (
-    cut,
-    drop_repeats,
-    is_held_out,
-    is_prose,
-    paragraphs,
-    plain,
-    prose_sentences,
-    split,
-    split_sentences,
-    write_text,
-)
+from mlbert.data.prepare.corpus import cut, drop_repeats, is_held_out, prose_sentences, split, split_sentences
 from user_errors import user_error
 
 word = st.sampled_from(["the", "a", "boat", "river", "stone", "lamp", "runs", "near", "far", "old", "new"])
@@ -38,11 +27,8 @@ def test_no_sentence_twice_and_none_lost(texts):
     assert len(flat) == len(set(flat))
     assert set(flat) == {sentence for document in texts for sentence in document}
     assert len(flat) + dropped == sum(map(len, texts))
-
-
-def test_repeats_ignore_case_and_punctuation():
-    repeats = [["The lamp is lit.", "the LAMP is lit!"], ["(The lamp is lit)"]]
-    assert drop_repeats(repeats) == ([["The lamp is lit."]], 2)
+    in_other_form = [["The lamp is lit.", "the LAMP is lit!"], ["(The lamp is lit)"]]
+    assert drop_repeats(in_other_form) == ([["The lamp is lit."]], 2)
 
 
 def test_holding_out_depends_on_text_and_seed_only():
@@ -135,7 +121,7 @@ def test_documentation_becomes_sentences():
         "The largest number of parts that the result may have.",
     ]
     # A literal block ends where its indent ends.
-    assert paragraphs("See::\n\n    code\n    more\n\nText again.") == ["See::", "Text again."]
+    assert corpus.paragraphs("See::\n\n    code\n    more\n\nText again.") == ["See::", "Text again."]
 
 
 def test_markup_signs_go():
@@ -144,13 +130,13 @@ def test_markup_signs_go():
         ("See `the manual <https://example.org>`_ or https://example.org/x now", "See the manual or now"),
         ("len(x) -> int: Return the number of items in it.", "Return the number of items in it."),
     ):
-        assert plain(marked).split() == expected.split()
+        assert corpus.plain(marked).split() == expected.split()
 
 
 def test_is_prose():
-    assert is_prose("Return the number of items.")
+    assert corpus.is_prose("Return the number of items.")
     for other in ("x = foo(a, b)[1:2] + {}", "Too short", "0x00 0x01 0x02 0x03 table of the values"):
-        assert not is_prose(other)
+        assert not corpus.is_prose(other)
 
 
 def test_a_file_is_a_document(tmp_path):
@@ -168,16 +154,11 @@ def test_one_sentence_a_line(tmp_path):
     (tmp_path / "a.txt").write_text("One. still one\ntwo\n\n\nthree\n")
     found = list(corpus.documents(tmp_path, one_per_line=True))
     assert found == [["One. still one", "two"], ["three"]]
-    write_text(tmp_path / "a.txt", found)
-    assert (tmp_path / "a.txt").read_text() == "One. still one\ntwo\n\nthree\n"
-
-
-def test_source_name_follows_the_content(tmp_path):
-    (tmp_path / "a.txt").write_text("x")
     before = corpus.source_name(tmp_path, False)
     assert corpus.source_name(tmp_path, False) == before
-    (tmp_path / "a.txt").write_text("y")
-    assert corpus.source_name(tmp_path, False) != before
+    corpus.write_text(tmp_path / "a.txt", found)
+    assert (tmp_path / "a.txt").read_text() == "One. still one\ntwo\n\nthree\n"
+    assert corpus.source_name(tmp_path, False) != before, "it follows the content"
 
 
 def test_bad_folders(tmp_path):

@@ -26,6 +26,7 @@ from mlbert.data.prepare.corpus_files import documents, find_sources
 from mlbert.data.prepare.corpus_sequences import RUN
 from mlbert.data.prepare.custom_corpus import Facts, Request, prepare, take_inventory
 from mlbert.data.prepare.jobs import Executor
+from programs import write_files
 from stored_sets import tree
 from user_errors import user_error
 
@@ -46,7 +47,6 @@ def texts_of(count: int, seed: int = 1, sentences: int = 6) -> list[str]:
 
 
 def lines_of(texts: list[str], **more: object) -> str:
-    """Return texts as lines of JSON."""
     return "".join(json.dumps({"text": text, **more}) + "\n" for text in texts)
 
 
@@ -76,21 +76,14 @@ def table_of(texts: list[str], **form: str) -> str:
 
 
 def in_every_form(folder: Path, texts: list[str]) -> Iterator[Path]:
-    lines = lines_of(texts, other=1)
-    for name in ("a.jsonl", "a.json"):
-        (folder / name).write_text(lines)
+    lines = lines_of(texts, other=1).encode()
+    files = {"a.jsonl": lines, "a.json": lines, "b.jsonl.gz": gzip.compress(lines)}
+    files["c.parquet"] = parquet_of({"other": [1] * len(texts), "text": texts})
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
         yield folder / name
-    (folder / "b.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
-    yield folder / "b.jsonl.gz"
-    (folder / "c.parquet").write_bytes(parquet_of({"other": [1] * len(texts), "text": texts}))
-    yield folder / "c.parquet"
-    many = folder / "many"
-    (many / "deep").mkdir(parents=True)
-    for number, text in enumerate(texts):
-        (many / ("deep" if number % 2 else ".") / f"{number:03d}{('.txt', '.md')[number % 2]}").write_text(text)
-    (many / "picture.png").write_bytes(b"\x89PNG\0\0")
-    (many / ".hidden.txt").write_text("secret")
-    yield many
+    many = {f"{number:03d}.txt" if number % 2 else f"deep/{number:03d}.md": text for number, text in enumerate(texts)}
+    yield write_files(folder / "many", many | {"picture.png": "\x89PNG\0\0", ".hidden.txt": "secret"})
 
 
 def test_every_form_gives_the_same_documents(tmp_path: Path) -> None:
@@ -262,15 +255,12 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path, monkeypatch: pytest.
     assert peaks[2] < peaks[1] + 300_000, peaks  # of 450,000 more characters, 4 times as many bytes
 
 
-def names_of(language: str) -> list[str]:
-    """Return names of languages, countries and currencies, the words of the sentences."""
-    locale = Locale(language)
-    kinds = (locale.languages, locale.territories, locale.currencies)
-    return [name for names in kinds for _, name in sorted(names.items())]
-
-
 def text_in(languages: str, documents: int = 900) -> str:
-    draw, known = random.Random(1), {language: names_of(language) for language in languages.split("+")}
+    """Return sentences of names of languages, countries and currencies."""
+    draw, known = random.Random(1), {}
+    for language, locale in ((language, Locale(language)) for language in languages.split("+")):
+        kinds = (locale.languages, locale.territories, locale.currencies)
+        known[language] = [name for names in kinds for _, name in sorted(names.items())]
 
     def sentence(language: str) -> str:
         gap, end = ("", "。") if language == "zh" else (" ", ". ")

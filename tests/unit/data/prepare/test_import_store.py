@@ -14,18 +14,7 @@ from mlbert.data.prepare import import_store as importing
 from mlbert.data.prepare.export_nvidia import export_nvidia
 from mlbert.data.prepare.import_store import import_store
 from mlbert.data.prepare.jobs import Executor
-from nvidia_shards import (
-    PREDICTIONS,
-    VOCAB_SIZE,
-    WIDTH,
-    bert_rows,
-    columns_of,
-    pack_counts,
-    write_fixed,
-    write_kind,
-    write_variable,
-    write_vocabulary,
-)
+from nvidia_shards import PREDICTIONS, VOCAB_SIZE, WIDTH, bert_rows, pack_counts, write_kind, write_vocabulary
 from stored_sets import assert_same_rows, tree
 from user_errors import user_error
 
@@ -43,7 +32,6 @@ def shard_path(folder: Path, number: int) -> Path:
 
 
 def write(folder: Path, kind: str) -> Ragged:
-    """Write three shards; return their sequences."""
     folder.mkdir()
     parts = [bert_rows(EACH, number, WIDTH // 3 if kind == "packed" else WIDTH) for number in range(FILES)]
     for number, rows in enumerate(parts):
@@ -66,7 +54,8 @@ def test_import_and_export_round_trip(tmp_path, vocab, kind):
     ours = ShardSet.open(tmp_path / "ours", verify=True)
     assert_same_rows(ours.gather(np.arange(len(ours))), expected)
     assert (manifest.vocab_size, len(manifest.shards)) == (VOCAB_SIZE, FILES)
-    assert manifest.max_seq_length == (WIDTH if kind == "fixed" else 512)
+    widths = (WIDTH, PREDICTIONS) if kind == "fixed" else (512, 76)
+    assert (manifest.max_seq_length, manifest.max_predictions) == widths
     names = [shard_path(tmp_path, number).name for number in range(FILES)]
     assert [source["file"] for source in manifest.provenance["sources"]] == names
     assert manifest.provenance["skipped"] == {"count": 0, "first": []}
@@ -133,12 +122,12 @@ def test_bins_become_one_set(tmp_path, vocab):
     short, long = bert_rows(20, 0, 12), bert_rows(30, 1, min_length=13)
     for name, rows in (("a", short), ("b", long)):
         (tmp_path / "bins" / name).mkdir(parents=True)
-        write_variable(tmp_path / "bins" / name / "part_00000.hdf5", rows)
+        write_kind("variable", tmp_path / "bins" / name / "part_00000.hdf5", rows)
     manifest = import_store(tmp_path / "bins", vocab, tmp_path / "ours")
     assert [source["file"] for source in manifest.provenance["sources"]] == ["a/part_00000.hdf5", "b/part_00000.hdf5"]
     ours = ShardSet.open(tmp_path / "ours")
     assert_same_rows(ours.gather(np.arange(50)), Ragged.concatenate([short, long]))
-    write_variable(tmp_path / "bins" / "b" / "part_00000.hdf5", bert_rows(30, 1, min_length=12))
+    write_kind("variable", tmp_path / "bins" / "b" / "part_00000.hdf5", bert_rows(30, 1, min_length=12))
     with user_error("data.mixed", tmp_path / "bins"):
         import_store(tmp_path / "bins", vocab, tmp_path / "again")
 
@@ -218,14 +207,14 @@ def test_wrong_vocabulary(tmp_path, vocab):
 
 def test_the_same_sequences_twice(tmp_path, vocab):
     (tmp_path / "theirs").mkdir()
-    write_variable(tmp_path / "theirs" / "part_00000.hdf5", bert_rows(20))
-    write_fixed(tmp_path / "theirs" / "part_00001.hdf5", bert_rows(20))
+    write_kind("variable", tmp_path / "theirs" / "part_00000.hdf5", bert_rows(20))
+    write_kind("fixed", tmp_path / "theirs" / "part_00001.hdf5", bert_rows(20))
     with user_error("prepare.other-options", tmp_path / "theirs/part_00001.hdf5"):
         import_store(tmp_path / "theirs", vocab, tmp_path / "ours")
 
 
 def test_finished_with_other_input(tmp_path, vocab, ours):
-    write_variable(shard_path(tmp_path / "theirs", 0), bert_rows(EACH + 1))
+    write_kind("variable", shard_path(tmp_path / "theirs", 0), bert_rows(EACH + 1))
     with user_error("prepare.other-options", ours):
         import_store(tmp_path / "theirs", vocab, ours)
 
@@ -237,16 +226,12 @@ def test_command_line(tmp_path, vocab, run_mlbert):
         return out + err
 
     rows = write(tmp_path / "theirs", "fixed")
-    common = ("--vocab", vocab, "--out", tmp_path / "ours", "--workers", 1)
-    first = invoke("import", "--input", tmp_path / "theirs", *common)
-    assert f"90 sequences, {len(rows.tokens):,} tokens" in first
-    assert "nothing to do" in invoke("import", "--input", tmp_path / "theirs", *common)
-    assert ShardSet.open(tmp_path / "ours").manifest.provenance["skipped"]["count"] == 0
+    words = ("--input", tmp_path / "theirs", "--vocab", vocab, "--out", tmp_path / "ours", "--workers", 1)
+    assert f"90 sequences, {len(rows.tokens):,} tokens" in invoke("import", *words)
     export = ("--input", tmp_path / "ours", "--out", tmp_path / "back", "--layout", "variable", "--workers", 1)
     assert "1 file\n" in invoke("export-nvidia", *export)
     with h5py.File(tmp_path / "back" / "part_00000_of_00001.hdf5") as file:
-        assert np.array_equal(file["input_ids"][5], columns_of(rows)["input_ids"][5])
+        assert np.array_equal(file["input_ids"][5], rows.tokens[slice(*rows.offsets[5:7])])
     shard_path(tmp_path / "theirs", 1).write_bytes(b"")
     words = ("--skip-bad", "--input", tmp_path / "theirs", "--vocab", vocab, "--out", tmp_path / "skipped")
     assert "skipped: " in invoke("import", *words)
-    assert f"{PREDICTIONS}" in str(ShardSet.open(tmp_path / "skipped").manifest.max_predictions)

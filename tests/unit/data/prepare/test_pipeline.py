@@ -20,14 +20,7 @@ from mlbert.data.prepare import pipeline
 from mlbert.data.prepare.generator import flat
 from mlbert.data.prepare.instances import InstanceOptions
 from mlbert.data.prepare.jobs import Executor
-from mlbert.data.prepare.pipeline import (
-    MAX_ALPHABET,
-    TextOptions,
-    baselines,
-    count_words,
-    prepare_text,
-    train_vocabulary,
-)
+from mlbert.data.prepare.pipeline import TextOptions, baselines, count_words, prepare_text, train_vocabulary
 from user_errors import user_error
 
 INSTANCES = InstanceOptions(max_seq_length=32, max_predictions_per_seq=5, dupe_factor=3)
@@ -102,14 +95,11 @@ def test_a_finished_folder_that_is_damaged_is_made_again(prepared, tmp_path, sai
     assert tree(out) == tree(prepared)
 
 
-@pytest.mark.parametrize(
-    ("step", "options"),
-    [
-        *((step, OPTIONS) for step in ("train_vocabulary", "make_instances", "_make_evaluation", "_write_baselines")),
-        ("_write_baselines", replace(OPTIONS, num_parts=3, split_seed=5)),
-    ],
-    ids=["vocabulary", "instances", "evaluation", "baselines", "other options"],
-)
+STEPS = ("train_vocabulary", "make_instances", "_make_evaluation", "_write_baselines")
+OTHER = replace(OPTIONS, num_parts=3, split_seed=5)
+
+
+@pytest.mark.parametrize(("step", "options"), [*((step, OPTIONS) for step in STEPS), (STEPS[-1], OTHER)])
 def test_an_interrupted_run_ends_up_the_same(prepared, tmp_path, step, options):
     with mock.patch.object(pipeline, step, side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         prepare_text(documents(), tmp_path / "out", options, SOURCE)
@@ -148,8 +138,8 @@ def test_vocabulary_is_well_formed_and_covers_its_text(assets):
 
 
 def test_rare_characters_are_left_out():
-    words = Counter({"common": 100, **{chr(0x4E00 + n): 1 for n in range(2 * MAX_ALPHABET)}})
-    assert len([entry for entry in train_vocabulary(words, 5000) if len(entry) == 1]) <= MAX_ALPHABET
+    words = Counter({"common": 100, **{chr(0x4E00 + n): 1 for n in range(2 * pipeline.MAX_ALPHABET)}})
+    assert len([entry for entry in train_vocabulary(words, 5000) if len(entry) == 1]) <= pipeline.MAX_ALPHABET
 
     for size in (0, 100, 70_000):
         with user_error("config.range", "--vocab-size"):

@@ -154,13 +154,12 @@ def test_mistakes(source, tmp_path):
 
 def test_output_over_input_through_links(source, tmp_path):
     (tmp_path / "link").symlink_to(source)
-    files = tmp_path / "files"
-    files.mkdir()
+    (tmp_path / "files").mkdir()
     for path in source.iterdir():
-        (files / path.name).symlink_to(path)
-    for path in (source, tmp_path / "link", files):
+        (tmp_path / "files" / path.name).symlink_to(path)
+    for name in ("source", "link", "files"):
         with user_error("file.in-input", source):
-            shuffle_set(path, source)
+            shuffle_set(tmp_path / name, source)
 
 
 @pytest.mark.parametrize(("count", "num"), [(103, 40), (20, 20)])

@@ -1,6 +1,7 @@
 """Bins: each sequence in the bin of its length, shards of one bin equally long, damage noticed."""
 
 import itertools
+import shutil
 from unittest import mock
 
 import h5py
@@ -53,12 +54,6 @@ def test_every_sequence_once_and_in_its_bin(tmp_path_factory, count, shards, see
     assert same_sequences(store.gather(np.arange(count)), rows)
 
 
-def test_other_options_are_refused(source, tmp_path):
-    make_bins(source, tmp_path / "out", **TWO)
-    with user_error("prepare.other-options", tmp_path / "out"):
-        make_bins(source, tmp_path / "out", edges=(16, 32), num_shards=2)
-
-
 def test_more_shards_than_the_fullest_bin_has_sequences(tmp_path):
     source = write_set(tmp_path / "source", make_rows(np.asarray([6, 20, 20, 20])))
     with user_error("config.range", "--shards"):
@@ -67,29 +62,28 @@ def test_more_shards_than_the_fullest_bin_has_sequences(tmp_path):
     assert [shard.num_sequences for shard in first.shards] == [0, 0, 1]
 
 
-def test_edges_that_do_not_ascend_or_are_too_small(source, tmp_path):
+def test_edges_that_do_not_ascend_or_are_too_small_or_others(source, tmp_path):
     for edges in ((), (0, 5), (8, 8), (16, 8)):
         with user_error("config.value", "--edges"):
             make_bins(source, tmp_path / "out", edges=edges)
     with user_error("data.too-long", source):
         make_bins(source, tmp_path / "out", edges=(8, 24))
-
-
-def test_a_bin_of_another_folder_is_named(source, tmp_path):
     make_bins(source, tmp_path / "out", **TWO)
-    make_bins(source, tmp_path / "other", **TWO, seed=1)
-    name = "bin-009-016/manifest.json"
-    (tmp_path / "out" / name).write_bytes((tmp_path / "other" / name).read_bytes())
-    with user_error("data.checksum", tmp_path / "out/bin-009-016/manifest.json"):
-        describe(tmp_path / "out")
+    with user_error("prepare.other-options", tmp_path / "out"):
+        make_bins(source, tmp_path / "out", edges=(16, 32), num_shards=2)
 
 
-def test_a_damaged_shard_of_a_bin_is_named(source, tmp_path):
+def test_a_damaged_shard_and_a_bin_of_another_folder_are_named(source, tmp_path):
     make_bins(source, tmp_path / "bins", **TWO)
-    flip(tmp_path / "bins" / "bin-009-016" / "shard-00001-of-00002.h5", 0.9)
+    make_bins(source, tmp_path / "other", **TWO, seed=1)
+    flip(tmp_path / "bins/bin-009-016/shard-00001-of-00002.h5", 0.9)
     for make in (shuffle_set, make_bins):
         with user_error("data.checksum", tmp_path / "bins/bin-009-016/shard-00001-of-00002.h5"):
-            make(tmp_path / "bins", tmp_path / "out")
+            make(tmp_path / "bins", tmp_path / "new")
+    bins = (tmp_path / "bins").rename(tmp_path / "out")
+    shutil.copy(tmp_path / "other/bin-009-016/manifest.json", bins / "bin-009-016")
+    with user_error("data.checksum", bins / "bin-009-016/manifest.json"):
+        describe(bins)
 
 
 def test_bad_index(source, tmp_path):

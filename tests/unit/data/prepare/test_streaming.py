@@ -23,15 +23,8 @@ from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.prepare import streaming
 from mlbert.data.prepare.jobs import MERGE, Executor, Share
 from mlbert.data.prepare.step_tasks import ShareDone
-from mlbert.data.prepare.streaming import (
-    Concatenation,
-    convert,
-    convert_files,
-    hub_texts,
-    own_texts,
-    python_texts,
-    read_texts,
-)
+from mlbert.data.prepare.streaming import Concatenation, convert, convert_files, hub_texts, own_texts, read_texts
+from programs import write_files
 from stored_sets import tree
 from user_errors import user_error
 
@@ -47,11 +40,13 @@ def in_set(folder: Path, column: str = "text") -> list:
     return [sample[column] for sample in MdsReader(folder, folder)]
 
 
+def lines_of(texts: list[str]) -> str:
+    return "".join(json.dumps({"text": text, "url": "u"}) + "\n" for text in texts)
+
+
 @pytest.fixture
 def lines_file(tmp_path: Path) -> Path:
-    path = tmp_path / "texts.jsonl"
-    path.write_text("".join(json.dumps({"text": text, "url": "u"}) + "\n" for text in TEXTS))
-    return path
+    return write_files(tmp_path, {"texts.jsonl": lines_of(TEXTS)}) / "texts.jsonl"
 
 
 def test_own_text_is_parted_by_content(lines_file, tmp_path, said):
@@ -120,7 +115,7 @@ def test_shares_make_the_bytes_of_one_process(tmp_path_factory, wrap, lengths, f
     edges = sorted([0, *draw.choices(range(len(texts) + 1), k=files - 1), len(texts)])
     (folder / "texts").mkdir()
     for number, (first, end) in enumerate(itertools.pairwise(edges)):
-        lines = "".join(json.dumps({"text": text}) + "\n" for text in texts[first:end])
+        lines = lines_of(texts[first:end])
         (folder / "texts" / f"{number}.json.gz").write_bytes(gzip.compress(lines.encode()))
     splits = ["train", "train_small", "val"]
     how = None if wrap is None else Concatenation(16, "", "of", wrap)
@@ -145,9 +140,7 @@ def test_shares_make_the_bytes_of_one_process(tmp_path_factory, wrap, lengths, f
 
 @pytest.mark.parametrize("there", ["val/index.json", "val/shard.00000.mds", "val"])
 def test_a_split_that_is_there(tmp_path, there):
-    path = tmp_path / there
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("")
+    write_files(tmp_path, {there: ""})
     with user_error("file.exists", tmp_path / "val"):
         convert(texts_of, ["train", "val"], tmp_path, tokenizer=TOKENIZER)
     assert [path.name for path in tmp_path.iterdir()] == ["val"]
@@ -161,48 +154,44 @@ def test_texts_that_fill_no_sample(tmp_path, texts, how):
 
 
 def test_text_files(tmp_path):
-    folder = tmp_path / "texts"
-    (folder / "b").mkdir(parents=True)
-    (folder / "b" / "a.txt").write_text("\ufeff\n\nfirst\nits second line  \n\n \nsecond\r\n")
-    (folder / "a.json").write_text('{"text": "zeroth"}\n\n{"text": " "}\n')
-    (folder / "other.md").write_text("no text")
+    files = {"b/a.txt": "\ufeff\n\nfirst\nits second line  \n\n \nsecond\r\n", "other.md": "no text"}
+    folder = write_files(tmp_path, files | {"a.json": '{"text": "zeroth"}\n\n{"text": " "}\n'})
+    (folder / "c.jsonl").write_text(r'{"text": "a\ud800b \ud83d\ude00"}')  # half a surrogate
     found = [text for part in ("train", "val") for text in own_texts(folder)(part)]
-    assert sorted(found) == ["first\nits second line", "second", "zeroth"]
+    assert sorted(found) == ["a?b 😀", "first\nits second line", "second", "zeroth"]
 
 
 @given(st.lists(st.text(st.characters(blacklist_categories=["Cs"]), min_size=1).filter(str.strip), max_size=6))
 def test_any_text_comes_back(tmp_path_factory, texts):
     folder = tmp_path_factory.mktemp("lines")
-    (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (folder / "texts.jsonl").write_text(lines_of(texts))
     table = pyarrow.table({"text": pyarrow.array(texts, pyarrow.large_string())})
     parquet.write_table(table, folder / "texts.parquet", row_group_size=2)
     assert [[*read_texts(path)] for path in sorted(folder.iterdir())] == [texts, texts]
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "code", "line"),
+    ("name", "content", "code", "words"),
     [
-        ("a.jsonl", b'{"text": "a"}\n{"body": "b"}\n', "data.row", 2),
-        ("a.jsonl", b'{"text": "a"}\n{"text": 3}\n', "data.row", 2),
-        ("a.jsonl", b'["a"]\n', "data.row", 1),
-        ("a.jsonl", b'{"text": "a"}\n{"text"\n', "data.row", 2),
-        ("a.jsonl", b"[" * 100_000, "data.row", 1),
-        ("a.txt", b"a\nb\xff\n", "data.encoding", 2),
-        ("a.md", b"a", "data.format", None),
-        ("folder/a.md", b"a", "data.empty", None),
+        ("a.jsonl", b'{"text": "a"}\n{"body": "b"}\n', "data.row", "line 2 "),
+        ("a.jsonl", b'{"text": "a"}\n{"text": 3}\n', "data.row", "line 2 "),
+        ("a.jsonl", b'["a"]\n', "data.row", "line 1 "),
+        ("a.jsonl", b'{"text": "a"}\n{"text"\n', "data.row", "line 2 "),
+        ("a.jsonl", b"[" * 100_000, "data.row", "line 1 "),
+        ("a.txt", b"a\nb\xff\n", "data.encoding", "line 2 "),
+        ("a.md", b"a", "data.format", ""),
     ],
 )
-def test_bad_files(tmp_path, name, content, code, line):
-    path = tmp_path / name
-    path.parent.mkdir(exist_ok=True)
+def test_bad_files(tmp_path, name, content, code, words):
+    path = write_files(tmp_path, {"folder/a.md": "a"}) / name
     path.write_bytes(content)
-    given = path if path.parent == tmp_path else path.parent
-    with user_error(code, given) as caught:
-        convert(own_texts(given), ["train"], tmp_path / "out", tokenizer=TOKENIZER)
-    assert line is None or f"line {line} " in str(caught.value)
+    with user_error(code, path) as caught:
+        convert(own_texts(path), ["train"], tmp_path / "out", tokenizer=TOKENIZER)
+    assert words in str(caught.value)
     assert not (tmp_path / "out" / "train").exists()
-    with user_error("file.missing", tmp_path / "none"):
-        own_texts(tmp_path / "none")
+    for name, code in (("folder", "data.empty"), ("none", "file.missing")):
+        with user_error(code, tmp_path / name):
+            convert(own_texts(tmp_path / name), ["train"], tmp_path / "out", tokenizer=TOKENIZER)
 
 
 @pytest.mark.parametrize("suffix", ["gz", "zst"])
@@ -218,12 +207,6 @@ def test_compressed_files(lines_file, tmp_path, suffix):
         list(read_texts(packed))
 
 
-def test_half_surrogates_become_question_marks(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text(r'{"text": "a\ud800b \ud83d\ude00"}')
-    assert [*read_texts(path)] == ["a?b 😀"]
-
-
 @pytest.mark.parametrize("dataset", ["c4", "the_pile"])
 def test_without_a_network(monkeypatch, dataset):
     hub = pytest.importorskip("huggingface_hub.constants")
@@ -235,32 +218,27 @@ def test_without_a_network(monkeypatch, dataset):
     assert time.monotonic() - began < 10
 
 
-@pytest.mark.parametrize("failing", [False, True])
-def test_rows_of_the_hub(monkeypatch, failing):
+def test_rows_of_the_hub(monkeypatch):
     datasets = pytest.importorskip("datasets")
     asked = []
 
     def load_dataset(*arguments, **options):
         asked.append((arguments, options))
-        yield {"text": "one"}
-        if failing:
-            raise ConnectionError("gone\naway")
-        yield {"text": "two"}
+        yield from ({"text": "one"}, {"text": "two"})
+        raise ConnectionError("gone\naway")
 
     monkeypatch.setattr(streaming, "hub_problem", lambda: None)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     rows = hub_texts("c4", None)("val")
-    if failing:
-        with user_error("network.unreachable", "dataset c4"):
-            list(rows)
-    else:
-        assert list(rows) == ["one", "two"]
+    assert [next(rows), next(rows)] == ["one", "two"]
+    with user_error("network.unreachable", "dataset c4"):
+        next(rows)
     assert asked == [(("allenai/c4", "en"), {"split": "validation", "streaming": True})]
 
 
 def test_python_has_text_for_both_parts():
-    assert sum(1 for _ in itertools.islice(python_texts()("train"), 50)) == 50
-    assert next(python_texts()("val"))
+    assert sum(1 for _ in itertools.islice(streaming.python_texts()("train"), 50)) == 50
+    assert next(streaming.python_texts()("val"))
 
 
 def test_a_killed_conversion_leaves_no_split(tmp_path):

@@ -21,7 +21,6 @@ COUNT = 300
 
 @pytest.fixture
 def rows():
-    """Return the sequences of `source`."""
     return make_rows(random_lengths(COUNT))
 
 
@@ -48,21 +47,19 @@ def test_good_sets_of_every_kind(tmp_path, rows, source):
     assert [report.total("packs") > 0 for report in reports] == [False, True, False, False, False]
 
 
-def test_a_flipped_bit_costs_the_shard(source):
-    flip(source / "shard-00001-of-00003.h5")
+def test_flipped_missing_and_truncated_shards(source):
+    shards = [source / f"shard-0000{number}-of-00003.h5" for number in range(3)]
+    flip(shards[1])
     report = only(source)
     assert len(report.problems) == 1
     assert "shard-00001-of-00003.h5: its checksum differs" in report.problems[0]
     assert (report.total("sequences"), report.total("good")) == (COUNT, 200)
-
-
-def test_missing_truncated_and_added_shards(source):
-    (source / "shard-00000-of-00003.h5").unlink()
-    path = source / "shard-00002-of-00003.h5"
-    path.write_bytes(path.read_bytes()[:-500])
+    flip(shards[1])
+    shards[0].unlink()
+    shards[2].write_bytes(shards[2].read_bytes()[:-500])
     report = only(source)
     text = "\n".join(report.problems)
-    assert all(name in text for name in ("shard-00000-of-00003.h5", "shard-00002-of-00003.h5")), text
+    assert all(shards[number].name in text for number in (0, 2)), text
     assert (report.total("sequences"), report.total("good")) == (COUNT, 100)
 
 

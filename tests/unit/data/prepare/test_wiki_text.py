@@ -9,15 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlbert.data.prepare.wiki_text import (
-    articles,
-    drawn_articles,
-    paragraphs,
-    read_hashes,
-    remove_markup,
-    sentence_lines,
-    sentence_splitter,
-)
+from mlbert.data.prepare import wiki_text
+from mlbert.data.prepare.wiki_text import articles, drawn_articles, paragraphs, read_hashes, remove_markup
 from user_errors import user_error
 
 WIKI = b"""<doc id="1" url="https://example.org/1" title="Teapot">
@@ -54,11 +47,14 @@ def test_tags_titles_and_empty_lines_go_and_breaks_stay() -> None:
     ]
 
 
-def test_articles_as_the_benchmark_counts_them() -> None:
+def test_articles_as_the_benchmark_counts_them(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sentencex", reason="the splitter is in the extra `wiki`")
-    lines = sentence_lines(read(WIKI), sentence_splitter())
+    lines = wiki_text.sentence_lines(read(WIKI), wiki_text.sentence_splitter())
     teapot = ["A teapot holds tea.\nIt has a beak.", "Many teapots are round."]
     assert list(articles(lines)) == [*teapot, "\nA cup is small (see Teapot).", "\n"]
+    monkeypatch.setitem(sys.modules, "sentencex", None)
+    with user_error("package.missing", "sentence splitting"):
+        wiki_text.sentence_splitter()
 
 
 def test_markup() -> None:
@@ -91,14 +87,7 @@ def test_other_files_are_named_with_the_line() -> None:
         read(WIKI.replace(b"round", b"r\xffund"))
 
 
-def test_a_missing_splitter_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sentencex", None)
-    with user_error("package.missing", "sentence splitting"):
-        sentence_splitter()
-
-
 def plainly_drawn(counts: list[int], wanted: int) -> list[list[int]]:
-    """Draw by the published rule, file by file."""
     chosen = []
     for file_id, count in enumerate(counts):
         quota = int((file_id + 1) * wanted / len(counts)) - int(file_id * wanted / len(counts))
