@@ -4,6 +4,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import signal
 import time
 import tracemalloc
 from collections.abc import Iterator
@@ -205,8 +206,13 @@ def test_one_process_makes_an_order_for_all(tmp_path):
         for process in processes[1:]:
             process.start()
         time.sleep(0.5)
+        for process in processes[1:]:  # until the killed one is gone: a zombie counts as alive
+            os.kill(process.pid, signal.SIGSTOP)
         processes[0].kill()
-        for process in processes:  # a zombie counts as alive
+        processes[0].join()
+        for process in processes[1:]:
+            os.kill(process.pid, signal.SIGCONT)
+        for process in processes[1:]:
             process.join(60)
     finally:
         for process in processes:
