@@ -147,7 +147,7 @@ def test_order_of_several_sets(case: dict, tmp_path: Path) -> None:
 WEIGHTS = [({}, {}), ({"repeat": 0.25}, {"choose": 25}), ({"proportion": 1}, {"proportion": 3})]
 
 
-@pytest.mark.parametrize(("weights", "samples"), zip(WEIGHTS, ([30, 10], [7, 25], [10, 30]), strict=True))
+@pytest.mark.parametrize(("weights", "samples"), list(zip(WEIGHTS, ([30, 10], [7, 25], [10, 30]), strict=True)))
 def test_weights(weights: tuple[dict, ...], samples: list[int]) -> None:
     found = streams_of("", streams(*weights), Path())
     assert samples_of_epoch(found, [30, 10], 1) == samples
