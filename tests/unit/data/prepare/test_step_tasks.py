@@ -1,6 +1,7 @@
 """Shares of a step: the same bytes as one process, in any order, repeated, at the same time, and after kills."""
 
 import json
+import multiprocessing
 import os
 import random
 import re
@@ -118,23 +119,23 @@ def test_killed_at_any_moment_and_started_again_makes_the_same_bytes(tmp_path, n
     source, out, killed = write_source(tmp_path, 6000, 0), tmp_path / "out", 0
     STEPS[name](source, tmp_path / "one", Executor(workers=1))
     for _ in range(50):  # a run may end before it is killed
-        if (process := os.fork()) == 0:  # saves the seconds of a new interpreter
-            try:
-                STEPS[name](source, out, Executor(workers=1))
-            finally:
-                os._exit(0)
+        process = multiprocessing.get_context("fork").Process(  # saves the seconds of a new interpreter
+            target=STEPS[name], args=(source, out, Executor(workers=1))
+        )
+        process.start()
         files, deadline = count_shards(out), time.monotonic() + 60
         # Until another file has come up, and then a moment more.
-        while (ended := os.waitpid(process, os.WNOHANG) != (0, 0)) is False and count_shards(out) <= files:
+        while process.is_alive() and count_shards(out) <= files:
             assert time.monotonic() < deadline, "nothing happened"
             time.sleep(0.001)
         time.sleep(random.random() * 0.02)
-        if not ended:
-            os.kill(process, signal.SIGKILL)
-            ended = os.waitpid(process, 0)[1] != signal.SIGKILL
-        if ended:
+        process.kill()
+        process.join()
+        if process.exitcode == 0:
             shutil.rmtree(out)
-        killed += not ended
+            continue
+        assert process.exitcode == -signal.SIGKILL
+        killed += 1
         if killed == 2:
             break
     assert killed == 2

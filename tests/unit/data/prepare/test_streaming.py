@@ -4,6 +4,7 @@ import functools
 import gzip
 import itertools
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -247,10 +248,11 @@ def test_a_killed_conversion_leaves_no_split(tmp_path):
             yield "the river " * 4000
         os.kill(os.getpid(), signal.SIGKILL)
 
-    if (process := os.fork()) == 0:  # saves the seconds of a new interpreter
-        convert(texts, ["val"], tmp_path, tokenizer=TOKENIZER)
-        os._exit(1)
-    assert os.waitpid(process, 0)[1] == signal.SIGKILL
+    context = multiprocessing.get_context("fork")  # saves the seconds of a new interpreter
+    process = context.Process(target=convert, args=(texts, ["val"], tmp_path), kwargs={"tokenizer": TOKENIZER})
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     assert not (tmp_path / "val").exists()
     left = tmp_path / ".val.partial"
     assert list(left.glob("shard*"))
