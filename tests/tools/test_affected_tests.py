@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from affected_tests import MOST_FILES, affected, changed_files, importers
+from programs import commit_all, run_git
 
 PACKAGE = "benchmarks/bert/implementations/pytorch/mlbert"
 
@@ -46,21 +46,16 @@ def test_nearest_tests_are_listed_first(tmp_path: Path) -> None:
     (tests / "test_far.py").write_text("from helper import nothing\n")
     (tests / "test_near.py").write_text("from mlbert.table import RULES\n")
     (tests / "test_other.py").write_text("import json\n")
-    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    run_git(tmp_path, "init", "-q")
     found = affected([f"{PACKAGE}/changed.py"], importers(tmp_path))
     assert found == [(2, "tests/test_near.py"), (3, "tests/test_far.py")]
 
 
 def test_changed_files_are_edited_or_untracked(tmp_path: Path) -> None:
-    def git(*words: str) -> None:
-        subprocess.run(["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", *words], check=True)
-
-    git("init", "-q")
     (tmp_path / "same.py").write_text("1\n")
     (tmp_path / "edited.py").write_text("1\n")
     (tmp_path / ".gitignore").write_text("built.py\n")
-    git("add", ".")
-    git("commit", "-qm", "Begin")
+    commit_all(tmp_path)
     (tmp_path / "edited.py").write_text("2\n")
     (tmp_path / "new.py").write_text("1\n")
     (tmp_path / "built.py").write_text("1\n")

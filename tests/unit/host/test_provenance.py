@@ -2,17 +2,12 @@
 
 import json
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from mlbert.host import provenance
-
-
-def _git(folder: Path, *arguments: str) -> None:
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "init.defaultBranch=main"]
-    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
+from programs import commit_all
 
 
 @pytest.fixture
@@ -20,9 +15,7 @@ def checkout(tmp_path: Path) -> Path:
     (tmp_path / "benchmarks/system").mkdir(parents=True)
     for name in ("run.sh", "hosts", "README.md"):
         (tmp_path / "benchmarks/system" / name).write_text("a\n")
-    _git(tmp_path, "init")
-    _git(tmp_path, "add", ".")
-    _git(tmp_path, "commit", "-m", "first")
+    commit_all(tmp_path)
     return tmp_path
 
 

@@ -17,7 +17,7 @@ from mlbert.mlperf.logs import read_log
 from mlbert.mlperf.result_set import NAMES, ResultSet
 from mlbert.mlperf.scratch_copy import Workplace
 from mlbert.mlperf.seal import seal
-from programs import write_files
+from programs import run_git, write_files
 from stored_sets import tree as stored_files
 from user_errors import user_error
 
@@ -100,7 +100,7 @@ def test_a_checkout_is_judged_by_its_export_or_as_it_is_if_git_cannot_read_it(tm
     assert reported["compliance_checker"].outcome is Outcome.PASS
     (tree / ".gitignore").write_text("junk\n")
     (tree / "junk").write_text("")
-    subprocess.run(["git", "init", "-q"], cwd=tree, check=True)
+    run_git(tree, "init", "-q")
     assert _by_check(check(tree))["repo_checker"].outcome is Outcome.PASS
 
 
