@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,11 @@ def random_texts(count: int, seed: int = 0, most_words: int = 60, empty: float =
     return [
         "" if rng.random() < empty else " ".join(rng.choices(WORDS, k=rng.randint(1, most_words))) for _ in range(count)
     ]
+
+
+def json_lines(texts: Iterable[str], **more: object) -> str:
+    """Return a line of JSON for each text, each with ``more`` keys."""
+    return "".join(json.dumps({"text": text, **more}) + "\n" for text in texts)
 
 
 def write_texts(folder: Path, texts: Sequence[str], size_limit: int = 3000, **options) -> Path:

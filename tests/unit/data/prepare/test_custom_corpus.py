@@ -28,6 +28,7 @@ from mlbert.data.prepare.custom_corpus import Facts, Request, prepare, take_inve
 from mlbert.data.prepare.jobs import Executor
 from programs import write_files
 from stored_sets import tree
+from text_sets import json_lines
 from user_errors import user_error
 
 NOUNS = ["river", "house", "letter", "garden", "machine", "teacher", "mountain", "window", "market", "story"]
@@ -44,10 +45,6 @@ def sentence(draw: random.Random) -> str:
 def texts_of(count: int, seed: int = 1, sentences: int = 6) -> list[str]:
     draw = random.Random(seed)
     return ["\n".join(sentence(draw) for _ in range(sentences)) for _ in range(count)]
-
-
-def lines_of(texts: list[str], **more: object) -> str:
-    return "".join(json.dumps({"text": text, **more}) + "\n" for text in texts)
 
 
 def request_of(folder: Path, *paths: Path, **changes: object) -> Request:
@@ -76,7 +73,7 @@ def table_of(texts: list[str], **form: str) -> str:
 
 
 def in_every_form(folder: Path, texts: list[str]) -> Iterator[Path]:
-    lines = lines_of(texts, other=1).encode()
+    lines = json_lines(texts, other=1).encode()
     files = {"a.jsonl": lines, "a.json": lines, "b.jsonl.gz": gzip.compress(lines)}
     files["c.parquet"] = parquet_of({"other": [1] * len(texts), "text": texts})
     for name, content in files.items():
@@ -185,7 +182,7 @@ def test_held_out_text_is_not_trained_on(tmp_path: Path) -> None:
     # Each document comes thrice: as it is, again, and with another last line.
     texts = texts_of(150)
     again = [*texts, *texts, *(f"{text}\n{sentence(random.Random(text))}" for text in texts)]
-    (tmp_path / "a.jsonl").write_text(lines_of(again))
+    (tmp_path / "a.jsonl").write_text(json_lines(again))
     facts = prepared(tmp_path / "out", tmp_path / "a.jsonl")
     assert facts.near_repeats > 0
     held_out = {tuple(row[i : i + RUN]) for row in rows(tmp_path / "out/val") for i in range(1, len(row) - RUN)}
@@ -207,10 +204,10 @@ def test_a_cased_vocabulary_distinguishes_case_and_accents(tmp_path: Path) -> No
 
 def test_order_and_files_do_not_matter_to_what_is_held_out(tmp_path: Path) -> None:
     texts = texts_of(120)
-    (tmp_path / "a.jsonl").write_text(lines_of(texts))
+    (tmp_path / "a.jsonl").write_text(json_lines(texts))
     halves = [tmp_path / "1.jsonl", tmp_path / "2.jsonl"]
     for path, half in zip(halves, (texts[60:][::-1], texts[:60]), strict=True):
-        path.write_text(lines_of(half))
+        path.write_text(json_lines(half))
     first, second = prepared(tmp_path / "x", tmp_path / "a.jsonl"), prepared(tmp_path / "y", *halves)
     assert rows(tmp_path / "x/val") == rows(tmp_path / "y/val")
     assert first.train_tokens == second.train_tokens
@@ -247,7 +244,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path, monkeypatch: pytest.
     peaks = []
     for count in (300, 300, 1500):  # the first call fills caches
         path = tmp_path / f"{len(peaks)}.jsonl"
-        path.write_text(lines_of(texts_of(count, count)))
+        path.write_text(json_lines(texts_of(count, count)))
         tracemalloc.start()
         prepared(tmp_path / path.stem, path)
         peaks.append(tracemalloc.get_traced_memory()[1])

@@ -3,7 +3,6 @@
 import functools
 import gzip
 import itertools
-import json
 import multiprocessing
 import os
 import random
@@ -27,6 +26,7 @@ from mlbert.data.prepare.step_tasks import ShareDone
 from mlbert.data.prepare.streaming import Concatenation, convert, convert_files, hub_texts, own_texts, read_texts
 from programs import write_files
 from stored_sets import tree
+from text_sets import json_lines
 from user_errors import user_error
 
 TOKENIZER = load_tokenizer("bert-base-uncased")
@@ -41,13 +41,9 @@ def in_set(folder: Path, column: str = "text") -> list:
     return [sample[column] for sample in MdsReader(folder, folder)]
 
 
-def lines_of(texts: list[str]) -> str:
-    return "".join(json.dumps({"text": text, "url": "u"}) + "\n" for text in texts)
-
-
 @pytest.fixture
 def lines_file(tmp_path: Path) -> Path:
-    return write_files(tmp_path, {"texts.jsonl": lines_of(TEXTS)}) / "texts.jsonl"
+    return write_files(tmp_path, {"texts.jsonl": json_lines(TEXTS, url="u")}) / "texts.jsonl"
 
 
 def test_own_text_is_parted_by_content(lines_file, tmp_path, said):
@@ -116,7 +112,7 @@ def test_shares_make_the_bytes_of_one_process(tmp_path_factory, wrap, lengths, f
     edges = sorted([0, *draw.choices(range(len(texts) + 1), k=files - 1), len(texts)])
     (folder / "texts").mkdir()
     for number, (first, end) in enumerate(itertools.pairwise(edges)):
-        lines = lines_of(texts[first:end])
+        lines = json_lines(texts[first:end], url="u")
         (folder / "texts" / f"{number}.json.gz").write_bytes(gzip.compress(lines.encode()))
     splits = ["train", "train_small", "val"]
     how = None if wrap is None else Concatenation(16, "", "of", wrap)
@@ -165,7 +161,7 @@ def test_text_files(tmp_path):
 @given(st.lists(st.text(st.characters(blacklist_categories=["Cs"]), min_size=1).filter(str.strip), max_size=6))
 def test_any_text_comes_back(tmp_path_factory, texts):
     folder = tmp_path_factory.mktemp("lines")
-    (folder / "texts.jsonl").write_text(lines_of(texts))
+    (folder / "texts.jsonl").write_text(json_lines(texts, url="u"))
     table = pyarrow.table({"text": pyarrow.array(texts, pyarrow.large_string())})
     parquet.write_table(table, folder / "texts.parquet", row_group_size=2)
     assert [[*read_texts(path)] for path in sorted(folder.iterdir())] == [texts, texts]
