@@ -17,6 +17,7 @@ from mlbert.data.formats.order import ComposedOrder, EpochOrder, RankSlice, Step
 from mlbert.data.formats.prepared import ShardSet
 from mlbert.data.formats.ragged import offsets_of
 from random_set import random_rows
+from stored_sets import write_set
 
 
 def naive_snake(lengths: list[int], parts: int) -> list[list[int]]:
@@ -62,27 +63,14 @@ def test_exchange_against_naive_dealing(case):
     assert sorted(taken) == list(range(len(lengths)))
 
 
-def test_a_rank_of_a_thousand_reads_only_its_share(monkeypatch):
+def test_a_rank_of_a_thousand_reads_only_its_share(tmp_path, monkeypatch):
     """It looks up the lengths of its group's packs and reads only its own."""
-    rows, world_size = random_rows(2400), 1024
-    offsets = offsets_of(np.full(1200, 2))
-    asked: list[list[int]] = []
-
-    class Stored:
-        num_packs = 1200
-
-        def __len__(self):
-            return len(rows)
-
-        def gather_packs(self, packs):
-            asked.append(packs.tolist())
-            return rows.take((offsets[packs][:, None] + np.arange(2)).ravel()), np.full(len(packs), 2)
-
-        def pack_lengths(self, packs):
-            return np.diff(rows.offsets[offsets])[packs]
-
+    store, world_size = ShardSet.open(write_set(tmp_path, random_rows(2400), 1, packs=[*range(0, 2401, 2)])), 1024
+    asked, gather = [], store.gather_packs
+    monkeypatch.setattr(store, "gather_packs", lambda packs: asked.append(packs) or gather(packs))
+    monkeypatch.setattr(store, "gather", pytest.fail)
     options = {"max_tokens": 64, "max_sequences": 2, "seed": 1, "partition": by_length(world_size), "mask": None}
-    readers = [StepReader(Stored(), RankSlice(1, 1, rank, world_size), **options) for rank in range(0, world_size, 97)]
+    readers = [StepReader(store, RankSlice(1, 1, rank, world_size), **options) for rank in range(0, world_size, 97)]
     shares = [reader(0)[0].units.tolist() for reader in readers]
     assert [len(packs) for packs in asked] == [1] * len(readers)
     assert len({unit for share in shares for unit in share}) == len(readers)
@@ -152,7 +140,7 @@ def compositions(draw):
 
 
 @given(compositions(), st.integers(0, 9))
-@settings(max_examples=30)
+@settings(max_examples=10)
 def test_every_rank_gets_its_numbers_and_no_unit_twice(case, seed):
     sizes, counts, world_size = case
     first = np.concatenate([[0], np.cumsum(sizes)])

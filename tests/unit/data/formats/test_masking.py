@@ -9,7 +9,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mlbert.data.formats import masking
 from mlbert.data.formats.masking import Masking, MaskingRule, mask_tokens, shuffle, truncate_pair
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from stored_sets import assert_same_rows
@@ -83,10 +82,6 @@ def test_truncate_equals_its_definition(first, second, limit, seed):
     assert ours.getstate() == theirs.getstate()
 
 
-def test_numbers_of_the_benchmark() -> None:
-    assert (masking.MASKED_SHARE, masking.MAX_PREDICTIONS) == (0.15, 76)
-
-
 def test_draws_on_the_limit() -> None:
     class Limits(random.Random):
         def __init__(self) -> None:
@@ -135,7 +130,6 @@ def counts(tokens: np.ndarray, rows: Ragged) -> dict[str, int]:
         "masked": int((new == TEXT_MASK).sum()),
         "same": int((new == labels).sum()),
         "random_diff": int(((new != TEXT_MASK) & (new != labels)).sum()),
-        "special_selected": int(np.isin(labels, SPECIAL).sum()),
     }
 
 

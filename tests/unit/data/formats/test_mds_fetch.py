@@ -111,12 +111,6 @@ def test_any_address(remote, cache, server, kind, compression):
     assert numbers(MdsReader(cache)) == list(range(60))
 
 
-def test_kept_shards_are_not_fetched_again(server, cache):
-    numbers(MdsReader(server.url, cache))
-    numbers(MdsReader(server.url, cache))
-    assert server.requests == {"index.json": 2, **ONCE}
-
-
 def test_names_in_folders_and_with_spaces(remote, cache, server):
     path = remote / "index.json"
     document = json.loads(path.read_bytes())

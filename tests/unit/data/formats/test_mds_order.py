@@ -18,7 +18,6 @@ from user_errors import user_error
 
 GOLDEN = json.loads((Path(__file__).parents[3] / "assets/mds/sample_order.json").read_bytes())
 BLOCK, PY1E = 1 << 16, SHUFFLES["py1e"]
-SIZES = st.lists(st.integers(1, 50), min_size=1, max_size=10).map(np.array)
 
 
 def shuffled(sizes: np.ndarray, shuffle: str, nodes: int, seed: int, epoch: int, block_size: int) -> np.ndarray:
@@ -88,20 +87,6 @@ def test_samples_shifted_to_the_same_place_keep_their_order():
     _spread(samples, np.full(40, 100), Halves(), 400)
     places = np.arange(4000) + np.resize([0.5, -0.5], 4000)
     np.testing.assert_array_equal(samples, np.argsort(places, kind="stable"))
-
-
-@given(
-    SIZES, st.integers(1, 6), st.sampled_from(sorted({*SHUFFLES} - {"naive"})), st.integers(2, 200), st.integers(0, 99)
-)
-def test_a_canonical_node_has_the_same_samples_in_every_epoch(sizes, canonical_nodes, shuffle, block_size, seed):
-    assume(sizes.sum() >= canonical_nodes)
-    edges = np.arange(1, canonical_nodes) * sizes.sum() // canonical_nodes
-
-    def nodes(epoch: int) -> list[list[int]]:
-        samples = shuffled(sizes, shuffle, canonical_nodes, seed, epoch, block_size)
-        return [sorted(node.tolist()) for node in np.split(samples, edges)]
-
-    assert nodes(0) == nodes(1) == nodes(7)
 
 
 def test_fewer_samples_than_canonical_nodes():

@@ -194,9 +194,9 @@ def test_random_reads_read_little(tmp_path):
 
 
 def test_more_shards_than_a_process_may_have_files_open(make_set):
-    folder = make_set(300, shards=150)
+    folder = make_set(300, shards=60)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, len(list(Path("/proc/self/fd").iterdir())) + 60), hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, len(list(Path("/proc/self/fd").iterdir())) + 30), hard))
     try:
         rows = ShardSet.open(folder, verify=False)
         assert_same_rows(rows.gather(np.arange(300)), random_rows(300))

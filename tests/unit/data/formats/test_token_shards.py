@@ -117,15 +117,6 @@ def test_another_set_in_the_folder_is_noticed(folder):
     assert all_tokens(opened(folder)) == [TOKENIZER.encode(text) for text in texts]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
-def test_a_folder_that_cannot_be_written(folder):
-    folder.chmod(0o500)
-    try:
-        assert all_tokens(opened(folder)) == EXPECTED
-    finally:
-        folder.chmod(0o700)
-
-
 def test_memory_of_shards_that_cannot_be_kept_is_limited(folder, monkeypatch):
     all_tokens(opened(folder))
     made = kept(folder)[0].parent
