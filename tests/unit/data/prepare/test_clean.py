@@ -1,8 +1,9 @@
-"""A WikiExtractor folder to text parts and evaluation text."""
+"""A WikiExtractor folder to text parts and evaluation text, and what a folder holds."""
 
 import hashlib
 import json
 import random
+import shutil
 from collections import Counter
 from pathlib import Path
 from unittest import mock
@@ -12,11 +13,15 @@ import pytest
 
 from file_limits import largest_file
 from mlbert.data.prepare import clean as module
-from mlbert.data.prepare.clean import CleanOptions, clean, file_articles, missing_files, part_bounds
+from mlbert.data.prepare.clean import CleanOptions, clean, file_articles, missing_files, part_bounds, recognise
 from mlbert.data.prepare.jobs import Executor
+from mlbert.data.prepare.tfrecords import hdf5_to_tfrecords
 from mlbert.data.prepare.wiki_text import drawn_articles
 from mlbert.host.errors import UserError
+from nvidia_shards import bert_rows, write_variable
 from programs import write_files
+from stored_sets import tree
+from tfrecord_examples import write_parts
 from user_errors import user_error
 
 pytest.importorskip("sentencex", reason="the splitter is in the extra `wiki`")
@@ -45,10 +50,6 @@ def article(rng: random.Random, number: int) -> str:
         paragraphs.insert(len(paragraphs) // 2, " ")
     title = f'<doc id="{number}" url="https://example.org/{number}" title="Article {number}">\nArticle {number}\n\n'
     return title + "".join(f"{paragraph}\n\n" for paragraph in paragraphs) + "\n</doc>\n"
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def expected(wiki: Path, withheld: int) -> tuple[list[str], list[str]]:
@@ -83,7 +84,7 @@ def test_a_finished_folder_is_kept_and_a_damaged_one_made_again(wiki, tmp_path):
     out = tmp_path / "out"
     part = out / "part-00001-of-00003"
     clean(wiki, out, OPTIONS)
-    before = contents(out)
+    before = tree(out)
     written = part.stat().st_mtime_ns
     clean(wiki, out, OPTIONS)
     assert part.stat().st_mtime_ns == written
@@ -91,11 +92,11 @@ def test_a_finished_folder_is_kept_and_a_damaged_one_made_again(wiki, tmp_path):
         clean(wiki, out, CleanOptions(num_parts=4, eval_articles=5))
     part.unlink()
     clean(wiki, out, OPTIONS)
-    assert contents(out) == before
+    assert tree(out) == before
     for name in (part.name, "clean.tmp/unit-000000.npz"):
         write_files(out, {name: "cut off or left over"})
         clean(wiki, out, OPTIONS)
-        assert contents(out) == before
+        assert tree(out) == before
 
 
 def test_a_folder_with_foreign_parts_is_left_alone(wiki, tmp_path):
@@ -110,33 +111,31 @@ def test_hashes_in_place_of_the_draw(wiki, tmp_path, said):
     hashes = tmp_path / "drawn" / "eval.md5"
     hashes.write_text(hashes.read_text() + "0" * 32 + "\n")
     clean(wiki, tmp_path / "by_md5", CleanOptions(num_parts=3, eval_md5=hashes), executor=Executor(progress=said))
-    drawn, by_md5 = contents(tmp_path / "drawn"), contents(tmp_path / "by_md5")
-    texts = [a for a in drawn["eval.txt"].split(b"\n\n") if a.strip()]
-    assert [a for a in by_md5["eval.txt"].split(b"\n\n") if a.strip()] == texts
+    texts, by_md5 = (
+        [a for a in (tmp_path / name / "eval.txt").read_text().split("\n\n") if a.strip()]
+        for name in ("drawn", "by_md5")
+    )
+    assert by_md5 == texts
     assert said.lines == [f"evaluation: {len(texts)} of {len(texts) + 1} articles of {hashes} found"]
     hashes.write_text("0" * 32 + "\n")
     with user_error("data.other-text", hashes):
         clean(wiki, tmp_path / "none", CleanOptions(num_parts=3, eval_md5=hashes))
 
 
-@pytest.mark.parametrize("broken", ["unit", "part"])
-def test_each_half_written_state_is_made_whole(wiki, tmp_path, monkeypatch, broken):
+def test_a_half_written_part_is_made_whole(wiki, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "UNIT_BYTES", 3000)
     clean(wiki, tmp_path / "whole", OPTIONS)
     out = tmp_path / "out"
-    name = f"make_{broken}"
     effects = [mock.DEFAULT, UserError("file.unwritable", "disk", "is full")]
     with (
-        mock.patch.object(module, name, wraps=getattr(module, name), side_effect=effects),
+        mock.patch.object(module, "make_part", wraps=module.make_part, side_effect=effects),
         user_error("file.unwritable", "disk", wording=False),
     ):
         clean(wiki, out, OPTIONS)
-    for half in out.rglob("*.txt"):
-        half.with_name(half.name + ".12345.tmp").write_bytes(b"half")
-    for name in ("part-00002-of-00003", "eval.txt"):
+    for name in ("clean.tmp/unit-000000.txt", "part-00002-of-00003", "eval.txt"):
         (out / f"{name}.12345.tmp").write_bytes(b"half")
     clean(wiki, out, OPTIONS)
-    assert contents(out) == contents(tmp_path / "whole")
+    assert tree(out) == tree(tmp_path / "whole")
 
 
 def test_changed_input_is_not_mixed_with_an_interrupted_run(wiki, tmp_path):
@@ -149,7 +148,7 @@ def test_changed_input_is_not_mixed_with_an_interrupted_run(wiki, tmp_path):
     first = wiki / "AA" / "wiki_00"
     first.write_text(first.read_text().replace("Sentence", "Phrase"))
     clean(wiki, out, OPTIONS)
-    assert b"Sentence 0 of article 1 " not in b"".join(contents(out).values())
+    assert not [path for path in out.iterdir() if "Sentence 0 of article 1 " in path.read_text()]
 
 
 def test_bad_folders(tmp_path, wiki):
@@ -185,7 +184,7 @@ def test_a_full_disk_is_one_line_and_can_be_continued(wiki, tmp_path):
     assert not (out / "clean.json").exists()
     clean(wiki, out, OPTIONS)
     clean(wiki, tmp_path / "whole", OPTIONS)
-    assert contents(out) == contents(tmp_path / "whole")
+    assert tree(out) == tree(tmp_path / "whole")
 
 
 def test_most_lines_equal_the_reference_text(shared_data, tmp_path):
@@ -203,3 +202,37 @@ def test_a_gap_in_the_numbers():
     assert missing_files(["wiki_00", "wiki_02"]) == ["wiki_01"]
     assert missing_files(["AA/wiki_00", "AA/wiki_01", "AB/wiki_01"]) == ["AB/wiki_00"]
     assert missing_files(["AA/wiki_00", "AB/wiki_00", "AB/wiki_01", "AC/wiki_00"]) == ["AA/wiki_01"]
+
+
+def test_text_and_sets(assets, source, tmp_path):
+    (tmp_path / "text").mkdir()
+    part = shutil.copy(assets / "text.txt", tmp_path / "text/part-00000-of-00001")
+    assert recognise(tmp_path / "text") == recognise(part) == "text"
+    assert recognise(write_parts(tmp_path / "records", bert_rows(1, max_length=29))) == "tfrecord"  # the same name
+    hdf5_to_tfrecords(source, tmp_path / "listed")
+    assert recognise(tmp_path / "listed") == "tfrecord"
+    assert recognise(source) == "prepared"
+    (tmp_path / "nvidia").mkdir()
+    write_variable(tmp_path / "nvidia/part_00000_of_00001.hdf5", bert_rows(1))
+    assert recognise(tmp_path / "nvidia") == "nvidia"
+
+
+def test_a_wikiextractor_folder(tmp_path):
+    (tmp_path / "AA").mkdir()
+    (tmp_path / "AA" / "wiki_00").write_text('<doc id="1">\n')
+    assert recognise(tmp_path) == "wikiextractor"
+    (tmp_path / "AA" / "wiki_00").rename(tmp_path / "AA" / "wiki_00.bz2")
+    with user_error("data.encoding", tmp_path / "AA/wiki_00.bz2"):
+        recognise(tmp_path)
+
+
+def test_anything_else_and_text_in_another_encoding_is_refused(tmp_path):
+    with user_error("file.missing", tmp_path / "none"):
+        recognise(tmp_path / "none")
+    for name, content in (("photo.jpg", b"\xff\xd8\0"), ("notes.txt", "schön\n".encode("latin-1") * 100)):
+        (tmp_path / name).write_bytes(content)
+        with user_error("data.format", tmp_path):
+            recognise(tmp_path)
+        (tmp_path / name).unlink()
+    (tmp_path / "notes.txt").write_text("schön\n" * 20_000)  # the first bytes looked at end within a character
+    assert recognise(tmp_path) == "text"

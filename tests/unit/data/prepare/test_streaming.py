@@ -204,14 +204,13 @@ def test_compressed_files(lines_file, tmp_path, suffix):
         list(read_texts(packed))
 
 
-@pytest.mark.parametrize("dataset", ["c4", "the_pile"])
-def test_without_a_network(monkeypatch, dataset):
+def test_without_a_network(monkeypatch):
     hub = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setattr(hub, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(hub, "ENDPOINT", "http://127.0.0.1:9")
     began = time.monotonic()
-    with user_error("network.unreachable", f"dataset {dataset}"):
-        hub_texts(dataset, "en")
+    with user_error("network.unreachable", "dataset c4"):
+        hub_texts("c4", "en")
     assert time.monotonic() - began < 10
 
 
