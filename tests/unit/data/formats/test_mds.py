@@ -63,7 +63,7 @@ def sets(draw: st.DrawFn) -> tuple[dict[str, str], list[dict[str, object]], int]
     return columns, draw(st.lists(sample, min_size=1, max_size=12)), draw(st.integers(1, 2000))
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(sets())
 def test_written_files_are_read_back(case):
     columns, samples, limit = case

@@ -127,7 +127,7 @@ def test_many_threads_read_at_once(tmp_path):
     rows = bert_rows(COUNT // FILES, 1)
     write_variable(tmp_path / "set" / f"part_00001_of_0000{FILES}.hdf5", rows, **PLAIN)
     store = open_all(tmp_path / "set")
-    orders = [np.random.default_rng(seed).permutation(COUNT)[:50] for seed in range(24)]
+    orders = [np.random.default_rng(seed).permutation(COUNT)[:50] for seed in range(12)]
     with ThreadPoolExecutor(6) as pool:
         for order, rows in zip(orders, pool.map(store.gather, orders), strict=True):
             assert_same_rows(rows, expected.take(order))

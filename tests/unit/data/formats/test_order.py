@@ -41,6 +41,7 @@ def cases(draw):
 
 
 @given(cases())
+@settings(max_examples=40)
 def test_exchange_against_naive_dealing(case):
     accumulation, each, size, groups, lengths = case
     lengths, world_size, asked = np.asarray(lengths), size * groups, []
@@ -192,7 +193,7 @@ def wikipedia_like(count: int) -> np.ndarray:
 
 
 @given(st.lists(st.integers(1, 40), max_size=200), st.integers(0, 30), st.integers(1, 5), st.integers(0, 2**32))
-@settings(max_examples=150)
+@settings(max_examples=70)
 def test_every_sequence_once_and_nothing_over_its_limit(lengths, room, max_sequences, seed):
     array = np.asarray(lengths, np.int64)
     max_tokens = max(lengths, default=1) + room
@@ -206,7 +207,7 @@ def test_every_sequence_once_and_nothing_over_its_limit(lengths, room, max_seque
 
 
 @given(lengths=st.lists(st.integers(1, 64), min_size=1, max_size=400), max_sequences=st.integers(1, 4))
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_plan_uses_the_histogram_up(lengths, max_sequences):
     histogram = np.bincount(lengths, minlength=65)
     used = np.zeros_like(histogram)

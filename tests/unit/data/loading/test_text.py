@@ -192,12 +192,12 @@ def test_shards_are_tokenised_ahead(folder):
 
 def test_a_rank_reads_the_shards_of_its_own_nodes(tmp_path, mode):
     """If the number of ranks divides the canonical nodes."""
-    folder = write_texts(tmp_path / "set", ["river"] * 1600, size_limit=3000)
+    folder = write_texts(tmp_path / "set", ["river"] * 800, size_limit=1500)
     shards = len(list(folder.glob("shard*")))
     copies = [tmp_path / f"rank{rank}" for rank in range(4)]
     for rank, copy in enumerate(copies):
         source = opened(copy, mode, rank, 4, remote=folder, canonical_nodes=4)
-        for _ in range(1600 // GLOBAL):
+        for _ in range(800 // GLOBAL):
             source.next_step()
         source.close()
     numbers = [len(list(copy.glob("shard*.mds"))) for copy in copies]

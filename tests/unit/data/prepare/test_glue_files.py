@@ -3,8 +3,6 @@
 import itertools
 from pathlib import Path
 
-import datasets
-import huggingface_hub
 import pytest
 
 from mlbert.data.formats.glue import TASKS
@@ -19,6 +17,8 @@ TEXTS = {"mnli": ("premise", "hypothesis"), "stsb": ("sentence1", "sentence2"), 
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_fetched_rows_are_read_as_official_files(name, tmp_path, monkeypatch, capsys):
+    import datasets
+
     labels = [0, 1, len(TASKS[name].classes) - 1] if TASKS[name].classes else [0.5, 3.25, 5.0]
     asked = []
 
@@ -45,7 +45,7 @@ def test_fetched_rows_are_read_as_official_files(name, tmp_path, monkeypatch, ca
 
 
 def test_without_a_network_one_line_reports_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with user_error("network.unreachable", "nyu-mll/glue rte"):
         glue_files.fetch(tmp_path, ["rte"])
     assert not list(tmp_path.iterdir())
