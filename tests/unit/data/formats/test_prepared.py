@@ -1,8 +1,5 @@
-"""Ragged arrays and the shard store give back what was written; what is wrong with a shard or manifest is named."""
+"""The shard store gives back what was written, and names the file when something is wrong with it."""
 
-import copy
-import dataclasses
-import functools
 import itertools
 import json
 import os
@@ -20,18 +17,14 @@ from hypothesis import strategies as st
 from file_limits import largest_file
 from mlbert.data.formats import open as opening
 from mlbert.data.formats import prepared
-from mlbert.data.formats import ragged as module
 from mlbert.data.formats.checksums import CHECKSUMS, FileChecks, FileSum, file_xxh3, sharers
 from mlbert.data.formats.file_map import FileMap
-from mlbert.data.formats.manifest import file_sha256, read_manifest
-from mlbert.data.formats.open import check_vocabulary, describe, open_store
+from mlbert.data.formats.open import open_store
 from mlbert.data.formats.order import contiguous
 from mlbert.data.formats.prepared import ShardSet, ShardWriter, shard_name
-from mlbert.data.formats.ragged import DTYPES, Ragged
 from mlbert.data.loading.packed import PackedSource
 from mlbert.data.prepare.export_nvidia import export_nvidia
 from mlbert.data.prepare.verify import verify
-from mlbert.host.errors import UserError
 from random_set import random_rows
 from stored_sets import assert_same_rows, flip, write_set
 from user_errors import user_error
@@ -293,139 +286,3 @@ def test_a_shard_damaged_while_it_was_written(make_set, monkeypatch):
     harmless_flip(folder, 0)
     with user_error("data.checksum", folder / "shard-00000-of-00003.h5"):
         prepared.ShardWriter(folder, 3, "test").entry(0)
-
-
-def test_bad_manifest(tmp_path):
-    path, no_more = tmp_path / "manifest.json", b'{"format": "mlbert-ragged", "version": 1}'
-    for content in (b"", b"{", b"[]", b"[" * 100_000, b"\xff\xfe", no_more):
-        path.write_bytes(content)
-        with user_error("file.json", path):
-            read_manifest(tmp_path)
-    path.write_bytes(b'{"format": "other", "version": 3}')
-    with user_error("data.format", path):
-        read_manifest(tmp_path)
-
-
-def test_vocabulary_must_be_the_one_prepared_with(make_set, tmp_path):
-    vocab = tmp_path / "vocab.txt"
-    vocab.write_text("[PAD]\n")
-    check_vocabulary(describe(make_set(vocabulary=file_sha256(vocab), name="good")), vocab)
-    with user_error("vocabulary.mismatch", vocab):
-        check_vocabulary(describe(make_set(name="bad")), vocab)
-    with user_error("file.unreadable", tmp_path / "absent.txt"):
-        check_vocabulary(describe(tmp_path / "bad"), tmp_path / "absent.txt")
-
-
-JUNK = [None, True, -1, 0, 1 << 70, 1e999, 0.5, "", "x", "9", "../x", "a" * 64, [], [[]], {}, [-1], [1 << 70]]
-
-
-def places(document: object) -> list[tuple]:
-    """Return the keys that lead to each value."""
-    if not isinstance(document, (dict, list)):
-        return []
-    inside = document.items() if isinstance(document, dict) else enumerate(document)
-    return [(key, *way) for key, value in inside for way in [(), *places(value)]]
-
-
-@given(data=st.data())
-@settings(max_examples=150)
-def test_an_edited_manifest_is_refused_or_equivalent(make_set, tmp_path, data):
-    folder = tmp_path / "set"
-    if not folder.exists():
-        (make_set(20) / "manifest.json").rename(tmp_path / "right.json")
-    right = json.loads((tmp_path / "right.json").read_text())
-    *way, last = data.draw(st.sampled_from(places(right)))
-    edited = copy.deepcopy(right)
-    inner = functools.reduce(lambda value, key: value[key], way, edited)
-    if data.draw(st.booleans()):
-        inner[last] = data.draw(st.sampled_from(JUNK))
-    else:
-        del inner[last]
-    (folder / "manifest.json").write_text(json.dumps(edited))
-    try:
-        store = ShardSet.open(folder, verify=True)
-    except UserError:
-        return
-    may_differ = ("content_sha256", "max_seq_length", "max_predictions", "size", "sha256")
-    assert "provenance" in way or last in ("provenance", *may_differ) or edited == right
-    assert store.gather(np.arange(20)).lengths.max() <= store.info.max_seq_length
-    assert store.info.vocab_size > int(store.gather(np.arange(20)).tokens.max())
-
-
-def test_no_folder_no_manifest_and_another_kind_of_file(tmp_path):
-    with user_error("file.missing", tmp_path / "absent"):
-        read_manifest(tmp_path / "absent")
-    with user_error("data.incomplete", tmp_path):
-        read_manifest(tmp_path)
-    (tmp_path / "set").mkdir()
-    os.mkfifo(tmp_path / "set/manifest.json")
-    with user_error("file.unreadable", tmp_path / "set/manifest.json"):  # and does not wait for a writer
-        read_manifest(tmp_path / "set")
-
-
-tokens = st.lists(st.integers(0, 65_535), min_size=1, max_size=12)
-masked = st.lists(st.tuples(st.integers(0, 11), st.integers(0, 65_535)), max_size=4)
-row = st.builds(
-    lambda t, first, random_next, m: (t, first, random_next, [p for p, _ in m], [label for _, label in m]),
-    tokens,
-    st.integers(0, 12),
-    st.booleans(),
-    masked,
-)
-
-
-def unpacked(rows: Ragged) -> list[tuple]:
-    result = []
-    for s in range(len(rows)):
-        part = slice(rows.offsets[s], rows.offsets[s + 1])
-        mask = slice(rows.masked_offsets[s], rows.masked_offsets[s + 1])
-        masked = [column[mask].tolist() for column in (rows.masked_positions, rows.masked_labels)]
-        result.append((rows.tokens[part].tolist(), int(rows.first_lengths[s]), bool(rows.next_sentence[s]), *masked))
-    return result
-
-
-@given(st.lists(row, max_size=20))
-@settings(max_examples=40)
-def test_rows_come_back(rows):
-    ragged = Ragged.from_rows(rows)
-    assert unpacked(ragged) == rows
-    assert {name: getattr(ragged, name).dtype for name in DTYPES} == DTYPES
-
-
-@given(st.lists(row, min_size=1, max_size=20), st.data(), st.integers(1, 9))
-@settings(max_examples=40)
-def test_taking_in_blocks_and_slicing_are_plain_taking(rows, data, block):
-    ragged = Ragged.from_rows(rows)
-    first = data.draw(st.integers(0, len(rows)))
-    end = data.draw(st.integers(first, len(rows)))
-    assert unpacked(ragged.slice(first, end)) == rows[first:end]
-    chosen = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=30))
-    before, module.BLOCK = module.BLOCK, block
-    try:
-        assert unpacked(ragged.take(np.asarray(chosen, np.int64))) == [rows[i] for i in chosen]
-    finally:
-        module.BLOCK = before
-
-
-def test_labels_go_with_their_sequences():
-    plain = Ragged.from_rows([([n, n + 1], 1, False, [], []) for n in range(6)])
-    assert plain.labels is plain.take(np.asarray([1])).labels is plain.slice(0, 3).labels is None
-    rows = dataclasses.replace(plain, labels=np.arange(6, dtype=np.float32))
-    assert rows.take(np.asarray([4, 0, 4])).labels.tolist() == [4, 0, 4]
-    assert rows.slice(2, 5).labels.tolist() == [2, 3, 4]
-    joined = Ragged.concatenate([rows.slice(4, 6), rows.slice(0, 1)])
-    assert (joined.labels.tolist(), joined.labels.dtype) == ([4, 5, 0], np.float32)
-    with pytest.raises(AssertionError, match="some sequences have task labels"):
-        Ragged.concatenate([plain, rows])
-
-
-@given(st.lists(row, min_size=1, max_size=12), st.data())
-@settings(max_examples=40)
-def test_ranges_are_slices_joined_in_order(rows, data):
-    ragged = Ragged.from_rows(rows)
-    places = st.integers(0, len(rows))
-    ranges = [sorted(pair) for pair in data.draw(st.lists(st.tuples(places, places), max_size=6))]
-    of_ranges = Ragged.of_ranges((ragged, first, end) for first, end in ranges)
-    for found in (of_ranges, Ragged.concatenate([ragged.slice(first, end) for first, end in ranges])):
-        assert unpacked(found) == [each for first, end in ranges for each in rows[first:end]]
-        assert {name: getattr(found, name).dtype for name in DTYPES} == DTYPES

@@ -1,0 +1,178 @@
+"""Deals and the composition of steps: each unit once, numbers exact, and alike whoever computes them."""
+
+import itertools
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlbert.data.formats import order
+from mlbert.data.formats.index_cache import IndexCache
+from mlbert.data.formats.order import ComposedOrder, EpochOrder, RankSlice, StepReader, by_length, contiguous, even_mix
+from mlbert.data.formats.prepared import ShardSet
+from mlbert.data.formats.ragged import offsets_of
+from random_set import random_rows
+from stored_sets import write_set
+
+
+def naive_snake(lengths: list[int], parts: int) -> list[list[int]]:
+    """Deal one unit after the other."""
+    dealt: list[list[int]] = [[] for _ in range(parts)]
+    turns = itertools.cycle([*range(parts), *reversed(range(parts))])
+    for unit in sorted(range(len(lengths)), key=lambda unit: (-lengths[unit], unit)):
+        dealt[next(turns)].append(unit)
+    return dealt
+
+
+@st.composite
+def cases(draw):
+    """Draw accumulation, units of a micro-batch, ranks of a group, groups, and lengths of all units."""
+    accumulation, each, size, groups = (draw(st.integers(1, most)) for most in (3, 4, 5, 3))
+    count = accumulation * each * size * groups
+    return accumulation, each, size, groups, draw(st.lists(st.integers(5, 512), min_size=count, max_size=count))
+
+
+@given(cases())
+@settings(max_examples=40)
+def test_exchange_against_naive_dealing(case):
+    accumulation, each, size, groups, lengths = case
+    lengths, world_size, asked = np.asarray(lengths), size * groups, []
+
+    def read(units: np.ndarray) -> np.ndarray:
+        asked.append(units)
+        return lengths[units]
+
+    shares = [RankSlice(each * accumulation, accumulation, rank, world_size) for rank in range(world_size)]
+    held = [contiguous(share) for share in shares]
+    for share in reversed(shares):  # whatever is computed first
+        group, place = divmod(share.rank, size)
+        asked.clear()
+        parts = by_length(size)(share, read)
+        for number, units in enumerate(parts):
+            pool = np.concatenate([held[group * size + member][number] for member in range(size)])
+            assert len(units) == each
+            assert units.tolist() == pool[naive_snake(lengths[pool].tolist(), size)[place]].tolist()
+        first = group * size * each * accumulation
+        (once,) = asked
+        assert sorted(once.tolist()) == list(range(first, first + size * each * accumulation)), "its group's, once"
+    taken = [unit for share in shares for units in by_length(size)(share, read) for unit in units.tolist()]
+    assert sorted(taken) == list(range(len(lengths)))
+
+
+def test_a_rank_of_a_thousand_reads_only_its_share(tmp_path, monkeypatch):
+    """It looks up the lengths of its group's packs and reads only its own."""
+    store, world_size = ShardSet.open(write_set(tmp_path, random_rows(2400), 1, packs=[*range(0, 2401, 2)])), 1024
+    asked, gather = [], store.gather_packs
+    monkeypatch.setattr(store, "gather_packs", lambda packs: asked.append(packs) or gather(packs))
+    monkeypatch.setattr(store, "gather", pytest.fail)
+    options = {"max_tokens": 64, "max_sequences": 2, "seed": 1, "partition": by_length(world_size), "mask": None}
+    readers = [StepReader(store, RankSlice(1, 1, rank, world_size), **options) for rank in range(0, world_size, 97)]
+    shares = [reader(0)[0].units.tolist() for reader in readers]
+    assert [len(packs) for packs in asked] == [1] * len(readers)
+    assert len({unit for share in shares for unit in share}) == len(readers)
+
+
+def test_a_machine_packs_a_set_once(make_set, own_cache, monkeypatch):
+    store = ShardSet.open(make_set(300))
+
+    def packs_of(seed: int) -> list[tuple[int, ...]]:
+        units = order.make_units(store, 300, 64, 3, seed)
+        rows, counts = units.gather(np.arange(units.count))
+        assert units.lengths(np.arange(units.count)).tolist() == np.diff(rows.offsets[offsets_of(counts)]).tolist()
+        return [tuple(rows.tokens[low:high]) for low, high in zip(rows.offsets, rows.offsets[1:], strict=False)]
+
+    alone = packs_of(1)
+    monkeypatch.setattr(order, "_SHARED_SEQUENCES", 0)
+    assert packs_of(1) == alone
+    others = [packs_of(seed) for seed in (2, 3, 4)]
+    with mock.patch.object(order, "pack_lengths", side_effect=pytest.fail.Exception("not kept")):
+        assert [packs_of(seed) for seed in (1, 2, 3, 4)] == [alone, *others]
+    assert alone not in others
+    packs_of(5)
+    assert len(list((own_cache / "mlbert/packs").iterdir())) == 4
+
+
+def test_one_makes_what_the_others_wait_for(tmp_path, own_cache, monkeypatch):
+    (tmp_path / "data").touch()
+    made = []
+
+    def open_it() -> list[int]:
+        cache = IndexCache("test", [tmp_path / "data"], [1])
+
+        def make() -> dict[str, np.ndarray]:
+            made.append(threading.get_ident())
+            time.sleep(0.2)
+            return {"numbers": np.arange(5)}
+
+        return cache.once(lambda numbers: numbers, ["numbers"], make).tolist()
+
+    with ThreadPoolExecutor(4) as pool:  # a lock is of an open file: threads are no different from processes
+        assert [future.result() for future in [pool.submit(open_it) for _ in range(4)]] == [[0, 1, 2, 3, 4]] * 4
+    assert len(made) == 1
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # nothing can be stored, nor locked
+    assert open_it() == [0, 1, 2, 3, 4]
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=6), st.data())
+def test_even_mix_holds_each_bin_in_proportion(counts, data):
+    bins, places = even_mix(np.asarray(counts))
+    assert sorted(zip(bins.tolist(), places.tolist(), strict=True)) == [
+        (number, place) for number, count in enumerate(counts) for place in range(count)
+    ]
+    endless = np.tile(bins, 3)
+    first = data.draw(st.integers(0, len(endless)))
+    stretch = endless[first : data.draw(st.integers(first, len(endless)))]
+    shares = np.asarray(counts) / sum(counts) * len(stretch)
+    assert (np.abs(np.bincount(stretch, minlength=len(counts)) - shares) <= len(counts) + 1).all()
+
+
+@st.composite
+def compositions(draw):
+    count = draw(st.integers(1, 5))
+    sizes = draw(st.lists(st.integers(8, 300), min_size=count, max_size=count))
+    counts = draw(st.lists(st.integers(1, 8), min_size=count, max_size=count))
+    return sizes, counts, draw(st.integers(1, 4))
+
+
+@given(compositions(), st.integers(0, 9))
+@settings(max_examples=10)
+def test_every_rank_gets_its_numbers_and_no_unit_twice(case, seed):
+    sizes, counts, world_size = case
+    first = np.concatenate([[0], np.cumsum(sizes)])
+    order, each = ComposedOrder(first, counts, seed), sum(counts)
+    steps = order.length // (each * world_size)
+    assert steps == min(size // (count * world_size) for size, count in zip(sizes, counts, strict=True))
+    for epoch in range(3):
+        seen = []
+        for stretch in range(steps * world_size):  # step after step, and in each rank after rank
+            units = order(epoch, stretch * each + np.arange(each))
+            bins = np.searchsorted(first, units, side="right") - 1
+            assert np.bincount(bins, minlength=len(sizes)).tolist() == counts
+            seen += units.tolist()
+        assert len(set(seen)) == len(seen)
+        elsewhere = ComposedOrder(first, counts, seed)(epoch, np.arange(len(seen)))
+        assert elsewhere.tolist() == seen, "whoever computes it, and in pieces or at once"
+
+
+def test_what_an_epoch_drops_is_drawn_again():
+    order = ComposedOrder(np.asarray([0, 1000, 1010]), [1, 1], seed=3)
+    assert order.length == 20
+    taken = [set(order(epoch, np.arange(20)).tolist()) for epoch in range(40)]
+    assert all(len({unit for unit in units if unit >= 1000}) == 10 for units in taken)
+    of_first = [unit for units in taken for unit in units if unit < 1000]
+    assert len(set(of_first)) > 300, "other ones of the large bin in each epoch"
+
+
+def test_scattered_positions_are_those_of_the_whole():
+    first = np.asarray([0, 3000, 5000, 20_000])
+    for units in (ComposedOrder(first, [3, 2, 4], 1), EpochOrder(first, 1)):
+        whole = units(1, np.arange(units.length))
+        for size in (3, 50, 3000):
+            anywhere = np.random.default_rng(size).permutation(units.length)[:size]
+            assert units(1, anywhere).tolist() == whole[anywhere].tolist()
