@@ -1,7 +1,5 @@
 """Rank programs for `test_bucket_clipping`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

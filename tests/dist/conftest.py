@@ -1,7 +1,5 @@
 """Put this folder on the path, so that tests and ranks can import the harness and the rank programs."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Rank programs for `test_graphs`."""
 
-from __future__ import annotations
-
 import hashlib
 import weakref
 from typing import Any

@@ -7,8 +7,6 @@ keyword arguments, and returns a JSON-serializable value. The processes are fork
 imported torch, which saves seconds per process.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import multiprocessing

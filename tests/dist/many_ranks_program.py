@@ -7,8 +7,6 @@ writes <folder>/<rank>.json; the rank that reports the killed one writes <folder
 victim is killed once all ranks are monitored, before the first collective.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

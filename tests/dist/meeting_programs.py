@@ -1,7 +1,5 @@
 """Rank programs for `test_meeting`: a rank that stops while joining, and ranks that find errors."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

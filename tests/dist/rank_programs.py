@@ -1,7 +1,5 @@
 """Rank programs for `test_ranks`. Each function gets the started world and returns a JSON-serializable value."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

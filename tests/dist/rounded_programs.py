@@ -1,7 +1,5 @@
 """Rank programs for `test_rounded_sums`."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rank programs for `test_sharded_lamb`; each function gets the started world."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rank program for `test_start_up`: record collectives and their groups, new groups, compilation and captures."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import json

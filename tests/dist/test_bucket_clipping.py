@@ -1,7 +1,5 @@
 """Bucket-wise clipping on one and four ranks against its formula in float64."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """torchrun as in docs/torchrun.md: a killed rank is restarted, the run continues exactly, and nodes end quietly."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Fine-tuning on one and on two ranks gives the same losses, metrics and predictions."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Recorded steps on two ranks, including collectives, are bit-equal to steps without recording."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Many forked ranks start with few descriptors and little work, and name a killed one."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Before collectives are available: a hung rank is named, and an error on several ranks is printed once."""
 
-from __future__ import annotations
-
 import signal
 import socket
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """main.py on text sets: both models learn, runs resume on a different number of ranks, errors are one line."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Four ranks on gloo against one process: gradients, LAMB, overlap, small collectives, groups, lost ranks."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """bfloat16 gradient reduction on four ranks, against float64 within the expected error bound."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Optimizers are sharded over all ranks and inside simulated nodes of one or two ranks, with exact and rounded all-gather.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import math

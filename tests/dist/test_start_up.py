@@ -1,7 +1,5 @@
 """The timed part of a run contains no start-up work: no first use of a collective, no compilation, no capture."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

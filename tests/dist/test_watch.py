@@ -1,7 +1,5 @@
 """A rank that dies, hangs or fails is named, and the others end soon."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Rank programs for `test_watch`: monitored ranks, one of which fails at step 4."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

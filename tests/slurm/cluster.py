@@ -7,8 +7,6 @@ share the network, so their names cannot be resolved. Each claims 8 GPUs, which 
 Debian's packages slurmctld, slurmd, slurm-client and munge.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

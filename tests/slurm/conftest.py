@@ -1,7 +1,5 @@
 """A Slurm cluster for the whole session, and a site on it."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

@@ -11,8 +11,6 @@ Times from a busy machine are meaningless. FOLDER gets README.md, measure.json (
 the job with the kills). Takes about two minutes plus 6 seconds per kill.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """A site on a test cluster: a tree with one system folder, like a vendor's, from which jobs are submitted."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Job failures and recovery: lost ranks and nodes, signals, the time limit, restarts and job chains."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Jobs on a real Slurm: the documented commands, overrides, user errors, arrays and concurrent jobs."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json

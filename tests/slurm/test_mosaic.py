@@ -1,7 +1,5 @@
 """The Mosaic programs' job script on a real Slurm."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Preparation as job arrays on a real Slurm: the bytes of one process, also if jobs are killed."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

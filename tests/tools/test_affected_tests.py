@@ -1,7 +1,5 @@
 """tools/affected_tests.py, on this tree and on a small one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

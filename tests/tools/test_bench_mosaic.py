@@ -1,7 +1,5 @@
 """The padded MosaicBERT of tools/bench_mosaic.py is the same model as the unpadded one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

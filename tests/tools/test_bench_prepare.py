@@ -1,7 +1,5 @@
 """The preparation benchmark writes a complete and consistent record."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

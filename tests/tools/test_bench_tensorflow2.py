@@ -1,7 +1,5 @@
 """The comparison of TensorFlow's step implementations times all sides."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess

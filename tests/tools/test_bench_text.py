@@ -1,7 +1,5 @@
 """tools/bench_text.py on a small set."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

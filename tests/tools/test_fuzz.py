@@ -1,7 +1,5 @@
 """The fuzzer classifies results, is deterministic, and finds no failure in a few fixed cases."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 import subprocess

@@ -1,7 +1,5 @@
 """The GPU check's advice for the next run, given the rows of the last one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -49,11 +47,7 @@ CASES: dict[str, tuple[int, dict[str, dict[str, Any]], list[str]]] = {
     "a wrong form is faster": (
         1,
         {"ops": FAST, "checks": REFUTED},
-        [
-            "fix the first failure (checks: attention dropout rate: flash",
-            "--run 1 --resume",
-            "next: tools/gpu_check",
-        ],
+        ["fix the first failure (checks: attention dropout rate: flash", "--run 1 --resume", "next: tools/gpu_check"],
     ),
     "a kernel waits": (
         2,

@@ -1,7 +1,5 @@
 """tools/gpu_check.sh: a rehearsal of its first run on the CPU, and the handling of parts that fail or hang."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -271,12 +269,7 @@ def test_goals_use_the_fastest_step_of_each_precision():
 
 
 @pytest.mark.parametrize(
-    ("name", "memory"),
-    [
-        ("NVIDIA H200", 4.8),
-        ("NVIDIA A100-SXM4-40GB", 1.555),
-        ("NVIDIA H100 PCIe", None),
-    ],
+    ("name", "memory"), [("NVIDIA H200", 4.8), ("NVIDIA A100-SXM4-40GB", 1.555), ("NVIDIA H100 PCIe", None)]
 )
 def test_peaks_match_the_data_sheets(name, memory):
     peaks = peaks_of(name)

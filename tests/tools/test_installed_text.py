@@ -1,7 +1,5 @@
 """Conversion of manual pages to plain text."""
 
-from __future__ import annotations
-
 from installed_text import manual_text
 from mlbert.data.prepare.corpus import prose_sentences
 

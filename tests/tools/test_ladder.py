@@ -1,7 +1,5 @@
 """The ladder of the GPU check: its rungs, and steps that do not fit in memory."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

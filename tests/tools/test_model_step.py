@@ -1,7 +1,5 @@
 """tools/model_step.py: the table, and rejected arguments."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The table of other GPUs in docs/gpu.md: which kernels compile, and the errors for what is not supported."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -50,10 +48,7 @@ def test_fp8_without_hardware_support_is_an_error(table: dict[str, list[str]], m
     assert f"`{error.value}" in table["A100"][1]
 
 
-@pytest.mark.parametrize(
-    ("gpu", "words"),
-    [("A100", "--gpu a100 --precision fp8"), ("RTX 5090", "--gpu rtx5090")],
-)
+@pytest.mark.parametrize(("gpu", "words"), [("A100", "--gpu a100 --precision fp8"), ("RTX 5090", "--gpu rtx5090")])
 def test_plan_prints_the_errors_in_the_table(
     gpu: str, words: str, table: dict[str, list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:

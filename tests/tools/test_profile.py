@@ -1,7 +1,5 @@
 """Groups of kernels in the profile, on a handwritten trace. Rehearsals of the GPU check profile real steps."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

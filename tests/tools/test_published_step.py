@@ -1,7 +1,5 @@
 """The GPU check measures the published configuration with NVIDIA's tools and does not change the GPU's settings."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """tools/race.py: both sides learn from the same data, bad inputs are errors, and the picture is drawn."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path

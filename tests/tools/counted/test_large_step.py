@@ -5,8 +5,6 @@ and, for each operation and kernel launch, add the bytes of every tensor that it
 allocations count nothing; an in-place operation both reads and writes.
 """
 
-from __future__ import annotations
-
 import functools
 
 import pytest

@@ -1,7 +1,5 @@
 """The simulated device: operations that raise an error, bytes that launches move, and memory in use."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the benchmark recipes make of the settings: form of the optimizer, clipping, evaluation, resumption."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

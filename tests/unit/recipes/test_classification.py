@@ -1,7 +1,5 @@
 """Fine-tuning from a YAML to files: what is learnt, exported, predicted, resumed and refused."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """What the recipe makes of the settings: both models, decay, the lagging rate, refusals, and a log that is traced."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Settings that a recipe refuses, in one line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
