@@ -28,7 +28,6 @@ MAX_TOKENS = SHAPE.max_position_embeddings
 
 
 def train(world: World) -> list[dict[str, Any]]:
-    """Run `train_once` for each mode and kind of reduction, recorded and not."""
     select_capturable()
     ways = [(mode, way) for way in ("whole", "buckets", "rounded") for mode in GraphMode]
     return [train_once(world, *way, recorded) for way in ways for recorded in (True, False)]

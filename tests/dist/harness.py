@@ -99,8 +99,6 @@ def _be_rank(function: Callable[..., object], arguments: tuple[Any, ...], enviro
 
 @dataclass
 class RankResult:
-    """The outcome of one rank: exit code (negative: signal), output, and return value or None."""
-
     returncode: int
     output: str
     value: Any
@@ -127,7 +125,6 @@ def rank_environment(rank: int, world_size: int, port: int, node_size: int | Non
 def start_ranks(
     function: Callable[..., object], arguments: tuple[Any, ...], size: int, folder: Path, node_size: int | None = None
 ) -> list[Rank]:
-    """Call a function on several ranks, whose outputs go to files in the folder."""
     port = free_port()
     environments = [rank_environment(rank, size, port, node_size) for rank in range(size)]
     return [Rank(function, arguments, each, folder / f"{port}_{each['RANK']}.txt") for each in environments]
@@ -150,15 +147,11 @@ def run_ranks(
     port = free_port()
     folder = tmp_path / f"ranks-{port}"
     folder.mkdir()
-    processes = [
-        Rank(
-            _run_program,
-            (fn_path, kwargs, str(folder / f"{rank}.json")),
-            rank_environment(rank, world_size, port, node_size),
-            folder / f"{rank}.txt",
-        )
-        for rank in range(world_size)
-    ]
+    processes = []
+    for rank in range(world_size):
+        arguments = (fn_path, kwargs, str(folder / f"{rank}.json"))
+        environment = rank_environment(rank, world_size, port, node_size)
+        processes.append(Rank(_run_program, arguments, environment, folder / f"{rank}.txt"))
     try:
         first_failed = _wait(processes, time_limit_s, check)
         hung = [rank for rank, process in enumerate(processes) if process.poll() is None]

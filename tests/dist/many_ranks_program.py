@@ -32,7 +32,6 @@ Mark = Callable[[str], None]
 
 
 def count_steps(world: World, lifecycle: Lifecycle, steps: int, mark: Mark) -> None:
-    """Connect the ranks and run the loop's counts without a model."""
     world.warm_up(torch.device("cpu"))
     mark("warm_up")
     objective = SimpleNamespace(scope="step", counts=lambda batch: (1,), divisors=lambda counts: counts)

@@ -18,7 +18,6 @@ DEADLINE = 3.0
 
 
 def stop(*_: object, **__: object) -> NoReturn:
-    """Suspend this process for good."""
     os.kill(os.getpid(), signal.SIGSTOP)
     raise AssertionError("the process was resumed")
 
@@ -48,7 +47,6 @@ def meet(victim: int, where: str) -> None:
 
 
 def run_all(mistakes: dict[str, str]) -> None:
-    """Raise these errors, by rank, inside `Rendezvous.run_all`."""
     world = World.identify()
 
     def work() -> str:

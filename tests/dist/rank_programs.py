@@ -6,11 +6,11 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -53,7 +53,6 @@ class TinyModel(nn.Module):
 
 
 def loss_sum(model: TinyModel, tokens: Tensor, use_optional: bool) -> Tensor:
-    """Return the summed loss over the global number of samples, as in training."""
     logits = model(tokens, use_optional)
     return nn.functional.cross_entropy(logits, (tokens * 3 + 1) % VOCABULARY, reduction="sum") / SAMPLES
 
@@ -112,7 +111,6 @@ def one_parameter(world: World, numel: int) -> tuple[nn.Parameter, GradientReduc
 
 
 def no_backward(world: World) -> list[float]:
-    """Reduce gradients although only rank 0 has a micro-batch."""
     parameter, reducer = one_parameter(world, 3)
     if world.rank == 0:
         reducer.prepare(last=True)
@@ -121,26 +119,13 @@ def no_backward(world: World) -> list[float]:
     return parameter.grad.tolist()
 
 
-class Probe(torch.autograd.Function):
-    """Identity that calls a function when backward passes through it."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, note: Any) -> Tensor:
-        ctx.note = note
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        ctx.note()
-        return grads[0], None
-
-
 def observe_backward(layers: list[nn.Linear], reducer: Any, observe: Callable[[], Any]) -> dict[str, Any]:
     """Observe the moment when backward reaches the first of four layers, in each of two micro-batches."""
     seen = []
     for last in (False, True):
         reducer.prepare(last)
-        x = Probe.apply(layers[0](torch.ones(2, 64)), lambda: seen.append(observe()))
+        x = layers[0](torch.ones(2, 64))
+        x.register_hook(lambda grad: seen.append(observe()))
         for layer in layers[1:]:
             x = layer(x)
         x.sum().backward()
@@ -155,17 +140,13 @@ def overlap(world: World) -> dict[str, Any]:
 
 
 def second_backward(world: World) -> str:
-    """Change a gradient after its bucket has started; return the error message."""
     parameter, reducer = one_parameter(world, 3)
     reducer.prepare(last=True)
     parameter.sum().backward()
-    message = ""
-    try:
+    with pytest.raises(AssertionError) as caught:
         parameter.sum().backward()
-    except AssertionError as error:
-        message = str(error)
     reducer.finish()
-    return message
+    return str(caught.value)
 
 
 def numbers(world: World) -> dict[str, Any]:
@@ -175,7 +156,6 @@ def numbers(world: World) -> dict[str, Any]:
 
 
 def rows(world: World) -> dict[str, Any]:
-    """Gather as many rows from each rank as its rank number."""
     own = torch.arange(2 * world.rank, dtype=torch.float64).view(-1, 2) + 10 * world.rank
     gathered = world.gather_rows(own)
     return {"rows": gathered.tolist(), "dtype": str(gathered.dtype)}
@@ -184,17 +164,14 @@ def rows(world: World) -> dict[str, Any]:
 def uneven_nodes(world: World) -> list[str]:
     """Return the errors of groups inside nodes if rank 1 claims local rank 0, as with round-robin placement."""
     placed = replace(world, local_rank=0) if world.rank == 1 else world
-    errors = []
-    for group in (ShardGroups.inside_nodes, partial(exchange_group_size, SimpleNamespace(exchange_padding="group"))):
-        try:
-            group(placed)
-        except UserError as error:
-            errors.append(str(error))
-    return errors
+    with pytest.raises(UserError) as sharding:
+        ShardGroups.inside_nodes(placed)
+    with pytest.raises(UserError) as exchange:
+        exchange_group_size(SimpleNamespace(exchange_padding="group"), placed)
+    return [str(sharding.value), str(exchange.value)]
 
 
 def measure_as(world: World, hosts: list[str]) -> dict[str, Any]:
-    """Return the network benchmark's report with rank i on ``hosts[i]``."""
     return asdict(measure(replace(world, host=hosts[world.rank]), [1]))
 
 

@@ -1,6 +1,5 @@
 """Rank programs for `test_rounded_sums`."""
 
-import os
 from typing import Any
 
 import torch
@@ -33,7 +32,6 @@ def gradients(world: World, scale: float) -> list[Tensor]:
 
 
 def make(world: World, way: str, in_bf16: bool, loss_scale: Tensor | None) -> tuple[FlatParameters, Any, Any]:
-    """Return the buffers, the reducer, and the layout if it is sharded."""
     limit = LIMIT if way == "before" else None
     if way in ("all", "node"):
         groups = ShardGroups.inside_nodes(world) if way == "node" else ShardGroups.all_ranks(world)
@@ -80,17 +78,3 @@ def everything(world: World) -> dict[str, Any]:
         "scaled": summed(world, "whole", True, scale=1024.0),
         "bad": {way: summed(world, way, True, bad=float("nan")) for way in ("whole", "node")},
     }
-
-
-def lost_rank(world: World, way: str) -> dict[str, Any]:
-    """End the last rank between two steps."""
-    _, reducer, _ = make(world, way, True, None)
-    reducer.warm_up()
-    if world.rank == world.world_size - 1:
-        os._exit(7)
-    try:
-        reducer.prepare(last=True)
-        reducer.finish()
-    except RuntimeError:
-        return {"noticed": True}
-    return {"noticed": False}

@@ -1,6 +1,7 @@
 """Rank programs for `test_sharded_lamb`; each function gets the started world."""
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,28 +21,23 @@ from mlbert.optim.lamb import Lamb
 from mlbert.optim.madgrad import Madgrad
 from mlbert.optim.sgd import SGD
 from rank_programs import TinyModel, loss_sum
+from unsharded import unsharded
 
 OTHERS: tuple[type[CompiledOptimizer], ...] = (AdamW, StableAdamW, ACClip, Madgrad, SGD)
 # Those whose kernels sum over a tensor's ranks or keep the initial weights; the interpreter takes seconds for each.
 WITH_OWN_STATE = (StableAdamW, Madgrad)
-SHARD_SHAPES = (
-    ("word.weight", (37, 11)),
-    ("one.weight", (1,)),
-    ("LayerNorm.weight", (129,)),
-    ("zero.weight", (33,)),
-    ("wide.weight", (64, 100)),
-    ("last.bias", (5,)),
-)
+NUMBERS = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.01}
+SHARD_SHAPES = {"word.weight": (37, 11), "one.weight": (1,), "LayerNorm.weight": (129,), "zero.weight": (33,)}
+SHARD_SHAPES |= {"wide.weight": (64, 100), "last.bias": (5,)}
 
 
 def random_parameters() -> list[tuple[str, nn.Parameter]]:
     """Return parameters of odd sizes, one of them zero, equal on all ranks."""
-    generator = torch.Generator().manual_seed(3)
-    scales = [0.0 if name.startswith("zero") else 0.02 for name, _ in SHARD_SHAPES]
-    return [
-        (name, nn.Parameter(torch.randn(shape, generator=generator) * scale))
-        for (name, shape), scale in zip(SHARD_SHAPES, scales, strict=True)
-    ]
+    generator, found = torch.Generator().manual_seed(3), []
+    for name, shape in SHARD_SHAPES.items():
+        values = torch.randn(shape, generator=generator) * (0.0 if name.startswith("zero") else 0.02)
+        found.append((name, nn.Parameter(values)))
+    return found
 
 
 def gradient_share(update: int, share: int, numel: int) -> Tensor:
@@ -53,21 +49,18 @@ def gradient_share(update: int, share: int, numel: int) -> Tensor:
 
 
 def set_gradient(world: World, flat: FlatParameters, update: int) -> None:
-    """Set the gradient to this rank's part of the four shares."""
     flat.zero_grad()
     for share in torch.arange(4).chunk(world.world_size)[world.rank].tolist():
         flat.grad += gradient_share(update, share, flat.numel)
 
 
 def make_layout(world: World, nodes: bool, block_elements: int) -> tuple[FlatParameters, ShardLayout]:
-    """Shard the parameters over all ranks or inside nodes."""
     groups = ShardGroups.inside_nodes(world) if nodes else ShardGroups.all_ranks(world)
     flat = FlatParameters(random_parameters(), ShardLayout.multiple(groups))
     return flat, ShardLayout(flat.padded_data.numel(), groups, block_elements)
 
 
 def assert_copied(flat: FlatParameters) -> None:
-    """Check that the copy equals the rounded weights."""
     assert flat.padded_copy is not None
     assert torch.equal(flat.padded_copy, flat.padded_data.bfloat16())
 
@@ -88,9 +81,8 @@ def sharded_lamb(
     """Run LAMB or another optimizer on fixed gradients; optionally save the state after update 3 or load it."""
     flat, layout = make_layout(world, nodes, block_elements)
     reducer = ShardedReducer(flat.parameters, flat.padded_grad, flat.offsets, world, layout, clip_before)
-    numbers = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": None if clip_before else 1.0}
-    numbers |= {"implementation": implementation, "gathered": gathered, "copy_dtype": torch.bfloat16}
-    optimizer = method(flat, layout, **numbers)
+    numbers = {**NUMBERS, "max_grad_norm": None if clip_before else 1.0, "copy_dtype": torch.bfloat16}
+    optimizer = method(flat, layout, **numbers, implementation=implementation, gathered=gathered)
     first, norms = 0, []
     if load_from is not None:
         first = 3
@@ -147,19 +139,13 @@ def sharded_overlap(world: World, nodes: bool = False) -> dict[str, Any]:
 
 
 def sharded_triton(world: World, folder: str) -> dict[str, Any]:
-    first = sharded_lamb(world, folder, implementation="triton", save_as="triton")
-    return {
-        "first": first,
-        "continued": sharded_lamb(world, folder, implementation="triton", load_from="triton"),
-        "bf16": sharded_lamb(world, folder, implementation="triton", gathered="bf16"),
-        "methods": {m.name: sharded_lamb(world, folder, implementation="triton", method=m) for m in WITH_OWN_STATE},
-        "read on the host": host_reads(world),
-    }
+    run = partial(sharded_lamb, world, folder, implementation="triton")
+    found = {"first": run(save_as="triton"), "continued": run(load_from="triton"), "bf16": run(gathered="bf16")}
+    found["methods"] = {method.name: run(method=method) for method in WITH_OWN_STATE}
+    return found | {"read on the host": host_reads(world)}
 
 
 class HostReads(TorchDispatchMode):
-    """Record every operation that reads a tensor's value on the host."""
-
     def __init__(self) -> None:
         super().__init__()
         self.found: list[str] = []
@@ -174,8 +160,7 @@ def host_reads(world: World) -> list[str]:
     """Return the host reads of one Triton update, including clipping and communication."""
     flat, layout = make_layout(world, False, 500)
     reducer = ShardedReducer(flat.parameters, flat.padded_grad, flat.offsets, world, layout, clip_before=1.0)
-    numbers = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": None}
-    optimizer = Lamb(flat, layout, **numbers, implementation="triton", gathered="bf16")
+    optimizer = Lamb(flat, layout, **NUMBERS, max_grad_norm=None, implementation="triton", gathered="bf16")
     set_gradient(world, flat, 0)
     with HostReads() as reads:
         reducer.finish()
@@ -187,20 +172,16 @@ def host_reads(world: World) -> list[str]:
 
 
 def sharded(world: World, folder: str) -> dict[str, Any]:
-    """Run all cases of sharding over all ranks with the ranks started once."""
+    run, forms = partial(sharded_lamb, world, folder), ("plain", "native")
     return {
-        "plain": sharded_lamb(world, folder, save_as="saved"),
-        "one block": sharded_lamb(world, folder, block_elements=1 << 20),
-        "again": sharded_lamb(world, folder),
-        "native": sharded_lamb(world, folder, implementation="native"),
-        "methods": {
-            f"{method.name} {form}": sharded_lamb(world, folder, implementation=form, method=method)
-            for method in OTHERS
-            for form in ("plain", "native")
-        },
-        "clipped before": sharded_lamb(world, folder, clip_before=1.0),
+        "plain": run(save_as="saved"),
+        "one block": run(block_elements=1 << 20),
+        "again": run(),
+        "native": run(implementation="native"),
+        "methods": {f"{m.name} {form}": run(implementation=form, method=m) for m in OTHERS for form in forms},
+        "clipped before": run(clip_before=1.0),
         "clipped before, not sharded": clipped_before(world),
-        "continued": sharded_lamb(world, folder, load_from="alone"),
+        "continued": run(load_from="alone"),
         "overlap": sharded_overlap(world),
         "rounded": {form: sharded_rounded(world, folder, form) for form in ("bf16", "e5m2")},
         "madgrad rounded": sharded_rounded(world, folder, "bf16", Madgrad),
@@ -217,7 +198,6 @@ def sharded_rounded(world: World, folder: str, form: str, method: type[CompiledO
 
 
 def sharded_in_nodes(world: World, folder: str) -> dict[str, Any]:
-    """Run all cases of sharding inside simulated nodes."""
     return {
         "plain": sharded_lamb(world, folder, nodes=True, save_as="saved"),
         "continued": sharded_lamb(world, folder, nodes=True, load_from="alone"),
@@ -233,8 +213,7 @@ def clipped_before(world: World) -> dict[str, Any]:
     flat = FlatParameters(random_parameters())
     buckets = cut_buckets(flat.offsets, flat.numel, 500)
     reducer = GradientReducer(flat.parameters, flat.grad, flat.offsets, world, buckets, clip_before=1.0)
-    layout, numbers = ShardLayout.whole(flat.numel), {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.01}
-    optimizer = Lamb(flat, layout, **numbers, max_grad_norm=None, implementation="plain")
+    optimizer = unsharded(Lamb, flat, **NUMBERS, max_grad_norm=None, implementation="plain")
     norms = []
     for update in range(5):
         set_gradient(world, flat, update)

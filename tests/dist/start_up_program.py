@@ -28,8 +28,6 @@ COLLECTIVES = (
 
 
 class EventLog:
-    """Events before, during and after the timed part of the run."""
-
     def __init__(self) -> None:
         self.events: dict[str, list[str]] = {"before": [], "timed": [], "after": []}
         self.phase = "before"
@@ -47,7 +45,6 @@ class EventLog:
         setattr(owner, name, recorded)
 
     def switch_phase(self, name: str, phase: str) -> None:
-        """Enter another phase when this event is logged."""
         original = getattr(MLPerfEvents, name)
 
         def switched(*args: Any) -> None:
@@ -60,10 +57,11 @@ class EventLog:
 def watch_everything(event_log: EventLog) -> None:
     for name in filter(lambda name: hasattr(dist, name), COLLECTIVES):
         event_log.watch(dist, name, lambda *_, name=name, group=None, **__: f"{name} in group {_number(group)}")
-    event_log.watch(dist, "new_group", lambda *_, **__: "a new group")
-    event_log.watch(native, "_compile", lambda *_: "a native library is compiled")
-    event_log.watch(torch, "compile", lambda *_, **__: "torch.compile")
-    event_log.watch(NoCapture, "record", lambda *_: "a capture")
+    for owner, name, event in (
+        *((dist, "new_group", "a new group"), (native, "_compile", "a native library is compiled")),
+        *((torch, "compile", "torch.compile"), (NoCapture, "record", "a capture")),
+    ):
+        event_log.watch(owner, name, lambda *_, event=event, **__: event)
     if importlib.util.find_spec("triton"):
         knobs = importlib.import_module("triton").knobs
         knobs.runtime.jit_post_compile_hook = lambda **_: event_log.add("a Triton kernel is compiled")
@@ -88,7 +86,6 @@ def record_steps(mode: str) -> None:
 
 
 def train(folder: Path, graph_mode: str, arguments: list[str]) -> None:
-    """Run ``mlbert`` as one rank, and write its events."""
     event_log = EventLog()
     watch_everything(event_log)
     if graph_mode != "none":

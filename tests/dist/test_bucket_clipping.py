@@ -15,7 +15,6 @@ Ranks = list[dict[str, Any]]
 
 @pytest.fixture(scope="module", params=[1, 4])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ranks:
-    """Return the results of every rank."""
     if request.param == 1:
         return [everything(World())]
     results = run_ranks("clipping_programs:everything", request.param, tmp_path_factory.mktemp("ranks"))

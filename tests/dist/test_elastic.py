@@ -29,6 +29,7 @@ def exports(folder: Path, tree_root: Path, name: str) -> dict[str, str]:
     return values | {"LOGDIR": str(folder / name)}
 
 
+@pytest.mark.slow
 def test_killed_rank_does_not_change_the_final_weights(tmp_path: Path, tree_root: Path) -> None:
     """Run two ranks undisturbed, and then with two torchrun agents, as on two machines with one rank each."""
     program, port = tree_root / IMPLEMENTATIONS / "cpu_demo/run_pretraining.py", free_port()
@@ -71,15 +72,9 @@ def test_nodes_end_without_a_stack_of_torch(tmp_path: Path, status: int) -> None
     program += f"print(os.environ.get('TORCH_CPP_LOG_LEVEL')); sys.exit({status} * first)"
     words = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
     command = [sys.executable, "-m", "mlbert", "launch", "ranks", *words]
-    agents = [
-        subprocess.Popen(
-            [*command, f"--node-rank={node}", "--no-python", sys.executable, "-c", program],
-            **dict.fromkeys(("stdout", "stderr"), subprocess.PIPE),
-            cwd=tmp_path,
-            text=True,
-        )
-        for node in range(2)
-    ]
+    ranks = ["--no-python", sys.executable, "-c", program]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": tmp_path, "text": True}
+    agents = [subprocess.Popen([*command, f"--node-rank={node}", *ranks], **options) for node in range(2)]
     outputs = [agent.communicate(timeout=120) for agent in agents]
     assert outputs == [("None\n", "")] * 2, "the ranks would show torch's warnings, the agents do not"
     assert [agent.returncode for agent in agents] == [status, 0]

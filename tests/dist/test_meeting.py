@@ -24,13 +24,10 @@ def outcome(
     return [rank.returncode for rank in ranks], errors
 
 
-@pytest.mark.parametrize(
-    ("victim", "where"),
-    [
-        *((1, "connecting"), (1, "connecting to one rank"), (1, "joining the watch")),
-        *((0, "holding the store"), (0, "connecting")),
-    ],
-)
+WAYS = [(1, way) for way in ("connecting", "connecting to one rank", "joining the watch")]
+
+
+@pytest.mark.parametrize(("victim", "where"), [*WAYS, (0, "holding the store"), (0, "connecting")])
 def test_rank_that_stops_while_joining_is_named_once(tmp_path: Path, victim: int, where: str) -> None:
     codes, (line,) = outcome(meet, (victim, where), tmp_path, 3, victim)
     assert codes == [-signal.SIGKILL if rank == victim else 2 for rank in range(3)]
@@ -60,35 +57,30 @@ def test_mistake_on_several_ranks_is_printed_once(tmp_path: Path, mistakes: dict
     assert all(word in line for word, line in zip(words, lines, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"base_learning_rate": 1}, "unknown flag"),
-        ({"learning_rate": "fast"}, "'fast' is not a number"),
-        ({"synthetic_data": 0, "input_dir": "/nowhere"}, "/nowhere"),
-        ({"init_checkpoint": "damaged"}, "damaged.safetensors"),
-        ({}, "there is nothing to evaluate"),
-    ],
-    ids=["flag", "setting", "data", "weights", "evaluation only"],
-)
-def test_training_prints_a_mistake_once(tmp_path: Path, changes: dict[str, object], words: str) -> None:
-    if "init_checkpoint" in changes:
-        changes = {"init_checkpoint": tmp_path / "damaged.safetensors"}
-        changes["init_checkpoint"].write_bytes(b"no weights")
+MISTAKES = {
+    "'fast' is not a number": {"learning_rate": "fast"},
+    "/nowhere: ": {"synthetic_data": 0, "input_dir": "/nowhere"},
+    "damaged.safetensors": {"init_checkpoint": "damaged.safetensors"},
+    "there is nothing to evaluate": {},
+}
+
+
+@pytest.mark.parametrize(("words", "changes"), MISTAKES.items(), ids=["setting", "data", "weights", "evaluation only"])
+def test_training_prints_a_mistake_once(tmp_path: Path, words: str, changes: dict[str, object]) -> None:
+    (tmp_path / "damaged.safetensors").write_bytes(b"no weights")
+    changes = {key: tmp_path / value if key == "init_checkpoint" else value for key, value in changes.items()}
     more = [] if changes else ["--evaluate-only"]
-    codes, lines = outcome(main, ([*train_arguments(tmp_path, **changes), *more],), tmp_path)
-    assert len(lines) == 1, lines
-    assert words in lines[0]
+    codes, (line,) = outcome(main, ([*train_arguments(tmp_path, **changes), *more],), tmp_path)
+    assert words in line
     assert codes[0] == 2
 
 
 def test_join_timeout_is_configurable(tmp_path: Path) -> None:
     words = train_arguments(tmp_path, join_timeout=2)
     rank = Rank(main, (words,), rank_environment(0, 3, free_port()), tmp_path / "output.txt")
-    lines = [line for line in rank.communicate(40).splitlines() if "error" in line]
+    (line,) = [line for line in rank.communicate(40).splitlines() if "error" in line]
     assert rank.returncode == 2
-    assert len(lines) == 1, lines
-    assert "rank 1, 2 did not join within 2 s" in lines[0]
+    assert "rank 1, 2 did not join within 2 s" in line
 
 
 def test_low_limit_on_open_files_is_printed_once(tmp_path: Path) -> None:

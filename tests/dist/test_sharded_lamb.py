@@ -19,7 +19,15 @@ from mlbert.distributed.world import World
 from mlbert.optim.compiled import CompiledOptimizer
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
-from sharded_programs import OTHERS, WITH_OWN_STATE, gradient_share, random_parameters, set_gradient, sharded_lamb
+from sharded_programs import (
+    NUMBERS,
+    OTHERS,
+    WITH_OWN_STATE,
+    gradient_share,
+    random_parameters,
+    set_gradient,
+    sharded_lamb,
+)
 from unsharded import unsharded
 from user_errors import user_error
 
@@ -37,8 +45,6 @@ PLACEMENTS = {
 
 
 class Sharded(NamedTuple):
-    """Results of sharded optimizers."""
-
     results: list[dict[str, Any]]  # of each rank
     folder: Path  # of saved states: from one rank ("alone") and from all ("saved")
     node_size: int
@@ -46,13 +52,11 @@ class Sharded(NamedTuple):
 
 def reference(max_grad_norm: float | None, method: type[CompiledOptimizer] = Lamb) -> tuple[Any, FlatParameters]:
     flat = FlatParameters(random_parameters())
-    numbers = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": max_grad_norm}
-    return unsharded(method, flat, **numbers, implementation="plain"), flat
+    return unsharded(method, flat, **NUMBERS, max_grad_norm=max_grad_norm, implementation="plain"), flat
 
 
 @pytest.fixture(scope="module")
 def unsharded_run() -> dict[str, Any]:
-    """Run unsharded `Lamb`; return the weights, the norms, and the state after three steps."""
     optimizer, flat = reference(1.0)
     norms, state = [], {}
     for update in range(UPDATES):
@@ -111,12 +115,11 @@ def test_several_ranks_match_unsharded_lamb(ranks: Sharded, unsharded_run: dict[
     assert all(result["again"] == result["plain"] for result in ranks.results), "repeated runs must be bit-equal"
 
 
-@pytest.mark.parametrize("form", ["plain", "native"])
 @pytest.mark.parametrize("method", OTHERS, ids=lambda cls: cls.name)
-def test_other_optimizers_on_several_ranks(ranks: Sharded, method: type[CompiledOptimizer], form: str) -> None:
-    assert_equals_one_process(ranks.results[0]["methods"][f"{method.name} {form}"], method)
-    for result in ranks.results:
-        assert result["methods"] == ranks.results[0]["methods"]
+def test_other_optimizers_on_several_ranks(ranks: Sharded, method: type[CompiledOptimizer]) -> None:
+    for form in ("plain", "native"):
+        assert_equals_one_process(ranks.results[0]["methods"][f"{method.name} {form}"], method)
+    assert all(result["methods"] == ranks.results[0]["methods"] for result in ranks.results)
 
 
 def assert_equals_one_process(found: dict[str, Any], method: type[CompiledOptimizer]) -> None:

@@ -75,8 +75,9 @@ def end_as_slurm_does(lifecycle: Lifecycle, folder: Path, victim: int) -> None:
 
 
 def fail_as(what: str, stories: Path) -> None:
-    if what == "dies":
-        os.kill(os.getpid(), signal.SIGKILL)
+    signals = {"dies": signal.SIGKILL, "warned": signal.SIGUSR1, "ended": signal.SIGTERM}
+    if what in signals:
+        os.kill(os.getpid(), signals[what])
     if what == "hangs":
         time.sleep(1000)
     if what == "stops":
@@ -90,14 +91,9 @@ def fail_as(what: str, stories: Path) -> None:
         raise ValueError("record 17 is damaged")
     if what == "is mistaken":
         raise UserError("data.damaged", "train.h5", "record 17 is damaged", "Restore it")
-    if what == "warned":
-        os.kill(os.getpid(), signal.SIGUSR1)
-    if what == "ended":
-        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def open_many_files() -> None:
-    """Make later descriptors of this process exceed 1,023."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(2 * INHERITED_FILES, hard), hard))
     for _ in range(INHERITED_FILES):

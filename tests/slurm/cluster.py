@@ -131,7 +131,6 @@ class Cluster:
             self._daemons[label or name] = subprocess.Popen([path, *arguments], **options)
 
     def start_node(self, node: str) -> None:
-        """Start a node's daemon with the node's name as host name."""
         program = 'hostname "$0" && exec slurmd -D -N "$0"'
         self._daemon("unshare", "--uts", "sh", "-c", program, node, label=node)
 
@@ -192,7 +191,6 @@ class Cluster:
         return [pid for pid, some in words if len(some) > 1 and some[1].endswith(program.encode())]
 
     def kill_step_daemon(self, job: str, rank: int) -> None:
-        """Kill the slurmstepd of a training rank; the rank continues."""
         pid = self.rank(job, rank)
         while b"slurmstepd" not in _read(pid, "cmdline"):
             pid = _parent(pid)

@@ -16,7 +16,6 @@ NUM_NODES = 12
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests in this folder if no Slurm cluster can be started."""
     reason = unavailable_reason()
     for item in items:
         if reason and Path(__file__).parent in item.path.parents:
@@ -31,5 +30,4 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def site(cluster: Cluster, tmp_path: Path, tree_root: Path) -> Site:
-    """Return a site with a space in its path."""
     return Site(cluster, tmp_path / "a tree", tree_root)

@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cluster import running, unavailable_reason
+from mlbert.host.machine import processor_name
 from slurm_site import Site
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,8 +93,7 @@ def killed(site: Site, kills: int, seed: int) -> tuple[bytes, list[dict[str, flo
 
 def hardware() -> tuple[str, str]:
     """Return the processor's name, and a short name for a folder, such as "epyc-2cpu"."""
-    lines = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    name = lines[0].partition(":")[2].strip() if lines else platform.machine()
+    name = processor_name()
     short = re.search(r"epyc|ryzen|xeon|core|neoverse", name, re.IGNORECASE)
     return name, f"{short[0].lower() if short else platform.machine()}-{os.cpu_count()}cpu"
 

@@ -71,7 +71,6 @@ class Site:
         return self._submit("sbatch --parsable", sbatch_words, nodes, exports)[0]
 
     def chain(self, links: int, nodes: int = 2, **exports: object) -> list[str]:
-        """Submit a chain of jobs with `mlbert launch chain`; return their ids."""
         return self._submit(f"python3 -m mlbert launch chain {links}", (), nodes, exports)
 
     def _submit(self, command: str, words: tuple[str, ...], nodes: int, exports: dict[str, object]) -> list[str]:
@@ -80,9 +79,8 @@ class Site:
         overrides = " ".join(f"{name}='{value}'" for name, value in {"DGXNNODES": nodes, **exports}.items())
         line = f'source "$1"; shift; export {overrides}; {command} -N ${{DGXNNODES}} -t ${{WALLTIME}} "$@" run.sub'
         package = {"PYTHONPATH": str(Path(mlbert.__file__).parents[1])}
-        done = self.cluster.run(
-            "bash", "-c", line, "bash", self.config, *words, cwd=self.config.parent, environment=package
-        )
+        command = ("bash", "-c", line, "bash", self.config, *words)
+        done = self.cluster.run(*command, cwd=self.config.parent, environment=package)
         assert done.returncode == 0, done.stderr
         return done.stdout.split()
 

@@ -45,8 +45,7 @@ def slow_jobs(
         jobs["spare"] = sites["spare"].submit("-N3", SPARES=1, **{**LONG, "SAVE_CHECKPOINT_STEPS": 0, "LOG_FREQ": 1})
     # Slurm checks limits about every 30 seconds, so the signal comes 30 to 60 seconds after the start.
     jobs["limit"] = sites["limit"].submit("--signal=B:USR1@15", nodes=1, WALLTIME=1, **ENDLESS)
-    jobs["power"] = sites["power"].submit(**LONG)
-    wait_for_first_checkpoint(sites["power"], jobs["power"])
+    jobs["power"] = submit_with_checkpoint(sites["power"], **LONG)
     events: dict[str, Any] = {"limit": None, "power": nodes_of(sites["power"], jobs["power"])[1]}
     cluster.kill_node(events["power"])
     for name, rank in (("stopped", 1), ("spare", 0))[: 1 + with_spare]:
@@ -59,7 +58,6 @@ def slow_jobs(
 
 @pytest.fixture(scope="module")
 def undisturbed(cluster: Cluster, tree_root: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """Return the final weights of the long run without any failure."""
     site = Site(cluster, tmp_path_factory.mktemp("undisturbed") / "tree", tree_root)
     _, output = site.run(**LONG)
     assert "run 0 ended with status 1" in output
@@ -67,17 +65,20 @@ def undisturbed(cluster: Cluster, tree_root: Path, tmp_path_factory: pytest.Temp
 
 
 def wait_for_first_checkpoint(site: Site, job: str) -> None:
-    checkpoints = site.runs / "out/run_0/checkpoints"
-    site.cluster.wait_for(
-        lambda: list(checkpoints.glob("step_*")) or site.cluster.job(job)["JobState"] == "FAILED", 90, "a checkpoint"
-    )
-    assert list(checkpoints.glob("step_*")), site.output(job)
+    found = lambda: list(site.runs.glob("out/run_0/checkpoints/step_*"))  # noqa: E731
+    site.cluster.wait_for(lambda: found() or site.cluster.job(job)["JobState"] == "FAILED", 90, "a checkpoint")
+    assert found(), site.output(job)
+
+
+def submit_with_checkpoint(site: Site, *words: str, **exports: object) -> str:
+    job = site.submit(*words, **exports)
+    wait_for_first_checkpoint(site, job)
+    return job
 
 
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_killed_rank_ends_the_job_and_is_named(site: Site, rank: int) -> None:
-    job = site.submit(**ENDLESS)
-    wait_for_first_checkpoint(site, job)
+    job = submit_with_checkpoint(site, **ENDLESS)
     os.kill(site.cluster.rank(job, rank), signal.SIGKILL)
     killed = time.monotonic()
     facts = site.cluster.wait_for_end(job)
@@ -99,8 +100,8 @@ def test_killed_rank_ends_the_job_and_is_named(site: Site, rank: int) -> None:
 @pytest.mark.parametrize("way", ["spare", "requeue", "same nodes"])
 def test_run_continues_without_the_node_of_a_killed_rank(site: Site, undisturbed: bytes, way: str) -> None:
     words = {"spare": ("-N3",), "requeue": (), "same nodes": ("--no-requeue",)}[way]
-    job = site.submit(*words, **LONG, SPARES=int(way == "spare"), MAX_RESTARTS=int(way != "spare"))
-    wait_for_first_checkpoint(site, job)
+    limits = {"SPARES": int(way == "spare"), "MAX_RESTARTS": int(way != "spare")}
+    job = submit_with_checkpoint(site, *words, **LONG, **limits)
     lost = nodes_of(site, job)[1]
     os.kill(site.cluster.rank(job, 1), signal.SIGKILL)
     facts, output = site.cluster.wait_for_end(job), site.output(job)
@@ -127,8 +128,7 @@ def test_slurm_signals_the_job_before_the_time_limit(slow_jobs: SlowJobs) -> Non
 
 @pytest.mark.slow
 def test_job_ends_when_it_has_lost_as_many_nodes_as_it_has_spares(site: Site) -> None:
-    job = site.submit("-N4", **ENDLESS, SPARES=1, nodes=3)
-    wait_for_first_checkpoint(site, job)
+    job = submit_with_checkpoint(site, "-N4", **ENDLESS, SPARES=1, nodes=3)
     first, second, third, spare = nodes_of(site, job)
     os.kill(site.cluster.rank(job, 0), signal.SIGKILL)
     site.cluster.wait_for(lambda: "resumed at step" in site.output(job), 90, "restart")
@@ -162,8 +162,7 @@ def test_job_requeued_by_a_signal_loses_no_steps(site: Site, undisturbed: bytes,
 
 
 def test_signal_aborts_a_timed_run(site: Site) -> None:
-    job = site.submit(**ENDLESS, TIMED=1, NEXP=2)
-    wait_for_first_checkpoint(site, job)
+    job = submit_with_checkpoint(site, **ENDLESS, TIMED=1, NEXP=2)
     site.cluster.run("scancel", "--batch", "--signal=USR1", job)
     facts = site.cluster.wait_for_end(job)
     assert (facts["JobState"], facts["Restarts"]) == ("FAILED", "0")
@@ -174,8 +173,7 @@ def test_signal_aborts_a_timed_run(site: Site) -> None:
 
 @pytest.mark.slow
 def test_requeue_aborts_a_timed_run_and_starts_the_next_one(site: Site) -> None:
-    job = site.submit(**ENDLESS, TIMED=1, NEXP=2)
-    wait_for_first_checkpoint(site, job)
+    job = submit_with_checkpoint(site, **ENDLESS, TIMED=1, NEXP=2)
     site.cluster.run("scontrol", "requeue", job)
     second = site.runs / "out/result_1.txt"
     site.cluster.wait_for(lambda: second.exists() and '"seed"' in second.read_text(), 90, "the second run")
@@ -192,8 +190,7 @@ def test_requeue_aborts_a_timed_run_and_starts_the_next_one(site: Site) -> None:
 
 @pytest.mark.slow
 def test_lost_step_daemon_ends_the_job(site: Site) -> None:
-    job = site.submit(**LONG, SLURM_WAIT=5)
-    wait_for_first_checkpoint(site, job)
+    job = submit_with_checkpoint(site, **LONG, SLURM_WAIT=5)
     site.cluster.kill_step_daemon(job, 1)
     facts = site.cluster.wait_for_end(job)
     assert facts["JobState"] == "FAILED", site.output(job)

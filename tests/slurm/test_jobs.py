@@ -28,8 +28,7 @@ def text_exports(site: Site, prepared: Path) -> dict[str, object]:
 def test_two_nodes_train_and_pass_the_official_check(site: Site, prepared_data: Path) -> None:
     own = {"NEXP": 2, "LR": "0.02", "CLEAR_CACHES": 1, "CHECK_COMPLIANCE": 1, "SEED": 40}
     state, output = site.run(**text_exports(site, prepared_data), **own)
-    assert state == "COMPLETED", output
-    assert output.count("nothing FAILED") == 2
+    assert (state, output.count("nothing FAILED")) == ("COMPLETED", 2), output
     assert "time to train" in output
     logs = [read_log(site.runs / f"out/result_{i}.txt") for i in (0, 1)]
     for log, seed in zip(logs, (40, 41), strict=True):
@@ -45,10 +44,9 @@ def test_three_nodes_measure_the_network_and_train(site: Site, prepared_data: Pa
     results = site.runs.parent / "results/test/bert/result_0.txt"
     own = {"NCCL_TEST": 1, "CHECK_COMPLIANCE": 1, "COLLECT_RESULTS": 1}
     state, output = site.run(nodes=3, **text_exports(site, prepared_data), **own)
-    assert state == "COMPLETED", output
+    assert (state, output.count("nothing FAILED")) == ("COMPLETED", 1), output
     assert "slowest node: node" in output
     assert len(set(re.findall(r"(node\d+): [\d.]+ GB/s to a neighbour", output))) == 3, output
-    assert "nothing FAILED" in output
     assert json.loads((site.runs / "out/run_0/summary.json").read_text())["ranks"] == 3
     assert results.read_bytes() == (site.runs / "out/result_0.txt").read_bytes()
 
@@ -61,21 +59,11 @@ def test_two_nodes_train_from_bins_and_exchange_padding(site: Site, prepared_dat
     exports = {**text_exports(site, prepared_data), **balanced, "DATADIR_PHASE2": tmp_path / "bins"}
     method = {"RECIPE": "ddp_adam", "OPTIMIZER": "adamw", "MAX_SEQUENCES_PER_PACK": 1, "PACKING_FACTOR": 1}
     state, output = site.run(**exports, **method, DGXNGPU=2, CHECK_COMPLIANCE=1)
-    assert state == "COMPLETED", output
-    assert "nothing FAILED" in output
+    assert (state, output.count("nothing FAILED")) == ("COMPLETED", 1), output
     log = read_log(site.runs / "out/result_0.txt")
     assert log["run_stop"] == ["success"]
     assert log["global_batch_size"] == [16]
     assert json.loads((site.runs / "out/run_0/summary.json").read_text())["ranks"] == 4
-
-
-@pytest.mark.slow
-def test_job_on_one_node(site: Site) -> None:
-    state, output = site.run(nodes=1, DGXNGPU=2, BIND_CPUS=1, SRUN_ARGS="--gres=gpu:8")
-    # Random tokens cannot be learned: the run ends at MAX_STEPS without reaching its target and fails.
-    assert state == "FAILED", output
-    assert "run 0 ended with status 1" in output
-    assert (site.runs / "out/run_0/summary.json").exists(), output
 
 
 # Exports, the error, and how often the job prints it: what a node lacks, each of the two nodes names.
@@ -119,14 +107,10 @@ def test_full_disk_under_logdir_is_a_one_line_error(site: Site, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_cpu_cluster_trains_with_the_commands_of_its_readme(cluster: Cluster, tree_root: Path, tmp_path: Path) -> None:
-    """Use generated tokens instead of quickstart's text, and four steps."""
     short = f"SYNTH_DATA=1 MAX_STEPS=4 WARMUP_STEPS=1 CPU_THREADS=1 CLEAR_CACHES=0 LOGDIR='{tmp_path}'"
-    line = (
-        "set -eu; source env.sh; source config_cpu_4x1x8x1_demo.sh; "
-        f"{short} sbatch --parsable --output='{tmp_path}/out' -N ${{DGXNNODES}} -t ${{WALLTIME}} run.sub"
-    )
-    folder = tree_root / "benchmarks/bert/implementations/cpu_cluster"
-    done = cluster.run("bash", "-c", line, cwd=folder)
+    line = f"set -eu; source env.sh; source config_cpu_4x1x8x1_demo.sh; {short} sbatch --parsable"
+    line += f" --output='{tmp_path}/out' -N ${{DGXNNODES}} -t ${{WALLTIME}} run.sub"
+    done = cluster.run("bash", "-c", line, cwd=tree_root / "benchmarks/bert/implementations/cpu_cluster")
     assert (done.returncode, done.stderr) == (0, "")
     assert cluster.wait_for_end(done.stdout.strip())["ExitCode"] == "1:0", "random tokens cannot reach the target"
     summary = json.loads((tmp_path / "run_0/summary.json").read_text())
@@ -171,8 +155,7 @@ def test_tensorflow_uses_one_process_per_node(site: Site, prepared_data: Path, t
     exports = {"RECIPE": "tensorflow2", "OPTIMIZER": "lamb", "MAX_SEQUENCES_PER_PACK": 3, "DGXNGPU": 2, "LR": "0.02"}
     exports |= {"CHECK_COMPLIANCE": 1, "STEPS_PER_LOOP": 5}
     state, output = site.run(nodes=1, **{**text_exports(site, prepared_data), **exports})
-    assert state == "COMPLETED", output
-    assert "nothing FAILED" in output
+    assert (state, output.count("nothing FAILED")) == ("COMPLETED", 1), output
     log = read_log(site.runs / "out/result_0.txt")
     assert (log["recipe"], log["ranks"], log["global_batch_size"]) == (["tensorflow2"], [2], [12])
     assert log["run_stop"] == ["success"]

@@ -1,7 +1,6 @@
 """Preparation as job arrays on a real Slurm: the bytes of one process, also if jobs are killed."""
 
 import contextlib
-import json
 import os
 import random
 import signal
@@ -14,6 +13,7 @@ import pytest
 
 from cluster import Cluster
 from stored_sets import tree
+from text_sets import json_lines
 
 HOME = Path("benchmarks/bert/implementations/pytorch")
 WORDS = ("the", "river", "runs", "under", "a", "bridge", "by", "the", "old", "kitchen", "1984")
@@ -22,7 +22,6 @@ ENVIRONMENT = {"SBATCH_OUTPUT": "/dev/null", "SBATCH_EXCLUSIVE": "exclusive"}  #
 
 
 def states(cluster: Cluster, job: str) -> set[str]:
-    """Return the states of a job, or of all jobs of an array."""
     lines = cluster.run("scontrol", "--oneliner", "show", "job", job).stdout.splitlines()
     return {word.removeprefix("JobState=") for line in lines for word in line.split() if word.startswith("JobState=")}
 
@@ -33,8 +32,7 @@ def test_a_killed_array_makes_the_bytes_of_one_process(cluster: Cluster, tree_ro
     (tmp_path / "texts").mkdir()
     for number in range(8):  # large enough to be tasks by themselves
         texts = (" ".join(draw.choices(WORDS, k=draw.randrange(1, 6000))) for _ in range(1000))
-        lines = (json.dumps({"text": text}) + "\n" for text in texts)
-        (tmp_path / f"texts/{number}.jsonl").write_text("".join(lines))
+        (tmp_path / f"texts/{number}.jsonl").write_text(json_lines(texts))
     convert = [sys.executable, tree_root / "benchmarks/mosaic_bert/common/convert_dataset.py", "--dataset", "text"]
     convert += ["--path", tmp_path / "texts", "--splits", "train", "val", "--concat_tokens", "64", "--out_root"]
     draw, killed = random.Random(time.time_ns()), 0

@@ -12,19 +12,9 @@ from mlbert.models.bert import BertForMaskedLM
 from mlbert.models.objectives import MLM_DIVISOR_EPS, MaskedLM
 from mlbert.models.weights.huggingface import padded_inputs
 
-SHAPE = BertConfig(
-    vocab_size=90,
-    hidden_size=24,
-    num_hidden_layers=2,
-    num_attention_heads=3,  # not a power of two
-    intermediate_size=40,
-    max_position_embeddings=32,
-    position_embedding_type="alibi",
-    gated_mlp=True,
-    hidden_act="gelu_erf",
-    hidden_dropout_prob=0.0,
-    attention_probs_dropout_prob=0.0,
-)
+OPTIONS = "position_embedding_type=alibi gated_mlp=true hidden_act=gelu_erf "
+OPTIONS += "hidden_dropout_prob=0 attention_probs_dropout_prob=0"
+SHAPE = BertConfig(90, 24, 2, 3, 40, max_position_embeddings=32).with_options(OPTIONS)  # 3 is not a power of two
 
 
 @pytest.fixture

@@ -2,20 +2,19 @@
 
 import importlib.util
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from programs import run_checked
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed (the tf extra)")
 def test_every_side_is_timed(tree_root: Path, tmp_path: Path) -> None:
     words = ["--config", "demo", "--sequences", "6", "--pairs", "1", "--json", str(tmp_path / "record.json")]
-    command = [sys.executable, str(tree_root / "tools/bench_tensorflow2.py"), *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    run_checked(sys.executable, tree_root / "tools/bench_tensorflow2.py", *words)
     record = json.loads((tmp_path / "record.json").read_text())
     names = list(record["seconds"])
     assert [name.partition(":")[0] for name in names] == [

@@ -21,10 +21,3 @@ def test_table_is_marked_as_modelled_and_adds_up(tmp_path: Path, capsys: pytest.
     for row in rows:
         assert f"{sum(row['milliseconds'].values()):.1f}" in printed
         assert row["milliseconds"].keys() == row["launches"].keys() == row["gigabytes"].keys()
-
-
-def test_gpu_without_rates_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["--gpu", "b200"])
-    assert end.value.code == 2
-    assert "invalid choice: 'b200'" in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from mlbert.config.resolution import resolve
 from mlbert.distributed.sharding import ShardedReducer
 from mlbert.ops import api as ops
 from mlbert.recipes.registry import RECIPES
+from programs import exports_of, write_program
 
 CPU = torch.device("cpu")
 DIFFERENT = {*published_step.CHANGES, "LOGDIR", "OPS", "BATCHSIZE"}
@@ -24,9 +24,7 @@ def test_measured_settings_are_the_published_ones(
     precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only `CHANGES`, the folder, and the settings of the row differ."""
-    command = ["bash", "-c", f"source {published_step.CONFIGS[precision]} && env -0"]
-    sourced = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    environ = dict(line.split("=", 1) for line in sourced.split("\0") if "=" in line)
+    environ = exports_of(published_step.CONFIGS[precision])
     published = resolve(RECIPES[environ["RECIPE"]], environ).as_configuration()
     monkeypatch.setenv("OPS", "flash")
     found = published_step.configured(precision, tmp_path, {"BATCHSIZE": "224"}).as_configuration()
@@ -72,12 +70,6 @@ def test_missing_tools_are_named(tool: str, tmp_path: Path, monkeypatch: pytest.
     assert calls[tool]() == {"skipped": f"{tool} is not installed"}
 
 
-def write_script(folder: Path, name: str, text: str) -> None:
-    path = folder / name
-    path.write_text(f"#!/bin/bash\n{text}\n")
-    path.chmod(0o755)
-
-
 def test_output_of_ncu_and_compute_sanitizer_is_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:{Path(__file__).parents[1] / 'assets' / 'gpu_tools'}:{os.environ['PATH']}")
     found = external.count_kernel("attention_forward_kernel", tmp_path / "run2", True)
@@ -90,11 +82,11 @@ def test_output_of_ncu_and_compute_sanitizer_is_parsed(tmp_path: Path, monkeypat
     }
     lines = ("Invalid __global__ write of size 4 bytes", "    at cast_kernel", "ERROR SUMMARY: 2 errors")
     report = "\n".join(f"========= {line}" for line in lines)
-    write_script(tmp_path, "compute-sanitizer", f"cat <<'END'\n{report}\nEND\nexit 9")
+    write_program(tmp_path / "compute-sanitizer", f"#!/bin/bash\ncat <<'END'\n{report}\nEND\nexit 9\n")
     found = external.sanitize(tmp_path / "run1", True)
     assert (found["passed"], found["errors"]) == (False, 2)
     assert "Invalid __global__ write" in found["why"]
-    write_script(tmp_path, "compute-sanitizer", "sleep 60")
+    write_program(tmp_path / "compute-sanitizer", "#!/bin/bash\nsleep 60\n")
     monkeypatch.setattr(external, "SANITIZER_SECONDS", 0.5)
     assert external.sanitize(tmp_path / "run1", True) == {"skipped": "compute-sanitizer took longer than 0 s"}
 

@@ -20,12 +20,10 @@ LENGTH = 16
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> RaceText:
-    """Create a text in which each word determines the next."""
     folder, draw = tmp_path_factory.mktemp("race"), np.random.default_rng(1)
     words = ["".join(draw.choice(list("abcdefgh"), 3)) for _ in range(40)]
-    documents = []
-    for start in draw.integers(0, 40, 2000):
-        documents.append(" ".join(words[(start + i) % 40] for i in range(12)) + ".\n")
+    starts = draw.integers(0, 40, 2000)
+    documents = (" ".join(words[(start + i) % 40] for i in range(12)) + ".\n" for start in starts)
     (folder / "text.txt").write_text("\n".join(documents))
     return read_race(folder / "text.txt", folder / "made", 200, LENGTH)
 

@@ -12,7 +12,7 @@ from counted import steps
 from counted.access import access
 from counted.gpus import GPUS
 from counted.pretend import DEVICE, HostAccess
-from counted.recorder import Memory, RecordedCapture, recording
+from counted.recorder import RecordedCapture, recording
 from mlbert.config.bert_config import BertConfig
 from mlbert.models.objectives import PreTraining
 from mlbert.ops import forms as registry
@@ -20,36 +20,19 @@ from mlbert.ops.triton.norm import layer_norm_dropout
 from mlbert.optim.triton_update import first_pass_kernel
 
 H200 = GPUS["h200"]
-SMALL = BertConfig(
-    vocab_size=200,
-    hidden_size=64,
-    num_hidden_layers=2,
-    num_attention_heads=1,
-    intermediate_size=128,
-    max_position_embeddings=64,
-)
+SMALL = BertConfig(200, 64, 2, 1, 128, max_position_embeddings=64)
 
 
 def on_device(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(*shape, dtype=dtype, device=DEVICE)
 
 
-def clear(size: int) -> None:
-    on_device(size, dtype=torch.uint8).zero_()
-
-
 @pytest.mark.parametrize(
     "wait",
     [
-        lambda x: x.sum().item(),
-        lambda x: bool(x.sum() > 0),
-        lambda x: float(x[0]),
-        lambda x: x.cpu(),
-        lambda x: x.tolist(),
-        lambda x: torch.empty(4).copy_(x),
-        lambda x: x + torch.ones(4),
-        lambda x: x[x > 0],
-        lambda x: x.to("cpu"),
+        *(lambda x: x.sum().item(), lambda x: bool(x.sum() > 0), lambda x: float(x[0]), torch.Tensor.tolist),
+        *(torch.Tensor.cpu, lambda x: x.to("cpu"), lambda x: torch.empty(4).copy_(x)),
+        *(lambda x: x + torch.ones(4), lambda x: x[x > 0]),
     ],
 )
 def test_synchronization_and_mixed_devices_raise(wait: Callable[[torch.Tensor], object]) -> None:
@@ -115,28 +98,24 @@ def test_reads_and_writes_are_derived_from_the_kernel_source() -> None:
 def test_memory_counts_live_tensors_and_the_peak_of_a_pool() -> None:
     """Two graphs share a pool, so the larger one determines the peak."""
     with recording(H200) as recorder:
+        weights = on_device(1000)
+        recorder.name(weights, "weights")
+        assert recorder.memory.live["weights"] == 4096
         before = recorder.memory.live.total()
         kept = on_device(1 << 20, dtype=torch.uint8)
         del kept
         kept = on_device(1 << 18, dtype=torch.uint8)
         assert recorder.memory.live.total() - before == 1 << 18
         capture = RecordedCapture(recorder)
-        replay = capture.record(lambda: clear(1 << 22))
-        capture.record(lambda: clear(1 << 21))
+        larger, smaller = (lambda n=n: on_device(n, dtype=torch.uint8).zero_() and None for n in (1 << 22, 1 << 21))
+        replay = capture.record(larger)
+        capture.record(smaller)
         assert recorder.memory.peak == before + (1 << 18) + (1 << 22)
         recorder.operations.clear()
         replay()
         replay()
         assert [operation.name for operation in recorder.operations] == ["zero_", "zero_"]
         del kept
-
-
-def test_bytes_of_a_named_tensor_count_for_the_name() -> None:
-    with recording(H200) as recorder:
-        weights = on_device(1000)
-        recorder.name(weights, "weights")
-        assert recorder.memory.live["weights"] == 4096
-        assert isinstance(recorder.memory, Memory)
 
 
 def test_recording_restores_pytorch() -> None:

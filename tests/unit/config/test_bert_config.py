@@ -45,18 +45,15 @@ def test_shipped_shapes_are_valid(path):
     ("change", "named"),
     [
         ({"hidden_size": 30}, "hidden_size"),
-        ({"hidden_size": 0}, "hidden_size"),
         ({"hidden_size": "32"}, "hidden_size"),
         ({"hidden_act": "relu"}, "relu"),
         ({"hidden_dropout_prob": 1.0}, "hidden_dropout_prob"),
         ({"hiden_size": 32}, "hiden_size"),
         ({"vocab_size": None}, "vocab_size"),
-        ({"max_position_embeddings": 0}, "max_position_embeddings"),
         ({"num_hidden_layers": True}, "num_hidden_layers"),
         ({"position_embedding_type": "rope"}, "absolute"),
         ({"norm_position": "middle"}, "post"),
         ({"gated_mlp": 1}, "boolean"),
-        ({"tie_word_embeddings": "no"}, "boolean"),
         ({"layer_norm_eps": 0.0}, "layer_norm_eps"),
         ({"num_hidden_layers": 10**6}, "1024"),
         ({"vocab_size": 10**12}, "262144"),
@@ -131,12 +128,6 @@ def test_published_sizes(name, published):
     shape = model.config
     padding = (shape.padded_vocab_size - shape.vocab_size) * (shape.hidden_size + 1)
     assert sum(p.numel() for p in model.parameters()) - (0 if shape.gated_mlp else padding) == published
-
-
-def test_published_shapes_are_ours_with_the_exact_gelu():
-    for published, own in (("bert-base-uncased", "base"), ("bert-large-uncased", "large"), ("bert-tiny", "tiny")):
-        shape = BertConfig.from_json(CONFIGS / f"{own}.json")
-        assert BertConfig.from_json(CONFIGS / f"{published}.json") == shape.with_options("hidden_act=gelu_erf")
 
 
 def test_options_take_the_place_of_the_files_values():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mlbert.config.recipe import Recipe
 from mlbert.config.resolution import CommandLine, peek, resolve, split_arguments
 from mlbert.config.section import Setting, settings_of
-from mlbert.config.sections import COMMON, SECTIONS, settings_by_key
+from mlbert.config.sections import SECTIONS, settings_by_key
 from mlbert.data.loading.config import DataConfig
 from mlbert.host.errors import UserError
 from mlbert.optim.config import ScheduleConfig
@@ -97,23 +97,16 @@ def test_warmup_from_a_proportion(recipe, environ):
 NEAR = "is exported but is not a setting; did you mean"
 
 
-@pytest.mark.parametrize(
-    ("exports", "warnings"),
-    [
-        ({"EXCHANGE_BY": "gather"}, ["EXCHANGE_BY is no longer a setting: both of its values gave the same batches"]),
-        (
-            {"BATCH_SIZE": "3", "MAX_STEP": "4", "HOME": "/"},
-            [f"BATCH_SIZE {NEAR} BATCHSIZE?", f"MAX_STEP {NEAR} MAX_STEPS?"],
-        ),
-        ({"LEARNING_RATE": "1"}, [f"LEARNING_RATE {NEAR} LR?"]),
-        ({"TRAIN_BATCH_SIZE": "1"}, [f"TRAIN_BATCH_SIZE {NEAR} BATCHSIZE?"]),
-        ({"EVAL_DIR": "1"}, [f"EVAL_DIR {NEAR} EVALDIR?"]),
-        ({"MAX_STEPS": "5"}, ["the warm-up ends at step 10, after MAX_STEPS 5: LR is never reached"]),
-    ],
-    ids=lambda value: "+".join(value) if isinstance(value, dict) else "",
-)
-def test_doubtful_exports_are_warnings(recipe, environ, exports, warnings):
-    assert sorted(_resolve(recipe, environ | exports).warnings) == warnings
+def test_doubtful_exports_are_warnings(recipe, environ):
+    near = {"BATCH_SIZE": "BATCHSIZE", "EVAL_DIR": "EVALDIR", "LEARNING_RATE": "LR", "MAX_STEP": "MAX_STEPS"}
+    assert sorted(_resolve(recipe, environ | dict.fromkeys(near, "1") | {"HOME": "/"}).warnings) == [
+        f"{name} {NEAR} {known}?" for name, known in near.items()
+    ]
+    for name, warning in (
+        ("EXCHANGE_BY", "EXCHANGE_BY is no longer a setting: both of its values gave the same batches"),
+        ("MAX_STEPS", "the warm-up ends at step 10, after MAX_STEPS 5: LR is never reached"),
+    ):
+        assert _resolve(recipe, environ | {name: "5"}).warnings == [warning]
 
 
 # What is given: exports, --flags, the text of a YAML file, key=value words; then code and subject of the error.
@@ -125,7 +118,6 @@ BAD = {
     "empty required": ({"LOGDIR": " "}, "config.missing", "LOGDIR"),
     "text for an integer": ({"BATCHSIZE": "many"}, "config.value", "BATCHSIZE"),
     "fraction for an integer": ({"BATCHSIZE": "8.5"}, "config.value", "BATCHSIZE"),
-    "fraction in yaml": ({"yaml": "max_steps: 1.5"}, "config.value", "MAX_STEPS"),
     "yes/no for a number": ({"yaml": "max_steps: true"}, "config.value", "MAX_STEPS"),
     "not a number": ({"LR": "nan"}, "config.value", "LR"),
     "infinite": ({"LR": "inf"}, "config.value", "LR"),
@@ -133,21 +125,12 @@ BAD = {
     "beta of one": ({"OPT_LAMB_BETA_2": "1"}, "config.range", "OPT_LAMB_BETA_2"),
     "accuracy in percent": ({"TARGET_MLM_ACCURACY": "72"}, "config.range", "TARGET_MLM_ACCURACY"),
     "unknown choice": ({"PRECISION": "fp64"}, "config.choice", "PRECISION"),
-    "another unknown choice": ({"EXCHANGE_PADDING": "node"}, "config.choice", "EXCHANGE_PADDING"),
     "bad yes/no": ({"RESUME": "maybe"}, "config.value", "RESUME"),
     "positive ramp start": ({"START_WARMUP_STEP": "25"}, "config.range", "START_WARMUP_STEP"),
     "indivisible batch": ({"GRADIENT_STEPS": "3"}, "config.conflict", "GRADIENT_STEPS"),
     "two warm-ups": ({"WARMUP_PROPORTION": "0.1"}, "config.conflict", "WARMUP_PROPORTION"),
-    "packed and not": (
-        {"MAX_SEQUENCES_PER_PACK": "1", "--average_packing_rate": "2"},
-        "config.conflict",
-        "PACKING_FACTOR",
-    ),
-    "checkpoints not kept": (
-        {"SAVE_CHECKPOINT_STEPS": "5", "KEEP_CHECKPOINTS": "0"},
-        "config.conflict",
-        "KEEP_CHECKPOINTS",
-    ),
+    "packed": ({"MAX_SEQUENCES_PER_PACK": "1", "--average_packing_rate": "2"}, "config.conflict", "PACKING_FACTOR"),
+    "none kept": ({"SAVE_CHECKPOINT_STEPS": "5", "KEEP_CHECKPOINTS": "0"}, "config.conflict", "KEEP_CHECKPOINTS"),
     "given twice": ({"--max_steps": "3", "words": ["max_steps=4"]}, "config.duplicate", "max_steps=4"),
     "broken yaml": ({"yaml": "max_steps: [1"}, "config.file", "x.yaml"),
     "yaml list": ({"yaml": "- 1\n- 2"}, "config.file", "x.yaml"),
@@ -173,19 +156,12 @@ def test_a_bad_configuration_is_reported_in_one_line(values, code, subject, reci
 
 
 def test_all_missing_values_come_in_one_error_that_names_the_file_to_edit(recipe, environ):
+    del environ["EVALDIR"]
     with user_error("config.missing", "EVALDIR"):
-        _resolve(
-            recipe, {name: environ[name] for name in environ if name != "EVALDIR"} | {"CONFIG_FILE": "config_a.sh"}
-        )
-    gone = ["EVALDIR", "LOGDIR"]
-    with user_error("config.missing", "LOGDIR (--output_dir), EVALDIR (--eval_dir)") as caught:
-        _resolve(recipe, {name: value for name, value in environ.items() if name not in gone})
-    assert all(name in str(caught.value) for name in gone)
-
-
-def test_a_wrong_recipe_default_is_an_error_of_ours():
-    with pytest.raises(AssertionError, match="NO_SUCH_SETTING"):
-        Recipe("x", COMMON, lambda config: None, "", overrides={"NO_SUCH_SETTING": 1})
+        _resolve(recipe, environ | {"CONFIG_FILE": "config_a.sh"})
+    del environ["LOGDIR"]
+    with user_error("config.missing", "LOGDIR (--output_dir), EVALDIR (--eval_dir)"):
+        _resolve(recipe, environ)
 
 
 def test_command_line_words_are_sorted():
@@ -245,7 +221,6 @@ def test_the_process_environment_is_the_default():
 
 
 def _legal_values(setting: Setting) -> st.SearchStrategy[object]:
-    """Return the values that a setting's own limits allow."""
     limits = {}
     for limit in setting.section.model_fields[setting.field].metadata:  # as pydantic keeps them
         limits |= {name: getattr(limit, name) for name in ("ge", "gt", "le", "lt") if hasattr(limit, name)}
@@ -319,16 +294,6 @@ def test_any_value_is_accepted_or_refused_in_one_line(key, value):
         assert "\n" not in str(error)  # noqa: PT017
     else:
         assert (found is None and setting.optional) or isinstance(found, setting.kind)
-
-
-@hypothesis_settings(max_examples=40)
-@given(st.dictionaries(st.text(st.characters(codec="ascii", categories=["L"]), min_size=1), st.integers(), min_size=1))
-def test_an_unknown_flag_is_always_named(flags):
-    unknown = [name for name in flags if name not in settings_by_key()]
-    if not unknown:
-        return
-    with user_error("config.unknown-name", f"--{unknown[0].replace(chr(45), chr(95))}", wording=False):
-        resolve(ALL, {}, CommandLine({unknown[0]: "1"}))
 
 
 def test_a_setting_the_recipe_does_not_read_is_an_error_in_a_flag_yaml_or_sourced_config(tmp_path):

@@ -10,12 +10,10 @@ import mlbert
 from mlbert.config.recipe import Recipe
 from mlbert.config.resolution import split_arguments
 from mlbert.config.section import settings_of
-from mlbert.config.sections import COMMON, SECTIONS, settings_by_env, settings_by_key
+from mlbert.config.sections import COMMON, settings_by_env, settings_by_key
 from mlbert.config.shell import LaunchConfig
 from mlbert.config.words import _OTHERS, default_words, hint_at
-from mlbert.data.loading.config import DataConfig
 from mlbert.host.errors import name_shape
-from mlbert.ops.config import ComputeConfig
 from mlbert.training.config import RunConfig
 from programs import run_quietly
 from simple_recipe import simple_configuration
@@ -31,15 +29,6 @@ def test_every_setting_has_a_flag_an_export_and_a_meaning():
         assert setting.meaning.endswith(".")
     # Names are unique over the program and the launchers.
     assert len(settings_by_env()) == len(settings_by_key()) + len(settings_of(LaunchConfig))
-
-
-def test_optional_types_are_recognised():
-    known = settings_by_key()
-    assert known["seed"].optional
-    assert known["seed"].kind is int
-    assert known["tensorboard_dir"].type_name == "path or none"
-    assert not known["train_batch_size"].optional
-    assert known["precision"].choices[:2] == ("auto", "fp32")
 
 
 def test_no_number_is_without_bounds():
@@ -66,13 +55,6 @@ def test_settings_import_no_torch():
     assert run_quietly(sys.executable, "-c", code).returncode == 0
 
 
-@pytest.mark.parametrize("section", SECTIONS)
-def test_a_section_is_frozen_and_strict(section):
-    assert section.model_config["frozen"]
-    assert section.model_config["strict"]
-    assert section.model_config["extra"] == "forbid"
-
-
 def test_a_resumed_run_keeps_the_fixed_settings():
     kept = simple_configuration(seed=3).fixed_on_resume()
     assert kept["OPT_LAMB_BETA_1"] == 0.9
@@ -80,14 +62,6 @@ def test_a_resumed_run_keeps_the_fixed_settings():
     assert not {"SEED", "MAX_STEPS", "LOGDIR"} & set(kept)
     assert None not in kept.values()
     assert "GRADIENT_STEPS" not in simple_configuration(auto_micro_batch=True).fixed_on_resume()
-
-
-def test_a_section_is_replaced_in_a_copy():
-    config = simple_configuration()
-    changed = config.replace(config[DataConfig].model_copy(update={"gradient_accumulation_steps": 4}))
-    assert changed[DataConfig].gradient_accumulation_steps == 4
-    assert config[DataConfig].gradient_accumulation_steps == 2
-    assert changed[ComputeConfig] is config[ComputeConfig]
 
 
 def test_no_word_of_others_is_one_of_ours_and_each_hint_leads_to_a_flag():

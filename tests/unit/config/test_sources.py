@@ -6,16 +6,14 @@ import pytest
 
 from mlbert.config.sources import Export, check_exports, parse_config_name, read_yaml
 from mlbert.host.errors import nearest
+from programs import write_files
 from user_errors import user_error
 
 
 def test_exports_of_a_config_and_its_parent(tmp_path):
     (tmp_path / "config_common.sh").write_text("export LR=1e-3\nexport NEXP=10\n")
-    config = tmp_path / "config_a_1x1x8x2.sh"
-    config.write_text(
-        '# a comment\nsource "$(dirname "${BASH_SOURCE[0]}")/config_common.sh"\n\n'
-        'export LR=2e-3\nexport WALLTIME="$((5 + NEXP * 12))"\n'
-    )
+    config, parent = tmp_path / "config_a_1x1x8x2.sh", 'source "$(dirname "${BASH_SOURCE[0]}")/config_common.sh"'
+    config.write_text(f'# a comment\n{parent}\n\nexport LR=2e-3\nexport WALLTIME="$((5 + NEXP * 12))"\n')
     found = {name: (export.text, Path(export.place).name) for name, export in check_exports(config).items()}
     assert found == {
         "LR": ("2e-3", "config_a_1x1x8x2.sh:4"),
@@ -70,9 +68,8 @@ def test_bad_lines_are_named_with_their_number(line, code, subject, tmp_path):
 
 
 def test_two_parents_and_the_later_wins(tmp_path):
-    (tmp_path / "a.yaml").write_text("max_steps: 1\nlog_freq: 1\n")
-    (tmp_path / "b.yaml").write_text("max_steps: 2\n")
-    (tmp_path / "c.yaml").write_text("extends: [a.yaml, b.yaml]\nexperiment: 3\n")
+    texts = {"a.yaml": "max_steps: 1\nlog_freq: 1\n", "b.yaml": "max_steps: 2\n"}
+    write_files(tmp_path, texts | {"c.yaml": "extends: [a.yaml, b.yaml]\nexperiment: 3\n"})
     files: list[Path] = []
     assert read_yaml(tmp_path / "c.yaml", files) == {
         "max_steps": (2, f"{tmp_path}/b.yaml:1"),

@@ -248,7 +248,6 @@ def test_limits(stages, pause, longest, heard, story, in_first_step):
 
 
 def places_of_reading(monitor: HealthMonitor) -> list[health._Place]:
-    """Return the places while step 7 reads two items, and afterwards."""
     places = [monitor._current_place() for _ in monitor.each("ab", 7, Stage.READ, Stage.COMPUTE)]
     return [*places, monitor._current_place()]
 

@@ -10,11 +10,6 @@ from mlbert.distributed.reduce import GradientReducer, cut_buckets, norm_of
 from mlbert.distributed.world import World
 
 
-def test_buckets_are_cut_from_the_end():
-    buckets = cut_buckets([0, 10, 20, 25], 30, 10)
-    assert [(b.start, b.stop, list(b.parameters)) for b in buckets] == [(20, 30, [2, 3]), (10, 20, [1]), (0, 10, [0])]
-
-
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 200))
 def test_buckets_cover_every_element_and_parameter_once(lengths, least):
     offsets = [sum(lengths[:i]) for i in range(len(lengths))]

@@ -14,7 +14,6 @@ from mlbert.distributed.sharding import PART_MULTIPLE, ShardedReducer, ShardLayo
 
 
 def layouts(numel: int, size: int, block_elements: int) -> list[ShardLayout]:
-    """Return the layout of each rank."""
     return [ShardLayout(numel, ShardGroups(inside=RankGroup(rank, size)), block_elements) for rank in range(size)]
 
 
@@ -41,18 +40,7 @@ def test_every_element_belongs_to_one_rank(units, size, block_elements):
     assert torch.equal(torch.cat([layout.take(buffer) for layout in ranks]).sort().values, buffer)
 
 
-def test_blocks_are_cut_from_the_end():
-    assert PART_MULTIPLE * torch.float32.itemsize == 128
-    first, second = layouts(10 * 64, 2, 200)
-    assert first.blocks == [(0, 128), (128, 384), (384, 640)]
-    assert first.parts == [(0, 64), (128, 256), (384, 512)]
-    assert second.parts == [(64, 128), (256, 384), (512, 640)]
-    assert layouts(256, 2, 256)[0].blocks == [(0, 256)]
-    assert ShardLayout.whole(7).blocks == [(0, 7)]
-
-
 def test_buckets_hold_the_parameters_that_overlap_them():
-    """Parameters 0-127, 128-129, 130-383, 384-600 and 601-639: one ends where a block ends, one spans two."""
     layout = layouts(10 * 64, 2, 200)[1]
     found = [(bucket.start, bucket.stop, list(bucket.parameters)) for bucket in layout.buckets([0, 128, 130, 384, 601])]
     assert found == [(384, 640, [3, 4]), (128, 384, [1, 2]), (0, 128, [0])]

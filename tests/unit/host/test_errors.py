@@ -1,6 +1,5 @@
 """Errors have codes: each is listed once, used somewhere, and survives the way between processes."""
 
-import ast
 import pickle
 import re
 from pathlib import Path
@@ -14,22 +13,16 @@ ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("benchmarks/bert/implementations/pytorch/mlbert", "benchmarks/bert/implementations/tensorflow2/tf2_bert")
 
 
-def string_constants() -> set[str]:
-    """Return the strings in our code, except in the list of codes."""
-    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if path.name != "error_codes.py"]
-    nodes = (node for path in files for node in ast.walk(ast.parse(path.read_text())))
-    return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-
-
 def test_every_code_is_used():
-    assert set(ERROR_CODES) <= string_constants()
+    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if path.name != "error_codes.py"]
+    code = "".join(path.read_text() for path in files)
+    assert [name for name in ERROR_CODES if f'"{name}"' not in code] == []
 
 
-@pytest.mark.parametrize("code", ERROR_CODES)
-def test_a_code_is_a_short_name_with_a_sentence_of_help(code):
-    assert re.fullmatch(r"[a-z]+\.[a-z-]+", code)
-    assert ERROR_CODES[code].endswith(".")
-    assert ERROR_CODES[code][0].isupper()
+def test_a_code_is_a_short_name_with_a_sentence_of_help():
+    for code, sentence in ERROR_CODES.items():
+        assert re.fullmatch(r"[a-z]+\.[a-z-]+", code)
+        assert re.fullmatch(r"[A-Z].*\.", sentence)
 
 
 def test_an_unknown_code_is_an_error_of_ours():

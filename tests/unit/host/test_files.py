@@ -50,20 +50,15 @@ def test_equal_tensors_make_equal_files_with_a_checksum(tmp_path):
         assert all(torch.equal(file.get_tensor(name), one) for name, one in tensors.items())
 
 
+def test_a_failed_write_leaves_no_file(tmp_path):
+    (tmp_path / "file").write_text("before")
+    with pytest.raises(ZeroDivisionError), whole_file(tmp_path / "file") as file:
+        file.write(b"half" * (1 // 0))
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]
+
+
 def test_writing_into_a_missing_folder(tmp_path):
     with user_error("file.unwritable", tmp_path / "absent/file"):
         write_atomically(tmp_path / "absent" / "file", b"")
     with pytest.raises(OSError, match="No such file"):
         write_tensors(tmp_path / "absent" / "file", parts_of({"a": torch.zeros(2)}))
-
-
-def test_a_failed_write_leaves_no_file(tmp_path):
-    def write_half() -> None:
-        with whole_file(tmp_path / "file") as file:
-            file.write(b"half")
-            raise ZeroDivisionError
-
-    (tmp_path / "file").write_text("before")
-    with pytest.raises(ZeroDivisionError):
-        write_half()
-    assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]

@@ -3,6 +3,7 @@
 import pytest
 
 from mlbert.host.machine import gpu_driver, processor_name, read_processors
+from programs import write_files
 
 
 def x86(name: str, family: int, model: int, stepping: int) -> str:
@@ -27,10 +28,7 @@ ARM = "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n"
     ],
 )
 def test_processors_and_their_generations(cpuinfo, machine, name, tmp_path):
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/cpuinfo").write_text(cpuinfo)
-    (tmp_path / "sys/class/dmi/id").mkdir(parents=True)
-    (tmp_path / "sys/class/dmi/id/sys_vendor").write_text(machine)
+    write_files(tmp_path, {"proc/cpuinfo": cpuinfo, "sys/class/dmi/id/sys_vendor": machine})
     assert processor_name(tmp_path) == name
     assert len(read_processors(tmp_path)) == 1
 
@@ -44,7 +42,6 @@ def test_processors_and_their_generations(cpuinfo, machine, name, tmp_path):
     ],
 )
 def test_the_driver(text, version, tmp_path):
-    (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
-    (tmp_path / "proc/driver/nvidia/version").write_text(text)
+    write_files(tmp_path, {"proc/driver/nvidia/version": text})
     assert gpu_driver(tmp_path) == version
     assert gpu_driver(tmp_path / "nowhere") == "none"

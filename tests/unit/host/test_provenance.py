@@ -7,14 +7,12 @@ from pathlib import Path
 import pytest
 
 from mlbert.host import provenance
-from programs import commit_all
+from programs import commit_all, write_files
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    (tmp_path / "benchmarks/system").mkdir(parents=True)
-    for name in ("run.sh", "hosts", "README.md"):
-        (tmp_path / "benchmarks/system" / name).write_text("a\n")
+    write_files(tmp_path / "benchmarks/system", dict.fromkeys(("run.sh", "hosts", "README.md"), "a\n"))
     commit_all(tmp_path)
     return tmp_path
 
@@ -36,8 +34,7 @@ def test_commit_and_dirt(checkout):
     ],
 )
 def test_only_code_and_settings_are_a_change(name, counts, checkout):
-    (checkout / name).parent.mkdir(exist_ok=True)
-    (checkout / name).write_text("b\n")
+    write_files(checkout, {name: "b\n"})
     assert provenance.git_state(checkout)[1] == counts
 
 
@@ -49,9 +46,7 @@ def test_an_export_states_its_commit(tmp_path):
 def test_files_name_themselves_where_nothing_else_does(checkout, monkeypatch):
     inner = checkout / "inner"
     package = inner / provenance.PACKAGE_HOME
-    package.mkdir(parents=True)
-    (package / "a.py").write_text("a = 1\n")
-    (inner / provenance.SOURCE_STATEMENT).write_text("[]")
+    write_files(inner, {f"{provenance.PACKAGE_HOME}/a.py": "a = 1\n", provenance.SOURCE_STATEMENT: "[]"})
     before, modified = provenance.git_state(inner)  # a folder inside another checkout is not that checkout
     assert re.fullmatch("tree:sha256:[0-9a-f]{64}", before)
     assert not modified

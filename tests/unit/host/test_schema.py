@@ -31,11 +31,9 @@ class Card(Document, extra="forbid"):
 
 WRONG = {
     "missing": '{"share": 0.5}',
-    "bool for int": '{"size": true}',
     "float for int": '{"size": 1.0}',
     "too small": '{"size": 0}',
     "text for number": '{"size": 1, "share": "0.5"}',
-    "limit": '{"size": 1, "share": 1}',
     "choice": '{"size": 1, "kind": "x"}',
     "text for list": '{"size": 1, "words": "a"}',
     "number among text": '{"size": 1, "words": ["a", 2]}',

@@ -47,12 +47,11 @@ def test_a_log_file_gets_plain_lines_with_percent_rate_and_estimate(monkeypatch:
 def test_a_log_file_gets_one_line_for_quick_work() -> None:
     console, stream = recorded()
     progress = console_progress(console)
-    with progress.task("packing", 12_300_000, "sequences") as advance:
-        advance(12_300_000)
-    with progress.task("nothing", 0, "bytes") as advance:
-        advance(0)
+    for name, number in (("packing", 12_300_000), ("nothing", 0)):
+        with progress.task(name, number, "sequences") as advance:
+            advance(number)
     progress("brackets [red] stay as they are")
-    lines = ["packing: 12.3 M sequences", "nothing: 0 B", "brackets [red] stay as they are"]
+    lines = ["packing: 12.3 M sequences", "nothing: 0 sequences", "brackets [red] stay as they are"]
     assert stream.getvalue().splitlines() == lines
 
 

@@ -3,7 +3,9 @@
 import csv
 import dataclasses
 import json
+import os
 import random
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.data.prepare.pipeline import count_words, train_vocabulary
 from mlbert.models.bert import BertForMaskedLM
 from mlbert.models.weights.export import write_weights
-from programs import RunMlbert
+from programs import RunMlbert, run_checked
 from training_settings import read_metrics
 
 pytestmark = pytest.mark.slow
@@ -47,9 +49,9 @@ save_num_checkpoints_to_keep: 0
 """
 
 
-def sentence(generator: random.Random, warm: int, length: int = 8) -> str:
-    words = [generator.choice(WARM) for _ in range(warm)] + [generator.choice(COLD) for _ in range(4 - warm)]
-    words += [generator.choice(OTHER) for _ in range(generator.randint(1, length))]
+def sentence(generator: random.Random, warm: int) -> str:
+    words = generator.choices(WARM, k=warm) + generator.choices(COLD, k=4 - warm)
+    words += generator.choices(OTHER, k=generator.randint(1, 8))
     generator.shuffle(words)
     return " ".join(words)
 
@@ -79,7 +81,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(folder: Path, run_mlbert: RunMlbert) -> RunMlbert:
-    """Return run(out, *words), which runs the task into this folder."""
     return lambda out, *words: run_mlbert("finetune", folder / "task.yaml", f"save_folder={folder / out}", *words)
 
 
@@ -134,6 +135,25 @@ def test_a_number_of_a_pair(folder: Path, run: RunMlbert) -> None:
     rows = predictions(folder / "number/run_0/predictions.csv")
     assert {"first", "second", "label", "prediction"} <= set(rows[0])
     assert "probability" not in rows[0]
+
+
+def test_two_ranks_match_one_rank(folder: Path, tree_root: Path, run: RunMlbert) -> None:
+    words = ["max_duration=10ba", "eval_interval=5ba", "device_train_microbatch_size=4", "device_eval_batch_size=5"]
+    assert run("one", *words)[0] == 0
+    script = tree_root / "benchmarks/mosaic_bert/sequence_classification.py"
+    environ = {**os.environ, "PYTHONPATH": str(tree_root / "benchmarks/bert/implementations/pytorch")}
+    launch = (sys.executable, "-m", "mlbert", "launch", "local", "-n", "2", script)
+    run_checked(*launch, folder / "task.yaml", f"save_folder={folder}/two", *words, env=environ)
+    runs = []
+    for name in ("one", "two"):
+        lines = [json.loads(line) for line in (folder / name / "run_0/metrics.jsonl").read_text().splitlines()]
+        runs.append([{k: v for k, v in line.items() if "second" not in k and "slowest" not in k} for line in lines])
+    assert len(runs[0]) == len(runs[1]) == 10 + 2
+    for one, two in zip(*runs, strict=True):
+        assert one.pop("kind") == two.pop("kind")
+        assert one == pytest.approx(two, rel=1e-3)
+    rows = [predictions(folder / name / "run_0/predictions.csv") for name in ("one", "two")]
+    assert [row["prediction"] for row in rows[0]] == [row["prediction"] for row in rows[1]]
 
 
 def test_a_run_resumes_where_it_stopped(folder: Path, run: RunMlbert) -> None:

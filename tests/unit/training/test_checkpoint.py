@@ -2,8 +2,8 @@
 
 import json
 import os
+import resource
 import shutil
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -18,6 +18,7 @@ from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
 from mlbert.runs.progress import TrainState
 from mlbert.training.checkpoint import CheckpointFolder, Snapshots
+from programs import run_checked
 from unsharded import unsharded
 from user_errors import user_error
 
@@ -64,8 +65,6 @@ def flip(content):
 
 
 def record(**changes):
-    """Replace entries of a record; None removes one."""
-
     def change(content):
         changed = {**json.loads(content), **changes}
         return json.dumps({name: value for name, value in changed.items() if value is not None}).encode()
@@ -114,13 +113,9 @@ def snapshots(checkpoints, numel=1000):
     """Return `Snapshots` of a LAMB optimizer, the run's progress, and the weights."""
     flat = FlatParameters([("w", nn.Parameter(torch.zeros(numel)))])
     optimizer = unsharded(Lamb, flat, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.01, max_grad_norm=None)
-    method = SimpleNamespace(
-        optimizer=optimizer,
-        flat=flat,
-        model=SimpleNamespace(derived_state=dict, load_derived_state=lambda state: None),
-        loss_scale=None,
-        source=SimpleNamespace(load_state_dict=lambda state: None),
-    )
+    model = SimpleNamespace(derived_state=dict, load_derived_state=lambda state: None)
+    source = SimpleNamespace(load_state_dict=lambda state: None)
+    method = SimpleNamespace(optimizer=optimizer, flat=flat, model=model, loss_scale=None, source=source)
     state = TrainState()
     return Snapshots(checkpoints, method, state, 1, World()), state, flat.data
 
@@ -154,14 +149,10 @@ def test_training_continues_while_its_state_of_before_is_written(tmp_path):
 def test_saving_reuses_its_memory(tmp_path):
     run, _, _ = snapshots(folder(tmp_path), 10_000_000)
     run.prepare()
-    before = page_faults()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     run.save({})
-    assert page_faults() - before < 10_000, "the 120 MB are 29,297 pages"
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 10_000, "the 120 MB are 29,297 pages"
     run.wait()
-
-
-def page_faults():
-    return int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[7])
 
 
 def test_a_failed_save_is_reported_by_the_next_one_and_at_the_end(tmp_path):
@@ -205,9 +196,7 @@ print(newest)
 
 
 def test_a_kill_at_any_moment_leaves_the_checkpoint_before(tmp_path):
-    words = [sys.executable, "-c", KILLED, str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
+    done = run_checked(sys.executable, "-c", KILLED, tmp_path, env=environment, timeout=100)
     assert "damaged" not in done.stdout
     assert int(done.stdout.split()[-1]) >= 3

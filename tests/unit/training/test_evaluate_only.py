@@ -41,19 +41,11 @@ def start(tmp_path, shape, prepared_data):
 
 @pytest.fixture
 def run(tmp_path, capsys, prepared_data, shape):
-    """Return a function that runs the command with changed settings and returns exit code, stdout and stderr."""
-
     def run(**changes):
-        settings = {
-            "synthetic_data": 0,
-            "input_dir": tmp_path / "no-training-set",
-            "eval_dir": prepared_data / "eval",
-            "num_eval_examples": 64,
-            "shape": {"vocab_size": shape.vocab_size, "max_position_embeddings": shape.max_position_embeddings},
-            **changes,
-        }
-        code = run_train(tmp_path, "out", "--evaluate-only", **settings)
-        return code, *capsys.readouterr()
+        sizes = {"vocab_size": shape.vocab_size, "max_position_embeddings": shape.max_position_embeddings}
+        settings = {"synthetic_data": 0, "input_dir": tmp_path / "no-training-set", "shape": sizes}
+        settings |= {"eval_dir": prepared_data / "eval", "num_eval_examples": 64, **changes}
+        return run_train(tmp_path, "out", "--evaluate-only", **settings), *capsys.readouterr()
 
     return run
 

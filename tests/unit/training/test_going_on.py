@@ -46,10 +46,7 @@ def test_resuming_from_nothing_is_reported_and_a_foreign_record_is_refused(tmp_p
 
 
 IN_THE_WAY = {
-    "result_0.txt": [
-        *(os.mkfifo, os.mkdir),
-        *(lambda path: path.symlink_to("/dev/full"), lambda path: path.symlink_to(path)),
-    ],
+    "result_0.txt": [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/full")],
     "run_0/metrics.jsonl": [os.mkfifo, os.mkdir],
     "run_0/config.json": [os.mkfifo],
     "run_0/curve.png": [os.mkdir],

@@ -1,7 +1,8 @@
 """TensorBoard and W&B get the numbers of a run, read back by their own readers."""
 
+import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,13 @@ from mlbert.training.config import RunConfig
 from mlbert.training.loggers import make_loggers
 from training_settings import run
 from user_errors import user_error
+
+
+@pytest.fixture(autouse=True)
+def _no_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let TensorBoard do without TensorFlow, which takes seconds to import."""
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.notf", ModuleType("notf"))
+
 
 STATE = TrainState(step=3, samples=30, tokens=900, flops=10**9, train_seconds=2.0)
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from programs import run_quietly
+from programs import run_checked
 
 PROGRAM = """
 import resource
@@ -22,11 +22,8 @@ from mlbert.ops.config import ComputeConfig
 from mlbert.optim.flat import FlatParameters
 from mlbert.training.experiment import build_fitting
 
-SHAPE = BertConfig(vocab_size=30_000, hidden_size=64, num_hidden_layers=1, num_attention_heads=2,
-                   intermediate_size=128, max_position_embeddings=128)
-
+SHAPE = BertConfig(30_000, 64, 1, 2, 128, max_position_embeddings=128)
 FOLDERS = {"input_dir": Path("unused"), "eval_dir": Path("unused")}
-
 def build(config):
     model = BertForMaskedLM(SHAPE)
     model.initialize(1)
@@ -54,9 +51,7 @@ for batch in (511, 512):
 
 def test_parts_are_doubled_until_one_fits():
     """A batch that cannot be halved is an error."""
-    done = run_quietly(sys.executable, "-c", PROGRAM, timeout=240)
-    assert done.returncode == 0, done.stderr[-2000:]
-    odd, first, *_, last = done.stdout.splitlines()
+    odd, first, *_, last = run_checked(sys.executable, "-c", PROGRAM, timeout=240).stdout.splitlines()
     assert odd == "device.memory BATCHSIZE 511"
     assert first == "out of memory: GRADIENT_STEPS is now 2"
     assert 2 <= int(last.removeprefix("parts ")) <= 64

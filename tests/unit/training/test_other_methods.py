@@ -27,7 +27,7 @@ from mlbert.optim.flat import FlatParameters
 from mlbert.optim.schedules import Linear
 from mlbert.recipes import masked_lm_stored
 from mlbert.runs.events import Events
-from mlbert.runs.progress import RunOutcome, TrainState
+from mlbert.runs.progress import RunOutcome
 from mlbert.training.experiment import assemble
 from mlbert.training.loop import train
 from mlbert.training.protocols import EvaluationSet, Method, Objective, Source
@@ -66,6 +66,8 @@ class Sentences:
     def open(self) -> None:
         pass
 
+    finish = close = open
+
     def next_step(self) -> list[HostBatch]:
         self._step += 1
         return [self.batch(self._step, 32)]
@@ -76,28 +78,12 @@ class Sentences:
     def __iter__(self) -> Iterator[HostBatch]:
         return iter([self.batch(0, 100), self.batch(10**6, 28)])
 
-    def finish(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
 
 class OneStep(SyntheticSource):
     """Give the same random tokens at every step, so that they can be learnt."""
 
     def next_step(self) -> list[HostBatch]:
         return self.batches_of(0)
-
-
-class Heard(Events):
-    """Remembers evaluations."""
-
-    def __init__(self) -> None:
-        self.metrics: list[dict[str, float]] = []
-
-    def evaluation(self, state: TrainState, metrics: Any, seconds: float) -> None:
-        self.metrics.append(dict(metrics))
 
 
 def run(
@@ -115,29 +101,22 @@ def run(
     numbers = {"betas": (0.9, 0.98), "eps": 1e-8, "weight_decay": 0.01, "max_grad_norm": None}
     layout = ShardLayout.whole(flat.numel)
     optimizer = DecoupledAdamW(flat, layout, base_lr=2e-3, **numbers) if decoupled else AdamW(flat, layout, **numbers)
-    world, heard, last_lines = World(), Heard(), [] if last_lines is None else last_lines
-    method = Method(
-        model=model,
-        objective=objective,
-        source=data[0],
-        evaluation=data[1],
-        flat=flat,
-        sync=GradientReducer(flat.parameters, flat.grad, flat.offsets, world, cut_buckets(flat.offsets, 1, 1), None),
-        optimizer=optimizer,
-        schedule=Linear(base_lr=2e-3, warmup_steps=5, max_steps=200, decay_end=200),
-        static_shape=None,
-        precision="torch.float32",
-        ops="plain",
-        identity={},
-        export=lambda folder, card: None,
-    )
+    world, heard, last_lines = World(), Events(), [] if last_lines is None else last_lines
+    found: list[dict[str, float]] = []
+    heard.evaluation = lambda state, metrics, seconds: found.append(dict(metrics))
+    buckets = cut_buckets(flat.offsets, 1, 1)
+    parts = {"model": model, "objective": objective, "source": data[0], "evaluation": data[1], "flat": flat}
+    parts["sync"] = GradientReducer(flat.parameters, flat.grad, flat.offsets, world, buckets, None)
+    parts["schedule"] = Linear(base_lr=2e-3, warmup_steps=5, max_steps=200, decay_end=200)
+    parts |= {"optimizer": optimizer, "static_shape": None, "precision": "torch.float32", "ops": "plain"}
+    method = Method(**parts, identity={}, export=lambda folder, card: None)
     lifecycle = Lifecycle(world, lambda status, reason: last_lines.append((status, reason)))
     config = configuration(masked_lm_stored.RECIPE, **{**SETTINGS, **changes})
     with lifecycle.guard():
         outcome = train(assemble(config, method, folder, world, lifecycle, heard, seed=1))
         method.source.close()
     assert last_lines == [(outcome.status, None)]
-    return outcome, heard.metrics
+    return outcome, found
 
 
 def test_a_run_fails_if_the_checksums_turn_out_wrong_after_its_last_step(tmp_path):
