@@ -184,15 +184,13 @@ def test_lost_device_loses_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_rows_survive_errors_and_crashes(tmp_path):
-    path, cpu = tmp_path / "rows.json", torch.device("cpu")
-    rows = Rows(path, cpu, {"device": "test"})
+    path = tmp_path / "rows.json"
+    rows = Rows(path, CPU, {"device": "test"})
     rows.measure("good", lambda: {"rate": 1.0})
     rows.measure("bad", lambda: {"rate": 1 / 0})
     assert "ZeroDivisionError" in json.loads(path.read_text())["rows"]["bad"]["error"]
-    killed = json.loads(path.read_text())
-    killed["running"] = "deadly"
-    path.write_text(json.dumps(killed))
-    rows = Rows(path, cpu, {"device": "test"})
+    path.write_text(json.dumps({**json.loads(path.read_text()), "running": "deadly"}))
+    rows = Rows(path, CPU, {"device": "test"})
     calls = []
     for name in ("good", "bad", "deadly", "next"):
         rows.measure(name, lambda n=name: calls.append(n) or {})

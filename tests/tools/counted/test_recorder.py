@@ -23,6 +23,10 @@ H200 = GPUS["h200"]
 SMALL = BertConfig(200, 64, 2, 1, 128, max_position_embeddings=64)
 
 
+def clear(size: int) -> None:
+    on_device(size, dtype=torch.uint8).zero_()
+
+
 def on_device(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(*shape, dtype=dtype, device=DEVICE)
 
@@ -107,9 +111,8 @@ def test_memory_counts_live_tensors_and_the_peak_of_a_pool() -> None:
         kept = on_device(1 << 18, dtype=torch.uint8)
         assert recorder.memory.live.total() - before == 1 << 18
         capture = RecordedCapture(recorder)
-        larger, smaller = (lambda n=n: on_device(n, dtype=torch.uint8).zero_() and None for n in (1 << 22, 1 << 21))
-        replay = capture.record(larger)
-        capture.record(smaller)
+        replay = capture.record(lambda: clear(1 << 22))
+        capture.record(lambda: clear(1 << 21))
         assert recorder.memory.peak == before + (1 << 18) + (1 << 22)
         recorder.operations.clear()
         replay()

@@ -75,21 +75,15 @@ def test_an_export_and_a_bad_one_are_traced_to_their_lines(recipe, environ, tmp_
         _resolve(recipe, environ | {"LR": "fast", "CONFIG_FILE": str(config)})
 
 
-def test_an_empty_or_none_export_of_an_optional_setting_is_none(environ):
+def test_values_of_exports_and_of_yaml(recipe, environ, tmp_path):
     for text, seed in (("", None), ("none", None), ("7", 7)):
         resolved = _resolve(simple_recipe(seed=5), environ | {"SEED": text})
         assert resolved.config[RunConfig].seed == seed
-
-
-def test_scientific_numbers_in_yaml(recipe, environ, tmp_path):
     path = tmp_path / "x.yaml"
     path.write_text("learning_rate: 1e-3\nwarmup_steps: 0\nresume: true\nmax_seconds: null\n")
     config = _resolve(recipe, environ, yaml_files=[path]).config
     schedule, run = config[ScheduleConfig], config[RunConfig]
     assert (schedule.learning_rate, schedule.warmup_steps, run.resume, run.max_seconds) == (1e-3, 0, True, None)
-
-
-def test_warmup_from_a_proportion(recipe, environ):
     config = _resolve(recipe, environ | {"WARMUP_STEPS": "0", "WARMUP_PROPORTION": "0.25"}).config
     assert config[ScheduleConfig].num_warmup_steps == 25
 

@@ -22,17 +22,12 @@ from user_errors import user_error
 PACKAGE = Path(mlbert.__file__).parent
 
 
-def test_every_setting_has_a_flag_an_export_and_a_meaning():
-    for key, setting in settings_by_key().items():
-        assert setting.flag == f"--{key}"
-        assert setting.env.isupper()
-        assert setting.meaning.endswith(".")
+def test_every_setting_has_an_export_a_meaning_and_bounds():
     # Names are unique over the program and the launchers.
     assert len(settings_by_env()) == len(settings_by_key()) + len(settings_of(LaunchConfig))
-
-
-def test_no_number_is_without_bounds():
     for setting in settings_by_env().values():
+        assert setting.env.isupper()
+        assert setting.meaning.endswith(".")
         if setting.kind in (int, float):
             limits = setting.section.model_fields[setting.field].metadata
             for names in (("ge", "gt"), ("le", "lt")):

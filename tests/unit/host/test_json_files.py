@@ -56,11 +56,11 @@ def test_anything_but_a_regular_file_is_one_line(tmp_path, monkeypatch, make):
         read_json(tmp_path / "a.json", "Give another")
 
 
-@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "file/below"])
-def test_names_that_no_file_can_have(tmp_path, name):
+def test_names_that_no_file_can_have(tmp_path):
     (tmp_path / "file").write_text("{}")
-    with user_error("file.unreadable"):
-        read_json(tmp_path / name, "Give another")
+    for name in ("x" * 300, "a\0b", "file/below"):
+        with user_error("file.unreadable"):
+            read_json(tmp_path / name, "Give another")
 
 
 NUMBERS = st.integers(-(10**28), 10**28) | st.floats(allow_nan=False, allow_infinity=False)

@@ -103,7 +103,7 @@ def test_numbers_of_a_saved_bert_by_the_clock(folder: Path, tmp_path: Path, run_
     rows = [[text, f"{list(PLACES).index(kind) / 2}"] for text, kind in sentences(60)]
     train = write_csv(tmp_path / "train.csv", ["text", "degree"], *rows[:40])
     held_out = write_csv(tmp_path / "eval.csv", ["text", "degree"], *rows[38:])
-    words = ["--from", folder / "bert", "--train", train, "--eval", held_out, "--minutes", "0.04"]
+    words = ["--from", folder / "bert", "--train", train, "--eval", held_out, "--minutes", "0.05"]
     for number in (0, 1):  # the second call keeps the first one's run
         code, said, _ = run_mlbert("finetune", *words, "--out", tmp_path / "out")
         assert code == 0, said
