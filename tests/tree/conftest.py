@@ -1,7 +1,5 @@
 """Fixtures for the tree checks: the tree's files, configs and shell programs."""
 
-from __future__ import annotations
-
 import ast
 import json
 import subprocess

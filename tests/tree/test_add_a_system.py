@@ -1,7 +1,5 @@
 """Follow docs/add_a_system.md step by step in a copy of the tree; the new system passes the tree checks."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

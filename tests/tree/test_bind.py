@@ -1,7 +1,5 @@
 """bind.sh: which cores each rank on a node gets."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """MosaicML's two MLPerf Training v2.1 systems: the published numbers, and the commands run on a tiny model."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Configs are data: they set only known names, match their file name, and reset the config sourced before."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """Follow the examples of CONTRIBUTING.md in a copy of the tree."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The image and the deployment manifests: linted, valid against their schemas, consistent with their config."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """run_and_time.sh: the arguments it passes to the training program, and how many ranks it starts."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

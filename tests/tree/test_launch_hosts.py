@@ -1,7 +1,5 @@
 """Runs on hosts over ssh and mpirun: exact command lines, checks before the start, and how they end."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 

@@ -1,7 +1,5 @@
 """``mlbert launch local`` with real ranks, on one node and on two."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

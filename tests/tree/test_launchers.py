@@ -1,7 +1,5 @@
 """The launchers' exact command lines. Stand-ins replace missing engines and record how they were called."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """MLPerfCallback for other training loops: both examples pass the official checkers; failures and errors."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Limits on the package: number of modules, small modules with one importer, and reused names."""
 
-from __future__ import annotations
-
 import ast
 import functools
 from collections import Counter, defaultdict

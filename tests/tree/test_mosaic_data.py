@@ -1,7 +1,5 @@
 """The published "Prepare your data" and "Test the Dataloader" commands, run as written."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The published fine-tuning smoke tests run offline, and the models they train learn."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,8 +1,6 @@
 """The pages of `mlbert report`, `plan` and `submission check` in Chromium, from file://, on desktop and phone, light
 and dark. Nothing overlaps, every figure is shown, no page scrolls sideways, and the console stays empty."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

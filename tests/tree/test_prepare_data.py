@@ -1,7 +1,5 @@
 """launch/prepare_data.sh, from each kind of input to the sets that training reads."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

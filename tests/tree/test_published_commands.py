@@ -1,7 +1,5 @@
 """Samsung's systems: the commands in their published README, and the published numbers."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

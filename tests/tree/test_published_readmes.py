@@ -4,8 +4,6 @@ Stand-ins replace engines that are not installed (Docker, enroot, Slurm, ssh, pa
 record how they were called, and fail if a program or YAML file among their arguments does not exist.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

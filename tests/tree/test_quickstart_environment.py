@@ -3,8 +3,6 @@
 `test_published_commands` and `test_composer_commands` run Samsung's and MosaicML's other lines in this environment.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

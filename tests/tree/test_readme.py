@@ -4,8 +4,6 @@ The copy shortens the demo (one pass over the text, a target that any model reac
 steps of two packs; everything else is what the reader runs. Its `.venv` forwards to this test's interpreter.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

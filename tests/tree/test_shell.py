@@ -1,7 +1,5 @@
 """Shell programs: their first lines, and their messages when something is missing."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Build the documentation site and check its pages; mistakes in a copy of the pages must fail the build."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Limits on the sources: length, nesting, docstrings, paths, names in documents, and files that must not be there."""
 
-from __future__ import annotations
-
 import ast
 import re
 from fnmatch import fnmatch

@@ -1,7 +1,5 @@
 """launch/stage.sh, which copies a data set to a node's own disk."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

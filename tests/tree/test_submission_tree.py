@@ -1,7 +1,5 @@
 """Results, system descriptions, licence and pinned versions."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

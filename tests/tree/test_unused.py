@@ -1,7 +1,5 @@
 """Every definition in the package is used by the package, a tool or a launcher, not only by tests."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """A non-editable install works outside the tree: it includes the model shapes and C kernels."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -97,7 +97,7 @@ OURS = by_name(
             "beyond the limit": (ends(410_000), "more than MAX_SAMPLES_TERMINATION allows"),
         },
         ("order of events", ERROR): {
-            "twice": (repeat("eval_accuracy", 2), "eval_accuracy where eval_start should come"),
+            "twice": (repeat("eval_accuracy", 2), "eval_accuracy where eval_start should come")
         },
     }
 )
