@@ -1,4 +1,4 @@
-"""run_and_time.sh: the arguments it passes to the training program, and how many ranks it starts."""
+"""The programs of launch/ for one node: run_and_time.sh starts ranks, bind.sh binds them, stage.sh copies data."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from programs import run_quietly
+from programs import assert_refused, run_checked, run_quietly, write_program
 
 PROGRAM = """
 import json, os, sys
@@ -33,9 +33,7 @@ def system(tree_root: Path, tmp_path: Path) -> Path:
     return config
 
 
-def start(
-    config: Path, tree_root: Path, before: str = "", arguments: str = "", through: str = ""
-) -> subprocess.CompletedProcess[str]:
+def start(config: Path, tree_root: Path, before: str = "", arguments: str = "", through: str = ""):
     """Source the config, run ``before`` and start the launcher, optionally ``through`` another launcher."""
     launcher = tree_root / "benchmarks/bert/implementations/pytorch/launch/run_and_time.sh"
     command = f"source '{config}'; {before} exec {through} '{launcher}' {arguments}"
@@ -64,9 +62,7 @@ TORCHRUN = "python3 -m torch.distributed.run --standalone --nproc-per-node=2 --n
         ("DGXNGPU=2 SLURM_STEP_ID=0 SLURM_LOCALID=1", "", [None], [None]),  # Slurm starts the other rank
     ],
 )
-def test_each_way_to_start_ranks_and_drop_caches(
-    system: Path, tree_root: Path, exports: str, through: str, sizes: list[str | None], dropped: list[str | None]
-) -> None:
+def test_each_way_to_start_ranks_and_drop_caches(system, tree_root, exports, through, sizes, dropped) -> None:
     done = start(system, tree_root, f"export {exports};", through=through)
     assert done.returncode == 0, done.stderr
     failed = "page cache was not dropped" in done.stderr
@@ -75,3 +71,118 @@ def test_each_way_to_start_ranks_and_drop_caches(
     assert [rank["WORLD_SIZE"] for rank in found] == sizes
     own = "false" if failed else "true"
     assert [rank["CACHES_CLEARED"] for rank in found] == [own if by == "by this" else by for by in dropped]
+
+
+BIND = "benchmarks/bert/implementations/pytorch/launch/bind.sh"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Path:
+    """Create a stand-in for /sys: 2 NUMA nodes of 8 cores with 2 threads each; 4 GPUs, two per node."""
+    system, pci = tmp_path / "devices/system", tmp_path / "bus/pci/devices"
+    files = {system / f"cpu/cpu{n}/topology/thread_siblings_list": f"{n % 16},{n % 16 + 16}" for n in range(32)}
+    files |= {system / f"node/node{node}/cpulist": cpus for node, cpus in enumerate(("0-7,16-23", "8-15,24-31"))}
+    files |= {pci / f"0000:{gpu + 1}b:00.0/numa_node": str(node) for gpu, node in enumerate((1, 1, 0, 0))}
+    for path, text in files.items():
+        path.parent.mkdir(parents=True)
+        path.write_text(f"{text}\n")
+    write_program(
+        tmp_path / "bin/nvidia-smi",
+        '#!/bin/bash\necho called >>"${0}.notes"\n'
+        'for i in 0 1 2 3; do echo "${i}, GPU-${i}aaaa, 00000000:$((i + 1))B:00.0"; done\n',
+    )
+    return tmp_path
+
+
+def bind_lines(tree_root: Path, server: Path, allowed: str, gpus: bool = False, **exports: object) -> list[str]:
+    path = f"{server / 'bin'}:/usr/bin:/bin" if gpus else "/usr/bin:/bin"
+    lines = []
+    for rank in range(4):
+        environment = {"PATH": path, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 4, **exports}
+        flags = ("--sysfs", server, "--allowed", allowed, "--show", "x")
+        done = run_checked(tree_root / BIND, *flags, env={name: str(value) for name, value in environment.items()})
+        lines.append(done.stdout.strip().partition(": ")[2])
+    return lines
+
+
+SPREAD = ["0: 0,1,2,3", "0: 4,5,6,7", "1: 8,9,10,11", "1: 12,13,14,15"]
+CASES = {
+    "the node of each rank's GPU": ("0-31", True, {}, ["1: 8,9,10,11", "1: 12,13,14,15", "0: 0,1,2,3", "0: 4,5,6,7"]),
+    "the GPUs that are visible": ("0-31", True, {"CUDA_VISIBLE_DEVICES": "GPU-3a,GPU-2a,1,0"}, SPREAD),
+    "spread over the nodes": ("0-31", False, {}, SPREAD),
+    # The end of the second node belongs to a storage client; only the second thread of core 0 is free.
+    "the job's CPUs": ("1-11,16-27", False, {}, ["0: 1,2,3,4", "0: 5,6,7,16", "1: 8,9", "1: 10,11"]),
+    "a node without CPUs": ("0-2", True, {}, ["0: 0", "0: 0", "0: 1", "0: 2"]),
+}
+
+
+@pytest.mark.parametrize(("allowed", "gpus", "exports", "expected"), CASES.values(), ids=CASES)
+def test_ranks_are_bound(tree_root, server, allowed, gpus, exports, expected) -> None:
+    found = bind_lines(tree_root, server, allowed, gpus=gpus, **exports)
+    assert found == [f"node {line.replace(': ', ' cpus ')}" for line in expected]
+    if gpus:
+        assert (server / "bin/nvidia-smi.notes").read_text().split() == ["called"] * 4
+
+
+def test_hyper_threads_are_bound_in_pairs(tree_root: Path, server: Path) -> None:
+    assert bind_lines(tree_root, server, "0-31", DGXHT=2)[::3] == [
+        "node 0 cpus 0,16,1,17,2,18,3,19",
+        "node 1 cpus 12,28,13,29,14,30,15,31",
+    ]
+
+
+def test_bound_rank_runs_on_its_cpus_and_exports_its_thread_count(tree_root: Path) -> None:
+    environ = {"PATH": os.environ["PATH"], "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    script = "grep Cpus_allowed_list /proc/self/status; echo $CPU_THREADS"
+    done = run_checked(tree_root / BIND, "bash", "-c", script, env=environ)
+    assert "Cpus_allowed_list" in done.stdout
+    assert int(done.stdout.split()[-1]) >= 1
+
+
+def stage(tree_root: Path, source: Path, target: Path, largest: int = 0) -> subprocess.CompletedProcess[str]:
+    script = tree_root / "benchmarks/bert/implementations/pytorch/launch/stage.sh"
+    return run_quietly("prlimit", f"--fsize={largest or 'unlimited'}", script, source, target, timeout=60)
+
+
+def test_a_folder_is_staged_once(tree_root: Path, tmp_path: Path) -> None:
+    source, target = tmp_path / "a set", tmp_path / "node/a set"
+    (source / "below").mkdir(parents=True)
+    (source / "one").write_bytes(os.urandom(300_000))
+    (source / "below/it's two").write_bytes(b"two")
+
+    def copied() -> dict[str, tuple[bytes, int, int]]:
+        files = [path for path in target.rglob("*") if path.is_file()]
+        return {str(p.relative_to(target)): (p.read_bytes(), p.stat().st_mtime_ns, p.stat().st_ino) for p in files}
+
+    assert (done := stage(tree_root, source, target)).returncode == 0, done.stderr
+    first = copied()
+    assert {name: found[:2] for name, found in first.items()} == {
+        name: ((source / name).read_bytes(), (source / name).stat().st_mtime_ns) for name in ("one", "below/it's two")
+    }
+    assert stage(tree_root, source, target).returncode == 0
+    assert copied() == first, "a complete copy is kept"
+    (target / "below/it's two").unlink()  # by a clean-up of the disk
+    assert stage(tree_root, source, target).returncode == 0
+    assert set(copied()) == set(first)
+    (source / "one").write_bytes(b"another")
+    assert stage(tree_root, source, target).returncode == 0
+    assert copied()["one"][0] == b"another"
+    (target.parent / "a set.staged").unlink()  # an interrupted copy
+    (target / "left over").touch()
+    assert stage(tree_root, source, target).returncode == 0
+    assert set(copied()) == set(first)
+
+
+@pytest.mark.parametrize("why", ["missing", "empty", "target", "full"])
+def test_a_failed_copy_is_one_line(tree_root: Path, tmp_path: Path, why: str) -> None:
+    source, target = tmp_path / "set", tmp_path / "node/set"
+    if why != "missing":
+        source.mkdir()
+    if why in ("target", "full"):
+        (source / "one").write_bytes(bytes(100_000))
+    if why == "target":
+        (tmp_path / "node").touch()
+    done = stage(tree_root, source, target, 50_000 * (why == "full"))
+    assert_refused(done, f"{source} was not copied to {target}: ")
+    assert not target.exists()
+    assert not target.with_name("set.staged").exists()

@@ -67,7 +67,10 @@ def test_inconsistent_world_sizes_are_errors() -> None:
 
 @pytest.mark.parametrize(
     ("end", "status", "stderr"),
-    [("sys.exit('mlbert: error: no data')", 1, "mlbert: error: no data\n"), ("os.kill(os.getpid(), 9)", 3, "")],
+    [
+        ("sys.exit('mlbert: error: no data')", 1, "mlbert: error: no data\n"),
+        pytest.param("os.kill(os.getpid(), 9)", 3, "", marks=pytest.mark.slow),
+    ],
 )
 def test_failed_rank_decides_the_output_and_exit_status(tmp_path: Path, end: str, status: int, stderr: str) -> None:
     """Print the rank's own error without torchrun's report; exit with its status, or 3 if it was killed."""

@@ -80,7 +80,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             log = folder / f"results/{system}xVendorMachine_x8_Accelerator-SXM-141GB/bert/result_{index}.txt"
             curve = [(1e5 * k, 3.0**system * k + index, 0.1 * k) for k in range(1, 9)]
             write_log(log, curve, logged={"seed": index, "global_batch_size": 256 * (system + 1)})
-    for index in range(40):
+    for index in range(25):
         write_log(folder / "many" / f"result_{index}.txt", [(50, 8.0, 0.3), (100 + index, 20.0 + index, 0.73)])
     made = {
         name: report_page([read_result(system) for system in read_systems([path])], Prices())

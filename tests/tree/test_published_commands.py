@@ -69,8 +69,7 @@ TINY = words_as_dict("""
     OPT_LAMB_BETA_1=0.9 OPT_LAMB_BETA_2=0.98 WEIGHT_DECAY_RATE=0.01 MAX_STEPS=4 MAX_SAMPLES_TERMINATION=1000
     TARGET_MLM_ACCURACY=0.9 NUM_EVAL_EXAMPLES=64 EVAL_ITER_START_SAMPLES=64 EVAL_ITER_SAMPLES=64 CLEAR_CACHES=0
     CHECK_COMPLIANCE=0
-""")
-TINY["BIN_COUNTS"] = "1 1 1 5"
+""") | {"BIN_COUNTS": "1 1 1 5"}
 # Runs the remote command on this machine and records the host name.
 SSH = '#!/bin/bash\necho "${*: -2:1}" >>"$NOTES"\nexec bash -c "${!#}"\n'
 MPIRUN = '#!/bin/bash\nprintf "%s\\n" "$@" >"$NOTES"\nexit 3\n'

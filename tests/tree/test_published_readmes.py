@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tomllib
 from collections.abc import Mapping
@@ -99,9 +98,7 @@ class Sandbox:
         for name in STAND_INS:
             write_program((self.tree if name.endswith(".sh") else root / "bin") / name, text)
 
-    def type(
-        self, lines: list[str], shell: str = "bash", cwd: Path | None = None, **exports: object
-    ) -> subprocess.CompletedProcess[str]:
+    def type(self, lines: list[str], shell: str = "bash", cwd: Path | None = None, **exports: object):
         """Run the lines in one shell, which stops at the first failure."""
         script = "\n".join(("set -e", *lines))
         for published, here in FILLED_IN.items():

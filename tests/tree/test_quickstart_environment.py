@@ -58,9 +58,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory, tree_root: Path) -> Path:
 
 
 @pytest.mark.parametrize(("folder", "line", "extra"), LINES, ids=[line.partition(" -")[0] for _, line, _ in LINES])
-def test_published_line(
-    folder: Path, line: str, extra: str, tree: Path, tree_root: Path, quickstart_python: Path
-) -> None:
+def test_published_line(folder, line, extra, tree: Path, tree_root: Path, quickstart_python: Path) -> None:
     environ = user_environ(PATH=f"{quickstart_python.parent}:/usr/bin:/bin", OMP_NUM_THREADS=1)
     done = run_quietly("bash", "-c", line.replace("{data}", f"'{tree}/data'"), cwd=tree / folder, env=environ)
     last = (done.stderr.splitlines() or [""])[-1]

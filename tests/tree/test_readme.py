@@ -22,7 +22,7 @@ NAMED = re.compile(r"`((?:mlbert|tests|tools|docs|launch|csrc|configs|systems|re
 # Blocks that contain one of these words are not executed here.
 NOT_EXECUTED = {
     "./run_tests.sh": "is the suite that runs this test",
-    "acme_x1_n1": "is on a page that test_add_a_system.py runs",
+    "acme_x1_n1": "is on a page that test_followed_pages.py runs",
     "examples/mlperf_plain.py": "is what test_mlperf_callback.py runs, and checks what comes out",
     "sbatch": "would submit to whatever cluster this machine belongs to; test_launchers.py runs run.sub",
 }
@@ -95,7 +95,7 @@ def test_the_first_readme_runs_as_written(quickstarted: Path) -> None:
     assert '"key": "experiments", "value": 1,' in log, "one run is a whole series here"
 
 
-# test_contributing follows that page, whose commands need the files of its examples.
+# test_followed_pages follows that page, whose commands need the files of its examples.
 @pytest.mark.timeout(MAX_SECONDS)
 @pytest.mark.parametrize(
     "path",

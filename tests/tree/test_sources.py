@@ -1,7 +1,9 @@
-"""Limits on the sources: length, nesting, docstrings, paths, names in documents, and files that must not be there."""
+"""Limits on the sources: length, nesting, docstrings, paths, names, number and use of modules, unused definitions."""
 
 import ast
+import functools
 import re
+from collections import Counter, defaultdict
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -43,7 +45,7 @@ def depth(node: ast.AST) -> int:
     return deepest
 
 
-def functions(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+def functions(tree: ast.Module) -> list[ast.AST]:
     return [node for node in ast.walk(tree) if isinstance(node, FUNCTIONS)]
 
 
@@ -139,3 +141,138 @@ def test_every_folder_of_tests_is_collected(tree_root: Path, pytestconfig: pytes
     names = {part for folder in folders for part in folder.relative_to(tree_root).parts}
     assert {"dist", "gpu", "slurm", "tools", "tree", "unit"} <= names
     assert [name for name in sorted(names) if any(fnmatch(name, pattern) for pattern in hidden)] == []
+
+
+PACKAGE = Path(IMPLEMENTATIONS["mlbert"]) / "mlbert"
+MAX_MODULES = 280
+SMALL_LINES = 60  # a shorter module with a single importer belongs in that importer
+MAX_REPEATED_CLASS_NAMES = 8
+MAX_REPEATED_STEMS = 12
+# Each file is a plug-in that its folder's registry finds.
+PLUG_INS = ("cli", "recipes", "optim", "mlperf.checks", "ops.triton")
+# Run as a program, or also imported by the TensorFlow implementation.
+STANDALONE = {"data.prepare.compiled_docs", "models.weights.model_card"}
+
+
+@pytest.fixture(scope="module")
+def package(syntax_trees: Trees, tree_root: Path) -> dict[str, ast.Module]:
+    """Return {dotted name below mlbert: syntax tree}, without ``__init__`` modules."""
+    home = tree_root / PACKAGE
+    inside = {path: tree for path, tree in syntax_trees.items() if home in path.parents}
+    names = {path: ".".join(path.relative_to(home).with_suffix("").parts) for path in inside}
+    return {name: inside[path] for path, name in names.items() if not name.endswith("__init__")}
+
+
+def imported(tree: ast.Module) -> set[str]:
+    """Return the dotted names below mlbert that a module imports, including functions and classes."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "mlbert":
+            base = (node.module or "").removeprefix("mlbert").lstrip(".")
+            found |= {base, *(f"{base}.{alias.name}".lstrip(".") for alias in node.names)}
+    return found
+
+
+def test_modules_are_few_and_small_ones_have_several_importers(package, tree_root: Path) -> None:
+    assert len(package) <= MAX_MODULES
+    importers: defaultdict[str, set[str]] = defaultdict(set)
+    for name, tree in package.items():
+        for other in imported(tree) & package.keys():
+            importers[other].add(name)
+    small = set()
+    for name in package:
+        lines = (tree_root / PACKAGE / f"{name.replace('.', '/')}.py").read_text().count("\n")
+        if lines < SMALL_LINES and len(importers[name]) == 1 and not name.startswith(PLUG_INS):
+            small.add(name)
+    assert small - STANDALONE == set()
+    assert small >= STANDALONE & package.keys() - {"data.prepare.compiled_docs"}
+
+
+def test_few_names_of_classes_and_modules_are_reused(package) -> None:
+    classes = [node.name for tree in package.values() for node in tree.body if isinstance(node, ast.ClassDef)]
+    stems = [name.rpartition(".")[2] for name in package]
+    for names, limit in ((classes, MAX_REPEATED_CLASS_NAMES), (stems, MAX_REPEATED_STEMS)):
+        repeated = [name for name, count in Counter(names).items() if count > 1]
+        assert len(repeated) <= limit, repeated
+
+
+def test_imported_names_exist(syntax_trees: Trees, package, tree_root: Path) -> None:
+    """Tools and launchers are not all run by tests, so a renamed definition could break one unnoticed."""
+    inside = tree_root / PACKAGE
+    missing = [
+        f"{path.relative_to(tree_root)}: {node.module}.{alias.name}"
+        for path, tree in syntax_trees.items()
+        if not {inside, tree_root / "records", tree_root / "tests"} & set(path.parents)  # tests are run
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mlbert.")
+        for alias in node.names
+        if f"{node.module}.{alias.name}".removeprefix("mlbert.") not in package
+        if alias.name not in names(package.get(str(node.module).removeprefix("mlbert."), ast.Module([], [])))
+    ]
+    assert missing == []
+
+
+@functools.cache
+def names(module: ast.Module) -> set[str]:
+    nodes = list(ast.walk(module))
+    found = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    found |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return found | {a.asname or a.name for node in nodes if isinstance(node, ast.ImportFrom) for a in node.names}
+
+
+DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
+# PyTorch calls these methods of modules and autograd functions.
+CALLED_BY_TORCH = {"forward", "backward"}
+CALLED_BY_PYTHON = ("__", "visit_")  # the latter by ast.NodeVisitor
+# What other packages call.
+CALLED_BY_OTHERS = {
+    "mlperf/mllog.py": "_do_log handleError",  # mlperf_logging, logging
+    # transformers reads them from an export.
+    "models/weights/modeling_mlbert.py": "_init_weights MlbertForMaskedLM MlbertForSequenceClassification",
+    "data/prepare/corpus_files.py": "handle_starttag handle_endtag handle_data parse_marked_section",  # html.parser
+    "cli/main.py": "make_context",  # Typer
+    "cli/train.py": "invoke",  # Typer
+    "mlperf/callback.py": "on_train_begin on_evaluate on_train_end",  # transformers.Trainer
+}
+ALLOWED = {f"{file}: {name}" for file, names in CALLED_BY_OTHERS.items() for name in names.split()}
+
+
+def definitions(tree: ast.Module) -> list[ast.AST]:
+    """Return functions, classes and methods, except functions registered by a decorator with arguments."""
+    top = [node for node in tree.body if isinstance(node, DEFINITIONS)]
+    found = top + [n for c in top if isinstance(c, ast.ClassDef) for n in c.body if isinstance(n, DEFINITIONS)]
+    registered = [n for n in found if any(isinstance(d, ast.Call) for d in n.decorator_list)]
+    return [n for n in found if isinstance(n, ast.ClassDef) or n not in registered]
+
+
+def names_used(tree: ast.Module) -> list[tuple[str, int]]:
+    """Return (name, line) of every name that is read, called or written as "module:name"; imports do not count."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            found.append((node.id, node.lineno))
+        elif isinstance(node, ast.Attribute):
+            found.append((node.attr, node.lineno))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"[\w.:]+", node.value):
+            found += [(word, node.lineno) for word in re.split(r"[.:]", node.value)]
+    return found
+
+
+def test_every_definition_is_used(tracked: list[Path], syntax_trees: Trees, tree_root: Path) -> None:
+    tests, package = tree_root / "tests", tree_root / PACKAGE
+    trees = {path: tree for path, tree in syntax_trees.items() if tests not in path.parents}
+    used: dict[str, list[tuple[Path, int]]] = defaultdict(list)
+    for path, tree in trees.items():
+        for name, line in names_used(tree):
+            used[name].append((path, line))
+    shell = [path.read_text() for path in tracked if path.suffix in (".sh", ".sub") and tests not in path.parents]
+    mentioned = set(re.findall(r"\w+", " ".join(shell))) | CALLED_BY_TORCH
+    unused = set()
+    for path, tree in trees.items():
+        for node in definitions(tree) if package in path.parents else []:
+            own = range(node.lineno, node.end_lineno + 1)
+            elsewhere = any(place != path or line not in own for place, line in used[node.name])
+            if not elsewhere and node.name not in mentioned and not node.name.startswith(CALLED_BY_PYTHON):
+                unused.add(f"{path.relative_to(package).as_posix()}: {node.name}")
+    assert unused - ALLOWED == set(), "unused outside the tests: delete them, or add them to CALLED_BY_OTHERS"
+    assert ALLOWED - unused == set(), "used or deleted: remove them from CALLED_BY_OTHERS"

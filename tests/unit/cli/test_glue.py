@@ -41,7 +41,7 @@ tasks:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("glue")
-    glue_files.make(made / "glue", 0.1, itertools.islice(documents_by_file(), 250))  # all take seconds
+    glue_files.make(made / "glue", 0.1, itertools.islice(documents_by_file(), 120))  # all take seconds
     text = (made / "glue/MNLI/train.tsv").read_text().split("\n")
     (made / "vocab.txt").write_text("\n".join(train_vocabulary(count_words(text), 400)) + "\n")
     (made / "shape.json").write_text(SHAPE.to_json())

@@ -2,19 +2,22 @@
 
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
+from interrupted_runs import train
 from mlbert.cli.submission import app
 from mlbert.mlperf import official
 from mlbert.mlperf.check import check, run_checks
 from mlbert.mlperf.describe import MARK, template
 from mlbert.mlperf.findings import Complaint, Finding, Outcome, failed, finding_of
 from mlbert.mlperf.logs import read_log
-from mlbert.mlperf.result_set import NAMES, ResultSet
+from mlbert.mlperf.result_set import NAMES, ResultSet, samples_per_second
 from mlbert.mlperf.scratch_copy import Workplace
 from mlbert.mlperf.seal import seal
 from programs import run_git, write_files
@@ -295,3 +298,23 @@ def test_a_log_without_events_is_reported_once(tmp_path: Path) -> None:
     rows = run_checks(ResultSet([read_log(tmp_path / "result_0.txt")]), ".")
     assert [(row.check, row.outcome) for row in rows] == [("own: lines", Outcome.ERROR)]
     assert "result_0.txt: has no line of an MLPerf log" in rows[0].words
+
+
+STEP = 120  # at which the run is interrupted
+REQUEUED = 128 + signal.SIGUSR1  # what `run.sub` requeues a job for
+
+
+@pytest.mark.slow
+def test_a_killed_and_requeued_run_raises_no_error(tmp_path: Path) -> None:
+    assert train(tmp_path, "run", signal.SIGKILL, STEP) == -signal.SIGKILL
+    assert train(tmp_path, "run", signal.SIGUSR1, STEP, resume=1) == REQUEUED
+    assert train(tmp_path, "run", resume=1) == 0
+    logs = sorted((tmp_path / "run").glob("result_*"))
+    assert [log.name for log in logs] == ["result_0.part1.txt", "result_0.part2.txt", "result_0.txt"]
+    findings = check(tmp_path / "run")
+    assert [finding for finding in findings if finding.outcome is Outcome.ERROR] == []
+    outcomes = {finding.check: (finding.outcome, finding.subject) for finding in findings}
+    assert outcomes["own: speed"] == (Outcome.PASS, "result_0.txt")
+    # With the samples of the first part the last one's rate would be many times as high; a busy machine doubles it.
+    rates = [samples_per_second(read_log(log)) for log in logs]
+    assert rates[0] / 3 < rates[2] < 3 * rates[0]

@@ -215,7 +215,7 @@ def errors(batch: int, points: list[int]) -> list[Complaint]:
 @pytest.mark.parametrize("batch", BATCHES)
 def test_honest_schedules_raise_nothing(batch: int, counting: str) -> None:
     assert list(check_grid(batch, unpacked(counting, batch), range(100))) == []
-    for seed in range(100):
+    for seed in range(20):
         assert list(check_grid(batch, packed(counting, batch, seed), range(100))) == [], seed
 
 

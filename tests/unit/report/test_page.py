@@ -103,47 +103,49 @@ def test_markup_in_any_value_is_text(tmp_path):
     assert "script" not in Page(text).tags
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "no log",
-        ":::MLLOG {",
-        line("run_start", 0),
-        line("run_stop", 0, status="success"),
-        f"{line('run_start', 10)}\n{line('run_stop', 0, status='success')}",
-        f"{line('run_start', 0)}\n{line('eval_accuracy', 1, 0.5)}\n{line('eval_stop', 1)}",
-        f"{line('run_start', 0)}\n{line('run_stop', 1e306, status='success')}",
-        f"{line('configuration', 0, 5)}\n{line('packages', 0, [[1]])}\n{line('run_start', 0)}",
-    ],
-    ids=["empty", "text", "cut", "begun", "no start", "backwards", "no samples", "endless", "odd values"],
-)
-def test_any_log_gives_a_page(tmp_path, text):
-    (tmp_path / "result_0.txt").write_text(text)
-    assert "No result" in page_of(tmp_path) or text
-    write_log(tmp_path / "other" / "result_0.txt")
-    page_of(tmp_path, tmp_path / "other")
+TEXTS = {
+    "empty": "",
+    "text": "no log",
+    "cut": ":::MLLOG {",
+    "begun": line("run_start", 0),
+    "no start": line("run_stop", 0, status="success"),
+    "backwards": f"{line('run_start', 10)}\n{line('run_stop', 0, status='success')}",
+    "no samples": f"{line('run_start', 0)}\n{line('eval_accuracy', 1, 0.5)}\n{line('eval_stop', 1)}",
+    "endless": f"{line('run_start', 0)}\n{line('run_stop', 1e306, status='success')}",
+    "odd values": f"{line('configuration', 0, 5)}\n{line('packages', 0, [[1]])}\n{line('run_start', 0)}",
+}
+LACKING = {
+    "one evaluation": {"evaluations": [(100, 10.0, 0.73)]},
+    "no evaluation": {"evaluations": []},
+    "no eval_start": {"eval_seconds": None},
+    "aborted": {"status": "aborted"},
+    "no status": {"status": None},
+    **{f"batch {size}": {"logged": {"global_batch_size": size}} for size in (None, 0, 10**30)},
+    "no target": {"logged": {"configuration": {"TARGET_MLM_ACCURACY": {"value": None}}}},
+    "no sample": {"evaluations": [(0, 1.0, 0.0), (0, 2.0, 1.0)]},
+}
 
 
-@pytest.mark.parametrize(
-    "kwargs",
-    [
-        {"evaluations": [(100, 10.0, 0.73)]},
-        {"evaluations": []},
-        {"eval_seconds": None},
-        {"status": "aborted"},
-        {"status": None},
-        *({"logged": {"global_batch_size": size}} for size in (None, 0, 10**30)),
-        {"logged": {"configuration": {"TARGET_MLM_ACCURACY": {"value": None}}}},
-        {"evaluations": [(0, 1.0, 0.0), (0, 2.0, 1.0)]},
-    ],
-)
-def test_runs_that_lack_something_give_a_page(tmp_path, kwargs):
-    write_log(tmp_path / "result_0.txt", **kwargs)
-    write_metrics(tmp_path, 0, ["{", "[1]", "5", step(None), step(10, float("nan")), step(5, True)])
-    page_of(tmp_path)
+def write_odd(folder, name):
+    """Write a log of `TEXTS`, or a run of `LACKING` with metrics that are none."""
+    folder.mkdir()
+    if name in TEXTS:
+        (folder / "result_0.txt").write_text(TEXTS[name])
+    else:
+        write_log(folder / "result_0.txt", **LACKING[name])
+        write_metrics(folder, 0, ["{", "[1]", "5", step(None), step(10, float("nan")), step(5, True)])
+    return folder
+
+
+@pytest.mark.parametrize("name", [*TEXTS, *LACKING])
+def test_any_log_gives_a_page(tmp_path, name):
+    assert "No result" in page_of(write_odd(tmp_path / "one", name)) or name != "empty"
+
+
+@pytest.mark.parametrize("names", [TEXTS, LACKING], ids=["texts", "lacking"])
+def test_such_logs_give_a_page_with_another_one(tmp_path, names):
     write_log(tmp_path / "other" / "result_0.txt", [(5, 1e5, 0.73)])
-    page_of(tmp_path, tmp_path / "other")
+    page_of(tmp_path / "other", *(write_odd(tmp_path / name, name) for name in names))
 
 
 @pytest.mark.slow

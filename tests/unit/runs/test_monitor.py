@@ -1,4 +1,4 @@
-"""What a person sees, on a terminal and without one, and the metrics file."""
+"""What a person sees, on a terminal and without one, the metrics file, and the curve that a run leaves."""
 
 import io
 import itertools
@@ -14,6 +14,7 @@ from rich.console import Console
 from mlbert.runs import monitor as module
 from mlbert.runs.monitor import Monitor
 from mlbert.runs.progress import Limits, TrainState
+from mlbert.runs.run_folder import curve, write_curve
 from training_settings import train
 from user_errors import user_error
 
@@ -126,3 +127,28 @@ def test_the_first_steps_rate_counts_its_time(tmp_path, monkeypatch):
     assert [line["step"] for line in lines] == [1, 2, 3]
     for line in lines:  # a quarter of a second between two looks at the clock, and two looks a step
         assert line["samples_per_second"] == round(line["samples"] / (0.25 * line["step"]), 1)
+
+
+SUMMARY = {"status": "success", "accuracy": 0.25, "seconds_to_train": 9.0, "target_accuracy": 0.235}
+STEP = {"kind": "step", "step": 1, "samples": 10, "seconds": 1.0, "loss": 5.0}
+EVALUATION = {"kind": "evaluation", "step": 1, "samples": 10, "seconds": 1.5, "eval_accuracy": 0.25}
+
+
+def test_the_curve_names_run_result_target_and_baselines():
+    figure = curve("run_0", [STEP, EVALUATION], SUMMARY, {"bigram": 0.1447})
+    assert figure.get_suptitle() == "run_0: success, accuracy 0.2500 after 9.0 s"
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["target 0.235", "bigram 0.145"]
+
+
+@pytest.mark.parametrize(
+    ("baselines", "target"),
+    [("{", 0.2), ("[1]", 0.2), ('{"bigram_accuracy": "0.1", "most_frequent_accuracy": 1e308}', 0.2), (None, None)],
+)
+def test_damaged_files_cost_their_part_of_the_picture(tmp_path, baselines, target):
+    (tmp_path / "run_0").mkdir()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "run_0/metrics.jsonl").write_text(f"{json.dumps(STEP)}\nnoise\n{json.dumps(EVALUATION)[:-5]}")
+    if baselines is not None:
+        (tmp_path / "data/baselines.json").write_text(baselines)
+    write_curve(tmp_path / "run_0", SUMMARY | {"target_accuracy": target})
+    assert (tmp_path / "run_0/curve.png").read_bytes().startswith(b"\x89PNG")

@@ -1,4 +1,4 @@
-"""The published "Prepare your data" and "Test the Dataloader" commands, run as written."""
+"""The published commands of MosaicML's examples that prepare data and fine-tune, run as written."""
 
 import json
 import os
@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from mlbert.data.formats.tokenizer import load_tokenizer
-from programs import run_quietly, run_script
+from programs import run_checked, run_quietly, run_script
+from training_settings import read_metrics
 from user_errors import assert_error_line
 
 TEXTS = [f"Sentence {number} of the river, the bridge and the kitchen." for number in range(400)]
@@ -102,3 +103,46 @@ def test_unknown_flag_is_a_one_line_error(refused):
     error = refused(CONVERT, "--dataset text --out_root out --split x")
     assert error.count("\n") == 1
     assert "unrecognized arguments" in error
+
+
+HOME = "benchmarks/mosaic_bert"
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the working folder of the commands; the first command creates the task's files in it."""
+    return tmp_path_factory.mktemp("mosaic bert")
+
+
+def run_program(tree_root: Path, workdir: Path, program: str, yaml: str, *words: str) -> str:
+    home = tree_root / HOME
+    environ = {**os.environ, "PYTHONPATH": str(tree_root / "benchmarks/bert/implementations/pytorch")}
+    command = (sys.executable, home / program, home / "yamls/test" / yaml, *words)
+    return run_checked(*command, cwd=workdir, env=environ).stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["hf_bert", "mosaic_bert"])
+def test_sequence_classification(tree_root: Path, workdir: Path, name: str) -> None:
+    words = ("sequence_classification.yaml", f"model.name={name}", f"save_folder={name}")
+    output = run_program(tree_root, workdir, "sequence_classification.py", *words)
+    losses = [line["loss"] for line in read_metrics(workdir / name)]
+    assert sum(losses[-3:]) < sum(losses[:3])
+    accuracy = read_metrics(workdir / name, "evaluation")[-1]["eval_accuracy"]
+    assert accuracy > 0.6, "half of the rows are entailed"
+    assert f"{accuracy:.4f}" in output
+    assert (workdir / name / "run_0/predictions.csv").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["hf_bert", "mosaic_bert"])
+def test_glue(tree_root: Path, workdir: Path, name: str) -> None:
+    output = run_program(tree_root, workdir, "glue.py", "glue.yaml", f"model.name={name}")
+    folder = workdir / f"local-finetune-checkpoints/test-glue-{name}"
+    scores = json.loads((folder / "glue_scores.json").read_text())
+    assert scores["glue"] == pytest.approx((scores["tasks"]["mnli"] + scores["tasks"]["rte"]) / 2)
+    assert f"{scores['glue']:.2f}" in output
+    assert scores["tasks"]["mnli"] > 45, "chance is a third"
+    assert scores["tasks"]["rte"] > 60, "chance is a half"
+    steps = read_metrics(folder / "task=mnli/seed=1111")
+    assert steps[-1]["loss"] < 0.95 * steps[0]["loss"]
