@@ -140,11 +140,6 @@ def test_stubs_are_short_and_equal(stub: str, tree_root: Path, capsys: pytest.Ca
         assert "arguments are required: --" in line
 
 
-def test_download_code_forwards_to_the_tree(system: System) -> None:
-    write_program(system.folder.parents[3] / "download_code.sh", '#!/bin/bash\necho "downloading $*"\n')
-    assert system.type("./download_code.sh --mirror x").stdout == "downloading --mirror x\n"
-
-
 @pytest.mark.slow
 def test_checkpoint_conversion(tree_root: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorflow", reason="reading TensorFlow's checkpoints needs it")

@@ -139,12 +139,9 @@ def test_wrong_usage_is_one_line_and_exit_code_two(run_mlbert, arguments, named)
         (["train", "--recipe"], "config.syntax", "--recipe"),
         (["train", "--samples-per-second", "5"], "config.conflict", "--samples-per-second"),
         (["train", "--print-config", "--samples-per-second=fast"], "config.value", "--samples-per-second"),
-        (["submission", "new-system", "a-b", "--from", "h200_n1"], "config.value", "'a-b'"),
-        (["report", "/nowhere"], "file.missing", "/nowhere"),
         (["report", "/no\x1b[31mwhere"], "file.missing", "/no\N{REPLACEMENT CHARACTER}[31mwhere"),
         (["convert", "hf-to-torch", "/nowhere", "/tmp/mlbert-nowhere"], "file.unreadable", "/nowhere/config.json"),
         (["bench", "step", "--config", "huge"], "file.unreadable", "huge"),
-        (["submission", "check", "/nowhere"], "file.missing", "/nowhere"),
         (["prepare", "text", "--input", "/nowhere", "--out", "/tmp/mlbert-nowhere"], "file.missing", "/nowhere"),
     ],
 )

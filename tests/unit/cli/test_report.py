@@ -152,11 +152,3 @@ def test_json_has_the_numbers_and_the_page_is_written(tmp_path, run_mlbert):
     assert (system["time_to_train"], system["verdict"][:8]) == ("1 min 40.0 s", "Computed")
     assert [run["mark"] for run in system["runs"]] == ["fastest, not counted", None, "slowest, not counted"]
     assert page.read_text().startswith("<!doctype html>")
-
-
-def test_systems_side_by_side(tmp_path, report):
-    for name, seconds in (("one[red]", 100.0), ("two", 50.0)):
-        write_runs(tmp_path / "results" / name / "bert", [seconds - 1, seconds, seconds + 1])
-    code, out = report(tmp_path)
-    assert code == 0
-    assert all(part in out for part in ("one[red]", "1 min 40.0 s", "50.00 s")), out

@@ -270,6 +270,7 @@ def test_json_has_every_complaint_and_the_table_some(tmp_path: Path, new_log: Ca
     assert json.loads(printed.stdout)["verdict"] == "passed"
 
 
+@pytest.mark.slow
 def test_a_sealed_system_passes_the_official_tools_without_a_warning(tmp_path: Path, new_tree: NewTree) -> None:
     tree = new_tree(tmp_path / "tree", "open")
     results = tree / "results" / "machine"

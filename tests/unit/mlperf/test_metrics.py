@@ -12,7 +12,7 @@ from mlbert.config.sections import settings_by_key
 from mlbert.mlperf.findings import Complaint, Outcome
 from mlbert.mlperf.logs import read_log
 from mlbert.mlperf.metrics import check_metrics
-from mlbert.mlperf.result_set import NAMES, ResultSet, run_file
+from mlbert.mlperf.result_set import ResultSet
 from programs import write_files
 from simple_logs import write_log
 
@@ -118,15 +118,3 @@ def test_a_damaged_file_is_reported(name: str, content: bytes, folder: Path) -> 
 def test_a_log_without_run_files_is_not_compared(folder: Path) -> None:
     shutil.rmtree(folder / "run_0")
     assert [complaint.outcome for complaint in _complaints(folder)] == [Outcome.SKIP]
-
-
-@pytest.mark.parametrize("place", ["bert/run_3/{}", "run_3.{}"])
-def test_a_runs_file_is_found_next_to_its_log(tmp_path: Path, place: str) -> None:
-    log = tmp_path / "bert" / "result_3.txt"
-    for name in NAMES:
-        file = tmp_path / place.format(name)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("{}")
-        assert run_file(log, name) == file
-        assert run_file(log.with_name("result_4.txt"), name) is None
-        assert run_file(log.with_name("other.txt"), name) is None
