@@ -73,7 +73,6 @@ def syntax_trees() -> dict[Path, ast.Module]:
 
 @pytest.fixture(scope="session")
 def quickstart_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the Python of an environment with what quickstart.sh installs."""
     return make_environment(tmp_path_factory.mktemp("quickstart") / "venv")
 
 

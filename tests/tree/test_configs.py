@@ -40,7 +40,6 @@ GPU_NAMES = {"GB200": "gb200", "B200": "b200", "H200": "h200", "H100": "h100-sxm
 
 @functools.cache
 def exports_after(*configs: Path, shell: str = "set -euo pipefail") -> dict[str, str]:
-    """Return the settings exported after sourcing the given files in this order."""
     names = " ".join(settings_by_env())
     lines = [shell, *(f"source '{config}'" for config in configs)]
     show = '[[ -v "${name}" ]] && printf "%s=%s\\0" "${name}" "${!name}"'

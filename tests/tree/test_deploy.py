@@ -26,7 +26,6 @@ STAND_IN = '#!/bin/bash\nprintf "%s\\n" "${0##*/}" "$@" >"${NOTES}"\nenv >"${NOT
 
 @pytest.fixture(scope="module")
 def job(tree_root: Path) -> dict[str, dict]:
-    """Return the Kubernetes objects by kind."""
     documents = yaml.safe_load_all((tree_root / PYTORCH / "deploy/kubernetes/job.yaml").read_text())
     return {document["kind"]: document for document in documents}
 
@@ -202,7 +201,6 @@ ENROOT = '#!/bin/bash\nprintf "%s " "$@" >"${0%/*}/words"\nprintf content >"$3"\
 
 @pytest.fixture
 def engines(tmp_path: Path) -> Path:
-    """Create stand-ins for docker and enroot; return their folder."""
     write_program(tmp_path / "bin/docker", '#!/bin/bash\nprintf "%s\\n" "$@" >"${0%/*}/words"\n')
     return write_program(tmp_path / "bin/enroot", ENROOT).parent
 

@@ -111,7 +111,6 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def run(chromium: str, page: Path, *flags: str) -> tuple[str, str]:
-    """Return the rendered document and the browser's log."""
     command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0", *flags]
     end = run_quietly(*command, "--dump-dom", page.as_uri(), timeout=120)
     return end.stdout, end.stderr

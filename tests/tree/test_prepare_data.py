@@ -42,7 +42,6 @@ def text(tree_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check(done: subprocess.CompletedProcess[str]) -> Path:
-    """Check that both sets open and return the training set's path."""
     assert done.returncode == 0, done.stdout + done.stderr
     found = dict(re.findall(r'^export (\w+)="(.*)"$', done.stdout, re.MULTILINE))
     assert set(found) == {"DATADIR_PHASE2", "EVALDIR"}

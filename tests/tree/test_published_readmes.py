@@ -66,7 +66,6 @@ SHELLS = [
 
 
 def commands(section: str, tree_root: Path) -> list[str]:
-    """Return the commands that a reader of a section types, in order."""
     parts, typed = SECTION.split((tree_root / "docs/from_the_published_readmes.md").read_text()), []
     for published, here, why in ROW.findall(parts[parts.index(section) + 1]):
         own = re.fullmatch(r"`(.+)`", here)
@@ -99,7 +98,6 @@ class Sandbox:
             write_program((self.tree if name.endswith(".sh") else root / "bin") / name, text)
 
     def type(self, lines: list[str], shell: str = "bash", cwd: Path | None = None, **exports: object):
-        """Run the lines in one shell, which stops at the first failure."""
         script = "\n".join(("set -e", *lines))
         for published, here in FILLED_IN.items():
             script = re.sub(published, here.format(root=self.root), script)
@@ -109,7 +107,6 @@ class Sandbox:
         return run_quietly(shell, "-c", script, cwd=cwd or self.tree, env=environ)
 
     def follow(self, section: str, shell: str = "bash", **exports: object) -> str:
-        """Run the commands of a section, which must succeed, and return their errors."""
         done = self.type(commands(section, self.tree_root), shell, **exports)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stderr

@@ -34,7 +34,6 @@ PACKAGE_HOME = Path("benchmarks/bert/implementations/pytorch")
 
 
 def run(root: Path, command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a README block in a folder of a copy of the tree, as a reader's shell would."""
     environ = user_environ(PYTHONPATH=root / PACKAGE_HOME)
     options = {"cwd": folder, "env": environ, "stdin": subprocess.DEVNULL, "timeout": MAX_SECONDS}
     return run_checked("bash", "-c", f"set -eu\n{command}", **options)

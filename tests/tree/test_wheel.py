@@ -16,7 +16,6 @@ HOME = "benchmarks/bert/implementations/pytorch"
 
 @pytest.fixture(scope="module")
 def site(tree_root: Path, tracked: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install a wheel of the tracked files and return its site folder."""
     folder = tmp_path_factory.mktemp("wheel")
     source, names = folder / "source", (f"{HOME}/mlbert", f"{HOME}/c", "benchmarks/bert/implementations/tensorflow2")
     names += ("pyproject.toml", "setup.py", "README.md", "LICENSE")

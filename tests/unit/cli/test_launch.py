@@ -16,7 +16,6 @@ echo "$(wc -l <"{notes}");cluster"
 
 @pytest.fixture
 def sbatch(tmp_path, monkeypatch):
-    """Put a stand-in for sbatch in PATH, and return the file in which it notes its arguments."""
     notes = tmp_path / "notes"
     write_program(tmp_path / "sbatch", SBATCH.format(notes=notes, fails=tmp_path / "fails"))
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")

@@ -13,8 +13,6 @@ from programs import exports_of
 
 @pytest.fixture
 def as_json(run_mlbert):
-    """Return as_json(*words), which returns the JSON of `mlbert plan`."""
-
     def as_json(*words):
         code, out, err = run_mlbert("plan", *words, "--json")
         assert code == 0, err

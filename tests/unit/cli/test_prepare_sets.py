@@ -25,7 +25,6 @@ def source(tmp_path):
 
 @pytest.fixture
 def run(run_mlbert):
-    """Return run(*words), which runs `mlbert prepare`."""
     return functools.partial(run_mlbert, "prepare")
 
 

@@ -40,8 +40,6 @@ def one_cpu() -> Iterator[None]:
 
 @pytest.fixture
 def run(run_mlbert: RunMlbert) -> Run:
-    """Return run(*words), which returns the status and the output of `mlbert pretrain`."""
-
     def run(*words: object) -> tuple[int, str]:
         status, out, err = run_mlbert("pretrain", *words)
         return status, out + err

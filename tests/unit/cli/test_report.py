@@ -12,8 +12,6 @@ from user_errors import assert_error_line
 
 @pytest.fixture
 def report(run_mlbert):
-    """Return report(*words), which returns the status and the output of `mlbert report`."""
-
     def report(*words):
         status, out, err = run_mlbert("report", *words)
         return status, out + err

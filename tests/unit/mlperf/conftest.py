@@ -98,7 +98,6 @@ def write_tree(tree: Path, division: str, num_logs: int = 10) -> Path:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """Return a good log of the closed division."""
     return write_log(tmp_path / "result_0.txt")
 
 

@@ -47,7 +47,6 @@ def tree(tmp_path: Path) -> Path:
 
 
 def reported(tree: Path) -> tuple[Outcome, str]:
-    """Return what the check reports of the tree's log."""
     results = ResultSet([read_log(tree / "results/result_0.txt")], {}, None, tree)
     (finding,) = (finding for finding in run_checks(results, "here") if finding.check == "own: call sites")
     return finding.outcome, finding.words

@@ -176,8 +176,6 @@ def test_a_published_result_raises_no_error(tmp_path: Path) -> None:
 
 
 def _replace(make: Callable[[Path], object]) -> Callable[[Path], None]:
-    """Return a damage that puts something else in the place of a file."""
-
     def damage(path: Path) -> None:
         path.unlink()
         make(path)

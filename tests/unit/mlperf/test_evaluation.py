@@ -31,24 +31,19 @@ ERROR, WARN = Outcome.ERROR, Outcome.WARN
 
 
 def at(samples: float, index: int) -> Edit:
-    """Move one evaluation to other samples."""
     keys = ("eval_start", "eval_stop", "eval_accuracy")
     return each(*(mark(key, "epoch_num", samples, index) for key in keys))
 
 
 def ends(samples: float) -> Edit:
-    """End the run at other samples."""
     return each(at(samples, -1), mark("epoch_stop", "epoch_num", samples), put("train_samples", samples))
 
 
 def without(index: int) -> Edit:
-    """Leave out one evaluation."""
     return each(*(drop(key, index) for key in ("eval_start", "eval_stop", "eval_accuracy")))
 
 
 def only(count: int) -> Edit:
-    """Keep only the first evaluations."""
-
     def edit(runs: list[Run]) -> None:
         seen = 0
         for line in list(runs[3]):

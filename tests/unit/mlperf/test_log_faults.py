@@ -45,8 +45,6 @@ def _set_metadata(key: str, name: str, value: Callable[[int], object]) -> Edit:
 
 
 def _accuracies(new: Callable[[int, int, float], float]) -> Edit:
-    """Change each accuracy by run, number from the end, and value."""
-
     def change(runs: list[Run]) -> None:
         for run, events in enumerate(runs):
             for number, event in enumerate(reversed(_all([events], "eval_accuracy"))):

@@ -45,7 +45,6 @@ def test_tools_run_side_by_side_answer_as_they_do_alone(tmp_path, new_tree, monk
 
 
 def _lines(words: str) -> list[str]:
-    """Return the lines without the places of a traceback."""
     return [line for line in words.splitlines() if not line.startswith(("  ", "Process ForkProcess"))]
 
 

@@ -30,7 +30,6 @@ DEMO = ROOT / "tests/assets/own_tree/results/cpu_demo/bert"
 
 @pytest.fixture
 def repeat(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> RunMlbert:
-    """Return repeat(*words), which returns the status and outputs of `mlbert submission repeat`."""
     monkeypatch.setenv("COLUMNS", "80")
 
     def repeat(*words: object) -> tuple[int, str, str]:
@@ -54,7 +53,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tampered(log: Path, folder: Path, change: float) -> Path:
-    """Copy a log with another last accuracy."""
     lines = log.read_text().splitlines()
     number = max(index for index, line in enumerate(lines) if '"eval_accuracy"' in line)
     fields = json.loads(lines[number].partition("MLLOG ")[2])

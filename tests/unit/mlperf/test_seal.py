@@ -34,7 +34,6 @@ def logdir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def key(tmp_path: Path) -> Path:
-    """Return a private key of ssh."""
     path = tmp_path / "key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True)
     return path

@@ -32,8 +32,6 @@ ERROR, WARN, NOTE = Outcome.ERROR, Outcome.WARN, Outcome.NOTE
 
 
 def squeezed(factor: float, which: int = 3) -> Edit:
-    """Scale all times since run_start."""
-
     def edit(runs: list[Run]) -> None:
         begin = nth(runs[which], "run_start")["time_ms"]
         for line in runs[which]:
@@ -44,8 +42,6 @@ def squeezed(factor: float, which: int = 3) -> Edit:
 
 
 def cut_evaluations(*ms: int) -> Edit:
-    """Let the evaluations take these times in turn, and move later lines."""
-
     def edit(runs: list[Run]) -> None:
         for index in range(sum(line["key"] == "eval_stop" for line in runs[3])):
             took = nth(runs[3], "eval_stop", index)["time_ms"] - nth(runs[3], "eval_start", index)["time_ms"]
@@ -73,8 +69,6 @@ def late_start(ms: int) -> Edit:
 
 
 def later_clock(ms: int) -> Edit:
-    """Start the clock ``ms`` after training begins."""
-
     def edit(runs: list[Run]) -> None:
         line = nth(runs[3], "run_start")
         runs[3].remove(line)
@@ -86,7 +80,6 @@ def later_clock(ms: int) -> Edit:
 
 
 def tell_throughput(value: float) -> Edit:
-    """Let run 3 log how many samples a second it trains."""
     return lambda runs: runs[3].insert(
         runs[3].index(nth(runs[3], "eval_start")),
         nth(runs[3], "epoch_start") | {"key": "tracked_stats", "value": {"throughput": value}},
@@ -94,8 +87,6 @@ def tell_throughput(value: float) -> Edit:
 
 
 def beside(which: int) -> Edit:
-    """Start run 3 10 s after another one."""
-
     def edit(runs: list[Run]) -> None:
         gap = nth(runs[which], "run_start")["time_ms"] - nth(runs[3], "run_start")["time_ms"]
         stamp(lambda ms: ms + gap + 10_000)(runs)
@@ -104,7 +95,6 @@ def beside(which: int) -> Edit:
 
 
 def resumed(runs: list[Run]) -> None:
-    """Let run 3 log the step of a checkpoint."""
     runs[3].insert(9, nth(runs[3], "recipe") | {"key": "resumed_from_step", "value": 5})
 
 

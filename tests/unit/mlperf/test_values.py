@@ -132,7 +132,6 @@ def test_a_name_twice_in_a_line(key: str, line: str, log: Path) -> None:
 
 
 def move(path: Path, key: str, milliseconds: int) -> int:
-    """Change the time of a key's lines; return the number of the first."""
     return edit(path, key, r'"time_ms": (\d+)', lambda report: f'"time_ms": {int(report[1]) + milliseconds}')
 
 

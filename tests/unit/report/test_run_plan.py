@@ -18,7 +18,6 @@ LARGE_BATCH |= {"eval_iter_start_samples": 325_000, "eval_iter_samples": 325_000
 
 
 def closed(**changes: object) -> Configuration:
-    """Return the closed division's settings of 8 ranks with 48 packs, with changes."""
     return simple_configuration(**{**CLOSED, **changes})
 
 
