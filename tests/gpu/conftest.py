@@ -66,6 +66,4 @@ def products(request: pytest.FixtureRequest) -> Products | None:
 @pytest.fixture(scope="session")
 def large() -> BertConfig:
     """Return BERT-large's shape with two layers."""
-    return BertConfig(
-        vocab_size=30522, hidden_size=1024, num_hidden_layers=2, num_attention_heads=16, intermediate_size=4096
-    )
+    return BertConfig(30522, 1024, 2, 16, 4096)

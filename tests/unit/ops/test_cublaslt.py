@@ -34,15 +34,10 @@ pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc on P
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_feed_forward_error(emulator, error_rule, shape: tuple[int, int, int], exact: bool, dtype: torch.dtype) -> None:
-    error_rule("feed_forward", [*feed_forward_inputs(*shape), exact], dtype, [0, 1, 2, 3], cublaslt.feed_forward)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_linear_gelu_error(emulator, error_rule, shape: tuple[int, int, int], exact: bool, dtype: torch.dtype) -> None:
-    error_rule("linear_gelu", [*feed_forward_inputs(*shape)[:3], exact], dtype, [0, 1, 2], cublaslt.linear_gelu)
+def test_gelu_layers_error(emulator, error_rule, shape: tuple[int, int, int], exact: bool, dtype: torch.dtype) -> None:
+    inputs = feed_forward_inputs(*shape)
+    error_rule("feed_forward", [*inputs, exact], dtype, [0, 1, 2, 3], cublaslt.feed_forward)
+    error_rule("linear_gelu", [*inputs[:3], exact], dtype, [0, 1, 2], cublaslt.linear_gelu)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -138,14 +133,7 @@ def test_linear_layers_use_cublaslt_on_cuda(emulator) -> None:
     assert not any("cublaslt" in names for names in registry.available("cpu").values())
 
 
-SMALL = BertConfig(
-    vocab_size=99,
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=64,
-    max_position_embeddings=32,
-)
+SMALL = BertConfig(99, 32, 2, 2, 64, max_position_embeddings=32)
 
 
 def test_model_with_cublaslt_equals_the_plain_model(emulator) -> None:

@@ -80,14 +80,7 @@ def test_fewer_numbers_need_more_draws() -> None:
     assert draws_for(64) == 4
 
 
-SHAPE = BertConfig(
-    vocab_size=97,
-    hidden_size=64,
-    num_hidden_layers=1,
-    num_attention_heads=1,
-    intermediate_size=128,
-    max_position_embeddings=96,
-)
+SHAPE = BertConfig(97, 64, 1, 1, 128, max_position_embeddings=96)
 
 
 @pytest.mark.parametrize("name", list(awkward_batches(SHAPE, torch.device("cpu"))))

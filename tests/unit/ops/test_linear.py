@@ -18,19 +18,13 @@ CASES = [
     *(("triton", SHAPES[1], exact, dtype) for exact in (False, True) for dtype in DTYPES),
     ("triton", (0, 16, 32), False, torch.bfloat16),
 ]
-each_case = pytest.mark.parametrize(("kernels", "shape", "exact", "dtype"), CASES, indirect=["kernels"])
 
 
-@each_case
-def test_linear_gelu_error(error_rule_of_kernels, shape: tuple[int, int, int], exact: bool, dtype: torch.dtype) -> None:
-    error_rule_of_kernels("linear_gelu", [*feed_forward_inputs(*shape)[:3], exact], dtype, [0, 1, 2])
-
-
-@each_case
-def test_feed_forward_error(
-    error_rule_of_kernels, shape: tuple[int, int, int], exact: bool, dtype: torch.dtype
-) -> None:
-    error_rule_of_kernels("feed_forward", [*feed_forward_inputs(*shape), exact], dtype, [0, 1, 2, 3])
+@pytest.mark.parametrize(("kernels", "shape", "exact", "dtype"), CASES, indirect=["kernels"])
+def test_gelu_layers_error(error_rule_of_kernels, shape: tuple[int, int, int], exact: bool, dtype: torch.dtype) -> None:
+    inputs = feed_forward_inputs(*shape)
+    error_rule_of_kernels("linear_gelu", [*inputs[:3], exact], dtype, [0, 1, 2])
+    error_rule_of_kernels("feed_forward", [*inputs, exact], dtype, [0, 1, 2, 3])
 
 
 @pytest.mark.parametrize("choice", ["plain", "native"])

@@ -17,25 +17,10 @@ from mlbert.ops.attention import tiles_work
 from user_errors import user_error
 
 OPS = {
-    "attention",
-    "dropout_add_layer_norm",
-    "embedding_sum",
-    "feed_forward",
-    "fp8_dropout_add_layer_norm_backward",
-    "fp8_dropout_add_layer_norm_forward",
-    "fp8_gelu",
-    "fp8_gelu_backward",
-    "fp8_product",
-    "fp8_quantise",
-    "fp8_quantise_sum",
-    "gelu",
-    "gelu_backward",
-    "layer_norm_dropout",
-    "linear",
-    "linear_gelu",
-    "linear_qkv",
-    "masked_cross_entropy",
-    "rotary",
+    *("attention", "rotary", "embedding_sum", "masked_cross_entropy", "dropout_add_layer_norm", "layer_norm_dropout"),
+    *("linear", "linear_qkv", "linear_gelu", "feed_forward", "gelu", "gelu_backward"),
+    *("fp8_product", "fp8_quantise", "fp8_quantise_sum", "fp8_gelu", "fp8_gelu_backward"),
+    *("fp8_dropout_add_layer_norm_forward", "fp8_dropout_add_layer_norm_backward"),
 }
 
 
