@@ -54,10 +54,9 @@ def losses(products: Products | None, seed: int = 3) -> list[float]:
 def test_fp8_follows_the_bfloat16_curve():
     expected = losses(None)
     assert expected[0] - expected[-1] > 5, "the comparison needs a loss that falls"
-    for products in (Products(), Products(input_gradient=False, weight_gradient=False)):
-        found = losses(products)
-        assert found != expected, "FP8 products ran"
-        assert max(abs(a - b) for a, b in zip(found, expected, strict=True)) < BOUND
+    found = losses(Products())
+    assert found != expected, "FP8 products ran"
+    assert max(abs(a - b) for a, b in zip(found, expected, strict=True)) < BOUND
 
 
 def two_steps(products: Products, seed: int = 3) -> list[Tensor]:

@@ -94,7 +94,7 @@ def test_run_on_a_prepared_set(run: Run, run_mlbert: RunMlbert, prepared: str, t
     assert (values["nodes"], values["threads_per_rank"], values["evaluation_size"]) == (1, 1, 50)
     assert logged[-1][2]["status"] == "success"
     assert {path.name for path in (out / "run_0").iterdir()} == {
-        *("settings.txt", "config.json", "metrics.jsonl", "curve.png", "weights", "tf2", "summary.json", "checkpoints"),
+        *("settings.txt", "config.json", "metrics.jsonl", "curve.png", "weights", "tf2", "summary.json", "checkpoints")
     }
     assert json.loads((out / "training_summary.txt").read_text())["total_training_steps"] == samples / 8
     assert list((out / "summaries").iterdir())

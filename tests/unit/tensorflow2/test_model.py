@@ -65,8 +65,9 @@ def assert_near(found: dict[str, tf.Tensor], expected: dict[str, tf.Tensor], tol
         assert float(error) < tolerance, name
 
 
-@pytest.mark.parametrize("activation", ["gelu", "gelu_erf"])
-@pytest.mark.parametrize("case", [single_case, packed_case])
+@pytest.mark.parametrize(
+    ("case", "activation"), [(single_case, "gelu_erf"), (packed_case, "gelu_erf"), (packed_case, "gelu")]
+)
 def test_matches_pytorch(case: Callable, activation: str) -> None:
     ragged, packs, rows = case()
     reference = pytorch_model(dataclasses.replace(NO_DROPOUT, hidden_act=activation))

@@ -74,8 +74,7 @@ def test_lamb_follows_google(config: str, compiled: bool, lr: float, numbers: di
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "epsilon"),
-    [(Lamb, lamb.Lamb, 1e-6), (AdamWeightDecay, adamw.AdamW, 1e-12)],
+    ("ours", "theirs", "epsilon"), [(Lamb, lamb.Lamb, 1e-6), (AdamWeightDecay, adamw.AdamW, 1e-12)]
 )
 def test_ten_updates_match_pytorch(ours: type[Optimizer], theirs: type, epsilon: float) -> None:
     """PyTorch's AdamW adds epsilon elsewhere, which does not matter if it is tiny."""

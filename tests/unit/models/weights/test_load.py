@@ -237,7 +237,7 @@ def test_weights_without_a_checksum_are_reported_and_a_flipped_bit_is_found(tmp_
 
 
 @given(st.data())
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_a_damaged_file_of_weights_is_one_line(whole_weights, data):
     """Cut, changed in its header, or with another length of it."""
     content = bytearray(whole_weights.read_bytes())
