@@ -66,6 +66,15 @@ def test_two_nodes_train_from_bins_and_exchange_padding(site: Site, prepared_dat
     assert json.loads((site.runs / "out/run_0/summary.json").read_text())["ranks"] == 4
 
 
+@pytest.mark.slow
+def test_job_on_one_node(site: Site) -> None:
+    state, output = site.run(nodes=1, DGXNGPU=2, BIND_CPUS=1, SRUN_ARGS="--gres=gpu:8")
+    # Random tokens cannot be learned: the run ends at MAX_STEPS without reaching its target and fails.
+    assert state == "FAILED", output
+    assert "run 0 ended with status 1" in output
+    assert (site.runs / "out/run_0/summary.json").exists(), output
+
+
 # Exports, the error, and how often the job prints it: what a node lacks, each of the two nodes names.
 USER_ERRORS: list[tuple[dict[str, str], str, int]] = [
     ({"DGXNNODES": "3"}, "the job has 2 nodes, the config has DGXNNODES=3", 1),

@@ -17,8 +17,8 @@ import pytest
 
 from mlbert.distributed import health, lifecycle
 from mlbert.distributed.channel import Channel
-from mlbert.distributed.health import Stage
-from mlbert.distributed.lifecycle import Lifecycle, Terminated
+from mlbert.distributed.health import HANG_SECONDS, Stage
+from mlbert.distributed.lifecycle import LOST_RANK, Lifecycle, Terminated, exit_status
 from mlbert.distributed.world import World
 from mlbert.host.errors import UserError
 from mlbert.mlperf.mllog import MLPerfLogger
@@ -106,6 +106,16 @@ def test_a_warned_run_leaves_as_sigusr1(run, log):
         run.leave()
     assert ended.value.code == 128 + signal.SIGUSR1
     assert events(log.path)[-1]["metadata"]["reason"] == "SIGUSR1"
+
+
+def test_statuses_and_times_are_the_published_ones():
+    numbers = (lifecycle.SUCCEEDED, lifecycle.FAILED, lifecycle.WRONG_INPUT, LOST_RANK, lifecycle.INTERRUPTED)
+    assert numbers == (0, 1, 2, 3, 130)
+    statuses = [exit_status(status, rank) for status in ("success", "aborted") for rank in (0, 1)]
+    assert statuses == [0, 0, 1, 0], "only rank 0 reports a missed target"
+    page = (ROOT / "docs" / "how_a_run_ends.md").read_text()
+    assert f"a rank is silent for {HANG_SECONDS:.0f} s" in page
+    assert f"A process that hangs in a collective {lifecycle.UNWIND_SECONDS:.0f} s after a signal" in page
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -1,6 +1,7 @@
 """Jobs as real processes: order, devices, failure, and that no child outlives the program."""
 
 import io
+import operator
 import os
 import re
 import signal
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from mlbert.data.formats.glue import score
+from mlbert.data.formats.glue import TASKS, score
 from mlbert.programs.mosaic import glue_runner
 from mlbert.programs.mosaic.glue_runner import GlueDisplay, GlueJob, Runner, State, aggregate, job_list, make_slots
 
@@ -133,6 +134,24 @@ def test_slots() -> None:
     found = [(slot.name, sorted(slot.cores), slot.exports["CUDA_VISIBLE_DEVICES"]) for slot in cpus]
     assert found == [("CPU 0", [4], ""), ("CPU 1", [5], "")]
     assert len(make_slots(8, None, [0], 1)) == 1
+
+
+# Labels, rate, decay, batch, epochs, steps between evaluations
+PUBLISHED = {
+    "mnli": (3, 5e-5, 5e-6, 48, 3, 2300),
+    "rte": (2, 1e-5, 1e-5, 16, 3, 100),
+    "qqp": (2, 3e-5, 3e-6, 16, 5, 2000),
+    "cola": (2, 5e-5, 5e-6, 32, 10, 250),
+    "mrpc": (2, 8e-5, 8e-6, 32, 10, 100),
+    "qnli": (2, 1e-5, 1e-6, 16, 10, 1000),
+    "sst2": (2, 3e-5, 3e-6, 16, 3, 500),
+    "stsb": (1, 3e-5, 3e-6, 32, 10, 200),
+}
+
+
+def test_hyper_parameters_are_the_published_ones() -> None:
+    names = ("num_labels", "learning_rate", "weight_decay", "batch", "epochs", "eval_steps")
+    assert {name: operator.attrgetter(*names)(task) for name, task in TASKS.items()} == PUBLISHED
 
 
 def test_the_default_is_25_jobs_with_mnli_first() -> None:
