@@ -1,7 +1,5 @@
 """Valid logs with one edited line, and the findings of our own checks on them."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

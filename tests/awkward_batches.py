@@ -1,7 +1,5 @@
 """Batches that kernels stumble over."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch

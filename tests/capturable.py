@@ -1,7 +1,5 @@
 """A small shape, attention and LAMB that make no decisions on the host, so that steps can be recorded on a CPU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Fixtures for the whole test suite."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

@@ -1,7 +1,5 @@
 """Committed and simulated result sets that tests edit, and the findings of our own checks on them."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """Replace NVIDIA's cublasLt with `tests/unit/ops/cublaslt_emulator.c`, which works on host memory."""
 
-from __future__ import annotations
-
 import ctypes
 import subprocess
 from pathlib import Path

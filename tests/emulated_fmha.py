@@ -1,7 +1,5 @@
 """Compile the CUDA attention of csrc/fmha as C++ on an emulated GPU (csrc/fmha/emulation)."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

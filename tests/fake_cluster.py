@@ -1,7 +1,5 @@
 """A cluster of stand-ins that record how they were called."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

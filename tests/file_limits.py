@@ -1,7 +1,5 @@
 """Simulate a full disk with this process's limit on file sizes."""
 
-from __future__ import annotations
-
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ EMULATED names the folder with the emulated cublasLt and fmha. INJECTED names th
 "memory" and "time", separated by commas.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """Dummy batches, reference implementations of batches, and their comparison."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from typing import Any

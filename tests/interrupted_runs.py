@@ -1,7 +1,5 @@
 """Short runs that a signal interrupts at a given step. Runs as a program too, for signals that kill."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

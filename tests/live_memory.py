@@ -1,7 +1,5 @@
 """Count the bytes of live tensors, and measure the memory that captured graphs need."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """MDS sets of masked samples, in the format of Streaming's converter for the benchmark's Wikipedia."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any

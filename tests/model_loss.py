@@ -1,7 +1,5 @@
 """The loss of one batch, with divisors given on the host."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """MDS sets of texts that count, their vocabulary, and a main.py YAML for a model that can learn to count."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

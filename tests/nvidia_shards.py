@@ -1,7 +1,5 @@
 """Write small HDF5 shards in NVIDIA's three formats, row by row, without the package's code."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

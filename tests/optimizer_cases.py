@@ -1,7 +1,5 @@
 """Shared by the tests of all optimizer implementations: published runs, settings, specifications."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence

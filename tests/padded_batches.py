@@ -1,7 +1,5 @@
 """Convert padded batches of other programs to our batches."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

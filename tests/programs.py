@@ -1,7 +1,5 @@
 """Stand-in programs for tests of shell code, what they and the real ones print, and ports for servers."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import runpy

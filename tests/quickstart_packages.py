@@ -1,7 +1,5 @@
 """A virtual environment like the one that quickstart.sh makes: without the packages of any extra."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import sysconfig

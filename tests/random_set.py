@@ -1,7 +1,5 @@
 """Random sequences for tests of data formats and sources."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from mlbert.data.formats.ragged import Ragged

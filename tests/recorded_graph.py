@@ -5,8 +5,6 @@ the host or to copy host data to the device. Interpreted Triton kernels and coll
 that a recorded function allocates is kept, as in a graph's pool.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any

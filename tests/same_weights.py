@@ -1,7 +1,5 @@
 """Draw weights at random and compare them bit by bit."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import TypeVar
 

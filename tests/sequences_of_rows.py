@@ -1,7 +1,5 @@
 """Read sequences back from the TensorFlow implementation's rows, token by token."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

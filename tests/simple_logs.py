@@ -1,7 +1,5 @@
 """Short MLPerf logs for tests of their readers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A recipe with small values for all required settings, and its configurations."""
 
-from __future__ import annotations
-
 from mlbert.config.recipe import Recipe
 from mlbert.config.resolution import resolve
 from mlbert.config.sections import COMMON, Configuration, settings_by_key

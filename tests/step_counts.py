@@ -9,8 +9,6 @@ Counts these operations of PyTorch's dispatcher, including autograd's, if the re
 Triton kernels are skipped, so that their interpreter is not counted; their outputs are uninitialized.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Iterator

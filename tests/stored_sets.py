@@ -1,7 +1,5 @@
 """Small stored sets for tests of their readers and converters."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Small MDS sets of texts, and the contents of host batches, for tests."""
 
-from __future__ import annotations
-
 import json
 import random
 import time

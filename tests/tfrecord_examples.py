@@ -1,7 +1,5 @@
 """Hand-written tf.train.Examples in every encoding that protocol buffers allow."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from pathlib import Path

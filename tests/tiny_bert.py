@@ -1,7 +1,5 @@
 """A tiny BERT, and files with its weights as a published benchmark starts from them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

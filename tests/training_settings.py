@@ -1,7 +1,5 @@
 """Settings of a run that takes seconds, on generated tokens, as the base of the training tests."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Create an optimizer that owns all of its parameters."""
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 from mlbert.distributed.sharding import ShardLayout

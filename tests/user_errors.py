@@ -4,8 +4,6 @@ A sentence can be improved without touching any test: run the suite with ``MLBER
 sentences to ``tests/golden/error_messages.txt``, and delete the old ones there.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re

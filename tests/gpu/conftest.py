@@ -1,7 +1,5 @@
 """Fixtures for the GPU tests, which are marked gpu and skipped without a CUDA device."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """FP8 linear layers on a GPU: hardware products against the plain implementation, and no synchronization."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Steps with CUDA graphs are bit-equal to steps without them, and do not synchronize."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The model and its step on a GPU: fast ops against plain ones, determinism, no synchronization."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

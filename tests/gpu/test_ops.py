@@ -1,7 +1,5 @@
 """Every implementation of every op on a GPU against plain, on real and awkward shapes."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The optimizer kernels on a GPU against the float64 specifications."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

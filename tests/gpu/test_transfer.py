@@ -1,7 +1,5 @@
 """Batches on the GPU: same elements, copies on a separate stream, no synchronization; evaluations on the GPU."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Fixtures for prepared sets of random sequences, the sample data and interpreted Triton kernels."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

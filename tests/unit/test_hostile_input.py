@@ -1,7 +1,5 @@
 """Input that no program writes: special files, other digits, empty paths, exchanged and skipped files."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

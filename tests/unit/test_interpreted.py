@@ -1,7 +1,5 @@
 """Run the tests of Triton kernels in separate processes with Triton's interpreter."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Fixtures for the op tests: seeds, implementations or a skip with its reason, the error rule, an emulated cublasLt."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Random inputs for the op tests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

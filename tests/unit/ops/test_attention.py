@@ -1,7 +1,5 @@
 """CPU attention: error rule on awkward shapes, exact masks, no leaks between sequences, and the flash interface."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

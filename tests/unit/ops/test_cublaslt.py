@@ -1,7 +1,5 @@
 """Linear layers with cublasLt, without a GPU: `cublaslt_emulator.c` replaces NVIDIA's library."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import warnings

@@ -3,8 +3,6 @@
 If NVIDIA's header or library is installed, our declarations and descriptors are checked against it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The choice of cublasLt's algorithms: by time, cached per device, the same on all ranks."""
 
-from __future__ import annotations
-
 import itertools
 import statistics
 from collections.abc import Callable

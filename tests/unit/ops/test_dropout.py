@@ -1,7 +1,5 @@
 """The counter-based dropout mask: keep rate, independence, and scalar against tensor keys."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

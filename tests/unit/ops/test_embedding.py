@@ -1,7 +1,5 @@
 """embedding_sum: error rule, runs of equal ids across chunks, dtypes, ids out of range."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The rule of `mlbert.ops.comparison`: which errors pass, and that more draws make it more reliable."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -4,8 +4,6 @@ The emulation (csrc/fmha/emulation) checks every access to shared memory. If nvc
 compiled with it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import re
 import shutil

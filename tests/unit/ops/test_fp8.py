@@ -1,7 +1,5 @@
 """FP8 linear layers: rounding, delayed scales, the fast product against plain, and the error against float32."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """One or two FP8 linear layers followed by LayerNorm, as one function, against plain and float32."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

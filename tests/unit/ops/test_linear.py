@@ -1,7 +1,5 @@
 """linear_qkv, linear_gelu and feed_forward: error rule, adjacent weights used in place, one backward pass."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

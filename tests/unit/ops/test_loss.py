@@ -1,7 +1,5 @@
 """masked_cross_entropy: error rule, padded columns, ties, no masked token, ignored rows, gradient in place."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """LayerNorm with dropout: error rule, exact masks, keys on the device."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

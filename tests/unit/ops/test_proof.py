@@ -1,7 +1,5 @@
 """Before a run, implementations that are wrong or fail are replaced, and the log says so."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 from collections.abc import Callable

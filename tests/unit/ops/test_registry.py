@@ -1,7 +1,5 @@
 """The selection of implementations: choices, log line, errors, and plain ops without a compiler."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Small shapes and rows for the tests of the TensorFlow 2 implementation."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Processes forked from a server that has imported TensorFlow, which takes longer than most programs here."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The benchmark class, called as PerfZero calls it, and the flags that each of its methods sets."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

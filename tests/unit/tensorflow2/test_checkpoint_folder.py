@@ -1,7 +1,5 @@
 """Checkpoints of a TensorFlow 2 run: bit-equal resume on every replica, damage, other settings, killed writers."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

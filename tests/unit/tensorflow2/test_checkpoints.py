@@ -1,7 +1,5 @@
 """Initial weights of a TensorFlow 2 run in all formats, and the weights that it writes for other programs."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import runpy

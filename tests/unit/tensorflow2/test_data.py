@@ -1,7 +1,5 @@
 """Training and evaluation data: PyTorch's steps for any number of replicas, and each evaluation sample once."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 The processes are forked from a server that has imported TensorFlow, which takes longer than such a run.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

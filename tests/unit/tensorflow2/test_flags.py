@@ -1,7 +1,5 @@
 """The published flags: both commands of the published README, their settings here, and invalid values."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The loss scale of the TensorFlow 2 implementation: same rule as in PyTorch, bounds, state."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Which worker TensorFlow's errors name as lost; their texts are TensorFlow 2.16's and later."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

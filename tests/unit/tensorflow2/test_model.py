@@ -1,7 +1,5 @@
 """The TensorFlow model against PyTorch's with the same weights: precisions, XLA, packing, dropout."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Losses, sums and metrics on hand-calculated logits, against PyTorch, and for split steps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """LAMB and AdamW of the TensorFlow 2 implementation against the published ones, PyTorch and Keras."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

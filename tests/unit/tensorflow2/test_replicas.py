@@ -1,7 +1,5 @@
 """The TensorFlow 2 training step on several replicas: the result does not depend on how the batch is split."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Most run eagerly; several replicas are in test_replicas.py.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

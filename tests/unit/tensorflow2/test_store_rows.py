@@ -1,7 +1,5 @@
 """Rows of static shape: every sequence can be read back, and sequences that do not fit are errors."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st

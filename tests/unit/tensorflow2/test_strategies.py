@@ -1,7 +1,5 @@
 """The strategies that settings select, and errors if one is not available."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

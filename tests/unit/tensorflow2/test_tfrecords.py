@@ -1,7 +1,5 @@
 """TFRecords read by tf.data: the same sequences as from a store, division among hosts, and damage reports."""
 
-from __future__ import annotations
-
 import glob
 import shutil
 from pathlib import Path

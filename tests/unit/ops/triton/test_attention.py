@@ -3,8 +3,6 @@
 Legend: R rows, C columns.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Triton's casts to FP8: exact row-major and transposed copies, limits, maxima, bias gradients, GELU."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Triton kernels compile for Hopper without a GPU, and stay within limits on instructions and registers."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterator
