@@ -43,18 +43,17 @@ elif (($#)) && [[ $* != --slow ]]; then
     check python -m pytest --timeout=300 "$@"
 else
     # Tests that start ranks, daemons or jobs mostly wait for them, so they run at the same time as the other tests. On a
-    # busy machine such a process may not get enough time, so only a second failure in a row counts. TensorFlow's tests
-    # run in the workers of the ranks' tests, so that the other workers need not import TensorFlow.
+    # busy machine such a process may not get enough time, so only a second failure in a row counts. The tests of models
+    # and of TensorFlow run in the workers of the ranks' tests: the other workers need not import transformers and TensorFlow.
+    of_ranks=(tests/dist tests/unit/tensorflow2 tests/unit/models)
+    declare -A ran=([dist]="${of_ranks[*]}" [slurm]=tests/slurm)
     of_processes=(python -m pytest --timeout=300 --reruns=1 -rR "$@") outputs="$(mktemp -d)"
-    declare -A ran=([dist]="tests/dist tests/unit/tensorflow2" [slurm]=tests/slurm)
-    "${of_processes[@]}" tests/slurm &>"${outputs}/slurm" &
+    "${of_processes[@]}" "${ran[slurm]}" &>"${outputs}/slurm" &
     slurm=$!
-    "${of_processes[@]}" --numprocesses=$(((workers + 3) / 4)) --dist=loadfile tests/dist tests/unit/tensorflow2 \
-        &>"${outputs}/dist" &
+    "${of_processes[@]}" --numprocesses=$(((workers + 3) / 4)) --dist=loadfile "${of_ranks[@]}" &>"${outputs}/dist" &
     dist=$!
     trap 'kill "${slurm}" "${dist}" 2>/dev/null || true; rm -rf "${outputs}"' EXIT
-    check python -m pytest "${side_by_side[@]}" --ignore=tests/dist --ignore=tests/slurm \
-        --ignore=tests/unit/tensorflow2 "$@"
+    check python -m pytest "${side_by_side[@]}" "${of_ranks[@]/#/--ignore=}" --ignore="${ran[slurm]}" "$@"
     for name in dist slurm; do
         wait "${!name}" || failed+=("${ran[${name}]}")
         echo "== ${of_processes[*]} ${ran[${name}]}"

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import race
-import race_picture
 import race_sides
 from mlbert.programs.pretrain_rules import SizeShape, choose
 from race_text import RaceText, read_race
@@ -69,6 +68,8 @@ def test_text_that_is_too_small_is_an_error(tmp_path: Path) -> None:
 
 
 def test_picture_has_a_panel_for_each_size(tmp_path: Path) -> None:
+    import race_picture
+
     record = Path(__file__).parents[2] / "records/2026-11-23_pretrain_epyc-2cpu"
     sizes, bigram = race_picture.read_races([record / "2x128_10min.jsonl", record / "4x256_10min.jsonl"])
     assert round(bigram, 3) == 0.138

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 
 from training_settings import train, train_arguments
 
@@ -36,6 +35,8 @@ def unfinished(trained, folder):
 
 
 def test_a_checkpoint_is_exported_and_starts_a_run(trained, tmp_path, run_mlbert):
+    import transformers
+
     logdir, words = trained
     killed = unfinished(logdir, tmp_path / "killed")
     step = sorted((killed / "run_0/checkpoints").iterdir())[-1]

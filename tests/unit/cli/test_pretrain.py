@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import transformers
 
 from programs import RunMlbert
 from user_errors import assert_error_line
@@ -71,8 +70,10 @@ def test_interrupted_resumed_and_extended(text: Path, tmp_path: Path, run: Run, 
     assert f"mlbert fill-mask {out}/model" in output
     assert output.endswith(f"mlbert finetune --from {out}/model --train FILE.csv\n")
     assert not list(out.glob("result_*")), "no MLPerf log"
-    tokenizer = transformers.AutoTokenizer.from_pretrained(out / "model")
-    model = transformers.AutoModelForMaskedLM.from_pretrained(out / "model")
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(out / "model")
+    model = AutoModelForMaskedLM.from_pretrained(out / "model")
     assert tokenizer.model_max_length == model.config.max_position_embeddings == 128, "as trained"
     card = (out / "model/README.md").read_text()
     assert all(f in card for f in ("2 layers x 128", "100% Latin", "Guessing")), card
@@ -99,13 +100,15 @@ def test_interrupted_resumed_and_extended(text: Path, tmp_path: Path, run: Run, 
 
 def go_on_with_more_text(text: Path, out: Path, tmp_path: Path, run: Run) -> None:
     """Train on another file, from the model that was made, with its vocabulary, as transformers saves it."""
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+
     (tmp_path / "new.txt").write_text("More text.")
     more = [text, tmp_path / "new.txt"]
     status, output = run(*more, "--out", out, "--size", "tiny", "--minutes", "0.05")
     assert status == 2
     assert f"1 added (new.txt). To go on from its weights, give --from {out}/model" in output
-    transformers.AutoModelForMaskedLM.from_pretrained(out / "model").save_pretrained(tmp_path / "again")
-    transformers.AutoTokenizer.from_pretrained(out / "model").save_pretrained(tmp_path / "again")
+    AutoModelForMaskedLM.from_pretrained(out / "model").save_pretrained(tmp_path / "again")
+    AutoTokenizer.from_pretrained(out / "model").save_pretrained(tmp_path / "again")
     status, output = run(*more, "--out", tmp_path / "more", "--from", tmp_path / "again", "--minutes", "0.05")
     assert status == 0, output
     assert "starting from a model: 2 layers x 128" in output

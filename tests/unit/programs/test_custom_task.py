@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.tasks import TaskForm, TaskRows, read_training
@@ -49,6 +48,10 @@ def sentences(count: int) -> list[tuple[str, str]]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """rows.csv, a rotary model of ours in model/, and a BERT that transformers saved, without vocab.txt, in bert/."""
+    from transformers import BertConfig as PeerConfig
+    from transformers import BertForMaskedLM as Peer
+    from transformers import BertTokenizer
+
     made = tmp_path_factory.mktemp("task")
     rows = sentences(200)
     write_csv(made / "rows.csv", ["id", "note", "kind"], *([n, text, kind] for n, (text, kind) in enumerate(rows)))
@@ -59,9 +62,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model.initialize(1)
     write_weights(model, made, {}, made / "vocab.txt")
     (made / "huggingface").rename(made / "model")
-    config = transformers.BertConfig(vocab_size=len(entries), **SHAPE, max_position_embeddings=40)
-    transformers.BertForMaskedLM(config).save_pretrained(made / "bert")
-    transformers.BertTokenizer(vocab=str(made / "vocab.txt")).save_pretrained(made / "bert")
+    config = PeerConfig(vocab_size=len(entries), **SHAPE, max_position_embeddings=40)
+    Peer(config).save_pretrained(made / "bert")
+    BertTokenizer(vocab=str(made / "vocab.txt")).save_pretrained(made / "bert")
     (made / "bert" / "vocab.txt").unlink(missing_ok=True)
     return made
 
@@ -91,15 +94,19 @@ def test_classes_from_one_file(folder: Path, tmp_path: Path, run_mlbert: RunMlbe
     assert accuracy > majority + 0.3
     assert all(f"\n {name} " in report for name in PLACES)
 
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
     exported = run_folder / "huggingface"
-    peer = transformers.AutoModelForSequenceClassification.from_pretrained(exported, trust_remote_code=True).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(exported)
+    peer = AutoModelForSequenceClassification.from_pretrained(exported, trust_remote_code=True).eval()
+    tokenizer = AutoTokenizer.from_pretrained(exported)
     with torch.no_grad():
         found = peer(**tokenizer([row["note"] for row in rows], padding=True, return_tensors="pt")).logits.argmax(1)
     assert [peer.config.id2label[number] for number in found.tolist()] == [row["prediction"] for row in rows]
 
 
 def test_numbers_of_a_saved_bert_by_the_clock(folder: Path, tmp_path: Path, run_mlbert: RunMlbert) -> None:
+    from transformers import AutoModelForSequenceClassification
+
     rows = [[text, f"{list(PLACES).index(kind) / 2}"] for text, kind in sentences(60)]
     train = write_csv(tmp_path / "train.csv", ["text", "degree"], *rows[:40])
     held_out = write_csv(tmp_path / "eval.csv", ["text", "degree"], *rows[38:])
@@ -112,7 +119,7 @@ def test_numbers_of_a_saved_bert_by_the_clock(folder: Path, tmp_path: Path, run_
         lines = {line.rsplit(maxsplit=2)[0].strip() for line in said.splitlines() if line.strip()}
         assert {"always the mean", "TF-IDF + ridge regression", "this model"} <= lines
         exported = tmp_path / f"out/run_{number}/huggingface"
-        assert transformers.AutoModelForSequenceClassification.from_pretrained(exported).config.num_labels == 1
+        assert AutoModelForSequenceClassification.from_pretrained(exported).config.num_labels == 1
 
 
 NO_WORDS = (None, None, None)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file
 
 from audit import errors
@@ -116,8 +115,10 @@ def test_a_task_is_learnt_exported_and_predicted(
     assert [line["prediction"] for line in again] == [row["prediction"] for row in rows]
     assert [line["probability"] for line in again] == pytest.approx(probabilities, abs=1e-4)
 
-    peer = transformers.BertForSequenceClassification.from_pretrained(made / "huggingface").eval()
-    tokenizer = transformers.BertTokenizer.from_pretrained(made / "huggingface")
+    from transformers import BertForSequenceClassification, BertTokenizer
+
+    peer = BertForSequenceClassification.from_pretrained(made / "huggingface").eval()
+    tokenizer = BertTokenizer.from_pretrained(made / "huggingface")
     assert peer.config.id2label == {0: "cold", 1: "warm"}
     with torch.no_grad():
         inputs = tokenizer([row["text"] for row in rows], padding=True, return_tensors="pt")
