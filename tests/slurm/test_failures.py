@@ -65,7 +65,9 @@ def undisturbed(cluster: Cluster, tree_root: Path, tmp_path_factory: pytest.Temp
 
 
 def wait_for_first_checkpoint(site: Site, job: str) -> None:
-    found = lambda: list(site.runs.glob("out/run_0/checkpoints/step_*"))  # noqa: E731
+    def found() -> list[Path]:
+        return list(site.runs.glob("out/run_0/checkpoints/step_*"))
+
     site.cluster.wait_for(lambda: found() or site.cluster.job(job)["JobState"] == "FAILED", 90, "a checkpoint")
     assert found(), site.output(job)
 
