@@ -40,6 +40,7 @@ def test_rows_are_full_and_masks_change_in_each_epoch(text: RaceText) -> None:
     assert not np.array_equal(np.sort(first.reshape(-1, LENGTH), 0), np.sort(second.reshape(-1, LENGTH), 0))
 
 
+@pytest.mark.slow
 def test_both_sides_learn_within_the_time_limit(text: RaceText) -> None:
     """The next word is certain, so a good model is much better than predicting the most frequent one."""
     choice = choose(10**5, 1.5, "tiny", 6.5e10)

@@ -130,6 +130,12 @@ def test_published_sizes(name, published):
     assert sum(p.numel() for p in model.parameters()) - (0 if shape.gated_mlp else padding) == published
 
 
+def test_published_shapes_are_ours_with_the_exact_gelu():
+    for published, own in (("bert-base-uncased", "base"), ("bert-large-uncased", "large"), ("bert-tiny", "tiny")):
+        shape = BertConfig.from_json(CONFIGS / f"{own}.json")
+        assert BertConfig.from_json(CONFIGS / f"{published}.json") == shape.with_options("hidden_act=gelu_erf")
+
+
 def test_options_take_the_place_of_the_files_values():
     shape = BertConfig(**TINY)
     assert shape.with_options(None) == shape.with_options(" ") == shape

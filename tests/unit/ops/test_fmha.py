@@ -166,6 +166,7 @@ def test_removing_a_barrier_or_wait_is_reported(emulated, reports, name: str, li
     assert name.partition(".")[0] in missed or "tiles.cuh:" in missed
 
 
+@pytest.mark.slow
 def test_memory_under_address_sanitizer(tmp_path: Path) -> None:
     """Kernels write all results and stay within buffers of exactly the documented sizes, in both types."""
     program, source = tmp_path / "sweep", Path(__file__).with_name("fmha_sweep.cpp")
