@@ -44,7 +44,7 @@ elif (($#)) && [[ $* != --slow ]]; then
 else
     # Tests that start ranks, daemons or jobs mostly wait for them, so they run at the same time as the other tests. On a
     # busy machine such a process may not get enough time, so only a second failure in a row counts. The tests of models
-    # and of TensorFlow run in the workers of the ranks' tests: the other workers need not import transformers and TensorFlow.
+    # and of TensorFlow run in the workers of the ranks' tests, so that the others import neither transformers nor it.
     of_ranks=(tests/dist tests/unit/tensorflow2 tests/unit/models)
     declare -A ran=([dist]="${of_ranks[*]}" [slurm]=tests/slurm)
     of_processes=(python -m pytest --timeout=300 --reruns=1 -rR "$@") outputs="$(mktemp -d)"

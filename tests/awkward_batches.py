@@ -8,10 +8,9 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.data.loading.batches import Batch
 
 
-def awkward_batches(config: BertConfig, device: torch.device) -> dict[str, Batch]:
-    """Return batches by name: one token, block edges, many tiny sequences, empty ones, a tail."""
-    longest = config.max_position_embeddings
-    lengths = {
+def awkward_lengths(longest: int) -> dict[str, list[int]]:
+    """Return lengths of sequences by name: one token, block edges, many tiny sequences, empty ones, a tail."""
+    return {
         "one sequence": [longest],
         "length 1": [1],
         "around the longest": [longest - 1, longest, longest + 1],
@@ -19,6 +18,11 @@ def awkward_batches(config: BertConfig, device: torch.device) -> dict[str, Batch
         "empty sequences": [0, 7, 0, 65, 0],
         "empty tail": [longest // 3, 9],
     }
+
+
+def awkward_batches(config: BertConfig, device: torch.device) -> dict[str, Batch]:
+    """Return a batch of each of the `awkward_lengths`."""
+    lengths = awkward_lengths(config.max_position_embeddings)
     return {name: _bare_batch(config, values, 13 * (name == "empty tail"), device) for name, values in lengths.items()}
 
 

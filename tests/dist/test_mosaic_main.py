@@ -101,13 +101,17 @@ def test_command_works_again_after_a_signal(tree_root: Path, work: Path, save: t
     trained = base / "run_0" / ("checkpoints/step_00000002" if save else "metrics.jsonl")
     arguments = ["main.yaml", *BASE, *words, "max_duration=100000ba"]
     process = run_program(tree_root / "benchmarks/mosaic_bert/main.py", arguments, work, dict(os.environ))
-    deadline = time.monotonic() + 120
-    while process.poll() is None and not (trained.exists() and (trained.is_dir() or trained.stat().st_size)):
-        assert time.monotonic() < deadline, "no step"
-        time.sleep(0.05)
-    process.send_signal(signum)
-    printed = process.communicate(60)
-    assert process.returncode == 128 + signum, printed
+    try:
+        deadline = time.monotonic() + 120
+        while not (trained.exists() and (trained.is_dir() or trained.stat().st_size)):
+            assert process.poll() is None
+            assert time.monotonic() < deadline, "no step"
+            time.sleep(0.05)
+        process.send_signal(signum)
+        printed = process.communicate(60)
+        assert process.returncode == 128 + signum, printed
+    finally:
+        process.kill()
     saved = max((int(path.name[-8:]) for path in base.glob("run_0/checkpoints/step_*")), default=0)
     printed = run(tree_root, work, *words, f"max_duration={saved + 4}ba")
     assert ("resumed at step" in printed) == bool(save)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from awkward_batches import awkward_batches
+from awkward_batches import awkward_batches, awkward_lengths
 from gpu_check.op_cases import Case, OpCases
 from gpu_check.op_checks import check_case, check_cast, check_dropout_rate, check_lamb
 from mlbert.config.bert_config import BertConfig
@@ -16,7 +16,6 @@ from mlbert.programs.bench.step_time import make_batch
 
 OPS = ("attention", "dropout_add_layer_norm", "layer_norm_dropout", "masked_cross_entropy", "embedding_sum")
 LINEAR = ("linear_qkv", "linear_gelu", "feed_forward")
-SMALL = BertConfig(97, 64, 1, 1, 128, max_position_embeddings=96)
 
 
 def cases_of(config: BertConfig, batch: Any, dtype: torch.dtype, op: str) -> list[Case]:
@@ -85,7 +84,7 @@ def test_real_shapes(op: str, dtype: torch.dtype, large: BertConfig, device: tor
     assert_all_forms_agree(cases_of(large, batch, dtype, op), dtype)
 
 
-@pytest.mark.parametrize("name", list(awkward_batches(SMALL, torch.device("cpu"))))
+@pytest.mark.parametrize("name", awkward_lengths(512))
 @pytest.mark.parametrize("op", OPS + LINEAR)
 def test_awkward_shapes(op: str, name: str, large: BertConfig, device: torch.device) -> None:
     batch = awkward_batches(large, device)[name]

@@ -11,6 +11,7 @@ import pytest
 
 from mlbert.data.formats.tokenizer import load_tokenizer
 from programs import run_checked, run_quietly, run_script
+from text_sets import json_lines
 from training_settings import read_metrics
 from user_errors import assert_error_line
 
@@ -33,7 +34,7 @@ def refused(tree_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
 @pytest.fixture
 def custom_corpus(tmp_path: Path) -> Path:
     path = tmp_path / "texts.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    path.write_text(json_lines(TEXTS))
     return path
 
 

@@ -31,7 +31,8 @@ OTHER = ["the", "a", "was", "near", "today", "seen", "old", "new"]
 
 
 def write_csv(path: Path, *rows: list[object]) -> Path:
-    path.write_text("".join(",".join(map(str, row)) + "\n" for row in rows))
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows(rows)
     return path
 
 
