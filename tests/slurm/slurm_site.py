@@ -1,6 +1,8 @@
 """A site on a test cluster: a tree with one system folder, like a vendor's, from which jobs are submitted."""
 
+import contextlib
 import json
+import subprocess
 from pathlib import Path
 
 import mlbert
@@ -87,6 +89,14 @@ class Site:
     def output(self, job: str) -> str:
         path = self.config.parent / f"slurm-{job}.out"
         return path.read_text(errors="replace") if path.exists() else ""
+
+    def wait_for_output(self, job: str, words: str, seconds: float) -> None:
+        """Wait until the job has printed these words or has failed."""
+        with contextlib.suppress(subprocess.SubprocessError):
+            self.cluster.wait_for(
+                lambda: words in self.output(job) or self.cluster.job(job)["JobState"] == "FAILED", seconds, words
+            )
+        assert words in self.output(job), self.output(job)
 
     def run(self, *sbatch_words: str, nodes: int = 2, **exports: object) -> tuple[str, str]:
         job = self.submit(*sbatch_words, nodes=nodes, **exports)

@@ -43,8 +43,9 @@ def slow_jobs(
     jobs = {"stopped": sites["stopped"].submit(MAX_STEPS=100_000, LOG_FREQ=1, PAUSE_S=0.1)}
     if with_spare:
         jobs["spare"] = sites["spare"].submit("-N3", SPARES=1, **{**LONG, "SAVE_CHECKPOINT_STEPS": 0, "LOG_FREQ": 1})
-    # Slurm checks limits about every 30 seconds, so the signal comes 30 to 60 seconds after the start.
-    jobs["limit"] = sites["limit"].submit("--signal=B:USR1@15", nodes=1, WALLTIME=1, **ENDLESS)
+    # The signal comes when at most 75 seconds are left, and Slurm looks every 30 seconds: on a busy machine the first
+    # checkpoint needs more than 20 seconds.
+    jobs["limit"] = sites["limit"].submit("--signal=B:USR1@45", nodes=1, WALLTIME=2, **ENDLESS)
     jobs["power"] = submit_with_checkpoint(sites["power"], **LONG)
     events: dict[str, Any] = {"limit": None, "power": nodes_of(sites["power"], jobs["power"])[1]}
     cluster.kill_node(events["power"])
@@ -120,7 +121,7 @@ def test_run_continues_without_the_node_of_a_killed_rank(site: Site, undisturbed
 def test_slurm_signals_the_job_before_the_time_limit(slow_jobs: SlowJobs) -> None:
     """This job trains until it is cancelled, so the test comes early."""
     site, job, _ = slow_jobs["limit"]
-    site.cluster.wait_for(lambda: "resumed at step" in site.output(job), 240, "restart")
+    site.wait_for_output(job, "resumed at step", 240)
     site.cluster.run("scancel", job)
     site.cluster.wait_for_end(job)
     output = site.output(job)
@@ -133,7 +134,7 @@ def test_job_ends_when_it_has_lost_as_many_nodes_as_it_has_spares(site: Site) ->
     job = submit_with_checkpoint(site, "-N4", **ENDLESS, SPARES=1, nodes=3)
     first, second, third, spare = nodes_of(site, job)
     os.kill(site.cluster.rank(job, 0), signal.SIGKILL)
-    site.cluster.wait_for(lambda: "resumed at step" in site.output(job), 90, "restart")
+    site.wait_for_output(job, "resumed at step", 90)
     assert f"{first} is excluded from this job: rank 0 on {first} died after step " in site.output(job)
     log = site.runs / "out/result_0.txt"
     site.cluster.wait_for(lambda: "run_start" in read_log(log), 90, "the first step after the restart")
@@ -153,7 +154,7 @@ def test_job_requeued_by_a_signal_loses_no_steps(site: Site, undisturbed: bytes,
     if when == "after a checkpoint":
         wait_for_first_checkpoint(site, job)
     else:
-        site.cluster.wait_for(lambda: "run 0 starts" in site.output(job), 60, "start of the ranks")
+        site.wait_for_output(job, "run 0 starts", 60)
     site.cluster.run("scancel", "--batch", "--signal=USR1", job)
     facts = site.cluster.wait_for_end(job)
     output = site.output(job)
