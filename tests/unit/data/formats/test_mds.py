@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mds_samples import write_samples
-from mlbert.data.formats.mds import MdsReader, MdsWriter
+from mlbert.data.formats.mds import MdsReader, MdsWriter, compression_level
 from user_errors import user_error
 
 ASSETS = Path(__file__).parents[3] / "assets/mds"
@@ -91,6 +91,28 @@ def test_a_shard_is_as_large_as_the_limit_and_no_larger(tmp_path, limit, expecte
     assert MdsReader(tmp_path / "set").shard_sizes.tolist() == expected
     largest = max(path.stat().st_size for path in (tmp_path / "set").glob("*.mds"))
     assert largest == (limit if expected == [4] else limit - 99 - 4)
+    assert MdsWriter(tmp_path / "other", {"a": "bytes"}, size_limit=limit, hashes=[]).room == limit - 587 + 4 * 104
+
+
+def test_all_bytes_of_a_shard_at_once(tmp_path):
+    samples = [{"a": bytes(number % 7) + b"x"} for number in range(300)]
+    reader = MdsReader(write_samples(tmp_path / "set", {"a": "bytes"}, samples))
+    data, starts = reader.shard_bytes(0)
+    sizes = [4 + len(sample["a"]) for sample in samples]
+    assert starts.tolist() == [0, *np.cumsum(sizes)]
+    assert data.tobytes() == b"".join(len(s["a"]).to_bytes(4, "little") + s["a"] for s in samples)
+
+
+def test_the_state_of_a_shard_is_that_of_its_file_in_the_set(tmp_path):
+    pytest.importorskip("zstandard", reason="the streaming extra is not installed")
+    folder, zipped = write_set(tmp_path / "set"), write_set(tmp_path / "zipped", compression="zstd")
+    for path in (folder / SHARD, zipped / f"{SHARD}.zstd"):
+        assert MdsReader(path.parent).state_of(2) == [path.stat().st_size, path.stat().st_mtime_ns]
+    (zipped / SHARD).write_bytes((folder / SHARD).read_bytes())
+    assert MdsReader(zipped).state_of(2)[0] == (folder / SHARD).stat().st_size, "the one that is read"
+    (folder / SHARD).unlink()
+    assert MdsReader(folder).state_of(2) == []
+    assert MdsReader(zipped, tmp_path / "cache").state_of(2) == [], "a copy is what the index says"
 
 
 def test_a_sample_of_four_gigabytes_is_refused(tmp_path):
@@ -107,6 +129,7 @@ def test_a_sample_of_four_gigabytes_is_refused(tmp_path):
 def test_levels_of_compression(tmp_path):
     pytest.importorskip("zstandard", reason="the streaming extra is not installed")
     write_set(tmp_path / "most", compression="zstd:22")
+    assert compression_level("zstd") == 3, "as in Streaming"
     for level, code in (("zstd:0", "config.range"), ("zstd:23", "config.range"), ("gz", "config.choice")):
         with user_error(code, f"compression '{level}'"):
             MdsWriter(tmp_path / "set", COLUMNS, compression=level)
@@ -180,19 +203,21 @@ DAMAGES = {
     "missing shard": (lambda folder: (folder / SHARD).unlink(), SHARD, "file.unreadable"),
     "cut shard": (lambda folder: os.truncate(folder / SHARD, 400), SHARD, "data.damaged"),
     "long shard": (lambda folder: os.truncate(folder / SHARD, 2000), SHARD, "data.damaged"),
+    "more samples than bytes": (change_index(lambda s: s[2].update(samples=1000)), SHARD, "data.damaged"),
     "one bit": (change_shard(IN_SAMPLE + 10, b"\xff"), SHARD, "data.damaged"),
 }
-# Found in shards without checksums.
+# Found in shards without checksums, and a part of what is said.
 UNCHECKED = {
-    "wrong count": change_shard(0, b"\x03"),
-    "offsets fall": change_shard(8, b"\x00\x00"),
-    "offset beyond the end": change_shard(11, b"\xff"),
-    "first offset in the head": change_shard(4, b"\x08\x00"),
-    "long value": change_shard(IN_SAMPLE, b"\xff\xff"),
-    "short value": change_shard(IN_SAMPLE + 4, b"\x01"),
-    "no UTF-8": change_shard(IN_SAMPLE + 26, b"\xff"),
+    "wrong count": (change_shard(0, b"\x03"), "does not hold"),
+    "offsets fall": (change_shard(8, b"\x00\x00"), "has offsets that"),
+    "offset beyond the end": (change_shard(11, b"\xff"), "has offsets that"),
+    "last offset before the end": (change_shard(4 * 18, b"\x00"), "has offsets that"),
+    "first offset in the head": (change_shard(4, b"\x08\x00"), "has offsets that"),
+    "long value": (change_shard(IN_SAMPLE, b"\xff\xff"), "sample 0 is damaged (column 'ids' ends"),
+    "short value": (change_shard(IN_SAMPLE + 4, b"\x01"), "are left over"),
+    "no UTF-8": (change_shard(IN_SAMPLE + 26, b"\xff"), "utf-8"),
 }
-DAMAGES |= {name: (hurt, SHARD, "data.damaged") for name, hurt in UNCHECKED.items()}
+DAMAGES |= {name: (hurt, SHARD, "data.damaged") for name, (hurt, _) in UNCHECKED.items()}
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -201,8 +226,9 @@ def test_damage_is_one_line(tmp_path, damage):
     hurt, name, code = DAMAGES[damage]
     hurt(folder)
     before = sorted(folder.iterdir())
-    with user_error(code, folder / name):
+    with user_error(code, folder / name) as failure:
         list(MdsReader(folder))
+    assert UNCHECKED.get(damage, (None, ""))[1] in str(failure.value)
     assert sorted(folder.iterdir()) == before
 
 

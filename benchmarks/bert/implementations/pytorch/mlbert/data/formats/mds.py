@@ -166,11 +166,8 @@ class _Shard:
         files = FileMap([path])
         self._content = files.bytes[: files.ends[0]]
         head = UINT32.itemsize * (num_samples + 2)
-        if len(self._content) < head:
-            raise UserError("data.damaged", path, f"is too short for {num_samples} samples", _RESTORE)
-        found = int(self._content[: UINT32.itemsize].view(UINT32)[0])
-        if found != num_samples:
-            raise UserError("data.damaged", path, f"holds {found} samples, the index says {num_samples}", _RESTORE)
+        if len(self._content) < head or self._content[: UINT32.itemsize].view(UINT32) != num_samples:
+            raise UserError("data.damaged", path, f"does not hold the {num_samples:,} samples of the index", _RESTORE)
         self._offsets = self._content[UINT32.itemsize : head].view(UINT32)
         edges = self._offsets.astype(np.int64)
         if edges[0] < head or edges[-1] != len(self._content) or (np.diff(edges) < 0).any():
