@@ -1,6 +1,5 @@
 """Jobs as real processes: order, devices, failure, and that no child outlives the program."""
 
-import io
 import operator
 import os
 import re
@@ -12,11 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from mlbert.data.formats.glue import TASKS, score
 from mlbert.programs.mosaic import glue_runner
-from mlbert.programs.mosaic.glue_runner import GlueDisplay, GlueJob, Runner, State, aggregate, job_list, make_slots
+from mlbert.programs.mosaic.glue_runner import GlueJob, GlueProgress, Runner, State, aggregate, job_list, make_slots
 
 JOBS = job_list({"mnli": [1, 2], "cola": [1], "rte": [1], "stsb": [1]})
 FIRST = JOBS[0]
@@ -77,19 +75,25 @@ def test_all_run_side_by_side_and_wait_for_mnli_only(tmp_path: Path) -> None:
     assert {note[3] for note in jobs.notes} == {"0", "1"}
 
 
-def test_a_pipe_gets_a_line_for_each_change_and_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(glue_runner, "LINE_SECONDS", 0.0)
-    jobs, stream = Jobs(tmp_path), io.StringIO()
+def test_a_line_for_each_change_and_the_share_of_all_training(tmp_path: Path) -> None:
+    """The first job is resumed: its first 100 of 400 steps are no work of this program."""
+    jobs, printed, advanced = Jobs(tmp_path), [], []
     run = jobs.folder(FIRST) / "run_0"
     run.mkdir(parents=True)
     (run / "config.json").write_text('{"config": {"max_steps": 400}}')
-    (run / "metrics.jsonl").write_text('{"step": 100}\n{"step": 120}\n')
-    runner, display = jobs.runner(), GlueDisplay(Console(file=stream, width=80), jobs.folder, {})
-    runner.run(lambda job: display.show(runner, job))
-    lines = stream.getvalue().splitlines()
-    assert lines[0] == "[0/5] mnli seed 1 running on GPU 0"
-    assert "[0/5] mnli seed 1 step 120/400, mnli seed 2 step starting" in lines
-    assert re.fullmatch(r"\[5/5\] \w+ seed \d done after \d s: ", lines[-2])
+    (run / "metrics.jsonl").write_text('{"step": 90}\n{"step": 100}\n')
+    runner, samples = jobs.runner(), {FIRST: 4000, **dict.fromkeys(JOBS[1:], 10)}
+    progress = GlueProgress(printed.append, samples, jobs.folder, {})
+    assert progress.total == 3000 + 40
+
+    def show(job: GlueJob | None) -> None:
+        (run / "metrics.jsonl").write_text('{"step": 400}\n{"ste')  # the last line is being written
+        progress.show(runner, job, advanced.append)
+
+    runner.run(show)
+    assert printed[0] == "[0/5] mnli seed 1 running on GPU 0"
+    assert re.fullmatch(r"\[5/5\] \w+ seed \d done after \d s: ", printed[-1])
+    assert (advanced[0], sum(advanced)) == (3000, 3040)
 
 
 def test_a_failed_job_is_named_and_only_those_that_need_it_do_not_start(tmp_path: Path) -> None:

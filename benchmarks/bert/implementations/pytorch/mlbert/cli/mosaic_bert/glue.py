@@ -17,11 +17,13 @@ from mlbert.distributed.lifecycle import FAILED, SUCCEEDED
 from mlbert.distributed.world import World
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
+from mlbert.programs.console import console_progress
 from mlbert.programs.mosaic import finetuning_yaml, glue_runner, glue_yaml
 from mlbert.programs.mosaic.finetuning_yaml import last_evaluation
-from mlbert.programs.mosaic.glue_runner import GlueDisplay, GlueJob, Runner, State
+from mlbert.programs.mosaic.glue_runner import GlueJob, GlueProgress, Runner, State
 from mlbert.programs.mosaic.glue_yaml import GlueYaml
 from mlbert.programs.mosaic.nested_yaml import Leaves, YamlValue, read_nested
+from mlbert.training.config import RunConfig
 
 PROGRAM, JOB_YAML = "glue.py", "job.yaml"
 
@@ -62,7 +64,6 @@ class Program:
     def __init__(self, path: Path, given: GlueYaml, console: Console) -> None:
         self._path, self._given, self._console = path, given, console
         self._metrics: dict[GlueJob, dict[str, float]] = {}
-        self._display = GlueDisplay(console, self._folder, self._metrics)
         self._first = next((job for job in given.jobs if job.task == glue_runner.FIRST), None)
 
     def run(self) -> int:
@@ -71,7 +72,7 @@ class Program:
         if not given.jobs:
             raise UserError("config.missing", self._path, "defines no jobs", "Give tasks with seeds")
         finetuning_yaml.make_glue(given.glue, given.source, given.tasks)
-        self._check_settings()
+        samples = self._check_settings()
         given.folder.mkdir(parents=True, exist_ok=True)
         done = [job for job in given.jobs if self._is_done(job)]
         for job in done:
@@ -82,8 +83,17 @@ class Program:
         visible = environment().get("CUDA_VISIBLE_DEVICES")
         slots = glue_runner.make_slots(torch.cuda.device_count(), visible, sorted(os.sched_getaffinity(0)), most)
         runner = Runner(given.jobs, done, slots, self._prepare, self._folder, environment())
-        with self._display.live:
-            runner.run(lambda job: self._on_change(runner, job))
+        to_do = {job: samples[job.task] for job in given.jobs if job not in done}
+        progress = console_progress(self._console)
+        display = GlueProgress(progress, to_do, self._folder, self._metrics)
+        with progress.task("fine-tuning", display.total, "samples") as advance:
+
+            def on_change(job: GlueJob | None) -> None:
+                if job is not None and runner.states[job] is State.DONE:
+                    self._end(job)
+                display.show(runner, job, advance)
+
+            runner.run(on_change)
         missing = [job for job, state in runner.states.items() if state is not State.DONE]
         glue_runner.write_scores(given.folder, self._metrics, missing)
         self._console.print(glue_runner.scores_table(self._metrics))
@@ -95,23 +105,23 @@ class Program:
             print(f"{PROGRAM}: {job.task} seed {job.seed}: {why}", file=sys.stderr)
         return FAILED if missing else SUCCEEDED
 
-    def _on_change(self, runner: Runner, job: GlueJob | None) -> None:
-        if job is not None and runner.states[job] is State.DONE:
-            self._metrics[job] = last_evaluation(self._folder(job) / "run_0")
-            is_start = job == self._first and any(other.waits for other in self._given.jobs)
-            if not is_start and not self._given.keeps_weights(job):
-                for name in ("weights", "huggingface"):
-                    shutil.rmtree(self._folder(job) / "run_0" / name, ignore_errors=True)
-        self._display.show(runner, job)
+    def _end(self, job: GlueJob) -> None:
+        self._metrics[job] = last_evaluation(self._folder(job) / "run_0")
+        is_start = job == self._first and any(other.waits for other in self._given.jobs)
+        if not is_start and not self._given.keeps_weights(job):
+            for name in ("weights", "huggingface"):
+                shutil.rmtree(self._folder(job) / "run_0" / name, ignore_errors=True)
 
-    def _check_settings(self) -> None:
-        """Raise an error for a wrong setting of any task before the first job starts."""
+    def _check_settings(self) -> dict[str, int]:
+        """Return the training samples of each task. Raises UserError for a wrong setting of any task."""
+        samples = {}
         for task in self._given.tasks:
             job = next(job for job in self._given.jobs if job.task == task)
             values = self._given.of_job(job, self._given.start)
             leaves = Leaves(self._path, {name: YamlValue(value, str(self._path)) for name, value in values.items()})
             layer = finetuning_yaml.to_settings(leaves, 1, torch.cuda.is_available())
-            resolve_layer(self._path, layer)
+            samples[task] = resolve_layer(self._path, layer).config[RunConfig].max_samples_termination
+        return samples
 
     def _prepare(self, job: GlueJob) -> list[str]:
         folder = self._folder(job)

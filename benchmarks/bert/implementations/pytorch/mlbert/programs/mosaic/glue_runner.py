@@ -14,13 +14,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 
 from mlbert.data.formats.glue import TASKS, score
-from mlbert.data.prepare.jobs import sigterm_raises
-from mlbert.programs.console import LINE_SECONDS
+from mlbert.data.prepare.jobs import Progress, sigterm_raises
 
 DEFAULT_SEED = 19
 # MosaicML's published seeds: small tasks vary more and get more runs. The other tasks use DEFAULT_SEED.
@@ -82,6 +79,9 @@ class State(Enum):
     DONE = "done"
     FAILED = "failed"
     BLOCKED = "not started"
+
+
+ENDED = (State.DONE, State.FAILED, State.BLOCKED)
 
 
 @dataclass(frozen=True)
@@ -231,37 +231,49 @@ _TAIL_BYTES = 4096
 Metrics = Mapping[GlueJob, Mapping[str, float]]
 
 
-class GlueDisplay:
-    """Show a live table on a terminal; otherwise print a line per event, and every 10 s the steps of running jobs."""
+class GlueProgress:
+    """Print a line for each change of a job, and how much of the training of all jobs is done.
 
-    def __init__(self, console: Console, folder: Callable[[GlueJob], Path], metrics: Metrics) -> None:
-        self._console, self._folder, self._metrics = console, folder, metrics
-        self._printed = time.monotonic()
-        self.live = Live(console=console, refresh_per_second=2) if console.is_terminal else contextlib.nullcontext()
+    Args:
+        progress: where to print.
+        samples: training samples of each unfinished job.
+        folder: returns a job's folder.
+        metrics: of finished jobs.
 
-    def show(self, runner: Runner, job: GlueJob | None) -> None:
-        """Show a job's new state; None refreshes the table. Call it inside ``with display.live``."""
-        if isinstance(self.live, Live):
-            self.live.update(self._table(runner))
-        elif job is not None or time.monotonic() - self._printed >= LINE_SECONDS:
-            self._printed = time.monotonic()
-            line = self._running(runner) if job is None else self._line(runner, job)
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+    Attributes:
+        total: samples of all jobs that no earlier, interrupted program trained on.
+    """
 
-    def _count(self, runner: Runner) -> str:
-        done = sum(state in (State.DONE, State.FAILED, State.BLOCKED) for state in runner.states.values())
-        return f"[{done}/{len(runner.states)}]"
+    def __init__(
+        self,
+        progress: Progress,
+        samples: Mapping[GlueJob, int],
+        folder: Callable[[GlueJob], Path],
+        metrics: Metrics,
+    ) -> None:
+        self._print, self._samples, self._folder, self._metrics = progress, samples, folder, metrics
+        self._counted = {job: int(share_done(folder(job)) * count) for job, count in samples.items()}
+        self.total = sum(samples.values()) - sum(self._counted.values())
 
-    def _running(self, runner: Runner) -> str:
-        jobs = [(one.job, progress(self._folder(one.job))) for one in runner.running]
-        return f"{self._count(runner)} {', '.join(f'{job.task} seed {job.seed} step {step}' for job, step in jobs)}"
+    def show(self, runner: Runner, job: GlueJob | None, advance: Callable[[int], object]) -> None:
+        """Print a job's new state, and call ``advance`` with the samples since the last call."""
+        if job is not None:
+            self._print(self._line(runner, job))
+        shares = {one.job: share_done(self._folder(one.job)) for one in runner.running}
+        for one, count in self._samples.items():
+            share = 1.0 if runner.states[one] in ENDED else shares.get(one, 0.0)
+            more = int(share * count) - self._counted[one]
+            if more > 0:
+                self._counted[one] += more
+                advance(more)
 
     def _line(self, runner: Runner, job: GlueJob) -> str:
         state = runner.states[job]
+        ended = sum(one in ENDED for one in runner.states.values())
         place = next((f" on {one.slot.name}" for one in runner.running if one.job == job), "")
         seconds = f" after {runner.seconds[job]:.0f} s" if job in runner.seconds else ""
         result = f": {self._result(runner, job)}" if state in (State.DONE, State.FAILED) else ""
-        return f"{self._count(runner)} {job.task} seed {job.seed} {state.value}{place}{seconds}{result}"
+        return f"[{ended}/{len(runner.states)}] {job.task} seed {job.seed} {state.value}{place}{seconds}{result}"
 
     def _result(self, runner: Runner, job: GlueJob) -> str:
         if runner.states[job] is State.FAILED:
@@ -269,28 +281,17 @@ class GlueDisplay:
         values = self._metrics.get(job, {})
         return ", ".join(f"{name} {values[name]:.4f}" for name in TASKS[job.task].metrics if name in values)
 
-    def _table(self, runner: Runner) -> Table:
-        table = Table(title="GLUE fine-tuning")
-        for column in ("task", "seed", "state", "where", "step", "result"):
-            table.add_column(column, no_wrap=column != "result")
-        places = {one.job: one.slot.name for one in runner.running}
-        for job, state in runner.states.items():
-            step = progress(self._folder(job)) if state is State.RUNNING else ""
-            result = self._result(runner, job) if state in (State.DONE, State.FAILED) else ""
-            table.add_row(job.task, str(job.seed), state.value, places.get(job, ""), step, result)
-        return table
 
-
-def progress(folder: Path) -> str:
-    """Return the progress of a running job from its run folder."""
+def share_done(folder: Path) -> float:
+    """Return the share of a job's training steps that are done, 0 to 1, from its run folder."""
     try:
         steps = json.loads((folder / "run_0" / "config.json").read_text(encoding="utf-8"))["config"]["max_steps"]
         with (folder / "run_0" / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
             last = [line for line in file.read().decode("utf-8", "replace").splitlines() if line.endswith("}")][-1]
-        return f"{json.loads(last)['step']}/{steps}"
-    except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError):
-        return "starting"
+        return min(1.0, json.loads(last)["step"] / steps)
+    except (OSError, ValueError, KeyError, IndexError, TypeError, ArithmeticError, RecursionError):
+        return 0.0
 
 
 def scores_table(metrics: Metrics) -> Table:
