@@ -13,7 +13,7 @@ SUITES = {  # each runs in one process
         "data/loading/test_host_batch.py",
         "models/test_step_counts.py",
         "ops/test_proof.py::test_interpreted_kernels_pass",
-        *(f"ops/triton/test_{name}.py" for name in ("attention", "cast")),
+        *(f"ops/{name}.py" for name in ("test_attention", "triton/test_attention", "triton/test_cast")),
     ],
     "other ops": [f"ops/test_{name}.py" for name in ("embedding", "linear", "loss", "norm")],
     "FP8": [

@@ -44,7 +44,7 @@ def use_native(native_ops: None) -> None:
 def kernels(request: pytest.FixtureRequest) -> str:
     """Select and return native or, in a process that interprets Triton kernels, triton."""
     request.getfixturevalue("native_ops" if request.param == "native" else "use_triton")
-    ops.select(request.param)
+    assert ops.select(request.param)["attention"] == request.param
     return request.param
 
 

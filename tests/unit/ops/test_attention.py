@@ -1,4 +1,4 @@
-"""CPU attention: error rule on awkward shapes, exact masks, no leaks between sequences, and the flash interface."""
+"""Attention: error rule on awkward shapes, exact masks, no leaks between sequences, and the flash interface."""
 
 import re
 from collections.abc import Callable
@@ -16,28 +16,17 @@ from mlbert.ops.attention import capture_obstacle, native_attention, tiles_work
 from unit.ops.conftest import check_attention_mask
 from unit.ops.op_inputs import packed_qkv, with_float32_slopes
 
-SHAPES = {
-    "one token": [1],
-    "tiny": [1, 2, 3, 5, 7, 1],
-    "around 512": [511, 512, 513],
-    "around a block": [47, 48, 49, 95, 96, 97],
-    "one sequence": [300],
-    "130 sequences of 1": [1] * 130,
-    "empty tail": [20, 33, 0, 0, 0],
-    "empty between": [0, 20, 0, 33],
-    "nothing": [0, 0],
-}
-HEADS = [(2, 64), (3, 32), (1, 12), (2, 128), (1, 7)]
+NATIVE_LENGTHS = (
+    *([1], [1, 2, 3, 5, 7, 1], [1] * 130, [300], [511, 512, 513]),
+    *([47, 48, 49, 95, 96, 97], [20, 33, 0, 0, 0], [0, 20, 0, 33], [0, 0]),
+)
+NATIVE_HEADS = [(2, 64), (3, 32), (1, 12), (2, 128), (1, 7)]  # number, size
+# Triton's blocks have 128 and 64 tokens in 16-bit types, 32 in float32.
+TRITON_LENGTHS = ([1], [1, 2, 3, 5], [63, 64, 65], [1] * 4, [20, 33, 0, 0], [0, 20, 0, 33], [0, 0])
+SLOPES = torch.tensor([0.5, 0.00390625])  # of ALiBi: steep and gentle
 
 
-def draw_inputs(
-    lengths: list[int],
-    num_heads: int,
-    head_size: int,
-    dropout: float,
-    factor: float = 1.0,
-    slopes: Tensor | None = None,
-) -> Callable[[], list]:
+def draw_inputs(lengths, num_heads, head_size, dropout, factor=1.0, slopes=None) -> Callable[[], list]:
     """Return a function that draws arguments of attention; `slopes` are ALiBi's."""
     generator = torch.Generator().manual_seed(len(lengths))
 
@@ -48,49 +37,55 @@ def draw_inputs(
     return draw
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_error_on_awkward_lengths(error_rule, shape: str, dtype: torch.dtype, dropout: float) -> None:
-    error_rule("attention", draw_inputs(SHAPES[shape], 2, 64, dropout), dtype, [0])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("num_heads", "head_size"), HEADS)
-def test_error_on_head_sizes(error_rule, num_heads: int, head_size: int, dtype: torch.dtype) -> None:
-    error_rule("attention", draw_inputs([1, 64, 130, 31], num_heads, head_size, 0.1), dtype, [0])
-
-
-@with_float32_slopes
-def tile_form(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, *arguments: Any) -> Tensor:
+def tiles(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, *arguments: Any) -> Tensor:
     """Run the kernel for the matrix unit, which is emulated in C on a processor without one."""
     return native_attention(qkv, cu_seqlens, *arguments, tiles=True)
 
 
-native_form = with_float32_slopes(ops.attention)
-SLOPES = torch.tensor([0.5, 0.00390625])  # steep and gentle
+FORMS = {
+    "fp32": (ops.attention, torch.float32, None),
+    "bf16": (ops.attention, torch.bfloat16, None),
+    "fp16": (ops.attention, torch.float16, None),
+    "fp32 ALiBi": (ops.attention, torch.float32, SLOPES),
+    "bf16 ALiBi": (ops.attention, torch.bfloat16, SLOPES),
+    "tiles": (tiles, torch.bfloat16, None),
+    "tiles ALiBi": (tiles, torch.bfloat16, SLOPES),
+}
+NATIVE_FORMS, DROPOUTS = [name for name in FORMS if name != "fp16"], (0.0, 0.1)
+CASES = [
+    *(("native", form, lengths, (2, 64), p) for form in NATIVE_FORMS for lengths in NATIVE_LENGTHS for p in DROPOUTS),
+    *(("native", form, [1, 64, 130, 31], heads, 0.1) for form in ("fp32", "bf16") for heads in NATIVE_HEADS),
+    *(("native", "tiles", [1, 64, 130, 31, 140], heads, 0.1) for heads in ((3, 32), (1, 96), (2, 128))),
+    *(("triton", "bf16", lengths, (2, 64), 0.1) for lengths in TRITON_LENGTHS),
+    ("triton", "bf16", [1, 2, 3, 5], (2, 64), 0.0),
+    *(("triton", "fp32", lengths, (1, 64), 0.1) for lengths in ([1], [1, 2, 3, 5], [0, 20, 0, 33], [0, 0])),
+    ("triton", "fp32 ALiBi", [1, 40], (2, 32), 0.1),
+    *(("triton", "bf16 ALiBi", [1, 70], (2, 32), 0.1), ("triton", "fp16", [1, 70], (1, 64), 0.1)),
+    *(("triton", "bf16", [1, 70], heads, 0.1) for heads in ((3, 32), (1, 128))),
+    *(pytest.param("triton", "bf16", [130], (2, 64), p, marks=pytest.mark.slow) for p in DROPOUTS),
+    pytest.param("triton", "bf16", [513], (1, 32), 0.1, marks=pytest.mark.slow),
+    pytest.param("triton", "fp16", [1, 70], (3, 32), 0.1, marks=pytest.mark.slow),
+    *(pytest.param("triton", dtype, [1, 70], (1, 128), 0.1, marks=pytest.mark.slow) for dtype in ("fp16", "fp32")),
+]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-@pytest.mark.parametrize(
-    ("form", "dtype", "slopes"),
-    [
-        (native_form, torch.float32, SLOPES),
-        (native_form, torch.bfloat16, SLOPES),
-        (tile_form, torch.bfloat16, SLOPES),
-        (tile_form, torch.bfloat16, None),
-    ],
-    ids=["native fp32 ALiBi", "native bf16 ALiBi", "tiles ALiBi", "tiles"],
-)
-def test_error_of_other_forms(error_rule, shape: str, dropout: float, form, dtype, slopes) -> None:
-    error_rule("attention", draw_inputs(SHAPES[shape], 2, 64, dropout, slopes=slopes), dtype, [0], form)
+@pytest.mark.parametrize(("kernels", "form", "lengths", "heads", "dropout"), CASES, indirect=["kernels"])
+def test_error(error_rule_of_kernels, kernels, form, lengths, heads, dropout) -> None:
+    """The interpreter is slow, so Triton's numbers are drawn once."""
+    function, dtype, slopes = FORMS[form]
+    draw = draw_inputs(lengths, *heads, dropout, slopes=slopes)
+    inputs = draw if kernels == "native" else draw()
+    error_rule_of_kernels("attention", inputs, dtype, [0], with_float32_slopes(function))
 
 
-@pytest.mark.parametrize(("num_heads", "head_size"), [(3, 32), (1, 96), (2, 128)])
-def test_tile_form_error_on_head_sizes(error_rule, num_heads: int, head_size: int) -> None:
-    draw = draw_inputs([1, 64, 130, 31, 140], num_heads, head_size, 0.1)
-    error_rule("attention", draw, torch.bfloat16, [0], tile_form)
+@pytest.mark.slow
+@pytest.mark.parametrize("kernels", ["triton"], indirect=True)
+def test_error_with_the_blocks_of_an_older_gpu(error_rule_of_kernels, monkeypatch) -> None:
+    """Backward processes 32 keys at a time."""
+    from mlbert.ops.triton import device
+
+    monkeypatch.setattr(device, "assumed_capability", 80)
+    error_rule_of_kernels("attention", draw_inputs([65, 130], 1, 64, 0.1)(), torch.bfloat16, [0])
 
 
 def test_matrix_unit_is_used_only_if_it_works(use_native) -> None:
@@ -106,18 +101,30 @@ def test_large_scores_stay_finite(error_rule) -> None:
     error_rule("attention", draw_inputs([60, 7], 2, 64, 0.1, factor=30.0), torch.float32, [0])
 
 
-def test_tokens_after_the_last_sequence_are_zero(use_native) -> None:
-    qkv, cu_seqlens, longest, rows = packed_qkv([5, 9, 0], 2, 32, tail=6)
+@pytest.mark.parametrize(
+    ("kernels", "lengths", "tail"),  # Triton: with more tokens in the tail than the grid has blocks
+    [("native", [5, 9, 0], 6), *(("triton", *case) for case in (([7, 5], 3), ([7, 0, 0], 150), ([0, 0], 9)))],
+    indirect=["kernels"],
+)
+def test_tokens_after_the_last_sequence_are_zero(kernels, lengths, tail) -> None:
+    qkv, cu_seqlens, longest, rows = packed_qkv(lengths, 2, 32, tail)
+    used = sum(lengths)
     for function in (ops.attention, reference.attention):
-        x = qkv.clone().requires_grad_()
+        x = qkv.bfloat16().requires_grad_()
         out = function(x, cu_seqlens, longest, 0.1, 5, rows)
         out.backward(torch.ones_like(out))
-        assert out[14:].abs().max() == 0
-        assert x.grad[14:].abs().max() == 0
+        for result in (out, x.grad):
+            assert not result[used:].any()
+            assert result[:used].any() == (used > 0)
 
 
-def test_dropout_mask_equals_the_reference(use_native) -> None:
-    check_attention_mask(ops.attention, key=4242, length=130, num_heads=3, head_size=64, dtype=torch.float32)
+@pytest.mark.parametrize(
+    ("kernels", "length", "num_heads", "head_size", "dtype"),
+    [("native", 130, 3, 64, torch.float32), ("triton", 70, 2, 32, torch.bfloat16)],
+    indirect=["kernels"],
+)
+def test_dropout_mask_of_each_head_equals_the_reference(kernels, length, num_heads, head_size, dtype) -> None:
+    check_attention_mask(ops.attention, 0xF1234567, length, num_heads, head_size, dtype)
 
 
 def test_sequences_do_not_affect_each_other(use_native) -> None:
@@ -144,54 +151,48 @@ def test_alibi_equals_pytorchs_attention_with_an_explicit_bias(use_native) -> No
         torch.testing.assert_close(out[start:stop], want.transpose(0, 1))
 
 
-class RecordOps(TorchDispatchMode):
-    """Record the names and tensor arguments of all PyTorch ops."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[tuple[str, list[Tensor]]] = []
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = [*args, *(kwargs or {}).values()]
-        self.seen.append((str(function), [x for x in given if isinstance(x, Tensor)]))
-        return function(*args, **(kwargs or {}))
-
-
 def test_flash_form_matches_pytorchs_interface(use_native) -> None:
     """On meta tensors, PyTorch accepts the arguments, Q, K and V are read in place, and only gradients are copied.
 
     Values need a CUDA device.
     """
-    flash = registry._implementations["attention"]["flash"]
+    flash, seen = registry._implementations["attention"]["flash"], []
+
+    class RecordOps(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            given = [*args, *(kwargs or {}).values()]
+            seen.append((str(function), [x for x in given if isinstance(x, Tensor)]))
+            return function(*args, **(kwargs or {}))
+
     qkv = torch.empty(20, 3, 2, 64, dtype=torch.bfloat16, device="meta", requires_grad=True)
     cu_seqlens = torch.empty(3, dtype=torch.int32, device="meta")
-    with RecordOps() as calls:
+    with RecordOps():
         out = flash(qkv, cu_seqlens, 12, 0.1, 5, None, None)
         (gradient,) = torch.autograd.grad(out, qkv, torch.empty_like(out))
     assert (out.shape, out.dtype) == ((20, 2, 64), torch.bfloat16)
     assert gradient.shape == qkv.shape
     steps = (3 * 2 * 64, 64, 1)
     for name, first in (("forward", 0), ("backward", 1)):
-        (given,) = [x for called, x in calls.seen if called.startswith(f"aten._flash_attention_{name}")]
+        (given,) = [x for called, x in seen if called.startswith(f"aten._flash_attention_{name}")]
         assert [x.stride() for x in given[first : first + 3]] == [steps] * 3
-    written = [x[-1].stride() for called, x in calls.seen if called == "aten.where.self_out"]
+    written = [x[-1].stride() for called, x in seen if called == "aten.where.self_out"]
     assert written == [steps] * 3
-    assert not [called for called, _ in calls.seen if re.search("cat|stack|copy|clone|where.self$", called)]
+    assert not [called for called, _ in seen if re.search("cat|stack|copy|clone|where.self$", called)]
     plain, bounds, longest, rows = packed_qkv([5, 9], 2, 32)
     arguments = (plain, bounds, longest, 0.1, 5, rows, None)
     assert torch.equal(flash(*arguments), reference.attention(*arguments))
 
 
 def test_invalid_arguments_raise(use_native) -> None:
-    qkv, cu_seqlens, longest, rows = packed_qkv([5, 9], 2, 32)
-    with pytest.raises(AssertionError, match="needs rows"):
-        ops.attention(qkv, cu_seqlens, longest, 0.1, 5, None)
-    with pytest.raises(AssertionError, match="13 tokens"):
-        ops.attention(qkv[:13], cu_seqlens, longest, 0.1, 5, rows[:13])
-    with pytest.raises(AssertionError, match="increase"):
-        ops.attention(qkv, cu_seqlens.flip(0), longest, 0.1, 5, rows)
-    with pytest.raises(AssertionError, match=r"rows \(13,\)"):
-        ops.attention(qkv, cu_seqlens, longest, 0.1, 5, rows[:13])
+    qkv, bounds, longest, rows = packed_qkv([5, 9], 2, 32)
+    for x, cu_seqlens, of_tokens, words in (
+        (qkv, bounds, None, "needs rows"),
+        (qkv[:13], bounds, rows[:13], "13 tokens"),
+        (qkv, bounds.flip(0), rows, "increase"),
+        (qkv, bounds, rows[:13], r"rows \(13,\)"),
+    ):
+        with pytest.raises(AssertionError, match=words):
+            ops.attention(x, cu_seqlens, longest, 0.1, 5, of_tokens)
 
 
 @pytest.mark.parametrize("form", ["plain", "native"])
@@ -213,8 +214,6 @@ def test_cpu_attention_cannot_be_captured(native_ops, form: str) -> None:
         ("fmha", torch.bfloat16, 64, False, 513, False),
     ],
 )
-def test_capturable_cases(
-    form: str, dtype: torch.dtype, head_size: int, alibi: bool, max_seqlen: int, capturable: bool
-) -> None:
+def test_capturable_cases(form, dtype, head_size, alibi, max_seqlen, capturable) -> None:
     registry.select_each({"attention": form})
     assert (capture_obstacle(torch.device("cpu"), dtype, head_size, alibi, max_seqlen) is None) == capturable

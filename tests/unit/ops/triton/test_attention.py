@@ -1,4 +1,4 @@
-"""Triton attention: exact masks and order, error rule on awkward shapes, ALiBi, bit-equal runs, empty tails.
+"""Triton attention: exact masks and order, bit-equal runs. See also unit/ops/test_attention.py.
 
 Legend: R rows, C columns.
 """
@@ -7,40 +7,27 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlbert.ops import api as ops
 from mlbert.ops import dropout, reference
-from unit.ops.conftest import check_attention_mask, check_errors
-from unit.ops.op_inputs import packed_qkv, with_float32_slopes
+from unit.ops.op_inputs import packed_qkv
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 import triton.language as tl  # noqa: E402
 
-from mlbert.ops.triton import device, mask  # noqa: E402
+from mlbert.ops.triton import mask  # noqa: E402
 from mlbert.ops.triton.attention import attention, descending_order, kept_bits_shape  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("use_triton")
 
-# Blocks have 128 and 64 tokens in 16-bit types, 32 in float32.
-SHAPES = {
-    "one token": [1],
-    "tiny": [1, 2, 3, 5],
-    "around a block": [63, 64, 65],
-    "two blocks": [130],
-    "many of one token": [1] * 4,
-    "empty tail": [20, 33, 0, 0],
-    "empty between": [0, 20, 0, 33],
-    "nothing": [0, 0],
-}
 KEY = dropout.dropout_key(1, 2, 3, 4)
 
 
 def output_and_gradient(
-    arguments: tuple[Tensor, Tensor, int, Tensor], *more: object, key: int | Tensor = KEY
+    arguments: tuple[Tensor, Tensor, int, Tensor], key: int | Tensor = KEY
 ) -> tuple[Tensor, Tensor]:
     """Run the kernels forward and backward with dropout 0.1."""
     qkv, cu_seqlens, longest, rows = arguments
     x = qkv.clone().requires_grad_()
-    out = attention(x, cu_seqlens, longest, 0.1, key, rows, *more)
+    out = attention(x, cu_seqlens, longest, 0.1, key, rows)
     out.backward(qkv[:, 1])
     return out.detach(), x.grad
 
@@ -116,10 +103,6 @@ def test_mask_is_saved_for_backward_only() -> None:
         assert attention(qkv, cu_seqlens, longest, 0.1, KEY, rows).grad_fn is None
 
 
-def test_each_head_uses_its_mask() -> None:
-    check_attention_mask(attention, KEY, length=70, num_heads=2, head_size=32, dtype=torch.bfloat16)
-
-
 def test_longest_sequences_run_first() -> None:
     generator = torch.Generator().manual_seed(2)
     for count in (0, 1, 5, 64, 150):
@@ -128,93 +111,18 @@ def test_longest_sequences_run_first() -> None:
         assert torch.equal(descending_order(cu_seqlens).long(), lengths.argsort(descending=True, stable=True))
 
 
-def check(
-    lengths: list[int],
-    num_heads: int,
-    head_size: int,
-    dtype: torch.dtype,
-    probability: float,
-    slopes: Tensor | None = None,
-) -> None:
-    qkv, bounds, longest, rows = packed_qkv(lengths, num_heads, head_size)
-    check_errors(
-        "attention", [qkv, bounds, longest, probability, KEY, rows, slopes], dtype, [0], with_float32_slopes(attention)
-    )
-
-
-@pytest.mark.parametrize(
-    ("shape", "probability"),
-    [*((shape, 0.1) for shape in SHAPES if shape != "two blocks"), ("tiny", 0.0)]
-    + [pytest.param("two blocks", probability, marks=pytest.mark.slow) for probability in (0.0, 0.1)],
-)
-def test_error_on_awkward_lengths(shape: str, probability: float) -> None:
-    check(SHAPES[shape], 2, 64, torch.bfloat16, probability)
-
-
-@pytest.mark.slow
-def test_error_with_the_blocks_of_an_older_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Backward processes 32 keys at a time."""
-    monkeypatch.setattr(device, "assumed_capability", 80)
-    check([65, 130], 1, 64, torch.bfloat16, 0.1)
-
-
-@pytest.mark.parametrize("shape", ["one token", "tiny", "empty between", "nothing"])
-def test_error_in_float32(shape: str) -> None:
-    check(SHAPES[shape], 1, 64, torch.float32, 0.1)
-
-
-@pytest.mark.slow
-def test_error_above_512() -> None:
-    check([513], 1, 32, torch.bfloat16, 0.1)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "num_heads", "head_size"),
-    [
-        (torch.bfloat16, 3, 32),
-        (torch.bfloat16, 1, 128),
-        (torch.float16, 1, 64),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in ((torch.float16, 3, 32), (torch.float16, 1, 128), (torch.float32, 1, 128))
-        ),
-    ],
-)
-def test_error_on_head_sizes(dtype: torch.dtype, num_heads: int, head_size: int) -> None:
-    check([1, 70], num_heads, head_size, dtype, 0.1)
-
-
-@pytest.mark.parametrize(("dtype", "longest"), [(torch.float32, 40), (torch.bfloat16, 70)])
-def test_error_with_alibi(dtype: torch.dtype, longest: int) -> None:
-    check([1, longest], 2, 32, dtype, 0.1, torch.tensor([0.5, 0.0625]))
-
-
-@pytest.mark.parametrize(("lengths", "tail"), [([7, 5], 3), ([7, 0, 0], 150), ([0, 0], 9)])
-def test_tokens_after_the_last_sequence_are_zero(lengths: list[int], tail: int) -> None:
-    """Long tails have more tokens than the grid has blocks."""
-    arguments = packed_qkv(lengths, 2, 32, tail)
-    out, gradient = output_and_gradient((arguments[0].bfloat16(), *arguments[1:]))
-    used = sum(lengths)
-    assert not out[used:].any()
-    assert not gradient[used:].any()
-    assert used == 0 or bool(out[:used].any() and gradient[:used].any())
-
-
 def test_runs_are_bit_equal_also_with_a_key_on_the_device() -> None:
     qkv, *rest = packed_qkv([64, 1, 30], 2, 32)
     key = 0xF1234567
     on_device = torch.tensor([mask.key_argument(key)], dtype=torch.int32)
     first, *others = (output_and_gradient((qkv.bfloat16(), *rest), key=k) for k in (key, key, on_device))
-    for other in others:
-        assert torch.equal(first[0], other[0])
-        assert torch.equal(first[1], other[1])
+    assert all(torch.equal(*pair) for other in others for pair in zip(first, other, strict=True))
 
 
 def test_max_seqlen_can_be_larger_than_the_longest_sequence() -> None:
     qkv, cu_seqlens, longest, rows = packed_qkv([40, 3], 1, 32)
     results = [output_and_gradient((qkv.bfloat16(), cu_seqlens, bound, rows)) for bound in (longest, 512)]
-    assert torch.equal(results[0][0], results[1][0])
-    assert torch.equal(results[0][1], results[1][1])
+    assert all(map(torch.equal, *results))
 
 
 def test_other_head_sizes_and_float64_equal_the_reference() -> None:
@@ -232,11 +140,3 @@ def test_invalid_arguments_raise() -> None:
         attention(qkv, cu_seqlens.long(), longest, 0.0, KEY, None)
     with pytest.raises(AssertionError, match="slopes"):
         attention(qkv, cu_seqlens, longest, 0.0, KEY, None, torch.ones(3))
-
-
-def test_public_op_runs_the_kernels_if_triton_is_selected() -> None:
-    qkv, cu_seqlens, longest, rows = packed_qkv([5, 9], 2, 32)
-    assert ops.select("triton")["attention"] == "triton"
-    assert "attention triton" in ops.describe()
-    selected = ops.attention(qkv, cu_seqlens, longest, 0.1, KEY, rows)
-    assert torch.equal(selected, attention(qkv, cu_seqlens, longest, 0.1, KEY, rows))

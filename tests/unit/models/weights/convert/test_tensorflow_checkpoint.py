@@ -1,4 +1,4 @@
-"""Checkpoints that TensorFlow wrote: the same logits as a TensorFlow graph, every variable's fate, damaged files."""
+"""Checkpoints that TensorFlow wrote: every variable's fate, damaged files."""
 
 import importlib.util
 import json
@@ -8,15 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from safetensors.torch import load_file
 
-from host_batches import made_up_batches
 from mlbert.config.bert_config import BertConfig
-from mlbert.models.bert import BertForPreTraining
 from mlbert.models.weights.checkpoint_names import tf1_names
-from mlbert.models.weights.huggingface import padded_inputs
-from mlbert.models.weights.load import load_weights
 from programs import run_quietly
 from same_weights import assert_same_tensors
 from stored_sets import flip
@@ -40,18 +35,12 @@ PREFIX = {"tf1": "tf1/model.ckpt-28252", "pretrainer": "pretrainer/bert_model.ck
 
 
 @pytest.fixture(scope="module")
-def batch(shape):
-    return made_up_batches(3, 2, shape.vocab_size, shape.max_position_embeddings)[0].to("cpu")
-
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory, shape, state, batch) -> Path:
+def written(tmp_path_factory, shape, state) -> Path:
     """Return the folder that tensorflow_program.py wrote from the small BERT."""
     folder = tmp_path_factory.mktemp("tensorflow")
     names = tf1_names(shape.num_hidden_layers)
     arrays = {names[name]: value.T if names[name].endswith("kernel") else value for name, value in state.items()}
     np.savez(folder / "weights.npz", **{name: value.contiguous().numpy() for name, value in arrays.items()})
-    np.savez(folder / "inputs.npz", **{name: value.numpy() for name, value in padded_inputs(batch).items()})
     (folder / "bert_config.json").write_text(shape.to_json())
     program = Path(__file__).with_name("tensorflow_program.py")
     done = run_quietly(sys.executable, program, folder, timeout=300)
@@ -66,20 +55,11 @@ def copied(tmp_path, written):
 
 
 @pytest.mark.parametrize("form", list(PREFIX))
-def test_weights_and_logits_equal_those_of_tensorflow(tmp_path, written, mlbert, batch, state, form):
+def test_weights_equal_those_of_tensorflow(tmp_path, written, mlbert, state, form):
     out, error = mlbert(COMMAND[form], written / PREFIX[form], tmp_path / "ours")
     assert error == ""
     assert [part for part in [*REPORTED[form], "0 missing"] if part not in out] == []
     assert_same_tensors(load_file(tmp_path / "ours" / "model.safetensors"), state)
-    model = BertForPreTraining(BertConfig.from_json(tmp_path / "ours" / "bert_config.json"))
-    load_weights(model, tmp_path / "ours")
-    expected = np.load(written / "outputs.npz")
-    with torch.no_grad():
-        masked, sentence = model(batch, None)
-        logits = masked[:, : model.config.vocab_size]
-    assert np.abs(expected["masked"]).max() > 0.5
-    np.testing.assert_allclose(logits, expected["masked"], atol=1e-5, rtol=0)
-    np.testing.assert_allclose(sentence, expected["sentence"], atol=1e-5, rtol=0)
 
 
 def test_in_one_step_to_nvidias_form(tmp_path, written, mlbert):
@@ -96,8 +76,8 @@ def test_heads_that_the_checkpoint_lacks_are_initialised_and_named(tmp_path, wri
     assert "cls.predictions.transform.dense.weight: missing (initialised)" in out
     assert "39 taken" in out
     found = load_file(tmp_path / "ours" / "model.safetensors")
-    assert torch.equal(found["bert.pooler.dense.weight"], state["bert.pooler.dense.weight"])
-    assert torch.equal(found["cls.predictions.bias"], torch.zeros(197))
+    assert found["bert.pooler.dense.weight"].equal(state["bert.pooler.dense.weight"])
+    assert not found["cls.predictions.bias"].any()
 
 
 def test_config_option_suffix_and_vocabulary(tmp_path, copied, mlbert, shape):
@@ -144,20 +124,16 @@ def test_damage_is_one_line_and_nothing_is_written(tmp_path, copied, refused, na
 
 @pytest.mark.parametrize(
     ("command", "name", "code"),
-    [
-        ("tf1-to-torch", "incomplete/model.ckpt", "checkpoint.incomplete"),
-        ("tf1-to-torch", "foreign/model.ckpt", "checkpoint.format"),
-        ("tf2-to-torch", "foreign/model.ckpt", "checkpoint.format"),
-    ],
+    [("tf1", "incomplete", "checkpoint.incomplete"), *((tf, "foreign", "checkpoint.format") for tf in ("tf1", "tf2"))],
 )
 def test_a_checkpoint_without_the_variables_is_named(tmp_path, written, refused, command, name, code):
-    refused(command, written / name, tmp_path / "ours", code=code, subject=written / name)
+    source = written / name / "model.ckpt"
+    refused(f"{command}-to-torch", source, tmp_path / "ours", code=code, subject=source)
 
 
 def test_tf2_of_another_shape(tmp_path, written, refused):
     values = json.loads((written / "items/bert_config.json").read_text())
-    config = tmp_path / "other.json"
-    prefix = written / PREFIX["items"]
+    config, prefix = tmp_path / "other.json", written / PREFIX["items"]
     for changes in ({"num_attention_heads": 2}, {"num_hidden_layers": 1}):
         config.write_text(json.dumps({**values, **changes}))
         refused("tf2-to-torch", prefix, tmp_path / "ours", "--config", config, code="checkpoint.shape", subject=prefix)
