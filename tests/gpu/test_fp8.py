@@ -11,7 +11,7 @@ pytestmark = pytest.mark.usefixtures("fp8_gpu")
 
 
 @pytest.mark.parametrize("tokens", [1, 17, 512, 4099])
-def test_linear_matches_plain(tokens: int) -> None:
+def test_linear_matches_plain(tokens):
     generator = torch.Generator("cuda").manual_seed(1)
     x, weight, bias, d_out = (
         torch.randn(*shape, generator=generator, device="cuda")
@@ -33,7 +33,7 @@ def test_linear_matches_plain(tokens: int) -> None:
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("tokens", [0, 1, 17, 4099])
-def test_feed_forward_matches_plain(tokens: int, exact: bool) -> None:
+def test_feed_forward_matches_plain(tokens, exact):
     """Both feed-forward layers with GELU and LayerNorm, forward and backward."""
     generator = torch.Generator("cuda").manual_seed(2)
     shapes = ((tokens, 1024), (tokens, 1024), (4096, 1024), (4096,), (1024, 4096), (1024,), (1024,), (1024,))
@@ -61,7 +61,7 @@ def test_feed_forward_matches_plain(tokens: int, exact: bool) -> None:
         assert (found.float() - expected.float()).norm() <= limit * expected.float().norm()
 
 
-def test_product_with_bias() -> None:
+def test_product_with_bias():
     a, b = (torch.randn(n, 64, device="cuda").to(torch.float8_e4m3fn) for n in (17, 48))
     bias, one = torch.randn(48, device="cuda").bfloat16(), torch.ones((), device="cuda")
     found = fp8.product(a, b, (one, one), torch.bfloat16, fast=True, bias=bias)
@@ -69,7 +69,7 @@ def test_product_with_bias() -> None:
     assert (found.float() - expected).norm() <= 0.005 * expected.norm()
 
 
-def test_step_does_not_synchronize(allow_sync_afterwards: None) -> None:
+def test_step_does_not_synchronize(allow_sync_afterwards):
     scaling = fp8_scaling.FP8Scaling(4, fp8_scaling.Products()).cuda()
     x = torch.randn(64, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     weight = torch.randn(256, 128, device="cuda", requires_grad=True)

@@ -58,14 +58,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("products", "mode", "accumulation"), CASES, indirect=["products"])
-def test_replayed_steps_are_bit_equal(
-    products: Products | None,
-    mode: GraphMode,
-    accumulation: int,
-    large: BertConfig,
-    device: torch.device,
-    allow_sync_afterwards: None,
-) -> None:
+def test_replayed_steps_are_bit_equal(products, mode, accumulation, large, device, allow_sync_afterwards):
     settings = (large, device, mode, accumulation, products)
     found, expected = history(*settings, CudaCapture(device)), history(*settings, NoCapture())
     for values, reference in zip(found, expected, strict=True):

@@ -1,8 +1,6 @@
 """The model and its step on a GPU: fast ops against plain ones, determinism, no synchronization."""
 
 import dataclasses
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -42,7 +40,7 @@ def gradients(
 @pytest.mark.parametrize(
     "options", [{}, {"position_embedding_type": "alibi", "gated_mlp": True}, {"norm_position": "pre"}], ids=str
 )
-def test_fast_model_matches_plain_model(large: BertConfig, batch: Batch, options: dict[str, Any]) -> None:
+def test_fast_model_matches_plain_model(large, batch, options):
     """In bfloat16 with the same dropout masks, the error of the fast model is at most twice that of the plain one."""
     large = dataclasses.replace(large, **options)
     exact_loss, exact = gradients(large, batch, torch.float32, "plain")
@@ -62,15 +60,13 @@ def losses(config: BertConfig, device: torch.device, products: Products | None) 
     return [float(trainer.step()) for _ in range(STEPS)]
 
 
-def test_two_runs_are_bit_equal(products: Products | None, large: BertConfig, device: torch.device) -> None:
+def test_two_runs_are_bit_equal(products, large, device):
     first = losses(large, device, products)
     assert first == losses(large, device, products)
     assert first[-1] < first[0]
 
 
-def test_step_does_not_synchronize(
-    products: Products | None, large: BertConfig, device: torch.device, allow_sync_afterwards: None
-) -> None:
+def test_step_does_not_synchronize(products, large, device, allow_sync_afterwards):
     trainer = Trainer(large, make_batch(large, 24, None, seed=1), device, torch.bfloat16, seed=1, products=products)
     trainer.step()  # compiles the kernels
     torch.cuda.set_sync_debug_mode("error")
@@ -79,7 +75,7 @@ def test_step_does_not_synchronize(
     assert torch.isfinite(loss)
 
 
-def test_profile_attributes_kernels_to_groups(large: BertConfig, device: torch.device, tmp_path: Path) -> None:
+def test_profile_attributes_kernels_to_groups(large, device, tmp_path):
     """Every group of a replayed step has kernels."""
     published = PublishedStep(configured("bf16", tmp_path, {"BATCHSIZE": "12"}, large), device)
     groups = profile_step(published, torch.bfloat16)["groups"]

@@ -37,12 +37,12 @@ def assert_all_forms_agree(cases: list[Case], dtype: torch.dtype) -> None:
             assert result["passed"], f"{case.name}, {form}: {result}"
 
 
-def test_triton_is_available() -> None:
+def test_triton_is_available():
     forms = registry.available("cuda")
     assert [op for op in OPS if "triton" not in forms[op]] == []
 
 
-def test_cublaslt_supports_the_model_shapes(large: BertConfig, device: torch.device) -> None:
+def test_cublaslt_supports_the_model_shapes(large, device):
     """On the model's shapes every product has an algorithm; a fallback would warn."""
     assert [op for op in LINEAR if "cublaslt" not in registry.available("cuda")[op]] == []
     batch = make_batch(large, 24, None, seed=1).to(device)
@@ -53,7 +53,7 @@ def test_cublaslt_supports_the_model_shapes(large: BertConfig, device: torch.dev
             assert check_case(case, "cublaslt", torch.bfloat16)["passed"]
 
 
-def test_cublaslt_in_a_graph(large: BertConfig, device: torch.device) -> None:
+def test_cublaslt_in_a_graph(large, device):
     """A replay with changed inputs is bit-equal to running without a graph."""
     (case,) = cases_of(large, make_batch(large, 8, None, seed=1).to(device), torch.bfloat16, "feed_forward")
     x, *weights, exact = case.arguments(0)
@@ -79,31 +79,31 @@ def test_cublaslt_in_a_graph(large: BertConfig, device: torch.device) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
 @pytest.mark.parametrize("op", OPS + LINEAR)
-def test_real_shapes(op: str, dtype: torch.dtype, large: BertConfig, device: torch.device) -> None:
+def test_real_shapes(op, dtype, large, device):
     batch = make_batch(large, 24, None, seed=1).to(device)
     assert_all_forms_agree(cases_of(large, batch, dtype, op), dtype)
 
 
 @pytest.mark.parametrize("name", awkward_lengths(512))
 @pytest.mark.parametrize("op", OPS + LINEAR)
-def test_awkward_shapes(op: str, name: str, large: BertConfig, device: torch.device) -> None:
+def test_awkward_shapes(op, name, large, device):
     batch = awkward_batches(large, device)[name]
     assert_all_forms_agree(cases_of(large, batch, torch.bfloat16, op), torch.bfloat16)
 
 
 @pytest.mark.parametrize("form", ["plain", "triton", "flash"])
-def test_dropout_rate(form: str, large: BertConfig, device: torch.device) -> None:
+def test_dropout_rate(form, large, device):
     batch = make_batch(large, 24, None, seed=1).to(device)
     result = check_dropout_rate(form, OpCases(large, batch, torch.bfloat16))
     assert result["passed"], result
 
 
-def test_lamb(large: BertConfig, device: torch.device) -> None:
+def test_lamb(large, device):
     result = check_lamb(large, device)
     assert result["implementation"] == "triton"
     assert result["passed"], result
 
 
-def test_casts(large: BertConfig, device: torch.device) -> None:
+def test_casts(large, device):
     result = check_cast(OpCases(large, make_batch(large, 24, None, seed=1).to(device), torch.bfloat16))
     assert result["passed"], result

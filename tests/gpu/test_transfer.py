@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from host_batches import assert_same, made_up_batches, plain_filled
-from mlbert.config.bert_config import BertConfig
 from mlbert.data.loading import batches
 from mlbert.data.loading.batches import HostBatch, StaticShape
 from mlbert.data.loading.synthetic import SyntheticSource, sequences
@@ -94,9 +93,7 @@ def test_source_uses_page_locked_memory():
 
 
 @pytest.mark.parametrize("graph", [False, True])
-def test_evaluations_agree_and_do_not_synchronize(
-    large: BertConfig, device: torch.device, allow_sync_afterwards: None, graph: bool
-) -> None:
+def test_evaluations_agree_and_do_not_synchronize(large, device, allow_sync_afterwards, graph):
     batches = [made_up_batches(n, n, 30522, 512)[0] for n in (4, 4, 3)]
     (model, other), objective = (BertForPreTraining(large, torch.bfloat16) for _ in range(2)), PreTraining(scope="step")
     model.initialize(seed=1)

@@ -70,7 +70,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kernels", "form", "lengths", "heads", "dropout"), CASES, indirect=["kernels"])
-def test_error(error_rule_of_kernels, kernels, form, lengths, heads, dropout) -> None:
+def test_error(error_rule_of_kernels, kernels, form, lengths, heads, dropout):
     """The interpreter is slow, so Triton's numbers are drawn once."""
     function, dtype, slopes = FORMS[form]
     draw = draw_inputs(lengths, *heads, dropout, slopes=slopes)
@@ -80,7 +80,7 @@ def test_error(error_rule_of_kernels, kernels, form, lengths, heads, dropout) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kernels", ["triton"], indirect=True)
-def test_error_with_the_blocks_of_an_older_gpu(error_rule_of_kernels, monkeypatch) -> None:
+def test_error_with_the_blocks_of_an_older_gpu(error_rule_of_kernels, monkeypatch):
     """Backward processes 32 keys at a time."""
     from mlbert.ops.triton import device
 
@@ -88,7 +88,7 @@ def test_error_with_the_blocks_of_an_older_gpu(error_rule_of_kernels, monkeypatc
     error_rule_of_kernels("attention", draw_inputs([65, 130], 1, 64, 0.1)(), torch.bfloat16, [0])
 
 
-def test_matrix_unit_is_used_only_if_it_works(use_native) -> None:
+def test_matrix_unit_is_used_only_if_it_works(use_native):
     qkv, cu_seqlens, longest, rows = packed_qkv([5, 70], 2, 64)
     x = qkv.bfloat16()
     want = native_attention(x, cu_seqlens, 0.1, 3, rows, None, tiles=tiles_work())
@@ -97,7 +97,7 @@ def test_matrix_unit_is_used_only_if_it_works(use_native) -> None:
         assert not tiles_work()
 
 
-def test_large_scores_stay_finite(error_rule) -> None:
+def test_large_scores_stay_finite(error_rule):
     error_rule("attention", draw_inputs([60, 7], 2, 64, 0.1, factor=30.0), torch.float32, [0])
 
 
@@ -106,7 +106,7 @@ def test_large_scores_stay_finite(error_rule) -> None:
     [("native", [5, 9, 0], 6), *(("triton", *case) for case in (([7, 5], 3), ([7, 0, 0], 150), ([0, 0], 9)))],
     indirect=["kernels"],
 )
-def test_tokens_after_the_last_sequence_are_zero(kernels, lengths, tail) -> None:
+def test_tokens_after_the_last_sequence_are_zero(kernels, lengths, tail):
     qkv, cu_seqlens, longest, rows = packed_qkv(lengths, 2, 32, tail)
     used = sum(lengths)
     for function in (ops.attention, reference.attention):
@@ -123,11 +123,11 @@ def test_tokens_after_the_last_sequence_are_zero(kernels, lengths, tail) -> None
     [("native", 130, 3, 64, torch.float32), ("triton", 70, 2, 32, torch.bfloat16)],
     indirect=["kernels"],
 )
-def test_dropout_mask_of_each_head_equals_the_reference(kernels, length, num_heads, head_size, dtype) -> None:
+def test_dropout_mask_of_each_head_equals_the_reference(kernels, length, num_heads, head_size, dtype):
     check_attention_mask(ops.attention, 0xF1234567, length, num_heads, head_size, dtype)
 
 
-def test_sequences_do_not_affect_each_other(use_native) -> None:
+def test_sequences_do_not_affect_each_other(use_native):
     qkv, cu_seqlens, longest, rows = packed_qkv([40, 50, 60], 2, 32)
     changed = qkv.clone()
     changed[40:90] += 1.0
@@ -138,7 +138,7 @@ def test_sequences_do_not_affect_each_other(use_native) -> None:
     assert not torch.equal(a[40:90], b[40:90])
 
 
-def test_alibi_equals_pytorchs_attention_with_an_explicit_bias(use_native) -> None:
+def test_alibi_equals_pytorchs_attention_with_an_explicit_bias(use_native):
     lengths, num_heads, head_size = [7, 0, 12], 3, 8
     qkv, cu_seqlens, longest, _ = packed_qkv(lengths, num_heads, head_size)
     slopes = torch.tensor([1.0, 0.25, 0.0])
@@ -151,7 +151,7 @@ def test_alibi_equals_pytorchs_attention_with_an_explicit_bias(use_native) -> No
         torch.testing.assert_close(out[start:stop], want.transpose(0, 1))
 
 
-def test_flash_form_matches_pytorchs_interface(use_native) -> None:
+def test_flash_form_matches_pytorchs_interface(use_native):
     """On meta tensors, PyTorch accepts the arguments, Q, K and V are read in place, and only gradients are copied.
 
     Values need a CUDA device.
@@ -183,7 +183,7 @@ def test_flash_form_matches_pytorchs_interface(use_native) -> None:
     assert torch.equal(flash(*arguments), reference.attention(*arguments))
 
 
-def test_invalid_arguments_raise(use_native) -> None:
+def test_invalid_arguments_raise(use_native):
     qkv, bounds, longest, rows = packed_qkv([5, 9], 2, 32)
     for x, cu_seqlens, of_tokens, words in (
         (qkv, bounds, None, "needs rows"),
@@ -196,7 +196,7 @@ def test_invalid_arguments_raise(use_native) -> None:
 
 
 @pytest.mark.parametrize("form", ["plain", "native"])
-def test_cpu_attention_cannot_be_captured(native_ops, form: str) -> None:
+def test_cpu_attention_cannot_be_captured(native_ops, form):
     ops.select(form)
     assert f"{form} attention reads" in str(capture_obstacle(torch.device("cpu"), torch.float32, 64, False, 512))
 
@@ -214,6 +214,6 @@ def test_cpu_attention_cannot_be_captured(native_ops, form: str) -> None:
         ("fmha", torch.bfloat16, 64, False, 513, False),
     ],
 )
-def test_capturable_cases(form, dtype, head_size, alibi, max_seqlen, capturable) -> None:
+def test_capturable_cases(form, dtype, head_size, alibi, max_seqlen, capturable):
     registry.select_each({"attention": form})
     assert (capture_obstacle(torch.device("cpu"), dtype, head_size, alibi, max_seqlen) is None) == capturable

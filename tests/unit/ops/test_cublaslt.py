@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc on P
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_gelu_layers_error(emulator, error_rule, shape: tuple[int, int, int], exact: bool, dtype: torch.dtype) -> None:
+def test_gelu_layers_error(emulator, error_rule, shape, exact, dtype):
     inputs = feed_forward_inputs(*shape)
     error_rule("feed_forward", [*inputs, exact], dtype, [0, 1, 2, 3], cublaslt.feed_forward)
     error_rule("linear_gelu", [*inputs[:3], exact], dtype, [0, 1, 2], cublaslt.linear_gelu)
@@ -40,7 +40,7 @@ def test_gelu_layers_error(emulator, error_rule, shape: tuple[int, int, int], ex
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(0, 24), (1, 24), (77, 24), (10, 7)])
-def test_linear_qkv_error(emulator, error_rule, shape: tuple[int, int], dtype: torch.dtype) -> None:
+def test_linear_qkv_error(emulator, error_rule, shape, dtype):
     error_rule("linear_qkv", linear_qkv_inputs(*shape), dtype, list(range(7)), cublaslt.linear_qkv)
 
 
@@ -53,7 +53,7 @@ def gradients(function: Callable[..., Tensor], arguments: list[Any]) -> list[Ten
     return [out.detach(), *(x.grad for x in inputs if isinstance(x, Tensor))]
 
 
-def test_gradients_of_float32_weights_are_not_rounded_to_bfloat16(emulator) -> None:
+def test_gradients_of_float32_weights_are_not_rounded_to_bfloat16(emulator):
     """With bfloat16 activations, weight gradients are closer to the exact ones than if they were rounded."""
     x, w1, b1, w2 = feed_forward_inputs(200, 16, 32)
     narrow = [x.bfloat16(), w1.bfloat16().float(), b1.bfloat16().float(), w2.bfloat16().float(), False]
@@ -65,7 +65,7 @@ def test_gradients_of_float32_weights_are_not_rounded_to_bfloat16(emulator) -> N
         assert (found[place] - exact[place]).norm() < 0.9 * (plain[place] - exact[place]).norm()
 
 
-def test_feed_forward_runs_four_products_in_cublaslt(emulator) -> None:
+def test_feed_forward_runs_four_products_in_cublaslt(emulator):
     """Forward is one product with an epilogue; backward is two weight gradients and one through GELU."""
     arguments = [x.requires_grad_() for x in feed_forward_inputs(9, 16, 24)]
     out = cublaslt.feed_forward(*arguments, False)
@@ -85,7 +85,7 @@ def test_feed_forward_runs_four_products_in_cublaslt(emulator) -> None:
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_pytorch_replaces_unsupported_products(emulator, error_rule, refused: tuple[int, ...], dtype: Any) -> None:
+def test_pytorch_replaces_unsupported_products(emulator, error_rule, refused, dtype):
     emulator.refuse(*refused)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -100,7 +100,7 @@ def test_pytorch_replaces_unsupported_products(emulator, error_rule, refused: tu
     assert all(re.match(r"cublasLt has no algorithm for \d+x\d+x\d+, .*PyTorch's product runs", text) for text in texts)
 
 
-def test_evaluation_equals_training_without_a_graph(emulator) -> None:
+def test_evaluation_equals_training_without_a_graph(emulator):
     x, w1, b1, w2 = (t.requires_grad_() for t in feed_forward_inputs(9, 16, 24))
     with torch.no_grad():
         evaluation = cublaslt.feed_forward(x, w1, b1, w2, False)
@@ -109,7 +109,7 @@ def test_evaluation_equals_training_without_a_graph(emulator) -> None:
     assert not evaluation.requires_grad
 
 
-def test_non_contiguous_tensors(emulator) -> None:
+def test_non_contiguous_tensors(emulator):
     x, w1, b1, w2 = feed_forward_inputs(9, 16, 24)
     plain = gradients(reference.feed_forward, [x, w1, b1, w2, False])
 
@@ -122,7 +122,7 @@ def test_non_contiguous_tensors(emulator) -> None:
         torch.testing.assert_close(found, wanted)
 
 
-def test_linear_layers_use_cublaslt_on_cuda(emulator) -> None:
+def test_linear_layers_use_cublaslt_on_cuda(emulator):
     for choice in ("auto", "cublaslt", "flash"):
         chosen = registry.select(choice, "cuda")
         assert {chosen[op] for op in FORMS} == {"cublaslt"}
@@ -134,7 +134,7 @@ def test_linear_layers_use_cublaslt_on_cuda(emulator) -> None:
 SMALL = BertConfig(99, 32, 2, 2, 64, max_position_embeddings=32)
 
 
-def test_model_with_cublaslt_equals_the_plain_model(emulator) -> None:
+def test_model_with_cublaslt_equals_the_plain_model(emulator):
     batch = made_up_batches(2, seed=3, vocab_size=99, max_tokens=32)[0].to("cpu")
     results = []
     for names in ({}, dict.fromkeys(FORMS, "cublaslt")):
@@ -176,7 +176,7 @@ def flat_gradients(micro_batches: int, names: dict[str, str], hook_calls: Counte
 @pytest.mark.parametrize(
     ("micro_batches", "refused"), [(1, ()), (3, ()), (1, (Epilogue.BGRADB,)), (3, (Epilogue.BGRADB, Epilogue.NONE))]
 )
-def test_gradients_are_accumulated_in_the_flat_buffer(emulator, micro_batches: int, refused: tuple[int, ...]) -> None:
+def test_gradients_are_accumulated_in_the_flat_buffer(emulator, micro_batches, refused):
     """Gradients equal autograd's, including those of tied embeddings, and each parameter's hook runs once."""
     plain_calls: Counter[str] = Counter()
     calls: Counter[str] = Counter()
@@ -190,7 +190,7 @@ def test_gradients_are_accumulated_in_the_flat_buffer(emulator, micro_batches: i
     assert set(calls.values()) == {1}
 
 
-def test_products_read_the_copy_of_the_weights(emulator) -> None:
+def test_products_read_the_copy_of_the_weights(emulator):
     """With a bfloat16 copy of the weights, results are bit-equal and no weight is cast."""
     results = []
     for dtype in (None, torch.bfloat16):
@@ -211,7 +211,7 @@ def test_products_read_the_copy_of_the_weights(emulator) -> None:
 
 
 @pytest.mark.parametrize("op", [*FORMS, "fp8_product"])
-def test_library_with_wrong_results_fails_verification(emulator, monkeypatch: pytest.MonkeyPatch, op: str) -> None:
+def test_library_with_wrong_results_fails_verification(emulator, monkeypatch, op):
     cpu = torch.device("cpu")
     assert proof.check(op, "cublaslt", cpu, torch.bfloat16) == ""
     assert emulator.count("products") > 0

@@ -33,7 +33,7 @@ INCLUDE_FOLDERS = [
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc on PATH")
 
 
-def test_problem_is_planned_once(emulator) -> None:
+def test_problem_is_planned_once(emulator):
     out, left, right, bias = torch.empty(5, 8), randn(5, 16), randn(16, 8), randn(8)
     for _ in range(3):
         assert emulator.library.product(out, left, right, epilogue=Epilogue.BIAS, bias=bias)
@@ -47,7 +47,7 @@ def test_problem_is_planned_once(emulator) -> None:
     assert emulator.count("products") == 6
 
 
-def test_old_plans_are_evicted(emulator) -> None:
+def test_old_plans_are_evicted(emulator):
     """A problem whose plan was evicted is planned again."""
     left, right = torch.ones(3000, 8), torch.ones(8, 8)  # the limit is 2048 plans
     for rows in range(1, 3001):
@@ -58,7 +58,7 @@ def test_old_plans_are_evicted(emulator) -> None:
     assert (out == 8).all()
 
 
-def test_alignment_is_part_of_the_problem(emulator) -> None:
+def test_alignment_is_part_of_the_problem(emulator):
     storage = torch.ones(1 + 6 * 8)
     right, out = torch.eye(8), torch.empty(6, 8)
     assert emulator.library.product(out, storage[:-1].view(6, 8), right)
@@ -66,7 +66,7 @@ def test_alignment_is_part_of_the_problem(emulator) -> None:
     assert emulator.library.plans_made(CPU) == 2
 
 
-def test_unsupported_problem_is_looked_up_once(emulator) -> None:
+def test_unsupported_problem_is_looked_up_once(emulator):
     emulator.refuse(Epilogue.NONE)
     tensors = torch.empty(3, 8), torch.ones(3, 8), torch.ones(8, 8)
     with pytest.warns(RuntimeWarning, match="no algorithm"):
@@ -75,7 +75,7 @@ def test_unsupported_problem_is_looked_up_once(emulator) -> None:
     assert emulator.count("heuristics") == 1
 
 
-def test_product_that_the_library_rejects_is_unsupported(emulator) -> None:
+def test_product_that_the_library_rejects_is_unsupported(emulator):
     """NVIDIA's library rejects FP8 scales that are not 16-byte aligned, but its heuristic does not check them."""
     factors = FP8Scaling(2, Products()).inverse
     out, ones = torch.empty(16, 16, dtype=torch.bfloat16), torch.ones(16, 16).to(torch.float8_e4m3fn)
@@ -87,7 +87,7 @@ def test_product_that_the_library_rejects_is_unsupported(emulator) -> None:
         assert not emulator.library.product(out, ones, ones, right_transposed=True, **scales)
 
 
-def test_other_errors_are_raised_once(emulator) -> None:
+def test_other_errors_are_raised_once(emulator):
     out, left, right = torch.empty(3, 8), torch.ones(3, 8), torch.ones(8, 8)
     emulator.fail_next(13)
     with pytest.raises(CublasLtError, match=r"EXECUTION_FAILED for 3x8x8, torch.float32"):
@@ -98,7 +98,7 @@ def test_other_errors_are_raised_once(emulator) -> None:
     assert "bias" in emulator.complaint
 
 
-def test_threads_share_a_device(emulator) -> None:
+def test_threads_share_a_device(emulator):
     """Threads create and use plans concurrently with the same results as one thread."""
     problems = [(randn(rows, 16), randn(16, 24), randn(24)) for rows in range(1, 33)] * 4
 
@@ -118,7 +118,7 @@ def test_threads_share_a_device(emulator) -> None:
 @pytest.mark.parametrize("left_transposed", [False, True])
 @pytest.mark.parametrize("right_transposed", [False, True])
 @pytest.mark.parametrize("wide", [False, True])
-def test_layouts(emulator, dtype: torch.dtype, left_transposed: bool, right_transposed: bool, wide: bool) -> None:
+def test_layouts(emulator, dtype, left_transposed, right_transposed, wide):
     left, right = randn(5, 11).to(dtype), randn(11, 8).to(dtype)
     out = torch.empty(5, 8, dtype=torch.float32 if wide else dtype)
     arguments = (
@@ -132,7 +132,7 @@ def test_layouts(emulator, dtype: torch.dtype, left_transposed: bool, right_tran
 
 
 @pytest.mark.parametrize("left_type", [torch.float8_e4m3fn, torch.float8_e5m2])
-def test_fp8_operands(emulator, left_type: torch.dtype) -> None:
+def test_fp8_operands(emulator, left_type):
     left, right = randn(5, 32).to(left_type), randn(16, 32).to(torch.float8_e4m3fn)
     inverse_left, inverse_right = torch.tensor(0.25), torch.tensor(2.0)
     exact = (left.double() / 4) @ (right.double() * 2).t()
@@ -142,7 +142,7 @@ def test_fp8_operands(emulator, left_type: torch.dtype) -> None:
     torch.testing.assert_close(out.double(), exact, rtol=2**-8, atol=1e-6)
 
 
-def test_fp8_output_with_gelu(emulator) -> None:
+def test_fp8_output_with_gelu(emulator):
     """The output is scaled, amax is its largest magnitude before scaling, and the pre-activation is in bfloat16."""
     left, right, bias = (
         randn(5, 32).to(torch.float8_e4m3fn),
@@ -166,7 +166,7 @@ def test_fp8_output_with_gelu(emulator) -> None:
     torch.testing.assert_close(out.double() / 16, exact.clamp(-28, 28), rtol=2**-3, atol=2**-13)
 
 
-def test_invalid_arguments_raise(emulator) -> None:
+def test_invalid_arguments_raise(emulator):
     product, ones = emulator.library.product, torch.ones
     with pytest.raises(AssertionError, match="is not"):
         product(ones(3, 8), ones(3, 8), ones(9, 8))
@@ -184,13 +184,13 @@ def test_invalid_arguments_raise(emulator) -> None:
         product(ones(3, 16).bfloat16(), small[0], small[1].t().contiguous())
 
 
-def test_c_code_compiles_without_warnings(tmp_path: Path) -> None:
+def test_c_code_compiles_without_warnings(tmp_path):
     flags = ("-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC")
     source, target = str(MHALIB_FOLDER / "matmul.c"), str(tmp_path / "matmul.o")
     subprocess.run(["gcc", *flags, "-c", source, "-o", target], check=True)
 
 
-def test_python_constants_equal_the_header() -> None:
+def test_python_constants_equal_the_header():
     header = (MHALIB_FOLDER / "cublaslt.h").read_text()
     numbers = {name: int(value) for name, value in re.findall(r"LT_(\w+) = (\d+)", header)}
     assert {kind.name: numbers[f"EPILOGUE_{kind.name.replace('NONE', 'DEFAULT')}"] for kind in Epilogue} == {
@@ -203,7 +203,7 @@ def test_python_constants_equal_the_header() -> None:
     assert computes == (numbers["COMPUTE_32F"], numbers["COMPUTE_32F_FAST_TF32"])
 
 
-def test_declarations_equal_nvidias() -> None:
+def test_declarations_equal_nvidias():
     """Needs cublasLt.h and the CUDA runtime's headers: a toolkit, wheels in this environment, or CPATH."""
     folders = [item for folder in INCLUDE_FOLDERS if folder.is_dir() for item in ("-isystem", str(folder))]
     found = subprocess.run(["gcc", *folders, "-E", "-include", "cublasLt.h", "-xc", "/dev/null"], capture_output=True)
@@ -217,7 +217,7 @@ def test_declarations_equal_nvidias() -> None:
 
 @pytest.mark.parametrize("epilogue", list(Epilogue))
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float8_e4m3fn])
-def test_nvidias_library_accepts_the_descriptors(epilogue: Epilogue, dtype: torch.dtype) -> None:
+def test_nvidias_library_accepts_the_descriptors(epilogue, dtype):
     """The only error is the missing handle, without which no device is needed."""
     library = None
     for major in ("13", "12"):
@@ -246,7 +246,7 @@ def test_nvidias_library_accepts_the_descriptors(epilogue: Epilogue, dtype: torc
     library.close()
 
 
-def test_missing_libraries_are_reported(tmp_path: Path) -> None:
+def test_missing_libraries_are_reported(tmp_path):
     with pytest.raises(native.NativeUnavailable, match=r"libnothing.so: cannot open"):
         Library(tmp_path / "libnothing.so")
     with pytest.raises(native.NativeUnavailable, match="has no cublasLtMatmul"):
@@ -256,7 +256,7 @@ def test_missing_libraries_are_reported(tmp_path: Path) -> None:
             cublaslt_library.library()
 
 
-def test_loaded_library_is_found_first(emulator_path: Path, tmp_path: Path) -> None:
+def test_loaded_library_is_found_first(emulator_path, tmp_path):
     path = tmp_path / "libcublasLt.so.77"
     shutil.copy(emulator_path, path)
     assert cublaslt_library.find("77") == "libcublasLt.so.77"  # for the dynamic linker to find

@@ -3,7 +3,6 @@
 import itertools
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,7 +36,7 @@ def several_algorithms(emulator) -> Any:
 
 
 @given(st.dictionaries(st.integers(APART, 8), TIMES, min_size=1))
-def test_fastest_has_the_lowest_median(times: dict[int, Times]) -> None:
+def test_fastest_has_the_lowest_median(times):
     medians = {choice: statistics.median(values) for choice, values in times.items()}
     assert medians[fastest(times)] == min(medians.values())
     assert fastest({}) == FIRST
@@ -105,7 +104,7 @@ def tune_step(
     return {problem.epilogue.name: choice for problem, choice in library.choices.items()}, " ".join(messages)
 
 
-def test_fastest_correct_algorithm_is_chosen(several_algorithms, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fastest_correct_algorithm_is_chosen(several_algorithms, monkeypatch):
     """The last algorithm is faster but wrong."""
     clock = Clock(several_algorithms, {1: 5.0, 2: 4.0, 3: 2.0, 4: 3.0, 5: 0.1})
     chosen, message = tune_step(monkeypatch, clock)
@@ -118,9 +117,7 @@ def test_fastest_correct_algorithm_is_chosen(several_algorithms, monkeypatch: py
 @pytest.mark.parametrize(
     ("step", "apart"), [(linear_step, ["BGRADB"]), (feed_forward_step, ["GELU_AUX_BIAS", "DGELU_BGRAD", "GELU_BIAS"])]
 )
-def test_epilogue_runs_in_a_separate_kernel_if_that_is_faster(
-    several_algorithms, monkeypatch: pytest.MonkeyPatch, step: Callable[..., Callable[[], None]], apart: list[str]
-) -> None:
+def test_epilogue_runs_in_a_separate_kernel_if_that_is_faster(several_algorithms, monkeypatch, step, apart):
     inputs = operands()
     step(*inputs)()
     before = [x.grad.clone() for x in inputs]
@@ -135,7 +132,7 @@ def test_epilogue_runs_in_a_separate_kernel_if_that_is_faster(
         assert (one - other.grad).norm() <= 2**-7 * one.norm()
 
 
-def test_times_are_cached(several_algorithms, monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
+def test_times_are_cached(several_algorithms, monkeypatch, own_cache):
     clock = Clock(several_algorithms, {1: 2.0, 2: 1.0, 3: 3.0, 4: 3.0})
     first, _ = tune_step(monkeypatch, clock)
     calls = clock.calls
@@ -149,7 +146,7 @@ def test_times_are_cached(several_algorithms, monkeypatch: pytest.MonkeyPatch, o
     assert "is damaged" in message
 
 
-def test_all_ranks_use_the_choices_of_rank_0(emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_ranks_use_the_choices_of_rank_0(emulator, monkeypatch):
     """Only the first of two ranks times algorithms. If the ranks' products differ, nothing is chosen."""
     emulator.offer(3)
     sent: list[Tensor] = []
@@ -172,7 +169,7 @@ def test_all_ranks_use_the_choices_of_rank_0(emulator, monkeypatch: pytest.Monke
     assert "differ" in message
 
 
-def test_unsupported_product_runs_apart(emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_product_runs_apart(emulator, monkeypatch):
     emulator.refuse(Epilogue.BGRADB)
     with pytest.warns(RuntimeWarning, match="no algorithm"):
         chosen, _ = tune_step(monkeypatch, Clock(emulator, {1: 1.0}))
@@ -180,7 +177,7 @@ def test_unsupported_product_runs_apart(emulator, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("alignments", [(64, 64, 64, 64, 0), (4, 2, 16, 4, 0), (64, 8, 32, 8, 0)])
-def test_operands_match_the_problem(emulator, alignments: tuple[int, ...]) -> None:
+def test_operands_match_the_problem(emulator, alignments):
     """The operands made for timing pose the same problem, so the choice applies to it."""
     types = torch.bfloat16, torch.bfloat16, torch.float32
     problem = MatmulProblem(24, 16, 32, types, True, False, Epilogue.BGRADB, False, True, alignments)
@@ -192,7 +189,7 @@ def test_operands_match_the_problem(emulator, alignments: tuple[int, ...]) -> No
     library.noted = None
 
 
-def test_each_launch_is_timed() -> None:
+def test_each_launch_is_timed():
     counter = itertools.count()
     times = time_launches(CPU, lambda: next(counter))
     assert len(times) == cublaslt_tuning.LAUNCHES == next(counter) - 1

@@ -27,14 +27,14 @@ def keeps(key: int, row: int, column: int, threshold: int) -> bool:
     return (word >> (8 * (column % 4))) & 0xFF >= threshold
 
 
-def test_mask_equals_its_scalar_definition() -> None:
+def test_mask_equals_its_scalar_definition():
     rows = torch.tensor([0, 1, 511, 70000, 2**31 - 1], dtype=torch.int32)
     mask = keep_mask(KEY, rows, 37, 0.3)
     for (i, row), column in itertools.product(enumerate(rows.tolist()), range(37)):
         assert mask[i, column] == keeps(KEY, row, column, 77)
 
 
-def test_attention_heads_have_their_own_keys() -> None:
+def test_attention_heads_have_their_own_keys():
     rows = torch.arange(50, dtype=torch.int32)
     mask = attention_keep_mask(KEY, rows, 3, 61, 0.1)
     for head in range(3):
@@ -43,7 +43,7 @@ def test_attention_heads_have_their_own_keys() -> None:
 
 
 @pytest.mark.parametrize(("probability", "threshold"), [(0.0, 0), (0.1, 26), (0.5, 128), (0.15, 38), (0.99, 253)])
-def test_keep_rate(probability: float, threshold: int) -> None:
+def test_keep_rate(probability, threshold):
     assert dropout_threshold(probability) == threshold
     rate = 1 - threshold / 256
     assert dropout_scale(threshold) * rate == pytest.approx(1.0, abs=1e-15)
@@ -54,7 +54,7 @@ def test_keep_rate(probability: float, threshold: int) -> None:
     assert (kept.mean(1) - rate).abs().max() <= 5 * deviation / 512**0.5
 
 
-def test_neighboring_masks_are_uncorrelated() -> None:
+def test_neighboring_masks_are_uncorrelated():
     """Columns in one word and in neighboring words, rows, and keys that differ in one part."""
     rows = torch.arange(4096, dtype=torch.int32)
     base = keep_mask(KEY, rows, 256, 0.5).double() - 0.5
@@ -69,7 +69,7 @@ def test_neighboring_masks_are_uncorrelated() -> None:
         assert abs((a * b).mean().item()) < 1.1 * noise, name
 
 
-def test_keys_are_distinct() -> None:
+def test_keys_are_distinct():
     keys = {
         dropout_key(seed, step, layer, site)
         for seed, step, layer, site in itertools.product((0, 1, 2**32, 2**40 + 1), (0, 1, 7), range(4), range(4))
@@ -79,13 +79,13 @@ def test_keys_are_distinct() -> None:
 
 
 @pytest.mark.parametrize("probability", [-0.1, 1.0, 1.5, 0.999])
-def test_invalid_probability_is_an_error(probability: float) -> None:
+def test_invalid_probability_is_an_error(probability):
     with pytest.raises(ValueError, match="not in"):
         dropout_threshold(probability)
 
 
 @pytest.mark.parametrize("seed", [0, 7, 2**40 + 3])
-def test_table_contains_the_bits_of_each_key(seed: int) -> None:
+def test_table_contains_the_bits_of_each_key(seed):
     table = dropout_keys(seed, 12, 5, 4)
     assert table.dtype == torch.int32
     for layer in range(5):
@@ -94,7 +94,7 @@ def test_table_contains_the_bits_of_each_key(seed: int) -> None:
 
 
 @pytest.mark.parametrize("key", [0, 5, 2**31, 2**32 - 1])
-def test_key_in_a_tensor_gives_the_same_masks(key: int) -> None:
+def test_key_in_a_tensor_gives_the_same_masks(key):
     rows = torch.tensor([0, 3, 2**31 - 1], dtype=torch.int32)
     on_device = torch.tensor(key - 2**32 if key >= 2**31 else key, dtype=torch.int32)
     assert torch.equal(keep_mask(on_device, rows, 11, 0.3), keep_mask(key, rows, 11, 0.3))

@@ -23,7 +23,7 @@ def inputs(tokens: int, vocab_size: int, positions: int, hidden: int) -> list[Te
     ],
     indirect=["kernels"],
 )
-def test_error(error_rule_of_kernels, tokens: int, vocab_size: int, hidden: int) -> None:
+def test_error(error_rule_of_kernels, tokens, vocab_size, hidden):
     error_rule_of_kernels("embedding_sum", inputs(tokens, vocab_size, 64, hidden), torch.float32, [3, 4, 5])
 
 
@@ -40,7 +40,7 @@ def test_error(error_rule_of_kernels, tokens: int, vocab_size: int, hidden: int)
         ((0, 20, 0), (5, 0, 7)),  # more chunks than are summed at a time
     ],
 )
-def test_runs_across_chunks(kernels: str, chunks: tuple[int, ...], more: tuple[int, ...]) -> None:
+def test_runs_across_chunks(kernels, chunks, more):
     """Sums of small integers are exact in float32 in any order."""
     from mlbert.ops.triton.embedding import CHUNK, sum_rows_by_id
 
@@ -52,7 +52,7 @@ def test_runs_across_chunks(kernels: str, chunks: tuple[int, ...], more: tuple[i
     assert torch.equal(sum_rows_by_id(which, values, len(counts) + 2), want)
 
 
-def test_bfloat16_result_of_float32_tables(kernels: str) -> None:
+def test_bfloat16_result_of_float32_tables(kernels):
     arguments = inputs(50, 20, 9, 32)
     for table in arguments[3:]:
         table.requires_grad_()
@@ -62,14 +62,14 @@ def test_bfloat16_result_of_float32_tables(kernels: str) -> None:
     assert torch.equal(arguments[3].grad[:, 0], torch.bincount(arguments[0], minlength=20).float())
 
 
-def test_bfloat16_tables(kernels: str) -> None:
+def test_bfloat16_tables(kernels):
     arguments = [x.bfloat16() if x.is_floating_point() else x for x in inputs(50, 20, 9, 32)]
     assert torch.equal(ops.embedding_sum(*arguments), reference.embedding_sum(*arguments))
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("bad", [-1, 64])
-def test_id_out_of_range_is_an_error_or_makes_its_token_nan(kernels: str, place: int, bad: int) -> None:
+def test_id_out_of_range_is_an_error_or_makes_its_token_nan(kernels, place, bad):
     arguments = inputs(10, 64, 64, 16)
     for table in arguments[3:]:
         table.requires_grad_()

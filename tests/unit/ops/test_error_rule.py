@@ -23,7 +23,7 @@ def verdict_on(ours: float, theirs: float) -> Verdict:
     return rule.verdict()
 
 
-def test_errors_up_to_twice_pytorchs_pass() -> None:
+def test_errors_up_to_twice_pytorchs_pass():
     good, bad = verdict_on(1.5e-4, 1e-4), verdict_on(3e-4, 1e-4)
     assert (good.passed, good.why) == (True, "")
     assert not bad.passed
@@ -31,7 +31,7 @@ def test_errors_up_to_twice_pytorchs_pass() -> None:
     assert bad.worst_ratio == pytest.approx(3.0, rel=0.3)
 
 
-def test_single_numbers_need_several_draws() -> None:
+def test_single_numbers_need_several_draws():
     """Of two equally good results, one number often has twice the other's error, but rarely the mean over draws."""
     single, pooled = ([ErrorRule(0.0) for _ in range(40)] for _ in range(2))
     generator = torch.Generator().manual_seed(2)
@@ -45,7 +45,7 @@ def test_single_numbers_need_several_draws() -> None:
     assert failures[1] <= failures[0] // 3
 
 
-def test_quarter_of_a_rounding_step_passes_if_pytorch_is_exact() -> None:
+def test_quarter_of_a_rounding_step_passes_if_pytorch_is_exact():
     one = torch.ones(4, dtype=torch.float64)
     for steps, passes in ((0.2, True), (0.3, False)):
         rule = ErrorRule(EPS)
@@ -54,7 +54,7 @@ def test_quarter_of_a_rounding_step_passes_if_pytorch_is_exact() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_non_finite_results_fail(bad: float) -> None:
+def test_non_finite_results_fail(bad):
     one, broken = torch.ones(3, dtype=torch.float64), torch.tensor([1.0, bad, 1.0])
     rule = ErrorRule(EPS)
     rule.add({"x": one}, {"x": broken}, [{"x": one}])
@@ -64,14 +64,14 @@ def test_non_finite_results_fail(bad: float) -> None:
     assert verdict.worst_ratio is None
 
 
-def test_largest_error_of_pytorchs_variants_is_the_limit() -> None:
+def test_largest_error_of_pytorchs_variants_is_the_limit():
     one = torch.ones(3, dtype=torch.float64)
     rule = ErrorRule(EPS)
     rule.add({"x": one}, {"x": one + 1e-3}, [{"x": one}, {"x": one - 1e-3}])
     assert rule.verdict().passed
 
 
-def test_fewer_numbers_need_more_draws() -> None:
+def test_fewer_numbers_need_more_draws():
     assert draws_for(0) == 1
     assert draws_for(1) == MAX_DRAWS
     assert draws_for(10**6) == MIN_DRAWS
@@ -82,7 +82,7 @@ SHAPE = BertConfig(97, 64, 1, 1, 128, max_position_embeddings=96)
 
 
 @pytest.mark.parametrize("name", awkward_lengths(SHAPE.max_position_embeddings))
-def test_native_kernels_pass_on_awkward_shapes(name: str) -> None:
+def test_native_kernels_pass_on_awkward_shapes(name):
     batch = awkward_batches(SHAPE, torch.device("cpu"))[name]
     cases, forms = OpCases(SHAPE, batch, torch.bfloat16), registry.available("cpu")
     if "native" not in forms["attention"]:
@@ -93,7 +93,7 @@ def test_native_kernels_pass_on_awkward_shapes(name: str) -> None:
             assert result["passed"], (case.name, result["why"], result["repeats"])
 
 
-def test_wrong_kernel_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_kernel_fails(monkeypatch):
     plain = registry.form("attention", "plain")
     monkeypatch.setitem(registry._implementations["attention"], "wrong", lambda *arguments: plain(*arguments) * 1.02)
     batch = awkward_batches(SHAPE, torch.device("cpu"))["one sequence"]

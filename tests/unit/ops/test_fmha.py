@@ -72,21 +72,21 @@ form = with_float32_slopes(fmha.attention)
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("probability", [0.0, 0.1])
-def test_error_on_awkward_lengths(error_rule, reports, shape: str, probability: float) -> None:
+def test_error_on_awkward_lengths(error_rule, reports, shape, probability):
     error_rule("attention", inputs(SHAPES[shape], 1, probability), torch.bfloat16, [0], form)
 
 
 @pytest.mark.parametrize("num_heads", [2, 3])
-def test_error_with_float16_alibi_and_several_heads(error_rule, reports, num_heads: int) -> None:
+def test_error_with_float16_alibi_and_several_heads(error_rule, reports, num_heads):
     error_rule("attention", inputs([33, 7, 70], num_heads, 0.1, alibi=True), torch.float16, [0], form)
 
 
-def test_error_of_the_longest_sequence(error_rule, reports) -> None:
+def test_error_of_the_longest_sequence(error_rule, reports):
     """With 511 tokens, the gradient of Q is summed over four blocks of keys."""
     error_rule("attention", inputs([511], 1, 0.1, alibi=True), torch.bfloat16, [0], form)
 
 
-def test_dropout_mask_equals_the_reference(reports) -> None:
+def test_dropout_mask_equals_the_reference(reports):
     """With equal scores and one-hot values, the output is the mask, 64 keys at a time.
 
     With one-hot gradients of the output, the gradient of V is the transposed mask, 64 queries at a time.
@@ -118,7 +118,7 @@ def output_and_gradient(arguments: list[object]) -> tuple[Tensor, Tensor]:
     return out.detach(), qkv.grad
 
 
-def test_runs_are_bit_equal_also_with_a_key_on_the_device(reports) -> None:
+def test_runs_are_bit_equal_also_with_a_key_on_the_device(reports):
     arguments = inputs([40], 2, 0.1)
     out, gradient = output_and_gradient(arguments)
     for key in (KEY, torch.tensor(KEY, dtype=torch.uint32).view(torch.int32)):
@@ -127,7 +127,7 @@ def test_runs_are_bit_equal_also_with_a_key_on_the_device(reports) -> None:
         assert torch.equal(again[1], gradient)
 
 
-def test_very_negative_scores(reports) -> None:
+def test_very_negative_scores(reports):
     """A kernel that forgets to mask the keys after the end overflows."""
     arguments = inputs([20], 1, 0.0, tail=0)
     arguments[0][:, 0] = 20.0
@@ -137,7 +137,7 @@ def test_very_negative_scores(reports) -> None:
     assert gradient.isfinite().all()
 
 
-def test_unsupported_cases_equal_the_reference(reports) -> None:
+def test_unsupported_cases_equal_the_reference(reports):
     qkv, bounds, longest, *rest = inputs([30], 2, 0.1)
     for x, most in ((qkv, longest), (qkv[..., :32].bfloat16(), longest), (qkv.bfloat16(), 513)):
         want = reference.attention(x, bounds, longest, *rest)
@@ -154,7 +154,7 @@ def barriers_and_waits() -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize(("name", "line"), barriers_and_waits())
-def test_removing_a_barrier_or_wait_is_reported(emulated, reports, name: str, line: int) -> None:
+def test_removing_a_barrier_or_wait_is_reported(emulated, reports, name, line):
     arguments = inputs([140], 1, 0.1)
     output_and_gradient(arguments)
     assert reports() == ""
@@ -167,7 +167,7 @@ def test_removing_a_barrier_or_wait_is_reported(emulated, reports, name: str, li
 
 
 @pytest.mark.slow
-def test_memory_under_address_sanitizer(tmp_path: Path) -> None:
+def test_memory_under_address_sanitizer(tmp_path):
     """Kernels write all results and stay within buffers of exactly the documented sizes, in both types."""
     program, source = tmp_path / "sweep", Path(__file__).with_name("fmha_sweep.cpp")
     compile_emulated(program, source, "-fsanitize=address")
@@ -176,7 +176,7 @@ def test_memory_under_address_sanitizer(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_nvcc_compiles_without_spills(tree_root: Path, tmp_path: Path) -> None:
+def test_nvcc_compiles_without_spills(tree_root, tmp_path):
     if shutil.which("nvcc") is None:
         pytest.skip("no nvcc on PATH")
     target = tmp_path / "cache" / "fmha.so"
@@ -193,7 +193,7 @@ def test_nvcc_compiles_without_spills(tree_root: Path, tmp_path: Path) -> None:
     fmha.load(target)
 
 
-def test_missing_or_damaged_library_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_or_damaged_library_is_an_error(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(fmha, "_built", fmha._built.__wrapped__)  # bypass the result cached by other tests
     with user_error("ops.unavailable", "OPS=fmha"):
@@ -204,7 +204,7 @@ def test_missing_or_damaged_library_is_an_error(monkeypatch: pytest.MonkeyPatch,
         ops.select("fmha", "cuda")
 
 
-def test_build_without_nvcc_is_a_one_line_error(tree_root: Path) -> None:
+def test_build_without_nvcc_is_a_one_line_error(tree_root):
     done = subprocess.run(
         [tree_root / "tools/build_cuda.sh"], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False
     )

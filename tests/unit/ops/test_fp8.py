@@ -45,7 +45,7 @@ def relative(found: Tensor, exact: Tensor) -> float:
 
 
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])
-def test_quantise_rounds_clamps_and_keeps_nan(choice: str, dtype: torch.dtype) -> None:
+def test_quantise_rounds_clamps_and_keeps_nan(choice, dtype):
     largest = torch.finfo(dtype).max
     x = torch.tensor([[0.0, 1.0, -0.3, 1e9, -torch.inf, torch.nan, 1.1, 3.0]])
     amax = torch.zeros(())
@@ -58,7 +58,7 @@ def test_quantise_rounds_clamps_and_keeps_nan(choice: str, dtype: torch.dtype) -
     assert rows.float()[0, 3] == largest
 
 
-def test_amax_only_grows(choice: str) -> None:
+def test_amax_only_grows(choice):
     amax = torch.tensor(3.0)
     for top, expected in ((2.0, 3.0), (5.0, 5.0), (4.0, 5.0)):
         quantise(torch.tensor([[top, -1.0]]), torch.tensor(1.0), amax, E4M3)
@@ -69,7 +69,7 @@ def test_amax_only_grows(choice: str) -> None:
 
 @pytest.mark.parametrize("types", [(E4M3, E4M3), (E5M2, E4M3)])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_fast_product_equals_plain(shape: tuple[int, int, int], types: tuple[torch.dtype, torch.dtype]) -> None:
+def test_fast_product_equals_plain(shape, types):
     rows, inner, columns = shape
     a, b = torch.randn(rows, inner).to(types[0]), torch.randn(columns, inner).to(types[1])
     arguments = (a, b, (torch.tensor(0.25), torch.tensor(8.0)), torch.float32)
@@ -82,11 +82,11 @@ def test_fast_product_equals_plain(shape: tuple[int, int, int], types: tuple[tor
 
 
 @pytest.mark.parametrize(("amax", "largest", "expected"), [(1.0, 448.0, 256.0), (448.0, 448.0, 1.0), (449, 448, 0.5)])
-def test_scales_are_powers_of_two(amax: float, largest: float, expected: float) -> None:
+def test_scales_are_powers_of_two(amax, largest, expected):
     assert float(fp8_scaling.scale_for(torch.tensor(amax), largest)) == expected
 
 
-def test_scale_of_tiny_and_huge_magnitudes_is_finite() -> None:
+def test_scale_of_tiny_and_huge_magnitudes_is_finite():
     for amax in (1e-45, 1e-38, 3e38):
         scale = fp8_scaling.scale_for(torch.tensor(amax), 448.0)
         assert scale.isfinite()
@@ -100,7 +100,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, table: fp8_scaling.FP
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("calibrated", [False, True])
-def test_linear_error_is_within_rounding(choice: str, shape: tuple[int, int, int], calibrated: bool) -> None:
+def test_linear_error_is_within_rounding(choice, shape, calibrated):
     x, weight, bias, d_out = example(*shape)
     scaling = make_scaling()
 
@@ -118,7 +118,7 @@ def test_linear_error_is_within_rounding(choice: str, shape: tuple[int, int, int
     assert found[2].dtype == torch.float32
 
 
-def test_each_product_can_be_switched_off(choice: str) -> None:
+def test_each_product_can_be_switched_off(choice):
     """A product that is switched off equals the bfloat16 product."""
     x, weight, bias, d_out = example(24, 32, 48)
     off = fp8_scaling.Products(False, False, False)
@@ -131,7 +131,7 @@ def test_each_product_can_be_switched_off(choice: str) -> None:
         assert relative(found[3], plain[3]) < 1e-6
 
 
-def test_linear_layers_can_be_switched_off() -> None:
+def test_linear_layers_can_be_switched_off():
     x, weight, _, d_out = example(24, 32, 48)
     scaling = fp8_scaling.FP8Scaling(8, fp8_scaling.Products(linears=(True, False, True, True)))
     exact = run_layer(lambda *t: torch.nn.functional.linear(t[0], t[1].to(t[0].dtype)), x, weight, d_out=d_out)
@@ -140,7 +140,7 @@ def test_linear_layers_can_be_switched_off() -> None:
         assert all(torch.equal(*pair) for pair in zip(found, exact, strict=True)) == (index in (1, 5))
 
 
-def test_qkv_equals_its_parts(choice: str) -> None:
+def test_qkv_equals_its_parts(choice):
     x, weight, bias, d_out = example(7, 16, 48)
     weights, biases = weight.chunk(3), bias.chunk(3)
     joined = run_layer(lambda *t: linear(*t, make_scaling(), 0), x, weight, bias, d_out=d_out)
@@ -155,9 +155,7 @@ def test_qkv_equals_its_parts(choice: str) -> None:
     ("dropout", "with_bias", "two_gradients"), [(0.0, False, True), (0.1, True, False), (0.1, True, True)]
 )
 @pytest.mark.parametrize("shape", [(0, 16), (1, 16), (17, 48), (19, 1027)])
-def test_norm_passes_equal_autograd(
-    choice: str, shape: tuple[int, int], dropout: float, with_bias: bool, two_gradients: bool
-) -> None:
+def test_norm_passes_equal_autograd(choice, shape, dropout, with_bias, two_gradients):
     """The forward and backward ops equal autograd of the reference in float32, up to rounding."""
     generator = torch.Generator().manual_seed(shape[0])
     draw = lambda *size: torch.randn(*size, generator=generator)  # noqa: E731
@@ -197,7 +195,7 @@ def test_norm_passes_equal_autograd(
         assert float(d_amax) == pytest.approx(float(leaves[1].grad.abs().max()), rel=2**-6)
 
 
-def test_weights_are_quantised_once_per_update(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_quantised_once_per_update(monkeypatch):
     """All micro-batches of a step use one copy, as does an evaluation; each copy reuses the same memory."""
     x, weight, _, d_out = example(8, 16, 32)
     scaling, made, buffers = make_scaling(), [], set()
@@ -232,7 +230,7 @@ def test_weights_are_quantised_once_per_update(monkeypatch: pytest.MonkeyPatch) 
     assert len(buffers) <= 2, "only the first maximum may use other memory"
 
 
-def test_delayed_scales_follow_the_history() -> None:
+def test_delayed_scales_follow_the_history():
     scaling = make_scaling()
     with pytest.raises(AssertionError, match="multiples of 16"):
         linear(torch.ones(2, 8), torch.ones(8, 8), None, scaling, 0)
@@ -251,7 +249,7 @@ def test_delayed_scales_follow_the_history() -> None:
     assert float(scaling.scale[0, fp8_scaling.INPUT]) == 256.0, "an overflow changed the scale"
 
 
-def test_evaluation_does_not_change_amax() -> None:
+def test_evaluation_does_not_change_amax():
     x, weight, bias, _ = example(8, 16, 16)
     scaling = make_scaling()
     with torch.no_grad():
@@ -259,7 +257,7 @@ def test_evaluation_does_not_change_amax() -> None:
     assert not scaling.amax.any()
 
 
-def test_state_restores_the_scales() -> None:
+def test_state_restores_the_scales():
     x, weight, bias, d_out = example(8, 16, 16)
     first, second = make_scaling(), make_scaling()
     run_layer(lambda *t: linear(*t, first, 0), x, weight, bias, d_out=d_out)

@@ -71,7 +71,7 @@ CASES = [(0, *BLOCKS[0]), (0, *BLOCKS[1]), (1, *BLOCKS[1]), (1, *BLOCKS[2]), (37
 
 
 @pytest.mark.parametrize(("tokens", "width", "columns", "exact"), CASES)
-def test_block_equals_plain(choice: str, tokens: int, width: int, columns: int, exact: bool) -> None:
+def test_block_equals_plain(choice, tokens, width, columns, exact):
     """Both round at the same points, so only few numbers may round the other way. Runs are bit-equal."""
     arguments = block_arguments(tokens, width, columns, size=1e-6)
     found = run_two_steps(arguments, exact)
@@ -84,7 +84,7 @@ def test_block_equals_plain(choice: str, tokens: int, width: int, columns: int, 
 
 @pytest.mark.parametrize(("width", "columns", "exact"), BLOCKS)
 @pytest.mark.parametrize("calibrated", [False, True])
-def test_block_error_is_within_rounding(choice: str, width: int, columns: int, exact: bool, calibrated: bool) -> None:
+def test_block_error_is_within_rounding(choice, width, columns, exact, calibrated):
     """With the scales of the same step and of the previous one, outputs and gradients are close to float32's."""
     arguments = block_arguments(33, width, columns)
     table = fp8_scaling.FP8Scaling(ROWS, fp8_scaling.Products())
@@ -98,7 +98,7 @@ def test_block_error_is_within_rounding(choice: str, width: int, columns: int, e
 
 
 @pytest.mark.parametrize("fast", [False, True])
-def test_fast_accumulation_of_gradients_is_optional(monkeypatch: pytest.MonkeyPatch, fast: bool) -> None:
+def test_fast_accumulation_of_gradients_is_optional(monkeypatch, fast):
     """Forward products always use it."""
     forms, seen = registry._implementations["fp8_product"], []
     name = ops.select("auto")["fp8_product"]
@@ -116,7 +116,7 @@ def test_fast_accumulation_of_gradients_is_optional(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("tokens", [1, 17])
-def test_fp8_copy_of_the_norm_equals_the_next_layers_own(choice: str, tokens: int) -> None:
+def test_fp8_copy_of_the_norm_equals_the_next_layers_own(choice, tokens):
     arguments, weight = block_arguments(tokens, 48), randn(32, 48)
     results = []
     for uses_copy in (True, False):

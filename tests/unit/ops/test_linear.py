@@ -19,14 +19,14 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kernels", "shape", "exact", "dtype"), CASES, indirect=["kernels"])
-def test_gelu_layers_error(error_rule_of_kernels, shape: tuple[int, int, int], exact: bool, dtype: torch.dtype) -> None:
+def test_gelu_layers_error(error_rule_of_kernels, shape, exact, dtype):
     inputs = feed_forward_inputs(*shape)
     error_rule_of_kernels("linear_gelu", [*inputs[:3], exact], dtype, [0, 1, 2])
     error_rule_of_kernels("feed_forward", [*inputs, exact], dtype, [0, 1, 2, 3])
 
 
 @pytest.mark.parametrize("choice", ["plain", "native"])
-def test_feed_forward_is_bit_equal_to_linear_gelu_and_a_product(native_ops, choice: str) -> None:
+def test_feed_forward_is_bit_equal_to_linear_gelu_and_a_product(native_ops, choice):
     results = []
     w1, b1, w2 = randn(48, 16), randn(48), randn(16, 48)
     ops.select(choice)
@@ -44,7 +44,7 @@ def test_feed_forward_is_bit_equal_to_linear_gelu_and_a_product(native_ops, choi
     assert all(map(torch.equal, *results))
 
 
-def test_gelu_over_its_range(use_native) -> None:
+def test_gelu_over_its_range(use_native):
     """The error rule applies in every region of tanh and in the tails, where 1 + tanh cancels in PyTorch's formula."""
     x = torch.linspace(-30, 30, 20001)[:, None]
     weight, bias = torch.ones(1, 1), torch.zeros(1)
@@ -59,11 +59,11 @@ def test_gelu_over_its_range(use_native) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tokens", [0, 1, 77])
-def test_linear_qkv_error(error_rule, tokens: int, dtype: torch.dtype) -> None:
+def test_linear_qkv_error(error_rule, tokens, dtype):
     error_rule("linear_qkv", linear_qkv_inputs(tokens, 24), dtype, list(range(7)))
 
 
-def test_gradients_of_float32_weights_are_float32(use_native) -> None:
+def test_gradients_of_float32_weights_are_float32(use_native):
     x, weights = randn(33, 16).bfloat16(), [randn(16, 16).requires_grad_() for _ in range(3)]
     biases = [randn(16).requires_grad_() for _ in range(3)]
     out = ops.linear_qkv(x, *weights, *biases)
@@ -73,7 +73,7 @@ def test_gradients_of_float32_weights_are_float32(use_native) -> None:
     assert all(p.grad.dtype == torch.float32 for p in (*weights, *biases))
 
 
-def test_adjacent_weights_are_not_copied() -> None:
+def test_adjacent_weights_are_not_copied():
     flat = randn(3 * 12)
     parts = tuple(flat[i * 12 : (i + 1) * 12].view(3, 4) for i in range(3))
     assert joined(parts).data_ptr() == flat.data_ptr()
@@ -82,14 +82,14 @@ def test_adjacent_weights_are_not_copied() -> None:
         assert torch.equal(joined(not_adjacent), torch.cat(not_adjacent))
 
 
-def test_second_backward_raises(use_native) -> None:
+def test_second_backward_raises(use_native):
     out = ops.linear_gelu(randn(3, 4).requires_grad_(), randn(5, 4), randn(5), False)
     out.sum().backward(retain_graph=True)
     with pytest.raises(AssertionError, match="once"):
         out.sum().backward()
 
 
-def test_evaluation_equals_training(use_native) -> None:
+def test_evaluation_equals_training(use_native):
     x, weight, bias = randn(9, 4), randn(5, 4), randn(5).requires_grad_()
     with torch.no_grad():
         evaluation = ops.linear_gelu(x, weight, bias, False)

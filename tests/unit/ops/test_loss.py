@@ -30,12 +30,12 @@ def problem(rows: int, columns: int, vocab_size: int) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(("kernels", "shape", "dtype"), CASES, indirect=["kernels"])
-def test_error(error_rule_of_kernels, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+def test_error(error_rule_of_kernels, shape, dtype):
     error_rule_of_kernels("masked_cross_entropy", lambda: [*problem(*shape), shape[2]], dtype, [0])
 
 
 @pytest.mark.parametrize("function", [ops.masked_cross_entropy, reference.masked_cross_entropy])
-def test_no_masked_tokens(kernels: str, function) -> None:
+def test_no_masked_tokens(kernels, function):
     logits = torch.randn(0, 16).requires_grad_()
     loss, correct = function(logits, torch.zeros(0, dtype=torch.int64), 13)
     loss.backward()
@@ -45,7 +45,7 @@ def test_no_masked_tokens(kernels: str, function) -> None:
 
 
 @pytest.mark.parametrize(("vocab_size", "dtype"), [(33, torch.float32), (33, torch.bfloat16), (4097, torch.bfloat16)])
-def test_num_correct_and_ties(kernels: str, vocab_size: int, dtype: torch.dtype) -> None:
+def test_num_correct_and_ties(kernels, vocab_size, dtype):
     logits, labels = problem(60, vocab_size + 7, vocab_size)
     logits = logits.round().to(dtype)  # many ties, some between blocks
     labels = torch.where(torch.rand(60, generator=GENERATOR) < 0.5, logits[:, :vocab_size].argmax(1), labels)
@@ -57,7 +57,7 @@ def test_num_correct_and_ties(kernels: str, vocab_size: int, dtype: torch.dtype)
             assert function(tie, torch.tensor([label]), 4)[1].item() == hits
 
 
-def test_gradient_overwrites_the_logits(kernels: str) -> None:
+def test_gradient_overwrites_the_logits(kernels):
     leaf, labels = problem(5, 16, 13)
     leaf.requires_grad_()
     logits = leaf * 1.0
@@ -68,14 +68,14 @@ def test_gradient_overwrites_the_logits(kernels: str) -> None:
     assert leaf.grad.sum(1).abs().max() < 1e-7
 
 
-def test_evaluation_does_not_change_the_logits(kernels: str) -> None:
+def test_evaluation_does_not_change_the_logits(kernels):
     logits, labels = problem(5, 16, 13)
     before = logits.clone()
     ops.masked_cross_entropy(logits, labels, 13)
     assert torch.equal(logits, before)
 
 
-def test_second_backward_raises(kernels: str) -> None:
+def test_second_backward_raises(kernels):
     logits, labels = problem(5, 16, 13)
     loss, _ = ops.masked_cross_entropy(logits.requires_grad_() * 1.0, labels, 13)
     loss.backward(retain_graph=True)
@@ -84,7 +84,7 @@ def test_second_backward_raises(kernels: str) -> None:
 
 
 @pytest.mark.parametrize("kernels", ["triton"], indirect=True)
-def test_rows_with_label_minus_100_are_ignored(kernels: str) -> None:
+def test_rows_with_label_minus_100_are_ignored(kernels):
     """They fill a batch up to a fixed number of masked tokens."""
     logits, labels = problem(6, 16, 13)
     labels[[1, 5]] = -100
@@ -102,14 +102,14 @@ def test_rows_with_label_minus_100_are_ignored(kernels: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_non_finite_logits_give_a_non_finite_loss(kernels: str, bad: float) -> None:
+def test_non_finite_logits_give_a_non_finite_loss(kernels, bad):
     logits, labels = problem(5, 16, 13)
     logits[2, 4] = bad
     assert not ops.masked_cross_entropy(logits, labels, 13)[0].isfinite()
 
 
 @pytest.mark.parametrize("bad", [-1, 13])
-def test_label_out_of_range_is_an_error_or_makes_the_loss_nan(kernels: str, bad: int) -> None:
+def test_label_out_of_range_is_an_error_or_makes_the_loss_nan(kernels, bad):
     logits, labels = problem(5, 16, 13)
     labels[0] = bad
     if kernels == "triton":

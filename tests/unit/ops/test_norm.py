@@ -32,9 +32,7 @@ CASES = [
     ],
     indirect=["kernels"],
 )
-def test_dropout_add_layer_norm_error(
-    error_rule_of_kernels, shape: tuple[int, int], dtype: torch.dtype, dropout: float, with_bias: bool
-) -> None:
+def test_dropout_add_layer_norm_error(error_rule_of_kernels, shape, dtype, dropout, with_bias):
     tokens, hidden = shape
 
     def draw() -> list:
@@ -47,9 +45,7 @@ def test_dropout_add_layer_norm_error(
 
 
 @pytest.mark.parametrize(("kernels", "shape", "dtype", "dropout"), CASES, indirect=["kernels"])
-def test_layer_norm_dropout_error(
-    error_rule_of_kernels, shape: tuple[int, int], dropout: float, dtype: torch.dtype
-) -> None:
+def test_layer_norm_dropout_error(error_rule_of_kernels, shape, dropout, dtype):
     tokens, hidden = shape
 
     def draw() -> list:
@@ -58,7 +54,7 @@ def test_layer_norm_dropout_error(
     error_rule_of_kernels("layer_norm_dropout", draw, dtype, [0, 1, 2])
 
 
-def test_error_with_a_large_mean(error_rule_of_kernels) -> None:
+def test_error_with_a_large_mean(error_rule_of_kernels):
     """The variance must not be computed as a difference of squares."""
     draw = lambda: [randn(20, 64) + 300, randn(64), randn(64), 1e-12, 0.0, 0, None]  # noqa: E731
     error_rule_of_kernels("layer_norm_dropout", draw, torch.float32, [0, 1, 2])
@@ -72,7 +68,7 @@ def test_error_with_a_large_mean(error_rule_of_kernels) -> None:
     ],
     indirect=["kernels"],
 )
-def test_dropout_masks_equal_the_reference(kernels: str, columns: int, key: int) -> None:
+def test_dropout_masks_equal_the_reference(kernels, columns, key):
     tokens = 40
     rows = dropout_rows(tokens)
     want = keep_mask(key, rows, columns, 0.1)
@@ -85,7 +81,7 @@ def test_dropout_masks_equal_the_reference(kernels: str, columns: int, key: int)
 
 
 @pytest.mark.parametrize("kernels", ["triton"], indirect=True)
-def test_key_on_the_device_gives_the_same_bits(kernels: str) -> None:
+def test_key_on_the_device_gives_the_same_bits(kernels):
     """Captured graphs read the key's 32 bits from an int32 tensor."""
     rows, vectors = dropout_rows(9), (randn(24), randn(24))
     x, key = randn(9, 24), dropout_key(1, 2, 3, 4)
@@ -100,7 +96,7 @@ def test_key_on_the_device_gives_the_same_bits(kernels: str) -> None:
 
 
 @pytest.mark.parametrize("kernels", ["triton"], indirect=True)
-def test_gradients_of_float32_vectors_are_float32(kernels: str) -> None:
+def test_gradients_of_float32_vectors_are_float32(kernels):
     """In training, activations are bfloat16."""
     x, residual = (randn(21, 40).bfloat16().requires_grad_() for _ in range(2))
     vectors = [randn(40).requires_grad_() for _ in range(3)]
@@ -114,7 +110,7 @@ def test_gradients_of_float32_vectors_are_float32(kernels: str) -> None:
         torch.testing.assert_close(ours, expected, rtol=2e-2, atol=2e-2)
 
 
-def test_non_finite_inputs_give_nan(kernels: str) -> None:
+def test_non_finite_inputs_give_nan(kernels):
     x = randn(4, 16)
     x[1, 3], x[2, 5] = float("nan"), float("inf")
     out = ops.layer_norm_dropout(x, torch.ones(16), torch.zeros(16), 1e-12, 0.0, 0, None)
@@ -123,7 +119,7 @@ def test_non_finite_inputs_give_nan(kernels: str) -> None:
     assert out[2].isnan().any()
 
 
-def test_invalid_arguments_raise(kernels: str) -> None:
+def test_invalid_arguments_raise(kernels):
     x, vector, rows = randn(5, 6), randn(6), dropout_rows(5)
     for arguments in (
         (x, randn(4, 6), vector, vector, 1e-12, 0.1, 9, rows),

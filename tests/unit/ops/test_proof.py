@@ -44,7 +44,7 @@ def replace_form(monkeypatch: pytest.MonkeyPatch, form: Callable[..., Any], name
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("op", Problems(CPU, torch.float32).differentiable())
-def test_runs_are_bit_equal_for_any_thread_count(op: str, dtype: torch.dtype, restore_threads: None) -> None:
+def test_runs_are_bit_equal_for_any_thread_count(op, dtype, restore_threads):
     make, differentiated = Problems(CPU, dtype).differentiable()[op]
     results = []
     for threads in (2, 2, 1):
@@ -62,7 +62,7 @@ def test_runs_are_bit_equal_for_any_thread_count(op: str, dtype: torch.dtype, re
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "fp8"])
-def test_correct_implementations_are_kept(precision: str) -> None:
+def test_correct_implementations_are_kept(precision):
     assert prove(precision) == []
     assert set(registry.selected().values()) == {"native"}
 
@@ -74,18 +74,18 @@ def test_correct_implementations_are_kept(precision: str) -> None:
         *("feed_forward", "fp8_quantise", "fp8_gelu_backward", "fp8_quantise_sum", "gelu"),
     ],
 )
-def test_interpreted_kernels_pass(use_triton: None, op: str) -> None:
+def test_interpreted_kernels_pass(use_triton, op):
     """Kernels of other ops are not verified here, because the interpreter takes minutes."""
     assert registry.select("triton")[op] == "triton"
     assert proof.check(op, "triton", CPU, torch.bfloat16) == ""
 
 
-def test_every_op_is_verified() -> None:
+def test_every_op_is_verified():
     problems = Problems(CPU, torch.bfloat16)
     assert {*problems.differentiable(), *problems.not_differentiable()} == set(registry.ops())
 
 
-def test_gpu_is_verified_with_the_models_sizes() -> None:
+def test_gpu_is_verified_with_the_models_sizes():
     """On a GPU, kernels and algorithms depend on the sizes; on a CPU, the problems are small."""
     sizes = Sizes.of_run(LARGE, torch.device("cuda"))
     assert sizes == (1024, 16, 4096, 30522, 30528)
@@ -129,9 +129,7 @@ def raises(*_: Any) -> Tensor:
     ],
     ids=["result", "gradient", "NaN", "raises"],
 )
-def test_wrong_implementation_is_replaced_and_logged(
-    monkeypatch: pytest.MonkeyPatch, form: Callable[..., Any], words: str
-) -> None:
+def test_wrong_implementation_is_replaced_and_logged(monkeypatch, form, words):
     replace_form(monkeypatch, form)
     (line,) = prove()
     assert line.startswith(f"ops: {OP} runs plain: native {words}")
@@ -143,7 +141,7 @@ def test_wrong_implementation_is_replaced_and_logged(
     assert f"({OP}: native {words}" in ops.describe()
 
 
-def test_fp8_ops_are_verified_in_fp8_runs_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp8_ops_are_verified_in_fp8_runs_only(monkeypatch):
     plain = registry.form("fp8_quantise", "plain")
 
     def with_wrong_columns(x: Tensor, *settings: Any) -> Any:
@@ -156,7 +154,7 @@ def test_fp8_ops_are_verified_in_fp8_runs_only(monkeypatch: pytest.MonkeyPatch) 
     assert "fp8_quantise runs plain: native result 1" in line
 
 
-def test_replacement_is_verified_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replacement_is_verified_too(monkeypatch):
     preferences = {**registry._PREFERENCES, "cpu": {"auto": ("worst", "worse", "native")}}
     monkeypatch.setattr(registry, "_PREFERENCES", preferences)
     replace_form(monkeypatch, raises, "worst")
@@ -166,7 +164,7 @@ def test_replacement_is_verified_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert second.startswith(f"ops: {OP} runs native: worse output")
 
 
-def test_results_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_are_cached(monkeypatch):
     """The cache is specific to the device, the precision and the software."""
     replace_form(monkeypatch, wrong_result)
     lines = prove()
@@ -188,7 +186,7 @@ def test_results_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     "content",
     [b"", b"\0\xff", b"[]", b'{"found": {}}', b'{"sha256": "0", "found": {"layer_norm_dropout native": ""}}', None],
 )
-def test_damaged_cache_is_rebuilt(own_cache: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None) -> None:
+def test_damaged_cache_is_rebuilt(own_cache, monkeypatch, content):
     replace_form(monkeypatch, wrong_result)
     lines = prove()
     (file,) = own_cache.glob("mlbert/proof-*.json")
@@ -201,20 +199,20 @@ def test_damaged_cache_is_rebuilt(own_cache: Path, monkeypatch: pytest.MonkeyPat
     assert json.loads(file.read_text()) == kept
 
 
-def test_exceptions_are_not_cached(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exceptions_are_not_cached(own_cache, monkeypatch):
     """The next run tries again, because the device may have been out of memory."""
     replace_form(monkeypatch, raises)
     prove()
     assert not (own_cache / "mlbert").exists()
 
 
-def test_unwritable_cache_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_cache_is_ignored(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert prove() == []
 
 
-def test_implementation_that_fails_on_another_rank_is_replaced() -> None:
+def test_implementation_that_fails_on_another_rank_is_replaced():
     rounds: list[Tensor] = []
 
     def fail_on_another_rank(failed: Tensor) -> None:
@@ -234,7 +232,7 @@ def store_50_times(number: int) -> None:
         device_cache.store("proof", CPU, {f"op {i}": "x" * 1000 * number for i in range(20)})
 
 
-def test_ranks_can_write_the_cache_concurrently(own_cache: Path) -> None:
+def test_ranks_can_write_the_cache_concurrently(own_cache):
     context = multiprocessing.get_context("fork")
     writers = [context.Process(target=store_50_times, args=(number,)) for number in (1, 2)]
     for writer in writers:
@@ -247,7 +245,7 @@ def test_ranks_can_write_the_cache_concurrently(own_cache: Path) -> None:
     assert len(list((own_cache / "mlbert").iterdir())) == 1, "a temporary file is left"
 
 
-def test_broken_device_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_device_is_a_user_error(monkeypatch):
     """After an illegal access, every later call fails, such as the one that checks the device."""
     replace_form(monkeypatch, raises)
     zeros = torch.zeros

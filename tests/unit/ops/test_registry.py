@@ -32,7 +32,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Non
     native_library.library.cache_clear()
 
 
-def test_plain_and_auto(native_ops) -> None:
+def test_plain_and_auto(native_ops):
     assert ops.select("plain") == dict.fromkeys(OPS, "plain")
     assert ops.describe() == "ops: all plain"
     assert ops.select("auto") == dict.fromkeys(OPS, "native")
@@ -40,7 +40,7 @@ def test_plain_and_auto(native_ops) -> None:
     assert ("matrix unit" in ops.describe()) == tiles_work()
 
 
-def test_unknown_choice_is_an_error() -> None:
+def test_unknown_choice_is_an_error():
     with user_error("config.choice", "OPS"):
         ops.select("fastest")
 
@@ -48,16 +48,14 @@ def test_unknown_choice_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("choice", "device"), [("triton", "cpu"), ("flash", "cpu"), ("cublaslt", "cpu"), ("native", "cuda")]
 )
-def test_choice_for_another_kind_of_device_is_an_error(
-    native_ops, monkeypatch: pytest.MonkeyPatch, choice: str, device: str
-) -> None:
+def test_choice_for_another_kind_of_device_is_an_error(native_ops, monkeypatch, choice, device):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with user_error("ops.unavailable", f"OPS={choice}"):
         ops.select(choice, device)
     assert ops.select("auto")["attention"] == "native"
 
 
-def test_cuda_uses_cublaslt_and_triton_or_reports_why_not(native_ops) -> None:
+def test_cuda_uses_cublaslt_and_triton_or_reports_why_not(native_ops):
     """This selection does not need a CUDA device."""
     chosen = ops.select("auto", "cuda")
     if torch.version.cuda is None:
@@ -76,7 +74,7 @@ def test_cuda_uses_cublaslt_and_triton_or_reports_why_not(native_ops) -> None:
     assert ops.select("plain", "cuda") == dict.fromkeys(chosen, "plain")
 
 
-def test_auto_without_a_compiler_is_plain(no_compiler: None) -> None:
+def test_auto_without_a_compiler_is_plain(no_compiler):
     assert ops.select("auto") == dict.fromkeys(OPS, "plain")
     assert "plain" in ops.describe()
     assert "no C compiler" in ops.describe()
@@ -84,12 +82,12 @@ def test_auto_without_a_compiler_is_plain(no_compiler: None) -> None:
     assert out.shape == (3, 4)
 
 
-def test_native_without_a_compiler_is_an_error(no_compiler: None) -> None:
+def test_native_without_a_compiler_is_an_error(no_compiler):
     with user_error("ops.unavailable", "OPS=native"):
         ops.select("native")
 
 
-def test_float64_runs_plain(use_native) -> None:
+def test_float64_runs_plain(use_native):
     x = torch.randn(3, 4, dtype=torch.float64)
     function = registry.implementation("attention", x)
     assert function is registry._implementations["attention"]["plain"]

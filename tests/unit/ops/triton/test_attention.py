@@ -41,7 +41,7 @@ def mask_kernel(rows, out, key, first, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 
 
 @pytest.mark.parametrize("key", [0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, KEY])
-def test_mask_equals_the_reference(key: int) -> None:
+def test_mask_equals_the_reference(key):
     rows = torch.randint(0, 2**31 - 1, (64,), dtype=torch.int32, generator=torch.Generator().manual_seed(1))
     rows[:4] = torch.tensor([0, 1, 511, 2**31 - 1])
     for first, probability in ((0, 0.1), (64, 0.5), (512, 0.99)):
@@ -72,7 +72,7 @@ def bits_kernel(rows, out, key, first, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 
 
 @pytest.mark.parametrize("threshold", [1, 26, 128, 129, 255])
-def test_packed_bits_equal_the_mask(threshold: int) -> None:
+def test_packed_bits_equal_the_mask(threshold):
     rows = torch.randint(0, 2**31 - 1, (32,), dtype=torch.int32, generator=torch.Generator().manual_seed(3))
     for first in (0, 192):
         out = torch.empty(3, 32, 64, dtype=torch.int8)
@@ -82,7 +82,7 @@ def test_packed_bits_equal_the_mask(threshold: int) -> None:
             assert torch.equal(got, want), name
 
 
-def test_selectors_of_prmt_follow_the_ptx_manual() -> None:
+def test_selectors_of_prmt_follow_the_ptx_manual():
     """Digit i of prmt's last operand selects the source of byte i; its fourth bit replicates the sign eight times.
 
     The interpreted and the compiled mask use the same digits.
@@ -92,7 +92,7 @@ def test_selectors_of_prmt_follow_the_ptx_manual() -> None:
         assert all((digits >> (4 * i)) & 8 for i in range(4))
 
 
-def test_mask_is_saved_for_backward_only() -> None:
+def test_mask_is_saved_for_backward_only():
     """It has the documented size, and is not saved without gradients or without dropout."""
     qkv, cu_seqlens, longest, rows = packed_qkv([70, 3, 0], 2, 32, tail=5)
     out = attention(qkv.requires_grad_(), cu_seqlens, longest, 0.1, KEY, rows)
@@ -103,7 +103,7 @@ def test_mask_is_saved_for_backward_only() -> None:
         assert attention(qkv, cu_seqlens, longest, 0.1, KEY, rows).grad_fn is None
 
 
-def test_longest_sequences_run_first() -> None:
+def test_longest_sequences_run_first():
     generator = torch.Generator().manual_seed(2)
     for count in (0, 1, 5, 64, 150):
         lengths = torch.randint(0, 9, (count,), generator=generator)
@@ -111,7 +111,7 @@ def test_longest_sequences_run_first() -> None:
         assert torch.equal(descending_order(cu_seqlens).long(), lengths.argsort(descending=True, stable=True))
 
 
-def test_runs_are_bit_equal_also_with_a_key_on_the_device() -> None:
+def test_runs_are_bit_equal_also_with_a_key_on_the_device():
     qkv, *rest = packed_qkv([64, 1, 30], 2, 32)
     key = 0xF1234567
     on_device = torch.tensor([mask.key_argument(key)], dtype=torch.int32)
@@ -119,20 +119,20 @@ def test_runs_are_bit_equal_also_with_a_key_on_the_device() -> None:
     assert all(torch.equal(*pair) for other in others for pair in zip(first, other, strict=True))
 
 
-def test_max_seqlen_can_be_larger_than_the_longest_sequence() -> None:
+def test_max_seqlen_can_be_larger_than_the_longest_sequence():
     qkv, cu_seqlens, longest, rows = packed_qkv([40, 3], 1, 32)
     results = [output_and_gradient((qkv.bfloat16(), cu_seqlens, bound, rows)) for bound in (longest, 512)]
     assert all(map(torch.equal, *results))
 
 
-def test_other_head_sizes_and_float64_equal_the_reference() -> None:
+def test_other_head_sizes_and_float64_equal_the_reference():
     for head_size, dtype in ((12, torch.float32), (32, torch.float64)):
         qkv, cu_seqlens, longest, rows = packed_qkv([5, 9], 2, head_size)
         arguments = (qkv.to(dtype), cu_seqlens, longest, 0.1, KEY, rows)
         assert torch.equal(attention(*arguments), reference.attention(*arguments))
 
 
-def test_invalid_arguments_raise() -> None:
+def test_invalid_arguments_raise():
     qkv, cu_seqlens, longest, _ = packed_qkv([5, 9], 2, 32)
     with pytest.raises(AssertionError, match="needs rows"):
         attention(qkv, cu_seqlens, longest, 0.1, KEY, None)

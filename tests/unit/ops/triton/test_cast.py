@@ -45,7 +45,7 @@ def check_columns(copies) -> None:
 @pytest.mark.parametrize("dtype", FP8)
 @pytest.mark.parametrize("source", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_copies_maximum_and_bias_gradient(shape: tuple[int, int], source: torch.dtype, dtype: torch.dtype) -> None:
+def test_copies_maximum_and_bias_gradient(shape, source, dtype):
     x = (randn(*shape) * 30).to(source)
     scale, amax = scale_and_amax(16.0)  # some values exceed the range of e4m3
     check(cast.cast_transpose(x, scale, amax, dtype), expected(x, 16.0, dtype))
@@ -59,13 +59,13 @@ def test_copies_maximum_and_bias_gradient(shape: tuple[int, int], source: torch.
 
 @pytest.mark.parametrize("dtype", FP8)
 @pytest.mark.parametrize("size", [1e-7, 1e-4, 1e-2, 1.0, 1e5])
-def test_rounding_at_every_magnitude(size: float, dtype: torch.dtype) -> None:
+def test_rounding_at_every_magnitude(size, dtype):
     """Sizes include subnormal values, carries into the exponent, and values above the range."""
     x = randn(40, 60) * size
     check(cast.cast_transpose(x, *scale_and_amax(1.0), dtype), expected(x, 1.0, dtype))
 
 
-def test_amax_only_grows() -> None:
+def test_amax_only_grows():
     x = randn(70, 3)
     scale, amax = torch.tensor(1.0), torch.tensor(1000.0)
     cast.cast_transpose(x, scale, amax, torch.float8_e5m2)
@@ -73,7 +73,7 @@ def test_amax_only_grows() -> None:
 
 
 @pytest.mark.parametrize("dtype", FP8)
-def test_non_finite_values(dtype: torch.dtype) -> None:
+def test_non_finite_values(dtype):
     """NaN remains NaN. Infinity becomes the largest value and makes amax infinite."""
     x = randn(3, 4)
     x[1, 2], x[2, 3] = math.nan, -math.inf
@@ -86,7 +86,7 @@ def test_non_finite_values(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("shape", SHAPES[:4])
-def test_gelu(shape: tuple[int, int], exact: bool) -> None:
+def test_gelu(shape, exact):
     """Results equal GELU in float64, except for FP8 values whose rounding depends on float32's."""
     pre, bias = (randn(*shape) * 3).bfloat16(), randn(shape[1])
     want = F.gelu(pre.double() + bias.double(), approximate="none" if exact else "tanh")
@@ -99,7 +99,7 @@ def test_gelu(shape: tuple[int, int], exact: bool) -> None:
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("shape", SHAPES[:4])
-def test_gelu_backward(shape: tuple[int, int], exact: bool) -> None:
+def test_gelu_backward(shape, exact):
     pre, d_out, bias = randn(*shape) * 3, randn(*shape).bfloat16(), randn(shape[1])
     summed = (pre.double() + bias.double()).requires_grad_()
     F.gelu(summed, approximate="none" if exact else "tanh").backward(d_out.double())
@@ -111,7 +111,7 @@ def test_gelu_backward(shape: tuple[int, int], exact: bool) -> None:
     assert amax.item() == pytest.approx(summed.grad.abs().max().item(), rel=1e-5)
 
 
-def test_output_buffers_are_reused() -> None:
+def test_output_buffers_are_reused():
     x = randn(33, 48)
     out = cast.quantised_buffers(x, torch.float8_e4m3fn)
     copies = cast.cast_transpose(x, *scale_and_amax(2.0), torch.float8_e4m3fn, out)
@@ -119,7 +119,7 @@ def test_output_buffers_are_reused() -> None:
     check(out, expected(x, 2.0, torch.float8_e4m3fn))
 
 
-def test_runs_are_bit_equal() -> None:
+def test_runs_are_bit_equal():
     inputs = randn(130, 70), randn(130, 70), randn(70), False
     runs = [cast.gelu_backward_cast_transpose(*inputs, *scale_and_amax(8.0), torch.float8_e5m2) for _ in range(2)]
     assert torch.equal(runs[0][0].rows.view(torch.uint8), runs[1][0].rows.view(torch.uint8))

@@ -41,7 +41,7 @@ def empty_triton_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.slow] * (c in SLOW)) for c in CASES])
-def test_kernels_compile(case: str) -> None:
+def test_kernels_compile(case):
     reports = compiled(case)
     assert reports
     for report in reports:
@@ -52,7 +52,7 @@ def test_kernels_compile(case: str) -> None:
             assert "wgmma.mma_async" in report.ptx, f"{report.kernel} does not use the matrix units"
 
 
-def test_four_keys_share_a_word_of_the_dropout_mask() -> None:
+def test_four_keys_share_a_word_of_the_dropout_mask():
     """A word takes two multiplications, so there is about half a multiplication per exponential."""
     (report,) = [r for r in compiled("attention H=64 bf16 dropout") if r.kernel == "attention_forward_kernel"]
     loop = next(loop for loop in sass.loops(report.cubin) if sass.classes(loop)["tensor"])
@@ -62,7 +62,7 @@ def test_four_keys_share_a_word_of_the_dropout_mask() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not version("triton").startswith("3.6."), reason="the limits are for Triton 3.6")
-def test_attention_stays_within_its_instruction_limits() -> None:
+def test_attention_stays_within_its_instruction_limits():
     """Limits are 5 % above the counted instructions of a warp and tile; the time of a sequence has a tighter one."""
     limits = {"forward": 465, "query_gradient": 328, "key_value_gradient": 452}
     reports = [r for r in compiled(tool.ATTENTION_MODEL[0]) if "order" not in r.kernel]
@@ -78,7 +78,7 @@ def test_attention_stays_within_its_instruction_limits() -> None:
     assert 50 < tool.attention_microseconds(reports) <= 76
 
 
-def test_attention_copies_one_tile_ahead() -> None:
+def test_attention_copies_one_tile_ahead():
     """A block waits for the copies of its tile while as many copies of the next tile are in flight."""
     copies = {"forward": 2, "query_gradient": 3, "key_value_gradient": 5}
     for name, number in copies.items():
@@ -87,7 +87,7 @@ def test_attention_copies_one_tile_ahead() -> None:
         assert max(in_flight) == number, f"{name}: {in_flight}"
 
 
-def test_inline_assembly_keeps_its_inputs() -> None:
+def test_inline_assembly_keeps_its_inputs():
     """An output that is written before the last input is read needs "&", or it may share that input's register."""
     found = set()
     for case in ("attention H=64 bf16 dropout", "cast fp8"):
@@ -107,19 +107,19 @@ def unsafe_outputs(code: str, constraints: list[str]) -> list[int]:
     return [n for n in outputs if n in written and "&" not in constraints[n]]
 
 
-def test_unsafe_outputs_are_found() -> None:
+def test_unsafe_outputs_are_found():
     code = "and.b32 $0, $3, $4; mov.b32 $1, $4; mov.b32 $2, $5;"
     assert unsafe_outputs(code, ["=r", "=r", "=r", "r", "r", "r"]) == [0, 1]
     assert unsafe_outputs(code, ["=&r", "=&r", "=r", "r", "r", "r"]) == []
 
 
-def test_model_of_attention_adds_up() -> None:
+def test_model_of_attention_adds_up():
     """One program per sequence and head: 384 programs of 1,830 clocks, or one microsecond, on 132 multiprocessors."""
     kernel = tool.attention_model.Kernel(step=1830.0, rest=0.0, own=512, other=512, slots=0)
     assert kernel.microseconds() == pytest.approx(384 / 132)
 
 
-def test_instructions_are_counted_by_opcode_and_loop() -> None:
+def test_instructions_are_counted_by_opcode_and_loop():
     """The kernel has one loop that loads and adds four numbers at a time, then a sum in shared memory and a store."""
     sums = next(r for r in compiled("cast fp8") if r.kernel == "sum_partials_kernel")
     counts, (loop,) = sass.instructions(sums.cubin), sass.loops(sums.cubin)
@@ -132,7 +132,7 @@ def test_instructions_are_counted_by_opcode_and_loop() -> None:
     assert sass.classes(counts).total() == counts.total() <= sass.clocks(counts)
 
 
-def test_casts_stay_within_their_instruction_limits() -> None:
+def test_casts_stay_within_their_instruction_limits():
     """Limits are 5 % above the counted instructions of one of four warps for a tile of 64 x 64."""
     limits = {"quantise": 269, "with sum": 408, "GELU": 624, "GELU backward": 940}
     with tool.recording(90) as launches:
@@ -156,7 +156,7 @@ def test_casts_stay_within_their_instruction_limits() -> None:
 
 
 @pytest.mark.parametrize(("direction", "loads", "instructions"), [("forward", 1, 16), ("backward", 2, 24)])
-def test_gelu_moves_16_bytes_at_once(direction: str, loads: int, instructions: int) -> None:
+def test_gelu_moves_16_bytes_at_once(direction, loads, instructions):
     """Memory bandwidth is the limit: few instructions per number, and several blocks per multiprocessor."""
     reports = [r for r in compiled("GELU bf16") if r.kernel == "gelu_kernel" and not r.arguments["EXACT"]]
     (report,) = [r for r in reports if (r.arguments["d_out"] is None) == (direction == "forward")]
@@ -176,7 +176,7 @@ def blocks_of(report: Any) -> int:
 @pytest.mark.parametrize(
     ("kernel", "loads", "stores"), [("first_pass_kernel", 4, 2), ("second_pass_kernel", 3, 1)], ids=["first", "second"]
 )
-def test_lamb_moves_16_bytes_at_once(kernel: str, loads: int, stores: int) -> None:
+def test_lamb_moves_16_bytes_at_once(kernel, loads, stores):
     """BERT's last parameter, which has two elements, is updated by a separate launch."""
     aligned, odd = [r for r in compiled("LAMB") if r.kernel == kernel]
     assert (aligned.arguments["ALIGNMENT"], odd.arguments["ALIGNMENT"]) == (16, 2)
@@ -187,7 +187,7 @@ def test_lamb_moves_16_bytes_at_once(kernel: str, loads: int, stores: int) -> No
 
 
 @pytest.mark.parametrize("arch", tool.ARCHITECTURES)
-def test_launches_are_recorded_without_running(arch: int) -> None:
+def test_launches_are_recorded_without_running(arch):
     with tool.recording(arch) as launches:
         tool.cases()["attention H=64 bf16 dropout"]()
     names = [launch.kernel.fn.__name__ for launch in launches]
