@@ -23,10 +23,12 @@ def awkward_lengths(longest: int) -> dict[str, list[int]]:
 def awkward_batches(config: BertConfig, device: torch.device) -> dict[str, Batch]:
     """Return a batch of each of the `awkward_lengths`."""
     lengths = awkward_lengths(config.max_position_embeddings)
-    return {name: _bare_batch(config, values, 13 * (name == "empty tail"), device) for name, values in lengths.items()}
+    return {
+        name: _bare_batch(config, values, 13 * (name == "empty tail")).to(device) for name, values in lengths.items()
+    }
 
 
-def _bare_batch(config: BertConfig, lengths: list[int], tail: int, device: torch.device) -> Batch:
+def _bare_batch(config: BertConfig, lengths: list[int], tail: int) -> Batch:
     """Return random ids for these lengths and `tail` tokens that belong to no sequence; every seventh token masked."""
     used = sum(lengths)
     total, generator = used + tail, torch.Generator().manual_seed(used)
@@ -34,7 +36,7 @@ def _bare_batch(config: BertConfig, lengths: list[int], tail: int, device: torch
     masked = torch.arange(min(3, used), used, 7)
     numbers = torch.randint(config.vocab_size, (total + len(masked),), generator=generator)
     bounds = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
-    batch = Batch(
+    return Batch(
         input_ids=numbers[:total],
         segment_ids=(positions > 4).long(),
         position_ids=positions,
@@ -45,4 +47,3 @@ def _bare_batch(config: BertConfig, lengths: list[int], tail: int, device: torch
         next_sentence_labels=torch.zeros(len(lengths), dtype=torch.int64),
         dropout_rows=torch.arange(total, dtype=torch.int32) + 1000,
     )
-    return batch.to(device)

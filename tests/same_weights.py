@@ -16,6 +16,12 @@ def randomize(model: AnyModel, std: float = 0.2) -> AnyModel:
     return model
 
 
+def initialized(model: AnyModel, seed: int = 1) -> AnyModel:
+    """Initialize the model as a run does, and return it."""
+    model.initialize(seed)
+    return model
+
+
 def assert_same_tensors(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     """Assert that both have the same names and equal tensors."""
     assert found.keys() == expected.keys()

@@ -26,7 +26,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def device() -> torch.device:
-    """Return the GPU."""
     return torch.device("cuda")
 
 

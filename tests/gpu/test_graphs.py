@@ -5,9 +5,8 @@ import torch
 from torch import Tensor
 
 from host_batches import made_up_batches
-from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.batches import HostBatch, StaticShape
-from mlbert.distributed.capture import Capture, CudaCapture, NoCapture
+from mlbert.data.loading.batches import StaticShape
+from mlbert.distributed.capture import CudaCapture, NoCapture
 from mlbert.ops.fp8_scaling import Products
 from mlbert.training.step import GraphMode, Graphs
 from trainer import Trainer
@@ -16,22 +15,10 @@ PACKS, SEED = 8, 7
 RATES = (1e-3, 2e-3, 5e-4, 1e-3)
 
 
-def steps(config: BertConfig, accumulation: int) -> list[list[HostBatch]]:
-    """Return batches as the loader produces them."""
-    arguments = PACKS * accumulation, SEED, config.vocab_size, 512
-    return [made_up_batches(*arguments, step=i, accumulation=accumulation) for i in range(len(RATES))]
-
-
-def history(
-    config: BertConfig,
-    device: torch.device,
-    mode: GraphMode,
-    accumulation: int,
-    products: Products | None,
-    capture: Capture,
-) -> list[list[Tensor]]:
+def history(config, device, mode, accumulation, products, capture) -> list[list[Tensor]]:
     """Return the weights, moments and scales before the first step, then with loss and norm after each step."""
-    batches = steps(config, accumulation)
+    arguments = PACKS * accumulation, SEED, config.vocab_size, 512
+    batches = [made_up_batches(*arguments, step=i, accumulation=accumulation) for i in range(len(RATES))]
     static_shape = StaticShape.of_packs(PACKS, 512, 3, 512, 76)
     graphs = Graphs(mode, static_shape, accumulation, lambda: capture)
     trainer = Trainer(config, batches[0][0], device, torch.bfloat16, SEED, products=products, graphs=graphs)
@@ -49,12 +36,8 @@ def history(
     return found
 
 
-CASES = [
-    pytest.param(None, GraphMode.SEGMENTED, 2, id="bf16-segmented"),
-    pytest.param(None, GraphMode.FULL_ITERATION, 1, id="bf16-full_iteration"),
-    pytest.param(Products(), GraphMode.SEGMENTED, 1, id="fp8-segmented"),
-    pytest.param(Products(), GraphMode.FULL_ITERATION, 2, id="fp8-full_iteration"),
-]
+SEGMENTED, FULL = GraphMode.SEGMENTED, GraphMode.FULL_ITERATION
+CASES = [(None, SEGMENTED, 2), (None, FULL, 1), (Products(), SEGMENTED, 1), (Products(), FULL, 2)]
 
 
 @pytest.mark.parametrize(("products", "mode", "accumulation"), CASES, indirect=["products"])

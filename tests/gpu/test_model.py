@@ -14,6 +14,7 @@ from mlbert.ops import api as ops
 from mlbert.ops.fp8_scaling import Products
 from mlbert.programs.bench.step_time import make_batch
 from model_loss import loss_of
+from same_weights import initialized
 from trainer import Trainer
 
 STEPS = 3
@@ -24,14 +25,10 @@ def batch(large: BertConfig, device: torch.device) -> Batch:
     return make_batch(large, 24, None, seed=1).to(device)
 
 
-def gradients(
-    config: BertConfig, batch: Batch, dtype: torch.dtype, choice: str
-) -> tuple[float, dict[str, torch.Tensor]]:
+def gradients(config: BertConfig, batch: Batch, dtype: torch.dtype, choice: str) -> tuple[float, dict]:
     """Return the loss and gradients of one pass with dropout."""
     ops.select(choice, batch.input_ids.device)
-    model = BertForPreTraining(config, dtype)
-    model.initialize(seed=1)
-    model = model.to(batch.input_ids.device)
+    model = initialized(BertForPreTraining(config, dtype)).to(batch.input_ids.device)
     loss = loss_of(model, batch, (1, 0))
     loss.backward()
     return loss.item(), {name: p.grad for name, p in model.named_parameters()}

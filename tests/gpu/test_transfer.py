@@ -1,5 +1,6 @@
 """Batches on the GPU: same elements, copies on a separate stream, no synchronization; evaluations on the GPU."""
 
+import contextlib
 import dataclasses
 
 import numpy as np
@@ -15,6 +16,7 @@ from mlbert.distributed.world import World
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.objectives import PreTraining
 from mlbert.training.evaluate import Evaluator, evaluate
+from same_weights import initialized
 
 LENGTHS = ([1], [512], [1] * 70, [256, 1, 255, 512, 1, 1, 257, 3] * 20, [3] * 512)
 
@@ -84,24 +86,19 @@ def test_copy_overlaps_computation(device):
 
 
 def test_source_uses_page_locked_memory():
-    source = SyntheticSource(packs_per_step=2, max_sequences_per_pack=3, seed=1, vocab_size=30522, max_tokens=512)
-    try:
+    numbers = {"packs_per_step": 2, "max_sequences_per_pack": 3, "seed": 1, "vocab_size": 30522, "max_tokens": 512}
+    with contextlib.closing(SyntheticSource(**numbers)) as source:
         (batch,) = source.next_step()
-    finally:
-        source.close()
     assert batch.data.is_pinned()
 
 
 @pytest.mark.parametrize("graph", [False, True])
 def test_evaluations_agree_and_do_not_synchronize(large, device, allow_sync_afterwards, graph):
     batches = [made_up_batches(n, n, 30522, 512)[0] for n in (4, 4, 3)]
-    (model, other), objective = (BertForPreTraining(large, torch.bfloat16) for _ in range(2)), PreTraining(scope="step")
-    model.initialize(seed=1)
-    other.initialize(seed=2)
+    objective, shapes = PreTraining(scope="step"), [StaticShape.over(batches)]
+    model, other = (initialized(BertForPreTraining(large, torch.bfloat16), seed) for seed in (1, 2))
     model = model.to(device)
-    evaluator = Evaluator(
-        model, objective, batches, World(), CudaCapture(device) if graph else None, [StaticShape.over(batches)]
-    )
+    evaluator = Evaluator(model, objective, batches, World(), CudaCapture(device) if graph else None, shapes)
     evaluator.record()
     first = evaluator.begin().result()  # copies the batches to the device
     torch.cuda.set_sync_debug_mode("error")

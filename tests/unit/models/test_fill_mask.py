@@ -11,6 +11,7 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.models.bert import BertForMaskedLM
 from mlbert.models.fill_mask import fill, open_masked_lm
 from mlbert.models.weights.export import write_weights
+from mlbert.models.weights.huggingface import huggingface_config
 from same_weights import randomize
 from user_errors import user_error
 
@@ -42,12 +43,9 @@ def test_a_folder_that_transformers_saved_is_enough(tmp_path, is_lower):
     """It has a tokenizer.json and no vocab.txt."""
     (tmp_path / "vocab.txt").write_text("\n".join([*WORDS, "The"]) + "\n")
     fast = BertWordPieceTokenizer(str(tmp_path / "vocab.txt"), lowercase=is_lower)
-    theirs = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=fast._tokenizer, unk_token="[UNK]", pad_token="[PAD]", mask_token="[MASK]"
-    )
-    theirs.save_pretrained(tmp_path / "peer")
-    shape = {name: getattr(SHAPE, name) for name in ("hidden_size", "num_hidden_layers", "intermediate_size")}
-    config = transformers.BertConfig(vocab_size=len(WORDS) + 1, num_attention_heads=2, **shape)
+    special = {"unk_token": "[UNK]", "pad_token": "[PAD]", "mask_token": "[MASK]"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=fast._tokenizer, **special).save_pretrained(tmp_path / "peer")
+    config = transformers.BertConfig.from_dict(huggingface_config(SHAPE.with_options("vocab_size=15")))
     transformers.BertForMaskedLM(config).save_pretrained(tmp_path / "peer")
     assert not (tmp_path / "peer/vocab.txt").exists()
     assert_same_guesses(tmp_path / "peer", tmp_path / "peer", "The the [MASK] sat .")
@@ -56,11 +54,9 @@ def test_a_folder_that_transformers_saved_is_enough(tmp_path, is_lower):
 @pytest.mark.parametrize(
     ("text", "top", "code", "subject"),
     [
-        ("The cat sat.", 5, "config.value", "text 'The cat sat.'"),
-        ("[MASK] [MASK]", 5, "config.value", "text '[MASK] [MASK]'"),
+        *((text, 5, "config.value", f"text '{text}'") for text in ("The cat sat.", "[MASK] [MASK]")),
         ("cat " * 20 + "[MASK]", 5, "data.too-long", "text"),
-        ("[MASK]", 0, "config.range", "top 0"),
-        ("[MASK]", 15, "config.range", "top 15"),
+        *(("[MASK]", top, "config.range", f"top {top}") for top in (0, 15)),
     ],
 )
 def test_questions_without_an_answer_are_reported(folder, text, top, code, subject):

@@ -13,7 +13,7 @@ from mlbert.data.loading.batches import Batch, HostBatch, StaticShape
 from mlbert.models.bert import BertForPreTraining, BertForSequenceClassification
 from mlbert.models.weights.huggingface import huggingface_config, padded_inputs
 from model_loss import loss_of
-from same_weights import randomize
+from same_weights import initialized, randomize
 from user_errors import user_error
 
 DROPPING = BertConfig(163, 48, 2, 4, 96, max_position_embeddings=64, hidden_act="gelu_erf")
@@ -26,9 +26,8 @@ def batches(accumulation: int = 1) -> list[HostBatch]:
 
 def test_the_classifier_drops_out():
     """Only the head's key changes here."""
-    model = BertForSequenceClassification(SHAPE.with_options("hidden_dropout_prob=0.1"), 2)
+    model = initialized(BertForSequenceClassification(SHAPE.with_options("hidden_dropout_prob=0.1"), 2))
     batch = batches()[0].to("cpu")
-    model.initialize(1)
     keys = model.dropout_keys(1, 0).tolist()
     first = model(batch, keys).labels
     keys[0][1] += 1
@@ -43,8 +42,7 @@ def test_the_classifier_drops_out():
 def test_options_do_not_depend_on_the_split_or_on_filling(gated, norm, positions):
     """With dropout: a step in one batch, in three and filled up to fixed sizes has one loss and one gradient."""
     options = {"gated_mlp": gated, "norm_position": norm, "position_embedding_type": positions}
-    model = BertForPreTraining(dataclasses.replace(DROPPING, **options))
-    model.initialize(2)
+    model = initialized(BertForPreTraining(dataclasses.replace(DROPPING, **options)))
 
     def step(batches: list[Batch]) -> tuple[float, list[Tensor]]:
         model.zero_grad()
@@ -60,16 +58,13 @@ def test_options_do_not_depend_on_the_split_or_on_filling(gated, norm, positions
     for other in ([third.to("cpu") for third in thirds], [filled(whole, sizes)]):
         found, others = step(other)
         assert found == pytest.approx(loss, abs=3e-6)
-        for a, b in zip(gradients, others, strict=True):
-            torch.testing.assert_close(b, a, atol=3e-6, rtol=1e-4)
+        torch.testing.assert_close(others, gradients, atol=3e-6, rtol=1e-4)
 
 
 @pytest.mark.parametrize("sparse", [True, False])
 def test_pre_layer_norm_is_that_of_roberta_prelayernorm(sparse):
     shape = dataclasses.replace(SHAPE, norm_position="pre")
-    model = BertForPreTraining(shape, sparse_last_layer=sparse)
-    model.initialize(1)
-    randomize(model, 0.1)
+    model = randomize(BertForPreTraining(shape, sparse_last_layer=sparse), 0.1)
     values = {k: v for k, v in huggingface_config(SHAPE).items() if k not in ("model_type", "architectures")}
     config = transformers.RobertaPreLayerNormConfig(**values, attn_implementation="eager")
     peer = transformers.RobertaPreLayerNormModel(config, add_pooling_layer=False).eval()

@@ -21,6 +21,7 @@ from mlbert.models.config import ModelConfig
 from mlbert.models.huggingface_model import HuggingFaceForMaskedLM, HuggingFaceForSequenceClassification
 from mlbert.models.objectives import Classification, MaskedLM, Regression
 from mlbert.models.weights.export import write_weights
+from mlbert.models.weights.huggingface import huggingface_config, to_huggingface
 from mlbert.models.weights.load import load_weights
 from mlbert.models.weights.weight_files import load_state, padded
 from mlbert.recipes import masked_lm_stored
@@ -28,7 +29,7 @@ from mlbert.recipes.assembly import Compute, choose_compute, make_masked_lm
 from mlbert.recipes.classification_build import make_classifier
 from model_loss import loss_of
 from padded_batches import unpadded
-from same_weights import assert_same_parameters, randomize
+from same_weights import assert_same_parameters, initialized, randomize
 from training_settings import configuration
 from user_errors import user_error
 
@@ -101,9 +102,8 @@ def same_step(theirs: Any, ours: Any, objective: Any, batch: Batch) -> None:
 def test_masked_lm_equals_ours(tmp_path, tied, pad_to):
     """Ours starts from the weights that theirs leaves, and the other way round."""
     shape = dataclasses.replace(SHAPE, tie_word_embeddings=tied)
-    theirs, ours = HuggingFaceForMaskedLM(shape, pad_to=pad_to), BertForMaskedLM(shape)
-    theirs.initialize(1)
-    write_weights(randomize(theirs, 0.1), tmp_path, {}, None)
+    theirs, ours = randomize(HuggingFaceForMaskedLM(shape, pad_to=pad_to), 0.1), BertForMaskedLM(shape)
+    write_weights(theirs, tmp_path, {}, None)
     assert load_weights(ours, tmp_path / "weights").missing == {}
     same_step(theirs, ours, MaskedLM("step"), batches()[0])
     write_weights(ours, tmp_path / "back", {}, None)
@@ -117,9 +117,8 @@ def test_masked_lm_equals_ours(tmp_path, tied, pad_to):
 
 @pytest.mark.parametrize("num_labels", [1, 3])
 def test_a_classifier_equals_ours(num_labels):
-    kinds = (HuggingFaceForSequenceClassification, BertForSequenceClassification)
-    theirs, ours = (kind(SHAPE, num_labels) for kind in kinds)
-    theirs.initialize(1)
+    theirs = initialized(HuggingFaceForSequenceClassification(SHAPE, num_labels))
+    ours = BertForSequenceClassification(SHAPE, num_labels)
     assert load_state(ours, theirs.state_dict(), "theirs").missing == {}
     batch = batches()[0]
     labels = torch.arange(batch.num_samples).float() % num_labels + (0.5 if num_labels == 1 else 0.0)
@@ -135,9 +134,8 @@ def test_weights_are_those_that_the_class_draws(model):
     model.initialize(7)
     assert torch.equal(before, torch.get_rng_state())
     torch.manual_seed(7)
-    names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-    sizes = {name: getattr(SHAPE, name) for name in (*names, "max_position_embeddings")}
-    peer = getattr(transformers, model.architecture)(transformers.BertConfig(**sizes))
+    config = transformers.BertConfig.from_dict(huggingface_config(SHAPE))
+    peer = getattr(transformers, model.architecture)(config)
     for name, p in peer.named_parameters():
         assert torch.equal(dict(model.named_parameters())[name], p), name
     words = model.bert.embeddings.word_embeddings.weight.detach()
@@ -148,8 +146,7 @@ def test_weights_are_those_that_the_class_draws(model):
 
 def test_dropout_follows_the_step_and_the_micro_batch():
     """The same step draws the same masks, whatever was drawn in between; no other does; evaluation drops nothing."""
-    model = HuggingFaceForMaskedLM(SHAPE)
-    model.initialize(1)
+    model = initialized(HuggingFaceForMaskedLM(SHAPE))
     (whole,) = batches()
     first, second = batches(accumulation=2)
 
@@ -170,9 +167,7 @@ def test_dropout_follows_the_step_and_the_micro_batch():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_is_close(dtype):
-    theirs, exact = HuggingFaceForMaskedLM(SHAPE, dtype), HuggingFaceForMaskedLM(SHAPE)
-    for model in (theirs, exact):
-        model.initialize(1)
+    theirs, exact = (initialized(HuggingFaceForMaskedLM(SHAPE, of)) for of in (dtype, torch.float32))
     batch = batches()[0]
     found = theirs(batch, None).masked
     assert found.dtype == dtype
@@ -193,13 +188,10 @@ def test_all_positions_go_through_the_whole_vocabulary():
 
 def test_padded_vocabularies_are_accepted():
     """NVIDIA's checkpoints have rows up to a multiple of 8."""
-    start = BertForPreTraining(SHAPE)
-    start.initialize(3)
-    state = padded({name: p.detach()[:163] for name, p in start.named_parameters()}, SHAPE)
+    state = padded(to_huggingface(randomize(BertForPreTraining(SHAPE))), SHAPE)
     assert state["cls.predictions.bias"].shape == (168,)
-    model = HuggingFaceForMaskedLM(SHAPE)
+    model, words = HuggingFaceForMaskedLM(SHAPE), "bert.embeddings.word_embeddings.weight"
     load_state(model, state, "start")
-    words = "bert.embeddings.word_embeddings.weight"
     assert torch.equal(model.get_parameter(words), state[words][:163])
 
 
@@ -215,8 +207,8 @@ def test_the_setting_chooses(implementation):
     model = make_masked_lm(config, SHAPE, compute)
     classifier = make_classifier(config[ModelConfig], 32, SHAPE, 3, compute)
     is_theirs = implementation == "huggingface"
-    assert isinstance(model, HuggingFaceForMaskedLM) == isinstance(classifier, HuggingFaceForSequenceClassification)
     assert isinstance(model, HuggingFaceForMaskedLM) == is_theirs
+    assert isinstance(classifier, HuggingFaceForSequenceClassification) == is_theirs
     assert (model.capture_obstacle(torch.device("cuda"), 8) is not None) or not is_theirs
     assert ("transformers" in compute.ops) == is_theirs
     assert model.architecture == "BertForMaskedLM"

@@ -46,8 +46,7 @@ def masked_lm() -> BertForMaskedLM:
 
 def test_hidden_states_and_logits(chosen_ops):
     outputs = {name: torch.from_numpy(value) for name, value in np.load(ASSETS / "outputs.npz").items()}
-    model, batch = masked_lm(), batch_of(0)
-    one_layer = masked_lm()
+    model, one_layer, batch = masked_lm(), masked_lm(), batch_of(0)
     del one_layer.bert.encoder.layer[1]
     one_layer.bert.use_linears(None)
     with torch.no_grad():
@@ -57,8 +56,7 @@ def test_hidden_states_and_logits(chosen_ops):
             "layer_1": model.bert(batch, None, None),
             "logits": model(batch, None).masked,
         }
-    for name, value in found.items():
-        torch.testing.assert_close(value, outputs[name], atol=1e-5, rtol=0, msg=name)
+    torch.testing.assert_close(found, {name: outputs[name] for name in found}, atol=1e-5, rtol=0)
 
 
 def test_loss_and_gradients(chosen_ops):
@@ -66,9 +64,8 @@ def test_loss_and_gradients(chosen_ops):
     loss = loss_of(model, batch_of(1), objective=MaskedLM("step"))
     assert float(loss.detach()) == pytest.approx(EXPECTED["mosaic_loss"], abs=1e-5)
     loss.backward()
-    gradients = own_tensors(model, "mlm_gradients.safetensors")
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad, gradients[name], atol=1e-6, rtol=1e-6, msg=name)
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    torch.testing.assert_close(gradients, own_tensors(model, "mlm_gradients.safetensors"), atol=1e-6, rtol=1e-6)
 
 
 def test_id_0_counts():
@@ -83,25 +80,13 @@ def test_id_0_counts():
     assert found["loss"] == pytest.approx(theirs["LanguageCrossEntropy"], abs=1e-5)
 
 
-def classifier(wanted: dict[str, Any], head: str | None) -> BertForSequenceClassification:
-    model = BertForSequenceClassification(SHAPE, wanted["num_labels"])
-    weights = load_file(ASSETS / "classifier_weights.safetensors")
-    weights |= load_file(ASSETS / f"{head}.safetensors") if head else {}
-    assert load_state(model, weights, "classifier").missing == {}
-    return model
-
-
-def check_gradients(model: BertForSequenceClassification, loss: Tensor, wanted: dict[str, Any]) -> None:
-    assert float(loss.detach()) == pytest.approx(wanted["loss"], abs=1e-5)
-    loss.backward()
-    gradients = [p.grad.flatten().double() for p in model.parameters() if p.grad is not None]
-    assert float(torch.cat(gradients).norm()) == pytest.approx(wanted["grad_norm"], rel=1e-5)
-
-
 @pytest.mark.parametrize("task", ["single_label", "regression", "multi_label"])
 def test_classifier(task):
     wanted = EXPECTED[f"mosaic_cls_{task}"]
-    model = classifier(wanted, None if task == "single_label" else f"{task}_head")
+    model = BertForSequenceClassification(SHAPE, wanted["num_labels"])
+    weights = load_file(ASSETS / "classifier_weights.safetensors")
+    weights |= load_file(ASSETS / f"{task}_head.safetensors") if task != "single_label" else {}
+    assert load_state(model, weights, "classifier").missing == {}
     labels = torch.tensor(wanted["labels"], dtype=torch.float32)
     batch = batch_of(0, labels)
     logits = model(batch, None).labels
@@ -111,7 +96,10 @@ def test_classifier(task):
     else:
         objective = Regression("step", "pearson") if task == "regression" else Classification(3, "step", "accuracy")
         loss = loss_of(model, batch, objective=objective)
-    check_gradients(model, loss, wanted)
+    assert float(loss.detach()) == pytest.approx(wanted["loss"], abs=1e-5)
+    loss.backward()
+    gradients = [p.grad.flatten().double() for p in model.parameters() if p.grad is not None]
+    assert float(torch.cat(gradients).norm()) == pytest.approx(wanted["grad_norm"], rel=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

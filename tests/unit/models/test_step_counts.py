@@ -1,10 +1,10 @@
 """Ceilings of the passes that a step makes beside its kernels; `step_counts` says what is counted."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor
 
 from host_batches import made_up_batches
 from mlbert.config.bert_config import BertConfig
@@ -25,33 +25,19 @@ SHAPE = BertConfig(200, 64, LAYERS, 2, 128, max_position_embeddings=64)
 LINEAR_OPS = ("linear", "linear_qkv", "linear_gelu", "feed_forward")
 
 
-class _NoProducts:
-    """Stands for cublasLt where only what surrounds its products is looked at."""
-
-    version = 130000
-
-    def product(self, *tensors: Tensor, **arguments: object) -> bool:
-        return True
-
-
 @pytest.fixture(autouse=True)
 def fast_ops(use_triton: None) -> Iterator[None]:
     """The forms that a GPU takes."""
     names = ops.select("triton")
     registry.select_each(names | dict.fromkeys(LINEAR_OPS, "cublaslt"))
-    cublaslt.use(_NoProducts())
+    cublaslt.use(SimpleNamespace(version=130000, product=lambda *tensors, **arguments: True))  # without products
     yield
     cublaslt.use(None)
     ops.select("auto")
 
 
 def counts_of(products: Products | None, packs: int, least: int | None = None) -> Counts:
-    """Of one forward and backward pass, the first of a step.
-
-    Args:
-        packs: of 64 tokens at most.
-        least: elements of results that count; None: as many as a hidden state has.
-    """
+    """Of a step's first passes on packs of 64 tokens, of results of `least` elements (default: of a hidden state)."""
     model = BertForPreTraining(SHAPE, torch.bfloat16, fp8_products=products)
     flat = FlatParameters(model.ordered_parameters())
     flat.keep_copy(None if products else torch.bfloat16)

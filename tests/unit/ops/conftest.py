@@ -17,8 +17,6 @@ from mlbert.ops.comparison import ErrorRule, draws_for, pytorchs_own
 from mlbert.ops.dropout import attention_keep_mask
 from unit.ops import op_inputs
 
-Check = Callable[..., None]
-
 
 @pytest.fixture(autouse=True)
 def reseed(restore_selection: None) -> None:
@@ -57,9 +55,7 @@ def choice(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def run(
-    function: Callable[..., Any], arguments: Sequence[Any], dtype: torch.dtype, gradient_of: Sequence[int]
-) -> list[Tensor]:
+def run(function: Callable[..., Any], arguments: Sequence[Any], dtype, gradient_of: Sequence[int]) -> list[Tensor]:
     """Return the output and the gradients of these arguments, with all floating-point arguments cast to `dtype`."""
     prepared = [
         x.to(dtype).clone().requires_grad_(i in gradient_of) if isinstance(x, Tensor) and x.is_floating_point() else x
@@ -73,21 +69,10 @@ def run(
     return [out.detach(), *(prepared[i].grad for i in gradient_of)]
 
 
-def check_errors(
-    name: str,
-    arguments: Sequence[Any] | Callable[[], Sequence[Any]],
-    dtype: torch.dtype,
-    gradient_of: Sequence[int],
-    form: Callable[..., Any] | None = None,
-) -> None:
-    """Assert that the output and gradients of an op obey the rule of `mlbert.ops.comparison`.
+def check_errors(name: str, arguments, dtype, gradient_of: Sequence[int], form: Callable[..., Any] | None = None):
+    """Assert that the output and some gradients of an op, or of a form, obey the rule of `mlbert.ops.comparison`.
 
-    Args:
-        name: of the op.
-        arguments: of the op, or a function that draws them, for ops where one draw gives too few numbers.
-        dtype: of the floating-point arguments.
-        gradient_of: indices of the arguments to differentiate.
-        form: implementation to check (default: the public op).
+    `arguments` may be a function that draws them, for ops where one draw gives too few numbers.
     """
     names = ["output", *(f"gradient of argument {place}" for place in gradient_of)]
 
@@ -112,32 +97,24 @@ def check_errors(
 
 
 def check_attention_mask(
-    attention: Callable[..., Tensor], key: int, length: int, num_heads: int, head_size: int, dtype: torch.dtype
+    attention: Callable[..., Tensor], length: int, num_heads: int, head_size: int, dtype: torch.dtype, probability=0.1
 ) -> None:
     """Assert that attention uses the dropout mask of each head.
 
-    With equal scores and one-hot values, the output is the mask, `head_size` keys at a time.
+    With equal scores and one-hot values, the output is the mask, `head_size` keys at a time. With one-hot gradients of
+    the output, the gradient of V is the transposed mask, `head_size` queries at a time.
     """
-    _, cu_seqlens, _, rows = op_inputs.packed_qkv([17, length], num_heads, head_size)
-    want = attention_keep_mask(key, rows[17:], num_heads, length, 0.1)
+    key, (_, cu_seqlens, _, rows) = 0xF1234567, op_inputs.packed_qkv([17, length], num_heads, head_size)
+    want = attention_keep_mask(key, rows[17:], num_heads, length, probability)
     for first in range(0, length, head_size):
-        qkv = torch.zeros(17 + length, 3, num_heads, head_size, dtype=dtype)
-        columns = torch.arange(first, min(first + head_size, length))
-        qkv[17 + columns, 2, :, columns - first] = 1.0
-        out = attention(qkv, cu_seqlens, length, 0.1, key, rows)[17:]
-        assert torch.equal(out[:, :, : len(columns)].transpose(0, 1) > 0, want[:, :, columns])
-
-
-@pytest.fixture
-def error_rule(use_native: None) -> Check:
-    """Return `check_errors`, with the native ops selected."""
-    return check_errors
-
-
-@pytest.fixture
-def error_rule_of_kernels(kernels: str) -> Check:
-    """Return `check_errors`, with the ops that `kernels` selects."""
-    return check_errors
+        window = torch.arange(first, min(first + head_size, length))
+        one_hot = torch.zeros(17 + length, num_heads, head_size, dtype=dtype)
+        one_hot[17 + window, :, window - first] = 1.0
+        qkv = torch.stack([torch.zeros_like(one_hot), torch.zeros_like(one_hot), one_hot], 1).requires_grad_()
+        out = attention(qkv, cu_seqlens, length, probability, key, rows, None)
+        out.backward(one_hot)
+        assert torch.equal((out[17:] != 0).transpose(0, 1)[:, :, : len(window)], want[:, :, window])
+        assert torch.equal((qkv.grad[17:, 2] != 0).permute(1, 2, 0)[:, : len(window)], want[:, window])
 
 
 @pytest.fixture(scope="session")

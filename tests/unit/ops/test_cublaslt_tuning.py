@@ -1,5 +1,6 @@
 """The choice of cublasLt's algorithms: by time, cached per device, the same on all ranks."""
 
+import functools
 import itertools
 import statistics
 from collections.abc import Callable
@@ -18,7 +19,6 @@ from mlbert.ops.cublaslt_tuning import Times, fastest, time_launches, tuned, wit
 pytestmark = pytest.mark.usefixtures("own_cache")
 CPU = torch.device("cpu")
 TIMES = st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=5)
-ALGORITHMS = 5
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +30,8 @@ def host_alignment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def several_algorithms(emulator) -> Any:
-    """Return an emulator with several algorithms per problem, the last of which is wrong."""
-    emulator.offer(ALGORITHMS)
+    """Return an emulator with five algorithms per problem, the last of which is wrong."""
+    emulator.offer(5)
     return emulator
 
 
@@ -43,13 +43,7 @@ def test_fastest_has_the_lowest_median(times):
 
 
 class Clock:
-    """Replace `time_launches` and count its calls.
-
-    Args:
-        emulator: that runs the products.
-        seconds: algorithm, from 1 on -> its time.
-        apart: time of a product with a separate kernel for its epilogue.
-    """
+    """Replace `time_launches`: the seconds of each algorithm, from 1 on, and of a product apart from its epilogue."""
 
     def __init__(self, emulator: Any, seconds: dict[int, float], apart: float = 9.0) -> None:
         self.emulator, self.seconds, self.apart, self.calls = emulator, seconds, apart, 0
@@ -63,13 +57,18 @@ class Clock:
         return [self.apart if is_apart else self.seconds[self.emulator.algorithm + 1]] * 3
 
 
-def linear_step(x: Tensor, weight: Tensor, bias: Tensor) -> Callable[[], None]:
-    """Return a warm-up: one linear layer, forward and backward."""
+Step = Callable[[Tensor, Tensor, Tensor], None]
 
-    def run() -> None:
-        cublaslt.linear_qkv(x, *weight.chunk(3), *bias.chunk(3)).sum().backward()
 
-    return run
+def linear_step(x: Tensor, weight: Tensor, bias: Tensor) -> None:
+    """Warm up with one linear layer, forward and backward."""
+    cublaslt.linear_qkv(x, *weight.chunk(3), *bias.chunk(3)).sum().backward()
+
+
+def feed_forward_step(x: Tensor, w1: Tensor, b1: Tensor) -> None:
+    """Warm up with both feed-forward layers, forward and backward, then forward without gradients."""
+    cublaslt.feed_forward(x, w1, b1, w1.detach().t(), False).sum().backward()
+    cublaslt.feed_forward(*(t.detach() for t in (x, w1, b1, w1.t())), False)
 
 
 def operands() -> tuple[Tensor, Tensor, Tensor]:
@@ -78,28 +77,14 @@ def operands() -> tuple[Tensor, Tensor, Tensor]:
     return x.bfloat16().requires_grad_(), weight.requires_grad_(), bias.requires_grad_()
 
 
-def feed_forward_step(x: Tensor, w1: Tensor, b1: Tensor) -> Callable[[], None]:
-    """Return a warm-up: both feed-forward layers, forward and backward, then forward without gradients."""
-
-    def run() -> None:
-        cublaslt.feed_forward(x, w1, b1, w1.detach().t(), False).sum().backward()
-        cublaslt.feed_forward(*(t.detach() for t in (x, w1, b1, w1.t())), False)
-
-    return run
-
-
 def tune_step(
-    monkeypatch: pytest.MonkeyPatch,
-    clock: Clock,
-    is_first: bool = True,
-    over_ranks: Callable[[Tensor], Any] = lambda _: None,
-    step: Callable[..., Callable[[], None]] = linear_step,
+    monkeypatch, clock: Clock, is_first: bool = True, over_ranks=lambda _: None, step: Step = linear_step
 ) -> tuple[dict[str, int], str]:
     """Return epilogue -> choice for the products of a step, and the log messages."""
     monkeypatch.setattr(cublaslt_tuning, "time_launches", clock)
     library, messages = cublaslt.library(), []
     library.choices.clear()
-    tuned(CPU, is_first, over_ranks, messages.append, step(*operands()))
+    tuned(CPU, is_first, over_ranks, messages.append, functools.partial(step, *operands()))
     assert library.noted is None
     return {problem.epilogue.name: choice for problem, choice in library.choices.items()}, " ".join(messages)
 
@@ -110,7 +95,7 @@ def test_fastest_correct_algorithm_is_chosen(several_algorithms, monkeypatch):
     chosen, message = tune_step(monkeypatch, clock)
     assert chosen == {"BIAS": 3, "NONE": 3, "BGRADB": 3}
     assert message.startswith("cublasLt: 3 products, 3 timed")
-    linear_step(*operands())()
+    linear_step(*operands())
     assert several_algorithms.algorithm == 2, "the run does not use the choice"
 
 
@@ -119,7 +104,7 @@ def test_fastest_correct_algorithm_is_chosen(several_algorithms, monkeypatch):
 )
 def test_epilogue_runs_in_a_separate_kernel_if_that_is_faster(several_algorithms, monkeypatch, step, apart):
     inputs = operands()
-    step(*inputs)()
+    step(*inputs)
     before = [x.grad.clone() for x in inputs]
     clock = Clock(several_algorithms, {1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0}, apart=0.5)
     chosen, message = tune_step(monkeypatch, clock, step=step)
@@ -127,7 +112,7 @@ def test_epilogue_runs_in_a_separate_kernel_if_that_is_faster(several_algorithms
     assert f"{len(apart)} apart from their epilogue" in message
     several_algorithms.refuse(*(Epilogue[name] for name in apart))
     again = operands()
-    step(*again)()
+    step(*again)
     for one, other in zip(before, again, strict=True):
         assert (one - other.grad).norm() <= 2**-7 * one.norm()
 
@@ -160,11 +145,7 @@ def test_all_ranks_use_the_choices_of_rank_0(emulator, monkeypatch):
     other, _ = tune_step(monkeypatch, clock, is_first=False, over_ranks=receive)
     assert other == first == {"BIAS": 2, "NONE": 2, "BGRADB": 2}
     assert clock.calls == calls
-
-    def differ(x: Tensor) -> None:
-        x[0] += 1
-
-    none, message = tune_step(monkeypatch, clock, over_ranks=differ)
+    none, message = tune_step(monkeypatch, clock, over_ranks=lambda x: x[:1].add_(1))
     assert none == {}
     assert "differ" in message
 

@@ -5,25 +5,15 @@ import itertools
 import pytest
 import torch
 
-from mlbert.ops.dropout import (
-    GOLDEN,
-    MASK32,
-    attention_keep_mask,
-    dropout_key,
-    dropout_keys,
-    dropout_scale,
-    dropout_threshold,
-    head_key,
-    keep_mask,
-    mix32,
-)
+from mlbert.ops import dropout
+from mlbert.ops.dropout import attention_keep_mask, dropout_key, dropout_threshold, keep_mask
 
 KEY = dropout_key(seed=1, step=2, layer=3, site=4)
 
 
 def keeps(key: int, row: int, column: int, threshold: int) -> bool:
-    row_hash = mix32(mix32(row + GOLDEN) ^ key)
-    word = mix32(row_hash ^ ((column // 4 * GOLDEN) & 0xFFFFFFFF))
+    row_hash = dropout.mix32(dropout.mix32(row + dropout.GOLDEN) ^ key)
+    word = dropout.mix32(row_hash ^ ((column // 4 * dropout.GOLDEN) & 0xFFFFFFFF))
     return (word >> (8 * (column % 4))) & 0xFF >= threshold
 
 
@@ -38,7 +28,7 @@ def test_attention_heads_have_their_own_keys():
     rows = torch.arange(50, dtype=torch.int32)
     mask = attention_keep_mask(KEY, rows, 3, 61, 0.1)
     for head in range(3):
-        assert torch.equal(mask[head], keep_mask(head_key(KEY, head), rows, 61, 0.1))
+        assert torch.equal(mask[head], keep_mask(dropout.head_key(KEY, head), rows, 61, 0.1))
     assert not torch.equal(mask[0], mask[1])
 
 
@@ -46,7 +36,7 @@ def test_attention_heads_have_their_own_keys():
 def test_keep_rate(probability, threshold):
     assert dropout_threshold(probability) == threshold
     rate = 1 - threshold / 256
-    assert dropout_scale(threshold) * rate == pytest.approx(1.0, abs=1e-15)
+    assert dropout.dropout_scale(threshold) * rate == pytest.approx(1.0, abs=1e-15)
     kept = keep_mask(KEY, torch.arange(2048, dtype=torch.int32), 512, probability).double()
     deviation = (rate * (1 - rate)) ** 0.5
     assert abs(kept.mean().item() - rate) <= 5 * deviation / 1024
@@ -86,11 +76,10 @@ def test_invalid_probability_is_an_error(probability):
 
 @pytest.mark.parametrize("seed", [0, 7, 2**40 + 3])
 def test_table_contains_the_bits_of_each_key(seed):
-    table = dropout_keys(seed, 12, 5, 4)
+    table = dropout.dropout_keys(seed, 12, 5, 4)
     assert table.dtype == torch.int32
-    for layer in range(5):
-        for site in range(4):
-            assert int(table[layer, site]) & MASK32 == dropout_key(seed, 12, layer, site)
+    for layer, site in itertools.product(range(5), range(4)):
+        assert int(table[layer, site]) & dropout.MASK32 == dropout_key(seed, 12, layer, site)
 
 
 @pytest.mark.parametrize("key", [0, 5, 2**31, 2**32 - 1])

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from mlbert.ops import api as ops
 from mlbert.ops import reference
+from unit.ops.conftest import check_errors
 from unit.ops.op_inputs import GENERATOR, randint, randn
 
 
@@ -23,20 +24,16 @@ def inputs(tokens: int, vocab_size: int, positions: int, hidden: int) -> list[Te
     ],
     indirect=["kernels"],
 )
-def test_error(error_rule_of_kernels, tokens, vocab_size, hidden):
-    error_rule_of_kernels("embedding_sum", inputs(tokens, vocab_size, 64, hidden), torch.float32, [3, 4, 5])
+def test_error(kernels, tokens, vocab_size, hidden):
+    check_errors("embedding_sum", inputs(tokens, vocab_size, 64, hidden), torch.float32, [3, 4, 5])
 
 
 @pytest.mark.parametrize("kernels", ["triton"], indirect=True)
 @pytest.mark.parametrize(
     ("chunks", "more"),  # lengths of the runs: in chunks, and additional ids
     [
-        ((1,), (0,)),
-        ((1, 0), (0, 1)),
-        ((1, 0), (-1, 1)),
-        ((1, 0), (-1, 2)),
-        ((0, 2, 0), (1, 0, 3)),
-        ((0, 1, 1, 2), (3, -3, 0, 0)),
+        *(((1,), (0,)), ((1, 0), (0, 1)), ((1, 0), (-1, 1)), ((1, 0), (-1, 2))),
+        *(((0, 2, 0), (1, 0, 3)), ((0, 1, 1, 2), (3, -3, 0, 0))),
         ((0, 20, 0), (5, 0, 7)),  # more chunks than are summed at a time
     ],
 )
@@ -52,7 +49,7 @@ def test_runs_across_chunks(kernels, chunks, more):
     assert torch.equal(sum_rows_by_id(which, values, len(counts) + 2), want)
 
 
-def test_bfloat16_result_of_float32_tables(kernels):
+def test_bfloat16_result_and_tables(kernels):
     arguments = inputs(50, 20, 9, 32)
     for table in arguments[3:]:
         table.requires_grad_()
@@ -60,10 +57,7 @@ def test_bfloat16_result_of_float32_tables(kernels):
     assert torch.equal(out, reference.embedding_sum(*arguments).bfloat16())
     out.backward(torch.ones_like(out))
     assert torch.equal(arguments[3].grad[:, 0], torch.bincount(arguments[0], minlength=20).float())
-
-
-def test_bfloat16_tables(kernels):
-    arguments = [x.bfloat16() if x.is_floating_point() else x for x in inputs(50, 20, 9, 32)]
+    arguments[3:] = [table.detach().bfloat16() for table in arguments[3:]]
     assert torch.equal(ops.embedding_sum(*arguments), reference.embedding_sum(*arguments))
 
 

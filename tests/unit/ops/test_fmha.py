@@ -19,19 +19,11 @@ from emulated_fmha import CSRC, compile_emulated, compile_fmha
 from mlbert.ops import api as ops
 from mlbert.ops import dropout, fmha, reference
 from mlbert.ops.attention import FMHA_HEAD_SIZE
+from unit.ops.conftest import check_attention_mask, check_errors
 from unit.ops.op_inputs import packed_qkv, with_float32_slopes
 from user_errors import user_error
 
 KEY = dropout.dropout_key(1, 2, 3, 4)
-# Blocks process 128 queries or keys, 32 per warp, in tiles of 64 keys (forward) or 32 queries (backward).
-SHAPES = {
-    "one token": [1],
-    "around a product": [15, 16, 17],
-    "around a tile": [63, 64, 65],
-    "around a block": [127, 128, 130],
-    "empty": [0, 20, 0, 33, 0],
-    "nothing": [0, 0],
-}
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +37,7 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @pytest.fixture
 def reports(emulated: ctypes.CDLL) -> Iterator[Callable[[], str]]:
-    """Use the emulated kernels. Return a function that returns and clears their error reports.
-
-    The test fails if reports are left at its end.
-    """
+    """Use the emulated kernels; return and clear their error reports by call. The test fails if any are left."""
 
     def take() -> str:
         return emulated.emulation_reports().decode()
@@ -67,47 +56,26 @@ def inputs(lengths: list[int], num_heads: int, probability: float, tail: int = 2
     return [qkv, bounds, longest, probability, KEY, rows, slopes]
 
 
-form = with_float32_slopes(fmha.attention)
+# Blocks process 128 queries or keys, 32 per warp, in tiles of 64 keys (forward) or 32 queries (backward).
+LENGTHS = ([1], [15, 16, 17], [63, 64, 65], [127, 128, 130], [0, 20, 0, 33, 0], [0, 0])
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("probability", [0.0, 0.1])
-def test_error_on_awkward_lengths(error_rule, reports, shape, probability):
-    error_rule("attention", inputs(SHAPES[shape], 1, probability), torch.bfloat16, [0], form)
+@pytest.mark.parametrize(
+    ("lengths", "num_heads", "probability", "alibi", "dtype"),
+    [
+        *((lengths, 1, p, False, torch.bfloat16) for lengths in LENGTHS for p in (0.0, 0.1)),
+        *(([33, 7, 70], num_heads, 0.1, True, torch.float16) for num_heads in (2, 3)),
+        ([511], 1, 0.1, True, torch.bfloat16),  # the gradient of Q is summed over four blocks of keys
+    ],
+)
+def test_error(reports, lengths, num_heads, probability, alibi, dtype):
+    form = with_float32_slopes(fmha.attention)
+    check_errors("attention", inputs(lengths, num_heads, probability, alibi=alibi), dtype, [0], form)
 
 
-@pytest.mark.parametrize("num_heads", [2, 3])
-def test_error_with_float16_alibi_and_several_heads(error_rule, reports, num_heads):
-    error_rule("attention", inputs([33, 7, 70], num_heads, 0.1, alibi=True), torch.float16, [0], form)
-
-
-def test_error_of_the_longest_sequence(error_rule, reports):
-    """With 511 tokens, the gradient of Q is summed over four blocks of keys."""
-    error_rule("attention", inputs([511], 1, 0.1, alibi=True), torch.bfloat16, [0], form)
-
-
-def test_dropout_mask_equals_the_reference(reports):
-    """With equal scores and one-hot values, the output is the mask, 64 keys at a time.
-
-    With one-hot gradients of the output, the gradient of V is the transposed mask, 64 queries at a time.
-    """
-    length, num_heads = 140, 2
-    _, bounds, _, _, _, rows, _ = inputs([17, length], num_heads, 0.1, tail=0)
-    for probability in (0.1, 0.6):  # thresholds below and above 128
-        want = dropout.attention_keep_mask(KEY, rows[17:], num_heads, length, probability)
-        for first in range(0, length, FMHA_HEAD_SIZE):
-            window = torch.arange(first, min(first + FMHA_HEAD_SIZE, length))
-            one_hot = torch.zeros(17 + length, num_heads, FMHA_HEAD_SIZE, dtype=torch.bfloat16)
-            one_hot[17 + window, :, window - first] = 1.0
-            qkv = torch.zeros(17 + length, 3, num_heads, FMHA_HEAD_SIZE, dtype=torch.bfloat16)
-            qkv[:, 2] = one_hot
-            qkv.requires_grad_()
-            out = fmha.attention(qkv, bounds, length, probability, KEY, rows, None)
-            out.backward(one_hot)
-            kept = (out[17:] != 0).transpose(0, 1)[:, :, : len(window)]
-            assert torch.equal(kept, want[:, :, window])
-            kept = (qkv.grad[17:, 2] != 0).permute(1, 2, 0)[:, : len(window)]
-            assert torch.equal(kept, want[:, window])
+@pytest.mark.parametrize("probability", [0.1, 0.6])  # thresholds below and above 128
+def test_dropout_mask_equals_the_reference(reports, probability):
+    check_attention_mask(fmha.attention, 140, 2, FMHA_HEAD_SIZE, torch.bfloat16, probability)
 
 
 def output_and_gradient(arguments: list[object]) -> tuple[Tensor, Tensor]:
@@ -122,9 +90,7 @@ def test_runs_are_bit_equal_also_with_a_key_on_the_device(reports):
     arguments = inputs([40], 2, 0.1)
     out, gradient = output_and_gradient(arguments)
     for key in (KEY, torch.tensor(KEY, dtype=torch.uint32).view(torch.int32)):
-        again = output_and_gradient([*arguments[:4], key, *arguments[5:]])
-        assert torch.equal(again[0], out)
-        assert torch.equal(again[1], gradient)
+        assert all(map(torch.equal, output_and_gradient([*arguments[:4], key, *arguments[5:]]), (out, gradient)))
 
 
 def test_very_negative_scores(reports):
@@ -132,9 +98,7 @@ def test_very_negative_scores(reports):
     arguments = inputs([20], 1, 0.0, tail=0)
     arguments[0][:, 0] = 20.0
     arguments[0][:, 1] = -20.0
-    out, gradient = output_and_gradient(arguments)
-    assert out.isfinite().all()
-    assert gradient.isfinite().all()
+    assert all(result.isfinite().all() for result in output_and_gradient(arguments))
 
 
 def test_unsupported_cases_equal_the_reference(reports):
@@ -146,11 +110,12 @@ def test_unsupported_cases_equal_the_reference(reports):
 
 def barriers_and_waits() -> list[tuple[str, int]]:
     """Return the file and line of every barrier and every wait for copies."""
-    found = []
-    for path in (CSRC / "forward.cu", CSRC / "backward.cu"):
-        lines = enumerate(path.read_text().splitlines(), 1)
-        found += [(path.name, i) for i, line in lines if re.search(r"__syncthreads\(|wait_for_copies", line)]
-    return found
+    return [
+        (path.name, number)
+        for path in (CSRC / "forward.cu", CSRC / "backward.cu")
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if re.search(r"__syncthreads\(|wait_for_copies", line)
+    ]
 
 
 @pytest.mark.parametrize(("name", "line"), barriers_and_waits())
@@ -205,8 +170,7 @@ def test_missing_or_damaged_library_is_an_error(monkeypatch, tmp_path):
 
 
 def test_build_without_nvcc_is_a_one_line_error(tree_root):
-    done = subprocess.run(
-        [tree_root / "tools/build_cuda.sh"], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False
-    )
+    command, environment = [tree_root / "tools/build_cuda.sh"], {"PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "no nvcc on PATH" in done.stderr

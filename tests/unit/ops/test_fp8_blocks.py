@@ -15,10 +15,8 @@ ROWS = 4  # of scales: 1 and 2 are the block's, 3 is the next layer's
 
 def block_arguments(tokens: int, width: int, columns: int = 0, size: float = 1.0) -> list[Tensor]:
     """Return input, residual, weights of one or two linear layers, gain, shift, bias, and the output's gradient."""
-    if columns:
-        weights = [randn(columns, 32) * 0.2, randn(columns) * 0.1, randn(width, columns) * 0.05]
-    else:
-        weights = [randn(width, 32)]
+    two = [randn(columns, 32) * 0.2, randn(columns) * 0.1, randn(width, columns) * 0.05]
+    weights = two if columns else [randn(width, 32)]
     activations = [randn(tokens, 32).bfloat16(), randn(tokens, width).bfloat16()]
     d_out = (randn(tokens, width) * size).bfloat16()
     return [*activations, *weights, randn(width) + 2.0, randn(width), randn(width), d_out]
@@ -100,15 +98,9 @@ def test_block_error_is_within_rounding(choice, width, columns, exact, calibrate
 @pytest.mark.parametrize("fast", [False, True])
 def test_fast_accumulation_of_gradients_is_optional(monkeypatch, fast):
     """Forward products always use it."""
-    forms, seen = registry._implementations["fp8_product"], []
-    name = ops.select("auto")["fp8_product"]
+    forms, name, seen = registry._implementations["fp8_product"], ops.select("auto")["fp8_product"], []
     form = forms[name]
-
-    def record(*arguments: object) -> Tensor:
-        seen.append(arguments[4])
-        return form(*arguments)
-
-    monkeypatch.setitem(forms, name, record)
+    monkeypatch.setitem(forms, name, lambda *arguments: seen.append(arguments[4]) or form(*arguments))
     table = fp8_scaling.FP8Scaling(ROWS, fp8_scaling.Products(fast=fast))
     table.is_calibrated = True
     run_block(block_arguments(16, 48, 64), table)

@@ -6,6 +6,7 @@ import torch
 from mlbert.ops import api as ops
 from mlbert.ops import reference
 from mlbert.ops.weights import joined
+from unit.ops.conftest import check_errors
 from unit.ops.op_inputs import feed_forward_inputs, linear_qkv_inputs, randn
 
 SHAPES = [(1, 8, 24), (37, 20, 51), (200, 128, 512), (0, 16, 32), (65, 7, 9)]  # tokens, hidden, columns
@@ -19,26 +20,24 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kernels", "shape", "exact", "dtype"), CASES, indirect=["kernels"])
-def test_gelu_layers_error(error_rule_of_kernels, shape, exact, dtype):
+def test_gelu_layers_error(kernels, shape, exact, dtype):
     inputs = feed_forward_inputs(*shape)
-    error_rule_of_kernels("linear_gelu", [*inputs[:3], exact], dtype, [0, 1, 2])
-    error_rule_of_kernels("feed_forward", [*inputs, exact], dtype, [0, 1, 2, 3])
+    check_errors("linear_gelu", [*inputs[:3], exact], dtype, [0, 1, 2])
+    check_errors("feed_forward", [*inputs, exact], dtype, [0, 1, 2, 3])
 
 
 @pytest.mark.parametrize("choice", ["plain", "native"])
 def test_feed_forward_is_bit_equal_to_linear_gelu_and_a_product(native_ops, choice):
-    results = []
     w1, b1, w2 = randn(48, 16), randn(48), randn(16, 48)
     ops.select(choice)
-    for together in (True, False):
+
+    def apart(x, w1, b1, w2, exact):
+        return torch.nn.functional.linear(ops.linear_gelu(x, w1, b1, exact), w2.to(x.dtype))
+
+    results = []
+    for function in (ops.feed_forward, apart):
         x, *weights = (t.clone().requires_grad_() for t in (torch.linspace(-2, 2, 144).view(9, 16), w1, b1, w2))
-        narrow = x.bfloat16()
-        if together:
-            out = ops.feed_forward(narrow, *weights, False)
-        else:
-            out = torch.nn.functional.linear(
-                ops.linear_gelu(narrow, weights[0], weights[1], False), weights[2].to(narrow.dtype)
-            )
+        out = function(x.bfloat16(), *weights, False)
         out.backward(torch.ones_like(out))
         results.append([out.detach(), x.grad, *(weight.grad for weight in weights)])
     assert all(map(torch.equal, *results))
@@ -59,18 +58,8 @@ def test_gelu_over_its_range(use_native):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tokens", [0, 1, 77])
-def test_linear_qkv_error(error_rule, tokens, dtype):
-    error_rule("linear_qkv", linear_qkv_inputs(tokens, 24), dtype, list(range(7)))
-
-
-def test_gradients_of_float32_weights_are_float32(use_native):
-    x, weights = randn(33, 16).bfloat16(), [randn(16, 16).requires_grad_() for _ in range(3)]
-    biases = [randn(16).requires_grad_() for _ in range(3)]
-    out = ops.linear_qkv(x, *weights, *biases)
-    out = ops.linear_gelu(out, randn(8, 48).requires_grad_(), randn(8).requires_grad_(), False)
-    out.backward(torch.ones_like(out))
-    assert out.dtype == torch.bfloat16
-    assert all(p.grad.dtype == torch.float32 for p in (*weights, *biases))
+def test_linear_qkv_error(use_native, tokens, dtype):
+    check_errors("linear_qkv", linear_qkv_inputs(tokens, 24), dtype, list(range(7)))
 
 
 def test_adjacent_weights_are_not_copied():
@@ -83,14 +72,11 @@ def test_adjacent_weights_are_not_copied():
 
 
 def test_second_backward_raises(use_native):
-    out = ops.linear_gelu(randn(3, 4).requires_grad_(), randn(5, 4), randn(5), False)
+    """An evaluation gives the same bits as training."""
+    inputs = randn(3, 4).requires_grad_(), randn(5, 4), randn(5), False
+    out = ops.linear_gelu(*inputs)
+    with torch.no_grad():
+        assert torch.equal(ops.linear_gelu(*inputs), out)
     out.sum().backward(retain_graph=True)
     with pytest.raises(AssertionError, match="once"):
         out.sum().backward()
-
-
-def test_evaluation_equals_training(use_native):
-    x, weight, bias = randn(9, 4), randn(5, 4), randn(5).requires_grad_()
-    with torch.no_grad():
-        evaluation = ops.linear_gelu(x, weight, bias, False)
-    assert torch.equal(evaluation, ops.linear_gelu(x, weight, bias, False))

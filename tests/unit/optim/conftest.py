@@ -1,10 +1,7 @@
-"""Fixtures for the optimizer tests: published trajectories, parameters of awkward shapes, implementations."""
+"""Fixtures for the optimizer tests: parameters of awkward shapes, implementations."""
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,45 +9,9 @@ from torch import nn
 from mlbert.host import native
 from mlbert.optim.flat import FlatParameters
 
-ASSETS = Path(__file__).resolve().parents[2] / "assets"
 # Sizes around the kernels' block (8192 elements) and vector lengths, with and without decay.
 AWKWARD_SHAPES = {"one.weight": (1,), "one.bias": (1,), "odd.weight": (7, 11), "layer.LayerNorm.weight": (8193,)}
 AWKWARD_SHAPES |= {"block.weight": (8192,), "over.weight": (3, 8191), "zero.weight": (33,), "last.bias": (5,)}
-Arrays = Mapping[str, np.ndarray]
-
-
-@pytest.fixture(scope="session")
-def trajectories() -> Arrays:
-    """Return the arrays of tests/assets/lamb and tests/assets/adamw by key."""
-    arrays: dict[str, np.ndarray] = {}
-    for folder in ("lamb", "adamw"):
-        with np.load(ASSETS / folder / "trajectories.npz", allow_pickle=False) as archive:
-            arrays |= {key: archive[key] for key in archive.files}
-    return arrays
-
-
-@pytest.fixture(scope="session")
-def follows_trajectory(trajectories: Arrays) -> Callable[..., None]:
-    """Return a check that runs ten updates on the published gradients and compares weights after 1, 2, 5 and 10."""
-
-    def check(
-        make: Callable[[FlatParameters], Any], config: str, rates: list[float], decayed: Callable[[str], bool]
-    ) -> None:
-        names = [key.removeprefix("w0/") for key in trajectories if key.startswith("w0/")]
-        pairs = [(name, nn.Parameter(torch.from_numpy(trajectories[f"w0/{name}"]))) for name in names]
-        flat = FlatParameters(pairs, decayed=decayed)
-        optimizer, saved = make(flat), [1, 2, 5, 10]
-        for update, lr in enumerate(rates, start=1):
-            for name, grad in flat.views(flat.grad).items():
-                grad.copy_(torch.from_numpy(trajectories[f"grad/{name}"][update - 1]))
-            optimizer.step(lr)
-            if update in saved:
-                for name, weight in flat.views(flat.data).items():
-                    expected = trajectories[f"{config}/w/{name}"][saved.index(update)]
-                    # The published float32 programs themselves differ from float64 by 5.6e-7.
-                    np.testing.assert_allclose(weight.numpy(), expected, rtol=0, atol=1e-6, err_msg=name)
-
-    return check
 
 
 @pytest.fixture

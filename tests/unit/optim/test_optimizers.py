@@ -1,12 +1,14 @@
 """Each implementation of each optimizer against the published programs, torch, and the float64 specifications."""
 
 import inspect
+import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -19,7 +21,8 @@ from mlbert.mlperf.keys import SETTINGS_OF
 from mlbert.mlperf.logs import Log
 from mlbert.ops.config import ComputeConfig
 from mlbert.optim import optimizers as methods
-from mlbert.optim.adamw import Adam, AdamW
+from mlbert.optim.acclip import ACClip
+from mlbert.optim.adamw import Adam, AdamW, DecoupledAdamW, DecoupledStableAdamW, StableAdamW
 from mlbert.optim.config import OPTIMIZERS, OptimizerConfig, ScheduleConfig
 from mlbert.optim.flat import FlatParameters, is_decayed
 from mlbert.optim.lamb import Lamb
@@ -27,20 +30,12 @@ from mlbert.optim.madgrad import Madgrad
 from mlbert.optim.optimizer import FlatOptimizer
 from mlbert.optim.sgd import SGD
 from mlbert.recipes import packed_lamb
-from optimizer_cases import (
-    BY_HAND,
-    COMMON,
-    METHODS,
-    PUBLISHED,
-    assert_follows,
-    assert_madgrad_root_is_accurate,
-    decayed_in,
-)
+from optimizer_cases import COMMON, METHODS, assert_follows
 from training_settings import configuration
 from unsharded import AnyOptimizer, unsharded
 from user_errors import user_error
 
-MakeFlat = Callable[[], FlatParameters]
+ASSETS = Path(__file__).parents[2] / "assets"
 each_method = pytest.mark.parametrize("method", METHODS, ids=lambda cls: cls.name)
 
 
@@ -60,27 +55,65 @@ def make_configured(config: Configuration, flat: FlatParameters) -> FlatOptimize
     return methods.make(*settings, flat, ShardLayout.whole(flat.numel))
 
 
+CONSTANT, CHANGING = [1.0] * 10, [0.25, 0.5, 0.75, 1, 1, 0.8, 0.6, 0.4, 0.2, 0.02]
+# Method, base rate, rates, beta_2, decay and other settings of each run in tests/assets/lamb and tests/assets/adamw.
+PUBLISHED = {
+    "lamb_default": (Lamb, 0.002, CONSTANT, 0.999, 0.01, {}),
+    "lamb_mlperf8k": (Lamb, 0.00288293, CONSTANT, 0.88, 0.0166629, {"betas": (0.88, 0.88)}),
+    "lamb_clip_inside": (Lamb, 0.01, CONSTANT, 0.999, 0.01, {"max_grad_norm": 1.0}),
+    "adamw_no_bias_correction": (AdamW, 0.001, CONSTANT, 0.999, 0.01, {"bias_correction": False}),
+    "mosaic_default_const": (DecoupledAdamW, 0.0005, CONSTANT, 0.98, 1e-5, {"base_lr": 0.0005}),
+    "mosaic_sched_wd1e-2": (DecoupledAdamW, 0.0005, CHANGING, 0.98, 0.01, {"base_lr": 0.0005}),
+    "decoupled_stableadamw_modernbert": (DecoupledStableAdamW, 0.0008, CHANGING, 0.98, 1e-5, {"base_lr": 0.0008}),
+    "decoupled_wd1e-2": (DecoupledStableAdamW, 0.0008, CHANGING, 0.98, 0.01, {"base_lr": 0.0008}),
+    "stableadamw_wd1e-2": (StableAdamW, 0.003, CHANGING, 0.99, 0.01, {}),
+    "stableadamw_wd0": (StableAdamW, 0.003, CHANGING, 0.99, 0.0, {}),
+}
+
+
+def assert_follows_published(name: str, make: Callable[[FlatParameters], FlatOptimizer], decayed) -> None:
+    """Run ten updates on the published gradients and compare the weights after 1, 2, 5 and 10."""
+    published, (_, base, rates, *_) = {}, PUBLISHED[name]
+    for folder in ("lamb", "adamw"):
+        published |= np.load(ASSETS / folder / "trajectories.npz", allow_pickle=False)
+    start = {key.removeprefix("w0/"): published[key] for key in published if key.startswith("w0/")}
+    pairs = [(parameter, nn.Parameter(torch.from_numpy(array))) for parameter, array in start.items()]
+    flat = FlatParameters(pairs, decayed=decayed)
+    optimizer, saved = make(flat), [1, 2, 5, 10]
+    for update, rate in enumerate(rates, start=1):
+        for parameter, grad in flat.views(flat.grad).items():
+            grad.copy_(torch.from_numpy(published[f"grad/{parameter}"][update - 1]))
+        optimizer.step(base * rate)
+        for parameter, weight in flat.views(flat.data).items() if update in saved else ():
+            expected = published[f"{name}/w/{parameter}"][saved.index(update)]
+            # The published float32 programs themselves differ from float64 by 5.6e-7.
+            np.testing.assert_allclose(weight.numpy(), expected, rtol=0, atol=1e-6, err_msg=parameter)
+
+
 @pytest.mark.parametrize("config", PUBLISHED)
-def test_follows_the_published_program(follows_trajectory, config, implementation):
-    cls, rates, settings = PUBLISHED[config]
+def test_follows_the_published_program(config, implementation):
+    """All but LAMB and the first AdamW decay every tensor, including LayerNorm and biases."""
+    cls, _, _, beta_2, decay, own = PUBLISHED[config]
+    settings = {"betas": (0.9, beta_2), "eps": 1e-6, "weight_decay": decay, "max_grad_norm": None, **own}
 
     def make(flat: FlatParameters) -> Adam:
         optimizer = unsharded(cls, flat, implementation=implementation, **settings)
         assert optimizer.implementation == implementation
         return optimizer
 
-    follows_trajectory(make, config, rates, decayed_in(config))
+    decays_all = "lamb" not in config and "no_bias" not in config
+    assert_follows_published(config, make, (lambda name: True) if decays_all else is_decayed)
 
 
 @pytest.mark.parametrize("decay_all", ["1", "0", "none"])
-def test_decay_all_matches_the_published_decoupled_adamw(follows_trajectory, decay_all):
+def test_decay_all_matches_the_published_decoupled_adamw(decay_all):
     """Without DECAY_ALL, biases and LayerNorm differ from the published run."""
     numbers = {"optimizer": "decoupled_adamw", "learning_rate": "0.0005", "weight_decay_rate": "0.01"}
     config = configuration(packed_lamb.RECIPE, **numbers, max_grad_norm="none", decay_all=decay_all)
-    name, make = "mosaic_sched_wd1e-2", partial(make_configured, config)
     equal = pytest.raises(AssertionError, match=r"LayerNorm|bias") if decay_all != "1" else nullcontext()
     with equal:
-        follows_trajectory(make, name, PUBLISHED[name][1], methods.decayed(config[OptimizerConfig]))
+        decayed = methods.decayed(config[OptimizerConfig])
+        assert_follows_published("mosaic_sched_wd1e-2", partial(make_configured, config), decayed)
 
 
 def make_one(method: type[AnyOptimizer], flat: FlatParameters, implementation: str, **changes: Any) -> AnyOptimizer:
@@ -112,36 +145,66 @@ def test_matches_the_specification_in_float64(make_flat, method, implementation,
 
 
 def test_madgrad_root_is_accurate_for_all_magnitudes(implementation):
-    assert_madgrad_root_is_accurate(implementation)
+    """The first update from 0 at rate 1 without momentum and decay is -g / cbrt(g^2), or 0 if g^2 overflows."""
+    flat = FlatParameters([("w.bias", nn.Parameter(torch.zeros(5001)))])
+    numbers = {"betas": (0.0, 0.0), "eps": 1e-12, "weight_decay": 0.0, "max_grad_norm": None}
+    optimizer = unsharded(Madgrad, flat, **numbers, implementation=implementation)
+    flat.grad.copy_(torch.logspace(-17, 19, 5001, dtype=torch.float64))
+    flat.grad[-1] = 1e25
+    grad = flat.grad.double()
+    optimizer.step(1.0)
+    expected = -grad / (grad ** (2 / 3) + 1e-12)
+    expected[-1] = 0.0
+    torch.testing.assert_close(flat.data.double(), expected, rtol=2e-6, atol=1e-12)
 
 
-@pytest.mark.parametrize("case", BY_HAND, ids=lambda case: case.method.name)
-def test_first_two_steps_by_hand(case, implementation):
+# Two updates calculated by hand from a method's formulas: rate, both gradients and both resulting weights.
+# ACClip: m = 0.5, tau = 0.25, u = 0.25 / 0.625 x 0.5 = 0.2; then m = 0.0625, tau = 0.28125, so m is not clipped.
+ACCLIP = [
+    (0.5, (1.0, 1.0), (2 - 0.5 * (0.2 + 0.5), 2 - 0.5 * 0.2)),
+    (1.0, (-0.375, -0.375), (1.65 - (0.0625 + 0.25 * 1.65), 1.9 - 0.0625)),
+]
+# With its decay the weight's gradient is 1 too. lambda = 8: s = nu = 8, z = 2 - 8 / (2 + 2) = 0.
+# Then lambda = 19: s = nu = 27, z = 2 - 27 / (3 + 2) = -3.4.
+MADGRAD = [
+    (8.0, (0.5, 1.0), (1.5, 1.5)),
+    (19 / math.sqrt(2), (1 - 0.25 * 1.5, 1.0), (0.75 * 1.5 - 0.25 * 3.4, 0.75 * 1.5 - 0.25 * 3.4)),
+]
+# m = 1, then 0.5 - 0.25.
+MOMENTUM = [
+    (0.5, (1.0, 1.0), (2 - 0.5 * (1 + 0.5), 2 - 0.5)),
+    (0.25, (-0.25, -0.25), (1.25 - 0.25 * (0.25 + 0.3125), 1.5 - 0.25 * 0.25)),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "betas", "eps", "steps"),
+    [(ACClip, (0.5, 0.75), 0.125, ACCLIP), (Madgrad, (0.75, 0.0), 2.0, MADGRAD), (SGD, (0.5, 0.0), 0.0, MOMENTUM)],
+)
+def test_first_two_steps_by_hand(method, betas, eps, steps, implementation):
     """A decayed weight and a bias start equal; all numbers except MADGRAD's last are exact in binary."""
     flat = FlatParameters((name, nn.Parameter(torch.tensor([2.0]))) for name in ("w.weight", "w.bias"))
-    numbers = {"betas": case.betas, "eps": case.eps, "weight_decay": 0.25, "max_grad_norm": None}
-    optimizer = unsharded(case.method, flat, **numbers, implementation=implementation)
-    for lr, grads, expected in case.steps:
+    numbers = {"betas": betas, "eps": eps, "weight_decay": 0.25, "max_grad_norm": None}
+    optimizer = unsharded(method, flat, **numbers, implementation=implementation)
+    for lr, grads, expected in steps:
         flat.grad.copy_(torch.tensor(grads))
         optimizer.step(lr)
         torch.testing.assert_close(flat.data, torch.tensor(expected), rtol=2e-7, atol=0)
 
 
-@pytest.mark.parametrize("method", [AdamW, SGD])
-def test_matches_torch(make_flat, method, implementation):
-    """SGD without decay, which torch defines differently; weights of 0.02 may differ by rounding."""
+@pytest.mark.parametrize(
+    ("method", "torchs", "lr", "decay"),
+    [
+        (AdamW, partial(torch.optim.AdamW, betas=(0.9, 0.98), eps=1e-6), 0.01, 0.05),
+        (SGD, partial(torch.optim.SGD, momentum=0.9), 0.1, 0.0),  # torch defines decay differently
+    ],
+)
+def test_matches_torch(make_flat, method, torchs, lr, decay, implementation):
+    """Weights of 0.02 may differ by rounding."""
     flat = make_flat()
     parameters = {name: nn.Parameter(view.clone()) for name, view in flat.views(flat.data).items()}
-    if method is AdamW:
-        lr, decay = 0.01, 0.05
-        groups = [
-            {"params": [parameters[name] for name in parameters if is_decayed(name) == decays], "weight_decay": rate}
-            for decays, rate in ((True, decay), (False, 0.0))
-        ]
-        theirs = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.98), eps=1e-6)
-    else:
-        lr, decay = 0.1, 0.0
-        theirs = torch.optim.SGD(parameters.values(), lr=lr, momentum=0.9)
+    groups = [{"params": [p], "weight_decay": decay * is_decayed(name)} for name, p in parameters.items()]
+    theirs = torchs(groups, lr=lr)
     ours, start = make_one(method, flat, implementation, weight_decay=decay), flat.grad.clone()
     for update in range(5):
         flat.grad.copy_(start.roll(update))

@@ -40,18 +40,14 @@ def loaded(kind: Any, folder: Path) -> Any:
 @pytest.mark.parametrize(
     ("model", "kind"),
     [
-        (BertForPreTraining(SHAPE), transformers.AutoModelForPreTraining),
-        (BertForMaskedLM(FREE), transformers.AutoModelForMaskedLM),
-        (BertForSequenceClassification(SHAPE, 3), transformers.AutoModelForSequenceClassification),
-        (BertForSequenceClassification(SHAPE, 1), transformers.AutoModelForSequenceClassification),
+        (BertForPreTraining(SHAPE), "PreTraining"),
+        (BertForMaskedLM(FREE), "MaskedLM"),
+        *((BertForSequenceClassification(SHAPE, labels), "SequenceClassification") for labels in (3, 1)),
         # No class of `transformers` has these shapes.
-        (BertForMaskedLM(MOSAIC), transformers.AutoModelForMaskedLM),
-        (BertForPreTraining(PRE_NORM), transformers.AutoModelForMaskedLM),
-        (BertForPreTraining(ROTARY), transformers.AutoModelForMaskedLM),
-        (BertForSequenceClassification(MOSAIC, 3), transformers.AutoModelForSequenceClassification),
-        (BertForSequenceClassification(ROTARY, 1), transformers.AutoModelForSequenceClassification),
+        *((model, "MaskedLM") for model in (BertForMaskedLM(MOSAIC), *map(BertForPreTraining, (PRE_NORM, ROTARY)))),
+        *((BertForSequenceClassification(*case), "SequenceClassification") for case in ((MOSAIC, 3), (ROTARY, 1))),
     ],
-    ids=lambda value: getattr(value, "__name__", type(value).__name__),
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_hugging_face_reads_its_copy(tmp_path, model, kind):
     write_weights(randomize(model), tmp_path, {"steps": 3}, None)
@@ -59,7 +55,7 @@ def test_hugging_face_reads_its_copy(tmp_path, model, kind):
     torch_to_huggingface(tmp_path / "weights", tmp_path / "converted")
     for name in ("config.json", "model.safetensors"):
         assert (tmp_path / "converted" / name).read_bytes() == (tmp_path / "huggingface" / name).read_bytes()
-    peer = loaded(kind, tmp_path / "converted")
+    peer = loaded(getattr(transformers, f"AutoModelFor{kind}"), tmp_path / "converted")
     batch = made_up_batches(3, seed=1, vocab_size=99, max_tokens=32)[0].to("cpu")
     inputs = padded_inputs(batch)
     with torch.no_grad():
@@ -68,9 +64,8 @@ def test_hugging_face_reads_its_copy(tmp_path, model, kind):
     expected = expected if hasattr(model, "classifier") else expected[inputs["labels"] != -100]
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     assert read_config(tmp_path / "huggingface/config.json") == model.config
-    for name in ("huggingface", "weights"):
+    for name in ("huggingface", "weights", "."):
         again = type(model)(model.config, *[model.num_labels] if hasattr(model, "classifier") else [])
-        again.initialize(2)
         assert load_weights(again, tmp_path / name).missing == {}
         assert_same_tensors(to_huggingface(again), to_huggingface(model))
     if isinstance(model, BertForPreTraining):

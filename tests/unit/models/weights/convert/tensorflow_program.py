@@ -43,16 +43,8 @@ def tf2_array(name, array, heads):
     return array.reshape(heads, -1, array.shape[1]) if name.endswith("/attention/output/dense/kernel") else array
 
 
-def put(tree, key, variable):
-    """Put the variable into nested dictionaries, by a key in which a checkpoint escapes dots and slashes."""
-    *path, last = (part.replace(".S", "/").replace("..", ".") for part in key.split("/"))
-    for part in path:
-        tree = tree.setdefault(part, {})
-    tree[last] = variable
-
-
 def save(folder, variables):
-    """Save the variables by their keys, as an encoder's or model's nested objects."""
+    """Save the variables by their keys, as a model's or encoder's nested objects."""
 
     def tracked(tree):
         is_leaf = not isinstance(tree, dict)
@@ -60,7 +52,11 @@ def save(folder, variables):
 
     tree = {}
     for key, variable in variables.items():
-        put(tree, key, variable)
+        *path, last = (part.replace(".S", "/").replace("..", ".") for part in key.split("/"))  # dots and slashes
+        node = tree
+        for part in path:
+            node = node.setdefault(part, {})
+        node[last] = variable
     objects = {name: tracked(part) for name, part in tree.items()}
     if folder.name == "pretrainer":
         objects["optimizer"] = optimizer = v1.train.AdamOptimizer()

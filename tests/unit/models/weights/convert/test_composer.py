@@ -24,6 +24,7 @@ from unit.models.weights.convert.conftest import Call, fused_attention
 
 HEADS = ("bert.pooler.", "cls.seq_relationship.")
 ASSETS = Path(__file__).parents[4] / "assets/composer"
+PUBLISHED = ASSETS / "ep0-ba4-rank0.pt"
 
 
 def container(model, **more):
@@ -122,7 +123,7 @@ def test_kind_comes_from_the_tensors_if_the_file_lacks_a_shape(tmp_path, folder,
 
 def test_the_published_programs_checkpoint(tmp_path, mlbert):
     """A whole one, through the command, to the outputs that its own program gave."""
-    out, _ = mlbert("composer-to-torch", ASSETS / "ep0-ba4-rank0.pt", tmp_path / "ours")
+    out, _ = mlbert("composer-to-torch", PUBLISHED, tmp_path / "ours")
     assert "decoder.weight: dropped (tied to bert.embeddings.word_embeddings.weight)" in out
     assert "31 taken, 1 dropped, 0 missing" in out
     shape = BertConfig.from_json(tmp_path / "ours/bert_config.json")
@@ -138,22 +139,19 @@ def test_the_published_programs_checkpoint(tmp_path, mlbert):
         metrics = MaskedLM("step").metrics(MaskedLM("step").sums(model, batch).tolist(), None)
     assert metrics["loss"] == pytest.approx(float(check["loss"]), abs=1e-5)
     started = BertForMaskedLM(shape)
-    assert load_weights(started, ASSETS / "ep0-ba4-rank0.pt").missing == {}
+    assert load_weights(started, PUBLISHED).missing == {}
     assert_same_parameters(started, model)
     mlbert("torch-to-composer", tmp_path / "ours", tmp_path / "again.pt")
-    there, back = read_composer(ASSETS / "ep0-ba4-rank0.pt"), read_composer(tmp_path / "again.pt")
+    there, back = read_composer(PUBLISHED), read_composer(tmp_path / "again.pt")
     assert there.shape == back.shape
     assert_same_tensors(back.tensors, there.tensors)
 
 
 @pytest.mark.parametrize(
     "options",
-    # The first lacks the exact GELU.
     [
-        "position_embedding_type=alibi gated_mlp=true",
-        "gated_mlp=true",
-        "norm_position=pre",
-        "tie_word_embeddings=false",
+        "position_embedding_type=alibi gated_mlp=true",  # without the exact GELU
+        *("gated_mlp=true", "norm_position=pre", "tie_word_embeddings=false"),
     ],
 )
 def test_shapes_that_composer_lacks_are_refused(tmp_path, shape, refused, options):
@@ -162,25 +160,21 @@ def test_shapes_that_composer_lacks_are_refused(tmp_path, shape, refused, option
     refused("torch-to-composer", tmp_path / "weights", tmp_path / "a.pt", code="model.unsupported", subject="Composer")
 
 
-def without(model, name):
-    return {key: tensor for key, tensor in model.items() if key != name}
-
-
 POSITIONS = "model.bert.embeddings.position_embeddings.weight"
 BIASES = "model.bert.encoder.layer.0.attention.self.Wqkv.bias"
 # What is stored, by the file and a good state, and the error's code.
 CONTENTS = {
-    "mosaic bert beside the shape of another": (
-        lambda file, state: container(read_composer(ASSETS / "ep0-ba4-rank0.pt").tensors),
-        "checkpoint.shape",
-    ),
+    "beside another shape": (lambda file, state: container(read_composer(PUBLISHED).tensors), "checkpoint.shape"),
     "forbidden": (
         lambda file, state: container(masked_lm(state), extra=Call(os.system, f"touch {file.with_name('ran')}")),
         "checkpoint.unsafe",
     ),
     "no model": (lambda file, state: {"state": {"optimizers": {}}}, "checkpoint.format"),
     "no container": (lambda file, state: [1, 2], "checkpoint.format"),
-    "missing": (lambda file, state: container(without(masked_lm(state), POSITIONS)), "checkpoint.incomplete"),
+    "missing": (
+        lambda file, state: container({k: v for k, v in masked_lm(state).items() if k != POSITIONS}),
+        "checkpoint.incomplete",
+    ),
     "wrong shape": (lambda file, state: container({**fused(state), BIASES: torch.zeros(8)}), "checkpoint.shape"),
 }
 

@@ -44,18 +44,17 @@ def test_round_trip(tmp_path, own_folder, plain, state, mlbert, refused):
 @pytest.mark.parametrize(
     ("form", "attention"),
     [
-        ("plain", None),
-        ("segmented", None),
+        *((form, None) for form in ("plain", "segmented", "fused")),
         ("segmented", ("attention.self.Wqkv", "attention.self.Bqkv")),
         ("segmented", ("attention.self.Wqkv.weight", "attention.self.Wqkv.bias")),
-        ("fused", None),
         ("transformer_engine", ("attention.qkv_weight", "attention.qkv_bias")),
     ],
 )
 def test_names_of_training_programs(tmp_path, plain, mlbert, state, form, attention):
     rows = [line.split() for line in NAMES.read_text().splitlines()]
     names = {own: theirs for _, of, theirs, own in rows if of == form} or {own: own for own in state}
-    content = {names[own]: state[own] for own in state if attention is None or ".attention.self." not in own}
+    prefix = "module." if form == "fused" else ""
+    content = {prefix + names[own]: state[own] for own in state if attention is None or ".attention.self." not in own}
     if attention:
         content |= fused_attention(state, *(f"{STEM}.{{}}.{name}" for name in attention))
     file = plain.with_name("other.pt")

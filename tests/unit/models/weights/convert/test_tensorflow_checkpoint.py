@@ -19,7 +19,6 @@ from stored_sets import flip
 HAS_TENSORFLOW = importlib.util.find_spec("tensorflow") is not None
 pytestmark = pytest.mark.skipif(not HAS_TENSORFLOW, reason="TensorFlow is not installed (extra tf)")
 TENSORS = 46
-COMMAND = {"tf1": "tf1-to-torch", "pretrainer": "tf2-to-torch", "items": "tf2-to-torch"}
 DROPPED = "dropped (optimizer slot or counter)"
 # Parts of the output; the slots and the step are dropped.
 REPORTED = {
@@ -56,7 +55,7 @@ def copied(tmp_path, written):
 
 @pytest.mark.parametrize("form", list(PREFIX))
 def test_weights_equal_those_of_tensorflow(tmp_path, written, mlbert, state, form):
-    out, error = mlbert(COMMAND[form], written / PREFIX[form], tmp_path / "ours")
+    out, error = mlbert(f"{'tf1' if form == 'tf1' else 'tf2'}-to-torch", written / PREFIX[form], tmp_path / "ours")
     assert error == ""
     assert [part for part in [*REPORTED[form], "0 missing"] if part not in out] == []
     assert_same_tensors(load_file(tmp_path / "ours" / "model.safetensors"), state)
@@ -94,26 +93,26 @@ def cut(size):
     return lambda file: file.write_bytes(file.read_bytes()[:size])
 
 
+def flip_a_bit(file):
+    flip(file, 5000)
+
+
 def change(**changes):
     return lambda file: file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
-DATA, INDEX, CONFIG = "model.ckpt-28252.data-00000-of-00001", "model.ckpt-28252.index", "bert_config.json"
+TF1 = "model.ckpt-28252"
+DATA, INDEX, CONFIG = f"{TF1}.data-00000-of-00001", f"{TF1}.index", "bert_config.json"
+SHAPES = ({"intermediate_size": 64}, {"vocab_size": 190}, {"num_hidden_layers": 1})
 
 
 @pytest.mark.parametrize(
     ("name", "damage", "code", "subject"),
     [
-        (DATA, cut(20_000), "checkpoint.damaged", "model.ckpt-28252"),
-        (DATA, lambda file: flip(file, 5000), "checkpoint.damaged", "model.ckpt-28252"),
-        (DATA, Path.unlink, "checkpoint.damaged", "model.ckpt-28252"),
-        (INDEX, cut(100), "checkpoint.damaged", "model.ckpt-28252"),
-        (INDEX, lambda file: file.write_text("hello\n"), "checkpoint.damaged", "model.ckpt-28252"),
-        (INDEX, Path.unlink, "file.missing", INDEX),
-        (CONFIG, Path.unlink, "file.missing", CONFIG),
-        (CONFIG, change(intermediate_size=64), "checkpoint.shape", "model.ckpt-28252"),
-        (CONFIG, change(vocab_size=190), "checkpoint.shape", "model.ckpt-28252"),
-        (CONFIG, change(num_hidden_layers=1), "checkpoint.shape", "model.ckpt-28252"),
+        *((DATA, damage, "checkpoint.damaged", TF1) for damage in (cut(20_000), flip_a_bit, Path.unlink)),
+        *((INDEX, damage, "checkpoint.damaged", TF1) for damage in (cut(100), lambda file: file.write_text("hello\n"))),
+        *((name, Path.unlink, "file.missing", name) for name in (INDEX, CONFIG)),
+        *((CONFIG, change(**changes), "checkpoint.shape", TF1) for changes in SHAPES),
     ],
 )
 def test_damage_is_one_line_and_nothing_is_written(tmp_path, copied, refused, name, damage, code, subject):
