@@ -1,16 +1,26 @@
 """Before collectives are available: a hung rank is named, and an error on several ranks is printed once."""
 
+import os
+import resource
 import signal
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
+import torch.distributed as dist
 
 from harness import Rank, free_port, rank_environment, start_ranks
-from meeting_programs import gather_and_leave, meet, run_all, start_with_few_files
-from mlbert.cli.main import main
+from mlbert.cli.main import exit_code, main
+from mlbert.distributed import rendezvous
+from mlbert.distributed.lifecycle import Lifecycle
+from mlbert.distributed.world import World
+from mlbert.host.errors import UserError
 from training_settings import train_arguments
+
+DEADLINE = 3.0
 
 
 def outcome(
@@ -22,6 +32,35 @@ def outcome(
     lines = [line for rank in ending for line in ranks[rank].communicate(0 if rank == stopped else 40).splitlines()]
     errors = [line for line in lines if "error" in line.lower() and "/gloo/" not in line]
     return [rank.returncode for rank in ranks], errors
+
+
+def stop(*_: object, **__: object) -> NoReturn:
+    os.kill(os.getpid(), signal.SIGSTOP)
+    raise AssertionError("the process was resumed")
+
+
+def meet(victim: int, where: str) -> None:
+    """Connect and start the health monitor with short deadlines; the victim stops at ``where``."""
+    rendezvous.GRACE_SECONDS = 1.5
+    rendezvous.JOIN_SECONDS = DEADLINE
+    world = World.identify()
+    if world.rank == victim:
+        if where == "holding the store":
+            world.rendezvous.store(DEADLINE)
+            stop()
+        if where == "connecting":
+            dist.init_process_group = stop
+        if where == "connecting to one rank":
+            dist.all_reduce = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+        if where == "joining the watch":
+            World.hosts = stop
+
+    def work() -> int:
+        world.start()
+        with Lifecycle(world, lambda *_: None).guard():
+            return 0
+
+    raise SystemExit(exit_code(work))
 
 
 WAYS = [(1, way) for way in ("connecting", "connecting to one rank", "joining the watch")]
@@ -36,8 +75,39 @@ def test_rank_that_stops_while_joining_is_named_once(tmp_path: Path, victim: int
     assert (message if victim else "rank 0 has not answered for") in line
 
 
+def gather_and_leave() -> None:
+    """Gather the hosts and exit; rank 0, whose process holds the store, has read them a second before the others."""
+    world = World.identify()
+
+    class SlowStore(dist.PrefixStore):
+        def get(self, key: str) -> bytes:
+            time.sleep(1.0)
+            return super().get(key)
+
+    if world.rank > 0:
+        dist.PrefixStore = SlowStore
+    assert world.hosts() == [world.host] * world.world_size
+
+
 def test_all_ranks_have_read_what_was_gathered_before_the_store_closes(tmp_path: Path) -> None:
     assert outcome(gather_and_leave, (), tmp_path, 3) == ([0, 0, 0], [])
+
+
+def run_all(mistakes: dict[str, str]) -> None:
+    world = World.identify()
+
+    def work() -> str:
+        if str(world.rank) in mistakes:
+            raise UserError("data.missing", "DATADIR_PHASE2", mistakes[str(world.rank)], "Mend it")
+        return "fine"
+
+    def run() -> int:
+        assert world.rendezvous.run_all("inputs", work) == "fine"
+        world.start()
+        world.barrier()
+        return 0
+
+    raise SystemExit(exit_code(run))
 
 
 @pytest.mark.parametrize(
@@ -81,6 +151,16 @@ def test_join_timeout_is_configurable(tmp_path: Path) -> None:
     (line,) = [line for line in rank.communicate(40).splitlines() if "error" in line]
     assert rank.returncode == 2
     assert "rank 1, 2 did not join within 2 s" in line
+
+
+def start_with_few_files(limit: int) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+
+    def work() -> int:
+        World.identify().start()
+        return 0
+
+    raise SystemExit(exit_code(work))
 
 
 def test_low_limit_on_open_files_is_printed_once(tmp_path: Path) -> None:

@@ -1,6 +1,12 @@
 """Training on 1, 2 and 4 processes with the same global batch gives the same losses, with dropout."""
 
+import contextlib
 import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -8,12 +14,18 @@ from safetensors.torch import load_file
 
 from harness import run_ranks, start_ranks
 from mlbert.cli.main import main
-from mlbert.training.checkpoint import CheckpointFolder
+from mlbert.distributed import world as world_module
+from mlbert.distributed.world import World
+from mlbert.host.errors import UserError
+from mlbert.runs.progress import TrainState
+from mlbert.runs.step_folders import StepFolders
+from mlbert.training.checkpoint import CheckpointFolder, Snapshots
 from training_settings import read_metrics, train_arguments
 
 # float32 sums in another order; twelve LAMB steps amplify the difference.
 TOLERANCE = 2e-4
 GLOBAL_PACKS = 8
+SLOW_SECONDS = 3.0  # of a disk, with collectives that may take 2 s
 EIGHT_BIT = {"precision": "fp8", "sharded_optimizer": "all", "weights_allgather": "e5m2", "gradient_reduction": "bf16"}
 
 
@@ -87,20 +99,56 @@ def test_resume_on_two_processes_is_exact(tmp_path, changes):
     assert whole.read_bytes() == parts.read_bytes()
 
 
+def load_checkpoint(world: World, folders: list[str]) -> dict[str, Any]:
+    """Load the newest checkpoint of this rank's folder; return its step and the bytes that this process read."""
+    before = int(Path("/proc/self/io").read_text().split()[1])  # rchar, which leaves out mapped files
+    try:
+        checkpoint, _ = CheckpointFolder(Path(folders[world.rank]), 9, {}).load_newest(world)
+    except UserError as error:
+        return {"error": str(error)}
+    read = int(Path("/proc/self/io").read_text().split()[1]) - before
+    return {"step": int(checkpoint.path.name.removeprefix("step_")), "bytes": read}
+
+
 def test_one_rank_of_a_node_reads_a_checkpoint_to_check_it(tmp_path):
     for step, rank in ((1, 0), (1, 1), (2, 1)):
         CheckpointFolder(tmp_path / f"{rank}", 9, {}).save(step, {"weights": torch.zeros(10_000_000)}, {})
-    results = run_ranks("rank_programs:load_checkpoint", 3, tmp_path, folders=[str(tmp_path / "1")] * 3)
-    assert [result.value["step"] for result in results] == [2, 2, 2]
-    assert [result.value["bytes"] > 10_000_000 for result in results] == [True, False, False]
+    ranks = run_ranks(load_checkpoint, 3, tmp_path, folders=[str(tmp_path / "1")] * 3)
+    assert [rank["step"] for rank in ranks] == [2, 2, 2]
+    assert [rank["bytes"] > 10_000_000 for rank in ranks] == [True, False, False]
     for name, found in (("0", "another step 1"), ("none", "another finds none")):
         folders = [str(tmp_path / name), str(tmp_path / "1")]
-        results = run_ranks("rank_programs:load_checkpoint", 2, tmp_path, node_size=1, folders=folders)
-        for result in results:
-            assert f"one node finds step 2 as its newest good checkpoint, {found}." in result.value["error"]
+        for rank in run_ranks(load_checkpoint, 2, tmp_path, node_size=1, folders=folders):
+            assert f"one node finds step 2 as its newest good checkpoint, {found}." in rank["error"]
+
+
+def wait_for_slow_disks(world: World, folder: str) -> list[int]:
+    """Save and load on a disk that is slower than a collective may be; return the steps that were loaded."""
+
+    def slowed(method: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *arguments: (time.sleep(SLOW_SECONDS), method(*arguments))[1]
+
+    StepFolders.save, StepFolders.load_newest = slowed(StepFolders.save), slowed(StepFolders.load_newest)
+    world_module.ROUND_SECONDS = 0.5
+    flat = SimpleNamespace(data=torch.zeros(3), layout=[])
+    stateless = {"state_dict": dict, "load_state_dict": lambda state: None}
+    optimizer, source = SimpleNamespace(exact_weights=contextlib.nullcontext, **stateless), SimpleNamespace(**stateless)
+    model = SimpleNamespace(derived_state=dict, load_derived_state=lambda state: None)
+    method = SimpleNamespace(flat=flat, optimizer=optimizer, model=model, source=source, loss_scale=None)
+    steps = []
+    for saves in (1, 2):
+        state = TrainState()
+        run = Snapshots(CheckpointFolder(Path(folder), 2, {}), method, state, 1, world)
+        if run.load(lambda line: None):
+            steps.append(state.step)
+        for _ in range(saves):  # the second save waits for the first one
+            state.step += 1
+            run.save({})
+        run.wait()
+        run.close()
+    return steps
 
 
 def test_ranks_wait_for_a_disk_that_is_slower_than_a_collective_may_be(tmp_path):
     folder = str(tmp_path / "checkpoints")
-    results = run_ranks("rank_programs:wait_for_slow_disks", 2, tmp_path, collective_timeout_s=2.0, folder=folder)
-    assert [result.value for result in results] == [[1], [1]]
+    assert run_ranks(wait_for_slow_disks, 2, tmp_path, collective_timeout_s=2.0, folder=folder) == [[1], [1]]
