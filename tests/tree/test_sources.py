@@ -1,7 +1,6 @@
 """Limits on the sources: length, nesting, docstrings, paths, names, number and use of modules, unused definitions."""
 
 import ast
-import functools
 import re
 from collections import Counter, defaultdict
 from fnmatch import fnmatch
@@ -194,30 +193,6 @@ def test_few_names_of_classes_and_modules_are_reused(package) -> None:
     for names, limit in ((classes, MAX_REPEATED_CLASS_NAMES), (stems, MAX_REPEATED_STEMS)):
         repeated = [name for name, count in Counter(names).items() if count > 1]
         assert len(repeated) <= limit, repeated
-
-
-def test_imported_names_exist(syntax_trees: Trees, package, tree_root: Path) -> None:
-    """Tools and launchers are not all run by tests, so a renamed definition could break one unnoticed."""
-    inside = tree_root / PACKAGE
-    missing = [
-        f"{path.relative_to(tree_root)}: {node.module}.{alias.name}"
-        for path, tree in syntax_trees.items()
-        if not {inside, tree_root / "records", tree_root / "tests"} & set(path.parents)  # tests are run
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mlbert.")
-        for alias in node.names
-        if f"{node.module}.{alias.name}".removeprefix("mlbert.") not in package
-        if alias.name not in names(package.get(str(node.module).removeprefix("mlbert."), ast.Module([], [])))
-    ]
-    assert missing == []
-
-
-@functools.cache
-def names(module: ast.Module) -> set[str]:
-    nodes = list(ast.walk(module))
-    found = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    found |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    return found | {a.asname or a.name for node in nodes if isinstance(node, ast.ImportFrom) for a in node.names}
 
 
 DEFINITIONS = (*FUNCTIONS, ast.ClassDef)

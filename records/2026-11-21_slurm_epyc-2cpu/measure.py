@@ -1,6 +1,6 @@
 """Measure the cost of launching and of recovery on a local test cluster, and write a folder in records/.
 
-    python tests/slurm/measure.py [--kills 20] [--out FOLDER]
+    PYTHONPATH=tests:tests/slurm python records/2026-11-21_slurm_epyc-2cpu/measure.py [--kills 20] [--out FOLDER]
 
 * start: seconds from sbatch to the end of the first training step on 4 nodes (median of three jobs), and how many of
   them our scripts take, from the first line of the job script to the start of the ranks;
@@ -26,9 +26,6 @@ import time
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cluster import running, unavailable_reason
 from mlbert.host.machine import processor_name
