@@ -8,6 +8,7 @@ from pathlib import Path
 import mlbert
 from cluster import Cluster
 from mlbert.config.sections import settings_by_key
+from mlbert.mlperf.logs import read_log
 from training_settings import SETTINGS, SHAPE
 
 # The training program, which waits in each step. A run that something happens to need not keep a processor busy.
@@ -29,15 +30,9 @@ main()
 """
 
 
-def read_log(path: Path) -> dict[str, list]:
-    """Return {key: values in order} of an MLPerf log; the value of run_stop is its status."""
-    values: dict[str, list] = {}
-    for line in path.read_text().splitlines():
-        if line.startswith(":::MLLOG"):
-            event = json.loads(line.removeprefix(":::MLLOG "))
-            value = event["metadata"]["status"] if event["key"] == "run_stop" else event["value"]
-            values.setdefault(event["key"], []).append(value)
-    return values
+def statuses(log: Path) -> list[str]:
+    """Return the status in each run_stop of an MLPerf log."""
+    return [event.metadata["status"] for event in read_log(log).all("run_stop")]
 
 
 class Site:

@@ -12,7 +12,8 @@ import pytest
 
 from cluster import Cluster
 from mlbert.distributed.place import expand_hostlist
-from slurm_site import Site, read_log
+from mlbert.mlperf.logs import read_log
+from slurm_site import Site, statuses
 
 # LONG runs can be interrupted half way, with a recent checkpoint. ENDLESS runs are never meant to finish.
 LONG = {"MAX_STEPS": 40, "SAVE_CHECKPOINT_STEPS": 10, "PAUSE_S": 0.1}
@@ -90,7 +91,7 @@ def test_killed_rank_ends_the_job_and_is_named(site: Site, rank: int) -> None:
     words = f"rank {rank} on {nodes_of(site, job)[rank]} died after step "
     assert words in site.output(job)
     log = site.runs / "out/result_0.txt"
-    assert read_log(log)["run_stop"] == ["aborted"]
+    assert statuses(log) == ["aborted"]
     assert words in log.read_text()
     assert not list(log.parent.glob(".*")), "the job must remove its temporary files"
     if rank == 0:
@@ -137,7 +138,7 @@ def test_job_ends_when_it_has_lost_as_many_nodes_as_it_has_spares(site: Site) ->
     site.wait_for_output(job, "resumed at step", 90)
     assert f"{first} is excluded from this job: rank 0 on {first} died after step " in site.output(job)
     log = site.runs / "out/result_0.txt"
-    site.cluster.wait_for(lambda: "run_start" in read_log(log), 90, "the first step after the restart")
+    site.cluster.wait_for(lambda: read_log(log).first("run_start"), 90, "the first step after the restart")
     os.kill(site.cluster.rank(job, 2), signal.SIGKILL)
     facts = site.cluster.wait_for_end(job)
     assert (facts["ExitCode"], facts["Restarts"]) == ("3:0", "0")
@@ -170,7 +171,7 @@ def test_signal_aborts_a_timed_run(site: Site) -> None:
     facts = site.cluster.wait_for_end(job)
     assert (facts["JobState"], facts["Restarts"]) == ("FAILED", "0")
     assert "warned of the end: the run is aborted." in site.output(job)
-    assert read_log(site.runs / "out/result_0.txt")["run_stop"] == ["aborted"]
+    assert statuses(site.runs / "out/result_0.txt") == ["aborted"]
     assert not (site.runs / "out/result_1.txt").exists()
 
 
@@ -183,12 +184,12 @@ def test_requeue_aborts_a_timed_run_and_starts_the_next_one(site: Site) -> None:
     site.cluster.run("scancel", job)
     site.cluster.wait_for_end(job)
     log = site.runs / "out/result_0.txt"
-    assert read_log(log)["run_stop"] == ["aborted"]
+    assert statuses(log) == ["aborted"]
     assert "resumed at step" not in site.output(job)
     assert site.output(job).count("do not mean that a node failed") == 2, "once for the requeue and once for scancel"
     assert "mlbert: error: rank" not in site.output(job), "no rank may be reported as lost"
     assert '"reason": "SIGTERM"' in log.read_text()
-    assert read_log(second)["seed"] == [6]
+    assert read_log(second).value("seed") == 6
 
 
 @pytest.mark.slow
@@ -219,7 +220,7 @@ def test_stopped_rank_ends_the_job_and_is_named(slow_jobs: SlowJobs) -> None:
     assert ended - stopped_at < 60, "including Slurm's KillWait"
     words = f"rank 1 on {nodes_of(site, job)[1]} is silent after step "
     assert words in site.output(job)
-    assert read_log(site.runs / "out/result_0.txt")["run_stop"] == ["aborted"]
+    assert statuses(site.runs / "out/result_0.txt") == ["aborted"]
 
 
 @pytest.mark.slow

@@ -1,17 +1,12 @@
 """Fixtures for the tree checks: the tree's files, configs and shell programs."""
 
 import ast
-import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from fake_cluster import FakeCluster
-from mlbert.config.sections import settings_by_key
 from quickstart_packages import make_environment
-from training_settings import SETTINGS, SHAPE
 
 ROOT = Path(__file__).resolve().parents[2]
 EXCLUDED = {".git", ".venv", "third_party", "build", "__pycache__"}
@@ -74,20 +69,3 @@ def syntax_trees() -> dict[Path, ast.Module]:
 @pytest.fixture(scope="session")
 def quickstart_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_environment(tmp_path_factory.mktemp("quickstart") / "venv")
-
-
-@pytest.fixture
-def cluster(tmp_path: Path, tree_root: Path) -> FakeCluster:
-    return FakeCluster(tmp_path, tree_root)
-
-
-@pytest.fixture
-def checking_cluster(cluster: FakeCluster, tree_root: Path, tmp_path: Path) -> FakeCluster:
-    """Return a cluster with the real trainer and complete settings."""
-    demo = tree_root / "benchmarks/bert/implementations/cpu_demo"
-    (cluster.system / "run_pretraining.py").write_bytes((demo / "run_pretraining.py").read_bytes())
-    (tmp_path / "shape.json").write_text(json.dumps(SHAPE))
-    Path(str(cluster.exports["CONFIG_FILE"])).touch()
-    cluster.exports |= {settings_by_key()[key].env: value for key, value in SETTINGS.items()}
-    cluster.exports |= {"BERT_CONFIG": tmp_path / "shape.json", "HOSTS": "n1,n2", "PYTHON": sys.executable}
-    return cluster

@@ -5,13 +5,103 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from fake_cluster import MISSPELT, FakeCluster
+from mlbert.config.sections import settings_by_key
 from mlbert.config.shell import LaunchConfig
 from programs import assert_refused, run_quietly, write_program
+from training_settings import SETTINGS, SHAPE
+
+# Records its arguments and the exports that differ between runs, then acts as the test's exports request.
+STAND_IN = """#!{python}
+import json, os, signal, sys
+from pathlib import Path
+name = Path(sys.argv[0]).name
+keep = ("EXPERIMENT", "SEED", "RESUME", "CACHES_CLEARED", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH",
+        "MLBERT_IMAGE_DIGEST")
+note = dict(program=name, words=sys.argv[1:], exports={{k: os.environ[k] for k in keep if k in os.environ}})
+with open(os.environ["NOTES"], "a") as file:
+    file.write(json.dumps(note) + "\\n")
+line = " ".join(sys.argv[1:])
+if os.environ.get("WARN_AT", "nothing") in line:
+    with open(f"/proc/{{os.getppid()}}/stat") as file:  # the job's shell is the grandparent of this process
+        os.kill(int(file.read().rpartition(")")[2].split()[1]), signal.SIGUSR1)
+if "requeue" in sys.argv:
+    sys.exit("requeue is refused")
+if line.startswith("image inspect"):
+    print("registry/bert@sha256:5eed")
+if name == "scontrol":
+    answers = dict(hostnames="n1\\nn2", node="NodeAddr=10.0.0.1", config="TaskPlugin = task/affinity")
+    print(next(answer for word, answer in answers.items() if word in sys.argv))
+if name == "srun" and "--mpi=list" in line:
+    print("pmi2 none")
+if "run_and_time.sh" in line:
+    run = Path(os.environ["LOGDIR"], "run_" + os.environ["EXPERIMENT"])
+    run.mkdir(parents=True, exist_ok=True)
+    status = int(os.environ.get("STATUS", "0"))
+    if os.environ.get("RUN_STOP"):
+        line = dict(key="run_stop", metadata=json.loads(os.environ["RUN_STOP"]))
+        run.with_name(run.name.replace("run_", "result_") + ".txt").write_text(json.dumps(line) + "\\n")
+    elif status < 2:
+        (run / "summary.json").write_text("{{}}")
+    sys.exit(status)
+"""
+PROGRAMS = ("srun", "scontrol", "squeue", "docker", "ssh", "mpirun", "enroot")
+
+# The answer to GRADIENT_CLIPING.
+MISSPELT = "warning: GRADIENT_CLIPING is exported but is not a setting; did you mean GRADIENT_CLIPPING?"
+
+
+class FakeCluster:
+    """A tree with a space in its path, stand-ins for the engines, and their recorded calls."""
+
+    def __init__(self, root: Path, tree_root: Path) -> None:
+        implementations = root / "a tree/benchmarks/bert/implementations"
+        self.system = implementations / "any"
+        self.system.mkdir(parents=True)
+        ours = tree_root / "benchmarks/bert/implementations"
+        (implementations / "pytorch").symlink_to(ours / "pytorch")
+        (self.system / "run.sub").write_bytes((ours / "cpu_demo/run.sub").read_bytes())
+        (self.system / "run_pretraining.py").touch()  # run.sub gets the settings from it before the ranks start
+        self.launch = implementations / "pytorch/launch"
+        self.logs, self.programs, self.notes = root / "logs", root / "bin", root / "notes"
+        for name in PROGRAMS:
+            write_program(self.programs / name, STAND_IN.format(python=sys.executable))
+        self.exports = {"DGXSYSTEM": "any_2x4x4x1", "CONFIG_FILE": self.system / "config_any_2x4x4x1.sh"}
+        self.exports |= {"DGXNNODES": 2, "DGXNGPU": 4, "RECIPE": "any", "LOGDIR": self.logs}
+        self.exports |= {"CLEAR_CACHES": 0, "CHECK_COMPLIANCE": 0}
+
+    @property
+    def image(self) -> Path:
+        """Create an image file. A job in a container gets a stand-in for the report too."""
+        path = self.logs.with_name("bert.sqsh")
+        path.touch()
+        return path
+
+    def start(self, launcher: str, *words: str, **exports: object) -> subprocess.CompletedProcess[str]:
+        """Start run.sub, which is in the system's folder, or another launcher."""
+        program = launcher if launcher == "run.sub" else self.launch / launcher
+        own = {"PATH": f"{self.programs}:{os.environ['PATH']}", "NOTES": self.notes, "VIRTUAL_ENV": "none"}
+        environment = {name: str(value) for name, value in {**own, **self.exports, **exports}.items()}
+        return run_quietly("bash", program, *words, env=environment, cwd=self.system)
+
+    def job(self, **exports: object) -> subprocess.CompletedProcess[str]:
+        """Run run.sub as Slurm would."""
+        slurm = {"SLURM_JOB_ID": 7, "SLURM_JOB_NUM_NODES": 2, "SLURM_JOB_NODELIST": "n[1-2]"}
+        return self.start("run.sub", **{**slurm, **exports})
+
+    def calls(self, program: str, word: str = "") -> list[dict]:
+        """Return the recorded calls of a program that have an argument containing ``word``."""
+        notes = [json.loads(line) for line in self.notes.read_text().splitlines()]
+        return [n for n in notes if n["program"] == program and any(word in w for w in n["words"])]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, tree_root: Path) -> FakeCluster:
+    return FakeCluster(tmp_path, tree_root)
 
 
 def test_job_starts_each_run_on_all_ranks_with_its_own_seed(cluster: FakeCluster, tmp_path: Path) -> None:
@@ -97,21 +187,34 @@ def test_only_a_failed_rank_stops_further_runs(cluster: FakeCluster, status: int
 
 
 @pytest.mark.parametrize(
-    ("srun", "run_stop", "status"),
+    ("engine", "exit_code", "reason", "status"),
     [
-        (137, {"reason": "rank 1 on n2 died after step 4", "status": "aborted"}, 3),
-        (143, {"reason": "rank 0 on n1 is silent after step 4 (30 s)", "status": "aborted"}, 3),
-        (137, {"reason": "SIGTERM", "status": "aborted"}, 143),
-        (139, None, 3),
-        (2, None, 2),
-        (143, {"reason": 'rank 1 on n2 failed after step 0: "x": is none. [data.too-small]', "status": "-"}, 2),
-        (143, {"reason": "rank 1 on n2 failed after step 4: IndexError: x[data.i]", "status": "aborted"}, 3),
-        (137, {"status": "success"}, 0),
+        ("srun", 137, "rank 1 on n2 died after step 4", 3),
+        ("srun", 143, "rank 0 on n1 is silent after step 4 (30 s)", 3),
+        ("srun", 137, "SIGTERM", 143),
+        ("srun", 139, None, 3),
+        ("srun", 2, None, 2),
+        ("srun", 143, 'rank 1 on n2 failed after step 0: "x": is none. [data.too-small]', 2),
+        ("srun", 143, "rank 1 on n2 failed after step 4: IndexError: x[data.i]", 3),
+        ("srun", 137, "success", 0),
+        *(
+            ("mpirun", 137, None, 3),
+            ("mpirun", 2, None, 2),
+            ("mpirun", 143, None, 143),
+            ("mpirun", 143, "SIGTERM", 143),
+        ),
+        ("mpirun", 3, "rank 1 on n2 failed after step 4: data: is damaged. Restore it. [data.damaged]", 2),
     ],
 )
-def test_job_exits_with_the_runs_status(cluster: FakeCluster, srun: int, run_stop: dict | None, status: int) -> None:
-    exports = {"RUN_STOP": json.dumps(run_stop)} if run_stop else {}
-    done = cluster.job(STATUS=srun, CONT=cluster.image, **exports)
+def test_launcher_exits_with_the_runs_status(
+    cluster: FakeCluster, engine: str, exit_code: int, reason: str | None, status: int
+) -> None:
+    run_stop = {"status": "success"} if reason == "success" else {"status": "aborted", "reason": reason}
+    exports = {"STATUS": exit_code} | ({"RUN_STOP": json.dumps(run_stop)} if reason else {})
+    if engine == "srun":
+        done = cluster.job(CONT=cluster.image, **exports)
+    else:
+        done = cluster.start("run_multinode.sh", "--mpirun", HOSTS="n1,n2", **exports)
     assert done.returncode == status, done.stdout + done.stderr
     assert f"run 0 ended with status {status}." in done.stdout
     assert (status != 0) or "writing its results failed with status 137" in done.stdout
@@ -252,6 +355,18 @@ def test_without_permission_to_drop_caches_sync_is_not_run(cluster: FakeCluster)
     assert not cluster.notes.exists()
 
 
+@pytest.fixture
+def checking_cluster(cluster: FakeCluster, tree_root: Path, tmp_path: Path) -> FakeCluster:
+    """Return a cluster with the real trainer and complete settings."""
+    demo = tree_root / "benchmarks/bert/implementations/cpu_demo"
+    (cluster.system / "run_pretraining.py").write_bytes((demo / "run_pretraining.py").read_bytes())
+    (tmp_path / "shape.json").write_text(json.dumps(SHAPE))
+    Path(str(cluster.exports["CONFIG_FILE"])).touch()
+    cluster.exports |= {settings_by_key()[key].env: value for key, value in SETTINGS.items()}
+    cluster.exports |= {"BERT_CONFIG": tmp_path / "shape.json", "HOSTS": "n1,n2", "PYTHON": sys.executable}
+    return cluster
+
+
 def test_run_sub_checks_settings_before_it_is_submitted_and_in_the_job(checking_cluster: FakeCluster) -> None:
     cluster = checking_cluster
     assert_refused(cluster.start("run.sub", BATCHSIZE=15), "BATCHSIZE")
@@ -324,17 +439,3 @@ def test_mpirun_starts_all_ranks(cluster: FakeCluster) -> None:
     assert call["words"][:8] == words, done
     assert call["words"][-1] == str(cluster.launch / "run_and_time.sh")
     assert {"RECIPE", "LOGDIR", "EXPERIMENT", "MASTER_ADDR", "PATH", "PYTHONPATH"} <= set(call["words"])
-
-
-@pytest.mark.parametrize(
-    ("mpirun", "reason", "status"),
-    [
-        *((137, None, 3), (2, None, 2), (143, None, 143), (143, "SIGTERM", 143)),
-        (3, "rank 1 on n2 failed after step 4: data: is damaged. Restore it. [data.damaged]", 2),
-    ],
-)
-def test_mpirun_ends_with_the_runs_status(cluster: FakeCluster, mpirun: int, reason: str | None, status: int) -> None:
-    exports = {"RUN_STOP": json.dumps({"reason": reason, "status": "aborted"})} if reason else {}
-    done = cluster.start("run_multinode.sh", "--mpirun", HOSTS="n1,n2", STATUS=mpirun, **exports)
-    assert done.returncode == status, done.stderr
-    assert f"run 0 ended with status {status}." in done.stdout

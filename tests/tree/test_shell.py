@@ -15,7 +15,7 @@ LAUNCH = "benchmarks/bert/implementations/pytorch/launch"
 BARE = {"PATH": "/usr/bin:/bin"}
 
 
-def test_programs_stop_at_the_first_error(shell_file: Path) -> None:
+def test_programs_stop_at_the_first_error_and_avoid_eval_and_in_place_edits(shell_file: Path) -> None:
     text = shell_file.read_text()
     is_program = text.startswith("#!")
     if is_program:
@@ -25,22 +25,17 @@ def test_programs_stop_at_the_first_error(shell_file: Path) -> None:
         # A sourced file must not change the options of the shell that it is sourced into.
         assert "set -e" not in text
         assert "# shellcheck shell=bash" in text
+    words = text.split()
+    assert "eval" not in words
+    assert "-i" not in words or "sed" not in words
     # Slurm accepts a job script that is not executable.
     assert os.access(shell_file, os.X_OK) == (is_program and shell_file.suffix != ".sub")
 
 
-def test_no_eval_and_no_in_place_edits(shell_file: Path) -> None:
-    words = shell_file.read_text().split()
-    assert "eval" not in words
-    assert "-i" not in words or "sed" not in words
-
-
-def test_run_and_time_requires_a_config(tree_root: Path) -> None:
-    assert_refused(run_quietly(tree_root / LAUNCH / "run_and_time.sh", env=BARE), "CONFIG_FILE is not set")
-
-
-def test_run_sub_requires_a_config_and_data(system_folder: Path, tmp_path: Path) -> None:
-    """Without a job, it checks both."""
+def test_launchers_require_a_config_and_data(system_folder: Path, tmp_path: Path) -> None:
+    """Without a job, it checks both; run_and_time.sh checks the config too."""
+    program = system_folder.parent / "pytorch/launch/run_and_time.sh"
+    assert_refused(run_quietly(program, env=BARE), "CONFIG_FILE is not set")
     done = run_quietly("bash", "run.sub", cwd=system_folder, env=BARE)
     assert done.returncode != 0
     assert "source config_<system>.sh" in done.stderr

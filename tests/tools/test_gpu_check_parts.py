@@ -1,21 +1,115 @@
-"""The GPU check measures the published configuration with NVIDIA's tools and does not change the GPU's settings."""
+"""Parts of the GPU check: the ladder, groups of kernels in a profile, the published step, and NVIDIA's tools.
 
+Rehearsals of the GPU check (test_gpu_check.py) profile real steps.
+"""
+
+import itertools
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from gpu_check import collectives, external, hardware, published_step
+import mlbert
+from gpu_check import collectives, external, hardware, profile, published_step
+from gpu_check.ladder import Ladder, Rung, Sizes, fp8_rungs, largest, rungs
 from gpu_check.parts import tiny_scale
 from mlbert.config.resolution import resolve
 from mlbert.distributed.sharding import ShardedReducer
-from mlbert.ops import api as ops
+from mlbert.ops import forms as registry
 from mlbert.recipes.registry import RECIPES
 from programs import exports_of, write_program
 
 CPU = torch.device("cpu")
+SIZES = Sizes(4, 2, 3)
+
+
+def test_last_rung_has_everything_that_auto_selects() -> None:
+    found = rungs(CPU, SIZES)
+    best = registry.select("auto")
+    assert found[0] == Rung("plain", {}, SIZES.plain)
+    assert found[-1].forms == {op: form for op, form in best.items() if form != "plain" and not op.startswith("fp8_")}
+    for before, after in itertools.pairwise(found):
+        assert before.forms.items() <= after.forms.items()
+    names = [rung.name for rung in [*found, *fp8_rungs(CPU, found[-1])]]
+    assert len(set(names)) == len(names)
+
+
+def test_step_that_does_not_fit_is_halved() -> None:
+    tried = []
+
+    def measure(count: int) -> dict[str, int]:
+        tried.append(count)
+        if count > 2:
+            raise torch.OutOfMemoryError("too large")
+        return {"sequences": count}
+
+    assert largest(8, CPU, measure) == {"sequences": 2, "did_not_fit": 8}
+    assert tried == [8, 4, 2]
+    assert largest(2, CPU, measure) == {"sequences": 2}
+    with pytest.raises(RuntimeError, match="other"):
+        largest(8, CPU, lambda _: (_ for _ in ()).throw(RuntimeError("other")))
+
+
+def test_rungs_are_measured_in_both_precisions() -> None:
+    small, best = Ladder(tiny_scale().config, CPU, torch.bfloat16, SIZES, 0.0), rungs(CPU, SIZES)[-1]
+    rows = [small.measure(rung) for rung in (best, *fp8_rungs(CPU, best))]
+    assert [row["precision"] for row in rows] == ["", "fp8"]
+    assert all(row["sequences_per_second"] > 0 and row["sequences"] == SIZES.fast for row in rows)
+    assert rows[0]["loss"] != rows[1]["loss"]
+    registry.select("auto")
+
+
+KERNELS = r"^def (\w+_kernel)\("
+
+
+def span(category: str, name: str, duration: float) -> dict[str, Any]:
+    return {"ph": "X", "cat": category, "name": name, "ts": 0, "dur": duration}
+
+
+def test_kernels_are_grouped_by_name() -> None:
+    """Operators are counted only if the trace has no kernels."""
+    kernels = {
+        "nvjet_tst_128x256_64x4_NNT": 40,
+        "attention_forward_kernel": 300,
+        "norm_backward_kernel": 50,
+        "norm_forward_kernel": 30,
+        "second_pass_kernel": 7,
+        "void at::native::CatArrayBatchedCopy<float>": 3,
+        "ncclDevKernel_AllReduce_Sum_bf16": 5,
+        "GeluCUDAKernelImpl": 1,
+    }
+    events = [span("kernel", name, seconds) for name, seconds in kernels.items()]
+    events += [span("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 2), span("cpu_op", "aten::mm", 99)]
+    found = profile.group_times(events)
+    seconds = {group: round(1e6 * sum(names.values()), 6) for group, names in found.items() if names}
+    assert seconds == {
+        **{"GEMM": 40, "attention": 300, "norm": 80, "optimizer": 7},
+        **{"copy": 5, "communication": 5, "other": 1},
+    }
+    assert profile.group_times([span("cpu_op", "aten::mm", 6)])["GEMM"] == {"aten::mm": 6e-6}
+
+
+def own_kernels() -> list[str]:
+    sources = sorted(Path(mlbert.__file__).parent.glob("*/triton*/*.py"))
+    sources += sorted(Path(mlbert.__file__).parent.glob("optim/triton_*.py"))
+    return [name for path in sources for name in re.findall(KERNELS, path.read_text(), re.MULTILINE)]
+
+
+def test_all_our_kernels_have_a_group() -> None:
+    """A new kernel without a pattern would be counted as other."""
+    assert [name for name in own_kernels() if profile.group_of_name(name) == "other"] == []
+
+
+def test_ncu_profiles_the_costliest_kernels() -> None:
+    assert set(external.DEFAULT_KERNELS) <= set(own_kernels())
+    kernels = {"void cutlass::device::Gemm<int, 8>(Params)": 2.0, "cast_kernel": 3.0, "Memcpy": 9.0}
+    assert external.costliest({"replay": {"kernels": kernels}}) == ["cast_kernel", "Gemm"]
+    assert external.costliest({}) == list(external.DEFAULT_KERNELS)
+
+
 DIFFERENT = {*published_step.CHANGES, "LOGDIR", "OPS", "BATCHSIZE"}
 
 
@@ -47,7 +141,7 @@ def test_measured_step_follows_the_settings(tmp_path: Path) -> None:
     assert found.batch.num_samples == 2 * published_step.SEQUENCES_A_PACK
     losses = [float(found.step()) for _ in range(2)]
     assert losses[0] != losses[1]
-    ops.select("auto")
+    registry.select("auto")
 
 
 def test_power_is_the_median_of_complete_samples() -> None:
@@ -59,15 +153,14 @@ def test_power_is_the_median_of_complete_samples() -> None:
     assert hardware.power_summary("No devices were found\n") == {"skipped": "nvidia-smi: No devices were found"}
 
 
-@pytest.mark.parametrize("tool", ["ncu", "compute-sanitizer", "nvcc"])
-def test_missing_tools_are_named(tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tools_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    calls = {
+    for tool, call in {
         "ncu": lambda: external.count_kernel("cast_kernel", tmp_path, True),
         "compute-sanitizer": lambda: external.sanitize(tmp_path, True),
         "nvcc": external.build_fmha,
-    }
-    assert calls[tool]() == {"skipped": f"{tool} is not installed"}
+    }.items():
+        assert call() == {"skipped": f"{tool} is not installed"}
 
 
 def test_output_of_ncu_and_compute_sanitizer_is_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

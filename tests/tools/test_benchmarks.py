@@ -1,0 +1,109 @@
+"""The benchmarks in tools/ write complete and consistent records."""
+
+import importlib.util
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+import bench_prepare as prepare
+import bench_text
+from mlbert.data.formats.wordpiece import load_vocabulary
+from programs import run_checked
+from text_sets import random_texts, write_texts
+
+ASSETS = Path(__file__).resolve().parents[1] / "assets" / "instances"
+needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc on PATH: nothing to compare with")
+
+
+@pytest.fixture(scope="module")
+def record() -> dict:
+    return prepare.run(ASSETS / "text.txt", ASSETS / "vocab.txt", rounds=2, num_lengths=20_000)
+
+
+@needs_gcc
+def test_preparation_record_is_consistent(record):
+    generator = record["generator"]
+    assert generator["instances"] == 217
+    assert len(generator["pair_ratios"]) == generator["rounds"] == 2
+    assert min(generator["pair_ratios"]) <= generator["ratio"] <= max(generator["pair_ratios"])
+    for side in (generator["native"], generator["plain"]):
+        assert side["instances_per_second"] * side["median_seconds"] == pytest.approx(217)
+        assert side["median_seconds"] >= side["median_tokenizer_seconds"] > 0
+    imported, loader, packing = record["tfrecord_to_hdf5"], record["loader"], record["packing"]
+    assert imported["bytes"] > 217 * 1024
+    assert loader["set_sequences"] >= prepare.LOADED_SEQUENCES
+    assert min(loader["sequences"]) >= prepare.PACKS_PER_STEP * prepare.LOADER_STEPS
+    assert packing["lengths"] == 20_000
+    assert 20_000 / 3 <= packing["packs"] < 20_000
+    assert 0.9 < packing["filled"] <= 1
+
+
+@needs_gcc
+def test_command_prints_and_writes_the_record(monkeypatch, record, tmp_path, capsys):
+    monkeypatch.setattr(prepare, "run", lambda *_: record)
+    assert prepare.main(["--json", str(tmp_path / "record.json")]) == 0
+    assert "ratio (median of 2 pairs)" in capsys.readouterr().out
+    assert json.loads((tmp_path / "record.json").read_text()) == json.loads(json.dumps(record))
+
+
+def test_default_input_is_generated(tmp_path):
+    part, vocab = prepare.default_input(tmp_path, num_bytes=30_000, vocab_size=400)
+    assert 30_000 < part.stat().st_size < 200_000
+    assert "\n\n" in part.read_text()
+    assert len(load_vocabulary(vocab)) <= 400
+
+
+def test_input_without_a_vocabulary_is_an_error(capsys):
+    assert prepare.main(["--input", str(ASSETS / "text.txt")]) == 2
+    assert "only one of them is given" in capsys.readouterr().err
+
+
+def test_text_record_is_consistent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_text, "SEQUENCES", 8)
+    monkeypatch.setattr(bench_text, "STEPS", 10)
+    folder = write_texts(tmp_path / "set", random_texts(60, most_words=200))
+    record = json.loads(json.dumps(bench_text.run(folder, rounds=2)))
+    assert record["texts"] == 60
+    assert record["tokenising"]["compiled MB/s"]["least"] > 0
+    assert 0 < record["share of tokens that truncation drops"] < 1
+    for mode in ("truncate", "split"):
+        for start in ("first", "tokenised"):
+            speeds = record[f"{mode}, {start}"]
+            assert speeds["sequences/s"]["least"] > 0
+            assert speeds["longest wait ms"]["median"] >= speeds["99th percentile of waits ms"]["least"]
+    assert record["truncate, evaluation set"]["sequences"] == 60
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed (the tf extra)")
+def test_every_side_of_tensorflow_is_timed(tree_root: Path, tmp_path: Path) -> None:
+    words = ["--config", "demo", "--sequences", "6", "--pairs", "1", "--json", str(tmp_path / "record.json")]
+    run_checked(sys.executable, tree_root / "tools/bench_tensorflow2.py", *words)
+    record = json.loads((tmp_path / "record.json").read_text())
+    names = list(record["seconds"])
+    assert [name.partition(":")[0] for name in names] == [
+        *("tensorflow padded", "tensorflow padded + xla", "tensorflow packed", "tensorflow packed + xla"),
+        "pytorch, OPS=plain",
+    ]
+    assert names[0].endswith("6 rows")
+    assert int(names[2].split()[-2]) < 6
+    assert record["times_as_fast_as_padded"][names[0]] == [1.0]
+
+
+def test_modelled_step_is_marked_and_adds_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    import model_step
+
+    record = tmp_path / "record.json"
+    model_step.main(["--config", "demo", "--gpu", "h200", "--packs", "8", "--json", str(record)])
+    printed = capsys.readouterr().out
+    assert "modelled with measured rates" in printed
+    assert "sequences/s" in printed
+    rows = json.loads(record.read_text())
+    assert [(row["precision"], row["sequences"]) for row in rows] == [("bf16", 16), ("fp8", 16)]
+    for row in rows:
+        assert f"{sum(row['milliseconds'].values()):.1f}" in printed
+        assert row["milliseconds"].keys() == row["launches"].keys() == row["gigabytes"].keys()
