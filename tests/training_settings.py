@@ -8,7 +8,7 @@ import pytest
 from mlbert.cli.main import main
 from mlbert.config.recipe import Recipe
 from mlbert.config.resolution import resolve
-from mlbert.config.sections import Configuration
+from mlbert.config.sections import Configuration, settings_by_key
 from programs import words_as_dict
 
 SHAPE = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -24,6 +24,15 @@ SETTINGS = words_as_dict("""
     seed=5 cpu_threads=1 precision=fp32 log_freq=1
     submission_org=test submission_platform=test submission_division=open
 """)
+
+
+def exports(folder: Path) -> dict[str, str]:
+    """Return `SETTINGS` as exports; the model's shape is a file in the folder."""
+    (folder / "bert_config.json").write_text(json.dumps(SHAPE))
+    table = settings_by_key()
+    return {table[key].env: value for key, value in SETTINGS.items()} | {
+        "BERT_CONFIG": str(folder / "bert_config.json")
+    }
 
 
 def train_arguments(folder: Path, name: str = "out", **changes: object) -> list[str]:

@@ -12,9 +12,10 @@ import sys
 import time
 from pathlib import Path
 
+from test_prepare import start, states, write_texts
+
 from cluster import Cluster, running
 from stored_sets import tree
-from test_prepare import start, states, write_texts
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,7 +13,6 @@ import multiprocessing
 import os
 import runpy
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import mlbert
+from programs import free_ports
 
 PRELOADED = ["torch.distributed", "mlbert.cli.train", "mlbert.recipes.packed_lamb", "matplotlib.figure"]
 HERE = Path(__file__).resolve().parent
@@ -93,12 +93,6 @@ def _be_rank(name: tuple[str, str], arguments: tuple[Any, ...], environ: dict[st
     getattr(importlib.import_module(name[0]), name[1])(*arguments)
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 def rank_environment(rank: int, world_size: int, port: int, node_size: int | None = None) -> dict[str, str]:
     """Return the environment of one rank; nodes have `node_size` ranks (None: all)."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "OMPI_", "PMI_"))}
@@ -114,7 +108,7 @@ def rank_environment(rank: int, world_size: int, port: int, node_size: int | Non
 def start_ranks(
     function: Callable[..., object], arguments: tuple[Any, ...], size: int, folder: Path, node_size: int | None = None
 ) -> list[Rank]:
-    port = free_port()
+    (port,) = free_ports(1)
     environments = [rank_environment(rank, size, port, node_size) for rank in range(size)]
     return [Rank(function, arguments, each, folder / f"{port}_{each['RANK']}.txt") for each in environments]
 

@@ -1,6 +1,5 @@
 """torchrun as in docs/torchrun.md: a killed rank is restarted, the run continues exactly, and nodes end quietly."""
 
-import json
 import os
 import signal
 import subprocess
@@ -10,20 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from harness import free_port, rank_environment, run_program
-from mlbert.config.sections import settings_by_key
-from training_settings import SETTINGS, SHAPE
+from harness import rank_environment, run_program
+from programs import free_ports
+from training_settings import exports
 
 IMPLEMENTATIONS = Path("benchmarks/bert/implementations")
 
 
-def exports(folder: Path, tree_root: Path, name: str) -> dict[str, str]:
+def exports_of_a_run(folder: Path, tree_root: Path, name: str) -> dict[str, str]:
     """Return the exports of a run on two ranks into ``folder/name``."""
-    (folder / "bert_config.json").write_text(json.dumps(SHAPE))
-    table = settings_by_key()
-    values = {table[key].env: value for key, value in SETTINGS.items()}
     config = tree_root / IMPLEMENTATIONS / "cpu_demo/config_cpu_1x1x32x1_demo.sh"
-    values |= {"CONFIG_FILE": str(config), "CLEAR_CACHES": "0", "BERT_CONFIG": str(folder / "bert_config.json")}
+    values = exports(folder) | {"CONFIG_FILE": str(config), "CLEAR_CACHES": "0"}
     values |= {"DGXNNODES": "2", "DGXNGPU": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "RESUME": "1"}
     values |= {"SAVE_CHECKPOINT_STEPS": "10", "MAX_STEPS": "100", "TARGET_MLM_ACCURACY": "1e-6"}
     return values | {"LOGDIR": str(folder / name)}
@@ -32,18 +28,18 @@ def exports(folder: Path, tree_root: Path, name: str) -> dict[str, str]:
 @pytest.mark.slow
 def test_killed_rank_does_not_change_the_final_weights(tmp_path: Path, tree_root: Path) -> None:
     """Run two ranks undisturbed, and then with two torchrun agents, as on two machines with one rank each."""
-    program, port = tree_root / IMPLEMENTATIONS / "cpu_demo/run_pretraining.py", free_port()
-    own = exports(tmp_path, tree_root, "whole")
+    program, (port, own_port) = tree_root / IMPLEMENTATIONS / "cpu_demo/run_pretraining.py", free_ports(2)
+    own = exports_of_a_run(tmp_path, tree_root, "whole")
     ranks = [run_program(program, [], tmp_path, rank_environment(rank, 2, port, 1) | own) for rank in range(2)]
     outputs = [rank.communicate(120) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(outputs)
 
     words = ["--nnodes=2", "--nproc-per-node=1", "--max-restarts=1", "--rdzv-backend=c10d", "--rdzv-id=any"]
-    words += [f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--monitor-interval=0.2", "--no-python"]
+    words += [f"--rdzv-endpoint=127.0.0.1:{own_port}", "--monitor-interval=0.2", "--no-python"]
     launcher = str(tree_root / IMPLEMENTATIONS / "pytorch/launch/run_and_time.sh")
     identity = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     environ = {name: value for name, value in rank_environment(0, 2, port).items() if name not in identity}
-    environ |= exports(tmp_path, tree_root, "disturbed")
+    environ |= exports_of_a_run(tmp_path, tree_root, "disturbed")
     environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     command = [sys.executable, "-m", "torch.distributed.run", *words, launcher]
     agents = [
@@ -70,7 +66,7 @@ def test_nodes_end_without_a_stack_of_torch(tmp_path: Path, status: int) -> None
     """Rank 0 writes the results when the others have ended, and its node has the store."""
     program = "import os, sys, time; first = os.environ['RANK'] == '0'; time.sleep(first); "
     program += f"print(os.environ.get('TORCH_CPP_LOG_LEVEL')); sys.exit({status} * first)"
-    words = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    words = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={free_ports(1)[0]}"]
     command = [sys.executable, "-m", "mlbert", "launch", "ranks", *words]
     ranks = ["--no-python", sys.executable, "-c", program]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": tmp_path, "text": True}

@@ -12,12 +12,13 @@ from typing import NoReturn
 import pytest
 import torch.distributed as dist
 
-from harness import Rank, free_port, rank_environment, start_ranks
+from harness import Rank, rank_environment, start_ranks
 from mlbert.cli.main import exit_code, main
 from mlbert.distributed import rendezvous
 from mlbert.distributed.lifecycle import Lifecycle
 from mlbert.distributed.world import World
 from mlbert.host.errors import UserError
+from programs import free_ports
 from training_settings import train_arguments
 
 DEADLINE = 3.0
@@ -147,7 +148,7 @@ def test_training_prints_a_mistake_once(tmp_path: Path, words: str, changes: dic
 
 def test_join_timeout_is_configurable(tmp_path: Path) -> None:
     words = train_arguments(tmp_path, join_timeout=2)
-    rank = Rank(main, (words,), rank_environment(0, 3, free_port()), tmp_path / "output.txt")
+    rank = Rank(main, (words,), rank_environment(0, 3, *free_ports(1)), tmp_path / "output.txt")
     (line,) = [line for line in rank.communicate(40).splitlines() if "error" in line]
     assert rank.returncode == 2
     assert "rank 1, 2 did not join within 2 s" in line

@@ -1,15 +1,13 @@
 """A site on a test cluster: a tree with one system folder, like a vendor's, from which jobs are submitted."""
 
 import contextlib
-import json
 import subprocess
 from pathlib import Path
 
 import mlbert
 from cluster import Cluster
-from mlbert.config.sections import settings_by_key
 from mlbert.mlperf.logs import read_log
-from training_settings import SETTINGS, SHAPE
+from training_settings import exports
 
 # The training program, which waits in each step. A run that something happens to need not keep a processor busy.
 WAITING = """\
@@ -47,20 +45,16 @@ class Site:
         (implementations / "pytorch").symlink_to(ours / "pytorch")
         for stub in ("run.sub", "run_pretraining.py"):
             (system / stub).write_bytes((ours / "cpu_demo" / stub).read_bytes())
-        shape = root / "bert_config.json"
-        shape.write_text(json.dumps(SHAPE))
-        table = settings_by_key()
-        exports = {table[name].env: value for name, value in SETTINGS.items()}
-        exports |= {"BERT_CONFIG": str(shape), "LOGDIR": str(self.runs / "out"), "SAVE_CHECKPOINT_STEPS": "0"}
-        exports |= {"DGXNNODES": "2", "DGXNGPU": "1", "NEXP": "1", "WALLTIME": "10", "CLEAR_CACHES": "0"}
-        exports |= {"CHECK_COMPLIANCE": "0", "DGXSYSTEM": "test_2x1x4x2"}
+        values = exports(root) | {"LOGDIR": str(self.runs / "out"), "SAVE_CHECKPOINT_STEPS": "0"}
+        values |= {"DGXNNODES": "2", "DGXNGPU": "1", "NEXP": "1", "WALLTIME": "10", "CLEAR_CACHES": "0"}
+        values |= {"CHECK_COMPLIANCE": "0", "DGXSYSTEM": "test_2x1x4x2"}
         self.config = system / "config_test_2x1x4x2.sh"
         (system / "env.sh").write_text(
             f'source "{ours}/pytorch/launch/reset_settings.sh"\n'
             'export CONFIG_FILE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/${BASH_SOURCE[1]##*/}"\n'
         )
         lines = ['source "$(dirname "${BASH_SOURCE[0]}")/env.sh"']
-        lines += [f"export {name}='{value}'" for name, value in exports.items()]
+        lines += [f"export {name}='{value}'" for name, value in values.items()]
         self.config.write_text("\n".join(lines) + "\n")
 
     def submit(self, *sbatch_words: str, nodes: int = 2, **exports: object) -> str:

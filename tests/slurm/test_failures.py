@@ -33,29 +33,22 @@ SlowJobs = dict[str, tuple[Site, str, Any]]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def slow_jobs(
-    cluster: Cluster, tree_root: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> SlowJobs:
-    """Start the slow jobs first: two with a stopped rank, one that hits its time limit, one that loses a node."""
-    with_spare = request.config.getoption("--slow")
-    names = ("stopped", "limit", "power", *["spare"] * with_spare)
+def slow_jobs(cluster: Cluster, tree_root: Path, tmp_path_factory: pytest.TempPathFactory) -> SlowJobs:
+    """Start the slow jobs first: one with a stopped rank, one that hits its time limit, one that loses a node."""
+    names = ("stopped", "limit", "power")
     sites = {name: Site(cluster, tmp_path_factory.mktemp(name) / "tree", tree_root) for name in names}
     # Without checkpoints: while one is written, a rank may be silent for ten minutes.
-    jobs = {"stopped": sites["stopped"].submit(MAX_STEPS=100_000, LOG_FREQ=1, PAUSE_S=0.1)}
-    if with_spare:
-        jobs["spare"] = sites["spare"].submit("-N3", SPARES=1, **{**LONG, "SAVE_CHECKPOINT_STEPS": 0, "LOG_FREQ": 1})
+    stopped = sites["stopped"].submit(MAX_STEPS=100_000, LOG_FREQ=1, PAUSE_S=0.1)
     # The signal comes when at most 75 seconds are left, and Slurm looks every 30 seconds: on a busy machine the first
     # checkpoint needs more than 20 seconds.
-    jobs["limit"] = sites["limit"].submit("--signal=B:USR1@45", nodes=1, WALLTIME=2, **ENDLESS)
-    jobs["power"] = submit_with_checkpoint(sites["power"], **LONG)
-    events: dict[str, Any] = {"limit": None, "power": nodes_of(sites["power"], jobs["power"])[1]}
-    cluster.kill_node(events["power"])
-    for name, rank in (("stopped", 1), ("spare", 0))[: 1 + with_spare]:
-        metrics = sites[name].runs / "out/run_0/metrics.jsonl"
-        cluster.wait_for(lambda path=metrics: path.exists() and path.read_text().count("\n") > 3, 90, "four steps")
-        os.kill(cluster.rank(jobs[name], rank), signal.SIGSTOP)
-        events[name] = time.time()
-    return {name: (sites[name], job, events[name]) for name, job in jobs.items()}
+    limit = sites["limit"].submit("--signal=B:USR1@45", nodes=1, WALLTIME=2, **ENDLESS)
+    power = submit_with_checkpoint(sites["power"], **LONG)
+    cluster.kill_node(lost := nodes_of(sites["power"], power)[1])
+    metrics = sites["stopped"].runs / "out/run_0/metrics.jsonl"
+    cluster.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 3, 90, "four steps")
+    os.kill(cluster.rank(stopped, 1), signal.SIGSTOP)
+    jobs = {"stopped": (stopped, time.time()), "limit": (limit, None), "power": (power, lost)}
+    return {name: (sites[name], *job) for name, job in jobs.items()}
 
 
 @pytest.fixture(scope="module")
@@ -221,18 +214,6 @@ def test_stopped_rank_ends_the_job_and_is_named(slow_jobs: SlowJobs) -> None:
     words = f"rank 1 on {nodes_of(site, job)[1]} is silent after step "
     assert words in site.output(job)
     assert statuses(site.runs / "out/result_0.txt") == ["aborted"]
-
-
-@pytest.mark.slow
-def test_spare_node_replaces_that_of_a_stopped_first_rank(slow_jobs: SlowJobs, undisturbed: bytes) -> None:
-    """Without checkpoints, the run starts over."""
-    site, job, _ = slow_jobs["spare"]
-    facts = site.cluster.wait_for_end(job)
-    (lost, *others), output = nodes_of(site, job), site.output(job)
-    assert f"{lost} is excluded from this job: rank 0 on {lost} is silent after step " in output, output
-    assert f"continues on {','.join(others)} from its beginning" in output
-    assert (facts["ExitCode"], facts["Restarts"]) == ("1:0", "0"), "random tokens cannot reach the target"
-    assert weights(site.runs / "out/run_0") == undisturbed
 
 
 def test_lost_node_loses_no_steps(slow_jobs: SlowJobs, undisturbed: bytes) -> None:

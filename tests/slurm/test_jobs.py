@@ -1,19 +1,28 @@
-"""Jobs on a real Slurm: the documented commands, overrides, user errors, arrays and concurrent jobs."""
+"""Jobs on a real Slurm: the documented commands, overrides, user errors, arrays, concurrent jobs and preparation."""
 
 import contextlib
 import importlib.util
 import json
+import os
+import random
 import re
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
+import mlbert
 from cluster import Cluster
 from mlbert.data.formats.manifest import read_manifest
 from mlbert.data.prepare.split_bins import make_bins
 from mlbert.mlperf.logs import read_log
+from mosaic_texts import BASE, make_texts
 from slurm_site import Site
+from stored_sets import tree
+from text_sets import json_lines
 from training_settings import SHAPE
 
 
@@ -166,3 +175,68 @@ def test_tensorflow_uses_one_process_per_node(site: Site, prepared_data: Path, t
     log = read_log(site.runs / "out/result_0.txt")
     assert [log.value(key) for key in ("recipe", "ranks", "global_batch_size")] == ["tensorflow2", 2, 12]
     assert log.status == "success"
+
+
+@pytest.mark.slow
+def test_mosaic_main_trains_on_two_nodes(cluster: Cluster, tmp_path: Path, tree_root: Path) -> None:
+    make_texts(tmp_path, tree_root)
+    home = tree_root / "benchmarks/mosaic_bert"
+    script = (home / "yamls/cloud/slurm.sub").read_text().replace(" --gpus-per-node=8", "")  # these nodes have no GPUs
+    (tmp_path / "slurm.sub").write_text(script)
+    words = ("model.name=mosaic_bert", "max_duration=4ba", "eval_interval=4ba", "save_folder=out")
+    package = {"PYTHONPATH": str(Path(mlbert.__file__).parents[1]), "PYTHON": sys.executable}
+    submit = ("sbatch", "--parsable", "-N", "2", "--ntasks-per-node=1", "-t", "10", "slurm.sub")
+    done = cluster.run(*submit, home / "main.py", "main.yaml", *BASE, *words, cwd=tmp_path, environment=package)
+    assert done.returncode == 0, done.stderr
+    state = cluster.wait_for_end(done.stdout.strip())["JobState"]
+    assert state == "COMPLETED", (tmp_path / f"slurm-{done.stdout.strip()}.out").read_text()
+    summary = json.loads((tmp_path / "out/run_0/summary.json").read_text())
+    assert (summary["ranks"], summary["status"], summary["samples"]) == (2, "success", 64)
+
+
+WORDS = ("the", "river", "runs", "under", "a", "bridge", "by", "the", "old", "kitchen", "1984")
+KILLS = 3
+ENVIRONMENT = {"SBATCH_OUTPUT": "/dev/null", "SBATCH_EXCLUSIVE": "exclusive"}  # one job per node
+
+
+def states(cluster: Cluster, job: str) -> set[str]:
+    lines = cluster.run("scontrol", "--oneliner", "show", "job", job).stdout.splitlines()
+    return {word.removeprefix("JobState=") for line in lines for word in line.split() if word.startswith("JobState=")}
+
+
+@pytest.mark.slow
+def test_a_killed_array_makes_the_bytes_of_one_process(cluster: Cluster, tree_root: Path, tmp_path: Path) -> None:
+    draw = random.Random(0)
+    (tmp_path / "texts").mkdir()
+    for number in range(8):  # large enough to be tasks by themselves
+        texts = (" ".join(draw.choices(WORDS, k=draw.randrange(1, 6000))) for _ in range(1000))
+        (tmp_path / f"texts/{number}.jsonl").write_text(json_lines(texts))
+    convert = [sys.executable, tree_root / "benchmarks/mosaic_bert/common/convert_dataset.py", "--dataset", "text"]
+    convert += ["--path", tmp_path / "texts", "--splits", "train", "val", "--concat_tokens", "64", "--out_root"]
+    draw, killed = random.Random(time.time_ns()), 0
+    script = (
+        tree_root / "benchmarks/bert/implementations/pytorch/launch/prepare_data.sh",
+        "--slurm",
+        "7",
+        "--workers",
+        "1",
+        "--",
+    )
+    done = cluster.run(*script, *convert, tmp_path / "many", environment=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    jobs = [line.split()[1].rstrip(":") for line in done.stdout.splitlines() if line.startswith("job ")]
+    assert len(jobs) == 3  # two passes and the merge
+    deadline = time.monotonic() + 400
+    while states(cluster, jobs[-1]) <= {"PENDING", "RUNNING", "COMPLETING"}:
+        assert time.monotonic() < deadline
+        running = cluster.running("convert_dataset.py")
+        if killed < KILLS and running and draw.random() < 0.2:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(draw.choice(running), signal.SIGKILL)
+                killed += 1
+        time.sleep(draw.uniform(0, 0.5))
+    assert [states(cluster, job) for job in jobs] == [{"COMPLETED"}] * 3
+    assert killed == KILLS
+    subprocess.run([*convert, tmp_path / "one"], check=True, capture_output=True, timeout=300)
+    assert "train/shard.00002.mds" in tree(tmp_path / "one")
+    assert tree(tmp_path / "many") == tree(tmp_path / "one")

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from mlbert.config.sections import settings_by_key
+import training_settings
 from mlbert.config.shell import LaunchConfig
 from programs import assert_refused, run_quietly, write_program
-from training_settings import SETTINGS, SHAPE
 
 # Records its arguments and the exports that differ between runs, then acts as the test's exports request.
 STAND_IN = """#!{python}
@@ -233,6 +232,7 @@ def test_successful_run_without_a_summary_is_not_repeated(cluster: FakeCluster) 
     ("story", "is_lost", "status"),
     [
         ("died after step 4", True, 3),
+        ("is silent after step 4 (30 s)", True, 3),
         ("hangs after step 4 (READ, 26 s)", True, 3),
         ("failed after step 4: OSError: no such device", False, 3),
         ("failed after step 0: it holds 10 examples, 20 are asked for [data.examples]", False, 2),
@@ -244,6 +244,7 @@ def test_only_a_lost_rank_excludes_its_node(cluster: FakeCluster, story: str, is
     done = cluster.job(STATUS=3, RUN_STOP=run_stop, DGXNNODES=1, SPARES=1)
     assert done.returncode == status, done.stderr
     assert (f"n1 is excluded from this job: rank 1 on n1 {story}." in done.stdout) == is_lost
+    assert ("continues on n2 from its beginning" in done.stdout) == is_lost
     runs = cluster.calls("srun", "run_and_time.sh")
     assert ["--exclude=n2" in run["words"] for run in runs] == [True, False][: 1 + is_lost]
     assert ["--exclude=n1" in run["words"] for run in runs] == [False, True][: 1 + is_lost]
@@ -360,10 +361,8 @@ def checking_cluster(cluster: FakeCluster, tree_root: Path, tmp_path: Path) -> F
     """Return a cluster with the real trainer and complete settings."""
     demo = tree_root / "benchmarks/bert/implementations/cpu_demo"
     (cluster.system / "run_pretraining.py").write_bytes((demo / "run_pretraining.py").read_bytes())
-    (tmp_path / "shape.json").write_text(json.dumps(SHAPE))
     Path(str(cluster.exports["CONFIG_FILE"])).touch()
-    cluster.exports |= {settings_by_key()[key].env: value for key, value in SETTINGS.items()}
-    cluster.exports |= {"BERT_CONFIG": tmp_path / "shape.json", "HOSTS": "n1,n2", "PYTHON": sys.executable}
+    cluster.exports |= training_settings.exports(tmp_path) | {"HOSTS": "n1,n2", "PYTHON": sys.executable}
     return cluster
 
 

@@ -116,26 +116,31 @@ MPIRUN = '#!/bin/bash\nprintf "%s\\n" "$@" >"$NOTES"\nexit 3\n'
 
 
 class System:
-    """A copy of a system's folder in a tree with a space in its path, a Python, and stand-ins first in PATH."""
+    """Copies of systems' folders in a tree with a space in its path, a Python, and stand-ins first in PATH."""
 
-    def __init__(self, root: Path, tree_root: Path, name: str, python: str | Path) -> None:
-        self.folder = root / "a tree" / HOME / name
-        shutil.copytree(tree_root / HOME / name, self.folder)
-        (self.folder.parent / "pytorch").symlink_to(tree_root / HOME / "pytorch")
-        self.programs, self.notes = root / "bin", root / "notes"
+    def __init__(self, root: Path, tree_root: Path, *names: str, python: str | Path = sys.executable) -> None:
+        home = root / "a tree" / HOME
+        for name in names:
+            shutil.copytree(tree_root / HOME / name, home / name)
+        (home / "pytorch").symlink_to(tree_root / HOME / "pytorch")
+        self.root, self.folder, self.programs, self.notes = root, home / names[0], root / "bin", root / "notes"
+        self.exports = {"PATH": f"{self.programs}:{os.environ['PATH']}", "PYTHONPATH": home / "pytorch"}
+        self.exports |= {"NOTES": self.notes}
         write_mlbert(self.programs, python)
         for program, text in {"python": f'#!/bin/sh\nexec "{python}" "$@"\n', "ssh": SSH, "mpirun": MPIRUN}.items():
             write_program(self.programs / program, text)
 
+    def run(self, *words: object, **exports: object) -> subprocess.CompletedProcess[str]:
+        """Run a command in the first folder."""
+        return run_quietly(*words, cwd=self.folder, env=user_environ(**{**self.exports, **exports}))
+
     def type(self, line: str, **exports: object) -> subprocess.CompletedProcess[str]:
-        path = f"{self.programs}:{os.environ['PATH']}"
-        own = {"PATH": path, "PYTHONPATH": self.folder.parent / "pytorch", "NOTES": self.notes}
-        return run_quietly("bash", "-c", line, cwd=self.folder, env=user_environ(**own, **exports))
+        return self.run("bash", "-c", line, **exports)
 
 
 @pytest.fixture
 def system(tmp_path: Path, tree_root: Path, quickstart_python: Path) -> System:
-    return System(tmp_path, tree_root, "samsung_dgxa100_n128", quickstart_python)
+    return System(tmp_path, tree_root, "samsung_dgxa100_n128", python=quickstart_python)
 
 
 def config_of(name: str, tree_root: Path) -> Path:
@@ -194,7 +199,7 @@ def test_checkpoint_conversion(tree_root: Path, tmp_path: Path) -> None:
         "tensors=[w[n] for n in w.files])"
     )
     run_checked(sys.executable, "-c", write, cwd=tmp_path)
-    system = System(tmp_path, tree_root, "samsung_dgxa100_n128", sys.executable)
+    system = System(tmp_path, tree_root, "samsung_dgxa100_n128")
     done = system.type(
         f"python convert_tf_checkpoint.py --tf_checkpoint '{tmp_path}/model.ckpt-28252.index' "
         f"--bert_config_path '{tmp_path}/bert_config.json' --output_checkpoint model.ckpt-28252.pt"
@@ -315,25 +320,12 @@ MOSAIC = words_as_dict("""
 """)
 
 
-class Tree:
-    """The folders of both systems in a tree with a space in its path."""
-
-    def __init__(self, root: Path, tree_root: Path, inputs: Path) -> None:
-        self.home, self.root = root / "a tree" / HOME, root
-        for name in ("composer", *(f"8xA100_80GB-{config}" for config in CONFIGS)):
-            shutil.copytree(tree_root / HOME / name, self.home / name)
-        (self.home / "pytorch").symlink_to(tree_root / HOME / "pytorch")
-        data = {"DATADIR_PHASE2": inputs / "mds/train", "EVALDIR": inputs / "mds/eval"}
-        self.exports = data | {"BERT_CONFIG": inputs / "own/bert_config.json", "PYTHON": sys.executable}
-
-    def run(self, *words: object, cwd: str = "composer", **exports: object) -> subprocess.CompletedProcess[str]:
-        environ = user_environ(PYTHONPATH=self.home / "pytorch", **{**self.exports, **exports})
-        return run_quietly(*words, cwd=self.home / cwd, env=environ)
-
-
 @pytest.fixture
-def tree(tmp_path: Path, tree_root: Path, inputs: Path) -> Tree:
-    return Tree(tmp_path, tree_root, inputs)
+def tree(tmp_path: Path, tree_root: Path, inputs: Path) -> System:
+    system = System(tmp_path, tree_root, "composer", *(f"8xA100_80GB-{config}" for config in CONFIGS))
+    system.exports |= {"DATADIR_PHASE2": inputs / "mds/train", "EVALDIR": inputs / "mds/eval"}
+    system.exports |= {"BERT_CONFIG": inputs / "own/bert_config.json", "PYTHON": sys.executable}
+    return system
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -367,15 +359,11 @@ def test_converted_weights_equal_the_checkpoint(name, tree_root, inputs, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("config", "ranks", "runs"), [("methods", 1, 2), ("baseline", 2, 1)])
-def test_runs_are_collected_as_results(config, ranks, runs, tree: Tree, inputs: Path, quickstart_python: Path) -> None:
+def test_runs_are_collected_as_results(
+    config, ranks, runs, tree: System, inputs: Path, quickstart_python: Path
+) -> None:
     words = ("./run_and_time.sh", "--config", config, "-o", tree.root / "out dir", "-s", 70, "-t", "T1")
-    exports = {
-        **MOSAIC,
-        "INIT_CHECKPOINT": inputs / "own",
-        "DGXNGPU": ranks,
-        "NEXP": runs,
-        "BATCHSIZE": 8 // ranks,
-    }
+    exports = {**MOSAIC, "INIT_CHECKPOINT": inputs / "own", "DGXNGPU": ranks, "NEXP": runs, "BATCHSIZE": 8 // ranks}
     if config == "methods":  # baseline needs transformers
         exports["PYTHON"] = quickstart_python
     done = tree.run(*words, **exports)
@@ -403,14 +391,14 @@ def test_runs_are_collected_as_results(config, ranks, runs, tree: Tree, inputs: 
 
 
 @pytest.mark.slow
-def test_missed_target_fails_and_keeps_the_log(tree: Tree, inputs: Path) -> None:
+def test_missed_target_fails_and_keeps_the_log(tree: System, inputs: Path) -> None:
     words = ("./run_and_time.sh", "-c", "methods", "-o", tree.root / "out", "--skip_data_setup", "--skip_env_setup")
     exports = {**MOSAIC, "INIT_CHECKPOINT": inputs / "own", "LR": 1e-9, "MAX_STEPS": 4}
     assert tree.run(*words, **exports).returncode == 1
     assert read_log(tree.root / "out/results/8xA100_80GB-methods/bert/result_0.txt").status == "aborted"
 
 
-def test_wrong_arguments_and_missing_files_are_one_line_errors(tree: Tree) -> None:
+def test_wrong_arguments_and_missing_files_are_one_line_errors(tree: System) -> None:
     for words, reason in {
         "": "--config is missing",
         "-c": "-c needs a value",
@@ -426,14 +414,14 @@ def test_wrong_arguments_and_missing_files_are_one_line_errors(tree: Tree) -> No
         assert not (tree.root / "a tree/runs").exists()
 
 
-def test_timestamp_names_the_runs_and_wandb_flag_sets_the_project(tree: Tree, inputs: Path) -> None:
+def test_timestamp_names_the_runs_and_wandb_flag_sets_the_project(tree: System, inputs: Path) -> None:
     """Replace Python with a script that records its environment and arguments."""
     text = '#!/bin/sh\necho "$RUN_NAME $WANDB_PROJECT $SEED $*" >>"$NOTES"\nexit 5\n'
     program = write_program(tree.root / "python", text)
-    exports = {"PYTHON": program, "NOTES": tree.root / "notes", "INIT_CHECKPOINT": inputs / "own", "CLEAR_CACHES": 0}
+    exports = {"PYTHON": program, "INIT_CHECKPOINT": inputs / "own", "CLEAR_CACHES": 0}
     done = tree.run("./run_and_time.sh", "-c", "methods", "-t", "noon", "--wandb", "--seed", 5, **exports)
     assert done.returncode == 5
-    name, project, seed, *words = (tree.root / "notes").read_text().splitlines()[0].split(" ")
+    name, project, seed, *words = tree.notes.read_text().splitlines()[0].split(" ")
     assert (name, project, seed) == ("bert-methods-noon-0", "mlperf", "5")
     assert words[:6] == ["-m", "mlbert", "launch", "local", "-n", "1"]
     assert (tree.root / "a tree/runs/composer/runs/bert-methods-noon").is_dir()
