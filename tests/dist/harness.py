@@ -67,7 +67,7 @@ class Rank:
 
 
 def named(function: Callable[..., object]) -> tuple[str, str]:
-    """Return what a process imports: pytest names a test's module after its folders."""
+    """Return the module and the name by which a process imports a function; pytest adds a test's folders to them."""
     return function.__module__.removeprefix("tests.dist."), function.__name__
 
 

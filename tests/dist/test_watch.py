@@ -15,7 +15,6 @@ import torch
 import mlbert
 from harness import run_ranks, start_ranks
 from mlbert.cli.main import main
-from mlbert.distributed import health
 from mlbert.distributed.health import Stage
 from mlbert.distributed.lifecycle import LOST_RANK, WRONG_INPUT, Lifecycle
 from mlbert.distributed.world import World
@@ -211,22 +210,6 @@ def test_successful_run_is_not_disturbed(tmp_path: Path) -> None:
     """If the health monitor cannot read its connection, a rank is reported as silent after the hang timeout."""
     assert run_ranks(train, 3, tmp_path, folder=str(tmp_path), what="many files", victim=0) == [6, 6, 6]
     assert [path.read_text() for path in tmp_path.glob("story_*.txt")] == ["success: None"]
-
-
-def train_with_many_files(arguments: list[str]) -> None:
-    open_many_files()
-    raise SystemExit(main(arguments))
-
-
-@pytest.mark.slow
-def test_ranks_with_a_thousand_open_files_are_not_lost(tmp_path: Path) -> None:
-    limits = {"max_steps": 10**9, "max_samples_termination": 10**15, "max_seconds": health.HANG_SECONDS + 15}
-    words = train_arguments(tmp_path, **limits, eval_iter_start_samples=10**15, log_freq=0)
-    ranks = start_ranks(train_with_many_files, (words,), 2, tmp_path)
-    outputs = [rank.communicate(120) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [1, 0], "\n".join(outputs)
-    assert f"stopped: MAX_SECONDS {limits['max_seconds']} reached" in outputs[0]
-    assert "Traceback" not in "".join(outputs)
 
 
 def train_slowly(arguments: list[str], slow_rank: int) -> None:

@@ -8,8 +8,8 @@ import torch
 
 import compile_kernels
 import mlbert
-from mlbert.cli.main import main
 from mlbert.ops.precision import fp8_products
+from programs import RunMlbert
 from user_errors import user_error
 
 TRITON = Path(mlbert.__file__).parent / "ops" / "triton"
@@ -47,19 +47,15 @@ def test_fp8_without_hardware_support_is_an_error(table: dict[str, list[str]], m
 
 
 @pytest.mark.parametrize(("gpu", "words"), [("A100", "--gpu a100 --precision fp8"), ("RTX 5090", "--gpu rtx5090")])
-def test_plan_prints_the_errors_in_the_table(
-    gpu: str, words: str, table: dict[str, list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["plan", "--gpus", "8", *words.split()])
-    message = capsys.readouterr().err.strip().removeprefix("mlbert: error: ")
-    assert f"`{message.partition('. ')[0]}`" in table[gpu][2]
+def test_plan_prints_the_errors_in_the_table(gpu: str, words: str, table, run_mlbert: RunMlbert) -> None:
+    status, _, error = run_mlbert("plan", "--gpus", 8, *words.split())
+    assert status == 2
+    assert f"`{error.removeprefix('mlbert: error: ').partition('. ')[0]}`" in table[gpu][2]
 
 
-def test_plan_estimates_b200_and_mi300x(table: dict[str, list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_estimates_b200_and_mi300x(table: dict[str, list[str]], run_mlbert: RunMlbert) -> None:
     for gpu, precision in (("b200", "fp8"), ("mi300x", "bf16")):
-        with pytest.raises(SystemExit, match="0"):
-            main(["plan", "--gpus", "8", "--gpu", gpu, "--precision", precision])
-        assert ("FP8 products" in capsys.readouterr().out) == (precision == "fp8")
+        status, out, _ = run_mlbert("plan", "--gpus", 8, "--gpu", gpu, "--precision", precision)
+        assert (status, "FP8 products" in out) == (0, precision == "fp8")
     assert table["B200"][2] == "both precisions"
     assert table["MI300X"][2].startswith("estimated from its peak")

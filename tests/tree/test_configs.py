@@ -106,7 +106,7 @@ def test_config_has_only_comments_known_exports_and_one_source_line(config_file:
     assert check_exports(config_file)
 
 
-def test_file_name_matches_nodes_ranks_batch_and_accumulation(config_file: Path) -> None:
+def test_config_matches_its_file_name_and_its_plan_has_no_warnings(config_file: Path, tree_root: Path) -> None:
     match = NAME.fullmatch(config_file.name)
     assert match, f"{config_file.name} is not config_<system>_<nodes>x<ranks>x<batch>x<accumulation>[_<variant>].sh"
     values = exports_after(config_file)
@@ -115,22 +115,18 @@ def test_file_name_matches_nodes_ranks_batch_and_accumulation(config_file: Path)
     assert named == exported
     assert values["DGXSYSTEM"] == config_file.name.removeprefix("config_").removesuffix(".sh")
     assert Path(values["CONFIG_FILE"]) == config_file
-
-
-def test_sourcing_after_anything_in_any_folder_equals_sourcing_alone(config_file: Path, tmp_path: Path) -> None:
-    other = tmp_path / "config_other.sh"
-    other.write_text("".join(f"export {name}=left_over\n" for name in settings_by_env()))
-    assert exports_after(other, config_file, shell=f"cd '{tmp_path}'") == exports_after(config_file)
-
-
-def test_config_resolves_and_its_plan_has_no_warnings(config_file: Path, tree_root: Path) -> None:
-    values = exports_after(config_file)
     assert has_description(values["MLPERF_SUBMISSION_PLATFORM"], tree_root)
     resolved, ranks = resolved_shell(values), planned_world_size(values)
     assert not resolved.warnings
     assert resolved.config[ModelConfig].bert_config_file.is_file()
     assert ranks == int(values["DGXNNODES"]) * int(values["DGXNGPU"])
     assert make_plan(resolved.config, ranks, values).warnings == ()
+
+
+def test_sourcing_after_anything_in_any_folder_equals_sourcing_alone(config_file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "config_other.sh"
+    other.write_text("".join(f"export {name}=left_over\n" for name in settings_by_env()))
+    assert exports_after(other, config_file, shell=f"cd '{tmp_path}'") == exports_after(config_file)
 
 
 def test_every_config_resolves_to_the_recorded_values(tree_root: Path) -> None:

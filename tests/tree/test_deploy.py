@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -200,21 +201,18 @@ ENROOT = '#!/bin/bash\nprintf "%s " "$@" >"${0%/*}/words"\nprintf content >"$3"\
 
 
 @pytest.fixture
-def engines(tmp_path: Path) -> Path:
+def launch(tmp_path: Path, tree_root: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Return launch(program, *words), which runs a program of launch/ with stand-ins for the engines."""
     write_program(tmp_path / "bin/docker", '#!/bin/bash\nprintf "%s\\n" "$@" >"${0%/*}/words"\n')
-    return write_program(tmp_path / "bin/enroot", ENROOT).parent
+    write_program(tmp_path / "bin/enroot", ENROOT)
+    environ = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "HOME": str(tmp_path)}
+    return lambda program, *words: run_quietly(tree_root / PYTORCH / "launch" / program, *words, env=environ)
 
 
-def run(program: str, *words: str, engines: Path, tree_root: Path) -> subprocess.CompletedProcess[str]:
-    environ = {"PATH": f"{engines}:/usr/bin:/bin", "HOME": str(engines)}
-    return run_quietly(tree_root / PYTORCH / "launch" / program, *words, env=environ)
-
-
-def test_build_image_passes_the_commit(engines: Path, tree_root: Path) -> None:
-    given = ("mlbert:x", "--build-arg", "CUDA_ARCHS=9.0;10.0")
-    done = run("build_image.sh", *given, engines=engines, tree_root=tree_root)
+def test_build_image_passes_the_commit(launch, tree_root: Path, tmp_path: Path) -> None:
+    done = launch("build_image.sh", "mlbert:x", "--build-arg", "CUDA_ARCHS=9.0;10.0")
     assert done.returncode == 0, done.stderr
-    words = (engines / "words").read_text().splitlines()
+    words = (tmp_path / "bin/words").read_text().splitlines()
     assert words[:5] == ["build", "--file", str(tree_root / PYTORCH / "Dockerfile"), "--tag", "mlbert:x"]
     assert words[-2:] == ["CUDA_ARCHS=9.0;10.0", str(tree_root)]
     commit = next(word for word in words if word.startswith("GIT_COMMIT="))
@@ -224,24 +222,24 @@ def test_build_image_passes_the_commit(engines: Path, tree_root: Path) -> None:
 @pytest.mark.parametrize(
     "image", ["dockerd://mlbert", "podman://mlbert:latest", "docker://registry.example#group/mlbert:1"]
 )
-def test_make_sqsh_names_the_file_after_its_digest(image: str, engines: Path, tree_root: Path, tmp_path: Path) -> None:
+def test_make_sqsh_names_the_file_after_its_digest(image: str, launch, tmp_path: Path) -> None:
     folder = tmp_path / "images"
-    done = run("make_sqsh.sh", image, f"{folder}/", engines=engines, tree_root=tree_root)
+    done = launch("make_sqsh.sh", image, f"{folder}/")
     assert done.returncode == 0, done.stderr
-    assert (engines / "words").read_text().startswith("import --output ")
+    assert (tmp_path / "bin/words").read_text().startswith("import --output ")
     digest = hashlib.sha256(b"content").hexdigest()
     name = f"mlbert-{digest[:12]}.sqsh"
     files = {name: "content", f"{name}.sha256": f"{digest}  {name}\n"}
     assert {path.name: path.read_text() for path in folder.iterdir()} == files
-    assert run("make_sqsh.sh", "dockerd://broken", f"{folder}", engines=engines, tree_root=tree_root).returncode != 0
+    assert launch("make_sqsh.sh", "dockerd://broken", folder).returncode != 0
     assert {path.name for path in folder.iterdir()} == set(files), "no partial file may be left"
 
 
-def test_invalid_arguments_are_rejected(engines: Path, tree_root: Path) -> None:
+def test_invalid_arguments_are_rejected(launch) -> None:
     for line, message in {
         "build_image.sh": "no name",
         "make_sqsh.sh mlbert images": "lacks the kind of image",
         "make_sqsh.sh dockerd://mlbert x.sqsh": "is a file name",
         "make_sqsh.sh dockerd://mlbert": "two arguments",
     }.items():
-        assert_refused(run(*line.split(), engines=engines, tree_root=tree_root), message)
+        assert_refused(launch(*line.split()), message)

@@ -114,6 +114,10 @@ CASES = {
     "spread over the nodes": ("0-31", False, {}, SPREAD),
     # The end of the second node belongs to a storage client; only the second thread of core 0 is free.
     "the job's CPUs": ("1-11,16-27", False, {}, ["0: 1,2,3,4", "0: 5,6,7,16", "1: 8,9", "1: 10,11"]),
+    "both threads of a core": (
+        *("0-31", False, {"DGXHT": 2}),
+        ["0: 0,16,1,17,2,18,3,19", "0: 4,20,5,21,6,22,7,23", "1: 8,24,9,25,10,26,11,27", "1: 12,28,13,29,14,30,15,31"],
+    ),
     "a node without CPUs": ("0-2", True, {}, ["0: 0", "0: 0", "0: 1", "0: 2"]),
 }
 
@@ -124,13 +128,6 @@ def test_ranks_are_bound(tree_root, server, allowed, gpus, exports, expected) ->
     assert found == [f"node {line.replace(': ', ' cpus ')}" for line in expected]
     if gpus:
         assert (server / "bin/nvidia-smi.notes").read_text().split() == ["called"] * 4
-
-
-def test_hyper_threads_are_bound_in_pairs(tree_root: Path, server: Path) -> None:
-    assert bind_lines(tree_root, server, "0-31", DGXHT=2)[::3] == [
-        "node 0 cpus 0,16,1,17,2,18,3,19",
-        "node 1 cpus 12,28,13,29,14,30,15,31",
-    ]
 
 
 def test_bound_rank_runs_on_its_cpus_and_exports_its_thread_count(tree_root: Path) -> None:

@@ -10,13 +10,21 @@ from pathlib import Path
 import pytest
 
 from mlbert.data.formats.tokenizer import load_tokenizer
-from programs import run_checked, run_quietly, run_script
+from programs import run_quietly, run_script
 from text_sets import json_lines
 from training_settings import read_metrics
 from user_errors import assert_error_line
 
 TEXTS = [f"Sentence {number} of the river, the bridge and the kitchen." for number in range(400)]
-COMMON = Path("benchmarks/mosaic_bert/common")
+HOME = Path("benchmarks/mosaic_bert")
+
+
+def run_program(tree_root: Path, folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    """Run a program of mosaic_bert/ with its arguments in a folder."""
+    package = tree_root / "benchmarks/bert/implementations/pytorch"
+    environ = {**os.environ, "PYTHONPATH": str(package), "HF_HUB_OFFLINE": "1"}
+    program, *arguments = words
+    return run_quietly(sys.executable, tree_root / HOME / program, *arguments, cwd=folder, env=environ)
 
 
 @pytest.fixture
@@ -26,18 +34,14 @@ def custom_corpus(tmp_path: Path) -> Path:
     return path
 
 
-CONVERT, LOAD = "convert_dataset.py", "text_data.py"
+CONVERT, LOAD = "common/convert_dataset.py", "common/text_data.py"
 COPY = "--dataset text --path texts.jsonl --out_root ./my-copy-c4 --splits"
 
 
 @pytest.mark.slow
 def test_custom_corpus_is_converted_and_read_back_in_batches(tree_root, custom_corpus, tmp_path):
-    package = tree_root / "benchmarks/bert/implementations/pytorch"
-    environment = {**os.environ, "PYTHONPATH": str(package), "HF_HUB_OFFLINE": "1"}
-
     def run(program: str, flags: str) -> subprocess.CompletedProcess[str]:
-        command = (sys.executable, tree_root / COMMON / program, *flags.split())
-        return run_quietly(*command, cwd=tmp_path, env=environment, timeout=120)
+        return run_program(tree_root, tmp_path, program, *flags.split())
 
     converted = run(CONVERT, f"{COPY} train_small val")
     assert converted.returncode == 0, converted.stderr
@@ -87,12 +91,9 @@ def test_invalid_flags_are_one_line_errors(
 ):
     monkeypatch.chdir(tmp_path)
     out = "--out_root out " if program == CONVERT else ""
-    assert run_script(tree_root / COMMON / program, *(out + flags).split()) == 2
+    assert run_script(tree_root / HOME / program, *(out + flags).split()) == 2
     assert_error_line(capsys.readouterr().err, code, subject)
     assert list((tmp_path / "out").glob("*")) == []
-
-
-HOME = "benchmarks/mosaic_bert"
 
 
 @pytest.fixture(scope="module")
@@ -101,34 +102,31 @@ def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("mosaic bert")
 
 
-def run_program(tree_root: Path, workdir: Path, program: str, yaml: str, *words: str) -> str:
-    home = tree_root / HOME
-    environ = {**os.environ, "PYTHONPATH": str(tree_root / "benchmarks/bert/implementations/pytorch")}
-    command = (sys.executable, home / program, home / "yamls/test" / yaml, *words)
-    return run_checked(*command, cwd=workdir, env=environ).stdout
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["hf_bert", "mosaic_bert"])
 def test_sequence_classification(tree_root: Path, workdir: Path, name: str) -> None:
-    words = ("sequence_classification.yaml", f"model.name={name}", f"save_folder={name}")
-    output = run_program(tree_root, workdir, "sequence_classification.py", *words)
+    yaml = tree_root / HOME / "yamls/test/sequence_classification.yaml"
+    words = ("sequence_classification.py", yaml, f"model.name={name}", f"save_folder={name}")
+    done = run_program(tree_root, workdir, *words)
+    assert done.returncode == 0, done.stderr
     losses = [line["loss"] for line in read_metrics(workdir / name)]
     assert sum(losses[-3:]) < sum(losses[:3])
     accuracy = read_metrics(workdir / name, "evaluation")[-1]["eval_accuracy"]
     assert accuracy > 0.6, "half of the rows are entailed"
-    assert f"{accuracy:.4f}" in output
+    assert f"{accuracy:.4f}" in done.stdout
     assert (workdir / name / "run_0/predictions.csv").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["hf_bert", "mosaic_bert"])
 def test_glue(tree_root: Path, workdir: Path, name: str) -> None:
-    output = run_program(tree_root, workdir, "glue.py", "glue.yaml", f"model.name={name}")
+    words = ("glue.py", tree_root / HOME / "yamls/test/glue.yaml", f"model.name={name}")
+    done = run_program(tree_root, workdir, *words)
+    assert done.returncode == 0, done.stderr
     folder = workdir / f"local-finetune-checkpoints/test-glue-{name}"
     scores = json.loads((folder / "glue_scores.json").read_text())
     assert scores["glue"] == pytest.approx((scores["tasks"]["mnli"] + scores["tasks"]["rte"]) / 2)
-    assert f"{scores['glue']:.2f}" in output
+    assert f"{scores['glue']:.2f}" in done.stdout
     assert scores["tasks"]["mnli"] > 45, "chance is a third"
     assert scores["tasks"]["rte"] > 60, "chance is a half"
     steps = read_metrics(folder / "task=mnli/seed=1111")
