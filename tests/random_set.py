@@ -1,6 +1,7 @@
 """Random sequences for tests of data formats and sources."""
 
 import numpy as np
+from hypothesis import strategies as st
 
 from mlbert.data.formats.ragged import Ragged
 
@@ -20,3 +21,13 @@ def random_rows(count: int, seed: int = 0, max_length: int = MAX_SEQ_LENGTH) -> 
         tokens[1] = number % VOCAB_SIZE
         rows.append((tokens, int(rng.integers(3, length)), bool(rng.integers(2)), positions, labels))
     return Ragged.from_rows(rows)
+
+
+@st.composite
+def any_row(draw: st.DrawFn) -> tuple[list[int], int, bool, list[int], list[int]]:
+    """Draw a sequence of at most 12 tokens as `Ragged.from_rows` takes it; masked positions may repeat."""
+    ids = st.integers(0, 65_535)
+    tokens = draw(st.lists(ids, min_size=1, max_size=12))
+    positions = draw(st.lists(st.integers(0, len(tokens) - 1), max_size=4))
+    labels = draw(st.lists(ids, min_size=len(positions), max_size=len(positions)))
+    return tokens, draw(st.integers(0, len(tokens))), draw(st.booleans()), positions, labels

@@ -15,7 +15,6 @@ from mlbert.config.shell import LaunchConfig
 from mlbert.config.words import _OTHERS, default_words, hint_at
 from mlbert.host.errors import name_shape
 from mlbert.training.config import RunConfig
-from programs import run_quietly
 from simple_recipe import simple_configuration
 from user_errors import user_error
 
@@ -43,11 +42,6 @@ def test_a_config_module_imports_only_sections_and_the_standard_library():
             names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
             foreign = {name for name in names if name.partition(".")[0] not in sys.stdlib_module_names}
             assert foreign <= {"mlbert.config.section"}, path
-
-
-def test_settings_import_no_torch():
-    code = "import sys, mlbert.config.resolution, mlbert.recipes.registry; sys.exit('torch' in sys.modules)"
-    assert run_quietly(sys.executable, "-c", code).returncode == 0
 
 
 def test_a_resumed_run_keeps_the_fixed_settings():

@@ -5,30 +5,8 @@ from pathlib import Path
 import pytest
 
 from mlbert.config.sources import Export, check_exports, parse_config_name, read_yaml
-from mlbert.host.errors import nearest
 from programs import write_files
 from user_errors import user_error
-
-
-def test_exports_of_a_config_and_its_parent(tmp_path):
-    (tmp_path / "config_common.sh").write_text("export LR=1e-3\nexport NEXP=10\n")
-    config, parent = tmp_path / "config_a_1x1x8x2.sh", 'source "$(dirname "${BASH_SOURCE[0]}")/config_common.sh"'
-    config.write_text(f'# a comment\n{parent}\n\nexport LR=2e-3\nexport WALLTIME="$((5 + NEXP * 12))"\n')
-    found = {name: (export.text, Path(export.place).name) for name, export in check_exports(config).items()}
-    assert found == {
-        "LR": ("2e-3", "config_a_1x1x8x2.sh:4"),
-        "NEXP": ("10", "config_common.sh:2"),
-        "WALLTIME": ("$((5 + NEXP * 12))", "config_a_1x1x8x2.sh:5"),
-    }
-
-
-def test_a_site_file_may_hold_logic(tmp_path):
-    (tmp_path / "env.sh").write_text("if true; then\n  export CONT=a#b:1 # image\nfi\nexport OTHER=1\n")
-    config = tmp_path / "config_a.sh"
-    config.write_text(". ./env.sh\nexport LR=1\n")
-    files: list[Path] = []
-    assert {name: export.text for name, export in check_exports(config, files).items()} == {"CONT": "a#b:1", "LR": "1"}
-    assert files == [config, tmp_path / "env.sh"]
 
 
 @pytest.mark.parametrize(
@@ -77,11 +55,6 @@ def test_two_parents_and_the_later_wins(tmp_path):
         "experiment": (3, f"{tmp_path}/c.yaml:2"),
     }
     assert files == [tmp_path / name for name in ("c.yaml", "a.yaml", "b.yaml")]
-
-
-def test_nearest():
-    assert nearest("batch-size", ["BATCHSIZE", "MAX_STEPS"]) == "BATCHSIZE"
-    assert nearest("qqq", ["BATCHSIZE", "MAX_STEPS"]) is None
 
 
 @pytest.mark.parametrize(

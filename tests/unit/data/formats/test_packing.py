@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlbert.data.formats.packing import best_fit, fit, pack_lengths, plan
+from mlbert.data.formats.packing import best_fit, pack_lengths
 
 
 def wikipedia_like(count: int) -> np.ndarray:
@@ -35,22 +35,10 @@ def test_every_sequence_once_and_nothing_over_its_limit(lengths, room, max_seque
         assert array[packs.order[first:end]].sum() <= max_tokens
 
 
-@given(lengths=st.lists(st.integers(1, 64), min_size=1, max_size=400), max_sequences=st.integers(1, 4))
-@settings(max_examples=30)
-def test_plan_uses_the_histogram_up(lengths, max_sequences):
-    histogram = np.bincount(lengths, minlength=65)
-    used = np.zeros_like(histogram)
-    for combination, count in plan(histogram, 64, max_sequences).items():
-        assert count > 0
-        assert list(combination) == sorted(combination, reverse=True)
-        np.add.at(used, list(combination), count)
-    assert (used == histogram).all()
-
-
 @pytest.mark.parametrize(("count", "share"), [(20_000, 0.99), (1_000_000, 0.993)])
 def test_fills_the_benchmarks_lengths_with_three_to_a_pack(count, share):
     lengths = wikipedia_like(count)
-    assert pack_lengths(lengths, 512, 3).filled(lengths, 512) >= share
+    assert pack_lengths(lengths, 512).filled(lengths, 512) >= share
 
 
 def test_best_fit_by_hand():
@@ -78,18 +66,9 @@ def test_packs_stay_the_same_between_versions():
     assert (packs.order != pack_lengths(wikipedia_like(3000), *limits, 8).order).any(), "the seed decides"
 
 
-def test_default_is_three_sequences_and_no_length_is_no_pack():
-    ones = np.ones(300, np.int64)
-    assert pack_lengths(ones, 512).num_packs == 100
-    none = pack_lengths(ones[:0], 512)
-    assert (none.num_packs, none.filled(ones[:0], 512)) == (0, 1.0)
-    assert pack_lengths(ones, 4, 4).filled(ones, 4) == 1.0
-
-
-def test_fit_makes_full_packs_only():
-    histogram = np.bincount(wikipedia_like(100_000), minlength=513)
-    assert all(sum(combination) == 512 for combination in fit(histogram, 512, 3))
-    assert (histogram >= 0).all()
+def test_no_length_is_no_pack():
+    none = pack_lengths(np.ones(0, np.int64), 512)
+    assert (none.num_packs, none.filled(np.ones(0, np.int64), 512)) == (0, 1.0)
 
 
 def test_order_of_packs_does_not_follow_length():

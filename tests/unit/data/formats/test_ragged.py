@@ -9,16 +9,7 @@ from hypothesis import strategies as st
 
 from mlbert.data.formats import ragged as module
 from mlbert.data.formats.ragged import DTYPES, Ragged
-
-tokens = st.lists(st.integers(0, 65_535), min_size=1, max_size=12)
-masked = st.lists(st.tuples(st.integers(0, 11), st.integers(0, 65_535)), max_size=4)
-row = st.builds(
-    lambda t, first, random_next, m: (t, first, random_next, [p for p, _ in m], [label for _, label in m]),
-    tokens,
-    st.integers(0, 12),
-    st.booleans(),
-    masked,
-)
+from random_set import any_row
 
 
 def unpacked(rows: Ragged) -> list[tuple]:
@@ -31,7 +22,7 @@ def unpacked(rows: Ragged) -> list[tuple]:
     return result
 
 
-@given(st.lists(row, max_size=20))
+@given(st.lists(any_row(), max_size=20))
 @settings(max_examples=40)
 def test_rows_come_back(rows):
     ragged = Ragged.from_rows(rows)
@@ -39,7 +30,7 @@ def test_rows_come_back(rows):
     assert {name: getattr(ragged, name).dtype for name in DTYPES} == DTYPES
 
 
-@given(st.lists(row, min_size=1, max_size=20), st.data(), st.integers(1, 9))
+@given(st.lists(any_row(), min_size=1, max_size=20), st.data(), st.integers(1, 9))
 @settings(max_examples=40)
 def test_taking_in_blocks_and_slicing_are_plain_taking(rows, data, block):
     ragged = Ragged.from_rows(rows)
@@ -66,7 +57,7 @@ def test_labels_go_with_their_sequences():
         Ragged.concatenate([plain, rows])
 
 
-@given(st.lists(row, min_size=1, max_size=12), st.data())
+@given(st.lists(any_row(), min_size=1, max_size=12), st.data())
 @settings(max_examples=40)
 def test_ranges_are_slices_joined_in_order(rows, data):
     ragged = Ragged.from_rows(rows)

@@ -20,7 +20,7 @@ from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.tfrecord import ExampleReader, Widths, find_files, read_widths, write_examples
 from mlbert.data.prepare.instances import digest
 from mlbert.host.native import NativeUnavailable
-from random_set import random_rows
+from random_set import any_row, random_rows
 from stored_sets import assert_same_rows, flip
 from tfrecord_examples import SIMPLE_ROW, SIMPLE_WIDTHS, example, frame, odd_examples, read_examples, simple_lists
 from user_errors import user_error
@@ -87,17 +87,8 @@ def test_reads_and_writes_what_the_benchmark_wrote(form, tmp_path):
     assert list(tmp_path.iterdir()) == [tmp_path / "copy"]
 
 
-@st.composite
-def any_rows(draw: st.DrawFn) -> tuple[list[int], int, bool, list[int], list[int]]:
-    ids = st.integers(0, 65_535)
-    tokens = draw(st.lists(ids, min_size=1, max_size=12))
-    positions = draw(st.lists(st.integers(0, len(tokens) - 1), max_size=4))
-    labels = draw(st.lists(ids, min_size=len(positions), max_size=len(positions)))
-    return tokens, draw(st.integers(0, len(tokens))), draw(st.booleans()), positions, labels
-
-
 @settings(max_examples=60)
-@given(st.lists(any_rows(), min_size=1, max_size=8), st.integers(12, 200), st.integers(4, 20))
+@given(st.lists(any_row(), min_size=1, max_size=8), st.integers(12, 200), st.integers(4, 20))
 def test_written_files_are_read_back(drawn, max_seq_length, max_predictions):
     rows = Ragged.from_rows(drawn)
     widths = Widths(max_seq_length, max_predictions)
