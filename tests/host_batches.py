@@ -2,13 +2,16 @@
 
 import dataclasses
 import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from mlbert.data.formats.order import contiguous
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.loading.batches import IGNORED_LABEL, Batch, HostBatch, StaticShape
+from mlbert.data.loading.packed import PackedSource
 from mlbert.data.loading.synthetic import SyntheticSource
 
 
@@ -18,6 +21,14 @@ def made_up_batches(
     """Return the micro-batches of one step of random tokens, with at most three sequences per pack."""
     values = {"packs_per_step": packs, "seed": seed, "vocab_size": vocab_size, "max_tokens": max_tokens, **options}
     return SyntheticSource(max_sequences_per_pack=3, **values).batches_of(step)
+
+
+def open_packed(folder: Path, packs_per_step: int = 12, **options: Any) -> PackedSource:
+    """Open a training source of at most three sequences per pack, unless options say otherwise."""
+    values = {"max_sequences_per_pack": 3, "seed": 3, "partition": contiguous, **options}
+    source = PackedSource(folder, packs_per_step=packs_per_step, **values)
+    source.open()
+    return source
 
 
 def plain_batch(rows: Ragged, sequences_per_unit: list[int], units: list[int], max_tokens: int) -> Batch:

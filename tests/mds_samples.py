@@ -6,28 +6,17 @@ from typing import Any
 
 import numpy as np
 
+from mlbert.data.formats import padded as formats_padded
 from mlbert.data.formats.mds import MdsWriter
 from mlbert.data.formats.mds_samples import COLUMNS
+from mlbert.data.formats.padded import Widths
 from mlbert.data.formats.ragged import Ragged
 
 
 def padded(rows: Ragged, tokens: int, predictions: int) -> dict[str, np.ndarray]:
     """Return all columns padded with zeros: int32 or float32, [N, tokens], [N, predictions] or [N, 1]."""
-    kinds = dict.fromkeys(("input_ids", "input_mask", "segment_ids"), (tokens, "<i4"))
-    kinds |= dict.fromkeys(("masked_lm_positions", "masked_lm_ids"), (predictions, "<i4"))
-    kinds |= {"masked_lm_weights": (predictions, "<f4"), "next_sentence_labels": (1, "<i4")}
-    columns = {name: np.zeros((len(rows), width), dtype) for name, (width, dtype) in kinds.items()}
-    for index in range(len(rows)):
-        one = rows.slice(index, index + 1)
-        length, masked = len(one.tokens), len(one.masked_positions)
-        columns["input_ids"][index, :length] = one.tokens
-        columns["input_mask"][index, :length] = 1
-        columns["segment_ids"][index, one.first_lengths[0] : length] = 1
-        columns["masked_lm_positions"][index, :masked] = one.masked_positions
-        columns["masked_lm_ids"][index, :masked] = one.masked_labels
-        columns["masked_lm_weights"][index, :masked] = 1
-    columns["next_sentence_labels"][:, 0] = rows.next_sentence
-    return columns
+    columns = {name: formats_padded.padded(rows, name, Widths(tokens, predictions)) for name in COLUMNS}
+    return {name: values.astype("<f4" if "weights" in name else "<i4") for name, values in columns.items()}
 
 
 def write_samples(

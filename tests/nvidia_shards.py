@@ -92,25 +92,17 @@ def write_kind(kind: str, path: Path, rows: Ragged, seed: int = 0, **options: An
 
 def write_packed(path: Path, rows: Ragged, counts: np.ndarray, **options: Any) -> Path:
     """Write the packed format; ``counts`` int64 [packs] are sequences per pack, positions are relative to the pack."""
-    columns, first = columns_of(rows), offsets_of(counts)
-    masked = np.diff(rows.masked_offsets)
-    lists = ("packed_input_len", "packed_masked_lm_len", "next_sentence_labels")
-    packed: dict[str, list[np.ndarray]] = {name: [] for name in (*columns, *lists)}
-    for start, end in itertools.pairwise(first):
-        begin = rows.offsets[start]
-        columns_here = {name: values[start:end] for name, values in columns.items()}
-        columns_here["masked_lm_positions"] = [
-            positions + np.int16(rows.offsets[start + i] - begin)
-            for i, positions in enumerate(columns_here["masked_lm_positions"])
-        ]
-        for name, values in columns_here.items():
-            packed[name].append(np.concatenate(values))
-        packed["packed_input_len"].append(rows.lengths[start:end].astype(np.int16))
-        packed["packed_masked_lm_len"].append(masked[start:end].astype(np.int16))
-        packed["next_sentence_labels"].append(rows.next_sentence[start:end].astype(np.int8))
+    packs = []
+    for start, end in itertools.pairwise(offsets_of(counts)):
+        part = rows.slice(start, end)
+        pack = {name: np.concatenate(values) for name, values in columns_of(part).items()}
+        masked = np.diff(part.masked_offsets)
+        pack["masked_lm_positions"] += np.repeat(part.offsets[:-1], masked).astype(np.int16)
+        pack |= {"packed_input_len": part.lengths.astype(np.int16), "packed_masked_lm_len": masked.astype(np.int16)}
+        packs.append(pack | {"next_sentence_labels": part.next_sentence.astype(np.int8)})
     with h5py.File(path, "w") as file:
-        for name, values in packed.items():
+        for name, value in packs[0].items():
             table = np.empty(len(counts), object)
-            table[:] = values
-            file.create_dataset(name, data=table, dtype=h5py.vlen_dtype(values[0].dtype), **options)
+            table[:] = [pack[name] for pack in packs]
+            file.create_dataset(name, data=table, dtype=h5py.vlen_dtype(value.dtype), **options)
     return path

@@ -55,9 +55,13 @@ def entry(name: str, content: bytes) -> bytes:
     return message(1, message(1, name.encode()) + message(2, content))
 
 
-def example(lists: Lists, **options: Any) -> bytes:
+def entries(lists: Lists, **options: Any) -> list[bytes]:
     kinds = {name: 2 if name == "masked_lm_weights" else 3 for name in lists}
-    return message(1, b"".join(entry(name, feature(lists[name], kind=kinds[name], **options)) for name in lists))
+    return [entry(name, feature(content, kind=kinds[name], **options)) for name, content in lists.items()]
+
+
+def example(lists: Lists, **options: Any) -> bytes:
+    return message(1, b"".join(entries(lists, **options)))
 
 
 def simple_lists() -> Lists:
@@ -86,8 +90,8 @@ def odd_examples() -> dict[str, bytes]:
     lists = simple_lists()
     whole = example(lists)
     backwards = dict(reversed(lists.items()))
-    halves = [message(1, entry(name, feature(lists[name], kind=2 if "weights" in name else 3))) for name in lists]
-    ids = lists["input_ids"]
+    halves = [message(1, part) for part in entries(lists)]
+    ids, others = lists["input_ids"], {name: content for name, content in lists.items() if name != "input_ids"}
     mixed = message(3, values(ids[:2]) + values(ids[2:4], packed=False) + message(1, b"") + values(ids[4:]))
     two_lists = message(3, values(ids[:4])) + message(3, values(ids[4:]))
     replaced = feature([1.0, 2.0], kind=2) + feature(ids)
@@ -97,8 +101,7 @@ def odd_examples() -> dict[str, bytes]:
     unknown = varint(99 << 3) + varint(5) + varint(7 << 3 | 1) + bytes(8) + varint(8 << 3 | 5) + bytes(4)
 
     def with_ids(content: bytes) -> bytes:
-        return message(1, b"".join(entry(n, feature(v, kind=2 if "weights" in n else 3)) for n, v in lists.items()
-                                   if n != "input_ids") + content)  # fmt: skip
+        return message(1, b"".join(entries(others)) + content)
 
     return {
         "unpacked": example(lists, packed=False),

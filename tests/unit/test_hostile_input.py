@@ -12,8 +12,7 @@ import pytest
 
 import nvidia_shards
 from mds_samples import write_mds
-from mlbert.cli.main import main
-from mlbert.config.section import is_count, parse_number, settings_of
+from mlbert.config.section import is_count, parse_number
 from mlbert.data.formats.manifest import read_manifest
 from mlbert.data.formats.mds import MdsReader
 from mlbert.data.formats.mds_files import fetch_index
@@ -22,7 +21,6 @@ from mlbert.data.formats.tasks import read_columns
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS, load_vocabulary
 from mlbert.data.prepare import corpus
-from mlbert.data.prepare.import_store import import_store
 from mlbert.data.prepare.tfrecords import hdf5_to_tfrecords
 from mlbert.data.prepare.verify import Md5List, verify
 from mlbert.data.prepare.wiki_text import read_hashes
@@ -32,12 +30,12 @@ from mlbert.mlperf.metrics import read_points
 from mlbert.mlperf.repeat import remarks
 from mlbert.mlperf.result_set import NAMES, run_file
 from mlbert.ops.config import ComputeConfig
-from mlbert.optim.config import ScheduleConfig
 from mlbert.programs.custom_corpus.corpus_plan import OwnFolder, make_plan, resolve_settings
 from mlbert.report.runs import read_systems
 from mlbert.runs.step_folders import StepFolders, read_step
+from programs import write_files
 from stored_sets import make_rows, random_lengths, write_set
-from user_errors import assert_error_line, user_error
+from user_errors import user_error
 
 DEMO = Path(__file__).resolve().parents[1] / "assets/own_tree/results/cpu_demo/bert"
 
@@ -57,27 +55,17 @@ def test_numbers(text: str, kind: type, number: float | None) -> None:
     assert not is_count(text) or len(text) == 5000
 
 
-@pytest.mark.parametrize("text", ["1_000", "\u0663"])
-def test_settings_and_flags_take_no_other_digits(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    (warmup,) = (one for one in settings_of(ScheduleConfig) if one.env == "WARMUP_STEPS")
-    with pytest.raises(ValueError, match="is not a number"):
-        warmup.parse(text)
-    with pytest.raises(SystemExit) as end:
-        main(["prepare", "pack", "--input", "in", "--out", "out", "--workers", text])
-    assert (end.value.code, len(capsys.readouterr().err.splitlines())) == (2, 1)
-
-
-@pytest.mark.parametrize("words", ["prepare pack --input in --out", "pretrain in --out", "prepare verify", "report"])
-def test_an_empty_path_is_not_the_current_folder(words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main([*words.split(), ""])
-    assert end.value.code == 2
-    name = words.split()[-1] if "--" in words else {"verify": "FOLDERS", "report": "PATHS"}[words.split()[-1]]
-    assert_error_line(capsys.readouterr().err, "config.value", name)
-
-
-def _fetch(path: Path) -> object:
-    return fetch_index(str(path.parent), path.parent / "cache")
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("prepare pack --input in --out", "--out"),
+        ("pretrain in --out", "--out"),
+        ("prepare verify", "FOLDERS"),
+        ("report", "PATHS"),
+    ],
+)
+def test_an_empty_path_is_not_the_current_folder(words: str, name: str, assert_fails: Callable[..., str]) -> None:
+    assert_fails([*words.split(), ""], "config.value", name)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +75,7 @@ def _fetch(path: Path) -> object:
         ("train.jsonl", lambda path: read_columns(path, ["text"])),
         ("vocab.txt", load_vocabulary),
         ("index.json", lambda path: MdsReader(path.parent)),
-        ("index.json", _fetch),
+        ("index.json", lambda path: fetch_index(str(path.parent), path.parent / "cache")),
         ("list.md5", Md5List.read),
         ("eval.md5", read_hashes),
     ],
@@ -121,11 +109,6 @@ def _second_nvidia_shard(folder: Path) -> Path:
     return second
 
 
-def _import(path: Path) -> None:
-    vocabulary = nvidia_shards.write_vocabulary(path.parent / "vocab.txt")
-    import_store(path.parent, vocabulary, path.parent / "out")
-
-
 def _verify(path: Path) -> None:
     (report,) = verify([path.parent])
     problem = next(text for text in report.problems if text.startswith(f"{path}: has {LONG} bytes, "))
@@ -150,24 +133,18 @@ def _checkpoint(folder: Path) -> Path:
     return made / "tensors"
 
 
-def _metrics(folder: Path) -> Path:
-    (folder / "metrics.jsonl").write_text("")
-    return folder / "metrics.jsonl"
-
-
 @pytest.mark.parametrize(
     ("make", "read", "code"),
     [
         (_vocabulary, load_vocabulary, "file.too-large"),
         (_vocabulary, load_tokenizer, "file.too-large"),
         (_nvidia_shard, lambda path: verify([path.parent]), "data.damaged"),
-        (_second_nvidia_shard, _import, "data.damaged"),
         (_second_nvidia_shard, _verify, "data.damaged"),
         (_prepared_shard, _verify, "data.damaged"),
         (_tfrecord, _verify, "data.damaged"),
         (_prepared_shard, lambda path: verified_shard(read_manifest(path.parent), 0), "data.damaged"),
         (_checkpoint, lambda path: read_step(path.parent), "checkpoint.damaged"),
-        (_metrics, read_points, "file.too-large"),
+        (lambda folder: write_files(folder, {"metrics.jsonl": ""}) / "metrics.jsonl", read_points, "file.too-large"),
     ],
 )
 def test_a_lengthened_file_is_refused_before_it_is_hashed(
@@ -234,19 +211,14 @@ def test_pretrain_reads_cpu_threads(text: str, threads: int | None, tmp_path: Pa
     [("prepare eval-set --num 1 --out out --input a.txt", "a.txt")]
     + [(words, "result_1.txt") for words in ("report logs", "submission diff logs logs", "submission repeat {log}")],
 )
-def test_links_in_a_loop_are_one_line(
-    words: str, name: str, tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_links_in_a_loop_are_one_line(words: str, name: str, tmp_path: Path, monkeypatch, run_mlbert) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(DEMO, "logs")
     for path in (Path("a.txt"), Path("logs/result_1.txt")):
         path.unlink(missing_ok=True)
         path.symlink_to(path.name)
-    with pytest.raises(SystemExit) as end:
-        main(words.format(log="logs/result_0.txt").split())
-    lines = capsys.readouterr().err.splitlines()
-    assert (end.value.code, len(lines)) == (2, 1)
-    assert name in lines[0]
+    status, _, error = run_mlbert(*words.format(log="logs/result_0.txt").split())
+    assert (status, error.count("\n"), name in error) == (2, 1, True)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,14 +1,9 @@
 """Commands that may take long say how far they are in a log file too, and when they will end."""
 
 import re
-import statistics
-import sys
-import time
-from types import SimpleNamespace
 
 import pytest
 
-from mlbert.cli.main import main
 from mlbert.programs import console
 from mlbert.runs import monitor
 from simple_logs import write_log
@@ -46,27 +41,3 @@ def test_a_pipe_gets_lines_of_progress(command, made, tmp_path, run_mlbert, monk
     _, out, err = run_mlbert(*(train_arguments(tmp_path) if command == "train" else words))
     lines = (out + err).splitlines()
     assert any(re.match(LINES[command].format(**places), line) for line in lines), lines
-
-
-@pytest.mark.slow
-def test_the_end_is_predicted_in_the_second_half(tmp_path, monkeypatch):
-    write_set(tmp_path / "set", make_rows(random_lengths(40_000)), shards=200)
-    monkeypatch.setattr(console, "LINE_SECONDS", 0.02)
-    monkeypatch.setattr(console, "short_duration", lambda seconds: f"{seconds:.4f} s")
-    written = []
-    output = SimpleNamespace(write=lambda text: written.append((time.monotonic(), text)), flush=lambda: None)
-    monkeypatch.setattr(sys, "stdout", output)
-    started = time.monotonic()
-    with pytest.raises(SystemExit) as end:
-        main(["prepare", "verify", str(tmp_path / "set"), "--workers", "1"])
-    assert not end.value.code
-    lines = [(at, text) for at, text in written if text.startswith("verifying: ")]
-    end = lines[-1][0]
-    assert " in " in lines[-1][1], "the line of the end"
-    begun = end - float(re.search(r" in ([\d.]+) s", lines[-1][1])[1])
-    assert started <= begun
-    predicted = [(at, at + float(left[1])) for at, text in lines if (left := re.search(r", ([\d.]+) s left", text))]
-    second_half = [until for at, until in predicted if at >= (begun + end) / 2]
-    assert len(second_half) >= 5
-    error = statistics.median(abs(until - end) / (end - begun) for until in second_half)
-    assert error < 0.2

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from programs import write_files
 from simple_logs import write_log
 from user_errors import assert_error_line
 
@@ -31,11 +32,9 @@ def write_runs(folder, seconds, **more):
 
 def test_runs_baselines_and_mean(tmp_path, report):
     write_runs(tmp_path, [90.0, 100.0, 110.0, 400.0])
-    (tmp_path / "data").mkdir()
     baselines = {"bigram_accuracy": 0.1447, "most_frequent_token": ".", "masked_tokens": 18304}
-    (tmp_path / "data" / "baselines.json").write_text(json.dumps(baselines))
-    (tmp_path / "run_0").mkdir()
-    (tmp_path / "run_0" / "summary.json").write_text(json.dumps({"share_of_gemm_peak": 0.25}))
+    files = {"data/baselines.json": baselines, "run_0/summary.json": {"share_of_gemm_peak": 0.25}}
+    write_files(tmp_path, {name: json.dumps(content) for name, content in files.items()})
     code, out = report(tmp_path)
     assert code == 0
     assert "18304" not in out
@@ -51,9 +50,8 @@ def test_energy_and_cost_need_a_measurement_and_a_rate(tmp_path, report):
     assert "Energy and cost" not in report(tmp_path, "--co2-per-kwh", 0.4)[1]
     for index, ranks in enumerate((4, 8)):
         write_log(tmp_path / f"result_{index}.txt", [(100, 90.0, 0.73)], logged={"ranks": ranks})
-    (tmp_path / "run_1").mkdir()
     summary = {"energy_joules": 7.2e6, "average_watts": 80_000.0, "gpu_joules": 7e6, "cpu_joules": 2e5}
-    (tmp_path / "run_1" / "summary.json").write_text(json.dumps(summary))
+    write_files(tmp_path, {"run_1/summary.json": json.dumps(summary)})
     assert "dollars" not in report(tmp_path)[1].partition("Energy and cost")[0]
     rates = ("--price-per-gpu-hour", 5, "--co2-per-kwh", 0.4)
     text = report(tmp_path, *rates, "--html", tmp_path / "page.html")[1]
@@ -126,11 +124,9 @@ def test_a_damaged_side_file_costs_its_part_alone(tmp_path, report, name, conten
 @pytest.mark.parametrize("value", [float("nan"), 1e308, -1, 10**400, True, "x", [], {}])
 def test_odd_numbers_in_side_files_are_no_numbers(tmp_path, report, value):
     write_runs(tmp_path, [90.0])
-    (tmp_path / "run_0").mkdir()
-    (tmp_path / "data").mkdir()
     keys = ("samples", "samples_per_second", "share_of_gemm_peak", "target_accuracy")
-    (tmp_path / "run_0/summary.json").write_text(json.dumps(dict.fromkeys(keys, value)))
-    (tmp_path / "data/baselines.json").write_text(json.dumps({"bigram_accuracy": value}))
+    summary, baselines = json.dumps(dict.fromkeys(keys, value)), json.dumps({"bigram_accuracy": value})
+    write_files(tmp_path, {"run_0/summary.json": summary, "data/baselines.json": baselines})
     code, out = report(tmp_path)
     assert code == 0
     assert "baseline bigram" not in out

@@ -38,7 +38,6 @@ def test_shipped_shapes_are_valid(path):
     shape = BertConfig.from_json(path)
     assert shape.padded_vocab_size % 8 == 0
     assert BertConfig(**json.loads(shape.to_json())) == shape
-    assert shape.num_parameters == built_parameters(shape)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +48,6 @@ def test_shipped_shapes_are_valid(path):
         ({"hidden_act": "relu"}, "relu"),
         ({"hidden_dropout_prob": 1.0}, "hidden_dropout_prob"),
         ({"hiden_size": 32}, "hiden_size"),
-        ({"vocab_size": None}, "vocab_size"),
         ({"num_hidden_layers": True}, "num_hidden_layers"),
         ({"position_embedding_type": "rope"}, "absolute"),
         ({"norm_position": "middle"}, "post"),

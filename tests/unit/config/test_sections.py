@@ -7,14 +7,12 @@ from pathlib import Path
 import pytest
 
 import mlbert
-from mlbert.config.recipe import Recipe
 from mlbert.config.resolution import split_arguments
 from mlbert.config.section import settings_of
-from mlbert.config.sections import COMMON, settings_by_env, settings_by_key
+from mlbert.config.sections import settings_by_env, settings_by_key
 from mlbert.config.shell import LaunchConfig
-from mlbert.config.words import _OTHERS, default_words, hint_at
+from mlbert.config.words import _OTHERS, hint_at
 from mlbert.host.errors import name_shape
-from mlbert.training.config import RunConfig
 from simple_recipe import simple_configuration
 from user_errors import user_error
 
@@ -76,13 +74,3 @@ def test_a_word_of_another_tool_gets_our_name_for_it(word, said):
     with user_error("config.unknown-name") as caught:
         split_arguments([word])
     assert said in str(caught.value)
-
-
-def test_a_default_names_the_recipes_that_differ():
-    known = settings_by_key()
-    a = Recipe("a", COMMON, lambda config: None, "", overrides={"LR": 1.0})
-    b = Recipe("b", COMMON, lambda config: None, "")
-    c = Recipe("c", (RunConfig,), lambda config: None, "", overrides={"SEED": 5})
-    assert default_words(known["seed"], [a, b, c]) == "none; c: 5"
-    assert default_words(known["learning_rate"], [b, a, c]) == "required; a: 1.0"
-    assert default_words(known["resume"], [a]) == "no"

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from host_batches import tokens_of
+from host_batches import open_packed, tokens_of
 from mlbert.data.formats.bins import BinnedStore
 from mlbert.data.formats.open import open_store
-from mlbert.data.formats.order import by_length, contiguous
+from mlbert.data.formats.order import by_length
 from mlbert.data.loading.packed import PackedSource
 from mlbert.data.prepare.split_bins import make_bins
 from stored_sets import make_rows, names, random_lengths, write_set
@@ -23,13 +23,6 @@ def bins(tmp_path_factory):
     source = write_set(folder / "source", make_rows(random_lengths(COUNT)))
     make_bins(source, folder / "out", edges=EDGES, num_shards=2)
     return folder / "out"
-
-
-def opened(folder, packs_per_step: int = 48, **options) -> PackedSource:
-    options = {"max_sequences_per_pack": 1, "seed": 3, "partition": contiguous, **options}
-    source = PackedSource(folder, packs_per_step=packs_per_step, **options)
-    source.open()
-    return source
 
 
 def found_in(batch) -> list[int]:
@@ -50,21 +43,21 @@ def test_every_sequence_once_and_every_micro_batch_in_proportion(bins):
     shares = np.histogram(open_store(bins).lengths, [0, 9, 17, 25, 33])[0] / COUNT
     seen = []
     for rank in range(2):
-        source = opened(bins, packs_per_step=24, accumulation=2, rank=rank, world_size=2)
+        source = open_packed(bins, 24, max_sequences_per_pack=1, accumulation=2, rank=rank, world_size=2)
         assert source.steps_per_epoch == COUNT // 48
         for batch in (batch for step in range(source.steps_per_epoch) for batch in source.batches_of(step)):
             assert (np.abs(found_in(batch) - shares * 12) <= 3).all()
             assert batch.num_samples == 12
             seen += tokens_of(batch)
-    source = opened(bins, packs_per_step=1, max_sequences_per_pack=3)
+    source = open_packed(bins, 1)
     packed = [tokens for step in range(source.steps_per_epoch) for tokens in tokens_of(source.batches_of(step)[0])]
     for found in (seen, packed):
         assert len(set(found)) == len(found) == COUNT
 
 
 def composed(bins, counts, world_size=1, **options) -> list[PackedSource]:
-    shares = {"packs_per_step": sum(counts), "bin_counts": counts, "world_size": world_size, **options}
-    return [opened(bins, rank=rank, **shares) for rank in range(world_size)]
+    options |= {"bin_counts": counts, "world_size": world_size, "max_sequences_per_pack": 1}
+    return [open_packed(bins, sum(counts), rank=rank, **options) for rank in range(world_size)]
 
 
 def test_micro_batches_mix_the_bins(bins):
@@ -92,7 +85,7 @@ def test_the_union_over_ranks_and_dropout_rows_do_not_depend_on_their_number(bin
 def test_a_composed_position_is_resumed_with_the_same_numbers_only(bins):
     (source,) = composed(bins, [2, 1, 2, 3])
     (other,) = composed(bins, [2, 2, 1, 3])
-    for another in (other, opened(bins, packs_per_step=8)):
+    for another in (other, open_packed(bins, 8, max_sequences_per_pack=1)):
         with user_error("run.other-settings", bins):
             another.load_state_dict(source.state_dict())
 

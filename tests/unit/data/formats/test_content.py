@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from host_batches import numbers
+from host_batches import numbers, open_packed
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.checksums import CHECKSUMS
 from mlbert.data.formats.open import check_same_vocabulary, describe, open_store, widths_at_most
@@ -78,11 +78,8 @@ def test_another_name_or_size_is_another_identity(folder: Path) -> None:
         path.rename(path.with_name(f"b{path.name}" if path.suffix else path.name.removesuffix("-of-00002")))
     names.append(describe(folder).known_as)
     longer = min(folder.iterdir())
-    longer.write_bytes(longer.read_bytes() + b"x")
-    if longer.suffix == ".hdf5":
-        with user_error("data.damaged", longer):
-            describe(folder)
-    else:
+    if longer.suffix != ".hdf5":  # an HDF5 file says how long it is
+        longer.write_bytes(longer.read_bytes() + b"x")
         names.append(describe(folder).known_as)
     assert len(set(names)) == len(names)
 
@@ -122,13 +119,6 @@ def test_the_widths_of_the_benchmark() -> None:
         assert widths_at_most(16, 7, shape) == (16, 7)
 
 
-def opened(folder: Path, packs_per_step: int, vocab_size: int) -> PackedSource:
-    options = {"max_sequences_per_pack": 3, "seed": 0, "max_tokens": 512, "partition": contiguous}
-    source = PackedSource(folder, packs_per_step=packs_per_step, vocab_size=vocab_size, **options)
-    source.open()
-    return source
-
-
 def test_a_prepared_set(make_set):
     info = describe(make_set(50))
     assert open_store(info.folder).info == info
@@ -139,7 +129,7 @@ def test_a_prepared_set(make_set):
 def test_records_train_and_evaluate(records):
     info = describe(records)
     assert (info.kind, info.vocab_size) == ("tfrecord", None)
-    source = opened(records, 1, VOCAB_SIZE)
+    source = open_packed(records, 1, vocab_size=VOCAB_SIZE)
     seen = [n for step in range(source.steps_per_epoch) for batch in source.batches_of(step) for n in numbers(batch)]
     assert sorted(seen) == list(range(90))
     evaluation = EvalSet(records, 60, 4, max_sequences_per_pack=3, vocab_size=VOCAB_SIZE)
@@ -150,7 +140,7 @@ def test_records_train_and_evaluate(records):
 
 
 def test_token_ids_beyond_the_models_vocabulary_are_refused(records):
-    source = opened(records, 5, 100)
+    source = open_packed(records, 5, seed=0, max_tokens=512, vocab_size=100)
     with user_error("data.model-mismatch", records):
         source.batches_of(0)
     with user_error("data.model-mismatch", records):

@@ -25,6 +25,14 @@ def test_bad_manifest(tmp_path):
     path.write_bytes(b'{"format": "other", "version": 3}')
     with user_error("data.format", path):
         read_manifest(tmp_path)
+    path.unlink()
+    with user_error("data.incomplete", tmp_path):
+        read_manifest(tmp_path)
+    os.mkfifo(path)
+    absent = tmp_path / "absent"
+    for folder, code, subject in ((tmp_path, "file.unreadable", path), (absent, "file.missing", absent)):
+        with user_error(code, subject):  # and does not wait for a writer
+            read_manifest(folder)
 
 
 def test_vocabulary_must_be_the_one_prepared_with(make_set, tmp_path):
@@ -71,14 +79,3 @@ def test_an_edited_manifest_is_refused_or_equivalent(make_set, tmp_path, data):
     assert "provenance" in way or last in ("provenance", *may_differ) or edited == right
     assert store.gather(np.arange(20)).lengths.max() <= store.info.max_seq_length
     assert store.info.vocab_size > int(store.gather(np.arange(20)).tokens.max())
-
-
-def test_no_folder_no_manifest_and_another_kind_of_file(tmp_path):
-    with user_error("file.missing", tmp_path / "absent"):
-        read_manifest(tmp_path / "absent")
-    with user_error("data.incomplete", tmp_path):
-        read_manifest(tmp_path)
-    (tmp_path / "set").mkdir()
-    os.mkfifo(tmp_path / "set/manifest.json")
-    with user_error("file.unreadable", tmp_path / "set/manifest.json"):  # and does not wait for a writer
-        read_manifest(tmp_path / "set")

@@ -57,14 +57,6 @@ def test_neighbours_do_not_stay_together(n):
     assert abs(np.corrcoef(order, np.arange(n))[0, 1]) < 5 / np.sqrt(n)
 
 
-def test_a_prefix_is_spread_evenly():
-    n, taken, cells = 1_000_003, 100_000, 200
-    counts = np.bincount(Permutation(n, 11)(np.arange(taken)) * cells // n, minlength=cells)
-    expected = taken / cells
-    chi_square = ((counts - expected) ** 2 / (expected * (1 - taken / n))).sum()
-    assert abs(chi_square - (cells - 1)) < 5 * np.sqrt(2 * (cells - 1))
-
-
 def test_every_place_is_as_likely_for_every_position():
     counts = np.zeros((10, 10))
     for key in range(600):

@@ -20,6 +20,9 @@ from stored_sets import assert_same_rows, flip
 from tfrecord_examples import records_of, write_list, write_parts
 from user_errors import user_error
 
+PARTS = [f"part-{number:05d}-of-00003" for number in range(3)]
+BOTH = (describe, TFRecordStore)
+
 
 @pytest.fixture(autouse=True)
 def cache(own_cache: Path) -> Path:
@@ -94,24 +97,6 @@ def test_record_that_changed_after_opening(folder):
         store.gather(np.array([36, 35]))
 
 
-def test_bad_files(folder):
-    path = folder / "part-00001-of-00003"
-    content = path.read_bytes()
-    path.write_bytes(content[:-1])
-    with user_error("data.damaged", path):
-        TFRecordStore(folder)
-    write_examples(path, random_rows(3), 40, 5)
-    with user_error("data.mixed", path):
-        TFRecordStore(folder)
-
-
-def test_limits_are_those_of_the_records(tmp_path):
-    write_examples(tmp_path / "part-0", random_rows(3), 600, 90)
-    store = open_store(tmp_path)
-    assert (store.info.max_seq_length, store.info.max_predictions) == (600, 90)
-    assert_same_rows(store.gather(np.arange(3)), random_rows(3))
-
-
 def test_describe_looks_at_the_first_record_alone(folder):
     before = describe(folder)
     assert (before.kind, before.max_seq_length, before.max_predictions) == ("tfrecord", 32, 5)
@@ -126,25 +111,29 @@ def test_describe_looks_at_the_first_record_alone(folder):
     assert describe(folder).identity != before.identity
 
 
-def test_files_that_do_not_belong_to_the_set(folder):
-    write_list(folder, ["part-00000-of-00003"])
-    with user_error("data.mixed", folder / "part-00001-of-00003"):
-        describe(folder)
-    (folder / "instances.json").unlink()
-    (folder / "part-00003-of-00003").touch()
-    with user_error("data.mixed", folder / "part-00003-of-00003"):
-        describe(folder)
+@pytest.mark.parametrize(
+    ("damage", "code", "name", "uses"),
+    [
+        (lambda folder: write_list(folder, PARTS[:1]), "data.mixed", PARTS[1], BOTH),
+        (lambda folder: (folder / "part-00003-of-00003").touch(), "data.mixed", "part-00003-of-00003", BOTH),
+        (lambda folder: (folder / PARTS[1]).unlink(), "data.incomplete", "", BOTH),
+        (lambda folder: write_list(folder, PARTS) or (folder / PARTS[2]).unlink(), "data.incomplete", "", BOTH),
+        (lambda folder: os.truncate(folder / PARTS[1], 200), "data.damaged", PARTS[1], BOTH[1:]),
+        (lambda folder: write_examples(folder / PARTS[1], random_rows(3), 40, 5), "data.mixed", PARTS[1], BOTH[1:]),
+    ],
+    ids=["not listed", "one too many", "missing", "listed and missing", "cut off", "wider"],
+)
+def test_files_that_do_not_belong_to_the_set(folder, damage, code, name, uses):
+    damage(folder)
+    for use in uses:
+        with user_error(code, folder / name):
+            use(folder)
 
 
-def test_missing_files(folder):
-    (folder / "part-00001-of-00003").unlink()
-    with user_error("data.incomplete", folder):
-        describe(folder)
-    write_list(folder, [f"part-{number:05d}-of-00003" for number in (0, 2)])
+def test_a_list_may_have_fewer_files_than_the_names_say(folder):
+    (folder / PARTS[1]).unlink()
+    write_list(folder, [PARTS[0], PARTS[2]])
     assert len(TFRecordStore(folder)) == 99
-    (folder / "part-00002-of-00003").unlink()
-    with user_error("data.incomplete", folder):
-        TFRecordStore(folder)
 
 
 def test_recognised_among_other_data(folder, tmp_path):
@@ -163,14 +152,13 @@ def test_recognised_among_other_data(folder, tmp_path):
 
 @pytest.mark.parametrize("damage", ["cut", "dropped", "doubled", "exchanged"])
 def test_records_that_the_list_does_not_know(folder, tmp_path, damage):
-    names = [f"part-{number:05d}-of-00003" for number in range(3)]
-    write_list(folder, names)
+    write_list(folder, PARTS)
     vocab = tmp_path / "vocab.txt"
-    info, path = describe(folder), folder / names[0]
+    info, path = describe(folder), folder / PARTS[0]
     assert (info.num_sequences, info.vocab_size, info.vocabulary_sha256) == (len(TFRecordStore(folder)), 500, "a" * 64)
     records = records_of(path)
     kept = {"cut": records[:-7], "dropped": records[:3] + records[4:], "doubled": [*records, records[5]]}
-    path.write_bytes(b"".join(kept.get(damage, records_of(folder / names[2])[: len(records)])))
+    path.write_bytes(b"".join(kept.get(damage, records_of(folder / PARTS[2])[: len(records)])))
     with user_error("data.incomplete", path):
         TFRecordStore(folder)
     with user_error("data.incomplete", path):
@@ -191,6 +179,6 @@ def test_records_that_the_list_does_not_know(folder, tmp_path, damage):
 def test_a_broken_list(folder):
     for content in ("", "{}", "[" * 100_000, '{"files": [{"file": "part-00000-of-00003"}]}'):
         (folder / "instances.json").write_text(content)
-        for use in (describe, TFRecordStore, lambda folder: verify([folder])):
+        for use in (*BOTH, lambda folder: verify([folder])):
             with user_error("file.json", folder / "instances.json"):
                 use(folder)

@@ -50,10 +50,6 @@ def test_without_a_compiler():
         assert of_all(plain, texts) == expected
 
 
-def test_decode():
-    assert UNCASED.decode(UNCASED.encode("Unaffable, she said")) == "unaffable , she said"
-
-
 @pytest.mark.parametrize("name", [*UNCASED_NAMES, "google-bert/bert-base-uncased"])
 def test_names_that_are_known_here(name):
     tokenizer = load_tokenizer(name)

@@ -32,16 +32,8 @@ def with_dali() -> None:
 
 
 @pytest.mark.usefixtures("with_dali")
-def test_gathers_in_any_order(folder, monkeypatch):
+def test_gives_the_same_batches(folder, monkeypatch):
     monkeypatch.setattr(dali, "_BATCH", 16)
-    store, rows = dali.DaliStore(folder), random_rows(120)
-    for chosen in ([], [119], [50, 50, 49], np.random.default_rng(0).permutation(120)):
-        chosen = np.asarray(chosen, np.int64)
-        assert_same_rows(store.gather(chosen), rows.take(chosen))
-
-
-@pytest.mark.usefixtures("with_dali")
-def test_gives_the_same_batches(folder):
     options = {"packs_per_step": 2, "max_sequences_per_pack": 3, "seed": 3, "rank": 1, "world_size": 2}
     options["partition"] = contiguous
     plain, other = PackedSource(folder, **options), dali.DaliSource(folder, **options)

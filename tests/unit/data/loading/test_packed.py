@@ -6,9 +6,8 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import torch
 
-from host_batches import numbers, rows_of, same
+from host_batches import numbers, open_packed, rows_of, same
 from mlbert.data.formats import open as module
 from mlbert.data.formats import prepared
 from mlbert.data.formats.order import contiguous
@@ -23,12 +22,6 @@ from user_errors import user_error
 
 COUNT = 300
 SETTINGS = {"packs_per_step": 12, "max_sequences_per_pack": 3, "seed": 3, "partition": contiguous}
-
-
-def opened(folder, **options) -> PackedSource:
-    source = PackedSource(folder, **{**SETTINGS, **options})
-    source.open()
-    return source
 
 
 def epoch(source: PackedSource) -> list[list[HostBatch]]:
@@ -46,19 +39,24 @@ def folder(make_set):
     return make_set(COUNT)
 
 
-def test_every_sequence_once_an_epoch(folder):
-    packs = pack_lengths(ShardSet.open(folder).lengths, MAX_SEQ_LENGTH, 3, 3)
-    steps = epoch(opened(folder))
+@pytest.mark.parametrize(("max_tokens", "most"), [(MAX_SEQ_LENGTH, 3), (64, 2), (128, 8)])
+def test_every_sequence_once_an_epoch(folder, max_tokens, most):
+    packs = pack_lengths(ShardSet.open(folder).lengths, max_tokens, most, 3)
+    steps = epoch(open_packed(folder, max_tokens=max_tokens, max_sequences_per_pack=most))
     seen = [number for (batch,) in steps for number in numbers(batch)]
     assert len(steps) == packs.num_packs // 12
-    assert len(seen) == len(set(seen)) >= COUNT - 3 * (packs.num_packs % 12)
+    assert len(seen) == len(set(seen)) >= COUNT - most * (packs.num_packs % 12)
+    for (batch,) in steps:
+        first_rows = batch.arrays()["first_rows"]
+        assert np.unique(first_rows // max_tokens).tolist() == list(range(12))
+        assert (first_rows % max_tokens + np.diff(batch.arrays()["cu_seqlens"]) <= max_tokens).all()
 
 
 @pytest.mark.parametrize(("world_size", "accumulation"), [(1, 4), (2, 1), (4, 3)])
 def test_union_over_ranks_and_micro_batches_is_the_plain_step(folder, world_size, accumulation):
-    plain = [rows_of(batch) for (batch,) in epoch(opened(folder))]
+    plain = [rows_of(batch) for (batch,) in epoch(open_packed(folder))]
     options = {"packs_per_step": 12 // world_size, "accumulation": accumulation, "world_size": world_size}
-    ranks = [epoch(opened(folder, rank=rank, **options)) for rank in range(world_size)]
+    ranks = [epoch(open_packed(folder, rank=rank, **options)) for rank in range(world_size)]
     assert {len(step) for rank in ranks for step in rank} == {accumulation}
     for *steps, whole in zip(*ranks, plain, strict=True):
         assert joined([batch for step in steps for batch in step]) == whole
@@ -67,7 +65,7 @@ def test_union_over_ranks_and_micro_batches_is_the_plain_step(folder, world_size
 @pytest.mark.parametrize(("stop", "world_size"), [(0, 1), (3, 1), (40, 1), (5, 2)])
 def test_resume_is_exact_at_any_step(folder, stop, world_size):
     options = {"packs_per_step": 12 // world_size, "accumulation": 2, "world_size": world_size}
-    straight, *ranks = opened(folder), *(opened(folder, rank=rank, **options) for rank in range(world_size))
+    straight, *ranks = open_packed(folder), *(open_packed(folder, rank=rank, **options) for rank in range(world_size))
     for _ in range(stop):
         straight.next_step()
     for source in ranks:
@@ -81,31 +79,19 @@ def test_resume_is_exact_at_any_step(folder, stop, world_size):
 
 
 def test_epochs_and_seeds_differ(folder):
-    source = opened(folder)
+    source = open_packed(folder)
     first, second = source.batches_of(0)[0], source.batches_of(source.steps_per_epoch)[0]
     assert numbers(first) != numbers(second)
-    assert numbers(first) != numbers(opened(folder, seed=4).batches_of(0)[0])
-    assert equal(first, opened(folder).batches_of(0)[0])
+    assert numbers(first) != numbers(open_packed(folder, seed=4).batches_of(0)[0])
+    assert equal(first, open_packed(folder).batches_of(0)[0])
 
 
 @pytest.mark.parametrize("change", [{"seed": 9}, {"packs_per_step": 6}, {"max_tokens": 64}, {}], ids=str)
 def test_a_position_of_other_settings_or_data_is_refused(folder, make_set, change):
-    state = opened(folder).state_dict()
+    state = open_packed(folder).state_dict()
     other = folder if change else make_set(COUNT, name="other", seed=1)
     with user_error("run.other-settings", other):
-        opened(other, **change).load_state_dict(state)
-
-
-def test_packs_keep_their_limits(folder):
-    for max_tokens, most in ((32, 3), (64, 2), (128, 8)):
-        source = opened(folder, packs_per_step=4, max_tokens=max_tokens, max_sequences_per_pack=most)
-        for step in epoch(source):
-            batch = step[0].to("cpu")
-            packs = batch.dropout_rows // max_tokens
-            assert packs.unique().tolist() == [0, 1, 2, 3]
-            assert batch.dropout_rows.unique().numel() == batch.num_tokens
-            assert packs[batch.cu_seqlens[:-1].long()].bincount().max() <= most
-            assert batch.max_seqlen == int(torch.diff(batch.cu_seqlens).max())
+        open_packed(other, **change).load_state_dict(state)
 
 
 def test_only_the_manifest_is_read_before_open(folder):
@@ -121,13 +107,13 @@ def test_settings_that_cannot_work(folder):
     with user_error("config.conflict", "GRADIENT_STEPS"):
         PackedSource(folder, **{**SETTINGS, "accumulation": 5})
     with user_error("data.too-small", folder):
-        opened(folder, packs_per_step=4000)
+        open_packed(folder, packs_per_step=4000)
     with user_error("data.too-long", folder):
         PackedSource(folder, **SETTINGS, max_tokens=16)
 
 
 def test_an_error_in_the_background_reaches_the_caller(folder, monkeypatch):
-    source = opened(folder)
+    source = open_packed(folder)
     monkeypatch.setattr(ShardSet, "gather", lambda *_: (_ for _ in ()).throw(OSError("disk gone")))
     with pytest.raises(OSError, match="disk gone"):
         source.next_step()
@@ -144,27 +130,27 @@ def test_stored_packs_are_used_as_they_are(stored_packs):
     packs = set()
     for shard in range(4):
         rows, offsets = store.shard(shard).rows, store.shard(shard).pack_offsets
-        packs |= {tuple(rows.tokens[rows.offsets[offsets[:-1]] + 1][[p]].tolist()) for p in range(len(offsets) - 1)}
-    source = opened(stored_packs, packs_per_step=1)
+        packs |= set(rows.tokens[rows.offsets[offsets[:-1]] + 1].tolist())  # the number of each pack's first sequence
+    source = open_packed(stored_packs, packs_per_step=1)
     assert (source.max_tokens, source.steps_per_epoch) == (40, store.num_packs)
     batches = [batch for step in range(source.steps_per_epoch) for batch in source.batches_of(step)]
     assert all(batch.num_tokens <= 40 and batch.num_samples <= 3 for batch in batches)
     assert sorted(number for batch in batches for number in numbers(batch)) == list(range(COUNT))
-    assert {(numbers(batch)[0],) for batch in batches} == packs
+    assert {numbers(batch)[0] for batch in batches} == packs
 
 
 def test_memory_and_maps_give_the_same_batches(stored_packs, folder):
     for data, most in ((stored_packs, 3), (stored_packs, 1), (folder, 3), (folder, 1)):
-        plain = opened(data, max_sequences_per_pack=most)
+        plain = open_packed(data, max_sequences_per_pack=most)
         with mock.patch.object(module, "IN_MEMORY_BYTES", 0):
-            mapped = opened(data, max_sequences_per_pack=most)
+            mapped = open_packed(data, max_sequences_per_pack=most)
         for step in range(6):
             assert equal(plain.batches_of(step)[0], mapped.batches_of(step)[0])
 
 
 @pytest.mark.parametrize("data", ["folder", "stored_packs"])
 def test_single_sequences(data, request):
-    source = opened(request.getfixturevalue(data), packs_per_step=4, max_sequences_per_pack=1)
+    source = open_packed(request.getfixturevalue(data), packs_per_step=4, max_sequences_per_pack=1)
     assert (source.max_tokens, source.steps_per_epoch) == (MAX_SEQ_LENGTH, COUNT // 4)
     batches = [source.batches_of(step)[0] for step in range(source.steps_per_epoch)]
     assert {batch.num_samples for batch in batches} == {4}
@@ -177,7 +163,7 @@ def test_a_large_set_is_opened_without_arrays_over_its_rows(data, each, monkeypa
     monkeypatch.setattr(module, "IN_MEMORY_BYTES", 0)
     monkeypatch.setattr(prepared, "VERIFY_BYTES", 0)
     monkeypatch.setattr(ShardSet, "lengths", property(lambda _: pytest.fail("reads every length")))
-    opened(data, packs_per_step=1, max_sequences_per_pack=each).batches_of(0)
+    open_packed(data, packs_per_step=1, max_sequences_per_pack=each).batches_of(0)
 
 
 def drawn_anew(rows: Ragged, epoch: int, samples: np.ndarray) -> Ragged:
@@ -188,7 +174,7 @@ def drawn_anew(rows: Ragged, epoch: int, samples: np.ndarray) -> Ragged:
 
 def split(folder, world_size: int, accumulation: int, step: int, **options) -> list[HostBatch]:
     options = {"packs_per_step": 24 // world_size, "accumulation": accumulation, "world_size": world_size, **options}
-    sources = [opened(folder, rank=rank, **options) for rank in range(world_size)]
+    sources = [open_packed(folder, rank=rank, **options) for rank in range(world_size)]
     return [batch for source in sources for batch in source.batches_of(step)]
 
 
@@ -203,7 +189,7 @@ def joined(batches: list[HostBatch]) -> dict[int, tuple[int, ...]]:
 def test_masks_are_drawn_anew_each_epoch_alike_on_all_ranks(make_set, each):
     folder, options = make_set(100), {"max_sequences_per_pack": each, "mask": drawn_anew}
     assert joined(split(folder, 2, 3, 0, **options)) == joined(split(folder, 1, 1, 0, **options))
-    source = opened(folder, **options)
+    source = open_packed(folder, **options)
     for step in range(2 * source.steps_per_epoch):
         parts = source.batches_of(step)[0].arrays()
         sequences = np.searchsorted(parts["cu_seqlens"], parts["masked_positions"], side="right") - 1
