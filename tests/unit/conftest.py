@@ -18,7 +18,6 @@ from simple_recipe import FOLDERS, simple_recipe
 from stored_sets import write_set
 from unit.test_interpreted import SUITES
 
-ROOT = Path(__file__).resolve().parents[2]
 INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1"
 
 if INTERPRETS:  # list the language's functions once; Triton does it at each call of a function, a third of its time
@@ -62,7 +61,7 @@ def small_peak_products() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Return `../shared/data`, next to the tree; skip the test if it does not exist."""
-    folder = ROOT.parent / "shared" / "data"
+    folder = Path(__file__).resolve().parents[3] / "shared" / "data"
     if not folder.is_dir():
         pytest.skip(f"needs the sample data in {folder}, which a clone does not have")
     return folder

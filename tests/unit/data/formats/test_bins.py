@@ -13,7 +13,6 @@ from mlbert.data.prepare.split_bins import make_bins
 from stored_sets import make_rows, names, random_lengths, write_set
 from user_errors import user_error
 
-EDGES = (8, 16, 24, 32)
 COUNT = 480
 
 
@@ -21,7 +20,7 @@ COUNT = 480
 def bins(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bins")
     source = write_set(folder / "source", make_rows(random_lengths(COUNT)))
-    make_bins(source, folder / "out", edges=EDGES, num_shards=2)
+    make_bins(source, folder / "out", edges=(8, 16, 24, 32), num_shards=2)
     return folder / "out"
 
 

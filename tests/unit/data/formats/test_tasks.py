@@ -15,7 +15,6 @@ from mlbert.data.prepare.glue_files import write_file
 from user_errors import user_error
 
 FORM = TaskForm(("text",), "label")
-PAIR = TaskForm(("a", "b"), "label")
 
 
 def write(folder: Path, text: str, name: str = "train.csv") -> Path:
@@ -94,7 +93,7 @@ def test_a_declared_class_without_rows_is_a_warning(tmp_path: Path) -> None:
         ("text,label\nx,a\ny,b\n", TaskForm(("text",), "label", 3), "data.labels", "(a, b)"),
         ("text,label\nx,1.5\ny,nan\n", TaskForm(("text",), "label", 1), "data.labels", "line 3"),
         ("text,label\nx,1.5\ny,good\n", TaskForm(("text",), "label", 1), "data.labels", "line 3"),
-        ("a,label\nx,1\n", PAIR, "data.columns", "'b'"),
+        ("a,label\nx,1\n", TaskForm(("a", "b"), "label"), "data.columns", "'b'"),
     ],
 )
 def test_damage_is_reported_in_one_line(tmp_path: Path, text: str, form: TaskForm, code: str, named: str) -> None:

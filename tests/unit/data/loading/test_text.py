@@ -306,9 +306,6 @@ def test_few_and_empty_texts(folder, tmp_path):
     assert batch.to("cpu").masked_positions.shape == (0,)
 
 
-STEPS = 100
-
-
 def test_quarters():
     assert set(settings_by_key()["masking_schedule"].choices) == set(SHAPES)
     for schedule, expected in {
@@ -317,6 +314,6 @@ def test_quarters():
         "cosine": [0.3, 0.27803300858899106, 0.225, 0.17196699141100894, 0.15],
         "step": [0.3, 0.3, 0.15, 0.15, 0.15],
     }.items():
-        rate = MaskingRate(schedule, 0.3, 0.15, STEPS)
+        rate = MaskingRate(schedule, 0.3, 0.15, 100)
         assert [rate(step) for step in (0, 25, 50, 75, 100)] == pytest.approx(expected, abs=1e-12)
-        assert rate(10 * STEPS) == rate(STEPS)
+        assert rate(1000) == rate(100)
