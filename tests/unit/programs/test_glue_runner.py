@@ -1,12 +1,12 @@
 """Jobs as real processes: order, devices, failure, and that no child outlives the program."""
 
+import itertools
 import operator
 import os
 import re
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 
@@ -21,58 +21,35 @@ FIRST = JOBS[0]
 
 
 class Jobs:
-    """Commands that note when they begin and end, in which environment."""
+    """Shell commands that note when they begin and end, and on which GPU."""
 
     def __init__(self, folder: Path, bodies: dict[GlueJob, str] | None = None) -> None:
         self.base, self.bodies = folder, bodies or {}
-        self.found: list[tuple[GlueJob, State]] = []
+        slots = make_slots(4, None, sorted(os.sched_getaffinity(0)), 2)
+        self.runner = Runner(JOBS, (), slots, self.prepare, self.folder, {**os.environ})
 
     def folder(self, job: GlueJob) -> Path:
         return job.folder(self.base)
 
     def prepare(self, job: GlueJob) -> list[str]:
         self.folder(job).mkdir(parents=True, exist_ok=True)
-        body = self.bodies.get(job, "time.sleep(0.1)")
-        code = f"""
-            import os, time, sys
-            note = lambda what: open({str(self.base / "notes")!r}, "a").write(what + " {job.task} {job.seed} "
-                + os.environ["CUDA_VISIBLE_DEVICES"] + "\\n")
-            note("begin")
-            {body}
-            note("end")
-        """
-        return [sys.executable, "-c", textwrap.dedent(code)]
-
-    def runner(self) -> Runner:
-        made = make_slots(4, None, sorted(os.sched_getaffinity(0)), 2)
-        runner = Runner(JOBS, (), made, self.prepare, self.folder, {**os.environ})
-        self.states = runner.states
-        return runner
-
-    def note_state(self, job: GlueJob | None) -> None:
-        if job is not None:
-            self.found.append((job, self.states[job]))
-
-    @property
-    def notes(self) -> list[list[str]]:
-        return [line.split() for line in (self.base / "notes").read_text().splitlines()]
+        note = f"note() {{ echo $1 {job.task} {job.seed} $CUDA_VISIBLE_DEVICES >> {self.base}/notes; }}"
+        return ["sh", "-c", f"{note}; note begin; {self.bodies.get(job, 'sleep 0.1')}; note end"]
 
 
 def test_all_run_side_by_side_and_wait_for_mnli_only(tmp_path: Path) -> None:
     # The second mnli job, for which nobody waits, goes on until rte is done.
-    until = f"while 'end rte' not in open({str(tmp_path / 'notes')!r}).read(): time.sleep(0.05)"
-    jobs = Jobs(tmp_path, {JOBS[1]: until})
-    runner = jobs.runner()
-    runner.run(jobs.note_state)
-    assert set(runner.states.values()) == {State.DONE}
-    places = [note[:3] for note in jobs.notes]
-    assert jobs.found[0] == (FIRST, State.RUNNING)
+    jobs = Jobs(tmp_path, {JOBS[1]: f"until grep 'end rte' {tmp_path}/notes; do sleep 0.05; done"})
+    states, changes = jobs.runner.states, []
+    jobs.runner.run(lambda job: changes.append((job, states.get(job))))
+    assert changes[0] == (FIRST, State.RUNNING)
+    assert set(states.values()) == {State.DONE}
+    notes = [line.split() for line in (tmp_path / "notes").read_text().splitlines()]
+    places = [note[:3] for note in notes]
     assert places.index(["begin", "rte", "1"]) > places.index(["end", "mnli", "1"])
-    running = 0
-    for what, *_ in places:
-        running += 1 if what == "begin" else -1
-        assert running <= 2
-    assert {note[3] for note in jobs.notes} == {"0", "1"}
+    running = itertools.accumulate(1 if what == "begin" else -1 for what, *_ in places)
+    assert max(running) == 2
+    assert {note[3] for note in notes} == {"0", "1"}
 
 
 def test_a_line_for_each_change_and_the_share_of_all_training(tmp_path: Path) -> None:
@@ -82,7 +59,7 @@ def test_a_line_for_each_change_and_the_share_of_all_training(tmp_path: Path) ->
     run.mkdir(parents=True)
     (run / "config.json").write_text('{"config": {"max_steps": 400}}')
     (run / "metrics.jsonl").write_text('{"step": 90}\n{"step": 100}\n')
-    runner, samples = jobs.runner(), {FIRST: 4000, **dict.fromkeys(JOBS[1:], 10)}
+    runner, samples = jobs.runner, {FIRST: 4000, **dict.fromkeys(JOBS[1:], 10)}
     progress = GlueProgress(printed.append, samples, jobs.folder, {})
     assert progress.total == 3000 + 40
 
@@ -97,26 +74,23 @@ def test_a_line_for_each_change_and_the_share_of_all_training(tmp_path: Path) ->
 
 
 def test_a_failed_job_is_named_and_only_those_that_need_it_do_not_start(tmp_path: Path) -> None:
-    body = 'print("much"); print("mlbert: error: no such thing\\n", file=sys.stderr); sys.exit(2)'
-    jobs = Jobs(tmp_path, {FIRST: body})
-    runner = jobs.runner()
-    runner.run(jobs.note_state)
-    found = {(job.task, job.seed): state for job, state in runner.states.items() if state is not State.DONE}
+    jobs = Jobs(tmp_path, {FIRST: "echo much; echo 'mlbert: error: no such thing' >&2; exit 2"})
+    jobs.runner.run(print)
+    found = {(job.task, job.seed): state for job, state in jobs.runner.states.items() if state is not State.DONE}
     blocked = {("rte", 1): State.BLOCKED, ("stsb", 1): State.BLOCKED}
     assert found == {("mnli", 1): State.FAILED, **blocked}, "the second mnli job and cola are done"
-    assert runner.last_line(FIRST) == "mlbert: error: no such thing"
+    assert jobs.runner.last_line(FIRST) == "mlbert: error: no such thing"
     assert (jobs.folder(FIRST) / glue_runner.LOG).read_text().splitlines()[0] == "much"
 
 
 def test_sigterm_ends_the_children(tmp_path: Path, tree_root: Path) -> None:
     code = f"""
-        import sys; sys.path.insert(0, {str(tree_root / "tests/unit/programs")!r})
-        from pathlib import Path
-        from test_glue_runner import JOBS, Jobs
-        body = "open({str(tmp_path / "pid")!r}, 'a').write(str(os.getpid()) + chr(10)); time.sleep(60)"
-        Jobs(Path({str(tmp_path)!r}), dict.fromkeys(JOBS, body)).runner().run(print)
-    """
-    program = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
+import sys; sys.path.insert(0, {str(tree_root / "tests/unit/programs")!r})
+from pathlib import Path
+from test_glue_runner import JOBS, Jobs
+Jobs(Path({str(tmp_path)!r}), dict.fromkeys(JOBS, "echo $$ >> {tmp_path}/pid; exec sleep 60")).runner.run(print)
+"""
+    program = subprocess.Popen([sys.executable, "-c", code])
     deadline = time.monotonic() + 60
     while not (tmp_path / "pid").exists() or len((tmp_path / "pid").read_text().splitlines()) < 2:
         assert time.monotonic() < deadline

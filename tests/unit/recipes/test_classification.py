@@ -1,10 +1,9 @@
-"""Fine-tuning from a YAML to files: what is learnt, exported, predicted, resumed and refused."""
+"""Fine-tuning from a YAML to files: what is learnt, predicted and refused."""
 
 import csv
 import dataclasses
 import json
 import os
-import random
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from audit import errors
+from labelled_texts import sentences, write_csv
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.prepare.pipeline import count_words, train_vocabulary
 from mlbert.models.bert import BertForMaskedLM
@@ -22,9 +22,6 @@ from training_settings import read_metrics
 
 pytestmark = pytest.mark.slow
 
-WARM = ["sun", "fire", "summer", "desert", "oven", "toast"]
-COLD = ["snow", "ice", "winter", "glacier", "fridge", "frost"]
-OTHER = ["the", "a", "was", "near", "it", "again", "today", "seen", "there", "house", "old", "new"]
 SHAPE = BertConfig(300, 32, 1, 2, 64, max_position_embeddings=64)
 YAML = """
 run_name: test
@@ -48,31 +45,14 @@ save_num_checkpoints_to_keep: 0
 """
 
 
-def sentence(generator: random.Random, warm: int) -> str:
-    words = generator.choices(WARM, k=warm) + generator.choices(COLD, k=4 - warm)
-    words += generator.choices(OTHER, k=generator.randint(1, 8))
-    generator.shuffle(words)
-    return " ".join(words)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("task")
-    generator = random.Random(1)
-    for name, count in (("train", 250), ("dev", 61)):
-        with (made / f"{name}.csv").open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["id", "text", "label"])
-            for n in range(count):
-                warm = generator.choice((0, 1, 3, 4))
-                writer.writerow([n, sentence(generator, warm), "warm" if warm > 2 else "cold"])
-        with (made / f"{name}.jsonl").open("w") as file:
-            for _ in range(count):
-                warm = generator.randint(0, 4)
-                pair = {"first": sentence(generator, warm), "second": sentence(generator, warm), "score": warm / 2}
-                file.write(json.dumps(pair) + "\n")
-    text = (made / "train.csv").read_text().split("\n")
-    (made / "vocab.txt").write_text("\n".join(train_vocabulary(count_words(text), 300)) + "\n")
+    made, texts = tmp_path_factory.mktemp("task"), []
+    for seed, (name, count) in enumerate((("train", 250), ("dev", 61))):
+        rows = sentences(count, ("warm", "cold"), seed)
+        write_csv(made / f"{name}.csv", ["id", "text", "label"], *([n, *row] for n, row in enumerate(rows)))
+        texts += [text for text, _ in rows]
+    (made / "vocab.txt").write_text("\n".join(train_vocabulary(count_words(texts), 300)) + "\n")
     (made / "shape.json").write_text(SHAPE.to_json())
     (made / "task.yaml").write_text(YAML.format(folder=made))
     return made
@@ -89,9 +69,7 @@ def predictions(path: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("name", ["hf_bert", "mosaic_bert"])
-def test_a_task_is_learnt_exported_and_predicted(
-    folder: Path, tmp_path: Path, run: RunMlbert, run_mlbert: RunMlbert, name: str
-) -> None:
+def test_a_task_is_learnt_and_predicted(folder, tmp_path, run, run_mlbert, name) -> None:
     plain = "model.model_config={position_embedding_type: absolute, gated_mlp: false, num_hidden_layers: 1}"
     status, output, _ = run(name, f"model.name={name}", plain)
     assert (status, "matthews correlation" in output) == (0, True)
@@ -115,28 +93,6 @@ def test_a_task_is_learnt_exported_and_predicted(
     assert [line["prediction"] for line in again] == [row["prediction"] for row in rows]
     assert [line["probability"] for line in again] == pytest.approx(probabilities, abs=1e-4)
 
-    from transformers import BertForSequenceClassification, BertTokenizer
-
-    peer = BertForSequenceClassification.from_pretrained(made / "huggingface").eval()
-    tokenizer = BertTokenizer.from_pretrained(made / "huggingface")
-    assert peer.config.id2label == {0: "cold", 1: "warm"}
-    with torch.no_grad():
-        inputs = tokenizer([row["text"] for row in rows], padding=True, return_tensors="pt")
-        found = peer(**inputs).logits.softmax(1).max(1)
-    assert [peer.config.id2label[i] for i in found.indices.tolist()] == [row["prediction"] for row in rows]
-    assert found.values.tolist() == pytest.approx(probabilities, abs=1e-4)
-
-
-def test_a_number_of_a_pair(folder: Path, run: RunMlbert) -> None:
-    data = f"data={{train: '{folder}/train.jsonl', eval: '{folder}/dev.jsonl', text_columns: [first, second]}}"
-    assert run("number", data, "model.num_labels=1", "max_duration=6ep")[0] == 0
-    evaluations = read_metrics(folder / "number", "evaluation")
-    assert evaluations[-1]["eval_spearman"] > 0.8
-    assert evaluations[-1]["eval_loss"] < evaluations[0]["eval_loss"]
-    rows = predictions(folder / "number/run_0/predictions.csv")
-    assert {"first", "second", "label", "prediction"} <= set(rows[0])
-    assert "probability" not in rows[0]
-
 
 def test_two_ranks_match_one_rank(folder: Path, tree_root: Path, run: RunMlbert) -> None:
     words = ["max_duration=10ba", "eval_interval=5ba", "device_train_microbatch_size=4", "device_eval_batch_size=5"]
@@ -157,21 +113,7 @@ def test_two_ranks_match_one_rank(folder: Path, tree_root: Path, run: RunMlbert)
     assert [row["prediction"] for row in rows[0]] == [row["prediction"] for row in rows[1]]
 
 
-def test_a_run_resumes_where_it_stopped(folder: Path, run: RunMlbert) -> None:
-    words = ("scheduler.name=constant_with_warmup", "save_num_checkpoints_to_keep=1", "save_interval=10ba")
-    words = (*words, "scheduler.t_warmup=2ba", "autoresume=true")
-    assert run("whole", *words, "max_duration=24ba")[0] == 0
-    assert run("parts", *words, "max_duration=10ba")[0] == 0
-    (folder / "parts/run_0/summary.json").unlink()
-    assert run("parts", *words, "max_duration=24ba")[0] == 0
-    losses = [[line["loss"] for line in read_metrics(folder / name, "step")] for name in ("whole", "parts")]
-    assert len(losses[0]) == 24
-    assert losses[0] == losses[1]
-
-
-def test_the_encoder_comes_from_pre_training_and_the_rest_is_drawn(
-    folder: Path, tmp_path: Path, run: RunMlbert
-) -> None:
+def test_the_encoder_comes_from_pre_training_and_the_rest_is_drawn(folder, tmp_path, run) -> None:
     vocab_size = len((folder / "vocab.txt").read_text().splitlines())
     other = {"position_embedding_type": "alibi", "gated_mlp": True, "hidden_size": 16, "vocab_size": vocab_size}
     shape = dataclasses.replace(SHAPE, **other)
@@ -193,8 +135,6 @@ def test_the_encoder_comes_from_pre_training_and_the_rest_is_drawn(
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["model.num_labels=3"], "has 2 classes (cold, warm), 3 are declared"),
-        (["data.text_columns=txt"], "has no column 'txt'. Did you mean text?"),
         (["data.eval=null"], "data.eval is not set"),
         (["data.train=null"], "does not name the data"),
         (["train_loader.dropp_last=true"], "train_loader.dropp_last is an unknown name"),

@@ -1,4 +1,5 @@
-"""The step benchmark: both sides start from the same loss, the record holds what the ratio is made of."""
+"""The step benchmark: both sides start from the same loss, the record holds what the ratio is made of; the network
+test's verdict."""
 
 import dataclasses
 import json
@@ -10,6 +11,7 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.models.bert import BertForPreTraining
 from mlbert.programs.bench import expert
 from mlbert.programs.bench import step_time as step
+from mlbert.programs.bench.network import NetworkReport
 from user_errors import user_error
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -70,3 +72,14 @@ def test_a_small_made_up_batch_has_the_published_mean_length():
     batch = step.make_batch(shape, 8, None, seed=1)
     assert batch.num_samples == 8
     assert batch.num_tokens / 8 == pytest.approx(255, rel=0.05)
+
+
+def test_a_slow_node_is_named():
+    report = NetworkReport({2**20: 5.0}, {"n1": 10.0, "n2": 9.0, "n3": 3.0, "n4": 10.5})
+    assert report.slow == ["n3"]
+    assert report.lines()[0] == "all-reduce of 1 MiB: 5.00 GB/s"
+    assert report.lines()[-1] == "slowest node: n3 (3.00 GB/s); slow: n3"
+    alike = NetworkReport({}, {"n1": 10.0, "n2": 9.0})
+    assert alike.slow == []
+    assert alike.lines()[-1] == "slowest node: n2 (9.00 GB/s); no node is far below the others"
+    assert NetworkReport({2**20: 5.0}, {}).lines() == ["all-reduce of 1 MiB: 5.00 GB/s"], "one node has no links"
