@@ -1,18 +1,23 @@
-"""The model and its calibration: more GPUs, slower networks, other precisions and models; memory, bands, limits."""
+"""The model and its calibration: more GPUs, slower networks, other precisions and models; memory, bands, limits. Its
+fitted numbers: fitting the published table again gives the same ones, and the errors are those of the record."""
 
+import csv
 import dataclasses
+import json
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fit_plan
 from mlbert.mlperf import rules
 from mlbert.report.planner import calibrate, request, timing
 from mlbert.report.planner import cost as memory
 from mlbert.report.planner.calibrate import MeasuredRun
 from mlbert.report.planner.cost import Prices, estimate
-from mlbert.report.planner.timing import GPUS, TrainingJob, load
+from mlbert.report.planner.timing import GPUS, PATH, TrainingJob, load
 from user_errors import user_error
 
 P = load()
@@ -111,8 +116,6 @@ def test_another_model_needs_its_samples():
     assert 0.2 < base.work < 0.4
     assert 0.3 < base.gradient < 0.35
     job = TrainingJob("h200", 8, 1, 768, work=base.work, gradient=base.gradient)
-    with user_error("plan.impossible", "--samples"):
-        ask(job, base)
     assert ask(job, base, needed=2e6).seconds < ask(TrainingJob("h200", 8, 1, 768), needed=2e6).seconds
     with user_error("config.choice", "--model"):
         timing.named("huge")
@@ -171,3 +174,64 @@ def test_one_log_keeps_the_constant_part_and_must_be_of_the_job():
     assert found.sequence_ms == pytest.approx(P.sequence_ms)
     with user_error("config.conflict", "--calibrate"):
         calibrate.calibrated(P, dataclasses.replace(job, fp8=True), [MeasuredRun(8, 768, 1.0, None, None)])
+
+
+HELD_OUT = fit_plan.ROOT / "records/2026-11-26_plan-held-out_epyc-2cpu/held_out.csv"
+STATED = json.loads(PATH.read_text())["provenance"]["held_out"]
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return fit_plan.read()
+
+
+@pytest.fixture(scope="module")
+def record():
+    with HELD_OUT.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_table_has_no_resubmission_twice_and_plausible_figures(rows):
+    assert len(rows) == 171
+    keys = {(row.submitter, row.job.gpus, row.job.batch, row.seconds, row.samples) for row in rows}
+    assert len(keys) == len(rows)
+    for row in rows:
+        assert GPUS[row.job.gpu].has_results
+        assert row.job.gpus % row.job.nodes == 0
+        assert row.score_seconds >= row.seconds * 0.999
+
+
+@pytest.mark.slow
+def test_fit_is_reproducible(rows):
+    again, stored = dataclasses.asdict(fit_plan.fit(rows)), dataclasses.asdict(P)
+    for name in stored.keys() - {"error_90", "unseen_error_90"}:
+        assert again[name] == pytest.approx(stored[name], rel=0.01), name
+
+
+@pytest.mark.slow
+def test_the_error_without_a_submitter_is_that_of_the_record(rows, record):
+    recorded = [line for line in record if " Cisco " in line["system"]]
+    (found,) = fit_plan._without(rows, fit_plan.SUBMITTER, "Cisco")
+    assert np.expm1(found) == pytest.approx(float(recorded[0]["error_without_its_submitter"]), abs=0.02)
+
+
+@pytest.mark.parametrize("kind", [fit_plan.SUBMITTER, fit_plan.ROUND, fit_plan.GPU])
+def test_the_stated_errors_are_those_of_the_record(rows, record, kind):
+    assert [line["system"] for line in record] == [row.name for row in rows]
+    errors = np.array([float(line[f"error_without_its_{kind}"]) for line in record])
+    found = fit_plan.summary(np.log1p(errors))
+    share = found.pop("within_15")
+    assert share == pytest.approx(STATED[kind]["within_15"], abs=1.1 / len(rows)), "one may be rounded to the border"
+    assert found == pytest.approx({name: STATED[kind][name] for name in found}, abs=2e-4)
+    if kind == fit_plan.SUBMITTER:
+        assert STATED[kind]["mean"] < 0.075
+        assert STATED[kind]["median"] < 0.045
+    bands = {fit_plan.SUBMITTER: P.error_90, fit_plan.GPU: P.unseen_error_90}
+    if kind in bands:
+        assert (np.abs(np.log1p(errors)) <= bands[kind] + 1e-3).mean() >= 0.89
+
+
+def test_document_and_picture(rows, tmp_path):
+    assert fit_plan.document(P, 171, STATED) == PATH.read_text()
+    fit_plan.draw(tmp_path / "errors.svg", rows, np.zeros(len(rows)))
+    assert (tmp_path / "errors.svg").read_text().lstrip().startswith("<?xml")
