@@ -13,19 +13,13 @@ ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("benchmarks/bert/implementations/pytorch/mlbert", "benchmarks/bert/implementations/tensorflow2/tf2_bert")
 
 
-def test_every_code_is_used():
+def test_codes_are_short_names_with_a_sentence_of_help_and_all_are_used():
     files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if path.name != "error_codes.py"]
-    code = "".join(path.read_text() for path in files)
-    assert [name for name in ERROR_CODES if f'"{name}"' not in code] == []
-
-
-def test_a_code_is_a_short_name_with_a_sentence_of_help():
+    text = "".join(path.read_text() for path in files)
+    assert [code for code in ERROR_CODES if f'"{code}"' not in text] == []
     for code, sentence in ERROR_CODES.items():
         assert re.fullmatch(r"[a-z]+\.[a-z-]+", code)
         assert re.fullmatch(r"[A-Z].*\.", sentence)
-
-
-def test_an_unknown_code_is_an_error_of_ours():
     with pytest.raises(AssertionError, match=r"no\.such-code"):
         UserError("no.such-code", "x", "is wrong")
 

@@ -3,11 +3,9 @@
 import hashlib
 import http.client
 import random
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from mlbert.models.weights.export import write_weights
 from mlbert.programs.mosaic.common_yaml import CONFIGS
 from mlbert.runs.starting_weights import local_copy, name_weights, weights_file
 from mosaic_texts import BASE, SHAPE, make_texts
+from programs import run_checked
 from user_errors import user_error
 
 s3fs = pytest.importorskip("s3fs", reason="the s3 extra is not installed")
@@ -91,9 +90,7 @@ def proxy() -> Iterator[Proxy]:
         for name, value in (environ | {"DEFAULT_REGION": "us-east-1"}).items():
             patch.setenv(f"AWS_{name}", value)
         patch.setattr(files, "PAUSES_SECONDS", (0.01, 0.02, 0.03))
-        store = s3fs.S3FileSystem()
-        store.mkdir("bucket")
-        store.pipe("bucket/model.safetensors", CONTENT)
+        s3fs.S3FileSystem().mkdir("bucket")
         yield proxy
     proxy.shutdown()
     proxy.server_close()
@@ -102,8 +99,8 @@ def proxy() -> Iterator[Proxy]:
 
 
 @pytest.fixture(autouse=True)
-def _no_faults_left(proxy: Proxy, own_cache: Path) -> Iterator[None]:
-    local_copy.cache_clear()
+def _new_store(proxy: Proxy, own_cache: Path) -> Iterator[None]:
+    replace_content(CONTENT)
     proxy.reads = proxy.sent = 0
     yield
     proxy.faults, proxy.always = [], ""
@@ -114,17 +111,10 @@ def address(kind: str) -> str:
     return ADDRESS if kind == "s3" else s3fs.S3FileSystem().sign(ADDRESS)
 
 
-@contextmanager
-def other_content(content: bytes) -> Iterator[None]:
+def replace_content(content: bytes) -> None:
     """Replace the weights in the store; the process forgets its copies."""
-    store = s3fs.S3FileSystem()
-    store.pipe(ADDRESS, content)
+    s3fs.S3FileSystem().pipe(ADDRESS, content)
     local_copy.cache_clear()
-    try:
-        yield
-    finally:
-        store.pipe(ADDRESS, CONTENT)
-        local_copy.cache_clear()
 
 
 @pytest.mark.parametrize("kind", ["s3", "http"])
@@ -184,8 +174,8 @@ def test_weights_are_fetched_once_with_what_belongs_to_them(proxy, tmp_path):
     local_copy.cache_clear()
     assert weights_file(ADDRESS) == file
     assert proxy.sent - before < 1000
-    with other_content(CONTENT[:1000]):
-        assert weights_file(ADDRESS).read_bytes() == CONTENT[:1000]
+    replace_content(CONTENT[:1000])
+    assert weights_file(ADDRESS).read_bytes() == CONTENT[:1000]
 
 
 def test_a_copy_is_not_made_without_what_belongs_to_it(proxy):
@@ -221,8 +211,9 @@ def test_files_without_a_version_are_distinguished_by_query_and_content(monkeypa
     change_headers(monkeypatch, without_version)
     assert len({local_copy(f"{source}&number={number}") for number in range(2)}) == 2
     first = local_copy(source)
-    with other_content(CONTENT[::-1]):
-        assert local_copy(source).read_bytes() == CONTENT[::-1]
+    replace_content(CONTENT[::-1])
+    assert local_copy(source).read_bytes() == CONTENT[::-1]
+    replace_content(CONTENT)
     assert local_copy(source) == first
 
 
@@ -243,9 +234,8 @@ def test_main_trains_from_a_store_and_logs_no_secret(proxy, tmp_path, tree_root)
     command = [sys.executable, str(tree_root / "benchmarks/mosaic_bert/main.py"), "main.yaml", *BASE]
     command += ["max_duration=2ba", "model.name=mosaic_bert", "run_name=second"]
     command += ["data_local=copy", "data_remote=s3://bucket/data", f"load_path={start}"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
+    done = run_checked(*command, cwd=tmp_path, timeout=280)
     printed = done.stdout + done.stderr
-    assert done.returncode == 0, printed[-3000:]
     assert not proxy.faults
     assert start in printed
     written = [path.read_bytes() for path in (tmp_path / "runs/second").rglob("*") if path.is_file()]

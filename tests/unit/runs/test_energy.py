@@ -11,23 +11,17 @@ from training_settings import read_summary
 from training_settings import run as run_train
 
 
-class Counters:
-    """Has what `mlbert.runs.energy` uses of zeus's managers; every reading adds 1 kJ to a GPU or 3 kJ to processors."""
-
-    def __init__(self):
-        self.readings = 0
-        self.cpus = [self]
-
-    def get_total_energy_consumption(self, index=None):
-        self.readings += 1
-        if index is not None:
-            return 1e6 * self.readings
-        return types.SimpleNamespace(cpu_mj=3e6 * self.readings, dram_mj=None)
-
-
 @pytest.fixture
 def counters(monkeypatch):
-    found = Counters()
+    """Replace zeus by one device: every reading adds 1 kJ to a GPU or 3 kJ to processors."""
+    found = types.SimpleNamespace(readings=0)
+
+    def read(index=None):
+        found.readings += 1
+        energy = types.SimpleNamespace(cpu_mj=3e6 * found.readings, dram_mj=None)
+        return energy if index is None else 1e6 * found.readings
+
+    found.get_total_energy_consumption, found.cpus = read, [found]
     module = types.ModuleType("zeus.device")
     module.get_gpus = module.get_cpus = lambda: found
     monkeypatch.setitem(sys.modules, "zeus.device", module)

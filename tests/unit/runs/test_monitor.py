@@ -1,8 +1,10 @@
-"""What a person sees, on a terminal and without one, the metrics file, and the curve that a run leaves."""
+"""What a person sees, on a terminal and without one, the metrics file, the curve, limits, and a checkpoint's state."""
 
+import dataclasses
 import io
 import itertools
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,12 +15,12 @@ from rich.console import Console
 
 from mlbert.runs import monitor as module
 from mlbert.runs.monitor import Monitor
-from mlbert.runs.progress import Limits, TrainState
+from mlbert.runs.progress import Limits, Pace, TrainState
 from mlbert.runs.run_folder import curve, write_curve
 from training_settings import train
 from user_errors import user_error
 
-LIMITS = Limits(target_accuracy=0.5, max_steps=100, max_samples=10_000, max_seconds=None, max_skipped_steps=2)
+LIMITS = Limits(target_accuracy=0.5, max_steps=10, max_samples=1000, max_seconds=60.0, max_skipped_steps=2)
 
 
 def watch(path, terminal=False, append=False, every=10):
@@ -152,3 +154,42 @@ def test_damaged_files_cost_their_part_of_the_picture(tmp_path, baselines, targe
         (tmp_path / "data/baselines.json").write_text(baselines)
     write_curve(tmp_path / "run_0", SUMMARY | {"target_accuracy": target})
     assert (tmp_path / "run_0/curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("state", "seconds", "reason"),
+    [
+        (TrainState(step=9, samples=999, skipped_steps=2), 59.9, None),
+        (TrainState(step=10), 0, "MAX_STEPS 10 reached"),
+        (TrainState(samples=1000), 0, "MAX_SAMPLES_TERMINATION 1000 reached"),
+        (TrainState(), 60.0, "MAX_SECONDS 60.0 reached"),
+        (TrainState(skipped_steps=3), 0, "3 steps had non-finite gradients"),
+    ],
+)
+def test_limits(state, seconds, reason):
+    assert LIMITS.reached(state, seconds) == reason
+    assert dataclasses.replace(LIMITS, max_seconds=None).reached(TrainState(), 1e9) is None
+
+
+def test_state_survives_json():
+    state = TrainState(step=3, samples=77, accuracy=0.123456789, train_seconds=1.5)
+    copy = TrainState()
+    copy.restore(json.loads(json.dumps(state.to_json())))
+    assert copy == state
+
+
+@pytest.mark.parametrize("value", [None, "1", True, -1, math.nan, math.inf, [1]])
+@pytest.mark.parametrize("name", ["step", "next_eval_samples", "train_seconds"])
+def test_a_wrong_entry_changes_nothing(name, value):
+    state = TrainState(step=3)
+    with pytest.raises(ValueError, match=name):
+        state.restore({**TrainState(step=9).to_json(), name: value})
+    assert state == TrainState(step=3)
+
+
+@given(st.floats(0.1, 1e4), st.floats(0, 1e4))
+def test_slow_evaluations_leave_time_to_train(every, took):
+    pace = Pace(100.0, 0.1, 0.5, every, 60.0)
+    assert not pace.evaluates(0.99 * every, took)
+    assert not pace.evaluates(9.9 * took, took) or took == 0
+    assert pace.evaluates(1.01 * max(every, 10 * took), took)
