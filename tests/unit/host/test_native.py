@@ -22,7 +22,7 @@ int threads_seen(int wanted) {
     return seen;
 }
 """
-needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc on PATH")
+pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc on PATH")
 DAMAGES = {
     "truncated": lambda content: content[: len(content) // 2],
     "flipped": lambda content: content[:5000] + bytes([content[5000] ^ 1]) + content[5001:],
@@ -55,7 +55,6 @@ def load_again() -> ctypes.CDLL:
     return native.load("tiny", ["tiny.c"])
 
 
-@needs_compiler
 def test_compiles_once_and_keeps_the_library(sources):
     assert native.load("tiny", ["tiny.c"]).threads_seen(2) == 2
     assert "compiled into" in native.status()
@@ -67,7 +66,6 @@ def test_compiles_once_and_keeps_the_library(sources):
     assert [path.name for path in library.parent.iterdir()] == [library.name]
 
 
-@needs_compiler
 def test_changed_source_and_header_make_a_new_library(sources):
     load_again()
     (sources / "tiny.c").write_text(SOURCE + "int other(void) { return 7; }\n")
@@ -77,7 +75,6 @@ def test_changed_source_and_header_make_a_new_library(sources):
     assert len(cached(sources)) == 3
 
 
-@needs_compiler
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_damaged_library_is_built_again(sources, damage):
     load_again()
@@ -90,7 +87,6 @@ def test_damaged_library_is_built_again(sources, damage):
     assert library.read_bytes() == content
 
 
-@needs_compiler
 def test_cache_that_cannot_be_written(sources):
     (sources.parent / "cache").write_text("a file where the folder should be")
     assert load_again().threads_seen(2) == 2
@@ -104,7 +100,6 @@ def test_no_compiler(sources, monkeypatch, tmp_path):
     assert "tiny: unavailable" in native.status()
 
 
-@needs_compiler
 def test_library_without_openmp_needs_no_runtime(sources, monkeypatch):
     missing = Mock(side_effect=native.NativeUnavailable("no OpenMP runtime"))
     monkeypatch.setattr(native, "_share_openmp_runtime", missing)
@@ -114,7 +109,6 @@ def test_library_without_openmp_needs_no_runtime(sources, monkeypatch):
         load_again()
 
 
-@needs_compiler
 def test_source_that_does_not_compile_or_is_missing(sources):
     (sources / "tiny.c").write_text("int broken( {\n")
     for name, words in (("tiny", r"tiny\.c:1"), ("absent", r"absent\.c")):
@@ -122,7 +116,6 @@ def test_source_that_does_not_compile_or_is_missing(sources):
             native.load(name, [f"{name}.c"])
 
 
-@needs_compiler
 def test_processes_compile_at_the_same_time(sources):
     command = [sys.executable, "-c", f"{LOAD}; print(tiny.threads_seen(2))", str(sources)]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
@@ -132,7 +125,6 @@ def test_processes_compile_at_the_same_time(sources):
     assert len(list(cached(sources)[0].parent.iterdir())) == 1
 
 
-@needs_compiler
 def test_kernels_share_the_openmp_runtime_of_torch(sources):
     """Whatever was loaded before, in this process or in another, torch.set_num_threads holds for the kernels."""
     load_again()

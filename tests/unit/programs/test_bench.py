@@ -1,5 +1,4 @@
-"""The step benchmark: both sides start from the same loss, the record holds what the ratio is made of; the network
-test's verdict."""
+"""The step benchmark: both sides have the same losses, and the record is complete; the network test's verdict."""
 
 import dataclasses
 import json

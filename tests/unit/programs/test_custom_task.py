@@ -1,5 +1,4 @@
-"""Fine-tuning without a YAML: what is guessed, held out, reported and exported, and what is refused; programs of the
-docs that start from the same folder."""
+"""Fine-tuning without a YAML: what is guessed, held out, reported, exported and refused; the programs of the docs."""
 
 import csv
 import json

@@ -61,11 +61,8 @@ def test_evaluating_does_not_change_training(tmp_path: Path) -> None:
 
 def test_one_bucket_of_one_rank_is_clipping_as_a_whole(tmp_path: Path) -> None:
     """The tiny model is one bucket, a rank alone is its own mean: then the three ways are one."""
-    changes = {"gradient_accumulation_steps": 1, "max_grad_norm": 0.5}
-    ways = {
-        way: train(tmp_path, way, gradient_clipping=way, **DDP_ADAM, **changes)
-        for way in ("after", "before", "buckets")
-    }
+    settings = DDP_ADAM | {"gradient_accumulation_steps": 1, "max_grad_norm": 0.5}
+    ways = {way: train(tmp_path, way, gradient_clipping=way, **settings) for way in ("after", "before", "buckets")}
     for way in ("before", "buckets"):
         assert [m["loss"] for m in ways[way]] == pytest.approx([m["loss"] for m in ways["after"]], abs=1e-5)
     norms = {way: [m["grad_norm"] for m in metrics] for way, metrics in ways.items()}

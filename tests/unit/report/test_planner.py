@@ -1,5 +1,4 @@
-"""The model and its calibration: more GPUs, slower networks, other precisions and models; memory, bands, limits. Its
-fitted numbers: fitting the published table again gives the same ones, and the errors are those of the record."""
+"""The planner's model, its calibration and its fitted numbers, which the published table gives again."""
 
 import csv
 import dataclasses

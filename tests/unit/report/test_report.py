@@ -1,5 +1,4 @@
-"""The numbers of a report against logs whose numbers are known: means, times, speeds, reference, settings. The page:
-for any logs, it is written, escaped, self-contained, reproducible and not too large."""
+"""A report's numbers against known logs; its page of any log: escaped, self-contained, reproducible, not too large."""
 
 import html.parser
 import itertools
@@ -122,8 +121,7 @@ def test_share_of_a_published_peak(tmp_path):
     samples = 996 * 8 * 300
     write_log(tmp_path / "results" / "x" / "bert" / "result_0.txt", [(samples, 300.0, 0.72)])
     facts = {"number_of_nodes": "1", "accelerators_per_node": "8", "accelerator_model_name": "NVIDIA H200-SXM5"}
-    (tmp_path / "systems").mkdir()
-    (tmp_path / "systems" / "x.json").write_text(json.dumps(facts))
+    write_files(tmp_path, {"systems/x.json": json.dumps(facts)})
     (share,) = result_of(tmp_path).peak_shares.values()
     assert share == pytest.approx(0.502, abs=5e-4)
 
@@ -225,8 +223,7 @@ def test_markup_in_any_value_is_text(tmp_path):
     folder = tmp_path / "results" / name / "bert"
     write_log(folder / "result_0.txt", logged=values)
     write_log(folder / f"result_{name}.txt", logged=values, status=MARKUP)
-    (tmp_path / "systems").mkdir()
-    (tmp_path / "systems" / f"{name}.json").write_text(json.dumps({MARKUP: MARKUP, "division": MARKUP}))
+    write_files(tmp_path, {f"systems/{name}.json": json.dumps({MARKUP: MARKUP, "division": MARKUP})})
     text = page_of(tmp_path)
     assert "<script" not in text
     assert "[red]" in text

@@ -23,6 +23,7 @@ from mlbert.runs import identity
 from mlbert.runs.identity import RunIdentity, RuntimeFacts, identify
 from mlbert.runs.starting_weights import name_weights
 from mlbert.training.config import EvaluationConfig, RunConfig
+from programs import write_files
 from user_errors import user_error
 
 DATA = {"train_data": "sha256:a", "eval_data": "sha256:b", "max_sequence_length": 512, "sequences_per_pack": 1.99}
@@ -37,12 +38,9 @@ def sha256(content: bytes) -> str:
 
 @pytest.fixture
 def resolved(recipe, environ, tmp_path: Path):
-    (tmp_path / "env.sh").write_text("export EVALDIR=/data/eval\n")
-    config = tmp_path / "config_x_1x1x8x2.sh"
-    config.write_text("source env.sh\nexport LR=2e-3\n")
-    shape = tmp_path / "shape.json"
-    shape.write_text("{}")
-    environ |= {"CONFIG_FILE": str(config), "BERT_CONFIG": str(shape), "LR": "2e-3"}
+    config = {"config_x_1x1x8x2.sh": "source env.sh\nexport LR=2e-3\n", "env.sh": "export EVALDIR=/data/eval\n"}
+    write_files(tmp_path, config | {"shape.json": "{}"})
+    environ |= {"CONFIG_FILE": f"{tmp_path}/config_x_1x1x8x2.sh", "BERT_CONFIG": f"{tmp_path}/shape.json", "LR": "2e-3"}
     return resolve(recipe, environ)
 
 
@@ -86,8 +84,7 @@ def test_every_event_is_a_call_that_names_its_key(resolved, tmp_path):
 
 
 def test_the_starting_weights_are_named_without_their_folder(resolved, tmp_path):
-    (tmp_path / "weights").mkdir()
-    (tmp_path / "weights/model.safetensors").write_bytes(b"x")
+    write_files(tmp_path, {"weights/model.safetensors": "x"})
     model = resolved.config[ModelConfig].model_copy(update={"init_checkpoint": tmp_path / "weights"})
     config = resolved.config.replace(model)
     made = identify(replace(resolved, config=config), FACTS)
@@ -105,19 +102,16 @@ def test_passwords_are_not_logged(resolved, monkeypatch):
 
 @pytest.mark.parametrize("name", ["weights/model.safetensors", "model.safetensors", "pytorch_model.bin"])
 def test_a_folder_means_its_weights(name, tmp_path):
-    (tmp_path / "run/weights").mkdir(parents=True)
-    (tmp_path / "run" / name).write_bytes(b"w")
+    write_files(tmp_path / "run", {name: "w"})
     assert name_weights(tmp_path / "run") == ("run", sha256(b"w"))
     assert name_weights(tmp_path / "run" / name)[1] == sha256(b"w")
 
 
 def test_a_checkpoint_of_tensorflow_is_its_files(tmp_path):
-    folder = tmp_path / "a"
-    folder.mkdir()
-    for name in ("model.ckpt-7.index", "model.ckpt-7.data-00000-of-00001", "model.ckpt-71.index", "model.ckpt-7.meta"):
-        (folder / name).write_bytes(name.encode())
-    (folder / "checkpoint").write_text('model_checkpoint_path: "/elsewhere/model.ckpt-7"\n')
     parts = ("model.ckpt-7.data-00000-of-00001", "model.ckpt-7.index")
+    files = {name: name for name in (*parts, "model.ckpt-71.index", "model.ckpt-7.meta")}
+    files["checkpoint"] = 'model_checkpoint_path: "/elsewhere/model.ckpt-7"\n'
+    folder = write_files(tmp_path / "a", files)
     wanted = sha256("".join(f"{sha256(name.encode())}  {name}\n" for name in parts).encode())
     assert name_weights(folder / "model.ckpt-7") == ("model.ckpt-7", wanted)
     assert name_weights(folder / "model.ckpt-7.index")[1] == wanted

@@ -17,6 +17,7 @@ from mlbert.runs import monitor as module
 from mlbert.runs.monitor import Monitor
 from mlbert.runs.progress import Limits, Pace, TrainState
 from mlbert.runs.run_folder import curve, write_curve
+from programs import write_files
 from training_settings import train
 from user_errors import user_error
 
@@ -147,11 +148,9 @@ def test_the_curve_names_run_result_target_and_baselines():
     [("{", 0.2), ("[1]", 0.2), ('{"bigram_accuracy": "0.1", "most_frequent_accuracy": 1e308}', 0.2), (None, None)],
 )
 def test_damaged_files_cost_their_part_of_the_picture(tmp_path, baselines, target):
-    (tmp_path / "run_0").mkdir()
-    (tmp_path / "data").mkdir()
-    (tmp_path / "run_0/metrics.jsonl").write_text(f"{json.dumps(STEP)}\nnoise\n{json.dumps(EVALUATION)[:-5]}")
-    if baselines is not None:
-        (tmp_path / "data/baselines.json").write_text(baselines)
+    lines = f"{json.dumps(STEP)}\nnoise\n{json.dumps(EVALUATION)[:-5]}"
+    files = {} if baselines is None else {"data/baselines.json": baselines}
+    write_files(tmp_path, files | {"run_0/metrics.jsonl": lines})
     write_curve(tmp_path / "run_0", SUMMARY | {"target_accuracy": target})
     assert (tmp_path / "run_0/curve.png").read_bytes().startswith(b"\x89PNG")
 
