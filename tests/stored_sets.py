@@ -2,6 +2,7 @@
 
 import hashlib
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,19 +14,19 @@ VOCAB_SIZE = 500
 MAX_PREDICTIONS = 5
 
 
-def make_rows(lengths: np.ndarray, seed: int = 0) -> Ragged:
+def make_rows(lengths: Sequence[int] | np.ndarray, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> Ragged:
     """Return random, valid and distinct sequences of these lengths (at least 5)."""
     rng = np.random.default_rng(seed)
     lengths = np.asarray(lengths, np.int64)
     offsets = offsets_of(lengths)
-    tokens = rng.integers(5, VOCAB_SIZE, offsets[-1]).astype(np.uint16)
+    tokens = rng.integers(5, vocab_size, offsets[-1]).astype(np.uint16)
     masked = np.clip(lengths // 7, 1, MAX_PREDICTIONS)
     positions = [np.sort(rng.choice(np.arange(1, n), m, replace=False)) for n, m in zip(lengths, masked, strict=True)]
     return Ragged(
         tokens=tokens,
         offsets=offsets,
         masked_positions=np.concatenate([np.empty(0), *positions]).astype(np.uint16),
-        masked_labels=rng.integers(5, VOCAB_SIZE, masked.sum()).astype(np.uint16),
+        masked_labels=rng.integers(5, vocab_size, masked.sum()).astype(np.uint16),
         masked_offsets=offsets_of(masked),
         first_lengths=(lengths // 2 + 1).astype(np.uint16),
         next_sentence=rng.integers(0, 2, len(lengths)).astype(np.uint8),

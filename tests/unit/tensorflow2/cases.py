@@ -13,8 +13,7 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.open import open_store
 from mlbert.data.formats.ragged import Ragged
 from mlbert.host.errors import UserError
-from sequences_of_rows import sequences_of
-from stored_sets import same_sequences
+from stored_sets import make_rows, same_sequences
 from tf2_bert.rows import Rows
 from tf2_bert.store_rows import RowShape, rows_of
 
@@ -23,30 +22,37 @@ SHAPE = BertConfig(163, 48, 3, 4, 96, max_position_embeddings=64)
 NO_DROPOUT = dataclasses.replace(SHAPE, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 
 
-def sequences(lengths: Sequence[int], seed: int = 0, vocab_size: int = SHAPE.vocab_size) -> Ragged:
-    """Return random sequences of these lengths (at least 5); a sixth of the tokens, at least one, are masked."""
-    rng = np.random.default_rng(seed)
-    rows = []
-    for length in lengths:
-        tokens = rng.integers(5, vocab_size, length).tolist()
-        positions = sorted(rng.choice(np.arange(1, length), max(1, length // 6), replace=False).tolist())
-        labels = rng.integers(5, vocab_size, len(positions)).tolist()
-        rows.append((tokens, int(rng.integers(3, length)), bool(rng.integers(2)), positions, labels))
-    return Ragged.from_rows(rows)
-
-
 def single_case() -> tuple[Ragged, list[int], Rows]:
     """Return sequences of different lengths, the number of sequences per row, and padded rows of one each."""
-    ragged = sequences([40, 7, 23, 31, 12, 5], seed=1)
+    ragged = make_rows([40, 7, 23, 31, 12, 5], 1, SHAPE.vocab_size)
     packs = [1] * 6
     return ragged, packs, rows_of(ragged, np.array(packs), 6, RowShape(40, 8, 1))
 
 
 def packed_case() -> tuple[Ragged, list[int], Rows]:
     """Return the same with up to three sequences per row; only the last row is full."""
-    ragged = sequences([17, 9, 20, 30, 14, 11, 48], seed=2)
+    ragged = make_rows([17, 9, 20, 30, 14, 11, 48], 2, SHAPE.vocab_size)
     packs = [3, 1, 2, 1]
     return ragged, packs, rows_of(ragged, np.array(packs), 4, RowShape(48, 10, 3))
+
+
+def sequences_of(rows: Rows) -> Ragged:
+    """Read the sequences back, token by token, from the model's inputs alone."""
+    rows = type(rows)(*map(np.asarray, rows))
+    found = []
+    for b in range(len(rows.input_ids)):
+        real = rows.masked_weights[b] > 0
+        for s in np.flatnonzero(rows.next_sentence_weights[b]).tolist():
+            columns = np.flatnonzero(rows.sequence_ids[b] == s + 1)
+            first = rows.first_positions[b, s]
+            assert columns.tolist() == list(range(first, first + len(columns)))
+            assert rows.position_ids[b, columns].tolist() == list(range(len(columns)))
+            mine = real & (rows.masked_positions[b] >= first) & (rows.masked_positions[b] < first + len(columns))
+            tokens, segments = rows.input_ids[b, columns].tolist(), rows.segment_ids[b, columns].tolist()
+            masked = ((rows.masked_positions[b, mine] - first).tolist(), rows.masked_labels[b, mine].tolist())
+            found.append((tokens, segments.count(0), bool(rows.next_sentence_labels[b, s]), *masked))
+        assert not rows.input_ids[b, rows.sequence_ids[b] == 0].any()
+    return Ragged.from_rows(found)
 
 
 def tensors(rows: Rows) -> Rows:

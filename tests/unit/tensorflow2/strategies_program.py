@@ -1,14 +1,16 @@
-"""Train a small model for some steps in each of several cases.
+"""Programs that configure devices or threads, which TensorFlow allows once per process.
 
-Keys of a case: number of `devices`; `config`, changed settings; `steps` of each loop; `hosts` and `task` of
-multi_worker_mirrored; `alike`, a dropout rate with the same rows on every replica. Without `alike`, all cases get the
-same steps of ROWS rows. In one process, all cases with several devices must have the same number of them, since
-TensorFlow's collectives do not distinguish the strategies of a process.
+`train_all` trains a small model for some steps in each of several cases.
+
+Keys of a case: number of `devices`; `config`, changed settings; `alike`, a dropout rate with the same rows on every
+replica, for one step. Without it, all cases get the same steps of ROWS rows. In one process, all cases with several
+devices must have the same number of them, as TensorFlow's collectives do not distinguish the strategies of a process.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,11 @@ from mlbert.config.sections import Configuration
 from mlbert.config.tensorflow import TensorFlowConfig
 from mlbert.data.loading.config import DataConfig
 from mlbert.distributed.config import DistributedConfig
+from mlbert.host.errors import UserError
 from mlbert.ops.config import ComputeConfig
 from mlbert.optim.config import OptimizerConfig
+from stored_sets import make_rows
+from tf2_bert import bert_benchmark
 from tf2_bert.loss_scale import LossScale
 from tf2_bert.model import BertPretrainer
 from tf2_bert.optimizers import make_optimizer
@@ -31,7 +36,6 @@ from tf2_bert.rows import Rows
 from tf2_bert.step import TrainStep
 from tf2_bert.store_rows import RowShape, rows_of
 from tf2_bert.strategies import make_strategy, prepare_devices
-from unit.tensorflow2.cases import sequences
 
 VOCAB_SIZE = 64
 SETTINGS = dict.fromkeys(("bert_config_file", "input_dir", "eval_dir", "output_dir"), "unused")
@@ -63,7 +67,7 @@ def dummy_rows(count: int, seed: int) -> Rows:
     """Return numpy rows with one or two sequences and different numbers of predictions."""
     rng = np.random.default_rng(seed)
     packs = rng.integers(1, SEQUENCES + 1, count)
-    ragged = sequences(rng.integers(5, LENGTH // SEQUENCES + 1, packs.sum()), seed, VOCAB_SIZE)
+    ragged = make_rows(rng.integers(5, LENGTH // SEQUENCES + 1, packs.sum()), seed, VOCAB_SIZE)
     return rows_of(ragged, packs, count, RowShape(LENGTH, PREDICTIONS, SEQUENCES))
 
 
@@ -78,16 +82,10 @@ class Trained:
             parameters = self.model.parameters()
             self.optimizer = make_optimizer(config[OptimizerConfig], parameters, compiled=own.enable_xla)
             self.loss_scale = LossScale.of(compute, own)
-        self.step = TrainStep(
-            strategy,
-            self.model,
-            self.optimizer,
-            self.loss_scale,
-            own,
-            accumulation=config[DataConfig].gradient_accumulation_steps,
-            gradient_clipping=config[DistributedConfig].gradient_clipping,
-            seed=5,
-        )
+        parts = (strategy, self.model, self.optimizer, self.loss_scale, own)
+        accumulation = config[DataConfig].gradient_accumulation_steps
+        clipping = config[DistributedConfig].gradient_clipping
+        self.step = TrainStep(*parts, accumulation=accumulation, gradient_clipping=clipping, seed=5)
 
     def variables(self) -> list[np.ndarray]:
         """Return all variables that a step changes."""
@@ -98,12 +96,9 @@ class Trained:
         """Return the strategy's iterator, which divides each step's global rows among the replicas, in order."""
 
         def pipeline(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            total, pipelines = len(steps[0].input_ids), context.num_input_pipelines
-            own = total // pipelines
-            mine = slice(context.input_pipeline_id * own, (context.input_pipeline_id + 1) * own)
-            parts = [np.concatenate([x[mine] for x in column]) for column in zip(*steps, strict=True)]
+            parts = [np.concatenate(column) for column in zip(*steps, strict=True)]
             dataset = tf.data.Dataset.from_tensor_slices(Rows(*parts)).repeat()
-            return dataset.batch(total // self.strategy.num_replicas_in_sync, drop_remainder=True)
+            return dataset.batch(len(steps[0].input_ids) // self.strategy.num_replicas_in_sync, drop_remainder=True)
 
         return iter(self.strategy.distribute_datasets_from_function(pipeline))
 
@@ -114,22 +109,17 @@ def train(case: dict[str, Any], strategies: dict[Any, tf.distribute.Strategy]) -
     own = config[TensorFlowConfig]
     key = own.distribution_strategy, devices
     if key not in strategies:
-        strategies[key], _ = make_strategy(own, devices, case.get("hosts", ()), case.get("task", -1))
+        strategies[key], _ = make_strategy(own, devices)
     strategy = strategies[key]
     trained = Trained(config, strategy, small_shape(case.get("alike", 0.0)))
     steps = [dummy_rows(ROWS, seed) for seed in range(STEPS)]
     if "alike" in case:
-        steps = [Rows(*(np.concatenate([x] * devices) for x in rows)) for rows in steps]
-    iterator, losses, norms, first = trained.iterator(steps), [], [], 0
-    for count in case.get("steps", [STEPS]):
-        result = trained.step.run_loop(iterator, RATES[first : first + count], first)
-        losses += result.losses.tolist()
-        norms += result.grad_norms.tolist()
-        first += count
+        steps = [Rows(*(np.concatenate([x] * devices) for x in steps[0]))]
+    result = trained.step.run_loop(trained.iterator(steps), RATES[: len(steps)], 0)
     return {
         "replicas": strategy.num_replicas_in_sync,
-        "losses": losses,
-        "norms": norms,
+        "losses": result.losses.tolist(),
+        "norms": result.grad_norms.tolist(),
         "sums": [float(value) for value in trained.step.evaluate_batch(next(trained.iterator(steps)))],
         "weights": np.concatenate([value.reshape(-1) for value in trained.model.values().values()]).tolist(),
     }
@@ -141,3 +131,31 @@ def train_all(devices: int, cases: dict[str, dict[str, Any]], result: Path) -> N
     prepare_devices(tensorflow(**config), None, devices)
     strategies: dict[Any, tf.distribute.Strategy] = {}
     result.write_text(json.dumps({name: train(case, strategies) for name, case in cases.items()}))
+
+
+def prepare(result: Path) -> None:
+    """Write the replicas and threads after preparing 2 devices with 3 threads, and the error of a missing TPU."""
+    config = tensorflow(distribution_strategy="mirrored", all_reduce_alg="hierarchical_copy")
+    prepare_devices(config, 3, 2)
+    strategy, _ = make_strategy(config, 2)
+    rejected = None
+    try:
+        make_strategy(tensorflow(distribution_strategy="tpu", tpu="no-such-tpu"), 0)
+    except UserError as error:
+        rejected = error.code, error.subject, str(error)
+    threads = tf.config.threading
+    found = threads.get_intra_op_parallelism_threads(), threads.get_inter_op_parallelism_threads()
+    result.write_text(json.dumps([strategy.num_replicas_in_sync, found, rejected]))
+
+
+def run_benchmark(folder: str, method: str) -> None:
+    """Run a method of the benchmark class; write the number of its loops, and its report."""
+    os.environ["TEST_REPORT_FILE_PREFIX"] = f"{folder}/proto_"
+
+    class CountingTimer(bert_benchmark.BenchmarkTimerCallback):
+        def on_batch_end(self, batch: int, logs: Any = None) -> None:
+            super().on_batch_end(batch, logs)
+            Path(folder, "loops").write_text(str(batch + 1))
+
+    bert_benchmark.BenchmarkTimerCallback = CountingTimer
+    getattr(bert_benchmark.BertClassifyBenchmarkReal(output_dir=folder, root_data_dir="/data", tpu=None), method)()

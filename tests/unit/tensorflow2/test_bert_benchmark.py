@@ -1,6 +1,7 @@
 """The benchmark class, called as PerfZero calls it, and the flags that each of its methods sets."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,36 +15,36 @@ from tensorflow.core.util import test_log_pb2
 from tf2_bert.bert_benchmark import BertClassifyBenchmarkReal
 from tf2_bert.flags import resolve_flags
 from tf2_bert.perfzero import BenchmarkTimerCallback, PerfZeroBenchmark, flags_as_text
-from unit.tensorflow2.device_programs import run_benchmark
 from unit.tensorflow2.processes import assert_success, start
+from unit.tensorflow2.strategies_program import run_benchmark
 from user_errors import user_error
 
+Results = Callable[..., list[dict[str, Any]]]
 METHODS = ("8_gpu", "short_8_gpu", "short_1_gpu", "4x4_tpu", "short_4x4_tpu", "short_cpu")
 
 
-class FlagsOnly(BertClassifyBenchmarkReal):
-    """Resolves the flags of each method without running it."""
+@pytest.fixture
+def results_of(monkeypatch: pytest.MonkeyPatch) -> Results:
+    """Return results_of(replicas, *methods): each method's flags, whether it limits GPU memory, and its settings."""
+    for name in ("CONFIG_FILE", "LOGDIR", "DGXNGPU"):
+        monkeypatch.delenv(name, raising=False)
 
-    def __init__(self, replicas: int, **arguments: Any) -> None:
-        super().__init__(output_dir="/out", root_data_dir="/data", tpu="a_tpu", **arguments)
-        self.replicas, self.found = replicas, {}
+    def of(replicas: int, *methods: str, **arguments: Any) -> list[dict[str, Any]]:
+        benchmark = BertClassifyBenchmarkReal("/out", root_data_dir="/data", tpu="a_tpu", **arguments)
+        before, found = flags_as_text(), []
 
-    def _run_and_report_benchmark(self, name: str, values: Any, force_gpu_memory_alloc: bool = True) -> None:
-        with self.flags_set({**values, "model_dir": self.model_dir(name)}):
-            settings = {field: value for field, value, *_ in resolve_flags(self.replicas).as_table()}
-            self.found[name] = {"flags": flags_as_text(), "memory": force_gpu_memory_alloc, "settings": settings}
+        def note(name: str, values: Any, force_gpu_memory_alloc: bool = True) -> None:
+            with benchmark.flags_set({**values, "model_dir": benchmark.model_dir(name)}):
+                settings = {field: value for field, value, *_ in resolve_flags(replicas).as_table()}
+                found.append({"flags": flags_as_text(), "memory": force_gpu_memory_alloc, "settings": settings})
 
-
-def results_of(replicas: int, *methods: str, **arguments: Any) -> list[dict[str, Any]]:
-    """Return each method's flags, whether it limits GPU memory, and its settings."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("CONFIG_FILE", "LOGDIR", "DGXNGPU"):
-            patch.delenv(name, raising=False)
-        before, benchmark = flags_as_text(), FlagsOnly(replicas, **arguments)
+        monkeypatch.setattr(benchmark, "_run_and_report_benchmark", note)
         for method in methods:
             getattr(benchmark, f"benchmark_{method}")()
         assert flags_as_text() == before
-        return list(benchmark.found.values())
+        return found
+
+    return of
 
 
 @pytest.mark.slow
@@ -69,7 +70,7 @@ def test_harness_finds_the_methods_and_reads_the_result(tmp_path: Path) -> None:
     assert (tmp_path / "loops").read_text() == "4"  # exp_per_second counts complete loops
 
 
-def test_full_gpu_run_has_the_published_flags() -> None:
+def test_full_gpu_run_has_the_published_flags(results_of: Results) -> None:
     (gpu,) = results_of(8, "8_gpu")
     assert gpu["memory"]
     expected = """
@@ -87,7 +88,7 @@ def test_full_gpu_run_has_the_published_flags() -> None:
     assert gpu["settings"]["eval_iter_start_samples"] == str(6822 * 440)
 
 
-def test_tpu_runs_have_the_published_flags() -> None:
+def test_tpu_runs_have_the_published_flags(results_of: Results) -> None:
     whole, short = (found["flags"].split() for found in results_of(32, "4x4_tpu", "short_4x4_tpu"))
     assert {"--tpu=a_tpu", "--distribution_strategy=tpu", "--dtype=bf16", "--eval_batch_size=768"} <= set(whole)
     assert {"--train_batch_size=448", "--steps_per_loop=1117", "--steps_before_eval_start=6697"} <= set(whole)
@@ -95,7 +96,7 @@ def test_tpu_runs_have_the_published_flags() -> None:
     assert not [word for word in short if word.startswith(("--do_eval", "--init_checkpoint"))]
 
 
-def test_short_runs_have_few_steps_and_no_evaluation() -> None:
+def test_short_runs_have_few_steps_and_no_evaluation(results_of: Results) -> None:
     _, eight, one = results_of(1, "8_gpu", "short_8_gpu", "short_1_gpu")
     assert {"steps_per_loop": "200", "max_steps": "400"}.items() <= eight["settings"].items()
     assert eight["memory"]
@@ -109,7 +110,7 @@ def test_short_runs_have_few_steps_and_no_evaluation() -> None:
     assert "device_warmup" not in one["flags"]
 
 
-def test_flags_given_to_the_class_and_to_its_methods() -> None:
+def test_flags_given_to_the_class_and_to_its_methods(results_of: Results) -> None:
     default = {"seed": "7", "dtype": "fp32", "benchmark_method_flags": ["eval_batch_size=96", "scale_loss=false"]}
     (found,) = results_of(8, "8_gpu", default_flags=default)
     settings = found["settings"]

@@ -1,4 +1,4 @@
-"""Training and evaluation data: PyTorch's steps for any number of replicas, and each evaluation sample once."""
+"""Data: PyTorch's steps for any number of replicas, each evaluation sample once, and rows that hold every sequence."""
 
 import json
 from pathlib import Path
@@ -6,15 +6,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
 
 from host_batches import tokens_of
-from mlbert.config.resolution import CommandLine, resolve
 from mlbert.config.sections import Configuration
 from mlbert.config.tensorflow import TensorFlowConfig
 from mlbert.data.formats.open import open_store
 from mlbert.data.formats.order import contiguous
+from mlbert.data.formats.packing import pack_lengths
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.tfrecord import write_examples
 from mlbert.data.loading.config import DataConfig
@@ -23,15 +26,14 @@ from mlbert.data.loading.pretraining import EvalSet
 from mlbert.data.prepare.shuffle import Packing, shuffle_set
 from mlbert.data.prepare.split_bins import make_bins
 from mlbert.training.config import EvaluationConfig
-from sequences_of_rows import sequences_of
+from random_set import random_rows
 from stored_sets import MAX_PREDICTIONS, VOCAB_SIZE, flip, make_rows, names, random_lengths, same_sequences, write_set
 from tf2_bert.data import EVALUATED_ON_TRAINING, Data, evaluation_data, training_data
-from tf2_bert.recipe import RECIPE, inspect
-from tf2_bert.rows import Rows
-from training_settings import SETTINGS, SHAPE
-from unit.tensorflow2.cases import assert_evaluated_once, batches, context, joined, read_error
-from unit.tensorflow2.device_programs import read_rows
-from unit.tensorflow2.processes import start
+from tf2_bert.recipe import inspect
+from tf2_bert.store_rows import RowShape, row_shape, rows_of, zero_rows
+from training_settings import SHAPE
+from unit.tensorflow2.cases import assert_evaluated_once, batches, context, joined, read_error, sequences_of
+from unit.tensorflow2.strategies_program import settings as plain_settings
 from user_errors import user_error
 
 COUNT, BATCH, SEED = 300, 8, 3
@@ -47,11 +49,9 @@ def settings(tmp_path: Path, folder: Path, **changes: Any) -> Configuration:
     """Return the settings of a run on a set, with 8 rows per replica and step."""
     shape = tmp_path / "bert_config.json"
     shape.write_text(json.dumps({**SHAPE, "vocab_size": VOCAB_SIZE}))
-    values = {name: value for name, value in SETTINGS.items() if name not in ("recipe", "synthetic_data")}
-    values |= {"bert_config_file": shape, "output_dir": tmp_path, "input_dir": folder, "eval_dir": folder}
-    values |= {"train_batch_size": BATCH, "eval_batch_size": 4, "num_eval_examples": 50}
-    values |= {"average_packing_rate": 1.0, "gradient_accumulation_steps": 1, **changes}
-    return resolve(RECIPE, {}, CommandLine({name: str(value) for name, value in values.items()})).config
+    values = {"bert_config_file": shape, "output_dir": tmp_path, "input_dir": folder, "eval_dir": folder}
+    values |= {"eval_batch_size": 4, "num_eval_examples": 50, "average_packing_rate": 1.0}
+    return plain_settings(**values | changes)
 
 
 def opened_training(config: Configuration, seed: int = SEED) -> Any:
@@ -70,54 +70,28 @@ def tokens(ragged: Ragged) -> list[bytes]:
     return [ragged.slice(s, s + 1).tokens.astype(np.uint16).tobytes() for s in range(len(ragged))]
 
 
-def assert_steps_of_pytorch(config: Configuration, replicas: int) -> None:
+@pytest.mark.parametrize(("hosts", "replicas", "first"), [(1, 1, 0), (1, 2, 4), (2, 4, 0), (4, 4, 2)])
+@pytest.mark.parametrize("options", [{}, {"max_sequences_per_pack": 3}, {"bin_counts": "none"}, {"bin_counts": "5 3"}])
+def test_steps_match_pytorch(tmp_path, folder, hosts, replicas, first, options) -> None:
     """Compare each replica's rows with PyTorch's, sequence by sequence, across the end of an epoch."""
-    data = opened_training(config)
-    section = config[DataConfig]
+    if "bin_counts" in options:
+        make_bins(folder, tmp_path / "bins", edges=(16, 32))
+        folder = tmp_path / "bins"
+    config = settings(tmp_path, folder, **options)
+    data, section, local = opened_training(config), config[DataConfig], replicas // hosts
+    assert data.resume_note is None
     options = {"max_sequences_per_pack": section.max_sequences_per_pack, "bin_counts": section.counts_of_bins}
     ranks = [{"rank": rank, "world_size": replicas, "seed": SEED, "partition": contiguous} for rank in range(replicas)]
     sources = [PackedSource(section.input_dir, packs_per_step=BATCH, **rank, **options) for rank in ranks]
     for source in sources:
         source.open()
-    steps = sources[0].steps_per_epoch + 2
-    found = batches(data.pipeline(context(replicas)), steps * replicas)
-    for step in range(steps):
+    steps = range(first, sources[0].steps_per_epoch + 2)
+    pipelines = [data.pipeline(context(replicas, hosts, host), first) for host in range(hosts)]
+    found = [iter(batches(pipeline, len(steps) * local)) for pipeline in pipelines]
+    for step in steps:
         for rank, source in enumerate(sources):
             (batch,) = source.batches_of(step)
-            assert tokens(sequences_of(found[step * replicas + rank])) == tokens_of(batch)
-
-
-@pytest.mark.parametrize("most", PACKINGS)
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_steps_match_pytorch(tmp_path: Path, folder: Path, most: int, replicas: int) -> None:
-    assert_steps_of_pytorch(settings(tmp_path, folder, max_sequences_per_pack=most), replicas)
-
-
-def test_steps_of_bins_match_pytorch(tmp_path: Path, folder: Path) -> None:
-    make_bins(folder, tmp_path / "bins", edges=(16, 32))
-    for counts in ("none", "5 3"):
-        assert_steps_of_pytorch(settings(tmp_path, tmp_path / "bins", bin_counts=counts), 2)
-
-
-@pytest.mark.parametrize("most", PACKINGS)
-def test_replicas_and_hosts_share_one_order(tmp_path: Path, folder: Path, most: int) -> None:
-    expected = None
-    for hosts, replicas in ((1, 1), (1, 4), (2, 4), (4, 4)):
-        config = settings(tmp_path, folder, max_sequences_per_pack=most, train_batch_size=16 // replicas)
-        data, local = opened_training(config), replicas // hosts
-        parts = [batches(data.pipeline(context(replicas, hosts, host)), 3 * local) for host in range(hosts)]
-        in_order = [part for step in range(3) for host in parts for part in host[step * local : (step + 1) * local]]
-        found = names(joined(in_order))
-        assert expected in (None, found)
-        expected = found
-
-
-def test_data_resumes_at_the_step(tmp_path: Path, folder: Path) -> None:
-    data = opened_training(settings(tmp_path, folder, max_sequences_per_pack=3))
-    whole = batches(data.pipeline(context(2)), 12)
-    resumed = batches(data.pipeline(context(2), 4), 4)
-    assert names(joined(whole[8:])) == names(joined(resumed))
-    assert data.resume_note is None
+            assert tokens(sequences_of(next(found[rank // local]))) == tokens_of(batch)
 
 
 @pytest.mark.parametrize("most", PACKINGS)
@@ -147,14 +121,6 @@ def test_stored_packs_are_used_unchanged(tmp_path: Path, folder: Path) -> None:
     small = opened_training(settings(tmp_path, packs, max_sequences_per_pack=2))
     error = read_error(small)
     assert (error.code, error.subject) == ("data.too-long", "MAX_SEQUENCES_PER_PACK")
-
-
-def test_tfrecord_folder_can_be_packed(tmp_path: Path) -> None:
-    rows = make_rows(random_lengths(60))
-    (records := tmp_path / "records").mkdir()
-    write_examples(records / "part-0", rows, 32, MAX_PREDICTIONS)
-    data = opened_evaluation(settings(tmp_path, records, max_sequences_per_pack=3, num_eval_examples=60))
-    assert same_sequences(joined(batches(data.pipeline(context(2)))), rows)
 
 
 def test_synthetic_data(tmp_path: Path) -> None:
@@ -258,15 +224,55 @@ def test_distributed_datasets_are_endless_with_static_shapes(tmp_path: Path, fol
         assert all(spec.shape.is_fully_defined() for spec in dataset.element_spec)
 
 
-@pytest.mark.slow
-def test_real_replicas_get_the_rows_in_order(tmp_path: Path, folder: Path) -> None:
-    """One device without a strategy, and 2 and 4 mirrored virtual devices; reader errors reach all of them."""
-    process = start(read_rows, tmp_path, folder, tmp_path / "rows.npz")
-    output = process.communicate(120)
-    assert process.returncode == 0, output
-    assert output.count("\nMAX_PREDICTIONS_PER_SEQ: a row of the data has") == 3  # one for each number of replicas
-    arrays = dict(np.load(tmp_path / "rows.npz"))
-    for kind in ("train", "eval"):
-        found = [Rows(*(arrays[f"{kind}{count}_{i:02}"] for i in range(10))) for count in (1, 2, 4)]
-        assert len({tuple(names(sequences_of(rows))) for rows in found}) == 1
-    assert same_sequences(sequences_of(found[0]), open_store(folder).gather(np.arange(50)))
+@given(count=st.integers(0, 30), most=st.integers(1, 4), empty=st.integers(0, 3), seed=st.integers(0, 99))
+@examples(max_examples=30)
+def test_rows_preserve_every_sequence(count: int, most: int, empty: int, seed: int) -> None:
+    ragged, per_row = random_rows(count, seed), np.ones(count, np.int64)
+    if most > 1 and count:
+        packs = pack_lengths(ragged.lengths.astype(np.int32), 64, most, 1)
+        ragged, per_row = ragged.take(packs.order), np.diff(packs.offsets)
+    shape = RowShape(64, 20, most)
+    rows = rows_of(ragged, per_row, len(per_row) + empty, shape)
+    assert names(sequences_of(rows)) == names(ragged)
+    assert rows.next_sentence_weights.sum(1).tolist() == per_row.tolist() + [0] * empty
+    assert rows.masked_weights.sum() == len(ragged.masked_labels)
+    for field, found in rows._asdict().items():
+        width = {"m": 20, "f": most, "n": most}.get(field[0], 64)
+        assert found.shape == (len(per_row) + empty, width)
+        assert found.dtype == (np.float32 if field.endswith("weights") else np.int32)
+        assert not found[len(per_row) :].any()
+
+
+def test_row_that_does_not_fit_is_an_error() -> None:
+    ragged = Ragged.from_rows([([1, 2, 3, 4], 2, True, [1], [9]), ([5, 6, 7], 3, False, [1, 2], [8, 9])])
+    for shape, variable in (
+        (RowShape(6, 4, 3), "MAX_SEQ_LENGTH"),
+        (RowShape(8, 2, 3), "MAX_PREDICTIONS_PER_SEQ"),
+        (RowShape(8, 4, 1), "MAX_SEQUENCES_PER_PACK"),
+    ):
+        with user_error("data.too-long", variable):
+            rows_of(ragged, np.array([2]), 1, shape)
+
+
+def test_number_of_predictions_per_row() -> None:
+    """With the published data, 3 sequences in 512 tokens need a third of the slots of 3 full sequences."""
+    assert row_shape(512, 1, 512, 76) == RowShape(512, 76, 1)
+    assert row_shape(512, 3, 512, 76) == RowShape(512, 79, 3)
+    assert row_shape(512, 2, 128, 20) == RowShape(512, 40, 2)  # no sequence has more than 20
+    assert row_shape(512, 3, 512, 200) == RowShape(512, 203, 3)  # masked at a higher rate
+
+
+@given(st.lists(st.integers(5, 128), min_size=1, max_size=3).filter(lambda lengths: sum(lengths) <= 128))
+def test_benchmark_masking_never_overflows(lengths: list[int]) -> None:
+    masked = [min(20, max(1, round(0.15 * length))) for length in lengths]
+    assert sum(masked) <= row_shape(128, 3, 128, 20).predictions
+
+
+def test_zero_rows_have_nonzero_weights() -> None:
+    rows = zero_rows(2, RowShape(8, 3, 2))
+    shapes = {name: (found.shape, found.dtype) for name, found in rows._asdict().items()}
+    real = rows_of(make_rows(np.array([5, 6])), np.array([1, 1]), 2, RowShape(8, 3, 2))
+    assert shapes == {name: (found.shape, found.dtype) for name, found in real._asdict().items()}
+    assert (rows.masked_weights.sum(1) > 0).all()
+    assert rows.next_sentence_weights.sum(1).tolist() == [1, 1]
+    assert (rows.sequence_ids == 1).all()

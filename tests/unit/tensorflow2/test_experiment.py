@@ -1,7 +1,4 @@
-"""Complete runs of `run_pretraining.py` in separate processes: output files, exit statuses and resuming.
-
-The processes are forked from a server that has imported TensorFlow, which takes longer than such a run.
-"""
+"""Complete runs of `run_pretraining.py` in processes forked from one with TensorFlow: files, statuses, resuming."""
 
 import json
 import os
@@ -13,6 +10,7 @@ import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,6 +19,7 @@ from mlbert.data.formats.open import describe
 from mlbert.data.formats.tfrecord import write_examples
 from programs import RunMlbert, free_ports, run_quietly
 from random_set import VOCAB_SIZE, random_rows
+from stored_sets import flip
 from unit.tensorflow2.processes import PRELOADED
 
 # Only the runs import it.
@@ -31,7 +30,7 @@ SHAPE |= {"max_position_embeddings": 32, "hidden_dropout_prob": 0.0, "attention_
 STEPS = "--train_batch_size=8 --eval_batch_size=8 --num_steps_per_epoch=12 --num_train_epochs=1 --steps_per_loop=4"
 NUMBERS = f"{STEPS} --optimizer_type=lamb --learning_rate=0.01 --warmup_steps=2 --seed=3 --log_freq=1 --cpu_threads=1"
 Start = Callable[..., Rank]
-Run = Callable[[str], tuple[int | None, str]]
+Run = Callable[..., str]
 
 
 @pytest.fixture
@@ -57,12 +56,21 @@ def prepared(prepared_data: Path) -> str:
 
 @pytest.fixture
 def run(start: Start) -> Run:
-    def of(words: str) -> tuple[int | None, str]:
+    """Return run(words, status), which asserts the exit status and returns the output."""
+
+    def of(words: str, status: int = 0) -> str:
         process = start(words)
         output = process.communicate(240)
-        return process.returncode, output
+        assert process.returncode == status, output
+        return output
 
     return of
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def events(log: Path) -> list[tuple[str, object, dict]]:
@@ -75,8 +83,7 @@ def test_run_on_a_prepared_set(run: Run, run_mlbert: RunMlbert, prepared: str, t
     out = tmp_path / "out"
     words = f"{NUMBERS} {prepared} --max_seq_length=32 --max_predictions_per_seq=5 --do_eval --num_eval_samples=50"
     words += f" --steps_between_eval=4 --device_warmup --stop_threshold=0.01 --model_dir={out}"
-    status, output = run(f"{words} --model_export_path={tmp_path}/export --enable_checkpoint_and_summary")
-    assert status == 0, output
+    run(f"{words} --model_export_path={tmp_path}/export --enable_checkpoint_and_summary")
     logged = events(out / "result_0.txt")
     keys, values = [key for key, *_ in logged], {key: value for key, value, _ in logged}
     samples, evaluations = values["train_samples"], keys.count("eval_accuracy")
@@ -99,9 +106,7 @@ def test_run_on_a_prepared_set(run: Run, run_mlbert: RunMlbert, prepared: str, t
     assert (tmp_path / "export/weights/model.safetensors").is_file()
     assert run_mlbert("submission", "check", out / "result_0.txt")[0] == 0
     assert "BROKEN" not in run_mlbert("submission", "trace", out / "result_0.txt")[1]
-    status, output = run(words)
-    assert status == 2
-    assert "[run.exists]" in output
+    assert "[run.exists]" in run(words, 2)
 
 
 @pytest.mark.slow
@@ -111,14 +116,10 @@ def test_published_tfrecords_and_initial_weights(run: Run, tmp_path: Path) -> No
     for part in range(2):
         write_examples(files / f"part-0000{part}-of-00002", random_rows(40, part, max_length=32), 32, 5)
     words = f"{NUMBERS} --input_files={files}/part-* --max_seq_length=32 --max_predictions_per_seq=5"
-    status, output = run(f"{words} --model_dir={tmp_path}/first")
-    assert status == 0, output  # without evaluation, reaching the limit is a success
-    status, output = run(
-        f"{words} --model_dir={tmp_path}/second --do_eval --num_eval_samples=30 --steps_between_eval=12"
-        f" --init_checkpoint={tmp_path}/first/run_0/tf2/model.ckpt --dtype=bf16 --num_gpus=2"
-    )
-    assert status == 1, output
-    assert "first samples of the training files" in output
+    run(f"{words} --model_dir={tmp_path}/first")  # without evaluation, reaching the limit is a success
+    words += f" --model_dir={tmp_path}/second --do_eval --num_eval_samples=30 --steps_between_eval=12"
+    words += f" --init_checkpoint={tmp_path}/first/run_0/tf2/model.ckpt --dtype=bf16 --num_gpus=2"
+    assert "first samples of the training files" in run(words, 1)
     first, second = (json.loads((tmp_path / name / "training_summary.txt").read_text()) for name in ("first", "second"))
     assert second["train_loss"] < first["train_loss"]
     (tmp_path / "moved").mkdir()
@@ -128,31 +129,27 @@ def test_published_tfrecords_and_initial_weights(run: Run, tmp_path: Path) -> No
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 of 1 accuracies are equal to the last digit." in done.stdout
     assert "Settings that differ" not in done.stdout
+    flip(tmp_path / "moved/parts/part-00001-of-00002")
+    damaged = f"{NUMBERS} --input_files={tmp_path}/moved/parts/part-* --max_seq_length=32 --max_predictions_per_seq=5"
+    assert "[data.damaged]" in run(f"{damaged} --num_gpus=2 --model_dir={tmp_path}/third", 2)
 
 
 @pytest.mark.slow
 def test_interrupted_run_resumes_bit_equal(run: Run, start: Start, prepared: str, tmp_path: Path) -> None:
     # Checkpoints reach both replicas: otherwise, the resumed run would end with other weights.
     words = f"{NUMBERS} {prepared} --num_gpus=2 --num_train_epochs=20 --save_checkpoint_steps=20 --keep_checkpoints=3"
-    status, output = run(f"{words} --stop_steps=240 --model_dir={tmp_path}/whole")
-    assert status == 0, output
-    process = start(f"{words} --model_dir={tmp_path}/parts")
-    checkpoints = tmp_path / "parts/run_0/checkpoints"
-    deadline = time.monotonic() + 120
-    while not list(checkpoints.glob("step_*")) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    run(f"{words} --stop_steps=240 --model_dir={tmp_path}/whole")
+    process, checkpoints = start(f"{words} --model_dir={tmp_path}/parts"), tmp_path / "parts/run_0/checkpoints"
+    wait_until(lambda: list(checkpoints.glob("step_*")))
     process.send_signal(signal.SIGUSR1)
     output = process.communicate(60)
     assert process.returncode == 128 + signal.SIGUSR1, output
     about = events(tmp_path / "parts/result_0.txt")[-1][2]
     assert (about["status"], about["reason"]) == ("aborted", "SIGUSR1")
-    status, output = run(f"{words} --stop_steps=240 --model_dir={tmp_path}/parts --resume=1")
-    assert status == 0, output
-    assert "resumed at step" in output
+    resumed = f"{words} --stop_steps=240 --model_dir={tmp_path}/parts --resume=1"
+    assert "resumed at step" in run(resumed)
     (tmp_path / "parts/run_0/summary.json").unlink()  # as if it had been killed after its last checkpoint
-    status, output = run(f"{words} --stop_steps=240 --model_dir={tmp_path}/parts --resume=1")
-    assert status == 0, output
-    assert "resumed at step 240" in output
+    assert "resumed at step 240" in run(resumed)
     summary = json.loads((tmp_path / "parts/training_summary.txt").read_text())
     assert (summary["total_training_steps"], summary["last_train_metrics"]) == (240, None)
     weights = [(tmp_path / name / "run_0/weights/model.safetensors").read_bytes() for name in ("whole", "parts")]
@@ -160,45 +157,44 @@ def test_interrupted_run_resumes_bit_equal(run: Run, start: Start, prepared: str
 
 
 @pytest.mark.slow
-def test_two_workers_match_one_process_with_two_devices(run: Run, start: Start, prepared: str, tmp_path: Path) -> None:
+def test_devices_and_workers_train_alike(run: Run, start: Start, prepared: str, tmp_path: Path) -> None:
+    """The workers do so too if they resume from the checkpoint that the chief has written."""
     words = f"{NUMBERS} {prepared} --do_eval --num_eval_samples=50 --steps_between_eval=4 --stop_threshold=0.9"
-    words += " --scale_loss --save_checkpoint_steps=6"
-    status, output = run(f"{words} --num_gpus=2 --model_dir={tmp_path}/alone")
-    assert status == 1, output
+    words += " --scale_loss --save_checkpoint_steps=4"
+    for count in (1, 2):
+        run(f"{words} --num_gpus={count} --model_dir={tmp_path}/{count}", 1)
     hosts = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
     words += f" --distribution_strategy=multi_worker_mirrored --worker_hosts={hosts} --model_dir={tmp_path}/workers"
-    processes = [start(f"{words} --task_index={task}") for task in range(2)]
-    outputs = [process.communicate(200) for process in processes]
-    # Only the chief reports the missed target: a launcher would treat the first failure as a lost process.
-    assert [process.returncode for process in processes] == [1, 0], outputs
-    found = [
-        [value for key, value, _ in events(tmp_path / name / "result_0.txt") if key in ("eval_accuracy", "seed")]
-        for name in ("alone", "workers")
-    ]
-    assert found[0] == pytest.approx(found[1])
-    assert len(found[0]) == 4
     checkpoints = tmp_path / "workers/run_0/checkpoints"
-    assert sorted(path.name for path in checkpoints.iterdir()) == ["step_00000006", "step_00000012"]
+    for more, steps in (("--stop_steps=8", ["04", "08"]), ("--resume=1", ["08", "12"])):
+        (tmp_path / "workers/run_0/summary.json").unlink(missing_ok=True)  # as if it had been killed
+        processes = [start(f"{words} {more} --task_index={task}") for task in range(2)]
+        outputs = [process.communicate(200) for process in processes]
+        # Only the chief reports the missed target: a launcher would treat the first failure as a lost process.
+        assert [process.returncode for process in processes] == [1, 0], outputs
+        assert sorted(path.name for path in checkpoints.iterdir()) == [f"step_000000{step}" for step in steps]
+    found = []
+    for folder in (tmp_path / name for name in ("1", "2", "workers")):
+        loss = json.loads((folder / "training_summary.txt").read_text())["train_loss"]
+        found.append([loss, *(value for key, value, _ in events(folder / "result_0.txt") if key == "eval_accuracy")])
+    one, two, workers = found
+    assert len(one) == 1 + 3
+    assert two == pytest.approx(one, rel=1e-4)  # each replica clips its own gradient
+    assert workers == pytest.approx([two[0], two[-1]], rel=1e-5), "the loss, and the accuracy since the resumption"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "code", "subject"),  # of each part of the start
+    ("words", "code", "subject"),  # the first and the last part of the start
     [
         ("--no_such_flag=1", "config.syntax", "the command line"),
-        ("--synthetic_data=1 --dtype=fp8", "config.choice", "PRECISION"),
-        ("--input_files=/nowhere/part-*", "file.missing", "/nowhere/part-*"),
-        ("--synthetic_data=1 --distribution_strategy=parameter_server", "config.conflict", "DISTRIBUTION_STRATEGY"),
-        ("--synthetic_data=1 --init_checkpoint=/nowhere/model.ckpt", "file.missing", "/nowhere/model.ckpt.index"),
         ("--synthetic_data=1 --model_export_path=/dev/null/x", "file.unwritable", "/dev/null/x"),
     ],
 )
 def test_user_error_is_one_line_and_status_2(run: Run, tmp_path: Path, words: str, code: str, subject: str) -> None:
-    status, output = run(f"{STEPS} {words} --model_dir={tmp_path}/out")
-    lines = [line for line in output.splitlines() if line.startswith("mlbert: error:")]
-    assert (status, len(lines)) == (2, 1), output
-    assert lines[0].startswith(f"mlbert: error: {subject}: ")
-    assert lines[0].endswith(f" [{code}]")
+    output = run(f"{STEPS} {words} --model_dir={tmp_path}/out", 2)
+    (error,) = (line for line in output.splitlines() if line.startswith("mlbert: error:"))
+    assert re.fullmatch(rf"mlbert: error: {subject}: .* \[{code}\]", error)
     log = tmp_path / "out/result_0.txt"
     assert not log.exists() or "run_start" not in log.read_text()
 
@@ -210,9 +206,7 @@ def test_a_lost_worker_is_named_in_one_line_and_closes_the_log(start: Start, tmp
     words = f"{NUMBERS} --synthetic_data=1 --num_train_epochs=100000 --distribution_strategy=multi_worker_mirrored"
     words += f" --worker_hosts={hosts} --model_dir={tmp_path}/out"
     workers = [start(f"{words} --task_index={task}") for task in range(2)]
-    deadline = time.monotonic() + 120
-    while not (log.exists() and "block_start" in log.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    wait_until(lambda: log.exists() and "block_start" in log.read_text())
     workers[victim].kill()
     output = workers[1 - victim].communicate(120)
     workers[victim].communicate(10)
@@ -222,3 +216,36 @@ def test_a_lost_worker_is_named_in_one_line_and_closes_the_log(start: Start, tmp
     assert "Traceback" not in output
     key, _, about = events(log)[-1]
     assert (key, about["status"], about["reason"]) == ("run_stop", "aborted", reason)
+
+
+class UnavailableError(Exception):
+    """Has the name of TensorFlow's error."""
+
+
+# Texts of TensorFlow 2.16 and later.
+WORKER = """Graph execution error:
+Collective ops is aborted by: Error reported from /job:worker/task:1: The following tasks are unhealthy (stopped
+sending heartbeats):
+/job:worker/replica:0/task:1
+The tasks have crashed."""
+CHIEF = """Graph execution error:
+Collective ops is aborted by: Failed to send RPC to coordination service.
+Additional GRPC error information from remote target /job:worker/replica:0/task:0 while calling Heartbeat:"""
+
+
+@pytest.mark.parametrize(
+    ("error", "task", "expected"),
+    [
+        (UnavailableError(WORKER), 0, "rank 1 on b died, hangs or is cut off"),
+        (UnavailableError(CHIEF), 1, "rank 0 on a died, hangs or is cut off"),
+        (RuntimeError(CHIEF), 1, "rank 0 on a died, hangs or is cut off"),
+        (UnavailableError("/job:worker/replica:0/task:0/device:GPU:0 is busy"), 0, None),
+        (UnavailableError("/job:worker/task:7"), 0, None),
+        (ValueError("/job:worker/replica:0/task:1"), 0, None),
+        (KeyboardInterrupt(), 0, None),
+    ],
+)
+def test_errors_of_tensorflow_name_the_lost_worker(error: BaseException, task: int, expected: str | None) -> None:
+    from tf2_bert.endings import lost_worker
+
+    assert lost_worker(error, SimpleNamespace(task=task, count=2, hosts=["a", "b"])) == expected

@@ -1,7 +1,8 @@
-"""The TensorFlow model against PyTorch's with the same weights: precisions, XLA, packing, dropout."""
+"""The TensorFlow model, loss and metrics against PyTorch's with the same weights: precisions, XLA, packing, dropout."""
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,19 +10,34 @@ import torch
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.models.bert import BertForPreTraining
+from mlbert.models.objectives import PreTraining
 from user_errors import user_error
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
 
 from host_batches import plain_batch
 from model_loss import loss_of
+from stored_sets import make_rows
 from tf2_bert import objective
 from tf2_bert.model import BertPretrainer, Logits, _dropout
 from tf2_bert.rows import Rows
 from tf2_bert.store_rows import RowShape, rows_of
-from unit.tensorflow2.cases import NO_DROPOUT, SHAPE, packed_case, sequences, single_case, tensors
+from unit.tensorflow2.cases import NO_DROPOUT, SHAPE, packed_case, single_case, tensors
 
 SEED = (7, 3)
+HALF = np.log(2)
+# Two vocabulary entries. Predictions: sure and right (loss 0), even, without weight; the next sentence: sure and
+# wrong (loss 1000), even, without weight.
+LOGITS = Logits(
+    tf.constant([[1000.0, 0.0], [0.0, 0.0], [0.0, 1000.0], [7.0, 7.0]]),
+    tf.constant([[1000.0, 0.0], [0.0, 0.0], [0.0, 1000.0], [3.0, 3.0]]),
+)
+ROWS = Rows(*[None] * 10)._replace(
+    masked_labels=tf.constant([[0, 1], [0, 0]]),
+    masked_weights=tf.constant([[1.0, 1.0], [0.0, 0.0]]),
+    next_sentence_labels=tf.constant([[1, 0], [0, 1]]),
+    next_sentence_weights=tf.constant([[1.0, 1.0], [0.0, 0.0]]),
+)
 
 
 def pytorch_model(shape: BertConfig) -> BertForPreTraining:
@@ -47,9 +63,7 @@ def real_logits(logits: Logits, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
     return logits.masked.numpy()[masked], logits.next_sentence.numpy()[next_sentence]
 
 
-def loss_and_gradients(
-    model: BertPretrainer, rows: Rows, seed: tf.Tensor | None = None
-) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+def loss_and_gradients(model: BertPretrainer, rows: Rows, seed: Any = None) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
     with tf.GradientTape() as tape:
         loss = objective.loss(model(rows, seed), rows, objective.counts(rows))
     parameters = model.parameters()
@@ -90,7 +104,7 @@ def test_matches_pytorch(case: Callable, activation: str) -> None:
 
 @pytest.mark.parametrize("most", [1, 3])
 def test_padding_rows_change_nothing(most: int) -> None:
-    ragged = sequences([20, 11], seed=4)
+    ragged = make_rows([20, 11], 4, SHAPE.vocab_size)
     model = same_weights(pytorch_model(NO_DROPOUT))
     found = []
     for packs in ([1, 1], [1, 0, 1]):
@@ -148,16 +162,13 @@ def test_xla_dropout_depends_on_the_seed() -> None:
 
 
 def test_dropout_depends_only_on_its_seed() -> None:
-    rows = tensors(single_case()[2])
-    model = same_weights(pytorch_model(SHAPE))
+    rows, model = tensors(single_case()[2]), same_weights(pytorch_model(SHAPE))
     one, again, other = (model(rows, tf.constant(seed)).masked.numpy() for seed in (SEED, SEED, (7, 4)))
     np.testing.assert_array_equal(one, again)
     assert np.abs(one - other).max() > 0.01
-    evaluated = model(rows, None).masked.numpy()
-    np.testing.assert_array_equal(evaluated, model(rows, None).masked.numpy())
     without = same_weights(pytorch_model(NO_DROPOUT))
-    np.testing.assert_array_equal(evaluated, without(rows, None).masked.numpy())
-    np.testing.assert_array_equal(evaluated, without(rows, tf.constant(SEED)).masked.numpy())
+    for found in (model(rows, None), without(rows, None), without(rows, tf.constant(SEED))):
+        np.testing.assert_array_equal(found.masked.numpy(), model(rows, None).masked.numpy())
 
 
 @pytest.mark.parametrize(
@@ -220,3 +231,36 @@ def test_shapes_that_only_pytorch_supports_are_errors() -> None:
     for option in (alibi, pre_norm, {"gated_mlp": True}, {"tie_word_embeddings": False}):
         with user_error("model.unsupported", "bert_config"):
             BertPretrainer(dataclasses.replace(SHAPE, **option))
+
+
+def test_loss_by_hand() -> None:
+    assert [float(count) for count in objective.counts(ROWS)] == [2.0, 2.0]
+    own = float(objective.loss(LOGITS, ROWS, objective.counts(ROWS)))
+    assert own == pytest.approx(HALF / (2 + 1e-5) + (1000 + HALF) / 2, rel=1e-6)
+    given = float(objective.loss(LOGITS, ROWS, objective.Counts(tf.constant(4.0), tf.constant(5.0))))
+    assert given == pytest.approx(HALF / (4 + 1e-5) + (1000 + HALF) / 5, rel=1e-6)
+
+
+def test_sums_and_metrics_by_hand() -> None:
+    found = objective.sums(LOGITS, ROWS)
+    assert all(value.dtype == tf.float32 and value.shape == () for value in found)
+    # With equal logits, the first one is the answer.
+    np.testing.assert_allclose(found, objective.Sums(1, 2, HALF, 1, 2, 1000 + HALF), rtol=1e-6)
+    expected = {"mlm_accuracy": 0.5, "loss": HALF / 2, "nsp_accuracy": 0.5, "nsp_loss": (1000 + HALF) / 2}
+    assert objective.metrics(found) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("case", [single_case, packed_case])
+def test_metrics_match_pytorch(case: Callable) -> None:
+    ragged, packs, rows = case()
+    reference = pytorch_model(NO_DROPOUT)
+    model, pretraining = same_weights(reference), PreTraining("step")
+    batch = plain_batch(ragged, packs, list(range(len(packs))), rows.input_ids.shape[1])
+    with torch.no_grad():
+        likeliest = reference(batch, None).masked[:, : NO_DROPOUT.vocab_size].argmax(1)
+    batch.masked_labels[::3] = likeliest[::3]  # so that some predictions are correct
+    rows.masked_labels[rows.masked_weights == 1] = batch.masked_labels.numpy()
+    expected = pretraining.metrics(pretraining.sums(reference, batch).tolist(), None)
+    found = objective.metrics(objective.sums(model(tensors(rows), None), tensors(rows)))
+    assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-5)
+    assert 0 < found["mlm_accuracy"] < 1

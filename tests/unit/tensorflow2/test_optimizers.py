@@ -1,14 +1,16 @@
-"""LAMB and AdamW of the TensorFlow 2 implementation against the published ones, PyTorch and Keras."""
+"""LAMB and AdamW against the published ones and Keras, and the loss scale: same rule as in PyTorch, bounds, state."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from mlbert.config.tensorflow import TensorFlowConfig
+from mlbert.ops.config import ComputeConfig
 from mlbert.optim import adamw, lamb
+from mlbert.optim import loss_scale as pytorch_loss_scale
 from mlbert.optim.config import OptimizerConfig
 from mlbert.optim.flat import FlatParameters
 from unsharded import unsharded
@@ -16,6 +18,7 @@ from user_errors import user_error
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
 
+from tf2_bert.loss_scale import LARGEST, LossScale
 from tf2_bert.optimizers import AdamWeightDecay, Lamb, Optimizer, make_optimizer
 from unit.tensorflow2.strategies_program import settings
 
@@ -24,33 +27,27 @@ INPUTS = np.load(ASSETS / "trajectories.npz")
 NAMES = [key.removeprefix("w0/") for key in INPUTS if key.startswith("w0/")]
 NUMBERS = {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-6, "weight_decay_rate": 0.01}
 YES, NO = tf.constant(True), tf.constant(False)
-SHAPES = {
-    "odd.weight": (7, 11),
-    "odd.bias": (5,),
-    "layer.LayerNorm.weight": (16,),
-    "layer.LayerNorm.bias": (16,),
-    "zero.weight": (3,),
-    "cls.predictions.bias": (9,),
-}
 
 
-def variables(values: Mapping[str, np.ndarray]) -> dict[str, tf.Variable]:
-    return {name: tf.Variable(value) for name, value in values.items()}
+def start() -> dict[str, tf.Variable]:
+    return {name: tf.Variable(INPUTS[f"w0/{name}"]) for name in NAMES}
 
 
-def random_weights() -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(1)
-    scales = {name: 0.0 if name.startswith("zero") else 0.05 for name in SHAPES}
-    return {name: rng.normal(0, scales[name], shape).astype(np.float32) for name, shape in SHAPES.items()}
+def gradients(update: int) -> list[np.ndarray]:
+    return [INPUTS[f"grad/{name}"][update] for name in NAMES]
 
 
-def random_gradients(update: int) -> list[np.ndarray]:
-    rng = np.random.default_rng(100 + update)
-    return [rng.normal(0, 10.0 ** rng.integers(-4, 1), shape).astype(np.float32) for shape in SHAPES.values()]
+def after(scale: LossScale, finite: Sequence[bool]) -> list[float]:
+    """Return the scale after each update."""
+    found = []
+    for good in finite:
+        scale.update(tf.constant(good))
+        found.append(float(scale.value))
+    return found
 
 
-def apply(optimizer: Optimizer, gradients: Sequence[Any], lr: float, finite: tf.Tensor = YES) -> None:
-    optimizer.apply([tf.convert_to_tensor(gradient) for gradient in gradients], tf.constant(lr), finite)
+def apply(optimizer: Optimizer, found: Sequence[np.ndarray], lr: float, finite: tf.Tensor = YES) -> None:
+    optimizer.apply([tf.convert_to_tensor(gradient) for gradient in found], tf.constant(lr), finite)
 
 
 @pytest.mark.parametrize(
@@ -62,59 +59,38 @@ def apply(optimizer: Optimizer, gradients: Sequence[Any], lr: float, finite: tf.
 )
 def test_lamb_follows_google(config: str, compiled: bool, lr: float, numbers: dict[str, float]) -> None:
     expected = np.load(ASSETS / "tf2_trajectories.npz")
-    parameters = variables({name: INPUTS[f"w0/{name}"] for name in NAMES})
-    optimizer = Lamb(parameters, **{**NUMBERS, **numbers}, compiled=compiled)
+    parameters = start()
+    optimizer = Lamb(parameters, **NUMBERS | numbers, compiled=compiled)
     for update in range(10):
-        apply(optimizer, [INPUTS[f"grad/{name}"][update] for name in NAMES], lr)
+        apply(optimizer, gradients(update), lr)
         for name, weight in parameters.items():
             np.testing.assert_allclose(weight.numpy(), expected[f"{config}/w/{name}"][update], rtol=0, atol=1e-6)
     assert int(optimizer.iterations) == 10
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs", "epsilon"), [(Lamb, lamb.Lamb, 1e-6), (AdamWeightDecay, adamw.AdamW, 1e-12)]
-)
-def test_ten_updates_match_pytorch(ours: type[Optimizer], theirs: type, epsilon: float) -> None:
-    """PyTorch's AdamW adds epsilon elsewhere, which does not matter if it is tiny."""
-    parameters = variables(random_weights())
-    flat = FlatParameters((name, torch.nn.Parameter(torch.tensor(w))) for name, w in random_weights().items())
-    common = {"betas": (0.9, 0.999), "eps": epsilon, "weight_decay": 0.01, "max_grad_norm": None}
-    reference = unsharded(theirs, flat, implementation="plain", **common)
-    optimizer = ours(parameters, **{**NUMBERS, "epsilon": epsilon})
-    for update in range(10):
-        gradients, lr = random_gradients(update), 0.01 * (1 - update / 20)
-        for view, gradient in zip(flat.views(flat.grad).values(), gradients, strict=True):
-            view.copy_(torch.from_numpy(gradient))
-        reference.step(lr)
-        apply(optimizer, gradients, lr)
-    for name, weight in flat.views(flat.data).items():
-        np.testing.assert_allclose(parameters[name].numpy(), weight.numpy(), rtol=0, atol=1e-5, err_msg=name)
-
-
 def test_adamw_matches_keras() -> None:
     """Epsilon is large enough to show where it is added."""
     numbers = {"beta_1": 0.9, "beta_2": 0.98, "epsilon": 1e-3}
-    parameters = variables(random_weights())
-    keras_weights = [tf.Variable(value, name=name.replace(".", "_")) for name, value in random_weights().items()]
+    parameters = start()
+    peers = [tf.Variable(weight, name=name.replace("|", "_")) for name, weight in parameters.items()]
     keras = tf.keras.optimizers.AdamW(learning_rate=0.01, weight_decay=0.1, **numbers)
     keras.exclude_from_weight_decay(var_names=["LayerNorm", "bias"])
     optimizer = AdamWeightDecay(parameters, **numbers, weight_decay_rate=0.1)
     for update in range(10):
-        gradients = [tf.constant(gradient) for gradient in random_gradients(update)]
-        keras.apply_gradients(zip(gradients, keras_weights, strict=True))
-        apply(optimizer, gradients, 0.01)
-    for (name, weight), reference in zip(parameters.items(), keras_weights, strict=True):
-        np.testing.assert_allclose(weight.numpy(), reference.numpy(), rtol=0, atol=1e-6, err_msg=name)
+        keras.apply_gradients(zip(map(tf.constant, gradients(update)), peers, strict=True))
+        apply(optimizer, gradients(update), 0.01)
+    for (name, weight), peer in zip(parameters.items(), peers, strict=True):
+        np.testing.assert_allclose(weight.numpy(), peer.numpy(), rtol=0, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("cls", [Lamb, AdamWeightDecay])
 def test_non_finite_gradient_changes_nothing(cls: type[Optimizer]) -> None:
-    parameters = variables(random_weights())
+    parameters = start()
     optimizer = cls(parameters, **NUMBERS)
-    apply(optimizer, random_gradients(0), 0.01)
+    apply(optimizer, gradients(0), 0.01)
     everything = [*parameters.values(), *optimizer.variables]
     before = [variable.numpy() for variable in everything]
-    apply(optimizer, [np.full(shape, np.nan, np.float32) for shape in SHAPES.values()], 0.01, NO)
+    apply(optimizer, [np.full_like(gradient, np.nan) for gradient in gradients(1)], 0.01, NO)
     np.testing.assert_equal([variable.numpy() for variable in everything], before)
     assert int(optimizer.iterations) == 1
 
@@ -125,34 +101,49 @@ def test_logged_hyperparameters_match_pytorch(ours: type[Optimizer], theirs: typ
     numbers = {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": 1.0}
     reference = unsharded(theirs, flat, implementation="plain", **numbers)
     found, expected = [], []
-    ours(variables(random_weights()), **NUMBERS, max_grad_norm=1.0).hyperparameters(lambda *pair: found.append(pair))
+    ours(start(), **NUMBERS, max_grad_norm=1.0).hyperparameters(lambda *pair: found.append(pair))
     reference.hyperparameters(lambda *pair: expected.append(pair))
     assert found == expected
 
 
-def test_checkpoint_has_the_state_without_weights(tmp_path: Path) -> None:
-    parameters = variables(random_weights())
-    optimizer = Lamb(parameters, **NUMBERS)
-    for update in range(2):
-        apply(optimizer, random_gradients(update), 0.01)
-    path = tf.train.Checkpoint(optimizer=optimizer).write(str(tmp_path / "checkpoint"))
-    keys = [key.split("/")[1] for key, _ in tf.train.list_variables(path) if key.startswith("optimizer/")]
-    assert sorted(keys) == sorted(["iterations", *["m", "v"] * len(SHAPES)])
-    other = Lamb(variables({name: weight.numpy() for name, weight in parameters.items()}), **NUMBERS)
-    tf.train.Checkpoint(optimizer=other).read(path).assert_consumed()
-    for one in (optimizer, other):
-        apply(one, random_gradients(2), 0.01)
-    for name, value in other.m.items():
-        np.testing.assert_array_equal(value.numpy(), optimizer.m[name].numpy())
-
-
 def test_settings_select_the_optimizer() -> None:
-    def chosen(parameters: dict[str, tf.Variable], **changes: object) -> Optimizer:
-        return make_optimizer(settings(**changes)[OptimizerConfig], parameters, compiled=False)
-
-    made = chosen(variables(random_weights()), optimizer="lamb", max_grad_norm=0.5)
+    made = make_optimizer(settings(optimizer="lamb", max_grad_norm=0.5)[OptimizerConfig], {}, compiled=False)
     assert type(made) is Lamb
     assert (tuple(made.betas), made.eps, made.weight_decay, made.max_grad_norm) == ((0.9, 0.999), 1e-6, 0.01, 0.5)
-    assert type(chosen({}, optimizer="adamw")) is AdamWeightDecay
+    assert type(make_optimizer(settings(optimizer="adamw")[OptimizerConfig], {}, compiled=False)) is AdamWeightDecay
     with user_error("config.choice", "OPTIMIZER"):
-        chosen({}, optimizer="madgrad")
+        make_optimizer(settings(optimizer="madgrad")[OptimizerConfig], {}, compiled=False)
+
+
+def test_scale_matches_pytorch() -> None:
+    finite = (np.random.default_rng(0).random(200) > 0.2).tolist()
+    reference, expected = pytorch_loss_scale.LossScale(2.0**20, 3, torch.device("cpu")), []
+    for good in finite:
+        reference.update(torch.tensor(1.0 if good else float("inf"), dtype=torch.float64))
+        expected.append(float(reference.value))
+    assert min(expected) > 1
+    assert after(LossScale(2.0**20, 3, fixed=False), finite) == expected
+
+
+def test_scale_stays_within_bounds_and_is_removed_in_float32() -> None:
+    assert after(LossScale(LARGEST / 2, 1, fixed=False), [True] * 3) == [LARGEST] * 3
+    assert after(LossScale(2.0, 1, fixed=False), [False] * 3) == [1, 1, 1]
+    assert LARGEST == pytorch_loss_scale.LARGEST
+    scale = LossScale(1024.0, 1, fixed=False)
+    (gradient,) = scale.unscale([tf.constant([2.0**-14], tf.float16)])
+    assert gradient.dtype == tf.float32
+    assert float(gradient[0]) == 2.0**-24
+    assert float(scale.scale(tf.constant(0.5))) == 512
+
+
+def test_settings_select_the_scale() -> None:
+    def made(**changes: object) -> LossScale | None:
+        config = settings(**changes)
+        return LossScale.of(config[ComputeConfig], config[TensorFlowConfig])
+
+    assert made(precision="fp32") is None
+    assert made(precision="bf16") is None
+    fixed = made(precision="fp16", loss_scale=64, loss_scale_fixed=1)
+    assert after(fixed, [False]) == [64]
+    dynamic = made(precision="fp16", loss_scale=64, loss_scale_window=1, loss_scale_fixed=0)
+    assert after(dynamic, [False, True, True]) == [32, 64, 128]

@@ -1,30 +1,23 @@
-"""The TensorFlow 2 training step on one device: match with PyTorch, loops, clipping, precisions.
-
-Most run eagerly; several replicas are in test_replicas.py.
-"""
+"""The TensorFlow 2 training step: match with PyTorch, loops, clipping, precisions, and any number of replicas."""
 
 import dataclasses
+import json
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.loading.batches import HostBatch
-from mlbert.distributed.reduce import GradientReducer, cut_buckets
-from mlbert.distributed.world import World
-from mlbert.models.bert import BertForPreTraining
-from mlbert.models.objectives import PreTraining
-from mlbert.optim import lamb
-from mlbert.optim.flat import FlatParameters
-from mlbert.training.step import Step
-from unsharded import unsharded
+from trainer import Trainer
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
 
 from tf2_bert.rows import Rows
 from unit.tensorflow2.cases import NO_DROPOUT, packed_case
-from unit.tensorflow2.strategies_program import RATES, Trained, dummy_rows, settings, small_shape
+from unit.tensorflow2.processes import assert_success, start
+from unit.tensorflow2.strategies_program import RATES, Trained, dummy_rows, settings, small_shape, train_all
 
 WEIGHTS = "bert.encoder.layer.0.output.dense.weight"
 
@@ -46,28 +39,20 @@ def test_ten_steps_match_pytorch() -> None:
     """LAMB, with the full gradient clipped, on the same weights and batch; more layers take longer to trace."""
     ragged, packs, rows = packed_case()
     shape = dataclasses.replace(NO_DROPOUT, num_hidden_layers=1)
-    model = BertForPreTraining(shape)
-    model.initialize(3)
-    objective, flat = PreTraining(scope="step"), FlatParameters(model.ordered_parameters())
-    numbers = {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": 1.0}
-    optimizer = unsharded(lamb.Lamb, flat, implementation="plain", **numbers)
-    buckets = cut_buckets(flat.offsets, flat.numel, flat.numel)
-    sync = GradientReducer(flat.parameters, flat.grad, flat.offsets, World(), buckets, None)
-    step = Step(model, objective, flat, sync, optimizer, over_ranks=lambda amax: amax, say=print)
     batch = HostBatch.of(ragged, np.array(packs), np.arange(len(packs)), rows.input_ids.shape[1])
+    reference = Trainer(shape, batch, torch.device("cpu"), torch.float32, seed=3, lamb="plain")
     rates = np.linspace(0.01, 0.001, 10).tolist()
-
     tested = trained(max_grad_norm=1.0, gradient_clipping="after", run_eagerly=0, shape=shape)
-    tested.model.assign({name: parameter.detach().numpy() for name, parameter in model.named_parameters()})
+    weights = dict(reference.model.named_parameters())
+    tested.model.assign({name: weight.detach().numpy() for name, weight in weights.items()})
     found = run(tested, [rows] * 10, rates)
-
     for number, lr in enumerate(rates):
-        result = step([batch], 0, number, objective.divisors(objective.counts(batch)), lr)
+        result = reference.steps([batch], number, lr)
         assert found.losses[number] == pytest.approx(float(result.loss_sum), abs=1e-5)
         assert found.grad_norms[number] == pytest.approx(float(result.grad_norm), rel=1e-4)
     values = tested.model.values()
-    for name, parameter in model.named_parameters():
-        expected = parameter.detach().numpy()[: len(values[name])]
+    for name, weight in weights.items():
+        expected = weight.detach().numpy()[: len(values[name])]
         np.testing.assert_allclose(values[name], expected, rtol=0, atol=1e-5, err_msg=name)
     assert found.losses[-1] < found.losses[0] - 0.1
 
@@ -193,3 +178,44 @@ def test_warm_up_changes_nothing(changes: dict[str, object]) -> None:
     before = one.variables()
     one.step.warm_up(dummy_rows(8, 9))
     np.testing.assert_equal(one.variables(), before)
+
+
+# Each of these groups has its own process; see strategies_program. Four replicas take a minute to trace.
+FOUR = {"four": {"devices": 4}}
+ONE = {
+    "one": {"devices": 1},
+    "one_device": {"devices": 1, "config": {"distribution_strategy": "one_device", "run_eagerly": 1}},
+    "off": {"devices": 1, "config": {"distribution_strategy": "off", "run_eagerly": 1}},
+}
+TWO = {
+    "two": {"devices": 2},
+    "two, accumulated and compiled": {"devices": 2, "config": {"gradient_accumulation_steps": 2, "enable_xla": 1}},
+    "two, summed first": {"devices": 2, "config": {"explicit_allreduce": 1, "allreduce_bytes_per_pack": 4096}},
+}
+ALIKE = {f"{count}, alike": {"devices": count, "alike": 0.1, "config": {"run_eagerly": 1}} for count in (1, 2)}
+
+
+@pytest.fixture(scope="module")
+def mirrored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    folder, groups = tmp_path_factory.mktemp("replicas"), {1: ONE, 2: TWO | ALIKE, 4: FOUR}
+    assert_success(*(start(train_all, folder, *group, folder / f"{group[0]}.json") for group in groups.items()))
+    return {name: case for path in folder.glob("*.json") for name, case in json.loads(path.read_text()).items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*ONE, *TWO, *FOUR][1:])
+def test_training_is_independent_of_the_split(mirrored: dict[str, dict[str, Any]], name: str) -> None:
+    """Replicas and micro-batches have different numbers of predictions and sequences."""
+    found, expected = mirrored[name], mirrored["one"]
+    assert found["replicas"] == (ONE | TWO | FOUR)[name]["devices"]
+    for key in ("losses", "norms", "weights"):
+        np.testing.assert_allclose(found[key], expected[key], rtol=0, atol=1e-5, err_msg=key)
+    np.testing.assert_allclose(found["sums"], expected["sums"], rtol=1e-5)
+    assert len(set(found["losses"])) == len(RATES)
+
+
+@pytest.mark.slow
+def test_replicas_have_different_dropout(mirrored: dict[str, dict[str, Any]]) -> None:
+    """With the same rows, one replica's loss differs from the mean of two."""
+    ((one,), (two,)) = (mirrored[name]["losses"] for name in ALIKE)
+    assert abs(one - two) > 1e-4

@@ -11,11 +11,11 @@ tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the 
 
 from tf2_bert import strategies
 from tf2_bert.strategies import make_strategy, prepare_devices
-from unit.tensorflow2.device_programs import prepare
 from unit.tensorflow2.processes import assert_success, start
-from unit.tensorflow2.strategies_program import tensorflow
+from unit.tensorflow2.strategies_program import prepare, tensorflow
 
-no_gpu = pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="has a GPU")
+HAS_GPU = bool(tf.config.list_physical_devices("GPU"))
+no_gpu = pytest.mark.skipif(HAS_GPU, reason="has a GPU")
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +40,9 @@ def test_one_device_and_no_strategy() -> None:
         mirrored, _ = make_strategy(tensorflow(distribution_strategy="mirrored"), count)
         assert isinstance(mirrored, tf.distribute.MirroredStrategy)
         assert (mirrored.num_replicas_in_sync, notes) == (1, [])
+    if not HAS_GPU:
+        _, (note,) = make_strategy(tensorflow(distribution_strategy="mirrored", all_reduce_alg="nccl"), 1)
+        assert note.startswith("ALL_REDUCE_ALG: nccl needs GPUs")
 
 
 @no_gpu
@@ -57,19 +60,9 @@ def test_settings_that_a_strategy_does_not_have() -> None:
     rejects("config.conflict", "num_gpus", 2, distribution_strategy="one_device")
     rejects("config.conflict", "DISTRIBUTION_STRATEGY", distribution_strategy="parameter_server")
     rejects("distributed.identity", "DISTRIBUTION_STRATEGY", distribution_strategy="multi_worker_mirrored")
-    for strategy, algorithm in {
-        "mirrored": "ring",
-        "multi_worker_mirrored": "hierarchical_copy",
-        "one_device": "nccl",
-    }.items():
+    algorithms = {"mirrored": "ring", "multi_worker_mirrored": "hierarchical_copy", "one_device": "nccl"}
+    for strategy, algorithm in algorithms.items():
         rejects("config.choice", "ALL_REDUCE_ALG", distribution_strategy=strategy, all_reduce_alg=algorithm)
-
-
-@no_gpu
-def test_nccl_without_gpus_is_noted() -> None:
-    strategy, (note,) = make_strategy(tensorflow(distribution_strategy="mirrored", all_reduce_alg="nccl"), 1)
-    assert isinstance(strategy, tf.distribute.MirroredStrategy)
-    assert note.startswith("ALL_REDUCE_ALG: nccl needs GPUs")
 
 
 def test_workers_from_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:

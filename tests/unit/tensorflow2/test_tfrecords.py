@@ -11,16 +11,26 @@ import pytest
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
 
 from mlbert.data.formats.open import describe, open_store
+from mlbert.data.formats.padded import NAMES
 from mlbert.data.formats.tfrecord import read_widths, write_examples
 from mlbert.data.formats.tfrecord_plain import Widths
 from mlbert.data.prepare.tfrecords import TfrecordFolder
-from stored_sets import MAX_PREDICTIONS, VOCAB_SIZE, flip, make_rows, names, random_lengths, same_sequences
+from stored_sets import (
+    MAX_PREDICTIONS,
+    VOCAB_SIZE,
+    flip,
+    make_rows,
+    names,
+    random_lengths,
+    same_sequences,
+)
 from tf2_bert.tfrecords import Files, TFRecordEvaluation, TFRecordTraining, match_files
-from tfrecord_examples import example, frame, odd_examples, simple_lists
+from tfrecord_examples import SIMPLE_ROW, example, frame, odd_examples, simple_lists
 from unit.tensorflow2.cases import assert_evaluated_once, batches, context, joined, read_error
 from user_errors import user_error
 
 COUNT, LONGEST = 230, 32
+WIDTHS = Widths(LONGEST, MAX_PREDICTIONS)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +47,7 @@ def matched(patterns: Any, tokens: int | None = None, predictions: int | None = 
     """Match files, with the given widths, those of the first file, or those of `folder`."""
     paths = map(Path, sorted(glob.glob(str(patterns))))
     first = next((path for path in paths if path.is_file() and path.stat().st_size > 16), None)
-    own = read_widths(first, skip_bad=True) if first and tokens is None else Widths(LONGEST, MAX_PREDICTIONS)
+    own = read_widths(first, skip_bad=True) if first and tokens is None else WIDTHS
     return match_files(str(patterns), "INPUT_FILES", Widths(tokens or own[0], predictions or own[1]))
 
 
@@ -126,13 +136,6 @@ def test_padding_values_are_ignored(tmp_path: Path) -> None:
     assert same_sequences(joined(batches(data.pipeline(context()))), open_store(one).gather(np.arange(4)))
 
 
-def assert_damaged(files: Files, bad: Path, where: str, vocab_size: int = VOCAB_SIZE) -> None:
-    """Train on files of which one has a bad record."""
-    error = read_error(training(files, vocab_size=vocab_size))
-    assert (error.code, error.subject) == ("data.damaged", str(bad))
-    assert where in error.problem
-
-
 def test_damage_is_reported_with_its_file(folder: Path, tmp_path: Path) -> None:
     for name, code, damage in (
         ("a flipped bit", "data.damaged", lambda path: flip(path, 0.51)),
@@ -147,28 +150,26 @@ def test_damage_is_reported_with_its_file(folder: Path, tmp_path: Path) -> None:
         assert (error.code, error.subject) == (code, str(bad))
         with user_error(code, bad, wording=name != "gone"):  # this message includes TensorFlow's text
             TFRecordEvaluation(files, 4, None, vocab_size=VOCAB_SIZE).open()
+    kinds = (tf.errors.InvalidArgumentError, tf.errors.ResourceExhaustedError)
+    for unrelated in (ValueError("x"), *(kind(None, None, "shapes do not match") for kind in kinds)):
+        assert training(matched(folder / "part-*")).translate_error(unrelated) is None
 
 
-def test_records_with_other_features_are_errors(folder: Path, tmp_path: Path) -> None:
+def test_bad_records_are_errors(folder: Path, tmp_path: Path) -> None:
     lists = simple_lists()
-    cases = {"other widths": lists, "no feature": {k: v for k, v in lists.items() if k != "masked_lm_ids"}}
-    for name, content in cases.items():
-        files = matched(Path(shutil.copytree(folder, tmp_path / name)) / "part-*")
-        (bad := tmp_path / name / "part-00002-of-00005").write_bytes(frame(example(content)))
-        assert_damaged(files, bad, "record 0 (byte 0)")
-    assert read_error(training(matched(folder / "part-*"), vocab_size=100)).code == "data.damaged"
-
-
-def test_invalid_values_are_errors(tmp_path: Path) -> None:
-    for name, values in (
-        ("masked_lm_positions", [1, 8, 0]),
-        ("masked_lm_weights", [1.0, 0.5, 0.0]),
-        ("next_sentence_labels", [2]),
+    good = frame(example(lists))
+    for name, bad, reason in (
+        ("other widths", {**lists, "input_ids": [101, *lists["input_ids"]]}, ""),
+        ("no feature", {key: values for key, values in lists.items() if key != "masked_lm_ids"}, ""),
+        ("position", {**lists, "masked_lm_positions": [1, 8, 0]}, " has masked_lm_positions "),
+        ("weight", {**lists, "masked_lm_weights": [1.0, 0.5, 0.0]}, " has masked_lm_weights "),
+        ("label", {**lists, "next_sentence_labels": [2]}, " has next_sentence_labels "),
     ):
-        good, bad = example(simple_lists()), example({**simple_lists(), name: values})
-        (tmp_path / name).write_bytes(frame(good, bad))
-        where = f"record 1 (byte {len(frame(good))}) has {name} "
-        assert_damaged(matched(tmp_path / name), tmp_path / name, where, 65_536)
+        (tmp_path / name).write_bytes(good + frame(example(bad)))
+        error = read_error(training(matched(tmp_path / name), vocab_size=65_536))
+        assert (error.code, error.subject) == ("data.damaged", str(tmp_path / name))
+        assert f"record 1 (byte {len(good)}){reason}" in error.problem
+    assert read_error(training(matched(folder / "part-*"), vocab_size=100)).code == "data.damaged"
 
 
 def test_invalid_file_patterns_are_errors(folder: Path, tmp_path: Path) -> None:
@@ -196,8 +197,10 @@ def test_records_are_not_read_before_open(folder: Path, tmp_path: Path) -> None:
                 data.open()
 
 
-def test_unrelated_errors_are_not_translated(folder: Path) -> None:
-    data = training(matched(folder / "part-*"))
-    assert data.translate_error(ValueError("x")) is None
-    assert data.translate_error(tf.errors.InvalidArgumentError(None, None, "shapes do not match")) is None
-    assert data.translate_error(tf.errors.ResourceExhaustedError(None, None, "out of memory")) is None
+def test_protocol_buffers_read_odd_encodings_as_we_do() -> None:
+    for name, content in odd_examples().items():
+        found = tf.train.Example.FromString(content).features.feature
+        lists = {key: np.array(found[key].int64_list.value or found[key].float_list.value) for key in NAMES}
+        length, chosen = lists["input_mask"].sum(), lists["masked_lm_weights"] > 0
+        masked = (lists[key][chosen].tolist() for key in ("masked_lm_positions", "masked_lm_ids"))
+        assert (lists["input_ids"][:length].tolist(), *masked) == (SIMPLE_ROW[0], *SIMPLE_ROW[3:]), name
