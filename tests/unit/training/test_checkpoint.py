@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import shutil
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -18,7 +19,7 @@ from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
 from mlbert.runs.progress import TrainState
 from mlbert.training.checkpoint import CheckpointFolder, Snapshots
-from programs import run_checked
+from stored_sets import flip
 from unsharded import unsharded
 from user_errors import user_error
 
@@ -60,41 +61,35 @@ def test_a_checkpoint_is_hashed_while_it_is_written(tmp_path):
 TENSORS, STATE = "tensors.safetensors", "state.json"
 
 
-def flip(content):
-    return content[:-5] + bytes([content[-5] ^ 1]) + content[-4:]
+def edit(**changes):
+    """Return a function that changes or, with None, removes entries of a JSON file."""
 
-
-def record(**changes):
-    def change(content):
-        changed = {**json.loads(content), **changes}
-        return json.dumps({name: value for name, value in changed.items() if value is not None}).encode()
+    def change(file):
+        changed = {**json.loads(file.read_text()), **changes}
+        file.write_text(json.dumps({name: value for name, value in changed.items() if value is not None}))
 
     return change
 
 
 DAMAGES = {
-    "tensors are cut": (TENSORS, lambda content: content[:100]),
+    "tensors are cut": (TENSORS, lambda file: os.truncate(file, 100)),
     "tensors have another bit": (TENSORS, flip),
-    "tensors are gone": (TENSORS, None),
-    "state is cut": (STATE, lambda content: b'{"format": '),
-    "state is deep": (STATE, lambda content: b"[" * 100_000),
-    "another format": (STATE, record(format="other")),
-    "one bit": (STATE, record(state={"step": 3 ^ 1})),
-    "negative": (STATE, record(state={"step": -1})),
-    "not finite": (STATE, record(state={"step": float("nan")})),
-    "text": (STATE, record(state={"step": "3"})),
-    "renamed": (STATE, record(state={"steps": 3})),
-    "a list": (STATE, lambda content: b"[" + content + b"]"),
-    "another step": (STATE, record(step=7)),
-    **{f"no {name}": (STATE, record(**{name: None})) for name in ("state", "identity", "record_sha256")},
+    "tensors are gone": (TENSORS, Path.unlink),
+    "state is cut": (STATE, lambda file: os.truncate(file, 10)),
+    "state is deep": (STATE, lambda file: file.write_text("[" * 100_000)),
+    "another format": (STATE, edit(format="other")),
+    "one bit": (STATE, edit(state={"step": 3 ^ 1})),
+    "not finite": (STATE, edit(state={"step": float("nan")})),
+    "a list": (STATE, lambda file: file.write_text(f"[{file.read_text()}]")),
+    "another step": (STATE, edit(step=7)),
+    **{f"no {name}": (STATE, edit(**{name: None})) for name in ("state", "identity", "record_sha256")},
 }
 
 
-@pytest.mark.parametrize(("name", "change"), DAMAGES.values(), ids=DAMAGES)
-def test_damaged_newest_falls_back_with_a_warning(tmp_path, name, change):
+@pytest.mark.parametrize(("name", "damage"), DAMAGES.values(), ids=DAMAGES)
+def test_damaged_newest_falls_back_with_a_warning(tmp_path, name, damage):
     target = saved(tmp_path)
-    file = target.path / "step_00000003" / name
-    file.write_bytes(change(file.read_bytes())) if change else file.unlink()
+    damage(target.path / "step_00000003" / name)
     checkpoint, warnings = target.load_newest()
     assert checkpoint.state == {"step": 2}
     assert len(warnings) == 1
@@ -104,7 +99,7 @@ def test_damaged_newest_falls_back_with_a_warning(tmp_path, name, change):
 def test_all_damaged_is_an_error_that_names_the_folder(tmp_path):
     target = saved(tmp_path)
     for file in target.path.glob(f"*/{TENSORS}"):
-        file.write_bytes(flip(file.read_bytes()))
+        flip(file)
     with user_error("checkpoint.damaged", tmp_path / "checkpoints"):
         target.load_newest()
 
@@ -168,35 +163,25 @@ def test_a_failed_save_is_reported_by_the_next_one_and_at_the_end(tmp_path):
     assert folder(tmp_path).load_newest()[0].state == {"step": 3}
 
 
-KILLED = """
-import os, random, signal, sys, time
-from pathlib import Path
-from test_checkpoint import folder, snapshots
-dice, target = random.Random(5), folder(Path(sys.argv[1]))
-run, state, weights = snapshots(target, 500_000)
-state.step = 1
-weights.fill_(1)
-run.save({})
-run.close()
-child, newest, started = 0, 1, time.monotonic()
-while time.monotonic() - started < 4:
-    if not (child := os.fork()):
-        run, state, weights = snapshots(target, 500_000)
-        for state.step in range(newest + 1, newest + 1000):
-            weights.fill_(state.step)
-            run.save({})
-    time.sleep(dice.uniform(0.02, 0.3))
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    run, state, weights = snapshots(target, 500_000)
-    assert run.load(print) and bool((weights == state.step).all()) and state.step >= newest
-    newest = state.step
-print(newest)
-"""
+def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
+    """A writer is killed before its first call that changes a file, the next one before its second, and so on."""
+    target, newest, status, stage = saved(tmp_path), 3, -1, 0
+    while status != 0:
+        if not (child := os.fork()):
+            calls = iter(range(stage))
 
+            def kill(event, arguments, calls=calls):
+                if event in ("open", "os.mkdir", "os.rename", "os.rmdir", "os.remove") and next(calls, None) is None:
+                    os.kill(os.getpid(), signal.SIGKILL)
 
-def test_a_kill_at_any_moment_leaves_the_checkpoint_before(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    done = run_checked(sys.executable, "-c", KILLED, tmp_path, env=environment, timeout=100)
-    assert "damaged" not in done.stdout
-    assert int(done.stdout.split()[-1]) >= 3
+            sys.addaudithook(kill)
+            target.save(newest + 1, tensors(newest + 1), {"step": newest + 1})
+            os._exit(0)
+        status = os.waitpid(child, 0)[1]
+        checkpoint, warnings = target.load_newest()
+        assert (checkpoint.state["step"] - newest, warnings) in [(0, []), (1, [])]
+        newest = checkpoint.state["step"]
+        assert torch.equal(checkpoint.tensors["weights"], tensors(newest)["weights"])
+        stage += 1
+    assert newest > 4
+    assert stage > 10

@@ -24,6 +24,8 @@ def test_resuming_from_nothing_is_reported_and_a_foreign_record_is_refused(tmp_p
     """Only a run that made steps needs RESUME; the log of an attempt without any is just set aside."""
     assert run(tmp_path, max_steps=3, save_checkpoint_steps=2, resume=1) == 1
     assert "warning: RESUME=1, but " in capfd.readouterr().out
+    assert run(tmp_path, max_steps=3) == 2
+    assert "holds a finished run" in capfd.readouterr().err
     folder = tmp_path / "out" / "run_0"
     (folder / "summary.json").unlink()
     assert run(tmp_path, max_steps=3) == 2

@@ -30,15 +30,13 @@ def settings(folder: Path, **changes: str) -> Resolved:
     return resolve(packed_lamb.RECIPE, {**SETTINGS, "LOGDIR": str(folder), **changes})
 
 
-def with_checkpoint(folder: Path) -> Path:
-    shutil.copytree(ASSET / "step_00000004", folder / "run_0/checkpoints/step_00000004")
-    return folder
-
-
-def test_the_resumed_run_ends_as_the_whole_one(tmp_path):
+def test_the_resumed_run_ends_as_the_whole_one_and_has_its_settings(tmp_path):
     """Within rounding: the first four steps ran on another processor."""
     console = Console(quiet=True)
-    whole, resumed = tmp_path / "whole", with_checkpoint(tmp_path / "resumed")
+    whole, resumed = tmp_path / "whole", tmp_path
+    shutil.copytree(ASSET / "step_00000004", resumed / "run_0/checkpoints/step_00000004")
+    with user_error("run.other-settings", "step_00000004"):
+        run_experiment(settings(resumed, RESUME="1", OPT_LAMB_BETA_1="0.8"), World(), console)
     assert run_experiment(settings(whole), World(), console).state.step == 8
     assert run_experiment(settings(resumed, RESUME="1"), World(), console).state.step == 8
     expected, found = (load_file(folder / "run_0/weights/model.safetensors") for folder in (whole, resumed))
@@ -46,9 +44,3 @@ def test_the_resumed_run_ends_as_the_whole_one(tmp_path):
     for name, tensor in found.items():
         assert tensor.numpy() == pytest.approx(expected[name].numpy(), abs=1e-5), name
     assert '"resumed_from_step", "value": 4' in (resumed / "result_0.txt").read_text()
-
-
-def test_another_beta_is_refused(tmp_path):
-    resolved = settings(with_checkpoint(tmp_path), RESUME="1", OPT_LAMB_BETA_1="0.8")
-    with user_error("run.other-settings", "step_00000004"):
-        run_experiment(resolved, World(), Console(quiet=True))
