@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from unittest import mock
@@ -99,6 +100,14 @@ def assert_refused(done: subprocess.CompletedProcess[str], words: str) -> None:
 def words_as_dict(text: str) -> dict[str, str]:
     """Return {name: value} of the words name=value."""
     return dict(word.split("=", 1) for word in text.split())
+
+
+def wait_for(is_met: Callable[[], bool], seconds: float = 30) -> None:
+    """Wait until the condition is met, for at most these seconds."""
+    deadline = time.monotonic() + seconds
+    while not is_met() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert is_met()
 
 
 def free_ports(count: int) -> list[int]:

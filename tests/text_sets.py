@@ -2,8 +2,7 @@
 
 import json
 import random
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,14 +30,6 @@ def json_lines(texts: Iterable[str], **more: object) -> str:
 def write_texts(folder: Path, texts: Sequence[str], size_limit: int = 3000, **options) -> Path:
     """Write a set of texts in several shards."""
     return write_samples(folder, {"text": "str"}, ({"text": text} for text in texts), size_limit=size_limit, **options)
-
-
-def wait_for(is_met: Callable[[], bool]) -> None:
-    """Wait until the condition is met, for at most 30 seconds."""
-    deadline = time.monotonic() + 30
-    while not is_met() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert is_met()
 
 
 Row = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]

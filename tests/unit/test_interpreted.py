@@ -21,7 +21,7 @@ SUITES = {  # each runs in one process
         *(f"ops/{name}.py" for name in ("test_fp8", "test_fp8_blocks")),
     ],
     # The kernels do not depend on a published run's numbers, so EXCLUDED leaves one run of each kind of update.
-    "optimizers and steps": ["optim/test_optimizers.py", "training/test_step_triton.py"],
+    "optimizers and steps": ["optim/test_optimizers.py", "training/test_step.py::test_replayed_kernels"],
 }
 SLOW_SUITES = ("other ops", "FP8", "optimizers and steps")
 EXCLUDED = "published_program and not (lamb_clip_inside or wd1e-2)"

@@ -1,4 +1,4 @@
-"""Checkpoints: what is written comes back, also after a kill; damage, a full disk and another run's folder."""
+"""Checkpoints: what is written comes back, also after a kill; damage, a full disk, other settings, earlier code."""
 
 import json
 import os
@@ -12,13 +12,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from rich.console import Console
+from safetensors.torch import load_file
 from torch import nn
 
+from mlbert.config.resolution import Resolved, resolve
 from mlbert.distributed.world import World
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
+from mlbert.recipes import packed_lamb
 from mlbert.runs.progress import TrainState
 from mlbert.training.checkpoint import CheckpointFolder, Snapshots
+from mlbert.training.experiment import run_experiment
+from programs import words_as_dict
 from stored_sets import flip
 from unsharded import unsharded
 from user_errors import user_error
@@ -39,7 +45,7 @@ def saved(tmp_path):
     return target
 
 
-def test_newest_if_any_is_loaded_and_older_ones_go(tmp_path):
+def test_newest_good_one_if_any_is_loaded_and_older_ones_go(tmp_path):
     assert folder(tmp_path).load_newest() == (None, [])
     target = saved(tmp_path)
     checkpoint, warnings = target.load_newest()
@@ -47,6 +53,10 @@ def test_newest_if_any_is_loaded_and_older_ones_go(tmp_path):
     assert torch.equal(checkpoint.tensors["weights"], tensors(3)["weights"])
     assert warnings == []
     assert sorted(p.name for p in target.path.iterdir()) == ["step_00000002", "step_00000003"]
+    for file in target.path.glob(f"*/{TENSORS}"):
+        flip(file)
+    with user_error("checkpoint.damaged", tmp_path / "checkpoints"):
+        target.load_newest()
 
 
 def test_a_checkpoint_is_hashed_while_it_is_written(tmp_path):
@@ -94,14 +104,6 @@ def test_damaged_newest_falls_back_with_a_warning(tmp_path, name, damage):
     assert checkpoint.state == {"step": 2}
     assert len(warnings) == 1
     assert "step_00000003" in warnings[0]
-
-
-def test_all_damaged_is_an_error_that_names_the_folder(tmp_path):
-    target = saved(tmp_path)
-    for file in target.path.glob(f"*/{TENSORS}"):
-        flip(file)
-    with user_error("checkpoint.damaged", tmp_path / "checkpoints"):
-        target.load_newest()
 
 
 def snapshots(checkpoints, numel=1000):
@@ -175,9 +177,13 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
                     os.kill(os.getpid(), signal.SIGKILL)
 
             sys.addaudithook(kill)
-            target.save(newest + 1, tensors(newest + 1), {"step": newest + 1})
-            os._exit(0)
+            try:
+                target.save(newest + 1, tensors(newest + 1), {"step": newest + 1})
+                os._exit(0)
+            finally:
+                os._exit(1)
         status = os.waitpid(child, 0)[1]
+        assert status in (0, signal.SIGKILL)
         checkpoint, warnings = target.load_newest()
         assert (checkpoint.state["step"] - newest, warnings) in [(0, []), (1, [])]
         newest = checkpoint.state["step"]
@@ -185,3 +191,35 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
         stage += 1
     assert newest > 4
     assert stage > 10
+
+
+ASSET = Path(__file__).resolve().parents[2] / "assets/checkpoints/flat_settings"
+# Of the run that wrote the checkpoint at step 4 of 8; its commit is c7c9f6d.
+SETTINGS = words_as_dict(f"""
+    BERT_CONFIG={ASSET / "shape.json"} DATADIR_PHASE2=/none EVALDIR=/none SYNTH_DATA=1
+    BATCHSIZE=4 PACKING_FACTOR=1 LR=0.01 MAX_STEPS=8 MAX_SAMPLES_TERMINATION=10000
+    OPT_LAMB_BETA_1=0.9 OPT_LAMB_BETA_2=0.98 WEIGHT_DECAY_RATE=0.01
+    EVAL_ITER_START_SAMPLES=8 EVAL_ITER_SAMPLES=1000 NUM_EVAL_EXAMPLES=4 EVAL_BATCH_SIZE=4 TARGET_MLM_ACCURACY=none
+    MLPERF_SUBMISSION_ORG=x MLPERF_SUBMISSION_PLATFORM=x MLPERF_DIVISION=open
+    SEED=3 OPS=plain PRECISION=fp32 CPU_THREADS=1
+""")
+
+
+def settings(folder: Path, **changes: str) -> Resolved:
+    return resolve(packed_lamb.RECIPE, {**SETTINGS, "LOGDIR": str(folder), **changes})
+
+
+def test_the_resumed_run_ends_as_the_whole_one_and_has_its_settings(tmp_path):
+    """Within rounding: the first four steps ran on another processor."""
+    console = Console(quiet=True)
+    whole, resumed = tmp_path / "whole", tmp_path
+    shutil.copytree(ASSET / "step_00000004", resumed / "run_0/checkpoints/step_00000004")
+    with user_error("run.other-settings", "step_00000004"):
+        run_experiment(settings(resumed, RESUME="1", OPT_LAMB_BETA_1="0.8"), World(), console)
+    assert run_experiment(settings(whole), World(), console).state.step == 8
+    assert run_experiment(settings(resumed, RESUME="1"), World(), console).state.step == 8
+    expected, found = (load_file(folder / "run_0/weights/model.safetensors") for folder in (whole, resumed))
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        assert tensor.numpy() == pytest.approx(expected[name].numpy(), abs=1e-5), name
+    assert '"resumed_from_step", "value": 4' in (resumed / "result_0.txt").read_text()

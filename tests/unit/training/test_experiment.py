@@ -1,13 +1,15 @@
-"""Whole runs on generated tokens: the log, the run folder, determinism, exact resume, aborted runs, bad input."""
+"""Whole runs on generated tokens: the log, the run folder, determinism, resume, aborts, bad input, graphs."""
 
 import dataclasses
+import hashlib
 import json
 import os
 import random
 import shutil
 import signal
-import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -15,17 +17,27 @@ import torch
 
 import interrupted_runs
 from audit import errors
+from capturable import SHAPE, TensorLamb, select_capturable
 from file_limits import largest_file
 from mlbert.config.sections import settings_by_key
 from mlbert.data.formats.manifest import read_manifest
 from mlbert.data.formats.tokenizer import lower_cases
+from mlbert.data.loading.batches import StaticShape
 from mlbert.data.loading.synthetic import SyntheticSource
-from mlbert.data.prepare.tfrecords import hdf5_to_tfrecords
+from mlbert.distributed.capture import NoCapture
 from mlbert.host.errors import UserError
+from mlbert.models.bert import BertForPreTraining
 from mlbert.models.weights.load import open_saved
+from mlbert.ops import api as ops
+from mlbert.recipes import assembly
 from mlbert.training import experiment, loop
 from mlbert.training.checkpoint import CheckpointFolder
-from training_settings import read_metrics, read_summary, run
+from mlbert.training.protocols import Method
+from mlbert.training.step import GraphMode, Graphs, choose_graphs
+from programs import wait_for
+from recorded_graph import RecordedGraph
+from training_settings import read_metrics, read_summary, run, train
+from user_errors import user_error
 
 STEPS = 100  # so that a signal comes before the last one
 
@@ -33,6 +45,10 @@ STEPS = 100  # so that a signal comes before the last one
 def events(log: Path):
     lines = [line for line in log.read_text().splitlines() if line.startswith(":::MLLOG")]
     return [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
+
+
+def config_of(folder: Path):
+    return json.loads((folder / "run_0/config.json").read_text())
 
 
 def weights(folder: Path):
@@ -57,8 +73,7 @@ def test_a_run_leaves_everything_behind(finished):
     assert (summary["status"], summary["steps"]) == ("aborted", 12)
     assert 0 < summary["share_of_gemm_peak"] < 1
     assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
-    config = json.loads((folder / "config.json").read_text())
-    assert (config["config"]["learning_rate"], config["seed"]) == (0.01, 5)
+    assert (config_of(finished)["config"]["learning_rate"], config_of(finished)["seed"]) == (0.01, 5)
     modes = {path.stat().st_mode & 0o777 for path in finished.rglob("*") if path.is_file()}
     assert modes == {(folder / "config.json").stat().st_mode & 0o777}, "weights are readable like any file"
 
@@ -82,7 +97,7 @@ def test_the_log_has_the_events_in_order(finished):
     summary = read_summary(finished)
     assert {key: values[key] for key in ("steps", "skipped_steps", "tokens")}.items() <= summary.items()
     assert summary["sequences_per_pack"] == pytest.approx(values["train_samples"] / (12 * 4), abs=1e-4)
-    record = json.loads((finished / "run_0/config.json").read_text())
+    record = config_of(finished)
     logged = {name: values["configuration"][row.env] for name, row in settings_by_key().items()}
     assert record["config"] == {name: setting["value"] for name, setting in logged.items()}
     assert record["origin"] == {name: setting["origin"] for name, setting in logged.items()}
@@ -93,14 +108,6 @@ def test_the_log_has_the_events_in_order(finished):
     assert times == sorted(times)
     assert (log[-1]["key"], log[-1]["metadata"]["status"]) == ("run_stop", "aborted")
     assert errors(finished / "result_0.txt") == {"status"}
-
-
-def test_time_and_sample_limits(tmp_path):
-    assert run(tmp_path, "seconds", max_seconds=1e-6) == 1
-    assert read_summary(tmp_path / "seconds")["steps"] == 1
-    assert run(tmp_path, "samples", max_samples_termination=12) == 1
-    assert 12 <= read_summary(tmp_path / "samples")["samples"] < 24
-    assert [errors(tmp_path / name / "result_0.txt") for name in ("seconds", "samples")] == [{"status"}] * 2
 
 
 def test_evaluations_follow_the_grid(tmp_path):
@@ -145,29 +152,15 @@ def test_a_warned_run_leaves_a_checkpoint_and_continues_exactly(tmp_path, undist
 
 
 def test_the_clock_stops_before_the_last_checkpoint_is_written(tmp_path, monkeypatch):
-    save, log, closed = CheckpointFolder.save, tmp_path / "out/result_0.txt", []
+    save, log = CheckpointFolder.save, tmp_path / "out/result_0.txt"
 
     def save_late(*arguments):
-        deadline = time.monotonic() + 20
-        while '"run_stop"' not in log.read_text() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        closed.append('"run_stop"' in log.read_text())
+        wait_for(lambda: '"run_stop"' in log.read_text())
         return save(*arguments)
 
     monkeypatch.setattr(CheckpointFolder, "save", save_late)
     assert run(tmp_path, save_checkpoint_steps=8) == 1
-    assert closed == [True]
     assert (tmp_path / "out/run_0/checkpoints/step_00000008/state.json").exists()
-
-
-def test_resume_keeps_the_seed_that_the_system_drew(tmp_path):
-    settings = {"max_steps": 2, "seed": "none", "save_checkpoint_steps": 1}
-    assert run(tmp_path, **settings) == 1
-    drawn = json.loads((tmp_path / "out/run_0/config.json").read_text())["seed"]
-    (tmp_path / "out/run_0/summary.json").unlink()  # as if it had been killed after its last checkpoint
-    assert run(tmp_path, **settings, resume=1) == 1
-    seeds = [event["value"] for event in events(tmp_path / "out" / "result_0.txt") if event["key"] == "seed"]
-    assert seeds == [drawn]
 
 
 def test_a_log_that_fills_the_disk_fails_the_run(tmp_path, capsys):
@@ -195,11 +188,9 @@ def settings_of(data, **shape):
 
 
 def test_an_evaluation_on_the_training_set_is_reported(tmp_path, capsys, prepared_data):
-    settings = settings_of(prepared_data) | {"max_steps": 1}
-    assert run(tmp_path, "same", **settings | {"eval_dir": prepared_data / "train"}) == 1
+    settings = settings_of(prepared_data) | {"max_steps": 1, "eval_dir": prepared_data / "train"}
+    assert run(tmp_path, **settings) == 1
     assert "train is the training set" in capsys.readouterr().out
-    assert run(tmp_path, "other", **settings) == 1
-    assert "is the training set" not in capsys.readouterr().out
 
 
 def test_a_run_that_never_started_may_be_repeated(tmp_path):
@@ -269,6 +260,7 @@ def test_asking_late_for_results_changes_no_number(tmp_path, monkeypatch):
         ({"output_dir": "/proc/out"}, "/proc/out"),
         ({"recipe": "packed_lam"}, "packed_lamb"),
         ({"cpu_threads": 4000}, "CPU_THREADS=4000: this machine has"),
+        *[({"cuda_graph_mode": "segmented"}, "PyTorch finds none")] * (not torch.cuda.is_available()),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_two(tmp_path, capsys, changes, named):
@@ -294,45 +286,41 @@ def test_the_screen_shows_what_differs_and_a_file_shows_all(tmp_path, capsys):
     assert not {line.partition("=")[0] for line in printed if "  (" in line} & {"END_LR", "MAX_STEPS"}
 
 
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
+def test_a_run_is_continued_with_its_seed_and_by_its_method_only(tmp_path, capsys):
+    started = {"max_steps": 2, "save_checkpoint_steps": 1, "seed": "none"}
+    assert run(tmp_path, **started) == 1
+    (tmp_path / "out/run_0/summary.json").unlink()  # as if it had been killed after its last checkpoint
+    before, drawn = (tmp_path / "out/result_0.txt").read_bytes(), config_of(tmp_path / "out")["seed"]
+    for changed, words in (
         ({"learning_rate": 0.5}, "LR is 0.01, this run has 0.5"),
         ({"weight_decay_rate": 0.5}, "WEIGHT_DECAY_RATE is 0.01, this run has 0.5"),
         ({"precision": "bf16"}, "PRECISION is 'fp32', this run has 'bf16'"),
         ({"gradient_accumulation_steps": 1}, "GRADIENT_STEPS is 2, this run has 1"),
         ({"shape": {"hidden_size": 16}}, "belongs to another run: model"),
-    ],
-)
-def test_a_run_is_not_continued_by_another_method(tmp_path, capsys, changed, words):
-    started = {"max_steps": 2, "save_checkpoint_steps": 1}
-    assert run(tmp_path, **started) == 1
-    (tmp_path / "out/run_0/summary.json").unlink()
-    before = (tmp_path / "out/result_0.txt").read_bytes()
-    assert run(tmp_path, **{**started, **changed}, resume=1) == 2
-    assert words in capsys.readouterr().err
+    ):
+        assert run(tmp_path, **{**started, **changed}, resume=1) == 2
+        assert words in capsys.readouterr().err
     assert (tmp_path / "out/result_0.part1.txt").read_bytes() == before
+    assert run(tmp_path, **started, resume=1) == 1
+    assert [event["value"] for event in events(tmp_path / "out/result_0.txt") if event["key"] == "seed"] == [drawn]
 
 
-def test_vocabulary_that_does_not_match_the_shards_is_refused(tmp_path, capsys, prepared_data):
-    data = shutil.copytree(prepared_data, tmp_path / "data")
-    with (data / "vocab.txt").open("a") as vocabulary:
-        vocabulary.write("another\n")
-    assert run(tmp_path, **settings_of(data)) == 2
-    assert "vocab.txt" in capsys.readouterr().err
-
-
-def test_weights_keep_the_case_of_the_training_set(tmp_path, prepared_data):
+def test_weights_keep_the_case_of_the_training_set_and_its_vocabulary(tmp_path, prepared_data, capsys):
     data = shutil.copytree(prepared_data, tmp_path / "data")
     manifest = json.loads((data / "train/manifest.json").read_text())
     manifest["provenance"]["options"]["lower_case"] = False
     (data / "train/manifest.json").write_text(json.dumps(manifest))
     (data / "tokenizer_config.json").unlink()
     assert run(tmp_path, max_steps=2, save_checkpoint_steps=1, **settings_of(data)) == 1
+    assert "is the training set" not in capsys.readouterr().out
     for name in ("weights", "huggingface"):
         assert not lower_cases(tmp_path / "out/run_0" / name / "vocab.txt")
     (checkpoint,) = (tmp_path / "out/run_0/checkpoints").glob("step_*")
     assert open_saved(checkpoint)[2:] == (data / "vocab.txt", False)
+    with (data / "vocab.txt").open("a") as vocabulary:
+        vocabulary.write("another\n")
+    assert run(tmp_path, "other", **settings_of(data)) == 2
+    assert "vocab.txt" in capsys.readouterr().err
 
 
 def test_memory_stays_flat(tmp_path):
@@ -345,13 +333,136 @@ def test_memory_stays_flat(tmp_path):
     assert resident_bytes() - before < 10e6
 
 
-def test_records_train_as_they_are(tmp_path, prepared_data, capsys):
-    for name in ("train", "eval"):
-        hdf5_to_tfrecords(prepared_data / name, tmp_path / name)
-    settings = settings_of(prepared_data, max_position_embeddings=512)
-    settings |= {"input_dir": tmp_path / "train", "max_steps": 3}
-    assert run(tmp_path, **settings) == 1
-    assert read_summary(tmp_path / "out")["steps"] == 3
-    settings["shape"]["vocab_size"] = 50
-    assert run(tmp_path, "small", **settings | {"eval_dir": tmp_path / "eval"}) == 2
-    assert "has a vocabulary of" in capsys.readouterr().err
+CHANGES = {
+    "no train": lambda state: state.pop("train"),
+    "a text": lambda state: state["train"].update(step="2"),
+    "no source": lambda state: state.pop("source"),
+    "a list for the source": lambda state: state.update(source=[]),
+    "no numbers of the optimizer": lambda state: state.update(optimizer={}),
+    "another seed": lambda state: state.update(seed=6),
+    "no seed": lambda state: state.pop("seed"),
+}
+
+
+def test_resuming_from_nothing_is_reported_and_a_foreign_record_is_refused(tmp_path, capfd):
+    """Only a run that made steps needs RESUME; the log of an attempt without any is just set aside."""
+    assert run(tmp_path, max_steps=3, save_checkpoint_steps=2, resume=1) == 1
+    assert "warning: RESUME=1, but " in capfd.readouterr().out
+    assert run(tmp_path, max_steps=3) == 2
+    assert "holds a finished run" in capfd.readouterr().err
+    folder = tmp_path / "out" / "run_0"
+    (folder / "summary.json").unlink()
+    assert run(tmp_path, max_steps=3) == 2
+    assert "is the log of an unfinished run" in capfd.readouterr().err
+    (state,) = (folder / "checkpoints").glob("*/state.json")
+    whole = state.read_text()
+    for name, change in CHANGES.items():
+        record = json.loads(whole)
+        change(record["state"])
+        del record["record_sha256"]
+        digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+        state.write_text(json.dumps({**record, "record_sha256": digest}))
+        assert run(tmp_path, max_steps=3, resume=1) == 2, name
+        error = capfd.readouterr().err
+        assert error.count("\n") == 1, error
+        assert "step_00000002: " in error
+    shutil.rmtree(folder)
+    assert run(tmp_path, max_steps=1) == 1
+    assert len(list((tmp_path / "out").glob("result_0.part*.txt"))) == len(CHANGES)
+
+
+IN_THE_WAY = {
+    "result_0.txt": [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/full")],
+    "run_0/metrics.jsonl": [os.mkfifo, os.mkdir],
+    "run_0/config.json": [os.mkfifo],
+    "run_0/curve.png": [os.mkdir],
+    "run_0/weights": [os.mkfifo],
+    "run_0/huggingface": [lambda path: path.write_text("x")],
+    "run_0/checkpoints": [os.mkfifo],
+}
+
+
+@pytest.mark.parametrize("resume", [0, 1])
+@pytest.mark.parametrize("name", IN_THE_WAY)
+def test_existing_files_are_reported_before_training(tmp_path, capfd, name, resume):
+    for number, make in enumerate(IN_THE_WAY[name]):
+        path = tmp_path / str(number) / name
+        path.parent.mkdir(parents=True)
+        if "run_0" not in name:
+            (path.parent / "run_0").mkdir()
+        make(path)
+        assert run(tmp_path, str(number), max_steps=1, resume=resume) == 2
+        error = capfd.readouterr().err
+        assert error.count("\n") == 1, error
+        assert error.startswith(f"mlbert: error: {path}: is in the way")
+
+
+CUDA = torch.device("cuda")
+BUDGET = StaticShape(128, 3, 16, 64, has_labels=False)
+pytestmark = pytest.mark.usefixtures("restore_selection")
+
+
+@pytest.fixture
+def graphed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """A run on the CPU with ops and an optimizer that can be recorded; returns its folder."""
+
+    def start(name: str, mode: str, capture: type = RecordedGraph) -> Path:
+        def choose(mode: str, method: Method, micro_batches: int, *_: object) -> Graphs | None:
+            select_capturable()
+            return Graphs(GraphMode(mode), method.static_shape, micro_batches, capture) if mode != "none" else None
+
+        monkeypatch.setattr(experiment, "check_device", lambda *_: None)
+        monkeypatch.setattr(experiment, "choose_graphs", choose)
+        monkeypatch.setattr(assembly.methods, "make", lambda *given: TensorLamb(given[4]))  # flat
+        train(tmp_path, name, ops="plain", cuda_graph_mode=mode, max_steps=4)
+        return tmp_path / name
+
+    return start
+
+
+def numbers(folder: Path) -> list[tuple[float, float]]:
+    return [(line["loss"], line["grad_norm"]) for line in read_metrics(folder)]
+
+
+@pytest.mark.parametrize("mode", ["segmented", "full_iteration"])
+def test_a_graphed_run_equals_one_without_graphs(graphed, mode, capsys):
+    """Bit for bit; batches are filled up in both."""
+    replayed = graphed("replayed", mode)
+    printed = capsys.readouterr().out
+    assert f"CUDA graphs: {mode}" in printed
+    assert "without a graph" not in printed
+    called = graphed("called", mode, NoCapture)
+    assert numbers(replayed) == numbers(called)
+    assert weights(replayed) == weights(called)
+
+
+def test_a_batch_over_the_budget_runs_without_a_graph(graphed, monkeypatch, capsys):
+    monkeypatch.setattr(assembly, "budget_of", lambda *_: BUDGET)
+    replayed = graphed("replayed", "segmented")
+    assert capsys.readouterr().out.count("step 1 runs without a graph: a batch exceeds StaticShape(") == 1
+    assert numbers(replayed) == numbers(graphed("plain", "none"))
+
+
+def method(obstacle=None, static_shape=BUDGET, can_capture=True) -> SimpleNamespace:
+    model = SimpleNamespace(capture_obstacle=lambda device, max_seqlen: obstacle)
+    optimizer = SimpleNamespace(can_capture=can_capture, implementation="plain")
+    return SimpleNamespace(model=model, static_shape=static_shape, optimizer=optimizer)
+
+
+def test_graphs_need_supported_ops():
+    assert choose_graphs("none", method("anything", None, False), 1, CUDA, 2) is None
+    assert choose_graphs("segmented", method(can_capture=False), 2, CUDA, 2).micro_batches == 2
+    assert choose_graphs("segmented", method(), 1, CUDA, 2).smaller == (), "packs"
+    lone = StaticShape.of_packs(8, 64, 1, 64, 10)
+    assert choose_graphs("segmented", method(static_shape=lone), 1, CUDA, 2).smaller == lone.smaller_ones() != ()
+    assert choose_graphs("full_iteration", method(static_shape=lone), 1, CUDA, 1).smaller == lone.smaller_ones()
+    for mode, wanting in (
+        ("segmented", method("attention reads on the host")),
+        ("segmented", method(static_shape=None)),
+        ("full_iteration", method(can_capture=False)),
+        ("full_iteration", method(static_shape=lone)),
+    ):
+        with user_error("config.conflict", f"CUDA_GRAPH_MODE={mode}"):
+            choose_graphs(mode, wanting, 1, CUDA, 2)
+    ops.select("plain")
+    assert "on the host" in BertForPreTraining(SHAPE).capture_obstacle(torch.device("cpu"), 8)

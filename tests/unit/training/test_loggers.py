@@ -72,15 +72,12 @@ def test_both_loggers_get_the_numbers(tmp_path, monkeypatch):
             found(tmp_path, wandb_project="bert", wandb_options=options)
 
 
-def test_an_unusable_folder_is_one_line(tmp_path):
+def test_nothing_is_written_unasked_and_an_unusable_folder_is_one_line(tmp_path):
+    found(tmp_path)
+    assert not any(tmp_path.iterdir())
     (tmp_path / "file").write_text("")
     with user_error("file.unwritable", "TENSORBOARD_DIR"):
         found(tmp_path, tensorboard_dir=tmp_path / "file")
-
-
-def test_without_loggers_nothing_is_measured(tmp_path):
-    found(tmp_path)
-    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -99,9 +96,6 @@ def test_secrets_in_options_are_refused_and_not_shown(tmp_path, options, capsys)
     assert "WANDB_OPTIONS" in printed
     assert "s3cr3t" not in printed
     assert not (tmp_path / "out").exists()
-
-
-def test_words_that_only_resemble_a_secret_are_options():
-    options = '{"config": {"max_tokens": 5, "tokenizer": "bert"}, "notes": "token"}'
+    resembling = '{"config": {"max_tokens": 5, "tokenizer": "bert"}, "notes": "token"}'
     needed = {"recipe": "packed_lamb", "output_dir": Path("x"), "max_samples_termination": 1}
-    assert not [*RunConfig(**needed, wandb_options=options).contradictions()]
+    assert not [*RunConfig(**needed, wandb_options=resembling).contradictions()]

@@ -23,7 +23,6 @@ from mlbert.optim.flat import FlatParameters
 from mlbert.training.experiment import build_fitting
 
 SHAPE = BertConfig(30_000, 64, 1, 2, 128, max_position_embeddings=128)
-FOLDERS = {"input_dir": Path("unused"), "eval_dir": Path("unused")}
 def build(config):
     model = BertForMaskedLM(SHAPE)
     model.initialize(1)
@@ -38,7 +37,7 @@ used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 limit = used + 700 * 2**20
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 for batch in (511, 512):
-    data = DataConfig(**FOLDERS, train_batch_size=batch, average_packing_rate=1.0)
+    data = DataConfig(input_dir=Path(), eval_dir=Path(), train_batch_size=batch, average_packing_rate=1.0)
     try:
         given = Configuration([data, ComputeConfig(auto_micro_batch=True)])
         config, method = build_fitting(given, build, World(), print)

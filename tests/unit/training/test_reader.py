@@ -1,10 +1,13 @@
-"""Reading ahead changes neither the order of the steps nor the position that a checkpoint saves."""
+"""Reading ahead changes neither steps nor saved positions; a step whose update is left out is taken back."""
 
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import DEFAULT, Mock
 
-from hypothesis import given
+import torch
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mlbert.data.formats.streams import Stream
@@ -14,7 +17,10 @@ from mlbert.data.loading.batches import HostBatch
 from mlbert.data.loading.masked_text import TextSet, TextSource
 from mlbert.distributed.lifecycle import Lifecycle
 from mlbert.distributed.world import World
+from mlbert.runs.progress import StepCounts, TrainState
 from mlbert.training.reader import BatchReader
+from mlbert.training.sample_counter import SampleCounter
+from mlbert.training.step import StepResult
 from text_sets import random_texts, write_texts
 
 
@@ -67,12 +73,9 @@ def test_reads_may_be_long_while_the_order_of_an_epoch_is_computed(tmp_path, mon
     source = TextSource(texts, sequences_per_step=4, **order, rate=lambda step: 0.15, seed=1)
     lifecycle = Lifecycle(World(), lambda *_: None)
     reader = reader_of(source, lifecycle, lambda: False)
-    shuffle_into, found = text_lanes.shuffle_into, []
-
-    def watched(*arguments: Any, **options: Any) -> None:
-        found.append(lifecycle.watch._is_preparing())
-        shuffle_into(*arguments, **options)
-
+    found = []
+    watched = Mock(wraps=text_lanes.shuffle_into)
+    watched.side_effect = lambda *_, **__: found.append(lifecycle.watch._is_preparing()) or DEFAULT
     monkeypatch.setattr(text_lanes, "shuffle_into", watched)
     source.open()
     assert not lifecycle.watch._is_preparing()
@@ -81,3 +84,26 @@ def test_reads_may_be_long_while_the_order_of_an_epoch_is_computed(tmp_path, mon
     source.close()
     assert len(found) >= 2
     assert all(found)
+
+
+norms = st.sampled_from([1.0, 2.5, math.inf, -math.inf, math.nan])
+
+
+@example([(math.nan, True, 1)])
+@given(st.lists(st.tuples(norms, st.booleans(), st.integers(1, 50)), max_size=20))
+def test_only_steps_that_updated_count(steps):
+    """However often the counter settles in between; each skipped step is reported once."""
+    state, found = TrainState(), []
+    sample_counter = SampleCounter(state, lambda now: found.append(now.step))
+    for norm, settles, samples in steps:
+        result = StepResult(torch.zeros((), dtype=torch.float64), torch.tensor(norm, dtype=torch.float64))
+        sample_counter.count(result, StepCounts(samples, 2 * samples, 3 * samples))
+        if settles:
+            sample_counter.settle()
+            assert not sample_counter.is_open
+    sample_counter.settle()
+    kept = sum(samples for norm, _, samples in steps if math.isfinite(norm))
+    assert (state.samples, state.tokens, state.flops) == (kept, 2 * kept, 3 * kept)
+    assert state.step == len(steps)
+    assert found == [number for number, (norm, *_) in enumerate(steps, start=1) if not math.isfinite(norm)]
+    assert state.skipped_steps == len(found)

@@ -1,27 +1,32 @@
 """One step, called and replayed, gives the same bits; a number left on the host is found."""
 
+import functools
+import importlib.util
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from capturable import SHAPE, TensorLamb, select_capturable
+from capturable import SETTINGS, SHAPE, TensorLamb, select_capturable
 from host_batches import made_up_batches
-from live_memory import LiveMemory, MeasuredPool
-from mlbert.config.bert_config import BertConfig
 from mlbert.data.loading.batches import HostBatch, StaticShape
 from mlbert.distributed.capture import Capture, NoCapture
 from mlbert.distributed.reduce import GradientReducer, cut_buckets
 from mlbert.distributed.world import World
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.objectives import PreTraining
+from mlbert.ops import api as ops
 from mlbert.ops.fp8_scaling import Products
 from mlbert.optim.flat import FlatParameters
-from mlbert.optim.optimizer import FlatOptimizer
+from mlbert.optim.lamb import Lamb
 from mlbert.training.step import GraphMode, Graphs, Step
 from recorded_graph import HostAccess, RecordedGraph
+from unsharded import unsharded
 
 PACKS, SEED = 3, 5
 RATES = (0.01, 0.02, 0.005, 0.03)
@@ -34,21 +39,13 @@ def static_ops(restore_selection: None) -> None:
     select_capturable()
 
 
-def steps(accumulation: int) -> list[list[HostBatch]]:
-    return [
-        made_up_batches(PACKS * accumulation, SEED, SHAPE.vocab_size, LONGEST, accumulation=accumulation, step=step)
-        for step in range(len(RATES))
-    ]
+def steps(accumulation: int, packs: int = PACKS) -> list[list[HostBatch]]:
+    words = (packs * accumulation, SEED, SHAPE.vocab_size, LONGEST)
+    return [made_up_batches(*words, accumulation=accumulation, step=step) for step in range(len(RATES))]
 
 
 class Trainer:
-    def __init__(
-        self,
-        dtype: torch.dtype = torch.float32,
-        products: Products | None = None,
-        shape: BertConfig = SHAPE,
-        make_optimizer: Callable[[FlatParameters], FlatOptimizer] = TensorLamb,
-    ) -> None:
+    def __init__(self, dtype=torch.float32, products=None, shape=SHAPE, make_optimizer=TensorLamb) -> None:
         self.model = BertForPreTraining(shape, dtype, fp8_products=products)
         self.model.initialize(SEED)
         self.objective = PreTraining(scope="step")
@@ -59,7 +56,7 @@ class Trainer:
 
     def state(self) -> list[Tensor]:
         tensors = (self.flat.data, self.flat.grad, self.optimizer.exp_avg, self.optimizer.exp_avg_sq)
-        return [x.clone() for x in (*tensors, self.optimizer.updates, *self.model.buffers())]
+        return [*(x.clone() for x in (*tensors, *self.model.buffers())), torch.tensor(self.optimizer.num_updates)]
 
     def step(self, graphs: Graphs | None = None) -> Step:
         objects = (self.model, self.objective, self.flat, self.sync, self.optimizer)
@@ -70,14 +67,60 @@ class Trainer:
         step.record()
         return step
 
-    def run(self, step: Step, accumulation: int) -> list[list[Tensor]]:
+    def run(self, step: Step, accumulation: int, packs: int = PACKS, count: int = len(RATES)) -> list[list[Tensor]]:
         history = []
-        for i, (batches, lr) in enumerate(zip(steps(accumulation), RATES, strict=True)):
+        for i, (batches, lr) in enumerate(zip(steps(accumulation, packs)[:count], RATES[:count], strict=True)):
             counts = [sum(column) for column in zip(*map(self.objective.counts, batches), strict=True)]
             result = step(batches, SEED, i, self.objective.divisors(counts), lr)
             norm = torch.tensor(result.grad_norm, dtype=torch.float64)
             history.append([result.loss_sum.clone(), norm, *self.state()])
         return history
+
+
+class LiveMemory(TorchDispatchMode):
+    """Counts the live bytes, and their peak, of tensors created while it is active and not paused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_paused, self.peak, self._storages = False, 0, {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        old = {tensor.untyped_storage().data_ptr() for tensor in tree_leaves((args, kwargs)) if torch.is_tensor(tensor)}
+        for storage in (tensor.untyped_storage() for tensor in tree_leaves(out) if torch.is_tensor(tensor)):
+            if not self.is_paused and storage.data_ptr() not in old:
+                self._storages[storage.data_ptr()] = StorageWeakRef(storage), storage.nbytes()
+        self.peak = max(self.peak, self.now())
+        return out
+
+    def now(self) -> int:
+        self._storages = {key: value for key, value in self._storages.items() if not value[0].expired()}
+        return sum(size for _, size in self._storages.values())
+
+
+class MeasuredPool:
+    """A capture without graphs that notes the peak of each recorded function, which allocates nothing on replay, and
+    the bytes alive before the first warm-up and before each recording."""
+
+    def __init__(self, memory: LiveMemory) -> None:
+        self._memory, self.sizes, self.alive = memory, [], []
+
+    def warm_up(self, function: Callable[[], None]) -> None:
+        self.alive = self.alive or [self._memory.now()]
+        function()
+
+    def record(self, function: Callable[[], None]) -> Callable[[], None]:
+        self.alive.append(self._memory.now())
+        self._memory.peak = 0
+        function()
+        self.sizes.append(self._memory.peak - self.alive[-1])
+
+        def replay() -> None:
+            self._memory.is_paused = True
+            function()
+            self._memory.is_paused = False
+
+        return replay
 
 
 def same(found: list[list[Tensor]], expected: list[list[Tensor]]) -> bool:
@@ -114,13 +157,13 @@ def test_the_step_that_finds_scales_shares_the_graphs_memory(mode):
         assert len(pool.sizes) == 2, "one that knows its scales, one that learns them"
         assert max(pool.alive) - pool.alive[0] < 0.01 * pool_size
         assert not trainer.model.is_calibrated
-        memory.most, forward = 0, []
-        trainer.optimizer.step = lambda lr: forward.append(memory.most) or trainer.optimizer.grad_norm
+        memory.peak, forward = 0, []
+        trainer.optimizer.step = lambda lr: forward.append(memory.peak) or trainer.optimizer.grad_norm
         before = memory.now()
         (batches, *_) = steps(1)
         step(batches, SEED, 0, (1.0, 1.0), 0.01)
         assert trainer.model.is_calibrated
-        assert (forward or [memory.most])[0] - before < 0.05 * pool_size
+        assert (forward or [memory.peak])[0] - before < 0.05 * pool_size
 
 
 @pytest.mark.parametrize("mode", list(GraphMode))
@@ -196,7 +239,7 @@ def test_warming_up_leaves_no_trace():
     trainer.step().warm_up()
     after = trainer.state()
     for values in (before, after):  # where magnitudes go that nobody wants to know
-        del values[len(values) - len(list(trainer.model.buffers())) + unread]
+        del values[len(values) - 1 - len(list(trainer.model.buffers())) + unread]
     assert same([after], [before])
 
 
@@ -211,3 +254,27 @@ def test_ways_to_the_host_are_refused(function):
     values = torch.arange(4.0)
     with pytest.raises(HostAccess):
         RecordedGraph().record(lambda: function(values))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_replayed_kernels(use_triton):
+    """With LAMB among them, every number baked in. The first step finds the scales, by a graph of its own."""
+    shape = replace(SHAPE, hidden_size=64, num_hidden_layers=1)  # heads of 32: the least that the kernels take
+    make_optimizer = functools.partial(unsharded, Lamb, implementation="triton", **SETTINGS)
+    static_shape = StaticShape.of_packs(1, LONGEST, 3, LONGEST, 5)
+    ops.select("triton")
+
+    def history(capture: Capture) -> list[list[Tensor]]:
+        trainer = Trainer(torch.bfloat16, Products(), shape, make_optimizer)
+        step = trainer.step(Graphs(GraphMode.FULL_ITERATION, static_shape, 1, lambda: capture))
+        start = trainer.flat.data.clone()
+        step.record()
+        assert torch.equal(trainer.flat.data, start), "recording changed the weights"
+        found = trainer.run(step, 1, packs=1, count=2)
+        assert not torch.equal(trainer.flat.data, start)
+        return found
+
+    graph = RecordedGraph()
+    assert same(history(graph), history(NoCapture()))
+    assert graph.num_operations > 100

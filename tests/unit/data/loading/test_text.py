@@ -18,7 +18,8 @@ from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
 from mlbert.data.loading.masked_text import TextEvalSet, TextSet, TextSource
 from mlbert.data.loading.text_run import SHAPES, MaskingRate
-from text_sets import Row, original, random_texts, rows, sample_order, wait_for, write_texts
+from programs import wait_for
+from text_sets import Row, original, random_texts, rows, sample_order, write_texts
 from user_errors import user_error
 
 TOKENIZER = load_tokenizer("bert-base-uncased")

@@ -22,8 +22,8 @@ from mlbert.data.formats.streams import Mixture
 from mlbert.data.loading import text_lanes as module
 from mlbert.data.loading.text_lanes import EpochOrders, PieceLanes, WholeLanes
 from mlbert.host.errors import UserError
-from programs import write_files
-from text_sets import sample_order, wait_for
+from programs import wait_for, write_files
+from text_sets import sample_order
 
 
 def orders_of(sizes, shuffle="py1s", nodes=1, folder=Path("unused")) -> EpochOrders:

@@ -9,13 +9,11 @@ import pytest
 from mlbert.data.prepare.jobs import Progress
 from stored_sets import make_rows, random_lengths, write_set
 
-ROOT = Path(__file__).resolve().parents[4]
-
 
 @pytest.fixture(scope="session")
 def assets() -> Path:
     """Return the folder of a small text, its vocabulary, and the digests of its instances."""
-    return ROOT / "tests" / "assets" / "instances"
+    return Path(__file__).resolve().parents[3] / "assets" / "instances"
 
 
 class Said(Progress):

@@ -1,23 +1,25 @@
-"""A WikiExtractor folder to text parts and evaluation text, and what a folder holds."""
+"""WikiExtractor's lines to articles, text parts and evaluation text; what a folder holds."""
 
 import hashlib
 import json
 import random
-import shutil
+import re
+import sys
 from collections import Counter
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from file_limits import largest_file
 from mlbert.data.prepare import clean as module
+from mlbert.data.prepare import wiki_text
 from mlbert.data.prepare.clean import CleanOptions, clean, file_articles, missing_files, part_bounds, recognise
 from mlbert.data.prepare.jobs import Executor
 from mlbert.data.prepare.tfrecords import hdf5_to_tfrecords
-from mlbert.data.prepare.wiki_text import drawn_articles
-from mlbert.host.errors import UserError
+from mlbert.data.prepare.wiki_text import articles, drawn_articles, paragraphs, read_hashes, remove_markup
 from nvidia_shards import bert_rows, write_variable
 from programs import write_files
 from stored_sets import tree
@@ -52,21 +54,16 @@ def article(rng: random.Random, number: int) -> str:
     return title + "".join(f"{paragraph}\n\n" for paragraph in paragraphs) + "\n</doc>\n"
 
 
-def expected(wiki: Path, withheld: int) -> tuple[list[str], list[str]]:
-    """Return the training and evaluation articles, from the whole input at once."""
-    files = [list(file_articles(path)) for path in sorted(wiki.glob("*/wiki_*"))]
-    chosen = set(drawn_articles([len(found) for found in files], withheld).tolist())
-    numbered = list(enumerate(article for found in files for article in found))
-    training = [article.strip("\n") for i, article in numbered if i not in chosen and article.strip()]
-    return training, [article for i, article in numbered if i in chosen]
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_parts_and_evaluation_text(wiki, tmp_path, workers, monkeypatch):
     monkeypatch.setattr(module, "UNIT_BYTES", 3000)
     out = tmp_path / "out"
     summary = clean(wiki, out, OPTIONS, executor=Executor(workers=workers))
-    training, evaluation = expected(wiki, 5)
+    files = [list(file_articles(path)) for path in sorted(wiki.glob("*/wiki_*"))]
+    chosen = set(drawn_articles([len(found) for found in files], 5).tolist())
+    numbered = list(enumerate(article for found in files for article in found))
+    training = [article.strip("\n") for i, article in numbered if i not in chosen and article.strip()]
+    evaluation = [article for i, article in numbered if i in chosen]
     parts = sorted(out.glob("part-*"))
     assert [path.name for path in parts] == [f"part-{i:05d}-of-00003" for i in range(3)]
     texts = [path.read_text() for path in parts]
@@ -99,13 +96,6 @@ def test_a_finished_folder_is_kept_and_a_damaged_one_made_again(wiki, tmp_path):
         assert tree(out) == before
 
 
-def test_a_folder_with_foreign_parts_is_left_alone(wiki, tmp_path):
-    (tmp_path / "part-00000-of-00500").write_text("precious\n")
-    with user_error("file.in-the-way", tmp_path / "part-00000-of-00500"):
-        clean(wiki, tmp_path, OPTIONS)
-    assert (tmp_path / "part-00000-of-00500").read_text() == "precious\n"
-
-
 def test_hashes_in_place_of_the_draw(wiki, tmp_path, said):
     clean(wiki, tmp_path / "drawn", OPTIONS)
     hashes = tmp_path / "drawn" / "eval.md5"
@@ -122,36 +112,26 @@ def test_hashes_in_place_of_the_draw(wiki, tmp_path, said):
         clean(wiki, tmp_path / "none", CleanOptions(num_parts=3, eval_md5=hashes))
 
 
-def test_a_half_written_part_is_made_whole(wiki, tmp_path, monkeypatch):
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_an_interrupted_run_is_continued_with_the_same_input_only(wiki, tmp_path, monkeypatch, is_changed):
     monkeypatch.setattr(module, "UNIT_BYTES", 3000)
-    clean(wiki, tmp_path / "whole", OPTIONS)
-    out = tmp_path / "out"
-    effects = [mock.DEFAULT, UserError("file.unwritable", "disk", "is full")]
-    with (
-        mock.patch.object(module, "make_part", wraps=module.make_part, side_effect=effects),
-        user_error("file.unwritable", "disk", wording=False),
-    ):
+    out, first = tmp_path / "out", wiki / "AA" / "wiki_00"
+    broken = mock.Mock(wraps=module.make_part, side_effect=[mock.DEFAULT, KeyboardInterrupt])
+    with mock.patch.object(module, "make_part", broken), pytest.raises(KeyboardInterrupt):
         clean(wiki, out, OPTIONS)
     for name in ("clean.tmp/unit-000000.txt", "part-00002-of-00003", "eval.txt"):
         (out / f"{name}.12345.tmp").write_bytes(b"half")
-    clean(wiki, out, OPTIONS)
+    if is_changed:
+        first.write_text(first.read_text().replace("Sentence", "Phrase"))
+    for folder in (out, tmp_path / "whole"):
+        clean(wiki, folder, OPTIONS)
     assert tree(out) == tree(tmp_path / "whole")
 
 
-def test_changed_input_is_not_mixed_with_an_interrupted_run(wiki, tmp_path):
-    out = tmp_path / "out"
-    with (
-        mock.patch.object(module, "_write_evaluation", side_effect=KeyboardInterrupt),
-        pytest.raises(KeyboardInterrupt),
-    ):
-        clean(wiki, out, OPTIONS)
-    first = wiki / "AA" / "wiki_00"
-    first.write_text(first.read_text().replace("Sentence", "Phrase"))
-    clean(wiki, out, OPTIONS)
-    assert not [path for path in out.iterdir() if "Sentence 0 of article 1 " in path.read_text()]
-
-
 def test_bad_folders(tmp_path, wiki):
+    write_files(tmp_path, {"part-00000-of-00500": "precious\n"})
+    with user_error("file.in-the-way", tmp_path / "part-00000-of-00500"):
+        clean(wiki, tmp_path, OPTIONS)
     folder = tmp_path / "empty"
     folder.mkdir()
     with user_error("file.missing", tmp_path / "none"):
@@ -177,16 +157,6 @@ def test_parts_are_never_empty():
         assert (np.diff(bounds) > 0).all()
 
 
-def test_a_full_disk_is_one_line_and_can_be_continued(wiki, tmp_path):
-    out = tmp_path / "out"
-    with user_error("file.unwritable", out / "clean.tmp/unit-000000.txt", wording=False), largest_file(1000):
-        clean(wiki, out, OPTIONS, executor=Executor(workers=1))
-    assert not (out / "clean.json").exists()
-    clean(wiki, out, OPTIONS)
-    clean(wiki, tmp_path / "whole", OPTIONS)
-    assert tree(out) == tree(tmp_path / "whole")
-
-
 def test_most_lines_equal_the_reference_text(shared_data, tmp_path):
     clean(shared_data / "wikiextractor", tmp_path / "out", CleanOptions(num_parts=2, eval_articles=0))
     ours, reference = (
@@ -204,35 +174,139 @@ def test_a_gap_in_the_numbers():
     assert missing_files(["AA/wiki_00", "AB/wiki_00", "AB/wiki_01", "AC/wiki_00"]) == ["AA/wiki_01"]
 
 
-def test_text_and_sets(assets, source, tmp_path):
-    (tmp_path / "text").mkdir()
-    part = shutil.copy(assets / "text.txt", tmp_path / "text/part-00000-of-00001")
-    assert recognise(tmp_path / "text") == recognise(part) == "text"
-    assert recognise(write_parts(tmp_path / "records", bert_rows(1, max_length=29))) == "tfrecord"  # the same name
+def test_kinds_of_folders(assets, source, tmp_path, tmp_path_factory):
+    text, wiki = (assets / "text.txt").read_text(), tmp_path_factory.mktemp("wiki")
+    write_files(
+        tmp_path, {"text/part-00000-of-00001": text, "notes/notes.txt": "schön\n" * 20_000, "nvidia/README": ""}
+    )
+    write_files(wiki, {"AA/wiki_00": '<doc id="1">\n'})
+    write_parts(tmp_path / "records", bert_rows(1, max_length=29))  # the same names as text
     hdf5_to_tfrecords(source, tmp_path / "listed")
-    assert recognise(tmp_path / "listed") == "tfrecord"
-    assert recognise(source) == "prepared"
-    (tmp_path / "nvidia").mkdir()
     write_variable(tmp_path / "nvidia/part_00000_of_00001.hdf5", bert_rows(1))
-    assert recognise(tmp_path / "nvidia") == "nvidia"
-
-
-def test_a_wikiextractor_folder(tmp_path):
-    (tmp_path / "AA").mkdir()
-    (tmp_path / "AA" / "wiki_00").write_text('<doc id="1">\n')
-    assert recognise(tmp_path) == "wikiextractor"
-    (tmp_path / "AA" / "wiki_00").rename(tmp_path / "AA" / "wiki_00.bz2")
-    with user_error("data.encoding", tmp_path / "AA/wiki_00.bz2"):
-        recognise(tmp_path)
-
-
-def test_anything_else_and_text_in_another_encoding_is_refused(tmp_path):
-    with user_error("file.missing", tmp_path / "none"):
-        recognise(tmp_path / "none")
+    for name, kind in {
+        **{"text": "text", "text/part-00000-of-00001": "text", "notes": "text"},  # its head ends within a character
+        **{"records": "tfrecord", "listed": "tfrecord", "source": "prepared", "nvidia": "nvidia"},
+    }.items():
+        assert recognise(tmp_path / name) == kind, name
+    assert recognise(wiki) == "wikiextractor"
+    (wiki / "AA/wiki_00").rename(wiki / "AA/wiki_00.bz2")
+    for path, code in ((wiki / "AA/wiki_00.bz2", "data.encoding"), (tmp_path / "none", "file.missing")):
+        with user_error(code, path):
+            recognise(wiki if path.exists() else path)
     for name, content in (("photo.jpg", b"\xff\xd8\0"), ("notes.txt", "schön\n".encode("latin-1") * 100)):
-        (tmp_path / name).write_bytes(content)
-        with user_error("data.format", tmp_path):
-            recognise(tmp_path)
-        (tmp_path / name).unlink()
-    (tmp_path / "notes.txt").write_text("schön\n" * 20_000)  # the first bytes looked at end within a character
-    assert recognise(tmp_path) == "text"
+        folder = tmp_path_factory.mktemp("other")
+        (folder / name).write_bytes(content)
+        with user_error("data.format", folder):
+            recognise(folder)
+
+
+WIKI = b"""<doc id="1" url="https://example.org/1" title="Teapot">
+Teapot
+
+A teapot holds tea. It has a [[spout|beak]].
+
+\x20
+Many teapots are round.
+
+
+</doc>
+<doc id="2" url="https://example.org/2" title="Empty">
+Empty
+
+</doc>
+<doc id="3" url="https://example.org/3" title="Cup">
+Cup
+
+A cup is small (see [[Teapot]]).<ref name="a">A book.</ref>
+
+</doc>
+"""
+
+
+def read(text: bytes) -> list[str]:
+    return list(paragraphs(Path("wiki_00"), text.splitlines(keepends=True)))
+
+
+def test_tags_titles_and_empty_lines_go_and_breaks_stay() -> None:
+    assert read(WIKI) == [
+        *("A teapot holds tea. It has a beak.", "", "Many teapots are round.", ""),
+        *("", "A cup is small (see Teapot).", ""),
+    ]
+
+
+def test_articles_as_the_benchmark_counts_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sentencex", reason="the splitter is in the extra `wiki`")
+    lines = wiki_text.sentence_lines(read(WIKI), wiki_text.sentence_splitter())
+    teapot = ["A teapot holds tea.\nIt has a beak.", "Many teapots are round."]
+    assert list(articles(lines)) == [*teapot, "\nA cup is small (see Teapot).", "\n"]
+    monkeypatch.setitem(sys.modules, "sentencex", None)
+    with user_error("package.missing", "sentence splitting"):
+        wiki_text.sentence_splitter()
+
+
+def test_markup() -> None:
+    for line, cleaned in {
+        "plain text, 3 < 4 and a[i]": "plain text, 3 < 4 and ai",
+        "a [[link]] and [[page|its text]]": "a link and its text",
+        "[[File:x.png|thumb|A pot]]after": "after",
+        "gone [[Category:Tea]] with its line": "",
+        "[sic] alt=text": "sic text",
+        "one<br>two<br />three<BR/>": "onetwothree",
+        'said<ref name="x">Smith, p. 3</ref> so<ref name="y" /> far': "said so far",
+        "<math>x^2</math> H<sup>2</sup> <small>o</small>": "x^2 H2 o",
+        '<div class="x">in</div> <nowiki>raw</nowiki>': "in raw",
+        "<unknown>stays</unknown>": "<unknown>stays</unknown>",
+    }.items():
+        assert remove_markup(line) == cleaned
+
+
+def test_other_files_are_named_with_the_line() -> None:
+    for text, words in (
+        (b"Just text.\n", r"line 1\b"),
+        (b'{"id": "1", "text": "Just text."}\n', r"line 1\b"),
+        (WIKI.replace(b"</doc>", b"", 1), r"line 11\b"),
+        (WIKI[:-8], r"line 18\b"),
+    ):
+        with user_error("data.damaged", "wiki_00") as caught:
+            read(text)
+        assert re.search(words, str(caught.value))
+    with user_error("data.encoding", "wiki_00"):
+        read(WIKI.replace(b"round", b"r\xffund"))
+
+
+def plainly_drawn(counts: list[int], wanted: int) -> list[list[int]]:
+    chosen = []
+    for file_id, count in enumerate(counts):
+        quota = int((file_id + 1) * wanted / len(counts)) - int(file_id * wanted / len(counts))
+        rng = random.Random(12345 + file_id * 13)
+        ids: list[int] = []
+        while len(ids) < quota:
+            new = int(rng.random() * count)
+            if new not in ids:
+                ids.append(new)
+        chosen.append(sorted(ids))
+    return chosen
+
+
+@given(st.lists(st.integers(8, 40), min_size=1, max_size=30), st.data())
+def test_equals_the_published_rule(counts: list[int], data: st.DataObject) -> None:
+    wanted = data.draw(st.integers(0, 8 * len(counts)))
+    got = drawn_articles(counts, wanted).tolist()
+    starts = [sum(counts[:i]) for i in range(len(counts))]
+    plain = plainly_drawn(counts, wanted)
+    assert got == [start + i for start, ids in zip(starts, plain, strict=True) for i in ids]
+    assert len(got) == wanted
+    with user_error("data.too-small", "--eval-articles"):
+        drawn_articles([10, 3], 9)
+
+
+def test_hashes(tmp_path: Path) -> None:
+    path = tmp_path / "eval.md5"
+    path.write_text("d41d8cd98f00b204e9800998ecf8427e\n" * 2 + "0" * 32 + "\n")
+    assert read_hashes(path) == {bytes.fromhex("d41d8cd98f00b204e9800998ecf8427e"), bytes(16)}
+    for content in ("d41d8cd98f00b204e9800998ecf8427e\nno sum\n", "\n"):
+        path.write_text(content)
+        with user_error("data.row", path):
+            read_hashes(path)
+    with user_error("file.unreadable", tmp_path / "none"):
+        read_hashes(tmp_path / "none")

@@ -1,4 +1,4 @@
-"""Import gives the same sequences as the shards, export what the pipeline's readers expect; both can be resumed."""
+"""Imports give the sequences of the shards and records, exports what their readers expect; all can be resumed."""
 
 from pathlib import Path
 from unittest import mock
@@ -7,15 +7,19 @@ import h5py
 import numpy as np
 import pytest
 
-from mlbert.data.formats.nvidia import NvidiaStore
-from mlbert.data.formats.prepared import ShardSet
+from mlbert.data.formats.manifest import read_manifest
+from mlbert.data.formats.prepared import ShardSet, ShardWriter
 from mlbert.data.formats.ragged import Ragged, offsets_of
+from mlbert.data.formats.tfrecord import ExampleReader, write_examples
+from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
 from mlbert.data.prepare import import_store as importing
 from mlbert.data.prepare.export_nvidia import export_nvidia
 from mlbert.data.prepare.import_store import import_store
 from mlbert.data.prepare.jobs import Executor
+from mlbert.data.prepare.tfrecords import hdf5_to_tfrecords, tfrecords_to_hdf5
 from nvidia_shards import PREDICTIONS, VOCAB_SIZE, WIDTH, bert_rows, pack_counts, write_kind, write_vocabulary
-from stored_sets import assert_same_rows, tree
+from stored_sets import assert_same_rows, flip, tree
+from tfrecord_examples import write_parts
 from user_errors import user_error
 
 EACH, FILES = 30, 3
@@ -66,36 +70,21 @@ def test_import_and_export_round_trip(tmp_path, vocab, kind):
         rows, found = ours.gather_packs(np.arange(ours.num_packs))
         assert_same_rows(rows, expected)
         assert np.array_equal(found, counts)
-    export_nvidia(tmp_path / "ours", tmp_path / "back", kind, num_files=FILES)
-    back = NvidiaStore(tmp_path / "back")
-    assert back.info.kind == f"nvidia-{kind}"
-    assert_same_rows(back.gather(np.arange(len(back))), expected)
-    if kind == "packed":
-        rows, found = back.gather_packs(np.arange(back.num_packs))
-        assert np.array_equal(found, counts)
-        assert np.array_equal(back.pack_lengths(np.arange(back.num_packs)), np.diff(rows.offsets[offsets_of(found)]))
+    (path,) = export_nvidia(tmp_path / "ours", tmp_path / "back", kind, num_files=1)
+    columns: dict[str, list[np.ndarray]] = {}
+    for number in range(FILES):
+        with h5py.File(shard_path(tmp_path / "theirs", number)) as file:
+            for name in file:
+                columns.setdefault(name, []).extend(file[name][:])
+    with h5py.File(path) as file, h5py.File(shard_path(tmp_path / "theirs", 0)) as first:
+        assert set(file) == set(columns)
+        for name, rows in columns.items():
+            assert file[name].dtype == first[name].dtype
+            assert h5py.check_vlen_dtype(file[name].dtype) == h5py.check_vlen_dtype(first[name].dtype)
+            assert all(np.array_equal(one, other) for one, other in zip(file[name][:], rows, strict=True))
 
 
-def test_exported_columns_are_those_that_h5py_readers_expect(tmp_path, vocab):
-    for kind in ("fixed", "variable", "packed"):
-        write(tmp_path / kind, kind)
-        import_store(tmp_path / kind, vocab, tmp_path / f"{kind}-ours")
-        (path,) = export_nvidia(tmp_path / f"{kind}-ours", tmp_path / f"{kind}-back", kind, num_files=1)
-        expected: dict[str, list[np.ndarray]] = {}
-        for number in range(FILES):
-            with h5py.File(shard_path(tmp_path / kind, number)) as file:
-                for name in file:
-                    expected.setdefault(name, []).extend(file[name][:])
-        with h5py.File(path) as file, h5py.File(shard_path(tmp_path / kind, 0)) as first:
-            assert set(file) == set(expected)
-            for name, rows in expected.items():
-                assert file[name].dtype == first[name].dtype
-                assert h5py.check_vlen_dtype(file[name].dtype) == h5py.check_vlen_dtype(first[name].dtype)
-                assert len(file[name]) == len(rows)
-                assert all(np.array_equal(one, other) for one, other in zip(file[name][:], rows, strict=True))
-
-
-def test_export_refuses_what_the_layout_cannot_store(tmp_path, ours):
+def test_export_refuses_what_the_layout_cannot_store_and_keeps_existing_files(tmp_path, ours):
     for layout, files, code, subject in (
         ("packed", 1, "data.format", ours),
         ("odd", 1, "config.choice", "--layout"),
@@ -103,20 +92,16 @@ def test_export_refuses_what_the_layout_cannot_store(tmp_path, ours):
     ):
         with user_error(code, subject):
             export_nvidia(tmp_path / "ours", tmp_path / "out", layout, num_files=files)
-    export_nvidia(tmp_path / "ours", tmp_path / "out", "variable", num_files=2)
-    with user_error("prepare.other-options", tmp_path / "out/part_00000_of_00002.hdf5"):
-        export_nvidia(tmp_path / "ours", tmp_path / "out", "variable", num_files=3)
-
-
-def test_export_keeps_existing_files(tmp_path, ours):
-    paths = export_nvidia(ours, tmp_path / "out", "variable", num_files=3)
-    before, times = tree(tmp_path / "out"), [path.stat().st_mtime_ns for path in paths]
-    paths[1].unlink()
-    paths[2].write_bytes(paths[2].read_bytes()[:-5])
-    (tmp_path / "out" / "part_00001_of_00003.hdf5.tmp").write_bytes(b"x")
-    export_nvidia(tmp_path / "ours", tmp_path / "out", "variable", num_files=3)
-    assert tree(tmp_path / "out") == before
-    assert paths[0].stat().st_mtime_ns == times[0]
+    paths = export_nvidia(ours, tmp_path / "out", "variable", num_files=2)
+    before, time = tree(tmp_path / "out"), paths[0].stat().st_mtime_ns
+    with user_error("prepare.other-options", paths[0]):
+        export_nvidia(ours, tmp_path / "out", "variable", num_files=3)
+    for damage in (Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-5])):
+        damage(paths[1])
+        (tmp_path / "out" / "part_00001_of_00002.hdf5.tmp").write_bytes(b"x")
+        export_nvidia(ours, tmp_path / "out", "variable", num_files=2)
+        assert tree(tmp_path / "out") == before
+    assert paths[0].stat().st_mtime_ns == time
 
 
 def test_bins_become_one_set(tmp_path, vocab):
@@ -146,22 +131,20 @@ def test_sets_without_files_of_their_own_are_cut_into_pieces(tmp_path, vocab, ki
     assert manifest.num_packs == ShardSet.open(tmp_path / "ours").num_packs
 
 
-def damage(folder: Path) -> None:
-    """Damage two rows of file 0 and truncate file 1."""
-    with h5py.File(shard_path(folder, 0), "r+") as file:
+@pytest.mark.parametrize("kind", ["variable", "packed"])
+def test_bad_rows_are_named_or_left_out(tmp_path, vocab, kind):
+    rows = write(tmp_path / "theirs", kind)
+    with h5py.File(shard_path(tmp_path / "theirs", 0), "r+") as file:
         file["input_ids"][7] = np.zeros(0, np.int16)
         tokens = file["input_ids"][12]
         tokens[2] = VOCAB_SIZE
         file["input_ids"][12] = tokens
-    shard_path(folder, 1).write_bytes(shard_path(folder, 1).read_bytes()[:-100])
-
-
-@pytest.mark.parametrize("kind", ["variable", "packed"])
-def test_bad_rows_are_named_or_left_out(tmp_path, vocab, kind):
-    rows = write(tmp_path / "theirs", kind)
-    damage(tmp_path / "theirs")
+    cut = shard_path(tmp_path / "theirs", 1)
+    cut.write_bytes(cut.read_bytes()[:-100])
     with user_error("data.damaged", tmp_path / "theirs/part_00000_of_00003.hdf5"):
         import_store(tmp_path / "theirs", vocab, tmp_path / "ours")
+    with mock.patch.object(importing, "_finish", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        import_store(tmp_path / "theirs", vocab, tmp_path / "ours", skip_bad=True)
     assert not (tmp_path / "ours" / "manifest.json").exists()
     manifest = import_store(tmp_path / "theirs", vocab, tmp_path / "ours", skip_bad=True)
     skipped = manifest.provenance["skipped"]
@@ -177,55 +160,103 @@ def test_bad_rows_are_named_or_left_out(tmp_path, vocab, kind):
     assert not list((tmp_path / "ours").glob("skipped-*"))
 
 
-def test_the_list_of_skipped_rows_survives_an_interruption(tmp_path, vocab):
-    write(tmp_path / "theirs", "variable")
-    damage(tmp_path / "theirs")
-    import_store(tmp_path / "theirs", vocab, tmp_path / "straight", skip_bad=True)
-    with mock.patch.object(importing, "_finish", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
-        import_store(tmp_path / "theirs", vocab, tmp_path / "again", skip_bad=True)
-    import_store(tmp_path / "theirs", vocab, tmp_path / "again", skip_bad=True)
-    assert tree(tmp_path / "again") == tree(tmp_path / "straight")
-
-
-def test_wrong_vocabulary(tmp_path, vocab):
-    write(tmp_path / "theirs", "variable")
+def test_other_input_and_a_wrong_vocabulary_are_refused(tmp_path, vocab, ours):
+    write_kind("variable", shard_path(tmp_path / "theirs", 0), bert_rows(EACH + 1))
+    with user_error("prepare.other-options", ours):
+        import_store(tmp_path / "theirs", vocab, ours)
+    ours = tmp_path / "again"
     entries = vocab.read_text().split("\n")
     other = tmp_path / "other.txt"
     for wrong in (entries[:100], ["extra", *entries]):
         other.write_text("\n".join(wrong))
         with user_error("data.row", shard_path(tmp_path / "theirs", 0)):
-            import_store(tmp_path / "theirs", other, tmp_path / "ours")
+            import_store(tmp_path / "theirs", other, ours)
     with user_error("data.empty", tmp_path / "theirs"):
-        import_store(tmp_path / "theirs", other, tmp_path / "ours", skip_bad=True)
-
-
-def test_the_same_sequences_twice(tmp_path, vocab):
-    (tmp_path / "theirs").mkdir()
-    write_kind("variable", tmp_path / "theirs" / "part_00000.hdf5", bert_rows(20))
-    write_kind("fixed", tmp_path / "theirs" / "part_00001.hdf5", bert_rows(20))
-    with user_error("prepare.other-options", tmp_path / "theirs/part_00001.hdf5"):
-        import_store(tmp_path / "theirs", vocab, tmp_path / "ours")
-
-
-def test_finished_with_other_input(tmp_path, vocab, ours):
-    write_kind("variable", shard_path(tmp_path / "theirs", 0), bert_rows(EACH + 1))
-    with user_error("prepare.other-options", ours):
+        import_store(tmp_path / "theirs", other, ours, skip_bad=True)
+    write_kind("fixed", shard_path(tmp_path / "theirs", 1), bert_rows(EACH + 1))  # the rows of file 0
+    with user_error("prepare.other-options", shard_path(tmp_path / "theirs", 1)):
         import_store(tmp_path / "theirs", vocab, ours)
 
 
 def test_command_line(tmp_path, vocab, run_mlbert):
-    def invoke(*words: object) -> str:
-        status, out, err = run_mlbert("prepare", *words)
-        assert status == 0, err
-        return out + err
-
-    rows = write(tmp_path / "theirs", "fixed")
-    words = ("--input", tmp_path / "theirs", "--vocab", vocab, "--out", tmp_path / "ours", "--workers", 1)
-    assert f"90 sequences, {len(rows.tokens):,} tokens" in invoke("import", *words)
-    export = ("--input", tmp_path / "ours", "--out", tmp_path / "back", "--layout", "variable", "--workers", 1)
-    assert "1 file\n" in invoke("export-nvidia", *export)
-    with h5py.File(tmp_path / "back" / "part_00000_of_00001.hdf5") as file:
-        assert np.array_equal(file["input_ids"][5], rows.tokens[slice(*rows.offsets[5:7])])
+    write(tmp_path / "theirs", "fixed")
     shard_path(tmp_path / "theirs", 1).write_bytes(b"")
-    words = ("--skip-bad", "--input", tmp_path / "theirs", "--vocab", vocab, "--out", tmp_path / "skipped")
-    assert "skipped: " in invoke("import", *words)
+    words = ("--input", tmp_path / "theirs", "--vocab", vocab, "--out", tmp_path / "ours", "--workers", 1, "--skip-bad")
+    status, out, err = run_mlbert("prepare", "import", *words)
+    assert (status, "60 sequences, " in out, "skipped: " in out + err) == (0, True, True), err
+    words = ("--input", tmp_path / "ours", "--out", tmp_path / "back", "--layout", "variable", "--workers", 1)
+    assert run_mlbert("prepare", "export-nvidia", *words)[::2] == (0, "")
+    assert [path.name for path in (tmp_path / "back").iterdir()] == ["part_00000_of_00001.hdf5"]
+
+
+@pytest.fixture
+def parts() -> list[Ragged]:
+    return [bert_rows(50 + 10 * part, part, max_length=29) for part in range(3)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, parts: list[Ragged]) -> Path:
+    return write_parts(tmp_path / "records", *parts)
+
+
+def test_there_and_back(folder, parts, vocab, tmp_path):
+    manifest = tfrecords_to_hdf5([folder], vocab, tmp_path / "set", executor=Executor(workers=2))
+    assert (manifest.num_sequences, manifest.max_seq_length, manifest.max_predictions) == (180, 32, 5)
+    assert (manifest.vocab_size, manifest.provenance["skipped"]) == (500, {})
+    rows = ShardSet.open(tmp_path / "set", verify=True).gather(np.arange(180))
+    assert_same_rows(rows, Ragged.concatenate(parts))
+
+    made = hdf5_to_tfrecords(tmp_path / "set", tmp_path / "back", executor=Executor(workers=2))
+    assert made.num_sequences == 180
+    for part, file in enumerate(made.files):
+        assert (tmp_path / "back" / file.file).read_bytes() == sorted(folder.iterdir())[part].read_bytes()
+
+
+def test_bad_and_other_records_are_refused(folder, vocab, tmp_path):
+    files, out = sorted(folder.iterdir()), tmp_path / "set"
+    absent = tmp_path / "absent"
+    for code, subject, inputs, words in (
+        ("config.duplicate", files[0], [folder, files[0]], vocab),
+        ("file.missing", absent, [absent], vocab),
+        ("data.missing", tmp_path, [tmp_path], vocab),
+        ("file.unreadable", tmp_path / "no-vocab.txt", [folder], tmp_path / "no-vocab.txt"),
+    ):
+        with user_error(code, subject):
+            tfrecords_to_hdf5(inputs, words, out)
+    write_examples(tmp_path / "wide.tfrecord", bert_rows(3), 64, 5)
+    with user_error("data.mixed", tmp_path / "wide.tfrecord"):
+        tfrecords_to_hdf5([folder, tmp_path / "wide.tfrecord"], vocab, out)
+    small = tmp_path / "small.txt"
+    small.write_text("\n".join([*SPECIAL_TOKENS, *map(str, range(55))]) + "\n")
+    with user_error("data.damaged", folder / "part-00000-of-00003"):
+        tfrecords_to_hdf5([folder], small, out)
+    assert not (out / "manifest.json").exists()
+    tfrecords_to_hdf5([folder], vocab, out)
+    hdf5_to_tfrecords(out, tmp_path / "back")
+    with user_error("prepare.other-options", out):
+        tfrecords_to_hdf5(files[:2], vocab, out)
+    tfrecords_to_hdf5(files[:2], vocab, tmp_path / "two")
+    with user_error("prepare.other-options", tmp_path / "back"):
+        hdf5_to_tfrecords(tmp_path / "two", tmp_path / "back")
+
+
+def test_bad_records_are_skipped_on_request_and_listed_after_an_interruption_too(folder, vocab, tmp_path, run_mlbert):
+    files = sorted(folder.iterdir())
+    flip(files[1], 200)
+    flip(files[2], int(next(iter(ExampleReader(files[2]))).starts[30]) + 60)
+    with user_error("data.damaged", folder / "part-00001-of-00003"):
+        tfrecords_to_hdf5([folder], vocab, tmp_path / "set", executor=Executor(workers=2))
+    with mock.patch.object(ShardWriter, "finish", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        tfrecords_to_hdf5([folder], vocab, tmp_path / "set", skip_bad=True)
+    kept = (tmp_path / "set" / "shard-00000-of-00003.h5").stat().st_mtime_ns
+    words = ["--input", folder, "--vocab", vocab, "--out", tmp_path / "set", "--skip-bad"]
+    status, output, error = run_mlbert("prepare", "tfrecord-to-hdf5", *words)
+    assert status == 0, error
+    skipped = read_manifest(tmp_path / "set").provenance["skipped"]
+    assert [Path(file).name for file in skipped] == [files[1].name, files[2].name]
+    assert skipped[str(files[1])] == ["record 0 (byte 0) has damaged data: its checksum is wrong"]
+    assert f"skipped: {files[1]}: record 0 (byte 0)" in output + error
+    assert "2 records skipped" in output + error
+    assert read_manifest(tmp_path / "set").num_sequences == 178
+    assert not list((tmp_path / "set").glob("skipped-*"))
+    assert (tmp_path / "set" / "shard-00000-of-00003.h5").stat().st_mtime_ns == kept

@@ -69,13 +69,6 @@ def counts(made: SetDescription) -> tuple[object, ...]:
     return made.num_sequences, made.num_tokens, made.vocab_size, made.provenance["skipped"]
 
 
-@pytest.fixture
-def bad(tmp_path) -> Path:
-    path = tmp_path / "bad.txt"
-    path.write_bytes(b"fine\n\xff\n")
-    return path
-
-
 def test_workers_do_not_matter_and_a_second_run_does_nothing(any_job, said):
     job = any_job
     made = prepare_instances(job, executor=Executor(workers=2))
@@ -94,13 +87,11 @@ def test_both_formats_hold_the_same(job, tmp_path):
     assert sha256s(tfrecords.out) == sha256s(job.out)
     names = [f"part-{index:05d}-of-00003.tfrecord" for index in range(3)]
     assert sorted(tree(tfrecords.out)) == ["checksums.xxh3", "instances.json", *names]
-    assert set_digests(tfrecords.out / names[1]) == set_digests(tfrecords.out)[1:2]
-    assert set_digests(job.out / "shard-00001-of-00003.h5") == set_digests(job.out)[1:2]
     assert read_widths(tfrecords.out / names[0]) == (32, 5)
     assert json.loads((tfrecords.out / "instances.json").read_text())["num_tokens"] == made.num_tokens
 
 
-def test_a_finished_set_is_not_overwritten(any_job, parts, bad):
+def test_a_finished_set_is_not_overwritten(any_job, parts):
     job = any_job
     prepare_instances(job)
     before = tree(job.out)
@@ -150,18 +141,15 @@ def test_an_output_that_cannot_be_made_or_a_full_disk_leaves_nothing_that_looks_
     assert tree(job.out) == straight(job)
 
 
-def test_a_bad_part_ends_the_step(any_job, bad):
-    job = replace(any_job, parts=(any_job.parts[0], bad))
-    with user_error("data.encoding", bad):
-        prepare_instances(job)
-    assert not {"manifest.json", "instances.json"} & set(tree(job.out))
-
-
-def test_bad_parts_are_left_out_on_request(any_job, bad, tmp_path, said):
-    blank = tmp_path / "blank.txt"
+def test_bad_parts_are_left_out_on_request(any_job, tmp_path, said):
+    bad, blank = tmp_path / "bad.txt", tmp_path / "blank.txt"
+    bad.write_bytes(b"fine\n\xff\n")
     blank.write_text(" \n\n")
     first, second, _ = any_job.parts
     job = replace(any_job, parts=(first, bad, second, blank, tmp_path / "absent", first), skip_bad=True)
+    with user_error("data.encoding", bad):
+        prepare_instances(replace(job, parts=(first, bad), skip_bad=False))
+    assert not {"manifest.json", "instances.json"} & set(tree(job.out))
     made = prepare_instances(job, executor=Executor(progress=said))
     good = replace(job, parts=(first, second), out=tmp_path / "good")
     expected = prepare_instances(good)
@@ -170,8 +158,8 @@ def test_bad_parts_are_left_out_on_request(any_job, bad, tmp_path, said):
     skipped = made.provenance["skipped"]
     assert [left["part"] for left in skipped] == ["bad.txt", "blank.txt", "absent", first.name]
     assert skipped[0]["reason"] == "line 2 is not UTF-8 (byte 1 of the line)"
-    assert said.lines[0] == "4 of 6 parts skipped:"
-    assert "same content" in said.lines[4]
+    assert said.lines[-5] == "4 of 6 parts skipped:"
+    assert "same content" in said.lines[-1]
     assert counts(prepare_instances(job)) == counts(made)
     if job.set_format == SetFormat.hdf5:
         assert read_manifest(job.out).provenance["skipped"] == skipped

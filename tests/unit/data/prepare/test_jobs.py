@@ -1,23 +1,43 @@
-"""Work over several processes: results in order, errors as they are, and a quiet, quick end by a signal."""
+"""Work over processes: results in order, a quick end by a signal, shares of a step in any order and after kills."""
 
 import hashlib
+import multiprocessing
 import os
+import random
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from mlbert.data.prepare.jobs import Executor, expand_inputs, inspect_parts
+from mlbert.data.formats.checksums import CHECKSUMS
+from mlbert.data.formats.manifest import file_sha256
+from mlbert.data.prepare import import_store as import_store_module
+from mlbert.data.prepare.import_store import import_store
+from mlbert.data.prepare.instance_set import InstanceJob, prepare_instances
+from mlbert.data.prepare.instances import InstanceOptions
+from mlbert.data.prepare.jobs import ALL, MERGE, WORK_FOLDER, Executor, Share, expand_inputs, inspect_parts, parse_share
+from mlbert.data.prepare.shuffle import Packing, shuffle_set
+from mlbert.data.prepare.split_bins import make_bins
+from mlbert.data.prepare.step_tasks import ShareDone
+from mlbert.data.prepare.tfrecords import hdf5_to_tfrecords, tfrecords_to_hdf5
 from mlbert.host.errors import UserError
-from programs import write_files
+from mlbert.host.files import is_leftover
+from nvidia_shards import bert_rows, write_vocabulary
+from programs import wait_for, write_files
+from stored_sets import flip, tree, write_set
 from user_errors import user_error
 
 SLEEPER = (
     "import os, sys, time; from pathlib import Path; from mlbert.data.prepare import jobs\n"
-    "from test_jobs import sleep_long\n"
+    "def sleep_long(begun):\n"
+    "    begun.touch()\n"
+    "    time.sleep(300)\n"
     "if __name__ == '__main__':\n"
     "    paths = [Path(p) for p in sys.argv[1:]]\n"
     "    if {stream}:\n"
@@ -44,11 +64,6 @@ def be_killed(number: int) -> None:
     if number:
         time.sleep(600)
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def sleep_long(begun: Path) -> None:
-    begun.touch()
-    time.sleep(300)
 
 
 def run(function, items, workers):
@@ -91,7 +106,7 @@ def test_a_killed_worker_is_reported(run):
 def sleeping(folder: Path, begun: list[Path], stream: bool, slow_import: bool = False) -> subprocess.Popen[str]:
     program = folder / "program.py"
     program.write_text(SLEEPER.format(stream=stream, slow_import=slow_import))
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen([sys.executable, program, *begun], env=environ, **pipes, start_new_session=True)
 
@@ -120,11 +135,7 @@ def test_a_process_that_starts_leaves_ctrl_c_to_the_main_process(tmp_path):
 def test_a_signal_ends_it_at_once_and_without_a_word(tmp_path, number, whole_group, stream):
     begun = [tmp_path / name for name in "abc"]
     process = sleeping(tmp_path, begun, stream)
-    end = time.monotonic() + 120
-    while sum(path.exists() for path in begun) < 2:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < end, "the work did not begin"
-        time.sleep(0.01)
+    wait_for(lambda: sum(path.exists() for path in begun) == 2 or process.poll() is not None, seconds=120)
     (os.killpg if whole_group else os.kill)(process.pid, number)
     error = process.communicate(timeout=60)[1]
     if number == signal.SIGTERM:
@@ -132,9 +143,7 @@ def test_a_signal_ends_it_at_once_and_without_a_word(tmp_path, number, whole_gro
     else:
         assert process.returncode == -signal.SIGINT
         assert "leaked" not in error
-    while group_exists(process.pid):
-        assert time.monotonic() < end, "a process of its group is left"
-        time.sleep(0.01)
+    wait_for(lambda: not group_exists(process.pid), seconds=120)
     assert sum(path.exists() for path in begun) == 2
 
 
@@ -168,14 +177,6 @@ def test_missing_parts_of_a_folder(tmp_path, name):
     assert len(expand_inputs([folder / name.format("00000")])) == 1
 
 
-def test_sizes_and_checksums(tmp_path):
-    folder = make(tmp_path / "text", "a.txt", "b.txt")
-    for part in inspect_parts(expand_inputs([folder])):
-        assert part.num_bytes == part.path.stat().st_size
-        assert part.sha256 == hashlib.sha256(part.path.read_bytes()).hexdigest()
-        assert part.problem is None
-
-
 def test_invalid_parts_are_refused(tmp_path):
     folder = write_files(tmp_path / "text", {"a": "a", "copy": "a", "b": "b", "empty": "", "empty_too": ""})
     paths = [folder / name for name in ("b", "a", "empty", "copy", "empty_too", "absent", "a", ".")]
@@ -186,8 +187,175 @@ def test_invalid_parts_are_refused(tmp_path):
             with user_error(code, path):
                 inspect_parts([folder / "a", path])
     found = inspect_parts(paths, skip_bad=True)
+    assert (found[0].num_bytes, found[0].sha256) == (1, hashlib.sha256(b"b").hexdigest())
     assert [part.problem and part.problem.code for part in found] == codes
     with user_error("data.damaged", "--input"):
         inspect_parts([folder / "empty", folder / "empty_too"], skip_bad=True)
     with user_error("data.missing", "--input"):
         inspect_parts([])
+
+
+ASSETS = Path(__file__).resolve().parents[3] / "assets" / "instances"
+FORK = multiprocessing.get_context("fork")  # saves the seconds of a new interpreter
+STEPS: dict[str, Callable[..., object]] = {
+    "pack": lambda source, out, run: shuffle_set(source, out, packing=Packing(), num_shards=5, executor=run),
+    "bins": lambda source, out, run: make_bins(source, out, edges=(8, 16, 32), num_shards=2, executor=run),
+    "import": lambda source, out, run: import_store(source, source.parent / "vocab.txt", out, executor=run),
+    "hdf5-to-tfrecord": lambda source, out, run: hdf5_to_tfrecords(source, out, executor=run),
+    "tfrecord-to-hdf5": lambda source, out, run: tfrecords_to_hdf5(
+        [records_of(source)], source.parent / "vocab.txt", out, executor=run
+    ),
+}
+
+
+def records_of(source: Path) -> Path:
+    """Return the source as TFRecords, written once."""
+    records = source.parent / "records"
+    if not records.exists():
+        hdf5_to_tfrecords(source, records)
+    return records
+
+
+def instances(source: Path, out: Path, run: Executor) -> None:
+    """Make instances of five texts next to the source, which are written once."""
+    documents = (ASSETS / "text.txt").read_text().strip().split("\n\n")
+    parts = [source.parent / f"part-{number}" for number in range(5)]
+    for number, part in enumerate(parts):
+        if not part.exists():
+            part.write_text("\n\n".join(documents[number:] + documents[:number]) + "\n")
+    prepare_instances(InstanceJob(tuple(parts), ASSETS / "vocab.txt", out, InstanceOptions()), run)
+
+
+def write_source(folder: Path, count: int, seed: int) -> Path:
+    """Write a set whose sequences have the special tokens of the vocabulary next to it."""
+    vocabulary = write_vocabulary(folder / "vocab.txt")
+    rows = bert_rows(count, seed, max_length=29)
+    return write_set(folder / "source", rows, shards=5, vocabulary=file_sha256(vocabulary))
+
+
+def run_share(step: Callable[..., object], source: Path, out: Path, index: int, count: int) -> None:
+    with pytest.raises(ShareDone) as done:
+        step(source, out, Executor(share=Share(index, count, merges=False)))
+    assert done.value.code == 0
+
+
+@pytest.mark.parametrize("name", [*STEPS, "instances"])
+def test_any_shares_in_any_order_and_at_once_make_the_same_bytes(tmp_path, name):
+    step, draw = STEPS.get(name, instances), random.Random(name)
+    source, count = write_source(tmp_path, 120, 0), draw.randint(2, 7)
+    step(source, tmp_path / "one", Executor(share=ALL))
+    for _ in range(3):  # passes
+        twins = [FORK.Process(target=run_share, args=(step, source, tmp_path / "many", 0, count)) for _ in range(2)]
+        for twin in twins:
+            twin.start()
+        for twin in twins:
+            twin.join()
+            assert twin.exitcode == 0
+        shares = [*range(count), draw.randrange(count)]
+        draw.shuffle(shares)
+        for index in shares:
+            run_share(step, source, tmp_path / "many", index, count)
+    step(source, tmp_path / "many", Executor(share=MERGE))
+    assert tree(tmp_path / "many") == tree(tmp_path / "one")
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_finished_output_is_kept_and_a_damaged_one_made_again(tmp_path, monkeypatch, name, said):
+    monkeypatch.setattr(import_store_module, "PIECE", 200)
+    source, out = write_source(tmp_path, 1000, 0), tmp_path / "out"
+
+    def run() -> None:
+        STEPS[name](source, out, Executor(workers=1, progress=said))
+
+    run()
+    whole = tree(out)
+    *_, first, second = sorted(path for path in out.rglob("*-of-*") if path.is_file())
+    kept = first.stat().st_mtime_ns
+    run()
+    assert "nothing to do" in said.lines[-1]
+    for damage, is_listed in ((Path.unlink, False), (flip, True), (flip, False)):
+        damage(second)
+        if not is_listed and name != "hdf5-to-tfrecord":  # whose checksums are in the list only
+            (second.parent / CHECKSUMS).unlink()
+        run()
+        assert re.search(r"(missing|manifest's|No such file.*|checksums.xxh3): rebuilding it", said.lines[-1])
+        assert tree(out) == whole
+    for summary in out.glob("*.json"):  # as an interrupted run leaves it
+        summary.unlink()
+    second.write_bytes(b"half")
+    second.with_name(f"{second.name}.tmp").write_bytes(b"half")
+    run()
+    assert tree(out) == whole
+    assert first.stat().st_mtime_ns == kept or name == "hdf5-to-tfrecord"
+
+
+def count_shards(folder: Path) -> int:
+    """Count files by name, also while folders vanish."""
+    return sum("-of-" in name for _, _, names in os.walk(folder) for name in names)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_killed_at_any_moment_and_started_again_makes_the_same_bytes(tmp_path, name):
+    source, out, killed = write_source(tmp_path, 6000, 0), tmp_path / "out", 0
+    STEPS[name](source, tmp_path / "one", Executor(workers=1))
+    for _ in range(50):  # a run may end before it is killed
+        process = FORK.Process(target=STEPS[name], args=(source, out, Executor(workers=1)))
+        process.start()
+        files = count_shards(out)
+        wait_for(lambda files=files, run=process: count_shards(out) > files or not run.is_alive(), seconds=60)
+        time.sleep(random.random() * 0.02)
+        process.kill()
+        process.join()
+        if process.exitcode == 0:
+            shutil.rmtree(out)
+            continue
+        assert process.exitcode == -signal.SIGKILL
+        killed += 1
+        if killed == 2:
+            break
+    assert killed == 2
+    STEPS[name](source, out, Executor(workers=1))
+    assert tree(out) == tree(tmp_path / "one")
+
+
+def test_missing_tasks_another_plan_and_changed_input_are_named(source, tmp_path):
+    out = tmp_path / "out"
+    for _ in range(2):  # passes
+        for index in (0, 1, 3):
+            run_share(STEPS["pack"], source, out, index, 4)
+    with user_error("data.incomplete", out) as caught:
+        STEPS["pack"](source, out, Executor(share=MERGE))
+    assert "of spreading are missing: 2/3" in str(caught.value)
+    run_share(STEPS["pack"], source, out, 0, 1)
+    with user_error("prepare.other-options", out) as caught:
+        shuffle_set(source, out, packing=Packing(), num_shards=4, executor=Executor(share=Share(0, 2, merges=False)))
+    assert "shards 5, not 4" in str(caught.value)
+    with user_error("prepare.other-options", out):  # also from a local run, which would replace another local run's
+        shuffle_set(source, out, packing=Packing(), num_shards=4)
+    STEPS["pack"](source, out, Executor(share=MERGE))
+    assert not (out / WORK_FOLDER).exists()
+    run_share(instances, source, tmp_path / "set", 0, 2)
+    with (tmp_path / "part-4").open("a") as part:
+        part.write("More.\n")
+    with user_error("data.changed", tmp_path / "part-4", wording=False):
+        instances(source, tmp_path / "set", Executor(share=Share(0, 2, merges=False)))
+
+
+def test_wrong_shares():
+    for task in ("1", "1/0", "-1/2", "2/2"):
+        code = "config.range" if task == "2/2" else "config.value"
+        with user_error(code, "--task"):
+            parse_share(task, merge=False)
+    with user_error("config.conflict", "--task and --merge"):
+        parse_share("0/2", merge=True)
+
+
+def test_a_temporary_file_of_a_living_process_is_left_alone(tmp_path):
+    host = os.uname().nodename
+    names = {f"a.{os.getpid()}@{host}.tmp": False, f"a.4194304@{host}.tmp": True}
+    names |= {"a.1@elsewhere.tmp": False, "a": False}
+    for name, gone in names.items():
+        (tmp_path / name).touch()
+        assert is_leftover(tmp_path / name) == gone
+    os.utime(tmp_path / "a.1@elsewhere.tmp", (0, 0))
+    assert is_leftover(tmp_path / "a.1@elsewhere.tmp")

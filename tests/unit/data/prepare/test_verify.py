@@ -47,7 +47,12 @@ def test_good_sets_of_every_kind(tmp_path, rows, source):
     assert [report.total("packs") > 0 for report in reports] == [False, True, False, False, False]
 
 
-def test_flipped_missing_and_truncated_shards(source):
+def test_exchanged_flipped_missing_and_truncated_shards(tmp_path, source):
+    make_bins(source, tmp_path / "bins", edges=(16, 32), num_shards=1)
+    shutil.copy(tmp_path / "bins" / "bin-001-016" / "shard-00000-of-00001.h5", tmp_path / "bins" / "bin-017-032")
+    assert only(tmp_path / "bins").problems
+    (tmp_path / "bins" / "bin-001-016" / "manifest.json").unlink()
+    assert "bin-001-016" in only(tmp_path / "bins").problems[0]
     shards = [source / f"shard-0000{number}-of-00003.h5" for number in range(3)]
     flip(shards[1])
     report = only(source)
@@ -84,32 +89,18 @@ def test_values_out_of_range_are_counted(tmp_path, rows):
         assert f"sequence {number} has {problem}" in text
 
 
-def test_packs_over_their_limit_and_in_disorder(tmp_path, rows):
-    for number, packs in enumerate(([0, 2, COUNT], [0, 5, 5, COUNT], [0, 4, COUNT - 1])):
-        report = only(write_set(tmp_path / f"bad{number}", rows, shards=1, packs=packs))
-        assert report.problems
-        assert report.total("good") == (2 if number == 0 else 0)
-
-
-def test_the_same_shard_twice(tmp_path, rows):
+def test_a_shard_twice_a_damaged_record_and_packs_over_their_limit_or_in_disorder(tmp_path, rows):
     report = only(write_set(tmp_path / "twice", Ragged.concatenate([rows, rows]), shards=2))
     assert "shard-00001-of-00002.h5: holds the same samples as" in report.problems[0]
-
-
-def test_a_bin_with_sequences_of_another(tmp_path, source):
-    make_bins(source, tmp_path / "bins", edges=(16, 32), num_shards=1)
-    shutil.copy(tmp_path / "bins" / "bin-001-016" / "shard-00000-of-00001.h5", tmp_path / "bins" / "bin-017-032")
-    assert only(tmp_path / "bins").problems
-    (tmp_path / "bins" / "bin-001-016" / "manifest.json").unlink()
-    assert "bin-001-016" in only(tmp_path / "bins").problems[0]
-
-
-def test_damaged_records_are_counted(tmp_path, rows):
     (path,) = write_parts(tmp_path / "records", rows).iterdir()
     flip(path)
     report = only(tmp_path / "records")
     assert (report.total("sequences"), report.total("good")) == (COUNT, COUNT - 1)
     assert f"{path.name}: record" in report.problems[0]
+    for number, packs in enumerate(([0, 2, COUNT], [0, 5, 5, COUNT], [0, 4, COUNT - 1])):
+        report = only(write_set(tmp_path / f"bad{number}", rows, shards=1, packs=packs))
+        assert report.problems
+        assert report.total("good") == (2 if number == 0 else 0)
 
 
 def test_published_lists_of_files_and_of_rows(tmp_path, rows):
