@@ -3,8 +3,9 @@
 import json
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from mlbert.mlperf.check import run_checks
 from mlbert.mlperf.findings import Outcome
@@ -14,6 +15,7 @@ from mlbert.mlperf.result_set import ResultSet
 ROOT = Path(__file__).resolve().parents[1]
 OURS = "cpu_demo"
 TREE = ROOT / "tests/assets/own_tree"  # contains a result of this code
+Report = dict[str, tuple[Outcome, str]]
 _VALUE = r'"value": [^{]*?, "metadata"'
 
 
@@ -61,7 +63,7 @@ def system_of(logs: Sequence[Path]) -> Path:
     return logs[0].parents[3] / "systems" / f"{logs[0].parents[1].name}.json"
 
 
-def expect(found: dict[str, tuple[Outcome, str]], check: str, outcome: Outcome, *words: str) -> None:
+def expect(found: Report, check: str, outcome: Outcome, *words: str) -> None:
     """Assert that a check has this outcome and that its message contains all of these words."""
     assert found[check][0] is outcome, found[check]
     for part in words:
@@ -74,13 +76,11 @@ def errors(log: Path) -> set[str]:
 
 
 def report(
-    logs: Sequence[Path], tree: Path | None = None, division: str | None = None
-) -> dict[str, tuple[Outcome, str]]:
+    logs: Sequence[Path], tree: Path | None = None, division: str | None = None, system: Mapping[str, Any] | None = None
+) -> Report:
     """Return {check: (outcome, message)} of checks that do not pass; with a tree, read the system description too."""
-    system = json.loads(system_of(logs).read_text()) if tree is not None else None
-    results = ResultSet([read_log(log) for log in logs], system, division, tree)
-    return {
-        finding.check.removeprefix("own: "): (finding.outcome, finding.words)
-        for finding in run_checks(results, "here")
-        if finding.outcome is not Outcome.PASS
-    }
+    if tree is not None and system is None:
+        system = json.loads(system_of(logs).read_text())
+    rows = run_checks(ResultSet([read_log(log) for log in logs], system, division, tree), "here")
+    found = {row.check.removeprefix("own: "): (row.outcome, row.words) for row in rows}
+    return {check: said for check, said in found.items() if said[0] is not Outcome.PASS}

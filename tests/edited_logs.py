@@ -2,12 +2,12 @@
 
 import json
 import random
-import re
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from audit import Report
+from log_edits import Run
 from mlbert.mlperf.check import CHECKS
 from mlbert.mlperf.findings import Outcome, finding_of
 from mlbert.mlperf.logs import Log, read_log
@@ -18,12 +18,8 @@ _TOKEN = ":::MLLOG "
 _CHECKS = (
     *("lines", "status", "order of events", "time stamps", "clock", "runs apart", "speed", "evaluation time"),
     *("same settings", "plain numbers", "seeds", "series", "copies", "evaluations", "accuracies", "single lines"),
+    *("rules", "values"),
 )
-Line = dict[str, Any]
-Run = list[Line]
-Edit = Callable[[list[Run]], None]
-Report = dict[str, tuple[Outcome, str]]
-
 OWN_LOGS = "tests/assets/own_tree/results/cpu_demo/bert"  # ten logs of this code, relative to the tree
 
 
@@ -102,102 +98,6 @@ def report(runs: list[Run], folder: Path, **about: Any) -> Report:
     results = ResultSet(write(runs, folder), **about)
     findings = [finding_of(name, "here", list(CHECKS[name](results)), "") for name in _CHECKS]
     return {one.check: (one.outcome, one.words) for one in findings if one.outcome != Outcome.PASS}
-
-
-Faults = dict[str, tuple[Edit, str]]
-
-
-def by_name(faults: dict[tuple[str, Outcome], Faults]) -> dict[str, tuple[Edit, Outcome, str, str]]:
-    """Flatten faults that are grouped by the check that finds them and its outcome."""
-    return {
-        f"{check}: {name}": (edit, outcome, check, words)
-        for (check, outcome), group in faults.items()
-        for name, (edit, words) in group.items()
-    }
-
-
-def expect_fault(fault: tuple[Edit, Outcome, str, str], runs: list[Run], folder: Path) -> None:
-    """Assert that a check reports an edit of run 3 with this outcome, its file, a line number and these words."""
-    edit, expected, check, words = fault
-    edit(runs)
-    outcome, message = report(runs, folder)[check]
-    assert outcome is expected, message
-    assert re.search(r"result_3\.txt: line \d+: .*" + re.escape(words), message), message
-
-
-def nth(run: Run, key: str, index: int = 0) -> Line:
-    """Return the line of a key's occurrence by index."""
-    return [line for line in run if line["key"] == key][index]
-
-
-def put(key: str, value: Any, index: int = 0, which: int = 3) -> Edit:
-    """Return an edit that changes a value."""
-    return lambda runs: nth(runs[which], key, index).update(value=value)
-
-
-def mark(key: str, name: str, value: Any, index: int = 0, which: int = 3) -> Edit:
-    """Return an edit that changes an entry of the metadata."""
-    return lambda runs: nth(runs[which], key, index)["metadata"].update({name: value})
-
-
-def configure(name: str, value: Any, which: int = 3) -> Edit:
-    """Return an edit that changes the value of a setting."""
-    return lambda runs: nth(runs[which], "configuration")["value"][name].update(value=value)
-
-
-def drop(key: str, index: int = 0, which: int = 3) -> Edit:
-    return lambda runs: runs[which].remove(nth(runs[which], key, index))
-
-
-def repeat(key: str, index: int = 0, after: int = 0, which: int = 3) -> Edit:
-    """Return an edit that repeats a line ``after`` milliseconds later."""
-
-    def edit(runs: list[Run]) -> None:
-        line = nth(runs[which], key, index)
-        again = {**line, "metadata": dict(line["metadata"]), "time_ms": line["time_ms"] + after}
-        runs[which].insert(runs[which].index(line) + 1, again)
-
-    return edit
-
-
-def move(key: str, behind: str, index: int = 0, which: int = 3) -> Edit:
-    """Return an edit that moves a line behind another, 1 ms later."""
-
-    def edit(runs: list[Run]) -> None:
-        line, other = nth(runs[which], key, index), nth(runs[which], behind, -1)
-        runs[which].remove(line)
-        runs[which].insert(runs[which].index(other) + 1, line | {"time_ms": other["time_ms"] + 1})
-
-    return edit
-
-
-def shift(key: str, ms: float, index: int = 0, which: int = 3) -> Edit:
-    """Return an edit that delays this line and all later ones by ``ms``."""
-
-    def edit(runs: list[Run]) -> None:
-        first = next(n for n, line in enumerate(runs[which]) if line is nth(runs[which], key, index))
-        for line in runs[which][first:]:
-            line["time_ms"] += ms
-
-    return edit
-
-
-def stamp(make: Callable[[int], Any], key: str = "", index: int = 0, which: int = 3) -> Edit:
-    """Return an edit that changes the time of one line or, without a key, of all lines."""
-
-    def edit(runs: list[Run]) -> None:
-        for line in [nth(runs[which], key, index)] if key else runs[which]:
-            line["time_ms"] = make(line["time_ms"])
-
-    return edit
-
-
-def each(*edits: Edit) -> Edit:
-    def edit(runs: list[Run]) -> None:
-        for one in edits:
-            one(runs)
-
-    return edit
 
 
 def accuracies(log: Log) -> list[tuple[float, float]]:

@@ -25,7 +25,14 @@ Change = Callable[[Path], None]
 def folder(tmp_path: Path) -> Path:
     """Return a LOGDIR with a good run's log and its three files."""
     settings = {settings_by_key()[name].env: {"value": value, "origin": "flag"} for name, value in SETTINGS.items()}
-    logged = {"recipe": "packed_lamb", "ranks": 1, "seed": 5, "configuration": settings, "train_samples": 300}
+    logged = {
+        "recipe": "packed_lamb",
+        "ranks": 1,
+        "opt_base_learning_rate": 0.5,
+        "seed": 5,
+        "configuration": settings,
+        "train_samples": 300,
+    }
     evaluations = [(samples, seconds + 0.3, accuracy) for samples, seconds, accuracy in POINTS]
     write_log(tmp_path / "result_0.txt", evaluations, eval_seconds=None, seconds=190.5, logged=logged)
     points: list[dict[str, object]] = []
@@ -80,11 +87,11 @@ def _relog(old: str, new: str) -> Change:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (_relog('"value": 0.2', '"value": 0.25'), "metrics.jsonl:6: eval_accuracy is 0.2, in result_0.txt:13 0.25"),
+        (_relog('"value": 0.2', '"value": 0.25'), "metrics.jsonl:6: eval_accuracy is 0.2, in result_0.txt:14 0.25"),
         (_relog("1120800.0", "1100800.0"), "metrics.jsonl:6: evaluated 120.5 s after the start"),
         (
             _relog('"epoch_num": 200', '"epoch_num": 150'),
-            "has no evaluation at 150 samples, which result_0.txt:13 logs",
+            "has no evaluation at 150 samples, which result_0.txt:14 logs",
         ),
         (_relog('"epoch_num": 200', '"epoch_num": 150'), "metrics.jsonl:6: result_0.txt has no evaluation at 200"),
         (_relog("1190500.0", "1150500.0"), "summary.json: seconds_to_train is 190.2"),
@@ -96,6 +103,9 @@ def _relog(old: str, new: str) -> Change:
         (_set("summary.json", "accuracy", to=0.31), "summary.json: accuracy is 0.31, in result_0.txt 0.3"),
         (_set("summary.json", "steps", to=2), "summary.json: steps is 2, in metrics.jsonl 3"),
         (_set("metrics.jsonl", 3, "samples", to=90), "metrics.jsonl:4: samples 90 come after 100"),
+        (_set("metrics.jsonl", 3, "samples", to=90), "metrics.jsonl:4: fewer samples than at an earlier line"),
+        (_set("metrics.jsonl", 0, "learning_rate", to=0.6), "learning_rate is above opt_base_learning_rate 0.5"),
+        (_set("summary.json", "samples_per_second", to=9), "summary.json: samples_per_second is 9, by the time stamps"),
         (_set("metrics.jsonl", 3, "seconds", to=10), "metrics.jsonl:4: seconds 10 come after 60.0"),
         (_set("metrics.jsonl", 2, "samples", to=[1]), "metrics.jsonl:3: samples is [1]"),
         (_set("metrics.jsonl", 2, to=7), "metrics.jsonl: line 3 is not a JSON object"),

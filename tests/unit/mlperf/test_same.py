@@ -1,4 +1,4 @@
-"""Same settings, seeds and copies: each fault of one log in ten is found, and named with its file and line."""
+"""Which values all runs of a result share, series with gaps, and copies beyond the same places of two runs."""
 
 import copy
 import random
@@ -7,108 +7,26 @@ from pathlib import Path
 
 import pytest
 
-from edited_logs import (
-    OWN_LOGS,
-    Edit,
-    Run,
-    committed,
-    configure,
-    each,
-    expect_fault,
-    nth,
-    put,
-    report,
-    shift,
-    simulated,
-    write,
-)
+from edited_logs import OWN_LOGS, committed, report, simulated, write
+from log_edits import configure, each, nth, put
 from mlbert.mlperf.checks.duplicate_runs import check_copies_between
+from mlbert.mlperf.checks.same import check_same_settings
 from mlbert.mlperf.findings import Outcome
+from mlbert.mlperf.result_set import ResultSet
 
 
-def copied(scale: float = 1.0, offset: float = 0.0, first: int = 0, what: str = "all", jitter: float = 0.0) -> Edit:
-    """Run 3 becomes run 1 under its own seed: from some evaluation on, its times scaled, its accuracies changed."""
-
-    def edit(runs: list[Run]) -> None:
-        model, own = copy.deepcopy(runs[1]), runs[3]
-        begin, told_at = nth(own, "run_start")["time_ms"], nth(model, "run_start")["time_ms"]
-        if what == "all":
-            nth(model, "seed")["value"] = nth(own, "seed")["value"]
-            for line in model:
-                line["time_ms"] = round(begin + (line["time_ms"] - told_at) * scale)
-                line["value"] = line["value"] + offset if line["key"] == "eval_accuracy" else line["value"]
-            own[:] = model
-            return
-        theirs = [line for line in model if line["key"] == "eval_accuracy"][first:]
-        mine = [line for line in own if line["key"] == "eval_accuracy"][first:]
-        for number, (line, other) in enumerate(zip(mine, theirs, strict=False)):
-            if what == "accuracies":
-                line["value"] = other["value"] + (-1) ** number * jitter
-            else:
-                line["metadata"]["epoch_num"] = other["metadata"]["epoch_num"]
-
-    return edit
-
-
-def timed_as(scale: float) -> Edit:
-    """Run 3 keeps its numbers but takes the times of run 1's evaluations."""
-
-    def edit(runs: list[Run]) -> None:
-        begin, other = nth(runs[3], "run_start")["time_ms"], nth(runs[1], "run_start")["time_ms"]
-        for key in ("eval_start", "eval_stop", "eval_accuracy"):
-            mine = [line for line in runs[3] if line["key"] == key]
-            theirs = [line for line in runs[1] if line["key"] == key]
-            for line, model in zip(mine, theirs, strict=False):
-                line["time_ms"] = round(begin + (model["time_ms"] - other) * scale)
-
-    return edit
-
-
-def reseeded(runs: list[Run]) -> None:
-    nth(runs[3], "seed")["value"] = nth(runs[1], "seed")["value"]
-
-
-PACKAGES = {"mlbert": "0.1.0", "torch": "2.12.0"}
-OURS = {
-    "commit": (put("commit", "f" * 40), "same settings", "commit is 'fff"),
-    "modified tree": (put("tree_modified", True), "same settings", "tree_modified is True"),
-    "training data": (put("train_data", "synthetic"), "same settings", "train_data is 'synthetic'"),
-    "evaluation data": (put("eval_data", "synthetic"), "same settings", "eval_data is 'synthetic'"),
-    "precision": (put("precision", "torch.bfloat16"), "same settings", "precision is 'torch.bfloat16'"),
-    "packages": (put("packages", PACKAGES), "same settings", "packages torch is '2.12.0'"),
-    "python": (put("python", "3.12.1"), "same settings", "python is '3.12.1'"),
-    "optimizer": (put("opt_name", "adamw"), "same settings", "opt_name is 'adamw'"),
-    "ranks": (put("ranks", 8), "same settings", "ranks is 8"),
-    "image": (put("image_digest", "sha256:1"), "same settings", "image_digest is"),
-    "platform": (put("platform", "Linux-5"), "same settings", "platform is 'Linux-5'"),
-    "ops": (put("ops", '{"attention": "plain"}'), "same settings", "ops dropout_add_layer_norm is"),
-    "shape": (put("model_shape_sha256", "0"), "same settings", "model_shape_sha256 is '0'"),
-    "recipe": (put("recipe", "single_lamb"), "same settings", "recipe is 'single_lamb'"),
-    "config": (put("config_file_sha256", "0"), "same settings", "config_file_sha256 is '0'"),
-    "sourced config": (put("config_parents", {}), "same settings", "config_parents benchmarks/"),
-    "benchmark": (put("submission_benchmark", "resnet"), "same settings", "submission_benchmark is 'resnet'"),
-    "organisation": (put("submission_org", "x"), "same settings", "submission_org is 'x'"),
-    "availability": (put("submission_status", "onprem"), "same settings", "submission_status is 'onprem'"),
-    "division": (put("submission_division", "closed"), "same settings", "submission_division is 'closed'"),
-    "setting": (configure("MAX_GRAD_NORM", 2.0), "same settings", "configuration MAX_GRAD_NORM is 2.0"),
-    "data folder": (configure("EVALDIR", "/data/other"), "same settings", "configuration EVALDIR is 'other'"),
-    "rate": (put("opt_base_learning_rate", 0.01), "same settings", "opt_base_learning_rate is 0.01"),
-    "seed": (reseeded, "seeds", "is in result_1.txt, line 8, too"),
-    "experiment": (configure("EXPERIMENT", 1), "series", "EXPERIMENT is 1, as in result_1.txt"),
-    "copy": (copied(), "copies", "accuracies, up to line"),
-    "scaled copy": (copied(scale=1.07), "copies", "are those of result_1.txt"),
-    "half a copy": (copied(what="accuracies", first=4), "copies", "3 accuracies, up to line"),
-    "nearly a copy": (copied(what="accuracies", jitter=1e-5), "copies", "accuracies, to 5 digits, up to line"),
-    "copied counts": (copied(what="samples", first=3), "copies", "4 sample counts"),
-    "copied times": (timed_as(1.0), "copies", "intervals between evaluations, to 1 ms,"),
-    "scaled times": (timed_as(1.1), "copies", "intervals between evaluations, times one factor,"),
-}
-
-
-@pytest.mark.parametrize("name", OURS)
-def test_a_run_that_does_not_belong_is_named(name: str, tree_root: Path, tmp_path: Path) -> None:
-    edit, check, words = OURS[name]
-    expect_fault((edit, Outcome.ERROR, check, words), committed(tree_root / OWN_LOGS), tmp_path)
+def test_every_value_of_ours_before_the_run_is_shared(tree_root: Path, tmp_path: Path) -> None:
+    runs = committed(tree_root / OWN_LOGS)
+    may_differ = ("cache_clear", "init_start", "init_stop", "seed")
+    lines = runs[3][: runs[3].index(nth(runs[3], "run_start"))]
+    lines = [line for line in lines if line["key"] not in may_differ] + [nth(runs[3], "eval_samples")]
+    assert len(lines) > 40
+    for line in lines:
+        line["value"] = "other"
+    found = list(check_same_settings(ResultSet(write(runs, tmp_path))))
+    for line, complaint in zip(lines, found, strict=True):
+        words = f"result_3.txt: line {runs[3].index(line) + 1}: {line['key']} is 'other', in result_0.txt "
+        assert (complaint.outcome, complaint.text[: len(words)]) == (Outcome.ERROR, words)
 
 
 def test_a_missing_run_of_a_series_is_reported(tree_root: Path, tmp_path: Path) -> None:
@@ -158,43 +76,6 @@ def test_copies_between_systems_name_both(tmp_path: Path) -> None:
     (complaint,) = check_copies_between([write(runs, folders[0]), write(others, folders[1])])
     assert complaint.outcome is Outcome.ERROR
     assert re.search(r"^other/bert/result_4\.txt: line \d+: .* one/bert/result_2\.txt from line \d+", complaint.text)
-
-
-def other_lines(runs: list[Run]) -> None:
-    for line in runs[3]:
-        line["metadata"]["lineno"] += 7
-
-
-def other_data(runs: list[Run]) -> None:
-    for which, run in enumerate(runs):
-        name = "/data/easy/part_1" if which == 3 else f"/data/phase2/part_{which}"
-        run.insert(run.index(nth(run, "eval_start")), nth(run, "epoch_start") | {"key": "data_file", "value": name})
-
-
-@pytest.mark.parametrize(
-    ("edit", "words"),
-    [
-        (other_lines, "submission_benchmark is logged at /code/train.py:27, in the other logs at /code/train.py:20"),
-        (other_data, "data_file is in '/data/easy', in the other logs in '/data/phase2'"),
-    ],
-)
-def test_another_version_or_other_data_of_another_program(edit: Edit, words: str, tmp_path: Path) -> None:
-    expect_fault((edit, Outcome.WARN, "same settings", words), simulated(5), tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("edit", "words"),
-    [
-        (copied(), "16 accuracies"),
-        (copied(offset=0.0001), "accuracies, but for one number added to all,"),
-        (copied(scale=1.5), "accuracies"),
-        (each(copied(what="accuracies"), shift("run_start", 5)), "accuracies"),
-        (timed_as(1.0), "intervals between evaluations, to 1 ms,"),
-        (timed_as(0.9), "intervals between evaluations, times one factor,"),
-    ],
-)
-def test_copies_of_other_programs_are_found(edit: Edit, words: str, tmp_path: Path) -> None:
-    expect_fault((edit, Outcome.ERROR, "copies", words), simulated(5), tmp_path)
 
 
 def test_unpacked_runs_share_their_counts(tmp_path: Path) -> None:

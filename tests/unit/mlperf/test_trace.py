@@ -3,6 +3,7 @@
 import ast
 import json
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ from typer.testing import CliRunner
 
 from mlbert.cli.submission import app
 from mlbert.config.sections import settings_by_key
+from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
 from mlbert.host.provenance import PACKAGE_HOME
-from mlbert.mlperf import official
+from mlbert.mlperf import official, trace
 from mlbert.mlperf.call_sites import Sources
 from mlbert.mlperf.findings import Outcome
 from mlbert.mlperf.keys import SETTINGS_OF
@@ -27,15 +29,30 @@ ROOT = Path(__file__).resolve().parents[3]
 CONFIG = "benchmarks/bert/implementations/cpu_demo/config_cpu_1x1x32x1_demo.sh"
 COMMITTED = [path for path in sorted(ROOT.glob("results/*/bert/result_0.txt")) if '"configuration"' in path.read_text()]
 
-# Prints the files of the package that a run has loaded, in its last line.
+# Prints the files of the package that a run has loaded, in its last line. Measuring a machine's peak takes seconds.
 PROGRAM = """
 import json, sys
 from mlbert.cli.main import main
+from mlbert.ops import precision
+precision.SIZES["cpu"] = 256
 try:
     main(sys.argv[1:])
 finally:
     print(json.dumps([str(m.__file__) for n, m in list(sys.modules.items()) if n.startswith("mlbert.")]))
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared_search() -> Iterator[None]:
+    """Search the code of a commit that a recipe reaches once for all logs, which takes a second."""
+    made: dict[object, CodeSearch] = {}
+
+    def search(sources: Sources, recipe: str) -> CodeSearch:
+        return made.setdefault((sources.tree, sources.commit, recipe), CodeSearch(sources, recipe))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trace, "CodeSearch", search)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +84,8 @@ def chains_of(log: Path) -> dict[str, Trace]:
     return {key: tracer.chain(key) for key in tracer.keys}
 
 
-def places(tracer: Tracer, key: str, step: str) -> list[tuple[str, str]]:
-    return [(link.place, link.text) for link in tracer.chain(key).links if link.step == step]
+def places(chain: Trace, step: str) -> list[tuple[str, str]]:
+    return [(link.place, link.text) for link in chain.links if link.step == step]
 
 
 def test_every_key_is_followed(chains: dict[str, Trace]) -> None:
@@ -92,35 +109,30 @@ def test_traces_name_only_files_that_the_run_loaded(run: Path, chains: dict[str,
     assert_traces_name_only_loaded_files("packed_lamb", chains, (run.parent / "loaded.json").read_text())
 
 
-OTHER_RECIPES = ("ddp_adam", "masked_lm_stored", "masked_lm_text", "classification")
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-
-
 def settings_of(recipe: str, folder: Path) -> dict[str, object]:
     """Return settings of a run of three steps, and write its data."""
     values: dict[str, object] = {"average_packing_rate": 1, "gradient_accumulation_steps": 1, "max_steps": 3}
+    values["recipe"] = recipe.removesuffix("_text").removesuffix("_stored")
     if recipe.startswith("masked_lm"):
         values |= {"lr_milestones": "2", "lr_gamma": 0.5}
-    unused = [f"[unused{number}]" for number in range(300)]
+    words = [*"abcdefghijklmnopqrstuvwxyz", "cold", "warm", "sun", "snow"]
+    unused = [f"[unused{number}]" for number in range(SHAPE["vocab_size"] - len(words) - len(SPECIAL_TOKENS))]
+    (folder / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *words, *unused]) + "\n")
     if recipe == "masked_lm_text":
-        (folder / "vocab.txt").write_text("\n".join([*SPECIAL, *"abcdefghijklmnopqrstuvwxyz", *unused][:300]) + "\n")
-        sets = {name: write_texts(folder / name, random_texts(40, seed)) for seed, name in enumerate(("train", "eval"))}
-        values |= {"input_dir": sets["train"], "eval_dir": sets["eval"], "tokenizer": folder / "vocab.txt"}
-        values |= {"synthetic_data": 0, "num_eval_examples": 8, "max_seq_length": 16, "masking_rate": 0.3}
-    if recipe == "classification":
-        (folder / "vocab.txt").write_text("\n".join([*SPECIAL, "cold", "warm", "sun", "snow", *unused][:300]) + "\n")
-        rows = "text,label\n" + "warm sun,1\ncold snow,0\n" * 8
-        for name in ("train", "dev"):
-            (folder / f"{name}.csv").write_text(rows)
-        values |= {"input_dir": folder / "train.csv", "eval_dir": folder / "dev.csv", "tokenizer": folder / "vocab.txt"}
+        sets = [write_texts(folder / str(seed), random_texts(40, seed)) for seed in range(2)]
+        values |= {"num_eval_examples": 8, "masking_rate": 0.3}
+    elif recipe == "classification":
+        (folder / "rows.csv").write_text("text,label\n" + "warm sun,1\ncold snow,0\n" * 8)
+        sets = [folder / "rows.csv"] * 2
         values |= {"text_columns": "text", "label_column": "label", "num_labels": 2}
-        values |= {"synthetic_data": 0, "max_seq_length": 16}
-    name = "masked_lm" if recipe.startswith("masked_lm") else recipe
-    return {**values, "recipe": name}
+    else:
+        return values
+    places = dict(zip(("input_dir", "eval_dir"), sets, strict=True))
+    return {**values, **places, "tokenizer": folder / "vocab.txt", "synthetic_data": 0, "max_seq_length": 16}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", OTHER_RECIPES)
+@pytest.mark.parametrize("recipe", ["ddp_adam", "masked_lm_stored", "masked_lm_text", "classification"])
 def test_traces_of_other_recipes_name_only_files_that_the_run_loaded(recipe: str, tmp_path: Path) -> None:
     words = train_arguments(tmp_path, **settings_of(recipe, tmp_path))
     done = run_quietly(sys.executable, "-c", PROGRAM, *words)
@@ -153,23 +165,21 @@ def test_committed_results_are_traced(path: Path) -> None:
         assert any(line.startswith("seed = ") and " <- training/" in line for line in lines)
 
 
-def test_where_values_come_from(run: Path) -> None:
-    tracer = Tracer(read_log(run), ROOT)
-    lines = (ROOT / CONFIG).read_text().splitlines()
-    number = lines.index("export OPT_LAMB_BETA_1=0.9") + 1
-    assert places(tracer, "opt_lamb_beta_1", "setting") == [(f"{CONFIG}:{number}", "export OPT_LAMB_BETA_1=0.9")]
-    readers = places(tracer, "opt_lamb_beta_1", "read by")
+def test_where_values_come_from(run: Path, chains: dict[str, Trace]) -> None:
+    number = (ROOT / CONFIG).read_text().splitlines().index("export OPT_LAMB_BETA_1=0.9") + 1
+    assert places(chains["opt_lamb_beta_1"], "setting") == [(f"{CONFIG}:{number}", "export OPT_LAMB_BETA_1=0.9")]
+    readers = places(chains["opt_lamb_beta_1"], "read by")
     assert any("config.beta1" in text and "/optim/optimizers.py" in place for place, text in readers)
-    ((place, text),) = places(tracer, "opt_lamb_epsilon", "setting")
+    ((place, text),) = places(chains["opt_lamb_epsilon"], "setting")
     assert place.startswith(f"{PACKAGE_HOME}/optim/config.py:")
     assert text == "default=1e-06,"
-    power = places(tracer, "opt_lamb_learning_rate_decay_poly_power", "setting")
+    power = places(chains["opt_lamb_learning_rate_decay_poly_power"], "setting")
     assert power == [(f"{run.parent}/more.yaml:2", "poly_power: 2")]
-    assert places(tracer, "opt_learning_rate_training_steps", "setting")[0][0] == "flag --max_steps"
-    assert ("environment BATCHSIZE", "BATCHSIZE = 4") in places(tracer, "global_batch_size", "setting")
-    assert places(tracer, "config_file", "file") == [(CONFIG, "")]
-    assert any("training/evaluate.py:" in place for place, _ in places(tracer, "eval_accuracy", "computed by"))
-    assert any("def git_state(" in text for _, text in places(tracer, "commit", "computed by"))
+    assert places(chains["opt_learning_rate_training_steps"], "setting")[0][0] == "flag --max_steps"
+    assert ("environment BATCHSIZE", "BATCHSIZE = 4") in places(chains["global_batch_size"], "setting")
+    assert places(chains["config_file"], "file") == [(CONFIG, "")]
+    assert any("training/evaluate.py:" in place for place, _ in places(chains["eval_accuracy"], "computed by"))
+    assert any("def git_state(" in text for _, text in places(chains["commit"], "computed by"))
 
 
 def test_the_meaning_of_values(chains: dict[str, Trace]) -> None:
@@ -180,14 +190,14 @@ def test_the_meaning_of_values(chains: dict[str, Trace]) -> None:
     assert meaning["run_start"] == [("logged in", "start: Log run_start.")]
 
 
-def test_official_tools_read_such_a_log(run: Path, tmp_path: Path) -> None:
+def test_official_tools_read_such_a_log(run: Path) -> None:
     from mlperf_logging.rcp_checker.rcp_checker import read_submission_file
 
     log = read_log(run)
     assert "eval_accuracy" in log.value("configuration")["LOGDIR"]["value"]
     assert official.run(official.compliance_checker(run, "x"))[0].outcome is Outcome.PASS
-    _, _, batch, benchmark = read_submission_file(str(run), "5.0.0", use_train_samples=False)
-    assert (batch, benchmark) == (log.value("global_batch_size"), "bert")
+    read = read_submission_file(str(run), "5.0.0", use_train_samples=False)
+    assert read[2:] == (log.value("global_batch_size"), "bert")
 
 
 @pytest.mark.parametrize(
@@ -303,60 +313,50 @@ def loop(run, how: RunConfig):
 }
 
 
-@pytest.fixture
-def search(tmp_path: Path) -> CodeSearch:
-    write_files(tmp_path / PACKAGE_HOME, FILES)
-    return CodeSearch(Sources(tmp_path, Log(Path("x"), ())), RECIPE)
-
-
 def located(found: list[tuple[str, str]]) -> list[str]:
     return [place.removeprefix(f"{PACKAGE_HOME}/") for place, _ in found]
 
 
-def expressions(text: str) -> list[ast.expr]:
+SETTINGS, BUILD = settings_by_key(), RECIPE.replace("x.py", "x_build.py")
+
+
+# A section is known by ``config[Section]`` and by a parameter's type, whatever its name, function by function.
+@pytest.mark.parametrize(
+    ("find", "expected"),
+    [
+        (lambda code: located(code.readers("opt_epsilon")), ["recipes/x_build.py:6", "optim/optimizers.py:3"]),
+        (lambda code: located(code.readers("max_steps")), ["recipes/x_build.py:6"]),  # by the property
+        (lambda code: located(code.readers("log_freq")), ["training/loop.py:7"]),
+        (lambda code: located(code.readers("seed")), []),
+        (lambda code: located(code.default_of(SETTINGS["opt_epsilon"], RECIPE)), ["optim/config.py:6"]),
+        (lambda code: located(code.default_of(SETTINGS["max_sequences_per_pack"], RECIPE)), ["recipes/x.py:4"]),
+        (lambda code: code.default_of(SETTINGS["max_steps"], RECIPE), []),  # has none
+        (lambda code: code.default_of(SETTINGS["recipe"], RECIPE), [(f"{RECIPE}:3", 'name="x",')]),
+        (lambda code: code.default_of(SETTINGS["opt_epsilon"], f"{PACKAGE_HOME}/recipes/absent.py"), []),
+        (lambda code: located(code.setters("accuracy")), ["training/loop.py:5"]),
+        (lambda code: located(code.definitions("measure")), ["models/m.py:6"]),  # that does something
+        (lambda code: located(code.definitions("LIMIT")), ["models/m.py:2"]),
+        (lambda code: code.definitions("unused"), []),  # not reached
+        (lambda code: code.definitions("absent"), []),
+        (lambda code: code.meaning_of(SETTINGS["opt_epsilon"])[1], "Added to the denominator."),
+        (lambda code: located([code.meaning_of(SETTINGS["opt_epsilon"])]), ["optim/config.py:4"]),
+        (lambda code: code.meaning_of(SETTINGS["seed"]), None),
+        (lambda code: located(code.docstrings("measure")), ["models/m.py:6"]),
+        (lambda code: [text for _, text in code.docstrings("measure")], ["measure: Measure it, once."]),
+        (lambda code: located(code.fields("state")), ["training/loop.py:6"]),
+        (lambda code: code.enclosing(f"{PACKAGE_HOME}/models/m.py", 11)[0][1], "measure: Measure it,"),
+        (lambda code: located(code.origins(BUILD, _names("optimizer"))[0]), ["recipes/x_build.py:5"]),
+        (lambda code: code.origins(BUILD, _names("optimizer"))[1], {"optimizer"}),  # ends at a section
+        (lambda code: code.origins(BUILD, _names("rate"))[1], {"rate", "schedule", "num_steps"}),
+    ],
+)
+def test_a_search_of_code(find: Callable[[CodeSearch], object], expected: object, tmp_path: Path) -> None:
+    write_files(tmp_path / PACKAGE_HOME, FILES)
+    assert find(CodeSearch(Sources(tmp_path, Log(Path("x"), ())), RECIPE)) == expected
+
+
+def _names(text: str) -> list[ast.expr]:
     return [ast.parse(text, mode="eval").body]
-
-
-def test_readers_of_sections(search: CodeSearch) -> None:
-    """A section is known by ``config[Section]`` and by a parameter's type, whatever its name, function by function."""
-    assert located(search.readers("opt_epsilon")) == ["recipes/x_build.py:6", "optim/optimizers.py:3"]
-    assert located(search.readers("max_steps")) == ["recipes/x_build.py:6"]  # by the property
-    assert located(search.readers("log_freq")) == ["training/loop.py:7"]
-    assert search.readers("seed") == []
-
-
-def test_defaults(search: CodeSearch) -> None:
-    epsilon, most, steps = (settings_by_key()[key] for key in ("opt_epsilon", "max_sequences_per_pack", "max_steps"))
-    assert search.default_of(epsilon, RECIPE) == [(f"{PACKAGE_HOME}/optim/config.py:6", "default=1e-6,")]
-    assert search.default_of(most, RECIPE) == [(f"{RECIPE}:4", 'overrides={"MAX_SEQUENCES_PER_PACK": 3},')]
-    assert search.default_of(steps, RECIPE) == []  # has none
-    assert search.default_of(settings_by_key()["recipe"], RECIPE) == [(f"{RECIPE}:3", 'name="x",')]
-    assert search.default_of(epsilon, f"{PACKAGE_HOME}/recipes/absent.py") == []
-
-
-def test_origins_of_a_value_end_at_a_section(search: CodeSearch) -> None:
-    build = RECIPE.replace("x.py", "x_build.py")
-    found, names = search.origins(build, expressions("optimizer"))
-    assert located(found) == ["recipes/x_build.py:5"]
-    assert names == {"optimizer"}
-    assert search.origins(build, expressions("rate"))[1] == {"rate", "schedule", "num_steps"}
-
-
-def test_setters_and_definitions_that_do_something(search: CodeSearch) -> None:
-    assert located(search.setters("accuracy")) == ["training/loop.py:5"]
-    assert located(search.definitions("measure")) == ["models/m.py:6"]
-    assert located(search.definitions("LIMIT")) == ["models/m.py:2"]
-    assert search.definitions("unused") == []  # not reached
-    assert search.definitions("absent") == []
-
-
-def test_meanings(search: CodeSearch) -> None:
-    place, text = search.meaning_of(settings_by_key()["opt_epsilon"]) or ("", "")
-    assert (place, text) == (f"{PACKAGE_HOME}/optim/config.py:4", "Added to the denominator.")
-    assert search.meaning_of(settings_by_key()["seed"]) is None
-    assert search.docstrings("measure") == [(f"{PACKAGE_HOME}/models/m.py:6", "measure: Measure it, once.")]
-    assert located(search.fields("state")) == ["training/loop.py:6"]
-    assert [text for _, text in search.enclosing(f"{PACKAGE_HOME}/models/m.py", 11)] == ["measure: Measure it,"]
 
 
 REACHED = {

@@ -1,5 +1,6 @@
 """Values that a run cannot have had, or that the closed division does not allow: each found, at its line."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,6 +8,9 @@ import pytest
 
 from audit import ROOT, add_line, copy_of_ours, edit, expect, report, set_value
 from mlbert.mlperf.findings import Outcome
+from mlbert.mlperf.logs import read_log
+from mlbert.mlperf.metrics import check_metrics
+from mlbert.mlperf.result_set import ResultSet
 
 # In any division: key, value, check, what it must say.
 IMPOSSIBLE = [
@@ -54,6 +58,7 @@ CLOSED = [
     ("cache_clear", '"False"', "rules", "cache_clear is false"),
     ("cache_clear", "0", "rules", "cache_clear is 0"),
     ("opt_base_learning_rate", "1e-11", "values", "below 1e-07 nothing is learnt"),
+    ("opt_base_learning_rate", "0.96", "rules", "nothing is learnt above 0.1"),
 ]
 
 
@@ -79,6 +84,9 @@ METHOD = [
     ("opt_learning_rate_decay_schedule", '"cosine"', "closed requires polynomial decay"),
     ("max_sequence_length", "128", "closed requires 512"),
     ("target_accuracy", "0.5", "closed requires 0.72"),
+    ("hidden_dropout_prob", "0.0", "closed requires 0.1"),
+    ("num_hidden_layers", "12", "closed requires 24"),
+    ("precision", '"nvfp4"', "a number format that v5.0 does not approve"),
     ("starting_weights", '"none"', "closed starts from the reference's checkpoint"),
 ]
 
@@ -226,6 +234,8 @@ def test_a_synthetic_set_may_be_smaller_than_asked_for(ours: Path) -> None:
     set_value(ours, "eval_samples", "8")
     words = "eval_samples is 8, its configuration says NUM_EVAL_EXAMPLES = 2000"
     expect(report([ours]), "configuration", Outcome.ERROR, words)
+    set_value(ours, "eval_data", json.dumps(read_log(ours).value("train_data")))
+    expect(report([ours]), "configuration", Outcome.ERROR, "eval_data is train_data, so nothing was held out")
     for key in ("train_data", "eval_data"):
         set_value(ours, key, '"synthetic"')
     edit(ours, "configuration", '("SYNTH_DATA": {"value": )false', r"\g<1>true")
@@ -245,8 +255,9 @@ def test_tokens_are_those_of_the_sequences(ours: Path) -> None:
         add_line(ours, "eval_samples", key, value)
     assert "configuration" not in report([ours])
     add_line(ours, "eval_samples", "tokens", "100015")
-    words = "tokens is 100015, of 100016 sequences of at most 64"
-    expect(report([ours]), "configuration", Outcome.ERROR, words)
+    add_line(ours, "eval_samples", "skipped_steps", "5000")
+    words = ("tokens is 100015, of 100016 sequences of at most 64", "skipped_steps is 5000, of 3000 steps")
+    expect(report([ours]), "configuration", Outcome.ERROR, *words)
 
 
 def test_a_closed_target_and_a_configuration_of_another_form(ours: Path) -> None:
@@ -257,5 +268,7 @@ def test_a_closed_target_and_a_configuration_of_another_form(ours: Path) -> None
 
 def test_all_committed_results_agree_with_themselves() -> None:
     for folder in sorted(ROOT.glob("results/*/bert")):
-        found = report(sorted(folder.glob("result_*.txt")))
-        assert {check: said for check, said in found.items() if said[0] == "ERROR"} == {}, folder
+        paths = sorted(folder.glob("result_*.txt"))
+        assert {check: said for check, said in report(paths).items() if said[0] == "ERROR"} == {}, folder
+        metrics = check_metrics(ResultSet([read_log(path) for path in paths]))
+        assert [found for found in metrics if found.outcome is Outcome.ERROR] == []

@@ -140,6 +140,13 @@ MUTATIONS = {
     "no line": ("seed", r', "lineno": \d+', "", "call sites", "seed names no file and line"),
     "other platform": ("submission_platform", '"cpu_demo"', '"dgx"', "filed under", "'dgx', filed under 'cpu_demo'"),
     "other status": ("submission_status", "research", "onprem", "filed under", "is 'onprem', the system description"),
+    "truncated line": ("eval_samples", r"\}\}$", "", "lines", ""),
+    "no metadata": ("train_samples", r', "metadata".*\}$', "}", "lines", "train_samples has no metadata"),
+    "misread text": ("init_stop", r'"lineno"', '"eval_accuracy": 1, "lineno"', "lines", "contains the text"),
+    "other division": ("submission_division", '"open"', '"closed"', "division", "says 'closed', not 'open'"),
+    "aborted": ("run_stop", '"success"', '"aborted"', "status", "status is 'aborted'"),
+    "no end": ("run_stop", '"status"', '"state"', "status", "status is None"),
+    "fraction": ("eval_accuracy", r'"epoch_num": (\d+)', r'"epoch_num": \1.5', "plain numbers", "not a count"),
     "no status": ("submission_status", "research", "done", "filed under", "'done' is not one of research"),
 }
 
@@ -181,6 +188,12 @@ def test_a_model_of_another_size_in_closed(ours: Path) -> None:
     outcome, text = report([ours], ROOT)["code"]
     assert outcome is Outcome.ERROR
     assert "demo.json: num_hidden_layers is 1, closed requires 24" in text
+
+
+@pytest.mark.parametrize(("replacement", "count"), [(r"\1\1", 2), ("", 0)])
+def test_a_log_names_one_seed(replacement: str, count: int, ours: Path) -> None:
+    edit(ours, "seed", "(.*\n)", replacement)
+    expect(report([ours]), "seeds", Outcome.ERROR, f"result_0.txt: logs {count} seeds, not one")
 
 
 def test_a_line_logged_twice(ours: Path) -> None:
