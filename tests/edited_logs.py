@@ -40,16 +40,24 @@ def simulated(seed: int, batch: int = 768, speed: float = 0.1, slow: bool = Fals
     sizes of steps vary by 5 %. With ``slow``, one interval takes three times as long.
     """
     chance = random.Random(seed)
-    runs, now = [], 1_700_000_000_000 + chance.randrange(10**9)
+    runs: list[Run] = []
+    now = 1_700_000_000_000 + chance.randrange(10**9)
+
+    def log(key: str, value: object = None, after: int = 1, **metadata: object) -> None:
+        nonlocal now
+        now += after
+        about = {"file": "/code/train.py", "lineno": len(key), **metadata}
+        runs[-1].append({"time_ms": now, "key": key, "value": value, "metadata": about})
+
     for _ in range(10):
-        run = _Writer(now)
+        runs.append([])
         about = {"submission_benchmark": "bert", "submission_org": "Some", "submission_division": "closed"}
         about |= {"seed": chance.randrange(2**31), "global_batch_size": batch, "opt_name": "lamb", "init_start": None}
         for key, value in about.items():
-            run.log(key, value)
-        run.log("init_stop", after=chance.randrange(5000, 50_000))
-        run.log("run_start")
-        run.log("epoch_start", epoch_num=0)
+            log(key, value)
+        log("init_stop", after=chance.randrange(5000, 50_000))
+        log("run_start")
+        log("epoch_start", epoch_num=0)
         pace, slow_one = speed * chance.uniform(0.9, 1.1), chance.randrange(5) if slow else -1
         samples, accuracy, index = 0, 0.35, 0
         while accuracy < 0.72:
@@ -60,27 +68,15 @@ def simulated(seed: int, batch: int = 768, speed: float = 0.1, slow: bool = Fals
             took = (samples - before) / pace * chance.uniform(0.9, 1.1) * (3 if index == slow_one + 1 else 1)
             accuracy += (0.7215 - accuracy) * chance.uniform(0.2, 0.4)
             accuracy = max(accuracy, 0.7201) if index == 16 else accuracy
-            run.log("eval_start", after=round(took), epoch_num=samples)
-            run.log("eval_stop", after=round(1000 * chance.uniform(0.8, 1.2)), epoch_num=samples)
-            run.log("eval_accuracy", accuracy, epoch_num=samples)
-        run.log("epoch_stop", epoch_num=samples)
-        run.log("train_samples", samples)
-        run.log("eval_samples", 10_000)
-        run.log("run_stop", status="success")
-        runs.append(run.lines)
-        now = run.now + 60_000
+            log("eval_start", after=round(took), epoch_num=samples)
+            log("eval_stop", after=round(1000 * chance.uniform(0.8, 1.2)), epoch_num=samples)
+            log("eval_accuracy", accuracy, epoch_num=samples)
+        log("epoch_stop", epoch_num=samples)
+        log("train_samples", samples)
+        log("eval_samples", 10_000)
+        log("run_stop", status="success")
+        now += 60_000
     return runs
-
-
-class _Writer:
-    def __init__(self, now: int) -> None:
-        self.now = now
-        self.lines: Run = []
-
-    def log(self, key: str, value: object = None, after: int = 1, **metadata: object) -> None:
-        self.now += after
-        about = {"file": "/code/train.py", "lineno": len(key), **metadata}
-        self.lines.append({"time_ms": self.now, "key": key, "value": value, "metadata": about})
 
 
 def write(runs: list[Run], folder: Path) -> list[Log]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Callable
@@ -118,33 +119,19 @@ def test_a_folder_and_a_log(tmp_path: Path, new_log: Callable[..., Path]) -> Non
     assert failed(check(tmp_path / "result_1.txt", "closed"))
 
 
-def test_input_that_cannot_be_judged(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    for name, code in (("absent", "file.missing"), ("empty", "log.missing")):
-        with user_error(code, tmp_path / name):
-            check(tmp_path / name)
-    log = tmp_path / "log.txt"
-    os.mkfifo(log)
-    with user_error("file.wrong-kind", log):
-        check(log)
-    log.unlink()
-    log.write_text(":::MLLOG " + "x" * 60_000)
-    with user_error("file.too-large", log):
-        check(log)
-
-
-def test_the_command_prints_one_table_and_exits_with_the_verdict(log: Path) -> None:
-    runner = CliRunner()
-    good = runner.invoke(app, ["check", str(log), "--division", "closed"])
-    assert good.exit_code == 0
-    assert "nothing FAILED" in good.stdout
-    assert good.stdout.count(" result   check") == 1
-    log.write_text(log.read_text().replace('"success"', '"aborted"'))
-    bad = runner.invoke(app, ["check", str(log)])
-    assert bad.exit_code == 1
-    reported = " ".join(bad.stdout.split())
-    assert ": 1 of" in reported
-    assert "status is 'aborted'" in reported
+@pytest.mark.parametrize(
+    ("name", "make", "code"),
+    [
+        ("absent", lambda path: None, "file.missing"),
+        ("empty", Path.mkdir, "log.missing"),
+        ("log.txt", os.mkfifo, "file.wrong-kind"),
+        ("log.txt", lambda path: path.write_text(":::MLLOG " + "x" * 60_000), "file.too-large"),
+    ],
+)
+def test_input_that_cannot_be_judged(name: str, make, code: str, tmp_path: Path) -> None:
+    make(tmp_path / name)
+    with user_error(code, tmp_path / name):
+        check(tmp_path / name)
 
 
 PUBLISHED = Path(__file__).parents[2] / "assets/published_logs/2xXE9712x4GB200.tar.xz"
@@ -158,33 +145,19 @@ def test_a_published_result_raises_no_error(tmp_path: Path) -> None:
     findings = check(tmp_path)
     assert not failed(findings)
     reported = _by_check(findings)
-    assert reported["compliance_checker"].outcome is Outcome.WARN
     assert reported["compliance_checker"].words.startswith("the one of ten that the scoring drops: ")
-    assert reported["own: status"].outcome is Outcome.WARN
-    assert reported["own: program"].outcome is Outcome.NOTE
-    assert reported["own: evaluations"].outcome is Outcome.PASS
+    names = ("compliance_checker", "own: status", "own: program", "own: evaluations")
+    outcomes = [Outcome.WARN, Outcome.WARN, Outcome.NOTE, Outcome.PASS]
+    assert [reported[name].outcome for name in names] == outcomes
     assert "note: results/2xXE9712x4GB200/bert holds result_10.txt, which the official" in reported["own: layout"].words
     assert "warning: benchmarks/bert/implementations is missing" in reported["own: layout"].words
 
     (results / "result_3.txt").write_text((results / "result_3.txt").read_text().replace('"success"', '"aborted"'))
     (tmp_path / "results" / "other").mkdir()
     reported = _by_check(check(results))  # a system's folder: with its description, and without the other system
-    assert reported["own: status"].outcome is Outcome.ERROR
-    assert reported["rcp_checker"].outcome is Outcome.ERROR
-    assert reported["system_desc_checker"].outcome is Outcome.PASS
+    names = ("own: status", "rcp_checker", "system_desc_checker")
+    assert [reported[name].outcome for name in names] == [Outcome.ERROR, Outcome.ERROR, Outcome.PASS]
     assert "other" not in reported["own: layout"].words
-
-
-def _replace(make: Callable[[Path], object]) -> Callable[[Path], None]:
-    def damage(path: Path) -> None:
-        path.unlink()
-        make(path)
-
-    return damage
-
-
-def _append(text: str) -> Callable[[Path], object]:
-    return lambda path: path.write_text(path.read_text() + text)
 
 
 DEEP = "[" * 20_000 + "]" * 20_000
@@ -195,20 +168,26 @@ def test_everything_that_crashes_a_tool_is_reported_in_one_table(tmp_path: Path,
     """Nothing here hangs, stops the check, changes a file, or names the copy."""
     tree = new_tree(tmp_path / "my tree", "open")
     logs = tree / "results" / "machine" / "bert"
-    damages: list[tuple[Callable[[Path], object], str]] = [
+    # What is put in place of a log; a text is added to it.
+    damages: list[tuple[Callable[[Path], object] | str, str]] = [
         (lambda path: path.write_text(""), "result_0.txt: has no line of an MLPerf log"),
         (lambda path: path.write_bytes(bytes(range(256)) * 40), "result_1.txt: has no line of an MLPerf log"),
-        (_append(f":::MLLOG {'x' * 10_000_000}\n"), "result_2.txt has 10000002 characters in line"),
-        (_append(DEEP_LINE), "RecursionError"),
-        (_append(':::MLLOG {"time_ms": NaN, "key": "x", "value": 1, "metadata": {}}\n'), "time_ms is nan"),
-        (_replace(os.mkfifo), "result_5.txt is neither a file nor a folder"),
-        (_replace(Path.mkdir), "result_6.txt is a folder"),
-        (_replace(lambda path: path.symlink_to("nowhere")), "result_7.txt is a link to nothing"),
-        (_replace(lambda path: path.symlink_to("result_8.txt")), "result_8.txt is a link to itself"),
-        (_replace(lambda path: path.symlink_to("/etc/passwd")), "result_9.txt is a link out of the tree"),
+        (f":::MLLOG {'x' * 10_000_000}\n", "result_2.txt has 10000002 characters in line"),
+        (DEEP_LINE, "RecursionError"),
+        (':::MLLOG {"time_ms": NaN, "key": "x", "value": 1, "metadata": {}}\n', "time_ms is nan"),
+        (os.mkfifo, "result_5.txt is neither a file nor a folder"),
+        (Path.mkdir, "result_6.txt is a folder"),
+        (lambda path: path.symlink_to("nowhere"), "result_7.txt is a link to nothing"),
+        (lambda path: path.symlink_to("result_8.txt"), "result_8.txt is a link to itself"),
+        (lambda path: path.symlink_to("/etc/passwd"), "result_9.txt is a link out of the tree"),
     ]
     for index, (damage, _) in enumerate(damages):
-        damage(logs / f"result_{index}.txt")
+        log = logs / f"result_{index}.txt"
+        if isinstance(damage, str):
+            log.write_text(log.read_text() + damage)
+        else:
+            log.unlink()
+            damage(log)
     (tree / "results" / "no system" / "bert").mkdir(parents=True)
     (tree / "systems" / "broken.json").write_text("{")
     (tree / "systems" / "deep.json").write_text(DEEP)
@@ -246,26 +225,24 @@ def test_a_path_may_be_a_link(tmp_path: Path, new_log: Callable[..., Path]) -> N
     assert complaint.text == "result_0.txt is a link out of the tree"
 
 
-def test_json_has_every_complaint_and_the_table_some(tmp_path: Path, new_log: Callable[..., Path]) -> None:
-    good = new_log(tmp_path / "good.txt", division="open")
-    bad = tmp_path / "bad.txt"
-    bad.write_text(good.read_text().replace(', "metadata"', ', "data"'))
-    target = tmp_path / "found.json"
-    done = CliRunner().invoke(app, ["check", str(good), str(bad), "--json", str(target)])
+def test_the_command_prints_a_table_of_each_path_and_json_with_every_complaint(log: Path, tmp_path: Path) -> None:
+    printed = CliRunner().invoke(app, ["check", str(log), "--division", "closed", "--json", "-"])
+    assert (printed.exit_code, json.loads(printed.stdout)["verdict"]) == (0, "passed")
+    bad, target = tmp_path / "bad.txt", tmp_path / "found.json"
+    bad.write_text(log.read_text().replace(', "metadata"', ', "data"'))
+    done = CliRunner().invoke(app, ["check", str(log), str(bad), "--json", str(target)])
     assert done.exit_code == 1
+    assert "nothing FAILED" in done.stdout
+    assert re.search(r": \d+ of \d+ .*: cache_clear has no metadata", " ".join(done.stdout.split()))
+    assert done.stdout.count(" result   check") == 2
     found = json.loads(target.read_text())
     assert found["verdict"] == "failed"
     assert found["versions"]["mlperf-logging"] == "4.1.68"
     lines = next(row for row in found["findings"] if (row["path"], row["check"]) == (str(bad), "own: lines"))
-    num_lines = len(bad.read_text().splitlines())
-    assert len(lines["complaints"]) == num_lines
+    assert len(lines["complaints"]) == len(bad.read_text().splitlines())
     assert {complaint["severity"] for complaint in lines["complaints"]} == {"ERROR"}
     num_kinds = len({complaint["text"].split(": ")[-1] for complaint in lines["complaints"]})
     assert lines["words"].endswith(f"; and {num_kinds - 6} more")
-    assert done.stdout.count(" result   check") == 2
-    printed = CliRunner().invoke(app, ["check", str(good), "--json", "-"])
-    assert printed.exit_code == 0
-    assert json.loads(printed.stdout)["verdict"] == "passed"
 
 
 @pytest.mark.slow

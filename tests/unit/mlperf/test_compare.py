@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from edited_logs import committed, write
+from log_edits import nth
 from mlbert.cli.submission import app
 from mlbert.mlperf.compare import Comparison, compare, compare_sides, read_side
 from mlbert.mlperf.logs import read_log
@@ -29,12 +31,12 @@ def compared(a: Path, b: Path) -> Comparison:
 def copy(folder: Path, change: Callable[[dict, float], None], num_logs: int = 10) -> Path:
     """Copy the demonstration's logs and change each line; ``change`` also gets the time of run_start."""
     folder.mkdir(parents=True)
-    for name in sorted((DEMO / "bert").glob("result_*.txt"))[:num_logs]:
-        lines = [json.loads(line.partition("MLLOG ")[2]) for line in name.read_text().splitlines()]
-        start = next(line["time_ms"] for line in lines if line["key"] == "run_start")
-        for line in lines:
+    runs = committed(DEMO / "bert")[:num_logs]
+    for run in runs:
+        start = nth(run, "run_start")["time_ms"]
+        for line in run:
             change(line, start)
-        (folder / name.name).write_text("".join(f":::MLLOG {json.dumps(line)}\n" for line in lines))
+    write(runs, folder)
     return folder
 
 

@@ -63,35 +63,24 @@ BAD_NAMES = ["a-b", "a b", "", "../up", "1st", "a__b", "end_", "x" * 65, "a\nb"]
 
 
 @pytest.mark.parametrize(
-    ("name", "code", "subject"),
+    ("name", "other", "config", "code", "subject"),
     [
-        *((name, "config.value", repr(name)) for name in BAD_NAMES),
-        ("acme_1x8", "config.value", "acme_1x8"),
-        *((name, "file.exists", "systems/cpu_demo.json") for name in ("cpu_demo", "CPU_demo")),
-        ("pytorch", "file.exists", "benchmarks/bert/implementations/pytorch"),
+        *((name, "h200_n1", None, "config.value", repr(name)) for name in BAD_NAMES),
+        ("acme_1x8", "h200_n1", None, "config.value", "acme_1x8"),
+        *((name, "h200_n1", None, "file.exists", "systems/cpu_demo.json") for name in ("cpu_demo", "CPU_demo")),
+        ("pytorch", "h200_n1", None, "file.exists", "benchmarks/bert/implementations/pytorch"),
+        ("acme", "nothing", None, "config.choice", "--from nothing"),
+        ("acme", "../implementations/h200_n1", None, "config.choice", "--from ../implementations/h200_n1"),
+        ("acme", "pytorch", None, "config.choice", "--from pytorch"),
+        ("acme", "gb200", None, "config.ambiguous", "gb200"),
+        ("acme", "gb200", "config_GB200_9x9x9x9.sh", "config.choice", "--config config_GB200_9x9x9x9.sh"),
     ],
 )
-def test_bad_and_taken_names(name: str, code: str, subject: str, tree: Path) -> None:
+def test_bad_and_taken_names_and_bad_origins(name, other, config, code, subject, tree: Path) -> None:
     before = sorted(tree.rglob("*"))
     with user_error(code, subject):
-        new_system(name, "h200_n1", tree)
+        new_system(name, other, tree, config)
     assert sorted(tree.rglob("*")) == before
-
-
-@pytest.mark.parametrize(
-    ("other", "config", "code", "subject"),
-    [
-        ("nothing", None, "config.choice", "--from nothing"),
-        ("../implementations/h200_n1", None, "config.choice", "--from ../implementations/h200_n1"),
-        ("pytorch", None, "config.choice", "--from pytorch"),
-        ("gb200", None, "config.ambiguous", "gb200"),
-        ("gb200", "config_GB200_9x9x9x9.sh", "config.choice", "--config config_GB200_9x9x9x9.sh"),
-    ],
-)
-def test_bad_origins(other: str, config: str | None, code: str, subject: str, tree: Path) -> None:
-    with user_error(code, subject):
-        new_system("acme", other, tree, config)
-    assert not (tree / IMPLEMENTATIONS / "acme").exists()
 
 
 def test_an_interrupted_start_is_repeated(tree: Path) -> None:

@@ -33,9 +33,8 @@ def test_tools_run_side_by_side_answer_as_they_do_alone(tmp_path, new_tree, monk
         official.system_desc_checker(bad / "systems/machine.json", "x"),
         replace(calls[-1], arguments=["--wrong"]),
     ]
-    folder = tmp_path / "workers"
-    folder.mkdir()
-    with official.started(calls, folder) as answers:
+    (tmp_path / "workers").mkdir()
+    with official.started(calls, tmp_path / "workers") as answers:
         side_by_side = answers(lambda step: None)
     for call, answer in zip(calls, side_by_side, strict=True):
         command = [sys.executable, "-m", f"mlperf_logging.{call.tool}", *call.arguments]  # as its manual says
@@ -66,23 +65,14 @@ def test_a_tool_that_hangs_is_ended(tmp_path: Path, log: Path) -> None:
 
 
 def test_tools_end_with_their_check(tmp_path: Path) -> None:
-    fifo, writers = tmp_path / "fifo", []
-    os.mkfifo(fifo)
-
-    def interrupt() -> None:
-        with official.started([official.compliance_checker(fifo, "x")], tmp_path):
-            writers.append(os.open(fifo, os.O_WRONLY))  # returns when the tool reads
-            raise KeyboardInterrupt
-
-    def write_to_nobody() -> None:
-        os.set_blocking(writers[0], False)
-        while True:
-            os.write(writers[0], b"x")
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupt()
+    os.mkfifo(tmp_path / "fifo")
+    calls = [official.compliance_checker(tmp_path / "fifo", "x")]
+    with pytest.raises(KeyboardInterrupt), official.started(calls, tmp_path):  # noqa: PT012
+        writer = os.open(tmp_path / "fifo", os.O_WRONLY)  # returns when the tool reads
+        raise KeyboardInterrupt
+    os.set_blocking(writer, False)
     with pytest.raises(BrokenPipeError):
-        write_to_nobody()
+        os.write(writer, b"x")
 
 
 def test_a_misleading_name_changes_no_verdict(tmp_path: Path) -> None:
@@ -102,13 +92,7 @@ def test_a_log_of_our_logger_is_compliant_without_a_warning(division, tmp_path, 
 
 
 def test_failures_are_reported_in_the_tools_words(log: Path) -> None:
-    good, words = log.read_text(), "Required EXACTLY_ONE occurrence of 'init_stop' but found 0"
-    for key, pattern, replacement, expected in (
-        ("init_stop", ".*\n", "", words),
-        ("cache_clear", ', "metadata".*\n', "}\n", "metadata"),  # a crash of the tool
-    ):
-        log.write_text(good)
-        edit(log, key, pattern, replacement)
-        finding = official.run(official.compliance_checker(log, "x"))[0]
-        assert finding.outcome is Outcome.ERROR
-        assert expected in finding.words
+    edit(log, "init_stop", ".*\n", "")
+    (finding,) = official.run(official.compliance_checker(log, "x"))
+    assert finding.outcome is Outcome.ERROR
+    assert "Required EXACTLY_ONE occurrence of 'init_stop' but found 0" in finding.words

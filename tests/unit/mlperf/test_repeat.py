@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from edited_logs import accuracies
+from edited_logs import accuracies, committed, write
+from log_edits import nth
 from mlbert.cli.main import main
 from mlbert.mlperf.compare import alike
 from mlbert.mlperf.logs import read_log
@@ -29,15 +30,16 @@ DEMO = ROOT / "tests/assets/own_tree/results/cpu_demo/bert"
 
 
 @pytest.fixture
-def repeat(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> RunMlbert:
+def run_mlbert(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> RunMlbert:
+    """Run it in this process; the training, in another, needs a true file for its output."""
     monkeypatch.setenv("COLUMNS", "80")
 
-    def repeat(*words: object) -> tuple[int, str, str]:
+    def run(*words: object) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as end:
-            main(["submission", "repeat", *map(str, words)])
+            main([str(word) for word in words])
         return int(end.value.code or 0), *capfd.readouterr()
 
-    return repeat
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -53,18 +55,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tampered(log: Path, folder: Path, change: float) -> Path:
-    lines = log.read_text().splitlines()
-    number = max(index for index, line in enumerate(lines) if '"eval_accuracy"' in line)
-    fields = json.loads(lines[number].partition("MLLOG ")[2])
-    fields["value"] += change
-    lines[number] = f":::MLLOG {json.dumps(fields)}"
+    """Copy a log with another last accuracy."""
+    runs = committed(log.parent)
+    nth(runs[0], "eval_accuracy", -1)["value"] += change
     folder.mkdir()
-    (folder / log.name).write_text("\n".join(lines))
-    return folder / log.name
+    return write(runs, folder)[0].path
 
 
-def test_the_same_seed_gives_the_same_run(run: Path, tmp_path: Path, repeat: RunMlbert) -> None:
-    status, out, err = repeat(run, "--out", tmp_path / "again")
+def test_the_same_seed_gives_the_same_run(run: Path, tmp_path: Path, run_mlbert: RunMlbert) -> None:
+    status, out, err = run_mlbert("submission", "repeat", run, "--out", tmp_path / "again")
     assert status == 0, out + err
     assert max(map(len, out.splitlines())) <= 80
     words = " ".join(out.split())
@@ -82,7 +81,7 @@ def test_the_same_seed_gives_the_same_run(run: Path, tmp_path: Path, repeat: Run
 
 
 @pytest.mark.slow
-def test_a_run_on_text(tmp_path: Path, repeat: RunMlbert) -> None:
+def test_a_run_on_text(tmp_path: Path, run_mlbert: RunMlbert) -> None:
     """MosaicBERT's main.py: its data, vocabulary and weights are relative paths, and may have moved."""
     make_texts(tmp_path, ROOT)
     words = (*BASE, "model.name=mosaic_bert", "max_duration=6ba", "eval_interval=3ba", "save_folder=out")
@@ -92,21 +91,21 @@ def test_a_run_on_text(tmp_path: Path, repeat: RunMlbert) -> None:
     for name in ("vocab.txt", "data/train_small", "data/val"):
         (tmp_path / name).rename(tmp_path / "moved" / Path(name).name)
     words = (tmp_path / "out/result_0.txt", "--data", tmp_path / "moved")
-    status, out, err = repeat(*words)
+    status, out, err = run_mlbert("submission", "repeat", *words)
     assert status == 0, out + err
     found = " ".join(out.split())
     assert "2 of 2 accuracies are equal to the last digit. Losses of all 6 logged steps agree" in found
     assert "Settings that differ" not in found
     with (tmp_path / "moved/vocab.txt").open("a") as vocabulary:
         vocabulary.write("eleven\n")
-    status, _, err = repeat(*words)
+    status, _, err = run_mlbert("submission", "repeat", *words)
     assert status == 2
     assert_error_line(err, "data.checksum", tmp_path / "moved/train_small")
 
 
 @pytest.mark.slow
-def test_a_result_that_is_not_true_does_not_agree(run: Path, tmp_path: Path, repeat: RunMlbert) -> None:
-    status, out, err = repeat(tampered(run, tmp_path / "logs", 0.01))
+def test_a_result_that_is_not_true_does_not_agree(run: Path, tmp_path: Path, run_mlbert: RunMlbert) -> None:
+    status, out, err = run_mlbert("submission", "repeat", tampered(run, tmp_path / "logs", 0.01))
     assert status == 1, out + err
     assert "1 of 4 rows do NOT agree" in " ".join(out.split())
 
@@ -165,9 +164,9 @@ def test_every_committed_run_agrees_with_its_siblings_and_a_worse_one_does_not(t
             bad = [row for row in judge(logs[0], one, logs) if not row.agrees]
             assert bad == [], one.path
     logs = alike(read_log(DEMO / "result_0.txt"))
-    tf2 = read_log(tampered(DEMO / "result_3.txt", tmp_path / "other", 0.0))
-    worse = [replace(event, value=0.06) if event.key == "eval_accuracy" else event for event in tf2.events]
-    rows = judge(logs[0], replace(tf2, events=worse), logs)
+    other = read_log(Path(shutil.copy(DEMO / "result_3.txt", tmp_path)))
+    worse = [replace(event, value=0.06) if event.key == "eval_accuracy" else event for event in other.events]
+    rows = judge(logs[0], replace(other, events=worse), logs)
     assert sum(not row.agrees for row in rows) >= 3
 
 

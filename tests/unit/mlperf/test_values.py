@@ -14,12 +14,10 @@ from mlbert.mlperf.result_set import ResultSet
 
 # In any division: key, value, check, what it must say.
 IMPOSSIBLE = [
-    *(("opt_base_learning_rate", value, "values", "above 0") for value in ("0", "-0.0004")),
+    ("opt_base_learning_rate", "0", "values", "above 0"),
     ("opt_base_learning_rate", "17.5", "values", "at most 1"),
-    *(
-        ("opt_base_learning_rate", value, "plain numbers", f"{read} is not a plain number")
-        for value, read in (("NaN", "nan"), ("Infinity", "inf"), ("null", "None"), ("true", "True"))
-    ),
+    ("opt_base_learning_rate", "NaN", "plain numbers", "nan is not a plain number"),
+    ("opt_base_learning_rate", "null", "plain numbers", "None is not a plain number"),
     ("opt_lamb_beta_1", "1", "values", "below 1"),
     ("opt_lamb_beta_2", "-0.1", "values", "at least 0"),
     ("opt_lamb_weight_decay_rate", "-0.01", "values", "at least 0"),
@@ -27,7 +25,7 @@ IMPOSSIBLE = [
     ("opt_lamb_epsilon", "0", "values", "above 0"),
     ("opt_lamb_epsilon", "0.5", "values", "at most 0.001"),
     ("opt_epsilon", "1e-08", "values", "but opt_lamb_epsilon 1e-06"),
-    *(("global_batch_size", value, "values", "at least 1") for value in ("0", "-448")),
+    ("global_batch_size", "0", "values", "at least 1"),
     ("global_batch_size", "448.5", "values", "not a whole number"),
     ("global_batch_size", '"448"', "plain numbers", "'448' is not a plain number"),
     ("global_batch_size", "true", "plain numbers", "True is not a plain number"),
