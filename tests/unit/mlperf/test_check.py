@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from interrupted_runs import train
+from logger_logs import write_log, write_tree
 from mlbert.cli.submission import app
 from mlbert.mlperf import official
 from mlbert.mlperf.check import check, run_checks
@@ -25,15 +26,13 @@ from programs import run_git, write_files
 from stored_sets import tree as stored_files
 from user_errors import user_error
 
-NewTree = Callable[..., Path]
-
 
 def _by_check(findings: list[Finding]) -> dict[str, Finding]:
     return {finding.check: finding for finding in findings}
 
 
-def test_a_good_closed_tree_passes_everything_and_stays_as_it_is(tmp_path: Path, new_tree: NewTree) -> None:
-    tree = new_tree(tmp_path / "tree", "closed")
+def test_a_good_closed_tree_passes_everything_and_stays_as_it_is(tmp_path: Path) -> None:
+    tree = write_tree(tmp_path / "tree", "closed")
     write_files(tree / "systems/templates", {"other.json": json.dumps(template({}))})
     before = stored_files(tree)
     steps: list[str] = []
@@ -51,9 +50,9 @@ def test_a_good_closed_tree_passes_everything_and_stays_as_it_is(tmp_path: Path,
     assert sum(f"tool {len(steps) - 2} of {len(steps) - 2}" in step for step in steps) == 1
 
 
-def test_a_tree_that_the_official_tools_let_pass(tmp_path: Path, new_tree: NewTree) -> None:
+def test_a_tree_that_the_official_tools_let_pass(tmp_path: Path) -> None:
     """Everything wrong here is invisible to all official tools together."""
-    tree = new_tree(tmp_path / "tree", "open")
+    tree = write_tree(tmp_path / "tree", "open")
     results = tree / "results" / "machine" / "bert"
     for name, old, new in (
         ("result_1.txt", '"success"', '"aborted"'),
@@ -75,8 +74,8 @@ def test_a_tree_that_the_official_tools_let_pass(tmp_path: Path, new_tree: NewTr
     assert "bert/notes.txt is unknown" in _by_check(findings)["own: layout"].words
 
 
-def test_a_tree_that_the_official_tools_refuse(tmp_path: Path, new_tree: NewTree) -> None:
-    tree = new_tree(tmp_path / "tree", "closed", num_logs=9)
+def test_a_tree_that_the_official_tools_refuse(tmp_path: Path) -> None:
+    tree = write_tree(tmp_path / "tree", "closed", num_logs=9)
     system = tree / "systems" / "machine.json"
     changes = {"status": "onprem", "cooling": template({})["cooling"]}
     system.write_text(json.dumps(json.loads(system.read_text()) | changes))
@@ -96,8 +95,8 @@ def test_a_tree_that_the_official_tools_refuse(tmp_path: Path, new_tree: NewTree
     assert outcomes == [Outcome.SKIP, Outcome.ERROR, Outcome.ERROR]
 
 
-def test_a_checkout_is_judged_by_its_export_or_as_it_is_if_git_cannot_read_it(tmp_path, new_tree: NewTree) -> None:
-    tree = new_tree(tmp_path / "tree", "open", num_logs=1)
+def test_a_checkout_is_judged_by_its_export_or_as_it_is_if_git_cannot_read_it(tmp_path) -> None:
+    tree = write_tree(tmp_path / "tree", "open", num_logs=1)
     (tree / ".git").mkdir()
     reported = _by_check(check(tree))
     assert reported["own: export"].outcome is Outcome.ERROR
@@ -108,9 +107,9 @@ def test_a_checkout_is_judged_by_its_export_or_as_it_is_if_git_cannot_read_it(tm
     assert _by_check(check(tree))["repo_checker"].outcome is Outcome.PASS
 
 
-def test_a_folder_and_a_log(tmp_path: Path, new_log: Callable[..., Path]) -> None:
+def test_a_folder_and_a_log(tmp_path: Path) -> None:
     for index in range(3):
-        new_log(tmp_path / f"result_{index}.txt", seed=index, division="open", accuracies=(0.1, 0.25))
+        write_log(tmp_path / f"result_{index}.txt", seed=index, division="open", accuracies=(0.1, 0.25))
     (tmp_path / "curve.png").write_bytes(b"")
     findings = check(tmp_path)
     assert not failed(findings)
@@ -164,9 +163,9 @@ DEEP = "[" * 20_000 + "]" * 20_000
 DEEP_LINE = f':::MLLOG {{"time_ms": 1, "key": "x", "metadata": {{}}, "value": {DEEP}}}\n'
 
 
-def test_everything_that_crashes_a_tool_is_reported_in_one_table(tmp_path: Path, new_tree: NewTree) -> None:
+def test_everything_that_crashes_a_tool_is_reported_in_one_table(tmp_path: Path) -> None:
     """Nothing here hangs, stops the check, changes a file, or names the copy."""
-    tree = new_tree(tmp_path / "my tree", "open")
+    tree = write_tree(tmp_path / "my tree", "open")
     logs = tree / "results" / "machine" / "bert"
     # What is put in place of a log; a text is added to it.
     damages: list[tuple[Callable[[Path], object] | str, str]] = [
@@ -209,10 +208,10 @@ def test_a_tree_without_its_parts_gets_a_table(tmp_path: Path) -> None:
     assert reported["package_checker"].outcome is Outcome.ERROR
 
 
-def test_a_path_may_be_a_link(tmp_path: Path, new_log: Callable[..., Path]) -> None:
+def test_a_path_may_be_a_link(tmp_path: Path) -> None:
     """Links are judged within a tree, where they would break when it is handed in."""
     (tmp_path / "elsewhere").mkdir()
-    log = new_log(tmp_path / "elsewhere" / "run.txt", division="open")
+    log = write_log(tmp_path / "elsewhere" / "run.txt", division="open")
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "result_0.txt").symlink_to(log)
     (tmp_path / "latest").symlink_to(tmp_path / "logs")
@@ -246,8 +245,8 @@ def test_the_command_prints_a_table_of_each_path_and_json_with_every_complaint(l
 
 
 @pytest.mark.slow
-def test_a_sealed_system_passes_the_official_tools_without_a_warning(tmp_path: Path, new_tree: NewTree) -> None:
-    tree = new_tree(tmp_path / "tree", "open")
+def test_a_sealed_system_passes_the_official_tools_without_a_warning(tmp_path: Path) -> None:
+    tree = write_tree(tmp_path / "tree", "open")
     results = tree / "results" / "machine"
     for index in range(10):
         for name in NAMES:

@@ -136,10 +136,6 @@ def timed_as(scale: float) -> Edit:
     return edit
 
 
-def reseeded(runs: list[Run]) -> None:
-    nth(runs[3], "seed")["value"] = nth(runs[1], "seed")["value"]
-
-
 def other_lines(runs: list[Run]) -> None:
     for line in runs[3]:
         line["metadata"]["lineno"] += 7
@@ -167,10 +163,7 @@ OURS: Faults = {
         (shift("run_start", 600_000), "run_start comes 600 s after init_stop"),
     ],
     ("clock", WARN): [(shift("run_start", 20_000), "run_start comes 20 s after init_stop")],
-    ("lines", ERROR): [
-        (stamp(lambda ms: float("nan"), "run_stop"), "time_ms is nan"),
-        (stamp(lambda ms: float("inf"), "run_stop"), "time_ms is inf"),
-    ],
+    ("lines", ERROR): [(stamp(lambda ms: float("nan"), "run_stop"), "time_ms is nan")],
     ("runs apart", ERROR): [(beside, "before the run_stop of result_7.txt")],
     ("speed", ERROR): [
         (shift("eval_start", -9_000, 3), "in other runs at most"),
@@ -209,7 +202,6 @@ OURS: Faults = {
     ("evaluation time", ERROR): [
         (cut_evaluations(0), "no evaluation took more than 1 ms"),
         (cut_evaluations(50), "an evaluation took 50 ms, usually"),
-        (shift("eval_stop", -500, 2), "an evaluation took"),
     ],
     ("time stamps", ERROR): [
         (shift("eval_stop", -60_000, 2), "time goes back at eval_stop"),
@@ -246,7 +238,6 @@ OURS: Faults = {
         (without(2), "due at 30000"),
         (before_training, "comes before any training"),
         (ends(600_000), "more than MAX_STEPS allows"),
-        (each(*(configure("MAX_STEPS", 1000, which) for which in range(10))), "more than MAX_STEPS allows"),
         (ends(410_000), "more than MAX_SAMPLES_TERMINATION allows"),
     ],
     ("same settings", ERROR): [
@@ -257,7 +248,7 @@ OURS: Faults = {
         (configure("MAX_GRAD_NORM", 2.0), "configuration MAX_GRAD_NORM is 2.0"),
         (configure("EVALDIR", "/data/other"), "configuration EVALDIR is 'other'"),
     ],
-    ("seeds", ERROR): [(reseeded, "is in result_1.txt, line 8, too")],
+    ("seeds", ERROR): [(each(*(put("seed", 7, which=n) for n in (1, 3))), "is in result_1.txt, line 8, too")],
     ("series", ERROR): [(configure("EXPERIMENT", 1), "EXPERIMENT is 1, as in result_1.txt")],
     ("copies", ERROR): [
         (copied(), "accuracies, up to line"),
@@ -319,14 +310,12 @@ OTHERS: Faults = {
     ("accuracies", ERROR): [
         (mark("eval_accuracy", "masked_lm_accuracy", 0.715), "its masked_lm_accuracy 0.715"),
         (put("eval_accuracy", 0.05, -1), "success at accuracy 0.05, which guessing reaches"),
-        (put("eval_accuracy", 0.7199, -1), "success, but the last accuracy 0.7199 is below"),
         (each(put("eval_accuracy", 0.7201, 3), put("eval_accuracy", 0.7199, -1)), "but the last accuracy 0.7199 is"),
     ],
     ("accuracies", WARN): [
         (same_again(0.61234), "accuracy 0.61234 is that of the evaluation before"),
         (put("eval_accuracy", 0.7201, 3), "or more, and the run went on"),
         (mark("run_stop", "status", "aborted"), "aborted, but line"),
-        (put("eval_accuracy", 0.3, 8), "accuracy jumps from 0.3 to"),
         (put("eval_accuracy", 0.7), "the checkpoint has 0.34085"),
         (put("eval_accuracy", 0.8, -1), "the last accuracy is 0.8"),
         (four_digits, "no accuracy has more than 4 digits"),
@@ -334,7 +323,6 @@ OTHERS: Faults = {
     ("evaluations", ERROR): [
         (put("train_samples", 9_000_000), "trained on 9000000 samples, the last"),
         (put("train_samples", 1_000_000), "but trained on 1000000"),
-        (at(100_000, 2), "not in the order of samples: 100000 after"),
         (mark("epoch_stop", "epoch_num", 5), "epoch_stop has epoch_num 5"),
         (put("eval_samples", 1000), "eval_samples is 1000, the rules say 10000"),
         (without(2), "evaluation 3 is at"),
@@ -348,7 +336,6 @@ OTHERS: Faults = {
     ("copies", ERROR): [
         (copied(), "15 accuracies, up to line"),
         (copied(offset=0.0001), "accuracies, but for one number added to all,"),
-        (copied(scale=1.5), "accuracies"),
         (each(copied_accuracies(), shift("run_start", 5)), "accuracies"),
         (timed_as(1.0), "intervals between evaluations, to 1 ms,"),
         (timed_as(0.9), "intervals between evaluations, times one factor,"),

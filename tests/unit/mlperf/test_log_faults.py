@@ -1,6 +1,5 @@
 """Faults of whole logs and sets, and what is asked of this code's logs and of other programs'."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,8 @@ import pytest
 from audit import edit, expect, report
 from edited_logs import report as report_of
 from edited_logs import simulated
-from log_edits import Edit, Run, nth, put, stamp
+from log_edits import Edit, Run, each, keep, nth, put, stamp
+from logger_logs import write_log
 from mlbert.mlperf.check import CHECKS, TREE_CHECKS, run_checks
 from mlbert.mlperf.describe import describe_system
 from mlbert.mlperf.findings import Outcome
@@ -25,10 +25,6 @@ def evenly(runs: list[Run]) -> None:
         event["time_ms"] = nth(runs[3], "run_start")["time_ms"] + 60_000 * (number + 1)
 
 
-def start_no_evaluations(runs: list[Run]) -> None:
-    runs[3][:] = [line for line in runs[3] if line["key"] not in ("eval_start", "eval_stop")]
-
-
 def add(key: str, value: object, count: int = 1) -> Edit:
     """Return an edit that logs a key in a run, with a metadata entry that counts the lines."""
 
@@ -39,19 +35,25 @@ def add(key: str, value: object, count: int = 1) -> Edit:
     return edit
 
 
-def seed_in_a_row(runs: list[Run]) -> None:
-    for number, run in enumerate(runs):
-        put("seed", 1 + number)([run] * 4)
+SEEDS = [put("seed", 1 + n, which=n) for n in range(10)]
 
 
 @pytest.mark.parametrize(
     ("change", "check", "outcome", "words"),
     [
         (add("weights_initialization", None, 206), "rules", Outcome.ERROR, "names 206 tensors, not 398"),
-        (seed_in_a_row, "seeds", Outcome.WARN, "the seeds 1 to 10 are evenly spaced"),
+        (
+            each(*(put("seed", 1 + n, which=n) for n in range(10))),
+            "seeds",
+            Outcome.WARN,
+            "the seeds 1 to 10 are evenly spaced",
+        ),
         (sort_by_time, "series", Outcome.WARN, "sorted by time"),
         (add("experiments", 20), "series", Outcome.WARN, "the series has 20 runs, but 10 are here"),
-        (start_no_evaluations, "order of events", Outcome.WARN, "has no eval_start, as the other logs have"),
+        (
+            *(keep(lambda line: not line["key"].startswith("eval_st")), "order of events", Outcome.WARN),
+            "has no eval_start, as the other logs have",
+        ),
         (stamp(lambda ms: ms // 1000 * 1000), "clock", Outcome.WARN, "result_3.txt: every time_ms is a whole"),
         (evenly, "clock", Outcome.WARN, "evaluations are 60000 ms apart, to the millisecond"),
     ],
@@ -62,8 +64,8 @@ def test_a_fault_of_whole_logs_is_reported(change: Edit, check, outcome, words: 
 
 
 @pytest.fixture
-def three_logs(tmp_path: Path, new_log: Callable[..., Path]) -> list[Path]:
-    return [new_log(tmp_path / f"result_{index}.txt", seed=index) for index in range(3)]
+def three_logs(tmp_path: Path) -> list[Path]:
+    return [write_log(tmp_path / f"result_{index}.txt", seed=index) for index in range(3)]
 
 
 @pytest.fixture(scope="module")

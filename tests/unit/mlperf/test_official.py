@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mlperf_logging.compliance_checker.mlp_parser import ruleset_500
 
 from audit import edit
+from logger_logs import write_log, write_tree
 from mlbert.mlperf import official
 from mlbert.mlperf.findings import Outcome
 from mlbert.mlperf.tools_worker import text_from_token
@@ -19,10 +20,10 @@ from mlbert.mlperf.tools_worker import text_from_token
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_tools_run_side_by_side_answer_as_they_do_alone(tmp_path, new_tree, monkeypatch):
+def test_tools_run_side_by_side_answer_as_they_do_alone(tmp_path, monkeypatch):
     """On good and bad input, with crashes and wrong arguments among them."""
     monkeypatch.setenv("PYTHONHASHSEED", "0")  # their messages come in the order of sets
-    good, bad = new_tree(tmp_path / "good", "open"), new_tree(tmp_path / "bad", "closed", num_logs=3)
+    good, bad = write_tree(tmp_path / "good", "open"), write_tree(tmp_path / "bad", "closed", num_logs=3)
     logs = bad / "results/machine/bert"
     (logs / "result_1.txt").write_text(':::MLLOG {\n:::MLLOG {"time_ms": 1, "key": "seed", "value": 1}\n')
     (logs / "result_2.txt").write_bytes(bytes(range(256)) * 9)
@@ -81,8 +82,8 @@ def test_a_misleading_name_changes_no_verdict(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("division", ["open", "closed"])
-def test_a_log_of_our_logger_is_compliant_without_a_warning(division, tmp_path, new_log):
-    log = new_log(tmp_path / "result_0.txt", division=division)
+def test_a_log_of_our_logger_is_compliant_without_a_warning(division, tmp_path):
+    log = write_log(tmp_path / "result_0.txt", division=division)
     assert official.run(official.compliance_checker(log, "x"))[0].outcome is Outcome.PASS
     command = [sys.executable, "-m", "mlperf_logging.compliance_checker", "--usage", "training", "--ruleset", "5.0.0"]
     done = subprocess.run([*command, "--werror", str(log)], cwd=tmp_path, capture_output=True, text=True)

@@ -1,12 +1,12 @@
 """Values that a run cannot have had, or that the closed division does not allow: each found, at its line."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from audit import ROOT, add_line, copy_of_ours, edit, expect, report, set_value
+from logger_logs import write_log
 from mlbert.mlperf.findings import Outcome
 from mlbert.mlperf.logs import read_log
 from mlbert.mlperf.metrics import check_metrics
@@ -142,8 +142,8 @@ def move(path: Path, key: str, milliseconds: int) -> int:
 
 
 @pytest.mark.parametrize("is_own", [True, False], ids=["ours", "others"])
-def test_caches_fill_again(is_own: bool, tmp_path: Path, new_log: Callable[..., Path]) -> None:
-    logs = copy_of_ours(tmp_path, 3) if is_own else [new_log(tmp_path / f"result_{n}.txt", seed=n) for n in range(3)]
+def test_caches_fill_again(is_own: bool, tmp_path: Path) -> None:
+    logs = copy_of_ours(tmp_path, 3) if is_own else [write_log(tmp_path / f"result_{n}.txt", seed=n) for n in range(3)]
     assert "rules" not in report(logs)
     outcome = Outcome.ERROR if is_own else Outcome.WARN
     line = f"result_1.txt: line {move(logs[1], 'cache_clear', -700_000)}: cache_clear comes"
@@ -152,8 +152,8 @@ def test_caches_fill_again(is_own: bool, tmp_path: Path, new_log: Callable[..., 
     expect(report(logs[:2]), "rules", outcome, f"{line} before the run_stop of result_0.txt (line ")
 
 
-def test_caches_of_one_run_left_open(tmp_path: Path, new_log: Callable[..., Path]) -> None:
-    logs = [new_log(tmp_path / f"result_{n}.txt", seed=n) for n in range(3)]
+def test_caches_of_one_run_left_open(tmp_path: Path) -> None:
+    logs = [write_log(tmp_path / f"result_{n}.txt", seed=n) for n in range(3)]
     number = set_value(logs[1], "cache_clear", "null")
     expect(report(logs), "rules", Outcome.WARN, f"result_1.txt: line {number}: cache_clear is null, in other logs true")
 

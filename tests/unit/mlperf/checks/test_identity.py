@@ -4,12 +4,12 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from audit import ROOT, copy_of_ours, edit, expect, report, set_value
+from logger_logs import write_log
 from mlbert.data.formats.base import named_by_files
 from mlbert.host.provenance import SOURCE_STATEMENT
 from mlbert.mlperf.checks.run_identity import check_whose
@@ -79,10 +79,10 @@ def test_an_image_of_another_commit(ours: Path) -> None:
         ("another machine", "XE9680x8H200-SXM-141GB", "XE9680x8H200-SXM-141GB", False),
     ],
 )
-def test_a_platform_of_another_system(platform, folder, name, is_warned, tmp_path, new_log) -> None:
+def test_a_platform_of_another_system(platform, folder, name, is_warned, tmp_path) -> None:
     path = tmp_path / "results" / folder / "bert" / "result_0.txt"
     path.parent.mkdir(parents=True)
-    number = set_value(new_log(path), "submission_platform", json.dumps(platform))
+    number = set_value(write_log(path), "submission_platform", json.dumps(platform))
     results = ResultSet([read_log(path)], {"system_name": name})
     said = [complaint for complaint in check_whose(results) if "submission_platform" in complaint.text]
     assert [complaint.outcome for complaint in said] == [Outcome.WARN] * is_warned
@@ -226,7 +226,7 @@ def test_an_export_proves_its_files_by_their_digests(ours: Path, tmp_path: Path)
     assert "modified since commit" in report([ours], export)["call sites"][1]
 
 
-def test_other_programs_are_not_asked_for_our_form(log: Path, new_tree: Callable[..., Path], tmp_path: Path) -> None:
+def test_other_programs_are_not_asked_for_our_form(log: Path, tmp_path: Path) -> None:
     edit(log, "seed", '"namespace": ""', '"namespace": "worker0"')
     edit(log, "submission_status", "research", "onprem")
     assert {"writer", "code", "event types", "configuration"}.isdisjoint(report([log]))
