@@ -7,6 +7,7 @@ keyword arguments, and returns a JSON-serializable value. The processes are fork
 imported torch, which saves seconds per process.
 """
 
+import contextlib
 import importlib
 import json
 import multiprocessing
@@ -62,7 +63,9 @@ class Rank:
 
     def kill(self) -> None:
         if self.returncode is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has no group yet
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.kill()
             self._process.join()
 
 

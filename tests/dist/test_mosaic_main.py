@@ -104,7 +104,7 @@ def test_command_works_again_after_a_signal(tree_root: Path, work: Path, save: t
     try:
         deadline = time.monotonic() + 120
         while not (trained.exists() and (trained.is_dir() or trained.stat().st_size)):
-            assert process.poll() is None
+            assert process.returncode is None
             assert time.monotonic() < deadline, "no step"
             time.sleep(0.05)
         process.send_signal(signum)

@@ -215,10 +215,11 @@ def test_a_signal_ends_the_run_as_aborted(name, tmp_path):
     assert events(path)[-1]["metadata"]["reason"] == name
 
 
-def test_a_process_that_hangs_ends_by_itself(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_process_that_hangs_ends_by_itself(number, tmp_path):
     process, path = start(tmp_path, f"lifecycle.UNWIND_SECONDS = 0.3; {HANG}")
     time.sleep(0.2)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     process.communicate(timeout=20)
-    assert process.returncode == 128 + signal.SIGTERM
-    assert events(path)[-1]["metadata"]["reason"] == "SIGTERM"
+    assert process.returncode == 128 + number
+    assert events(path)[-1]["metadata"]["reason"] == number.name
