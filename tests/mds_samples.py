@@ -29,14 +29,12 @@ def write_samples(
     return folder
 
 
-def write_columns(folder: Path, columns: Mapping[str, np.ndarray], compression: str | None = None) -> Path:
+def write_columns(folder: Path, columns: Mapping[str, np.ndarray], **options: Any) -> Path:
     """Write the samples in shards of about 64 KiB."""
     samples = ({name: columns[name][index].tobytes() for name in COLUMNS} for index in range(len(columns["input_ids"])))
-    return write_samples(folder, dict.fromkeys(COLUMNS, "bytes"), samples, size_limit=1 << 16, compression=compression)
+    return write_samples(folder, dict.fromkeys(COLUMNS, "bytes"), samples, size_limit=1 << 16, **options)
 
 
-def write_mds(
-    folder: Path, rows: Ragged, tokens: int = 32, predictions: int = 5, compression: str | None = None
-) -> Path:
+def write_mds(folder: Path, rows: Ragged, tokens: int = 32, predictions: int = 5, **options: Any) -> Path:
     """Write rows as such a set."""
-    return write_columns(folder, padded(rows, tokens, predictions), compression)
+    return write_columns(folder, padded(rows, tokens, predictions), **options)

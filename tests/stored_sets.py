@@ -4,6 +4,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -39,25 +40,14 @@ def random_lengths(count: int, longest: int = 32, seed: int = 0) -> np.ndarray:
     return np.where(rng.random(count) < 0.25, longest, rng.integers(5, longest + 1, count))
 
 
-def write_set(
-    folder: Path,
-    rows: Ragged,
-    shards: int = 3,
-    longest: int = 32,
-    vocabulary: str = "a" * 64,
-    packs: list[int] | None = None,
-) -> Path:
+def write_set(folder: Path, rows: Ragged, shards: int = 3, vocabulary: str = "a" * 64, packs: Any = None) -> Path:
     """Write a prepared set; ``packs``: the offsets of packs of at most 64 tokens in the only shard."""
     writer = ShardWriter(folder, shards, "test")
     for index, chosen in enumerate(np.array_split(np.arange(len(rows)), shards)):
         writer.write_shard(index, rows.take(chosen), packs and np.asarray(packs))
-    writer.finish(
-        vocabulary={"sha256": vocabulary, "size": VOCAB_SIZE},
-        max_seq_length=longest,
-        max_predictions=MAX_PREDICTIONS,
-        provenance={"options": {}},
-        packs=packs and {"max_tokens": 64, "max_sequences": 3},
-    )
+    options: dict[str, Any] = {"max_seq_length": 32, "max_predictions": MAX_PREDICTIONS, "provenance": {"options": {}}}
+    limits = packs and {"max_tokens": 64, "max_sequences": 3}
+    writer.finish(vocabulary={"sha256": vocabulary, "size": VOCAB_SIZE}, packs=limits, **options)
     return folder
 
 

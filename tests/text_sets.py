@@ -55,9 +55,7 @@ def original(row: Row) -> tuple[int, ...]:
     return tuple(changed.get(place, number) for place, number in enumerate(ids))
 
 
-def sample_order(
-    sizes: Sequence[int], shuffle: str | None, epoch: int, nodes: int, seed: int, block_size: int | None = None
-) -> np.ndarray:
+def sample_order(sizes, shuffle, epoch, nodes, seed, block_size=None) -> np.ndarray:
     """Return an epoch's order as Streaming computes it, in arrays of the whole set."""
     block_size = block_size or max(4_000_000 // nodes, 1 << 18)
     order = plain_shuffle(sizes, shuffle, epoch, nodes, seed, block_size)
@@ -66,9 +64,7 @@ def sample_order(
     return np.stack([np.pad(part, (0, longest - len(part)), "edge") for part in parts]).T.ravel()
 
 
-def plain_shuffle(
-    sizes: Sequence[int], shuffle: str | None, epoch: int, nodes: int, seed: int, block_size: int
-) -> np.ndarray:
+def plain_shuffle(sizes, shuffle, epoch, nodes, seed, block_size) -> np.ndarray:
     fixed, generator, total = np.random.default_rng(seed), np.random.default_rng(seed + epoch), sum(sizes)
     if shuffle in (None, "naive"):
         return np.arange(total) if shuffle is None else generator.permutation(total)
@@ -94,9 +90,7 @@ def plain_shuffle(
     return np.concatenate(made)
 
 
-def _mixed(
-    pieces: list[np.ndarray], shuffle: str, shift: int, generator: np.random.Generator, block_size: int
-) -> np.ndarray:
+def _mixed(pieces, shuffle, shift, generator, block_size) -> np.ndarray:
     """Return the samples of a canonical node."""
     if shuffle in ("py1s", "py2s", "py1e"):
         for piece in pieces:

@@ -153,13 +153,8 @@ def test_damaged_compressed_shard(tmp_path, cache, damage):
     zstandard = pytest.importorskip("zstandard", reason="the streaming extra is not installed")
     folder = write_set(tmp_path / "zipped", "zstd")
     path, index = folder / f"{FIRST}.zstd", folder / "index.json"
-    document, data = json.loads(index.read_bytes()), bytearray(path.read_bytes())
-    if damage == "cut":
-        data = data[:-20]
-    elif damage == "flipped":
-        data[:4] = b"none"
-    else:
-        data = zstandard.compress(bytes(1 << 24))
+    document, good = json.loads(index.read_bytes()), path.read_bytes()
+    data = {"cut": good[:-20], "flipped": b"none" + good[4:], "bomb": zstandard.compress(bytes(1 << 24))}[damage]
     path.write_bytes(data)
     document["shards"][0]["zip_data"].update(bytes=len(data), hashes={})  # or the checksum would tell
     index.write_text(json.dumps(document))

@@ -129,21 +129,6 @@ def test_order_of_several_sets(case: dict, tmp_path: Path) -> None:
     assert orders(case["epoch"], np.arange(orders.length)).tolist() == case["ids"]
 
 
-WEIGHTS = [({}, {}), ({"repeat": 0.25}, {"choose": 25}), ({"proportion": 1}, {"proportion": 3})]
-
-
-@pytest.mark.parametrize(("weights", "samples"), list(zip(WEIGHTS, ([30, 10], [7, 25], [10, 30]), strict=True)))
-def test_weights(weights: tuple[dict, ...], samples: list[int]) -> None:
-    found = streams_of("", streams(*weights), Path())
-    assert samples_of_epoch(found, [30, 10], 1) == samples
-    sizes, ids = Mixture([np.array([20, 10]), np.array([10])], samples, 1, True)(0)
-    assert sizes.sum() == len(ids) == sum(samples)
-    counts = np.bincount(ids, minlength=40)
-    for part, number, wanted in ((counts[:30], 30, samples[0]), (counts[30:], 10, samples[1])):
-        assert part.sum() == wanted
-        assert set(part.tolist()) <= {wanted // number, -(-wanted // number)}, "none occurs twice more than another"
-
-
 def test_invalid_streams_are_named() -> None:
     invalid = ["[", '{"streams": []}', *(streams(one) for one in ({"proportions": 1}, {"repeat": -1}, {"choose": 1.5}))]
     in_conflict = [streams({"choose": 1, "repeat": 1}), streams({"proportion": 1}, {})]

@@ -246,11 +246,9 @@ def test_mixed_folders(tmp_path, kind, name, width):
 
 
 def test_folder_without_shards(tmp_path):
-    for use in (open_store, NvidiaStore):
-        with user_error("data.missing", tmp_path):
-            use(tmp_path)
-    with user_error("file.unreadable", tmp_path / "none"):
-        NvidiaStore(tmp_path / "none")
+    for folder, code in ((tmp_path, "data.missing"), (tmp_path / "none", "file.unreadable")):
+        with user_error(code, folder):
+            NvidiaStore(folder)
 
 
 def at(place: int, value: int):

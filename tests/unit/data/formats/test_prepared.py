@@ -1,5 +1,8 @@
-"""The shard store gives back what was written, and names the file when something is wrong with it."""
+"""The shard store, its rows and its manifest give back what was written, and name the file that is damaged."""
 
+import copy
+import dataclasses
+import functools
 import itertools
 import json
 import os
@@ -14,17 +17,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from file_limits import largest_file
 from host_batches import open_packed
 from mlbert.data.formats import open as opening
 from mlbert.data.formats import prepared
+from mlbert.data.formats import ragged as ragged_module
 from mlbert.data.formats.checksums import CHECKSUMS, FileChecks, FileSum, file_xxh3, sharers
 from mlbert.data.formats.file_map import FileMap
-from mlbert.data.formats.open import open_store
+from mlbert.data.formats.manifest import file_sha256, read_manifest
+from mlbert.data.formats.open import check_vocabulary, describe, open_store
 from mlbert.data.formats.prepared import ShardSet, ShardWriter, shard_name
+from mlbert.data.formats.ragged import DTYPES, Ragged
 from mlbert.data.prepare.export_nvidia import export_nvidia
 from mlbert.data.prepare.verify import verify
-from random_set import random_rows
+from mlbert.host.errors import UserError
+from random_set import any_row, random_rows
 from stored_sets import assert_same_rows, flip, write_set
 from user_errors import user_error
 
@@ -81,16 +87,11 @@ def test_truncated_shard(make_set, kept):
             ShardSet.open(path.parent, verify=is_verified)
 
 
-def test_values_out_of_range(tmp_path):
-    for column, place, value, sequence in (
-        ("masked_labels", 0, 60_000, 0),
-        ("first_lengths", 3, 40, 3),
-    ):  # the others are in test_verify.py
-        rows = random_rows(20)
-        getattr(rows, column)[place] = value
-        with user_error("data.damaged", tmp_path / "shard-00000-of-00001.h5") as caught:
-            ShardSet.open(write_set(tmp_path, rows, shards=1))
-        assert f"sequence {sequence} " in str(caught.value)
+def test_a_value_out_of_range_is_named(tmp_path):  # the other ones are in test_verify.py
+    rows = random_rows(20)
+    rows.first_lengths[3] = 40
+    with user_error("data.damaged", "shard-00000-of-00001.h5"):
+        ShardSet.open(write_set(tmp_path, rows, shards=1))
 
 
 def test_only_the_same_fingerprint_and_content_is_kept(tmp_path):
@@ -112,12 +113,6 @@ def test_leftovers_are_cleared(tmp_path):
         (tmp_path / name).write_bytes(b"x")
     writer.clear_leftovers()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.txt", "shard-00000-of-00002.h5"]
-
-
-def test_no_room_leaves_nothing_behind(tmp_path):
-    with user_error("file.unwritable", tmp_path / "shard-00000-of-00001.h5"), largest_file(5000):
-        ShardWriter(tmp_path, 1, "").write_shard(0, random_rows(300))
-    assert list(tmp_path.iterdir()) == []
 
 
 @given(count=st.integers(1, 120), shards=st.integers(1, 5), data=st.data())
@@ -270,3 +265,117 @@ def test_a_shard_damaged_while_it_was_written(make_set, monkeypatch):
     harmless_flip(folder, 0)
     with user_error("data.checksum", folder / "shard-00000-of-00003.h5"):
         prepared.ShardWriter(folder, 3, "test").entry(0)
+
+
+def test_bad_manifest(tmp_path):
+    path, no_more = tmp_path / "manifest.json", b'{"format": "mlbert-ragged", "version": 1}'
+    for content in (b"", b"{", b"[]", b"[" * 100_000, b"\xff\xfe", no_more):
+        path.write_bytes(content)
+        with user_error("file.json", path):
+            read_manifest(tmp_path)
+    path.write_bytes(b'{"format": "other", "version": 3}')
+    with user_error("data.format", path):
+        read_manifest(tmp_path)
+    path.unlink()
+    with user_error("data.incomplete", tmp_path):
+        read_manifest(tmp_path)
+    os.mkfifo(path)
+    absent = tmp_path / "absent"
+    for folder, code, subject in ((tmp_path, "file.unreadable", path), (absent, "file.missing", absent)):
+        with user_error(code, subject):  # and does not wait for a writer
+            read_manifest(folder)
+
+
+def test_vocabulary_must_be_the_one_prepared_with(make_set, tmp_path):
+    vocab = tmp_path / "vocab.txt"
+    vocab.write_text("[PAD]\n")
+    check_vocabulary(describe(make_set(vocabulary=file_sha256(vocab), name="good")), vocab)
+    with user_error("vocabulary.mismatch", vocab):
+        check_vocabulary(describe(make_set(name="bad")), vocab)
+
+
+JUNK = [None, True, -1, 0, 1 << 70, 1e999, 0.5, "", "x", "9", "../x", "a" * 64, [], [[]], {}, [-1], [1 << 70]]
+
+
+def places(document: object) -> list[tuple]:
+    """Return the keys that lead to each value."""
+    if not isinstance(document, (dict, list)):
+        return []
+    inside = document.items() if isinstance(document, dict) else enumerate(document)
+    return [(key, *way) for key, value in inside for way in [(), *places(value)]]
+
+
+@given(data=st.data())
+@settings(max_examples=150)
+def test_an_edited_manifest_is_refused_or_equivalent(make_set, tmp_path, data):
+    folder = tmp_path / "set"
+    if not folder.exists():
+        (make_set(20) / "manifest.json").rename(tmp_path / "right.json")
+    right = json.loads((tmp_path / "right.json").read_text())
+    *way, last = data.draw(st.sampled_from(places(right)))
+    edited = copy.deepcopy(right)
+    inner = functools.reduce(lambda value, key: value[key], way, edited)
+    if data.draw(st.booleans()):
+        inner[last] = data.draw(st.sampled_from(JUNK))
+    else:
+        del inner[last]
+    (folder / "manifest.json").write_text(json.dumps(edited))
+    try:
+        store = ShardSet.open(folder, verify=True)
+    except UserError:
+        return
+    may_differ = ("content_sha256", "max_seq_length", "max_predictions", "size", "sha256")
+    assert "provenance" in way or last in ("provenance", *may_differ) or edited == right
+    assert store.gather(np.arange(20)).lengths.max() <= store.info.max_seq_length
+    assert store.info.vocab_size > int(store.gather(np.arange(20)).tokens.max())
+
+
+def unpacked(rows: Ragged) -> list[tuple]:
+    result = []
+    for s in range(len(rows)):
+        part = slice(rows.offsets[s], rows.offsets[s + 1])
+        mask = slice(rows.masked_offsets[s], rows.masked_offsets[s + 1])
+        masked = [column[mask].tolist() for column in (rows.masked_positions, rows.masked_labels)]
+        result.append((rows.tokens[part].tolist(), int(rows.first_lengths[s]), bool(rows.next_sentence[s]), *masked))
+    return result
+
+
+@given(st.lists(any_row(), max_size=20))
+@settings(max_examples=40)
+def test_rows_come_back(rows):
+    ragged = Ragged.from_rows(rows)
+    assert unpacked(ragged) == rows
+    assert {name: getattr(ragged, name).dtype for name in DTYPES} == DTYPES
+
+
+@given(st.lists(any_row(), min_size=1, max_size=20), st.data(), st.integers(1, 9))
+@settings(max_examples=40)
+def test_taking_in_blocks_is_plain_taking(monkeypatch, rows, data, block):
+    ragged = Ragged.from_rows(rows)
+    chosen = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=30))
+    monkeypatch.setattr(ragged_module, "BLOCK", block)
+    assert unpacked(ragged.take(np.asarray(chosen, np.int64))) == [rows[i] for i in chosen]
+
+
+def test_labels_go_with_their_sequences():
+    plain = Ragged.from_rows([([n, n + 1], 1, False, [], []) for n in range(6)])
+    assert plain.labels is plain.take(np.asarray([1])).labels is plain.slice(0, 3).labels is None
+    rows = dataclasses.replace(plain, labels=np.arange(6, dtype=np.float32))
+    assert rows.take(np.asarray([4, 0, 4])).labels.tolist() == [4, 0, 4]
+    assert rows.slice(2, 5).labels.tolist() == [2, 3, 4]
+    joined = Ragged.concatenate([rows.slice(4, 6), rows.slice(0, 1)])
+    assert (joined.labels.tolist(), joined.labels.dtype) == ([4, 5, 0], np.float32)
+    with pytest.raises(AssertionError, match="some sequences have task labels"):
+        Ragged.concatenate([plain, rows])
+
+
+@given(st.lists(any_row(), min_size=1, max_size=12), st.data())
+@settings(max_examples=40)
+def test_ranges_are_slices_joined_in_order(rows, data):
+    ragged = Ragged.from_rows(rows)
+    places = st.integers(0, len(rows))
+    ranges = [sorted(pair) for pair in data.draw(st.lists(st.tuples(places, places), max_size=6))]
+    of_ranges = Ragged.of_ranges((ragged, first, end) for first, end in ranges)
+    for found in (of_ranges, Ragged.concatenate([ragged.slice(first, end) for first, end in ranges])):
+        assert unpacked(found) == [each for first, end in ranges for each in rows[first:end]]
+        assert {name: getattr(found, name).dtype for name in DTYPES} == DTYPES

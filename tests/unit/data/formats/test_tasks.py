@@ -27,9 +27,7 @@ fields = st.text(st.characters(codec="utf-8", exclude_characters="\0\r", exclude
 
 
 @given(rows=st.lists(st.tuples(fields, fields), min_size=1, max_size=8))
-def test_quoted_csv_and_json_bring_every_text_back(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]]
-) -> None:
+def test_quoted_csv_and_json_bring_every_text_back(tmp_path_factory, rows):
     folder = tmp_path_factory.mktemp("forms")
     with (folder / "rows.csv").open("w", encoding="utf-8", newline="") as file:
         csv.writer(file, quoting=csv.QUOTE_ALL).writerows([("a", "b"), *rows])

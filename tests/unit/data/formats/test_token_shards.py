@@ -20,6 +20,7 @@ from text_sets import random_texts, write_texts
 from user_errors import user_error
 
 TOKENIZER = load_tokenizer("bert-base-uncased")
+HARD = ["", "a\nb\r\nc", "naïve “quoted” 東京", "x" * 5000, "\n", "! !", "\x00\x0b"]
 TEXTS = random_texts(80)
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -55,8 +56,13 @@ def test_equal_to_each_text_tokenised(folder):
     assert shards.ready(0) is None
     assert all_tokens(shards) == EXPECTED
     assert len(kept(folder)) == len(shards.first) - 1
-    texts = [5, 3, 5, 79, 0]
+    texts = [5, 3, 5, *range(80)]
     assert [tokens.tolist() for tokens in opened(folder).loose(texts)] == [EXPECTED[text] for text in texts]
+
+
+def test_hard_texts_at_once_equal_each_text_tokenised(tmp_path):
+    folder = write_texts(tmp_path / "set", HARD * 3, size_limit=10_000)
+    assert all_tokens(opened(folder)) == [TOKENIZER.encode(text) for text in HARD * 3]
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
@@ -182,18 +188,6 @@ def test_a_set_without_texts(tmp_path):
     write_samples(tmp_path, {"image": "bytes", "label": "str"}, [{"image": b"", "label": "3"}])
     with user_error("data.columns", tmp_path):
         open_texts(streams_of("", None, tmp_path))
-
-
-HARD = ["", "a\nb\r\nc", "naïve “quoted” 東京", "x" * 5000, "\n", "! !", "\x00\x0b"]
-
-
-def test_a_shard_at_once_equals_its_texts_one_by_one(tmp_path):
-    shards = opened(write_texts(tmp_path / "set", HARD * 3, size_limit=10_000))
-    for number in range(len(shards.first) - 1):
-        fast = shards._at_once(number)
-        slow = shards._encode(range(shards.first[number], shards.first[number + 1]))
-        assert (fast.tokens == slow.tokens).all()
-        assert (fast.offsets == slow.offsets).all()
 
 
 @pytest.mark.parametrize("damage", ["text", "size"])

@@ -6,21 +6,26 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 
-from host_batches import numbers, open_packed, rows_of, same
+from host_batches import numbers, open_packed, rows_of, same, tokens_of
 from mlbert.data.formats import open as module
 from mlbert.data.formats import prepared
-from mlbert.data.formats.order import contiguous
+from mlbert.data.formats.bins import BinnedStore
+from mlbert.data.formats.open import open_store
+from mlbert.data.formats.order import by_length, contiguous
 from mlbert.data.formats.packing import pack_lengths
 from mlbert.data.formats.prepared import ShardSet
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.loading.batches import HostBatch
 from mlbert.data.loading.packed import PackedSource
 from mlbert.data.prepare.shuffle import Packing, shuffle_set
+from mlbert.data.prepare.split_bins import make_bins
 from random_set import MAX_SEQ_LENGTH, VOCAB_SIZE
+from stored_sets import make_rows, names, random_lengths, write_set
 from user_errors import user_error
 
-COUNT = 300
+COUNT, BINNED = 300, 480
 SETTINGS = {"packs_per_step": 12, "max_sequences_per_pack": 3, "seed": 3, "partition": contiguous}
 
 
@@ -39,7 +44,7 @@ def folder(make_set):
     return make_set(COUNT)
 
 
-@pytest.mark.parametrize(("max_tokens", "most"), [(MAX_SEQ_LENGTH, 3), (64, 2), (128, 8)])
+@pytest.mark.parametrize(("max_tokens", "most"), [(MAX_SEQ_LENGTH, 3), (MAX_SEQ_LENGTH, 1), (64, 2), (128, 8)])
 def test_every_sequence_once_an_epoch(folder, max_tokens, most):
     packs = pack_lengths(ShardSet.open(folder).lengths, max_tokens, most, 3)
     steps = epoch(open_packed(folder, max_tokens=max_tokens, max_sequences_per_pack=most))
@@ -137,6 +142,9 @@ def test_stored_packs_are_used_as_they_are(stored_packs):
     assert all(batch.num_tokens <= 40 and batch.num_samples <= 3 for batch in batches)
     assert sorted(number for batch in batches for number in numbers(batch)) == list(range(COUNT))
     assert {numbers(batch)[0] for batch in batches} == packs
+    source = open_packed(stored_packs, packs_per_step=4, max_sequences_per_pack=1)
+    assert (source.max_tokens, source.steps_per_epoch) == (MAX_SEQ_LENGTH, COUNT // 4)
+    assert sorted(n for step in range(COUNT // 4) for n in numbers(source.batches_of(step)[0])) == list(range(COUNT))
 
 
 def test_memory_and_maps_give_the_same_batches(stored_packs, folder):
@@ -146,15 +154,6 @@ def test_memory_and_maps_give_the_same_batches(stored_packs, folder):
             mapped = open_packed(data, max_sequences_per_pack=most)
         for step in range(6):
             assert equal(plain.batches_of(step)[0], mapped.batches_of(step)[0])
-
-
-@pytest.mark.parametrize("data", ["folder", "stored_packs"])
-def test_single_sequences(data, request):
-    source = open_packed(request.getfixturevalue(data), packs_per_step=4, max_sequences_per_pack=1)
-    assert (source.max_tokens, source.steps_per_epoch) == (MAX_SEQ_LENGTH, COUNT // 4)
-    batches = [source.batches_of(step)[0] for step in range(source.steps_per_epoch)]
-    assert {batch.num_samples for batch in batches} == {4}
-    assert sorted(n for batch in batches for n in numbers(batch)) == list(range(COUNT))
 
 
 @pytest.mark.parametrize(("data", "each"), [("stored_packs", 3), ("folder", 1)])
@@ -196,3 +195,86 @@ def test_masks_are_drawn_anew_each_epoch_alike_on_all_ranks(make_set, each):
         epoch, step_in_epoch = divmod(step, source.steps_per_epoch)
         samples = parts["first_rows"][sequences] + 12 * step_in_epoch * source.max_tokens
         assert parts["masked_labels"].tolist() == (samples % 400 + epoch).tolist()
+
+
+@pytest.fixture(scope="module")
+def bins(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bins")
+    source = write_set(folder / "source", make_rows(random_lengths(BINNED)))
+    make_bins(source, folder / "out", edges=(8, 16, 24, 32), num_shards=2)
+    return folder / "out"
+
+
+def found_in(batch) -> list[int]:
+    return np.histogram(torch.diff(batch.cu_seqlens).numpy(), [0, 9, 17, 25, 33])[0].tolist()
+
+
+def test_gathering_mixes_bins_in_the_order_asked_for(bins):
+    store = open_store(bins)
+    assert isinstance(store, BinnedStore)
+    assert (len(store), store.info.kind, store.info.max_seq_length) == (BINNED, "bins", 32)
+    whole = names(store.gather(np.arange(BINNED)))
+    order = np.random.default_rng(0).permutation(BINNED)[:100]
+    assert names(store.gather(order)) == [whole[i] for i in order]
+    assert (store.lengths[order] == store.gather(order).lengths).all()
+
+
+def test_every_sequence_once_and_every_micro_batch_in_proportion(bins):
+    shares = np.histogram(open_store(bins).lengths, [0, 9, 17, 25, 33])[0] / BINNED
+    seen = []
+    for rank in range(2):
+        source = open_packed(bins, 24, max_sequences_per_pack=1, accumulation=2, rank=rank, world_size=2)
+        assert source.steps_per_epoch == BINNED // 48
+        for batch in (batch for step in range(source.steps_per_epoch) for batch in source.batches_of(step)):
+            assert (np.abs(found_in(batch) - shares * 12) <= 3).all()
+            assert batch.num_samples == 12
+            seen += tokens_of(batch)
+    source = open_packed(bins, 1)
+    packed = [tokens for step in range(source.steps_per_epoch) for tokens in tokens_of(source.batches_of(step)[0])]
+    for found in (seen, packed):
+        assert len(set(found)) == len(found) == BINNED
+
+
+def composed(bins, counts, world_size=1, **options) -> list[PackedSource]:
+    options |= {"bin_counts": counts, "world_size": world_size, "max_sequences_per_pack": 1}
+    return [open_packed(bins, sum(counts), rank=rank, **options) for rank in range(world_size)]
+
+
+def test_micro_batches_mix_the_bins(bins):
+    (source,) = composed(bins, [4, 4, 4, 12], accumulation=4)
+    sizes = [bin.num_sequences for bin in open_store(bins).info.bins]
+    assert source.steps_per_epoch == min(size // count for size, count in zip(sizes, (4, 4, 4, 12), strict=True))
+    for step in range(2 * source.steps_per_epoch):
+        assert [found_in(batch) for batch in source.batches_of(step)] == [[1, 1, 1, 3]] * 4
+
+
+def test_the_union_over_ranks_and_dropout_rows_do_not_depend_on_their_number(bins):
+    def rows(sources) -> dict[int, bytes]:
+        batches = [batch for source in sources for batch in source.batches_of(3)]
+        places = [row for batch in batches for row in batch.arrays()["first_rows"].tolist()]
+        return dict(zip(places, [tokens for batch in batches for tokens in tokens_of(batch)], strict=True))
+
+    expected = rows(composed(bins, [4, 4, 4, 12]))
+    assert len(expected) == 24
+    for world_size in (2, 4):
+        counts = [count // world_size for count in (4, 4, 4, 12)]
+        assert rows(composed(bins, counts, world_size)) == expected
+        assert rows(composed(bins, counts, world_size, partition=by_length(2))) == expected
+
+
+def test_a_composed_position_is_resumed_with_the_same_numbers_only(bins):
+    (source,) = composed(bins, [2, 1, 2, 3])
+    (other,) = composed(bins, [2, 2, 1, 3])
+    for another in (other, open_packed(bins, 8, max_sequences_per_pack=1)):
+        with user_error("run.other-settings", bins):
+            another.load_state_dict(source.state_dict())
+
+
+def test_numbers_that_the_bins_cannot_give(bins):
+    for folder, counts, world_size, code in (
+        (".", [4, 4], 1, "config.conflict"),
+        (".", [1, 100, 1, 1], 2, "data.too-small"),
+        ("bin-001-008", [48], 1, "config.conflict"),
+    ):
+        with user_error(code, "BIN_COUNTS"):
+            composed(bins / folder, counts, world_size)

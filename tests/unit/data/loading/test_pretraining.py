@@ -137,19 +137,16 @@ def test_batches_are_as_few_as_can_be_and_of_one_size(make_set):
     assert (sum(packs), len(packs)) == (num_packs, -(-num_packs // 16))
     assert max(packs) <= 16
     assert max(packs) - min(packs) <= 1
+    singles = opened_eval(folder, 50, 16, max_sequences_per_pack=1)
+    assert [batch.num_samples for batch in singles] == [13, 13, 12, 12]
+    assert numbers(singles) == list(range(50))
 
 
-@pytest.mark.parametrize(("num_examples", "packs_per_batch"), [(0, 4), (301, 4), (10, 0)])
-def test_numbers_that_cannot_work(make_set, num_examples, packs_per_batch):
+def test_numbers_that_cannot_work(make_set):
     folder = make_set(300)
-    with user_error("config.range", folder if packs_per_batch else "EVAL_BATCH_SIZE"):
-        EvalSet(folder, num_examples, packs_per_batch, max_sequences_per_pack=3)
-
-
-def test_single_sequences(make_set):
-    evaluation = opened_eval(make_set(50), 50, 16, max_sequences_per_pack=1)
-    assert [batch.num_samples for batch in evaluation] == [13, 13, 12, 12]
-    assert numbers(evaluation) == list(range(50))
+    for num_examples, packs_per_batch, subject in ((0, 4, folder), (301, 4, folder), (10, 0, "EVAL_BATCH_SIZE")):
+        with user_error("config.range", subject):
+            EvalSet(folder, num_examples, packs_per_batch, max_sequences_per_pack=3)
 
 
 def opened(packs_per_step: int = 8, vocab_size: int = 30522, **options) -> SyntheticSource:

@@ -58,17 +58,8 @@ def text_set(folder: Path, mode: str, remote: Path | None = None, tokenizer=TOKE
     return TextSet(streams_of("", None, folder, remote and str(remote)), tokenizer, LENGTH, mode)
 
 
-def make(
-    texts: Path | TextSet,
-    mode: str = "",
-    rank: int = 0,
-    world_size: int = 1,
-    *,
-    remote: Path | None = None,
-    tokenizer: Tokenizer = TOKENIZER,
-    lanes: int = GLOBAL,
-    **options,
-) -> TextSource:
+def make(texts, mode="", rank=0, world_size=1, *, remote=None, tokenizer=TOKENIZER, lanes=GLOBAL, **options):
+    """Return a source of a folder or a set of texts that is closed after the test."""
     if isinstance(texts, Path):
         texts = text_set(texts, mode, remote, tokenizer)
     options = {"shuffle": "py1s", "shuffle_seed": 4, "canonical_nodes": 2, "rate": RATE, "seed": 11, **options}
@@ -230,15 +221,17 @@ def test_token_sets_are_used_as_they_are(tmp_path):
     assert [row[0] for row in whole] == [(101, *samples[lane][:15]) for lane in range(4)]
 
 
-@pytest.mark.parametrize(("num_examples", "batch_size"), [(None, 7), (20, 4), (1, 64)])
+@pytest.mark.parametrize(("num_examples", "batch_size"), [(None, 7), (20, 4), (1, 64), (100_000, 8)])
 def test_evaluation_has_every_sequence_once(folder, mode, num_examples, batch_size):
     everything = [piece for text in TEXTS for piece in pieces_of(text, mode)]
     for world_size in (1, 3):
         found, masks = [], {}
         for rank in range(world_size):
             samples = eval_set(text_set(folder, mode), num_examples, batch_size, rank=rank, world_size=world_size)
+            count = min(num_examples or 100_000, len(everything))
+            assert mode == "split" or samples.num_examples == count, "texts are counted without being read"
             samples.open()
-            assert samples.num_examples == (num_examples or len(everything))
+            assert samples.num_examples == count
             batches = [rows(batch) for batch in samples]
             assert [rows(batch) for batch in samples] == batches
             assert all(len(batch) <= batch_size for batch in batches)
@@ -251,25 +244,17 @@ def test_evaluation_has_every_sequence_once(folder, mode, num_examples, batch_si
     assert masks == alone
 
 
-def test_evaluation_that_its_vocabulary_does_not_know_is_refused(folder, vocabulary):
+def test_evaluation_of_unknown_words_or_without_a_batch_is_refused(folder, vocabulary):
     with user_error("vocabulary.other-language", folder):
         eval_set(text_set(folder, "split", tokenizer=vocabulary)).open()
+    with user_error("config.range", "EVAL_BATCH_SIZE"):
+        eval_set(text_set(folder, "split"), 1, 0)
 
 
 def test_evaluation_keeps_the_shards_that_it_needs_most_of(folder):
     for count, expected in ((1, 0), (len(TEXTS), len(list(folder.glob("shard*"))))):
         eval_set(text_set(folder, "truncate"), count).open()
         assert len(kept(folder)) == expected
-
-
-def test_evaluation_of_more_than_there_is_takes_all(folder):
-    assert eval_set(text_set(folder, "truncate"), 91).num_examples == 90
-    many, everything = (eval_set(text_set(folder, "split"), n) for n in (100_000, None))
-    many.open()
-    everything.open()
-    assert many.num_examples == everything.num_examples == sum(batch.num_samples for batch in many)
-    with user_error("config.range", "EVAL_BATCH_SIZE"):
-        eval_set(text_set(folder, "split"), 1, 0)
 
 
 def test_the_texts_of_several_streams(folder: Path, tmp_path: Path, mode: str) -> None:

@@ -221,11 +221,9 @@ def test_dealing_c4_to_many_ranks():
     shares = [np.arange(rank, world_size * per_rank, world_size) for rank in range(world_size)]
     lanes = [WholeLanes(orders, world_size * per_rank, share) for share in shares]
     tracemalloc.start()
-    try:
-        lanes[1].take(7000)
-        assert tracemalloc.get_traced_memory()[1] < 20_000  # bytes
-    finally:
-        tracemalloc.stop()
+    lanes[1].take(7000)
+    assert tracemalloc.get_traced_memory()[1] < 20_000  # bytes
+    tracemalloc.stop()
     found = np.concatenate([lane.take(7000)[0] for lane in lanes])
     first = 7000 * world_size * per_rank
     rows, columns = np.divmod(np.sort(found), int(sizes.sum()) // 128)
