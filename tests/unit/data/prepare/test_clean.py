@@ -235,7 +235,6 @@ def test_tags_titles_and_empty_lines_go_and_breaks_stay() -> None:
 
 
 def test_articles_as_the_benchmark_counts_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("sentencex", reason="the splitter is in the extra `wiki`")
     lines = wiki_text.sentence_lines(read(WIKI), wiki_text.sentence_splitter())
     teapot = ["A teapot holds tea.\nIt has a beak.", "Many teapots are round."]
     assert list(articles(lines)) == [*teapot, "\nA cup is small (see Teapot).", "\n"]

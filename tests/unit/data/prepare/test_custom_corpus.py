@@ -291,13 +291,13 @@ def test_a_dirty_folder_is_described_and_its_bad_files_are_listed_at_once(tmp_pa
     assert [Path(line.split(": ")[1]).name for line in said.lines] == ["latin.txt", "latin2.txt"]
     with user_error("data.row", folder / "rows.jsonl"):
         take_inventory(replace(request, encoding="cp1252"))
-    files, text, markup = take_inventory(replace(request, encoding="cp1252", skip_bad=True))
+    request = replace(request, encoding="cp1252", skip_bad=True)
+    files, text, markup = take_inventory(request)
     assert files.startswith("files: 7 read (5 .txt, 1 .html, 1 .md); not read: 2 .pdf, 1 .csv, ")
     assert files.endswith(f"skipped: {folder / 'rows.jsonl'}")
     assert "letters: 100% Latin" in text
     assert int(text.split(" documents, ")[1].split()[0]) >= 0.4 * int(text.split(" in ")[1].split()[0].replace(",", ""))
     assert "markup" in markup
-    request = replace(request, encoding="cp1252", skip_bad=True)
     facts = prepare(request, tmp_path / "out")
     assert facts.inventory[:3] == [files, text, markup]
     assert prepare(request, tmp_path / "out", Executor(progress=said)) == facts

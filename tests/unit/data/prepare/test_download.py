@@ -39,22 +39,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "PAUSES_SECONDS", (0.01, 0.01, 0.01))
 
 
-class Server(http.server.ThreadingHTTPServer):
-    """Serves CONTENT at every path; ``breaks`` transfers stop after a third of what was asked for."""
-
-    def __init__(self, ranges: bool) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.ranges, self.content, self.breaks, self.errors = ranges, CONTENT, 0, 0
-        self.asked: list[str | None] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/files"
-
-
 class Handler(http.server.BaseHTTPRequestHandler):
-    server: Server
-
     def do_GET(self) -> None:
         wanted = self.headers.get("Range")
         self.server.asked.append(wanted)
@@ -83,8 +68,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture(params=[True, False], ids=["ranges", "no_ranges"])
-def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    with Server(request.param) as running:
+def server(request: pytest.FixtureRequest) -> Iterator[http.server.ThreadingHTTPServer]:
+    """Serve CONTENT at every path; ``breaks`` transfers stop after a third of what was asked for."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        running.url, running.content = f"http://127.0.0.1:{running.server_port}/files", CONTENT
+        running.ranges, running.breaks, running.errors, running.asked = request.param, 0, 0, []
         thread = threading.Thread(target=running.serve_forever, args=(0.01,))
         thread.start()
         yield running

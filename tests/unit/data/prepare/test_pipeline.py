@@ -117,14 +117,12 @@ def test_vocabulary_is_well_formed_and_covers_its_text(assets):
     tokenizer = WordPieceTokenizer({entry: number for number, entry in enumerate(entries)})
     unknown = entries.index(UNKNOWN)
     assert all(unknown not in tokenizer.encode(line) for line in lines)
-    committed = (assets / "vocab.txt").read_text().splitlines()
-    assert train_vocabulary(count_words(lines), 300) == committed
+    assert train_vocabulary(count_words(lines), 300) == (assets / "vocab.txt").read_text().splitlines()
 
 
 def test_rare_characters_are_left_out():
     words = Counter({"common": 100, **{chr(0x4E00 + n): 1 for n in range(2 * pipeline.MAX_ALPHABET)}})
     assert len([entry for entry in train_vocabulary(words, 5000) if len(entry) == 1]) <= pipeline.MAX_ALPHABET
-
     for size in (0, 100, 70_000):
         with user_error("config.range", "--vocab-size"):
             train_vocabulary(words, size)

@@ -74,9 +74,10 @@ def test_values_out_of_range_are_counted(tmp_path, rows):
     rows.next_sentence[5] = 2
     rows.first_lengths[9] = 99
     rows.masked_positions[rows.masked_offsets[20]] = 0
+    rows.masked_labels[rows.masked_offsets[30]] = 60_000
     rows.masked_positions[rows.masked_offsets[1] + 1] = rows.masked_positions[rows.masked_offsets[1]]
     report = only(write_set(tmp_path / "bad", rows, shards=1))
-    assert report.total("good") == COUNT - 6
+    assert report.total("good") == COUNT - 7
     text = "\n".join(report.problems)
     for number, problem in {
         7: "a token outside the vocabulary (and 1 more)",
@@ -84,6 +85,7 @@ def test_values_out_of_range_are_counted(tmp_path, rows):
         5: "a next-sentence label other than 0 or 1",
         9: "a first segment longer than itself",
         20: "its first token masked",
+        30: "a label outside the vocabulary",
         1: "masked positions that do not ascend",
     }.items():
         assert f"sequence {number} has {problem}" in text
