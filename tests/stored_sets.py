@@ -4,7 +4,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -40,14 +39,17 @@ def random_lengths(count: int, longest: int = 32, seed: int = 0) -> np.ndarray:
     return np.where(rng.random(count) < 0.25, longest, rng.integers(5, longest + 1, count))
 
 
-def write_set(folder: Path, rows: Ragged, shards: int = 3, vocabulary: str = "a" * 64, packs: Any = None) -> Path:
+def write_set(
+    folder: Path, rows: Ragged, shards: int = 3, longest: int = 32, vocabulary="a" * 64, packs: list[int] | None = None
+) -> Path:
     """Write a prepared set; ``packs``: the offsets of packs of at most 64 tokens in the only shard."""
     writer = ShardWriter(folder, shards, "test")
     for index, chosen in enumerate(np.array_split(np.arange(len(rows)), shards)):
         writer.write_shard(index, rows.take(chosen), packs and np.asarray(packs))
-    options: dict[str, Any] = {"max_seq_length": 32, "max_predictions": MAX_PREDICTIONS, "provenance": {"options": {}}}
+    widths = {"max_seq_length": longest, "max_predictions": MAX_PREDICTIONS}
     limits = packs and {"max_tokens": 64, "max_sequences": 3}
-    writer.finish(vocabulary={"sha256": vocabulary, "size": VOCAB_SIZE}, packs=limits, **options)
+    entries = {"sha256": vocabulary, "size": VOCAB_SIZE}
+    writer.finish(vocabulary=entries, **widths, provenance={"options": {}}, packs=limits)
     return folder
 
 

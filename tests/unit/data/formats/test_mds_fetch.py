@@ -210,22 +210,19 @@ def test_addresses_that_lead_nowhere(cache, monkeypatch):
         MdsReader("s3://bucket/set", cache)
 
 
-def test_full_disk(remote, cache):
-    reader = MdsReader(remote, cache)
+def test_a_full_disk_and_a_cache_that_cannot_be_made_or_written(remote, cache, tmp_path):
+    (tmp_path / "file").write_text("")
+    with user_error("file.unwritable", tmp_path / "file/cache"):
+        MdsReader(remote, tmp_path / "file/cache")
+    reader, lock = MdsReader(remote, cache), cache / f".{FIRST}.lock"
+    lock.mkdir()
+    with user_error("file.unwritable", cache / FIRST):
+        reader[0]
+    lock.rmdir()
     with user_error("file.unwritable", cache / FIRST), largest_file(500):
         reader[0]
     assert in_cache(cache) == ["index.json"]
     assert reader[0]["number"] == "0000"
-
-
-def test_cache_that_cannot_be_made_or_written(remote, cache, tmp_path):
-    (tmp_path / "file").write_text("")
-    with user_error("file.unwritable", tmp_path / "file/cache"):
-        MdsReader(remote, tmp_path / "file/cache")
-    reader = MdsReader(remote, cache)
-    (cache / f".{FIRST}.lock").mkdir()
-    with user_error("file.unwritable", cache / FIRST):
-        reader[0]
 
 
 def test_cache_of_another_set(remote, cache, tmp_path):

@@ -29,19 +29,13 @@ def naive_snake(lengths: list[int], parts: int) -> list[list[int]]:
     return dealt
 
 
-@st.composite
-def cases(draw):
-    """Draw accumulation, units of a micro-batch, ranks of a group, groups, and lengths of all units."""
-    accumulation, each, size, groups = (draw(st.integers(1, most)) for most in (3, 4, 5, 3))
-    count = accumulation * each * size * groups
-    return accumulation, each, size, groups, draw(st.lists(st.integers(5, 512), min_size=count, max_size=count))
-
-
-@given(cases())
+@given(*(st.integers(1, most) for most in (3, 4, 5, 3)), st.data())
 @settings(max_examples=40)
-def test_exchange_against_naive_dealing(case):
-    accumulation, each, size, groups, lengths = case
-    lengths, world_size, asked = np.asarray(lengths), size * groups, []
+def test_exchange_against_naive_dealing(accumulation, each, size, groups, data):
+    """Accumulation, units of a micro-batch, ranks of a group, groups, and lengths of all units are drawn."""
+    count = accumulation * each * size * groups
+    lengths = np.asarray(data.draw(st.lists(st.integers(5, 512), min_size=count, max_size=count)))
+    world_size, asked = size * groups, []
 
     def read(units: np.ndarray) -> np.ndarray:
         asked.append(units)
@@ -130,18 +124,13 @@ def test_even_mix_holds_each_bin_in_proportion(counts, data):
     assert (np.abs(np.bincount(stretch, minlength=len(counts)) - shares) <= len(counts) + 1).all()
 
 
-@st.composite
-def compositions(draw):
-    count = draw(st.integers(1, 5))
-    sizes = draw(st.lists(st.integers(8, 300), min_size=count, max_size=count))
-    counts = draw(st.lists(st.integers(1, 8), min_size=count, max_size=count))
-    return sizes, counts, draw(st.integers(1, 4))
+BINS = st.lists(st.tuples(st.integers(8, 300), st.integers(1, 8)), min_size=1, max_size=5)
 
 
-@given(compositions(), st.integers(0, 9))
+@given(BINS, st.integers(1, 4), st.integers(0, 9))
 @settings(max_examples=10)
-def test_every_rank_gets_its_numbers_and_no_unit_twice(case, seed):
-    sizes, counts, world_size = case
+def test_every_rank_gets_its_numbers_and_no_unit_twice(drawn, world_size, seed):
+    sizes, counts = map(list, zip(*drawn, strict=True))
     first = np.concatenate([[0], np.cumsum(sizes)])
     order, each = ComposedOrder(first, counts, seed), sum(counts)
     steps = order.length // (each * world_size)

@@ -28,8 +28,7 @@ def test_every_sequence_once_and_nothing_over_its_limit(lengths, room, max_seque
     max_tokens = max(lengths, default=1) + room
     packs = pack_lengths(array, max_tokens, max_sequences, seed)
     assert sorted(packs.order) == list(range(len(array)))
-    assert packs.offsets[0] == 0
-    assert packs.offsets[-1] == len(array)
+    assert (packs.offsets[0], packs.offsets[-1]) == (0, len(array))
     for first, end in zip(packs.offsets, packs.offsets[1:], strict=False):
         assert 1 <= end - first <= max_sequences
         assert array[packs.order[first:end]].sum() <= max_tokens

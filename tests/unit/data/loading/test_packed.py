@@ -1,4 +1,4 @@
-"""The training source: every sequence once an epoch, the same step whatever the ranks, exact resume."""
+"""The training source, also of bins: every sequence once an epoch, the same step whatever the ranks, exact resume."""
 
 import dataclasses
 import json

@@ -165,21 +165,21 @@ def order_files(folder: Path) -> list[str]:
 
 
 @pytest.fixture
-def stored_orders(monkeypatch):
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder in which orders are stored, however short they are."""
     monkeypatch.setattr(module, "_SHARED_TEXTS", 0)
+    return tmp_path
 
 
-@pytest.mark.usefixtures("stored_orders")
-def test_the_next_order_is_made_ahead_and_old_ones_are_deleted(tmp_path):
-    orders = orders_of([40, 50], "py1e", 4, tmp_path)
+def test_the_next_order_is_made_ahead_and_old_ones_are_deleted(folder):
+    orders = orders_of([40, 50], "py1e", 4, folder)
     for epoch in range(4):
         assert whole_order(orders, epoch).tolist() == sample_order([40, 50], "py1e", epoch, 4, 3).tolist()
         expected = [f"{number}.order" for number in (epoch, epoch + 1)]
-        wait_for(lambda expected=expected: order_files(tmp_path) == expected)
+        wait_for(lambda expected=expected: order_files(folder) == expected)
 
 
-@pytest.mark.usefixtures("stored_orders")
-def test_one_process_makes_an_order_for_all(tmp_path, monkeypatch):
+def test_one_process_makes_an_order_for_all(folder, monkeypatch):
     """The others wait for it. What a killed process left is removed."""
     made, shuffle_into, expected = [], module.shuffle_into, sample_order([40, 50], "py1e", 0, 2, 3).tolist()
 
@@ -189,29 +189,27 @@ def test_one_process_makes_an_order_for_all(tmp_path, monkeypatch):
         shuffle_into(*arguments, epoch=epoch, **options)
 
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
-        write_files(tmp_path, {f"orders/x-0.order.{ended.pid}@{socket.gethostname()}.tmp": ""})
+        write_files(folder, {f"orders/x-0.order.{ended.pid}@{socket.gethostname()}.tmp": ""})
     monkeypatch.setattr(module, "shuffle_into", slow)
     with ThreadPoolExecutor(3) as pool:  # a lock is of an open file: threads are no different from processes
-        orders = [pool.submit(whole_order, orders_of([40, 50], "py1e", 2, tmp_path), 0) for _ in range(3)]
+        orders = [pool.submit(whole_order, orders_of([40, 50], "py1e", 2, folder), 0) for _ in range(3)]
     assert [order.result().tolist() for order in orders] == [expected] * 3
-    wait_for(lambda: order_files(tmp_path) == ["0.order", "1.order"])
+    wait_for(lambda: order_files(folder) == ["0.order", "1.order"])
     assert made == [0, 1]
 
 
-@pytest.mark.usefixtures("stored_orders")
 @pytest.mark.parametrize("size", [0, 4 * 89, 4 * 90 + 1])
-def test_an_order_of_another_length_is_made_again(tmp_path, size):
-    expected = whole_order(orders_of([40, 50], folder=tmp_path), 0).tolist()
-    (path,) = tmp_path.glob("orders/*-0.order")
+def test_an_order_of_another_length_is_made_again(folder, size):
+    expected = whole_order(orders_of([40, 50], folder=folder), 0).tolist()
+    (path,) = folder.glob("orders/*-0.order")
     os.truncate(path, size)
-    assert whole_order(orders_of([40, 50], folder=tmp_path), 0).tolist() == expected
+    assert whole_order(orders_of([40, 50], folder=folder), 0).tolist() == expected
     assert path.stat().st_size == 4 * 90
 
 
-@pytest.mark.usefixtures("stored_orders")
-def test_without_a_writable_folder_the_order_is_in_memory(tmp_path):
-    (tmp_path / "set").write_text("not a folder")
-    orders = orders_of([40, 50], "py2s", 2, tmp_path / "set")
+def test_without_a_writable_folder_the_order_is_in_memory(folder):
+    (folder / "set").write_text("not a folder")
+    orders = orders_of([40, 50], "py2s", 2, folder / "set")
     assert whole_order(orders, 0).tolist() == sample_order([40, 50], "py2s", 0, 2, 3).tolist()
 
 

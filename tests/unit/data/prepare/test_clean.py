@@ -34,13 +34,9 @@ OPTIONS = CleanOptions(num_parts=3, eval_articles=5)
 @pytest.fixture
 def wiki(tmp_path: Path) -> Path:
     """Write four files of 12 articles; some have a line of white space, which splits them, some have no text."""
-    rng = random.Random(7)
-    folder = tmp_path / "wiki"
-    for number in range(4):
-        path = folder / ("AB"[number // 2] * 2) / f"wiki_{number % 2:02d}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(article(rng, number * 12 + i) for i in range(12)))
-    return folder
+    rng, names = random.Random(7), ("AA/wiki_00", "AA/wiki_01", "BB/wiki_00", "BB/wiki_01")
+    files = {name: "".join(article(rng, number * 12 + i) for i in range(12)) for number, name in enumerate(names)}
+    return write_files(tmp_path / "wiki", files)
 
 
 def article(rng: random.Random, number: int) -> str:

@@ -201,14 +201,12 @@ def test_any_number_of_processes_writes_the_same(tmp_path, monkeypatch, said):
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "%s"}\n' % b"One more document. " * 20))
     (tmp_path / "bad.txt").write_bytes(b"fine\ncaf\xe9\n")
     request = request_of(tmp_path / "out", tmp_path, skip_bad=True)
-    facts, written = [], []
+    made = []
     for processes in (1, 3):
         out = tmp_path / f"out{processes}"
-        facts.append(prepare(request, out, Executor(processes, said)))
-        written.append(tree(out))
+        made.append((prepare(request, out, Executor(processes, said)), tree(out)))
         assert all(done == total for done, total in said.done.values()), said.done
-    assert facts[0] == facts[1]
-    assert written[0] == written[1]
+    assert made[0] == made[1]
 
 
 def test_memory_does_not_grow_with_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,14 +70,13 @@ def counts(made: SetDescription) -> tuple[object, ...]:
 
 
 def test_workers_do_not_matter_and_a_second_run_does_nothing(any_job, said):
-    job = any_job
-    made = prepare_instances(job, executor=Executor(workers=2))
-    assert tree(job.out) == straight(job)
-    assert sum(count for count, _ in sha256s(job.out)) == made.num_sequences
-    before = {path: path.stat().st_mtime_ns for path in job.out.iterdir()}
-    assert counts(prepare_instances(job, executor=Executor(progress=said))) == counts(made)
+    made = prepare_instances(any_job, executor=Executor(workers=2))
+    assert tree(any_job.out) == straight(any_job)
+    assert sum(count for count, _ in sha256s(any_job.out)) == made.num_sequences
+    before = {path: path.stat().st_mtime_ns for path in any_job.out.iterdir()}
+    assert counts(prepare_instances(any_job, executor=Executor(progress=said))) == counts(made)
     assert "nothing to do" in said.lines[0]
-    assert {path: path.stat().st_mtime_ns for path in job.out.iterdir()} == before
+    assert {path: path.stat().st_mtime_ns for path in any_job.out.iterdir()} == before
 
 
 def test_both_formats_hold_the_same(job, tmp_path):
@@ -92,27 +91,22 @@ def test_both_formats_hold_the_same(job, tmp_path):
 
 
 def test_a_finished_set_is_not_overwritten(any_job, parts):
-    job = any_job
-    prepare_instances(job)
-    before = tree(job.out)
+    prepare_instances(any_job)
+    before = tree(any_job.out)
     changes = [{"options": replace(OPTIONS, random_seed=1)}, {"lower_case": False}]
     changes += [{"parts": parts[:2]}, {"parts": (parts[1], parts[0], parts[2])}]
-    changes += [{"set_format": FORMATS[1 - FORMATS.index(job.set_format)]}]
+    changes += [{"set_format": FORMATS[1 - FORMATS.index(any_job.set_format)]}]
     for change in changes:
         with user_error("prepare.other-options", "set"):
-            prepare_instances(replace(job, **change))
-    assert tree(job.out) == before
+            prepare_instances(replace(any_job, **change))
+    assert tree(any_job.out) == before
 
 
 def test_finished_parts_of_an_interrupted_run_are_kept(any_job, said):
-    make_part = instance_set._Work.make_part
-
-    def interrupted(self, index):
-        if index == 2:
-            raise KeyboardInterrupt
-        return make_part(self, index)
-
-    with mock.patch.object(instance_set._Work, "make_part", interrupted), pytest.raises(KeyboardInterrupt):
+    ends = [mock.DEFAULT, mock.DEFAULT, KeyboardInterrupt]
+    interrupted = mock.Mock(wraps=instance_set._Work.make_part, side_effect=ends)
+    patch = mock.patch.object(instance_set._Work, "make_part", lambda work, index: interrupted(work, index))
+    with patch, pytest.raises(KeyboardInterrupt):
         prepare_instances(any_job)
     prepare_instances(any_job, executor=Executor(progress=said))
     assert "2 of 3 parts kept from an earlier run" in said.lines

@@ -21,6 +21,7 @@ from mlbert.data.prepare.jobs import Executor
 from mlbert.data.prepare.shuffle import Packing, make_eval_set, make_pieces, shuffle_set
 from mlbert.data.prepare.split_bins import make_bins, make_hdf5_bins
 from nvidia_shards import bert_rows, write_fixed
+from programs import write_files
 from stored_sets import assert_same_rows, flip, make_rows, names, random_lengths, same_sequences, tree, write_set
 from user_errors import user_error
 
@@ -88,7 +89,6 @@ def test_a_damaged_shard_a_bin_of_another_folder_and_a_bad_index_are_named(sourc
 
 
 HDF5_EDGES = (8, 16, 32)
-PART = "part_00000_of_00001.hdf5"
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
@@ -126,9 +126,8 @@ def test_an_interrupted_run_is_continued_and_a_finished_one_is_left_alone(source
     unfinished = tmp_path / "out.unfinished"
     kept = tree(unfinished)
     assert len(kept) == 4
-    (unfinished / "64").mkdir()
-    (unfinished / "64" / PART).write_text("of other edges")
-    (unfinished / "8" / "part_00000_of_00001.hdf5.17.tmp").write_text("cut off")
+    part = "part_00000_of_00001.hdf5"
+    write_files(unfinished, {f"64/{part}": "of other edges", f"8/{part}.17.tmp": "cut off"})
     times = {name: (unfinished / name).stat().st_mtime_ns for name in kept}
     (tmp_path / "out").mkdir()
     make_hdf5_bins(source, tmp_path / "out", edges=HDF5_EDGES)
@@ -152,8 +151,7 @@ def test_options_and_outputs_that_do_not_fit(source, tmp_path):
         with user_error(code, subject):
             make_hdf5_bins(source, tmp_path / "out", **{"edges": HDF5_EDGES, **options})
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "cache") == ["source"]
-    (tmp_path / "out.unfinished" / "8").mkdir(parents=True)
-    (tmp_path / "out.unfinished" / "8" / "notes.txt").write_text("mine")
+    write_files(tmp_path, {"out.unfinished/8/notes.txt": "mine"})
     with user_error("file.in-the-way", tmp_path / "out.unfinished/8/notes.txt"):
         make_hdf5_bins(source, tmp_path / "out", edges=HDF5_EDGES)
     assert (tmp_path / "out.unfinished" / "8" / "notes.txt").read_text() == "mine"
@@ -165,14 +163,10 @@ def test_options_and_outputs_that_do_not_fit(source, tmp_path):
         make_hdf5_bins(source, tmp_path / "file", edges=HDF5_EDGES)
 
 
-@pytest.mark.parametrize(
-    ("path", "names"),
-    [
-        ("{}/part_00000.hdf5", ("64", "128", "1024")),
-        ("{}/part_00000.hdf5", ("short", "middle", "long")),
-        ("part_00000_{}.hdf5", ("bin2", "bin10")),
-    ],
-)
+OTHERS = [("{}/part_00000.hdf5", ("64", "128", "1024")), ("{}/part_00000.hdf5", ("short", "middle", "long"))]
+
+
+@pytest.mark.parametrize(("path", "names"), [*OTHERS, ("part_00000_{}.hdf5", ("bin2", "bin10"))])
 def test_bins_of_others_are_in_the_order_of_their_numbers_or_lengths(tmp_path, path, names):
     bins = tmp_path / "bins"
     for number, name in enumerate(names):
