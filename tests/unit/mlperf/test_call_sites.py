@@ -65,12 +65,6 @@ def test_the_commit_of_the_log_is_read_from_the_history(tree: Path) -> None:
     assert reported(tree)[0] is Outcome.PASS
 
 
-def test_a_line_that_logs_another_key_fails(tree: Path) -> None:
-    edit(tree, "results/result_0.txt", '"opt_lamb_beta_1"', '"opt_lamb_beta_2"')
-    words = "result_0.txt: line 5: program.py:12 does not log opt_lamb_beta_2 [this code's own logs]"
-    assert reported(tree) == (Outcome.ERROR, words)
-
-
 def test_a_commit_that_is_not_here_is_named(tree: Path) -> None:
     shutil.rmtree(tree / ".git")
     commit = read_log(tree / "results/result_0.txt").value("commit")

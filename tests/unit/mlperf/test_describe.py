@@ -59,20 +59,16 @@ CPUS = "# Socket,Core\n0,0\n0,1\n1,2\n1,3\n" + "0,0\n0,1\n1,2\n1,3\n"
 CACHES = "NAME ONE-SIZE ALL-SIZE\nL1d     49152   196608\nL3  110100480 220200960\n"
 
 
+ANSWERS = {  # to commands that begin like this
+    **{"lscpu --parse": CPUS, "lscpu": CACHES, "dmidecode": MODULES},
+    "cc ": "cc (Ubuntu 13.3.0-6ubuntu2, patched) 13.3.0\nCopyright\n",
+    **{"nvidia-smi nvlink": "GPU 0: NVLink 0: 26 GB/s", "nvidia-smi --query-gpu=driver_version": "570.1\n" * 8},
+    "nvidia-smi": "NVIDIA H100 80GB HBM3, 81559 MiB, 1980 MHz, 5\n" * 8,
+}
+
+
 def _ask(command: Sequence[str]) -> str:
-    if command[0] == "lscpu":
-        return CPUS if "--parse" in command[1] else CACHES
-    if command[0] == "dmidecode":
-        return MODULES
-    if command[0] == "cc":
-        return "cc (Ubuntu 13.3.0-6ubuntu2, patched) 13.3.0\nCopyright\n"
-    if command[0] != "nvidia-smi":
-        return ""
-    if command[1] == "nvlink":
-        return "GPU 0: NVLink 0: 26 GB/s"
-    if "driver_version" in command[1] and "name" not in command[1]:
-        return "570.1\n" * 8
-    return "NVIDIA H100 80GB HBM3, 81559 MiB, 1980 MHz, 5\n" * 8
+    return next((text for start, text in ANSWERS.items() if " ".join(command).startswith(start)), "")
 
 
 def test_a_server_with_accelerators(server: Path) -> None:

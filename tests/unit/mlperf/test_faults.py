@@ -53,13 +53,6 @@ def late_start(ms: int) -> Edit:
     return edit
 
 
-def later_clock(runs: list[Run]) -> None:
-    line = nth(runs[3], "run_start")
-    runs[3].remove(line)
-    runs[3].insert(runs[3].index(nth(runs[3], "eval_start")), line)
-    shift("run_start", 30_000)(runs)
-
-
 def beside(runs: list[Run]) -> None:
     """Run next to run 7."""
     gap = nth(runs[7], "run_start")["time_ms"] - nth(runs[3], "run_start")["time_ms"]
@@ -151,9 +144,7 @@ PACKAGES = {"mlbert": "0.1.0", "torch": "2.12.0"}
 OURS: Faults = {
     ("clock", ERROR): [
         (stamp(lambda ms: ms / 1000), "looks like seconds, not milliseconds"),
-        (stamp(lambda ms: ms * 1000), "looks like microseconds"),
         (stamp(lambda ms: ms * 10**6), "looks like nanoseconds"),
-        (stamp(lambda ms: ms // 1000, "eval_stop", 2), "eval_stop: time_ms 1795"),
         (stamp(lambda ms: -ms), "is negative"),
         (stamp(str, "eval_stop"), "is not a plain number"),
         (stamp(lambda ms: True, "run_stop"), "True is not a plain number"),
@@ -180,9 +171,8 @@ OURS: Faults = {
         (late_start(8_000), "times the usual rate: trained before run_start?"),
     ],
     ("order of events", ERROR): [
-        (later_clock, "epoch_start is earlier than run_start"),
+        (stamp(lambda ms: ms - 60_000, "epoch_start"), "epoch_start is earlier than run_start"),
         (repeat("run_stop", after=5), "run_stop comes again, first in line"),
-        (repeat("run_start"), "run_start comes again"),
         (repeat("init_stop"), "init_stop comes again"),
         (move("init_stop", "epoch_start"), "init_stop is later than run_start"),
         (move("eval_accuracy", "run_stop", 2), "eval_accuracy is later than run_stop"),
@@ -276,10 +266,7 @@ OTHERS: Faults = {
     ],
     ("speed", WARN): [
         (shift("eval_start", 4_000_000, 3), "since the evaluation before, usually"),
-        (
-            insert("eval_start", "epoch_start", key="tracked_stats", value={"throughput": 50}),
-            "the throughput of tracked_stats is 50 samples a second",
-        ),
+        (insert("eval_start", key="tracked_stats", value={"throughput": 50}), "tracked_stats is 50 samples a second"),
         (shift("eval_start", -750_000, 3), "in other runs at most"),
     ],
     ("order of events", ERROR): [
@@ -288,7 +275,6 @@ OTHERS: Faults = {
         (stamp(lambda ms: ms + 60_000, "epoch_stop"), "epoch_stop is later than run_stop"),
         (mark("eval_start", "epoch_num", 31_000, 2), "at 31000 samples, its eval_accuracy at"),
         (drop("eval_start", 2), "eval_accuracy without eval_start"),
-        (drop("eval_stop", 2), "eval_accuracy without eval_stop"),
         (repeat("eval_start", 2), "eval_start comes again before"),
     ],
     ("order of events", WARN): [
@@ -297,10 +283,7 @@ OTHERS: Faults = {
         (repeat("eval_accuracy", 2), "eval_accuracy comes again"),
         (put("eval_start", 5), "eval_start is 5, its epoch_num"),
         (each(*(mark("eval_start", "epoch_num", n, n) for n in range(16))), "every eval_start has"),
-        (
-            each(*(insert("eval_start", index=n, key="block_start") for n in (0, 3))),
-            "block_start within the block that starts in line",
-        ),
+        (each(*(insert("eval_start", index=n, key="block_start") for n in (0, 3))), "within the block that starts"),
     ],
     ("order of events", NOTE): [
         (keep(lambda line: line["key"] != "eval_stop"), "eval_accuracy without eval_stop in the whole log")

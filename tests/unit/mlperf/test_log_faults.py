@@ -7,7 +7,7 @@ import pytest
 from audit import edit, expect, report
 from edited_logs import report as report_of
 from edited_logs import simulated
-from log_edits import Edit, Run, each, keep, nth, put, stamp
+from log_edits import Edit, Line, Run, each, keep, nth, put, stamp
 from logger_logs import write_log
 from mlbert.mlperf.check import CHECKS, TREE_CHECKS, run_checks
 from mlbert.mlperf.describe import describe_system
@@ -35,6 +35,10 @@ def add(key: str, value: object, count: int = 1) -> Edit:
     return edit
 
 
+def is_no_bound(line: Line) -> bool:
+    return not line["key"].startswith("eval_st")
+
+
 SEEDS = [put("seed", 1 + n, which=n) for n in range(10)]
 
 
@@ -42,18 +46,10 @@ SEEDS = [put("seed", 1 + n, which=n) for n in range(10)]
     ("change", "check", "outcome", "words"),
     [
         (add("weights_initialization", None, 206), "rules", Outcome.ERROR, "names 206 tensors, not 398"),
-        (
-            each(*(put("seed", 1 + n, which=n) for n in range(10))),
-            "seeds",
-            Outcome.WARN,
-            "the seeds 1 to 10 are evenly spaced",
-        ),
+        (each(*SEEDS), "seeds", Outcome.WARN, "the seeds 1 to 10 are evenly spaced"),
         (sort_by_time, "series", Outcome.WARN, "sorted by time"),
         (add("experiments", 20), "series", Outcome.WARN, "the series has 20 runs, but 10 are here"),
-        (
-            *(keep(lambda line: not line["key"].startswith("eval_st")), "order of events", Outcome.WARN),
-            "has no eval_start, as the other logs have",
-        ),
+        (keep(is_no_bound), "order of events", Outcome.WARN, "has no eval_start, as the other logs have"),
         (stamp(lambda ms: ms // 1000 * 1000), "clock", Outcome.WARN, "result_3.txt: every time_ms is a whole"),
         (evenly, "clock", Outcome.WARN, "evaluations are 60000 ms apart, to the millisecond"),
     ],

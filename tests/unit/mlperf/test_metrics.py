@@ -25,14 +25,8 @@ Change = Callable[[Path], None]
 def folder(tmp_path: Path) -> Path:
     """Return a LOGDIR with a good run's log and its three files."""
     settings = {settings_by_key()[name].env: {"value": value, "origin": "flag"} for name, value in SETTINGS.items()}
-    logged = {
-        "recipe": "packed_lamb",
-        "ranks": 1,
-        "opt_base_learning_rate": 0.5,
-        "seed": 5,
-        "configuration": settings,
-        "train_samples": 300,
-    }
+    logged = {"recipe": "packed_lamb", "ranks": 1, "opt_base_learning_rate": 0.5, "seed": 5}
+    logged |= {"configuration": settings, "train_samples": 300}
     evaluations = [(samples, seconds + 0.3, accuracy) for samples, seconds, accuracy in POINTS]
     write_log(tmp_path / "result_0.txt", evaluations, eval_seconds=None, seconds=190.5, logged=logged)
     points: list[dict[str, object]] = []

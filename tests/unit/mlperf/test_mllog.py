@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from edited_logs import accuracies
 from mlbert.mlperf.logs import read_log, unfit
 from mlbert.mlperf.mllog import MLPerfLogger, close_interrupted, constants
 from user_errors import user_error
@@ -153,15 +152,6 @@ def test_other_lines_are_skipped_and_prefixes_cut(tmp_path: Path) -> None:
     read = read_log(path)
     assert [(event.line, event.value, event.metadata) for event in read.events] == [(2, 3, {}), (3, 3, None)]
     assert [text.split(":")[0] for text in read.broken] == ["line 4", "line 5", "line 6"]
-
-
-def test_an_absent_and_an_empty_log(tmp_path: Path) -> None:
-    path = tmp_path / "x.txt"
-    with user_error("file.unreadable", path):
-        read_log(path)
-    path.write_text("")
-    read = read_log(path)
-    assert (read.status, read.minutes, accuracies(read), read.value("seed")) == (None, None, [], None)
 
 
 def test_a_line_that_would_exhaust_the_stack_is_broken(tmp_path: Path) -> None:

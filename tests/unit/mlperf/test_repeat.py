@@ -15,7 +15,6 @@ import pytest
 
 from edited_logs import accuracies, committed, write
 from log_edits import nth
-from mlbert.cli.main import main
 from mlbert.mlperf.compare import alike
 from mlbert.mlperf.logs import read_log
 from mlbert.mlperf.repeat import code_of, judge, make_plan, other_settings, read_repeatable, remarks
@@ -30,16 +29,10 @@ DEMO = ROOT / "tests/assets/own_tree/results/cpu_demo/bert"
 
 
 @pytest.fixture
-def run_mlbert(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> RunMlbert:
-    """Run it in this process; the training, in another, needs a true file for its output."""
+def capsys(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> pytest.CaptureFixture[str]:
+    """Let `run_mlbert` use files: the training, in another process, writes there too."""
     monkeypatch.setenv("COLUMNS", "80")
-
-    def run(*words: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as end:
-            main([str(word) for word in words])
-        return int(end.value.code or 0), *capfd.readouterr()
-
-    return run
+    return capfd
 
 
 @pytest.fixture(scope="module")

@@ -94,7 +94,6 @@ def test_a_name_that_sha256sum_escapes_is_refused(tree: Path, logdir: Path, name
         (lambda folder: (folder / SUMS).write_text("x" * 2**20), f"{SUMS}:1 is not a line of sha256sum"),
         (lambda folder: (folder / SUMS).write_text("x" * (2**20 + 1)), f"{SUMS} is larger than 1 MB"),
         (lambda folder: (folder / SUMS).write_bytes(b"\xff"), f"{SUMS} cannot be read"),
-        (lambda folder: (folder / SUMS).write_text("0  x\n"), f"{SUMS}:1 is not a line of sha256sum"),
         (lambda folder: (folder / SUMS).write_text(f"{'0' * 64}  ../x\n"), "../x, which is outside"),
         (lambda folder: (folder / SUMS).write_text((folder / SUMS).read_text() * 2), "lists bert/result_0.txt twice"),
         (lambda folder: shutil.move(folder / SUMS, folder / f"{SUMS}.sig"), f"signs {SUMS}, which is missing"),

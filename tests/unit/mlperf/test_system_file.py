@@ -51,25 +51,19 @@ def test_good_descriptions_pass(ours: list[Path], published: list[Path]) -> None
 @pytest.mark.parametrize("field", FIELDS)
 def test_no_field_of_ours_is_blank(field: str, ours: list[Path]) -> None:
     for value in ("", "  "):
-        outcome, text = describe(ours, **{field: value})["system description"]
-        assert outcome is Outcome.ERROR
-        assert f"systems/cpu_demo.json: line {FIELDS.index(field) + 2}: {field} is blank or missing" in text
+        words = f"systems/cpu_demo.json: line {FIELDS.index(field) + 2}: {field} is blank or missing"
+        expect(describe(ours, **{field: value}), "system description", Outcome.ERROR, words)
 
 
 MUTATIONS = {
     "no node": ({"number_of_nodes": "0"}, "system description", "number_of_nodes is '0'"),
-    "no processor": ({"host_processors_per_node": "0"}, "system description", "host_processors_per_node is '0'"),
-    "no core": ({"host_processor_core_count": "0"}, "system description", "host_processor_core_count is '0'"),
-    "no thread": ({"host_processor_vcpu_count": "0"}, "system description", "host_processor_vcpu_count is '0'"),
     "no memory": ({"host_memory_capacity": "0 GB"}, "system description", "host_memory_capacity is '0 GB'"),
     "number": ({"number_of_nodes": 1}, "system description", "number_of_nodes is 1, not text"),
-    "list": ({"framework": ["PyTorch 2.13.0"]}, "system description", "not text"),
     "words for a count": ({"accelerators_per_node": "none"}, "submitter", "'none', not a number"),
     "division": ({"division": "closed"}, "division", "says 'open', not 'closed'"),
     "no division": ({"division": "Closed"}, "division", "division 'Closed' is neither open nor closed"),
     "submitter": ({"submitter": "Other"}, "submitter", "submission_org is 'mlbert', systems/cpu_demo.json: line 2: "),
     "too few threads": ({"host_processor_vcpu_count": "1"}, "system description", "is 1, fewer than 1 x 2 of host"),
-    "to do": ({"host_storage_type": "TODO"}, "system description", "is 'TODO', still to be written"),
     "to do later": ({"cooling": "tbd: ask them"}, "system description", "is 'tbd: ask them', still to be written"),
     "question": ({"hw_notes": "?"}, "system description", "hw_notes is '?', still to be written"),
     "GPU build": ({"framework": "PyTorch 2.13.0+cu130"}, "machine", "the logs ran PyTorch 2.13.0+cpu"),
@@ -83,7 +77,6 @@ MUTATIONS = {
     "other framework": ({"framework": "TensorFlow 2.21.0"}, "machine", "the logs ran PyTorch"),
     "Python": ({"other_software_stack": "Python: 3.9"}, "machine", "says Python: 3.9, the logs ran 3.11.7"),
     "package": ({"other_software_stack": "Python 3.11.7, numpy 1.26.0"}, "machine", "says numpy 1.26.0"),
-    "kernel of the stack": ({"other_software_stack": "kernel: Linux 5.4.0"}, "machine", "the logs ran on Linux-6"),
     "kernel": ({"sw_notes": "Linux kernel 5.4.0"}, "machine", "says Linux kernel 5.4.0, the logs ran on Linux-6"),
     "system": ({"operating_system": "Windows 11"}, "machine", "is 'Windows 11', the logs ran on Linux-6"),
 }

@@ -3,7 +3,7 @@
 import ast
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -248,7 +248,6 @@ FILES = {
 RECIPE = Recipe(
     name="x",
     overrides={"MAX_SEQUENCES_PER_PACK": 3},
-    not_read=frozenset({"OPT_EPSILON"}),
 )
 """,
     "recipes/x_build.py": """
@@ -263,16 +262,7 @@ def other(optimizer):
 """,
     "recipes/y_build.py": "def build(config):\n    return config[OptimizerConfig].epsilon\n",
     "optim/config.py": """
-class OptimizerConfig(Section):
-    epsilon: float = setting(
-        "OPT_EPSILON",
-        "Added to the denominator.",
-        default=1e-6,
-    )
-
 class ScheduleConfig(Section):
-    max_steps: int = setting("MAX_STEPS")
-
     @property
     def num_steps(self):
         return self.max_steps
@@ -285,17 +275,10 @@ def unused(config: OptimizerConfig):
     return config.epsilon
 """,
     "models/m.py": """
-LIMIT = 3
 measure = None
-
 class Counter:
     def measure(self):
-        \"\"\"Measure it,
-        once.
-
-        Not twice.
-        \"\"\"
-        return LIMIT
+        return 3
 """,
     "training/protocols.py": 'class P:\n    def measure(self):\n        """Measured elsewhere."""\n',
     "training/loop.py": """
@@ -303,54 +286,33 @@ from mlbert.models.m import Counter
 from mlbert.training.protocols import P
 def loop(run, how: RunConfig):
     run.state.accuracy = Counter().measure()
-    state: int = 0  # what it is
     return how.log_freq, P
 """,
 }
 
 
-def located(found: list[tuple[str, str]]) -> list[str]:
-    return [place.removeprefix(f"{PACKAGE_HOME}/") for place, _ in found]
-
-
-SETTINGS, BUILD = settings_by_key(), RECIPE.replace("x.py", "x_build.py")
-OPTIMIZER, RATE = (ast.parse(text, mode="eval").body for text in ("optimizer", "rate"))
-
-
-# A section is known by ``config[Section]`` and by a parameter's type, whatever its name, function by function.
-@pytest.mark.parametrize(
-    ("find", "expected"),
-    [
-        (lambda code: located(code.readers("opt_epsilon")), ["recipes/x_build.py:6", "optim/optimizers.py:3"]),
-        (lambda code: located(code.readers("max_steps")), ["recipes/x_build.py:6"]),  # by the property
-        (lambda code: located(code.readers("log_freq")), ["training/loop.py:7"]),
-        (lambda code: located(code.readers("seed")), []),
-        (lambda code: located(code.default_of(SETTINGS["opt_epsilon"], RECIPE)), ["optim/config.py:6"]),
-        (lambda code: located(code.default_of(SETTINGS["max_sequences_per_pack"], RECIPE)), ["recipes/x.py:4"]),
-        (lambda code: code.default_of(SETTINGS["max_steps"], RECIPE), []),  # has none
-        (lambda code: code.default_of(SETTINGS["recipe"], RECIPE), [(f"{RECIPE}:3", 'name="x",')]),
-        (lambda code: code.default_of(SETTINGS["opt_epsilon"], f"{PACKAGE_HOME}/recipes/absent.py"), []),
-        (lambda code: located(code.setters("accuracy")), ["training/loop.py:5"]),
-        (lambda code: located(code.definitions("measure")), ["models/m.py:6"]),  # that does something
-        (lambda code: located(code.definitions("LIMIT")), ["models/m.py:2"]),
-        (lambda code: code.definitions("unused"), []),  # not reached
-        (lambda code: code.definitions("absent"), []),
-        (
-            lambda code: code.meaning_of(SETTINGS["opt_epsilon"]),
-            (f"{PACKAGE_HOME}/optim/config.py:4", "Added to the denominator."),
-        ),
-        (lambda code: code.meaning_of(SETTINGS["seed"]), None),
-        (lambda code: code.docstrings("measure"), [(f"{PACKAGE_HOME}/models/m.py:6", "measure: Measure it, once.")]),
-        (lambda code: located(code.fields("state")), ["training/loop.py:6"]),
-        (lambda code: code.enclosing(f"{PACKAGE_HOME}/models/m.py", 11)[0][1], "measure: Measure it,"),
-        (lambda code: located(code.origins(BUILD, [OPTIMIZER])[0]), ["recipes/x_build.py:5"]),
-        (lambda code: code.origins(BUILD, [OPTIMIZER])[1], {"optimizer"}),  # ends at a section
-        (lambda code: code.origins(BUILD, [RATE])[1], {"rate", "schedule", "num_steps"}),
-    ],
-)
-def test_a_search_of_code(find: Callable[[CodeSearch], object], expected: object, tmp_path: Path) -> None:
+def test_a_search_of_code(tmp_path: Path) -> None:
+    """A section is known by ``config[Section]`` and by a parameter's type, whatever its name, function by function."""
     write_files(tmp_path / PACKAGE_HOME, FILES)
-    assert find(CodeSearch(Sources(tmp_path, Log(Path("x"), ())), RECIPE)) == expected
+    code, settings = CodeSearch(Sources(tmp_path, Log(Path("x"), ())), RECIPE), settings_by_key()
+    build = RECIPE.replace("x.py", "x_build.py")
+    optimizer, rate = (ast.parse(text, mode="eval").body for text in ("optimizer", "rate"))
+
+    def located(found: list[tuple[str, str]]) -> list[str]:
+        return [place.removeprefix(f"{PACKAGE_HOME}/") for place, _ in found]
+
+    assert located(code.readers("opt_epsilon")) == ["recipes/x_build.py:6", "optim/optimizers.py:3"]
+    assert located(code.readers("max_steps")) == ["recipes/x_build.py:6"], "by the property"
+    assert located(code.readers("log_freq")) == ["training/loop.py:6"]
+    assert code.readers("seed") == []
+    assert located(code.default_of(settings["max_sequences_per_pack"], RECIPE)) == ["recipes/x.py:4"]
+    assert code.default_of(settings["recipe"], RECIPE) == [(f"{RECIPE}:3", 'name="x",')]
+    assert located(code.setters("accuracy")) == ["training/loop.py:5"]
+    assert located(code.definitions("measure")) == ["models/m.py:4"], "that does something"
+    assert code.definitions("unused") == [], "not reached"
+    assert located(code.origins(build, [optimizer])[0]) == ["recipes/x_build.py:5"]
+    assert code.origins(build, [optimizer])[1] == {"optimizer"}, "ends at a section"
+    assert code.origins(build, [rate])[1] == {"rate", "schedule", "num_steps"}
 
 
 REACHED = {

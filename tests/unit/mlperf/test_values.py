@@ -11,35 +11,29 @@ from mlbert.mlperf.findings import Outcome
 from mlbert.mlperf.logs import read_log
 from mlbert.mlperf.metrics import check_metrics
 from mlbert.mlperf.result_set import ResultSet
+from programs import words_as_dict
 
 # In any division: key, value, check, what it must say.
 IMPOSSIBLE = [
     ("opt_base_learning_rate", "0", "values", "above 0"),
     ("opt_base_learning_rate", "17.5", "values", "at most 1"),
     ("opt_base_learning_rate", "NaN", "plain numbers", "nan is not a plain number"),
-    ("opt_base_learning_rate", "null", "plain numbers", "None is not a plain number"),
     ("opt_lamb_beta_1", "1", "values", "below 1"),
     ("opt_lamb_beta_2", "-0.1", "values", "at least 0"),
-    ("opt_lamb_weight_decay_rate", "-0.01", "values", "at least 0"),
     ("opt_lamb_weight_decay_rate", "1.5", "values", "below 1"),
     ("opt_lamb_epsilon", "0", "values", "above 0"),
     ("opt_lamb_epsilon", "0.5", "values", "at most 0.001"),
     ("opt_epsilon", "1e-08", "values", "but opt_lamb_epsilon 1e-06"),
     ("global_batch_size", "0", "values", "at least 1"),
     ("global_batch_size", "448.5", "values", "not a whole number"),
-    ("global_batch_size", '"448"', "plain numbers", "'448' is not a plain number"),
     ("global_batch_size", "true", "plain numbers", "True is not a plain number"),
     ("global_batch_size", "4480000", "values", "at most 1e+06"),
     ("gradient_accumulation_steps", "0", "values", "at least 1"),
-    ("gradient_accumulation_steps", "1.5", "values", "not a whole number"),
     ("opt_learning_rate_training_steps", "-1", "values", "at least 1"),
     ("opt_learning_rate_warmup_steps", "-5", "values", "at least 0"),
     ("num_warmup_steps", "50", "values", "num_warmup_steps is 50, but opt_learning_rate_warmup_steps"),
     ("start_warmup_step", "10", "values", "the rate is negative before it"),
     ("start_warmup_step", "-1e12", "values", "further back than"),
-    ("opt_learning_rate_training_steps", "6700.5", "values", "not a whole number"),
-    ("opt_learning_rate_warmup_steps", "0.5", "values", "not a whole number"),
-    ("num_warmup_steps", "0.5", "values", "not a whole number"),
     ("start_warmup_step", "-0.5", "values", "not a whole number"),
     ("start_warmup_step", '"zero"', "plain numbers", "'zero' is not a plain number"),
     ("train_samples", "0", "values", "at least 1"),
@@ -78,11 +72,8 @@ METHOD = [
     ("opt_name", '"adamw"', "closed requires LAMB"),
     ("opt_adamw_beta_1", "0.9", "which LAMB does not have"),
     ("opt_gradient_clip_norm", "2.0", "closed requires 1"),
-    ("opt_lamb_learning_rate_decay_poly_power", "2.0", "closed requires 1"),
     ("opt_learning_rate_decay_schedule", '"cosine"', "closed requires polynomial decay"),
-    ("max_sequence_length", "128", "closed requires 512"),
     ("target_accuracy", "0.5", "closed requires 0.72"),
-    ("hidden_dropout_prob", "0.0", "closed requires 0.1"),
     ("num_hidden_layers", "12", "closed requires 24"),
     ("precision", '"nvfp4"', "a number format that v5.0 does not approve"),
     ("starting_weights", '"none"', "closed starts from the reference's checkpoint"),
@@ -170,21 +161,20 @@ def test_a_key_logged_twice(log: Path, ours: Path) -> None:
     assert report([ours])["single lines"][0] is Outcome.ERROR
 
 
-# This code's log against its own configuration: key, value, what it must say.
+# Keys of this code's log that must have the value of one setting, and that setting.
+SETTING_OF = words_as_dict("""
+    opt_base_learning_rate=LR opt_lamb_beta_1=OPT_LAMB_BETA_1 opt_lamb_weight_decay_rate=WEIGHT_DECAY_RATE
+    opt_gradient_clip_norm=MAX_GRAD_NORM opt_name=OPTIMIZER opt_learning_rate_decay_schedule=SCHEDULE
+    opt_learning_rate_training_steps=MAX_STEPS opt_lamb_learning_rate_decay_poly_power=LR_POLY_POWER
+    gradient_accumulation_steps=GRADIENT_STEPS max_steps=MAX_STEPS target_accuracy=TARGET_MLM_ACCURACY
+    evaluation_size=NUM_EVAL_EXAMPLES evaluation_interval_samples=EVAL_ITER_SAMPLES experiment=EXPERIMENT
+    submission_org=MLPERF_SUBMISSION_ORG submission_platform=MLPERF_SUBMISSION_PLATFORM
+    submission_division=MLPERF_DIVISION
+""")
+# Key, value, what it must say.
 NOT_AS_SET = [
-    ("opt_base_learning_rate", "0.004", "LR = 0.005"),
-    ("opt_lamb_beta_1", "0.8", "OPT_LAMB_BETA_1 = 0.9"),
-    ("opt_lamb_weight_decay_rate", "0.02", "WEIGHT_DECAY_RATE = 0.01"),
-    ("opt_gradient_clip_norm", "2.0", "MAX_GRAD_NORM = 1.0"),
-    ("opt_name", '"adamw"', "OPTIMIZER = 'lamb'"),
-    ("opt_learning_rate_decay_schedule", '"linear"', "SCHEDULE = 'polynomial'"),
-    ("opt_learning_rate_training_steps", "5000", "MAX_STEPS = 4300"),
-    ("opt_lamb_learning_rate_decay_poly_power", "2.0", "LR_POLY_POWER = 1.0"),
+    *((key, '"other"', f"{key} is 'other', its configuration says {env} = ") for key, env in SETTING_OF.items()),
     ("global_batch_size", "68", "BATCHSIZE 32 x 1 ranks x PACKING_FACTOR 1.05 is 34"),
-    ("gradient_accumulation_steps", "2", "GRADIENT_STEPS = 1"),
-    ("submission_org", '"Other"', "MLPERF_SUBMISSION_ORG = 'mlbert'"),
-    ("submission_platform", '"other"', "MLPERF_SUBMISSION_PLATFORM = 'cpu_demo'"),
-    ("submission_division", '"closed"', "MLPERF_DIVISION = 'open'"),
     ("recipe", '"ddp_adam"', "RECIPE = 'packed_lamb'"),
     ("model_shape", '"benchmarks/bert/implementations/pytorch/configs/base.json"', "BERT_CONFIG = "),
     ("eval_samples", "10000", "NUM_EVAL_EXAMPLES = 2000"),
@@ -194,23 +184,15 @@ NOT_AS_SET = [
     ("num_warmup_steps", "50", "WARMUP_STEPS = 100"),
     ("opt_learning_rate_warmup_steps", "50", "WARMUP_STEPS = 100"),
     ("train_data", '"synthetic"', "SYNTH_DATA = False"),
-    # Newer logs have these keys.
     ("steps", "5000", "MAX_STEPS = 4300"),
     ("steps", "100", "100 steps of 32 packs of 1 to 3 sequences cannot be 100016 train_samples"),
-    ("max_steps", "5000", "MAX_STEPS = 4300"),
-    ("target_accuracy", "0.3", "TARGET_MLM_ACCURACY = 0.235"),
-    ("evaluation_size", "3000", "NUM_EVAL_EXAMPLES = 2000"),
-    ("evaluation_interval_samples", "20000", "EVAL_ITER_SAMPLES = 10000"),
-    ("experiment", "3", "EXPERIMENT = 0"),
 ]
 
 
 @pytest.mark.parametrize(
     ("name", "value", "outcome", "words"),
     [
-        ("WARMUP_STEPS", "7", Outcome.ERROR, "num_warmup_steps is 100, its configuration says WARMUP_STEPS = 7"),
         ("WARMUP_PROPORTION", "0.1", Outcome.ERROR, "says WARMUP_PROPORTION = 0.1 of MAX_STEPS = 4300"),
-        ("SYNTH_DATA", "true", Outcome.ERROR, "its configuration says SYNTH_DATA = True"),
         ("BATCHSIZE", "64", Outcome.ERROR, "BATCHSIZE is 64, but benchmarks/"),
         ("GRADIENT_STEPS", "3", Outcome.ERROR, "BATCHSIZE 32 cannot be 3 equal micro-batches"),
         ("RESUME", "true", Outcome.WARN, "its configuration says RESUME = True, but it has no resumed_from_step"),

@@ -29,9 +29,8 @@ def test_a_good_log_passes(ours: Path) -> None:
 def test_a_run_before_its_commit(ours: Path) -> None:
     text = re.sub(r'"time_ms": (\d+)', lambda ms: f'"time_ms": {int(ms[1]) - 7 * 86_400_000}', ours.read_text())
     ours.write_text(text)
-    outcome, text = report([ours], ROOT)["code"]
-    assert outcome is Outcome.ERROR
-    assert re.match(r"result_0\.txt: line 48: run_start is 167\.8 hours before commit 457f900ece", text)
+    words = "result_0.txt: line 48: run_start is 167.8 hours before commit 457f900ece"
+    expect(report([ours], ROOT), "code", Outcome.ERROR, words)
 
 
 @pytest.mark.parametrize(("limit", "is_wrong"), [("190.0", False), ("60.0", True)])
@@ -64,9 +63,7 @@ def test_an_image_of_another_commit(ours: Path) -> None:
     set_value(ours, "image_commit", f'"{commit[:12]}-dirty"')
     assert "writer" not in report([ours], ROOT)
     number = set_value(ours, "image_commit", f'"{"4" * 40}"')
-    outcome, text = report([ours], ROOT)["writer"]
-    assert outcome is Outcome.WARN
-    assert f"result_0.txt: line {number}: image_commit is 4444" in text
+    expect(report([ours], ROOT), "writer", Outcome.WARN, f"result_0.txt: line {number}: image_commit is 4444")
 
 
 @pytest.mark.parametrize(
@@ -116,7 +113,6 @@ def test_a_deleted_key_is_missed(key: str, ours: Path) -> None:
 # key, pattern, replacement, check, what it must say.
 MUTATIONS = {
     "type": ("run_start", "INTERVAL_START", "POINT_IN_TIME", "event types", "run_start is of type 'POINT_IN_TIME'"),
-    "type of a point": ("seed", "POINT_IN_TIME", "INTERVAL_END", "event types", "seed is of type 'INTERVAL_END'"),
     "namespace": ("seed", '"namespace": ""', '"namespace": "worker0"', "event types", "has the namespace 'worker0'"),
     "short commit": ("commit", r'"value": "\w{8}\w*"', '"value": "457f900e"', "writer", "neither a commit of 40"),
     "unknown commit": ("commit", r'"value": "\w+"', f'"value": "{"ab" * 20}"', "code", "is not in the tree's history"),
@@ -124,14 +120,11 @@ MUTATIONS = {
     "another config": ("config_file_sha256", r'"value": "\w', '"value": "0', "code", "is another file"),
     "no digest": ("config_file_sha256", r'"value": "\w+"', '"value": "abc"', "writer", "'abc' is not a SHA-256"),
     "another parent": ("config_parents", r'": "[0-9a-f]{2}', '": "00', "code", "env.sh is another file"),
-    "another shape": ("model_shape_sha256", r'"value": "\w\w', '"value": "00', "code", "demo.json is another file"),
     "no such config": ("config_file", "demo.sh", "gone.sh", "code", "gone.sh is not in the tree"),
     "no such recipe": ("recipe", "packed_lamb", "packed_adam", "code", "recipes/packed_adam.py is not in the tree"),
     "data": ("train_data", "sha256:", "sha256:0", "writer", "neither the identity of a set nor synthetic"),
     "digest": ("image_digest", '"none"', '"sha256:12"', "writer", "is not a sha256: digest"),
     "digest of nothing": ("image_digest", '"none"', f'"sha256:{"0" * 64}"', "writer", "image_digest without an image"),
-    "image commit": ("image_commit", '"none"', '"latest"', "writer", "'latest' is not a commit"),
-    "python": ("python", r"3\.\d+\.\d+", "three", "writer", "'three' is not a version"),
     "no packages": ("packages", r'"torch": "[^"]*", ', "", "writer", "packages has no torch"),
     "no numpy": ("packages", r'"numpy": "[^"]*", ', "", "writer", "packages has no numpy, which the program needs"),
     "wrong line": ("opt_lamb_beta_1", r'"lineno": (\d+)', r'"lineno": 1\1', "call sites", "opt_lamb_beta_1"),
@@ -145,7 +138,6 @@ MUTATIONS = {
     "misread text": ("init_stop", r'"lineno"', '"eval_accuracy": 1, "lineno"', "lines", "contains the text"),
     "other division": ("submission_division", '"open"', '"closed"', "division", "says 'closed', not 'open'"),
     "aborted": ("run_stop", '"success"', '"aborted"', "status", "status is 'aborted'"),
-    "no end": ("run_stop", '"status"', '"state"', "status", "status is None"),
     "fraction": ("eval_accuracy", r'"epoch_num": (\d+)', r'"epoch_num": \1.5', "plain numbers", "not a count"),
     "no status": ("submission_status", "research", "done", "filed under", "'done' is not one of research"),
 }
@@ -185,9 +177,7 @@ def test_a_config_outside_the_tree_and_a_modified_tree_without_one_are_warnings(
 
 def test_a_model_of_another_size_in_closed(ours: Path) -> None:
     edit(ours, "submission_division", '"open"', '"closed"')
-    outcome, text = report([ours], ROOT)["code"]
-    assert outcome is Outcome.ERROR
-    assert "demo.json: num_hidden_layers is 1, closed requires 24" in text
+    expect(report([ours], ROOT), "code", Outcome.ERROR, "demo.json: num_hidden_layers is 1, closed requires 24")
 
 
 @pytest.mark.parametrize(("replacement", "count"), [(r"\1\1", 2), ("", 0)])
