@@ -48,3 +48,11 @@ def write_log(
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+def write_runs(folder: Path, seconds: Sequence[float], missed: Sequence[int] = (), samples: Sequence[int] = ()) -> None:
+    """Write runs of one evaluation that end at these seconds; those of ``missed`` do not reach the target."""
+    for index, end in enumerate(seconds):
+        evaluations = [(samples[index] if samples else 100, end, 0.73)]
+        status = "aborted" if index in missed else "success"
+        write_log(folder / f"result_{index}.txt", evaluations, status=status, logged={"seed": index})

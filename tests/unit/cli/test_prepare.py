@@ -40,12 +40,3 @@ def test_instances_and_digest(tmp_path, name):
         sha256, named, count = invoke("digest", place).split()
         assert (sha256[:8], named, count) == ("05705079", name, "217")
     assert "nothing to do" in invoke("instances", *words)
-
-
-def test_bad_parts_are_listed(tmp_path):
-    (tmp_path / "bad.txt").write_bytes(b"good\n\xff\n")
-    words = ("--vocab", ASSETS / "vocab.txt", "--out", tmp_path / "set", "--skip-bad")
-    said = invoke("instances", "--input", ASSETS / "text.txt", "--input", tmp_path / "bad.txt", *words)
-    assert "1 of 2 parts skipped" in said
-    assert "bad.txt: line 2 is not UTF-8" in said
-    assert "217 instances" in said

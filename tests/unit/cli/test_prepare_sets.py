@@ -41,6 +41,7 @@ def test_from_a_set_to_everything_and_verified(source, tmp_path, run, assert_fai
         status, out, _ = run(*words)
         assert (status, expected in out) == (0, True), words
     assert_fails(["prepare", "bins-hdf5", source, tmp_path / "bins", *BINS], "file.in-the-way", tmp_path / "bins")
+    assert_fails(["prepare", "verify", tmp_path / "absent"], "file.missing", tmp_path / "absent")
     assert describe(tmp_path / "eval").num_sequences == 50
     folders = [tmp_path / name for name in ("source", "packed", "bins", "shuffled", "eval")]
     status, out, _ = run("verify", *folders, "--workers", 1)
@@ -88,11 +89,3 @@ def test_a_damaged_set_is_named_in_one_line_and_left_as_it_is(source, tmp_path, 
         assert not [path for path in (tmp_path / command).glob("*.json") if not path.name.startswith(".")]
     assert run("verify", tmp_path / "packed", "--workers", 1)[0] == 1
     assert tree(tmp_path / "packed") == before
-
-
-def test_bad_data_is_exit_code_one_and_bad_input_two(source, tmp_path, run, assert_fails):
-    assert_fails(["prepare", "verify", tmp_path / "absent"], "file.missing", tmp_path / "absent")
-    (source / "shard-00000-of-00003.h5").write_bytes(b"x")
-    status, out, _ = run("verify", source, "--workers", 1)
-    assert (status, "133 of 200 samples are good" in out, "shard-00000-of-00003.h5" in out) == (1, True, True)
-    assert run("bins", "--input", source, "--out", tmp_path / "bins", "--edges", "a,b")[0] == 2

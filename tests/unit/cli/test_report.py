@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from programs import write_files
-from simple_logs import write_log
+from simple_logs import write_log, write_runs
 from user_errors import assert_error_line
 
 
@@ -23,11 +23,6 @@ def report(run_mlbert):
 @pytest.fixture(autouse=True)
 def narrow(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-
-
-def write_runs(folder, seconds, **more):
-    for index, end in enumerate(seconds):
-        write_log(folder / f"result_{index}.txt", [(100, end, 0.73)], logged={"seed": index}, **more)
 
 
 def test_runs_baselines_and_mean(tmp_path, report):

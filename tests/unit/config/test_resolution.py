@@ -1,6 +1,5 @@
 """Loading a configuration: precedence, strictness, and what each error says."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -98,24 +97,20 @@ def test_doubtful_exports_are_warnings(recipe, environ):
         assert _resolve(recipe, environ | {name: "5"}).warnings == [warning]
 
 
+UNPACKED = {"MAX_SEQUENCES_PER_PACK": "1", "PACKING_FACTOR": "1"}
+BINS = ("8 0", "9 -1", "4.0 4", "four", "0_4 4", ",")
 # What is given: exports, --flags, the text of a YAML file, key=value words; then code and subject of the error.
 BAD = {
     "unknown flag": ({"--learning_rat": "1"}, "config.unknown-name", "--learning_rat"),
     "unknown yaml key": ({"yaml": "train_batchsize: 3"}, "config.unknown-name", "x.yaml"),
     "unknown key=value": ({"words": ["max_step=3"]}, "config.unknown-name", "max_step"),
     "missing required": ({"LOGDIR": None}, "config.missing", "LOGDIR"),
-    "empty required": ({"LOGDIR": " "}, "config.missing", "LOGDIR"),
     "text for an integer": ({"BATCHSIZE": "many"}, "config.value", "BATCHSIZE"),
-    "fraction for an integer": ({"BATCHSIZE": "8.5"}, "config.value", "BATCHSIZE"),
     "yes/no for a number": ({"yaml": "max_steps: true"}, "config.value", "MAX_STEPS"),
     "not a number": ({"LR": "nan"}, "config.value", "LR"),
-    "infinite": ({"LR": "inf"}, "config.value", "LR"),
     "negative rate": ({"LR": "-1e-3"}, "config.range", "LR"),
-    "beta of one": ({"OPT_LAMB_BETA_2": "1"}, "config.range", "OPT_LAMB_BETA_2"),
-    "accuracy in percent": ({"TARGET_MLM_ACCURACY": "72"}, "config.range", "TARGET_MLM_ACCURACY"),
     "unknown choice": ({"PRECISION": "fp64"}, "config.choice", "PRECISION"),
     "bad yes/no": ({"RESUME": "maybe"}, "config.value", "RESUME"),
-    "positive ramp start": ({"START_WARMUP_STEP": "25"}, "config.range", "START_WARMUP_STEP"),
     "indivisible batch": ({"GRADIENT_STEPS": "3"}, "config.conflict", "GRADIENT_STEPS"),
     "two warm-ups": ({"WARMUP_PROPORTION": "0.1"}, "config.conflict", "WARMUP_PROPORTION"),
     "packed": ({"MAX_SEQUENCES_PER_PACK": "1", "--average_packing_rate": "2"}, "config.conflict", "PACKING_FACTOR"),
@@ -126,6 +121,10 @@ BAD = {
     "nested yaml": ({"yaml": "max_steps:\n  value: 3"}, "config.file", "x.yaml"),
     "extends itself": ({"yaml": "extends: x.yaml"}, "config.file", "x.yaml"),
     "extends nothing": ({"yaml": "extends: absent.yaml"}, "file.unreadable", "absent.yaml"),
+    **{f"bins {text}": (UNPACKED | {"BIN_COUNTS": text}, "config.value", "BIN_COUNTS") for text in BINS},
+    "bins of fewer rows": (UNPACKED | {"BIN_COUNTS": "3 2 1"}, "config.conflict", "BIN_COUNTS"),
+    "bins of packs": ({"BIN_COUNTS": "4 4", "PACKING_FACTOR": "1"}, "config.conflict", "BIN_COUNTS"),
+    "bins of no data": (UNPACKED | {"BIN_COUNTS": "4 4", "SYNTH_DATA": "1"}, "config.conflict", "BIN_COUNTS"),
     "unresolvable reference": ({"yaml": "max_steps: ${nothing}"}, "config.file", "x.yaml"),
 }
 
@@ -160,19 +159,13 @@ def test_command_line_words_are_sorted():
     assert line.flags == {**numbers, "resume": "1", "ops": "plain", "synthetic_data": "0"}
     assert line.overrides == ["log_freq=2"]
     assert line.yaml_files == [Path("a.yaml")]
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "subject"),
-    [
+    for bad, code, subject in (
         (["--max_steps", "--resume"], "config.syntax", "--max_steps"),
         (["stray"], "config.syntax", "stray"),
         (["--max_steps=1", "--max-steps=2"], "config.duplicate", "--max-steps"),
-    ],
-)
-def test_bad_command_lines(words, code, subject):
-    with user_error(code, subject):
-        split_arguments(words)
+    ):
+        with user_error(code, subject):
+            split_arguments(bad)
 
 
 def test_the_recipe_can_be_read_before_its_defaults(tmp_path):
@@ -182,17 +175,6 @@ def test_the_recipe_can_be_read_before_its_defaults(tmp_path):
     assert peek("recipe", {}, CommandLine(yaml_files=[path])) == "from_yaml"
     assert peek("recipe", {"RECIPE": "from_export"}, CommandLine(yaml_files=[path])) == "from_export"
     assert peek("recipe", {"RECIPE": "from_export"}, CommandLine({"recipe": "from_flag"})) == "from_flag"
-
-
-def test_printing_and_saving(recipe, environ):
-    resolved = _resolve(recipe, environ)
-    saved = json.loads(resolved.as_json())
-    assert saved["config"]["input_dir"] == "/data/train"
-    assert saved["origin"]["input_dir"] == "environment DATADIR_PHASE2"
-    logged = resolved.as_configuration()
-    assert list(logged) == [row.env for row in settings_by_key().values()]
-    assert logged["DATADIR_PHASE2"] == {"value": "/data/train", "origin": "environment DATADIR_PHASE2"}
-    assert logged["LR"] == {"value": 1e-3, "origin": "recipe packed_lamb"}
 
 
 def _legal_values(setting: Setting) -> st.SearchStrategy[object]:
@@ -233,29 +215,12 @@ def test_any_legal_configuration_survives_a_round_trip_as_text(values):
     assert list(by_words.config.sections) == list(by_exports.config.sections) == list(resolved.config.sections)
 
 
-UNPACKED = {"MAX_SEQUENCES_PER_PACK": "1", "PACKING_FACTOR": "1"}
-
-
 @pytest.mark.parametrize(
     ("text", "counts"), [("3 2 1 2", (3, 2, 1, 2)), ("8", (8,)), (" 4,4 ", (4, 4)), ("none", None)]
 )
 def test_numbers_of_the_bins(recipe, environ, text, counts):
     config = resolve(recipe, {**environ, **UNPACKED, "BIN_COUNTS": text}).config
     assert config[DataConfig].counts_of_bins == counts
-
-
-@pytest.mark.parametrize(
-    ("changes", "code"),
-    [
-        *(({"BIN_COUNTS": text}, "config.value") for text in ("8 0", "9 -1", "4.0 4", "four", "0_4 4", ",")),
-        ({"BIN_COUNTS": "3 2 1"}, "config.conflict"),
-        ({"BIN_COUNTS": "4 4", "MAX_SEQUENCES_PER_PACK": "3"}, "config.conflict"),
-        ({"BIN_COUNTS": "4 4", "SYNTH_DATA": "1"}, "config.conflict"),
-    ],
-)
-def test_numbers_of_the_bins_that_do_not_fit(recipe, environ, changes, code):
-    with user_error(code, "BIN_COUNTS"):
-        resolve(recipe, {**environ, **UNPACKED, **changes})
 
 
 @example("average_packing_rate", "0\n")

@@ -17,18 +17,12 @@ from mlbert.report.planner.cost import Prices
 from mlbert.report.results import FASTEST, MISSED, SLOWEST, nearest_hyperparameters, read_result, scaling
 from mlbert.report.runs import read_run, read_systems, thin
 from programs import write_files
-from simple_logs import line, write_log
+from simple_logs import line, write_log, write_runs
 
 
 def result_of(folder):
     (system,) = read_systems([folder])
     return read_result(system)
-
-
-def write_runs(folder, seconds, missed=(), samples=lambda index: 100):
-    for index, end in enumerate(seconds):
-        status = "aborted" if index in missed else "success"
-        write_log(folder / f"result_{index}.txt", [(samples(index), end, 0.73)], status=status, logged={"seed": index})
 
 
 def write_summary(folder, rate):
@@ -61,13 +55,10 @@ def test_speeds_and_times_leave_evaluations_out(tmp_path):
     write_log(tmp_path / "result_0.txt", [(100, 10.5, 0.5), (300, 20.5, 0.72)], eval_seconds=None)
     (run,) = result_of(tmp_path).runs
     assert (run.speeds, run.times.evaluation) == ([(100, 10.0), (300, 20.0)], None), "there is no eval_start"
-
-
-def test_the_summary_shows_pauses_between_steps(tmp_path):
     write_log(tmp_path / "result_0.txt", [(100, 11.5, 0.72)])
     write_summary(tmp_path, rate=12.5)
     (run,) = result_of(tmp_path).runs
-    assert (run.times.training, run.times.other) == (8.0, 2.0)
+    assert (run.times.training, run.times.other) == (8.0, 2.0), "pauses between steps"
 
 
 @given(
@@ -95,7 +86,7 @@ def test_reference_and_score_factor_are_the_official_ones(tmp_path):
     assert scaling(2361776.125, point) == pytest.approx(1.0347862833364607, rel=1e-8)
     assert scaling(point.mean_samples + 1, point) == 1.0
     assert scaling(point.min_mean_samples - 1, point) is None
-    write_runs(tmp_path, [10.0] * 10, missed=(9,), samples=lambda index: 2_400_000 + index)
+    write_runs(tmp_path, [10.0] * 10, missed=(9,), samples=range(2_400_000, 2_400_010))
     result = result_of(tmp_path)
     assert result.reference.global_batch_size == 448
     # Of ten runs the fewest samples and the one that missed the target are left out.
@@ -267,15 +258,13 @@ def write_odd(folder, name):
     return folder
 
 
-@pytest.mark.parametrize("name", [*TEXTS, *LACKING])
-def test_any_log_gives_a_page(tmp_path, name):
-    assert "No result" in page_of(write_odd(tmp_path / "one", name)) or name != "empty"
-
-
 @pytest.mark.parametrize("names", [TEXTS, LACKING], ids=["texts", "lacking"])
-def test_such_logs_give_a_page_with_another_one(tmp_path, names):
+def test_any_log_gives_a_page_alone_and_with_others(tmp_path, names):
+    folders = [write_odd(tmp_path / name, name) for name in names]
+    pages = {folder.name: page_of(folder) for folder in folders}
+    assert "No result" in pages.get("empty", "No result")
     write_log(tmp_path / "other" / "result_0.txt", [(5, 1e5, 0.73)])
-    page_of(tmp_path / "other", *(write_odd(tmp_path / name, name) for name in names))
+    page_of(tmp_path / "other", *folders)
 
 
 @pytest.mark.slow
