@@ -12,18 +12,14 @@ import pytest
 from mlbert.cli.main import main
 from mlbert.runs.progress import Clock
 from mlbert.training import loop
+from programs import words_as_dict
 from training_settings import train_arguments
 
 STEP_SECONDS = 0.02  # makes a run long enough for the audit to check its speed
-SETTINGS = {
-    "max_steps": 180,
-    "target_mlm_accuracy": "none",
-    "eval_iter_start_samples": 60,
-    "eval_iter_samples": 60,
-    "num_eval_examples": 8,
-    "log_freq": 0,
-    "save_checkpoint_steps": 100,
-}
+SETTINGS = words_as_dict("""
+    max_steps=180 target_mlm_accuracy=none eval_iter_start_samples=60 eval_iter_samples=60 num_eval_examples=8
+    log_freq=0 save_checkpoint_steps=100
+""")
 
 
 def train(folder: Path, name: str, signum: int = 0, at_step: int = -1, **changes: object) -> int:

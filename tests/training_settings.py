@@ -30,9 +30,8 @@ def exports(folder: Path) -> dict[str, str]:
     """Return `SETTINGS` as exports; the model's shape is a file in the folder."""
     (folder / "bert_config.json").write_text(json.dumps(SHAPE))
     table = settings_by_key()
-    return {table[key].env: value for key, value in SETTINGS.items()} | {
-        "BERT_CONFIG": str(folder / "bert_config.json")
-    }
+    found = {table[key].env: value for key, value in SETTINGS.items()}
+    return found | {"BERT_CONFIG": str(folder / "bert_config.json")}
 
 
 def train_arguments(folder: Path, name: str = "out", **changes: object) -> list[str]:

@@ -44,8 +44,6 @@ def test_a_config_module_imports_only_sections_and_the_standard_library():
 
 def test_a_resumed_run_keeps_the_fixed_settings():
     kept = simple_configuration(seed=3).fixed_on_resume()
-    assert kept["OPT_LAMB_BETA_1"] == 0.9
-    assert kept["GRADIENT_STEPS"] == 2
     assert not {"SEED", "MAX_STEPS", "LOGDIR"} & set(kept)
     assert None not in kept.values()
     assert "GRADIENT_STEPS" not in simple_configuration(auto_micro_batch=True).fixed_on_resume()

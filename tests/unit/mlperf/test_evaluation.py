@@ -121,20 +121,14 @@ def test_late_evaluations_are_a_warning() -> None:
 
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("is_packed", [False, True])
-def test_an_evaluation_left_out_is_found(batch: int, is_packed: bool) -> None:
+def test_an_evaluation_left_out_and_another_interval_are_found(batch: int, is_packed: bool) -> None:
     points = packed("up from the grid", batch, 1) if is_packed else unpacked("up from the grid", batch)
     for index in (0, 7, NUM_EVALUATIONS - 2):
         (complaint,) = errors(batch, points[:index] + points[index + 1 :])
         assert f"evaluation {index + 1} is at {points[index + 1]} samples" in complaint.text
-
-
-@pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("is_packed", [False, True])
-@pytest.mark.parametrize("factor", [0.5, 0.9, 1.1, 1.25, 2])
-def test_another_interval_is_found(batch: int, is_packed: bool, factor: float) -> None:
-    points = packed("up from the grid", batch, 1) if is_packed else unpacked("up from the grid", batch)
-    assert errors(batch, [math.ceil(samples * factor / batch) * batch for samples in points])
-    assert errors(batch, [round(samples * factor) + is_packed for samples in points])
+    for factor in (0.5, 0.9, 1.1, 1.25, 2):
+        assert errors(batch, [math.ceil(samples * factor / batch) * batch for samples in points]), factor
+        assert errors(batch, [round(samples * factor) + is_packed for samples in points]), factor
 
 
 @pytest.mark.parametrize("batch", [96, 448, 768, 1536])

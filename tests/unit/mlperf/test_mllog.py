@@ -130,7 +130,6 @@ def test_only_one_of_two_concurrent_closes_writes(tmp_path: Path) -> None:
     assert path.read_text().count('"run_stop"') == 1
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_an_unwritable_path_and_a_full_disk_are_errors(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with user_error("file.unwritable", tmp_path / "file/result_0.txt"):

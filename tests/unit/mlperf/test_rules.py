@@ -1,6 +1,5 @@
 """Rules against the official convergence checker and the published tables."""
 
-import math
 from typing import Any
 
 import pytest
@@ -55,10 +54,3 @@ def test_ends_of_the_reference_table_and_batch_sizes() -> None:
 )
 def test_evaluation_interval(batch: int, interval: int) -> None:
     assert rules.eval_interval(batch) == interval
-
-
-def test_olympic_mean() -> None:
-    assert rules.olympic_mean([5, 1, 2, 3, math.inf]) == pytest.approx(10 / 3)
-    assert rules.olympic_mean([1, 2, math.inf, math.inf]) == math.inf
-    with pytest.raises(ValueError, match="at least 3"):
-        rules.olympic_mean([1, 2])

@@ -12,22 +12,20 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from rich.console import Console
 from safetensors.torch import load_file
 from torch import nn
 
-from mlbert.config.resolution import Resolved, resolve
 from mlbert.distributed.world import World
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
-from mlbert.recipes import packed_lamb
 from mlbert.runs.progress import TrainState
 from mlbert.training.checkpoint import CheckpointFolder, Snapshots
-from mlbert.training.experiment import run_experiment
 from programs import words_as_dict
 from stored_sets import flip
+from training_settings import read_summary
+from training_settings import run as run_train
 from unsharded import unsharded
-from user_errors import user_error
+from user_errors import assert_error_line, user_error
 
 
 def folder(tmp_path):
@@ -195,29 +193,21 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
 
 ASSET = Path(__file__).resolve().parents[2] / "assets/checkpoints/flat_settings"
 # Of the run that wrote the checkpoint at step 4 of 8; its commit is c7c9f6d.
-SETTINGS = words_as_dict(f"""
-    BERT_CONFIG={ASSET / "shape.json"} DATADIR_PHASE2=/none EVALDIR=/none SYNTH_DATA=1
-    BATCHSIZE=4 PACKING_FACTOR=1 LR=0.01 MAX_STEPS=8 MAX_SAMPLES_TERMINATION=10000
-    OPT_LAMB_BETA_1=0.9 OPT_LAMB_BETA_2=0.98 WEIGHT_DECAY_RATE=0.01
-    EVAL_ITER_START_SAMPLES=8 EVAL_ITER_SAMPLES=1000 NUM_EVAL_EXAMPLES=4 EVAL_BATCH_SIZE=4 TARGET_MLM_ACCURACY=none
-    MLPERF_SUBMISSION_ORG=x MLPERF_SUBMISSION_PLATFORM=x MLPERF_DIVISION=open
-    SEED=3 OPS=plain PRECISION=fp32 CPU_THREADS=1
+SETTINGS = words_as_dict("""
+    train_batch_size=4 gradient_accumulation_steps=1 average_packing_rate=1 max_steps=8 target_mlm_accuracy=none
+    eval_iter_start_samples=8 eval_iter_samples=1000 num_eval_examples=4 eval_batch_size=4 seed=3 ops=plain
 """)
 
 
-def settings(folder: Path, **changes: str) -> Resolved:
-    return resolve(packed_lamb.RECIPE, {**SETTINGS, "LOGDIR": str(folder), **changes})
-
-
-def test_the_resumed_run_ends_as_the_whole_one_and_has_its_settings(tmp_path):
+def test_the_resumed_run_ends_as_the_whole_one_and_has_its_settings(tmp_path, capsys):
     """Within rounding: the first four steps ran on another processor."""
-    console = Console(quiet=True)
-    whole, resumed = tmp_path / "whole", tmp_path
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    settings = {**SETTINGS, "shape": json.loads((ASSET / "shape.json").read_text())}
     shutil.copytree(ASSET / "step_00000004", resumed / "run_0/checkpoints/step_00000004")
-    with user_error("run.other-settings", "step_00000004"):
-        run_experiment(settings(resumed, RESUME="1", OPT_LAMB_BETA_1="0.8"), World(), console)
-    assert run_experiment(settings(whole), World(), console).state.step == 8
-    assert run_experiment(settings(resumed, RESUME="1"), World(), console).state.step == 8
+    assert run_train(tmp_path, "resumed", **settings, resume=1, opt_lamb_beta_1=0.8) == 2
+    assert_error_line(capsys.readouterr().err, "run.other-settings", "step_00000004")
+    assert run_train(tmp_path, "whole", **settings) == run_train(tmp_path, "resumed", **settings, resume=1) == 0
+    assert read_summary(whole)["steps"] == read_summary(resumed)["steps"] == 8
     expected, found = (load_file(folder / "run_0/weights/model.safetensors") for folder in (whole, resumed))
     assert found.keys() == expected.keys()
     for name, tensor in found.items():
