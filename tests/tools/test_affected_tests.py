@@ -2,29 +2,20 @@
 
 from pathlib import Path
 
-import pytest
-
 from affected_tests import MOST_FILES, affected, changed_files, importers
 from programs import commit_all, run_git, write_files
 
 PACKAGE = "benchmarks/bert/implementations/pytorch/mlbert"
 
 
-@pytest.fixture(scope="module")
-def graph(tree_root: Path) -> dict[str, set[str]]:
-    return importers(tree_root)
-
-
-@pytest.mark.parametrize(
-    ("module", "test"),
-    [
-        ("optim/lamb.py", "tests/unit/optim/test_optimizers.py"),
-        ("data/formats/packing.py", "tests/unit/data/formats/test_packing.py"),
-        ("data/loading/config.py", "tests/tree/test_published_commands.py"),
-    ],
-)
-def test_tests_of_a_changed_module_are_found(graph: dict[str, set[str]], module: str, test: str) -> None:
-    assert test in [file for _, file in affected([f"{PACKAGE}/{module}"], graph)[:MOST_FILES]]
+def test_tests_of_a_changed_module_are_found(tree_root: Path) -> None:
+    graph = importers(tree_root)
+    for module, test in {
+        "optim/lamb.py": "tests/unit/optim/test_optimizers.py",
+        "data/formats/packing.py": "tests/unit/data/formats/test_packing.py",
+        "data/loading/config.py": "tests/tree/test_published_commands.py",
+    }.items():
+        assert test in [file for _, file in affected([f"{PACKAGE}/{module}"], graph)[:MOST_FILES]]
 
 
 def test_nearest_tests_are_listed_first(tmp_path: Path) -> None:

@@ -23,9 +23,8 @@ def test_fixed_cases_do_not_fail(tmp_path: Path, tree_root: Path) -> None:
     assert "4 cases" in run_checked(sys.executable, tree_root / "tools/fuzz.py", *words).stdout
 
 
-@pytest.mark.parametrize(
-    ("status", "is_late", "max_bytes", "words", "failure"),
-    [
+def test_classification_of_failures() -> None:
+    for status, is_late, max_bytes, words, failure in (
         (1, False, 0, "the target was missed", ""),
         (2, False, 0, "mlbert: error: x: is wrong.\n", ""),
         (2, False, 0, "", "exit 2 without one line that says why"),
@@ -33,42 +32,33 @@ def test_fixed_cases_do_not_fail(tmp_path: Path, tree_root: Path) -> None:
         (-11, False, 0, "", "crash: SIGSEGV"),
         (0, False, 3 << 30, "", "memory"),
         (70, False, 0, f'{TRACE}\n File "/x/a/b.py", line 1, in f\nKeyError: 1', "traceback: KeyError in a/b.py f"),
-    ],
-)
-def test_classification_of_failures(status: int, is_late: bool, max_bytes: int, words: str, failure: str) -> None:
-    assert fuzz.Ended(status, is_late, max_bytes, words).failure == failure
+    ):
+        assert fuzz.Ended(status, is_late, max_bytes, words).failure == failure
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.txt", "a.safetensors", "a.tfrecord"])
 def test_damage_is_determined_by_its_seed(tmp_path: Path, name: str) -> None:
     content = b'{"a": [1, {"b": 0.5}]}' if name == "a.json" else bytes(range(256)) * 9
 
-    def damaged(seed: int) -> tuple[str, bytes]:
-        path = tmp_path / name
-        path.unlink(missing_ok=True) if not path.is_dir() else path.rmdir()
+    def damaged(folder: Path, seed: int) -> tuple[str, bytes]:
+        (path := folder / name).parent.mkdir()
         path.write_bytes(content)
-        description = fuzz_damage.damage(path, random.Random(seed))
-        return description, path.read_bytes() if path.is_file() else b""
+        return fuzz_damage.damage(path, random.Random(seed)), path.read_bytes() if path.is_file() else b""
 
     for seed in range(12):
-        assert damaged(seed) == damaged(seed)
+        assert damaged(tmp_path / f"{seed}", seed) == damaged(tmp_path / f"{seed} again", seed)
 
 
-@pytest.mark.parametrize(
-    ("status", "words", "result", "verdict"),
-    [
+def test_verdicts_of_a_campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuzz_campaign, "_usual", lambda *_: ["0", f"x.csv {hashlib.sha256(b'usual').hexdigest()[:12]}"])
+    (tmp_path / "out").mkdir()
+    for status, words, result, verdict in (
         (2, "mlbert: error: in/a.txt: is empty.", "", "refused"),
         (0, "", "usual", "unchanged"),
         (0, "warning: a.txt is left out", "other", "reported: exit 0"),
         (0, "finished", "other", "accepted"),
         (-11, "", "", "failed: crash: SIGSEGV"),
-    ],
-)
-def test_verdicts_of_a_campaign(
-    status: int, words: str, result: str, verdict: str, tmp_path: Path, monkeypatch
-) -> None:
-    monkeypatch.setattr(fuzz_campaign, "_usual", lambda *_: ["0", f"x.csv {hashlib.sha256(b'usual').hexdigest()[:12]}"])
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/x.csv").write_text(result)
-    ended = fuzz.Ended(status, False, 0, words)
-    assert fuzz_campaign._verdict(ended, Path("a.txt"), tmp_path, tmp_path, "report") == verdict
+    ):
+        (tmp_path / "out/x.csv").write_text(result)
+        ended = fuzz.Ended(status, False, 0, words)
+        assert fuzz_campaign._verdict(ended, Path("a.txt"), tmp_path, tmp_path, "report") == verdict

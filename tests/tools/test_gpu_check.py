@@ -34,23 +34,18 @@ class Rehearsal(NamedTuple):
         return tables.read_rows(self.work / "run1", part)
 
 
-def rehearse(folder: Path, tree_root: Path, *words: str, **variables: str) -> Rehearsal:
-    emulated = folder / "emulated"
-    emulated.mkdir()
-    compile_emulator(emulated / "libcublaslt.so")
-    compile_fmha(emulated / "libfmha.so")
-    environment = {"PYTHON": sys.executable, "PATH": f"{TOOLS}:{os.environ['PATH']}", "EMULATED": str(emulated)}
-    environment |= {"PYTHONPATH": str(tree_root / "tests"), "GPU_CHECK_STAND_INS": "gpu_stand_ins"}
-    environment |= {"XDG_CACHE_HOME": str(folder / "cache")}
-    command = [tree_root / "tools" / "gpu_check.sh", "--cpu-rehearsal", "--out", folder / "out"]
-    done = run_quietly(*command, "--work", folder / "work", *words, env=os.environ | environment | variables)
-    return Rehearsal(done, folder / "out", folder / "work")
-
-
 @pytest.fixture(scope="module")
 def first_run(tmp_path_factory: pytest.TempPathFactory, tree_root: Path) -> Rehearsal:
     """Return the first run with a kernel that does not compile, one that is wrong, and steps that do not fit."""
-    return rehearse(tmp_path_factory.mktemp("first"), tree_root, INJECTED="compile,proof,memory")
+    folder = tmp_path_factory.mktemp("first")
+    compile_emulator(folder / "libcublaslt.so")
+    compile_fmha(folder / "libfmha.so")
+    environment = {"PYTHON": sys.executable, "PATH": f"{TOOLS}:{os.environ['PATH']}", "EMULATED": str(folder)}
+    environment |= {"PYTHONPATH": str(tree_root / "tests"), "GPU_CHECK_STAND_INS": "gpu_stand_ins"}
+    environment |= {"XDG_CACHE_HOME": str(folder / "cache"), "INJECTED": "compile,proof,memory"}
+    words = ("--cpu-rehearsal", "--out", folder / "out", "--work", folder / "work")
+    done = run_quietly(tree_root / "tools/gpu_check.sh", *words, env=os.environ | environment)
+    return Rehearsal(done, folder / "out", folder / "work")
 
 
 @pytest.mark.slow
@@ -126,25 +121,13 @@ def test_every_run_fits_its_limit() -> None:
         assert sum(parts.values()) <= program.RUN_LIMIT - program.RESERVE
 
 
-@pytest.mark.slow
-def test_hanging_part_is_killed_and_the_check_continues(tmp_path: Path, tree_root: Path) -> None:
-    found = rehearse(tmp_path, tree_root, "--parts", "smoke", INJECTED="time", PATIENCE="0.2")
-    assert found.done.returncode == 1
-    assert "smoke: it ran out of time" in (found.out / "table.txt").read_text()
-    assert "next: fix the first failure (smoke: it ran out of time" in found.done.stdout
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
-def test_missing_gpu_is_a_one_line_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert program.main(["--out", str(tmp_path / "none")]) == 2
-    (line,) = capsys.readouterr().out.splitlines()
-    assert "no CUDA device" in line
-    assert not (tmp_path / "none").exists()
-
-
-def test_unknown_part_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert program.main(["--cpu-rehearsal", "--parts", "checks,nonsense"]) == 2
-    assert "nonsense" in capsys.readouterr().out
+def test_missing_gpu_and_unknown_part_are_one_line_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, reason in (([], "no CUDA device"), (["--cpu-rehearsal", "--parts", "checks,nonsense"], "nonsense")):
+        assert program.main([*words, "--out", str(tmp_path / "none")]) == 2
+        (line,) = capsys.readouterr().out.splitlines()
+        assert reason in line
+        assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -174,10 +157,9 @@ def test_lost_device_loses_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(program, "run_until", lambda commands, *_: started.append(commands) or next(codes))
     assert program.supervise([["a"], ["b"]], tmp_path / "log", time.monotonic() + 10, {}) == ""
     assert started == [[["a"], ["b"]], [["a"]], [["a"]]]
-    monkeypatch.setattr(program, "run_until", lambda *_: [program.DEVICE_LOST])
-    assert "lost" in program.supervise([["a"]], tmp_path / "log", time.monotonic() + 10, {})
-    monkeypatch.setattr(program, "run_until", lambda *_: [1])
-    assert "code 1" in program.supervise([["a"]], tmp_path / "log", time.monotonic() + 10, {})
+    for code, reason in ((program.DEVICE_LOST, "lost"), (1, "code 1"), (None, "it ran out of time")):
+        monkeypatch.setattr(program, "run_until", lambda *_, code=code: [code])
+        assert reason in program.supervise([["a"]], tmp_path / "log", time.monotonic() + 10, {})
 
 
 def test_rows_survive_errors_and_crashes(tmp_path):

@@ -65,9 +65,6 @@ def test_rungs_are_measured_in_both_precisions() -> None:
     registry.select("auto")
 
 
-KERNELS = r"^def (\w+_kernel)\("
-
-
 def span(category: str, name: str, duration: float) -> dict[str, Any]:
     return {"ph": "X", "cat": category, "name": name, "ts": 0, "dur": duration}
 
@@ -98,7 +95,7 @@ def test_kernels_are_grouped_by_name() -> None:
 def own_kernels() -> list[str]:
     sources = sorted(Path(mlbert.__file__).parent.glob("*/triton*/*.py"))
     sources += sorted(Path(mlbert.__file__).parent.glob("optim/triton_*.py"))
-    return [name for path in sources for name in re.findall(KERNELS, path.read_text(), re.MULTILINE)]
+    return [name for path in sources for name in re.findall(r"^def (\w+_kernel)\(", path.read_text(), re.MULTILINE)]
 
 
 def test_all_our_kernels_have_a_group() -> None:

@@ -23,7 +23,6 @@ from mlbert.ops.cublaslt_library import CublasLtError, Epilogue, Library
 from mlbert.ops.fp8_scaling import GRADIENT, WEIGHT, FP8Scaling, Products
 from unit.ops.op_inputs import randn
 
-HERE = Path(__file__).parent
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 CPU = torch.device("cpu")
 INCLUDE_FOLDERS = [
@@ -184,7 +183,7 @@ def test_declarations_equal_nvidias():
     if found.returncode:
         pytest.skip("no cublasLt.h with CUDA's headers (CPATH can list their folders)")
     flags = ("-std=c11", "-Wall", "-Wextra", "-Wconversion", "-Werror", "-fsyntax-only")
-    source = str(HERE / "cublaslt_interface.c")
+    source = str(Path(__file__).with_name("cublaslt_interface.c"))
     done = subprocess.run(["gcc", *flags, f"-I{MHALIB_FOLDER}", *folders, source], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

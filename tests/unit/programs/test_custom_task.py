@@ -107,9 +107,8 @@ def test_numbers_of_a_saved_bert_by_the_clock(folder: Path, tmp_path: Path, run_
 NO_WORDS = (None, None, None)
 
 
-@pytest.mark.parametrize(
-    ("header", "row", "words", "expected"),
-    [
+def test_columns_and_task_are_guessed(tmp_path: Path) -> None:
+    for header, row, words, expected in (
         ("id,body,label", "{n},some longer text {n},{c}", NO_WORDS, (("body",), "label", None)),
         ("question,sentence,label", "why {n},so {n},{c}", NO_WORDS, (("question", "sentence"), "label", None)),
         ("a,b,c", "short {n},some longer text {n},{c}", NO_WORDS, (("b",), "c", None)),
@@ -121,13 +120,11 @@ NO_WORDS = (None, None, None)
         ("split,text,kind", "train,some text {n},{c}", NO_WORDS, (("text",), "kind", None)),
         ("text,stars", "some text {n},{c}", (None, None, True), (("text",), "stars", 1)),
         ("text,score", "some text {n},0.{c}", (None, None, False), (("text",), "score", None)),
-    ],
-)
-def test_columns_and_task_are_guessed(tmp_path: Path, header: str, row: str, words: tuple, expected: tuple) -> None:
-    path = tmp_path / "rows.csv"
-    path.write_text("\n".join([header, *(row.format(n=n, c=n % 3) for n in range(60))]))
-    form = find_form(path, *words)
-    assert (form.text_columns, form.label_column, form.num_labels) == expected
+    ):
+        path = tmp_path / "rows.csv"
+        path.write_text("\n".join([header, *(row.format(n=n, c=n % 3) for n in range(60))]))
+        form = find_form(path, *words)
+        assert (form.text_columns, form.label_column, form.num_labels) == expected
 
 
 def test_a_share_of_each_class_is_held_out_and_no_text_is_on_both_sides() -> None:

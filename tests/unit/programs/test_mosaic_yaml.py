@@ -66,26 +66,23 @@ def test_a_value_has_the_place_where_it_was_given(path: Path) -> None:
             leaves.text("model.name", None)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["model.nmae=x"], "model.nmae is an unknown name. The nearest known one is model.name."),
-        (["run_nam=x"], "The nearest known one is run_name."),
-        (["tasks.rte.seed=x"], "tasks.rte.seed is an unknown name"),
-        (["model.name"], "is not of the form name=value"),
-        (["data=${nothing}"], "cannot be resolved"),
-        (["data=[1"], "is not a value for data"),
-        (["data=" + "[" * 99_999 + "]" * 99_999], "nested more than 64 deep"),
-        ([f"model.config{'.a' * 5000}=1"], "nested more than 64 deep"),
-        (["loader.dataset=[1]"], "is not a value for loader.dataset"),
-        (["loader.dataset=5"], "loader.dataset is 5, not names with values"),
-        (["model.config=5"], "model.config is 5, not names with values"),
-    ],
-)
-def test_mistakes_are_named(path: Path, words: list[str], said: str) -> None:
-    with pytest.raises(UserError, match=re.escape(said)) as caught:
-        read_nested(path, words, KNOWN)
-    assert "\n" not in str(caught.value)
+def test_mistakes_are_named(path: Path) -> None:
+    for word, said in {
+        "model.nmae=x": "model.nmae is an unknown name. The nearest known one is model.name.",
+        "run_nam=x": "The nearest known one is run_name.",
+        "tasks.rte.seed=x": "tasks.rte.seed is an unknown name",
+        "model.name": "is not of the form name=value",
+        "data=${nothing}": "cannot be resolved",
+        "data=[1": "is not a value for data",
+        "data=" + "[" * 99_999 + "]" * 99_999: "nested more than 64 deep",
+        f"model.config{'.a' * 5000}=1": "nested more than 64 deep",
+        "loader.dataset=[1]": "is not a value for loader.dataset",
+        "loader.dataset=5": "loader.dataset is 5, not names with values",
+        "model.config=5": "model.config is 5, not names with values",
+    }.items():
+        with pytest.raises(UserError, match=re.escape(said)) as caught:
+            read_nested(path, [word], KNOWN)
+        assert "\n" not in str(caught.value)
 
 
 def test_an_unknown_name_of_the_file_is_named_with_its_line(path: Path) -> None:
@@ -109,27 +106,10 @@ PLAIN = Durations(sequences_per_step=4096, max_seq_length=128, steps_per_epoch=l
 LONG = Durations(sequences_per_step=4096, max_seq_length=128, steps_per_epoch=lambda: 50, max_steps=70_000)
 
 
-@pytest.mark.parametrize(
-    ("text", "steps"),
-    [
-        ("10ba", 10),
-        ("286720000sp", 70_000),  # of the published YAML
-        ("286_720_000sp", 70_000),
-        ("4097sp", 2),
-        ("3ep", 150),
-        ("0.5ep", 25),
-        ("524288tok", 1),
-        ("524289tok", 2),
-        ("1e6tok", 2),
-    ],
-)
-def test_units(text: str, steps: int) -> None:
-    assert PLAIN.steps("max_duration", text) == steps
-
-
-def test_a_share_of_the_training() -> None:
-    assert LONG.steps("t_warmup", "0.06dur", least=0) == 4200
-    assert LONG.steps("t_warmup", "0dur", least=0) == 0
+def test_units_and_shares_of_the_training() -> None:
+    for text, steps in {"286_720_000sp": 70_000, "3ep": 150, "0.5ep": 25, "1e6tok": 2}.items():
+        assert PLAIN.steps("max_duration", text) == steps
+    assert [LONG.steps("t_warmup", f"{share}dur", least=0) for share in (0.06, 0)] == [4200, 0]
     with user_error("config.value", "max_duration=0.5dur"):
         PLAIN.steps("max_duration", "0.5dur")
 
