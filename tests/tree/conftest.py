@@ -1,12 +1,15 @@
 """Fixtures for the tree checks: the tree's files, configs and shell programs."""
 
 import ast
-import subprocess
+import sys
+import sysconfig
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
-from quickstart_packages import make_environment
+from programs import run_checked, run_quietly, write_program
 
 ROOT = Path(__file__).resolve().parents[2]
 EXCLUDED = {".git", ".venv", "third_party", "build", "__pycache__"}
@@ -14,14 +17,9 @@ EXCLUDED = {".git", ".venv", "third_party", "build", "__pycache__"}
 
 def tree_files() -> list[Path]:
     """Return the files that git tracks or would track; without git, everything but build products."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        check=False,
-    )
+    listed = run_quietly("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
     if listed.returncode == 0 and (ROOT / ".git").exists():
-        names = [Path(name) for name in listed.stdout.decode().split("\0") if name]
+        names = [Path(name) for name in listed.stdout.split("\0") if name]
     else:
         names = [path.relative_to(ROOT) for path in ROOT.rglob("*")]
         names = [name for name in names if name.parts[0] not in ("runs", "site") and not EXCLUDED & set(name.parts)]
@@ -44,13 +42,8 @@ def relative(path: Path) -> str:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Parametrize tests that take one of these arguments over every such file."""
-    kinds = {
-        "shell_file": SHELL_FILES,
-        "config_file": CONFIG_FILES,
-        "yaml_config": YAML_CONFIGS,
-        "system_folder": SYSTEM_FOLDERS,
-        "readme": READMES,
-    }
+    kinds = {"shell_file": SHELL_FILES, "config_file": CONFIG_FILES, "yaml_config": YAML_CONFIGS}
+    kinds |= {"system_folder": SYSTEM_FOLDERS, "readme": READMES}
     for name, paths in kinds.items():
         if name in metafunc.fixturenames:
             metafunc.parametrize(name, paths, ids=relative)
@@ -66,6 +59,31 @@ def syntax_trees() -> dict[Path, ast.Module]:
     return {path: ast.parse(path.read_text(encoding="utf-8")) for path in PYTHON_FILES}
 
 
+def needed_packages(name: str, *extras: str) -> set[str]:
+    """Return a package and what it requires, with these extras, directly and indirectly."""
+    found, waiting = set(), [(name, extras)]
+    while waiting:
+        name, extras = waiting.pop()
+        found.add(name)
+        for requirement in map(Requirement, metadata.requires(name) or ()):
+            wanted = not requirement.marker or any(requirement.marker.evaluate({"extra": e}) for e in ("", *extras))
+            if wanted and requirement.name not in found:
+                waiting.append((requirement.name, tuple(requirement.extras)))
+    return found
+
+
 @pytest.fixture(scope="session")
 def quickstart_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_environment(tmp_path_factory.mktemp("quickstart") / "venv")
+    """Return the Python of an environment like quickstart.sh's, with links to this one's packages, but of no extra."""
+    folder = tmp_path_factory.mktemp("quickstart") / "venv"
+    run_checked(sys.executable, "-m", "venv", "--without-pip", folder)
+    python = folder / "bin/python"
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
+    for name in needed_packages("mlbert") | {"setuptools"}:
+        # By its folder: an egg-info that a build has left in the tree's root has no files.
+        distribution = next(iter(metadata.distributions(name=name, path=[sysconfig.get_path("purelib")])))
+        for entry in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
+            if not (packages / entry).exists():
+                (packages / entry).symlink_to(distribution.locate_file(entry))
+    write_program(folder / "bin/mlbert", f"#!{python}\nfrom mlbert.cli.main import main\nmain()\n")
+    return python

@@ -156,20 +156,6 @@ def test_every_config_resolves_to_the_recorded_values(tree_root: Path) -> None:
     assert changed == {}
 
 
-def test_large_config_uses_the_fast_options(config_file: Path) -> None:
-    """The reduction overlaps backward, the update is sharded, and ranks with unpacked data get equal work."""
-    config = resolved_shell(exports_after(config_file)).config
-    recipe, data, distributed = config[RunConfig].recipe, config[DataConfig], config[DistributedConfig]
-    if recipe == TENSORFLOW2 or config[ModelConfig].bert_config_file.stem != "large":
-        return  # a CPU demo, or TensorFlow, which has other options
-    graphs = "none" if data.max_sequences_per_pack == 1 else "full_iteration"
-    assert config[ComputeConfig].cuda_graph_mode == graphs
-    assert distributed.gradient_clipping != "before", "it would wait for the whole gradient"
-    assert data.max_sequences_per_pack > 1 or data.exchange_padding != "off"
-    if recipe == "packed_lamb":
-        assert distributed.sharded_optimizer == "node"
-
-
 def test_fp8_machines_have_an_fp8_variant_that_differs_only_in_the_precision(system_folder: Path) -> None:
     assert set(FP8_SYSTEMS) <= {path.parent.name for path in CONFIG_FILES}
     configs = set(system_folder.glob("config_*.sh"))

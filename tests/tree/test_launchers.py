@@ -219,15 +219,6 @@ def test_launcher_exits_with_the_runs_status(
     assert (status != 0) or "writing its results failed with status 137" in done.stdout
 
 
-def test_successful_run_without_a_summary_is_not_repeated(cluster: FakeCluster) -> None:
-    cluster.logs.mkdir()
-    line = {"key": "run_stop", "metadata": {"status": "success"}}
-    (cluster.logs / "result_0.txt").write_text(json.dumps(line) + "\n")
-    done = cluster.job(SLURM_RESTART_COUNT=1, TIMED=1, CONT=cluster.image)
-    assert (done.returncode, "run 0 is finished." in done.stdout) == (0, True)
-    assert cluster.calls("srun", "run_and_time.sh") == []
-
-
 @pytest.mark.parametrize(
     ("story", "is_lost", "status"),
     [
@@ -297,16 +288,20 @@ def test_image_digest_reaches_the_ranks(cluster: FakeCluster, tmp_path: Path) ->
 
 
 def test_restarted_job_collects_finished_runs(cluster: FakeCluster) -> None:
-    for i, status in enumerate(("success", "aborted")):
-        run = cluster.logs / f"run_{i}"
-        run.mkdir(parents=True)
-        (run / "summary.json").write_text(json.dumps({"status": status}, indent=2))
-        (cluster.logs / f"result_{i}.txt").write_text("a log")
-    collect = {"COLLECT_RESULTS": 1, "MLPERF_SUBMISSION_PLATFORM": "test", "SLURM_RESTART_COUNT": 1}
+    """The first run ended well before it wrote a summary."""
+    line = json.dumps({"key": "run_stop", "metadata": {"status": "success"}}) + "\n"
+    for i, (log, status) in enumerate(((line, None), ("a log", "success"), ("a log", "aborted"))):
+        (run := cluster.logs / f"run_{i}").mkdir(parents=True)
+        if status:
+            (run / "summary.json").write_text(json.dumps({"status": status}, indent=2))
+        (cluster.logs / f"result_{i}.txt").write_text(log)
+    collect = {"COLLECT_RESULTS": 1, "MLPERF_SUBMISSION_PLATFORM": "test", "SLURM_RESTART_COUNT": 1, "TIMED": 1}
     collect["CONT"] = cluster.image
-    assert cluster.job(NEXP=1, **collect).returncode == 0
-    assert (cluster.system.parents[3] / "results/test/bert/result_0.txt").read_text() == "a log"
-    assert cluster.job(NEXP=2, **collect).returncode == 1, "the second run missed its target"
+    done = cluster.job(NEXP=2, **collect)
+    assert (done.returncode, "run 0 is finished." in done.stdout) == (0, True)
+    results = cluster.system.parents[3] / "results/test/bert"
+    assert [(results / f"result_{i}.txt").read_text() for i in range(2)] == [line, "a log"]
+    assert cluster.job(NEXP=3, **collect).returncode == 1, "the third run missed its target"
     assert cluster.calls("srun", "run_and_time.sh") == []
 
 
@@ -429,12 +424,3 @@ def test_settings_are_checked_before_anything_starts_on_the_hosts(checking_clust
     done = cluster.start(*command, GRADIENT_CLIPING="x")
     assert MISSPELT in done.stderr.splitlines()
     assert cluster.calls(engine, "run_and_time.sh")
-
-
-def test_mpirun_starts_all_ranks(cluster: FakeCluster) -> None:
-    done = cluster.start("run_multinode.sh", "--mpirun", HOSTS="n1,n2")
-    (call,) = cluster.calls("mpirun")
-    words = ["--np", "8", "--host", "n1:4,n2:4", "--map-by", "ppr:4:node", "--bind-to", "none"]
-    assert call["words"][:8] == words, done
-    assert call["words"][-1] == str(cluster.launch / "run_and_time.sh")
-    assert {"RECIPE", "LOGDIR", "EXPERIMENT", "MASTER_ADDR", "PATH", "PYTHONPATH"} <= set(call["words"])

@@ -181,9 +181,8 @@ def test_existing_system_description_is_kept_and_must_agree(tmp_path: Path) -> N
         make(tmp_path, 2)
 
 
-@pytest.mark.parametrize(
-    ("calls", "subject"),
-    [
+def test_calls_out_of_order_are_user_errors(tmp_path: Path) -> None:
+    cases: list[tuple[list[tuple[Any, ...]], str]] = [
         ([("eval_start", 10)], "eval_start(10)"),
         ([("fit_start", NUMBERS), ("fit_start", NUMBERS)], "fit_start"),
         ([("fit_start", NUMBERS), ("eval_start", 10), ("eval_start", 20)], "eval_start(20)"),
@@ -192,15 +191,14 @@ def test_existing_system_description_is_kept_and_must_agree(tmp_path: Path) -> N
         ([("fit_start", NUMBERS), ("eval_start", 10), ("eval_end", 10, 72.0)], "accuracy 72"),
         ([("fit_start", NUMBERS), ("eval_start", 10), ("eval_end", 10, float("nan"))], "accuracy nan"),
         ([("fit_start", NUMBERS), ("eval_start", 9), ("eval_end", 9, 0.1), ("eval_start", 8)], "eval_start(8)"),
-    ],
-)
-def test_calls_out_of_order_are_user_errors(calls: list[tuple[Any, ...]], subject: str, tmp_path: Path) -> None:
-    log = make(tmp_path)
-    *earlier, (last, *arguments_of_last) = calls
-    for name, *arguments in earlier:
-        getattr(log, name)(*arguments)
-    with user_error("config.range" if subject.startswith("accuracy") else "callback.order", subject), log:
-        getattr(log, last)(*arguments_of_last)
+    ]
+    for index, (calls, subject) in enumerate(cases):
+        log = make(tmp_path, index)
+        *earlier, (last, *arguments_of_last) = calls
+        for name, *arguments in earlier:
+            getattr(log, name)(*arguments)
+        with user_error("config.range" if subject.startswith("accuracy") else "callback.order", subject), log:
+            getattr(log, last)(*arguments_of_last)
 
 
 def trainer(folder: Path, log: MLPerfCallback, steps: int = 4, **score: Any) -> Any:

@@ -68,9 +68,9 @@ def test_custom_corpus_is_converted_and_read_back_in_batches(tree_root, custom_c
     assert not (tmp_path / "my-copy-c4" / "train").exists()
 
 
-@pytest.mark.parametrize(
-    ("program", "flags", "code", "subject"),
-    [
+def test_invalid_flags_are_one_line_errors(tree_root, custom_corpus, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for program, flags, code, subject in (
         (CONVERT, "--dataset c4 --data_subset en --splits train_small val", "network.unreachable", "dataset c4"),
         (CONVERT, "--dataset text", "config.missing", "--path"),
         (CONVERT, "--dataset python-text --path x", "config.conflict", "--path"),
@@ -84,16 +84,11 @@ def test_custom_corpus_is_converted_and_read_back_in_batches(tree_root, custom_c
         (LOAD, "--local_path ./my-copy-c4", "file.missing", "my-copy-c4/val"),
         (LOAD, "--local_path cache --remote_path ./my-copy-c4", "file.missing", "my-copy-c4/val"),
         (LOAD, "--local_path out --max_seq_len 2", "config.range", "--max_seq_len"),
-    ],
-)
-def test_invalid_flags_are_one_line_errors(
-    tree_root, custom_corpus, tmp_path, monkeypatch, capsys, program, flags, code, subject
-):
-    monkeypatch.chdir(tmp_path)
-    out = "--out_root out " if program == CONVERT else ""
-    assert run_script(tree_root / HOME / program, *(out + flags).split()) == 2
-    assert_error_line(capsys.readouterr().err, code, subject)
-    assert list((tmp_path / "out").glob("*")) == []
+    ):
+        out = "--out_root out " if program == CONVERT else ""
+        assert run_script(tree_root / HOME / program, *(out + flags).split()) == 2
+        assert_error_line(capsys.readouterr().err, code, subject)
+        assert list((tmp_path / "out").glob("*")) == []
 
 
 @pytest.fixture(scope="module")

@@ -51,9 +51,7 @@ def stage(tracked: list[Path], tree_root: Path, tmp_path_factory: pytest.TempPat
         # Two threads synchronize at every step, which is slower than one thread on a busy machine.
         config.write_text(text + "export CPU_THREADS=1\n")
     quickstart = root / "quickstart.sh"
-    text, times = re.subn(
-        r"^mlbert prepare python-text ", r"\g<0>--dupe-factor 1 ", quickstart.read_text(), flags=re.MULTILINE
-    )
+    text, times = re.subn(r"(?m)^mlbert prepare python-text ", r"\g<0>--dupe-factor 1 ", quickstart.read_text())
     assert times == 1
     quickstart.write_text(text)
     # setup_venv.sh considers this `.venv` complete; it forwards to this interpreter.

@@ -87,27 +87,23 @@ def test_docstrings_hold_no_tags(site: Path) -> None:
         assert "mlbert." in article(page).text, page
 
 
-def test_links_out_of_the_pages_lead_to_files_of_the_repository(site: Path, tree_root: Path) -> None:
+def test_pages_link_to_files_of_the_repository_and_load_nothing_from_other_hosts(site: Path, tree_root: Path) -> None:
+    """The theme would load fonts, and ask the repository's host for its stars."""
     found = set()
     for page in site.rglob("*.html"):
-        links = [attrs.get("href") or "" for _, attrs in Html(page.read_text(encoding="utf-8")).tags]
+        html = page.read_text(encoding="utf-8")
+        tags = Html(html).tags
+        links = [attrs.get("href") or "" for _, attrs in tags]
         found |= {link.removeprefix(f"{REPOSITORY}/") for link in links if link.startswith(f"{REPOSITORY}/")}
+        loaded = [attrs["href"] or "" for tag, attrs in tags if tag == "link" and "href" in attrs]
+        loaded += [attrs["src"] or "" for _, attrs in tags if "src" in attrs]
+        assert [link for link in loaded if "//" in link] == [], page
+        assert 'data-md-component="source"' not in html, page
     assert {"tree/HEAD/results/cpu_demo/bert", "blob/HEAD/records/README.md", "blob/HEAD/LICENSE"} <= found
     for link in found:
         kind, _, path = link.partition("#")[0].partition("/HEAD/")
         place = tree_root / path
         assert place.is_dir() if kind == "tree" else place.is_file(), link
-
-
-def test_pages_load_nothing_from_other_hosts(site: Path) -> None:
-    """The theme would load fonts, and ask the repository's host for its stars."""
-    for page in site.rglob("*.html"):
-        html = page.read_text(encoding="utf-8")
-        tags = Html(html).tags
-        loaded = [attrs["href"] or "" for tag, attrs in tags if tag == "link" and "href" in attrs]
-        loaded += [attrs["src"] or "" for _, attrs in tags if "src" in attrs]
-        assert [link for link in loaded if "//" in link] == [], page
-        assert 'data-md-component="source"' not in html, page
     for style in site.rglob("*.css"):
         assert not re.search(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//", style.read_text(encoding="utf-8")), style
 

@@ -19,27 +19,16 @@ C_SUFFIXES = {".c", ".h", ".cpp", ".cu", ".cuh"}
 HOME_PATH = re.compile(r"/(?:home|root|Users|work|mnt|raid|lustre|scratch)/[\w.-]+/[\w./-]*")
 # Published by Inventec; not paths of our machines.
 PUBLISHED_PATHS = ("/mnt/mlperf/bert_data", "/mnt/sqsh/bert_ngc23.09_pyt.sqsh")
-IMPLEMENTATIONS = {
-    "mlbert": "benchmarks/bert/implementations/pytorch",
-    "tf2_bert": "benchmarks/bert/implementations/tensorflow2",
-}
+HOME = "benchmarks/bert/implementations"
+IMPLEMENTATIONS = {"mlbert": f"{HOME}/pytorch", "tf2_bert": f"{HOME}/tensorflow2"}
 DOTTED = re.compile(r"(?<=`)(?:mlbert|tf2_bert)(?:\.\w+)+(?=`)")
 MODULE_FILE = re.compile(r"\b(?:mlbert|tf2_bert)/[\w/]+\.py\b")
 Trees = dict[Path, ast.Module]
 BUILT = {".so", ".o", ".a", ".pyc", ".pt", ".ckpt", ".safetensors"}
 
 
-def functions(tree: ast.Module) -> list[ast.AST]:
-    return [node for node in ast.walk(tree) if isinstance(node, FUNCTIONS)]
-
-
 def code(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace")
-
-
-def short(path: Path, tree_root: Path) -> str:
-    """Return a path relative to the tree, or to the PyTorch implementation if it is inside."""
-    return path.relative_to(tree_root).as_posix().removeprefix("benchmarks/bert/implementations/pytorch/")
 
 
 def test_files_and_functions_are_short(syntax_trees: Trees, tracked: list[Path], tree_root: Path) -> None:
@@ -47,9 +36,10 @@ def test_files_and_functions_are_short(syntax_trees: Trees, tracked: list[Path],
     assert {name: lines for name, lines in in_c.items() if lines > HARD_LINES["file"]} == {}
     too_long, needed = {}, set()
     for path, tree in syntax_trees.items():
-        file = short(path, tree_root)
+        file = path.relative_to(tree_root).as_posix().removeprefix(f"{IMPLEMENTATIONS['mlbert']}/")
         limit = LOOP_LINES if file == LOOP else SOFT_LINES
-        found = [("function", f"{file} {node.name}", node.end_lineno - node.lineno + 1) for node in functions(tree)]
+        functions = [node for node in ast.walk(tree) if isinstance(node, FUNCTIONS)]
+        found = [("function", f"{file} {node.name}", node.end_lineno - node.lineno + 1) for node in functions]
         for kind, name, lines in [("file", file, len(code(path).splitlines())), *found]:
             if lines > limit[kind]:
                 needed.add(name)
