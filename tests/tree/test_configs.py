@@ -147,13 +147,8 @@ def test_every_config_resolves_to_the_recorded_values(tree_root: Path) -> None:
         VALUES.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     expected = json.loads(VALUES.read_text())
     assert expected.keys() <= found.keys()
-    changed = {
-        (config, env): (found[config].get(env), expected[config].get(env))
-        for config in expected
-        for env in found[config].keys() | expected[config].keys()
-        if found[config].get(env) != expected[config].get(env)
-    }
-    assert changed == {}
+    for config, values in expected.items():
+        assert found[config] == values, config
 
 
 def test_fp8_machines_have_an_fp8_variant_that_differs_only_in_the_precision(system_folder: Path) -> None:

@@ -90,11 +90,8 @@ def server(tmp_path: Path) -> Path:
     for path, text in files.items():
         path.parent.mkdir(parents=True)
         path.write_text(f"{text}\n")
-    write_program(
-        tmp_path / "bin/nvidia-smi",
-        '#!/bin/bash\necho called >>"${0}.notes"\n'
-        'for i in 0 1 2 3; do echo "${i}, GPU-${i}aaaa, 00000000:$((i + 1))B:00.0"; done\n',
-    )
+    show = 'for i in 0 1 2 3; do echo "${i}, GPU-${i}aaaa, 00000000:$((i + 1))B:00.0"; done'
+    write_program(tmp_path / "bin/nvidia-smi", f'#!/bin/bash\necho called >>"${{0}}.notes"\n{show}\n')
     return tmp_path
 
 

@@ -196,18 +196,14 @@ def test_only_a_failed_rank_stops_further_runs(cluster: FakeCluster, status: int
         ("srun", 143, 'rank 1 on n2 failed after step 0: "x": is none. [data.too-small]', 2),
         ("srun", 143, "rank 1 on n2 failed after step 4: IndexError: x[data.i]", 3),
         ("srun", 137, "success", 0),
-        *(
-            ("mpirun", 137, None, 3),
-            ("mpirun", 2, None, 2),
-            ("mpirun", 143, None, 143),
-            ("mpirun", 143, "SIGTERM", 143),
-        ),
+        ("mpirun", 137, None, 3),
+        ("mpirun", 2, None, 2),
+        ("mpirun", 143, None, 143),
+        ("mpirun", 143, "SIGTERM", 143),
         ("mpirun", 3, "rank 1 on n2 failed after step 4: data: is damaged. Restore it. [data.damaged]", 2),
     ],
 )
-def test_launcher_exits_with_the_runs_status(
-    cluster: FakeCluster, engine: str, exit_code: int, reason: str | None, status: int
-) -> None:
+def test_launcher_exits_with_the_runs_status(cluster: FakeCluster, engine, exit_code, reason, status) -> None:
     run_stop = {"status": "success"} if reason == "success" else {"status": "aborted", "reason": reason}
     exports = {"STATUS": exit_code} | ({"RUN_STOP": json.dumps(run_stop)} if reason else {})
     if engine == "srun":

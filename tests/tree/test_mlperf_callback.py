@@ -78,10 +78,8 @@ def test_required_names_satisfy_the_checker_and_missing_ones_are_an_error(divisi
         log.eval_start(10)
         assert log.eval_end(10, 0.72)
     assert passes(official.run(official.compliance_checker(log.path, "log")))
-    with (
-        user_error("config.missing", "hyperparameters") as failure,
-        make(tmp_path, 1, division=division, hyperparameters={"seed": 1}) as log,
-    ):
+    log = make(tmp_path, 1, division=division, hyperparameters={"seed": 1})
+    with user_error("config.missing", "hyperparameters") as failure, log:
         log.fit_start({"opt_name": "lamb"})
     assert ", ".join(key for key in required if key not in ("seed", "opt_name")) in str(failure.value)
     assert log_of(log).status is None, "a run that has not started must not be logged as aborted"

@@ -309,9 +309,7 @@ def test_converted_weights_equal_the_checkpoint(name, tree_root, inputs, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("config", "ranks", "runs"), [("methods", 1, 2), ("baseline", 2, 1)])
-def test_runs_are_collected_as_results(
-    config, ranks, runs, tree: System, inputs: Path, quickstart_python: Path
-) -> None:
+def test_runs_are_collected_as_results(config, ranks, runs, tree: System, inputs, quickstart_python) -> None:
     words = ("./run_and_time.sh", "--config", config, "-o", tree.root / "out dir", "-s", 70, "-t", "T1")
     exports = {**MOSAIC, "INIT_CHECKPOINT": inputs / "own", "DGXNGPU": ranks, "NEXP": runs, "BATCHSIZE": 8 // ranks}
     if config == "methods":  # baseline needs transformers

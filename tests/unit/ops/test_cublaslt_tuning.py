@@ -57,9 +57,6 @@ class Clock:
         return [self.apart if is_apart else self.seconds[self.emulator.algorithm + 1]] * 3
 
 
-Step = Callable[[Tensor, Tensor, Tensor], None]
-
-
 def linear_step(x: Tensor, weight: Tensor, bias: Tensor) -> None:
     """Warm up with one linear layer, forward and backward."""
     cublaslt.linear_qkv(x, *weight.chunk(3), *bias.chunk(3)).sum().backward()
@@ -77,9 +74,7 @@ def operands() -> tuple[Tensor, Tensor, Tensor]:
     return x.bfloat16().requires_grad_(), weight.requires_grad_(), bias.requires_grad_()
 
 
-def tune_step(
-    monkeypatch, clock: Clock, is_first: bool = True, over_ranks=lambda _: None, step: Step = linear_step
-) -> tuple[dict[str, int], str]:
+def tune_step(monkeypatch, clock, is_first=True, over_ranks=lambda _: None, step=linear_step) -> tuple[dict, str]:
     """Return epilogue -> choice for the products of a step, and the log messages."""
     monkeypatch.setattr(cublaslt_tuning, "time_launches", clock)
     library, messages = cublaslt.library(), []
