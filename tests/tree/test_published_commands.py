@@ -329,7 +329,7 @@ def test_runs_are_collected_as_results(config, ranks, runs, tree: System, inputs
         logged = {name: entry["value"] for name, entry in log.value("configuration").items()}
         assert (logged["MODEL_IMPLEMENTATION"], logged["DECAY_ALL"], logged["LR"]) == (CONFIGS[config], True, 0.1)
         assert logged["RUN_NAME"] == f"bert-{config}-T1-{index}"
-    assert f"warning: {ranks} ranks, and the published batch of 448 is 8 ranks x 56" in done.stdout
+    assert f"warning: {ranks} ranks, but the published batch of 448 is 8 ranks x 56" in done.stdout
     again = tree.run(*words, **exports)
     assert again.returncode == 0, again.stdout[-3000:] + again.stderr[-3000:]
     assert "run 0 is already finished" in again.stdout
