@@ -88,7 +88,8 @@ def test_sigterm_ends_the_children(tmp_path: Path, tree_root: Path) -> None:
 import sys; sys.path.insert(0, {str(tree_root / "tests/unit/programs")!r})
 from pathlib import Path
 from test_glue_runner import JOBS, Jobs
-Jobs(Path({str(tmp_path)!r}), dict.fromkeys(JOBS, "echo $$ >> {tmp_path}/pid; exec sleep 60")).runner.run(print)
+body = "sleep 1; echo $$ >> {tmp_path}/pid; exec sleep 60"
+Jobs(Path({str(tmp_path)!r}), dict.fromkeys(JOBS, body)).runner.run(print)
 """
     program = subprocess.Popen([sys.executable, "-c", code])
     deadline = time.monotonic() + 60
