@@ -53,18 +53,17 @@ def test_all_run_side_by_side_and_wait_for_mnli_only(tmp_path: Path) -> None:
 
 
 def test_a_line_for_each_change_and_the_share_of_all_training(tmp_path: Path) -> None:
-    """The first job is resumed: its first 100 of 400 steps are no work of this program."""
+    """The first job is resumed: its first 1,000 of 4,000 samples are no work of this program."""
     jobs, printed, advanced = Jobs(tmp_path), [], []
     run = jobs.folder(FIRST) / "run_0"
     run.mkdir(parents=True)
-    (run / "config.json").write_text('{"config": {"max_steps": 400}}')
-    (run / "metrics.jsonl").write_text('{"step": 90}\n{"step": 100}\n')
+    (run / "metrics.jsonl").write_text('{"samples": 900}\n{"samples": 1000}\n')
     runner, samples = jobs.runner, {FIRST: 4000, **dict.fromkeys(JOBS[1:], 10)}
     progress = GlueProgress(printed.append, samples, jobs.folder, {})
     assert progress.total == 3000 + 40
 
     def show(job: GlueJob | None) -> None:
-        (run / "metrics.jsonl").write_text('{"step": 400}\n{"ste')  # the last line is being written
+        (run / "metrics.jsonl").write_text('{"samples": 4000}\n{"samp')  # the last line is being written
         progress.show(runner, job, advanced.append)
 
     runner.run(show)

@@ -252,20 +252,19 @@ class GlueProgress:
         metrics: Metrics,
     ) -> None:
         self._print, self._samples, self._folder, self._metrics = progress, samples, folder, metrics
-        self._counted = {job: int(share_done(folder(job)) * count) for job, count in samples.items()}
+        self._counted = {job: min(count, samples_done(folder(job))) for job, count in samples.items()}
         self.total = sum(samples.values()) - sum(self._counted.values())
 
     def show(self, runner: Runner, job: GlueJob | None, advance: Callable[[int], object]) -> None:
         """Print a job's new state, and call ``advance`` with the samples since the last call."""
         if job is not None:
             self._print(self._line(runner, job))
-        shares = {one.job: share_done(self._folder(one.job)) for one in runner.running}
+        done = {one.job: samples_done(self._folder(one.job)) for one in runner.running}
         for one, count in self._samples.items():
-            share = 1.0 if runner.states[one] in ENDED else shares.get(one, 0.0)
-            more = int(share * count) - self._counted[one]
-            if more > 0:
-                self._counted[one] += more
-                advance(more)
+            now = count if runner.states[one] in ENDED else min(count, done.get(one, 0))
+            if now > self._counted[one]:
+                advance(now - self._counted[one])
+                self._counted[one] = now
 
     def _line(self, runner: Runner, job: GlueJob) -> str:
         state = runner.states[job]
@@ -282,16 +281,15 @@ class GlueProgress:
         return ", ".join(f"{name} {values[name]:.4f}" for name in TASKS[job.task].metrics if name in values)
 
 
-def share_done(folder: Path) -> float:
-    """Return the share of a job's training steps that are done, 0 to 1, from its run folder."""
+def samples_done(folder: Path) -> int:
+    """Return the samples that a job has trained on, from its run's metrics."""
     try:
-        steps = json.loads((folder / "run_0" / "config.json").read_text(encoding="utf-8"))["config"]["max_steps"]
         with (folder / "run_0" / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
             last = [line for line in file.read().decode("utf-8", "replace").splitlines() if line.endswith("}")][-1]
-        return min(1.0, json.loads(last)["step"] / steps)
-    except (OSError, ValueError, KeyError, IndexError, TypeError, ArithmeticError, RecursionError):
-        return 0.0
+        return int(json.loads(last)["samples"])
+    except (OSError, ValueError, KeyError, IndexError, TypeError, OverflowError, RecursionError):
+        return 0
 
 
 def scores_table(metrics: Metrics) -> Table:
