@@ -69,6 +69,6 @@ def write_tree(tree: Path, division: str, num_logs: int = 10) -> Path:
         write_log(results / f"result_{index}.txt", seed=1000 + index**2, division=division)
     write_description(tree / "systems" / "machine.json", describe_system("SomeOrg", division))
     for folder in ("results", "systems"):
-        (tree / folder / "README.md").write_text("what lies here\n")
+        (tree / folder / "README.md").write_text("what is here\n")
     (tree / "benchmarks/bert/implementations").mkdir(parents=True)
     return tree

@@ -90,7 +90,7 @@ def test_replayed_steps_are_bit_equal(tmp_path: Path) -> None:
 
 
 def divisors(world: World) -> dict[str, Any]:
-    """Return the loss divisors of a step on this rank for both scopes, and the counts of its own batches."""
+    """Return the loss divisors of a step on this rank for both scopes, and the counts of its batches."""
     model = BertForPreTraining(SHAPE)
     found: dict[str, Any] = {}
     sizes = {"packs_per_step": 4, "accumulation": 2, "max_sequences_per_pack": 3, "max_tokens": MAX_TOKENS}

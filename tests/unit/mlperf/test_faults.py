@@ -53,8 +53,8 @@ def late_start(ms: int) -> Edit:
     return edit
 
 
-def beside(runs: list[Run]) -> None:
-    """Run next to run 7."""
+def run_side_by_side(runs: list[Run]) -> None:
+    """Let run 3 run at the same time as run 7."""
     gap = nth(runs[7], "run_start")["time_ms"] - nth(runs[3], "run_start")["time_ms"]
     stamp(lambda ms: ms + gap + 10_000)(runs)
 
@@ -155,7 +155,7 @@ OURS: Faults = {
     ],
     ("clock", WARN): [(shift("run_start", 20_000), "run_start comes 20 s after init_stop")],
     ("lines", ERROR): [(stamp(lambda ms: float("nan"), "run_stop"), "time_ms is nan")],
-    ("runs apart", ERROR): [(beside, "before the run_stop of result_7.txt")],
+    ("runs apart", ERROR): [(run_side_by_side, "before the run_stop of result_7.txt")],
     ("speed", ERROR): [
         (shift("eval_start", -9_000, 3), "in other runs at most"),
         (shift("eval_start", -9_000, 0), "since the start"),
@@ -257,7 +257,7 @@ OTHERS: Faults = {
         (shift("run_start", 300_000), "run_start comes 300 s after"),
         (stamp(lambda ms: ms - 3 * 365 * 86_400_000), "1095 days from most"),
     ],
-    ("runs apart", WARN): [(beside, "several machines side by side?")],
+    ("runs apart", WARN): [(run_side_by_side, "several machines side by side?")],
     ("runs apart", NOTE): [(each(*STARTS_AT.values()), "several machines side by side?")],
     ("speed", ERROR): [
         (shift("eval_accuracy", 20_000_000, 3), "s since the evaluation before, usually"),

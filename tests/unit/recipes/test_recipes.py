@@ -94,7 +94,7 @@ def test_a_run_has_one_head_the_lagging_rate_and_a_log_that_is_traced(tmp_path: 
     assert "hidden_dropout_prob=0" in found["configuration"]["MODEL_OPTIONS"]["value"]
     tracer = Tracer(log, tree_root)
     broken = {key: [str(link) for link in tracer.chain(key).broken] for key in tracer.keys}
-    allowed = {"model_shape", "model_shape_sha256"}  # the test's own file lies outside of the tree
+    allowed = {"model_shape", "model_shape_sha256"}  # the test's file is outside the tree
     assert {key: links for key, links in broken.items() if links and key not in allowed} == {}
 
 
@@ -126,7 +126,6 @@ def test_evaluating_a_runs_weights_gives_its_last_accuracy(tmp_path: Path, name:
     assert (status, f"initial mlm_accuracy {read_summary(tmp_path / 'run')['accuracy']:.5f}" in out) == (0, True)
 
 
-APEX = {"optimizer_implementation": "apex"}
 EVERY = "every rank of"
 USABLE = {"packed_lamb": {}, "ddp_adam": DDP_ADAM, "masked_lm": MASKED_LM}
 

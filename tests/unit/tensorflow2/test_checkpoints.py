@@ -45,8 +45,6 @@ def written(tmp_path_factory, values) -> Path:
     names = tf1_names(SHAPE.num_hidden_layers)
     arrays = {names[name]: array.T if names[name].endswith("kernel") else array for name, array in values.items()}
     np.savez(folder / "weights.npz", **arrays)
-    inputs = ("input_ids", "token_type_ids", "attention_mask", "labels")
-    np.savez(folder / "inputs.npz", **dict.fromkeys(inputs, np.ones((2, 8), np.int64)))
     (folder / "bert_config.json").write_text(SHAPE.to_json())
     runpy.run_path(str(PROGRAM))["main"](folder)
     (folder / "tf1").rename(folder / "old")  # it names its checkpoint by the path from before

@@ -240,7 +240,7 @@ def test_warming_up_leaves_no_trace():
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_replayed_kernels(use_triton):
-    """With LAMB among them, every number baked in. The first step finds the scales, by a graph of its own."""
+    """With LAMB among them, every number baked in. The first step finds the scales, by its own graph."""
     shape = replace(SHAPE, hidden_size=64, num_hidden_layers=1)  # heads of 32: the least that the kernels take
     make_optimizer = functools.partial(unsharded, Lamb, implementation="triton", **SETTINGS)
     static_shape = StaticShape.of_packs(1, LONGEST, 3, LONGEST, 5)

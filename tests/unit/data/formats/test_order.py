@@ -1,4 +1,4 @@
-"""Orders of epochs, partitions and steps: each unit once, numbers exact, and alike whoever computes them."""
+"""Orders of epochs, partitions and steps: each unit once, numbers exact, and the same in every process."""
 
 import itertools
 import time
@@ -144,7 +144,7 @@ def test_every_rank_gets_its_numbers_and_no_unit_twice(drawn, world_size, seed):
             seen += units.tolist()
         assert len(set(seen)) == len(seen)
         elsewhere = ComposedOrder(first, counts, seed)(epoch, np.arange(len(seen)))
-        assert elsewhere.tolist() == seen, "whoever computes it, and in pieces or at once"
+        assert elsewhere.tolist() == seen, "in any process, in pieces or at once"
 
 
 def test_what_an_epoch_drops_is_drawn_again():

@@ -164,7 +164,7 @@ POSITIONS = "model.bert.embeddings.position_embeddings.weight"
 BIASES = "model.bert.encoder.layer.0.attention.self.Wqkv.bias"
 # What is stored, by the file and a good state, and the error's code.
 CONTENTS = {
-    "beside another shape": (lambda file, state: container(read_composer(PUBLISHED).tensors), "checkpoint.shape"),
+    "next to another shape": (lambda file, state: container(read_composer(PUBLISHED).tensors), "checkpoint.shape"),
     "forbidden": (
         lambda file, state: container(masked_lm(state), extra=Call(os.system, f"touch {file.with_name('ran')}")),
         "checkpoint.unsafe",
