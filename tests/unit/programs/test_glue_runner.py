@@ -82,25 +82,29 @@ def test_a_failed_job_is_named_and_only_those_that_need_it_do_not_start(tmp_path
     assert (jobs.folder(FIRST) / glue_runner.LOG).read_text().splitlines()[0] == "much"
 
 
-def test_sigterm_ends_the_children(tmp_path: Path, tree_root: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGKILL, -signal.SIGKILL)]
+)
+def test_a_signal_ends_the_children(tmp_path: Path, tree_root: Path, number: int, status: int) -> None:
     code = f"""
 import sys; sys.path.insert(0, {str(tree_root / "tests/unit/programs")!r})
 from pathlib import Path
 from test_glue_runner import JOBS, Jobs
-body = "sleep 1; echo $$ >> {tmp_path}/pid; exec sleep 60"
+body = "trap 'kill $!; echo >> {tmp_path}/ended; exit' TERM; sleep 60 & echo >> {tmp_path}/begun; wait"
 Jobs(Path({str(tmp_path)!r}), dict.fromkeys(JOBS, body)).runner.run(print)
 """
+
+    def wait_for_both(name: str) -> None:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / name).exists() or (tmp_path / name).read_text() != "\n\n":
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
     program = subprocess.Popen([sys.executable, "-c", code])
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "pid").exists() or len((tmp_path / "pid").read_text().splitlines()) < 2:
-        assert time.monotonic() < deadline
-        assert program.poll() is None
-        time.sleep(0.1)
-    program.send_signal(signal.SIGTERM)
-    assert program.wait(30) == 128 + signal.SIGTERM
-    for pid in (tmp_path / "pid").read_text().split():
-        with pytest.raises(ProcessLookupError):
-            os.kill(int(pid), 0)
+    wait_for_both("begun")
+    program.send_signal(number)
+    assert program.wait(30) == status
+    wait_for_both("ended")
 
 
 def test_slots() -> None:

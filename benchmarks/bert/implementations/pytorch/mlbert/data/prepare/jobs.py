@@ -37,7 +37,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 WORK_FOLDER = ".tasks"  # in the output; see `mlbert.data.prepare.step_tasks`
-_PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG = 1
 _MOST_WORKERS = max(2, os.cpu_count() or 1)  # more use memory and save no time
 _AHEAD = 2  # items of a stream for each process, so that none waits for the next
 _FEWER = "Use fewer processes: --workers, or CPU_THREADS of `mlbert pretrain`; finished parts are kept"
@@ -238,7 +238,7 @@ def _begin_worker(parent: int, function: Callable[[Any], Any]) -> None:
     """Make a worker end at once if the main process is killed. Keep the function, which is sent only once."""
     global _function
     _function = function
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # killed before this process could ask for the signal
         os._exit(1)
 
