@@ -57,7 +57,13 @@ def tree(tmp_path_factory: pytest.TempPathFactory, tree_root: Path) -> Path:
     return tree
 
 
-@pytest.mark.parametrize(("folder", "line", "extra"), LINES, ids=[line.partition(" -")[0] for _, line, _ in LINES])
+@pytest.mark.parametrize(
+    ("folder", "line", "extra"),
+    [
+        pytest.param(*each, id=each[1].partition(" -")[0], marks=[pytest.mark.slow] * each[1].endswith("mosaic_bert"))
+        for each in LINES
+    ],
+)
 def test_published_line(folder, line, extra, tree: Path, tree_root: Path, quickstart_python: Path) -> None:
     environ = user_environ(PATH=f"{quickstart_python.parent}:/usr/bin:/bin", OMP_NUM_THREADS=1)
     done = run_quietly("bash", "-c", line.replace("{data}", f"'{tree}/data'"), cwd=tree / folder, env=environ)

@@ -22,7 +22,7 @@ NATIVE_LENGTHS = (
 )
 NATIVE_HEADS = [(2, 64), (3, 32), (1, 12), (2, 128), (1, 7)]  # number, size
 # Triton's blocks have 128 and 64 tokens in 16-bit types, 32 in float32.
-TRITON_LENGTHS = ([1], [1, 2, 3, 5], [63, 64, 65], [1] * 4, [20, 33, 0, 0], [0, 20, 0, 33], [0, 0])
+TRITON_LENGTHS = ([1], [1, 2, 3, 5], [63, 64, 65], [0, 20, 0, 33], [0, 0])
 SLOPES = torch.tensor([0.5, 0.00390625])  # of ALiBi: steep and gentle
 
 
@@ -58,10 +58,11 @@ CASES = [
     *(("native", "tiles", [1, 64, 130, 31, 140], heads, 0.1) for heads in ((3, 32), (1, 96), (2, 128))),
     *(("triton", "bf16", lengths, (2, 64), 0.1) for lengths in TRITON_LENGTHS),
     ("triton", "bf16", [1, 2, 3, 5], (2, 64), 0.0),
-    *(("triton", "fp32", lengths, (1, 64), 0.1) for lengths in ([1], [1, 2, 3, 5], [0, 20, 0, 33], [0, 0])),
+    *(("triton", "fp32", lengths, (1, 64), 0.1) for lengths in ([1, 2, 3, 5], [0, 0])),
     ("triton", "fp32 ALiBi", [1, 40], (2, 32), 0.1),
     *(("triton", "bf16 ALiBi", [1, 70], (2, 32), 0.1), ("triton", "fp16", [1, 70], (1, 64), 0.1)),
-    *(("triton", "bf16", [1, 70], heads, 0.1) for heads in ((3, 32), (1, 128))),
+    ("triton", "bf16", [1, 70], (3, 32), 0.1),
+    pytest.param("triton", "bf16", [1, 70], (1, 128), 0.1, marks=pytest.mark.slow),
     *(pytest.param("triton", "bf16", [130], (2, 64), p, marks=pytest.mark.slow) for p in DROPOUTS),
     pytest.param("triton", "bf16", [513], (1, 32), 0.1, marks=pytest.mark.slow),
     pytest.param("triton", "fp16", [1, 70], (3, 32), 0.1, marks=pytest.mark.slow),

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import cache, cached_property
 from pathlib import PurePosixPath
+from typing import Any
 
 from mlbert.host.provenance import PACKAGE_HOME, TENSORFLOW2_HOME
 from mlbert.mlperf.call_sites import Sources
@@ -48,8 +49,10 @@ class ReachableCode:
         """Return the files with a reached definition, sorted."""
         return sorted(self._reached)
 
-    def _nodes(self, file: str) -> list[ast.AST]:
-        """Return all syntax nodes of the definitions reached in a file."""
+    def _nodes(self, file: str, kind: type = ast.AST) -> list[Any]:
+        """Return the syntax nodes of a kind, by default all, of the definitions reached in a file."""
+        if kind is not ast.AST:
+            return [node for node in self.nodes(file) if isinstance(node, kind)]
         return [node for statement in self._reached.get(file, ()) for node in ast.walk(statement)]
 
     def statements(self, file: str) -> list[ast.stmt]:

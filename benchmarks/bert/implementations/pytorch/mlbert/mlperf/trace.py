@@ -57,10 +57,10 @@ class CodeSearch:
         """The definitions that the recipe's code reaches."""
         return ReachableCode(self._sources, self._roots)
 
-    def lines(self, name: str, matches: Callable[[ast.AST], bool]) -> list[tuple[str, str]]:
-        """Return the reached lines of a file with a matching syntax node, in order and without duplicates."""
-        nodes = (n for n in self.reachable.nodes(name) if isinstance(n, ast.expr | ast.stmt) and matches(n))
-        return [self._place(name, number) for number in sorted({node.lineno for node in nodes})]
+    def lines(self, name: str, kind: type, matches: Callable[[Any], bool]) -> list[tuple[str, str]]:
+        """Return the reached lines of a file with a matching syntax node of a kind, in order and without duplicates."""
+        numbers = {node.lineno for node in self.reachable.nodes(name, kind) if matches(node)}
+        return [self._place(name, number) for number in sorted(numbers)]
 
     def readers(self, key: str) -> list[tuple[str, str]]:
         """Return where a setting is read, directly or through a property of its section.
@@ -78,12 +78,9 @@ class CodeSearch:
             for name, attributes in self._reads.items()
             for line in sorted({line for of, field, line in attributes if of == owner and field in fields})
         ]
-
-        def names_it(node: ast.AST) -> bool:
-            return isinstance(node, ast.Constant) and node.value == key
-
         # It may be read by name: getattr(config, name). Recipes are excluded: there the name sets a default.
-        return found or [place for n in self._reads if "/recipes/" not in n for place in self.lines(n, names_it)]
+        others = (name for name in self._reads if "/recipes/" not in name)
+        return found or [place for n in others for place in self.lines(n, ast.Constant, lambda c: c.value == key)]
 
     @cached_property
     def _reads(self) -> dict[str, list[tuple[str, str, int]]]:
@@ -132,20 +129,16 @@ class CodeSearch:
 
     def fields(self, name: str) -> list[tuple[str, str]]:
         """Return the class fields of this name whose line carries a comment."""
-
-        def declares(node: ast.AST) -> bool:
-            return isinstance(node, ast.AnnAssign) and terminal_name(node.target) == name
-
-        found = (place for file in self.reachable.files for place in self.lines(file, declares))
-        return [(place, text) for place, text in found if "#" in text]
+        lines = (self.lines(f, ast.AnnAssign, lambda n: terminal_name(n.target) == name) for f in self.reachable.files)
+        return [(place, text) for found in lines for place, text in found if "#" in text]
 
     def docstrings(self, name: str) -> list[tuple[str, str]]:
         """Return the first paragraph of each docstring of the functions with this name."""
         places = dict(self.definitions(name))
         found = {}
         for file in dict.fromkeys(place.rpartition(":")[0] for place in places):
-            for node in self.reachable.nodes(file):
-                if isinstance(node, ast.FunctionDef) and node.name == name and (text := ast.get_docstring(node)):
+            for node in self.reachable.nodes(file, ast.FunctionDef):
+                if node.name == name and (text := ast.get_docstring(node)):
                     found[f"{file}:{node.lineno}"] = f"{name}: {' '.join(text.partition(chr(10) * 2)[0].split())}"
         return list(found.items())
 
@@ -195,10 +188,10 @@ class CodeSearch:
     def setters(self, attribute: str) -> list[tuple[str, str]]:
         """Return the lines of the package that assign to an attribute of this name, on any object."""
 
-        def sets(node: ast.AST) -> bool:
-            return isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr == attribute
+        def sets(node: ast.Attribute) -> bool:
+            return isinstance(node.ctx, ast.Store) and node.attr == attribute
 
-        return [place for name in self.reachable.files for place in self.lines(name, sets)]
+        return [place for name in self.reachable.files for place in self.lines(name, ast.Attribute, sets)]
 
     def definitions(self, name: str) -> list[tuple[str, str]]:
         """Return the functions and module constants with this name; empty if the name is too common to be useful."""
@@ -213,8 +206,8 @@ class CodeSearch:
         """
         found: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
         for file in self.reachable.files:
-            for node in self.reachable.nodes(file):
-                if isinstance(node, ast.FunctionDef) and not all(map(is_text, node.body)):
+            for node in self.reachable.nodes(file, ast.FunctionDef):
+                if not all(map(is_text, node.body)):
                     found[node.name].append(self._place(file, node.lineno))
             for line, defined, _ in _set_by(self.reachable.statements(file)):
                 found[str(defined)].append(self._place(file, line))
