@@ -60,7 +60,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory, tree_root: Path) -> Path:
 @pytest.mark.parametrize(
     ("folder", "line", "extra"),
     [
-        pytest.param(*each, id=each[1].partition(" -")[0], marks=[pytest.mark.slow] * each[1].endswith("mosaic_bert"))
+        pytest.param(*each, id=each[1].partition(" -")[0], marks=[pytest.mark.slow] * ("launch local" in each[1]))
         for each in LINES
     ],
 )

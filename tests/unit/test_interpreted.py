@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 SUITES = {  # each runs in one process
-    "batches, proofs, attention and casts": [
+    "batches, proofs and attention": [
         "data/loading/test_host_batch.py",
         "models/test_step_counts.py",
         "ops/test_proof.py::test_interpreted_kernels_pass",
-        *(f"ops/{name}.py" for name in ("test_attention", "triton/test_attention", "triton/test_cast")),
+        "ops/test_attention.py",
     ],
+    "properties of attention, casts": ["ops/triton/test_attention.py", "ops/triton/test_cast.py"],
     "other ops": [f"ops/test_{name}.py" for name in ("embedding", "linear", "loss", "norm")],
     "FP8": [
         "models/test_fp8.py::test_kernels_equal_their_plain_twins",
@@ -23,7 +24,7 @@ SUITES = {  # each runs in one process
     # The kernels do not depend on a published run's numbers, so EXCLUDED leaves one run of each kind of update.
     "optimizers and steps": ["optim/test_optimizers.py", "training/test_step.py::test_replayed_kernels"],
 }
-SLOW_SUITES = ("other ops", "FP8", "optimizers and steps")
+SLOW_SUITES = ("properties of attention, casts", "other ops", "FP8", "optimizers and steps")
 EXCLUDED = "published_program and not (lamb_clip_inside or wd1e-2)"
 
 

@@ -21,7 +21,7 @@ ARCH = 90
 EXCLUDED = ("fp32", "fp16", "ALiBi", "H=32", "D=768", "cast fp8 one token", "GELU one token")
 SLOW = (
     *("attention H=64 bf16", "attention H=64 bf16 device key", "attention H=128 bf16 dropout"),
-    *("norm D=1024 bf16", "norm D=1024 bf16 device key", "LAMB unaligned", "StableAdamW"),
+    *("norm D=1024 bf16", "norm D=1024 bf16 device key", "LAMB unaligned", "StableAdamW", "MADGRAD", "ACClip"),
 )
 CASES = [case for case in tool.cases() if not any(words in case for words in EXCLUDED)]
 
