@@ -15,6 +15,7 @@ from mlbert.distributed import health
 from mlbert.distributed.channel import Channel
 from mlbert.distributed.health import HealthMonitor, Stage
 from mlbert.host.errors import UserError
+from user_errors import user_error
 
 WAIT_SECONDS = 30.0  # for what must happen
 PERIOD, CAUSE = 0.1, 0.6
@@ -37,7 +38,7 @@ class Ranks:
         self.ended: set[int] = set()
         self.mistaken: set[int] = set()
         self.changed = threading.Condition()
-        self._hosts = hosts
+        self._hosts = [host.encode().decode() for host in hosts]  # equal names are not the same object
         self.monitors = [self._monitor(rank, hang_seconds) for rank in range(len(hosts))]
         for rank in range(1, len(hosts)):
             here, there = socket.socketpair()
@@ -170,6 +171,21 @@ def test_a_failure_before_the_first_step():
     assert ranks.reports == [(0, "rank 1 on h1 failed after step 0: ValueError", True)]
 
 
+@pytest.mark.parametrize(("error", "times"), [(CLOSED, 2), (WRONG, 1)])
+def test_a_signal_during_the_wait_for_a_cause_is_reported_too(error, times):
+    monitor = Ranks(["h0"]).monitors[0]
+    monitor._report_failure = Mock(side_effect=[KeyboardInterrupt, None])
+    with pytest.raises(KeyboardInterrupt), monitor.guard():
+        raise error
+    assert monitor._report_failure.call_count == times
+
+
+def test_monitoring_that_cannot_start(monkeypatch):
+    monkeypatch.setattr(health, "connect", fail(OSError("refused")))
+    with user_error("distributed.join", "rank 1 on h1"), Ranks(["h0", "h1"]).monitors[1].guard():
+        pass
+
+
 def test_a_signal_to_rank_0_ends_the_others_without_a_report():
     ranks = Ranks(["h0", "h1", "h2"])
     ranks.run({0: fail(KeyboardInterrupt())})
@@ -262,6 +278,8 @@ def test_pauses_and_stages():
     places = places_of_reading(monitor)
     assert [(place.step, place.stage) for place in places] == [(7, Stage.READ), (7, Stage.READ), (7, Stage.COMPUTE)]
     assert len({place.marks for place in places[:2]}) == 2  # progress within one stage
+    monitor._own, monitor._own_since = 3.0, 4
+    assert monitor.own_seconds(8) == 0.75
     monitor.expect_long_reads(lambda: True)
     assert [place.stage for place in places_of_reading(monitor)] == [Stage.PREPARE_EPOCH] * 2 + [Stage.COMPUTE]
 

@@ -18,7 +18,7 @@ import pytest
 from file_limits import largest_file
 from mds_samples import write_samples
 from mlbert.data.formats.mds import MdsReader
-from mlbert.data.formats.mds_files import decompressed
+from mlbert.data.formats.mds_files import decompressed, locked
 from mlbert.host import files
 from stored_sets import flip
 from user_errors import user_error
@@ -139,6 +139,19 @@ def test_names_a_shard_that_stays_damaged(server, cache):
         MdsReader(server.url, cache)[0]
     assert server.requests[FIRST] == 2
     assert in_cache(cache) == ["index.json"]
+
+
+def test_a_shard_that_is_longer_than_the_index_says_is_damaged(remote, server, cache):
+    with (remote / FIRST).open("ab") as file:
+        file.write(b"!")
+    with user_error("data.damaged", f"{server.url}/{FIRST}"):
+        MdsReader(server.url, cache)[0]
+
+
+def test_a_lock_has_one_holder(tmp_path):
+    for _ in range(2):
+        with locked(tmp_path / "file") as is_mine, locked(tmp_path / "file", wait=False) as is_also_mine:
+            assert (is_mine, is_also_mine) == (True, False)
 
 
 def test_content_of_several_zstandard_frames():
