@@ -65,9 +65,11 @@ def test_packs_stay_the_same_between_versions():
     assert (packs.order != pack_lengths(wikipedia_like(3000), *limits, 8).order).any(), "the seed decides"
 
 
-def test_lengths_and_limits_that_cannot_work():
+def test_the_filled_share_and_what_cannot_work():
     none = np.ones(0, np.int64)
     assert pack_lengths(none, 512).filled(none, 512) == 1.0
+    some = np.array([8, 4, 3])
+    assert pack_lengths(some, 8).filled(some, 8) == 15 / 16
     for limits in ((0, 3), (8, 0), (0, 0)):
         with pytest.raises(ValueError, match=f"max_tokens {limits[0]} and max_sequences {limits[1]}"):
             pack_lengths(np.ones(1, int), *limits)
