@@ -130,6 +130,34 @@ def test_a_dead_rank_0_is_reported_by_rank_1_and_then_by_another_machine():
     assert ranks.ended == {1, 2, 3, 4}
 
 
+def test_of_what_arrives_at_once_a_death_is_the_cause():
+    ranks = Ranks(["h0", "h1", "h2"])
+    head, failing, dying = ranks.monitors
+    head._hosts, head._channels = head.world.hosts(), head.world.channels
+    head.mark(4, Stage.REDUCE)
+    failing.world.channels[0].send(failed="rank 1 on h1 failed: reset", is_cause=True, is_mistake=False)
+    dying.world.channels[0]._connection.close()
+    with pytest.raises(SystemExit):
+        head._watch_ranks()
+    assert ranks.reports == [(0, "rank 2 on h2 died after step 4", True)]
+
+
+def test_a_suspended_rank_0_calls_nobody_silent(monkeypatch):
+    ranks = Ranks(["h0", "h1"], hang_seconds=0.3)
+    head = ranks.monitors[0]
+    head._channels = head.world.channels
+    head.mark(4, Stage.READ)
+
+    def look(_: health._OwnPresence) -> bool:
+        time.sleep(0.5)
+        head._stopping.set()  # this cycle is the last one
+        return True
+
+    monkeypatch.setattr(health._OwnPresence, "look", look)
+    head._watch_ranks()
+    assert ranks.reports == []
+
+
 WRONG = UserError("data.damaged", "x.hdf5", "is damaged", "Restore it")
 CLOSED = RuntimeError("connection closed")
 
@@ -213,9 +241,12 @@ def test_ranks_that_finish_are_not_reported():
     done = {rank: lambda rank=rank: time.sleep(rank * 2 * PERIOD) for rank in range(3)}
     assert ranks.run(done) == {}
     assert (ranks.reports, ranks.ended) == ([], set())
-    alone = Ranks(["h0"])
-    alone.run({0: lambda: None})
-    assert not alone.monitors[0].joined
+
+
+def test_a_rank_alone_is_not_monitored():
+    alone, error = Ranks(["h0"]), ValueError()
+    assert alone.run({0: fail(error)}) == {0: error}
+    assert (alone.monitors[0].joined, alone.reports) == (False, [])
 
 
 def test_a_hanging_rank_is_reported():

@@ -1,6 +1,8 @@
 """The adapter to apex's FusedLAMB: errors without apex, and the arguments it passes to a working stand-in."""
 
 import math
+import sys
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -11,7 +13,7 @@ from mlbert.distributed.groups import RankGroup, ShardGroups
 from mlbert.distributed.sharding import ShardLayout
 from mlbert.host.native import NativeUnavailable
 from mlbert.optim.adamw import AdamW
-from mlbert.optim.lamb import ApexLamb, Lamb
+from mlbert.optim.lamb import ApexLamb, Lamb, find_fused_lamb
 from optimizer_cases import COMMON as SETTINGS
 from unsharded import unsharded
 from user_errors import user_error
@@ -77,6 +79,13 @@ def test_apex_does_not_shard(make_flat):
 def test_unavailable_apex_is_a_user_error(make_flat, optimizer):
     with user_error("ops.unavailable", "apex optimizer"):
         unsharded(optimizer, make_flat(), **SETTINGS, implementation="apex")
+
+
+@pytest.mark.parametrize("module", [None, SimpleNamespace()])
+def test_no_apex_or_another_package_of_that_name_is_reported(monkeypatch, module):
+    monkeypatch.setitem(sys.modules, "apex.optimizers", module)
+    with pytest.raises(NativeUnavailable, match="apex cannot be imported"):
+        find_fused_lamb()
 
 
 def test_apex_without_kernels_is_reported(make_flat):
