@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from mlbert.data.formats.glue import TASKS, score
 from mlbert.programs.mosaic import glue_runner
 from mlbert.programs.mosaic.glue_runner import GlueJob, GlueProgress, Runner, State, aggregate, job_list, make_slots
+from programs import wait_for
 
 JOBS = job_list({"mnli": [1, 2], "cola": [1], "rte": [1], "stsb": [1]})
 FIRST = JOBS[0]
@@ -87,24 +87,21 @@ def test_a_failed_job_is_named_and_only_those_that_need_it_do_not_start(tmp_path
 )
 def test_a_signal_ends_the_children(tmp_path: Path, tree_root: Path, number: int, status: int) -> None:
     code = f"""
-import sys; sys.path.insert(0, {str(tree_root / "tests/unit/programs")!r})
+import sys; sys.path[:0] = {[str(tree_root / folder) for folder in ("tests/unit/programs", "tests")]}
 from pathlib import Path
 from test_glue_runner import JOBS, Jobs
 body = "trap 'kill $!; echo >> {tmp_path}/ended; exit' TERM; sleep 60 & echo >> {tmp_path}/begun; wait"
 Jobs(Path({str(tmp_path)!r}), dict.fromkeys(JOBS, body)).runner.run(print)
 """
 
-    def wait_for_both(name: str) -> None:
-        deadline = time.monotonic() + 60
-        while not (tmp_path / name).exists() or (tmp_path / name).read_text() != "\n\n":
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+    def both(name: str) -> bool:
+        return (tmp_path / name).exists() and (tmp_path / name).read_text() == "\n\n"
 
     program = subprocess.Popen([sys.executable, "-c", code])
-    wait_for_both("begun")
+    wait_for(lambda: both("begun"), 60)
     program.send_signal(number)
     assert program.wait(30) == status
-    wait_for_both("ended")
+    wait_for(lambda: both("ended"), 60)
 
 
 def test_slots() -> None:

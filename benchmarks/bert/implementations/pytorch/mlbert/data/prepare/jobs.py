@@ -37,7 +37,8 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 WORK_FOLDER = ".tasks"  # in the output; see `mlbert.data.prepare.step_tasks`
-PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1
+_prctl = ctypes.CDLL(None).prctl  # found here: a lookup between fork and exec could wait for ever
 _MOST_WORKERS = max(2, os.cpu_count() or 1)  # more use memory and save no time
 _AHEAD = 2  # items of a stream for each process, so that none waits for the next
 _FEWER = "Use fewer processes: --workers, or CPU_THREADS of `mlbert pretrain`; finished parts are kept"
@@ -238,7 +239,12 @@ def _begin_worker(parent: int, function: Callable[[Any], Any]) -> None:
     """Make a worker end at once if the main process is killed. Keep the function, which is sent only once."""
     global _function
     _function = function
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent(parent, signal.SIGKILL)
+
+
+def end_with_parent(parent: int, number: int) -> None:
+    """Let the kernel send this process a signal when its parent, a process id, ends. May be called before exec."""
+    _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:  # killed before this process could ask for the signal
         os._exit(1)
 

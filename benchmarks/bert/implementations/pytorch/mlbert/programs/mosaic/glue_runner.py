@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -12,13 +11,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from mlbert.data.formats.glue import TASKS, score
-from mlbert.data.prepare.jobs import PR_SET_PDEATHSIG, Progress, sigterm_raises
+from mlbert.data.prepare.jobs import Progress, end_with_parent, sigterm_raises
 
 DEFAULT_SEED = 19
 # MosaicML's published seeds: small tasks vary more and get more runs. The other tasks use DEFAULT_SEED.
@@ -70,7 +70,6 @@ def aggregate(results: Mapping[GlueJob, Mapping[str, float]]) -> dict[str, float
 POLL_SECONDS = 0.2
 END_SECONDS = 20.0  # for a child to exit after SIGTERM
 LOG = "output.log"
-_prctl = ctypes.CDLL(None).prctl  # found here: a lookup between fork and exec could wait for ever
 
 
 class State(Enum):
@@ -202,7 +201,7 @@ class Runner:
                 env={**self._environ, **slot.exports},
                 start_new_session=True,
                 # If this process is killed, or ended before it knows the child, the kernel ends the child.
-                preexec_fn=lambda: _prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
+                preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),
             )
         self.running.append(Running(job, slot, process, time.monotonic()))
         with contextlib.suppress(OSError):  # the process has already ended
