@@ -142,6 +142,17 @@ def test_of_what_arrives_at_once_a_death_is_the_cause():
     assert ranks.reports == [(0, "rank 2 on h2 died after step 4", True)]
 
 
+def test_no_rank_is_silent_or_hangs_while_a_failure_waits_for_its_cause():
+    ranks = Ranks(["h0", "h1"], hang_seconds=0.0)
+    head = ranks.monitors[0]
+    head._hosts, head._channels = head.world.hosts(), head.world.channels
+    head.mark(4, Stage.REDUCE)
+    head._suspicion = (time.monotonic() + PERIOD, "rank 1 on h1 failed", False)
+    with pytest.raises(SystemExit):
+        head._watch_ranks()
+    assert ranks.reports == [(0, "rank 1 on h1 failed", True)]
+
+
 def test_a_suspended_rank_0_calls_nobody_silent(monkeypatch):
     ranks = Ranks(["h0", "h1"], hang_seconds=0.3)
     head = ranks.monitors[0]

@@ -44,20 +44,19 @@ def plan(histogram: np.ndarray, max_tokens: int, max_sequences: int) -> dict[tup
     ``histogram`` is int64 [max_tokens+1], the number of sequences of each length.
     """
     greedy = best_fit(histogram, max_tokens, max_sequences)
-    if max_tokens > MAX_FITTED_TOKENS or max_sequences < 2 or not histogram.any():
+    # Best fit needs the fewest possible packs of at most two sequences.
+    if max_tokens > MAX_FITTED_TOKENS or max_sequences < 3 or not histogram.any():
         return greedy
     rest = np.array(histogram, np.int64)
     fitted: Counter[tuple[int, ...]] = Counter()
     for iterations in FIT_ITERATIONS:
-        fitted.update(fit(rest, max_tokens, min(max_sequences, 3), iterations))
+        fitted.update(fit(rest, max_tokens, iterations))
     fitted.update(best_fit(rest, max_tokens, max_sequences))
     return fitted if fitted.total() < sum(greedy.values()) else greedy
 
 
-def fit(
-    histogram: np.ndarray, max_tokens: int, max_sequences: int, iterations: int = FIT_ITERATIONS[0]
-) -> dict[tuple[int, ...], int]:
-    """Choose full packs that use up most of a histogram.
+def fit(histogram: np.ndarray, max_tokens: int, iterations: int) -> dict[tuple[int, ...], int]:
+    """Choose full packs of up to three sequences that use up most of a histogram.
 
     Finds non-negative amounts x of the combinations with (A x) close to the histogram by the multiplicative update
     x <- x * mean over the combination's lengths of (histogram / A x), over-relaxed by the power 1.5. Then rounds the
@@ -66,13 +65,12 @@ def fit(
     Args:
         histogram: int64 [max_tokens+1]; packed sequences are subtracted in place.
         max_tokens: slots of a pack.
-        max_sequences: 2 or 3.
         iterations: updates of the amounts.
     """
     # All (a, b, c) with a >= b >= c >= 0 and a + b + c = max_tokens. 0 means no sequence; with two sequences c is 0.
     a, b = np.divmod(np.arange((max_tokens + 1) ** 2), max_tokens + 1)
     c = max_tokens - a - b
-    falling = (a >= b) & (b >= c) & (c >= 0) & (c <= (max_tokens if max_sequences > 2 else 0))
+    falling = (a >= b) & (b >= c) & (c >= 0)
     combinations = np.stack([a, b, c], axis=1)[falling]
     combinations = combinations[((combinations == 0) | (histogram[combinations] > 0)).all(axis=1)]
     if not len(combinations):
