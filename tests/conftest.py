@@ -3,7 +3,8 @@
 import itertools
 import os
 import signal
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,9 @@ settings.register_profile(
     "tree", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
 settings.load_profile("tree")
-# The models are small, and tests run side by side: more threads would mostly wait. OpenMP reads it with torch's import.
-os.environ["OMP_NUM_THREADS"] = "1"
+# The models are small, and tests run side by side, so more threads would mostly wait. Programs that use several all the
+# same sleep while they wait: a busy loop would take the processor from what they wait for. OpenMP reads both once.
+os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 # A background job of a shell ignores Ctrl-C, and so would every program that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -41,6 +43,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if item.get_closest_marker("slow"):
                 item.add_marker(pytest.mark.skip(reason="slow: run with --slow"))
     items.sort(key=lambda item: not item.nodeid.startswith(RUN_FIRST))
+
+
+@pytest.fixture(autouse=True)
+def one_thread_again() -> Iterator[None]:
+    """Compute with one thread after a test that has changed their number, as each run in this process does."""
+    yield
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

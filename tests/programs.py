@@ -37,8 +37,9 @@ def write_mlbert(folder: Path, python: str | Path = sys.executable) -> Path:
 
 
 def user_environ(**exports: object) -> dict[str, str]:
-    """Return what every user's shell exports, and these exports."""
-    kept = {name: os.environ[name] for name in ("HOME", "LANG", "PATH", "XDG_CACHE_HOME") if name in os.environ}
+    """Return what every user's shell exports, how threads wait in tests, and these exports."""
+    names = ("HOME", "LANG", "PATH", "XDG_CACHE_HOME", "OMP_WAIT_POLICY")
+    kept = {name: os.environ[name] for name in names if name in os.environ}
     return kept | {name: str(value) for name, value in exports.items()}
 
 

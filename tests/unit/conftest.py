@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from mlbert.config.recipe import Recipe
 from mlbert.ops import api as ops
@@ -65,14 +64,6 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"needs the sample data in {folder}, which a clone does not have")
     return folder
-
-
-@pytest.fixture
-def restore_threads() -> Iterator[None]:
-    """Compute with the number of threads from before the test after it."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def replace_form(monkeypatch: pytest.MonkeyPatch, form: Callable[..., Any], name
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("op", Problems(CPU, torch.float32).differentiable())
-def test_runs_are_bit_equal_for_any_thread_count(op, dtype, restore_threads):
+def test_runs_are_bit_equal_for_any_thread_count(op, dtype):
     make, differentiated = Problems(CPU, dtype).differentiable()[op]
     results = []
     for threads in (2, 2, 1):

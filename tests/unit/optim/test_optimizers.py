@@ -230,7 +230,7 @@ def test_madgrad_restores_its_initial_weights(make_flat, implementation):
 
 
 @each_method
-def test_native_is_independent_of_the_number_of_threads(make_flat, method, restore_threads):
+def test_native_is_independent_of_the_number_of_threads(make_flat, method):
     results: list[Tensor] = []
     for threads in (1, 2, 3, 2):
         torch.set_num_threads(threads)
