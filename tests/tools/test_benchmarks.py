@@ -87,6 +87,7 @@ def test_text_record_is_consistent(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed (the tf extra)")
 def test_every_side_of_tensorflow_is_timed(tree_root: Path, tmp_path: Path) -> None:
     words = ["--config", "demo", "--sequences", "6", "--pairs", "1", "--json", str(tmp_path / "record.json")]
