@@ -75,6 +75,13 @@ class Ranks:
         for channel in monitor._channels.values():
             channel._connection.close()
 
+    def connected_head(self) -> HealthMonitor:
+        """Return the monitor of rank 0 after step 4, connected, without a watching thread."""
+        head = self.monitors[0]
+        head._hosts, head._channels = head.world.hosts(), head.world.channels
+        head.mark(4, Stage.REDUCE)
+        return head
+
     def wait_for_end(self, rank: int) -> None:
         with self.changed:
             assert self.changed.wait_for(lambda: rank in self.ended, WAIT_SECONDS), (self.ended, self.reports)
@@ -132,9 +139,7 @@ def test_a_dead_rank_0_is_reported_by_rank_1_and_then_by_another_machine():
 
 def test_of_what_arrives_at_once_a_death_is_the_cause():
     ranks = Ranks(["h0", "h1", "h2"])
-    head, failing, dying = ranks.monitors
-    head._hosts, head._channels = head.world.hosts(), head.world.channels
-    head.mark(4, Stage.REDUCE)
+    head, (_, failing, dying) = ranks.connected_head(), ranks.monitors
     failing.world.channels[0].send(failed="rank 1 on h1 failed: reset", is_cause=True, is_mistake=False)
     dying.world.channels[0]._connection.close()
     with pytest.raises(SystemExit):
@@ -144,9 +149,7 @@ def test_of_what_arrives_at_once_a_death_is_the_cause():
 
 def test_no_rank_is_silent_or_hangs_while_a_failure_waits_for_its_cause():
     ranks = Ranks(["h0", "h1"], hang_seconds=0.0)
-    head = ranks.monitors[0]
-    head._hosts, head._channels = head.world.hosts(), head.world.channels
-    head.mark(4, Stage.REDUCE)
+    head = ranks.connected_head()
     head._suspicion = (time.monotonic() + PERIOD, "rank 1 on h1 failed", False)
     with pytest.raises(SystemExit):
         head._watch_ranks()
@@ -155,9 +158,7 @@ def test_no_rank_is_silent_or_hangs_while_a_failure_waits_for_its_cause():
 
 def test_a_suspended_rank_0_calls_nobody_silent(monkeypatch):
     ranks = Ranks(["h0", "h1"], hang_seconds=0.3)
-    head = ranks.monitors[0]
-    head._channels = head.world.channels
-    head.mark(4, Stage.READ)
+    head = ranks.connected_head()
 
     def look(_: health._OwnPresence) -> bool:
         time.sleep(0.5)
