@@ -1,5 +1,7 @@
 """Steps with CUDA graphs are bit-equal to steps without them, and do not synchronize."""
 
+import time
+
 import pytest
 import torch
 from torch import Tensor
@@ -28,11 +30,14 @@ def history(config, device, mode, accumulation, products, capture) -> list[list[
     trainer.make.record()
     assert all(torch.equal(a, b) for a, b in zip(found[0], tensors, strict=True)), "recording changed the state"
     for i, (parts, lr) in enumerate(zip(batches, RATES, strict=True)):
+        started = time.monotonic()
         assert trainer.make.graph_for(parts)
         torch.cuda.set_sync_debug_mode("error" if i == len(RATES) - 1 else "default")
         result = trainer.steps(parts, i, lr)
         torch.cuda.set_sync_debug_mode("default")
         found.append([result.loss_sum.clone(), torch.tensor(result.grad_norm), *(x.clone() for x in tensors)])
+        torch.cuda.synchronize(device)
+        assert 0 < trainer.make.device_seconds < time.monotonic() - started
     return found
 
 

@@ -126,6 +126,16 @@ def test_a_classifier_equals_ours(num_labels):
     same_step(theirs, ours, objective, dataclasses.replace(batch, labels=labels))
 
 
+def test_padding_of_a_static_shape_changes_nothing():
+    """As evaluations on a GPU have it: tokens after the last sequence, empty sequences, ignored labels."""
+    model = initialized(HuggingFaceForMaskedLM(SHAPE))
+    for batch in made_up_batches(6, 2, 163, 64):
+        sizes = batch.num_tokens + 40, batch.num_samples + 3, batch.num_masked + 5
+        static = batch.to("cpu", out=Batch.empty(*sizes, 64, False, "cpu"))
+        given = MaskedLM("step").sums(model, batch.to("cpu"))
+        torch.testing.assert_close(MaskedLM("step").sums(model, static), given)
+
+
 @pytest.mark.parametrize(
     "model", [HuggingFaceForMaskedLM(SHAPE), HuggingFaceForSequenceClassification(SHAPE, 2)], ids=["mlm", "classifier"]
 )

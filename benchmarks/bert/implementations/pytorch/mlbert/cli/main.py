@@ -9,6 +9,7 @@ import errno
 import importlib
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -184,6 +185,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point; never returns."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     words = [argument for argument in given if argument != "--debug"]
+    # Harmless: a thread of torch's that has not used the GPU yet prints it in the first backward pass.
+    warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
     sys.exit(exit_code(lambda: _run(words), debug=len(words) < len(given)))
 
 

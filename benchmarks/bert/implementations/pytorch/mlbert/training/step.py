@@ -149,9 +149,9 @@ class Step:
         self._optimizer, self._loss_scale, self._over_ranks = optimizer, loss_scale, over_ranks
         self._device = device = flat.grad.device
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-        # Around the micro-batches of a step; none if one graph covers the whole step.
-        num_events = 2 if device.type == "cuda" and not (graphs and graphs.mode is GraphMode.FULL_ITERATION) else 0
-        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(num_events)]
+        # Around the micro-batches of a step. "External" ones may also be recorded in a graph.
+        num_events = 2 if device.type == "cuda" else 0
+        self._events = [torch.cuda.Event(enable_timing=True, external=True) for _ in range(num_events)]
         example = HostBatch.dummy(1)
         self._num_divisors = len(objective.divisors(objective.counts(example)))
         keys = model.dropout_keys(0, 0)
@@ -296,11 +296,10 @@ class Step:
 
     @property
     def device_seconds(self) -> float:
-        """A GPU's time in the micro-batches of the last step, which is done; 0 on a CPU, or if one graph covers the
-        whole step."""
+        """A GPU's time in the micro-batches of the last step, which is done; 0 on a CPU."""
         return self._events[0].elapsed_time(self._events[1]) / 1000 if self._events else 0.0
 
-    def _timed(self, batches: Iterable[HostBatch]) -> Iterator[HostBatch]:
+    def _timed(self, batches: Iterable[Any]) -> Iterator[Any]:
         for event in self._events[:1]:
             event.record()
         yield from batches
@@ -339,7 +338,7 @@ class Step:
     def _iteration(self, targets: Sequence[Batch]) -> None:
         self._model.weights_changed()
         self._clear()
-        for i, batch in enumerate(targets):
+        for i, batch in enumerate(self._timed(targets)):
             self._sync.prepare(last=i == len(targets) - 1)
             self._forward_backward(batch)
         self._sync.finish()

@@ -132,19 +132,20 @@ def padded_tokens(batch: Batch, width: int) -> tuple[dict[str, Tensor], Tensor]:
     """Return the batch's tokens in Hugging Face's padded form, and the index of each token in it.
 
     Args:
-        batch: without empty sequences.
+        batch: may be padded to a static shape; an empty sequence becomes a row of padding.
         width: W, at least the longest sequence.
 
     Returns:
-        int64 [S, W] arguments of a model's ``forward``, on the batch's device; int64 [T], indices into S W. Does not
-        synchronize with the device.
+        int64 [S, W] arguments of a model's ``forward``, on the batch's device; int64 [T], indices into S W. Tokens after
+        the last sequence have index S W and are dropped. Does not synchronize with the device.
     """
-    lengths, count = torch.diff(batch.cu_seqlens.long()), batch.num_samples
-    rows = torch.arange(count, device=lengths.device)
-    places = rows.repeat_interleave(lengths, output_size=batch.num_tokens) * width + batch.position_ids
+    count, ends = batch.num_samples, batch.cu_seqlens[1:]
+    numbers = torch.arange(batch.num_tokens, dtype=ends.dtype, device=ends.device)
+    rows = torch.searchsorted(ends, numbers, right=True)
+    places = rows * width + batch.position_ids
 
     def spread(values: Tensor) -> Tensor:
-        return values.new_zeros(count * width).index_copy_(0, places, values).view(count, width)
+        return values.new_zeros(count * width + 1).index_copy_(0, places, values)[:-1].view(count, width)
 
     ones = torch.ones_like(batch.input_ids)
     parts = {"input_ids": batch.input_ids, "token_type_ids": batch.segment_ids, "attention_mask": ones}
