@@ -136,8 +136,8 @@ def padded_tokens(batch: Batch, width: int) -> tuple[dict[str, Tensor], Tensor]:
         width: W, at least the longest sequence.
 
     Returns:
-        int64 [S, W] arguments of a model's ``forward``, on the batch's device; int64 [T], indices into S W. Tokens after
-        the last sequence have index S W and are dropped. Does not synchronize with the device.
+        int64 [S, W] arguments of a model's ``forward``, on the batch's device; int64 [T], indices into S W. Tokens
+        after the last sequence have index S W and are dropped. Does not synchronize with the device.
     """
     count, ends = batch.num_samples, batch.cu_seqlens[1:]
     numbers = torch.arange(batch.num_tokens, dtype=ends.dtype, device=ends.device)

@@ -1,7 +1,7 @@
 """Time one training step (forward, backward, optimizer), ours against Hugging Face's, in one run.
 
-All sides train on the same sequences. Ours: packed tokens and LAMB. "huggingface", plain use:
-`transformers.BertForPreTraining` padded to the batch's longest sequence, vocabulary logits at every position,
+All sides train on the same sequences. Ours: packed tokens and LAMB, on a GPU as one CUDA graph. "huggingface", plain
+use: `transformers.BertForPreTraining` padded to the batch's longest sequence, vocabulary logits at every position,
 `torch.optim.AdamW`. "expert": the same class as an expert would use it, see `mlbert.programs.bench.expert`. Each side
 uses the best precision that it supports on this processor. Steps alternate, so that drifting machine speed affects all.
 """
@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,10 @@ import torch
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.order import contiguous
-from mlbert.data.loading.batches import HostBatch
+from mlbert.data.loading.batches import HostBatch, StaticShape
 from mlbert.data.loading.packed import PackedSource
 from mlbert.data.loading.synthetic import lengths_at, sequences
+from mlbert.distributed.capture import CudaCapture
 from mlbert.distributed.reduce import GradientReducer
 from mlbert.distributed.sharding import ShardLayout
 from mlbert.distributed.world import World
@@ -34,11 +36,12 @@ from mlbert.models.flops import BatchWork, training_flops
 from mlbert.models.objectives import MaskedLM, PreTraining
 from mlbert.models.weights.huggingface import huggingface_config, padded_inputs, to_huggingface
 from mlbert.ops import api as ops
+from mlbert.ops.cublaslt_tuning import tuned
 from mlbert.ops.precision import gemm_peak_flops
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
 from mlbert.optim.optimizer import FlatOptimizer
-from mlbert.training.step import Step
+from mlbert.training.step import GraphMode, Graphs, Step
 
 LEARNING_RATE = 1e-4
 LAMB: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": 1.0}
@@ -80,21 +83,35 @@ def make_batch(config: BertConfig, packs: int, data: Path | None, seed: int) -> 
     return batch
 
 
-def our_side(batch: HostBatch, model: BertForPreTraining, seed: int) -> Side:
-    """Return our model with LAMB and the step used in training; moves its weights into a flat buffer."""
+def our_side(batch: HostBatch, model: BertForPreTraining, seed: int, with_graph: bool = False) -> Side:
+    """Return our model with LAMB and the step used in training; moves its weights into a flat buffer.
+
+    ``with_graph``: as one CUDA graph, with timed products, if all of it can be captured.
+    """
     flat = FlatParameters(model.ordered_parameters())
-    return trained_side(
-        batch, model, seed, flat, Lamb(flat, ShardLayout.whole(flat.numel), **LAMB), PreTraining("step")
-    )
+    optimizer = Lamb(flat, ShardLayout.whole(flat.numel), **LAMB)
+    device, graphs = flat.grad.device, None
+    if with_graph and optimizer.can_capture and not model.capture_obstacle(device, batch.max_seqlen):
+        graphs = Graphs(GraphMode.FULL_ITERATION, StaticShape.over([batch]), 1, lambda: CudaCapture(device))
+    return trained_side(batch, model, seed, flat, optimizer, PreTraining("step"), graphs)
 
 
 def trained_side(
-    batch: HostBatch, model: BertBase, seed: int, flat: FlatParameters, optimizer: FlatOptimizer, objective: MaskedLM
+    batch: HostBatch,
+    model: BertBase,
+    seed: int,
+    flat: FlatParameters,
+    optimizer: FlatOptimizer,
+    objective: MaskedLM,
+    graphs: Graphs | None = None,
 ) -> Side:
     """Return our model with the step used in training."""
     steps = itertools.count()
     alone = GradientReducer(flat.parameters, flat.grad, flat.offsets, World(), [], None)
-    step = Step(model, objective, flat, alone, optimizer, over_ranks=lambda amax: amax, say=print)
+    step = Step(model, objective, flat, alone, optimizer, lambda amax: amax, print, graphs)
+    if graphs:
+        step.warm_up()
+        step.record(partial(tuned, flat.grad.device, True, lambda tensor: tensor, lambda text: None))
     divisors = objective.divisors(objective.counts(batch))
     return Side("mlbert", lambda: float(step([batch], seed, next(steps), divisors, LEARNING_RATE).loss_sum))
 
@@ -189,7 +206,7 @@ def run(
 
         side, record["expert"] = fastest_side(config, batch, dtype, model)
         peers.append(side)
-    sides = [our_side(batch, model, seed), *peers]
+    sides = [our_side(batch, model, seed, with_graph=device.type == "cuda"), *peers]
     peak_before = gemm_peak_flops(dtype, device)
     seconds = alternate(sides, pairs)
     peak = max(peak_before, gemm_peak_flops(dtype, device))
