@@ -128,7 +128,7 @@ def our_side(batch: HostBatch, model: BertForMaskedLM, seed: int) -> Side:
     flat = FlatParameters(model.ordered_parameters())
     layout = ShardLayout.whole(flat.numel)
     optimizer = DecoupledAdamW(flat, layout, base_lr=LEARNING_RATE, max_grad_norm=None, **ADAMW)
-    return trained_side(batch, model, seed, flat, optimizer, MaskedLM("step"))
+    return trained_side(batch, model, seed, optimizer, MaskedLM("step"))
 
 
 Part = tuple[Mapping[str, Tensor], Tensor | None]  # arguments of `PaddedMosaicBert.forward`

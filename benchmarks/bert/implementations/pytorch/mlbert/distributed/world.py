@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
@@ -51,7 +50,7 @@ class World(RankPlace):
     def collective_timeout(self) -> timedelta:
         """Longest wait in any one collective, and for connecting a group of ranks. Whole seconds: NCCL's options drop
         microseconds, and torch warns if its own time limit differs from theirs."""
-        return timedelta(seconds=math.ceil(self.rendezvous.collective_seconds))
+        return timedelta(seconds=round(self.rendezvous.collective_seconds))
 
     def start(self, backend: str | None = None, timeout_s: float | None = None) -> None:
         """Connect the ranks. If a rank dies or hangs, the others raise within `timeout_s`.

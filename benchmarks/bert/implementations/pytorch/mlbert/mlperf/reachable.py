@@ -37,7 +37,7 @@ class ReachableCode:
         self._pending: list[tuple[str, ast.stmt]] = []
         self.nodes = cache(self._nodes)
         self.definitions_of = cache(self._definitions_of)
-        self.imports_of = cache(self._imports_of)
+        self.imports_of = cache(lambda file: self._imported(self._body(file)))
         for root in roots:
             if root in self._files:
                 self._import(root)
@@ -84,9 +84,6 @@ class ReachableCode:
                 for name in (part for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)):
                     found[name.id].append(node)
         return found
-
-    def _imports_of(self, file: str) -> dict[str, Target]:
-        return self._imported(self._body(file))
 
     def _imported(self, statements: Iterable[ast.AST]) -> dict[str, Target]:
         """Map each name that ``from ... import`` statements bind to what it stands for; other packages are left out."""

@@ -135,7 +135,8 @@ def compare(
         dtype: of the activations.
     """
     functions = pytorchs_own(op, dtype)
-    rule = ErrorRule(max(torch.finfo(x.dtype).eps for x in _floats(drawn(0))))
+    floats = (x for x in drawn(0) if isinstance(x, Tensor) and x.is_floating_point())
+    rule = ErrorRule(max(torch.finfo(x.dtype).eps for x in floats))  # of the coarsest, the activations
     repeats, draw, draws = True, 0, 1
     while draw < draws:
         arguments = drawn(draw)
@@ -146,11 +147,6 @@ def compare(
         draws = draws_for(min(value.numel() for value in exact.values()))
         draw += 1
     return rule.verdict(), draws, repeats
-
-
-def _floats(arguments: tuple[Any, ...]) -> list[Tensor]:
-    """Return the floating-point arguments; the results have the precision of the coarsest, the activations."""
-    return [x for x in arguments if isinstance(x, Tensor) and x.is_floating_point()]
 
 
 def _results(

@@ -170,7 +170,8 @@ def _times(library: Library, problem: MatmulProblem, operands: _Operands, timer:
                 break
             results = operands.results()
             expected = expected or [result.clone() for result in results]
-            if all(_agree(result, first, allowed) for result, first in zip(results, expected, strict=True)):
+            pairs = zip(results, expected, strict=True)
+            if all(float((a - b).norm()) <= allowed * float(b.norm()) for a, b in pairs):  # False for NaN
                 times[choice] = timer(lambda: operands.multiply(library))
         except CublasLtError:  # listed by the heuristic, but fails
             continue
@@ -240,11 +241,6 @@ class _Operands:
 
     def _random(self, shape: tuple[int, ...], dtype: torch.dtype, alignment: int) -> Tensor:
         return self._room(shape, dtype, alignment).copy_(torch.randn(shape, device=self._device, dtype=torch.bfloat16))
-
-
-def _agree(result: Tensor, expected: Tensor, allowed: float) -> bool:
-    """Return whether the difference is within ``allowed`` times the norm; False for NaN."""
-    return float((result - expected).norm()) <= allowed * float(expected.norm())
 
 
 def _known(device: torch.device, say: Callable[[str], object]) -> dict[str, int]:

@@ -150,8 +150,7 @@ class Step:
         self._device = device = flat.grad.device
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         # Around the micro-batches of a step. "External" ones may also be recorded in a graph.
-        num_events = 2 if device.type == "cuda" else 0
-        self._events = [torch.cuda.Event(enable_timing=True, external=True) for _ in range(num_events)]
+        self._events = [torch.cuda.Event(enable_timing=True, external=True) for _ in range(2 * (device.type == "cuda"))]
         example = HostBatch.dummy(1)
         self._num_divisors = len(objective.divisors(objective.counts(example)))
         keys = model.dropout_keys(0, 0)

@@ -140,8 +140,7 @@ def padded_tokens(batch: Batch, width: int) -> tuple[dict[str, Tensor], Tensor]:
         after the last sequence have index S W and are dropped. Does not synchronize with the device.
     """
     count, ends = batch.num_samples, batch.cu_seqlens[1:]
-    numbers = torch.arange(batch.num_tokens, dtype=ends.dtype, device=ends.device)
-    rows = torch.searchsorted(ends, numbers, right=True)
+    rows = torch.searchsorted(ends, torch.arange(batch.num_tokens, dtype=ends.dtype, device=ends.device), right=True)
     places = rows * width + batch.position_ids
 
     def spread(values: Tensor) -> Tensor:

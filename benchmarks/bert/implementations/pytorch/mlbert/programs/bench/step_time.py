@@ -83,35 +83,29 @@ def make_batch(config: BertConfig, packs: int, data: Path | None, seed: int) -> 
     return batch
 
 
-def our_side(batch: HostBatch, model: BertForPreTraining, seed: int, with_graph: bool = False) -> Side:
+def our_side(batch: HostBatch, model: BertForPreTraining, seed: int, as_graph: bool = False) -> Side:
     """Return our model with LAMB and the step used in training; moves its weights into a flat buffer.
 
-    ``with_graph``: as one CUDA graph, with timed products, if all of it can be captured.
+    ``as_graph``: as one CUDA graph, with timed products, if all of it can be captured.
     """
     flat = FlatParameters(model.ordered_parameters())
     optimizer = Lamb(flat, ShardLayout.whole(flat.numel), **LAMB)
-    device, graphs = flat.grad.device, None
-    if with_graph and optimizer.can_capture and not model.capture_obstacle(device, batch.max_seqlen):
-        graphs = Graphs(GraphMode.FULL_ITERATION, StaticShape.over([batch]), 1, lambda: CudaCapture(device))
-    return trained_side(batch, model, seed, flat, optimizer, PreTraining("step"), graphs)
+    return trained_side(batch, model, seed, optimizer, PreTraining("step"), as_graph)
 
 
 def trained_side(
-    batch: HostBatch,
-    model: BertBase,
-    seed: int,
-    flat: FlatParameters,
-    optimizer: FlatOptimizer,
-    objective: MaskedLM,
-    graphs: Graphs | None = None,
+    batch: HostBatch, model: BertBase, seed: int, optimizer: FlatOptimizer, objective: MaskedLM, as_graph: bool = False
 ) -> Side:
-    """Return our model with the step used in training."""
-    steps = itertools.count()
+    """Return our model with the step used in training; for ``as_graph`` see `our_side`."""
+    steps, flat, graphs = itertools.count(), optimizer.flat, None
+    device = flat.grad.device
+    if as_graph and optimizer.can_capture and not model.capture_obstacle(device, batch.max_seqlen):
+        graphs = Graphs(GraphMode.FULL_ITERATION, StaticShape.over([batch]), 1, lambda: CudaCapture(device))
     alone = GradientReducer(flat.parameters, flat.grad, flat.offsets, World(), [], None)
     step = Step(model, objective, flat, alone, optimizer, lambda amax: amax, print, graphs)
     if graphs:
         step.warm_up()
-        step.record(partial(tuned, flat.grad.device, True, lambda tensor: tensor, lambda text: None))
+        step.record(partial(tuned, device, True, lambda tensor: tensor, lambda text: None))
     divisors = objective.divisors(objective.counts(batch))
     return Side("mlbert", lambda: float(step([batch], seed, next(steps), divisors, LEARNING_RATE).loss_sum))
 
@@ -206,7 +200,7 @@ def run(
 
         side, record["expert"] = fastest_side(config, batch, dtype, model)
         peers.append(side)
-    sides = [our_side(batch, model, seed, with_graph=device.type == "cuda"), *peers]
+    sides = [our_side(batch, model, seed, as_graph=device.type == "cuda"), *peers]
     peak_before = gemm_peak_flops(dtype, device)
     seconds = alternate(sides, pairs)
     peak = max(peak_before, gemm_peak_flops(dtype, device))
