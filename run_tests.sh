@@ -9,6 +9,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 source benchmarks/bert/implementations/pytorch/launch/setup_venv.sh
 setup_venv "${PWD}" test || exit 2
 
+# The tests outside tests/gpu, which tools/gpu_check.sh runs, are those of a CPU.
+[[ $* == *tests/gpu* ]] || export CUDA_VISIBLE_DEVICES=
 # Tests use only files in the tree and the virtual environment.
 export HF_HUB_OFFLINE=1
 # Tests start hundreds of processes, which should share the tree's compiled modules.

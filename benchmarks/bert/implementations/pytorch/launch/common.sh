@@ -205,7 +205,8 @@ conclude() {
     local target
     target="$(collected "${i}")"
     mkdir -p "${target%/*}"
-    if ! cp --no-clobber "${log}" "${target}" || ! cmp -s "${log}" "${target}"; then
+    [[ -e "${target}" ]] || cp "${log}" "${target}" || failed=1
+    if ! cmp -s "${log}" "${target}"; then
         echo "error: ${target} belongs to another run; the log of this run stays in ${LOGDIR}." >&2
         failed=1
     fi
