@@ -6,11 +6,15 @@ import json
 import pytest
 import torch
 
+from capturable import TensorLamb, select_capturable
 from mlbert.config.bert_config import BertConfig
 from mlbert.models.bert import BertForPreTraining
+from mlbert.models.objectives import PreTraining
+from mlbert.optim.flat import FlatParameters
 from mlbert.programs.bench import expert
 from mlbert.programs.bench import step_time as step
 from mlbert.programs.bench.network import NetworkReport
+from recorded_graph import RecordedGraph
 from user_errors import user_error
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -29,6 +33,24 @@ def test_all_sides_compute_the_same_losses():
     for side in experts:
         assert [side.step(), side.step()] == pytest.approx(losses, abs=1e-5)
     assert step.our_side(batch, model, seed=1).step() == pytest.approx(losses[0], abs=1e-5)
+
+
+def test_a_graph_trains_like_the_step_without_one(monkeypatch, restore_selection):
+    """As on a GPU, with recorded operations in place of CUDA's graph."""
+    select_capturable()
+    graph = RecordedGraph()
+    monkeypatch.setattr(step, "CudaCapture", lambda device: graph)
+    monkeypatch.setattr(BertForPreTraining, "capture_obstacle", lambda *_: None)
+    batch, losses = step.make_batch(SHAPE, 5, None, seed=1), []
+    for as_graph in (False, True):
+        model = BertForPreTraining(SHAPE, torch.float32)
+        model.initialize(seed=1)
+        optimizer = TensorLamb(FlatParameters(model.ordered_parameters()))
+        side = step.trained_side(batch, model, 1, optimizer, PreTraining("step"), as_graph)
+        losses.append([side.step() for _ in range(3)])
+    assert losses[0] == losses[1]
+    assert losses[0][0] > losses[0][2]
+    assert graph.num_operations > 20
 
 
 def test_groups_have_every_sequence_and_masked_token_once():

@@ -173,6 +173,17 @@ run_status() {
     echo "${status}"
 }
 
+# Judge an attempt of run $1, whose launcher ended with `status`, by its log, the reason $2 and, as above, $3. Sets `status`.
+judge() {
+    if is_success "$1"; then
+        ((status == 0)) || say "run $1 is a success; writing its results failed with status ${status}."
+        status=0
+    elif ! is_finished "$1"; then
+        status="$(run_status "$2" "${status}" "$3")"
+    fi
+    say "run $1 ended with status ${status}."
+}
+
 # Run a command that trains run $1 on the hosts $2, and handle its end (docs/how_a_run_ends.md).
 train_on() {
     local i="$1" where="$2" status=0 stamp is_expected=0
@@ -182,14 +193,8 @@ train_on() {
     say "run ${i} starts on ${where}."
     stamp="$(log_stamp "${i}")"
     "$@" || status=$?
-    if is_success "${i}"; then
-        ((status == 0)) || say "run ${i} is a success; writing its results failed with status ${status}."
-        status=0
-    elif ! is_finished "${i}"; then
-        [[ ! "${status}" =~ ^(129|130|138|143)$ ]] || is_expected=1 # a rank exits so by itself, after a signal
-        status="$(run_status "$(abort_reason "${i}" "${stamp}")" "${status}" "${is_expected}")"
-    fi
-    say "run ${i} ended with status ${status}."
+    [[ ! "${status}" =~ ^(129|130|138|143)$ ]] || is_expected=1 # a rank exits so by itself, after a signal
+    judge "${i}" "$(abort_reason "${i}" "${stamp}")" "${is_expected}"
     is_finished "${i}" || exit "$((status ? status : 1))"
     conclude "${i}" "${status}"
 }
