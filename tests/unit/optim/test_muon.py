@@ -69,7 +69,7 @@ def iterated(values: Tensor) -> Tensor:
 
 
 @settings(max_examples=20)
-@given(rows=st.integers(1, 40), extra=st.integers(0, 40), seed=st.integers(0, 1000))
+@given(rows=st.integers(1, 40), extra=st.integers(0, 120), seed=st.integers(0, 1000))
 def test_orthogonalize_applies_its_polynomial_to_the_singular_values(rows, extra, seed):
     matrix = torch.randn(1, rows, rows + extra, generator=torch.Generator().manual_seed(seed))
     left, values, right = torch.linalg.svd(matrix.double(), full_matrices=False)
@@ -81,7 +81,8 @@ def test_orthogonalize_applies_its_polynomial_to_the_singular_values(rows, extra
 def test_orthogonalize_moves_singular_values_near_1_unless_they_are_0():
     numbers = iterated(torch.linspace(0.01, 0.9999, 500, dtype=torch.float64))
     assert 0.68 <= float(numbers.min()) <= float(numbers.max()) <= 1.21
-    assert not orthogonalize(torch.zeros(2, 3, 4), torch.float32).any()
+    for columns in (4, 9):
+        assert not orthogonalize(torch.zeros(2, 3, columns), torch.float32).any()
 
 
 @FORMS

@@ -15,15 +15,7 @@ from mlbert.data.formats.padded import NAMES
 from mlbert.data.formats.tfrecord import read_widths, write_examples
 from mlbert.data.formats.tfrecord_plain import Widths
 from mlbert.data.prepare.tfrecords import TfrecordFolder
-from stored_sets import (
-    MAX_PREDICTIONS,
-    VOCAB_SIZE,
-    flip,
-    make_rows,
-    names,
-    random_lengths,
-    same_sequences,
-)
+from stored_sets import MAX_PREDICTIONS, VOCAB_SIZE, flip, make_rows, names, random_lengths, same_sequences
 from tf2_bert.tfrecords import Files, TFRecordEvaluation, TFRecordTraining, match_files
 from tfrecord_examples import SIMPLE_ROW, example, frame, odd_examples, simple_lists
 from unit.tensorflow2.cases import assert_evaluated_once, batches, context, joined, read_error

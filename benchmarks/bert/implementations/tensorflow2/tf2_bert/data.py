@@ -293,12 +293,7 @@ def evaluation_data(data: DataConfig, evaluation: EvaluationConfig, inputs: Inpu
     if isinstance(source, Files):
         return TFRecordEvaluation(source, rows, num_examples, vocab_size=vocab_size)
     return StoreEvaluation(
-        source,
-        rows,
-        shape_of(data, source),
-        num_examples,
-        vocab_size=vocab_size,
-        opened=_opener(data, inputs, source),
+        source, rows, shape_of(data, source), num_examples, vocab_size=vocab_size, opened=_opener(data, inputs, source)
     )
 
 

@@ -158,10 +158,7 @@ def result_summarizer(tree: Path, table: Path) -> Call:
 
 def run(call: Call) -> list[Finding]:
     """Run one tool and judge its answer."""
-    with (
-        tempfile.TemporaryDirectory(prefix="mlbert-tool-") as scratch,
-        started([call], Path(scratch)) as answers,
-    ):
+    with tempfile.TemporaryDirectory(prefix="mlbert-tool-") as scratch, started([call], Path(scratch)) as answers:
         return call.judge(answers(lambda step: None)[0])
 
 

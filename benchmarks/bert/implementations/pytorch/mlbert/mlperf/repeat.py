@@ -32,13 +32,7 @@ from mlbert.mlperf.call_sites import git, has_commit, num_commits
 from mlbert.mlperf.compare import FEWEST_RUNS
 from mlbert.mlperf.logs import Log, read_log
 from mlbert.mlperf.metrics import read_points
-from mlbert.mlperf.result_set import (
-    evaluations_of,
-    run_file,
-    samples_per_second,
-    samples_to_target,
-    unreadable_files,
-)
+from mlbert.mlperf.result_set import evaluations_of, run_file, samples_per_second, samples_to_target, unreadable_files
 
 IMPLEMENTATIONS = "benchmarks/bert/implementations"
 _RECIPES = ("packed_lamb", "ddp_adam", "masked_lm_stored", "masked_lm_text", TENSORFLOW2)

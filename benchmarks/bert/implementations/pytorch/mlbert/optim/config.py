@@ -34,9 +34,7 @@ class OptimizerConfig(Section):
     """The update rule and its numbers."""
 
     optimizer: Literal[tuple(OPTIMIZERS)] = setting(  # type: ignore[valid-type]
-        "OPTIMIZER",
-        "Update rule; in the decoupled ones the decay does not depend on the size of LR.",
-        default="lamb",
+        "OPTIMIZER", "Update rule; in the decoupled ones the decay does not depend on the size of LR.", default="lamb"
     )
     beta1: float = fixed_setting(
         "OPT_LAMB_BETA_1",

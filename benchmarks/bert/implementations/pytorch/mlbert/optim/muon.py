@@ -33,6 +33,9 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 def orthogonalize(matrices: Tensor, dtype: torch.dtype) -> Tensor:
     """Return each matrix with singular values near 1: about U V^T of its singular value decomposition U S V^T.
 
+    In float32, a matrix X that is at least twice as wide as high is multiplied twice only. With G = X X^T [R, R], each
+    iteration is X <- Q X with Q = a I + b G + c G^2, so G <- Q G Q, and the product of all Q is multiplied with X last.
+
     Args:
         matrices: float32 [K, R, C] with R <= C; a matrix of zeros stays one.
         dtype: number format of the products.
@@ -42,10 +45,25 @@ def orthogonalize(matrices: Tensor, dtype: torch.dtype) -> Tensor:
     """
     a, b, c = COEFFICIENTS
     x = (matrices / torch.linalg.matrix_norm(matrices, keepdim=True).clamp(min=1e-7)).to(dtype)
+    if dtype == torch.float32 and x.shape[2] >= 2 * x.shape[1]:
+        gram = x @ x.mT
+        product = factor = _factor(gram)
+        for _ in range(ITERATIONS - 1):
+            gram = factor @ gram @ factor
+            factor = _factor(gram)
+            product = factor @ product
+        return product @ x
     for _ in range(ITERATIONS):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x
+
+
+def _factor(gram: Tensor) -> Tensor:
+    a, b, c = COEFFICIENTS
+    factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+    factor.diagonal(dim1=1, dim2=2).add_(a)
+    return factor
 
 
 def product_dtype(device: torch.device) -> torch.dtype:

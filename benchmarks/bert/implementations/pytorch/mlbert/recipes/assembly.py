@@ -217,12 +217,7 @@ def reduction_options(config: Configuration, loss_scale: LossScale | None) -> di
 
 
 def make_method(
-    config: Configuration,
-    inputs: Any,
-    compute: Compute,
-    update: Update,
-    identity: Mapping[str, object],
-    **objects: Any,
+    config: Configuration, inputs: Any, compute: Compute, update: Update, identity: Mapping[str, object], **objects: Any
 ) -> Method:
     """Return the method.
 

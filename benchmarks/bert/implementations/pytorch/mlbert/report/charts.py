@@ -237,11 +237,7 @@ def speeds(results: Sequence[Result]) -> Chart | None:
 
 
 def curve_chart(
-    title: str,
-    curves: Sequence[Curve],
-    over: str,
-    decorate: Callable[[Axes], None] = lambda axes: None,
-    note: str = "",
+    title: str, curves: Sequence[Curve], over: str, decorate: Callable[[Axes], None] = lambda axes: None, note: str = ""
 ) -> Chart | None:
     """Draw curves over ``samples`` or ``seconds``, thinned if there are too many points for a page; None without any.
 

@@ -117,9 +117,7 @@ def _read_source(path: Path, notes: list[str]) -> RunSource:
     notes += [f"{path.name}: {len(log.broken)} lines of the log cannot be read"] if log.broken else []
     summary, metrics = run_file(path, "summary.json"), run_file(path, "metrics.jsonl")
     return RunSource(
-        log,
-        _read_object(summary, notes) if summary else {},
-        _read_points(metrics, notes) if metrics else [],
+        log, _read_object(summary, notes) if summary else {}, _read_points(metrics, notes) if metrics else []
     )
 
 

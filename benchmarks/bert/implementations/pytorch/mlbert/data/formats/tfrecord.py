@@ -28,14 +28,7 @@ from mlbert.data.formats import tfrecord_native, tfrecord_plain
 from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.padded import MAX_ID
 from mlbert.data.formats.ragged import Ragged
-from mlbert.data.formats.tfrecord_plain import (
-    HEADER_BYTES,
-    BadExample,
-    Widths,
-    parse_record,
-    read_list,
-    record_size,
-)
+from mlbert.data.formats.tfrecord_plain import HEADER_BYTES, BadExample, Widths, parse_record, read_list, record_size
 from mlbert.host import native
 from mlbert.host.errors import UserError
 from mlbert.host.files import reading, whole_file

@@ -209,13 +209,7 @@ def _pieces(tensor: Any, count: int) -> list[Any]:
 
 
 def _fitted(
-    own: str,
-    name: str,
-    tensor: Any,
-    float32: Callable[[Any], Any | None],
-    known: Shape,
-    shape: BertConfig,
-    source: str,
+    own: str, name: str, tensor: Any, float32: Callable[[Any], Any | None], known: Shape, shape: BertConfig, source: str
 ) -> Any:
     """Return the tensor in the parameter's shape, without vocabulary padding; ``name`` is for messages. Check the shape
     before reading the numbers: a file may claim any size."""

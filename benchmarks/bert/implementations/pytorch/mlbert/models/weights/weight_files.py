@@ -70,10 +70,7 @@ def architecture_of(names: Iterable[str]) -> str:
 
 
 def own_state(
-    tensors: Mapping[str, Tensor],
-    shape: BertConfig,
-    source: str,
-    known: Mapping[str, Shape] | None = None,
+    tensors: Mapping[str, Tensor], shape: BertConfig, source: str, known: Mapping[str, Shape] | None = None
 ) -> tuple[dict[str, Tensor], Report]:
     """Convert a checkpoint's torch tensors; see `mlbert.models.weights.checkpoint_state.own_state`."""
     return checkpoint_state.own_state(tensors, shape, source, _float32, known=known)

@@ -248,11 +248,7 @@ class GlueProgress:
     """
 
     def __init__(
-        self,
-        progress: Progress,
-        samples: Mapping[GlueJob, int],
-        folder: Callable[[GlueJob], Path],
-        metrics: Metrics,
+        self, progress: Progress, samples: Mapping[GlueJob, int], folder: Callable[[GlueJob], Path], metrics: Metrics
     ) -> None:
         self._print, self._samples, self._folder, self._metrics = progress, samples, folder, metrics
         self._counted = {job: min(count, samples_done(folder(job))) for job, count in samples.items()}
