@@ -5,9 +5,8 @@ number; batch, learning rate and schedule follow from the shape and the number o
 processor: see `mlbert.ops.precision.small_model_precision`. For weight initialization see `mlbert.models.bert`.
 
 Measured (records/2026-11-22_pretrain_epyc-2cpu, 2026-11-24_muon_epyc-2cpu and 2026-11-26_race_epyc-2cpu, minutes on one
-core): 2 layers x 128, 4 x 256 and 6 x 384 with 16 sequences per update, the learning rates of both
-optimizers, and this initialization, mask rate and schedule, for a vocabulary of 4,096. Longer runs and larger sizes are
-extrapolated.
+core): 2 layers x 128, 4 x 256 and 6 x 384 with 16 sequences per update, the learning rates of both optimizers, and this
+initialization, mask rate and schedule, for a vocabulary of 4,096. Longer runs and larger sizes are extrapolated.
 """
 
 from __future__ import annotations
