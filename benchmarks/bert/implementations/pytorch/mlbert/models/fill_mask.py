@@ -63,8 +63,7 @@ def check_text(text: str) -> list[str]:
     parts = text.split(MASK)
     if len(parts) != 2:
         reason = f"has {MASK} {len(parts) - 1} times" if len(parts) > 2 else f"has no {MASK}"
-        short = text if len(text) <= 60 else text[:59] + "…"
-        raise UserError("config.value", f"text {short!r}", reason, f"Write {MASK} once, in place of a word")
+        raise UserError("config.value", f"text {_shortened(text)!r}", reason, f"Write {MASK} once, in place of a word")
     return parts
 
 
@@ -86,3 +85,7 @@ def fill_tokens(
     logits: MaskedLogits = model(batch.to(device), None)  # type: ignore[operator]
     probabilities, ids = logits.masked[0, :size].float().softmax(dim=0).topk(top)
     return [(tokenizer.entries[number], p) for number, p in zip(ids.tolist(), probabilities.tolist(), strict=True)]
+
+
+def _shortened(text: str, most: int = 60) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"

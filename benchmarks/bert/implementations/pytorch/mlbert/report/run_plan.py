@@ -57,7 +57,6 @@ def make_plan(
     point = rules.reference_point(batch)
     end = _decay_samples(schedule, batch)
     expected, why = _expected_samples(evaluation, point, end, limit)
-    number = evaluation.num_eval_examples
     warmup = f"warm-up of {schedule.num_warmup_steps} from step {schedule.start_warmup_step}"
     lines = [
         f"global_batch_size {batch} = BATCHSIZE {data.train_batch_size} x {world_size} ranks "
@@ -65,7 +64,7 @@ def make_plan(
         f"schedule: {schedule.max_steps} steps of about {batch} samples, "
         f"{warmup if schedule.num_warmup_steps else 'no warm-up'}; training ends after {limit:,} samples at the latest",
         f"evaluation: first after {evaluation.eval_iter_start_samples:,} samples, "
-        f"then every {evaluation.eval_iter_samples:,}, on {'all' if number is None else f'{number:,}'}; "
+        f"then every {evaluation.eval_iter_samples:,}, on {_number_or_all(evaluation.num_eval_examples)}; "
         f"closed division: every {rules.eval_interval(batch):,}, on {rules.NUM_EVAL_SAMPLES:,}",
         f"reference convergence point: {_point_words(batch, point)}",
         f"expected samples: {_expected_words(evaluation, expected, why)}",
@@ -157,6 +156,10 @@ def _point_words(batch: int, point: rules.ReferencePoint | None) -> str:
         above = bisect.bisect(known, batch)
         where = f"between batch {known[above - 1]} and {known[above]}"
     return f"{where}: {point.mean_samples:,.0f} samples on average, at least {point.min_mean_samples:,.0f}"
+
+
+def _number_or_all(number: int | None) -> str:
+    return "all" if number is None else f"{number:,}"
 
 
 def _expected_words(evaluation: EvaluationConfig, expected: int | None, why: str) -> str:

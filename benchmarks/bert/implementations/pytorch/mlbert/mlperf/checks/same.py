@@ -171,8 +171,7 @@ def check_seeds(results: ResultSet) -> Complaints:
             outcome = Outcome.ERROR if results.wanted_division == "closed" else Outcome.WARN
             yield log.complaint(outcome, "logs no seed", _SEED_RULE)
         for event in seeds if not log.is_ours else seeds[:1]:
-            place = () if log.is_ours else (event.call_site,)  # other programs log several seeds
-            uses[(str(event.value), *place)].append((log, event))
+            uses[_seed_of(log, event)].append((log, event))
     is_asked = results.wanted_division == "closed" or results.own_logs
     values = sorted(seed for log in results.logs if is_number(seed := log.value("seed")))
     if len(values) >= _MIN_SERIES and len({after - before for before, after in itertools.pairwise(values)}) == 1:
@@ -210,3 +209,8 @@ def _repeated(seed: str, found: Sequence[tuple[Log, Event]], outcome: Outcome) -
     first, event = found[0]
     for log, again in found[1:]:
         yield log.complaint(outcome, f"seed {seed} is in {first.path.name}, line {event.line}, too", _SEED_RULE, again)
+
+
+def _seed_of(log: Log, event: Event) -> tuple[Any, ...]:
+    """Return the seed identity that must be unique: the number and, for other programs, the line that logged it."""
+    return (str(event.value),) if log.is_ours else (str(event.value), event.call_site)
