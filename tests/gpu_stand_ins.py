@@ -27,7 +27,7 @@ cublaslt.use(Emulator(FOLDER / "libcublaslt.so").library)
 fmha.use(fmha.load(FOLDER / "libfmha.so"))
 kernels = "triton" if os.environ.get("TRITON_INTERPRET") == "1" else "native"
 fast = ("cublaslt", kernels)
-registry._PREFERENCES["cpu"] = {"auto": fast, kernels: (kernels,), "fmha": ("fmha", *fast)}
+registry._PREFERENCES["cpu"] = {"auto": fast, kernels: (kernels,), "fmha": ("fmha", *fast), "fastest": fast}
 
 
 # Each takes seconds in the interpreter, and tests/unit/test_interpreted.py has them all.

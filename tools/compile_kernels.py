@@ -28,6 +28,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 import attention_model
 import sass
@@ -36,7 +37,7 @@ from mlbert.data.loading import triton_expand
 from mlbert.data.loading.batches import HostBatch, StaticShape
 from mlbert.distributed.sharding import ShardLayout
 from mlbert.ops.api import dropout_key
-from mlbert.ops.triton import cast, device, embedding, loss, norm
+from mlbert.ops.triton import cast, device, embedding, loss, norm, product
 from mlbert.ops.triton.attention import attention
 from mlbert.optim.acclip import ACClip
 from mlbert.optim.adamw import AdamW, StableAdamW
@@ -49,6 +50,7 @@ from mlbert.optim.triton_update import TritonUpdate
 
 ARCHITECTURES = (80, 90, 100)
 FIRST_FP8_ARCHITECTURE = 89
+HOPPER_CASE = "products fp8 GELU"  # Triton 3.6 compiles it for sm_90 only
 ATTENTION_MODEL = ("attention H=64 bf16 dropout", 90)
 _POINTERS = {
     torch.bfloat16: "*bf16",
@@ -123,6 +125,8 @@ def compile_launch(launch: Launch, case: str, arch: int) -> Report:
         value = launch.arguments[parameter.name]
         if parameter.is_constexpr or value is None:
             signature[parameter.name], constants[(index,)] = "constexpr", value
+        elif isinstance(value, TensorDescriptor):
+            signature[parameter.name] = f"tensordesc<{_POINTERS[value.base.dtype][1:]}{value.block_shape}>"
         elif isinstance(value, torch.Tensor):
             signature[parameter.name] = _POINTERS[value.dtype]
             if not parameter.do_not_specialize_on_alignment:
@@ -221,6 +225,15 @@ def _cast(tokens: int = 4096) -> None:
         cast.gelu_backward_cast_transpose(x, x, bias, is_gradient, scale, amax, dtype)
 
 
+def _product(tokens: int = 4096) -> None:
+    small = functools.partial(torch.empty, device=_META, dtype=torch.float8_e4m3fn)
+    x, weight, bias = small(tokens, 1024), small(4096, 1024), torch.empty(4096, device=_META)
+    inverses, settings = tuple(torch.empty(2, device=_META)), torch.empty(2, device=_META)
+    pre, _ = product.product_gelu(x, weight, inverses, bias, False, *settings, x.dtype)
+    operands = x.view(torch.float8_e5m2), weight, inverses, True, pre, bias, False
+    product.product_gelu_backward(*operands, *settings, torch.float8_e5m2)
+
+
 def _gelu(dtype: torch.dtype, tokens: int = 4096) -> None:
     x = _tensor(tokens, 4096, dtype=dtype).detach()
     for exact in (False, True):
@@ -268,6 +281,7 @@ def cases() -> dict[str, Callable[[], None]]:
         "embedding fp32": lambda: _embedding(single),
         "embedding fp16": lambda: _embedding(torch.float16),
         "cast fp8": _cast,
+        HOPPER_CASE: _product,
         "GELU bf16": lambda: _gelu(half),
         "GELU fp16": lambda: _gelu(torch.float16),
         "GELU one token": lambda: _gelu(half, tokens=1),
@@ -288,7 +302,7 @@ def cases() -> dict[str, Callable[[], None]]:
 
 def compile_case(case: str, arch: int) -> list[Report]:
     """Compile every kernel of a case once; FP8 cases have none on an architecture without FP8."""
-    if "fp8" in case and arch < FIRST_FP8_ARCHITECTURE:
+    if ("fp8" in case and arch < FIRST_FP8_ARCHITECTURE) or (case == HOPPER_CASE and arch != 90):
         return []
     with recording(arch) as launches:
         cases()[case]()

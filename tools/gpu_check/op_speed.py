@@ -46,6 +46,9 @@ def speed_rows(config: BertConfig, cases: OpCases, seconds: float) -> Iterator[R
     if "triton" in forms["fp8_quantise"]:
         for name, (call, moved) in kernel_calls(cases).items():
             yield f"{name}: triton", partial(_traffic, call, moved, device, seconds)
+        for op, arguments in product_arguments(cases).items():
+            for form in forms[op][1:]:
+                yield f"{op}: {form}", partial(_product, registry.form(op, form), arguments, device, seconds)
 
 
 def _lamb_of(flat: FlatParameters, implementation: str) -> Lamb:
@@ -134,6 +137,28 @@ def kernel_calls(cases: OpCases) -> dict[str, tuple[Callable[[], object], float]
             (3 * element + 2) * narrow.numel(),
         ),
     }
+
+
+def product_arguments(cases: OpCases) -> dict[str, tuple[Any, ...]]:
+    """Return the arguments of the feed-forward's FP8 products with GELU and with its derivative."""
+    config, tokens = cases.config, cases.batch.num_tokens
+    x, weight = (cases.random(rows, config.hidden_size) for rows in (tokens, config.intermediate_size))
+    bias = cases.random(config.intermediate_size, dtype=torch.float32)
+    one, amax, e4m3, e5m2 = *torch.tensor([1.0, 0.0], device=cases.device), torch.float8_e4m3fn, torch.float8_e5m2
+    scales, pre = (one.clone(), one.clone()), cases.random(tokens, config.intermediate_size)
+    return {
+        "fp8_product_gelu": (x.to(e4m3), weight.to(e4m3), scales, bias, False, one, amax, e4m3),
+        "fp8_product_gelu_backward": (*(x.to(e5m2), weight.to(e4m3), scales, True, pre, bias, False, one, amax, e5m2),),
+    }
+
+
+def _product(
+    form: Callable[..., Any], arguments: tuple[Any, ...], device: torch.device, seconds: float
+) -> dict[str, Any]:
+    taken = median_seconds(lambda: form(*arguments), device, seconds)
+    (tokens, inner), columns = arguments[0].shape, len(arguments[1])
+    rate = 2.0 * tokens * inner * columns / taken / 1e12
+    return {"forward_seconds": taken, **rated(rate, "TFLOP/s", device, is_fp8=True)}
 
 
 def _traffic(call: Callable[[], object], moved: float, device: torch.device, seconds: float) -> dict[str, Any]:

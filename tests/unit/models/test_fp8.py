@@ -135,6 +135,7 @@ def test_passes_of_a_step(monkeypatch):
         "fp8_dropout_add_layer_norm_forward": micro_batches * 2 * layers,
         "fp8_dropout_add_layer_norm_backward": micro_batches * 2 * layers,
         "fp8_product": micro_batches * 3 * linears,
+        **dict.fromkeys(("fp8_product_gelu", "fp8_product_gelu_backward"), micro_batches * layers),
     }
     calls.clear()
     model.refresh()

@@ -1,5 +1,7 @@
 """One or two FP8 linear layers followed by LayerNorm, as one function, against plain and float32."""
 
+import importlib
+
 import pytest
 import torch
 from torch import Tensor
@@ -55,9 +57,9 @@ def run_float_block(arguments: list[Tensor], exact: bool = False) -> list[Tensor
     return [out.detach(), *(leaf.grad for leaf in leaves)]
 
 
-def run_two_steps(arguments: list[Tensor], exact: bool = False) -> list[Tensor]:
+def run_two_steps(arguments: list[Tensor], exact: bool = False, fast: bool = False) -> list[Tensor]:
     """Return the results of `run_block` in the second of two steps, and the state of the scales."""
-    table, found = fp8_scaling.FP8Scaling(ROWS, fp8_scaling.Products()), []
+    table, found = fp8_scaling.FP8Scaling(ROWS, fp8_scaling.Products(fast=fast)), []
     for _ in range(2):
         found = run_block(arguments, table, exact)
         table.end_step(lambda amax: amax)
@@ -78,6 +80,31 @@ def test_block_equals_plain(choice, tokens, width, columns, exact):
     ops.select("plain")
     for ours, plain in zip(found, run_two_steps(arguments, exact), strict=True):
         assert float((ours - plain).norm()) <= 0.01 * float(plain.norm())
+
+
+@pytest.mark.parametrize(
+    ("tokens", "fast", "exact", "directions"),
+    [(150, True, False, {"forward", "backward"}), (1, False, False, {"forward"}), (0, True, True, set())],
+)
+def test_fused_products_equal_separate_ones(use_triton, monkeypatch, tokens, fast, exact, directions):
+    """Only one of the two rounds the pre-activation before GELU. Runs are bit-equal."""
+    product = importlib.import_module("mlbert.ops.triton.product")
+    fused, seen = product._product, set()
+
+    def noted(*arguments):
+        seen.add("forward" if arguments[-1] is None else "backward")
+        return fused(*arguments)
+
+    monkeypatch.setattr(product, "_product", noted)
+    arguments = block_arguments(tokens, 48, 144, size=1e-6)
+    assert ops.select("fused")["fp8_product_gelu"] == "fused"
+    found = run_two_steps(arguments, exact, fast)
+    assert seen == directions
+    if tokens == 1:
+        assert all(map(torch.equal, found, run_two_steps(arguments, exact, fast)))
+    ops.select("triton")
+    for ours, separate in zip(found, run_two_steps(arguments, exact, fast), strict=True):
+        assert float((ours - separate).norm()) <= 0.03 * float(separate.norm())
 
 
 @pytest.mark.parametrize(("width", "columns", "exact"), BLOCKS)

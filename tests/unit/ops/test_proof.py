@@ -29,10 +29,12 @@ def nothing_refused(native_ops: None, own_cache: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(registry, "_refused", {})
 
 
-def prove(precision: str = "fp32", over_ranks: Callable[[Tensor], Any] = lambda _: None) -> list[str]:
+def prove(
+    precision: str = "fp32", over_ranks: Callable[[Tensor], Any] = lambda _: None, choice: str = "auto"
+) -> list[str]:
     """Verify the implementations. Return the log lines."""
     lines: list[str] = []
-    proof.prove("auto", precision, LARGE, CPU, over_ranks, lines.append)
+    proof.prove(choice, precision, LARGE, CPU, over_ranks, lines.append)
     return lines
 
 
@@ -72,12 +74,14 @@ def test_correct_implementations_are_kept(precision):
     [
         pytest.param("dropout_add_layer_norm", marks=pytest.mark.slow),
         *("feed_forward", "fp8_quantise", "fp8_gelu_backward", "fp8_quantise_sum", "gelu"),
+        *("fp8_product_gelu", "fp8_product_gelu_backward"),
     ],
 )
 def test_interpreted_kernels_pass(use_triton, op):
     """Kernels of other ops are not verified here, because the interpreter takes minutes."""
-    assert registry.select("triton")[op] == "triton"
-    assert proof.check(op, "triton", CPU, torch.bfloat16) == ""
+    name = registry.select("fused")[op]
+    assert name == ("fused" if "product" in op else "triton")
+    assert proof.check(op, name, CPU, torch.bfloat16) == ""
 
 
 def test_every_op_is_verified():
@@ -206,6 +210,67 @@ def test_unwritable_cache_is_ignored(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert prove() == []
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return clock(native=..., plain=...), which sets the seconds that a call of `OP` takes, and times only this op."""
+    now = [0.0]
+
+    def launches(_: torch.device, work: Callable[[], object]) -> list[float]:
+        start = now[0]
+        work()
+        return [now[0] - start]
+
+    def set_times(**seconds: float) -> None:
+        for name, taken in seconds.items():
+            form = registry._implementations[OP][name]
+            replace_form(monkeypatch, lambda *a, f=form, t=taken: now.__setitem__(0, now[0] + t) or f(*a), name)
+
+    monkeypatch.setattr(proof, "time_launches", launches)
+    return set_times
+
+
+@pytest.mark.parametrize(
+    ("native", "plain", "listed"),
+    [
+        (0.002, 0.005, "native: native 2 ms, plain 5 ms"),
+        (0.006, 0.005, "plain: plain 5 ms, native 6 ms"),
+        (0.0052, 0.005, "native: plain 5 ms, native 5.2 ms"),  # as fast, but for noise
+    ],
+)
+def test_fastest_implementation_is_chosen(clock, monkeypatch, native, plain, listed):
+    clock(native=native, plain=plain)
+    lines = prove(choice="fastest")
+    assert lines == [f"ops: {OP} runs {listed}"]
+    assert registry.selected()[OP] == listed.partition(":")[0]
+    monkeypatch.setattr(proof, "time_launches", pytest.fail)
+    assert prove(choice="fastest") == lines, "times are cached"
+
+
+def test_fastest_on_the_slowest_rank_is_chosen_on_all(clock):
+    clock(native=0.001, plain=0.005)
+
+    def slow_native_elsewhere(tensor: Tensor) -> None:
+        if tensor.is_floating_point():
+            tensor.copy_(torch.maximum(tensor, torch.tensor([0.009, 0.003])))
+
+    assert prove(choice="fastest", over_ranks=slow_native_elsewhere)
+    assert registry.selected()[OP] == "plain"
+
+
+@pytest.mark.parametrize("failure", ["wrong", "memory"])
+def test_fastest_never_chooses_what_fails(clock, monkeypatch, failure):
+    def out_of_memory(*_: Any) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    native = registry.form(OP, "native")
+    clock(plain=0.005)
+    replace_form(monkeypatch, nan_result if failure == "wrong" else native)
+    if failure == "memory":  # at the model's sizes, not at those of the verification
+        replace_form(monkeypatch, lambda x, *a: native(x, *a) if len(x) < 1000 else out_of_memory())
+    assert f"{OP} runs plain: plain 5 ms, native inf ms" in prove(choice="fastest")[0]
+    assert registry.selected()[OP] == "plain"
 
 
 def test_implementation_that_fails_on_another_rank_is_replaced():

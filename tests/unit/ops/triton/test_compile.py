@@ -149,6 +149,22 @@ def test_casts_stay_within_their_instruction_limits():
     assert {name: count for name, count in found.items() if count > limits[name]} == {}
 
 
+@pytest.mark.parametrize(("direction", "instructions"), [("forward", 1695), ("backward", 2577)])
+def test_fused_product_overlaps_gelu_of_one_block_with_products_of_another(direction, instructions):
+    """Two blocks share a multiprocessor, tiles move by TMA, and each number's exponential is computed once."""
+    reports = [r for r in compiled("products fp8 GELU") if r.kernel == "product_kernel"]
+    (report,) = [r for r in reports if (r.arguments["partial"] is None) == (direction == "forward")]
+    counts = sass.instructions(report.cubin)
+    registers, spilled = report.registers_and_spills
+    assert (registers <= 128, spilled, report.warps) == (True, 0, 8)
+    assert 2 * (report.shared + 1024) <= 233_472
+    types = "e4m3.e4m3" if direction == "forward" else "e5m2.e4m3"
+    assert report.ptx.count(f"wgmma.mma_async.sync.aligned.m64n128k32.f32.{types}") == 4
+    assert not any(opcode.startswith(("LDG.E.128", "LDGSTS")) for opcode in counts)
+    assert counts["MUFU.EX2"] == 128 * 128 // (32 * report.warps)
+    assert counts.total() <= instructions  # 5 % above the counted
+
+
 @pytest.mark.parametrize(("direction", "loads", "instructions"), [("forward", 1, 16), ("backward", 2, 24)])
 def test_gelu_moves_16_bytes_at_once(direction, loads, instructions):
     """Memory bandwidth is the limit: few instructions per number, and several blocks per multiprocessor."""

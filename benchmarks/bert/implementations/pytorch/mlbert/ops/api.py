@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib
 
+import torch
+
 from mlbert.host.environment import environment
 from mlbert.host.native import NativeUnavailable
 from mlbert.ops import cublaslt, fmha, fp8, fp8_casts, native_library
@@ -30,7 +32,14 @@ def _load_triton(kind: str) -> None:
     importlib.import_module("mlbert.ops.triton")  # registers its implementations; Triton may not be installed
 
 
+def _load_fused(kind: str) -> None:
+    _load_triton(kind)
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0):
+        raise NativeUnavailable("Triton compiles it for Hopper only")
+
+
 registry.LOADERS["native"] = lambda kind: native_library.library()
 registry.LOADERS["triton"] = _load_triton
 registry.LOADERS["cublaslt"] = lambda kind: cublaslt.library()
+registry.LOADERS["fused"] = _load_fused
 registry.LOADERS["fmha"] = lambda kind: fmha.check_device()

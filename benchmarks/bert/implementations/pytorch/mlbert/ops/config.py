@@ -29,8 +29,8 @@ class ComputeConfig(Section):
     cpu_threads: int | None = setting(
         "CPU_THREADS", "none: every core that the rank may use.", default=None, unit="threads per rank", **Ranges.CPUS
     )
-    ops: Literal["auto", "plain", "native", "triton", "cublaslt", "flash", "fmha"] = setting(
-        "OPS", "Implementation of the ops.", default="auto"
+    ops: Literal["auto", "plain", "native", "triton", "cublaslt", "flash", "fmha", "fused", "fastest"] = setting(
+        "OPS", "Implementation of the ops; fastest: time all before the run.", default="auto"
     )
     cuda_graph_mode: Literal["none", "segmented", "full_iteration"] = setting(
         "CUDA_GRAPH_MODE",

@@ -10,6 +10,9 @@ applies the user's choice, and the public functions call `implementation`. The n
     cublaslt linear layers with cublasLt's epilogues (`mlbert.ops.cublaslt`), the other ops as in ``triton``: CUDA
     flash    attention with PyTorch's FlashAttention, the other ops as in ``auto``: CUDA
     fmha     attention with ``csrc/fmha`` (`mlbert.ops.fmha`), if built, the other ops as in ``auto``: CUDA
+    fused    FP8 products with GELU inside (`mlbert.ops.triton.product`), the other ops as in ``auto``: CUDA
+
+With ``fastest``, all available implementations are verified and timed before a run (`mlbert.ops.proof`).
 
 An op without the chosen implementation runs plain. So do float64 tensors, and float16 tensors instead of C kernels. If
 an implementation fails verification (`mlbert.ops.proof`), the next one in order runs.
@@ -26,16 +29,24 @@ import torch
 from mlbert.host.errors import UserError
 from mlbert.host.native import NativeUnavailable
 
-CHOICES = ("auto", "plain", "native", "triton", "cublaslt", "flash", "fmha")
+CHOICES = ("auto", "plain", "native", "triton", "cublaslt", "flash", "fmha", "fused", "fastest")
 # Kind of device -> choice -> names to try for each op before plain.
 _PREFERENCES: dict[str, dict[str, tuple[str, ...]]] = {
-    "cpu": {"auto": ("native",), "native": ("native",), "triton": ("triton",)},
+    "cpu": {
+        "auto": ("native",),
+        "native": ("native",),
+        "triton": ("triton",),
+        "fused": ("fused", "triton"),
+        "fastest": ("native",),
+    },
     "cuda": {
         "auto": ("cublaslt", "triton"),
         "triton": ("triton",),
         "cublaslt": ("cublaslt", "triton"),
         "flash": ("flash", "cublaslt", "triton"),
         "fmha": ("fmha", "cublaslt", "triton"),
+        "fused": ("fused", "cublaslt", "triton"),
+        "fastest": ("cublaslt", "triton", "fused", "fmha", "flash"),
     },
 }
 
@@ -133,6 +144,12 @@ def available(device: torch.device | str = "cpu") -> dict[str, tuple[str, ...]]:
     wanted = {name for names in _PREFERENCES.get(kind, {}).values() for name in names}
     usable = ["plain", *sorted(name for name in wanted if not _why_missing(name, kind))]
     return {op: tuple(name for name in usable if name in forms) for op, forms in _implementations.items()}
+
+
+def candidates(op: str, device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
+    """Return the available names for an op that ``fastest`` compares, in order of preference."""
+    wanted = (name for name in _PREFERENCES[device.type]["fastest"] if name in _implementations[op])
+    return (*(name for name in wanted if takes(name, dtype) and not _why_missing(name, device.type)), "plain")
 
 
 def selected(device: torch.device | str = "cpu") -> dict[str, str]:

@@ -10,10 +10,10 @@ pass writes both (`cast`), fused with an element-wise op if there is one:
     input of Q K V and of the feed-forward   the LayerNorm before it, which also writes the bfloat16 result for the
                                              residual sum; a separate pass in the first layer
     input of the attention output            a separate pass
-    input of the second feed-forward layer   bias and GELU: no activation of that width is written in bfloat16
+    input of the second feed-forward layer   bias and GELU, or the product before them (OPS=fused)
     gradient of Q K V                        a separate pass, which sums the bias gradient
     gradient of both outputs                 LayerNorm's backward, which sums their biases' gradients
-    gradient of the first feed-forward layer GELU's derivative, which sums the bias gradient
+    gradient of the first feed-forward layer GELU's derivative, which sums the bias gradient, or the product before it
     weights                                  a separate pass, once per step and once per evaluation
 
 An encoder layer is three autograd functions: `linear` for Q K V and, after attention, `attention_output` and
@@ -31,6 +31,7 @@ Legend: T tokens, D columns of the input, F columns of the output.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,7 +42,8 @@ from torch import Tensor
 from mlbert.ops import cublaslt
 from mlbert.ops import forms as registry
 from mlbert.ops.cublaslt_library import Epilogue
-from mlbert.ops.fp8_casts import NormGradients, NormSaved
+from mlbert.ops.forms import Form
+from mlbert.ops.fp8_casts import NormGradients, NormSaved, plain_gelu, plain_gelu_backward
 from mlbert.ops.fp8_scaling import GRADIENT, INNER_MULTIPLE, INPUT, TYPES, WEIGHT, FP8Scaling, Quantised
 from mlbert.ops.weights import gradient_room, in_type, joined, written
 
@@ -106,6 +108,39 @@ registry.register("fp8_product", "cublaslt")(_library_product)
 registry.register("fp8_product", "plain")(_plain_product)
 for _name in ("native", "triton"):
     registry.register("fp8_product", _name)(_scaled_product)
+
+
+def _product_gelu(
+    multiply: Form, gelu: Form, a: Tensor, b: Tensor, inverses: Scales, *bias_and_cast: Any, **cast: Any
+) -> tuple[Tensor, Quantised]:
+    """Return pre = a b^T of FP8 a [T, D] and b [F, D] in bfloat16 [T, F], and gelu(pre + bias) in FP8.
+
+    Args:
+        multiply, gelu: implementations of ``fp8_product`` and ``fp8_gelu``.
+        bias_and_cast, cast: arguments of ``fp8_gelu`` after the first.
+    """
+    pre = multiply(a, b, inverses, torch.bfloat16, True, None, None)
+    return pre, gelu(pre, *bias_and_cast, **cast)
+
+
+def _product_gelu_backward(
+    multiply: Form, gelu: Form, a: Tensor, b: Tensor, inverses: Scales, fast: bool, pre: Tensor, *rest: Any, **cast: Any
+) -> tuple[Quantised, Tensor]:
+    """Return (a b^T) gelu'(pre + bias) in FP8, and its sum over tokens, float32 [F]; as `_product_gelu`, with an
+    implementation of ``fp8_gelu_backward``."""
+    return gelu(multiply(a, b, inverses, pre.dtype, fast, None, None), pre, *rest, **cast)
+
+
+def _selected(op: str) -> Form:
+    return lambda x, *arguments, **options: registry.implementation(op, x)(x, *arguments, **options)
+
+
+_PLAIN = _plain_product, plain_gelu, plain_gelu_backward
+_SELECTED = product, _selected("fp8_gelu"), _selected("fp8_gelu_backward")
+for _name in ("plain", "native", "triton", "cublaslt"):
+    _multiply, _gelu, _slope = _PLAIN if _name == "plain" else _SELECTED
+    registry.register("fp8_product_gelu", _name)(functools.partial(_product_gelu, _multiply, _gelu))
+    registry.register("fp8_product_gelu_backward", _name)(functools.partial(_product_gelu_backward, _multiply, _slope))
 
 
 # A LayerNorm's output for its two readers, and its FP8 copies for the second, or None if not requested.
@@ -316,8 +351,9 @@ class _FP8FeedForward(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, residual: Tensor, small: Quantised, *settings: Any) -> tuple[Tensor, ...]:
         w1, b1, w2, exact, table, row, reader, *norm = settings
         first, second = quantise_weight((w1,), table, row), quantise_weight((w2,), table, row + 1)
-        pre = _forward_product(small, first, table, row, x.dtype)
-        inner = cast("fp8_gelu", table, row + 1, INPUT, pre, b1, exact, dtype=TYPES[INPUT])
+        scales = table.inverse[row, INPUT], table.inverse[row, WEIGHT]
+        operands = small.rows, first.rows, scales, b1, exact
+        pre, inner = cast("fp8_product_gelu", table, row + 1, INPUT, *operands, dtype=TYPES[INPUT])
         projected = _forward_product(inner, second, table, row + 1, x.dtype)
         out, copies, saved = _norm(ctx, projected, residual, table, row + 1, reader, norm)
         ctx.place, ctx.weights, ctx.exact, ctx.bias_type = (table, row), (w1, w2), exact, b1.dtype
@@ -329,10 +365,10 @@ class _FP8FeedForward(torch.autograd.Function):
         x, inner, pre, b1, first, second, *saved = ctx.saved_tensors
         (table, row), (w1, w2) = ctx.place, ctx.weights
         norm = _norm_backward(ctx, d_out, d_twin, saved, table, row + 1)
-        d_inner = _input_gradient(norm.x, second, table, row + 1, pre.dtype)
         (d_w2,) = _weight_gradients(norm.x, inner, table, row + 1, (w2,))
-        gelu = d_inner, pre, b1, ctx.exact
-        d_pre, d_b1 = cast("fp8_gelu_backward", table, row, GRADIENT, *gelu, dtype=TYPES[GRADIENT])
+        scales = table.inverse[row + 1, GRADIENT], table.inverse[row + 1, WEIGHT]
+        operands = norm.x.rows, second, scales, table.products.fast, pre, b1, ctx.exact
+        d_pre, d_b1 = cast("fp8_product_gelu_backward", table, row, GRADIENT, *operands, dtype=TYPES[GRADIENT])
         d_x = _input_gradient(d_pre, first, table, row, pre.dtype)
         (d_w1,) = _weight_gradients(d_pre, x, table, row, (w1,))
         d_b1 = d_b1.to(ctx.bias_type)

@@ -68,12 +68,12 @@ def _plain_quantise_sum(x: Tensor, scale: Tensor, amax: Tensor, dtype: torch.dty
     return _plain_quantise(x, scale, amax, dtype), x.sum(0, dtype=torch.float32)
 
 
-def _plain_gelu(pre: Tensor, bias: Tensor, exact: bool, scale: Tensor, amax: Tensor, dtype: torch.dtype) -> Quantised:
+def plain_gelu(pre: Tensor, bias: Tensor, exact: bool, scale: Tensor, amax: Tensor, dtype: torch.dtype) -> Quantised:
     out = F.gelu(pre.float() + bias.float(), approximate="none" if exact else "tanh")
     return _plain_quantise(out, scale, amax, dtype)
 
 
-def _plain_gelu_backward(
+def plain_gelu_backward(
     d_out: Tensor, pre: Tensor, bias: Tensor, exact: bool, scale: Tensor, amax: Tensor, dtype: torch.dtype
 ) -> tuple[Quantised, Tensor]:
     form = "none" if exact else "tanh"
@@ -150,7 +150,7 @@ def _plain_norm_backward(
 for _name in ("plain", "native"):
     registry.register("fp8_quantise", _name)(_plain_quantise)
     registry.register("fp8_quantise_sum", _name)(_plain_quantise_sum)
-    registry.register("fp8_gelu", _name)(_plain_gelu)
-    registry.register("fp8_gelu_backward", _name)(_plain_gelu_backward)
+    registry.register("fp8_gelu", _name)(plain_gelu)
+    registry.register("fp8_gelu_backward", _name)(plain_gelu_backward)
     registry.register("fp8_dropout_add_layer_norm_forward", _name)(_plain_norm_forward)
     registry.register("fp8_dropout_add_layer_norm_backward", _name)(_plain_norm_backward)

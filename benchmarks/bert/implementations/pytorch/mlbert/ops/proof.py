@@ -15,13 +15,18 @@ The problems cover empty sequences, one token, more than a block, and tokens aft
 the run's sizes except for the number of tokens, because other sizes are other binaries, layouts and algorithms; C
 kernels take the sizes as arguments, so on a CPU they are small.
 
+For OPS=fastest, all available implementations are verified and, at the model's sizes, timed forward and backward. The
+slowest rank's times count, so all ranks choose the same. An implementation only loses its place in the order of
+preference to one that is clearly faster, so noise does not decide between equals. Times are cached, too.
+
 Legend: S sequences, T tokens, N heads, H head size, D hidden, F inner size, V vocabulary.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -33,15 +38,15 @@ from mlbert.host.errors import UserError
 from mlbert.ops import device_cache
 from mlbert.ops import forms as registry
 from mlbert.ops.comparison import Arguments, compare
+from mlbert.ops.cublaslt_tuning import time_launches
 from mlbert.ops.dropout import dropout_key
-from mlbert.ops.fp8_scaling import INPUT, TYPES, WEIGHT, FP8Scaling, Products
+from mlbert.ops.fp8_scaling import INPUT, WEIGHT, FP8Scaling, Products
 from mlbert.ops.precision import compute_dtype
 from mlbert.ops.rotary import rotations
 
 LENGTHS = (0, 7, 0, 65, 1, 33, 180, 0)
 TAIL = 13  # tokens after the last sequence
-TOKENS = sum(LENGTHS) + TAIL
-MASKED = 37
+TOKENS_PER_MASK = 8
 DROPOUT = 0.1
 SCALE = 4.0  # for FP8
 
@@ -60,11 +65,17 @@ class Sizes(NamedTuple):
         """Return the sizes to verify for a run of this model."""
         if device.type != "cuda":
             return SMALL
+        return cls.of_model(shape)
+
+    @classmethod
+    def of_model(cls, shape: BertConfig) -> Sizes:
+        """Return the sizes of a model."""
         layer = shape.hidden_size, shape.num_attention_heads, shape.intermediate_size
         return cls(*layer, shape.vocab_size, shape.padded_vocab_size)
 
 
 SMALL = Sizes()
+Problem = tuple[Arguments, tuple[int, ...]]  # an op's arguments, and the indices of those to differentiate
 
 
 class Problems:
@@ -75,16 +86,26 @@ class Problems:
         dtype: of the activations; weights are float32.
         dropout: whether attention uses dropout.
         sizes: of the model.
+        lengths: of the sequences.
     """
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, dropout: bool = True, sizes: Sizes = SMALL) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        dropout: bool = True,
+        sizes: Sizes = SMALL,
+        lengths: Sequence[int] = LENGTHS,
+    ) -> None:
         self._hidden, heads, self._inner, self._vocabulary, self._padded = sizes
         self._heads = 3, heads, self._hidden // heads
         self._device, self._dtype, self._dropout = device, dtype, DROPOUT if dropout else 0.0
         self._key = dropout_key(3, 1, 2, 3)
-        self._rows = torch.arange(1000, 1000 + TOKENS, dtype=torch.int32, device=device)
+        self._lengths, self._tokens = lengths, sum(lengths) + TAIL
+        self._masked = self._tokens // TOKENS_PER_MASK
+        self._rows = torch.arange(1000, 1000 + self._tokens, dtype=torch.int32, device=device)
 
-    def differentiable(self) -> dict[str, tuple[Arguments, tuple[int, ...]]]:
+    def differentiable(self) -> dict[str, Problem]:
         """Return each op that is compared in float64, forward and backward, with its arguments and the indices of those
         to differentiate."""
         return {
@@ -100,6 +121,17 @@ class Problems:
             "rotary": (self._rotary, (0,)),
         }
 
+    def all(self) -> dict[str, Problem]:
+        """Return every op as in `differentiable`, also those without anything to differentiate."""
+        others = self.not_differentiable()
+        return self.differentiable() | {op: (lambda _, make=make: make(), ()) for op, make in others.items()}
+
+    @classmethod
+    def to_time(cls, shape: BertConfig, device: torch.device, dtype: torch.dtype) -> Problems:
+        """Return problems of a model's sizes with `TIMED_LENGTHS`, cut off at its longest sequence."""
+        lengths = [min(length, shape.max_position_embeddings) for length in TIMED_LENGTHS]
+        return cls(device, dtype, sizes=Sizes.of_model(shape), lengths=lengths * REPEATS[device.type])
+
     def _random(self, draw: int, *shape: int, dtype: torch.dtype | None = torch.float32) -> Tensor:
         """Return normal numbers of bfloat16 precision, generated on the host to be the same on every device."""
         generator = torch.Generator().manual_seed(sum(shape) + 1000 * draw)
@@ -110,44 +142,44 @@ class Problems:
         return torch.randint(bound, (count,), generator=generator).to(self._device)
 
     def _attention(self, draw: int) -> tuple[Any, ...]:
-        bounds = torch.tensor([0, *itertools.accumulate(LENGTHS)], dtype=torch.int32, device=self._device)
-        qkv = self._random(draw, TOKENS, *self._heads, dtype=None)
-        return (qkv, bounds, max(LENGTHS), self._dropout, self._key, self._rows, None)
+        bounds = torch.tensor([0, *itertools.accumulate(self._lengths)], dtype=torch.int32, device=self._device)
+        qkv = self._random(draw, self._tokens, *self._heads, dtype=None)
+        return (qkv, bounds, max(self._lengths), self._dropout, self._key, self._rows, None)
 
     def _rotary(self, draw: int) -> tuple[Any, ...]:
-        qkv = self._random(draw, TOKENS, *self._heads, dtype=None)
-        return (qkv, rotations(torch.arange(TOKENS, device=self._device), self._heads[2], 10_000.0))
+        qkv = self._random(draw, self._tokens, *self._heads, dtype=None)
+        return (qkv, rotations(torch.arange(self._tokens, device=self._device), self._heads[2], 10_000.0))
 
     def _dropout_add_layer_norm(self, draw: int) -> tuple[Any, ...]:
-        x, residual = (self._random(2 * draw + i, TOKENS, self._hidden, dtype=None) for i in range(2))
+        x, residual = (self._random(2 * draw + i, self._tokens, self._hidden, dtype=None) for i in range(2))
         weight, bias, x_bias = (self._random(3 * draw + i, self._hidden) for i in range(3))
         return (x, residual, weight, bias, 1e-12, DROPOUT, self._key, self._rows, x_bias)
 
     def _layer_norm_dropout(self, draw: int) -> tuple[Any, ...]:
-        x = self._random(draw, TOKENS, self._hidden)
+        x = self._random(draw, self._tokens, self._hidden)
         weight, bias = (self._random(2 * draw + i, self._hidden) for i in range(2))
         return (x, weight, bias, 1e-12, DROPOUT, self._key, self._rows)
 
     def _embedding_sum(self, draw: int) -> tuple[Any, ...]:
         # Few ids for many tokens: long runs of equal rows.
-        ids = self._ids(draw, TOKENS, 9), self._ids(draw + 1, TOKENS, 2), self._ids(draw + 2, TOKENS, 33)
+        ids = [self._ids(draw + i, self._tokens, bound) for i, bound in enumerate((9, 2, 33))]
         return (*ids, *(self._random(draw + i, n, self._hidden) for i, n in enumerate((self._padded, 40, 2))))
 
     def _masked_cross_entropy(self, draw: int) -> tuple[Any, ...]:
-        labels = self._ids(draw, MASKED, self._vocabulary)
+        labels = self._ids(draw, self._masked, self._vocabulary)
         labels[::9] = -100  # ignored
-        return (self._random(draw, MASKED, self._padded, dtype=None), labels, self._vocabulary)
+        return (self._random(draw, self._masked, self._padded, dtype=None), labels, self._vocabulary)
 
     def _linear_qkv(self, draw: int) -> tuple[Any, ...]:
         weights = (self._random(3 * draw + i, self._hidden, self._hidden) * self._hidden**-0.5 for i in range(3))
         biases = (self._random(3 * draw + i, self._hidden) for i in range(3))
-        return (self._random(draw, TOKENS, self._hidden, dtype=None), *weights, *biases)
+        return (self._random(draw, self._tokens, self._hidden, dtype=None), *weights, *biases)
 
     def _linear_gelu(self, draw: int) -> tuple[Any, ...]:
         return (*self._feed_forward(draw)[:3], False)
 
     def _feed_forward(self, draw: int) -> tuple[Any, ...]:
-        x, bias = self._random(draw, TOKENS, self._hidden, dtype=None), self._random(draw, self._inner)
+        x, bias = self._random(draw, self._tokens, self._hidden, dtype=None), self._random(draw, self._inner)
         w1 = self._random(draw, self._inner, self._hidden) * self._hidden**-0.5
         return (x, w1, bias, self._random(draw, self._hidden, self._inner) * self._inner**-0.5, False)
 
@@ -159,17 +191,22 @@ class Problems:
             return torch.full((), SCALE, device=self._device), torch.zeros((), device=self._device)
 
         def x(columns: int, draw: int = 1) -> Tensor:
-            return self._random(draw, TOKENS, columns, dtype=torch.bfloat16)
+            return self._random(draw, self._tokens, columns, dtype=torch.bfloat16)
 
         def norm() -> tuple[Any, ...]:
             return self._dropout_add_layer_norm(1)
 
+        def factors(dtype: torch.dtype) -> tuple[Any, ...]:
+            a, b = self._random(0, self._tokens, self._hidden).to(dtype), self._random(1, inner, self._hidden).to(e4m3)
+            inverse = FP8Scaling(1, Products()).to(self._device).inverse[0]
+            inverse.copy_(torch.tensor([0.25, 2.0, 1.0]))
+            return a, b, (inverse[INPUT], inverse[WEIGHT])
+
         def product() -> tuple[Any, ...]:
-            a, b = (self._random(i, n, self._hidden).to(TYPES[INPUT]) for i, n in enumerate((TOKENS, self._inner)))
-            factors = FP8Scaling(1, Products()).to(self._device).inverse[0]
-            factors.copy_(torch.tensor([0.25, 2.0, 1.0]))
-            bias = self._random(2, self._inner, dtype=torch.bfloat16)
-            return (a, b, (factors[INPUT], factors[WEIGHT]), torch.bfloat16, True, bias, None)
+            return (*factors(e4m3), torch.bfloat16, True, self._random(2, inner, dtype=torch.bfloat16), None)
+
+        def product_gelu_backward() -> tuple[Any, ...]:
+            return (*factors(e5m2), True, x(inner, 3), self._random(2, inner), False, *scales(), e5m2)
 
         def backward() -> tuple[Any, ...]:
             x_and_residual = norm()
@@ -178,7 +215,7 @@ class Problems:
             return (*gradients, saved, x_and_residual[2], DROPOUT, self._key, self._rows, *scales())
 
         def gelu(*draws: int) -> tuple[Any, ...]:
-            return (*(self._random(draw, TOKENS, inner, dtype=None) for draw in draws), False)
+            return (*(self._random(draw, self._tokens, inner, dtype=None) for draw in draws), False)
 
         return {
             "gelu": lambda: gelu(1),
@@ -190,16 +227,21 @@ class Problems:
             "fp8_dropout_add_layer_norm_forward": lambda: (*norm(), *scales()),
             "fp8_dropout_add_layer_norm_backward": backward,
             "fp8_product": product,
+            "fp8_product_gelu": lambda: (*factors(e4m3), self._random(2, inner), False, *scales(), e4m3),
+            "fp8_product_gelu_backward": product_gelu_backward,
         }
 
 
 FP8_TYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
-CACHE = "proof"
+CACHE, TIMES = "proof", "times"
+MARGIN = 1.1  # how many times as fast another implementation must be
+TIMED_LENGTHS = (36, 84, 204, 484, 512)  # Wikipedia's quantiles: 5, 25, 50, 75 and 95 % of the sequences are not longer
+REPEATS = {"cuda": 8, "cpu": 1}  # of these lengths
 FP8_SHARE = 0.25  # of a rounding step of FP8
 FAILS = "fails"
 OWN_MASKS = "flash"  # generates its own masks, so compare it without dropout
 # Settings that disable an implementation.
-REMEDIES = {"cublaslt": "OPS=triton", "flash": "OPS=auto", "fmha": "OPS=auto"}  # others: OPS=plain
+REMEDIES = {"cublaslt": "OPS=triton", **dict.fromkeys(("flash", "fmha", "fused"), "OPS=auto")}  # others: OPS=plain
 OverRanks = Callable[[Tensor], Any]
 Say = Callable[[str], object]
 
@@ -222,20 +264,26 @@ def prove(
     registry.select(choice, device)
     dtype = compute_dtype(precision, device)
     sizes = Sizes.of_run(shape, device)
-    names, kind = registry.ops(), f"{dtype} {sizes}"
+    names = [op for op in registry.ops() if precision.startswith("fp8") or not op.startswith("fp8_")]
+    kind = f"{dtype} {sizes}"
     found = device_cache.load(CACHE, device, say, kind)
     known = len(found)
+
+    def reason(op: str, name: str) -> str:
+        if name != "plain" and f"{op} {name}" not in found:
+            found[f"{op} {name}"] = check(op, name, device, dtype, sizes)
+        return found.get(f"{op} {name}", "")
+
+    if choice == "fastest":
+        problems = Problems.to_time(shape, device, dtype).all()
+        _keep_fastest({op: problems[op] for op in names}, reason, shape, device, dtype, over_ranks, say)
     while True:
-        chosen = {
-            op: name if registry.takes(name, dtype) else "plain" for op, name in registry.selected(device).items()
-        }
-        wanted = [op for op in names if chosen[op] != "plain" and (precision.startswith("fp8") or op[:4] != "fp8_")]
-        for key, op in ((f"{op} {chosen[op]}", op) for op in wanted):
-            found[key] = found[key] if key in found else check(op, chosen[op], device, dtype, sizes)
-        failed = torch.tensor([op in wanted and bool(found[f"{op} {chosen[op]}"]) for op in names], dtype=torch.int64)
+        selected = registry.selected(device)
+        chosen = {op: selected[op] if registry.takes(selected[op], dtype) else "plain" for op in names}
+        failed = torch.tensor([bool(reason(op, name)) for op, name in chosen.items()], dtype=torch.int64)
         over_ranks(failed)
         for op in itertools.compress(names, failed.tolist()):
-            why = found.get(f"{op} {chosen[op]}") or "failed verification on another rank"
+            why = reason(op, chosen[op]) or "failed verification on another rank"
             say(f"ops: {op} runs {registry.refuse(op, chosen[op], device, why)}: {chosen[op]} {why}")
         if not failed.any():
             break
@@ -243,6 +291,68 @@ def prove(
     found = {key: why for key, why in found.items() if not why.startswith(FAILS)}
     if len(found) > known:
         device_cache.store(CACHE, device, found, kind)
+
+
+def _keep_fastest(
+    problems: Mapping[str, Problem],
+    reason: Callable[[str, str], str],
+    shape: BertConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    over_ranks: Callable[[Tensor], Any],
+    say: Callable[[str], object],
+) -> None:
+    """Refuse every implementation that is slower than another one. Call it on all ranks.
+
+    Args:
+        problems: by op, at the model's sizes.
+        reason: (op, name) -> why an implementation must not be used, or "".
+        shape: of the model.
+        device, dtype: of the activations.
+        over_ranks: in-place all-reduce MAX of a host tensor.
+        say: logs each op's times.
+    """
+    names = {op: registry.candidates(op, device, dtype) for op in problems}
+    pairs = [(op, name) for op in problems for name in names[op]]
+    kind = f"{dtype} {shape}"
+    seconds = device_cache.load(TIMES, device, say, kind)
+    for op, name in pairs:
+        if not reason(op, name) and f"{op} {name}" not in seconds:
+            seconds[f"{op} {name}"] = _seconds(registry.form(op, name), *problems[op], device)
+    # Memory may be sufficient next time.
+    device_cache.store(TIMES, device, {key: taken for key, taken in seconds.items() if math.isfinite(taken)}, kind)
+    slowest = torch.tensor([math.inf if reason(op, name) else seconds[f"{op} {name}"] for op, name in pairs])
+    over_ranks(slowest)
+    table = dict(zip(pairs, slowest.tolist(), strict=True))
+    for op in problems:
+        times = {name: table[op, name] for name in names[op]}
+        fastest = _preferred(times)
+        for name in times.keys() - {fastest, "plain"}:
+            registry.refuse(op, name, device, "is slower")
+        listed = ", ".join(f"{name} {1e3 * times[name]:.3g} ms" for name in sorted(times, key=times.__getitem__))
+        say(f"ops: {op} runs {fastest}: {listed}")
+
+
+def _preferred(seconds: Mapping[str, float]) -> str:
+    """Return the first name, in order of preference, that is not clearly slower than the fastest."""
+    return next(name for name, taken in seconds.items() if taken <= MARGIN * min(seconds.values()))
+
+
+def _seconds(form: Callable[..., Any], make: Arguments, places: tuple[int, ...], device: torch.device) -> float:
+    """Return the shortest time of both passes, infinite if memory is insufficient."""
+    try:
+        arguments = list(make(0))
+        inputs = [arguments[place].requires_grad_() for place in places]
+
+        def work() -> None:
+            out = form(*arguments)
+            if inputs:
+                out = out[0] if isinstance(out, tuple) else out
+                torch.autograd.grad(out, inputs, torch.ones_like(out))
+
+        return min(time_launches(device, work))  # other programs only add time
+    except torch.OutOfMemoryError:
+        return math.inf
 
 
 def check(op: str, name: str, device: torch.device, dtype: torch.dtype, sizes: Sizes = SMALL) -> str:

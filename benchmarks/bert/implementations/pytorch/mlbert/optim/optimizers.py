@@ -86,4 +86,6 @@ def implementation(config: OptimizerConfig, compute: ComputeConfig) -> str:
     """Return the optimizer's implementation: OPTIMIZER_IMPLEMENTATION, or the one that matches OPS."""
     if config.optimizer_implementation != "ops":
         return config.optimizer_implementation
+    if compute.ops == "fastest":
+        return "auto"
     return compute.ops if compute.ops in ("auto", "plain", "native") else "triton"  # other values concern the model

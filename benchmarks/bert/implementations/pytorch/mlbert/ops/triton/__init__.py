@@ -2,9 +2,9 @@
 
 from triton import knobs
 
-from mlbert.ops.triton import attention, cast, embedding, interpreter, loss, norm
+from mlbert.ops.triton import attention, cast, embedding, interpreter, loss, norm, product
 
-__all__ = ["attention", "cast", "embedding", "loss", "norm"]
+__all__ = ["attention", "cast", "embedding", "loss", "norm", "product"]
 
 if knobs.runtime.interpret:
     interpreter.repair()

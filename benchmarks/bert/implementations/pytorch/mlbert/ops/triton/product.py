@@ -1,0 +1,103 @@
+"""The FP8 products before GELU and before its derivative, with GELU and the casts to FP8 in their epilogue, in Triton.
+
+    apart   product -> bfloat16 [T, F] in memory -> bias, GELU, two FP8 copies (`mlbert.ops.triton.cast`)
+    here    product, bias, GELU and two FP8 copies in one kernel; the backward pass never writes the product
+
+So a layer reads and writes three bfloat16 tensors [T, F] less, 0.6 GB for 48 packs of BERT-large. Two blocks of
+128 x 128, each with at most 128 registers a thread and 96 KiB of shared memory, share a multiprocessor, so that one
+computes GELU while the other multiplies. Tiles are read and written by TMA.
+
+The kernel has not run on a GPU, so only ``OPS=fused`` uses it.
+
+Legend: T tokens, U tokens rounded up to a multiple of 16, D inner dimension, F columns, P row blocks.
+"""
+
+from __future__ import annotations
+
+# mypy: disallow-untyped-defs=False
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from mlbert.ops import forms as registry
+from mlbert.ops.fp8_scaling import Quantised
+from mlbert.ops.triton.cast import fp8_bytes, gelu_parts, quantised_buffers, raise_amax
+from mlbert.ops.triton.device import sum_partials
+
+ROWS, COLUMNS, INNER = 128, 128, 128  # of a block
+OPTIONS = {"num_warps": 8, "num_stages": 3, "maxnreg": 128}
+
+
+@registry.register("fp8_product_gelu", "fused")
+def product_gelu(a, b, inverses, bias, exact, scale, amax, dtype) -> tuple[Tensor, Quantised]:
+    """See `mlbert.ops.fp8._product_gelu`. Only the tanh form of GELU is fused."""
+    if exact:
+        return registry.form("fp8_product_gelu", "triton")(a, b, inverses, bias, exact, scale, amax, dtype)
+    pre = torch.empty(a.shape[0], b.shape[0], dtype=torch.bfloat16, device=a.device)
+    return pre, _product(a, b, inverses, pre, bias, scale, amax, dtype, None)
+
+
+@registry.register("fp8_product_gelu_backward", "fused")
+def product_gelu_backward(a, b, inverses, fast, pre, bias, exact, scale, amax, dtype) -> tuple[Quantised, Tensor]:
+    """See `mlbert.ops.fp8._product_gelu_backward`. Only fast accumulation and the tanh form are fused."""
+    if exact or not fast:
+        apart = registry.form("fp8_product_gelu_backward", "triton")
+        return apart(a, b, inverses, fast, pre, bias, exact, scale, amax, dtype)
+    partial = torch.empty(triton.cdiv(a.shape[0], ROWS), b.shape[0], dtype=torch.float32, device=a.device)
+    return _product(a, b, inverses, pre, bias, scale, amax, dtype, partial), sum_partials(partial)
+
+
+def _product(a, b, inverses, pre, bias, scale, amax, dtype, partial) -> Quantised:
+    tokens, columns = pre.shape
+    assert all(x.is_contiguous() for x in (a, b, pre)), "contiguous operands and pre-activations expected"
+    assert b.shape == (columns, a.shape[1]), f"{tuple(b.shape)} for a product of {tuple(a.shape)}"
+    copies = quantised_buffers(pre, dtype)
+    if a.numel():
+        grid = (triton.cdiv(columns, COLUMNS), triton.cdiv(tokens, ROWS))
+        by_rows = [ROWS, COLUMNS]
+        product_kernel[grid](
+            *(TensorDescriptor.from_tensor(a, [ROWS, INNER]), TensorDescriptor.from_tensor(b, [COLUMNS, INNER])),
+            *(*inverses, bias, scale, amax, TensorDescriptor.from_tensor(pre, by_rows)),
+            TensorDescriptor.from_tensor(copies.rows.view(torch.uint8), by_rows),
+            TensorDescriptor.from_tensor(copies.columns.view(torch.uint8), [COLUMNS, ROWS]),
+            *(partial, tokens, columns, a.shape[1], dtype == torch.float8_e5m2, ROWS, COLUMNS, INNER),
+            **OPTIONS,
+        )
+    return copies
+
+
+@triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["inverse_a", "inverse_b", "scale", "amax"])
+def product_kernel(
+    a, b, inverse_a, inverse_b, bias, scale, amax, pre, out_rows, out_columns, partial, tokens, columns, inner,
+    E5M2: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr,
+):  # fmt: skip
+    """Compute one block of the product and of what follows it. Grid: F / COLUMNS, P.
+
+    Descriptors: a FP8 [T, D], b FP8 [F, D], pre bfloat16 [T, F], out_rows uint8 [T, F], out_columns uint8 [F, U].
+    bias: [F]; inverses, scale, amax: float32 scalars. Forward, `partial` is None, and pre is written. Backward, pre is
+    read, and partial float32 [P, F] gets the sums over the block's tokens.
+    """
+    first_row, first_column = tl.program_id(1) * ROWS, tl.program_id(0) * COLUMNS
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in range(0, inner, INNER):
+        total = tl.dot(a.load([first_row, start]), b.load([first_column, start]).T, total)
+    value = total * (tl.load(inverse_a) * tl.load(inverse_b))
+    column = first_column + tl.arange(0, COLUMNS)
+    shift = tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)[None, :]
+    if partial is None:
+        pre.store([first_row, first_column], value.to(tl.bfloat16))
+        value = gelu_parts(value + shift, False)[0]
+    else:
+        y = pre.load([first_row, first_column]).to(tl.float32) + shift
+        value *= gelu_parts(y, False)[1]
+    inside = first_row + tl.arange(0, ROWS) < tokens
+    value = tl.where(inside[:, None], value, 0.0)  # gelu(0 + bias) is not 0, and the transposed copy is padded with 0
+    if partial is not None:
+        sums = partial + tl.program_id(1).to(tl.int64) * columns + column
+        tl.store(sums, tl.sum(value, 0), mask=column < columns)
+    small = fp8_bytes(value * tl.load(scale), E5M2)
+    out_rows.store([first_row, first_column], small)
+    raise_amax(amax, tl.abs(value))  # at this place, registers do not spill
+    out_columns.store([first_column, first_row], tl.trans(small))
