@@ -8,7 +8,6 @@ from statistics import fmean
 import pytest
 import yaml
 
-from mlbert.cli.main import main
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.glue import TASKS
 from mlbert.data.prepare import glue_files
@@ -17,6 +16,7 @@ from mlbert.data.prepare.python_text import documents_by_file
 from mlbert.programs.mosaic import glue_yaml
 from mlbert.programs.mosaic.glue_runner import GlueJob
 from mlbert.programs.mosaic.nested_yaml import Leaves, read_nested
+from programs import RunMlbert, write_files
 from training_settings import read_metrics
 from user_errors import assert_error_line
 
@@ -43,27 +43,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("glue")
     glue_files.make(made / "glue", 0.1, itertools.islice(documents_by_file(), 120))  # all take seconds
     text = (made / "glue/MNLI/train.tsv").read_text().split("\n")
-    (made / "vocab.txt").write_text("\n".join(train_vocabulary(count_words(text), 400)) + "\n")
-    (made / "shape.json").write_text(SHAPE.to_json())
-    (made / "glue.yaml").write_text(YAML.replace("FOLDER", str(made)))
-    return made
+    vocabulary = "\n".join(train_vocabulary(count_words(text), 400)) + "\n"
+    configured = {"shape.json": SHAPE.to_json(), "glue.yaml": YAML.replace("FOLDER", str(made))}
+    return write_files(made, {"vocab.txt": vocabulary} | configured)
 
 
-def run(folder: Path, *words: str) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(["glue", str(folder / "glue.yaml"), *words])
-    return int(end.value.code or 0)
-
-
-def test_jobs_scores_failure_and_resumption(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    dev, out = folder / "glue/RTE/dev.tsv", folder / "out/tiny"
+def test_jobs_scores_failure_and_resumption(folder: Path, run_mlbert: RunMlbert) -> None:
+    dev, out, command = folder / "glue/RTE/dev.tsv", folder / "out/tiny", ("glue", folder / "glue.yaml")
     good = dev.read_text()
     dev.write_text(good.replace("\tentailment\n", "\tyes\n", 1))
-    assert run(folder) == 1
-    output = capfd.readouterr()
-    assert "rte seed 1 failed" in output.out
-    assert "glue.py: rte seed 1: mlbert: error:" in output.err
-    assert "[data.labels]" in output.err
+    status, output, error = run_mlbert(*command)
+    assert (status, "rte seed 1 failed" in output) == (1, True)
+    assert "glue.py: rte seed 1: mlbert: error:" in error
+    assert "[data.labels]" in error
     found = json.loads((out / "glue_scores.json").read_text())
     assert found["glue"] is None
     assert found["missing"] == [{"task": "rte", "seed": 1}]
@@ -71,8 +63,8 @@ def test_jobs_scores_failure_and_resumption(folder: Path, capfd: pytest.CaptureF
     dev.write_text(good)
     mnli = out / "task=mnli/seed=7/run_0"
     before = (mnli / "summary.json").stat().st_mtime_ns
-    assert run(folder) == 0
-    assert "1 of 2 jobs are already done" in capfd.readouterr().out
+    status, output, _ = run_mlbert(*command)
+    assert (status, "1 of 2 jobs are already done" in output) == (0, True)
     assert (mnli / "summary.json").stat().st_mtime_ns == before
     found = json.loads((out / "glue_scores.json").read_text())
     values = {}
@@ -87,8 +79,9 @@ def test_jobs_scores_failure_and_resumption(folder: Path, capfd: pytest.CaptureF
     start = json.loads((out / "task=rte/seed=1/run_0/config.json").read_text())["config"]["init_checkpoint"]
     assert start == str(mnli / "weights")
 
-    assert run(folder, "tasks.rte.optimizer.lr=1.0e-4") == 2
-    assert_error_line(capfd.readouterr().err, "run.exists", "tiny/task=rte/seed=1")
+    status, _, error = run_mlbert(*command, "tasks.rte.optimizer.lr=1.0e-4")
+    assert status == 2
+    assert_error_line(error, "run.exists", "tiny/task=rte/seed=1")
 
 
 @pytest.mark.parametrize(

@@ -148,18 +148,7 @@ def test_train_names_all_settings_that_are_missing(run_mlbert, monkeypatch):
     assert "Traceback" in run_mlbert("train", "--debug")[2]
 
 
-def test_print_config_shows_the_plan_and_trains_nothing(tmp_path, run_mlbert):
-    code, out, _ = run_mlbert(*train_arguments(tmp_path), "--print-config")
-    assert code == 0
-    assert "LR=0.01  (learning_rate, flag --learning_rate)" in out
-    assert "global_batch_size 6 = BATCHSIZE 4 x 1 ranks x PACKING_FACTOR 1.5" in out
-    assert "closed division: every 150,000, on 10,000" in out
-    assert "expected samples: unknown" in out
-    assert "data and model shape: synthetic" in out
-    assert not (tmp_path / "out").exists()
-
-
-def test_print_config_checks_what_training_would(tmp_path, run_mlbert, prepared_data):
+def test_print_config_shows_the_plan_checks_what_training_would_and_trains_nothing(tmp_path, run_mlbert, prepared_data):
     entries = len((prepared_data / "vocab.txt").read_text().splitlines())
     fitting = {"vocab_size": entries, "max_position_embeddings": 32}
     data = {"synthetic_data": 0, "input_dir": prepared_data / "train", "eval_dir": prepared_data / "eval"}
@@ -184,7 +173,10 @@ def test_print_config_checks_what_training_would(tmp_path, run_mlbert, prepared_
             assert err.removeprefix("mlbert: error: ").removesuffix(f" [{expected}]\n") in out
         else:
             assert not err
-        assert "global_batch_size" in out
+        assert "LR=0.01  (learning_rate, flag --learning_rate)" in out
+        assert "global_batch_size 6 = BATCHSIZE 4 x 1 ranks x PACKING_FACTOR 1.5" in out
+        assert "closed division: every 150,000, on 10,000" in out
+        assert "expected samples: unknown" in out
         (tmp_path / "bert_config.json").unlink()
     assert sorted(tmp_path.rglob("*")) == before
 

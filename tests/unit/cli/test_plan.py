@@ -103,19 +103,19 @@ def test_sourced_exports(tree_root, as_json, monkeypatch):
     assert not found["job"]["fp8"]
 
 
-def write_log(path: Path, ranks: int, batch: int, rate: float, status: str = "success") -> Path:
-    """Write a log of ten evaluations every 10,000 sequences, 1 s each."""
-    evaluations = [(10_000 * n, n * (10_000 / rate + 1), 0.5) for n in range(1, 11)]
-    return simple_logs.write_log(path, evaluations, logged={"ranks": ranks, "global_batch_size": batch}, status=status)
+def write_log(path: Path, status: str = "success") -> Path:
+    """Write a log of 8 GPUs at 9,000 sequences/s: ten evaluations every 10,000 sequences, 1 s each."""
+    evaluations = [(10_000 * n, n * (10_000 / 9000 + 1), 0.5) for n in range(1, 11)]
+    return simple_logs.write_log(path, evaluations, logged={"ranks": 8, "global_batch_size": 768}, status=status)
 
 
 def test_calibration_by_a_log_of_gpus(as_json, assert_fails, tmp_path):
-    log = write_log(tmp_path / "log.txt", 8, 768, 9000.0, status="aborted")
+    log = write_log(tmp_path / "log.txt", status="aborted")
     words = ("--gpu", "h200", "--gpus", 8, "--batch", 768, "--calibrate", log)
     found = as_json(*words)
     assert found["sequences_per_second"] == pytest.approx(9000)
     assert found["evaluation_seconds"] == pytest.approx(1)
-    reached = write_log(tmp_path / "reached.txt", 8, 768, 9000.0)
+    reached = write_log(tmp_path / "reached.txt")
     more = [as_json(*words[:4], "--batch", 1536, *extra)["samples"] for extra in ((), ("--calibrate", reached))]
     here = [as_json(*words[:4], "--batch", 768, *extra)["samples"] for extra in ((), ("--calibrate", reached))]
     assert here[1] == pytest.approx(100_000)
@@ -126,7 +126,7 @@ def test_calibration_by_a_log_of_gpus(as_json, assert_fails, tmp_path):
 
 
 def test_power_comes_from_the_summaries_of_the_logs(run_mlbert, as_json, tmp_path):
-    log = write_log(tmp_path / "result_0.txt", 8, 768, 9000.0)
+    log = write_log(tmp_path / "result_0.txt")
     (tmp_path / "run_0").mkdir()
     words = ("--gpu", "h200", "--gpus", 16, "--batch", 768, "--calibrate", log, "--co2-per-kwh", 0.5)
     for summary, watts in (({}, None), ({"average_watts": 8000.0}, 1000), ({"average_watts": "8000"}, None)):

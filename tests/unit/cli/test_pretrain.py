@@ -6,13 +6,12 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from programs import RunMlbert, write_files
+from programs import RunMlbert, wait_for, write_files
 from user_errors import assert_error_line
 
 WORDS = [["The old", "A young", "Every"], ["river", "teacher", "engine", "window"], ["finds", "builds", "paints"]]
@@ -52,9 +51,7 @@ def test_interrupted_resumed_and_extended(text: Path, tmp_path: Path, run: Run, 
     command = [sys.executable, "-m", "mlbert", "pretrain", *map(str, words), "--minutes", "5"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     metrics = out / "run_0/metrics.jsonl"
-    limit = time.monotonic() + 120
-    while process.poll() is None and not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < limit:
-        time.sleep(0.1)
+    wait_for(lambda: process.poll() is not None or (metrics.exists() and metrics.stat().st_size > 0), 120)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
