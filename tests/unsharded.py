@@ -1,8 +1,13 @@
-"""Create an optimizer that owns all of its parameters."""
+"""Create optimizers that own all of their parameters."""
 
 from typing import Any, TypeVar
 
+from mlbert.config.sections import Configuration
+from mlbert.distributed.config import DistributedConfig
 from mlbert.distributed.sharding import ShardLayout
+from mlbert.ops.config import ComputeConfig
+from mlbert.optim import optimizers
+from mlbert.optim.config import OptimizerConfig, ScheduleConfig
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.optimizer import FlatOptimizer
 
@@ -12,3 +17,10 @@ AnyOptimizer = TypeVar("AnyOptimizer", bound=FlatOptimizer)
 def unsharded(cls: type[AnyOptimizer], flat: FlatParameters, **settings: Any) -> AnyOptimizer:
     """Return the optimizer on one rank."""
     return cls(flat, ShardLayout.whole(flat.padded_data.numel()), **settings)
+
+
+def configured(config: Configuration, flat: FlatParameters) -> FlatOptimizer:
+    """Return the optimizer of a configuration."""
+    rate = config[ScheduleConfig].learning_rate
+    settings = config[OptimizerConfig], rate, config[DistributedConfig], config[ComputeConfig]
+    return optimizers.make(*settings, flat, ShardLayout.whole(flat.numel))

@@ -27,11 +27,7 @@ def trained(tmp_path_factory, prepared_data):
 
 def unfinished(trained, folder):
     """Copy the run as if it had been killed after its checkpoint."""
-    shutil.copytree(trained, folder)
-    for name in ("weights", "huggingface"):
-        shutil.rmtree(folder / "run_0" / name)
-    (folder / "run_0/summary.json").unlink()
-    return folder
+    return shutil.copytree(trained, folder, ignore=shutil.ignore_patterns("weights", "huggingface", "summary.json"))
 
 
 def test_a_checkpoint_is_exported_and_starts_a_run(trained, tmp_path, run_mlbert):

@@ -72,6 +72,9 @@ def test_an_export_and_a_bad_one_are_traced_to_their_lines(recipe, environ, tmp_
         _resolve(recipe, environ | {"LR": "fast", "CONFIG_FILE": str(config)})
 
 
+UNPACKED = {"MAX_SEQUENCES_PER_PACK": "1", "PACKING_FACTOR": "1"}
+
+
 def test_values_of_exports_and_of_yaml(recipe, environ, tmp_path):
     for text, seed in (("", None), ("none", None), ("7", 7)):
         resolved = _resolve(simple_recipe(seed=5), environ | {"SEED": text})
@@ -83,6 +86,9 @@ def test_values_of_exports_and_of_yaml(recipe, environ, tmp_path):
     assert (schedule.learning_rate, schedule.warmup_steps, run.resume, run.max_seconds) == (1e-3, 0, True, None)
     config = _resolve(recipe, environ | {"WARMUP_STEPS": "0", "WARMUP_PROPORTION": "0.25"}).config
     assert config[ScheduleConfig].num_warmup_steps == 25
+    for text, counts in (("3 2 1 2", (3, 2, 1, 2)), ("8", (8,)), (" 4,4 ", (4, 4)), ("none", None)):
+        resolved = _resolve(recipe, environ | UNPACKED | {"BIN_COUNTS": text})
+        assert resolved.config[DataConfig].counts_of_bins == counts
 
 
 def test_doubtful_exports_are_warnings(recipe, environ):
@@ -97,7 +103,6 @@ def test_doubtful_exports_are_warnings(recipe, environ):
         assert _resolve(recipe, environ | {name: "5"}).warnings == [warning]
 
 
-UNPACKED = {"MAX_SEQUENCES_PER_PACK": "1", "PACKING_FACTOR": "1"}
 BINS = ("8 0", "9 -1", "4.0 4", "four", "0_4 4", ",")
 # What is given: exports, --flags, the text of a YAML file, key=value words; then code and subject of the error.
 BAD = {
@@ -213,14 +218,6 @@ def test_any_legal_configuration_survives_a_round_trip_as_text(values):
     by_words = resolve(ALL, {}, CommandLine(overrides=[f"{key}={text}" for key, text, _, _ in rows]))
     by_exports = resolve(ALL, {env: text for _, text, env, _ in rows})
     assert list(by_words.config.sections) == list(by_exports.config.sections) == list(resolved.config.sections)
-
-
-@pytest.mark.parametrize(
-    ("text", "counts"), [("3 2 1 2", (3, 2, 1, 2)), ("8", (8,)), (" 4,4 ", (4, 4)), ("none", None)]
-)
-def test_numbers_of_the_bins(recipe, environ, text, counts):
-    config = resolve(recipe, {**environ, **UNPACKED, "BIN_COUNTS": text}).config
-    assert config[DataConfig].counts_of_bins == counts
 
 
 @example("average_packing_rate", "0\n")

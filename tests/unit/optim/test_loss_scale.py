@@ -46,9 +46,8 @@ def test_steps_that_overflow_do_not_count(tmp_path):
     metrics = train(tmp_path, precision="fp16", loss_scale=2**24, warmup_steps=100, max_steps=20)
     skipped = [m for m in metrics if not m["grad_norm"] < float("inf")]
     assert 0 < len(skipped) < len(metrics), metrics
-    rates = [m["learning_rate"] for m in metrics]
+    assert metrics[: len(skipped)] == skipped
     updates = 0
     for metric in metrics:
         assert metric["learning_rate"] == pytest.approx(0.01 * updates / 100)
         updates += metric not in skipped
-    assert rates[0] == rates[len(skipped)]

@@ -6,18 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from mlbert.distributed.config import DistributedConfig
-from mlbert.distributed.sharding import ShardLayout
-from mlbert.ops.config import ComputeConfig
-from mlbert.optim import muon, optimizers
+from mlbert.optim import muon
 from mlbert.optim.adamw import AdamW
-from mlbert.optim.config import OptimizerConfig, ScheduleConfig
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.muon import Muon, orthogonalize
 from mlbert.recipes import packed_lamb
 from optimizer_cases import COMMON
 from training_settings import configuration
-from unsharded import unsharded
+from unsharded import configured, unsharded
 from user_errors import user_error
 
 SHAPES = {
@@ -127,27 +123,22 @@ def test_native_and_plain_agree():
 
 @FORMS
 def test_resumed_run_equals_a_straight_one(form):
-    straight, first, second = make_flat(), make_flat(), make_flat()
+    straight, second = make_flat(), make_flat()
     optimizer = make(straight, form)
     train(straight, optimizer, 2)
-    expected = train(straight, optimizer, 2)
-    optimizer = make(first, form)
-    train(first, optimizer, 2)
-    second.data.copy_(first.data)
-    second.grad.copy_(first.grad)
+    second.data.copy_(straight.data)
+    second.grad.copy_(straight.grad)
     resumed = make(second, form)
     resumed.load_state_dict(optimizer.state_dict() | {"num_updates": 2})
+    expected = train(straight, optimizer, 2)
     torch.testing.assert_close(train(second, resumed, 2), expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("sharded", ["node", "all"])
 def test_sharding_is_refused(sharded):
     config = configuration(packed_lamb.RECIPE, optimizer="muon", sharded_optimizer=sharded)
-    rate = config[ScheduleConfig].learning_rate
-    parts = config[OptimizerConfig], rate, config[DistributedConfig], config[ComputeConfig]
-    flat = make_flat()
     with user_error("config.conflict", "OPTIMIZER=muon"):
-        optimizers.make(*parts, flat, ShardLayout.whole(flat.numel))
+        configured(config, make_flat())
 
 
 def test_a_missing_form_is_named():

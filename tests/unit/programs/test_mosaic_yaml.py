@@ -87,9 +87,8 @@ def test_mistakes_are_named(path: Path) -> None:
 
 def test_an_unknown_name_of_the_file_is_named_with_its_line(path: Path) -> None:
     path.write_text(TEXT.replace("  dataset:", "  datasat:"), encoding="utf-8")
-    with user_error("config.unknown-name", "main.yaml:8") as caught:
+    with user_error("config.unknown-name", f"{path}:8") as caught:
         read_nested(path, [], KNOWN)
-    assert f"{path}:8" in str(caught.value)
     assert "loader.dataset.local" in str(caught.value)
 
 
@@ -97,9 +96,8 @@ def test_an_unknown_name_of_the_file_is_named_with_its_line(path: Path) -> None:
 def test_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(text, encoding="utf-8")
-    with user_error("config.file", path) as caught:
+    with user_error("config.file", path):
         read_nested(path, [], KNOWN)
-    assert str(path) in str(caught.value)
 
 
 PLAIN = Durations(sequences_per_step=4096, max_seq_length=128, steps_per_epoch=lambda: 50)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mlbert.runs.energy import EnergyMeter, energy_words, summarize_energy
+from programs import write_files
 from training_settings import read_summary
 from training_settings import run as run_train
 
@@ -35,9 +36,8 @@ def measure(num_gpus):
 
 
 def write_zone(folder, name, microjoules):
-    folder.mkdir(parents=True, exist_ok=True)
-    for file, value in (("name", name), ("energy_uj", microjoules), ("max_energy_range_uj", 2**38)):
-        (folder / file).write_text(f"{value}\n")
+    values = {"name": name, "energy_uj": microjoules, "max_energy_range_uj": 2**38}
+    write_files(folder, {file: f"{value}\n" for file, value in values.items()})
 
 
 def test_zeus_reads_processors_and_memory_once(tmp_path, monkeypatch):

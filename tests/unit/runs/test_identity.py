@@ -17,7 +17,6 @@ from mlbert.host.provenance import PACKAGE_HOME
 from mlbert.mlperf.config import SubmissionConfig
 from mlbert.mlperf.logs import read_log
 from mlbert.mlperf.mllog import MLPerfLogger
-from mlbert.models.config import ModelConfig
 from mlbert.optim.config import ScheduleConfig
 from mlbert.runs import identity
 from mlbert.runs.identity import RunIdentity, RuntimeFacts, identify
@@ -39,9 +38,9 @@ def sha256(content: bytes) -> str:
 @pytest.fixture
 def resolved(recipe, environ, tmp_path: Path):
     config = {"config_x_1x1x8x2.sh": "source env.sh\nexport LR=2e-3\n", "env.sh": "export EVALDIR=/data/eval\n"}
-    write_files(tmp_path, config | {"shape.json": "{}"})
+    write_files(tmp_path, config | {"shape.json": "{}", "weights/model.safetensors": "x"})
     environ |= {"CONFIG_FILE": f"{tmp_path}/config_x_1x1x8x2.sh", "BERT_CONFIG": f"{tmp_path}/shape.json", "LR": "2e-3"}
-    return resolve(recipe, environ)
+    return resolve(recipe, environ | {"INIT_CHECKPOINT": f"{tmp_path}/weights"})
 
 
 def test_a_run_is_identified(resolved, tmp_path, monkeypatch):
@@ -56,7 +55,7 @@ def test_a_run_is_identified(resolved, tmp_path, monkeypatch):
     assert made.model_shape_sha256 == sha256(b"{}")
     assert re.fullmatch("[0-9a-f]{40}|tree:sha256:[0-9a-f]{64}", made.commit)
     assert {**DATA, **PLACE, **VERSIONS, "hosts": ["a", "b"]}.items() <= asdict(made).items()
-    assert (made.nodes, made.starting_weights, made.starting_weights_sha256) == (2, "none", "none")
+    assert (made.nodes, made.starting_weights, made.starting_weights_sha256) == (2, "weights", sha256(b"x"))
     assert (made.experiment, made.experiments) == (resolved.config[RunConfig].experiment, 5)
     assert shlex.split(made.command)[1:] == sys.orig_argv[1:]
     (tmp_path / "shape.json").unlink()
@@ -81,14 +80,6 @@ def test_every_event_is_a_call_that_names_its_key(resolved, tmp_path):
     assert log.value("max_samples") == config[RunConfig].max_samples_termination
     assert set(log.value("configuration")) == {row.env for row in settings_by_key().values()}
     assert log.value("configuration")["LR"] == {"value": 2e-3, "origin": f"{tmp_path}/config_x_1x1x8x2.sh:2"}
-
-
-def test_the_starting_weights_are_named_without_their_folder(resolved, tmp_path):
-    write_files(tmp_path, {"weights/model.safetensors": "x"})
-    model = resolved.config[ModelConfig].model_copy(update={"init_checkpoint": tmp_path / "weights"})
-    config = resolved.config.replace(model)
-    made = identify(replace(resolved, config=config), FACTS)
-    assert (made.starting_weights, made.starting_weights_sha256) == ("weights", sha256(b"x"))
 
 
 def test_passwords_are_not_logged(resolved, monkeypatch):
