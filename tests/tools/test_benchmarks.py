@@ -21,19 +21,15 @@ from mlbert.models.bert import BertForMaskedLM
 from mlbert.models.objectives import MLM_DIVISOR_EPS, MaskedLM
 from mlbert.models.weights.huggingface import padded_inputs
 from programs import run_checked
+from same_weights import initialized
 from text_sets import random_texts, write_texts
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets" / "instances"
-needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc on PATH: nothing to compare with")
 
 
-@pytest.fixture(scope="module")
-def record() -> dict:
-    return prepare.run(ASSETS / "text.txt", ASSETS / "vocab.txt", rounds=2, num_lengths=20_000)
-
-
-@needs_gcc
-def test_preparation_record_is_consistent(record):
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc on PATH: nothing to compare with")
+def test_preparation_record_is_consistent_printed_and_written(monkeypatch, tmp_path, capsys):
+    record = prepare.run(ASSETS / "text.txt", ASSETS / "vocab.txt", rounds=2, num_lengths=20_000)
     generator = record["generator"]
     assert generator["instances"] == 217
     assert len(generator["pair_ratios"]) == generator["rounds"] == 2
@@ -48,10 +44,6 @@ def test_preparation_record_is_consistent(record):
     assert packing["lengths"] == 20_000
     assert 20_000 / 3 <= packing["packs"] < 20_000
     assert 0.9 < packing["filled"] <= 1
-
-
-@needs_gcc
-def test_command_prints_and_writes_the_record(monkeypatch, record, tmp_path, capsys):
     monkeypatch.setattr(prepare, "run", lambda *_: record)
     assert prepare.main(["--json", str(tmp_path / "record.json")]) == 0
     assert "ratio (median of 2 pairs)" in capsys.readouterr().out
@@ -130,8 +122,7 @@ def batch() -> HostBatch:
 
 @pytest.mark.parametrize("length", [32, 48])
 def test_padded_model_has_the_same_loss_and_gradients(batch: HostBatch, length: int) -> None:
-    model = BertForMaskedLM(SHAPE)
-    model.initialize(3)
+    model = initialized(BertForMaskedLM(SHAPE), 3)
     padded = PaddedMosaicBert(model)
     flat = batch.to("cpu")
     divisor = torch.tensor(batch.num_masked + MLM_DIVISOR_EPS)
@@ -147,7 +138,6 @@ def test_padded_model_has_the_same_loss_and_gradients(batch: HostBatch, length: 
 
 
 def test_expert_step_has_the_same_loss(batch: HostBatch) -> None:
-    model = BertForMaskedLM(SHAPE)
-    model.initialize(3)
+    model = initialized(BertForMaskedLM(SHAPE), 3)
     losses = [side.step() for side in (padded_side(batch, model, 48), *(expert_side(batch, model, n) for n in (1, 3)))]
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-6)

@@ -82,13 +82,12 @@ def bash(script, home):
     return run_checked("bash", "--norc", "-c", script, env=variables).stdout
 
 
-@pytest.mark.parametrize(("typed", "offered"), [("mlbert rep", {"report"}), ("mlbert convert hf", {"hf-to-torch"})])
-def test_bash_completion_is_installed(tmp_path, typed, offered):
-    if typed == "mlbert rep":
-        assert bash("mlbert --show-completion bash | bash -n", tmp_path) == ""
-    press = f"COMP_WORDS=({typed}); COMP_CWORD={len(typed.split()) - 1}; _mlbert_completion mlbert"
-    found = bash(f'mlbert --install-completion bash >&2; . ~/.bashrc; {press}; echo "${{COMPREPLY[*]}}"', tmp_path)
-    assert set(found.split()) == offered
+def test_bash_completion_is_installed(tmp_path):
+    assert bash("mlbert --show-completion bash | bash -n", tmp_path) == ""
+    bash("mlbert --install-completion bash", tmp_path)
+    for typed, offered in (("mlbert rep", "report"), ("mlbert convert hf", "hf-to-torch")):
+        press = f"COMP_WORDS=({typed}); COMP_CWORD={len(typed.split()) - 1}; _mlbert_completion mlbert"
+        assert bash(f'. ~/.bashrc; {press}; echo "${{COMPREPLY[*]}}"', tmp_path) == f"{offered}\n"
 
 
 def test_train_help_names_every_setting(run_mlbert):

@@ -15,6 +15,7 @@ from mlbert.programs.bench import expert
 from mlbert.programs.bench import step_time as step
 from mlbert.programs.bench.network import NetworkReport
 from recorded_graph import RecordedGraph
+from same_weights import initialized
 from user_errors import user_error
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -24,8 +25,7 @@ SHAPE = BertConfig(1200, 32, 2, 2, 64, max_position_embeddings=64, **NO_DROPOUT)
 def test_all_sides_compute_the_same_losses():
     """Of the second step too, after each optimizer's first update, for Hugging Face's model in both uses."""
     batch = step.make_batch(SHAPE, 5, None, seed=1)
-    model = BertForPreTraining(SHAPE, torch.float32)
-    model.initialize(seed=1)
+    model = initialized(BertForPreTraining(SHAPE, torch.float32))
     theirs = step.their_side(SHAPE, batch, torch.float32, model)
     choices = [expert.Choice(1), expert.Choice(2, "eager"), expert.Choice(5)]
     experts = [expert.expert_side(SHAPE, batch, torch.float32, model, choice) for choice in choices]
@@ -43,8 +43,7 @@ def test_a_graph_trains_like_the_step_without_one(monkeypatch, restore_selection
     monkeypatch.setattr(BertForPreTraining, "capture_obstacle", lambda *_: None)
     batch, losses = step.make_batch(SHAPE, 5, None, seed=1), []
     for as_graph in (False, True):
-        model = BertForPreTraining(SHAPE, torch.float32)
-        model.initialize(seed=1)
+        model = initialized(BertForPreTraining(SHAPE, torch.float32))
         optimizer = TensorLamb(FlatParameters(model.ordered_parameters()))
         side = step.trained_side(batch, model, 1, optimizer, PreTraining("step"), as_graph)
         losses.append([side.step() for _ in range(3)])

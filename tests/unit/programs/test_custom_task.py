@@ -187,18 +187,15 @@ def test_runs_that_start_at_once_have_different_folders(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {f"run_{number}" for number in range(41)}
 
 
-EXAMPLES = Path(__file__).parents[3] / "docs/examples"
-
-
 def test_the_programs_of_the_docs_start_from_the_same_folder(folder, tmp_path, capsys) -> None:
     tags = {word: f"B-{kind.upper()}" for kind, words in PLACES.items() for word in words}
     rows = [text.split() for text, _ in sentences(16)]
     lines = [json.dumps({"words": words, "tags": [tags.get(word, "O") for word in words]}) for words in rows]
     (tmp_path / "tagged.jsonl").write_text("\n".join(lines))
     (tmp_path / "sentences.txt").write_text("the sun was near\na river was seen\nthe sun was near a\n")
-    named_entities, sentence_embeddings = (
-        runpy.run_path(str(EXAMPLES / f"{name}.py")) for name in ("named_entities", "sentence_embeddings")
-    )
+    examples = Path(__file__).parents[3] / "docs/examples"
+    named_entities = runpy.run_path(str(examples / "named_entities.py"))
+    sentence_embeddings = runpy.run_path(str(examples / "sentence_embeddings.py"))
     named_entities["main"](folder / "model", tmp_path / "tagged.jsonl", str(tmp_path / "tagger"), 1)
     capsys.readouterr()
     sentence_embeddings["main"](str(folder / "model"), tmp_path / "sentences.txt")
