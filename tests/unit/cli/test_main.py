@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from typer.main import get_command
@@ -112,8 +113,7 @@ def test_train_help_names_every_setting(run_mlbert):
 )
 def test_wrong_usage_is_one_line_and_exit_code_two(run_mlbert, arguments, named):
     code, _, error = run_mlbert(*arguments)
-    assert code == 2
-    assert error.count("\n") == 1
+    assert (code, error.count("\n")) == (2, 1)
     assert error.startswith("mlbert: error: ")
     assert named in error
 
@@ -180,18 +180,11 @@ def test_print_config_shows_the_plan_checks_what_training_would_and_trains_nothi
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize(
-    ("error", "status", "message"),
-    [
+def test_exceptions_of_a_working_command_are_one_line(run_mlbert, tmp_path):
+    for error, status, message in (
         (PermissionError(13, "Permission denied", "x"), 2, "error: x: Permission denied. Check its permissions."),
         (KeyboardInterrupt(), 130, "interrupted"),
-    ],
-    ids=["no permission", "Ctrl-C"],
-)
-def test_exceptions_of_a_working_command_are_one_line(run_mlbert, monkeypatch, tmp_path, error, status, message):
-    def recognise(*_):
-        raise error
-
-    monkeypatch.setattr("mlbert.cli.prepare.wiki.recognise", recognise)
-    code, _, err = run_mlbert("prepare", "recognise", tmp_path)
-    assert (code, err) == (status, f"mlbert: {message}\n")
+    ):
+        with mock.patch("mlbert.cli.prepare.wiki.recognise", side_effect=error):
+            code, _, err = run_mlbert("prepare", "recognise", tmp_path)
+        assert (code, err) == (status, f"mlbert: {message}\n")

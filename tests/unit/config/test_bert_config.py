@@ -75,8 +75,7 @@ CHANGES = st.dictionaries(st.sampled_from([field.name for field in dataclasses.f
 @settings(max_examples=30)
 def test_any_values_make_a_shape_or_one_line(tmp_path_factory, changes, left_out):
     values = {name: value for name, value in {**TINY, **changes}.items() if name not in left_out}
-    path = tmp_path_factory.getbasetemp() / "bert_config.json"
-    path.write_text(json.dumps(values))
+    path = write(tmp_path_factory.getbasetemp(), json.dumps(values))
     try:
         shape = BertConfig.from_json(path)
     except UserError as error:

@@ -26,13 +26,16 @@ def _resolve(recipe, environ, flags=None, yaml_files=(), overrides=()):
 
 
 def test_recipe_yaml_environment_argument_win_in_this_order(recipe, environ, tmp_path):
-    parent, child = tmp_path / "parent.yaml", tmp_path / "child.yaml"
-    parent.write_text("{max_steps: 1, log_freq: 1, experiment: 1, eval_batch_size: 1}")
-    child.write_text("extends: parent.yaml\nlog_freq: 2\nexperiment: 2\neval_batch_size: 2\n")
+    """Of two parents of a YAML file, the later one wins."""
+    first, second, child = (tmp_path / f"{name}.yaml" for name in ("first", "second", "child"))
+    first.write_text("{max_steps: 1, cpu_threads: 1, log_freq: 1, experiment: 1, eval_batch_size: 1}")
+    second.write_text("cpu_threads: 2")
+    child.write_text("extends: [first.yaml, second.yaml]\nlog_freq: 2\nexperiment: 2\neval_batch_size: 2\n")
     environ |= {"EXPERIMENT": "3", "EVAL_BATCH_SIZE": "3", "LR": "1"}
     resolved = _resolve(recipe, environ, {"eval_batch_size": "4"}, [child], ["learning_rate=2e-3"])
     expected = {
-        "max_steps": (1, f"{parent}:1"),
+        "max_steps": (1, f"{first}:1"),
+        "cpu_threads": (2, f"{second}:1"),
         "log_freq": (2, f"{child}:2"),
         "experiment": (3, "environment EXPERIMENT"),
         "eval_batch_size": (4, "flag --eval_batch_size"),
@@ -42,7 +45,7 @@ def test_recipe_yaml_environment_argument_win_in_this_order(recipe, environ, tmp
     }
     known = settings_by_key()
     assert {key: (resolved.config.get(known[key]), resolved.origin[key]) for key in expected} == expected
-    assert resolved.files == [child, parent]
+    assert resolved.files == [child, first, second]
 
 
 def test_an_export_and_a_bad_one_are_traced_to_their_lines(recipe, environ, tmp_path):
@@ -252,11 +255,9 @@ def test_a_setting_the_recipe_does_not_read_is_a_warning_in_the_environment(reci
     assert resolved.as_configuration()["TASK"] == {"value": None, "origin": "not set"}
 
 
-@pytest.mark.parametrize(
-    "words", ["task=none", "drop_last=", "deterministic=1", "masking_rate=none", "steps_per_loop=200"]
-)
-def test_none_and_defaults_pass_so_that_old_logs_can_be_repeated(recipe, words):
-    assert resolve(recipe, FOLDERS, CommandLine(overrides=[words])).warnings == []
+def test_none_and_defaults_pass_so_that_old_logs_can_be_repeated(recipe):
+    words = ["task=none", "drop_last=", "deterministic=1", "masking_rate=none", "steps_per_loop=200"]
+    assert resolve(recipe, FOLDERS, CommandLine(overrides=words)).warnings == []
 
 
 def test_a_recipe_may_require_what_its_section_allows_to_be_none():

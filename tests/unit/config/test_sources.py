@@ -1,11 +1,8 @@
-"""Reading exports of a config_*.sh and finding the nearest known name."""
-
-from pathlib import Path
+"""The exports of a config_*.sh and its name."""
 
 import pytest
 
-from mlbert.config.sources import Export, check_exports, parse_config_name, read_yaml
-from programs import write_files
+from mlbert.config.sources import Export, check_exports, parse_config_name
 from user_errors import user_error
 
 
@@ -43,18 +40,6 @@ def test_bad_lines_are_named_with_their_number(line, code, subject, tmp_path):
     config.unlink()
     with user_error("file.unreadable", config):
         check_exports(config)
-
-
-def test_two_parents_and_the_later_wins(tmp_path):
-    texts = {"a.yaml": "max_steps: 1\nlog_freq: 1\n", "b.yaml": "max_steps: 2\n"}
-    write_files(tmp_path, texts | {"c.yaml": "extends: [a.yaml, b.yaml]\nexperiment: 3\n"})
-    files: list[Path] = []
-    assert read_yaml(tmp_path / "c.yaml", files) == {
-        "max_steps": (2, f"{tmp_path}/b.yaml:1"),
-        "log_freq": (1, f"{tmp_path}/a.yaml:2"),
-        "experiment": (3, f"{tmp_path}/c.yaml:2"),
-    }
-    assert files == [tmp_path / name for name in ("c.yaml", "a.yaml", "b.yaml")]
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,12 @@
 """The plan of a run: what --print-config prints besides the settings."""
 
-from pathlib import Path
-
 import pytest
 
+from mlbert.cli.bench import CONFIGS
 from mlbert.report.run_plan import make_plan, planned_world_size, walltime_minutes
 from simple_recipe import simple_configuration
 from user_errors import user_error
 
-PYTORCH = Path(__file__).parents[3] / "benchmarks/bert/implementations/pytorch"
 JOB = {"DGXNNODES": "1", "DGXNGPU": "8", "NEXP": "10", "WALLTIME": "85"}
 CLOSED = {"train_batch_size": 48, "gradient_accumulation_steps": 1, "warmup_steps": 0, "max_steps": 3680}
 CLOSED |= {"num_eval_examples": 10_000, "eval_iter_start_samples": 150_000, "eval_iter_samples": 150_000}
@@ -19,7 +17,7 @@ LARGE_BATCH |= {"schedule": "linear", "lr_decay_end": 179, "max_steps": 299, "ma
 LARGE_BATCH |= {"eval_iter_start_samples": 325_000, "eval_iter_samples": 325_000, "submission_division": "open"}
 OWN_TARGET = CLOSED | {"target_mlm_accuracy": 0.3, "submission_division": "open"}
 FREE = {"submission_division": "open", "init_checkpoint": None, "num_eval_examples": 10, "eval_iter_samples": 100_000}
-LARGE_MODEL = LARGE_BATCH | {"bert_config_file": PYTORCH / "configs/large.json"}
+LARGE_MODEL = LARGE_BATCH | {"bert_config_file": CONFIGS / "large.json"}
 SHARDED = LARGE_MODEL | {"sharded_optimizer": "node", "weights_allgather": "bf16"}
 SENT = "each rank sends and receives {} GB per step for 336,232,258 parameters"
 
@@ -97,12 +95,9 @@ def test_warnings(changes, ranks, speed, config, words):
     assert not found if words is None else words in "\n".join(found)
 
 
-@pytest.mark.parametrize(
-    ("text", "minutes"),
-    [("85", 85), ("1:30", 1.5), ("2:00:30", 120.5), ("1-2", 1560), ("1-2:3", 1563), ("1-2:3:30", 1563.5)],
-)
-def test_every_form_of_a_time_limit(text, minutes):
-    assert walltime_minutes(text) == minutes
+def test_every_form_of_a_time_limit():
+    limits = {"85": 85, "1:30": 1.5, "2:00:30": 120.5, "1-2": 1560, "1-2:3": 1563, "1-2:3:30": 1563.5}
+    assert {text: walltime_minutes(text) for text in limits} == limits
     for wrong in ("", "soon", "1:2:3:4", "-5", "1.5"):
         with user_error("config.value", "WALLTIME"):
             walltime_minutes(wrong)
