@@ -261,11 +261,9 @@ def test_none_and_defaults_pass_so_that_old_logs_can_be_repeated(recipe):
 
 
 def test_a_recipe_may_require_what_its_section_allows_to_be_none():
-    values = {"tokenizer": "t", "masking_rate": 0.1, "max_seq_length": None}
-    given = {key: (value, "test") for key, value in {**NUMBERS, **values}.items() if key != "bert_config_file"}
-    given |= {"bert_config_file": ("b.json", "test"), "max_sequences_per_pack": (2, "test")}
+    values = NUMBERS | {"tokenizer": "t", "masking_rate": 0.1, "max_seq_length": None, "max_sequences_per_pack": 2}
     with user_error("config.missing", "MAX_SEQ_LENGTH"):
-        resolve(masked_lm_text.RECIPE, FOLDERS, given=given)
+        resolve(masked_lm_text.RECIPE, FOLDERS, given={key: (value, "test") for key, value in values.items()})
 
 
 def test_masked_lm_is_one_of_two_recipes():
