@@ -53,8 +53,7 @@ def test_the_log_of_a_lost_run_is_closed_once(tmp_path, run_mlbert):
         file.write(":::MLLOG {half a li")
     assert run_mlbert("launch", "abort-log", log, "--reason", "the job was restarted")[0] == 0
     event = json.loads(log.read_text().splitlines()[-1].removeprefix(":::MLLOG "))
-    assert event["key"] == "run_stop"
-    assert event["metadata"]["status"] == "aborted"
+    assert (event["key"], event["metadata"]["status"]) == ("run_stop", "aborted")
     assert event["metadata"]["reason"] == "the job was restarted"
     closed = log.read_text()
     assert run_mlbert("launch", "abort-log", log, "--reason", "again")[0] == 0

@@ -12,17 +12,15 @@ from user_errors import assert_error_line
 
 
 @pytest.fixture
-def report(run_mlbert):
+def report(run_mlbert, monkeypatch):
+    """Return report(*words), which runs the command on 80 columns and returns its status and all output."""
+    monkeypatch.setenv("COLUMNS", "80")
+
     def report(*words):
         status, out, err = run_mlbert("report", *words)
         return status, out + err
 
     return report
-
-
-@pytest.fixture(autouse=True)
-def narrow(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
 
 
 def test_runs_baselines_and_mean_in_words_json_and_a_page(tmp_path, report, run_mlbert):

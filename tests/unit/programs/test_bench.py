@@ -82,7 +82,7 @@ def test_record_is_complete_and_consistent(monkeypatch, peers):
     assert record["padded_tokens"] >= record["tokens"]
 
 
-def test_data_that_does_not_fit_is_refused(tmp_path):
+def test_a_folder_without_data_is_refused(tmp_path):
     with user_error("data.missing", tmp_path):
         step.make_batch(SHAPE, 4, tmp_path, seed=1)
 
