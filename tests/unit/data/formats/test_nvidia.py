@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from mlbert.data.formats import nvidia, nvidia_index
 from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.nvidia import NvidiaStore
-from mlbert.data.formats.nvidia_index import ShardLimits
 from mlbert.data.formats.open import describe, open_store
+from mlbert.data.formats.padded import Widths
 from mlbert.data.formats.ragged import Ragged
 from mlbert.host.errors import UserError
 from nvidia_shards import PREDICTIONS, WIDTH, bert_rows, pack_counts, write_fixed, write_kind, write_variable
@@ -26,7 +26,7 @@ from user_errors import user_error
 COUNT, FILES = 60, 3
 pytestmark = pytest.mark.usefixtures("own_cache")
 KINDS = ["fixed", "variable", "packed"]
-LIMITS = ShardLimits(WIDTH, PREDICTIONS)
+LIMITS = Widths(WIDTH, PREDICTIONS)
 PLAIN = {"chunks": True, "compression": "gzip"}
 
 
@@ -112,10 +112,10 @@ def test_row_with_many_items_of_other_columns(tmp_path):
     rows = [bert_rows(3, seed, max_length=length, min_length=length) for seed, length in enumerate((5, 9000, 6, 30000))]
     expected = Ragged.concatenate(rows)
     path = write_variable(tmp_path / "a.h5", expected)
-    store = NvidiaStore(path, limits=ShardLimits(30_000, PREDICTIONS))
+    store = NvidiaStore(path, limits=Widths(30_000, PREDICTIONS))
     assert_same_rows(store.gather(np.arange(12)), expected)
     with user_error("data.damaged", path):
-        NvidiaStore(path, limits=ShardLimits(512, PREDICTIONS))
+        NvidiaStore(path, limits=Widths(512, PREDICTIONS))
 
 
 def test_many_threads_read_at_once(tmp_path):

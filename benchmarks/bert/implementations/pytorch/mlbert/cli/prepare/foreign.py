@@ -9,7 +9,7 @@ import typer
 
 from mlbert.cli.prepare.options import MOST_FILES, Out, PoolArguments, ShareArguments, counted, say, with_options
 from mlbert.data.formats.manifest import MAX_TOKENS
-from mlbert.data.formats.nvidia_index import ShardLimits
+from mlbert.data.formats.padded import Widths
 from mlbert.data.prepare import export_nvidia, import_store, tfrecords
 
 app = typer.Typer()
@@ -37,7 +37,7 @@ def import_command(
 
     Writes one shard per file; packs stay packs.
     """
-    limits = ShardLimits(max_seq_length, max_predictions)
+    limits = Widths(max_seq_length, max_predictions)
     manifest = import_store.import_store(folder, vocab, out, limits=limits, skip_bad=skip_bad, executor=run.executor())
     packs = f" in {manifest.num_packs:,} packs" if manifest.num_packs else ""
     say(f"{out}: {manifest.num_sequences:,} sequences{packs}, {manifest.num_tokens:,} tokens")

@@ -25,29 +25,13 @@ from mlbert.data.formats.base import BinInfo, IndexedStore, Store, StoreInfo, by
 from mlbert.data.formats.bins import BinnedStore
 from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.index_cache import content_of, name_of
-from mlbert.data.formats.nvidia_index import (
-    ShardLimits,
-    bin_name,
-    bins_of,
-    check_bins,
-    item_starts,
-    list_shards,
-    load_index,
-)
-from mlbert.data.formats.nvidia_shard import (
-    COLUMNS,
-    REFERENCE,
-    Items,
-    NvidiaShard,
-    inspect,
-    item_dtype,
-    open_shard,
-    read_column,
-)
+from mlbert.data.formats.nvidia_index import bin_name, bins_of, check_bins, item_starts, list_shards, load_index
+from mlbert.data.formats.nvidia_shard import COLUMNS, REFERENCE, Items, inspect, item_dtype, open_shard, read_column
+from mlbert.data.formats.padded import Widths
 from mlbert.data.formats.ragged import Ragged, offsets_of, span_members
 from mlbert.host.errors import UserError
 
-DEFAULT_LIMITS = ShardLimits()
+DEFAULT_LIMITS = Widths(max_seq_length=512, max_predictions=76)
 
 
 def accepts(folder: Path) -> bool:
@@ -55,7 +39,7 @@ def accepts(folder: Path) -> bool:
     return bool(list_shards(folder) or bins_of(folder))
 
 
-def describe(folder: Path, limits: ShardLimits = DEFAULT_LIMITS) -> StoreInfo:
+def describe(folder: Path, limits: Widths = DEFAULT_LIMITS) -> StoreInfo:
     """Describe a folder from file names, sizes and the head of the first file (of each bin), without reading a sample.
     Raises UserError if shards are missing or duplicated, or the first is damaged."""
     groups = bins_of(folder)
@@ -63,7 +47,7 @@ def describe(folder: Path, limits: ShardLimits = DEFAULT_LIMITS) -> StoreInfo:
     return replace(info, bins=tuple(BinInfo(bin_name(group[0]), None) for group in groups))
 
 
-def _describe(folder: Path, groups: Sequence[Sequence[Path]], limits: ShardLimits) -> StoreInfo:
+def _describe(folder: Path, groups: Sequence[Sequence[Path]], limits: Widths) -> StoreInfo:
     paths = [path for group in groups for path in group]
     if not paths:
         raise UserError("data.missing", folder, "holds no HDF5 file", "Give a folder of NVIDIA's HDF5 shards")
@@ -81,7 +65,7 @@ def _describe(folder: Path, groups: Sequence[Sequence[Path]], limits: ShardLimit
     )
 
 
-def open_folder(folder: Path, limits: ShardLimits = DEFAULT_LIMITS) -> Store:
+def open_folder(folder: Path, limits: Widths = DEFAULT_LIMITS) -> Store:
     """Open a folder of shards, or of length bins: sub-folders of shards, or files with ``bin<number>`` in their names.
     Raises UserError naming the first invalid file and row."""
     groups = bins_of(folder)
@@ -121,7 +105,7 @@ class NvidiaStore(IndexedStore):
         folder: Path | str,
         paths: Sequence[Path] | None = None,
         *,
-        limits: ShardLimits = DEFAULT_LIMITS,
+        limits: Widths = DEFAULT_LIMITS,
         strict: bool = True,
         cached: bool = True,
     ) -> None:
@@ -248,10 +232,9 @@ class NvidiaStore(IndexedStore):
         # Through h5py, one file at a time, because threads share its handles.
         read: dict[str, dict[int, np.ndarray]] = {name: {} for name in COLUMNS}
         for number, places, inside in by_part(self._first_row, rows):
-            shard = NvidiaShard(self.paths[number], self._index.kind, int(self._index.rows[number]))
-            with self._lock, open_shard(shard.path) as file:
+            with self._lock, open_shard(self.paths[number]) as file:
                 for name in COLUMNS:
-                    read[name] |= zip(places.tolist(), read_column(file, shard, name, inside), strict=True)
+                    read[name] |= zip(places.tolist(), read_column(file, name, inside), strict=True)
         return {name: Items.of_rows([found[row] for row in range(len(rows))], name) for name, found in read.items()}
 
     def _mapped_column(self, name: str, rows: np.ndarray, file_of: np.ndarray) -> Items:

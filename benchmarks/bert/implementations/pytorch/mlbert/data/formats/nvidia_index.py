@@ -36,6 +36,7 @@ from mlbert.data.formats.nvidia_shard import (
     open_shard,
     read_column,
 )
+from mlbert.data.formats.padded import Widths
 from mlbert.data.formats.ragged import offsets_of
 from mlbert.host.errors import UserError
 
@@ -76,17 +77,10 @@ class NvidiaIndex:
         return int(self.head[2])
 
 
-@dataclass(frozen=True)
-class ShardLimits:
-    """Maximum tokens of a row, and masked tokens of a sequence."""
-
-    max_seq_length: int = 512
-    max_predictions: int = 76
-
-
-def load_index(paths: Sequence[Path], content: FileMap, limits: ShardLimits, cached: bool = True) -> NvidiaIndex:
+def load_index(paths: Sequence[Path], content: FileMap, limits: Widths, cached: bool = True) -> NvidiaIndex:
     """Return the index of some shards from the cache or the files. Raises UserError if a file is damaged, of another
-    kind than the first, or a copy of another."""
+    kind than the first, or a copy of another. ``limits`` are the maximum tokens of a row, and masked tokens of a
+    sequence."""
     if not cached:
         return build_index(paths, content, limits)
     cache = IndexCache("nvidia", paths, [_VERSION, limits.max_seq_length, limits.max_predictions])
@@ -98,7 +92,7 @@ def load_index(paths: Sequence[Path], content: FileMap, limits: ShardLimits, cac
     return cache.once(NvidiaIndex, _ARRAYS, make)
 
 
-def build_index(paths: Sequence[Path], content: FileMap, limits: ShardLimits) -> NvidiaIndex:
+def build_index(paths: Sequence[Path], content: FileMap, limits: Widths) -> NvidiaIndex:
     """Build the index of `load_index` without the cache."""
 
     def one(number: int) -> NvidiaIndex:
@@ -135,7 +129,7 @@ def _refuse_copies(paths: Sequence[Path], parts: Sequence[NvidiaIndex]) -> None:
                 raise UserError("data.duplicate", path, f"is a copy of {other.name}", "Remove one of them")
 
 
-def index_shard(shard: NvidiaShard, content: np.ndarray, limits: ShardLimits) -> NvidiaIndex:
+def index_shard(shard: NvidiaShard, content: np.ndarray, limits: Widths) -> NvidiaIndex:
     """Find and check the lengths and places of one shard's rows; ``content`` is the file's bytes, uint8."""
     problems: dict[int, str] = {}
     columns: dict[str, Items] = {}
@@ -183,7 +177,7 @@ def _mask_lengths(shard: NvidiaShard, content: np.ndarray, problems: dict[int, s
                 flat = content[begin : begin + len(rows) * shard.max_tokens]
                 mask = flat.view(np.int8).reshape(len(rows), shard.max_tokens)
             else:
-                mask = np.stack(read_column(file, shard, "input_mask", rows))
+                mask = np.stack(read_column(file, "input_mask", rows))
             lengths[rows] = (mask == 1).sum(axis=1)
             odd = (mask != (np.arange(shard.max_tokens) < lengths[rows, None])).any(axis=1)
             problems.update(dict.fromkeys(rows[odd].tolist(), "has an input_mask that is not ones and then zeros"))
@@ -196,7 +190,7 @@ def _columns(shard: NvidiaShard, content: np.ndarray) -> tuple[dict[str, Items],
     if found is None:
         names = [name for name in shard.columns if shard.is_variable(name)]
         with open_shard(shard.path) as file:
-            rows = {name: read_column(file, shard, name, np.arange(shard.rows)) for name in names}
+            rows = {name: read_column(file, name, np.arange(shard.rows)) for name in names}
         return {name: Items.of_rows(rows[name], name) for name in names}, {}
     references, places = found
     columns = {}
@@ -213,7 +207,7 @@ def item_starts(references: np.ndarray, places: np.ndarray) -> np.ndarray:
 
 
 def _index_packs(
-    shard: NvidiaShard, columns: dict[str, Items], limits: ShardLimits, problems: dict[int, str]
+    shard: NvidiaShard, columns: dict[str, Items], limits: Widths, problems: dict[int, str]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the lengths of the sequences (int64 [N]) and the number in each pack (int64 [R]); records bad packs."""
     counts = columns["packed_input_len"].counts

@@ -259,7 +259,7 @@ class Items(NamedTuple):
         return self.source[index + np.repeat(self.starts - (ends - self.counts) * self.step, self.counts)]
 
 
-def read_column(file: h5py.File, shard: NvidiaShard, column: str, rows: np.ndarray) -> list[np.ndarray]:
+def read_column(file: h5py.File, column: str, rows: np.ndarray) -> list[np.ndarray]:
     """Read some rows (int64 [R], any order) through h5py, the reference for mapped reading. Raises
     UserError if the file is damaged there."""
     dataset: Any = file[column]
@@ -269,7 +269,7 @@ def read_column(file: h5py.File, shard: NvidiaShard, column: str, rows: np.ndarr
     except (OSError, RuntimeError, ValueError) as error:
         where = f"{column} of rows {ordered[0]} to {ordered[-1]}"
         reason = f"{where} cannot be read ({str(error).splitlines()[0]})"
-        raise UserError("data.damaged", shard.path, reason, REMAKE) from None
+        raise UserError("data.damaged", file.filename, reason, REMAKE) from None
     read = [row for piece in pieces for row in piece]
     return [np.atleast_1d(read[index]) for index in back]
 

@@ -20,18 +20,9 @@ from mlbert.data.formats.base import IndexedStore, StoreInfo
 from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.index_cache import IndexCache, content_of
 from mlbert.data.formats.manifest import json_sha256
-from mlbert.data.formats.padded import MAX_ID
+from mlbert.data.formats.padded import MAX_ID, Widths
 from mlbert.data.formats.ragged import Ragged
-from mlbert.data.formats.tfrecord import (
-    RESTORE,
-    ExampleReader,
-    Widths,
-    codec,
-    find_files,
-    named_files,
-    problem_of,
-    read_widths,
-)
+from mlbert.data.formats.tfrecord import RESTORE, ExampleReader, codec, find_files, named_files, problem_of, read_widths
 from mlbert.data.formats.tfrecord_plain import read_list
 from mlbert.host.errors import UserError
 from mlbert.host.files import open_plain, plain_size

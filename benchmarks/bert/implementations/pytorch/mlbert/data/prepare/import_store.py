@@ -21,9 +21,10 @@ from mlbert.data.formats.bins import BINS
 from mlbert.data.formats.checks import another_vocabulary
 from mlbert.data.formats.checksums import check_listed
 from mlbert.data.formats.manifest import MANIFEST, Manifest, file_sha256, json_sha256, vocabulary_sha256
-from mlbert.data.formats.nvidia_index import ShardLimits, bin_name, bins_of, check_bins, list_shards
+from mlbert.data.formats.nvidia_index import bin_name, bins_of, check_bins, list_shards
 from mlbert.data.formats.nvidia_shard import inspect
 from mlbert.data.formats.open import check_vocabulary, describe, open_store
+from mlbert.data.formats.padded import Widths
 from mlbert.data.formats.prepared import ShardEntry, ShardWriter
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.data.formats.shard_file import map_file
@@ -129,7 +130,7 @@ class NvidiaImportJob:
     out: Path
     parts: tuple[ImportPart, ...]  # see `parts_of`
     packed: bool  # whether rows are packs
-    limits: ShardLimits = nvidia.DEFAULT_LIMITS  # used if the data has none
+    limits: Widths = nvidia.DEFAULT_LIMITS  # used if the data has none
     skip_bad: bool = False  # skip bad rows and unreadable files instead of stopping
 
     def options(self) -> dict[str, Any]:
@@ -213,7 +214,7 @@ def import_store(
     vocab_file: Path,
     out: Path,
     *,
-    limits: ShardLimits = nvidia.DEFAULT_LIMITS,
+    limits: Widths = nvidia.DEFAULT_LIMITS,
     skip_bad: bool = False,
     executor: Executor = LOCAL,
 ) -> Manifest:
