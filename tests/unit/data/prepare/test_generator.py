@@ -6,6 +6,7 @@ import itertools
 import random
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,6 @@ from hypothesis import strategies as st
 
 from mlbert.data.formats import wordpiece
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS, WordPieceTokenizer
-from mlbert.data.prepare import generator
 from mlbert.data.prepare.generator import FlatDocuments, NativeGenerator, PlainGenerator
 from mlbert.data.prepare.instances import InstanceOptions, decoded_lines, parse_documents
 from stored_sets import assert_same_rows
@@ -40,18 +40,20 @@ def to_lists(documents: FlatDocuments) -> list[list[list[int]]]:
     return [flat[begin:end] for begin, end in itertools.pairwise(documents.documents.tolist())]
 
 
-def both(text: str, lower_case: bool, block_bytes: int = generator.BLOCK_BYTES) -> tuple[list, list]:
+def both(text: str, lower_case: bool, block_bytes: int = wordpiece.BLOCK_BYTES) -> tuple[list, list]:
     ours, plain = GENERATORS[lower_case]
     data, part = text.encode(), Path("part")
     lines = list(decoded_lines(part, io.BytesIO(data)))
-    return to_lists(ours.parse(data, part, block_bytes)), parse_documents(lines, plain.tokenizer)
+    with mock.patch.object(wordpiece, "BLOCK_BYTES", block_bytes):
+        found = to_lists(ours.parse(data, part))
+    return found, parse_documents(lines, plain.tokenizer)
 
 
 @settings(max_examples=200)
 @given(
     st.text(st.sampled_from(HARD + LETTERS), max_size=80) | st.text(max_size=200),
     st.booleans(),
-    st.integers(1, 40) | st.just(generator.BLOCK_BYTES),
+    st.integers(1, 40) | st.just(wordpiece.BLOCK_BYTES),
 )
 def test_documents_of_hard_and_of_any_text(text, lower_case, block_bytes):
     ours, plain = both(text, lower_case, block_bytes)

@@ -128,6 +128,7 @@ class IndexedStore(Store):
     """A store that knows the length of every sequence when it is opened."""
 
     num_packs = 0
+    gathered: int  # sequences read at a time
     _lengths: np.ndarray  # of integers [N]
     _map: FileMap
 
@@ -142,6 +143,17 @@ class IndexedStore(Store):
     def lengths_of(self, indices: np.ndarray) -> np.ndarray:
         """Return int64 [S], tokens of the sequences ``indices`` (int64 [S])."""
         return self._lengths[indices].astype(np.int64)
+
+    def gather(self, indices: np.ndarray) -> Ragged:
+        """See `Store.gather`."""
+        indices = np.asarray(indices, np.int64)
+        starts = range(0, len(indices), self.gathered)
+        pieces = [self._gather(indices[first : first + self.gathered]) for first in starts]
+        return pieces[0] if len(pieces) == 1 else Ragged.concatenate(pieces)
+
+    def _gather(self, indices: np.ndarray) -> Ragged:
+        """Return one or more sequences ``indices`` (int64 [S]), in that order."""
+        raise NotImplementedError
 
     def expect_random_reads(self) -> None:
         """See `Store.expect_random_reads`."""

@@ -18,7 +18,7 @@ import contextlib
 import hashlib
 import json
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
@@ -95,10 +95,6 @@ class MdsReader:
         except ValueError as error:
             raise UserError("data.damaged", shard.path, f"sample {place} is damaged ({error})", _RESTORE) from None
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Iterate over all samples in the order of the set."""
-        return (self[index] for index in range(len(self)))
-
     def shard_bytes(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the stored bytes of all samples of shard ``number``, uint8 [bytes], read-only, and the start of each,
         int64 [samples+1]. Raises UserError if the shard is missing or damaged, or cannot be fetched."""
@@ -118,17 +114,11 @@ class MdsReader:
             return self._opened[number]
 
     def _checked_file(self, shard: ShardInfo) -> Path:
-        if self._is_copied or self._is_compressed(shard):
+        if self._is_copied or self._folder is None or shard.stored_in(self._folder) is shard.zipped:
             return mds_files.cached_shard(self._remote, self.cache, shard)
-        assert self._folder is not None
         path = self._folder / shard.raw.name
         mds_files.check_file(path, shard.raw)
         return path
-
-    def _is_compressed(self, shard: ShardInfo) -> bool:
-        """Return True if the folder has only the compressed form of a shard."""
-        assert self._folder is not None
-        return shard.zipped is not None and not (self._folder / shard.raw.name).exists()
 
     def state_of(self, number: int) -> list[int]:
         """Return size and modification time (ns) of the file of shard ``number`` in the set's folder. They are empty if
@@ -136,9 +126,8 @@ class MdsReader:
         shard = self.shards[number]
         if self._is_copied or self._folder is None:
             return []
-        stored = shard.zipped if shard.zipped and self._is_compressed(shard) else shard.raw
         with contextlib.suppress(OSError):
-            return state_of(self._folder / stored.name)
+            return state_of(self._folder / shard.stored_in(self._folder).name)
         return []
 
     def _decode(self, data: bytes) -> dict[str, Any]:

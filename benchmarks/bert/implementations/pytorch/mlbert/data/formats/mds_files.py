@@ -78,6 +78,10 @@ class ShardInfo(Document):
     raw: FileInfo = Field(alias="raw_data")  # the uncompressed file
     zipped: FileInfo | None = Field(alias="zip_data")  # the stored file if the shard is compressed with Zstandard
 
+    def stored_in(self, folder: Path) -> FileInfo:
+        """Return the file that a folder has: the compressed one only if the other does not exist."""
+        return self.zipped if self.zipped and not (folder / self.raw.name).exists() else self.raw
+
 
 class _ShardFormat(Document):
     format: str

@@ -48,7 +48,6 @@ from mlbert.host.files import open_plain, read_plain
 COLUMNS = tuple(sorted(NAMES))  # in the order in a sample
 _ITEM = 4  # bytes of every value
 _HEAD = UINT32.itemsize * len(COLUMNS)  # sizes of the columns, in front of each sample
-_GATHERED = 1024  # samples read at a time
 _THREADS = min(16, os.cpu_count() or 1)
 _VERSION = 1
 _RESTORE = "Restore the file, or write the set again"
@@ -83,6 +82,8 @@ class MdsSamples(IndexedStore):
     """A set opened for random access. The lengths are kept in the user's cache folder. Raises UserError if a
     shard is missing or damaged, or has samples of another width than the first one."""
 
+    gathered = 1024
+
     def __init__(self, folder: Path | str) -> None:
         folder = Path(folder)
         self.info = describe(folder)
@@ -99,14 +100,8 @@ class MdsSamples(IndexedStore):
         self._cache = IndexCache("mds", self._paths, [_VERSION, self.info.identity])
         self._lengths = self._load_lengths(shards)
 
-    def gather(self, indices: np.ndarray) -> Ragged:
-        """Return the sequences ``indices`` (int64 [S]), in that order. Raises UserError naming shard and sample if one
-        is invalid."""
-        indices = np.asarray(indices, np.int64)
-        pieces = [indices[first : first + _GATHERED] for first in range(0, len(indices), _GATHERED)]
-        return Ragged.concatenate([self._gather(piece) for piece in pieces])
-
     def _gather(self, indices: np.ndarray) -> Ragged:
+        """See `IndexedStore._gather`. Raises UserError naming shard and sample if one is invalid."""
         columns = self._columns(indices)
         for problem, bad in column_problems(columns).items():
             if bad.any():
@@ -162,7 +157,7 @@ class MdsSamples(IndexedStore):
             reason = "has samples of another width than the first one"
             raise UserError("data.mixed", path, reason, "Keep samples of one width in a set")
         first, end = int(self._first[number]), int(self._first[number + 1])
-        pieces = [np.arange(low, min(low + _GATHERED, end)) for low in range(first, end, _GATHERED)]
+        pieces = [np.arange(low, min(low + self.gathered, end)) for low in range(first, end, self.gathered)]
         return np.concatenate([self._columns(piece)["input_mask"].sum(axis=1) for piece in pieces]).astype(np.uint16)
 
 
@@ -199,18 +194,15 @@ def _widths(folder: Path, shard: ShardInfo) -> Widths:
 
 def _head(folder: Path, shard: ShardInfo, num_bytes: int) -> np.ndarray:
     """Return at most ``num_bytes`` first bytes (uint8) of a shard's uncompressed form."""
-    path = folder / shard.raw.name
-    if path.exists() or shard.zipped is None:
-        with reading(path), open_plain(path) as file:
-            return np.frombuffer(file.read(num_bytes), np.uint8)
-    path = folder / shard.zipped.name
+    stored = shard.stored_in(folder)
+    path = folder / stored.name
     with reading(path), open_plain(path) as file:
-        return np.frombuffer(mds_files.decompressed(file, path, num_bytes), np.uint8)
+        head = file.read(num_bytes) if stored is shard.raw else mds_files.decompressed(file, path, num_bytes)
+    return np.frombuffer(head, np.uint8)
 
 
 def _unpacked(folder: Path, shard: ShardInfo, identity: str) -> Path:
     """Return the shard's uncompressed file, creating it in the cache if only the compressed one exists."""
-    path = folder / shard.raw.name
-    if path.exists() or shard.zipped is None:
-        return path
+    if shard.stored_in(folder) is shard.raw:
+        return folder / shard.raw.name
     return mds_files.cached_shard(str(folder), mds_files.cache_of(identity), shard)

@@ -41,9 +41,6 @@ class Permutation:
         # Prefixed by their number, because SeedSequence treats (1, 0) like (1,).
         self._keys = np.random.SeedSequence([len(words), *words]).generate_state(ROUNDS, np.uint64)
 
-    def __len__(self) -> int:
-        return self.n
-
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """Return the images of ``positions`` (integers from 0 to n-1, any shape), int64 of the same shape."""
         values = np.asarray(positions).astype(np.uint64)

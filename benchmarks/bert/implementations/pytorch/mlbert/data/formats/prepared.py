@@ -28,6 +28,7 @@ from mlbert.data.formats.manifest import (
     MANIFEST,
     REMAKE,
     SHARD_NAME,
+    ListedShard,
     Manifest,
     file_sha256,
     make_folder,
@@ -155,11 +156,7 @@ class ShardSet(Store):
     calling ``touch`` with its number."""
 
     def __init__(
-        self,
-        manifest: Manifest,
-        shards: Sequence[Shard | None],
-        one_piece: bool = False,
-        touch: Callable[[int], Shard] | None = None,
+        self, manifest: Manifest, shards: Sequence[Shard | None], touch: Callable[[int], Shard] | None = None
     ) -> None:
         self.manifest = manifest
         self.info = info_of(manifest)
@@ -167,9 +164,10 @@ class ShardSet(Store):
         self._shards = list(shards)
         self._touch = touch or partial(matching_shard, manifest)
         self._is_random = False
-        counts = [manifest.num_sequences] if one_piece else [entry.num_sequences for entry in manifest.shards]
-        packs = [manifest.num_packs] if one_piece else [entry.num_packs for entry in manifest.shards]
-        self._first, self._first_pack = offsets_of(counts), offsets_of(packs)
+        # With one entry, the set has one shard or is loaded as one piece.
+        parts: Sequence[Manifest | ListedShard] = [manifest] if len(shards) == 1 else manifest.shards
+        self._first = offsets_of([part.num_sequences for part in parts])
+        self._first_pack = offsets_of([part.num_packs for part in parts])
 
     def __len__(self) -> int:
         return self.manifest.num_sequences
@@ -317,7 +315,7 @@ class ShardSet(Store):
         if self.num_packs:
             counts = [np.diff(self._pack_offsets(index)) for index in range(len(self._shards))]
             extra = {PACK_OFFSETS: offsets_of(np.concatenate(counts))}
-        return ShardSet(self.manifest, [Shard(rows, extra)], one_piece=True)
+        return ShardSet(self.manifest, [Shard(rows, extra)])
 
     def __iter__(self) -> Iterator[Ragged]:
         """Iterate over the sequences of each shard, in order."""

@@ -60,13 +60,15 @@ class Ragged:
     @classmethod
     def from_rows(cls, rows: Iterable[tuple[Sequence[int], int, bool, Sequence[int], Sequence[int]]]) -> Ragged:
         """Build from rows of (tokens, first length, random next, masked positions, masked labels)."""
-        tokens, first, random_next, positions, labels = list(zip(*rows, strict=True)) or [(), (), (), (), ()]
+        token_rows, first, random_next, positions, labels = list(zip(*rows, strict=True)) or [(), (), (), (), ()]
+        tokens, offsets = flattened(token_rows)
+        masked_positions, masked_offsets = flattened(positions)
         return cls(
-            tokens=_concatenate(tokens),
-            offsets=offsets_of([len(row) for row in tokens]),
-            masked_positions=_concatenate(positions),
-            masked_labels=_concatenate(labels),
-            masked_offsets=offsets_of([len(row) for row in positions]),
+            tokens=tokens,
+            offsets=offsets,
+            masked_positions=masked_positions,
+            masked_labels=flattened(labels)[0],
+            masked_offsets=masked_offsets,
             first_lengths=np.asarray(first, DTYPES["first_lengths"]),
             next_sentence=np.asarray(random_next, DTYPES["next_sentence"]),
         )
@@ -129,11 +131,12 @@ class Ragged:
         return cls(**arrays, labels=np.concatenate(labels) if labels else None)
 
 
-def _concatenate(rows: Sequence[Sequence[int]]) -> np.ndarray:
+def flattened(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of all rows, uint16 [T], and the start of each row, int64 [rows+1]."""
     flat = array("H")
     for row in rows:
         flat.extend(row)
-    return np.frombuffer(flat, np.uint16)
+    return np.frombuffer(flat, np.uint16), offsets_of([len(row) for row in rows])
 
 
 def sizes_of(rows: int, tokens: int, masked: int) -> dict[str, int]:

@@ -14,7 +14,6 @@ byte order mark.
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import json
 import math
@@ -27,6 +26,7 @@ import numpy as np
 
 from mlbert.config.section import is_count, parse_number
 from mlbert.data.formats import glue
+from mlbert.data.formats.manifest import file_sha256
 from mlbert.host.errors import UserError, nearest
 from mlbert.host.files import read_plain
 from mlbert.host.json_files import parse_json, shown, whole_characters
@@ -250,46 +250,47 @@ class TaskRows:
 def read_training(path: Path, form: TaskForm) -> TaskRows:
     """Read the training file, which defines the classes. Raises UserError as `read_columns`, if a label is not the
     required number, or if the number of classes is not the declared one."""
-    table, warnings = _table(path, form, with_labels=True)
-    *texts, words = table.columns
-    identity = file_identity(path)
-    if form.num_labels == 1:
-        return TaskRows(path, tuple(texts), _numbers(table, words), (), identity, tuple(warnings))
-    classes = form.classes or _classes(path, table, words, form.num_labels)
-    labels = _class_numbers(table, words, classes)
+    table = _table(path, form, with_labels=True)
+    classes = () if form.num_labels == 1 else form.classes or _classes(table, form.num_labels)
+    labels = _labels(table, classes)
     unseen = sorted(set(range(len(classes))).difference(labels.astype(np.int64).tolist()))
-    warnings += [f"warning: {path}: no row is of class {classes[number]!r}" for number in unseen]
-    return TaskRows(path, tuple(texts), labels, classes, identity, tuple(warnings))
+    return _rows(table, labels, classes, [f"no row is of class {classes[number]!r}" for number in unseen])
 
 
 def read_evaluation(path: Path, form: TaskForm, classes: tuple[str, ...]) -> TaskRows:
     """Read a file with the labels of the training file; ``classes`` is () for numbers. Raises UserError as
     `read_columns`, or if a label is not a class of the task or not a number."""
-    table, warnings = _table(path, form, with_labels=True)
-    *texts, words = table.columns
-    labels = _class_numbers(table, words, classes) if classes else _numbers(table, words)
-    return TaskRows(path, tuple(texts), labels, classes, file_identity(path), tuple(warnings))
+    table = _table(path, form, with_labels=True)
+    return _rows(table, _labels(table, classes), classes)
 
 
 def read_texts(path: Path, form: TaskForm) -> TaskRows:
     """Read only texts. Raises UserError as `read_columns`."""
-    table, warnings = _table(path, form, with_labels=False)
-    return TaskRows(path, tuple(table.columns), None, (), file_identity(path), tuple(warnings))
+    return _rows(_table(path, form, with_labels=False), None, ())
 
 
-def file_identity(path: Path) -> str:
-    """Return "sha256:..." of a file."""
-    return f"sha256:{hashlib.sha256(read_plain(path, most=_MOST_BYTES)).hexdigest()}"
-
-
-def _table(path: Path, form: TaskForm, with_labels: bool) -> tuple[TaskTable, list[str]]:
+def _table(path: Path, form: TaskForm, with_labels: bool) -> TaskTable:
+    """Read the columns of the texts and, the last one, of the labels."""
     wanted = [*form.text_columns, *([form.label_column] if with_labels else [])]
-    table = read_columns(path, wanted, form.header, form.lenient)
-    what = f"warning: {path}: {table.left_out} rows have a wrong number of fields and are left out"
-    return table, [what] if table.left_out else []
+    return read_columns(path, wanted, form.header, form.lenient)
 
 
-def _classes(path: Path, table: TaskTable, words: Sequence[str], declared: int | None) -> tuple[str, ...]:
+def _rows(
+    table: TaskTable, labels: np.ndarray | None, classes: tuple[str, ...], warnings: Sequence[str] = ()
+) -> TaskRows:
+    texts = table.columns if labels is None else table.columns[:-1]
+    what = [f"{table.left_out} rows have a wrong number of fields and are left out"] if table.left_out else []
+    shown_warnings = tuple(f"warning: {table.path}: {warning}" for warning in (*what, *warnings))
+    return TaskRows(table.path, tuple(texts), labels, classes, f"sha256:{file_sha256(table.path)}", shown_warnings)
+
+
+def _labels(table: TaskTable, classes: tuple[str, ...]) -> np.ndarray:
+    """Return float32 [N], the numbers of the classes, or without ``classes`` the labels as numbers."""
+    return _class_numbers(table, classes) if classes else _numbers(table)
+
+
+def _classes(table: TaskTable, declared: int | None) -> tuple[str, ...]:
+    path, words = table.path, table.columns[-1]
     found = {word.strip(): line for word, line in zip(reversed(words), reversed(table.lines), strict=True)}
     if "" in found:
         raise UserError("data.row", path, f"line {found['']} has no label", "Give every row one")
@@ -312,10 +313,10 @@ def _classes(path: Path, table: TaskTable, words: Sequence[str], declared: int |
     return tuple(names)
 
 
-def _class_numbers(table: TaskTable, words: Sequence[str], classes: tuple[str, ...]) -> np.ndarray:
+def _class_numbers(table: TaskTable, classes: tuple[str, ...]) -> np.ndarray:
     known = {name: number for number, name in enumerate(classes)}
-    labels = np.empty(len(words), np.float32)
-    for row, word in enumerate(words):
+    labels = np.empty(len(table.lines), np.float32)
+    for row, word in enumerate(table.columns[-1]):
         name = word.strip()
         number = known.get(name, known.get(str(int(name))) if is_count(name) else None)
         if number is None:
@@ -327,9 +328,9 @@ def _class_numbers(table: TaskTable, words: Sequence[str], classes: tuple[str, .
     return labels
 
 
-def _numbers(table: TaskTable, words: Sequence[str]) -> np.ndarray:
-    labels = np.empty(len(words), np.float32)
-    for row, word in enumerate(words):
+def _numbers(table: TaskTable) -> np.ndarray:
+    labels = np.empty(len(table.lines), np.float32)
+    for row, word in enumerate(table.columns[-1]):
         try:
             labels[row] = parse_number(word, float)
         except ValueError:

@@ -30,7 +30,6 @@ from mlbert.host.files import open_plain, plain_size
 _VERSION = 1
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _THREADS = min(16, os.cpu_count() or 1)
-_GATHERED = 8192  # records read at a time
 
 
 def accepts(folder: Path | str) -> bool:
@@ -96,6 +95,8 @@ class TFRecordStore(IndexedStore):
     records have other widths than the first, or its counts differ from its list.
     """
 
+    gathered = 8192
+
     def __init__(self, folder: Path | str) -> None:
         self.info = describe(folder)
         self._paths = find_files(folder)
@@ -112,16 +113,9 @@ class TFRecordStore(IndexedStore):
             for path, lengths in zip(self._paths, np.split(self._lengths, self._first[1:]), strict=True):
                 listed.check_counts(path, len(lengths), int(lengths.sum(dtype=np.int64)))
 
-    def gather(self, indices: np.ndarray) -> Ragged:
-        """Return the sequences ``indices`` (int64 [S]), in that order. Raises UserError naming file, record and byte if
-        a record has changed or cannot be read."""
-        indices = np.asarray(indices, np.int64)
-        if len(indices) <= _GATHERED:
-            return self._gather(indices)
-        pieces = [indices[first : first + _GATHERED] for first in range(0, len(indices), _GATHERED)]
-        return Ragged.concatenate([self._gather(piece) for piece in pieces])
-
     def _gather(self, indices: np.ndarray) -> Ragged:
+        """See `IndexedStore._gather`. Raises UserError naming file, record and byte if a record has changed or cannot
+        be read."""
         file = np.searchsorted(self._first, indices, side="right") - 1
         starts = self._index.starts[indices] + self._map.starts[file]
         ends = starts + self._index.sizes[indices]

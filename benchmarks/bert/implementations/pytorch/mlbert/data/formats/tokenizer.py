@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from mlbert.data.formats.manifest import file_sha256, vocabulary_sha256
-from mlbert.data.formats.ragged import offsets_of
+from mlbert.data.formats.ragged import flattened
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS, NativeWordPiece, WordPieceTokenizer, load_vocabulary, numbered
 from mlbert.host import native
 from mlbert.host.errors import UserError
@@ -86,8 +86,7 @@ class Tokenizer:
         """Return uint16 [T], the ids of all texts, and int64 [texts+1], the start of each. Uses compiled code if
         possible, with the same result as `encode`."""
         if self._native is None:
-            rows = [self.encode(text) for text in texts]
-            return np.asarray([token for row in rows for token in row], np.uint16), offsets_of([*map(len, rows)])
+            return flattened([self.encode(text) for text in texts])
         if not texts:
             return np.empty(0, np.uint16), np.zeros(1, np.int64)
         # One line per text. Lines without tokens would be dropped, so each starts with an extra token.

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from mlbert.data.formats.manifest import MAX_VOCAB_BYTES, MAX_VOCAB_SIZE
-from mlbert.data.formats.ragged import offsets_of
+from mlbert.data.formats.ragged import flattened, offsets_of
 from mlbert.host import native
 from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain
@@ -179,12 +179,21 @@ def addresses(*arrays: np.ndarray) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Parsed:
+class FlatDocuments:
     """Documents as flat arrays; no sentence and no document is empty."""
 
     tokens: np.ndarray  # uint16 [T]
     sentences: np.ndarray  # int64 [S+1], sentence s holds tokens[sentences[s]:sentences[s+1]]
     documents: np.ndarray  # int64 [D+1], document d holds the sentences documents[d] to documents[d+1]-1
+
+    def __len__(self) -> int:
+        return len(self.documents) - 1
+
+    @classmethod
+    def from_lists(cls, documents: Sequence[Sequence[Sequence[int]]]) -> FlatDocuments:
+        """Flatten documents, each a list of sentences."""
+        sentences = [sentence for document in documents for sentence in document]
+        return cls(*flattened(sentences), offsets_of([*map(len, documents)]))
 
 
 class NativeWordPiece:
@@ -205,7 +214,7 @@ class NativeWordPiece:
             raise no_memory("the vocabulary")
         weakref.finalize(self, self._library.wordpiece_free, self._handle)
 
-    def parse(self, data: bytes, name: str, block_bytes: int = BLOCK_BYTES) -> Parsed:
+    def parse(self, data: bytes, name: str) -> FlatDocuments:
         """Tokenize a UTF-8 text without carriage returns, in blocks of complete lines; ``name`` is for messages. Raises
         UnicodeDecodeError if it is not UTF-8."""
         library, handle = self._library, self._handle
@@ -213,7 +222,7 @@ class NativeWordPiece:
         counts = np.zeros(3, np.int64)
         begin = 0
         while begin < len(data) or begin == 0:  # an empty text has one empty block, its last
-            end = data.find(b"\n", begin + block_bytes) + 1 or len(data)
+            end = data.find(b"\n", begin + BLOCK_BYTES) + 1 or len(data)
             pending = library.wordpiece_scan(handle, data, begin, end)
             # ``pending`` chunks are not ASCII: Python tokenizes them before the block is appended.
             if pending < 0 or (pending and self._define(data, pending)):
@@ -228,7 +237,7 @@ class NativeWordPiece:
         arrays = (np.empty(num_tokens, np.uint16), *offsets)
         library.wordpiece_take(handle, *addresses(*arrays))
         library.wordpiece_reset(handle)  # its chunks point into ``data``
-        return Parsed(*arrays)
+        return FlatDocuments(*arrays)
 
     def _define(self, data: bytes, pending: int) -> int:
         """Tokenize the chunks that are not ASCII individually."""
@@ -236,9 +245,7 @@ class NativeWordPiece:
         self._library.wordpiece_pending(self._handle, *addresses(begins, lengths))
         places = zip(begins.tolist(), lengths.tolist(), strict=True)
         chunks = [data[begin : begin + length].decode("utf-8") for begin, length in places]
-        rows = [self._tokenizer.encode(chunk) for chunk in chunks]
-        ids = np.asarray([token for row in rows for token in row], np.uint16)
-        offsets = offsets_of([len(row) for row in rows])
+        ids, offsets = flattened([self._tokenizer.encode(chunk) for chunk in chunks])
         blank = np.asarray([not chunk.strip() for chunk in chunks], np.uint8)
         return int(self._library.wordpiece_define(self._handle, *addresses(ids, offsets, blank)))
 

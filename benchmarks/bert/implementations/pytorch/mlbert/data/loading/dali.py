@@ -47,8 +47,6 @@ class DaliStore(TFRecordStore):
         super().__init__(folder)
 
     def _gather(self, indices: np.ndarray) -> Ragged:
-        if len(indices) == 0:
-            return Ragged.from_rows([])
         wanted, place = np.unique(indices, return_inverse=True)
         rows = _without_padding(self._decode(wanted))
         if rows is None or (rows.lengths != self._index.lengths[wanted]).any():

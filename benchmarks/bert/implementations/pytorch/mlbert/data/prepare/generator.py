@@ -12,16 +12,15 @@ from __future__ import annotations
 import ctypes
 import io
 import random
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from mlbert.data.formats.manifest import reading
-from mlbert.data.formats.ragged import DTYPES, Ragged, offsets_of, sizes_of
-from mlbert.data.formats.wordpiece import BLOCK_BYTES, NativeWordPiece, Parsed, WordPieceTokenizer, addresses, no_memory
+from mlbert.data.formats.ragged import DTYPES, Ragged, sizes_of
+from mlbert.data.formats.wordpiece import FlatDocuments, NativeWordPiece, WordPieceTokenizer, addresses, no_memory
 from mlbert.data.prepare import instances
 from mlbert.host import native
 
@@ -55,21 +54,6 @@ class PlainGenerator:
     def rows(self, documents: list[instances.Document], options: instances.InstanceOptions) -> Ragged:
         """See `Generator.rows`."""
         return Ragged.from_rows(instances.create_instances(list(documents), self.tokenizer, options))
-
-
-@dataclass(frozen=True)
-class FlatDocuments(Parsed):
-    """Documents as flat arrays."""
-
-    def __len__(self) -> int:
-        return len(self.documents) - 1
-
-    @classmethod
-    def from_lists(cls, documents: Sequence[instances.Document]) -> FlatDocuments:
-        """Flatten lists of documents."""
-        sentences = [sentence for document in documents for sentence in document]
-        tokens = np.asarray([token for sentence in sentences for token in sentence], np.uint16)
-        return cls(tokens, offsets_of([*map(len, sentences)]), offsets_of([*map(len, documents)]))
 
 
 def flat(documents: FlatDocuments | list[instances.Document]) -> FlatDocuments:
@@ -109,15 +93,14 @@ class NativeGenerator:
             raise instances.without_text(path)
         return documents
 
-    def parse(self, data: bytes, path: Path, block_bytes: int = BLOCK_BYTES) -> FlatDocuments:
-        """Return the documents of a text in memory; errors name ``path``. Processes blocks of whole lines."""
+    def parse(self, data: bytes, path: Path) -> FlatDocuments:
+        """Return the documents of a text in memory; errors name ``path``."""
         try:
-            found = self._words.parse(data.replace(b"\r", b""), str(path), block_bytes)  # as `decoded_lines`
+            return self._words.parse(data.replace(b"\r", b""), str(path))  # as `decoded_lines`
         except UnicodeDecodeError:
             for _ in instances.decoded_lines(path, io.BytesIO(data)):
                 pass  # raises an error that names the line
             raise AssertionError("a chunk is not UTF-8, but every line is") from None
-        return FlatDocuments(found.tokens, found.sentences, found.documents)
 
     def rows(self, documents: FlatDocuments, options: instances.InstanceOptions) -> Ragged:
         """See `Generator.rows`."""
