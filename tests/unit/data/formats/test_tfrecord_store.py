@@ -53,7 +53,7 @@ def test_gathers_in_any_order(folder, monkeypatch, form):
     store, rows = TFRecordStore(folder), random_rows(100)
     assert (len(store), store.lengths.dtype) == (100, np.int32)
     np.testing.assert_array_equal(store.lengths, rows.lengths)
-    monkeypatch.setattr(tfrecord_store, "_GATHERED", 16)
+    monkeypatch.setattr(TFRecordStore, "gathered", 16)
     for chosen in ([], [99], [30, 30, 29], np.random.default_rng(0).permutation(100)):
         assert_same_rows(store.gather(np.asarray(chosen, np.int64)), rows.take(np.asarray(chosen, np.int64)))
 

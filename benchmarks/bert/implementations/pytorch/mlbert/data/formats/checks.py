@@ -30,12 +30,12 @@ def row_problems(rows: Ragged, info: StoreInfo) -> dict[str, np.ndarray]:
         "has more masked tokens than max_predictions": np.flatnonzero(masked > info.max_predictions),
         "has a first segment longer than itself": np.flatnonzero(rows.first_lengths > lengths),
         "has a next-sentence label other than 0 or 1": np.flatnonzero(rows.next_sentence > 1),
-        "has a masked position after its end": _sequence_of(rows.masked_offsets, after_end),
+        "has a masked position after its end": sequences_of(rows.masked_offsets, after_end),
     }
     if info.vocab_size is not None:
-        problems["has a token outside the vocabulary"] = _sequence_of(rows.offsets, rows.tokens >= info.vocab_size)
+        problems["has a token outside the vocabulary"] = sequences_of(rows.offsets, rows.tokens >= info.vocab_size)
         labels = rows.masked_labels >= info.vocab_size
-        problems["has a label outside the vocabulary"] = _sequence_of(rows.masked_offsets, labels)
+        problems["has a label outside the vocabulary"] = sequences_of(rows.masked_offsets, labels)
     return problems
 
 
@@ -47,8 +47,8 @@ def mask_problems(rows: Ragged) -> dict[str, np.ndarray]:
     falling[starts[starts < len(falling)]] = False
     return {
         "has no masked token": np.flatnonzero(np.diff(rows.masked_offsets) < 1),
-        "has masked positions that do not ascend": _sequence_of(rows.masked_offsets, falling),
-        "has its first token masked": _sequence_of(rows.masked_offsets, rows.masked_positions == 0),
+        "has masked positions that do not ascend": sequences_of(rows.masked_offsets, falling),
+        "has its first token masked": sequences_of(rows.masked_offsets, rows.masked_positions == 0),
     }
 
 
@@ -95,7 +95,7 @@ def check_rows(rows: Ragged, info: StoreInfo, vocab_size: int | None) -> None:
     raise UserError("data.damaged", info.folder, reason, "`mlbert prepare verify` names the file")
 
 
-def _sequence_of(offsets: np.ndarray, wrong: np.ndarray) -> np.ndarray:
+def sequences_of(offsets: np.ndarray, wrong: np.ndarray) -> np.ndarray:
     """Return the numbers of the sequences with elements marked in ``wrong`` (bool)."""
     return np.searchsorted(offsets, np.flatnonzero(wrong), side="right") - 1
 

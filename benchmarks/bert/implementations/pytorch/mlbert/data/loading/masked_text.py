@@ -115,7 +115,6 @@ class TextSource(StepSource):
         self._texts, self._rate, self._sum_over_ranks = texts, rate, sum_over_ranks
         self._masking = _masking(texts.tokenizer, seed)
         self._order: dict[str, Any] = {"shuffle": shuffle, "seed": shuffle_seed, "canonical_nodes": canonical_nodes}
-        self._canonical_nodes = canonical_nodes
         self._mine = np.arange(rank, lanes, world_size)
         self._opened: _Opened | None = None
         self._position: dict[str, Any] = {}  # loaded before `open`
@@ -141,7 +140,7 @@ class TextSource(StepSource):
         lanes: Lanes = WholeLanes(orders, all_lanes, self._mine)
         if texts.long_texts == SPLIT:
             lanes = PieceLanes(orders, all_lanes, self._mine, pieces.counts, self._sum_over_ranks)
-        ahead = Ahead(shards, orders, self._canonical_nodes, self.share.rank, self.share.world_size)
+        ahead = Ahead(shards, orders, self._order["canonical_nodes"], self.share.rank, self.share.world_size)
         self._opened = _Opened(orders, lanes, pieces, ahead)
         self._go_to(self._step, self._position)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mlbert.data.formats.masking import MASKED_SHARE, MAX_PREDICTIONS
-from mlbert.data.formats.order import MicroBatchRows, Partition, RankSlice, contiguous
+from mlbert.data.formats.order import Partition, RankSlice, contiguous
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.data.loading.batches import HostBatch, StaticShape
 from mlbert.data.loading.source import EvaluationBatches, StepSource
@@ -84,21 +84,16 @@ class SyntheticSource(StepSource):
 
     def batches_of(self, step: int) -> list[HostBatch]:
         """See `StepSource.batches_of`."""
-        return [
-            HostBatch.of(part.rows, part.sequences_per_unit, part.units, self.max_tokens, self._page_locked)
-            for part in self._read(step)
-        ]
 
-    def _read(self, step: int) -> list[MicroBatchRows]:
         def lengths(units: np.ndarray) -> np.ndarray:
             return np.asarray([self._lengths(self._generator(step, unit)).sum() for unit in units.tolist()], np.int64)
 
-        portions = []
+        batches = []
         for units in self._partition(self.share, lengths):
             packs = [self._pack(step, pack) for pack in units.tolist()]
-            counts = np.asarray([len(pack) for pack in packs])
-            portions.append(MicroBatchRows(Ragged.concatenate(packs), counts, units))
-        return portions
+            rows, counts = Ragged.concatenate(packs), np.asarray([len(pack) for pack in packs])
+            batches.append(HostBatch.of(rows, counts, units, self.max_tokens, self._page_locked))
+        return batches
 
     def _generator(self, step: int, pack: int) -> np.random.Generator:
         return np.random.Generator(np.random.PCG64(np.random.SeedSequence([self._seed, step, pack])))

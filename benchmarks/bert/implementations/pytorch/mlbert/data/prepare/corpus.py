@@ -24,11 +24,12 @@ from itertools import chain, pairwise
 from pathlib import Path
 
 from mlbert.data.formats.manifest import file_sha256, no_folder, reading
-from mlbert.data.prepare.corpus_files import text_lines
+from mlbert.data.prepare.corpus_files import text_blocks, text_lines
 from mlbert.host.errors import UserError
 from mlbert.host.files import write_atomically
 
 SHINGLE_WORDS = 5
+MIN_SENTENCES = 2  # of a document
 NEAR_DUPLICATE = 0.5  # fraction of a sentence's word runs that also occur on the other side
 _WORD = re.compile(r"\w+")
 
@@ -93,22 +94,20 @@ def cut(document: list[str], most: int) -> list[list[str]]:
     return [document[first:end] for first, end in pairwise(edges)]
 
 
-def split(
-    documents: Iterable[list[str]], share: float, seed: int, *, max_sentences: int, min_sentences: int = 2
-) -> Corpus:
-    """De-duplicate, cut, hold out, and drop near-repeats of evaluation sentences from the training side.
+def split(documents: Iterable[list[str]], share: float, seed: int, *, max_sentences: int) -> Corpus:
+    """De-duplicate, cut, hold out, and drop near-repeats of evaluation sentences from the training side. Documents of
+    fewer than `MIN_SENTENCES` are dropped.
 
     Args:
         share: fraction of the documents to hold out, between 0 and 1.
         max_sentences: longer documents are cut into pieces, so that none dominates the evaluation side.
-        min_sentences: shorter documents are dropped.
 
     Raises UserError: one side is empty.
     """
     unique, repeats = drop_repeats(documents)
     corpus = Corpus([], [])
     for document in (piece for whole in unique for piece in cut(whole, max_sentences)):
-        if len(document) >= min_sentences:
+        if len(document) >= MIN_SENTENCES:
             (corpus.evaluation if is_held_out(document, share, seed) else corpus.train).append(document)
     held_out = {shingle for document in corpus.evaluation for text in document for shingle in _shingles(text)}
     near = 0
@@ -116,7 +115,7 @@ def split(
     for document in corpus.train:
         kept = [text for text in document if not _nearly_repeats(text, held_out)]
         near += len(document) - len(kept)
-        if len(kept) >= min_sentences:
+        if len(kept) >= MIN_SENTENCES:
             train.append(kept)
     corpus.train = train
     corpus.dropped = {"repeated_sentences": repeats, "near_repeats_of_eval": near}
@@ -294,12 +293,8 @@ def source_name(folder: Path, one_per_line: bool) -> dict[str, str | bool]:
 
 
 def _documents(lines: Iterable[str], one_per_line: bool) -> Iterator[list[str]]:
-    blocks: list[list[str]] = [[]]
-    for line in chain.from_iterable(map(str.splitlines, lines)):
-        if line.strip():
-            blocks[-1].append(line.strip())
-        elif blocks[-1]:
-            blocks.append([])
-    if not one_per_line:
-        blocks = [[sentence for block in blocks for sentence in split_sentences(" ".join(block))]]
-    yield from (block for block in blocks if block)
+    blocks = text_blocks(chain.from_iterable(map(str.splitlines, lines)))
+    if one_per_line:
+        yield from ([line.strip() for line in block] for block in blocks)
+    elif sentences := [sentence for block in blocks for sentence in split_sentences(" ".join(block))]:
+        yield sentences

@@ -22,10 +22,10 @@ import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html.parser import HTMLParser
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -361,6 +361,13 @@ def text_lines(path: Path, remedy: str, encoding: str = UTF8) -> Iterator[str]:
             raise UserError("data.row", path, f"line {number + 1} is longer than {_MOST_LINE >> 20} MiB", remedy)
     if rest:
         yield rest
+
+
+def text_blocks(lines: Iterable[str]) -> Iterator[list[str]]:
+    """Yield the lines between blank lines."""
+    for has_text, block in groupby(lines, key=lambda line: bool(line.strip())):
+        if has_text:
+            yield list(block)
 
 
 def _rows(folder: Path, column: str) -> Iterator[str]:

@@ -21,6 +21,7 @@ from typing import IO, Any, BinaryIO
 
 from pydantic import Field
 
+from mlbert.data.formats.index_cache import state_of
 from mlbert.data.formats.manifest import file_md5, make_folder, write_json
 from mlbert.data.prepare.jobs import SILENT, Progress
 from mlbert.host.errors import UserError
@@ -130,8 +131,7 @@ class _Memory:
         write_json(self.path, self.known)
 
     def _entry(self, path: Path, md5: str) -> tuple[str, list[Any]]:
-        stat = path.stat()
-        return path.relative_to(self.path.parent).as_posix(), [md5, stat.st_size, stat.st_mtime_ns]
+        return path.relative_to(self.path.parent).as_posix(), [md5, *state_of(path)]
 
 
 def _is_right(path: Path, entry: Entry) -> bool:

@@ -18,7 +18,7 @@ import numpy as np
 from mlbert.data.formats import nvidia
 from mlbert.data.formats.base import Store, StoreInfo
 from mlbert.data.formats.bins import BINS
-from mlbert.data.formats.checks import another_vocabulary
+from mlbert.data.formats.checks import another_vocabulary, sequences_of
 from mlbert.data.formats.checksums import check_listed
 from mlbert.data.formats.manifest import MANIFEST, Manifest, file_sha256, json_sha256, vocabulary_sha256
 from mlbert.data.formats.nvidia_index import bin_name, bins_of, check_bins, list_shards
@@ -301,13 +301,13 @@ def _read(store: Store | UserError, part: ImportPart, job: NvidiaImportJob) -> t
     """Return the good rows of a part, int64 [rows+1] offsets of its packs, and a line for each skipped row."""
     if isinstance(store, UserError):
         return Ragged.concatenate([]), offsets_of([]), [str(store)]
-    check = _vocabulary_check(load_vocabulary(job.vocab_file))
+    vocabulary = load_vocabulary(job.vocab_file)
     end = part.end if part.path is None else store.num_packs or len(store)
     unit = "row" if part.path else "pack" if job.packed else "sequence"
 
     def read(numbers: np.ndarray) -> tuple[Ragged, np.ndarray]:
         rows, counts = gather_rows(store, numbers, job.packed)
-        if bad := check(rows):
+        if bad := _misfit(rows, vocabulary):
             sequence, reason = bad
             row = numbers[np.searchsorted(np.cumsum(counts), sequence, side="right")]
             remedy = "Give the data's own vocabulary, or use --skip-bad"
@@ -325,25 +325,20 @@ def _read(store: Store | UserError, part: ImportPart, job: NvidiaImportJob) -> t
             raise found
     rows, counts = zip(*taken, strict=True) if taken else ((), (np.empty(0, np.int64),))
     joined = Ragged.concatenate(rows)
-    if problem := another_vocabulary(joined, load_vocabulary(job.vocab_file)):
+    if problem := another_vocabulary(joined, vocabulary):
         raise UserError("vocabulary.mismatch", part.path or job.source, problem, "Give the data's own vocabulary")
     return joined, offsets_of(np.concatenate(counts)), skipped
 
 
-def _vocabulary_check(vocabulary: dict[str, int]) -> Callable[[Ragged], tuple[int, str] | None]:
-    """Return a function that finds the first sequence that does not fit a vocabulary, and why."""
+def _misfit(rows: Ragged, vocabulary: dict[str, int]) -> tuple[int, str] | None:
+    """Return the first sequence that does not fit a vocabulary, and why."""
     size, cls, sep = len(vocabulary), vocabulary["[CLS]"], vocabulary["[SEP]"]
-
-    def check(rows: Ragged) -> tuple[int, str] | None:
-        token_of = np.searchsorted(rows.offsets, np.flatnonzero(rows.tokens >= size), side="right") - 1
-        label_of = np.searchsorted(rows.masked_offsets, np.flatnonzero(rows.masked_labels >= size), side="right") - 1
-        found = {
-            f"has a token outside the vocabulary of {size} entries": token_of,
-            f"has a label outside the vocabulary of {size} entries": label_of,
-            "does not begin with the vocabulary's [CLS]": np.flatnonzero(rows.tokens[rows.offsets[:-1]] != cls),
-            "does not end with the vocabulary's [SEP]": np.flatnonzero(rows.tokens[rows.offsets[1:] - 1] != sep),
-        }
-        bad = [(int(sequences[0]), reason) for reason, sequences in found.items() if len(sequences)]
-        return min(bad, default=None)
-
-    return check
+    outside = f"outside the vocabulary of {size} entries"
+    found = {
+        f"has a token {outside}": sequences_of(rows.offsets, rows.tokens >= size),
+        f"has a label {outside}": sequences_of(rows.masked_offsets, rows.masked_labels >= size),
+        "does not begin with the vocabulary's [CLS]": np.flatnonzero(rows.tokens[rows.offsets[:-1]] != cls),
+        "does not end with the vocabulary's [SEP]": np.flatnonzero(rows.tokens[rows.offsets[1:] - 1] != sep),
+    }
+    bad = [(int(sequences[0]), reason) for reason, sequences in found.items() if len(sequences)]
+    return min(bad, default=None)

@@ -22,6 +22,7 @@ from mlbert.data.formats.masking import MaskingRule, mask_tokens, shuffle, trunc
 from mlbert.data.formats.padded import NAMES, Widths, padded
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.wordpiece import WordPieceTokenizer
+from mlbert.data.prepare.corpus_files import text_blocks
 from mlbert.host.errors import UserError
 from mlbert.host.files import open_plain
 
@@ -69,16 +70,8 @@ class InstanceOptions:
 
 def parse_documents(lines: Iterable[str], tokenizer: WordPieceTokenizer) -> list[Document]:
     """Tokenise lines; a line that is blank after stripping starts a new document. Empty documents are dropped."""
-    documents: list[Document] = [[]]
-    for line in lines:
-        line = line.strip()
-        if not line:
-            documents.append([])
-            continue
-        tokens = tokenizer.encode(line)
-        if tokens:
-            documents[-1].append(tokens)
-    return [document for document in documents if document]
+    documents = ([tokenizer.encode(line.strip()) for line in block] for block in text_blocks(lines))
+    return [sentences for document in documents if (sentences := [tokens for tokens in document if tokens])]
 
 
 REMEDY = "Give UTF-8 text, one sentence a line and a blank line between documents"

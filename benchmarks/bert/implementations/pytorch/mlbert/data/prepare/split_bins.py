@@ -18,7 +18,8 @@ import itertools
 import os
 from collections.abc import Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,19 +37,11 @@ from mlbert.host.errors import UserError
 EDGES = (128, 256, 384, 512)
 
 
-@dataclass(frozen=True)
-class Counting:
-    """Counts the sequences per bin in a piece; picklable."""
-
-    source: Path
-    identity: str
-    edges: tuple[int, ...]
-
-    def count(self, piece: shuffle.ShufflePiece) -> list[int]:
-        """Return the number of the piece's sequences in every bin, then the number longer than the last edge."""
-        lengths = shuffle.piece_rows(shuffle.opened(self.source, self.identity), piece).lengths
-        bin_of = np.searchsorted(self.edges, lengths, side="left")
-        return np.bincount(bin_of, minlength=len(self.edges) + 1).tolist()
+def _count(source: Path, identity: str, edges: tuple[int, ...], piece: shuffle.ShufflePiece) -> list[int]:
+    """Return the number of the piece's sequences in every bin, then the number longer than the last edge."""
+    lengths = shuffle.piece_rows(shuffle.opened(source, identity), piece).lengths
+    bin_of = np.searchsorted(edges, lengths, side="left")
+    return np.bincount(bin_of, minlength=len(edges) + 1).tolist()
 
 
 def check_edges(edges: Sequence[int]) -> tuple[int, ...]:
@@ -97,9 +90,9 @@ def make_bins(
     shuffle.say_what_is_undone(info, executor.progress)
     pieces = shuffle.make_pieces(store)
     sizes = [piece.end - piece.first for piece in pieces]
-    counting = Counting(source, info.identity, edges)
+    count = partial(_count, source, info.identity, edges)
     tasks = StepTasks(out, options, executor)
-    found_counts = tasks.run("counting", counting.count, pieces, sizes, unit="sequences", is_last=False, keep=True)
+    found_counts = tasks.run("counting", count, pieces, sizes, unit="sequences", is_last=False, keep=True)
     counts = np.asarray(found_counts, np.int64).reshape(len(pieces), len(edges) + 1)
     if counts[:, -1].any():
         reason = f"{counts[:, -1].sum()} sequences are longer than the last edge {edges[-1]}"

@@ -16,10 +16,11 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any
 
+from mlbert.data.formats.index_cache import state_of
 from mlbert.data.formats.manifest import make_folder
 from mlbert.data.prepare.jobs import WORK_FOLDER, Executor, Item, Result
 from mlbert.host.errors import UserError
@@ -42,27 +43,19 @@ def stamps(paths: Iterable[Path]) -> list[list[str | int]]:
     found: list[list[str | int]] = []
     for path in paths:
         try:
-            status = path.stat()
-            found.append([str(path), status.st_size, status.st_mtime_ns])
+            found.append([str(path), *state_of(path)])
         except OSError:
             found.append([str(path), 0, 0])
     return found
 
 
-@dataclass(frozen=True)
-class _Marking(Generic[Item, Result]):
-    """A task function that marks what is done; picklable."""
-
-    function: Callable[[Item], Result]
-    mark: str  # path without the number
-    keeps_result: bool
-
-    def __call__(self, task: tuple[int, Item]) -> Result:
-        number, item = task
-        result = self.function(item)
-        kept = {"result": result if self.keeps_result else None}
-        write_atomically(Path(f"{self.mark}-{number:05d}.json"), json.dumps(add_checksum(kept)))
-        return result
+def _run_marked(function: Callable[[Item], Result], mark: str, keep: bool, task: tuple[int, Item]) -> Result:
+    """Run a task and mark it as done; ``mark`` is the path without the number."""
+    number, item = task
+    result = function(item)
+    kept = {"result": result if keep else None}
+    write_atomically(Path(f"{mark}-{number:05d}.json"), json.dumps(add_checksum(kept)))
+    return result
 
 
 class StepTasks:
@@ -123,7 +116,7 @@ class StepTasks:
         else:
             todo = [number for number in range(len(items)) if share.has(number) and number not in marks]
         tasks, left = [(number, items[number]) for number in todo], [sizes[number] for number in todo]
-        marking = _Marking(function, mark, keep)
+        marking = partial(_run_marked, function, mark, keep)
         made = self.executor.run(marking, tasks, name=name, where=self.out, sizes=left, unit=unit)
         if not share.merges:
             marks = self._marks(mark, len(items), keep)

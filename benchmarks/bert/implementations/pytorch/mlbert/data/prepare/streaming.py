@@ -32,7 +32,7 @@ from mlbert.data.formats.token_shards import TEXT, TOKENS
 from mlbert.data.formats.tokenizer import Tokenizer, hub_problem
 from mlbert.data.prepare import python_text
 from mlbert.data.prepare.corpus import is_held_out
-from mlbert.data.prepare.corpus_files import PACKED, ROW_SUFFIXES, row_texts, suffix_of, text_lines
+from mlbert.data.prepare.corpus_files import PACKED, ROW_SUFFIXES, row_texts, suffix_of, text_blocks, text_lines
 from mlbert.data.prepare.jobs import LOCAL, WORK_FOLDER, Executor, Progress
 from mlbert.data.prepare.step_tasks import INPUTS, StepTasks, stamps
 from mlbert.host.errors import UserError, import_package
@@ -143,14 +143,7 @@ def read_texts(path: Path) -> Iterator[str]:
     if suffix_of(path.name) in ROW_SUFFIXES:
         yield from (text for text in row_texts(path) if text.strip())
         return
-    block: list[str] = []
-    for line in text_lines(path, "Cut it into several"):
-        if line.strip():
-            block.append(line)
-        elif block:
-            yield "".join(block).rstrip()
-            block = []
-    if block:
+    for block in text_blocks(text_lines(path, "Cut it into several")):
         yield "".join(block).rstrip()
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from mlbert.data.formats.checks import another_vocabulary
 from mlbert.data.formats.checksums import check_listed, file_xxh3, remove_unfinished, write_checksums
+from mlbert.data.formats.index_cache import state_of
 from mlbert.data.formats.manifest import Manifest, make_folder, read_manifest, vocabulary_sha256, write_json
 from mlbert.data.formats.prepared import ShardEntry, ShardWriter, verified_shard
 from mlbert.data.formats.ragged import Ragged
@@ -208,8 +209,7 @@ def tfrecords_to_hdf5(
     keep_apart(out, [*inputs, *files])
     lower_case = _check_lists(files, vocab_file)
     vocabulary: dict[str, Any] = {"sha256": vocabulary_sha256(vocab_file), "size": len(load_vocabulary(vocab_file))}
-    stats = [file.stat() for file in files]
-    named = [[file.name, stat.st_size, stat.st_mtime_ns] for file, stat in zip(files, stats, strict=True)]
+    named = [[file.name, *state_of(file)] for file in files]
     options: dict[str, Any] = {"inputs": named, "vocabulary": vocabulary["sha256"], "skip_bad": skip_bad}
     if found := finished_manifest(out, options, executor.progress):
         return found
@@ -230,7 +230,7 @@ def tfrecords_to_hdf5(
     tasks = StepTasks(out, {**options, INPUTS: stamps(files)}, executor)
     if executor.share.merges:
         writer.clear_leftovers()
-    results = tasks.run("TFRecords to HDF5", job.make_shard, range(len(files)), [stat.st_size for stat in stats])
+    results = tasks.run("TFRecords to HDF5", job.make_shard, range(len(files)), [file.stat().st_size for file in files])
     skipped = {str(file): lines for file, (_, lines) in zip(files, results, strict=True) if lines}
     manifest = writer.finish(
         vocabulary=vocabulary,
