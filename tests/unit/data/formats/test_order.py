@@ -64,7 +64,7 @@ def test_a_rank_of_a_thousand_reads_only_its_share(tmp_path, monkeypatch):
     asked, gather = [], store.gather_packs
     monkeypatch.setattr(store, "gather_packs", lambda packs: asked.append(packs) or gather(packs))
     monkeypatch.setattr(store, "gather", pytest.fail)
-    options = {"max_tokens": 64, "max_sequences": 2, "seed": 1, "partition": by_length(world_size), "mask": None}
+    options = {"max_tokens": 64, "max_sequences": 2, "seed": 1, "partition": by_length(world_size)}
     readers = [StepReader(store, RankSlice(1, 1, rank, world_size), **options) for rank in range(0, world_size, 97)]
     shares = [reader(0)[0].units.tolist() for reader in readers]
     assert [len(packs) for packs in asked] == [1] * len(readers)

@@ -1,6 +1,5 @@
 """The training source, also of bins: every sequence once an epoch, the same step whatever the ranks, exact resume."""
 
-import dataclasses
 import json
 from unittest import mock
 
@@ -16,7 +15,6 @@ from mlbert.data.formats.open import open_store
 from mlbert.data.formats.order import by_length, contiguous
 from mlbert.data.formats.packing import pack_lengths
 from mlbert.data.formats.prepared import ShardSet
-from mlbert.data.formats.ragged import Ragged
 from mlbert.data.loading.batches import HostBatch
 from mlbert.data.loading.packed import PackedSource
 from mlbert.data.prepare.shuffle import Packing, shuffle_set
@@ -165,36 +163,11 @@ def test_a_large_set_is_opened_without_arrays_over_its_rows(data, each, monkeypa
     open_packed(data, packs_per_step=1, max_sequences_per_pack=each).batches_of(0)
 
 
-def drawn_anew(rows: Ragged, epoch: int, samples: np.ndarray) -> Ragged:
-    """Label the masked tokens by (epoch, sample) alone."""
-    labels = np.repeat(samples % 400 + epoch, np.diff(rows.masked_offsets)).astype(np.uint16)
-    return dataclasses.replace(rows, masked_labels=labels)
-
-
-def split(folder, world_size: int, accumulation: int, step: int, **options) -> list[HostBatch]:
-    options = {"packs_per_step": 24 // world_size, "accumulation": accumulation, "world_size": world_size, **options}
-    sources = [open_packed(folder, rank=rank, **options) for rank in range(world_size)]
-    return [batch for source in sources for batch in source.batches_of(step)]
-
-
 def joined(batches: list[HostBatch]) -> dict[int, tuple[int, ...]]:
     parts = [rows_of(batch) for batch in batches]
     whole = {row: token for part in parts for row, token in part.items()}
     assert len(whole) == sum(map(len, parts))
     return whole
-
-
-@pytest.mark.parametrize("each", [1, 3])
-def test_masks_are_drawn_anew_each_epoch_alike_on_all_ranks(make_set, each):
-    folder, options = make_set(100), {"max_sequences_per_pack": each, "mask": drawn_anew}
-    assert joined(split(folder, 2, 3, 0, **options)) == joined(split(folder, 1, 1, 0, **options))
-    source = open_packed(folder, **options)
-    for step in range(2 * source.steps_per_epoch):
-        parts = source.batches_of(step)[0].arrays()
-        sequences = np.searchsorted(parts["cu_seqlens"], parts["masked_positions"], side="right") - 1
-        epoch, step_in_epoch = divmod(step, source.steps_per_epoch)
-        samples = parts["first_rows"][sequences] + 12 * step_in_epoch * source.max_tokens
-        assert parts["masked_labels"].tolist() == (samples % 400 + epoch).tolist()
 
 
 @pytest.fixture(scope="module")

@@ -133,7 +133,6 @@ class StoreTraining(_StoreData):
             bin_counts=self._bin_counts,
             seed=self._seed,
             partition=contiguous,
-            mask=None,
         )
         if reader.steps_per_epoch == 0:
             reason = f"its {reader.units.count} packs are fewer than one step's {self._rows * replicas}"

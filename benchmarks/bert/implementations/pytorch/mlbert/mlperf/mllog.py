@@ -94,11 +94,11 @@ class MLPerfLogger:
         """Log the start of an interval."""
         if key == constants.RUN_START:
             self.run_started = True
-        self._log(constants.INTERVAL_START, key, value, metadata, _caller())
+        self._log("start", key, value, metadata, _caller())
 
     def end(self, key: str, value: Value = None, metadata: Metadata = None) -> None:
         """Log the end of an interval."""
-        self._log(constants.INTERVAL_END, key, value, metadata, _caller())
+        self._log("end", key, value, metadata, _caller())
 
     def event(self, key: str, value: Value = None, metadata: Metadata = None) -> None:
         """Log a point in time.
@@ -107,7 +107,7 @@ class MLPerfLogger:
             TypeError: the value is not plain.
             ValueError: a number is not finite.
         """
-        self._log(constants.POINT_IN_TIME, key, value, metadata, _caller())
+        self._log("event", key, value, metadata, _caller())
 
     def run_stop(self, status: str, metadata: Metadata = None) -> bool:
         """Log the end of the run once, with status "success" or "aborted".
@@ -125,7 +125,7 @@ class MLPerfLogger:
             if self._was_closed_by_another():
                 return False
             metadata = {**(metadata or {}), "status": status}
-            self._log(constants.INTERVAL_END, constants.RUN_STOP, None, metadata, call_site)
+            self._log("end", constants.RUN_STOP, None, metadata, call_site)
             if self._handler is not None and self._handler.stream is not None:
                 with self._writing():
                     os.fsync(self._handler.stream.fileno())
@@ -166,7 +166,8 @@ class MLPerfLogger:
                 self._handler.close()
         self._writer = None
 
-    def _log(self, event_type: str, key: str, value: Value, metadata: Metadata, call_site: CallSite) -> None:
+    def _log(self, method: str, key: str, value: Value, metadata: Metadata, call_site: CallSite) -> None:
+        """Log a line by a method of the official logger: "start", "end" or "event"."""
         metadata = dict(metadata or {})
         _check_plain(key, value)
         _check_plain(key, metadata)
@@ -175,11 +176,8 @@ class MLPerfLogger:
         if self._writer is None:
             return
         site = {"file": tree_relative(Path(call_site[0]), self._root), "lineno": call_site[1]}
-        log = self._writer.start if event_type == constants.INTERVAL_START else self._writer.event
-        if event_type == constants.INTERVAL_END:
-            log = self._writer.end
         with self._lock, self._writing():
-            log(key=key, value=value, metadata={**site, **metadata})
+            getattr(self._writer, method)(key=key, value=value, metadata={**site, **metadata})
 
     def _writing(self) -> AbstractContextManager[None]:
         return writing(str(self.path), "Free space on its disk")

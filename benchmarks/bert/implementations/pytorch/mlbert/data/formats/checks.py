@@ -82,7 +82,7 @@ def first_problem(rows: Ragged, info: StoreInfo, pack_offsets: np.ndarray | None
 def check_rows(rows: Ragged, info: StoreInfo, vocab_size: int | None) -> None:
     """Check that a model with ``vocab_size`` entries can use these sequences. Done before every use, because shards may
     have changed since they were opened. Raises UserError naming the set."""
-    model = replace(info, vocab_size=vocab_size, max_predictions=info.max_seq_length)  # masks may be redrawn
+    model = replace(info, vocab_size=vocab_size, max_predictions=info.max_seq_length)  # not limited by it
     broken = [problem for problem, where in row_problems(rows, model).items() if len(where)]
     if not broken:
         return

@@ -63,10 +63,6 @@ Lengths = Callable[[np.ndarray], np.ndarray]
 # rank computes its own part, and together they take each unit once.
 Partition = Callable[[RankSlice, Lengths], list[np.ndarray]]
 
-# (stored sequences, epoch, int64 [S] numbers that identify each sequence within the epoch) -> the sequences with new
-# masks. Pure, and masks depend only on these numbers, not on the split over ranks.
-Mask = Callable[[Ragged, int, np.ndarray], Ragged]
-
 
 @dataclass(frozen=True)
 class Packs:
@@ -215,7 +211,6 @@ class StepReader:
         bin_counts: number of single sequences from each bin in every rank's share; by default in proportion.
         seed: of packing and order.
         partition: assigns units to ranks.
-        mask: draws new masks; None keeps the stored ones.
     """
 
     def __init__(
@@ -228,9 +223,8 @@ class StepReader:
         bin_counts: Sequence[int] | None = None,
         seed: int,
         partition: Partition,
-        mask: Mask | None,
     ) -> None:
-        self._share, self._max_tokens, self._partition, self._mask = share, max_tokens, partition, mask
+        self._share, self._partition = share, partition
         self.units = make_units(store, len(store), max_tokens, max_sequences, seed)
         first = np.asarray([0, self.units.count])
         if isinstance(store, BinnedStore) and max_sequences == 1:
@@ -247,16 +241,11 @@ class StepReader:
         epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
         start = step_in_epoch * self._share.global_units  # position of the step's unit 0 in the epoch
 
-        def lengths(units: np.ndarray) -> np.ndarray:
-            return self.units.lengths(self._order(epoch, start + units))
+        def at(units: np.ndarray) -> np.ndarray:
+            return self._order(epoch, start + units)
 
-        return [self._read(epoch, start, units) for units in self._partition(self._share, lengths)]
-
-    def _read(self, epoch: int, start: int, units: np.ndarray) -> MicroBatchRows:
-        rows, counts = self.units.gather(self._order(epoch, start + units))
-        if self._mask is not None:
-            rows = self._mask(rows, epoch, first_slots(rows, counts, start + units, self._max_tokens))
-        return MicroBatchRows(rows, counts, units)
+        parts = self._partition(self._share, lambda units: self.units.lengths(at(units)))
+        return [MicroBatchRows(*self.units.gather(at(units)), units) for units in parts]
 
 
 def even_parts(count: int, rank: int, world_size: int, most: int) -> list[np.ndarray]:

@@ -12,7 +12,7 @@ from mlbert.data.formats.bins import check_counts
 from mlbert.data.formats.checks import check_rows
 from mlbert.data.formats.checksums import FileChecks
 from mlbert.data.formats.open import check_opened, describe, in_memory, open_store
-from mlbert.data.formats.order import Mask, Partition, RankSlice, StepReader
+from mlbert.data.formats.order import Partition, RankSlice, StepReader
 from mlbert.data.formats.tfrecord_plain import Widths
 from mlbert.data.loading.batches import HostBatch
 from mlbert.data.loading.source import StepSource
@@ -36,7 +36,7 @@ class PackedSource(StepSource):
         data_dir: see `mlbert.data.formats.open.describe`; no sample is read before `open`.
         packs_per_step: packs per rank, including all micro-batches.
         accumulation, rank, world_size: see `mlbert.data.formats.order.RankSlice`.
-        max_sequences_per_pack, bin_counts, seed, partition, mask: see `mlbert.data.formats.order.StepReader`.
+        max_sequences_per_pack, bin_counts, seed, partition: see `mlbert.data.formats.order.StepReader`.
         max_tokens: slots of a pack; see `pack_slots` for the default.
         vocab_size: size of the model's vocabulary; token ids are checked against it if the set does not record its own.
         most: limits of a sequence, see `mlbert.data.formats.open.describe`.
@@ -55,7 +55,6 @@ class PackedSource(StepSource):
         rank: int = 0,
         world_size: int = 1,
         partition: Partition,
-        mask: Mask | None = None,
         max_tokens: int | None = None,
         vocab_size: int | None = None,
         most: Widths | None = None,
@@ -71,7 +70,7 @@ class PackedSource(StepSource):
         packs_are_taken = self.info.max_pack_tokens is not None and max_sequences_per_pack > 1
         self._check_size(self.info.num_packs if packs_are_taken else self.info.num_sequences)
         self._make_reader = partial(
-            StepReader, share=self.share, bin_counts=self._bin_counts, seed=seed, partition=partition, mask=mask
+            StepReader, share=self.share, bin_counts=self._bin_counts, seed=seed, partition=partition
         )
         self._checks = checks or FileChecks()
         self._reader: StepReader | None = None

@@ -204,17 +204,13 @@ def _intervals(log: Log) -> list[_Interval]:
 def _too_fast(log: Log, own: Sequence[_Interval], limit: float | None) -> Complaints:
     """Find the first impossible interval or, if there is none, the first unusual one."""
     usual = statistics.median(one.pace for one in own) if own else math.inf
-    found: Complaint | None = None
-    for index, one in enumerate(own):
-        outcome = _judge(log, one, usual if len(own) >= _MIN_INTERVALS else math.inf, limit)
-        if outcome is not None and (found is None or found.outcome is not Outcome.ERROR):
-            reference = f"{1000 * (limit or usual):.4g} a second {'in other runs at most' if limit else 'usually'}"
-            text = f"{one.samples:.10g} samples in {one.ms / 1000:.4g} s"
-            text += f" since the {_BEFORE[index > 0]}, {reference}"
-            if found is None or outcome is Outcome.ERROR:
-                found = log.complaint(outcome, text, _TIMED if outcome is Outcome.ERROR else "", one.event)
-    if found is not None:
-        yield found
+    known = usual if len(own) >= _MIN_INTERVALS else math.inf
+    fast = [(outcome, one) for one in own if (outcome := _judge(log, one, known, limit)) is not None]
+    for outcome, one in sorted(fast, key=lambda found: found[0] is not Outcome.ERROR)[:1]:
+        reference = f"{1000 * (limit or usual):.4g} a second {'in other runs at most' if limit else 'usually'}"
+        text = f"{one.samples:.10g} samples in {one.ms / 1000:.4g} s"
+        text += f" since the {_BEFORE[one is not own[0]]}, {reference}"
+        yield log.complaint(outcome, text, _TIMED if outcome is Outcome.ERROR else "", one.event)
 
 
 def _judge(log: Log, one: _Interval, usual: float, limit: float | None) -> Outcome | None:
