@@ -129,8 +129,7 @@ def read_manifest(folder: Path | str) -> Manifest:
     with reading(path):
         if not path.exists():
             remedy = "Give a folder that `mlbert prepare` finished"
-            if not folder.is_dir():
-                raise UserError("file.missing", folder, no_folder(folder), remedy)
+            check_folder(folder, remedy)
             raise UserError("data.incomplete", folder, "the folder has no manifest.json", remedy)
     raw = read_plain(path)
     document = parse_object(path, raw, _REMAKE_ALL)
@@ -152,9 +151,11 @@ def check_format(path: Path, document: Mapping[str, Any], name: str, version: in
         raise UserError("data.format", path, f"has {shown(found)}; this program reads {expected}", remedy)
 
 
-def no_folder(path: Path) -> str:
-    """Return the reason why ``path`` is rejected as a folder."""
-    return "is a file, not a folder" if path.exists() else "there is no such folder"
+def check_folder(path: Path, remedy: str, subject: Path | str | None = None) -> None:
+    """Raise UserError unless ``path`` is a folder. The error is about ``subject``, by default the path."""
+    if not path.is_dir():
+        reason = "is a file, not a folder" if path.exists() else "there is no such folder"
+        raise UserError("file.missing", subject or path, reason, remedy)
 
 
 def make_folder(path: Path) -> None:

@@ -30,14 +30,13 @@ from mlbert.config.section import is_count
 from mlbert.data.formats import mds_files
 from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.index_cache import state_of
-from mlbert.data.formats.manifest import make_folder, no_folder
-from mlbert.data.formats.mds_files import FORMAT, INDEX, STR, VERSION, FileInfo, ShardInfo, checksum, parse_index
+from mlbert.data.formats.manifest import check_folder, make_folder
+from mlbert.data.formats.mds_files import FORMAT, INDEX, RESTORE, STR, VERSION, FileInfo, ShardInfo, parse_index
 from mlbert.data.formats.ragged import offsets_of
 from mlbert.host.errors import UserError
 from mlbert.host.files import local_path, read_plain, write_atomically
 
 UINT32 = np.dtype("<u4")
-_RESTORE = "Restore the file, or write the set again"
 
 
 class MdsReader:
@@ -62,9 +61,8 @@ class MdsReader:
     def __init__(self, folder: Path | str, cache: Path | str | None = None) -> None:
         self._remote, self._is_copied = str(folder), cache is not None
         self._folder = local_path(self._remote)
-        if self._folder is not None and not self._folder.is_dir():
-            remedy = f"Give a folder with {INDEX}, or its address"
-            raise UserError("file.missing", folder, no_folder(self._folder), remedy)
+        if self._folder is not None:
+            check_folder(self._folder, f"Give a folder with {INDEX}, or its address", folder)
         raw = self._read_index() if cache is None else mds_files.fetch_index(self._remote, Path(cache))
         index = parse_index(f"{self._remote.rstrip('/')}/{INDEX}", raw)
         self.columns = {column.name: column.encoding for column in index.columns}
@@ -93,7 +91,7 @@ class MdsReader:
         try:
             return self._decode(shard.sample(place))
         except ValueError as error:
-            raise UserError("data.damaged", shard.path, f"sample {place} is damaged ({error})", _RESTORE) from None
+            raise UserError("data.damaged", shard.path, f"sample {place} is damaged ({error})", RESTORE) from None
 
     def shard_bytes(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the stored bytes of all samples of shard ``number``, uint8 [bytes], read-only, and the start of each,
@@ -104,7 +102,7 @@ class MdsReader:
     def _read_index(self) -> bytes:
         if self._folder is None:
             raise UserError("config.conflict", self._remote, "is on another machine", "Give a cache folder on this one")
-        return read_plain(self._folder / INDEX, _RESTORE)
+        return read_plain(self._folder / INDEX, RESTORE)
 
     def _open(self, number: int) -> _Shard:
         with self._lock:
@@ -156,11 +154,11 @@ class _Shard:
         self._content = files.bytes[: files.ends[0]]
         head = UINT32.itemsize * (num_samples + 2)
         if len(self._content) < head or self._content[: UINT32.itemsize].view(UINT32) != num_samples:
-            raise UserError("data.damaged", path, f"does not hold the {num_samples:,} samples of the index", _RESTORE)
+            raise UserError("data.damaged", path, f"does not hold the {num_samples:,} samples of the index", RESTORE)
         self._offsets = self._content[UINT32.itemsize : head].view(UINT32)
         edges = self._offsets.astype(np.int64)
         if edges[0] < head or edges[-1] != len(self._content) or (np.diff(edges) < 0).any():
-            raise UserError("data.damaged", path, "has offsets that fall or lie outside of the file", _RESTORE)
+            raise UserError("data.damaged", path, "has offsets that fall or lie outside of the file", RESTORE)
 
     def samples(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the bytes of all samples, and the start of each."""
@@ -283,7 +281,7 @@ class MdsWriter:
         self._samples, self._bytes = [], 0
 
     def _file(self, name: str, data: bytes) -> FileInfo:
-        digests = {algorithm: checksum(algorithm, data) for algorithm in self._settings["hashes"]}
+        digests = {algorithm: mds_files.checksum(algorithm, data) for algorithm in self._settings["hashes"]}
         return FileInfo(basename=name, bytes=len(data), hashes=digests)
 
 

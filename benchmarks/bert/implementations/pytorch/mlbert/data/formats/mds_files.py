@@ -35,7 +35,7 @@ INDEX = "index.json"
 FORMAT, VERSION = "mds", 2
 STR, BYTES = "str", "bytes"  # encodings of columns; others are skipped when a set is read
 XXHASH = ("xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128")
-_RESTORE = "Restore the file, or write the set again"
+RESTORE = "Restore the file, or write the set again"
 
 
 def checksum(algorithm: str, content: Any) -> str:
@@ -114,15 +114,15 @@ class MdsIndex(NamedTuple):
 def parse_index(path: Path | str, raw: bytes) -> MdsIndex:
     """Parse an index; ``path`` is for messages. Raises UserError if it is inconsistent, not the index of an MDS set of
     version 2."""
-    document = parse_object(path, raw, _RESTORE)
-    formats = {(shard.format, shard.version) for shard in parse_model(_Formats, document, path, _RESTORE).shards}
+    document = parse_object(path, raw, RESTORE)
+    formats = {(shard.format, shard.version) for shard in parse_model(_Formats, document, path, RESTORE).shards}
     if not formats:
-        raise UserError("data.empty", path, "lists no shard", _RESTORE)
+        raise UserError("data.empty", path, "lists no shard", RESTORE)
     if formats != {(FORMAT, VERSION)}:
         found = ", ".join(f"{name} version {version}" for name, version in sorted(formats))
         problem = f"has shards of {found}; {FORMAT} version {VERSION} is read"
         raise UserError("data.format", path, problem, "Write the set again")
-    shards = parse_model(_Shards, document, path, _RESTORE).shards
+    shards = parse_model(_Shards, document, path, RESTORE).shards
     layouts = [(shard.column_names, shard.column_encodings, shard.column_sizes) for shard in shards]
     if any(layout != layouts[0] for layout in layouts):
         raise UserError("data.mixed", path, "has shards with different columns", "Keep one set in a folder")
@@ -132,12 +132,12 @@ def parse_index(path: Path | str, raw: bytes) -> MdsIndex:
         raise UserError("data.format", path, f"has shards compressed as {', '.join(sorted(others))}", remedy)
     names = [file.name for shard in shards for file in (shard.raw, shard.zipped) if file]
     if len(set(names)) != len(names):
-        raise UserError("data.damaged", path, "lists a shard twice", _RESTORE)
+        raise UserError("data.damaged", path, "lists a shard twice", RESTORE)
     if any(bool(shard.compression) != bool(shard.zipped) for shard in shards):
-        raise UserError("data.damaged", path, "has a compression without zip_data, or zip_data without it", _RESTORE)
+        raise UserError("data.damaged", path, "has a compression without zip_data, or zip_data without it", RESTORE)
     columns = layouts[0][0]
     if not columns or len(set(columns)) != len(columns) or len({len(part) for part in layouts[0]}) != 1:
-        raise UserError("data.damaged", path, "has columns that do not fit each other", _RESTORE)
+        raise UserError("data.damaged", path, "has columns that do not fit each other", RESTORE)
     return MdsIndex([Column(*column) for column in zip(*layouts[0], strict=True)], shards)
 
 
@@ -161,7 +161,7 @@ def _check(content: bytes | np.ndarray, subject: Path | str, file: FileInfo) -> 
     elif wrong := [algorithm for algorithm, digest in file.hashes.items() if checksum(algorithm, content) != digest]:
         problem = f"has another {wrong[0]} than the index says"
     if problem:
-        raise UserError("data.damaged", subject, problem, _RESTORE)
+        raise UserError("data.damaged", subject, problem, RESTORE)
 
 
 def address(remote: str, name: str) -> str:
@@ -187,7 +187,7 @@ def fetch_index(remote: str, cache: Path) -> bytes:
         with locked(path):
             if not path.exists():  # another process may have written it in the meantime
                 write_atomically(path, raw)
-    if read_plain(path, _RESTORE) != raw:
+    if read_plain(path, RESTORE) != raw:
         reason = f"is the cache of another set than {remote}"
         raise UserError("data.mixed", cache, reason, "Choose another cache folder")
     return raw
@@ -239,7 +239,7 @@ def decompressed(content: bytes | BinaryIO, subject: Path | str, size: int) -> b
     try:
         return zstandard.ZstdDecompressor().stream_reader(content, read_across_frames=True).read(size)
     except zstandard.ZstdError as error:
-        raise UserError("data.damaged", subject, f"cannot be decompressed ({error})", _RESTORE) from None
+        raise UserError("data.damaged", subject, f"cannot be decompressed ({error})", RESTORE) from None
 
 
 @contextmanager

@@ -39,7 +39,7 @@ from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.index_cache import IndexCache
 from mlbert.data.formats.manifest import reading
 from mlbert.data.formats.mds import UINT32
-from mlbert.data.formats.mds_files import BYTES, INDEX, MdsIndex, ShardInfo, parse_index
+from mlbert.data.formats.mds_files import BYTES, INDEX, RESTORE, MdsIndex, ShardInfo, parse_index
 from mlbert.data.formats.padded import MAX_ID, NAMES, Widths, column_problems, without_padding
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.host.errors import UserError
@@ -50,7 +50,6 @@ _ITEM = 4  # bytes of every value
 _HEAD = UINT32.itemsize * len(COLUMNS)  # sizes of the columns, in front of each sample
 _THREADS = min(16, os.cpu_count() or 1)
 _VERSION = 1
-_RESTORE = "Restore the file, or write the set again"
 
 
 def _sizes_of(widths: Widths) -> np.ndarray:
@@ -106,7 +105,7 @@ class MdsSamples(IndexedStore):
         for problem, bad in column_problems(columns).items():
             if bad.any():
                 shard, place = self._place(int(indices[np.flatnonzero(bad)[0]]))
-                raise UserError("data.damaged", self._paths[shard], f"sample {place} {problem}", _RESTORE)
+                raise UserError("data.damaged", self._paths[shard], f"sample {place} {problem}", RESTORE)
         order = np.argsort(columns["masked_lm_positions"], axis=1, kind="stable")
         sorted_columns = {name: np.take_along_axis(columns[name], order, 1) for name in COLUMNS if "masked" in name}
         return without_padding(columns | sorted_columns)
@@ -167,7 +166,7 @@ open_folder = MdsSamples  # as in the other formats
 def read_index(folder: Path) -> tuple[MdsIndex, str]:
     """Return the index and its SHA-256. Raises UserError if it is damaged or has other columns."""
     path = Path(folder) / INDEX
-    raw = read_plain(path, _RESTORE)
+    raw = read_plain(path, RESTORE)
     index = parse_index(path, raw)
     if {(column.name, column.encoding, column.size) for column in index.columns} != {(c, BYTES, None) for c in COLUMNS}:
         found = ", ".join(f"{column.name} ({column.encoding})" for column in index.columns)
@@ -184,11 +183,11 @@ def _widths(folder: Path, shard: ShardInfo) -> Widths:
     start = int.from_bytes(_head(folder, shard, 2 * UINT32.itemsize)[UINT32.itemsize :].tobytes(), "little")
     sizes = _head(folder, shard, start + _HEAD)[start:]
     if len(sizes) != _HEAD:
-        raise UserError("data.damaged", path, "is too short for its samples", _RESTORE)
+        raise UserError("data.damaged", path, "is too short for its samples", RESTORE)
     slots = (sizes.view(UINT32) // _ITEM).tolist()
     widths = Widths(slots[0], slots[2])
     if (_sizes_of(widths) != sizes.view(UINT32)).any() or not 0 < slots[2] <= slots[0] <= MAX_ID:
-        raise UserError("data.damaged", path, "has columns whose sizes do not fit each other", _RESTORE)
+        raise UserError("data.damaged", path, "has columns whose sizes do not fit each other", RESTORE)
     return widths
 
 

@@ -12,7 +12,7 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.base import Store, StoreInfo
 from mlbert.data.formats.bins import BINS, BinnedStore, describe_bins, open_bins
 from mlbert.data.formats.checksums import FileChecks, listed_sums
-from mlbert.data.formats.manifest import MANIFEST, SHARD_NAME, no_folder, read_manifest, vocabulary_sha256
+from mlbert.data.formats.manifest import MANIFEST, SHARD_NAME, check_folder, read_manifest, vocabulary_sha256
 from mlbert.data.formats.masking import MASKED_SHARE, MAX_PREDICTIONS
 from mlbert.data.formats.prepared import ShardSet, info_of
 from mlbert.data.formats.tfrecord_plain import LIST, Widths
@@ -92,8 +92,7 @@ def in_memory(store: Store) -> Store:
 
 def _foreign(folder: Path) -> ModuleType:
     """Return the module for this folder's format, imported on demand because each needs other libraries."""
-    if not folder.is_dir():
-        raise UserError("file.missing", folder, no_folder(folder), f"Give {ACCEPTED}")
+    check_folder(folder, f"Give {ACCEPTED}")
     if inside := sorted(path.parent.name for name in (MANIFEST, BINS) for path in folder.glob(f"*/{name}")):
         reason = f"is not a finished data set, but holds {', '.join(inside)}"
         raise UserError("data.format", folder, reason, "Give one of these folders")

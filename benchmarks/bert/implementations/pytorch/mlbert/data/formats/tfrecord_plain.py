@@ -36,7 +36,7 @@ import numpy as np
 from pydantic import Field
 
 from mlbert.data.formats.checksums import CHECKSUMS
-from mlbert.data.formats.manifest import ListedFile, SetDescription
+from mlbert.data.formats.manifest import REMAKE, ListedFile, SetDescription
 from mlbert.data.formats.padded import MAX_ID, NAMES, Widths, column_problems, padded, without_padding
 from mlbert.data.formats.ragged import Ragged
 from mlbert.host.errors import UserError
@@ -271,7 +271,6 @@ def encode(rows: Ragged, widths: Widths) -> bytes:
 
 
 LIST = "instances.json"
-_RESTORE = "Restore the file, or remove the folder and prepare the data again"
 
 
 class RecordList(SetDescription):
@@ -300,12 +299,12 @@ class RecordList(SetDescription):
         """Raise UserError naming the first file with a size that differs from the list."""
         for path in paths:
             if problem := self.size_problem(path):
-                raise UserError("data.incomplete", path, problem, _RESTORE)
+                raise UserError("data.incomplete", path, problem, REMAKE)
 
     def check_counts(self, path: Path, records: int, tokens: int) -> None:
         """Raise UserError if a file's counts differ from the list."""
         if problem := self.count_problem(path, records, tokens):
-            raise UserError("data.incomplete", path, problem, _RESTORE)
+            raise UserError("data.incomplete", path, problem, REMAKE)
 
 
 def unlisted_note(folder: Path) -> str | None:
@@ -322,6 +321,6 @@ def read_list(folder: Path) -> RecordList | None:
     path = (folder if folder.is_dir() else folder.parent) / LIST
     if not path.exists():
         return None
-    found = parse_model(RecordList, {**read_json(path, _RESTORE), "path": path}, path, _RESTORE)
-    found.check_files(found.files, _RESTORE)
+    found = parse_model(RecordList, {**read_json(path, REMAKE), "path": path}, path, REMAKE)
+    found.check_files(found.files, REMAKE)
     return found

@@ -243,11 +243,9 @@ class PieceLanes:
 
     def _before(self, step: int) -> np.ndarray:
         """Return the position before a step, int64 [3, b], advancing from the latest cached one if necessary."""
-        start = max((known for known in self._known if known <= step), default=None)
-        if start is None:
-            known, position = self._start if self._start[0] <= step else (0, np.zeros_like(self._start[1]))
-        else:
-            known, position = start, self._known[start]
+        origin = 0, np.zeros_like(self._start[1])
+        passed = (one for one in (origin, self._start, *self._known.items()) if one[0] <= step)
+        known, position = max(passed, key=lambda one: one[0])
         for number in range(known, step):
             position = self._step(position)[2]
             self._remember(number + 1, position)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from mlbert.data.formats.checksums import FileSum, file_xxh3
-from mlbert.data.formats.manifest import json_sha256, no_folder, reading, write_json
+from mlbert.data.formats.manifest import check_folder, json_sha256, reading, write_json
 from mlbert.data.formats.open import ACCEPTED, describe
 from mlbert.data.formats.tfrecord import is_text
 from mlbert.data.prepare import jobs, wiki_text
@@ -106,8 +106,7 @@ def wiki_files(folder: Path) -> list[Path]:
     """Return the files ``wiki_<number>`` below a folder, sorted by name. Raises UserError: the folder does not exist,
     or has no such file."""
     remedy = "Give the folder that WikiExtractor wrote (AA/wiki_00, ...)"
-    if not folder.is_dir():
-        raise UserError("file.missing", folder, no_folder(folder), remedy)
+    check_folder(folder, remedy)
     found = sorted(folder.rglob("wiki_*"), key=lambda path: path.relative_to(folder).as_posix())
     if files := [path for path in found if _WIKI.fullmatch(path.name) and path.is_file()]:
         return files

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
 
-from mlbert.data.formats.manifest import file_sha256, no_folder, reading
+from mlbert.data.formats.manifest import check_folder, file_sha256, reading
 from mlbert.data.prepare.corpus_files import text_blocks, text_lines
 from mlbert.host.errors import UserError
 from mlbert.host.files import write_atomically
@@ -246,8 +246,7 @@ def text_files(folder: Path) -> list[Path]:
     """Return the ``*.txt`` files below a folder, sorted by relative name. Raises UserError: the folder does not exist,
     cannot be read, or has no text file."""
     remedy = "Give a folder with *.txt files"
-    if not folder.is_dir():
-        raise UserError("file.missing", folder, no_folder(folder), remedy)
+    check_folder(folder, remedy)
     with reading(folder, remedy):
         os.listdir(folder)  # rglob treats an unreadable folder as empty
     files = [path for path in folder.rglob("*.txt") if path.is_file()]

@@ -13,7 +13,7 @@ from pathlib import PurePath
 from typing import Any
 
 from mlbert.config.sections import settings_by_env
-from mlbert.host.json_files import parse_json
+from mlbert.host.json_files import parse_json, shown
 from mlbert.mlperf.findings import Complaint, Complaints, Outcome
 from mlbert.mlperf.keys import is_hyperparameter
 from mlbert.mlperf.logs import Event, Log, is_number
@@ -30,7 +30,6 @@ _OWN_KEYS = frozenset(
     )
 )
 _OF_A_RUN = frozenset({"SEED", "EXPERIMENT", "LOGDIR"})
-_MAX_WORDS = 60
 _MIN_SERIES = 8  # runs, of which one order in 20,000 is sorted
 _MIN_OTHERS = 3  # other logs that must agree before one counts as different
 _MIN_MOVED, _MOVED_SHARE = 3, 0.5  # number and fraction of keys logged at other lines
@@ -93,9 +92,9 @@ def _other_data(logs: Sequence[Log]) -> Iterator[Complaint]:
         if len(others) < _MIN_OTHERS or not others[0] or any(folders != others[0] for folders in others):
             continue
         for folder in [folder for folder in folders_of[number] if folder not in others[0]][:1]:
-            text = f"data_file is in {_short(folder)}"
+            text = f"data_file is in {shown(folder)}"
             yield log.warning(
-                f"{text}, in the other logs in {_short(min(others[0]))}", ONE_SETTING, folders_of[number][folder]
+                f"{text}, in the other logs in {shown(min(others[0]))}", ONE_SETTING, folders_of[number][folder]
             )
 
 
@@ -141,14 +140,9 @@ def _differences(key: str, value: Any, usual: Any, name: str) -> Iterator[str]:
     if isinstance(value, dict) and isinstance(usual, dict):
         for entry in dict.fromkeys((*usual, *value)):
             if value.get(entry) != usual.get(entry):
-                yield f"{key} {entry} is {_short(value.get(entry))}, in {name} {_short(usual.get(entry))}"
+                yield f"{key} {entry} is {shown(value.get(entry))}, in {name} {shown(usual.get(entry))}"
     else:
-        yield f"{key} is {_short(value)}, in {name} {_short(usual)}"
-
-
-def _short(value: Any) -> str:
-    words = repr(value)
-    return words if len(words) <= _MAX_WORDS else words[:_MAX_WORDS] + "..."
+        yield f"{key} is {shown(value)}, in {name} {shown(usual)}"
 
 
 def _differs(log: Log, key: str, text: str) -> Complaint:
