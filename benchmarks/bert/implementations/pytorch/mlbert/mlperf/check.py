@@ -42,7 +42,7 @@ from mlbert.mlperf.metrics import check_metrics
 from mlbert.mlperf.official import Call
 from mlbert.mlperf.result_set import NAMES, Check, ResultSet
 from mlbert.mlperf.rules import BENCHMARK, NUM_RESULT_FILES, olympic_mean
-from mlbert.mlperf.scratch_copy import READABLE, RESULT_PATTERN, Workplace, logs_in
+from mlbert.mlperf.scratch_copy import READABLE, RESULT_PATTERN, Workplace, logs_at, logs_in
 from mlbert.mlperf.tree_export import check_source, export_tree, is_checkout, is_export
 
 CHECKS: Mapping[str, Check] = {
@@ -224,8 +224,7 @@ def check(path: Path, division: str | None = None, progress: Progress = lambda s
             place = Workplace(system.parents[1], copy, scratch)
             description = place.given / "systems" / f"{system.name}.json"
             return _check_tree(place, _layout(place, place.take([description, system])), division, progress)
-        folder = path / BENCHMARK if (path / BENCHMARK).is_dir() else path
-        names = logs_in(folder) if folder.is_dir() else [path]
+        names = logs_at(path)
         if not names:
             reason = f"holds neither systems/ and results/ nor {RESULT_PATTERN}"
             raise UserError("log.missing", path, reason, "Name one that does")

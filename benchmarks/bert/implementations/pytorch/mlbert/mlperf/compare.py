@@ -26,7 +26,7 @@ from mlbert.mlperf.keys import is_hyperparameter
 from mlbert.mlperf.logs import Log, is_number, read_log
 from mlbert.mlperf.result_set import minutes_to_train, samples_per_second, samples_to_target, stamps_evaluations
 from mlbert.mlperf.rules import BENCHMARK, olympic_mean
-from mlbert.mlperf.scratch_copy import RESULT_PATTERN, logs_in
+from mlbert.mlperf.scratch_copy import RESULT_PATTERN, logs_at, logs_in
 
 LEVEL = 0.05
 FEWEST_RUNS = 3  # per side, needed for a significance test
@@ -149,15 +149,10 @@ class Comparison:
 
 def read_side(path: Path) -> ComparedSide:
     """Read ``results/<system>``, its ``bert/``, a LOGDIR or one log. Raises UserError for anything else."""
-    if path.is_file():
-        names = [path]
-    else:
-        folder = path / BENCHMARK if (path / BENCHMARK).is_dir() else path
-        names = logs_in(folder)
-    if not names:
-        remedy = "Name results/<system>, a LOGDIR or one log"
-        if not path.is_dir():
-            raise UserError("file.missing", path, "does not exist", remedy)
+    remedy = "Name results/<system>, a LOGDIR or one log"
+    if not path.exists():
+        raise UserError("file.missing", path, "does not exist", remedy)
+    if not (names := logs_at(path)):
         raise UserError("log.missing", path, f"holds no {RESULT_PATTERN}", remedy)
     logs = [read_log(name) for name in names]
     for log in logs:

@@ -13,6 +13,7 @@ from pathlib import Path
 from mlbert.host.errors import UserError
 from mlbert.mlperf.findings import Complaint, Outcome
 from mlbert.mlperf.logs import too_large, unfit
+from mlbert.mlperf.rules import BENCHMARK
 
 RESULT_PATTERN = "result_*.txt"
 _PART = re.compile(r"result_.*\.part\d+\.txt")  # log of an interrupted part; see `RunFolder.set_log_aside`
@@ -24,6 +25,12 @@ _LED_OUT = "is a link out of the tree"
 def logs_in(folder: Path) -> list[Path]:
     """Return the logs of a folder sorted by name, without those of interrupted parts, which are not runs."""
     return sorted(path for path in folder.glob(RESULT_PATTERN) if not _PART.fullmatch(path.name))
+
+
+def logs_at(path: Path) -> list[Path]:
+    """Return one log, or the logs of a LOGDIR, of ``results/<system>`` or of its ``bert/``."""
+    folder = path / BENCHMARK if (path / BENCHMARK).is_dir() else path
+    return logs_in(folder) if folder.is_dir() else [path]
 
 
 @dataclass(frozen=True)

@@ -57,8 +57,8 @@ def _describe(folder: Path, groups: Sequence[Sequence[Path]], limits: Widths) ->
         folder=folder,
         kind=f"nvidia-{heads[0].kind}",
         identity=hashlib.sha256("\n".join(sorted(named)).encode()).hexdigest(),
-        max_seq_length=max(head.max_tokens or limits.max_seq_length for head in heads),
-        max_predictions=max(head.max_masked or limits.max_predictions for head in heads),
+        max_seq_length=max(head.widths.max_seq_length or limits.max_seq_length for head in heads),
+        max_predictions=max(head.widths.max_predictions or limits.max_predictions for head in heads),
         is_listed=False,
         content=content_of(folder, paths),
         max_pack_tokens=limits.max_seq_length if heads[0].kind == "packed" else None,
@@ -193,7 +193,7 @@ class NvidiaStore(IndexedStore):
         refuse(row_of, (labels != 0) & (labels != 1), "has a next_sentence_label other than 0 or 1")
         masked_counts = columns["masked_lm_positions"].counts
         if self._index.kind == "fixed":
-            used = columns["masked_lm_positions"].gather().reshape(len(rows), self._index.max_masked) != 0
+            used = columns["masked_lm_positions"].gather().reshape(len(rows), self._index.widths.max_predictions) != 0
             masked_counts = used.sum(axis=1)
             gaps = (used != (np.arange(used.shape[1]) < masked_counts[:, None])).any(axis=1)
             refuse(each_row, gaps, "has a masked position after the padding")
@@ -243,7 +243,7 @@ class NvidiaStore(IndexedStore):
         base = self._map.starts[file_of]
         table = base + index.offsets[file_of, number]
         if index.kind == "fixed" or (index.kind == "variable" and name == "next_sentence_labels"):
-            width = 1 if name == "next_sentence_labels" else index.max_masked if "masked" in name else index.max_tokens
+            width = index.widths.of(name)
             return Items(self._views[size], table + inside * (width * size), np.full(len(rows), width, np.int64), size)
         references = self._references[table + inside * REFERENCE.itemsize]
         counts = references["length"].astype(np.int64)

@@ -67,14 +67,9 @@ class NvidiaIndex:
         return KINDS[self.head[0]]
 
     @property
-    def max_tokens(self) -> int:
-        """Width of ``input_ids`` of fixed shards."""
-        return int(self.head[1])
-
-    @property
-    def max_masked(self) -> int:
-        """Width of ``masked_lm_ids`` of fixed shards."""
-        return int(self.head[2])
+    def widths(self) -> Widths:
+        """Widths of ``input_ids`` and ``masked_lm_ids`` of fixed shards."""
+        return Widths(*self.head[1:].tolist())
 
 
 def load_index(paths: Sequence[Path], content: FileMap, limits: Widths, cached: bool = True) -> NvidiaIndex:
@@ -107,8 +102,8 @@ def build_index(paths: Sequence[Path], content: FileMap, limits: Widths) -> Nvid
             reason = f"is a {part.kind} shard next to the {first.kind} shard {paths[0].name}"
             raise UserError("data.mixed", path, reason, "Keep one kind in a folder")
         if (part.head != first.head).any():
-            reason = f"its rows have {part.max_tokens} tokens and {part.max_masked} masked tokens"
-            reason += f", those of {paths[0].name} {first.max_tokens} and {first.max_masked}"
+            (tokens, masked), others = part.widths, " and ".join(map(str, first.widths))
+            reason = f"its rows have {tokens} tokens and {masked} masked tokens, those of {paths[0].name} {others}"
             raise UserError("data.mixed", path, reason, "Keep one set in a folder")
     _refuse_copies(paths, parts)
     joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS if name != "head"}
@@ -156,7 +151,7 @@ def index_shard(shard: NvidiaShard, content: np.ndarray, limits: Widths) -> Nvid
         lengths[list(problems)] = 1
     table = [places.get(name, np.zeros(shard.rows)) for name in COLUMNS if name in columns]
     return NvidiaIndex(
-        head=np.array([KINDS.index(shard.kind), shard.max_tokens, shard.max_masked]),
+        head=np.array([KINDS.index(shard.kind), *shard.widths]),
         rows=np.array([shard.rows]),
         offsets=np.array([[shard.offsets[name] if is_mapped else -1 for name in COLUMNS]]),
         lengths=lengths.astype(np.uint16),
@@ -168,18 +163,18 @@ def index_shard(shard: NvidiaShard, content: np.ndarray, limits: Widths) -> Nvid
 
 def _mask_lengths(shard: NvidiaShard, content: np.ndarray, problems: dict[int, str]) -> np.ndarray:
     """Return int64 [R], the tokens of the rows of a fixed shard; records bad input masks."""
-    lengths = np.zeros(shard.rows, np.int64)
+    lengths, width = np.zeros(shard.rows, np.int64), shard.widths.max_seq_length
     with open_shard(shard.path) as file:
         for start in range(0, shard.rows, _BLOCK_ROWS):
             rows = np.arange(start, min(start + _BLOCK_ROWS, shard.rows))
             if shard.offsets:
-                begin = shard.offsets["input_mask"] + start * shard.max_tokens
-                flat = content[begin : begin + len(rows) * shard.max_tokens]
-                mask = flat.view(np.int8).reshape(len(rows), shard.max_tokens)
+                begin = shard.offsets["input_mask"] + start * width
+                flat = content[begin : begin + len(rows) * width]
+                mask = flat.view(np.int8).reshape(len(rows), width)
             else:
                 mask = np.stack(read_column(file, "input_mask", rows))
             lengths[rows] = (mask == 1).sum(axis=1)
-            odd = (mask != (np.arange(shard.max_tokens) < lengths[rows, None])).any(axis=1)
+            odd = (mask != (np.arange(width) < lengths[rows, None])).any(axis=1)
             problems.update(dict.fromkeys(rows[odd].tolist(), "has an input_mask that is not ones and then zeros"))
     return lengths
 

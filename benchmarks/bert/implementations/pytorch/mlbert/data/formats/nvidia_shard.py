@@ -28,6 +28,7 @@ import h5py
 import numpy as np
 
 from mlbert.data.formats.file_map import at_every_byte
+from mlbert.data.formats.padded import Widths
 from mlbert.data.formats.ragged import offsets_of
 from mlbert.host.errors import UserError
 from mlbert.host.files import plain_size, reading
@@ -57,8 +58,7 @@ class NvidiaShard:
     path: Path
     kind: str  # "fixed", "variable" or "packed"
     rows: int  # samples, or packs
-    max_tokens: int = 0  # width of ``input_ids`` of a fixed shard, 0 otherwise
-    max_masked: int = 0  # width of ``masked_lm_ids`` of a fixed shard, 0 otherwise
+    widths: Widths = field(default=Widths(0, 0))  # of ``input_ids`` and ``masked_lm_ids`` of a fixed shard
     # Byte offset in the file of each dataset's rows or references; empty if they are not plain bytes.
     offsets: dict[str, int] = field(default_factory=dict)
 
@@ -127,7 +127,8 @@ def _inspect(path: Path, file: h5py.File) -> NvidiaShard:
             raise UserError("data.damaged", path, f"{one} and {other} have different widths", REMAKE)
     offsets = {name: _byte_offset(path, file, file[name]) for name in needed}
     plain = any(offset < 0 for offset in offsets.values())
-    return NvidiaShard(path, kind, rows, widths["input_ids"], widths["masked_lm_ids"], {} if plain else offsets)
+    of_rows = Widths(widths["input_ids"], widths["masked_lm_ids"])
+    return NvidiaShard(path, kind, rows, of_rows, {} if plain else offsets)
 
 
 def _check_dataset(shard: NvidiaShard, name: str, dataset: h5py.Dataset) -> int:
