@@ -28,7 +28,7 @@ from mlbert.data.formats.streams import streams_of
 from mlbert.data.formats.token_shards import TEXT, open_texts
 from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
 from mlbert.data.loading.masked_text import SPLIT, TRUNCATE, TextEvalSet, TextSet, TextSource
-from mlbert.data.loading.text_run import MaskingRate
+from mlbert.data.loading.text_run import masking_rate
 from mlbert.data.prepare import python_text
 from mlbert.host import native
 from mlbert.host.errors import UserError
@@ -88,7 +88,7 @@ def loading(texts: TextSet, rounds: int, first: bool) -> dict[str, Any]:
 
 def one_pass(texts: TextSet, seconds: float) -> dict[str, float]:
     """Load the batches of `STEPS` steps, each at least ``seconds`` after the previous one."""
-    rate = MaskingRate("constant", 0.3, 0.3, STEPS)
+    rate = masking_rate("constant", 0.3, 0.3, STEPS)
     order: dict[str, Any] = {"shuffle": "py1s", "shuffle_seed": 1, "canonical_nodes": 2}
     source = TextSource(texts, sequences_per_step=SEQUENCES, rate=rate, seed=1, **order)
     source.open()

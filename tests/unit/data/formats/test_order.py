@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mlbert.data.formats import order
 from mlbert.data.formats.index_cache import IndexCache
 from mlbert.data.formats.order import ComposedOrder, EpochOrder, RankSlice, StepReader, by_length, contiguous, even_mix
-from mlbert.data.formats.permutation import EvenSpread, Permutation
+from mlbert.data.formats.permutation import Permutation, even_spread
 from mlbert.data.formats.prepared import ShardSet
 from mlbert.data.formats.ragged import offsets_of
 from random_set import random_rows
@@ -217,7 +217,7 @@ def test_neighbours_do_not_stay_together(n):
 
 def stride_and_denominators(n: int) -> tuple[int, list[int]]:
     """Return the stride of the order of n, and the denominators of the convergents of stride / n."""
-    stride = int(EvenSpread(n)(np.asarray([1]))[0])
+    stride = int(even_spread(n, np.asarray([1]))[0])
     above, below, denominators = n, stride, [0, 1]
     while below:
         denominators.append(above // below * denominators[-1] + denominators[-2])
@@ -230,10 +230,10 @@ def stride_and_denominators(n: int) -> tuple[int, list[int]]:
 @example(n=60_292, cut=0.5, start=0, size=378)
 @settings(max_examples=100)
 def test_every_number_once_and_every_stretch_visits_parts_in_proportion(n, cut, start, size):
-    assert np.array_equal(np.sort(EvenSpread(n)(np.arange(n))), np.arange(n))
+    assert np.array_equal(np.sort(even_spread(n, np.arange(n))), np.arange(n))
     size = min(size, n)
     border, first = int(cut * n), int(start * (n - size))
-    inside = np.count_nonzero(EvenSpread(n)(np.arange(first, first + size)) < border)
+    inside = np.count_nonzero(even_spread(n, np.arange(first, first + size)) < border)
     runs, rest = 0, size
     for denominator in reversed(stride_and_denominators(n)[1]):
         runs, rest = runs + rest // denominator, rest % denominator

@@ -17,7 +17,7 @@ from mlbert.data.formats.token_shards import TokenShards, describe_text
 from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
 from mlbert.data.loading.masked_text import TextEvalSet, TextSet, TextSource
-from mlbert.data.loading.text_run import SHAPES, MaskingRate
+from mlbert.data.loading.text_run import SHAPES, masking_rate
 from programs import wait_for
 from text_sets import Row, original, random_texts, rows, sample_order, write_texts
 from user_errors import user_error
@@ -26,7 +26,7 @@ TOKENIZER = load_tokenizer("bert-base-uncased")
 TEXTS = random_texts(90, most_words=40)
 LENGTH = 16
 GLOBAL = 8
-RATE = MaskingRate("linear", 0.4, 0.1, 50)
+RATE = masking_rate("linear", 0.4, 0.1, 50)
 MADE: list[TextSource] = []
 
 
@@ -125,7 +125,7 @@ def test_positions_of_earlier_steps_are_known(folder, mode):
 
 
 def test_masks_follow_the_schedule_and_are_new_in_each_step(folder, mode):
-    found = steps([opened(folder, mode, lanes=32, rate=MaskingRate("step", 0.6, 0.1, 100))], 100)
+    found = steps([opened(folder, mode, lanes=32, rate=masking_rate("step", 0.6, 0.1, 100))], 100)
     shares = [
         sum(len(places) for step in part for _, places, _, _ in step)
         / sum(len(ids) - 2 for step in part for ids, *_ in step)
@@ -211,7 +211,7 @@ def test_a_slow_shard_does_not_hold_steps_up(folder, monkeypatch, mode):
 def test_token_sets_are_used_as_they_are(tmp_path):
     samples = [list(range(1000 + 40 * number, 1040 + 40 * number)) for number in range(12)]
     stored = ({"tokens": np.array([101, *sample, 102], "<i8").tobytes()} for sample in samples)
-    folder, rate = write_samples(tmp_path / "set", {"tokens": "bytes"}, stored), MaskingRate("constant", 0.0, 0.0, 1)
+    folder, rate = write_samples(tmp_path / "set", {"tokens": "bytes"}, stored), masking_rate("constant", 0.0, 0.0, 1)
     options = {"shuffle": None, "lanes": 4, "canonical_nodes": 1, "rate": rate}
     found = steps([opened(folder, "split", **options)], 3)
     for lane in range(4):
@@ -300,6 +300,6 @@ def test_quarters():
         "cosine": [0.3, 0.27803300858899106, 0.225, 0.17196699141100894, 0.15],
         "step": [0.3, 0.3, 0.15, 0.15, 0.15],
     }.items():
-        rate = MaskingRate(schedule, 0.3, 0.15, 100)
+        rate = masking_rate(schedule, 0.3, 0.15, 100)
         assert [rate(step) for step in (0, 25, 50, 75, 100)] == pytest.approx(expected, abs=1e-12)
         assert rate(1000) == rate(100)

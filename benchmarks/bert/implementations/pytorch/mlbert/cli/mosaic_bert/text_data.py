@@ -11,7 +11,7 @@ from mlbert.data.formats.streams import Stream
 from mlbert.data.formats.tokenizer import UNCASED_NAMES, Tokenizer, load_tokenizer
 from mlbert.data.loading.batches import HostBatch
 from mlbert.data.loading.masked_text import TRUNCATE, TextSet, TextSource
-from mlbert.data.loading.text_run import MaskingRate
+from mlbert.data.loading.text_run import masking_rate
 from mlbert.distributed.lifecycle import SUCCEEDED
 from mlbert.host.errors import UserError
 
@@ -51,7 +51,7 @@ def _run() -> int:
         shuffle=None,
         shuffle_seed=0,
         canonical_nodes=1,
-        rate=MaskingRate("constant", RATE, RATE, max_steps=1),
+        rate=masking_rate("constant", RATE, RATE, max_steps=1),
         seed=0,
     )
     print(f"{source.info.num_texts:,} texts, {source.info.identity}")

@@ -28,7 +28,7 @@ from mlbert.data.formats.base import Store, by_part
 from mlbert.data.formats.bins import BinnedStore
 from mlbert.data.formats.index_cache import IndexCache
 from mlbert.data.formats.packing import PACKING_VERSION, Packing, pack_lengths
-from mlbert.data.formats.permutation import EvenSpread, Permutation
+from mlbert.data.formats.permutation import Permutation, even_spread
 from mlbert.data.formats.ragged import Ragged, offsets_of, span_members
 from mlbert.host.errors import UserError
 
@@ -142,7 +142,7 @@ class EpochOrder:
         if len(self._first) == 2:
             return Permutation(int(self._first[1]), (self._seed, epoch))(positions)
         # Slot s of the spread belongs to the bin whose range holds s; the bin's permutation chooses the unit.
-        return self._of_bins(epoch, EvenSpread(int(self._first[-1]))(positions))
+        return self._of_bins(epoch, even_spread(int(self._first[-1]), positions))
 
     def _of_bins(self, epoch: int, slots: np.ndarray) -> np.ndarray:
         """Return the units in these slots of the orders of all bins, bin after bin."""

@@ -76,8 +76,9 @@ def _mix(values: np.ndarray, key: np.uint64, bits: int) -> np.ndarray:
     return mixed
 
 
-class EvenSpread:
-    """An order of [0, n) in which every run of positions visits all parts of the range in proportion.
+def even_spread(n: int, positions: np.ndarray) -> np.ndarray:
+    """Return the images (int64) of ``positions`` (int64, 0 to n-1, n below 2**31) in an order of [0, n) in which every
+    run of positions visits all parts of the range in proportion.
 
     Position j goes to ``j * s mod n``; the stride s is the first number from n / golden ratio upwards that has no
     common factor with n.
@@ -95,13 +96,7 @@ class EvenSpread:
       denominators, because s / n is that close to the golden ratio (Legendre's criterion). For k up to the largest of
       them, d is at most 1 + log(k) / (2 log(golden ratio)); every further run of that length adds at most one.
     """
-
-    def __init__(self, n: int) -> None:
-        self.n = n
-        self._stride = max(1, round(n * 0.6180339887498949))
-        while n and np.gcd(self._stride, n) != 1:
-            self._stride += 1
-
-    def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Return the images (int64) of ``positions`` (int64, 0 to n-1, n below 2**31)."""
-        return np.asarray(positions, np.int64) * self._stride % max(self.n, 1)
+    stride = max(1, round(n * 0.6180339887498949))
+    while n and np.gcd(stride, n) != 1:
+        stride += 1
+    return np.asarray(positions, np.int64) * stride % max(n, 1)

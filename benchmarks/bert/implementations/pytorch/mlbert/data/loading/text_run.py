@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,18 +30,10 @@ SHAPES: Mapping[str, Callable[[float], float]] = {
 }
 
 
-@dataclass(frozen=True)
-class MaskingRate:
-    """A schedule of the masking rate, from ``first`` at step 0 to ``last`` at ``max_steps`` and later."""
-
-    schedule: str  # a name of `SHAPES`
-    first: float
-    last: float
-    max_steps: int  # 1 or more
-
-    def __call__(self, step: int) -> float:
-        """Return the rate after ``step`` updates."""
-        return self.first + SHAPES[self.schedule](min(step / self.max_steps, 1.0)) * (self.last - self.first)
+def masking_rate(schedule: str, first: float, last: float, max_steps: int) -> Callable[[int], float]:
+    """Return the masking rate as a function of the updates so far: ``first`` at step 0, ``last`` at ``max_steps`` (1 or
+    more) and later; ``schedule`` is a name of `SHAPES`."""
+    return lambda step: first + SHAPES[schedule](min(step / max_steps, 1.0)) * (last - first)
 
 
 _COUNTED_TEXTS = 4096
@@ -79,7 +70,7 @@ def make_source(data: DataConfig, text: TextConfig, corpus: CorpusConfig, max_st
         shuffle=text.shuffle,
         shuffle_seed=corpus.shuffle_seed or 0,
         canonical_nodes=corpus.canonical_nodes or 1,
-        rate=MaskingRate(corpus.masking_schedule or "constant", first, last, max_steps),
+        rate=masking_rate(corpus.masking_schedule or "constant", first, last, max_steps),
         **ranks,
     )
 

@@ -15,6 +15,7 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,13 +85,14 @@ def clean(folder: Path, out: Path, options: CleanOptions, executor: Executor = L
     training = np.setdiff1d(np.flatnonzero(catalogue.train_lengths), withheld, assume_unique=True)
     bounds = part_bounds(catalogue.train_lengths[training], options.num_parts)
     parts = [
-        PartJob(out / f"part-{i:05d}-of-{options.num_parts:05d}", tuple(units), catalogue.unit_starts, training[a:b])
+        (out / f"part-{i:05d}-of-{options.num_parts:05d}", training[a:b])
         for i, (a, b) in enumerate(itertools.pairwise(bounds.tolist()))
     ]
-    sizes = [int(catalogue.train_lengths[part.articles].sum()) for part in parts]
-    executor.run(make_part, parts, name="gathering", where=out, sizes=sizes)
+    sizes = [int(catalogue.train_lengths[articles].sum()) for _, articles in parts]
+    make = partial(make_part, units, catalogue.unit_starts)
+    executor.run(make, parts, name="gathering", where=out, sizes=sizes)
     _write_evaluation(out, units, catalogue, withheld)
-    made = [*(part.path for part in parts), *(out / name for name in _EVAL)]
+    made = [*(path for path, _ in parts), *(out / name for name in _EVAL)]
     summary = {
         "wanted": wanted,
         "articles": len(training),
@@ -242,23 +244,15 @@ def part_bounds(lengths: np.ndarray, num_parts: int) -> np.ndarray:
     return bounds
 
 
-@dataclass(frozen=True)
-class PartJob:
-    """One text part; ``articles`` are ascending article numbers over all units."""
-
-    path: Path
-    units: tuple[Unit, ...]
-    unit_starts: np.ndarray
-    articles: np.ndarray
-
-
-def make_part(job: PartJob) -> None:
-    """Write one part, with a blank line between articles, unless an earlier run has done so."""
-    if job.path.exists():
+def make_part(units: Sequence[Unit], unit_starts: np.ndarray, part: tuple[Path, np.ndarray]) -> None:
+    """Write one part, with a blank line between articles, unless an earlier run has done so. ``part`` is its path and
+    its ascending article numbers over all units."""
+    path, articles = part
+    if path.exists():
         return
-    with whole_file(job.path) as target:
+    with whole_file(path) as target:
         separator = b""
-        for article in read_articles(job.units, job.unit_starts, job.articles):
+        for article in read_articles(units, unit_starts, articles):
             target.write(separator + article.strip(b"\n") + b"\n")
             separator = b"\n"
 

@@ -7,7 +7,6 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
@@ -21,32 +20,25 @@ RUN, NEAR_DUPLICATE = 8, 0.5  # tokens; fraction of a line
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
 
 
-Encoded = tuple[np.ndarray, Counter[str]]  # uint16 tokens of some documents, with [SEP] after each; see `TextEncoder`
+Encoded = tuple[np.ndarray, Counter[str]]  # uint16 tokens of some documents, with [SEP] after each; see `encode_texts`
 
 
-@dataclass(frozen=True)
-class TextEncoder:
-    """Converts documents to tokens and counts them without [SEP]: kept ones, those of them that are unknown, and left
-    out ones. Picklable until it is used."""
-
-    tokenizer: Tokenizer
-    known: np.ndarray | None = None  # uint64, sorted: hashes of token runs; lines mostly of them are dropped
-
-    def __call__(self, texts: Sequence[str]) -> Encoded:
-        """Encode some documents."""
-        lines = [text.splitlines() for text in texts]
-        tokens, starts = self.tokenizer.encode_all([line for document in lines for line in document])
-        is_kept = np.ones(len(tokens), bool) if self.known is None else ~_repeated(tokens, starts, self.known)
-        ends = starts[offsets_of([len(document) for document in lines])[1:]]  # of the documents
-        kept = tokens[is_kept]
-        places = offsets_of(is_kept)[ends]
-        found = np.insert(kept, places, self.tokenizer.sep_id)
-        is_end = np.zeros(len(found), bool)
-        is_end[places + np.arange(len(places))] = True
-        again = np.concatenate([[False], is_end[1:] & is_end[:-1]]) if len(found) else is_end
-        unknown = int(np.count_nonzero(kept == self.tokenizer.vocabulary[UNKNOWN]))
-        counts = Counter(kept=len(kept), left_out=len(tokens) - len(kept), unknown=unknown)
-        return found[~again], counts  # a document without remaining tokens leaves no [SEP]
+def encode_texts(tokenizer: Tokenizer, known: np.ndarray | None, texts: Sequence[str]) -> Encoded:
+    """Convert documents to tokens and count them without [SEP]: kept ones, those of them that are unknown, and left out
+    ones. Lines mostly of runs whose hashes are ``known`` (uint64, sorted) are dropped."""
+    lines = [text.splitlines() for text in texts]
+    tokens, starts = tokenizer.encode_all([line for document in lines for line in document])
+    is_kept = np.ones(len(tokens), bool) if known is None else ~_repeated(tokens, starts, known)
+    ends = starts[offsets_of([len(document) for document in lines])[1:]]  # of the documents
+    kept = tokens[is_kept]
+    places = offsets_of(is_kept)[ends]
+    found = np.insert(kept, places, tokenizer.sep_id)
+    is_end = np.zeros(len(found), bool)
+    is_end[places + np.arange(len(places))] = True
+    again = np.concatenate([[False], is_end[1:] & is_end[:-1]]) if len(found) else is_end
+    unknown = int(np.count_nonzero(kept == tokenizer.vocabulary[UNKNOWN]))
+    counts = Counter(kept=len(kept), left_out=len(tokens) - len(kept), unknown=unknown)
+    return found[~again], counts  # a document without remaining tokens leaves no [SEP]
 
 
 class SequenceStream:

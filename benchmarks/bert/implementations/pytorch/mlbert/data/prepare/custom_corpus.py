@@ -23,7 +23,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from mlbert.data.formats.token_shards import TOKENS
 from mlbert.data.formats.tokenizer import TOKENIZER_CONFIG, VOCAB_FILE, Tokenizer, load_tokenizer
 from mlbert.data.formats.wordpiece import MAX_CHARS_PER_WORD, UNKNOWN, basic_split, clean_words
 from mlbert.data.prepare.corpus_files import TEXT, CorpusSource, documents, format_counts
-from mlbert.data.prepare.corpus_sequences import SequenceStream, TextEncoder, choose_sentences, has_next, run_hashes
+from mlbert.data.prepare.corpus_sequences import SequenceStream, choose_sentences, encode_texts, has_next, run_hashes
 from mlbert.data.prepare.jobs import LOCAL, Executor, Progress
 from mlbert.data.prepare.pipeline import Neighbours, count_characters, split_words, train_vocabulary
 from mlbert.host.errors import UserError
@@ -427,7 +427,7 @@ def _write_sets(
     request: Request, scan: _Scan, tokenizer: Tokenizer, folder: Path, executor: Executor, made_from: dict[str, Any]
 ) -> Facts:
     held_out, train = SequenceStream(tokenizer, request.length), SequenceStream(tokenizer, request.length)
-    samples = [*held_out.samples([TextEncoder(tokenizer)(scan.held_out.texts)]), *held_out.rest()]
+    samples = [*held_out.samples([encode_texts(tokenizer, None, scan.held_out.texts)]), *held_out.rest()]
     _write_set(folder / "val", samples)
     known = np.unique(np.concatenate([run_hashes(one) for one in samples]))
     neighbours = Neighbours(len(tokenizer.vocabulary), _MOST_PAIRS)
@@ -439,7 +439,7 @@ def _write_sets(
             yield from several
         yield from train.rest()
 
-    encode = TextEncoder(tokenizer.clone(), known)
+    encode = partial(encode_texts, tokenizer.clone(), known)
     with executor.progress.task("tokenising", scan.characters, "characters") as advance:
         texts = _together(_read_again(request, scan, advance))
         with executor.stream(encode, texts, "the text") as encoded:

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -256,24 +257,11 @@ def _common_widths(files: Sequence[Path], vocab_size: int, skip_bad: bool) -> Wi
     return first
 
 
-@dataclass(frozen=True)
-class TFRecordExportJob:
-    """Shards of a prepared set to convert to TFRecord files."""
-
-    manifest: Manifest
-    out: Path
-
-    def files(self) -> TfrecordFolder:
-        """Return the folder to fill."""
-        manifest = self.manifest
-        return TfrecordFolder(self.out, len(manifest.shards), manifest.max_seq_length, manifest.max_predictions)
-
-    def make_file(self, index: int) -> dict[str, Any]:
-        """Write one file unless an earlier run has done so; return its list entry."""
-        shard = self.manifest.shards[index]
-        fingerprint = f"{self.manifest.sha256} {shard.file}"
-        done = self.files().written(index, fingerprint)
-        return done or self.files().write(index, verified_shard(self.manifest, index).rows, fingerprint)
+def _export_shard(manifest: Manifest, folder: TfrecordFolder, index: int) -> dict[str, Any]:
+    """Write a shard as a TFRecord file unless an earlier run has done so; return its list entry."""
+    fingerprint = f"{manifest.sha256} {manifest.shards[index].file}"
+    done = folder.written(index, fingerprint)
+    return done or folder.write(index, verified_shard(manifest, index).rows, fingerprint)
 
 
 def hdf5_to_tfrecords(folder: Path, out: Path, *, executor: Executor = LOCAL) -> RecordList:
@@ -289,14 +277,15 @@ def hdf5_to_tfrecords(folder: Path, out: Path, *, executor: Executor = LOCAL) ->
         return found
     if reason := slowness():
         executor.progress(reason)
-    job = TFRecordExportJob(manifest, out)
+    records = TfrecordFolder(out, len(manifest.shards), manifest.max_seq_length, manifest.max_predictions)
     tasks = StepTasks(out, options, executor)
     if executor.share.merges:
-        job.files().clear_leftovers()
+        records.clear_leftovers()
     sizes = [shard.bytes for shard in manifest.shards]
-    files = tasks.run("HDF5 to TFRecords", job.make_file, range(len(sizes)), sizes)
+    export = partial(_export_shard, manifest, records)
+    files = tasks.run("HDF5 to TFRecords", export, range(len(sizes)), sizes)
     vocabulary: dict[str, Any] = {"sha256": manifest.vocabulary_sha256, "size": manifest.vocab_size}
     provenance = {"tool": tool_name(), "options": options, "lower_case": manifest.lower_case}
-    made = job.files().finish(files, vocabulary, provenance)
+    made = records.finish(files, vocabulary, provenance)
     tasks.finish()
     return made
