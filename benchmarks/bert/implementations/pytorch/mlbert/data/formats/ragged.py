@@ -34,6 +34,9 @@ DTYPES: dict[str, np.dtype] = {
     "next_sentence": np.dtype("<u1"),
 }
 
+# A sequence: tokens, those of segment 0, whether sentence B is a random one, masked positions, the original ids there.
+Row = tuple[Sequence[int], int, bool, Sequence[int], Sequence[int]]
+
 
 @dataclass(frozen=True)
 class Ragged:
@@ -58,8 +61,8 @@ class Ragged:
         return np.diff(self.offsets)
 
     @classmethod
-    def from_rows(cls, rows: Iterable[tuple[Sequence[int], int, bool, Sequence[int], Sequence[int]]]) -> Ragged:
-        """Build from rows of (tokens, first length, random next, masked positions, masked labels)."""
+    def from_rows(cls, rows: Iterable[Row]) -> Ragged:
+        """Build from single sequences."""
         token_rows, first, random_next, positions, labels = list(zip(*rows, strict=True)) or [(), (), (), (), ()]
         tokens, offsets = flattened(token_rows)
         masked_positions, masked_offsets = flattened(positions)

@@ -9,7 +9,7 @@ import numpy as np
 
 from mlbert.data.formats.order import RankSlice, even_parts
 from mlbert.data.formats.permutation import Permutation
-from mlbert.data.formats.ragged import Ragged
+from mlbert.data.formats.ragged import Ragged, Row
 from mlbert.data.formats.tasks import TaskRows
 from mlbert.data.formats.tokenizer import Tokenizer
 from mlbert.data.loading.batches import HostBatch, StaticShape
@@ -34,7 +34,7 @@ def encode(rows: TaskRows, tokenizer: Tokenizer, max_seq_length: int) -> Ragged:
         ids, offsets = encoded[column]
         return ids[offsets[row] : offsets[row + 1]].tolist()
 
-    def sequences() -> Iterator[tuple[list[int], int, bool, list[int], list[int]]]:
+    def sequences() -> Iterator[Row]:
         for row in range(len(rows)):
             first = text(0, row)
             if len(encoded) == 1:

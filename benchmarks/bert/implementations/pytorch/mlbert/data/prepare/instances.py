@@ -13,30 +13,19 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from mlbert.data.formats.manifest import reading
 from mlbert.data.formats.masking import MaskingRule, mask_tokens, shuffle, truncate_pair
 from mlbert.data.formats.padded import NAMES, Widths, padded
-from mlbert.data.formats.ragged import Ragged
+from mlbert.data.formats.ragged import Ragged, Row
 from mlbert.data.formats.wordpiece import WordPieceTokenizer
 from mlbert.data.prepare.corpus_files import text_blocks
 from mlbert.host.errors import UserError
 from mlbert.host.files import open_plain
 
 Document = list[list[int]]
-
-
-class Instance(NamedTuple):
-    """One training example; 16-bit arrays, because a part has hundreds of thousands."""
-
-    tokens: array[int]  # ids after masking, [CLS] A [SEP] B [SEP]
-    first_length: int  # of [CLS] A [SEP]
-    random_next: bool  # B is not the text that follows A
-    positions: array[int]  # of masked tokens, ascending
-    labels: array[int]  # original ids at these positions
 
 
 MOST_PASSES = 1000  # over a text
@@ -117,9 +106,7 @@ def masking_rule(vocabulary: dict[str, int], options: InstanceOptions) -> Maskin
     )
 
 
-def create_instances(
-    documents: list[Document], tokenizer: WordPieceTokenizer, options: InstanceOptions
-) -> list[Instance]:
+def create_instances(documents: list[Document], tokenizer: WordPieceTokenizer, options: InstanceOptions) -> list[Row]:
     """Return all instances of one part in the benchmark's order. Shuffles ``documents`` in place."""
     rng = random.Random(options.random_seed)
     shuffle(documents, rng)
@@ -136,7 +123,7 @@ def create_instances(
 
 def _document_instances(
     documents: list[Document], index: int, rule: MaskingRule, options: InstanceOptions, rng: random.Random
-) -> Iterator[Instance]:
+) -> Iterator[Row]:
     """Yield the instances of one document: collect sentences up to a target length, then split them into A and B."""
     document = documents[index]
     max_tokens = options.max_seq_length - 3
@@ -179,11 +166,12 @@ def _random_second(documents: list[Document], index: int, target: int, rng: rand
 
 def _instance(
     first: list[int], second: list[int], random_next: bool, rule: MaskingRule, max_tokens: int, rng: random.Random
-) -> Instance:
+) -> Row:
     a, b = truncate_pair(first, second, max_tokens, rng)
     tokens = [rule.cls_id, *a, rule.sep_id, *b, rule.sep_id]
     masked, positions, labels = mask_tokens(tokens, rule, rng)
-    return Instance(array("H", masked), len(a) + 2, random_next, array("H", positions), array("H", labels))
+    # 16-bit arrays, because a part has hundreds of thousands.
+    return array("H", masked), len(a) + 2, random_next, array("H", positions), array("H", labels)
 
 
 def digest(rows: Ragged, max_seq_length: int, max_predictions: int) -> str:

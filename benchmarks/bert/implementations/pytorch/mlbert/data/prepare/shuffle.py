@@ -15,7 +15,6 @@ Legend: N sequences, S sequences of a job.
 
 from __future__ import annotations
 
-import itertools
 import shutil
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -55,7 +54,6 @@ class Target:
     """One output set: bin ``number`` of a folder of bins, or the only set."""
 
     folder: Path
-    num_shards: int
     shortest: int  # minimum tokens of its sequences
     longest: int  # maximum tokens of its sequences
 
@@ -81,6 +79,7 @@ class Shuffle:
     identity: str  # identity of the source's data
     out: Path
     targets: tuple[Target, ...]
+    num_shards: int  # of each target
     counts: tuple[int, ...]  # sequences of each target
     seed: int  # for positions and packing
     packing: Packing | None = None  # None for single sequences
@@ -88,19 +87,16 @@ class Shuffle:
     @property
     def fingerprint(self) -> str:
         """Hash of input and options."""
-        shards = [[target.num_shards, target.shortest, target.longest] for target in self.targets]
+        shards = [[self.num_shards, target.shortest, target.longest] for target in self.targets]
         packing = [self.packing.max_tokens, self.packing.max_sequences] if self.packing else None
         return json_sha256([self.identity, shards, self.counts, self.seed, packing, PIECE])
 
     @property
     def bounds(self) -> np.ndarray:
         """int64 [outputs + 1]: first position of every output shard, target by target, then N."""
-        first = offsets_of(np.asarray(self.counts, np.int64))
-        parts = [
-            first[number] + np.arange(target.num_shards) * self.counts[number] // target.num_shards
-            for number, target in enumerate(self.targets)
-        ]
-        return np.concatenate([*parts, first[-1:]]).astype(np.int64)
+        first = offsets_of(self.counts)
+        within = np.outer(self.counts, np.arange(self.num_shards)) // self.num_shards
+        return np.append(first[:-1, None] + within, first[-1])
 
     def spill(self, piece: ShufflePiece) -> Path:
         """Return the path of a piece's spill file."""
@@ -109,15 +105,12 @@ class Shuffle:
     def output(self, number: int) -> tuple[ShardWriter, int]:
         """Return the writer of output shard ``number`` (counted target by target) and the shard's index in its
         target."""
-        for target in self.targets:
-            if number < target.num_shards:
-                return ShardWriter(target.folder, target.num_shards, self.fingerprint), number
-            number -= target.num_shards
-        raise AssertionError("no such output shard")
+        target, index = divmod(number, self.num_shards)
+        return ShardWriter(self.targets[target].folder, self.num_shards, self.fingerprint), index
 
     def places(self, lengths: np.ndarray, before: tuple[int, ...]) -> np.ndarray:
         """Return int64 [S], the new positions of sequences with these ``lengths``; ``before`` as in `ShufflePiece`."""
-        first = offsets_of(np.asarray(self.counts, np.int64))
+        first = offsets_of(self.counts)
         places = np.empty(len(lengths), np.int64)
         for number, target in enumerate(self.targets):
             mine = np.flatnonzero((lengths >= target.shortest) & (lengths <= target.longest))
@@ -252,19 +245,21 @@ def run_shuffle(
 ) -> list[Manifest]:
     """Run both passes and finish every target with provenance."""
     make_folder(shuffle.out / SPILL)
-    starts = np.cumsum([0, *(target.num_shards for target in shuffle.targets)]).tolist()
+    each, total = shuffle.num_shards, shuffle.num_shards * len(shuffle.targets)
     if tasks.share.merges:
-        for start in starts[:-1]:
+        for start in range(0, total, each):
             shuffle.output(start)[0].clear_leftovers()
     sizes = [piece.end - piece.first for piece in pieces]
     tasks.run("spreading", shuffle.write_spill, pieces, sizes, unit="sequences", is_last=False)
-    jobs = [(number, tuple(pieces)) for number in range(starts[-1])]
+    jobs = [(number, tuple(pieces)) for number in range(total)]
     name = "packing" if shuffle.packing else "ordering"
     entries = tasks.run(name, shuffle.write_output, jobs, np.diff(shuffle.bounds).tolist(), unit="sequences")
     more: dict[str, Any] = {"packs": asdict(shuffle.packing)} if shuffle.packing else {}
     return [
-        finish(shuffle.output(a)[0], store, options, max_seq_length=target.longest, entries=entries[a:b], **more)
-        for target, (a, b) in zip(shuffle.targets, itertools.pairwise(starts), strict=True)
+        finish(
+            shuffle.output(a)[0], store, options, max_seq_length=target.longest, entries=entries[a : a + each], **more
+        )
+        for a, target in zip(range(0, total, each), shuffle.targets, strict=True)
     ]
 
 
@@ -295,8 +290,8 @@ def shuffle_set(
     store = open_store(source, verify=False)
     check_shards(options["shards"], len(store))
     say_what_is_undone(info, executor.progress)
-    target = Target(out, options["shards"], 0, info.max_seq_length)
-    shuffle = Shuffle(source, info.identity, out, (target,), (len(store),), seed, packing)
+    target = Target(out, 0, info.max_seq_length)
+    shuffle = Shuffle(source, info.identity, out, (target,), options["shards"], (len(store),), seed, packing)
     pieces = [replace(piece, before=(piece.first,)) for piece in make_pieces(store)]
     tasks = StepTasks(out, options, executor)
     (manifest,) = run_shuffle(shuffle, pieces, tasks, store, options)

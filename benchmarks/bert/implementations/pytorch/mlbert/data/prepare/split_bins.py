@@ -100,9 +100,8 @@ def make_bins(
     shuffle.check_shards(shards, int(counts.sum(axis=0).max()), " in the fullest bin")
     before = np.concatenate([np.zeros((1, len(edges)), np.int64), np.cumsum(counts[:, :-1], axis=0)])
     pieces = [replace(piece, before=tuple(before[piece.number].tolist())) for piece in pieces]
-    names = {high: f"bin-{low:03d}-{high:03d}" for low, high in ranges_of(edges)}
-    targets = tuple(shuffle.Target(out / names[high], shards, low, high) for low, high in ranges_of(edges))
-    job = shuffle.Shuffle(source, info.identity, out, targets, tuple(before[-1].tolist()), seed)
+    targets = tuple(shuffle.Target(out / f"bin-{low:03d}-{high:03d}", low, high) for low, high in ranges_of(edges))
+    job = shuffle.Shuffle(source, info.identity, out, targets, shards, tuple(before[-1].tolist()), seed)
     manifests = shuffle.run_shuffle(job, pieces, tasks, store, options)
     made_by = {"tool": tool_name(), "options": options}
     bins = [{"folder": manifest.path.parent.name, "manifest_sha256": manifest.sha256} for manifest in manifests]
