@@ -40,6 +40,8 @@ LISTED = 1000  # bad rows listed in the manifest; all are counted
 _BLOCK = 4096
 _BYTES_A_ROW = 1000  # for the estimate of a set without files
 Result = TypeVar("Result")
+# Good rows of a source, int64 [rows+1] offsets of its packs if it has packs, and a line for each skipped row.
+RowsRead = tuple[Ragged, np.ndarray | None, list[str]]
 
 
 @lru_cache(maxsize=1)
@@ -72,32 +74,33 @@ def read_past_errors(
             yield result
 
 
-@dataclass(frozen=True)
-class LeftOut:
-    """Records of what was skipped in each shard, stored next to the shards until the manifest lists it, because a rerun
-    keeps shards."""
+def make_shard(
+    writer: ShardWriter, index: int, skip_bad: bool, read: Callable[[], RowsRead]
+) -> tuple[ShardEntry, list[str]]:
+    """Write what ``read`` returns as shard ``index`` unless an earlier run has done so. Return the shard's entry, and
+    what was skipped, which is recorded next to the shards until the manifest lists it, because a rerun keeps shards."""
+    record = writer.folder / f"skipped-{index:05d}.json"
+    skipped = _read_record(record) if skip_bad else []
+    if skipped is None or not writer.is_written(index):
+        rows, pack_offsets, skipped = read()
+        if skip_bad:  # before the shard is written, so that every existing shard has its record
+            write_atomically(record, json.dumps(skipped))
+        writer.write_shard(index, rows, pack_offsets)
+    return writer.entry(index), skipped
 
-    folder: Path
-    num_shards: int
 
-    def _path(self, index: int) -> Path:
-        return self.folder / f"skipped-{index:05d}.json"
+def _read_record(path: Path) -> list[str] | None:
+    """Return what was skipped in a shard, or None if that is unknown."""
+    try:
+        return [str(line) for line in parse_json(read_plain(path))]
+    except (ValueError, TypeError):  # UserError too
+        return None
 
-    def write(self, index: int, lines: list[str]) -> None:
-        """Record the skipped rows before shard ``index`` is written, so that every existing shard has its record."""
-        write_atomically(self._path(index), json.dumps(lines))
 
-    def read(self, index: int) -> list[str] | None:
-        """Return what was skipped in shard ``index``, or None if that is unknown."""
-        try:
-            return [str(line) for line in parse_json(read_plain(self._path(index)))]
-        except (ValueError, TypeError):  # UserError too
-            return None
-
-    def remove(self) -> None:
-        """Remove all records."""
-        for index in range(self.num_shards):
-            self._path(index).unlink(missing_ok=True)
+def remove_records(out: Path) -> None:
+    """Remove all records of what was skipped."""
+    for path in out.glob("skipped-?????.json"):
+        path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -143,11 +146,6 @@ class NvidiaImportJob:
             "skip_bad": self.skip_bad,
         }
 
-    @property
-    def left_out(self) -> LeftOut:
-        """Records of skipped rows and files."""
-        return LeftOut(self.out, len(self.parts))
-
     def make_shard(self, index: int) -> PartResult:
         """Make shard ``index`` unless an earlier run has done so. Raises UserError, which names the first bad file and
         row, unless these are skipped."""
@@ -158,14 +156,9 @@ class NvidiaImportJob:
         sha256 = describe(self.source).identity if part.path is None else file_sha256(part.path)
         fingerprint = json_sha256([part.name, part.first, part.end, sha256, self.options()])
         writer = ShardWriter(self.out, len(self.parts), fingerprint)
-        skipped = self.left_out.read(index) if self.skip_bad else []
-        if skipped is None or not writer.is_written(index):
-            rows, offsets, skipped = _read(store, part, self)
-            if self.skip_bad:
-                self.left_out.write(index, skipped)
-            writer.write_shard(index, rows, offsets if self.packed else None)
+        entry, skipped = make_shard(writer, index, self.skip_bad, lambda: _read(store, part, self))
         info = None if isinstance(store, UserError) else store.info
-        return PartResult({"file": part.name, "sha256": sha256}, writer.entry(index), skipped, info)
+        return PartResult({"file": part.name, "sha256": sha256}, entry, skipped, info)
 
     def _open(self, part: ImportPart) -> Store | UserError:
         """Open the part's store; if bad files are skipped, return the error instead."""
@@ -234,7 +227,7 @@ def import_store(
     job = NvidiaImportJob(source, vocab_file, out, tuple(parts), packed, limits, skip_bad)
     options = json.loads(json.dumps(job.options()))
     if found := finished_manifest(out, options, executor.progress):
-        job.left_out.remove()
+        remove_records(out)
         return found
     plan = {**options, INPUTS: stamps([part.path for part in parts if part.path])}
     plan["source"] = None if plan[INPUTS] else describe(source).identity
@@ -243,7 +236,7 @@ def import_store(
         ShardWriter(out, len(parts), "").clear_leftovers()
     results = tasks.run("import", job.make_shard, range(len(parts)), [part.num_bytes for part in parts])
     manifest = _finish(job, results, options)
-    job.left_out.remove()
+    remove_records(out)
     tasks.finish()
     count = manifest.provenance["skipped"]["count"]
     if count:
@@ -297,10 +290,10 @@ def _packs(job: NvidiaImportJob, infos: list[StoreInfo]) -> dict[str, int]:
     return {"max_tokens": max(info.max_pack_tokens or 0 for info in infos), "max_sequences": most}
 
 
-def _read(store: Store | UserError, part: ImportPart, job: NvidiaImportJob) -> tuple[Ragged, np.ndarray, list[str]]:
-    """Return the good rows of a part, int64 [rows+1] offsets of its packs, and a line for each skipped row."""
+def _read(store: Store | UserError, part: ImportPart, job: NvidiaImportJob) -> RowsRead:
+    """Return the good rows of a part, and a line for each skipped row."""
     if isinstance(store, UserError):
-        return Ragged.concatenate([]), offsets_of([]), [str(store)]
+        return Ragged.concatenate([]), offsets_of([]) if job.packed else None, [str(store)]
     vocabulary = load_vocabulary(job.vocab_file)
     end = part.end if part.path is None else store.num_packs or len(store)
     unit = "row" if part.path else "pack" if job.packed else "sequence"
@@ -327,7 +320,7 @@ def _read(store: Store | UserError, part: ImportPart, job: NvidiaImportJob) -> t
     joined = Ragged.concatenate(rows)
     if problem := another_vocabulary(joined, vocabulary):
         raise UserError("vocabulary.mismatch", part.path or job.source, problem, "Give the data's own vocabulary")
-    return joined, offsets_of(np.concatenate(counts)), skipped
+    return joined, offsets_of(np.concatenate(counts)) if job.packed else None, skipped
 
 
 def _misfit(rows: Ragged, vocabulary: dict[str, int]) -> tuple[int, str] | None:

@@ -25,7 +25,7 @@ from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.tfrecord import ExampleReader, Widths, find_files, read_widths, slowness, write_examples
 from mlbert.data.formats.tfrecord_plain import LIST, RecordList, read_list, unlisted_note
 from mlbert.data.formats.wordpiece import load_vocabulary
-from mlbert.data.prepare.import_store import LeftOut
+from mlbert.data.prepare.import_store import RowsRead, make_shard, remove_records
 from mlbert.data.prepare.jobs import LOCAL, Executor, finished_list, finished_manifest, keep_apart, tool_name
 from mlbert.data.prepare.step_tasks import INPUTS, StepTasks, stamps
 from mlbert.host.errors import UserError
@@ -146,23 +146,19 @@ class TFRecordImportJob:
     vocab_size: int
     fingerprints: tuple[str, ...]
     skip_bad: bool
-    left_out: LeftOut
 
     def make_shard(self, index: int) -> tuple[ShardEntry, list[str]]:
         """Make one shard unless an earlier run has done so; also return what was skipped."""
         writer = ShardWriter(self.out, len(self.files), self.fingerprints[index])
-        skipped = self.left_out.read(index) if self.skip_bad else []
-        if skipped is None or not writer.is_written(index):
-            reader = ExampleReader(
-                self.files[index], widths=self.widths, vocab_size=self.vocab_size, skip_bad=self.skip_bad, remedy=_SKIP
-            )
-            rows = Ragged.concatenate([part.rows for part in reader])
-            skipped = [str(bad) for bad in reader.bad]
-            skipped += self._against_list(index, reader.num_records, rows)
-            if self.skip_bad:
-                self.left_out.write(index, skipped)
-            writer.write_shard(index, rows)
-        return writer.entry(index), skipped
+        return make_shard(writer, index, self.skip_bad, lambda: self._read(index))
+
+    def _read(self, index: int) -> RowsRead:
+        reader = ExampleReader(
+            self.files[index], widths=self.widths, vocab_size=self.vocab_size, skip_bad=self.skip_bad, remedy=_SKIP
+        )
+        rows = Ragged.concatenate([part.rows for part in reader])
+        skipped = [str(bad) for bad in reader.bad]
+        return rows, None, skipped + self._against_list(index, reader.num_records, rows)
 
     def _against_list(self, index: int, records: int, rows: Ragged) -> list[str]:
         """Return how the file differs from the list next to it; without a list, check by its ids that it uses the
@@ -225,7 +221,6 @@ def tfrecords_to_hdf5(
         vocab_size=vocabulary["size"],
         fingerprints=tuple(json.dumps([*name, vocabulary["sha256"], skip_bad]) for name in named),
         skip_bad=skip_bad,
-        left_out=LeftOut(out, len(files)),
     )
     writer = ShardWriter(out, len(files), "")
     tasks = StepTasks(out, {**options, INPUTS: stamps(files)}, executor)
@@ -240,7 +235,7 @@ def tfrecords_to_hdf5(
         provenance={"tool": tool_name(), "options": options, "skipped": skipped, "lower_case": lower_case},
         entries=[entry for entry, _ in results],
     )
-    job.left_out.remove()
+    remove_records(out)
     tasks.finish()
     return manifest
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from mlbert.mlperf.checks.pace import has_plausible_stamps
@@ -58,9 +58,7 @@ def check_copies(results: ResultSet) -> Complaints:
             yield other.log.error(f"{text} from line {one.lines[end - length]} on", _OWN_RUNS)
             break
         else:
-            for begin, end, length in _moved(one, other):
-                text = f"{other.log.path.name}: {_moved_words(other, end, length)} {one.log.path.name}"
-                yield Complaint(Outcome.ERROR, f"{text} from line {one.lines[begin]} on", _OWN_RUNS)
+            yield from _moved(one, other, lambda log: log.path.name)
 
 
 def check_copies_between(systems: Iterable[Sequence[Log]]) -> Complaints:
@@ -68,9 +66,7 @@ def check_copies_between(systems: Iterable[Sequence[Log]]) -> Complaints:
     runs = [[_run_of(log) for log in logs] for logs in systems]
     for ours, theirs in itertools.combinations(runs, 2):
         for one, other in itertools.product(ours, theirs):
-            for begin, end, length in _moved(one, other):
-                text = f"{_filed(other.log)}: {_moved_words(other, end, length)} {_filed(one.log)}"
-                yield Complaint(Outcome.ERROR, f"{text} from line {one.lines[begin]} on", _OWN_RUNS)
+            yield from _moved(one, other, _filed)
 
 
 def _filed(log: Log) -> str:
@@ -78,24 +74,23 @@ def _filed(log: Log) -> str:
     return "/".join(log.path.parts[-3:])
 
 
-def _moved_words(run: _RunIntervals, end: int, length: int) -> str:
-    return f"line {run.lines[end - length]}: {length} accuracies, up to line {run.lines[end - 1]}, are those of"
-
-
-def _moved(one: _RunIntervals, other: _RunIntervals) -> Iterable[tuple[int, int, int]]:
-    """Yield the longest run of equal accuracies, at any offset: start in one, end in the other, length."""
+def _moved(one: _RunIntervals, other: _RunIntervals, name: Callable[[Log], str]) -> Complaints:
+    """Find the longest run of equal accuracies, at any offset."""
     shared = {value for value in one.accuracies if significant_digits(value) >= _MIN_DECIMALS}
     shared &= set(other.accuracies)
     if len(shared) < 2:
         return
-    best = (0, 0, 0)
+    best = (0, 0, 0)  # start in one, end in the other, length
     for offset in range(1 - len(other.accuracies), len(one.accuracies)):
         mine, theirs = one.accuracies[max(0, offset) :], other.accuracies[max(0, -offset) :]
         end, length = _longest(a == b and a in shared for a, b in zip(mine, theirs, strict=False))
         if length > best[2] and len(set(mine[end - length : end])) > 1:
             best = (max(0, offset) + end - length, max(0, -offset) + end, length)
-    if best[2] >= _SAME_ACCURACIES:
-        yield best
+    begin, end, length = best
+    if length >= _SAME_ACCURACIES:
+        text = f"{name(other.log)}: line {other.lines[end - length]}: {length} accuracies, "
+        text += f"up to line {other.lines[end - 1]}, are those of {name(one.log)} from line {one.lines[begin]} on"
+        yield Complaint(Outcome.ERROR, text, _OWN_RUNS)
 
 
 def _run_of(log: Log) -> _RunIntervals:
