@@ -18,8 +18,7 @@ from mlbert.data.loading.masked_text import TextSet, TextSource
 from mlbert.distributed.lifecycle import Lifecycle
 from mlbert.distributed.world import World
 from mlbert.runs.progress import StepCounts, TrainState
-from mlbert.training.reader import BatchReader
-from mlbert.training.sample_counter import SampleCounter
+from mlbert.training.reader import BatchReader, SampleCounter
 from mlbert.training.step import StepResult
 from text_sets import random_texts, write_texts
 

@@ -69,8 +69,7 @@ from mlbert.training.evaluate import Evaluator, evaluate
 from mlbert.training.loggers import make_loggers
 from mlbert.training.loop import Run, train
 from mlbert.training.protocols import EvaluationSet, Inputs, Method, Model, Objective, RecipeBuild
-from mlbert.training.reader import BatchReader
-from mlbert.training.sample_counter import SampleCounter
+from mlbert.training.reader import BatchReader, SampleCounter
 from mlbert.training.step import Step, check_device, choose_graphs
 
 

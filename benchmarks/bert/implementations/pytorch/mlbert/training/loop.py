@@ -30,8 +30,7 @@ from mlbert.runs.progress import Clock, Limits, Pace, RunOutcome, TrainState
 from mlbert.training.checkpoint import Snapshots
 from mlbert.training.evaluate import Evaluator
 from mlbert.training.protocols import Method
-from mlbert.training.reader import BatchReader
-from mlbert.training.sample_counter import SampleCounter
+from mlbert.training.reader import BatchReader, SampleCounter
 from mlbert.training.step import Step, StepResult
 
 
