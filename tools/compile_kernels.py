@@ -50,7 +50,7 @@ from mlbert.optim.triton_update import TritonUpdate
 
 ARCHITECTURES = (80, 90, 100)
 FIRST_FP8_ARCHITECTURE = 89
-HOPPER_CASE = "products fp8 GELU"  # Triton 3.6 compiles it for sm_90 only
+HOPPER_CASE = "products fp8 GELU"  # used on sm_90 only; Triton 3.6 does not compile it for sm_100
 ATTENTION_MODEL = ("attention H=64 bf16 dropout", 90)
 _POINTERS = {
     torch.bfloat16: "*bf16",

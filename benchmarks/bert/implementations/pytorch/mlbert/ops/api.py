@@ -35,7 +35,7 @@ def _load_triton(kind: str) -> None:
 def _load_fused(kind: str) -> None:
     _load_triton(kind)
     if torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0):
-        raise NativeUnavailable("Triton compiles it for Hopper only")
+        raise NativeUnavailable("is for Hopper (compute capability 9.0) only")
 
 
 registry.LOADERS["native"] = lambda kind: native_library.library()
