@@ -29,7 +29,7 @@ GROUPS = ("attention", "GEMM", "norm", "cast", "loss", "optimizer", "embedding",
 _NAMES = (
     (r"nccl|all_reduce|allreduce|all_gather|reduce_scatter|c10d|gloo", "communication"),
     (r"flash|attention|fmha|attn", "attention"),
-    (r"gemm|nvjet|cutlass|cublas|splitk|aten::(mm|addmm|bmm|baddbmm|linear|_scaled_mm)\b", "GEMM"),
+    (r"gemm|nvjet|cutlass|cublas|splitk|product_kernel|aten::(mm|addmm|bmm|baddbmm|linear|_scaled_mm)\b", "GEMM"),
     (r"memcpy|memset|copy|cat\b|CatArray|aten::(fill_|zero_|_to_copy|clone|contiguous)\b|FillFunctor", "copy"),
     (r"layer_?norm|norm_(forward|backward)_kernel|sum_partials_kernel", "norm"),
     (r"(cast|gelu)_kernel", "cast"),
