@@ -39,6 +39,7 @@ def train_masked_lm(folder: Path, name: str, **changes: object) -> list[dict]:
         ("plain", "ops", "plain"),
         ("native", "ops", "native"),
         ("flash", "ops", "triton"),
+        ("fastest", "ops", "auto"),
         ("flash", "plain", "plain"),
         ("auto", "apex", "apex"),
     ],
