@@ -138,17 +138,17 @@ def fastest(times: Mapping[int, Times]) -> int:
     return min(times, key=lambda choice: statistics.median(times[choice]), default=FIRST)
 
 
-def time_launches(device: torch.device, work: Callable[[], object]) -> list[float]:
-    """Return the seconds of each of `LAUNCHES` launches of work on the device's current stream."""
+def time_launches(device: torch.device, work: Callable[[], object], launches: int = LAUNCHES) -> list[float]:
+    """Return the seconds of each of some launches of work on the device's current stream."""
     work()
     if device.type != "cuda":
         marks = [time.perf_counter()]
-        for _ in range(LAUNCHES):
+        for _ in range(launches):
             work()
             marks.append(time.perf_counter())
         return [b - a for a, b in itertools.pairwise(marks)]
     torch.cuda._sleep(QUEUED_CYCLES)
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(LAUNCHES + 1)]
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(launches + 1)]
     events[0].record()
     for event in events[1:]:
         work()
