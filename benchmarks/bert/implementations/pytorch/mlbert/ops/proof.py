@@ -88,7 +88,7 @@ class Problems:
         dtype: of the activations; weights are float32.
         dropout: whether attention uses dropout.
         sizes: of the model.
-        lengths: of the sequences.
+        lengths: of the sequences; by default the edge cases, with ignored labels.
     """
 
     def __init__(
@@ -97,13 +97,14 @@ class Problems:
         dtype: torch.dtype,
         dropout: bool = True,
         sizes: Sizes = SMALL,
-        lengths: Sequence[int] = LENGTHS,
+        lengths: Sequence[int] | None = None,
     ) -> None:
         self._hidden, heads, self._inner, self._vocabulary, self._padded = sizes
         self._heads = 3, heads, self._hidden // heads
         self._device, self._dtype, self._dropout = device, dtype, DROPOUT if dropout else 0.0
         self._key = dropout_key(3, 1, 2, 3)
-        self._lengths, self._tokens = lengths, sum(lengths) + TAIL
+        self._lengths, self._has_ignored = lengths or LENGTHS, lengths is None
+        self._tokens = sum(self._lengths) + TAIL
         self._masked = self._tokens // TOKENS_PER_MASK
         self._rows = torch.arange(1000, 1000 + self._tokens, dtype=torch.int32, device=device)
 
@@ -170,7 +171,8 @@ class Problems:
 
     def _masked_cross_entropy(self, draw: int) -> tuple[Any, ...]:
         labels = self._ids(draw, self._masked, self._vocabulary)
-        labels[::9] = -100  # ignored
+        if self._has_ignored:
+            labels[::9] = -100
         return (self._random(draw, self._masked, self._padded, dtype=None), labels, self._vocabulary)
 
     def _linear_qkv(self, draw: int) -> tuple[Any, ...]:
