@@ -1,4 +1,4 @@
-"""Print the lines that a run with OPS=fastest logs, for three models in float32, each in a process of its own cache."""
+"""Print the lines that a run with OPS=fastest logs for a model in float32."""
 
 import sys
 

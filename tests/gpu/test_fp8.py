@@ -30,12 +30,12 @@ def test_linear_matches_plain(tokens):
         assert (found.float() - expected.float()).norm() <= 0.01 * expected.float().norm()
 
 
-@pytest.mark.parametrize(("exact", "fast"), [(False, "triton"), (True, "triton"), (False, "fused")])
+@pytest.mark.parametrize(("exact", "name"), [(False, "triton"), (True, "triton"), (False, "fused")])
 @pytest.mark.parametrize("tokens", [0, 1, 17, 4099])
-def test_feed_forward_matches_plain(tokens, exact, fast):
+def test_feed_forward_matches_plain(tokens, exact, name):
     """Both feed-forward layers with GELU and LayerNorm, forward and backward."""
-    if fast not in registry.available("cuda")["fp8_product_gelu"]:
-        pytest.skip(f"no {fast} kernels for this GPU")
+    if name not in registry.available("cuda")["fp8_product_gelu"]:
+        pytest.skip(f"no {name} kernels for this GPU")
     generator = torch.Generator("cuda").manual_seed(2)
     shapes = ((tokens, 1024), (tokens, 1024), (4096, 1024), (4096,), (1024, 4096), (1024,), (1024,), (1024,))
     values = [torch.randn(*shape, generator=generator, device="cuda") for shape in shapes]
@@ -43,9 +43,9 @@ def test_feed_forward_matches_plain(tokens, exact, fast):
         values[index] *= 0.02
     rows = torch.arange(tokens, dtype=torch.int32, device="cuda")
     results: dict[str, list[Tensor]] = {}
-    for choice in ("plain", fast):
+    for choice in ("plain", name):
         ops.select(choice, "cuda")
-        scaling = fp8_scaling.FP8Scaling(3, fp8_scaling.Products(fast=fast == "fused")).cuda()
+        scaling = fp8_scaling.FP8Scaling(3, fp8_scaling.Products(fast=name == "fused")).cuda()
         for _ in range(2):
             x, residual = (value.bfloat16().requires_grad_() for value in values[:2])
             w1, b1, w2, gain, shift, b2 = (value.clone().requires_grad_() for value in values[2:])
@@ -56,7 +56,7 @@ def test_feed_forward_matches_plain(tokens, exact, fast):
             scaling.end_step(lambda amax: amax)
         leaves = (x, residual, w1, b1, w2, gain, shift, b2)
         results[choice] = [out.detach(), *scaling.derived_state().values(), *(leaf.grad for leaf in leaves)]
-    for number, (found, expected) in enumerate(zip(results[fast], results["plain"], strict=True)):
+    for number, (found, expected) in enumerate(zip(results[name], results["plain"], strict=True)):
         # Gradients are rounded to e5m2 twice, an error of 0.05, and some numbers round the other way.
         limit = 0.02 if number < 3 else 0.06
         assert (found.float() - expected.float()).norm() <= limit * expected.float().norm()

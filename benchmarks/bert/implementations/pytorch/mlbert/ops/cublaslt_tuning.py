@@ -139,7 +139,7 @@ def fastest(times: Mapping[int, Times]) -> int:
 
 
 def time_launches(device: torch.device, work: Callable[[], object], launches: int = LAUNCHES) -> list[float]:
-    """Return the seconds of each of some launches of work on the device's current stream."""
+    """Return the seconds of each launch of work on the device's current stream, after one that is not timed."""
     work()
     if device.type != "cuda":
         marks = [time.perf_counter()]

@@ -146,10 +146,9 @@ def available(device: torch.device | str = "cpu") -> dict[str, tuple[str, ...]]:
     return {op: tuple(name for name in usable if name in forms) for op, forms in _implementations.items()}
 
 
-def candidates(op: str, device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
-    """Return the available names for an op that ``fastest`` compares, in order of preference."""
-    wanted = (name for name in _PREFERENCES[device.type]["fastest"] if name in _implementations[op])
-    return (*(name for name in wanted if takes(name, dtype) and not _why_missing(name, device.type)), "plain")
+def order_to_time(device: torch.device) -> tuple[str, ...]:
+    """Return all names that ``fastest`` compares on a device, available or not, in order of preference."""
+    return (*_PREFERENCES[device.type]["fastest"], "plain")
 
 
 def selected(device: torch.device | str = "cpu") -> dict[str, str]:

@@ -305,8 +305,8 @@ def _keep_fastest(
     shape: BertConfig,
     device: torch.device,
     dtype: torch.dtype,
-    over_ranks: Callable[[Tensor], Any],
-    say: Callable[[str], object],
+    over_ranks: OverRanks,
+    say: Say,
 ) -> None:
     """Refuse every implementation that is slower than another one. Call it on all ranks.
 
@@ -318,21 +318,23 @@ def _keep_fastest(
         over_ranks: in-place all-reduce MAX of a host tensor.
         say: logs each op's times.
     """
-    names = {op: registry.candidates(op, device, dtype) for op in problems}
+    order, available = registry.order_to_time(device), registry.available(device)
+    usable = {op: [n for n in order if n in available[op] and registry.takes(n, dtype)] for op in problems}
     kind = f"{dtype} {shape}"
     seconds = device_cache.load(TIMES, device, say, kind)
+    taken: dict[tuple[str, str], float] = dict.fromkeys(itertools.product(problems, order), math.inf)
     for op, problem in problems.items():
-        forms = {f"{op} {name}": registry.form(op, name) for name in names[op] if not reason(op, name)}
+        forms = {f"{op} {name}": registry.form(op, name) for name in usable[op] if not reason(op, name)}
         if not forms.keys() <= seconds.keys():
             seconds |= _seconds(forms, *problem, device)
+        taken |= {(op, name): seconds[f"{op} {name}"] for name in usable[op] if f"{op} {name}" in forms}
     # Memory may be sufficient next time.
-    device_cache.store(TIMES, device, {key: taken for key, taken in seconds.items() if math.isfinite(taken)}, kind)
-    pairs = [(op, name) for op in problems for name in names[op]]
-    slowest = torch.tensor([math.inf if reason(op, name) else seconds[f"{op} {name}"] for op, name in pairs])
+    device_cache.store(TIMES, device, {key: time for key, time in seconds.items() if math.isfinite(time)}, kind)
+    slowest = torch.tensor([*taken.values()])  # as many on all ranks, whatever is available on each
     over_ranks(slowest)
-    table = dict(zip(pairs, slowest.tolist(), strict=True))
+    table = dict(zip(taken, slowest.tolist(), strict=True))
     for op in problems:
-        times = {name: table[op, name] for name in names[op]}
+        times = {name: table[op, name] for name in usable[op]}
         fastest = _preferred(times)
         for name in times.keys() - {fastest, "plain"}:
             registry.refuse(op, name, device, "is slower")
@@ -346,14 +348,14 @@ def _preferred(seconds: Mapping[str, float]) -> str:
 
 
 def _seconds(
-    forms: Mapping[str, Callable[..., Any]], make: Arguments, places: tuple[int, ...], device: torch.device
+    forms: Mapping[str, registry.Form], make: Arguments, places: tuple[int, ...], device: torch.device
 ) -> dict[str, float]:
     """Return by key the shortest time of both passes, infinite if memory is insufficient. The implementations take
     turns, so a change of the clock affects all."""
     arguments = list(make(0))
     inputs = [arguments[place].requires_grad_() for place in places]
 
-    def both_passes(form: Callable[..., Any]) -> None:
+    def both_passes(form: registry.Form) -> None:
         out = form(*arguments)
         if inputs:
             out = out[0] if isinstance(out, tuple) else out
