@@ -19,7 +19,9 @@ Report = dict[str, tuple[Outcome, str]]
 _VALUE = r'"value": [^{]*?, "metadata"'
 
 
-def edit(path: Path, key: str, pattern: str, replacement: str | Callable[[re.Match[str]], str]) -> int:
+def edit(
+    path: Path, key: str, pattern: str, replacement: str | Callable[[re.Match[str]], str]
+) -> int:
     """Replace a pattern in every line of a key; return the number of the first line, from 1."""
     lines = path.read_text().splitlines(keepends=True)
     marked = [number for number, line in enumerate(lines) if f'"key": "{key}"' in line]
@@ -76,7 +78,10 @@ def errors(log: Path) -> set[str]:
 
 
 def report(
-    logs: Sequence[Path], tree: Path | None = None, division: str | None = None, system: Mapping[str, Any] | None = None
+    logs: Sequence[Path],
+    tree: Path | None = None,
+    division: str | None = None,
+    system: Mapping[str, Any] | None = None,
 ) -> Report:
     """Return {check: (outcome, message)} of checks that do not pass; with a tree, read the system description too."""
     if tree is not None and system is None:

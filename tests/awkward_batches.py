@@ -24,7 +24,8 @@ def awkward_batches(config: BertConfig, device: torch.device) -> dict[str, Batch
     """Return a batch of each of the `awkward_lengths`."""
     lengths = awkward_lengths(config.max_position_embeddings)
     return {
-        name: _bare_batch(config, values, 13 * (name == "empty tail")).to(device) for name, values in lengths.items()
+        name: _bare_batch(config, values, 13 * (name == "empty tail")).to(device)
+        for name, values in lengths.items()
     }
 
 
@@ -32,7 +33,9 @@ def _bare_batch(config: BertConfig, lengths: list[int], tail: int) -> Batch:
     """Return random ids for these lengths and `tail` tokens that belong to no sequence; every seventh token masked."""
     used = sum(lengths)
     total, generator = used + tail, torch.Generator().manual_seed(used)
-    positions = torch.cat([torch.arange(n) for n in [*lengths, tail]]).clamp(max=config.max_position_embeddings - 1)
+    positions = torch.cat([torch.arange(n) for n in [*lengths, tail]]).clamp(
+        max=config.max_position_embeddings - 1
+    )
     masked = torch.arange(min(3, used), used, 7)
     numbers = torch.randint(config.vocab_size, (total + len(masked),), generator=generator)
     bounds = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)

@@ -41,7 +41,9 @@ def static_attention(
     if threshold := dropout_threshold(dropout_p):
         keep = attention_keep_mask(key, rows, num_heads, max_seqlen, dropout_p)
         column = (place - cu_seqlens[sequence]).clamp(0, max_seqlen - 1)
-        probabilities = torch.where(keep[:, :, column], probabilities * dropout_scale(threshold), 0.0)
+        probabilities = torch.where(
+            keep[:, :, column], probabilities * dropout_scale(threshold), 0.0
+        )
     return (probabilities @ v).transpose(0, 1).to(qkv.dtype)
 
 
@@ -69,7 +71,10 @@ class TensorLamb(Lamb):
         self.updates += finite
         scale = self.max_grad_norm / self.grad_norm.clamp(min=self.max_grad_norm)
         grad = torch.where(finite, self.flat.grad * scale.float(), 0.0)
-        corrections = [1.0 / (1.0 - torch.full((), beta, dtype=torch.float64) ** self.updates) for beta in self.betas]
+        corrections = [
+            1.0 / (1.0 - torch.full((), beta, dtype=torch.float64) ** self.updates)
+            for beta in self.betas
+        ]
         m = self.exp_avg * self.betas[0] + grad * (1.0 - self.betas[0])
         v = self.exp_avg_sq * self.betas[1] + grad * grad * (1.0 - self.betas[1])
         update = m * corrections[0].float() / ((v * corrections[1].float()).sqrt() + self.eps)

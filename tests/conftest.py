@@ -14,7 +14,9 @@ from programs import RunMlbert
 
 # A busy machine must not fail a test, and examples may share a folder.
 settings.register_profile(
-    "tree", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    "tree",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("tree")
 # The models are small, and tests run side by side, so more threads would mostly wait. Programs that use several all the
@@ -25,7 +27,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parents[1]
 # The longest files. If one started last, it would run alone while the other workers are idle.
-RUN_FIRST = ("tests/unit/test_interpreted.py", "tests/tree/test_readme.py", "tests/tree/test_quickstart_environment.py")
+RUN_FIRST = (
+    "tests/unit/test_interpreted.py",
+    "tests/tree/test_readme.py",
+    "tests/tree/test_quickstart_environment.py",
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -78,7 +84,9 @@ def assert_fails(run_mlbert: RunMlbert) -> Callable[..., str]:
     """Return fails(words, code, subject), which asserts that `mlbert` prints only that error, and returns it."""
     from user_errors import assert_error_line
 
-    def fails(words: Sequence[object], code: str, subject: str | Path, *, wording: bool = True) -> str:
+    def fails(
+        words: Sequence[object], code: str, subject: str | Path, *, wording: bool = True
+    ) -> str:
         status, out, err = run_mlbert(*words)
         assert (status, out) == (2, ""), (words, err)
         assert_error_line(err, code, subject, wording=wording)
@@ -89,9 +97,26 @@ def assert_fails(run_mlbert: RunMlbert) -> Callable[..., str]:
 
 def simple_documents(count: int = 100, sentences: int = 12) -> list[list[str]]:
     """Return documents of simple sentences, all different."""
-    nouns = ["river", "engine", "garden", "letter", "window", "market", "teacher", "forest", "bridge", "kitchen"]
+    nouns = [
+        "river",
+        "engine",
+        "garden",
+        "letter",
+        "window",
+        "market",
+        "teacher",
+        "forest",
+        "bridge",
+        "kitchen",
+    ]
     verbs = ["holds", "crosses", "follows", "paints", "opens", "finds", "carries", "measures"]
-    places = ["in the morning", "near the old house", "without a sound", "for seven days", "beyond the hills"]
+    places = [
+        "in the morning",
+        "near the old house",
+        "without a sound",
+        "for seven days",
+        "beyond the hills",
+    ]
     lines = (
         f"The {a} {verb} the {b} {place}."
         for a, verb, b, place in itertools.product(nouns, verbs, nouns, places)
@@ -107,7 +132,9 @@ def prepared_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from mlbert.data.prepare.pipeline import TextOptions, prepare_text
 
     out = tmp_path_factory.mktemp("prepared")
-    instances = InstanceOptions(max_seq_length=32, max_predictions_per_seq=5, dupe_factor=2, random_seed=1)
+    instances = InstanceOptions(
+        max_seq_length=32, max_predictions_per_seq=5, dupe_factor=2, random_seed=1
+    )
     options = TextOptions(instances, vocab_size=200, eval_share=0.1, eval_sequences=64)
     prepare_text(simple_documents(), out, options, {"kind": "test"})
     return out

@@ -16,11 +16,31 @@ from mlbert.mlperf.rules import eval_interval
 
 _TOKEN = ":::MLLOG "
 _CHECKS = (
-    *("lines", "status", "order of events", "time stamps", "clock", "runs apart", "speed", "evaluation time"),
-    *("same settings", "plain numbers", "seeds", "series", "copies", "evaluations", "accuracies", "single lines"),
+    *(
+        "lines",
+        "status",
+        "order of events",
+        "time stamps",
+        "clock",
+        "runs apart",
+        "speed",
+        "evaluation time",
+    ),
+    *(
+        "same settings",
+        "plain numbers",
+        "seeds",
+        "series",
+        "copies",
+        "evaluations",
+        "accuracies",
+        "single lines",
+    ),
     *("rules", "values"),
 )
-OWN_LOGS = "tests/assets/own_tree/results/cpu_demo/bert"  # ten logs of this code, relative to the tree
+OWN_LOGS = (
+    "tests/assets/own_tree/results/cpu_demo/bert"  # ten logs of this code, relative to the tree
+)
 
 
 @cache
@@ -30,7 +50,9 @@ def _committed(folder: Path) -> list[list[str]]:
 
 def committed(folder: Path) -> list[Run]:
     """Return the runs of a committed result, for editing."""
-    return [[json.loads(line.removeprefix(_TOKEN)) for line in lines] for lines in _committed(folder)]
+    return [
+        [json.loads(line.removeprefix(_TOKEN)) for line in lines] for lines in _committed(folder)
+    ]
 
 
 def simulated(seed: int, batch: int = 768, speed: float = 0.1, slow: bool = False) -> list[Run]:
@@ -51,8 +73,17 @@ def simulated(seed: int, batch: int = 768, speed: float = 0.1, slow: bool = Fals
 
     for _ in range(10):
         runs.append([])
-        about = {"submission_benchmark": "bert", "submission_org": "Some", "submission_division": "closed"}
-        about |= {"seed": chance.randrange(2**31), "global_batch_size": batch, "opt_name": "lamb", "init_start": None}
+        about = {
+            "submission_benchmark": "bert",
+            "submission_org": "Some",
+            "submission_division": "closed",
+        }
+        about |= {
+            "seed": chance.randrange(2**31),
+            "global_batch_size": batch,
+            "opt_name": "lamb",
+            "init_start": None,
+        }
         for key, value in about.items():
             log(key, value)
         log("init_stop", after=chance.randrange(5000, 50_000))
@@ -65,7 +96,12 @@ def simulated(seed: int, batch: int = 768, speed: float = 0.1, slow: bool = Fals
             before = samples
             while samples < index * eval_interval(batch):
                 samples += round(batch * chance.uniform(0.95, 1.05))
-            took = (samples - before) / pace * chance.uniform(0.9, 1.1) * (3 if index == slow_one + 1 else 1)
+            took = (
+                (samples - before)
+                / pace
+                * chance.uniform(0.9, 1.1)
+                * (3 if index == slow_one + 1 else 1)
+            )
             accuracy += (0.7215 - accuracy) * chance.uniform(0.2, 0.4)
             accuracy = max(accuracy, 0.7201) if index == 16 else accuracy
             log("eval_start", after=round(took), epoch_num=samples)

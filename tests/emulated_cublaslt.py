@@ -25,7 +25,9 @@ class Emulator:
         self.library = Library(path)
 
     def count(self, name: str) -> int:
-        return ctypes.c_int64.in_dll(self._code, f"emulator_{name}").value - self._before.get(name, 0)
+        return ctypes.c_int64.in_dll(self._code, f"emulator_{name}").value - self._before.get(
+            name, 0
+        )
 
     def refuse(self, *epilogues: int) -> None:
         """Make the heuristic return nothing for these epilogues."""

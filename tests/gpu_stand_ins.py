@@ -27,11 +27,20 @@ cublaslt.use(Emulator(FOLDER / "libcublaslt.so").library)
 fmha.use(fmha.load(FOLDER / "libfmha.so"))
 kernels = "triton" if os.environ.get("TRITON_INTERPRET") == "1" else "native"
 fast = ("cublaslt", kernels)
-registry._PREFERENCES["cpu"] = {"auto": fast, kernels: (kernels,), "fmha": ("fmha", *fast), "fastest": fast}
+registry._PREFERENCES["cpu"] = {
+    "auto": fast,
+    kernels: (kernels,),
+    "fmha": ("fmha", *fast),
+    "fastest": fast,
+}
 
 
 # Each takes seconds in the interpreter, and tests/unit/test_interpreted.py has them all.
-LEFT_OUT = ("attention without dropout: triton", "attention with ALiBi: triton", "masked_cross_entropy: triton")
+LEFT_OUT = (
+    "attention without dropout: triton",
+    "attention with ALiBi: triton",
+    "masked_cross_entropy: triton",
+)
 
 
 def most_rows(*arguments: Any) -> Iterator[tuple[str, Any]]:

@@ -19,7 +19,13 @@ def made_up_batches(
     packs: int, seed: int, vocab_size: int, max_tokens: int, step: int = 0, **options: Any
 ) -> list[HostBatch]:
     """Return the micro-batches of one step of random tokens, with at most three sequences per pack."""
-    values = {"packs_per_step": packs, "seed": seed, "vocab_size": vocab_size, "max_tokens": max_tokens, **options}
+    values = {
+        "packs_per_step": packs,
+        "seed": seed,
+        "vocab_size": vocab_size,
+        "max_tokens": max_tokens,
+        **options,
+    }
     return SyntheticSource(max_sequences_per_pack=3, **values).batches_of(step)
 
 
@@ -31,7 +37,9 @@ def open_packed(folder: Path, packs_per_step: int = 12, **options: Any) -> Packe
     return source
 
 
-def plain_batch(rows: Ragged, sequences_per_unit: list[int], units: list[int], max_tokens: int) -> Batch:
+def plain_batch(
+    rows: Ragged, sequences_per_unit: list[int], units: list[int], max_tokens: int
+) -> Batch:
     """Build the batch that `HostBatch.of` must give on a device, token by token."""
     columns: dict[str, list[int]] = {field.name: [] for field in dataclasses.fields(Batch)}
     bounds, number = [0], 0
@@ -53,10 +61,15 @@ def plain_batch(rows: Ragged, sequences_per_unit: list[int], units: list[int], m
             number += 1
     assert number == len(rows)
     narrow = {"dropout_rows": torch.int32}
-    tensors = {name: torch.tensor(values, dtype=narrow.get(name, torch.int64)) for name, values in columns.items()}
+    tensors = {
+        name: torch.tensor(values, dtype=narrow.get(name, torch.int64))
+        for name, values in columns.items()
+    }
     lengths = [end - first for first, end in itertools.pairwise(bounds)]
     tensors["cu_seqlens"] = torch.tensor(bounds, dtype=torch.int32)
-    labels = None if rows.labels is None else torch.tensor(rows.labels.tolist(), dtype=torch.float32)
+    labels = (
+        None if rows.labels is None else torch.tensor(rows.labels.tolist(), dtype=torch.float32)
+    )
     return Batch(**{**tensors, "max_seqlen": max(lengths, default=0), "labels": labels})
 
 
@@ -65,13 +78,19 @@ def plain_filled(batch: Batch, static_shape: StaticShape) -> Batch:
     sizes = {"cu_seqlens": static_shape.sequences + 1}
     sizes |= dict.fromkeys(("next_sentence_labels", "labels"), static_shape.sequences)
     sizes |= dict.fromkeys(("masked_positions", "masked_labels"), static_shape.masked)
-    fillers = {"cu_seqlens": batch.num_tokens, "masked_labels": IGNORED_LABEL, "next_sentence_labels": IGNORED_LABEL}
+    fillers = {
+        "cu_seqlens": batch.num_tokens,
+        "masked_labels": IGNORED_LABEL,
+        "next_sentence_labels": IGNORED_LABEL,
+    }
     filled: dict[str, Any] = {"max_seqlen": static_shape.max_seqlen}
     for field in dataclasses.fields(Batch):
         tensor = getattr(batch, field.name)
         if isinstance(tensor, torch.Tensor):
             missing = sizes.get(field.name, static_shape.tokens) - tensor.numel()
-            filled[field.name] = torch.cat([tensor, tensor.new_full((missing,), fillers.get(field.name, 0))])
+            filled[field.name] = torch.cat(
+                [tensor, tensor.new_full((missing,), fillers.get(field.name, 0))]
+            )
     return Batch(**filled)
 
 
@@ -87,7 +106,11 @@ def same(found: Batch, expected: Batch) -> str:
     for field in dataclasses.fields(Batch):
         one, other = getattr(found, field.name), getattr(expected, field.name)
         tensors = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
-        if not (one.dtype == other.dtype and torch.equal(one.cpu(), other.cpu()) if tensors else one == other):
+        if not (
+            one.dtype == other.dtype and torch.equal(one.cpu(), other.cpu())
+            if tensors
+            else one == other
+        ):
             return field.name
     return ""
 
@@ -109,9 +132,17 @@ def rows_of(host_batch: HostBatch) -> dict[int, tuple[int, ...]]:
     labels = torch.full_like(batch.input_ids, -1)
     labels[batch.masked_positions] = batch.masked_labels
     lengths = torch.diff(batch.cu_seqlens)
-    of_sequence = (values.repeat_interleave(lengths) for values in (lengths, batch.next_sentence_labels))
+    of_sequence = (
+        values.repeat_interleave(lengths) for values in (lengths, batch.next_sentence_labels)
+    )
     columns = (batch.input_ids, batch.segment_ids, batch.position_ids, labels, *of_sequence)
-    return dict(zip(batch.dropout_rows.tolist(), zip(*(c.tolist() for c in columns), strict=True), strict=True))
+    return dict(
+        zip(
+            batch.dropout_rows.tolist(),
+            zip(*(c.tolist() for c in columns), strict=True),
+            strict=True,
+        )
+    )
 
 
 def tokens_of(batch: HostBatch) -> list[bytes]:

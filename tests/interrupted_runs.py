@@ -26,7 +26,9 @@ def train(folder: Path, name: str, signum: int = 0, at_step: int = -1, **changes
     """Train into ``folder/name``, send a signal at a step, and return the exit status."""
     arguments = train_arguments(folder, name, **{**SETTINGS, **changes})
     if signum == signal.SIGKILL:
-        return subprocess.run([sys.executable, __file__, str(signum), str(at_step), *arguments]).returncode
+        return subprocess.run(
+            [sys.executable, __file__, str(signum), str(at_step), *arguments]
+        ).returncode
     return _train(arguments, signum, at_step)
 
 

@@ -5,7 +5,11 @@ import random
 from collections.abc import Collection
 from pathlib import Path
 
-PLACES = {"warm": ["sun", "fire", "desert"], "cold": ["snow", "ice", "glacier"], "wet": ["rain", "river", "lake"]}
+PLACES = {
+    "warm": ["sun", "fire", "desert"],
+    "cold": ["snow", "ice", "glacier"],
+    "wet": ["rain", "river", "lake"],
+}
 OTHER = ["the", "a", "was", "near", "today", "seen", "old", "new"]
 
 
@@ -15,7 +19,9 @@ def write_csv(path: Path, *rows: list[object]) -> Path:
     return path
 
 
-def sentences(count: int, kinds: Collection[str] = tuple(PLACES), seed: int = 1) -> list[tuple[str, str]]:
+def sentences(
+    count: int, kinds: Collection[str] = tuple(PLACES), seed: int = 1
+) -> list[tuple[str, str]]:
     """Return texts with three words of their kind, and the kinds."""
     draw, found = random.Random(seed), []
     for number in range(count):

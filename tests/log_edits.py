@@ -40,7 +40,9 @@ def insert(before: str, like: str = "", index: int = 0, which: int = 3, **change
 
     def edit(runs: list[Run]) -> None:
         after = nth(runs[which], before, index)
-        runs[which].insert(runs[which].index(after), (nth(runs[which], like) if like else after) | changes)
+        runs[which].insert(
+            runs[which].index(after), (nth(runs[which], like) if like else after) | changes
+        )
 
     return edit
 
@@ -71,7 +73,9 @@ def shift(key: str, ms: float, index: int = 0, which: int = 3) -> Edit:
     """Return an edit that delays this line and all later ones by ``ms``."""
 
     def edit(runs: list[Run]) -> None:
-        first = next(n for n, line in enumerate(runs[which]) if line is nth(runs[which], key, index))
+        first = next(
+            n for n, line in enumerate(runs[which]) if line is nth(runs[which], key, index)
+        )
         for line in runs[which][first:]:
             line["time_ms"] += ms
 
@@ -93,7 +97,9 @@ def squeezed(factor: float, which: int = 3) -> Edit:
 
     def edit(runs: list[Run]) -> None:
         begin = nth(runs[which], "run_start")["time_ms"]
-        stamp(lambda ms: round(begin + (ms - begin) * factor) if ms > begin else ms, which=which)(runs)
+        stamp(lambda ms: round(begin + (ms - begin) * factor) if ms > begin else ms, which=which)(
+            runs
+        )
 
     return edit
 
@@ -103,7 +109,10 @@ def cut_evaluations(*ms: int) -> Edit:
 
     def edit(runs: list[Run]) -> None:
         for index in range(sum(line["key"] == "eval_stop" for line in runs[3])):
-            took = nth(runs[3], "eval_stop", index)["time_ms"] - nth(runs[3], "eval_start", index)["time_ms"]
+            took = (
+                nth(runs[3], "eval_stop", index)["time_ms"]
+                - nth(runs[3], "eval_start", index)["time_ms"]
+            )
             shift("eval_stop", ms[index % len(ms)] - took, index)(runs)
 
     return edit

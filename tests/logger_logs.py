@@ -12,19 +12,33 @@ from mlbert.mlperf.rules import eval_interval
 ROOT = Path(__file__).resolve().parents[1]
 GLOBAL_BATCH_SIZE = 448
 # What another program than this code logs of its method: the reference's at 448 sequences a step.
-METHOD = {"global_batch_size": GLOBAL_BATCH_SIZE, "gradient_accumulation_steps": 1, "opt_base_learning_rate": 4.25e-4}
-METHOD |= {"opt_lamb_epsilon": 1e-6, "opt_epsilon": 1e-6, "opt_lamb_beta_1": 0.9, "opt_lamb_beta_2": 0.999}
+METHOD = {
+    "global_batch_size": GLOBAL_BATCH_SIZE,
+    "gradient_accumulation_steps": 1,
+    "opt_base_learning_rate": 4.25e-4,
+}
+METHOD |= {
+    "opt_lamb_epsilon": 1e-6,
+    "opt_epsilon": 1e-6,
+    "opt_lamb_beta_1": 0.9,
+    "opt_lamb_beta_2": 0.999,
+}
 METHOD |= {"opt_lamb_weight_decay_rate": 0.01, "opt_learning_rate_training_steps": 6700}
 METHOD |= {"opt_learning_rate_warmup_steps": 0, "num_warmup_steps": 0, "start_warmup_step": 0}
 
 
-def write_log(path: Path, *, seed: int = 1, division: str = "closed", accuracies: Sequence[float] = ()) -> Path:
+def write_log(
+    path: Path, *, seed: int = 1, division: str = "closed", accuracies: Sequence[float] = ()
+) -> Path:
     """One run's log in the order of the rules, with evaluations on the closed division's grid.
 
     Accuracies (unless given), samples and times vary with the seed, as those of packed runs do.
     """
     chance = random.Random(seed)
-    accuracies = accuracies or [*(0.5 + 0.01 * n + chance.uniform(0, 0.005) for n in range(15)), 0.721]
+    accuracies = accuracies or [
+        *(0.5 + 0.01 * n + chance.uniform(0, 0.005) for n in range(15)),
+        0.721,
+    ]
     log = MLPerfLogger(path, 0, ROOT)
     log.event(constants.CACHE_CLEAR, True)
     log.start(constants.INIT_START)

@@ -15,8 +15,13 @@ from mlbert.data.formats.ragged import Ragged
 
 def padded(rows: Ragged, tokens: int, predictions: int) -> dict[str, np.ndarray]:
     """Return all columns padded with zeros: int32 or float32, [N, tokens], [N, predictions] or [N, 1]."""
-    columns = {name: formats_padded.padded(rows, name, Widths(tokens, predictions)) for name in COLUMNS}
-    return {name: values.astype("<f4" if "weights" in name else "<i4") for name, values in columns.items()}
+    columns = {
+        name: formats_padded.padded(rows, name, Widths(tokens, predictions)) for name in COLUMNS
+    }
+    return {
+        name: values.astype("<f4" if "weights" in name else "<i4")
+        for name, values in columns.items()
+    }
 
 
 def write_samples(
@@ -31,10 +36,17 @@ def write_samples(
 
 def write_columns(folder: Path, columns: Mapping[str, np.ndarray], **options: Any) -> Path:
     """Write the samples in shards of about 64 KiB."""
-    samples = ({name: columns[name][index].tobytes() for name in COLUMNS} for index in range(len(columns["input_ids"])))
-    return write_samples(folder, dict.fromkeys(COLUMNS, "bytes"), samples, size_limit=1 << 16, **options)
+    samples = (
+        {name: columns[name][index].tobytes() for name in COLUMNS}
+        for index in range(len(columns["input_ids"]))
+    )
+    return write_samples(
+        folder, dict.fromkeys(COLUMNS, "bytes"), samples, size_limit=1 << 16, **options
+    )
 
 
-def write_mds(folder: Path, rows: Ragged, tokens: int = 32, predictions: int = 5, **options: Any) -> Path:
+def write_mds(
+    folder: Path, rows: Ragged, tokens: int = 32, predictions: int = 5, **options: Any
+) -> Path:
     """Write rows as such a set."""
     return write_columns(folder, padded(rows, tokens, predictions), **options)

@@ -28,7 +28,9 @@ def loss_of(
     divisors = objective.divisors(objective.counts(batch) if counts is None else counts)
     keys = model.dropout_keys(*dropout).tolist() if dropout else None
     device = batch.input_ids.device
-    return objective.loss(model, batch, keys, [torch.tensor(number, device=device) for number in divisors])
+    return objective.loss(
+        model, batch, keys, [torch.tensor(number, device=device) for number in divisors]
+    )
 
 
 def masked_sums(model: Any, batch: Batch) -> list[float]:

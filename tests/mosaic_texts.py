@@ -22,6 +22,10 @@ def make_texts(folder: Path, tree_root: Path) -> None:
                 start, length = draw.randrange(10), draw.randrange(5, 60)
                 writer.write({"text": " ".join(WORDS[(start + i) % 10] for i in range(length))})
     text = (tree_root / "benchmarks/mosaic_bert/yamls/test/main.yaml").read_text(encoding="utf-8")
-    text = text.replace("  tokenizer_name: ${tokenizer_name}\n\n", f"  model_config: {{{SHAPE}}}\n\n")
-    text = text.replace("pretrained_model_name: ${tokenizer_name}", "pretrained_model_name: prajjwal1/bert-tiny")
+    text = text.replace(
+        "  tokenizer_name: ${tokenizer_name}\n\n", f"  model_config: {{{SHAPE}}}\n\n"
+    )
+    text = text.replace(
+        "pretrained_model_name: ${tokenizer_name}", "pretrained_model_name: prajjwal1/bert-tiny"
+    )
     (folder / "main.yaml").write_text(text, encoding="utf-8")

@@ -12,7 +12,14 @@ from mlbert.data.formats.ragged import Ragged, offsets_of
 CLS, SEP = 2, 3
 VOCAB_SIZE = 500
 WIDTH, PREDICTIONS = 40, 6
-ENTRIES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{number}" for number in range(5, VOCAB_SIZE))]
+ENTRIES = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    *(f"w{number}" for number in range(5, VOCAB_SIZE)),
+]
 
 
 def write_vocabulary(path: Path) -> Path:
@@ -52,22 +59,29 @@ def columns_of(rows: Ragged) -> dict[str, list[np.ndarray]]:
     return {
         "input_ids": np.split(rows.tokens.astype(np.int16), cut),
         "segment_ids": [
-            (np.arange(n) >= f).astype(np.int8) for n, f in zip(rows.lengths, rows.first_lengths, strict=True)
+            (np.arange(n) >= f).astype(np.int8)
+            for n, f in zip(rows.lengths, rows.first_lengths, strict=True)
         ],
         "masked_lm_positions": np.split(rows.masked_positions.astype(np.int16), masked_cut),
         "masked_lm_ids": np.split(rows.masked_labels.astype(np.int16), masked_cut),
     }
 
 
-def write_fixed(path: Path, rows: Ragged, width: int = WIDTH, predictions: int = PREDICTIONS, **options: Any) -> Path:
+def write_fixed(
+    path: Path, rows: Ragged, width: int = WIDTH, predictions: int = PREDICTIONS, **options: Any
+) -> Path:
     with h5py.File(path, "w") as file:
         columns = columns_of(rows) | {"input_mask": [np.ones(n, np.int8) for n in rows.lengths]}
         for name, values in columns.items():
-            table = np.zeros((len(rows), predictions if name.startswith("masked") else width), values[0].dtype)
+            table = np.zeros(
+                (len(rows), predictions if name.startswith("masked") else width), values[0].dtype
+            )
             for row, value in zip(table, values, strict=True):
                 row[: len(value)] = value
             file.create_dataset(name, data=table, **options)
-        file.create_dataset("next_sentence_labels", data=rows.next_sentence.astype(np.int8), **options)
+        file.create_dataset(
+            "next_sentence_labels", data=rows.next_sentence.astype(np.int8), **options
+        )
     return path
 
 
@@ -76,7 +90,9 @@ def write_variable(path: Path, rows: Ragged, **options: Any) -> Path:
         columns = columns_of(rows)
         for name, values in columns.items():
             file.create_dataset(name, (len(rows),), h5py.vlen_dtype(values[0].dtype), **options)
-        file.create_dataset("next_sentence_labels", data=rows.next_sentence.astype(np.int8), **options)
+        file.create_dataset(
+            "next_sentence_labels", data=rows.next_sentence.astype(np.int8), **options
+        )
         for number in range(len(rows)):
             for name, values in columns.items():
                 file[name][number] = values[number]
@@ -98,7 +114,10 @@ def write_packed(path: Path, rows: Ragged, counts: np.ndarray, **options: Any) -
         pack = {name: np.concatenate(values) for name, values in columns_of(part).items()}
         masked = np.diff(part.masked_offsets)
         pack["masked_lm_positions"] += np.repeat(part.offsets[:-1], masked).astype(np.int16)
-        pack |= {"packed_input_len": part.lengths.astype(np.int16), "packed_masked_lm_len": masked.astype(np.int16)}
+        pack |= {
+            "packed_input_len": part.lengths.astype(np.int16),
+            "packed_masked_lm_len": masked.astype(np.int16),
+        }
         packs.append(pack | {"next_sentence_labels": part.next_sentence.astype(np.int8)})
     with h5py.File(path, "w") as file:
         for name, value in packs[0].items():

@@ -23,7 +23,12 @@ from reference_optimizers import (
     ReferenceStableAdamW,
 )
 
-COMMON: dict[str, Any] = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.05, "max_grad_norm": 1.0}
+COMMON: dict[str, Any] = {
+    "betas": (0.9, 0.98),
+    "eps": 1e-6,
+    "weight_decay": 0.05,
+    "max_grad_norm": 1.0,
+}
 DECOUPLED = {"base_lr": 0.5}
 # Method -> its extra settings, its float64 specification.
 METHODS: dict[type[CompiledOptimizer], tuple[dict[str, float], type[Reference]]] = {
@@ -38,7 +43,9 @@ METHODS: dict[type[CompiledOptimizer], tuple[dict[str, float], type[Reference]]]
 }
 
 
-def assert_follows(optimizer: CompiledOptimizer, reference: Reference, updates: int, rates: Sequence[float]) -> None:
+def assert_follows(
+    optimizer: CompiledOptimizer, reference: Reference, updates: int, rates: Sequence[float]
+) -> None:
     """Step both on the flat gradient, rolled each time, once ten times as large and once not finite, and compare.
 
     `reference` is the specification on the same weights in float64; `rates` are used in a cycle.
@@ -49,14 +56,20 @@ def assert_follows(optimizer: CompiledOptimizer, reference: Reference, updates: 
         flat.grad.copy_(start.roll(update) * (10.0 if update == updates - 1 else 1.0))
         if update == 1:
             flat.grad[0] = -torch.inf
-        expected = reference.step(lr, {name: view.double() for name, view in flat.views(flat.grad).items()})
+        expected = reference.step(
+            lr, {name: view.double() for name, view in flat.views(flat.grad).items()}
+        )
         assert float(optimizer.step(lr)) == pytest.approx(expected, rel=1e-12)
     assert float(optimizer.grad_norm) == pytest.approx(expected, rel=1e-12)
     assert optimizer.num_updates == reference.num_updates == updates - 1
     moved = float((flat.data - before).abs().max())
     for name, view in flat.views(flat.data).items():
-        torch.testing.assert_close(view.double(), reference.weights[name], rtol=1e-5, atol=5e-5 * moved)
+        torch.testing.assert_close(
+            view.double(), reference.weights[name], rtol=1e-5, atol=5e-5 * moved
+        )
     for key in optimizer.STATE:
         largest = max(float(value.abs().max()) for value in reference.state[key].values())
         for name, view in flat.views(getattr(optimizer, key)).items():
-            torch.testing.assert_close(view.double(), reference.state[key][name], rtol=1e-5, atol=1e-6 * largest)
+            torch.testing.assert_close(
+                view.double(), reference.state[key][name], rtol=1e-5, atol=1e-6 * largest
+            )

@@ -26,7 +26,9 @@ def unpadded(path: Path, smallest_label: int = 0, labels: Tensor | None = None) 
         max_seqlen=int(lengths.max()),
         masked_positions=asked.nonzero()[:, 0],
         masked_labels=padded["labels"][used][asked],
-        next_sentence_labels=padded.get("next_sentence_label", torch.zeros(len(lengths), dtype=torch.int64)),
+        next_sentence_labels=padded.get(
+            "next_sentence_label", torch.zeros(len(lengths), dtype=torch.int64)
+        ),
         dropout_rows=torch.arange(int(lengths.sum()), dtype=torch.int32),
         labels=labels,
     )

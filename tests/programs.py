@@ -43,7 +43,9 @@ def user_environ(**exports: object) -> dict[str, str]:
     return kept | {name: str(value) for name, value in exports.items()}
 
 
-def copy_files(paths: Iterable[Path], tree_root: Path, root: Path, without: Container[str] = ()) -> None:
+def copy_files(
+    paths: Iterable[Path], tree_root: Path, root: Path, without: Container[str] = ()
+) -> None:
     """Copy files of the tree, except top-level folders."""
     for path in paths:
         name = path.relative_to(tree_root)
@@ -54,7 +56,9 @@ def copy_files(paths: Iterable[Path], tree_root: Path, root: Path, without: Cont
 
 def run_quietly(*words: object, **options: object) -> subprocess.CompletedProcess[str]:
     """Run a command and return its status and output, whatever they are."""
-    return subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False, **options)
+    return subprocess.run(
+        [str(word) for word in words], capture_output=True, text=True, check=False, **options
+    )
 
 
 def run_checked(*words: object, **options: object) -> subprocess.CompletedProcess[str]:
@@ -113,5 +117,7 @@ def wait_for(is_met: Callable[[], bool], seconds: float = 30) -> None:
 
 def free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        sockets = [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
+        ]
         return [listener.getsockname()[1] for listener in sockets]

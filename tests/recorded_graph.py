@@ -20,12 +20,29 @@ from torch.utils._pytree import tree_leaves
 HOST_OPERATIONS = {
     **dict.fromkeys(("_local_scalar_dense", "item", "is_nonzero", "equal"), "reads a value"),
     **dict.fromkeys(
-        ("nonzero", "masked_select", "unique_consecutive", "_unique2", "bincount", "repeat_interleave"),
+        (
+            "nonzero",
+            "masked_select",
+            "unique_consecutive",
+            "_unique2",
+            "bincount",
+            "repeat_interleave",
+        ),
         "has a size that depends on values",
     ),
     "lift_fresh": "copies data of the host",
 }
-HOST_METHODS = ("tolist", "numpy", "item", "cpu", "__bool__", "__int__", "__float__", "__index__", "__array__")
+HOST_METHODS = (
+    "tolist",
+    "numpy",
+    "item",
+    "cpu",
+    "__bool__",
+    "__int__",
+    "__float__",
+    "__index__",
+    "__array__",
+)
 COLLECTIVES = (
     *("all_to_all_single", "all_reduce", "reduce_scatter_tensor", "reduce_scatter_single"),
     *("all_gather_into_tensor", "all_gather_single"),
@@ -46,7 +63,11 @@ class _Recorder(TorchDispatchMode):
         self.paused = False
 
     def run_as_one(
-        self, call: Callable[..., Any], args: tuple, kwargs: dict, again: Callable[..., None] | None = None
+        self,
+        call: Callable[..., Any],
+        args: tuple,
+        kwargs: dict,
+        again: Callable[..., None] | None = None,
     ) -> Any:
         """Run a call without recording its operations; replay calls `again` (default: the same call)."""
         self.paused = True
@@ -57,14 +78,18 @@ class _Recorder(TorchDispatchMode):
         self.calls.append((again or call, args, kwargs, None))
         return result
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         if self.paused:
             return func(*args, **kwargs)
         name = func.overloadpacket.__name__
         if name in HOST_OPERATIONS:
             raise HostAccess(f"{func} {HOST_OPERATIONS[name]}")
-        if name == "index" and any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1]):
+        if name == "index" and any(
+            i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1]
+        ):
             raise HostAccess(f"{func} with a mask has a size that depends on values")
         out = func(*args, **kwargs)
         if name not in UNWRITTEN:
@@ -79,7 +104,9 @@ class _Watcher(TorchFunctionMode):
         super().__init__()
         self._recorder = recorder
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
         name = getattr(func, "__name__", "")
         if name in HOST_METHODS and not self._recorder.paused:
             raise HostAccess(f"Tensor.{name} reads values on the host")
@@ -103,7 +130,12 @@ class RecordedGraph:
     def record(self, function: Callable[[], None]) -> Callable[[], None]:
         """Run and record the function (unlike a capture); the returned function replays its operations."""
         recorder = _Recorder()
-        with _kernels_as_operations(recorder), _collectives_as_operations(recorder), recorder, _Watcher(recorder):
+        with (
+            _kernels_as_operations(recorder),
+            _collectives_as_operations(recorder),
+            recorder,
+            _Watcher(recorder),
+        ):
             function()
         self.num_operations = len(recorder.calls)
 
@@ -118,7 +150,10 @@ class RecordedGraph:
 def _keep(before: Any, after: Any) -> None:
     """Copy new results to the memory of the old ones."""
     for old, new in zip(tree_leaves(before), tree_leaves(after), strict=True):
-        if isinstance(old, Tensor) and old.untyped_storage().data_ptr() != new.untyped_storage().data_ptr():
+        if (
+            isinstance(old, Tensor)
+            and old.untyped_storage().data_ptr() != new.untyped_storage().data_ptr()
+        ):
             old.copy_(new)
 
 

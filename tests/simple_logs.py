@@ -10,9 +10,18 @@ RUN_START_MS = 1_000_000
 
 def line(key: str, seconds: float, value: Any = None, **metadata: Any) -> str:
     """Return a log line ``seconds`` after run_start."""
-    event_type = {"start": "INTERVAL_START", "stop": "INTERVAL_END"}.get(key.rpartition("_")[2], "POINT_IN_TIME")
-    event = {"namespace": "", "time_ms": RUN_START_MS + 1000 * seconds, "event_type": event_type, "key": key}
-    return ":::MLLOG " + json.dumps({**event, "value": value, "metadata": {"file": "x.py", "lineno": 1, **metadata}})
+    event_type = {"start": "INTERVAL_START", "stop": "INTERVAL_END"}.get(
+        key.rpartition("_")[2], "POINT_IN_TIME"
+    )
+    event = {
+        "namespace": "",
+        "time_ms": RUN_START_MS + 1000 * seconds,
+        "event_type": event_type,
+        "key": key,
+    }
+    return ":::MLLOG " + json.dumps(
+        {**event, "value": value, "metadata": {"file": "x.py", "lineno": 1, **metadata}}
+    )
 
 
 def write_log(
@@ -34,8 +43,16 @@ def write_log(
         seconds: time of run_stop (default: that of the last evaluation).
         logged: additional keys and values.
     """
-    keys = {"submission_benchmark": "bert", "seed": 1, "global_batch_size": 448, "submission_division": "closed"}
-    lines = [line("init_start", -5.0), *(line(key, -1.0, value) for key, value in {**keys, **(logged or {})}.items())]
+    keys = {
+        "submission_benchmark": "bert",
+        "seed": 1,
+        "global_batch_size": 448,
+        "submission_division": "closed",
+    }
+    lines = [
+        line("init_start", -5.0),
+        *(line(key, -1.0, value) for key, value in {**keys, **(logged or {})}.items()),
+    ]
     lines += [line("run_start", 0.0), line("block_start", 0.5)]
     for samples, at, accuracy in evaluations:
         if eval_seconds is not None:
@@ -50,9 +67,13 @@ def write_log(
     return path
 
 
-def write_runs(folder: Path, seconds: Sequence[float], missed: Sequence[int] = (), samples: Sequence[int] = ()) -> None:
+def write_runs(
+    folder: Path, seconds: Sequence[float], missed: Sequence[int] = (), samples: Sequence[int] = ()
+) -> None:
     """Write runs of one evaluation that end at these seconds; those of ``missed`` do not reach the target."""
     for index, end in enumerate(seconds):
         evaluations = [(samples[index] if samples else 100, end, 0.73)]
         status = "aborted" if index in missed else "success"
-        write_log(folder / f"result_{index}.txt", evaluations, status=status, logged={"seed": index})
+        write_log(
+            folder / f"result_{index}.txt", evaluations, status=status, logged={"seed": index}
+        )

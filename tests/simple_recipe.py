@@ -18,7 +18,9 @@ FOLDERS = {"DATADIR_PHASE2": "/data/train", "EVALDIR": "/data/eval", "LOGDIR": "
 def simple_recipe(sections: tuple = COMMON, **values: object) -> Recipe:
     """Return a recipe of these sections; ``values`` override `NUMBERS` and the defaults by key."""
     known = settings_by_key()
-    parsed = {known[key].env: known[key].parse(value) for key, value in {**NUMBERS, **values}.items()}
+    parsed = {
+        known[key].env: known[key].parse(value) for key, value in {**NUMBERS, **values}.items()
+    }
     return Recipe("packed_lamb", sections, inspect=lambda config: None, build="", overrides=parsed)
 
 

@@ -20,7 +20,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 KINDS = {
-    **dict.fromkeys(("zeros", "zeros_like", "new_zeros", "zero_", "fill_", "full", "full_like", "new_full"), "fills"),
+    **dict.fromkeys(
+        ("zeros", "zeros_like", "new_zeros", "zero_", "fill_", "full", "full_like", "new_full"),
+        "fills",
+    ),
     **dict.fromkeys(("add", "add_"), "adds"),
     **dict.fromkeys(("_to_copy", "copy_"), "casts"),
 }
@@ -34,7 +37,9 @@ class _Counting(TorchDispatchMode):
         super().__init__()
         self._least, self.counts = least, Counts()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
         name = func.overloadpacket.__name__
         source = args[-1 if name == "copy_" else 0] if args else None
         before = source.dtype if isinstance(source, Tensor) else None
@@ -42,7 +47,11 @@ class _Counting(TorchDispatchMode):
         if kind is None or not isinstance(out, Tensor) or out.numel() < self._least:
             return out
         is_sum = all(isinstance(x, Tensor) and x.numel() >= self._least for x in args[:2])
-        if kind == "fills" or (kind == "adds" and is_sum) or (kind == "casts" and out.dtype != before):
+        if (
+            kind == "fills"
+            or (kind == "adds" and is_sum)
+            or (kind == "casts" and out.dtype != before)
+        ):
             self.counts[kind, str(out.dtype).removeprefix("torch.")] += 1
         return out
 

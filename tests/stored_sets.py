@@ -14,14 +14,19 @@ VOCAB_SIZE = 500
 MAX_PREDICTIONS = 5
 
 
-def make_rows(lengths: Sequence[int] | np.ndarray, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> Ragged:
+def make_rows(
+    lengths: Sequence[int] | np.ndarray, seed: int = 0, vocab_size: int = VOCAB_SIZE
+) -> Ragged:
     """Return random, valid and distinct sequences of these lengths (at least 5)."""
     rng = np.random.default_rng(seed)
     lengths = np.asarray(lengths, np.int64)
     offsets = offsets_of(lengths)
     tokens = rng.integers(5, vocab_size, offsets[-1]).astype(np.uint16)
     masked = np.clip(lengths // 7, 1, MAX_PREDICTIONS)
-    positions = [np.sort(rng.choice(np.arange(1, n), m, replace=False)) for n, m in zip(lengths, masked, strict=True)]
+    positions = [
+        np.sort(rng.choice(np.arange(1, n), m, replace=False))
+        for n, m in zip(lengths, masked, strict=True)
+    ]
     return Ragged(
         tokens=tokens,
         offsets=offsets,
@@ -40,7 +45,12 @@ def random_lengths(count: int, longest: int = 32, seed: int = 0) -> np.ndarray:
 
 
 def write_set(
-    folder: Path, rows: Ragged, shards: int = 3, longest: int = 32, vocabulary="a" * 64, packs: list[int] | None = None
+    folder: Path,
+    rows: Ragged,
+    shards: int = 3,
+    longest: int = 32,
+    vocabulary="a" * 64,
+    packs: list[int] | None = None,
 ) -> Path:
     """Write a prepared set; ``packs``: the offsets of packs of at most 64 tokens in the only shard."""
     writer = ShardWriter(folder, shards, "test")
@@ -65,8 +75,18 @@ def names(rows: Ragged) -> list[str]:
     result = []
     for s in range(len(rows)):
         one = rows.slice(s, s + 1)
-        parts = (one.tokens, one.masked_positions, one.masked_labels, one.first_lengths, one.next_sentence)
-        result.append(hashlib.sha256(b"|".join(np.ascontiguousarray(part).tobytes() for part in parts)).hexdigest())
+        parts = (
+            one.tokens,
+            one.masked_positions,
+            one.masked_labels,
+            one.first_lengths,
+            one.next_sentence,
+        )
+        result.append(
+            hashlib.sha256(
+                b"|".join(np.ascontiguousarray(part).tobytes() for part in parts)
+            ).hexdigest()
+        )
     return result
 
 

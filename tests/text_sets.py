@@ -10,7 +10,19 @@ import numpy as np
 from mds_samples import write_samples
 from mlbert.data.loading.batches import HostBatch
 
-WORDS = ["the", "of", "river", "Letter", "window,", "market", "forest-bridge", "unaffable", "naïve", "東京", "don't"]
+WORDS = [
+    "the",
+    "of",
+    "river",
+    "Letter",
+    "window,",
+    "market",
+    "forest-bridge",
+    "unaffable",
+    "naïve",
+    "東京",
+    "don't",
+]
 WORDS.append(".")
 
 
@@ -18,7 +30,8 @@ def random_texts(count: int, seed: int = 0, most_words: int = 60, empty: float =
     """Return random texts of at most ``most_words`` words; some are empty."""
     rng = random.Random(seed)
     return [
-        "" if rng.random() < empty else " ".join(rng.choices(WORDS, k=rng.randint(1, most_words))) for _ in range(count)
+        "" if rng.random() < empty else " ".join(rng.choices(WORDS, k=rng.randint(1, most_words)))
+        for _ in range(count)
     ]
 
 
@@ -29,7 +42,13 @@ def json_lines(texts: Iterable[str], **more: object) -> str:
 
 def write_texts(folder: Path, texts: Sequence[str], size_limit: int = 3000, **options) -> Path:
     """Write a set of texts in several shards."""
-    return write_samples(folder, {"text": "str"}, ({"text": text} for text in texts), size_limit=size_limit, **options)
+    return write_samples(
+        folder,
+        {"text": "str"},
+        ({"text": text} for text in texts),
+        size_limit=size_limit,
+        **options,
+    )
 
 
 Row = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]
@@ -65,7 +84,11 @@ def sample_order(sizes, shuffle, epoch, nodes, seed, block_size=None) -> np.ndar
 
 
 def plain_shuffle(sizes, shuffle, epoch, nodes, seed, block_size) -> np.ndarray:
-    fixed, generator, total = np.random.default_rng(seed), np.random.default_rng(seed + epoch), sum(sizes)
+    fixed, generator, total = (
+        np.random.default_rng(seed),
+        np.random.default_rng(seed + epoch),
+        sum(sizes),
+    )
     if shuffle in (None, "naive"):
         return np.arange(total) if shuffle is None else generator.permutation(total)
     shards, turn = np.split(np.arange(total), np.cumsum(sizes)[:-1]), np.arange(len(sizes))
@@ -81,12 +104,18 @@ def plain_shuffle(sizes, shuffle, epoch, nodes, seed, block_size) -> np.ndarray:
     if shuffle != "py2s":  # there, pieces are shuffled before the next node's are ordered
         for numbers in of_nodes:
             generator.shuffle(numbers)
-    shifts = generator.integers(0, int(0.75 * block_size), nodes) if shuffle == "py1br" else [0] * nodes
+    shifts = (
+        generator.integers(0, int(0.75 * block_size), nodes) if shuffle == "py1br" else [0] * nodes
+    )
     made = []
     for numbers, shift in zip(of_nodes, shifts, strict=True):
         if shuffle == "py2s":
             generator.shuffle(numbers)
-        made.append(_mixed([pieces[number] for number in numbers], shuffle, int(shift), generator, block_size))
+        made.append(
+            _mixed(
+                [pieces[number] for number in numbers], shuffle, int(shift), generator, block_size
+            )
+        )
     return np.concatenate(made)
 
 

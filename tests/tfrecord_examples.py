@@ -57,7 +57,10 @@ def entry(name: str, content: bytes) -> bytes:
 
 def entries(lists: Lists, **options: Any) -> list[bytes]:
     kinds = {name: 2 if name == "masked_lm_weights" else 3 for name in lists}
-    return [entry(name, feature(content, kind=kinds[name], **options)) for name, content in lists.items()]
+    return [
+        entry(name, feature(content, kind=kinds[name], **options))
+        for name, content in lists.items()
+    ]
 
 
 def example(lists: Lists, **options: Any) -> bytes:
@@ -91,14 +94,23 @@ def odd_examples() -> dict[str, bytes]:
     whole = example(lists)
     backwards = dict(reversed(lists.items()))
     halves = [message(1, part) for part in entries(lists)]
-    ids, others = lists["input_ids"], {name: content for name, content in lists.items() if name != "input_ids"}
-    mixed = message(3, values(ids[:2]) + values(ids[2:4], packed=False) + message(1, b"") + values(ids[4:]))
+    ids, others = (
+        lists["input_ids"],
+        {name: content for name, content in lists.items() if name != "input_ids"},
+    )
+    mixed = message(
+        3, values(ids[:2]) + values(ids[2:4], packed=False) + message(1, b"") + values(ids[4:])
+    )
     two_lists = message(3, values(ids[:4])) + message(3, values(ids[4:]))
     replaced = feature([1.0, 2.0], kind=2) + feature(ids)
     value_first = message(1, message(2, feature(ids)) + message(1, b"input_ids"))
-    long_ids = [bytes([i & 127 | 128, i >> 7 & 127 | 128, i >> 14 & 127 | 128, 128, 0]) for i in ids]
+    long_ids = [
+        bytes([i & 127 | 128, i >> 7 & 127 | 128, i >> 14 & 127 | 128, 128, 0]) for i in ids
+    ]
     long_varints = message(3, message(1, b"".join(long_ids)))
-    unknown = varint(99 << 3) + varint(5) + varint(7 << 3 | 1) + bytes(8) + varint(8 << 3 | 5) + bytes(4)
+    unknown = (
+        varint(99 << 3) + varint(5) + varint(7 << 3 | 1) + bytes(8) + varint(8 << 3 | 5) + bytes(4)
+    )
 
     def with_ids(content: bytes) -> bytes:
         return message(1, b"".join(entries(others)) + content)
@@ -113,27 +125,51 @@ def odd_examples() -> dict[str, bytes]:
         "the value before its name": with_ids(value_first),
         "long varints": with_ids(entry("input_ids", long_varints)),
         "a later entry wins": message(1, entry("input_ids", feature([1, 2]))) + whole,
-        "an unknown feature": whole + message(1, entry("more", feature([1])) + entry("text", message(1, b"\n\1a"))),
+        "an unknown feature": whole
+        + message(1, entry("more", feature([1])) + entry("text", message(1, b"\n\1a"))),
         "unknown fields": unknown + whole + unknown,
         "weights in other places": example(
-            {**lists, "masked_lm_positions": [1, 0, 3], "masked_lm_ids": [9, 0, 65535], "masked_lm_weights": [1, 0, 1]}
+            {
+                **lists,
+                "masked_lm_positions": [1, 0, 3],
+                "masked_lm_ids": [9, 0, 65535],
+                "masked_lm_weights": [1, 0, 1],
+            }
         ),
         "padding that is not zero": example(
-            {**lists, "input_ids": [*ids[:5], 70000, -1, 5], "segment_ids": [0, 0, 0, 1, 1, 1, 5, 0]}
+            {
+                **lists,
+                "input_ids": [*ids[:5], 70000, -1, 5],
+                "segment_ids": [0, 0, 0, 1, 1, 1, 5, 0],
+            }
         ),
     }
 
 
-def write_list(folder: Path, names: list[str], vocabulary_sha256: str = "a" * 64, size: int = 500) -> None:
+def write_list(
+    folder: Path, names: list[str], vocabulary_sha256: str = "a" * 64, size: int = 500
+) -> None:
     """Write an instances.json that lists some files of a folder in their current state."""
     files = []
     for name in names:
         rows = Ragged.concatenate(list(read_examples(folder / name)))
-        counts = {"num_sequences": len(rows), "num_tokens": len(rows.tokens), "num_masked": len(rows.masked_labels)}
+        counts = {
+            "num_sequences": len(rows),
+            "num_tokens": len(rows.tokens),
+            "num_masked": len(rows.masked_labels),
+        }
         files.append({"file": name, "bytes": (folder / name).stat().st_size, **counts})
     widths = {"max_seq_length": 32, "max_predictions": 5}
-    totals = {key: sum(file[key] for file in files) for key in ("num_sequences", "num_tokens", "num_masked")}
-    document = {"format": "tfrecord", "vocabulary": {"sha256": vocabulary_sha256, "size": size}, **widths, **totals}
+    totals = {
+        key: sum(file[key] for file in files)
+        for key in ("num_sequences", "num_tokens", "num_masked")
+    }
+    document = {
+        "format": "tfrecord",
+        "vocabulary": {"sha256": vocabulary_sha256, "size": size},
+        **widths,
+        **totals,
+    }
     write_json(folder / "instances.json", {**document, "files": files, "provenance": {}})
 
 

@@ -58,9 +58,13 @@ class Trainer:
         else:
             self.model, self.flat = start.model, start.flat
         self.model.bert.use_linears(products)
-        self.optimizer = Lamb(self.flat, ShardLayout.whole(self.flat.numel), **LAMB, implementation=lamb)
+        self.optimizer = Lamb(
+            self.flat, ShardLayout.whole(self.flat.numel), **LAMB, implementation=lamb
+        )
         self.objective = PreTraining("step")
-        alone = GradientReducer(self.flat.parameters, self.flat.grad, self.flat.offsets, World(), [], None)
+        alone = GradientReducer(
+            self.flat.parameters, self.flat.grad, self.flat.offsets, World(), [], None
+        )
         objects = (self.model, self.objective, self.flat, alone, self.optimizer)
         self.make = Step(*objects, over_ranks=lambda amax: amax, say=print, graphs=graphs)
         self._steps = itertools.count()

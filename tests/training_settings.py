@@ -69,5 +69,7 @@ def read_summary(folder: Path) -> dict:
 
 def read_metrics(folder: Path, kind: str = "step") -> list[dict]:
     """Return a run's metrics lines of one kind."""
-    lines = [json.loads(line) for line in (folder / "run_0" / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (folder / "run_0" / "metrics.jsonl").read_text().splitlines()
+    ]
     return [line for line in lines if line["kind"] == kind]

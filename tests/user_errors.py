@@ -20,7 +20,10 @@ MESSAGES = Path(__file__).parent / "golden" / "error_messages.txt"
 ROOT = Path(__file__).resolve().parents[1]
 _VARIABLE = (
     (re.compile(re.escape(str(ROOT))), "<tree>"),
-    (re.compile(r"(file://)?/[^ ,:()']*pytest-of-[^/ ]+/pytest-\d+/(popen-gw\d+/)?[^/ ,:()']+"), "<tmp>"),
+    (
+        re.compile(r"(file://)?/[^ ,:()']*pytest-of-[^/ ]+/pytest-\d+/(popen-gw\d+/)?[^/ ,:()']+"),
+        "<tmp>",
+    ),
     (re.compile(r"127\.0\.0\.1:\d+"), "<host>"),
     (re.compile(r"\b[0-9a-f]{12,64}\b"), "<hash>"),
     (re.compile(r"0x[0-9a-f]+"), "<address>"),
@@ -46,7 +49,9 @@ def user_error(
     assert caught.value.code == code, str(caught.value)
     assert "\n" not in str(caught.value)
     found = caught.value.subject
-    assert subject is None or found == str(subject) or found.endswith(f"/{subject}"), str(caught.value)
+    assert subject is None or found == str(subject) or found.endswith(f"/{subject}"), str(
+        caught.value
+    )
     if wording:
         check_wording(code, str(caught.value))
 
@@ -61,7 +66,9 @@ def assert_error_line(stderr: str, code: str, subject: str | Path, *, wording: b
         wording: as for `user_error`.
     """
     (line,) = stderr.splitlines()
-    found = re.fullmatch(rf"mlbert: error: ((.*[/ ])?{re.escape(str(subject))}: .*) \[{re.escape(code)}\]", line)
+    found = re.fullmatch(
+        rf"mlbert: error: ((.*[/ ])?{re.escape(str(subject))}: .*) \[{re.escape(code)}\]", line
+    )
     assert found, line
     if wording:
         check_wording(code, found[1])

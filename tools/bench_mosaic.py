@@ -39,7 +39,14 @@ from mlbert.ops.precision import compute_dtype
 from mlbert.optim.adamw import DecoupledAdamW
 from mlbert.optim.flat import FlatParameters
 from mlbert.programs.bench.expert import GROUPS, TRIALS, make_groups
-from mlbert.programs.bench.step_time import LEARNING_RATE, Side, alternate, common_record, pair_ratios, trained_side
+from mlbert.programs.bench.step_time import (
+    LEARNING_RATE,
+    Side,
+    alternate,
+    common_record,
+    pair_ratios,
+    trained_side,
+)
 
 CONFIG = shipped("configs") / "mosaic_base.json"
 MASKED_SCORE = -10_000.0
@@ -55,7 +62,10 @@ class PaddedMosaicBert(nn.Module):
     def __init__(self, model: BertForMaskedLM) -> None:
         super().__init__()
         self.config = model.config
-        named = {name.replace(".", "/"): nn.Parameter(p.detach().clone()) for name, p in model.named_parameters()}
+        named = {
+            name.replace(".", "/"): nn.Parameter(p.detach().clone())
+            for name, p in model.named_parameters()
+        }
         self.weights = nn.ParameterDict(named)
         self.register_buffer("slopes", torch.tensor(self.config.alibi_slopes), persistent=False)
 
@@ -78,20 +88,26 @@ class PaddedMosaicBert(nn.Module):
         x_TD = x_TD if places is None else x_TD[places]
         x_TD = self._linear("cls.predictions.transform.dense", x_TD)
         x_TD = self._norm("cls.predictions.transform", self._gelu(x_TD))
-        logits = F.linear(x_TD, word, self._weight("cls.predictions.bias"))[..., : self.config.vocab_size]
+        logits = F.linear(x_TD, word, self._weight("cls.predictions.bias"))[
+            ..., : self.config.vocab_size
+        ]
         labels = inputs["labels"].flatten()
         return F.cross_entropy(logits.float(), labels, ignore_index=IGNORED_LABEL, reduction="sum")
 
     def _layer(self, name: str, x: Tensor, bias: Tensor) -> Tensor:
         """Map [S, L, D] to [S, L, D]."""
         heads = (self.config.num_attention_heads, self.config.head_size)
-        qkv = (self._linear(f"{name}.attention.self.{part}", x) for part in ("query", "key", "value"))
+        qkv = (
+            self._linear(f"{name}.attention.self.{part}", x) for part in ("query", "key", "value")
+        )
         q, k, v = (part.unflatten(-1, heads).transpose(1, 2) for part in qkv)  # [S, N, L, H]
         probability = self.config.attention_probs_dropout_prob if self.training else 0.0
         context = F.scaled_dot_product_attention(q, k, v, bias.to(q.dtype), probability)
         context = self._linear(f"{name}.attention.output.dense", context.transpose(1, 2).flatten(2))
         x = self._norm(f"{name}.attention.output", x + self._drop(context))
-        gate, value = F.linear(x, self._weight(f"{name}.intermediate.dense.weight")).chunk(2, dim=-1)
+        gate, value = F.linear(x, self._weight(f"{name}.intermediate.dense.weight")).chunk(
+            2, dim=-1
+        )
         inner = self._drop(self._gelu(gate) * value)
         return self._norm(f"{name}.output", x + self._linear(f"{name}.output.dense", inner))
 
@@ -137,18 +153,24 @@ Part = tuple[Mapping[str, Tensor], Tensor | None]  # arguments of `PaddedMosaicB
 def padded_side(batch: HostBatch, start: BertForMaskedLM, length: int) -> Side:
     """Return the published model with the same weights and texts, padded to ``length``."""
     device = next(start.parameters()).device
-    inputs = {name: value.to(device) for name, value in padded_inputs(batch.to("cpu"), length).items()}
+    inputs = {
+        name: value.to(device) for name, value in padded_inputs(batch.to("cpu"), length).items()
+    }
     return _side("padded", batch, start, [(inputs, None)], fused=None)
 
 
 def expert_side(batch: HostBatch, start: BertForMaskedLM, number: int) -> Side:
     """Return the expert's version with ``number`` groups of texts of similar length."""
     groups = make_groups(batch, number, next(start.parameters()).device)
-    parts: list[Part] = [({**group.encoder, "labels": group.labels}, group.places) for group in groups]
+    parts: list[Part] = [
+        ({**group.encoder, "labels": group.labels}, group.places) for group in groups
+    ]
     return _side("expert", batch, start, parts, fused=True)
 
 
-def _side(name: str, batch: HostBatch, start: BertForMaskedLM, parts: Sequence[Part], fused: bool | None) -> Side:
+def _side(
+    name: str, batch: HostBatch, start: BertForMaskedLM, parts: Sequence[Part], fused: bool | None
+) -> Side:
     device = next(start.parameters()).device
     model = PaddedMosaicBert(start).to(device)
     model.train()
@@ -179,7 +201,13 @@ def fastest_expert(batch: HostBatch, start: BertForMaskedLM) -> tuple[Side, dict
 
 
 def run(
-    config: BertConfig, batch: HostBatch, length: int, pairs: int, dtype: torch.dtype, device: torch.device, seed: int
+    config: BertConfig,
+    batch: HostBatch,
+    length: int,
+    pairs: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    seed: int,
 ) -> dict[str, Any]:
     """Run the benchmark and return a JSON-able record; times in seconds.
 
@@ -202,16 +230,22 @@ def run(
     return {
         **common_record(config, batch, dtype, device, implementations),
         **pair_ratios(seconds["mlbert"], seconds["padded"]),
-        "expert": {**pair_ratios(seconds["mlbert"], seconds["expert"]), "seconds_by_groups": trials},
+        "expert": {
+            **pair_ratios(seconds["mlbert"], seconds["expert"]),
+            "seconds_by_groups": trials,
+        },
         "padded_to": length,
         "padded_tokens": batch.num_samples * length,
         "sides": {
-            name: {"seconds": times, "median_seconds": statistics.median(times)} for name, times in seconds.items()
+            name: {"seconds": times, "median_seconds": statistics.median(times)}
+            for name, times in seconds.items()
         },
     }
 
 
-def first_texts(folder: Path, tokenizer: str, sequences: int, length: int, rate: float, seed: int) -> HostBatch:
+def first_texts(
+    folder: Path, tokenizer: str, sequences: int, length: int, rate: float, seed: int
+) -> HostBatch:
     """Return the first ``sequences`` texts of a shuffled MDS data set, with a fraction ``rate`` of their tokens masked.
 
     Each text is truncated to ``length`` tokens, as in the published loader.
@@ -233,31 +267,45 @@ def first_texts(folder: Path, tokenizer: str, sequences: int, length: int, rate:
 
 def main() -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(description="Time a MosaicBERT step, ours against other implementations.")
+    parser = argparse.ArgumentParser(
+        description="Time a MosaicBERT step, ours against other implementations."
+    )
     parser.add_argument("--data", type=Path, required=True, help="MDS data set of texts")
-    parser.add_argument("--config", type=Path, default=CONFIG, help="shape with ALiBi and a gated MLP")
-    parser.add_argument("--length", type=int, default=128, help="maximum length, to which the published side pads")
+    parser.add_argument(
+        "--config", type=Path, default=CONFIG, help="shape with ALiBi and a gated MLP"
+    )
+    parser.add_argument(
+        "--length", type=int, default=128, help="maximum length, to which the published side pads"
+    )
     parser.add_argument("--sequences", type=int, default=16, help="texts per batch")
     parser.add_argument("--rate", type=float, default=0.3, help="fraction of tokens to predict")
     parser.add_argument("--pairs", type=int, default=5, help="timed steps per side")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
-    parser.add_argument("--tokenizer", default="bert-base-uncased", help="a vocab.txt or a model's name")
+    parser.add_argument(
+        "--tokenizer", default="bert-base-uncased", help="a vocab.txt or a model's name"
+    )
     parser.add_argument("--seed", type=int, default=1, help="seed of weights, masks and dropout")
     parser.add_argument("--json", type=Path, help="file for the record")
     given = parser.parse_args()
     shape = BertConfig.from_json(given.config)
     if not shape.alibi_slopes or not shape.gated_mlp:
-        parser.error(f"--config {given.config} is not a MosaicBERT config. Give one with ALiBi and a gated MLP.")
+        parser.error(
+            f"--config {given.config} is not a MosaicBERT config. Give one with ALiBi and a gated MLP."
+        )
     if not 5 <= given.pairs <= 10_000:
         parser.error(f"--pairs {given.pairs} is out of range. Use 5 to 10000.")
     if given.length < 8 or given.sequences < 1 or not 0.01 <= given.rate <= 0.9:
         parser.error("--length must be at least 8, --sequences at least 1, and --rate 0.01 to 0.9.")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    batch = first_texts(given.data, given.tokenizer, given.sequences, given.length, given.rate, given.seed)
+    batch = first_texts(
+        given.data, given.tokenizer, given.sequences, given.length, given.rate, given.seed
+    )
     dtype = compute_dtype(given.precision, device)
     record = run(shape, batch, given.length, given.pairs, dtype, device, given.seed)
     expert = record["expert"]["ratio"]
-    print(f"ratio (median of pairs): padded to {given.length} {record['ratio']:.2f}, an expert's {expert:.2f}")
+    print(
+        f"ratio (median of pairs): padded to {given.length} {record['ratio']:.2f}, an expert's {expert:.2f}"
+    )
     if given.json:
         given.json.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 

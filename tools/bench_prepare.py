@@ -54,7 +54,9 @@ LIMITS = InstanceOptions()
 Kind = type[NativeGenerator] | type[PlainGenerator]
 
 
-def default_input(folder: Path, num_bytes: int = OWN_TEXT_BYTES, vocab_size: int = OWN_VOCAB_SIZE) -> tuple[Path, Path]:
+def default_input(
+    folder: Path, num_bytes: int = OWN_TEXT_BYTES, vocab_size: int = OWN_VOCAB_SIZE
+) -> tuple[Path, Path]:
     """Write a text part of about ``num_bytes`` from this Python installation's documentation, and its vocabulary."""
     documents: list[list[str]] = []
     total = 0
@@ -65,12 +67,16 @@ def default_input(folder: Path, num_bytes: int = OWN_TEXT_BYTES, vocab_size: int
             break
     part, vocab = folder / "part.txt", folder / "vocab.txt"
     write_text(part, documents)
-    entries = train_vocabulary(count_words(sentence for document in documents for sentence in document), vocab_size)
+    entries = train_vocabulary(
+        count_words(sentence for document in documents for sentence in document), vocab_size
+    )
     vocab.write_text("\n".join(entries) + "\n", encoding="utf-8")
     return part, vocab
 
 
-def run(part: Path | None, vocab: Path | None, rounds: int, num_lengths: int, seed: int = 12345) -> dict[str, Any]:
+def run(
+    part: Path | None, vocab: Path | None, rounds: int, num_lengths: int, seed: int = 12345
+) -> dict[str, Any]:
     """Measure and return a JSON-able record.
 
     Args:
@@ -81,11 +87,15 @@ def run(part: Path | None, vocab: Path | None, rounds: int, num_lengths: int, se
     """
     if (part is None) != (vocab is None):
         remedy = "Give both, or none for the default text"
-        raise UserError("config.conflict", "--input and --vocab", "only one of them is given", remedy)
+        raise UserError(
+            "config.conflict", "--input and --vocab", "only one of them is given", remedy
+        )
     with tempfile.TemporaryDirectory(prefix="mlbert-bench-") as temporary:
         folder = Path(temporary)
         text, vocab_file = default_input(folder) if part is None or vocab is None else (part, vocab)
-        rows, generator = measure_generator(text, vocab_file, replace(LIMITS, random_seed=seed), rounds)
+        rows, generator = measure_generator(
+            text, vocab_file, replace(LIMITS, random_seed=seed), rounds
+        )
         return {
             "input": {"name": text.name, "bytes": text.stat().st_size, "own_text": part is None},
             "processor": _processor(),
@@ -153,7 +163,9 @@ def _start(kind: Kind, vocabulary: dict[str, int]) -> Generator:
         return kind(WordPieceTokenizer(vocabulary))
     except native.NativeUnavailable as error:
         problem = f"cannot be used here ({error})"
-        raise UserError("ops.unavailable", "the compiled generator", problem, "Install gcc") from None
+        raise UserError(
+            "ops.unavailable", "the compiled generator", problem, "Install gcc"
+        ) from None
 
 
 def measure_tfrecords(rows: Ragged, vocab_file: Path, folder: Path, rounds: int) -> dict[str, Any]:
@@ -166,7 +178,11 @@ def measure_tfrecords(rows: Ragged, vocab_file: Path, folder: Path, rounds: int)
         seconds.append(_seconds(tfrecords_to_hdf5, [file], vocab_file, out)[0])
     del seconds[0]  # also loads the library
     size = file.stat().st_size
-    return {"bytes": size, "seconds": seconds, "megabytes_per_second": size / statistics.median(seconds) / 1e6}
+    return {
+        "bytes": size,
+        "seconds": seconds,
+        "megabytes_per_second": size / statistics.median(seconds) / 1e6,
+    }
 
 
 def measure_loader(rows: Ragged, vocab_file: Path, folder: Path, rounds: int) -> dict[str, Any]:
@@ -181,7 +197,9 @@ def measure_loader(rows: Ragged, vocab_file: Path, folder: Path, rounds: int) ->
         provenance={"tool": "tools/bench_prepare.py"},
     )
     packing = Packing()
-    packed = shuffle_set(folder / "plain", folder / "packed", packing=packing, num_shards=PACKED_SHARDS)
+    packed = shuffle_set(
+        folder / "plain", folder / "packed", packing=packing, num_shards=PACKED_SHARDS
+    )
     source = PackedSource(
         folder / "packed",
         packs_per_step=PACKS_PER_STEP,
@@ -194,7 +212,9 @@ def measure_loader(rows: Ragged, vocab_file: Path, folder: Path, rounds: int) ->
     for turn in range(rounds):
         steps = range(turn * LOADER_STEPS, (turn + 1) * LOADER_STEPS)
         started = time.perf_counter()
-        of_turn, count = _seconds(lambda steps: sum(source.batches_of(step)[0].num_samples for step in steps), steps)
+        of_turn, count = _seconds(
+            lambda steps: sum(source.batches_of(step)[0].num_samples for step in steps), steps
+        )
         wall.append(time.perf_counter() - started)
         seconds.append(of_turn)
         sequences.append(count)
@@ -204,8 +224,12 @@ def measure_loader(rows: Ragged, vocab_file: Path, folder: Path, rounds: int) ->
         "sequences": sequences,
         "seconds": seconds,
         "wall_seconds": wall,
-        "sequences_per_second": statistics.median(n / t for n, t in zip(sequences, seconds, strict=True)),
-        "sequences_per_wall_second": statistics.median(n / t for n, t in zip(sequences, wall, strict=True)),
+        "sequences_per_second": statistics.median(
+            n / t for n, t in zip(sequences, seconds, strict=True)
+        ),
+        "sequences_per_wall_second": statistics.median(
+            n / t for n, t in zip(sequences, wall, strict=True)
+        ),
     }
 
 
@@ -225,13 +249,18 @@ def measure_packing(num_lengths: int) -> dict[str, Any]:
 
 def _processor() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.split(":")[1].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
 
 
 def lines(record: dict[str, Any]) -> list[str]:
     """Return a record as readable lines."""
     generator, loader, packing = record["generator"], record["loader"], record["packing"]
-    found = [f"{generator['instances']:,} instances of {record['input']['name']}, one core, CPU seconds:"]
+    found = [
+        f"{generator['instances']:,} instances of {record['input']['name']}, one core, CPU seconds:"
+    ]
     for name in ("native", "plain"):
         side = generator[name]
         found.append(
@@ -251,10 +280,14 @@ def lines(record: dict[str, Any]) -> list[str]:
 def main(words: list[str]) -> int:
     """Run the command line and return the exit code."""
     parser = argparse.ArgumentParser(description="Time data preparation and loading on one core.")
-    parser.add_argument("--input", type=Path, help="text part (default: documentation of this Python installation)")
+    parser.add_argument(
+        "--input", type=Path, help="text part (default: documentation of this Python installation)"
+    )
     parser.add_argument("--vocab", type=Path, help="vocabulary of the text part, vocab.txt")
     parser.add_argument("--rounds", type=int, default=3, help="rounds per generator")
-    parser.add_argument("--lengths", type=int, default=10_000_000, help="number of sequences to pack")
+    parser.add_argument(
+        "--lengths", type=int, default=10_000_000, help="number of sequences to pack"
+    )
     parser.add_argument("--json", type=Path, help="file for the record")
     options = parser.parse_args(words)
     try:

@@ -102,7 +102,10 @@ def one_pass(texts: TextSet, seconds: float) -> dict[str, float]:
     wall, used = time.perf_counter() - began, time.process_time() - cpu
     source.close()
     if seconds:
-        return {"longest wait ms": max(waits), "99th percentile of waits ms": float(np.quantile(waits, 0.99))}
+        return {
+            "longest wait ms": max(waits),
+            "99th percentile of waits ms": float(np.quantile(waits, 0.99)),
+        }
     return {"sequences/s": STEPS * SEQUENCES / wall, "sequences/CPU s": STEPS * SEQUENCES / used}
 
 
@@ -122,7 +125,9 @@ def run(folder: Path, rounds: int) -> dict[str, Any]:
     record["MB"] = float(sizes[-1]) / 1e6
     record["tokenising"] = tokenising(texts, tokenizer, rounds)
     lengths = np.diff(tokenizer.encode_all(texts)[1])
-    record["share of tokens that truncation drops"] = float(np.maximum(lengths - LENGTH + 2, 0).sum() / lengths.sum())
+    record["share of tokens that truncation drops"] = float(
+        np.maximum(lengths - LENGTH + 2, 0).sum() / lengths.sum()
+    )
     for mode in (TRUNCATE, SPLIT):
         several = TextSet(streams_of("", None, folder), tokenizer, LENGTH, mode)
         record[f"{mode}, first"] = loading(several, rounds, first=True)
@@ -142,7 +147,9 @@ def run(folder: Path, rounds: int) -> dict[str, Any]:
 
 def main() -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--copies", type=int, default=20, help="copies of the text")
     parser.add_argument("--shard-mb", type=float, default=4.0, help="size of a shard")

@@ -126,7 +126,9 @@ def compile_launch(launch: Launch, case: str, arch: int) -> Report:
         if parameter.is_constexpr or value is None:
             signature[parameter.name], constants[(index,)] = "constexpr", value
         elif isinstance(value, TensorDescriptor):
-            signature[parameter.name] = f"tensordesc<{_POINTERS[value.base.dtype][1:]}{value.block_shape}>"
+            signature[parameter.name] = (
+                f"tensordesc<{_POINTERS[value.base.dtype][1:]}{value.block_shape}>"
+            )
         elif isinstance(value, torch.Tensor):
             signature[parameter.name] = _POINTERS[value.dtype]
             if not parameter.do_not_specialize_on_alignment:
@@ -152,24 +154,42 @@ def assembled(ptx: str, arch: int) -> tuple[int, int]:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(ptx, encoding="utf-8")
-        command = [get_ptxas(arch).path, "-v", f"--gpu-name={target[1]}", source, "-o", f"{folder}/kernel.cubin"]
+        command = [
+            get_ptxas(arch).path,
+            "-v",
+            f"--gpu-name={target[1]}",
+            source,
+            "-o",
+            f"{folder}/kernel.cubin",
+        ]
         output = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    registers, spills = re.search(r"Used (\d+) registers", output), re.findall(r"(\d+) bytes spill", output)
+    registers, spills = (
+        re.search(r"Used (\d+) registers", output),
+        re.findall(r"(\d+) bytes spill", output),
+    )
     assert registers, output
     return int(registers[1]), sum(map(int, spills))
 
 
 def _key(device_key: bool) -> int | torch.Tensor:
     """Return a dropout key as a number, or as a tensor that captured graphs read."""
-    return torch.empty((), dtype=torch.int32, device=_META) if device_key else dropout_key(1, 2, 3, 0)
+    return (
+        torch.empty((), dtype=torch.int32, device=_META) if device_key else dropout_key(1, 2, 3, 0)
+    )
 
 
-def _attention(head_size: int, dtype: torch.dtype, dropout: float, alibi: bool, device_key: bool = False) -> None:
+def _attention(
+    head_size: int, dtype: torch.dtype, dropout: float, alibi: bool, device_key: bool = False
+) -> None:
     num_tokens, num_heads = 4096, 1024 // head_size
-    qkv = torch.empty(num_tokens, 3, num_heads, head_size, dtype=dtype, device=_META, requires_grad=True)
+    qkv = torch.empty(
+        num_tokens, 3, num_heads, head_size, dtype=dtype, device=_META, requires_grad=True
+    )
     bounds, rows = (torch.empty(n, dtype=torch.int32, device=_META) for n in (17, num_tokens))
     slopes = torch.empty(num_heads, device=_META) if alibi else None
-    attention(qkv, bounds, 512, dropout, _key(device_key), rows, slopes).backward(torch.empty_like(qkv[:, 0]))
+    attention(qkv, bounds, 512, dropout, _key(device_key), rows, slopes).backward(
+        torch.empty_like(qkv[:, 0])
+    )
 
 
 def _tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -193,7 +213,9 @@ def _norm(
         saved = norm.quantised_norm(x, residual, weight, bias, *settings, x_bias, *scalars)[2]
         norm.quantised_norm_gradients(x, residual, saved, weight, *settings[1:], *scalars)
         return
-    norm.dropout_add_layer_norm(x, residual, weight, bias, *settings, x_bias).backward(torch.empty_like(x))
+    norm.dropout_add_layer_norm(x, residual, weight, bias, *settings, x_bias).backward(
+        torch.empty_like(x)
+    )
     norm.layer_norm_dropout(x, weight, bias, *settings).backward(torch.empty_like(x))
 
 
@@ -204,7 +226,9 @@ def _loss(dtype: torch.dtype, rows: int = 640) -> None:
 
 def _embedding(dtype: torch.dtype, tokens: int = 4096) -> None:
     ids = [_tensor(tokens, dtype=torch.int64) for _ in range(3)]
-    out = embedding.embedding_sum(*ids, _tensor(30528, 1024), _tensor(512, 1024), _tensor(2, 1024), dtype)
+    out = embedding.embedding_sum(
+        *ids, _tensor(30528, 1024), _tensor(512, 1024), _tensor(2, 1024), dtype
+    )
     out.backward(torch.empty_like(out))
 
 
@@ -215,7 +239,9 @@ def _expand() -> None:
 
 
 def _cast(tokens: int = 4096) -> None:
-    x, bias = (_tensor(*shape, dtype=torch.bfloat16).detach() for shape in ((tokens, 1024), (1024,)))
+    x, bias = (
+        _tensor(*shape, dtype=torch.bfloat16).detach() for shape in ((tokens, 1024), (1024,))
+    )
     scale, amax = torch.empty(2, device=_META)
     for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
         cast.cast_transpose(x, scale, amax, dtype)
@@ -244,9 +270,15 @@ def _gelu(dtype: torch.dtype, tokens: int = 4096) -> None:
 def _update(optimizer: type[CompiledOptimizer], *sizes: int) -> None:
     """Update parameters of these sizes; by default the last two elements are unaligned, as in BERT."""
     flat = FlatParameters(
-        (f"{i}.weight", torch.nn.Parameter(_tensor(size))) for i, size in enumerate(sizes or (1 << 20, 1024, 2))
+        (f"{i}.weight", torch.nn.Parameter(_tensor(size)))
+        for i, size in enumerate(sizes or (1 << 20, 1024, 2))
     )
-    settings: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": 1.0}
+    settings: dict[str, Any] = {
+        "betas": (0.9, 0.999),
+        "eps": 1e-6,
+        "weight_decay": 0.01,
+        "max_grad_norm": 1.0,
+    }
     settings |= {"formulas": optimizer.FORMULAS, "scaling": optimizer.SCALING}
     layout = ShardLayout.whole(flat.numel)
     pieces = pieces_of(layout.parts, flat.segments)
@@ -313,29 +345,52 @@ def compile_case(case: str, arch: int) -> list[Report]:
 def attention_microseconds(reports: list[Report]) -> float:
     """Return `attention_model`'s time per sequence for the kernels of the case `ATTENTION_MODEL`."""
     kernels = [x for x in reports if x.kernel in attention_model.KERNELS]
-    return sum(attention_model.of(x.kernel, x.arguments, x.warps, x.cubin).microseconds() for x in kernels)
+    return sum(
+        attention_model.of(x.kernel, x.arguments, x.warps, x.cubin).microseconds() for x in kernels
+    )
 
 
 def main(words: list[str]) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--arch", type=int, nargs="*", default=ARCHITECTURES, help="compute capabilities times ten")
+    parser.add_argument(
+        "--arch", type=int, nargs="*", default=ARCHITECTURES, help="compute capabilities times ten"
+    )
     parser.add_argument("--only", default="", help="only cases with this text in their name")
     options = parser.parse_args(words)
     line = "{:34} {:36} {:>4} {:>4} {:>5} {:>7} {:>5} {:>8} {:>12} {:>6} {:>9}"
-    head = ("case", "kernel", "arch", "regs", "spill", "shared", "warps", "barriers", "instructions", "clocks")
+    head = (
+        "case",
+        "kernel",
+        "arch",
+        "regs",
+        "spill",
+        "shared",
+        "warps",
+        "barriers",
+        "instructions",
+        "clocks",
+    )
     print(line.format(*head, "in a loop"))
     for case in cases():
         for arch in options.arch if options.only in case else ():
             reports = compile_case(case, arch)
             for report in reports:
                 counts, loops = sass.instructions(report.cubin), sass.loops(report.cubin)
-                barriers = sum(count for opcode, count in counts.items() if opcode.startswith("BAR"))
+                barriers = sum(
+                    count for opcode, count in counts.items() if opcode.startswith("BAR")
+                )
                 resources = (*report.registers_and_spills, report.shared, report.warps, barriers)
-                code = counts.total(), sass.clocks(counts), max((loop.total() for loop in loops), default=0)
+                code = (
+                    counts.total(),
+                    sass.clocks(counts),
+                    max((loop.total() for loop in loops), default=0),
+                )
                 print(line.format(case, report.kernel, arch, *resources, *code))
             if (case, arch) == ATTENTION_MODEL:
-                print(f"modelled: {attention_microseconds(reports):.1f} us a sequence (tools/attention_model.py)")
+                print(
+                    f"modelled: {attention_microseconds(reports):.1f} us a sequence (tools/attention_model.py)"
+                )
 
 
 if __name__ == "__main__":

@@ -24,7 +24,14 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import least_squares
 
-from mlbert.report.planner.timing import GPUS, PATH, Parameters, TrainingJob, seconds_to_train, with_unseen
+from mlbert.report.planner.timing import (
+    GPUS,
+    PATH,
+    Parameters,
+    TrainingJob,
+    seconds_to_train,
+    with_unseen,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = ROOT / "tests/assets/plan/published.csv"
@@ -45,7 +52,11 @@ INITIAL: dict = {
     "own_settings": 1.1,
     "pcie_samples": 1.0,
 }
-PRIOR, NETWORK_PRIOR, EQUAL_CONSTANTS = 0.05, 0.5, 0.5  # weights of logarithms' distances; a row has weight 1
+PRIOR, NETWORK_PRIOR, EQUAL_CONSTANTS = (
+    0.05,
+    0.5,
+    0.5,
+)  # weights of logarithms' distances; a row has weight 1
 SUBMITTER, ROUND, GPU = "submitter", "round", "gpu"
 
 
@@ -106,14 +117,24 @@ def evaluation_gpu_seconds(rows: list[Row]) -> dict[str, float]:
 
 def fit(rows: list[Row]) -> Parameters:
     """Return the parameters that fit these rows, without bands."""
-    places = [(name, key) for name, value in INITIAL.items() for key in (value if isinstance(value, dict) else [None])]
+    places = [
+        (name, key)
+        for name, value in INITIAL.items()
+        for key in (value if isinstance(value, dict) else [None])
+    ]
     start = np.log([INITIAL[name] if key is None else INITIAL[name][key] for name, key in places])
-    weights = np.array([NETWORK_PRIOR if place == ("network_ms", "switched") else PRIOR for place in places])
+    weights = np.array(
+        [NETWORK_PRIOR if place == ("network_ms", "switched") else PRIOR for place in places]
+    )
     constants = [places.index(("constant_ms", name)) for name in INITIAL["constant_ms"]]
     evaluation, fitted = evaluation_gpu_seconds(rows), {row.job.gpu for row in rows}
 
     def parameters(logarithms: np.ndarray, digits: int | None = None) -> Parameters:
-        found: dict = {"evaluation_gpu_seconds": evaluation, "error_90": 0.0, "unseen_error_90": 0.0}
+        found: dict = {
+            "evaluation_gpu_seconds": evaluation,
+            "error_90": 0.0,
+            "unseen_error_90": 0.0,
+        }
         for (name, key), value in zip(places, np.exp(logarithms).tolist(), strict=True):
             number = value if digits is None or name == "speed" else round(value, digits)
             if key is None:
@@ -133,7 +154,9 @@ def fit(rows: list[Row]) -> Parameters:
     def residuals(logarithms: np.ndarray) -> np.ndarray:
         p, (first, second) = parameters(logarithms), logarithms[constants]
         apart = [smoothed(errors(rows, p, samples_known=known)) for known in (False, True)]
-        return np.concatenate([*apart, weights * (logarithms - start), [EQUAL_CONSTANTS * (first - second)]])
+        return np.concatenate(
+            [*apart, weights * (logarithms - start), [EQUAL_CONSTANTS * (first - second)]]
+        )
 
     found = least_squares(residuals, start, xtol=1e-5, ftol=1e-6).x
     return parameters(found, digits=4)
@@ -143,7 +166,9 @@ def held_out(rows: list[Row], kind: str) -> np.ndarray:
     """Return log(predicted / published score) of each row by a fit without the row's submitter, round or GPU."""
     groups = sorted({row.group(kind) for row in rows})
     with ProcessPoolExecutor() as pool:
-        parts = list(pool.map(_without, *zip(*[(rows, kind, group) for group in groups], strict=True)))
+        parts = list(
+            pool.map(_without, *zip(*[(rows, kind, group) for group in groups], strict=True))
+        )
     found = np.zeros(len(rows))
     for group, part in zip(groups, parts, strict=True):
         found[[row.group(kind) == group for row in rows]] = part
@@ -189,24 +214,40 @@ def draw(path: Path, rows: list[Row], logarithms: np.ndarray) -> None:
     published = np.array([row.score_seconds / 60 for row in rows])
     pcie = np.array([GPUS[row.job.gpu].is_pcie for row in rows])
     for part, mark, label in ((~pcie, "o", "NVLink or similar"), (pcie, "x", "PCIe")):
-        axes.plot(published[part], (published * np.exp(logarithms))[part], mark, markersize=4, label=label, alpha=0.7)
+        axes.plot(
+            published[part],
+            (published * np.exp(logarithms))[part],
+            mark,
+            markersize=4,
+            label=label,
+            alpha=0.7,
+        )
     ends = np.array([0.09, 160])
     axes.plot(ends, ends, "k-", linewidth=0.8)
     axes.fill_between(ends, ends / 1.15, ends * 1.15, color="0.85", label="within 15 %")
-    axes.set(xscale="log", yscale="log", xlabel="published, minutes", ylabel="predicted without the submitter, minutes")
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="published, minutes",
+        ylabel="predicted without the submitter, minutes",
+    )
     axes.legend()
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def main() -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, help="folder for held_out.csv and plan_errors.svg")
     arguments = parser.parse_args()
     rows = read()
     fitted = fit(rows)
     left_out = {kind: held_out(rows, kind) for kind in (SUBMITTER, ROUND, GPU)}
-    bands = {kind: round(float(np.quantile(np.abs(left_out[kind]), 0.9)), 4) for kind in (SUBMITTER, GPU)}
+    bands = {
+        kind: round(float(np.quantile(np.abs(left_out[kind]), 0.9)), 4) for kind in (SUBMITTER, GPU)
+    }
     parameters = dataclasses.replace(fitted, error_90=bands[SUBMITTER], unseen_error_90=bands[GPU])
     errors_of = {kind: summary(found) for kind, found in left_out.items()}
     PATH.write_text(document(parameters, len(rows), errors_of), encoding="utf-8")
@@ -219,7 +260,9 @@ def main() -> None:
     if arguments.out:
         with (arguments.out / "held_out.csv").open("w", encoding="utf-8", newline="") as file:
             table = csv.writer(file, lineterminator="\n")
-            table.writerow(["system", "published_seconds", *(f"error_without_its_{kind}" for kind in left_out)])
+            table.writerow(
+                ["system", "published_seconds", *(f"error_without_its_{kind}" for kind in left_out)]
+            )
             for number, row in enumerate(rows):
                 cells = [f"{np.expm1(found[number]):+.4f}" for found in left_out.values()]
                 table.writerow([row.name, f"{row.score_seconds:.1f}", *cells])

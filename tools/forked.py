@@ -15,7 +15,9 @@ from pathlib import Path
 ERROR_STATUS = 70  # after an exception
 
 
-def run_forked(work: Callable[[], object], output: Path, seconds: float) -> tuple[int | None, resource.struct_rusage]:
+def run_forked(
+    work: Callable[[], object], output: Path, seconds: float
+) -> tuple[int | None, resource.struct_rusage]:
     """Run ``work`` in a new process group with its output in a file, and kill the group at its end or the time limit.
 
     Returns the exit status, which is negative after a signal and None after the time limit, and the resources used.

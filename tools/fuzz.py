@@ -35,9 +35,23 @@ SLACK = 3  # wall-clock limit as a multiple of it, because the machine may be bu
 BYTES = 2 * 2**30
 NUMBER_OF_FILES = (1, 1, 1, 2)
 _IMPORTED = (
-    *("mlbert.report.page", "mlbert.recipes.packed_lamb_build", "mlbert.recipes.classification_build"),
-    *("mlbert.recipes.masked_lm_stored_build", "mlbert.recipes.masked_lm_text_build", "mlbert.training.experiment"),
-    *("mlbert.models.weights.convert", "matplotlib.pyplot", "tokenizers", "pandas", "sklearn.metrics"),
+    *(
+        "mlbert.report.page",
+        "mlbert.recipes.packed_lamb_build",
+        "mlbert.recipes.classification_build",
+    ),
+    *(
+        "mlbert.recipes.masked_lm_stored_build",
+        "mlbert.recipes.masked_lm_text_build",
+        "mlbert.training.experiment",
+    ),
+    *(
+        "mlbert.models.weights.convert",
+        "matplotlib.pyplot",
+        "tokenizers",
+        "pandas",
+        "sklearn.metrics",
+    ),
     *("transformers.models.bert.modeling_bert", "torch.distributed.tensor"),
 )
 _FRAME = re.compile(r'File "[^"]*/(\w+/\w+\.py)", line \d+, in (\w+)')
@@ -72,12 +86,16 @@ class Ended:
         return "" if self.status in (0, 1, 2, 3) else f"exit status {self.status}"
 
 
-def run(words: str, folder: Path, is_limited: bool = True, child: Callable[[], None] = lambda: None) -> Ended:
+def run(
+    words: str, folder: Path, is_limited: bool = True, child: Callable[[], None] = lambda: None
+) -> Ended:
     """Run ``mlbert`` in a fork, with {in} and {out} below ``folder``; the fork calls ``child`` first."""
     out = folder / "out"
     out.mkdir(exist_ok=True)
     known = {"{in}": str(folder / "in"), "{out}": str(out), "{empty}": ""}
-    given = [re.sub(r"\{(in|out|empty)\}", lambda found: known[found[0]], word) for word in words.split()]
+    given = [
+        re.sub(r"\{(in|out|empty)\}", lambda found: known[found[0]], word) for word in words.split()
+    ]
     said = folder / "said.txt"
     before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
@@ -95,7 +113,12 @@ def run(words: str, folder: Path, is_limited: bool = True, child: Callable[[], N
     status, usage = run_forked(work, said, SECONDS * SLACK * (1 if is_limited else 10))
     text = said.read_text(errors="replace")[-100_000:]
     is_late = status is None
-    return Ended(-signal.SIGKILL if status is None else status, is_late, usage.ru_maxrss * 1024 - before, text)
+    return Ended(
+        -signal.SIGKILL if status is None else status,
+        is_late,
+        usage.ru_maxrss * 1024 - before,
+        text,
+    )
 
 
 def make_inputs(form: Format, folder: Path, is_tried: bool) -> None:
@@ -108,7 +131,9 @@ def make_inputs(form: Format, folder: Path, is_tried: bool) -> None:
     def mlbert(words: str, place: Path = folder) -> None:
         ended = run(words, place, is_limited=False)
         if ended.failure or ended.status not in (0, 1):
-            raise RuntimeError(f"mlbert {words}: exit {ended.status} {ended.failure}\n{ended.words}")
+            raise RuntimeError(
+                f"mlbert {words}: exit {ended.status} {ended.failure}\n{ended.words}"
+            )
 
     (folder / "in").mkdir(parents=True)
     form.make(folder / "in", mlbert)
@@ -144,7 +169,11 @@ def import_all() -> None:
 
 
 def fuzz(
-    names: Sequence[str], numbers: range | itertools.count[int], minutes: float, keep: Path, is_checked: bool
+    names: Sequence[str],
+    numbers: range | itertools.count[int],
+    minutes: float,
+    keep: Path,
+    is_checked: bool,
 ) -> Counter[str]:
     """Run cases of all formats in turn until the time is up; return the number of failures of each kind."""
     found: Counter[str] = Counter()
@@ -164,7 +193,10 @@ def fuzz(
                 kind = f"{name}: {ended.failure}"
                 found[kind] += 1
                 if found[kind] == 1:
-                    print(f"[{done}] {kind}\n    --format '{name}' --seed {number} --cases 1\n    {case}", flush=True)
+                    print(
+                        f"[{done}] {kind}\n    --format '{name}' --seed {number} --cases 1\n    {case}",
+                        flush=True,
+                    )
                     _keep(folder, keep / f"{name}-{number}".replace(" ", "_"), case, ended)
             shutil.rmtree(folder)
     print(f"{done} cases, {sum(found.values())} failures of {len(found)} kinds")
@@ -174,7 +206,9 @@ def fuzz(
 def _keep(folder: Path, target: Path, case: str, ended: Ended) -> None:
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
-    (target / "case.txt").write_text(f"{case}\nexit {ended.status}\n\n{ended.words}", errors="replace")
+    (target / "case.txt").write_text(
+        f"{case}\nexit {ended.status}\n\n{ended.words}", errors="replace"
+    )
     shutil.copytree(folder / "in", target / "in", symlinks=True, copy_function=_copy)
 
 
@@ -185,17 +219,35 @@ def _copy(source: str, target: str) -> None:
 
 def main() -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=60)
-    parser.add_argument("--format", action="append", choices=list(FORMATS), metavar="NAME", help=", ".join(FORMATS))
+    parser.add_argument(
+        "--format", action="append", choices=list(FORMATS), metavar="NAME", help=", ".join(FORMATS)
+    )
     parser.add_argument("--seed", type=int, default=0, help="number of the first case")
-    parser.add_argument("--cases", type=int, help="cases per format (default: until the time is up)")
-    parser.add_argument("--keep", type=Path, default=Path("runs/fuzz"), help="folder for failing inputs")
-    parser.add_argument("--quick", action="store_true", help="only formats with cases of a fraction of a second")
-    parser.add_argument("--check", action="store_true", help="first run every command on undamaged inputs")
+    parser.add_argument(
+        "--cases", type=int, help="cases per format (default: until the time is up)"
+    )
+    parser.add_argument(
+        "--keep", type=Path, default=Path("runs/fuzz"), help="folder for failing inputs"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="only formats with cases of a fraction of a second"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="first run every command on undamaged inputs"
+    )
     given = parser.parse_args()
-    names = given.format or [name for name, form in FORMATS.items() if form.quick or not given.quick]
-    numbers = itertools.count(given.seed) if given.cases is None else range(given.seed, given.seed + given.cases)
+    names = given.format or [
+        name for name, form in FORMATS.items() if form.quick or not given.quick
+    ]
+    numbers = (
+        itertools.count(given.seed)
+        if given.cases is None
+        else range(given.seed, given.seed + given.cases)
+    )
     import_all()
     return 1 if fuzz(names, numbers, given.minutes, given.keep, given.check) else 0
 

@@ -31,8 +31,23 @@ from fuzz_formats import CAMPAIGN, Format
 
 DEEP = 100_000
 _RESULTS = (".h5", ".hdf5", ".tfrecord", ".safetensors", ".csv", ".mds", ".zstd")
-_WORDS = ("٣", "1_000", "nan", "{empty}", "[" * DEEP + "]" * DEEP, "1e999", "0x10", "9" * 400, "/dev/zero", "\ud800")
-_DEEP_TEXTS = ("[" * DEEP + "]" * DEEP, '{"a":' * DEEP + "1" + "}" * DEEP, "a: " + "[" * DEEP + "]" * DEEP)
+_WORDS = (
+    "٣",
+    "1_000",
+    "nan",
+    "{empty}",
+    "[" * DEEP + "]" * DEEP,
+    "1e999",
+    "0x10",
+    "9" * 400,
+    "/dev/zero",
+    "\ud800",
+)
+_DEEP_TEXTS = (
+    "[" * DEEP + "]" * DEEP,
+    '{"a":' * DEEP + "1" + "}" * DEEP,
+    "a: " + "[" * DEEP + "]" * DEEP,
+)
 
 
 def _depth(path: Path, rng: random.Random) -> None:
@@ -52,7 +67,11 @@ def _size(path: Path, rng: random.Random) -> None:
 def _encoding(path: Path, rng: random.Random) -> None:
     data = path.read_bytes()
     text = data.decode(errors="replace")
-    path.write_bytes(rng.choice((text.encode("utf-16"), text.encode("utf-32"), b"\xff\xfe" + data, b"\0\0" + data)))
+    path.write_bytes(
+        rng.choice(
+            (text.encode("utf-16"), text.encode("utf-32"), b"\xff\xfe" + data, b"\0\0" + data)
+        )
+    )
 
 
 def _permissions(path: Path, rng: random.Random) -> None:
@@ -61,9 +80,16 @@ def _permissions(path: Path, rng: random.Random) -> None:
 
 def _obey_permissions() -> None:
     """Drop root's right to ignore permissions; unlike another user, this process can still import modules."""
-    libc, header, rights = ctypes.CDLL(None), (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    libc, header, rights = (
+        ctypes.CDLL(None),
+        (ctypes.c_uint32 * 2)(0x20080522, 0),
+        (ctypes.c_uint32 * 6)(),
+    )
     libc.capget(header, rights)
-    for place in (0, 1):  # effective and permitted rights, without CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH
+    for place in (
+        0,
+        1,
+    ):  # effective and permitted rights, without CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH
         rights[place] &= ~0b110
     if libc.capset(header, rights):
         raise OSError("capset failed")
@@ -94,13 +120,18 @@ KINDS = (*DAMAGES, "symlink loop", "type", "full disk", "clock")
 def _result(ended: fuzz.Ended, out: Path) -> list[str]:
     """Return the exit status, and what a command wrote or printed, without what differs from run to run."""
     files = [path for path in sorted(out.rglob("*")) if path.is_file() and path.suffix in _RESULTS]
-    sums = [f"{path.relative_to(out)} {hashlib.sha256(path.read_bytes()).hexdigest()[:12]}" for path in files]
+    sums = [
+        f"{path.relative_to(out)} {hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
+        for path in files
+    ]
     said = re.sub(r"mlbert-\w+-\w+", "", ended.words)  # random names of temporary folders
     words = [] if files else sorted(set(re.findall(r"[a-z]{4,}", said)))
     return [str(ended.status), *sums, *words]
 
 
-def run_case(form: Format, words: str, kind: str, valid: Path, folder: Path, rng: random.Random) -> tuple[str, str]:
+def run_case(
+    form: Format, words: str, kind: str, valid: Path, folder: Path, rng: random.Random
+) -> tuple[str, str]:
     """Run one case; return a description of the damage, and the verdict."""
     shutil.copytree(valid / "in", folder / "in", symlinks=True)
     (folder / "out").mkdir()
@@ -110,13 +141,22 @@ def run_case(form: Format, words: str, kind: str, valid: Path, folder: Path, rng
     path = rng.choice(named or files)
     what, child = str(path.relative_to(folder / "in")), lambda: None
     if kind == "type":
-        numbers = [word for word in words.split()[1:] if re.fullmatch(r"(\w+=)?([\d.]+|\{(in|out)\}\S*)", word)]
+        numbers = [
+            word
+            for word in words.split()[1:]
+            if re.fullmatch(r"(\w+=)?([\d.]+|\{(in|out)\}\S*)", word)
+        ]
         old, new = rng.choice(numbers or [words.split()[-1]]), rng.choice(_WORDS)
         new = f"{old.partition('=')[0]}={new}" if "=" in old else new
-        words, what = " ".join(new if word == old else word for word in words.split()), f"{old} -> {new[:20]!a}"
+        words, what = (
+            " ".join(new if word == old else word for word in words.split()),
+            f"{old} -> {new[:20]!a}",
+        )
     elif kind == "full disk":
         what, size = "out", rng.choice(("4k", "16k", "64k"))
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder / "out"], check=True)
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder / "out"], check=True
+        )
     elif kind == "clock":
         os.utime(path, (0, 0) if rng.random() < 0.5 else (2**33, 2**33))
         child = _jump
@@ -135,7 +175,9 @@ def _verdict(ended: fuzz.Ended, path: Path, folder: Path, valid: Path, words: st
     found, usual = _result(ended, folder / "out"), _usual(words, valid, folder)
     if found == usual:
         return "unchanged"
-    is_named = path.name in ended.words or re.search(r"warning|left out|skipped|damaged|cannot", ended.words)
+    is_named = path.name in ended.words or re.search(
+        r"warning|left out|skipped|damaged|cannot", ended.words
+    )
     return f"reported: exit {ended.status}" if ended.status or is_named else "accepted"
 
 
@@ -155,18 +197,29 @@ def _usual(words: str, valid: Path, folder: Path) -> list[str]:
 
 def main() -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
-    parser.add_argument("--inputs", type=Path, help="folder for the undamaged inputs, which other runs can use too")
+    parser.add_argument(
+        "--inputs", type=Path, help="folder for the undamaged inputs, which other runs can use too"
+    )
     parser.add_argument("--table", type=Path, default=Path("campaign.tsv"))
     given = parser.parse_args()
     fuzz.import_all()
     fuzz.SLACK = 12  # the table must not depend on other programs on the machine
     found: Counter[str] = Counter()
-    commands = [(name, words.strip()) for name, form in CAMPAIGN.items() for words in form.commands.splitlines()]
-    with tempfile.TemporaryDirectory(prefix="mlbert-fuzz-") as temporary, given.table.open("w") as table:
+    commands = [
+        (name, words.strip())
+        for name, form in CAMPAIGN.items()
+        for words in form.commands.splitlines()
+    ]
+    with (
+        tempfile.TemporaryDirectory(prefix="mlbert-fuzz-") as temporary,
+        given.table.open("w") as table,
+    ):
         root, valid = Path(temporary), given.inputs or Path(temporary)
         root.chmod(0o755)
         for name, form in CAMPAIGN.items():

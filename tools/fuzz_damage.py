@@ -19,11 +19,58 @@ from mlbert.data.formats import tfrecord_plain
 _TOKEN = ":::MLLOG "
 _DEEP = 20_000
 _HUGE = 300_000  # number of characters in a text
-_NUMBERS = (0, -1, 1, 0.5, -0.0, 1e308, -1e308, 5e-324, 2**31, 2**53 + 1, 2**63, 2**64, -(2**63), 10**30)
-_MARKUP = ("<script>alert(1)</script>", "[red]x[/]", "[/]", "\x1b[2J\x1b]0;x\x07", "\u202eabc", "{{7*7}}", "a\nb\rc")
-_ODD_TEXTS = ("", " ", "x", "1", "0x10", "nan", "1e999", "eval_accuracy", ":::MLLOG {}", "\0", "\ud800", "é" * 300)
+_NUMBERS = (
+    0,
+    -1,
+    1,
+    0.5,
+    -0.0,
+    1e308,
+    -1e308,
+    5e-324,
+    2**31,
+    2**53 + 1,
+    2**63,
+    2**64,
+    -(2**63),
+    10**30,
+)
+_MARKUP = (
+    "<script>alert(1)</script>",
+    "[red]x[/]",
+    "[/]",
+    "\x1b[2J\x1b]0;x\x07",
+    "\u202eabc",
+    "{{7*7}}",
+    "a\nb\rc",
+)
+_ODD_TEXTS = (
+    "",
+    " ",
+    "x",
+    "1",
+    "0x10",
+    "nan",
+    "1e999",
+    "eval_accuracy",
+    ":::MLLOG {}",
+    "\0",
+    "\ud800",
+    "é" * 300,
+)
 _PATHS = ("../../etc/passwd", "/dev/zero", "/" * 5000)
-_ODD_VALUES: tuple[Any, ...] = (None, True, False, [], {}, [[]], {"": 0}, float("nan"), float("inf"), -float("inf"))
+_ODD_VALUES: tuple[Any, ...] = (
+    None,
+    True,
+    False,
+    [],
+    {},
+    [[]],
+    {"": 0},
+    float("nan"),
+    float("inf"),
+    -float("inf"),
+)
 _ODD: tuple[Any, ...] = (*_ODD_TEXTS, *_PATHS, *_ODD_VALUES, *_NUMBERS, *_MARKUP)
 _JSON_TEXTS = ("", " ", "\n", "null", "[]", "{}", "5", '"x"', "true", "NaN", "9" * 5000, "1e999999")
 _DEEP_TEXTS = ("[" * _DEEP, '{"a":' * _DEEP, '"' + "x" * _HUGE + '"')
@@ -45,7 +92,12 @@ def damage(path: Path, rng: random.Random) -> str:
         ways = [_bytes, _records, _records]
     elif _is_text(data):
         is_json = data.lstrip()[:1] in b"{[" and path.suffix != ".yaml"
-        ways = [_text, _text_numbers, _bytes, *([_values] * 3 if is_json or _TOKEN.encode() in data else [])]
+        ways = [
+            _text,
+            _text_numbers,
+            _bytes,
+            *([_values] * 3 if is_json or _TOKEN.encode() in data else []),
+        ]
     way = rng.choice(ways)
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         data = way(data, rng)
@@ -60,7 +112,16 @@ def _is_text(data: bytes) -> bool:
 def replace_file(path: Path, rng: random.Random) -> str:
     """Replace a file with something else, and return a description."""
     kind = rng.choice(
-        ("gone", "empty", "folder", "fifo", "link to nothing", "link to itself", "endless", "socket name")
+        (
+            "gone",
+            "empty",
+            "folder",
+            "fifo",
+            "link to nothing",
+            "link to itself",
+            "endless",
+            "socket name",
+        )
     )
     if kind == "empty":
         path.write_bytes(b"")
@@ -112,14 +173,22 @@ def _text(data: bytes, rng: random.Random) -> bytes:
             lambda: b"".join([*lines[:at], lines[other], *lines[at:]]),
             lambda: b"".join([*lines[:at], *lines[at:] * 50]),
             lambda: b"".join(sorted(lines, key=lambda _: rng.random())),
-            lambda: data.replace(b"\n", rng.choice((b"\r", b"\r\n", b"\n\n", b"\0", b"\x0b", "\u2028".encode()))),
+            lambda: data.replace(
+                b"\n", rng.choice((b"\r", b"\r\n", b"\n\n", b"\0", b"\x0b", "\u2028".encode()))
+            ),
             lambda: b"\xef\xbb\xbf" + data,
-            lambda: data.decode(errors="replace").encode(rng.choice(("utf-16", "utf-32", "utf-16-le"))),
-            lambda: b"".join([*lines[:at], bytes(rng.choices(range(128, 256), k=20)), b"\n", *lines[at:]]),
+            lambda: data.decode(errors="replace").encode(
+                rng.choice(("utf-16", "utf-32", "utf-16-le"))
+            ),
+            lambda: b"".join(
+                [*lines[:at], bytes(rng.choices(range(128, 256), k=20)), b"\n", *lines[at:]]
+            ),
             lambda: b"".join([*lines[:at], replaced, b"\n", *lines[at + 1 :]]),
             lambda: replaced,
             lambda: (
-                lines[at].rstrip(b"\n") + rng.choice((b" ", b"{", b"eval_accuracy", b"a" * 7)) * (_HUGE // 4) + data
+                lines[at].rstrip(b"\n")
+                + rng.choice((b" ", b"{", b"eval_accuracy", b"a" * 7)) * (_HUGE // 4)
+                + data
             ),
             lambda: data.replace(b'"', b"'"),
             lambda: data.replace(b" ", rng.choice((b"\t", b"", b"\xc2\xa0"))),
@@ -133,7 +202,20 @@ def _text_numbers(data: bytes, rng: random.Random) -> bytes:
     if not found:
         return _text(data, rng)
     chosen = rng.choice(found)
-    other = rng.choice((*map(str, _NUMBERS), "NaN", "-Infinity", "9" * 4500, "1e400", "", "x", "0x1F", "1_000", "٣"))
+    other = rng.choice(
+        (
+            *map(str, _NUMBERS),
+            "NaN",
+            "-Infinity",
+            "9" * 4500,
+            "1e400",
+            "",
+            "x",
+            "0x1F",
+            "1_000",
+            "٣",
+        )
+    )
     return data[: chosen.start()] + other.encode() + data[chosen.end() :]
 
 
@@ -145,7 +227,11 @@ def _values(data: bytes, rng: random.Random) -> bytes:
         return _dump(_changed(json.loads(text), rng), rng).encode(errors="surrogatepass")
     except (ValueError, RecursionError):
         pass
-    chosen = [index for index, line in enumerate(lines) if line.rpartition(_TOKEN)[2].lstrip()[:1] in ("{", "[")]
+    chosen = [
+        index
+        for index, line in enumerate(lines)
+        if line.rpartition(_TOKEN)[2].lstrip()[:1] in ("{", "[")
+    ]
     if not chosen:
         return _text(data, rng)
     index = rng.choice(chosen)
@@ -169,7 +255,17 @@ def _dump(value: Any, rng: random.Random) -> str:
 def _changed(value: Any, rng: random.Random) -> Any:
     """Return a JSON value with one part replaced, removed, renamed or duplicated."""
     if not isinstance(value, dict | list) or not value or rng.random() < 0.12:
-        return rng.choice((rng.choice(_ODD), "@deep@", "@long@", "x" * _HUGE, [value], {"value": value}, str(value)))
+        return rng.choice(
+            (
+                rng.choice(_ODD),
+                "@deep@",
+                "@long@",
+                "x" * _HUGE,
+                [value],
+                {"value": value},
+                str(value),
+            )
+        )
     keys = list(value) if isinstance(value, dict) else list(range(len(value)))
     key, kind = rng.choice(keys), rng.random()
     if kind < 0.7:

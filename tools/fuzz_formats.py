@@ -18,20 +18,67 @@ ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
 sys.path.insert(0, str(TESTS))
 
-_NOUNS = ("river", "engine", "garden", "letter", "window", "market", "teacher", "forest", "bridge", "kitchen")
+_NOUNS = (
+    "river",
+    "engine",
+    "garden",
+    "letter",
+    "window",
+    "market",
+    "teacher",
+    "forest",
+    "bridge",
+    "kitchen",
+)
 _VERBS = ("holds", "crosses", "follows", "paints", "opens", "finds", "carries", "measures")
 _SHAPE = {
     **{"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
     **{"intermediate_size": 64, "max_position_embeddings": 32},
 }
 _SETTINGS = {
-    **{"recipe": "packed_lamb", "input_dir": "{in}/data/train", "eval_dir": "{in}/data/eval", "output_dir": "{in}/out"},
-    **{"bert_config_file": "{in}/bert_config.json", "train_batch_size": 4, "gradient_accumulation_steps": 1},
-    **{"average_packing_rate": 1, "learning_rate": 0.01, "max_steps": 4, "max_samples_termination": 10_000},
-    **{"opt_lamb_beta_1": 0.9, "opt_lamb_beta_2": 0.98, "weight_decay_rate": 0.01, "eval_iter_start_samples": 8},
-    **{"eval_iter_samples": 8, "num_eval_examples": 16, "eval_batch_size": 8, "target_mlm_accuracy": 0.999},
-    **{"seed": 5, "cpu_threads": 1, "precision": "fp32", "ops": "plain", "log_freq": 1, "save_checkpoint_steps": 2},
-    **{"keep_checkpoints": 2, "submission_org": "test", "submission_platform": "test", "submission_division": "open"},
+    **{
+        "recipe": "packed_lamb",
+        "input_dir": "{in}/data/train",
+        "eval_dir": "{in}/data/eval",
+        "output_dir": "{in}/out",
+    },
+    **{
+        "bert_config_file": "{in}/bert_config.json",
+        "train_batch_size": 4,
+        "gradient_accumulation_steps": 1,
+    },
+    **{
+        "average_packing_rate": 1,
+        "learning_rate": 0.01,
+        "max_steps": 4,
+        "max_samples_termination": 10_000,
+    },
+    **{
+        "opt_lamb_beta_1": 0.9,
+        "opt_lamb_beta_2": 0.98,
+        "weight_decay_rate": 0.01,
+        "eval_iter_start_samples": 8,
+    },
+    **{
+        "eval_iter_samples": 8,
+        "num_eval_examples": 16,
+        "eval_batch_size": 8,
+        "target_mlm_accuracy": 0.999,
+    },
+    **{
+        "seed": 5,
+        "cpu_threads": 1,
+        "precision": "fp32",
+        "ops": "plain",
+        "log_freq": 1,
+        "save_checkpoint_steps": 2,
+    },
+    **{
+        "keep_checkpoints": 2,
+        "submission_org": "test",
+        "submission_platform": "test",
+        "submission_division": "open",
+    },
 }
 _SET = "prepare text --input {in}/text --out {in}/data --workers 1 --max-seq-length 32 --vocab-size 200 --dupe-factor 1"
 _SET += " --one-per-line --eval-sequences 16"
@@ -57,21 +104,31 @@ class Format:
 
     def files(self, folder: Path) -> list[Path]:
         """Return the files to damage below a folder."""
-        return sorted({path for pattern in self.damaged for path in folder.glob(pattern) if path.is_file()})
+        return sorted(
+            {path for pattern in self.damaged for path in folder.glob(pattern) if path.is_file()}
+        )
 
 
 def train_words(**changes: object) -> str:
     """Return the arguments of ``mlbert train`` for four steps of a tiny model."""
     settings = {**_SETTINGS, **changes}
-    return "train " + " ".join(f"--{name} {value}" for name, value in settings.items() if value is not None)
+    return "train " + " ".join(
+        f"--{name} {value}" for name, value in settings.items() if value is not None
+    )
 
 
 def _logs(folder: Path, mlbert: Mlbert) -> None:
     from simple_logs import write_log
 
     for index in range(3):
-        write_log(folder / f"logs/result_{index}.txt", [(100, 9, 0.5), (200, 20 + index, 0.73)], logged={"seed": index})
-    shutil.copytree(TESTS / "assets/own_tree/results/cpu_demo/bert", folder / "own", dirs_exist_ok=True)
+        write_log(
+            folder / f"logs/result_{index}.txt",
+            [(100, 9, 0.5), (200, 20 + index, 0.73)],
+            logged={"seed": index},
+        )
+    shutil.copytree(
+        TESTS / "assets/own_tree/results/cpu_demo/bert", folder / "own", dirs_exist_ok=True
+    )
 
 
 def _run_folder(folder: Path, mlbert: Mlbert) -> None:
@@ -98,7 +155,13 @@ def _tree(folder: Path, mlbert: Mlbert) -> None:
 
 
 def _set(folder: Path, mlbert: Mlbert) -> None:
-    lines = (f"The {a} {verb} the {b} at noon." for a in _NOUNS for verb in _VERBS for b in _NOUNS if a != b)
+    lines = (
+        f"The {a} {verb} the {b} at noon."
+        for a in _NOUNS
+        for verb in _VERBS
+        for b in _NOUNS
+        if a != b
+    )
     (folder / "text").mkdir()
     text = "\n".join(f"{line}\n" if index % 6 == 5 else line for index, line in enumerate(lines))
     (folder / "text/part.txt").write_text(text, encoding="utf-8")
@@ -151,17 +214,35 @@ def _hugging_face(folder: Path, mlbert: Mlbert) -> None:
 
 def _tasks(folder: Path, mlbert: Mlbert) -> None:
     _hugging_face(folder, mlbert)
-    rows = [(f"{a} {b}", index % 2) for index, (a, b) in enumerate(itertools.product(_NOUNS, _VERBS))]
-    (folder / "train.csv").write_text("text,label\n" + "".join(f'"{text}",{label}\n' for text, label in rows))
+    rows = [
+        (f"{a} {b}", index % 2) for index, (a, b) in enumerate(itertools.product(_NOUNS, _VERBS))
+    ]
+    (folder / "train.csv").write_text(
+        "text,label\n" + "".join(f'"{text}",{label}\n' for text, label in rows)
+    )
     lines = [json.dumps({"text": text, "label": label}) for text, label in rows[:20]]
     (folder / "eval.jsonl").write_text("\n".join(lines) + "\n")
-    text = (ROOT / "benchmarks/mosaic_bert/yamls/test/sequence_classification.yaml").read_text(encoding="utf-8")
+    text = (ROOT / "benchmarks/mosaic_bert/yamls/test/sequence_classification.yaml").read_text(
+        encoding="utf-8"
+    )
     start, _, rest = text.partition("data:\n")
     rest = rest.partition("max_seq_len: ")[2]
-    data = "data:\n  train: {in}/train.csv\n  eval: {in}/eval.jsonl\n\nmax_seq_len: 32\n" + rest.partition("\n")[2]
-    text = (start + data).replace("prajjwal1/bert-tiny", "{in}/hf").replace("60ba", "2ba").replace("30ba", "2ba")
-    text = text.replace("pretrained_model_name: ${tokenizer_name}", "pretrained_model_name: {in}/bert_config.json")
-    (folder / "task.yaml").write_text(text.replace("{in}", "in").replace("num_workers: 4", "num_workers: 0"))
+    data = (
+        "data:\n  train: {in}/train.csv\n  eval: {in}/eval.jsonl\n\nmax_seq_len: 32\n"
+        + rest.partition("\n")[2]
+    )
+    text = (
+        (start + data)
+        .replace("prajjwal1/bert-tiny", "{in}/hf")
+        .replace("60ba", "2ba")
+        .replace("30ba", "2ba")
+    )
+    text = text.replace(
+        "pretrained_model_name: ${tokenizer_name}", "pretrained_model_name: {in}/bert_config.json"
+    )
+    (folder / "task.yaml").write_text(
+        text.replace("{in}", "in").replace("num_workers: 4", "num_workers: 0")
+    )
 
 
 def _yaml(folder: Path, mlbert: Mlbert) -> None:
@@ -169,7 +250,11 @@ def _yaml(folder: Path, mlbert: Mlbert) -> None:
 
     make_texts(folder, ROOT)
     (folder / "bert_config.json").write_text(json.dumps({**_SHAPE, "vocab_size": 200}))
-    lines = [f"{name}: {value}".replace("{in}", "in") for name, value in _SETTINGS.items() if name != "seed"]
+    lines = [
+        f"{name}: {value}".replace("{in}", "in")
+        for name, value in _SETTINGS.items()
+        if name != "seed"
+    ]
     (folder / "parent.yaml").write_text("\n".join(lines) + "\n")
     (folder / "run.yaml").write_text("extends: parent.yaml\nseed: 3\nsynthetic_data: 1\n")
 
@@ -200,7 +285,12 @@ FORMATS = {
     ),
     "run files": Format(
         _run_folder,
-        ("out/run_0/metrics.jsonl", "out/run_0/summary.json", "out/run_0/config.json", "out/data/baselines.json"),
+        (
+            "out/run_0/metrics.jsonl",
+            "out/run_0/summary.json",
+            "out/run_0/config.json",
+            "out/data/baselines.json",
+        ),
         """report {in}/out --html {out}/page.html
         report {in}/out
         report {in}/out --json""",
@@ -234,7 +324,12 @@ FORMATS = {
     ),
     "checkpoint": Format(
         _interrupted,
-        ("out/run_0/checkpoints/*/*", "out/run_0/metrics.jsonl", "out/run_0/config.json", "out/result_0.txt"),
+        (
+            "out/run_0/checkpoints/*/*",
+            "out/run_0/metrics.jsonl",
+            "out/run_0/config.json",
+            "out/result_0.txt",
+        ),
         train_words(resume=1),
         quick=False,
     ),
@@ -320,7 +415,14 @@ _ALL = "--workers 1 --out {out}/x"
 CAMPAIGN = FORMATS | {
     "other commands": Format(
         _tasks,
-        ("data/train/manifest.json", "data/vocab.txt", "text/part.txt", "hf/*", "task.yaml", "out/result_0.txt"),
+        (
+            "data/train/manifest.json",
+            "data/vocab.txt",
+            "text/part.txt",
+            "hf/*",
+            "task.yaml",
+            "out/result_0.txt",
+        ),
         f"""fill-mask {{in}}/hf river_holds_the_[MASK]
         export {{in}}/out --out {{out}}/x
         prepare shuffle --input {{in}}/data/train {_ALL}

@@ -58,7 +58,9 @@ def write_text(path: Path, most_bytes: int) -> str:
 
 def _packages() -> Iterator[list[str]]:
     paths = sysconfig.get_paths()
-    for root in dict.fromkeys((paths["purelib"], paths["platlib"], "/usr/lib/python3/dist-packages")):
+    for root in dict.fromkeys(
+        (paths["purelib"], paths["platlib"], "/usr/lib/python3/dist-packages")
+    ):
         yield from python_text.documents_below(Path(root))
 
 
@@ -90,6 +92,8 @@ def _system_documents() -> Iterator[list[str]]:
 def _read(path: Path) -> str:
     try:
         data = path.read_bytes()
-        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8", errors="ignore")
+        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode(
+            "utf-8", errors="ignore"
+        )
     except (OSError, EOFError):
         return ""

@@ -72,12 +72,17 @@ def model_steps(
 
 def draw(rows: Sequence[ModelledStep], gpu: str, kind: str) -> Table:
     """Return the table of modelled steps."""
-    shown = Table(title=f"A step on one {gpu}: counted, and modelled with {kind} rates. ms (launches, GB)")
+    shown = Table(
+        title=f"A step on one {gpu}: counted, and modelled with {kind} rates. ms (launches, GB)"
+    )
     shown.add_column("part")
     for row in rows:
         shown.add_column(f"{row.precision}, {row.sequences} sequences", justify="right")
     for part in rows[0].milliseconds:
-        cells = [f"{row.milliseconds[part]:.2f} ({row.launches[part]}, {row.gigabytes[part]:.1f})" for row in rows]
+        cells = [
+            f"{row.milliseconds[part]:.2f} ({row.launches[part]}, {row.gigabytes[part]:.1f})"
+            for row in rows
+        ]
         shown.add_row(part, *cells)
     shown.add_section()
     shown.add_row("all", *(f"{sum(row.milliseconds.values()):.1f}" for row in rows))
@@ -88,10 +93,18 @@ def draw(rows: Sequence[ModelledStep], gpu: str, kind: str) -> Table:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(description="Model one training step on a GPU, in bfloat16 and in FP8.")
-    parser.add_argument("--config", default="large", help="name of a file in configs/, or a bert_config.json")
-    parser.add_argument("--gpu", default="h200", choices=[name for name, gpu in GPUS.items() if gpu.rates])
-    parser.add_argument("--rates", default=MEASURED, choices=[MEASURED, TUNED], help="default: %(default)s")
+    parser = argparse.ArgumentParser(
+        description="Model one training step on a GPU, in bfloat16 and in FP8."
+    )
+    parser.add_argument(
+        "--config", default="large", help="name of a file in configs/, or a bert_config.json"
+    )
+    parser.add_argument(
+        "--gpu", default="h200", choices=[name for name, gpu in GPUS.items() if gpu.rates]
+    )
+    parser.add_argument(
+        "--rates", default=MEASURED, choices=[MEASURED, TUNED], help="default: %(default)s"
+    )
     parser.add_argument("--packs", type=int, help="full packs per batch (default: 48 and 224)")
     parser.add_argument("--json", type=Path, help="file for the rows")
     given = parser.parse_args(words)
@@ -101,7 +114,9 @@ def main(words: Sequence[str] | None = None) -> None:
     gpu = GPUS[given.gpu]
     rows = model_steps(shape, gpu, ("bf16", "fp8"), batches, given.rates)
     if given.json:
-        given.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n", encoding="utf-8")
+        given.json.write_text(
+            json.dumps([asdict(row) for row in rows], indent=2) + "\n", encoding="utf-8"
+        )
     Console().print(draw(rows, gpu.name, given.rates))
 
 

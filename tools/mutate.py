@@ -80,7 +80,11 @@ def mutants(text: str) -> list[Mutant]:
                     continue
             except SyntaxError:
                 continue
-            place = next(n for n, pair in enumerate(zip(text, changed + text, strict=False)) if pair[0] != pair[1])
+            place = next(
+                n
+                for n, pair in enumerate(zip(text, changed + text, strict=False))
+                if pair[0] != pair[1]
+            )
             line = text.count("\n", 0, place) + 1
             kind = name.partition("/")[2]
             mutant = Mutant(kind, line, changed)
@@ -98,7 +102,11 @@ def _meaning(text: str) -> str:
         elif isinstance(node, ast.arg | ast.AnnAssign):
             node.annotation = ast.Name("T")
         elif isinstance(node, ast.arguments):  # ignore / and *
-            node.args, node.posonlyargs, node.kwonlyargs = node.posonlyargs + node.args + node.kwonlyargs, [], []
+            node.args, node.posonlyargs, node.kwonlyargs = (
+                node.posonlyargs + node.args + node.kwonlyargs,
+                [],
+                [],
+            )
             node.kw_defaults = [default for default in node.kw_defaults if default]
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             node.value.value = ""
@@ -121,7 +129,9 @@ class Copy:
 
     def __init__(self, module: str, tests: list[str]) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="mutate-")) / "tree"
-        listed = subprocess.run(["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True, check=True).stdout
+        listed = subprocess.run(
+            ["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True, check=True
+        ).stdout
         for name in listed.splitlines():
             if not name.startswith("records/"):
                 (self.root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -147,9 +157,20 @@ class Copy:
         # The first failing example is enough.
         phases = [Phase.explicit, Phase.generate]
         settings.register_profile(
-            "mutants", deadline=None, phases=phases, suppress_health_check=list(HealthCheck), database=None
+            "mutants",
+            deadline=None,
+            phases=phases,
+            suppress_health_check=list(HealthCheck),
+            database=None,
         )
-        options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutants", "--hypothesis-seed=0"]
+        options = [
+            "-x",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--hypothesis-profile=mutants",
+            "--hypothesis-seed=0",
+        ]
         sys.exit(pytest.main([*options, *self.tests]))
 
 
@@ -166,8 +187,13 @@ def _work(job: tuple[str, list[str], list[Mutant], int]) -> list[tuple[Mutant, s
     for mutant in share:
         status, output = copy.run(mutant.text, 3 * seconds + PATIENCE)
         outcome = {0: "SURVIVED", None: "too long"}.get(status, "killed")
-        test = next((line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))), "")
-        print(f"{number} {outcome} {mutant.kind} line {mutant.line} {test.partition(' - ')[0]}", flush=True)
+        test = next(
+            (line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))), ""
+        )
+        print(
+            f"{number} {outcome} {mutant.kind} line {mutant.line} {test.partition(' - ')[0]}",
+            flush=True,
+        )
         results.append((mutant, outcome))
     shutil.rmtree(copy.root.parent)
     return results
@@ -175,12 +201,23 @@ def _work(job: tuple[str, list[str], list[Mutant], int]) -> list[tuple[Mutant, s
 
 def main() -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("module")
     parser.add_argument("--tests", nargs="+", required=True, metavar="TEST", help="files")
-    parser.add_argument("--but", action="append", default=[], metavar="TEST", help="a test to leave out")
-    parser.add_argument("--draw", type=int, metavar="N", help="try N changes, drawn at random (default: all)")
-    parser.add_argument("--again", type=Path, metavar="LOG", help="try only what survived in the run with this output")
+    parser.add_argument(
+        "--but", action="append", default=[], metavar="TEST", help="a test to leave out"
+    )
+    parser.add_argument(
+        "--draw", type=int, metavar="N", help="try N changes, drawn at random (default: all)"
+    )
+    parser.add_argument(
+        "--again",
+        type=Path,
+        metavar="LOG",
+        help="try only what survived in the run with this output",
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     given = parser.parse_args()
     os.environ |= {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -191,13 +228,20 @@ def main() -> None:
     chosen = mutants(text)
     total = len(chosen)
     if given.draw and given.draw < total:
-        chosen = sorted(random.Random(SEED).sample(chosen, given.draw), key=lambda mutant: mutant.line)
+        chosen = sorted(
+            random.Random(SEED).sample(chosen, given.draw), key=lambda mutant: mutant.line
+        )
     if given.again:
-        survived = set(re.findall(r"SURVIVED (\S+ line \d+)", given.again.read_text(encoding="utf-8")))
+        survived = set(
+            re.findall(r"SURVIVED (\S+ line \d+)", given.again.read_text(encoding="utf-8"))
+        )
         chosen = [mutant for mutant in chosen if f"{mutant.kind} line {mutant.line}" in survived]
     print(f"{given.module}: {len(chosen)} of {total} changes", flush=True)
     left_out = [f"--deselect={test}" for test in given.but]
-    shares = [(given.module, [*given.tests, *left_out], chosen[n :: given.jobs], n) for n in range(given.jobs)]
+    shares = [
+        (given.module, [*given.tests, *left_out], chosen[n :: given.jobs], n)
+        for n in range(given.jobs)
+    ]
     # Tests start processes, which the workers of multiprocessing.Pool may not.
     with ProcessPoolExecutor(given.jobs, multiprocessing.get_context("fork")) as pool:
         results = [result for share in pool.map(_work, shares) for result in share]
@@ -208,7 +252,9 @@ def main() -> None:
             print("\n".join(["", *difference]))
     counts = Counter(outcome for _, outcome in results)
     killed = counts["killed"] + counts["too long"]
-    print(f"\n{given.module} | {len(results)} of {total} | {killed} killed | {killed / max(1, len(results)):.1%}")
+    print(
+        f"\n{given.module} | {len(results)} of {total} | {killed} killed | {killed / max(1, len(results)):.1%}"
+    )
 
 
 if __name__ == "__main__":

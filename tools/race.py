@@ -37,7 +37,11 @@ from race_text import read_race
 Record = Mapping[str, Any]
 Run = tuple[str, str, float, int]  # size, side, learning rate and seed
 TEXT_BYTES = 40_000_000
-RULE_NAMES = {"2x128": "tiny", "4x256": "small", "6x384": "medium"}  # layers x hidden size -> name in the rules
+RULE_NAMES = {
+    "2x128": "tiny",
+    "4x256": "small",
+    "6x384": "medium",
+}  # layers x hidden size -> name in the rules
 OURS = "mlbert"
 
 
@@ -105,7 +109,14 @@ def run(
 
     choice = choice_of(text, size, minutes)
     guesses = read_race(text, folder, choice.shape.vocabulary, SEQUENCE_LENGTH).guesses()
-    keep({"text": text.name, "bytes": text.stat().st_size, "machine": platform.machine(), "torch": torch.__version__})
+    keep(
+        {
+            "text": text.name,
+            "bytes": text.stat().st_size,
+            "machine": platform.machine(),
+            "torch": torch.__version__,
+        }
+    )
     keep({"guesses": guesses, "choice": asdict(choice)})
     cores = sorted(os.sched_getaffinity(0))
     for seed in seeds:
@@ -127,10 +138,14 @@ def choice_of(text: Path, size: str, minutes: float) -> Choice:
     return choose(text.stat().st_size // 4, 60.0 * minutes, RULE_NAMES[size])
 
 
-def _side_by_side(runners: Sequence[Runner], text: Path, folder: Path, keep: Callable[[dict[str, Any]], None]) -> None:
+def _side_by_side(
+    runners: Sequence[Runner], text: Path, folder: Path, keep: Callable[[dict[str, Any]], None]
+) -> None:
     context = multiprocessing.get_context("spawn")
     queue: Queue[dict[str, Any] | None] = context.Queue()
-    processes = [context.Process(target=_run, args=(runner, text, folder, queue)) for runner in runners]
+    processes = [
+        context.Process(target=_run, args=(runner, text, folder, queue)) for runner in runners
+    ]
     for process in processes:
         process.start()
     running = len(processes)
@@ -157,7 +172,9 @@ def _run(runner: Runner, text: Path, folder: Path, queue: Queue[Any]) -> None:
         device = torch.device("cpu")
         dtype = compute_dtype(small_model_precision(device), device)
         if runner.side in race_sides.THEIR_MASK_RATES:
-            side = race_sides.theirs(rows, runner.side, choice.shape, runner.learning_rate, runner.seed, dtype)
+            side = race_sides.theirs(
+                rows, runner.side, choice.shape, runner.learning_rate, runner.seed, dtype
+            )
         else:
             if runner.side != OURS:
                 choice = replace(choice, optimizer=runner.side, learning_rate=runner.learning_rate)
@@ -188,15 +205,22 @@ def table(records: Sequence[Record]) -> str:
     head = ["time", *(f"{side} {rate:.2g} #{seed}" for _, side, rate, seed in curves)]
     lines = ["  ".join(head)]
     for number in range(race_sides.EVALUATIONS):
-        cells = [f"{curve[number]['accuracy']:.3f}" if number < len(curve) else "-" for curve in curves.values()]
+        cells = [
+            f"{curve[number]['accuracy']:.3f}" if number < len(curve) else "-"
+            for curve in curves.values()
+        ]
         cells.insert(0, f"{(number + 1) / race_sides.EVALUATIONS:.0%}")
-        lines.append("  ".join(cell.rjust(len(name)) for cell, name in zip(cells, head, strict=True)))
+        lines.append(
+            "  ".join(cell.rjust(len(name)) for cell, name in zip(cells, head, strict=True))
+        )
     most_frequent, bigram = guesses["most_frequent_accuracy"], guesses["bigram_accuracy"]
     lines.append(f"most frequent token {most_frequent:.3f}, bigram {bigram:.3f}")
     ends: defaultdict[str, list[float]] = defaultdict(list)
     for (_, side, _, _), curve in curves.items():
         ends[side].append(curve[-1]["accuracy"])
-    lines += [f"{side} at the end: {min(found):.3f} to {max(found):.3f}" for side, found in ends.items()]
+    lines += [
+        f"{side} at the end: {min(found):.3f} to {max(found):.3f}" for side, found in ends.items()
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -210,14 +234,22 @@ def _named_side(text: str) -> tuple[str, float | None]:
 
 def main() -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(description="Pre-train on the same text for the same time, and compare accuracy.")
-    parser.add_argument("sides", nargs="+", type=_named_side, metavar="SIDE", help="NAME:RATE or mlbert, one or two")
+    parser = argparse.ArgumentParser(
+        description="Pre-train on the same text for the same time, and compare accuracy."
+    )
+    parser.add_argument(
+        "sides", nargs="+", type=_named_side, metavar="SIDE", help="NAME:RATE or mlbert, one or two"
+    )
     parser.add_argument("--minutes", type=float, default=20.0, help="CPU time of each run")
     parser.add_argument("--size", choices=RULE_NAMES, default="2x128", help="layers x hidden size")
     parser.add_argument("--seed", type=int, default=1, help="seed of the first pair of runs")
     parser.add_argument("--seeds", type=int, default=3, help="number of pairs of runs")
-    parser.add_argument("--text", type=Path, help="one sentence per line (default: installed_text.py)")
-    parser.add_argument("--work", type=Path, default=Path("bench-pretrain"), help="folder for text and tokens")
+    parser.add_argument(
+        "--text", type=Path, help="one sentence per line (default: installed_text.py)"
+    )
+    parser.add_argument(
+        "--work", type=Path, default=Path("bench-pretrain"), help="folder for text and tokens"
+    )
     parser.add_argument("--json", type=Path, help="file to write, with one line of JSON per point")
     given = parser.parse_args()
     lines: list[str] = []
@@ -231,7 +263,9 @@ def main() -> None:
         parser.error("name one or two sides")
     seeds = range(given.seed, given.seed + given.seeds)
     text = given.text or make_text(given.work)
-    sys.stdout.write(table(run(text, given.work, given.size, given.minutes, seeds, given.sides, keep)))
+    sys.stdout.write(
+        table(run(text, given.work, given.size, given.minutes, seeds, given.sides, keep))
+    )
 
 
 if __name__ == "__main__":

@@ -40,7 +40,12 @@ def read_races(paths: Sequence[Path]) -> tuple[dict[str, Curves], float]:
 def draw(sizes: dict[str, Curves], bigram: float, out: Path) -> None:
     """Draw the picture into a file."""
     figure, panels = pyplot.subplots(
-        1, len(sizes), figsize=(1.0 + 3.0 * len(sizes), 3.2), sharey=True, squeeze=False, layout="constrained"
+        1,
+        len(sizes),
+        figsize=(1.0 + 3.0 * len(sizes), 3.2),
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
     )
     for axes, (size, curves) in zip(panels[0], sorted(sizes.items()), strict=True):
         _panel(axes, size, curves, bigram)
@@ -51,8 +56,12 @@ def draw(sizes: dict[str, Curves], bigram: float, out: Path) -> None:
 
 def _panel(axes: Axes, size: str, curves: Curves, bigram: float) -> None:
     for name, of_seeds in curves.items():
-        points = [list(filter(None, column)) for column in zip_longest(*of_seeds)]  # a run may lack its last point
-        minutes = [statistics.median([point["seconds"] for point in column]) / 60 for column in points]
+        points = [
+            list(filter(None, column)) for column in zip_longest(*of_seeds)
+        ]  # a run may lack its last point
+        minutes = [
+            statistics.median([point["seconds"] for point in column]) / 60 for column in points
+        ]
         values = [sorted(point["accuracy"] for point in column) for column in points]
         (line,) = axes.plot(minutes, [statistics.median(found) for found in values], label=name)
         low, high = [found[0] for found in values], [found[-1] for found in values]
@@ -68,7 +77,9 @@ def _panel(axes: Axes, size: str, curves: Curves, bigram: float) -> None:
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description="Draw the results of races.")
-    parser.add_argument("races", nargs="+", type=Path, metavar="RACE.jsonl", help="written by race.py --json")
+    parser.add_argument(
+        "races", nargs="+", type=Path, metavar="RACE.jsonl", help="written by race.py --json"
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.png")
     given = parser.parse_args()
     draw(*read_races(given.races), given.out)

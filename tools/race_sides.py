@@ -39,7 +39,10 @@ from mlbert.training.step import Step as TrainingStep
 from race_text import RaceText, host_batch
 
 EVALUATIONS = 10  # per run
-THEIR_MASK_RATES = {"bert": 0.15, "modernbert": 0.30}  # of the models' papers, by class of transformers
+THEIR_MASK_RATES = {
+    "bert": 0.15,
+    "modernbert": 0.30,
+}  # of the models' papers, by class of transformers
 THEIR_WARMUP = 0.06  # of the time
 THEIR_ROWS = 16
 _MIN_RATE = 1e-9  # so that no update has rate 0
@@ -111,7 +114,9 @@ def theirs(
     return step, accuracy
 
 
-def _their_model(kind: str, shape: SizeShape, vocabulary: int) -> tuple[nn.Module, nn.Module, nn.Module]:
+def _their_model(
+    kind: str, shape: SizeShape, vocabulary: int
+) -> tuple[nn.Module, nn.Module, nn.Module]:
     """Return a model with random weights, its encoder, and its head from hidden states to logits."""
     import transformers
 
@@ -149,7 +154,9 @@ def _their_model(kind: str, shape: SizeShape, vocabulary: int) -> tuple[nn.Modul
     return modern, modern.model, nn.Sequential(modern.head, modern.decoder)
 
 
-def ours(text: RaceText, choice: Choice, seed: int, dtype: torch.dtype) -> tuple[Step, Callable[[], float]]:
+def ours(
+    text: RaceText, choice: Choice, seed: int, dtype: torch.dtype
+) -> tuple[Step, Callable[[], float]]:
     """Return the step and the evaluation of our model, with the rules' settings and a schedule over the time."""
     model = BertForMaskedLM(choice.shape.config(len(text.unigrams)), dtype)
     model.initialize(seed)
@@ -160,7 +167,9 @@ def ours(text: RaceText, choice: Choice, seed: int, dtype: torch.dtype) -> tuple
     optimizer = update_rule(flat, ShardLayout.whole(flat.numel), max_grad_norm=1.0, **numbers)
     reducer = GradientReducer(flat.parameters, flat.grad, flat.offsets, World(), [], None)
     objective = MaskedLM("step")
-    update = TrainingStep(model, objective, flat, reducer, optimizer, over_ranks=lambda amax: amax, say=print)
+    update = TrainingStep(
+        model, objective, flat, reducer, optimizer, over_ranks=lambda amax: amax, say=print
+    )
     batches, steps = text.batches(choice.sequences, MASK_RATE, seed), itertools.count()
     warmup, decay = choice.warmup / choice.updates, choice.decay / choice.updates
 
@@ -172,7 +181,9 @@ def ours(text: RaceText, choice: Choice, seed: int, dtype: torch.dtype) -> tuple
 
     @torch.no_grad()
     def accuracy() -> float:
-        sums = torch.stack([objective.sums(model, host_batch(rows).to("cpu")) for rows in text.evaluation()]).sum(0)
+        sums = torch.stack(
+            [objective.sums(model, host_batch(rows).to("cpu")) for rows in text.evaluation()]
+        ).sum(0)
         return float(sums[0] / sums[2])
 
     return step, accuracy

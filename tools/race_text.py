@@ -90,23 +90,35 @@ def read_race(text: Path, folder: Path, vocab_size: int, length: int) -> RaceTex
         tokens, offsets = kept["tokens"], kept["offsets"]
     is_held = np.arange(len(offsets) - 1) % HELD_OUT == HELD_OUT - 1
     ids = tokenizer.cls_id, tokenizer.sep_id
-    train, held_out = (_rows(tokens, offsets, chosen, length, *ids) for chosen in (~is_held, is_held))
+    train, held_out = (
+        _rows(tokens, offsets, chosen, length, *ids) for chosen in (~is_held, is_held)
+    )
     if len(held_out) < MIN_ROWS:
         problem = f"gives {len(held_out)} held-out rows, fewer than {MIN_ROWS}"
         raise UserError("data.too-small", text, problem, "Give more text")
     count = min(EVAL_ROWS, len(held_out))
     held_out = held_out[np.linspace(0, len(held_out) - 1, count).astype(int)]
-    masking = Masking(tokenizer.special_ids, tokenizer.mask_id, len(tokenizer.vocabulary), EVAL_SEED)
-    masked = masking(held_out.ravel(), np.arange(count + 1) * length, 0, np.arange(count), EVAL_RATE)
+    masking = Masking(
+        tokenizer.special_ids, tokenizer.mask_id, len(tokenizer.vocabulary), EVAL_SEED
+    )
+    masked = masking(
+        held_out.ravel(), np.arange(count + 1) * length, 0, np.arange(count), EVAL_RATE
+    )
     counts = np.bincount(train[:, 1:-1].ravel(), minlength=len(tokenizer.vocabulary)).astype(float)
     return RaceText(train, masked, masking, counts)
 
 
 def _tokenize(text: Path, vocabulary: Path, store: Path, vocab_size: int) -> None:
     try:
-        documents = [" ".join(part.split("\n")) for part in text.read_text(encoding="utf-8").split("\n\n") if part]
+        documents = [
+            " ".join(part.split("\n"))
+            for part in text.read_text(encoding="utf-8").split("\n\n")
+            if part
+        ]
     except OSError as error:
-        raise UserError("file.unreadable", text, f"cannot be read ({error.strerror})", "Name a text file") from None
+        raise UserError(
+            "file.unreadable", text, f"cannot be read ({error.strerror})", "Name a text file"
+        ) from None
     vocabulary.parent.mkdir(parents=True, exist_ok=True)
     train = (part for number, part in enumerate(documents) if number % HELD_OUT != HELD_OUT - 1)
     entries = train_vocabulary(count_words(train), vocab_size)
@@ -116,7 +128,12 @@ def _tokenize(text: Path, vocabulary: Path, store: Path, vocab_size: int) -> Non
 
 
 def _rows(
-    tokens: np.ndarray, offsets: np.ndarray, chosen: np.ndarray, length: int, cls_id: int, sep_id: int
+    tokens: np.ndarray,
+    offsets: np.ndarray,
+    chosen: np.ndarray,
+    length: int,
+    cls_id: int,
+    sep_id: int,
 ) -> np.ndarray:
     """Return the rows of the chosen documents, uint16 [N, L]."""
     lengths = np.diff(offsets)

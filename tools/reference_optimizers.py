@@ -40,7 +40,10 @@ class Reference:
         self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
         self.max_grad_norm, self.decay_all = max_grad_norm, decay_all
         self.num_updates = 0
-        self.state = {key: {name: torch.zeros_like(weight) for name, weight in weights.items()} for key in self.STATE}
+        self.state = {
+            key: {name: torch.zeros_like(weight) for name, weight in weights.items()}
+            for key in self.STATE
+        }
 
     def step(self, lr: float, grads: Mapping[str, Tensor]) -> float:
         """Update once with gradients like the weights, unless their global norm is not finite; return the norm."""
@@ -56,7 +59,9 @@ class Reference:
                 self.state[key][name] = state[key]
         return norm
 
-    def update(self, weight: Tensor, grad: Tensor, lr: float, decayed: bool, state: dict[str, Tensor]) -> None:
+    def update(
+        self, weight: Tensor, grad: Tensor, lr: float, decayed: bool, state: dict[str, Tensor]
+    ) -> None:
         """Update a weight and its state in place with its clipped gradient."""
         raise NotImplementedError
 
@@ -83,17 +88,25 @@ class ReferenceAdamW(Reference):
         super().__init__(weights, **settings)
         self.bias_correction, self.base_lr = bias_correction, base_lr
 
-    def update(self, weight: Tensor, grad: Tensor, lr: float, decayed: bool, state: dict[str, Tensor]) -> None:
+    def update(
+        self, weight: Tensor, grad: Tensor, lr: float, decayed: bool, state: dict[str, Tensor]
+    ) -> None:
         state["exp_avg"] = self.betas[0] * state["exp_avg"] + (1 - self.betas[0]) * grad
-        state["exp_avg_sq"] = self.betas[1] * state["exp_avg_sq"] + (1 - self.betas[1]) * grad * grad
-        corrections = [1 - beta**self.num_updates if self.bias_correction else 1.0 for beta in self.betas]
+        state["exp_avg_sq"] = (
+            self.betas[1] * state["exp_avg_sq"] + (1 - self.betas[1]) * grad * grad
+        )
+        corrections = [
+            1 - beta**self.num_updates if self.bias_correction else 1.0 for beta in self.betas
+        ]
         m, v = state["exp_avg"] / corrections[0], state["exp_avg_sq"] / corrections[1]
         update = m / (v.sqrt() + self.eps)
         if decayed:
             update = update + self.weight_decay / (self.base_lr or 1.0) * weight
         weight -= lr * self.scale(weight, update, grad, v, decayed) * update
 
-    def scale(self, weight: Tensor, update: Tensor, grad: Tensor, v: Tensor, decayed: bool) -> float:
+    def scale(
+        self, weight: Tensor, update: Tensor, grad: Tensor, v: Tensor, decayed: bool
+    ) -> float:
         """Return the factor of this tensor's update; `v` is the bias-corrected second moment."""
         return 1.0
 
@@ -101,7 +114,9 @@ class ReferenceAdamW(Reference):
 class ReferenceLamb(ReferenceAdamW):
     """LAMB with the exceptions of the benchmark's reference."""
 
-    def scale(self, weight: Tensor, update: Tensor, grad: Tensor, v: Tensor, decayed: bool) -> float:
+    def scale(
+        self, weight: Tensor, update: Tensor, grad: Tensor, v: Tensor, decayed: bool
+    ) -> float:
         """Return ||weight|| / ||update||, or 1 if either is 0 or the tensor is not decayed."""
         norms = float(weight.norm()), float(update.norm())
         return norms[0] / norms[1] if decayed and all(norms) else 1.0
@@ -110,7 +125,9 @@ class ReferenceLamb(ReferenceAdamW):
 class ReferenceStableAdamW(ReferenceAdamW):
     """StableAdamW."""
 
-    def scale(self, weight: Tensor, update: Tensor, grad: Tensor, v: Tensor, decayed: bool) -> float:
+    def scale(
+        self, weight: Tensor, update: Tensor, grad: Tensor, v: Tensor, decayed: bool
+    ) -> float:
         """Return 1 / max(1, sqrt(mean(g^2 / max(v, eps^2))))."""
         return 1.0 / max(1.0, math.sqrt(float((grad**2 / v.clamp(min=self.eps**2)).mean())))
 
@@ -120,9 +137,13 @@ class ReferenceACClip(Reference):
 
     STATE = ("exp_avg", "exp_avg_abs")
 
-    def update(self, weight: Tensor, grad: Tensor, lr: float, decayed: bool, state: dict[str, Tensor]) -> None:
+    def update(
+        self, weight: Tensor, grad: Tensor, lr: float, decayed: bool, state: dict[str, Tensor]
+    ) -> None:
         m = state["exp_avg"] = self.betas[0] * state["exp_avg"] + (1 - self.betas[0]) * grad
-        tau = state["exp_avg_abs"] = self.betas[1] * state["exp_avg_abs"] + (1 - self.betas[1]) * grad.abs()
+        tau = state["exp_avg_abs"] = (
+            self.betas[1] * state["exp_avg_abs"] + (1 - self.betas[1]) * grad.abs()
+        )
         update = torch.minimum(tau / (m.abs() + self.eps), torch.ones_like(tau)) * m
         if decayed:
             update = update + self.weight_decay * weight
@@ -138,7 +159,9 @@ class ReferenceMadgrad(Reference):
         super().__init__(weights, **settings)
         self.state["start"] = {name: weight.clone() for name, weight in weights.items()}
 
-    def update(self, weight: Tensor, grad: Tensor, lr: float, decayed: bool, state: dict[str, Tensor]) -> None:
+    def update(
+        self, weight: Tensor, grad: Tensor, lr: float, decayed: bool, state: dict[str, Tensor]
+    ) -> None:
         step = lr * math.sqrt(self.num_updates)
         if decayed:
             grad = grad + self.weight_decay * weight
@@ -153,6 +176,8 @@ class ReferenceSGD(Reference):
 
     STATE = ("momentum_buffer",)
 
-    def update(self, weight: Tensor, grad: Tensor, lr: float, decayed: bool, state: dict[str, Tensor]) -> None:
+    def update(
+        self, weight: Tensor, grad: Tensor, lr: float, decayed: bool, state: dict[str, Tensor]
+    ) -> None:
         state["momentum_buffer"] = self.betas[0] * state["momentum_buffer"] + grad
         weight -= lr * (state["momentum_buffer"] + (self.weight_decay * weight if decayed else 0.0))

@@ -65,7 +65,10 @@ def classes(counts: Counter[str]) -> Counter[str]:
 
 def clocks(counts: Counter[str]) -> int:
     """Return a lower bound of a warp's clocks: those of its scheduler or of the busiest units."""
-    return max(counts.total(), *(CLOCKS[name] * count for name, count in classes(counts).items() if name in CLOCKS))
+    return max(
+        counts.total(),
+        *(CLOCKS[name] * count for name, count in classes(counts).items() if name in CLOCKS),
+    )
 
 
 def _code(cubin: bytes) -> list[tuple[str, str]]:
@@ -73,7 +76,9 @@ def _code(cubin: bytes) -> list[tuple[str, str]]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(cubin)
         command = [triton.knobs.nvidia.nvdisasm.path, "-c", file.name]
-        lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        lines = subprocess.run(
+            command, capture_output=True, text=True, check=True
+        ).stdout.splitlines()
     code = []
     for line in lines:
         if label := _LABEL.match(line):

@@ -18,9 +18,16 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOT_PAGES = {"README": "index", "CONTRIBUTING": "contributing", "CHANGELOG": "changelog", "SECURITY": "security"}
+ROOT_PAGES = {
+    "README": "index",
+    "CONTRIBUTING": "contributing",
+    "CHANGELOG": "changelog",
+    "SECURITY": "security",
+}
 # Code comes first, so that no link is found inside it.
-CODE_OR_LINK = re.compile(r"^```.*?^```$|`[^`\n]*`|\[([^\[\]]*)\]\(([^)#\s]+)(#[\w-]*)?\)", re.MULTILINE | re.DOTALL)
+CODE_OR_LINK = re.compile(
+    r"^```.*?^```$|`[^`\n]*`|\[([^\[\]]*)\]\(([^)#\s]+)(#[\w-]*)?\)", re.MULTILINE | re.DOTALL
+)
 log = get_plugin_logger("links")
 
 

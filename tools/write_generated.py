@@ -52,7 +52,9 @@ A mistake is one line: `mlbert: error: SUBJECT: PROBLEM. REMEDY. [code]`. The ex
 when the wording changes. Written by `tools/write_generated.py` from `mlbert/host/error_codes.py`.
 
 """
-PLACEHOLDER = re.compile(r"[\w./]*<\w+>[\w./]*\w")  # a path with a placeholder, which would be an HTML tag
+PLACEHOLDER = re.compile(
+    r"[\w./]*<\w+>[\w./]*\w"
+)  # a path with a placeholder, which would be an HTML tag
 
 
 def reset_text() -> str:
@@ -117,7 +119,9 @@ def recipes() -> list[Recipe]:
 
 def launcher_default(row: Setting) -> str:
     """Return the launchers' default for an unset variable, if it is a constant."""
-    text = "".join(path.read_text(encoding="utf-8") for path in sorted(LAUNCHERS.iterdir()) if path.is_file())
+    text = "".join(
+        path.read_text(encoding="utf-8") for path in sorted(LAUNCHERS.iterdir()) if path.is_file()
+    )
     found = set(re.findall(rf"\$\{{{row.env}:[-=]([\w.]+)\}}", text))
     return found.pop() if len(found) == 1 else "not set"
 

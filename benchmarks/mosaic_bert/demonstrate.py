@@ -22,10 +22,24 @@ CALIBRATION_STEPS, EVALUATIONS, BATCH = 20, 6, 64
 # Small enough to learn from little text in little time.
 SHAPE = "num_hidden_layers: 1, initializer_range: 0.12, hidden_dropout_prob: 0.0, attention_probs_dropout_prob: 0.0"
 TRAINING = (
-    *("data_local=data", "train_loader.dataset.split=train", "tokenizer_name=prepared/vocab.txt", "max_seq_len=64"),
+    *(
+        "data_local=data",
+        "train_loader.dataset.split=train",
+        "tokenizer_name=prepared/vocab.txt",
+        "max_seq_len=64",
+    ),
     *("model.pretrained_model_name=prajjwal1/bert-tiny", f"model.model_config={{{SHAPE}}}"),
-    *(f"global_train_batch_size={BATCH}", f"device_train_microbatch_size={BATCH}", f"device_eval_batch_size={BATCH}"),
-    *("optimizer.lr=3e-3", "optimizer.betas=[0.9,0.98]", "optimizer.eps=1e-6", "scheduler.t_warmup=0.06dur"),
+    *(
+        f"global_train_batch_size={BATCH}",
+        f"device_train_microbatch_size={BATCH}",
+        f"device_eval_batch_size={BATCH}",
+    ),
+    *(
+        "optimizer.lr=3e-3",
+        "optimizer.betas=[0.9,0.98]",
+        "optimizer.eps=1e-6",
+        "scheduler.t_warmup=0.06dur",
+    ),
     "console_log_interval=20ba",
 )
 RATES = {"hf_bert": "0.15", "mosaic_bert": "0.3"}  # published
@@ -47,14 +61,20 @@ def pretrain(folder: Path, model: str, name: str, steps: int) -> dict:
         words = (f"model.name={model}", f"run_name={name}", f"save_folder={name}")
         length = (f"max_duration={steps}ba", f"eval_interval={max(1, steps // EVALUATIONS)}ba")
         rate = f"mlm_probability={RATES[model]}"
-        start(folder, "main.py", str(HERE / "yamls/test/main.yaml"), *words, *length, rate, *TRAINING)
+        start(
+            folder, "main.py", str(HERE / "yamls/test/main.yaml"), *words, *length, rate, *TRAINING
+        )
     return json.loads(summary.read_text(encoding="utf-8"))
 
 
 def scores(folder: Path, model: str) -> dict[str, float]:
     """Fine-tune a pre-trained model on the GLUE-like tasks, and return its scores."""
     target = f"glue_{model}"
-    words = (f"model.name={model}", f"starting_checkpoint_load_path={folder / model / 'run_0'}", "data.glue=tasks")
+    words = (
+        f"model.name={model}",
+        f"starting_checkpoint_load_path={folder / model / 'run_0'}",
+        "data.glue=tasks",
+    )
     out = (f"save_finetune_checkpoint_folder={target}", f"base_run_name={model}")
     start(folder, "glue.py", str(HERE / "yamls/demo/glue.yaml"), *words, *out)
     return json.loads((folder / target / "glue_scores.json").read_text(encoding="utf-8"))
@@ -63,8 +83,12 @@ def scores(folder: Path, model: str) -> dict[str, float]:
 def main() -> None:
     """Run the demonstration, without repeating finished steps."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--out", type=Path, default=Path("runs/demonstration"), help="folder for everything")
-    parser.add_argument("--seconds", type=float, default=150, help="pre-training time of each model")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/demonstration"), help="folder for everything"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=150, help="pre-training time of each model"
+    )
     given = parser.parse_args()
     folder = given.out.resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -84,10 +108,15 @@ def main() -> None:
 
 def show(rows: list[dict], tasks: list[dict]) -> None:
     """Print a table of the measurements."""
-    table = Table(title="Both models after the same time", caption="Result not verified by MLCommons Association.")
+    table = Table(
+        title="Both models after the same time",
+        caption="Result not verified by MLCommons Association.",
+    )
     for column in ("", *MODELS):
         table.add_column(column, justify="left" if not column else "right")
-    table.add_row("seconds in steps", *(f"{row['samples'] / row['samples_per_second']:.0f}" for row in rows))
+    table.add_row(
+        "seconds in steps", *(f"{row['samples'] / row['samples_per_second']:.0f}" for row in rows)
+    )
     table.add_row("sequences trained on", *(f"{row['samples']:,}" for row in rows))
     table.add_row("sequences per second", *(f"{row['samples_per_second']:.1f}" for row in rows))
     table.add_row("masked-LM accuracy", *(f"{row['accuracy']:.4f}" for row in rows))

@@ -24,9 +24,19 @@ IGNORED = -100  # label of special tokens and of a word's later pieces
 def encode(row, tokenizer, numbers):
     encoded = tokenizer(row["words"], is_split_into_words=True, truncation=True)
     words = encoded.word_ids()
-    is_first = [word is not None and word != before for word, before in zip(words, [None, *words[:-1]], strict=True)]
-    labels = [numbers[row["tags"][word]] if first else IGNORED for word, first in zip(words, is_first, strict=True)]
-    return {"input_ids": encoded["input_ids"], "attention_mask": encoded["attention_mask"], "labels": labels}
+    is_first = [
+        word is not None and word != before
+        for word, before in zip(words, [None, *words[:-1]], strict=True)
+    ]
+    labels = [
+        numbers[row["tags"][word]] if first else IGNORED
+        for word, first in zip(words, is_first, strict=True)
+    ]
+    return {
+        "input_ids": encoded["input_ids"],
+        "attention_mask": encoded["attention_mask"],
+        "labels": labels,
+    }
 
 
 def main(start, data, out, epochs=10):
@@ -37,7 +47,9 @@ def main(start, data, out, epochs=10):
     model = AutoModelForTokenClassification.from_pretrained(start, id2label=names, label2id=numbers)
     trainer = Trainer(
         model,
-        TrainingArguments(out, num_train_epochs=epochs, learning_rate=3e-4, save_strategy="no", report_to=[]),
+        TrainingArguments(
+            out, num_train_epochs=epochs, learning_rate=3e-4, save_strategy="no", report_to=[]
+        ),
         DataCollatorForTokenClassification(tokenizer),
         [encode(row, tokenizer, numbers) for row in rows],
         processing_class=tokenizer,

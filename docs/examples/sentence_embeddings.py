@@ -20,18 +20,27 @@ def embed(folder, sentences):
     except ImportError:
         return embed_with_transformers(folder, sentences)
     words = models.Transformer(folder)
-    model = SentenceTransformer(modules=[words, models.Pooling(words.get_word_embedding_dimension(), "mean")])
+    model = SentenceTransformer(
+        modules=[words, models.Pooling(words.get_word_embedding_dimension(), "mean")]
+    )
     return model.encode(sentences, convert_to_tensor=True, normalize_embeddings=True).cpu()
 
 
 @torch.no_grad()
 def embed_with_transformers(folder, sentences):
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+    tokenizer, model = (
+        AutoTokenizer.from_pretrained(folder),
+        AutoModel.from_pretrained(folder).eval(),
+    )
     parts = []
     for first in range(0, len(sentences), 32):
-        batch = tokenizer(sentences[first : first + 32], padding=True, truncation=True, return_tensors="pt")
+        batch = tokenizer(
+            sentences[first : first + 32], padding=True, truncation=True, return_tensors="pt"
+        )
         is_token = batch["attention_mask"][..., None]
-        states = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state
+        states = model(
+            input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
+        ).last_hidden_state
         parts.append((states * is_token).sum(1) / is_token.sum(1))
     return torch.nn.functional.normalize(torch.cat(parts))
 

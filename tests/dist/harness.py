@@ -24,7 +24,12 @@ from typing import Any
 import mlbert
 from programs import free_ports
 
-PRELOADED = ["torch.distributed", "mlbert.cli.train", "mlbert.recipes.packed_lamb", "matplotlib.figure"]
+PRELOADED = [
+    "torch.distributed",
+    "mlbert.cli.train",
+    "mlbert.recipes.packed_lamb",
+    "matplotlib.figure",
+]
 HERE = Path(__file__).resolve().parent
 GRACE_S = 1.5  # time for the other ranks to exit after one has failed, before they are killed
 TAIL_LINES = 40
@@ -44,7 +49,9 @@ class Rank:
         self._output = output
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(list(preloaded))
-        self._process = context.Process(target=_be_rank, args=(named(function), arguments, environment, str(output)))
+        self._process = context.Process(
+            target=_be_rank, args=(named(function), arguments, environment, str(output))
+        )
         self._process.start()
 
     @property
@@ -74,7 +81,9 @@ def named(function: Callable[..., object]) -> tuple[str, str]:
     return function.__module__.removeprefix("tests.dist."), function.__name__
 
 
-def run_program(program: str | Path, words: Sequence[str], folder: Path, environ: dict[str, str]) -> Rank:
+def run_program(
+    program: str | Path, words: Sequence[str], folder: Path, environ: dict[str, str]
+) -> Rank:
     """Start a Python file with arguments in a folder, as `python program words` does, but without importing torch."""
     output = Path(tempfile.mkstemp(dir=folder)[1])
     return Rank(run_as_main, ([str(program), *words], str(folder)), environ, output)
@@ -86,7 +95,9 @@ def run_as_main(command: list[str], folder: str = ".") -> None:
     runpy.run_path(command[0], run_name="__main__")
 
 
-def _be_rank(name: tuple[str, str], arguments: tuple[Any, ...], environ: dict[str, str], output: str) -> None:
+def _be_rank(
+    name: tuple[str, str], arguments: tuple[Any, ...], environ: dict[str, str], output: str
+) -> None:
     os.setsid()
     with open(output, "wb") as file:
         os.dup2(file.fileno(), 1)
@@ -96,12 +107,23 @@ def _be_rank(name: tuple[str, str], arguments: tuple[Any, ...], environ: dict[st
     getattr(importlib.import_module(name[0]), name[1])(*arguments)
 
 
-def rank_environment(rank: int, world_size: int, port: int, node_size: int | None = None) -> dict[str, str]:
+def rank_environment(
+    rank: int, world_size: int, port: int, node_size: int | None = None
+) -> dict[str, str]:
     """Return the environment of one rank; nodes have `node_size` ranks (None: all)."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "OMPI_", "PMI_"))}
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("SLURM_", "OMPI_", "PMI_"))
+    }
     path = [str(HERE), str(Path(mlbert.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     node_size = node_size or world_size
-    identity = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": rank % node_size, "LOCAL_WORLD_SIZE": node_size}
+    identity = {
+        "RANK": rank,
+        "WORLD_SIZE": world_size,
+        "LOCAL_RANK": rank % node_size,
+        "LOCAL_WORLD_SIZE": node_size,
+    }
     kept |= {key: str(value) for key, value in identity.items()}
     kept |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     kept |= {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.pathsep.join(filter(None, path))}
@@ -109,11 +131,18 @@ def rank_environment(rank: int, world_size: int, port: int, node_size: int | Non
 
 
 def start_ranks(
-    function: Callable[..., object], arguments: tuple[Any, ...], size: int, folder: Path, node_size: int | None = None
+    function: Callable[..., object],
+    arguments: tuple[Any, ...],
+    size: int,
+    folder: Path,
+    node_size: int | None = None,
 ) -> list[Rank]:
     (port,) = free_ports(1)
     environments = [rank_environment(rank, size, port, node_size) for rank in range(size)]
-    return [Rank(function, arguments, each, folder / f"{port}_{each['RANK']}.txt") for each in environments]
+    return [
+        Rank(function, arguments, each, folder / f"{port}_{each['RANK']}.txt")
+        for each in environments
+    ]
 
 
 def run_ranks(
@@ -132,19 +161,27 @@ def run_ranks(
     fail; return the exit code and the output of each.
     """
     folder = Path(tempfile.mkdtemp(dir=tmp_path))
-    ranks = start_ranks(_start_and_call, (named(function), kwargs, str(folder)), world_size, folder, node_size)
+    ranks = start_ranks(
+        _start_and_call, (named(function), kwargs, str(folder)), world_size, folder, node_size
+    )
     failed, running, deadline = None, ranks, time.monotonic() + time_limit_s
     while running and time.monotonic() < deadline:
         time.sleep(0.02)
         running = [rank for rank in ranks if rank.returncode is None]
-        if check and not failed and (failed := next((rank for rank in ranks if rank.returncode), None)):
+        if (
+            check
+            and not failed
+            and (failed := next((rank for rank in ranks if rank.returncode), None))
+        ):
             deadline = min(deadline, time.monotonic() + GRACE_S)
     failed = failed or next(iter(running), None)
     outputs = [rank.communicate(0) for rank in ranks]
     codes = [rank.returncode for rank in ranks]
     if failed:
         tail = "\n".join(outputs[ranks.index(failed)].splitlines()[-TAIL_LINES:])
-        raise AssertionError(f"{function.__name__}: exit codes {codes}; output of rank {ranks.index(failed)}:\n{tail}")
+        raise AssertionError(
+            f"{function.__name__}: exit codes {codes}; output of rank {ranks.index(failed)}:\n{tail}"
+        )
     if not check:
         return list(zip(codes, outputs, strict=True))
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world_size)]

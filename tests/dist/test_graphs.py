@@ -52,12 +52,17 @@ def train_once(world: World, mode: GraphMode, way: str, recorded: bool) -> dict[
     static_shape = StaticShape.of_packs(2, MAX_TOKENS, 3, MAX_TOKENS, 5)
     capture = RecordedGraph() if recorded else NoCapture()
     objective, graphs = PreTraining(scope="step"), Graphs(mode, static_shape, 2, lambda: capture)
-    step = Step(model, objective, flat, reducer, optimizer, world.all_reduce_max, say=print, graphs=graphs)
+    step = Step(
+        model, objective, flat, reducer, optimizer, world.all_reduce_max, say=print, graphs=graphs
+    )
     step.record()
     norms = []
     for i in range(STEPS):
         batches = made_up_batches(
-            *(4, SEED, SHAPE.vocab_size, MAX_TOKENS, i), accumulation=2, rank=world.rank, world_size=world.world_size
+            *(4, SEED, SHAPE.vocab_size, MAX_TOKENS, i),
+            accumulation=2,
+            rank=world.rank,
+            world_size=world.world_size,
         )
         own = [sum(column) for column in zip(*map(objective.counts, batches), strict=True)]
         counts = world.all_reduce_sum(torch.tensor(own)).tolist()
@@ -78,7 +83,9 @@ def train_once(world: World, mode: GraphMode, way: str, recorded: bool) -> dict[
 def test_replayed_steps_are_bit_equal(tmp_path: Path) -> None:
     first, second = run_ranks(train, 2, tmp_path)
     assert [(run["way"], run["mode"]) for run in first[::2]] == [
-        (way, mode) for way in ("whole", "buckets", "rounded") for mode in ("segmented", "full_iteration")
+        (way, mode)
+        for way in ("whole", "buckets", "rounded")
+        for mode in ("segmented", "full_iteration")
     ]
     for recorded, eager, other_rank in zip(first[::2], first[1::2], second[::2], strict=True):
         assert recorded["hash"] == eager["hash"] == other_rank["hash"]
@@ -93,17 +100,26 @@ def divisors(world: World) -> dict[str, Any]:
     """Return the loss divisors of a step on this rank for both scopes, and the counts of its batches."""
     model = BertForPreTraining(SHAPE)
     found: dict[str, Any] = {}
-    sizes = {"packs_per_step": 4, "accumulation": 2, "max_sequences_per_pack": 3, "max_tokens": MAX_TOKENS}
+    sizes = {
+        "packs_per_step": 4,
+        "accumulation": 2,
+        "max_sequences_per_pack": 3,
+        "max_tokens": MAX_TOKENS,
+    }
     sizes |= {"vocab_size": SHAPE.vocab_size, "rank": world.rank, "world_size": world.world_size}
     for scope in ("step", "rank"):
         source = SyntheticSource(seed=SEED, **sizes)
         lifecycle = Lifecycle(world, lambda status, reason: None)
-        reader = BatchReader(source, PreTraining(scope), model, world, lifecycle.watch, lambda: world.rank == 1)
+        reader = BatchReader(
+            source, PreTraining(scope), model, world, lifecycle.watch, lambda: world.rank == 1
+        )
         upcoming = reader.take(0)
         source.close()
         found[scope] = upcoming.divisors
         found["warned"], found["samples"] = upcoming.warned, upcoming.counts.samples
-        found["own"] = [sum(getattr(b, n) for b in upcoming.batches) for n in ("num_masked", "num_samples")]
+        found["own"] = [
+            sum(getattr(b, n) for b in upcoming.batches) for n in ("num_masked", "num_samples")
+        ]
     return found
 
 

@@ -34,9 +34,13 @@ Mark = Callable[[str], None]
 def count_steps(world: World, lifecycle: Lifecycle, steps: int, mark: Mark) -> None:
     world.warm_up(torch.device("cpu"))
     mark("warm_up")
-    objective = SimpleNamespace(scope="step", counts=lambda batch: (1,), divisors=lambda counts: counts)
+    objective = SimpleNamespace(
+        scope="step", counts=lambda batch: (1,), divisors=lambda counts: counts
+    )
     model = SimpleNamespace(training_flops=lambda batch: 1)
-    source = SimpleNamespace(is_preparing=False, next_step=lambda: [HostBatch.dummy(8)], state_dict=dict)
+    source = SimpleNamespace(
+        is_preparing=False, next_step=lambda: [HostBatch.dummy(8)], state_dict=dict
+    )
     reader = BatchReader(source, objective, model, world, lifecycle.watch, lambda: lifecycle.warned)
     for step in range(steps):
         assert reader.take(step).counts.samples == world.world_size
@@ -93,7 +97,9 @@ def be_rank(rank: int, ranks: int, port: int, folder: Path, victim: int, steps: 
             "rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         }
         (folder / f"{rank}.part").write_text(json.dumps(marks))
-        os.replace(folder / f"{rank}.part", folder / f"{rank}.json")  # the process may end at any time
+        os.replace(
+            folder / f"{rank}.part", folder / f"{rank}.json"
+        )  # the process may end at any time
 
     train(World.identify(), folder, victim, steps, mark)
 
@@ -115,21 +121,30 @@ def start_and_wait(ranks: int, folder: Path, victim: int, steps: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "steps"), [(128, STEPS), (8, 0)], ids=["while training", "before any collective"])
+@pytest.mark.parametrize(
+    ("ranks", "steps"), [(128, STEPS), (8, 0)], ids=["while training", "before any collective"]
+)
 def test_many_ranks_start_and_name_a_killed_one(tmp_path: Path, ranks: int, steps: int) -> None:
     victim = ranks // 2
     # Name servers may not answer: gloo looks up the loopback address's name.
     environment = rank_environment(0, 1, 1) | {"RES_OPTIONS": "timeout:1 attempts:1"}
-    parent = Rank(start_and_wait, (ranks, tmp_path, victim, steps), environment, tmp_path / "output.txt")
+    parent = Rank(
+        start_and_wait, (ranks, tmp_path, victim, steps), environment, tmp_path / "output.txt"
+    )
     output = parent.communicate(TIME_LIMIT_S)
     assert parent.returncode == 0, output
     codes = json.loads((tmp_path / "codes.json").read_text())
-    assert codes == [-signal.SIGKILL if rank == victim else LOST_RANK for rank in range(ranks)], output
+    assert codes == [-signal.SIGKILL if rank == victim else LOST_RANK for rank in range(ranks)], (
+        output
+    )
 
     killed_at = json.loads((tmp_path / f"{victim}.json").read_text())["end"]["time"]
     (story,) = tmp_path.glob("story_*")
     reported_at, words = story.read_text().split(" ", 1)
-    assert words == f"aborted: rank {victim} on {socket.gethostname()} died after step {max(0, steps - 1)}"
+    assert (
+        words
+        == f"aborted: rank {victim} on {socket.gethostname()} died after step {max(0, steps - 1)}"
+    )
     assert float(reported_at) - killed_at < 30
 
     marks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks)]

@@ -25,12 +25,20 @@ DEADLINE = 3.0
 
 
 def outcome(
-    function: Callable[..., None], arguments: tuple[object, ...], folder: Path, size: int = 2, stopped: int = -1
+    function: Callable[..., None],
+    arguments: tuple[object, ...],
+    folder: Path,
+    size: int = 2,
+    stopped: int = -1,
 ) -> tuple[list[int | None], list[str]]:
     """Return the exit codes and all error lines but gloo's own; kill the stopped rank at the end."""
     ranks = start_ranks(function, arguments, size, folder)
     ending = sorted(range(size), key=lambda rank: rank == stopped)
-    lines = [line for rank in ending for line in ranks[rank].communicate(0 if rank == stopped else 40).splitlines()]
+    lines = [
+        line
+        for rank in ending
+        for line in ranks[rank].communicate(0 if rank == stopped else 40).splitlines()
+    ]
     errors = [line for line in lines if "error" in line.lower() and "/gloo/" not in line]
     return [rank.returncode for rank in ranks], errors
 
@@ -68,7 +76,9 @@ WAYS = [(1, way) for way in ("connecting", "connecting to one rank", "joining th
 
 
 @pytest.mark.parametrize(("victim", "where"), [*WAYS, (0, "holding the store"), (0, "connecting")])
-def test_rank_that_stops_while_joining_is_named_once(tmp_path: Path, victim: int, where: str) -> None:
+def test_rank_that_stops_while_joining_is_named_once(
+    tmp_path: Path, victim: int, where: str
+) -> None:
     codes, (line,) = outcome(meet, (victim, where), tmp_path, 3, victim)
     assert codes == [-signal.SIGKILL if rank == victim else 2 for rank in range(3)]
     message = f"rank {victim} on {socket.gethostname()} joined, then hung or died"
@@ -114,14 +124,25 @@ def run_all(mistakes: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("mistakes", "words"),
     [
-        ({"0": "no shards", "1": "no shards", "2": "no shards"}, ["error: DATADIR_PHASE2: no shards. Mend it."]),
-        ({"2": "no shards"}, [f"error: rank 2 on {socket.gethostname()}: DATADIR_PHASE2: no shards. Mend it."]),
-        ({"0": "no shards", "1": "half of it"}, ["error: DATADIR_PHASE2: no shards", "DATADIR_PHASE2: half of it"]),
+        (
+            {"0": "no shards", "1": "no shards", "2": "no shards"},
+            ["error: DATADIR_PHASE2: no shards. Mend it."],
+        ),
+        (
+            {"2": "no shards"},
+            [f"error: rank 2 on {socket.gethostname()}: DATADIR_PHASE2: no shards. Mend it."],
+        ),
+        (
+            {"0": "no shards", "1": "half of it"},
+            ["error: DATADIR_PHASE2: no shards", "DATADIR_PHASE2: half of it"],
+        ),
         ({}, []),
     ],
     ids=["all", "one", "two kinds", "none"],
 )
-def test_mistake_on_several_ranks_is_printed_once(tmp_path: Path, mistakes: dict[str, str], words: list[str]) -> None:
+def test_mistake_on_several_ranks_is_printed_once(
+    tmp_path: Path, mistakes: dict[str, str], words: list[str]
+) -> None:
     codes, lines = outcome(run_all, (mistakes,), tmp_path, 3)
     assert codes == [2 if mistakes else 0] * 3
     assert len(lines) == len(words)
@@ -136,10 +157,17 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize(("words", "changes"), MISTAKES.items(), ids=["setting", "data", "weights", "evaluation only"])
-def test_training_prints_a_mistake_once(tmp_path: Path, words: str, changes: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    ("words", "changes"), MISTAKES.items(), ids=["setting", "data", "weights", "evaluation only"]
+)
+def test_training_prints_a_mistake_once(
+    tmp_path: Path, words: str, changes: dict[str, object]
+) -> None:
     (tmp_path / "damaged.safetensors").write_bytes(b"no weights")
-    changes = {key: tmp_path / value if key == "init_checkpoint" else value for key, value in changes.items()}
+    changes = {
+        key: tmp_path / value if key == "init_checkpoint" else value
+        for key, value in changes.items()
+    }
     more = [] if changes else ["--evaluate-only"]
     codes, (line,) = outcome(main, ([*train_arguments(tmp_path, **changes), *more],), tmp_path)
     assert words in line

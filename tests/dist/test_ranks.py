@@ -33,7 +33,9 @@ def small_programs(world: World) -> dict[str, Any]:
         "seed": world.broadcast_int(2**61 + 7 if world.rank == 0 else -1),
         "rows": gathered.tolist(),
         "dtype": str(gathered.dtype),
-        "exchange groups": {e: exchange_group_size(SimpleNamespace(exchange_padding=e), world) for e in exchanges},
+        "exchange groups": {
+            e: exchange_group_size(SimpleNamespace(exchange_padding=e), world) for e in exchanges
+        },
         "uneven nodes": uneven_nodes(world),
         "network of one host": measure_as(world, ["n1"] * world.world_size)["nodes"],
     }
@@ -62,7 +64,14 @@ def test_small_programs(tmp_path: Path) -> None:
         assert "\n" not in sharding + exchange
         assert found == {
             **{"sum": [1 + 2 + 3 + 4, 4 * 10], "seed": 2**61 + 7, "dtype": "torch.float64"},
-            "rows": [[10.0, 11.0], [20.0, 21.0], [22.0, 23.0], [30.0, 31.0], [32.0, 33.0], [34.0, 35.0]],
+            "rows": [
+                [10.0, 11.0],
+                [20.0, 21.0],
+                [22.0, 23.0],
+                [30.0, 31.0],
+                [32.0, 33.0],
+                [34.0, 35.0],
+            ],
             **{"exchange groups": {"off": 1, "group": 2, "all": 4}, "network of one host": {}},
         }
 
@@ -82,7 +91,9 @@ def lose_a_rank(world: World, how: str) -> None:
     parameter = nn.Parameter(torch.ones(1 << 16))
     flat = FlatParameters([("w", parameter)])
     buckets = cut_buckets(flat.offsets, flat.numel, flat.numel)
-    reducer = GradientReducer(flat.parameters, flat.grad, flat.offsets, world, buckets, clip_before=None)
+    reducer = GradientReducer(
+        flat.parameters, flat.grad, flat.offsets, world, buckets, clip_before=None
+    )
     if how != "kill early":
         world.barrier()
     if world.rank == 1:
@@ -93,7 +104,9 @@ def lose_a_rank(world: World, how: str) -> None:
     try:
         reducer.finish()
     except RuntimeError as error:
-        raise SystemExit(f"after {time.monotonic() - started:.1f} s: {type(error).__name__}: {error}") from error
+        raise SystemExit(
+            f"after {time.monotonic() - started:.1f} s: {type(error).__name__}: {error}"
+        ) from error
 
 
 def seconds_to_the_error(output: str) -> float:

@@ -43,9 +43,14 @@ class TinyModel(nn.Module):
         return hidden @ self.embedding.weight.T + self.output_bias
 
 
-def loss_sum(model: TinyModel, tokens: Tensor, use_optional: bool = True, divisor: float = SAMPLES) -> Tensor:
+def loss_sum(
+    model: TinyModel, tokens: Tensor, use_optional: bool = True, divisor: float = SAMPLES
+) -> Tensor:
     logits = model(tokens, use_optional)
-    return nn.functional.cross_entropy(logits, (tokens * 3 + 1) % VOCABULARY, reduction="sum") / divisor
+    return (
+        nn.functional.cross_entropy(logits, (tokens * 3 + 1) % VOCABULARY, reduction="sum")
+        / divisor
+    )
 
 
 def parts_of(flat: FlatParameters, world: World, bucket_elements: int) -> tuple[Any, ...]:
@@ -86,8 +91,12 @@ def test_training_matches_one_process(ranks: Ranks, accumulation: str) -> None:
     expected = train(World())
     found = ranks[0]["train"][accumulation]
     for key in ("losses", "grads", "norms", "weights"):
-        torch.testing.assert_close(torch.tensor(found[key]), torch.tensor(expected[key]), rtol=1e-5, atol=TOLERANCE)
-    assert [rank["train"][accumulation] for rank in ranks] == [found] * 4, "all ranks must be bit-equal"
+        torch.testing.assert_close(
+            torch.tensor(found[key]), torch.tensor(expected[key]), rtol=1e-5, atol=TOLERANCE
+        )
+    assert [rank["train"][accumulation] for rank in ranks] == [found] * 4, (
+        "all ranks must be bit-equal"
+    )
 
 
 def uneven_use(world: World) -> dict[str, Any]:
@@ -109,7 +118,9 @@ def uneven_use(world: World) -> dict[str, Any]:
 def one_parameter(world: World) -> dict[str, Any]:
     """Return the sum of a gradient that only rank 0 has, and the error of a second backward pass."""
     parameter = nn.Parameter(torch.ones(3))
-    reducer = GradientReducer(*parts_of(FlatParameters([("w", parameter)]), world, 3), clip_before=None)
+    reducer = GradientReducer(
+        *parts_of(FlatParameters([("w", parameter)]), world, 3), clip_before=None
+    )
     if world.rank == 0:
         reducer.prepare(last=True)
         (parameter * torch.arange(3.0)).sum().backward()
@@ -127,7 +138,9 @@ def test_ranks_may_use_different_parameters_or_none(ranks: Ranks) -> None:
     expected = torch.tensor([rank["uneven_use"]["own"] for rank in ranks]).sum(0)
     for rank in ranks:
         assert rank["uneven_use"]["summed"] == ranks[0]["uneven_use"]["summed"]
-        torch.testing.assert_close(torch.tensor(rank["uneven_use"]["summed"]), expected, rtol=1e-5, atol=TOLERANCE)
+        torch.testing.assert_close(
+            torch.tensor(rank["uneven_use"]["summed"]), expected, rtol=1e-5, atol=TOLERANCE
+        )
         assert rank["one_parameter"]["summed"] == [0.0, 1.0, 2.0]
         assert "after its sum had started" in rank["one_parameter"]["error"]
 
@@ -147,7 +160,9 @@ def overlap(world: World, clips: bool) -> dict[str, Any]:
     for last in (False, True):
         reducer.prepare(last)
         x = layers[0](torch.ones(2, 64))
-        x.register_hook(lambda grad: seen.append((reducer.num_started, len(reducer._chains) if clips else 0)))
+        x.register_hook(
+            lambda grad: seen.append((reducer.num_started, len(reducer._chains) if clips else 0))
+        )
         for layer in layers[1:]:
             x = layer(x)
         x.sum().backward()
@@ -162,7 +177,9 @@ def test_reduction_and_clipping_overlap_backward(ranks: Ranks) -> None:
         (started, _), (started_in_last, _) = rank["overlap"]["seen"]
         assert started == 0, "an earlier micro-batch must not start a sum"
         assert started_in_last >= 2
-        (clipped, started), (clipped_in_last, started_in_last) = rank["overlap with clipping"]["seen"]
+        (clipped, started), (clipped_in_last, started_in_last) = rank["overlap with clipping"][
+            "seen"
+        ]
         assert clipped >= 2
         assert started == 0, "an earlier micro-batch must not start a sum"
         assert clipped_in_last >= 2
@@ -181,7 +198,11 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def clipped(
-    world: World, accumulation: int, max_norm: float, scale: float | None = None, poisoned: bool = False
+    world: World,
+    accumulation: int,
+    max_norm: float,
+    scale: float | None = None,
+    poisoned: bool = False,
 ) -> dict[str, Any]:
     """Return the clipped gradient of a step, and the gradient of this rank's mean loss for each micro-batch."""
     torch.manual_seed(5)
@@ -195,14 +216,21 @@ def clipped(
         loss_sum(model, part, divisor=len(part)).backward()
         own.append(flat.grad.tolist())
     flat.zero_grad()
-    options = {"accumulation": accumulation, "loss_scale": None if scale is None else torch.tensor(scale)}
-    reducer = BucketClippingReducer(*parts_of(flat, world, BUCKET_ELEMENTS), max_norm=max_norm, **options)
+    options = {
+        "accumulation": accumulation,
+        "loss_scale": None if scale is None else torch.tensor(scale),
+    }
+    reducer = BucketClippingReducer(
+        *parts_of(flat, world, BUCKET_ELEMENTS), max_norm=max_norm, **options
+    )
     steps = []
     for poison in (poisoned, False):  # a skipped step must not affect the next one
         flat.zero_grad()
         for index, part in enumerate(parts):
             reducer.prepare(last=index == accumulation - 1)
-            loss = loss_sum(model, part, divisor=len(part) * accumulation * world.world_size) * (scale or 1.0)
+            loss = loss_sum(model, part, divisor=len(part) * accumulation * world.world_size) * (
+                scale or 1.0
+            )
             if poison and index == 0 and world.rank == world.world_size - 1:
                 loss = loss * float("inf")
             loss.backward()
@@ -243,17 +271,27 @@ def test_clipped_buckets_match_the_formula(clipping: Ranks, case: str) -> None:
         assert float(mean.norm()) < 0.99 * norm, "something must be clipped"
 
 
-def test_loss_scales_change_nothing_and_infinite_buckets_are_detected_on_every_rank(clipping: Ranks) -> None:
+def test_loss_scales_change_nothing_and_infinite_buckets_are_detected_on_every_rank(
+    clipping: Ranks,
+) -> None:
     """Scaling by a power of two is exact before clipping."""
     for rank in clipping:
         for scaled, plain in zip(rank["scaled"]["steps"], rank["two"]["steps"], strict=True):
-            torch.testing.assert_close(torch.tensor(scaled["grad"]), torch.tensor(plain["grad"]), rtol=1e-6, atol=0)
+            torch.testing.assert_close(
+                torch.tensor(scaled["grad"]), torch.tensor(plain["grad"]), rtol=1e-6, atol=0
+            )
         bad, good = rank["poisoned"]["steps"]
         assert not math.isfinite(bad["norm"])
         assert good == rank["two"]["steps"][1]
 
 
-SHAPES = ((37, 11), (5,), (64, 64), (1,), (129,))  # no bucket size is divisible by the number of ranks
+SHAPES = (
+    (37, 11),
+    (5,),
+    (64, 64),
+    (1,),
+    (129,),
+)  # no bucket size is divisible by the number of ranks
 LIMIT = 0.5
 ROUNDING = 2.0**-8  # of bfloat16
 FLOAT32 = 1e-6  # several float32 additions
@@ -271,7 +309,9 @@ def random_gradients(num_ranks: int, scale: float = 1.0) -> list[Tensor]:
     return found
 
 
-def make_reducer(world: World, way: str, in_bf16: bool, loss_scale: Tensor | None) -> tuple[FlatParameters, Any, Any]:
+def make_reducer(
+    world: World, way: str, in_bf16: bool, loss_scale: Tensor | None
+) -> tuple[FlatParameters, Any, Any]:
     limit = LIMIT if way == "before" else None
     parameters = [(f"p{i}", nn.Parameter(torch.zeros(shape))) for i, shape in enumerate(SHAPES)]
     if way in ("all", "node"):
@@ -288,9 +328,13 @@ def make_reducer(world: World, way: str, in_bf16: bool, loss_scale: Tensor | Non
     return flat, GradientReducer(*parts, limit, loss_scale, in_bf16), None
 
 
-def summed(world: World, way: str, in_bf16: bool, bad: float = 1.0, scale: float = 1.0) -> dict[str, Any]:
+def summed(
+    world: World, way: str, in_bf16: bool, bad: float = 1.0, scale: float = 1.0
+) -> dict[str, Any]:
     """Sum the same gradients twice, half of them in each of two micro-batches; return the full sum on every rank."""
-    flat, reducer, layout = make_reducer(world, way, in_bf16, None if scale == 1.0 else torch.tensor(scale))
+    flat, reducer, layout = make_reducer(
+        world, way, in_bf16, None if scale == 1.0 else torch.tensor(scale)
+    )
     reducer.warm_up()
     own = random_gradients(world.world_size, scale)[world.rank]
     if world.rank == world.world_size - 1:
@@ -301,7 +345,10 @@ def summed(world: World, way: str, in_bf16: bool, bad: float = 1.0, scale: float
         parts = own.split([p.numel() for p in flat.parameters])
         for last in (False, True):
             reducer.prepare(last)
-            sum((p.flatten() * part / 2).sum() for p, part in zip(flat.parameters, parts, strict=True)).backward()
+            sum(
+                (p.flatten() * part / 2).sum()
+                for p, part in zip(flat.parameters, parts, strict=True)
+            ).backward()
         reducer.finish()
         if layout is not None:
             layout.all_gather(flat.padded_grad)
@@ -334,7 +381,12 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
 
 def assert_within(found: Tensor, addends: Tensor, roundings: tuple[float, float]) -> None:
     total = addends.sum(0)
-    bound = roundings[0] * addends.abs().sum(0) + roundings[1] * total.abs() + FLOAT32 * addends.abs().sum(0) + TINY
+    bound = (
+        roundings[0] * addends.abs().sum(0)
+        + roundings[1] * total.abs()
+        + FLOAT32 * addends.abs().sum(0)
+        + TINY
+    )
     assert ((found - total).abs() <= bound).all()
 
 
@@ -347,7 +399,9 @@ def assert_within(found: Tensor, addends: Tensor, roundings: tuple[float, float]
         ("node", (2 * ROUNDING + ROUNDING**2, 2 * ROUNDING)),
     ],
 )
-def test_sums_are_bit_equal_and_within_the_error_bound(ranks: Ranks, way: str, roundings: tuple[float, float]) -> None:
+def test_sums_are_bit_equal_and_within_the_error_bound(
+    ranks: Ranks, way: str, roundings: tuple[float, float]
+) -> None:
     shares = torch.stack(random_gradients(4)).double()
     for form, allowed in (("fp32", (0.0, 0.0)), ("bf16", roundings)):
         assert all(rank[form][way] == ranks[0][form][way] for rank in ranks)
@@ -381,4 +435,6 @@ def test_non_finite_values_stay_in_place(ranks: Ranks, way: str) -> None:
         found, good = rank["bad"][way]["sum"], rank["bf16"][way]["sum"]
         assert [i for i, value in enumerate(found) if not math.isfinite(value)] == [100]
         assert found[:100] + found[101:] == good[:100] + good[101:]
-        assert rank["scaled"]["sum"] == rank["bf16"]["whole"]["sum"], "scaling by a power of two is exact"
+        assert rank["scaled"]["sum"] == rank["bf16"]["whole"]["sum"], (
+            "scaling by a power of two is exact"
+        )

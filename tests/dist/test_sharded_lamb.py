@@ -35,7 +35,12 @@ OTHERS: tuple[type[CompiledOptimizer], ...] = (AdamW, StableAdamW, ACClip, Madgr
 # Those whose kernels sum over a tensor's ranks or keep the initial weights; the interpreter takes seconds for each.
 WITH_OWN_STATE = (StableAdamW, Madgrad)
 NUMBERS = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.01}
-SHARD_SHAPES = {"word.weight": (37, 11), "one.weight": (1,), "LayerNorm.weight": (129,), "zero.weight": (33,)}
+SHARD_SHAPES = {
+    "word.weight": (37, 11),
+    "one.weight": (1,),
+    "LayerNorm.weight": (129,),
+    "zero.weight": (33,),
+}
 SHARD_SHAPES |= {"wide.weight": (64, 100), "last.bias": (5,)}
 
 
@@ -43,7 +48,9 @@ def random_parameters() -> list[tuple[str, nn.Parameter]]:
     """Return parameters of odd sizes, one of them zero, equal on all ranks."""
     generator, found = torch.Generator().manual_seed(3), []
     for name, shape in SHARD_SHAPES.items():
-        values = torch.randn(shape, generator=generator) * (0.0 if name.startswith("zero") else 0.02)
+        values = torch.randn(shape, generator=generator) * (
+            0.0 if name.startswith("zero") else 0.02
+        )
         found.append((name, nn.Parameter(values)))
     return found
 
@@ -62,7 +69,9 @@ def set_gradient(world: World, flat: FlatParameters, update: int) -> None:
         flat.grad += gradient_share(update, share, flat.numel)
 
 
-def make_layout(world: World, nodes: bool, block_elements: int) -> tuple[FlatParameters, ShardLayout]:
+def make_layout(
+    world: World, nodes: bool, block_elements: int
+) -> tuple[FlatParameters, ShardLayout]:
     groups = ShardGroups.inside_nodes(world) if nodes else ShardGroups.all_ranks(world)
     flat = FlatParameters(random_parameters(), ShardLayout.multiple(groups))
     return flat, ShardLayout(flat.padded_data.numel(), groups, block_elements)
@@ -88,8 +97,14 @@ def sharded_lamb(
 ) -> dict[str, Any]:
     """Run LAMB or another optimizer on fixed gradients; optionally save the state after update 3 or load it."""
     flat, layout = make_layout(world, nodes, block_elements)
-    reducer = ShardedReducer(flat.parameters, flat.padded_grad, flat.offsets, world, layout, clip_before)
-    numbers = {**NUMBERS, "max_grad_norm": None if clip_before else 1.0, "copy_dtype": torch.bfloat16}
+    reducer = ShardedReducer(
+        flat.parameters, flat.padded_grad, flat.offsets, world, layout, clip_before
+    )
+    numbers = {
+        **NUMBERS,
+        "max_grad_norm": None if clip_before else 1.0,
+        "copy_dtype": torch.bfloat16,
+    }
     optimizer = method(flat, layout, **numbers, implementation=implementation, gathered=gathered)
     first, norms = 0, []
     if load_from is not None:
@@ -105,7 +120,9 @@ def sharded_lamb(
         if update == 2 and save_as:
             state = optimizer.state_dict()
             with optimizer.exact_weights():
-                tensors = {k: torch.as_tensor(v) for k, v in state.items()} | {"weights": flat.data.clone()}
+                tensors = {k: torch.as_tensor(v) for k, v in state.items()} | {
+                    "weights": flat.data.clone()
+                }
             if world.rank == 0:
                 save_file(tensors, f"{folder}/{save_as}.safetensors")
             world.barrier()
@@ -127,7 +144,11 @@ def sharded_lamb(
 
 def sharded_triton(world: World, folder: str) -> dict[str, Any]:
     run = partial(sharded_lamb, world, folder, implementation="triton")
-    found = {"first": run(save_as="triton"), "continued": run(load_from="triton"), "bf16": run(gathered="bf16")}
+    found = {
+        "first": run(save_as="triton"),
+        "continued": run(load_from="triton"),
+        "bf16": run(gathered="bf16"),
+    }
     found["methods"] = {method.name: run(method=method) for method in WITH_OWN_STATE}
     return found | {"read on the host": host_reads(world)}
 
@@ -146,8 +167,12 @@ class HostReads(TorchDispatchMode):
 def host_reads(world: World) -> list[str]:
     """Return the host reads of one Triton update, including clipping and communication."""
     flat, layout = make_layout(world, False, 500)
-    reducer = ShardedReducer(flat.parameters, flat.padded_grad, flat.offsets, world, layout, clip_before=1.0)
-    optimizer = Lamb(flat, layout, **NUMBERS, max_grad_norm=None, implementation="triton", gathered="bf16")
+    reducer = ShardedReducer(
+        flat.parameters, flat.padded_grad, flat.offsets, world, layout, clip_before=1.0
+    )
+    optimizer = Lamb(
+        flat, layout, **NUMBERS, max_grad_norm=None, implementation="triton", gathered="bf16"
+    )
     set_gradient(world, flat, 0)
     with HostReads() as reads:
         reducer.finish()
@@ -165,7 +190,9 @@ def sharded(world: World, folder: str) -> dict[str, Any]:
         "one block": run(block_elements=1 << 20),
         "again": run(),
         "native": run(implementation="native"),
-        "methods": {f"{m.name} {form}": run(implementation=form, method=m) for m in OTHERS for form in forms},
+        "methods": {
+            f"{m.name} {form}": run(implementation=form, method=m) for m in OTHERS for form in forms
+        },
         "clipped before": run(clip_before=1.0),
         "continued": run(load_from="alone"),
         "rounded": {form: sharded_rounded(world, folder, form) for form in ("bf16", "e5m2")},
@@ -173,7 +200,9 @@ def sharded(world: World, folder: str) -> dict[str, Any]:
     }
 
 
-def sharded_rounded(world: World, folder: str, form: str, method: type[CompiledOptimizer] = Lamb) -> dict[str, Any]:
+def sharded_rounded(
+    world: World, folder: str, form: str, method: type[CompiledOptimizer] = Lamb
+) -> dict[str, Any]:
     """Run with a rounded all-gather, uninterrupted and resumed from a checkpoint."""
     name = form if method is Lamb else f"{method.name}_{form}"
     return {
@@ -209,9 +238,13 @@ class Sharded(NamedTuple):
     node_size: int
 
 
-def reference(max_grad_norm: float | None, method: type[CompiledOptimizer] = Lamb) -> tuple[Any, FlatParameters]:
+def reference(
+    max_grad_norm: float | None, method: type[CompiledOptimizer] = Lamb
+) -> tuple[Any, FlatParameters]:
     flat = FlatParameters(random_parameters())
-    return unsharded(method, flat, **NUMBERS, max_grad_norm=max_grad_norm, implementation="plain"), flat
+    return unsharded(
+        method, flat, **NUMBERS, max_grad_norm=max_grad_norm, implementation="plain"
+    ), flat
 
 
 @pytest.fixture(scope="module")
@@ -224,7 +257,9 @@ def unsharded_run() -> dict[str, Any]:
         if math.isfinite(norm):
             norms.append(norm)
         if update == 2:
-            state = {key: torch.as_tensor(value).clone() for key, value in optimizer.state_dict().items()}
+            state = {
+                key: torch.as_tensor(value).clone() for key, value in optimizer.state_dict().items()
+            }
     return {"weights": flat.data, "norms": norms, "state": state}
 
 
@@ -256,22 +291,32 @@ def placed(request: pytest.FixtureRequest, run_once: Callable[[str], Sharded]) -
 def assert_equals(found: dict[str, Any], unsharded_run: dict[str, Any]) -> None:
     assert found["skipped"] == SKIPPED
     assert found["norms"] == pytest.approx(unsharded_run["norms"], rel=1e-6)
-    torch.testing.assert_close(torch.tensor(found["weights"]), unsharded_run["weights"], **TOLERANCES)
+    torch.testing.assert_close(
+        torch.tensor(found["weights"]), unsharded_run["weights"], **TOLERANCES
+    )
 
 
 def test_one_rank_matches_unsharded_lamb(tmp_path: Path, unsharded_run: dict[str, Any]) -> None:
     """On one rank, clipping before the reduction equals clipping after it."""
     assert_equals(sharded_lamb(World(), str(tmp_path)), unsharded_run)
     found = sharded_lamb(World(), str(tmp_path), clip_before=1.0)
-    torch.testing.assert_close(torch.tensor(found["weights"]), unsharded_run["weights"], **TOLERANCES)
+    torch.testing.assert_close(
+        torch.tensor(found["weights"]), unsharded_run["weights"], **TOLERANCES
+    )
 
 
 @pytest.mark.parametrize("case", ["plain", "one block", "native"])
-def test_several_ranks_match_unsharded_lamb(ranks: Sharded, unsharded_run: dict[str, Any], case: str) -> None:
+def test_several_ranks_match_unsharded_lamb(
+    ranks: Sharded, unsharded_run: dict[str, Any], case: str
+) -> None:
     found = ranks.results[0][case]
-    assert found["blocks"] == (1 if case == "one block" else pytest.approx(7, abs=2)), "shards must cut tensors"
+    assert found["blocks"] == (1 if case == "one block" else pytest.approx(7, abs=2)), (
+        "shards must cut tensors"
+    )
     assert_equals(found, unsharded_run)
-    assert all(result["again"] == result["plain"] for result in ranks.results), "repeated runs must be bit-equal"
+    assert all(result["again"] == result["plain"] for result in ranks.results), (
+        "repeated runs must be bit-equal"
+    )
 
 
 @pytest.mark.parametrize("method", OTHERS, ids=lambda cls: cls.name)
@@ -291,14 +336,18 @@ def assert_equals_one_process(found: dict[str, Any], method: type[CompiledOptimi
     torch.testing.assert_close(torch.tensor(found["weights"]), flat.data, rtol=1e-4, atol=2e-6)
 
 
-def test_saved_state_is_independent_of_the_number_of_ranks(placed: Sharded, unsharded_run: dict[str, Any]) -> None:
+def test_saved_state_is_independent_of_the_number_of_ranks(
+    placed: Sharded, unsharded_run: dict[str, Any]
+) -> None:
     """The ranks' state equals one process's, and each can resume from the other's state."""
     state = load_file(placed.folder / "saved.safetensors")
     for key, value in unsharded_run["state"].items():
         torch.testing.assert_close(state[key], value, **TOLERANCES)
     alone = sharded_lamb(World(), str(placed.folder), load_from="saved")
     for found in (alone, *(result["continued"] for result in placed.results)):
-        torch.testing.assert_close(torch.tensor(found["weights"]), unsharded_run["weights"], **TOLERANCES)
+        torch.testing.assert_close(
+            torch.tensor(found["weights"]), unsharded_run["weights"], **TOLERANCES
+        )
 
 
 def reference_clipped_before(size: int) -> torch.Tensor:
@@ -310,7 +359,9 @@ def reference_clipped_before(size: int) -> torch.Tensor:
             part = sum(gradient_share(update, share, flat.numel) for share in shares.tolist())
             own_mean = part.double() * size
             norm = float(own_mean.norm())
-            flat.grad += (own_mean / max(norm, 1.0) / size).float() if math.isfinite(norm) else torch.nan
+            flat.grad += (
+                (own_mean / max(norm, 1.0) / size).float() if math.isfinite(norm) else torch.nan
+            )
         optimizer.step(0.02)
     return flat.data
 
@@ -321,7 +372,9 @@ def test_clipping_before_the_reduction(placed: Sharded, unsharded_run: dict[str,
     assert max(found["norms"]) <= 1.0
     weights = torch.tensor(found["weights"])
     torch.testing.assert_close(weights, reference_clipped_before(len(placed.results)), **TOLERANCES)
-    assert float((weights - unsharded_run["weights"]).abs().max()) > 1e-4, "clipping after the reduction differs"
+    assert float((weights - unsharded_run["weights"]).abs().max()) > 1e-4, (
+        "clipping after the reduction differs"
+    )
 
 
 def test_all_ranks_are_bit_equal(placed: Sharded, unsharded_run: dict[str, Any]) -> None:
@@ -330,12 +383,16 @@ def test_all_ranks_are_bit_equal(placed: Sharded, unsharded_run: dict[str, Any])
     assert_equals(first["plain"], unsharded_run)
     for result in placed.results:
         assert (result["plain"], result["rounded"]) == (first["plain"], first["rounded"])
-        assert result["plain"]["shard"] == pytest.approx(unsharded_run["weights"].numel() / placed.node_size, abs=64)
+        assert result["plain"]["shard"] == pytest.approx(
+            unsharded_run["weights"].numel() / placed.node_size, abs=64
+        )
         assert result["rounded"]["bf16"]["whole"]["weights"] == result["plain"]["weights"]
 
 
 @pytest.mark.parametrize(("form", "dtype"), [("bf16", torch.bfloat16), ("e5m2", torch.float8_e5m2)])
-def test_rounded_all_gather_does_not_change_the_exact_weights(ranks: Sharded, form: str, dtype: torch.dtype) -> None:
+def test_rounded_all_gather_does_not_change_the_exact_weights(
+    ranks: Sharded, form: str, dtype: torch.dtype
+) -> None:
     """The gradients do not depend on the weights here, so the exact weights equal those without rounding."""
     whole, continued = (ranks.results[0]["rounded"][form][name] for name in ("whole", "continued"))
     plain = ranks.results[0]["plain"]
@@ -375,7 +432,9 @@ def test_triton_matches_unsharded_lamb(
     assert found["read on the host"] == []
     rounded = found["bf16"]
     assert rounded["weights"] == found["first"]["weights"]
-    assert torch.equal(torch.tensor(rounded["trained"]), torch.tensor(rounded["weights"]).bfloat16().float())
+    assert torch.equal(
+        torch.tensor(rounded["trained"]), torch.tensor(rounded["weights"]).bfloat16().float()
+    )
 
 
 def test_triton_without_a_gpu_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,9 +24,31 @@ from mlbert.training.step import GraphMode, Graphs
 from training_settings import train_arguments
 
 COLLECTIVES = (
-    *("all_reduce", "broadcast", "all_gather", "barrier", "reduce", "gather", "scatter", "all_to_all"),
-    *("reduce_scatter_tensor", "reduce_scatter_single", "all_gather_into_tensor", "all_gather_single"),
-    *("all_to_all_single", "send", "recv", "isend", "irecv", "broadcast_object_list", "all_gather_object"),
+    *(
+        "all_reduce",
+        "broadcast",
+        "all_gather",
+        "barrier",
+        "reduce",
+        "gather",
+        "scatter",
+        "all_to_all",
+    ),
+    *(
+        "reduce_scatter_tensor",
+        "reduce_scatter_single",
+        "all_gather_into_tensor",
+        "all_gather_single",
+    ),
+    *(
+        "all_to_all_single",
+        "send",
+        "recv",
+        "isend",
+        "irecv",
+        "broadcast_object_list",
+        "all_gather_object",
+    ),
 )
 
 
@@ -59,7 +81,9 @@ class EventLog:
 
 def watch_everything(event_log: EventLog) -> None:
     for name in filter(lambda name: hasattr(dist, name), COLLECTIVES):
-        event_log.watch(dist, name, lambda *_, name=name, group=None, **__: f"{name} in group {_number(group)}")
+        event_log.watch(
+            dist, name, lambda *_, name=name, group=None, **__: f"{name} in group {_number(group)}"
+        )
     for owner, name, event in (
         *((dist, "new_group", "a new group"), (native, "_compile", "a native library is compiled")),
         *((torch, "compile", "torch.compile"), (NoCapture, "record", "a capture")),
@@ -67,7 +91,9 @@ def watch_everything(event_log: EventLog) -> None:
         event_log.watch(owner, name, lambda *_, event=event, **__: event)
     if importlib.util.find_spec("triton"):
         knobs = importlib.import_module("triton").knobs
-        knobs.runtime.jit_post_compile_hook = lambda **_: event_log.add("a Triton kernel is compiled")
+        knobs.runtime.jit_post_compile_hook = lambda **_: event_log.add(
+            "a Triton kernel is compiled"
+        )
     event_log.switch_phase("start", "timed")
     event_log.switch_phase("stop", "after")
 
@@ -85,7 +111,9 @@ def record_steps(mode: str) -> None:
 
     experiment.check_device = lambda *_: None
     experiment.choose_graphs = choose
-    packed_lamb_build.methods.make = lambda _settings, _base_lr, _distributed, _compute, flat, *_: TensorLamb(flat)
+    packed_lamb_build.methods.make = lambda _settings, _base_lr, _distributed, _compute, flat, *_: (
+        TensorLamb(flat)
+    )
 
 
 def train(folder: Path, graph_mode: str, arguments: list[str]) -> None:
@@ -104,10 +132,17 @@ SHARDED = {"sharded_optimizer": "all", "weights_allgather": "bf16", "exchange_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mode", "changes"), [("none", SHARDED), ("full_iteration", {"ops": "plain"})], ids=["sharded", "graphs"]
+    ("mode", "changes"),
+    [("none", SHARDED), ("full_iteration", {"ops": "plain"})],
+    ids=["sharded", "graphs"],
 )
 def test_no_start_up_work_is_timed(tmp_path: Path, mode: str, changes: dict[str, object]) -> None:
-    frequent = {"eval_iter_start_samples": 8, "eval_iter_samples": 8, "save_checkpoint_steps": 2, "max_steps": 4}
+    frequent = {
+        "eval_iter_start_samples": 8,
+        "eval_iter_samples": 8,
+        "save_checkpoint_steps": 2,
+        "max_steps": 4,
+    }
     words = train_arguments(tmp_path, cuda_graph_mode=mode, **frequent, **changes)
     ranks = start_ranks(train, (tmp_path, mode, words), 2, tmp_path)
     outputs = [rank.communicate(timeout=250) for rank in ranks]
@@ -116,7 +151,12 @@ def test_no_start_up_work_is_timed(tmp_path: Path, mode: str, changes: dict[str,
         events = json.loads((tmp_path / f"events_{rank}.json").read_text())
         assert "all_reduce in group of all ranks" in events["timed"], "the hooks must be installed"
         assert not set(events["timed"]) - set(events["before"])
-        for one_time in ("a capture", "a new group", "a native library is compiled", "a Triton kernel is compiled"):
+        for one_time in (
+            "a capture",
+            "a new group",
+            "a native library is compiled",
+            "a Triton kernel is compiled",
+        ):
             assert one_time not in events["timed"]
         assert ("a capture" in events["before"]) == (mode != "none")
         assert len(events["timed"]) > 10

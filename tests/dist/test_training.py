@@ -26,12 +26,20 @@ from training_settings import read_metrics, train_arguments
 TOLERANCE = 2e-4
 GLOBAL_PACKS = 8
 SLOW_SECONDS = 3.0  # of a disk, with collectives that may take 2 s
-EIGHT_BIT = {"precision": "fp8", "sharded_optimizer": "all", "weights_allgather": "e5m2", "gradient_reduction": "bf16"}
+EIGHT_BIT = {
+    "precision": "fp8",
+    "sharded_optimizer": "all",
+    "weights_allgather": "e5m2",
+    "gradient_reduction": "bf16",
+}
 
 
 def train_on(world_size, tmp_path, name, accumulation=1, node_size=None, **changes):
     """Train and return rank 0's output. Every run misses its target, which only rank 0 reports."""
-    batch = {"train_batch_size": GLOBAL_PACKS // world_size, "gradient_accumulation_steps": accumulation}
+    batch = {
+        "train_batch_size": GLOBAL_PACKS // world_size,
+        "gradient_accumulation_steps": accumulation,
+    }
     arguments = train_arguments(tmp_path, name, **batch, **changes)
     ranks = start_ranks(main, (arguments,), world_size, tmp_path, node_size)
     outputs = [rank.communicate(timeout=150) for rank in ranks]
@@ -58,7 +66,9 @@ def test_losses_match_one_process(tmp_path, one_process):
     assert evaluation["eval_loss"] == pytest.approx(alone, abs=1e-3), "each sample must count once"
     config = json.loads((tmp_path / "out/run_0/config.json").read_text())
     assert config["provenance"]["ranks"] == 4
-    assert [p.name for p in (tmp_path / "out").glob("result_*")] == ["result_0.txt"], "only rank 0 may write"
+    assert [p.name for p in (tmp_path / "out").glob("result_*")] == ["result_0.txt"], (
+        "only rank 0 may write"
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,7 +81,9 @@ def test_losses_match_one_process(tmp_path, one_process):
     ],
     ids=["over all ranks", "inside two nodes", "bf16 reduction"],
 )
-def test_each_way_matches_one_process(tmp_path, one_process, world_size, node_size, tolerance, changes):
+def test_each_way_matches_one_process(
+    tmp_path, one_process, world_size, node_size, tolerance, changes
+):
     train_on(world_size, tmp_path, "out", node_size=node_size, **changes)
     for ours, alone in zip(read_metrics(tmp_path / "out"), one_process[0], strict=True):
         assert ours["loss"] == pytest.approx(alone["loss"], abs=tolerance)
@@ -80,14 +92,20 @@ def test_each_way_matches_one_process(tmp_path, one_process, world_size, node_si
 def test_rounded_all_gather_affects_training_but_not_the_saved_weights(tmp_path, one_process):
     train_on(2, tmp_path, "out", sharded_optimizer="all", weights_allgather="e5m2")
     steps = read_metrics(tmp_path / "out")
-    differences = [abs(ours["loss"] - alone["loss"]) for ours, alone in zip(steps, one_process[0], strict=True)]
-    assert 5 * TOLERANCE < max(differences) < 0.2, "rounding must show in the loss, but only slightly"
+    differences = [
+        abs(ours["loss"] - alone["loss"]) for ours, alone in zip(steps, one_process[0], strict=True)
+    ]
+    assert 5 * TOLERANCE < max(differences) < 0.2, (
+        "rounding must show in the loss, but only slightly"
+    )
     for weight in load_file(tmp_path / "out/run_0/weights/model.safetensors").values():
         if weight.numel() > 1000:
             assert not torch.equal(weight, weight.to(torch.float8_e5m2).float())
 
 
-@pytest.mark.parametrize("changes", [{}, pytest.param(EIGHT_BIT, marks=pytest.mark.slow)], ids=["default", "8 bits"])
+@pytest.mark.parametrize(
+    "changes", [{}, pytest.param(EIGHT_BIT, marks=pytest.mark.slow)], ids=["default", "8 bits"]
+)
 def test_resume_on_two_processes_is_exact(tmp_path, changes):
     train_on(2, tmp_path, "whole", **changes)
     changes = {**changes, "save_checkpoint_steps": 1}
@@ -101,7 +119,9 @@ def test_resume_on_two_processes_is_exact(tmp_path, changes):
 
 def load_checkpoint(world: World, folders: list[str]) -> dict[str, Any]:
     """Load the newest checkpoint of this rank's folder; return its step and the bytes that this process read."""
-    before = int(Path("/proc/self/io").read_text().split()[1])  # rchar, which leaves out mapped files
+    before = int(
+        Path("/proc/self/io").read_text().split()[1]
+    )  # rchar, which leaves out mapped files
     try:
         checkpoint, _ = CheckpointFolder(Path(folders[world.rank]), 9, {}).load_newest(world)
     except UserError as error:
@@ -112,7 +132,9 @@ def load_checkpoint(world: World, folders: list[str]) -> dict[str, Any]:
 
 def test_one_rank_of_a_node_reads_a_checkpoint_to_check_it(tmp_path):
     for step, rank in ((1, 0), (1, 1), (2, 1)):
-        CheckpointFolder(tmp_path / f"{rank}", 9, {}).save(step, {"weights": torch.zeros(10_000_000)}, {})
+        CheckpointFolder(tmp_path / f"{rank}", 9, {}).save(
+            step, {"weights": torch.zeros(10_000_000)}, {}
+        )
     ranks = run_ranks(load_checkpoint, 3, tmp_path, folders=[str(tmp_path / "1")] * 3)
     assert [rank["step"] for rank in ranks] == [2, 2, 2]
     assert [rank["bytes"] > 10_000_000 for rank in ranks] == [True, False, False]
@@ -128,13 +150,21 @@ def wait_for_slow_disks(world: World, folder: str) -> list[int]:
     def slowed(method: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *arguments: (time.sleep(SLOW_SECONDS), method(*arguments))[1]
 
-    StepFolders.save, StepFolders.load_newest = slowed(StepFolders.save), slowed(StepFolders.load_newest)
+    StepFolders.save, StepFolders.load_newest = (
+        slowed(StepFolders.save),
+        slowed(StepFolders.load_newest),
+    )
     world_module.ROUND_SECONDS = 0.5
     flat = SimpleNamespace(data=torch.zeros(3), layout=[])
     stateless = {"state_dict": dict, "load_state_dict": lambda state: None}
-    optimizer, source = SimpleNamespace(exact_weights=contextlib.nullcontext, **stateless), SimpleNamespace(**stateless)
+    optimizer, source = (
+        SimpleNamespace(exact_weights=contextlib.nullcontext, **stateless),
+        SimpleNamespace(**stateless),
+    )
     model = SimpleNamespace(derived_state=dict, load_derived_state=lambda state: None)
-    method = SimpleNamespace(flat=flat, optimizer=optimizer, model=model, source=source, loss_scale=None)
+    method = SimpleNamespace(
+        flat=flat, optimizer=optimizer, model=model, source=source, loss_scale=None
+    )
     steps = []
     for saves in (1, 2):
         state = TrainState()
@@ -151,4 +181,7 @@ def wait_for_slow_disks(world: World, folder: str) -> list[int]:
 
 def test_ranks_wait_for_a_disk_that_is_slower_than_a_collective_may_be(tmp_path):
     folder = str(tmp_path / "checkpoints")
-    assert run_ranks(wait_for_slow_disks, 2, tmp_path, collective_timeout_s=2.0, folder=folder) == [[1], [1]]
+    assert run_ranks(wait_for_slow_disks, 2, tmp_path, collective_timeout_s=2.0, folder=folder) == [
+        [1],
+        [1],
+    ]

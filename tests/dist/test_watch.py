@@ -34,7 +34,9 @@ def train(world: World, folder: str, what: str, victim: int) -> int:
     story = Path(folder, f"story_{world.rank}.txt")
 
     def close_log(status: str, reason: str | None) -> None:
-        if not list(story.parent.glob("story_*")):  # the first call of any rank counts, as with the log
+        if not list(
+            story.parent.glob("story_*")
+        ):  # the first call of any rank counts, as with the log
             story.write_text(f"{status}: {reason}")
 
     if what == "many files":
@@ -88,8 +90,18 @@ def fail_as(what: str, stories: Path) -> None:
         time.sleep(1000)
     if what == "stops":
         # Resume only after the others have reported this rank as lost, however long that takes.
-        wake_up = "for i in $(seq $1); do sleep 1; ls $2/story_* && break; done; sleep 3; kill -CONT $3"
-        words = ["sh", "-c", wake_up, "sh", str(LONGEST_STOP_SECONDS), str(stories), str(os.getpid())]
+        wake_up = (
+            "for i in $(seq $1); do sleep 1; ls $2/story_* && break; done; sleep 3; kill -CONT $3"
+        )
+        words = [
+            "sh",
+            "-c",
+            wake_up,
+            "sh",
+            str(LONGEST_STOP_SECONDS),
+            str(stories),
+            str(os.getpid()),
+        ]
         subprocess.Popen(words, start_new_session=True)
         os.kill(os.getpid(), signal.SIGSTOP)
         time.sleep(1000)
@@ -111,7 +123,9 @@ def run_and_read_status(
 ) -> tuple[dict[str, str], tuple[int, ...], tuple[str, ...]]:
     """Return the logged status by the file of the rank that logged it, and the exit codes and outputs of all ranks."""
     results = run_ranks(train, 3, folder, check=False, folder=str(folder), what=what, victim=victim)
-    return {path.stem: path.read_text() for path in folder.glob("story_*.txt")}, *zip(*results, strict=True)
+    return {path.stem: path.read_text() for path in folder.glob("story_*.txt")}, *zip(
+        *results, strict=True
+    )
 
 
 def node_to_exclude(story):
@@ -133,7 +147,9 @@ def test_lost_rank_is_named_and_the_others_end(tmp_path, what, victim):
     assert story.startswith(f"rank {victim} on ")
     # When rank 0 dies, rank 1 only knows its own step, which it may not have begun.
     assert any(f"after step {step}" in story for step in (BAD_STEP, BAD_STEP - reporter))
-    assert {"dies": "died", "hangs": "hangs", "fails": "ValueError: record 17 is damaged"}[what] in story
+    assert {"dies": "died", "hangs": "hangs", "fails": "ValueError: record 17 is damaged"}[
+        what
+    ] in story
     if what == "hangs":
         assert "READ" in story
     assert node_to_exclude(story) == ("" if what == "fails" else story.split()[3])
@@ -151,16 +167,22 @@ def test_wrong_input_of_one_rank_is_the_status_of_all(tmp_path: Path) -> None:
     logged, codes, _ = run_and_read_status(tmp_path, "is mistaken", 1)
     assert codes == (WRONG_INPUT,) * 3
     story = logged["story_0"].removeprefix("aborted: ")
-    assert "failed after step 4: train.h5: record 17 is damaged. Restore it. [data.damaged]" in story
+    assert (
+        "failed after step 4: train.h5: record 17 is damaged. Restore it. [data.damaged]" in story
+    )
     assert node_to_exclude(story) == ""
 
 
-def test_wrong_input_of_all_ranks_is_the_status_of_the_launcher(tmp_path: Path, tree_root: Path) -> None:
+def test_wrong_input_of_all_ranks_is_the_status_of_the_launcher(
+    tmp_path: Path, tree_root: Path
+) -> None:
     """Rank 0 reports it, although torchrun ends all ranks when the first one exits."""
     for name in ("train", "eval"):
         write_set(tmp_path / name, make_rows(random_lengths(64)))
     data = {"synthetic_data": 0, "input_dir": tmp_path / "train", "eval_dir": tmp_path / "eval"}
-    settings = train_arguments(tmp_path, num_eval_examples=100, shape={"vocab_size": VOCAB_SIZE}, **data)[1:]
+    settings = train_arguments(
+        tmp_path, num_eval_examples=100, shape={"vocab_size": VOCAB_SIZE}, **data
+    )[1:]
     program = tree_root / "benchmarks/bert/implementations/cpu_demo/run_pretraining.py"
     words = [sys.executable, "-m", "mlbert", "launch", "local", "-n", "2", str(program), *settings]
     done = subprocess.run(words, capture_output=True, text=True, timeout=200, check=False)
@@ -179,7 +201,9 @@ def test_suspended_rank_that_wakes_up_reports_nobody_as_lost(tmp_path, victim):
     assert story.startswith(f"aborted: rank {victim} on ")
     assert "is silent" in story
     assert node_to_exclude(story.removeprefix("aborted: ")) == story.split()[4]
-    error_lines = [line for output in outputs for line in output.splitlines() if "mlbert: error: rank" in line]
+    error_lines = [
+        line for output in outputs for line in output.splitlines() if "mlbert: error: rank" in line
+    ]
     assert error_lines
     assert all(f"error: rank {victim} on " in line for line in error_lines)
 
@@ -192,7 +216,9 @@ def test_suspended_rank_that_wakes_up_reports_nobody_as_lost(tmp_path, victim):
         ("ended", 2, LOST_RANK, f"failed after step {BAD_STEP}: Terminated: SIGTERM"),
     ],
 )
-def test_signal_to_one_rank_ends_all(tmp_path: Path, what: str, victim: int, code: int, status: str) -> None:
+def test_signal_to_one_rank_ends_all(
+    tmp_path: Path, what: str, victim: int, code: int, status: str
+) -> None:
     logged, codes, _ = run_and_read_status(tmp_path, what, victim)
     assert codes == (code,) * 3
     assert list(logged) == ["story_0"]
@@ -208,7 +234,11 @@ def test_sigterm_on_all_ranks_names_no_failed_rank(tmp_path: Path) -> None:
 
 def test_successful_run_is_not_disturbed(tmp_path: Path) -> None:
     """If the health monitor cannot read its connection, a rank is reported as silent after the hang timeout."""
-    assert run_ranks(train, 3, tmp_path, folder=str(tmp_path), what="many files", victim=0) == [6, 6, 6]
+    assert run_ranks(train, 3, tmp_path, folder=str(tmp_path), what="many files", victim=0) == [
+        6,
+        6,
+        6,
+    ]
     assert [path.read_text() for path in tmp_path.glob("story_*.txt")] == ["success: None"]
 
 
@@ -227,7 +257,9 @@ def train_slowly(arguments: list[str], slow_rank: int) -> None:
 
 
 def test_slowest_rank_is_named_although_all_ranks_wait_for_it(tmp_path: Path) -> None:
-    ranks = start_ranks(train_slowly, (train_arguments(tmp_path, max_steps=9, log_freq=3), 1), 3, tmp_path)
+    ranks = start_ranks(
+        train_slowly, (train_arguments(tmp_path, max_steps=9, log_freq=3), 1), 3, tmp_path
+    )
     outputs = [rank.communicate(120) for rank in ranks]
     assert ranks[0].returncode == 1, outputs[0]
     points = read_metrics(tmp_path / "out")
@@ -235,4 +267,8 @@ def test_slowest_rank_is_named_although_all_ranks_wait_for_it(tmp_path: Path) ->
     assert {(point["slowest_rank"], point["slowest_host"]) for point in points[1:]} == {(1, "n1")}
     for point in points[1:]:
         assert point["slowest_rank_seconds"] >= 0.4, "two micro-batches"
-        assert point["fastest_rank_seconds"] <= point["median_rank_seconds"] < point["slowest_rank_seconds"] - 0.2
+        assert (
+            point["fastest_rank_seconds"]
+            <= point["median_rank_seconds"]
+            < point["slowest_rank_seconds"] - 0.2
+        )

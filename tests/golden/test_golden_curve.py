@@ -22,7 +22,10 @@ def tiny_curve(prepared: Path, folder: Path, name: str, ops: str = "plain") -> P
     metrics = train(
         folder,
         name,
-        shape={"vocab_size": read_manifest(prepared / "train").vocab_size, "initializer_range": 0.1},
+        shape={
+            "vocab_size": read_manifest(prepared / "train").vocab_size,
+            "initializer_range": 0.1,
+        },
         synthetic_data=0,
         input_dir=prepared / "train",
         eval_dir=prepared / "eval",

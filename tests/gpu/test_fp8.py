@@ -15,13 +15,19 @@ pytestmark = pytest.mark.usefixtures("fp8_gpu")
 def test_linear_matches_plain(tokens):
     generator = torch.Generator("cuda").manual_seed(1)
     shapes = ((tokens, 1024), (4096, 1024), (4096,), (tokens, 4096))
-    x, weight, bias, d_out = (torch.randn(*shape, generator=generator, device="cuda") for shape in shapes)
+    x, weight, bias, d_out = (
+        torch.randn(*shape, generator=generator, device="cuda") for shape in shapes
+    )
     results: dict[str, list[Tensor]] = {}
     for choice in ("plain", "triton"):
         ops.select(choice, "cuda")
         scaling = fp8_scaling.FP8Scaling(2, fp8_scaling.Products()).cuda()
         for _ in range(2):  # scaled by each tensor's maximum, then by the previous step's scales
-            leaves = [x.bfloat16().requires_grad_(), weight.clone().requires_grad_(), bias.clone().requires_grad_()]
+            leaves = [
+                x.bfloat16().requires_grad_(),
+                weight.clone().requires_grad_(),
+                bias.clone().requires_grad_(),
+            ]
             out = fp8.linear(leaves[0], leaves[1:2], leaves[2:], scaling, 1)
             out.backward(d_out.bfloat16() * 1e-6)
             scaling.end_step(lambda amax: amax)
@@ -37,7 +43,16 @@ def test_feed_forward_matches_plain(tokens, exact, name):
     if name not in registry.available("cuda")["fp8_product_gelu"]:
         pytest.skip(f"no {name} kernels for this GPU")
     generator = torch.Generator("cuda").manual_seed(2)
-    shapes = ((tokens, 1024), (tokens, 1024), (4096, 1024), (4096,), (1024, 4096), (1024,), (1024,), (1024,))
+    shapes = (
+        (tokens, 1024),
+        (tokens, 1024),
+        (4096, 1024),
+        (4096,),
+        (1024, 4096),
+        (1024,),
+        (1024,),
+        (1024,),
+    )
     values = [torch.randn(*shape, generator=generator, device="cuda") for shape in shapes]
     for index in (2, 4):
         values[index] *= 0.02
@@ -51,11 +66,17 @@ def test_feed_forward_matches_plain(tokens, exact, name):
             w1, b1, w2, gain, shift, b2 = (value.clone().requires_grad_() for value in values[2:])
             norm = (gain, shift, 1e-12, 0.1, 5, rows, b2)
             small = fp8.quantise(x.detach(), scaling, 0, fp8_scaling.INPUT)
-            out, copy, _ = fp8.feed_forward(x, residual, small, (w1, b1, w2), exact, norm, scaling, 0, 2)
+            out, copy, _ = fp8.feed_forward(
+                x, residual, small, (w1, b1, w2), exact, norm, scaling, 0, 2
+            )
             torch.autograd.backward([out, copy], [torch.ones_like(out) * 1e-6] * 2)
             scaling.end_step(lambda amax: amax)
         leaves = (x, residual, w1, b1, w2, gain, shift, b2)
-        results[choice] = [out.detach(), *scaling.derived_state().values(), *(leaf.grad for leaf in leaves)]
+        results[choice] = [
+            out.detach(),
+            *scaling.derived_state().values(),
+            *(leaf.grad for leaf in leaves),
+        ]
     for number, (found, expected) in enumerate(zip(results[name], results["plain"], strict=True)):
         # Gradients are rounded to e5m2 twice, an error of 0.05, and some numbers round the other way.
         limit = 0.02 if number < 3 else 0.06

@@ -20,22 +20,30 @@ RATES = (1e-3, 2e-3, 5e-4, 1e-3)
 def history(config, device, mode, accumulation, products, capture) -> list[list[Tensor]]:
     """Return the weights, moments and scales before the first step, then with loss and norm after each step."""
     arguments = PACKS * accumulation, SEED, config.vocab_size, 512
-    batches = [made_up_batches(*arguments, step=i, accumulation=accumulation) for i in range(len(RATES))]
+    batches = [
+        made_up_batches(*arguments, step=i, accumulation=accumulation) for i in range(len(RATES))
+    ]
     static_shape = StaticShape.of_packs(PACKS, 512, 3, 512, 76)
     graphs = Graphs(mode, static_shape, accumulation, lambda: capture)
-    trainer = Trainer(config, batches[0][0], device, torch.bfloat16, SEED, products=products, graphs=graphs)
+    trainer = Trainer(
+        config, batches[0][0], device, torch.bfloat16, SEED, products=products, graphs=graphs
+    )
     optimizer = trainer.optimizer
     tensors = [trainer.flat.data, optimizer.exp_avg, optimizer.exp_avg_sq, *trainer.model.buffers()]
     found = [[x.clone() for x in tensors]]
     trainer.make.record()
-    assert all(torch.equal(a, b) for a, b in zip(found[0], tensors, strict=True)), "recording changed the state"
+    assert all(torch.equal(a, b) for a, b in zip(found[0], tensors, strict=True)), (
+        "recording changed the state"
+    )
     for i, (parts, lr) in enumerate(zip(batches, RATES, strict=True)):
         started = time.monotonic()
         assert trainer.make.graph_for(parts)
         torch.cuda.set_sync_debug_mode("error" if i == len(RATES) - 1 else "default")
         result = trainer.steps(parts, i, lr)
         torch.cuda.set_sync_debug_mode("default")
-        found.append([result.loss_sum.clone(), torch.tensor(result.grad_norm), *(x.clone() for x in tensors)])
+        found.append(
+            [result.loss_sum.clone(), torch.tensor(result.grad_norm), *(x.clone() for x in tensors)]
+        )
         torch.cuda.synchronize(device)
         assert 0 < trainer.make.device_seconds < time.monotonic() - started
     return found
@@ -46,7 +54,9 @@ CASES = [(None, SEGMENTED, 2), (None, FULL, 1), (Products(), SEGMENTED, 1), (Pro
 
 
 @pytest.mark.parametrize(("products", "mode", "accumulation"), CASES, indirect=["products"])
-def test_replayed_steps_are_bit_equal(products, mode, accumulation, large, device, allow_sync_afterwards):
+def test_replayed_steps_are_bit_equal(
+    products, mode, accumulation, large, device, allow_sync_afterwards
+):
     settings = (large, device, mode, accumulation, products)
     found, expected = history(*settings, CudaCapture(device)), history(*settings, NoCapture())
     for values, reference in zip(found, expected, strict=True):

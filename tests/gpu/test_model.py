@@ -25,7 +25,9 @@ def batch(large: BertConfig, device: torch.device) -> Batch:
     return make_batch(large, 24, None, seed=1).to(device)
 
 
-def gradients(config: BertConfig, batch: Batch, dtype: torch.dtype, choice: str) -> tuple[float, dict]:
+def gradients(
+    config: BertConfig, batch: Batch, dtype: torch.dtype, choice: str
+) -> tuple[float, dict]:
     """Return the loss and gradients of one pass with dropout."""
     ops.select(choice, batch.input_ids.device)
     model = initialized(BertForPreTraining(config, dtype)).to(batch.input_ids.device)
@@ -35,7 +37,9 @@ def gradients(config: BertConfig, batch: Batch, dtype: torch.dtype, choice: str)
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"position_embedding_type": "alibi", "gated_mlp": True}, {"norm_position": "pre"}], ids=str
+    "options",
+    [{}, {"position_embedding_type": "alibi", "gated_mlp": True}, {"norm_position": "pre"}],
+    ids=str,
 )
 def test_fast_model_matches_plain_model(large, batch, options):
     """In bfloat16 with the same dropout masks, the error of the fast model is at most twice that of the plain one."""
@@ -53,7 +57,14 @@ def test_fast_model_matches_plain_model(large, batch, options):
 
 
 def losses(config: BertConfig, device: torch.device, products: Products | None) -> list[float]:
-    trainer = Trainer(config, make_batch(config, 24, None, seed=1), device, torch.bfloat16, seed=1, products=products)
+    trainer = Trainer(
+        config,
+        make_batch(config, 24, None, seed=1),
+        device,
+        torch.bfloat16,
+        seed=1,
+        products=products,
+    )
     return [float(trainer.step()) for _ in range(STEPS)]
 
 
@@ -64,7 +75,14 @@ def test_two_runs_are_bit_equal(products, large, device):
 
 
 def test_step_does_not_synchronize(products, large, device, allow_sync_afterwards):
-    trainer = Trainer(large, make_batch(large, 24, None, seed=1), device, torch.bfloat16, seed=1, products=products)
+    trainer = Trainer(
+        large,
+        make_batch(large, 24, None, seed=1),
+        device,
+        torch.bfloat16,
+        seed=1,
+        products=products,
+    )
     trainer.step()  # compiles the kernels
     torch.cuda.set_sync_debug_mode("error")
     loss = trainer.step()

@@ -15,11 +15,19 @@ from mlbert.distributed.capture import CudaCapture
 from mlbert.ops import forms as registry
 from mlbert.programs.bench.step_time import make_batch
 
-OPS = ("attention", "dropout_add_layer_norm", "layer_norm_dropout", "masked_cross_entropy", "embedding_sum")
+OPS = (
+    "attention",
+    "dropout_add_layer_norm",
+    "layer_norm_dropout",
+    "masked_cross_entropy",
+    "embedding_sum",
+)
 LINEAR = ("linear_qkv", "linear_gelu", "feed_forward")
 
 
-def failures(config: BertConfig, batch: Batch, dtype: torch.dtype, op: str) -> dict[str, dict[str, Any]]:
+def failures(
+    config: BertConfig, batch: Batch, dtype: torch.dtype, op: str
+) -> dict[str, dict[str, Any]]:
     """Return the failed checks of an op's implementations except plain."""
     rows = check_rows(config, OpCases(config, batch, dtype))
     results = {name: check() for name, check in rows if name.startswith(op)}
@@ -65,7 +73,9 @@ def test_cublaslt_in_a_graph(large, device):
     replay()
     step()
     torch.cuda.synchronize()
-    assert all(torch.equal(graphed, plain) for graphed, plain in zip(captured, results, strict=True))
+    assert all(
+        torch.equal(graphed, plain) for graphed, plain in zip(captured, results, strict=True)
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])

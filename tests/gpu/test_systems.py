@@ -32,7 +32,11 @@ def test_a_published_config_trains(
     file, shape = tree_root / HOME / config, tmp_path / "bert_config.json"
     shape.write_text(json.dumps(SHAPE))
     is_shell = file.suffix == ".sh"
-    exports = (exports_of(file) if is_shell else {}) | SHORT | {"BERT_CONFIG": str(shape), "LOGDIR": str(tmp_path)}
+    exports = (
+        (exports_of(file) if is_shell else {})
+        | SHORT
+        | {"BERT_CONFIG": str(shape), "LOGDIR": str(tmp_path)}
+    )
     for name in exports.keys() - {"PATH", "BIN_COUNTS"}:  # random tokens have no bins
         monkeypatch.setenv(name, exports[name])
     with pytest.raises(SystemExit) as end:

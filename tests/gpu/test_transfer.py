@@ -25,9 +25,15 @@ def batch_of(lengths: list[int], masked: bool) -> HostBatch:
     rows = sequences(np.maximum(np.asarray(lengths), 5), 30522, np.random.default_rng(1))
     if not masked:
         nothing, none = rows.masked_labels[:0], np.zeros(len(rows) + 1, np.int64)
-        rows = dataclasses.replace(rows, masked_labels=nothing, masked_positions=nothing, masked_offsets=none)
-    labelled = dataclasses.replace(rows, labels=np.arange(len(rows), dtype=np.float32) if masked else None)
-    return HostBatch.of(labelled, np.ones(len(rows), np.int64), 3 + np.arange(len(rows)), 512, page_locked=True)
+        rows = dataclasses.replace(
+            rows, masked_labels=nothing, masked_positions=nothing, masked_offsets=none
+        )
+    labelled = dataclasses.replace(
+        rows, labels=np.arange(len(rows), dtype=np.float32) if masked else None
+    )
+    return HostBatch.of(
+        labelled, np.ones(len(rows), np.int64), 3 + np.arange(len(rows)), 512, page_locked=True
+    )
 
 
 @pytest.mark.parametrize("form", ["plain", "best"])
@@ -62,11 +68,15 @@ def test_batches_in_flight_do_not_mix(device, allow_sync_afterwards):
         static_shape.write(fresh, target)
         for _ in range(4):
             weights @ weights
-        seen.append((target.input_ids.clone(), target.dropout_rows.clone(), target.masked_labels.clone()))
+        seen.append(
+            (target.input_ids.clone(), target.dropout_rows.clone(), target.masked_labels.clone())
+        )
     torch.cuda.set_sync_debug_mode("default")
     for batch, found in zip(batches * 3, seen, strict=True):
         filled = plain_filled(batch.to("cpu"), static_shape)
-        for one, other in zip(found, (filled.input_ids, filled.dropout_rows, filled.masked_labels), strict=True):
+        for one, other in zip(
+            found, (filled.input_ids, filled.dropout_rows, filled.masked_labels), strict=True
+        ):
             assert torch.equal(one.cpu(), other)
 
 
@@ -86,7 +96,13 @@ def test_copy_overlaps_computation(device):
 
 
 def test_source_uses_page_locked_memory():
-    numbers = {"packs_per_step": 2, "max_sequences_per_pack": 3, "seed": 1, "vocab_size": 30522, "max_tokens": 512}
+    numbers = {
+        "packs_per_step": 2,
+        "max_sequences_per_pack": 3,
+        "seed": 1,
+        "vocab_size": 30522,
+        "max_tokens": 512,
+    }
     with contextlib.closing(SyntheticSource(**numbers)) as source:
         (batch,) = source.next_step()
     assert batch.data.is_pinned()
@@ -98,7 +114,9 @@ def test_evaluations_agree_and_do_not_synchronize(large, device, allow_sync_afte
     objective, shapes = PreTraining(scope="step"), [StaticShape.over(batches)]
     model, other = (initialized(BertForPreTraining(large, torch.bfloat16), seed) for seed in (1, 2))
     model = model.to(device)
-    evaluator = Evaluator(model, objective, batches, World(), CudaCapture(device) if graph else None, shapes)
+    evaluator = Evaluator(
+        model, objective, batches, World(), CudaCapture(device) if graph else None, shapes
+    )
     evaluator.record()
     first = evaluator.begin().result()  # copies the batches to the device
     torch.cuda.set_sync_debug_mode("error")

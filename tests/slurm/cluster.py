@@ -93,14 +93,28 @@ class Cluster:
         self.nodes = [f"node{i + 1}" for i in range(num_nodes)]
         # Of client programs.
         self.environment = {"PATH": f"{Path(sys.executable).parent}:{SYSTEM_PATH}", "USER": "root"}
-        self.environment |= {"SLURM_CONF": str(folder / "slurm.conf"), "HOME": os.environ.get("HOME", "/")}
+        self.environment |= {
+            "SLURM_CONF": str(folder / "slurm.conf"),
+            "HOME": os.environ.get("HOME", "/"),
+        }
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
         self._write_files()
         munge = self.folder / "munge"
-        files = {"socket": "socket", "key-file": "key", "pid-file": "pid", "seed-file": "seed", "log-file": "log"}
-        self._daemon("munged", "--foreground", "--force", *(f"--{flag}={munge / name}" for flag, name in files.items()))
+        files = {
+            "socket": "socket",
+            "key-file": "key",
+            "pid-file": "pid",
+            "seed-file": "seed",
+            "log-file": "log",
+        }
+        self._daemon(
+            "munged",
+            "--foreground",
+            "--force",
+            *(f"--{flag}={munge / name}" for flag, name in files.items()),
+        )
         self.wait_for((munge / "socket").exists, 10, "munged's socket")
         self._daemon("slurmctld", "-D", "-c")
         for node in self.nodes:
@@ -114,19 +128,32 @@ class Cluster:
         key.touch(mode=0o600)
         key.write_bytes(secrets.token_bytes(128))
         for index in range(NUM_GPUS):
-            os.mknod(self.folder / "gpus" / f"nvidia{index}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+            os.mknod(
+                self.folder / "gpus" / f"nvidia{index}", 0o666 | stat.S_IFCHR, os.makedev(1, 3)
+            )
         host = socket.gethostname().split(".")[0]
         controller_port, *ports = free_ports(1 + len(self.nodes))
-        lines = [NODE.format(name=node, port=port) for node, port in zip(self.nodes, ports, strict=True)]
-        text = CONFIG.format(host=host, folder=self.folder, controller_port=controller_port, nodes="\n".join(lines))
+        lines = [
+            NODE.format(name=node, port=port) for node, port in zip(self.nodes, ports, strict=True)
+        ]
+        text = CONFIG.format(
+            host=host, folder=self.folder, controller_port=controller_port, nodes="\n".join(lines)
+        )
         (self.folder / "slurm.conf").write_text(text)
-        (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/gpus/nvidia[0-{NUM_GPUS - 1}]\n")
+        (self.folder / "gres.conf").write_text(
+            f"Name=gpu File={self.folder}/gpus/nvidia[0-{NUM_GPUS - 1}]\n"
+        )
 
     def _daemon(self, name: str, *arguments: str, label: str = "") -> None:
         path = shutil.which(name, path=SYSTEM_PATH)
         assert path
         with (self.folder / f"{label or name}.out").open("ab") as log:
-            options = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "start_new_session": True}
+            options = {
+                "stdin": subprocess.DEVNULL,
+                "stdout": log,
+                "stderr": log,
+                "start_new_session": True,
+            }
             options |= {"env": self.environment, "cwd": self.folder}
             self._daemons[label or name] = subprocess.Popen([path, *arguments], **options)
 
@@ -137,10 +164,15 @@ class Cluster:
     def kill_node(self, node: str) -> None:
         """Simulate a power failure: kill the node's daemon and everything that runs on it."""
         own = f"{self.folder}/{node}/".encode()
-        victims = [self._daemons.pop(node).pid, *self._processes(f"SLURMD_NODENAME={node}".encode())]
+        victims = [
+            self._daemons.pop(node).pid,
+            *self._processes(f"SLURMD_NODENAME={node}".encode()),
+        ]
         victims += [pid for pid in self._processes() if own in _read(pid, "cmdline")]
         # slurmstepd has no node name in its environment, but its children do.
-        victims += [parent for parent in map(_parent, victims) if b"slurmstepd" in _read(parent, "cmdline")]
+        victims += [
+            parent for parent in map(_parent, victims) if b"slurmstepd" in _read(parent, "cmdline")
+        ]
         for pid in dict.fromkeys(victims):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -149,16 +181,24 @@ class Cluster:
         """Return the cluster's processes that have these markers in their environment."""
         wanted = {f"SLURM_CONF={self.folder}/slurm.conf".encode(), *markers}
         others = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
-        return [pid for pid in others if pid != os.getpid() and wanted <= set(_read(pid, "environ").split(b"\0"))]
+        return [
+            pid
+            for pid in others
+            if pid != os.getpid() and wanted <= set(_read(pid, "environ").split(b"\0"))
+        ]
 
     def stop(self) -> None:
         with contextlib.suppress(subprocess.SubprocessError):
             self.run("scancel", "--user=root", timeout=10)
-            self.wait_for(lambda: not self.run("squeue", "--noheader").stdout.strip(), 5, "an empty queue")
+            self.wait_for(
+                lambda: not self.run("squeue", "--noheader").stdout.strip(), 5, "an empty queue"
+            )
         for daemon in self._daemons.values():
             daemon.terminate()
         deadline = time.monotonic() + 5
-        while time.monotonic() < deadline and any(daemon.poll() is None for daemon in self._daemons.values()):
+        while time.monotonic() < deadline and any(
+            daemon.poll() is None for daemon in self._daemons.values()
+        ):
             time.sleep(0.05)
         for pid in self._processes():
             with contextlib.suppress(ProcessLookupError):
@@ -167,9 +207,16 @@ class Cluster:
             daemon.wait(10)
         self._daemons.clear()
 
-    def run(self, *words: str | Path, timeout: float = 30, **options: object) -> subprocess.CompletedProcess[str]:
-        options |= {"env": {**self.environment, **options.pop("environment", {})}, "timeout": timeout}
-        return subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False, **options)
+    def run(
+        self, *words: str | Path, timeout: float = 30, **options: object
+    ) -> subprocess.CompletedProcess[str]:
+        options |= {
+            "env": {**self.environment, **options.pop("environment", {})},
+            "timeout": timeout,
+        }
+        return subprocess.run(
+            [str(word) for word in words], capture_output=True, text=True, check=False, **options
+        )
 
     def states(self) -> set[str]:
         """Return the states of the nodes, without flags."""
@@ -200,12 +247,16 @@ class Cluster:
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
-                raise subprocess.SubprocessError(f"no {description} within {seconds:.0f} s; logs in {self.folder}")
+                raise subprocess.SubprocessError(
+                    f"no {description} within {seconds:.0f} s; logs in {self.folder}"
+                )
             time.sleep(0.2)
 
     def wait_for_end(self, job: str, seconds: float = 240) -> dict[str, str]:
         running = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED", None)
-        self.wait_for(lambda: self.job(job).get("JobState") not in running, seconds, f"end of job {job}")
+        self.wait_for(
+            lambda: self.job(job).get("JobState") not in running, seconds, f"end of job {job}"
+        )
         return self.job(job)
 
 
@@ -239,7 +290,11 @@ def main() -> None:
         sys.exit(f"error: {reason}")
     with running(int(sys.argv[1]) if len(sys.argv) > 1 else 4) as cluster:
         print(cluster.run("sinfo").stdout, "exit stops the cluster.", sep="\n")
-        subprocess.run([os.environ.get("SHELL", "bash")], env={**os.environ, **cluster.environment}, check=False)
+        subprocess.run(
+            [os.environ.get("SHELL", "bash")],
+            env={**os.environ, **cluster.environment},
+            check=False,
+        )
 
 
 if __name__ == "__main__":

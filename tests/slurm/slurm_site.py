@@ -46,7 +46,13 @@ class Site:
         for stub in ("run.sub", "run_pretraining.py"):
             (system / stub).write_bytes((ours / "cpu_demo" / stub).read_bytes())
         values = exports(root) | {"LOGDIR": str(self.runs / "out"), "SAVE_CHECKPOINT_STEPS": "0"}
-        values |= {"DGXNNODES": "2", "DGXNGPU": "1", "NEXP": "1", "WALLTIME": "10", "CLEAR_CACHES": "0"}
+        values |= {
+            "DGXNNODES": "2",
+            "DGXNGPU": "1",
+            "NEXP": "1",
+            "WALLTIME": "10",
+            "CLEAR_CACHES": "0",
+        }
         values |= {"CHECK_COMPLIANCE": "0", "DGXSYSTEM": "test_2x1x4x2"}
         self.config = system / "config_test_2x1x4x2.sh"
         (system / "env.sh").write_text(
@@ -64,10 +70,14 @@ class Site:
     def chain(self, links: int, nodes: int = 2, **exports: object) -> list[str]:
         return self._submit(f"python3 -m mlbert launch chain {links}", (), nodes, exports)
 
-    def _submit(self, command: str, words: tuple[str, ...], nodes: int, exports: dict[str, object]) -> list[str]:
+    def _submit(
+        self, command: str, words: tuple[str, ...], nodes: int, exports: dict[str, object]
+    ) -> list[str]:
         if "PAUSE_S" in exports:
             (self.config.parent / "run_pretraining.py").write_text(WAITING)
-        overrides = " ".join(f"{name}='{value}'" for name, value in {"DGXNNODES": nodes, **exports}.items())
+        overrides = " ".join(
+            f"{name}='{value}'" for name, value in {"DGXNNODES": nodes, **exports}.items()
+        )
         line = f'source "$1"; shift; export {overrides}; {command} -N ${{DGXNNODES}} -t ${{WALLTIME}} "$@" run.sub'
         package = {"PYTHONPATH": str(Path(mlbert.__file__).parents[1])}
         command = ("bash", "-c", line, "bash", self.config, *words)
@@ -83,7 +93,9 @@ class Site:
         """Wait until the job has printed these words or has failed."""
         with contextlib.suppress(subprocess.SubprocessError):
             self.cluster.wait_for(
-                lambda: words in self.output(job) or self.cluster.job(job)["JobState"] == "FAILED", seconds, words
+                lambda: words in self.output(job) or self.cluster.job(job)["JobState"] == "FAILED",
+                seconds,
+                words,
             )
         assert words in self.output(job), self.output(job)
 

@@ -33,10 +33,14 @@ SlowJobs = dict[str, tuple[Site, str, Any]]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def slow_jobs(cluster: Cluster, tree_root: Path, tmp_path_factory: pytest.TempPathFactory) -> SlowJobs:
+def slow_jobs(
+    cluster: Cluster, tree_root: Path, tmp_path_factory: pytest.TempPathFactory
+) -> SlowJobs:
     """Start the slow jobs first: one with a stopped rank, one that hits its time limit, one that loses a node."""
     names = ("stopped", "limit", "power")
-    sites = {name: Site(cluster, tmp_path_factory.mktemp(name) / "tree", tree_root) for name in names}
+    sites = {
+        name: Site(cluster, tmp_path_factory.mktemp(name) / "tree", tree_root) for name in names
+    }
     # Without checkpoints: while one is written, a rank may be silent for ten minutes.
     stopped = sites["stopped"].submit(MAX_STEPS=100_000, LOG_FREQ=1, PAUSE_S=0.1)
     # The signal comes when at most 75 seconds are left, and Slurm looks every 30 seconds: on a busy machine the first
@@ -45,14 +49,18 @@ def slow_jobs(cluster: Cluster, tree_root: Path, tmp_path_factory: pytest.TempPa
     power = submit_with_checkpoint(sites["power"], **LONG)
     cluster.kill_node(lost := nodes_of(sites["power"], power)[1])
     metrics = sites["stopped"].runs / "out/run_0/metrics.jsonl"
-    cluster.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 3, 90, "four steps")
+    cluster.wait_for(
+        lambda: metrics.exists() and metrics.read_text().count("\n") > 3, 90, "four steps"
+    )
     os.kill(cluster.rank(stopped, 1), signal.SIGSTOP)
     jobs = {"stopped": (stopped, time.time()), "limit": (limit, None), "power": (power, lost)}
     return {name: (sites[name], *job) for name, job in jobs.items()}
 
 
 @pytest.fixture(scope="module")
-def undisturbed(cluster: Cluster, tree_root: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def undisturbed(
+    cluster: Cluster, tree_root: Path, tmp_path_factory: pytest.TempPathFactory
+) -> bytes:
     site = Site(cluster, tmp_path_factory.mktemp("undisturbed") / "tree", tree_root)
     _, output = site.run(**LONG)
     assert "run 0 ended with status 1" in output
@@ -63,7 +71,9 @@ def wait_for_first_checkpoint(site: Site, job: str) -> None:
     def found() -> list[Path]:
         return list(site.runs.glob("out/run_0/checkpoints/step_*"))
 
-    site.cluster.wait_for(lambda: found() or site.cluster.job(job)["JobState"] == "FAILED", 90, "a checkpoint")
+    site.cluster.wait_for(
+        lambda: found() or site.cluster.job(job)["JobState"] == "FAILED", 90, "a checkpoint"
+    )
     assert found(), site.output(job)
 
 
@@ -79,7 +89,9 @@ def test_killed_rank_ends_the_job_and_is_named(site: Site, rank: int) -> None:
     os.kill(site.cluster.rank(job, rank), signal.SIGKILL)
     killed = time.monotonic()
     facts = site.cluster.wait_for_end(job)
-    assert (facts["JobState"], facts["ExitCode"]) == ("FAILED", "3:0"), "whichever rank Slurm killed"
+    assert (facts["JobState"], facts["ExitCode"]) == ("FAILED", "3:0"), (
+        "whichever rank Slurm killed"
+    )
     assert time.monotonic() - killed < 60
     words = f"rank {rank} on {nodes_of(site, job)[rank]} died after step "
     assert words in site.output(job)
@@ -95,7 +107,9 @@ def test_killed_rank_ends_the_job_and_is_named(site: Site, rank: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["spare", "requeue", "same nodes"])
-def test_run_continues_without_the_node_of_a_killed_rank(site: Site, undisturbed: bytes, way: str) -> None:
+def test_run_continues_without_the_node_of_a_killed_rank(
+    site: Site, undisturbed: bytes, way: str
+) -> None:
     words = {"spare": ("-N3",), "requeue": (), "same nodes": ("--no-requeue",)}[way]
     limits = {"SPARES": int(way == "spare"), "MAX_RESTARTS": int(way != "spare")}
     job = submit_with_checkpoint(site, *words, **LONG, **limits)
@@ -103,10 +117,16 @@ def test_run_continues_without_the_node_of_a_killed_rank(site: Site, undisturbed
     os.kill(site.cluster.rank(job, 1), signal.SIGKILL)
     facts, output = site.cluster.wait_for_end(job), site.output(job)
     excluded = lost if way == "requeue" else "(null)"
-    assert (facts["Restarts"], facts["ExcNodeList"]) == (str(int(way == "requeue")), excluded), output
-    assert output.count(f"{lost} is excluded from this job: rank 1 on {lost} died after step ") == (way != "same nodes")
+    assert (facts["Restarts"], facts["ExcNodeList"]) == (str(int(way == "requeue")), excluded), (
+        output
+    )
+    assert output.count(f"{lost} is excluded from this job: rank 1 on {lost} died after step ") == (
+        way != "same nodes"
+    )
     assert "resumed at step" in output
-    later = re.findall(r"run 0 (?:lost a rank and continues|starts) on (\S+)", output)[-1].split(",")
+    later = re.findall(r"run 0 (?:lost a rank and continues|starts) on (\S+)", output)[-1].split(
+        ","
+    )
     assert (len(later), lost in later) == (2, way == "same nodes")
     assert weights(site.runs / "out/run_0") == undisturbed
     assert not list((site.runs / "out").glob(".*")), "the job must remove its temporary files"
@@ -129,14 +149,21 @@ def test_job_ends_when_it_has_lost_as_many_nodes_as_it_has_spares(site: Site) ->
     first, second, third, spare = nodes_of(site, job)
     os.kill(site.cluster.rank(job, 0), signal.SIGKILL)
     site.wait_for_output(job, "resumed at step", 90)
-    assert f"{first} is excluded from this job: rank 0 on {first} died after step " in site.output(job)
+    assert f"{first} is excluded from this job: rank 0 on {first} died after step " in site.output(
+        job
+    )
     log = site.runs / "out/result_0.txt"
-    site.cluster.wait_for(lambda: read_log(log).first("run_start"), 90, "the first step after the restart")
+    site.cluster.wait_for(
+        lambda: read_log(log).first("run_start"), 90, "the first step after the restart"
+    )
     os.kill(site.cluster.rank(job, 2), signal.SIGKILL)
     facts = site.cluster.wait_for_end(job)
     assert (facts["ExitCode"], facts["Restarts"]) == ("3:0", "0")
     assert f"rank 2 on {spare} died after step " in log.read_text()
-    assert f"the job has already lost 1 nodes ({first}), as many as SPARES and MAX_RESTARTS allow" in site.output(job)
+    assert (
+        f"the job has already lost 1 nodes ({first}), as many as SPARES and MAX_RESTARTS allow"
+        in site.output(job)
+    )
     assert f"{second} is excluded" not in site.output(job)
     assert f"{third} is excluded" not in site.output(job)
 
@@ -154,7 +181,10 @@ def test_job_requeued_by_a_signal_loses_no_steps(site: Site, undisturbed: bytes,
     output = site.output(job)
     assert facts["Restarts"] == "1", output
     continues = "requeueing; run 0 continues from its beginning"
-    assert ("resumed at step" in output, continues in output) == (when == "after a checkpoint", "ranks" in when)
+    assert ("resumed at step" in output, continues in output) == (
+        when == "after a checkpoint",
+        "ranks" in when,
+    )
     assert weights(site.runs / "out/run_0") == undisturbed
 
 
@@ -173,13 +203,17 @@ def test_requeue_aborts_a_timed_run_and_starts_the_next_one(site: Site) -> None:
     job = submit_with_checkpoint(site, **ENDLESS, TIMED=1, NEXP=2)
     site.cluster.run("scontrol", "requeue", job)
     second = site.runs / "out/result_1.txt"
-    site.cluster.wait_for(lambda: second.exists() and '"seed"' in second.read_text(), 90, "the second run")
+    site.cluster.wait_for(
+        lambda: second.exists() and '"seed"' in second.read_text(), 90, "the second run"
+    )
     site.cluster.run("scancel", job)
     site.cluster.wait_for_end(job)
     log = site.runs / "out/result_0.txt"
     assert statuses(log) == ["aborted"]
     assert "resumed at step" not in site.output(job)
-    assert site.output(job).count("do not mean that a node failed") == 2, "once for the requeue and once for scancel"
+    assert site.output(job).count("do not mean that a node failed") == 2, (
+        "once for the requeue and once for scancel"
+    )
     assert "mlbert: error: rank" not in site.output(job), "no rank may be reported as lost"
     assert '"reason": "SIGTERM"' in log.read_text()
     assert read_log(second).value("seed") == 6

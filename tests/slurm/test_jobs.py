@@ -29,8 +29,15 @@ from training_settings import SHAPE
 def text_exports(site: Site, prepared: Path) -> dict[str, object]:
     """Return exports for training on prepared text with a target that is reached at once."""
     shape = site.runs.parent / "bert_of_this_text.json"
-    shape.write_text(json.dumps({**SHAPE, "vocab_size": read_manifest(prepared / "train").vocab_size}))
-    data = {"SYNTH_DATA": 0, "DATADIR_PHASE2": prepared / "train", "EVALDIR": prepared / "eval", "BERT_CONFIG": shape}
+    shape.write_text(
+        json.dumps({**SHAPE, "vocab_size": read_manifest(prepared / "train").vocab_size})
+    )
+    data = {
+        "SYNTH_DATA": 0,
+        "DATADIR_PHASE2": prepared / "train",
+        "EVALDIR": prepared / "eval",
+        "BERT_CONFIG": shape,
+    }
     evaluation = {"NUM_EVAL_EXAMPLES": 64, "EVAL_ITER_START_SAMPLES": 100, "EVAL_ITER_SAMPLES": 100}
     return data | evaluation | {"TARGET_MLM_ACCURACY": 0.001, "MAX_STEPS": 100}
 
@@ -60,12 +67,19 @@ def test_three_nodes_measure_the_network_and_train(site: Site, prepared_data: Pa
 
 
 @pytest.mark.slow
-def test_two_nodes_train_from_bins_and_exchange_padding(site: Site, prepared_data: Path, tmp_path: Path) -> None:
+def test_two_nodes_train_from_bins_and_exchange_padding(
+    site: Site, prepared_data: Path, tmp_path: Path
+) -> None:
     longest = read_manifest(prepared_data / "train").max_seq_length
     make_bins(prepared_data / "train", tmp_path / "bins", edges=(longest - 1, longest))
     balanced = {"BIN_COUNTS": "2 2", "EXCHANGE_PADDING": "group", "GRADIENT_CLIPPING": "buckets"}
     exports = {**text_exports(site, prepared_data), **balanced, "DATADIR_PHASE2": tmp_path / "bins"}
-    method = {"RECIPE": "ddp_adam", "OPTIMIZER": "adamw", "MAX_SEQUENCES_PER_PACK": 1, "PACKING_FACTOR": 1}
+    method = {
+        "RECIPE": "ddp_adam",
+        "OPTIMIZER": "adamw",
+        "MAX_SEQUENCES_PER_PACK": 1,
+        "PACKING_FACTOR": 1,
+    }
     state, output = site.run(**exports, **method, DGXNGPU=2, CHECK_COMPLIANCE=1)
     assert (state, output.count("nothing FAILED")) == ("COMPLETED", 1), output
     log = read_log(site.runs / "out/result_0.txt")
@@ -85,7 +99,11 @@ def test_job_on_one_node(site: Site) -> None:
 # Exports, the error, and how often the job prints it: what a node lacks, each of the two nodes names.
 USER_ERRORS: list[tuple[dict[str, str], str, int]] = [
     ({"DGXNNODES": "3"}, "the job has 2 nodes, the config has DGXNNODES=3", 1),
-    ({"SYNTH_DATA": "0", "DATADIR_PHASE2": "/nowhere"}, ": DATADIR_PHASE2=/nowhere cannot be read here", 2),
+    (
+        {"SYNTH_DATA": "0", "DATADIR_PHASE2": "/nowhere"},
+        ": DATADIR_PHASE2=/nowhere cannot be read here",
+        2,
+    ),
     ({"LOGDIR": "/proc/nowhere"}, "LOGDIR=/proc/nowhere cannot be created", 1),
     ({"TIMED": "maybe"}, "TIMED=maybe is neither yes nor no", 1),
     ({"LR": "fast"}, "'fast' is not a number", 1),
@@ -122,18 +140,28 @@ def test_full_disk_under_logdir_is_a_one_line_error(site: Site, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_cpu_cluster_trains_with_the_commands_of_its_readme(cluster: Cluster, tree_root: Path, tmp_path: Path) -> None:
-    short = f"SYNTH_DATA=1 MAX_STEPS=4 WARMUP_STEPS=1 CPU_THREADS=1 CLEAR_CACHES=0 LOGDIR='{tmp_path}'"
+def test_cpu_cluster_trains_with_the_commands_of_its_readme(
+    cluster: Cluster, tree_root: Path, tmp_path: Path
+) -> None:
+    short = (
+        f"SYNTH_DATA=1 MAX_STEPS=4 WARMUP_STEPS=1 CPU_THREADS=1 CLEAR_CACHES=0 LOGDIR='{tmp_path}'"
+    )
     line = f"set -eu; source env.sh; source config_cpu_4x1x8x1_demo.sh; {short} sbatch --parsable"
     line += f" --output='{tmp_path}/out' -N ${{DGXNNODES}} -t ${{WALLTIME}} run.sub"
-    done = cluster.run("bash", "-c", line, cwd=tree_root / "benchmarks/bert/implementations/cpu_cluster")
+    done = cluster.run(
+        "bash", "-c", line, cwd=tree_root / "benchmarks/bert/implementations/cpu_cluster"
+    )
     assert (done.returncode, done.stderr) == (0, "")
-    assert cluster.wait_for_end(done.stdout.strip())["ExitCode"] == "1:0", "random tokens cannot reach the target"
+    assert cluster.wait_for_end(done.stdout.strip())["ExitCode"] == "1:0", (
+        "random tokens cannot reach the target"
+    )
     summary = json.loads((tmp_path / "run_0/summary.json").read_text())
     assert (summary["ranks"], summary["steps"]) == (4, 4), (tmp_path / "out").read_text()
     weights = tmp_path / "run_0/weights/model.safetensors"
     assert weights.stat().st_mode & 0o777 == 0o644
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")], "temporary files must be removed"
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")], (
+        "temporary files must be removed"
+    )
 
 
 def test_published_command_needs_no_node_count(site: Site) -> None:
@@ -142,7 +170,9 @@ def test_published_command_needs_no_node_count(site: Site) -> None:
     done = site.cluster.run("bash", "-c", line, cwd=site.config.parent)
     facts = site.cluster.wait_for_end(done.stdout.strip())
     assert (facts["NodeList"], facts["ExitCode"]) == (node, "2:0")
-    assert "'fast' is not a number" in site.output(done.stdout.strip()), "settings must be checked last"
+    assert "'fast' is not a number" in site.output(done.stdout.strip()), (
+        "settings must be checked last"
+    )
 
 
 @pytest.mark.slow
@@ -152,9 +182,14 @@ def test_array_tasks_and_concurrent_jobs_are_separate_runs(site: Site) -> None:
     site.cluster.wait_for(lambda: (site.runs / "other/.run_0.job").exists(), 60, "claim of the run")
     rival = site.submit(nodes=1, LOGDIR=site.runs / "other")
     for job in (f"{array}_0", f"{array}_1", other, rival):
-        assert site.cluster.wait_for_end(job)["JobState"] == "FAILED", "random tokens cannot reach the target"
+        assert site.cluster.wait_for_end(job)["JobState"] == "FAILED", (
+            "random tokens cannot reach the target"
+        )
     assert f"job {other} is writing run 0" in site.output(rival)
-    logs = [read_log(site.runs / name) for name in ("out/result_0.txt", "out/result_1.txt", "other/result_0.txt")]
+    logs = [
+        read_log(site.runs / name)
+        for name in ("out/result_0.txt", "out/result_1.txt", "other/result_0.txt")
+    ]
     assert [log.status for log in logs] == ["aborted"] * 3
     assert logs[0].value("seed") != logs[1].value("seed")
     for folder in ("out/run_0", "out/run_1", "other/run_0"):
@@ -162,18 +197,33 @@ def test_array_tasks_and_concurrent_jobs_are_separate_runs(site: Site) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed (the tf extra)")
-def test_tensorflow_uses_one_process_per_node(site: Site, prepared_data: Path, tree_root: Path) -> None:
+@pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None,
+    reason="TensorFlow is not installed (the tf extra)",
+)
+def test_tensorflow_uses_one_process_per_node(
+    site: Site, prepared_data: Path, tree_root: Path
+) -> None:
     ours = tree_root / "benchmarks/bert/implementations"
     (site.config.parents[1] / "tensorflow2").symlink_to(ours / "tensorflow2")
     stub = "run_pretraining.py"
     (site.config.parent / stub).write_bytes((ours / "tf2_cpu_demo" / stub).read_bytes())
-    exports = {"RECIPE": "tensorflow2", "OPTIMIZER": "lamb", "MAX_SEQUENCES_PER_PACK": 3, "DGXNGPU": 2, "LR": "0.02"}
+    exports = {
+        "RECIPE": "tensorflow2",
+        "OPTIMIZER": "lamb",
+        "MAX_SEQUENCES_PER_PACK": 3,
+        "DGXNGPU": 2,
+        "LR": "0.02",
+    }
     exports |= {"CHECK_COMPLIANCE": 1, "STEPS_PER_LOOP": 5}
     state, output = site.run(nodes=1, **{**text_exports(site, prepared_data), **exports})
     assert (state, output.count("nothing FAILED")) == ("COMPLETED", 1), output
     log = read_log(site.runs / "out/result_0.txt")
-    assert [log.value(key) for key in ("recipe", "ranks", "global_batch_size")] == ["tensorflow2", 2, 12]
+    assert [log.value(key) for key in ("recipe", "ranks", "global_batch_size")] == [
+        "tensorflow2",
+        2,
+        12,
+    ]
     assert log.status == "success"
 
 
@@ -181,12 +231,16 @@ def test_tensorflow_uses_one_process_per_node(site: Site, prepared_data: Path, t
 def test_mosaic_main_trains_on_two_nodes(cluster: Cluster, tmp_path: Path, tree_root: Path) -> None:
     make_texts(tmp_path, tree_root)
     home = tree_root / "benchmarks/mosaic_bert"
-    script = (home / "yamls/cloud/slurm.sub").read_text().replace(" --gpus-per-node=8", "")  # these nodes have no GPUs
+    script = (
+        (home / "yamls/cloud/slurm.sub").read_text().replace(" --gpus-per-node=8", "")
+    )  # these nodes have no GPUs
     (tmp_path / "slurm.sub").write_text(script)
     words = ("model.name=mosaic_bert", "max_duration=4ba", "eval_interval=4ba", "save_folder=out")
     package = {"PYTHONPATH": str(Path(mlbert.__file__).parents[1]), "PYTHON": sys.executable}
     submit = ("sbatch", "--parsable", "-N", "2", "--ntasks-per-node=1", "-t", "10", "slurm.sub")
-    done = cluster.run(*submit, home / "main.py", "main.yaml", *BASE, *words, cwd=tmp_path, environment=package)
+    done = cluster.run(
+        *submit, home / "main.py", "main.yaml", *BASE, *words, cwd=tmp_path, environment=package
+    )
     assert done.returncode == 0, done.stderr
     state = cluster.wait_for_end(done.stdout.strip())["JobState"]
     assert state == "COMPLETED", (tmp_path / f"slurm-{done.stdout.strip()}.out").read_text()
@@ -201,18 +255,39 @@ ENVIRONMENT = {"SBATCH_OUTPUT": "/dev/null", "SBATCH_EXCLUSIVE": "exclusive"}  #
 
 def states(cluster: Cluster, job: str) -> set[str]:
     lines = cluster.run("scontrol", "--oneliner", "show", "job", job).stdout.splitlines()
-    return {word.removeprefix("JobState=") for line in lines for word in line.split() if word.startswith("JobState=")}
+    return {
+        word.removeprefix("JobState=")
+        for line in lines
+        for word in line.split()
+        if word.startswith("JobState=")
+    }
 
 
 @pytest.mark.slow
-def test_a_killed_array_makes_the_bytes_of_one_process(cluster: Cluster, tree_root: Path, tmp_path: Path) -> None:
+def test_a_killed_array_makes_the_bytes_of_one_process(
+    cluster: Cluster, tree_root: Path, tmp_path: Path
+) -> None:
     draw = random.Random(0)
     (tmp_path / "texts").mkdir()
     for number in range(8):  # large enough to be tasks by themselves
         texts = (" ".join(draw.choices(WORDS, k=draw.randrange(1, 6000))) for _ in range(1000))
         (tmp_path / f"texts/{number}.jsonl").write_text(json_lines(texts))
-    convert = [sys.executable, tree_root / "benchmarks/mosaic_bert/common/convert_dataset.py", "--dataset", "text"]
-    convert += ["--path", tmp_path / "texts", "--splits", "train", "val", "--concat_tokens", "64", "--out_root"]
+    convert = [
+        sys.executable,
+        tree_root / "benchmarks/mosaic_bert/common/convert_dataset.py",
+        "--dataset",
+        "text",
+    ]
+    convert += [
+        "--path",
+        tmp_path / "texts",
+        "--splits",
+        "train",
+        "val",
+        "--concat_tokens",
+        "64",
+        "--out_root",
+    ]
     draw, killed = random.Random(time.time_ns()), 0
     script = (
         tree_root / "benchmarks/bert/implementations/pytorch/launch/prepare_data.sh",
@@ -224,7 +299,9 @@ def test_a_killed_array_makes_the_bytes_of_one_process(cluster: Cluster, tree_ro
     )
     done = cluster.run(*script, *convert, tmp_path / "many", environment=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
-    jobs = [line.split()[1].rstrip(":") for line in done.stdout.splitlines() if line.startswith("job ")]
+    jobs = [
+        line.split()[1].rstrip(":") for line in done.stdout.splitlines() if line.startswith("job ")
+    ]
     assert len(jobs) == 3  # two passes and the merge
     deadline = time.monotonic() + 400
     while states(cluster, jobs[-1]) <= {"PENDING", "RUNNING", "COMPLETING"}:

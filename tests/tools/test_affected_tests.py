@@ -20,7 +20,11 @@ def test_tests_of_a_changed_module_are_found(tree_root: Path) -> None:
 
 def test_nearest_tests_are_listed_first(tmp_path: Path) -> None:
     """Tests that import a changed module through helpers count, as do names of modules in strings."""
-    package = {"changed": "", "user": "from mlbert import changed\n", "table": 'RULES = {"a": "mlbert.changed:Rule"}\n'}
+    package = {
+        "changed": "",
+        "user": "from mlbert import changed\n",
+        "table": 'RULES = {"a": "mlbert.changed:Rule"}\n',
+    }
     write_files(tmp_path / PACKAGE, {f"{name}.py": text for name, text in package.items()})
     imports = {"helper": "import mlbert.user\n", "test_far": "from helper import nothing\n"}
     imports |= {"test_near": "from mlbert.table import RULES\n", "test_other": "import json\n"}

@@ -74,26 +74,47 @@ def test_text_record_is_consistent(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         for start in ("first", "tokenised"):
             speeds = record[f"{mode}, {start}"]
             assert speeds["sequences/s"]["least"] > 0
-            assert speeds["longest wait ms"]["median"] >= speeds["99th percentile of waits ms"]["least"]
+            assert (
+                speeds["longest wait ms"]["median"]
+                >= speeds["99th percentile of waits ms"]["least"]
+            )
     assert record["truncate, evaluation set"]["sequences"] == 60
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed (the tf extra)")
+@pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None,
+    reason="TensorFlow is not installed (the tf extra)",
+)
 def test_every_side_of_tensorflow_is_timed(tree_root: Path, tmp_path: Path) -> None:
-    words = ["--config", "demo", "--sequences", "6", "--pairs", "1", "--json", str(tmp_path / "record.json")]
+    words = [
+        "--config",
+        "demo",
+        "--sequences",
+        "6",
+        "--pairs",
+        "1",
+        "--json",
+        str(tmp_path / "record.json"),
+    ]
     run_checked(sys.executable, tree_root / "tools/bench_tensorflow2.py", *words)
     record = json.loads((tmp_path / "record.json").read_text())
     names = list(record["seconds"])
-    sides = [f"tensorflow {layout}{compiler}" for layout in ("padded", "packed") for compiler in ("", " + xla")]
+    sides = [
+        f"tensorflow {layout}{compiler}"
+        for layout in ("padded", "packed")
+        for compiler in ("", " + xla")
+    ]
     assert [name.partition(":")[0] for name in names] == [*sides, "pytorch, OPS=plain"]
     assert names[0].endswith("6 rows")
     assert int(names[2].split()[-2]) < 6
     assert record["times_as_fast_as_padded"][names[0]] == [1.0]
 
 
-def test_modelled_step_is_marked_and_adds_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_modelled_step_is_marked_and_adds_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
     import model_step
 
@@ -111,7 +132,9 @@ def test_modelled_step_is_marked_and_adds_up(tmp_path: Path, capsys: pytest.Capt
 
 OPTIONS = "position_embedding_type=alibi gated_mlp=true hidden_act=gelu_erf "
 OPTIONS += "hidden_dropout_prob=0 attention_probs_dropout_prob=0"
-SHAPE = BertConfig(90, 24, 2, 3, 40, max_position_embeddings=32).with_options(OPTIONS)  # 3 is not a power of two
+SHAPE = BertConfig(90, 24, 2, 3, 40, max_position_embeddings=32).with_options(
+    OPTIONS
+)  # 3 is not a power of two
 
 
 @pytest.fixture
@@ -139,5 +162,8 @@ def test_padded_model_has_the_same_loss_and_gradients(batch: HostBatch, length: 
 
 def test_expert_step_has_the_same_loss(batch: HostBatch) -> None:
     model = initialized(BertForMaskedLM(SHAPE), 3)
-    losses = [side.step() for side in (padded_side(batch, model, 48), *(expert_side(batch, model, n) for n in (1, 3)))]
+    losses = [
+        side.step()
+        for side in (padded_side(batch, model, 48), *(expert_side(batch, model, n) for n in (1, 3)))
+    ]
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-6)

@@ -13,7 +13,12 @@ import fuzz_damage
 from programs import run_checked
 
 TRACE = "Traceback (most recent call last)"
-FORMATS = ("log", "prepared set", "tfrecord", "hdf5")  # quick formats; run tools/fuzz.py by hand for a long search
+FORMATS = (
+    "log",
+    "prepared set",
+    "tfrecord",
+    "hdf5",
+)  # quick formats; run tools/fuzz.py by hand for a long search
 
 
 @pytest.mark.slow
@@ -31,7 +36,13 @@ def test_classification_of_failures() -> None:
         (-9, True, 0, "", "hang"),
         (-11, False, 0, "", "crash: SIGSEGV"),
         (0, False, 3 << 30, "", "memory"),
-        (70, False, 0, f'{TRACE}\n File "/x/a/b.py", line 1, in f\nKeyError: 1', "traceback: KeyError in a/b.py f"),
+        (
+            70,
+            False,
+            0,
+            f'{TRACE}\n File "/x/a/b.py", line 1, in f\nKeyError: 1',
+            "traceback: KeyError in a/b.py f",
+        ),
     ):
         assert fuzz.Ended(status, is_late, max_bytes, words).failure == failure
 
@@ -43,14 +54,20 @@ def test_damage_is_determined_by_its_seed(tmp_path: Path, name: str) -> None:
     def damaged(folder: Path, seed: int) -> tuple[str, bytes]:
         (path := folder / name).parent.mkdir()
         path.write_bytes(content)
-        return fuzz_damage.damage(path, random.Random(seed)), path.read_bytes() if path.is_file() else b""
+        return fuzz_damage.damage(
+            path, random.Random(seed)
+        ), path.read_bytes() if path.is_file() else b""
 
     for seed in range(12):
         assert damaged(tmp_path / f"{seed}", seed) == damaged(tmp_path / f"{seed} again", seed)
 
 
 def test_verdicts_of_a_campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fuzz_campaign, "_usual", lambda *_: ["0", f"x.csv {hashlib.sha256(b'usual').hexdigest()[:12]}"])
+    monkeypatch.setattr(
+        fuzz_campaign,
+        "_usual",
+        lambda *_: ["0", f"x.csv {hashlib.sha256(b'usual').hexdigest()[:12]}"],
+    )
     (tmp_path / "out").mkdir()
     for status, words, result, verdict in (
         (2, "mlbert: error: in/a.txt: is empty.", "", "refused"),

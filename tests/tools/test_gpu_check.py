@@ -40,7 +40,11 @@ def first_run(tmp_path_factory: pytest.TempPathFactory, tree_root: Path) -> Rehe
     folder = tmp_path_factory.mktemp("first")
     compile_emulator(folder / "libcublaslt.so")
     compile_fmha(folder / "libfmha.so")
-    environment = {"PYTHON": sys.executable, "PATH": f"{TOOLS}:{os.environ['PATH']}", "EMULATED": str(folder)}
+    environment = {
+        "PYTHON": sys.executable,
+        "PATH": f"{TOOLS}:{os.environ['PATH']}",
+        "EMULATED": str(folder),
+    }
     environment |= {"PYTHONPATH": str(tree_root / "tests"), "GPU_CHECK_STAND_INS": "gpu_stand_ins"}
     environment |= {"XDG_CACHE_HOME": str(folder / "cache"), "INJECTED": "compile,proof,memory"}
     words = ("--cpu-rehearsal", "--out", folder / "out", "--work", folder / "work")
@@ -52,7 +56,11 @@ def first_run(tmp_path_factory: pytest.TempPathFactory, tree_root: Path) -> Rehe
 @pytest.mark.timeout(1800)
 def test_rehearsal_of_the_first_run_writes_every_row(first_run: Rehearsal) -> None:
     assert first_run.done.returncode == 1, first_run.done.stdout + first_run.done.stderr
-    assert {path.name for path in first_run.out.iterdir()} == {"table.txt", "table.md", "run1.tar.xz"}
+    assert {path.name for path in first_run.out.iterdir()} == {
+        "table.txt",
+        "table.md",
+        "run1.tar.xz",
+    }
     ends = dict.fromkeys(program.RUNS[1], "")
     failed = tables.failures(first_run.work / "run1", ends)
     expected = (
@@ -68,7 +76,14 @@ def test_rehearsal_of_the_first_run_writes_every_row(first_run: Rehearsal) -> No
         assert reason in line
     for part in program.RUNS[1]:
         assert first_run.rows(part), part
-    titles = ("REHEARSAL", "GEMM dgrad", "replay in fp8", "mlbert train, resumed", "out of memory", "next: tools")
+    titles = (
+        "REHEARSAL",
+        "GEMM dgrad",
+        "replay in fp8",
+        "mlbert train, resumed",
+        "out of memory",
+        "next: tools",
+    )
     for name in ("table.txt", "table.md"):
         shown = (first_run.out / name).read_text()
         assert [words for words in titles if words not in shown] == []
@@ -86,22 +101,32 @@ def test_rows_of_the_first_run_have_what_the_tables_need(first_run: Rehearsal) -
     smoke, ops = first_run.rows("smoke"), first_run.rows("ops")
     assert smoke["fp8, 2 packs"]["did_not_fit"] == 2
     assert smoke["fp8, 1 packs"]["power"]["watts"] == 612.4
-    assert (smoke["fp8, 1 packs"]["accumulation"], smoke["fp8, 1 packs"]["graph"]) == ("all", "full_iteration")
+    assert (smoke["fp8, 1 packs"]["accumulation"], smoke["fp8, 1 packs"]["graph"]) == (
+        "all",
+        "full_iteration",
+    )
     gemm = [name for name in ops if name.startswith("GEMM")]
     for kind in ("forward", "dgrad", "wgrad"):
         for precision in ("bf16", "fp8 fast", "fp8 slow"):
-            assert [name for name in gemm if f"GEMM {kind}" in name and precision in name], (kind, precision)
+            assert [name for name in gemm if f"GEMM {kind}" in name and precision in name], (
+                kind,
+                precision,
+            )
     for name in gemm:
         assert ops[name]["best_ms"] <= ops[name]["first_ms"], name
         assert ("without_epilogue_ms" in ops[name]) == ("NONE" not in name)
-    assert [x for x in gemm if "apart_ms" in ops[x]] == [x for x in gemm if "BGRADB" in x or "GELU" in x]
+    assert [x for x in gemm if "apart_ms" in ops[x]] == [
+        x for x in gemm if "BGRADB" in x or "GELU" in x
+    ]
     for form in ("plain", "native", "fmha"):
         assert ops[f"attention: {form}"]["forward_seconds"] > 0
     resumed = first_run.rows("train")["mlbert train, resumed"]
     assert (resumed["status"], resumed["different"]) == ("success", 0)
 
 
-def test_archive_size_is_limited_by_truncating_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archive_size_is_limited_by_truncating_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     work = tmp_path / "work"
     work.mkdir()
     (work / "ops.json").write_text("{}")
@@ -110,7 +135,11 @@ def test_archive_size_is_limited_by_truncating_the_log(tmp_path: Path, monkeypat
     program.write_archive(tmp_path / "run1.tar.xz", work)
     with tarfile.open(tmp_path / "run1.tar.xz") as archive:
         found = {entry.name: archive.extractfile(entry).read() for entry in archive}
-    assert (found["ops.json"], len(found["log.txt"]), found["log.txt"][-5:]) == (b"{}", 998, b"xlast")
+    assert (found["ops.json"], len(found["log.txt"]), found["log.txt"][-5:]) == (
+        b"{}",
+        998,
+        b"xlast",
+    )
     assert (tmp_path / "run1.tar.xz").stat().st_size < 16 << 20
 
 
@@ -122,8 +151,13 @@ def test_every_run_fits_its_limit() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
-def test_missing_gpu_and_unknown_part_are_one_line_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for words, reason in (([], "no CUDA device"), (["--cpu-rehearsal", "--parts", "checks,nonsense"], "nonsense")):
+def test_missing_gpu_and_unknown_part_are_one_line_errors(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words, reason in (
+        ([], "no CUDA device"),
+        (["--cpu-rehearsal", "--parts", "checks,nonsense"], "nonsense"),
+    ):
         assert program.main([*words, "--out", str(tmp_path / "none")]) == 2
         (line,) = capsys.readouterr().out.splitlines()
         assert reason in line
@@ -131,13 +165,23 @@ def test_missing_gpu_and_unknown_part_are_one_line_errors(tmp_path: Path, capsys
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_rows_are_kept_only_with_resume(resume: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_kept_only_with_resume(
+    resume: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They are in the work folder, which a runner, unlike the output folder, does not clear before a run."""
     monkeypatch.setattr(program, "check_all", lambda *_: 0)
     kept = tmp_path / "work" / "run1" / "checks.json"
     kept.parent.mkdir(parents=True)
     kept.write_text('{"rows": {"norm": {"passed": true}}}')
-    words = ["--cpu-rehearsal", "--parts", "checks", "--out", str(tmp_path / "out"), "--work", str(tmp_path / "work")]
+    words = [
+        "--cpu-rehearsal",
+        "--parts",
+        "checks",
+        "--out",
+        str(tmp_path / "out"),
+        "--work",
+        str(tmp_path / "work"),
+    ]
     assert program.main([*words, *(["--resume"] if resume else [])]) == 0
     assert kept.exists() == resume
 
@@ -154,10 +198,16 @@ def test_hung_process_is_killed_at_its_deadline(tmp_path: Path) -> None:
 def test_lost_device_loses_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the process that lost the device restarts, and continues after the row that crashed it."""
     codes, started = iter([[program.DEVICE_LOST, 0], [-11], [0]]), []
-    monkeypatch.setattr(program, "run_until", lambda commands, *_: started.append(commands) or next(codes))
+    monkeypatch.setattr(
+        program, "run_until", lambda commands, *_: started.append(commands) or next(codes)
+    )
     assert program.supervise([["a"], ["b"]], tmp_path / "log", time.monotonic() + 10, {}) == ""
     assert started == [[["a"], ["b"]], [["a"]], [["a"]]]
-    for code, reason in ((program.DEVICE_LOST, "lost"), (1, "code 1"), (None, "it ran out of time")):
+    for code, reason in (
+        (program.DEVICE_LOST, "lost"),
+        (1, "code 1"),
+        (None, "it ran out of time"),
+    ):
         monkeypatch.setattr(program, "run_until", lambda *_, code=code: [code])
         assert reason in program.supervise([["a"]], tmp_path / "log", time.monotonic() + 10, {})
 
@@ -181,7 +231,11 @@ def test_rows_survive_errors_and_crashes(tmp_path):
 
 
 def test_failures_are_listed(tmp_path):
-    rows = {"a": {"passed": True}, "b": {"passed": False}, "c": {"error": "Traceback\nRuntimeError: no"}}
+    rows = {
+        "a": {"passed": True},
+        "b": {"passed": False},
+        "c": {"error": "Traceback\nRuntimeError: no"},
+    }
     (tmp_path / "checks.json").write_text(json.dumps({"rows": rows, "running": "d"}))
     found = tables.failures(tmp_path, {"checks": "it ran out of time", "ops": ""})
     assert found == [
@@ -210,7 +264,10 @@ def test_goals_use_the_fastest_step_of_each_precision():
         return {"sequences_per_second": speed, "precision": precision, "forms": {}}
 
     rows = {"slow": row(900.0, ""), "all": row(1035.0, ""), "fp8": row(1450.0, "fp8")}
-    rows |= {"half": row(1500.0, "fp8-forward"), "huggingface eager": {"sequences_per_second": 100.0}}
+    rows |= {
+        "half": row(1500.0, "fp8-forward"),
+        "huggingface eager": {"sequences_per_second": 100.0},
+    }
     rows["broken"] = {"error": "no"}
     ((title, (_, bf16, fp8)),) = tables.goals_section(rows)
     assert title == "goals"

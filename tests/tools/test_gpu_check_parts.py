@@ -33,7 +33,9 @@ def test_last_rung_has_everything_that_auto_selects() -> None:
     found = rungs(CPU, SIZES)
     best = registry.select("auto")
     assert found[0] == Rung("plain", {}, SIZES.plain)
-    assert found[-1].forms == {op: form for op, form in best.items() if form != "plain" and not op.startswith("fp8_")}
+    assert found[-1].forms == {
+        op: form for op, form in best.items() if form != "plain" and not op.startswith("fp8_")
+    }
     for before, after in itertools.pairwise(found):
         assert before.forms.items() <= after.forms.items()
     names = [rung.name for rung in [*found, *fp8_rungs(CPU, found[-1])]]
@@ -57,7 +59,10 @@ def test_step_that_does_not_fit_is_halved() -> None:
 
 
 def test_rungs_are_measured_in_both_precisions() -> None:
-    small, best = Ladder(tiny_scale().config, CPU, torch.bfloat16, SIZES, 0.0), rungs(CPU, SIZES)[-1]
+    small, best = (
+        Ladder(tiny_scale().config, CPU, torch.bfloat16, SIZES, 0.0),
+        rungs(CPU, SIZES)[-1],
+    )
     rows = [small.measure(rung) for rung in (best, *fp8_rungs(CPU, best))]
     assert [row["precision"] for row in rows] == ["", "fp8"]
     assert all(row["sequences_per_second"] > 0 and row["sequences"] == SIZES.fast for row in rows)
@@ -82,10 +87,23 @@ def test_kernels_are_grouped_by_name() -> None:
         "GeluCUDAKernelImpl": 1,
     }
     events = [span("kernel", name, seconds) for name, seconds in kernels.items()]
-    events += [span("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 2), span("cpu_op", "aten::mm", 99)]
+    events += [
+        span("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 2),
+        span("cpu_op", "aten::mm", 99),
+    ]
     found = profile.group_times(events)
-    seconds = {group: round(1e6 * sum(names.values()), 6) for group, names in found.items() if names}
-    expected = {"GEMM": 40, "attention": 300, "norm": 80, "optimizer": 7, "copy": 5, "communication": 5, "other": 1}
+    seconds = {
+        group: round(1e6 * sum(names.values()), 6) for group, names in found.items() if names
+    }
+    expected = {
+        "GEMM": 40,
+        "attention": 300,
+        "norm": 80,
+        "optimizer": 7,
+        "copy": 5,
+        "communication": 5,
+        "other": 1,
+    }
     assert seconds == expected
     assert profile.group_times([span("cpu_op", "aten::mm", 6)])["GEMM"] == {"aten::mm": 6e-6}
 
@@ -93,7 +111,11 @@ def test_kernels_are_grouped_by_name() -> None:
 def own_kernels() -> list[str]:
     sources = sorted(Path(mlbert.__file__).parent.glob("*/triton*/*.py"))
     sources += sorted(Path(mlbert.__file__).parent.glob("optim/triton_*.py"))
-    return [name for path in sources for name in re.findall(r"^def (\w+_kernel)\(", path.read_text(), re.MULTILINE)]
+    return [
+        name
+        for path in sources
+        for name in re.findall(r"^def (\w+_kernel)\(", path.read_text(), re.MULTILINE)
+    ]
 
 
 def test_all_our_kernels_have_a_group() -> None:
@@ -112,7 +134,9 @@ DIFFERENT = {*published_step.CHANGES, "LOGDIR", "OPS", "BATCHSIZE"}
 
 
 @pytest.mark.parametrize("precision", published_step.CONFIGS)
-def test_settings_are_the_published_ones(precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_are_the_published_ones(
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only `CHANGES`, the folder, and the settings of the row differ."""
     environ = exports_of(published_step.CONFIGS[precision])
     published = resolve(RECIPES[environ["RECIPE"]], environ).as_configuration()
@@ -146,7 +170,9 @@ def test_power_is_the_median_of_complete_samples() -> None:
         **{"watts": 650.0, "sm_mhz": 1700.0, "memory_mhz": 3201.0, "celsius": 61.0},
         **{"least_sm_mhz": 1200.0, "samples": 3},
     }
-    assert hardware.power_summary("No devices were found\n") == {"skipped": "nvidia-smi: No devices were found"}
+    assert hardware.power_summary("No devices were found\n") == {
+        "skipped": "nvidia-smi: No devices were found"
+    }
 
 
 def test_missing_tools_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,8 +185,13 @@ def test_missing_tools_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert call() == {"skipped": f"{tool} is not installed"}
 
 
-def test_output_of_ncu_and_compute_sanitizer_is_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", f"{tmp_path}:{Path(__file__).parents[1] / 'assets' / 'gpu_tools'}:{os.environ['PATH']}")
+def test_output_of_ncu_and_compute_sanitizer_is_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(
+        "PATH",
+        f"{tmp_path}:{Path(__file__).parents[1] / 'assets' / 'gpu_tools'}:{os.environ['PATH']}",
+    )
     found = external.count_kernel("attention_forward_kernel", tmp_path / "run2", True)
     assert found == {
         **{"nanoseconds": 1203456.0, "compute_percent": 38.25, "memory_percent": 41.5},
@@ -168,23 +199,39 @@ def test_output_of_ncu_and_compute_sanitizer_is_parsed(tmp_path: Path, monkeypat
     }
     found = external.count_kernel("cast_kernel", tmp_path / "run2", True)
     assert found == {"skipped": "ncu: ==ERROR== ERR_NVGPUCTRPERM"}
-    lines = ("Invalid __global__ write of size 4 bytes", "    at cast_kernel", "ERROR SUMMARY: 2 errors")
+    lines = (
+        "Invalid __global__ write of size 4 bytes",
+        "    at cast_kernel",
+        "ERROR SUMMARY: 2 errors",
+    )
     report = "\n".join(f"========= {line}" for line in lines)
-    write_program(tmp_path / "compute-sanitizer", f"#!/bin/bash\ncat <<'END'\n{report}\nEND\nexit 9\n")
+    write_program(
+        tmp_path / "compute-sanitizer", f"#!/bin/bash\ncat <<'END'\n{report}\nEND\nexit 9\n"
+    )
     found = external.sanitize(tmp_path / "run1", True)
     assert (found["passed"], found["errors"]) == (False, 2)
     assert "Invalid __global__ write" in found["why"]
     write_program(tmp_path / "compute-sanitizer", "#!/bin/bash\nsleep 60\n")
     monkeypatch.setattr(external, "SANITIZER_SECONDS", 0.5)
-    assert external.sanitize(tmp_path / "run1", True) == {"skipped": "compute-sanitizer took longer than 0 s"}
+    assert external.sanitize(tmp_path / "run1", True) == {
+        "skipped": "compute-sanitizer took longer than 0 s"
+    }
 
 
 def test_nothing_changes_the_settings_of_the_gpu() -> None:
     """Others may use the GPU, so its clocks are never locked, which ncu would do without --clock-control none."""
     text = "".join(path.read_text() for path in Path(external.__file__).parent.glob("*.py"))
-    assert re.findall(r"lock-gpu-clocks|-lgc|applications-clocks|--power-limit|persistence|gpu-reset", text) == []
+    assert (
+        re.findall(
+            r"lock-gpu-clocks|-lgc|applications-clocks|--power-limit|persistence|gpu-reset", text
+        )
+        == []
+    )
     assert external.NCU[:2] == ("--clock-control", "none")
-    assert external.NCU[2:4] == ("--profile-from-start", "off")  # the part `counted` turns it on for its step
+    assert external.NCU[2:4] == (
+        "--profile-from-start",
+        "off",
+    )  # the part `counted` turns it on for its step
 
 
 def test_collectives_return_their_input_in_a_group_of_one_rank() -> None:
@@ -204,8 +251,14 @@ def timed(seconds: float) -> dict[str, Any]:
     return {"forward_seconds": seconds, "backward_seconds": 2 * seconds}
 
 
-FAST = {f"attention: {form}": timed(seconds) for form, seconds in (("triton", 2.0), ("flash", 1.0), ("plain", 0.5))}
-PROVED = {"attention: triton": {"passed": True}, "attention without dropout: flash": {"passed": True}}
+FAST = {
+    f"attention: {form}": timed(seconds)
+    for form, seconds in (("triton", 2.0), ("flash", 1.0), ("plain", 0.5))
+}
+PROVED = {
+    "attention: triton": {"passed": True},
+    "attention without dropout: flash": {"passed": True},
+}
 REFUTED = {**PROVED, "attention dropout rate: flash": {"passed": False}}
 CLOCK = {"sm_mhz": 1755.0, "least_sm_mhz": 900.0}
 ADVICE: dict[str, tuple[int, dict[str, dict[str, Any]], list[str]]] = {
@@ -218,7 +271,11 @@ ADVICE: dict[str, tuple[int, dict[str, dict[str, Any]], list[str]]] = {
     "goal missed": (
         1,
         {"smoke": {"a": smoke("fp8", 1160.0), "b": smoke("bf16", 1170.0, did_not_fit=224)}},
-        ["80% of its goal: the table of the part", "FP8 is slower than bfloat16", "224 packs did not fit"],
+        [
+            "80% of its goal: the table of the part",
+            "FP8 is slower than bfloat16",
+            "224 packs did not fit",
+        ],
     ),
     "the clock fell": (
         3,
@@ -228,22 +285,41 @@ ADVICE: dict[str, tuple[int, dict[str, dict[str, Any]], list[str]]] = {
     "another form is faster": (
         1,
         {"ops": FAST, "checks": PROVED},
-        ["attention flash is the fastest form that passed its checks", "OPS=flash tools/gpu_check.sh --run 2"],
+        [
+            "attention flash is the fastest form that passed its checks",
+            "OPS=flash tools/gpu_check.sh --run 2",
+        ],
     ),
     "a wrong form is faster": (
         1,
         {"ops": FAST, "checks": REFUTED},
-        ["fix the first failure (checks: attention dropout rate: flash", "--run 1 --resume", "next: tools/gpu_check"],
+        [
+            "fix the first failure (checks: attention dropout rate: flash",
+            "--run 1 --resume",
+            "next: tools/gpu_check",
+        ],
     ),
     "a kernel waits": (
         2,
-        {"counters": {"cast_kernel": {"compute_percent": 20.0, "memory_percent": 45.0, "occupancy_percent": 12.0}}},
+        {
+            "counters": {
+                "cast_kernel": {
+                    "compute_percent": 20.0,
+                    "memory_percent": 45.0,
+                    "occupancy_percent": 12.0,
+                }
+            }
+        },
         [
             "cast_kernel saturates neither compute nor memory (compute 20 %, memory 45 %, occupancy 12 %)",
             "tools/gpu_check.sh --run 3",
         ],
     ),
-    "a busy kernel": (2, {"counters": {"cast_kernel": {"compute_percent": 20.0, "memory_percent": 80.0}}}, ["--run 3"]),
+    "a busy kernel": (
+        2,
+        {"counters": {"cast_kernel": {"compute_percent": 20.0, "memory_percent": 80.0}}},
+        ["--run 3"],
+    ),
 }
 
 

@@ -29,15 +29,21 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> RaceText:
 
 def test_rows_are_full_and_masks_change_in_each_epoch(text: RaceText) -> None:
     assert text.train.shape[1] == LENGTH
-    assert not np.isin(text.train[:, 1:-1], text.masking.special_ids[:3]).any()  # [PAD], [UNK], [CLS]
+    assert not np.isin(
+        text.train[:, 1:-1], text.masking.special_ids[:3]
+    ).any()  # [PAD], [UNK], [CLS]
     epoch = len(text.train) // 8
     batches = list(islice(text.batches(8, 0.3, seed=1), 2 * epoch))
     assert {len(batch.tokens) for batch in batches} == {8 * LENGTH}
     may_be_masked = 8 * float((~np.isin(text.train, (2, 3))).sum()) / len(text.train)
     share = np.mean([len(batch.masked_labels) for batch in batches]) / may_be_masked
     assert share == pytest.approx(0.3, abs=0.02)
-    first, second = (np.concatenate([b.tokens for b in part]) for part in (batches[:epoch], batches[epoch:]))
-    assert not np.array_equal(np.sort(first.reshape(-1, LENGTH), 0), np.sort(second.reshape(-1, LENGTH), 0))
+    first, second = (
+        np.concatenate([b.tokens for b in part]) for part in (batches[:epoch], batches[epoch:])
+    )
+    assert not np.array_equal(
+        np.sort(first.reshape(-1, LENGTH), 0), np.sort(second.reshape(-1, LENGTH), 0)
+    )
 
 
 @pytest.mark.slow
@@ -47,9 +53,15 @@ def test_both_sides_learn_within_the_time_limit(text: RaceText) -> None:
     ends = {}
     for name, side in (
         ("ours", race_sides.ours(text, choice, 1, torch.float32)),
-        ("stableadamw", race_sides.ours(text, replace(choice, optimizer="stableadamw"), 1, torch.float32)),
+        (
+            "stableadamw",
+            race_sides.ours(text, replace(choice, optimizer="stableadamw"), 1, torch.float32),
+        ),
         ("bert", race_sides.theirs(text, "bert", SizeShape(1, 64, 200), 2e-3, 1, torch.float32)),
-        ("modernbert", race_sides.theirs(text, "modernbert", SizeShape(1, 64, 200), 2e-3, 1, torch.float32)),
+        (
+            "modernbert",
+            race_sides.theirs(text, "modernbert", SizeShape(1, 64, 200), 2e-3, 1, torch.float32),
+        ),
     ):
         points = list(race_sides.race(*side, 1.5))
         assert points[-1]["seconds"] >= 1.5
@@ -72,7 +84,9 @@ def test_picture_has_a_panel_for_each_size(tmp_path: Path) -> None:
     import race_picture
 
     record = Path(__file__).parents[2] / "records/2026-11-23_pretrain_epyc-2cpu"
-    sizes, bigram = race_picture.read_races([record / "2x128_10min.jsonl", record / "4x256_10min.jsonl"])
+    sizes, bigram = race_picture.read_races(
+        [record / "2x128_10min.jsonl", record / "4x256_10min.jsonl"]
+    )
     assert round(bigram, 3) == 0.138
     curves = sizes["2x128"]["mlbert, rate 0.003"]
     assert [len(curve) for curve in curves] == [race_sides.EVALUATIONS] * 3

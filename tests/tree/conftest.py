@@ -17,12 +17,18 @@ EXCLUDED = {".git", ".venv", "third_party", "build", "__pycache__"}
 
 def tree_files() -> list[Path]:
     """Return the files that git tracks or would track; without git, everything but build products."""
-    listed = run_quietly("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
+    listed = run_quietly(
+        "git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT
+    )
     if listed.returncode == 0 and (ROOT / ".git").exists():
         names = [Path(name) for name in listed.stdout.split("\0") if name]
     else:
         names = [path.relative_to(ROOT) for path in ROOT.rglob("*")]
-        names = [name for name in names if name.parts[0] not in ("runs", "site") and not EXCLUDED & set(name.parts)]
+        names = [
+            name
+            for name in names
+            if name.parts[0] not in ("runs", "site") and not EXCLUDED & set(name.parts)
+        ]
         names = [name for name in names if ".egg-info" not in str(name)]
     return sorted(ROOT / name for name in names if (ROOT / name).is_file())
 
@@ -32,7 +38,9 @@ PYTHON_FILES = [path for path in FILES if path.suffix == ".py"]
 SHELL_FILES = [path for path in FILES if path.suffix in (".sh", ".sub") or path == ROOT / ".ci/run"]
 CONFIG_FILES = [path for path in SHELL_FILES if path.name.startswith("config_")]
 SYSTEM_FOLDERS = sorted({path.parent for path in CONFIG_FILES})
-YAML_CONFIGS = [path for path in FILES if path.match("benchmarks/bert/implementations/*/config.yaml")]
+YAML_CONFIGS = [
+    path for path in FILES if path.match("benchmarks/bert/implementations/*/config.yaml")
+]
 READMES = [path for path in FILES if path.suffix == ".md"]
 
 
@@ -66,7 +74,9 @@ def needed_packages(name: str, *extras: str) -> set[str]:
         name, extras = waiting.pop()
         found.add(name)
         for requirement in map(Requirement, metadata.requires(name) or ()):
-            wanted = not requirement.marker or any(requirement.marker.evaluate({"extra": e}) for e in ("", *extras))
+            wanted = not requirement.marker or any(
+                requirement.marker.evaluate({"extra": e}) for e in ("", *extras)
+            )
             if wanted and requirement.name not in found:
                 waiting.append((requirement.name, tuple(requirement.extras)))
     return found
@@ -78,10 +88,14 @@ def quickstart_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("quickstart") / "venv"
     run_checked(sys.executable, "-m", "venv", "--without-pip", folder)
     python = folder / "bin/python"
-    packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
+    packages = Path(
+        sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)})
+    )
     for name in needed_packages("mlbert") | {"setuptools"}:
         # By its folder: an egg-info that a build has left in the tree's root has no files.
-        distribution = next(iter(metadata.distributions(name=name, path=[sysconfig.get_path("purelib")])))
+        distribution = next(
+            iter(metadata.distributions(name=name, path=[sysconfig.get_path("purelib")]))
+        )
         for entry in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
             if not (packages / entry).exists():
                 (packages / entry).symlink_to(distribution.locate_file(entry))

@@ -29,13 +29,21 @@ from programs import run_checked
 from tf2_bert import recipe as tensorflow2
 from tree.conftest import CONFIG_FILES, YAML_CONFIGS
 
-NAME = re.compile(r"config_(?P<system>\w+?)_(?P<nodes>\d+)x(?P<ranks>\d+)x(?P<batch>\d+)x(?P<steps>\d+)(_\w+)?\.sh")
+NAME = re.compile(
+    r"config_(?P<system>\w+?)_(?P<nodes>\d+)x(?P<ranks>\d+)x(?P<batch>\d+)x(?P<steps>\d+)(_\w+)?\.sh"
+)
 SOURCE_LINE = 'source "$(dirname "${BASH_SOURCE[0]:-$0}")/env.sh"'
 FP8_SYSTEMS = ("b200_n1", "dgxh100_n1", "dgxh100_n8", "gb200", "h200_n1", "inventec_p8000_h100_n1")
 VALUES = Path(__file__).parents[1] / "assets/config/resolved_values.json"
 STUBS = ("run.sub", "run_pretraining.py")
 # Part of a description's accelerator name -> GPU; the first match counts.
-GPU_NAMES = {"GB200": "gb200", "B200": "b200", "H200": "h200", "H100": "h100-sxm", "A100": "a100-sxm"}
+GPU_NAMES = {
+    "GB200": "gb200",
+    "B200": "b200",
+    "H200": "h200",
+    "H100": "h100-sxm",
+    "A100": "a100-sxm",
+}
 
 
 @functools.cache
@@ -49,8 +57,15 @@ def exports_after(*configs: Path, shell: str = "set -euo pipefail") -> dict[str,
 
 
 def resolved_yaml(config: Path, tree_root: Path) -> Resolved:
-    site = {"DATADIR_PHASE2": "/data/train", "EVALDIR": "/data/eval", "LOGDIR": "/runs", "MLPERF_SUBMISSION_ORG": "org"}
-    site["BERT_CONFIG"] = str(tree_root / "benchmarks/bert/implementations/pytorch/configs/large.json")
+    site = {
+        "DATADIR_PHASE2": "/data/train",
+        "EVALDIR": "/data/eval",
+        "LOGDIR": "/runs",
+        "MLPERF_SUBMISSION_ORG": "org",
+    }
+    site["BERT_CONFIG"] = str(
+        tree_root / "benchmarks/bert/implementations/pytorch/configs/large.json"
+    )
     line = CommandLine(yaml_files=[config])
     recipe = find(str(peek("recipe", {}, line)), lambda key: peek(key, site, line))
     return resolve(recipe, site, line)
@@ -67,16 +82,24 @@ def test_yaml_config_sets_each_key_once_and_only_overrides(yaml_config: Path) ->
     names = re.findall(r"^(\w+):", text, re.MULTILINE)
     assert len(names) == len(set(names))
     own = dict(re.findall(r"^(\w+): (.*)$", text, re.MULTILINE))
-    parents = [yaml_config.parent / name for name in re.findall(r"^extends: (\S+)$", text, re.MULTILINE)]
-    inherited = {name: str(value) for parent in parents for name, (value, _) in read_yaml(parent, []).items()}
+    parents = [
+        yaml_config.parent / name for name in re.findall(r"^extends: (\S+)$", text, re.MULTILINE)
+    ]
+    inherited = {
+        name: str(value) for parent in parents for name, (value, _) in read_yaml(parent, []).items()
+    }
     assert {name for name, value in own.items() if inherited.get(name) == value} == set()
 
 
-def test_yaml_config_resolves_and_its_plan_has_no_warnings(yaml_config: Path, tree_root: Path) -> None:
+def test_yaml_config_resolves_and_its_plan_has_no_warnings(
+    yaml_config: Path, tree_root: Path
+) -> None:
     resolved = resolved_yaml(yaml_config, tree_root)
     assert not resolved.warnings
     (row,) = rows_of_table(yaml_config.parent, tree_root)
-    nodes, ranks, batch, steps = map(int, re.search(r"\| (\d+) x (\d+) x (\d+) x (\d+) \|", row).groups())
+    nodes, ranks, batch, steps = map(
+        int, re.search(r"\| (\d+) x (\d+) x (\d+) x (\d+) \|", row).groups()
+    )
     config, data = resolved.config, resolved.config[DataConfig]
     assert (batch, steps) == (data.train_batch_size, data.gradient_accumulation_steps)
     assert f"| `{config[RunConfig].recipe}` |" in row
@@ -98,7 +121,9 @@ def has_description(platform: str, tree_root: Path) -> bool:
 
 
 def test_config_has_only_comments_known_exports_and_one_source_line(config_file: Path) -> None:
-    lines = [line for line in config_file.read_text().splitlines() if line and not line.startswith("#")]
+    lines = [
+        line for line in config_file.read_text().splitlines() if line and not line.startswith("#")
+    ]
     assert [line for line in lines if line.startswith("source")] == [SOURCE_LINE]
     assert all(line == SOURCE_LINE or line.startswith("export ") for line in lines)
     names = re.findall(r"^export (\w+)=", config_file.read_text(), re.MULTILINE)
@@ -106,12 +131,18 @@ def test_config_has_only_comments_known_exports_and_one_source_line(config_file:
     assert check_exports(config_file)
 
 
-def test_config_matches_its_file_name_and_its_plan_has_no_warnings(config_file: Path, tree_root: Path) -> None:
+def test_config_matches_its_file_name_and_its_plan_has_no_warnings(
+    config_file: Path, tree_root: Path
+) -> None:
     match = NAME.fullmatch(config_file.name)
-    assert match, f"{config_file.name} is not config_<system>_<nodes>x<ranks>x<batch>x<accumulation>[_<variant>].sh"
+    assert match, (
+        f"{config_file.name} is not config_<system>_<nodes>x<ranks>x<batch>x<accumulation>[_<variant>].sh"
+    )
     values = exports_after(config_file)
     named = [int(match[part]) for part in ("nodes", "ranks", "batch", "steps")]
-    exported = [int(values[name]) for name in ("DGXNNODES", "DGXNGPU", "BATCHSIZE", "GRADIENT_STEPS")]
+    exported = [
+        int(values[name]) for name in ("DGXNNODES", "DGXNGPU", "BATCHSIZE", "GRADIENT_STEPS")
+    ]
     assert named == exported
     assert values["DGXSYSTEM"] == config_file.name.removeprefix("config_").removesuffix(".sh")
     assert Path(values["CONFIG_FILE"]) == config_file
@@ -123,7 +154,9 @@ def test_config_matches_its_file_name_and_its_plan_has_no_warnings(config_file: 
     assert make_plan(resolved.config, ranks, values).warnings == ()
 
 
-def test_sourcing_after_anything_in_any_folder_equals_sourcing_alone(config_file: Path, tmp_path: Path) -> None:
+def test_sourcing_after_anything_in_any_folder_equals_sourcing_alone(
+    config_file: Path, tmp_path: Path
+) -> None:
     other = tmp_path / "config_other.sh"
     other.write_text("".join(f"export {name}=left_over\n" for name in settings_by_env()))
     assert exports_after(other, config_file, shell=f"cd '{tmp_path}'") == exports_after(config_file)
@@ -139,11 +172,20 @@ def test_every_config_resolves_to_the_recorded_values(tree_root: Path) -> None:
     resolved |= {path: resolved_shell(exports_after(path)) for path in CONFIG_FILES}
     found = {}
     for path, values in resolved.items():
-        texts = {env: json.dumps(entry["value"]) for env, entry in values.as_configuration().items()}
-        own = {env: json.loads(text.replace(str(tree_root), "<tree>")) for env, text in texts.items() if text != "null"}
+        texts = {
+            env: json.dumps(entry["value"]) for env, entry in values.as_configuration().items()
+        }
+        own = {
+            env: json.loads(text.replace(str(tree_root), "<tree>"))
+            for env, text in texts.items()
+            if text != "null"
+        }
         found[path.relative_to(folder).as_posix()] = own
     if os.environ.get("MLBERT_WRITE_VALUES") == "1":
-        lines = (f"{json.dumps(name)}: {json.dumps(found[name], sort_keys=True)}" for name in sorted(found))
+        lines = (
+            f"{json.dumps(name)}: {json.dumps(found[name], sort_keys=True)}"
+            for name in sorted(found)
+        )
         VALUES.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     expected = json.loads(VALUES.read_text())
     assert expected.keys() <= found.keys()
@@ -151,14 +193,19 @@ def test_every_config_resolves_to_the_recorded_values(tree_root: Path) -> None:
         assert found[config] == values, config
 
 
-def test_fp8_machines_have_an_fp8_variant_that_differs_only_in_the_precision(system_folder: Path) -> None:
+def test_fp8_machines_have_an_fp8_variant_that_differs_only_in_the_precision(
+    system_folder: Path,
+) -> None:
     assert set(FP8_SYSTEMS) <= {path.parent.name for path in CONFIG_FILES}
     configs = set(system_folder.glob("config_*.sh"))
     in_bf16 = {path for path in configs if not path.stem.endswith("_fp8")}
     if system_folder.name in FP8_SYSTEMS:
         assert configs == in_bf16 | {path.with_stem(f"{path.stem}_fp8") for path in in_bf16}
     for config in configs - in_bf16:
-        own, other = exports_after(config), exports_after(config.with_stem(config.stem.removesuffix("_fp8")))
+        own, other = (
+            exports_after(config),
+            exports_after(config.with_stem(config.stem.removesuffix("_fp8"))),
+        )
         assert (own["PRECISION"], other["PRECISION"]) == ("fp8", "bf16")
         names = {"DGXSYSTEM", "CONFIG_FILE", "LOGDIR", "PRECISION", "FP8_FAST_ACCUMULATION"}
         assert {k for k in own | other if own.get(k) != other.get(k)} == names
@@ -167,7 +214,9 @@ def test_fp8_machines_have_an_fp8_variant_that_differs_only_in_the_precision(sys
 def test_generated_files_are_up_to_date(tree_root: Path) -> None:
     made = runpy.run_path(str(tree_root / "tools/write_generated.py"))
     for name in ("RESET", "SETTINGS", "ERRORS"):
-        assert made[name].read_text() == made[f"{name.lower()}_text"](), "run: python tools/write_generated.py"
+        assert made[name].read_text() == made[f"{name.lower()}_text"](), (
+            "run: python tools/write_generated.py"
+        )
 
 
 @pytest.mark.parametrize("stub", STUBS)
@@ -175,7 +224,9 @@ def test_stubs_are_equal_in_every_system(stub: str, tree_root: Path) -> None:
     by_framework: dict[bool, set[bytes]] = {True: set(), False: set()}
     for config in (tree_root / "benchmarks/bert/implementations").glob("*/config_*.sh"):
         runs_in_tensorflow = f"RECIPE={TENSORFLOW2}" in config.read_text()
-        by_framework[runs_in_tensorflow and stub.endswith(".py")].add((config.parent / stub).read_bytes())
+        by_framework[runs_in_tensorflow and stub.endswith(".py")].add(
+            (config.parent / stub).read_bytes()
+        )
     assert all(len(stubs) <= 1 for stubs in by_framework.values())
 
 
@@ -184,7 +235,10 @@ def test_system_folder_is_small_and_its_environment_has_only_settings(system_fol
     assert set(names) <= set(settings_by_env())
     assert {"README.md", "env.sh", *STUBS} <= {path.name for path in system_folder.iterdir()}
     assert len((system_folder / "run_pretraining.py").read_text().splitlines()) <= 10
-    common = sum(len((system_folder / name).read_text().splitlines()) for name in ("README.md", "env.sh", *STUBS))
+    common = sum(
+        len((system_folder / name).read_text().splitlines())
+        for name in ("README.md", "env.sh", *STUBS)
+    )
     longest = max(len(path.read_text().splitlines()) for path in system_folder.glob("config_*.sh"))
     assert common + longest < 120
 
@@ -214,7 +268,10 @@ def test_step_fits_in_gpu_memory(config_file: Path, tree_root: Path) -> None:
     packs = data.train_batch_size // data.gradient_accumulation_steps
     sequences = packs * shape.max_position_embeddings * BENCHMARK.sequences / BENCHMARK.tokens
     ranks = {"off": 1, "node": int(values["DGXNGPU"]), "all": planned_world_size(values) or 1}
-    sharded, in_fp8 = ranks[config[DistributedConfig].sharded_optimizer], config[ComputeConfig].precision == "fp8"
+    sharded, in_fp8 = (
+        ranks[config[DistributedConfig].sharded_optimizer],
+        config[ComputeConfig].precision == "fp8",
+    )
     needed = estimate.of(shape, gpu, sequences, sharded, fp8=in_fp8)
     available = estimate.USABLE * GPUS[gpu].memory_gb
     assert needed.total <= available, f"{needed.total:.0f} GB of {available:.0f}: {needed}"

@@ -36,19 +36,32 @@ def skypilot_task(tree_root: Path, path: Path = TASK) -> dict:
 
 
 def errors(schema: dict, value: object) -> list[str]:
-    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed (extra: test)")
+    jsonschema = pytest.importorskip(
+        "jsonschema", reason="jsonschema is not installed (extra: test)"
+    )
     validator = jsonschema.validators.validator_for(schema)(schema)
-    return [f"{'/'.join(map(str, error.path))}: {error.message}" for error in validator.iter_errors(value)]
+    return [
+        f"{'/'.join(map(str, error.path))}: {error.message}"
+        for error in validator.iter_errors(value)
+    ]
 
 
-def start(script: list[object], folder: Path, tmp_path: Path, **environ: str) -> tuple[list[str], dict[str, str]]:
+def start(
+    script: list[object], folder: Path, tmp_path: Path, **environ: str
+) -> tuple[list[str], dict[str, str]]:
     """Run bash with the stand-ins and return the recorded words and environment."""
     for name in ("python3", "mlbert", "srun"):
         write_program(tmp_path / "bin" / name, STAND_IN)
-    environ |= {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "NOTES": str(tmp_path / "notes"), "HOME": str(tmp_path)}
+    environ |= {
+        "PATH": f"{tmp_path}/bin:/usr/bin:/bin",
+        "NOTES": str(tmp_path / "notes"),
+        "HOME": str(tmp_path),
+    }
     run_checked("bash", "-euo", "pipefail", *script, cwd=folder, env=environ)
     lines = (tmp_path / "notes.env").read_text().splitlines()
-    return (tmp_path / "notes").read_text().splitlines(), dict(line.split("=", 1) for line in lines if "=" in line)
+    return (tmp_path / "notes").read_text().splitlines(), dict(
+        line.split("=", 1) for line in lines if "=" in line
+    )
 
 
 def test_kubernetes_objects_match_the_api_schema(job: dict[str, dict]) -> None:
@@ -56,10 +69,14 @@ def test_kubernetes_objects_match_the_api_schema(job: dict[str, dict]) -> None:
     for kind, group in {"Job": "batch", "Service": "core"}.items():
         schema["$ref"] = f"#/definitions/io.k8s.api.{group}.v1.{kind}"
         assert errors(schema, job[kind]) == []
-        assert len(errors(schema, job[kind] | {"spec": job[kind]["spec"] | {"completionz": 2}})) == 1
+        assert (
+            len(errors(schema, job[kind] | {"spec": job[kind]["spec"] | {"completionz": 2}})) == 1
+        )
 
 
-def test_kubernetes_numbers_match_the_config(job: dict[str, dict], tree_root: Path, tmp_path: Path) -> None:
+def test_kubernetes_numbers_match_the_config(
+    job: dict[str, dict], tree_root: Path, tmp_path: Path
+) -> None:
     spec = job["Job"]["spec"]
     pod = spec["template"]["spec"]
     container = pod["containers"][0]
@@ -73,14 +90,20 @@ def test_kubernetes_numbers_match_the_config(job: dict[str, dict], tree_root: Pa
     name = job["Job"]["metadata"]["name"]
     assert pod["subdomain"] == job["Service"]["metadata"]["name"]
     assert job["Service"]["spec"]["selector"] == {"batch.kubernetes.io/job-name": name}
-    given = {item["name"]: item["value"] for item in container["env"]} | {"IMAGE": "mlbert@sha256:1"}
+    given = {item["name"]: item["value"] for item in container["env"]} | {
+        "IMAGE": "mlbert@sha256:1"
+    }
     assert int(given["SAVE_CHECKPOINT_STEPS"]) > 0, "without checkpoints, RESUME finds nothing"
     given |= {"RESUME": "1", "LR": "0.5"}
     words, environ = start(["-c", script], folder, tmp_path, JOB_COMPLETION_INDEX="3", **given)
     kept = {"RESUME", "LR", "SAVE_CHECKPOINT_STEPS", "CLEAR_CACHES"}
     assert {name: environ[name] for name in kept} == {name: given[name] for name in kept}
     assert environ["BATCHSIZE"] == config["BATCHSIZE"]
-    expected = {f"--nnodes={config['DGXNNODES']}", f"--nproc-per-node={config['DGXNGPU']}", "--node-rank=3"}
+    expected = {
+        f"--nnodes={config['DGXNNODES']}",
+        f"--nproc-per-node={config['DGXNGPU']}",
+        "--node-rank=3",
+    }
     assert expected | {f"--master-addr={name}-0.{pod['subdomain']}"} <= set(words)
     assert Path(words[-1]).samefile(folder / "run_pretraining.py")
     assert environ["CONT"] == "mlbert@sha256:1"
@@ -89,7 +112,10 @@ def test_kubernetes_numbers_match_the_config(job: dict[str, dict], tree_root: Pa
 
 @pytest.mark.parametrize("path", [TASK, MOSAIC_TASK], ids=str)
 def test_skypilot_task_matches_the_schema(path: Path, tree_root: Path) -> None:
-    task, schemas = skypilot_task(tree_root, path), json.loads((ASSETS / "skypilot.json").read_text())
+    task, schemas = (
+        skypilot_task(tree_root, path),
+        json.loads((ASSETS / "skypilot.json").read_text()),
+    )
     assert errors(schemas["task"], task) == []
     assert errors(schemas["resources"], task["resources"]) == []
     for mount in task["file_mounts"].values():
@@ -105,7 +131,9 @@ def test_skypilot_numbers_match_the_config(tree_root: Path, tmp_path: Path) -> N
     assert task["resources"]["accelerators"].rpartition(":")[2] == config["DGXNGPU"]
     assert str(Path(config["DATADIR_PHASE2"]).parent) in task["file_mounts"]
     given = {"RESUME": "1", "SAVE_CHECKPOINT_STEPS": "200", "LOGDIR": "/bucket"}
-    words, environ = start(["-c", task["run"]], tree_root, tmp_path, **task["envs"], **given, **SKYPILOT)
+    words, environ = start(
+        ["-c", task["run"]], tree_root, tmp_path, **task["envs"], **given, **SKYPILOT
+    )
     assert f"--nproc-per-node={config['DGXNGPU']}" in words
     assert Path(words[-1]).samefile(folder / "run_pretraining.py")
     assert environ["MASTER_ADDR"] == "10.0.0.1"
@@ -121,7 +149,9 @@ def test_skypilot_starts_the_mosaic_program(tree_root: Path, tmp_path: Path) -> 
         *_, program = started.split()
         exports = {"PROGRAM": program, "SKYPILOT_NUM_NODES": "2" if program == "main.py" else "1"}
         exports["SKYPILOT_NUM_GPUS_PER_NODE"] = "8"
-        words, environ = start(["-c", task["run"]], tree_root, tmp_path, **given | exports, **SKYPILOT)
+        words, environ = start(
+            ["-c", task["run"]], tree_root, tmp_path, **given | exports, **SKYPILOT
+        )
         assert " ".join(words).startswith(f"{started} ")
         assert all((tree_root / MOSAIC / file).is_file() for file in (program, given["YAML"]))
         assert given["WORDS"] in words
@@ -144,11 +174,15 @@ def test_dockerfile_keeps_the_base_image_and_its_torch_and_sets_a_user(tree_root
     assert skypilot_task(tree_root)["resources"]["image_id"] == f"docker:{base[1]}"
     assert re.findall(r"^USER (\S+)$", text, re.MULTILINE)[-1:] == ["10001"]
     assert "grep -v -e '^torch==' -e '^triton==' constraints.txt" in text
-    assert {"BASE_IMAGE", "CUDA_ARCHS", "GIT_COMMIT"} <= set(re.findall(r"^ARG (\w+)", text, re.MULTILINE))
+    assert {"BASE_IMAGE", "CUDA_ARCHS", "GIT_COMMIT"} <= set(
+        re.findall(r"^ARG (\w+)", text, re.MULTILINE)
+    )
 
 
 def test_dockerfile_passes_hadolint(tree_root: Path) -> None:
-    program = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
+    program = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which(
+        "hadolint"
+    )
     if program is None:
         pytest.skip("hadolint is not installed (extra: test)")
     folders = (PYTORCH, SYSTEMS / "inventec_p8000_h100_n1")
@@ -157,7 +191,10 @@ def test_dockerfile_passes_hadolint(tree_root: Path) -> None:
 
 @pytest.mark.slow
 def test_prebuild_compiles_all_of_csrc(tree_root: Path, tmp_path: Path) -> None:
-    environ = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "XDG_CACHE_HOME": str(tmp_path)}
+    environ = {
+        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+        "XDG_CACHE_HOME": str(tmp_path),
+    }
     done = run_quietly(tree_root / PYTORCH / "launch/prebuild.sh", env=environ)
     if "unavailable" in done.stderr or "Unavailable" in done.stderr:
         pytest.skip(f"no compiler here: {done.stderr.splitlines()[-1]}")
@@ -166,9 +203,13 @@ def test_prebuild_compiles_all_of_csrc(tree_root: Path, tmp_path: Path) -> None:
     assert built == {"ops", "optim", "wordpiece", "instances", "tfrecord", "mhalib"}
 
 
-def test_prebuild_compiles_the_kernels_for_the_requested_gpus(tree_root: Path, tmp_path: Path) -> None:
+def test_prebuild_compiles_the_kernels_for_the_requested_gpus(
+    tree_root: Path, tmp_path: Path
+) -> None:
     # A stand-in for Python that records how it was called.
-    write_program(tmp_path / "python3", f'#!/bin/bash\n[[ "$1" == - ]] || echo "$@" >>"{tmp_path}/words"\n')
+    write_program(
+        tmp_path / "python3", f'#!/bin/bash\n[[ "$1" == - ]] || echo "$@" >>"{tmp_path}/words"\n'
+    )
     environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "CUDA_ARCHS": "8.0;10.0"}
     run_checked(tree_root / PYTORCH / "launch/prebuild.sh", env=environ)
     *_, words = (tmp_path / "words").read_text().splitlines()
@@ -180,7 +221,9 @@ def test_prebuild_compiles_the_kernels_for_the_requested_gpus(tree_root: Path, t
 def test_image_contains_what_compiling_the_kernels_imports(tree_root: Path) -> None:
     graph, needed = importers(tree_root), ["tools/compile_kernels.py"]
     for file in needed:
-        imported = (other for other, users in graph.items() if file in users and other.startswith("tools/"))
+        imported = (
+            other for other, users in graph.items() if file in users and other.startswith("tools/")
+        )
         needed += [other for other in imported if other not in needed]
     lines = (tree_root / ".dockerignore").read_text().splitlines()
     kept = tuple(line.removeprefix("!") for line in lines if line.startswith("!"))
@@ -198,21 +241,30 @@ def launch(tmp_path: Path, tree_root: Path) -> Callable[..., subprocess.Complete
     write_program(tmp_path / "bin/docker", '#!/bin/bash\nprintf "%s\\n" "$@" >"${0%/*}/words"\n')
     write_program(tmp_path / "bin/enroot", ENROOT)
     environ = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "HOME": str(tmp_path)}
-    return lambda program, *words: run_quietly(tree_root / PYTORCH / "launch" / program, *words, env=environ)
+    return lambda program, *words: run_quietly(
+        tree_root / PYTORCH / "launch" / program, *words, env=environ
+    )
 
 
 def test_build_image_passes_the_commit(launch, tree_root: Path, tmp_path: Path) -> None:
     done = launch("build_image.sh", "mlbert:x", "--build-arg", "CUDA_ARCHS=9.0;10.0")
     assert done.returncode == 0, done.stderr
     words = (tmp_path / "bin/words").read_text().splitlines()
-    assert words[:5] == ["build", "--file", str(tree_root / PYTORCH / "Dockerfile"), "--tag", "mlbert:x"]
+    assert words[:5] == [
+        "build",
+        "--file",
+        str(tree_root / PYTORCH / "Dockerfile"),
+        "--tag",
+        "mlbert:x",
+    ]
     assert words[-2:] == ["CUDA_ARCHS=9.0;10.0", str(tree_root)]
     commit = next(word for word in words if word.startswith("GIT_COMMIT="))
     assert re.fullmatch(r"GIT_COMMIT=([0-9a-f]{40}|unknown)", commit)
 
 
 @pytest.mark.parametrize(
-    "image", ["dockerd://mlbert", "podman://mlbert:latest", "docker://registry.example#group/mlbert:1"]
+    "image",
+    ["dockerd://mlbert", "podman://mlbert:latest", "docker://registry.example#group/mlbert:1"],
 )
 def test_make_sqsh_names_the_file_after_its_digest(image: str, launch, tmp_path: Path) -> None:
     folder = tmp_path / "images"

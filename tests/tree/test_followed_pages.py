@@ -31,21 +31,31 @@ def copy(tracked: list[Path], tree_root: Path, tmp_path_factory: pytest.TempPath
 
 
 def run(root: Path, command: str, program=run_checked) -> str:
-    homes = [str(root / "benchmarks/bert/implementations" / name) for name in ("pytorch", "tensorflow2")]
+    homes = [
+        str(root / "benchmarks/bert/implementations" / name) for name in ("pytorch", "tensorflow2")
+    ]
     path = f"{root}/.venv/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
     environ = user_environ(PYTHONPATH=os.pathsep.join(homes), PATH=path, TREE=root)
-    return program("bash", "-c", f"set -euo pipefail\n{command}", cwd=root, env=environ, timeout=SECONDS).stdout
+    return program(
+        "bash", "-c", f"set -euo pipefail\n{command}", cwd=root, env=environ, timeout=SECONDS
+    ).stdout
 
 
 @pytest.mark.slow
 def test_the_commands_after_the_examples_succeed(copy: Path) -> None:
-    blocks = [text for language, text in BLOCK.findall((copy / "CONTRIBUTING.md").read_text()) if language == "bash"]
+    blocks = [
+        text
+        for language, text in BLOCK.findall((copy / "CONTRIBUTING.md").read_text())
+        if language == "bash"
+    ]
     assert blocks[0].startswith("./quickstart.sh")  # test_readme runs it
     assert run(copy, "\n".join(blocks[1:])).count("1 passed") == 3
     assert "muon, lion" in (copy / "docs/settings.md").read_text()
 
 
-def test_the_new_check_reports_a_home_folder_and_no_published_log(copy: Path, tree_root: Path, tmp_path: Path) -> None:
+def test_the_new_check_reports_a_home_folder_and_no_published_log(
+    copy: Path, tree_root: Path, tmp_path: Path
+) -> None:
     honest = tree_root / "results/cpu_demo/bert/result_0.txt"
     edited = tmp_path / "result_0.txt"
     edited.write_text(honest.read_text(encoding="utf-8").replace('"file": "', '"file": "/home/', 1))
@@ -66,7 +76,9 @@ def test_page_creates_a_system_that_passes_the_checks(copy: Path) -> None:
     note = '{ echo "$*"; env | grep -E "^(SYNTH_DATA|DGXNGPU|BATCHSIZE|MAX_STEPS)="; } >>"$TREE/submitted"'
     write_program(programs / "sbatch", f"#!/bin/sh\n{note}\n")
     (programs / "activate").touch()
-    *commands, last = (text for language, text in BLOCK.findall((copy / PAGE).read_text()) if language == "bash")
+    *commands, last = (
+        text for language, text in BLOCK.findall((copy / PAGE).read_text()) if language == "bash"
+    )
     assert last == "./run_tests.sh tests/tree\n"
     outputs = [run(copy, command) for command in commands]
 
@@ -77,11 +89,17 @@ def test_page_creates_a_system_that_passes_the_checks(copy: Path) -> None:
     assert "global_batch_size 768 = BATCHSIZE 96 x 4 ranks x PACKING_FACTOR 2" in plan
     warnings = [line for line in plan.splitlines() if "warning" in line]
     assert len(warnings) == 2, warnings
-    assert ["INIT_CHECKPOINT is none" in warnings[0], "SYNTH_DATA is yes" in warnings[1]] == [True, True]
+    assert ["INIT_CHECKPOINT is none" in warnings[0], "SYNTH_DATA is yes" in warnings[1]] == [
+        True,
+        True,
+    ]
     assert len(json.loads((copy / f"runs/{NAME}.json").read_text())) == 33
 
     lines = (copy / "submitted").read_text().splitlines()
-    assert [line for line in lines if line.startswith("-N")] == ["-N 1 -t 15 run.sub", "-N 1 -t 85 run.sub"]
+    assert [line for line in lines if line.startswith("-N")] == [
+        "-N 1 -t 15 run.sub",
+        "-N 1 -t 85 run.sub",
+    ]
     assert lines.count("SYNTH_DATA=1") == 1
     assert lines.count("DGXNGPU=4") == lines.count("BATCHSIZE=96") == 2
 

@@ -29,7 +29,13 @@ def system(tree_root: Path, tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "run_pretraining.py").write_text(PROGRAM)
     config = folder / "config_any_1x1x4x1.sh"
-    exports = {"CONFIG_FILE": config, "LOGDIR": folder, "DGXNGPU": 1, "RECIPE": "any", "BATCHSIZE": 4}
+    exports = {
+        "CONFIG_FILE": config,
+        "LOGDIR": folder,
+        "DGXNGPU": 1,
+        "RECIPE": "any",
+        "BATCHSIZE": 4,
+    }
     exports["CLEAR_CACHES"] = 0
     config.write_text("".join(f"export {name}='{value}'\n" for name, value in exports.items()))
     return config
@@ -43,10 +49,19 @@ def start(config: Path, tree_root: Path, before: str = "", arguments: str = "", 
     return run_quietly("bash", "-c", command, timeout=120, env={"PATH": path})
 
 
-def test_flags_and_exports_reach_the_program_whose_status_is_passed_on(system: Path, tree_root: Path) -> None:
-    done = start(system, tree_root, "export BATCHSIZE=8 EXIT_CODE=3;", "--learning_rate '1e-3' 'key=a b'")
+def test_flags_and_exports_reach_the_program_whose_status_is_passed_on(
+    system: Path, tree_root: Path
+) -> None:
+    done = start(
+        system, tree_root, "export BATCHSIZE=8 EXIT_CODE=3;", "--learning_rate '1e-3' 'key=a b'"
+    )
     assert done.returncode == 3, done.stderr
-    expected = {"CACHES_CLEARED": "false", "WORLD_SIZE": None, "BATCHSIZE": "8", "CPU_THREADS": None}
+    expected = {
+        "CACHES_CLEARED": "false",
+        "WORLD_SIZE": None,
+        "BATCHSIZE": "8",
+        "CPU_THREADS": None,
+    }
     expected["arguments"] = ["--learning_rate", "1e-3", "key=a b"]
     assert json.loads(system.with_name("rank_0.json").read_text()) == expected
 
@@ -61,20 +76,31 @@ TORCHRUN = "python3 -m torch.distributed.run --standalone --nproc-per-node=2 --n
         ("CLEAR_CACHES=1 CACHES_CLEARED=true", "", [None], ["true"]),  # by the job
         ("DGXNGPU=2 BIND_CPUS=1", "", ["2", "2"], ["false", "false"]),
         ("DGXNGPU=2 CLEAR_CACHES=1", TORCHRUN, ["2", "2"], ["by this", None]),
-        ("DGXNGPU=2 SLURM_STEP_ID=0 SLURM_LOCALID=1", "", [None], [None]),  # Slurm starts the other rank
+        (
+            "DGXNGPU=2 SLURM_STEP_ID=0 SLURM_LOCALID=1",
+            "",
+            [None],
+            [None],
+        ),  # Slurm starts the other rank
     ],
 )
-def test_each_way_to_start_ranks_and_drop_caches(system, tree_root, exports, through, sizes, dropped) -> None:
+def test_each_way_to_start_ranks_and_drop_caches(
+    system, tree_root, exports, through, sizes, dropped
+) -> None:
     done = start(system, tree_root, f"export {exports};", through=through)
     assert done.returncode == 0, done.stderr
     failed = "page cache was not dropped" in done.stderr
     assert not failed or "by this" in dropped, "dropped twice"
-    found = [json.loads(system.with_name(f"rank_{rank}.json").read_text()) for rank in range(len(sizes))]
+    found = [
+        json.loads(system.with_name(f"rank_{rank}.json").read_text()) for rank in range(len(sizes))
+    ]
     assert [rank["WORLD_SIZE"] for rank in found] == sizes
     is_bound = "DGXNGPU=2" in exports  # bind.sh divides the CPUs among several ranks
     assert all((rank["CPU_THREADS"] is not None) == is_bound for rank in found)
     own = "false" if failed else "true"
-    assert [rank["CACHES_CLEARED"] for rank in found] == [own if by == "by this" else by for by in dropped]
+    assert [rank["CACHES_CLEARED"] for rank in found] == [
+        own if by == "by this" else by for by in dropped
+    ]
 
 
 BIND = "benchmarks/bert/implementations/pytorch/launch/bind.sh"
@@ -84,38 +110,72 @@ BIND = "benchmarks/bert/implementations/pytorch/launch/bind.sh"
 def server(tmp_path: Path) -> Path:
     """Create a stand-in for /sys: 2 NUMA nodes of 8 cores with 2 threads each; 4 GPUs, two per node."""
     system, pci = tmp_path / "devices/system", tmp_path / "bus/pci/devices"
-    files = {system / f"cpu/cpu{n}/topology/thread_siblings_list": f"{n % 16},{n % 16 + 16}" for n in range(32)}
-    files |= {system / f"node/node{node}/cpulist": cpus for node, cpus in enumerate(("0-7,16-23", "8-15,24-31"))}
-    files |= {pci / f"0000:{gpu + 1}b:00.0/numa_node": str(node) for gpu, node in enumerate((1, 1, 0, 0))}
+    files = {
+        system / f"cpu/cpu{n}/topology/thread_siblings_list": f"{n % 16},{n % 16 + 16}"
+        for n in range(32)
+    }
+    files |= {
+        system / f"node/node{node}/cpulist": cpus
+        for node, cpus in enumerate(("0-7,16-23", "8-15,24-31"))
+    }
+    files |= {
+        pci / f"0000:{gpu + 1}b:00.0/numa_node": str(node) for gpu, node in enumerate((1, 1, 0, 0))
+    }
     for path, text in files.items():
         path.parent.mkdir(parents=True)
         path.write_text(f"{text}\n")
     show = 'for i in 0 1 2 3; do echo "${i}, GPU-${i}aaaa, 00000000:$((i + 1))B:00.0"; done'
-    write_program(tmp_path / "bin/nvidia-smi", f'#!/bin/bash\necho called >>"${{0}}.notes"\n{show}\n')
+    write_program(
+        tmp_path / "bin/nvidia-smi", f'#!/bin/bash\necho called >>"${{0}}.notes"\n{show}\n'
+    )
     return tmp_path
 
 
-def bind_lines(tree_root: Path, server: Path, allowed: str, gpus: bool = False, **exports: object) -> list[str]:
+def bind_lines(
+    tree_root: Path, server: Path, allowed: str, gpus: bool = False, **exports: object
+) -> list[str]:
     path = f"{server / 'bin'}:/usr/bin:/bin" if gpus else "/usr/bin:/bin"
     lines = []
     for rank in range(4):
         environment = {"PATH": path, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 4, **exports}
         flags = ("--sysfs", server, "--allowed", allowed, "--show", "x")
-        done = run_checked(tree_root / BIND, *flags, env={name: str(value) for name, value in environment.items()})
+        done = run_checked(
+            tree_root / BIND, *flags, env={name: str(value) for name, value in environment.items()}
+        )
         lines.append(done.stdout.strip().partition(": ")[2])
     return lines
 
 
 SPREAD = ["0: 0,1,2,3", "0: 4,5,6,7", "1: 8,9,10,11", "1: 12,13,14,15"]
 CASES = {
-    "the node of each rank's GPU": ("0-31", True, {}, ["1: 8,9,10,11", "1: 12,13,14,15", "0: 0,1,2,3", "0: 4,5,6,7"]),
-    "the GPUs that are visible": ("0-31", True, {"CUDA_VISIBLE_DEVICES": "GPU-3a,GPU-2a,1,0"}, SPREAD),
+    "the node of each rank's GPU": (
+        "0-31",
+        True,
+        {},
+        ["1: 8,9,10,11", "1: 12,13,14,15", "0: 0,1,2,3", "0: 4,5,6,7"],
+    ),
+    "the GPUs that are visible": (
+        "0-31",
+        True,
+        {"CUDA_VISIBLE_DEVICES": "GPU-3a,GPU-2a,1,0"},
+        SPREAD,
+    ),
     "spread over the nodes": ("0-31", False, {}, SPREAD),
     # The end of the second node belongs to a storage client; only the second thread of core 0 is free.
-    "the job's CPUs": ("1-11,16-27", False, {}, ["0: 1,2,3,4", "0: 5,6,7,16", "1: 8,9", "1: 10,11"]),
+    "the job's CPUs": (
+        "1-11,16-27",
+        False,
+        {},
+        ["0: 1,2,3,4", "0: 5,6,7,16", "1: 8,9", "1: 10,11"],
+    ),
     "both threads of a core": (
         *("0-31", False, {"DGXHT": 2}),
-        ["0: 0,16,1,17,2,18,3,19", "0: 4,20,5,21,6,22,7,23", "1: 8,24,9,25,10,26,11,27", "1: 12,28,13,29,14,30,15,31"],
+        [
+            "0: 0,16,1,17,2,18,3,19",
+            "0: 4,20,5,21,6,22,7,23",
+            "1: 8,24,9,25,10,26,11,27",
+            "1: 12,28,13,29,14,30,15,31",
+        ],
     ),
     "a node without CPUs": ("0-2", True, {}, ["0: 0", "0: 0", "0: 1", "0: 2"]),
 }
@@ -129,9 +189,13 @@ def test_ranks_are_bound(tree_root, server, allowed, gpus, exports, expected) ->
         assert (server / "bin/nvidia-smi.notes").read_text().split() == ["called"] * 4
 
 
-def stage(tree_root: Path, source: Path, target: Path, largest: int = 0) -> subprocess.CompletedProcess[str]:
+def stage(
+    tree_root: Path, source: Path, target: Path, largest: int = 0
+) -> subprocess.CompletedProcess[str]:
     script = tree_root / "benchmarks/bert/implementations/pytorch/launch/stage.sh"
-    return run_quietly("prlimit", f"--fsize={largest or 'unlimited'}", script, source, target, timeout=60)
+    return run_quietly(
+        "prlimit", f"--fsize={largest or 'unlimited'}", script, source, target, timeout=60
+    )
 
 
 def test_a_folder_is_staged_once(tree_root: Path, tmp_path: Path) -> None:
@@ -142,12 +206,16 @@ def test_a_folder_is_staged_once(tree_root: Path, tmp_path: Path) -> None:
 
     def copied() -> dict[str, tuple[bytes, int, int]]:
         files = [path for path in target.rglob("*") if path.is_file()]
-        return {str(p.relative_to(target)): (p.read_bytes(), p.stat().st_mtime_ns, p.stat().st_ino) for p in files}
+        return {
+            str(p.relative_to(target)): (p.read_bytes(), p.stat().st_mtime_ns, p.stat().st_ino)
+            for p in files
+        }
 
     assert (done := stage(tree_root, source, target)).returncode == 0, done.stderr
     first = copied()
     assert {name: found[:2] for name, found in first.items()} == {
-        name: ((source / name).read_bytes(), (source / name).stat().st_mtime_ns) for name in ("one", "below/it's two")
+        name: ((source / name).read_bytes(), (source / name).stat().st_mtime_ns)
+        for name in ("one", "below/it's two")
     }
     assert stage(tree_root, source, target).returncode == 0
     assert copied() == first, "a complete copy is kept"
@@ -190,9 +258,21 @@ dist.destroy_process_group()
 
 
 def start_local(script: Path, *words: str, **exports: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "mlbert", "launch", "local", *words, str(script), "a.yaml", "--n=1"]
+    command = [
+        sys.executable,
+        "-m",
+        "mlbert",
+        "launch",
+        "local",
+        *words,
+        str(script),
+        "a.yaml",
+        "--n=1",
+    ]
     environ = {**os.environ, **exports}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ
+    )
 
 
 def lines(process: subprocess.Popen[str]) -> list[str]:
@@ -239,9 +319,13 @@ def test_inconsistent_world_sizes_are_errors() -> None:
         pytest.param("os.kill(os.getpid(), 9)", 3, "", marks=pytest.mark.slow),
     ],
 )
-def test_failed_rank_decides_the_output_and_exit_status(tmp_path: Path, end: str, status: int, stderr: str) -> None:
+def test_failed_rank_decides_the_output_and_exit_status(
+    tmp_path: Path, end: str, status: int, stderr: str
+) -> None:
     """Print the rank's own error without torchrun's report; exit with its status, or 3 if it was killed."""
     script = tmp_path / "script.py"
-    script.write_text(f"import os, sys, time\nif os.environ['RANK'] == '1': {end}\ntime.sleep(100)\n")
+    script.write_text(
+        f"import os, sys, time\nif os.environ['RANK'] == '1': {end}\ntime.sleep(100)\n"
+    )
     process = start_local(script, "-n", "2")
     assert (process.communicate(timeout=120)[1], process.returncode) == (stderr, status)

@@ -51,7 +51,9 @@ if "run_and_time.sh" in line:
 PROGRAMS = ("srun", "scontrol", "squeue", "docker", "ssh", "mpirun", "enroot")
 
 # The answer to GRADIENT_CLIPING.
-MISSPELT = "warning: GRADIENT_CLIPING is exported but is not a setting; did you mean GRADIENT_CLIPPING?"
+MISSPELT = (
+    "warning: GRADIENT_CLIPING is exported but is not a setting; did you mean GRADIENT_CLIPPING?"
+)
 
 
 class FakeCluster:
@@ -64,12 +66,17 @@ class FakeCluster:
         ours = tree_root / "benchmarks/bert/implementations"
         (implementations / "pytorch").symlink_to(ours / "pytorch")
         (self.system / "run.sub").write_bytes((ours / "cpu_demo/run.sub").read_bytes())
-        (self.system / "run_pretraining.py").touch()  # run.sub gets the settings from it before the ranks start
+        (
+            self.system / "run_pretraining.py"
+        ).touch()  # run.sub gets the settings from it before the ranks start
         self.launch = implementations / "pytorch/launch"
         self.logs, self.programs, self.notes = root / "logs", root / "bin", root / "notes"
         for name in PROGRAMS:
             write_program(self.programs / name, STAND_IN.format(python=sys.executable))
-        self.exports = {"DGXSYSTEM": "any_2x4x4x1", "CONFIG_FILE": self.system / "config_any_2x4x4x1.sh"}
+        self.exports = {
+            "DGXSYSTEM": "any_2x4x4x1",
+            "CONFIG_FILE": self.system / "config_any_2x4x4x1.sh",
+        }
         self.exports |= {"DGXNNODES": 2, "DGXNGPU": 4, "RECIPE": "any", "LOGDIR": self.logs}
         self.exports |= {"CLEAR_CACHES": 0, "CHECK_COMPLIANCE": 0}
 
@@ -80,11 +87,19 @@ class FakeCluster:
         path.touch()
         return path
 
-    def start(self, launcher: str, *words: str, **exports: object) -> subprocess.CompletedProcess[str]:
+    def start(
+        self, launcher: str, *words: str, **exports: object
+    ) -> subprocess.CompletedProcess[str]:
         """Start run.sub, which is in the system's folder, or another launcher."""
         program = launcher if launcher == "run.sub" else self.launch / launcher
-        own = {"PATH": f"{self.programs}:{os.environ['PATH']}", "NOTES": self.notes, "VIRTUAL_ENV": "none"}
-        environment = {name: str(value) for name, value in {**own, **self.exports, **exports}.items()}
+        own = {
+            "PATH": f"{self.programs}:{os.environ['PATH']}",
+            "NOTES": self.notes,
+            "VIRTUAL_ENV": "none",
+        }
+        environment = {
+            name: str(value) for name, value in {**own, **self.exports, **exports}.items()
+        }
         return run_quietly("bash", program, *words, env=environment, cwd=self.system)
 
     def job(self, **exports: object) -> subprocess.CompletedProcess[str]:
@@ -103,10 +118,14 @@ def cluster(tmp_path: Path, tree_root: Path) -> FakeCluster:
     return FakeCluster(tmp_path, tree_root)
 
 
-def test_job_starts_each_run_on_all_ranks_with_its_own_seed(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_job_starts_each_run_on_all_ranks_with_its_own_seed(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
     """It drops the caches of every node before each run, and leaves no temporary files."""
     (scratch := tmp_path / "tmp").mkdir()
-    done = cluster.job(NEXP=3, SEED=10, SRUN_ARGS="--gres=gpu:4 --network=sharp", CLEAR_CACHES=1, TMPDIR=scratch)
+    done = cluster.job(
+        NEXP=3, SEED=10, SRUN_ARGS="--gres=gpu:4 --network=sharp", CLEAR_CACHES=1, TMPDIR=scratch
+    )
     assert list(scratch.iterdir()) == []
     assert [path.name for path in cluster.logs.iterdir() if path.name.startswith(".")] == []
     assert len(cluster.calls("srun", "drop_caches.sh")) == 3
@@ -117,14 +136,28 @@ def test_job_starts_each_run_on_all_ranks_with_its_own_seed(cluster: FakeCluster
     assert [run["exports"]["RESUME"] for run in runs] == ["0", "0", "0"]
     for run in runs:
         assert run["words"] == [
-            *("--gres=gpu:4", "--network=sharp", "--mpi=pmi2", "--label", "--kill-on-bad-exit=1", "--cpu-bind=none"),
+            *(
+                "--gres=gpu:4",
+                "--network=sharp",
+                "--mpi=pmi2",
+                "--label",
+                "--kill-on-bad-exit=1",
+                "--cpu-bind=none",
+            ),
             *("--ntasks=8", "--ntasks-per-node=4", str(cluster.launch / "run_and_time.sh")),
         ]
         assert run["exports"]["MASTER_ADDR"] == "10.0.0.1"
         assert run["exports"]["MASTER_PORT"] == str(15000 + 7 * 31)
         implementations = cluster.launch.parents[1]
-        assert run["exports"]["PYTHONPATH"] == f"{implementations}/pytorch:{implementations}/tensorflow2"
-    assert all("--gres=gpu:4" in call["words"] for call in cluster.calls("srun") if "--mpi=list" not in call["words"])
+        assert (
+            run["exports"]["PYTHONPATH"]
+            == f"{implementations}/pytorch:{implementations}/tensorflow2"
+        )
+    assert all(
+        "--gres=gpu:4" in call["words"]
+        for call in cluster.calls("srun")
+        if "--mpi=list" not in call["words"]
+    )
 
 
 def test_tensorflow_job_has_one_task_per_node_and_mounts_its_files(cluster: FakeCluster) -> None:
@@ -133,7 +166,14 @@ def test_tensorflow_job_has_one_task_per_node_and_mounts_its_files(cluster: Fake
     data = dict.fromkeys(("DATADIR_PHASE2", "EVALDIR"), "/data/parts")
     files = {"INPUT_FILES": "/data/parts/part-*,/more/part-*", "EVAL_FILES": "gs://bucket/eval_10k"}
     start = weights / "model.ckpt-28252"
-    cluster.job(CONT=cluster.image, RECIPE="tensorflow2", SLURM_CPUS=32, INIT_CHECKPOINT=start, **data, **files)
+    cluster.job(
+        CONT=cluster.image,
+        RECIPE="tensorflow2",
+        SLURM_CPUS=32,
+        INIT_CHECKPOINT=start,
+        **data,
+        **files,
+    )
     (run,) = cluster.calls("srun", "run_and_time.sh")
     assert {"--cpus-per-task=32", "--ntasks=2", "--ntasks-per-node=1"} <= set(run["words"])
     (mounts,) = [word for word in run["words"] if word.startswith("--container-mounts=")]
@@ -160,12 +200,24 @@ def test_container_is_created_once_per_node_and_reused_by_name(cluster: FakeClus
     alone = ["--mpi=none", "--nodes=1", "--ntasks=1"]
     show = ["python3", f"{cluster.system}/run_pretraining.py", "--print-config"]
     report = ["python3", "-m", "mlbert", "report", str(cluster.logs)]
-    ranks = ["--mpi=none", "--label", "--kill-on-bad-exit=1", "--cpus-per-task=8", "--cpu-bind=none"]
+    ranks = [
+        "--mpi=none",
+        "--label",
+        "--kill-on-bad-exit=1",
+        "--cpus-per-task=8",
+        "--cpu-bind=none",
+    ]
     assert [call["words"] for call in cluster.calls("srun")] == [
         [*once, f"--container-image={cluster.image}", *container, "true"],
         [*once, *container, str(cluster.launch / "check_node.sh")],
         [*alone, *container, *show],
-        [*ranks, "--ntasks=8", "--ntasks-per-node=4", *container, str(cluster.launch / "run_and_time.sh")],
+        [
+            *ranks,
+            "--ntasks=8",
+            "--ntasks-per-node=4",
+            *container,
+            str(cluster.launch / "run_and_time.sh"),
+        ],
         [*alone, *container, *report],
         [*once, "enroot", "remove", "--force", "pyxis_mlbert_7"],
     ]
@@ -175,12 +227,19 @@ def test_what_a_launcher_refuses(cluster: FakeCluster) -> None:
     docker = "run_with_docker.sh"
     assert_refused(cluster.start(docker, DGXNNODES=1), "CONT is not set")
     assert_refused(cluster.start(docker, "--max_steps", "5", DGXNNODES=1, CONT="bert:1"), "")
-    assert_refused(cluster.start("run_multinode.sh", HOSTS="n1"), "HOSTS names 1 hosts, the config has DGXNNODES=2")
+    assert_refused(
+        cluster.start("run_multinode.sh", HOSTS="n1"),
+        "HOSTS names 1 hosts, the config has DGXNNODES=2",
+    )
     assert_refused(cluster.job(CONT="/images/none.sqsh"), "CONT=/images/none.sqsh does not exist")
 
 
-@pytest.mark.parametrize(("status", "num_runs"), [(3, 1), (1, 3)], ids=["failed rank", "missed target"])
-def test_only_a_failed_rank_stops_further_runs(cluster: FakeCluster, status: int, num_runs: int) -> None:
+@pytest.mark.parametrize(
+    ("status", "num_runs"), [(3, 1), (1, 3)], ids=["failed rank", "missed target"]
+)
+def test_only_a_failed_rank_stops_further_runs(
+    cluster: FakeCluster, status: int, num_runs: int
+) -> None:
     assert cluster.job(NEXP=3, STATUS=status).returncode == status
     assert len(cluster.calls("srun", "run_and_time.sh")) == num_runs
 
@@ -200,11 +259,20 @@ def test_only_a_failed_rank_stops_further_runs(cluster: FakeCluster, status: int
         ("mpirun", 2, None, 2),
         ("mpirun", 143, None, 143),
         ("mpirun", 143, "SIGTERM", 143),
-        ("mpirun", 3, "rank 1 on n2 failed after step 4: data: is damaged. Restore it. [data.damaged]", 2),
+        (
+            "mpirun",
+            3,
+            "rank 1 on n2 failed after step 4: data: is damaged. Restore it. [data.damaged]",
+            2,
+        ),
     ],
 )
-def test_launcher_exits_with_the_runs_status(cluster: FakeCluster, engine, exit_code, reason, status) -> None:
-    run_stop = {"status": "success"} if reason == "success" else {"status": "aborted", "reason": reason}
+def test_launcher_exits_with_the_runs_status(
+    cluster: FakeCluster, engine, exit_code, reason, status
+) -> None:
+    run_stop = (
+        {"status": "success"} if reason == "success" else {"status": "aborted", "reason": reason}
+    )
     exports = {"STATUS": exit_code} | ({"RUN_STOP": json.dumps(run_stop)} if reason else {})
     if engine == "srun":
         done = cluster.job(CONT=cluster.image, **exports)
@@ -225,7 +293,9 @@ def test_launcher_exits_with_the_runs_status(cluster: FakeCluster, engine, exit_
         ("failed after step 0: it holds 10 examples, 20 are asked for [data.examples]", False, 2),
     ],
 )
-def test_only_a_lost_rank_excludes_its_node(cluster: FakeCluster, story: str, is_lost: bool, status: int) -> None:
+def test_only_a_lost_rank_excludes_its_node(
+    cluster: FakeCluster, story: str, is_lost: bool, status: int
+) -> None:
     """n2 is a spare for n1."""
     run_stop = json.dumps({"reason": f"rank 1 on n1 {story}", "status": "aborted"})
     done = cluster.job(STATUS=3, RUN_STOP=run_stop, DGXNNODES=1, SPARES=1)
@@ -239,8 +309,14 @@ def test_only_a_lost_rank_excludes_its_node(cluster: FakeCluster, story: str, is
 
 
 @pytest.mark.parametrize("name", ["SPARES", "MAX_RESTARTS"])
-def test_counts_of_nodes_and_restarts_have_the_limits_of_their_settings(cluster: FakeCluster, name: str) -> None:
-    (most,) = [limit.le for limit in LaunchConfig.model_fields[name.lower()].metadata if hasattr(limit, "le")]
+def test_counts_of_nodes_and_restarts_have_the_limits_of_their_settings(
+    cluster: FakeCluster, name: str
+) -> None:
+    (most,) = [
+        limit.le
+        for limit in LaunchConfig.model_fields[name.lower()].metadata
+        if hasattr(limit, "le")
+    ]
     for value, is_valid in ((most, True), (most + 1, False), (-1, False), ("08", False)):
         error = f"{name}={value} is not a whole number from 0 to {most}."
         assert (error in cluster.job(**{name: value}).stderr) != is_valid
@@ -278,7 +354,10 @@ def test_image_digest_reaches_the_ranks(cluster: FakeCluster, tmp_path: Path) ->
     image.write_bytes(b"squashed")
     for digest in (hashlib.sha256(b"squashed").hexdigest(), "c0ffee"):
         cluster.job(CONT=image)
-        assert cluster.calls("srun", "run_and_time.sh")[-1]["exports"]["MLBERT_IMAGE_DIGEST"] == f"sha256:{digest}"
+        assert (
+            cluster.calls("srun", "run_and_time.sh")[-1]["exports"]["MLBERT_IMAGE_DIGEST"]
+            == f"sha256:{digest}"
+        )
         sidecar.write_text("c0ffee  bert.sqsh\n")
         shutil.rmtree(cluster.logs)
 
@@ -291,7 +370,12 @@ def test_restarted_job_collects_finished_runs(cluster: FakeCluster) -> None:
         if status:
             (run / "summary.json").write_text(json.dumps({"status": status}, indent=2))
         (cluster.logs / f"result_{i}.txt").write_text(log)
-    collect = {"COLLECT_RESULTS": 1, "MLPERF_SUBMISSION_PLATFORM": "test", "SLURM_RESTART_COUNT": 1, "TIMED": 1}
+    collect = {
+        "COLLECT_RESULTS": 1,
+        "MLPERF_SUBMISSION_PLATFORM": "test",
+        "SLURM_RESTART_COUNT": 1,
+        "TIMED": 1,
+    }
     collect["CONT"] = cluster.image
     done = cluster.job(NEXP=2, **collect)
     assert (done.returncode, "run 0 is finished." in done.stdout) == (0, True)
@@ -302,10 +386,24 @@ def test_restarted_job_collects_finished_runs(cluster: FakeCluster) -> None:
 
 
 def test_docker_runs_every_experiment_in_one_container(cluster: FakeCluster) -> None:
-    words = {"DGXNNODES": 1, "NEXP": 2, "CONT": "bert:1", "SEED": 3, "DOCKER_ARGS": "--shm-size=64g"}
+    words = {
+        "DGXNNODES": 1,
+        "NEXP": 2,
+        "CONT": "bert:1",
+        "SEED": 3,
+        "DOCKER_ARGS": "--shm-size=64g",
+    }
     done = cluster.start("run_with_docker.sh", **words)
     calls = [call["words"] for call in cluster.calls("docker")]
-    assert [call[0] for call in calls] == ["run", "image", "exec", "exec", "exec", "exec", "container"], done.stderr
+    assert [call[0] for call in calls] == [
+        "run",
+        "image",
+        "exec",
+        "exec",
+        "exec",
+        "exec",
+        "container",
+    ], done.stderr
     tree = cluster.system.parents[3]
     started = calls[0]
     assert started[started.index("--volume") + 1] == f"{tree}:{tree}"
@@ -338,7 +436,11 @@ def test_without_permission_to_drop_caches_sync_is_not_run(cluster: FakeCluster)
     for name, text in {"sync": 'touch "${NOTES}"', "sudo": "exit 1"}.items():
         write_program(cluster.programs / name, f"#!/bin/bash\n{text}\n")
     # As an ordinary user, who cannot write root's file.
-    words = ["setpriv", "--reuid=65534", "--clear-groups", "--inh-caps=-all"] if os.geteuid() == 0 else []
+    words = (
+        ["setpriv", "--reuid=65534", "--clear-groups", "--inh-caps=-all"]
+        if os.geteuid() == 0
+        else []
+    )
     environ = {"PATH": f"{cluster.programs}:/usr/bin:/bin", "NOTES": str(cluster.notes)}
     program = (cluster.launch / "drop_caches.sh").read_text()
     done = run_quietly(*words, "bash", input=program, env=environ, cwd="/")
@@ -353,14 +455,21 @@ def checking_cluster(cluster: FakeCluster, tree_root: Path, tmp_path: Path) -> F
     demo = tree_root / "benchmarks/bert/implementations/cpu_demo"
     (cluster.system / "run_pretraining.py").write_bytes((demo / "run_pretraining.py").read_bytes())
     Path(str(cluster.exports["CONFIG_FILE"])).touch()
-    cluster.exports |= training_settings.exports(tmp_path) | {"HOSTS": "n1,n2", "PYTHON": sys.executable}
+    cluster.exports |= training_settings.exports(tmp_path) | {
+        "HOSTS": "n1,n2",
+        "PYTHON": sys.executable,
+    }
     return cluster
 
 
-def test_run_sub_checks_settings_before_it_is_submitted_and_in_the_job(checking_cluster: FakeCluster) -> None:
+def test_run_sub_checks_settings_before_it_is_submitted_and_in_the_job(
+    checking_cluster: FakeCluster,
+) -> None:
     cluster = checking_cluster
     assert_refused(cluster.start("run.sub", BATCHSIZE=15), "BATCHSIZE")
-    done = cluster.start("run.sub", GRADIENT_CLIPING="x", SPARES=1, WALLTIME=90, CONT="/nodes/only.sqsh")
+    done = cluster.start(
+        "run.sub", GRADIENT_CLIPING="x", SPARES=1, WALLTIME=90, CONT="/nodes/only.sqsh"
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("no mistake found. Submit with: sbatch -N 3 -t 90 run.sub\n")
     assert MISSPELT in done.stderr.splitlines()
@@ -391,18 +500,29 @@ def test_ssh_starts_torchrun_on_each_host(cluster: FakeCluster) -> None:
         assert call["words"][:2] == ["-o", "BatchMode=yes"]
         # How the remote shell parses the line, with printf instead of the program.
         line = call["words"][3].replace("exec env", "exec printf '%s\\n'")
-        remote = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True).stdout.splitlines()
+        remote = subprocess.run(
+            ["bash", "-c", line], capture_output=True, text=True, check=True
+        ).stdout.splitlines()
         assert f"NODE_RANK={call['words'][2][1:] == '2':d}" in remote
-        assert {"MASTER_ADDR=n1", "MASTER_PORT=29500", "BATCHSIZE=4", f"LOGDIR={cluster.logs}"} <= set(remote)
+        assert {
+            "MASTER_ADDR=n1",
+            "MASTER_PORT=29500",
+            "BATCHSIZE=4",
+            f"LOGDIR={cluster.logs}",
+        } <= set(remote)
         assert remote[-3:] == [str(cluster.launch / "run_and_time.sh"), "--max_steps", "5"]
 
 
 @pytest.mark.parametrize(
     ("word", "status", "error"), [("true", 2, "on n2;"), ("run_and_time", 3, "lost the connection")]
 )
-def test_lost_ssh_connections_are_reported(cluster: FakeCluster, word: str, status: int, error: str) -> None:
+def test_lost_ssh_connections_are_reported(
+    cluster: FakeCluster, word: str, status: int, error: str
+) -> None:
     ssh = cluster.programs / "ssh"
-    ssh.write_text(f'#!/bin/sh\necho "$*" >>{cluster.notes}\ncase $* in *n2*{word}*) exit 255 ;; esac\n')
+    ssh.write_text(
+        f'#!/bin/sh\necho "$*" >>{cluster.notes}\ncase $* in *n2*{word}*) exit 255 ;; esac\n'
+    )
     done = cluster.start("run_multinode.sh", HOSTS="n1,n2")
     assert (done.returncode, "run_and_time" in cluster.notes.read_text()) == (status, status == 3)
     (line,) = done.stderr.splitlines()
@@ -411,10 +531,15 @@ def test_lost_ssh_connections_are_reported(cluster: FakeCluster, word: str, stat
 
 
 @pytest.mark.parametrize("engine", ["ssh", "mpirun"])
-def test_settings_are_checked_before_anything_starts_on_the_hosts(checking_cluster: FakeCluster, engine: str) -> None:
+def test_settings_are_checked_before_anything_starts_on_the_hosts(
+    checking_cluster: FakeCluster, engine: str
+) -> None:
     cluster = checking_cluster
     command = ["run_multinode.sh", *["--mpirun"] * (engine == "mpirun")]
-    for flags, exports, name in (((), {"BATCHSIZE": 15}, "BATCHSIZE"), (("--max_steps", "x"), {}, "max_steps")):
+    for flags, exports, name in (
+        ((), {"BATCHSIZE": 15}, "BATCHSIZE"),
+        (("--max_steps", "x"), {}, "max_steps"),
+    ):
         assert_refused(cluster.start(*command, *flags, **exports), name)
     assert not cluster.notes.exists(), "something was started"
     done = cluster.start(*command, GRADIENT_CLIPING="x")

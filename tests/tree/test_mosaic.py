@@ -24,7 +24,9 @@ def run_program(tree_root: Path, folder: Path, *words: object) -> subprocess.Com
     package = tree_root / "benchmarks/bert/implementations/pytorch"
     environ = {**os.environ, "PYTHONPATH": str(package), "HF_HUB_OFFLINE": "1"}
     program, *arguments = words
-    return run_quietly(sys.executable, tree_root / HOME / program, *arguments, cwd=folder, env=environ)
+    return run_quietly(
+        sys.executable, tree_root / HOME / program, *arguments, cwd=folder, env=environ
+    )
 
 
 @pytest.fixture
@@ -59,9 +61,13 @@ def test_custom_corpus_is_converted_and_read_back_in_batches(tree_root, custom_c
         assert tokenizer.decode(numbers) == text
         assert masked == "none" or re.fullmatch(r"\d+: \S+(, \d+: \S+)*", masked)
     # The README's next example streams to another folder.
-    streamed = run(LOAD, "--tokenizer bert-base-uncased --local_path cache --remote_path ./my-copy-c4")
+    streamed = run(
+        LOAD, "--tokenizer bert-base-uncased --local_path cache --remote_path ./my-copy-c4"
+    )
     assert streamed.stdout == loaded.stdout
-    assert sorted(path.name for path in (tmp_path / "cache" / "val").glob("*.mds")) == ["shard.00000.mds"]
+    assert sorted(path.name for path in (tmp_path / "cache" / "val").glob("*.mds")) == [
+        "shard.00000.mds"
+    ]
     rejected = run(CONVERT, f"{COPY} val train")
     assert rejected.returncode == 2
     assert_error_line(rejected.stderr, "file.exists", "my-copy-c4/val")
@@ -71,7 +77,12 @@ def test_custom_corpus_is_converted_and_read_back_in_batches(tree_root, custom_c
 def test_invalid_flags_are_one_line_errors(tree_root, custom_corpus, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for program, flags, code, subject in (
-        (CONVERT, "--dataset c4 --data_subset en --splits train_small val", "network.unreachable", "dataset c4"),
+        (
+            CONVERT,
+            "--dataset c4 --data_subset en --splits train_small val",
+            "network.unreachable",
+            "dataset c4",
+        ),
         (CONVERT, "--dataset text", "config.missing", "--path"),
         (CONVERT, "--dataset python-text --path x", "config.conflict", "--path"),
         (CONVERT, "--dataset python-text --data_subset en", "config.conflict", "--data_subset"),
@@ -79,8 +90,18 @@ def test_invalid_flags_are_one_line_errors(tree_root, custom_corpus, tmp_path, m
         (CONVERT, "--dataset c4 --concat_tokens 128", "config.missing", "--concat_tokens"),
         (CONVERT, "--dataset python-text --concat_tokens 0", "config.range", "--concat_tokens"),
         (CONVERT, "--dataset python-text --no_wrap", "config.conflict", "--eos_text and --no_wrap"),
-        (CONVERT, "--dataset text --path texts.jsonl --compression gz", "config.choice", "compression 'gz'"),
-        (CONVERT, "--dataset text --path texts.jsonl --tokenizer gpt2", "network.unreachable", "tokenizer 'gpt2'"),
+        (
+            CONVERT,
+            "--dataset text --path texts.jsonl --compression gz",
+            "config.choice",
+            "compression 'gz'",
+        ),
+        (
+            CONVERT,
+            "--dataset text --path texts.jsonl --tokenizer gpt2",
+            "network.unreachable",
+            "tokenizer 'gpt2'",
+        ),
         (LOAD, "--local_path ./my-copy-c4", "file.missing", "my-copy-c4/val"),
         (LOAD, "--local_path cache --remote_path ./my-copy-c4", "file.missing", "my-copy-c4/val"),
         (LOAD, "--local_path out --max_seq_len 2", "config.range", "--max_seq_len"),

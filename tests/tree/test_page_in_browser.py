@@ -19,7 +19,9 @@ from programs import run_quietly
 from simple_logs import write_log
 
 WIDTHS = (1280, 390)
-POLICY = re.compile(r"<meta http-equiv=\"Content-Security-Policy\"[^>]*>")  # it would block the probe script
+POLICY = re.compile(
+    r"<meta http-equiv=\"Content-Security-Policy\"[^>]*>"
+)  # it would block the probe script
 PROBE = """<script>addEventListener('load', () => {
   const found = {figures: 0, scrolls: 0, problems: [], width: innerWidth, ink: getComputedStyle(document.body).color};
   const report = (problem, element) =>
@@ -82,52 +84,89 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         logged = {"seed": index, "global_batch_size": 768}
         write_log(logdir / f"result_{index}.txt", curve, logged=logged, status=status)
         steps = (
-            {"kind": "step", "step": k, "samples": 100 * k, "seconds": k, "loss": 9 / k, "learning_rate": 1e-3 / k}
+            {
+                "kind": "step",
+                "step": k,
+                "samples": 100 * k,
+                "seconds": k,
+                "loss": 9 / k,
+                "learning_rate": 1e-3 / k,
+            }
             for k in range(1, 100)
         )
         (logdir / f"run_{index}").mkdir()
         (logdir / f"run_{index}" / "metrics.jsonl").write_text("\n".join(map(json.dumps, steps)))
     (logdir / "data").mkdir()
-    (logdir / "data" / "baselines.json").write_text('{"most_frequent_accuracy": 0.04, "bigram_accuracy": 0.2}')
+    (logdir / "data" / "baselines.json").write_text(
+        '{"most_frequent_accuracy": 0.04, "bigram_accuracy": 0.2}'
+    )
     for system in range(14):
         for index in range(3):
-            log = folder / f"results/{system}xVendorMachine_x8_Accelerator-SXM-141GB/bert/result_{index}.txt"
+            log = (
+                folder
+                / f"results/{system}xVendorMachine_x8_Accelerator-SXM-141GB/bert/result_{index}.txt"
+            )
             curve = [(1e5 * k, 3.0**system * k + index, 0.1 * k) for k in range(1, 9)]
             write_log(log, curve, logged={"seed": index, "global_batch_size": 256 * (system + 1)})
     for index in range(25):
-        write_log(folder / "many" / f"result_{index}.txt", [(50, 8.0, 0.3), (100 + index, 20.0 + index, 0.73)])
+        write_log(
+            folder / "many" / f"result_{index}.txt",
+            [(50, 8.0, 0.3), (100 + index, 20.0 + index, 0.73)],
+        )
     made = {
         name: report_page([read_result(system) for system in read_systems([path])], Prices())
         for name, path in {"one": logdir, "systems": folder, "many": folder / "many"}.items()
     }
-    plans = {"plan": "--gpu a5000 --gpus 32", "sweep": "--gpu gb200 --sweep --price-per-gpu-hour 3 --budget 10"}
+    plans = {
+        "plan": "--gpu a5000 --gpus 32",
+        "sweep": "--gpu gb200 --sweep --price-per-gpu-hour 3 --budget 10",
+    }
     for name, options in plans.items():
         with pytest.raises(SystemExit):
             main(["plan", *options.split(), "--html", str(folder / f"{name}.html")])
         made[name] = (folder / f"{name}.html").read_text()
     words = "a word_without_any_break_that_is_as_long_as_a_path_in_somebody_elses_tree " * 3
-    made["audit"] = findings_page([Finding("own: layout", words, outcome, words) for outcome in Outcome], words)
+    made["audit"] = findings_page(
+        [Finding("own: layout", words, outcome, words) for outcome in Outcome], words
+    )
     return made
 
 
 def run(chromium: str, page: Path, *flags: str) -> tuple[str, str]:
-    command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0", *flags]
+    command = [
+        chromium,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--enable-logging=stderr",
+        "--v=0",
+        *flags,
+    ]
     end = run_quietly(*command, "--dump-dom", page.as_uri(), timeout=120)
     return end.stdout, end.stderr
 
 
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
-def test_pages_render_at_every_width(chromium: str, pages: dict[str, str], tmp_path: Path, scheme: str) -> None:
+def test_pages_render_at_every_width(
+    chromium: str, pages: dict[str, str], tmp_path: Path, scheme: str
+) -> None:
     """The schemes differ in colours only: one page is enough for the dark one."""
     pages, frames = pages if scheme == "light" else {"one": pages["one"]}, []
     for page in pages.values():
         probed, count = POLICY.subn("", page.replace("</body>", PROBE))
         assert count == 1
-        frames += [f'<iframe width="{width}" height="900" srcdoc="{html.escape(probed)}"></iframe>' for width in WIDTHS]
-    (tmp_path / "frames.html").write_text(f"<!doctype html><meta charset=utf-8><body>{''.join(frames)}</body>")
+        frames += [
+            f'<iframe width="{width}" height="900" srcdoc="{html.escape(probed)}"></iframe>'
+            for width in WIDTHS
+        ]
+    (tmp_path / "frames.html").write_text(
+        f"<!doctype html><meta charset=utf-8><body>{''.join(frames)}</body>"
+    )
     flags = ["--virtual-time-budget=20000", *(["--force-dark-mode"] if scheme == "dark" else [])]
     document, _ = run(chromium, tmp_path / "frames.html", *flags)
-    found = [json.loads(html.unescape(text)) for text in re.findall(r"<pre>(\{.*?\})</pre>", document)]
+    found = [
+        json.loads(html.unescape(text)) for text in re.findall(r"<pre>(\{.*?\})</pre>", document)
+    ]
     assert len(found) == len(frames)
     assert sorted({one["width"] for one in found}) == sorted(WIDTHS)
     assert {problem for one in found for problem in one["problems"]} == set()
@@ -147,7 +186,11 @@ def test_the_console_stays_empty(chromium: str, pages: dict[str, str], tmp_path:
 
 
 def test_passes_fold_into_one_row_in_print(chromium: str, tmp_path: Path) -> None:
-    findings = [Finding(f"own: check {number}", "a log", Outcome.PASS, "fine") for number in range(90)]
-    (tmp_path / "page.html").write_text(findings_page([*findings, Finding("one", "x", Outcome.ERROR, "bad")], "logs"))
+    findings = [
+        Finding(f"own: check {number}", "a log", Outcome.PASS, "fine") for number in range(90)
+    ]
+    (tmp_path / "page.html").write_text(
+        findings_page([*findings, Finding("one", "x", Outcome.ERROR, "bad")], "logs")
+    )
     run(chromium, tmp_path / "page.html", f"--print-to-pdf={tmp_path}/page.pdf")
     assert len(re.findall(rb"/Type\s*/Page\b", (tmp_path / "page.pdf").read_bytes())) == 1

@@ -52,7 +52,18 @@ def check(done: subprocess.CompletedProcess[str]) -> Path:
 
 @pytest.mark.slow
 def test_text_parts(prepare: Prepare, text: Path, vocab: Path, tmp_path: Path) -> None:
-    words = ["--outputdir", tmp_path, "--input", text, "--vocab", vocab, "--packed", "--shards", "2", *FEW]
+    words = [
+        "--outputdir",
+        tmp_path,
+        "--input",
+        text,
+        "--vocab",
+        vocab,
+        "--packed",
+        "--shards",
+        "2",
+        *FEW,
+    ]
     assert check(prepare(*words)).name == "packed"
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
     check(prepare(*words))
@@ -60,11 +71,32 @@ def test_text_parts(prepare: Prepare, text: Path, vocab: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_tfrecords(prepare: Prepare, text: Path, vocab: Path, tmp_path: Path, run_mlbert: RunMlbert) -> None:
+def test_tfrecords(
+    prepare: Prepare, text: Path, vocab: Path, tmp_path: Path, run_mlbert: RunMlbert
+) -> None:
     for given, name in ((text, "train"), (text / "eval.txt", "eval")):
-        words = ("--format", "tfrecord", "--workers", "1", "--input", given, "--vocab", vocab, "--out", tmp_path / name)
+        words = (
+            "--format",
+            "tfrecord",
+            "--workers",
+            "1",
+            "--input",
+            given,
+            "--vocab",
+            vocab,
+            "--out",
+            tmp_path / name,
+        )
         assert run_mlbert("prepare", "instances", *words)[0] == 0
-    words = ["--outputdir", tmp_path / "out", "--input", tmp_path / "train", "--eval", tmp_path / "eval", "--bins"]
+    words = [
+        "--outputdir",
+        tmp_path / "out",
+        "--input",
+        tmp_path / "train",
+        "--eval",
+        tmp_path / "eval",
+        "--bins",
+    ]
     assert check(prepare(*words, "--vocab", vocab, *FEW)).name == "bins"
 
 
@@ -97,9 +129,13 @@ def test_wrong_arguments_are_one_line_errors(prepare: Prepare) -> None:
         assert_refused(prepare(*words.split()), reason)
 
 
-def test_missing_vocabulary_and_unknown_format(prepare: Prepare, text: Path, vocab: Path, tmp_path: Path) -> None:
+def test_missing_vocabulary_and_unknown_format(
+    prepare: Prepare, text: Path, vocab: Path, tmp_path: Path
+) -> None:
     done = prepare("--outputdir", tmp_path, "--input", text)
-    assert_refused(done, f"error: {text}/vocab.txt does not exist. Name the vocabulary with --vocab.\n")
+    assert_refused(
+        done, f"error: {text}/vocab.txt does not exist. Name the vocabulary with --vocab.\n"
+    )
     done = prepare("--outputdir", tmp_path, "--input", tmp_path, "--vocab", vocab)
     assert done.returncode == 2
     assert_error_line(done.stderr, "data.format", tmp_path)

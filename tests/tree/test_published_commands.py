@@ -33,7 +33,15 @@ from mlbert.optim.config import ScheduleConfig
 from mlbert.recipes import ddp_adam, masked_lm_stored
 from mlbert.report.run_plan import make_plan, planned_world_size
 from nvidia_shards import PREDICTIONS, bert_rows, write_fixed
-from programs import assert_refused, exports_of, run_quietly, run_script, user_environ, words_as_dict, write_program
+from programs import (
+    assert_refused,
+    exports_of,
+    run_quietly,
+    run_script,
+    user_environ,
+    words_as_dict,
+    write_program,
+)
 from same_weights import assert_same_tensors
 from stored_sets import VOCAB_SIZE, make_rows, random_lengths, same_sequences, write_set
 
@@ -46,7 +54,9 @@ def tiny_bert(vocab_size: int) -> tuple[BertConfig, dict[str, torch.Tensor]]:
     model = BertForPreTraining(shape)
     model.initialize(5)
     state = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    return shape, {name: value[:vocab_size] if name in VOCABULARY else value for name, value in state.items()}
+    return shape, {
+        name: value[:vocab_size] if name in VOCABULARY else value for name, value in state.items()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +70,10 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         rows = make_rows(random_lengths(count))
         labels = np.where(np.arange(len(rows.masked_labels)) % 20, 7, 8).astype(np.uint16)
         write_mds(folder / "mds" / name, dataclasses.replace(rows, masked_labels=labels))
-        write_set(folder / name, dataclasses.replace(rows, masked_labels=np.full_like(rows.masked_labels, 7)))
+        write_set(
+            folder / name,
+            dataclasses.replace(rows, masked_labels=np.full_like(rows.masked_labels, 7)),
+        )
     make_hdf5_bins(folder / "train", folder / "bins", edges=(8, 16, 24, 32))
     write_own(ReadCheckpoint(*tiny_bert(VOCAB_SIZE), Report(), folder), folder / "own")
     torch_to_nvidia(folder / "own", folder / "phase1/model.ckpt-28252.pt")
@@ -69,8 +82,16 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # Nodes, sequences per GPU, million samples.
-SYSTEMS = {"samsung_dgxa100_n128": ("128", "16", "2.93"), "samsung_dgxa100_n171": ("171", "12", "2.94")}
-STUBS = ("convert_tf_checkpoint.py", "run_trans_tfrecord_to_hdf5.sh", "run_multinode.sh", "download_code.sh")
+SYSTEMS = {
+    "samsung_dgxa100_n128": ("128", "16", "2.93"),
+    "samsung_dgxa100_n171": ("171", "12", "2.94"),
+}
+STUBS = (
+    "convert_tf_checkpoint.py",
+    "run_trans_tfrecord_to_hdf5.sh",
+    "run_multinode.sh",
+    "download_code.sh",
+)
 STUBS += ("cleanup_scripts/run_split_and_chop_hdf5_files.py",)
 TINY = words_as_dict("""
     DGXNNODES=2 DGXNGPU=2 NEXP=2 RECIPE=ddp_adam BATCHSIZE=8 PACKING_FACTOR=1 EXCHANGE_PADDING=group LR=0.1
@@ -86,13 +107,23 @@ MPIRUN = 'printf "%s\\n" "$@" >"$NOTES"\nexit 3'
 class System:
     """Copies of systems' folders in a tree with a space in its path, a Python, and stand-ins first in PATH."""
 
-    def __init__(self, root: Path, tree_root: Path, *names: str, python: str | Path = sys.executable) -> None:
+    def __init__(
+        self, root: Path, tree_root: Path, *names: str, python: str | Path = sys.executable
+    ) -> None:
         home = root / "a tree" / HOME
         for name in names:
             shutil.copytree(tree_root / HOME / name, home / name)
         (home / "pytorch").symlink_to(tree_root / HOME / "pytorch")
-        self.root, self.folder, self.programs, self.notes = root, home / names[0], root / "bin", root / "notes"
-        self.exports = {"PATH": f"{self.programs}:{os.environ['PATH']}", "PYTHONPATH": home / "pytorch"}
+        self.root, self.folder, self.programs, self.notes = (
+            root,
+            home / names[0],
+            root / "bin",
+            root / "notes",
+        )
+        self.exports = {
+            "PATH": f"{self.programs}:{os.environ['PATH']}",
+            "PYTHONPATH": home / "pytorch",
+        }
         self.exports |= {"NOTES": self.notes}
         texts = {"python": f'exec "{python}" "$@"', "mlbert": f'exec "{python}" -m mlbert "$@"'}
         for program, text in (texts | {"ssh": SSH, "mpirun": MPIRUN}).items():
@@ -113,14 +144,19 @@ def system(tmp_path: Path, tree_root: Path, quickstart_python: Path) -> System:
 
 def config_of(name: str, tree_root: Path) -> Path:
     nodes, batch, _ = SYSTEMS[name]
-    return tree_root / HOME / name / f"config_Samsung_Supercomputer21_DGXA100_{nodes}x8x{batch}x1.sh"
+    return (
+        tree_root / HOME / name / f"config_Samsung_Supercomputer21_DGXA100_{nodes}x8x{batch}x1.sh"
+    )
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_plan_has_the_published_steps(name: str, tree_root: Path) -> None:
     """Values of the configs are in resolved_values.json, which test_configs.py compares."""
     found = exports_of(config_of(name, tree_root))
-    assert (found["NEXP"], sum(map(int, found["BIN_COUNTS"].split()))) == ("10", int(found["BATCHSIZE"]))
+    assert (found["NEXP"], sum(map(int, found["BIN_COUNTS"].split()))) == (
+        "10",
+        int(found["BATCHSIZE"]),
+    )
     config = resolve(ddp_adam.RECIPE, found).config
     text = "\n".join(make_plan(config, planned_world_size(found) or 0, found).lines)
     assert f"179 steps / 9 evaluations / about {SYSTEMS[name][2]} M samples" in text
@@ -132,13 +168,17 @@ def test_decay_starts_above_the_base_rate(tree_root: Path) -> None:
     readme = (tree_root / HOME / "samsung_dgxa100_n128/README.md").read_text()
     values = exports_of(config_of("samsung_dgxa100_n128", tree_root))
     schedule = schedules.make(resolve(ddp_adam.RECIPE, values).config[ScheduleConfig])
-    rates = " | ".join(f"{schedule(update - 1):.3e}".replace("e-0", "e-") for update in (1, 65, 66, 82, 179))
+    rates = " | ".join(
+        f"{schedule(update - 1):.3e}".replace("e-0", "e-") for update in (1, 65, 66, 82, 179)
+    )
     assert f"| rate | {rates} |" in readme
     assert max(range(300), key=schedule) + 1 == 66
 
 
 @pytest.mark.parametrize("stub", STUBS)
-def test_stubs_are_short_and_equal(stub: str, tree_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stubs_are_short_and_equal(
+    stub: str, tree_root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     one, other = (tree_root / HOME / name / stub for name in SYSTEMS)
     assert one.read_bytes() == other.read_bytes()
     assert len(one.read_text().splitlines()) <= 6
@@ -153,8 +193,14 @@ def test_checkpoint_conversion(tree_root: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorflow", reason="reading TensorFlow's checkpoints needs it")
     shape, state = tiny_bert(197)
     names = tf1_names(shape.num_hidden_layers)
-    arrays = {names[name]: value.T if names[name].endswith("kernel") else value for name, value in state.items()}
-    np.savez(tmp_path / "weights.npz", **{name: value.contiguous().numpy() for name, value in arrays.items()})
+    arrays = {
+        names[name]: value.T if names[name].endswith("kernel") else value
+        for name, value in state.items()
+    }
+    np.savez(
+        tmp_path / "weights.npz",
+        **{name: value.contiguous().numpy() for name, value in arrays.items()},
+    )
     (tmp_path / "bert_config.json").write_text(shape.to_json())
     write = (
         "import numpy, tensorflow as tf; w = numpy.load('weights.npz');"
@@ -172,7 +218,9 @@ def test_checkpoint_conversion(tree_root: Path, tmp_path: Path) -> None:
     assert list(torch.load(made, weights_only=True)) == ["model"]
     model = BertForPreTraining(shape)
     assert load_weights(model, made).missing == {}
-    assert_same_tensors({name: value[: len(state[name])] for name, value in model.named_parameters()}, state)
+    assert_same_tensors(
+        {name: value[: len(state[name])] for name, value in model.named_parameters()}, state
+    )
 
 
 def test_tfrecords_to_hdf5(system: System, prepared_data: Path, tmp_path: Path) -> None:
@@ -185,7 +233,9 @@ def test_tfrecords_to_hdf5(system: System, prepared_data: Path, tmp_path: Path) 
     assert same_sequences(*(store.gather(np.arange(len(store))) for store in (given, made)))
     with h5py.File(next((tmp_path / "hdf5").glob("*.hdf5"))) as file:
         assert file["input_ids"].shape[1] == given.info.max_seq_length
-    assert_refused(system.type("HDF5_OUTPUT_DIR=x ./run_trans_tfrecord_to_hdf5.sh"), "TF_INPUT_DIR is not set")
+    assert_refused(
+        system.type("HDF5_OUTPUT_DIR=x ./run_trans_tfrecord_to_hdf5.sh"), "TF_INPUT_DIR is not set"
+    )
 
 
 def test_bins_of_hdf5(system: System, tmp_path: Path) -> None:
@@ -194,7 +244,12 @@ def test_bins_of_hdf5(system: System, tmp_path: Path) -> None:
     line = f"run_split_and_chop_hdf5_files.py --input_dir='{tmp_path}/hdf5' --output_dir='{tmp_path}/bins'"
     done = system.type(f"cd cleanup_scripts; python {line}")
     assert done.returncode == 0, done.stderr
-    assert {path.name for path in (tmp_path / "bins").iterdir() if path.is_dir()} == {"128", "256", "384", "512"}
+    assert {path.name for path in (tmp_path / "bins").iterdir() if path.is_dir()} == {
+        "128",
+        "256",
+        "384",
+        "512",
+    }
     given, made = open_store(tmp_path / "hdf5"), open_store(tmp_path / "bins")
     assert same_sequences(*(store.gather(np.arange(len(store))) for store in (given, made)))
 
@@ -214,7 +269,9 @@ def use_tiny(system: System, inputs: Path, hosts: str = "'n1' 'n2'") -> str:
 
 
 @pytest.mark.slow
-def test_training_over_ssh(system: System, inputs: Path, tmp_path: Path, quickstart_python: Path) -> None:
+def test_training_over_ssh(
+    system: System, inputs: Path, tmp_path: Path, quickstart_python: Path
+) -> None:
     line = use_tiny(system, inputs, "'127.0.0.1' 'localhost'")
     # Starting any other Python than the one in PYTHON fails.
     write_program(system.programs / "python3", "#!/bin/sh\nexit 9\n")
@@ -225,7 +282,9 @@ def test_training_over_ssh(system: System, inputs: Path, tmp_path: Path, quickst
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[:6000]
     hosts = ["127.0.0.1", "localhost"]
-    assert sorted(system.notes.read_text().split()) == sorted(2 * hosts), "each is tried before a run"
+    assert sorted(system.notes.read_text().split()) == sorted(2 * hosts), (
+        "each is tried before a run"
+    )
     log = (system.folder.parents[3] / "runs/tiny_2x2x8x1/result_0.txt").read_text()
     events = [json.loads(line.partition(" ")[2]) for line in log.splitlines()]
     values = {event["key"]: event["value"] for event in events}
@@ -243,7 +302,16 @@ def test_mpirun_with_weights_in_another_folder(system: System, inputs: Path) -> 
     line = use_tiny(system, inputs).replace("/phase1'", "/own'")
     system.type(f"{line} ./run_multinode.sh --mpirun --max_steps 5")
     words = system.notes.read_text().splitlines()
-    assert words[:8] == ["--np", "4", "--host", "n1:2,n2:2", "--map-by", "ppr:2:node", "--bind-to", "none"]
+    assert words[:8] == [
+        "--np",
+        "4",
+        "--host",
+        "n1:2,n2:2",
+        "--map-by",
+        "ppr:2:node",
+        "--bind-to",
+        "none",
+    ]
     assert words[-3].endswith("/pytorch/launch/run_and_time.sh")
     assert words[-2:] == ["--max_steps", "5"]
     assert {"DATADIR_PHASE2", "EVALDIR", "INIT_CHECKPOINT", "NEXP", "EXPERIMENT"} <= set(words)
@@ -254,18 +322,29 @@ def test_mpirun_with_weights_in_another_folder(system: System, inputs: Path) -> 
 def test_wrong_exports_are_one_line_errors(system: System, inputs: Path) -> None:
     line = use_tiny(system, inputs)
     for change, reason in (
-        (("DGXSYSTEM=tiny", "DGXSYSTEM=tinny"), "There are: Samsung_Supercomputer21_DGXA100_128x8x16x1 tiny_2x2x8x1"),
+        (
+            ("DGXSYSTEM=tiny", "DGXSYSTEM=tinny"),
+            "There are: Samsung_Supercomputer21_DGXA100_128x8x16x1 tiny_2x2x8x1",
+        ),
         (("DGXSYSTEM=", "DGXSYSTEMS="), "DGXSYSTEM= has no config here"),
         (("INPUT_DIR=", "INPUT_DIRS="), "INPUT_DIR is not set"),
         (("/bins'", "/bin'"), "is not a folder. It names the training set"),
         (("EVAL_DIR=", "EVALDIR="), "EVAL_DIR is not set"),
         (("CHECKPOINTDIR_PHASE1=", "CHECKPOINTDIR="), "CHECKPOINTDIR_PHASE1 is not set"),
         (("/phase1'", "/eval'"), "holds neither model.ckpt-28252.pt nor model.safetensors"),
-        (("DGXSYSTEM=tiny", "PYTHON=/no/python DGXSYSTEM=tiny"), "PYTHON is not an executable program"),
-        (("DGXSYSTEM=tiny", "CONFIG_FILE=config_x.sh DGXSYSTEM=tiny"), "config_x.sh is sourced in this shell"),
+        (
+            ("DGXSYSTEM=tiny", "PYTHON=/no/python DGXSYSTEM=tiny"),
+            "PYTHON is not an executable program",
+        ),
+        (
+            ("DGXSYSTEM=tiny", "CONFIG_FILE=config_x.sh DGXSYSTEM=tiny"),
+            "config_x.sh is sourced in this shell",
+        ),
         (("tiny_2x2x8x1", "Samsung_Supercomputer21_DGXA100_128x8x16x1"), "names 2, config_Samsung"),
     ):
-        done = system.type(f"{line.replace(*change)} ./run_multinode.sh", LOGDIR=system.folder / "logs")
+        done = system.type(
+            f"{line.replace(*change)} ./run_multinode.sh", LOGDIR=system.folder / "logs"
+        )
         assert_refused(done, reason)
         assert not system.notes.exists(), "something was started"
 
@@ -280,7 +359,9 @@ MOSAIC = words_as_dict("""
 
 @pytest.fixture
 def tree(tmp_path: Path, tree_root: Path, inputs: Path) -> System:
-    system = System(tmp_path, tree_root, "composer", *(f"8xA100_80GB-{config}" for config in CONFIGS))
+    system = System(
+        tmp_path, tree_root, "composer", *(f"8xA100_80GB-{config}" for config in CONFIGS)
+    )
     system.exports |= {"DATADIR_PHASE2": inputs / "mds/train", "EVALDIR": inputs / "mds/eval"}
     system.exports |= {"BERT_CONFIG": inputs / "own/bert_config.json", "PYTHON": sys.executable}
     return system
@@ -289,10 +370,18 @@ def tree(tmp_path: Path, tree_root: Path, inputs: Path) -> System:
 @pytest.mark.parametrize("config", CONFIGS)
 def test_mosaic_schedules_have_the_published_rates(config: str, tree_root: Path) -> None:
     path = tree_root / HOME / f"8xA100_80GB-{config}/config.yaml"
-    site = {"DATADIR_PHASE2": "/x", "EVALDIR": "/y", "LOGDIR": "/z", "MLPERF_SUBMISSION_ORG": "o", "BERT_CONFIG": "b"}
+    site = {
+        "DATADIR_PHASE2": "/x",
+        "EVALDIR": "/y",
+        "LOGDIR": "/z",
+        "MLPERF_SUBMISSION_ORG": "o",
+        "BERT_CONFIG": "b",
+    }
     found = resolve(masked_lm_stored.RECIPE, site, CommandLine(yaml_files=[path])).config
     schedule = schedules.make(found[ScheduleConfig])
-    assert [schedule(n) for n in (0, 1, 2, 41, 81)] == pytest.approx([0, 0, 1e-4 / 80, 1e-4 / 2, 1e-4])
+    assert [schedule(n) for n in (0, 1, 2, 41, 81)] == pytest.approx(
+        [0, 0, 1e-4 / 80, 1e-4 / 2, 1e-4]
+    )
     assert [schedule(n) for n in (400, 401, 601)] == pytest.approx([1e-4, 0.9e-4, 0.81e-4])
     assert schedule(1601) == schedule(5999) == pytest.approx(1e-4 * 0.9**20)
 
@@ -300,24 +389,51 @@ def test_mosaic_schedules_have_the_published_rates(config: str, tree_root: Path)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_converted_weights_equal_the_checkpoint(name, tree_root, inputs, tmp_path, capsys) -> None:
     script = tree_root / HOME / f"composer/scripts/convert_ckpt_{name}.py"
-    flags = ("--pt_checkpoint", inputs / "phase1/model.ckpt-28252.pt", "--save_checkpoint", tmp_path / "made")
+    flags = (
+        "--pt_checkpoint",
+        inputs / "phase1/model.ckpt-28252.pt",
+        "--save_checkpoint",
+        tmp_path / "made",
+    )
     assert run_script(script, *flags) == 0
-    assert_same_tensors(*(load_file(folder / "model.safetensors") for folder in (tmp_path / "made", inputs / "own")))
+    assert_same_tensors(
+        *(load_file(folder / "model.safetensors") for folder in (tmp_path / "made", inputs / "own"))
+    )
     capsys.readouterr()
     assert (run_script(script), capsys.readouterr().err.count("\n")) == (2, 1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("config", "ranks", "runs"), [("methods", 1, 2), ("baseline", 2, 1)])
-def test_runs_are_collected_as_results(config, ranks, runs, tree: System, inputs, quickstart_python) -> None:
-    words = ("./run_and_time.sh", "--config", config, "-o", tree.root / "out dir", "-s", 70, "-t", "T1")
-    exports = {**MOSAIC, "INIT_CHECKPOINT": inputs / "own", "DGXNGPU": ranks, "NEXP": runs, "BATCHSIZE": 8 // ranks}
+def test_runs_are_collected_as_results(
+    config, ranks, runs, tree: System, inputs, quickstart_python
+) -> None:
+    words = (
+        "./run_and_time.sh",
+        "--config",
+        config,
+        "-o",
+        tree.root / "out dir",
+        "-s",
+        70,
+        "-t",
+        "T1",
+    )
+    exports = {
+        **MOSAIC,
+        "INIT_CHECKPOINT": inputs / "own",
+        "DGXNGPU": ranks,
+        "NEXP": runs,
+        "BATCHSIZE": 8 // ranks,
+    }
     if config == "methods":  # baseline needs transformers
         exports["PYTHON"] = quickstart_python
     done = tree.run(*words, **exports)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     folder = tree.root / f"out dir/results/8xA100_80GB-{config}/bert"
-    assert sorted(path.name for path in folder.iterdir()) == [f"result_{i}.txt" for i in range(runs)]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        f"result_{i}.txt" for i in range(runs)
+    ]
     logs = [read_log(folder / f"result_{i}.txt") for i in range(runs)]
     for index, log in enumerate(logs):
         (compliance, *_) = official.run(official.compliance_checker(log.path, log.path.name))
@@ -327,7 +443,11 @@ def test_runs_are_collected_as_results(config, ranks, runs, tree: System, inputs
         assert log.value("config_file").endswith(f"8xA100_80GB-{config}/config.yaml")
         assert log.value("submission_platform") == f"8xA100_80GB-{config}"
         logged = {name: entry["value"] for name, entry in log.value("configuration").items()}
-        assert (logged["MODEL_IMPLEMENTATION"], logged["DECAY_ALL"], logged["LR"]) == (CONFIGS[config], True, 0.1)
+        assert (logged["MODEL_IMPLEMENTATION"], logged["DECAY_ALL"], logged["LR"]) == (
+            CONFIGS[config],
+            True,
+            0.1,
+        )
         assert logged["RUN_NAME"] == f"bert-{config}-T1-{index}"
     assert f"warning: {ranks} ranks, but the published batch of 448 is 8 ranks x 56" in done.stdout
     again = tree.run(*words, **exports)
@@ -340,10 +460,21 @@ def test_runs_are_collected_as_results(config, ranks, runs, tree: System, inputs
 
 @pytest.mark.slow
 def test_missed_target_fails_and_keeps_the_log(tree: System, inputs: Path) -> None:
-    words = ("./run_and_time.sh", "-c", "methods", "-o", tree.root / "out", "--skip_data_setup", "--skip_env_setup")
+    words = (
+        "./run_and_time.sh",
+        "-c",
+        "methods",
+        "-o",
+        tree.root / "out",
+        "--skip_data_setup",
+        "--skip_env_setup",
+    )
     exports = {**MOSAIC, "INIT_CHECKPOINT": inputs / "own", "LR": 1e-9, "MAX_STEPS": 4}
     assert tree.run(*words, **exports).returncode == 1
-    assert read_log(tree.root / "out/results/8xA100_80GB-methods/bert/result_0.txt").status == "aborted"
+    assert (
+        read_log(tree.root / "out/results/8xA100_80GB-methods/bert/result_0.txt").status
+        == "aborted"
+    )
 
 
 def test_wrong_arguments_and_missing_files_are_one_line_errors(tree: System) -> None:
@@ -362,12 +493,16 @@ def test_wrong_arguments_and_missing_files_are_one_line_errors(tree: System) -> 
         assert not (tree.root / "a tree/runs").exists()
 
 
-def test_timestamp_names_the_runs_and_wandb_flag_sets_the_project(tree: System, inputs: Path) -> None:
+def test_timestamp_names_the_runs_and_wandb_flag_sets_the_project(
+    tree: System, inputs: Path
+) -> None:
     """Replace Python with a script that records its environment and arguments."""
     text = '#!/bin/sh\necho "$RUN_NAME $WANDB_PROJECT $SEED $*" >>"$NOTES"\nexit 5\n'
     program = write_program(tree.root / "python", text)
     exports = {"PYTHON": program, "INIT_CHECKPOINT": inputs / "own", "CLEAR_CACHES": 0}
-    done = tree.run("./run_and_time.sh", "-c", "methods", "-t", "noon", "--wandb", "--seed", 5, **exports)
+    done = tree.run(
+        "./run_and_time.sh", "-c", "methods", "-t", "noon", "--wandb", "--seed", 5, **exports
+    )
     assert done.returncode == 5
     name, project, seed, *words = tree.notes.read_text().splitlines()[0].split(" ")
     assert (name, project, seed) == ("bert-methods-noon-0", "mlperf", "5")

@@ -49,7 +49,18 @@ if "launch" in words or name == "ssh":
     (run / "summary.json").touch()
     run.with_name(run.name.replace("run_", "result_") + ".txt").touch()
 """
-STAND_INS = ["docker", "enroot", "sbatch", "ssh", "git", "gcloud", "pip", "tail", "python", "mlbert"]
+STAND_INS = [
+    "docker",
+    "enroot",
+    "sbatch",
+    "ssh",
+    "git",
+    "gcloud",
+    "pip",
+    "tail",
+    "python",
+    "mlbert",
+]
 STAND_INS += ["quickstart.sh", "download_code.sh"]
 # Placeholders in the published commands, and their values in the sandbox.
 FILLED_IN = {
@@ -61,7 +72,9 @@ FILLED_IN = {
 }
 SHELLS = [
     "bash",
-    pytest.param("zsh", marks=pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")),
+    pytest.param(
+        "zsh", marks=pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+    ),
 ]
 
 
@@ -82,7 +95,12 @@ class Sandbox:
 
     def __init__(self, root: Path, tree_root: Path) -> None:
         self.root, self.tree, self.tree_root = root, root / "a tree", tree_root
-        for name in ("inventec_p8000_h100_n1", "samsung_dgxa100_n128", "composer", "8xA100_80GB-methods"):
+        for name in (
+            "inventec_p8000_h100_n1",
+            "samsung_dgxa100_n128",
+            "composer",
+            "8xA100_80GB-methods",
+        ):
             shutil.copytree(tree_root / HOME / name, self.tree / HOME / name)
         (self.tree / HOME / "pytorch").symlink_to(tree_root / HOME / "pytorch")
         shutil.copytree(tree_root / "benchmarks/mosaic_bert", self.tree / "benchmarks/mosaic_bert")
@@ -97,7 +115,9 @@ class Sandbox:
         for name in STAND_INS:
             write_program((self.tree if name.endswith(".sh") else root / "bin") / name, text)
 
-    def type(self, lines: list[str], shell: str = "bash", cwd: Path | None = None, **exports: object):
+    def type(
+        self, lines: list[str], shell: str = "bash", cwd: Path | None = None, **exports: object
+    ):
         script = "\n".join(("set -e", *lines))
         for published, here in FILLED_IN.items():
             script = re.sub(published, here.format(root=self.root), script)
@@ -114,7 +134,11 @@ class Sandbox:
     def calls(self, program: str) -> list[tuple[list[str], Path, Mapping[str, str]]]:
         """Return the arguments, folder and environment of each call of a program."""
         notes = [json.loads(line) for line in self.notes.read_text().splitlines()]
-        return [(words, Path(folder), environ) for name, words, folder, environ in notes if name == program]
+        return [
+            (words, Path(folder), environ)
+            for name, words, folder, environ in notes
+            if name == program
+        ]
 
 
 @pytest.fixture
@@ -138,14 +162,26 @@ def test_inventec(shell: str, sandbox: Sandbox) -> None:
     steps = [" ".join(words[:2]) for words, _, _ in sandbox.calls("mlbert")]
     assert steps.count("prepare download") == 1, "the second call has --skip-download"
     assert steps.count("prepare pack") == steps.count("convert tf1-to-torch") == 2
-    packs = [words[words.index("--out") + 1] for words, _, _ in sandbox.calls("mlbert") if words[1] == "pack"]
+    packs = [
+        words[words.index("--out") + 1]
+        for words, _, _ in sandbox.calls("mlbert")
+        if words[1] == "pack"
+    ]
     data = {"DATADIR_PHASE2": Path(packs[0]).name, "EVALDIR": "eval"}
-    assert {name: environ[name] for name in data} == {name: f"/mnt/mlperf/bert_data/{v}" for name, v in data.items()}
+    assert {name: environ[name] for name in data} == {
+        name: f"/mnt/mlperf/bert_data/{v}" for name, v in data.items()
+    }
 
 
 def test_samsung(sandbox: Sandbox) -> None:
-    config = sandbox.tree / HOME / "samsung_dgxa100_n128/config_Samsung_Supercomputer21_DGXA100_128x8x16x1.sh"
-    config.write_text(config.read_text().replace("DGXNNODES=128", "DGXNNODES=2"))  # `hosts` names two
+    config = (
+        sandbox.tree
+        / HOME
+        / "samsung_dgxa100_n128/config_Samsung_Supercomputer21_DGXA100_128x8x16x1.sh"
+    )
+    config.write_text(
+        config.read_text().replace("DGXNNODES=128", "DGXNNODES=2")
+    )  # `hosts` names two
     sandbox.follow("Samsung, MLPerf Training v2.0", CLEAR_CACHES=0, LOGDIR=sandbox.root / "out")
     hosts = [words[2] for words, _, _ in sandbox.calls("ssh")]
     assert sorted(hosts) == ["192.168.16.1"] * 11 + ["192.168.16.2"] * 11
@@ -156,10 +192,16 @@ def test_samsung(sandbox: Sandbox) -> None:
 
 
 def test_mosaic_mlperf(sandbox: Sandbox) -> None:
-    exports = {"DATADIR_PHASE2": sandbox.root / "in", "EVALDIR": sandbox.root / "in", "INIT_CHECKPOINT": "none"}
+    exports = {
+        "DATADIR_PHASE2": sandbox.root / "in",
+        "EVALDIR": sandbox.root / "in",
+        "INIT_CHECKPOINT": "none",
+    }
     exports |= {"CLEAR_CACHES": 0, "NEXP": 1, "PYTHON": sandbox.root / "bin/python"}
     sandbox.follow("MosaicML, MLPerf Training v2.1", **exports)
-    assert any(words[:4] == ["-m", "mlbert", "launch", "local"] for words, _, _ in sandbox.calls("python"))
+    assert any(
+        words[:4] == ["-m", "mlbert", "launch", "local"] for words, _, _ in sandbox.calls("python")
+    )
 
 
 def test_mosaic_examples(sandbox: Sandbox) -> None:
@@ -168,7 +210,9 @@ def test_mosaic_examples(sandbox: Sandbox) -> None:
     assert len(launched) == 10
     assert ["main.py", "yamls/main/hf-bert-base-uncased.yaml"] in launched
     for words, folder, _ in sandbox.calls("sbatch"):
-        assert all((folder / word).is_file() for word in words if word.endswith((".sub", ".py", ".yaml")))
+        assert all(
+            (folder / word).is_file() for word in words if word.endswith((".sub", ".py", ".yaml"))
+        )
 
 
 def test_google(sandbox: Sandbox) -> None:
@@ -177,24 +221,34 @@ def test_google(sandbox: Sandbox) -> None:
 
 
 def test_image_of_the_system_has_the_pinned_packages_and_the_same_base(tree_root: Path) -> None:
-    own, ours = ((tree_root / HOME / name / "Dockerfile").read_text() for name in (INVENTEC.name, "pytorch"))
+    own, ours = (
+        (tree_root / HOME / name / "Dockerfile").read_text() for name in (INVENTEC.name, "pytorch")
+    )
     base = re.compile(r"^ARG BASE_IMAGE=.*$", re.MULTILINE)
     assert base.findall(own) == base.findall(ours)
     listed = tomllib.loads((tree_root / "pyproject.toml").read_text())["project"]["dependencies"]
     expected = {re.match(r"[\w-]+", requirement)[0] for requirement in listed} - {"torch"}
     constraints = (tree_root / "constraints.txt").read_text()
-    pins = dict(re.findall(r"^([\w-]+)==([^\s;]+)(?=$|; python_version <)", constraints, re.MULTILINE))
+    pins = dict(
+        re.findall(r"^([\w-]+)==([^\s;]+)(?=$|; python_version <)", constraints, re.MULTILINE)
+    )
     assert dict(re.findall(r"([\w-]+)==([\w.]+)", own)) == {name: pins[name] for name in expected}
 
 
 @pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize("options", ["", "set -eu; "])
-def test_config_can_be_sourced_from_any_folder_or_link(shell: str, options: str, sandbox: Sandbox) -> None:
+def test_config_can_be_sourced_from_any_folder_or_link(
+    shell: str, options: str, sandbox: Sandbox
+) -> None:
     tmp_path, folder, link = sandbox.root, sandbox.tree / INVENTEC, sandbox.root / "a link"
     link.symlink_to(folder)
     words = f"{options}source env.sh; source {CONFIG}; "
     show = 'printf "%s\\n" "${CONFIG_FILE}" "${LOGDIR}" "${BERT_CONFIG}"'
-    expected = [folder / CONFIG, sandbox.tree / f"runs/{CONFIG[7:-3]}", folder.parent / "pytorch/configs/large.json"]
+    expected = [
+        folder / CONFIG,
+        sandbox.tree / f"runs/{CONFIG[7:-3]}",
+        folder.parent / "pytorch/configs/large.json",
+    ]
     for line, cwd in (
         (words, folder),
         (words, link),
@@ -209,13 +263,24 @@ def test_config_can_be_sourced_from_any_folder_or_link(shell: str, options: str,
     # Sourcing env.sh alone clears the config.
     line = f'source {CONFIG}; source env.sh; echo "${{CONFIG_FILE:-none}} ${{LR:-none}} ${{LOGDIR##*/}}"'
     done = sandbox.type([f"{options}{line}"], shell, folder)
-    assert (done.returncode, done.stderr, done.stdout) == (0, "", "none none inventec_p8000_h100_n1\n")
+    assert (done.returncode, done.stderr, done.stdout) == (
+        0,
+        "",
+        "none none inventec_p8000_h100_n1\n",
+    )
 
 
 @pytest.mark.parametrize("launcher", ["run_and_time.sh", "run_multinode.sh", "run_with_docker.sh"])
 def test_invalid_count_is_a_one_line_error(launcher: str, sandbox: Sandbox) -> None:
     values = ("x", "0", "-1", "1e9", "8 8", "100000")
-    for name, value in (*(("DGXNGPU", value) for value in values), ("DGXNNODES", "x"), ("NEXP", "0")):
+    for name, value in (
+        *(("DGXNGPU", value) for value in values),
+        ("DGXNNODES", "x"),
+        ("NEXP", "0"),
+    ):
         line = f"source {CONFIG}; {name}='{value}' LOGDIR=$HOME ../pytorch/launch/{launcher}"
         done = sandbox.type([line], cwd=sandbox.tree / INVENTEC)
-        assert (done.returncode, done.stderr) == (2, f"error: {name}={value} is not a whole number from 1 to 99999.\n")
+        assert (done.returncode, done.stderr) == (
+            2,
+            f"error: {name}={value} is not a whole number from 1 to 99999.\n",
+        )

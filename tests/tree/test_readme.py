@@ -18,7 +18,9 @@ from tree.conftest import READMES, ROOT, relative
 BLOCK = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FENCE = re.compile(r"^```(\w*)$", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[\w-]*)?\)")
-NAMED = re.compile(r"`((?:mlbert|tests|tools|docs|launch|csrc|configs|systems|results|records|benchmarks)/[\w./-]+)`")
+NAMED = re.compile(
+    r"`((?:mlbert|tests|tools|docs|launch|csrc|configs|systems|results|records|benchmarks)/[\w./-]+)`"
+)
 # Blocks that contain one of these words are not executed here.
 NOT_EXECUTED = {
     "./run_tests.sh": "is the suite that runs this test",
@@ -28,7 +30,10 @@ NOT_EXECUTED = {
 }
 SHORT = {"TARGET_MLM_ACCURACY": "1e-9", "EVAL_ITER_START_SAMPLES": "700"}
 SHORT |= {"EVAL_ITER_SAMPLES": "100", "NUM_EVAL_EXAMPLES": "100"}
-WITH_TENSORFLOW = {"tensorflow2", "tf2_cpu_demo"}  # folders of which each command takes seconds to import it
+WITH_TENSORFLOW = {
+    "tensorflow2",
+    "tf2_cpu_demo",
+}  # folders of which each command takes seconds to import it
 MAX_SECONDS = 600
 PACKAGE_HOME = Path("benchmarks/bert/implementations/pytorch")
 
@@ -46,12 +51,16 @@ def stage(tracked: list[Path], tree_root: Path, tmp_path_factory: pytest.TempPat
     for config in root.glob("benchmarks/bert/implementations/*cpu_demo/config_*.sh"):
         text = config.read_text()
         for name, value in SHORT.items():
-            text, times = re.subn(rf"^export {name}=.*$", f"export {name}={value}", text, flags=re.MULTILINE)
+            text, times = re.subn(
+                rf"^export {name}=.*$", f"export {name}={value}", text, flags=re.MULTILINE
+            )
             assert times == 1, f"{config.name} does not export {name}"
         # Two threads synchronize at every step, which is slower than one thread on a busy machine.
         config.write_text(text + "export CPU_THREADS=1\n")
     quickstart = root / "quickstart.sh"
-    text, times = re.subn(r"(?m)^mlbert prepare python-text ", r"\g<0>--dupe-factor 1 ", quickstart.read_text())
+    text, times = re.subn(
+        r"(?m)^mlbert prepare python-text ", r"\g<0>--dupe-factor 1 ", quickstart.read_text()
+    )
     assert times == 1
     quickstart.write_text(text)
     # setup_venv.sh considers this `.venv` complete; it forwards to this interpreter.
@@ -59,8 +68,16 @@ def stage(tracked: list[Path], tree_root: Path, tmp_path_factory: pytest.TempPat
     for name, words in {"python": "", "python3": "", "mlbert": "-m mlbert"}.items():
         write_program(programs / name, f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
     (programs / "activate").write_text(f'export PATH="{programs}:$PATH"\n')
-    parts = f"{root}\n".encode() + (root / "pyproject.toml").read_bytes() + (root / "constraints.txt").read_bytes()
-    digest = subprocess.run(["sha256sum"], input=parts, capture_output=True, check=True).stdout.split()[0].decode()
+    parts = (
+        f"{root}\n".encode()
+        + (root / "pyproject.toml").read_bytes()
+        + (root / "constraints.txt").read_bytes()
+    )
+    digest = (
+        subprocess.run(["sha256sum"], input=parts, capture_output=True, check=True)
+        .stdout.split()[0]
+        .decode()
+    )
     (root / ".venv" / "mlbert-installed").write_text(f"{digest}\n")
     return root
 
@@ -72,7 +89,11 @@ def commands(readme: Path) -> list[str]:
 
 def run_blocks(stage: Path, readme: Path) -> int:
     for command in (found := commands(readme)):
-        run(stage, command.replace("bench step ", "bench step --packs 2 "), (stage / readme.relative_to(ROOT)).parent)
+        run(
+            stage,
+            command.replace("bench step ", "bench step --packs 2 "),
+            (stage / readme.relative_to(ROOT)).parent,
+        )
     return len(found)
 
 
@@ -126,14 +147,20 @@ def test_links_resolve_and_code_blocks_name_their_language(readme: Path) -> None
     text = readme.read_text(encoding="utf-8")
     targets = [target for target in LINK.findall(text) if "://" not in target]
     assert [target for target in targets if not (readme.parent / target).exists()] == []
-    assert all(FENCE.findall(text)[::2]), "write the language after ```; this suite executes bash blocks"
+    assert all(FENCE.findall(text)[::2]), (
+        "write the language after ```; this suite executes bash blocks"
+    )
 
 
 def test_named_paths_exist(readme: Path, tree_root: Path) -> None:
     """Check paths such as `mlbert/training/loop.py`; acme_x1_n1 is the system that an example creates."""
     pytorch = tree_root / PACKAGE_HOME
     homes = (tree_root, pytorch, pytorch.parent, readme.parent)
-    named = [path for path in NAMED.findall(readme.read_text(encoding="utf-8")) if "acme_x1_n1" not in path]
+    named = [
+        path
+        for path in NAMED.findall(readme.read_text(encoding="utf-8"))
+        if "acme_x1_n1" not in path
+    ]
     # Records describe the tree at an earlier commit.
     if tree_root / "records" not in readme.parents:
         assert [path for path in named if not any((home / path).exists() for home in homes)] == []

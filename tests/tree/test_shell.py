@@ -15,7 +15,9 @@ LAUNCH = "benchmarks/bert/implementations/pytorch/launch"
 BARE = {"PATH": "/usr/bin:/bin"}
 
 
-def test_programs_stop_at_the_first_error_and_avoid_eval_and_in_place_edits(shell_file: Path) -> None:
+def test_programs_stop_at_the_first_error_and_avoid_eval_and_in_place_edits(
+    shell_file: Path,
+) -> None:
     text = shell_file.read_text()
     is_program = text.startswith("#!")
     if is_program:
@@ -61,18 +63,26 @@ def test_quickstart_rejects_wrong_arguments_and_systems(tree_root: Path) -> None
         assert_refused(run_quietly(tree_root / "quickstart.sh", *arguments.split()), words)
 
 
-def test_quickstart_does_not_write_into_a_folder_with_other_files(tree_root: Path, tmp_path: Path) -> None:
+def test_quickstart_does_not_write_into_a_folder_with_other_files(
+    tree_root: Path, tmp_path: Path
+) -> None:
     mine = tmp_path / "results/mine.txt"
     mine.parent.mkdir()
     mine.write_text("mine")
-    assert_refused(run_quietly(tree_root / "quickstart.sh", "--out", tmp_path, "--runs", "2"), "contains other files")
+    assert_refused(
+        run_quietly(tree_root / "quickstart.sh", "--out", tmp_path, "--runs", "2"),
+        "contains other files",
+    )
     assert mine.read_text() == "mine"
 
 
 @pytest.mark.parametrize(
-    ("index", "words"), [("https://a/whl/cpu", "0.2 GB"), ("https://a/whl/cu128", "whl/cu128"), ("", "5 GB on disk")]
+    ("index", "words"),
+    [("https://a/whl/cpu", "0.2 GB"), ("https://a/whl/cu128", "whl/cu128"), ("", "5 GB on disk")],
 )
-def test_torch_size_is_printed_and_its_index_can_be_chosen(index: str, words: str, tree_root: Path) -> None:
+def test_torch_size_is_printed_and_its_index_can_be_chosen(
+    index: str, words: str, tree_root: Path
+) -> None:
     choose = '[[ -z "${TORCH_INDEX}" ]] || torch_index none'
     command = f"source '{tree_root / LAUNCH}/setup_venv.sh'; {choose}; torch_size '{index}'"
     done = run_quietly("bash", "-c", command, env={**BARE, "TORCH_INDEX": index})
@@ -80,7 +90,9 @@ def test_torch_size_is_printed_and_its_index_can_be_chosen(index: str, words: st
     assert done.stdout.startswith(index)
 
 
-def find_python(tree_root: Path, path: Path, pythons: dict[str, bool]) -> subprocess.CompletedProcess[str]:
+def find_python(
+    tree_root: Path, path: Path, pythons: dict[str, bool]
+) -> subprocess.CompletedProcess[str]:
     """Run setup_venv.sh's search for Python where PATH has only these {version: it can create environments}."""
     for version, has_venv in pythons.items():
         answers = f'case "$2" in *ensurepip*) exit {1 - has_venv};; *) echo {version} True;; esac'
@@ -89,7 +101,9 @@ def find_python(tree_root: Path, path: Path, pythons: dict[str, bool]) -> subpro
     return run_quietly(shutil.which("bash") or "bash", "-c", command, env={"PATH": str(path)})
 
 
-def test_setup_chooses_a_python_that_can_create_environments(tree_root: Path, tmp_path: Path) -> None:
+def test_setup_chooses_a_python_that_can_create_environments(
+    tree_root: Path, tmp_path: Path
+) -> None:
     assert_refused(find_python(tree_root, tmp_path, {}), "no Python 3.11 or newer found")
     assert_refused(find_python(tree_root, tmp_path, {"3.12": False}), "apt install python3.12-venv")
     done = find_python(tree_root, tmp_path, {"3.11": False, "3.13": True})
@@ -108,7 +122,9 @@ def test_download_unpacks_verified_sources_only(tree_root: Path, tmp_path: Path)
         tar.add(source, "small-1.0")
     digest = run_quietly("sha256sum", archive).stdout.split()[0]
     listed = rf"\1\nsmall 1.0 {digest} https://host.invalid/small.tar.gz\2"
-    text = re.sub(r"(?s)(cat <<'LIST')\n.*?(\nLIST\n)", listed, (tree_root / "download_code.sh").read_text())
+    text = re.sub(
+        r"(?s)(cat <<'LIST')\n.*?(\nLIST\n)", listed, (tree_root / "download_code.sh").read_text()
+    )
     program = write_program(tmp_path / "tree/download_code.sh", text)
     assert_refused(run_quietly(program, "nothing"), "Known: small")
     done = run_quietly(program)

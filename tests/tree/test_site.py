@@ -15,9 +15,43 @@ from markdown_it import MarkdownIt
 from programs import run_quietly
 
 REPOSITORY = "https://github.com/example/mlbert"
-FROM_ROOT = {"README": "index", "CONTRIBUTING": "contributing", "CHANGELOG": "changelog", "SECURITY": "security"}
-BLOCKS = {"h1", "h2", "h3", "table", "tr", "td", "ul", "ol", "li", "p", "pre", "em", "strong", "img"}
-FOR_THE_API = {"a", "abbr", "article", "code", "details", "div", "h4", "h5", "nav", "small", "span", "summary", "b"}
+FROM_ROOT = {
+    "README": "index",
+    "CONTRIBUTING": "contributing",
+    "CHANGELOG": "changelog",
+    "SECURITY": "security",
+}
+BLOCKS = {
+    "h1",
+    "h2",
+    "h3",
+    "table",
+    "tr",
+    "td",
+    "ul",
+    "ol",
+    "li",
+    "p",
+    "pre",
+    "em",
+    "strong",
+    "img",
+}
+FOR_THE_API = {
+    "a",
+    "abbr",
+    "article",
+    "code",
+    "details",
+    "div",
+    "h4",
+    "h5",
+    "nav",
+    "small",
+    "span",
+    "summary",
+    "b",
+}
 
 
 class Html(HTMLParser):
@@ -46,8 +80,22 @@ def article(page: Path) -> Html:
 
 
 def build(root: Path, out: Path, repository: str) -> subprocess.CompletedProcess[str]:
-    environ = os.environ | {"REPOSITORY_URL": repository, "NO_MKDOCS_2_WARNING": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    return run_quietly(sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", out, cwd=root, env=environ)
+    environ = os.environ | {
+        "REPOSITORY_URL": repository,
+        "NO_MKDOCS_2_WARNING": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    return run_quietly(
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--site-dir",
+        out,
+        cwd=root,
+        env=environ,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -61,22 +109,39 @@ def site(tree_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def pages(tracked: list[Path], tree_root: Path) -> dict[Path, str]:
     """Return {Markdown file: its page on the site}."""
-    names = {path: path.relative_to(tree_root / "docs") for path in tracked if tree_root / "docs" in path.parents}
-    found = {path: name.with_suffix(".html").as_posix() for path, name in names.items() if path.suffix == ".md"}
+    names = {
+        path: path.relative_to(tree_root / "docs")
+        for path in tracked
+        if tree_root / "docs" in path.parents
+    }
+    found = {
+        path: name.with_suffix(".html").as_posix()
+        for path, name in names.items()
+        if path.suffix == ".md"
+    }
     return found | {tree_root / f"{name}.md": f"{page}.html" for name, page in FROM_ROOT.items()}
 
 
-def test_pages_are_in_the_navigation_and_show_what_the_repository_shows(site: Path, pages: dict[Path, str]) -> None:
+def test_pages_are_in_the_navigation_and_show_what_the_repository_shows(
+    site: Path, pages: dict[Path, str]
+) -> None:
     """MkDocs reads Markdown by other rules than repositories do, for example in lists."""
     tags = Html((site / "index.html").read_text(encoding="utf-8")).tags
-    linked = {attrs.get("href") for _, attrs in tags if "md-nav__link" in (attrs.get("class") or "")}
+    linked = {
+        attrs.get("href") for _, attrs in tags if "md-nav__link" in (attrs.get("class") or "")
+    }
     assert set(pages.values()) - linked == set()
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
     for path, page in pages.items():
         if path.parent.name != "api":
-            expected, shown = Html(markdown.render(path.read_text(encoding="utf-8"))), article(site / page)
+            expected, shown = (
+                Html(markdown.render(path.read_text(encoding="utf-8"))),
+                article(site / page),
+            )
             assert shown.text == expected.text, path
-            counts = [Counter(tag for tag, _ in html.tags if tag in BLOCKS) for html in (shown, expected)]
+            counts = [
+                Counter(tag for tag, _ in html.tags if tag in BLOCKS) for html in (shown, expected)
+            ]
             assert counts[0] == counts[1], path
 
 
@@ -87,25 +152,37 @@ def test_docstrings_hold_no_tags(site: Path) -> None:
         assert "mlbert." in article(page).text, page
 
 
-def test_pages_link_to_files_of_the_repository_and_load_nothing_from_other_hosts(site: Path, tree_root: Path) -> None:
+def test_pages_link_to_files_of_the_repository_and_load_nothing_from_other_hosts(
+    site: Path, tree_root: Path
+) -> None:
     """The theme would load fonts, and ask the repository's host for its stars."""
     found = set()
     for page in site.rglob("*.html"):
         html = page.read_text(encoding="utf-8")
         tags = Html(html).tags
         links = [attrs.get("href") or "" for _, attrs in tags]
-        found |= {link.removeprefix(f"{REPOSITORY}/") for link in links if link.startswith(f"{REPOSITORY}/")}
+        found |= {
+            link.removeprefix(f"{REPOSITORY}/")
+            for link in links
+            if link.startswith(f"{REPOSITORY}/")
+        }
         loaded = [attrs["href"] or "" for tag, attrs in tags if tag == "link" and "href" in attrs]
         loaded += [attrs["src"] or "" for _, attrs in tags if "src" in attrs]
         assert [link for link in loaded if "//" in link] == [], page
         assert 'data-md-component="source"' not in html, page
-    assert {"tree/HEAD/results/cpu_demo/bert", "blob/HEAD/records/README.md", "blob/HEAD/LICENSE"} <= found
+    assert {
+        "tree/HEAD/results/cpu_demo/bert",
+        "blob/HEAD/records/README.md",
+        "blob/HEAD/LICENSE",
+    } <= found
     for link in found:
         kind, _, path = link.partition("#")[0].partition("/HEAD/")
         place = tree_root / path
         assert place.is_dir() if kind == "tree" else place.is_file(), link
     for style in site.rglob("*.css"):
-        assert not re.search(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//", style.read_text(encoding="utf-8")), style
+        assert not re.search(
+            r"(?:url\(|@import)\s*[\"']?(?:https?:)?//", style.read_text(encoding="utf-8")
+        ), style
 
 
 @pytest.mark.slow
@@ -118,10 +195,14 @@ def test_mistakes_fail_the_build(tree_root: Path, tmp_path: Path) -> None:
         if path.name not in ("docs", "tools"):
             (root / path.name).symlink_to(path)
     with (root / "docs/report.md").open("a", encoding="utf-8") as page:
-        page.write("[a](absent_a.md), [b](../absent_b.md), [c](data.md#absent_c), ![d](images/absent_d.png).\n")
+        page.write(
+            "[a](absent_a.md), [b](../absent_b.md), [c](data.md#absent_c), ![d](images/absent_d.png).\n"
+        )
         page.write("Not a link: `[e](absent_e.md)`.\n")
     (root / "docs/absent_f.md").write_text("# On no menu\n", encoding="utf-8")
     done = build(root, out, "")
     assert done.returncode != 0
-    assert set(re.findall(r"absent_\w", done.stderr)) == {f"absent_{letter}" for letter in "abcdf"}, done.stderr
+    assert set(re.findall(r"absent_\w", done.stderr)) == {
+        f"absent_{letter}" for letter in "abcdf"
+    }, done.stderr
     assert "Aborted with 5 warnings" in done.stdout + done.stderr

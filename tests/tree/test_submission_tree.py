@@ -52,7 +52,10 @@ def test_every_result_folder_has_ten_logs_and_a_system_file(tree_root: Path) -> 
 
 def test_log_lines_refer_to_files_of_their_commit(tree_root: Path) -> None:
     for log in sorted((tree_root / "results").glob("*/bert/result_*.txt")):
-        events = [json.loads(event) for event in re.findall(r"^.*?:::MLLOG (.*)$", log.read_text(), re.MULTILINE)]
+        events = [
+            json.loads(event)
+            for event in re.findall(r"^.*?:::MLLOG (.*)$", log.read_text(), re.MULTILINE)
+        ]
         files = {event["metadata"]["file"] for event in events}
         sources = Sources(tree_root, read_log(log))
         if (tree_root / ".git").exists():
@@ -67,8 +70,15 @@ def test_pages_with_results_say_that_they_are_not_verified(readme: Path) -> None
 
 
 def test_every_installed_package_is_pinned(tree_root: Path) -> None:
-    lines = [line for line in (tree_root / "constraints.txt").read_text().splitlines() if line and line[0] != "#"]
-    assert all(re.fullmatch(r"[a-z0-9-]+==[\w.]+(; python_version [<>]=? \"3\.\d+\")?", line) for line in lines)
+    lines = [
+        line
+        for line in (tree_root / "constraints.txt").read_text().splitlines()
+        if line and line[0] != "#"
+    ]
+    assert all(
+        re.fullmatch(r"[a-z0-9-]+==[\w.]+(; python_version [<>]=? \"3\.\d+\")?", line)
+        for line in lines
+    )
     here = [one for one in map(Requirement, lines) if one.marker is None or one.marker.evaluate()]
     pinned = {one.name: str(one.specifier).removeprefix("==") for one in here}
     project = tomllib.loads((tree_root / "pyproject.toml").read_text())
@@ -81,11 +91,17 @@ def test_every_installed_package_is_pinned(tree_root: Path) -> None:
     while todo:
         required = todo.pop()
         name = canonicalize_name(required.name)
-        if name in done or name == "mlbert" or (required.marker and not required.marker.evaluate({"extra": ""})):
+        if (
+            name in done
+            or name == "mlbert"
+            or (required.marker and not required.marker.evaluate({"extra": ""}))
+        ):
             continue
         done.add(name)
         assert name in pinned, f"{name} is missing from constraints.txt"
-        assert required.specifier.contains(pinned[name]), f"constraints.txt has {name}=={pinned[name]}, not {required}"
+        assert required.specifier.contains(pinned[name]), (
+            f"constraints.txt has {name}=={pinned[name]}, not {required}"
+        )
         try:
             todo += [Requirement(text) for text in requires(name) or []]
         except PackageNotFoundError:

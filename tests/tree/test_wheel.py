@@ -17,9 +17,16 @@ HOME = "benchmarks/bert/implementations/pytorch"
 @pytest.fixture(scope="module")
 def site(tree_root: Path, tracked: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    source, names = folder / "source", (f"{HOME}/mlbert", f"{HOME}/c", "benchmarks/bert/implementations/tensorflow2")
+    source, names = (
+        folder / "source",
+        (f"{HOME}/mlbert", f"{HOME}/c", "benchmarks/bert/implementations/tensorflow2"),
+    )
     names += ("pyproject.toml", "setup.py", "README.md", "LICENSE")
-    copy_files([p for p in tracked if p.relative_to(tree_root).as_posix().startswith(names)], tree_root, source)
+    copy_files(
+        [p for p in tracked if p.relative_to(tree_root).as_posix().startswith(names)],
+        tree_root,
+        source,
+    )
     flags = ("-q", "--no-deps", "--no-build-isolation", "-w", folder)
     run_checked(sys.executable, "-m", "pip", "wheel", ".", *flags, cwd=source)
     with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
@@ -28,17 +35,32 @@ def site(tree_root: Path, tracked: list[Path], tmp_path_factory: pytest.TempPath
 
 
 def train(site: Path, folder: Path, **variables: str) -> tuple[str, dict]:
-    values = {**SETTINGS, "bert_config_file": site / "mlbert/configs/tiny.json", "output_dir": folder, "max_steps": 2}
+    values = {
+        **SETTINGS,
+        "bert_config_file": site / "mlbert/configs/tiny.json",
+        "output_dir": folder,
+        "max_steps": 2,
+    }
     words = (*(f"{name}={value}" for name, value in values.items()), "ops=auto")
     environ = {**os.environ, "PYTHONPATH": str(site), **variables}
-    done = run_quietly(sys.executable, "-m", "mlbert", "train", *words, cwd=site.parent, env=environ)
-    assert done.returncode == 1, done.stdout[-2000:] + done.stderr[-2000:]  # two steps cannot reach the target
+    done = run_quietly(
+        sys.executable, "-m", "mlbert", "train", *words, cwd=site.parent, env=environ
+    )
+    assert done.returncode == 1, (
+        done.stdout[-2000:] + done.stderr[-2000:]
+    )  # two steps cannot reach the target
     return done.stdout, json.loads((folder / "run_0/config.json").read_text())["provenance"]
 
 
-def test_wheel_contains_configs_and_sources(site: Path, tree_root: Path, tracked: list[Path]) -> None:
+def test_wheel_contains_configs_and_sources(
+    site: Path, tree_root: Path, tracked: list[Path]
+) -> None:
     for name in ("configs", "csrc"):
-        expected = {path.relative_to(tree_root / HOME) for path in tracked if tree_root / HOME / name in path.parents}
+        expected = {
+            path.relative_to(tree_root / HOME)
+            for path in tracked
+            if tree_root / HOME / name in path.parents
+        }
         assert expected
         files = [path for path in (site / "mlbert" / name).rglob("*") if path.is_file()]
         assert {path.relative_to(site / "mlbert") for path in files} == expected
@@ -52,7 +74,9 @@ def test_installed_package_trains_with_its_c_kernels(site: Path, tmp_path: Path)
 
 @pytest.mark.slow
 def test_without_a_compiler_it_trains_and_warns_once(site: Path, tmp_path: Path) -> None:
-    out, provenance = train(site, tmp_path / "out", PATH=str(tmp_path), XDG_CACHE_HOME=str(tmp_path))
+    out, provenance = train(
+        site, tmp_path / "out", PATH=str(tmp_path), XDG_CACHE_HOME=str(tmp_path)
+    )
     assert not provenance["native_libraries"]
     assert out.count("Install gcc") == 1
     assert "C kernels are not used, which is slower" in out

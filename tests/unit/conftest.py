@@ -43,7 +43,11 @@ def _uses_triton(item: pytest.Item) -> bool:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of the files of test_interpreted, run what uses Triton with TRITON_INTERPRET=1, and everything else without."""
-    files = {Path(__file__).parent / test.partition("::")[0] for suite in SUITES.values() for test in suite}
+    files = {
+        Path(__file__).parent / test.partition("::")[0]
+        for suite in SUITES.values()
+        for test in suite
+    }
     others = {item for item in items if item.path in files and _uses_triton(item) != INTERPRETS}
     items[:] = [item for item in items if item not in others]
     config.hook.pytest_deselected(items=list(others))
@@ -98,7 +102,9 @@ def use_triton() -> None:
     from triton import knobs
 
     if not knobs.runtime.interpret:
-        pytest.skip("kernels are interpreted with TRITON_INTERPRET=1 only; tests/unit/test_interpreted.py sets it")
+        pytest.skip(
+            "kernels are interpreted with TRITON_INTERPRET=1 only; tests/unit/test_interpreted.py sets it"
+        )
     importlib.import_module("mlbert.ops.triton")  # fixes the interpreter's casts
 
 
@@ -106,7 +112,13 @@ def use_triton() -> None:
 def make_set(tmp_path: Path) -> Callable[..., Path]:
     """Return make_set(count, shards=...), which writes a prepared set and returns its folder."""
 
-    def make(count: int = 300, shards: int = 3, name: str = "set", seed: int = 0, vocabulary: str = "a" * 64) -> Path:
+    def make(
+        count: int = 300,
+        shards: int = 3,
+        name: str = "set",
+        seed: int = 0,
+        vocabulary: str = "a" * 64,
+    ) -> Path:
         return write_set(tmp_path / name, random_rows(count, seed), shards, vocabulary=vocabulary)
 
     return make

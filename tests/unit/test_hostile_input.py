@@ -42,8 +42,17 @@ DEMO = Path(__file__).resolve().parents[1] / "assets/own_tree/results/cpu_demo/b
 
 @pytest.mark.parametrize(
     ("text", "kind", "number"),
-    [("12", int, 12), (" -3 ", int, -3), ("1e3", float, 1000.0), (".5", float, 0.5), ("5.", float, 5.0)]
-    + [(text, float, None) for text in ("1_000", "\u0663", "١٦", "nan", "inf", "", "0x10", "1e", "--1", "1 2")]
+    [
+        ("12", int, 12),
+        (" -3 ", int, -3),
+        ("1e3", float, 1000.0),
+        (".5", float, 0.5),
+        ("5.", float, 5.0),
+    ]
+    + [
+        (text, float, None)
+        for text in ("1_000", "\u0663", "١٦", "nan", "inf", "", "0x10", "1e", "--1", "1 2")
+    ]
     + [(text, int, None) for text in ("1_0", "1.5", "1e3", "\u0663", "9" * 5000)],
 )
 def test_numbers(text: str, kind: type, number: float | None) -> None:
@@ -64,7 +73,9 @@ def test_numbers(text: str, kind: type, number: float | None) -> None:
         ("report", "PATHS"),
     ],
 )
-def test_an_empty_path_is_not_the_current_folder(words: str, name: str, assert_fails: Callable[..., str]) -> None:
+def test_an_empty_path_is_not_the_current_folder(
+    words: str, name: str, assert_fails: Callable[..., str]
+) -> None:
     assert_fails([*words.split(), ""], "config.value", name)
 
 
@@ -103,7 +114,10 @@ def _nvidia_shard(folder: Path) -> Path:
 def _second_nvidia_shard(folder: Path) -> Path:
     """Write two shards; the second has a user block and the newest superblock."""
     first, second = _nvidia_shard(folder), folder / "part_00001.hdf5"
-    with h5py.File(first) as one, h5py.File(second, "w", libver="latest", userblock_size=512) as other:
+    with (
+        h5py.File(first) as one,
+        h5py.File(second, "w", libver="latest", userblock_size=512) as other,
+    ):
         for name in one:
             one.copy(name, other)
     return second
@@ -111,7 +125,9 @@ def _second_nvidia_shard(folder: Path) -> Path:
 
 def _verify(path: Path) -> None:
     (report,) = verify([path.parent])
-    problem = next(text for text in report.problems if text.startswith(f"{path}: has {LONG} bytes, "))
+    problem = next(
+        text for text in report.problems if text.startswith(f"{path}: has {LONG} bytes, ")
+    )
     assert report.total("good") < report.total("sequences")
     raise UserError("data.damaged", path, problem.partition(": ")[2], "")
 
@@ -142,9 +158,17 @@ def _checkpoint(folder: Path) -> Path:
         (_second_nvidia_shard, _verify, "data.damaged"),
         (_prepared_shard, _verify, "data.damaged"),
         (_tfrecord, _verify, "data.damaged"),
-        (_prepared_shard, lambda path: verified_shard(read_manifest(path.parent), 0), "data.damaged"),
+        (
+            _prepared_shard,
+            lambda path: verified_shard(read_manifest(path.parent), 0),
+            "data.damaged",
+        ),
         (_checkpoint, lambda path: read_step(path.parent), "checkpoint.damaged"),
-        (lambda folder: write_files(folder, {"metrics.jsonl": ""}) / "metrics.jsonl", read_points, "file.too-large"),
+        (
+            lambda folder: write_files(folder, {"metrics.jsonl": ""}) / "metrics.jsonl",
+            read_points,
+            "file.too-large",
+        ),
     ],
 )
 def test_a_lengthened_file_is_refused_before_it_is_hashed(
@@ -187,7 +211,9 @@ def test_an_exchanged_vocabulary_is_refused(tmp_path: Path) -> None:
 def test_files_that_are_left_out_are_counted(tmp_path: Path) -> None:
     for name in ("a.txt", "part-1", "b.log", "c.log", "d", "e.md", ".hidden", "eval.md5"):
         (tmp_path / name).write_text("text")
-    left_out = "6 of 7 files are left out because of their names: 2 .log, 2 without suffix, 1 .md, 1 .md5"
+    left_out = (
+        "6 of 7 files are left out because of their names: 2 .log, 2 without suffix, 1 .md, 1 .md5"
+    )
     assert corpus.name_note(tmp_path) == left_out
     for name in ("part-1", "b.log", "c.log", "d", "e.md", "eval.md5"):
         (tmp_path / name).unlink()
@@ -195,7 +221,9 @@ def test_files_that_are_left_out_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "threads"), [("1", 1), ("none", None), ("", None)])
-def test_pretrain_reads_cpu_threads(text: str, threads: int | None, tmp_path: Path, monkeypatch) -> None:
+def test_pretrain_reads_cpu_threads(
+    text: str, threads: int | None, tmp_path: Path, monkeypatch
+) -> None:
     monkeypatch.setenv("CPU_THREADS", text)
     plan = make_plan(10_000, 3.0, "tiny", None)
     resolved = resolve_settings(OwnFolder(tmp_path), plan.settings, 3.0, 100, False)
@@ -209,9 +237,14 @@ def test_pretrain_reads_cpu_threads(text: str, threads: int | None, tmp_path: Pa
 @pytest.mark.parametrize(
     ("words", "name"),
     [("prepare eval-set --num 1 --out out --input a.txt", "a.txt")]
-    + [(words, "result_1.txt") for words in ("report logs", "submission diff logs logs", "submission repeat {log}")],
+    + [
+        (words, "result_1.txt")
+        for words in ("report logs", "submission diff logs logs", "submission repeat {log}")
+    ],
 )
-def test_links_in_a_loop_are_one_line(words: str, name: str, tmp_path: Path, monkeypatch, run_mlbert) -> None:
+def test_links_in_a_loop_are_one_line(
+    words: str, name: str, tmp_path: Path, monkeypatch, run_mlbert
+) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(DEMO, "logs")
     for path in (Path("a.txt"), Path("logs/result_1.txt")):
@@ -228,7 +261,9 @@ def test_run_files_that_cannot_be_read_are_named(kind: str, name: str, tmp_path:
     log, path = tmp_path / "result_0.txt", tmp_path / "run_0" / name
     shutil.copyfile(DEMO / log.name, log)
     path.parent.mkdir()
-    {"loop": lambda: path.symlink_to(name), "pipe": lambda: os.mkfifo(path), "folder": path.mkdir}[kind]()
+    {"loop": lambda: path.symlink_to(name), "pipe": lambda: os.mkfifo(path), "folder": path.mkdir}[
+        kind
+    ]()
     assert run_file(log, name) == path
     old = read_log(log)
     first, *_, losses, _ = remarks(old, old, True)

@@ -22,17 +22,26 @@ SUITES = {  # each runs in one process
         *(f"ops/{name}.py" for name in ("test_fp8", "test_fp8_blocks")),
     ],
     # The kernels do not depend on a published run's numbers, so EXCLUDED leaves one run of each kind of update.
-    "optimizers and steps": ["optim/test_optimizers.py", "training/test_step.py::test_replayed_kernels"],
+    "optimizers and steps": [
+        "optim/test_optimizers.py",
+        "training/test_step.py::test_replayed_kernels",
+    ],
 }
 SLOW_SUITES = ("properties of attention, casts", "other ops", "FP8", "optimizers and steps")
 EXCLUDED = "published_program and not (lamb_clip_inside or wd1e-2)"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="this process already interprets")
+@pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="this process already interprets"
+)
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "suite", [pytest.param(suite, marks=pytest.mark.slow) if suite in SLOW_SUITES else suite for suite in SUITES]
+    "suite",
+    [
+        pytest.param(suite, marks=pytest.mark.slow) if suite in SLOW_SUITES else suite
+        for suite in SUITES
+    ],
 )
 def test_interpreted(tree_root: Path, suite: str, request: pytest.FixtureRequest) -> None:
     files = [f"tests/unit/{file}" for file in SUITES[suite]]
@@ -40,6 +49,8 @@ def test_interpreted(tree_root: Path, suite: str, request: pytest.FixtureRequest
     command += ["-k", f"not ({EXCLUDED})"]
     command += ["--slow"] if request.config.getoption("--slow") else []
     environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    child = subprocess.run(command, cwd=tree_root, env=environment, capture_output=True, text=True, check=False)
+    child = subprocess.run(
+        command, cwd=tree_root, env=environment, capture_output=True, text=True, check=False
+    )
     assert child.returncode == 0, child.stdout[-4000:] + child.stderr[-2000:]
     assert " passed" in child.stdout

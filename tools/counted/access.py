@@ -35,7 +35,9 @@ def bind_launch(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the arguments of a launch by name, and Triton's options."""
     options = {name: kwargs[name] for name in _LAUNCH_OPTIONS if name in kwargs}
-    bound = kernel.signature.bind(*args, **{name: value for name, value in kwargs.items() if name not in options})
+    bound = kernel.signature.bind(
+        *args, **{name: value for name, value in kwargs.items() if name not in options}
+    )
     bound.apply_defaults()
     return dict(bound.arguments), options
 
@@ -63,13 +65,18 @@ def access(kernel: JITFunction[Any], constants: tuple[tuple[str, Any], ...] = ()
 
 
 class _Finder(ast.NodeVisitor):
-    def __init__(self, roots: dict[str, set[str]], names: Mapping[str, Any], constants: Mapping[str, Any]) -> None:
+    def __init__(
+        self, roots: dict[str, set[str]], names: Mapping[str, Any], constants: Mapping[str, Any]
+    ) -> None:
         self.found = Access()
         self._roots, self._globals, self._constants = roots, names, constants
 
     def visit_If(self, node: ast.If) -> None:
         taken = self._decided(node.test)
-        for statement in (*(node.body if taken is not False else ()), *(node.orelse if taken is not True else ())):
+        for statement in (
+            *(node.body if taken is not False else ()),
+            *(node.orelse if taken is not True else ()),
+        ):
             self.visit(statement)
 
     def visit_Assign(self, node: ast.Assign) -> None:
@@ -112,7 +119,11 @@ class _Finder(ast.NodeVisitor):
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             inner = self._decided(test.operand)
             return None if inner is None else not inner
-        if isinstance(test, ast.Compare) and len(test.ops) == 1 and type(test.ops[0]) in _COMPARISONS:
+        if (
+            isinstance(test, ast.Compare)
+            and len(test.ops) == 1
+            and type(test.ops[0]) in _COMPARISONS
+        ):
             sides = [self._constant(side) for side in (test.left, test.comparators[0])]
             return None if _UNKNOWN in sides else bool(_COMPARISONS[type(test.ops[0])](*sides))
         value = self._constant(test)
@@ -149,7 +160,13 @@ class _Finder(ast.NodeVisitor):
             name = _called(node.func)
             if helper := self._helper(node):
                 inside = access(helper)
-                return set().union(*(self._of(value) for key, value in _bound(helper, node) if key in inside.result))
+                return set().union(
+                    *(
+                        self._of(value)
+                        for key, value in _bound(helper, node)
+                        if key in inside.result
+                    )
+                )
             return self._of(node.args[0]) if name in _KEEPING and node.args else set()
         return set()
 

@@ -24,9 +24,31 @@ PRODUCTS, ATTENTION, NORMS, FILLS, ADDS, WEIGHTS, HEADS, UPDATE, CLEARING, COMMU
     "communication",
     "other",
 )
-PARTS = (PRODUCTS, ATTENTION, NORMS, FILLS, ADDS, WEIGHTS, HEADS, UPDATE, CLEARING, COMMUNICATION, OTHER)
+PARTS = (
+    PRODUCTS,
+    ATTENTION,
+    NORMS,
+    FILLS,
+    ADDS,
+    WEIGHTS,
+    HEADS,
+    UPDATE,
+    CLEARING,
+    COMMUNICATION,
+    OTHER,
+)
 
-_FILLING = ("zeros", "new_zeros", "zeros_like", "zero_", "fill_", "full", "ones", "ones_like", "new_full")
+_FILLING = (
+    "zeros",
+    "new_zeros",
+    "zeros_like",
+    "zero_",
+    "fill_",
+    "full",
+    "ones",
+    "ones_like",
+    "new_full",
+)
 # Triton kernels by the beginning of their module's name.
 _MODULES = {
     "ops.triton.attention": ATTENTION,
@@ -38,8 +60,25 @@ _MODULES = {
 }
 # PyTorch operations of the heads, losses, embeddings and the selection of rows for the last layer.
 _OF_HEADS = (
-    *("index_select", "index_add", "index_add_", "slice_backward", "sort", "searchsorted", "cat", "clamp", "sum"),
-    *("gelu", "gelu_backward", "tanh", "tanh_backward", "_log_softmax", "_log_softmax_backward_data"),
+    *(
+        "index_select",
+        "index_add",
+        "index_add_",
+        "slice_backward",
+        "sort",
+        "searchsorted",
+        "cat",
+        "clamp",
+        "sum",
+    ),
+    *(
+        "gelu",
+        "gelu_backward",
+        "tanh",
+        "tanh_backward",
+        "_log_softmax",
+        "_log_softmax_backward_data",
+    ),
     *("nll_loss_forward", "nll_loss_backward"),
 )
 
@@ -59,7 +98,9 @@ class Total:
         self.flops += operation.flops
 
 
-def totals(operations: Iterable[Operation], counted: Counted, config: BertConfig) -> dict[str, Total]:
+def totals(
+    operations: Iterable[Operation], counted: Counted, config: BertConfig
+) -> dict[str, Total]:
     """Return the total of each part, in the order of `PARTS`."""
     sums = {part: Total() for part in PARTS}
     for operation in operations:
@@ -72,12 +113,23 @@ def part_of(operation: Operation, counted: Counted, config: BertConfig) -> str:
     if operation.kind == "collective":
         return COMMUNICATION
     if operation.flops:
-        sizes = {size for operand in (*operation.reads, *operation.writes) for size in operand.shape}
-        heads = {config.padded_vocab_size, counted.static_shape.masked, counted.static_shape.sequences}
+        sizes = {
+            size for operand in (*operation.reads, *operation.writes) for size in operand.shape
+        }
+        heads = {
+            config.padded_vocab_size,
+            counted.static_shape.masked,
+            counted.static_shape.sequences,
+        }
         return HEADS if sizes & heads else PRODUCTS
     if operation.kind == "triton":
-        if operation.module == "ops.triton.cast" and any(operand.buffer == "weights" for operand in operation.reads):
-            is_matrix = any(operand.buffer == "weights" and len(operand.shape) == 2 for operand in operation.reads)
+        if operation.module == "ops.triton.cast" and any(
+            operand.buffer == "weights" for operand in operation.reads
+        ):
+            is_matrix = any(
+                operand.buffer == "weights" and len(operand.shape) == 2
+                for operand in operation.reads
+            )
             return WEIGHTS if is_matrix else NORMS
         return next(part for start, part in _MODULES.items() if operation.module.startswith(start))
     return _of_torch(operation, counted, config)
@@ -92,7 +144,9 @@ def _of_torch(operation: Operation, counted: Counted, config: BertConfig) -> str
         return HEADS
     if operation.name in ("add", "add_"):
         width = counted.static_shape.tokens * config.hidden_size
-        is_hidden = any(operand.size == width * operand.dtype.itemsize for operand in operation.writes)
+        is_hidden = any(
+            operand.size == width * operand.dtype.itemsize for operand in operation.writes
+        )
         return ADDS if is_hidden or _is_rows(operation, config) else OTHER
     if operation.name in ("_to_copy", "copy_", "clone", "cat"):
         return WEIGHTS if any(operand.buffer == "weights" for operand in operation.reads) else NORMS

@@ -38,7 +38,11 @@ class PretendedCuda(TorchFunctionMode):
     """Replace the device by "meta" in arguments, and "meta" by the device in attributes."""
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
         if func is torch.device:
@@ -101,7 +105,9 @@ class _Stream:
 @contextlib.contextmanager
 def pretended(gpu: Gpu, dispatch: TorchDispatchMode) -> Iterator[None]:
     """Make PyTorch see one such GPU in the block, and pass its operations to ``dispatch``."""
-    properties = SimpleNamespace(multi_processor_count=gpu.multiprocessors, total_memory=gpu.memory_bytes)
+    properties = SimpleNamespace(
+        multi_processor_count=gpu.multiprocessors, total_memory=gpu.memory_bytes
+    )
     functions: dict[str, Any] = {
         "is_available": lambda: True,
         "device_count": lambda: 1,
@@ -129,7 +135,9 @@ def pretended(gpu: Gpu, dispatch: TorchDispatchMode) -> Iterator[None]:
             with mode:
                 return engine(*args, **kwargs)
 
-        context.enter_context(mock.patch.object(torch.autograd, "_engine_run_backward", run_backward))
+        context.enter_context(
+            mock.patch.object(torch.autograd, "_engine_run_backward", run_backward)
+        )
         context.enter_context(dispatch)
         for cached in (batches._copy_stream, batches.expansion, device.walking_programs):
             cached.cache_clear()

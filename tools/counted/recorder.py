@@ -35,7 +35,15 @@ from mlbert.training import step
 BLOCK = 512
 WORKSPACE_STREAMS = 2  # the stream of the run and the stream that captures
 _WRITE_ONLY = ("copy_", "zero_", "fill_", "uniform_", "normal_")
-_UNMOVED = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "set_", "_unsafe_view")
+_UNMOVED = (
+    "empty",
+    "new_empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty_strided",
+    "set_",
+    "_unsafe_view",
+)
 _MAY_COPY = ("reshape", "contiguous", "to")  # return a view or a copy
 _PRODUCTS = ("mm", "addmm", "bmm", "_scaled_mm")
 _COLLECTIVES = (
@@ -118,7 +126,9 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.operations: list[Operation] = []
         self.memory = Memory()
-        self._stores: dict[int, tuple[str, int, Memory]] = {}  # name, size and owner of each live storage
+        self._stores: dict[
+            int, tuple[str, int, Memory]
+        ] = {}  # name, size and owner of each live storage
         self._home = self.memory
         self._values_are_read = False
 
@@ -155,11 +165,15 @@ class Recorder(TorchDispatchMode):
 
     def operand(self, tensor: Tensor) -> Operand:
         """Return the operand of a tensor; an expanded tensor counts with its size in memory."""
-        shape = tuple(n for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride or n == 1)
+        shape = tuple(
+            n for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride or n == 1
+        )
         name = self._stores.get(tensor.untyped_storage()._cdata, ("", 0, self.memory))[0]
         return Operand(shape, tensor.dtype, name)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunction():
             kind = _kind(func)
@@ -188,32 +202,53 @@ class Recorder(TorchDispatchMode):
         with torch._C.DisableTorchFunction():
             tensors = {name: value for name, value in bound.items() if isinstance(value, Tensor)}
             if strays := [name for name, value in tensors.items() if not value.is_meta]:
-                raise HostAccess(f"arguments of {kernel.fn.__name__} are on the host: {', '.join(strays)}")
+                raise HostAccess(
+                    f"arguments of {kernel.fn.__name__} are on the host: {', '.join(strays)}"
+                )
             constexprs = {parameter.name for parameter in kernel.params if parameter.is_constexpr}
-            known = {name: value for name, value in bound.items() if value is None or name in constexprs}
+            known = {
+                name: value for name, value in bound.items() if value is None or name in constexprs
+            }
             found = access(kernel, tuple(known.items()))
             # An update's launch for its last blocks touches a few elements of buffers that another launch has covered.
             whole = {} if bound.get("first_block") else tensors
-            reads = tuple(self.operand(value) for name, value in whole.items() if name in found.reads)
-            writes = tuple(self.operand(value) for name, value in whole.items() if name in found.writes)
-            arguments = {name: self.operand(value) if name in tensors else value for name, value in bound.items()}
+            reads = tuple(
+                self.operand(value) for name, value in whole.items() if name in found.reads
+            )
+            writes = tuple(
+                self.operand(value) for name, value in whole.items() if name in found.writes
+            )
+            arguments = {
+                name: self.operand(value) if name in tensors else value
+                for name, value in bound.items()
+            }
         module = kernel.fn.__module__.removeprefix("mlbert.")
-        self.operations.append(Operation("triton", kernel.fn.__name__, module, reads, writes, arguments))
+        self.operations.append(
+            Operation("triton", kernel.fn.__name__, module, reads, writes, arguments)
+        )
 
     def product(self, out: Tensor, left: Tensor, right: Tensor, **settings: Any) -> bool:
         """Record a call of `mlbert.ops.cublaslt_library.Library.product`."""
         with torch._C.DisableTorchFunction():
-            operands = {name: value for name, value in settings.items() if isinstance(value, Tensor)}
+            operands = {
+                name: value for name, value in settings.items() if isinstance(value, Tensor)
+            }
             _check_devices("product", [out, left, right, *operands.values()])
             epilogue = settings.get("epilogue", Epilogue.NONE)
             written = {"amax_out"} | ({"bias"} if epilogue in _WRITING_EPILOGUES else set())
             written |= {"aux"} if epilogue == Epilogue.GELU_AUX_BIAS else set()
-            reads = [left, right, *(value for name, value in operands.items() if name not in written)]
+            reads = [
+                left,
+                right,
+                *(value for name, value in operands.items() if name not in written),
+            ]
             reads += [out] if settings.get("adds") else []
             writes = [out, *(value for name, value in operands.items() if name in written)]
             inner = left.shape[0 if settings.get("left_transposed") else 1]
             sides = tuple(map(self.operand, reads)), tuple(map(self.operand, writes))
-        self.operations.append(Operation("cublaslt", epilogue.name, "", *sides, {}, 2 * out.numel() * inner))
+        self.operations.append(
+            Operation("cublaslt", epilogue.name, "", *sides, {}, 2 * out.numel() * inner)
+        )
         return True
 
     def collective(self, name: str, buffer: Tensor) -> None:
@@ -244,10 +279,14 @@ class Recorder(TorchDispatchMode):
         name, size, home = self._stores.pop(key)
         home.live[name] -= size
 
-    def _note(self, kind: _Kind, tensors: list[Tensor], changed: list[Tensor], fresh: list[Tensor]) -> None:
+    def _note(
+        self, kind: _Kind, tensors: list[Tensor], changed: list[Tensor], fresh: list[Tensor]
+    ) -> None:
         if not (changed or fresh):
             return
-        reads = [x for x in tensors if x.is_meta and not (kind.is_blind and any(x is y for y in changed))]
+        reads = [
+            x for x in tensors if x.is_meta and not (kind.is_blind and any(x is y for y in changed))
+        ]
         flops = 0
         if kind.name in _PRODUCTS:
             factors = [x for x in reads if x.ndim >= 2]
@@ -278,13 +317,17 @@ class _Kind:
 
     def written(self, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
         """Return the written arguments."""
-        return [args[place] if place < len(args) else kwargs.get(name) for place, name in self.places]
+        return [
+            args[place] if place < len(args) else kwargs.get(name) for place, name in self.places
+        ]
 
 
 @functools.cache
 def _kind(func: Any) -> _Kind:
     arguments = list(enumerate(func._schema.arguments))
-    places = tuple((i, x.name) for i, x in arguments if x.alias_info is not None and x.alias_info.is_write)
+    places = tuple(
+        (i, x.name) for i, x in arguments if x.alias_info is not None and x.alias_info.is_write
+    )
     shares = any(result.alias_info is not None for result in func._schema.returns)
     name = func._schema.name.partition("::")[2]
     is_blind = name in _WRITE_ONLY or any(x.is_out for _, x in arguments)
@@ -317,7 +360,9 @@ class _Library:
 
     def __init__(self, recorder: Recorder) -> None:
         self.product = recorder.product
-        self._workspace = torch.empty(WORKSPACE_STREAMS * WORKSPACE_BYTES, dtype=torch.uint8, device=DEVICE)
+        self._workspace = torch.empty(
+            WORKSPACE_STREAMS * WORKSPACE_BYTES, dtype=torch.uint8, device=DEVICE
+        )
 
 
 class _Work:
@@ -356,7 +401,9 @@ def recording(gpu: Gpu) -> Iterator[Recorder]:
     """Simulate the GPU in the block, and record its operations."""
     recorder = Recorder()
 
-    def launch(kernel: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+    def launch(
+        kernel: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **kwargs: Any
+    ) -> None:
         arguments, options = bind_launch(kernel, args, kwargs)
         recorder.launch(kernel, arguments | options)
 

@@ -34,7 +34,12 @@ from mlbert.training.evaluate import Evaluator
 from mlbert.training.step import GraphMode, Graphs, Step
 
 SEQUENCES_PER_PACK = 3
-LAMB: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": 1.0}
+LAMB: dict[str, Any] = {
+    "betas": (0.9, 0.999),
+    "eps": 1e-6,
+    "weight_decay": 0.01,
+    "max_grad_norm": 1.0,
+}
 
 
 @dataclass(frozen=True)
@@ -65,17 +70,27 @@ def models_on_the_device() -> Iterator[None]:
         with torch.device("meta"):
             make(self, *args, **kwargs)
 
-    with mock.patch.object(BertBase, "__init__", on_device), mock.patch.object(BertBase, "initialize"):
+    with (
+        mock.patch.object(BertBase, "__init__", on_device),
+        mock.patch.object(BertBase, "initialize"),
+    ):
         yield
 
 
 def filled(static_shape: StaticShape) -> HostBatch:
     """Return a batch with all tokens of the static shape and two thirds of its sequences, as packs have."""
-    number = max(-(-static_shape.tokens // static_shape.max_seqlen), static_shape.sequences * 2 // SEQUENCES_PER_PACK)
+    number = max(
+        -(-static_shape.tokens // static_shape.max_seqlen),
+        static_shape.sequences * 2 // SEQUENCES_PER_PACK,
+    )
     lengths = [len(part) for part in np.array_split(np.arange(static_shape.tokens), number)]
     masked = [max(1, round(MASKED_SHARE * length)) for length in lengths]
-    rows = [([0] * n, n, False, range(1, m + 1), [0] * m) for n, m in zip(lengths, masked, strict=True)]
-    return HostBatch.of_sequences(Ragged.from_rows(rows), np.arange(number), static_shape.max_seqlen)
+    rows = [
+        ([0] * n, n, False, range(1, m + 1), [0] * m) for n, m in zip(lengths, masked, strict=True)
+    ]
+    return HostBatch.of_sequences(
+        Ragged.from_rows(rows), np.arange(number), static_shape.max_seqlen
+    )
 
 
 @dataclass(frozen=True)
@@ -94,7 +109,9 @@ class Trained:
     loss_scale: LossScale | None = None
 
 
-def count(config: BertConfig, packs: int, precision: str, gpu: Gpu, mode: str = "full_iteration") -> Counted:
+def count(
+    config: BertConfig, packs: int, precision: str, gpu: Gpu, mode: str = "full_iteration"
+) -> Counted:
     """Count a step of a model of this shape with LAMB on one GPU.
 
     Args:
@@ -109,10 +126,15 @@ def count(config: BertConfig, packs: int, precision: str, gpu: Gpu, mode: str = 
         optimizer = Lamb(flat, ShardLayout.whole(flat.numel), copy_dtype=copy, **LAMB)
         sync = GradientReducer(flat.parameters, flat.grad, flat.offsets, World(), [], None)
         length = config.max_position_embeddings
-        static_shape = StaticShape.of_packs(packs, length, SEQUENCES_PER_PACK, length, MAX_PREDICTIONS)
+        static_shape = StaticShape.of_packs(
+            packs, length, SEQUENCES_PER_PACK, length, MAX_PREDICTIONS
+        )
         capture = functools.partial(RecordedCapture, recorder)
         graphs = None if mode == "none" else Graphs(GraphMode(mode), static_shape, 1, capture)
-        return run(recorder, Trained(model, PreTraining("step"), flat, sync, optimizer, static_shape, graphs))
+        return run(
+            recorder,
+            Trained(model, PreTraining("step"), flat, sync, optimizer, static_shape, graphs),
+        )
 
 
 def run(recorder: Recorder, trained: Trained) -> Counted:
@@ -123,7 +145,9 @@ def run(recorder: Recorder, trained: Trained) -> Counted:
     for key in trained.optimizer.STATE:
         recorder.name(getattr(trained.optimizer, key), "moments")
     warnings: list[str] = []
-    step = Step(*objects, lambda tensor: tensor, warnings.append, trained.graphs, trained.loss_scale)
+    step = Step(
+        *objects, lambda tensor: tensor, warnings.append, trained.graphs, trained.loss_scale
+    )
     with recorder.start_up():
         step.warm_up()
         if trained.graphs:
@@ -142,4 +166,6 @@ def run(recorder: Recorder, trained: Trained) -> Counted:
         recorder.operations = evaluation = []
         evaluator.begin()  # the first one records its graph
     assert not warnings, warnings
-    return Counted(operations, evaluation, recorder.memory, trained.static_shape, trained.flat.numel)
+    return Counted(
+        operations, evaluation, recorder.memory, trained.static_shape, trained.flat.numel
+    )

@@ -20,7 +20,11 @@ def next_lines(run: int, work: Path, ends: Mapping[str, str]) -> list[str]:
     found = [*_failed(run, work, ends)]
     found += _speeds({**read_rows(work, "smoke"), **read_rows(work, "record")})
     choice = _form(read_rows(work, "ops"), read_rows(work, "checks"))
-    found += [f"attention {choice} is the fastest form that passed its checks; OPS={choice} uses it"] if choice else []
+    found += (
+        [f"attention {choice} is the fastest form that passed its checks; OPS={choice} uses it"]
+        if choice
+        else []
+    )
     found += _kernels(read_rows(work, "counters"))
     found.append(
         {
@@ -51,7 +55,11 @@ def _speeds(rows: Rows) -> Iterator[str]:
             yield f"find out what uses the memory of {name}: {row['did_not_fit']} packs did not fit"
     for precision, (name, speed) in best.items():
         share = speed / GOALS[precision]
-        verdict = "the goal is reached" if share >= 1 else "the table of the part profile shows where the time goes"
+        verdict = (
+            "the goal is reached"
+            if share >= 1
+            else "the table of the part profile shows where the time goes"
+        )
         yield f"{precision} reaches {speed:.0f} sequences/s ({name}), {share:.0%} of its goal: {verdict}"
     if len(best) == len(GOALS) and best["fp8"][1] < best["bf16"][1]:
         yield "look at the part ops: FP8 is slower than bfloat16"
@@ -63,12 +71,16 @@ def _form(timed: Rows, checked: Rows) -> str:
     for name, row in timed.items():
         op, _, form = name.partition(": ")
         passed = all(
-            r.get("passed") for n, r in checked.items() if n.startswith("attention") and n.endswith(f": {form}")
+            r.get("passed")
+            for n, r in checked.items()
+            if n.startswith("attention") and n.endswith(f": {form}")
         )
         if op == "attention" and form != "plain" and passed and "forward_seconds" in row:
             seconds[form] = row["forward_seconds"] + (row.get("backward_seconds") or 0.0)
     best = min(seconds, key=lambda form: seconds[form], default="triton")
-    return "" if best == "triton" or seconds[best] * MIN_SPEEDUP > seconds.get("triton", 0.0) else best
+    return (
+        "" if best == "triton" or seconds[best] * MIN_SPEEDUP > seconds.get("triton", 0.0) else best
+    )
 
 
 def _kernels(rows: Rows) -> Iterator[str]:

@@ -40,7 +40,9 @@ def rows(device: torch.device, numel: int, seconds: float) -> Iterator[Row]:
     """Yield the check of each collective in each dtype. The group must exist."""
     for name, collective in COLLECTIVES.items():
         for dtype in DTYPES:
-            row = partial(check, collective, torch.zeros(numel, dtype=dtype, device=device), seconds)
+            row = partial(
+                check, collective, torch.zeros(numel, dtype=dtype, device=device), seconds
+            )
             yield f"{name} {str(dtype).removeprefix('torch.')}", row
 
 
@@ -61,4 +63,8 @@ def check(collective: Collective, out: Tensor, seconds: float) -> dict[str, Any]
     replay()
     synchronize(device)
     taken = median_seconds(replay, device, seconds)
-    return {"passed": is_right and torch.equal(out, x), "called": is_right, "replay_ms": 1e3 * taken}
+    return {
+        "passed": is_right and torch.equal(out, x),
+        "called": is_right,
+        "replay_ms": 1e3 * taken,
+    }

@@ -30,9 +30,20 @@ SUMMARY = ("steps", "samples", "accuracy", "status", "seconds_to_train")
 POLL_SECONDS = 0.02
 # Changes of the published configuration for a run that ends in seconds.
 SETTINGS = {
-    **{"SYNTH_DATA": "0", "LR": "0.004", "MAX_STEPS": "400", "WARMUP_STEPS": "10", "WARMUP_PROPORTION": "none"},
+    **{
+        "SYNTH_DATA": "0",
+        "LR": "0.004",
+        "MAX_STEPS": "400",
+        "WARMUP_STEPS": "10",
+        "WARMUP_PROPORTION": "none",
+    },
     **{"OPT_LAMB_BETA_1": "0.9", "OPT_LAMB_BETA_2": "0.98", "WEIGHT_DECAY_RATE": "0.01"},
-    **{"TARGET_MLM_ACCURACY": "0.9", "NUM_EVAL_EXAMPLES": "128", "SAVE_CHECKPOINT_STEPS": "4", "LOG_FREQ": "1"},
+    **{
+        "TARGET_MLM_ACCURACY": "0.9",
+        "NUM_EVAL_EXAMPLES": "128",
+        "SAVE_CHECKPOINT_STEPS": "4",
+        "LOG_FREQ": "1",
+    },
     **{"MLPERF_DIVISION": "open", "CPU_THREADS": "1"},
 }
 
@@ -76,13 +87,19 @@ class EndToEnd:
         """Start a second run, and kill it when its first checkpoint is complete."""
         process, folder = self._start("killed"), self.work / "killed" / "run_0" / "checkpoints"
         ends = time.monotonic() + self.seconds
-        while not list(folder.glob("step_*")) and process.poll() is None and time.monotonic() < ends:
+        while (
+            not list(folder.glob("step_*")) and process.poll() is None and time.monotonic() < ends
+        ):
             time.sleep(POLL_SECONDS)
         was_running = process.poll() is None
         os.killpg(process.pid, signal.SIGKILL) if was_running else None
         process.wait()
         saved = sorted(path.name for path in folder.glob("step_*"))
-        why = "" if was_running and saved else f"the run had ended or saved nothing: {self._tail('killed')}"
+        why = (
+            ""
+            if was_running and saved
+            else f"the run had ended or saved nothing: {self._tail('killed')}"
+        )
         return {"passed": not why, "checkpoints": len(saved), **({"why": why} if why else {})}
 
     def resumed(self) -> dict[str, Any]:
@@ -92,13 +109,26 @@ class EndToEnd:
             return row
         one, other = (load_file(self._weights(name)) for name in ("whole", "killed"))
         different = [name for name in one if not torch.equal(one[name], other[name])]
-        why = f"{len(different)} of {len(one)} tensors have other bits, such as {different[0]}" if different else ""
-        return {**row, "passed": not different, "different": len(different), **({"why": why} if why else {})}
+        why = (
+            f"{len(different)} of {len(one)} tensors have other bits, such as {different[0]}"
+            if different
+            else ""
+        )
+        return {
+            **row,
+            "passed": not different,
+            "different": len(different),
+            **({"why": why} if why else {}),
+        }
 
     def environment(self, name: str, **more: str) -> dict[str, str]:
         """Return the environment of a run."""
         samples = str(10 * self.packs * SEQUENCES)
-        own = {"BATCHSIZE": str(self.packs), "LOGDIR": str(self.work / name), "EVAL_BATCH_SIZE": str(self.packs)}
+        own = {
+            "BATCHSIZE": str(self.packs),
+            "LOGDIR": str(self.work / name),
+            "EVAL_BATCH_SIZE": str(self.packs),
+        }
         own |= {"DATADIR_PHASE2": str(self.work / "train"), "EVALDIR": str(self.work / "eval")}
         own |= {"EVAL_ITER_START_SAMPLES": samples, "EVAL_ITER_SAMPLES": samples}
         own |= {} if self.graph is None else {"CUDA_GRAPH_MODE": self.graph}
@@ -117,19 +147,31 @@ class EndToEnd:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            return {"passed": False, "why": f"it took longer than {self.seconds:.0f} s: {self._tail(name)}"}
+            return {
+                "passed": False,
+                "why": f"it took longer than {self.seconds:.0f} s: {self._tail(name)}",
+            }
         summary = self.work / name / "run_0" / "summary.json"
         if not summary.exists():
             return {"passed": False, "why": f"code {code}: {self._tail(name)}"}
         found = json.loads(summary.read_text(encoding="utf-8"))
         kept = {key: value for key, value in found.items() if key in SUMMARY}
-        return {"passed": code == 0, **kept, **({} if code == 0 else {"why": f"code {code}: {self._tail(name)}"})}
+        return {
+            "passed": code == 0,
+            **kept,
+            **({} if code == 0 else {"why": f"code {code}: {self._tail(name)}"}),
+        }
 
     def _weights(self, name: str) -> Path:
         return next((self.work / name / "run_0" / "weights").glob("*.safetensors"))
 
     def _tail(self, name: str) -> str:
-        return (self.work / f"{name}.txt").read_text(errors="replace").strip()[-300:].replace("\n", " / ")
+        return (
+            (self.work / f"{name}.txt")
+            .read_text(errors="replace")
+            .strip()[-300:]
+            .replace("\n", " / ")
+        )
 
 
 def write_set(folder: Path, vocab_size: int, num_words: int, seed: int) -> None:
@@ -140,7 +182,9 @@ def write_set(folder: Path, vocab_size: int, num_words: int, seed: int) -> None:
     rows = sequences(lengths, bound, generator)
     words = generator.integers(FIRST_WORD, bound, len(lengths)).astype(np.uint16)
     tokens = np.where(rows.tokens >= FIRST_WORD, np.repeat(words, lengths), rows.tokens)
-    rows = replace(rows, tokens=tokens, masked_labels=np.repeat(words, np.diff(rows.masked_offsets)))
+    rows = replace(
+        rows, tokens=tokens, masked_labels=np.repeat(words, np.diff(rows.masked_offsets))
+    )
     writer = ShardWriter(folder, 1, "gpu_check")
     writer.write_shard(0, rows, np.arange(0, len(lengths) + 1, SEQUENCES))
     writer.finish(

@@ -42,14 +42,23 @@ DEFAULT_KERNELS = (
 )
 
 
-def run(words: Sequence[str], seconds: float, variables: Mapping[str, str]) -> subprocess.CompletedProcess[str] | str:
+def run(
+    words: Sequence[str], seconds: float, variables: Mapping[str, str]
+) -> subprocess.CompletedProcess[str] | str:
     """Run a program and return its result, or the reason why there is none."""
     program = shutil.which(words[0])
     if program is None:
         return f"{words[0]} is not installed"
-    options: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace", "check": False}
+    options: dict[str, Any] = {
+        "capture_output": True,
+        "text": True,
+        "errors": "replace",
+        "check": False,
+    }
     try:
-        return subprocess.run([program, *words[1:]], timeout=seconds, env={**os.environ, **variables}, **options)
+        return subprocess.run(
+            [program, *words[1:]], timeout=seconds, env={**os.environ, **variables}, **options
+        )
     except subprocess.TimeoutExpired:
         return f"{words[0]} took longer than {seconds:.0f} s"
 
@@ -71,7 +80,11 @@ def parse_counters(text: str) -> dict[str, Any]:
         return {}
     names, _, values = csv.reader(lines[:3])
     found = dict(zip(names, values, strict=False))
-    return {name: float(found[metric].replace(",", "")) for metric, name in METRICS.items() if found.get(metric)}
+    return {
+        name: float(found[metric].replace(",", ""))
+        for metric, name in METRICS.items()
+        if found.get(metric)
+    }
 
 
 def sanitize(work: Path, rehearsal: bool) -> dict[str, Any]:
@@ -84,7 +97,11 @@ def sanitize(work: Path, rehearsal: bool) -> dict[str, Any]:
     summary = re.search(r"ERROR SUMMARY: (\d+) error", done.stdout)
     if summary is None:
         return {"skipped": f"compute-sanitizer: {(done.stderr or done.stdout).strip()[-300:]}"}
-    errors = [line for line in done.stdout.splitlines() if re.match(r"=+ (Invalid|Program hit|    at )", line)]
+    errors = [
+        line
+        for line in done.stdout.splitlines()
+        if re.match(r"=+ (Invalid|Program hit|    at )", line)
+    ]
     why = "; ".join(errors[:4])
     return {"passed": summary[1] == "0", "errors": int(summary[1]), **({"why": why} if why else {})}
 
@@ -121,4 +138,10 @@ def base_name(kernel: str) -> str:
 def part_command(part: str, work: Path, rehearsal: bool) -> list[str]:
     """Return the command that runs one part in this run's work folder, which is called ``run<number>``."""
     words = ["--work", str(work.parent), "--run", work.name[-1], "--run-part", part]
-    return [sys.executable, "-m", "gpu_check.main", *words, *(["--cpu-rehearsal"] if rehearsal else [])]
+    return [
+        sys.executable,
+        "-m",
+        "gpu_check.main",
+        *words,
+        *(["--cpu-rehearsal"] if rehearsal else []),
+    ]

@@ -52,7 +52,10 @@ def rows(make: Callable[[], PublishedStep]) -> list[Row]:
     published = make()
     device = published.device
     problems = products_of(published)
-    return [(f"GEMM {name_of(problem)}", partial(measure, library, problem, device)) for problem in problems]
+    return [
+        (f"GEMM {name_of(problem)}", partial(measure, library, problem, device))
+        for problem in problems
+    ]
 
 
 def name_of(problem: MatmulProblem) -> str:
@@ -61,10 +64,14 @@ def name_of(problem: MatmulProblem) -> str:
     precision = "bf16"
     if is_fp8(problem):
         gradient = torch.float8_e5m2 in problem.types
-        direction = "forward" if not gradient else "wgrad" if problem.types[2] is torch.float32 else "dgrad"
+        direction = (
+            "forward" if not gradient else "wgrad" if problem.types[2] is torch.float32 else "dgrad"
+        )
         precision = f"fp8 {'fast' if problem.fast else 'slow'}"
     sizes = f"{problem.rows}x{problem.columns}x{problem.inner}"
-    return f"{direction} {sizes} {precision} {problem.epilogue.name}{' adds' if problem.adds else ''}"
+    return (
+        f"{direction} {sizes} {precision} {problem.epilogue.name}{' adds' if problem.adds else ''}"
+    )
 
 
 def is_fp8(problem: MatmulProblem) -> bool:
@@ -77,7 +84,10 @@ def measure(library: Library, problem: MatmulProblem, device: torch.device) -> d
     found = _times(library, problem, device)
     if not found:
         return {"skipped": "cublasLt has no algorithm for it"}
-    row: dict[str, Any] = {"first_ms": 1e3 * found.get(1, min(found.values())), "best_ms": 1e3 * min(found.values())}
+    row: dict[str, Any] = {
+        "first_ms": 1e3 * found.get(1, min(found.values())),
+        "best_ms": 1e3 * min(found.values()),
+    }
     row["algorithm"] = min(found, key=lambda choice: found[choice])
     if APART in found:
         row["apart_ms"] = 1e3 * found[APART]

@@ -42,7 +42,12 @@ PEAKS = (
 )
 MAX_CALLS = 50
 # Sampled with nvidia-smi, which only reads them. Clocks are never locked, because others may use the GPU.
-SAMPLED = {"watts": "power.draw", "sm_mhz": "clocks.sm", "memory_mhz": "clocks.mem", "celsius": "temperature.gpu"}
+SAMPLED = {
+    "watts": "power.draw",
+    "sm_mhz": "clocks.sm",
+    "memory_mhz": "clocks.mem",
+    "celsius": "temperature.gpu",
+}
 SAMPLE_MILLISECONDS = 100
 
 
@@ -60,7 +65,9 @@ def rated(rate: float, unit: str, device: torch.device, *, is_fp8: bool = False)
     """Return a row's rate in TFLOP/s or TB/s, its unit, and its share of the device's peak if that is known."""
     result: dict[str, Any] = {"rate": rate, "unit": unit}
     if peaks := peaks_of(device_name(device)):
-        result["share_of_peak"] = rate / (peaks.memory if unit == "TB/s" else peaks.fp8 if is_fp8 else peaks.bf16)
+        result["share_of_peak"] = rate / (
+            peaks.memory if unit == "TB/s" else peaks.fp8 if is_fp8 else peaks.bf16
+        )
     return result
 
 
@@ -82,7 +89,10 @@ def environment_facts(device: torch.device) -> dict[str, object]:
         facts["triton"] = "not installed"
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        facts["multiprocessors"], facts["memory_bytes"] = properties.multi_processor_count, properties.total_memory
+        facts["multiprocessors"], facts["memory_bytes"] = (
+            properties.multi_processor_count,
+            properties.total_memory,
+        )
         facts["compute_capability"] = f"{properties.major}.{properties.minor}"
     commit, dirty = git_state(tree_root())
     facts["commit"] = f"{commit}{', changed' if dirty else ''}"
@@ -111,7 +121,10 @@ def median_seconds(call: Callable[[], object], device: torch.device, seconds: fl
             call()
             times.append(time.perf_counter() - started)
         return statistics.median(times)
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
+    events = [
+        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+        for _ in range(count)
+    ]
     for start, end in events:
         start.record()
         call()
@@ -131,7 +144,9 @@ def sampled_power() -> Iterator[dict[str, Any]]:
     query = [f"--query-gpu={','.join(SAMPLED.values())}", "--format=csv,noheader,nounits"]
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
-            [program, *query, f"-lms={SAMPLE_MILLISECONDS}"], stdout=output, stderr=subprocess.STDOUT
+            [program, *query, f"-lms={SAMPLE_MILLISECONDS}"],
+            stdout=output,
+            stderr=subprocess.STDOUT,
         )
         try:
             yield found

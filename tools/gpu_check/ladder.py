@@ -114,7 +114,13 @@ class Ladder:
     """
 
     def __init__(
-        self, config: BertConfig, device: torch.device, dtype: torch.dtype, sizes: Sizes, seconds: float, seed: int = 1
+        self,
+        config: BertConfig,
+        device: torch.device,
+        dtype: torch.dtype,
+        sizes: Sizes,
+        seconds: float,
+        seed: int = 1,
     ) -> None:
         self.config, self.device, self.dtype = config, device, dtype
         self.sizes, self.seconds, self.seed = sizes, seconds, seed
@@ -125,7 +131,10 @@ class Ladder:
         *ladder, best = rungs(self.device, self.sizes)
         bests = [best, *fp8_rungs(self.device, best)]
         ours = [(rung.name, partial(self.measure, rung)) for rung in (*bests, *ladder)]
-        theirs = [(f"huggingface {kind}", partial(self.measure_huggingface, kind)) for kind in HUGGINGFACE_ATTENTION]
+        theirs = [
+            (f"huggingface {kind}", partial(self.measure_huggingface, kind))
+            for kind in HUGGINGFACE_ATTENTION
+        ]
         return [*ours[: len(bests)], *theirs, *ours[len(bests) :]]
 
     def measure(self, rung: Rung) -> dict[str, Any]:
@@ -160,12 +169,16 @@ class Ladder:
         def measured(count: int) -> dict[str, Any]:
             batch = make_batch(self.config, count, None, self.seed)
             side = side_of(batch)
-            return timed_steps(self.config, self.device, self.seconds, lambda: torch.tensor(side.step()), batch)
+            return timed_steps(
+                self.config, self.device, self.seconds, lambda: torch.tensor(side.step()), batch
+            )
 
         return largest(sequences, self.device, measured)
 
 
-def largest(wanted: int, device: torch.device, measure: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
+def largest(
+    wanted: int, device: torch.device, measure: Callable[[int], dict[str, Any]]
+) -> dict[str, Any]:
     """Return the result of ``measure`` for the number, halved until it fits; ``did_not_fit`` is then the first one."""
     count = wanted
     while True:
@@ -183,7 +196,11 @@ def largest(wanted: int, device: torch.device, measure: Callable[[int], dict[str
 
 
 def timed_steps(
-    config: BertConfig, device: torch.device, seconds: float, step: Callable[[], Tensor], batch: HostBatch
+    config: BertConfig,
+    device: torch.device,
+    seconds: float,
+    step: Callable[[], Tensor],
+    batch: HostBatch,
 ) -> dict[str, Any]:
     """Time steps for about ``seconds``, or two steps if it is 0; return their times and the rates of the median.
 
@@ -198,13 +215,18 @@ def timed_steps(
     started = time.perf_counter()
     loss = step()
     synchronize(device)
-    count = max(MIN_STEPS if seconds else 1, min(MAX_STEPS, int(seconds / (time.perf_counter() - started))))
+    count = max(
+        MIN_STEPS if seconds else 1, min(MAX_STEPS, int(seconds / (time.perf_counter() - started)))
+    )
     marks = [_mark(device)]
     for _ in range(count):
         loss = step()
         marks.append(_mark(device))
     synchronize(device)
-    taken = [a.elapsed_time(b) / 1e3 if device.type == "cuda" else b - a for a, b in itertools.pairwise(marks)]
+    taken = [
+        a.elapsed_time(b) / 1e3 if device.type == "cuda" else b - a
+        for a, b in itertools.pairwise(marks)
+    ]
     if not torch.isfinite(loss):
         raise RuntimeError(f"the loss is {float(loss)}")
     work, median = BatchWork.of(batch), statistics.median(taken)

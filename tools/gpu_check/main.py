@@ -55,7 +55,17 @@ ARCHIVE_BYTES = 15 << 20  # before compression; the archive must stay below 16 M
 STAND_INS = "GPU_CHECK_STAND_INS"
 # Imported by mlbert, besides torch and numpy.
 REQUIRED = (
-    *("h5py", "jinja2", "matplotlib", "mlperf_logging", "omegaconf", "pydantic", "rich", "safetensors", "scipy"),
+    *(
+        "h5py",
+        "jinja2",
+        "matplotlib",
+        "mlperf_logging",
+        "omegaconf",
+        "pydantic",
+        "rich",
+        "safetensors",
+        "scipy",
+    ),
     *("tokenizers", "typer", "xxhash", "yaml"),
 )
 PACKAGES = {
@@ -68,14 +78,32 @@ PACKAGES = {
 
 def main(words: list[str]) -> int:
     """Run the command line and return the exit code."""
-    parser = argparse.ArgumentParser(description="Test and measure what needs a GPU; see docs/gpu.md.")
-    parser.add_argument("--run", type=int, choices=RUNS, default=1, help="which of the three runs (default: the first)")
-    parser.add_argument("--out", type=Path, help="folder for the results (default: records/<date>_gpu-check_<gpu>)")
+    parser = argparse.ArgumentParser(
+        description="Test and measure what needs a GPU; see docs/gpu.md."
+    )
+    parser.add_argument(
+        "--run",
+        type=int,
+        choices=RUNS,
+        default=1,
+        help="which of the three runs (default: the first)",
+    )
+    parser.add_argument(
+        "--out", type=Path, help="folder for the results (default: records/<date>_gpu-check_<gpu>)"
+    )
     work = Path(tempfile.gettempdir()) / "mlbert-gpu-check"
-    parser.add_argument("--work", type=Path, default=work, help=f"folder shared by all runs (default: {work})")
-    parser.add_argument("--parts", help=f"run only these, of any run, separated by commas: {', '.join(PARTS)}")
-    parser.add_argument("--cpu-rehearsal", action="store_true", help="try the program with tiny shapes on the CPU")
-    parser.add_argument("--resume", action="store_true", help="keep the rows in --work and measure only the others")
+    parser.add_argument(
+        "--work", type=Path, default=work, help=f"folder shared by all runs (default: {work})"
+    )
+    parser.add_argument(
+        "--parts", help=f"run only these, of any run, separated by commas: {', '.join(PARTS)}"
+    )
+    parser.add_argument(
+        "--cpu-rehearsal", action="store_true", help="try the program with tiny shapes on the CPU"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="keep the rows in --work and measure only the others"
+    )
     parser.add_argument("--run-part", help=argparse.SUPPRESS)
     parser.add_argument("--share", default="", help=argparse.SUPPRESS)
     options = parser.parse_args(words)
@@ -93,14 +121,18 @@ def main(words: list[str]) -> int:
     if options.parts:
         chosen = options.parts.split(",")
         if unknown := set(chosen) - set(PARTS):
-            print(f"gpu_check: there is no part {sorted(unknown)[0]!r}; the parts are {', '.join(PARTS)}")
+            print(
+                f"gpu_check: there is no part {sorted(unknown)[0]!r}; the parts are {', '.join(PARTS)}"
+            )
             return 2
         parts = {part: seconds for part, seconds in PARTS.items() if part in chosen}
     out, work = (options.out or default_folder(device)).resolve(), work / f"run{options.run}"
     for folder in (out, work):
         folder.mkdir(parents=True, exist_ok=True)
     if not options.resume:
-        for stale in (path for path in work.iterdir() if path.name.partition(".")[0] in (*parts, "log")):
+        for stale in (
+            path for path in work.iterdir() if path.name.partition(".")[0] in (*parts, "log")
+        ):
             stale.unlink()
     return check_all(options.run, parts, out, work, options.cpu_rehearsal)
 
@@ -110,7 +142,9 @@ def default_folder(device: Any) -> Path:
     from gpu_check.hardware import device_name
 
     name = re.sub(r"[^a-z0-9]+", "-", device_name(device).lower()).strip("-")
-    return ROOT / "records" / f"{datetime.now(UTC):%Y-%m-%d}_gpu-check_{name.removeprefix('nvidia-')}"
+    return (
+        ROOT / "records" / f"{datetime.now(UTC):%Y-%m-%d}_gpu-check_{name.removeprefix('nvidia-')}"
+    )
 
 
 def check_all(run: int, parts: dict[str, int], out: Path, work: Path, rehearsal: bool) -> int:
@@ -122,7 +156,10 @@ def check_all(run: int, parts: dict[str, int], out: Path, work: Path, rehearsal:
         print(f"gpu_check: {line}", flush=True)
     for part, deadline in zip(parts, itertools.accumulate(parts.values()), strict=True):
         seconds, most = time.monotonic() - started, sum(parts.values())
-        print(f"gpu_check: {part}, {seconds:.0f} s after the start, at most {most - seconds:.0f} s left", flush=True)
+        print(
+            f"gpu_check: {part}, {seconds:.0f} s after the start, at most {most - seconds:.0f} s left",
+            flush=True,
+        )
         command = part_command(part, work, rehearsal)
         commands = [[*command, "--share", share] for share in shares(part, rehearsal)]
         variables = {"TRITON_INTERPRET": "1"} if rehearsal and part in INTERPRETED else {}
@@ -132,7 +169,9 @@ def check_all(run: int, parts: dict[str, int], out: Path, work: Path, rehearsal:
         write_archive(out / f"run{run}.tar.xz", work)
     print((out / "table.txt").read_text())
     seconds, failed = time.monotonic() - started, failures(work, ends)
-    print(f"gpu_check: {seconds:.0f} s, results in {out}, {f'{len(failed)} failed' if failed else 'nothing failed'}")
+    print(
+        f"gpu_check: {seconds:.0f} s, results in {out}, {f'{len(failed)} failed' if failed else 'nothing failed'}"
+    )
     print("\n".join(following))
     return 1 if failed else 0
 
@@ -142,14 +181,19 @@ def shares(part: str, rehearsal: bool) -> list[str]:
     if part == "tests":
         return sorted(path.stem for path in (ROOT / "tests" / "gpu").glob("test_*.py"))
     count = 1 if rehearsal else max(1, min(COMPILE_PROCESSES, (os.cpu_count() or 2) - 1))
-    return ["fmha", *(f"{index}-of-{count}" for index in range(count))] if part == "compile" else [""]
+    return (
+        ["fmha", *(f"{index}-of-{count}" for index in range(count))] if part == "compile" else [""]
+    )
 
 
 def write_archive(path: Path, work: Path) -> None:
     """Pack the files of the work folder, the smallest first; if they are too large, drop the start of the last ones."""
     left = ARCHIVE_BYTES
     with whole_file(path) as output, tarfile.open(fileobj=output, mode="w:xz") as archive:
-        for file in sorted((file for file in work.iterdir() if file.is_file()), key=lambda file: file.stat().st_size):
+        for file in sorted(
+            (file for file in work.iterdir() if file.is_file()),
+            key=lambda file: file.stat().st_size,
+        ):
             content = file.read_bytes()[-left:] if left else b""
             entry = tarfile.TarInfo(file.name)
             entry.size, left = len(content), max(0, left - len(content))
@@ -160,7 +204,9 @@ def missing_things() -> list[str]:
     """Return a line for each missing package or program, with the consequence."""
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     found = [f"no package {name}: {PACKAGES[name]}" for name in missing]
-    compilers = [name for name in (os.environ.get("CC"), "gcc", "clang", "cc") if name and shutil.which(name)]
+    compilers = [
+        name for name in (os.environ.get("CC"), "gcc", "clang", "cc") if name and shutil.which(name)
+    ]
     if not compilers:
         found.append("no C compiler, which Triton needs to launch kernels: install gcc, or set CC")
     elif not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
@@ -168,7 +214,9 @@ def missing_things() -> list[str]:
     return found
 
 
-def supervise(commands: Sequence[list[str]], log: Path, deadline: float, variables: dict[str, str]) -> str:
+def supervise(
+    commands: Sequence[list[str]], log: Path, deadline: float, variables: dict[str, str]
+) -> str:
     """Run a part's processes at the same time; restart those that lost the device, to continue after that row.
 
     Returns the reason why the part is incomplete, or an empty string.
@@ -178,7 +226,9 @@ def supervise(commands: Sequence[list[str]], log: Path, deadline: float, variabl
         if None in codes:
             return "it ran out of time"
         # A process that a signal ended (a driver's crash, a kernel's assertion) has lost the device too.
-        if failed := [code for code in codes if code is not None and code > 0 and code != DEVICE_LOST]:
+        if failed := [
+            code for code in codes if code is not None and code > 0 and code != DEVICE_LOST
+        ]:
             return f"it ended with code {failed[0]}; see {LOG}"
         commands = [command for command, code in zip(commands, codes, strict=True) if code]
         if not commands:
@@ -186,7 +236,9 @@ def supervise(commands: Sequence[list[str]], log: Path, deadline: float, variabl
     return f"the device was lost {MAX_RESTARTS} times"
 
 
-def run_until(commands: Sequence[list[str]], log: Path, deadline: float, variables: dict[str, str]) -> list[int | None]:
+def run_until(
+    commands: Sequence[list[str]], log: Path, deadline: float, variables: dict[str, str]
+) -> list[int | None]:
     """Run the commands and return their exit codes; None for a process group that was killed at the deadline."""
     if deadline - time.monotonic() <= 1:
         return [None] * len(commands)
@@ -195,8 +247,14 @@ def run_until(commands: Sequence[list[str]], log: Path, deadline: float, variabl
     try:
         with log.open("ab") as file:
             for command in commands:
-                options: dict[str, Any] = {"stdout": file, "stderr": subprocess.STDOUT, "start_new_session": True}
-                processes.append(subprocess.Popen(command, cwd=ROOT, env={**os.environ, **variables}, **options))
+                options: dict[str, Any] = {
+                    "stdout": file,
+                    "stderr": subprocess.STDOUT,
+                    "start_new_session": True,
+                }
+                processes.append(
+                    subprocess.Popen(command, cwd=ROOT, env={**os.environ, **variables}, **options)
+                )
         codes += [wait_until(process, deadline) for process in processes]
     finally:
         for process in processes:
@@ -245,13 +303,20 @@ def run_tests(path: Path, module: str, device: Any) -> int:
         def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
             if report.when != "call" and report.passed:
                 return
-            row: dict[str, Any] = {"outcome": report.outcome, "wall_seconds": round(report.duration, 3)}
+            row: dict[str, Any] = {
+                "outcome": report.outcome,
+                "wall_seconds": round(report.duration, 3),
+            }
             if report.failed:
                 row["error"] = report.longreprtext
             elif report.skipped:
-                row["skipped"] = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
+                row["skipped"] = str(
+                    report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+                )
             self.rows[report.nodeid] = row
-            path.write_text(json.dumps({**facts, "rows": self.rows}, indent=1) + "\n", encoding="utf-8")
+            path.write_text(
+                json.dumps({**facts, "rows": self.rows}, indent=1) + "\n", encoding="utf-8"
+            )
 
     facts, recorder = environment_facts(device), Recorder()
     options = ["-m", "gpu", "-q", "-p", "no:cacheprovider", f"--rootdir={ROOT}"]

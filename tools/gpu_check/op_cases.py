@@ -105,7 +105,14 @@ class OpCases:
         def arguments(draw: int) -> tuple[Any, ...]:
             slopes = torch.linspace(0.5, 0.01, shape[2], device=self.device) if alibi else None
             lengths = (batch.cu_seqlens, batch.max_seqlen)
-            return (self.random(*shape, draw=draw), *lengths, dropout, self._key, batch.dropout_rows, slopes)
+            return (
+                self.random(*shape, draw=draw),
+                *lengths,
+                dropout,
+                self._key,
+                batch.dropout_rows,
+                slopes,
+            )
 
         variant = f"{'' if dropout else ' without dropout'}{' with ALiBi' if alibi else ''}"
         return Case("attention", arguments, (0,), Cost(flops=(flops, 2.5 * flops)), variant)
@@ -116,12 +123,29 @@ class OpCases:
         moved = 4.0 * tokens * size * self.element
 
         def arguments(draw: int) -> tuple[Any, ...]:
-            weight, bias, x_bias = (self.random(size, dtype=torch.float32, draw=3 * draw + i) for i in range(3))
-            x, residual = self.random(tokens, size, draw=draw), self.random(tokens, size, draw=draw).flip(0)
+            weight, bias, x_bias = (
+                self.random(size, dtype=torch.float32, draw=3 * draw + i) for i in range(3)
+            )
+            x, residual = (
+                self.random(tokens, size, draw=draw),
+                self.random(tokens, size, draw=draw).flip(0),
+            )
             probability = self.config.hidden_dropout_prob
-            return (x, residual, weight, bias, 1e-12, probability, self._key, self.batch.dropout_rows, x_bias)
+            return (
+                x,
+                residual,
+                weight,
+                bias,
+                1e-12,
+                probability,
+                self._key,
+                self.batch.dropout_rows,
+                x_bias,
+            )
 
-        return Case("dropout_add_layer_norm", arguments, (0, 1, 2, 3, 8), Cost(bytes=(moved, moved)))
+        return Case(
+            "dropout_add_layer_norm", arguments, (0, 1, 2, 3, 8), Cost(bytes=(moved, moved))
+        )
 
     def layer_norm_dropout(self) -> Case:
         """Return the case of the embeddings' norm, in float32."""
@@ -129,7 +153,9 @@ class OpCases:
         moved = 4.0 * tokens * size
 
         def arguments(draw: int) -> tuple[Any, ...]:
-            x, weight, bias = (self.random(*n, size, dtype=torch.float32, draw=draw) for n in ((tokens,), (), ()))
+            x, weight, bias = (
+                self.random(*n, size, dtype=torch.float32, draw=draw) for n in ((tokens,), (), ())
+            )
             settings = (1e-12, self.config.hidden_dropout_prob, self._key, self.batch.dropout_rows)
             return (x, weight, bias.flip(0), *settings)
 
@@ -141,7 +167,11 @@ class OpCases:
         moved = float(shape[0] * shape[1] * self.element)
 
         def arguments(draw: int) -> tuple[Any, ...]:
-            return (self.random(*shape, draw=draw), self.batch.masked_labels, self.config.vocab_size)
+            return (
+                self.random(*shape, draw=draw),
+                self.batch.masked_labels,
+                self.config.vocab_size,
+            )
 
         return Case("masked_cross_entropy", arguments, (0,), Cost(bytes=(moved, 2 * moved)))
 
@@ -155,7 +185,11 @@ class OpCases:
         table = 4.0 * config.padded_vocab_size * size
 
         def arguments(draw: int) -> tuple[Any, ...]:
-            rows = (config.padded_vocab_size, config.max_position_embeddings, config.type_vocab_size)
+            rows = (
+                config.padded_vocab_size,
+                config.max_position_embeddings,
+                config.type_vocab_size,
+            )
             tables = (self.random(n, size, dtype=torch.float32, draw=draw) for n in rows)
             return (batch.input_ids, batch.segment_ids, batch.position_ids, *tables)
 

@@ -57,7 +57,9 @@ def check_case(case: Case, form: str, dtype: torch.dtype) -> dict[str, Any]:
         `mlbert.ops.comparison.Verdict` as a dictionary, with ``draws``, the number of draws, and ``repeats``: whether
         two runs of each draw agreed.
     """
-    verdict, draws, repeats = compare(case.op, case.arguments, case.gradient_of, registry.form(case.op, form), dtype)
+    verdict, draws, repeats = compare(
+        case.op, case.arguments, case.gradient_of, registry.form(case.op, form), dtype
+    )
     # PyTorch's FlashAttention sums the gradient of Q in varying order.
     passed = verdict.passed and (repeats or form == "flash")
     return {**asdict(verdict), "passed": passed, "draws": draws, "repeats": repeats}
@@ -69,7 +71,9 @@ def check_dropout_rate(form: str, cases: OpCases) -> dict[str, Any]:
     qkv[:, 2] = 1.0
     batch, wanted_p = cases.batch, 0.1
     key = dropout_key(11, 1, 2, 3)
-    out = registry.form("attention", form)(qkv, batch.cu_seqlens, batch.max_seqlen, wanted_p, key, batch.dropout_rows)
+    out = registry.form("attention", form)(
+        qkv, batch.cu_seqlens, batch.max_seqlen, wanted_p, key, batch.dropout_rows
+    )
     used = int(batch.cu_seqlens[-1])
     lengths = torch.diff(batch.cu_seqlens).double()
     # A token in a sequence of n tokens averages n draws per head; all channels of a head are equal.
@@ -85,13 +89,24 @@ def check_dropout_rate(form: str, cases: OpCases) -> dict[str, Any]:
     rounding = float(torch.finfo(qkv.dtype).eps) / 16
     allowed = rounding + (FLASH_RATE_ERROR if form == "flash" else 0.0)
     passed = abs(rate - wanted) < allowed or deviations < MAX_DEVIATIONS
-    return {"passed": bool(passed), "kept": rate, "wanted": wanted, "deviations": deviations, "draws": draws}
+    return {
+        "passed": bool(passed),
+        "kept": rate,
+        "wanted": wanted,
+        "deviations": deviations,
+        "draws": draws,
+    }
 
 
 def check_lamb(config: BertConfig, device: torch.device) -> dict[str, Any]:
     """Check the fast LAMB's weights: their error against float64 must be close to the plain LAMB's."""
     weights, grads = _lamb_problem(config, device)
-    numbers: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": 1.0}
+    numbers: dict[str, Any] = {
+        "betas": (0.9, 0.999),
+        "eps": 1e-6,
+        "weight_decay": 0.01,
+        "max_grad_norm": 1.0,
+    }
     exact = ReferenceLamb({name: value.double() for name, value in weights.items()}, **numbers)
     for _ in range(LAMB_STEPS):
         exact.step(1e-3, {name: grad.double() for name, grad in grads.items()})
@@ -99,8 +114,12 @@ def check_lamb(config: BertConfig, device: torch.device) -> dict[str, Any]:
     errors: dict[str, float] = {}
     used: dict[str, Tensor] = {}
     for implementation in ("plain", "auto", "auto"):
-        flat = FlatParameters([(name, torch.nn.Parameter(value.clone())) for name, value in weights.items()])
-        optimizer = Lamb(flat, ShardLayout.whole(flat.numel), **numbers, implementation=implementation)
+        flat = FlatParameters(
+            [(name, torch.nn.Parameter(value.clone())) for name, value in weights.items()]
+        )
+        optimizer = Lamb(
+            flat, ShardLayout.whole(flat.numel), **numbers, implementation=implementation
+        )
         for name, view in flat.views(flat.grad).items():
             view.copy_(grads[name])
         for _ in range(LAMB_STEPS):
@@ -110,17 +129,27 @@ def check_lamb(config: BertConfig, device: torch.device) -> dict[str, Any]:
         used[name] = flat.data
         errors[name] = float((flat.data.double() - target).norm() / target.norm())
     floor = torch.finfo(torch.float32).eps * FLOOR_STEPS
-    passed = all(error <= MAX_RATIO * errors["plain"] + floor for error in errors.values()) and repeats
-    return {"passed": bool(passed), "relative_errors": errors, "repeats": repeats, "implementation": name}
+    passed = (
+        all(error <= MAX_RATIO * errors["plain"] + floor for error in errors.values()) and repeats
+    )
+    return {
+        "passed": bool(passed),
+        "relative_errors": errors,
+        "repeats": repeats,
+        "implementation": name,
+    }
 
 
-def _lamb_problem(config: BertConfig, device: torch.device) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _lamb_problem(
+    config: BertConfig, device: torch.device
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     with torch.device(device):
         model = BertForPreTraining(config)
     generator = torch.Generator(device).manual_seed(3)
     weights = {name: parameter.detach() for name, parameter in model.ordered_parameters()}
     grads = {
-        name: torch.randn(value.shape, generator=generator, device=device) * 1e-3 for name, value in weights.items()
+        name: torch.randn(value.shape, generator=generator, device=device) * 1e-3
+        for name, value in weights.items()
     }
     return weights, grads
 
@@ -132,11 +161,21 @@ def check_cast(cases: OpCases) -> dict[str, Any]:
     x = cases.random(cases.batch.num_tokens, cases.config.intermediate_size)
     scale, amax = torch.full((), 200.0, device=cases.device), torch.zeros((), device=cases.device)
     copies = cast_transpose(x, scale, amax, torch.float8_e4m3fn)
-    expected = (x.float() * scale).clamp(-E4M3_LARGEST, E4M3_LARGEST).to(torch.float8_e4m3fn).view(torch.uint8)
+    expected = (
+        (x.float() * scale)
+        .clamp(-E4M3_LARGEST, E4M3_LARGEST)
+        .to(torch.float8_e4m3fn)
+        .view(torch.uint8)
+    )
     different = int((copies.rows.view(torch.uint8) != expected).sum())
     # Rows of the transposed copy may be padded with zeros.
     columns = torch.zeros_like(copies.columns.view(torch.uint8))
     columns[:, : len(expected)] = expected.t()
     different += int((copies.columns.view(torch.uint8) != columns).sum())
     right_amax = bool(amax == x.float().abs().max())
-    return {"passed": different == 0 and right_amax, "different": different, "of": 2 * x.numel(), "amax": right_amax}
+    return {
+        "passed": different == 0 and right_amax,
+        "different": different,
+        "of": 2 * x.numel(),
+        "amax": right_amax,
+    }

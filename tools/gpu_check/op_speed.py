@@ -35,7 +35,10 @@ def speed_rows(config: BertConfig, cases: OpCases, seconds: float) -> Iterator[R
     device, dtype = cases.device, cases.dtype
     yield "ceiling: copy", lambda: _copy(device, seconds)
     if device.type == "cuda":
-        yield "ceiling: product", lambda: rated(gemm_peak_flops(dtype, device) / 1e12, "TFLOP/s", device)
+        yield (
+            "ceiling: product",
+            lambda: rated(gemm_peak_flops(dtype, device) / 1e12, "TFLOP/s", device),
+        )
     forms = registry.available(device)
     for case in cases.all():
         for form in forms[case.op]:
@@ -48,7 +51,10 @@ def speed_rows(config: BertConfig, cases: OpCases, seconds: float) -> Iterator[R
             yield f"{name}: triton", partial(_traffic, call, moved, device, seconds)
         for op, arguments in product_arguments(cases).items():
             for form in forms[op][1:]:
-                yield f"{op}: {form}", partial(_product, registry.form(op, form), arguments, device, seconds)
+                yield (
+                    f"{op}: {form}",
+                    partial(_product, registry.form(op, form), arguments, device, seconds),
+                )
 
 
 def _lamb_of(flat: FlatParameters, implementation: str) -> Lamb:
@@ -85,12 +91,16 @@ def _op(case: Case, form: str, device: torch.device, seconds: float) -> dict[str
         "forward_seconds": forward_seconds,
         "backward_seconds": backward_seconds,
         "forward_rate": case.cost.rate(forward_seconds, _FORWARD)[0],
-        "backward_rate": case.cost.rate(backward_seconds, _BACKWARD)[0] if backward_seconds else None,
+        "backward_rate": case.cost.rate(backward_seconds, _BACKWARD)[0]
+        if backward_seconds
+        else None,
         **rated(rate, unit, device),
     }
 
 
-def _lamb(config: BertConfig, implementation: str, device: torch.device, seconds: float) -> dict[str, Any]:
+def _lamb(
+    config: BertConfig, implementation: str, device: torch.device, seconds: float
+) -> dict[str, Any]:
     with torch.device(device):
         model = BertForPreTraining(config)
     flat = FlatParameters(model.ordered_parameters())
@@ -107,7 +117,10 @@ def kernel_calls(cases: OpCases) -> dict[str, tuple[Callable[[], object], float]
     columns.
     """
     config, tokens = cases.config, cases.batch.num_tokens
-    wide, narrow = cases.random(tokens, config.intermediate_size), cases.random(tokens, config.hidden_size)
+    wide, narrow = (
+        cases.random(tokens, config.intermediate_size),
+        cases.random(tokens, config.hidden_size),
+    )
     bias = cases.random(config.intermediate_size, dtype=torch.float32)
     scale, amax = torch.ones((), device=cases.device), torch.zeros((), device=cases.device)
     settings = (scale, amax, torch.float8_e4m3fn)
@@ -120,10 +133,22 @@ def kernel_calls(cases: OpCases) -> dict[str, tuple[Callable[[], object], float]
     gradients = (x, None, saved, weight, dropout, key, rows, scale, amax)
     return {
         "gelu": (lambda: form["gelu"](wide, False), 2 * element * wide.numel()),
-        "gelu_backward": (lambda: form["gelu_backward"](wide, wide, False), 3 * element * wide.numel()),
-        "fp8_quantise": (lambda: form["fp8_quantise"](wide, *settings), (element + 2) * wide.numel()),
-        "fp8_quantise_sum": (lambda: form["fp8_quantise_sum"](wide, *settings), (element + 2) * wide.numel()),
-        "fp8_gelu": (lambda: form["fp8_gelu"](wide, bias, False, *settings), (element + 2) * wide.numel()),
+        "gelu_backward": (
+            lambda: form["gelu_backward"](wide, wide, False),
+            3 * element * wide.numel(),
+        ),
+        "fp8_quantise": (
+            lambda: form["fp8_quantise"](wide, *settings),
+            (element + 2) * wide.numel(),
+        ),
+        "fp8_quantise_sum": (
+            lambda: form["fp8_quantise_sum"](wide, *settings),
+            (element + 2) * wide.numel(),
+        ),
+        "fp8_gelu": (
+            lambda: form["fp8_gelu"](wide, bias, False, *settings),
+            (element + 2) * wide.numel(),
+        ),
         "fp8_gelu_backward": (
             lambda: form["fp8_gelu_backward"](wide, wide, bias, False, *settings),
             (2 * element + 2) * wide.numel(),
@@ -142,13 +167,21 @@ def kernel_calls(cases: OpCases) -> dict[str, tuple[Callable[[], object], float]
 def product_arguments(cases: OpCases) -> dict[str, tuple[Any, ...]]:
     """Return the arguments of the feed-forward's FP8 products with GELU and with its derivative."""
     config, tokens = cases.config, cases.batch.num_tokens
-    x, weight = (cases.random(rows, config.hidden_size) for rows in (tokens, config.intermediate_size))
+    x, weight = (
+        cases.random(rows, config.hidden_size) for rows in (tokens, config.intermediate_size)
+    )
     bias = cases.random(config.intermediate_size, dtype=torch.float32)
-    one, amax, e4m3, e5m2 = *torch.tensor([1.0, 0.0], device=cases.device), torch.float8_e4m3fn, torch.float8_e5m2
+    one, amax, e4m3, e5m2 = (
+        *torch.tensor([1.0, 0.0], device=cases.device),
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+    )
     scales, pre = (one.clone(), one.clone()), cases.random(tokens, config.intermediate_size)
     return {
         "fp8_product_gelu": (x.to(e4m3), weight.to(e4m3), scales, bias, False, one, amax, e4m3),
-        "fp8_product_gelu_backward": (*(x.to(e5m2), weight.to(e4m3), scales, True, pre, bias, False, one, amax, e5m2),),
+        "fp8_product_gelu_backward": (
+            *(x.to(e5m2), weight.to(e4m3), scales, True, pre, bias, False, one, amax, e5m2),
+        ),
     }
 
 
@@ -161,7 +194,9 @@ def _product(
     return {"forward_seconds": taken, **rated(rate, "TFLOP/s", device, is_fp8=True)}
 
 
-def _traffic(call: Callable[[], object], moved: float, device: torch.device, seconds: float) -> dict[str, Any]:
+def _traffic(
+    call: Callable[[], object], moved: float, device: torch.device, seconds: float
+) -> dict[str, Any]:
     with torch.no_grad():
         taken = median_seconds(call, device, seconds)
     return {"forward_seconds": taken, **rated(moved / taken / 1e12, "TB/s", device)}

@@ -29,7 +29,12 @@ from mlbert.programs.bench.step_time import make_batch
 
 SEED = 1
 # Settings that the record tries in addition to the published ones.
-VARIANTS = (("CUDA_GRAPH_MODE", "none"), ("FP8_FAST_ACCUMULATION", "forward"), ("OPS", "fused"), ("OPS", "fastest"))
+VARIANTS = (
+    ("CUDA_GRAPH_MODE", "none"),
+    ("FP8_FAST_ACCUMULATION", "forward"),
+    ("OPS", "fused"),
+    ("OPS", "fastest"),
+)
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,21 @@ def full_scale() -> Scale:
     """Return BERT-large with the sizes of training."""
     large = BertConfig.from_json(shipped("configs") / "large.json")
     two_layers = replace(large, num_hidden_layers=2)
-    return Scale(large, two_layers, 8, 48, 448, Sizes(448, 32, 96), (48, 224), 0.3, 3.0, 20.0, 1 << 26, 8, 200)
+    return Scale(
+        large,
+        two_layers,
+        8,
+        48,
+        448,
+        Sizes(448, 32, 96),
+        (48, 224),
+        0.3,
+        3.0,
+        20.0,
+        1 << 26,
+        8,
+        200,
+    )
 
 
 def tiny_scale() -> Scale:
@@ -123,7 +142,9 @@ class Bench:
 
     def two_layers(self, precision: str) -> published_step.PublishedStep:
         """Return the published step with two layers and without a graph."""
-        return self.published(precision, self.scale.packs[0], self.scale.check_config, CUDA_GRAPH_MODE="none")
+        return self.published(
+            precision, self.scale.packs[0], self.scale.check_config, CUDA_GRAPH_MODE="none"
+        )
 
     def speed(self, precision: str, packs: int, seconds: float, **changes: str) -> Measurement:
         """Return the measurement of the published step's speed."""
@@ -140,7 +161,9 @@ def compile_kernels(bench: Bench) -> None:
         bench.rows.measure("csrc/fmha", external.build_fmha)
         return
     first, count = map(int, bench.share.split("-of-"))
-    bench.rows.measure_all((name, partial(_compiled, call)) for name, call in compile_calls(bench)[first::count])
+    bench.rows.measure_all(
+        (name, partial(_compiled, call)) for name, call in compile_calls(bench)[first::count]
+    )
 
 
 def _compiled(call: Callable[[], object]) -> dict[str, Any]:
@@ -200,7 +223,9 @@ def compare_losses(bench: Bench) -> None:
 
     bench.rows.measure("bf16", partial(losses, "bf16"))
     bench.rows.measure("fp8", partial(losses, "fp8"))
-    bench.rows.measure("fp8, exact gradients", partial(losses, "fp8", FP8_FAST_ACCUMULATION="forward"))
+    bench.rows.measure(
+        "fp8, exact gradients", partial(losses, "fp8", FP8_FAST_ACCUMULATION="forward")
+    )
 
 
 def check_ops(bench: Bench) -> None:
@@ -213,16 +238,22 @@ def time_ops(bench: Bench) -> None:
     """Time the step's matrix products in each precision, then all implementations of all ops."""
     for precision in published_step.CONFIGS:
         bench.rows.measure_all(gemm.rows(partial(bench.two_layers, precision)))
-    bench.rows.measure_all(speed_rows(bench.scale.config, bench.cases(bench.scale.timed), bench.scale.op_seconds))
+    bench.rows.measure_all(
+        speed_rows(bench.scale.config, bench.cases(bench.scale.timed), bench.scale.op_seconds)
+    )
 
 
 def profile_replays(bench: Bench) -> None:
     """Profile the replay of the published step's graph in each precision."""
 
     def profiled(precision: str) -> dict[str, Any]:
-        return profile_step(bench.published(precision, bench.scale.packs[0], bench.shape), torch.bfloat16)
+        return profile_step(
+            bench.published(precision, bench.scale.packs[0], bench.shape), torch.bfloat16
+        )
 
-    bench.rows.measure_all((f"replay in {name}", partial(profiled, name)) for name in published_step.CONFIGS)
+    bench.rows.measure_all(
+        (f"replay in {name}", partial(profiled, name)) for name in published_step.CONFIGS
+    )
 
 
 def train(bench: Bench) -> None:
@@ -237,19 +268,25 @@ def train(bench: Bench) -> None:
 def read_counters(bench: Bench) -> None:
     """Read ncu's counters of the kernels that took the most time in the profiled replays."""
     for kernel in external.costliest(read_rows(bench.work.with_name("run1"), "profile")):
-        bench.rows.measure(kernel, partial(external.count_kernel, kernel, bench.work, bench.rehearses))
+        bench.rows.measure(
+            kernel, partial(external.count_kernel, kernel, bench.work, bench.rehearses)
+        )
 
 
 def check_collectives(bench: Bench) -> None:
     """Check and time collectives in a group of one rank."""
     with collectives.one_rank(bench.device):
-        bench.rows.measure_all(collectives.rows(bench.device, bench.scale.numel, bench.scale.op_seconds))
+        bench.rows.measure_all(
+            collectives.rows(bench.device, bench.scale.numel, bench.scale.op_seconds)
+        )
 
 
 def climb_ladder(bench: Bench) -> None:
     """Measure the ladder and Hugging Face's step."""
     scale = bench.scale
-    ladder = Ladder(scale.config, bench.device, torch.bfloat16, scale.sizes, scale.step_seconds, SEED)
+    ladder = Ladder(
+        scale.config, bench.device, torch.bfloat16, scale.sizes, scale.step_seconds, SEED
+    )
     bench.rows.measure_all(ladder.rows())
 
 

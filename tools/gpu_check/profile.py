@@ -24,24 +24,46 @@ from gpu_check.published_step import PublishedStep
 from mlbert.models.flops import BatchWork, training_flops
 
 MOST_KERNELS = 20  # per profile
-GROUPS = ("attention", "GEMM", "norm", "cast", "loss", "optimizer", "embedding", "communication", "copy", "other")
+GROUPS = (
+    "attention",
+    "GEMM",
+    "norm",
+    "cast",
+    "loss",
+    "optimizer",
+    "embedding",
+    "communication",
+    "copy",
+    "other",
+)
 # The first matching pattern counts. Kernels of products are from cuBLAS (nvjet, xmma, gemm), CUTLASS and split-K.
 _NAMES = (
     (r"nccl|all_reduce|allreduce|all_gather|reduce_scatter|c10d|gloo", "communication"),
     (r"flash|attention|fmha|attn", "attention"),
-    (r"gemm|nvjet|cutlass|cublas|splitk|product_kernel|aten::(mm|addmm|bmm|baddbmm|linear|_scaled_mm)\b", "GEMM"),
-    (r"memcpy|memset|copy|cat\b|CatArray|aten::(fill_|zero_|_to_copy|clone|contiguous)\b|FillFunctor", "copy"),
+    (
+        r"gemm|nvjet|cutlass|cublas|splitk|product_kernel|aten::(mm|addmm|bmm|baddbmm|linear|_scaled_mm)\b",
+        "GEMM",
+    ),
+    (
+        r"memcpy|memset|copy|cat\b|CatArray|aten::(fill_|zero_|_to_copy|clone|contiguous)\b|FillFunctor",
+        "copy",
+    ),
     (r"layer_?norm|norm_(forward|backward)_kernel|sum_partials_kernel", "norm"),
     (r"(cast|gelu)_kernel", "cast"),
     (r"softmax|nll_loss|cross_?entropy|loss_(forward|sum|backward)_kernel", "loss"),
-    (r"(first|second|one)_pass_kernel|sum_squares_kernel|owner_sums_kernel|begin_kernel", "optimizer"),
+    (
+        r"(first|second|one)_pass_kernel|sum_squares_kernel|owner_sums_kernel|begin_kernel",
+        "optimizer",
+    ),
     (r"embedding|index_?select|indexSelect", "embedding"),
 )
 
 
 def group_of_name(name: str) -> str:
     """Return the group of a kernel or operator with this name."""
-    return next((group for pattern, group in _NAMES if re.search(pattern, name, re.IGNORECASE)), "other")
+    return next(
+        (group for pattern, group in _NAMES if re.search(pattern, name, re.IGNORECASE)), "other"
+    )
 
 
 def group_times(events: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
@@ -50,11 +72,16 @@ def group_times(events: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     A trace without kernels, as on a CPU, is evaluated by operators, including the operators that they call.
     """
     spans = [event for event in events if event.get("ph") == "X" and "dur" in event]
-    kernels = [event for event in spans if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    kernels = [
+        event for event in spans if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
+    ]
     found: dict[str, dict[str, float]] = {group: defaultdict(float) for group in GROUPS}
     for event in kernels or (event for event in spans if event.get("cat") == "cpu_op"):
         found[group_of_name(event["name"])][event["name"]] += event["dur"] / 1e6
-    return {group: dict(sorted(names.items(), key=lambda item: -item[1])) for group, names in found.items()}
+    return {
+        group: dict(sorted(names.items(), key=lambda item: -item[1]))
+        for group, names in found.items()
+    }
 
 
 def profile_step(published: PublishedStep, dtype: torch.dtype, steps: int = 2) -> dict[str, Any]:
@@ -90,7 +117,11 @@ def profile_step(published: PublishedStep, dtype: torch.dtype, steps: int = 2) -
             row |= rated(amount / seconds / 1e12, unit, device)
         row["names"] = {name: value / steps for name, value in list(names.items())[:5]}
         groups[group] = row
-    result = {"sequences": published.batch.num_samples, "step_seconds": step_seconds, "kernel_seconds": total}
+    result = {
+        "sequences": published.batch.num_samples,
+        "step_seconds": step_seconds,
+        "kernel_seconds": total,
+    }
     kernels = dict(sorted(every.items(), key=lambda item: -item[1])[:MOST_KERNELS])
     return {**result, "groups": groups, "kernels": kernels}
 
@@ -103,11 +134,19 @@ def step_counts(published: PublishedStep, dtype: torch.dtype) -> dict[str, tuple
     work = BatchWork.of(batch)
     attention = sum(cases.attention(0.1).cost.flops) * layers
     # Model FLOPs count attention's backward pass as twice the forward pass.
-    products = training_flops(config, work) - 3 * 4.0 * work.squared_lengths * config.hidden_size * layers
+    products = (
+        training_flops(config, work) - 3 * 4.0 * work.squared_lengths * config.hidden_size * layers
+    )
     # The last layer's two norms process only the rows that the heads read.
     rows = 2 * (layers - 1) + 2 * (work.masked + work.sequences) / work.tokens
-    heads = sum(cases.layer_norm_dropout().cost.bytes) / work.tokens * work.masked * cases.element / 4
-    norm = rows * sum(cases.dropout_add_layer_norm().cost.bytes) + sum(cases.layer_norm_dropout().cost.bytes) + heads
+    heads = (
+        sum(cases.layer_norm_dropout().cost.bytes) / work.tokens * work.masked * cases.element / 4
+    )
+    norm = (
+        rows * sum(cases.dropout_add_layer_norm().cost.bytes)
+        + sum(cases.layer_norm_dropout().cost.bytes)
+        + heads
+    )
     return {
         "attention": (attention, "TFLOP/s"),
         "GEMM": (products, "TFLOP/s"),

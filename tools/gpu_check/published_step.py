@@ -39,14 +39,19 @@ from mlbert.training.protocols import Method
 from mlbert.training.step import GraphMode, Graphs, Step, choose_graphs
 
 FOLDER = tree_root() / "benchmarks" / "bert" / "implementations" / "h200_n1"
-CONFIGS = {"fp8": FOLDER / "config_H200_1x8x48x1_pack_fp8.sh", "bf16": FOLDER / "config_H200_1x8x48x1_pack.sh"}
+CONFIGS = {
+    "fp8": FOLDER / "config_H200_1x8x48x1_pack_fp8.sh",
+    "bf16": FOLDER / "config_H200_1x8x48x1_pack.sh",
+}
 # One GPU exchanges no weights, so none are rounded for it.
 CHANGES = {"SYNTH_DATA": "1", "INIT_CHECKPOINT": "none", "SEED": "1", "WEIGHTS_ALLGATHER": "fp32"}
 LEARNING_RATE, WARM_UP_STEPS = 1e-4, 40
 SEQUENCES_A_PACK = 2
 
 
-def exports(precision: str, work: Path, changes: Mapping[str, str], shape: BertConfig | None = None) -> dict[str, str]:
+def exports(
+    precision: str, work: Path, changes: Mapping[str, str], shape: BertConfig | None = None
+) -> dict[str, str]:
     """Return the environment after sourcing the published config, with these changes and, if given, another shape.
 
     An exported OPS applies, so that a run can be repeated with other implementations.
@@ -62,7 +67,9 @@ def exports(precision: str, work: Path, changes: Mapping[str, str], shape: BertC
     return {**environ, **changes}
 
 
-def configured(precision: str, work: Path, changes: Mapping[str, str], shape: BertConfig | None = None) -> Resolved:
+def configured(
+    precision: str, work: Path, changes: Mapping[str, str], shape: BertConfig | None = None
+) -> Resolved:
     """Return the configuration of `exports`."""
     environ = exports(precision, work, changes, shape)
     return resolve(RECIPES[environ["RECIPE"]], environ)
@@ -104,7 +111,9 @@ class PublishedStep:
 
     def step(self) -> Tensor:
         """Queue one step and return its loss."""
-        return self.train_step([self.batch], self.seed, next(self._steps), self._divisors, LEARNING_RATE).loss_sum
+        return self.train_step(
+            [self.batch], self.seed, next(self._steps), self._divisors, LEARNING_RATE
+        ).loss_sum
 
     def losses(self, count: int) -> list[float]:
         """Train from the initial weights, each step on other sequences, and return the losses."""
@@ -113,7 +122,9 @@ class PublishedStep:
             batch = make_batch(self.config, self.batch.num_samples, None, self.seed + number)
             divisors = self.method.objective.divisors(self.method.objective.counts(batch))
             rate = LEARNING_RATE * min(1.0, (number + 1) / WARM_UP_STEPS)
-            found.append(self.train_step([batch], self.seed, number, divisors, rate).loss_sum.clone())
+            found.append(
+                self.train_step([batch], self.seed, number, divisors, rate).loss_sum.clone()
+            )
         return torch.stack(found).tolist()
 
     def _batch(self, packs: int) -> HostBatch:
@@ -155,6 +166,10 @@ def measure_largest(
     """Return the result of `measure`, halving the number of packs until it fits."""
 
     def measured(count: int) -> dict[str, Any]:
-        return measure(configured(precision, work, {"BATCHSIZE": str(count), **changes}, shape), device, seconds)
+        return measure(
+            configured(precision, work, {"BATCHSIZE": str(count), **changes}, shape),
+            device,
+            seconds,
+        )
 
     return largest(packs, device, measured)

@@ -39,7 +39,9 @@ class Rows:
 
     def __init__(self, path: Path, device: torch.device, facts: Mapping[str, object]) -> None:
         self.path, self.device = path, device
-        self.content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {**facts, "rows": {}}
+        self.content: dict[str, Any] = (
+            json.loads(path.read_text()) if path.exists() else {**facts, "rows": {}}
+        )
         if running := self.content.pop("running", None):
             self.content["rows"][running] = {"error": LOST}
         self._write()

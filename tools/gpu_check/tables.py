@@ -23,7 +23,9 @@ def failures(work: Path, ends: dict[str, str]) -> list[str]:
             if "error" in row:
                 found.append(f"{part}: {name}: {row['error'].strip().splitlines()[-1]}")
             elif row.get("passed") is False:
-                found.append(f"{part}: {name}: {row.get('why') or 'differs by more than is allowed'}")
+                found.append(
+                    f"{part}: {name}: {row.get('why') or 'differs by more than is allowed'}"
+                )
         if end:
             running = content.get("running")
             found.append(f"{part}: {end}{f' in {running}' if running else ''}")
@@ -54,14 +56,19 @@ def write_tables(
 ) -> None:
     """Write table.txt and table.md: the rows so far, what is missing, and the next steps."""
     facts = next((found for part in ends if (found := read_part(work, part))), {})
-    head = ", ".join(f"{name} {value}" for name, value in facts.items() if name not in ("rows", "running"))
+    head = ", ".join(
+        f"{name} {value}" for name, value in facts.items() if name not in ("rows", "running")
+    )
     head = f"REHEARSAL on tiny shapes: the figures mean nothing. {head}" if rehearsal else head
     sections: list[tuple[str, list[list[str]]]] = []
     for part in ends:
         rows = read_rows(work, part)
         products = {name: row for name, row in rows.items() if name.startswith("GEMM")}
         others = {name: row for name, row in rows.items() if name not in products}
-        tables = [(part, TABLES.get(part, plain_table)(others)), (f"{part}, products", plain_table(products))]
+        tables = [
+            (part, TABLES.get(part, plain_table)(others)),
+            (f"{part}, products", plain_table(products)),
+        ]
         sections += [(title, table) for title, table in tables if len(table) > 1]
         sections += goals_section(rows) if part in ("smoke", "record", "step") else []
     lists = {"failed": [*missing, *failures(work, ends)] or ["nothing"], "next": list(following)}
@@ -80,7 +87,9 @@ def write_tables(
 def aligned(rows: list[list[str]]) -> list[str]:
     """Return the rows as lines with aligned columns."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [
+        "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
 
 
 def number(value: Any, form: str = ".1f", factor: float = 1.0) -> str:
@@ -103,7 +112,18 @@ def rate(row: dict[str, Any], name: str = "rate") -> str:
 
 def ops_table(rows: dict[str, dict[str, Any]]) -> list[list[str]]:
     """Return the times and rates of ops."""
-    table = [["op", "forward ms", "backward ms", "forward rate", "backward rate", "rate", "of peak", "result"]]
+    table = [
+        [
+            "op",
+            "forward ms",
+            "backward ms",
+            "forward rate",
+            "backward rate",
+            "rate",
+            "of peak",
+            "result",
+        ]
+    ]
     for name, row in rows.items():
         forward = row.get("forward_seconds", row.get("step_seconds"))
         times = [number(forward, ".3f", 1e3), number(row.get("backward_seconds"), ".3f", 1e3)]
@@ -114,12 +134,26 @@ def ops_table(rows: dict[str, dict[str, Any]]) -> list[list[str]]:
 
 def step_table(rows: dict[str, dict[str, Any]]) -> list[list[str]]:
     """Return the speed of steps; one column compares with Hugging Face's fastest step."""
-    peer = max((row.get("sequences_per_second", 0.0) for n, row in rows.items() if "huggingface" in n), default=0.0)
-    head = ["step", "sequences", "tokens", "ms", "sequences/s", "model TFLOP/s", "of bf16 peak", "GiB"]
+    peer = max(
+        (row.get("sequences_per_second", 0.0) for n, row in rows.items() if "huggingface" in n),
+        default=0.0,
+    )
+    head = [
+        "step",
+        "sequences",
+        "tokens",
+        "ms",
+        "sequences/s",
+        "model TFLOP/s",
+        "of bf16 peak",
+        "GiB",
+    ]
     table = [[*head, "W", "MHz", "x Hugging Face", "result"]]
     for name, row in rows.items():
         speed = row.get("sequences_per_second")
-        milliseconds = sorted(row["seconds"])[len(row["seconds"]) // 2] if "seconds" in row else None
+        milliseconds = (
+            sorted(row["seconds"])[len(row["seconds"]) // 2] if "seconds" in row else None
+        )
         wide = f", {row['did_not_fit']} did not fit" if "did_not_fit" in row else ""
         table.append(
             [
@@ -138,12 +172,23 @@ def step_table(rows: dict[str, dict[str, Any]]) -> list[list[str]]:
 def goals_section(rows: dict[str, dict[str, Any]]) -> list[tuple[str, list[list[str]]]]:
     """Compare the fastest step of each precision with its goal, and with Hugging Face's eager step."""
     eager = rows.get("huggingface eager", {}).get("sequences_per_second")
-    table = [["precision", "fastest step", "sequences/s", "goal on an H200", "of the goal", "x Hugging Face eager"]]
+    table = [
+        [
+            "precision",
+            "fastest step",
+            "sequences/s",
+            "goal on an H200",
+            "of the goal",
+            "x Hugging Face eager",
+        ]
+    ]
     for precision, goal in GOALS.items():
         speeds = {
             name: row["sequences_per_second"]
             for name, row in rows.items()
-            if "forms" in row and "sequences_per_second" in row and (row["precision"] or "bf16") == precision
+            if "forms" in row
+            and "sequences_per_second" in row
+            and (row["precision"] or "bf16") == precision
         }
         if speeds:
             name, speed = max(speeds.items(), key=lambda item: item[1])
@@ -160,7 +205,11 @@ def profile_table(rows: dict[str, dict[str, Any]]) -> list[list[str]]:
             table.append([name, "-", "-", "-", "-", "-", state(row)])
         for group, values in row.get("groups", {}).items():
             longest = next(iter(values["names"]), "")[:60]
-            cells = [number(values["seconds"], ".3f", 1e3), number(values["share"], ".1%"), rate(values)]
+            cells = [
+                number(values["seconds"], ".3f", 1e3),
+                number(values["share"], ".1%"),
+                rate(values),
+            ]
             table.append([name, group, *cells, number(values.get("share_of_peak"), ".0%"), longest])
     return table
 
@@ -168,8 +217,15 @@ def profile_table(rows: dict[str, dict[str, Any]]) -> list[list[str]]:
 def tests_table(rows: dict[str, dict[str, Any]]) -> list[list[str]]:
     """Return the number of tests with each outcome, and the failed tests."""
     outcomes = [row["outcome"] for row in rows.values()]
-    table = [["test", "outcome"], *([f"{outcomes.count(o)} tests", o] for o in sorted(set(outcomes)))]
-    table += [[name.split("::", 1)[-1], "failed"] for name, row in rows.items() if row["outcome"] == "failed"]
+    table = [
+        ["test", "outcome"],
+        *([f"{outcomes.count(o)} tests", o] for o in sorted(set(outcomes))),
+    ]
+    table += [
+        [name.split("::", 1)[-1], "failed"]
+        for name, row in rows.items()
+        if row["outcome"] == "failed"
+    ]
     return table
 
 
@@ -177,7 +233,9 @@ def plain_table(rows: dict[str, dict[str, Any]]) -> list[list[str]]:
     """Return every row with its numbers and texts, and its result."""
     table = [["row", "found", "result"]]
     for name, row in rows.items():
-        shown = {key: value for key, value in row.items() if isinstance(value, int | float | str | dict)}
+        shown = {
+            key: value for key, value in row.items() if isinstance(value, int | float | str | dict)
+        }
         cells = [f"{key} {_short(value)}" for key, value in shown.items() if key not in NOT_SHOWN]
         table.append([name, ", ".join(cells) or "-", row.get("skipped", state(row))])
     return table

@@ -25,7 +25,9 @@ H200, PACKS, TOKENS = GPUS["h200"], 48, 24_576
 # The graph mode of each precision, so that both modes and both precisions are covered.
 MODES = {"bf16": "segmented", "fp8": "full_iteration"}
 # Counting a step is slow.
-each_precision = pytest.mark.parametrize("precision", ["bf16", pytest.param("fp8", marks=pytest.mark.slow)])
+each_precision = pytest.mark.parametrize(
+    "precision", ["bf16", pytest.param("fp8", marks=pytest.mark.slow)]
+)
 
 # Launches and 10^9 bytes per step. Lower these limits when a step needs less; never raise them without a reason.
 LIMITS = {  # in bfloat16, and in FP8
@@ -59,7 +61,11 @@ def test_step_stays_within_its_launch_and_byte_limits(precision: str) -> None:
     sums = parts.totals(counted.step, counted, LARGE)
     found = {part: (total.launches, total.moved / 1e9) for part, total in sums.items()}
     limits = {part: both[precision == "fp8"] for part, both in LIMITS.items()}
-    over = {part: value for part, value in found.items() if value[0] > limits[part][0] or value[1] > limits[part][1]}
+    over = {
+        part: value
+        for part, value in found.items()
+        if value[0] > limits[part][0] or value[1] > limits[part][1]
+    }
     assert not over, f"above the limits; all parts: {found}"
     assert counted.memory.peak / 1e9 <= MEMORY[precision]
 
@@ -71,7 +77,9 @@ def test_product_flops_match_the_model(precision: str) -> None:
     rows = counted.static_shape.masked + counted.static_shape.sequences
     hidden, inner, layers = LARGE.hidden_size, LARGE.intermediate_size, LARGE.num_hidden_layers
     after_attention = 2 * (hidden**2 + 2 * hidden * inner)
-    expected = 3 * (layers * TOKENS * 2 * 3 * hidden**2 + ((layers - 1) * TOKENS + rows) * after_attention)
+    expected = 3 * (
+        layers * TOKENS * 2 * 3 * hidden**2 + ((layers - 1) * TOKENS + rows) * after_attention
+    )
     sums = parts.totals(counted.step, counted, LARGE)
     assert sums[parts.PRODUCTS].flops == expected
     heads = 2 * counted.static_shape.masked * (hidden**2 + hidden * LARGE.padded_vocab_size)
@@ -102,7 +110,10 @@ def test_planner_memory_matches_the_counted_memory(precision: str) -> None:
 @pytest.mark.parametrize("kind", [MEASURED, TUNED])
 def test_modelled_times_respect_bandwidth_and_flops(kind: str) -> None:
     counted = large_step("fp8")
-    seconds, sums = seconds_of_parts(counted, LARGE, H200, kind), parts.totals(counted.step, counted, LARGE)
+    seconds, sums = (
+        seconds_of_parts(counted, LARGE, H200, kind),
+        parts.totals(counted.step, counted, LARGE),
+    )
     assert H200.rates is not None
     rates = H200.rates[kind]
     for part, total in sums.items():
@@ -112,7 +123,9 @@ def test_modelled_times_respect_bandwidth_and_flops(kind: str) -> None:
     assert seconds[parts.PRODUCTS] >= sums[parts.PRODUCTS].flops / rates.fp8_flops
 
 
-@pytest.mark.parametrize(("precision", "measured"), [("bf16", 909), pytest.param("fp8", 1217, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("precision", "measured"), [("bf16", 909), pytest.param("fp8", 1217, marks=pytest.mark.slow)]
+)
 def test_measured_rates_give_the_measured_speed(precision: str, measured: int) -> None:
     """Sequences per second of 93 a step: records/2026-11-26_gpu-check_h200, third call."""
     seconds = seconds_of_parts(large_step(precision), LARGE, H200, MEASURED)

@@ -32,7 +32,12 @@ def on_device(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def test_synchronization_and_mixed_devices_raise() -> None:
     for wait in (
-        *(lambda x: x.sum().item(), lambda x: bool(x.sum() > 0), lambda x: float(x[0]), torch.Tensor.tolist),
+        *(
+            lambda x: x.sum().item(),
+            lambda x: bool(x.sum() > 0),
+            lambda x: float(x[0]),
+            torch.Tensor.tolist,
+        ),
         *(torch.Tensor.cpu, lambda x: x.to("cpu"), lambda x: torch.empty(4).copy_(x)),
         *(lambda x: x + torch.ones(4), lambda x: x[x > 0]),
     ):

@@ -18,16 +18,28 @@ def trained(tmp_path_factory, prepared_data):
     """LOGDIR of a run whose last checkpoint is of its last step, and the words that made it."""
     folder = tmp_path_factory.mktemp("trained")
     entries = len((prepared_data / "vocab.txt").read_text().splitlines())
-    data = {"synthetic_data": 0, "input_dir": prepared_data / "train", "eval_dir": prepared_data / "eval"}
+    data = {
+        "synthetic_data": 0,
+        "input_dir": prepared_data / "train",
+        "eval_dir": prepared_data / "eval",
+    }
     shape = {"vocab_size": entries, "max_position_embeddings": 32}
-    options = {**data, "num_eval_examples": 64, "save_checkpoint_steps": 4, "max_steps": 9, "shape": shape}
+    options = {
+        **data,
+        "num_eval_examples": 64,
+        "save_checkpoint_steps": 4,
+        "max_steps": 9,
+        "shape": shape,
+    }
     train(folder, **options)
     return folder / "out", train_arguments(folder, **options)
 
 
 def unfinished(trained, folder):
     """Copy the run as if it had been killed after its checkpoint."""
-    return shutil.copytree(trained, folder, ignore=shutil.ignore_patterns("weights", "huggingface", "summary.json"))
+    return shutil.copytree(
+        trained, folder, ignore=shutil.ignore_patterns("weights", "huggingface", "summary.json")
+    )
 
 
 def test_a_checkpoint_is_exported_and_starts_a_run(trained, tmp_path, run_mlbert):
@@ -63,7 +75,9 @@ def test_a_finished_run_is_exported_as_it_is(trained, tmp_path, run_mlbert, monk
     assert (tmp_path / "hf/model.safetensors").read_bytes() == same
     assert run_mlbert("export", logdir, "--out", tmp_path / "again")[0] == 0
     assert (tmp_path / "again/model.safetensors").read_bytes() == same
-    guesses = [run_mlbert("fill-mask", path, TEXT) for path in (logdir, logdir / "run_0", tmp_path / "hf")]
+    guesses = [
+        run_mlbert("fill-mask", path, TEXT) for path in (logdir, logdir / "run_0", tmp_path / "hf")
+    ]
     assert guesses[0] == guesses[1] == guesses[2]
     several = run_mlbert("fill-mask", logdir, TEXT, TEXT)[1].splitlines()
     assert several[:2] == several[2:]
@@ -83,8 +97,16 @@ def test_mistakes_are_one_line_and_leave_nothing(trained, tmp_path, run_mlbert, 
     for words, code, subject in [
         (("export", steps[0], "--out", tmp_path / "x"), "checkpoint.damaged", steps[0]),
         (("export", steps[1], "--out", tmp_path / "x"), "checkpoint.damaged", steps[1]),
-        (("export", tmp_path / "empty", "--out", tmp_path / "x"), "file.unreadable", "empty/model.safetensors"),
-        (("export", tmp_path / "nowhere", "--out", tmp_path / "x"), "checkpoint.format", tmp_path / "nowhere"),
+        (
+            ("export", tmp_path / "empty", "--out", tmp_path / "x"),
+            "file.unreadable",
+            "empty/model.safetensors",
+        ),
+        (
+            ("export", tmp_path / "nowhere", "--out", tmp_path / "x"),
+            "checkpoint.format",
+            tmp_path / "nowhere",
+        ),
         (("export", logdir, "--out", tmp_path / "killed"), "file.exists", tmp_path / "killed"),
         (("fill-mask", logdir, "no mask here"), "config.value", "text 'no mask here'"),
     ]:

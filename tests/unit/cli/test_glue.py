@@ -41,7 +41,9 @@ tasks:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("glue")
-    glue_files.make(made / "glue", 0.1, itertools.islice(documents_by_file(), 120))  # all take seconds
+    glue_files.make(
+        made / "glue", 0.1, itertools.islice(documents_by_file(), 120)
+    )  # all take seconds
     text = (made / "glue/MNLI/train.tsv").read_text().split("\n")
     vocabulary = "\n".join(train_vocabulary(count_words(text), 400)) + "\n"
     configured = {"shape.json": SHAPE.to_json(), "glue.yaml": YAML.replace("FOLDER", str(made))}
@@ -49,7 +51,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_jobs_scores_failure_and_resumption(folder: Path, run_mlbert: RunMlbert) -> None:
-    dev, out, command = folder / "glue/RTE/dev.tsv", folder / "out/tiny", ("glue", folder / "glue.yaml")
+    dev, out, command = (
+        folder / "glue/RTE/dev.tsv",
+        folder / "out/tiny",
+        ("glue", folder / "glue.yaml"),
+    )
     good = dev.read_text()
     dev.write_text(good.replace("\tentailment\n", "\tyes\n", 1))
     status, output, error = run_mlbert(*command)
@@ -76,7 +82,9 @@ def test_jobs_scores_failure_and_resumption(folder: Path, run_mlbert: RunMlbert)
     assert (out / "glue_scores.png").stat().st_size > 1000
     # The first job's weights stay, as others begin with them; nothing asks for the rest.
     assert [path.parts[-3] for path in sorted(out.glob("*/*/run_0/weights"))] == ["seed=7"]
-    start = json.loads((out / "task=rte/seed=1/run_0/config.json").read_text())["config"]["init_checkpoint"]
+    start = json.loads((out / "task=rte/seed=1/run_0/config.json").read_text())["config"][
+        "init_checkpoint"
+    ]
     assert start == str(mnli / "weights")
 
     status, _, error = run_mlbert(*command, "tasks.rte.optimizer.lr=1.0e-4")
@@ -95,7 +103,9 @@ def test_jobs_scores_failure_and_resumption(folder: Path, run_mlbert: RunMlbert)
         ("max_seq_len=many", "config.value", "glue.yaml"),
     ],
 )
-def test_mistakes_are_reported_before_a_job_begins(word: str, code: str, subject: str, folder, assert_fails) -> None:
+def test_mistakes_are_reported_before_a_job_begins(
+    word: str, code: str, subject: str, folder, assert_fails
+) -> None:
     assert_fails(["glue", folder / "glue.yaml", word, "base_run_name=refused"], code, subject)
     assert not (folder / "out/refused").exists()
 
@@ -105,16 +115,26 @@ def test_the_published_yaml_is_25_jobs_of_published_numbers(name: str, tree_root
     path = tree_root / f"benchmarks/mosaic_bert/yamls/finetuning/glue/{name}-base-uncased.yaml"
     given = glue_yaml.GlueYaml(Leaves(path, read_nested(path, [], glue_yaml.KNOWN)))
     assert len(given.jobs) == 25
-    assert given.folder == Path("local-finetune-checkpoints") / f"{name}-base-uncased-glue-finetuning"
+    assert (
+        given.folder == Path("local-finetune-checkpoints") / f"{name}-base-uncased-glue-finetuning"
+    )
     assert [job for job in given.jobs if given.keeps_weights(job)] == [given.jobs[0]]
-    content = yaml.safe_load(glue_yaml.as_text(given.of_job(GlueJob("stsb", 717, waits=True), "start")))
+    content = yaml.safe_load(
+        glue_yaml.as_text(given.of_job(GlueJob("stsb", 717, waits=True), "start"))
+    )
     assert content["run_name"] == f"{name}-base-uncased-glue-finetuning_task=stsb_seed=717"
     numbers = {"lr": 3e-5, "betas": [0.9, 0.98], "eps": 1e-6, "weight_decay": 3e-6}
     assert content["optimizer"] == {"name": "decoupled_adamw", **numbers}
-    assert content["scheduler"] == {"name": "linear_decay_with_warmup", "t_warmup": "0.06dur", "alpha_f": 0.0}
+    assert content["scheduler"] == {
+        "name": "linear_decay_with_warmup",
+        "t_warmup": "0.06dur",
+        "alpha_f": 0.0,
+    }
     expected = {"global_train_batch_size": 32, "max_duration": "10ep", "eval_interval": "200ba"}
     expected |= {"max_seq_len": 256, "seed": 717, "load_path": "start"}
     assert {name: content[name] for name in expected} == expected
     assert content["train_loader"] == {"shuffle": True, "drop_last": False}
-    published = glue_yaml.GlueYaml(Leaves(path, read_nested(path, ["published_order=true"], glue_yaml.KNOWN)))
+    published = glue_yaml.GlueYaml(
+        Leaves(path, read_nested(path, ["published_order=true"], glue_yaml.KNOWN))
+    )
     assert published.of_job(given.jobs[0], None)["train_loader.shuffle"] is False

@@ -35,13 +35,18 @@ def test_each_link_waits_for_the_one_before(sbatch, run_mlbert):
 
 
 def test_an_impossible_chain_is_refused_by_us_or_by_sbatch(sbatch, monkeypatch, assert_fails):
-    for name, value, code in (("TIMED", "1", "config.conflict"), ("CONFIG_FILE", "", "config.missing")):
+    for name, value, code in (
+        ("TIMED", "1", "config.conflict"),
+        ("CONFIG_FILE", "", "config.missing"),
+    ):
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
             assert_fails(["launch", "chain", 2, "run.sub"], code, name)
     assert not sbatch.exists()
     (sbatch.parent / "fails").touch()
-    assert "invalid partition" in assert_fails(["launch", "chain", 2, "run.sub"], "program.failed", "sbatch")
+    assert "invalid partition" in assert_fails(
+        ["launch", "chain", 2, "run.sub"], "program.failed", "sbatch"
+    )
 
 
 def test_the_log_of_a_lost_run_is_closed_once(tmp_path, run_mlbert):

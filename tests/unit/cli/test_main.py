@@ -33,7 +33,9 @@ print(*sys.modules)
 
 def test_help_mistakes_and_a_plan_import_no_heavy_library(tmp_path, tree_root):
     """Unless starting weights must be opened, a plan reads the data with numpy alone."""
-    demo = exports_of(tree_root / "benchmarks/bert/implementations/cpu_demo/config_cpu_1x1x32x1_demo.sh")
+    demo = exports_of(
+        tree_root / "benchmarks/bert/implementations/cpu_demo/config_cpu_1x1x32x1_demo.sh"
+    )
     alone = [[], ["--help"], ["-h"], ["help"], ["--version"], ["--show-completion", "bash"]]
     plan = ["train", "--print-config", "--synthetic_data", "1", "--output_dir", str(tmp_path)]
     for commands, heavy, said in (
@@ -42,7 +44,9 @@ def test_help_mistakes_and_a_plan_import_no_heavy_library(tmp_path, tree_root):
         ([["train", "--seeed=1"]], HEAVY, "[config.unknown-name]"),
         ([plan], HEAVY, "data and model shape: synthetic"),
     ):
-        done = run_quietly(sys.executable, "-c", PROGRAM, json.dumps(commands), env=os.environ | demo)
+        done = run_quietly(
+            sys.executable, "-c", PROGRAM, json.dumps(commands), env=os.environ | demo
+        )
         lines = done.stdout.splitlines()
         assert lines.count("ended") == len(commands)
         assert not heavy & set(lines[-1].split()), commands
@@ -87,7 +91,9 @@ def test_bash_completion_is_installed(tmp_path):
     assert bash("mlbert --show-completion bash | bash -n", tmp_path) == ""
     bash("mlbert --install-completion bash", tmp_path)
     for typed, offered in (("mlbert rep", "report"), ("mlbert convert hf", "hf-to-torch")):
-        press = f"COMP_WORDS=({typed}); COMP_CWORD={len(typed.split()) - 1}; _mlbert_completion mlbert"
+        press = (
+            f"COMP_WORDS=({typed}); COMP_CWORD={len(typed.split()) - 1}; _mlbert_completion mlbert"
+        )
         assert bash(f'. ~/.bashrc; {press}; echo "${{COMPREPLY[*]}}"', tmp_path) == f"{offered}\n"
 
 
@@ -95,9 +101,15 @@ def test_train_help_names_every_setting(run_mlbert):
     """But for those that only TensorFlow reads."""
     _, out, _ = run_mlbert("train", "--help")
     squeezed = "".join(out.split())
-    rows = {row for row in settings_by_key().values() if any(recipe.reads(row) for recipe in RECIPES.values())}
+    rows = {
+        row
+        for row in settings_by_key().values()
+        if any(recipe.reads(row) for recipe in RECIPES.values())
+    }
     for row in settings_by_key().values():
-        assert (f"{row.flag}VALUE" in squeezed) == (f"export{row.env};" in squeezed) == (row in rows)
+        assert (
+            (f"{row.flag}VALUE" in squeezed) == (f"export{row.env};" in squeezed) == (row in rows)
+        )
     assert squeezed.count("default:") + squeezed.count(";required") >= len(rows)
 
 
@@ -127,11 +139,23 @@ def test_wrong_usage_is_one_line_and_exit_code_two(run_mlbert, arguments, named)
         (["glue", "--bogus"], "config.missing", "glue.py"),
         (["train", "--recipe"], "config.syntax", "--recipe"),
         (["train", "--samples-per-second", "5"], "config.conflict", "--samples-per-second"),
-        (["train", "--print-config", "--samples-per-second=fast"], "config.value", "--samples-per-second"),
+        (
+            ["train", "--print-config", "--samples-per-second=fast"],
+            "config.value",
+            "--samples-per-second",
+        ),
         (["report", "/no\x1b[31mwhere"], "file.missing", "/no\N{REPLACEMENT CHARACTER}[31mwhere"),
-        (["convert", "hf-to-torch", "/nowhere", "/tmp/mlbert-nowhere"], "file.unreadable", "/nowhere/config.json"),
+        (
+            ["convert", "hf-to-torch", "/nowhere", "/tmp/mlbert-nowhere"],
+            "file.unreadable",
+            "/nowhere/config.json",
+        ),
         (["bench", "step", "--config", "huge"], "file.unreadable", "huge"),
-        (["prepare", "text", "--input", "/nowhere", "--out", "/tmp/mlbert-nowhere"], "file.missing", "/nowhere"),
+        (
+            ["prepare", "text", "--input", "/nowhere", "--out", "/tmp/mlbert-nowhere"],
+            "file.missing",
+            "/nowhere",
+        ),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_two(assert_fails, arguments, code, subject):
@@ -147,15 +171,26 @@ def test_train_names_all_settings_that_are_missing(run_mlbert, monkeypatch):
     assert "Traceback" in run_mlbert("train", "--debug")[2]
 
 
-def test_print_config_shows_the_plan_checks_what_training_would_and_trains_nothing(tmp_path, run_mlbert, prepared_data):
+def test_print_config_shows_the_plan_checks_what_training_would_and_trains_nothing(
+    tmp_path, run_mlbert, prepared_data
+):
     entries = len((prepared_data / "vocab.txt").read_text().splitlines())
     fitting = {"vocab_size": entries, "max_position_embeddings": 32}
-    data = {"synthetic_data": 0, "input_dir": prepared_data / "train", "eval_dir": prepared_data / "eval"}
+    data = {
+        "synthetic_data": 0,
+        "input_dir": prepared_data / "train",
+        "eval_dir": prepared_data / "eval",
+    }
     write_files(tmp_path, {"done/run_0/summary.json": "{}", "file": ""})
     before = sorted(tmp_path.rglob("*"))
     for name, changes, expected, subject in [
         ("out", {}, None, None),
-        ("out", {"shape": {**fitting, "vocab_size": 300}}, "data.model-mismatch", prepared_data / "train"),
+        (
+            "out",
+            {"shape": {**fitting, "vocab_size": 300}},
+            "data.model-mismatch",
+            prepared_data / "train",
+        ),
         ("out", {"input_dir": tmp_path / "none"}, "file.missing", tmp_path / "none"),
         ("out", {"init_checkpoint": tmp_path / "file"}, "checkpoint.format", tmp_path / "file"),
         ("out", {"cpu_threads": 4000}, "config.range", "CPU_THREADS=4000"),
@@ -182,7 +217,11 @@ def test_print_config_shows_the_plan_checks_what_training_would_and_trains_nothi
 
 def test_exceptions_of_a_working_command_are_one_line(run_mlbert, tmp_path):
     for error, status, message in (
-        (PermissionError(13, "Permission denied", "x"), 2, "error: x: Permission denied. Check its permissions."),
+        (
+            PermissionError(13, "Permission denied", "x"),
+            2,
+            "error: x: Permission denied. Check its permissions.",
+        ),
         (KeyboardInterrupt(), 130, "interrupted"),
     ):
         with mock.patch("mlbert.cli.prepare.wiki.recognise", side_effect=error):

@@ -22,11 +22,31 @@ def as_json(run_mlbert):
 
 
 def test_words_and_json(run_mlbert, as_json):
-    words = ("--model", "large", "--gpus", 64, "--gpu", "h100", "--nodes", 8, "--network", "400Gb", "--batch", 4608)
+    words = (
+        "--model",
+        "large",
+        "--gpus",
+        64,
+        "--gpu",
+        "h100",
+        "--nodes",
+        8,
+        "--network",
+        "400Gb",
+        "--batch",
+        4608,
+    )
     code, text, _ = run_mlbert("plan", *words, "--price-per-gpu-hour", 3, "--watts-per-gpu", 1000)
     assert code == 0
     assert max(map(len, text.splitlines())) <= 80
-    for part in ("samples to the target", "time to train", "nine of ten scores", "memory", "limit  ", "dollars"):
+    for part in (
+        "samples to the target",
+        "time to train",
+        "nine of ten scores",
+        "memory",
+        "limit  ",
+        "dollars",
+    ):
         assert part in text
     found = as_json(*words)
     assert found["job"]["network_gbps"] == 3200
@@ -49,7 +69,9 @@ def test_sweep_table_page_and_budget(run_mlbert, as_json, tmp_path):
     assert html.count('<svg class="plot"') == 1
     assert html.count('<th scope="row">4096</th>') == 1
     assert f"cheapest: {cheapest}" in html
-    assert f"<strong>{fastest.split(', ')[2]}</strong>" in html  # the choice for the budget is the headline
+    assert (
+        f"<strong>{fastest.split(', ')[2]}</strong>" in html
+    )  # the choice for the budget is the headline
     found = as_json("--sweep", "--gpu", "gb200", "--price-per-gpu-hour", 3, "--budget", 10)
     assert len(found["sweep"]) == 13
     assert found["fastest"]["dollars"] <= 10
@@ -95,7 +117,9 @@ def test_mistakes_are_one_line(assert_fails, words, code, subject):
 
 
 def test_sourced_exports(tree_root, as_json, monkeypatch):
-    config = min((tree_root / "benchmarks/bert/implementations/dgxh100_n8").glob("config_*pack*.sh"))
+    config = min(
+        (tree_root / "benchmarks/bert/implementations/dgxh100_n8").glob("config_*pack*.sh")
+    )
     for name, value in exports_of(config).items():
         monkeypatch.setenv(name, value)
     found = as_json("--gpu", "h100")
@@ -106,7 +130,9 @@ def test_sourced_exports(tree_root, as_json, monkeypatch):
 def write_log(path: Path, status: str = "success") -> Path:
     """Write a log of 8 GPUs at 9,000 sequences/s: ten evaluations every 10,000 sequences, 1 s each."""
     evaluations = [(10_000 * n, n * (10_000 / 9000 + 1), 0.5) for n in range(1, 11)]
-    return simple_logs.write_log(path, evaluations, logged={"ranks": 8, "global_batch_size": 768}, status=status)
+    return simple_logs.write_log(
+        path, evaluations, logged={"ranks": 8, "global_batch_size": 768}, status=status
+    )
 
 
 def test_calibration_by_a_log_of_gpus(as_json, assert_fails, tmp_path):
@@ -116,24 +142,49 @@ def test_calibration_by_a_log_of_gpus(as_json, assert_fails, tmp_path):
     assert found["sequences_per_second"] == pytest.approx(9000)
     assert found["evaluation_seconds"] == pytest.approx(1)
     reached = write_log(tmp_path / "reached.txt")
-    more = [as_json(*words[:4], "--batch", 1536, *extra)["samples"] for extra in ((), ("--calibrate", reached))]
-    here = [as_json(*words[:4], "--batch", 768, *extra)["samples"] for extra in ((), ("--calibrate", reached))]
+    more = [
+        as_json(*words[:4], "--batch", 1536, *extra)["samples"]
+        for extra in ((), ("--calibrate", reached))
+    ]
+    here = [
+        as_json(*words[:4], "--batch", 768, *extra)["samples"]
+        for extra in ((), ("--calibrate", reached))
+    ]
     assert here[1] == pytest.approx(100_000)
     assert more[1] / more[0] == pytest.approx(here[1] / here[0])
     assert_fails(["plan", *words, "--efficiency", 0.5], "config.conflict", "--efficiency")
     (tmp_path / "no.txt").write_text("nothing")
-    assert_fails(["plan", "--calibrate", tmp_path / "no.txt"], "log.incomplete", tmp_path / "no.txt")
+    assert_fails(
+        ["plan", "--calibrate", tmp_path / "no.txt"], "log.incomplete", tmp_path / "no.txt"
+    )
 
 
 def test_power_comes_from_the_summaries_of_the_logs(run_mlbert, as_json, tmp_path):
     log = write_log(tmp_path / "result_0.txt")
     (tmp_path / "run_0").mkdir()
-    words = ("--gpu", "h200", "--gpus", 16, "--batch", 768, "--calibrate", log, "--co2-per-kwh", 0.5)
-    for summary, watts in (({}, None), ({"average_watts": 8000.0}, 1000), ({"average_watts": "8000"}, None)):
+    words = (
+        "--gpu",
+        "h200",
+        "--gpus",
+        16,
+        "--batch",
+        768,
+        "--calibrate",
+        log,
+        "--co2-per-kwh",
+        0.5,
+    )
+    for summary, watts in (
+        ({}, None),
+        ({"average_watts": 8000.0}, 1000),
+        ({"average_watts": "8000"}, None),
+    ):
         (tmp_path / "run_0" / "summary.json").write_text(json.dumps(summary))
         found = as_json(*words)
         hours = 16 * found["seconds"] / 3600
         assert found["kilowatt_hours"] == (None if watts is None else pytest.approx(hours))
         assert found["co2_kg"] == (None if watts is None else pytest.approx(hours / 2))
     assert as_json(*words, "--watts-per-gpu", 500)["kilowatt_hours"] == pytest.approx(hours / 2)
-    assert "CO2: " in " ".join(run_mlbert("plan", *words, "--watts-per-gpu", 500)[1].replace("CO2 ", "CO2: ").split())
+    assert "CO2: " in " ".join(
+        run_mlbert("plan", *words, "--watts-per-gpu", 500)[1].replace("CO2 ", "CO2: ").split()
+    )

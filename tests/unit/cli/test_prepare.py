@@ -20,7 +20,9 @@ from user_errors import assert_error_line
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets" / "instances"
 COMMANDS = get_command(app).commands.items()
-WITH_WORKERS = [name for name, made in COMMANDS if "workers" in {option.name for option in made.params}]
+WITH_WORKERS = [
+    name for name, made in COMMANDS if "workers" in {option.name for option in made.params}
+]
 
 
 @pytest.fixture
@@ -38,7 +40,9 @@ def test_temporary_files_of_a_killed_process_are_removed(tmp_path, run):
         suffix = f"{ended.pid}@{socket.gethostname()}.tmp"
     names = ("vocab.txt", "text/train-00002-of-00004.txt", "eval/shard-00000-of-00001.h5")
     write_files(tmp_path / "set", {f"{name}.{suffix}": "" for name in names})
-    options = "--one-per-line --vocab-size 500 --max-seq-length 64 --parts 4 --eval-share 0.3 --workers 1"
+    options = (
+        "--one-per-line --vocab-size 500 --max-seq-length 64 --parts 4 --eval-share 0.3 --workers 1"
+    )
     texts = write_files(tmp_path / "texts", {"text.txt": (ASSETS / "text.txt").read_text()})
     assert run("text", "--input", texts, "--out", tmp_path / "set", *options.split())[0] == 0
     assert not list(tmp_path.rglob("*.tmp"))
@@ -47,7 +51,15 @@ def test_temporary_files_of_a_killed_process_are_removed(tmp_path, run):
 @pytest.mark.parametrize("name", ["part-00000-of-00001.tfrecord", "shard-00000-of-00001.h5"])
 def test_instances_and_digest(tmp_path, run, name):
     form = ("--format", "tfrecord") if name.endswith("tfrecord") else ()
-    words = ("--input", ASSETS / "text.txt", "--vocab", ASSETS / "vocab.txt", "--out", tmp_path / "set", *form)
+    words = (
+        "--input",
+        ASSETS / "text.txt",
+        "--vocab",
+        ASSETS / "vocab.txt",
+        "--out",
+        tmp_path / "set",
+        *form,
+    )
     for expected in ("217 instances", "nothing to do"):
         status, out, _ = run("instances", *words)
         assert (status, expected in out) == (0, True)
@@ -68,7 +80,11 @@ def test_from_a_set_to_everything_and_verified(source, tmp_path, run, assert_fai
     ):
         status, out, _ = run(*words)
         assert (status, expected in out) == (0, True), words
-    assert_fails(["prepare", "bins-hdf5", source, tmp_path / "bins", *BINS], "file.in-the-way", tmp_path / "bins")
+    assert_fails(
+        ["prepare", "bins-hdf5", source, tmp_path / "bins", *BINS],
+        "file.in-the-way",
+        tmp_path / "bins",
+    )
     assert_fails(["prepare", "verify", tmp_path / "absent"], "file.missing", tmp_path / "absent")
     assert describe(tmp_path / "eval").num_sequences == 50
     folders = [tmp_path / name for name in ("source", "packed", "bins", "shuffled", "eval")]
@@ -99,11 +115,17 @@ def make_a_folder(path: Path) -> None:
         (Path.unlink, "data.incomplete", SHARD),
         (make_a_folder, "file.wrong-kind", SHARD),
         (lambda path: shutil.copy(path, path.with_name(THIRD)), "data.mixed", THIRD),
-        (lambda path: os.truncate(path.with_name("manifest.json"), 200), "file.json", "manifest.json"),
+        (
+            lambda path: os.truncate(path.with_name("manifest.json"), 200),
+            "file.json",
+            "manifest.json",
+        ),
     ],
     ids=["one bit", "missing", "a folder", "one too many", "manifest cut off"],
 )
-def test_a_damaged_set_is_named_in_one_line_and_left_as_it_is(source, tmp_path, run, damage, code, name):
+def test_a_damaged_set_is_named_in_one_line_and_left_as_it_is(
+    source, tmp_path, run, damage, code, name
+):
     shuffle_set(source, tmp_path / "packed", num_shards=2, packing=Packing())
     damage(tmp_path / "packed" / SHARD)
     before = tree(tmp_path / "packed")
@@ -111,9 +133,13 @@ def test_a_damaged_set_is_named_in_one_line_and_left_as_it_is(source, tmp_path, 
         if (command, name) == ("hdf5-to-tfrecord", THIRD):
             continue  # takes the shards that the manifest lists
         workers = () if command == "eval-set" else ("--workers", 1)
-        status, _, error = run(command, "--input", tmp_path / "packed", "--out", tmp_path / command, *workers)
+        status, _, error = run(
+            command, "--input", tmp_path / "packed", "--out", tmp_path / command, *workers
+        )
         assert status == 2, command
         assert_error_line(error, code, tmp_path / "packed" / name)
-        assert not [path for path in (tmp_path / command).glob("*.json") if not path.name.startswith(".")]
+        assert not [
+            path for path in (tmp_path / command).glob("*.json") if not path.name.startswith(".")
+        ]
     assert run("verify", tmp_path / "packed", "--workers", 1)[0] == 1
     assert tree(tmp_path / "packed") == before

@@ -14,8 +14,16 @@ import pytest
 from programs import RunMlbert, wait_for, write_files
 from user_errors import assert_error_line
 
-WORDS = [["The old", "A young", "Every"], ["river", "teacher", "engine", "window"], ["finds", "builds", "paints"]]
-WORDS += [["the"], ["house", "letter", "garden", "market"], ["slowly.", "twice today.", "again and again."]]
+WORDS = [
+    ["The old", "A young", "Every"],
+    ["river", "teacher", "engine", "window"],
+    ["finds", "builds", "paints"],
+]
+WORDS += [
+    ["the"],
+    ["house", "letter", "garden", "market"],
+    ["slowly.", "twice today.", "again and again."],
+]
 Run = Callable[..., tuple[int, str]]
 
 
@@ -23,8 +31,12 @@ Run = Callable[..., tuple[int, str]]
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     draw = random.Random(1)
     path = tmp_path_factory.mktemp("text") / "my text.txt"
-    words = [[*map(draw.choice, WORDS), f"Number {draw.randrange(10**6)} follows."] for _ in range(2500)]
-    path.write_text("".join(" ".join(line) + ("\n\n" if n % 5 == 4 else "\n") for n, line in enumerate(words)))
+    words = [
+        [*map(draw.choice, WORDS), f"Number {draw.randrange(10**6)} follows."] for _ in range(2500)
+    ]
+    path.write_text(
+        "".join(" ".join(line) + ("\n\n" if n % 5 == 4 else "\n") for n, line in enumerate(words))
+    )
     return path
 
 
@@ -45,13 +57,17 @@ def run(run_mlbert: RunMlbert) -> Run:
     return run
 
 
-def test_interrupted_resumed_and_extended(text: Path, tmp_path: Path, run: Run, monkeypatch) -> None:
+def test_interrupted_resumed_and_extended(
+    text: Path, tmp_path: Path, run: Run, monkeypatch
+) -> None:
     out = tmp_path / "out"
     words = [text, "--out", out, "--size", "tiny"]
     command = [sys.executable, "-m", "mlbert", "pretrain", *map(str, words), "--minutes", "5"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     metrics = out / "run_0/metrics.jsonl"
-    wait_for(lambda: process.poll() is not None or (metrics.exists() and metrics.stat().st_size > 0), 120)
+    wait_for(
+        lambda: process.poll() is not None or (metrics.exists() and metrics.stat().st_size > 0), 120
+    )
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
@@ -106,15 +122,21 @@ def go_on_with_more_text(text: Path, out: Path, tmp_path: Path, run: Run) -> Non
     assert f"1 added (new.txt). To go on from its weights, give --from {out}/model" in output
     AutoModelForMaskedLM.from_pretrained(out / "model").save_pretrained(tmp_path / "again")
     AutoTokenizer.from_pretrained(out / "model").save_pretrained(tmp_path / "again")
-    status, output = run(*more, "--out", tmp_path / "more", "--from", tmp_path / "again", "--minutes", "0.05")
+    status, output = run(
+        *more, "--out", tmp_path / "more", "--from", tmp_path / "again", "--minutes", "0.05"
+    )
     assert status == 0, output
     assert "starting from a model: 2 layers x 128" in output
     before = float(output.split("before training: held-out accuracy ")[1].split()[0])
     assert before > 0.05
-    assert (tmp_path / "more/model/vocab.txt").read_bytes() == (out / "model/vocab.txt").read_bytes()
+    assert (tmp_path / "more/model/vocab.txt").read_bytes() == (
+        out / "model/vocab.txt"
+    ).read_bytes()
 
 
-def test_mended_text_starts_again_where_nothing_was_trained(text: Path, tmp_path: Path, run: Run) -> None:
+def test_mended_text_starts_again_where_nothing_was_trained(
+    text: Path, tmp_path: Path, run: Run
+) -> None:
     folder = tmp_path / "texts"
     write_files(folder, {"good.txt": text.read_text()})
     (folder / "bad.txt").write_bytes(b"\xff")
@@ -139,7 +161,11 @@ def test_mended_text_starts_again_where_nothing_was_trained(text: Path, tmp_path
         (["TEXT", "--out", "OUT", "--minutes", "1e9"], "config.range", "--minutes 1e+09"),
         (["TEXT", "--out", "OUT", "--minutes", "nan"], "config.value", "--minutes"),
         (["TEXT", "--out", "OUT", "--hours", "-1"], "config.range", "--hours -1"),
-        (["TEXT", "--out", "OUT", "--hours", "1", "--minutes", "1"], "config.conflict", "--minutes and --hours"),
+        (
+            ["TEXT", "--out", "OUT", "--hours", "1", "--minutes", "1"],
+            "config.conflict",
+            "--minutes and --hours",
+        ),
         (["TEXT", "--out", "TEXT"], "file.wrong-kind", "TEXT"),
         (["TEXT", "--out", "FOLDER"], "file.in-the-way", "FOLDER"),
         (["TEXT", "--out", "TEXT/below"], "file.unwritable", "TEXT/below"),
@@ -148,12 +174,18 @@ def test_mended_text_starts_again_where_nothing_was_trained(text: Path, tmp_path
         (["TEXT", "--out", "OUT", "--from", "FOLDER"], "checkpoint.missing", "FOLDER"),
         (["TEXT", "--out", "OUT", "--vocab-size", "5"], "config.range", "--vocab-size"),
         (["TEXT", "--out", "OUT", "--encoding", "hex"], "config.choice", "--encoding hex"),
-        (["TEXT", "--out", "OUT", "--cased", "--vocab", "TEXT"], "config.conflict", "--cased/--lower-case"),
+        (
+            ["TEXT", "--out", "OUT", "--cased", "--vocab", "TEXT"],
+            "config.conflict",
+            "--cased/--lower-case",
+        ),
         (["nope.txt", "--out", "OUT"], "file.missing", "nope.txt"),
         (["nope.yaml"], "file.unreadable", "nope.yaml"),
     ],
 )
-def test_mistakes_are_one_line(words: list[str], code: str, subject: str, text, tmp_path, run) -> None:
+def test_mistakes_are_one_line(
+    words: list[str], code: str, subject: str, text, tmp_path, run
+) -> None:
     folder = write_files(tmp_path / "folder", {"thesis.doc": "mine"})
     places = {"TEXT": str(text), "OUT": str(tmp_path / "out"), "FOLDER": str(folder)}
     for name, place in places.items():

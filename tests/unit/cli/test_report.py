@@ -40,7 +40,12 @@ def test_runs_baselines_and_mean_in_words_json_and_a_page(tmp_path, report, run_
     (system,) = json.loads(run_mlbert("report", tmp_path, "--json", "--html", page)[1])
     assert (system["olympic_mean_seconds"], system["time_to_train"]) == (105.0, "1 min 45.0 s")
     assert system["verdict"].startswith("Computed")
-    assert [run["mark"] for run in system["runs"]] == ["fastest, not counted", None, None, "slowest, not counted"]
+    assert [run["mark"] for run in system["runs"]] == [
+        "fastest, not counted",
+        None,
+        None,
+        "slowest, not counted",
+    ]
     assert page.read_text().startswith("<!doctype html>")
 
 
@@ -49,7 +54,12 @@ def test_energy_and_cost_need_a_measurement_and_a_rate(tmp_path, report):
     assert "Energy and cost" not in report(tmp_path, "--co2-per-kwh", 0.4)[1]
     for index, ranks in enumerate((4, 8)):
         write_log(tmp_path / f"result_{index}.txt", [(100, 90.0, 0.73)], logged={"ranks": ranks})
-    summary = {"energy_joules": 7.2e6, "average_watts": 80_000.0, "gpu_joules": 7e6, "cpu_joules": 2e5}
+    summary = {
+        "energy_joules": 7.2e6,
+        "average_watts": 80_000.0,
+        "gpu_joules": 7e6,
+        "cpu_joules": 2e5,
+    }
     write_files(tmp_path, {"run_1/summary.json": json.dumps(summary)})
     assert "dollars" not in report(tmp_path)[1].partition("Energy and cost")[0]
     rates = ("--price-per-gpu-hour", 5, "--co2-per-kwh", 0.4)
@@ -59,8 +69,18 @@ def test_energy_and_cost_need_a_measurement_and_a_rate(tmp_path, report):
     assert ["1", "GPUs,", "processors", "7,200.0", "80,000.0", "1.00", "0.8000"] in rows
     assert "7,200.0" in (tmp_path / "page.html").read_text()
     first, second = json.loads(report(tmp_path, *rates, "--json")[1])[0]["runs"]
-    assert [first[name] for name in ("joules", "watts", "dollars", "co2_kg")] == [None, None, 0.5, None]
-    assert [second[name] for name in ("joules", "watts", "dollars", "co2_kg")] == [7.2e6, 8e4, 1.0, 0.8]
+    assert [first[name] for name in ("joules", "watts", "dollars", "co2_kg")] == [
+        None,
+        None,
+        0.5,
+        None,
+    ]
+    assert [second[name] for name in ("joules", "watts", "dollars", "co2_kg")] == [
+        7.2e6,
+        8e4,
+        1.0,
+        0.8,
+    ]
 
 
 def test_a_missed_target_is_exit_code_one(tmp_path, report):
@@ -82,14 +102,20 @@ LOOKS = "<b>[red]\x1b[2J\x07\u202e[/]" + "x" * 5000
 
 
 @pytest.mark.parametrize("columns", ["80", "60"])
-def test_other_peoples_text_cannot_draw_on_the_terminal_nor_widen_the_tables(tmp_path, report, monkeypatch, columns):
+def test_other_peoples_text_cannot_draw_on_the_terminal_nor_widen_the_tables(
+    tmp_path, report, monkeypatch, columns
+):
     monkeypatch.setenv("COLUMNS", columns)
     name = LOOKS[:40].replace("/", "")
     for system in (name, "other"):
         folder = tmp_path / "results" / system / "bert"
         write_runs(folder, [90.0, 9e8, 1e300])
         write_log(folder / f"result_{name}.txt", status=LOOKS, logged={"global_batch_size": 10**30})
-    for words in ([tmp_path], [tmp_path / "results" / name], [tmp_path, "--html", tmp_path / "page.html"]):
+    for words in (
+        [tmp_path],
+        [tmp_path / "results" / name],
+        [tmp_path, "--html", tmp_path / "page.html"],
+    ):
         code, out = report(*words)
         assert code == 1
         assert all(letter.isprintable() for letter in out.replace("\n", ""))
@@ -99,10 +125,21 @@ def test_other_peoples_text_cannot_draw_on_the_terminal_nor_widen_the_tables(tmp
     assert "<b>" not in (tmp_path / "page.html").read_text()
 
 
-@pytest.mark.parametrize("name", ["run_0/summary.json", "run_0/metrics.jsonl", "data/baselines.json"])
+@pytest.mark.parametrize(
+    "name", ["run_0/summary.json", "run_0/metrics.jsonl", "data/baselines.json"]
+)
 @pytest.mark.parametrize(
     "content",
-    ["", "\0\xff", "[1]", "{" * 9999, '{"samples": ' + "9" * 5000 + "}", None, Path("/dev/zero"), Path("nowhere")],
+    [
+        "",
+        "\0\xff",
+        "[1]",
+        "{" * 9999,
+        '{"samples": ' + "9" * 5000 + "}",
+        None,
+        Path("/dev/zero"),
+        Path("nowhere"),
+    ],
     ids=["empty", "binary", "list", "deep", "digits", "pipe", "device", "no link"],
 )
 def test_a_damaged_side_file_costs_its_part_alone(tmp_path, report, name, content):
@@ -124,7 +161,10 @@ def test_a_damaged_side_file_costs_its_part_alone(tmp_path, report, name, conten
 def test_odd_numbers_in_side_files_are_no_numbers(tmp_path, report, value):
     write_runs(tmp_path, [90.0])
     keys = ("samples", "samples_per_second", "share_of_gemm_peak", "target_accuracy")
-    summary, baselines = json.dumps(dict.fromkeys(keys, value)), json.dumps({"bigram_accuracy": value})
+    summary, baselines = (
+        json.dumps(dict.fromkeys(keys, value)),
+        json.dumps({"bigram_accuracy": value}),
+    )
     write_files(tmp_path, {"run_0/summary.json": summary, "data/baselines.json": baselines})
     code, out = report(tmp_path)
     assert code == 0

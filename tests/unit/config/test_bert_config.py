@@ -15,7 +15,13 @@ from mlbert.host.errors import UserError
 from mlbert.models.bert import BertForMaskedLM, BertForPreTraining
 from user_errors import user_error
 
-TINY = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+TINY = {
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+}
 
 
 def write(tmp_path, text):
@@ -66,9 +72,13 @@ def test_bad_values_are_named_with_the_file(tmp_path, change, named):
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
+    ),
 )
-CHANGES = st.dictionaries(st.sampled_from([field.name for field in dataclasses.fields(BertConfig)]), VALUES, min_size=1)
+CHANGES = st.dictionaries(
+    st.sampled_from([field.name for field in dataclasses.fields(BertConfig)]), VALUES, min_size=1
+)
 
 
 @given(changes=CHANGES, left_out=st.sets(st.sampled_from(list(TINY)), max_size=1))
@@ -88,7 +98,9 @@ def test_any_values_make_a_shape_or_one_line(tmp_path_factory, changes, left_out
 def test_options_are_written_where_they_are_used(tmp_path):
     plain = BertConfig(**TINY)
     assert "gated_mlp" not in plain.to_json()
-    other = BertConfig(**TINY, position_embedding_type="alibi", norm_position="pre", tie_word_embeddings=False)
+    other = BertConfig(
+        **TINY, position_embedding_type="alibi", norm_position="pre", tie_word_embeddings=False
+    )
     assert BertConfig.from_json(write(tmp_path, other.to_json())) == other
 
 
@@ -100,44 +112,69 @@ OPTIONS = {
 }
 
 
-@given(sizes=st.tuples(*[st.integers(1, 20)] * 6), heads=st.integers(1, 3), options=st.fixed_dictionaries(OPTIONS))
+@given(
+    sizes=st.tuples(*[st.integers(1, 20)] * 6),
+    heads=st.integers(1, 3),
+    options=st.fixed_dictionaries(OPTIONS),
+)
 @settings(max_examples=50)
 def test_parameters_of_any_shape(sizes, heads, options):
     vocab, per_head, layers, inner, positions, types = sizes
-    shape = BertConfig(vocab, per_head * heads, layers % 4 + 1, heads, inner, positions, types, **options)
+    shape = BertConfig(
+        vocab, per_head * heads, layers % 4 + 1, heads, inner, positions, types, **options
+    )
     with torch.device("meta"):
         model = BertForPreTraining(shape)
     assert shape.num_parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize(("name", "published"), [("bert-base-uncased", 109_514_298), ("mosaic_base", 137_400_384)])
+@pytest.mark.parametrize(
+    ("name", "published"), [("bert-base-uncased", 109_514_298), ("mosaic_base", 137_400_384)]
+)
 def test_published_sizes(name, published):
     """Parameters of the masked-LM models; MosaicBERT pads its vocabulary as we do, Hugging Face's BERT does not."""
     with torch.device("meta"):
         model = BertForMaskedLM(BertConfig.from_json(CONFIGS / f"{name}.json"))
     shape = model.config
     padding = (shape.padded_vocab_size - shape.vocab_size) * (shape.hidden_size + 1)
-    assert sum(p.numel() for p in model.parameters()) - (0 if shape.gated_mlp else padding) == published
+    assert (
+        sum(p.numel() for p in model.parameters()) - (0 if shape.gated_mlp else padding)
+        == published
+    )
 
 
 def test_published_shapes_are_ours_with_the_exact_gelu():
-    for published, own in (("bert-base-uncased", "base"), ("bert-large-uncased", "large"), ("bert-tiny", "tiny")):
+    for published, own in (
+        ("bert-base-uncased", "base"),
+        ("bert-large-uncased", "large"),
+        ("bert-tiny", "tiny"),
+    ):
         shape = BertConfig.from_json(CONFIGS / f"{own}.json")
-        assert BertConfig.from_json(CONFIGS / f"{published}.json") == shape.with_options("hidden_act=gelu_erf")
+        assert BertConfig.from_json(CONFIGS / f"{published}.json") == shape.with_options(
+            "hidden_act=gelu_erf"
+        )
 
 
 def test_options_take_the_place_of_the_files_values():
     shape = BertConfig(**TINY)
     assert shape.with_options(None) == shape.with_options(" ") == shape
     text = "num_hidden_layers=6  gated_mlp=True hidden_dropout_prob=0 layer_norm_eps=1e-5 hidden_act=gelu_erf"
-    changes = {"num_hidden_layers": 6, "gated_mlp": True, "hidden_dropout_prob": 0.0, "layer_norm_eps": 1e-5}
+    changes = {
+        "num_hidden_layers": 6,
+        "gated_mlp": True,
+        "hidden_dropout_prob": 0.0,
+        "layer_norm_eps": 1e-5,
+    }
     assert shape.with_options(text) == dataclasses.replace(shape, **changes, hidden_act="gelu_erf")
 
 
 @pytest.mark.parametrize(
     ("text", "code"),
     [
-        *((text, "config.unknown-name") for text in ("num_hidden_layer=2", "max_position_embedding=512", "xyz=1")),
+        *(
+            (text, "config.unknown-name")
+            for text in ("num_hidden_layer=2", "max_position_embedding=512", "xyz=1")
+        ),
         *((text, "config.value") for text in ("gated_mlp", "gated_mlp=yep", "hidden_size=3.5")),
         *((text, "config.value") for text in ("hidden_dropout_prob=x", "hidden_dropout_prob=nan")),
         *((text, "model.shape") for text in ("hidden_size=30", "position_embedding_type=rope")),

@@ -38,7 +38,9 @@ def test_a_config_module_imports_only_sections_and_the_standard_library():
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
-            foreign = {name for name in names if name.partition(".")[0] not in sys.stdlib_module_names}
+            foreign = {
+                name for name in names if name.partition(".")[0] not in sys.stdlib_module_names
+            }
             assert foreign <= {"mlbert.config.section"}, path
 
 

@@ -46,7 +46,10 @@ def test_bad_lines_are_named_with_their_number(line, code, subject, tmp_path):
     ("name", "parts"),
     [
         ("config_DGXA100_1x8x56x1.sh", ("DGXA100", 1, 8, 56, 1, "", "1x8x56x1")),
-        ("config_acme_x1_n8_8x4x36x2_pack_v2.sh", ("acme_x1_n8", 8, 4, 36, 2, "_pack_v2", "8x4x36x2_pack_v2")),
+        (
+            "config_acme_x1_n8_8x4x36x2_pack_v2.sh",
+            ("acme_x1_n8", 8, 4, 36, 2, "_pack_v2", "8x4x36x2_pack_v2"),
+        ),
         ("config_common.sh", None),
         ("config_x_1x8x48.sh", None),
         ("env.sh", None),

@@ -15,7 +15,9 @@ def test_nothing_of_a_warm_up_is_alive_in_the_capture(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, mock.Mock())
     monkeypatch.setattr(torch.cuda, "graph", lambda *args, **kwargs: contextlib.nullcontext())
     overridden: list[bool] = []
-    monkeypatch.setattr(torch.autograd.graph, "set_override_stale_capture_stream", overridden.append, raising=False)
+    monkeypatch.setattr(
+        torch.autograd.graph, "set_override_stale_capture_stream", overridden.append, raising=False
+    )
     node = torch.ones((), requires_grad=True).exp()
     cycle = [node]
     cycle.append(cycle)

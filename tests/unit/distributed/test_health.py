@@ -38,7 +38,9 @@ class Ranks:
         self.ended: set[int] = set()
         self.mistaken: set[int] = set()
         self.changed = threading.Condition()
-        self._hosts = [host.encode().decode() for host in hosts]  # equal names are not the same object
+        self._hosts = [
+            host.encode().decode() for host in hosts
+        ]  # equal names are not the same object
         self.monitors = [self._monitor(rank, hang_seconds) for rank in range(len(hosts))]
         for rank in range(1, len(hosts)):
             here, there = socket.socketpair()
@@ -48,9 +50,14 @@ class Ranks:
     def _monitor(self, rank: int, hang_seconds: float) -> HealthMonitor:
         meeting = SimpleNamespace(together=lambda name: contextlib.nullcontext())
         size = len(self._hosts)
-        world = SimpleNamespace(rank=rank, world_size=size, host=self._hosts[rank], rendezvous=meeting, channels={})
+        world = SimpleNamespace(
+            rank=rank, world_size=size, host=self._hosts[rank], rendezvous=meeting, channels={}
+        )
         world.hosts = lambda: self._hosts
-        ways = lambda *words: self._report(rank, *words), lambda is_mistake: self._end(rank, is_mistake)
+        ways = (
+            lambda *words: self._report(rank, *words),
+            lambda is_mistake: self._end(rank, is_mistake),
+        )
         return HealthMonitor(world, *ways, hang_seconds)
 
     def _report(self, rank: int, sentence: str, aloud: bool) -> None:
@@ -84,9 +91,14 @@ class Ranks:
 
     def wait_for_end(self, rank: int) -> None:
         with self.changed:
-            assert self.changed.wait_for(lambda: rank in self.ended, WAIT_SECONDS), (self.ended, self.reports)
+            assert self.changed.wait_for(lambda: rank in self.ended, WAIT_SECONDS), (
+                self.ended,
+                self.reports,
+            )
 
-    def run(self, bodies: dict[int, Callable[[], object]], absent: int | None = None) -> dict[int, BaseException]:
+    def run(
+        self, bodies: dict[int, Callable[[], object]], absent: int | None = None
+    ) -> dict[int, BaseException]:
         """Run each rank's main thread after step 4, and return what left them. Without a body, it waits for its end."""
         together, left = threading.Barrier(len(self._hosts) - (absent is not None)), {}
 
@@ -102,18 +114,30 @@ class Ranks:
                 left[rank] = error
             self.die(rank)
 
-        threads = [threading.Thread(target=be_rank, args=[n]) for n in range(len(self._hosts)) if n != absent]
+        threads = [
+            threading.Thread(target=be_rank, args=[n])
+            for n in range(len(self._hosts))
+            if n != absent
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(2 * WAIT_SECONDS)
-        assert not any(isinstance(error, AssertionError | threading.BrokenBarrierError) for error in left.values())
+        assert not any(
+            isinstance(error, AssertionError | threading.BrokenBarrierError)
+            for error in left.values()
+        )
         return left
 
 
 @pytest.fixture(autouse=True)
 def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in (("PERIOD", PERIOD), ("LOOK", 0.02), ("CAUSE", CAUSE), ("HEAD_START", 0.2)):
+    for name, seconds in (
+        ("PERIOD", PERIOD),
+        ("LOOK", 0.02),
+        ("CAUSE", CAUSE),
+        ("HEAD_START", 0.2),
+    ):
         monkeypatch.setattr(health, f"{name}_SECONDS", seconds)
     monkeypatch.setattr(health, "connect", lambda world: world.channels)
 
@@ -140,7 +164,9 @@ def test_a_dead_rank_0_is_reported_by_rank_1_and_then_by_another_machine():
 def test_of_what_arrives_at_once_a_death_is_the_cause():
     ranks = Ranks(["h0", "h1", "h2"])
     head, (_, failing, dying) = ranks.connected_head(), ranks.monitors
-    failing.world.channels[0].send(failed="rank 1 on h1 failed: reset", is_cause=True, is_mistake=False)
+    failing.world.channels[0].send(
+        failed="rank 1 on h1 failed: reset", is_cause=True, is_mistake=False
+    )
     dying.world.channels[0]._connection.close()
     with pytest.raises(SystemExit):
         head._watch_ranks()
@@ -190,7 +216,11 @@ def test_a_failure_that_another_rank_probably_caused_waits_for_the_cause(rank, e
     ranks = Ranks(["h0", "h1", "h2"])
     left = ranks.run({rank: fail(error), 2: lambda: (time.sleep(CAUSE / 4), ranks.die(2))})
     assert left[rank] is error
-    story = f"rank {rank} on h{rank} failed after step 4: {cause}" if cause else "rank 2 on h2 died after step 4"
+    story = (
+        f"rank {rank} on h{rank} failed after step 4: {cause}"
+        if cause
+        else "rank 2 on h2 died after step 4"
+    )
     assert ranks.reports == [(0, story, aloud)]
 
 
@@ -285,7 +315,13 @@ def test_a_silent_rank_0_is_reported_unless_this_rank_is_in_a_long_stage(stage):
         ("COMPUTE READ REDUCE", 41, 4, 0, "rank 1 on h1 hangs after step 5 (READ, 41 s)"),
         ("COMPUTE PREPARE_EPOCH REDUCE", 599, 0, 0, None),
         ("COMPUTE READ CHECKPOINT", 599, 0, 0, None),
-        ("COMPUTE READ CHECKPOINT", 601, 0, 0, "rank 2 on h2 hangs after step 5 (CHECKPOINT, 601 s)"),
+        (
+            "COMPUTE READ CHECKPOINT",
+            601,
+            0,
+            0,
+            "rank 2 on h2 hangs after step 5 (CHECKPOINT, 601 s)",
+        ),
         ("COMPUTE READ REDUCE", 0, 0, 24, None),
         ("COMPUTE READ REDUCE", 0, 0, 26, "rank 2 on h2 is silent after step 5 (26 s)"),
         ("SETUP READ REDUCE", 0, 0, 599, None),
@@ -298,7 +334,10 @@ def test_limits(stages, pause, longest, heard, story, in_first_step):
     monitor, now = ranks.monitors[0], time.monotonic()
     monitor._hosts = ["h0", "h1", "h2"]
     monitor.mark(5 if in_first_step else 4, Stage.READ)
-    peers = [health._Peer(n, health._Place(5, Stage[name]), now - pause) for n, name in enumerate(stages.split())]
+    peers = [
+        health._Peer(n, health._Place(5, Stage[name]), now - pause)
+        for n, name in enumerate(stages.split())
+    ]
     peers[2].heard = now - heard
     with contextlib.suppress(SystemExit):
         monitor._check_hang(peers[0], peers[1:], health._Pauses(longest))
@@ -319,12 +358,18 @@ def test_pauses_and_stages():
     assert [int(stage) for stage in Stage] == list(range(10))
     monitor = Ranks(["h0"]).monitors[0]
     places = places_of_reading(monitor)
-    assert [(place.step, place.stage) for place in places] == [(7, Stage.READ), (7, Stage.READ), (7, Stage.COMPUTE)]
+    assert [(place.step, place.stage) for place in places] == [
+        (7, Stage.READ),
+        (7, Stage.READ),
+        (7, Stage.COMPUTE),
+    ]
     assert len({place.marks for place in places[:2]}) == 2  # progress within one stage
     monitor._own, monitor._own_since = 3.0, 4
     assert monitor.own_seconds(8) == 0.75
     monitor.expect_long_reads(lambda: True)
-    assert [place.stage for place in places_of_reading(monitor)] == [Stage.PREPARE_EPOCH] * 2 + [Stage.COMPUTE]
+    assert [place.stage for place in places_of_reading(monitor)] == [Stage.PREPARE_EPOCH] * 2 + [
+        Stage.COMPUTE
+    ]
 
 
 @pytest.mark.parametrize("clock", ["looked", "looked_at_clock"])
@@ -339,4 +384,6 @@ def test_a_rank_that_was_suspended_reports_itself(clock, seconds):
     with pytest.raises(SystemExit):
         monitor.report_lost("rank 1 on h1 died after step 4", presence)
     doubtful = "rank 0 on h0 stood still for 6 s after step 4, and the others went on without it"
-    assert ranks.reports == [(0, doubtful if seconds > 5 else "rank 1 on h1 died after step 4", True)]
+    assert ranks.reports == [
+        (0, doubtful if seconds > 5 else "rank 1 on h1 died after step 4", True)
+    ]

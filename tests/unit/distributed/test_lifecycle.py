@@ -38,7 +38,9 @@ def log(tmp_path: Path) -> MLPerfLogger:
 
 @pytest.fixture
 def run(log: MLPerfLogger) -> Lifecycle:
-    return Lifecycle(World(), lambda status, reason: log.run_stop(status, {"reason": reason} if reason else {}))
+    return Lifecycle(
+        World(), lambda status, reason: log.run_stop(status, {"reason": reason} if reason else {})
+    )
 
 
 def divide_by_zero_after(call: Callable[[str], object], argument: str) -> None:
@@ -109,13 +111,22 @@ def test_a_warned_run_leaves_as_sigusr1(run, log):
 
 
 def test_statuses_and_times_are_the_published_ones():
-    numbers = (lifecycle.SUCCEEDED, lifecycle.FAILED, lifecycle.WRONG_INPUT, LOST_RANK, lifecycle.INTERRUPTED)
+    numbers = (
+        lifecycle.SUCCEEDED,
+        lifecycle.FAILED,
+        lifecycle.WRONG_INPUT,
+        LOST_RANK,
+        lifecycle.INTERRUPTED,
+    )
     assert numbers == (0, 1, 2, 3, 130)
     statuses = [exit_status(status, rank) for status in ("success", "aborted") for rank in (0, 1)]
     assert statuses == [0, 0, 1, 0], "only rank 0 reports a missed target"
     page = (ROOT / "docs" / "how_a_run_ends.md").read_text()
     assert f"a rank is silent for {HANG_SECONDS:.0f} s" in page
-    assert f"A process that hangs in a collective {lifecycle.UNWIND_SECONDS:.0f} s after a signal" in page
+    assert (
+        f"A process that hangs in a collective {lifecycle.UNWIND_SECONDS:.0f} s after a signal"
+        in page
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -155,7 +166,9 @@ def test_a_rank_leaves_a_mistake_to_rank_0(rank, error, status, printed, monkeyp
     with other, pytest.raises(BaseException) as left, Lifecycle(world, lambda *_: None).guard():  # noqa: PT011
         raise error
     assert getattr(left.value, "code", None) == status if status else left.value is error
-    assert ("mlbert: error: rank 0 on h failed after step 0: ValueError: no." in capsys.readouterr().err) == printed
+    assert (
+        "mlbert: error: rank 0 on h failed after step 0: ValueError: no." in capsys.readouterr().err
+    ) == printed
 
 
 def test_a_mistake_counts_although_a_launcher_sends_sigterm_meanwhile(run):

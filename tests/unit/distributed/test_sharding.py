@@ -14,7 +14,10 @@ from mlbert.distributed.sharding import PART_MULTIPLE, ShardedReducer, ShardLayo
 
 
 def layouts(numel: int, size: int, block_elements: int) -> list[ShardLayout]:
-    return [ShardLayout(numel, ShardGroups(inside=RankGroup(rank, size)), block_elements) for rank in range(size)]
+    return [
+        ShardLayout(numel, ShardGroups(inside=RankGroup(rank, size)), block_elements)
+        for rank in range(size)
+    ]
 
 
 @given(units=st.integers(1, 40), size=st.integers(1, 8), block_elements=st.integers(1, 3000))
@@ -42,9 +45,14 @@ def test_every_element_belongs_to_one_rank(units, size, block_elements):
 
 def test_buckets_hold_the_parameters_that_overlap_them():
     layout = layouts(10 * 64, 2, 200)[1]
-    found = [(bucket.start, bucket.stop, list(bucket.parameters)) for bucket in layout.buckets([0, 128, 130, 384, 601])]
+    found = [
+        (bucket.start, bucket.stop, list(bucket.parameters))
+        for bucket in layout.buckets([0, 128, 130, 384, 601])
+    ]
     assert found == [(384, 640, [3, 4]), (128, 384, [1, 2]), (0, 128, [0])]
-    (_, _, spanning), *_ = [(b.start, b.stop, list(b.parameters)) for b in layout.buckets([0, 100, 390])]
+    (_, _, spanning), *_ = [
+        (b.start, b.stop, list(b.parameters)) for b in layout.buckets([0, 100, 390])
+    ]
     assert spanning == [1, 2]
 
 
@@ -53,5 +61,7 @@ def test_buckets_hold_the_parameters_that_overlap_them():
 def test_only_a_sum_of_two_collectives_has_steps(inside, between):
     layout = ShardLayout(64, ShardGroups(RankGroup(0, inside), RankGroup(0, between)), 64)
     world = SimpleNamespace(world_size=inside * between)
-    reducer = ShardedReducer([nn.Parameter(torch.zeros(64))], torch.zeros(64), [0], world, layout, clip_before=None)
+    reducer = ShardedReducer(
+        [nn.Parameter(torch.zeros(64))], torch.zeros(64), [0], world, layout, clip_before=None
+    )
     assert reducer._has_steps() == (inside == between == 2)

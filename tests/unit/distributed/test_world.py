@@ -28,8 +28,14 @@ MPICH = words_as_dict("PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2
 IDENTITIES = {
     "nothing set": ({}, World(0, 0, 1, 1, "single")),
     "torchrun": (TORCHRUN, World(3, 1, 4, 2, "torchrun", "head", 1234)),
-    "torchrun inside srun": (SRUN | TWO_TASKS | TORCHRUN, World(3, 1, 4, 2, "torchrun", "head", 1234)),
-    "plain variables on one machine": (VARIABLES, World(1, 1, 2, 2, "variables", "127.0.0.1", 29500)),
+    "torchrun inside srun": (
+        SRUN | TWO_TASKS | TORCHRUN,
+        World(3, 1, 4, 2, "torchrun", "head", 1234),
+    ),
+    "plain variables on one machine": (
+        VARIABLES,
+        World(1, 1, 2, 2, "variables", "127.0.0.1", 29500),
+    ),
     "Open MPI": (OPENMPI, World(2, 0, 4, 2, "mpirun", "head", 29500)),
     "mpirun inside Slurm": (SRUN | TWO_TASKS | OPENMPI, World(2, 0, 4, 2, "mpirun", "head", 29500)),
     "MPICH": (MPICH, World(1, 1, 2, 2, "mpirun")),
@@ -44,24 +50,38 @@ def test_identity(environ, world):
 def test_a_torchrun_that_restarts_ranks_needs_a_store_for_each_round():
     restarts = {**TORCHRUN, "TORCHELASTIC_MAX_RESTARTS": "3"}
     World.identify({**restarts, "TORCHELASTIC_USE_AGENT_STORE": "False"})
-    World.identify({**TORCHRUN, "TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_USE_AGENT_STORE": "True"})
+    World.identify(
+        {**TORCHRUN, "TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    )
     with user_error("distributed.identity", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"):
         World.identify({**restarts, "TORCHELASTIC_USE_AGENT_STORE": "True"})
 
 
 def test_srun_task_with_and_without_pmi():
     for world in (World.identify(SRUN), World.identify(SRUN | {"PMI_RANK": "5", "PMI_SIZE": "7"})):
-        assert (world.rank, world.local_rank, world.world_size, world.local_world_size) == (5, 1, 7, 3)
+        assert (world.rank, world.local_rank, world.world_size, world.local_world_size) == (
+            5,
+            1,
+            7,
+            3,
+        )
         assert (world.launcher, world.master_addr) == ("slurm", "localhost")
     assert 15000 <= world.master_port < 32768
     assert World.identify(SRUN | {"SLURM_STEP_ID": "3"}).master_port != world.master_port
 
 
 def test_address_of_the_first_rank_of_srun():
-    environ = SRUN | {"SLURM_STEP_NODELIST": "no-such-host-here[1-2]", "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.7"}
+    environ = SRUN | {
+        "SLURM_STEP_NODELIST": "no-such-host-here[1-2]",
+        "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.7",
+    }
     assert World.identify(environ).master_addr == "10.0.0.7"
     assert World.identify(environ | {"MASTER_ADDR": "head"}).master_addr == "head"
-    environ = SRUN | {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "7", "SLURM_NODEID": "0"}
+    environ = SRUN | {
+        "SLURM_STEP_NUM_NODES": "1",
+        "SLURM_STEP_TASKS_PER_NODE": "7",
+        "SLURM_NODEID": "0",
+    }
     world = World.identify(environ)
     assert (world.local_world_size, world.master_addr) == (7, "127.0.0.1"), "one machine"
 
@@ -70,9 +90,20 @@ def test_address_of_the_first_rank_of_srun():
     "environ",
     [
         {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_JOB_NODELIST": "n[1-2]"},
-        {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"},
+        {
+            "SLURM_JOB_ID": "7",
+            "SLURM_NTASKS": "8",
+            "SLURM_PROCID": "0",
+            "SLURM_LOCALID": "0",
+            "SLURM_NODEID": "0",
+        },
         # salloc's interactive step, and srun --pty bash
-        {"SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"},
+        {
+            "SLURM_STEP_ID": "4294967290",
+            "SLURM_STEP_NUM_TASKS": "1",
+            "SLURM_PROCID": "0",
+            "SLURM_NTASKS": "8",
+        },
     ],
 )
 def test_shell_of_an_allocation_is_a_single_process(environ):
@@ -87,7 +118,10 @@ def test_shell_of_an_allocation_is_a_single_process(environ):
         (VARIABLES | {"RANK": "two"}, "RANK"),
         (VARIABLES | {"RANK": "2"}, "process identity"),
         ({"RANK": "0", "WORLD_SIZE": "0"}, "process identity"),
-        (VARIABLES | {"MASTER_ADDR": "head"}, "process identity"),  # several machines need a local rank
+        (
+            VARIABLES | {"MASTER_ADDR": "head"},
+            "process identity",
+        ),  # several machines need a local rank
         ({key: value for key, value in OPENMPI.items() if key != "MASTER_ADDR"}, "MASTER_ADDR"),
         (TORCHRUN | {"LOCAL_RANK": "2"}, "process identity"),
         (TORCHRUN | {"LOCAL_WORLD_SIZE": "8"}, "process identity"),
@@ -128,7 +162,13 @@ def test_tasks_per_node():
 
 
 def test_the_join_timeout_grows_with_the_ranks_and_a_short_one_does_not_shorten_collectives():
-    assert [round(default_join_seconds(ranks)) for ranks in (2, 8, 1024, 2048, 4096)] == [120, 121, 240, 360, 600]
+    assert [round(default_join_seconds(ranks)) for ranks in (2, 8, 1024, 2048, 4096)] == [
+        120,
+        121,
+        240,
+        360,
+        600,
+    ]
     world = World(0, 0, 2048, 8, "variables")
     assert world.collective_timeout.total_seconds() == 360
     world.rendezvous.set_join_timeout(5.0)

@@ -10,11 +10,19 @@ from mlbert.host.error_codes import ERROR_CODES
 from mlbert.host.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
-PACKAGES = ("benchmarks/bert/implementations/pytorch/mlbert", "benchmarks/bert/implementations/tensorflow2/tf2_bert")
+PACKAGES = (
+    "benchmarks/bert/implementations/pytorch/mlbert",
+    "benchmarks/bert/implementations/tensorflow2/tf2_bert",
+)
 
 
 def test_codes_are_short_names_with_a_sentence_of_help_and_all_are_used():
-    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if path.name != "error_codes.py"]
+    files = [
+        path
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        if path.name != "error_codes.py"
+    ]
     text = "".join(path.read_text() for path in files)
     assert [code for code in ERROR_CODES if f'"{code}"' not in text] == []
     for code, sentence in ERROR_CODES.items():

@@ -8,17 +8,36 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from mlbert.host.files import Tensors, tensors_sha256, whole_file, write_atomically, write_tensors, write_weights_file
+from mlbert.host.files import (
+    Tensors,
+    tensors_sha256,
+    whole_file,
+    write_atomically,
+    write_tensors,
+    write_weights_file,
+)
 from user_errors import user_error
 
 
 def parts_of(tensors: dict[str, torch.Tensor]) -> Tensors:
-    contents = {name: one.reshape(-1).view(torch.uint8).numpy().data for name, one in tensors.items()}
-    return [(name, str(one.dtype), tuple(one.shape), contents[name]) for name, one in tensors.items()]
+    contents = {
+        name: one.reshape(-1).view(torch.uint8).numpy().data for name, one in tensors.items()
+    }
+    return [
+        (name, str(one.dtype), tuple(one.shape), contents[name]) for name, one in tensors.items()
+    ]
 
 
 def test_tensors_are_written_byte_for_byte_as_by_the_library(tmp_path):
-    kinds = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8]
+    kinds = [
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.uint8,
+    ]
     kinds += [torch.bool, torch.int8, torch.int16, torch.float8_e4m3fn, torch.float8_e5m2]
     tensors = {f"{number % 3}{kind}": torch.arange(5).to(kind) for number, kind in enumerate(kinds)}
     tensors |= {'ä"\\': torch.tensor(1.5), "empty": torch.zeros(2, 0), "large": torch.rand(700_000)}

@@ -46,7 +46,9 @@ PLACES = {
     "nothing": lambda path: None,
     "folder": Path.mkdir,
     "pipe": os.mkfifo,
-    "socket": lambda path: socket.socket(socket.AF_UNIX).bind(path.name),  # a whole path may be too long
+    "socket": lambda path: socket.socket(socket.AF_UNIX).bind(
+        path.name
+    ),  # a whole path may be too long
     "loop": lambda path: path.symlink_to(path),
     "device": lambda path: path.symlink_to("/dev/zero"),
     "2 GB": lambda path: (path.touch(), os.truncate(path, 1 << 31)),
@@ -73,7 +75,11 @@ NUMBERS = st.integers(-(10**28), 10**28) | st.floats(allow_nan=False, allow_infi
 
 def json_values(numbers: st.SearchStrategy, text: st.SearchStrategy[str]) -> st.SearchStrategy:
     leaves = st.none() | st.booleans() | numbers | text
-    return st.recursive(leaves, lambda x: st.lists(x, max_size=3) | st.dictionaries(text, x, max_size=3), max_leaves=8)
+    return st.recursive(
+        leaves,
+        lambda x: st.lists(x, max_size=3) | st.dictionaries(text, x, max_size=3),
+        max_leaves=8,
+    )
 
 
 @given(json_values(NUMBERS, st.text()))
@@ -140,7 +146,10 @@ JUNK = json_values(st.integers() | st.floats(allow_nan=False), st.text(st.charac
 
 @given(
     st.dictionaries(st.sampled_from([*Card.model_fields, "more"]), JUNK)
-    | st.builds(lambda part: {"size": 1, "parts": [part]}, st.dictionaries(st.sampled_from(["file", "bytes"]), JUNK))
+    | st.builds(
+        lambda part: {"size": 1, "parts": [part]},
+        st.dictionaries(st.sampled_from(["file", "bytes"]), JUNK),
+    )
 )
 @settings(max_examples=150)
 def test_any_other_document_is_one_line(values):

@@ -13,12 +13,32 @@ ARM = "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n"
 
 def test_processors_and_their_generations(tmp_path):
     for cpuinfo, machine, name in (
-        (x86("Intel(R) Xeon(R) Platinum 8168 CPU", 6, 85, 4), "", "Intel(R) Xeon(R) Platinum 8168 CPU (Skylake-SP)"),
-        (x86("Intel(R) Xeon(R)  Gold 6226R", 6, 85, 7), "", "Intel(R) Xeon(R) Gold 6226R (Cascade Lake)"),
+        (
+            x86("Intel(R) Xeon(R) Platinum 8168 CPU", 6, 85, 4),
+            "",
+            "Intel(R) Xeon(R) Platinum 8168 CPU (Skylake-SP)",
+        ),
+        (
+            x86("Intel(R) Xeon(R)  Gold 6226R", 6, 85, 7),
+            "",
+            "Intel(R) Xeon(R) Gold 6226R (Cascade Lake)",
+        ),
         (x86("Intel(R) Core(TM) i9-7900X", 6, 85, 4), "", "Intel(R) Core(TM) i9-7900X"),
-        (x86("Intel(R) Xeon(R) Platinum 8480C", 6, 143, 8), "", "Intel(R) Xeon(R) Platinum 8480C (Sapphire Rapids)"),
-        (x86("AMD EPYC 7742 64-Core Processor", 23, 49, 0), "", "AMD EPYC 7742 64-Core Processor (Rome)"),
-        (x86("AMD EPYC 9575F 64-Core Processor", 26, 2, 1), "", "AMD EPYC 9575F 64-Core Processor (Turin)"),
+        (
+            x86("Intel(R) Xeon(R) Platinum 8480C", 6, 143, 8),
+            "",
+            "Intel(R) Xeon(R) Platinum 8480C (Sapphire Rapids)",
+        ),
+        (
+            x86("AMD EPYC 7742 64-Core Processor", 23, 49, 0),
+            "",
+            "AMD EPYC 7742 64-Core Processor (Rome)",
+        ),
+        (
+            x86("AMD EPYC 9575F 64-Core Processor", 26, 2, 1),
+            "",
+            "AMD EPYC 9575F 64-Core Processor (Turin)",
+        ),
         (ARM, "Amazon EC2\n", "AWS Graviton4 (Arm Neoverse V2)"),
         (ARM, "NVIDIA GB200 NVL72\n", "NVIDIA Grace (Arm Neoverse V2)"),
         (ARM, "", "Arm Neoverse V2"),

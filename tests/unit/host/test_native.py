@@ -118,7 +118,10 @@ def test_source_that_does_not_compile_or_is_missing(sources):
 
 def test_processes_compile_at_the_same_time(sources):
     command = [sys.executable, "-c", f"{LOAD}; print(tiny.threads_seen(2))", str(sources)]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    processes = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
     outputs = [process.communicate(timeout=120) for process in processes]
     assert [out.strip() for out, _ in outputs] == ["2"] * 3, outputs
     assert len(cached(sources)) == 1

@@ -50,15 +50,29 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         is_read = self.command == "GET" and "." in self.path.partition("?")[0]
         self.server.reads += is_read
-        fault = self.server.always or (self.server.faults.pop(0) if self.server.faults else "") if is_read else ""
+        fault = (
+            self.server.always or (self.server.faults.pop(0) if self.server.faults else "")
+            if is_read
+            else ""
+        )
         if fault == "503":
-            self.answer(503, {}, b"<Error><Code>SlowDown</Code><Message>Reduce your rate.</Message></Error>", None)
+            self.answer(
+                503,
+                {},
+                b"<Error><Code>SlowDown</Code><Message>Reduce your rate.</Message></Error>",
+                None,
+            )
         elif fault != "drop":
             server = http.client.HTTPConnection("127.0.0.1", self.server.port)
             server.request(self.command, self.path, body, dict(self.headers))
             answer = server.getresponse()
             content = answer.read()
-            self.answer(answer.status, dict(answer.headers), content, len(content) // 2 if fault == "cut" else None)
+            self.answer(
+                answer.status,
+                dict(answer.headers),
+                content,
+                len(content) // 2 if fault == "cut" else None,
+            )
         self.close_connection = self.close_connection or bool(fault)
 
     do_GET = do_HEAD = do_PUT = do_POST = pass_on
@@ -164,7 +178,11 @@ def test_weights_are_fetched_once_with_what_belongs_to_them(proxy, tmp_path):
     store.pipe("bucket/vocab.txt", b"[PAD]")
     proxy.faults = ["503", "cut", "drop"]
     digest = hashlib.sha256(CONTENT).hexdigest()
-    for source, name in (("s3://bucket", ""), (ADDRESS, "model.safetensors"), (ADDRESS, "model.safetensors")):
+    for source, name in (
+        ("s3://bucket", ""),
+        (ADDRESS, "model.safetensors"),
+        (ADDRESS, "model.safetensors"),
+    ):
         assert name_weights(source) == (name, digest)
     file = weights_file(ADDRESS)
     assert file.read_bytes() == CONTENT
@@ -187,9 +205,14 @@ def test_a_copy_is_not_made_without_what_belongs_to_it(proxy):
     assert local_copy(source).with_name("vocab.txt").read_bytes() == b"[PAD]"
 
 
-def change_headers(monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, str]], dict[str, str]]) -> None:
+def change_headers(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, str]], dict[str, str]]
+) -> None:
     answer = Handler.answer
-    changed = lambda self, status, headers, content, end: answer(self, status, change(headers), content, end)  # noqa: E731
+
+    def changed(self, status, headers, content, end):
+        return answer(self, status, change(headers), content, end)
+
     monkeypatch.setattr(Handler, "answer", changed)
 
 
@@ -205,7 +228,10 @@ def test_files_without_a_version_are_distinguished_by_query_and_content(monkeypa
     """Other weights at the same address are never mistaken for the ones in the cache."""
     source = address("http")
     version = ("etag", "last-modified")
-    change_headers(monkeypatch, lambda found: {name: found[name] for name in found if name.lower() not in version})
+    change_headers(
+        monkeypatch,
+        lambda found: {name: found[name] for name in found if name.lower() not in version},
+    )
     assert len({local_copy(f"{source}&number={number}") for number in range(2)}) == 2
     first = local_copy(source)
     replace_content(CONTENT[::-1])
@@ -228,14 +254,25 @@ def test_main_trains_from_a_store_and_logs_no_secret(proxy, tmp_path, tree_root)
         store.put(str(tmp_path / name), f"bucket/{name}", recursive=True)
     proxy.faults = ["503", "drop", "cut", "", "cut"]
     start = "s3://bucket/start/weights/model.safetensors"
-    command = [sys.executable, str(tree_root / "benchmarks/mosaic_bert/main.py"), "main.yaml", *BASE]
+    command = [
+        sys.executable,
+        str(tree_root / "benchmarks/mosaic_bert/main.py"),
+        "main.yaml",
+        *BASE,
+    ]
     command += ["max_duration=2ba", "model.name=mosaic_bert", "run_name=second"]
     command += ["data_local=copy", "data_remote=s3://bucket/data", f"load_path={start}"]
     done = run_checked(*command, cwd=tmp_path, timeout=280)
     printed = done.stdout + done.stderr
     assert not proxy.faults
     assert start in printed
-    written = [path.read_bytes() for path in (tmp_path / "runs/second").rglob("*") if path.is_file()]
-    assert not any(secret.encode() in content for secret in (KEY, SECRET) for content in [printed.encode(), *written])
+    written = [
+        path.read_bytes() for path in (tmp_path / "runs/second").rglob("*") if path.is_file()
+    ]
+    assert not any(
+        secret.encode() in content
+        for secret in (KEY, SECRET)
+        for content in [printed.encode(), *written]
+    )
     assert any(start.encode() in content for content in written)
     assert {path.name for path in (tmp_path / "copy/val").iterdir()} >= {"index.json"}

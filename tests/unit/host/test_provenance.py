@@ -12,7 +12,9 @@ from programs import commit_all, write_files
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    write_files(tmp_path / "benchmarks/system", dict.fromkeys(("run.sh", "hosts", "README.md"), "a\n"))
+    write_files(
+        tmp_path / "benchmarks/system", dict.fromkeys(("run.sh", "hosts", "README.md"), "a\n")
+    )
     commit_all(tmp_path)
     return tmp_path
 
@@ -39,15 +41,21 @@ def test_only_code_and_settings_are_a_change(name, counts, checkout):
 
 
 def test_an_export_states_its_commit(tmp_path):
-    (tmp_path / provenance.SOURCE_STATEMENT).write_text(json.dumps({"commit": "abc", "dirty": True}))
+    (tmp_path / provenance.SOURCE_STATEMENT).write_text(
+        json.dumps({"commit": "abc", "dirty": True})
+    )
     assert provenance.git_state(tmp_path) == ("abc", True)
 
 
 def test_files_name_themselves_where_nothing_else_does(checkout, monkeypatch):
     inner = checkout / "inner"
     package = inner / provenance.PACKAGE_HOME
-    write_files(inner, {f"{provenance.PACKAGE_HOME}/a.py": "a = 1\n", provenance.SOURCE_STATEMENT: "[]"})
-    before, modified = provenance.git_state(inner)  # a folder inside another checkout is not that checkout
+    write_files(
+        inner, {f"{provenance.PACKAGE_HOME}/a.py": "a = 1\n", provenance.SOURCE_STATEMENT: "[]"}
+    )
+    before, modified = provenance.git_state(
+        inner
+    )  # a folder inside another checkout is not that checkout
     assert re.fullmatch("tree:sha256:[0-9a-f]{64}", before)
     assert not modified
     (package / "a.py").write_text("a = 2\n")

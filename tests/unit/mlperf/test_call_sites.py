@@ -46,7 +46,9 @@ def tree(tmp_path: Path) -> Path:
 
 def reported(tree: Path) -> tuple[Outcome, str]:
     results = ResultSet([read_log(tree / "results/result_0.txt")], {}, None, tree)
-    (finding,) = (finding for finding in run_checks(results, "here") if finding.check == "own: call sites")
+    (finding,) = (
+        finding for finding in run_checks(results, "here") if finding.check == "own: call sites"
+    )
     return finding.outcome, finding.words
 
 
@@ -74,7 +76,9 @@ def test_a_commit_that_is_not_here_is_named(tree: Path) -> None:
     edit(tree, "program.py", "from pathlib", "\n\n\nfrom pathlib")
     outcome, words = reported(tree)
     assert outcome is Outcome.WARN
-    assert words.startswith(f"result_0.txt: commit {commit} is not available, so its lines are looked up in the tree")
+    assert words.startswith(
+        f"result_0.txt: commit {commit} is not available, so its lines are looked up in the tree"
+    )
     assert "program.py:8 does not log configuration" in words
 
 
@@ -88,7 +92,17 @@ def test_a_modified_tree_is_named(tree: Path) -> None:
     assert "does not log" not in words
 
 
-NAMES = ["/elsewhere.py", "../up.py", "gone.py", "results", "dangling.py", "a\0b", "\ud800", "a" * 300, "\u6f22" * 99]
+NAMES = [
+    "/elsewhere.py",
+    "../up.py",
+    "gone.py",
+    "results",
+    "dangling.py",
+    "a\0b",
+    "\ud800",
+    "a" * 300,
+    "\u6f22" * 99,
+]
 
 
 def test_a_call_site_that_cannot_be_read_is_an_error_where_the_commit_is_known(tree: Path) -> None:
@@ -126,7 +140,9 @@ def test_a_call_site_that_cannot_be_read_is_an_error_where_the_commit_is_known(t
         ("not python(", 1, "seed", False),
     ],
 )
-def test_which_calls_name_a_key(code: str, line: int, key: str, found: bool, tmp_path: Path) -> None:
+def test_which_calls_name_a_key(
+    code: str, line: int, key: str, found: bool, tmp_path: Path
+) -> None:
     (tmp_path / "x.py").write_text(code)
     sources = Sources(tmp_path, Log(Path("result_0.txt"), ()))
     assert (sources.call_of("x.py", line, key) is not None) is found

@@ -38,7 +38,11 @@ def test_a_good_closed_tree_passes_everything_and_stays_as_it_is(tmp_path: Path)
     steps: list[str] = []
     findings = check(tree, progress=steps.append)
     # The logger alone wrote these logs, without the events that name a recipe and its configuration.
-    not_passed = [(finding.check, finding.outcome) for finding in findings if finding.outcome is not Outcome.PASS]
+    not_passed = [
+        (finding.check, finding.outcome)
+        for finding in findings
+        if finding.outcome is not Outcome.PASS
+    ]
     assert not_passed == [("own: program", Outcome.NOTE)]
     assert stored_files(tree) == before
     reported = _by_check(findings)
@@ -57,7 +61,11 @@ def test_a_tree_that_the_official_tools_let_pass(tmp_path: Path) -> None:
     for name, old, new in (
         ("result_1.txt", '"success"', '"aborted"'),
         ("result_2.txt", '"success"', '"aborted"'),
-        ("result_3.txt", '"submission_division", "value": "open"', '"submission_division", "value": "closed"'),
+        (
+            "result_3.txt",
+            '"submission_division", "value": "open"',
+            '"submission_division", "value": "closed"',
+        ),
         ("result_4.txt", '"value": 0.000425', '"value": 0.5'),
         ("result_5.txt", '"seed", "value": 1025', '"seed", "value": 1016'),
     ):
@@ -89,9 +97,13 @@ def test_a_tree_that_the_official_tools_refuse(tmp_path: Path) -> None:
     assert "result_9.txt is missing" in reported["own: layout"].words
     layout = {complaint.text for complaint in reported["own: layout"].complaints}
     assert {"results/empty/bert is missing", "systems/notes.txt is not a .json"} < layout
-    assert any(text.startswith("results/machine/unknown is not the benchmark bert") for text in layout)
+    assert any(
+        text.startswith("results/machine/unknown is not the benchmark bert") for text in layout
+    )
     assert any(f"systems/machine.json still says {MARK} in cooling" in text for text in layout)
-    outcomes = [reported[name].outcome for name in ("rcp_checker", "result_summarizer", "repo_checker")]
+    outcomes = [
+        reported[name].outcome for name in ("rcp_checker", "result_summarizer", "repo_checker")
+    ]
     assert outcomes == [Outcome.SKIP, Outcome.ERROR, Outcome.ERROR]
 
 
@@ -109,7 +121,9 @@ def test_a_checkout_is_judged_by_its_export_or_as_it_is_if_git_cannot_read_it(tm
 
 def test_a_folder_and_a_log(tmp_path: Path) -> None:
     for index in range(3):
-        write_log(tmp_path / f"result_{index}.txt", seed=index, division="open", accuracies=(0.1, 0.25))
+        write_log(
+            tmp_path / f"result_{index}.txt", seed=index, division="open", accuracies=(0.1, 0.25)
+        )
     (tmp_path / "curve.png").write_bytes(b"")
     findings = check(tmp_path)
     assert not failed(findings)
@@ -144,18 +158,31 @@ def test_a_published_result_raises_no_error(tmp_path: Path) -> None:
     findings = check(tmp_path)
     assert not failed(findings)
     reported = _by_check(findings)
-    assert reported["compliance_checker"].words.startswith("the one of ten that the scoring drops: ")
+    assert reported["compliance_checker"].words.startswith(
+        "the one of ten that the scoring drops: "
+    )
     names = ("compliance_checker", "own: status", "own: program", "own: evaluations")
     outcomes = [Outcome.WARN, Outcome.WARN, Outcome.NOTE, Outcome.PASS]
     assert [reported[name].outcome for name in names] == outcomes
-    assert "note: results/2xXE9712x4GB200/bert holds result_10.txt, which the official" in reported["own: layout"].words
+    assert (
+        "note: results/2xXE9712x4GB200/bert holds result_10.txt, which the official"
+        in reported["own: layout"].words
+    )
     assert "warning: benchmarks/bert/implementations is missing" in reported["own: layout"].words
 
-    (results / "result_3.txt").write_text((results / "result_3.txt").read_text().replace('"success"', '"aborted"'))
+    (results / "result_3.txt").write_text(
+        (results / "result_3.txt").read_text().replace('"success"', '"aborted"')
+    )
     (tmp_path / "results" / "other").mkdir()
-    reported = _by_check(check(results))  # a system's folder: with its description, and without the other system
+    reported = _by_check(
+        check(results)
+    )  # a system's folder: with its description, and without the other system
     names = ("own: status", "rcp_checker", "system_desc_checker")
-    assert [reported[name].outcome for name in names] == [Outcome.ERROR, Outcome.ERROR, Outcome.PASS]
+    assert [reported[name].outcome for name in names] == [
+        Outcome.ERROR,
+        Outcome.ERROR,
+        Outcome.PASS,
+    ]
     assert "other" not in reported["own: layout"].words
 
 
@@ -170,7 +197,10 @@ def test_everything_that_crashes_a_tool_is_reported_in_one_table(tmp_path: Path)
     # What is put in place of a log; a text is added to it.
     damages: list[tuple[Callable[[Path], object] | str, str]] = [
         (lambda path: path.write_text(""), "result_0.txt: has no line of an MLPerf log"),
-        (lambda path: path.write_bytes(bytes(range(256)) * 40), "result_1.txt: has no line of an MLPerf log"),
+        (
+            lambda path: path.write_bytes(bytes(range(256)) * 40),
+            "result_1.txt: has no line of an MLPerf log",
+        ),
         (f":::MLLOG {'x' * 10_000_000}\n", "result_2.txt has 10000002 characters in line"),
         (DEEP_LINE, "RecursionError"),
         (':::MLLOG {"time_ms": NaN, "key": "x", "value": 1, "metadata": {}}\n', "time_ms is nan"),
@@ -224,7 +254,9 @@ def test_a_path_may_be_a_link(tmp_path: Path) -> None:
     assert complaint.text == "result_0.txt is a link out of the tree"
 
 
-def test_the_command_prints_a_table_of_each_path_and_json_with_every_complaint(log: Path, tmp_path: Path) -> None:
+def test_the_command_prints_a_table_of_each_path_and_json_with_every_complaint(
+    log: Path, tmp_path: Path
+) -> None:
     printed = CliRunner().invoke(app, ["check", str(log), "--division", "closed", "--json", "-"])
     assert (printed.exit_code, json.loads(printed.stdout)["verdict"]) == (0, "passed")
     bad, target = tmp_path / "bad.txt", tmp_path / "found.json"
@@ -237,7 +269,9 @@ def test_the_command_prints_a_table_of_each_path_and_json_with_every_complaint(l
     found = json.loads(target.read_text())
     assert found["verdict"] == "failed"
     assert found["versions"]["mlperf-logging"] == "4.1.68"
-    lines = next(row for row in found["findings"] if (row["path"], row["check"]) == (str(bad), "own: lines"))
+    lines = next(
+        row for row in found["findings"] if (row["path"], row["check"]) == (str(bad), "own: lines")
+    )
     assert len(lines["complaints"]) == len(bad.read_text().splitlines())
     assert {complaint["severity"] for complaint in lines["complaints"]} == {"ERROR"}
     num_kinds = len({complaint["text"].split(": ")[-1] for complaint in lines["complaints"]})
@@ -255,12 +289,17 @@ def test_a_sealed_system_passes_the_official_tools_without_a_warning(tmp_path: P
     reported = _by_check(check(results))
     names = ("own: seal", "own: layout", "result_summarizer")
     assert {name: reported[name].outcome for name in names} == dict.fromkeys(names, Outcome.PASS)
-    with official.started([official.package_checker(tree), official.repo_checker(tree)], tmp_path) as answers:
+    with official.started(
+        [official.package_checker(tree), official.repo_checker(tree)], tmp_path
+    ) as answers:
         assert not any("WARNING" in answer.words for answer in answers(lambda step: None))
 
 
 def test_findings_shared_by_ten_logs_are_reported_once() -> None:
-    common = [Complaint(Outcome.ERROR, f"result_{i}.txt: line {i + 3}: no seed", "rule") for i in range(10)]
+    common = [
+        Complaint(Outcome.ERROR, f"result_{i}.txt: line {i + 3}: no seed", "rule")
+        for i in range(10)
+    ]
     other = Complaint(Outcome.WARN, "result_2.txt: late")
     found = finding_of("own: x", ".", [other, *common], "")
     words = "ERROR: result_0.txt: line 3: no seed (and in 9 more places) [rule]; warning: result_2.txt: late"
@@ -285,7 +324,11 @@ def test_a_killed_and_requeued_run_raises_no_error(tmp_path: Path) -> None:
     assert train(tmp_path, "run", signal.SIGUSR1, STEP, resume=1) == REQUEUED
     assert train(tmp_path, "run", resume=1) == 0
     logs = sorted((tmp_path / "run").glob("result_*"))
-    assert [log.name for log in logs] == ["result_0.part1.txt", "result_0.part2.txt", "result_0.txt"]
+    assert [log.name for log in logs] == [
+        "result_0.part1.txt",
+        "result_0.part2.txt",
+        "result_0.txt",
+    ]
     findings = check(tmp_path / "run")
     assert [finding for finding in findings if finding.outcome is Outcome.ERROR] == []
     outcomes = {finding.check: (finding.outcome, finding.subject) for finding in findings}

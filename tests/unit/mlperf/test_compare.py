@@ -46,7 +46,13 @@ def twice_as_slow(line: dict, start: float) -> None:
 
 def test_a_run_against_itself() -> None:
     found = compared(DEMO, DEMO / "bert")
-    assert (found.settings, found.code, found.system, found.files, found.history) == ([], [], [], [], "")
+    assert (found.settings, found.code, found.system, found.files, found.history) == (
+        [],
+        [],
+        [],
+        [],
+        "",
+    )
     assert found.successes == found.runs == (10, 10)
     assert found.notes == []
     for measure in found.measures:
@@ -55,8 +61,14 @@ def test_a_run_against_itself() -> None:
 
 
 def test_a_slower_copy_differs_in_speed_and_time_only(tmp_path: Path) -> None:
-    speed, samples, minutes = (m.ratio for m in compared(DEMO, copy(tmp_path / "slow", twice_as_slow)).measures)
-    assert (speed.is_significant, samples.is_significant, minutes.is_significant) == (True, False, True)
+    speed, samples, minutes = (
+        m.ratio for m in compared(DEMO, copy(tmp_path / "slow", twice_as_slow)).measures
+    )
+    assert (speed.is_significant, samples.is_significant, minutes.is_significant) == (
+        True,
+        False,
+        True,
+    )
     assert speed.value == pytest.approx(0.5, rel=0.05)
     assert speed.low < 0.5 < speed.high < 1
     assert minutes.value == pytest.approx(2, rel=0.05)
@@ -100,7 +112,13 @@ def test_missed_targets_other_settings_and_few_runs(tmp_path: Path) -> None:
     assert (found.successes, found.runs, found.olympic_minutes[0]) == ((0, 10), (2, 10), None)
     assert [measure.ratio is None for measure in found.measures] == [False, True, True]
     notes = " ".join([*found.notes, found.history])
-    parts = ("batch sizes differ", "A has fewer than 3 runs", "LOGDIR", "NEW_ONE off", "does not have both commits")
+    parts = (
+        "batch sizes differ",
+        "A has fewer than 3 runs",
+        "LOGDIR",
+        "NEW_ONE off",
+        "does not have both commits",
+    )
     assert [words for words in parts if words not in notes] == []
 
 
@@ -111,7 +129,9 @@ def test_commits_of_this_history() -> None:
     found = compared(older, newer)
     if "does not have both" in found.history:
         pytest.skip("a shallow clone")
-    assert re.fullmatch(r"B is \d+ commits after A; \d+ files of benchmarks/ differ\.", found.history)
+    assert re.fullmatch(
+        r"B is \d+ commits after A; \d+ files of benchmarks/ differ\.", found.history
+    )
     assert all(name.startswith("benchmarks/") for name in found.files)
     back = compared(newer, older)
     assert back.history == found.history.replace("after", "before")
@@ -124,16 +144,28 @@ def test_published_logs_and_the_printed_report(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert max(map(len, result.output.splitlines())) <= 80
     words = " ".join(result.output.split())
-    for wanted in ("9 reached the target", "Not like for like", "the batch sizes", "speed: B is", "Not verified"):
+    for wanted in (
+        "9 reached the target",
+        "Not like for like",
+        "the batch sizes",
+        "speed: B is",
+        "Not verified",
+    ):
         assert wanted.lower() in words.lower(), wanted
-    reported = json.loads(CliRunner().invoke(app, ["diff", str(DEMO), str(published), "--json"]).output)
+    reported = json.loads(
+        CliRunner().invoke(app, ["diff", str(DEMO), str(published), "--json"]).output
+    )
     assert reported["successes"] == [10, 9]
     assert reported["measures"][0]["ratio"]["p"] < 0.001
 
 
 def test_bad_input_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("no log\n")
-    for name, code in ((".", "log.missing"), ("none", "file.missing"), ("text.txt", "log.incomplete")):
+    for name, code in (
+        (".", "log.missing"),
+        ("none", "file.missing"),
+        ("text.txt", "log.incomplete"),
+    ):
         with user_error(code, tmp_path / name):
             read_side(tmp_path / name)
 
@@ -141,11 +173,20 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [[], {}, [{"a": 1}], 10**400, True, ""])
 def test_values_of_other_types_are_compared_as_text(value: object, tmp_path: Path) -> None:
     def change(line: dict, start: float) -> None:
-        if line["key"] in ("configuration", "commit", "global_batch_size", "train_data", "seed", "hosts"):
+        if line["key"] in (
+            "configuration",
+            "commit",
+            "global_batch_size",
+            "train_data",
+            "seed",
+            "hosts",
+        ):
             line["value"] = value
 
     odd = copy(tmp_path / "odd", change, num_logs=1)
-    assert any(difference.name == "global_batch_size" for difference in compared(DEMO, odd).settings)
+    assert any(
+        difference.name == "global_batch_size" for difference in compared(DEMO, odd).settings
+    )
     assert compared(odd, odd).settings == []
 
 
@@ -153,7 +194,9 @@ NUMBERS = st.lists(st.integers(1000, 1400), min_size=1, max_size=12, unique=True
 
 
 @given(a=NUMBERS, b=NUMBERS)
-def test_the_interval_leaves_out_one_where_the_test_finds_a_difference(a: list[int], b: list[int]) -> None:
+def test_the_interval_leaves_out_one_where_the_test_finds_a_difference(
+    a: list[int], b: list[int]
+) -> None:
     b = [value + 0.5 for value in b]  # no ties
     ratio = compare(a, b)
     assert min(b) / max(a) <= ratio.value <= max(b) / min(a)
@@ -170,7 +213,11 @@ def test_the_interval_leaves_out_one_where_the_test_finds_a_difference(a: list[i
 def test_the_interval_is_that_of_the_tables(runs: int, critical: int | None) -> None:
     """Critical values of U at 5 %, two-sided, as printed in any table of Mann and Whitney's test."""
     ratio = compare([1.0] * runs, [100 * n + m / runs for n in range(1, 2) for m in range(runs)])
-    expected = None if critical is None else sorted(100 + m / runs for m in range(runs) for _ in range(runs))[critical]
+    expected = (
+        None
+        if critical is None
+        else sorted(100 + m / runs for m in range(runs) for _ in range(runs))[critical]
+    )
     assert ratio.low == expected
 
 

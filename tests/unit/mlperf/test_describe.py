@@ -9,7 +9,14 @@ from typer.testing import CliRunner
 
 from mlbert.cli.submission import app
 from mlbert.mlperf import official
-from mlbert.mlperf.describe import FIELDS, MARK, describe_system, template, unfilled, write_description
+from mlbert.mlperf.describe import (
+    FIELDS,
+    MARK,
+    describe_system,
+    template,
+    unfilled,
+    write_description,
+)
 from mlbert.mlperf.findings import Outcome
 from programs import write_files
 from user_errors import user_error
@@ -27,10 +34,15 @@ def server(tmp_path: Path) -> Path:
         "etc/os-release": 'NAME="Ubuntu"\nPRETTY_NAME="Ubuntu 24.04 LTS"\n',
         "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq": "3800000\n",
         **{f"sys/block/nvme{n}n1/size": "7501476528\n" for n in range(2)},
-        **{f"sys/block/nvme{n}n1/device/model": "SAMSUNG MZQL23T8HCLS-00A07   \n" for n in range(2)},
+        **{
+            f"sys/block/nvme{n}n1/device/model": "SAMSUNG MZQL23T8HCLS-00A07   \n" for n in range(2)
+        },
         "sys/block/loop0/size": "8\n",
         "proc/mounts": "/dev/nvme0n1 / ext4 rw 0 0\nmgs:/data /data lustre rw 0 0\nproc /proc proc rw 0 0\n",
-        **{f"sys/class/net/{name}/speed": x for name, x in (("eth0", "100000"), ("ib0", "400000"), ("lo", "1"))},
+        **{
+            f"sys/class/net/{name}/speed": x
+            for name, x in (("eth0", "100000"), ("ib0", "400000"), ("lo", "1"))
+        },
         **{f"sys/class/net/{name}/type": kind for name, kind in (("eth0", "1\n"), ("ib0", "32\n"))},
         **{f"sys/class/net/{name}/device/vendor": "x" for name in ("eth0", "ib0")},
         **{f"sys/devices/system/node/node{n}/x": "" for n in range(2)},
@@ -38,7 +50,10 @@ def server(tmp_path: Path) -> Path:
     ports = {"0/state": "4: ACTIVE", "0/rate": "400 Gb/sec (4X NDR)", "0/link_layer": "InfiniBand"}
     ports |= {"1/state": "4: ACTIVE", "1/rate": "400 Gb/sec (4X NDR)", "2/state": "1: DOWN"}
     ports |= {"3/rate": "100 Gb/sec (4X EDR)", "3/link_layer": "Ethernet"}
-    infiniband = {f"sys/class/infiniband/mlx5_{name.replace('/', '/ports/1/')}": f"{x}\n" for name, x in ports.items()}
+    infiniband = {
+        f"sys/class/infiniband/mlx5_{name.replace('/', '/ports/1/')}": f"{x}\n"
+        for name, x in ports.items()
+    }
     return write_files(tmp_path, files | infiniband)
 
 
@@ -53,7 +68,8 @@ Memory Device
 """
 UNKNOWN = dict.fromkeys(("kind", "speed", "configured"), "Unknown")
 MODULES = "".join(
-    MODULE.format(n=n, size="64 GB", kind="DDR5", speed="5600 MT/s", configured="4800 MT/s") for n in range(16)
+    MODULE.format(n=n, size="64 GB", kind="DDR5", speed="5600 MT/s", configured="4800 MT/s")
+    for n in range(16)
 ) + MODULE.format(n=16, size="No Module Installed", **UNKNOWN)
 CPUS = "# Socket,Core\n0,0\n0,1\n1,2\n1,3\n" + "0,0\n0,1\n1,2\n1,3\n"
 CACHES = "NAME ONE-SIZE ALL-SIZE\nL1d     49152   196608\nL3  110100480 220200960\n"
@@ -62,13 +78,18 @@ CACHES = "NAME ONE-SIZE ALL-SIZE\nL1d     49152   196608\nL3  110100480 22020096
 ANSWERS = {  # to commands that begin like this
     **{"lscpu --parse": CPUS, "lscpu": CACHES, "dmidecode": MODULES},
     "cc ": "cc (Ubuntu 13.3.0-6ubuntu2, patched) 13.3.0\nCopyright\n",
-    **{"nvidia-smi nvlink": "GPU 0: NVLink 0: 26 GB/s", "nvidia-smi --query-gpu=driver_version": "570.1\n" * 8},
+    **{
+        "nvidia-smi nvlink": "GPU 0: NVLink 0: 26 GB/s",
+        "nvidia-smi --query-gpu=driver_version": "570.1\n" * 8,
+    },
     "nvidia-smi": "NVIDIA H100 80GB HBM3, 81559 MiB, 1980 MHz, 5\n" * 8,
 }
 
 
 def _ask(command: Sequence[str]) -> str:
-    return next((text for start, text in ANSWERS.items() if " ".join(command).startswith(start)), "")
+    return next(
+        (text for start, text in ANSWERS.items() if " ".join(command).startswith(start)), ""
+    )
 
 
 def test_a_server_with_accelerators(server: Path) -> None:
@@ -77,7 +98,11 @@ def test_a_server_with_accelerators(server: Path) -> None:
     expected = {
         "system_name": "2 nodes of 8x NVIDIA H100 80GB HBM3, 2x Intel(R) Xeon(R) Platinum 8480C (Sapphire Rapids)",
         "status": "Research, Development, or Internal (RDI)",
-        **{"host_processors_per_node": "2", "host_processor_core_count": "2", "host_processor_vcpu_count": "8"},
+        **{
+            "host_processors_per_node": "2",
+            "host_processor_core_count": "2",
+            "host_processor_vcpu_count": "8",
+        },
         "host_processor_frequency": "3800 MHz (maximum)",
         "host_processor_caches": "L1d 48K (shared by 2 vCPUs), L3 107520K (shared by 4 vCPUs)",
         "host_memory_capacity": "2048.0 GiB",
@@ -112,7 +137,9 @@ def test_a_machine_without_facts(tmp_path: Path) -> None:
 
 def test_the_command_writes_the_file(tmp_path: Path) -> None:
     path = tmp_path / "systems" / "this.json"
-    done = CliRunner().invoke(app, ["describe-system", "--out", str(path), "--submitter", "SomeOrg"])
+    done = CliRunner().invoke(
+        app, ["describe-system", "--out", str(path), "--submitter", "SomeOrg"]
+    )
     assert done.exit_code == 0, done.output
     facts = json.loads(path.read_text())
     assert tuple(facts) == FIELDS
@@ -122,7 +149,9 @@ def test_the_command_writes_the_file(tmp_path: Path) -> None:
 
 def test_illegal_names_and_an_unwritable_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    codes = dict.fromkeys(("x.txt", "a b.json", ".json"), "config.value") | {"file/x.json": "file.unwritable"}
+    codes = dict.fromkeys(("x.txt", "a b.json", ".json"), "config.value") | {
+        "file/x.json": "file.unwritable"
+    }
     for name, code in codes.items():
         with user_error(code, tmp_path / name):
             write_description(tmp_path / name, {})
@@ -138,4 +167,6 @@ def test_a_template_has_every_field_and_is_no_description(tmp_path: Path) -> Non
         template({"colour": "red"})
     path = tmp_path / "machine.json"
     path.write_text(json.dumps(template({"number_of_nodes": "1", "accelerators_per_node": "8"})))
-    assert official.run(official.system_desc_checker(path, "machine.json"))[0].outcome is Outcome.ERROR
+    assert (
+        official.run(official.system_desc_checker(path, "machine.json"))[0].outcome is Outcome.ERROR
+    )

@@ -122,12 +122,16 @@ def test_late_evaluations_are_a_warning() -> None:
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_an_evaluation_left_out_and_another_interval_are_found(batch: int, is_packed: bool) -> None:
-    points = packed("up from the grid", batch, 1) if is_packed else unpacked("up from the grid", batch)
+    points = (
+        packed("up from the grid", batch, 1) if is_packed else unpacked("up from the grid", batch)
+    )
     for index in (0, 7, NUM_EVALUATIONS - 2):
         (complaint,) = errors(batch, points[:index] + points[index + 1 :])
         assert f"evaluation {index + 1} is at {points[index + 1]} samples" in complaint.text
     for factor in (0.5, 0.9, 1.1, 1.25, 2):
-        assert errors(batch, [math.ceil(samples * factor / batch) * batch for samples in points]), factor
+        assert errors(batch, [math.ceil(samples * factor / batch) * batch for samples in points]), (
+            factor
+        )
         assert errors(batch, [round(samples * factor) + is_packed for samples in points]), factor
 
 
@@ -137,4 +141,6 @@ def test_a_last_evaluation_brought_forward_is_found(batch: int) -> None:
     points[-1] -= 10_000
     (complaint,) = errors(batch, points)
     assert complaint.text.startswith(f"line 20: evaluation 20 is at {points[-1]} samples")
-    assert errors(768, [148_200 * n + 1 for n in range(1, 17)]), "an interval a little too short shows in the sum"
+    assert errors(768, [148_200 * n + 1 for n in range(1, 17)]), (
+        "an interval a little too short shows in the sum"
+    )

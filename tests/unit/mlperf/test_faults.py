@@ -31,7 +31,9 @@ from log_edits import (
 from mlbert.mlperf.findings import Outcome
 
 ERROR, WARN, NOTE = Outcome.ERROR, Outcome.WARN, Outcome.NOTE
-Faults = dict[tuple[str, Outcome], list[tuple[Edit, str]]]  # by check and outcome: edits, and words of the message
+Faults = dict[
+    tuple[str, Outcome], list[tuple[Edit, str]]
+]  # by check and outcome: edits, and words of the message
 EVALUATION = ("eval_start", "eval_stop", "eval_accuracy")
 
 
@@ -46,7 +48,10 @@ def late_start(ms: int) -> Edit:
     """Start the clock, and what comes before the first evaluation, ``ms`` before it."""
 
     def edit(runs: list[Run]) -> None:
-        end, first = runs[3].index(nth(runs[3], "eval_start")), runs[3].index(nth(runs[3], "init_stop"))
+        end, first = (
+            runs[3].index(nth(runs[3], "eval_start")),
+            runs[3].index(nth(runs[3], "init_stop")),
+        )
         for line in runs[3][first:end]:
             line["time_ms"] = nth(runs[3], "eval_start")["time_ms"] - ms
 
@@ -64,7 +69,9 @@ def at(samples: float, index: int) -> Edit:
 
 
 def ends(samples: float) -> Edit:
-    return each(at(samples, -1), mark("epoch_stop", "epoch_num", samples), put("train_samples", samples))
+    return each(
+        at(samples, -1), mark("epoch_stop", "epoch_num", samples), put("train_samples", samples)
+    )
 
 
 def without(index: int) -> Edit:
@@ -95,7 +102,9 @@ def copied(scale: float = 1.0, offset: float = 0.0) -> Edit:
         nth(model, "seed")["value"] = nth(own, "seed")["value"]
         for line in model:
             line["time_ms"] = round(begin + (line["time_ms"] - start) * scale)
-            line["value"] = line["value"] + offset if line["key"] == "eval_accuracy" else line["value"]
+            line["value"] = (
+                line["value"] + offset if line["key"] == "eval_accuracy" else line["value"]
+            )
         own[:] = model
 
     return edit
@@ -106,7 +115,9 @@ def copied_part(copy_line, *keys: str, first: int = 0) -> Edit:
 
     def edit(runs: list[Run]) -> None:
         for key in keys or ("eval_accuracy",):
-            mine, theirs = ([line for line in runs[which] if line["key"] == key][first:] for which in (3, 1))
+            mine, theirs = (
+                [line for line in runs[which] if line["key"] == key][first:] for which in (3, 1)
+            )
             for number, (line, model) in enumerate(zip(mine, theirs, strict=False)):
                 copy_line(line, model, number)
 
@@ -114,7 +125,9 @@ def copied_part(copy_line, *keys: str, first: int = 0) -> Edit:
 
 
 def copied_accuracies(first: int = 0, jitter: float = 0.0) -> Edit:
-    return copied_part(lambda line, model, n: line.update(value=model["value"] + (-1) ** n * jitter), first=first)
+    return copied_part(
+        lambda line, model, n: line.update(value=model["value"] + (-1) ** n * jitter), first=first
+    )
 
 
 def timed_as(scale: float) -> Edit:
@@ -123,7 +136,10 @@ def timed_as(scale: float) -> Edit:
     def edit(runs: list[Run]) -> None:
         begin, other = nth(runs[3], "run_start")["time_ms"], nth(runs[1], "run_start")["time_ms"]
         copied_part(
-            lambda line, model, n: line.update(time_ms=round(begin + (model["time_ms"] - other) * scale)), *EVALUATION
+            lambda line, model, n: line.update(
+                time_ms=round(begin + (model["time_ms"] - other) * scale)
+            ),
+            *EVALUATION,
         )(runs)
 
     return edit
@@ -197,7 +213,9 @@ OURS: Faults = {
         (shift("eval_stop", -60_000, 2), "time goes back at eval_stop"),
         (stamp(lambda ms: ms - 10**7, "run_stop"), "run_stop is not after"),
     ],
-    ("time stamps", WARN): [(insert("config_file", "recipe", key="resumed_from_step"), "resumed from a checkpoint")],
+    ("time stamps", WARN): [
+        (insert("config_file", "recipe", key="resumed_from_step"), "resumed from a checkpoint")
+    ],
     ("single lines", ERROR): [(repeat("opt_base_learning_rate"), "opt_base_learning_rate")],
     ("status", WARN): [(mark("run_stop", "status", "done"), "run_stop status is 'done'")],
     ("accuracies", ERROR): [
@@ -238,19 +256,26 @@ OURS: Faults = {
         (configure("MAX_GRAD_NORM", 2.0), "configuration MAX_GRAD_NORM is 2.0"),
         (configure("EVALDIR", "/data/other"), "configuration EVALDIR is 'other'"),
     ],
-    ("seeds", ERROR): [(each(*(put("seed", 7, which=n) for n in (1, 3))), "is in result_1.txt, line 8, too")],
+    ("seeds", ERROR): [
+        (each(*(put("seed", 7, which=n) for n in (1, 3))), "is in result_1.txt, line 8, too")
+    ],
     ("series", ERROR): [(configure("EXPERIMENT", 1), "EXPERIMENT is 1, as in result_1.txt")],
     ("copies", ERROR): [
         (copied(), "accuracies, up to line"),
         (copied(scale=1.07), "are those of result_1.txt"),
         (copied_accuracies(first=4), "3 accuracies, up to line"),
         (copied_accuracies(jitter=1e-5), "accuracies, to 5 digits, up to line"),
-        (copied_part(lambda line, model, n: line.update(metadata=model["metadata"]), first=3), "4 sample counts"),
+        (
+            copied_part(lambda line, model, n: line.update(metadata=model["metadata"]), first=3),
+            "4 sample counts",
+        ),
         (timed_as(1.0), "intervals between evaluations, to 1 ms,"),
         (timed_as(1.1), "intervals between evaluations, times one factor,"),
     ],
 }
-STARTS_AT = {which: shift("submission_benchmark", -10_000_000 * which, which=which) for which in range(1, 10)}
+STARTS_AT = {
+    which: shift("submission_benchmark", -10_000_000 * which, which=which) for which in range(1, 10)
+}
 OTHERS: Faults = {
     ("clock", ERROR): [(shift("run_start", 2_000_000), "run_start comes 2000 s after")],
     ("clock", WARN): [
@@ -266,7 +291,10 @@ OTHERS: Faults = {
     ],
     ("speed", WARN): [
         (shift("eval_start", 4_000_000, 3), "since the evaluation before, usually"),
-        (insert("eval_start", key="tracked_stats", value={"throughput": 50}), "tracked_stats is 50 samples a second"),
+        (
+            insert("eval_start", key="tracked_stats", value={"throughput": 50}),
+            "tracked_stats is 50 samples a second",
+        ),
         (shift("eval_start", -750_000, 3), "in other runs at most"),
     ],
     ("order of events", ERROR): [
@@ -283,17 +311,26 @@ OTHERS: Faults = {
         (repeat("eval_accuracy", 2), "eval_accuracy comes again"),
         (put("eval_start", 5), "eval_start is 5, its epoch_num"),
         (each(*(mark("eval_start", "epoch_num", n, n) for n in range(16))), "every eval_start has"),
-        (each(*(insert("eval_start", index=n, key="block_start") for n in (0, 3))), "within the block that starts"),
+        (
+            each(*(insert("eval_start", index=n, key="block_start") for n in (0, 3))),
+            "within the block that starts",
+        ),
     ],
     ("order of events", NOTE): [
-        (keep(lambda line: line["key"] != "eval_stop"), "eval_accuracy without eval_stop in the whole log")
+        (
+            keep(lambda line: line["key"] != "eval_stop"),
+            "eval_accuracy without eval_stop in the whole log",
+        )
     ],
     ("evaluation time", WARN): [(cut_evaluations(0), "no evaluation took more than 1 ms")],
     ("evaluation time", ERROR): [(cut_evaluations(20), "an evaluation took 20 ms")],
     ("accuracies", ERROR): [
         (mark("eval_accuracy", "masked_lm_accuracy", 0.715), "its masked_lm_accuracy 0.715"),
         (put("eval_accuracy", 0.05, -1), "success at accuracy 0.05, which guessing reaches"),
-        (each(put("eval_accuracy", 0.7201, 3), put("eval_accuracy", 0.7199, -1)), "but the last accuracy 0.7199 is"),
+        (
+            each(put("eval_accuracy", 0.7201, 3), put("eval_accuracy", 0.7199, -1)),
+            "but the last accuracy 0.7199 is",
+        ),
     ],
     ("accuracies", WARN): [
         (same_again(0.61234), "accuracy 0.61234 is that of the evaluation before"),
@@ -313,7 +350,10 @@ OTHERS: Faults = {
     ("values", WARN): [(mark("eval_accuracy", "step_num", 7), "step_num 7 of")],
     ("seeds", WARN): [(each(repeat("seed"), put("seed", 5, 1)), "seed 5, but")],
     ("same settings", WARN): [
-        (other_lines, "submission_benchmark is logged at /code/train.py:27, in the other logs at /code/train.py:20"),
+        (
+            other_lines,
+            "submission_benchmark is logged at /code/train.py:27, in the other logs at /code/train.py:20",
+        ),
         (other_data, "data_file is in '/data/easy', in the other logs in '/data/phase2'"),
     ],
     ("copies", ERROR): [
@@ -331,7 +371,9 @@ def cases(faults: Faults) -> list[object]:
     return [pytest.param(*group, id=f"{group[0]}: {group[-1]}") for group in groups]
 
 
-def expect_fault(check: str, expected: Outcome, edit: Edit, words: str, runs: list[Run], folder: Path) -> None:
+def expect_fault(
+    check: str, expected: Outcome, edit: Edit, words: str, runs: list[Run], folder: Path
+) -> None:
     edit(runs)
     outcome, message = report(runs, folder)[check]
     assert outcome is expected, message

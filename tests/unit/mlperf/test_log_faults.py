@@ -30,7 +30,9 @@ def add(key: str, value: object, count: int = 1) -> Edit:
 
     def edit(runs: list[Run]) -> None:
         seed = nth(runs[3], "seed")
-        runs[3][3:3] = [{**seed, "key": key, "value": value, "metadata": {"tensor": n}} for n in range(count)]
+        runs[3][3:3] = [
+            {**seed, "key": key, "value": value, "metadata": {"tensor": n}} for n in range(count)
+        ]
 
     return edit
 
@@ -45,16 +47,33 @@ SEEDS = [put("seed", 1 + n, which=n) for n in range(10)]
 @pytest.mark.parametrize(
     ("change", "check", "outcome", "words"),
     [
-        (add("weights_initialization", None, 206), "rules", Outcome.ERROR, "names 206 tensors, not 398"),
+        (
+            add("weights_initialization", None, 206),
+            "rules",
+            Outcome.ERROR,
+            "names 206 tensors, not 398",
+        ),
         (each(*SEEDS), "seeds", Outcome.WARN, "the seeds 1 to 10 are evenly spaced"),
         (sort_by_time, "series", Outcome.WARN, "sorted by time"),
         (add("experiments", 20), "series", Outcome.WARN, "the series has 20 runs, but 10 are here"),
-        (keep(is_no_bound), "order of events", Outcome.WARN, "has no eval_start, as the other logs have"),
-        (stamp(lambda ms: ms // 1000 * 1000), "clock", Outcome.WARN, "result_3.txt: every time_ms is a whole"),
+        (
+            keep(is_no_bound),
+            "order of events",
+            Outcome.WARN,
+            "has no eval_start, as the other logs have",
+        ),
+        (
+            stamp(lambda ms: ms // 1000 * 1000),
+            "clock",
+            Outcome.WARN,
+            "result_3.txt: every time_ms is a whole",
+        ),
         (evenly, "clock", Outcome.WARN, "evaluations are 60000 ms apart, to the millisecond"),
     ],
 )
-def test_a_fault_of_whole_logs_is_reported(change: Edit, check, outcome, words: str, tmp_path: Path) -> None:
+def test_a_fault_of_whole_logs_is_reported(
+    change: Edit, check, outcome, words: str, tmp_path: Path
+) -> None:
     change(runs := simulated(1))
     expect(report_of(runs, tmp_path), check, outcome, words)
 
@@ -69,13 +88,19 @@ def system() -> dict[str, str]:
     return describe_system("SomeOrg", "closed")
 
 
-def test_good_logs_pass_and_list_what_was_checked(three_logs: list[Path], tree_root: Path, system) -> None:
+def test_good_logs_pass_and_list_what_was_checked(
+    three_logs: list[Path], tree_root: Path, system
+) -> None:
     results = ResultSet([read_log(path) for path in three_logs], system, tree=tree_root)
     program, *others = run_checks(results, "here")
-    assert [row.check for row in (program, *others)] == [f"own: {name}" for name in (*CHECKS, *TREE_CHECKS)]
+    assert [row.check for row in (program, *others)] == [
+        f"own: {name}" for name in (*CHECKS, *TREE_CHECKS)
+    ]
     note = "another program wrote the logs, so they are judged by the rules only"
     assert (program.outcome, program.words) == (Outcome.NOTE, note)
-    assert [row for row in others if row.outcome is not Outcome.PASS or not row.words.endswith(".")] == []
+    assert [
+        row for row in others if row.outcome is not Outcome.PASS or not row.words.endswith(".")
+    ] == []
 
 
 def test_a_resumed_run_is_no_result(three_logs: list[Path], tree_root: Path, system) -> None:
@@ -85,7 +110,9 @@ def test_a_resumed_run_is_no_result(three_logs: list[Path], tree_root: Path, sys
         expect(found, "time stamps", outcome, "result_1.txt: line 1: resumed from a checkpoint")
 
 
-def test_another_programs_logs_are_judged_by_the_rules_only(three_logs: list[Path], tree_root: Path, system) -> None:
+def test_another_programs_logs_are_judged_by_the_rules_only(
+    three_logs: list[Path], tree_root: Path, system
+) -> None:
     for path in three_logs:
         edit(path, "opt_lamb_beta_1", r"0\.9", '"0.9"')
         edit(path, "seed", r"(.*\n)", r"\1\1")
@@ -105,7 +132,9 @@ def test_another_programs_logs_are_judged_by_the_rules_only(three_logs: list[Pat
     assert report(three_logs)["program"] == (Outcome.ERROR, words + rule)
 
 
-def test_the_division_that_the_user_names_wins(three_logs: list[Path], tree_root: Path, system) -> None:
+def test_the_division_that_the_user_names_wins(
+    three_logs: list[Path], tree_root: Path, system
+) -> None:
     found = report(three_logs, tree_root, "open", system)
     expect(found, "division", Outcome.ERROR, "the system description says 'closed'")
     assert "division" not in report(three_logs, division="closed")

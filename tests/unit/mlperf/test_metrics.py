@@ -24,22 +24,36 @@ Change = Callable[[Path], None]
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Return a LOGDIR with a good run's log and its three files."""
-    settings = {settings_by_key()[name].env: {"value": value, "origin": "flag"} for name, value in SETTINGS.items()}
+    settings = {
+        settings_by_key()[name].env: {"value": value, "origin": "flag"}
+        for name, value in SETTINGS.items()
+    }
     logged = {"recipe": "packed_lamb", "ranks": 1, "opt_base_learning_rate": 0.5, "seed": 5}
     logged |= {"configuration": settings, "train_samples": 300}
     evaluations = [(samples, seconds + 0.3, accuracy) for samples, seconds, accuracy in POINTS]
-    write_log(tmp_path / "result_0.txt", evaluations, eval_seconds=None, seconds=190.5, logged=logged)
+    write_log(
+        tmp_path / "result_0.txt", evaluations, eval_seconds=None, seconds=190.5, logged=logged
+    )
     points: list[dict[str, object]] = []
     for step, (samples, seconds, accuracy) in enumerate(POINTS, start=1):
         point = {"step": step, "samples": samples, "seconds": seconds}
         points.append({"kind": "step", **point, "loss": 3.0})
         points.append({"kind": "skipped", "step": step, "samples": samples})
         points.append({"kind": "evaluation", **point, "eval_accuracy": accuracy})
-    summary = {"status": "success", "seconds_to_train": 190.2, "accuracy": 0.3, "samples": 300, "steps": 3, "seed": 5}
+    summary = {
+        "status": "success",
+        "seconds_to_train": 190.2,
+        "accuracy": 0.3,
+        "samples": 300,
+        "steps": 3,
+        "seed": 5,
+    }
     provenance, origin = {"recipe": "packed_lamb", "ranks": 1}, dict.fromkeys(SETTINGS, "flag")
     config = {"config": SETTINGS, "origin": origin, "seed": 5, "provenance": provenance}
     files = {"metrics.jsonl": points, "summary.json": [summary], "config.json": [config]}
-    texts = {name: "".join(json.dumps(line) + "\n" for line in lines) for name, lines in files.items()}
+    texts = {
+        name: "".join(json.dumps(line) + "\n" for line in lines) for name, lines in files.items()
+    }
     write_files(tmp_path / "run_0", texts)
     return tmp_path
 
@@ -79,22 +93,55 @@ def _relog(old: str, new: str) -> Change:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (_relog('"value": 0.2', '"value": 0.25'), "metrics.jsonl:6: eval_accuracy is 0.2, in result_0.txt:14 0.25"),
+        (
+            _relog('"value": 0.2', '"value": 0.25'),
+            "metrics.jsonl:6: eval_accuracy is 0.2, in result_0.txt:14 0.25",
+        ),
         (_relog("1120800.0", "1100800.0"), "metrics.jsonl:6: evaluated 120.5 s after the start"),
-        (_relog('"epoch_num": 200', '"epoch_num": 150'), "no evaluation at 150 samples, which result_0.txt:14 logs"),
-        (_relog('"epoch_num": 200', '"epoch_num": 150'), "metrics.jsonl:6: result_0.txt has no evaluation at 200"),
+        (
+            _relog('"epoch_num": 200', '"epoch_num": 150'),
+            "no evaluation at 150 samples, which result_0.txt:14 logs",
+        ),
+        (
+            _relog('"epoch_num": 200', '"epoch_num": 150'),
+            "metrics.jsonl:6: result_0.txt has no evaluation at 200",
+        ),
         (_relog("1190500.0", "1150500.0"), "summary.json: seconds_to_train is 190.2"),
-        (_relog('"success"', '"aborted"'), "summary.json: status is 'success', in result_0.txt 'aborted'"),
-        (_relog('"seed", "value": 5', '"seed", "value": 6'), "config.json: seed is 5, in result_0.txt 6"),
+        (
+            _relog('"success"', '"aborted"'),
+            "summary.json: status is 'success', in result_0.txt 'aborted'",
+        ),
+        (
+            _relog('"seed", "value": 5', '"seed", "value": 6'),
+            "config.json: seed is 5, in result_0.txt 6",
+        ),
         (_relog('"value": 0.5, "origin"', '"value": 0.4, "origin"'), "learning_rate has value 0.5"),
-        (_set("config.json", "origin", "max_steps", to="environment"), "max_steps has origin 'environment'"),
-        (_set("config.json", "provenance", "ranks", to=8), "config.json: ranks is 8, in result_0.txt 1"),
-        (_set("summary.json", "accuracy", to=0.31), "summary.json: accuracy is 0.31, in result_0.txt 0.3"),
+        (
+            _set("config.json", "origin", "max_steps", to="environment"),
+            "max_steps has origin 'environment'",
+        ),
+        (
+            _set("config.json", "provenance", "ranks", to=8),
+            "config.json: ranks is 8, in result_0.txt 1",
+        ),
+        (
+            _set("summary.json", "accuracy", to=0.31),
+            "summary.json: accuracy is 0.31, in result_0.txt 0.3",
+        ),
         (_set("summary.json", "steps", to=2), "summary.json: steps is 2, in metrics.jsonl 3"),
         (_set("metrics.jsonl", 3, "samples", to=90), "metrics.jsonl:4: samples 90 come after 100"),
-        (_set("metrics.jsonl", 3, "samples", to=90), "metrics.jsonl:4: fewer samples than at an earlier line"),
-        (_set("metrics.jsonl", 0, "learning_rate", to=0.6), "learning_rate is above opt_base_learning_rate 0.5"),
-        (_set("summary.json", "samples_per_second", to=9), "summary.json: samples_per_second is 9, by the time stamps"),
+        (
+            _set("metrics.jsonl", 3, "samples", to=90),
+            "metrics.jsonl:4: fewer samples than at an earlier line",
+        ),
+        (
+            _set("metrics.jsonl", 0, "learning_rate", to=0.6),
+            "learning_rate is above opt_base_learning_rate 0.5",
+        ),
+        (
+            _set("summary.json", "samples_per_second", to=9),
+            "summary.json: samples_per_second is 9, by the time stamps",
+        ),
         (_set("metrics.jsonl", 3, "seconds", to=10), "metrics.jsonl:4: seconds 10 come after 60.0"),
         (_set("metrics.jsonl", 2, "samples", to=[1]), "metrics.jsonl:3: samples is [1]"),
         (_set("metrics.jsonl", 2, to=7), "metrics.jsonl: line 3 is not a JSON object"),

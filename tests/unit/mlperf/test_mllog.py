@@ -43,7 +43,9 @@ def test_file_and_line_of_the_caller(log: MLPerfLogger) -> None:
         assert text in source[event["metadata"]["lineno"] - 1]
 
 
-def test_event_types_one_run_stop_and_no_output(log: MLPerfLogger, capfd: pytest.CaptureFixture[str]) -> None:
+def test_event_types_one_run_stop_and_no_output(
+    log: MLPerfLogger, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert not log.run_stop("aborted"), "the run has not begun"
     log.start("run_start")
     log.event("eval_accuracy", 0.5, {"epoch_num": 7})
@@ -70,14 +72,28 @@ def test_other_ranks_and_no_path_write_nothing(tmp_path: Path) -> None:
 
 
 NAN = float("nan")
-NOT_PLAIN = [np.float64(1), np.int32(1), np.ones(1), (1,), {1: 2}, {"a": np.float32(1)}, object(), torch.tensor(1)]
+NOT_PLAIN = [
+    np.float64(1),
+    np.int32(1),
+    np.ones(1),
+    (1,),
+    {1: 2},
+    {"a": np.float32(1)},
+    object(),
+    torch.tensor(1),
+]
 
 
 @pytest.mark.parametrize(
     ("value", "error"),
-    [*((value, TypeError) for value in NOT_PLAIN), *((value, ValueError) for value in (NAN, float("inf"), {"a": NAN}))],
+    [
+        *((value, TypeError) for value in NOT_PLAIN),
+        *((value, ValueError) for value in (NAN, float("inf"), {"a": NAN})),
+    ],
 )
-def test_only_plain_and_finite_values(log: MLPerfLogger, value: object, error: type[Exception]) -> None:
+def test_only_plain_and_finite_values(
+    log: MLPerfLogger, value: object, error: type[Exception]
+) -> None:
     for words in (("seed", value), ("seed", 1, {"more": value})):
         with pytest.raises(error):
             log.event(*words)
@@ -87,11 +103,20 @@ def test_only_plain_and_finite_values(log: MLPerfLogger, value: object, error: t
 
 
 def test_texts_that_the_official_tools_misread_are_spelt_otherwise(log: MLPerfLogger) -> None:
-    value = {"LOGDIR": "/runs/eval_accuracy/global_batch_size", "eval_error": ":::MLLOG {train_samples}"}
+    value = {
+        "LOGDIR": "/runs/eval_accuracy/global_batch_size",
+        "eval_error": ":::MLLOG {train_samples}",
+    }
     log.event("tracked_stats", value)
     log.event("eval_accuracy", 0.5, {"epoch_num": 7, "note": "submission_benchmark"})
     first, second = log.path.read_text().splitlines()
-    for text in ("eval_accuracy", "eval_error", "global_batch_size", "submission_benchmark", "train_samples"):
+    for text in (
+        "eval_accuracy",
+        "eval_error",
+        "global_batch_size",
+        "submission_benchmark",
+        "train_samples",
+    ):
         assert text not in first
         assert (text in second) == (text == "eval_accuracy")
     assert first.count(":::MLLOG") == 1
@@ -149,7 +174,10 @@ def test_other_lines_are_skipped_and_prefixes_cut(tmp_path: Path) -> None:
         ':::MLLOG {"time_ms": 5, "key"\n:::MLLOG [1]\n:::MLLOG {"key": "a"}\n'
     )
     read = read_log(path)
-    assert [(event.line, event.value, event.metadata) for event in read.events] == [(2, 3, {}), (3, 3, None)]
+    assert [(event.line, event.value, event.metadata) for event in read.events] == [
+        (2, 3, {}),
+        (3, 3, None),
+    ]
     assert [text.split(":")[0] for text in read.broken] == ["line 4", "line 5", "line 6"]
 
 
@@ -157,7 +185,9 @@ def test_a_line_that_would_exhaust_the_stack_is_broken(tmp_path: Path) -> None:
     path = tmp_path / "x.txt"
     for depth, words in ((20_000, "nested too deeply"), (200, "nested more than 64")):
         value = "[" * depth + "]" * depth
-        path.write_text(f':::MLLOG {{"time_ms": 5, "key": "x", "value": {value}, "metadata": {{}}}}\n')
+        path.write_text(
+            f':::MLLOG {{"time_ms": 5, "key": "x", "value": {value}, "metadata": {{}}}}\n'
+        )
         (found,) = read_log(path).broken
         assert words in found
 

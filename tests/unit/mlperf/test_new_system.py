@@ -67,16 +67,33 @@ BAD_NAMES = ["a-b", "a b", "", "../up", "1st", "a__b", "end_", "x" * 65, "a\nb"]
     [
         *((name, "h200_n1", None, "config.value", repr(name)) for name in BAD_NAMES),
         ("acme_1x8", "h200_n1", None, "config.value", "acme_1x8"),
-        *((name, "h200_n1", None, "file.exists", "systems/cpu_demo.json") for name in ("cpu_demo", "CPU_demo")),
+        *(
+            (name, "h200_n1", None, "file.exists", "systems/cpu_demo.json")
+            for name in ("cpu_demo", "CPU_demo")
+        ),
         ("pytorch", "h200_n1", None, "file.exists", "benchmarks/bert/implementations/pytorch"),
         ("acme", "nothing", None, "config.choice", "--from nothing"),
-        ("acme", "../implementations/h200_n1", None, "config.choice", "--from ../implementations/h200_n1"),
+        (
+            "acme",
+            "../implementations/h200_n1",
+            None,
+            "config.choice",
+            "--from ../implementations/h200_n1",
+        ),
         ("acme", "pytorch", None, "config.choice", "--from pytorch"),
         ("acme", "gb200", None, "config.ambiguous", "gb200"),
-        ("acme", "gb200", "config_GB200_9x9x9x9.sh", "config.choice", "--config config_GB200_9x9x9x9.sh"),
+        (
+            "acme",
+            "gb200",
+            "config_GB200_9x9x9x9.sh",
+            "config.choice",
+            "--config config_GB200_9x9x9x9.sh",
+        ),
     ],
 )
-def test_bad_and_taken_names_and_bad_origins(name, other, config, code, subject, tree: Path) -> None:
+def test_bad_and_taken_names_and_bad_origins(
+    name, other, config, code, subject, tree: Path
+) -> None:
     before = sorted(tree.rglob("*"))
     with user_error(code, subject):
         new_system(name, other, tree, config)
@@ -104,5 +121,10 @@ def test_the_command_names_the_next_step(tree: Path) -> None:
     done = CliRunner().invoke(app, ["new-system", "acme", "--from", "h200_n1", "--tree", str(tree)])
     assert done.exit_code == 0
     assert done.stdout.count("\ncreated ") == 5
-    for step in ("env.sh", "--print-config", "implementations/README.md", "describe-system --out systems/acme.json"):
+    for step in (
+        "env.sh",
+        "--print-config",
+        "implementations/README.md",
+        "describe-system --out systems/acme.json",
+    ):
         assert step in done.stdout

@@ -20,7 +20,9 @@ def test_every_value_of_ours_before_the_run_is_shared(tree_root: Path, tmp_path:
     runs = committed(tree_root / OWN_LOGS)
     may_differ = ("cache_clear", "init_start", "init_stop", "seed")
     lines = runs[3][: runs[3].index(nth(runs[3], "run_start"))]
-    lines = [line for line in lines if line["key"] not in may_differ] + [nth(runs[3], "eval_samples")]
+    lines = [line for line in lines if line["key"] not in may_differ] + [
+        nth(runs[3], "eval_samples")
+    ]
     assert len(lines) > 40
     for line in lines:
         line["value"] = "other"
@@ -39,7 +41,9 @@ def test_a_missing_run_of_a_series_is_reported(tree_root: Path, tmp_path: Path) 
 
 def test_paths_seeds_and_experiments_may_differ(tree_root: Path, tmp_path: Path) -> None:
     runs = committed(tree_root / OWN_LOGS)
-    each(configure("LOGDIR", "/elsewhere"), configure("EVALDIR", "/job17/eval"), configure("SEED", 5))(runs)
+    each(
+        configure("LOGDIR", "/elsewhere"), configure("EVALDIR", "/job17/eval"), configure("SEED", 5)
+    )(runs)
     assert "same settings" not in report(runs, tmp_path)
 
 
@@ -60,7 +64,9 @@ def test_the_end_of_another_run_is_found(ours: bool, tree_root: Path, tmp_path: 
     runs = committed(tree_root / "results" / "cpu_demo" / "bert") if ours else simulated(5)
     runs[3][:] = [line for line in runs[3] if line is not nth(runs[3], "eval_accuracy", 1)]
     for index in (-1, -2, -3):
-        nth(runs[3], "eval_accuracy", index)["value"] = nth(runs[1], "eval_accuracy", index)["value"]
+        nth(runs[3], "eval_accuracy", index)["value"] = nth(runs[1], "eval_accuracy", index)[
+            "value"
+        ]
     words = ("result_3.txt: line ", ": 3 accuracies, up to line ", ", are those of result_1.txt")
     expect(report(runs, tmp_path), "copies", Outcome.ERROR, *words)
 
@@ -74,7 +80,10 @@ def test_copies_between_systems_name_both(tmp_path: Path) -> None:
     others[4] = copy.deepcopy(runs[2])
     (complaint,) = check_copies_between([write(runs, folders[0]), write(others, folders[1])])
     assert complaint.outcome is Outcome.ERROR
-    assert re.search(r"^other/bert/result_4\.txt: line \d+: .* one/bert/result_2\.txt from line \d+", complaint.text)
+    assert re.search(
+        r"^other/bert/result_4\.txt: line \d+: .* one/bert/result_2\.txt from line \d+",
+        complaint.text,
+    )
 
 
 def test_unpacked_runs_share_their_counts(tmp_path: Path) -> None:
@@ -92,7 +101,9 @@ def test_unpacked_runs_share_their_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("noise", [0, 2, 5])
-def test_steady_intervals_of_thousands_of_accelerators_are_no_copies(noise: int, tmp_path: Path) -> None:
+def test_steady_intervals_of_thousands_of_accelerators_are_no_copies(
+    noise: int, tmp_path: Path
+) -> None:
     runs, chance = simulated(8), random.Random(noise)
     for run in runs:
         now = nth(run, "run_start")["time_ms"]

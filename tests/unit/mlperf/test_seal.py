@@ -27,7 +27,9 @@ def logdir(tmp_path: Path) -> Path:
     """Write two runs, and what an interrupted one left."""
     names = ("config.json", "metrics.jsonl", "summary.json", "curve.png")
     files = {f"run_{index}/{name}": f"{name} {index}" for index in range(2) for name in names}
-    files |= {f"result_{index}.txt": f"log {index}" for index in range(2)} | {"result_0.part0.txt": "interrupted"}
+    files |= {f"result_{index}.txt": f"log {index}" for index in range(2)} | {
+        "result_0.part0.txt": "interrupted"
+    }
     (tmp_path / "logdir/run_0/weights").mkdir(parents=True)
     return write_files(tmp_path / "logdir", files)
 
@@ -50,7 +52,11 @@ def test_a_seal_covers_what_was_copied_and_the_description(tree: Path, logdir: P
     (found,) = check_seal(results)
     assert found.outcome is Outcome.NOTE, "there is no seal"
     names = seal("machine", tree, logdir)
-    runs = [f"run_{index}.{name}" for index in range(2) for name in ("config.json", "metrics.jsonl", "summary.json")]
+    runs = [
+        f"run_{index}.{name}"
+        for index in range(2)
+        for name in ("config.json", "metrics.jsonl", "summary.json")
+    ]
     assert names == ["bert/result_0.txt", "bert/result_1.txt", *runs, "../../systems/machine.json"]
     assert set(stored_files(results)) == {*names[:-1], SUMS}
     subprocess.run(["sha256sum", "--check", "--strict", "--quiet", SUMS], cwd=results, check=True)
@@ -85,18 +91,48 @@ def test_a_name_that_sha256sum_escapes_is_refused(tree: Path, logdir: Path, name
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda folder: (folder / "bert/result_0.txt").write_text("x"), "bert/result_0.txt is another file"),
-        (lambda folder: (folder / "run_1.metrics.jsonl").unlink(), "run_1.metrics.jsonl is missing"),
-        (lambda folder: (folder / "bert/result_9.txt").write_text("x"), f"bert/result_9.txt is not in {SUMS}"),
-        (lambda folder: (folder / "run_9.config.json").write_text("x"), f"run_9.config.json is not in {SUMS}"),
-        (lambda folder: (folder / "../../systems/machine.json").write_text("[]"), "machine.json is another file"),
+        (
+            lambda folder: (folder / "bert/result_0.txt").write_text("x"),
+            "bert/result_0.txt is another file",
+        ),
+        (
+            lambda folder: (folder / "run_1.metrics.jsonl").unlink(),
+            "run_1.metrics.jsonl is missing",
+        ),
+        (
+            lambda folder: (folder / "bert/result_9.txt").write_text("x"),
+            f"bert/result_9.txt is not in {SUMS}",
+        ),
+        (
+            lambda folder: (folder / "run_9.config.json").write_text("x"),
+            f"run_9.config.json is not in {SUMS}",
+        ),
+        (
+            lambda folder: (folder / "../../systems/machine.json").write_text("[]"),
+            "machine.json is another file",
+        ),
         (lambda folder: (folder / SUMS).write_text(""), f"{SUMS} is empty"),
-        (lambda folder: (folder / SUMS).write_text("x" * 2**20), f"{SUMS}:1 is not a line of sha256sum"),
-        (lambda folder: (folder / SUMS).write_text("x" * (2**20 + 1)), f"{SUMS} is larger than 1 MB"),
+        (
+            lambda folder: (folder / SUMS).write_text("x" * 2**20),
+            f"{SUMS}:1 is not a line of sha256sum",
+        ),
+        (
+            lambda folder: (folder / SUMS).write_text("x" * (2**20 + 1)),
+            f"{SUMS} is larger than 1 MB",
+        ),
         (lambda folder: (folder / SUMS).write_bytes(b"\xff"), f"{SUMS} cannot be read"),
-        (lambda folder: (folder / SUMS).write_text(f"{'0' * 64}  ../x\n"), "../x, which is outside"),
-        (lambda folder: (folder / SUMS).write_text((folder / SUMS).read_text() * 2), "lists bert/result_0.txt twice"),
-        (lambda folder: shutil.move(folder / SUMS, folder / f"{SUMS}.sig"), f"signs {SUMS}, which is missing"),
+        (
+            lambda folder: (folder / SUMS).write_text(f"{'0' * 64}  ../x\n"),
+            "../x, which is outside",
+        ),
+        (
+            lambda folder: (folder / SUMS).write_text((folder / SUMS).read_text() * 2),
+            "lists bert/result_0.txt twice",
+        ),
+        (
+            lambda folder: shutil.move(folder / SUMS, folder / f"{SUMS}.sig"),
+            f"signs {SUMS}, which is missing",
+        ),
     ],
 )
 def test_changes_that_break_a_seal_are_named(change, words, tree, logdir):
@@ -112,7 +148,9 @@ def test_a_signature(tree: Path, logdir: Path, key: Path, monkeypatch: pytest.Mo
     assert "covers 9 files, signed" in done.output
     results = tree / "results" / "machine"
     words = ["ssh-keygen", "-l", "-f", f"{key}.pub"]
-    fingerprint = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()[1]
+    fingerprint = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()[
+        1
+    ]
     (found,) = check_seal(results)
     assert found.outcome is Outcome.NOTE
     assert fingerprint in found.text
@@ -121,7 +159,9 @@ def test_a_signature(tree: Path, logdir: Path, key: Path, monkeypatch: pytest.Mo
         (found,) = check_seal(results)
     assert (found.outcome, "ssh-keygen is not installed" in found.text) == (Outcome.WARN, True)
     (results / f"{SUMS}.minisig").write_text("untrusted comment")
-    assert any("is not verified: run minisign -V" in complaint.text for complaint in check_seal(results))
+    assert any(
+        "is not verified: run minisign -V" in complaint.text for complaint in check_seal(results)
+    )
     sums = (results / SUMS).read_text()
     (results / SUMS).write_text(sums + f"{'0' * 64}  nothing\n")
     assert f"{SUMS}.sig is not a signature of {SUMS}" in _errors(tree)

@@ -27,11 +27,18 @@ def wrong(said) -> dict[str, str]:
     speed=st.floats(0.05, 150),
     slow=st.booleans(),
 )
-def test_honest_packed_runs_raise_no_error(tmp_path_factory, seed: int, batch: int, speed: float, slow: bool) -> None:
+def test_honest_packed_runs_raise_no_error(
+    tmp_path_factory, seed: int, batch: int, speed: float, slow: bool
+) -> None:
     said = report(simulated(seed, batch, speed, slow), tmp_path_factory.mktemp("honest"))
-    if said.get("speed", (NOTE, ""))[0] is WARN:  # the slow interval where it is long, or the run without one
+    if (
+        said.get("speed", (NOTE, ""))[0] is WARN
+    ):  # the slow interval where it is long, or the run without one
         # By chance, one set in a hundred has a run that is faster than its others allow.
-        assert re.search("usually|the whole run trained" if slow else "the whole run trained", said.pop("speed")[1])
+        assert re.search(
+            "usually|the whole run trained" if slow else "the whole run trained",
+            said.pop("speed")[1],
+        )
     assert wrong(said) == {}
 
 
@@ -46,7 +53,9 @@ def test_a_run_faster_than_a_steady_set(tmp_path: Path) -> None:
     runs = simulated(1)
     for which, run in enumerate(runs):
         ms = nth(run, "run_stop")["time_ms"] - nth(run, "run_start")["time_ms"]
-        squeezed(nth(run, "train_samples")["value"] / ms / (0.112 if which == 3 else 0.1), which)(runs)
+        squeezed(nth(run, "train_samples")["value"] / ms / (0.112 if which == 3 else 0.1), which)(
+            runs
+        )
     words = "the whole run trained 112 samples a second, the others 100,"
     expect(report(runs, tmp_path), "speed", WARN, "result_3.txt: line ", words)
     squeezed(1.05)(runs)
@@ -70,7 +79,10 @@ def test_programs_that_log_less_or_more_raise_no_error(tmp_path: Path) -> None:
         run[:] = [line for line in run if index % 2 or line["key"] != "eval_start"]
         for line in run:
             if line["key"] == "eval_stop":
-                line["metadata"] = {"epoch_count": line["metadata"]["epoch_num"], "samples_count": 10_000}
+                line["metadata"] = {
+                    "epoch_count": line["metadata"]["epoch_num"],
+                    "samples_count": 10_000,
+                }
         last = sum(line["key"] == "eval_accuracy" for line in run) - 1
         ends = [repeat("init_start", after=3, which=index)]
         ends += [repeat("eval_accuracy", n, which=index) for n in range(last, -1, -1)]
@@ -80,7 +92,9 @@ def test_programs_that_log_less_or_more_raise_no_error(tmp_path: Path) -> None:
     assert wrong(report(runs, tmp_path)) == {}
 
 
-def test_keys_that_a_later_writer_adds_may_come_anywhere_before_the_end(tree_root: Path, tmp_path: Path) -> None:
+def test_keys_that_a_later_writer_adds_may_come_anywhere_before_the_end(
+    tree_root: Path, tmp_path: Path
+) -> None:
     runs = committed(tree_root / OWN_LOGS)
     for run in runs:
         run.insert(len(run) - 2, nth(run, "train_samples") | {"key": "steps"})
@@ -101,12 +115,29 @@ def test_concurrent_runs_on_other_machines(tree_root: Path, tmp_path: Path) -> N
     assert "same settings" not in said
 
 
-ODD = [None, True, "", [], {}, [[1]], {"value": {}}, -1, 10**400, 10**300, float("nan"), float("-inf"), 5e-324, "1e5"]
+ODD = [
+    None,
+    True,
+    "",
+    [],
+    {},
+    [[1]],
+    {"value": {}},
+    -1,
+    10**400,
+    10**300,
+    float("nan"),
+    float("-inf"),
+    5e-324,
+    "1e5",
+]
 
 
 @settings(max_examples=40)
 @given(data=st.data())
-def test_nothing_in_a_log_stops_the_checks(tree_root: Path, tmp_path_factory, data: st.DataObject) -> None:
+def test_nothing_in_a_log_stops_the_checks(
+    tree_root: Path, tmp_path_factory, data: st.DataObject
+) -> None:
     runs = committed(tree_root / OWN_LOGS)[:3] if data.draw(st.booleans()) else simulated(7)[:3]
     for _ in range(4):
         line = data.draw(st.sampled_from(data.draw(st.sampled_from(runs))))
@@ -120,4 +151,8 @@ def test_nothing_in_a_log_stops_the_checks(tree_root: Path, tmp_path_factory, da
         else:
             line[place] = odd
     said = report(runs, tmp_path_factory.mktemp("odd"))
-    assert [words for _, words in said.values() if not re.match(r"(ERROR: |warning: )?result_\d\.txt: ", words)] == []
+    assert [
+        words
+        for _, words in said.values()
+        if not re.match(r"(ERROR: |warning: )?result_\d\.txt: ", words)
+    ] == []

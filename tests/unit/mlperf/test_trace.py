@@ -27,7 +27,11 @@ from user_errors import user_error
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIG = "benchmarks/bert/implementations/cpu_demo/config_cpu_1x1x32x1_demo.sh"
-COMMITTED = [path for path in sorted(ROOT.glob("results/*/bert/result_0.txt")) if '"configuration"' in path.read_text()]
+COMMITTED = [
+    path
+    for path in sorted(ROOT.glob("results/*/bert/result_0.txt"))
+    if '"configuration"' in path.read_text()
+]
 
 # Prints the files of the package that a run has loaded, in its last line. Measuring a machine's peak takes seconds.
 PROGRAM = """
@@ -89,16 +93,26 @@ def places(chain: Trace, step: str) -> list[tuple[str, str]]:
 
 
 def test_every_key_is_followed(chains: dict[str, Trace]) -> None:
-    assert {"eval_accuracy", "configuration", "opt_base_learning_rate", "opt_lamb_beta_1"} <= set(chains)
+    assert {"eval_accuracy", "configuration", "opt_base_learning_rate", "opt_lamb_beta_1"} <= set(
+        chains
+    )
     assert {key: chain.broken for key, chain in chains.items() if chain.broken} == {}
-    assert [key for key, chain in chains.items() if not chain.meaning] == ["run_stop"]  # its docstring is the command's
+    assert [key for key, chain in chains.items() if not chain.meaning] == [
+        "run_stop"
+    ]  # its docstring is the command's
 
 
-def assert_traces_name_only_loaded_files(recipe: str, chains: dict[str, Trace], loaded: str) -> None:
+def assert_traces_name_only_loaded_files(
+    recipe: str, chains: dict[str, Trace], loaded: str
+) -> None:
     recipes = {path.name for path in (ROOT / PACKAGE_HOME / "recipes").glob("*.py")}
     others = recipes - {f"{recipe}.py", f"{recipe}_build.py", "assembly.py"}
     names = {Path(name).relative_to(ROOT).as_posix() for name in json.loads(loaded)}
-    found = {link.place.rpartition(":")[0] for chain in chains.values() for link in (*chain.links, *chain.meaning)}
+    found = {
+        link.place.rpartition(":")[0]
+        for chain in chains.values()
+        for link in (*chain.links, *chain.meaning)
+    }
     named = {name for name in found if name.startswith(PACKAGE_HOME)}
     assert len(named) > 10
     assert named - names == set()
@@ -106,17 +120,26 @@ def assert_traces_name_only_loaded_files(recipe: str, chains: dict[str, Trace], 
 
 
 def test_traces_name_only_files_that_the_run_loaded(run: Path, chains: dict[str, Trace]) -> None:
-    assert_traces_name_only_loaded_files("packed_lamb", chains, (run.parent / "loaded.json").read_text())
+    assert_traces_name_only_loaded_files(
+        "packed_lamb", chains, (run.parent / "loaded.json").read_text()
+    )
 
 
 def settings_of(recipe: str, folder: Path) -> dict[str, object]:
     """Return settings of a run of three steps, and write its data."""
-    values: dict[str, object] = {"average_packing_rate": 1, "gradient_accumulation_steps": 1, "max_steps": 3}
+    values: dict[str, object] = {
+        "average_packing_rate": 1,
+        "gradient_accumulation_steps": 1,
+        "max_steps": 3,
+    }
     values["recipe"] = recipe.removesuffix("_text").removesuffix("_stored")
     if recipe.startswith("masked_lm"):
         values |= {"lr_milestones": "2", "lr_gamma": 0.5}
     words = [*"abcdefghijklmnopqrstuvwxyz", "cold", "warm", "sun", "snow"]
-    unused = [f"[unused{number}]" for number in range(SHAPE["vocab_size"] - len(words) - len(SPECIAL_TOKENS))]
+    unused = [
+        f"[unused{number}]"
+        for number in range(SHAPE["vocab_size"] - len(words) - len(SPECIAL_TOKENS))
+    ]
     (folder / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *words, *unused]) + "\n")
     if recipe == "masked_lm_text":
         sets = [write_texts(folder / str(seed), random_texts(40, seed)) for seed in range(2)]
@@ -128,12 +151,22 @@ def settings_of(recipe: str, folder: Path) -> dict[str, object]:
     else:
         return values
     places = dict(zip(("input_dir", "eval_dir"), sets, strict=True))
-    return {**values, **places, "tokenizer": folder / "vocab.txt", "synthetic_data": 0, "max_seq_length": 16}
+    return {
+        **values,
+        **places,
+        "tokenizer": folder / "vocab.txt",
+        "synthetic_data": 0,
+        "max_seq_length": 16,
+    }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["ddp_adam", "masked_lm_stored", "masked_lm_text", "classification"])
-def test_traces_of_other_recipes_name_only_files_that_the_run_loaded(recipe: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "recipe", ["ddp_adam", "masked_lm_stored", "masked_lm_text", "classification"]
+)
+def test_traces_of_other_recipes_name_only_files_that_the_run_loaded(
+    recipe: str, tmp_path: Path
+) -> None:
     words = train_arguments(tmp_path, **settings_of(recipe, tmp_path))
     done = run_quietly(sys.executable, "-c", PROGRAM, *words)
     log = tmp_path / "out/result_0.txt"
@@ -146,7 +179,11 @@ SLOW = {"cpu_cluster": [pytest.mark.slow]}
 
 
 @pytest.mark.parametrize(
-    "path", [pytest.param(path, id=path.parts[-3], marks=SLOW.get(path.parts[-3], ())) for path in COMMITTED]
+    "path",
+    [
+        pytest.param(path, id=path.parts[-3], marks=SLOW.get(path.parts[-3], ()))
+        for path in COMMITTED
+    ],
 )
 def test_committed_results_are_traced(path: Path) -> None:
     """Logs written before settings were declared in sections are traced with the code of their commit."""
@@ -167,26 +204,45 @@ def test_committed_results_are_traced(path: Path) -> None:
 
 def test_where_values_come_from(run: Path, chains: dict[str, Trace]) -> None:
     number = (ROOT / CONFIG).read_text().splitlines().index("export OPT_LAMB_BETA_1=0.9") + 1
-    assert places(chains["opt_lamb_beta_1"], "setting") == [(f"{CONFIG}:{number}", "export OPT_LAMB_BETA_1=0.9")]
+    assert places(chains["opt_lamb_beta_1"], "setting") == [
+        (f"{CONFIG}:{number}", "export OPT_LAMB_BETA_1=0.9")
+    ]
     readers = places(chains["opt_lamb_beta_1"], "read by")
-    assert any("config.beta1" in text and "/optim/optimizers.py" in place for place, text in readers)
+    assert any(
+        "config.beta1" in text and "/optim/optimizers.py" in place for place, text in readers
+    )
     ((place, text),) = places(chains["opt_lamb_epsilon"], "setting")
     assert place.startswith(f"{PACKAGE_HOME}/optim/config.py:")
     assert text == "default=1e-06,"
     power = places(chains["opt_lamb_learning_rate_decay_poly_power"], "setting")
     assert power == [(f"{run.parent}/more.yaml:2", "poly_power: 2")]
     assert places(chains["opt_learning_rate_training_steps"], "setting")[0][0] == "flag --max_steps"
-    assert ("environment BATCHSIZE", "BATCHSIZE = 4") in places(chains["global_batch_size"], "setting")
+    assert ("environment BATCHSIZE", "BATCHSIZE = 4") in places(
+        chains["global_batch_size"], "setting"
+    )
     assert places(chains["config_file"], "file") == [(CONFIG, "")]
-    assert any("training/evaluate.py:" in place for place, _ in places(chains["eval_accuracy"], "computed by"))
+    assert any(
+        "training/evaluate.py:" in place
+        for place, _ in places(chains["eval_accuracy"], "computed by")
+    )
     assert any("def git_state(" in text for _, text in places(chains["commit"], "computed by"))
 
 
 def test_the_meaning_of_values(chains: dict[str, Trace]) -> None:
-    meaning = {key: [(link.step, link.text) for link in chain.meaning] for key, chain in chains.items()}
-    assert ("setting", f"MAX_STEPS: {settings_by_key()['max_steps'].meaning}") in meaning["max_steps"]
-    assert ("field", 'compiler: str  # that built the native libraries; "none" if none was used') in meaning["compiler"]
-    assert any(step == "function" and text.startswith("metrics: ") for step, text in meaning["eval_accuracy"])
+    meaning = {
+        key: [(link.step, link.text) for link in chain.meaning] for key, chain in chains.items()
+    }
+    assert ("setting", f"MAX_STEPS: {settings_by_key()['max_steps'].meaning}") in meaning[
+        "max_steps"
+    ]
+    assert (
+        "field",
+        'compiler: str  # that built the native libraries; "none" if none was used',
+    ) in meaning["compiler"]
+    assert any(
+        step == "function" and text.startswith("metrics: ")
+        for step, text in meaning["eval_accuracy"]
+    )
     assert meaning["run_start"] == [("logged in", "start: Log run_start.")]
 
 
@@ -203,17 +259,34 @@ def test_official_tools_read_such_a_log(run: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "old", "new", "broken"),
     [
-        ("opt_lamb_beta_1", '"opt_lamb_beta_1", "value": 0.9', '"opt_lamb_beta_1", "value": 0.8', "the log says 0.8"),
+        (
+            "opt_lamb_beta_1",
+            '"opt_lamb_beta_1", "value": 0.9',
+            '"opt_lamb_beta_1", "value": 0.8',
+            "the log says 0.8",
+        ),
         ("opt_lamb_beta_1", "demo.sh:", "demo.sh:1", "does not set OPT_LAMB_BETA_1"),
-        ("opt_lamb_epsilon", "recipe packed_lamb", "recipe x", "recipes/x.py has no default for opt_epsilon"),
-        ("config_file_sha256", 'file_sha256", "value": "', 'file_sha256", "value": "0', "is not the file of"),
+        (
+            "opt_lamb_epsilon",
+            "recipe packed_lamb",
+            "recipe x",
+            "recipes/x.py has no default for opt_epsilon",
+        ),
+        (
+            "config_file_sha256",
+            'file_sha256", "value": "',
+            'file_sha256", "value": "0',
+            "is not the file of",
+        ),
         ("config_file", "1x1x32x1", "1x1x1x1", "is not in the tree"),
         ("seed", '"configuration"', '"other"', "is not in the log's configuration"),
         ("eval_accuracy", '"lineno": ', '"lineno": 9999', "is not in the tree"),
         ("opt_precision", '"precision"', '"opt_precision"', "does not log opt_precision"),
     ],
 )
-def test_a_broken_link_is_named(key: str, old: str, new: str, broken: str, run: Path, tmp_path: Path) -> None:
+def test_a_broken_link_is_named(
+    key: str, old: str, new: str, broken: str, run: Path, tmp_path: Path
+) -> None:
     text = run.read_text()
     assert old in text
     log = tmp_path / "result_0.txt"
@@ -305,7 +378,9 @@ def test_a_search_of_code(tmp_path: Path) -> None:
     assert located(code.readers("max_steps")) == ["recipes/x_build.py:6"], "by the property"
     assert located(code.readers("log_freq")) == ["training/loop.py:6"]
     assert code.readers("seed") == []
-    assert located(code.default_of(settings["max_sequences_per_pack"], RECIPE)) == ["recipes/x.py:4"]
+    assert located(code.default_of(settings["max_sequences_per_pack"], RECIPE)) == [
+        "recipes/x.py:4"
+    ]
     assert code.default_of(settings["recipe"], RECIPE) == [(f"{RECIPE}:3", 'name="x",')]
     assert located(code.setters("accuracy")) == ["training/loop.py:5"]
     assert located(code.definitions("measure")) == ["models/m.py:4"], "that does something"
@@ -341,8 +416,13 @@ def begin(value: Unused) -> Annotated:
 def test_names_are_followed_definition_by_definition(tmp_path: Path) -> None:
     write_files(tmp_path / PACKAGE_HOME, REACHED)
     home = f"{PACKAGE_HOME}/"
-    code = ReachableCode(Sources(tmp_path, Log(Path("x"), ())), [f"{home}start.py", f"{home}absent.py"])
-    found = {file.removeprefix(home): [node.lineno for node in code.statements(file)] for file in code.files}
+    code = ReachableCode(
+        Sources(tmp_path, Log(Path("x"), ())), [f"{home}start.py", f"{home}absent.py"]
+    )
+    found = {
+        file.removeprefix(home): [node.lineno for node in code.statements(file)]
+        for file in code.files
+    }
     assert found == {
         "start.py": [8],
         "rooms/registered.py": [1, 2],  # a statement of an imported package

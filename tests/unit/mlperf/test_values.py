@@ -31,7 +31,12 @@ IMPOSSIBLE = [
     ("gradient_accumulation_steps", "0", "values", "at least 1"),
     ("opt_learning_rate_training_steps", "-1", "values", "at least 1"),
     ("opt_learning_rate_warmup_steps", "-5", "values", "at least 0"),
-    ("num_warmup_steps", "50", "values", "num_warmup_steps is 50, but opt_learning_rate_warmup_steps"),
+    (
+        "num_warmup_steps",
+        "50",
+        "values",
+        "num_warmup_steps is 50, but opt_learning_rate_warmup_steps",
+    ),
     ("start_warmup_step", "10", "values", "the rate is negative before it"),
     ("start_warmup_step", "-1e12", "values", "further back than"),
     ("start_warmup_step", "-0.5", "values", "not a whole number"),
@@ -55,14 +60,20 @@ CLOSED = [
 
 
 @pytest.mark.parametrize("program", ["log", "ours"])
-@pytest.mark.parametrize(("key", "value", "check", "words"), IMPOSSIBLE, ids=lambda part: str(part)[:40])
-def test_impossible_values_are_found_at_their_line(program, key, value, check, words, request) -> None:
+@pytest.mark.parametrize(
+    ("key", "value", "check", "words"), IMPOSSIBLE, ids=lambda part: str(part)[:40]
+)
+def test_impossible_values_are_found_at_their_line(
+    program, key, value, check, words, request
+) -> None:
     path = request.getfixturevalue(program)
     number = set_value(path, key, value)
     expect(report([path]), check, Outcome.ERROR, f"result_0.txt: line {number}: {key}", words)
 
 
-@pytest.mark.parametrize(("key", "value", "check", "words"), CLOSED, ids=[case[0] for case in CLOSED])
+@pytest.mark.parametrize(
+    ("key", "value", "check", "words"), CLOSED, ids=[case[0] for case in CLOSED]
+)
 def test_the_closed_division_limits_values(key, value, check, words, log) -> None:
     number = set_value(log, key, value)
     expect(report([log]), check, Outcome.ERROR, f"result_0.txt: line {number}: ", words)
@@ -88,7 +99,11 @@ def test_another_method_is_for_the_open_division(key, value, words, log) -> None
 
 
 def test_the_closed_method_may_be_logged(log: Path) -> None:
-    for key, value in (("opt_name", '"LAMB"'), ("opt_gradient_clip_norm", "1"), ("max_sequence_length", "512")):
+    for key, value in (
+        ("opt_name", '"LAMB"'),
+        ("opt_gradient_clip_norm", "1"),
+        ("max_sequence_length", "512"),
+    ):
         add_line(log, "opt_lamb_beta_2", key, value)
     assert "rules" not in report([log])
 
@@ -106,14 +121,20 @@ def test_caches_are_cleared_before_the_run(log: Path, ours: Path) -> None:
     line = next(line for line in log.read_text().splitlines() if '"cache_clear"' in line)
     edit(log, "cache_clear", ".*\n", "")
     number = edit(log, "run_start", "(.*\n)", rf"\1{line}\n") + 1
-    assert f"result_0.txt: line {number}: cache_clear comes after run_start" in report([log])["rules"][1]
+    assert (
+        f"result_0.txt: line {number}: cache_clear comes after run_start"
+        in report([log])["rules"][1]
+    )
     edit(ours, "cache_clear", ".*\n", "")
     assert report([ours])["rules"][0] is Outcome.ERROR
     assert "result_0.txt: cache_clear is missing" in report([ours])["rules"][1]
 
 
 def test_whole_steps_may_be_floats_and_numbers_text(log: Path) -> None:
-    for key, value in (("opt_learning_rate_training_steps", "6700.0"), ("start_warmup_step", "0.0")):
+    for key, value in (
+        ("opt_learning_rate_training_steps", "6700.0"),
+        ("start_warmup_step", "0.0"),
+    ):
         set_value(log, key, value)
     assert "values" not in report([log])
     number = set_value(log, "opt_lamb_weight_decay_rate", '"0.01"')
@@ -121,7 +142,9 @@ def test_whole_steps_may_be_floats_and_numbers_text(log: Path) -> None:
     expect(report([log]), "plain numbers", Outcome.WARN, words)
 
 
-@pytest.mark.parametrize(("key", "line"), [("cache_clear", "value"), ("run_stop", "status"), ("seed", "key")])
+@pytest.mark.parametrize(
+    ("key", "line"), [("cache_clear", "value"), ("run_stop", "status"), ("seed", "key")]
+)
 def test_a_name_twice_in_a_line(key: str, line: str, log: Path) -> None:
     number = edit(log, key, f'"{line}": ', f'"{line}": "x", "{line}": ')
     words = f"result_0.txt: line {number}: ValueError the name '{line}' is given twice"
@@ -129,12 +152,18 @@ def test_a_name_twice_in_a_line(key: str, line: str, log: Path) -> None:
 
 
 def move(path: Path, key: str, milliseconds: int) -> int:
-    return edit(path, key, r'"time_ms": (\d+)', lambda report: f'"time_ms": {int(report[1]) + milliseconds}')
+    return edit(
+        path, key, r'"time_ms": (\d+)', lambda report: f'"time_ms": {int(report[1]) + milliseconds}'
+    )
 
 
 @pytest.mark.parametrize("is_own", [True, False], ids=["ours", "others"])
 def test_caches_fill_again(is_own: bool, tmp_path: Path) -> None:
-    logs = copy_of_ours(tmp_path, 3) if is_own else [write_log(tmp_path / f"result_{n}.txt", seed=n) for n in range(3)]
+    logs = (
+        copy_of_ours(tmp_path, 3)
+        if is_own
+        else [write_log(tmp_path / f"result_{n}.txt", seed=n) for n in range(3)]
+    )
     assert "rules" not in report(logs)
     outcome = Outcome.ERROR if is_own else Outcome.WARN
     line = f"result_1.txt: line {move(logs[1], 'cache_clear', -700_000)}: cache_clear comes"
@@ -146,7 +175,12 @@ def test_caches_fill_again(is_own: bool, tmp_path: Path) -> None:
 def test_caches_of_one_run_left_open(tmp_path: Path) -> None:
     logs = [write_log(tmp_path / f"result_{n}.txt", seed=n) for n in range(3)]
     number = set_value(logs[1], "cache_clear", "null")
-    expect(report(logs), "rules", Outcome.WARN, f"result_1.txt: line {number}: cache_clear is null, in other logs true")
+    expect(
+        report(logs),
+        "rules",
+        Outcome.WARN,
+        f"result_1.txt: line {number}: cache_clear is null, in other logs true",
+    )
 
 
 def test_a_key_logged_twice(log: Path, ours: Path) -> None:
@@ -173,10 +207,17 @@ SETTING_OF = words_as_dict("""
 """)
 # Key, value, what it must say.
 NOT_AS_SET = [
-    *((key, '"other"', f"{key} is 'other', its configuration says {env} = ") for key, env in SETTING_OF.items()),
+    *(
+        (key, '"other"', f"{key} is 'other', its configuration says {env} = ")
+        for key, env in SETTING_OF.items()
+    ),
     ("global_batch_size", "68", "BATCHSIZE 32 x 1 ranks x PACKING_FACTOR 1.05 is 34"),
     ("recipe", '"ddp_adam"', "RECIPE = 'packed_lamb'"),
-    ("model_shape", '"benchmarks/bert/implementations/pytorch/configs/base.json"', "BERT_CONFIG = "),
+    (
+        "model_shape",
+        '"benchmarks/bert/implementations/pytorch/configs/base.json"',
+        "BERT_CONFIG = ",
+    ),
     ("eval_samples", "10000", "NUM_EVAL_EXAMPLES = 2000"),
     ("cache_clear", "false", "CACHES_CLEARED = True"),
     ("ranks", "2", "config_cpu_1x1x32x1_demo.sh is for 1 x 1"),
@@ -192,13 +233,25 @@ NOT_AS_SET = [
 @pytest.mark.parametrize(
     ("name", "value", "outcome", "words"),
     [
-        ("WARMUP_PROPORTION", "0.1", Outcome.ERROR, "says WARMUP_PROPORTION = 0.1 of MAX_STEPS = 4300"),
+        (
+            "WARMUP_PROPORTION",
+            "0.1",
+            Outcome.ERROR,
+            "says WARMUP_PROPORTION = 0.1 of MAX_STEPS = 4300",
+        ),
         ("BATCHSIZE", "64", Outcome.ERROR, "BATCHSIZE is 64, but benchmarks/"),
         ("GRADIENT_STEPS", "3", Outcome.ERROR, "BATCHSIZE 32 cannot be 3 equal micro-batches"),
-        ("RESUME", "true", Outcome.WARN, "its configuration says RESUME = True, but it has no resumed_from_step"),
+        (
+            "RESUME",
+            "true",
+            Outcome.WARN,
+            "its configuration says RESUME = True, but it has no resumed_from_step",
+        ),
     ],
 )
-def test_a_setting_is_that_of_its_keys(name: str, value: str, outcome: Outcome, words: str, ours: Path) -> None:
+def test_a_setting_is_that_of_its_keys(
+    name: str, value: str, outcome: Outcome, words: str, ours: Path
+) -> None:
     edit(ours, "configuration", rf'("{name}": {{"value": )[^,]*', rf"\g<1>{value}")
     expect(report([ours]), "configuration", outcome, "result_0.txt: line ", words)
 
@@ -206,7 +259,9 @@ def test_a_setting_is_that_of_its_keys(name: str, value: str, outcome: Outcome, 
 @pytest.mark.parametrize(("key", "value", "words"), NOT_AS_SET, ids=lambda part: str(part)[:40])
 def test_a_value_is_that_of_its_setting(key: str, value: str, words: str, ours: Path) -> None:
     is_logged = f'"key": "{key}"' in ours.read_text()
-    number = set_value(ours, key, value) if is_logged else add_line(ours, "eval_samples", key, value)
+    number = (
+        set_value(ours, key, value) if is_logged else add_line(ours, "eval_samples", key, value)
+    )
     expect(report([ours]), "configuration", Outcome.ERROR, f"result_0.txt: line {number}: ", words)
 
 
@@ -215,7 +270,12 @@ def test_a_synthetic_set_may_be_smaller_than_asked_for(ours: Path) -> None:
     words = "eval_samples is 8, its configuration says NUM_EVAL_EXAMPLES = 2000"
     expect(report([ours]), "configuration", Outcome.ERROR, words)
     set_value(ours, "eval_data", json.dumps(read_log(ours).value("train_data")))
-    expect(report([ours]), "configuration", Outcome.ERROR, "eval_data is train_data, so nothing was held out")
+    expect(
+        report([ours]),
+        "configuration",
+        Outcome.ERROR,
+        "eval_data is train_data, so nothing was held out",
+    )
     for key in ("train_data", "eval_data"):
         set_value(ours, key, '"synthetic"')
     edit(ours, "configuration", '("SYNTH_DATA": {"value": )false', r"\g<1>true")
@@ -224,7 +284,9 @@ def test_a_synthetic_set_may_be_smaller_than_asked_for(ours: Path) -> None:
 
 def test_the_last_batch_of_a_classifiers_epoch_may_be_smaller(ours: Path) -> None:
     add_line(ours, "eval_samples", "steps", "4000")
-    expect(report([ours]), "configuration", Outcome.ERROR, "4000 steps of 32 packs of 1 to 3 sequences")
+    expect(
+        report([ours]), "configuration", Outcome.ERROR, "4000 steps of 32 packs of 1 to 3 sequences"
+    )
     for key in ("recipe", "configuration"):
         edit(ours, key, '"packed_lamb"', '"classification"')
     assert "configuration" not in report([ours])
@@ -236,7 +298,10 @@ def test_tokens_are_those_of_the_sequences(ours: Path) -> None:
     assert "configuration" not in report([ours])
     add_line(ours, "eval_samples", "tokens", "100015")
     add_line(ours, "eval_samples", "skipped_steps", "5000")
-    words = ("tokens is 100015, of 100016 sequences of at most 64", "skipped_steps is 5000, of 3000 steps")
+    words = (
+        "tokens is 100015, of 100016 sequences of at most 64",
+        "skipped_steps is 5000, of 3000 steps",
+    )
     expect(report([ours]), "configuration", Outcome.ERROR, *words)
 
 
@@ -249,6 +314,8 @@ def test_a_closed_target_and_a_configuration_of_another_form(ours: Path) -> None
 def test_all_committed_results_agree_with_themselves() -> None:
     for folder in sorted(ROOT.glob("results/*/bert")):
         paths = sorted(folder.glob("result_*.txt"))
-        assert {check: said for check, said in report(paths).items() if said[0] == "ERROR"} == {}, folder
+        assert {check: said for check, said in report(paths).items() if said[0] == "ERROR"} == {}, (
+            folder
+        )
         metrics = check_metrics(ResultSet([read_log(path) for path in paths]))
         assert [found for found in metrics if found.outcome is Outcome.ERROR] == []

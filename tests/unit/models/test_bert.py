@@ -53,15 +53,21 @@ def test_equals_hugging_face(activation, sparse):
     logits = model(batch, None)
     peer_logits = expected.prediction_logits[inputs["labels"] != -100]
     torch.testing.assert_close(logits.masked[:, : shape.vocab_size], peer_logits, atol=1e-5, rtol=0)
-    torch.testing.assert_close(logits.next_sentence, expected.seq_relationship_logits, atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        logits.next_sentence, expected.seq_relationship_logits, atol=1e-5, rtol=0
+    )
     loss, gradients = step_loss(model, batch)
     assert loss == pytest.approx(float(expected.loss.detach()), abs=1e-5)
     for name, parameter in peer.named_parameters():
-        torch.testing.assert_close(gradients[name][: len(parameter)], parameter.grad, atol=1e-5, rtol=0, msg=name)
+        torch.testing.assert_close(
+            gradients[name][: len(parameter)], parameter.grad, atol=1e-5, rtol=0, msg=name
+        )
 
 
 def test_last_layer_at_the_heads_only_is_the_same_with_dropout():
-    found, expected = (step_loss(made(sparse_last_layer=sparse), made_batch(), (1, 1)) for sparse in (True, False))
+    found, expected = (
+        step_loss(made(sparse_last_layer=sparse), made_batch(), (1, 1)) for sparse in (True, False)
+    )
     assert found[0] == pytest.approx(expected[0], abs=2e-6)
     torch.testing.assert_close(found[1], expected[1], atol=2e-6, rtol=1e-4)
 
@@ -86,7 +92,9 @@ def test_query_key_and_value_are_contiguous():
     FlatParameters(model.ordered_parameters())
     part = model.bert.encoder.layer[1].attention.self
     places = [linear.weight.data_ptr() for linear in (part.query, part.key, part.value)]
-    assert [place - places[0] for place in places] == [n * SHAPE.hidden_size**2 * 4 for n in range(3)]
+    assert [place - places[0] for place in places] == [
+        n * SHAPE.hidden_size**2 * 4 for n in range(3)
+    ]
     assert len(model.ordered_parameters()) == len(list(model.parameters()))
 
 

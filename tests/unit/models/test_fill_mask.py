@@ -15,7 +15,22 @@ from mlbert.models.weights.huggingface import huggingface_config
 from same_weights import randomize
 from user_errors import user_error
 
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "a", "cat", "dog", "sat", "on", "mat", "##s", "."]
+WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "the",
+    "a",
+    "cat",
+    "dog",
+    "sat",
+    "on",
+    "mat",
+    "##s",
+    ".",
+]
 SHAPE = BertConfig(len(WORDS), 32, 2, 2, 64, max_position_embeddings=16)
 
 
@@ -30,7 +45,9 @@ def assert_same_guesses(folder: Path, peer: Path, text: str) -> None:
     found = fill(*open_masked_lm(folder), text, top=5)
     expected = transformers.pipeline("fill-mask", model=str(peer), top_k=5)(text)
     assert [token for token, _ in found] == [guess["token_str"] for guess in expected]
-    torch.testing.assert_close([p for _, p in found], [guess["score"] for guess in expected], atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        [p for _, p in found], [guess["score"] for guess in expected], atol=1e-5, rtol=0
+    )
 
 
 @pytest.mark.parametrize("name", ["huggingface", "weights", "."])
@@ -44,8 +61,12 @@ def test_a_folder_that_transformers_saved_is_enough(tmp_path, is_lower):
     (tmp_path / "vocab.txt").write_text("\n".join([*WORDS, "The"]) + "\n")
     fast = BertWordPieceTokenizer(str(tmp_path / "vocab.txt"), lowercase=is_lower)
     special = {"unk_token": "[UNK]", "pad_token": "[PAD]", "mask_token": "[MASK]"}
-    transformers.PreTrainedTokenizerFast(tokenizer_object=fast._tokenizer, **special).save_pretrained(tmp_path / "peer")
-    config = transformers.BertConfig.from_dict(huggingface_config(SHAPE.with_options("vocab_size=15")))
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=fast._tokenizer, **special
+    ).save_pretrained(tmp_path / "peer")
+    config = transformers.BertConfig.from_dict(
+        huggingface_config(SHAPE.with_options("vocab_size=15"))
+    )
     transformers.BertForMaskedLM(config).save_pretrained(tmp_path / "peer")
     assert not (tmp_path / "peer/vocab.txt").exists()
     assert_same_guesses(tmp_path / "peer", tmp_path / "peer", "The the [MASK] sat .")
@@ -54,7 +75,10 @@ def test_a_folder_that_transformers_saved_is_enough(tmp_path, is_lower):
 @pytest.mark.parametrize(
     ("text", "top", "code", "subject"),
     [
-        *((text, 5, "config.value", f"text '{text}'") for text in ("The cat sat.", "[MASK] [MASK]")),
+        *(
+            (text, 5, "config.value", f"text '{text}'")
+            for text in ("The cat sat.", "[MASK] [MASK]")
+        ),
         ("cat " * 20 + "[MASK]", 5, "data.too-long", "text"),
         *(("[MASK]", top, "config.range", f"top {top}") for top in (0, 15)),
     ],

@@ -14,7 +14,11 @@ from mlbert.models.flops import BatchWork, encoder, forward_flops, training_flop
 def dense(config: BertConfig, work: BatchWork) -> int:
     """As published figures count: the last layer on all tokens."""
     read = work.masked + work.sequences
-    return forward_flops(config, work) - encoder(config, work, read) + encoder(config, work, work.tokens)
+    return (
+        forward_flops(config, work)
+        - encoder(config, work, read)
+        + encoder(config, work, work.tokens)
+    )
 
 
 def test_bert_large_on_the_published_lengths():
@@ -35,14 +39,20 @@ def test_last_layer_counts_only_where_the_heads_read_it():
     for config in (shape, one_layer):
         assert dense(config, work) - forward_flops(config, work) == unread
     gated = dataclasses.replace(one_layer, gated_mlp=True)
-    assert forward_flops(gated, work) - forward_flops(one_layer, work) == 166 * 2 * d * shape.intermediate_size
+    assert (
+        forward_flops(gated, work) - forward_flops(one_layer, work)
+        == 166 * 2 * d * shape.intermediate_size
+    )
 
 
 def test_each_head_counts_what_it_reads():
     shape = BertConfig.from_json(CONFIGS / "demo.json")
     (batch,) = made_up_batches(2, seed=1, vocab_size=shape.vocab_size, max_tokens=64)
     work, d = BatchWork.of(batch), shape.hidden_size
-    whole, masked = BertForPreTraining(shape).training_flops(batch), BertForMaskedLM(shape).training_flops(batch)
+    whole, masked = (
+        BertForPreTraining(shape).training_flops(batch),
+        BertForMaskedLM(shape).training_flops(batch),
+    )
     labelled = BertForSequenceClassification(shape, 5).training_flops(batch)
     assert whole == training_flops(shape, work)
     layer_row, pooled = 2 * (d * d + 2 * d * shape.intermediate_size), 2 * d * d

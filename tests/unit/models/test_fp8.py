@@ -77,7 +77,9 @@ def test_kernels_equal_their_plain_twins(use_triton):
         ops.select(choice)
         results[choice] = two_steps()
     ops.select("auto")
-    for found, expected, bound in zip(results["triton"], results["plain"], (1e-3, 0.05, 0.02, 0.0), strict=True):
+    for found, expected, bound in zip(
+        results["triton"], results["plain"], (1e-3, 0.05, 0.02, 0.0), strict=True
+    ):
         assert float((found - expected).norm()) <= bound * float(expected.norm())
 
 
@@ -111,7 +113,9 @@ def counted(monkeypatch) -> Counter[str]:
 
     for op, name in registry.selected().items():
         if op.startswith("fp8_"):
-            monkeypatch.setitem(registry._implementations[op], name, wrapped(op, registry.form(op, name)))
+            monkeypatch.setitem(
+                registry._implementations[op], name, wrapped(op, registry.form(op, name))
+            )
     return calls
 
 

@@ -26,7 +26,9 @@ def batches(accumulation: int = 1) -> list[HostBatch]:
 
 def test_the_classifier_drops_out():
     """Only the head's key changes here."""
-    model = initialized(BertForSequenceClassification(SHAPE.with_options("hidden_dropout_prob=0.1"), 2))
+    model = initialized(
+        BertForSequenceClassification(SHAPE.with_options("hidden_dropout_prob=0.1"), 2)
+    )
     batch = batches()[0].to("cpu")
     keys = model.dropout_keys(1, 0).tolist()
     first = model(batch, keys).labels
@@ -49,7 +51,9 @@ def test_options_do_not_depend_on_the_split_or_on_filling(gated, norm, positions
         losses = [loss_of(model, b, (5, 1), counts) for b in batches]
         for loss in losses:
             loss.backward()
-        return sum(float(loss.detach()) for loss in losses), [p.grad.clone() for p in model.parameters()]
+        return sum(float(loss.detach()) for loss in losses), [
+            p.grad.clone() for p in model.parameters()
+        ]
 
     (whole,), thirds = batches(), batches(accumulation=3)
     counts = whole.num_masked, whole.num_samples
@@ -65,12 +69,26 @@ def test_options_do_not_depend_on_the_split_or_on_filling(gated, norm, positions
 def test_pre_layer_norm_is_that_of_roberta_prelayernorm(sparse):
     shape = dataclasses.replace(SHAPE, norm_position="pre")
     model = randomize(BertForPreTraining(shape, sparse_last_layer=sparse), 0.1)
-    values = {k: v for k, v in huggingface_config(SHAPE).items() if k not in ("model_type", "architectures")}
+    values = {
+        k: v
+        for k, v in huggingface_config(SHAPE).items()
+        if k not in ("model_type", "architectures")
+    }
     config = transformers.RobertaPreLayerNormConfig(**values, attn_implementation="eager")
     peer = transformers.RobertaPreLayerNormModel(config, add_pooling_layer=False).eval()
-    own = {name.removeprefix("bert."): p.detach() for name, p in model.named_parameters() if name.startswith("bert.")}
-    own["embeddings.word_embeddings.weight"] = own["embeddings.word_embeddings.weight"][: shape.vocab_size]
-    names = {name: name.replace("encoder.LayerNorm", "LayerNorm") for name in own if not name.startswith("pooler")}
+    own = {
+        name.removeprefix("bert."): p.detach()
+        for name, p in model.named_parameters()
+        if name.startswith("bert.")
+    }
+    own["embeddings.word_embeddings.weight"] = own["embeddings.word_embeddings.weight"][
+        : shape.vocab_size
+    ]
+    names = {
+        name: name.replace("encoder.LayerNorm", "LayerNorm")
+        for name in own
+        if not name.startswith("pooler")
+    }
     state = {theirs: own[name] for name, theirs in names.items()}
     missing, unexpected = peer.load_state_dict(state, strict=False)
     assert unexpected == []
@@ -84,7 +102,9 @@ def test_pre_layer_norm_is_that_of_roberta_prelayernorm(sparse):
     torch.testing.assert_close(model.bert(batch, None, None), hidden[used], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("option", ["gated_mlp=true", "norm_position=pre", "position_embedding_type=alibi"])
+@pytest.mark.parametrize(
+    "option", ["gated_mlp=true", "norm_position=pre", "position_embedding_type=alibi"]
+)
 def test_shapes_that_hugging_face_lacks_are_refused(option):
     with user_error("model.unsupported", "Hugging Face"):
         huggingface_config(SHAPE.with_options(option))

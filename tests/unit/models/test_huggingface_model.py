@@ -18,7 +18,10 @@ from mlbert.config.sections import Configuration
 from mlbert.data.loading.batches import Batch
 from mlbert.models.bert import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
 from mlbert.models.config import ModelConfig
-from mlbert.models.huggingface_model import HuggingFaceForMaskedLM, HuggingFaceForSequenceClassification
+from mlbert.models.huggingface_model import (
+    HuggingFaceForMaskedLM,
+    HuggingFaceForSequenceClassification,
+)
 from mlbert.models.objectives import Classification, MaskedLM, Regression
 from mlbert.models.weights.export import write_weights
 from mlbert.models.weights.huggingface import huggingface_config, to_huggingface
@@ -42,7 +45,10 @@ MASKED_LM_BATCH = ASSETS.parent / "mosaicbert/batch.npz"
 
 
 def outputs(name: str) -> dict[str, torch.Tensor]:
-    return {key: torch.from_numpy(value) for key, value in np.load(ASSETS / f"{name}_outputs.npz").items()}
+    return {
+        key: torch.from_numpy(value)
+        for key, value in np.load(ASSETS / f"{name}_outputs.npz").items()
+    }
 
 
 def loaded(model: Any, name: str) -> Any:
@@ -60,20 +66,34 @@ def test_the_published_logits_of_the_pre_training_model():
     batch, wanted = unpadded(ASSETS / "pre_training_batch.npz"), outputs("pre_training")
     for pad_to in (48, None):
         model = loaded(HuggingFaceForMaskedLM(PRE_TRAINING, pad_to=pad_to), "pre_training")
-        torch.testing.assert_close(model(batch, None).masked, wanted["masked_logits"], atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            model(batch, None).masked, wanted["masked_logits"], atol=1e-5, rtol=0
+        )
         metrics = MaskedLM("step").metrics(MaskedLM("step").sums(model, batch).tolist(), None)
         assert metrics["loss"] == pytest.approx(EXPECTED["pre_training"]["mlm_loss"], abs=1e-5)
-        assert metrics["mlm_accuracy"] == pytest.approx(EXPECTED["pre_training"]["mlm_accuracy"], abs=1e-6)
+        assert metrics["mlm_accuracy"] == pytest.approx(
+            EXPECTED["pre_training"]["mlm_accuracy"], abs=1e-6
+        )
 
 
 @pytest.mark.parametrize("kind", [HuggingFaceForMaskedLM, BertForMaskedLM])
 def test_published_masked_lm_gradients(kind):
     """Theirs and ours: id 0 is a label as any other for both."""
-    model, batch, wanted = loaded(kind(MASKED_LM), "masked_lm"), unpadded(MASKED_LM_BATCH), outputs("masked_lm")
-    torch.testing.assert_close(model(batch, None).masked[:, :197], wanted["masked_logits"], atol=1e-5, rtol=0)
+    model, batch, wanted = (
+        loaded(kind(MASKED_LM), "masked_lm"),
+        unpadded(MASKED_LM_BATCH),
+        outputs("masked_lm"),
+    )
+    torch.testing.assert_close(
+        model(batch, None).masked[:, :197], wanted["masked_logits"], atol=1e-5, rtol=0
+    )
     if isinstance(model, BertForMaskedLM):
-        torch.testing.assert_close(model.bert.embeddings(batch, None), wanted["hidden_0"], atol=1e-5, rtol=0)
-        torch.testing.assert_close(model.bert(batch, None, None), wanted["hidden_2"], atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            model.bert.embeddings(batch, None), wanted["hidden_0"], atol=1e-5, rtol=0
+        )
+        torch.testing.assert_close(
+            model.bert(batch, None, None), wanted["hidden_2"], atol=1e-5, rtol=0
+        )
     loss = MaskedLM("step").loss(model, batch, None, [torch.tensor(float(batch.num_masked))])
     assert float(loss.detach()) == pytest.approx(EXPECTED["masked_lm"]["loss"], abs=1e-5)
     loss.backward()
@@ -94,7 +114,9 @@ def same_step(theirs: Any, ours: Any, objective: Any, batch: Batch) -> None:
     gradients = {name: p.grad for name, p in ours.named_parameters()}
     assert {name for name, _ in theirs.named_parameters()} == gradients.keys()
     for name, p in theirs.named_parameters():
-        torch.testing.assert_close(p.grad, gradients[name][: len(p)], atol=1e-6, rtol=1e-4, msg=name)
+        torch.testing.assert_close(
+            p.grad, gradients[name][: len(p)], atol=1e-6, rtol=1e-4, msg=name
+        )
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -102,7 +124,10 @@ def same_step(theirs: Any, ours: Any, objective: Any, batch: Batch) -> None:
 def test_masked_lm_equals_ours(tmp_path, tied, pad_to):
     """Ours starts from the weights that theirs leaves, and the other way round."""
     shape = dataclasses.replace(SHAPE, tie_word_embeddings=tied)
-    theirs, ours = randomize(HuggingFaceForMaskedLM(shape, pad_to=pad_to), 0.1), BertForMaskedLM(shape)
+    theirs, ours = (
+        randomize(HuggingFaceForMaskedLM(shape, pad_to=pad_to), 0.1),
+        BertForMaskedLM(shape),
+    )
     write_weights(theirs, tmp_path, {}, None)
     assert load_weights(ours, tmp_path / "weights").missing == {}
     same_step(theirs, ours, MaskedLM("step"), batches()[0])
@@ -112,7 +137,9 @@ def test_masked_lm_equals_ours(tmp_path, tied, pad_to):
     assert report.missing == report.dropped == {}
     assert_same_parameters(again, theirs)
     peer = transformers.BertForMaskedLM.from_pretrained(tmp_path / "huggingface")
-    assert torch.equal(peer.bert.embeddings.word_embeddings.weight, theirs.bert.embeddings.word_embeddings.weight)
+    assert torch.equal(
+        peer.bert.embeddings.word_embeddings.weight, theirs.bert.embeddings.word_embeddings.weight
+    )
 
 
 @pytest.mark.parametrize("num_labels", [1, 3])
@@ -121,8 +148,12 @@ def test_a_classifier_equals_ours(num_labels):
     ours = BertForSequenceClassification(SHAPE, num_labels)
     assert load_state(ours, theirs.state_dict(), "theirs").missing == {}
     batch = batches()[0]
-    labels = torch.arange(batch.num_samples).float() % num_labels + (0.5 if num_labels == 1 else 0.0)
-    objective = Regression("step", "pearson") if num_labels == 1 else Classification(3, "step", "accuracy")
+    labels = torch.arange(batch.num_samples).float() % num_labels + (
+        0.5 if num_labels == 1 else 0.0
+    )
+    objective = (
+        Regression("step", "pearson") if num_labels == 1 else Classification(3, "step", "accuracy")
+    )
     same_step(theirs, ours, objective, dataclasses.replace(batch, labels=labels))
 
 
@@ -137,7 +168,9 @@ def test_padding_of_a_static_shape_changes_nothing():
 
 
 @pytest.mark.parametrize(
-    "model", [HuggingFaceForMaskedLM(SHAPE), HuggingFaceForSequenceClassification(SHAPE, 2)], ids=["mlm", "classifier"]
+    "model",
+    [HuggingFaceForMaskedLM(SHAPE), HuggingFaceForSequenceClassification(SHAPE, 2)],
+    ids=["mlm", "classifier"],
 )
 def test_weights_are_those_that_the_class_draws(model):
     before = torch.get_rng_state()
@@ -168,7 +201,9 @@ def test_dropout_follows_the_step_and_the_micro_batch():
     assert torch.equal(logits(whole, 4), logits(whole, 4))
     assert not torch.equal(logits(whole, 4), logits(whole, 5))
     assert torch.equal(logits(whole, None), logits(whole, None))
-    shifted = dataclasses.replace(first, dropout_rows=second.dropout_rows[:1].expand(first.num_tokens))
+    shifted = dataclasses.replace(
+        first, dropout_rows=second.dropout_rows[:1].expand(first.num_tokens)
+    )
     assert not torch.equal(logits(first, 4), logits(shifted, 4))
     before = torch.get_rng_state()
     model(whole, model.dropout_keys(1, 4))
@@ -177,7 +212,9 @@ def test_dropout_follows_the_step_and_the_micro_batch():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_is_close(dtype):
-    theirs, exact = (initialized(HuggingFaceForMaskedLM(SHAPE, of)) for of in (dtype, torch.float32))
+    theirs, exact = (
+        initialized(HuggingFaceForMaskedLM(SHAPE, of)) for of in (dtype, torch.float32)
+    )
     batch = batches()[0]
     found = theirs(batch, None).masked
     assert found.dtype == dtype
@@ -189,7 +226,9 @@ def test_low_precision_is_close(dtype):
 def test_all_positions_go_through_the_whole_vocabulary():
     """This makes it the baseline: it computes S W rows of logits, although the objective reads M."""
     model, rows = HuggingFaceForMaskedLM(SHAPE, pad_to=64), []
-    model.cls.predictions.decoder.register_forward_hook(lambda _, __, out: rows.append(tuple(out.shape)))
+    model.cls.predictions.decoder.register_forward_hook(
+        lambda _, __, out: rows.append(tuple(out.shape))
+    )
     batch = batches()[0]
     assert model(batch, None).masked.shape == (batch.num_masked, 163)
     assert rows == [(batch.num_samples, 64, 163)]

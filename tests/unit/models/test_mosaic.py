@@ -45,7 +45,9 @@ def masked_lm() -> BertForMaskedLM:
 
 
 def test_hidden_states_and_logits(chosen_ops):
-    outputs = {name: torch.from_numpy(value) for name, value in np.load(ASSETS / "outputs.npz").items()}
+    outputs = {
+        name: torch.from_numpy(value) for name, value in np.load(ASSETS / "outputs.npz").items()
+    }
     model, one_layer, batch = masked_lm(), masked_lm(), batch_of(0)
     del one_layer.bert.encoder.layer[1]
     one_layer.bert.use_linears(None)
@@ -65,14 +67,18 @@ def test_loss_and_gradients(chosen_ops):
     assert float(loss.detach()) == pytest.approx(EXPECTED["mosaic_loss"], abs=1e-5)
     loss.backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    torch.testing.assert_close(gradients, own_tensors(model, "mlm_gradients.safetensors"), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(
+        gradients, own_tensors(model, "mlm_gradients.safetensors"), atol=1e-6, rtol=1e-6
+    )
 
 
 def test_id_0_counts():
     """In our loss as in the metrics of both; their own loss leaves it out."""
     model, objective = masked_lm(), MaskedLM("step")
     loss = loss_of(model, batch_of(0), objective=objective)
-    assert float(loss.detach()) == pytest.approx(EXPECTED["mosaic_loss_if_label0_counted"], abs=1e-5)
+    assert float(loss.detach()) == pytest.approx(
+        EXPECTED["mosaic_loss_if_label0_counted"], abs=1e-5
+    )
     with torch.no_grad():
         found = objective.metrics(objective.sums(model, batch_of(0)).tolist(), None)
     theirs = EXPECTED["mosaic_eval_metrics"]
@@ -94,7 +100,11 @@ def test_classifier(task):
     if task == "multi_label":  # we have the model for it but no objective
         loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)
     else:
-        objective = Regression("step", "pearson") if task == "regression" else Classification(3, "step", "accuracy")
+        objective = (
+            Regression("step", "pearson")
+            if task == "regression"
+            else Classification(3, "step", "accuracy")
+        )
         loss = loss_of(model, batch, objective=objective)
     assert float(loss.detach()) == pytest.approx(wanted["loss"], abs=1e-5)
     loss.backward()
@@ -113,14 +123,20 @@ def test_low_precision_is_close(dtype, chosen_ops):
     error = (logits.float() - wanted).abs().max() / wanted.abs().max()
     assert error < (0.03 if dtype == torch.bfloat16 else 0.004)
     loss = loss_of(model, batch, objective=MaskedLM("step"))
-    assert float(loss.detach()) == pytest.approx(EXPECTED["mosaic_loss_if_label0_counted"], rel=0.01)
+    assert float(loss.detach()) == pytest.approx(
+        EXPECTED["mosaic_loss_if_label0_counted"], rel=0.01
+    )
     loss.backward()
     loss_of(exact, batch, objective=MaskedLM("step")).backward()
-    found, expected = (torch.cat([p.grad.flatten() for p in one.parameters()]).double() for one in (model, exact))
+    found, expected = (
+        torch.cat([p.grad.flatten() for p in one.parameters()]).double() for one in (model, exact)
+    )
     assert (found - expected).norm() < 0.05 * expected.norm()
 
 
 def test_slopes():
     for heads, slopes in EXPECTED["alibi_slopes"].items():
-        shape = dataclasses.replace(SHAPE, num_attention_heads=int(heads), hidden_size=4 * int(heads))
+        shape = dataclasses.replace(
+            SHAPE, num_attention_heads=int(heads), hidden_size=4 * int(heads)
+        )
         assert shape.alibi_slopes == pytest.approx(slopes, rel=1e-6)

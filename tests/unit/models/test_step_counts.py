@@ -30,7 +30,9 @@ def fast_ops(use_triton: None) -> Iterator[None]:
     """The forms that a GPU takes."""
     names = ops.select("triton")
     registry.select_each(names | dict.fromkeys(LINEAR_OPS, "cublaslt"))
-    cublaslt.use(SimpleNamespace(version=130000, product=lambda *tensors, **arguments: True))  # without products
+    cublaslt.use(
+        SimpleNamespace(version=130000, product=lambda *tensors, **arguments: True)
+    )  # without products
     yield
     cublaslt.use(None)
     ops.select("auto")
@@ -72,4 +74,6 @@ def test_no_pass_over_a_weight_is_wasted():
     """
     tables = {("fills", "float32"): 2, ("adds", "float32"): 2}
     assert counts_of(None, packs=1, least=SHAPE.hidden_size**2) == tables
-    assert counts_of(Products(), packs=1, least=SHAPE.hidden_size**2) == tables | {("casts", "bfloat16"): 3}
+    assert counts_of(Products(), packs=1, least=SHAPE.hidden_size**2) == tables | {
+        ("casts", "bfloat16"): 3
+    }

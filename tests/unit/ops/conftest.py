@@ -58,10 +58,14 @@ def choice(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def run(function: Callable[..., Any], arguments: Sequence[Any], dtype, gradient_of: Sequence[int]) -> list[Tensor]:
+def run(
+    function: Callable[..., Any], arguments: Sequence[Any], dtype, gradient_of: Sequence[int]
+) -> list[Tensor]:
     """Return the output and the gradients of these arguments, with all floating-point arguments cast to `dtype`."""
     prepared = [
-        x.to(dtype).clone().requires_grad_(i in gradient_of) if isinstance(x, Tensor) and x.is_floating_point() else x
+        x.to(dtype).clone().requires_grad_(i in gradient_of)
+        if isinstance(x, Tensor) and x.is_floating_point()
+        else x
         for i, x in enumerate(arguments)
     ]
     result = function(*prepared)
@@ -72,52 +76,74 @@ def run(function: Callable[..., Any], arguments: Sequence[Any], dtype, gradient_
     return [out.detach(), *(prepared[i].grad for i in gradient_of)]
 
 
-def check_errors(name: str, arguments, dtype, gradient_of: Sequence[int], form: Callable[..., Any] | None = None):
+def check_errors(
+    name: str, arguments, dtype, gradient_of: Sequence[int], form: Callable[..., Any] | None = None
+):
     """Assert that the output and some gradients of an op, or of a form, obey the rule of `mlbert.ops.comparison`.
 
     `arguments` may be a function that draws them, for ops where one draw gives too few numbers.
     """
     names = ["output", *(f"gradient of argument {place}" for place in gradient_of)]
 
-    def results(function: Callable[..., Any], drawn: Sequence[Any], precision: torch.dtype) -> dict[str, Tensor]:
+    def results(
+        function: Callable[..., Any], drawn: Sequence[Any], precision: torch.dtype
+    ) -> dict[str, Tensor]:
         return dict(zip(names, run(function, drawn, precision, gradient_of), strict=True))
 
     rule, draw, draws = ErrorRule(torch.finfo(dtype).eps), 0, 1
     while draw < draws:
         drawn = arguments() if callable(arguments) else arguments
         # Round first, so that all precisions compute with the same numbers.
-        drawn = [x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in drawn]
+        drawn = [
+            x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in drawn
+        ]
         exact = results(getattr(reference, name), drawn, torch.float64)
         fast = results(form or getattr(ops, name), drawn, dtype)
         for what, value in fast.items():
             assert value.shape == exact[what].shape
             assert torch.isfinite(value).all(), what
-        rule.add(exact, fast, [results(function, drawn, dtype) for function in pytorchs_own(name, dtype)])
-        draws = draws_for(min(value.numel() for value in exact.values())) if callable(arguments) else 1
+        rule.add(
+            exact, fast, [results(function, drawn, dtype) for function in pytorchs_own(name, dtype)]
+        )
+        draws = (
+            draws_for(min(value.numel() for value in exact.values())) if callable(arguments) else 1
+        )
         draw += 1
     verdict = rule.verdict()
     assert verdict.passed, f"{name}, {verdict.why}"
 
 
 def check_attention_mask(
-    attention: Callable[..., Tensor], length: int, num_heads: int, head_size: int, dtype: torch.dtype, probability=0.1
+    attention: Callable[..., Tensor],
+    length: int,
+    num_heads: int,
+    head_size: int,
+    dtype: torch.dtype,
+    probability=0.1,
 ) -> None:
     """Assert that attention uses the dropout mask of each head.
 
     With equal scores and one-hot values, the output is the mask, `head_size` keys at a time. With one-hot gradients of
     the output, the gradient of V is the transposed mask, `head_size` queries at a time.
     """
-    key, (_, cu_seqlens, _, rows) = 0xF1234567, op_inputs.packed_qkv([17, length], num_heads, head_size)
+    key, (_, cu_seqlens, _, rows) = (
+        0xF1234567,
+        op_inputs.packed_qkv([17, length], num_heads, head_size),
+    )
     want = attention_keep_mask(key, rows[17:], num_heads, length, probability)
     for first in range(0, length, head_size):
         window = torch.arange(first, min(first + head_size, length))
         one_hot = torch.zeros(17 + length, num_heads, head_size, dtype=dtype)
         one_hot[17 + window, :, window - first] = 1.0
-        qkv = torch.stack([torch.zeros_like(one_hot), torch.zeros_like(one_hot), one_hot], 1).requires_grad_()
+        qkv = torch.stack(
+            [torch.zeros_like(one_hot), torch.zeros_like(one_hot), one_hot], 1
+        ).requires_grad_()
         out = attention(qkv, cu_seqlens, length, probability, key, rows, None)
         out.backward(one_hot)
         assert torch.equal((out[17:] != 0).transpose(0, 1)[:, :, : len(window)], want[:, :, window])
-        assert torch.equal((qkv.grad[17:, 2] != 0).permute(1, 2, 0)[:, : len(window)], want[:, window])
+        assert torch.equal(
+            (qkv.grad[17:, 2] != 0).permute(1, 2, 0)[:, : len(window)], want[:, window]
+        )
 
 
 @pytest.fixture(scope="session")

@@ -29,11 +29,19 @@ def feed_forward_inputs(tokens: int, hidden: int, columns: int) -> list[Tensor]:
 
 def linear_qkv_inputs(tokens: int, hidden: int) -> list[Tensor]:
     """Return x, three weights, three biases."""
-    return [randn(tokens, hidden), *(randn(hidden, hidden) for _ in range(3)), *(randn(hidden) for _ in range(3))]
+    return [
+        randn(tokens, hidden),
+        *(randn(hidden, hidden) for _ in range(3)),
+        *(randn(hidden) for _ in range(3)),
+    ]
 
 
 def packed_qkv(
-    lengths: list[int], num_heads: int, head_size: int, tail: int = 0, generator: torch.Generator | None = None
+    lengths: list[int],
+    num_heads: int,
+    head_size: int,
+    tail: int = 0,
+    generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor, int, Tensor]:
     """Return qkv, cu_seqlens, max_seqlen and dropout rows of packed sequences, followed by `tail` unused tokens."""
     generator = generator or torch.Generator().manual_seed(len(lengths))

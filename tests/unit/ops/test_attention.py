@@ -26,12 +26,16 @@ TRITON_LENGTHS = ([1], [1, 2, 3, 5], [63, 64, 65], [0, 20, 0, 33], [0, 0])
 SLOPES = torch.tensor([0.5, 0.00390625])  # of ALiBi: steep and gentle
 
 
-def draw_inputs(lengths, num_heads, head_size, dropout, factor=1.0, slopes=None) -> Callable[[], list]:
+def draw_inputs(
+    lengths, num_heads, head_size, dropout, factor=1.0, slopes=None
+) -> Callable[[], list]:
     """Return a function that draws arguments of attention; `slopes` are ALiBi's."""
     generator = torch.Generator().manual_seed(len(lengths))
 
     def draw() -> list:
-        qkv, cu_seqlens, longest, rows = packed_qkv(lengths, num_heads, head_size, generator=generator)
+        qkv, cu_seqlens, longest, rows = packed_qkv(
+            lengths, num_heads, head_size, generator=generator
+        )
         return [factor * qkv, cu_seqlens, longest, dropout, 99, rows, slopes]
 
     return draw
@@ -53,9 +57,21 @@ FORMS = {
 }
 NATIVE_FORMS, DROPOUTS = [name for name in FORMS if name != "fp16"], (0.0, 0.1)
 CASES = [
-    *(("native", form, lengths, (2, 64), p) for form in NATIVE_FORMS for lengths in NATIVE_LENGTHS for p in DROPOUTS),
-    *(("native", form, [1, 64, 130, 31], heads, 0.1) for form in ("fp32", "bf16") for heads in NATIVE_HEADS),
-    *(("native", "tiles", [1, 64, 130, 31, 140], heads, 0.1) for heads in ((3, 32), (1, 96), (2, 128))),
+    *(
+        ("native", form, lengths, (2, 64), p)
+        for form in NATIVE_FORMS
+        for lengths in NATIVE_LENGTHS
+        for p in DROPOUTS
+    ),
+    *(
+        ("native", form, [1, 64, 130, 31], heads, 0.1)
+        for form in ("fp32", "bf16")
+        for heads in NATIVE_HEADS
+    ),
+    *(
+        ("native", "tiles", [1, 64, 130, 31, 140], heads, 0.1)
+        for heads in ((3, 32), (1, 96), (2, 128))
+    ),
     *(("triton", "bf16", lengths, (2, 64), 0.1) for lengths in TRITON_LENGTHS),
     ("triton", "bf16", [1, 2, 3, 5], (2, 64), 0.0),
     *(("triton", "fp32", lengths, (1, 64), 0.1) for lengths in ([1, 2, 3, 5], [0, 0])),
@@ -66,11 +82,16 @@ CASES = [
     *(pytest.param("triton", "bf16", [130], (2, 64), p, marks=pytest.mark.slow) for p in DROPOUTS),
     pytest.param("triton", "bf16", [513], (1, 32), 0.1, marks=pytest.mark.slow),
     pytest.param("triton", "fp16", [1, 70], (3, 32), 0.1, marks=pytest.mark.slow),
-    *(pytest.param("triton", dtype, [1, 70], (1, 128), 0.1, marks=pytest.mark.slow) for dtype in ("fp16", "fp32")),
+    *(
+        pytest.param("triton", dtype, [1, 70], (1, 128), 0.1, marks=pytest.mark.slow)
+        for dtype in ("fp16", "fp32")
+    ),
 ]
 
 
-@pytest.mark.parametrize(("kernels", "form", "lengths", "heads", "dropout"), CASES, indirect=["kernels"])
+@pytest.mark.parametrize(
+    ("kernels", "form", "lengths", "heads", "dropout"), CASES, indirect=["kernels"]
+)
 def test_error(kernels, form, lengths, heads, dropout):
     """The interpreter is slow, so Triton's numbers are drawn once."""
     function, dtype, slopes = FORMS[form]
@@ -104,7 +125,10 @@ def test_large_scores_stay_finite(use_native):
 
 @pytest.mark.parametrize(
     ("kernels", "lengths", "tail"),  # Triton: with more tokens in the tail than the grid has blocks
-    [("native", [5, 9, 0], 6), *(("triton", *case) for case in (([7, 5], 3), ([7, 0, 0], 150), ([0, 0], 9)))],
+    [
+        ("native", [5, 9, 0], 6),
+        *(("triton", *case) for case in (([7, 5], 3), ([7, 0, 0], 150), ([0, 0], 9))),
+    ],
     indirect=["kernels"],
 )
 def test_tokens_after_the_last_sequence_are_zero(kernels, lengths, tail):
@@ -124,7 +148,9 @@ def test_tokens_after_the_last_sequence_are_zero(kernels, lengths, tail):
     [("native", 130, 3, 64, torch.float32), ("triton", 70, 2, 32, torch.bfloat16)],
     indirect=["kernels"],
 )
-def test_dropout_mask_of_each_head_equals_the_reference(kernels, length, num_heads, head_size, dtype):
+def test_dropout_mask_of_each_head_equals_the_reference(
+    kernels, length, num_heads, head_size, dtype
+):
     check_attention_mask(ops.attention, length, num_heads, head_size, dtype)
 
 
@@ -160,7 +186,9 @@ def test_flash_form_matches_pytorchs_interface(use_native):
     flash, seen = registry._implementations["attention"]["flash"], []
 
     class RecordOps(TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             given = [*args, *(kwargs or {}).values()]
             seen.append((str(function), [x for x in given if isinstance(x, Tensor)]))
             return function(*args, **(kwargs or {}))
@@ -178,7 +206,9 @@ def test_flash_form_matches_pytorchs_interface(use_native):
         assert [x.stride() for x in given[first : first + 3]] == [steps] * 3
     written = [x[-1].stride() for called, x in seen if called == "aten.where.self_out"]
     assert written == [steps] * 3
-    assert not [called for called, _ in seen if re.search("cat|stack|copy|clone|where.self$", called)]
+    assert not [
+        called for called, _ in seen if re.search("cat|stack|copy|clone|where.self$", called)
+    ]
     plain, bounds, longest, rows = packed_qkv([5, 9], 2, 32)
     arguments = (plain, bounds, longest, 0.1, 5, rows, None)
     assert torch.equal(flash(*arguments), reference.attention(*arguments))
@@ -199,11 +229,23 @@ def test_invalid_arguments_raise(use_native):
 @pytest.mark.parametrize(
     ("form", "dtype", "head_size", "alibi", "max_seqlen", "capturable"),
     [
-        *(("triton", torch.bfloat16, 64, True, 999, True), ("triton", torch.bfloat16, 48, False, 9, False)),
-        *(("triton", torch.float32, 32, False, 9, True), ("flash", torch.float32, 64, False, 9, False)),
-        *(("flash", torch.bfloat16, 64, False, 9, True), ("flash", torch.bfloat16, 64, True, 9, False)),
+        *(
+            ("triton", torch.bfloat16, 64, True, 999, True),
+            ("triton", torch.bfloat16, 48, False, 9, False),
+        ),
+        *(
+            ("triton", torch.float32, 32, False, 9, True),
+            ("flash", torch.float32, 64, False, 9, False),
+        ),
+        *(
+            ("flash", torch.bfloat16, 64, False, 9, True),
+            ("flash", torch.bfloat16, 64, True, 9, False),
+        ),
         *((form, torch.float32, 64, False, 512, False) for form in ("plain", "native")),
-        *(("fmha", torch.bfloat16, 64, True, 512, True), ("fmha", torch.bfloat16, 64, False, 513, False)),
+        *(
+            ("fmha", torch.bfloat16, 64, True, 512, True),
+            ("fmha", torch.bfloat16, 64, False, 513, False),
+        ),
     ],
 )
 def test_capturable_cases(native_ops, form, dtype, head_size, alibi, max_seqlen, capturable):

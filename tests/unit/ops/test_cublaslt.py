@@ -25,7 +25,14 @@ from unit.ops.conftest import check_errors
 from unit.ops.op_inputs import feed_forward_inputs, linear_qkv_inputs
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-SHAPES = [(1, 8, 24), (37, 16, 48), (64, 32, 64), (0, 16, 32), (65, 7, 9), (13, 20, 44)]  # tokens, hidden, columns
+SHAPES = [
+    (1, 8, 24),
+    (37, 16, 48),
+    (64, 32, 64),
+    (0, 16, 32),
+    (65, 7, 9),
+    (13, 20, 44),
+]  # tokens, hidden, columns
 FORMS = ("linear", "linear_qkv", "linear_gelu", "feed_forward")
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc on PATH")
@@ -43,7 +50,9 @@ def test_gelu_layers_error(emulator, shape, exact, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(0, 24), (1, 24), (77, 24), (10, 7)])
 def test_linear_qkv_error(emulator, shape, dtype):
-    check_errors("linear_qkv", linear_qkv_inputs(*shape), dtype, list(range(7)), cublaslt.linear_qkv)
+    check_errors(
+        "linear_qkv", linear_qkv_inputs(*shape), dtype, list(range(7)), cublaslt.linear_qkv
+    )
 
 
 def gradients(function: Callable[..., Tensor], arguments: list[Any]) -> list[Tensor]:
@@ -58,10 +67,18 @@ def gradients(function: Callable[..., Tensor], arguments: list[Any]) -> list[Ten
 def test_gradients_of_float32_weights_are_not_rounded_to_bfloat16(emulator):
     """With bfloat16 activations, weight gradients are closer to the exact ones than if they were rounded."""
     x, w1, b1, w2 = feed_forward_inputs(200, 16, 32)
-    narrow = [x.bfloat16(), w1.bfloat16().float(), b1.bfloat16().float(), w2.bfloat16().float(), False]
+    narrow = [
+        x.bfloat16(),
+        w1.bfloat16().float(),
+        b1.bfloat16().float(),
+        w2.bfloat16().float(),
+        False,
+    ]
     found = gradients(cublaslt.feed_forward, narrow)
     plain = gradients(reference.feed_forward, narrow)
-    exact = gradients(reference.feed_forward, [x.double() if isinstance(x, Tensor) else x for x in narrow])
+    exact = gradients(
+        reference.feed_forward, [x.double() if isinstance(x, Tensor) else x for x in narrow]
+    )
     assert [x.dtype for x in found] == [torch.bfloat16, torch.bfloat16, *[torch.float32] * 3]
     for place in (2, 4):
         assert (found[place] - exact[place]).norm() < 0.9 * (plain[place] - exact[place]).norm()
@@ -84,8 +101,15 @@ def test_feed_forward_runs_four_products_in_cublaslt(emulator):
 @pytest.mark.parametrize(
     "refused",
     [
-        *((Epilogue.NONE,), (Epilogue.BIAS, Epilogue.BGRADB), (Epilogue.GELU_AUX_BIAS, Epilogue.GELU_BIAS)),
-        *((0, Epilogue.DGELU_BGRAD), (Epilogue.DGELU_BGRAD, Epilogue.BGRADB, Epilogue.NONE, Epilogue.GELU_AUX_BIAS)),
+        *(
+            (Epilogue.NONE,),
+            (Epilogue.BIAS, Epilogue.BGRADB),
+            (Epilogue.GELU_AUX_BIAS, Epilogue.GELU_BIAS),
+        ),
+        *(
+            (0, Epilogue.DGELU_BGRAD),
+            (Epilogue.DGELU_BGRAD, Epilogue.BGRADB, Epilogue.NONE, Epilogue.GELU_AUX_BIAS),
+        ),
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -96,12 +120,19 @@ def test_pytorch_replaces_unsupported_products(emulator, refused, dtype):
         for _ in range(2):
             arguments = [*feed_forward_inputs(9, 16, 24), False]
             check_errors("feed_forward", arguments, dtype, [0, 1, 2, 3], cublaslt.feed_forward)
-        check_errors("linear_qkv", linear_qkv_inputs(9, 16), dtype, list(range(7)), cublaslt.linear_qkv)
+        check_errors(
+            "linear_qkv", linear_qkv_inputs(9, 16), dtype, list(range(7)), cublaslt.linear_qkv
+        )
     texts = [str(warning.message) for warning in caught]
     gelu = {Epilogue.GELU_AUX_BIAS, Epilogue.GELU_BIAS, Epilogue.DGELU_BGRAD, 0}
-    assert texts or (dtype == torch.float32 and gelu >= set(refused)), "float32 does not use the GELU epilogues"
+    assert texts or (dtype == torch.float32 and gelu >= set(refused)), (
+        "float32 does not use the GELU epilogues"
+    )
     assert len(set(texts)) == len(texts), "each warning appears once"
-    assert all(re.match(r"cublasLt has no algorithm for \d+x\d+x\d+, .*PyTorch's product runs", text) for text in texts)
+    assert all(
+        re.match(r"cublasLt has no algorithm for \d+x\d+x\d+, .*PyTorch's product runs", text)
+        for text in texts
+    )
 
 
 def test_non_contiguous_tensors(emulator):
@@ -130,7 +161,9 @@ def flat_gradients(micro_batches: int, names: dict[str, str]) -> tuple[Tensor, C
     model, calls = initialized(BertForPreTraining(SMALL)), Counter()
     flat = FlatParameters(model.ordered_parameters())
     for segment, parameter in zip(flat.segments, flat.parameters, strict=True):
-        parameter.register_post_accumulate_grad_hook(lambda _, name=segment.name: calls.update([name]))
+        parameter.register_post_accumulate_grad_hook(
+            lambda _, name=segment.name: calls.update([name])
+        )
     registry.select_each(names)
     for _ in range(2):
         flat.zero_grad()
@@ -142,7 +175,8 @@ def flat_gradients(micro_batches: int, names: dict[str, str]) -> tuple[Tensor, C
 
 
 @pytest.mark.parametrize(
-    ("micro_batches", "refused"), [(1, ()), (3, ()), (1, (Epilogue.BGRADB,)), (3, (Epilogue.BGRADB, Epilogue.NONE))]
+    ("micro_batches", "refused"),
+    [(1, ()), (3, ()), (1, (Epilogue.BGRADB,)), (3, (Epilogue.BGRADB, Epilogue.NONE))],
 )
 def test_gradients_are_accumulated_in_the_flat_buffer(emulator, micro_batches, refused):
     """Gradients equal autograd's, including those of tied embeddings, and each parameter's hook runs once."""

@@ -27,7 +27,11 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 CPU = torch.device("cpu")
 INCLUDE_FOLDERS = [
     *Path("/usr/local").glob("cuda*/include"),
-    *(Path(folder) / "nvidia" / name / "include" for folder in sys.path for name in ("cu13", "cublas", "cuda_runtime")),
+    *(
+        Path(folder) / "nvidia" / name / "include"
+        for folder in sys.path
+        for name in ("cu13", "cublas", "cuda_runtime")
+    ),
 ]
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc on PATH")
@@ -43,7 +47,9 @@ def test_problem_is_planned_once(emulator):
     for other in ({}, {"epilogue": Epilogue.GELU_BIAS, "bias": bias}):
         assert emulator.library.product(out, left, right, **other)
     assert emulator.library.product(out[:4], left[:4], right)
-    assert emulator.library.product(out, torch.cat([left.flatten(), randn(1)])[1:].view(5, 16), right)  # not aligned
+    assert emulator.library.product(
+        out, torch.cat([left.flatten(), randn(1)])[1:].view(5, 16), right
+    )  # not aligned
     assert emulator.library.plans_made(CPU) == emulator.count("heuristics") == 5
     assert emulator.count("products") == 7
 
@@ -71,7 +77,10 @@ def test_unsupported_problem_is_looked_up_once(emulator):
 def test_product_that_the_library_rejects_is_unsupported(emulator):
     """NVIDIA's library rejects FP8 scales that are not 16-byte aligned, but its heuristic does not check them."""
     factors = FP8Scaling(2, Products()).inverse
-    out, ones = torch.empty(16, 16, dtype=torch.bfloat16), torch.ones(16, 16).to(torch.float8_e4m3fn)
+    out, ones = (
+        torch.empty(16, 16, dtype=torch.bfloat16),
+        torch.ones(16, 16).to(torch.float8_e4m3fn),
+    )
     scales = {"inverse_left": factors[1, WEIGHT], "inverse_right": factors[0, GRADIENT]}
     assert emulator.library.product(out, ones, ones, right_transposed=True, **scales)
     assert (out == 16.0).all()
@@ -114,11 +123,16 @@ def test_threads_share_a_device(emulator):
 def test_layouts(emulator, dtype, left_transposed, right_transposed, wide):
     left, right = randn(5, 11).to(dtype), randn(11, 8).to(dtype)
     out = torch.empty(5, 8, dtype=torch.float32 if wide else dtype)
-    stored = [x.t().contiguous() if t else x for x, t in ((left, left_transposed), (right, right_transposed))]
+    stored = [
+        x.t().contiguous() if t else x
+        for x, t in ((left, left_transposed), (right, right_transposed))
+    ]
     transposed = {"left_transposed": left_transposed, "right_transposed": right_transposed}
     assert emulator.library.product(out, *stored, **transposed)
     exact = left.double() @ right.double()
-    torch.testing.assert_close(out, exact.to(out.dtype), rtol=2 * torch.finfo(out.dtype).eps, atol=1e-6)
+    torch.testing.assert_close(
+        out, exact.to(out.dtype), rtol=2 * torch.finfo(out.dtype).eps, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("left_type", [torch.float8_e4m3fn, torch.float8_e5m2])
@@ -138,7 +152,9 @@ def test_fp8_output_with_gelu(emulator):
     out, aux = torch.empty(5, 16).to(torch.float8_e4m3fn), torch.empty(5, 16).bfloat16()
     options = {"epilogue": Epilogue.GELU_AUX_BIAS, "bias": bias, "aux": aux, "amax_out": amax}
     scale = torch.tensor(16.0)
-    assert emulator.library.product(out, left, right, right_transposed=True, scale_out=scale, **options)
+    assert emulator.library.product(
+        out, left, right, right_transposed=True, scale_out=scale, **options
+    )
     pre = left.double() @ right.double().t() + bias.double()
     exact = torch.nn.functional.gelu(pre, approximate="tanh")
     torch.testing.assert_close(aux.double(), pre, rtol=2**-8, atol=1e-6)
@@ -152,9 +168,21 @@ def test_invalid_arguments_raise(emulator):
     wide, aux = ones(3, 16).bfloat16(), {"bias": ones(8), "aux": ones(2, 8)}
     for words, tensors, options in (
         ("is not", (left, left, ones(9, 8)), {}),
-        ("bias has the wrong size", (left, left, right), {"epilogue": Epilogue.BIAS, "bias": ones(5)}),
-        ("bias has the wrong size", (left, left, right), {"epilogue": Epilogue.BGRADB, "bias": ones(5)}),
-        ("aux has the wrong shape", (left, left, right), {"epilogue": Epilogue.GELU_AUX_BIAS, **aux}),
+        (
+            "bias has the wrong size",
+            (left, left, right),
+            {"epilogue": Epilogue.BIAS, "bias": ones(5)},
+        ),
+        (
+            "bias has the wrong size",
+            (left, left, right),
+            {"epilogue": Epilogue.BGRADB, "bias": ones(5)},
+        ),
+        (
+            "aux has the wrong shape",
+            (left, left, right),
+            {"epilogue": Epilogue.GELU_AUX_BIAS, **aux},
+        ),
         ("contiguous", (left, ones(8, 3).t(), right), {}),
         ("multiples of 16", (wide, *fp8), {"right_transposed": True}),
         ("operands must be", (wide, fp8[0], fp8[1].t().contiguous()), {}),
@@ -178,13 +206,19 @@ def test_python_constants_equal_the_header():
 
 def test_declarations_equal_nvidias():
     """Needs cublasLt.h and the CUDA runtime's headers: a toolkit, wheels in this environment, or CPATH."""
-    folders = [item for folder in INCLUDE_FOLDERS if folder.is_dir() for item in ("-isystem", str(folder))]
-    found = subprocess.run(["gcc", *folders, "-E", "-include", "cublasLt.h", "-xc", "/dev/null"], capture_output=True)
+    folders = [
+        item for folder in INCLUDE_FOLDERS if folder.is_dir() for item in ("-isystem", str(folder))
+    ]
+    found = subprocess.run(
+        ["gcc", *folders, "-E", "-include", "cublasLt.h", "-xc", "/dev/null"], capture_output=True
+    )
     if found.returncode:
         pytest.skip("no cublasLt.h with CUDA's headers (CPATH can list their folders)")
     flags = ("-std=c11", "-Wall", "-Wextra", "-Wconversion", "-Werror", "-fsyntax-only")
     source = str(Path(__file__).with_name("cublaslt_interface.c"))
-    done = subprocess.run(["gcc", *flags, f"-I{MHALIB_FOLDER}", *folders, source], capture_output=True, text=True)
+    done = subprocess.run(
+        ["gcc", *flags, f"-I{MHALIB_FOLDER}", *folders, source], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -203,9 +237,16 @@ def test_nvidias_library_accepts_the_descriptors(epilogue, dtype):
     out_type, scale = torch.bfloat16 if is_fp8 else dtype, torch.ones(())
     out, left, right = (torch.zeros(*shape) for shape in ((32, 48), (32, 16), (48, 16)))
     bias = torch.zeros(32 if epilogue == Epilogue.BGRADB else 48, dtype=out_type)
-    options = {"right_transposed": True, "epilogue": epilogue, "bias": bias, "aux": out.to(out_type)}
+    options = {
+        "right_transposed": True,
+        "epilogue": epilogue,
+        "bias": bias,
+        "aux": out.to(out_type),
+    }
     if is_fp8:
-        options |= dict.fromkeys(("inverse_left", "inverse_right", "scale_out", "amax_out"), scale) | {"fast": True}
+        options |= dict.fromkeys(
+            ("inverse_left", "inverse_right", "scale_out", "amax_out"), scale
+        ) | {"fast": True}
     with pytest.raises(CublasLtError, match="NOT_INITIALIZED"):
         library.product(out.to(dtype), left.to(dtype), right.to(dtype), **options)
     library.close()

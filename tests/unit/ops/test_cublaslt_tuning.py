@@ -74,14 +74,18 @@ def operands() -> tuple[Tensor, Tensor, Tensor]:
     return x.bfloat16().requires_grad_(), weight.requires_grad_(), bias.requires_grad_()
 
 
-def tune_step(monkeypatch, clock, is_first=True, over_ranks=lambda _: None, step=linear_step) -> tuple[dict, str]:
+def tune_step(
+    monkeypatch, clock, is_first=True, over_ranks=lambda _: None, step=linear_step
+) -> tuple[dict, str]:
     """Return epilogue -> choice for the products of a step, and the log messages."""
     monkeypatch.setattr(cublaslt_tuning, "time_launches", clock)
     library, messages = cublaslt.library(), []
     library.choices.clear()
     tuned(CPU, is_first, over_ranks, messages.append, functools.partial(step, *operands()))
     assert library.noted is None
-    return {problem.epilogue.name: choice for problem, choice in library.choices.items()}, " ".join(messages)
+    return {problem.epilogue.name: choice for problem, choice in library.choices.items()}, " ".join(
+        messages
+    )
 
 
 def test_fastest_correct_algorithm_is_chosen(several_algorithms, monkeypatch):
@@ -95,9 +99,12 @@ def test_fastest_correct_algorithm_is_chosen(several_algorithms, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("step", "apart"), [(linear_step, ["BGRADB"]), (feed_forward_step, ["GELU_AUX_BIAS", "DGELU_BGRAD", "GELU_BIAS"])]
+    ("step", "apart"),
+    [(linear_step, ["BGRADB"]), (feed_forward_step, ["GELU_AUX_BIAS", "DGELU_BGRAD", "GELU_BIAS"])],
 )
-def test_epilogue_runs_in_a_separate_kernel_if_that_is_faster(several_algorithms, monkeypatch, step, apart):
+def test_epilogue_runs_in_a_separate_kernel_if_that_is_faster(
+    several_algorithms, monkeypatch, step, apart
+):
     inputs = operands()
     step(*inputs)
     before = [x.grad.clone() for x in inputs]
@@ -156,7 +163,9 @@ def test_unsupported_product_runs_apart(emulator, monkeypatch):
 def test_operands_match_the_problem(emulator, alignments):
     """The operands made for timing pose the same problem, so the choice applies to it."""
     types = torch.bfloat16, torch.bfloat16, torch.float32
-    problem = MatmulProblem(24, 16, 32, types, True, False, Epilogue.BGRADB, False, True, alignments)
+    problem = MatmulProblem(
+        24, 16, 32, types, True, False, Epilogue.BGRADB, False, True, alignments
+    )
     library = emulator.library
     library.noted = {}
     assert cublaslt_tuning._Operands(problem, CPU).multiply(library)

@@ -32,7 +32,9 @@ def test_attention_heads_have_their_own_keys():
     assert not torch.equal(mask[0], mask[1])
 
 
-@pytest.mark.parametrize(("probability", "threshold"), [(0.0, 0), (0.1, 26), (0.5, 128), (0.15, 38), (0.99, 253)])
+@pytest.mark.parametrize(
+    ("probability", "threshold"), [(0.0, 0), (0.1, 26), (0.5, 128), (0.15, 38), (0.99, 253)]
+)
 def test_keep_rate(probability, threshold):
     assert dropout_threshold(probability) == threshold
     rate = 1 - threshold / 256
@@ -49,9 +51,9 @@ def test_neighboring_masks_are_uncorrelated():
     rows = torch.arange(4096, dtype=torch.int32)
     base = keep_mask(KEY, rows, 256, 0.5).double() - 0.5
     noise = 5 * 0.25 / base.numel() ** 0.5
-    others = {f"column + {shift}": (base[:, :-shift], base[:, shift:]) for shift in (1, 2, 3, 4, 8, 64)} | {
-        f"row + {shift}": (base[:-shift], base[shift:]) for shift in (1, 2, 16, 512)
-    }
+    others = {
+        f"column + {shift}": (base[:, :-shift], base[:, shift:]) for shift in (1, 2, 3, 4, 8, 64)
+    } | {f"row + {shift}": (base[:-shift], base[shift:]) for shift in (1, 2, 16, 512)}
     for step, layer, site in ((3, 3, 4), (2, 4, 4), (2, 3, 5), (3, 2, 4)):
         other = keep_mask(dropout_key(1, step, layer, site), rows, 256, 0.5).double() - 0.5
         others[f"key of {step, layer, site}"] = (base, other)
@@ -62,7 +64,9 @@ def test_neighboring_masks_are_uncorrelated():
 def test_keys_are_distinct():
     keys = {
         dropout_key(seed, step, layer, site)
-        for seed, step, layer, site in itertools.product((0, 1, 2**32, 2**40 + 1), (0, 1, 7), range(4), range(4))
+        for seed, step, layer, site in itertools.product(
+            (0, 1, 2**32, 2**40 + 1), (0, 1, 7), range(4), range(4)
+        )
     }
     assert len(keys) == 4 * 3 * 4 * 4
     assert all(0 <= key < 2**32 for key in keys)

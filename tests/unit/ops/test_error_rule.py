@@ -86,7 +86,9 @@ def test_native_kernels_pass_on_awkward_shapes(native_ops, name):
 
 def test_wrong_kernel_fails(monkeypatch):
     plain = registry.form("attention", "plain")
-    monkeypatch.setitem(registry._implementations["attention"], "wrong", lambda *arguments: plain(*arguments) * 1.02)
+    monkeypatch.setitem(
+        registry._implementations["attention"], "wrong", lambda *arguments: plain(*arguments) * 1.02
+    )
     batch = awkward_batches(SHAPE, torch.device("cpu"))["one sequence"]
     case = OpCases(SHAPE, batch, torch.bfloat16).attention(0.1)
     assert not op_checks.check_case(case, "wrong", torch.bfloat16)["passed"]

@@ -49,7 +49,9 @@ def reports(emulated: ctypes.CDLL) -> Iterator[Callable[[], str]]:
     assert take() == ""
 
 
-def inputs(lengths: list[int], num_heads: int, probability: float, tail: int = 2, alibi: bool = False) -> list[object]:
+def inputs(
+    lengths: list[int], num_heads: int, probability: float, tail: int = 2, alibi: bool = False
+) -> list[object]:
     """Return arguments of attention; `tail` unused tokens follow the last sequence."""
     qkv, bounds, longest, rows = packed_qkv(lengths, num_heads, FMHA_HEAD_SIZE, tail)
     slopes = torch.linspace(0.1, 0.9, num_heads) if alibi else None
@@ -65,12 +67,20 @@ LENGTHS = ([1], [15, 16, 17], [63, 64, 65], [127, 128, 130], [0, 20, 0, 33, 0], 
     [
         *((lengths, 1, p, False, torch.bfloat16) for lengths in LENGTHS for p in (0.0, 0.1)),
         *(([33, 7, 70], num_heads, 0.1, True, torch.float16) for num_heads in (2, 3)),
-        ([511], 1, 0.1, True, torch.bfloat16),  # the gradient of Q is summed over four blocks of keys
+        (
+            [511],
+            1,
+            0.1,
+            True,
+            torch.bfloat16,
+        ),  # the gradient of Q is summed over four blocks of keys
     ],
 )
 def test_error(reports, lengths, num_heads, probability, alibi, dtype):
     form = with_float32_slopes(fmha.attention)
-    check_errors("attention", inputs(lengths, num_heads, probability, alibi=alibi), dtype, [0], form)
+    check_errors(
+        "attention", inputs(lengths, num_heads, probability, alibi=alibi), dtype, [0], form
+    )
 
 
 @pytest.mark.parametrize("probability", [0.1, 0.6])  # thresholds below and above 128
@@ -90,7 +100,13 @@ def test_runs_are_bit_equal_also_with_a_key_on_the_device(reports):
     arguments = inputs([40], 2, 0.1)
     out, gradient = output_and_gradient(arguments)
     for key in (KEY, torch.tensor(KEY, dtype=torch.uint32).view(torch.int32)):
-        assert all(map(torch.equal, output_and_gradient([*arguments[:4], key, *arguments[5:]]), (out, gradient)))
+        assert all(
+            map(
+                torch.equal,
+                output_and_gradient([*arguments[:4], key, *arguments[5:]]),
+                (out, gradient),
+            )
+        )
 
 
 def test_very_negative_scores(reports):
@@ -145,14 +161,20 @@ def test_nvcc_compiles_without_spills(tree_root, tmp_path):
     if shutil.which("nvcc") is None:
         pytest.skip("no nvcc on PATH")
     target = tmp_path / "cache" / "fmha.so"
-    done = subprocess.run([tree_root / "tools/build_cuda.sh", target], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [tree_root / "tools/build_cuda.sh", target], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     text = done.stdout + done.stderr
     kernels = re.findall(r"(forward|backward)_kernel\S+ for '(sm_\d+)'", text)
-    wanted = {(name, arch) for name in ("forward", "backward") for arch in ("sm_80", "sm_90", "sm_100")}
+    wanted = {
+        (name, arch) for name in ("forward", "backward") for arch in ("sm_80", "sm_90", "sm_100")
+    }
     assert set(kernels) == wanted
     assert len(kernels) == 2 * len(wanted)  # two types
-    spills = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", text)
+    spills = re.findall(
+        r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", text
+    )
     assert spills == [("0", "0", "0")] * len(kernels)
     assert [path.name for path in target.parent.iterdir()] == ["fmha.so"]
     fmha.load(target)
@@ -160,7 +182,9 @@ def test_nvcc_compiles_without_spills(tree_root, tmp_path):
 
 def test_missing_or_damaged_library_is_an_error(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(fmha, "_built", fmha._built.__wrapped__)  # bypass the result cached by other tests
+    monkeypatch.setattr(
+        fmha, "_built", fmha._built.__wrapped__
+    )  # bypass the result cached by other tests
     with user_error("ops.unavailable", "OPS=fmha"):
         ops.select("fmha", "cuda")
     fmha.library_path().parent.mkdir()

@@ -18,7 +18,9 @@ def make_scaling(products: fp8_scaling.Products | None = None) -> fp8_scaling.FP
     return fp8_scaling.FP8Scaling(1, products or fp8_scaling.Products())
 
 
-def example(tokens: int, width: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, ...]:
+def example(
+    tokens: int, width: int, columns: int, dtype: torch.dtype = torch.bfloat16
+) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(tokens + columns)
     x = torch.randn(tokens, width, generator=generator).to(dtype).requires_grad_()
     weight = (torch.randn(columns, width, generator=generator) * 0.02).requires_grad_()
@@ -90,7 +92,9 @@ def test_scales_are_finite_powers_of_two():
         assert scale > 0
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, table: fp8_scaling.FP8Scaling, row: int) -> Tensor:
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, table: fp8_scaling.FP8Scaling, row: int
+) -> Tensor:
     return fp8.linear(x, (weight,), () if bias is None else (bias,), table, row)
 
 
@@ -108,8 +112,15 @@ def test_linear_error_is_within_rounding(choice, shape, calibrated):
         scaling.end_step(lambda amax: amax)
         found = run()
     exact = run_layer(torch.nn.functional.linear, x.float(), weight, bias, d_out=d_out)
-    bounds = [2 * ROUNDING[E4M3], ROUNDING[E5M2] + ROUNDING[E4M3], ROUNDING[E5M2] + ROUNDING[E4M3], 2**-8]
-    for name, ours, right, bound in zip(("out", "d_x", "d_weight", "d_bias"), found, exact, bounds, strict=True):
+    bounds = [
+        2 * ROUNDING[E4M3],
+        ROUNDING[E5M2] + ROUNDING[E4M3],
+        ROUNDING[E5M2] + ROUNDING[E4M3],
+        2**-8,
+    ]
+    for name, ours, right, bound in zip(
+        ("out", "d_x", "d_weight", "d_bias"), found, exact, bounds, strict=True
+    ):
         assert relative(ours, right) <= bound, name
     assert found[2].dtype == torch.float32
 
@@ -121,7 +132,9 @@ def test_each_product_can_be_switched_off(choice):
     plain = run_layer(lambda *t: linear(*t, make_scaling(off), 0), x, weight, bias, d_out=d_out)
     for index, switch in enumerate(("forward", "input_gradient", "weight_gradient")):
         products = fp8_scaling.Products(**{**vars(off), switch: True})
-        found = run_layer(lambda *t, p=products: linear(*t, make_scaling(p), 0), x, weight, bias, d_out=d_out)
+        found = run_layer(
+            lambda *t, p=products: linear(*t, make_scaling(p), 0), x, weight, bias, d_out=d_out
+        )
         same = [torch.equal(a, b) for a, b in zip(found[:3], plain, strict=False)]
         assert same == [i != index for i in range(3)], switch
         assert relative(found[3], plain[3]) < 1e-6
@@ -130,22 +143,33 @@ def test_each_product_can_be_switched_off(choice):
 def test_linear_layers_can_be_switched_off():
     x, weight, _, d_out = example(24, 32, 48)
     scaling = fp8_scaling.FP8Scaling(8, fp8_scaling.Products(linears=(True, False, True, True)))
-    exact = run_layer(lambda *t: torch.nn.functional.linear(t[0], t[1].to(t[0].dtype)), x, weight, d_out=d_out)
+    exact = run_layer(
+        lambda *t: torch.nn.functional.linear(t[0], t[1].to(t[0].dtype)), x, weight, d_out=d_out
+    )
     for index in range(8):
         found = run_layer(lambda *t, i=index: linear(*t, None, scaling, i), x, weight, d_out=d_out)
-        assert all(torch.equal(*pair) for pair in zip(found, exact, strict=True)) == (index in (1, 5))
+        assert all(torch.equal(*pair) for pair in zip(found, exact, strict=True)) == (
+            index in (1, 5)
+        )
 
 
 def test_qkv_equals_its_parts(choice):
     x, weight, bias, d_out = example(7, 16, 48)
     weights, biases = weight.chunk(3), bias.chunk(3)
     joined = run_layer(lambda *t: linear(*t, make_scaling(), 0), x, weight, bias, d_out=d_out)
-    split = run_layer(lambda x, *t: fp8.linear(x, t[:3], t[3:], make_scaling(), 0), x, *weights, *biases, d_out=d_out)
+    split = run_layer(
+        lambda x, *t: fp8.linear(x, t[:3], t[3:], make_scaling(), 0),
+        x,
+        *weights,
+        *biases,
+        d_out=d_out,
+    )
     assert all(map(torch.equal, [*split[:2], torch.cat(split[2:5]), torch.cat(split[5:])], joined))
 
 
 @pytest.mark.parametrize(
-    ("dropout", "with_bias", "two_gradients"), [(0.0, False, True), (0.1, True, False), (0.1, True, True)]
+    ("dropout", "with_bias", "two_gradients"),
+    [(0.0, False, True), (0.1, True, False), (0.1, True, True)],
 )
 @pytest.mark.parametrize("shape", [(0, 16), (1, 16), (17, 48), (19, 1027)])
 def test_norm_passes_equal_autograd(choice, shape, dropout, with_bias, two_gradients):
@@ -161,9 +185,16 @@ def test_norm_passes_equal_autograd(choice, shape, dropout, with_bias, two_gradi
     exact = reference.dropout_add_layer_norm(leaves[1], leaves[0], *leaves[3:], *settings, of_x)
     exact.backward(d_out.float() + (d_copy.float() if two_gradients else 0.0))
 
-    scale, amax, d_scale, d_amax = torch.tensor(64.0), torch.zeros(()), torch.tensor(1024.0), torch.zeros(())
+    scale, amax, d_scale, d_amax = (
+        torch.tensor(64.0),
+        torch.zeros(()),
+        torch.tensor(1024.0),
+        torch.zeros(()),
+    )
     forward = registry.implementation("fp8_dropout_add_layer_norm_forward", x)
-    out, small, saved = forward(x, residual, weight, bias, *settings, x_bias if with_bias else None, scale, amax)
+    out, small, saved = forward(
+        x, residual, weight, bias, *settings, x_bias if with_bias else None, scale, amax
+    )
     backward = registry.implementation("fp8_dropout_add_layer_norm_backward", x)
     second = d_copy if two_gradients else None
     found = backward(d_out, second, saved, weight, dropout, settings[2], rows, d_scale, d_amax)
@@ -172,7 +203,9 @@ def test_norm_passes_equal_autograd(choice, shape, dropout, with_bias, two_gradi
     assert torch.equal(small.rows.float(), (out.float() * scale).clamp(-448, 448).to(E4M3).float())
     bound = {"rtol": 2**-6, "atol": 2**-6}  # the sum that backward reads is rounded to bfloat16
     torch.testing.assert_close(found.residual.float(), leaves[0].grad, **bound)
-    torch.testing.assert_close(found.x.rows.float() / d_scale, leaves[1].grad, rtol=2**-3 + 2**-6, atol=2**-6)
+    torch.testing.assert_close(
+        found.x.rows.float() / d_scale, leaves[1].grad, rtol=2**-3 + 2**-6, atol=2**-6
+    )
     sums = (leaves[1].grad.sum(0), leaves[3].grad, leaves[4].grad)
     for ours, wanted in zip((found.x_bias, found.weight, found.bias), sums, strict=True):
         assert ours.dtype == torch.float32
@@ -180,7 +213,9 @@ def test_norm_passes_equal_autograd(choice, shape, dropout, with_bias, two_gradi
     for copies, dtype in ((small, E4M3), (found.x, E5M2)):
         assert copies.rows.dtype == copies.columns.dtype == dtype
         padding = fp8_scaling.padded_tokens(shape[0]) - shape[0]
-        assert torch.equal(copies.columns.float(), torch.nn.functional.pad(copies.rows.float().t(), (0, padding)))
+        assert torch.equal(
+            copies.columns.float(), torch.nn.functional.pad(copies.rows.float().t(), (0, padding))
+        )
     if shape[0]:
         assert float(amax) == float(out.abs().max())
         assert float(d_amax) == pytest.approx(float(leaves[1].grad.abs().max()), rel=2**-6)
@@ -198,7 +233,9 @@ def test_copies_of_weights_follow_updates_in_the_same_memory(monkeypatch):
             buffers.add((copies.rows.data_ptr(), copies.columns.data_ptr()))
         return copies
 
-    monkeypatch.setitem(fp8.registry._implementations["fp8_quantise"], ops.select("auto")["fp8_quantise"], recording)
+    monkeypatch.setitem(
+        fp8.registry._implementations["fp8_quantise"], ops.select("auto")["fp8_quantise"], recording
+    )
 
     def evaluate() -> Tensor:
         with torch.no_grad():
@@ -211,7 +248,9 @@ def test_copies_of_weights_follow_updates_in_the_same_memory(monkeypatch):
         before = evaluate()
         weight.data.neg_()
         scaling.end_step(lambda amax: amax)
-        assert relative(evaluate().float(), -before.float()) < ROUNDING[E4M3], "the evaluation used old weights"
+        assert relative(evaluate().float(), -before.float()) < ROUNDING[E4M3], (
+            "the evaluation used old weights"
+        )
     assert len(buffers) <= 2, "only the first maximum may use other memory"
 
 
@@ -226,7 +265,9 @@ def test_delayed_scales_follow_the_history():
         scaling.end_step(lambda amax: amax)
         scales.append(float(scaling.scale[0, fp8_scaling.INPUT]))
     assert scales == [128.0] + [64.0] * fp8_scaling.HISTORY + [256.0]
-    assert float(scaling.scale[0, fp8_scaling.WEIGHT]) == 1.0, "the scale of an unused tensor changed"
+    assert float(scaling.scale[0, fp8_scaling.WEIGHT]) == 1.0, (
+        "the scale of an unused tensor changed"
+    )
     scaling.amax[0, fp8_scaling.INPUT] = torch.inf
     scaling.end_step(lambda amax: amax)
     assert float(scaling.scale[0, fp8_scaling.INPUT]) == 256.0, "an overflow changed the scale"

@@ -29,7 +29,9 @@ def norm_arguments(tokens: int, vectors: list[Tensor]) -> tuple[object, ...]:
     return gain, shift, 1e-12, 0.1, 5, torch.arange(tokens, dtype=torch.int32), bias
 
 
-def run_block(arguments: list[Tensor], table: fp8_scaling.FP8Scaling, exact: bool = False) -> list[Tensor]:
+def run_block(
+    arguments: list[Tensor], table: fp8_scaling.FP8Scaling, exact: bool = False
+) -> list[Tensor]:
     """Return the output, its FP8 copy and the gradients of all arguments.
 
     The block returns its output twice, and each of the two gets half of the gradient.
@@ -50,7 +52,9 @@ def run_block(arguments: list[Tensor], table: fp8_scaling.FP8Scaling, exact: boo
 def run_float_block(arguments: list[Tensor], exact: bool = False) -> list[Tensor]:
     """Do the same in float32, without the FP8 copy."""
     *tensors, d_out = arguments
-    x, residual, *rest = leaves = [tensor.detach().float().clone().requires_grad_() for tensor in tensors]
+    x, residual, *rest = leaves = [
+        tensor.detach().float().clone().requires_grad_() for tensor in tensors
+    ]
     inner = x @ rest[0].t() if len(rest) == 4 else reference.feed_forward(x, *rest[:3], exact)
     out = reference.dropout_add_layer_norm(inner, residual, *norm_arguments(len(x), rest[-3:]))
     out.backward(d_out.float())
@@ -66,8 +70,19 @@ def run_two_steps(arguments: list[Tensor], exact: bool = False, fast: bool = Fal
     return [*found, *table.derived_state().values()]
 
 
-BLOCKS = [(48, 0, False), (48, 64, False), (48, 64, True)]  # width, columns of the feed-forward, exact GELU
-CASES = [(0, *BLOCKS[0]), (0, *BLOCKS[1]), (1, *BLOCKS[1]), (1, *BLOCKS[2]), (37, *BLOCKS[0]), (37, *BLOCKS[2])]
+BLOCKS = [
+    (48, 0, False),
+    (48, 64, False),
+    (48, 64, True),
+]  # width, columns of the feed-forward, exact GELU
+CASES = [
+    (0, *BLOCKS[0]),
+    (0, *BLOCKS[1]),
+    (1, *BLOCKS[1]),
+    (1, *BLOCKS[2]),
+    (37, *BLOCKS[0]),
+    (37, *BLOCKS[2]),
+]
 
 
 @pytest.mark.parametrize(("tokens", "width", "columns", "exact"), CASES)
@@ -84,9 +99,15 @@ def test_block_equals_plain(choice, tokens, width, columns, exact):
 
 @pytest.mark.parametrize(
     ("tokens", "fast", "exact", "directions"),
-    [(150, True, False, {"forward", "backward"}), (1, False, False, {"forward"}), (0, True, True, set())],
+    [
+        (150, True, False, {"forward", "backward"}),
+        (1, False, False, {"forward"}),
+        (0, True, True, set()),
+    ],
 )
-def test_fused_products_equal_separate_ones(use_triton, monkeypatch, tokens, fast, exact, directions):
+def test_fused_products_equal_separate_ones(
+    use_triton, monkeypatch, tokens, fast, exact, directions
+):
     """Only one of the two rounds the pre-activation before GELU. Runs are bit-equal."""
     product = importlib.import_module("mlbert.ops.triton.product")
     fused, seen = product._product, set()
@@ -117,7 +138,9 @@ def test_block_error_is_within_rounding(choice, width, columns, exact, calibrate
         run_block(arguments, table, exact)
         table.end_step(lambda amax: amax)
     out, small, *gradients = run_block(arguments, table, exact)
-    assert torch.equal(small, (out * table.scale[3, fp8_scaling.INPUT]).to(torch.float8_e4m3fn).float())
+    assert torch.equal(
+        small, (out * table.scale[3, fp8_scaling.INPUT]).to(torch.float8_e4m3fn).float()
+    )
     for ours, right in zip([out, *gradients], run_float_block(arguments, exact), strict=True):
         assert float((ours - right).norm()) <= BOUND * float(right.norm())
 
@@ -125,9 +148,15 @@ def test_block_error_is_within_rounding(choice, width, columns, exact, calibrate
 @pytest.mark.parametrize("fast", [False, True])
 def test_fast_accumulation_of_gradients_is_optional(monkeypatch, fast):
     """Forward products always use it."""
-    forms, name, seen = registry._implementations["fp8_product"], ops.select("auto")["fp8_product"], []
+    forms, name, seen = (
+        registry._implementations["fp8_product"],
+        ops.select("auto")["fp8_product"],
+        [],
+    )
     form = forms[name]
-    monkeypatch.setitem(forms, name, lambda *arguments: seen.append(arguments[4]) or form(*arguments))
+    monkeypatch.setitem(
+        forms, name, lambda *arguments: seen.append(arguments[4]) or form(*arguments)
+    )
     table = fp8_scaling.FP8Scaling(ROWS, fp8_scaling.Products(fast=fast))
     table.is_calibrated = True
     run_block(block_arguments(16, 48, 64), table)
@@ -143,5 +172,7 @@ def test_fp8_copy_of_the_norm_equals_the_next_layers_own(choice, tokens):
         norm = norm_arguments(tokens, arguments[3:6])
         out, copy, small = fp8.attention_output(*arguments[:3], norm, table, 1, 3)
         assert torch.equal(out, copy)
-        results.append([fp8.linear(copy, (weight,), (), table, 3, small if uses_copy else None), table.amax])
+        results.append(
+            [fp8.linear(copy, (weight,), (), table, 3, small if uses_copy else None), table.amax]
+        )
     assert all(map(torch.equal, *results))

@@ -9,11 +9,22 @@ from mlbert.ops.weights import joined
 from unit.ops.conftest import check_errors
 from unit.ops.op_inputs import feed_forward_inputs, linear_qkv_inputs, randn
 
-SHAPES = [(1, 8, 24), (37, 20, 51), (200, 128, 512), (0, 16, 32), (65, 7, 9)]  # tokens, hidden, columns
+SHAPES = [
+    (1, 8, 24),
+    (37, 20, 51),
+    (200, 128, 512),
+    (0, 16, 32),
+    (65, 7, 9),
+]  # tokens, hidden, columns
 DTYPES = [torch.float32, torch.bfloat16]
 # Few cases for Triton: only GELU is a kernel, and the interpreter is slow.
 CASES = [
-    *(("native", shape, exact, dtype) for shape in SHAPES for exact in (False, True) for dtype in DTYPES),
+    *(
+        ("native", shape, exact, dtype)
+        for shape in SHAPES
+        for exact in (False, True)
+        for dtype in DTYPES
+    ),
     *(("triton", SHAPES[1], exact, dtype) for exact in (False, True) for dtype in DTYPES),
     ("triton", (0, 16, 32), False, torch.bfloat16),
 ]
@@ -36,7 +47,9 @@ def test_feed_forward_is_bit_equal_to_linear_gelu_and_a_product(native_ops, choi
 
     results = []
     for function in (ops.feed_forward, apart):
-        x, *weights = (t.clone().requires_grad_() for t in (torch.linspace(-2, 2, 144).view(9, 16), w1, b1, w2))
+        x, *weights = (
+            t.clone().requires_grad_() for t in (torch.linspace(-2, 2, 144).view(9, 16), w1, b1, w2)
+        )
         out = function(x.bfloat16(), *weights, False)
         out.backward(torch.ones_like(out))
         results.append([out.detach(), x.grad, *(weight.grad for weight in weights)])
@@ -48,11 +61,16 @@ def test_gelu_over_its_range(use_native):
     x = torch.linspace(-30, 30, 20001)[:, None]
     weight, bias = torch.ones(1, 1), torch.zeros(1)
     exact = reference.linear_gelu(x.double(), weight.double(), bias.double(), False)
-    fast, plain = ops.linear_gelu(x, weight, bias, False), reference.linear_gelu(x, weight, bias, False)
+    fast, plain = (
+        ops.linear_gelu(x, weight, bias, False),
+        reference.linear_gelu(x, weight, bias, False),
+    )
     assert (fast - exact).abs().max() <= 2 * (plain - exact).abs().max()
     assert (fast - exact).norm() <= 2 * (plain - exact).norm()
     far = torch.tensor([[1e4], [-1e4], [3e38], [-3e38]])
-    assert torch.equal(ops.linear_gelu(far, weight, bias, False), torch.tensor([[1e4], [-0.0], [3e38], [-0.0]]))
+    assert torch.equal(
+        ops.linear_gelu(far, weight, bias, False), torch.tensor([[1e4], [-0.0], [3e38], [-0.0]])
+    )
     assert ops.linear_gelu(torch.tensor([[float("nan")]]), weight, bias, False).isnan().all()
 
 

@@ -45,11 +45,15 @@ def test_no_masked_tokens(kernels, function):
     assert logits.grad.shape == (0, 16)
 
 
-@pytest.mark.parametrize(("vocab_size", "dtype"), [(33, torch.float32), (33, torch.bfloat16), (4097, torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("vocab_size", "dtype"), [(33, torch.float32), (33, torch.bfloat16), (4097, torch.bfloat16)]
+)
 def test_num_correct_and_ties(kernels, vocab_size, dtype):
     logits, labels = problem(60, vocab_size + 7, vocab_size)
     logits = logits.round().to(dtype)  # many ties, some between blocks
-    labels = torch.where(torch.rand(60, generator=GENERATOR) < 0.5, logits[:, :vocab_size].argmax(1), labels)
+    labels = torch.where(
+        torch.rand(60, generator=GENERATOR) < 0.5, logits[:, :vocab_size].argmax(1), labels
+    )
     want = reference.masked_cross_entropy(logits, labels, vocab_size)[1]
     assert ops.masked_cross_entropy(logits, labels, vocab_size)[1] == want
     tie = torch.tensor([[1.0, 5.0, 5.0, 0.0]], dtype=dtype)

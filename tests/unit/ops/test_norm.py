@@ -27,14 +27,22 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("kernels", "shape", "dtype", "dropout", "with_bias"), CASES, indirect=["kernels"])
+@pytest.mark.parametrize(
+    ("kernels", "shape", "dtype", "dropout", "with_bias"), CASES, indirect=["kernels"]
+)
 def test_error(kernels, shape, dtype, dropout, with_bias):
     tokens, hidden = shape
 
     def draw(with_residual: bool) -> list:
         x = [randn(tokens, hidden) for _ in range(1 + with_residual)]
         settings = [1e-12, dropout, 2**31 + 5, dropout_rows(tokens)]
-        return [*x, randn(hidden), randn(hidden), *settings, *([randn(hidden)] if with_residual and with_bias else [])]
+        return [
+            *x,
+            randn(hidden),
+            randn(hidden),
+            *settings,
+            *([randn(hidden)] if with_residual and with_bias else []),
+        ]
 
     check_errors("layer_norm_dropout", lambda: draw(False), dtype, [0, 1, 2])
     places = [0, 1, 2, 3, *([8] if with_bias else [])]
@@ -51,7 +59,11 @@ def test_error_with_a_large_mean(kernels):
     ("kernels", "columns", "key"),
     [
         *(("native", columns, 31337) for columns in (3, 50, 131, 768)),
-        *(("triton", columns, key) for columns in (3, 131) for key in (0, 1, 16, 2**31 - 1, 2**31, 2**32 - 1)),
+        *(
+            ("triton", columns, key)
+            for columns in (3, 131)
+            for key in (0, 1, 16, 2**31 - 1, 2**31, 2**32 - 1)
+        ),
     ],
     indirect=["kernels"],
 )
@@ -60,7 +72,10 @@ def test_dropout_masks_equal_the_reference(kernels, columns, key):
     rows = dropout_rows(tokens)
     want = keep_mask(key, rows, columns, 0.1)
     weight, bias = torch.zeros(columns), torch.ones(columns)
-    assert torch.equal(ops.layer_norm_dropout(randn(tokens, columns), weight, bias, 1e-12, 0.1, key, rows) > 0, want)
+    assert torch.equal(
+        ops.layer_norm_dropout(randn(tokens, columns), weight, bias, 1e-12, 0.1, key, rows) > 0,
+        want,
+    )
     x = torch.zeros(tokens, columns).requires_grad_()
     out = ops.dropout_add_layer_norm(x, randn(tokens, columns), bias, weight, 1e-12, 0.1, key, rows)
     out.backward(randn(tokens, columns))
@@ -89,7 +104,9 @@ def test_gradients_of_float32_vectors_are_float32(kernels):
     gradients = []
     for function in (ops.dropout_add_layer_norm, reference.dropout_add_layer_norm):
         weight, bias, x_bias = vectors
-        out = function(x, residual, weight, bias, 1e-12, 0.1, 7, torch.zeros(21, dtype=torch.int32), x_bias)
+        out = function(
+            x, residual, weight, bias, 1e-12, 0.1, 7, torch.zeros(21, dtype=torch.int32), x_bias
+        )
         gradients.append(torch.autograd.grad(out.float().sum(), vectors))
     for ours, expected in zip(*gradients, strict=True):
         assert ours.dtype == torch.float32

@@ -30,7 +30,9 @@ def nothing_refused(native_ops: None, own_cache: Path, monkeypatch: pytest.Monke
 
 
 def prove(
-    precision: str = "fp32", over_ranks: Callable[[Tensor], Any] = lambda _: None, choice: str = "auto"
+    precision: str = "fp32",
+    over_ranks: Callable[[Tensor], Any] = lambda _: None,
+    choice: str = "auto",
 ) -> list[str]:
     """Verify the implementations. Return the log lines."""
     lines: list[str] = []
@@ -38,7 +40,9 @@ def prove(
     return lines
 
 
-def replace_form(monkeypatch: pytest.MonkeyPatch, form: Callable[..., Any], name: str = "native", op: str = OP) -> None:
+def replace_form(
+    monkeypatch: pytest.MonkeyPatch, form: Callable[..., Any], name: str = "native", op: str = OP
+) -> None:
     """Replace an implementation of `op`, and verify only this op, to save time."""
     monkeypatch.setitem(registry._implementations[op], name, form)
     monkeypatch.setattr(registry, "ops", lambda: (op,))
@@ -54,7 +58,9 @@ def test_runs_are_bit_equal_for_any_thread_count(op, dtype):
         arguments = list(make(0))
         leaves = [arguments[place].requires_grad_() for place in differentiated]
         for place in differentiated:
-            arguments[place] = arguments[place] * 1.0  # some ops overwrite their input with its gradient
+            arguments[place] = (
+                arguments[place] * 1.0
+            )  # some ops overwrite their input with its gradient
         out = registry.form(op, "native")(*arguments)
         out = out[0] if isinstance(out, tuple) else out
         out.backward(torch.ones_like(out))
@@ -100,7 +106,11 @@ def test_gpu_is_verified_with_the_models_sizes():
     assert tokens > 256, "too few for several blocks of every kernel"
     assert arguments["attention"][0].shape == (tokens, 3, 16, 64)
     assert arguments["feed_forward"][1].shape == (4096, 1024)
-    assert arguments["masked_cross_entropy"][0].shape[1] == arguments["embedding_sum"][3].shape[0] == 30528
+    assert (
+        arguments["masked_cross_entropy"][0].shape[1]
+        == arguments["embedding_sum"][3].shape[0]
+        == 30528
+    )
     assert problems.not_differentiable()["fp8_gelu"]()[0].shape == (tokens, 4096)
 
 
@@ -174,7 +184,10 @@ def test_results_are_cached(monkeypatch):
     monkeypatch.setattr(proof, "check", lambda op, *_: checked.append(op) or "")
     assert prove() == lines
     assert not checked
-    for change in (lambda: prove("bf16"), lambda: monkeypatch.setattr(device_cache, "_software", lambda: ("others",))):
+    for change in (
+        lambda: prove("bf16"),
+        lambda: monkeypatch.setattr(device_cache, "_software", lambda: ("others",)),
+    ):
         monkeypatch.setattr(registry, "_refused", {})
         change()
         prove()
@@ -184,7 +197,14 @@ def test_results_are_cached(monkeypatch):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"\0\xff", b"[]", b'{"found": {}}', b'{"sha256": "0", "found": {"layer_norm_dropout native": ""}}', None],
+    [
+        b"",
+        b"\0\xff",
+        b"[]",
+        b'{"found": {}}',
+        b'{"sha256": "0", "found": {"layer_norm_dropout native": ""}}',
+        None,
+    ],
 )
 def test_damaged_cache_is_rebuilt(own_cache, monkeypatch, content):
     replace_form(monkeypatch, wrong_gradient)
@@ -225,7 +245,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def set_times(**seconds: float) -> None:
         for name, taken in seconds.items():
             form = registry._implementations[OP][name]
-            replace_form(monkeypatch, lambda *a, f=form, t=taken: now.__setitem__(0, now[0] + t) or f(*a), name)
+            replace_form(
+                monkeypatch,
+                lambda *a, f=form, t=taken: now.__setitem__(0, now[0] + t) or f(*a),
+                name,
+            )
 
     monkeypatch.setattr(proof, "time_launches", time_launches)
     return set_times

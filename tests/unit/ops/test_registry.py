@@ -39,7 +39,8 @@ def test_unknown_choice_is_an_error():
 
 
 @pytest.mark.parametrize(
-    ("choice", "device"), [("triton", "cpu"), ("flash", "cpu"), ("cublaslt", "cpu"), ("native", "cuda")]
+    ("choice", "device"),
+    [("triton", "cpu"), ("flash", "cpu"), ("cublaslt", "cpu"), ("native", "cuda")],
 )
 def test_choice_for_another_kind_of_device_is_an_error(native_ops, monkeypatch, choice, device):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
@@ -70,7 +71,9 @@ def test_cuda_uses_cublaslt_and_triton_or_reports_why_not(native_ops):
 def test_without_a_compiler_auto_is_plain_and_native_an_error(no_compiler):
     assert ops.select("auto") == dict.fromkeys(registry.ops(), "plain")
     assert "no C compiler" in ops.describe()
-    out = ops.layer_norm_dropout(torch.randn(3, 4), torch.ones(4), torch.zeros(4), 1e-12, 0.0, 0, None)
+    out = ops.layer_norm_dropout(
+        torch.randn(3, 4), torch.ones(4), torch.zeros(4), 1e-12, 0.0, 0, None
+    )
     assert out.shape == (3, 4)
     with user_error("ops.unavailable", "OPS=native"):
         ops.select("native")
@@ -78,4 +81,6 @@ def test_without_a_compiler_auto_is_plain_and_native_an_error(no_compiler):
 
 def test_float64_runs_plain(use_native):
     x = torch.randn(3, 4, dtype=torch.float64)
-    assert registry.implementation("attention", x) is registry._implementations["attention"]["plain"]
+    assert (
+        registry.implementation("attention", x) is registry._implementations["attention"]["plain"]
+    )

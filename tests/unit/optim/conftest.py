@@ -10,8 +10,18 @@ from mlbert.host import native
 from mlbert.optim.flat import FlatParameters
 
 # Sizes around the kernels' block (8192 elements) and vector lengths, with and without decay.
-AWKWARD_SHAPES = {"one.weight": (1,), "one.bias": (1,), "odd.weight": (7, 11), "layer.LayerNorm.weight": (8193,)}
-AWKWARD_SHAPES |= {"block.weight": (8192,), "over.weight": (3, 8191), "zero.weight": (33,), "last.bias": (5,)}
+AWKWARD_SHAPES = {
+    "one.weight": (1,),
+    "one.bias": (1,),
+    "odd.weight": (7, 11),
+    "layer.LayerNorm.weight": (8193,),
+}
+AWKWARD_SHAPES |= {
+    "block.weight": (8192,),
+    "over.weight": (3, 8191),
+    "zero.weight": (33,),
+    "last.bias": (5,),
+}
 
 
 @pytest.fixture

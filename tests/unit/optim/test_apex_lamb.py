@@ -30,10 +30,20 @@ class StandIn(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self) -> None:
-        total = math.sqrt(sum(float(p.grad.double().square().sum()) for g in self.param_groups for p in g["params"]))
+        total = math.sqrt(
+            sum(
+                float(p.grad.double().square().sum())
+                for g in self.param_groups
+                for p in g["params"]
+            )
+        )
         for group in self.param_groups:
             group["step"] = step = group["step"] + 1 if "step" in group else 1
-            (beta_1, beta_2), decay, limit = group["betas"], group["weight_decay"], group["max_grad_norm"]
+            (beta_1, beta_2), decay, limit = (
+                group["betas"],
+                group["weight_decay"],
+                group["max_grad_norm"],
+            )
             for parameter in group["params"]:
                 grad = parameter.grad * (limit / total if limit > 0 and total > limit else 1.0)
                 m, v = self.state[parameter]["exp_avg"], self.state[parameter]["exp_avg_sq"]
@@ -71,7 +81,12 @@ def test_no_clipping_is_a_norm_of_0_for_apex_and_in_the_log(make_flat):
 def test_apex_does_not_shard(make_flat):
     flat = make_flat()
     with user_error("ops.unavailable", "apex optimizer", wording=False) as caught:
-        Lamb(flat, ShardLayout(128, ShardGroups(inside=RankGroup(0, 2)), 0), **SETTINGS, implementation="apex")
+        Lamb(
+            flat,
+            ShardLayout(128, ShardGroups(inside=RankGroup(0, 2)), 0),
+            **SETTINGS,
+            implementation="apex",
+        )
     assert "does not shard" in str(caught.value)
 
 

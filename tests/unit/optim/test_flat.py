@@ -8,10 +8,16 @@ from mlbert.optim.flat import FlatParameters, is_decayed
 
 
 def test_decay_depends_on_the_name():
-    decayed = ("bert.encoder.layer.0.attention.self.query.weight", "bert.embeddings.word_embeddings.weight")
+    decayed = (
+        "bert.encoder.layer.0.attention.self.query.weight",
+        "bert.embeddings.word_embeddings.weight",
+    )
     others = (
         *("bert.encoder.layer.0.attention.self.query.bias", "bert.embeddings.LayerNorm.weight"),
-        *("bert/embeddings/LayerNorm/gamma", "bert/encoder/layer_0/attention/output/LayerNorm/beta"),
+        *(
+            "bert/embeddings/LayerNorm/gamma",
+            "bert/encoder/layer_0/attention/output/LayerNorm/beta",
+        ),
         *("cls.predictions.transform.layer_norm.weight", "cls/predictions/output_bias"),
     )
     assert all(map(is_decayed, decayed))

@@ -34,7 +34,12 @@ def test_state_is_restored():
 
 @pytest.mark.parametrize(("recipe", "clipping"), [("packed_lamb", "after"), ("ddp_adam", "before")])
 def test_float16_training_is_close_to_float32(tmp_path, recipe, clipping):
-    settings = {"recipe": recipe, "gradient_clipping": clipping, "average_packing_rate": 1, "exchange_padding": "off"}
+    settings = {
+        "recipe": recipe,
+        "gradient_clipping": clipping,
+        "average_packing_rate": 1,
+        "exchange_padding": "off",
+    }
     settings |= {"max_steps": 6, "learning_rate": 0.001}
     exact, half = (train(tmp_path, name, precision=name, **settings) for name in ("fp32", "fp16"))
     for key, tolerance in (("loss", 1e-3), ("grad_norm", 1e-2)):

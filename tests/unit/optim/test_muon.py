@@ -32,7 +32,10 @@ FORMS = pytest.mark.parametrize("form", ["plain", "native"])
 
 def make_flat() -> FlatParameters:
     numbers = torch.Generator().manual_seed(5)
-    flat = FlatParameters((name, nn.Parameter(torch.randn(shape, generator=numbers))) for name, shape in SHAPES.items())
+    flat = FlatParameters(
+        (name, nn.Parameter(torch.randn(shape, generator=numbers)))
+        for name, shape in SHAPES.items()
+    )
     flat.grad.copy_(torch.randn(flat.numel, generator=numbers))
     return flat
 
@@ -71,7 +74,9 @@ def test_orthogonalize_applies_its_polynomial_to_the_singular_values(rows, extra
     left, values, right = torch.linalg.svd(matrix.double(), full_matrices=False)
     values = iterated(values / values.norm(dim=-1, keepdim=True))
     expected = left @ (values.unsqueeze(-1) * right)
-    torch.testing.assert_close(orthogonalize(matrix, torch.float32).double(), expected, rtol=0, atol=1e-3)
+    torch.testing.assert_close(
+        orthogonalize(matrix, torch.float32).double(), expected, rtol=0, atol=1e-3
+    )
 
 
 def test_orthogonalize_moves_singular_values_near_1_unless_they_are_0():
@@ -88,7 +93,12 @@ def test_hidden_matrices_follow_torchs_muon(monkeypatch, form):
     flat = make_flat()
     peers = {name: nn.Parameter(flat.views(flat.data)[name].clone()) for name in HIDDEN}
     peer = torch.optim.Muon(
-        peers.values(), lr=0.01, weight_decay=0.05, momentum=0.9, nesterov=True, adjust_lr_fn="match_rms_adamw"
+        peers.values(),
+        lr=0.01,
+        weight_decay=0.05,
+        momentum=0.9,
+        nesterov=True,
+        adjust_lr_fn="match_rms_adamw",
     )
     optimizer = make(flat, form, max_grad_norm=None)
     assert optimizer.implementation == form
@@ -117,7 +127,9 @@ def test_other_parameters_follow_adamw(form):
 
 def test_native_and_plain_agree():
     plain, native = make_flat(), make_flat()
-    expected, found = (train(flat, make(flat, form), 4) for flat, form in ((plain, "plain"), (native, "native")))
+    expected, found = (
+        train(flat, make(flat, form), 4) for flat, form in ((plain, "plain"), (native, "native"))
+    )
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 

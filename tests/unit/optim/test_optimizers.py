@@ -40,7 +40,10 @@ def test_optimizer_has_the_implementations_that_it_declares(make_flat, method, m
     assert {"plain", "native", "triton"} <= set(method.IMPLEMENTATIONS)
     monkeypatch.setattr(method, "IMPLEMENTATIONS", ("plain",))
     optimizer = make_one(method, make_flat(), "auto")
-    assert (optimizer.implementation, optimizer.reason) == ("plain", f"{method.name} has no native implementation")
+    assert (optimizer.implementation, optimizer.reason) == (
+        "plain",
+        f"{method.name} has no native implementation",
+    )
     with user_error("ops.unavailable", "native optimizer", wording=False):
         make_one(method, make_flat(), "native")
 
@@ -54,20 +57,31 @@ PUBLISHED = {
     "adamw_no_bias_correction": (AdamW, 0.001, CONSTANT, 0.999, 0.01, {"bias_correction": False}),
     "mosaic_default_const": (DecoupledAdamW, 0.0005, CONSTANT, 0.98, 1e-5, {"base_lr": 0.0005}),
     "mosaic_sched_wd1e-2": (DecoupledAdamW, 0.0005, CHANGING, 0.98, 0.01, {"base_lr": 0.0005}),
-    "decoupled_stableadamw_modernbert": (DecoupledStableAdamW, 0.0008, CHANGING, 0.98, 1e-5, {"base_lr": 0.0008}),
+    "decoupled_stableadamw_modernbert": (
+        DecoupledStableAdamW,
+        0.0008,
+        CHANGING,
+        0.98,
+        1e-5,
+        {"base_lr": 0.0008},
+    ),
     "decoupled_wd1e-2": (DecoupledStableAdamW, 0.0008, CHANGING, 0.98, 0.01, {"base_lr": 0.0008}),
     "stableadamw_wd1e-2": (StableAdamW, 0.003, CHANGING, 0.99, 0.01, {}),
     "stableadamw_wd0": (StableAdamW, 0.003, CHANGING, 0.99, 0.0, {}),
 }
 
 
-def assert_follows_published(name: str, make: Callable[[FlatParameters], FlatOptimizer], decayed) -> None:
+def assert_follows_published(
+    name: str, make: Callable[[FlatParameters], FlatOptimizer], decayed
+) -> None:
     """Run ten updates on the published gradients and compare the weights after 1, 2, 5 and 10."""
     published, (_, base, rates, *_) = {}, PUBLISHED[name]
     for folder in ("lamb", "adamw"):
         published |= np.load(ASSETS / folder / "trajectories.npz", allow_pickle=False)
     start = {key.removeprefix("w0/"): published[key] for key in published if key.startswith("w0/")}
-    pairs = [(parameter, nn.Parameter(torch.from_numpy(array))) for parameter, array in start.items()]
+    pairs = [
+        (parameter, nn.Parameter(torch.from_numpy(array))) for parameter, array in start.items()
+    ]
     flat = FlatParameters(pairs, decayed=decayed)
     optimizer, saved = make(flat), [1, 2, 5, 10]
     for update, rate in enumerate(rates, start=1):
@@ -77,14 +91,22 @@ def assert_follows_published(name: str, make: Callable[[FlatParameters], FlatOpt
         for parameter, weight in flat.views(flat.data).items() if update in saved else ():
             expected = published[f"{name}/w/{parameter}"][saved.index(update)]
             # The published float32 programs themselves differ from float64 by 5.6e-7.
-            np.testing.assert_allclose(weight.numpy(), expected, rtol=0, atol=1e-6, err_msg=parameter)
+            np.testing.assert_allclose(
+                weight.numpy(), expected, rtol=0, atol=1e-6, err_msg=parameter
+            )
 
 
 @pytest.mark.parametrize("config", PUBLISHED)
 def test_follows_the_published_program(config, implementation):
     """All but LAMB and the first AdamW decay every tensor, including LayerNorm and biases."""
     cls, _, _, beta_2, decay, own = PUBLISHED[config]
-    settings = {"betas": (0.9, beta_2), "eps": 1e-6, "weight_decay": decay, "max_grad_norm": None, **own}
+    settings = {
+        "betas": (0.9, beta_2),
+        "eps": 1e-6,
+        "weight_decay": decay,
+        "max_grad_norm": None,
+        **own,
+    }
 
     def make(flat: FlatParameters) -> Adam:
         optimizer = unsharded(cls, flat, implementation=implementation, **settings)
@@ -98,16 +120,28 @@ def test_follows_the_published_program(config, implementation):
 @pytest.mark.parametrize("decay_all", ["1", "0", "none"])
 def test_decay_all_matches_the_published_decoupled_adamw(decay_all):
     """Without DECAY_ALL, biases and LayerNorm differ from the published run."""
-    numbers = {"optimizer": "decoupled_adamw", "learning_rate": "0.0005", "weight_decay_rate": "0.01"}
+    numbers = {
+        "optimizer": "decoupled_adamw",
+        "learning_rate": "0.0005",
+        "weight_decay_rate": "0.01",
+    }
     config = configuration(packed_lamb.RECIPE, **numbers, max_grad_norm="none", decay_all=decay_all)
-    equal = pytest.raises(AssertionError, match=r"LayerNorm|bias") if decay_all != "1" else nullcontext()
+    equal = (
+        pytest.raises(AssertionError, match=r"LayerNorm|bias")
+        if decay_all != "1"
+        else nullcontext()
+    )
     with equal:
         decayed = methods.decayed(config[OptimizerConfig])
         assert_follows_published("mosaic_sched_wd1e-2", partial(configured, config), decayed)
 
 
-def make_one(method: type[AnyOptimizer], flat: FlatParameters, implementation: str, **changes: Any) -> AnyOptimizer:
-    return unsharded(method, flat, implementation=implementation, **METHODS[method][0], **COMMON | changes)
+def make_one(
+    method: type[AnyOptimizer], flat: FlatParameters, implementation: str, **changes: Any
+) -> AnyOptimizer:
+    return unsharded(
+        method, flat, implementation=implementation, **METHODS[method][0], **COMMON | changes
+    )
 
 
 def run(flat: FlatParameters, optimizer: FlatOptimizer, updates: int) -> FlatOptimizer:
@@ -131,7 +165,9 @@ def test_matches_the_specification_in_float64(make_flat, method, implementation,
     flat = make_flat()
     weights = {name: view.double() for name, view in flat.views(flat.data).items()}
     reference = specification(weights, **own, **COMMON | changes)
-    assert_follows(make_one(method, flat, implementation, **changes), reference, 4, [0.01, 0.02, 0.005])
+    assert_follows(
+        make_one(method, flat, implementation, **changes), reference, 4, [0.01, 0.02, 0.005]
+    )
 
 
 def test_madgrad_root_is_accurate_for_all_magnitudes(implementation):
@@ -172,11 +208,17 @@ MOMENTUM = [
 
 @pytest.mark.parametrize(
     ("method", "betas", "eps", "steps"),
-    [(ACClip, (0.5, 0.75), 0.125, ACCLIP), (Madgrad, (0.75, 0.0), 2.0, MADGRAD), (SGD, (0.5, 0.0), 0.0, MOMENTUM)],
+    [
+        (ACClip, (0.5, 0.75), 0.125, ACCLIP),
+        (Madgrad, (0.75, 0.0), 2.0, MADGRAD),
+        (SGD, (0.5, 0.0), 0.0, MOMENTUM),
+    ],
 )
 def test_first_two_steps_by_hand(method, betas, eps, steps, implementation):
     """A decayed weight and a bias start equal; all numbers except MADGRAD's last are exact in binary."""
-    flat = FlatParameters((name, nn.Parameter(torch.tensor([2.0]))) for name in ("w.weight", "w.bias"))
+    flat = FlatParameters(
+        (name, nn.Parameter(torch.tensor([2.0]))) for name in ("w.weight", "w.bias")
+    )
     numbers = {"betas": betas, "eps": eps, "weight_decay": 0.25, "max_grad_norm": None}
     optimizer = unsharded(method, flat, **numbers, implementation=implementation)
     for lr, grads, expected in steps:
@@ -196,7 +238,9 @@ def test_matches_torch(make_flat, method, torchs, lr, decay, implementation):
     """Weights of 0.02 may differ by rounding."""
     flat = make_flat()
     parameters = {name: nn.Parameter(view.clone()) for name, view in flat.views(flat.data).items()}
-    groups = [{"params": [p], "weight_decay": decay * is_decayed(name)} for name, p in parameters.items()]
+    groups = [
+        {"params": [p], "weight_decay": decay * is_decayed(name)} for name, p in parameters.items()
+    ]
     theirs = torchs(groups, lr=lr)
     ours, start = make_one(method, flat, implementation, weight_decay=decay), flat.grad.clone()
     for update in range(5):
@@ -218,7 +262,9 @@ def test_native_is_independent_of_the_number_of_threads(make_flat, method):
         flat = make_flat()
         optimizer = run(flat, make_one(method, flat, "auto"), 3)
         results.append(flat.data)
-    assert torch.equal(results[1], results[3]), "runs with the same number of threads must be bit-equal"
+    assert torch.equal(results[1], results[3]), (
+        "runs with the same number of threads must be bit-equal"
+    )
     if optimizer.implementation == "native":
         assert all(torch.equal(results[0], result) for result in results)
 
@@ -276,7 +322,9 @@ def test_resume_with_any_implementation(make_flat, method, implementation):
     straight, first = make_flat(), make_flat()
     run(straight, run(straight, make_one(method, straight, implementation), 2), 1)
     optimizer = run(first, make_one(method, first, implementation), 2)
-    state = {k: v.clone() if isinstance(v, Tensor) else v for k, v in optimizer.state_dict().items()}
+    state = {
+        k: v.clone() if isinstance(v, Tensor) else v for k, v in optimizer.state_dict().items()
+    }
     for other, atol in ((implementation, 0.0), ("plain", 1e-8)):
         second = make_flat()
         second.data.copy_(first.data)
@@ -351,7 +399,9 @@ def test_settings_create_each_optimizer(make_flat, name):
     def event(key: str, value: object) -> None:
         events.append((key, value))
         caller = inspect.stack()[1]
-        assert sources.call_of(Path(caller.filename).relative_to(root).as_posix(), caller.lineno, key), key
+        assert sources.call_of(
+            Path(caller.filename).relative_to(root).as_posix(), caller.lineno, key
+        ), key
 
     optimizer = configured(configuration(packed_lamb.RECIPE, optimizer=name), flat)
     optimizer.hyperparameters(event)
@@ -363,6 +413,8 @@ def test_settings_create_each_optimizer(make_flat, name):
     momentum = {"momentum": 0.9} if name in ("madgrad", "sgd") else {"beta_1": 0.9, "beta_2": 0.98}
     epsilon = {} if name == "sgd" else {"epsilon": 1e-6}
     expected = {prefix + key: value for key, value in {**momentum, **epsilon, decay: 0.01}.items()}
-    assert set(expected) <= {*SETTINGS_OF, "opt_lamb_beta_1", "opt_lamb_beta_2"}, "the log tracer must know these keys"
+    assert set(expected) <= {*SETTINGS_OF, "opt_lamb_beta_1", "opt_lamb_beta_2"}, (
+        "the log tracer must know these keys"
+    )
     assert found == {"opt_name": name, "opt_gradient_clip_norm": 1.0, **expected}
     assert optimizer.step(0.01).isfinite()

@@ -20,7 +20,10 @@ MULTIPLIERS = json.loads((ASSETS / "multipliers.json").read_text())
 
 PUBLISHED = [
     *(pytest.param(case["settings"], case["lr"], id=name) for name, case in BENCHMARK.items()),
-    *(pytest.param(case["settings"], case["lr_at_step_0_to_200"], id=name) for name, case in GOOGLE.items()),
+    *(
+        pytest.param(case["settings"], case["lr_at_step_0_to_200"], id=name)
+        for name, case in GOOGLE.items()
+    ),
 ]
 
 
@@ -28,8 +31,15 @@ PUBLISHED = [
 def test_polynomial_matches_the_benchmark_and_google(numbers, expected):
     assert len(expected) == 201
     end, start = numbers["num_train_steps"], numbers.get("start_warmup_step", 0)
-    rates = {"base_lr": numbers["init_lr"], "power": numbers.get("poly_power", 1.0), "max_steps": end, "decay_end": end}
-    schedule = Polynomial(**rates, warmup_steps=numbers["num_warmup_steps"], start_warmup_step=start)
+    rates = {
+        "base_lr": numbers["init_lr"],
+        "power": numbers.get("poly_power", 1.0),
+        "max_steps": end,
+        "decay_end": end,
+    }
+    schedule = Polynomial(
+        **rates, warmup_steps=numbers["num_warmup_steps"], start_warmup_step=start
+    )
     for step, lr in enumerate(expected):
         assert schedule(step) == pytest.approx(lr, abs=1e-9), step  # the reference is in float32
 
@@ -38,7 +48,9 @@ def test_polynomial_matches_the_benchmark_and_google(numbers, expected):
 def test_multipliers_match_the_reference(case):
     # The WSD reference starts its warm-up at 1e-10 instead of 0.
     tolerance = 1.01e-10 if case["function"] == "wsd" else 1e-12
-    schedule = SCHEDULES[case["function"]](base_lr=1.0, decay_end=case["arguments"]["max_steps"], **case["arguments"])
+    schedule = SCHEDULES[case["function"]](
+        base_lr=1.0, decay_end=case["arguments"]["max_steps"], **case["arguments"]
+    )
     for step, factor in zip(MULTIPLIERS["steps"], case["factor"], strict=True):
         assert schedule(step) == pytest.approx(factor, abs=tolerance), step
 
@@ -48,15 +60,34 @@ def test_rates_of_a_composer_run():
 
     Composer uses the multiplier of step max(n - 1, 0) in update n, counted from 0.
     """
-    schedule = Linear(base_lr=2e-4, warmup_steps=3, max_steps=12, decay_end=12, end_lr=4e-6, first_step=-1)
-    rates = [0.0, 0.0, 6.666666666666667e-05, 0.00013333333333333334, 0.0002, 0.00017822222222222222]
-    rates += [0.00015644444444444446, 0.00013466666666666667, 0.00011288888888888891, 9.11111111111111e-05]
+    schedule = Linear(
+        base_lr=2e-4, warmup_steps=3, max_steps=12, decay_end=12, end_lr=4e-6, first_step=-1
+    )
+    rates = [
+        0.0,
+        0.0,
+        6.666666666666667e-05,
+        0.00013333333333333334,
+        0.0002,
+        0.00017822222222222222,
+    ]
+    rates += [
+        0.00015644444444444446,
+        0.00013466666666666667,
+        0.00011288888888888891,
+        9.11111111111111e-05,
+    ]
     rates += [6.933333333333334e-05, 4.7555555555555553e-05]
     assert [schedule(n) for n in range(12)] == pytest.approx(rates, rel=1e-12, abs=0)
 
 
 def test_by_default_there_is_no_ramp_and_the_decay_ends_at_zero():
-    own = {Linear: {}, Cosine: {}, Polynomial: {"power": 2.0}, WarmupStableDecay: {"decay_steps": 2}}
+    own = {
+        Linear: {},
+        Cosine: {},
+        Polynomial: {"power": 2.0},
+        WarmupStableDecay: {"decay_steps": 2},
+    }
     for kind, numbers in own.items():
         schedule = kind(base_lr=1.0, max_steps=8, decay_end=8, **numbers)
         assert (schedule(0), schedule(8)) == (1.0, 0.0)
@@ -66,23 +97,41 @@ def test_by_default_there_is_no_ramp_and_the_decay_ends_at_zero():
 def test_linear_decay_that_counts_from_one_and_starts_before_the_warmup_ends():
     """With e counted from 1: LR (e + 16) / 82 below LR, then linear from LR at e = 82 to the end rate at e = 179."""
     base, end = 0.00039299421615882676, 0.0000494549100544884
-    numbers = {"warmup_steps": 82, "start_warmup_step": -16, "max_steps": 299, "decay_end": 179, "first_step": 1}
+    numbers = {
+        "warmup_steps": 82,
+        "start_warmup_step": -16,
+        "max_steps": 299,
+        "decay_end": 179,
+        "first_step": 1,
+    }
     schedule = Linear(base_lr=base, end_lr=end, **numbers)
     for e in range(1, 300):
         decayed = base + (min(e, 179) - 82) / 97 * (end - base)
-        assert schedule(e - 1) == pytest.approx(base * (e + 16) / 82 if e + 16 < 82 else decayed, rel=1e-12)
-    assert schedule(65) > base, "must exceed the base rate between the end of the warm-up and e = 82"
+        assert schedule(e - 1) == pytest.approx(
+            base * (e + 16) / 82 if e + 16 < 82 else decayed, rel=1e-12
+        )
+    assert schedule(65) > base, (
+        "must exceed the base rate between the end of the warm-up and e = 82"
+    )
     assert schedule(81) == pytest.approx(base)
 
 
-NUMBERS = {"lr_milestones": "30,60", "lr_gamma": "0.5", "lr_decay_steps": "10", "end_lr": "1e-5", "lr_decay_end": "90"}
+NUMBERS = {
+    "lr_milestones": "30,60",
+    "lr_gamma": "0.5",
+    "lr_decay_steps": "10",
+    "end_lr": "1e-5",
+    "lr_decay_end": "90",
+}
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_settings_create_each_schedule(name, recipe, environ):
     """Settings become rates and log entries; settings that a schedule does not read are warnings."""
     flags = {key: value for key, value in NUMBERS.items() if key in SCHEDULE_SETTINGS[name]}
-    resolved = resolve(recipe, environ, CommandLine({**flags, "schedule": name, "max_steps": "100"}))
+    resolved = resolve(
+        recipe, environ, CommandLine({**flags, "schedule": name, "max_steps": "100"})
+    )
     assert not [w for w in resolved.warnings if "does not read" in w]
     schedule = schedules.make(resolved.config[ScheduleConfig])
     events = []
@@ -96,11 +145,19 @@ def test_settings_create_each_schedule(name, recipe, environ):
     rates = [schedule(step) for step in range(120)]
     assert rates[99] == rates[110]
     assert (rates[110] < rates[40]) == (name != "constant")
-    by_recipe = resolve(simple_recipe(poly_power=2.0, end_lr=1e-5), environ, CommandLine({**flags, "schedule": name}))
+    by_recipe = resolve(
+        simple_recipe(poly_power=2.0, end_lr=1e-5),
+        environ,
+        CommandLine({**flags, "schedule": name}),
+    )
     assert not [w for w in by_recipe.warnings if "does not read" in w]
-    unread = resolve(recipe, environ, CommandLine({**flags, **NUMBERS, "schedule": name, "max_steps": "100"}))
+    unread = resolve(
+        recipe, environ, CommandLine({**flags, **NUMBERS, "schedule": name, "max_steps": "100"})
+    )
     named = [w.split()[0] for w in unread.warnings if "does not read" in w]
-    assert sorted(named) == sorted(settings_by_key()[key].env for key in NUMBERS if key not in SCHEDULE_SETTINGS[name])
+    assert sorted(named) == sorted(
+        settings_by_key()[key].env for key in NUMBERS if key not in SCHEDULE_SETTINGS[name]
+    )
 
 
 MULTISTEP = {"schedule": "multistep", "lr_gamma": "0.5"}
@@ -110,7 +167,10 @@ MULTISTEP = {"schedule": "multistep", "lr_gamma": "0.5"}
     ("flags", "code", "subject"),
     [
         (MULTISTEP, "config.missing", "LR_MILESTONES"),
-        *((MULTISTEP | {"lr_milestones": bad}, "config.value", "LR_MILESTONES") for bad in ("5,3", "5,x")),
+        *(
+            (MULTISTEP | {"lr_milestones": bad}, "config.value", "LR_MILESTONES")
+            for bad in ("5,3", "5,x")
+        ),
         ({"schedule": "wsd"}, "config.missing", "LR_DECAY_STEPS"),
         ({"schedule": "wsd", "lr_decay_steps": "101"}, "config.conflict", "LR_DECAY_STEPS"),
         ({"schedule": "linear", "lr_decay_end": "10"}, "config.conflict", "SCHEDULE=linear"),

@@ -56,7 +56,10 @@ def test_groups_have_every_sequence_and_masked_token_once():
     batch = step.make_batch(SHAPE, 5, None, seed=1)
     groups = expert.make_groups(batch, 2, torch.device("cpu"))
     assert [len(group.encoder["input_ids"]) for group in groups] == [3, 2]
-    real = [group.encoder.get("attention_mask", group.encoder["input_ids"] * 0 + 1).sum(1) for group in groups]
+    real = [
+        group.encoder.get("attention_mask", group.encoder["input_ids"] * 0 + 1).sum(1)
+        for group in groups
+    ]
     assert torch.cat(real).tolist() == sorted(batch.cu_seqlens.diff().tolist())
     assert sum(len(group.labels) for group in groups) == batch.num_masked
     widths = [group.encoder["input_ids"].shape[1] for group in groups]
@@ -77,7 +80,9 @@ def test_record_is_complete_and_consistent(monkeypatch, peers):
         assert min(trials, key=lambda trial: trial["seconds"]).items() >= choice.items()
         assert {trial["groups"] for trial in trials} == {1, 2, 4}
     ours = record["sides"]["mlbert"]
-    assert ours["sequences_per_second"] * ours["median_seconds"] == pytest.approx(record["sequences"])
+    assert ours["sequences_per_second"] * ours["median_seconds"] == pytest.approx(
+        record["sequences"]
+    )
     assert 0 < ours["share_of_gemm_peak"] < 1
     assert record["padded_tokens"] >= record["tokens"]
 
@@ -102,4 +107,6 @@ def test_a_slow_node_is_named():
     alike = NetworkReport({}, {"n1": 10.0, "n2": 9.0})
     assert alike.slow == []
     assert alike.lines()[-1] == "slowest node: n2 (9.00 GB/s); no node is far below the others"
-    assert NetworkReport({2**20: 5.0}, {}).lines() == ["all-reduce of 1 MiB: 5.00 GB/s"], "one node has no links"
+    assert NetworkReport({2**20: 5.0}, {}).lines() == ["all-reduce of 1 MiB: 5.00 GB/s"], (
+        "one node has no links"
+    )

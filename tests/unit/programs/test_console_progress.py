@@ -16,7 +16,9 @@ def recorded(terminal: bool = False) -> tuple[Console, io.StringIO]:
     return Console(file=stream, force_terminal=terminal, width=120, color_system=None), stream
 
 
-def test_a_log_file_gets_plain_lines_with_percent_rate_and_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_file_gets_plain_lines_with_percent_rate_and_estimate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Lines come without a report from the work, too, and what began after the last one does not change the end."""
     now = [0.0]
     shown: list[Callable[[], None]] = []
@@ -62,7 +64,9 @@ def test_a_terminal_gets_a_bar_that_ends_full() -> None:
         advance(1000)
         progress("said in between")
         advance(1000)
-    assert all(part in stream.getvalue() for part in ("said in between", "reading", "100 %", "2 k records"))
+    assert all(
+        part in stream.getvalue() for part in ("said in between", "reading", "100 %", "2 k records")
+    )
 
 
 def test_durations() -> None:

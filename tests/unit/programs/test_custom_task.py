@@ -24,7 +24,12 @@ from mlbert.programs.custom_task import draw_held_out, find_form, joined_texts
 from programs import RunMlbert
 from user_errors import user_error
 
-SHAPE = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+SHAPE = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+}
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +41,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     made = tmp_path_factory.mktemp("task")
     rows = sentences(200)
-    write_csv(made / "rows.csv", ["id", "note", "kind"], *([n, text, kind] for n, (text, kind) in enumerate(rows)))
+    write_csv(
+        made / "rows.csv",
+        ["id", "note", "kind"],
+        *([n, text, kind] for n, (text, kind) in enumerate(rows)),
+    )
     entries = train_vocabulary(count_words([text for text, _ in rows]), 200)
     (made / "vocab.txt").write_text("\n".join(entries) + "\n")
     rotary = {"position_embedding_type": "rotary", "norm_position": "pre", "gated_mlp": True}
@@ -52,15 +61,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_classes_from_one_file(folder: Path, tmp_path: Path, run_mlbert: RunMlbert, monkeypatch) -> None:
-    monkeypatch.setattr(custom_task, "RATE", 1e-2 * SHAPE["hidden_size"])  # these 200 rows are learnt in few steps
+def test_classes_from_one_file(
+    folder: Path, tmp_path: Path, run_mlbert: RunMlbert, monkeypatch
+) -> None:
+    monkeypatch.setattr(
+        custom_task, "RATE", 1e-2 * SHAPE["hidden_size"]
+    )  # these 200 rows are learnt in few steps
     out = tmp_path / "out"
     words = ["--from", folder / "model", "--train", folder / "rows.csv", "--out", out]
     code, said, _ = run_mlbert("finetune", *words)
     assert code == 0, said
     assert "columns: text note; label kind (3 classes: cold, warm, wet)" in said
     run_folder = out / "run_0"
-    parts = [read_training(run_folder / f"{name}.csv", TaskForm(("note",), "kind")) for name in ("train", "eval")]
+    parts = [
+        read_training(run_folder / f"{name}.csv", TaskForm(("note",), "kind"))
+        for name in ("train", "eval")
+    ]
     assert len(parts[0]) + len(parts[1]) == 200
     with (run_folder / "predictions.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -79,14 +95,22 @@ def test_classes_from_one_file(folder: Path, tmp_path: Path, run_mlbert: RunMlbe
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     exported = run_folder / "huggingface"
-    peer = AutoModelForSequenceClassification.from_pretrained(exported, trust_remote_code=True).eval()
+    peer = AutoModelForSequenceClassification.from_pretrained(
+        exported, trust_remote_code=True
+    ).eval()
     tokenizer = AutoTokenizer.from_pretrained(exported)
     with torch.no_grad():
-        found = peer(**tokenizer([row["note"] for row in rows], padding=True, return_tensors="pt")).logits.argmax(1)
-    assert [peer.config.id2label[number] for number in found.tolist()] == [row["prediction"] for row in rows]
+        found = peer(
+            **tokenizer([row["note"] for row in rows], padding=True, return_tensors="pt")
+        ).logits.argmax(1)
+    assert [peer.config.id2label[number] for number in found.tolist()] == [
+        row["prediction"] for row in rows
+    ]
 
 
-def test_numbers_of_a_saved_bert_by_the_clock(folder: Path, tmp_path: Path, run_mlbert: RunMlbert) -> None:
+def test_numbers_of_a_saved_bert_by_the_clock(
+    folder: Path, tmp_path: Path, run_mlbert: RunMlbert
+) -> None:
     from transformers import AutoModelForSequenceClassification
 
     rows = [[text, f"{list(PLACES).index(kind) / 2}"] for text, kind in sentences(60)]
@@ -110,10 +134,20 @@ NO_WORDS = (None, None, None)
 def test_columns_and_task_are_guessed(tmp_path: Path) -> None:
     for header, row, words, expected in (
         ("id,body,label", "{n},some longer text {n},{c}", NO_WORDS, (("body",), "label", None)),
-        ("question,sentence,label", "why {n},so {n},{c}", NO_WORDS, (("question", "sentence"), "label", None)),
+        (
+            "question,sentence,label",
+            "why {n},so {n},{c}",
+            NO_WORDS,
+            (("question", "sentence"), "label", None),
+        ),
         ("a,b,c", "short {n},some longer text {n},{c}", NO_WORDS, (("b",), "c", None)),
         ("a,b,c", "short {n},some longer text {n},{c}", ("a", None, None), (("a",), "c", None)),
-        ("a,b,c", "short {n},some longer text {n},{c}", ("a, b", "c", None), (("a", "b"), "c", None)),
+        (
+            "a,b,c",
+            "short {n},some longer text {n},{c}",
+            ("a, b", "c", None),
+            (("a", "b"), "c", None),
+        ),
         ("text,score", "some text {n},{n}", NO_WORDS, (("text",), "score", 1)),
         ("text,score", "some text {n},0.{c}", NO_WORDS, (("text",), "score", 1)),
         ("text,stars", "some text {n},{c}", NO_WORDS, (("text",), "stars", None)),
@@ -128,7 +162,9 @@ def test_columns_and_task_are_guessed(tmp_path: Path) -> None:
 
 
 def test_a_share_of_each_class_is_held_out_and_no_text_is_on_both_sides() -> None:
-    texts = [f"text {n // 2}" for n in range(100)] + ["both", "both"] + [f"rare {n}" for n in range(4)]
+    texts = (
+        [f"text {n // 2}" for n in range(100)] + ["both", "both"] + [f"rare {n}" for n in range(4)]
+    )
     labels = np.array([n // 2 % 2 for n in range(100)] + [0, 1] + [2] * 4, np.float32)
     rows = TaskRows(Path("rows.csv"), (texts,), labels, ("a", "b", "c"), "")
     held_out = draw_held_out(rows)
@@ -141,7 +177,9 @@ def test_a_share_of_each_class_is_held_out_and_no_text_is_on_both_sides() -> Non
 
 def test_without_scikit_learn_the_majority_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
-    rows = TaskRows(Path("rows.csv"), (["a b", "c d", "e f"],), np.array([0, 1, 1], np.float32), ("x", "y"), "")
+    rows = TaskRows(
+        Path("rows.csv"), (["a b", "c d", "e f"],), np.array([0, 1, 1], np.float32), ("x", "y"), ""
+    )
     found, note = custom_task.baselines(rows, rows)
     assert {name: values.tolist() for name, values in found.items()} == {"always y": [1, 1, 1]}
     assert ".[finetune]" in note
@@ -156,7 +194,13 @@ GOOD = "text,label\n" + "".join(f"some text {n},{'ab'[n % 2]}\n" for n in range(
         (GOOD, None, ("--label", "labels"), "data.columns", "train.csv"),
         (GOOD, None, ("--label", "text"), "data.labels", "train.csv"),
         (GOOD, None, ("--label", "text", "--text", "text"), "config.conflict", "--label text"),
-        ("id,text,by\n" + "".join(f"{n},some {n},{n}\n" for n in range(30)), None, (), "config.ambiguous", "train.csv"),
+        (
+            "id,text,by\n" + "".join(f"{n},some {n},{n}\n" for n in range(30)),
+            None,
+            (),
+            "config.ambiguous",
+            "train.csv",
+        ),
         (GOOD, "text,label\nsome,c\n", (), "data.labels", "eval.csv"),
         (GOOD, "text,kind\nsome,a\n", (), "data.columns", "eval.csv"),
         (GOOD, None, ("--from", "{folder}"), "checkpoint.missing", "{folder}"),
@@ -167,7 +211,9 @@ GOOD = "text,label\n" + "".join(f"some text {n},{'ab'[n % 2]}\n" for n in range(
         (GOOD, None, ("--predict", "rows.csv", "--model", "model"), "config.conflict", "--predict"),
     ],
 )
-def test_bad_input_is_one_line(train, held_out, words, code, subject, folder, tmp_path, assert_fails) -> None:
+def test_bad_input_is_one_line(
+    train, held_out, words, code, subject, folder, tmp_path, assert_fails
+) -> None:
     path = tmp_path / "train.csv"
     path.write_text(train)
     given = ["--from", folder / "model", "--train", path, "--out", tmp_path / "out"]
@@ -190,9 +236,14 @@ def test_runs_that_start_at_once_have_different_folders(tmp_path: Path) -> None:
 def test_the_programs_of_the_docs_start_from_the_same_folder(folder, tmp_path, capsys) -> None:
     tags = {word: f"B-{kind.upper()}" for kind, words in PLACES.items() for word in words}
     rows = [text.split() for text, _ in sentences(16)]
-    lines = [json.dumps({"words": words, "tags": [tags.get(word, "O") for word in words]}) for words in rows]
+    lines = [
+        json.dumps({"words": words, "tags": [tags.get(word, "O") for word in words]})
+        for words in rows
+    ]
     (tmp_path / "tagged.jsonl").write_text("\n".join(lines))
-    (tmp_path / "sentences.txt").write_text("the sun was near\na river was seen\nthe sun was near a\n")
+    (tmp_path / "sentences.txt").write_text(
+        "the sun was near\na river was seen\nthe sun was near a\n"
+    )
     examples = Path(__file__).parents[3] / "docs/examples"
     named_entities = runpy.run_path(str(examples / "named_entities.py"))
     sentence_embeddings = runpy.run_path(str(examples / "sentence_embeddings.py"))

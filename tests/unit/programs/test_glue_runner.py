@@ -13,7 +13,15 @@ import pytest
 
 from mlbert.data.formats.glue import TASKS, score
 from mlbert.programs.mosaic import glue_runner
-from mlbert.programs.mosaic.glue_runner import GlueJob, GlueProgress, Runner, State, aggregate, job_list, make_slots
+from mlbert.programs.mosaic.glue_runner import (
+    GlueJob,
+    GlueProgress,
+    Runner,
+    State,
+    aggregate,
+    job_list,
+    make_slots,
+)
 from programs import wait_for
 
 JOBS = job_list({"mnli": [1, 2], "cola": [1], "rte": [1], "stsb": [1]})
@@ -63,7 +71,9 @@ def test_a_line_for_each_change_and_the_share_of_all_training(tmp_path: Path) ->
     assert progress.total == 3000 + 40
 
     def show(job: GlueJob | None) -> None:
-        (run / "metrics.jsonl").write_text('{"samples": 4000}\n{"samp')  # the last line is being written
+        (run / "metrics.jsonl").write_text(
+            '{"samples": 4000}\n{"samp'
+        )  # the last line is being written
         progress.show(runner, job, advanced.append)
 
     runner.run(show)
@@ -75,7 +85,11 @@ def test_a_line_for_each_change_and_the_share_of_all_training(tmp_path: Path) ->
 def test_a_failed_job_is_named_and_only_those_that_need_it_do_not_start(tmp_path: Path) -> None:
     jobs = Jobs(tmp_path, {FIRST: "echo much; echo 'mlbert: error: no such thing' >&2; exit 2"})
     jobs.runner.run(print)
-    found = {(job.task, job.seed): state for job, state in jobs.runner.states.items() if state is not State.DONE}
+    found = {
+        (job.task, job.seed): state
+        for job, state in jobs.runner.states.items()
+        if state is not State.DONE
+    }
     blocked = {("rte", 1): State.BLOCKED, ("stsb", 1): State.BLOCKED}
     assert found == {("mnli", 1): State.FAILED, **blocked}, "the second mnli job and cola are done"
     assert jobs.runner.last_line(FIRST) == "mlbert: error: no such thing"
@@ -83,9 +97,12 @@ def test_a_failed_job_is_named_and_only_those_that_need_it_do_not_start(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGKILL, -signal.SIGKILL)]
+    ("number", "status"),
+    [(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGKILL, -signal.SIGKILL)],
 )
-def test_a_signal_ends_the_children(tmp_path: Path, tree_root: Path, number: int, status: int) -> None:
+def test_a_signal_ends_the_children(
+    tmp_path: Path, tree_root: Path, number: int, status: int
+) -> None:
     code = f"""
 import sys; sys.path[:0] = {[str(tree_root / folder) for folder in ("tests/unit/programs", "tests")]}
 from pathlib import Path
@@ -141,7 +158,9 @@ def test_the_default_is_25_jobs_with_mnli_first() -> None:
     assert [job.waits for job in jobs] == [False] * 10 + [True] * 15
     assert {job.task for job in jobs if job.waits} == {"rte", "mrpc", "stsb"}
     assert jobs[0].name("base_1") == "base_1_task=mnli_seed=19"
-    assert [job.waits for job in job_list({"rte": [1], "cola": [2]})] == [False, False], "there is no mnli"
+    assert [job.waits for job in job_list({"rte": [1], "cola": [2]})] == [False, False], (
+        "there is no mnli"
+    )
 
 
 def test_scores_by_hand() -> None:
@@ -152,7 +171,13 @@ def test_scores_by_hand() -> None:
         GlueJob("cola", 2, False): {"matthews_correlation": 0.6, "accuracy": 0.7},
         GlueJob("stsb", 1, True): {"spearman": -0.1, "pearson": 0.9},
     }
-    expected = {"mnli": 81.0, "qqp": 88.0, "cola": 55.0, "stsb": -10.0, "glue": (81.0 + 88.0 + 55.0 - 10.0) / 4}
+    expected = {
+        "mnli": 81.0,
+        "qqp": 88.0,
+        "cola": 55.0,
+        "stsb": -10.0,
+        "glue": (81.0 + 88.0 + 55.0 - 10.0) / 4,
+    }
     assert aggregate(results) == pytest.approx(expected)
     assert aggregate({}) == {}
     assert score("mrpc", {"accuracy": 0.7, "f1": 0.8}) == pytest.approx(75.0)

@@ -12,7 +12,15 @@ from mlbert.programs.mosaic.common_yaml import Durations
 from mlbert.programs.mosaic.nested_yaml import Leaves, read_nested
 from user_errors import user_error
 
-KNOWN = ["run_name", "data", "model.name", "model.config.**", "loader.dataset.local", "callbacks.*", "tasks.*.seeds"]
+KNOWN = [
+    "run_name",
+    "data",
+    "model.name",
+    "model.config.**",
+    "loader.dataset.local",
+    "callbacks.*",
+    "tasks.*.seeds",
+]
 TEXT = """\
 run_name: first
 data: ./copy
@@ -51,9 +59,14 @@ def test_leaves_carry_their_place(path: Path) -> None:
 
 
 def test_command_line_words_win_and_reach_interpolations(path: Path) -> None:
-    found = read_nested(path, ["data=/elsewhere", "model.name=mosaic_bert", "model.config.heads=4"], KNOWN)
+    found = read_nested(
+        path, ["data=/elsewhere", "model.name=mosaic_bert", "model.config.heads=4"], KNOWN
+    )
     assert found["loader.dataset.local"].value == "/elsewhere/x"
-    assert (found["model.name"].value, found["model.name"].origin) == ("mosaic_bert", "argument model.name=")
+    assert (found["model.name"].value, found["model.name"].origin) == (
+        "mosaic_bert",
+        "argument model.name=",
+    )
     assert found["model.config"].value == {"heads": 4}
 
 
@@ -92,7 +105,9 @@ def test_an_unknown_name_of_the_file_is_named_with_its_line(path: Path) -> None:
     assert "loader.dataset.local" in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["- a\n- b\n", "a: [1\n", "\x00", "text", "data: " + "[" * 99_999 + "]" * 99_999])
+@pytest.mark.parametrize(
+    "text", ["- a\n- b\n", "a: [1\n", "\x00", "text", "data: " + "[" * 99_999 + "]" * 99_999]
+)
 def test_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(text, encoding="utf-8")
@@ -101,7 +116,9 @@ def test_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
 
 
 PLAIN = Durations(sequences_per_step=4096, max_seq_length=128, steps_per_epoch=lambda: 50)
-LONG = Durations(sequences_per_step=4096, max_seq_length=128, steps_per_epoch=lambda: 50, max_steps=70_000)
+LONG = Durations(
+    sequences_per_step=4096, max_seq_length=128, steps_per_epoch=lambda: 50, max_steps=70_000
+)
 
 
 def test_units_and_shares_of_the_training() -> None:
@@ -112,7 +129,9 @@ def test_units_and_shares_of_the_training() -> None:
         PLAIN.steps("max_duration", "0.5dur")
 
 
-@pytest.mark.parametrize("text", ["", "10", "ba", "-1ba", "1.5", "10 parsecs", "nanba", "0ba", "1e999tok", None])
+@pytest.mark.parametrize(
+    "text", ["", "10", "ba", "-1ba", "1.5", "10 parsecs", "nanba", "0ba", "1e999tok", None]
+)
 def test_invalid_durations_are_refused(text: object) -> None:
     with pytest.raises(UserError, match="max_duration"):
         PLAIN.steps("max_duration", text)

@@ -15,7 +15,9 @@ from user_errors import user_error
     size=st.sampled_from(["auto", *SIZES]),
     speed=st.sampled_from([1e6, FLOPS_A_CORE, 1e16]),
 )
-def test_every_choice_can_be_run(corpus_tokens: int, seconds: float, size: str, speed: float) -> None:
+def test_every_choice_can_be_run(
+    corpus_tokens: int, seconds: float, size: str, speed: float
+) -> None:
     try:
         choice = choose(corpus_tokens, seconds, size, speed)
     except UserError:
@@ -30,7 +32,9 @@ def test_every_choice_can_be_run(corpus_tokens: int, seconds: float, size: str, 
 
 
 def test_more_time_means_a_larger_model_and_speed_more_updates() -> None:
-    sizes = [choose(10**9, 60.0 * 8**power, "auto", 2 * FLOPS_A_CORE).shape.hidden for power in range(9)]
+    sizes = [
+        choose(10**9, 60.0 * 8**power, "auto", 2 * FLOPS_A_CORE).shape.hidden for power in range(9)
+    ]
     assert sizes == sorted(sizes)
     assert {sizes[0], sizes[-1]} == {128, 768}
     slow, fast = (choose(10**7, 600.0, "tiny", speed).updates for speed in (1e10, 1e11))

@@ -50,7 +50,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made, texts = tmp_path_factory.mktemp("task"), []
     for seed, (name, count) in enumerate((("train", 250), ("dev", 61))):
         rows = sentences(count, ("warm", "cold"), seed)
-        write_csv(made / f"{name}.csv", ["id", "text", "label"], *([n, *row] for n, row in enumerate(rows)))
+        write_csv(
+            made / f"{name}.csv",
+            ["id", "text", "label"],
+            *([n, *row] for n, row in enumerate(rows)),
+        )
         texts += [text for text, _ in rows]
     (made / "vocab.txt").write_text("\n".join(train_vocabulary(count_words(texts), 300)) + "\n")
     (made / "shape.json").write_text(SHAPE.to_json())
@@ -60,7 +64,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(folder: Path, run_mlbert: RunMlbert) -> RunMlbert:
-    return lambda out, *words: run_mlbert("finetune", folder / "task.yaml", f"save_folder={folder / out}", *words)
+    return lambda out, *words: run_mlbert(
+        "finetune", folder / "task.yaml", f"save_folder={folder / out}", *words
+    )
 
 
 def predictions(path: Path) -> list[dict[str, str]]:
@@ -73,7 +79,10 @@ def test_a_task_is_learnt_and_predicted(folder, tmp_path, run, run_mlbert, name)
     plain = "model.model_config={position_embedding_type: absolute, gated_mlp: false, num_hidden_layers: 1}"
     status, output, _ = run(name, f"model.name={name}", plain)
     assert (status, "matthews correlation" in output) == (0, True)
-    steps, evaluations = read_metrics(folder / name, "step"), read_metrics(folder / name, "evaluation")
+    steps, evaluations = (
+        read_metrics(folder / name, "step"),
+        read_metrics(folder / name, "evaluation"),
+    )
     assert len(steps) == 3 * 16
     assert [line["samples"] for line in evaluations] == [250, 500, 750]
     assert evaluations[-1]["eval_accuracy"] > 0.9
@@ -84,10 +93,14 @@ def test_a_task_is_learnt_and_predicted(folder, tmp_path, run, run_mlbert, name)
     right = sum(row["label"] == row["prediction"] for row in rows)
     assert right / len(rows) == pytest.approx(evaluations[-1]["eval_accuracy"])
     assert (made / "confusion_matrix.png").stat().st_size > 1000
-    assert errors(folder / name / "result_0.txt") <= {"accuracies"}, "only one of 1, which masked tokens never reach"
+    assert errors(folder / name / "result_0.txt") <= {"accuracies"}, (
+        "only one of 1, which masked tokens never reach"
+    )
 
     out, probabilities = tmp_path / "again.jsonl", [float(row["probability"]) for row in rows]
-    status, _, err = run_mlbert("finetune", "--predict", folder / "dev.csv", "--model", made, "--out", out)
+    status, _, err = run_mlbert(
+        "finetune", "--predict", folder / "dev.csv", "--model", made, "--out", out
+    )
     assert (status, f"predicting: {len(rows)} rows" in err) == (0, True)
     again = [json.loads(line) for line in out.read_text().splitlines()]
     assert [line["prediction"] for line in again] == [row["prediction"] for row in rows]
@@ -95,16 +108,32 @@ def test_a_task_is_learnt_and_predicted(folder, tmp_path, run, run_mlbert, name)
 
 
 def test_two_ranks_match_one_rank(folder: Path, tree_root: Path, run: RunMlbert) -> None:
-    words = ["max_duration=10ba", "eval_interval=5ba", "device_train_microbatch_size=4", "device_eval_batch_size=5"]
+    words = [
+        "max_duration=10ba",
+        "eval_interval=5ba",
+        "device_train_microbatch_size=4",
+        "device_eval_batch_size=5",
+    ]
     assert run("one", *words)[0] == 0
     script = tree_root / "benchmarks/mosaic_bert/sequence_classification.py"
-    environ = {**os.environ, "PYTHONPATH": str(tree_root / "benchmarks/bert/implementations/pytorch")}
+    environ = {
+        **os.environ,
+        "PYTHONPATH": str(tree_root / "benchmarks/bert/implementations/pytorch"),
+    }
     launch = (sys.executable, "-m", "mlbert", "launch", "local", "-n", "2", script)
     run_checked(*launch, folder / "task.yaml", f"save_folder={folder}/two", *words, env=environ)
     runs = []
     for name in ("one", "two"):
-        lines = [json.loads(line) for line in (folder / name / "run_0/metrics.jsonl").read_text().splitlines()]
-        runs.append([{k: v for k, v in line.items() if "second" not in k and "slowest" not in k} for line in lines])
+        lines = [
+            json.loads(line)
+            for line in (folder / name / "run_0/metrics.jsonl").read_text().splitlines()
+        ]
+        runs.append(
+            [
+                {k: v for k, v in line.items() if "second" not in k and "slowest" not in k}
+                for line in lines
+            ]
+        )
     assert len(runs[0]) == len(runs[1]) == 10 + 2
     for one, two in zip(*runs, strict=True):
         assert one.pop("kind") == two.pop("kind")
@@ -115,19 +144,33 @@ def test_two_ranks_match_one_rank(folder: Path, tree_root: Path, run: RunMlbert)
 
 def test_the_encoder_comes_from_pre_training_and_the_rest_is_drawn(folder, tmp_path, run) -> None:
     vocab_size = len((folder / "vocab.txt").read_text().splitlines())
-    other = {"position_embedding_type": "alibi", "gated_mlp": True, "hidden_size": 16, "vocab_size": vocab_size}
+    other = {
+        "position_embedding_type": "alibi",
+        "gated_mlp": True,
+        "hidden_size": 16,
+        "vocab_size": vocab_size,
+    }
     shape = dataclasses.replace(SHAPE, **other)
     model = BertForMaskedLM(shape)
     model.initialize(1)
     write_weights(model, tmp_path, {}, folder / "vocab.txt")
-    words = (f"load_path={tmp_path}", "max_duration=1ba", "optimizer.lr=1.0e-9", "optimizer.weight_decay=0.0")
+    words = (
+        f"load_path={tmp_path}",
+        "max_duration=1ba",
+        "optimizer.lr=1.0e-9",
+        "optimizer.weight_decay=0.0",
+    )
     status, output, _ = run("started", *words, "tokenizer_name=bert-base-uncased")
     assert status == 0
     assert "has no pooler: it is initialized randomly" in " ".join(output.split())
     found = load_file(folder / "started/run_0/weights/model.safetensors")
     given = load_file(tmp_path / "weights/model.safetensors")
     trunk = {name for name in given if name.startswith(("bert.embeddings", "bert.encoder"))}
-    new = {f"{name}.{part}" for name in ("bert.pooler.dense", "classifier") for part in ("weight", "bias")}
+    new = {
+        f"{name}.{part}"
+        for name in ("bert.pooler.dense", "classifier")
+        for part in ("weight", "bias")
+    }
     assert found.keys() - given.keys() == new
     assert all(torch.allclose(found[name], given[name], atol=1e-6) for name in trunk)
 
@@ -139,11 +182,23 @@ def test_the_encoder_comes_from_pre_training_and_the_rest_is_drawn(folder, tmp_p
         (["data.train=null"], "does not name the data"),
         (["train_loader.dropp_last=true"], "train_loader.dropp_last is an unknown name"),
         (["eval_loader.drop_last=true"], "every row is evaluated"),
-        (["global_train_batch_size=300", "train_loader.drop_last=true"], "250 rows are fewer than a step's 300"),
+        (
+            ["global_train_batch_size=300", "train_loader.drop_last=true"],
+            "250 rows are fewer than a step's 300",
+        ),
         (["load_path=nowhere"], "nowhere: does not exist"),
-        (["tokenizer_name=bert-base-uncased", "model.model_config={vocab_size: 300}"], "30522 entries, the model 300"),
-        (["tokenizer_name=FOLDER/vocab.txt", "model.model_config={vocab_size: 30522}"], "entries, the model 30522"),
-        (["max_seq_len=100", "model.model_config={position_embedding_type: absolute}"], "MAX_SEQ_LENGTH=100"),
+        (
+            ["tokenizer_name=bert-base-uncased", "model.model_config={vocab_size: 300}"],
+            "30522 entries, the model 300",
+        ),
+        (
+            ["tokenizer_name=FOLDER/vocab.txt", "model.model_config={vocab_size: 30522}"],
+            "entries, the model 30522",
+        ),
+        (
+            ["max_seq_len=100", "model.model_config={position_embedding_type: absolute}"],
+            "MAX_SEQ_LENGTH=100",
+        ),
     ],
 )
 def test_mistakes_are_one_line(folder: Path, run: RunMlbert, words: list[str], reason: str) -> None:

@@ -51,10 +51,17 @@ def test_the_form_of_the_optimizer(ops: str, asked: str, expected: str) -> None:
 
 def test_evaluating_does_not_change_training(tmp_path: Path) -> None:
     """Evaluation takes the exact weights, the next step the rounded ones again, their FP8 copies included."""
-    changes = {"sharded_optimizer": "all", "weights_allgather": "e5m2", "precision": "fp8", "max_steps": 6}
+    changes = {
+        "sharded_optimizer": "all",
+        "weights_allgather": "e5m2",
+        "precision": "fp8",
+        "max_steps": 6,
+    }
     losses = {}
     for name, distance in (("never", 1_000_000), ("often", 8)):
-        metrics = train(tmp_path, name, eval_iter_start_samples=distance, eval_iter_samples=distance, **changes)
+        metrics = train(
+            tmp_path, name, eval_iter_start_samples=distance, eval_iter_samples=distance, **changes
+        )
         losses[name] = [m["loss"] for m in metrics]
     assert len(read_metrics(tmp_path / "often", "evaluation")) > 1
     assert losses["often"] == losses["never"]
@@ -63,9 +70,14 @@ def test_evaluating_does_not_change_training(tmp_path: Path) -> None:
 def test_one_bucket_of_one_rank_is_clipping_as_a_whole(tmp_path: Path) -> None:
     """The tiny model is one bucket, a rank alone is its own mean: then the three ways are one."""
     settings = DDP_ADAM | {"gradient_accumulation_steps": 1, "max_grad_norm": 0.5}
-    ways = {way: train(tmp_path, way, gradient_clipping=way, **settings) for way in ("after", "before", "buckets")}
+    ways = {
+        way: train(tmp_path, way, gradient_clipping=way, **settings)
+        for way in ("after", "before", "buckets")
+    }
     for way in ("before", "buckets"):
-        assert [m["loss"] for m in ways[way]] == pytest.approx([m["loss"] for m in ways["after"]], abs=1e-5)
+        assert [m["loss"] for m in ways[way]] == pytest.approx(
+            [m["loss"] for m in ways["after"]], abs=1e-5
+        )
     norms = {way: [m["grad_norm"] for m in metrics] for way, metrics in ways.items()}
     assert norms["buckets"] == pytest.approx(norms["after"], rel=1e-4)
     assert min(norms["after"]) > 0.5 >= max(norms["before"]) - 1e-6
@@ -73,7 +85,12 @@ def test_one_bucket_of_one_rank_is_clipping_as_a_whole(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_resumed_float16_run_keeps_its_loss_scale(tmp_path: Path) -> None:
-    half = DDP_ADAM | {"precision": "fp16", "loss_scale": 2**24, "save_checkpoint_steps": 3, "schedule": "constant"}
+    half = DDP_ADAM | {
+        "precision": "fp16",
+        "loss_scale": 2**24,
+        "save_checkpoint_steps": 3,
+        "schedule": "constant",
+    }
     whole = train(tmp_path, "whole", **half | {"max_steps": 12})
     train(tmp_path, "parts", **half)
     (tmp_path / "parts/run_0/summary.json").unlink()
@@ -82,7 +99,9 @@ def test_a_resumed_float16_run_keeps_its_loss_scale(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_has_one_head_the_lagging_rate_and_a_log_that_is_traced(tmp_path: Path, tree_root: Path) -> None:
+def test_a_run_has_one_head_the_lagging_rate_and_a_log_that_is_traced(
+    tmp_path: Path, tree_root: Path
+) -> None:
     metrics = train_masked_lm(tmp_path, "own", learning_rate=0.01)
     rates = [0.01 * x for x in (0, 0, 0.5, 1, 1, 0.5, 0.25, 0.25)]
     assert [m["learning_rate"] for m in metrics] == pytest.approx(rates)
@@ -105,7 +124,12 @@ def test_hugging_faces_model_learns_the_same(tmp_path: Path) -> None:
     train_masked_lm(tmp_path, "first", max_steps=1, warmup_steps=0)
     start = tmp_path / "first/run_0/weights"
     ours, theirs = (
-        [line["loss"] for line in train_masked_lm(tmp_path, name, model_implementation=name, init_checkpoint=start)]
+        [
+            line["loss"]
+            for line in train_masked_lm(
+                tmp_path, name, model_implementation=name, init_checkpoint=start
+            )
+        ]
         for name in ("mlbert", "huggingface")
     )
     assert theirs == pytest.approx(ours, rel=2e-4)
@@ -114,17 +138,27 @@ def test_hugging_faces_model_learns_the_same(tmp_path: Path) -> None:
 @each_model
 def test_float16_with_a_loss_scale_learns_the_same(tmp_path: Path, name: str) -> None:
     changes = {"model_implementation": name, "loss_scale": 1024, "learning_rate": 0.002}
-    losses = {p: [m["loss"] for m in train_masked_lm(tmp_path, p, precision=p, **changes)] for p in ("fp16", "fp32")}
+    losses = {
+        p: [m["loss"] for m in train_masked_lm(tmp_path, p, precision=p, **changes)]
+        for p in ("fp16", "fp32")
+    }
     assert losses["fp16"] == pytest.approx(losses["fp32"], rel=5e-3)
     assert losses["fp16"] != losses["fp32"]
 
 
 @each_model
-def test_evaluating_a_runs_weights_gives_its_last_accuracy(tmp_path: Path, name: str, run_mlbert: RunMlbert) -> None:
+def test_evaluating_a_runs_weights_gives_its_last_accuracy(
+    tmp_path: Path, name: str, run_mlbert: RunMlbert
+) -> None:
     train_masked_lm(tmp_path, "run", model_implementation=name)
     weights = {"init_checkpoint": tmp_path / "run/run_0/weights", "model_implementation": name}
-    status, out, _ = run_mlbert(*train_arguments(tmp_path, "other", **MASKED_LM | weights), "--evaluate-only")
-    assert (status, f"initial mlm_accuracy {read_summary(tmp_path / 'run')['accuracy']:.5f}" in out) == (0, True)
+    status, out, _ = run_mlbert(
+        *train_arguments(tmp_path, "other", **MASKED_LM | weights), "--evaluate-only"
+    )
+    assert (
+        status,
+        f"initial mlm_accuracy {read_summary(tmp_path / 'run')['accuracy']:.5f}" in out,
+    ) == (0, True)
 
 
 EVERY = "every rank of"
@@ -140,16 +174,38 @@ USABLE = {"packed_lamb": {}, "ddp_adam": DDP_ADAM, "masked_lm": MASKED_LM}
             {"optimizer_implementation": "apex", "sharded_optimizer": "all"},
             "apex optimizer: it does not shard",
         ),
-        ("packed_lamb", {"gradient_clipping": "buckets", **UNPACKED}, "is the way of RECIPE=ddp_adam"),
-        ("ddp_adam", {"sharded_optimizer": "all"}, f"SHARDED_OPTIMIZER=all: {EVERY} ddp_adam updates everything"),
-        ("ddp_adam", {"weights_allgather": "bf16"}, f"WEIGHTS_ALLGATHER=bf16: {EVERY} ddp_adam updates everything"),
+        (
+            "packed_lamb",
+            {"gradient_clipping": "buckets", **UNPACKED},
+            "is the way of RECIPE=ddp_adam",
+        ),
+        (
+            "ddp_adam",
+            {"sharded_optimizer": "all"},
+            f"SHARDED_OPTIMIZER=all: {EVERY} ddp_adam updates everything",
+        ),
+        (
+            "ddp_adam",
+            {"weights_allgather": "bf16"},
+            f"WEIGHTS_ALLGATHER=bf16: {EVERY} ddp_adam updates everything",
+        ),
         ("ddp_adam", {"bucket_mib": "1000000"}, "must be less than or equal to 4096"),
-        ("masked_lm", {"lr_milestones": "none"}, "LR_MILESTONES: is not set, and SCHEDULE=multistep needs it"),
+        (
+            "masked_lm",
+            {"lr_milestones": "none"},
+            "LR_MILESTONES: is not set, and SCHEDULE=multistep needs it",
+        ),
         ("masked_lm", {"model_options": "dropout=0"}, "MODEL_OPTIONS: 'dropout' is unknown"),
-        ("masked_lm", {"max_seq_length": 65}, "MAX_SEQ_LENGTH=65: is more than the model's 64 positions"),
+        (
+            "masked_lm",
+            {"max_seq_length": 65},
+            "MAX_SEQ_LENGTH=65: is more than the model's 64 positions",
+        ),
     ],
 )
-def test_contradictory_settings_are_refused_in_one_line(tmp_path, run_mlbert, recipe, changes, words) -> None:
+def test_contradictory_settings_are_refused_in_one_line(
+    tmp_path, run_mlbert, recipe, changes, words
+) -> None:
     status, _, err = run_mlbert(*train_arguments(tmp_path, **USABLE[recipe] | changes))
     assert (status, err.count("\n"), words in err) == (2, 1, True), err
 
@@ -161,18 +217,24 @@ NEEDED: dict[str, dict[str, object]] = {
     "classification": {"tokenizer": "vocab.txt"},
 }
 each_recipe = pytest.mark.parametrize(
-    "recipe", [classification.RECIPE, masked_lm_stored.RECIPE, masked_lm_text.RECIPE], ids=lambda recipe: recipe.name
+    "recipe",
+    [classification.RECIPE, masked_lm_stored.RECIPE, masked_lm_text.RECIPE],
+    ids=lambda recipe: recipe.name,
 )
 
 
 def update(recipe: Recipe, **changes: object) -> Update:
     config = configuration(recipe, schedule="constant", **NEEDED[recipe.name], **changes)
-    return build_replicated_update(config, BertForSequenceClassification(SHAPE, 2), World(), recipe.name)
+    return build_replicated_update(
+        config, BertForSequenceClassification(SHAPE, 2), World(), recipe.name
+    )
 
 
 @each_recipe
 @pytest.mark.parametrize("decay_all", [None, False])
-def test_every_tensor_decays_unless_the_settings_say_otherwise(recipe: Recipe, decay_all: bool | None) -> None:
+def test_every_tensor_decays_unless_the_settings_say_otherwise(
+    recipe: Recipe, decay_all: bool | None
+) -> None:
     flat = update(recipe, **({} if decay_all is None else {"decay_all": decay_all})).flat
     spared = [segment.name for segment in flat.segments if not segment.decay]
     assert bool(spared) == (decay_all is False)
@@ -181,7 +243,9 @@ def test_every_tensor_decays_unless_the_settings_say_otherwise(recipe: Recipe, d
 
 @each_recipe
 @pytest.mark.parametrize(
-    "changes", [{"sharded_optimizer": "all"}, {"weights_allgather": "bf16"}, {"gradient_clipping": "buckets"}], ids=str
+    "changes",
+    [{"sharded_optimizer": "all"}, {"weights_allgather": "bf16"}, {"gradient_clipping": "buckets"}],
+    ids=str,
 )
 def test_other_ways_are_refused(recipe: Recipe, changes: dict[str, str]) -> None:
     ((name, value),) = changes.items()

@@ -14,7 +14,14 @@ from mlbert.mlperf.findings import Finding, Outcome
 from mlbert.mlperf.rules import reference_point
 from mlbert.report.page import findings_page, report_page
 from mlbert.report.planner.cost import Prices
-from mlbert.report.results import FASTEST, MISSED, SLOWEST, nearest_hyperparameters, read_result, scaling
+from mlbert.report.results import (
+    FASTEST,
+    MISSED,
+    SLOWEST,
+    nearest_hyperparameters,
+    read_result,
+    scaling,
+)
 from mlbert.report.runs import read_run, read_systems, thin
 from programs import write_files
 from simple_logs import line, write_log, write_runs
@@ -26,7 +33,9 @@ def result_of(folder):
 
 
 def write_summary(folder, rate):
-    write_files(folder, {"run_0/summary.json": json.dumps({"samples": 100, "samples_per_second": rate})})
+    write_files(
+        folder, {"run_0/summary.json": json.dumps({"samples": 100, "samples_per_second": rate})}
+    )
 
 
 @pytest.mark.parametrize(
@@ -50,11 +59,18 @@ def test_speeds_and_times_leave_evaluations_out(tmp_path):
     (run,) = result_of(tmp_path).runs
     # Training: 0.5 (block_start) to 10.5, then 11.5 to 21.5; each evaluation takes 1 s.
     assert run.speeds == [(100, 10.0), (300, 20.0)]
-    assert (run.times.untimed, run.times.start, run.times.evaluation, run.times.other) == (5.0, 0.5, 2.0, None)
+    assert (run.times.untimed, run.times.start, run.times.evaluation, run.times.other) == (
+        5.0,
+        0.5,
+        2.0,
+        None,
+    )
     assert run.times.training == pytest.approx(20.5)
     write_log(tmp_path / "result_0.txt", [(100, 10.5, 0.5), (300, 20.5, 0.72)], eval_seconds=None)
     (run,) = result_of(tmp_path).runs
-    assert (run.speeds, run.times.evaluation) == ([(100, 10.0), (300, 20.0)], None), "there is no eval_start"
+    assert (run.speeds, run.times.evaluation) == ([(100, 10.0), (300, 20.0)], None), (
+        "there is no eval_start"
+    )
     write_log(tmp_path / "result_0.txt", [(100, 11.5, 0.72)])
     write_summary(tmp_path, rate=12.5)
     (run,) = result_of(tmp_path).runs
@@ -71,7 +87,9 @@ def test_times_add_up_to_the_time_to_train(tmp_path_factory, gaps, rest, eval_se
     ends = list(itertools.accumulate(gaps))
     evaluations = [(100 * index, end, 0.1) for index, end in enumerate(ends, start=1)]
     folder = tmp_path_factory.mktemp("times")
-    write_log(folder / "result_0.txt", evaluations, eval_seconds=eval_seconds, seconds=ends[-1] + rest)
+    write_log(
+        folder / "result_0.txt", evaluations, eval_seconds=eval_seconds, seconds=ends[-1] + rest
+    )
     if rate is not None:
         write_summary(folder, rate)
     (run,) = result_of(folder).runs
@@ -111,7 +129,11 @@ def test_share_of_a_published_peak(tmp_path):
     """According to v4.1, 996 samples/s are 50.2 % of the dense 16-bit peak of an H200."""
     samples = 996 * 8 * 300
     write_log(tmp_path / "results" / "x" / "bert" / "result_0.txt", [(samples, 300.0, 0.72)])
-    facts = {"number_of_nodes": "1", "accelerators_per_node": "8", "accelerator_model_name": "NVIDIA H200-SXM5"}
+    facts = {
+        "number_of_nodes": "1",
+        "accelerators_per_node": "8",
+        "accelerator_model_name": "NVIDIA H200-SXM5",
+    }
     write_files(tmp_path, {"systems/x.json": json.dumps(facts)})
     (share,) = result_of(tmp_path).peak_shares.values()
     assert share == pytest.approx(0.502, abs=5e-4)
@@ -136,7 +158,9 @@ def test_thin_keeps_both_ends():
 
 @pytest.mark.parametrize("value", [True, "x", None, [1], float("nan"), float("inf"), 10**400])
 def test_a_run_with_non_numeric_values_has_no_numbers(tmp_path, value):
-    log = write_log(tmp_path / "result_0.txt", [(value, 10.0, value)], logged={"global_batch_size": value})
+    log = write_log(
+        tmp_path / "result_0.txt", [(value, 10.0, value)], logged={"global_batch_size": value}
+    )
     result = result_of(log)
     assert result.batch is None
     assert result.runs[0].evaluations == []
@@ -172,7 +196,9 @@ def page_of(*paths):
     assert "script" not in page.tags
     assert len(set(page.ids)) == len(page.ids), "every id once"
     assert set(re.findall(r"(?:url\(#|href=\"#)([^)\"]+)", text)) <= set(page.ids)
-    assert not re.search(r"(?:src|href)=\"(?!#)|url\((?!#)|@import|<link", text), "nothing from elsewhere"
+    assert not re.search(r"(?:src|href)=\"(?!#)|url\((?!#)|@import|<link", text), (
+        "nothing from elsewhere"
+    )
     return text
 
 
@@ -181,13 +207,24 @@ def write_metrics(folder, lines):
 
 
 def step(samples, loss=1.0):
-    point = {"kind": "step", "step": 1, "samples": samples, "seconds": 1.0, "loss": loss, "learning_rate": 0.1}
+    point = {
+        "kind": "step",
+        "step": 1,
+        "samples": samples,
+        "seconds": 1.0,
+        "loss": loss,
+        "learning_rate": 0.1,
+    }
     return json.dumps(point)
 
 
 def test_a_page_of_one_system_has_its_figures_and_is_the_same_twice(tmp_path):
     for index in range(10):
-        write_log(tmp_path / f"result_{index}.txt", [(100, 9, 0.5), (200, 20 + index, 0.73)], logged={"seed": index})
+        write_log(
+            tmp_path / f"result_{index}.txt",
+            [(100, 9, 0.5), (200, 20 + index, 0.73)],
+            logged={"seed": index},
+        )
     write_metrics(tmp_path, [step(10), step(20)])
     text = page_of(tmp_path)
     assert text == page_of(tmp_path)
@@ -207,13 +244,27 @@ def test_systems_side_by_side(tmp_path):
 
 def test_markup_in_any_value_is_text(tmp_path):
     name = MARKUP.replace("/", "")
-    keys = ("submission_org", "submission_platform", "submission_division", "opt_name", "commit", "recipe", "seed")
-    values = {**dict.fromkeys(keys, MARKUP), "packages": {MARKUP: MARKUP}, "config_file": f"{MARKUP}.sh"}
+    keys = (
+        "submission_org",
+        "submission_platform",
+        "submission_division",
+        "opt_name",
+        "commit",
+        "recipe",
+        "seed",
+    )
+    values = {
+        **dict.fromkeys(keys, MARKUP),
+        "packages": {MARKUP: MARKUP},
+        "config_file": f"{MARKUP}.sh",
+    }
     values["configuration"] = {MARKUP: {"value": MARKUP, "origin": "environment X"}}
     folder = tmp_path / "results" / name / "bert"
     write_log(folder / "result_0.txt", logged=values)
     write_log(folder / f"result_{name}.txt", logged=values, status=MARKUP)
-    write_files(tmp_path, {f"systems/{name}.json": json.dumps({MARKUP: MARKUP, "division": MARKUP})})
+    write_files(
+        tmp_path, {f"systems/{name}.json": json.dumps({MARKUP: MARKUP, "division": MARKUP})}
+    )
     text = page_of(tmp_path)
     assert "<script" not in text
     assert "[red]" in text
@@ -250,7 +301,9 @@ def test_any_log_gives_a_page_alone_and_with_others(tmp_path):
     write_files(tmp_path, {f"{name}/result_0.txt": text for name, text in TEXTS.items()})
     for name, options in LACKING.items():
         write_log(tmp_path / name / "result_0.txt", **options)
-        write_metrics(tmp_path / name, ["{", "[1]", "5", step(None), step(10, float("nan")), step(5, True)])
+        write_metrics(
+            tmp_path / name, ["{", "[1]", "5", step(None), step(10, float("nan")), step(5, True)]
+        )
     pages = {name: page_of(tmp_path / name) for name in (*TEXTS, *LACKING)}
     assert "No result" in pages["empty"]
     other = write_log(tmp_path / "other" / "result_0.txt", [(5, 1e5, 0.73)])

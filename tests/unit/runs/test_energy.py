@@ -76,7 +76,9 @@ def test_zeus_reads_processors_and_memory_once(tmp_path, monkeypatch):
 def test_gpus_that_cannot_be_read_give_no_figure(counters, monkeypatch):
     _, numbers = measure(2)
     del numbers[-2]  # seconds
-    assert numbers == [6e3, 9e3, 0, 1, 1, 0, 1], "GPUs 1 + 2 kJ, then 4 + 5; processors 9 kJ, then 18"
+    assert numbers == [6e3, 9e3, 0, 1, 1, 0, 1], (
+        "GPUs 1 + 2 kJ, then 4 + 5; processors 9 kJ, then 18"
+    )
     monkeypatch.setattr(counters, "get_total_energy_consumption", lambda index: 1 / 0)
     meter, numbers = measure(2)
     assert [*numbers[:-2], numbers[-1]] == [0] * 6 + [1]
@@ -106,7 +108,9 @@ def run(folder, capsys):
     run_train(folder)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("energy: ")]
     log = (folder / "out" / "result_0.txt").read_text()
-    assert "power_" not in log, "MLPerf's keys are for meters of whole machines, in files of their own"
+    assert "power_" not in log, (
+        "MLPerf's keys are for meters of whole machines, in files of their own"
+    )
     summary = read_summary(folder / "out").items()
     return lines, {name: value for name, value in summary if "joules" in name or "watts" in name}
 

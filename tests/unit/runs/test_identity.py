@@ -25,7 +25,12 @@ from mlbert.training.config import EvaluationConfig, RunConfig
 from programs import write_files
 from user_errors import user_error
 
-DATA = {"train_data": "sha256:a", "eval_data": "sha256:b", "max_sequence_length": 512, "sequences_per_pack": 1.99}
+DATA = {
+    "train_data": "sha256:a",
+    "eval_data": "sha256:b",
+    "max_sequence_length": 512,
+    "sequences_per_pack": 1.99,
+}
 PLACE = {"ranks": 4, "threads_per_rank": 8, "hosts": ["a", "a", "b", "b"], "gpus": {"A GPU": 2}}
 VERSIONS = {"precision": "bf16", "ops": "plain", "cuda": "13.0", "cudnn": "91300", "nccl": "2.27.7"}
 FACTS = RuntimeFacts(**DATA, **PLACE, **VERSIONS)
@@ -37,25 +42,45 @@ def sha256(content: bytes) -> str:
 
 @pytest.fixture
 def resolved(recipe, environ, tmp_path: Path):
-    config = {"config_x_1x1x8x2.sh": "source env.sh\nexport LR=2e-3\n", "env.sh": "export EVALDIR=/data/eval\n"}
+    config = {
+        "config_x_1x1x8x2.sh": "source env.sh\nexport LR=2e-3\n",
+        "env.sh": "export EVALDIR=/data/eval\n",
+    }
     write_files(tmp_path, config | {"shape.json": "{}", "weights/model.safetensors": "x"})
-    environ |= {"CONFIG_FILE": f"{tmp_path}/config_x_1x1x8x2.sh", "BERT_CONFIG": f"{tmp_path}/shape.json", "LR": "2e-3"}
+    environ |= {
+        "CONFIG_FILE": f"{tmp_path}/config_x_1x1x8x2.sh",
+        "BERT_CONFIG": f"{tmp_path}/shape.json",
+        "LR": "2e-3",
+    }
     return resolve(recipe, environ | {"INIT_CHECKPOINT": f"{tmp_path}/weights"})
 
 
 def test_a_run_is_identified(resolved, tmp_path, monkeypatch):
-    exports = {"CONT": "image:1", "MLBERT_IMAGE_COMMIT": "c0ffee", "MLBERT_IMAGE_DIGEST": "sha256:5eed", "NEXP": "5"}
+    exports = {
+        "CONT": "image:1",
+        "MLBERT_IMAGE_COMMIT": "c0ffee",
+        "MLBERT_IMAGE_DIGEST": "sha256:5eed",
+        "NEXP": "5",
+    }
     for name, value in exports.items():
         monkeypatch.setenv(name, value)
     made = identify(resolved, FACTS)
-    assert (made.image, made.image_commit, made.image_digest) == ("image:1", "c0ffee", "sha256:5eed")
+    assert (made.image, made.image_commit, made.image_digest) == (
+        "image:1",
+        "c0ffee",
+        "sha256:5eed",
+    )
     config, site = tmp_path / "config_x_1x1x8x2.sh", tmp_path / "env.sh"
     assert (made.config_file, made.config_file_sha256) == (str(config), sha256(config.read_bytes()))
     assert made.config_parents == {str(site): sha256(site.read_bytes())}
     assert made.model_shape_sha256 == sha256(b"{}")
     assert re.fullmatch("[0-9a-f]{40}|tree:sha256:[0-9a-f]{64}", made.commit)
     assert {**DATA, **PLACE, **VERSIONS, "hosts": ["a", "b"]}.items() <= asdict(made).items()
-    assert (made.nodes, made.starting_weights, made.starting_weights_sha256) == (2, "weights", sha256(b"x"))
+    assert (made.nodes, made.starting_weights, made.starting_weights_sha256) == (
+        2,
+        "weights",
+        sha256(b"x"),
+    )
     assert (made.experiment, made.experiments) == (resolved.config[RunConfig].experiment, 5)
     assert shlex.split(made.command)[1:] == sys.orig_argv[1:]
     (tmp_path / "shape.json").unlink()
@@ -69,21 +94,30 @@ def test_every_event_is_a_call_that_names_its_key(resolved, tmp_path):
     identity.log_submission(logger.event, config[SubmissionConfig])
     identity.log_identity(logger.event, identify(resolved, FACTS), resolved)
     identity.log_batch_size(logger.event, config[DataConfig], 16)
-    identity.log_ends(logger.event, config[EvaluationConfig], config[ScheduleConfig], config[RunConfig])
+    identity.log_ends(
+        logger.event, config[EvaluationConfig], config[ScheduleConfig], config[RunConfig]
+    )
     source = Path(identity.__file__).read_text().splitlines()
     log = read_log(logger.path)
-    assert {item.name for item in fields(RunIdentity)} | {"configuration"} <= {event.key for event in log.events}
+    assert {item.name for item in fields(RunIdentity)} | {"configuration"} <= {
+        event.key for event in log.events
+    }
     for event in log.events:
         assert event.metadata["file"] == f"{PACKAGE_HOME}/runs/identity.py"
         assert f'event("{event.key}", ' in source[event.metadata["lineno"] - 1]
         assert "unknown" not in event.text
     assert log.value("max_samples") == config[RunConfig].max_samples_termination
     assert set(log.value("configuration")) == {row.env for row in settings_by_key().values()}
-    assert log.value("configuration")["LR"] == {"value": 2e-3, "origin": f"{tmp_path}/config_x_1x1x8x2.sh:2"}
+    assert log.value("configuration")["LR"] == {
+        "value": 2e-3,
+        "origin": f"{tmp_path}/config_x_1x1x8x2.sh:2",
+    }
 
 
 def test_passwords_are_not_logged(resolved, monkeypatch):
-    monkeypatch.setattr(sys, "orig_argv", ["mlbert", "train", "data_remote=s3://me:secret@host/x", "a b"])
+    monkeypatch.setattr(
+        sys, "orig_argv", ["mlbert", "train", "data_remote=s3://me:secret@host/x", "a b"]
+    )
     corpus = CorpusConfig(masking_rate=0.1, data_remote="s3://me:secret@host/x")
     hidden = replace(resolved, config=resolved.config.replace(corpus))
     assert identify(hidden, FACTS).command == "mlbert train data_remote=s3://***@host/x 'a b'"
@@ -91,7 +125,9 @@ def test_passwords_are_not_logged(resolved, monkeypatch):
     assert "secret" not in hidden.as_json()
 
 
-@pytest.mark.parametrize("name", ["weights/model.safetensors", "model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize(
+    "name", ["weights/model.safetensors", "model.safetensors", "pytorch_model.bin"]
+)
 def test_a_folder_means_its_weights(name, tmp_path):
     write_files(tmp_path / "run", {name: "w"})
     assert name_weights(tmp_path / "run") == ("run", sha256(b"w"))

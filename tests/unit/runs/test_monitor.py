@@ -21,7 +21,9 @@ from programs import write_files
 from training_settings import train
 from user_errors import user_error
 
-LIMITS = Limits(target_accuracy=0.5, max_steps=10, max_samples=1000, max_seconds=60.0, max_skipped_steps=2)
+LIMITS = Limits(
+    target_accuracy=0.5, max_steps=10, max_samples=1000, max_seconds=60.0, max_skipped_steps=2
+)
 
 
 def watch(path, terminal=False, append=False, every=10):
@@ -50,7 +52,9 @@ def test_step_rate_loss_accuracy_and_time_left_are_shown(tmp_path, monkeypatch, 
     slowest = "slowest: rank 1 on n2, 0.750 s a step (median 0.500, least 0.250)"
     assert terminal or slowest in text.replace("\n", " ")
     assert ("\x1b" in text) == terminal
-    kinds = [json.loads(line)["kind"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    kinds = [
+        json.loads(line)["kind"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
+    ]
     assert kinds == ["step", "step", "evaluation"]
 
 
@@ -79,14 +83,24 @@ def resume(path):
 
 def test_resuming_drops_lines_after_the_checkpoint(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    first, second = (f'{{"kind": "step", "step": {n}, "samples": 4, "seconds": 1.5, "loss": NaN}}' for n in (1, 2))
+    first, second = (
+        f'{{"kind": "step", "step": {n}, "samples": 4, "seconds": 1.5, "loss": NaN}}'
+        for n in (1, 2)
+    )
     path.write_text(f'{first}\n{second}\n{{"kind": "st')
     out = resume(path)
     assert path.read_text() == f"{first}\n"
     assert out == ""
 
 
-FOREIGN = [b'{"step": 1}', b'{"kind": "step", "step": "1"}', b"[" * 9999, b"NaN", b"3", b'{"kind": []}']
+FOREIGN = [
+    b'{"step": 1}',
+    b'{"kind": "step", "step": "1"}',
+    b"[" * 9999,
+    b"NaN",
+    b"3",
+    b'{"kind": []}',
+]
 BINARY = st.binary(max_size=30).filter(lambda line: b"\n" not in line)
 
 
@@ -105,7 +119,10 @@ def test_seconds_do_not_count_a_checkpoints_time_twice_and_without_time_there_is
     monitor, _ = watch(tmp_path / "metrics.jsonl", every=1)
     state = TrainState(elapsed_seconds=100.0)
     monitor.open(state)
-    state.elapsed_seconds, state.samples = 150.0, 5  # a checkpoint writes the time so far into the state
+    state.elapsed_seconds, state.samples = (
+        150.0,
+        5,
+    )  # a checkpoint writes the time so far into the state
     monitor.step(state, 1.0, 0.1, 1.0)
     monitor.close()
     line = json.loads((tmp_path / "metrics.jsonl").read_text())
@@ -140,12 +157,20 @@ EVALUATION = {"kind": "evaluation", "step": 1, "samples": 10, "seconds": 1.5, "e
 def test_the_curve_names_run_result_target_and_baselines():
     figure = curve("run_0", [STEP, EVALUATION], SUMMARY, {"bigram": 0.1447})
     assert figure.get_suptitle() == "run_0: success, accuracy 0.2500 after 9.0 s"
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["target 0.235", "bigram 0.145"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        "target 0.235",
+        "bigram 0.145",
+    ]
 
 
 @pytest.mark.parametrize(
     ("baselines", "target"),
-    [("{", 0.2), ("[1]", 0.2), ('{"bigram_accuracy": "0.1", "most_frequent_accuracy": 1e308}', 0.2), (None, None)],
+    [
+        ("{", 0.2),
+        ("[1]", 0.2),
+        ('{"bigram_accuracy": "0.1", "most_frequent_accuracy": 1e308}', 0.2),
+        (None, None),
+    ],
 )
 def test_damaged_files_cost_their_part_of_the_picture(tmp_path, baselines, target):
     lines = f"{json.dumps(STEP)}\nnoise\n{json.dumps(EVALUATION)[:-5]}"
@@ -173,7 +198,10 @@ def test_limits(state, seconds, reason):
 @pytest.mark.parametrize("value", [None, "1", True, -1, math.nan, math.inf, [1]])
 @pytest.mark.parametrize("name", ["step", "next_eval_samples", "train_seconds"])
 def test_state_survives_json_and_a_wrong_entry_changes_nothing(name, value):
-    state, saved = TrainState(step=3), TrainState(step=9, samples=77, accuracy=0.123456789, train_seconds=1.5)
+    state, saved = (
+        TrainState(step=3),
+        TrainState(step=9, samples=77, accuracy=0.123456789, train_seconds=1.5),
+    )
     with pytest.raises(ValueError, match=name):
         state.restore({**saved.to_json(), name: value})
     assert state == TrainState(step=3)

@@ -47,10 +47,22 @@ def sequences_of(rows: Rows) -> Ragged:
             first = rows.first_positions[b, s]
             assert columns.tolist() == list(range(first, first + len(columns)))
             assert rows.position_ids[b, columns].tolist() == list(range(len(columns)))
-            mine = real & (rows.masked_positions[b] >= first) & (rows.masked_positions[b] < first + len(columns))
-            tokens, segments = rows.input_ids[b, columns].tolist(), rows.segment_ids[b, columns].tolist()
-            masked = ((rows.masked_positions[b, mine] - first).tolist(), rows.masked_labels[b, mine].tolist())
-            found.append((tokens, segments.count(0), bool(rows.next_sentence_labels[b, s]), *masked))
+            mine = (
+                real
+                & (rows.masked_positions[b] >= first)
+                & (rows.masked_positions[b] < first + len(columns))
+            )
+            tokens, segments = (
+                rows.input_ids[b, columns].tolist(),
+                rows.segment_ids[b, columns].tolist(),
+            )
+            masked = (
+                (rows.masked_positions[b, mine] - first).tolist(),
+                rows.masked_labels[b, mine].tolist(),
+            )
+            found.append(
+                (tokens, segments.count(0), bool(rows.next_sentence_labels[b, s]), *masked)
+            )
         assert not rows.input_ids[b, rows.sequence_ids[b] == 0].any()
     return Ragged.from_rows(found)
 

@@ -10,7 +10,9 @@ from dist.harness import Rank
 PRELOADED = ("tf2_bert.main", "tf2_bert.experiment", "tf2_bert.workers")
 
 
-def start(function: Callable[..., object], folder: Path, *arguments: object, **environment: str) -> Rank:
+def start(
+    function: Callable[..., object], folder: Path, *arguments: object, **environment: str
+) -> Rank:
     """Call a function with these arguments in a new process, and write its output to a file in the folder."""
     output = Path(tempfile.mkstemp(dir=folder)[1])
     return Rank(function, arguments, {**os.environ, **environment}, output, PRELOADED)

@@ -39,9 +39,18 @@ from tf2_bert.strategies import make_strategy, prepare_devices
 
 VOCAB_SIZE = 64
 SETTINGS = dict.fromkeys(("bert_config_file", "input_dir", "eval_dir", "output_dir"), "unused")
-SETTINGS |= dict.fromkeys(("submission_org", "submission_platform"), "test") | {"submission_division": "open"}
-SETTINGS |= dict.fromkeys(("max_samples_termination", "eval_iter_start_samples", "eval_iter_samples"), "1000000")
-SETTINGS |= {"train_batch_size": "8", "learning_rate": "0.01", "max_steps": "10", "optimizer": "lamb"}
+SETTINGS |= dict.fromkeys(("submission_org", "submission_platform"), "test") | {
+    "submission_division": "open"
+}
+SETTINGS |= dict.fromkeys(
+    ("max_samples_termination", "eval_iter_start_samples", "eval_iter_samples"), "1000000"
+)
+SETTINGS |= {
+    "train_batch_size": "8",
+    "learning_rate": "0.01",
+    "max_steps": "10",
+    "optimizer": "lamb",
+}
 SETTINGS |= {"scale_loss": "1", "seed": "5", "max_grad_norm": "none"}
 LENGTH, PREDICTIONS, SEQUENCES = 32, 4, 2
 ROWS, STEPS = 16, 4
@@ -60,7 +69,9 @@ def tensorflow(**changes: object) -> TensorFlowConfig:
 
 def small_shape(dropout: float = 0.0) -> BertConfig:
     dropouts = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
-    return BertConfig(VOCAB_SIZE, 32, 1, 2, 64, max_position_embeddings=16, hidden_act="gelu", **dropouts)
+    return BertConfig(
+        VOCAB_SIZE, 32, 1, 2, 64, max_position_embeddings=16, hidden_act="gelu", **dropouts
+    )
 
 
 def dummy_rows(count: int, seed: int) -> Rows:
@@ -74,13 +85,17 @@ def dummy_rows(count: int, seed: int) -> Rows:
 class Trained:
     """A model with its optimizer and training step, under a strategy."""
 
-    def __init__(self, config: Configuration, strategy: tf.distribute.Strategy, shape: BertConfig) -> None:
+    def __init__(
+        self, config: Configuration, strategy: tf.distribute.Strategy, shape: BertConfig
+    ) -> None:
         self.strategy = strategy
         compute, own = config[ComputeConfig], config[TensorFlowConfig]
         with strategy.scope():
             self.model = BertPretrainer(shape, DTYPES[compute.precision], seed=3)
             parameters = self.model.parameters()
-            self.optimizer = make_optimizer(config[OptimizerConfig], parameters, compiled=own.enable_xla)
+            self.optimizer = make_optimizer(
+                config[OptimizerConfig], parameters, compiled=own.enable_xla
+            )
             self.loss_scale = LossScale.of(compute, own)
         parts = (strategy, self.model, self.optimizer, self.loss_scale, own)
         accumulation = config[DataConfig].gradient_accumulation_steps
@@ -90,7 +105,9 @@ class Trained:
     def variables(self) -> list[np.ndarray]:
         """Return all variables that a step changes."""
         parts = [*self.model.parameters().values(), *self.optimizer.variables]
-        return [v.numpy() for v in [*parts, *(self.loss_scale.variables if self.loss_scale else ())]]
+        return [
+            v.numpy() for v in [*parts, *(self.loss_scale.variables if self.loss_scale else ())]
+        ]
 
     def iterator(self, steps: list[Rows]) -> Any:
         """Return the strategy's iterator, which divides each step's global rows among the replicas, in order."""
@@ -98,7 +115,9 @@ class Trained:
         def pipeline(context: tf.distribute.InputContext) -> tf.data.Dataset:
             parts = [np.concatenate(column) for column in zip(*steps, strict=True)]
             dataset = tf.data.Dataset.from_tensor_slices(Rows(*parts)).repeat()
-            return dataset.batch(len(steps[0].input_ids) // self.strategy.num_replicas_in_sync, drop_remainder=True)
+            return dataset.batch(
+                len(steps[0].input_ids) // self.strategy.num_replicas_in_sync, drop_remainder=True
+            )
 
         return iter(self.strategy.distribute_datasets_from_function(pipeline))
 
@@ -120,8 +139,12 @@ def train(case: dict[str, Any], strategies: dict[Any, tf.distribute.Strategy]) -
         "replicas": strategy.num_replicas_in_sync,
         "losses": result.losses.tolist(),
         "norms": result.grad_norms.tolist(),
-        "sums": [float(value) for value in trained.step.evaluate_batch(next(trained.iterator(steps)))],
-        "weights": np.concatenate([value.reshape(-1) for value in trained.model.values().values()]).tolist(),
+        "sums": [
+            float(value) for value in trained.step.evaluate_batch(next(trained.iterator(steps)))
+        ],
+        "weights": np.concatenate(
+            [value.reshape(-1) for value in trained.model.values().values()]
+        ).tolist(),
     }
 
 
@@ -158,4 +181,9 @@ def run_benchmark(folder: str, method: str) -> None:
             Path(folder, "loops").write_text(str(batch + 1))
 
     bert_benchmark.BenchmarkTimerCallback = CountingTimer
-    getattr(bert_benchmark.BertClassifyBenchmarkReal(output_dir=folder, root_data_dir="/data", tpu=None), method)()
+    getattr(
+        bert_benchmark.BertClassifyBenchmarkReal(
+            output_dir=folder, root_data_dir="/data", tpu=None
+        ),
+        method,
+    )()

@@ -30,13 +30,21 @@ def results_of(monkeypatch: pytest.MonkeyPatch) -> Results:
         monkeypatch.delenv(name, raising=False)
 
     def of(replicas: int, *methods: str, **arguments: Any) -> list[dict[str, Any]]:
-        benchmark = BertClassifyBenchmarkReal("/out", root_data_dir="/data", tpu="a_tpu", **arguments)
+        benchmark = BertClassifyBenchmarkReal(
+            "/out", root_data_dir="/data", tpu="a_tpu", **arguments
+        )
         before, found = flags_as_text(), []
 
         def note(name: str, values: Any, force_gpu_memory_alloc: bool = True) -> None:
             with benchmark.flags_set({**values, "model_dir": benchmark.model_dir(name)}):
                 settings = {field: value for field, value, *_ in resolve_flags(replicas).as_table()}
-                found.append({"flags": flags_as_text(), "memory": force_gpu_memory_alloc, "settings": settings})
+                found.append(
+                    {
+                        "flags": flags_as_text(),
+                        "memory": force_gpu_memory_alloc,
+                        "settings": settings,
+                    }
+                )
 
         monkeypatch.setattr(benchmark, "_run_and_report_benchmark", note)
         for method in methods:
@@ -51,10 +59,14 @@ def results_of(monkeypatch: pytest.MonkeyPatch) -> Results:
 def test_harness_finds_the_methods_and_reads_the_result(tmp_path: Path) -> None:
     """As PerfZero does: find the class's methods, run one in its own process, and read the result file."""
     benchmark = BertClassifyBenchmarkReal(output_dir="/dev/null", root_data_dir="", tpu=None)
-    assert {name for name in dir(benchmark) if "benchmark_" in name} == {f"benchmark_{name}" for name in METHODS}
+    assert {name for name in dir(benchmark) if "benchmark_" in name} == {
+        f"benchmark_{name}" for name in METHODS
+    }
     assert_success(start(run_benchmark, tmp_path, str(tmp_path), "benchmark_short_cpu"))
     entries = test_log_pb2.BenchmarkEntries()
-    entries.ParseFromString((tmp_path / "proto_BertClassifyBenchmarkReal.benchmark_short_cpu").read_bytes())
+    entries.ParseFromString(
+        (tmp_path / "proto_BertClassifyBenchmarkReal.benchmark_short_cpu").read_bytes()
+    )
     (result,) = json_format.MessageToDict(entries, preserving_proto_field_name=True)["entry"]
     assert result["name"] == "BertClassifyBenchmarkReal.benchmark_short_cpu"
     assert result["iters"] == "-1"
@@ -63,7 +75,12 @@ def test_harness_finds_the_methods_and_reads_the_result(tmp_path: Path) -> None:
     assert metric["value"] > 0.0
     assert result["wall_time"] > 0.0
     words = result["extras"]["flags"]["string_value"].split()
-    assert {"--steps_per_loop=5", "--optimizer_type=lamb", "--device_warmup", "--num_train_epochs=1"} <= set(words)
+    assert {
+        "--steps_per_loop=5",
+        "--optimizer_type=lamb",
+        "--device_warmup",
+        "--num_train_epochs=1",
+    } <= set(words)
     assert len(words) == len({word.partition("=")[0] for word in words})
     summary = json.loads((tmp_path / "benchmark_short_cpu/run_0/summary.json").read_text())
     assert summary["steps"] == 20
@@ -83,15 +100,29 @@ def test_full_gpu_run_has_the_published_flags(results_of: Results) -> None:
         --num_steps_per_epoch=8103 --stop_steps=8103 --warmup_steps=0.0 --scale_loss --device_warmup
     """
     assert set(expected.split()) <= set(gpu["flags"].split())
-    limits = {"train_batch_size": "55", "eval_batch_size": "6", "max_steps": "8103", "target_mlm_accuracy": "0.712"}
+    limits = {
+        "train_batch_size": "55",
+        "eval_batch_size": "6",
+        "max_steps": "8103",
+        "target_mlm_accuracy": "0.712",
+    }
     assert limits.items() <= gpu["settings"].items()
     assert gpu["settings"]["eval_iter_start_samples"] == str(6822 * 440)
 
 
 def test_tpu_runs_have_the_published_flags(results_of: Results) -> None:
     whole, short = (found["flags"].split() for found in results_of(32, "4x4_tpu", "short_4x4_tpu"))
-    assert {"--tpu=a_tpu", "--distribution_strategy=tpu", "--dtype=bf16", "--eval_batch_size=768"} <= set(whole)
-    assert {"--train_batch_size=448", "--steps_per_loop=1117", "--steps_before_eval_start=6697"} <= set(whole)
+    assert {
+        "--tpu=a_tpu",
+        "--distribution_strategy=tpu",
+        "--dtype=bf16",
+        "--eval_batch_size=768",
+    } <= set(whole)
+    assert {
+        "--train_batch_size=448",
+        "--steps_per_loop=1117",
+        "--steps_before_eval_start=6697",
+    } <= set(whole)
     assert {"--num_steps_per_epoch=2234", "--steps_per_loop=1117"} <= set(short)
     assert not [word for word in short if word.startswith(("--do_eval", "--init_checkpoint"))]
 
@@ -101,7 +132,9 @@ def test_short_runs_have_few_steps_and_no_evaluation(results_of: Results) -> Non
     assert {"steps_per_loop": "200", "max_steps": "400"}.items() <= eight["settings"].items()
     assert eight["memory"]
     assert not one["memory"]
-    assert {"max_steps": "10", "train_batch_size": "6", "steps_per_loop": "1"}.items() <= one["settings"].items()
+    assert {"max_steps": "10", "train_batch_size": "6", "steps_per_loop": "1"}.items() <= one[
+        "settings"
+    ].items()
     for each in (eight, one):
         assert each["settings"]["do_eval"] == "no"
         assert each["settings"]["init_checkpoint"] == "none"
@@ -111,7 +144,11 @@ def test_short_runs_have_few_steps_and_no_evaluation(results_of: Results) -> Non
 
 
 def test_flags_given_to_the_class_and_to_its_methods(results_of: Results) -> None:
-    default = {"seed": "7", "dtype": "fp32", "benchmark_method_flags": ["eval_batch_size=96", "scale_loss=false"]}
+    default = {
+        "seed": "7",
+        "dtype": "fp32",
+        "benchmark_method_flags": ["eval_batch_size=96", "scale_loss=false"],
+    }
     (found,) = results_of(8, "8_gpu", default_flags=default)
     settings = found["settings"]
     assert settings["seed"] == "7"
@@ -138,7 +175,9 @@ def test_timer_skips_the_first_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     assert timer.get_examples_per_sec(60) == 0.0
     for loop, steps in enumerate((20, 20, 10)):  # the last is shorter
         timer.on_batch_begin(loop)
-        timer.on_batch_end(loop if loop < 2 else 5, {"steps": steps})  # without a start, counts from the latest one
+        timer.on_batch_end(
+            loop if loop < 2 else 5, {"steps": steps}
+        )  # without a start, counts from the latest one
         assert (timer.get_examples_per_sec(60) > 0.0) == (loop > 0), "one loop has no speed"
     assert timer.get_longest_loop() == 20
     assert timer.get_examples_per_sec(8 * 20) == pytest.approx(8 * 30 / 6.0)

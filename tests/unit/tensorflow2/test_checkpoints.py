@@ -25,16 +25,30 @@ from user_errors import user_error
 
 # 197 is not a multiple of 8: other programs pad the vocabulary.
 SHAPE = BertConfig(197, 32, 2, 4, 48, max_position_embeddings=40)
-IDENTITY = {"model": SHAPE.to_json(), "optimizer": "lamb", "train_batch_size": 8, "train_data": "sha256:0"}
+IDENTITY = {
+    "model": SHAPE.to_json(),
+    "optimizer": "lamb",
+    "train_batch_size": 8,
+    "train_data": "sha256:0",
+}
 PROGRAM = Path(__file__).parents[1] / "models/weights/convert/tensorflow_program.py"
-FORMS = ("old/model.ckpt-28252", "old", "pretrainer/bert_model.ckpt", "items/bert_model.ckpt.index", "folder")
+FORMS = (
+    "old/model.ckpt-28252",
+    "old",
+    "pretrainer/bert_model.ckpt",
+    "items/bert_model.ckpt.index",
+    "folder",
+)
 
 
 @pytest.fixture(scope="module")
 def values() -> dict[str, np.ndarray]:
     """Return random weights by our names, vocabulary unpadded."""
     random = np.random.default_rng(5)
-    drawn = {name: random.normal(size=size).astype(np.float32) for name, size in parameter_shapes(SHAPE).items()}
+    drawn = {
+        name: random.normal(size=size).astype(np.float32)
+        for name, size in parameter_shapes(SHAPE).items()
+    }
     return {name: array[:197] if name in VOCABULARY else array for name, array in drawn.items()}
 
 
@@ -43,7 +57,10 @@ def written(tmp_path_factory, values) -> Path:
     """Write the same weights in all formats: those of tensorflow_program.py, and safetensors."""
     folder = tmp_path_factory.mktemp("forms")
     names = tf1_names(SHAPE.num_hidden_layers)
-    arrays = {names[name]: array.T if names[name].endswith("kernel") else array for name, array in values.items()}
+    arrays = {
+        names[name]: array.T if names[name].endswith("kernel") else array
+        for name, array in values.items()
+    }
     np.savez(folder / "weights.npz", **arrays)
     (folder / "bert_config.json").write_text(SHAPE.to_json())
     runpy.run_path(str(PROGRAM))["main"](folder)
@@ -118,8 +135,18 @@ OWN, CONFIG = "folder/model.safetensors", "folder/bert_config.json"
         ("phase1.pt", lambda file: file.write_bytes(b"PK"), "phase1.pt", "checkpoint.format"),
         (OWN, lambda file: cut(file, 5000), "folder", "checkpoint.damaged"),
         (OWN, Path.unlink, OWN, "file.unreadable"),
-        (OWN, put("bert.pooler.dense.weight", np.zeros((32, 31), np.float32)), "folder", "checkpoint.shape"),
-        (OWN, put("bert.pooler.dense.bias", np.zeros(32, np.int32)), "folder", "checkpoint.damaged"),
+        (
+            OWN,
+            put("bert.pooler.dense.weight", np.zeros((32, 31), np.float32)),
+            "folder",
+            "checkpoint.shape",
+        ),
+        (
+            OWN,
+            put("bert.pooler.dense.bias", np.zeros(32, np.int32)),
+            "folder",
+            "checkpoint.damaged",
+        ),
         (CONFIG, change_heads, "folder", "checkpoint.shape"),
     ],
 )
@@ -167,13 +194,21 @@ def test_unwritable_folder_is_an_error(tmp_path, model):
 def run_of(path, keep=2, seed=1, is_chief=True, **identity):
     """Return the objects that a run saves, and the folder for them."""
     model = BertPretrainer(SHAPE, seed=seed)
-    optimizer = Lamb(model.parameters(), beta_1=0.9, beta_2=0.999, epsilon=1e-6, weight_decay_rate=0.01)
+    optimizer = Lamb(
+        model.parameters(), beta_1=0.9, beta_2=0.999, epsilon=1e-6, weight_decay_rate=0.01
+    )
     objects = {"model": model, "optimizer": optimizer, "loss_scale": LossScale(8.0, 3, fixed=False)}
-    return objects, CheckpointFolder(path, objects, keep=keep, identity={**IDENTITY, **identity}, is_chief=is_chief)
+    return objects, CheckpointFolder(
+        path, objects, keep=keep, identity={**IDENTITY, **identity}, is_chief=is_chief
+    )
 
 
 def variables(objects):
-    parts = [*objects["model"].parameters().values(), *objects["optimizer"].variables, *objects["loss_scale"].variables]
+    parts = [
+        *objects["model"].parameters().values(),
+        *objects["optimizer"].variables,
+        *objects["loss_scale"].variables,
+    ]
     return [variable.numpy() for variable in parts]
 
 
@@ -203,10 +238,15 @@ def assert_restored(path, step, states, notes=0):
 def test_resume_is_bit_equal(tmp_path):
     assert_restored(tmp_path, 3, saved(tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000002", "step_00000003"]
-    stored = [name.split("/") for name, _ in tf.train.list_variables(str(tmp_path / "step_00000003/variables"))]
+    stored = [
+        name.split("/")
+        for name, _ in tf.train.list_variables(str(tmp_path / "step_00000003/variables"))
+    ]
     of_optimizer = [parts[1] for parts in stored if parts[0] == "optimizer"]
     moments = ["m", "v"] * len(parameter_shapes(SHAPE))
-    assert sorted(of_optimizer) == ["iterations", *sorted(moments)], "its weights are those of the model"
+    assert sorted(of_optimizer) == ["iterations", *sorted(moments)], (
+        "its weights are those of the model"
+    )
 
 
 def test_restore_without_checkpoints_changes_nothing(tmp_path):
@@ -237,7 +277,12 @@ def test_only_damaged_checkpoints_is_an_error(tmp_path):
 
 def test_checkpoint_of_other_settings_or_variables_is_an_error(tmp_path):
     saved(tmp_path, steps=[1])
-    for change in ({"model": "{}"}, {"optimizer": "adamw"}, {"train_batch_size": 16}, {"train_data": "sha256:1"}):
+    for change in (
+        {"model": "{}"},
+        {"optimizer": "adamw"},
+        {"train_batch_size": 16},
+        {"train_data": "sha256:1"},
+    ):
         with user_error("run.other-settings", tmp_path / "step_00000001"):
             run_of(tmp_path, **change)[-1].restore_newest(TrainState(), str)
     objects = {"model": BertPretrainer(SHAPE), "optimizer": tf.Variable(0.0)}

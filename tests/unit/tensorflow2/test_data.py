@@ -27,12 +27,28 @@ from mlbert.data.prepare.shuffle import Packing, shuffle_set
 from mlbert.data.prepare.split_bins import make_bins
 from mlbert.training.config import EvaluationConfig
 from random_set import random_rows
-from stored_sets import MAX_PREDICTIONS, VOCAB_SIZE, flip, make_rows, names, random_lengths, same_sequences, write_set
+from stored_sets import (
+    MAX_PREDICTIONS,
+    VOCAB_SIZE,
+    flip,
+    make_rows,
+    names,
+    random_lengths,
+    same_sequences,
+    write_set,
+)
 from tf2_bert.data import EVALUATED_ON_TRAINING, Data, evaluation_data, training_data
 from tf2_bert.recipe import inspect
 from tf2_bert.store_rows import RowShape, row_shape, rows_of, zero_rows
 from training_settings import SHAPE
-from unit.tensorflow2.cases import assert_evaluated_once, batches, context, joined, read_error, sequences_of
+from unit.tensorflow2.cases import (
+    assert_evaluated_once,
+    batches,
+    context,
+    joined,
+    read_error,
+    sequences_of,
+)
 from unit.tensorflow2.strategies_program import settings as plain_settings
 from user_errors import user_error
 
@@ -49,7 +65,12 @@ def settings(tmp_path: Path, folder: Path, **changes: Any) -> Configuration:
     """Return the settings of a run on a set, with 8 rows per replica and step."""
     shape = tmp_path / "bert_config.json"
     shape.write_text(json.dumps({**SHAPE, "vocab_size": VOCAB_SIZE}))
-    values = {"bert_config_file": shape, "output_dir": tmp_path, "input_dir": folder, "eval_dir": folder}
+    values = {
+        "bert_config_file": shape,
+        "output_dir": tmp_path,
+        "input_dir": folder,
+        "eval_dir": folder,
+    }
     values |= {"eval_batch_size": 4, "num_eval_examples": 50, "average_packing_rate": 1.0}
     return plain_settings(**values | changes)
 
@@ -70,8 +91,12 @@ def tokens(ragged: Ragged) -> list[bytes]:
     return [ragged.slice(s, s + 1).tokens.astype(np.uint16).tobytes() for s in range(len(ragged))]
 
 
-@pytest.mark.parametrize(("hosts", "replicas", "first"), [(1, 1, 0), (1, 2, 4), (2, 4, 0), (4, 4, 2)])
-@pytest.mark.parametrize("options", [{}, {"max_sequences_per_pack": 3}, {"bin_counts": "none"}, {"bin_counts": "5 3"}])
+@pytest.mark.parametrize(
+    ("hosts", "replicas", "first"), [(1, 1, 0), (1, 2, 4), (2, 4, 0), (4, 4, 2)]
+)
+@pytest.mark.parametrize(
+    "options", [{}, {"max_sequences_per_pack": 3}, {"bin_counts": "none"}, {"bin_counts": "5 3"}]
+)
 def test_steps_match_pytorch(tmp_path, folder, hosts, replicas, first, options) -> None:
     """Compare each replica's rows with PyTorch's, sequence by sequence, across the end of an epoch."""
     if "bin_counts" in options:
@@ -80,9 +105,17 @@ def test_steps_match_pytorch(tmp_path, folder, hosts, replicas, first, options) 
     config = settings(tmp_path, folder, **options)
     data, section, local = opened_training(config), config[DataConfig], replicas // hosts
     assert data.resume_note is None
-    options = {"max_sequences_per_pack": section.max_sequences_per_pack, "bin_counts": section.counts_of_bins}
-    ranks = [{"rank": rank, "world_size": replicas, "seed": SEED, "partition": contiguous} for rank in range(replicas)]
-    sources = [PackedSource(section.input_dir, packs_per_step=BATCH, **rank, **options) for rank in ranks]
+    options = {
+        "max_sequences_per_pack": section.max_sequences_per_pack,
+        "bin_counts": section.counts_of_bins,
+    }
+    ranks = [
+        {"rank": rank, "world_size": replicas, "seed": SEED, "partition": contiguous}
+        for rank in range(replicas)
+    ]
+    sources = [
+        PackedSource(section.input_dir, packs_per_step=BATCH, **rank, **options) for rank in ranks
+    ]
     for source in sources:
         source.open()
     steps = range(first, sources[0].steps_per_epoch + 2)
@@ -96,16 +129,23 @@ def test_steps_match_pytorch(tmp_path, folder, hosts, replicas, first, options) 
 
 @pytest.mark.parametrize("most", PACKINGS)
 @pytest.mark.parametrize(("hosts", "replicas"), [(1, 1), (1, 3), (2, 4), (3, 3)])
-def test_evaluation_uses_every_sample_once(tmp_path: Path, folder: Path, most: int, hosts: int, replicas: int) -> None:
+def test_evaluation_uses_every_sample_once(
+    tmp_path: Path, folder: Path, most: int, hosts: int, replicas: int
+) -> None:
     data = opened_evaluation(settings(tmp_path, folder, max_sequences_per_pack=most))
     found = assert_evaluated_once(data, hosts, replicas, folder, 50)
     expected = EvalSet(folder, 50, 4, max_sequences_per_pack=most)
     expected.open()
-    assert sorted(tokens(found)) == sorted(piece for batch in expected for piece in tokens_of(batch))
+    assert sorted(tokens(found)) == sorted(
+        piece for batch in expected for piece in tokens_of(batch)
+    )
 
 
 def test_evaluation_uses_at_most_all_samples(tmp_path: Path, folder: Path) -> None:
-    assert opened_evaluation(settings(tmp_path, folder, num_eval_examples="none")).num_examples == COUNT
+    assert (
+        opened_evaluation(settings(tmp_path, folder, num_eval_examples="none")).num_examples
+        == COUNT
+    )
     with user_error("data.too-small", folder):
         opened_evaluation(settings(tmp_path, folder, num_eval_examples=COUNT + 1))
 
@@ -117,7 +157,9 @@ def test_stored_packs_are_used_unchanged(tmp_path: Path, folder: Path) -> None:
     assert data.shape.tokens == 40
     whole = opened_training(settings(tmp_path, packs, max_sequences_per_pack=3, train_batch_size=1))
     count = open_store(packs).num_packs
-    assert same_sequences(joined(batches(whole.pipeline(context()), count)), make_rows(random_lengths(COUNT)))
+    assert same_sequences(
+        joined(batches(whole.pipeline(context()), count)), make_rows(random_lengths(COUNT))
+    )
     small = opened_training(settings(tmp_path, packs, max_sequences_per_pack=2))
     error = read_error(small)
     assert (error.code, error.subject) == ("data.too-long", "MAX_SEQUENCES_PER_PACK")
@@ -125,14 +167,18 @@ def test_stored_packs_are_used_unchanged(tmp_path: Path, folder: Path) -> None:
 
 def test_synthetic_data(tmp_path: Path) -> None:
     for most in PACKINGS:
-        config = settings(tmp_path, tmp_path / "none", synthetic_data="1", max_sequences_per_pack=most)
+        config = settings(
+            tmp_path, tmp_path / "none", synthetic_data="1", max_sequences_per_pack=most
+        )
         inputs = inspect(config)
         assert inputs.train_data == inputs.eval_data == "synthetic"
         (batch,) = batches(opened_training(config).pipeline(context()), 1)
         assert batch.next_sentence_weights.sum() == BATCH * most
         assert batch.input_ids.max() < VOCAB_SIZE
         evaluation = opened_evaluation(config)
-        total = sum(part.next_sentence_weights.sum() for part in batches(evaluation.pipeline(context())))
+        total = sum(
+            part.next_sentence_weights.sum() for part in batches(evaluation.pipeline(context()))
+        )
         assert total == evaluation.num_examples == 50
 
 
@@ -153,8 +199,12 @@ def test_inspection_reports_mismatches(tmp_path: Path, folder: Path) -> None:
     assert inspect(settings(tmp_path, folder, max_seq_length=32)).train_data.startswith("sha256:")
 
 
-def test_rows_are_wide_enough_and_a_set_smaller_than_a_step_is_an_error(tmp_path: Path, folder: Path) -> None:
-    data = opened_training(settings(tmp_path, folder, max_predictions_per_seq=9, train_batch_size=200))
+def test_rows_are_wide_enough_and_a_set_smaller_than_a_step_is_an_error(
+    tmp_path: Path, folder: Path
+) -> None:
+    data = opened_training(
+        settings(tmp_path, folder, max_predictions_per_seq=9, train_batch_size=200)
+    )
     assert data.shape == (32, 9, 1)
     with user_error("data.too-small", folder):
         data.pipeline(context(2))
@@ -224,7 +274,12 @@ def test_distributed_datasets_are_endless_with_static_shapes(tmp_path: Path, fol
         assert all(spec.shape.is_fully_defined() for spec in dataset.element_spec)
 
 
-@given(count=st.integers(0, 30), most=st.integers(1, 4), empty=st.integers(0, 3), seed=st.integers(0, 99))
+@given(
+    count=st.integers(0, 30),
+    most=st.integers(1, 4),
+    empty=st.integers(0, 3),
+    seed=st.integers(0, 99),
+)
 @examples(max_examples=30)
 def test_rows_preserve_every_sequence(count: int, most: int, empty: int, seed: int) -> None:
     ragged, per_row = random_rows(count, seed), np.ones(count, np.int64)
@@ -244,7 +299,9 @@ def test_rows_preserve_every_sequence(count: int, most: int, empty: int, seed: i
 
 
 def test_row_that_does_not_fit_is_an_error() -> None:
-    ragged = Ragged.from_rows([([1, 2, 3, 4], 2, True, [1], [9]), ([5, 6, 7], 3, False, [1, 2], [8, 9])])
+    ragged = Ragged.from_rows(
+        [([1, 2, 3, 4], 2, True, [1], [9]), ([5, 6, 7], 3, False, [1, 2], [8, 9])]
+    )
     for shape, variable in (
         (RowShape(6, 4, 3), "MAX_SEQ_LENGTH"),
         (RowShape(8, 2, 3), "MAX_PREDICTIONS_PER_SEQ"),
@@ -262,7 +319,11 @@ def test_number_of_predictions_per_row() -> None:
     assert row_shape(512, 3, 512, 200) == RowShape(512, 203, 3)  # masked at a higher rate
 
 
-@given(st.lists(st.integers(5, 128), min_size=1, max_size=3).filter(lambda lengths: sum(lengths) <= 128))
+@given(
+    st.lists(st.integers(5, 128), min_size=1, max_size=3).filter(
+        lambda lengths: sum(lengths) <= 128
+    )
+)
 def test_benchmark_masking_never_overflows(lengths: list[int]) -> None:
     masked = [min(20, max(1, round(0.15 * length))) for length in lengths]
     assert sum(masked) <= row_shape(128, 3, 128, 20).predictions

@@ -23,10 +23,21 @@ from stored_sets import flip
 from unit.tensorflow2.processes import PRELOADED
 
 # Only the runs import it.
-pytestmark = pytest.mark.skipif(find_spec("tensorflow") is None, reason="TensorFlow is not installed (the tf extra)")
+pytestmark = pytest.mark.skipif(
+    find_spec("tensorflow") is None, reason="TensorFlow is not installed (the tf extra)"
+)
 PROGRAM = "benchmarks/bert/implementations/tensorflow2/run_pretraining.py"
-SHAPE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-SHAPE |= {"max_position_embeddings": 32, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+SHAPE = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+}
+SHAPE |= {
+    "max_position_embeddings": 32,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
 STEPS = "--train_batch_size=8 --eval_batch_size=8 --num_steps_per_epoch=12 --num_train_epochs=1 --steps_per_loop=4"
 NUMBERS = f"{STEPS} --optimizer_type=lamb --learning_rate=0.01 --warmup_steps=2 --seed=3 --log_freq=1 --cpu_threads=1"
 Start = Callable[..., Rank]
@@ -36,11 +47,17 @@ Run = Callable[..., str]
 @pytest.fixture
 def start(tmp_path: Path, tree_root: Path) -> Start:
     shape = tmp_path / "bert_config.json"
-    environment = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+    environment = {
+        name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ
+    }
 
     def of(words: str) -> Rank:
         prepared = re.search(r"--input_dir=(\S+)", words)
-        vocabulary = describe(prepared[1]).vocab_size if prepared and Path(prepared[1]).exists() else VOCAB_SIZE
+        vocabulary = (
+            describe(prepared[1]).vocab_size
+            if prepared and Path(prepared[1]).exists()
+            else VOCAB_SIZE
+        )
         shape.write_text(json.dumps({**SHAPE, "vocab_size": vocabulary}))
         command = [str(tree_root / PROGRAM), f"--bert_config_file={shape}", *words.split()]
         output = Path(tempfile.mkstemp(dir=tmp_path)[1])
@@ -79,7 +96,9 @@ def events(log: Path) -> list[tuple[str, object, dict]]:
     return [(line["key"], line["value"], line["metadata"]) for line in lines]
 
 
-def test_run_on_a_prepared_set(run: Run, run_mlbert: RunMlbert, prepared: str, tmp_path: Path) -> None:
+def test_run_on_a_prepared_set(
+    run: Run, run_mlbert: RunMlbert, prepared: str, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     words = f"{NUMBERS} {prepared} --max_seq_length=32 --max_predictions_per_seq=5 --do_eval --num_eval_samples=50"
     words += f" --steps_between_eval=4 --stop_threshold=0.01 --model_dir={out}"
@@ -95,13 +114,29 @@ def test_run_on_a_prepared_set(run: Run, run_mlbert: RunMlbert, prepared: str, t
     assert samples == evaluations * 4 * 8
     assert (values["global_batch_size"], values["eval_samples"]) == (8, 50)
     assert (values["recipe"], values["opt_name"], values["ranks"]) == ("tensorflow2", "lamb", 1)
-    assert (values["steps"], values["max_sequence_length"], values["sequences_per_pack"]) == (samples / 8, 32, 1.0)
+    assert (values["steps"], values["max_sequence_length"], values["sequences_per_pack"]) == (
+        samples / 8,
+        32,
+        1.0,
+    )
     assert (values["nodes"], values["threads_per_rank"], values["evaluation_size"]) == (1, 1, 50)
     assert logged[-1][2]["status"] == "success"
     assert {path.name for path in (out / "run_0").iterdir()} == {
-        *("settings.txt", "config.json", "metrics.jsonl", "curve.png", "weights", "tf2", "summary.json", "checkpoints")
+        *(
+            "settings.txt",
+            "config.json",
+            "metrics.jsonl",
+            "curve.png",
+            "weights",
+            "tf2",
+            "summary.json",
+            "checkpoints",
+        )
     }
-    assert json.loads((out / "training_summary.txt").read_text())["total_training_steps"] == samples / 8
+    assert (
+        json.loads((out / "training_summary.txt").read_text())["total_training_steps"]
+        == samples / 8
+    )
     assert list((out / "summaries").iterdir())
     assert (tmp_path / "export/weights/model.safetensors").is_file()
     assert run_mlbert("submission", "check", out / "result_0.txt")[0] == 0
@@ -113,14 +148,25 @@ def test_published_tfrecords_and_initial_weights(run: Run, tmp_path: Path) -> No
     files = tmp_path / "parts"
     files.mkdir()
     for part in range(2):
-        write_examples(files / f"part-0000{part}-of-00002", random_rows(40, part, max_length=32), 32, 5)
-    words = f"{NUMBERS} --input_files={files}/part-* --max_seq_length=32 --max_predictions_per_seq=5"
-    run(f"{words} --device_warmup --model_dir={tmp_path}/first")  # without evaluation, reaching the limit is a success
+        write_examples(
+            files / f"part-0000{part}-of-00002", random_rows(40, part, max_length=32), 32, 5
+        )
+    words = (
+        f"{NUMBERS} --input_files={files}/part-* --max_seq_length=32 --max_predictions_per_seq=5"
+    )
+    run(
+        f"{words} --device_warmup --model_dir={tmp_path}/first"
+    )  # without evaluation, reaching the limit is a success
     assert "[run.exists]" in run(f"{words} --model_dir={tmp_path}/first", 2)
-    words += f" --model_dir={tmp_path}/second --do_eval --num_eval_samples=30 --steps_between_eval=12"
+    words += (
+        f" --model_dir={tmp_path}/second --do_eval --num_eval_samples=30 --steps_between_eval=12"
+    )
     words += f" --init_checkpoint={tmp_path}/first/run_0/tf2/model.ckpt --dtype=bf16 --num_gpus=2"
     assert "first samples of the training files" in run(words, 1)
-    first, second = (json.loads((tmp_path / name / "training_summary.txt").read_text()) for name in ("first", "second"))
+    first, second = (
+        json.loads((tmp_path / name / "training_summary.txt").read_text())
+        for name in ("first", "second")
+    )
     assert second["train_loss"] < first["train_loss"]
     (tmp_path / "moved").mkdir()
     files.rename(tmp_path / "moved/parts")
@@ -135,11 +181,16 @@ def test_published_tfrecords_and_initial_weights(run: Run, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_interrupted_run_resumes_bit_equal(run: Run, start: Start, prepared: str, tmp_path: Path) -> None:
+def test_interrupted_run_resumes_bit_equal(
+    run: Run, start: Start, prepared: str, tmp_path: Path
+) -> None:
     # Checkpoints reach both replicas: otherwise, the resumed run would end with other weights.
     words = f"{NUMBERS} {prepared} --num_gpus=2 --num_train_epochs=20 --save_checkpoint_steps=20 --keep_checkpoints=3"
     run(f"{words} --stop_steps=240 --model_dir={tmp_path}/whole")
-    process, checkpoints = start(f"{words} --model_dir={tmp_path}/parts"), tmp_path / "parts/run_0/checkpoints"
+    process, checkpoints = (
+        start(f"{words} --model_dir={tmp_path}/parts"),
+        tmp_path / "parts/run_0/checkpoints",
+    )
     wait_until(lambda: list(checkpoints.glob("step_*")))
     process.send_signal(signal.SIGUSR1)
     output = process.communicate(60)
@@ -148,16 +199,23 @@ def test_interrupted_run_resumes_bit_equal(run: Run, start: Start, prepared: str
     assert (about["status"], about["reason"]) == ("aborted", "SIGUSR1")
     resumed = f"{words} --stop_steps=240 --model_dir={tmp_path}/parts --resume=1"
     assert "resumed at step" in run(resumed)
-    (tmp_path / "parts/run_0/summary.json").unlink()  # as if it had been killed after its last checkpoint
+    (
+        tmp_path / "parts/run_0/summary.json"
+    ).unlink()  # as if it had been killed after its last checkpoint
     assert "resumed at step 240" in run(resumed)
     summary = json.loads((tmp_path / "parts/training_summary.txt").read_text())
     assert (summary["total_training_steps"], summary["last_train_metrics"]) == (240, None)
-    weights = [(tmp_path / name / "run_0/weights/model.safetensors").read_bytes() for name in ("whole", "parts")]
+    weights = [
+        (tmp_path / name / "run_0/weights/model.safetensors").read_bytes()
+        for name in ("whole", "parts")
+    ]
     assert weights[0] == weights[1]
 
 
 @pytest.mark.slow
-def test_devices_and_workers_train_alike(run: Run, start: Start, prepared: str, tmp_path: Path) -> None:
+def test_devices_and_workers_train_alike(
+    run: Run, start: Start, prepared: str, tmp_path: Path
+) -> None:
     """The workers do so too if they resume from the checkpoint that the chief has written."""
     words = f"{NUMBERS} {prepared} --do_eval --num_eval_samples=50 --steps_between_eval=4 --stop_threshold=0.9"
     words += " --scale_loss --save_checkpoint_steps=4"
@@ -167,20 +225,35 @@ def test_devices_and_workers_train_alike(run: Run, start: Start, prepared: str, 
     words += f" --distribution_strategy=multi_worker_mirrored --worker_hosts={hosts} --model_dir={tmp_path}/workers"
     checkpoints = tmp_path / "workers/run_0/checkpoints"
     for more, steps in (("--stop_steps=8", ["04", "08"]), ("--resume=1", ["08", "12"])):
-        (tmp_path / "workers/run_0/summary.json").unlink(missing_ok=True)  # as if it had been killed
+        (tmp_path / "workers/run_0/summary.json").unlink(
+            missing_ok=True
+        )  # as if it had been killed
         processes = [start(f"{words} {more} --task_index={task}") for task in range(2)]
         outputs = [process.communicate(200) for process in processes]
         # Only the chief reports the missed target: a launcher would treat the first failure as a lost process.
         assert [process.returncode for process in processes] == [1, 0], outputs
-        assert sorted(path.name for path in checkpoints.iterdir()) == [f"step_000000{step}" for step in steps]
+        assert sorted(path.name for path in checkpoints.iterdir()) == [
+            f"step_000000{step}" for step in steps
+        ]
     found = []
     for folder in (tmp_path / name for name in ("1", "2", "workers")):
         loss = json.loads((folder / "training_summary.txt").read_text())["train_loss"]
-        found.append([loss, *(value for key, value, _ in events(folder / "result_0.txt") if key == "eval_accuracy")])
+        found.append(
+            [
+                loss,
+                *(
+                    value
+                    for key, value, _ in events(folder / "result_0.txt")
+                    if key == "eval_accuracy"
+                ),
+            ]
+        )
     one, two, workers = found
     assert len(one) == 1 + 3
     assert two == pytest.approx(one, rel=1e-4)  # each replica clips its own gradient
-    assert workers == pytest.approx([two[0], two[-1]], rel=1e-5), "the loss, and the accuracy since the resumption"
+    assert workers == pytest.approx([two[0], two[-1]], rel=1e-5), (
+        "the loss, and the accuracy since the resumption"
+    )
 
 
 @pytest.mark.slow
@@ -191,7 +264,9 @@ def test_devices_and_workers_train_alike(run: Run, start: Start, prepared: str, 
         ("--synthetic_data=1 --model_export_path=/dev/null/x", "file.unwritable", "/dev/null/x"),
     ],
 )
-def test_user_error_is_one_line_and_status_2(run: Run, tmp_path: Path, words: str, code: str, subject: str) -> None:
+def test_user_error_is_one_line_and_status_2(
+    run: Run, tmp_path: Path, words: str, code: str, subject: str
+) -> None:
     output = run(f"{STEPS} {words} --model_dir={tmp_path}/out", 2)
     (error,) = (line for line in output.splitlines() if line.startswith("mlbert: error:"))
     assert re.fullmatch(rf"mlbert: error: {subject}: .* \[{code}\]", error)
@@ -201,8 +276,13 @@ def test_user_error_is_one_line_and_status_2(run: Run, tmp_path: Path, words: st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_lost_worker_is_named_in_one_line_and_closes_the_log(start: Start, tmp_path: Path, victim: int) -> None:
-    hosts, log = ",".join(f"127.0.0.1:{port}" for port in free_ports(2)), tmp_path / "out/result_0.txt"
+def test_a_lost_worker_is_named_in_one_line_and_closes_the_log(
+    start: Start, tmp_path: Path, victim: int
+) -> None:
+    hosts, log = (
+        ",".join(f"127.0.0.1:{port}" for port in free_ports(2)),
+        tmp_path / "out/result_0.txt",
+    )
     words = f"{NUMBERS} --synthetic_data=1 --num_train_epochs=100000 --distribution_strategy=multi_worker_mirrored"
     words += f" --worker_hosts={hosts} --model_dir={tmp_path}/out"
     workers = [start(f"{words} --task_index={task}") for task in range(2)]
@@ -245,7 +325,9 @@ Additional GRPC error information from remote target /job:worker/replica:0/task:
         (KeyboardInterrupt(), 0, None),
     ],
 )
-def test_errors_of_tensorflow_name_the_lost_worker(error: BaseException, task: int, expected: str | None) -> None:
+def test_errors_of_tensorflow_name_the_lost_worker(
+    error: BaseException, task: int, expected: str | None
+) -> None:
     from tf2_bert.endings import lost_worker
 
     assert lost_worker(error, SimpleNamespace(task=task, count=2, hosts=["a", "b"])) == expected

@@ -95,7 +95,11 @@ SETTINGS = {
         f"{GPU} --eval_schedule=mlperf".replace("760", "440").replace("=19", "=11"),
         "eval_iter_start_samples=150000 eval_iter_samples=150000",
     ),
-    "fixed loss scale": (1, f"{MINIMAL} --dtype=fp16 --loss_scale=128", "loss_scale=128.0 loss_scale_fixed=True"),
+    "fixed loss scale": (
+        1,
+        f"{MINIMAL} --dtype=fp16 --loss_scale=128",
+        "loss_scale=128.0 loss_scale_fixed=True",
+    ),
     "checkpoints and summaries": (
         1,
         f"{MINIMAL} --enable_checkpoint_and_summary --steps_per_loop=50",
@@ -113,8 +117,17 @@ def test_settings_follow_from_the_command_line(resolved: Resolve, case: str) -> 
 
 
 def test_sourced_config_replaces_defaults_and_flags_override_it(resolved: Resolve) -> None:
-    exports = {"CONFIG_FILE": "/system/config_x.sh", "BATCHSIZE": "8", "LR": "0.5", "MAX_STEPS": "77"}
-    exports |= {"MAX_SAMPLES_TERMINATION": "1000", "EVAL_ITER_START_SAMPLES": "100", "EVAL_ITER_SAMPLES": "50"}
+    exports = {
+        "CONFIG_FILE": "/system/config_x.sh",
+        "BATCHSIZE": "8",
+        "LR": "0.5",
+        "MAX_STEPS": "77",
+    }
+    exports |= {
+        "MAX_SAMPLES_TERMINATION": "1000",
+        "EVAL_ITER_START_SAMPLES": "100",
+        "EVAL_ITER_SAMPLES": "50",
+    }
     found = resolved(f"{MINIMAL} --train_batch_size=64", replicas=4, **exports)
     assert values(found, "train_batch_size", "learning_rate", "max_steps") == (16, 0.5, 77)
     assert found.origin["train_batch_size"] == "flag --train_batch_size"
@@ -122,11 +135,19 @@ def test_sourced_config_replaces_defaults_and_flags_override_it(resolved: Resolv
 
 
 def test_our_settings_override_published_defaults(resolved: Resolve) -> None:
-    found = resolved(f"{MINIMAL} --max_steps=7", EVAL_ITER_SAMPLES="50", MAX_SAMPLES_TERMINATION="99", BATCHSIZE="6")
+    found = resolved(
+        f"{MINIMAL} --max_steps=7",
+        EVAL_ITER_SAMPLES="50",
+        MAX_SAMPLES_TERMINATION="99",
+        BATCHSIZE="6",
+    )
     assert values(found, "max_steps", "eval_iter_samples", "max_samples_termination") == (7, 50, 99)
     assert values(found, "train_batch_size", "lr_decay_end") == (6, 3000)
     found = resolved(f"{MINIMAL} --num_train_epochs=2", MAX_STEPS="7")
-    assert (*values(found, "max_steps"), found.origin["max_steps"]) == (2000, "flag --num_train_epochs")
+    assert (*values(found, "max_steps"), found.origin["max_steps"]) == (
+        2000,
+        "flag --num_train_epochs",
+    )
 
 
 @pytest.mark.parametrize("name", ["BATCHSIZE", "STEPS_PER_LOOP"])
@@ -149,7 +170,11 @@ def test_non_numeric_export_is_an_error(resolved: Resolve, name: str) -> None:
         ("--learning_rate=-1", "config.range", "LR (flag --learning_rate)"),
         ("--beta_1=1.5", "config.range", "OPT_LAMB_BETA_1 (flag --beta_1)"),
         ("--dtype=fp64", "config.choice", "PRECISION (flag --dtype)"),
-        ("--distribution_strategy=x", "config.choice", "DISTRIBUTION_STRATEGY (flag --distribution_strategy)"),
+        (
+            "--distribution_strategy=x",
+            "config.choice",
+            "DISTRIBUTION_STRATEGY (flag --distribution_strategy)",
+        ),
         ("--loss_scale=big", "config.value", "LOSS_SCALE (flag --loss_scale)"),
         ("--warmup_steps=0.5", "config.value", "WARMUP_STEPS (flag --warmup_steps)"),
         ("--warmup_steps=inf", "config.value", "WARMUP_STEPS (flag --warmup_steps)"),
@@ -172,7 +197,9 @@ def test_full_disk_is_a_one_line_error(capsys: pytest.CaptureFixture) -> None:
     assert capsys.readouterr().err == f"mlbert: error: /results/curve.png: {problem}\n"
 
 
-def test_config_with_a_setting_of_the_other_framework_is_an_error(resolved: Resolve, tmp_path: Path) -> None:
+def test_config_with_a_setting_of_the_other_framework_is_an_error(
+    resolved: Resolve, tmp_path: Path
+) -> None:
     config = tmp_path / "config_x.sh"
     for name, value in {"SHARDED_OPTIMIZER": "node", "TASK": "mnli"}.items():
         config.write_text(f"export {name}={value}\n")
@@ -181,9 +208,17 @@ def test_config_with_a_setting_of_the_other_framework_is_an_error(resolved: Reso
 
 
 def test_exported_setting_of_the_other_framework_is_a_warning(resolved: Resolve) -> None:
-    found = resolved(MINIMAL, SHARDED_OPTIMIZER="node", TASK="mnli", OPS="auto", OPTIMIZER_IMPLEMENTATION="ops")
-    unread = [warning for warning in found.warnings if "is not read by RECIPE=tensorflow2" in warning]
+    found = resolved(
+        MINIMAL, SHARDED_OPTIMIZER="node", TASK="mnli", OPS="auto", OPTIMIZER_IMPLEMENTATION="ops"
+    )
+    unread = [
+        warning for warning in found.warnings if "is not read by RECIPE=tensorflow2" in warning
+    ]
     assert [warning.split()[0] for warning in unread] == ["SHARDED_OPTIMIZER", "TASK"]
-    assert values(found, "sharded_optimizer", "task", "optimizer_implementation") == ("off", None, "plain")
+    assert values(found, "sharded_optimizer", "task", "optimizer_implementation") == (
+        "off",
+        None,
+        "plain",
+    )
     for flag in ("sharded_optimizer", "task", "ops"):
         assert flag not in absl_flags.FLAGS

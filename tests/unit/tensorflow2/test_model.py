@@ -53,24 +53,32 @@ def pytorch_model(shape: BertConfig) -> BertForPreTraining:
 
 def same_weights(reference: BertForPreTraining, dtype: tf.DType = tf.float32) -> BertPretrainer:
     model = BertPretrainer(reference.config, dtype)
-    model.assign({name: parameter.detach().numpy() for name, parameter in reference.named_parameters()})
+    model.assign(
+        {name: parameter.detach().numpy() for name, parameter in reference.named_parameters()}
+    )
     return model
 
 
 def real_logits(logits: Logits, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
     """Return the logits of real predictions and sequences, in the order of the flat stream."""
-    masked, next_sentence = (weights.reshape(-1) == 1 for weights in (rows.masked_weights, rows.next_sentence_weights))
+    masked, next_sentence = (
+        weights.reshape(-1) == 1 for weights in (rows.masked_weights, rows.next_sentence_weights)
+    )
     return logits.masked.numpy()[masked], logits.next_sentence.numpy()[next_sentence]
 
 
-def loss_and_gradients(model: BertPretrainer, rows: Rows, seed: Any = None) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+def loss_and_gradients(
+    model: BertPretrainer, rows: Rows, seed: Any = None
+) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
     with tf.GradientTape() as tape:
         loss = objective.loss(model(rows, seed), rows, objective.counts(rows))
     parameters = model.parameters()
     return loss, dict(zip(parameters, tape.gradient(loss, list(parameters.values())), strict=True))
 
 
-def assert_near(found: dict[str, tf.Tensor], expected: dict[str, tf.Tensor], tolerance: float) -> None:
+def assert_near(
+    found: dict[str, tf.Tensor], expected: dict[str, tf.Tensor], tolerance: float
+) -> None:
     """Compare relative to the norm, or to 0.01, since the gradient of a key's bias is only rounding errors."""
     for name, gradient in found.items():
         error = tf.norm(gradient - expected[name]) / tf.maximum(tf.norm(expected[name]), 0.01)
@@ -78,28 +86,38 @@ def assert_near(found: dict[str, tf.Tensor], expected: dict[str, tf.Tensor], tol
 
 
 @pytest.mark.parametrize(
-    ("case", "activation"), [(single_case, "gelu_erf"), (packed_case, "gelu_erf"), (packed_case, "gelu")]
+    ("case", "activation"),
+    [(single_case, "gelu_erf"), (packed_case, "gelu_erf"), (packed_case, "gelu")],
 )
 def test_matches_pytorch(case: Callable, activation: str) -> None:
     ragged, packs, rows = case()
     reference = pytorch_model(dataclasses.replace(NO_DROPOUT, hidden_act=activation))
-    model, batch = same_weights(reference), plain_batch(ragged, packs, list(range(len(packs))), rows.input_ids.shape[1])
+    model, batch = (
+        same_weights(reference),
+        plain_batch(ragged, packs, list(range(len(packs))), rows.input_ids.shape[1]),
+    )
 
     expected = reference(batch, None)
     masked, next_sentence = real_logits(model(tensors(rows), None), rows)
     vocabulary = expected.masked.detach().numpy()[:, : SHAPE.vocab_size]
     np.testing.assert_allclose(masked, vocabulary, atol=1e-5, rtol=0)
-    np.testing.assert_allclose(next_sentence, expected.next_sentence.detach().numpy(), atol=1e-5, rtol=0)
+    np.testing.assert_allclose(
+        next_sentence, expected.next_sentence.detach().numpy(), atol=1e-5, rtol=0
+    )
 
     expected_loss = loss_of(reference, batch)
     expected_loss.backward()
     loss, gradients = loss_and_gradients(model, tensors(rows))
-    assert not any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients.values()), "they must be dense"
+    assert not any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients.values()), (
+        "they must be dense"
+    )
     assert float(loss) == pytest.approx(expected_loss.item(), abs=1e-5)
     for name, parameter in reference.named_parameters():
         is_kernel = gradients[name].shape.rank == 2 and not name.endswith("embeddings.weight")
         found = gradients[name].numpy().T if is_kernel else gradients[name].numpy()
-        np.testing.assert_allclose(found, parameter.grad.numpy()[: len(found)], atol=1e-5, rtol=0, err_msg=name)
+        np.testing.assert_allclose(
+            found, parameter.grad.numpy()[: len(found)], atol=1e-5, rtol=0, err_msg=name
+        )
 
 
 @pytest.mark.parametrize("most", [1, 3])
@@ -137,7 +155,8 @@ def test_16_bit_precisions_are_close(case: Callable, dtype: tf.DType, tolerance:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(tf.float32, 1e-5), pytest.param(tf.bfloat16, 0.05, marks=pytest.mark.slow)]
+    ("dtype", "tolerance"),
+    [(tf.float32, 1e-5), pytest.param(tf.bfloat16, 0.05, marks=pytest.mark.slow)],
 )
 def test_xla_matches_eager(dtype: tf.DType, tolerance: float) -> None:
     """One layer: the time of the compiler grows with their number."""
@@ -154,8 +173,12 @@ def test_xla_matches_eager(dtype: tf.DType, tolerance: float) -> None:
 def test_xla_dropout_depends_on_the_seed() -> None:
     rows = tensors(single_case()[2])
     model = same_weights(pytorch_model(dataclasses.replace(SHAPE, num_hidden_layers=1)))
-    compiled = tf.function(lambda seed, *parts: loss_and_gradients(model, Rows(*parts), seed), jit_compile=True)
-    (loss, gradients), (again, same), (other, _) = (compiled(tf.constant(seed), *rows) for seed in (SEED, SEED, (7, 4)))
+    compiled = tf.function(
+        lambda seed, *parts: loss_and_gradients(model, Rows(*parts), seed), jit_compile=True
+    )
+    (loss, gradients), (again, same), (other, _) = (
+        compiled(tf.constant(seed), *rows) for seed in (SEED, SEED, (7, 4))
+    )
     evaluated, _ = loss_and_gradients(model, rows)
     assert len({float(loss), float(again), float(other), float(evaluated)}) == 3
     assert_near(gradients, same, 1e-5)
@@ -163,7 +186,9 @@ def test_xla_dropout_depends_on_the_seed() -> None:
 
 def test_dropout_depends_only_on_its_seed() -> None:
     rows, model = tensors(single_case()[2]), same_weights(pytorch_model(SHAPE))
-    one, again, other = (model(rows, tf.constant(seed)).masked.numpy() for seed in (SEED, SEED, (7, 4)))
+    one, again, other = (
+        model(rows, tf.constant(seed)).masked.numpy() for seed in (SEED, SEED, (7, 4))
+    )
     np.testing.assert_array_equal(one, again)
     assert np.abs(one - other).max() > 0.01
     without = same_weights(pytorch_model(NO_DROPOUT))
@@ -175,12 +200,20 @@ def test_dropout_depends_only_on_its_seed() -> None:
     ("hidden", "attention", "masks"), [(0.1, 0.1, 10), (0.1, 0.0, 7), (0.0, 0.1, 3), (0.0, 0.0, 0)]
 )
 def test_each_dropout_has_its_own_mask(hidden: float, attention: float, masks: int) -> None:
-    shape = dataclasses.replace(SHAPE, hidden_dropout_prob=hidden, attention_probs_dropout_prob=attention)
+    shape = dataclasses.replace(
+        SHAPE, hidden_dropout_prob=hidden, attention_probs_dropout_prob=attention
+    )
     model, rows = BertPretrainer(shape), tensors(single_case()[2])
-    traced = tf.function(lambda seed: model(rows, seed).masked).get_concrete_function(tf.TensorSpec([2], tf.int64))
-    draws = [o for o in traced.graph.get_operations() if o.type.startswith("StatelessRandomUniformV")]
+    traced = tf.function(lambda seed: model(rows, seed).masked).get_concrete_function(
+        tf.TensorSpec([2], tf.int64)
+    )
+    draws = [
+        o for o in traced.graph.get_operations() if o.type.startswith("StatelessRandomUniformV")
+    ]
     assert len(draws) == masks
-    assert len({draw.inputs[1].op.inputs[0].name for draw in draws}) == masks  # the seeds of their keys
+    assert (
+        len({draw.inputs[1].op.inputs[0].name for draw in draws}) == masks
+    )  # the seeds of their keys
     seeds = {tuple(seed.numpy().tolist()) for seed in model._seeds(tf.constant(SEED))}
     assert len(seeds) == 1 + 3 * shape.num_hidden_layers
 
@@ -189,7 +222,9 @@ def test_dropout_preserves_the_expectation() -> None:
     dropped = _dropout(tf.ones([1000, 1000]), 0.1, tf.constant(SEED)).numpy()
     assert sorted(set(dropped.reshape(-1).tolist())) == pytest.approx([0.0, 1 / 0.9])
     for axis in (0, 1):
-        assert np.abs(dropped.mean(axis) - 1).max() < 0.06  # six standard deviations of a mean of 1000
+        assert (
+            np.abs(dropped.mean(axis) - 1).max() < 0.06
+        )  # six standard deviations of a mean of 1000
     assert dropped.mean() == pytest.approx(1.0, abs=0.002)
 
 
@@ -205,8 +240,12 @@ def test_initial_weights_have_the_reference_distribution() -> None:
             assert np.abs(value).max() <= 2 * SHAPE.initializer_range
             assert not np.array_equal(value, other[name])
     large = model["bert.embeddings.word_embeddings.weight"]
-    assert large.std() == pytest.approx(0.88 * SHAPE.initializer_range, rel=0.03)  # of the truncated normal
-    query, key = (model[f"bert.encoder.layer.0.attention.self.{part}.weight"] for part in ("query", "key"))
+    assert large.std() == pytest.approx(
+        0.88 * SHAPE.initializer_range, rel=0.03
+    )  # of the truncated normal
+    query, key = (
+        model[f"bert.encoder.layer.0.attention.self.{part}.weight"] for part in ("query", "key")
+    )
     assert not np.array_equal(query, key)
 
 
@@ -214,7 +253,9 @@ def test_invalid_weights_change_nothing() -> None:
     model, others = BertPretrainer(SHAPE, seed=1), BertPretrainer(SHAPE, seed=2).values()
     before = model.values()
     with user_error("checkpoint.incomplete", "weights"):
-        model.assign({name: value for name, value in others.items() if name != "bert.pooler.dense.bias"})
+        model.assign(
+            {name: value for name, value in others.items() if name != "bert.pooler.dense.bias"}
+        )
     for name, shape in {
         "classifier.weight": (2, 48),
         "bert.encoder.layer.1.output.dense.weight": (96, 48),
@@ -237,7 +278,9 @@ def test_loss_by_hand() -> None:
     assert [float(count) for count in objective.counts(ROWS)] == [2.0, 2.0]
     own = float(objective.loss(LOGITS, ROWS, objective.counts(ROWS)))
     assert own == pytest.approx(HALF / (2 + 1e-5) + (1000 + HALF) / 2, rel=1e-6)
-    given = float(objective.loss(LOGITS, ROWS, objective.Counts(tf.constant(4.0), tf.constant(5.0))))
+    given = float(
+        objective.loss(LOGITS, ROWS, objective.Counts(tf.constant(4.0), tf.constant(5.0)))
+    )
     assert given == pytest.approx(HALF / (4 + 1e-5) + (1000 + HALF) / 5, rel=1e-6)
 
 
@@ -246,7 +289,12 @@ def test_sums_and_metrics_by_hand() -> None:
     assert all(value.dtype == tf.float32 and value.shape == () for value in found)
     # With equal logits, the first one is the answer.
     np.testing.assert_allclose(found, objective.Sums(1, 2, HALF, 1, 2, 1000 + HALF), rtol=1e-6)
-    expected = {"mlm_accuracy": 0.5, "loss": HALF / 2, "nsp_accuracy": 0.5, "nsp_loss": (1000 + HALF) / 2}
+    expected = {
+        "mlm_accuracy": 0.5,
+        "loss": HALF / 2,
+        "nsp_accuracy": 0.5,
+        "nsp_loss": (1000 + HALF) / 2,
+    }
     assert objective.metrics(found) == pytest.approx(expected, rel=1e-6)
 
 

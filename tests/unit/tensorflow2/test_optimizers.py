@@ -46,7 +46,9 @@ def after(scale: LossScale, finite: Sequence[bool]) -> list[float]:
     return found
 
 
-def apply(optimizer: Optimizer, found: Sequence[np.ndarray], lr: float, finite: tf.Tensor = YES) -> None:
+def apply(
+    optimizer: Optimizer, found: Sequence[np.ndarray], lr: float, finite: tf.Tensor = YES
+) -> None:
     optimizer.apply([tf.convert_to_tensor(gradient) for gradient in found], tf.constant(lr), finite)
 
 
@@ -54,17 +56,26 @@ def apply(optimizer: Optimizer, found: Sequence[np.ndarray], lr: float, finite: 
     ("config", "compiled", "lr", "numbers"),
     [
         ("lamb_default", False, 0.002, {}),
-        ("lamb_mlperf8k", True, 0.00288293, {"beta_1": 0.88, "beta_2": 0.88, "weight_decay_rate": 0.0166629}),
+        (
+            "lamb_mlperf8k",
+            True,
+            0.00288293,
+            {"beta_1": 0.88, "beta_2": 0.88, "weight_decay_rate": 0.0166629},
+        ),
     ],
 )
-def test_lamb_follows_google(config: str, compiled: bool, lr: float, numbers: dict[str, float]) -> None:
+def test_lamb_follows_google(
+    config: str, compiled: bool, lr: float, numbers: dict[str, float]
+) -> None:
     expected = np.load(ASSETS / "tf2_trajectories.npz")
     parameters = start()
     optimizer = Lamb(parameters, **NUMBERS | numbers, compiled=compiled)
     for update in range(10):
         apply(optimizer, gradients(update), lr)
         for name, weight in parameters.items():
-            np.testing.assert_allclose(weight.numpy(), expected[f"{config}/w/{name}"][update], rtol=0, atol=1e-6)
+            np.testing.assert_allclose(
+                weight.numpy(), expected[f"{config}/w/{name}"][update], rtol=0, atol=1e-6
+            )
     assert int(optimizer.iterations) == 10
 
 
@@ -72,7 +83,9 @@ def test_adamw_matches_keras() -> None:
     """Epsilon is large enough to show where it is added."""
     numbers = {"beta_1": 0.9, "beta_2": 0.98, "epsilon": 1e-3}
     parameters = start()
-    peers = [tf.Variable(weight, name=name.replace("|", "_")) for name, weight in parameters.items()]
+    peers = [
+        tf.Variable(weight, name=name.replace("|", "_")) for name, weight in parameters.items()
+    ]
     keras = tf.keras.optimizers.AdamW(learning_rate=0.01, weight_decay=0.1, **numbers)
     keras.exclude_from_weight_decay(var_names=["LayerNorm", "bias"])
     optimizer = AdamWeightDecay(parameters, **numbers, weight_decay_rate=0.1)
@@ -107,10 +120,20 @@ def test_logged_hyperparameters_match_pytorch(ours: type[Optimizer], theirs: typ
 
 
 def test_settings_select_the_optimizer() -> None:
-    made = make_optimizer(settings(optimizer="lamb", max_grad_norm=0.5)[OptimizerConfig], {}, compiled=False)
+    made = make_optimizer(
+        settings(optimizer="lamb", max_grad_norm=0.5)[OptimizerConfig], {}, compiled=False
+    )
     assert type(made) is Lamb
-    assert (tuple(made.betas), made.eps, made.weight_decay, made.max_grad_norm) == ((0.9, 0.999), 1e-6, 0.01, 0.5)
-    assert type(make_optimizer(settings(optimizer="adamw")[OptimizerConfig], {}, compiled=False)) is AdamWeightDecay
+    assert (tuple(made.betas), made.eps, made.weight_decay, made.max_grad_norm) == (
+        (0.9, 0.999),
+        1e-6,
+        0.01,
+        0.5,
+    )
+    assert (
+        type(make_optimizer(settings(optimizer="adamw")[OptimizerConfig], {}, compiled=False))
+        is AdamWeightDecay
+    )
     with user_error("config.choice", "OPTIMIZER"):
         make_optimizer(settings(optimizer="madgrad")[OptimizerConfig], {}, compiled=False)
 

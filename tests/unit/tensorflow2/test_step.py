@@ -17,7 +17,14 @@ tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the 
 from tf2_bert.rows import Rows
 from unit.tensorflow2.cases import NO_DROPOUT, packed_case
 from unit.tensorflow2.processes import assert_success, start
-from unit.tensorflow2.strategies_program import RATES, Trained, dummy_rows, settings, small_shape, train_all
+from unit.tensorflow2.strategies_program import (
+    RATES,
+    Trained,
+    dummy_rows,
+    settings,
+    small_shape,
+    train_all,
+)
 
 WEIGHTS = "bert.encoder.layer.0.output.dense.weight"
 
@@ -61,7 +68,9 @@ def test_accumulation_changes_nothing_without_clipping() -> None:
     whole, parts = trained(), trained(gradient_accumulation_steps=2)
     losses = [run(one, some_steps()).losses for one in (whole, parts)]
     np.testing.assert_allclose(*losses, atol=1e-5)
-    for one, other in zip(whole.model.values().values(), parts.model.values().values(), strict=True):
+    for one, other in zip(
+        whole.model.values().values(), parts.model.values().values(), strict=True
+    ):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
 
 
@@ -79,7 +88,12 @@ def test_work_of_a_step_is_that_of_its_sequences() -> None:
     found = run(trained(shape=NO_DROPOUT), [rows])
     lengths = np.asarray(ragged.lengths, np.int64)
     counted = np.concatenate([found.tokens, found.squared_lengths, found.masked, found.sequences])
-    assert counted.tolist() == [lengths.sum(), (lengths**2).sum(), len(ragged.masked_positions), len(ragged)]
+    assert counted.tolist() == [
+        lengths.sum(),
+        (lengths**2).sum(),
+        len(ragged.masked_positions),
+        len(ragged),
+    ]
 
 
 @pytest.mark.slow
@@ -118,7 +132,9 @@ def gradient_of_update(**changes: object) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("how", [{"gradient_clipping": "after"}, {"explicit_allreduce": 1}])
 def test_clipping_after_scales_the_full_gradient(how: dict[str, object]) -> None:
     exact, (norm,) = gradient_of_update(gradient_accumulation_steps=2)
-    clipped, (same_norm,) = gradient_of_update(gradient_accumulation_steps=2, max_grad_norm=0.01, **how)
+    clipped, (same_norm,) = gradient_of_update(
+        gradient_accumulation_steps=2, max_grad_norm=0.01, **how
+    )
     assert same_norm == pytest.approx(norm, rel=1e-6)
     np.testing.assert_allclose(clipped, exact * (0.01 / norm), rtol=1e-2, atol=1e-8)
 
@@ -153,7 +169,10 @@ def test_float16_skips_an_overflow_and_halves_the_scale(explicit: int) -> None:
 
 @pytest.mark.parametrize(("precision", "explicit"), [("fp16", 0), ("fp16", 1), ("bf16", 0)])
 def test_16_bit_training_is_close_to_float32(precision: str, explicit: int) -> None:
-    one, exact = trained(precision=precision, loss_scale=1024, explicit_allreduce=explicit), trained()
+    one, exact = (
+        trained(precision=precision, loss_scale=1024, explicit_allreduce=explicit),
+        trained(),
+    )
     steps = some_steps()
     found, expected = run(one, steps), run(exact, steps)
     np.testing.assert_allclose(found.losses, expected.losses, rtol=5e-3)
@@ -171,7 +190,11 @@ def test_step_without_predictions_or_sequences_is_skipped() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [pytest.param({"precision": "fp16"}, marks=pytest.mark.slow), {"gradient_accumulation_steps": 2}]
+    "changes",
+    [
+        pytest.param({"precision": "fp16"}, marks=pytest.mark.slow),
+        {"gradient_accumulation_steps": 2},
+    ],
 )
 def test_warm_up_changes_nothing(changes: dict[str, object]) -> None:
     one = trained(0.1, run_eagerly=0, **changes)
@@ -184,27 +207,47 @@ def test_warm_up_changes_nothing(changes: dict[str, object]) -> None:
 FOUR = {"four": {"devices": 4}}
 ONE = {
     "one": {"devices": 1},
-    "one_device": {"devices": 1, "config": {"distribution_strategy": "one_device", "run_eagerly": 1}},
+    "one_device": {
+        "devices": 1,
+        "config": {"distribution_strategy": "one_device", "run_eagerly": 1},
+    },
     "off": {"devices": 1, "config": {"distribution_strategy": "off", "run_eagerly": 1}},
 }
 TWO = {
     "two": {"devices": 2},
-    "two, accumulated and compiled": {"devices": 2, "config": {"gradient_accumulation_steps": 2, "enable_xla": 1}},
-    "two, summed first": {"devices": 2, "config": {"explicit_allreduce": 1, "allreduce_bytes_per_pack": 4096}},
+    "two, accumulated and compiled": {
+        "devices": 2,
+        "config": {"gradient_accumulation_steps": 2, "enable_xla": 1},
+    },
+    "two, summed first": {
+        "devices": 2,
+        "config": {"explicit_allreduce": 1, "allreduce_bytes_per_pack": 4096},
+    },
 }
-ALIKE = {f"{count}, alike": {"devices": count, "alike": 0.1, "config": {"run_eagerly": 1}} for count in (1, 2)}
+ALIKE = {
+    f"{count}, alike": {"devices": count, "alike": 0.1, "config": {"run_eagerly": 1}}
+    for count in (1, 2)
+}
 
 
 @pytest.fixture(scope="module")
 def mirrored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     folder, groups = tmp_path_factory.mktemp("replicas"), {1: ONE, 2: TWO | ALIKE, 4: FOUR}
-    assert_success(*(start(train_all, folder, *group, folder / f"{group[0]}.json") for group in groups.items()))
-    return {name: case for path in folder.glob("*.json") for name, case in json.loads(path.read_text()).items()}
+    assert_success(
+        *(start(train_all, folder, *group, folder / f"{group[0]}.json") for group in groups.items())
+    )
+    return {
+        name: case
+        for path in folder.glob("*.json")
+        for name, case in json.loads(path.read_text()).items()
+    }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*ONE, *TWO, *FOUR][1:])
-def test_training_is_independent_of_the_split(mirrored: dict[str, dict[str, Any]], name: str) -> None:
+def test_training_is_independent_of_the_split(
+    mirrored: dict[str, dict[str, Any]], name: str
+) -> None:
     """Replicas and micro-batches have different numbers of predictions and sequences."""
     found, expected = mirrored[name], mirrored["one"]
     assert found["replicas"] == (ONE | TWO | FOUR)[name]["devices"]

@@ -15,7 +15,15 @@ from mlbert.data.formats.padded import NAMES
 from mlbert.data.formats.tfrecord import read_widths, write_examples
 from mlbert.data.formats.tfrecord_plain import Widths
 from mlbert.data.prepare.tfrecords import TfrecordFolder
-from stored_sets import MAX_PREDICTIONS, VOCAB_SIZE, flip, make_rows, names, random_lengths, same_sequences
+from stored_sets import (
+    MAX_PREDICTIONS,
+    VOCAB_SIZE,
+    flip,
+    make_rows,
+    names,
+    random_lengths,
+    same_sequences,
+)
 from tf2_bert.tfrecords import Files, TFRecordEvaluation, TFRecordTraining, match_files
 from tfrecord_examples import SIMPLE_ROW, example, frame, odd_examples, simple_lists
 from unit.tensorflow2.cases import assert_evaluated_once, batches, context, joined, read_error
@@ -31,7 +39,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("records")
     rows = make_rows(random_lengths(COUNT))
     for index, chosen in enumerate(np.split(np.arange(COUNT), [20, 75, 120, 160])):
-        write_examples(folder / f"part-0000{index}-of-00005", rows.take(chosen), LONGEST, MAX_PREDICTIONS)
+        write_examples(
+            folder / f"part-0000{index}-of-00005", rows.take(chosen), LONGEST, MAX_PREDICTIONS
+        )
     return folder
 
 
@@ -40,11 +50,15 @@ def matched(patterns: Any, tokens: int | None = None, predictions: int | None = 
     paths = map(Path, sorted(glob.glob(str(patterns))))
     first = next((path for path in paths if path.is_file() and path.stat().st_size > 16), None)
     own = read_widths(first, skip_bad=True) if first and tokens is None else WIDTHS
-    return match_files(str(patterns), "INPUT_FILES", Widths(tokens or own[0], predictions or own[1]))
+    return match_files(
+        str(patterns), "INPUT_FILES", Widths(tokens or own[0], predictions or own[1])
+    )
 
 
 def training(files: Files, rows: int = 8, seed: int = 3, **options: Any) -> TFRecordTraining:
-    return TFRecordTraining(files, rows, **{"seed": seed, "deterministic": True, "vocab_size": VOCAB_SIZE, **options})
+    return TFRecordTraining(
+        files, rows, **{"seed": seed, "deterministic": True, "vocab_size": VOCAB_SIZE, **options}
+    )
 
 
 def test_files_have_the_identity_of_the_store(folder: Path) -> None:
@@ -70,14 +84,18 @@ def test_files_must_match_their_manifest(tmp_path: Path) -> None:
     with user_error("data.incomplete", file):
         matched(tmp_path / "part-*")
     file.write_bytes(whole[::-1])
-    assert [one.path for one in matched(tmp_path / "part-00001*", *files.widths).sums if one.problem()] == [file]
+    assert [
+        one.path for one in matched(tmp_path / "part-00001*", *files.widths).sums if one.problem()
+    ] == [file]
     file.unlink()
     with user_error("data.incomplete", tmp_path):
         matched(tmp_path / "part-*")
 
 
 @pytest.mark.parametrize(("hosts", "replicas", "count"), [(1, 3, 50), (2, 4, None)])
-def test_evaluation_uses_the_first_samples_once(folder: Path, hosts: int, replicas: int, count: int | None) -> None:
+def test_evaluation_uses_the_first_samples_once(
+    folder: Path, hosts: int, replicas: int, count: int | None
+) -> None:
     data = TFRecordEvaluation(matched(folder / "part-*"), 4, count, vocab_size=VOCAB_SIZE)
     data.open()
     assert data.shape.tokens == LONGEST
@@ -95,7 +113,9 @@ def test_training_uses_all_sequences(folder: Path) -> None:
 
 def test_files_are_divided_among_hosts(folder: Path) -> None:
     data = training(matched(folder / "part-*"))
-    parts = [set(names(joined(batches(data.pipeline(context(2, 2, host)), 150)))) for host in range(2)]
+    parts = [
+        set(names(joined(batches(data.pipeline(context(2, 2, host)), 150)))) for host in range(2)
+    ]
     assert not parts[0] & parts[1]
     assert parts[0] | parts[1] == set(names(open_store(folder).gather(np.arange(COUNT))))
     with user_error("data.too-small", folder / "part-*"):
@@ -121,11 +141,18 @@ def test_padding_values_are_ignored(tmp_path: Path) -> None:
     """Slots without a token or prediction are ignored, as in the store."""
     odd = odd_examples()
     (one := tmp_path / "one").mkdir()
-    chosen = ("weights in other places", "padding that is not zero", "other order", "an unknown feature")
+    chosen = (
+        "weights in other places",
+        "padding that is not zero",
+        "other order",
+        "an unknown feature",
+    )
     (one / "part-0").write_bytes(frame(*(odd[name] for name in chosen)))
     data = TFRecordEvaluation(matched(one / "part-0"), 4, None, vocab_size=65_536)
     data.open()
-    assert same_sequences(joined(batches(data.pipeline(context()))), open_store(one).gather(np.arange(4)))
+    assert same_sequences(
+        joined(batches(data.pipeline(context()))), open_store(one).gather(np.arange(4))
+    )
 
 
 def test_damage_is_reported_with_its_file(folder: Path, tmp_path: Path) -> None:
@@ -140,10 +167,15 @@ def test_damage_is_reported_with_its_file(folder: Path, tmp_path: Path) -> None:
         damage(bad)
         error = read_error(training(files))
         assert (error.code, error.subject) == (code, str(bad))
-        with user_error(code, bad, wording=name != "gone"):  # this message includes TensorFlow's text
+        with user_error(
+            code, bad, wording=name != "gone"
+        ):  # this message includes TensorFlow's text
             TFRecordEvaluation(files, 4, None, vocab_size=VOCAB_SIZE).open()
     kinds = (tf.errors.InvalidArgumentError, tf.errors.ResourceExhaustedError)
-    for unrelated in (ValueError("x"), *(kind(None, None, "shapes do not match") for kind in kinds)):
+    for unrelated in (
+        ValueError("x"),
+        *(kind(None, None, "shapes do not match") for kind in kinds),
+    ):
         assert training(matched(folder / "part-*")).translate_error(unrelated) is None
 
 
@@ -152,7 +184,11 @@ def test_bad_records_are_errors(folder: Path, tmp_path: Path) -> None:
     good = frame(example(lists))
     for name, bad, reason in (
         ("other widths", {**lists, "input_ids": [101, *lists["input_ids"]]}, ""),
-        ("no feature", {key: values for key, values in lists.items() if key != "masked_lm_ids"}, ""),
+        (
+            "no feature",
+            {key: values for key, values in lists.items() if key != "masked_lm_ids"},
+            "",
+        ),
         ("position", {**lists, "masked_lm_positions": [1, 8, 0]}, " has masked_lm_positions "),
         ("weight", {**lists, "masked_lm_weights": [1.0, 0.5, 0.0]}, " has masked_lm_weights "),
         ("label", {**lists, "next_sentence_labels": [2]}, " has next_sentence_labels "),
@@ -173,7 +209,9 @@ def test_invalid_file_patterns_are_errors(folder: Path, tmp_path: Path) -> None:
         ("data.empty", tmp_path / "empty", tmp_path / "empty"),
         ("file.unreadable", "nowhere://bucket/x", "nowhere://bucket/x"),
     ):
-        with user_error(code, subject, wording=code != "file.unreadable"):  # this message includes TensorFlow's text
+        with user_error(
+            code, subject, wording=code != "file.unreadable"
+        ):  # this message includes TensorFlow's text
             matched(patterns)
 
 
@@ -192,7 +230,13 @@ def test_records_are_not_read_before_open(folder: Path, tmp_path: Path) -> None:
 def test_protocol_buffers_read_odd_encodings_as_we_do() -> None:
     for name, content in odd_examples().items():
         found = tf.train.Example.FromString(content).features.feature
-        lists = {key: np.array(found[key].int64_list.value or found[key].float_list.value) for key in NAMES}
+        lists = {
+            key: np.array(found[key].int64_list.value or found[key].float_list.value)
+            for key in NAMES
+        }
         length, chosen = lists["input_mask"].sum(), lists["masked_lm_weights"] > 0
         masked = (lists[key][chosen].tolist() for key in ("masked_lm_positions", "masked_lm_ids"))
-        assert (lists["input_ids"][:length].tolist(), *masked) == (SIMPLE_ROW[0], *SIMPLE_ROW[3:]), name
+        assert (lists["input_ids"][:length].tolist(), *masked) == (
+            SIMPLE_ROW[0],
+            *SIMPLE_ROW[3:],
+        ), name

@@ -74,7 +74,9 @@ def edit(**changes):
 
     def change(file):
         changed = {**json.loads(file.read_text()), **changes}
-        file.write_text(json.dumps({name: value for name, value in changed.items() if value is not None}))
+        file.write_text(
+            json.dumps({name: value for name, value in changed.items() if value is not None})
+        )
 
     return change
 
@@ -90,7 +92,10 @@ DAMAGES = {
     "not finite": (STATE, edit(state={"step": float("nan")})),
     "a list": (STATE, lambda file: file.write_text(f"[{file.read_text()}]")),
     "another step": (STATE, edit(step=7)),
-    **{f"no {name}": (STATE, edit(**{name: None})) for name in ("state", "identity", "record_sha256")},
+    **{
+        f"no {name}": (STATE, edit(**{name: None}))
+        for name in ("state", "identity", "record_sha256")
+    },
 }
 
 
@@ -107,10 +112,14 @@ def test_damaged_newest_falls_back_with_a_warning(tmp_path, name, damage):
 def snapshots(checkpoints, numel=1000):
     """Return `Snapshots` of a LAMB optimizer, the run's progress, and the weights."""
     flat = FlatParameters([("w", nn.Parameter(torch.zeros(numel)))])
-    optimizer = unsharded(Lamb, flat, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.01, max_grad_norm=None)
+    optimizer = unsharded(
+        Lamb, flat, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.01, max_grad_norm=None
+    )
     model = SimpleNamespace(derived_state=dict, load_derived_state=lambda state: None)
     source = SimpleNamespace(load_state_dict=lambda state: None)
-    method = SimpleNamespace(optimizer=optimizer, flat=flat, model=model, loss_scale=None, source=source)
+    method = SimpleNamespace(
+        optimizer=optimizer, flat=flat, model=model, loss_scale=None, source=source
+    )
     state = TrainState()
     return Snapshots(checkpoints, method, state, 1, World()), state, flat.data
 
@@ -146,7 +155,9 @@ def test_saving_reuses_its_memory(tmp_path):
     run.prepare()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     run.save({})
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 10_000, "the 120 MB are 29,297 pages"
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 10_000, (
+        "the 120 MB are 29,297 pages"
+    )
     run.wait()
 
 
@@ -171,7 +182,10 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
             calls = iter(range(stage))
 
             def kill(event, arguments, calls=calls):
-                if event in ("open", "os.mkdir", "os.rename", "os.rmdir", "os.remove") and next(calls, None) is None:
+                if (
+                    event in ("open", "os.mkdir", "os.rename", "os.rmdir", "os.remove")
+                    and next(calls, None) is None
+                ):
                     os.kill(os.getpid(), signal.SIGKILL)
 
             sys.addaudithook(kill)
@@ -206,9 +220,15 @@ def test_the_resumed_run_ends_as_the_whole_one_and_has_its_settings(tmp_path, ca
     shutil.copytree(ASSET / "step_00000004", resumed / "run_0/checkpoints/step_00000004")
     assert run_train(tmp_path, "resumed", **settings, resume=1, opt_lamb_beta_1=0.8) == 2
     assert_error_line(capsys.readouterr().err, "run.other-settings", "step_00000004")
-    assert run_train(tmp_path, "whole", **settings) == run_train(tmp_path, "resumed", **settings, resume=1) == 0
+    assert (
+        run_train(tmp_path, "whole", **settings)
+        == run_train(tmp_path, "resumed", **settings, resume=1)
+        == 0
+    )
     assert read_summary(whole)["steps"] == read_summary(resumed)["steps"] == 8
-    expected, found = (load_file(folder / "run_0/weights/model.safetensors") for folder in (whole, resumed))
+    expected, found = (
+        load_file(folder / "run_0/weights/model.safetensors") for folder in (whole, resumed)
+    )
     assert found.keys() == expected.keys()
     for name, tensor in found.items():
         assert tensor.numpy() == pytest.approx(expected[name].numpy(), abs=1e-5), name

@@ -30,7 +30,10 @@ def same_ops(restore_selection):
 
 @pytest.fixture
 def batches() -> list[HostBatch]:
-    return [made_up_batches(packs, seed, SHAPE.vocab_size, 32)[0] for packs, seed in ((11, 4), (5, 5), (1, 1))]
+    return [
+        made_up_batches(packs, seed, SHAPE.vocab_size, 32)[0]
+        for packs, seed in ((11, 4), (5, 5), (1, 1))
+    ]
 
 
 def model_of(seed: int, products: Products | None = None) -> BertForPreTraining:
@@ -48,7 +51,9 @@ def test_each_masked_token_counts_once(batches):
     torch.nn.init.normal_(model.cls.predictions.bias, std=3.0)
     with torch.no_grad():
         sums = sum(OBJECTIVE.sums(model, batch.to("cpu")) for batch in batches)
-    assert metrics(model, batches) == pytest.approx(OBJECTIVE.metrics(sums.tolist(), None), rel=1e-6)
+    assert metrics(model, batches) == pytest.approx(
+        OBJECTIVE.metrics(sums.tolist(), None), rel=1e-6
+    )
     assert model.training
 
 
@@ -76,7 +81,9 @@ def test_a_graph_reads_the_fp8_copies_of_the_present_weights(batches):
         model.end_step(lambda amax: amax)
     capture = RecordedGraph()
     # One batch is over the only budget.
-    evaluator = Evaluator(graphed, OBJECTIVE, batches, World(), capture, [StaticShape.over(batches[1:])])
+    evaluator = Evaluator(
+        graphed, OBJECTIVE, batches, World(), capture, [StaticShape.over(batches[1:])]
+    )
     evaluator.record()
     assert capture.num_operations > 20
     assert graphed.is_calibrated
@@ -101,7 +108,12 @@ def test_the_result_is_of_the_weights_at_the_beginning(batches):
 
 def test_a_further_step_is_read_before_the_result_of_an_evaluation(tmp_path, monkeypatch):
     events = []
-    for owner, name in ((BatchReader, "read_ahead"), (Evaluator, "begin"), (Evaluation, "result"), (Snapshots, "save")):
+    for owner, name in (
+        (BatchReader, "read_ahead"),
+        (Evaluator, "begin"),
+        (Evaluation, "result"),
+        (Snapshots, "save"),
+    ):
         original = getattr(owner, name)
 
         def call(*args, name=name, original=original):
@@ -109,6 +121,21 @@ def test_a_further_step_is_read_before_the_result_of_an_evaluation(tmp_path, mon
             return original(*args)
 
         monkeypatch.setattr(owner, name, call)
-    settings = {"max_steps": 3, "eval_iter_start_samples": 1, "eval_iter_samples": 1, "save_checkpoint_steps": 2}
+    settings = {
+        "max_steps": 3,
+        "eval_iter_start_samples": 1,
+        "eval_iter_samples": 1,
+        "save_checkpoint_steps": 2,
+    }
     run(tmp_path, ops="plain", **settings)
-    assert events == ["begin", "read_ahead", "result", "begin", "read_ahead", "result", "save", "begin", "result"]
+    assert events == [
+        "begin",
+        "read_ahead",
+        "result",
+        "begin",
+        "read_ahead",
+        "result",
+        "save",
+        "begin",
+        "result",
+    ]

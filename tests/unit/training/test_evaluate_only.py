@@ -21,7 +21,10 @@ from training_settings import run as run_train
 
 @pytest.fixture
 def shape(prepared_data):
-    values = {"vocab_size": describe(prepared_data / "eval").vocab_size, "max_position_embeddings": 32}
+    values = {
+        "vocab_size": describe(prepared_data / "eval").vocab_size,
+        "max_position_embeddings": 32,
+    }
     return BertConfig(**{**SHAPE, **values})
 
 
@@ -41,7 +44,10 @@ def start(tmp_path, shape, prepared_data):
 @pytest.fixture
 def run(tmp_path, capsys, prepared_data, shape):
     def run(**changes):
-        sizes = {"vocab_size": shape.vocab_size, "max_position_embeddings": shape.max_position_embeddings}
+        sizes = {
+            "vocab_size": shape.vocab_size,
+            "max_position_embeddings": shape.max_position_embeddings,
+        }
         settings = {"synthetic_data": 0, "input_dir": tmp_path / "no-training-set", "shape": sizes}
         settings |= {"eval_dir": prepared_data / "eval", "num_eval_examples": 64, **changes}
         return run_train(tmp_path, "out", "--evaluate-only", **settings), *capsys.readouterr()
@@ -49,7 +55,9 @@ def run(tmp_path, capsys, prepared_data, shape):
     return run
 
 
-def test_prints_what_the_evaluator_finds_and_writes_nothing(tmp_path, run, start, shape, prepared_data):
+def test_prints_what_the_evaluator_finds_and_writes_nothing(
+    tmp_path, run, start, shape, prepared_data
+):
     code, out, _ = run(init_checkpoint=start)
     assert code == 0
     model = BertForPreTraining(shape)
@@ -58,8 +66,12 @@ def test_prints_what_the_evaluator_finds_and_writes_nothing(tmp_path, run, start
     samples.open()
     metrics = evaluate(model, PreTraining("step"), samples, World.identify({}))
     assert 0 < metrics["mlm_accuracy"] < 1
-    printed = re.search(r"initial mlm_accuracy (\d\.\d{5}), loss (\d+\.\d{5}), 64 samples", out).groups()
-    assert tuple(map(float, printed)) == pytest.approx((metrics["mlm_accuracy"], metrics["loss"]), abs=1e-5)
+    printed = re.search(
+        r"initial mlm_accuracy (\d\.\d{5}), loss (\d+\.\d{5}), 64 samples", out
+    ).groups()
+    assert tuple(map(float, printed)) == pytest.approx(
+        (metrics["mlm_accuracy"], metrics["loss"]), abs=1e-5
+    )
     assert "0.34085" in out, "the benchmark's number"
     assert "evaluating: 64 samples" in out, "its progress reached the end"
     assert not (tmp_path / "out").exists()

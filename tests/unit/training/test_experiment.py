@@ -66,22 +66,41 @@ def finished(tmp_path_factory):
 def test_a_run_leaves_everything_behind(finished):
     folder = finished / "run_0"
     files = {"settings.txt", "config.json", "metrics.jsonl", "curve.png", "summary.json"}
-    assert {path.name for path in folder.iterdir()} == files | {"checkpoints", "weights", "huggingface"}
+    assert {path.name for path in folder.iterdir()} == files | {
+        "checkpoints",
+        "weights",
+        "huggingface",
+    }
     assert [line["step"] for line in read_metrics(finished)] == list(range(1, 13))
-    assert json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["kind"] == "evaluation"
+    assert (
+        json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["kind"] == "evaluation"
+    )
     summary = read_summary(finished)
     assert (summary["status"], summary["steps"]) == ("aborted", 12)
     assert 0 < summary["share_of_gemm_peak"] < 1
     assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
-    assert (config_of(finished)["config"]["learning_rate"], config_of(finished)["seed"]) == (0.01, 5)
+    assert (config_of(finished)["config"]["learning_rate"], config_of(finished)["seed"]) == (
+        0.01,
+        5,
+    )
     modes = {path.stat().st_mode & 0o777 for path in finished.rglob("*") if path.is_file()}
-    assert modes == {(folder / "config.json").stat().st_mode & 0o777}, "weights are readable like any file"
+    assert modes == {(folder / "config.json").stat().st_mode & 0o777}, (
+        "weights are readable like any file"
+    )
 
 
 def test_the_log_has_the_events_in_order(finished):
     log = events(finished / "result_0.txt")
     keys = [event["key"] for event in log]
-    order = ["cache_clear", "init_start", "seed", "global_batch_size", "init_stop", "run_start", "epoch_start"]
+    order = [
+        "cache_clear",
+        "init_start",
+        "seed",
+        "global_batch_size",
+        "init_stop",
+        "run_start",
+        "epoch_start",
+    ]
     order += ["block_start", "eval_start", "eval_stop", "eval_accuracy", "block_stop", "epoch_stop"]
     order += ["train_samples", "eval_samples", "run_stop"]
     assert [key for key in keys if key in order] == order
@@ -89,14 +108,22 @@ def test_the_log_has_the_events_in_order(finished):
     assert values["global_batch_size"] == 6
     assert values["opt_epsilon"] == values["opt_lamb_epsilon"] == 1e-6
     assert (values["steps"], values["skipped_steps"], values["max_steps"]) == (12, 0, 12)
-    assert (values["max_sequence_length"], values["threads_per_rank"], values["gpus"]) == (64, 1, {})
+    assert (values["max_sequence_length"], values["threads_per_rank"], values["gpus"]) == (
+        64,
+        1,
+        {},
+    )
     assert values["starting_weights"] == values["starting_weights_sha256"] == "none"
     assert (values["nodes"], len(values["hosts"])) == (1, 1)
     assert set(values["native_libraries"]) >= {"ops"}
     assert all(len(digest) == 64 for digest in values["native_libraries"].values())
     summary = read_summary(finished)
-    assert {key: values[key] for key in ("steps", "skipped_steps", "tokens")}.items() <= summary.items()
-    assert summary["sequences_per_pack"] == pytest.approx(values["train_samples"] / (12 * 4), abs=1e-4)
+    assert {
+        key: values[key] for key in ("steps", "skipped_steps", "tokens")
+    }.items() <= summary.items()
+    assert summary["sequences_per_pack"] == pytest.approx(
+        values["train_samples"] / (12 * 4), abs=1e-4
+    )
     record = config_of(finished)
     logged = {name: values["configuration"][row.env] for name, row in settings_by_key().items()}
     assert record["config"] == {name: setting["value"] for name, setting in logged.items()}
@@ -119,7 +146,9 @@ def undisturbed(tmp_path_factory):
 
 def test_killed_and_resumed_ends_with_the_same_weights(tmp_path, undisturbed):
     at = random.randrange(3, 20)
-    interrupted_runs.train(tmp_path, "out", signal.SIGKILL, at, max_steps=STEPS, save_checkpoint_steps=1, log_freq=1)
+    interrupted_runs.train(
+        tmp_path, "out", signal.SIGKILL, at, max_steps=STEPS, save_checkpoint_steps=1, log_freq=1
+    )
     assert not (tmp_path / "out/run_0/summary.json").exists()
     assert run(tmp_path, max_steps=STEPS) == 2, "an unfinished run is not overwritten"
     assert run(tmp_path, max_steps=STEPS, resume=1) == 1
@@ -133,12 +162,17 @@ def test_killed_and_resumed_ends_with_the_same_weights(tmp_path, undisturbed):
 def test_a_warned_run_leaves_a_checkpoint_and_continues_exactly(tmp_path, undisturbed, capsys):
     """SIGUSR1: the step is finished and a checkpoint written, although none is configured."""
     options = {"max_steps": STEPS, "save_checkpoint_steps": 0}
-    assert interrupted_runs.train(tmp_path, "out", signal.SIGUSR1, 3, **options) == 128 + signal.SIGUSR1
+    assert (
+        interrupted_runs.train(tmp_path, "out", signal.SIGUSR1, 3, **options)
+        == 128 + signal.SIGUSR1
+    )
     assert '"reason": "SIGUSR1", "status": "aborted"' in (tmp_path / "out/result_0.txt").read_text()
     (checkpoint,) = (tmp_path / "out/run_0/checkpoints").glob("step_*")
     assert not (tmp_path / "out/run_0/summary.json").exists()
     assert run(tmp_path, max_steps=STEPS, resume=1) == 1
-    assert f"resumed at step {int(checkpoint.name.removeprefix('step_'))}" in capsys.readouterr().out
+    assert (
+        f"resumed at step {int(checkpoint.name.removeprefix('step_'))}" in capsys.readouterr().out
+    )
     assert weights(tmp_path / "out") == weights(undisturbed)
 
 
@@ -155,7 +189,12 @@ def test_the_clock_stops_before_the_last_checkpoint_is_written(tmp_path, monkeyp
 
 
 def test_a_log_that_fills_the_disk_fails_the_run(tmp_path, capsys):
-    settings = {"max_steps": 400, "eval_iter_start_samples": 1, "eval_iter_samples": 1, "num_eval_examples": 4}
+    settings = {
+        "max_steps": 400,
+        "eval_iter_start_samples": 1,
+        "eval_iter_samples": 1,
+        "num_eval_examples": 4,
+    }
     with largest_file(60_000):  # of all files only the log grows beyond it
         assert run(tmp_path, **settings, log_freq=0, shape={"vocab_size": 8, "hidden_size": 8}) == 2
     (error,) = capsys.readouterr().err.splitlines()
@@ -163,7 +202,9 @@ def test_a_log_that_fills_the_disk_fails_the_run(tmp_path, capsys):
     assert not (tmp_path / "out/run_0/summary.json").exists()
 
 
-def test_a_run_fails_if_the_checksums_turn_out_wrong_after_its_last_step(tmp_path, monkeypatch, capsys):
+def test_a_run_fails_if_the_checksums_turn_out_wrong_after_its_last_step(
+    tmp_path, monkeypatch, capsys
+):
     wrong = UserError("data.checksum", "shard", "its checksum differs")
     monkeypatch.setattr(SyntheticSource, "finish", Mock(side_effect=wrong))
     assert run(tmp_path, max_steps=2, target_mlm_accuracy="none") == 2
@@ -203,7 +244,9 @@ def with_bad_gradients(monkeypatch, late, steps):
         return leaving
 
     monkeypatch.setattr(loop, "train_one_step", poisoned)
-    monkeypatch.setattr(experiment, "train", lambda run: train(dataclasses.replace(run, finalize_late=late)))
+    monkeypatch.setattr(
+        experiment, "train", lambda run: train(dataclasses.replace(run, finalize_late=late))
+    )
     return taken
 
 
@@ -227,9 +270,14 @@ def test_asking_late_for_results_changes_no_number(tmp_path, monkeypatch):
             with_bad_gradients(patch, late, {1, 7})
             every = {"eval_iter_start_samples": 12, "eval_iter_samples": 12}
             assert run(tmp_path, folder.name, max_steps=8, log_freq=0, **every) == 1
-        evaluations = [(line["samples"], line["eval_loss"]) for line in read_metrics(folder, "evaluation")]
+        evaluations = [
+            (line["samples"], line["eval_loss"]) for line in read_metrics(folder, "evaluation")
+        ]
         summary = read_summary(folder)
-        summaries.append([summary[key] for key in ("samples", "steps", "skipped_steps", "accuracy")] + evaluations)
+        summaries.append(
+            [summary[key] for key in ("samples", "steps", "skipped_steps", "accuracy")]
+            + evaluations
+        )
         assert "evaluations" not in errors(folder / "result_0.txt"), "they are due every 12 samples"
     assert summaries[0] == summaries[1]
     assert summaries[0][2] == 2
@@ -240,7 +288,8 @@ def test_asking_late_for_results_changes_no_number(tmp_path, monkeypatch):
     [
         ({"bert_config_file": "/nowhere/bert_config.json"}, "/nowhere/bert_config.json"),
         ({"output_dir": "/proc/out"}, "/proc/out"),
-        *[({"cuda_graph_mode": "segmented"}, "PyTorch finds none")] * (not torch.cuda.is_available()),
+        *[({"cuda_graph_mode": "segmented"}, "PyTorch finds none")]
+        * (not torch.cuda.is_available()),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_two(tmp_path, capsys, changes, named):
@@ -261,16 +310,26 @@ def test_the_screen_shows_what_differs_and_a_file_shows_all(tmp_path, capsys):
     assert "MAX_STEPS=1" in words
     assert not [word for word in words if word.startswith(("END_LR=", "OPTIMIZER="))]
     lines = table.read_text().splitlines()
-    assert [line.partition("=")[0] for line in lines] == [one.env for one in settings_by_key().values()]
+    assert [line.partition("=")[0] for line in lines] == [
+        one.env for one in settings_by_key().values()
+    ]
     assert "MAX_STEPS=1  (max_steps, flag --max_steps)" in lines
-    assert not {line.partition("=")[0] for line in printed if "  (" in line} & {"END_LR", "MAX_STEPS"}
+    assert not {line.partition("=")[0] for line in printed if "  (" in line} & {
+        "END_LR",
+        "MAX_STEPS",
+    }
 
 
 def test_a_run_is_continued_with_its_seed_and_by_its_method_only(tmp_path, capsys):
     started = {"max_steps": 2, "save_checkpoint_steps": 1, "seed": "none"}
     assert run(tmp_path, **started) == 1
-    (tmp_path / "out/run_0/summary.json").unlink()  # as if it had been killed after its last checkpoint
-    before, drawn = (tmp_path / "out/result_0.txt").read_bytes(), config_of(tmp_path / "out")["seed"]
+    (
+        tmp_path / "out/run_0/summary.json"
+    ).unlink()  # as if it had been killed after its last checkpoint
+    before, drawn = (
+        (tmp_path / "out/result_0.txt").read_bytes(),
+        config_of(tmp_path / "out")["seed"],
+    )
     for changed, words in (
         ({"learning_rate": 0.5}, "LR is 0.01, this run has 0.5"),
         ({"weight_decay_rate": 0.5}, "WEIGHT_DECAY_RATE is 0.01, this run has 0.5"),
@@ -282,10 +341,14 @@ def test_a_run_is_continued_with_its_seed_and_by_its_method_only(tmp_path, capsy
         assert words in capsys.readouterr().err
     assert (tmp_path / "out/result_0.part1.txt").read_bytes() == before
     assert run(tmp_path, **started, resume=1) == 1
-    assert [event["value"] for event in events(tmp_path / "out/result_0.txt") if event["key"] == "seed"] == [drawn]
+    assert [
+        event["value"] for event in events(tmp_path / "out/result_0.txt") if event["key"] == "seed"
+    ] == [drawn]
 
 
-def test_weights_keep_the_case_of_the_training_set_and_its_vocabulary(tmp_path, prepared_data, capsys):
+def test_weights_keep_the_case_of_the_training_set_and_its_vocabulary(
+    tmp_path, prepared_data, capsys
+):
     data = shutil.copytree(prepared_data, tmp_path / "data")
     manifest = json.loads((data / "train/manifest.json").read_text())
     manifest["provenance"]["options"]["lower_case"] = False
@@ -389,7 +452,11 @@ def graphed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
     def start(name: str, mode: str, capture: type = RecordedGraph) -> Path:
         def choose(mode: str, method: Method, micro_batches: int, *_: object) -> Graphs | None:
             select_capturable()
-            return Graphs(GraphMode(mode), method.static_shape, micro_batches, capture) if mode != "none" else None
+            return (
+                Graphs(GraphMode(mode), method.static_shape, micro_batches, capture)
+                if mode != "none"
+                else None
+            )
 
         monkeypatch.setattr(experiment, "check_device", lambda *_: None)
         monkeypatch.setattr(experiment, "choose_graphs", choose)
@@ -419,7 +486,10 @@ def test_a_graphed_run_equals_one_without_graphs(graphed, mode, capsys):
 def test_a_batch_over_the_budget_runs_without_a_graph(graphed, monkeypatch, capsys):
     monkeypatch.setattr(assembly, "budget_of", lambda *_: BUDGET)
     replayed = graphed("replayed", "segmented")
-    assert capsys.readouterr().out.count("step 1 runs without a graph: a batch exceeds StaticShape(") == 1
+    assert (
+        capsys.readouterr().out.count("step 1 runs without a graph: a batch exceeds StaticShape(")
+        == 1
+    )
     assert numbers(replayed) == numbers(graphed("plain", "none"))
 
 
@@ -434,8 +504,15 @@ def test_graphs_need_supported_ops():
     assert choose_graphs("segmented", method(can_capture=False), 2, CUDA, 2).micro_batches == 2
     assert choose_graphs("segmented", method(), 1, CUDA, 2).smaller == (), "packs"
     lone = StaticShape.of_packs(8, 64, 1, 64, 10)
-    assert choose_graphs("segmented", method(static_shape=lone), 1, CUDA, 2).smaller == lone.smaller_ones() != ()
-    assert choose_graphs("full_iteration", method(static_shape=lone), 1, CUDA, 1).smaller == lone.smaller_ones()
+    assert (
+        choose_graphs("segmented", method(static_shape=lone), 1, CUDA, 2).smaller
+        == lone.smaller_ones()
+        != ()
+    )
+    assert (
+        choose_graphs("full_iteration", method(static_shape=lone), 1, CUDA, 1).smaller
+        == lone.smaller_ones()
+    )
     for mode, wanting in (
         ("segmented", method("attention reads on the host")),
         ("segmented", method(static_shape=None)),

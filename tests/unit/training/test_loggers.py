@@ -24,8 +24,12 @@ STATE = TrainState(step=3, samples=30, tokens=900, flops=10**9, train_seconds=2.
 
 
 def found(tmp_path: Path, **settings: object) -> None:
-    config = SimpleNamespace(**{"tensorboard_dir": None, "wandb_project": None, "run_name": "mine", **settings})
-    loggers = make_loggers(config, {"config": {"lr": 1}}, tmp_path, "decoupled_adamw", 2, lambda: 1e9)
+    config = SimpleNamespace(
+        **{"tensorboard_dir": None, "wandb_project": None, "run_name": "mine", **settings}
+    )
+    loggers = make_loggers(
+        config, {"config": {"lr": 1}}, tmp_path, "decoupled_adamw", 2, lambda: 1e9
+    )
     for logger in loggers:
         logger.step(STATE, 1.5, 1e-3, 0.25)
         logger.evaluation(STATE, {"mlm_accuracy": 0.5, "loss": 2.0}, 1.0)
@@ -44,7 +48,9 @@ def test_tensorboard_holds_speed_and_metrics(tmp_path):
     numbers = {name: events.Scalars(name)[0] for name in events.Tags()["scalars"]}
     assert numbers["loss/train/total"].value == 1.5
     assert numbers["throughput/samples_per_sec"].value == 15.0
-    assert numbers["throughput/device/mfu"].value == pytest.approx(0.25)  # 1e9 in 2 s on 2 ranks of 1e9 a second
+    assert numbers["throughput/device/mfu"].value == pytest.approx(
+        0.25
+    )  # 1e9 in 2 s on 2 ranks of 1e9 a second
     assert numbers["metrics/eval/MaskedAccuracy"].value == 0.5
     assert {number.step for number in numbers.values()} == {3}
 

@@ -50,7 +50,9 @@ for batch in (511, 512):
 
 def test_parts_are_doubled_until_one_fits():
     """A batch that cannot be halved is an error."""
-    odd, first, *_, last = run_checked(sys.executable, "-c", PROGRAM, timeout=240).stdout.splitlines()
+    odd, first, *_, last = run_checked(
+        sys.executable, "-c", PROGRAM, timeout=240
+    ).stdout.splitlines()
     assert odd == "device.memory BATCHSIZE 511"
     assert first == "out of memory: GRADIENT_STEPS is now 2"
     assert 2 <= int(last.removeprefix("parts ")) <= 64

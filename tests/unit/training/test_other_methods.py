@@ -28,7 +28,12 @@ from unsharded import unsharded
 
 SHAPE = BertConfig(40, 32, 1, 2, 64, max_position_embeddings=16)
 SHAPE = SHAPE.with_options("hidden_dropout_prob=0 attention_probs_dropout_prob=0")
-SETTINGS = {"schedule": "constant", "gradient_accumulation_steps": 1, "max_steps": 200, "max_skipped_steps": 0}
+SETTINGS = {
+    "schedule": "constant",
+    "gradient_accumulation_steps": 1,
+    "max_steps": 200,
+    "max_skipped_steps": 0,
+}
 SETTINGS |= {"eval_iter_start_samples": 320, "eval_iter_samples": 320}
 
 
@@ -57,19 +62,36 @@ def test_a_task_is_learnt_up_to_its_target(tmp_path, objective, target):
     task = MagicMock(num_examples=128, is_preparing=False)
     task.state_dict.return_value = {}
     task.next_step.side_effect = ([sentences(step, 32, is_class)] for step in itertools.count(1))
-    task.__iter__.side_effect = lambda: iter([sentences(0, 100, is_class), sentences(10**6, 28, is_class)])
+    task.__iter__.side_effect = lambda: iter(
+        [sentences(0, 100, is_class), sentences(10**6, 28, is_class)]
+    )
     model = BertForSequenceClassification(SHAPE, num_labels=2 if is_class else 1)
     model.initialize(3)
     flat = FlatParameters(model.ordered_parameters())
-    optimizer = unsharded(AdamW, flat, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.01, max_grad_norm=None)
+    optimizer = unsharded(
+        AdamW, flat, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.01, max_grad_norm=None
+    )
     buckets = cut_buckets(flat.offsets, 1, 1)
-    parts = {"model": model, "objective": objective, "source": task, "evaluation": task, "flat": flat}
+    parts = {
+        "model": model,
+        "objective": objective,
+        "source": task,
+        "evaluation": task,
+        "flat": flat,
+    }
     parts["sync"] = GradientReducer(flat.parameters, flat.grad, flat.offsets, world, buckets, None)
     parts["schedule"] = Linear(base_lr=2e-3, warmup_steps=5, max_steps=200, decay_end=200)
-    parts |= {"optimizer": optimizer, "static_shape": None, "precision": "torch.float32", "ops": "plain"}
+    parts |= {
+        "optimizer": optimizer,
+        "static_shape": None,
+        "precision": "torch.float32",
+        "ops": "plain",
+    }
     method = Method(**parts, identity={}, export=lambda folder, card: None)
     config = configuration(masked_lm_stored.RECIPE, **SETTINGS, target_mlm_accuracy=target)
-    outcome = train(assemble(config, method, tmp_path, world, Lifecycle(world, MagicMock()), heard, seed=1))
+    outcome = train(
+        assemble(config, method, tmp_path, world, Lifecycle(world, MagicMock()), heard, seed=1)
+    )
     assert outcome.status == "success"
     assert metrics[-1][objective.metric] > target
     assert metrics[-1]["loss"] < metrics[0]["loss"] or len(metrics) == 1

@@ -41,7 +41,9 @@ class NumberedSteps:
 
 
 def reader_of(source: Any, lifecycle: Lifecycle, is_warned: Callable[[], bool]) -> BatchReader:
-    objective = SimpleNamespace(scope="step", counts=lambda batch: (1,), divisors=lambda counts: counts)
+    objective = SimpleNamespace(
+        scope="step", counts=lambda batch: (1,), divisors=lambda counts: counts
+    )
     model = SimpleNamespace(training_flops=lambda batch: 1)
     return BatchReader(source, objective, model, World(), lifecycle.watch, is_warned)
 
@@ -67,7 +69,9 @@ def test_steps_and_positions_do_not_depend_on_reading_ahead(plan):
 def test_reads_may_be_long_while_the_order_of_an_epoch_is_computed(tmp_path, monkeypatch):
     """test_health.py has what the health monitor makes of it."""
     write_texts(tmp_path / "set", random_texts(60), size_limit=1000)
-    texts = TextSet([Stream(local=str(tmp_path / "set"))], load_tokenizer("bert-base-uncased"), 32, "truncate")
+    texts = TextSet(
+        [Stream(local=str(tmp_path / "set"))], load_tokenizer("bert-base-uncased"), 32, "truncate"
+    )
     order = {"shuffle": "py1s", "shuffle_seed": 1, "canonical_nodes": 1}
     source = TextSource(texts, sequences_per_step=4, **order, rate=lambda step: 0.15, seed=1)
     lifecycle = Lifecycle(World(), lambda *_: None)
@@ -95,7 +99,9 @@ def test_only_steps_that_updated_count(steps):
     state, found = TrainState(), []
     sample_counter = SampleCounter(state, lambda now: found.append(now.step))
     for norm, settles, samples in steps:
-        result = StepResult(torch.zeros((), dtype=torch.float64), torch.tensor(norm, dtype=torch.float64))
+        result = StepResult(
+            torch.zeros((), dtype=torch.float64), torch.tensor(norm, dtype=torch.float64)
+        )
         sample_counter.count(result, StepCounts(samples, 2 * samples, 3 * samples))
         if settles:
             sample_counter.settle()
@@ -104,5 +110,7 @@ def test_only_steps_that_updated_count(steps):
     kept = sum(samples for norm, _, samples in steps if math.isfinite(norm))
     assert (state.samples, state.tokens, state.flops) == (kept, 2 * kept, 3 * kept)
     assert state.step == len(steps)
-    assert found == [number for number, (norm, *_) in enumerate(steps, start=1) if not math.isfinite(norm)]
+    assert found == [
+        number for number, (norm, *_) in enumerate(steps, start=1) if not math.isfinite(norm)
+    ]
     assert state.skipped_steps == len(found)

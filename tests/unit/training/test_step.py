@@ -41,22 +41,36 @@ def static_ops(restore_selection: None) -> None:
 
 def steps(accumulation: int, packs: int = PACKS) -> list[list[HostBatch]]:
     words = (packs * accumulation, SEED, SHAPE.vocab_size, LONGEST)
-    return [made_up_batches(*words, accumulation=accumulation, step=step) for step in range(len(RATES))]
+    return [
+        made_up_batches(*words, accumulation=accumulation, step=step) for step in range(len(RATES))
+    ]
 
 
 class Trainer:
-    def __init__(self, dtype=torch.float32, products=None, shape=SHAPE, make_optimizer=TensorLamb) -> None:
+    def __init__(
+        self, dtype=torch.float32, products=None, shape=SHAPE, make_optimizer=TensorLamb
+    ) -> None:
         self.model = BertForPreTraining(shape, dtype, fp8_products=products)
         self.model.initialize(SEED)
         self.objective = PreTraining(scope="step")
         self.flat = FlatParameters(self.model.ordered_parameters())
         self.optimizer = make_optimizer(self.flat)
         buckets = cut_buckets(self.flat.offsets, self.flat.numel, self.flat.numel)
-        self.sync = GradientReducer(self.flat.parameters, self.flat.grad, self.flat.offsets, World(), buckets, None)
+        self.sync = GradientReducer(
+            self.flat.parameters, self.flat.grad, self.flat.offsets, World(), buckets, None
+        )
 
     def state(self) -> list[Tensor]:
-        tensors = (self.flat.data, self.flat.grad, self.optimizer.exp_avg, self.optimizer.exp_avg_sq)
-        return [*(x.clone() for x in (*tensors, *self.model.buffers())), torch.tensor(self.optimizer.num_updates)]
+        tensors = (
+            self.flat.data,
+            self.flat.grad,
+            self.optimizer.exp_avg,
+            self.optimizer.exp_avg_sq,
+        )
+        return [
+            *(x.clone() for x in (*tensors, *self.model.buffers())),
+            torch.tensor(self.optimizer.num_updates),
+        ]
 
     def step(self, graphs: Graphs | None = None) -> Step:
         objects = (self.model, self.objective, self.flat, self.sync, self.optimizer)
@@ -67,10 +81,16 @@ class Trainer:
         step.record()
         return step
 
-    def run(self, step: Step, accumulation: int, packs: int = PACKS, count: int = len(RATES)) -> list[list[Tensor]]:
+    def run(
+        self, step: Step, accumulation: int, packs: int = PACKS, count: int = len(RATES)
+    ) -> list[list[Tensor]]:
         history = []
-        for i, (batches, lr) in enumerate(zip(steps(accumulation, packs)[:count], RATES[:count], strict=True)):
-            counts = [sum(column) for column in zip(*map(self.objective.counts, batches), strict=True)]
+        for i, (batches, lr) in enumerate(
+            zip(steps(accumulation, packs)[:count], RATES[:count], strict=True)
+        ):
+            counts = [
+                sum(column) for column in zip(*map(self.objective.counts, batches), strict=True)
+            ]
             result = step(batches, SEED, i, self.objective.divisors(counts), lr)
             norm = torch.tensor(result.grad_norm, dtype=torch.float64)
             history.append([result.loss_sum.clone(), norm, *self.state()])
@@ -86,15 +106,23 @@ class LiveMemory(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        old = {tensor.untyped_storage().data_ptr() for tensor in tree_leaves((args, kwargs)) if torch.is_tensor(tensor)}
-        for storage in (tensor.untyped_storage() for tensor in tree_leaves(out) if torch.is_tensor(tensor)):
+        old = {
+            tensor.untyped_storage().data_ptr()
+            for tensor in tree_leaves((args, kwargs))
+            if torch.is_tensor(tensor)
+        }
+        for storage in (
+            tensor.untyped_storage() for tensor in tree_leaves(out) if torch.is_tensor(tensor)
+        ):
             if storage.data_ptr() not in old:
                 self._storages[storage.data_ptr()] = StorageWeakRef(storage), storage.nbytes()
         self.peak = max(self.peak, self.now())
         return out
 
     def now(self) -> int:
-        self._storages = {key: value for key, value in self._storages.items() if not value[0].expired()}
+        self._storages = {
+            key: value for key, value in self._storages.items() if not value[0].expired()
+        }
         return sum(size for _, size in self._storages.values())
 
 
@@ -118,11 +146,17 @@ class MeasuredPool:
 
 
 def same(found: list[list[Tensor]], expected: list[list[Tensor]]) -> bool:
-    return all(torch.equal(a, b) for x, y in zip(found, expected, strict=True) for a, b in zip(x, y, strict=True))
+    return all(
+        torch.equal(a, b)
+        for x, y in zip(found, expected, strict=True)
+        for a, b in zip(x, y, strict=True)
+    )
 
 
 @pytest.mark.parametrize("mode", list(GraphMode))
-@pytest.mark.parametrize(("products", "accumulation"), [(None, 1), (Products(), 2)], ids=["fp32", "fp8"])
+@pytest.mark.parametrize(
+    ("products", "accumulation"), [(None, 1), (Products(), 2)], ids=["fp32", "fp8"]
+)
 def test_replayed_steps_are_the_steps(products, mode, accumulation):
     """Bit for bit, over steps of different data, masks and learning rates."""
     dtype = torch.bfloat16 if products else torch.float32
@@ -143,7 +177,9 @@ def test_replayed_steps_are_the_steps(products, mode, accumulation):
 def test_the_step_that_finds_scales_shares_the_graphs_memory(mode):
     """Nothing that warming up made is left when recording starts; the first step works in the pool."""
     trainer = Trainer(torch.bfloat16, Products())
-    trainer.optimizer.step(0.0)  # of no gradient: its state is there, and its temporaries are not counted below
+    trainer.optimizer.step(
+        0.0
+    )  # of no gradient: its state is there, and its temporaries are not counted below
     with LiveMemory() as memory:
         pool = MeasuredPool(memory)
         step = trainer.graphed(mode, 1, pool)
@@ -152,7 +188,9 @@ def test_the_step_that_finds_scales_shares_the_graphs_memory(mode):
         assert max(pool.alive) - pool.alive[0] < 0.01 * pool_size
         assert not trainer.model.is_calibrated
         memory.peak, forward = 0, []
-        trainer.optimizer.step = lambda lr: forward.append(memory.peak) or trainer.optimizer.grad_norm
+        trainer.optimizer.step = lambda lr: (
+            forward.append(memory.peak) or trainer.optimizer.grad_norm
+        )
         before = memory.now()
         (batches, *_) = steps(1)
         step(batches, SEED, 0, (1.0, 1.0), 0.01)
@@ -168,7 +206,9 @@ def test_batches_that_vary_take_the_smallest_graph(mode):
     def history(capture: Capture) -> list[list[Tensor]]:
         trainer = Trainer(torch.bfloat16, Products())
         asked: list[Capture] = []
-        graphs = Graphs(mode, LARGE, 1, lambda: asked.append(capture) or capture, smaller=(small, middle))
+        graphs = Graphs(
+            mode, LARGE, 1, lambda: asked.append(capture) or capture, smaller=(small, middle)
+        )
         step = trainer.step(graphs)
         step.record()
         assert len(asked) == 1, "one pool"
@@ -176,9 +216,13 @@ def test_batches_that_vary_take_the_smallest_graph(mode):
         assert first == {LARGE}, "the step that learns the scales, whichever it is"
         found = trainer.run(step, 1)
         taken = [step.graph_for(batches).static_shape for batches in steps(1)]
-        assert taken == [next(b for b in (small, middle, LARGE) if b.holds(*batches)) for batches in steps(1)]
+        assert taken == [
+            next(b for b in (small, middle, LARGE) if b.holds(*batches)) for batches in steps(1)
+        ]
         assert set(taken) == {small, middle, LARGE}, "batches vary"
-        assert step.graph_for([*steps(1)[0], *steps(1)[1]]) is None, "of another number of micro-batches"
+        assert step.graph_for([*steps(1)[0], *steps(1)[1]]) is None, (
+            "of another number of micro-batches"
+        )
         return found
 
     assert same(history(RecordedGraph()), history(NoCapture()))
@@ -223,13 +267,18 @@ def test_skipped_step_changes_nothing():
     assert step(batches, SEED, 0, (0.0, 0.0), 0.1).skipped  # the loss is infinite
     assert same([before], [buffers])
     expected = Trainer()
-    assert same(trainer.run(step, 1), expected.run(expected.graphed(GraphMode.FULL_ITERATION, 1, NoCapture()), 1))
+    assert same(
+        trainer.run(step, 1),
+        expected.run(expected.graphed(GraphMode.FULL_ITERATION, 1, NoCapture()), 1),
+    )
 
 
 def test_warming_up_leaves_no_trace():
     trainer = Trainer(torch.bfloat16, Products())
     before = trainer.state()
-    (unread,) = [i for i, (name, _) in enumerate(trainer.model.named_buffers()) if name.endswith("unread")]
+    (unread,) = [
+        i for i, (name, _) in enumerate(trainer.model.named_buffers()) if name.endswith("unread")
+    ]
     trainer.step().warm_up()
     after = trainer.state()
     for values in (before, after):  # where magnitudes go that nobody wants to know
@@ -241,7 +290,9 @@ def test_warming_up_leaves_no_trace():
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_replayed_kernels(use_triton):
     """With LAMB among them, every number baked in. The first step finds the scales, by its own graph."""
-    shape = replace(SHAPE, hidden_size=64, num_hidden_layers=1)  # heads of 32: the least that the kernels take
+    shape = replace(
+        SHAPE, hidden_size=64, num_hidden_layers=1
+    )  # heads of 32: the least that the kernels take
     make_optimizer = functools.partial(unsharded, Lamb, implementation="triton", **SETTINGS)
     static_shape = StaticShape.of_packs(1, LONGEST, 3, LONGEST, 5)
     ops.select("triton")

@@ -3,7 +3,9 @@
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / name) for name in ("tensorflow2", "pytorch")]
+sys.path[:0] = [
+    str(Path(__file__).resolve().parents[1] / name) for name in ("tensorflow2", "pytorch")
+]
 
 from tf2_bert.start import main  # noqa: E402
 

@@ -33,8 +33,12 @@ COUNT = 40
 def folder(request: pytest.FixtureRequest, tmp_path: Path, own_cache: Path) -> Path:
     rows = make_rows(random_lengths(COUNT))
     if request.param == "tfrecord":
-        return write_parts(tmp_path / "set", *(rows.take(half) for half in np.split(np.arange(COUNT), 2)))
-    export_nvidia(write_set(tmp_path / "source", rows), tmp_path / "set", layout="fixed", num_files=2)
+        return write_parts(
+            tmp_path / "set", *(rows.take(half) for half in np.split(np.arange(COUNT), 2))
+        )
+    export_nvidia(
+        write_set(tmp_path / "source", rows), tmp_path / "set", layout="fixed", num_files=2
+    )
     return tmp_path / "set"
 
 
@@ -50,7 +54,9 @@ def test_names_and_sizes_until_somebody_hashes_the_files(folder: Path, tmp_path:
     assert not list(folder.glob(".*"))
     after = describe(folder).known_as
     files = sorted(path for path in folder.iterdir() if path.name != CHECKSUMS)
-    lines = "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files)
+    lines = "".join(
+        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files
+    )
     assert after == f"content:sha256:{hashlib.sha256(lines.encode()).hexdigest()}"
     moved = folder.rename(tmp_path / "elsewhere")
     assert describe(moved).known_as == after
@@ -75,7 +81,9 @@ def test_a_change_is_another_identity(folder: Path, own_cache: Path) -> None:
 def test_another_name_or_size_is_another_identity(folder: Path) -> None:
     names = [describe(folder).known_as]
     for path in list(folder.glob("part*")):
-        path.rename(path.with_name(f"b{path.name}" if path.suffix else path.name.removesuffix("-of-00002")))
+        path.rename(
+            path.with_name(f"b{path.name}" if path.suffix else path.name.removesuffix("-of-00002"))
+        )
     names.append(describe(folder).known_as)
     longer = min(folder.iterdir())
     if longer.suffix != ".hdf5":  # an HDF5 file says how long it is
@@ -106,7 +114,10 @@ def test_no_record_is_read_before_a_set_is_opened(records: Path) -> None:
 
 
 def test_records_wider_than_expected(records: Path) -> None:
-    for most, setting in ((Widths(16, 5), "MAX_SEQ_LENGTH=32"), (Widths(32, 4), "MAX_PREDICTIONS_PER_SEQ=5")):
+    for most, setting in (
+        (Widths(16, 5), "MAX_SEQ_LENGTH=32"),
+        (Widths(32, 4), "MAX_PREDICTIONS_PER_SEQ=5"),
+    ):
         with user_error("config.conflict", records) as caught:
             EvalSet(records, 10, 4, max_sequences_per_pack=1, most=most).open()
         assert setting in str(caught.value)
@@ -122,7 +133,12 @@ def test_the_widths_of_the_benchmark() -> None:
 def test_a_prepared_set(make_set):
     info = describe(make_set(50))
     assert open_store(info.folder).info == info
-    assert (info.kind, info.num_sequences, info.vocab_size, info.max_pack_tokens) == ("mlbert", 50, VOCAB_SIZE, None)
+    assert (info.kind, info.num_sequences, info.vocab_size, info.max_pack_tokens) == (
+        "mlbert",
+        50,
+        VOCAB_SIZE,
+        None,
+    )
     assert info.identity == hashlib.sha256((info.folder / "manifest.json").read_bytes()).hexdigest()
 
 
@@ -130,7 +146,12 @@ def test_records_train_and_evaluate(records):
     info = describe(records)
     assert (info.kind, info.vocab_size) == ("tfrecord", None)
     source = open_packed(records, 1, vocab_size=VOCAB_SIZE)
-    seen = [n for step in range(source.steps_per_epoch) for batch in source.batches_of(step) for n in numbers(batch)]
+    seen = [
+        n
+        for step in range(source.steps_per_epoch)
+        for batch in source.batches_of(step)
+        for n in numbers(batch)
+    ]
     assert sorted(seen) == list(range(90))
     evaluation = EvalSet(records, 60, 4, max_sequences_per_pack=3, vocab_size=VOCAB_SIZE)
     evaluation.open()
@@ -149,7 +170,11 @@ def test_a_folder_that_is_not_a_set(tmp_path, make_set):
     write_files(tmp_path, {"empty/notes.txt": "hello"})
     make_set(5, name="instances")
     make_set(5, name="packed")
-    for folder, code in (("empty", "data.missing"), ("absent", "file.missing"), (".", "data.format")):
+    for folder, code in (
+        ("empty", "data.missing"),
+        ("absent", "file.missing"),
+        (".", "data.format"),
+    ):
         for look in (describe, open_store):
             with user_error(code, tmp_path / folder):
                 look(tmp_path / folder)

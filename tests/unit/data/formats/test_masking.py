@@ -20,7 +20,10 @@ def plain_mask(tokens, rule, rng):
     """Mask one draw after the other, with the standard library's shuffle and randint."""
     places = [i for i, token in enumerate(tokens) if token != rule.cls_id and token != rule.sep_id]
     rng.shuffle(places)
-    result, wanted = list(tokens), min(rule.max_predictions, max(1, round(len(tokens) * rule.masked_lm_prob)))
+    result, wanted = (
+        list(tokens),
+        min(rule.max_predictions, max(1, round(len(tokens) * rule.masked_lm_prob))),
+    )
     chosen = []
     for place in places:
         if len(chosen) >= wanted:
@@ -62,7 +65,11 @@ def test_mask_equals_its_definition(words, cut, seed, vocab_size):
     assert ours.getstate() == theirs.getstate()
 
 
-@given(*[st.lists(st.integers(0, 99), min_size=1, max_size=60)] * 2, st.integers(2, 80), st.integers(0, 10**9))
+@given(
+    *[st.lists(st.integers(0, 99), min_size=1, max_size=60)] * 2,
+    st.integers(2, 80),
+    st.integers(0, 10**9),
+)
 @settings(max_examples=100)
 def test_truncate_equals_its_definition(first, second, limit, seed):
     ours, theirs = random.Random(seed), random.Random(seed)
@@ -78,7 +85,9 @@ def test_draws_on_the_limit() -> None:
 
     tokens = [CLS, *range(5, 505), SEP]
     assert mask_tokens(tokens, RULE, Limits()) == plain_mask(tokens, RULE, Limits())
-    assert truncate_pair(tokens, tokens, 99, Limits()) == plain_truncate(tokens, tokens, 99, Limits())
+    assert truncate_pair(tokens, tokens, 99, Limits()) == plain_truncate(
+        tokens, tokens, 99, Limits()
+    )
 
 
 SPECIAL, TEXT_MASK, VOCAB = (0, 100, 101, 102, 103), 103, 30_522
@@ -93,7 +102,9 @@ def mixed(value: int) -> int:
 GOLDEN = 0x9E3779B97F4A7C15
 
 
-def by_the_definition(sequence: list[int], rule: Masking, step: int, lane: int, rate: float) -> list[tuple]:
+def by_the_definition(
+    sequence: list[int], rule: Masking, step: int, lane: int, rate: float
+) -> list[tuple]:
     """Return (position, new id, original id) of each chosen token, computed with Python's integers."""
     key, found = mixed((mixed((mixed(rule.seed) + step) % 2**64) + lane) % 2**64), []
     for position, token in enumerate(sequence):
@@ -110,7 +121,9 @@ def by_the_definition(sequence: list[int], rule: Masking, step: int, lane: int, 
     return found
 
 
-@pytest.mark.parametrize(("seed", "step", "rate"), [(0, 0, 0.15), (7, 3, 0.3), (2**64 - 1, 2**40, 0.5), (5, 1, 0.0)])
+@pytest.mark.parametrize(
+    ("seed", "step", "rate"), [(0, 0, 0.15), (7, 3, 0.3), (2**64 - 1, 2**40, 0.5), (5, 1, 0.0)]
+)
 def test_masks_equal_their_definition(seed, step, rate):
     """They depend on the sequence's own tokens and its lane, not on what is masked with it."""
     # The first outputs of the published SplitMix64 for the seed 0.
@@ -123,7 +136,12 @@ def test_masks_equal_their_definition(seed, step, rate):
     rows = rule(tokens, offsets, step, lanes, rate)
     assert rows.first_lengths.tolist() == lengths.tolist()
     for number, lane in enumerate(lanes.tolist()):
-        one, mine = rows.take(np.array([number])), tokens[offsets[number] : offsets[number + 1]].tolist()
+        one, mine = (
+            rows.take(np.array([number])),
+            tokens[offsets[number] : offsets[number + 1]].tolist(),
+        )
         expected = by_the_definition(mine, rule, step, lane, rate)
-        masked = zip(one.masked_positions, one.tokens[one.masked_positions], one.masked_labels, strict=True)
+        masked = zip(
+            one.masked_positions, one.tokens[one.masked_positions], one.masked_labels, strict=True
+        )
         assert [tuple(map(int, token)) for token in masked] == expected

@@ -46,18 +46,25 @@ def test_writes_the_index_of_streaming_for_compressed_shards(tmp_path):
     settings = {name: expected[0][name] for name in ("size_limit", "compression", "hashes")}
     reader = MdsReader(ENWIKI, tmp_path / "cache")
     written = write_samples(tmp_path / "set", reader.columns, reader, **settings)
-    found = json.loads((written / "index.json").read_bytes())["shards"]  # raw_data: hashes of uncompressed shards
+    found = json.loads((written / "index.json").read_bytes())[
+        "shards"
+    ]  # raw_data: hashes of uncompressed shards
     assert [shard["raw_data"] for shard in found] == [shard["raw_data"] for shard in expected]
     assert [{*shard["zip_data"]["hashes"]} for shard in found] == [{"sha1", "xxh3_64"}] * 3
 
 
-VALUES = {"str": st.text(st.characters(exclude_categories=["Cs"]), max_size=20), "bytes": st.binary(max_size=300)}
+VALUES = {
+    "str": st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
+    "bytes": st.binary(max_size=300),
+}
 
 
 @st.composite
 def sets(draw: st.DrawFn) -> tuple[dict[str, str], list[dict[str, object]], int]:
     columns = draw(
-        st.dictionaries(st.text("abcü ", min_size=1), st.sampled_from(sorted(VALUES)), min_size=1, max_size=5)
+        st.dictionaries(
+            st.text("abcü ", min_size=1), st.sampled_from(sorted(VALUES)), min_size=1, max_size=5
+        )
     )
     sample = st.fixed_dictionaries({name: VALUES[encoding] for name, encoding in columns.items()})
     return columns, draw(st.lists(sample, min_size=1, max_size=12)), draw(st.integers(1, 2000))
@@ -73,25 +80,38 @@ def test_written_files_are_read_back(case):
         assert reader.columns == dict(sorted(columns.items()))
         assert list(reader) == [dict(sorted(sample.items())) for sample in samples]
         sizes = [path.stat().st_size for path in sorted(Path(folder).glob("*.mds"))]
-        assert all(size <= limit or count == 1 for size, count in zip(sizes, reader.shard_sizes, strict=True))
+        assert all(
+            size <= limit or count == 1
+            for size, count in zip(sizes, reader.shard_sizes, strict=True)
+        )
 
 
 def test_files_stay_the_same_between_versions(tmp_path):
     """Names, order of keys, defaults and offsets."""
     write_samples(
-        tmp_path / "set", COLUMNS, ({"text": f"sample {n}", "ids": bytes(n), "number": "x"} for n in range(3))
+        tmp_path / "set",
+        COLUMNS,
+        ({"text": f"sample {n}", "ids": bytes(n), "number": "x"} for n in range(3)),
     )
-    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in (tmp_path / "set").iterdir()}
+    found = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        for path in (tmp_path / "set").iterdir()
+    }
     assert found == {"index.json": "96d1497a5c59e48b", "shard.00000.mds": "bc8f13e9a5419e84"}
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(587, [4]), (586, [3, 1])])
 def test_a_shard_is_as_large_as_the_limit_and_no_larger(tmp_path, limit, expected):
-    write_samples(tmp_path / "set", {"a": "bytes"}, [{"a": bytes(96)}] * 4, size_limit=limit, hashes=[])
+    write_samples(
+        tmp_path / "set", {"a": "bytes"}, [{"a": bytes(96)}] * 4, size_limit=limit, hashes=[]
+    )
     assert MdsReader(tmp_path / "set").shard_sizes.tolist() == expected
     largest = max(path.stat().st_size for path in (tmp_path / "set").glob("*.mds"))
     assert largest == (limit if expected == [4] else limit - 99 - 4)
-    assert MdsWriter(tmp_path / "other", {"a": "bytes"}, size_limit=limit, hashes=[]).room == limit - 587 + 4 * 104
+    assert (
+        MdsWriter(tmp_path / "other", {"a": "bytes"}, size_limit=limit, hashes=[]).room
+        == limit - 587 + 4 * 104
+    )
 
 
 def test_all_bytes_of_a_shard_at_once(tmp_path):
@@ -109,7 +129,9 @@ def test_the_state_of_a_shard_is_that_of_its_file_in_the_set(tmp_path):
     for path in (folder / SHARD, zipped / f"{SHARD}.zstd"):
         assert MdsReader(path.parent).state_of(2) == [path.stat().st_size, path.stat().st_mtime_ns]
     (zipped / SHARD).write_bytes((folder / SHARD).read_bytes())
-    assert MdsReader(zipped).state_of(2)[0] == (folder / SHARD).stat().st_size, "the one that is read"
+    assert MdsReader(zipped).state_of(2)[0] == (folder / SHARD).stat().st_size, (
+        "the one that is read"
+    )
     (folder / SHARD).unlink()
     assert MdsReader(folder).state_of(2) == []
     assert MdsReader(zipped, tmp_path / "cache").state_of(2) == [], "a copy is what the index says"
@@ -130,7 +152,11 @@ def test_levels_of_compression(tmp_path):
     pytest.importorskip("zstandard", reason="the streaming extra is not installed")
     write_set(tmp_path / "most", compression="zstd:22")
     assert compression_level("zstd") == 3, "as in Streaming"
-    for level, code in (("zstd:0", "config.range"), ("zstd:23", "config.range"), ("gz", "config.choice")):
+    for level, code in (
+        ("zstd:0", "config.range"),
+        ("zstd:23", "config.range"),
+        ("gz", "config.choice"),
+    ):
         with user_error(code, f"compression '{level}'"):
             MdsWriter(tmp_path / "set", COLUMNS, compression=level)
     assert not (tmp_path / "set").exists()
@@ -183,8 +209,16 @@ DAMAGES = {
     "missing key": (change_index(lambda s: s[1].pop("raw_data")), INDEX, "file.json"),
     "missing hashes": (change_index(lambda s: s[1]["raw_data"].pop("hashes")), INDEX, "file.json"),
     "other format": (change_index(lambda s: s[0].update(format="csv")), INDEX, "data.format"),
-    "every shard of another version": (change_index(lambda s: [x.update(version=1) for x in s]), INDEX, "data.format"),
-    "no columns": (change_index(lambda s: [x.update(NO_COLUMNS) for x in s]), INDEX, "data.damaged"),
+    "every shard of another version": (
+        change_index(lambda s: [x.update(version=1) for x in s]),
+        INDEX,
+        "data.format",
+    ),
+    "no columns": (
+        change_index(lambda s: [x.update(NO_COLUMNS) for x in s]),
+        INDEX,
+        "data.damaged",
+    ),
     "other version": (change_index(lambda s: s[0].update(version=3)), INDEX, "data.format"),
     "other columns": (change_index(lambda s: s[0]["column_names"].reverse()), INDEX, "data.mixed"),
     "wrong column sizes": (
@@ -193,17 +227,41 @@ DAMAGES = {
         "data.damaged",
     ),
     "no samples": (change_index(lambda s: s[0].update(samples=0)), INDEX, "file.json"),
-    "too few encodings": (change_index(lambda s: [x["column_encodings"].pop() for x in s]), INDEX, "data.damaged"),
-    "compression of nothing": (change_index(lambda s: s[0].update(compression="zstd")), INDEX, "data.damaged"),
+    "too few encodings": (
+        change_index(lambda s: [x["column_encodings"].pop() for x in s]),
+        INDEX,
+        "data.damaged",
+    ),
+    "compression of nothing": (
+        change_index(lambda s: s[0].update(compression="zstd")),
+        INDEX,
+        "data.damaged",
+    ),
     "a key twice": (change_index('{"shards": [], "shards": []}'), INDEX, "file.json"),
     "a shard twice": (change_index(lambda s: s.append(s[0])), INDEX, "data.damaged"),
-    "path outside": (change_index(lambda s: s[0]["raw_data"].update(basename="../a")), INDEX, "file.json"),
-    "unknown compression": (change_index(lambda s: s[0].update(compression="br:11")), INDEX, "data.format"),
-    "unknown checksum": (change_index(lambda s: s[0]["raw_data"].update(hashes={"a": ""})), INDEX, "file.json"),
+    "path outside": (
+        change_index(lambda s: s[0]["raw_data"].update(basename="../a")),
+        INDEX,
+        "file.json",
+    ),
+    "unknown compression": (
+        change_index(lambda s: s[0].update(compression="br:11")),
+        INDEX,
+        "data.format",
+    ),
+    "unknown checksum": (
+        change_index(lambda s: s[0]["raw_data"].update(hashes={"a": ""})),
+        INDEX,
+        "file.json",
+    ),
     "missing shard": (lambda folder: (folder / SHARD).unlink(), SHARD, "file.unreadable"),
     "cut shard": (lambda folder: os.truncate(folder / SHARD, 400), SHARD, "data.damaged"),
     "long shard": (lambda folder: os.truncate(folder / SHARD, 2000), SHARD, "data.damaged"),
-    "more samples than bytes": (change_index(lambda s: s[2].update(samples=1000)), SHARD, "data.damaged"),
+    "more samples than bytes": (
+        change_index(lambda s: s[2].update(samples=1000)),
+        SHARD,
+        "data.damaged",
+    ),
     "one bit": (change_shard(IN_SAMPLE + 10, b"\xff"), SHARD, "data.damaged"),
 }
 # Found in shards without checksums, and a part of what is said.

@@ -29,7 +29,13 @@ ONCE = {f"shard.0000{number}.mds": 1 for number in range(3)}
 
 def write_set(folder: Path, compression: str | None = None) -> Path:
     samples = ({"number": f"{number:04}", "bytes": bytes(20)} for number in range(60))
-    write_samples(folder, {"number": "str", "bytes": "bytes"}, samples, size_limit=1000, compression=compression)
+    write_samples(
+        folder,
+        {"number": "str", "bytes": "bytes"},
+        samples,
+        size_limit=1000,
+        compression=compression,
+    )
     assert len(list(folder.glob("shard*"))) == 3
     return folder
 
@@ -98,7 +104,12 @@ def test_any_address(remote, cache, server, kind, compression):
         pytest.importorskip("zstandard", reason="the streaming extra is not installed")
         shutil.rmtree(remote)
         write_set(remote, compression)
-    address = {"path": remote, "file": remote.as_uri(), "http": f"{server.url}/", "fsspec": f"memory://{remote}"}[kind]
+    address = {
+        "path": remote,
+        "file": remote.as_uri(),
+        "http": f"{server.url}/",
+        "fsspec": f"memory://{remote}",
+    }[kind]
     if kind == "fsspec":
         fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
         fsspec.filesystem("memory").put(str(remote), str(remote), recursive=True)
@@ -150,7 +161,10 @@ def test_a_shard_that_is_longer_than_the_index_says_is_damaged(remote, server, c
 
 def test_a_lock_has_one_holder(tmp_path):
     for _ in range(2):
-        with locked(tmp_path / "file") as is_mine, locked(tmp_path / "file", wait=False) as is_also_mine:
+        with (
+            locked(tmp_path / "file") as is_mine,
+            locked(tmp_path / "file", wait=False) as is_also_mine,
+        ):
             assert (is_mine, is_also_mine) == (True, False)
 
 
@@ -167,9 +181,15 @@ def test_damaged_compressed_shard(tmp_path, cache, damage):
     folder = write_set(tmp_path / "zipped", "zstd")
     path, index = folder / f"{FIRST}.zstd", folder / "index.json"
     document, good = json.loads(index.read_bytes()), path.read_bytes()
-    data = {"cut": good[:-20], "flipped": b"none" + good[4:], "bomb": zstandard.compress(bytes(1 << 24))}[damage]
+    data = {
+        "cut": good[:-20],
+        "flipped": b"none" + good[4:],
+        "bomb": zstandard.compress(bytes(1 << 24)),
+    }[damage]
     path.write_bytes(data)
-    document["shards"][0]["zip_data"].update(bytes=len(data), hashes={})  # or the checksum would tell
+    document["shards"][0]["zip_data"].update(
+        bytes=len(data), hashes={}
+    )  # or the checksum would tell
     index.write_text(json.dumps(document))
     with user_error("data.damaged", path, wording=damage != "flipped"):  # zstandard's own words
         MdsReader(folder, cache)[0]
@@ -182,7 +202,10 @@ def numbers_at(url: str, cache: Path) -> list[int]:
 
 def test_processes_share_a_cache(server, cache):
     with multiprocessing.get_context("fork").Pool(3) as pool:
-        assert pool.starmap(numbers_at, [(server.url, cache)] * 3, chunksize=1) == [list(range(60))] * 3
+        assert (
+            pool.starmap(numbers_at, [(server.url, cache)] * 3, chunksize=1)
+            == [list(range(60))] * 3
+        )
     assert server.requests == {"index.json": 3, **ONCE}
     assert not list(cache.glob("*.tmp"))
 

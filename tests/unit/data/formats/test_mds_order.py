@@ -20,7 +20,9 @@ GOLDEN = json.loads((Path(__file__).parents[3] / "assets/mds/sample_order.json")
 BLOCK, PY1E = 1 << 16, SHUFFLES["py1e"]
 
 
-def shuffled(sizes: np.ndarray, shuffle: str, nodes: int, seed: int, epoch: int, block_size: int) -> np.ndarray:
+def shuffled(
+    sizes: np.ndarray, shuffle: str, nodes: int, seed: int, epoch: int, block_size: int
+) -> np.ndarray:
     samples = np.full(sizes.sum(), -1, np.int32)
     SHUFFLES[shuffle](samples, sizes, nodes, seed, epoch, block_size)
     return samples
@@ -28,11 +30,19 @@ def shuffled(sizes: np.ndarray, shuffle: str, nodes: int, seed: int, epoch: int,
 
 @pytest.mark.parametrize("case", GOLDEN["cases"])
 def test_order_of_streaming(case):
-    sizes, canonical_nodes, epoch = np.array(GOLDEN["shard_sizes"]), case["num_canonical_nodes"], case["epoch"]
-    order = places_at(np.arange(epoch_length(sizes.sum(), canonical_nodes)), sizes.sum(), canonical_nodes)
+    sizes, canonical_nodes, epoch = (
+        np.array(GOLDEN["shard_sizes"]),
+        case["num_canonical_nodes"],
+        case["epoch"],
+    )
+    order = places_at(
+        np.arange(epoch_length(sizes.sum(), canonical_nodes)), sizes.sum(), canonical_nodes
+    )
     if case["shuffle_algo"] != "none":
         order = shuffled(sizes, case["shuffle_algo"], canonical_nodes, SEED, epoch, 100)[order]
-    found = of_workers(order.tolist(), case["world"], case["batch_size"], case.get("sample_in_epoch", 0))
+    found = of_workers(
+        order.tolist(), case["world"], case["batch_size"], case.get("sample_in_epoch", 0)
+    )
     assert found == np.ravel(case["ids"]).tolist()
 
 
@@ -60,17 +70,27 @@ def of_workers(order: list[int], world: dict[str, int], batch_size: int, first: 
 
 @given(
     st.lists(st.integers(1, 400), min_size=1, max_size=30).map(np.array),
-    *(st.integers(1, 9), st.sampled_from(sorted(SHUFFLES)), st.integers(0, 3), st.integers(0, 99), st.integers(2, 300)),
+    *(
+        st.integers(1, 9),
+        st.sampled_from(sorted(SHUFFLES)),
+        st.integers(0, 3),
+        st.integers(0, 99),
+        st.integers(2, 300),
+    ),
 )
 def test_equal_to_the_plain_order(sizes, nodes, shuffle, epoch, seed, block_size):
     assume(sizes.sum() >= nodes)
     found = shuffled(sizes, shuffle, nodes, seed, epoch, block_size)
-    np.testing.assert_array_equal(found, plain_shuffle(sizes.tolist(), shuffle, epoch, nodes, seed, block_size))
+    np.testing.assert_array_equal(
+        found, plain_shuffle(sizes.tolist(), shuffle, epoch, nodes, seed, block_size)
+    )
     positions = np.arange(epoch_length(sizes.sum(), nodes))
     whole = found[places_at(positions, sizes.sum(), nodes)]
     assert np.unique(whole).tolist() == list(range(sizes.sum()))
     assert len(whole) < sizes.sum() + nodes  # samples come twice only to fill rows
-    np.testing.assert_array_equal(whole, sample_order(sizes.tolist(), shuffle, epoch, nodes, seed, block_size))
+    np.testing.assert_array_equal(
+        whole, sample_order(sizes.tolist(), shuffle, epoch, nodes, seed, block_size)
+    )
 
 
 def test_samples_shifted_to_the_same_place_keep_their_order():
@@ -115,7 +135,13 @@ SET_SIZES = [np.array(sizes) for sizes in STREAMS["shard_sizes"]]
 
 
 def streams(*weights: dict, **more: object) -> str:
-    return json.dumps({"streams": [{"local": f"set{number}", **one, **more} for number, one in enumerate(weights)]})
+    return json.dumps(
+        {
+            "streams": [
+                {"local": f"set{number}", **one, **more} for number, one in enumerate(weights)
+            ]
+        }
+    )
 
 
 @pytest.mark.parametrize("case", STREAMS["cases"])
@@ -130,7 +156,11 @@ def test_order_of_several_sets(case: dict, tmp_path: Path) -> None:
 
 
 def test_invalid_streams_are_named() -> None:
-    invalid = ["[", '{"streams": []}', *(streams(one) for one in ({"proportions": 1}, {"repeat": -1}, {"choose": 1.5}))]
+    invalid = [
+        "[",
+        '{"streams": []}',
+        *(streams(one) for one in ({"proportions": 1}, {"repeat": -1}, {"choose": 1.5})),
+    ]
     in_conflict = [streams({"choose": 1, "repeat": 1}), streams({"proportion": 1}, {})]
     for texts, code in ((invalid, "file.json"), (in_conflict, "config.conflict")):
         for text in texts:

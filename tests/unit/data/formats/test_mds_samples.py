@@ -30,7 +30,12 @@ def test_reads_streamings_own_compressed_set(tmp_path):
     pytest.importorskip("zstandard", reason="the streaming extra is not installed")
     folder = Path(shutil.copytree(ASSETS / "enwiki_bytes_zstd", tmp_path / "set"))
     info = describe(folder)
-    assert (info.kind, info.max_seq_length, info.max_predictions, info.num_sequences) == ("mds", 64, 5, 220)
+    assert (info.kind, info.max_seq_length, info.max_predictions, info.num_sequences) == (
+        "mds",
+        64,
+        5,
+        220,
+    )
     assert not list(folder.glob("*.mds")), "describing unpacks nothing"
     store, expected = open_store(folder), np.load(ASSETS / "enwiki_samples.npz")
     found = store.gather(np.arange(220))
@@ -49,7 +54,12 @@ def test_any_order_gives_what_was_written(tmp_path, rows, compression):
     store = open_store(folder)
     assert len(list(folder.glob("*.mds*"))) > 2
     assert (len(store), store.num_packs) == (300, 0)
-    for order in (np.arange(300), np.random.default_rng(1).permutation(300), np.array([7, 7, 0]), np.array([], int)):
+    for order in (
+        np.arange(300),
+        np.random.default_rng(1).permutation(300),
+        np.array([7, 7, 0]),
+        np.array([], int),
+    ):
         assert names(store.gather(order)) == names(rows.take(order))
         assert store.lengths_of(order).tolist() == rows.lengths[order].tolist()
     assert np.array_equal(store.lengths, rows.lengths)
@@ -72,14 +82,27 @@ def test_predictions_out_of_order_are_sorted(tmp_path, rows):
     for index, count in enumerate(np.diff(rows.masked_offsets)):
         for name in ("masked_lm_positions", "masked_lm_ids"):
             columns[name][index, :count] = columns[name][index, :count][::-1].copy()
-    assert names(open_store(write_columns(tmp_path / "set", columns)).gather(np.arange(300))) == names(rows)
+    assert names(
+        open_store(write_columns(tmp_path / "set", columns)).gather(np.arange(300))
+    ) == names(rows)
 
 
-WRONG = {"input_mask": (0, 2), "input_ids": (-1, 65_536), "masked_lm_ids": (65_536,), "segment_ids": (1, -1)}
-WRONG |= {"masked_lm_positions": (40, -3), "masked_lm_weights": (0.5,), "next_sentence_labels": (2,)}
+WRONG = {
+    "input_mask": (0, 2),
+    "input_ids": (-1, 65_536),
+    "masked_lm_ids": (65_536,),
+    "segment_ids": (1, -1),
+}
+WRONG |= {
+    "masked_lm_positions": (40, -3),
+    "masked_lm_weights": (0.5,),
+    "next_sentence_labels": (2,),
+}
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in WRONG.items() for value in values]
+)
 def test_a_wrong_sample_is_named_when_it_is_read(tmp_path, rows, name, value):
     columns = padded(rows, 32, 5)
     columns[name][7, int(name == "input_ids")] = value
@@ -154,7 +177,11 @@ def test_a_sample_with_other_columns_of_the_same_total_is_named(tmp_path, rows):
 
 def test_damaged_sets_are_one_line(tmp_path, rows):  # test_mds.py has more damage
     folder = write_mds(tmp_path / "set", rows)
-    for number, damage, look in ((1, flip, open_store), (0, Path.unlink, describe), (0, Path.touch, describe)):
+    for number, damage, look in (
+        (1, flip, open_store),
+        (0, Path.unlink, describe),
+        (0, Path.touch, describe),
+    ):
         path = folder / f"shard.0000{number}.mds"
         damage(path)
         with user_error("file.unreadable" if damage is Path.unlink else "data.damaged", path):
@@ -165,8 +192,13 @@ def test_other_columns_and_other_widths_are_one_line(tmp_path, rows):
     write_texts(tmp_path / "text", ["words"])
     with user_error("data.columns", tmp_path / "text/index.json"):
         describe(tmp_path / "text")
-    samples = [{n: c[index].tobytes() for n, c in padded(rows, 32, 5).items()} for index in range(300)]
-    samples[299] = {name: content[:-4] if len(content) == 4 * 32 else content for name, content in samples[299].items()}
+    samples = [
+        {n: c[index].tobytes() for n, c in padded(rows, 32, 5).items()} for index in range(300)
+    ]
+    samples[299] = {
+        name: content[:-4] if len(content) == 4 * 32 else content
+        for name, content in samples[299].items()
+    }
     write_samples(tmp_path / "mixed", dict.fromkeys(COLUMNS, "bytes"), samples, size_limit=1 << 16)
     with user_error("data.mixed", tmp_path / "mixed/shard.00002.mds"):
         open_store(tmp_path / "mixed")

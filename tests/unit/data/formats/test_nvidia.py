@@ -19,7 +19,15 @@ from mlbert.data.formats.open import describe, open_store
 from mlbert.data.formats.padded import Widths
 from mlbert.data.formats.ragged import Ragged
 from mlbert.host.errors import UserError
-from nvidia_shards import PREDICTIONS, WIDTH, bert_rows, pack_counts, write_fixed, write_kind, write_variable
+from nvidia_shards import (
+    PREDICTIONS,
+    WIDTH,
+    bert_rows,
+    pack_counts,
+    write_fixed,
+    write_kind,
+    write_variable,
+)
 from stored_sets import assert_same_rows
 from user_errors import user_error
 
@@ -30,11 +38,15 @@ LIMITS = Widths(WIDTH, PREDICTIONS)
 PLAIN = {"chunks": True, "compression": "gzip"}
 
 
-def write(folder: Path, kind: str, seed: int = 0, names: str = "part_{:05d}_of_{:05d}.hdf5", **options) -> Ragged:
+def write(
+    folder: Path, kind: str, seed: int = 0, names: str = "part_{:05d}_of_{:05d}.hdf5", **options
+) -> Ragged:
     folder.mkdir(parents=True, exist_ok=True)
     parts = []
     for number in range(FILES):
-        parts.append(bert_rows(COUNT // FILES, seed + number, WIDTH // 3 if kind == "packed" else WIDTH))
+        parts.append(
+            bert_rows(COUNT // FILES, seed + number, WIDTH // 3 if kind == "packed" else WIDTH)
+        )
         write_kind(kind, folder / names.format(number, FILES), parts[-1], seed + number, **options)
     return Ragged.concatenate(parts)
 
@@ -45,7 +57,9 @@ def open_all(folder: Path) -> NvidiaStore:
     return store
 
 
-@pytest.mark.parametrize("names", ["part_{:05d}_of_{:05d}", "part_{:05d}", "part-{:05d}-of-{:05d}.hdf", "x{:d}.h5"])
+@pytest.mark.parametrize(
+    "names", ["part_{:05d}_of_{:05d}", "part_{:05d}", "part-{:05d}-of-{:05d}.hdf", "x{:d}.h5"]
+)
 def test_file_names(tmp_path, names):
     expected = write(tmp_path / "set", "variable", names=names)
     for other in ("shard_list_00000.lst", "checksums.chk", "README"):
@@ -63,7 +77,9 @@ def test_labels_as_a_column_and_other_integers(tmp_path):
     assert_same_rows(NvidiaStore(path).gather(np.arange(9)), rows)
 
 
-@pytest.mark.parametrize(("kind", "limits"), [("packed", (512, 76, 512)), ("fixed", (WIDTH, PREDICTIONS, None))])
+@pytest.mark.parametrize(
+    ("kind", "limits"), [("packed", (512, 76, 512)), ("fixed", (WIDTH, PREDICTIONS, None))]
+)
 def test_info_reads_no_sample(tmp_path, kind, limits):
     write(tmp_path / "set", kind)
     info = describe(tmp_path / "set")
@@ -78,7 +94,10 @@ def test_bins_in_folders_and_in_names(tmp_path):
     for name, rows in (("bin_1", short), ("bin_2", long)):
         (tmp_path / "folders" / name).mkdir(parents=True)
         for number, half in enumerate(np.array_split(np.arange(len(rows)), 2)):
-            for path in (f"folders/{name}/part_{number}_of_2.hdf5", f"names/{name}_part_{number}_of_2.hdf5"):
+            for path in (
+                f"folders/{name}/part_{number}_of_2.hdf5",
+                f"names/{name}_part_{number}_of_2.hdf5",
+            ):
                 write_variable(tmp_path / path, rows.take(half))
     expected = Ragged.concatenate([short, long])
     order = np.random.default_rng(4).permutation(50)
@@ -99,7 +118,10 @@ def test_folders_side_by_side_that_are_no_bins(tmp_path):
 def test_file_of_the_latest_format(tmp_path):
     expected = bert_rows(30)
     write_variable(tmp_path / "a.h5", expected)
-    with h5py.File(tmp_path / "a.h5") as old, h5py.File(tmp_path / "b.h5", "w", libver="latest") as new:
+    with (
+        h5py.File(tmp_path / "a.h5") as old,
+        h5py.File(tmp_path / "b.h5", "w", libver="latest") as new,
+    ):
         for name in old:
             new.create_dataset(name, data=old[name][:], dtype=old[name].dtype)
     store = NvidiaStore(tmp_path / "b.h5")
@@ -109,7 +131,10 @@ def test_file_of_the_latest_format(tmp_path):
 
 def test_row_with_many_items_of_other_columns(tmp_path):
     """Heap collections grow with their largest object; rows far apart in size share the file."""
-    rows = [bert_rows(3, seed, max_length=length, min_length=length) for seed, length in enumerate((5, 9000, 6, 30000))]
+    rows = [
+        bert_rows(3, seed, max_length=length, min_length=length)
+        for seed, length in enumerate((5, 9000, 6, 30000))
+    ]
     expected = Ragged.concatenate(rows)
     path = write_variable(tmp_path / "a.h5", expected)
     store = NvidiaStore(path, limits=Widths(30_000, PREDICTIONS))
@@ -161,7 +186,9 @@ def test_index_is_kept_and_follows_the_files(tmp_path):
     expected = write(folder, "variable")
     assert_same_rows(open_all(folder).gather(np.arange(COUNT)), expected)
     (kept,) = (tmp_path / "cache" / "mlbert" / "nvidia").iterdir()
-    with mock.patch.object(nvidia_index, "build_index", side_effect=pytest.fail.Exception("not kept")):
+    with mock.patch.object(
+        nvidia_index, "build_index", side_effect=pytest.fail.Exception("not kept")
+    ):
         assert_same_rows(open_all(folder).gather(np.arange(COUNT)), expected)
     expected = write(folder, "variable", seed=10)
     assert_same_rows(open_all(folder).gather(np.arange(COUNT)), expected)
@@ -239,10 +266,15 @@ def test_shard_numbers(tmp_path):
     check_refused("data.duplicate", one)
 
 
-@pytest.mark.parametrize(("kind", "name", "width"), [("variable", "set", WIDTH), ("fixed", "fixed", WIDTH + 1)])
+@pytest.mark.parametrize(
+    ("kind", "name", "width"), [("variable", "set", WIDTH), ("fixed", "fixed", WIDTH + 1)]
+)
 def test_mixed_folders(tmp_path, kind, name, width):
     write(tmp_path / name, kind)
-    check_refused("data.mixed", write_fixed(tmp_path / name / "part_00001_of_00003.hdf5", bert_rows(20, 1), width))
+    check_refused(
+        "data.mixed",
+        write_fixed(tmp_path / name / "part_00001_of_00003.hdf5", bert_rows(20, 1), width),
+    )
 
 
 def test_folder_without_shards(tmp_path):
@@ -316,7 +348,9 @@ def test_heap_chain_that_is_broken(tmp_path):
     path = write_variable(tmp_path / "a.h5", bert_rows(12))
     data = bytearray(path.read_bytes())
     place = data.find(b"GCOL")
-    data[place + 24 : place + 32] = (1 << 40).to_bytes(8, "little")  # the first object claims a terabyte
+    data[place + 24 : place + 32] = (1 << 40).to_bytes(
+        8, "little"
+    )  # the first object claims a terabyte
     path.write_bytes(data)
     with user_error("data.damaged", path):
         NvidiaStore(path)

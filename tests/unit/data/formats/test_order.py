@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from mlbert.data.formats import order
 from mlbert.data.formats.index_cache import IndexCache
-from mlbert.data.formats.order import ComposedOrder, EpochOrder, RankSlice, StepReader, by_length, contiguous, even_mix
+from mlbert.data.formats.order import (
+    ComposedOrder,
+    EpochOrder,
+    RankSlice,
+    StepReader,
+    by_length,
+    contiguous,
+    even_mix,
+)
 from mlbert.data.formats.permutation import Permutation, even_spread
 from mlbert.data.formats.prepared import ShardSet
 from mlbert.data.formats.ragged import offsets_of
@@ -41,7 +49,9 @@ def test_exchange_against_naive_dealing(accumulation, each, size, groups, data):
         asked.append(units)
         return lengths[units]
 
-    shares = [RankSlice(each * accumulation, accumulation, rank, world_size) for rank in range(world_size)]
+    shares = [
+        RankSlice(each * accumulation, accumulation, rank, world_size) for rank in range(world_size)
+    ]
     held = [contiguous(share) for share in shares]
     for share in reversed(shares):  # whatever is computed first
         group, place = divmod(share.rank, size)
@@ -53,19 +63,32 @@ def test_exchange_against_naive_dealing(accumulation, each, size, groups, data):
             assert units.tolist() == pool[naive_snake(lengths[pool].tolist(), size)[place]].tolist()
         first = group * size * each * accumulation
         (once,) = asked
-        assert sorted(once.tolist()) == list(range(first, first + size * each * accumulation)), "its group's, once"
-    taken = [unit for share in shares for units in by_length(size)(share, read) for unit in units.tolist()]
+        assert sorted(once.tolist()) == list(range(first, first + size * each * accumulation)), (
+            "its group's, once"
+        )
+    taken = [
+        unit
+        for share in shares
+        for units in by_length(size)(share, read)
+        for unit in units.tolist()
+    ]
     assert sorted(taken) == list(range(len(lengths)))
 
 
 def test_a_rank_of_a_thousand_reads_only_its_share(tmp_path, monkeypatch):
     """It looks up the lengths of its group's packs and reads only its own."""
-    store, world_size = ShardSet.open(write_set(tmp_path, random_rows(2400), 1, packs=[*range(0, 2401, 2)])), 1024
+    store, world_size = (
+        ShardSet.open(write_set(tmp_path, random_rows(2400), 1, packs=[*range(0, 2401, 2)])),
+        1024,
+    )
     asked, gather = [], store.gather_packs
     monkeypatch.setattr(store, "gather_packs", lambda packs: asked.append(packs) or gather(packs))
     monkeypatch.setattr(store, "gather", pytest.fail)
     options = {"max_tokens": 64, "max_sequences": 2, "seed": 1, "partition": by_length(world_size)}
-    readers = [StepReader(store, RankSlice(1, 1, rank, world_size), **options) for rank in range(0, world_size, 97)]
+    readers = [
+        StepReader(store, RankSlice(1, 1, rank, world_size), **options)
+        for rank in range(0, world_size, 97)
+    ]
     shares = [reader(0)[0].units.tolist() for reader in readers]
     assert [len(packs) for packs in asked] == [1] * len(readers)
     assert len({unit for share in shares for unit in share}) == len(readers)
@@ -77,8 +100,14 @@ def test_a_machine_packs_a_set_once(make_set, own_cache, monkeypatch):
     def packs_of(seed: int) -> list[tuple[int, ...]]:
         units = order.make_units(store, 300, 64, 3, seed)
         rows, counts = units.gather(np.arange(units.count))
-        assert units.lengths(np.arange(units.count)).tolist() == np.diff(rows.offsets[offsets_of(counts)]).tolist()
-        return [tuple(rows.tokens[low:high]) for low, high in zip(rows.offsets, rows.offsets[1:], strict=False)]
+        assert (
+            units.lengths(np.arange(units.count)).tolist()
+            == np.diff(rows.offsets[offsets_of(counts)]).tolist()
+        )
+        return [
+            tuple(rows.tokens[low:high])
+            for low, high in zip(rows.offsets, rows.offsets[1:], strict=False)
+        ]
 
     alone = packs_of(1)
     monkeypatch.setattr(order, "_SHARED_SEQUENCES", 0)
@@ -101,13 +130,21 @@ def test_one_makes_what_the_others_wait_for(tmp_path, own_cache, monkeypatch):
         return {"numbers": np.arange(5)}
 
     def open_it(_: int = 0) -> list[int]:
-        return IndexCache("test", [tmp_path / "data"], [1]).once(lambda numbers: numbers, ["numbers"], make).tolist()
+        return (
+            IndexCache("test", [tmp_path / "data"], [1])
+            .once(lambda numbers: numbers, ["numbers"], make)
+            .tolist()
+        )
 
-    with ThreadPoolExecutor(4) as pool:  # a lock is of an open file: threads are no different from processes
+    with ThreadPoolExecutor(
+        4
+    ) as pool:  # a lock is of an open file: threads are no different from processes
         assert list(pool.map(open_it, range(4))) == [[0, 1, 2, 3, 4]] * 4
     assert len(made) == 1
     (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # nothing can be stored, nor locked
+    monkeypatch.setenv(
+        "XDG_CACHE_HOME", str(tmp_path / "file")
+    )  # nothing can be stored, nor locked
     assert open_it() == [0, 1, 2, 3, 4]
 
 
@@ -134,7 +171,9 @@ def test_every_rank_gets_its_numbers_and_no_unit_twice(drawn, world_size, seed):
     first = np.concatenate([[0], np.cumsum(sizes)])
     order, each = ComposedOrder(first, counts, seed), sum(counts)
     steps = order.length // (each * world_size)
-    assert steps == min(size // (count * world_size) for size, count in zip(sizes, counts, strict=True))
+    assert steps == min(
+        size // (count * world_size) for size, count in zip(sizes, counts, strict=True)
+    )
     for epoch in range(3):
         seen = []
         for stretch in range(steps * world_size):  # step after step, and in each rank after rank
@@ -195,7 +234,16 @@ def test_a_position_does_not_depend_on_which_others_are_asked(n, key, positions)
 
 def test_the_order_of_a_key_never_changes():
     # A change here changes the order of every run that is resumed.
-    assert Permutation(1000, (5, 1))(np.arange(8)).tolist() == [616, 944, 118, 965, 330, 993, 106, 307]
+    assert Permutation(1000, (5, 1))(np.arange(8)).tolist() == [
+        616,
+        944,
+        118,
+        965,
+        330,
+        993,
+        106,
+        307,
+    ]
 
 
 def test_keys_give_unlike_orders():
@@ -225,7 +273,9 @@ def stride_and_denominators(n: int) -> tuple[int, list[int]]:
     return stride, denominators[1:]
 
 
-@given(n=st.integers(1, 200_000), cut=st.floats(0, 1), start=st.floats(0, 1), size=st.integers(1, 500))
+@given(
+    n=st.integers(1, 200_000), cut=st.floats(0, 1), start=st.floats(0, 1), size=st.integers(1, 500)
+)
 @example(n=764, cut=0.25, start=0, size=106)
 @example(n=60_292, cut=0.5, start=0, size=378)
 @settings(max_examples=100)

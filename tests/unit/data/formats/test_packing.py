@@ -12,7 +12,10 @@ from mlbert.data.formats.packing import best_fit, pack_lengths
 
 def wikipedia_like(count: int) -> np.ndarray:
     """Return evenly spaced lengths with the published quantiles and mean (254.4) of the benchmark's training set."""
-    shares, lengths = [0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.766], [5, 22, 36, 48, 84, 204, 484, 511]
+    shares, lengths = (
+        [0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.766],
+        [5, 22, 36, 48, 84, 204, 484, 511],
+    )
     drawn = (np.arange(count) + 0.5) / count
     # Between the quartiles short lengths are the more frequent ones: straight lines would have the mean 262.
     for low, high in ((0.25, 0.5), (0.5, 0.75)):
@@ -21,7 +24,12 @@ def wikipedia_like(count: int) -> np.ndarray:
     return np.where(drawn >= 0.766, 512, np.interp(drawn, shares, lengths)).astype(np.int64)
 
 
-@given(st.lists(st.integers(1, 40), max_size=200), st.integers(0, 30), st.integers(1, 5), st.integers(0, 2**32))
+@given(
+    st.lists(st.integers(1, 40), max_size=200),
+    st.integers(0, 30),
+    st.integers(1, 5),
+    st.integers(0, 2**32),
+)
 @settings(max_examples=70)
 def test_every_sequence_once_and_nothing_over_its_limit(lengths, room, max_sequences, seed):
     array = np.asarray(lengths, np.int64)
@@ -60,9 +68,13 @@ def test_packs_stay_the_same_between_versions():
         (1025, 3): "f8122bcb78124a1d",
     }.items():
         packs = pack_lengths(wikipedia_like(3000), *limits, 7)
-        found = hashlib.sha256(packs.order.astype("<i8").tobytes() + packs.offsets.astype("<i8").tobytes())
+        found = hashlib.sha256(
+            packs.order.astype("<i8").tobytes() + packs.offsets.astype("<i8").tobytes()
+        )
         assert found.hexdigest()[:16] == digest, limits
-    assert (packs.order != pack_lengths(wikipedia_like(3000), *limits, 8).order).any(), "the seed decides"
+    assert (packs.order != pack_lengths(wikipedia_like(3000), *limits, 8).order).any(), (
+        "the seed decides"
+    )
 
 
 def test_the_filled_share_and_what_cannot_work():
@@ -71,7 +83,9 @@ def test_the_filled_share_and_what_cannot_work():
     some = np.array([8, 4, 3])
     assert pack_lengths(some, 8).filled(some, 8) == 15 / 16
     for limits in ((0, 3), (8, 0), (0, 0)):
-        with pytest.raises(ValueError, match=f"max_tokens {limits[0]} and max_sequences {limits[1]}"):
+        with pytest.raises(
+            ValueError, match=f"max_tokens {limits[0]} and max_sequences {limits[1]}"
+        ):
             pack_lengths(np.ones(1, int), *limits)
     for lengths in ([0, 3], [3, 9], [-1]):
         with pytest.raises(ValueError, match="do not fit packs of 8 tokens"):

@@ -63,13 +63,34 @@ def claim_packs(document: dict) -> None:
     ("damage", "code", "named"),
     [
         (lambda folder: first_shard(folder).unlink(), "data.incomplete", shard_name(0, 3)),
-        (lambda folder: shutil.copy(first_shard(folder), folder / shard_name(3, 4)), "data.mixed", shard_name(3, 4)),
-        (lambda folder: edit_manifest(folder, lambda d: d["shards"].append(d["shards"][0])), *MANIFEST),
-        (lambda folder: swap(first_shard(folder), folder / shard_name(1, 3)), "data.damaged", shard_name(0, 3)),
+        (
+            lambda folder: shutil.copy(first_shard(folder), folder / shard_name(3, 4)),
+            "data.mixed",
+            shard_name(3, 4),
+        ),
+        (
+            lambda folder: edit_manifest(folder, lambda d: d["shards"].append(d["shards"][0])),
+            *MANIFEST,
+        ),
+        (
+            lambda folder: swap(first_shard(folder), folder / shard_name(1, 3)),
+            "data.damaged",
+            shard_name(0, 3),
+        ),
         (lambda folder: edit_manifest(folder, claim_packs), "data.damaged", shard_name(0, 3)),
-        *((lambda folder, at=at: flip(first_shard(folder), at), "data.checksum", shard_name(0, 3)) for at in BITS),
+        *(
+            (lambda folder, at=at: flip(first_shard(folder), at), "data.checksum", shard_name(0, 3))
+            for at in BITS
+        ),
     ],
-    ids=["missing", "of another set", "listed twice", "swapped", "packs", *(f"bit at {place}" for place in BITS)],
+    ids=[
+        "missing",
+        "of another set",
+        "listed twice",
+        "swapped",
+        "packs",
+        *(f"bit at {place}" for place in BITS),
+    ],
 )
 def test_damage_is_named(make_set, damage, code, named):
     folder = make_set()
@@ -109,17 +130,29 @@ def test_only_the_same_fingerprint_and_content_is_kept(tmp_path):
 def test_leftovers_are_cleared(tmp_path):
     writer = ShardWriter(tmp_path, 2, "")
     writer.write_shard(0, random_rows(5))
-    for name in ("shard-00000-of-00002.h5.tmp", "shard-00001-of-00007.h5", "manifest.json", "mine.txt"):
+    for name in (
+        "shard-00000-of-00002.h5.tmp",
+        "shard-00001-of-00007.h5",
+        "manifest.json",
+        "mine.txt",
+    ):
         (tmp_path / name).write_bytes(b"x")
     writer.clear_leftovers()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.txt", "shard-00000-of-00002.h5"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "mine.txt",
+        "shard-00000-of-00002.h5",
+    ]
 
 
 @given(count=st.integers(1, 120), shards=st.integers(1, 5), data=st.data())
 @settings(max_examples=15)
 def test_any_selection_from_any_number_of_shards(tmp_path_factory, count, shards, data):
     folder, rows = tmp_path_factory.mktemp("set"), random_rows(count)
-    borders = np.sort(np.asarray(data.draw(st.lists(st.integers(0, count), min_size=shards - 1, max_size=shards - 1))))
+    borders = np.sort(
+        np.asarray(
+            data.draw(st.lists(st.integers(0, count), min_size=shards - 1, max_size=shards - 1))
+        )
+    )
     writer = ShardWriter(folder, shards, "")
     every = []
     for index, chosen in enumerate(np.split(np.arange(count), borders.astype(int))):
@@ -129,7 +162,9 @@ def test_any_selection_from_any_number_of_shards(tmp_path_factory, count, shards
         writer.write_shard(index, rows.take(chosen), offsets)
     limits = {"max_tokens": 96, "max_sequences": 3}
     vocabulary = {"sha256": "a" * 64, "size": 500}
-    writer.finish(vocabulary=vocabulary, max_seq_length=32, max_predictions=5, provenance={}, packs=limits)
+    writer.finish(
+        vocabulary=vocabulary, max_seq_length=32, max_predictions=5, provenance={}, packs=limits
+    )
     indices = np.asarray(data.draw(st.lists(st.integers(0, count - 1), max_size=80)), np.int64)
     packs = np.asarray(data.draw(st.lists(st.integers(0, len(every) - 1), max_size=40)), np.int64)
     wanted = np.concatenate([np.empty(0, np.int64), *(every[pack] for pack in packs)])
@@ -140,7 +175,9 @@ def test_any_selection_from_any_number_of_shards(tmp_path_factory, count, shards
         gathered, counts = store.gather_packs(packs)
         assert_same_rows(gathered, rows.take(wanted))
         assert counts.tolist() == [len(every[pack]) for pack in packs]
-        assert store.pack_lengths(packs).tolist() == [rows.lengths[every[pack]].sum() for pack in packs]
+        assert store.pack_lengths(packs).tolist() == [
+            rows.lengths[every[pack]].sum() for pack in packs
+        ]
 
 
 def test_shards_are_mapped_when_they_are_touched_and_closed(make_set):
@@ -212,7 +249,9 @@ def test_a_flipped_bit_ends_the_run_of_a_large_set(make_set, monkeypatch, listed
         (folder / CHECKSUMS).unlink()
     elif listed == "stale":  # says otherwise of a good shard: SHA-256 decides
         lines = (folder / CHECKSUMS).read_text().splitlines()
-        (folder / CHECKSUMS).write_text("\n".join(f"{index:032x}{line[32:]}" for index, line in enumerate(lines)))
+        (folder / CHECKSUMS).write_text(
+            "\n".join(f"{index:032x}{line[32:]}" for index, line in enumerate(lines))
+        )
     trained(folder)
     bad = harmless_flip(folder, 1)
     with user_error("data.checksum", bad):
@@ -281,7 +320,10 @@ def test_bad_manifest(tmp_path):
         read_manifest(tmp_path)
     os.mkfifo(path)
     absent = tmp_path / "absent"
-    for folder, code, subject in ((tmp_path, "file.unreadable", path), (absent, "file.missing", absent)):
+    for folder, code, subject in (
+        (tmp_path, "file.unreadable", path),
+        (absent, "file.missing", absent),
+    ):
         with user_error(code, subject):  # and does not wait for a writer
             read_manifest(folder)
 
@@ -294,7 +336,25 @@ def test_vocabulary_must_be_the_one_prepared_with(make_set, tmp_path):
         check_vocabulary(describe(make_set(name="bad")), vocab)
 
 
-JUNK = [None, True, -1, 0, 1 << 70, 1e999, 0.5, "", "x", "9", "../x", "a" * 64, [], [[]], {}, [-1], [1 << 70]]
+JUNK = [
+    None,
+    True,
+    -1,
+    0,
+    1 << 70,
+    1e999,
+    0.5,
+    "",
+    "x",
+    "9",
+    "../x",
+    "a" * 64,
+    [],
+    [[]],
+    {},
+    [-1],
+    [1 << 70],
+]
 
 
 def places(document: object) -> list[tuple]:
@@ -336,7 +396,14 @@ def unpacked(rows: Ragged) -> list[tuple]:
         part = slice(rows.offsets[s], rows.offsets[s + 1])
         mask = slice(rows.masked_offsets[s], rows.masked_offsets[s + 1])
         masked = [column[mask].tolist() for column in (rows.masked_positions, rows.masked_labels)]
-        result.append((rows.tokens[part].tolist(), int(rows.first_lengths[s]), bool(rows.next_sentence[s]), *masked))
+        result.append(
+            (
+                rows.tokens[part].tolist(),
+                int(rows.first_lengths[s]),
+                bool(rows.next_sentence[s]),
+                *masked,
+            )
+        )
     return result
 
 
@@ -376,6 +443,9 @@ def test_ranges_are_slices_joined_in_order(rows, data):
     places = st.integers(0, len(rows))
     ranges = [sorted(pair) for pair in data.draw(st.lists(st.tuples(places, places), max_size=6))]
     of_ranges = Ragged.of_ranges((ragged, first, end) for first, end in ranges)
-    for found in (of_ranges, Ragged.concatenate([ragged.slice(first, end) for first, end in ranges])):
+    for found in (
+        of_ranges,
+        Ragged.concatenate([ragged.slice(first, end) for first, end in ranges]),
+    ):
         assert unpacked(found) == [each for first, end in ranges for each in rows[first:end]]
         assert {name: getattr(found, name).dtype for name in DTYPES} == DTYPES

@@ -34,7 +34,9 @@ def write(folder: Path, text: str, name: str = "train.csv") -> Path:
     return path
 
 
-fields = st.text(st.characters(codec="utf-8", exclude_characters="\0\r", exclude_categories=("Cs",)), max_size=12)
+fields = st.text(
+    st.characters(codec="utf-8", exclude_characters="\0\r", exclude_categories=("Cs",)), max_size=12
+)
 
 
 @given(rows=st.lists(st.tuples(fields, fields), min_size=1, max_size=8))
@@ -70,7 +72,9 @@ def test_classes_are_sorted_and_those_of_training(tmp_path: Path) -> None:
     rows = read_training(train, FORM)
     assert rows.classes == ("maybe", "no", "yes")
     assert rows.labels.tolist() == [1, 0, 2]
-    evaluation = read_evaluation(write(tmp_path, "text,label\nq,yes\n", "dev.csv"), FORM, rows.classes)
+    evaluation = read_evaluation(
+        write(tmp_path, "text,label\nq,yes\n", "dev.csv"), FORM, rows.classes
+    )
     assert evaluation.labels.tolist() == [2]
     unknown = write(tmp_path, "text,label\nx,yes\ny,yess\n", "dev.csv")
     with user_error("data.labels", unknown):
@@ -84,7 +88,10 @@ def test_a_declared_class_without_rows_is_a_warning(tmp_path: Path) -> None:
     path = write(tmp_path, "text,label\nx,0\ny,2\n")
     rows = read_training(path, TaskForm(("text",), "label", 4))
     assert rows.classes == ("0", "1", "2", "3")
-    assert [line.split(": ")[-1] for line in rows.warnings] == ["no row is of class '1'", "no row is of class '3'"]
+    assert [line.split(": ")[-1] for line in rows.warnings] == [
+        "no row is of class '1'",
+        "no row is of class '3'",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +112,9 @@ def test_a_declared_class_without_rows_is_a_warning(tmp_path: Path) -> None:
         ("a,label\nx,1\n", TaskForm(("a", "b"), "label"), "data.columns", "'b'"),
     ],
 )
-def test_damage_is_reported_in_one_line(tmp_path: Path, text: str, form: TaskForm, code: str, named: str) -> None:
+def test_damage_is_reported_in_one_line(
+    tmp_path: Path, text: str, form: TaskForm, code: str, named: str
+) -> None:
     path = write(tmp_path, text)
     with user_error(code, path) as error:
         read_training(path, form)
@@ -153,7 +162,11 @@ def test_glues_official_forms(tmp_path: Path, name: str) -> None:
 
 
 # Column names of Hugging Face's copy.
-TEXTS = {"mnli": ("premise", "hypothesis"), "stsb": ("sentence1", "sentence2"), "cola": ("sentence",)}
+TEXTS = {
+    "mnli": ("premise", "hypothesis"),
+    "stsb": ("sentence1", "sentence2"),
+    "cola": ("sentence",),
+}
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -176,7 +189,10 @@ def test_fetched_rows_are_read_as_official_files(name, tmp_path, monkeypatch, ca
     assert train.labels.tolist() == labels
     assert [texts[1:] for texts in train.texts] == [["a tab", "a line"]] * len(TEXTS[name])
     assert [texts[0] for texts in train.texts] == [f"train {column}" for column in TEXTS[name]]
-    splits = ["train", *(["validation_matched", "validation_mismatched"] if name == "mnli" else ["validation"])]
+    splits = [
+        "train",
+        *(["validation_matched", "validation_mismatched"] if name == "mnli" else ["validation"]),
+    ]
     assert asked == [("nyu-mll/glue", name, split) for split in splits]
     for path in task.evaluation_files(tmp_path).values():
         assert read_evaluation(path, form, train.classes).texts[0][0].startswith("validation")
@@ -185,7 +201,9 @@ def test_fetched_rows_are_read_as_official_files(name, tmp_path, monkeypatch, ca
     assert capsys.readouterr().out.count("wrote ") == len(splits)
 
 
-def test_without_a_network_one_line_reports_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_network_one_line_reports_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with user_error("network.unreachable", "nyu-mll/glue rte"):
         glue_files.fetch(tmp_path, ["rte"])
@@ -218,7 +236,9 @@ def test_every_task_has_rows_of_every_class(made: Path, name: str) -> None:
 
 def test_labels_follow_from_the_texts(made: Path) -> None:
     assert len(list(made.rglob("*.tsv"))) == 17
-    rows, scores = (read_training(TASKS[name].train_file(made), form_of_task(name)) for name in ("qnli", "stsb"))
+    rows, scores = (
+        read_training(TASKS[name].train_file(made), form_of_task(name)) for name in ("qnli", "stsb")
+    )
     for question, sentence, label in zip(*rows.texts, rows.labels, strict=True):
         assert (question in sentence) == (label == 0)
     for first, second, label in zip(*scores.texts, scores.labels, strict=True):

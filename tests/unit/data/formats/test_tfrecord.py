@@ -17,12 +17,26 @@ import tfrecord_examples as proto
 from mlbert.data.formats import tfrecord, tfrecord_native
 from mlbert.data.formats import tfrecord_plain as plain
 from mlbert.data.formats.ragged import Ragged
-from mlbert.data.formats.tfrecord import ExampleReader, Widths, find_files, read_widths, write_examples
+from mlbert.data.formats.tfrecord import (
+    ExampleReader,
+    Widths,
+    find_files,
+    read_widths,
+    write_examples,
+)
 from mlbert.data.prepare.instances import digest
 from mlbert.host.native import NativeUnavailable
 from random_set import any_row, random_rows
 from stored_sets import assert_same_rows, flip
-from tfrecord_examples import SIMPLE_ROW, SIMPLE_WIDTHS, example, frame, odd_examples, read_examples, simple_lists
+from tfrecord_examples import (
+    SIMPLE_ROW,
+    SIMPLE_WIDTHS,
+    example,
+    frame,
+    odd_examples,
+    read_examples,
+    simple_lists,
+)
 from user_errors import user_error
 
 ASSET = Path(__file__).resolve().parents[3] / "assets" / "tfrecord" / "benchmark.tfrecord"
@@ -46,7 +60,9 @@ def compiled() -> ModuleType:
     return tfrecord_native
 
 
-def parse(form: ModuleType, content: bytes, widths: Widths = SIMPLE_WIDTHS, vocab_size: int = 65_536):
+def parse(
+    form: ModuleType, content: bytes, widths: Widths = SIMPLE_WIDTHS, vocab_size: int = 65_536
+):
     data = np.frombuffer(content, np.uint8)
     starts = form.scan(data, 1000)
     assert starts[-1] == len(data)
@@ -79,7 +95,9 @@ def test_three_checksums_agree(content, skipped):
 
 def test_reads_and_writes_what_the_benchmark_wrote(form, tmp_path):
     rows = read(ASSET)
-    assert digest(rows, 512, 76) == "b968ef7928d7a4b6a10f35b36a98d7f8e76044a41f77c9a785e85e98b2e065b7"
+    assert (
+        digest(rows, 512, 76) == "b968ef7928d7a4b6a10f35b36a98d7f8e76044a41f77c9a785e85e98b2e065b7"
+    )
     assert read_widths(ASSET) == (512, 76)
     write_examples(tmp_path / "copy", rows, 512, 76)
     assert (tmp_path / "copy").read_bytes() == ASSET.read_bytes()
@@ -105,7 +123,9 @@ def test_batches(form, tmp_path):
     parts = list(ExampleReader(tmp_path / "file", batch=7))
     assert max(len(part.rows) for part in parts) <= 7
     assert_same_rows(Ragged.concatenate([part.rows for part in parts]), rows)
-    starts, ends = (np.concatenate([getattr(part, name) for part in parts]) for name in ("starts", "ends"))
+    starts, ends = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("starts", "ends")
+    )
     assert starts[0] == 0
     assert ends[-1] == (tmp_path / "file").stat().st_size
     np.testing.assert_array_equal(starts[1:], ends[:-1])
@@ -146,7 +166,8 @@ def test_both_forms_find_and_check_damaged_records_alike(where, value, cut, most
     for shift in (0, 1, -20):  # of the ends, beyond which a record is not complete
         ends = np.clip(starts[1:] + shift, starts[:-1], len(data))
         (rows, good), (plain_rows, plain_good) = (
-            form.parse(data, starts[:-1], ends, SIMPLE_WIDTHS, 65_536) for form in (compiled(), plain)
+            form.parse(data, starts[:-1], ends, SIMPLE_WIDTHS, 65_536)
+            for form in (compiled(), plain)
         )
         assert good.tolist() == plain_good.tolist()
         assert_same_rows(rows, plain_rows)
@@ -177,7 +198,9 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_examples_are_named(form, tmp_path, name):
-    lists = {key: value for key, value in {**simple_lists(), **BAD[name]}.items() if value is not None}
+    lists = {
+        key: value for key, value in {**simple_lists(), **BAD[name]}.items() if value is not None
+    }
     fine = example(simple_lists())
     (tmp_path / "file").write_bytes(frame(fine, fine, example(lists), fine))
     offset = 2 * len(frame(fine))
@@ -208,7 +231,9 @@ def test_vocabulary(form, tmp_path):
 
 def test_not_examples(form, tmp_path):
     floats = proto.message(1, proto.entry("input_ids", proto.feature([1.0], kind=2)))
-    cut_list = proto.message(1, proto.entry("input_ids", proto.message(3, proto.message(1, b"\x80"))))
+    cut_list = proto.message(
+        1, proto.entry("input_ids", proto.message(3, proto.message(1, b"\x80")))
+    )
     for content in (b"", b"\xff\xff\xff", b"hello, this is text", floats, cut_list):
         (tmp_path / "file").write_bytes(frame(content))
         with user_error("data.damaged", tmp_path / "file"):
@@ -258,8 +283,21 @@ def test_not_tfrecords(form, tmp_path):
 
 
 def test_files_that_are_found_or_not(tmp_path):
-    wanted = ["a.tfrecord", "b.tfrecords", "c.tfrecord-00000-of-00001", "eval_10k", "part-00000-of-00001"]
-    for name in [*wanted, "part-00000-of-00001.md5", ".part-1.tfrecord", "a.tfrecord.tmp", "notes.txt", "part-1.hdf5"]:
+    wanted = [
+        "a.tfrecord",
+        "b.tfrecords",
+        "c.tfrecord-00000-of-00001",
+        "eval_10k",
+        "part-00000-of-00001",
+    ]
+    for name in [
+        *wanted,
+        "part-00000-of-00001.md5",
+        ".part-1.tfrecord",
+        "a.tfrecord.tmp",
+        "notes.txt",
+        "part-1.hdf5",
+    ]:
         (tmp_path / name).touch()
     (tmp_path / "part-folder").mkdir()
     assert [path.name for path in find_files(tmp_path)] == wanted

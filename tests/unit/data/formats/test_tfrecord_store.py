@@ -40,7 +40,9 @@ def cache(own_cache: Path) -> Path:
 def folder(tmp_path: Path) -> Path:
     """Return 100 sequences in three files, and a file that is not a TFRecord."""
     rows = random_rows(100)
-    folder = write_parts(tmp_path / "set", rows.slice(0, 30), rows.slice(30, 31), rows.slice(31, 100))
+    folder = write_parts(
+        tmp_path / "set", rows.slice(0, 30), rows.slice(30, 31), rows.slice(31, 100)
+    )
     (folder / "part-00000-of-00003.md5").write_text("checksum")
     return folder
 
@@ -55,13 +57,17 @@ def test_gathers_in_any_order(folder, monkeypatch, form):
     np.testing.assert_array_equal(store.lengths, rows.lengths)
     monkeypatch.setattr(TFRecordStore, "gathered", 16)
     for chosen in ([], [99], [30, 30, 29], np.random.default_rng(0).permutation(100)):
-        assert_same_rows(store.gather(np.asarray(chosen, np.int64)), rows.take(np.asarray(chosen, np.int64)))
+        assert_same_rows(
+            store.gather(np.asarray(chosen, np.int64)), rows.take(np.asarray(chosen, np.int64))
+        )
 
 
 def test_index_is_kept_and_follows_the_files(folder, cache):
     TFRecordStore(folder)
     (kept,) = cache.iterdir()
-    with mock.patch.object(tfrecord_store, "build_index", side_effect=pytest.fail.Exception("not kept")):
+    with mock.patch.object(
+        tfrecord_store, "build_index", side_effect=pytest.fail.Exception("not kept")
+    ):
         assert len(TFRecordStore(folder)) == 100
     write_examples(folder / "part-00001-of-00003", random_rows(2), 32, 5)
     assert len(TFRecordStore(folder)) == 101
@@ -111,7 +117,9 @@ def test_describe_looks_at_the_first_record_alone(folder):
     content = path.read_bytes()
     second = int(tfrecord_plain.scan(np.frombuffer(content, np.uint8), 1)[1])
     path.write_bytes(content[:second] + bytes(len(content) - second))
-    (folder / "part-00001-of-00003").write_bytes(bytes((folder / "part-00001-of-00003").stat().st_size))
+    (folder / "part-00001-of-00003").write_bytes(
+        bytes((folder / "part-00001-of-00003").stat().st_size)
+    )
     assert describe(folder) == before
     path.write_bytes(content[:-1])
     assert describe(folder).identity != before.identity
@@ -121,11 +129,26 @@ def test_describe_looks_at_the_first_record_alone(folder):
     ("damage", "code", "name", "uses"),
     [
         (lambda folder: write_list(folder, PARTS[:1]), "data.mixed", PARTS[1], BOTH),
-        (lambda folder: (folder / "part-00003-of-00003").touch(), "data.mixed", "part-00003-of-00003", BOTH),
+        (
+            lambda folder: (folder / "part-00003-of-00003").touch(),
+            "data.mixed",
+            "part-00003-of-00003",
+            BOTH,
+        ),
         (lambda folder: (folder / PARTS[1]).unlink(), "data.incomplete", "", BOTH),
-        (lambda folder: write_list(folder, PARTS) or (folder / PARTS[2]).unlink(), "data.incomplete", "", BOTH),
+        (
+            lambda folder: write_list(folder, PARTS) or (folder / PARTS[2]).unlink(),
+            "data.incomplete",
+            "",
+            BOTH,
+        ),
         (lambda folder: os.truncate(folder / PARTS[1], 200), "data.damaged", PARTS[1], BOTH[1:]),
-        (lambda folder: write_examples(folder / PARTS[1], random_rows(3), 40, 5), "data.mixed", PARTS[1], BOTH[1:]),
+        (
+            lambda folder: write_examples(folder / PARTS[1], random_rows(3), 40, 5),
+            "data.mixed",
+            PARTS[1],
+            BOTH[1:],
+        ),
     ],
     ids=["not listed", "one too many", "missing", "listed and missing", "cut off", "wider"],
 )
@@ -161,9 +184,17 @@ def test_records_that_the_list_does_not_know(folder, tmp_path, damage):
     write_list(folder, PARTS)
     vocab = tmp_path / "vocab.txt"
     info, path = describe(folder), folder / PARTS[0]
-    assert (info.num_sequences, info.vocab_size, info.vocabulary_sha256) == (len(TFRecordStore(folder)), 500, "a" * 64)
+    assert (info.num_sequences, info.vocab_size, info.vocabulary_sha256) == (
+        len(TFRecordStore(folder)),
+        500,
+        "a" * 64,
+    )
     records = records_of(path)
-    kept = {"cut": records[:-7], "dropped": records[:3] + records[4:], "doubled": [*records, records[5]]}
+    kept = {
+        "cut": records[:-7],
+        "dropped": records[:3] + records[4:],
+        "doubled": [*records, records[5]],
+    }
     path.write_bytes(b"".join(kept.get(damage, records_of(folder / PARTS[2])[: len(records)])))
     with user_error("data.incomplete", path):
         TFRecordStore(folder)
@@ -171,7 +202,9 @@ def test_records_that_the_list_does_not_know(folder, tmp_path, damage):
         tfrecord_store.describe(folder, Widths(32, 5))  # what training looks at before it starts
     (report,) = verify([folder])
     assert report.problems
-    reason = " bytes, instances.json says " if damage == "doubled" else "some are missing or duplicated"
+    reason = (
+        " bytes, instances.json says " if damage == "doubled" else "some are missing or duplicated"
+    )
     assert damage == "exchanged" or reason in report.problems[-1]
     write_vocabulary(vocab)
     with user_error("vocabulary.mismatch", vocab):
@@ -198,7 +231,13 @@ def with_dali() -> None:
 @pytest.mark.usefixtures("with_dali")
 def test_dali_gives_the_same_batches(folder, monkeypatch):
     monkeypatch.setattr(dali, "_BATCH", 16)
-    options = {"packs_per_step": 2, "max_sequences_per_pack": 3, "seed": 3, "rank": 1, "world_size": 2}
+    options = {
+        "packs_per_step": 2,
+        "max_sequences_per_pack": 3,
+        "seed": 3,
+        "rank": 1,
+        "world_size": 2,
+    }
     options |= {"partition": contiguous}
     plain, other = PackedSource(folder, **options), dali.DaliSource(folder, **options)
     plain.open()
@@ -225,7 +264,10 @@ def test_without_dali(folder, monkeypatch):
 
 def test_dali_removes_padding_unless_a_value_is_not_allowed():
     lists = {name: padded(random_rows(20), name, Widths(32, 5)) for name in NAMES}
-    lists = {name: values.astype(np.float32 if "weights" in name else np.int64) for name, values in lists.items()}
+    lists = {
+        name: values.astype(np.float32 if "weights" in name else np.int64)
+        for name, values in lists.items()
+    }
     assert_same_rows(dali._without_padding(lists), random_rows(20))
     lists["input_ids"][7, 0] = 65_536
     assert dali._without_padding(lists) is None

@@ -45,7 +45,11 @@ def all_tokens(shards: TokenShards) -> list[list[int]]:
 
 
 def kept(folder: Path, remote: Path | None = None) -> list[Path]:
-    return sorted(open_texts(streams_of("", None, folder, remote and str(remote)))[0].cache.glob("tokens-*/*.ids"))
+    return sorted(
+        open_texts(streams_of("", None, folder, remote and str(remote)))[0].cache.glob(
+            "tokens-*/*.ids"
+        )
+    )
 
 
 EXPECTED = [TOKENIZER.encode(text) for text in TEXTS]
@@ -57,7 +61,9 @@ def test_equal_to_each_text_tokenised(folder):
     assert all_tokens(shards) == EXPECTED
     assert len(kept(folder)) == len(shards.first) - 1
     texts = [5, 3, 5, *range(80)]
-    assert [tokens.tolist() for tokens in opened(folder).loose(texts)] == [EXPECTED[text] for text in texts]
+    assert [tokens.tolist() for tokens in opened(folder).loose(texts)] == [
+        EXPECTED[text] for text in texts
+    ]
 
 
 def test_hard_texts_at_once_equal_each_text_tokenised(tmp_path):
@@ -101,7 +107,9 @@ def test_damaged_tokens_are_made_again(folder):
 
 def test_another_vocabulary_is_kept_apart(folder, tmp_path):
     all_tokens(opened(folder))
-    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, "the", "river", "[unused]"]) + "\n")
+    (tmp_path / "vocab.txt").write_text(
+        "\n".join([*SPECIAL_TOKENS, "the", "river", "[unused]"]) + "\n"
+    )
     other = load_tokenizer(tmp_path / "vocab.txt")
     shards = opened(folder, tokenizer=other)
     assert shards.ready(0) is None
@@ -139,8 +147,14 @@ def test_a_full_disk(folder):
 
 def test_openers_share_the_work(folder, monkeypatch):
     made, make = [], TokenShards._tokenised
-    monkeypatch.setattr(TokenShards, "_tokenised", lambda shards, number: made.append(number) or make(shards, number))
-    with ThreadPoolExecutor(3) as pool:  # a lock is of an open file: threads are no different from processes
+    monkeypatch.setattr(
+        TokenShards,
+        "_tokenised",
+        lambda shards, number: made.append(number) or make(shards, number),
+    )
+    with ThreadPoolExecutor(
+        3
+    ) as pool:  # a lock is of an open file: threads are no different from processes
         assert list(pool.map(lambda _: all_tokens(opened(folder)), range(3))) == [EXPECTED] * 3
     assert sorted(made) == list(range(len(list(folder.glob("shard*")))))
 
@@ -164,14 +178,22 @@ def test_one_process_makes_a_shard_and_the_others_wait_or_continue(folder):
 def test_a_set_elsewhere_is_copied_once(folder, tmp_path):
     cache = tmp_path / "cache"
     assert all_tokens(opened(cache, folder)) == EXPECTED
-    assert len(list(cache.glob("shard*"))) == len(kept(cache, folder)) == len(list(folder.glob("shard*")))
+    assert (
+        len(list(cache.glob("shard*")))
+        == len(kept(cache, folder))
+        == len(list(folder.glob("shard*")))
+    )
     assert not kept(folder)
     # The same folder twice is a set that lies here.
     assert all_tokens(opened(folder, folder)) == EXPECTED
 
 
 def token_shards(folder: Path, *samples: bytes) -> TokenShards:
-    return opened(write_samples(folder / "set", {"tokens": "bytes"}, ({"tokens": sample} for sample in samples)))
+    return opened(
+        write_samples(
+            folder / "set", {"tokens": "bytes"}, ({"tokens": sample} for sample in samples)
+        )
+    )
 
 
 TOO_LARGE, NEGATIVE = (np.array(ids, "<i8").tobytes() for ids in ([1, 30_522], [-1]))
@@ -194,13 +216,20 @@ def test_a_set_without_texts(tmp_path):
 def test_a_damaged_text_is_named(tmp_path, damage):
     folder = write_texts(tmp_path / "set", ["one", "two “quoted”", "three"], hashes=())
     path = folder / "shard.00000.mds"
-    old, new = {"text": ("“".encode(), b"\xff\xfe\xfd"), "size": (b"\x03\0\0\0one", b"\x02\0\0\0one")}[damage]
+    old, new = {
+        "text": ("“".encode(), b"\xff\xfe\xfd"),
+        "size": (b"\x03\0\0\0one", b"\x02\0\0\0one"),
+    }[damage]
     path.write_bytes(path.read_bytes().replace(old, new))
     with user_error("data.damaged", path):
         opened(folder).shard(0)
 
 
 def test_a_text_among_other_columns(tmp_path):
-    samples = ({"text": text, "url": "u", "number": bytes(number)} for number, text in enumerate(TEXTS))
-    folder = write_samples(tmp_path / "set", {"text": "str", "url": "str", "number": "bytes"}, samples)
+    samples = (
+        {"text": text, "url": "u", "number": bytes(number)} for number, text in enumerate(TEXTS)
+    )
+    folder = write_samples(
+        tmp_path / "set", {"text": "str", "url": "str", "number": "bytes"}, samples
+    )
     assert all_tokens(opened(folder)) == EXPECTED

@@ -15,8 +15,20 @@ from hypothesis import strategies as st
 from mlbert.data.formats import tokenizer as module
 from mlbert.data.formats.checks import another_vocabulary, keeps_case, unknown_share
 from mlbert.data.formats.ragged import Ragged
-from mlbert.data.formats.tokenizer import UNCASED_FILE, UNCASED_NAMES, Tokenizer, hub_problem, load_tokenizer
-from mlbert.data.formats.wordpiece import SPECIAL_TOKENS, WordPieceTokenizer, basic_split, clean_words, load_vocabulary
+from mlbert.data.formats.tokenizer import (
+    UNCASED_FILE,
+    UNCASED_NAMES,
+    Tokenizer,
+    hub_problem,
+    load_tokenizer,
+)
+from mlbert.data.formats.wordpiece import (
+    SPECIAL_TOKENS,
+    WordPieceTokenizer,
+    basic_split,
+    clean_words,
+    load_vocabulary,
+)
 from mlbert.data.prepare.instances import InstanceOptions, create_instances
 from mlbert.host import native
 from user_errors import user_error
@@ -78,13 +90,19 @@ def test_damaged_configuration(tmp_path):
     valid_json = b'{"do_lower_case": "false"}'
     for content in (b"[]", b"{", b"\xff", b"[" * 20_000, valid_json):
         (tmp_path / "tokenizer_config.json").write_bytes(content)
-        with user_error("config.value" if content == valid_json else "file.json", tmp_path / "tokenizer_config.json"):
+        with user_error(
+            "config.value" if content == valid_json else "file.json",
+            tmp_path / "tokenizer_config.json",
+        ):
             load_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("attribute", "value", "words"),
-    [("HF_HUB_OFFLINE", True, "switched off"), ("ENDPOINT", "http://127.0.0.1:9", "does not answer")],
+    [
+        ("HF_HUB_OFFLINE", True, "switched off"),
+        ("ENDPOINT", "http://127.0.0.1:9", "does not answer"),
+    ],
 )
 def test_a_hub_that_cannot_be_used(monkeypatch, attribute, value, words):
     constants = pytest.importorskip("huggingface_hub.constants")
@@ -126,7 +144,9 @@ WORDS = ["mask", "run", "##ning", "##nin", "[", "]", "'", "don", "σ", "##ς", "
 VOCABULARY = {entry: number for number, entry in enumerate([*SPECIAL_TOKENS, *LETTERS, *WORDS])}
 
 
-def tokens(text: str, lower_case: bool = True, vocabulary: dict[str, int] = VOCABULARY) -> list[str]:
+def tokens(
+    text: str, lower_case: bool = True, vocabulary: dict[str, int] = VOCABULARY
+) -> list[str]:
     entries = list(vocabulary)
     return [entries[number] for number in WordPieceTokenizer(vocabulary, lower_case).encode(text)]
 
@@ -172,8 +192,12 @@ def test_every_string_of_the_sample_set(shared_data):
         text = case["text"]
         assert WordPieceTokenizer(vocabulary).encode(text) == case["uncased_ids"], text
         assert tokens(text, vocabulary=vocabulary) == case["uncased"], text
-        assert tokens(text, lower_case=False, vocabulary=vocabulary) == case["cased_flag_false"], text
-        assert [part for word in clean_words(text) for part in basic_split(word)] == case["basic_uncased"], text
+        assert tokens(text, lower_case=False, vocabulary=vocabulary) == case["cased_flag_false"], (
+            text
+        )
+        assert [part for word in clean_words(text) for part in basic_split(word)] == case[
+            "basic_uncased"
+        ], text
 
 
 def test_bad_vocabulary(tmp_path):
@@ -199,7 +223,10 @@ SYLLABLES = [f"{start}{end}" for start in "bcdfgklmnprst" for end in ("a", "e", 
 def vocabulary(seed: int) -> dict[str, int]:
     pieces = [*SYLLABLES[::2], *(f"##{word}" for word in SYLLABLES), ",", ".", "(", ")"]
     order = np.random.default_rng(seed).permutation(len(pieces))
-    return {entry: number for number, entry in enumerate([*SPECIAL_TOKENS, *(pieces[place] for place in order)])}
+    return {
+        entry: number
+        for number, entry in enumerate([*SPECIAL_TOKENS, *(pieces[place] for place in order)])
+    }
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +246,9 @@ def rows() -> Ragged:
 def test_only_its_own_vocabulary_explains_the_ids(rows):
     assert another_vocabulary(rows, vocabulary(0)) is None
     for seed in range(1, 6):
-        assert "after punctuation would continue a word" in (another_vocabulary(rows, vocabulary(seed)) or "")
+        assert "after punctuation would continue a word" in (
+            another_vocabulary(rows, vocabulary(seed)) or ""
+        )
     moved = {entry: (number + 5) % len(vocabulary(0)) for entry, number in vocabulary(0).items()}
     assert "do not begin with this one's [CLS]" in (another_vocabulary(rows, moved) or "")
     for count in (0, 2):  # prove nothing
@@ -234,4 +263,9 @@ def test_a_text_of_unknown_words():
     tokens[:900] = 7
     assert unknown_share(tokens, words, "part", "vocab.txt") == 0.1
     assert not keeps_case(words)
-    assert keeps_case({entry: number for number, entry in enumerate([*(word.title() for word in SYLLABLES), *words])})
+    assert keeps_case(
+        {
+            entry: number
+            for number, entry in enumerate([*(word.title() for word in SYLLABLES), *words])
+        }
+    )

@@ -17,7 +17,15 @@ from mlbert.data.loading.batches import IGNORED_LABEL, Batch, HostBatch, StaticS
 from mlbert.models.bert import BertForPreTraining
 from model_loss import loss_of, masked_sums
 
-UGLY = ("one token", "one sequence", "single tokens", "nothing masked", "512 sequences", "long and short", "nothing")
+UGLY = (
+    "one token",
+    "one sequence",
+    "single tokens",
+    "nothing masked",
+    "512 sequences",
+    "long and short",
+    "nothing",
+)
 
 
 @pytest.fixture(params=["plain", "triton"])
@@ -52,7 +60,11 @@ def ugly(name: str, labels: bool = False) -> tuple[HostBatch, Batch]:
         "single tokens": ([1] * 70, [1] * 70, [3, 2] * 14),
         "nothing masked": ([5, 9, 2], [0, 0, 0], [2, 1]),
         "512 sequences": ([int(n) for n in generator.integers(1, 4, 512)], [1] * 512, [2] * 256),
-        "long and short": ([256, 1, 255, 512, 1, 1, 257, 3], [40, 0, 12, 76, 1, 0, 9, 3], [3, 1, 4]),
+        "long and short": (
+            [256, 1, 255, 512, 1, 1, 257, 3],
+            [40, 0, 12, 76, 1, 0, 9, 3],
+            [3, 1, 4],
+        ),
         "nothing": ([], [], []),
     }[name]
     rows = rows_of(lengths, masked, generator)
@@ -124,13 +136,17 @@ def exact(batch) -> StaticShape:
 
 
 def larger(batch, tokens: int, sequences: int, masked: int) -> StaticShape:
-    return StaticShape(batch.num_tokens + tokens, batch.num_samples + sequences, batch.num_masked + masked, 64)
+    return StaticShape(
+        batch.num_tokens + tokens, batch.num_samples + sequences, batch.num_masked + masked, 64
+    )
 
 
 def test_a_dense_last_layer_has_the_same_loss_and_gradients():
     """A sparse one is in models/test_heads.py."""
     (batch,) = made_up_batches(3, seed=2, vocab_size=163, max_tokens=64)
-    model = BertForPreTraining(BertConfig(163, 48, 2, 4, 96, max_position_embeddings=64), sparse_last_layer=False)
+    model = BertForPreTraining(
+        BertConfig(163, 48, 2, 4, 96, max_position_embeddings=64), sparse_last_layer=False
+    )
     model.initialize(4)
     results = []
     for given in (batch.to("cpu"), filled(batch, larger(batch, 37, 5, 12))):
@@ -166,7 +182,9 @@ def test_packs_are_within_their_budget():
         for step in range(20):
             assert all(map(static_shape.holds, made_up_batches(6, 3, 500, max_tokens, step)))
     assert StaticShape.of_packs(48, 512, 3, 512, 76) == StaticShape(24576, 144, 3792, 512)
-    assert StaticShape.of_packs(1, 512, 1, 512, 20).masked == 32, "never more than each sequence's limit"
+    assert StaticShape.of_packs(1, 512, 1, 512, 20).masked == 32, (
+        "never more than each sequence's limit"
+    )
 
 
 def test_sizes_of_one_batch(batch):
@@ -186,7 +204,9 @@ def test_allocated_memory_is_a_batch(batch):
 
 
 @over(st.integers(1, 64), st.sampled_from([32, 128, 512]), st.floats(0.05, 0.3))
-def test_smaller_budgets_are_for_sequences_of_their_own(packs: int, longest: int, share: float) -> None:
+def test_smaller_budgets_are_for_sequences_of_their_own(
+    packs: int, longest: int, share: float
+) -> None:
     """They ascend in whole tiles; a batch whose masked tokens follow the rule fits if its tokens fit."""
     predictions = max(1, round(share * longest))
     whole = StaticShape.of_packs(packs, longest, 1, longest, predictions)
@@ -195,9 +215,14 @@ def test_smaller_budgets_are_for_sequences_of_their_own(packs: int, longest: int
     assert tokens == sorted(set(tokens))
     assert all(number < whole.tokens and number % 128 == 0 for number in tokens)
     for static_shape in smaller:
-        assert (static_shape.sequences, static_shape.max_seqlen) == (whole.sequences, whole.max_seqlen)
+        assert (static_shape.sequences, static_shape.max_seqlen) == (
+            whole.sequences,
+            whole.max_seqlen,
+        )
         each, rest = divmod(static_shape.tokens, packs)
         lengths = [min(longest, each + (i < rest)) for i in range(packs)]
         most_masked = sum(min(predictions, round(share * length) or 1) for length in lengths)
         assert most_masked <= static_shape.masked <= whole.masked
-    assert StaticShape.of_packs(packs, longest, 3, longest, predictions).smaller_ones() == (), "packs are full"
+    assert StaticShape.of_packs(packs, longest, 3, longest, predictions).smaller_ones() == (), (
+        "packs are full"
+    )

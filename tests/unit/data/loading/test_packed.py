@@ -42,7 +42,9 @@ def folder(make_set):
     return make_set(COUNT)
 
 
-@pytest.mark.parametrize(("max_tokens", "most"), [(MAX_SEQ_LENGTH, 3), (MAX_SEQ_LENGTH, 1), (64, 2), (128, 8)])
+@pytest.mark.parametrize(
+    ("max_tokens", "most"), [(MAX_SEQ_LENGTH, 3), (MAX_SEQ_LENGTH, 1), (64, 2), (128, 8)]
+)
 def test_every_sequence_once_an_epoch(folder, max_tokens, most):
     packs = pack_lengths(ShardSet.open(folder).lengths, max_tokens, most, 3)
     steps = epoch(open_packed(folder, max_tokens=max_tokens, max_sequences_per_pack=most))
@@ -58,7 +60,11 @@ def test_every_sequence_once_an_epoch(folder, max_tokens, most):
 @pytest.mark.parametrize(("world_size", "accumulation"), [(1, 4), (2, 1), (4, 3)])
 def test_union_over_ranks_and_micro_batches_is_the_plain_step(folder, world_size, accumulation):
     plain = [rows_of(batch) for (batch,) in epoch(open_packed(folder))]
-    options = {"packs_per_step": 12 // world_size, "accumulation": accumulation, "world_size": world_size}
+    options = {
+        "packs_per_step": 12 // world_size,
+        "accumulation": accumulation,
+        "world_size": world_size,
+    }
     ranks = [epoch(open_packed(folder, rank=rank, **options)) for rank in range(world_size)]
     assert {len(step) for rank in ranks for step in rank} == {accumulation}
     for *steps, whole in zip(*ranks, plain, strict=True):
@@ -68,7 +74,10 @@ def test_union_over_ranks_and_micro_batches_is_the_plain_step(folder, world_size
 @pytest.mark.parametrize(("stop", "world_size"), [(0, 1), (3, 1), (40, 1), (5, 2)])
 def test_resume_is_exact_at_any_step(folder, stop, world_size):
     options = {"packs_per_step": 12 // world_size, "accumulation": 2, "world_size": world_size}
-    straight, *ranks = open_packed(folder), *(open_packed(folder, rank=rank, **options) for rank in range(world_size))
+    straight, *ranks = (
+        open_packed(folder),
+        *(open_packed(folder, rank=rank, **options) for rank in range(world_size)),
+    )
     for _ in range(stop):
         straight.next_step()
     for source in ranks:
@@ -89,7 +98,9 @@ def test_epochs_and_seeds_differ(folder):
     assert equal(first, open_packed(folder).batches_of(0)[0])
 
 
-@pytest.mark.parametrize("change", [{"seed": 9}, {"packs_per_step": 6}, {"max_tokens": 64}, {}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{"seed": 9}, {"packs_per_step": 6}, {"max_tokens": 64}, {}], ids=str
+)
 def test_a_position_of_other_settings_or_data_is_refused(folder, make_set, change):
     state = open_packed(folder).state_dict()
     other = folder if change else make_set(COUNT, name="other", seed=1)
@@ -133,7 +144,9 @@ def test_stored_packs_are_used_as_they_are(stored_packs):
     packs = set()
     for shard in range(4):
         rows, offsets = store.shard(shard).rows, store.shard(shard).pack_offsets
-        packs |= set(rows.tokens[rows.offsets[offsets[:-1]] + 1].tolist())  # the number of each pack's first sequence
+        packs |= set(
+            rows.tokens[rows.offsets[offsets[:-1]] + 1].tolist()
+        )  # the number of each pack's first sequence
     source = open_packed(stored_packs, packs_per_step=1)
     assert (source.max_tokens, source.steps_per_epoch) == (40, store.num_packs)
     batches = [batch for step in range(source.steps_per_epoch) for batch in source.batches_of(step)]
@@ -142,7 +155,9 @@ def test_stored_packs_are_used_as_they_are(stored_packs):
     assert {numbers(batch)[0] for batch in batches} == packs
     source = open_packed(stored_packs, packs_per_step=4, max_sequences_per_pack=1)
     assert (source.max_tokens, source.steps_per_epoch) == (MAX_SEQ_LENGTH, COUNT // 4)
-    assert sorted(n for step in range(COUNT // 4) for n in numbers(source.batches_of(step)[0])) == list(range(COUNT))
+    assert sorted(
+        n for step in range(COUNT // 4) for n in numbers(source.batches_of(step)[0])
+    ) == list(range(COUNT))
 
 
 def test_memory_and_maps_give_the_same_batches(stored_packs, folder):
@@ -196,14 +211,22 @@ def test_every_sequence_once_and_every_micro_batch_in_proportion(bins):
     shares = np.histogram(open_store(bins).lengths, [0, 9, 17, 25, 33])[0] / BINNED
     seen = []
     for rank in range(2):
-        source = open_packed(bins, 24, max_sequences_per_pack=1, accumulation=2, rank=rank, world_size=2)
+        source = open_packed(
+            bins, 24, max_sequences_per_pack=1, accumulation=2, rank=rank, world_size=2
+        )
         assert source.steps_per_epoch == BINNED // 48
-        for batch in (batch for step in range(source.steps_per_epoch) for batch in source.batches_of(step)):
+        for batch in (
+            batch for step in range(source.steps_per_epoch) for batch in source.batches_of(step)
+        ):
             assert (np.abs(found_in(batch) - shares * 12) <= 3).all()
             assert batch.num_samples == 12
             seen += tokens_of(batch)
     source = open_packed(bins, 1)
-    packed = [tokens for step in range(source.steps_per_epoch) for tokens in tokens_of(source.batches_of(step)[0])]
+    packed = [
+        tokens
+        for step in range(source.steps_per_epoch)
+        for tokens in tokens_of(source.batches_of(step)[0])
+    ]
     for found in (seen, packed):
         assert len(set(found)) == len(found) == BINNED
 
@@ -216,7 +239,9 @@ def composed(bins, counts, world_size=1, **options) -> list[PackedSource]:
 def test_micro_batches_mix_the_bins(bins):
     (source,) = composed(bins, [4, 4, 4, 12], accumulation=4)
     sizes = [bin.num_sequences for bin in open_store(bins).info.bins]
-    assert source.steps_per_epoch == min(size // count for size, count in zip(sizes, (4, 4, 4, 12), strict=True))
+    assert source.steps_per_epoch == min(
+        size // count for size, count in zip(sizes, (4, 4, 4, 12), strict=True)
+    )
     for step in range(2 * source.steps_per_epoch):
         assert [found_in(batch) for batch in source.batches_of(step)] == [[1, 1, 1, 3]] * 4
 
@@ -225,7 +250,9 @@ def test_the_union_over_ranks_and_dropout_rows_do_not_depend_on_their_number(bin
     def rows(sources) -> dict[int, bytes]:
         batches = [batch for source in sources for batch in source.batches_of(3)]
         places = [row for batch in batches for row in batch.arrays()["first_rows"].tolist()]
-        return dict(zip(places, [tokens for batch in batches for tokens in tokens_of(batch)], strict=True))
+        return dict(
+            zip(places, [tokens for batch in batches for tokens in tokens_of(batch)], strict=True)
+        )
 
     expected = rows(composed(bins, [4, 4, 4, 12]))
     assert len(expected) == 24

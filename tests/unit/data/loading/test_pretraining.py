@@ -25,7 +25,12 @@ SHAPE = SimpleNamespace(vocab_size=500, max_position_embeddings=64)
 
 
 def settings(folder, **changes) -> SimpleNamespace:
-    values = {"input_dir": folder, "synthetic_data": False, "data_reader": "auto", "train_batch_size": 6}
+    values = {
+        "input_dir": folder,
+        "synthetic_data": False,
+        "data_reader": "auto",
+        "train_batch_size": 6,
+    }
     values |= {"gradient_accumulation_steps": 2, "max_sequences_per_pack": 1}
     values |= dict.fromkeys(("counts_of_bins", "max_seq_length", "max_predictions_per_seq"))
     return SimpleNamespace(**{**values, **changes})
@@ -60,25 +65,42 @@ def by_unit(batches: list[HostBatch], slots: int) -> dict[int, list[tuple[int, .
 @pytest.mark.parametrize(("group_size", "parts"), [(2, 3), (4, 1)])
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"counts_of_bins": (1, 2, 3)}, PACKS, {"input_dir": "packs", **PACKS}, {"synthetic_data": True}],
+    [
+        {},
+        {"counts_of_bins": (1, 2, 3)},
+        PACKS,
+        {"input_dir": "packs", **PACKS},
+        {"synthetic_data": True},
+    ],
     ids=str,
 )
-def test_each_rank_reads_what_is_assigned_of_all_that_the_ranks_read(bins, changes, parts, group_size):
+def test_each_rank_reads_what_is_assigned_of_all_that_the_ranks_read(
+    bins, changes, parts, group_size
+):
     config = settings(bins, gradient_accumulation_steps=parts, **changes)
     config.input_dir = bins.parent / config.input_dir  # absolute, or the packs
     apart, dealt = sources(config, 4, 1), sources(config, 4, group_size)
     slots = dealt[0].max_tokens
     differing = 0
     for step in range(3):
-        read = {unit: rows for source in apart for unit, rows in by_unit(source.batches_of(step), slots).items()}
+        read = {
+            unit: rows
+            for source in apart
+            for unit, rows in by_unit(source.batches_of(step), slots).items()
+        }
         assert sorted(read) == list(range(24))
         lengths = np.asarray([len(read[unit]) for unit in range(24)])
         for rank, source in enumerate(dealt):
             batches = source.batches_of(step)
             expected = by_length(group_size)(RankSlice(6, parts, rank, 4), lengths.__getitem__)
             for batch, units in zip(batches, expected, strict=True):
-                assert list(by_unit([batch], slots).items()) == [(unit, read[unit]) for unit in units.tolist()]
-            differing += by_unit(batches, slots).keys() != by_unit(apart[rank].batches_of(step), slots).keys()
+                assert list(by_unit([batch], slots).items()) == [
+                    (unit, read[unit]) for unit in units.tolist()
+                ]
+            differing += (
+                by_unit(batches, slots).keys()
+                != by_unit(apart[rank].batches_of(step), slots).keys()
+            )
     assert differing > 0, "some rank reads other units than without exchange"
 
 
@@ -122,7 +144,9 @@ def test_every_example_once(make_set, world_size, num_examples, packs_per_batch)
     folder = make_set(300)
     seen = []
     for rank in range(world_size):
-        evaluation = opened_eval(folder, num_examples, packs_per_batch, rank=rank, world_size=world_size)
+        evaluation = opened_eval(
+            folder, num_examples, packs_per_batch, rank=rank, world_size=world_size
+        )
         mine = numbers(evaluation)
         assert mine == numbers(evaluation)
         assert sum(batch.num_samples for batch in evaluation) == len(mine)
@@ -144,7 +168,11 @@ def test_batches_are_as_few_as_can_be_and_of_one_size(make_set):
 
 def test_numbers_that_cannot_work(make_set):
     folder = make_set(300)
-    for num_examples, packs_per_batch, subject in ((0, 4, folder), (301, 4, folder), (10, 0, "EVAL_BATCH_SIZE")):
+    for num_examples, packs_per_batch, subject in (
+        (0, 4, folder),
+        (301, 4, folder),
+        (10, 0, "EVAL_BATCH_SIZE"),
+    ):
         with user_error("config.range", subject):
             EvalSet(folder, num_examples, packs_per_batch, max_sequences_per_pack=3)
 
@@ -179,7 +207,10 @@ def test_lengths_are_those_of_the_benchmark():
 
 def test_ranks_share_one_step():
     whole = opened().batches_of(3)[0].to("cpu")
-    parts = [opened(packs_per_step=4, rank=rank, world_size=2).batches_of(3)[0].to("cpu") for rank in range(2)]
+    parts = [
+        opened(packs_per_step=4, rank=rank, world_size=2).batches_of(3)[0].to("cpu")
+        for rank in range(2)
+    ]
     assert torch.equal(torch.cat([part.input_ids for part in parts]), whole.input_ids)
 
 

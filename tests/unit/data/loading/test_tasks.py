@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from mlbert.data.formats.order import RankSlice
 from mlbert.data.formats.tasks import TaskRows
 from mlbert.data.formats.tokenizer import load_tokenizer
-from mlbert.data.loading.tasks import TaskEvalSet, TaskSource, budget_of, encode, steps_per_epoch, truncated
+from mlbert.data.loading.tasks import (
+    TaskEvalSet,
+    TaskSource,
+    budget_of,
+    encode,
+    steps_per_epoch,
+    truncated,
+)
 from user_errors import user_error
 
 TOKENIZER = load_tokenizer("bert-base-uncased")
@@ -19,7 +26,9 @@ TOKENIZER = load_tokenizer("bert-base-uncased")
 def task_rows(count: int, pairs: bool = True) -> TaskRows:
     first = [f"row {n}" for n in range(count)]
     texts = (first, ["is the same as many others"] * count) if pairs else (first,)
-    return TaskRows(Path("rows.csv"), texts, np.arange(count, dtype=np.float32), ("a", "b"), "sha256:0")
+    return TaskRows(
+        Path("rows.csv"), texts, np.arange(count, dtype=np.float32), ("a", "b"), "sha256:0"
+    )
 
 
 @given(a=st.integers(0, 40), b=st.integers(0, 40), room=st.integers(0, 60))
@@ -41,7 +50,9 @@ def test_a_pair_is_two_segments() -> None:
     assert encode(task_rows(3), TOKENIZER, 8).lengths.tolist() == [8, 8, 8]
 
 
-def source(count: int, units: int, world: int = 1, rank: int = 0, accumulation: int = 1, **changes) -> TaskSource:
+def source(
+    count: int, units: int, world: int = 1, rank: int = 0, accumulation: int = 1, **changes
+) -> TaskSource:
     share = RankSlice(units, accumulation, rank, world)
     options = {"max_seq_length": 32, "share": share, "drop_last": False, "seed": 3, **changes}
     made = TaskSource(task_rows(count), TOKENIZER, **options)
@@ -50,12 +61,17 @@ def source(count: int, units: int, world: int = 1, rank: int = 0, accumulation: 
 
 
 def labels_of(made: TaskSource, steps: range) -> list[list[float]]:
-    return [[x for batch in made.batches_of(n) for x in batch.arrays()["labels"].tolist()] for n in steps]
+    return [
+        [x for batch in made.batches_of(n) for x in batch.arrays()["labels"].tolist()]
+        for n in steps
+    ]
 
 
 @pytest.mark.parametrize(("world", "accumulation"), [(2, 1), (2, 2)])
 @pytest.mark.parametrize("seed", [3, None])
-def test_every_row_once_an_epoch_whatever_the_split(world: int, accumulation: int, seed: int | None) -> None:
+def test_every_row_once_an_epoch_whatever_the_split(
+    world: int, accumulation: int, seed: int | None
+) -> None:
     whole = source(45, 8, seed=seed)
     parts = [source(45, 8 // world, world, rank, accumulation, seed=seed) for rank in range(world)]
     assert {made.steps_per_epoch for made in (whole, *parts)} == {6}
@@ -73,7 +89,13 @@ def test_every_row_once_an_epoch_whatever_the_split(world: int, accumulation: in
 
 def test_incomplete_batches_are_dropped() -> None:
     share = RankSlice(4, 2, 0, 2)
-    assert [steps_per_epoch(n, share, drop_last=False) for n in (7, 8, 11, 12, 3)] == [1, 1, 1, 2, 0]
+    assert [steps_per_epoch(n, share, drop_last=False) for n in (7, 8, 11, 12, 3)] == [
+        1,
+        1,
+        1,
+        2,
+        0,
+    ]
     assert [steps_per_epoch(n, share, drop_last=True) for n in (8, 15, 16)] == [1, 1, 2]
     with user_error("data.too-small", "rows.csv"):
         source(5, 8, drop_last=True)
@@ -103,7 +125,9 @@ def test_an_evaluation_is_all_rows_in_order(world: int) -> None:
     found = []
     for rank in range(world):
         parts = [task_rows(10), task_rows(7)]
-        made = TaskEvalSet(parts, TOKENIZER, max_seq_length=32, batch_size=4, rank=rank, world_size=world)
+        made = TaskEvalSet(
+            parts, TOKENIZER, max_seq_length=32, batch_size=4, rank=rank, world_size=world
+        )
         assert made.num_examples == 17
         made.open()
         found += [x for batch in made for x in batch.arrays()["labels"].tolist()]

@@ -58,16 +58,43 @@ def text_set(folder: Path, mode: str, remote: Path | None = None, tokenizer=TOKE
     return TextSet(streams_of("", None, folder, remote and str(remote)), tokenizer, LENGTH, mode)
 
 
-def make(texts, mode="", rank=0, world_size=1, *, remote=None, tokenizer=TOKENIZER, lanes=GLOBAL, **options):
+def make(
+    texts,
+    mode="",
+    rank=0,
+    world_size=1,
+    *,
+    remote=None,
+    tokenizer=TOKENIZER,
+    lanes=GLOBAL,
+    **options,
+):
     """Return a source of a folder or a set of texts that is closed after the test."""
     if isinstance(texts, Path):
         texts = text_set(texts, mode, remote, tokenizer)
-    options = {"shuffle": "py1s", "shuffle_seed": 4, "canonical_nodes": 2, "rate": RATE, "seed": 11, **options}
-    MADE.append(TextSource(texts, sequences_per_step=lanes // world_size, rank=rank, world_size=world_size, **options))
+    options = {
+        "shuffle": "py1s",
+        "shuffle_seed": 4,
+        "canonical_nodes": 2,
+        "rate": RATE,
+        "seed": 11,
+        **options,
+    }
+    MADE.append(
+        TextSource(
+            texts,
+            sequences_per_step=lanes // world_size,
+            rank=rank,
+            world_size=world_size,
+            **options,
+        )
+    )
     return MADE[-1]
 
 
-def eval_set(texts: TextSet, num_examples: int | None = None, batch_size: int = 8, **options) -> TextEvalSet:
+def eval_set(
+    texts: TextSet, num_examples: int | None = None, batch_size: int = 8, **options
+) -> TextEvalSet:
     return TextEvalSet(texts, num_examples, batch_size, rate=0.2, seed=1, **options)
 
 
@@ -86,7 +113,9 @@ def steps(sources: list[TextSource], count: int) -> list[list[Row]]:
     found = []
     for _ in range(count):
         batches = [batch for source in sources for batch in source.next_step()]
-        found.append(sorted((row for batch in batches for row in rows(batch)), key=lambda row: row[3]))
+        found.append(
+            sorted((row for batch in batches for row in rows(batch)), key=lambda row: row[3])
+        )
     return found
 
 
@@ -106,7 +135,9 @@ def pieces_of(text: str, mode: str) -> list[tuple[int, ...]]:
 
 
 def test_sequences_are_the_pieces_of_the_texts_in_turn(folder, mode):
-    sizes = [shard["samples"] for shard in json.loads((folder / "index.json").read_text())["shards"]]
+    sizes = [
+        shard["samples"] for shard in json.loads((folder / "index.json").read_text())["shards"]
+    ]
     found = steps([opened(folder, mode)], 40)
     orders = [sample_order(sizes, "py1s", epoch, 2, 4) for epoch in range(8)]
     for lane in range(GLOBAL):
@@ -142,7 +173,9 @@ def test_a_run_resumes_on_other_ranks_in_the_middle_of_an_epoch(folder, mode):
     expected = steps([opened(folder, mode)], 60)
     found, state = [], None
     for world_size in (2, 1, 4):
-        sources = [make(folder, mode, rank, world_size, accumulation=2) for rank in range(world_size)]
+        sources = [
+            make(folder, mode, rank, world_size, accumulation=2) for rank in range(world_size)
+        ]
         for number, source in enumerate(sources):
             if state and number % 2:  # before and after the set is opened
                 source.load_state_dict(state)
@@ -191,7 +224,9 @@ def test_a_rank_reads_the_shards_of_its_own_nodes(tmp_path, mode):
             source.next_step()
         source.close()
     numbers = [len(list(copy.glob("shard*.mds"))) for copy in copies]
-    assert max(numbers) <= shards / 4 + 3  # a shard may lie in two nodes; the next epoch is looked at
+    assert (
+        max(numbers) <= shards / 4 + 3
+    )  # a shard may lie in two nodes; the next epoch is looked at
 
 
 def test_a_slow_shard_does_not_hold_steps_up(folder, monkeypatch, mode):
@@ -200,7 +235,9 @@ def test_a_slow_shard_does_not_hold_steps_up(folder, monkeypatch, mode):
     source.close()
     shutil.rmtree(kept(folder)[0].parent)
     go_on, make_it = threading.Event(), TokenShards._tokenised
-    monkeypatch.setattr(TokenShards, "_tokenised", lambda *words: go_on.wait(30) and make_it(*words))
+    monkeypatch.setattr(
+        TokenShards, "_tokenised", lambda *words: go_on.wait(30) and make_it(*words)
+    )
     source = opened(folder, mode)
     assert steps([source], 30) == expected
     assert not kept(folder)
@@ -211,7 +248,10 @@ def test_a_slow_shard_does_not_hold_steps_up(folder, monkeypatch, mode):
 def test_token_sets_are_used_as_they_are(tmp_path):
     samples = [list(range(1000 + 40 * number, 1040 + 40 * number)) for number in range(12)]
     stored = ({"tokens": np.array([101, *sample, 102], "<i8").tobytes()} for sample in samples)
-    folder, rate = write_samples(tmp_path / "set", {"tokens": "bytes"}, stored), masking_rate("constant", 0.0, 0.0, 1)
+    folder, rate = (
+        write_samples(tmp_path / "set", {"tokens": "bytes"}, stored),
+        masking_rate("constant", 0.0, 0.0, 1),
+    )
     options = {"shuffle": None, "lanes": 4, "canonical_nodes": 1, "rate": rate}
     found = steps([opened(folder, "split", **options)], 3)
     for lane in range(4):
@@ -221,15 +261,21 @@ def test_token_sets_are_used_as_they_are(tmp_path):
     assert [row[0] for row in whole] == [(101, *samples[lane][:15]) for lane in range(4)]
 
 
-@pytest.mark.parametrize(("num_examples", "batch_size"), [(None, 7), (20, 4), (1, 64), (100_000, 8)])
+@pytest.mark.parametrize(
+    ("num_examples", "batch_size"), [(None, 7), (20, 4), (1, 64), (100_000, 8)]
+)
 def test_evaluation_has_every_sequence_once(folder, mode, num_examples, batch_size):
     everything = [piece for text in TEXTS for piece in pieces_of(text, mode)]
     for world_size in (1, 3):
         found, masks = [], {}
         for rank in range(world_size):
-            samples = eval_set(text_set(folder, mode), num_examples, batch_size, rank=rank, world_size=world_size)
+            samples = eval_set(
+                text_set(folder, mode), num_examples, batch_size, rank=rank, world_size=world_size
+            )
             count = min(num_examples or 100_000, len(everything))
-            assert mode == "split" or samples.num_examples == count, "texts are counted without being read"
+            assert mode == "split" or samples.num_examples == count, (
+                "texts are counted without being read"
+            )
             samples.open()
             assert samples.num_examples == count
             batches = [rows(batch) for batch in samples]

@@ -43,13 +43,17 @@ def all_pieces(orders: EpochOrders, lanes: int, pieces) -> PieceLanes:
     return PieceLanes(orders, lanes, np.arange(lanes), pieces, lambda rows: rows)
 
 
-def plain_lane(orders: EpochOrders, lane: int, lanes: int, counts: np.ndarray) -> Iterator[tuple[int, int]]:
+def plain_lane(
+    orders: EpochOrders, lane: int, lanes: int, counts: np.ndarray
+) -> Iterator[tuple[int, int]]:
     for epoch in itertools.count():
         for text in whole_order(orders, epoch)[lane::lanes].tolist():
             yield from ((text, piece) for piece in range(counts[text]))
 
 
-def plain(orders: EpochOrders, lanes: int, counts: np.ndarray, steps: int) -> list[list[tuple[int, int]]]:
+def plain(
+    orders: EpochOrders, lanes: int, counts: np.ndarray, steps: int
+) -> list[list[tuple[int, int]]]:
     walks = [plain_lane(orders, lane, lanes, counts) for lane in range(lanes)]
     return [[next(walk) for walk in walks] for _ in range(steps)]
 
@@ -77,7 +81,9 @@ def test_equal_to_the_plain_rule(case):
     whole = whole_lanes(orders, lanes)
     expected = plain(orders, lanes, np.ones_like(counts), 12)
     assert [taken(whole, step) for step in range(12)] == expected
-    counts = np.maximum(counts, 1) if shuffle is None else counts  # unshuffled, a lane may have empty texts only
+    counts = (
+        np.maximum(counts, 1) if shuffle is None else counts
+    )  # unshuffled, a lane may have empty texts only
     pieces = all_pieces(orders, lanes, lambda texts: counts[texts])
     try:
         found = [taken(pieces, step) for step in range(40)]
@@ -129,7 +135,9 @@ def test_the_front_is_the_lane_that_is_farthest():
     lanes = piece_lanes()
     for step in (0, 5, 25):
         epochs, indices = (lanes.state(step)[name] for name in ("epoch", "index"))
-        assert lanes.front(step) == max((epoch, index * 3) for epoch, index in zip(epochs, indices, strict=True))
+        assert lanes.front(step) == max(
+            (epoch, index * 3) for epoch, index in zip(epochs, indices, strict=True)
+        )
     whole = whole_lanes(orders_of([5, 6]), 3)
     assert [whole.front(step) for step in (0, 2, 3)] == [(0, 0), (0, 6), (1, 0)]
 
@@ -138,7 +146,11 @@ def test_the_front_is_the_lane_that_is_farthest():
 @settings(max_examples=30)
 def test_ranks_follow_their_own_lanes_only(case, world_size):
     sizes, lanes, nodes, shuffle, counts = case
-    orders, lanes, counts = orders_of(sizes, shuffle, nodes), lanes * world_size, np.maximum(counts, 1)
+    orders, lanes, counts = (
+        orders_of(sizes, shuffle, nodes),
+        lanes * world_size,
+        np.maximum(counts, 1),
+    )
     assume(lanes <= orders.length)
     shares = [np.arange(rank, lanes, world_size) for rank in range(world_size)]
     asked: list[set[int]] = [set() for _ in shares]
@@ -147,14 +159,20 @@ def test_ranks_follow_their_own_lanes_only(case, world_size):
         return lambda texts: asked[rank].update(texts.tolist()) or counts[texts]
 
     alone = all_pieces(orders, lanes, lambda texts: counts[texts])
-    ranks = [PieceLanes(orders, lanes, share, pieces_of(rank), lambda r: r) for rank, share in enumerate(shares)]
+    ranks = [
+        PieceLanes(orders, lanes, share, pieces_of(rank), lambda r: r)
+        for rank, share in enumerate(shares)
+    ]
     for step in range(9):
         for rank, share in enumerate(shares):
             assert taken(ranks[rank], step) == [taken(alone, step)[lane] for lane in share]
             expected = [taken(whole_lanes(orders, lanes), step)[lane] for lane in share]
             assert taken(WholeLanes(orders, lanes, share), step) == expected
     if world_size > 1 and alone.front(9)[0] == 0:
-        mine = [{text for lane in share for text in whole_order(orders, 0)[lane::lanes].tolist()} for share in shares]
+        mine = [
+            {text for lane in share for text in whole_order(orders, 0)[lane::lanes].tolist()}
+            for share in shares
+        ]
         assert all(found <= expected for found, expected in zip(asked, mine, strict=True))
     together = np.sum([list(rank.state(9).values()) for rank in ranks], axis=0)
     assert together.tolist() == list(alone.state(9).values())
@@ -174,14 +192,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_next_order_is_made_ahead_and_old_ones_are_deleted(folder):
     orders = orders_of([40, 50], "py1e", 4, folder)
     for epoch in range(4):
-        assert whole_order(orders, epoch).tolist() == sample_order([40, 50], "py1e", epoch, 4, 3).tolist()
+        assert (
+            whole_order(orders, epoch).tolist()
+            == sample_order([40, 50], "py1e", epoch, 4, 3).tolist()
+        )
         expected = [f"{number}.order" for number in (epoch, epoch + 1)]
         wait_for(lambda expected=expected: order_files(folder) == expected)
 
 
 def test_one_process_makes_an_order_for_all(folder, monkeypatch):
     """The others wait for it. What a killed process left is removed."""
-    made, shuffle_into, expected = [], module.shuffle_into, sample_order([40, 50], "py1e", 0, 2, 3).tolist()
+    made, shuffle_into, expected = (
+        [],
+        module.shuffle_into,
+        sample_order([40, 50], "py1e", 0, 2, 3).tolist(),
+    )
 
     def slow(*arguments, epoch, **options):
         made.append(epoch)
@@ -191,8 +216,12 @@ def test_one_process_makes_an_order_for_all(folder, monkeypatch):
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         write_files(folder, {f"orders/x-0.order.{ended.pid}@{socket.gethostname()}.tmp": ""})
     monkeypatch.setattr(module, "shuffle_into", slow)
-    with ThreadPoolExecutor(3) as pool:  # a lock is of an open file: threads are no different from processes
-        orders = [pool.submit(whole_order, orders_of([40, 50], "py1e", 2, folder), 0) for _ in range(3)]
+    with ThreadPoolExecutor(
+        3
+    ) as pool:  # a lock is of an open file: threads are no different from processes
+        orders = [
+            pool.submit(whole_order, orders_of([40, 50], "py1e", 2, folder), 0) for _ in range(3)
+        ]
     assert [order.result().tolist() for order in orders] == [expected] * 3
     wait_for(lambda: order_files(folder) == ["0.order", "1.order"])
     assert made == [0, 1]
@@ -226,4 +255,6 @@ def test_dealing_c4_to_many_ranks():
     first = 7000 * world_size * per_rank
     rows, columns = np.divmod(np.sort(found), int(sizes.sum()) // 128)
     assert (rows == np.repeat(np.arange(128), world_size * per_rank // 128)).all()
-    assert set(columns.tolist()) == set(range(first // 128, first // 128 + world_size * per_rank // 128))
+    assert set(columns.tolist()) == set(
+        range(first // 128, first // 128 + world_size * per_rank // 128)
+    )

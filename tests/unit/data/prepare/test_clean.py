@@ -16,10 +16,23 @@ from hypothesis import strategies as st
 
 from mlbert.data.prepare import clean as module
 from mlbert.data.prepare import wiki_text
-from mlbert.data.prepare.clean import CleanOptions, clean, file_articles, missing_files, part_bounds, recognise
+from mlbert.data.prepare.clean import (
+    CleanOptions,
+    clean,
+    file_articles,
+    missing_files,
+    part_bounds,
+    recognise,
+)
 from mlbert.data.prepare.jobs import Executor
 from mlbert.data.prepare.tfrecords import hdf5_to_tfrecords
-from mlbert.data.prepare.wiki_text import articles, drawn_articles, paragraphs, read_hashes, remove_markup
+from mlbert.data.prepare.wiki_text import (
+    articles,
+    drawn_articles,
+    paragraphs,
+    read_hashes,
+    remove_markup,
+)
 from nvidia_shards import bert_rows, write_variable
 from programs import write_files
 from stored_sets import tree
@@ -35,7 +48,10 @@ OPTIONS = CleanOptions(num_parts=3, eval_articles=5)
 def wiki(tmp_path: Path) -> Path:
     """Write four files of 12 articles; some have a line of white space, which splits them, some have no text."""
     rng, names = random.Random(7), ("AA/wiki_00", "AA/wiki_01", "BB/wiki_00", "BB/wiki_01")
-    files = {name: "".join(article(rng, number * 12 + i) for i in range(12)) for number, name in enumerate(names)}
+    files = {
+        name: "".join(article(rng, number * 12 + i) for i in range(12))
+        for number, name in enumerate(names)
+    }
     return write_files(tmp_path / "wiki", files)
 
 
@@ -43,7 +59,9 @@ def article(rng: random.Random, number: int) -> str:
     def sentence(i: int) -> str:
         return f"Sentence {i} of article {number} has {rng.randrange(10_000)} words."
 
-    paragraphs = [" ".join(map(sentence, range(rng.randrange(1, 6)))) for _ in range(rng.randrange(4))]
+    paragraphs = [
+        " ".join(map(sentence, range(rng.randrange(1, 6)))) for _ in range(rng.randrange(4))
+    ]
     if number % 5 == 0:
         paragraphs.insert(len(paragraphs) // 2, " ")
     title = f'<doc id="{number}" url="https://example.org/{number}" title="Article {number}">\nArticle {number}\n\n'
@@ -58,7 +76,9 @@ def test_parts_and_evaluation_text(wiki, tmp_path, workers, monkeypatch):
     files = [list(file_articles(path)) for path in sorted(wiki.glob("*/wiki_*"))]
     chosen = set(drawn_articles([len(found) for found in files], 5).tolist())
     numbered = list(enumerate(article for found in files for article in found))
-    training = [article.strip("\n") for i, article in numbered if i not in chosen and article.strip()]
+    training = [
+        article.strip("\n") for i, article in numbered if i not in chosen and article.strip()
+    ]
     evaluation = [article for i, article in numbered if i in chosen]
     parts = sorted(out.glob("part-*"))
     assert [path.name for path in parts] == [f"part-{i:05d}-of-00003" for i in range(3)]
@@ -96,20 +116,29 @@ def test_hashes_in_place_of_the_draw(wiki, tmp_path, said):
     clean(wiki, tmp_path / "drawn", OPTIONS)
     hashes = tmp_path / "drawn" / "eval.md5"
     hashes.write_text(hashes.read_text() + "0" * 32 + "\n")
-    clean(wiki, tmp_path / "by_md5", CleanOptions(num_parts=3, eval_md5=hashes), executor=Executor(progress=said))
+    clean(
+        wiki,
+        tmp_path / "by_md5",
+        CleanOptions(num_parts=3, eval_md5=hashes),
+        executor=Executor(progress=said),
+    )
     texts, by_md5 = (
         [a for a in (tmp_path / name / "eval.txt").read_text().split("\n\n") if a.strip()]
         for name in ("drawn", "by_md5")
     )
     assert by_md5 == texts
-    assert said.lines == [f"evaluation: {len(texts)} of {len(texts) + 1} articles of {hashes} found"]
+    assert said.lines == [
+        f"evaluation: {len(texts)} of {len(texts) + 1} articles of {hashes} found"
+    ]
     hashes.write_text("0" * 32 + "\n")
     with user_error("data.other-text", hashes):
         clean(wiki, tmp_path / "none", CleanOptions(num_parts=3, eval_md5=hashes))
 
 
 @pytest.mark.parametrize("is_changed", [False, True])
-def test_an_interrupted_run_is_continued_with_the_same_input_only(wiki, tmp_path, monkeypatch, is_changed):
+def test_an_interrupted_run_is_continued_with_the_same_input_only(
+    wiki, tmp_path, monkeypatch, is_changed
+):
     monkeypatch.setattr(module, "UNIT_BYTES", 3000)
     out, first = tmp_path / "out", wiki / "AA" / "wiki_00"
     broken = mock.Mock(wraps=module.make_part, side_effect=[mock.DEFAULT, KeyboardInterrupt])
@@ -134,7 +163,10 @@ def test_bad_folders(tmp_path, wiki):
         clean(tmp_path / "none", tmp_path / "out", OPTIONS)
     with user_error("data.missing", folder):
         clean(folder, tmp_path / "out", OPTIONS)
-    for name, content, code in (("wiki_00.bz2", "BZh", "data.encoding"), ("wiki_00", "Just text.\n", "data.damaged")):
+    for name, content, code in (
+        ("wiki_00.bz2", "BZh", "data.encoding"),
+        ("wiki_00", "Just text.\n", "data.damaged"),
+    ):
         (folder / name).write_text(content)
         with user_error(code, folder / name):
             clean(folder, tmp_path / "out", OPTIONS)
@@ -154,9 +186,16 @@ def test_parts_are_never_empty():
 
 
 def test_most_lines_equal_the_reference_text(shared_data, tmp_path):
-    clean(shared_data / "wikiextractor", tmp_path / "out", CleanOptions(num_parts=2, eval_articles=0))
+    clean(
+        shared_data / "wikiextractor", tmp_path / "out", CleanOptions(num_parts=2, eval_articles=0)
+    )
     ours, reference = (
-        Counter(line for path in sorted(folder.glob("part-*")) for line in path.read_text().split("\n") if line)
+        Counter(
+            line
+            for path in sorted(folder.glob("part-*"))
+            for line in path.read_text().split("\n")
+            if line
+        )
         for folder in (tmp_path / "out", shared_data / "text")
     )
     assert (ours & reference).total() / reference.total() > 0.92
@@ -164,7 +203,9 @@ def test_most_lines_equal_the_reference_text(shared_data, tmp_path):
 
 
 def test_a_gap_in_the_numbers():
-    assert missing_files(["AA/wiki_00", "AA/wiki_01", "AB/wiki_00", "AB/wiki_01", "AC/wiki_00"]) == []
+    assert (
+        missing_files(["AA/wiki_00", "AA/wiki_01", "AB/wiki_00", "AB/wiki_01", "AC/wiki_00"]) == []
+    )
     assert missing_files(["wiki_00", "wiki_02"]) == ["wiki_01"]
     assert missing_files(["AA/wiki_00", "AA/wiki_01", "AB/wiki_01"]) == ["AB/wiki_00"]
     assert missing_files(["AA/wiki_00", "AB/wiki_00", "AB/wiki_01", "AC/wiki_00"]) == ["AA/wiki_01"]
@@ -173,23 +214,38 @@ def test_a_gap_in_the_numbers():
 def test_kinds_of_folders(assets, source, tmp_path, tmp_path_factory):
     text, wiki = (assets / "text.txt").read_text(), tmp_path_factory.mktemp("wiki")
     write_files(
-        tmp_path, {"text/part-00000-of-00001": text, "notes/notes.txt": "schön\n" * 20_000, "nvidia/README": ""}
+        tmp_path,
+        {
+            "text/part-00000-of-00001": text,
+            "notes/notes.txt": "schön\n" * 20_000,
+            "nvidia/README": "",
+        },
     )
     write_files(wiki, {"AA/wiki_00": '<doc id="1">\n'})
     write_parts(tmp_path / "records", bert_rows(1, max_length=29))  # the same names as text
     hdf5_to_tfrecords(source, tmp_path / "listed")
     write_variable(tmp_path / "nvidia/part_00000_of_00001.hdf5", bert_rows(1))
     for name, kind in {
-        **{"text": "text", "text/part-00000-of-00001": "text", "notes": "text"},  # its head ends within a character
+        **{
+            "text": "text",
+            "text/part-00000-of-00001": "text",
+            "notes": "text",
+        },  # its head ends within a character
         **{"records": "tfrecord", "listed": "tfrecord", "source": "prepared", "nvidia": "nvidia"},
     }.items():
         assert recognise(tmp_path / name) == kind, name
     assert recognise(wiki) == "wikiextractor"
     (wiki / "AA/wiki_00").rename(wiki / "AA/wiki_00.bz2")
-    for path, code in ((wiki / "AA/wiki_00.bz2", "data.encoding"), (tmp_path / "none", "file.missing")):
+    for path, code in (
+        (wiki / "AA/wiki_00.bz2", "data.encoding"),
+        (tmp_path / "none", "file.missing"),
+    ):
         with user_error(code, path):
             recognise(wiki if path.exists() else path)
-    for name, content in (("photo.jpg", b"\xff\xd8\0"), ("notes.txt", "schön\n".encode("latin-1") * 100)):
+    for name, content in (
+        ("photo.jpg", b"\xff\xd8\0"),
+        ("notes.txt", "schön\n".encode("latin-1") * 100),
+    ):
         folder = tmp_path_factory.mktemp("other")
         (folder / name).write_bytes(content)
         with user_error("data.format", folder):

@@ -4,16 +4,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlbert.data.prepare import corpus
-from mlbert.data.prepare.corpus import cut, drop_repeats, is_held_out, prose_sentences, split, split_sentences
+from mlbert.data.prepare.corpus import (
+    cut,
+    drop_repeats,
+    is_held_out,
+    prose_sentences,
+    split,
+    split_sentences,
+)
 from user_errors import user_error
 
-word = st.sampled_from(["the", "a", "boat", "river", "stone", "lamp", "runs", "near", "far", "old", "new"])
+word = st.sampled_from(
+    ["the", "a", "boat", "river", "stone", "lamp", "runs", "near", "far", "old", "new"]
+)
 sentence = st.lists(word, min_size=3, max_size=9).map(" ".join)
 documents = st.lists(st.lists(sentence, min_size=1, max_size=6), max_size=40)
 
 
 def many(count: int) -> list[list[str]]:
-    return [[f"Document {n} says word{n} number{i} of its{n * i} own{i}." for i in range(4)] for n in range(count)]
+    return [
+        [f"Document {n} says word{n} number{i} of its{n * i} own{i}." for i in range(4)]
+        for n in range(count)
+    ]
 
 
 @given(documents)
@@ -34,14 +46,18 @@ def test_holding_out_depends_on_text_and_seed_only():
     assert 60 <= sum(held) <= 140
     assert held == [is_held_out(text, 0.05, 0) for text in texts]
     assert held != [is_held_out(text, 0.05, 1) for text in texts]
-    assert split(reversed(texts), 0.05, 0, max_sentences=32).summary()["eval_documents"] == sum(held)
+    assert split(reversed(texts), 0.05, 0, max_sentences=32).summary()["eval_documents"] == sum(
+        held
+    )
 
 
 def test_near_repeats_leave_the_training_side_and_no_side_is_empty():
     texts = many(100)
     (victim, *_) = split(texts, 0.2, 0, max_sentences=32).evaluation
     copy = ["But " + sentence[0].lower() + sentence[1:] for sentence in victim]
-    train_with_copy = next([*copy, f"extra {n}"] for n in range(1000) if not is_held_out([*copy, f"extra {n}"], 0.2, 0))
+    train_with_copy = next(
+        [*copy, f"extra {n}"] for n in range(1000) if not is_held_out([*copy, f"extra {n}"], 0.2, 0)
+    )
     corpus = split([*texts, train_with_copy], 0.2, 0, max_sentences=32)
     assert corpus.dropped["near_repeats_of_eval"] >= 4
     assert not {sentence for document in corpus.train for sentence in document} & set(copy)
@@ -70,7 +86,11 @@ def test_sentences_are_split_by_rules():
         ["It ends...", "Then (it) begins.", "(Really.)"],
         ["stays together. when lower case follows"],
     ):
-        assert split_sentences(" ".join(sentences)) == split_sentences(" \n ".join(sentences)) == sentences
+        assert (
+            split_sentences(" ".join(sentences))
+            == split_sentences(" \n ".join(sentences))
+            == sentences
+        )
         assert split_sentences(" ".join(sentences).replace(" ", "\n  ")) == sentences
     assert split_sentences("") == []
 
@@ -112,19 +132,31 @@ def test_documentation_becomes_sentences():
         "The largest number of parts that the result may have.",
     ]
     # A literal block ends where its indent ends.
-    assert corpus.paragraphs("See::\n\n    code\n    more\n\nText again.") == ["See::", "Text again."]
+    assert corpus.paragraphs("See::\n\n    code\n    more\n\nText again.") == [
+        "See::",
+        "Text again.",
+    ]
     for marked, expected in (
         ("Use **bold** and *soft* words, 2*3*4.", "Use bold and soft words, 2*3*4."),
-        ("See `the manual <https://example.org>`_ or https://example.org/x now", "See the manual or now"),
+        (
+            "See `the manual <https://example.org>`_ or https://example.org/x now",
+            "See the manual or now",
+        ),
         ("len(x) -> int: Return the number of items in it.", "Return the number of items in it."),
     ):
         assert corpus.plain(marked).split() == expected.split()
-    for other in ("x = foo(a, b)[1:2] + {}", "Too short", "0x00 0x01 0x02 0x03 table of the values"):
+    for other in (
+        "x = foo(a, b)[1:2] + {}",
+        "Too short",
+        "0x00 0x01 0x02 0x03 table of the values",
+    ):
         assert not corpus.is_prose(other)
 
 
 def test_a_file_is_a_document(tmp_path):
-    (tmp_path / "b.txt").write_text("Second file. With two sentences.\n\nAnd a paragraph\nover two lines.")
+    (tmp_path / "b.txt").write_text(
+        "Second file. With two sentences.\n\nAnd a paragraph\nover two lines."
+    )
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "x.txt").write_bytes("\ufeffFirst file.\r\nStill the same.".encode())
     (tmp_path / "notes.md").write_text("not read")

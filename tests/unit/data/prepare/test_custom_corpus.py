@@ -30,8 +30,30 @@ from stored_sets import tree
 from text_sets import json_lines
 from user_errors import user_error
 
-NOUNS = ["river", "house", "letter", "garden", "machine", "teacher", "mountain", "window", "market", "story"]
-VERBS = ["finds", "builds", "carries", "paints", "watches", "answers", "follows", "repairs", "describes", "leaves"]
+NOUNS = [
+    "river",
+    "house",
+    "letter",
+    "garden",
+    "machine",
+    "teacher",
+    "mountain",
+    "window",
+    "market",
+    "story",
+]
+VERBS = [
+    "finds",
+    "builds",
+    "carries",
+    "paints",
+    "watches",
+    "answers",
+    "follows",
+    "repairs",
+    "describes",
+    "leaves",
+]
 REST = ["slowly", "twice", "again", "today", "quietly", "once", "together", "early"]
 
 
@@ -78,7 +100,10 @@ def test_every_form_gives_the_same_documents(tmp_path: Path) -> None:
     files["c.parquet"] = parquet_of({"other": [1] * len(texts), "text": texts})
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
-    many = {f"{number:03d}.txt" if number % 2 else f"deep/{number:03d}.md": text for number, text in enumerate(texts)}
+    many = {
+        f"{number:03d}.txt" if number % 2 else f"deep/{number:03d}.md": text
+        for number, text in enumerate(texts)
+    }
     write_files(tmp_path / "many", many | {"picture.png": "\x89PNG\0\0", ".hidden.txt": "secret"})
     datasets = pytest.importorskip("datasets", reason="datasets is not installed")
     datasets.Dataset.from_dict({"text": texts}).save_to_disk(tmp_path / "saved")
@@ -89,12 +114,20 @@ def test_every_form_gives_the_same_documents(tmp_path: Path) -> None:
 
 
 def texts_at(path: Path, column: str | None = None, encoding: str = "utf-8-sig") -> list[str]:
-    sources = [replace(source, encoding=encoding) for source in find_sources([path], path / "out", column=column)]
+    sources = [
+        replace(source, encoding=encoding)
+        for source in find_sources([path], path / "out", column=column)
+    ]
     return [text for source in sources for text in documents(source, 500, False)]
 
 
 def test_rows_of_a_named_column(tmp_path: Path) -> None:
-    texts = ['He said "no; never", twice.', "two\nlines\n\nand a blank one", "größer, 中文", "x" * 200_000]
+    texts = [
+        'He said "no; never", twice.',
+        "two\nlines\n\nand a blank one",
+        "größer, 中文",
+        "x" * 200_000,
+    ]
     objects = "".join(json.dumps({"body": text}) + "\n" for text in texts)
     for name, content, expected in (
         ("a.csv", table_of(texts).encode(), texts),
@@ -119,7 +152,15 @@ PAGE = """<!DOCTYPE html><html><head><meta charset="utf-8"><title>Tea &amp; cake
 <h1>A&nbsp;page</h1><p>Fresh<b>ly</b> brewed,
    d&eacute;j&agrave; &#x4E2D; vu <p>5 < 6 &amp;&amp; 7 > 6<br/>next line<table><tr><td>one</td><td>two</td></tr>
 </table><noscript>Enable JavaScript</noscript></p></body>&copy"""
-SHOWN = ["Tea & cake", "A page", "Freshly brewed, déjà 中 vu", "5 < 6 && 7 > 6", "next line", "one two", "©"]
+SHOWN = [
+    "Tea & cake",
+    "A page",
+    "Freshly brewed, déjà 中 vu",
+    "5 < 6 && 7 > 6",
+    "next line",
+    "one two",
+    "©",
+]
 
 
 @pytest.mark.parametrize("chunk", [7, 1 << 20])
@@ -141,12 +182,18 @@ def test_encoding_of_html(tmp_path: Path) -> None:
     ):
         word = "größer…" if stored == "cp1252" else "中国"
         (tmp_path / "a.htm").write_bytes(f"<meta {declared}><p>{word}".encode(stored))
-        assert [text.strip() for text in texts_at(tmp_path / "a.htm", encoding=asked)] == [word], declared
+        assert [text.strip() for text in texts_at(tmp_path / "a.htm", encoding=asked)] == [word], (
+            declared
+        )
 
 
 @settings(max_examples=60)
-@given(st.text(alphabet="ab \n\0é漢\r", min_size=1, max_size=300), st.integers(1, 40), st.booleans())
-def test_cutting_loses_nothing(tmp_path_factory: pytest.TempPathFactory, text: str, piece: int, packed: bool) -> None:
+@given(
+    st.text(alphabet="ab \n\0é漢\r", min_size=1, max_size=300), st.integers(1, 40), st.booleans()
+)
+def test_cutting_loses_nothing(
+    tmp_path_factory: pytest.TempPathFactory, text: str, piece: int, packed: bool
+) -> None:
     path = tmp_path_factory.mktemp("cut") / ("a.txt.gz" if packed else "a.txt")
     path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
     (source,) = find_sources([path], path / "out")
@@ -166,8 +213,16 @@ def test_held_out_text_is_not_trained_on(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(json_lines(again))
     facts = prepared(tmp_path / "out", tmp_path / "a.jsonl")
     assert facts.near_repeats > 0
-    held_out = {tuple(row[i : i + RUN]) for row in rows(tmp_path / "out/val") for i in range(1, len(row) - RUN)}
-    runs = [tuple(row[i : i + RUN]) for row in rows(tmp_path / "out/train") for i in range(1, len(row) - RUN)]
+    held_out = {
+        tuple(row[i : i + RUN])
+        for row in rows(tmp_path / "out/val")
+        for i in range(1, len(row) - RUN)
+    }
+    runs = [
+        tuple(row[i : i + RUN])
+        for row in rows(tmp_path / "out/train")
+        for i in range(1, len(row) - RUN)
+    ]
     assert len(held_out) > 300
     assert np.mean([run in held_out for run in runs]) < 0.01
     assert facts.train_tokens + facts.held_out_tokens + facts.near_repeats <= 20 * 6 * 450 * 1.2
@@ -179,7 +234,10 @@ def test_order_and_files_do_not_matter_to_what_is_held_out(tmp_path: Path) -> No
     halves = [tmp_path / "1.jsonl", tmp_path / "2.jsonl"]
     for path, half in zip(halves, (texts[60:][::-1], texts[:60]), strict=True):
         path.write_text(json_lines(half))
-    first, second = prepared(tmp_path / "x", tmp_path / "a.jsonl"), prepared(tmp_path / "y", *halves)
+    first, second = (
+        prepared(tmp_path / "x", tmp_path / "a.jsonl"),
+        prepared(tmp_path / "y", *halves),
+    )
     assert rows(tmp_path / "x/val") == rows(tmp_path / "y/val")
     assert (first.train_tokens, first.unknown_share) == (second.train_tokens, 0)
     assert all(max(row) < 400 and len(row) <= 32 for row in rows(tmp_path / "x/train"))
@@ -197,8 +255,12 @@ def test_order_and_files_do_not_matter_to_what_is_held_out(tmp_path: Path) -> No
 def test_any_number_of_processes_writes_the_same(tmp_path, monkeypatch, said):
     for name, value in {"_TOGETHER": 1 << 13, "_MOST_WORDS": 70, "_MOST_KNOWN": 60}.items():
         monkeypatch.setattr(custom_corpus, name, value)
-    (tmp_path / "a.txt").write_text("\n\n".join([*texts_of(300), *texts_of(50, seed=1), *texts_of(50, seed=2)]))
-    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "%s"}\n' % b"One more document. " * 20))
+    (tmp_path / "a.txt").write_text(
+        "\n\n".join([*texts_of(300), *texts_of(50, seed=1), *texts_of(50, seed=2)])
+    )
+    (tmp_path / "b.jsonl.gz").write_bytes(
+        gzip.compress(b'{"text": "%s"}\n' % b"One more document. " * 20)
+    )
     (tmp_path / "bad.txt").write_bytes(b"fine\ncaf\xe9\n")
     request = request_of(tmp_path / "out", tmp_path, skip_bad=True)
     made = []
@@ -209,8 +271,14 @@ def test_any_number_of_processes_writes_the_same(tmp_path, monkeypatch, said):
     assert made[0] == made[1]
 
 
-def test_memory_does_not_grow_with_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("_SHARD_BYTES", 1 << 16), ("HELD_OUT_AT_MOST", 6000), ("_TOGETHER", 1 << 15)):
+def test_memory_does_not_grow_with_the_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (
+        ("_SHARD_BYTES", 1 << 16),
+        ("HELD_OUT_AT_MOST", 6000),
+        ("_TOGETHER", 1 << 15),
+    ):
         monkeypatch.setattr(custom_corpus, name, value)
     monkeypatch.setattr(pipeline, "_TOGETHER", 1 << 12)
     peaks = []
@@ -226,8 +294,14 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("languages", ["zh", "ar", "hi", "de+zh+en"])
 def test_every_script_is_known_kept_and_shown(tmp_path: Path, languages: str) -> None:
-    draw, locales = random.Random(1), {language: Locale(language) for language in languages.split("+")}
-    known = {name: sorted({*one.languages.values(), *one.territories.values()}) for name, one in locales.items()}
+    draw, locales = (
+        random.Random(1),
+        {language: Locale(language) for language in languages.split("+")},
+    )
+    known = {
+        name: sorted({*one.languages.values(), *one.territories.values()})
+        for name, one in locales.items()
+    }
 
     def sentence(language: str) -> str:
         gap, end = ("", "。") if language == "zh" else (" ", ". ")
@@ -259,7 +333,9 @@ def test_rare_characters_take_no_entries_and_numbers_are_text(tmp_path: Path) ->
     assert not [entry for entry in entries if entry in rare]
     assert "river" in entries, "English gains from losing its case"
     draw = random.Random(1)
-    (tmp_path / "b.txt").write_text("\n".join(f"{draw.randrange(10**6)} {draw.random():.3f}" for _ in range(4000)))
+    (tmp_path / "b.txt").write_text(
+        "\n".join(f"{draw.randrange(10**6)} {draw.random():.3f}" for _ in range(4000))
+    )
     facts = prepare(request_of(tmp_path, tmp_path / "b.txt"), tmp_path / "numbers")
     assert "no letters" in facts.inventory[-1]
     assert (facts.sentences, facts.scripts) == ([], "")
@@ -273,7 +349,9 @@ def test_a_dirty_folder_is_described_and_its_bad_files_are_listed_at_once(tmp_pa
         "a.txt": "\n\n".join(texts).encode(),
         "copy.txt": "\n\n".join(texts).encode(),
         "upper.txt": "\n\n".join(texts).upper().encode(),
-        "tags.md": ("<p>" + "</p>\n<p>".join(sentence(random.Random(n)) for n in range(1500)) + "</p>").encode(),
+        "tags.md": (
+            "<p>" + "</p>\n<p>".join(sentence(random.Random(n)) for n in range(1500)) + "</p>"
+        ).encode(),
         "latin.txt": "Ein schöner Text, öfter größer".encode("cp1252"),
         "latin2.txt": "Noch ein schöner Text, öfter größer".encode("cp1252"),
         "rows.jsonl": b'{"text": 3}\n',
@@ -294,7 +372,9 @@ def test_a_dirty_folder_is_described_and_its_bad_files_are_listed_at_once(tmp_pa
     assert files.startswith("files: 7 read (5 .txt, 1 .html, 1 .md); not read: 2 .pdf, 1 .csv, ")
     assert files.endswith(f"skipped: {folder / 'rows.jsonl'}")
     assert "letters: 100% Latin" in text
-    assert int(text.split(" documents, ")[1].split()[0]) >= 0.4 * int(text.split(" in ")[1].split()[0].replace(",", ""))
+    assert int(text.split(" documents, ")[1].split()[0]) >= 0.4 * int(
+        text.split(" in ")[1].split()[0].replace(",", "")
+    )
     assert "markup" in markup
     facts = prepare(request, tmp_path / "out")
     assert facts.inventory[:3] == [files, text, markup]
@@ -304,7 +384,9 @@ def test_a_dirty_folder_is_described_and_its_bad_files_are_listed_at_once(tmp_pa
 
 def test_bad_files_are_listed_when_the_text_is_read_again_in_smaller_pieces(tmp_path: Path) -> None:
     rng = random.Random(3)
-    (tmp_path / "whole.txt").write_text(" ".join(sentence(rng) for _ in range(500))[:30_000])  # one long document
+    (tmp_path / "whole.txt").write_text(
+        " ".join(sentence(rng) for _ in range(500))[:30_000]
+    )  # one long document
     (tmp_path / "rows.jsonl").write_text('{"text": 3}\n')
     request = request_of(tmp_path / "out", tmp_path, skip_bad=True)
     files, *_ = take_inventory(request)
@@ -316,8 +398,12 @@ def test_held_out_text_of_ones_own(tmp_path: Path) -> None:
         (tmp_path / name).write_text("\n\n".join(texts_of(100, seed)))
     (tmp_path / "b.txt").write_text((tmp_path / "mine.txt").read_text())
     held_out = find_sources([tmp_path / "mine.txt"], tmp_path / "out")
-    request = request_of(tmp_path / "out", tmp_path / "a.txt", tmp_path / "b.txt", lower_case=True, held_out=held_out)
-    both, one = (prepare(replace(request, sources=request.sources[:n]), tmp_path / "out") for n in (2, 1))
+    request = request_of(
+        tmp_path / "out", tmp_path / "a.txt", tmp_path / "b.txt", lower_case=True, held_out=held_out
+    )
+    both, one = (
+        prepare(replace(request, sources=request.sources[:n]), tmp_path / "out") for n in (2, 1)
+    )
     assert both.train_tokens == one.train_tokens, "b.txt is not trained on"
 
 
@@ -332,7 +418,12 @@ BAD = [
     ("late.txt", LONG.encode() * 30 + b"\n\xff", "data.encoding", "line 2 "),
     ("word.txt", LONG.encode(), "data.repetitive", ""),
     ("same.txt", b"the same line of text again and again\n" * 2000, "data.repetitive", ""),
-    ("random.txt", random.Random(1).randbytes(60_000).hex().encode(), "vocabulary.other-language", "100%"),
+    (
+        "random.txt",
+        random.Random(1).randbytes(60_000).hex().encode(),
+        "vocabulary.other-language",
+        "100%",
+    ),
     ("bad.jsonl", b'{"text": "a"}\n{"text": 3}\n', "data.row", "line 2 "),
     ("list.jsonl", b"[1, 2]\n", "data.row", "line 1 "),
     ("half.jsonl", b'{"text": "a"}\n{"text": ', "data.row", "line 2 "),
@@ -342,7 +433,12 @@ BAD = [
     ("no.parquet", b"no Parquet at all", "data.damaged", ""),
     ("other.parquet", parquet_of({"body": ["a"]}), "data.columns", "has columns body,"),
     ("number.parquet", parquet_of({"text": [3]}), "data.columns", "no text in text"),
-    ("other.csv", b"id,body\n1,a\n", "data.columns", "has no column 'text'. Its columns are id, body"),
+    (
+        "other.csv",
+        b"id,body\n1,a\n",
+        "data.columns",
+        "has no column 'text'. Its columns are id, body",
+    ),
     ("short.csv", b"\nid,text\n1,a\n2\n", "data.row", "line 4 has 1 fields, the header has 2"),
     ("open.csv", b'id,text\n1,"a\n2,b\n', "data.row", "line 2: unexpected end of data"),
     ("latin.csv", b"text\ncaf\xe9\n", "data.encoding", "line 2 "),
@@ -352,7 +448,9 @@ OF_ALL_FILES = {"data.too-small", "data.repetitive", "vocabulary.other-language"
 
 
 @pytest.mark.parametrize(("name", "content", "code", "named"), BAD, ids=[name for name, *_ in BAD])
-def test_unusable_text_is_reported(tmp_path: Path, name: str, content: bytes, code: str, named: str) -> None:
+def test_unusable_text_is_reported(
+    tmp_path: Path, name: str, content: bytes, code: str, named: str
+) -> None:
     (tmp_path / name).write_bytes(content)
     with user_error(code, "the text" if code in OF_ALL_FILES else tmp_path / name) as caught:
         prepared(tmp_path / "out", tmp_path / name)
@@ -361,7 +459,11 @@ def test_unusable_text_is_reported(tmp_path: Path, name: str, content: bytes, co
 
 def test_paths_without_text_are_reported(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    paths = {tmp_path / "no": "file.missing", tmp_path / "empty": "data.empty", Path("/dev/zero"): "file.wrong-kind"}
+    paths = {
+        tmp_path / "no": "file.missing",
+        tmp_path / "empty": "data.empty",
+        Path("/dev/zero"): "file.wrong-kind",
+    }
     for path, code in paths.items():
         with user_error(code, path):
             find_sources([path], tmp_path / "out")

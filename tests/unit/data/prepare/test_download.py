@@ -29,7 +29,13 @@ def md5(data: bytes) -> str:
 
 
 def listed(folder: Path, **changes: object) -> Path:
-    item = {"name": "sub/data.bin", "bytes": len(CONTENT), "md5": md5(CONTENT), "group": "config", "urls": []}
+    item = {
+        "name": "sub/data.bin",
+        "bytes": len(CONTENT),
+        "md5": md5(CONTENT),
+        "group": "config",
+        "urls": [],
+    }
     (folder / "list.json").write_text(json.dumps({"files": [item | changes]}))
     return folder / "list.json"
 
@@ -48,7 +54,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send_error(404 if "missing" in self.path else 503)
             return
         content = self.server.content
-        start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and self.server.ranges else 0
+        start = (
+            int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and self.server.ranges else 0
+        )
         if start >= len(content):
             self.send_error(416)
             return
@@ -82,7 +90,12 @@ def server(request: pytest.FixtureRequest) -> Iterator[http.server.ThreadingHTTP
 
 def test_the_shipped_list_is_whole_and_a_list_of_another_form_is_refused(tmp_path):
     entries = read_list()
-    assert {entry.group for entry in select(entries, [])} == {"config", "vocabulary", "checkpoint", "text"}
+    assert {entry.group for entry in select(entries, [])} == {
+        "config",
+        "vocabulary",
+        "checkpoint",
+        "text",
+    }
     assert all(len(entry.md5) == 32 and entry.urls for entry in entries.files)
     (vocabulary,) = select(entries, ["vocab.txt"])
     assert (vocabulary.size, vocabulary.md5) == (231_508, "64800d5d8528ce344256daf115d4965e")
@@ -107,17 +120,25 @@ def test_a_folder_as_mirror(tmp_path, place, address):
     (mirror / place).write_bytes(CONTENT)
     fetch_all(read_list(listed(tmp_path)).files, out, address(mirror))
     assert (out / "sub/data.bin").read_bytes() == CONTENT
-    assert sorted(path.name for path in out.rglob("*") if path.is_file()) == [".verified", "data.bin"]
+    assert sorted(path.name for path in out.rglob("*") if path.is_file()) == [
+        ".verified",
+        "data.bin",
+    ]
 
 
-def fetch(folder: Path, mirror: str = "", *, progress: Progress = SILENT, **changes: object) -> bytes:
+def fetch(
+    folder: Path, mirror: str = "", *, progress: Progress = SILENT, **changes: object
+) -> bytes:
     fetch_all(read_list(listed(folder, **changes)).files, folder, mirror, progress=progress)
     return (folder / "sub/data.bin").read_bytes()
 
 
 def test_a_connection_dropped_in_the_middle_is_continued(tmp_path, server, said):
     server.breaks, server.errors = 2, 1
-    assert fetch(tmp_path, urls=[f"{server.url}/missing", f"{server.url}/data.bin"], progress=said) == CONTENT
+    assert (
+        fetch(tmp_path, urls=[f"{server.url}/missing", f"{server.url}/data.bin"], progress=said)
+        == CONTENT
+    )
     assert "bytes=1000000-" in server.asked
     assert said.done == {"data.bin": [len(CONTENT), len(CONTENT)]}
 
@@ -133,7 +154,11 @@ def test_a_dropped_connection_keeps_what_was_received(tmp_path, server):
 
 
 def test_a_partial_file(tmp_path, server):
-    partials = {"other": (b"x" * 1_000_000, len(CONTENT)), "whole": (CONTENT, None), "too long": (CONTENT + b"x", None)}
+    partials = {
+        "other": (b"x" * 1_000_000, len(CONTENT)),
+        "whole": (CONTENT, None),
+        "too long": (CONTENT + b"x", None),
+    }
     for name, (partial, size) in partials.items():
         path = tmp_path / name / "sub/data.bin.partial"
         path.parent.mkdir(parents=True)
@@ -162,7 +187,9 @@ def test_files_placed_by_hand_are_accepted_and_recorded(tmp_path, monkeypatch):
     path.write_bytes(CONTENT)
     fetch(tmp_path)
     read: list[Path] = []
-    monkeypatch.setattr(download, "file_md5", lambda path: read.append(path) or md5(path.read_bytes()))
+    monkeypatch.setattr(
+        download, "file_md5", lambda path: read.append(path) or md5(path.read_bytes())
+    )
     fetch(tmp_path)
     assert not read
     os.utime(path, ns=(1, 1))
@@ -200,7 +227,8 @@ def text_list(mirror: Path, data: bytes, sums: bytes) -> Path:
     common = {"bytes": None, "group": "text", "urls": []}
     files = [
         common | {"name": "sums.txt", "md5": md5(sums)},
-        common | {"name": "text.tar.gz", "md5": md5(data), "unpack": "text", "checksums": "sums.txt"},
+        common
+        | {"name": "text.tar.gz", "md5": md5(data), "unpack": "text", "checksums": "sums.txt"},
     ]
     path = mirror / "list.json"
     path.write_text(json.dumps({"files": files}))
@@ -220,7 +248,10 @@ def test_the_text_archive_is_unpacked_and_checked_by_the_published_sums(tmp_path
 
 
 def test_an_archive_with_other_files_or_cut_off_is_refused(tmp_path):
-    one, random_bytes = archive({"part-0": b"one\n"}), archive({"part-0": random.Random(1).randbytes(1000)})
+    one, random_bytes = (
+        archive({"part-0": b"one\n"}),
+        archive({"part-0": random.Random(1).randbytes(1000)}),
+    )
     for data, sums, code, subject in (
         (one, f"{md5(b'two')}  part-0\n", "data.damaged", "text/part-0"),
         (one, f"{md5(b'x')}  part-1\n", "data.incomplete", "text.tar.gz"),

@@ -17,7 +17,15 @@ from mlbert.data.prepare.export_nvidia import export_nvidia
 from mlbert.data.prepare.import_store import import_store
 from mlbert.data.prepare.jobs import Executor
 from mlbert.data.prepare.tfrecords import hdf5_to_tfrecords, tfrecords_to_hdf5
-from nvidia_shards import PREDICTIONS, VOCAB_SIZE, WIDTH, bert_rows, pack_counts, write_kind, write_vocabulary
+from nvidia_shards import (
+    PREDICTIONS,
+    VOCAB_SIZE,
+    WIDTH,
+    bert_rows,
+    pack_counts,
+    write_kind,
+    write_vocabulary,
+)
 from stored_sets import assert_same_rows, flip, tree
 from tfrecord_examples import write_parts
 from user_errors import user_error
@@ -37,7 +45,10 @@ def shard_path(folder: Path, number: int) -> Path:
 
 def write(folder: Path, kind: str) -> Ragged:
     folder.mkdir()
-    parts = [bert_rows(EACH, number, WIDTH // 3 if kind == "packed" else WIDTH) for number in range(FILES)]
+    parts = [
+        bert_rows(EACH, number, WIDTH // 3 if kind == "packed" else WIDTH)
+        for number in range(FILES)
+    ]
     for number, rows in enumerate(parts):
         write_kind(kind, shard_path(folder, number), rows, number)
     return Ragged.concatenate(parts)
@@ -80,8 +91,12 @@ def test_import_and_export_round_trip(tmp_path, vocab, kind):
         assert set(file) == set(columns)
         for name, rows in columns.items():
             assert file[name].dtype == first[name].dtype
-            assert h5py.check_vlen_dtype(file[name].dtype) == h5py.check_vlen_dtype(first[name].dtype)
-            assert all(np.array_equal(one, other) for one, other in zip(file[name][:], rows, strict=True))
+            assert h5py.check_vlen_dtype(file[name].dtype) == h5py.check_vlen_dtype(
+                first[name].dtype
+            )
+            assert all(
+                np.array_equal(one, other) for one, other in zip(file[name][:], rows, strict=True)
+            )
 
 
 def test_export_refuses_what_the_layout_cannot_store_and_keeps_existing_files(tmp_path, ours):
@@ -110,10 +125,15 @@ def test_bins_become_one_set(tmp_path, vocab):
         (tmp_path / "bins" / name).mkdir(parents=True)
         write_kind("variable", tmp_path / "bins" / name / "part_00000.hdf5", rows)
     manifest = import_store(tmp_path / "bins", vocab, tmp_path / "ours")
-    assert [source["file"] for source in manifest.provenance["sources"]] == ["a/part_00000.hdf5", "b/part_00000.hdf5"]
+    assert [source["file"] for source in manifest.provenance["sources"]] == [
+        "a/part_00000.hdf5",
+        "b/part_00000.hdf5",
+    ]
     ours = ShardSet.open(tmp_path / "ours")
     assert_same_rows(ours.gather(np.arange(50)), Ragged.concatenate([short, long]))
-    write_kind("variable", tmp_path / "bins" / "b" / "part_00000.hdf5", bert_rows(30, 1, min_length=12))
+    write_kind(
+        "variable", tmp_path / "bins" / "b" / "part_00000.hdf5", bert_rows(30, 1, min_length=12)
+    )
     with user_error("data.mixed", tmp_path / "bins"):
         import_store(tmp_path / "bins", vocab, tmp_path / "again")
 
@@ -143,7 +163,10 @@ def test_bad_rows_are_named_or_left_out(tmp_path, vocab, kind):
     cut.write_bytes(cut.read_bytes()[:-100])
     with user_error("data.damaged", tmp_path / "theirs/part_00000_of_00003.hdf5"):
         import_store(tmp_path / "theirs", vocab, tmp_path / "ours")
-    with mock.patch.object(importing, "_finish", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+    with (
+        mock.patch.object(importing, "_finish", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
         import_store(tmp_path / "theirs", vocab, tmp_path / "ours", skip_bad=True)
     assert not (tmp_path / "ours" / "manifest.json").exists()
     manifest = import_store(tmp_path / "theirs", vocab, tmp_path / "ours", skip_bad=True)
@@ -173,7 +196,9 @@ def test_other_input_and_a_wrong_vocabulary_are_refused(tmp_path, vocab, ours):
             import_store(tmp_path / "theirs", other, ours)
     with user_error("data.empty", tmp_path / "theirs"):
         import_store(tmp_path / "theirs", other, ours, skip_bad=True)
-    write_kind("fixed", shard_path(tmp_path / "theirs", 1), bert_rows(EACH + 1))  # the rows of file 0
+    write_kind(
+        "fixed", shard_path(tmp_path / "theirs", 1), bert_rows(EACH + 1)
+    )  # the rows of file 0
     with user_error("prepare.other-options", shard_path(tmp_path / "theirs", 1)):
         import_store(tmp_path / "theirs", vocab, ours)
 
@@ -181,10 +206,29 @@ def test_other_input_and_a_wrong_vocabulary_are_refused(tmp_path, vocab, ours):
 def test_command_line(tmp_path, vocab, run_mlbert):
     write(tmp_path / "theirs", "fixed")
     shard_path(tmp_path / "theirs", 1).write_bytes(b"")
-    words = ("--input", tmp_path / "theirs", "--vocab", vocab, "--out", tmp_path / "ours", "--workers", 1, "--skip-bad")
+    words = (
+        "--input",
+        tmp_path / "theirs",
+        "--vocab",
+        vocab,
+        "--out",
+        tmp_path / "ours",
+        "--workers",
+        1,
+        "--skip-bad",
+    )
     status, out, err = run_mlbert("prepare", "import", *words)
     assert (status, "60 sequences, " in out, "skipped: " in out + err) == (0, True, True), err
-    words = ("--input", tmp_path / "ours", "--out", tmp_path / "back", "--layout", "variable", "--workers", 1)
+    words = (
+        "--input",
+        tmp_path / "ours",
+        "--out",
+        tmp_path / "back",
+        "--layout",
+        "variable",
+        "--workers",
+        1,
+    )
     assert run_mlbert("prepare", "export-nvidia", *words)[::2] == (0, "")
     assert [path.name for path in (tmp_path / "back").iterdir()] == ["part_00000_of_00001.hdf5"]
 
@@ -201,7 +245,11 @@ def folder(tmp_path: Path, parts: list[Ragged]) -> Path:
 
 def test_there_and_back(folder, parts, vocab, tmp_path):
     manifest = tfrecords_to_hdf5([folder], vocab, tmp_path / "set", executor=Executor(workers=2))
-    assert (manifest.num_sequences, manifest.max_seq_length, manifest.max_predictions) == (180, 32, 5)
+    assert (manifest.num_sequences, manifest.max_seq_length, manifest.max_predictions) == (
+        180,
+        32,
+        5,
+    )
     assert (manifest.vocab_size, manifest.provenance["skipped"]) == (500, {})
     rows = ShardSet.open(tmp_path / "set", verify=True).gather(np.arange(180))
     assert_same_rows(rows, Ragged.concatenate(parts))
@@ -209,7 +257,9 @@ def test_there_and_back(folder, parts, vocab, tmp_path):
     made = hdf5_to_tfrecords(tmp_path / "set", tmp_path / "back", executor=Executor(workers=2))
     assert made.num_sequences == 180
     for part, file in enumerate(made.files):
-        assert (tmp_path / "back" / file.file).read_bytes() == sorted(folder.iterdir())[part].read_bytes()
+        assert (tmp_path / "back" / file.file).read_bytes() == sorted(folder.iterdir())[
+            part
+        ].read_bytes()
 
 
 def test_bad_and_other_records_are_refused(folder, vocab, tmp_path):
@@ -240,13 +290,18 @@ def test_bad_and_other_records_are_refused(folder, vocab, tmp_path):
         hdf5_to_tfrecords(tmp_path / "two", tmp_path / "back")
 
 
-def test_bad_records_are_skipped_on_request_and_listed_after_an_interruption_too(folder, vocab, tmp_path, run_mlbert):
+def test_bad_records_are_skipped_on_request_and_listed_after_an_interruption_too(
+    folder, vocab, tmp_path, run_mlbert
+):
     files = sorted(folder.iterdir())
     flip(files[1], 200)
     flip(files[2], int(next(iter(ExampleReader(files[2]))).starts[30]) + 60)
     with user_error("data.damaged", folder / "part-00001-of-00003"):
         tfrecords_to_hdf5([folder], vocab, tmp_path / "set", executor=Executor(workers=2))
-    with mock.patch.object(ShardWriter, "finish", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+    with (
+        mock.patch.object(ShardWriter, "finish", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
         tfrecords_to_hdf5([folder], vocab, tmp_path / "set", skip_bad=True)
     kept = (tmp_path / "set" / "shard-00000-of-00003.h5").stat().st_mtime_ns
     words = ["--input", folder, "--vocab", vocab, "--out", tmp_path / "set", "--skip-bad"]

@@ -87,7 +87,9 @@ def test_both_formats_hold_the_same(job, tmp_path):
     names = [f"part-{index:05d}-of-00003.tfrecord" for index in range(3)]
     assert sorted(tree(tfrecords.out)) == ["checksums.xxh3", "instances.json", *names]
     assert read_widths(tfrecords.out / names[0]) == (32, 5)
-    assert json.loads((tfrecords.out / "instances.json").read_text())["num_tokens"] == made.num_tokens
+    assert (
+        json.loads((tfrecords.out / "instances.json").read_text())["num_tokens"] == made.num_tokens
+    )
 
 
 def test_a_finished_set_is_not_overwritten(any_job, parts):
@@ -105,7 +107,9 @@ def test_a_finished_set_is_not_overwritten(any_job, parts):
 def test_finished_parts_of_an_interrupted_run_are_kept(any_job, said):
     ends = [mock.DEFAULT, mock.DEFAULT, KeyboardInterrupt]
     interrupted = mock.Mock(wraps=instance_set._Work.make_part, side_effect=ends)
-    patch = mock.patch.object(instance_set._Work, "make_part", lambda work, index: interrupted(work, index))
+    patch = mock.patch.object(
+        instance_set._Work, "make_part", lambda work, index: interrupted(work, index)
+    )
     with patch, pytest.raises(KeyboardInterrupt):
         prepare_instances(any_job)
     prepare_instances(any_job, executor=Executor(progress=said))
@@ -123,7 +127,9 @@ def test_other_options_after_an_interruption(any_job):
     assert tree(any_job.out) == straight(any_job)
 
 
-def test_an_output_that_cannot_be_made_or_a_full_disk_leaves_nothing_that_looks_finished(any_job, tmp_path):
+def test_an_output_that_cannot_be_made_or_a_full_disk_leaves_nothing_that_looks_finished(
+    any_job, tmp_path
+):
     (tmp_path / "file").write_text("")
     with user_error("file.unwritable", tmp_path / "file/set"):
         prepare_instances(replace(any_job, out=tmp_path / "file/set"))
@@ -140,7 +146,9 @@ def test_bad_parts_are_left_out_on_request(any_job, tmp_path, said):
     bad.write_bytes(b"fine\n\xff\n")
     blank.write_text(" \n\n")
     first, second, _ = any_job.parts
-    job = replace(any_job, parts=(first, bad, second, blank, tmp_path / "absent", first), skip_bad=True)
+    job = replace(
+        any_job, parts=(first, bad, second, blank, tmp_path / "absent", first), skip_bad=True
+    )
     with user_error("data.encoding", bad):
         prepare_instances(replace(job, parts=(first, bad), skip_bad=False))
     assert not {"manifest.json", "instances.json"} & set(tree(job.out))
@@ -175,12 +183,16 @@ def test_one_document_is_accepted_with_a_warning(job, tmp_path, said):
     part = tmp_path / "one.txt"
     part.write_text("The lamp was lit.\nThe cat slept.\n")
     prepare_instances(replace(job, parts=(part, job.parts[0])), executor=Executor(1, said))
-    assert said.lines == [f"warning: {part} is one document (no blank line): random second sentences come from it too"]
+    assert said.lines == [
+        f"warning: {part} is one document (no blank line): random second sentences come from it too"
+    ]
 
 
 def test_without_a_compiler_the_result_is_the_same_and_it_is_reported(job, said, monkeypatch):
     expected = straight(job)
-    monkeypatch.setattr(instance_set, "_generator", instance_set._generator.__wrapped__)  # without its cache
+    monkeypatch.setattr(
+        instance_set, "_generator", instance_set._generator.__wrapped__
+    )  # without its cache
     with mock.patch.object(native, "load", side_effect=native.NativeUnavailable("no C compiler")):
         prepare_instances(job, executor=Executor(progress=said))
     assert said.lines[0].startswith("the compiled generator cannot run (")
@@ -234,10 +246,15 @@ def test_the_case_is_that_of_the_nearest_step_that_records_one(source):
         ({"options": {}, "input": {"options": [], "input": {"lower_case": False}}}, False),
         ({"options": {"lower_case": "yes"}, "input": [1]}, None),
     ):
-        assert read_manifest(source).model_copy(update={"provenance": provenance}).lower_case is expected
+        assert (
+            read_manifest(source).model_copy(update={"provenance": provenance}).lower_case
+            is expected
+        )
 
 
-GOLDEN = json.loads((Path(__file__).resolve().parents[3] / "assets" / "instances" / "digests.json").read_text())
+GOLDEN = json.loads(
+    (Path(__file__).resolve().parents[3] / "assets" / "instances" / "digests.json").read_text()
+)
 PUBLISHED = {
     0: (6804, "37b4c76d10e6ea4e706078ed34ccaf15deb3836b35224619862927d0ee29eee0"),
     1: (6881, "d1bd463a972686eaf9f20e00d2beae8edaf4968d0955c97635f37d30fe769be6"),
@@ -275,11 +292,19 @@ def test_blank_lines_and_carriage_returns(tmp_path, assets):
     text.write_bytes("one\r\ntwo\n\u00a0\u2003\nthree\rfour\n\n\nfive".encode())
     assert [len(document) for document in read_documents(text, tokenizer)] == [2, 1, 1]
     text.write_bytes(b"the la\rmp\r\r\n\r\r\ncaf\xc3\r\xa9\n")
-    assert read_documents(text, tokenizer) == [[tokenizer.encode("the lamp")], [tokenizer.encode("caf\u00e9")]]
+    assert read_documents(text, tokenizer) == [
+        [tokenizer.encode("the lamp")],
+        [tokenizer.encode("caf\u00e9")],
+    ]
 
 
 def test_options_out_of_range():
-    invalid = {"max_predictions_per_seq": 0, "dupe_factor": 0, "masked_lm_prob": 0.0, "short_seq_prob": 1.5}
+    invalid = {
+        "max_predictions_per_seq": 0,
+        "dupe_factor": 0,
+        "masked_lm_prob": 0.0,
+        "short_seq_prob": 1.5,
+    }
     for name, value in (("max_seq_length", 4), ("max_seq_length", 70_000), *invalid.items()):
         with user_error("config.range", name):
             InstanceOptions(**{name: value})

@@ -21,7 +21,16 @@ from mlbert.data.prepare import import_store as import_store_module
 from mlbert.data.prepare.import_store import import_store
 from mlbert.data.prepare.instance_set import InstanceJob, prepare_instances
 from mlbert.data.prepare.instances import InstanceOptions
-from mlbert.data.prepare.jobs import ALL, MERGE, WORK_FOLDER, Executor, Share, expand_inputs, inspect_parts, parse_share
+from mlbert.data.prepare.jobs import (
+    ALL,
+    MERGE,
+    WORK_FOLDER,
+    Executor,
+    Share,
+    expand_inputs,
+    inspect_parts,
+    parse_share,
+)
 from mlbert.data.prepare.shuffle import Packing, shuffle_set
 from mlbert.data.prepare.split_bins import make_bins
 from mlbert.data.prepare.step_tasks import ShareDone
@@ -67,7 +76,9 @@ def be_killed(number: int) -> None:
 
 
 def run(function, items, workers):
-    return Executor(workers).run(function, items, name="work", where=Path("out"), sizes=[1] * len(items))
+    return Executor(workers).run(
+        function, items, name="work", where=Path("out"), sizes=[1] * len(items)
+    )
 
 
 def stream(function, items, workers):
@@ -103,12 +114,16 @@ def test_a_killed_worker_is_reported(run):
         run(be_killed, range(3), 2)
 
 
-def sleeping(folder: Path, begun: list[Path], stream: bool, slow_import: bool = False) -> subprocess.Popen[str]:
+def sleeping(
+    folder: Path, begun: list[Path], stream: bool, slow_import: bool = False
+) -> subprocess.Popen[str]:
     program = folder / "program.py"
     program.write_text(SLEEPER.format(stream=stream, slow_import=slow_import))
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, program, *begun], env=environ, **pipes, start_new_session=True)
+    return subprocess.Popen(
+        [sys.executable, program, *begun], env=environ, **pipes, start_new_session=True
+    )
 
 
 def group_exists(group: int) -> bool:
@@ -135,7 +150,9 @@ def test_a_process_that_starts_leaves_ctrl_c_to_the_main_process(tmp_path):
 def test_a_signal_ends_it_at_once_and_without_a_word(tmp_path, number, whole_group, stream):
     begun = [tmp_path / name for name in "abc"]
     process = sleeping(tmp_path, begun, stream)
-    wait_for(lambda: sum(path.exists() for path in begun) == 2 or process.poll() is not None, seconds=120)
+    wait_for(
+        lambda: sum(path.exists() for path in begun) == 2 or process.poll() is not None, seconds=120
+    )
     (os.killpg if whole_group else os.kill)(process.pid, number)
     error = process.communicate(timeout=60)[1]
     if number == signal.SIGTERM:
@@ -156,14 +173,29 @@ def names(paths: list[Path]) -> list[str]:
 
 
 def test_a_folder_gives_its_parts_sorted_or_has_none(tmp_path):
-    others = ("eval.txt", "eval_2.txt", "part-00000.md5", "notes.md", "part-00000-of-00002.tfrecord", "x.txt.tmp")
-    folder = make(tmp_path / "parts", "part-00001-of-00002", "part-00000-of-00002", "more.txt", *others)
+    others = (
+        "eval.txt",
+        "eval_2.txt",
+        "part-00000.md5",
+        "notes.md",
+        "part-00000-of-00002.tfrecord",
+        "x.txt.tmp",
+    )
+    folder = make(
+        tmp_path / "parts", "part-00001-of-00002", "part-00000-of-00002", "more.txt", *others
+    )
     (folder / "part-00003").mkdir()
-    assert names(expand_inputs([folder])) == ["more.txt", "part-00000-of-00002", "part-00001-of-00002"]
+    assert names(expand_inputs([folder])) == [
+        "more.txt",
+        "part-00000-of-00002",
+        "part-00001-of-00002",
+    ]
     with user_error("data.missing", tmp_path / "text"):
         expand_inputs([make(tmp_path / "text", "eval.txt")])
     one, two = make(tmp_path / "one", "eval.txt", "b"), make(tmp_path / "two", "a.txt")
-    assert names(expand_inputs([one / "eval.txt", two, one / "b"])) == ["eval.txt", "a.txt", "b"], "the order given"
+    assert names(expand_inputs([one / "eval.txt", two, one / "b"])) == ["eval.txt", "a.txt", "b"], (
+        "the order given"
+    )
 
 
 @pytest.mark.parametrize("name", ["part-{}-of-00004", "train-{}-of-00004.txt"])
@@ -173,12 +205,19 @@ def test_missing_parts_of_a_folder(tmp_path, name):
         expand_inputs([folder])
     expanded = expand_inputs([folder], skip_bad=True)
     assert names(expanded) == [name.format(f"{index:05d}") for index in range(4)]
-    assert [bool(part.problem) for part in inspect_parts(expanded, skip_bad=True)] == [False, True, True, False]
+    assert [bool(part.problem) for part in inspect_parts(expanded, skip_bad=True)] == [
+        False,
+        True,
+        True,
+        False,
+    ]
     assert len(expand_inputs([folder / name.format("00000")])) == 1
 
 
 def test_invalid_parts_are_refused(tmp_path):
-    folder = write_files(tmp_path / "text", {"a": "a", "copy": "a", "b": "b", "empty": "", "empty_too": ""})
+    folder = write_files(
+        tmp_path / "text", {"a": "a", "copy": "a", "b": "b", "empty": "", "empty_too": ""}
+    )
     paths = [folder / name for name in ("b", "a", "empty", "copy", "empty_too", "absent", "a", ".")]
     codes = [None, None, "data.empty", "data.duplicate", "data.empty"]
     codes += ["file.unreadable", "data.duplicate", "file.wrong-kind"]
@@ -198,9 +237,15 @@ def test_invalid_parts_are_refused(tmp_path):
 ASSETS = Path(__file__).resolve().parents[3] / "assets" / "instances"
 FORK = multiprocessing.get_context("fork")  # saves the seconds of a new interpreter
 STEPS: dict[str, Callable[..., object]] = {
-    "pack": lambda source, out, run: shuffle_set(source, out, packing=Packing(), num_shards=5, executor=run),
-    "bins": lambda source, out, run: make_bins(source, out, edges=(8, 16, 32), num_shards=2, executor=run),
-    "import": lambda source, out, run: import_store(source, source.parent / "vocab.txt", out, executor=run),
+    "pack": lambda source, out, run: shuffle_set(
+        source, out, packing=Packing(), num_shards=5, executor=run
+    ),
+    "bins": lambda source, out, run: make_bins(
+        source, out, edges=(8, 16, 32), num_shards=2, executor=run
+    ),
+    "import": lambda source, out, run: import_store(
+        source, source.parent / "vocab.txt", out, executor=run
+    ),
     "hdf5-to-tfrecord": lambda source, out, run: hdf5_to_tfrecords(source, out, executor=run),
     "tfrecord-to-hdf5": lambda source, out, run: tfrecords_to_hdf5(
         [records_of(source)], source.parent / "vocab.txt", out, executor=run
@@ -245,7 +290,10 @@ def test_any_shares_in_any_order_and_at_once_make_the_same_bytes(tmp_path, name)
     source, count = write_source(tmp_path, 120, 0), draw.randint(2, 7)
     step(source, tmp_path / "one", Executor(share=ALL))
     for _ in range(3):  # passes
-        twins = [FORK.Process(target=run_share, args=(step, source, tmp_path / "many", 0, count)) for _ in range(2)]
+        twins = [
+            FORK.Process(target=run_share, args=(step, source, tmp_path / "many", 0, count))
+            for _ in range(2)
+        ]
         for twin in twins:
             twin.start()
         for twin in twins:
@@ -278,7 +326,9 @@ def test_a_finished_output_is_kept_and_a_damaged_one_made_again(tmp_path, monkey
         if not is_listed and name != "hdf5-to-tfrecord":  # whose checksums are in the list only
             (second.parent / CHECKSUMS).unlink()
         run()
-        assert re.search(r"(missing|manifest's|No such file.*|checksums.xxh3): rebuilding it", said.lines[-1])
+        assert re.search(
+            r"(missing|manifest's|No such file.*|checksums.xxh3): rebuilding it", said.lines[-1]
+        )
         assert tree(out) == whole
     for summary in out.glob("*.json"):  # as an interrupted run leaves it
         summary.unlink()
@@ -302,7 +352,10 @@ def test_killed_at_any_moment_and_started_again_makes_the_same_bytes(tmp_path, n
         process = FORK.Process(target=STEPS[name], args=(source, out, Executor(workers=1)))
         process.start()
         files = count_shards(out)
-        wait_for(lambda files=files, run=process: count_shards(out) > files or not run.is_alive(), seconds=60)
+        wait_for(
+            lambda files=files, run=process: count_shards(out) > files or not run.is_alive(),
+            seconds=60,
+        )
         time.sleep(random.random() * 0.02)
         process.kill()
         process.join()
@@ -328,9 +381,17 @@ def test_missing_tasks_another_plan_and_changed_input_are_named(source, tmp_path
     assert "of spreading are missing: 2/3" in str(caught.value)
     run_share(STEPS["pack"], source, out, 0, 1)
     with user_error("prepare.other-options", out) as caught:
-        shuffle_set(source, out, packing=Packing(), num_shards=4, executor=Executor(share=Share(0, 2, merges=False)))
+        shuffle_set(
+            source,
+            out,
+            packing=Packing(),
+            num_shards=4,
+            executor=Executor(share=Share(0, 2, merges=False)),
+        )
     assert "shards 5, not 4" in str(caught.value)
-    with user_error("prepare.other-options", out):  # also from a local run, which would replace another local run's
+    with user_error(
+        "prepare.other-options", out
+    ):  # also from a local run, which would replace another local run's
         shuffle_set(source, out, packing=Packing(), num_shards=4)
     STEPS["pack"](source, out, Executor(share=MERGE))
     assert not (out / WORK_FOLDER).exists()

@@ -20,7 +20,13 @@ from mlbert.data.prepare import pipeline
 from mlbert.data.prepare.generator import flat
 from mlbert.data.prepare.instances import InstanceOptions
 from mlbert.data.prepare.jobs import Executor
-from mlbert.data.prepare.pipeline import TextOptions, baselines, count_words, prepare_text, train_vocabulary
+from mlbert.data.prepare.pipeline import (
+    TextOptions,
+    baselines,
+    count_words,
+    prepare_text,
+    train_vocabulary,
+)
 from user_errors import user_error
 
 INSTANCES = InstanceOptions(max_seq_length=32, max_predictions_per_seq=5, dupe_factor=3)
@@ -35,7 +41,9 @@ def documents(count: int = 60) -> list[list[str]]:
 
 
 def tree(folder: Path) -> dict[str, str]:
-    return {name: digest for name, digest in stored_sets.tree(folder).items() if name != "prepared.json"}
+    return {
+        name: digest for name, digest in stored_sets.tree(folder).items() if name != "prepared.json"
+    }
 
 
 @pytest.fixture(scope="module")
@@ -47,22 +55,42 @@ def prepared(tmp_path_factory) -> Path:
 
 def test_everything_is_there(prepared):
     assert sorted(stored_sets.tree(prepared)) == [
-        *("baselines.json", "eval/checksums.xxh3", "eval/manifest.json", "eval/shard-00000-of-00001.h5"),
-        *("prepared.json", "text/eval.txt", *(f"text/train-0000{part}-of-00002.txt" for part in range(2))),
+        *(
+            "baselines.json",
+            "eval/checksums.xxh3",
+            "eval/manifest.json",
+            "eval/shard-00000-of-00001.h5",
+        ),
+        *(
+            "prepared.json",
+            "text/eval.txt",
+            *(f"text/train-0000{part}-of-00002.txt" for part in range(2)),
+        ),
         *("tokenizer_config.json", "train/checksums.xxh3", "train/manifest.json"),
         *(*(f"train/shard-0000{part}-of-00002.h5" for part in range(2)), "vocab.txt"),
     ]
     for side in ("train", "eval"):
         check_vocabulary(describe(prepared / side), prepared / "vocab.txt")
-        assert len(ShardSet.open(prepared / side, verify=True)) == read_manifest(prepared / side).num_sequences
+        assert (
+            len(ShardSet.open(prepared / side, verify=True))
+            == read_manifest(prepared / side).num_sequences
+        )
     assert read_manifest(prepared / "eval").num_sequences == 60
     train, held = (
-        {line for path in prepared.glob(f"text/{name}*.txt") for line in path.read_text().splitlines() if line}
+        {
+            line
+            for path in prepared.glob(f"text/{name}*.txt")
+            for line in path.read_text().splitlines()
+            if line
+        }
         for name in ("train", "eval")
     )
     assert held
     assert not held & train
-    assert set(json.loads((prepared / "baselines.json").read_text())) >= {"most_frequent_accuracy", "bigram_accuracy"}
+    assert set(json.loads((prepared / "baselines.json").read_text())) >= {
+        "most_frequent_accuracy",
+        "bigram_accuracy",
+    }
 
 
 def test_again_and_with_more_workers_the_same(prepared, tmp_path):
@@ -98,9 +126,14 @@ STEPS = ("train_vocabulary", "make_instances", "_make_evaluation", "_write_basel
 OTHER = replace(OPTIONS, num_parts=3, split_seed=5)
 
 
-@pytest.mark.parametrize(("step", "options"), [*((step, OPTIONS) for step in STEPS), (STEPS[-1], OTHER)])
+@pytest.mark.parametrize(
+    ("step", "options"), [*((step, OPTIONS) for step in STEPS), (STEPS[-1], OTHER)]
+)
 def test_an_interrupted_run_ends_up_the_same(prepared, tmp_path, step, options):
-    with mock.patch.object(pipeline, step, side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+    with (
+        mock.patch.object(pipeline, step, side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
         prepare_text(documents(), tmp_path / "out", options, SOURCE)
     assert not (tmp_path / "out" / "prepared.json").exists()
     prepare_text(documents(), tmp_path / "out", OPTIONS, SOURCE)
@@ -117,12 +150,19 @@ def test_vocabulary_is_well_formed_and_covers_its_text(assets):
     tokenizer = WordPieceTokenizer({entry: number for number, entry in enumerate(entries)})
     unknown = entries.index(UNKNOWN)
     assert all(unknown not in tokenizer.encode(line) for line in lines)
-    assert train_vocabulary(count_words(lines), 300) == (assets / "vocab.txt").read_text().splitlines()
+    assert (
+        train_vocabulary(count_words(lines), 300) == (assets / "vocab.txt").read_text().splitlines()
+    )
 
 
 def test_rare_characters_are_left_out():
-    words = Counter({"common": 100, **{chr(0x4E00 + n): 1 for n in range(2 * pipeline.MAX_ALPHABET)}})
-    assert len([entry for entry in train_vocabulary(words, 5000) if len(entry) == 1]) <= pipeline.MAX_ALPHABET
+    words = Counter(
+        {"common": 100, **{chr(0x4E00 + n): 1 for n in range(2 * pipeline.MAX_ALPHABET)}}
+    )
+    assert (
+        len([entry for entry in train_vocabulary(words, 5000) if len(entry) == 1])
+        <= pipeline.MAX_ALPHABET
+    )
     for size in (0, 100, 70_000):
         with user_error("config.range", "--vocab-size"):
             train_vocabulary(words, size)
@@ -137,8 +177,20 @@ def test_baselines_by_hand():
     rows = Ragged.from_rows(
         [
             ([CLS, 3, MASK, SEP, 5, SEP], 4, False, [2], [4]),  # left guesses 4: right answer
-            ([CLS, MASK, 4, SEP, 5, SEP], 4, False, [1], [3]),  # right neighbour guesses 3: right answer
-            ([CLS, MASK, 9, SEP, 5, SEP], 4, False, [1], [5]),  # never seen: the most frequent, right answer
+            (
+                [CLS, MASK, 4, SEP, 5, SEP],
+                4,
+                False,
+                [1],
+                [3],
+            ),  # right neighbour guesses 3: right answer
+            (
+                [CLS, MASK, 9, SEP, 5, SEP],
+                4,
+                False,
+                [1],
+                [5],
+            ),  # never seen: the most frequent, right answer
             ([CLS, 3, MASK, SEP, 5, SEP], 4, False, [2], [8]),
         ]
     )
@@ -147,6 +199,8 @@ def test_baselines_by_hand():
     assert result["most_frequent_accuracy"] == pytest.approx(1 / 4)
     for guess in ("bigram_left", "bigram_right", "bigram"):
         assert result[f"{guess}_accuracy"] == pytest.approx(2 / 4), guess
-    result = baselines([flat([[[3, 6, 3, 4]]])], rows.slice(0, 1), 10)  # equal counts: the lowest id
+    result = baselines(
+        [flat([[[3, 6, 3, 4]]])], rows.slice(0, 1), 10
+    )  # equal counts: the lowest id
     assert result["bigram_left_accuracy"] == 1.0
     assert np.isfinite(result["bigram_accuracy"])

@@ -60,9 +60,13 @@ def test_there_is_enough_text(documents):
     sentences = [sentence for document in documents for sentence in document]
     assert len(documents) > 1500
     assert sum(len(sentence.split()) for sentence in sentences) > 300_000
-    assert "Return the sum of a 'start' value (default: 0) plus an iterable of numbers" in sentences  # compiled
+    assert (
+        "Return the sum of a 'start' value (default: 0) plus an iterable of numbers" in sentences
+    )  # compiled
     assert any("JSON" in sentence for sentence in sentences)
-    assert any("assignment" in sentence.lower() for sentence in documents[0] + documents[1] + documents[2])  # topics
+    assert any(
+        "assignment" in sentence.lower() for sentence in documents[0] + documents[1] + documents[2]
+    )  # topics
 
 
 def test_another_process_gives_the_same_and_imports_nothing(documents):
@@ -75,7 +79,10 @@ def test_another_process_gives_the_same_and_imports_nothing(documents):
         print(digest, sorted(name for name in imported if not name.startswith(("encodings", "_sysconfigdata"))))
     """
     done = run_checked(sys.executable, "-c", program, timeout=200)
-    assert (done.stdout.split(maxsplit=1), done.stderr) == ([sha256(repr(documents).encode()).hexdigest(), "[]\n"], "")
+    assert (done.stdout.split(maxsplit=1), done.stderr) == (
+        [sha256(repr(documents).encode()).hexdigest(), "[]\n"],
+        "",
+    )
 
 
 def test_an_installation_without_text_is_reported(tmp_path, monkeypatch):

@@ -22,7 +22,16 @@ from mlbert.data.prepare.shuffle import Packing, make_eval_set, make_pieces, shu
 from mlbert.data.prepare.split_bins import make_bins, make_hdf5_bins
 from nvidia_shards import bert_rows, write_fixed
 from programs import write_files
-from stored_sets import assert_same_rows, flip, make_rows, names, random_lengths, same_sequences, tree, write_set
+from stored_sets import (
+    assert_same_rows,
+    flip,
+    make_rows,
+    names,
+    random_lengths,
+    same_sequences,
+    tree,
+    write_set,
+)
 from user_errors import user_error
 
 EDGES = (8, 16, 24, 32)
@@ -92,7 +101,11 @@ HDF5_EDGES = (8, 16, 32)
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
-@given(count=st.integers(40, 200), seed=st.integers(0, 99), layout=st.sampled_from(["fixed", "variable"]))
+@given(
+    count=st.integers(40, 200),
+    seed=st.integers(0, 99),
+    layout=st.sampled_from(["fixed", "variable"]),
+)
 @settings(max_examples=3)
 def test_every_sequence_once_and_in_its_folder(tmp_path_factory, monkeypatch, count, seed, layout):
     monkeypatch.setattr(split_bins, "ROWS_A_FILE", 17)
@@ -100,7 +113,9 @@ def test_every_sequence_once_and_in_its_folder(tmp_path_factory, monkeypatch, co
     rows = make_rows(np.concatenate([random_lengths(count, seed=seed), [7, 12, 20]]), seed)
     source = write_set(folder / "source", rows)
     sizes = make_hdf5_bins(source, folder / "out", edges=HDF5_EDGES, layout=layout)
-    assert list(sizes.items()) == [*zip(("8", "16", "32"), np.histogram(rows.lengths, [0, 9, 17, 33])[0], strict=True)]
+    assert list(sizes.items()) == [
+        *zip(("8", "16", "32"), np.histogram(rows.lengths, [0, 9, 17, 33])[0], strict=True)
+    ]
     assert sorted(path.name for path in (folder / "out").iterdir()) == ["16", "32", "8"]
     for low, high in ((1, 8), (9, 16), (17, 32)):
         files = sorted((folder / "out" / str(high)).iterdir())
@@ -116,10 +131,14 @@ def test_every_sequence_once_and_in_its_folder(tmp_path_factory, monkeypatch, co
     assert names(store.gather(np.arange(sizes["8"]))) == names(in_order)
 
 
-def test_an_interrupted_run_is_continued_and_a_finished_one_is_left_alone(source, tmp_path, monkeypatch):
+def test_an_interrupted_run_is_continued_and_a_finished_one_is_left_alone(
+    source, tmp_path, monkeypatch
+):
     monkeypatch.setattr(split_bins, "ROWS_A_FILE", 17)
     sizes = make_hdf5_bins(source, tmp_path / "good", edges=HDF5_EDGES)
-    broken = mock.Mock(wraps=export_nvidia.write_hdf5, side_effect=[mock.DEFAULT] * 4 + [KeyboardInterrupt])
+    broken = mock.Mock(
+        wraps=export_nvidia.write_hdf5, side_effect=[mock.DEFAULT] * 4 + [KeyboardInterrupt]
+    )
     with mock.patch.object(export_nvidia, "write_hdf5", broken), pytest.raises(KeyboardInterrupt):
         make_hdf5_bins(source, tmp_path / "out", edges=HDF5_EDGES)
     assert not (tmp_path / "out").exists()
@@ -163,7 +182,10 @@ def test_options_and_outputs_that_do_not_fit(source, tmp_path):
         make_hdf5_bins(source, tmp_path / "file", edges=HDF5_EDGES)
 
 
-OTHERS = [("{}/part_00000.hdf5", ("64", "128", "1024")), ("{}/part_00000.hdf5", ("short", "middle", "long"))]
+OTHERS = [
+    ("{}/part_00000.hdf5", ("64", "128", "1024")),
+    ("{}/part_00000.hdf5", ("short", "middle", "long")),
+]
 
 
 @pytest.mark.parametrize(("path", "names"), [*OTHERS, ("part_00000_{}.hdf5", ("bin2", "bin10"))])
@@ -172,10 +194,16 @@ def test_bins_of_others_are_in_the_order_of_their_numbers_or_lengths(tmp_path, p
     for number, name in enumerate(names):
         place = bins / path.format(name)
         place.parent.mkdir(parents=True, exist_ok=True)
-        write_fixed(place, bert_rows(10, number, 20 * number + 20, 20 * number + 5), width=60 + number)
+        write_fixed(
+            place, bert_rows(10, number, 20 * number + 20, 20 * number + 5), width=60 + number
+        )
     info, store = describe(bins), open_store(bins)
-    assert [(one.name, one.num_sequences) for one in store.info.bins] == [(name, 10) for name in names]
-    assert "short" in names or [one.name for one in info.bins] == [*names], "numbers are known before lengths"
+    assert [(one.name, one.num_sequences) for one in store.info.bins] == [
+        (name, 10) for name in names
+    ]
+    assert "short" in names or [one.name for one in info.bins] == [*names], (
+        "numbers are known before lengths"
+    )
     assert info.max_seq_length == store.info.max_seq_length == 59 + len(names)
     assert info.identity == store.info.identity
 
@@ -184,7 +212,12 @@ def everything(folder: Path) -> Ragged:
     return Ragged.concatenate(list(ShardSet.open(folder, verify=True)))
 
 
-@given(count=st.integers(0, 150), shards=st.integers(1, 4), outputs=st.integers(1, 5), seed=st.integers(0, 99))
+@given(
+    count=st.integers(0, 150),
+    shards=st.integers(1, 4),
+    outputs=st.integers(1, 5),
+    seed=st.integers(0, 99),
+)
 @settings(max_examples=4)
 def test_every_sequence_once(tmp_path_factory, count, shards, outputs, seed):
     folder = tmp_path_factory.mktemp("shuffle")
@@ -192,7 +225,9 @@ def test_every_sequence_once(tmp_path_factory, count, shards, outputs, seed):
     source = write_set(folder / "source", rows, shards)
     outputs = min(outputs, max(1, count))
     plain = shuffle_set(source, folder / "plain", seed=seed, num_shards=outputs)
-    packed = shuffle_set(source, folder / "packed", seed=seed, num_shards=outputs, packing=Packing(40, 3))
+    packed = shuffle_set(
+        source, folder / "packed", seed=seed, num_shards=outputs, packing=Packing(40, 3)
+    )
     assert same_sequences(everything(folder / "plain"), rows)
     assert same_sequences(everything(folder / "packed"), rows)
     counts = [shard.num_sequences for shard in plain.shards]
@@ -230,7 +265,9 @@ def test_the_size_of_pieces_does_not_matter(source, tmp_path, monkeypatch):
     assert max(len(shuffle.piece_rows(store, piece)) for piece in make_pieces(store, 31)) == 31
 
 
-def test_the_manifest_states_the_fill_and_other_options_leave_a_finished_folder_alone(source, tmp_path):
+def test_the_manifest_states_the_fill_and_other_options_leave_a_finished_folder_alone(
+    source, tmp_path
+):
     out = tmp_path / "out"
     manifest = shuffle_set(source, out, packing=Packing())
     fill = pytest.approx(manifest.num_tokens / (32 * manifest.num_packs), abs=1e-6)
@@ -249,11 +286,24 @@ def test_packs_and_bins_are_split_and_reported(source, tmp_path, said):
     shuffle_set(source, tmp_path / "packed", packing=Packing(), executor=Executor(progress=said))
     make_bins(source, tmp_path / "bins", edges=(16, 32), executor=Executor(progress=said))
     assert said.lines == []
-    for made, line in (("packed", "holds packs: they are unpacked"), ("bins", "holds bins: their sequences are")):
-        shuffle_set(tmp_path / made, tmp_path / f"{made}-again", packing=Packing(), executor=Executor(progress=said))
+    for made, line in (
+        ("packed", "holds packs: they are unpacked"),
+        ("bins", "holds bins: their sequences are"),
+    ):
+        shuffle_set(
+            tmp_path / made,
+            tmp_path / f"{made}-again",
+            packing=Packing(),
+            executor=Executor(progress=said),
+        )
         assert line in said.lines[-1]
         assert same_sequences(everything(tmp_path / f"{made}-again"), everything(source))
-    make_bins(tmp_path / "packed", tmp_path / "bins-of-packs", edges=(16, 32), executor=Executor(progress=said))
+    make_bins(
+        tmp_path / "packed",
+        tmp_path / "bins-of-packs",
+        edges=(16, 32),
+        executor=Executor(progress=said),
+    )
     assert len(said.lines) == 3
     assert "holds packs" in said.lines[-1]
 

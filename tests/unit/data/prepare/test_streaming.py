@@ -19,7 +19,14 @@ from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.prepare import streaming
 from mlbert.data.prepare.jobs import MERGE, Executor, Share
 from mlbert.data.prepare.step_tasks import ShareDone
-from mlbert.data.prepare.streaming import Concatenation, convert, convert_files, hub_texts, own_texts, read_texts
+from mlbert.data.prepare.streaming import (
+    Concatenation,
+    convert,
+    convert_files,
+    hub_texts,
+    own_texts,
+    read_texts,
+)
 from programs import write_files
 from stored_sets import tree
 from text_sets import json_lines
@@ -58,8 +65,17 @@ def test_own_text_is_parted_by_content(lines_file, tmp_path, said):
 
 def test_truncation_drops_the_rest(tmp_path, said):
     texts = ["river " * 252, "river " * 126, ""]
-    convert(lambda part: iter(texts), ["val"], tmp_path, tokenizer=TOKENIZER, executor=Executor(progress=said))
-    assert "drops 33.3% of the tokens and the ends of 33.3% of the texts (the first 3)" in said.lines[-1]
+    convert(
+        lambda part: iter(texts),
+        ["val"],
+        tmp_path,
+        tokenizer=TOKENIZER,
+        executor=Executor(progress=said),
+    )
+    assert (
+        "drops 33.3% of the tokens and the ends of 33.3% of the texts (the first 3)"
+        in said.lines[-1]
+    )
 
 
 def test_small_splits_are_the_beginning_of_the_large_ones(tmp_path, monkeypatch):
@@ -92,7 +108,9 @@ def test_concatenated(tmp_path, monkeypatch, together):
     assert list(itertools.chain.from_iterable(found)) == joined[: len(joined) // 8 * 8]
     cut = [ids(texts[0])[:6], (ids(texts[1]) + ids(""))[:6], ids(texts[3])[:6]]
     assert concatenated(tmp_path / "no_wrap", texts, wrap=False, tokens=6) == cut
-    marked = concatenated(tmp_path / "marked", ["river"], bos_text="[MASK]", eos_text="the the", tokens=6)
+    marked = concatenated(
+        tmp_path / "marked", ["river"], bos_text="[MASK]", eos_text="the the", tokens=6
+    )
     assert marked == [[103, 101, TOKENIZER.vocabulary["river"], 102, *TOKENIZER.encode("the the")]]
 
 
@@ -102,7 +120,9 @@ def test_concatenated(tmp_path, monkeypatch, together):
     *(st.integers(low, high) for low, high in ((1, 6), (1, 4), (300, 1500), (0, 999))),
 )
 @settings(max_examples=3)
-def test_shares_make_the_bytes_of_one_process(tmp_path_factory, wrap, lengths, files, count, limit, seed):
+def test_shares_make_the_bytes_of_one_process(
+    tmp_path_factory, wrap, lengths, files, count, limit, seed
+):
     folder, draw = tmp_path_factory.mktemp("shares"), random.Random(seed)
     texts = [f"{number} " + "the river of " * length for number, length in enumerate(lengths)]
     edges = sorted([0, *draw.choices(range(len(texts) + 1), k=files - 1), len(texts)])
@@ -124,17 +144,31 @@ def test_shares_make_the_bytes_of_one_process(tmp_path_factory, wrap, lengths, f
         for index in draw.choices(range(count), k=3) + [*range(count)] * 2:
             share = Share(index, count, merges=False)
             with pytest.raises(ShareDone):
-                convert_files(folder / "texts", splits, folder / "shares", **options, executor=Executor(share=share))
+                convert_files(
+                    folder / "texts",
+                    splits,
+                    folder / "shares",
+                    **options,
+                    executor=Executor(share=share),
+                )
         for left in (folder / "shares").glob(".*/.tasks/train"):  # by a killed task
             (left / "shard.00000.mds.1@gone.tmp").touch()
-        convert_files(folder / "texts", splits, folder / "shares", **options, executor=Executor(share=MERGE))
+        convert_files(
+            folder / "texts", splits, folder / "shares", **options, executor=Executor(share=MERGE)
+        )
     assert tree(folder / "shares") == tree(folder / "pool") == tree(folder / "one")
 
 
 def test_texts_that_fill_no_sample(tmp_path):
     for texts, how in (([], None), (["river"], Concatenation(512, "", "", True))):
         with user_error("data.too-small", "split val"):
-            convert(lambda part, texts=texts: iter(texts), ["val"], tmp_path, tokenizer=TOKENIZER, concatenation=how)
+            convert(
+                lambda part, texts=texts: iter(texts),
+                ["val"],
+                tmp_path,
+                tokenizer=TOKENIZER,
+                concatenation=how,
+            )
         assert not any(tmp_path.iterdir())
 
 
@@ -147,14 +181,22 @@ def test_a_split_that_is_there(tmp_path, there):
 
 
 def test_text_files(tmp_path):
-    files = {"b/a.txt": "\ufeff\n\nfirst\nits second line  \n\n \nsecond\r\n", "other.md": "no text"}
+    files = {
+        "b/a.txt": "\ufeff\n\nfirst\nits second line  \n\n \nsecond\r\n",
+        "other.md": "no text",
+    }
     folder = write_files(tmp_path, files | {"a.json": '{"text": "zeroth"}\n\n{"text": " "}\n'})
     (folder / "c.jsonl").write_text(r'{"text": "a\ud800b \ud83d\ude00"}')  # half a surrogate
     found = [text for part in ("train", "val") for text in own_texts(folder)(part)]
     assert sorted(found) == ["a?b 😀", "first\nits second line", "second", "zeroth"]
 
 
-@given(st.lists(st.text(st.characters(blacklist_categories=["Cs"]), min_size=1).filter(str.strip), max_size=6))
+@given(
+    st.lists(
+        st.text(st.characters(blacklist_categories=["Cs"]), min_size=1).filter(str.strip),
+        max_size=6,
+    )
+)
 def test_any_text_comes_back(tmp_path_factory, texts):
     folder = tmp_path_factory.mktemp("lines")
     (folder / "texts.jsonl").write_text(json_lines(texts, url="u"))
@@ -164,7 +206,9 @@ def test_any_text_comes_back(tmp_path_factory, texts):
 
 
 def test_bad_files(tmp_path):
-    write_files(tmp_path, {"a.jsonl": '{"text": "a"}\n{"body": "b"}\n', "a.md": "a", "folder/a.md": "a"})
+    write_files(
+        tmp_path, {"a.jsonl": '{"text": "a"}\n{"body": "b"}\n', "a.md": "a", "folder/a.md": "a"}
+    )
     (tmp_path / "a.txt").write_bytes(b"a\nb\xff\n")
     for name, code, words in (
         ("a.jsonl", "data.row", "line 2 "),
@@ -206,7 +250,10 @@ def test_what_a_killed_conversion_left_is_no_split(tmp_path):
 
 
 def test_rows_of_the_hub_and_no_network(monkeypatch):
-    datasets, hub = pytest.importorskip("datasets"), pytest.importorskip("huggingface_hub.constants")
+    datasets, hub = (
+        pytest.importorskip("datasets"),
+        pytest.importorskip("huggingface_hub.constants"),
+    )
     monkeypatch.setattr(hub, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(hub, "ENDPOINT", "http://127.0.0.1:9")
     with user_error("network.unreachable", "dataset c4"):

@@ -35,10 +35,19 @@ def test_good_sets_of_every_kind(tmp_path, rows, source):
     write_parts(tmp_path / "records", rows)
     (tmp_path / "nvidia").mkdir()
     for part in range(2):
-        write_variable(tmp_path / "nvidia" / f"part_0000{part}_of_00002.hdf5", rows.slice(part * 150, part * 150 + 150))
+        write_variable(
+            tmp_path / "nvidia" / f"part_0000{part}_of_00002.hdf5",
+            rows.slice(part * 150, part * 150 + 150),
+        )
     names = ("source", "packed", "bins", "records", "nvidia")
     reports = verify([tmp_path / name for name in names], executor=Executor(workers=2))
-    assert [report.info.kind for report in reports] == ["mlbert", "mlbert", "bins", "tfrecord", "nvidia-variable"]
+    assert [report.info.kind for report in reports] == [
+        "mlbert",
+        "mlbert",
+        "bins",
+        "tfrecord",
+        "nvidia-variable",
+    ]
     for report in reports:
         assert report.problems == []
         assert report.total("sequences") == report.total("good") == COUNT
@@ -49,7 +58,10 @@ def test_good_sets_of_every_kind(tmp_path, rows, source):
 
 def test_exchanged_flipped_missing_and_truncated_shards(tmp_path, source):
     make_bins(source, tmp_path / "bins", edges=(16, 32), num_shards=1)
-    shutil.copy(tmp_path / "bins" / "bin-001-016" / "shard-00000-of-00001.h5", tmp_path / "bins" / "bin-017-032")
+    shutil.copy(
+        tmp_path / "bins" / "bin-001-016" / "shard-00000-of-00001.h5",
+        tmp_path / "bins" / "bin-017-032",
+    )
     assert only(tmp_path / "bins").problems
     (tmp_path / "bins" / "bin-001-016" / "manifest.json").unlink()
     assert "bin-001-016" in only(tmp_path / "bins").problems[0]
@@ -75,7 +87,9 @@ def test_values_out_of_range_are_counted(tmp_path, rows):
     rows.first_lengths[9] = 99
     rows.masked_positions[rows.masked_offsets[20]] = 0
     rows.masked_labels[rows.masked_offsets[30]] = 60_000
-    rows.masked_positions[rows.masked_offsets[1] + 1] = rows.masked_positions[rows.masked_offsets[1]]
+    rows.masked_positions[rows.masked_offsets[1] + 1] = rows.masked_positions[
+        rows.masked_offsets[1]
+    ]
     report = only(write_set(tmp_path / "bad", rows, shards=1))
     assert report.total("good") == COUNT - 7
     text = "\n".join(report.problems)
@@ -111,12 +125,23 @@ def test_published_lists_of_files_and_of_rows(tmp_path, rows):
     path = folder / "part_00000_of_00001.hdf5"
     write_variable(path, rows)
     by_bytes = hashlib.md5(path.read_bytes()).hexdigest()
-    sums = [hashlib.md5(str(row.tolist()).encode()).hexdigest() for row in np.split(rows.tokens, rows.offsets[1:-1])]
+    sums = [
+        hashlib.md5(str(row.tolist()).encode()).hexdigest()
+        for row in np.split(rows.tokens, rows.offsets[1:-1])
+    ]
     by_rows = hashlib.md5(str(sums).encode()).hexdigest()
-    for text in (f"{by_bytes}  {path.name}\n", f"{by_bytes} *./{path.name}\n", f"{path.name}\t{by_rows}\n"):
+    for text in (
+        f"{by_bytes}  {path.name}\n",
+        f"{by_bytes} *./{path.name}\n",
+        f"{path.name}\t{by_rows}\n",
+    ):
         (tmp_path / "list").write_text(text)
         assert only(folder, md5=Md5List.read(tmp_path / "list")).problems == []
-    for text in (f"{by_rows}  {path.name}\n", f"{path.name}\t{by_bytes}\n", f"{by_bytes}  absent.hdf5\n"):
+    for text in (
+        f"{by_rows}  {path.name}\n",
+        f"{path.name}\t{by_bytes}\n",
+        f"{by_bytes}  absent.hdf5\n",
+    ):
         (tmp_path / "list").write_text(text)
         assert "list" in only(folder, md5=Md5List.read(tmp_path / "list")).problems[0]
     (tmp_path / "list").write_text("hello\n")

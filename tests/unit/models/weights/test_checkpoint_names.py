@@ -74,17 +74,26 @@ def test_slots_counters_transposed_kernels_and_old_hugging_face_gains():
     assert not any(map(checkpoint_names.is_tf1_optimizer, checkpoint_names.tf1_names(2).values()))
     for key in ("model/a/kernel/.OPTIMIZER_SLOT/optimizer/m", "save_counter"):
         assert checkpoint_names.is_tf2_bookkeeping(key + VALUE)
-    assert own_torch_names("bert.embeddings.LayerNorm.gamma") == ("bert.embeddings.LayerNorm.weight",)
+    assert own_torch_names("bert.embeddings.LayerNorm.gamma") == (
+        "bert.embeddings.LayerNorm.weight",
+    )
     assert checkpoint_names.is_transposed("bert/pooler/dense/kernel")
     assert checkpoint_names.is_transposed("model/layer_with_weights-16/kernel" + VALUE)
     assert not checkpoint_names.is_transposed("cls/seq_relationship/output_weights")
 
 
 SHAPE = BertConfig(197, 8, 2, 2, 24, max_position_embeddings=40, type_vocab_size=3)
-OPTIONS = {"position_embedding_type": "alibi", "norm_position": "pre", "gated_mlp": True, "tie_word_embeddings": False}
+OPTIONS = {
+    "position_embedding_type": "alibi",
+    "norm_position": "pre",
+    "gated_mlp": True,
+    "tie_word_embeddings": False,
+}
 
 
-@pytest.mark.parametrize("options", [{}, *({name: value} for name, value in OPTIONS.items()), OPTIONS])
+@pytest.mark.parametrize(
+    "options", [{}, *({name: value} for name, value in OPTIONS.items()), OPTIONS]
+)
 def test_shapes_are_those_of_the_model(options):
     shape = dataclasses.replace(SHAPE, **options)
     assert parameter_shapes(shape) == parameter_sizes(BertForPreTraining(shape))

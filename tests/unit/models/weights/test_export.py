@@ -24,15 +24,34 @@ FREE = dataclasses.replace(SHAPE, tie_word_embeddings=False)
 MOSAIC = dataclasses.replace(SHAPE, position_embedding_type="alibi", gated_mlp=True)
 PRE_NORM = dataclasses.replace(SHAPE, norm_position="pre", hidden_act="gelu_erf")
 ROTARY = dataclasses.replace(
-    MOSAIC, position_embedding_type="rotary", norm_position="pre", rope_theta=500.0, tie_word_embeddings=False
+    MOSAIC,
+    position_embedding_type="rotary",
+    norm_position="pre",
+    rope_theta=500.0,
+    tie_word_embeddings=False,
 )
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "The", "end", "of", "a", "long", "day"]
+WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "the",
+    "The",
+    "end",
+    "of",
+    "a",
+    "long",
+    "day",
+]
 
 
 def loaded(kind: Any, folder: Path) -> Any:
     model, loading = kind.from_pretrained(folder, output_loading_info=True, trust_remote_code=True)
     if not model.config.tie_word_embeddings:
-        loading["missing_keys"].discard("cls.predictions.bias")  # of a plain BERT with a separate decoder: unused
+        loading["missing_keys"].discard(
+            "cls.predictions.bias"
+        )  # of a plain BERT with a separate decoder: unused
     assert not any(loading.values())
     return model.eval()
 
@@ -42,10 +61,19 @@ def loaded(kind: Any, folder: Path) -> Any:
     [
         (BertForPreTraining(SHAPE), "PreTraining"),
         (BertForMaskedLM(FREE), "MaskedLM"),
-        *((BertForSequenceClassification(SHAPE, labels), "SequenceClassification") for labels in (3, 1)),
+        *(
+            (BertForSequenceClassification(SHAPE, labels), "SequenceClassification")
+            for labels in (3, 1)
+        ),
         # No class of `transformers` has these shapes.
-        *((model, "MaskedLM") for model in (BertForMaskedLM(MOSAIC), *map(BertForPreTraining, (PRE_NORM, ROTARY)))),
-        *((BertForSequenceClassification(*case), "SequenceClassification") for case in ((MOSAIC, 3), (ROTARY, 1))),
+        *(
+            (model, "MaskedLM")
+            for model in (BertForMaskedLM(MOSAIC), *map(BertForPreTraining, (PRE_NORM, ROTARY)))
+        ),
+        *(
+            (BertForSequenceClassification(*case), "SequenceClassification")
+            for case in ((MOSAIC, 3), (ROTARY, 1))
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
@@ -54,18 +82,24 @@ def test_hugging_face_reads_its_copy(tmp_path, model, kind):
     assert "| steps | 3 |" in (tmp_path / "huggingface/README.md").read_text()
     torch_to_huggingface(tmp_path / "weights", tmp_path / "converted")
     for name in ("config.json", "model.safetensors"):
-        assert (tmp_path / "converted" / name).read_bytes() == (tmp_path / "huggingface" / name).read_bytes()
+        assert (tmp_path / "converted" / name).read_bytes() == (
+            tmp_path / "huggingface" / name
+        ).read_bytes()
     peer = loaded(getattr(transformers, f"AutoModelFor{kind}"), tmp_path / "converted")
     batch = made_up_batches(3, seed=1, vocab_size=99, max_tokens=32)[0].to("cpu")
     inputs = padded_inputs(batch)
     with torch.no_grad():
         found = model(batch, None)[0][:, : SHAPE.vocab_size]
-        expected = peer(**{k: inputs[k] for k in ("input_ids", "token_type_ids", "attention_mask")})[0]
+        expected = peer(
+            **{k: inputs[k] for k in ("input_ids", "token_type_ids", "attention_mask")}
+        )[0]
     expected = expected if hasattr(model, "classifier") else expected[inputs["labels"] != -100]
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     assert read_config(tmp_path / "huggingface/config.json") == model.config
     for name in ("huggingface", "weights", "."):
-        again = type(model)(model.config, *[model.num_labels] if hasattr(model, "classifier") else [])
+        again = type(model)(
+            model.config, *[model.num_labels] if hasattr(model, "classifier") else []
+        )
         assert load_weights(again, tmp_path / name).missing == {}
         assert_same_tensors(to_huggingface(again), to_huggingface(model))
     if isinstance(model, BertForPreTraining):
@@ -84,13 +118,20 @@ def test_a_shape_of_ours_is_trained_by_transformers(tmp_path, shape):
     texts = ["the end", "The end of a long long day", ""]
     with torch.no_grad():
         together = encoder(**tokenizer(texts, padding=True, return_tensors="pt"), return_dict=True)
-        for text, states, pooled in zip(texts, together.last_hidden_state, together.pooler_output, strict=True):
+        for text, states, pooled in zip(
+            texts, together.last_hidden_state, together.pooler_output, strict=True
+        ):
             alone = encoder(**tokenizer(text, return_tensors="pt"), return_dict=False)
             torch.testing.assert_close(states[: alone[0].shape[1]], alone[0][0], atol=1e-5, rtol=0)
             torch.testing.assert_close(pooled, alone[1][0], atol=1e-5, rtol=0)
 
     model = loaded(transformers.AutoModelForMaskedLM, folder)
-    method = {"max_steps": 12, "learning_rate": 1e-2, "lr_scheduler_type": "constant", "use_cpu": True}
+    method = {
+        "max_steps": 12,
+        "learning_rate": 1e-2,
+        "lr_scheduler_type": "constant",
+        "use_cpu": True,
+    }
     output = {"report_to": [], "logging_steps": 4, "disable_tqdm": True}
     arguments = transformers.TrainingArguments(str(tmp_path / "trained"), **method, **output)
     rows = [dict(tokenizer(texts[1])) for _ in range(8)]
@@ -105,7 +146,9 @@ def test_a_shape_of_ours_is_trained_by_transformers(tmp_path, shape):
     with torch.no_grad():
         assert torch.equal(again(**inputs).logits, model.eval()(**inputs).logits)
 
-    new = transformers.AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True, num_labels=4)
+    new = transformers.AutoModelForSequenceClassification.from_pretrained(
+        folder, trust_remote_code=True, num_labels=4
+    )
     assert torch.equal(new.bert.pooler.dense.weight, encoder.pooler.dense.weight)
     assert 0 < new.classifier.weight.std() < 0.05
     for labels in (torch.tensor([0, 3, 1]), torch.zeros(3, 4)):
@@ -120,7 +163,9 @@ def test_the_tokenizer_keeps_the_case_that_the_text_was_read_in(tmp_path, words,
     vocabulary.write_text("\n".join(WORDS[:7]))
     if words is not None:
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(words))
-    write_weights(randomize(BertForMaskedLM(SHAPE)), tmp_path / "run", {}, vocabulary, lower_case=of_data)
+    write_weights(
+        randomize(BertForMaskedLM(SHAPE)), tmp_path / "run", {}, vocabulary, lower_case=of_data
+    )
     peer = transformers.BertTokenizer.from_pretrained(tmp_path / "run/huggingface")
     ours = load_tokenizer(tmp_path / "run/weights")
     is_lower = of_data if of_data is not None else words is None or words["do_lower_case"]

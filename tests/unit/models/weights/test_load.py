@@ -11,7 +11,10 @@ from safetensors.torch import load_file, save_file
 from mlbert.config.bert_config import BertConfig
 from mlbert.host.errors import UserError
 from mlbert.models.bert import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
-from mlbert.models.huggingface_model import HuggingFaceForMaskedLM, HuggingFaceForSequenceClassification
+from mlbert.models.huggingface_model import (
+    HuggingFaceForMaskedLM,
+    HuggingFaceForSequenceClassification,
+)
 from mlbert.models.weights.export import write_weights
 from mlbert.models.weights.huggingface import to_huggingface
 from mlbert.models.weights.load import load_weights
@@ -39,14 +42,27 @@ def state():
 
 @pytest.mark.parametrize("form", ["file", "folder", "nvidia", "segmented", "state", "old folder"])
 def test_forms(tmp_path, state, form):
-    names = {"file": "model.safetensors", "folder": "model.safetensors", "old folder": "pytorch_model.bin"}
+    names = {
+        "file": "model.safetensors",
+        "folder": "model.safetensors",
+        "old folder": "pytorch_model.bin",
+    }
     path, content = tmp_path / names.get(form, "model.pt"), state
     if form == "nvidia":
         rows = padded(state, SHAPE)
-        content = {"model": {**rows, "cls.predictions.decoder.weight": rows["bert.embeddings.word_embeddings.weight"]}}
+        content = {
+            "model": {
+                **rows,
+                "cls.predictions.decoder.weight": rows["bert.embeddings.word_embeddings.weight"],
+            }
+        }
     elif form == "segmented":
         segments = {True: "bert_model_segment.", False: "heads_only_segment."}
-        content = {"model": {segments[name.startswith("bert.")] + name: value for name, value in state.items()}}
+        content = {
+            "model": {
+                segments[name.startswith("bert.")] + name: value for name, value in state.items()
+            }
+        }
     save_file(content, path) if path.suffix == ".safetensors" else torch.save(content, path)
     started = model(2)
     report = load_weights(started, tmp_path if form.endswith("folder") else path)
@@ -65,10 +81,15 @@ def test_values_in_the_vocabulary_padding_are_ignored(tmp_path, state):
 
 
 def test_missing_heads_stay_as_drawn(tmp_path, state):
-    save_file({name: tensor for name, tensor in state.items() if "pooler" not in name}, tmp_path / "a.safetensors")
+    save_file(
+        {name: tensor for name, tensor in state.items() if "pooler" not in name},
+        tmp_path / "a.safetensors",
+    )
     started = model(2)
     report = load_weights(started, tmp_path / "a.safetensors")
-    assert report.missing == dict.fromkeys(("bert.pooler.dense.weight", "bert.pooler.dense.bias"), "initialised")
+    assert report.missing == dict.fromkeys(
+        ("bert.pooler.dense.weight", "bert.pooler.dense.bias"), "initialised"
+    )
     assert torch.equal(started.bert.pooler.dense.weight, model(2).bert.pooler.dense.weight)
     assert f"44 taken, 0 dropped, {len(report.missing)} missing" == report.lines()[-1]
 
@@ -85,7 +106,9 @@ def written(model, folder, form):
     return folder / form
 
 
-PRE_TRAINING_HEADS = [f"cls.{head} (no such parameter)" for head in ("predictions", "seq_relationship")]
+PRE_TRAINING_HEADS = [
+    f"cls.{head} (no such parameter)" for head in ("predictions", "seq_relationship")
+]
 
 
 @pytest.mark.parametrize("form", ["weights", "composer", "huggingface"])
@@ -93,9 +116,17 @@ PRE_TRAINING_HEADS = [f"cls.{head} (no such parameter)" for head in ("prediction
 @pytest.mark.parametrize(
     ("start", "missing", "unused"),
     [
-        ((BertForMaskedLM,), ["bert.pooler.dense", "classifier"], ["cls.predictions (no such parameter)"]),
+        (
+            (BertForMaskedLM,),
+            ["bert.pooler.dense", "classifier"],
+            ["cls.predictions (no such parameter)"],
+        ),
         ((BertForPreTraining,), ["classifier"], PRE_TRAINING_HEADS),
-        ((BertForSequenceClassification, 3), ["classifier"], ["classifier (of 3 labels, the model has 2)"]),
+        (
+            (BertForSequenceClassification, 3),
+            ["classifier"],
+            ["classifier (of 3 labels, the model has 2)"],
+        ),
         ((BertForSequenceClassification, 2), [], []),
     ],
 )
@@ -105,11 +136,15 @@ def test_heads_that_do_not_fit_are_reported(tmp_path, form, theirs, start, missi
     path = written(drawn(kind, SHAPE, *numbers), tmp_path, form)
     own = HuggingFaceForSequenceClassification if theirs else BertForSequenceClassification
     lines = []
-    model = start_weights(own(SHAPE, 2), SimpleNamespace(init_checkpoint=path), 2, torch.device("cpu"), lines.append)
+    model = start_weights(
+        own(SHAPE, 2), SimpleNamespace(init_checkpoint=path), 2, torch.device("cpu"), lines.append
+    )
     named = [f"{part}.{kind}" for part in missing for kind in ("weight", "bias")]
     wanted = [f"warning: {path} has no {name}" for name in named]
     if unused:  # Composer's files have no head for the next sentence
-        wanted.append(f"warning: of {path} is not used: {', '.join(unused[:1] if form == 'composer' else unused)}")
+        wanted.append(
+            f"warning: of {path} is not used: {', '.join(unused[:1] if form == 'composer' else unused)}"
+        )
     assert lines == wanted
     fresh = dict(drawn(own, SHAPE, 2, seed=2).named_parameters())
     for name, parameter in model.named_parameters():
@@ -120,7 +155,10 @@ def test_heads_that_do_not_fit_are_reported(tmp_path, form, theirs, start, missi
 def test_a_masked_lm_model_leaves_a_classifier_behind(tmp_path):
     path = written(drawn(BertForSequenceClassification, SHAPE, 2), tmp_path, "composer")
     report = load_weights(drawn(HuggingFaceForMaskedLM, SHAPE), path)
-    assert report.unused_heads() == ["bert.pooler (no such parameter)", "classifier (no such parameter)"]
+    assert report.unused_heads() == [
+        "bert.pooler (no such parameter)",
+        "classifier (no such parameter)",
+    ]
     names = {name.rsplit(".", 1)[0].removeprefix("cls.predictions") for name in report.missing}
     assert names == {"", ".transform.dense", ".transform.LayerNorm"}
 
@@ -134,7 +172,11 @@ OTHERS = {
     "fewer layers": (SHAPE, SHAPE.with_options("num_hidden_layers=1"), "encoder.layer.1."),
     "more layers": (SHAPE, SHAPE.with_options("num_hidden_layers=3"), "encoder.layer.2."),
     "other width": (SHAPE, SHAPE.with_options("hidden_size=32"), "16]"),
-    "other heads": (SHAPE, SHAPE.with_options("num_attention_heads=4"), "MODEL_OPTIONS=num_attention_heads=2"),
+    "other heads": (
+        SHAPE,
+        SHAPE.with_options("num_attention_heads=4"),
+        "MODEL_OPTIONS=num_attention_heads=2",
+    ),
 }
 
 
@@ -153,7 +195,11 @@ def test_another_model_is_one_line_and_nothing_changes(tmp_path, form, case):
 
 @pytest.mark.parametrize(
     ("theirs", "ours"),
-    [(MOSAIC, SHAPE), (SHAPE, MOSAIC), (SHAPE, SHAPE.with_options("position_embedding_type=alibi"))],
+    [
+        (MOSAIC, SHAPE),
+        (SHAPE, MOSAIC),
+        (SHAPE, SHAPE.with_options("position_embedding_type=alibi")),
+    ],
     ids=["mosaic into plain", "plain into mosaic", "absolute into alibi"],
 )
 def test_the_kind_is_recognised_by_its_tensors(tmp_path, theirs, ours):
@@ -168,20 +214,26 @@ def test_the_kind_is_recognised_by_its_tensors(tmp_path, theirs, ours):
 def test_an_encoder_that_matches_nothing_is_an_error(tmp_path, state, prefix, form):
     other = {f"{prefix}{name.removeprefix('bert.')}": tensor for name, tensor in state.items()}
     path = tmp_path / f"a.{form}"
-    save_file(other, path) if form == "safetensors" else torch.save({"state": {"model": other}}, path)
+    save_file(other, path) if form == "safetensors" else torch.save(
+        {"state": {"model": other}}, path
+    )
     with user_error("checkpoint.incomplete", path):
         load_weights(model(2), path)
 
 
 def test_buffers_of_older_checkpoints_do_not_matter(tmp_path, state):
-    save_file({**state, "bert.embeddings.position_ids": torch.arange(32)[None]}, tmp_path / "a.safetensors")
+    save_file(
+        {**state, "bert.embeddings.position_ids": torch.arange(32)[None]},
+        tmp_path / "a.safetensors",
+    )
     report = load_weights(model(2), tmp_path / "a.safetensors")
     assert report.dropped == {"bert.embeddings.position_ids": "no such parameter"}
     assert report.unused_heads() == []
 
 
 @pytest.mark.parametrize(
-    ("content", "code"), [('{"model_type": "roberta"}', "model.unsupported"), ("[1]", "file.json"), ("{", "file.json")]
+    ("content", "code"),
+    [('{"model_type": "roberta"}', "model.unsupported"), ("[1]", "file.json"), ("{", "file.json")],
 )
 def test_a_bad_configuration_next_to_the_weights(tmp_path, state, content, code):
     save_file(state, tmp_path / "model.safetensors")
@@ -194,7 +246,8 @@ EMPTY = [{"state": {}}, {"state": {"model": {}}}, {"other": 1}, [1], {"model": 3
 
 
 @pytest.mark.parametrize(
-    ("name", "content"), [*(("a.pt", content) for content in EMPTY), ("model.bin", {}), ("model.ckpt-28252", {})]
+    ("name", "content"),
+    [*(("a.pt", content) for content in EMPTY), ("model.bin", {}), ("model.ckpt-28252", {})],
 )
 def test_files_that_hold_no_weights_or_need_a_conversion(tmp_path, name, content):
     torch.save(content, tmp_path / name)
@@ -226,7 +279,9 @@ def test_a_damaged_file_of_weights_is_one_line(whole_weights, data):
     elif kind == "byte":
         content[8 + data.draw(st.integers(0, header - 1))] ^= data.draw(st.integers(1, 255))
     else:
-        content[:8] = data.draw(st.integers(0, 2**64 - 1).filter(lambda size: size != header)).to_bytes(8, "little")
+        content[:8] = data.draw(
+            st.integers(0, 2**64 - 1).filter(lambda size: size != header)
+        ).to_bytes(8, "little")
     path = whole_weights.with_name("damaged.safetensors")
     path.write_bytes(content)
     try:
@@ -238,13 +293,19 @@ def test_a_damaged_file_of_weights_is_one_line(whole_weights, data):
 
 @pytest.fixture(scope="module")
 def whole_weights(tmp_path_factory):
-    return written(drawn(BertForPreTraining, SHAPE), tmp_path_factory.mktemp("whole"), "weights") / "model.safetensors"
+    return (
+        written(drawn(BertForPreTraining, SHAPE), tmp_path_factory.mktemp("whole"), "weights")
+        / "model.safetensors"
+    )
 
 
 ODD_TENSORS = {
     "sparse": (torch.zeros(101, 16).to_sparse(), "checkpoint.format"),
     "no data": (torch.zeros(101, 16, device="meta"), "checkpoint.format"),
-    "2 bytes for 10^12 numbers": (torch.zeros(1, dtype=torch.bfloat16).expand(10**6, 10**6), "checkpoint.shape"),
+    "2 bytes for 10^12 numbers": (
+        torch.zeros(1, dtype=torch.bfloat16).expand(10**6, 10**6),
+        "checkpoint.shape",
+    ),
     "complex": (torch.zeros(101, 16, dtype=torch.complex64), "checkpoint.damaged"),
     "8 bits": (torch.zeros(101, 16).to(torch.float8_e4m3fn), "checkpoint.damaged"),
 }

@@ -25,7 +25,9 @@ SHAPE = BertConfig(99, 48, 3, 3, 40, max_position_embeddings=64).with_options(
 LOOK_LENGTH = 96
 
 
-@pytest.mark.parametrize("options", ["", "hidden_act=gelu_erf rope_theta=160000", "tie_word_embeddings=false"])
+@pytest.mark.parametrize(
+    "options", ["", "hidden_act=gelu_erf rope_theta=160000", "tie_word_embeddings=false"]
+)
 def test_hugging_face_reads_its_copy(tmp_path, chosen_ops, options):
     model = randomize(BertForMaskedLM(SHAPE.with_options(options)))
     write_weights(model, tmp_path, {}, None)
@@ -37,13 +39,20 @@ def test_hugging_face_reads_its_copy(tmp_path, chosen_ops, options):
     batch = made_up_batches(3, seed=1, vocab_size=99, max_tokens=32)[0].to("cpu")
     inputs = padded_inputs(batch)
     ours = model(batch, None).masked[:, :99]
-    theirs = found.eval()(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
+    theirs = found.eval()(
+        input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]
+    ).logits
     theirs = theirs[inputs["labels"] != -100]
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
     # The same loss gives the same gradient of the embeddings, through every layer.
-    weights = model.bert.embeddings.word_embeddings.weight, found.model.embeddings.tok_embeddings.weight
+    weights = (
+        model.bert.embeddings.word_embeddings.weight,
+        found.model.embeddings.tok_embeddings.weight,
+    )
     gradients = [
-        torch.autograd.grad(torch.nn.functional.cross_entropy(logits, batch.masked_labels), weight)[0][:99]
+        torch.autograd.grad(torch.nn.functional.cross_entropy(logits, batch.masked_labels), weight)[
+            0
+        ][:99]
         for logits, weight in zip((ours, theirs), weights, strict=True)
     ]
     torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-4)
@@ -54,7 +63,8 @@ def test_hugging_face_reads_its_copy(tmp_path, chosen_ops, options):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("global_attn_every_n_layers", 3), ("attention_bias", False), ("hidden_activation", "silu")]
+    ("name", "value"),
+    [("global_attn_every_n_layers", 3), ("attention_bias", False), ("hidden_activation", "silu")],
 )
 def test_another_modernbert_is_refused(tmp_path, name, value):
     write_weights(randomize(BertForMaskedLM(SHAPE)), tmp_path, {}, None)
@@ -66,16 +76,26 @@ def test_another_modernbert_is_refused(tmp_path, name, value):
 
 
 @pytest.mark.parametrize(
-    "options", [{"norm_position": "post"}, {"gated_mlp": False}, {"num_attention_heads": 16}, {"rope_theta": 1.0}]
+    "options",
+    [
+        {"norm_position": "post"},
+        {"gated_mlp": False},
+        {"num_attention_heads": 16},
+        {"rope_theta": 1.0},
+    ],
 )
 def test_a_shape_that_is_not_of_the_form(options):
     with user_error("model.shape", "bert_config"):
         dataclasses.replace(SHAPE, **options)
 
 
-@pytest.mark.parametrize(("head_size", "theta"), [(16, 10_000.0), (32, 10_000.0), (64, 10_000.0), (64, 160_000.0)])
+@pytest.mark.parametrize(
+    ("head_size", "theta"), [(16, 10_000.0), (32, 10_000.0), (64, 10_000.0), (64, 160_000.0)]
+)
 def test_heads_look_at_neighbours(head_size, theta):
-    shape = dataclasses.replace(SHAPE, num_attention_heads=8, hidden_size=8 * head_size, rope_theta=theta)
+    shape = dataclasses.replace(
+        SHAPE, num_attention_heads=8, hidden_size=8 * head_size, rope_theta=theta
+    )
     model = BertForMaskedLM(shape)
     model.initialize(1)
     part = model.bert.encoder.layers[0].attention.self
@@ -88,7 +108,9 @@ def test_heads_look_at_neighbours(head_size, theta):
         inside = torch.arange(3, LOOK_LENGTH - 3)
         there = weights[head, inside, inside + distance]
         assert there.min() > 0.5, (distance, there.min())
-    torch.testing.assert_close(weights[len(DISTANCES) :], torch.full_like(weights[len(DISTANCES) :], 1 / LOOK_LENGTH))
+    torch.testing.assert_close(
+        weights[len(DISTANCES) :], torch.full_like(weights[len(DISTANCES) :], 1 / LOOK_LENGTH)
+    )
 
 
 @pytest.mark.parametrize("tied", [True, False])

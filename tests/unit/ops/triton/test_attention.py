@@ -33,7 +33,9 @@ def output_and_gradient(
 
 
 @triton.jit
-def mask_kernel(rows, out, key, first, ROWS: tl.constexpr, COLUMNS: tl.constexpr, THRESHOLD: tl.constexpr):
+def mask_kernel(
+    rows, out, key, first, ROWS: tl.constexpr, COLUMNS: tl.constexpr, THRESHOLD: tl.constexpr
+):
     row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     hashes = mask.row_hash(mask.load_key(key), tl.load(rows + row))
     stays = mask.keep(hashes, first, COLUMNS, THRESHOLD)
@@ -42,7 +44,9 @@ def mask_kernel(rows, out, key, first, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 
 @pytest.mark.parametrize("key", [0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, KEY])
 def test_mask_equals_the_reference(key):
-    rows = torch.randint(0, 2**31 - 1, (64,), dtype=torch.int32, generator=torch.Generator().manual_seed(1))
+    rows = torch.randint(
+        0, 2**31 - 1, (64,), dtype=torch.int32, generator=torch.Generator().manual_seed(1)
+    )
     rows[:4] = torch.tensor([0, 1, 511, 2**31 - 1])
     for first, probability in ((0, 0.1), (64, 0.5), (512, 0.99)):
         out = torch.empty(64, 64, dtype=torch.int8)
@@ -53,7 +57,9 @@ def test_mask_equals_the_reference(key):
 
 
 @triton.jit
-def bits_kernel(rows, out, key, first, ROWS: tl.constexpr, COLUMNS: tl.constexpr, THRESHOLD: tl.constexpr):
+def bits_kernel(
+    rows, out, key, first, ROWS: tl.constexpr, COLUMNS: tl.constexpr, THRESHOLD: tl.constexpr
+):
     """Write the mask as int8 [3, R, C]: as forward uses it, then unpacked from its bits, at once and in halves."""
     row, place = tl.arange(0, ROWS), mask.key_places(COLUMNS)
     hashes = mask.row_hash(mask.load_key(key), tl.load(rows + row))
@@ -68,12 +74,16 @@ def bits_kernel(rows, out, key, first, ROWS: tl.constexpr, COLUMNS: tl.constexpr
     here += ROWS * COLUMNS
     for half in tl.static_range(COLUMNS // 32):
         places = half * 32 + mask.key_places(32)
-        tl.store(here + places[None, :], mask.kept_bits(bits, first + half * 32, ROWS, 32).to(tl.int8))
+        tl.store(
+            here + places[None, :], mask.kept_bits(bits, first + half * 32, ROWS, 32).to(tl.int8)
+        )
 
 
 @pytest.mark.parametrize("threshold", [1, 26, 128, 129, 255])
 def test_packed_bits_equal_the_mask(threshold):
-    rows = torch.randint(0, 2**31 - 1, (32,), dtype=torch.int32, generator=torch.Generator().manual_seed(3))
+    rows = torch.randint(
+        0, 2**31 - 1, (32,), dtype=torch.int32, generator=torch.Generator().manual_seed(3)
+    )
     for first in (0, 192):
         out = torch.empty(3, 32, 64, dtype=torch.int8)
         bits_kernel[(1,)](rows, out, mask.key_argument(KEY), first, 32, 64, threshold)
@@ -108,20 +118,26 @@ def test_longest_sequences_run_first():
     for count in (0, 1, 5, 64, 150):
         lengths = torch.randint(0, 9, (count,), generator=generator)
         cu_seqlens = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0))).int()
-        assert torch.equal(descending_order(cu_seqlens).long(), lengths.argsort(descending=True, stable=True))
+        assert torch.equal(
+            descending_order(cu_seqlens).long(), lengths.argsort(descending=True, stable=True)
+        )
 
 
 def test_runs_are_bit_equal_also_with_a_key_on_the_device():
     qkv, *rest = packed_qkv([64, 1, 30], 2, 32)
     key = 0xF1234567
     on_device = torch.tensor([mask.key_argument(key)], dtype=torch.int32)
-    first, *others = (output_and_gradient((qkv.bfloat16(), *rest), key=k) for k in (key, key, on_device))
+    first, *others = (
+        output_and_gradient((qkv.bfloat16(), *rest), key=k) for k in (key, key, on_device)
+    )
     assert all(torch.equal(*pair) for other in others for pair in zip(first, other, strict=True))
 
 
 def test_max_seqlen_can_be_larger_than_the_longest_sequence():
     qkv, cu_seqlens, longest, rows = packed_qkv([40, 3], 1, 32)
-    results = [output_and_gradient((qkv.bfloat16(), cu_seqlens, bound, rows)) for bound in (longest, 512)]
+    results = [
+        output_and_gradient((qkv.bfloat16(), cu_seqlens, bound, rows)) for bound in (longest, 512)
+    ]
     assert all(map(torch.equal, *results))
 
 

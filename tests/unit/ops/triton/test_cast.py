@@ -16,10 +16,14 @@ pytestmark = pytest.mark.usefixtures("use_triton")
 SHAPES = [(1, 1), (15, 33), (64, 64), (130, 70), (0, 16)]
 FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
 # Some values exceed the range; the last are subnormal, carry into the exponent, or are above it.
-VALUES = [(shape, 30, 16.0) for shape in SHAPES] + [((40, 60), size, 1.0) for size in (1e-7, 1e-4, 1e-2, 1.0, 1e5)]
+VALUES = [(shape, 30, 16.0) for shape in SHAPES] + [
+    ((40, 60), size, 1.0) for size in (1e-7, 1e-4, 1e-2, 1.0, 1e5)
+]
 
 
-def results(op: str, arguments: tuple, scale: float, dtype: torch.dtype, name: str = "triton") -> tuple:
+def results(
+    op: str, arguments: tuple, scale: float, dtype: torch.dtype, name: str = "triton"
+) -> tuple:
     """Return the copies by rows and columns in float32, the maximum, and the sums over tokens if there are any."""
     amax = torch.zeros(())
     found = registry.form(op, name)(*arguments, torch.tensor(scale), amax, dtype)
@@ -65,12 +69,21 @@ def test_gelu(shape, exact):
     forward = F.gelu(narrow.double() + bias.double(), approximate=kind)
     for op, arguments, scale, dtype, want, atol in (
         ("fp8_gelu", (narrow, bias, exact), 64.0, torch.float8_e4m3fn, forward, 2**-9),
-        ("fp8_gelu_backward", (d_out, pre, bias, exact), 512.0, torch.float8_e5m2, summed.grad, 1e-4),
+        (
+            "fp8_gelu_backward",
+            (d_out, pre, bias, exact),
+            512.0,
+            torch.float8_e5m2,
+            summed.grad,
+            1e-4,
+        ),
     ):
         rows, columns, amax, *sums = found = results(op, arguments, scale, dtype)
         assert all(map(torch.equal, found, results(op, arguments, scale, dtype)))
         limit, rtol = torch.finfo(dtype).max, torch.finfo(dtype).eps / 2 + 1e-5
-        torch.testing.assert_close(rows, (want * scale).clamp(-limit, limit).float(), rtol=rtol, atol=atol)
+        torch.testing.assert_close(
+            rows, (want * scale).clamp(-limit, limit).float(), rtol=rtol, atol=atol
+        )
         assert torch.equal(columns, F.pad(rows.t(), (0, -shape[0] % 16)))
         assert amax.item() == pytest.approx(want.abs().max().item(), rel=1e-5)
         for of_bias in sums:

@@ -21,7 +21,14 @@ ARCH = 90
 EXCLUDED = ("fp32", "fp16", "ALiBi", "H=32", "D=768", "cast fp8 one token", "GELU one token")
 SLOW = (
     *("attention H=64 bf16", "attention H=64 bf16 device key", "attention H=128 bf16 dropout"),
-    *("norm D=1024 bf16", "norm D=1024 bf16 device key", "LAMB unaligned", "StableAdamW", "MADGRAD", "ACClip"),
+    *(
+        "norm D=1024 bf16",
+        "norm D=1024 bf16 device key",
+        "LAMB unaligned",
+        "StableAdamW",
+        "MADGRAD",
+        "ACClip",
+    ),
 )
 CASES = [case for case in tool.cases() if not any(words in case for words in EXCLUDED)]
 
@@ -40,28 +47,38 @@ def empty_triton_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
         yield
 
 
-@pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.slow] * (c in SLOW)) for c in CASES])
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=[pytest.mark.slow] * (c in SLOW)) for c in CASES]
+)
 def test_kernels_compile(case):
     reports = compiled(case)
     assert reports
     for report in reports:
         assert f".target sm_{ARCH}" in report.ptx
-        limited = report.kernel == "attention_key_value_gradient_kernel"  # its register limit was measured to be faster
-        assert report.spilled <= (64 if limited else 0), f"{report.kernel} spills {report.spilled} bytes per thread"
+        limited = (
+            report.kernel == "attention_key_value_gradient_kernel"
+        )  # its register limit was measured to be faster
+        assert report.spilled <= (64 if limited else 0), (
+            f"{report.kernel} spills {report.spilled} bytes per thread"
+        )
         if case.startswith("attention") and report.kernel != "attention_order_kernel":
             assert "wgmma.mma_async" in report.ptx, f"{report.kernel} does not use the matrix units"
 
 
 def test_four_keys_share_a_word_of_the_dropout_mask():
     """A word takes two multiplications, so there is about half a multiplication per exponential."""
-    (report,) = [r for r in compiled("attention H=64 bf16 dropout") if r.kernel == "attention_forward_kernel"]
+    (report,) = [
+        r for r in compiled("attention H=64 bf16 dropout") if r.kernel == "attention_forward_kernel"
+    ]
     loop = next(loop for loop in sass.loops(report.cubin) if sass.classes(loop)["tensor"])
     multiplications, exponentials = sass.classes(loop)["IMAD"], loop["MUFU.EX2"]
     assert 0 < multiplications < 0.9 * exponentials, (multiplications, exponentials)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not version("triton").startswith("3.6."), reason="the limits are for Triton 3.6")
+@pytest.mark.skipif(
+    not version("triton").startswith("3.6."), reason="the limits are for Triton 3.6"
+)
 def test_attention_stays_within_its_instruction_limits():
     """Limits are 5 % above the counted instructions of a warp and tile; the time of a sequence has a tighter one."""
     limits = {"forward": 465, "query_gradient": 328, "key_value_gradient": 452}
@@ -80,7 +97,9 @@ def test_attention_copies_one_tile_ahead():
     """A block waits for the copies of its tile while as many copies of the next tile are in flight."""
     copies = {"forward": 2, "query_gradient": 3, "key_value_gradient": 5}
     for name, number in copies.items():
-        (report,) = [r for r in compiled(tool.ATTENTION_MODEL[0]) if r.kernel == f"attention_{name}_kernel"]
+        (report,) = [
+            r for r in compiled(tool.ATTENTION_MODEL[0]) if r.kernel == f"attention_{name}_kernel"
+        ]
         in_flight = [int(n) for n in re.findall(r"cp\.async\.wait_group\s+(\d+)", report.ptx)]
         assert max(in_flight) == number, f"{name}: {in_flight}"
 
@@ -90,7 +109,9 @@ def test_inline_assembly_keeps_its_inputs():
     found = set()
     for case in ("attention H=64 bf16 dropout", "cast fp8"):
         for report in compiled(case):
-            found |= set(re.findall(r'elementwise_inline_asm "(.*?)" \{constraints = "(.*?)"', report.ttir))
+            found |= set(
+                re.findall(r'elementwise_inline_asm "(.*?)" \{constraints = "(.*?)"', report.ttir)
+            )
     assert len(found) >= 5
     for code, constraints in found:
         assert unsafe_outputs(code, constraints.split(",")) == [], code
@@ -134,7 +155,11 @@ def test_casts_stay_within_their_instruction_limits():
         tool.cases()["cast fp8"]()
     found = {}
     for launch in launches:
-        if launch.kernel is not cast.cast_kernel or launch.arguments["EXACT"] or launch.arguments["E5M2"]:
+        if (
+            launch.kernel is not cast.cast_kernel
+            or launch.arguments["EXACT"]
+            or launch.arguments["E5M2"]
+        ):
             continue
         operation = launch.arguments["OPERATION"]
         name = {cast.GELU: "GELU", cast.GELU_BACKWARD: "GELU backward"}.get(operation)
@@ -143,7 +168,9 @@ def test_casts_stay_within_their_instruction_limits():
         counts = sass.instructions(report.cubin)
         assert report.spilled == 0, name
         pairs = cast.ROWS * cast.COLUMNS // 128 // 2
-        assert counts["F2FP.SATFINITE.E4M3.F32.PACK_AB_MERGE_C"] == pairs, f"{name} must round each number once"
+        assert counts["F2FP.SATFINITE.E4M3.F32.PACK_AB_MERGE_C"] == pairs, (
+            f"{name} must round each number once"
+        )
         found[name] = counts.total() * report.warps / 4 / (cast.ROWS * cast.COLUMNS / 64**2)
     assert found.keys() == limits.keys()
     assert {name: count for name, count in found.items() if count > limits[name]} == {}
@@ -165,22 +192,33 @@ def test_fused_product_overlaps_gelu_of_one_block_with_products_of_another(direc
     assert counts.total() <= instructions  # 5 % above the counted
 
 
-@pytest.mark.parametrize(("direction", "loads", "instructions"), [("forward", 1, 16), ("backward", 2, 24)])
+@pytest.mark.parametrize(
+    ("direction", "loads", "instructions"), [("forward", 1, 16), ("backward", 2, 24)]
+)
 def test_gelu_moves_16_bytes_at_once(direction, loads, instructions):
     """Memory bandwidth is the limit: few instructions per number, and several blocks per multiprocessor."""
-    reports = [r for r in compiled("GELU bf16") if r.kernel == "gelu_kernel" and not r.arguments["EXACT"]]
+    reports = [
+        r for r in compiled("GELU bf16") if r.kernel == "gelu_kernel" and not r.arguments["EXACT"]
+    ]
     (report,) = [r for r in reports if (r.arguments["d_out"] is None) == (direction == "forward")]
-    counts, numbers = sass.instructions(report.cubin), cast.ROWS * cast.COLUMNS // (32 * report.warps)
+    counts, numbers = (
+        sass.instructions(report.cubin),
+        cast.ROWS * cast.COLUMNS // (32 * report.warps),
+    )
     assert (counts["LDG.E.128"], counts["STG.E.128"]) == (loads * numbers // 8, numbers // 8)
     assert counts.total() <= instructions * numbers
     registers, spilled = report.registers_and_spills
     assert spilled == 0
-    blocks = min(65536 // (32 * report.warps * -(-registers // 8) * 8), 233_472 // (report.shared + 1024))
+    blocks = min(
+        65536 // (32 * report.warps * -(-registers // 8) * 8), 233_472 // (report.shared + 1024)
+    )
     assert blocks >= 3, "too few blocks fit on a multiprocessor"
 
 
 @pytest.mark.parametrize(
-    ("kernel", "loads", "stores"), [("first_pass_kernel", 4, 2), ("second_pass_kernel", 3, 1)], ids=["first", "second"]
+    ("kernel", "loads", "stores"),
+    [("first_pass_kernel", 4, 2), ("second_pass_kernel", 3, 1)],
+    ids=["first", "second"],
 )
 def test_lamb_moves_16_bytes_at_once(kernel, loads, stores):
     """BERT's last parameter, which has two elements, is updated by a separate launch."""

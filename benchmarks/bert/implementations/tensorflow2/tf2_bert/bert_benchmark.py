@@ -92,7 +92,11 @@ _4X4_TPU: Mapping[str, object] = {
 def _short(whole: Mapping[str, object], steps_per_loop: int, loops: int = 2) -> dict[str, object]:
     """Return the flags of a run shortened to ``loops`` loops without evaluation."""
     steps = loops * steps_per_loop
-    lengths = {"steps_per_loop": steps_per_loop, "steps_between_eval": steps_per_loop, "num_steps_per_epoch": steps}
+    lengths = {
+        "steps_per_loop": steps_per_loop,
+        "steps_between_eval": steps_per_loop,
+        "num_steps_per_epoch": steps,
+    }
     return {**whole, **lengths, "stop_steps": steps, "steps_before_eval_start": 0, "do_eval": False}
 
 
@@ -115,27 +119,42 @@ class BertClassifyBenchmarkReal(PerfZeroBenchmark):
 
     def benchmark_8_gpu(self) -> None:
         """Train to the target on 8 GPUs."""
-        self._run_and_report_benchmark("benchmark_8_gpu", {**_8_GPU, **self._data(), **self._start()})
+        self._run_and_report_benchmark(
+            "benchmark_8_gpu", {**_8_GPU, **self._data(), **self._start()}
+        )
 
     def benchmark_short_8_gpu(self) -> None:
         """Run two loops of 200 steps on 8 GPUs, from random weights."""
-        self._run_and_report_benchmark("benchmark_short_8_gpu", {**_short(_8_GPU, 200), **self._data()})
+        self._run_and_report_benchmark(
+            "benchmark_short_8_gpu", {**_short(_8_GPU, 200), **self._data()}
+        )
 
     def benchmark_short_1_gpu(self) -> None:
         """Run ten loops of one step of 6 sequences on one GPU, without a memory limit."""
-        small = {"num_gpus": 1, "train_batch_size": 6, "num_accumulation_steps": 1, "eval_batch_size": 6}
+        small = {
+            "num_gpus": 1,
+            "train_batch_size": 6,
+            "num_accumulation_steps": 1,
+            "eval_batch_size": 6,
+        }
         values = {**_short(_8_GPU, 1, loops=10), **small, "device_warmup": False, **self._data()}
         values |= {"all_reduce_alg": None, "tf_gpu_thread_mode": None}
-        self._run_and_report_benchmark("benchmark_short_1_gpu", values, force_gpu_memory_alloc=False)
+        self._run_and_report_benchmark(
+            "benchmark_short_1_gpu", values, force_gpu_memory_alloc=False
+        )
 
     def benchmark_4x4_tpu(self) -> None:
         """Train to the target on a TPU v3-32."""
-        self._run_and_report_benchmark("benchmark_4x4_tpu", {**_4X4_TPU, **self._data(), **self._start()})
+        self._run_and_report_benchmark(
+            "benchmark_4x4_tpu", {**_4X4_TPU, **self._data(), **self._start()}
+        )
 
     def benchmark_short_4x4_tpu(self) -> None:
         """Run two loops on a TPU v3-32, from random weights."""
         loop = math.ceil(SAMPLES_OF_LOOP / 448)
-        self._run_and_report_benchmark("benchmark_short_4x4_tpu", {**_short(_4X4_TPU, loop), **self._data()})
+        self._run_and_report_benchmark(
+            "benchmark_short_4x4_tpu", {**_short(_4X4_TPU, loop), **self._data()}
+        )
 
     def benchmark_short_cpu(self) -> None:
         """Run four loops of 5 steps of a tiny model on one CPU with synthetic data: a smoke test, not a benchmark."""

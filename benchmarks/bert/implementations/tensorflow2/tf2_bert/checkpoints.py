@@ -38,10 +38,14 @@ from tf2_bert.model import BertPretrainer
 _WEIGHTS, _CONFIG = "model.safetensors", "bert_config.json"
 _TORCH = (".pt", ".pth", ".bin")
 _VARIABLES = "variables"
-_START = "Set INIT_CHECKPOINT to a TensorFlow checkpoint's prefix or a model.safetensors, or to none"
+_START = (
+    "Set INIT_CHECKPOINT to a TensorFlow checkpoint's prefix or a model.safetensors, or to none"
+)
 
 
-def initial_values(path: Path | str, model: BertPretrainer) -> tuple[dict[str, np.ndarray], list[str]]:
+def initial_values(
+    path: Path | str, model: BertPretrainer
+) -> tuple[dict[str, np.ndarray], list[str]]:
     """Return the initial weights for `BertPretrainer.assign`, and notes for the user.
 
     Weights are float32 by our names, matrices [out, in], vocabulary unpadded. Heads that the checkpoint lacks keep the
@@ -67,7 +71,9 @@ def _read(address: str, shape: BertConfig) -> tuple[dict[str, np.ndarray], Repor
     if address.endswith(_TORCH):
         commands = "nvidia-to-torch, composer-to-torch or hf-to-torch"
         reason = "is a PyTorch file"
-        raise UserError("checkpoint.format", address, reason, f"Convert it first: mlbert convert {commands}")
+        raise UserError(
+            "checkpoint.format", address, reason, f"Convert it first: mlbert convert {commands}"
+        )
     prefix = without_suffix(address)
     if not tf.io.gfile.exists(f"{prefix}.index"):
         raise UserError("file.missing", f"{prefix}.index", "does not exist", REMEDY)
@@ -91,7 +97,9 @@ def _read_safetensors(address: str, shape: BertConfig) -> tuple[dict[str, np.nda
         with tf.io.gfile.GFile(address, "rb") as file:
             arrays = safetensors.load(file.read())
     except tf.errors.OpError as error:
-        raise UserError("file.unreadable", address, f"cannot be read ({error.message})", _START) from None
+        raise UserError(
+            "file.unreadable", address, f"cannot be read ({error.message})", _START
+        ) from None
     except SafetensorError as error:
         raise UserError("checkpoint.damaged", address, f"is damaged ({error})", _START) from None
     except KeyError as error:
@@ -115,7 +123,13 @@ class CheckpointFolder:
     """
 
     def __init__(
-        self, path: Path, objects: Mapping[str, Any], *, keep: int, identity: dict[str, object], is_chief: bool = True
+        self,
+        path: Path,
+        objects: Mapping[str, Any],
+        *,
+        keep: int,
+        identity: dict[str, object],
+        is_chief: bool = True,
     ) -> None:
         self._path, self._is_chief = path, is_chief
         self._folders = StepFolders(path, keep, identity)
@@ -134,7 +148,9 @@ class CheckpointFolder:
                 self._write(Path(folder))
         except OSError as error:
             reason = f"cannot be written ({error})"
-            raise UserError("file.unwritable", "TMPDIR", reason, "Set it to a folder with space") from None
+            raise UserError(
+                "file.unwritable", "TMPDIR", reason, "Set it to a folder with space"
+            ) from None
 
     def restore_newest(self, state: TrainState, say: Callable[[str], None]) -> bool:
         """Restore the newest valid checkpoint and return True if there is one; report damaged ones to ``say``.
@@ -152,7 +168,9 @@ class CheckpointFolder:
                 state.restore(numbers)
             except ValueError as error:
                 reason = f"is damaged ({error})"
-                raise UserError("checkpoint.damaged", self._path, reason, "Remove its newest folder") from None
+                raise UserError(
+                    "checkpoint.damaged", self._path, reason, "Remove its newest folder"
+                ) from None
         return numbers is not None
 
     def _write(self, folder: Path) -> None:
@@ -166,7 +184,9 @@ class CheckpointFolder:
             self._checkpoint.read(str(folder / _VARIABLES)).assert_consumed()
         except (AssertionError, ValueError, tf.errors.OpError):
             reason = "does not match the variables of this run's model and optimizer"
-            raise UserError("run.other-settings", folder, reason, "Remove the folder or set another LOGDIR") from None
+            raise UserError(
+                "run.other-settings", folder, reason, "Remove the folder or set another LOGDIR"
+            ) from None
         return state
 
 
@@ -182,9 +202,14 @@ def write_weights(folder: Path, model: BertPretrainer, facts: Mapping[str, objec
             target.mkdir(parents=True, exist_ok=True)
             (target / _CONFIG).write_text(model.config.to_json(), encoding="utf-8")
         values = {name: np.ascontiguousarray(value) for name, value in model.values().items()}
-        parts = [(name, str(one.dtype), one.shape, one.reshape(-1).view(np.uint8).data) for name, one in values.items()]
+        parts = [
+            (name, str(one.dtype), one.shape, one.reshape(-1).view(np.uint8).data)
+            for name, one in values.items()
+        ]
         write_weights_file(weights / _WEIGHTS, parts)
-        (weights / "README.md").write_text(model_card("BertForPreTraining", facts), encoding="utf-8")
+        (weights / "README.md").write_text(
+            model_card("BertForPreTraining", facts), encoding="utf-8"
+        )
         tf.train.Checkpoint(model=model).write(str(tf2 / "model.ckpt"))
     except (OSError, tf.errors.OpError) as error:
         reason = getattr(error, "strerror", None) or plain(error)
@@ -201,7 +226,9 @@ def make_folder(target: Path | str) -> None:
 def copy_weights(folder: Path, target: Path | str) -> None:
     """Copy the output of `write_weights` in ``folder`` to ``target``, which may be in a bucket. Raises UserError."""
     with _writable(_address(target)) as address:
-        for source in (path for name in ("weights", "tf2") for path in sorted((folder / name).iterdir())):
+        for source in (
+            path for name in ("weights", "tf2") for path in sorted((folder / name).iterdir())
+        ):
             place = f"{address}/{source.parent.name}"
             tf.io.gfile.makedirs(place)
             tf.io.gfile.copy(str(source), f"{place}/{source.name}", overwrite=True)
@@ -214,4 +241,6 @@ def _writable(address: str) -> Iterator[str]:
     except (OSError, tf.errors.OpError) as error:
         reason = plain(error)
         reason = f"cannot be written ({reason})"
-        raise UserError("file.unwritable", address, reason, "Name another --model_export_path") from None
+        raise UserError(
+            "file.unwritable", address, reason, "Name another --model_export_path"
+        ) from None

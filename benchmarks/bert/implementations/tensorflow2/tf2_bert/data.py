@@ -70,11 +70,19 @@ class Inputs:
     @property
     def max_sequence_length(self) -> int:
         """Maximum tokens per sequence of the training set."""
-        return self.train.max_seq_length if isinstance(self.train, StoreInfo) else self.train.shape.tokens
+        return (
+            self.train.max_seq_length
+            if isinstance(self.train, StoreInfo)
+            else self.train.shape.tokens
+        )
 
     def sequences_per_pack(self, max_sequences: int) -> float | None:
         """See `StoreInfo.sequences_per_pack`."""
-        return self.train.sequences_per_pack(max_sequences) if isinstance(self.train, StoreInfo) else 1.0
+        return (
+            self.train.sequences_per_pack(max_sequences)
+            if isinstance(self.train, StoreInfo)
+            else 1.0
+        )
 
 
 class Data:
@@ -236,9 +244,16 @@ def inspect(model: ModelConfig, data: DataConfig, tensorflow: TensorFlowConfig) 
 def _check_widths(info: StoreInfo, max_seq_length: int | None, max_predictions: int | None) -> None:
     if max_seq_length not in (None, info.max_seq_length):
         reason = f"is {max_seq_length}, but {info.folder} has sequences of up to {info.max_seq_length} tokens"
-        raise UserError("config.conflict", "MAX_SEQ_LENGTH", reason, f"Set it to {info.max_seq_length} or remove it")
+        raise UserError(
+            "config.conflict",
+            "MAX_SEQ_LENGTH",
+            reason,
+            f"Set it to {info.max_seq_length} or remove it",
+        )
     if max_predictions is not None and max_predictions < info.max_predictions:
-        reason = f"is {max_predictions}, but {info.folder} has up to {info.max_predictions} per sequence"
+        reason = (
+            f"is {max_predictions}, but {info.folder} has up to {info.max_predictions} per sequence"
+        )
         remedy = f"Set it to {info.max_predictions} or remove it"
         raise UserError("config.conflict", "MAX_PREDICTIONS_PER_SEQ", reason, remedy)
 
@@ -265,7 +280,9 @@ def _identity(source: Source) -> str:
     return "synthetic" if source.kind == "synthetic" else source.known_as
 
 
-def training_data(data: DataConfig, tensorflow: TensorFlowConfig, inputs: Inputs, seed: int) -> TrainingData:
+def training_data(
+    data: DataConfig, tensorflow: TensorFlowConfig, inputs: Inputs, seed: int
+) -> TrainingData:
     """Return the training set of a run, unread until `open`. Raises UserError if it lacks the bins of BIN_COUNTS."""
     if isinstance(inputs.train, Files):
         return TFRecordTraining(
@@ -286,14 +303,21 @@ def training_data(data: DataConfig, tensorflow: TensorFlowConfig, inputs: Inputs
     )
 
 
-def evaluation_data(data: DataConfig, evaluation: EvaluationConfig, inputs: Inputs) -> EvaluationData:
+def evaluation_data(
+    data: DataConfig, evaluation: EvaluationConfig, inputs: Inputs
+) -> EvaluationData:
     """Return the evaluation set of a run, unread until `open`. Raises UserError if it is too small."""
     source, vocab_size = inputs.evaluation, inputs.shape.vocab_size
     rows, num_examples = evaluation.eval_batch_size, evaluation.num_eval_examples
     if isinstance(source, Files):
         return TFRecordEvaluation(source, rows, num_examples, vocab_size=vocab_size)
     return StoreEvaluation(
-        source, rows, shape_of(data, source), num_examples, vocab_size=vocab_size, opened=_opener(data, inputs, source)
+        source,
+        rows,
+        shape_of(data, source),
+        num_examples,
+        vocab_size=vocab_size,
+        opened=_opener(data, inputs, source),
     )
 
 

@@ -56,8 +56,16 @@ def lost_worker(error: BaseException, workers: Workers) -> str | None:
     text = str(error)
     if type(error).__name__ != "UnavailableError" and "Collective ops is aborted" not in text:
         return None
-    others = [task for task in map(int, _TASK.findall(text)) if task != workers.task and task < workers.count]
-    return f"rank {others[0]} on {workers.hosts[others[0]]} died, hangs or is cut off" if others else None
+    others = [
+        task
+        for task in map(int, _TASK.findall(text))
+        if task != workers.task and task < workers.count
+    ]
+    return (
+        f"rank {others[0]} on {workers.hosts[others[0]]} died, hangs or is cut off"
+        if others
+        else None
+    )
 
 
 @contextmanager

@@ -85,7 +85,11 @@ def run_experiment(
     """Print a summary of the settings and the notes, train once, and write the files listed in the module docstring.
     Raises UserError for user mistakes."""
     config = resolved.config
-    settings, data_settings, evaluation = config[RunConfig], config[DataConfig], config[EvaluationConfig]
+    settings, data_settings, evaluation = (
+        config[RunConfig],
+        config[DataConfig],
+        config[EvaluationConfig],
+    )
     tensorflow, paths, workers = config[TensorFlowConfig], RunFolder.of(settings), Workers(strategy)
     inputs = resolved.recipe.inspect(config)
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
@@ -96,8 +100,13 @@ def run_experiment(
         log.start("init_start")
         log_submission(log.event, config[SubmissionConfig])
         log.event("seed", seed)
-        trained, schedule = make_trained(config, inputs, strategy, seed, say), schedules.make(config[ScheduleConfig])
-        facts = runtime_facts(data_settings, config[ComputeConfig], tensorflow, inputs, strategy, workers)
+        trained, schedule = (
+            make_trained(config, inputs, strategy, seed, say),
+            schedules.make(config[ScheduleConfig]),
+        )
+        facts = runtime_facts(
+            data_settings, config[ComputeConfig], tensorflow, inputs, strategy, workers
+        )
         if workers.is_chief:
             identity = log_run(log, resolved, facts, trained.optimizer, schedule)
             paths.write_record(resolved, seed, identity)
@@ -107,7 +116,11 @@ def run_experiment(
         _prepare(config, trained, folder, state, data, log, say)
         limits = Limits.of(evaluation, config[ScheduleConfig], settings)
         monitor = _monitor(paths, workers, limits, settings, console)
-        boards = [Summaries(settings.tensorboard_dir)] if settings.tensorboard_dir and workers.is_chief else []
+        boards = (
+            [Summaries(settings.tensorboard_dir)]
+            if settings.tensorboard_dir and workers.is_chief
+            else []
+        )
         monitor.open(state)
         log.end("init_stop")
         run = Run(
@@ -117,7 +130,9 @@ def run_experiment(
             workers=workers,
             schedule=schedule,
             checkpoints=folder,
-            events=EventFanout([MLPerfEvents(log, lambda: data.num_eval_samples), monitor, *boards]),
+            events=EventFanout(
+                [MLPerfEvents(log, lambda: data.num_eval_samples), monitor, *boards]
+            ),
             log=log,
             limits=limits,
             warned=warned,
@@ -138,7 +153,11 @@ def run_experiment(
 
 
 def _start(
-    resolved: Resolved, workers: Workers, paths: RunFolder, say: Callable[[str], None], notes: Sequence[str]
+    resolved: Resolved,
+    workers: Workers,
+    paths: RunFolder,
+    say: Callable[[str], None],
+    notes: Sequence[str],
 ) -> int:
     """Create the run's folder, print a summary of the settings and the notes, and return the seed."""
     settings = resolved.config[RunConfig]
@@ -152,7 +171,9 @@ def _start(
     return workers.of_chief(choose_seed(settings, paths))
 
 
-def _monitor(paths: RunFolder, workers: Workers, limits: Limits, settings: RunConfig, console: Console) -> Monitor:
+def _monitor(
+    paths: RunFolder, workers: Workers, limits: Limits, settings: RunConfig, console: Console
+) -> Monitor:
     metrics = paths.folder / "metrics.jsonl" if workers.is_chief else None
     return Monitor(metrics, limits, settings.log_freq, console, append=settings.resume)
 
@@ -176,7 +197,11 @@ def _prepare(
 
 
 def make_trained(
-    config: Configuration, inputs: Inputs, strategy: tf.distribute.Strategy, seed: int, say: Callable[[str], None]
+    config: Configuration,
+    inputs: Inputs,
+    strategy: tf.distribute.Strategy,
+    seed: int,
+    say: Callable[[str], None],
 ) -> Trained:
     """Create the model with its initial weights, the optimizer, the loss scale and the step; pass notes to ``say``.
 
@@ -196,7 +221,9 @@ def make_trained(
     with strategy.scope():
         model = BertPretrainer(inputs.shape, COMPUTE_DTYPES[compute.precision], seed)
         parameters, compiled = model.parameters(), tensorflow.enable_xla
-        optimizer = optimizers.make_optimizer(config[OptimizerConfig], parameters, compiled=compiled)
+        optimizer = optimizers.make_optimizer(
+            config[OptimizerConfig], parameters, compiled=compiled
+        )
         loss_scale = LossScale.of(compute, tensorflow)
     start = config[ModelConfig].init_checkpoint
     if start is not None:
@@ -221,7 +248,11 @@ def checkpoint_folder(
     paths: RunFolder, trained: Trained, config: Configuration, inputs: Inputs, workers: Workers
 ) -> checkpoints.CheckpointFolder:
     """Return the run's checkpoint folder; a resumed run must match the identity that it stores."""
-    objects = {"model": trained.model, "optimizer": trained.optimizer, "loss_scale": trained.loss_scale}
+    objects = {
+        "model": trained.model,
+        "optimizer": trained.optimizer,
+        "loss_scale": trained.loss_scale,
+    }
     identity = {
         "model": inputs.shape.to_json(),
         "optimizer": config[OptimizerConfig].optimizer,
@@ -265,12 +296,15 @@ def runtime_facts(
         precision=compute.precision,
         ops=f"TensorFlow {tf.__version__}{' with XLA' if tensorflow.enable_xla else ''}, {type(strategy).__name__}",
         ranks=strategy.num_replicas_in_sync,
-        threads_per_rank=tf.config.threading.get_intra_op_parallelism_threads() or len(os.sched_getaffinity(0)),
+        threads_per_rank=tf.config.threading.get_intra_op_parallelism_threads()
+        or len(os.sched_getaffinity(0)),
         hosts=workers.hosts,
         gpus=dict(Counter(str(gpu.get("device_name", "unknown")) for gpu in gpus)),
         cuda=str(built.get("cuda_version", NONE)),
         cudnn=str(built.get("cudnn_version", NONE)),
-        nccl="unknown" if gpus else NONE,  # linked into TensorFlow, which does not report its version
+        nccl="unknown"
+        if gpus
+        else NONE,  # linked into TensorFlow, which does not report its version
     )
 
 
@@ -294,7 +328,12 @@ def log_run(
 
 
 def write_outputs(
-    paths: RunFolder, model: BertPretrainer, outcome: RunOutcome, summary: Mapping[str, object], *, evaluated: bool
+    paths: RunFolder,
+    model: BertPretrainer,
+    outcome: RunOutcome,
+    summary: Mapping[str, object],
+    *,
+    evaluated: bool,
 ) -> None:
     """Write weights, curve and finally ``summary``, which marks the run folder as complete."""
     state = outcome.state
@@ -307,5 +346,9 @@ def write_outputs(
         "train_loss": losses[-1] if losses else None,
         "last_train_metrics": state.accuracy if evaluated else None,
     }
-    (paths.log.parent / "training_summary.txt").write_text(json.dumps(facts) + "\n", encoding="utf-8")
-    (paths.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    (paths.log.parent / "training_summary.txt").write_text(
+        json.dumps(facts) + "\n", encoding="utf-8"
+    )
+    (paths.folder / "summary.json").write_text(
+        json.dumps(summary, indent=2) + "\n", encoding="utf-8"
+    )

@@ -58,13 +58,21 @@ _DIRECT: Mapping[str, tuple[str, Any, Any, str | None]] = {
 _CONVERTED: Mapping[str, tuple[Any, Any, str]] = {
     "train_batch_size": (int, 32, "Rows per step, over all replicas and accumulation steps."),
     "eval_batch_size": (int, 32, "Rows per evaluation batch, over all replicas."),
-    "num_steps_per_epoch": (int, 1000, "Steps per epoch; times num_train_epochs, this is the length of the schedule."),
+    "num_steps_per_epoch": (
+        int,
+        1000,
+        "Steps per epoch; times num_train_epochs, this is the length of the schedule.",
+    ),
     "num_train_epochs": (int, 3, "Epochs in the schedule."),
     "stop_steps": (int, None, "Training stops at this step (default: the end of the schedule)."),
     "steps_between_eval": (int, 10_000, "Steps between evaluations."),
     "steps_before_eval_start": (int, 0, "Steps before the first evaluation."),
     "loss_scale": (str, None, "Loss scale for fp16: dynamic, or a fixed number."),
-    "enable_checkpoint_and_summary": (bool, False, "Save a checkpoint after each loop, and write TensorBoard files."),
+    "enable_checkpoint_and_summary": (
+        bool,
+        False,
+        "Save a checkpoint after each loop, and write TensorBoard files.",
+    ),
 }
 MAX_ROWS = 1_000_000  # beyond this, TensorFlow fails with unhelpful errors
 _BETWEEN = ("steps_between_eval", "steps_before_eval_start")
@@ -76,8 +84,16 @@ _PROCESS: Mapping[str, tuple[Any, Any, str]] = {
     "worker_hosts": (str, None, "Comma-separated host:port of each multi_worker_mirrored worker."),
     "task_index": (int, -1, "Index of this process in worker_hosts."),
     "model_export_path": (str, None, "Folder for a copy of the final weights."),
-    "tf_gpu_thread_mode": (str, None, "TF_GPU_THREAD_MODE of the process: gpu_private, gpu_shared or global."),
-    "per_gpu_thread_count": (int, 0, "TF_GPU_THREAD_COUNT of the process (0: TensorFlow's default)."),
+    "tf_gpu_thread_mode": (
+        str,
+        None,
+        "TF_GPU_THREAD_MODE of the process: gpu_private, gpu_shared or global.",
+    ),
+    "per_gpu_thread_count": (
+        int,
+        0,
+        "TF_GPU_THREAD_COUNT of the process (0: TensorFlow's default).",
+    ),
 }
 _UNSUPPORTED: Mapping[str, tuple[Any, Any, str]] = {
     "use_keras_compile_fit": (bool, False, "training with Keras is not supported"),
@@ -85,7 +101,11 @@ _UNSUPPORTED: Mapping[str, tuple[Any, Any, str]] = {
     "hub_module_url": (str, None, "weights come from --init_checkpoint"),
     "hub_module_trainable": (bool, True, "weights come from --init_checkpoint"),
     "datasets_num_private_threads": (int, None, "tf.data uses TensorFlow's own threads"),
-    "fp16_implementation": (str, "keras", "fp16 always means float16 products, float32 weights and --loss_scale"),
+    "fp16_implementation": (
+        str,
+        "keras",
+        "fp16 always means float16 products, float32 weights and --loss_scale",
+    ),
 }
 _DEFINE: Mapping[Any, Callable[..., Any]] = {
     int: flags.DEFINE_integer,
@@ -107,7 +127,9 @@ def define_flags() -> None:
         _DEFINE[kind](name, default, meaning, short_name={"num_gpus": "ng", **_SHORT}.get(name))
     for key, setting in settings.items():
         if RECIPE.reads(setting) and key not in _PUBLISHED_KEYS and key not in FLAGS:
-            flags.DEFINE_string(key, None, f"{setting.meaning} ({setting.type_name}; export {setting.env})")
+            flags.DEFINE_string(
+                key, None, f"{setting.meaning} ({setting.type_name}; export {setting.env})"
+            )
 
 
 def given(name: str) -> bool:
@@ -129,7 +151,9 @@ def resolve_flags(replicas: int) -> Resolved:
     """
     for name, (_, default, reason) in _UNSUPPORTED.items():
         if given(name) and FLAGS[name].value != default:
-            raise UserError("config.unsupported", f"--{name}={FLAGS[name].value}", reason, "Leave it out")
+            raise UserError(
+                "config.unsupported", f"--{name}={FLAGS[name].value}", reason, "Leave it out"
+            )
     values = {**_direct(), **_converted(replicas), **_additional()}
     resolved = resolve(RECIPE, None, given=values)
     data, tensorflow = resolved.config[DataConfig], resolved.config[TensorFlowConfig]
@@ -171,7 +195,9 @@ def _direct() -> dict[str, tuple[object, str]]:
         folder = str(values["input_files"][0]).split(",", maxsplit=1)[0].rpartition("/")[0] or "."
         values |= {key: (folder, _origin("input_files")) for key in ("input_dir", "eval_dir")}
     if given("synthetic_data"):
-        values |= {key: ("synthetic", _origin("synthetic_data")) for key in ("input_dir", "eval_dir")}
+        values |= {
+            key: ("synthetic", _origin("synthetic_data")) for key in ("input_dir", "eval_dir")
+        }
     return values
 
 
@@ -197,14 +223,21 @@ def _converted(replicas: int, packing_rate: float = 1.0) -> dict[str, tuple[obje
     for name in ("train_batch_size", "eval_batch_size"):
         if applies(name, name):
             values[name] = (_per_replica(name, replicas), _origin(name))
-    rows = values["train_batch_size"][0] if "train_batch_size" in values else peek("train_batch_size")
+    rows = (
+        values["train_batch_size"][0] if "train_batch_size" in values else peek("train_batch_size")
+    )
     batch = rules.global_batch_size(_whole(rows), replicas, packing_rate)
     length = ("num_steps_per_epoch", "num_train_epochs")
     schedule = FLAGS.num_steps_per_epoch * FLAGS.num_train_epochs
     steps = schedule if FLAGS.stop_steps is None else FLAGS.stop_steps
     for name in length:
         if int(FLAGS[name].value or 0) < 1:
-            raise UserError("config.range", f"--{name}", f"{FLAGS[name].value} is not at least 1", "Set at least 1")
+            raise UserError(
+                "config.range",
+                f"--{name}",
+                f"{FLAGS[name].value} is not at least 1",
+                "Set at least 1",
+            )
     if not 1 <= steps <= schedule:
         reason = f"{steps} is not between 1 and the schedule's {schedule} steps"
         raise UserError("config.range", "--stop_steps", reason, "Set it within the schedule")
@@ -213,9 +246,13 @@ def _converted(replicas: int, packing_rate: float = 1.0) -> dict[str, tuple[obje
     put("max_samples_termination", 2 * steps * batch, *length, "stop_steps")
     between, before = FLAGS.steps_between_eval, FLAGS.steps_before_eval_start
     if between < 1:
-        raise UserError("config.range", "--steps_between_eval", f"{between} is not at least 1", "Set at least 1")
+        raise UserError(
+            "config.range", "--steps_between_eval", f"{between} is not at least 1", "Set at least 1"
+        )
     if before < 0:
-        raise UserError("config.range", "--steps_before_eval_start", f"{before} is negative", "Set 0 or more")
+        raise UserError(
+            "config.range", "--steps_before_eval_start", f"{before} is negative", "Set 0 or more"
+        )
     put("eval_iter_start_samples", max(-(-before // between), 1) * between * batch, *_BETWEEN)
     put("eval_iter_samples", between * batch, *_BETWEEN)
     if given("loss_scale") and FLAGS.loss_scale != "dynamic":
@@ -224,7 +261,11 @@ def _converted(replicas: int, packing_rate: float = 1.0) -> dict[str, tuple[obje
     if FLAGS.enable_checkpoint_and_summary:
         name = "enable_checkpoint_and_summary"
         folder = FLAGS.model_dir if given("model_dir") else peek("output_dir") or FLAGS.model_dir
-        loop = FLAGS.steps_per_loop if given("steps_per_loop") else _whole(peek("steps_per_loop"), FLAGS.steps_per_loop)
+        loop = (
+            FLAGS.steps_per_loop
+            if given("steps_per_loop")
+            else _whole(peek("steps_per_loop"), FLAGS.steps_per_loop)
+        )
         values["save_checkpoint_steps"] = (loop, _origin(name))
         values["tensorboard_dir"] = (f"{folder}/summaries", _origin(name))
     return values
@@ -241,5 +282,10 @@ def _per_replica(name: str, replicas: int) -> int:
         reason = f"{total} cannot be divided among {replicas} replicas"
         raise UserError("config.conflict", f"--{name}", reason, f"Give a multiple of {replicas}")
     if total // replicas > MAX_ROWS:
-        raise UserError("config.range", f"--{name}", f"{total} is more than {MAX_ROWS} rows per replica", "Lower it")
+        raise UserError(
+            "config.range",
+            f"--{name}",
+            f"{total} is more than {MAX_ROWS} rows per replica",
+            "Lower it",
+        )
     return total // replicas

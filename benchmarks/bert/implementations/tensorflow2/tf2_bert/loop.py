@@ -78,7 +78,9 @@ def train(run: Run) -> RunOutcome:
     run.data.open(state.step)
     run.events.opened(state)
     status, loops, evaluated_at = constants.ABORTED, 0, -1
-    reason = run.limits.reached(state, state.elapsed_seconds)  # a resumed run may already be at its end
+    reason = run.limits.reached(
+        state, state.elapsed_seconds
+    )  # a resumed run may already be at its end
     if run.limits.met(state):
         status, reason = constants.SUCCESS, met(run)
     while reason is None:
@@ -89,9 +91,13 @@ def train(run: Run) -> RunOutcome:
         for callback in run.callbacks:
             callback.on_batch_end(loops, {"steps": steps})
         loops += 1
-        warnings, seconds = run.workers.sum([run.warned.is_set, clock.seconds() if run.workers.is_chief else 0])
+        warnings, seconds = run.workers.sum(
+            [run.warned.is_set, clock.seconds() if run.workers.is_chief else 0]
+        )
         reason = run.limits.reached(state, seconds)
-        due = state.samples >= state.next_eval_samples or (reason is not None and evaluated_at != state.samples)
+        due = state.samples >= state.next_eval_samples or (
+            reason is not None and evaluated_at != state.samples
+        )
         if run.eval_every_samples is not None and due:
             evaluated_at = state.samples
             evaluate(run, run.eval_every_samples, clock)

@@ -26,7 +26,10 @@ WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACC
 
 def prepare_process() -> None:
     """Set the environment variables that TensorFlow reads when it is loaded."""
-    threads = {"TF_GPU_THREAD_MODE": FLAGS.tf_gpu_thread_mode, "TF_GPU_THREAD_COUNT": FLAGS.per_gpu_thread_count}
+    threads = {
+        "TF_GPU_THREAD_MODE": FLAGS.tf_gpu_thread_mode,
+        "TF_GPU_THREAD_COUNT": FLAGS.per_gpu_thread_count,
+    }
     for name, value in {**threads, "TF_CPP_MIN_LOG_LEVEL": 2}.items():
         if value and not environment().get(name):
             os.putenv(name, str(value))
@@ -56,11 +59,20 @@ def run_bert_pretrain(callbacks: Sequence[object] = ()) -> int:
         checkpoints.make_folder(FLAGS.model_export_path)  # fail now rather than hours later
     outcome = run_experiment(resolved, strategy, console, callbacks, notes)  # type: ignore[arg-type]
     if FLAGS.model_export_path and is_chief:
-        checkpoints.copy_weights(RunFolder.of(resolved.config[RunConfig]).folder, FLAGS.model_export_path)
+        checkpoints.copy_weights(
+            RunFolder.of(resolved.config[RunConfig]).folder, FLAGS.model_export_path
+        )
     state = outcome.state
-    accuracy = f"accuracy {state.accuracy:.4f} after " if resolved.config[TensorFlowConfig].do_eval else ""
+    accuracy = (
+        f"accuracy {state.accuracy:.4f} after " if resolved.config[TensorFlowConfig].do_eval else ""
+    )
     words = f"{accuracy}{state.samples} samples, {outcome.seconds:.1f} s"
-    console.print(f"{outcome.ending}: {outcome.reason}; {words}", markup=False, highlight=False, soft_wrap=True)
+    console.print(
+        f"{outcome.ending}: {outcome.reason}; {words}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
     return 0 if outcome.status == constants.SUCCESS or not is_chief else 1
 
 
@@ -75,7 +87,9 @@ def exit_status(work: Callable[[], int]) -> int:
             raise
         reason = f"cannot be written ({error.strerror})"
         return report_error(
-            UserError("file.unwritable", error.filename or "a file", reason, "Free space or change LOGDIR")
+            UserError(
+                "file.unwritable", error.filename or "a file", reason, "Free space or change LOGDIR"
+            )
         )
 
 
@@ -89,7 +103,9 @@ def _main(arguments: Sequence[str]) -> None:
     def work() -> int:
         if len(arguments) > 1:
             reason = "is neither a flag nor a flag's value"
-            raise UserError("config.syntax", arguments[1], reason, "See run_pretraining.py --helpfull")
+            raise UserError(
+                "config.syntax", arguments[1], reason, "See run_pretraining.py --helpfull"
+            )
         return run_bert_pretrain()
 
     sys.exit(exit_status(work))
@@ -102,7 +118,11 @@ def _parsed(words: Sequence[str]) -> list[str]:
     except absl_flags.Error as error:
         reason = str(error).splitlines()[0]
         sys.exit(
-            report_error(UserError("config.syntax", "the command line", reason, "See run_pretraining.py --helpfull"))
+            report_error(
+                UserError(
+                    "config.syntax", "the command line", reason, "See run_pretraining.py --helpfull"
+                )
+            )
         )
 
 

@@ -55,7 +55,9 @@ class _Draw:
     def __call__(self, rows: int, columns: int) -> tf.Variable:
         key = tf.constant([self._seed, self._count], tf.int64)
         self._count += 1
-        return tf.Variable(tf.random.stateless_truncated_normal([rows, columns], key, stddev=self._deviation))
+        return tf.Variable(
+            tf.random.stateless_truncated_normal([rows, columns], key, stddev=self._deviation)
+        )
 
 
 class _Dense(tf.Module):
@@ -119,8 +121,12 @@ class _SelfAttention(tf.Module):
     def __call__(self, hidden_TD: tf.Tensor, bias: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
         """Return attention with its output projection, [T, D]; ``bias`` is added to the scores [B, N, L, L]."""
         shape = [-1, bias.shape[-1], self._heads, self._head_size]
-        query, key, value = (tf.reshape(part(hidden_TD), shape) for part in (self.query, self.key, self.value))
-        scores = tf.cast(tf.einsum("blnh,bmnh->bnlm", query, key), tf.float32) / math.sqrt(self._head_size)
+        query, key, value = (
+            tf.reshape(part(hidden_TD), shape) for part in (self.query, self.key, self.value)
+        )
+        scores = tf.cast(tf.einsum("blnh,bmnh->bnlm", query, key), tf.float32) / math.sqrt(
+            self._head_size
+        )
         weights = _dropout(tf.nn.softmax(scores + bias), self._drop, seed)
         context = tf.einsum("bnlm,bmnh->blnh", tf.cast(weights, value.dtype), value)
         return self.attention_output(tf.reshape(context, tf.shape(hidden_TD)))
@@ -136,14 +142,20 @@ class _Layer(tf.Module):
         self.output = _Dense(draw, config.intermediate_size, config.hidden_size)
         self.output_layer_norm = _LayerNorm(config)
 
-    def __call__(self, hidden_TD: tf.Tensor, bias: tf.Tensor, seeds: list[tf.Tensor | None]) -> tf.Tensor:
+    def __call__(
+        self, hidden_TD: tf.Tensor, bias: tf.Tensor, seeds: list[tf.Tensor | None]
+    ) -> tf.Tensor:
         """Map [T, D] to [T, D] in the compute precision."""
         attended = self.self_attention(hidden_TD, bias, seeds[0])
         hidden_TD = self._add(attended, hidden_TD, self.self_attention_layer_norm, seeds[1])
-        inner = tf.cast(self._gelu(tf.cast(self.intermediate(hidden_TD), tf.float32)), hidden_TD.dtype)
+        inner = tf.cast(
+            self._gelu(tf.cast(self.intermediate(hidden_TD), tf.float32)), hidden_TD.dtype
+        )
         return self._add(self.output(inner), hidden_TD, self.output_layer_norm, seeds[2])
 
-    def _add(self, x: tf.Tensor, residual: tf.Tensor, norm: _LayerNorm, seed: tf.Tensor | None) -> tf.Tensor:
+    def _add(
+        self, x: tf.Tensor, residual: tf.Tensor, norm: _LayerNorm, seed: tf.Tensor | None
+    ) -> tf.Tensor:
         total = tf.cast(residual, tf.float32) + _dropout(tf.cast(x, tf.float32), self._drop, seed)
         return tf.cast(norm(total), residual.dtype)
 
@@ -187,8 +199,14 @@ class _Encoder(tf.Module):
         ids, positions, segments = (
             tf.reshape(part, [-1]) for part in (rows.input_ids, rows.position_ids, rows.segment_ids)
         )
-        total = self.word_embeddings(ids) + self.position_embedding(positions) + self.type_embeddings(segments)
-        hidden_TD = tf.cast(_dropout(self.embeddings.layer_norm(total), self._drop, seeds[0]), dtype)
+        total = (
+            self.word_embeddings(ids)
+            + self.position_embedding(positions)
+            + self.type_embeddings(segments)
+        )
+        hidden_TD = tf.cast(
+            _dropout(self.embeddings.layer_norm(total), self._drop, seeds[0]), dtype
+        )
         bias = _attention_bias(rows)
         for index, layer in enumerate(self.transformer.layers()):
             first = 1 + DROPOUT_PLACES_OF_LAYER * index
@@ -251,7 +269,9 @@ class BertPretrainer(tf.Module):
         UserError: ``config`` uses a feature that only the PyTorch implementation supports.
     """
 
-    def __init__(self, config: BertConfig, compute_dtype: tf.DType = tf.float32, seed: int = 0) -> None:
+    def __init__(
+        self, config: BertConfig, compute_dtype: tf.DType = tf.float32, seed: int = 0
+    ) -> None:
         super().__init__()
         for name, supported in _SUPPORTED.items():
             if (value := getattr(config, name)) != supported:
@@ -261,7 +281,9 @@ class BertPretrainer(tf.Module):
         draw = _Draw(config.initializer_range, seed)
         self.encoder = _Encoder(config, draw)
         self.masked_lm = _MaskedLM(config, draw)
-        self.classification_heads = [_NextSentence(config, draw)]  # a list, to match Google's checkpoint keys
+        self.classification_heads = [
+            _NextSentence(config, draw)
+        ]  # a list, to match Google's checkpoint keys
 
     def __call__(self, rows: Rows, dropout_seed: tf.Tensor | None) -> Logits:
         """Return the logits of both heads.
@@ -275,7 +297,9 @@ class BertPretrainer(tf.Module):
         hidden_TD = self.encoder(rows, self.compute_dtype, self._seeds(dropout_seed))
         hidden_BLD = tf.reshape(hidden_TD, [-1, rows.input_ids.shape[1], size])
         masked, first = (
-            tf.cast(tf.reshape(tf.gather(hidden_BLD, positions, batch_dims=1), [-1, size]), tf.float32)
+            tf.cast(
+                tf.reshape(tf.gather(hidden_BLD, positions, batch_dims=1), [-1, size]), tf.float32
+            )
             for positions in (rows.masked_positions, rows.first_positions)
         )
         masked_logits = self.masked_lm(masked, self.encoder.word_embeddings.embeddings)
@@ -299,27 +323,47 @@ class BertPretrainer(tf.Module):
         variables = self.parameters()
         for code, problem, names in (
             ("checkpoint.incomplete", "is missing", variables.keys() - values.keys()),
-            ("checkpoint.shape", "is not a parameter of this model", values.keys() - variables.keys()),
+            (
+                "checkpoint.shape",
+                "is not a parameter of this model",
+                values.keys() - variables.keys(),
+            ),
         ):
             if names:
                 reason = f"{min(names)} {problem}"
-                raise UserError(code, "weights", reason, "Use weights of this model's bert_config.json")
-        new = {name: self._own_shape(name, values[name], variable) for name, variable in variables.items()}
+                raise UserError(
+                    code, "weights", reason, "Use weights of this model's bert_config.json"
+                )
+        new = {
+            name: self._own_shape(name, values[name], variable)
+            for name, variable in variables.items()
+        }
         for name, variable in variables.items():
             variable.assign(new[name])
 
     def values(self) -> dict[str, np.ndarray]:
         """Return all weights in the format of `assign`, without padding."""
-        return {name: _transpose_kernel(name, variable.numpy()) for name, variable in self.parameters().items()}
+        return {
+            name: _transpose_kernel(name, variable.numpy())
+            for name, variable in self.parameters().items()
+        }
 
     def _own_shape(self, name: str, value: np.ndarray, variable: tf.Variable) -> np.ndarray:
-        if name in VOCABULARY and self.config.vocab_size < len(value) <= self.config.padded_vocab_size:
+        if (
+            name in VOCABULARY
+            and self.config.vocab_size < len(value) <= self.config.padded_vocab_size
+        ):
             value = value[: self.config.vocab_size]
         own = _transpose_kernel(name, value)
         if own.shape != tuple(variable.shape):
             expected = list(variable.shape)[:: -1 if _is_kernel(name) else 1]
             reason = f"{name} is {list(value.shape)}, not {expected}"
-            raise UserError("checkpoint.shape", "weights", reason, "Use weights of this model's bert_config.json")
+            raise UserError(
+                "checkpoint.shape",
+                "weights",
+                reason,
+                "Use weights of this model's bert_config.json",
+            )
         return own
 
     def _seeds(self, dropout_seed: tf.Tensor | None) -> list[tf.Tensor | None]:
@@ -364,7 +408,9 @@ def _gelu_of(config: BertConfig) -> Callable[[tf.Tensor], Any]:
 
 
 def _is_kernel(name: str) -> bool:
-    return name.endswith(".weight") and not name.endswith(("_embeddings.weight", "LayerNorm.weight"))
+    return name.endswith(".weight") and not name.endswith(
+        ("_embeddings.weight", "LayerNorm.weight")
+    )
 
 
 def _transpose_kernel(name: str, value: np.ndarray) -> np.ndarray:

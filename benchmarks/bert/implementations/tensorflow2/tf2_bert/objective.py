@@ -48,7 +48,9 @@ def loss(logits: Logits, rows: Rows, counts: Counts) -> tf.Tensor:
             loss independent of how it is split. `sequences` must not be 0.
     """
     masked, _ = _summed(logits.masked, rows.masked_labels, rows.masked_weights)
-    next_sentence, _ = _summed(logits.next_sentence, rows.next_sentence_labels, rows.next_sentence_weights)
+    next_sentence, _ = _summed(
+        logits.next_sentence, rows.next_sentence_labels, rows.next_sentence_weights
+    )
     return masked / (counts.masked + MLM_DIVISOR_EPS) + next_sentence / counts.sequences
 
 
@@ -56,7 +58,9 @@ def sums(logits: Logits, rows: Rows) -> Sums:
     """Return the evaluation sums of a batch."""
     masked, sequences = counts(rows)
     masked_loss, masked_correct = _summed(logits.masked, rows.masked_labels, rows.masked_weights)
-    nsp_loss, nsp_correct = _summed(logits.next_sentence, rows.next_sentence_labels, rows.next_sentence_weights)
+    nsp_loss, nsp_correct = _summed(
+        logits.next_sentence, rows.next_sentence_labels, rows.next_sentence_weights
+    )
     return Sums(masked_correct, masked, masked_loss, nsp_correct, sequences, nsp_loss)
 
 
@@ -69,7 +73,12 @@ def metrics(sums: Sums) -> dict[str, float]:
     correct, masked, loss, nsp_correct, sequences, nsp_loss = (float(value) for value in sums)
     if not masked:
         reason = "contains no masked tokens"
-        raise UserError("data.empty", "the evaluation set", reason, "Use a set that was prepared with masked tokens")
+        raise UserError(
+            "data.empty",
+            "the evaluation set",
+            reason,
+            "Use a set that was prepared with masked tokens",
+        )
     assert sequences, "the evaluation set contains no sequences"
     return {
         "mlm_accuracy": correct / masked,
@@ -79,7 +88,9 @@ def metrics(sums: Sums) -> dict[str, float]:
     }
 
 
-def _summed(logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _summed(
+    logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the weighted sums of cross-entropy and of correct predictions, float32 scalars."""
     labels, weights = tf.reshape(labels, [-1]), tf.reshape(weights, [-1])
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)

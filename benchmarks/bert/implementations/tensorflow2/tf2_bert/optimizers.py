@@ -59,9 +59,15 @@ class Optimizer(tf.Module):
         super().__init__()
         self.betas, self.eps, self.weight_decay = (beta_1, beta_2), epsilon, weight_decay_rate
         self.max_grad_norm = max_grad_norm
-        self._parameters = MappingProxyType(dict(parameters))  # a dict would add the model to our checkpoints
+        self._parameters = MappingProxyType(
+            dict(parameters)
+        )  # a dict would add the model to our checkpoints
         self.m, self.v = (
-            {name: tf.Variable(tf.zeros(w.shape), trainable=False) for name, w in parameters.items()} for _ in range(2)
+            {
+                name: tf.Variable(tf.zeros(w.shape), trainable=False)
+                for name, w in parameters.items()
+            }
+            for _ in range(2)
         )
         first = tf.VariableAggregation.ONLY_FIRST_REPLICA  # all replicas count alike
         self.iterations = tf.Variable(0, dtype=tf.int64, trainable=False, aggregation=first)
@@ -193,7 +199,9 @@ class AdamWeightDecay(Optimizer):
 OPTIMIZERS: Mapping[str, type[Optimizer]] = {"lamb": Lamb, "adamw": AdamWeightDecay}
 
 
-def make_optimizer(config: OptimizerConfig, parameters: Mapping[str, tf.Variable], *, compiled: bool) -> Optimizer:
+def make_optimizer(
+    config: OptimizerConfig, parameters: Mapping[str, tf.Variable], *, compiled: bool
+) -> Optimizer:
     """Return the configured optimizer for all of a model's parameters; ``compiled`` as in `Optimizer`.
 
     Raises:

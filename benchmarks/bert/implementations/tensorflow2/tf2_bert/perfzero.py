@@ -44,7 +44,9 @@ class BenchmarkTimerCallback:
 
         ``batch_size`` is the examples in the longest loop; shorter loops count in proportion.
         """
-        counted = {batch: spent for batch, spent in self._seconds.items() if batch >= num_batches_to_skip}
+        counted = {
+            batch: spent for batch, spent in self._seconds.items() if batch >= num_batches_to_skip
+        }
         loops = sum(self._steps[batch] for batch in counted) / max(self.get_longest_loop(), 1)
         return batch_size * loops / sum(counted.values()) if counted else 0.0
 
@@ -104,13 +106,19 @@ class PerfZeroBenchmark(tf.test.Benchmark):
         if not FLAGS.is_parsed():
             FLAGS(["perfzero"])  # the command line is PerfZero's
         with flagsaver.flagsaver():
-            for name, value in {**self.default_flags, **({"tpu": self.tpu} if self.tpu else {}), **values}.items():
+            for name, value in {
+                **self.default_flags,
+                **({"tpu": self.tpu} if self.tpu else {}),
+                **values,
+            }.items():
                 setattr(FLAGS, name, value)
             for word in FLAGS.benchmark_method_flags or ():
                 name, separator, text = word.partition("=")
                 if not separator or name not in FLAGS:
                     reason = f"{word!r} is not of the form flag=value"
-                    raise UserError("config.syntax", "--benchmark_method_flags", reason, "See --helpfull")
+                    raise UserError(
+                        "config.syntax", "--benchmark_method_flags", reason, "See --helpfull"
+                    )
                 setattr(FLAGS, name, FLAGS[name].parser.parse(text))
             yield
 
@@ -124,7 +132,9 @@ def define_method_flags() -> None:
 
 def flags_as_text() -> str:
     """Return all flags with non-default values, as on a command line."""
-    flags_by_name = {FLAGS[name].name: FLAGS[name] for name in sorted(FLAGS)}  # short names map to the same flag
+    flags_by_name = {
+        FLAGS[name].name: FLAGS[name] for name in sorted(FLAGS)
+    }  # short names map to the same flag
     changed = (flag for flag in flags_by_name.values() if flag.value != flag.default)
     return " ".join(flag.serialize().replace("\n", " ") for flag in changed)
 

@@ -16,7 +16,9 @@ class Rows(NamedTuple):
 
     input_ids: Any  # int32 [B, L], 0 in empty slots
     segment_ids: Any  # int32 [B, L], 1 in sentence B
-    sequence_ids: Any  # int32 [B, L], index of the token's sequence in the row, from 1; 0 in empty slots
+    sequence_ids: (
+        Any  # int32 [B, L], index of the token's sequence in the row, from 1; 0 in empty slots
+    )
     position_ids: Any  # int32 [B, L], position in its sequence
     masked_positions: Any  # int32 [B, P], column of a masked token
     masked_labels: Any  # int32 [B, P], its original id

@@ -100,7 +100,9 @@ class TrainStep:
 
     # Called by the host.
 
-    def run_loop(self, iterator: Any, learning_rates: Sequence[float] | np.ndarray, first_step: int) -> LoopResult:
+    def run_loop(
+        self, iterator: Any, learning_rates: Sequence[float] | np.ndarray, first_step: int
+    ) -> LoopResult:
         """Run one step per learning rate in one call into TensorFlow; one traced function serves any n.
 
         Args:
@@ -148,7 +150,9 @@ class TrainStep:
         for index in tf.range(count):
             tf.autograph.experimental.set_loop_options(parallel_iterations=1)
             step = first_step + tf.cast(index, tf.int64)
-            numbers = self._strategy.run(self._replica_step, args=(next(iterator), rates[index], step))
+            numbers = self._strategy.run(
+                self._replica_step, args=(next(iterator), rates[index], step)
+            )
             results = results.write(index, self._strategy.reduce(MEAN, numbers, axis=None))
         return results.stack()
 
@@ -180,23 +184,39 @@ class TrainStep:
         mean = Counts(*(count / (self._accumulation * self._replicas) for count in whole))
         return mean, [whole.sequences, tokens, squared, whole.masked]
 
-    def _accumulated(self, rows: Rows, counts: Counts, step: tf.Tensor) -> tuple[tf.Tensor, Gradients]:
+    def _accumulated(
+        self, rows: Rows, counts: Counts, step: tf.Tensor
+    ) -> tuple[tf.Tensor, Gradients]:
         """Return loss and gradient, averaged over micro-batches; the gradient is ready to be summed over replicas."""
         parts = Rows(*(tf.reshape(x, [self._accumulation, -1, *x.shape[1:]]) for x in rows))
-        loss, gradients = tf.zeros([]), [tf.zeros(parameter.shape) for parameter in self._parameters]
+        loss, gradients = (
+            tf.zeros([]),
+            [tf.zeros(parameter.shape) for parameter in self._parameters],
+        )
         for index in tf.range(self._accumulation):
-            tf.autograph.experimental.set_loop_options(parallel_iterations=1)  # keep only one micro-batch's activations
+            tf.autograph.experimental.set_loop_options(
+                parallel_iterations=1
+            )  # keep only one micro-batch's activations
             part = Rows(*[x[index] for x in parts])
-            part_loss, part_gradients = self._forward_backward(part, counts, self._dropout_seed(step, index))
+            part_loss, part_gradients = self._forward_backward(
+                part, counts, self._dropout_seed(step, index)
+            )
             if not self._sum_scaled:
                 part_gradients = self._unscaled(part_gradients)
             if self._clip_before:
-                part_gradients = self._clipped(part_gradients, tf.linalg.global_norm(part_gradients))
+                part_gradients = self._clipped(
+                    part_gradients, tf.linalg.global_norm(part_gradients)
+                )
             loss += part_loss / self._accumulation
-            gradients = [old + new / self._accumulation for old, new in zip(gradients, part_gradients, strict=True)]
+            gradients = [
+                old + new / self._accumulation
+                for old, new in zip(gradients, part_gradients, strict=True)
+            ]
         return loss, gradients
 
-    def _loss_and_gradients(self, rows: Rows, counts: Counts, seed: tf.Tensor) -> tuple[tf.Tensor, Gradients]:
+    def _loss_and_gradients(
+        self, rows: Rows, counts: Counts, seed: tf.Tensor
+    ) -> tuple[tf.Tensor, Gradients]:
         """Return the loss of one micro-batch and the gradient of its scaled loss."""
         with tf.GradientTape() as tape:
             loss = objective.loss(self._model(rows, seed), rows, counts)
@@ -223,7 +243,9 @@ class TrainStep:
     def _clipped(self, gradients: Gradients, norm: tf.Tensor) -> Gradients:
         """Clip to MAX_GRAD_NORM; the result is all NaN if the norm is not finite."""
         most = self._optimizer.max_grad_norm
-        return gradients if most is None else tf.clip_by_global_norm(gradients, most, use_norm=norm)[0]
+        return (
+            gradients if most is None else tf.clip_by_global_norm(gradients, most, use_norm=norm)[0]
+        )
 
     def _dropout_seed(self, step: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
         """Return int64 [2]: the seed and a number unique to this step, micro-batch and replica."""
@@ -232,7 +254,9 @@ class TrainStep:
         return tf.stack([tf.constant(self._seed, tf.int64), number])
 
     def _replica_sums(self, rows: Rows) -> Sums:
-        return self._forward(rows)  # a separate function, so that XLA compiles it for each replica's device
+        return self._forward(
+            rows
+        )  # a separate function, so that XLA compiles it for each replica's device
 
     def _sums(self, rows: Rows) -> Sums:
         return objective.sums(self._model(rows, None), rows)

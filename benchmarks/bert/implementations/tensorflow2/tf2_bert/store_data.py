@@ -31,7 +31,10 @@ def specs(num_rows: int, shape: RowShape) -> Rows:
     widths = Rows(*[length] * 4, *[predictions] * 3, *[sequences] * 3)
     kinds = {name: tf.float32 if name.endswith("weights") else tf.int32 for name in Rows._fields}
     return Rows(
-        **{name: tf.TensorSpec([num_rows, width], kinds[name], name) for name, width in widths._asdict().items()}
+        **{
+            name: tf.TensorSpec([num_rows, width], kinds[name], name)
+            for name, width in widths._asdict().items()
+        }
     )
 
 
@@ -52,7 +55,13 @@ class _StoreData:
     resume_note: str | None = None
 
     def __init__(
-        self, info: StoreInfo, rows: int, shape: RowShape, *, vocab_size: int, opened: Callable[[], Store]
+        self,
+        info: StoreInfo,
+        rows: int,
+        shape: RowShape,
+        *,
+        vocab_size: int,
+        opened: Callable[[], Store],
     ) -> None:
         self.info, self.shape = info, shape
         self.failure: Exception | None = None
@@ -135,8 +144,12 @@ class StoreTraining(_StoreData):
             partition=contiguous,
         )
         if reader.steps_per_epoch == 0:
-            reason = f"its {reader.units.count} packs are fewer than one step's {self._rows * replicas}"
-            raise UserError("data.too-small", self.info.folder, reason, "Lower BATCHSIZE or prepare more data")
+            reason = (
+                f"its {reader.units.count} packs are fewer than one step's {self._rows * replicas}"
+            )
+            raise UserError(
+                "data.too-small", self.info.folder, reason, "Lower BATCHSIZE or prepare more data"
+            )
         return self._dataset(self._batches(reader, first_step), PREFETCHED_STEPS * local)
 
     def _batches(self, reader: StepReader, step: int) -> Iterator[Rows]:
@@ -173,13 +186,20 @@ class StoreEvaluation(_StoreData):
         """See `tf2_bert.data.EvaluationData.open`."""
         store = self._opened()
         self._count(len(store))
-        self._units = make_units(store, self.num_examples, self.shape.tokens, self.shape.sequences, seed=0)
+        self._units = make_units(
+            store, self.num_examples, self.shape.tokens, self.shape.sequences, seed=0
+        )
 
     def _count(self, available: int) -> None:
         wanted = available if self._wanted is None else self._wanted
         if not 1 <= wanted <= available:
             reason = f"it contains {available} examples, but {wanted} are requested"
-            raise UserError("data.too-small", self.info.folder, reason, f"Set NUM_EVAL_EXAMPLES from 1 to {available}")
+            raise UserError(
+                "data.too-small",
+                self.info.folder,
+                reason,
+                f"Set NUM_EVAL_EXAMPLES from 1 to {available}",
+            )
         self.num_examples = wanted
 
     def steps(self, num_replicas: int) -> int:
@@ -196,7 +216,9 @@ class StoreEvaluation(_StoreData):
         local = context.num_replicas_in_sync // context.num_input_pipelines
         first = local * context.input_pipeline_id
         replicas = range(first, first + local)
-        return self._dataset(self._batches(replicas, context.num_replicas_in_sync), PREFETCHED_STEPS * local)
+        return self._dataset(
+            self._batches(replicas, context.num_replicas_in_sync), PREFETCHED_STEPS * local
+        )
 
     def _batches(self, replicas: range, num_replicas: int) -> Iterator[Rows]:
         assert self._units is not None, "open() first"

@@ -59,7 +59,9 @@ def rows_of(ragged: Ragged, per_row: np.ndarray, num_rows: int, shape: RowShape)
     tokens_before, masked_before = ragged.offsets[first], ragged.masked_offsets[first]  # [R+1]
     row_tokens, row_masked = np.diff(tokens_before), np.diff(masked_before)
     _check(per_row, sequences, "sequences", "MAX_SEQUENCES_PER_PACK", "Raise it")
-    _check(row_tokens, length, "tokens", "MAX_SEQ_LENGTH", "Prepare the data with shorter sequences")
+    _check(
+        row_tokens, length, "tokens", "MAX_SEQ_LENGTH", "Prepare the data with shorter sequences"
+    )
     _check(row_masked, predictions, "predictions", "MAX_PREDICTIONS_PER_SEQ", "Raise it")
 
     row = np.repeat(np.arange(len(per_row)), per_row)  # [N], row of each sequence
@@ -67,13 +69,17 @@ def rows_of(ragged: Ragged, per_row: np.ndarray, num_rows: int, shape: RowShape)
     column = ragged.offsets[:-1] - tokens_before[row]  # [N], column of its first token
     lengths, masked = ragged.lengths, np.diff(ragged.masked_offsets)
     # Index of each token in the flat [B * L]; likewise of predictions in [B * P] and sequences in [B * S].
-    at = np.arange(len(ragged.tokens)) + np.repeat(np.arange(len(per_row)) * length - tokens_before[:-1], row_tokens)
+    at = np.arange(len(ragged.tokens)) + np.repeat(
+        np.arange(len(per_row)) * length - tokens_before[:-1], row_tokens
+    )
     shift = np.arange(len(per_row)) * predictions - masked_before[:-1]
     at_masked = np.arange(len(ragged.masked_positions)) + np.repeat(shift, row_masked)
     at_sequence = row * sequences + place
     position = np.arange(len(ragged.tokens)) - np.repeat(ragged.offsets[:-1], lengths)
 
-    def spread(values: np.ndarray | int, where: np.ndarray, width: int, kind: type = np.int32) -> np.ndarray:
+    def spread(
+        values: np.ndarray | int, where: np.ndarray, width: int, kind: type = np.int32
+    ) -> np.ndarray:
         flat: np.ndarray = np.zeros(num_rows * width, kind)
         flat[where] = values
         return flat.reshape(num_rows, width)
@@ -83,7 +89,9 @@ def rows_of(ragged: Ragged, per_row: np.ndarray, num_rows: int, shape: RowShape)
         segment_ids=spread(position >= np.repeat(ragged.first_lengths, lengths), at, length),
         sequence_ids=spread(np.repeat(place + 1, lengths), at, length),
         position_ids=spread(position, at, length),
-        masked_positions=spread(ragged.masked_positions + np.repeat(column, masked), at_masked, predictions),
+        masked_positions=spread(
+            ragged.masked_positions + np.repeat(column, masked), at_masked, predictions
+        ),
         masked_labels=spread(ragged.masked_labels, at_masked, predictions),
         masked_weights=spread(1, at_masked, predictions, np.float32),
         first_positions=spread(column, at_sequence, sequences),
@@ -99,7 +107,10 @@ def zero_rows(num_rows: int, shape: RowShape) -> Rows:
     avoid dividing by 0.
     """
     length, predictions, sequences = shape
-    tokens, masked = np.zeros((num_rows, length), np.int32), np.zeros((num_rows, predictions), np.int32)
+    tokens, masked = (
+        np.zeros((num_rows, length), np.int32),
+        np.zeros((num_rows, predictions), np.int32),
+    )
     first = np.zeros((num_rows, sequences), np.int32)
     weights = np.zeros(first.shape, np.float32)
     weights[:, 0] = 1

@@ -36,7 +36,9 @@ def prepare_devices(config: TensorFlowConfig, cpu_threads: int | None, num_gpus:
         RuntimeError: TensorFlow already initialized its devices with other settings.
     """
     if num_gpus < 0:
-        raise UserError("config.range", "num_gpus", f"is {num_gpus}", "Set the number of GPUs, or 0 for the CPU")
+        raise UserError(
+            "config.range", "num_gpus", f"is {num_gpus}", "Set the number of GPUs, or 0 for the CPU"
+        )
     if cpu_threads is not None:
         tf.config.threading.set_intra_op_parallelism_threads(cpu_threads)
         tf.config.threading.set_inter_op_parallelism_threads(cpu_threads)
@@ -60,7 +62,9 @@ def set_virtual_cpus(count: int) -> None:
         RuntimeError: TensorFlow already initialized its devices with another number.
     """
     (cpu,) = tf.config.list_physical_devices("CPU")
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+    tf.config.set_logical_device_configuration(
+        cpu, [tf.config.LogicalDeviceConfiguration()] * count
+    )
 
 
 def make_strategy(
@@ -84,30 +88,46 @@ def make_strategy(
     if algorithm is not None and algorithm not in (known := _ALL_REDUCE.get(name, ())):
         reason = f"{algorithm} is not supported with DISTRIBUTION_STRATEGY={name}"
         raise UserError(
-            "config.choice", "ALL_REDUCE_ALG", reason, f"Choose {' or '.join(known)}" if known else "Leave it out"
+            "config.choice",
+            "ALL_REDUCE_ALG",
+            reason,
+            f"Choose {' or '.join(known)}" if known else "Leave it out",
         )
     if name in ("off", "one_device") and num_gpus > 1:
         reason = f"is {num_gpus}, but DISTRIBUTION_STRATEGY is {name}"
         raise UserError("config.conflict", "num_gpus", reason, "Set 1, or use mirrored")
     if name == "parameter_server":
         reason = "parameter_server updates weights asynchronously, so no step has the batch that the benchmark counts"
-        raise UserError("config.conflict", "DISTRIBUTION_STRATEGY", reason, "Use mirrored or multi_worker_mirrored")
+        raise UserError(
+            "config.conflict",
+            "DISTRIBUTION_STRATEGY",
+            reason,
+            "Use mirrored or multi_worker_mirrored",
+        )
     if name == "tpu":
         return _tpu(config.tpu), []
     notes = []
     if algorithm == "nccl" and not _gpus_in_use(num_gpus):
-        notes.append("ALL_REDUCE_ALG: nccl needs GPUs, but there are none; the default algorithm is used.")
+        notes.append(
+            "ALL_REDUCE_ALG: nccl needs GPUs, but there are none; the default algorithm is used."
+        )
         algorithm = None
     if name == "multi_worker_mirrored":
         if num_gpus > 1 and not _gpus_in_use(num_gpus):
-            notes.append(f"num_gpus: is {num_gpus}, but there is no GPU; this process trains on its CPU as one device.")
-        return _multi_worker(algorithm, num_gpus, _cluster(worker_hosts, task_index, num_gpus)), notes
+            notes.append(
+                f"num_gpus: is {num_gpus}, but there is no GPU; this process trains on its CPU as one device."
+            )
+        return _multi_worker(
+            algorithm, num_gpus, _cluster(worker_hosts, task_index, num_gpus)
+        ), notes
     if name == "off":
         return tf.distribute.get_strategy(), notes
     devices = _devices(num_gpus)
     if name == "one_device":
         return tf.distribute.OneDeviceStrategy(devices[0]), notes
-    return tf.distribute.MirroredStrategy(devices, cross_device_ops=_cross_device_ops(algorithm)), notes
+    return tf.distribute.MirroredStrategy(
+        devices, cross_device_ops=_cross_device_ops(algorithm)
+    ), notes
 
 
 def _check_number(requested: int, available: int, kind: str) -> None:
@@ -155,7 +175,12 @@ def _cluster(worker_hosts: Sequence[str], task_index: int, num_gpus: int) -> Res
     if worker_hosts:
         if not 0 <= task_index < len(worker_hosts):
             reason = f"is {task_index}, but there are {len(worker_hosts)} worker_hosts"
-            raise UserError("distributed.identity", "task_index", reason, "Give each process a different index, from 0")
+            raise UserError(
+                "distributed.identity",
+                "task_index",
+                reason,
+                "Give each process a different index, from 0",
+            )
         spec = tf.train.ClusterSpec({"worker": list(worker_hosts)})
         return _simple(spec, task_index, gpus)
     known = environment()
@@ -164,13 +189,20 @@ def _cluster(worker_hosts: Sequence[str], task_index: int, num_gpus: int) -> Res
             json.loads(known["TF_CONFIG"])["cluster"]["worker"]
         except (ValueError, KeyError, TypeError) as error:
             remedy = 'Give {"cluster": {"worker": [...]}, ...}'
-            raise UserError("distributed.identity", "TF_CONFIG", "names no workers", remedy) from error
+            raise UserError(
+                "distributed.identity", "TF_CONFIG", "names no workers", remedy
+            ) from error
         return tf.distribute.cluster_resolver.TFConfigClusterResolver()
     tasks = int(known.get("SLURM_NTASKS", "1"))
     if tasks > 1:
         return _slurm(tasks, gpus)
     remedy = "Give --worker_hosts and --task_index, set TF_CONFIG, or start several tasks with srun"
-    raise UserError("distributed.identity", "DISTRIBUTION_STRATEGY", "multi_worker_mirrored has no workers", remedy)
+    raise UserError(
+        "distributed.identity",
+        "DISTRIBUTION_STRATEGY",
+        "multi_worker_mirrored has no workers",
+        remedy,
+    )
 
 
 def _slurm(tasks: int, gpus: int) -> Resolver:
@@ -185,16 +217,31 @@ def _slurm(tasks: int, gpus: int) -> Resolver:
         remedy = "Start it with srun, or give --worker_hosts and --task_index"
         raise UserError("distributed.identity", "SLURM_NTASKS", reason, remedy) from error
     _, index = resolver.get_task_info()
-    actual, expected = environment().get("SLURMD_NODENAME"), spec.task_address("worker", index).rpartition(":")[0]
-    if actual not in (None, expected):  # TensorFlow sorts nodes by name; Slurm puts node10 after node9
+    actual, expected = (
+        environment().get("SLURMD_NODENAME"),
+        spec.task_address("worker", index).rpartition(":")[0],
+    )
+    if actual not in (
+        None,
+        expected,
+    ):  # TensorFlow sorts nodes by name; Slurm puts node10 after node9
         reason = f"TensorFlow expects task {index} on {expected}, but it runs on {actual}"
-        raise UserError("distributed.identity", "SLURM_STEP_NODELIST", reason, "Give --worker_hosts and --task_index")
+        raise UserError(
+            "distributed.identity",
+            "SLURM_STEP_NODELIST",
+            reason,
+            "Give --worker_hosts and --task_index",
+        )
     return _simple(spec, index, gpus)
 
 
 def _simple(spec: tf.train.ClusterSpec, task_index: int, gpus: int) -> Resolver:
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
-        spec, task_type="worker", task_id=task_index, rpc_layer="grpc", num_accelerators={"GPU": gpus}
+        spec,
+        task_type="worker",
+        task_id=task_index,
+        rpc_layer="grpc",
+        num_accelerators={"GPU": gpus},
     )
 
 

@@ -17,7 +17,14 @@ class Summaries(Events):
     def __init__(self, folder: Path) -> None:
         self._writer = tf.summary.create_file_writer(str(folder))
 
-    def step(self, state: TrainState, loss: float, lr: float, grad_norm: float, ranks: Sequence[float] = ()) -> None:
+    def step(
+        self,
+        state: TrainState,
+        loss: float,
+        lr: float,
+        grad_norm: float,
+        ranks: Sequence[float] = (),
+    ) -> None:
         """Write the loss, learning rate and gradient norm of a log point."""
         with self._writer.as_default(step=state.step):
             for name, value in {"loss": loss, "learning_rate": lr, "grad_norm": grad_norm}.items():

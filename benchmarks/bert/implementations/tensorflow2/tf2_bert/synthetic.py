@@ -28,7 +28,9 @@ class SyntheticStore(Store):
     Raises UserError: vocabulary or sequences are too small.
     """
 
-    def __init__(self, tokens: int, sequences: int, max_predictions: int | None, vocab_size: int) -> None:
+    def __init__(
+        self, tokens: int, sequences: int, max_predictions: int | None, vocab_size: int
+    ) -> None:
         length = tokens // sequences
         if vocab_size <= FIRST_WORD or length < FIRST_WORD:
             raise UserError(
@@ -77,7 +79,9 @@ class SyntheticStore(Store):
 
 def _random_sequences(length: int, masked: int, vocab_size: int) -> Ragged:
     draws = np.random.default_rng(0)
-    places = np.argsort(draws.random((DIFFERENT, length - 1)), axis=1)[:, :masked] + 1  # never the first token
+    places = (
+        np.argsort(draws.random((DIFFERENT, length - 1)), axis=1)[:, :masked] + 1
+    )  # never the first token
     return Ragged(
         tokens=draws.integers(FIRST_WORD, vocab_size, DIFFERENT * length).astype(np.uint16),
         offsets=np.arange(DIFFERENT + 1) * length,

@@ -25,7 +25,14 @@ from mlbert.data.formats.base import StoreInfo
 from mlbert.data.formats.checksums import FileSum, listed_sums
 from mlbert.data.formats.index_cache import content_of
 from mlbert.data.formats.tfrecord import RESTORE, ExampleReader, read_widths
-from mlbert.data.formats.tfrecord_plain import FOOTER_BYTES, HEADER_BYTES, LIST, BadExample, Widths, parse_example
+from mlbert.data.formats.tfrecord_plain import (
+    FOOTER_BYTES,
+    HEADER_BYTES,
+    LIST,
+    BadExample,
+    Widths,
+    parse_example,
+)
 from mlbert.data.formats.tfrecord_store import describe
 from mlbert.host.errors import UserError
 from tf2_bert.distributed import distributed
@@ -46,7 +53,9 @@ class Files:
 
     patterns: str  # as given
     names: tuple[str, ...]  # sorted
-    identity: str  # as `mlbert.data.formats.tfrecord_store.describe` gives it for a folder of these files
+    identity: (
+        str  # as `mlbert.data.formats.tfrecord_store.describe` gives it for a folder of these files
+    )
     content: str | None  # likewise
     widths: Widths  # of every record
     listed: tuple[StoreInfo, ...] = ()  # contents of their folders' `instances.json`, if present
@@ -78,12 +87,22 @@ def match_files(patterns: str, variable: str, widths: Widths) -> Files:
     names = sorted(found)
     if not names:
         reason = "names no files"
-        raise UserError("config.missing", variable, reason, "Set it to comma-separated globs such as /data/part-*")
+        raise UserError(
+            "config.missing",
+            variable,
+            reason,
+            "Set it to comma-separated globs such as /data/part-*",
+        )
     sized = []
     for name in names:
         if _query(name, tf.io.gfile.isdir):
             reason = "is a folder"
-            raise UserError("file.wrong-kind", name, reason, f"Set {variable} to globs of files, such as {name}/part-*")
+            raise UserError(
+                "file.wrong-kind",
+                name,
+                reason,
+                f"Set {variable} to globs of files, such as {name}/part-*",
+            )
         if (size := _query(name, tf.io.gfile.stat).length) < HEADER_BYTES + FOOTER_BYTES:
             raise UserError("data.empty", name, "contains no records", RESTORE)
         sized.append((os.path.basename(name), size))
@@ -91,7 +110,9 @@ def match_files(patterns: str, variable: str, widths: Widths) -> Files:
     content = content_of(folders[0], [Path(name) for name in names]) if len(folders) == 1 else None
     identity = hashlib.sha256(json.dumps(sized).encode()).hexdigest()
     listed = tuple(describe(folder, widths) for folder in folders if (folder / LIST).exists())
-    sums = tuple(file for folder in folders for file in listed_sums(folder) if str(file.path) in found)
+    sums = tuple(
+        file for folder in folders for file in listed_sums(folder) if str(file.path) in found
+    )
     return Files(patterns, tuple(names), identity, content, widths, listed, sums)
 
 
@@ -111,7 +132,9 @@ def _query(name: str, function: Any) -> Any:
         return function(name)
     except tf.errors.OpError as error:
         reason = f"cannot be read ({plain(error)})"
-        raise UserError("file.unreadable", name, reason, "Check the path and the access to it") from error
+        raise UserError(
+            "file.unreadable", name, reason, "Check the path and the access to it"
+        ) from error
 
 
 def _first_widths(name: str) -> Widths:
@@ -121,7 +144,9 @@ def _first_widths(name: str) -> Widths:
         for record in tf.data.TFRecordDataset(name).take(1).as_numpy_iterator():
             return parse_example(record, None)[1]
     except (tf.errors.OpError, BadExample) as error:
-        raise UserError("data.damaged", name, f"its first record is damaged ({plain(error)})", RESTORE) from error
+        raise UserError(
+            "data.damaged", name, f"its first record is damaged ({plain(error)})", RESTORE
+        ) from error
     raise UserError("data.empty", name, "contains no records", RESTORE)
 
 
@@ -157,7 +182,9 @@ class _TFRecordData:
 class TFRecordTraining(_TFRecordData):
     """Endless training rows in the order given in the module docstring, shuffled by ``seed``."""
 
-    def __init__(self, files: Files, rows: int, *, vocab_size: int, deterministic: bool, seed: int) -> None:
+    def __init__(
+        self, files: Files, rows: int, *, vocab_size: int, deterministic: bool, seed: int
+    ) -> None:
         super().__init__(files, rows, vocab_size=vocab_size, deterministic=deterministic)
         self._seed, self.resume_note = seed, None if deterministic else REORDERED
 
@@ -178,12 +205,16 @@ class TFRecordTraining(_TFRecordData):
         hosts, host = context.num_input_pipelines, context.input_pipeline_id
         if len(self.files.names) < hosts:
             reason = f"{len(self.files.names)} files cannot be divided among {hosts} hosts"
-            raise UserError("data.too-small", self.files.patterns, reason, "Split the data into more files")
+            raise UserError(
+                "data.too-small", self.files.patterns, reason, "Split the data into more files"
+            )
         # Every host must draw the same file order, so that their shares do not overlap.
         draws = np.random.default_rng(self._seed)
         order = draws.permutation(len(self.files.names))[host::hosts]
         # Op seeds for this host's files and records.
-        file_seed, record_seed = np.random.default_rng([self._seed, host]).integers(1, 2**31, 2).tolist()
+        file_seed, record_seed = (
+            np.random.default_rng([self._seed, host]).integers(1, 2**31, 2).tolist()
+        )
         dataset = tf.data.Dataset.from_tensor_slices([self.files.names[index] for index in order])
         dataset = dataset.repeat().shuffle(len(order), seed=file_seed)
         dataset = dataset.interleave(
@@ -192,7 +223,9 @@ class TFRecordTraining(_TFRecordData):
             num_parallel_calls=tf.data.AUTOTUNE,
             deterministic=self._deterministic,
         )
-        dataset = dataset.shuffle(SHUFFLED_RECORDS, seed=record_seed).batch(self._rows, drop_remainder=True)
+        dataset = dataset.shuffle(SHUFFLED_RECORDS, seed=record_seed).batch(
+            self._rows, drop_remainder=True
+        )
         dataset = dataset.skip(first_step * (context.num_replicas_in_sync // hosts))
         return self._finish(dataset.map(self._parse, num_parallel_calls=tf.data.AUTOTUNE))
 
@@ -200,7 +233,9 @@ class TFRecordTraining(_TFRecordData):
 class TFRecordEvaluation(_TFRecordData):
     """The first ``num_examples`` records of the files in order (all if None), each once over all replicas."""
 
-    def __init__(self, files: Files, rows: int, num_examples: int | None, *, vocab_size: int) -> None:
+    def __init__(
+        self, files: Files, rows: int, num_examples: int | None, *, vocab_size: int
+    ) -> None:
         super().__init__(files, rows, vocab_size=vocab_size, deterministic=True)
         self._wanted = num_examples
         self.num_examples = num_examples or 0  # set by `open` if None
@@ -232,13 +267,19 @@ class TFRecordEvaluation(_TFRecordData):
         hosts, host = context.num_input_pipelines, context.input_pipeline_id
         replicas = context.num_replicas_in_sync // hosts
         block = self._rows * replicas  # rows per step of a host
-        records = tf.data.Dataset.from_tensor_slices(list(self.files.names)).flat_map(_named_records)
+        records = tf.data.Dataset.from_tensor_slices(list(self.files.names)).flat_map(
+            _named_records
+        )
         dataset = records.take(self.num_examples).batch(block)
         dataset = dataset.map(lambda names, records: _filled(self._parse(names, records), block))
         missing = self.steps(context.num_replicas_in_sync) * hosts - -(-self.num_examples // block)
         empty = Rows(*(tf.zeros(spec.shape, spec.dtype) for spec in dataset.element_spec))
-        dataset = dataset.concatenate(tf.data.Dataset.from_tensors(empty).repeat(missing)).shard(hosts, host)
-        dataset = dataset.map(lambda rows: Rows(*(tf.reshape(x, [replicas, self._rows, x.shape[1]]) for x in rows)))
+        dataset = dataset.concatenate(tf.data.Dataset.from_tensors(empty).repeat(missing)).shard(
+            hosts, host
+        )
+        dataset = dataset.map(
+            lambda rows: Rows(*(tf.reshape(x, [replicas, self._rows, x.shape[1]]) for x in rows))
+        )
         return self._finish(dataset.unbatch())
 
 
@@ -271,12 +312,22 @@ def parse(names: Any, records: Any, widths: Widths, vocab_size: int) -> Rows:
     ids, segments = found["input_ids"] * mask, found["segment_ids"] * mask
     positions, labels = found["masked_lm_positions"] * predicted, found["masked_lm_ids"] * predicted
     next_sentence = found["next_sentence_labels"]
-    limits = [(ids, vocab_size), (segments, 2), (mask, 2), (positions, length), (labels, vocab_size)]
+    limits = [
+        (ids, vocab_size),
+        (segments, 2),
+        (mask, 2),
+        (positions, length),
+        (labels, vocab_size),
+    ]
     limits += [(predicted, 2), (next_sentence, 2)]
     bad = [tf.reduce_any((values < 0) | (values >= limit), 1) for values, limit in limits]
-    outside = tf.reduce_any(tf.stack([*bad, tf.reduce_any(weights != tf.cast(predicted, tf.float32), 1)]), 0)
+    outside = tf.reduce_any(
+        tf.stack([*bad, tf.reduce_any(weights != tf.cast(predicted, tf.float32), 1)]), 0
+    )
     message = ["a value is out of range in", tf.boolean_mask(names, outside)]
-    with tf.control_dependencies([tf.debugging.Assert(~tf.reduce_any(outside), message, summarize=1)]):
+    with tf.control_dependencies(
+        [tf.debugging.Assert(~tf.reduce_any(outside), message, summarize=1)]
+    ):
         mask = tf.cast(mask, tf.int32)
     return Rows(
         input_ids=tf.cast(ids, tf.int32),
@@ -295,7 +346,9 @@ def parse(names: Any, records: Any, widths: Widths, vocab_size: int) -> Rows:
 def _filled(rows: Rows, num_rows: int) -> Rows:
     """Pad with empty rows to ``num_rows``."""
     filled = (tf.pad(x, [[0, num_rows - tf.shape(x)[0]], [0, 0]]) for x in rows)
-    return Rows(*(tf.ensure_shape(x, [num_rows, y.shape[1]]) for x, y in zip(filled, rows, strict=True)))
+    return Rows(
+        *(tf.ensure_shape(x, [num_rows, y.shape[1]]) for x, y in zip(filled, rows, strict=True))
+    )
 
 
 def translate_error(error: BaseException, files: Files, vocab_size: int) -> UserError | None:
@@ -305,7 +358,11 @@ def translate_error(error: BaseException, files: Files, vocab_size: int) -> User
     """
     if not isinstance(error, tf.errors.OpError):
         return None
-    named = [name for name in files.names if re.search(re.escape(name) + r"(?![\w-]|\.\w)", error.message)]
+    named = [
+        name
+        for name in files.names
+        if re.search(re.escape(name) + r"(?![\w-]|\.\w)", error.message)
+    ]
     if not named and not isinstance(error, tf.errors.DataLossError):
         return None
     for name in named or files.names:

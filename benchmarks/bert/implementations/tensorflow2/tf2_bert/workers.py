@@ -29,7 +29,9 @@ class Workers:
         self.replicas = strategy.num_replicas_in_sync
         self.is_chief = self.task == 0
         self._strategy = strategy
-        self._traced = tf.function(self._summed, input_signature=[tf.TensorSpec([None], tf.float64)])
+        self._traced = tf.function(
+            self._summed, input_signature=[tf.TensorSpec([None], tf.float64)]
+        )
 
     def sum(self, numbers: Sequence[float]) -> list[float]:
         """Return each number summed over workers. All workers must call it; it is also a barrier."""
@@ -46,7 +48,9 @@ class Workers:
 
         def replica() -> tf.Tensor:
             context = tf.distribute.get_replica_context()
-            mine = tf.where(tf.equal(context.replica_id_in_sync_group, first), numbers, tf.zeros_like(numbers))
+            mine = tf.where(
+                tf.equal(context.replica_id_in_sync_group, first), numbers, tf.zeros_like(numbers)
+            )
             return context.all_reduce(tf.distribute.ReduceOp.SUM, mine)
 
         return self._strategy.experimental_local_results(self._strategy.run(replica))[0]

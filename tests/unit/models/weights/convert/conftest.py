@@ -30,12 +30,17 @@ class Call:
         return self.function, self.arguments
 
 
-def fused_attention(state: dict[str, torch.Tensor], weight: str, bias: str) -> dict[str, torch.Tensor]:
+def fused_attention(
+    state: dict[str, torch.Tensor], weight: str, bias: str
+) -> dict[str, torch.Tensor]:
     """Return query, key and value as one tensor, under names that have {} for the layer."""
     fused = {}
     for layer in range(SHAPE.num_hidden_layers):
         for kind, name in (("weight", weight), ("bias", bias)):
-            own = [f"bert.encoder.layer.{layer}.attention.self.{part}.{kind}" for part in ("query", "key", "value")]
+            own = [
+                f"bert.encoder.layer.{layer}.attention.self.{part}.{kind}"
+                for part in ("query", "key", "value")
+            ]
             fused[name.format(layer)] = torch.cat([state[part] for part in own])
     return fused
 

@@ -21,7 +21,10 @@ NAMES = Path(__file__).parents[4] / "assets/checkpoints/names.txt"
 
 def write_tf1(folder, weights):
     with tf.Graph().as_default():
-        w = {name: v1.get_variable(name, initializer=tf.constant(array)) for name, array in weights.items()}
+        w = {
+            name: v1.get_variable(name, initializer=tf.constant(array))
+            for name, array in weights.items()
+        }
         for name, array in weights.items():
             for slot in ("LAMB", "LAMB_1"):
                 v1.get_variable(f"{name}/{slot}", initializer=tf.constant(array * 0 + 0.5))
@@ -29,8 +32,13 @@ def write_tf1(folder, weights):
         with v1.Session() as session:
             session.run(v1.global_variables_initializer())
             v1.train.Saver().save(session, str(folder / "tf1" / "model.ckpt"), global_step=28252)
-            kept = {name: w[name] for name in w if name != "bert/encoder/layer_1/output/dense/kernel"}
-            for name, stored in (("incomplete", kept), ("foreign", {"weight": w["bert/pooler/dense/bias"]})):
+            kept = {
+                name: w[name] for name in w if name != "bert/encoder/layer_1/output/dense/kernel"
+            }
+            for name, stored in (
+                ("incomplete", kept),
+                ("foreign", {"weight": w["bert/pooler/dense/bias"]}),
+            ):
                 v1.train.Saver(stored).save(session, str(folder / name / "model.ckpt"))
 
 
@@ -40,7 +48,11 @@ def tf2_array(name, array, heads):
         return array.T
     if "/attention/self/" in name:
         return array.reshape(*array.shape[:-1], heads, -1)
-    return array.reshape(heads, -1, array.shape[1]) if name.endswith("/attention/output/dense/kernel") else array
+    return (
+        array.reshape(heads, -1, array.shape[1])
+        if name.endswith("/attention/output/dense/kernel")
+        else array
+    )
 
 
 def save(folder, variables):
@@ -48,11 +60,17 @@ def save(folder, variables):
 
     def tracked(tree):
         is_leaf = not isinstance(tree, dict)
-        return tree if is_leaf else tf.train.Checkpoint(**{name: tracked(part) for name, part in tree.items()})
+        return (
+            tree
+            if is_leaf
+            else tf.train.Checkpoint(**{name: tracked(part) for name, part in tree.items()})
+        )
 
     tree = {}
     for key, variable in variables.items():
-        *path, last = (part.replace(".S", "/").replace("..", ".") for part in key.split("/"))  # dots and slashes
+        *path, last = (
+            part.replace(".S", "/").replace("..", ".") for part in key.split("/")
+        )  # dots and slashes
         node = tree
         for part in path:
             node = node.setdefault(part, {})
@@ -60,13 +78,17 @@ def save(folder, variables):
     objects = {name: tracked(part) for name, part in tree.items()}
     if folder.name == "pretrainer":
         objects["optimizer"] = optimizer = v1.train.AdamOptimizer()
-        optimizer.apply_gradients([(tf.zeros_like(variable), variable) for variable in variables.values()])
+        optimizer.apply_gradients(
+            [(tf.zeros_like(variable), variable) for variable in variables.values()]
+        )
     tf.train.Checkpoint(**objects).write(str(folder / "bert_model.ckpt"))
 
 
 def write_tf2(folder, weights, config):
     own_names, heads = tf1_names(config["num_hidden_layers"]), config["num_attention_heads"]
-    variables = {own: tf.Variable(tf2_array(name, weights[name], heads)) for own, name in own_names.items()}
+    variables = {
+        own: tf.Variable(tf2_array(name, weights[name], heads)) for own, name in own_names.items()
+    }
     layouts = {"pretrainer": {}, "items": {}, "encoder_only": {}}
     for program, layout, key, own in map(str.split, NAMES.read_text().splitlines()):
         if program == "tf2" and layout in layouts:
@@ -87,7 +109,10 @@ def write_tf2(folder, weights, config):
 
 
 def main(folder):
-    weights, config = dict(np.load(folder / "weights.npz")), json.loads((folder / "bert_config.json").read_text())
+    weights, config = (
+        dict(np.load(folder / "weights.npz")),
+        json.loads((folder / "bert_config.json").read_text()),
+    )
     for name in ("tf1", "incomplete", "foreign", "pretrainer", "items", "encoder_only"):
         (folder / name).mkdir()
         (folder / name / "bert_config.json").write_text(json.dumps(config))

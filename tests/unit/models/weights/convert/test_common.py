@@ -12,7 +12,14 @@ FORMS = pytest.mark.parametrize("command", ["torch-to-hf", "torch-to-nvidia", "t
 @FORMS
 def test_full_disk_is_reported_and_leaves_no_file(tmp_path, own_folder, refused, command):
     with largest_file(20_000):
-        refused(command, own_folder, tmp_path / "out", code="file.unwritable", subject=tmp_path / "out", wording=False)
+        refused(
+            command,
+            own_folder,
+            tmp_path / "out",
+            code="file.unwritable",
+            subject=tmp_path / "out",
+            wording=False,
+        )
 
 
 @FORMS
@@ -37,13 +44,18 @@ def test_left_overs_of_a_killed_conversion_do_not_matter(tmp_path, own_folder, m
 @pytest.mark.parametrize("lacking", ["bert_config.json", "model.safetensors"])
 def test_incomplete_source(tmp_path, own_folder, refused, command, lacking):
     (own_folder / lacking).unlink()
-    refused(command, own_folder, tmp_path / "out", code="file.unreadable", subject=own_folder / lacking)
+    refused(
+        command, own_folder, tmp_path / "out", code="file.unreadable", subject=own_folder / lacking
+    )
 
 
 def test_vocabulary_and_configuration_travel_and_must_agree(tmp_path, own_folder, mlbert, refused):
     mlbert("torch-to-hf", own_folder, tmp_path / "hf")
     assert (tmp_path / "hf" / "vocab.txt").read_text() == "[PAD]\n[UNK]\n"
-    assert json.loads((tmp_path / "hf" / "config.json").read_text())["hidden_act"] == "gelu_pytorch_tanh"
+    assert (
+        json.loads((tmp_path / "hf" / "config.json").read_text())["hidden_act"]
+        == "gelu_pytorch_tanh"
+    )
     file = own_folder / "vocab.txt"
     file.write_text("".join(f"entry{number}\n" for number in range(198)))
     refused("torch-to-hf", own_folder, tmp_path / "out", code="vocabulary.mismatch", subject=file)

@@ -30,20 +30,29 @@ PUBLISHED = ASSETS / "ep0-ba4-rank0.pt"
 def container(model, **more):
     """Return a checkpoint as Composer saves it: weights among objects that weights_only loading refuses."""
     timestamp = {"Timestamp": {"batch": 4, "total_wct": datetime.timedelta(seconds=2)}}
-    return {"state": {"model": OrderedDict(model), "timestamp": timestamp, **more}, "rng": [{"cuda": []}]}
+    return {
+        "state": {"model": OrderedDict(model), "timestamp": timestamp, **more},
+        "rng": [{"cuda": []}],
+    }
 
 
 def masked_lm(state):
     """Names and tensors of their masked-LM model: no pooler, no next-sentence head, the decoder's copies."""
-    model = {f"model.{name}": tensor for name, tensor in state.items() if not name.startswith(HEADS)}
-    model["model.cls.predictions.decoder.weight"] = model["model.bert.embeddings.word_embeddings.weight"]
+    model = {
+        f"model.{name}": tensor for name, tensor in state.items() if not name.startswith(HEADS)
+    }
+    model["model.cls.predictions.decoder.weight"] = model[
+        "model.bert.embeddings.word_embeddings.weight"
+    ]
     model["model.cls.predictions.decoder.bias"] = model["model.cls.predictions.bias"]
     return model
 
 
 def fused(state):
     """The methods form: query, key and value in one matrix, only the decoder's bias."""
-    model = {name: tensor for name, tensor in masked_lm(state).items() if ".attention.self." not in name}
+    model = {
+        name: tensor for name, tensor in masked_lm(state).items() if ".attention.self." not in name
+    }
     del model["model.cls.predictions.bias"]
     stem = "model.bert.encoder.layer.{}.attention.self.Wqkv"
     return model | fused_attention(state, f"{stem}.weight", f"{stem}.bias")
@@ -84,8 +93,16 @@ def models(shape):
     """One of each kind and head that Composer's BERTs have; every number is drawn at random."""
     mosaic = shape.with_options("position_embedding_type=alibi gated_mlp=true hidden_act=gelu_erf")
     made = [
-        *(kind(shape) for shape in (shape, mosaic) for kind in (BertForMaskedLM, BertForPreTraining)),
-        *(BertForSequenceClassification(shape, labels) for shape in (shape, mosaic) for labels in (1, 3)),
+        *(
+            kind(shape)
+            for shape in (shape, mosaic)
+            for kind in (BertForMaskedLM, BertForPreTraining)
+        ),
+        *(
+            BertForSequenceClassification(shape, labels)
+            for shape in (shape, mosaic)
+            for labels in (1, 3)
+        ),
     ]
     return [randomize(model, 1.0) for model in made]
 
@@ -103,14 +120,18 @@ def test_round_trip(tmp_path, shape, mlbert, number):
     mlbert("composer-to-torch", tmp_path / "there.pt", tmp_path / "back")
     assert BertConfig.from_json(tmp_path / "back/bert_config.json") == model.config
     there, back = (load_file(tmp_path / name / "model.safetensors") for name in ("weights", "back"))
-    assert_same_tensors(back, {name: there[name] for name in there if not name.startswith("cls.seq_relationship.")})
+    assert_same_tensors(
+        back, {name: there[name] for name in there if not name.startswith("cls.seq_relationship.")}
+    )
     keys = torch.load(tmp_path / "there.pt", weights_only=True)["state"]["model"].keys()
     assert ("model.bert.encoder.layer.1.mlp.wo.weight" in keys) == model.config.gated_mlp
     assert ("model.classifier.bias" in keys) == hasattr(model, "classifier")
 
 
 @pytest.mark.parametrize("number", [0, 2])
-def test_kind_comes_from_the_tensors_if_the_file_lacks_a_shape(tmp_path, folder, shape, mlbert, number):
+def test_kind_comes_from_the_tensors_if_the_file_lacks_a_shape(
+    tmp_path, folder, shape, mlbert, number
+):
     plain, model = dataclasses.replace(shape, hidden_act="gelu_erf"), models(shape)[number]
     write_composer(to_huggingface(model), model.config, tmp_path / "whole.pt")
     content = torch.load(tmp_path / "whole.pt", weights_only=True)
@@ -127,10 +148,17 @@ def test_the_published_programs_checkpoint(tmp_path, mlbert):
     assert "decoder.weight: dropped (tied to bert.embeddings.word_embeddings.weight)" in out
     assert "31 taken, 1 dropped, 0 missing" in out
     shape = BertConfig.from_json(tmp_path / "ours/bert_config.json")
-    assert (shape.gated_mlp, shape.position_embedding_type, shape.hidden_act) == (True, "alibi", "gelu_erf")
+    assert (shape.gated_mlp, shape.position_embedding_type, shape.hidden_act) == (
+        True,
+        "alibi",
+        "gelu_erf",
+    )
     model = BertForMaskedLM(shape)
     assert load_weights(model, tmp_path / "ours").missing == {}
-    check = {name: torch.from_numpy(value) for name, value in np.load(ASSETS / "forward_check.npz").items()}
+    check = {
+        name: torch.from_numpy(value)
+        for name, value in np.load(ASSETS / "forward_check.npz").items()
+    }
     batch = unpadded(ASSETS / "forward_check.npz", smallest_label=1)
     everywhere = dataclasses.replace(batch, masked_positions=torch.arange(batch.num_tokens))
     logits = check["logits"][check["attention_mask"].bool()]
@@ -157,25 +185,41 @@ def test_the_published_programs_checkpoint(tmp_path, mlbert):
 def test_shapes_that_composer_lacks_are_refused(tmp_path, shape, refused, options):
     model = BertForMaskedLM(shape.with_options(options))
     write_weights(model, tmp_path, {}, None)
-    refused("torch-to-composer", tmp_path / "weights", tmp_path / "a.pt", code="model.unsupported", subject="Composer")
+    refused(
+        "torch-to-composer",
+        tmp_path / "weights",
+        tmp_path / "a.pt",
+        code="model.unsupported",
+        subject="Composer",
+    )
 
 
 POSITIONS = "model.bert.embeddings.position_embeddings.weight"
 BIASES = "model.bert.encoder.layer.0.attention.self.Wqkv.bias"
 # What is stored, by the file and a good state, and the error's code.
 CONTENTS = {
-    "next to another shape": (lambda file, state: container(read_composer(PUBLISHED).tensors), "checkpoint.shape"),
+    "next to another shape": (
+        lambda file, state: container(read_composer(PUBLISHED).tensors),
+        "checkpoint.shape",
+    ),
     "forbidden": (
-        lambda file, state: container(masked_lm(state), extra=Call(os.system, f"touch {file.with_name('ran')}")),
+        lambda file, state: container(
+            masked_lm(state), extra=Call(os.system, f"touch {file.with_name('ran')}")
+        ),
         "checkpoint.unsafe",
     ),
     "no model": (lambda file, state: {"state": {"optimizers": {}}}, "checkpoint.format"),
     "no container": (lambda file, state: [1, 2], "checkpoint.format"),
     "missing": (
-        lambda file, state: container({k: v for k, v in masked_lm(state).items() if k != POSITIONS}),
+        lambda file, state: container(
+            {k: v for k, v in masked_lm(state).items() if k != POSITIONS}
+        ),
         "checkpoint.incomplete",
     ),
-    "wrong shape": (lambda file, state: container({**fused(state), BIASES: torch.zeros(8)}), "checkpoint.shape"),
+    "wrong shape": (
+        lambda file, state: container({**fused(state), BIASES: torch.zeros(8)}),
+        "checkpoint.shape",
+    ),
 }
 
 

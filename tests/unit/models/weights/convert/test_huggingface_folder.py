@@ -43,7 +43,9 @@ def test_older_folders_give_the_same(tmp_path, peer_folder):
     torch.save(load_file(peer_folder / "model.safetensors"), peer_folder / "pytorch_model.bin")
     (peer_folder / "model.safetensors").unlink()
     values = json.loads((peer_folder / "config.json").read_text())
-    (peer_folder / "config.json").write_text(json.dumps({k: v for k, v in values.items() if k != "model_type"}))
+    (peer_folder / "config.json").write_text(
+        json.dumps({k: v for k, v in values.items() if k != "model_type"})
+    )
     huggingface_to_torch(peer_folder, tmp_path / "again")
     for name in ("bert_config.json", "model.safetensors"):
         assert (tmp_path / "ours" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
@@ -82,7 +84,14 @@ def test_a_tokenizer_json_without_a_vocabulary_is_one_error(tmp_path, peer_folde
 
 
 def remove_a_tensor(file):
-    save_file({name: tensor for name, tensor in load_file(file).items() if "layer.1.output.dense" not in name}, file)
+    save_file(
+        {
+            name: tensor
+            for name, tensor in load_file(file).items()
+            if "layer.1.output.dense" not in name
+        },
+        file,
+    )
 
 
 def widen(file):
@@ -94,13 +103,20 @@ def widen(file):
     [
         ("model.safetensors", lambda file: os.truncate(file, 1000), "checkpoint.damaged", None),
         ("config.json", lambda file: file.write_text("{"), "file.json", None),
-        ("config.json", lambda file: file.write_text('{"model_type": "roberta"}'), "model.unsupported", None),
+        (
+            "config.json",
+            lambda file: file.write_text('{"model_type": "roberta"}'),
+            "model.unsupported",
+            None,
+        ),
         ("config.json", widen, "checkpoint.shape", "model.safetensors"),
         ("model.safetensors", remove_a_tensor, "checkpoint.incomplete", None),
         ("config.json", lambda file: shutil.rmtree(file.parent), "file.unreadable", None),
     ],
 )
-def test_damage_is_one_error_and_nothing_is_written(tmp_path, peer_folder, name, damage, code, named):
+def test_damage_is_one_error_and_nothing_is_written(
+    tmp_path, peer_folder, name, damage, code, named
+):
     damage(peer_folder / name)
     wording = code != "checkpoint.damaged"  # safetensors' own words
     with user_error(code, peer_folder / (named or name), wording=wording):

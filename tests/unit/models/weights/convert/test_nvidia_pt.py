@@ -19,7 +19,9 @@ def plain(tmp_path, own_folder, mlbert):
     """Return a .pt file that we wrote, with its configuration next to it."""
     out, _ = mlbert("torch-to-nvidia", own_folder, tmp_path / "nvidia" / "model.pt")
     assert "46 taken, 0 dropped, 0 missing" in out
-    (tmp_path / "nvidia" / "bert_config.json").write_bytes((own_folder / "bert_config.json").read_bytes())
+    (tmp_path / "nvidia" / "bert_config.json").write_bytes(
+        (own_folder / "bert_config.json").read_bytes()
+    )
     return tmp_path / "nvidia" / "model.pt"
 
 
@@ -30,11 +32,16 @@ def test_round_trip(tmp_path, own_folder, plain, state, mlbert, refused):
     assert len(model) == 47
     assert model["bert.embeddings.word_embeddings.weight"].shape == (200, 32)
     assert model["cls.predictions.bias"].shape == (200,)
-    assert torch.equal(model["cls.predictions.decoder.weight"], model["bert.embeddings.word_embeddings.weight"])
+    assert torch.equal(
+        model["cls.predictions.decoder.weight"], model["bert.embeddings.word_embeddings.weight"]
+    )
     assert not model["bert.embeddings.word_embeddings.weight"][197:].any()
     assert torch.equal(model["bert.pooler.dense.weight"], state["bert.pooler.dense.weight"])
     out, _ = mlbert("nvidia-to-torch", plain, tmp_path / "back")
-    assert "cls.predictions.decoder.weight: dropped (tied to bert.embeddings.word_embeddings.weight)" in out
+    assert (
+        "cls.predictions.decoder.weight: dropped (tied to bert.embeddings.word_embeddings.weight)"
+        in out
+    )
     assert_same_tensors(load_file(tmp_path / "back/model.safetensors"), state)
     before = plain.read_bytes()
     refused("torch-to-nvidia", own_folder, plain, code="file.exists", subject=plain)
@@ -52,9 +59,15 @@ def test_round_trip(tmp_path, own_folder, plain, state, mlbert, refused):
 )
 def test_names_of_training_programs(tmp_path, plain, mlbert, state, form, attention):
     rows = [line.split() for line in NAMES.read_text().splitlines()]
-    names = {own: theirs for _, of, theirs, own in rows if of == form} or {own: own for own in state}
+    names = {own: theirs for _, of, theirs, own in rows if of == form} or {
+        own: own for own in state
+    }
     prefix = "module." if form == "fused" else ""
-    content = {prefix + names[own]: state[own] for own in state if attention is None or ".attention.self." not in own}
+    content = {
+        prefix + names[own]: state[own]
+        for own in state
+        if attention is None or ".attention.self." not in own
+    }
     if attention:
         content |= fused_attention(state, *(f"{STEM}.{{}}.{name}" for name in attention))
     file = plain.with_name("other.pt")
@@ -82,15 +95,27 @@ def changed(name, tensor):
 # What is stored, by the file and a good state, and the error's code.
 CONTENTS = {
     "payload": (
-        lambda file, good: {"model": good, "more": Call(os.system, f"touch {file.with_name('ran')}")},
+        lambda file, good: {
+            "model": good,
+            "more": Call(os.system, f"touch {file.with_name('ran')}"),
+        },
         "checkpoint.unsafe",
     ),
     "no container": (lambda file, good: good, "checkpoint.format"),
-    "other model": (lambda file, good: {"model": {"weight": torch.zeros(2)}}, "checkpoint.incomplete"),
-    "missing tensor": (lambda file, good: {"model": {k: good[k] for k in good if k != LAST}}, "checkpoint.incomplete"),
+    "other model": (
+        lambda file, good: {"model": {"weight": torch.zeros(2)}},
+        "checkpoint.incomplete",
+    ),
+    "missing tensor": (
+        lambda file, good: {"model": {k: good[k] for k in good if k != LAST}},
+        "checkpoint.incomplete",
+    ),
     "wrong shape": (changed("bert.pooler.dense.weight", torch.zeros(3, 3)), "checkpoint.shape"),
     "third layer": (changed(LAST.replace("1", "2"), torch.zeros(3, 3)), "checkpoint.shape"),
-    "untied": (changed("cls.predictions.decoder.weight", torch.ones(197, 32)), "checkpoint.damaged"),
+    "untied": (
+        changed("cls.predictions.decoder.weight", torch.ones(197, 32)),
+        "checkpoint.damaged",
+    ),
     "integers": (changed("bert.pooler.dense.bias", torch.zeros(32).long()), "checkpoint.damaged"),
 }
 
@@ -103,7 +128,9 @@ def test_damage_is_one_line_and_nothing_is_written(tmp_path, plain, state, refus
     assert not plain.with_name("ran").exists()
 
 
-@pytest.mark.parametrize(("name", "code"), [("model.pt", "file.unreadable"), ("bert_config.json", "file.missing")])
+@pytest.mark.parametrize(
+    ("name", "code"), [("model.pt", "file.unreadable"), ("bert_config.json", "file.missing")]
+)
 def test_a_missing_file_is_one_line(tmp_path, plain, refused, name, code):
     plain.with_name(name).unlink()
     refused("nvidia-to-torch", plain, tmp_path / "back", code=code, subject=plain.with_name(name))

@@ -22,14 +22,20 @@ def everything_that_composer_keeps() -> dict[str, Any]:
     """Return all kinds of objects of a Composer checkpoint, and tensors of several types and forms."""
     base = torch.arange(12, dtype=torch.float32).reshape(3, 4)
     tensors = {"whole": base, "transposed": base.T, "row": base[1], "empty": torch.empty(0, 3)}
-    tensors |= {"number": torch.tensor(2.5, dtype=torch.float64), "half": torch.ones(2, 2, dtype=torch.bfloat16)}
+    tensors |= {
+        "number": torch.tensor(2.5, dtype=torch.float64),
+        "half": torch.ones(2, 2, dtype=torch.bfloat16),
+    }
     tensors["parameter"] = torch.nn.Parameter(torch.full((2,), 7.0))
     return {
         "state": {
             "model": OrderedDict(tensors),
             "timestamp": {"time": datetime.timedelta(seconds=3), "batch": 4},
             "callbacks": omegaconf.OmegaConf.create({"a": [1, {"b": 2}]}),
-            "metadata": {"torch": torch.torch_version.TorchVersion("2.13.0"), "counts": defaultdict(list, {"a": [1]})},
+            "metadata": {
+                "torch": torch.torch_version.TorchVersion("2.13.0"),
+                "counts": defaultdict(list, {"a": [1]}),
+            },
             "dataset_state": {"train": {"epoch": 0, 7: "seven"}},
             "flags": (True, None, "text", 1.5, -3),
         },
@@ -60,7 +66,13 @@ def test_tensors_come_out_bit_for_bit_of_a_file_that_torch_refuses(file):
 
 def test_only_plain_values_and_stand_ins_are_created(file):
     def kinds(value):
-        items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+        items = (
+            value.values()
+            if isinstance(value, dict)
+            else value
+            if isinstance(value, list | tuple)
+            else ()
+        )
         return {type(value)}.union(*map(kinds, items))
 
     state = read(file)["state"]
@@ -129,7 +141,11 @@ DAMAGES = {
 def test_damage_is_one_error(file, damage):
     DAMAGES[damage](file)
     code = "file.unreadable" if damage == "gone" else "checkpoint.damaged"
-    is_ours = damage in ("compressed", "gone", "flipped bit")  # the others quote PyTorch, which may change
+    is_ours = damage in (
+        "compressed",
+        "gone",
+        "flipped bit",
+    )  # the others quote PyTorch, which may change
     with user_error(code, file, wording=is_ours):
         read(file)
 

@@ -27,10 +27,17 @@ REPORTED = {
         "cls/predictions/output_bias: taken as cls.predictions.bias",
         f"{TENSORS} taken, {2 * TENSORS + 1} dropped, 0 missing",
     ],
-    "pretrainer": [f".OPTIMIZER_SLOT/optimizer/m/.ATTRIBUTES/VARIABLE_VALUE: {DROPPED}", f"{TENSORS} taken"],
+    "pretrainer": [
+        f".OPTIMIZER_SLOT/optimizer/m/.ATTRIBUTES/VARIABLE_VALUE: {DROPPED}",
+        f"{TENSORS} taken",
+    ],
     "items": [f"{TENSORS} taken"],
 }
-PREFIX = {"tf1": "tf1/model.ckpt-28252", "pretrainer": "pretrainer/bert_model.ckpt", "items": "items/bert_model.ckpt"}
+PREFIX = {
+    "tf1": "tf1/model.ckpt-28252",
+    "pretrainer": "pretrainer/bert_model.ckpt",
+    "items": "items/bert_model.ckpt",
+}
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +45,14 @@ def written(tmp_path_factory, shape, state) -> Path:
     """Return the folder that tensorflow_program.py wrote from the small BERT."""
     folder = tmp_path_factory.mktemp("tensorflow")
     names = tf1_names(shape.num_hidden_layers)
-    arrays = {names[name]: value.T if names[name].endswith("kernel") else value for name, value in state.items()}
-    np.savez(folder / "weights.npz", **{name: value.contiguous().numpy() for name, value in arrays.items()})
+    arrays = {
+        names[name]: value.T if names[name].endswith("kernel") else value
+        for name, value in state.items()
+    }
+    np.savez(
+        folder / "weights.npz",
+        **{name: value.contiguous().numpy() for name, value in arrays.items()},
+    )
     (folder / "bert_config.json").write_text(shape.to_json())
     program = Path(__file__).with_name("tensorflow_program.py")
     done = run_quietly(sys.executable, program, folder, timeout=300)
@@ -55,7 +68,9 @@ def copied(tmp_path, written):
 
 @pytest.mark.parametrize("form", list(PREFIX))
 def test_weights_equal_those_of_tensorflow(tmp_path, written, mlbert, state, form):
-    out, error = mlbert(f"{'tf1' if form == 'tf1' else 'tf2'}-to-torch", written / PREFIX[form], tmp_path / "ours")
+    out, error = mlbert(
+        f"{'tf1' if form == 'tf1' else 'tf2'}-to-torch", written / PREFIX[form], tmp_path / "ours"
+    )
     assert error == ""
     assert [part for part in [*REPORTED[form], "0 missing"] if part not in out] == []
     assert_same_tensors(load_file(tmp_path / "ours" / "model.safetensors"), state)
@@ -70,7 +85,9 @@ def test_in_one_step_to_nvidias_form(tmp_path, written, mlbert):
     mlbert("tf1-to-nvidia", written / PREFIX["tf1"], tmp_path / "at_once.pt", status=2)
 
 
-def test_heads_that_the_checkpoint_lacks_are_initialised_and_named(tmp_path, written, mlbert, state):
+def test_heads_that_the_checkpoint_lacks_are_initialised_and_named(
+    tmp_path, written, mlbert, state
+):
     out, _ = mlbert("tf2-to-torch", written / "encoder_only/bert_model.ckpt", tmp_path / "ours")
     assert "cls.predictions.transform.dense.weight: missing (initialised)" in out
     assert "39 taken" in out
@@ -109,23 +126,43 @@ SHAPES = ({"intermediate_size": 64}, {"vocab_size": 190}, {"num_hidden_layers": 
 @pytest.mark.parametrize(
     ("name", "damage", "code", "subject"),
     [
-        *((DATA, damage, "checkpoint.damaged", TF1) for damage in (cut(20_000), flip_a_bit, Path.unlink)),
-        *((INDEX, damage, "checkpoint.damaged", TF1) for damage in (cut(100), lambda file: file.write_text("hello\n"))),
+        *(
+            (DATA, damage, "checkpoint.damaged", TF1)
+            for damage in (cut(20_000), flip_a_bit, Path.unlink)
+        ),
+        *(
+            (INDEX, damage, "checkpoint.damaged", TF1)
+            for damage in (cut(100), lambda file: file.write_text("hello\n"))
+        ),
         *((name, Path.unlink, "file.missing", name) for name in (INDEX, CONFIG)),
         *((CONFIG, change(**changes), "checkpoint.shape", TF1) for changes in SHAPES),
     ],
 )
-def test_damage_is_one_line_and_nothing_is_written(tmp_path, copied, refused, name, damage, code, subject):
+def test_damage_is_one_line_and_nothing_is_written(
+    tmp_path, copied, refused, name, damage, code, subject
+):
     damage(copied.with_name(name))
     wording = code != "checkpoint.damaged"  # TensorFlow's own words
-    refused("tf1-to-torch", copied, tmp_path / "ours", code=code, subject=copied.with_name(subject), wording=wording)
+    refused(
+        "tf1-to-torch",
+        copied,
+        tmp_path / "ours",
+        code=code,
+        subject=copied.with_name(subject),
+        wording=wording,
+    )
 
 
 @pytest.mark.parametrize(
     ("command", "name", "code"),
-    [("tf1", "incomplete", "checkpoint.incomplete"), *((tf, "foreign", "checkpoint.format") for tf in ("tf1", "tf2"))],
+    [
+        ("tf1", "incomplete", "checkpoint.incomplete"),
+        *((tf, "foreign", "checkpoint.format") for tf in ("tf1", "tf2")),
+    ],
 )
-def test_a_checkpoint_without_the_variables_is_named(tmp_path, written, refused, command, name, code):
+def test_a_checkpoint_without_the_variables_is_named(
+    tmp_path, written, refused, command, name, code
+):
     source = written / name / "model.ckpt"
     refused(f"{command}-to-torch", source, tmp_path / "ours", code=code, subject=source)
 
@@ -135,7 +172,15 @@ def test_tf2_of_another_shape(tmp_path, written, refused):
     config, prefix = tmp_path / "other.json", written / PREFIX["items"]
     for changes in ({"num_attention_heads": 2}, {"num_hidden_layers": 1}):
         config.write_text(json.dumps({**values, **changes}))
-        refused("tf2-to-torch", prefix, tmp_path / "ours", "--config", config, code="checkpoint.shape", subject=prefix)
+        refused(
+            "tf2-to-torch",
+            prefix,
+            tmp_path / "ours",
+            "--config",
+            config,
+            code="checkpoint.shape",
+            subject=prefix,
+        )
 
 
 def test_without_tensorflow_the_extra_is_named(tmp_path, copied, refused, monkeypatch):

@@ -19,8 +19,12 @@ from mlbert.programs.console import new_table, standard_output
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 CONFIGS = shipped("configs")
-Pairs = Annotated[int, typer.Option(help="Measured steps per side.", min=5, max=10_000)]  # fewer: no median
-JsonFile = Annotated[str | None, typer.Option("--json", help="Write the record to this file; - for stdout.")]
+Pairs = Annotated[
+    int, typer.Option(help="Measured steps per side.", min=5, max=10_000)
+]  # fewer: no median
+JsonFile = Annotated[
+    str | None, typer.Option("--json", help="Write the record to this file; - for stdout.")
+]
 DEFAULT_PACKS = {"tiny": 32, "demo": 32, "small": 16, "base": 8, "large": 4}
 
 
@@ -31,20 +35,33 @@ def bench() -> None:
 
 @app.command()
 def step(
-    config: Annotated[str, typer.Option(help="demo, tiny, small, base, large, or a bert_config.json.")] = "demo",
+    config: Annotated[
+        str, typer.Option(help="demo, tiny, small, base, large, or a bert_config.json.")
+    ] = "demo",
     vs: Annotated[
         Literal["huggingface", "expert", "both"] | None,
-        typer.Option(help="Measure Hugging Face's model too: in plain use, or as an expert runs it."),
+        typer.Option(
+            help="Measure Hugging Face's model too: in plain use, or as an expert runs it."
+        ),
     ] = None,
     packs: Annotated[
-        int | None, typer.Option(help="Packs per batch (sequences without --data).", min=1, max=4096)
+        int | None,
+        typer.Option(help="Packs per batch (sequences without --data).", min=1, max=4096),
     ] = None,
     pairs: Pairs = 5,
-    precision: Annotated[Literal["auto", "fp32", "bf16"], typer.Option(help="Of the matrix products.")] = "auto",
-    data: Annotated[Path | None, typer.Option(help="Prepared data set to read sequences from.")] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads; default: all.", min=1, max=os.cpu_count())] = None,
+    precision: Annotated[
+        Literal["auto", "fp32", "bf16"], typer.Option(help="Of the matrix products.")
+    ] = "auto",
+    data: Annotated[
+        Path | None, typer.Option(help="Prepared data set to read sequences from.")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads; default: all.", min=1, max=os.cpu_count())
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights, data and dropout.")] = 1,
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.")] = "auto",
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.")
+    ] = "auto",
     json_file: JsonFile = None,
 ) -> int:
     """Time one training step: forward, backward, optimizer."""
@@ -55,10 +72,14 @@ def step(
 
     has_cuda = torch.cuda.is_available()
     if device == "cuda" and not has_cuda:
-        raise UserError("device.unavailable", "--device cuda", "finds no CUDA device", "Give --device cpu")
+        raise UserError(
+            "device.unavailable", "--device cuda", "finds no CUDA device", "Give --device cpu"
+        )
     if threads:
         torch.set_num_threads(threads)
-    shape = BertConfig.from_json(CONFIGS / f"{config}.json" if config in DEFAULT_PACKS else Path(config))
+    shape = BertConfig.from_json(
+        CONFIGS / f"{config}.json" if config in DEFAULT_PACKS else Path(config)
+    )
     place = torch.device("cuda" if has_cuda and device != "cpu" else "cpu")
     size = packs or DEFAULT_PACKS.get(config, 8)
     peers = ("huggingface", "expert") if vs == "both" else (vs,) if vs else ()
@@ -80,7 +101,9 @@ def _write(record: dict[str, object], json_file: str | None) -> bool:
 
 def _print(record: dict) -> None:
     title = f"One training step, {record['precision']}, {record['threads']} threads"
-    table = new_table(title, ("side",), ("median s", "sequences/s", "model GFLOP/s", "of GEMM peak"))
+    table = new_table(
+        title, ("side",), ("median s", "sequences/s", "model GFLOP/s", "of GEMM peak")
+    )
     for name, side in record["sides"].items():
         table.add_row(
             name,
@@ -92,6 +115,8 @@ def _print(record: dict) -> None:
     console = standard_output()
     console.print(table)
     if chosen := record.get("expert"):
-        console.print(f"expert: {', '.join(f'{name} {value}' for name, value in chosen['choice'].items())}")
+        console.print(
+            f"expert: {', '.join(f'{name} {value}' for name, value in chosen['choice'].items())}"
+        )
     for name, ratio in record["ratios"].items():
         console.print(f"ratio to {name} (median of pairs): {ratio['ratio']:.2f}")

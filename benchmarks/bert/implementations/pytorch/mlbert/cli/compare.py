@@ -38,10 +38,18 @@ _TENSORFLOW = "from tf2_bert.main import main; main()"
 
 def repeat_command(
     log: Annotated[Path, typer.Argument(metavar="LOG", help="A result_<i>.txt of this code.")],
-    out: Annotated[Path | None, typer.Option(help="New folder for the run; without it the run is deleted.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Data folder; default: the one in env.sh.")] = None,
-    seed: Annotated[int | None, typer.Option(help="A new seed; default: the log's.", min=0, max=_LARGEST_SEED)] = None,
-    exact: Annotated[bool, typer.Option("--exact", help="Run the code at the log's commit.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="New folder for the run; without it the run is deleted.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Data folder; default: the one in env.sh.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="A new seed; default: the log's.", min=0, max=_LARGEST_SEED)
+    ] = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Run the code at the log's commit.")
+    ] = False,
 ) -> None:
     """Repeat the training in a log; exit with 1 if the results disagree, 2 if it cannot be repeated."""
     old = repeat.read_repeatable(log)
@@ -55,7 +63,9 @@ def repeat_command(
         plan = repeat.make_plan(old, folder, data, number, code)
         if note:
             console.print(safe(note))
-        console.print(f"training with seed {number} on {plan.ranks} ranks; its output goes to standard error")
+        console.print(
+            f"training with seed {number} on {plan.ranks} ranks; its output goes to standard error"
+        )
         console.print(f"The log's run took {short_duration(60 * (old.minutes or 0))}.")
         new = _train(plan, code, folder)
         rows = repeat.judge(old, new, siblings)
@@ -88,9 +98,13 @@ def _folder(out: Path | None) -> Iterator[Path]:
 def _train(plan: repeat.RepeatPlan, code: Path, folder: Path) -> Log:
     """Run the training and return its log. Raises UserError if it did not finish."""
     homes = [str(code / repeat.IMPLEMENTATIONS / name) for name in ("pytorch", "tensorflow2")]
-    exports = {name: value for name, value in environment().items() if name not in settings_by_env()}
+    exports = {
+        name: value for name, value in environment().items() if name not in settings_by_env()
+    }
     exports["PYTHONPATH"] = os.pathsep.join([*homes, *filter(None, [exports.get("PYTHONPATH")])])
-    process = subprocess.Popen(_command(plan), env={**exports, **plan.exports}, cwd=folder, stdout=sys.stderr)
+    process = subprocess.Popen(
+        _command(plan), env={**exports, **plan.exports}, cwd=folder, stdout=sys.stderr
+    )
     try:
         status = process.wait()
     except BaseException:
@@ -110,8 +124,12 @@ def _train(plan: repeat.RepeatPlan, code: Path, folder: Path) -> Log:
         reason = f"did not finish (status {status})"
         raise UserError("program.failed", "the repeated run", reason, "See its output above")
     stop = new.first("run_stop")
-    if stop is not None and (early := (stop.metadata or {}).get("reason")):  # a run that stops at a limit gives none
-        raise UserError("program.failed", "the repeated run", f"stopped early ({early})", "See its output above")
+    if stop is not None and (
+        early := (stop.metadata or {}).get("reason")
+    ):  # a run that stops at a limit gives none
+        raise UserError(
+            "program.failed", "the repeated run", f"stopped early ({early})", "See its output above"
+        )
     return new
 
 
@@ -153,7 +171,12 @@ _METHOD = (
 
 
 def diff_command(
-    a: Annotated[Path, typer.Argument(metavar="A", help="results/<system>, a LOGDIR or one log, from any submitter.")],
+    a: Annotated[
+        Path,
+        typer.Argument(
+            metavar="A", help="results/<system>, a LOGDIR or one log, from any submitter."
+        ),
+    ],
     b: Annotated[Path, typer.Argument(metavar="B", help="Another.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -167,11 +190,17 @@ def diff_command(
 
 
 def _print(
-    console: Console, sides: tuple[compare.ComparedSide, compare.ComparedSide], found: compare.Comparison
+    console: Console,
+    sides: tuple[compare.ComparedSide, compare.ComparedSide],
+    found: compare.Comparison,
 ) -> None:
     for letter, side, good, runs in zip("AB", sides, found.successes, found.runs, strict=True):
         console.print(f"{letter}: {safe(side.name)}, {runs} runs, {good} reached the target")
-    for title, rows in (("settings", found.settings), ("code", found.code), ("system", found.system)):
+    for title, rows in (
+        ("settings", found.settings),
+        ("code", found.code),
+        ("system", found.system),
+    ):
         if rows:
             console.print(_differences(title, rows))
         else:
@@ -181,7 +210,9 @@ def _print(
     means = found.olympic_minutes
     if None not in means:
         ratio = f", B/A {means[1] / means[0]:.4g}" if means[0] and means[1] else ""
-        console.print(f"olympic means of the time to train: A {means[0]:.4g}, B {means[1]:.4g} minutes{ratio}")
+        console.print(
+            f"olympic means of the time to train: A {means[0]:.4g}, B {means[1]:.4g} minutes{ratio}"
+        )
     for measure in found.measures:
         console.print(_verdict(measure))
     for note in (*found.notes, _METHOD, UNVERIFIED):
@@ -246,6 +277,10 @@ def _verdict(measure: compare.Measure) -> str:
     if ratio.p is None or ratio.low is None:
         return f"{measure.name}: too few runs to detect a difference"
     if not ratio.is_significant:
-        return f"{measure.name}: no significant difference at {compare.LEVEL:.0%}".replace("%", " %")
+        return f"{measure.name}: no significant difference at {compare.LEVEL:.0%}".replace(
+            "%", " %"
+        )
     change = abs(ratio.value - 1)
-    return f"{measure.name}: B is {change:.1%} {'higher' if ratio.value > 1 else 'lower'}".replace("%", " %")
+    return f"{measure.name}: B is {change:.1%} {'higher' if ratio.value > 1 else 'lower'}".replace(
+        "%", " %"
+    )

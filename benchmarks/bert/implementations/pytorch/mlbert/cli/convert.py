@@ -13,7 +13,9 @@ import typer
 from mlbert.programs.console import waiting
 
 app = typer.Typer(
-    help="Convert checkpoints of other programs to and from our format.", add_completion=False, rich_markup_mode=None
+    help="Convert checkpoints of other programs to and from our format.",
+    add_completion=False,
+    rich_markup_mode=None,
 )
 
 Folder = Annotated[Path, typer.Argument(help="Source folder.")]
@@ -21,7 +23,10 @@ File = Annotated[Path, typer.Argument(help="Source file.")]
 Prefix = Annotated[Path, typer.Argument(help="Checkpoint path, with or without .index.")]
 NewFolder = Annotated[Path, typer.Argument(help="New folder.")]
 NewFile = Annotated[Path, typer.Argument(help="New file.")]
-Config = Annotated[Path | None, typer.Option(help="The checkpoint's bert_config.json; default: the one next to it.")]
+Config = Annotated[
+    Path | None,
+    typer.Option(help="The checkpoint's bert_config.json; default: the one next to it."),
+]
 
 
 @app.command("tf1-to-torch")

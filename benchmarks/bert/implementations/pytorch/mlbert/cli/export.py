@@ -13,11 +13,16 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app.command()
 def export(
     source: Annotated[
-        Path, typer.Argument(metavar="RUN|CHECKPOINT", help="LOGDIR, a run_<i>, its checkpoints/step_<n>, or weights.")
+        Path,
+        typer.Argument(
+            metavar="RUN|CHECKPOINT",
+            help="LOGDIR, a run_<i>, its checkpoints/step_<n>, or weights.",
+        ),
     ],
     to: Annotated[Literal["huggingface"], typer.Option(help="Output format.")] = "huggingface",
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="New folder; default: <name>-huggingface here.")
+        Path | None,
+        typer.Option(metavar="DIR", help="New folder; default: <name>-huggingface here."),
     ] = None,
 ) -> None:
     """Write weights as a folder that transformers loads with from_pretrained(DIR).
@@ -30,4 +35,6 @@ def export(
     export_to_huggingface(source, target)
     typer.echo(f"wrote {target}")
     if not (target / "vocab.txt").is_file():
-        typer.echo("no vocabulary found: copy the vocab.txt that the data was prepared with into this folder")
+        typer.echo(
+            "no vocabulary found: copy the vocab.txt that the data was prepared with into this folder"
+        )

@@ -13,10 +13,17 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app.command()
 def fill_mask(
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="LOGDIR, a run_<i>, its checkpoints/step_<n>, or a model's folder.")
+        Path,
+        typer.Argument(
+            metavar="MODEL",
+            help="LOGDIR, a run_<i>, its checkpoints/step_<n>, or a model's folder.",
+        ),
     ],
     texts: Annotated[
-        list[str], typer.Argument(metavar="TEXT", help="One or more sentences, each with [MASK] in place of a word.")
+        list[str],
+        typer.Argument(
+            metavar="TEXT", help="One or more sentences, each with [MASK] in place of a word."
+        ),
     ],
     top: Annotated[int, typer.Option(help="Number of predictions.", min=1, max=1000)] = 5,
 ) -> None:
@@ -32,4 +39,6 @@ def fill_mask(
         return
     for text in texts:
         guesses = masked.fill(network, tokenizer, text, top)
-        typer.echo(f"{text}\n    {'   '.join(f'{word} {probability:.2f}' for word, probability in guesses)}")
+        typer.echo(
+            f"{text}\n    {'   '.join(f'{word} {probability:.2f}' for word, probability in guesses)}"
+        )

@@ -23,7 +23,9 @@ from mlbert.programs.console import standard_output
 _MOST_MIB = 4096  # message size
 
 app = typer.Typer(
-    help="Submit job chains, start ranks, and run launcher helpers.", add_completion=False, rich_markup_mode=None
+    help="Submit job chains, start ranks, and run launcher helpers.",
+    add_completion=False,
+    rich_markup_mode=None,
 )
 
 
@@ -32,7 +34,11 @@ def chain(
     num_jobs: Annotated[int, typer.Argument(metavar="N", help="Number of jobs.", min=1)],
     sbatch_words: Annotated[
         list[str],
-        typer.Argument(metavar="SBATCH", help="Arguments of sbatch, such as -N 2 -t 60 run.sub", show_default=False),
+        typer.Argument(
+            metavar="SBATCH",
+            help="Arguments of sbatch, such as -N 2 -t 60 run.sub",
+            show_default=False,
+        ),
     ],
 ) -> None:
     """Submit N jobs, each resuming where the previous one stopped; print their numbers.
@@ -43,28 +49,48 @@ def chain(
     exports = environment()
     if not exports.get("CONFIG_FILE"):
         reason = "is not set"
-        raise UserError("config.missing", "CONFIG_FILE", reason, "Source a config first: source config_<system>.sh")
+        raise UserError(
+            "config.missing",
+            "CONFIG_FILE",
+            reason,
+            "Source a config first: source config_<system>.sh",
+        )
     if exports.get("TIMED", "0").lower() in ("1", "yes", "true", "on"):
-        raise UserError("config.conflict", "TIMED", "is set, and a timed run cannot be resumed", "Unset it for a chain")
+        raise UserError(
+            "config.conflict",
+            "TIMED",
+            "is set, and a timed run cannot be resumed",
+            "Unset it for a chain",
+        )
     number = ""
     for _ in range(num_jobs):
         dependency = [f"--dependency=afterany:{number}"] if number else []
         words = ["sbatch", "--parsable", *dependency, *sbatch_words]
         try:
-            done = subprocess.run(words, capture_output=True, text=True, check=False, env={**exports, "RESUME": "1"})
+            done = subprocess.run(
+                words, capture_output=True, text=True, check=False, env={**exports, "RESUME": "1"}
+            )
         except FileNotFoundError:
             reason = "is not installed here"
-            raise UserError("program.missing", "sbatch", reason, "Submit from a login node of the cluster") from None
+            raise UserError(
+                "program.missing", "sbatch", reason, "Submit from a login node of the cluster"
+            ) from None
         if done.returncode:
             remedy = "See its output above"
-            raise UserError("program.failed", "sbatch", " ".join(done.stderr.split()) or "failed", remedy)
+            raise UserError(
+                "program.failed", "sbatch", " ".join(done.stderr.split()) or "failed", remedy
+            )
         number = done.stdout.strip().split(";")[0]
         print(number, flush=True)
 
 
-@app.command("local", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@app.command(
+    "local", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
 def local(
-    script: Annotated[list[str], typer.Argument(metavar="SCRIPT", help="A Python file and its arguments.")],
+    script: Annotated[
+        list[str], typer.Argument(metavar="SCRIPT", help="A Python file and its arguments.")
+    ],
     nproc: Annotated[
         int | None,
         typer.Option(
@@ -79,7 +105,9 @@ def local(
     world_size: Annotated[
         int | None, typer.Option("--world_size", envvar="WORLD_SIZE", help="Ranks on all nodes.")
     ] = None,
-    node_rank: Annotated[int, typer.Option("--node_rank", envvar="NODE_RANK", help="Index of this node.")] = 0,
+    node_rank: Annotated[
+        int, typer.Option("--node_rank", envvar="NODE_RANK", help="Index of this node.")
+    ] = 0,
     master_addr: Annotated[
         str, typer.Option("--master_addr", envvar="MASTER_ADDR", help="Address of node 0.")
     ] = "127.0.0.1",
@@ -97,7 +125,15 @@ def local(
         nproc = max(1, torch.cuda.device_count())
     command = local_command(nproc, world_size, node_rank, master_addr, master_port)
     # torchrun sets these for each rank.
-    names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    names = (
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "NODE_RANK",
+        "RANK",
+        "LOCAL_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    )
     exports = {name: value for name, value in environment().items() if name not in names}
     exports.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // nproc)))
     os.execvpe(sys.executable, [*command, "--", *script], exports)
@@ -115,15 +151,24 @@ def local_command(
         raise UserError("config.conflict", f"--world_size {world_size}", reason, remedy)
     command = [sys.executable, "-m", "mlbert", "launch", "ranks", "--nproc-per-node", str(nproc)]
     if nodes == 1:
-        return [*command, *(("--master-port", str(master_port)) if master_port else ("--standalone",))]
+        return [
+            *command,
+            *(("--master-port", str(master_port)) if master_port else ("--standalone",)),
+        ]
     if master_port is None:
         reason = "is not set, and there are several nodes"
-        raise UserError("config.missing", "--master_port", reason, "Give the same one on every node")
+        raise UserError(
+            "config.missing", "--master_port", reason, "Give the same one on every node"
+        )
     place = ("--master-addr", master_addr, "--master-port", str(master_port))
     return [*command, "--nnodes", str(nodes), "--node-rank", str(node_rank), *place]
 
 
-@app.command("ranks", hidden=True, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@app.command(
+    "ranks",
+    hidden=True,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
 def ranks(words: Annotated[list[str], typer.Argument(help="Arguments of torchrun.")]) -> int:
     """Run torchrun, silence its report, and exit with the status of the rank that failed first."""
     # Node 0 has the store and may end first: the other agents would print a stack. The ranks show their warnings.
@@ -159,12 +204,16 @@ def abort_log(
 
 
 @app.command("test-network")
-def network_command(sizes: Annotated[str, typer.Option(help="Message sizes, MiB.")] = "1,16,64") -> None:
+def network_command(
+    sizes: Annotated[str, typer.Option(help="Message sizes, MiB.")] = "1,16,64",
+) -> None:
     """Measure all-reduce bandwidth, in total and per node, and name the slowest node. Run it on every rank."""
     from mlbert.distributed.world import World
     from mlbert.programs.bench.network import measure
 
-    sizes_mib = [int(size) if is_count(size.strip()) else 0 for size in sizes[:_MOST_MIB].split(",")]
+    sizes_mib = [
+        int(size) if is_count(size.strip()) else 0 for size in sizes[:_MOST_MIB].split(",")
+    ]
     if not all(1 <= size <= _MOST_MIB for size in sizes_mib):
         reason = f"{shown(sizes)} are not whole numbers from 1 to {_MOST_MIB}"
         raise UserError("config.value", "--sizes", reason, "Give for example 1,16,64")

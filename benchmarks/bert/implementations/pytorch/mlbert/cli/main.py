@@ -27,16 +27,31 @@ from mlbert.host.errors import UserError
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "prepare": ("mlbert.cli.prepare", "Prepare text or data sets for training."),
     "train": ("mlbert.cli.train", "Train once, from exports, flags or YAML."),
-    "mosaic": ("mlbert.cli.mosaic_bert.main_yaml", "Pre-train on streamed text, from Mosaic's YAML."),
+    "mosaic": (
+        "mlbert.cli.mosaic_bert.main_yaml",
+        "Pre-train on streamed text, from Mosaic's YAML.",
+    ),
     "pretrain": ("mlbert.cli.pretrain", "Pre-train a masked-LM model on your own text."),
-    "finetune": ("mlbert.cli.mosaic_bert.sequence_classification", "Fine-tune on a task, or predict with the result."),
-    "glue": ("mlbert.cli.mosaic_bert.glue", "Fine-tune on all GLUE tasks in parallel, and score them."),
+    "finetune": (
+        "mlbert.cli.mosaic_bert.sequence_classification",
+        "Fine-tune on a task, or predict with the result.",
+    ),
+    "glue": (
+        "mlbert.cli.mosaic_bert.glue",
+        "Fine-tune on all GLUE tasks in parallel, and score them.",
+    ),
     "plan": ("mlbert.cli.plan", "Estimate the time, cost and memory of a run."),
     "report": ("mlbert.cli.report", "Report the results of runs, as text or a page with figures."),
     "fill-mask": ("mlbert.cli.fill_mask", "Predict the words behind [MASK]."),
     "export": ("mlbert.cli.export", "Export a run or checkpoint to a Hugging Face folder."),
-    "convert": ("mlbert.cli.convert", "Convert TensorFlow, NVIDIA, Composer, Hugging Face checkpoints."),
-    "submission": ("mlbert.cli.submission", "Check, describe, extend, seal, export a submission tree."),
+    "convert": (
+        "mlbert.cli.convert",
+        "Convert TensorFlow, NVIDIA, Composer, Hugging Face checkpoints.",
+    ),
+    "submission": (
+        "mlbert.cli.submission",
+        "Check, describe, extend, seal, export a submission tree.",
+    ),
     "launch": ("mlbert.cli.launch", "Submit job chains, start ranks, and run launcher helpers."),
     "bench": ("mlbert.cli.bench", "Compare speeds as ratios measured in one run."),
 }
@@ -69,12 +84,16 @@ class _Lazy(TyperCommand):
         super().__init__(name, help=line, short_help=line, rich_markup_mode=None)
         self._module = module
 
-    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
+    ) -> Any:
         """Load the command and return its context; a group without a subcommand prints its help and fails."""
         command = get_command(importlib.import_module(self._module).app)
         _check_texts(command)
         for subcommand in command.commands.values() if isinstance(command, TyperGroup) else ():
-            subcommand.short_help = (subcommand.help or "").split("\n\n")[0]  # Typer would cut it to fit
+            subcommand.short_help = (subcommand.help or "").split("\n\n")[
+                0
+            ]  # Typer would cut it to fit
         is_bare = isinstance(command, TyperGroup) and not args
         context = command.make_context(info_name, args, parent, **extra)
         if is_bare and not context.resilient_parsing:
@@ -91,7 +110,9 @@ def _check_texts(command: Any) -> None:
         parameter.process_value = partial(_process_value, parameter, parameter.process_value)
 
 
-def _process_value(parameter: Any, convert: Callable[[Any, Any], Any], context: Any, given: Any) -> Any:
+def _process_value(
+    parameter: Any, convert: Callable[[Any, Any], Any], context: Any, given: Any
+) -> Any:
     from mlbert.config.section import is_number  # imports pydantic, which --help does not need
 
     found = convert(context, given)
@@ -103,7 +124,9 @@ def _process_value(parameter: Any, convert: Callable[[Any, Any], Any], context: 
             problem, remedy = f"{text!r} is not a number", "Write it with the digits 0 to 9"
         else:
             continue
-        name = next((option for option in parameter.opts if option.startswith("--")), parameter.name.upper())
+        name = next(
+            (option for option in parameter.opts if option.startswith("--")), parameter.name.upper()
+        )
         raise UserError("config.value", name, problem, remedy)
     return found
 
@@ -148,13 +171,21 @@ _root = typer.Typer(
 @_root.callback(invoke_without_command=True)
 def _options(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("-V", "--version", help="Show version and commit.")] = False,
-    _debug: Annotated[bool, typer.Option("--debug", help="Print the traceback of an error; allowed anywhere.")] = False,
+    version: Annotated[
+        bool, typer.Option("-V", "--version", help="Show version and commit.")
+    ] = False,
+    _debug: Annotated[
+        bool, typer.Option("--debug", help="Print the traceback of an error; allowed anywhere.")
+    ] = False,
     install: Annotated[
-        Shell | None, typer.Option(COMPLETION[0], metavar="[SHELL]", help="Install completion for bash, zsh or fish.")
+        Shell | None,
+        typer.Option(
+            COMPLETION[0], metavar="[SHELL]", help="Install completion for bash, zsh or fish."
+        ),
     ] = None,
     show: Annotated[
-        Shell | None, typer.Option(COMPLETION[1], metavar="[SHELL]", help="Print the completion script instead.")
+        Shell | None,
+        typer.Option(COMPLETION[1], metavar="[SHELL]", help="Print the completion script instead."),
     ] = None,
 ) -> None:
     """BERT pre-training as an MLPerf-style benchmark."""
@@ -168,7 +199,11 @@ def _options(
             typer.echo(f"{shell} completion installed in {path}; open a new shell to use it")
         else:
             variable = f"_{_PROGRAM.upper()}_COMPLETE"
-            typer.echo(completion.get_completion_script(prog_name=_PROGRAM, complete_var=variable, shell=str(show)))
+            typer.echo(
+                completion.get_completion_script(
+                    prog_name=_PROGRAM, complete_var=variable, shell=str(show)
+                )
+            )
     elif context.invoked_subcommand is None:
         _show_help(context)
     else:
@@ -220,16 +255,22 @@ def exit_code(work: Callable[[], int], debug: bool = False) -> int:
         return _print_error(_NO_MEMORY, debug)
     except Exception as error:
         # Typer's usage errors (an unknown option, a value out of range) have no public base class.
-        if isinstance(error, RuntimeError) and "allocate memory" in str(error):  # torch's MemoryError
+        if isinstance(error, RuntimeError) and "allocate memory" in str(
+            error
+        ):  # torch's MemoryError
             return _print_error(_NO_MEMORY, debug)
-        if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # Path.resolve before Python 3.13
+        if isinstance(error, RuntimeError) and str(error).startswith(
+            "Symlink loop"
+        ):  # Path.resolve before Python 3.13
             return _print_error(f"{error}. {_REMEDIES[errno.ELOOP]}.", debug)
         if not hasattr(error, "format_message"):
             raise
         context = getattr(error, "ctx", None)
         command = _PROGRAM if context is None else context.command_path
         message = error.format_message().rstrip(".")
-        return _print_error(f"{message}{'' if message.endswith('?') else '.'} See {command} --help.", debug)
+        return _print_error(
+            f"{message}{'' if message.endswith('?') else '.'} See {command} --help.", debug
+        )
 
 
 def _print_error(text: str, debug: bool) -> int:

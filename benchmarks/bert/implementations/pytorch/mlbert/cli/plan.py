@@ -41,38 +41,76 @@ MOST_GBPS = 10_000.0  # per GPU port
 
 @app.command()
 def plan(
-    config: Annotated[Path | None, typer.Option(help="YAML of mlbert train; default: the sourced exports.")] = None,
-    model: Annotated[str | None, typer.Option(help="A name in configs/, or a bert_config.json.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="YAML of mlbert train; default: the sourced exports.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A name in configs/, or a bert_config.json.")
+    ] = None,
     gpu: Annotated[str, typer.Option(help=f"{', '.join(GPUS)}; a100 and h100 mean sxm.")] = "h100",
     gpus: Annotated[int | None, typer.Option(help="Number of GPUs.", min=1, max=MOST_GPUS)] = None,
-    nodes: Annotated[int | None, typer.Option(help="Number of nodes.", min=1, max=MOST_GPUS)] = None,
-    network: Annotated[str | None, typer.Option(help="Network speed per GPU, such as 400Gb.", metavar="SPEED")] = None,
-    batch: Annotated[int | None, typer.Option(help="Sequences per step on all GPUs.", min=1)] = None,
-    batch_per_gpu: Annotated[int | None, typer.Option(help="Sequences per step and GPU.", min=1)] = None,
-    precision: Annotated[str | None, typer.Option(help="bf16 or fp8; default: as published for the GPU.")] = None,
-    samples: Annotated[float | None, typer.Option(help="Samples to the target, if known.", min=1e3, max=1e12)] = None,
-    imbalance: Annotated[float, typer.Option(help="Tokens on the fullest GPU / mean.", min=1.0, max=4.0)] = 1.0,
-    efficiency: Annotated[float | None, typer.Option(help="Fraction of 16-bit peak.", min=0.01, max=2)] = None,
-    price_per_gpu_hour: Annotated[float | None, typer.Option(help="Dollars.", min=0, max=1e4)] = None,
-    watts_per_gpu: Annotated[float | None, typer.Option(help="With its share of the node.", min=1, max=1e5)] = None,
+    nodes: Annotated[
+        int | None, typer.Option(help="Number of nodes.", min=1, max=MOST_GPUS)
+    ] = None,
+    network: Annotated[
+        str | None, typer.Option(help="Network speed per GPU, such as 400Gb.", metavar="SPEED")
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Sequences per step on all GPUs.", min=1)
+    ] = None,
+    batch_per_gpu: Annotated[
+        int | None, typer.Option(help="Sequences per step and GPU.", min=1)
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="bf16 or fp8; default: as published for the GPU.")
+    ] = None,
+    samples: Annotated[
+        float | None, typer.Option(help="Samples to the target, if known.", min=1e3, max=1e12)
+    ] = None,
+    imbalance: Annotated[
+        float, typer.Option(help="Tokens on the fullest GPU / mean.", min=1.0, max=4.0)
+    ] = 1.0,
+    efficiency: Annotated[
+        float | None, typer.Option(help="Fraction of 16-bit peak.", min=0.01, max=2)
+    ] = None,
+    price_per_gpu_hour: Annotated[
+        float | None, typer.Option(help="Dollars.", min=0, max=1e4)
+    ] = None,
+    watts_per_gpu: Annotated[
+        float | None, typer.Option(help="With its share of the node.", min=1, max=1e5)
+    ] = None,
     co2_per_kwh: Annotated[float | None, typer.Option(help="kg of CO2.", min=0, max=10)] = None,
-    calibrate: Annotated[list[Path] | None, typer.Option(help="mlbert's MLPerf log on such GPUs; repeatable.")] = None,
-    to_4096: Annotated[bool, typer.Option("--sweep", help="1 to 4,096 GPUs, each with its best batch.")] = False,
-    budget: Annotated[float | None, typer.Option(help="Dollars per run; with --sweep.", min=0, max=1e9)] = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the plan as an HTML page.")] = None,
+    calibrate: Annotated[
+        list[Path] | None, typer.Option(help="mlbert's MLPerf log on such GPUs; repeatable.")
+    ] = None,
+    to_4096: Annotated[
+        bool, typer.Option("--sweep", help="1 to 4,096 GPUs, each with its best batch.")
+    ] = False,
+    budget: Annotated[
+        float | None, typer.Option(help="Dollars per run; with --sweep.", min=0, max=1e9)
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the plan as an HTML page.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """Predict a run from MLPerf's published results: time, samples, memory, cost, and what limits it."""
     if batch is not None and batch_per_gpu is not None:
-        raise UserError("config.conflict", "--batch-per-gpu", "conflicts with --batch", "Give one of the two")
+        raise UserError(
+            "config.conflict", "--batch-per-gpu", "conflicts with --batch", "Give one of the two"
+        )
     if to_4096 and (gpus or nodes or batch or batch_per_gpu):
         remedy = "Remove --gpus, --nodes and --batch"
         raise UserError("config.conflict", "--sweep", "chooses GPUs and batch itself", remedy)
     logs = [read_measured(path) for path in calibrate or ()]
     name = ALIASES.get(gpu, gpu)
     if name not in GPUS:
-        raise UserError("config.choice", "--gpu", f"{gpu} is unknown", f"Known: {', '.join([*GPUS, *ALIASES])}")
-    given = Given(name, timing.named(model or "large"), port_gbps=_gbps(network), imbalance=imbalance)
+        raise UserError(
+            "config.choice", "--gpu", f"{gpu} is unknown", f"Known: {', '.join([*GPUS, *ALIASES])}"
+        )
+    given = Given(
+        name, timing.named(model or "large"), port_gbps=_gbps(network), imbalance=imbalance
+    )
     if config is not None or environment().get("CONFIG_FILE"):
         configured = _configured(given, config)
         given = configured if model is None else replace(configured, shape=given.shape)
@@ -81,13 +119,19 @@ def plan(
     if batch or batch_per_gpu:
         given = replace(given, batch=batch, batch_per_gpu=batch_per_gpu)
     given = replace(given, precision=precision or given.precision)
-    estimator = _Estimator(given, load(), Prices(price_per_gpu_hour, watts_per_gpu, co2_per_kwh), samples)
+    estimator = _Estimator(
+        given, load(), Prices(price_per_gpu_hour, watts_per_gpu, co2_per_kwh), samples
+    )
     estimator = estimator.with_measured(logs, efficiency)
     if to_4096:
         if budget is not None and price_per_gpu_hour is None:
-            raise UserError("config.missing", "--budget", "needs a price", "Give --price-per-gpu-hour too")
+            raise UserError(
+                "config.missing", "--budget", "needs a price", "Give --price-per-gpu-hour too"
+            )
         sweep = request.sweep(
-            lambda gpus, size: estimator(job_of(replace(given, gpus=gpus, nodes=None, batch=size), estimator))
+            lambda gpus, size: estimator(
+                job_of(replace(given, gpus=gpus, nodes=None, batch=size), estimator)
+            )
         )
         chosen = None if budget is None else request.within(sweep, budget)
         best = chosen[1] if chosen else min(sweep, key=lambda found: found.seconds)
@@ -110,11 +154,17 @@ def _show(
     words = request.choice(*chosen) if chosen else ""
     if as_json:
         choice = {"cheapest": chosen[0].as_dict(), "fastest": chosen[1].as_dict()} if chosen else {}
-        values = {"sweep": [found.as_dict() for found in sweep], **choice} if sweep else best.as_dict()
+        values = (
+            {"sweep": [found.as_dict() for found in sweep], **choice} if sweep else best.as_dict()
+        )
         typer.echo(json.dumps(values, indent=2))
     else:
-        title = f"{best.job.gpu}, each with its fastest batch" if sweep else f"{best.job.gpu}, estimate"
-        standard_output().print(as_table(title, request.table(sweep) if sweep else request.answers(best)))
+        title = (
+            f"{best.job.gpu}, each with its fastest batch" if sweep else f"{best.job.gpu}, estimate"
+        )
+        standard_output().print(
+            as_table(title, request.table(sweep) if sweep else request.answers(best))
+        )
         typer.echo(words, nl=bool(words))
     if html is not None:
         from mlbert.report.page import plan_page  # matplotlib takes a second
@@ -128,14 +178,22 @@ def _configured(given: Given, file: Path | None) -> Given:
     from mlbert.cli.train import resolve_run
 
     if file is not None and file.suffix not in (".yaml", ".yml"):
-        raise UserError("config.file", file, "is not a YAML file", f"Write: source {file} && mlbert plan")
+        raise UserError(
+            "config.file", file, "is not a YAML file", f"Write: source {file} && mlbert plan"
+        )
     config = resolve_run(split_arguments([] if file is None else ["--config", str(file)])).config
-    model, data, precision = config[ModelConfig], config[DataConfig], config[ComputeConfig].precision
+    model, data, precision = (
+        config[ModelConfig],
+        config[DataConfig],
+        config[ComputeConfig].precision,
+    )
     exports = environment()
     ranks = planned_world_size(exports)
     return replace(
         given,
-        shape=timing.of(BertConfig.from_json(model.bert_config_file).with_options(model.model_options)),
+        shape=timing.of(
+            BertConfig.from_json(model.bert_config_file).with_options(model.model_options)
+        ),
         gpus=ranks,
         nodes=None if ranks is None else int(exports["DGXNNODES"]),
         batch_per_gpu=rules.global_batch_size(data.train_batch_size, 1, data.average_packing_rate),
@@ -157,20 +215,33 @@ class _Estimator:
         sharers = {"off": 1, "node": max(1, int(job.per_node)), "all": job.gpus}[self.given.sharing]
         return estimate(job, self.given.shape, self.parameters, self.prices, self.samples, sharers)
 
-    def with_measured(self, logs: Sequence[calibration.MeasuredRun], efficiency: float | None) -> _Estimator:
+    def with_measured(
+        self, logs: Sequence[calibration.MeasuredRun], efficiency: float | None
+    ) -> _Estimator:
         """Return a copy with the speed from logs or ``efficiency``, and the samples and power that the logs needed."""
         parameters, samples, prices = self.parameters, self.samples, self.prices
         if logs and efficiency is not None:
-            raise UserError("config.conflict", "--efficiency", "conflicts with --calibrate", "Give one of the two")
+            raise UserError(
+                "config.conflict",
+                "--efficiency",
+                "conflicts with --calibrate",
+                "Give one of the two",
+            )
         if logs:
-            like = replace(self.given, batch=logs[0].batch, batch_per_gpu=None, gpus=logs[0].ranks, nodes=None)
+            like = replace(
+                self.given, batch=logs[0].batch, batch_per_gpu=None, gpus=logs[0].ranks, nodes=None
+            )
             job = job_of(like, self)
             parameters = calibration.calibrated(parameters, job, logs)
             ratios = [
-                log.samples / timing.samples(replace(job, batch=log.batch), parameters) for log in logs if log.samples
+                log.samples / timing.samples(replace(job, batch=log.batch), parameters)
+                for log in logs
+                if log.samples
             ]
             reached = [log.samples for log in logs if log.samples is not None]
-            if ratios and self.given.shape.is_large:  # scale the reference samples of every batch size alike
+            if (
+                ratios and self.given.shape.is_large
+            ):  # scale the reference samples of every batch size alike
                 parameters = replace(parameters, measured_samples=sum(ratios) / len(ratios))
             elif reached and samples is None:
                 samples = sum(reached) / len(reached)
@@ -198,16 +269,28 @@ def read_measured(path: Path) -> calibration.MeasuredRun:
     """Read ranks, batch and speed from one of our MLPerf logs (other submitters do not log ranks)."""
     log = read_log(path)
     ranks, batch, start = log.value("ranks"), log.value("global_batch_size"), log.first("run_start")
-    if not isinstance(ranks, int) or not isinstance(batch, int) or start is None or ranks < 1 or batch < 1:
+    if (
+        not isinstance(ranks, int)
+        or not isinstance(batch, int)
+        or start is None
+        or ranks < 1
+        or batch < 1
+    ):
         reason = "does not record ranks, batch and run start"
         raise UserError("log.incomplete", path, reason, "Give a log that mlbert train wrote")
     triples = zip(log.all("eval_start"), log.all("eval_stop"), evaluations_of(log), strict=False)
-    evaluations = [(begin.time_ms / 1e3, end.time_ms / 1e3, one.samples) for begin, end, one in triples]
+    evaluations = [
+        (begin.time_ms / 1e3, end.time_ms / 1e3, one.samples) for begin, end, one in triples
+    ]
     try:
-        found = calibration.measured(ranks, batch, start.time_ms / 1e3, evaluations, samples_to_target(log))
+        found = calibration.measured(
+            ranks, batch, start.time_ms / 1e3, evaluations, samples_to_target(log)
+        )
     except ValueError as error:
         reason = f"has no usable speed: {error}"
-        raise UserError("log.incomplete", path, reason, "Give a log of a run with evaluations") from None
+        raise UserError(
+            "log.incomplete", path, reason, "Give a log of a run with evaluations"
+        ) from None
     summary = run_file(path, "summary.json")
     watts = read_json(summary, "").get("average_watts") if summary else None
     return replace(found, watts=watts / ranks if is_number(watts) and watts > 0 else None)

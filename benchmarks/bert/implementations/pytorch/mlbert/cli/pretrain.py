@@ -25,10 +25,13 @@ def pretrain(
     texts: Annotated[
         list[Path],
         typer.Argument(
-            metavar="TEXT", help="Files (txt, md, html, csv, jsonl, parquet, also .gz), folders, or saved datasets."
+            metavar="TEXT",
+            help="Files (txt, md, html, csv, jsonl, parquet, also .gz), folders, or saved datasets.",
         ),
     ],
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Run folder; an existing run is resumed.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Run folder; an existing run is resumed.")
+    ] = None,
     minutes: Annotated[float | None, typer.Option(help="Total training time; default 30.")] = None,
     hours: Annotated[float | None, typer.Option(help="Total training time in hours.")] = None,
     size: Annotated[
@@ -36,25 +39,45 @@ def pretrain(
         typer.Option(help="Model size; auto: by the training time and the text."),
     ] = "auto",
     vocab: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A vocab.txt to use instead of training one.")
+        Path | None,
+        typer.Option(metavar="FILE", help="A vocab.txt to use instead of training one."),
     ] = None,
     vocab_size: Annotated[
-        int | None, typer.Option(metavar="N", help="Entries of a new vocabulary; default: by the size and the text.")
+        int | None,
+        typer.Option(
+            metavar="N", help="Entries of a new vocabulary; default: by the size and the text."
+        ),
     ] = None,
     cased: Annotated[
-        bool | None, typer.Option("--cased/--lower-case", help="Keep or remove case and accents; default: by the text.")
+        bool | None,
+        typer.Option(
+            "--cased/--lower-case", help="Keep or remove case and accents; default: by the text."
+        ),
     ] = None,
     held_out: Annotated[
-        Path | None, typer.Option("--eval", metavar="TEXT", help="Text to evaluate on; default: a part of the text.")
+        Path | None,
+        typer.Option(
+            "--eval", metavar="TEXT", help="Text to evaluate on; default: a part of the text."
+        ),
     ] = None,
     column: Column = None,
     encoding: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Encoding of the files that are not UTF-8, such as cp1252.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Encoding of the files that are not UTF-8, such as cp1252."
+        ),
     ] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out files that cannot be read.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be read.")] = False,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out files that cannot be read.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print what would be read.")
+    ] = False,
     start: Annotated[
-        Path | None, typer.Option("--from", metavar="MODEL_FOLDER", help="A BERT to start from, with its vocabulary.")
+        Path | None,
+        typer.Option(
+            "--from", metavar="MODEL_FOLDER", help="A BERT to start from, with its vocabulary."
+        ),
     ] = None,
     mlperf: Annotated[bool, typer.Option("--mlperf", help="Also write an MLPerf log.")] = False,
 ) -> int:
@@ -68,7 +91,9 @@ def pretrain(
 
         return mosaic(texts[0], [str(word) for word in texts[1:]])
     if out is None and not dry_run:
-        raise UserError("config.missing", "--out", "is missing", "Name a folder for the model: --out DIR")
+        raise UserError(
+            "config.missing", "--out", "is missing", "Name a folder for the model: --out DIR"
+        )
     seconds = training_seconds(minutes, hours)
     if start is not None and (vocab is not None or size != "auto"):
         reason = "already sets the vocabulary and the size"
@@ -78,7 +103,20 @@ def pretrain(
     from mlbert.programs.custom_corpus import run  # torch takes a second
 
     out, reading = out or Path("model"), (column, encoding, skip_bad)
-    asked = run.Asked(texts, out, seconds, size, vocab, vocab_size, cased, held_out, *reading, start, mlperf, dry_run)
+    asked = run.Asked(
+        texts,
+        out,
+        seconds,
+        size,
+        vocab,
+        vocab_size,
+        cased,
+        held_out,
+        *reading,
+        start,
+        mlperf,
+        dry_run,
+    )
     return run.pretrain(asked)
 
 
@@ -98,13 +136,17 @@ def _check_encoding(encoding: str | None) -> None:
 
     if encoding is not None and not is_encoding(encoding):
         remedy = "Name one that Python knows, such as cp1252, latin-1, gb18030 or utf-16"
-        raise UserError("config.choice", f"--encoding {encoding}", "is not a known encoding", remedy)
+        raise UserError(
+            "config.choice", f"--encoding {encoding}", "is not a known encoding", remedy
+        )
 
 
 def training_seconds(minutes: float | None, hours: float | None) -> float:
     """Return the training time in seconds, or the usual one. Raises UserError if it is out of range."""
     if minutes is not None and hours is not None:
-        raise UserError("config.conflict", "--minutes and --hours", "exclude each other", "Give one of them")
+        raise UserError(
+            "config.conflict", "--minutes and --hours", "exclude each other", "Give one of them"
+        )
     name, value = ("--hours", hours) if hours is not None else ("--minutes", minutes)
     wanted = USUAL_MINUTES if value is None else value * (60.0 if hours is not None else 1.0)
     if not LEAST_MINUTES <= wanted <= MOST_MINUTES:

@@ -16,7 +16,10 @@ PROGRAMS: Mapping[str, tuple[tuple[str, str], Mapping[str, str]]] = {
         ("convert", "tf1-to-nvidia"),
         {"--tf_checkpoint": "", "--output_checkpoint": "", "--bert_config_path": "--config"},
     ),
-    "run_split_and_chop_hdf5_files.py": (("prepare", "bins-hdf5"), {"--input_dir": "", "--output_dir": ""}),
+    "run_split_and_chop_hdf5_files.py": (
+        ("prepare", "bins-hdf5"),
+        {"--input_dir": "", "--output_dir": ""},
+    ),
     # Both models start from the same folder.
     "convert_ckpt_baseline.py": (("convert", "nvidia-to-torch"), _CHECKPOINT),
     "convert_ckpt_methods.py": (("convert", "nvidia-to-torch"), _CHECKPOINT),

@@ -23,7 +23,13 @@ _RUNS = {
     **{"samples": "samples", "accuracy": "accuracy", "samples/s": "samples/s"},
 }
 _SYSTEMS = {
-    **{"system": "system", "time to train": "time", "runs": "runs", "batch": "batch", "accelerators": "accel."},
+    **{
+        "system": "system",
+        "time to train": "time",
+        "runs": "runs",
+        "batch": "batch",
+        "accelerators": "accel.",
+    },
     **{"samples to target": "samples", "samples/s": "/s"},
 }
 
@@ -33,12 +39,16 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app.command()
 def report(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="DIR|LOG", help="LOGDIRs, systems' results, trees, or MLPerf logs.")
+        list[Path],
+        typer.Argument(metavar="DIR|LOG", help="LOGDIRs, systems' results, trees, or MLPerf logs."),
     ],
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the report with figures as an HTML page.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the report with figures as an HTML page."),
     ] = None,
-    price_per_gpu_hour: Annotated[float | None, typer.Option(help="Dollars.", min=0, max=1e4)] = None,
+    price_per_gpu_hour: Annotated[
+        float | None, typer.Option(help="Dollars.", min=0, max=1e4)
+    ] = None,
     co2_per_kwh: Annotated[float | None, typer.Option(help="kg of CO2.", min=0, max=10)] = None,
     is_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> int:
@@ -66,7 +76,9 @@ def _print(console: Console, results: Sequence[Result], prices: Prices) -> None:
             console.print(f"{tables.percent(share)} of the {what}")
         console.print(f"{tables.time_to_train(result)}: {tables.meaning(result)}")
     if len(results) > 1:
-        console.print(as_table(f"{len(results)} systems: olympic means", tables.comparison(results), _SYSTEMS))
+        console.print(
+            as_table(f"{len(results)} systems: olympic means", tables.comparison(results), _SYSTEMS)
+        )
     for result in results:
         if (costs := tables.costs(result, prices)) is not None:
             console.print(as_table(f"Energy and cost of {result.system.name}", costs))
@@ -75,13 +87,19 @@ def _print(console: Console, results: Sequence[Result], prices: Prices) -> None:
     console.print(tables.verdict(results))
 
 
-def as_table(title: str, table: tables.ReportTable, headers: Mapping[str, str] | None = None) -> Table:
+def as_table(
+    title: str, table: tables.ReportTable, headers: Mapping[str, str] | None = None
+) -> Table:
     """Return some columns of a report's table (default: all), given with headers that a terminal has room for."""
     headers = headers or {name: name for name in table.columns}
     places = [table.columns.index(name) for name in headers]
     num_texts = sum(place < table.texts for place in places)
-    found = new_table(safe(title), list(headers.values())[:num_texts], list(headers.values())[num_texts:])
+    found = new_table(
+        safe(title), list(headers.values())[:num_texts], list(headers.values())[num_texts:]
+    )
     for row in table.rows:
         cells = (row[place] for place in places)
-        found.add_row(*(safe(cell.text if isinstance(cell, tables.Cell) else cell) for cell in cells))
+        found.add_row(
+            *(safe(cell.text if isinstance(cell, tables.Cell) else cell) for cell in cells)
+        )
     return found

@@ -24,7 +24,9 @@ from mlbert.mlperf.tree_export import export_tree
 from mlbert.programs.console import new_table, printable, safe, standard_output, waiting, write_page
 
 app = typer.Typer(
-    help="Check, describe, extend, seal, export a submission tree.", add_completion=False, rich_markup_mode=None
+    help="Check, describe, extend, seal, export a submission tree.",
+    add_completion=False,
+    rich_markup_mode=None,
 )
 
 Division = Literal["open", "closed"]
@@ -36,13 +38,23 @@ _COLOURS = {Outcome.PASS: "green", Outcome.WARN: "yellow", Outcome.ERROR: "bold 
 @app.command("check")
 def check_command(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH", help="Trees, systems in results/, folders of result_*.txt, or logs.")
+        list[Path],
+        typer.Argument(
+            metavar="PATH", help="Trees, systems in results/, folders of result_*.txt, or logs."
+        ),
     ],
-    division: Annotated[Division | None, typer.Option(help="Require this division everywhere.")] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write all findings there; - prints only JSON.")
+    division: Annotated[
+        Division | None, typer.Option(help="Require this division everywhere.")
     ] = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the findings as an HTML page.")] = None,
+    json_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--json", metavar="FILE", help="Also write all findings there; - prints only JSON."
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the findings as an HTML page.")
+    ] = None,
 ) -> None:
     """Run the official tools (ruleset 5.0.0) and our own checks on a copy of the tree.
 
@@ -69,13 +81,19 @@ def check_command(
 @app.command("trace")
 def trace_command(
     log: Annotated[Path, typer.Argument(metavar="LOG", help="A result_<i>.txt.")],
-    key: Annotated[str | None, typer.Argument(metavar="KEY", help="One key; default: a line for each key.")] = None,
-    tree: Annotated[Path | None, typer.Option(help="Tree that contains the log's files; default: this one.")] = None,
+    key: Annotated[
+        str | None, typer.Argument(metavar="KEY", help="One key; default: a line for each key.")
+    ] = None,
+    tree: Annotated[
+        Path | None, typer.Option(help="Tree that contains the log's files; default: this one.")
+    ] = None,
 ) -> None:
     """Say what a log's values mean and what produced them; exit with 1 if a link is broken."""
     content = read_log(log)
     if not content.events:
-        raise UserError("log.incomplete", log, "has no line of an MLPerf log", "Give a result_<i>.txt")
+        raise UserError(
+            "log.incomplete", log, "has no line of an MLPerf log", "Give a result_<i>.txt"
+        )
     tracer = Tracer(content, _tree(tree))
     words = [str(log.resolve()), *([key] if key else []), "--tree", str(tracer.sources.tree)]
     if (own := own_trace(tracer.sources, words)) is not None:
@@ -85,9 +103,17 @@ def trace_command(
         raise typer.Exit(own.returncode)
     chains = [tracer.chain(name) for name in ([key] if key else tracer.keys)]
     if tracer.sources.gap:
-        typer.echo(printable(f"note: {tracer.sources.gap}; reading the current files in {tracer.sources.tree}"))
+        typer.echo(
+            printable(
+                f"note: {tracer.sources.gap}; reading the current files in {tracer.sources.tree}"
+            )
+        )
     for chain in chains:
-        lines = [chain.summary(), *(f"  {link}" for link in chain.broken)] if key is None else chain.lines()
+        lines = (
+            [chain.summary(), *(f"  {link}" for link in chain.broken)]
+            if key is None
+            else chain.lines()
+        )
         for line in lines:
             typer.echo(printable(line))
     if any(chain.broken for chain in chains):
@@ -96,7 +122,9 @@ def trace_command(
 
 def _tree(given: Path | None) -> Path:
     if given is not None and not given.is_dir():
-        raise UserError("file.missing", "--tree", f"{given} is not a folder", "Name the root of a tree")
+        raise UserError(
+            "file.missing", "--tree", f"{given} is not a folder", "Name the root of a tree"
+        )
     return (given or tree_root()).resolve()
 
 
@@ -123,9 +151,13 @@ def describe_command(
 
 @app.command("new-system")
 def new_system_command(
-    name: Annotated[str, typer.Argument(help="Letters, digits and underscores, such as acme_x1_h100_n1.")],
+    name: Annotated[
+        str, typer.Argument(help="Letters, digits and underscores, such as acme_x1_h100_n1.")
+    ],
     other: Annotated[str, typer.Option("--from", help="System to copy from.", metavar="OTHER")],
-    config: Annotated[str | None, typer.Option(help="Which of its configs, if it has several.")] = None,
+    config: Annotated[
+        str | None, typer.Option(help="Which of its configs, if it has several.")
+    ] = None,
     tree: Annotated[Path | None, typer.Option(help="Tree to extend; default: this one.")] = None,
 ) -> None:
     """Create a folder for another machine and a template of its description."""
@@ -134,7 +166,11 @@ def new_system_command(
     for path in (*sorted(made.folder.iterdir()), made.template):
         typer.echo(f"created {path.relative_to(root)}")
     folder, template = made.folder.relative_to(root), made.template.relative_to(root)
-    typer.echo(_NEXT_STEPS.format(folder=folder, config=made.config, template=template, name=name, row=made.row))
+    typer.echo(
+        _NEXT_STEPS.format(
+            folder=folder, config=made.config, template=template, name=name, row=made.row
+        )
+    )
 
 
 _NEXT_STEPS = """
@@ -154,16 +190,22 @@ def seal_command(
     system: Annotated[str, typer.Argument(help="Folder in results/.")],
     tree: Annotated[Path | None, typer.Option(help="Its tree; default: this one.")] = None,
     logdir: Annotated[
-        Path | None, typer.Option("--from", metavar="LOGDIR", help="First copy logs and run files from this folder.")
+        Path | None,
+        typer.Option(
+            "--from", metavar="LOGDIR", help="First copy logs and run files from this folder."
+        ),
     ] = None,
     key: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Sign with this private key (ssh or minisign).")
+        Path | None,
+        typer.Option(metavar="FILE", help="Sign with this private key (ssh or minisign)."),
     ] = None,
 ) -> None:
     """Write SHA256SUMS over a system's logs, run files and description, for sha256sum -c."""
     root = _tree(tree)
     names = seal(system, root, logdir, key)
-    typer.echo(f"{root / 'results' / system / SUMS} covers {len(names)} files{', signed' if key else ''}")
+    typer.echo(
+        f"{root / 'results' / system / SUMS} covers {len(names)} files{', signed' if key else ''}"
+    )
 
 
 @app.command("export")

@@ -45,7 +45,9 @@ if TYPE_CHECKING:
     from mlbert.training.protocols import Inputs
 
 
-def check_run(config: Configuration, recipe: Recipe, local_world_size: int, say: Callable[[str], None]) -> None:
+def check_run(
+    config: Configuration, recipe: Recipe, local_world_size: int, say: Callable[[str], None]
+) -> None:
     """Open the data, read the model shape and starting weights, and check folders and threads; ``say`` each result.
 
     Nothing is written. Facts that only the training machine knows (its GPUs, its memory) are not checked.
@@ -68,7 +70,10 @@ def check_run(config: Configuration, recipe: Recipe, local_world_size: int, say:
     if (start := config[ModelConfig].init_checkpoint) is not None:
         check("starting weights", lambda: _weights(start, inspect))
     check("run folder", lambda: _folder(config[RunConfig]))
-    check("threads", lambda: str(threads_per_rank(config[ComputeConfig].cpu_threads, local_world_size)))
+    check(
+        "threads",
+        lambda: str(threads_per_rank(config[ComputeConfig].cpu_threads, local_world_size)),
+    )
     if problems:
         raise problems[0]
 
@@ -92,10 +97,20 @@ def _weights(start: str, inspect: Callable[[], Inputs]) -> str:
 def _folder(config: RunConfig) -> str:
     paths = RunFolder.of(config)
     paths.refuse_finished()
-    there = next(path for path in (paths.folder.absolute(), *paths.folder.absolute().parents) if path.exists())
+    there = next(
+        path
+        for path in (paths.folder.absolute(), *paths.folder.absolute().parents)
+        if path.exists()
+    )
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise UserError("file.unwritable", there, "cannot be written", "Set LOGDIR to a writable folder")
-    return f"{paths.folder}, not created yet" if there != paths.folder.absolute() else str(paths.folder)
+        raise UserError(
+            "file.unwritable", there, "cannot be written", "Set LOGDIR to a writable folder"
+        )
+    return (
+        f"{paths.folder}, not created yet"
+        if there != paths.folder.absolute()
+        else str(paths.folder)
+    )
 
 
 EVALUATE_ONLY_HELP = (
@@ -127,7 +142,12 @@ def _run(args: Sequence[str]) -> int:
     print_config = "--print-config" in words
     if speed is not None and not print_config:
         remedy = "Give both, or neither"
-        raise UserError("config.conflict", "--samples-per-second", "is only for the estimate of --print-config", remedy)
+        raise UserError(
+            "config.conflict",
+            "--samples-per-second",
+            "is only for the estimate of --print-config",
+            remedy,
+        )
     line = [word for word in words if word not in ("--print-config", "--evaluate-only")]
     place = RankPlace.identify(environment())
     # Before torch is imported, which takes seconds: most mistakes show here.
@@ -166,8 +186,12 @@ def _print_plan(resolved: Resolved, place: RankPlace, speed: float | None) -> in
     ranks = place.world_size if place.world_size > 1 else planned_world_size(environment()) or 1
     config = resolved.config
     plan = make_plan(config, ranks, environment(), speed)
-    _print_lines(console, ["plan:", *plan.lines, *(f"warning: {warning}" for warning in plan.warnings)])
-    check_run(config, resolved.recipe, place.local_world_size, lambda text: _print_lines(console, [text]))
+    _print_lines(
+        console, ["plan:", *plan.lines, *(f"warning: {warning}" for warning in plan.warnings)]
+    )
+    check_run(
+        config, resolved.recipe, place.local_world_size, lambda text: _print_lines(console, [text])
+    )
     return 0
 
 
@@ -252,17 +276,26 @@ def _described() -> Callable[..., None]:
 
     keyword = inspect.Parameter.KEYWORD_ONLY
     options: list[tuple[str, object, object]] = [
-        ("config", list[Path] | None, typer.Option("--config", help="YAML file; extends: names its parent.")),
+        (
+            "config",
+            list[Path] | None,
+            typer.Option("--config", help="YAML file; extends: names its parent."),
+        ),
         ("evaluate_only", bool, typer.Option("--evaluate-only", help=EVALUATE_ONLY_HELP)),
         (
             "print_config",
             bool,
-            typer.Option("--print-config", help="Print settings and plan, check data, weights and folders, and exit."),
+            typer.Option(
+                "--print-config",
+                help="Print settings and plan, check data, weights and folders, and exit.",
+            ),
         ),
         (
             "samples_per_second",
             str | None,
-            typer.Option("--samples-per-second", help="Measured speed, for --print-config.", metavar="VALUE"),
+            typer.Option(
+                "--samples-per-second", help="Measured speed, for --print-config.", metavar="VALUE"
+            ),
         ),
     ]
     for name, row in settings_by_key().items():
@@ -272,9 +305,20 @@ def _described() -> Callable[..., None]:
         default = default_words(row, RECIPES.values())
         note = default if default.startswith(REQUIRED) else f"default: {default}"
         text = f"{row.meaning}{unit} ({row.type_name}; export {row.env}; {note})"
-        options.append((name, str | None, typer.Option(row.flag, help=text, metavar="VALUE", show_default=False)))
+        options.append(
+            (
+                name,
+                str | None,
+                typer.Option(row.flag, help=text, metavar="VALUE", show_default=False),
+            )
+        )
     parameters = [
-        inspect.Parameter(name, keyword, default=False if kind is bool else None, annotation=Annotated[kind, option])
+        inspect.Parameter(
+            name,
+            keyword,
+            default=False if kind is bool else None,
+            annotation=Annotated[kind, option],
+        )
         for name, kind, option in options
     ]
     train.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

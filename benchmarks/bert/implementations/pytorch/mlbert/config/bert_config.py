@@ -26,7 +26,13 @@ _Share = Annotated[float, Field(ge=0, lt=1)]
 _Small = Annotated[float, Field(gt=0, lt=1)]
 _BOOLEANS = {"true": True, "false": False}
 # Missing in the benchmark's file; written only if they differ from a plain BERT.
-_OPTIONS = ("position_embedding_type", "rope_theta", "norm_position", "gated_mlp", "tie_word_embeddings")
+_OPTIONS = (
+    "position_embedding_type",
+    "rope_theta",
+    "norm_position",
+    "gated_mlp",
+    "tie_word_embeddings",
+)
 
 
 @dataclass(frozen=True)
@@ -71,8 +77,12 @@ class BertConfig:
             heads = f"num_attention_heads {self.num_attention_heads}"
             reason = f"hidden_size {self.hidden_size} is not a multiple of {heads}"
             raise UserError("model.shape", "bert_config", reason, "Change one of the two")
-        if self.is_rotary and not (self.norm_position == "pre" and self.gated_mlp and self.head_size % 2 == 0):
-            reason = "rotary positions require norm_position pre, gated_mlp true and an even head size"
+        if self.is_rotary and not (
+            self.norm_position == "pre" and self.gated_mlp and self.head_size % 2 == 0
+        ):
+            reason = (
+                "rotary positions require norm_position pre, gated_mlp true and an even head size"
+            )
             raise UserError("model.shape", "bert_config", reason, "Change one or the other")
 
     @property
@@ -153,18 +163,28 @@ class BertConfig:
             name, equals, value = word.partition("=")
             if not equals:
                 reason = f"{word!r} is not name=value"
-                raise UserError("config.value", subject, reason, "Write name=value, separated by spaces")
+                raise UserError(
+                    "config.value", subject, reason, "Write name=value, separated by spaces"
+                )
             if name not in kinds:
                 near = nearest(name, kinds)
-                hint = f"The nearest known one is {near}" if near else f"Known ones: {', '.join(kinds)}"
+                hint = (
+                    f"The nearest known one is {near}"
+                    if near
+                    else f"Known ones: {', '.join(kinds)}"
+                )
                 raise UserError("config.unknown-name", subject, f"{name!r} is unknown", hint)
             if name in changes:
-                raise UserError("config.duplicate", subject, f"{name!r} is given twice", "Remove one of them")
+                raise UserError(
+                    "config.duplicate", subject, f"{name!r} is given twice", "Remove one of them"
+                )
             try:
                 changes[name] = _parsed(value, kinds[name])
             except (KeyError, ValueError):
                 kind = {bool: "true or false", int: "an integer", float: "a number"}[kinds[name]]
-                raise UserError("config.value", subject, f"{name} is {value!r}", f"Give {kind}") from None
+                raise UserError(
+                    "config.value", subject, f"{name} is {value!r}", f"Give {kind}"
+                ) from None
         try:
             return replace(self, **changes)  # type: ignore[arg-type]
         except UserError as error:

@@ -18,7 +18,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from mlbert.config.recipe import Recipe
-from mlbert.config.section import Contradiction, Section, Setting, is_yes_or_no, says_none, settings_of
+from mlbert.config.section import (
+    Contradiction,
+    Section,
+    Setting,
+    is_yes_or_no,
+    says_none,
+    settings_of,
+)
 from mlbert.config.sections import Configuration, settings_by_env, settings_by_key
 from mlbert.config.sources import check_exports, read_yaml
 from mlbert.config.words import REMOVED, missing, unknown_name, value_words
@@ -37,7 +44,9 @@ def contradictions(config: Configuration) -> Iterator[Contradiction]:
     start = config[ModelConfig].init_checkpoint
     if start is not None and Path(start) == config[RunConfig].output_dir:
         remedy = "Name the checkpoint to start from"
-        yield Contradiction("config.conflict", "INIT_CHECKPOINT", "is the run folder LOGDIR itself", remedy)
+        yield Contradiction(
+            "config.conflict", "INIT_CHECKPOINT", "is the run folder LOGDIR itself", remedy
+        )
 
 
 def oddities(config: Configuration, origins: Mapping[str, str]) -> Iterator[str]:
@@ -52,7 +61,9 @@ def oddities(config: Configuration, origins: Mapping[str, str]) -> Iterator[str]
     if config[SubmissionConfig].submission_division == "closed":
         yield from _not_closed(config)
     name = config[ScheduleConfig].schedule
-    for key in sorted({key for keys in SCHEDULE_SETTINGS.values() for key in keys} - set(SCHEDULE_SETTINGS[name])):
+    for key in sorted(
+        {key for keys in SCHEDULE_SETTINGS.values() for key in keys} - set(SCHEDULE_SETTINGS[name])
+    ):
         setting = settings_by_key()[key]
         if config.get(setting) is not None and not origins[key].startswith(("recipe ", "not set")):
             yield f"{setting.env} is set, but SCHEDULE={name} does not read it"
@@ -93,12 +104,17 @@ class Resolved:
     config: Configuration
     origin: Mapping[str, str]  # by key
     warnings: Sequence[str] = ()  # sentences about legal values that look like mistakes
-    files: Sequence[Path] = ()  # configuration files read; first the sourced one or the first YAML file
+    files: Sequence[
+        Path
+    ] = ()  # configuration files read; first the sourced one or the first YAML file
 
     def as_table(self) -> list[tuple[str, str, str, str]]:
         """Return rows (key, value, environment name, origin)."""
         known = settings_by_key().items()
-        return [(key, value_words(self.config.get(one)), one.env, self.origin[key]) for key, one in known]
+        return [
+            (key, value_words(self.config.get(one)), one.env, self.origin[key])
+            for key, one in known
+        ]
 
     def as_lines(self) -> list[str]:
         """Return the rows of the table for printing."""
@@ -106,8 +122,12 @@ class Resolved:
 
     def summary(self) -> list[str]:
         """Return a line with the values that are not the recipe's defaults, and a line for each warning."""
-        defaults = {one.env: value_words(self.recipe.default(one)) for one in settings_by_env().values()}
-        changed = [f"{env}={value}" for _, value, env, _ in self.as_table() if value != defaults[env]]
+        defaults = {
+            one.env: value_words(self.recipe.default(one)) for one in settings_by_env().values()
+        }
+        changed = [
+            f"{env}={value}" for _, value, env, _ in self.as_table() if value != defaults[env]
+        ]
         return [
             f"not the defaults of {self.recipe.name}: {' '.join(changed)}",
             *map("warning: {}".format, self.warnings),
@@ -116,12 +136,18 @@ class Resolved:
     def as_configuration(self) -> dict[str, dict[str, Any]]:
         """Return plain values and origins by environment name, for the log."""
         known = settings_by_key().items()
-        return {one.env: {"value": _as_plain(self.config.get(one)), "origin": self.origin[key]} for key, one in known}
+        return {
+            one.env: {"value": _as_plain(self.config.get(one)), "origin": self.origin[key]}
+            for key, one in known
+        }
 
     def as_json(self) -> str:
         """Return the configuration with origins as indented JSON, for the run folder."""
         values = {key: _as_plain(self.config.get(one)) for key, one in settings_by_key().items()}
-        return json.dumps({"config": values, "origin": dict(self.origin), "warnings": list(self.warnings)}, indent=2)
+        return json.dumps(
+            {"config": values, "origin": dict(self.origin), "warnings": list(self.warnings)},
+            indent=2,
+        )
 
 
 @dataclass(frozen=True)
@@ -153,7 +179,12 @@ def split_arguments(words: Sequence[str]) -> CommandLine:
         word = rest.pop(0)
         if not word.startswith("--"):
             if not _KEY_VALUE.fullmatch(word):
-                raise UserError("config.syntax", word, "is neither a flag nor key=value", "See mlbert train --help")
+                raise UserError(
+                    "config.syntax",
+                    word,
+                    "is neither a flag nor key=value",
+                    "See mlbert train --help",
+                )
             overrides.append(word)
             continue
         flag, has_value, value = word.partition("=")
@@ -175,7 +206,9 @@ def split_arguments(words: Sequence[str]) -> CommandLine:
     return CommandLine(flags, yaml_files, overrides)
 
 
-def peek(key: str, environ: Mapping[str, str] | None = None, line: CommandLine = _NO_WORDS) -> str | None:
+def peek(
+    key: str, environ: Mapping[str, str] | None = None, line: CommandLine = _NO_WORDS
+) -> str | None:
     """Return the raw value that a setting will get. Does not need the recipe: used to find the recipe itself."""
     given = [layer[key][0] for layer in _layers(environ, line, []) if key in layer]
     return str(given[-1]) if given else None
@@ -209,7 +242,12 @@ def resolve(
     for layer in [*_layers(environ, line, files), given or {}]:
         chosen.update(layer)
     unread = _unread_by_recipe(recipe, chosen, readers)
-    absent = [one for section in recipe.sections for one in settings_of(section) if _is_absent(one, recipe, chosen)]
+    absent = [
+        one
+        for section in recipe.sections
+        for one in settings_of(section)
+        if _is_absent(one, recipe, chosen)
+    ]
     if absent:
         raise missing(absent, environ.get("CONFIG_FILE", ""))
     config = Configuration(_make(section, recipe, chosen) for section in recipe.sections)
@@ -235,7 +273,10 @@ def _own_origin(recipe: Recipe, setting: Setting) -> str:
 def _make(section: type[Section], recipe: Recipe, chosen: Layer) -> Section:
     """Return a section with the chosen values. Raises UserError if one has a wrong type or is out of range."""
     known = settings_of(section)
-    values = {one.field: _parse(one, *chosen[one.key]) if one.key in chosen else recipe.default(one) for one in known}
+    values = {
+        one.field: _parse(one, *chosen[one.key]) if one.key in chosen else recipe.default(one)
+        for one in known
+    }
     try:
         return section(**values)
     except ValidationError as error:
@@ -253,12 +294,18 @@ def _parse(setting: Setting, value: object, origin: str) -> object:
     try:
         return setting.parse(value)
     except ValueError:
-        raise UserError("config.value", subject, f"{value!r} is not {_article(setting)}", remedy) from None
+        raise UserError(
+            "config.value", subject, f"{value!r} is not {_article(setting)}", remedy
+        ) from None
 
 
 def _illegal(setting: Setting, value: object, origin: str, error: Any) -> UserError:
     """Return the error for a value of the right type that pydantic rejected."""
-    words = f"one of {', '.join(setting.choices)}" if setting.choices else error["msg"].removeprefix(_SHOULD_BE)
+    words = (
+        f"one of {', '.join(setting.choices)}"
+        if setting.choices
+        else error["msg"].removeprefix(_SHOULD_BE)
+    )
     reason = f"{str(value).strip()} is not legal, it must be {words}"
     code = "config.choice" if setting.choices else "config.range"
     return UserError(code, _subject(setting, origin), reason, setting.meaning)
@@ -270,7 +317,9 @@ def _subject(setting: Setting, origin: str) -> str:
     return setting.env if origin == f"{_ENVIRONMENT}{setting.env}" else f"{setting.env} ({origin})"
 
 
-def _unread_by_recipe(recipe: Recipe, chosen: dict[str, tuple[object, str]], readers: Sequence[Recipe]) -> list[str]:
+def _unread_by_recipe(
+    recipe: Recipe, chosen: dict[str, tuple[object, str]], readers: Sequence[Recipe]
+) -> list[str]:
     """Remove settings that the recipe does not read and return warnings; "none" and default values pass silently.
 
     Raises:
@@ -282,14 +331,22 @@ def _unread_by_recipe(recipe: Recipe, chosen: dict[str, tuple[object, str]], rea
         if recipe.reads(setting):
             continue
         del chosen[key]
-        if says_none(value) or _parse(setting, value, origin) in (recipe.default(setting), setting.default):
+        if says_none(value) or _parse(setting, value, origin) in (
+            recipe.default(setting),
+            setting.default,
+        ):
             continue
         names = ", ".join(reader.name for reader in readers if reader.reads(setting))
         words = f"is not read by RECIPE={recipe.name}{f', only by {names}' if names else ''}"
         if origin == f"{_ENVIRONMENT}{setting.env}":
             warnings.append(f"{setting.env} {words}")
         else:
-            raise UserError("config.not-read", _subject(setting, origin), words, "Remove it, or set another RECIPE")
+            raise UserError(
+                "config.not-read",
+                _subject(setting, origin),
+                words,
+                "Remove it, or set another RECIPE",
+            )
     return warnings
 
 
@@ -307,7 +364,12 @@ def _layers(environ: Mapping[str, str] | None, line: CommandLine, files: list[Pa
         if key not in settings_by_key():
             raise unknown_name(key, "key", settings_by_key())
         if key in last:
-            raise UserError("config.duplicate", word, f"{key} is already given by {last[key][1]}", "Give it once")
+            raise UserError(
+                "config.duplicate",
+                word,
+                f"{key} is already given by {last[key][1]}",
+                "Give it once",
+            )
         last[key] = (text, f"{_ARGUMENT}{key}=")
     return [*layers, last]
 
@@ -320,7 +382,11 @@ def _from_environment(environ: Mapping[str, str], files: list[Path]) -> Layer:
     for key, one in settings_by_key().items():
         if one.env in environ:
             value, export = environ[one.env], exports.get(one.env)
-            place = export.place if export is not None and export.gives(value) else f"{_ENVIRONMENT}{one.env}"
+            place = (
+                export.place
+                if export is not None and export.gives(value)
+                else f"{_ENVIRONMENT}{one.env}"
+            )
             found[key] = (value, place)
     return found
 
@@ -339,7 +405,9 @@ def _near_misses(environ: Mapping[str, str]) -> list[str]:
     known = settings_by_env()
     elsewhere = {name_shape(one.key): one.env for one in settings_by_key().values()}
     by_shape = {name_shape(env): env for env in known}
-    sentences = [f"{name} is no longer a setting: {why}" for name, why in REMOVED.items() if name in environ]
+    sentences = [
+        f"{name} is no longer a setting: {why}" for name, why in REMOVED.items() if name in environ
+    ]
     for name in environ:
         if name in known or not name.isupper():
             continue
@@ -354,7 +422,15 @@ def _near_misses(environ: Mapping[str, str]) -> list[str]:
 def _article(setting: Setting) -> str:
     """Return the type as used in a sentence: ``an integer or none``, ``one of open | closed``, ``text``."""
     first = setting.type_name[0]
-    article = "one of " if setting.choices else "" if setting.kind is str else "an " if first in "aeiou" else "a "
+    article = (
+        "one of "
+        if setting.choices
+        else ""
+        if setting.kind is str
+        else "an "
+        if first in "aeiou"
+        else "a "
+    )
     return article + setting.type_name
 
 

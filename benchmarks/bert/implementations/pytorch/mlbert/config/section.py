@@ -61,7 +61,9 @@ class Contradiction(NamedTuple):
 class Section(BaseModel):
     """Settings that belong together, owned by one room. Frozen and typed; created by `mlbert.config.resolution`."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="forbid", allow_inf_nan=False, validate_default=True
+    )
 
     def contradictions(self) -> Iterable[Contradiction]:
         """Return contradictions between values, the most important first."""
@@ -127,7 +129,9 @@ class Setting:
     @property
     def type_name(self) -> str:
         """The type in words, such as ``integer or none``."""
-        words = {str: "text", int: "integer", float: "number", bool: "yes/no", Path: "path"}[self.kind]
+        words = {str: "text", int: "integer", float: "number", bool: "yes/no", Path: "path"}[
+            self.kind
+        ]
         if self.choices:
             words = " | ".join(self.choices)
         return f"{words} or none" if self.optional else words

@@ -58,7 +58,9 @@ class Configuration:
         Data, model shape, batch and optimizer are compared by content, not by a setting. Limits, evaluations, paths,
         speed settings and the length of the schedule may change.
         """
-        fixed = {one.env: self.get(one) for one in settings_by_key().values() if one.fixed_on_resume}
+        fixed = {
+            one.env: self.get(one) for one in settings_by_key().values() if one.fixed_on_resume
+        }
         if self[ComputeConfig].auto_micro_batch:
             del fixed["GRADIENT_STEPS"]
         return {env: value for env, value in fixed.items() if value is not None}
@@ -77,11 +79,15 @@ class Configuration:
 def settings_by_key() -> Mapping[str, Setting]:
     """Return every setting that a run may have, by key."""
     found = {one.key: one for section in SECTIONS for one in settings_of(section)}
-    assert len(found) == sum(len(settings_of(section)) for section in SECTIONS), "two settings have the same key"
+    assert len(found) == sum(len(settings_of(section)) for section in SECTIONS), (
+        "two settings have the same key"
+    )
     return types.MappingProxyType(found)
 
 
 @cache
 def settings_by_env() -> Mapping[str, Setting]:
     """Return every legal export by name; those that only the launchers read are last."""
-    return types.MappingProxyType({one.env: one for one in (*settings_by_key().values(), *settings_of(LaunchConfig))})
+    return types.MappingProxyType(
+        {one.env: one for one in (*settings_by_key().values(), *settings_of(LaunchConfig))}
+    )

@@ -63,7 +63,9 @@ class Export:
         return re.fullmatch(".*".join(parts), value, re.DOTALL) is not None
 
 
-def read_yaml(path: Path, files: list[Path], children: tuple[Path, ...] = ()) -> dict[str, tuple[object, str]]:
+def read_yaml(
+    path: Path, files: list[Path], children: tuple[Path, ...] = ()
+) -> dict[str, tuple[object, str]]:
     """Return field name to (value, ``file:line``) for a file merged over its parents.
 
     Args:
@@ -86,7 +88,12 @@ def read_yaml(path: Path, files: list[Path], children: tuple[Path, ...] = ()) ->
     for name, value in tree.items():
         if name not in settings_by_key():
             reason = f"{name} is an unknown key"
-            raise UserError("config.unknown-name", path, reason, unknown_name(name, "key", settings_by_key()).remedy)
+            raise UserError(
+                "config.unknown-name",
+                path,
+                reason,
+                unknown_name(name, "key", settings_by_key()).remedy,
+            )
         if isinstance(value, dict | list):
             reason = f"{name} is not a single value"
             raise UserError("config.file", path, reason, "Write one value per line, name: value")
@@ -129,7 +136,9 @@ def load_yaml(path: Path) -> tuple[Any, dict[str, int]]:
         tree = OmegaConf.load(io.StringIO(text))
         nodes = yaml.compose(text)
     except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, RecursionError) as error:
-        raise UserError("config.file", path, f"is not valid YAML ({' '.join(str(error).split())})", remedy) from error
+        raise UserError(
+            "config.file", path, f"is not valid YAML ({' '.join(str(error).split())})", remedy
+        ) from error
     is_mapping = isinstance(tree, DictConfig) and (nodes is None or nodes.id == "mapping")
     if not is_mapping or not all(isinstance(name, str) for name in tree):
         raise UserError("config.file", path, "is not a list of names with values", remedy)
@@ -141,8 +150,12 @@ def check_yaml_depth(text: str, depth: int = 0) -> None:
     stack, which ends the process; or yaml.YAMLError."""
     import yaml
 
-    for event in yaml.parse(io.StringIO(text), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+    for event in yaml.parse(
+        io.StringIO(text), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    ):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
+            event, yaml.CollectionEndEvent
+        )
         if depth > _MOST_YAML_DEPTH:
             raise ValueError(f"nested more than {_MOST_YAML_DEPTH} deep")
 
@@ -164,12 +177,16 @@ def _load_mapping(path: Path) -> tuple[dict[str, object], list[str], dict[str, i
         tree = OmegaConf.to_container(loaded, resolve=True)
     except (OmegaConfBaseException, RecursionError) as error:
         reason = f"is not valid YAML ({' '.join(str(error).split())})"
-        raise UserError("config.file", path, reason, "Write one value per line, name: value") from error
+        raise UserError(
+            "config.file", path, reason, "Write one value per line, name: value"
+        ) from error
     assert isinstance(tree, dict)
     parents = tree.pop("extends", [])
     parents = [parents] if isinstance(parents, str) else parents
     if not isinstance(parents, list) or not all(isinstance(parent, str) for parent in parents):
-        raise UserError("config.file", path, "extends does not name a file", "Write extends: parent.yaml")
+        raise UserError(
+            "config.file", path, "extends does not name a file", "Write extends: parent.yaml"
+        )
     return {str(name): value for name, value in tree.items()}, parents, lines
 
 
@@ -181,7 +198,9 @@ def _read_exports(path: Path, files: list[Path], readers: tuple[Path, ...]) -> d
     try:
         lines = content.decode().splitlines()
     except UnicodeDecodeError as error:
-        raise UserError("file.unreadable", path, f"cannot be read ({error})", "Name a config_<system>.sh") from error
+        raise UserError(
+            "file.unreadable", path, f"cannot be read ({error})", "Name a config_<system>.sh"
+        ) from error
     files.append(path)
     is_site = path.name == _SITE_FILE
     exports: dict[str, Export] = {}
@@ -191,7 +210,12 @@ def _read_exports(path: Path, files: list[Path], readers: tuple[Path, ...]) -> d
                 exports[match[1]] = Export(_right_side(match[2]), f"{tree_relative(path)}:{number}")
             elif not is_site:
                 hint = unknown_name(match[1], "setting", settings_by_env()).remedy
-                raise UserError("config.unknown-name", f"{path}:{number}", f"{match[1]} is an unknown setting", hint)
+                raise UserError(
+                    "config.unknown-name",
+                    f"{path}:{number}",
+                    f"{match[1]} is an unknown setting",
+                    hint,
+                )
         elif match := _SOURCE.fullmatch(line):
             sibling = path.parent / match[1].strip("\"'").rsplit("/", 1)[-1]
             if sibling.name.startswith(("config_", _SITE_FILE)) and sibling.is_file():

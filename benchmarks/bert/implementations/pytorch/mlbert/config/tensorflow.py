@@ -16,7 +16,9 @@ class TensorFlowConfig(Section):
         default=None,
     )
     eval_files: str | None = setting(
-        "EVAL_FILES", "The same for evaluation; none: the training files, or EVALDIR if there are none.", default=None
+        "EVAL_FILES",
+        "The same for evaluation; none: the training files, or EVALDIR if there are none.",
+        default=None,
     )
     deterministic: bool = setting(
         "DETERMINISTIC", "Make tf.data's order reproducible, at some cost in speed.", default=True
@@ -43,7 +45,9 @@ class TensorFlowConfig(Section):
         ge=0,
         le=1099511627776,
     )
-    scale_loss: bool = setting("SCALE_LOSS", "Divide each replica's loss by the number of replicas.", default=False)
+    scale_loss: bool = setting(
+        "SCALE_LOSS", "Divide each replica's loss by the number of replicas.", default=False
+    )
     loss_scale_fixed: bool = setting("LOSS_SCALE_FIXED", "Keep LOSS_SCALE constant.", default=False)
     device_warmup: bool = setting(
         "DEVICE_WARMUP",
@@ -64,5 +68,9 @@ class TensorFlowConfig(Section):
         "Evaluate at the sample counts of the settings (steps), or on ruleset 5.0.0's grid (mlperf).",
         default="steps",
     )
-    run_eagerly: bool = setting("RUN_EAGERLY", "Run each step op by op, for debugging.", default=False)
-    enable_xla: bool = setting("ENABLE_XLA", "Compile forward, backward and update with XLA.", default=False)
+    run_eagerly: bool = setting(
+        "RUN_EAGERLY", "Run each step op by op, for debugging.", default=False
+    )
+    enable_xla: bool = setting(
+        "ENABLE_XLA", "Compile forward, backward and update with XLA.", default=False
+    )

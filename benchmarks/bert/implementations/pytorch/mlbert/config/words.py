@@ -65,7 +65,9 @@ def hint_at(shape: str) -> str | None:
     (key, _, value), note = _OTHERS[shape][0].partition("="), _OTHERS[shape][1]
     setting = settings_by_key()[key]
     words = f"Write {setting.flag} {value} here" if value else f"It is called {setting.flag} here"
-    return f"{words} (export {setting.env}{f'={value}' if value else ''}){f'; {note}' if note else ''}"
+    return (
+        f"{words} (export {setting.env}{f'={value}' if value else ''}){f'; {note}' if note else ''}"
+    )
 
 
 def unknown_name(name: str, what: str, known: Iterable[str]) -> UserError:
@@ -74,7 +76,9 @@ def unknown_name(name: str, what: str, known: Iterable[str]) -> UserError:
     theirs = hint_at(name_shape(name))
     if theirs and (near is None or name_shape(near) != name_shape(name)):
         return UserError("config.unknown-name", name, f"is an unknown {what}", theirs)
-    hint = f"The nearest known one is {near}" if near else "See mlbert train --help for the known ones"
+    hint = (
+        f"The nearest known one is {near}" if near else "See mlbert train --help for the known ones"
+    )
     return UserError("config.unknown-name", name, f"is an unknown {what}", hint)
 
 
@@ -82,15 +86,25 @@ def missing(absent: Sequence[Setting], config_file: str) -> UserError:
     """Return one error that lists all missing settings."""
     if len(absent) == 1:
         one = absent[0]
-        place = f"Add 'export {one.env}=...' to {config_file}" if config_file else f"Export it, or give {one.flag}"
+        place = (
+            f"Add 'export {one.env}=...' to {config_file}"
+            if config_file
+            else f"Export it, or give {one.flag}"
+        )
         meaning = one.meaning.rstrip(".")
-        return UserError("config.missing", one.env, f"is not set ({meaning[0].lower()}{meaning[1:]})", place)
+        return UserError(
+            "config.missing", one.env, f"is not set ({meaning[0].lower()}{meaning[1:]})", place
+        )
     names = ", ".join(f"{one.env} ({one.flag})" for one in absent)
     place = (
-        f"Add an export of each to {config_file}" if config_file else "Source a config_<system>.sh, or give the flags"
+        f"Add an export of each to {config_file}"
+        if config_file
+        else "Source a config_<system>.sh, or give the flags"
     )
     problem = f"are not set, all {len(absent)} are required"
-    return UserError("config.missing", names, problem, f"{place}; mlbert train --help explains them")
+    return UserError(
+        "config.missing", names, problem, f"{place}; mlbert train --help explains them"
+    )
 
 
 def default_words(setting: Setting, recipes: Iterable[Recipe]) -> str:

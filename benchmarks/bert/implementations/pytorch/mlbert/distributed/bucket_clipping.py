@@ -60,8 +60,13 @@ class BucketClippingReducer(GradientReducer):
         in_bf16: bool = False,
     ) -> None:
         super().__init__(params, flat_grad, offsets, world, buckets, None, loss_scale, in_bf16)
-        self._limit, self._num_shares = max_norm / len(buckets) ** 0.5, world.world_size * accumulation
-        self._kept = torch.zeros_like(flat_grad) if accumulation > 1 else None  # earlier micro-batches, clipped
+        self._limit, self._num_shares = (
+            max_norm / len(buckets) ** 0.5,
+            world.world_size * accumulation,
+        )
+        self._kept = (
+            torch.zeros_like(flat_grad) if accumulation > 1 else None
+        )  # earlier micro-batches, clipped
         self._squares = torch.zeros(len(buckets), dtype=torch.float64, device=flat_grad.device)
         self.grad_norm = torch.zeros((), dtype=torch.float64, device=flat_grad.device)
         self._is_last: bool | None = None  # True in the step's last pass; None outside a pass
@@ -83,7 +88,9 @@ class BucketClippingReducer(GradientReducer):
     def _begin_next(self) -> None:
         n = self.num_started
         part, bucket = self._slices[n], self._buckets[n]
-        self._squares[n] += clip_share(part, self._limit, self._num_shares, self._loss_scale).square()
+        self._squares[n] += clip_share(
+            part, self._limit, self._num_shares, self._loss_scale
+        ).square()
         kept = None if self._kept is None else self._kept[bucket.start : bucket.stop]
         if self._is_last:
             if kept is not None:
@@ -99,6 +106,8 @@ class BucketClippingReducer(GradientReducer):
     def _complete(self, chains: Sequence[PendingSum]) -> None:
         mean_square = self._squares.sum() / self._num_shares
         group = RankGroup(self._world.rank, self._world.world_size)
-        super()._complete([*chains, PendingSum(all_reduced(mean_square, group, in_bf16=False), None)])
+        super()._complete(
+            [*chains, PendingSum(all_reduced(mean_square, group, in_bf16=False), None)]
+        )
         self.grad_norm.copy_(mean_square.sqrt())
         self._squares.zero_()

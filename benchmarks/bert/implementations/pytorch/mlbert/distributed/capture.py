@@ -56,11 +56,15 @@ class CudaCapture:
         # A warm-up's autograd graph that is still alive, in a cycle such as a traceback's, refers to another
         # stream, and the capture would wait for it.
         gc.collect()
-        if override := getattr(torch.autograd.graph, "set_override_stale_capture_stream", None):  # since PyTorch 2.13
+        if override := getattr(
+            torch.autograd.graph, "set_override_stale_capture_stream", None
+        ):  # since PyTorch 2.13
             override(True)
         graph = torch.cuda.CUDAGraph()
         # thread_local: other threads, such as the one that pins batches, may make calls that are illegal in a capture.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        ):
             function()
         return graph.replay
 

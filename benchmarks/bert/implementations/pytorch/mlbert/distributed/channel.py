@@ -35,7 +35,9 @@ class Channel:
 
     def has_news(self, seconds: float) -> bool:
         """Wait at most ``seconds`` until `receive` would not block. Return True if it would not."""
-        poll = select.poll()  # select.select fails for descriptors above 1,023, which occur with a thousand ranks
+        poll = (
+            select.poll()
+        )  # select.select fails for descriptors above 1,023, which occur with a thousand ranks
         poll.register(self, select.POLLIN)
         return bool(poll.poll(seconds * 1000))
 
@@ -106,5 +108,7 @@ def connect(world: World) -> dict[int, Channel]:
 def _listen(backlog: int) -> socket.socket:
     """Listen on a free port of this machine, for IPv4 and IPv6 if available."""
     if socket.has_dualstack_ipv6():
-        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog)
+        return socket.create_server(
+            ("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog
+        )
     return socket.create_server(("", 0), backlog=backlog)

@@ -20,7 +20,9 @@ class DistributedConfig(Section):
         "Format in which ranks exchange gradients; sums are computed in float32 either way.",
         default="fp32",
     )
-    bucket_mib: int = setting("BUCKET_MIB", "Size of the gradient buckets.", default=25, unit="MiB", ge=1, le=4096)
+    bucket_mib: int = setting(
+        "BUCKET_MIB", "Size of the gradient buckets.", default=25, unit="MiB", ge=1, le=4096
+    )
     sharded_optimizer: Literal["off", "node", "all"] = setting(
         "SHARDED_OPTIMIZER",
         "Shard the optimizer's state and update over no ranks, the ranks of a node, or all ranks.",

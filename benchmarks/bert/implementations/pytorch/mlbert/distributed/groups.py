@@ -46,7 +46,9 @@ class RankGroup:
         """
         # torch 2.13 added the new name; the old one will be removed.
         reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-        return reduce_scatter(buffer.chunk(self.size)[self.rank], buffer, group=self.handle, async_op=True)
+        return reduce_scatter(
+            buffer.chunk(self.size)[self.rank], buffer, group=self.handle, async_op=True
+        )
 
     def begin_all_gather(self, buffer: Tensor) -> dist.Work | None:
         """Start filling the buffer in place with each rank's part, divided as in `begin_reduce_scatter_sum`.
@@ -119,10 +121,14 @@ def _ranks_of_a_node(world: World, setting: str, value: str) -> int:
     nodes differ in it or a node's ranks are not consecutive."""
     size = world.local_world_size
     is_misplaced = world.local_rank != world.rank % size or world.world_size % size != 0
-    most, least, any_misplaced = world.all_reduce_max(torch.tensor([size, -size, int(is_misplaced)])).tolist()
+    most, least, any_misplaced = world.all_reduce_max(
+        torch.tensor([size, -size, int(is_misplaced)])
+    ).tolist()
     if most != -least or any_misplaced:
         reason = f"{value} needs the same number of ranks on each node, numbered node by node"
-        raise UserError("distributed.layout", setting, reason, f"Start them so, or set {setting}=all")
+        raise UserError(
+            "distributed.layout", setting, reason, f"Start them so, or set {setting}=all"
+        )
     return size
 
 
@@ -131,4 +137,6 @@ def _handle(ranks: list[int], world: World) -> dist.ProcessGroup | None:
         return None
     # Without local synchronization every rank would have to create the groups of all other nodes too.
     timeout = world.collective_timeout
-    return dist.new_group(ranks, timeout=timeout, pg_options=nccl_options(timeout), use_local_synchronization=True)
+    return dist.new_group(
+        ranks, timeout=timeout, pg_options=nccl_options(timeout), use_local_synchronization=True
+    )

@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from mlbert.distributed.world import World
 
 PERIOD_SECONDS = 1.0
-MOST_REPORTS_PER_SECOND = 1024.0  # limits the work of rank 0's thread, which competes with its main thread
+MOST_REPORTS_PER_SECOND = (
+    1024.0  # limits the work of rank 0's thread, which competes with its main thread
+)
 LOOK_SECONDS = 0.2
 HANG_SECONDS = 25.0
 # The other ranks wait this much longer than rank 0, which knows more and should report first.
@@ -129,7 +131,9 @@ class _OwnPresence:
     def look(self) -> bool:
         """Call in every cycle of the watching thread. Return True if it is late, so that all it has heard is stale."""
         now = time.monotonic()
-        clock = time.time()  # keeps running while a virtual machine sleeps; the monotonic clock may not
+        clock = (
+            time.time()
+        )  # keeps running while a virtual machine sleeps; the monotonic clock may not
         gap = max(now - self.looked, clock - self.looked_at_clock)
         self.looked, self.looked_at_clock = now, clock
         if gap > ABSENCE_SECONDS:
@@ -158,9 +162,18 @@ class HealthMonitor:
     """
 
     def __init__(
-        self, world: World, report: Callable[[str, bool], None], end: Callable[[bool], NoReturn], hang_seconds: float
+        self,
+        world: World,
+        report: Callable[[str, bool], None],
+        end: Callable[[bool], NoReturn],
+        hang_seconds: float,
     ) -> None:
-        self.world, self._report, self._end_process, self._hang_seconds = world, report, end, hang_seconds
+        self.world, self._report, self._end_process, self._hang_seconds = (
+            world,
+            report,
+            end,
+            hang_seconds,
+        )
         self._period = max(PERIOD_SECONDS, world.world_size / MOST_REPORTS_PER_SECOND)
         # Replaced atomically, so that the watching thread never sees the step of one mark and the stage of another.
         self._place = _START
@@ -229,7 +242,9 @@ class HealthMonitor:
         except BaseException as error:
             try:
                 self._report_failure(error)
-            except BaseException as interruption:  # a signal, while it waits for the cause of the failure
+            except (
+                BaseException
+            ) as interruption:  # a signal, while it waits for the cause of the failure
                 if not isinstance(error, UserError):
                     self._report_failure(interruption)
                 raise
@@ -262,7 +277,9 @@ class HealthMonitor:
         except OSError as error:
             reason = f"cannot join the watch over the ranks ({error})"
             remedy = "Allow connections between the nodes on any port; gloo and NCCL need this too"
-            raise UserError("distributed.join", self._name(self.world.rank), reason, remedy) from error
+            raise UserError(
+                "distributed.join", self._name(self.world.rank), reason, remedy
+            ) from error
         target = self._watch_ranks if self.world.rank == 0 else self._watch_head
         self._thread = threading.Thread(target=target, name="rank-watch", daemon=True)
         self._thread.start()
@@ -278,12 +295,18 @@ class HealthMonitor:
         is_signal = not isinstance(error, Exception)
         # Rank 0 reports a mistake that it makes as well.
         is_mistake = isinstance(error, UserError)
-        is_consequence = is_signal or isinstance(error, RuntimeError) or (is_mistake and self.world.rank != 0)
-        text = error.as_line() if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        is_consequence = (
+            is_signal or isinstance(error, RuntimeError) or (is_mistake and self.world.rank != 0)
+        )
+        text = (
+            error.as_line() if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        )
         words = " ".join(text.split()).removesuffix(":").rstrip(".")
         sentence = f"{self._name(self.world.rank)} failed {_after(self._place.step)}: {words}"
         if self.world.rank != 0:
-            self._channels[0].send(failed=sentence, is_cause=not is_consequence, is_mistake=is_mistake)
+            self._channels[0].send(
+                failed=sentence, is_cause=not is_consequence, is_mistake=is_mistake
+            )
         elif is_signal:
             self._stopping.wait(PERIOD_SECONDS)  # a lost rank that caused it shows up by then
             self._leaving = True
@@ -297,7 +320,9 @@ class HealthMonitor:
             self._announce(sentence, is_mistake)
         # Meanwhile the watching thread ends the process once it knows the cause.
         waits_for_cause = is_consequence and not self._leaving
-        self._stopping.wait(CAUSE_SECONDS + 2 * PERIOD_SECONDS if waits_for_cause else PERIOD_SECONDS)
+        self._stopping.wait(
+            CAUSE_SECONDS + 2 * PERIOD_SECONDS if waits_for_cause else PERIOD_SECONDS
+        )
 
     def _name(self, rank: int) -> str:
         return f"rank {rank} on {self._hosts[rank]}"
@@ -313,12 +338,21 @@ class HealthMonitor:
             # Poll: with many ranks, it costs more to wake up for each report than to read it.
             while not self._stopping.wait(LOOK_SECONDS):
                 ready = selector.select(0)
-                if presence.look():  # first: ready connections may belong to ranks that gave this one up
+                if (
+                    presence.look()
+                ):  # first: ready connections may belong to ranks that gave this one up
                     for peer in (own, *others):
                         peer.heard = peer.changed = time.monotonic()
-                received = [(key.fileobj, key.data, self._channels[key.data.rank].receive()) for key, _ in ready]
-                for connection, peer, messages in sorted(received, key=lambda one: one[2] is not None):
-                    if messages is None:  # first: Slurm signals the others when a rank dies, and they report the signal
+                received = [
+                    (key.fileobj, key.data, self._channels[key.data.rank].receive())
+                    for key, _ in ready
+                ]
+                for connection, peer, messages in sorted(
+                    received, key=lambda one: one[2] is not None
+                ):
+                    if (
+                        messages is None
+                    ):  # first: Slurm signals the others when a rank dies, and they report the signal
                         selector.unregister(connection)
                         self._take_end(peer, presence)
                     else:
@@ -326,7 +360,9 @@ class HealthMonitor:
                 own.is_at(self._current_place())
                 if self._suspicion is not None and self._is_signalled:
                     self._leaving = True
-                    self._announce(self._suspicion[1])  # the others exit, and so end a collective that may hang
+                    self._announce(
+                        self._suspicion[1]
+                    )  # the others exit, and so end a collective that may hang
                     self._suspicion = None
                 elif self._suspicion is not None and time.monotonic() > self._suspicion[0]:
                     self._end(*self._suspicion[1:])
@@ -342,7 +378,9 @@ class HealthMonitor:
             step = max(peer.place.step, self._place.step)
             self.report_lost(f"{self._name(peer.rank)} died {_after(step)}", presence)
 
-    def _hear(self, peer: _Peer, messages: Sequence[dict[str, Any]], presence: _OwnPresence) -> None:
+    def _hear(
+        self, peer: _Peer, messages: Sequence[dict[str, Any]], presence: _OwnPresence
+    ) -> None:
         """Handle a rank's messages."""
         peer.heard = time.monotonic()
         for message in messages:
@@ -366,13 +404,21 @@ class HealthMonitor:
             if (silence := now - peer.heard) > limit:
                 step = max(peer.place.step, own.place.step)
                 self._end(f"{self._name(peer.rank)} is silent {_after(step)} ({silence:.0f} s)")
-        behind = min((own, *present), key=lambda peer: (peer.place.step, peer.place.stage, peer.changed))
+        behind = min(
+            (own, *present), key=lambda peer: (peer.place.step, peer.place.stage, peer.changed)
+        )
         pause = now - max(peer.changed for peer in (own, *others))
-        patient = behind.place.step == self._first_step or any(p.place.stage in _PATIENT for p in (own, *others))
-        limit = PATIENT_SECONDS if patient else max(self._hang_seconds, HANG_FACTOR * pauses.longest)
+        patient = behind.place.step == self._first_step or any(
+            p.place.stage in _PATIENT for p in (own, *others)
+        )
+        limit = (
+            PATIENT_SECONDS if patient else max(self._hang_seconds, HANG_FACTOR * pauses.longest)
+        )
         if pause > limit:
             stage = Stage(behind.place.stage).name
-            self._end(f"{self._name(behind.rank)} hangs {_after(behind.place.step)} ({stage}, {pause:.0f} s)")
+            self._end(
+                f"{self._name(behind.rank)} hangs {_after(behind.place.step)} ({stage}, {pause:.0f} s)"
+            )
         pauses.see(0.0 if patient else pause)
 
     def _announce(self, verdict: str, is_mistake: bool = False) -> None:
@@ -385,7 +431,9 @@ class HealthMonitor:
     def _watch_head(self) -> None:
         head, presence = self._channels[0], _OwnPresence()
         heard = time.monotonic()
-        next_report = heard + self._period * self.world.rank / self.world.world_size  # spread over the period
+        next_report = (
+            heard + self._period * self.world.rank / self.world.world_size
+        )  # spread over the period
         while not self._stopping.is_set():
             if time.monotonic() >= next_report:
                 next_report = time.monotonic() + self._period
@@ -400,7 +448,9 @@ class HealthMonitor:
                 for message in messages:
                     if "bye" in message:
                         return
-                    if message["verdict"]:  # rank 0 has reported it, or prints a mistake and exits within a second
+                    if message[
+                        "verdict"
+                    ]:  # rank 0 has reported it, or prints a mistake and exits within a second
                         self.is_mistake = message["is_mistake"]
                         time.sleep(2 * PERIOD_SECONDS * self.is_mistake)
                         self._end_process(self.is_mistake)

@@ -53,7 +53,9 @@ LOST_RANK = 3
 BY_SIGNAL = 128  # plus the signal's number, as shells count
 INTERRUPTED = BY_SIGNAL + signal.SIGINT
 
-UNWIND_SECONDS = 20.0  # time for the main thread to exit after a signal; less than Slurm's KillWait of 30
+UNWIND_SECONDS = (
+    20.0  # time for the main thread to exit after a signal; less than Slurm's KillWait of 30
+)
 WARNING = signal.SIGUSR1
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -104,7 +106,10 @@ class Lifecycle:
     """
 
     def __init__(
-        self, world: World, close_log: Callable[[str, str | None], object], hang_seconds: float = HANG_SECONDS
+        self,
+        world: World,
+        close_log: Callable[[str, str | None], object],
+        hang_seconds: float = HANG_SECONDS,
     ) -> None:
         self.world = world
         self.watch = HealthMonitor(world, self._report_loss, self._end_process, hang_seconds)

@@ -34,7 +34,9 @@ def _mistake(subject: str, problem: str, remedy: str = ONE_IDENTITY) -> UserErro
 
 
 def _no_hosts(text: str) -> UserError:
-    return _mistake("SLURM_JOB_NODELIST", f"'{text}' is not a list of hosts", "Set MASTER_ADDR yourself")
+    return _mistake(
+        "SLURM_JOB_NODELIST", f"'{text}' is not a list of hosts", "Set MASTER_ADDR yourself"
+    )
 
 
 def _integer(environ: Mapping[str, str], name: str) -> int | None:
@@ -59,7 +61,9 @@ def expand_hostlist(text: str) -> list[str]:
     hosts: list[str] = []
     for entry in re.findall(entry_form, text):
         parts = re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", entry)
-        choices = [[literal] if literal else _expand_ranges(ranges, text) for literal, ranges in parts]
+        choices = [
+            [literal] if literal else _expand_ranges(ranges, text) for literal, ranges in parts
+        ]
         hosts += map("".join, itertools.product(*choices))
     return hosts
 
@@ -100,12 +104,17 @@ class ProcessIdentity:
 # Launchers that export rank, world size, local rank and local size, in order of precedence.
 _LAUNCHERS = (
     ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    ("mpirun", *(f"OMPI_COMM_WORLD_{part}" for part in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
+    (
+        "mpirun",
+        *(f"OMPI_COMM_WORLD_{part}" for part in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
+    ),
     ("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
 
 
-def _from_variables(environ: Mapping[str, str], launcher: str, *names: str) -> ProcessIdentity | None:
+def _from_variables(
+    environ: Mapping[str, str], launcher: str, *names: str
+) -> ProcessIdentity | None:
     found = {name: _integer(environ, name) for name in names}
     given = [name for name, value in found.items() if value is not None]
     if not given:
@@ -127,14 +136,20 @@ def _from_slurm(environ: Mapping[str, str]) -> ProcessIdentity | None:
     if step_tasks == 1:
         return ProcessIdentity("slurm", 0, 1, 0, 1)
     if rank is None:
-        raise _mistake("SLURM_PROCID", f"is not set in a step of {step_tasks} tasks", "Start the ranks with srun")
+        raise _mistake(
+            "SLURM_PROCID",
+            f"is not set in a step of {step_tasks} tasks",
+            "Start the ranks with srun",
+        )
     node, per_node = _integer(environ, "SLURM_NODEID"), environ.get("SLURM_STEP_TASKS_PER_NODE")
     counts = expand_tasks_per_node(per_node) if per_node else []
     if node is not None and node < len(counts):
         local_size: int | None = counts[node]
     else:
         local_size = _integer(environ, "SLURM_NTASKS_PER_NODE")
-    return ProcessIdentity("slurm", rank, step_tasks, _integer(environ, "SLURM_LOCALID"), local_size)
+    return ProcessIdentity(
+        "slurm", rank, step_tasks, _integer(environ, "SLURM_LOCALID"), local_size
+    )
 
 
 def _check_contradiction(chosen: ProcessIdentity, other: ProcessIdentity) -> None:
@@ -147,7 +162,9 @@ def _check_contradiction(chosen: ProcessIdentity, other: ProcessIdentity) -> Non
     if nested or (chosen.launcher == "mpirun" and other.launcher == "slurm"):
         return
     if (chosen.rank, chosen.world_size) != (other.rank, other.world_size):
-        say = [f"{one.launcher} says rank {one.rank} of {one.world_size}" for one in (chosen, other)]
+        say = [
+            f"{one.launcher} says rank {one.rank} of {one.world_size}" for one in (chosen, other)
+        ]
         raise _mistake("process identity", ", ".join(say))
 
 
@@ -172,10 +189,15 @@ def _complete_local(identity: ProcessIdentity, one_machine: bool) -> tuple[int, 
     if (rank is None or size is None) and identity.world_size > 1 and not one_machine:
         missing = "local rank" if rank is None else "number of local ranks"
         remedy = "Set LOCAL_RANK and LOCAL_WORLD_SIZE, or start with torchrun or srun"
-        raise _mistake("process identity", f"{identity.launcher} does not set the {missing}", remedy)
+        raise _mistake(
+            "process identity", f"{identity.launcher} does not set the {missing}", remedy
+        )
     rank = identity.rank if rank is None else rank
     size = identity.world_size if size is None else size
-    for value, limit, name in ((identity.rank, identity.world_size, "rank"), (rank, size, "local rank")):
+    for value, limit, name in (
+        (identity.rank, identity.world_size, "rank"),
+        (rank, size, "local rank"),
+    ):
         if value >= limit:
             raise _mistake("process identity", f"{name} {value} of {limit} ({identity.launcher})")
     if size > identity.world_size:
@@ -218,8 +240,12 @@ class RankPlace:
     launcher: str = "single"  # or "torchrun", "slurm", "mpirun", "variables"
     master_addr: str = LOOPBACK  # where rank 0 listens, with the port
     master_port: int = DEFAULT_PORT
-    host: str = field(default="", compare=False)  # Slurm's name for this node, otherwise the host name
-    has_agent: bool = field(default=False, compare=False)  # torchrun's agent, not rank 0, listens there
+    host: str = field(
+        default="", compare=False
+    )  # Slurm's name for this node, otherwise the host name
+    has_agent: bool = field(
+        default=False, compare=False
+    )  # torchrun's agent, not rank 0, listens there
 
     @classmethod
     def identify(cls, environ: Mapping[str, str] | None = None) -> Self:
@@ -230,14 +256,20 @@ class RankPlace:
         """
         environ = environment() if environ is None else environ
         host = environ.get("SLURMD_NODENAME") or socket.gethostname()
-        found = [*(_from_variables(environ, *launcher) for launcher in _LAUNCHERS), _from_slurm(environ)]
+        found = [
+            *(_from_variables(environ, *launcher) for launcher in _LAUNCHERS),
+            _from_slurm(environ),
+        ]
         identities = [identity for identity in found if identity is not None]
         if not identities:
             return cls(host=host)
         chosen, *others = identities
         for other in others:
             _check_contradiction(chosen, other)
-            if chosen.local_rank is None and (chosen.rank, chosen.world_size) == (other.rank, other.world_size):
+            if chosen.local_rank is None and (chosen.rank, chosen.world_size) == (
+                other.rank,
+                other.world_size,
+            ):
                 chosen = other  # srun's PMI plugin sets no local ranks, but srun does
         has_agent = _has_agent(environ)
         if chosen.world_size < 1:
@@ -248,10 +280,14 @@ class RankPlace:
         one_machine = _integer(environ, "SLURM_STEP_NUM_NODES") == 1 if in_step else is_local
         local_rank, local_world_size = _complete_local(chosen, one_machine)
         if not address:
-            address = LOOPBACK if local_world_size == chosen.world_size else _slurm_head(environ) or ""
+            address = (
+                LOOPBACK if local_world_size == chosen.world_size else _slurm_head(environ) or ""
+            )
         if not address:
             reason = f"is not set, and the {chosen.world_size} ranks are on several machines"
             raise _mistake("MASTER_ADDR", reason, "Export the address of the machine of rank 0")
-        port = _integer(environ, "MASTER_PORT") or (_slurm_port(environ) if in_step else DEFAULT_PORT)
+        port = _integer(environ, "MASTER_PORT") or (
+            _slurm_port(environ) if in_step else DEFAULT_PORT
+        )
         ranks = (chosen.rank, local_rank, chosen.world_size, local_world_size)
         return cls(*ranks, chosen.launcher, address, port, host, has_agent)

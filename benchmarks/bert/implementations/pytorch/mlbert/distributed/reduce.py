@@ -194,8 +194,13 @@ class GradientReducer:
         self._buckets = list(buckets)
         self._slices = [flat_grad[bucket.start : bucket.stop] for bucket in self._buckets]
         # Where backward must write each gradient: the buffer is useless if autograd replaces a .grad tensor.
-        self._addresses = [flat_grad.data_ptr() + offset * flat_grad.element_size() for offset in offsets]
-        self._buckets_of = [[n for n, b in enumerate(self._buckets) if i in b.parameters] for i in range(len(params))]
+        self._addresses = [
+            flat_grad.data_ptr() + offset * flat_grad.element_size() for offset in offsets
+        ]
+        self._buckets_of = [
+            [n for n, b in enumerate(self._buckets) if i in b.parameters]
+            for i in range(len(params))
+        ]
         self._armed = False
         self._missing: list[set[int]] = []  # per bucket, the parameters without a gradient so far
         self._in_bf16 = in_bf16
@@ -209,7 +214,9 @@ class GradientReducer:
         self._is_alone = world.world_size == 1
         hooked = [] if self._is_alone else [(n, p) for n, p in enumerate(params) if p.requires_grad]
         self._hooks = [
-            param.register_post_accumulate_grad_hook(lambda _, index=index: self._on_gradient(index))
+            param.register_post_accumulate_grad_hook(
+                lambda _, index=index: self._on_gradient(index)
+            )
             for index, param in hooked
         ]
 
@@ -233,7 +240,9 @@ class GradientReducer:
         """Let the hooks start buckets."""
         self._armed = not self._is_alone
         if self._armed:
-            self._missing = [{i for i in b.parameters if self._params[i].requires_grad} for b in self._buckets]
+            self._missing = [
+                {i for i in b.parameters if self._params[i].requires_grad} for b in self._buckets
+            ]
 
     def finish(self) -> None:
         """Clip if `clip_before`, start the buckets that backward did not start, and wait for all of them.
@@ -264,7 +273,9 @@ class GradientReducer:
             return
         grad = self._params[index].grad
         assert grad is not None, "gradients are views of the buffer"
-        assert grad.data_ptr() == self._addresses[index], "a .grad was replaced: use FlatParameters.zero_grad"
+        assert grad.data_ptr() == self._addresses[index], (
+            "a .grad was replaced: use FlatParameters.zero_grad"
+        )
         buckets = self._buckets_of[index]
         late = "a gradient changed after its sum had started: one backward after prepare"
         assert buckets[0] >= self.num_started, late

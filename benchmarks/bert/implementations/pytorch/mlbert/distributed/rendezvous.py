@@ -89,7 +89,9 @@ class Rendezvous:
 
     def set_join_timeout(self, seconds: float | None) -> None:
         """Wait at most this long for the other ranks from now on (None: the default for their number)."""
-        self.join_seconds = default_join_seconds(self._world.world_size) if seconds is None else seconds
+        self.join_seconds = (
+            default_join_seconds(self._world.world_size) if seconds is None else seconds
+        )
 
     @property
     def collective_seconds(self) -> float:
@@ -110,7 +112,9 @@ class Rendezvous:
             return work()
         mistake = None
         try:
-            raise_open_files_limit(self._world.world_size)  # before the first roll call connects anything
+            raise_open_files_limit(
+                self._world.world_size
+            )  # before the first roll call connects anything
             result = work()
         except UserError as error:
             mistake = error
@@ -181,7 +185,9 @@ class Rendezvous:
                 calls = dist.PrefixStore(f"mlbert/{name}", self.store(seconds))
                 calls.set(str(world.rank), _serialized(mistake))
                 calls.add("mistakes", int(mistake is not None))
-                if calls.add("arrivals", 1) == world.world_size:  # each rank waits for one key instead of one per rank
+                if (
+                    calls.add("arrivals", 1) == world.world_size
+                ):  # each rank waits for one key instead of one per rank
                     calls.compare_set("end", "", "mistakes" if calls.add("mistakes", 0) else "all")
                 end, missing = self._wait(calls, seconds)
                 if missing:
@@ -220,12 +226,18 @@ class Rendezvous:
         absent = ", ".join(str(rank) for rank in missing if not hosts[rank])
         lost = ", ".join(f"rank {rank} on {hosts[rank]}" for rank in missing if hosts[rank])
         parts = [f"rank {absent} did not join within {seconds:.0f} s"] if absent else []
-        return "; ".join([*parts, f"{lost} joined, then hung or died ({seconds:.0f} s)"] if lost else parts)
+        return "; ".join(
+            [*parts, f"{lost} joined, then hung or died ({seconds:.0f} s)"] if lost else parts
+        )
 
     def _host(self, rank: int) -> str:
         """Return a rank's host; empty if it has not joined."""
         store = self.store(GRACE_SECONDS)
-        return store.get(_host_key(rank)).decode(errors="replace") if store.check([_host_key(rank)]) else ""
+        return (
+            store.get(_host_key(rank)).decode(errors="replace")
+            if store.check([_host_key(rank)])
+            else ""
+        )
 
     def _mistakes(self, calls: dist.Store) -> list[UserError]:
         """Return the errors of all ranks, each one once."""
@@ -261,7 +273,9 @@ class Rendezvous:
     def _give_up(self, seconds: float) -> NoReturn:
         # Without the store the ranks cannot agree on who reports it.
         if self._world.rank == 1 or self._world.local_rank == 0:
-            error = self._join_error(f"rank 0 has not answered for {seconds:.0f} s: it hangs or its machine is cut off")
+            error = self._join_error(
+                f"rank 0 has not answered for {seconds:.0f} s: it hangs or its machine is cut off"
+            )
             print(f"mlbert: error: {error.as_line()}", file=sys.stderr, flush=True)
         else:
             time.sleep(HEAR_SECONDS)
@@ -273,4 +287,8 @@ def _host_key(rank: int) -> str:
 
 
 def _serialized(mistake: UserError | None) -> str:
-    return json.dumps([mistake.code, mistake.subject, mistake.problem, mistake.remedy]) if mistake else ""
+    return (
+        json.dumps([mistake.code, mistake.subject, mistake.problem, mistake.remedy])
+        if mistake
+        else ""
+    )

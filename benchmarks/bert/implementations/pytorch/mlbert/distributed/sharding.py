@@ -40,7 +40,10 @@ class ShardLayout:
         starts = [0, *sorted(range(numel - length, 0, -length))]
         self.groups, self.size = groups, groups.inside.size
         self.blocks = list(pairwise([*starts, numel]))  # (start, stop) of each, ascending
-        self.parts, self.spans = [], []  # (start, stop) of this rank's part of each block: in the buffer, in the shard
+        self.parts, self.spans = (
+            [],
+            [],
+        )  # (start, stop) of this rank's part of each block: in the buffer, in the shard
         rank, size = groups.inside.rank, groups.inside.size
         for start, stop in self.blocks:
             part = (stop - start) // size
@@ -59,7 +62,11 @@ class ShardLayout:
 
     def take(self, buffer: Tensor) -> Tensor:
         """Return this rank's shard [numel // size] of a buffer [numel]: a copy, or the buffer itself if unsharded."""
-        return buffer if self.size == 1 else torch.cat([buffer[start:stop] for start, stop in self.parts])
+        return (
+            buffer
+            if self.size == 1
+            else torch.cat([buffer[start:stop] for start, stop in self.parts])
+        )
 
     def gather(self, shard: Tensor) -> Tensor:
         """Gather all ranks' shards [numel // size] into a new buffer [numel]; if unsharded, return the shard itself."""
@@ -122,7 +129,16 @@ class ShardedReducer(GradientReducer):
         in_bf16: bool = False,
     ) -> None:
         self._layout = layout
-        super().__init__(params, flat_grad, offsets, world, layout.buckets(offsets), clip_before, loss_scale, in_bf16)
+        super().__init__(
+            params,
+            flat_grad,
+            offsets,
+            world,
+            layout.buckets(offsets),
+            clip_before,
+            loss_scale,
+            in_bf16,
+        )
 
     def warm_up(self) -> None:
         """See `GradientReducer`. Also runs the collectives of a sharded optimizer once."""
@@ -137,4 +153,6 @@ class ShardedReducer(GradientReducer):
     def _sum(self, part: Tensor) -> Steps:
         groups = self._layout.groups
         yield from reduce_scattered(part, groups.inside, self._in_bf16)
-        yield from all_reduced(part.chunk(groups.inside.size)[groups.inside.rank], groups.between, self._in_bf16)
+        yield from all_reduced(
+            part.chunk(groups.inside.size)[groups.inside.rank], groups.between, self._in_bf16
+        )

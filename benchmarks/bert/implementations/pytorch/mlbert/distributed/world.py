@@ -18,7 +18,9 @@ from mlbert.distributed.rendezvous import Rendezvous, Result
 from mlbert.host.environment import environment
 
 LAZY_CONNECTIONS = "TORCH_GLOO_LAZY_INIT"
-ROUND_SECONDS = 10.0  # between collectives of `World.wait_for_all`, far less than any of them may take
+ROUND_SECONDS = (
+    10.0  # between collectives of `World.wait_for_all`, far less than any of them may take
+)
 
 
 def nccl_options(timeout: timedelta) -> Any:

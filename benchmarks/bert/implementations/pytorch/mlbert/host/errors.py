@@ -64,7 +64,12 @@ def import_package(name: str, subject: str | Path, extra: str) -> Any:
 def hide_credentials(text: str) -> str:
     """Mask the secrets in addresses: ``https://name:password@host/``, and the query of a signed one."""
     text = re.sub(r"(\w+://)[^/@\s]+@", r"\1***@", text)
-    return re.sub(r"([?&][\w-]*(?:sig|signature|credential|token|accesskeyid)=)[^&\s'\"]+", r"\1***", text, flags=re.I)
+    return re.sub(
+        r"([?&][\w-]*(?:sig|signature|credential|token|accesskeyid)=)[^&\s'\"]+",
+        r"\1***",
+        text,
+        flags=re.I,
+    )
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

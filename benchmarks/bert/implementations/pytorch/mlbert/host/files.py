@@ -24,17 +24,36 @@ from urllib.parse import urlsplit
 from mlbert.host.errors import UserError, install_words
 
 CHECKSUM = "sha256"  # header key of `tensors_sha256` in a safetensors file
-Tensors = Sequence[tuple[str, str, tuple[int, ...], memoryview]]  # name, type as of torch or NumPy, shape, bytes
+Tensors = Sequence[
+    tuple[str, str, tuple[int, ...], memoryview]
+]  # name, type as of torch or NumPy, shape, bytes
 # Types in safetensors files, in the library's order: the widest ones last.
 _DTYPES = {
-    **{"bool": "BOOL", "uint8": "U8", "int8": "I8", "float8_e5m2": "F8_E5M2", "float8_e4m3fn": "F8_E4M3"},
+    **{
+        "bool": "BOOL",
+        "uint8": "U8",
+        "int8": "I8",
+        "float8_e5m2": "F8_E5M2",
+        "float8_e4m3fn": "F8_E4M3",
+    },
     **{"int16": "I16", "uint16": "U16", "float16": "F16", "bfloat16": "BF16"},
-    **{"int32": "I32", "uint32": "U32", "float32": "F32", "float64": "F64", "int64": "I64", "uint64": "U64"},
+    **{
+        "int32": "I32",
+        "uint32": "U32",
+        "float32": "F32",
+        "float64": "F64",
+        "int64": "I64",
+        "uint64": "U64",
+    },
 }
 _MOST_BYTES = 1 << 28  # limit for reading a file into memory
 _BLOCK = 1 << 20  # bytes
 _STALE_SECONDS = 3600.0
-PAUSES_SECONDS = (0.5, 2.0, 8.0)  # before each new attempt to read an address; half to one and a half times as long
+PAUSES_SECONDS = (
+    0.5,
+    2.0,
+    8.0,
+)  # before each new attempt to read an address; half to one and a half times as long
 _SILENCE_SECONDS = 60.0  # that a server may be silent
 _S3_OPTIONS = {"config_kwargs": {"retries": {"total_max_attempts": 1}}}
 
@@ -61,7 +80,9 @@ def read_plain(path: Path, remedy: str = "Restore it", most: int = _MOST_BYTES) 
     with reading(path, remedy), open_plain(path) as file:
         content = file.read(most + 1)  # read to measure: /proc reports wrong sizes
     if len(content) > most:
-        raise UserError("file.too-large", path, f"cannot be read (larger than {most >> 20} MiB)", remedy)
+        raise UserError(
+            "file.too-large", path, f"cannot be read (larger than {most >> 20} MiB)", remedy
+        )
     return content
 
 
@@ -71,7 +92,9 @@ def reading(path: Path | str, remedy: str = "Check the path and its permissions"
     try:
         yield
     except OSError as error:
-        raise UserError("file.unreadable", path, f"cannot be read ({error.strerror or error})", remedy) from None
+        raise UserError(
+            "file.unreadable", path, f"cannot be read ({error.strerror or error})", remedy
+        ) from None
 
 
 @contextmanager
@@ -80,7 +103,9 @@ def writing(path: Path | str, remedy: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError("file.unwritable", path, f"cannot be written ({error.strerror})", remedy) from None
+        raise UserError(
+            "file.unwritable", path, f"cannot be written ({error.strerror})", remedy
+        ) from None
 
 
 def plain_size(path: Path) -> int:
@@ -103,10 +128,14 @@ class AddressError(UserError):
         status = error.code if isinstance(error, urllib.error.HTTPError) else 0
         self.reason = f"HTTP {status}" if status else str(words) or type(error).__name__
         remedy = "Check the address, the network and the permissions"
-        super().__init__("network.unreachable", address, f"cannot be fetched ({self.reason})", remedy)
+        super().__init__(
+            "network.unreachable", address, f"cannot be fetched ({self.reason})", remedy
+        )
         lasting = (FileNotFoundError, PermissionError, IsADirectoryError, ValueError)
         is_refused = 400 <= status < 500 and status not in (408, 429)
-        self.is_lasting = is_refused or isinstance(error, lasting) or "Credential" in type(error).__name__
+        self.is_lasting = (
+            is_refused or isinstance(error, lasting) or "Credential" in type(error).__name__
+        )
 
 
 class Piece(NamedTuple):
@@ -122,11 +151,19 @@ def local_path(address: str) -> Path | None:
     """Return the path in a path or ``file://`` address, or None for other addresses."""
     if "://" not in address:
         return Path(address)
-    return Path(urllib.request.url2pathname(urlsplit(address).path)) if address.startswith("file:") else None
+    return (
+        Path(urllib.request.url2pathname(urlsplit(address).path))
+        if address.startswith("file:")
+        else None
+    )
 
 
 def read_pieces(
-    address: str, offset: int = 0, *, attempts: int = 1 + len(PAUSES_SECONDS), seconds: float = _SILENCE_SECONDS
+    address: str,
+    offset: int = 0,
+    *,
+    attempts: int = 1 + len(PAUSES_SECONDS),
+    seconds: float = _SILENCE_SECONDS,
 ) -> Iterator[Piece]:
     """Yield the pieces of a file from ``offset`` on.
 
@@ -200,7 +237,9 @@ def _open_address(address: str, offset: int, seconds: float) -> Iterator[tuple[A
     elif scheme in ("http", "https"):
         headers = {"User-Agent": "mlbert", **({"Range": f"bytes={offset}-"} if offset else {})}
         try:
-            response = urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=seconds)
+            response = urllib.request.urlopen(
+                urllib.request.Request(address, headers=headers), timeout=seconds
+            )
         except urllib.error.HTTPError as error:
             if error.code != 416:  # the range begins after the end
                 raise
@@ -208,8 +247,12 @@ def _open_address(address: str, offset: int, seconds: float) -> Iterator[tuple[A
         with response:
             found, length = response.headers, response.headers.get("Content-Length")
             version = found.get("ETag") or found.get("Last-Modified", "")
-            ranged = response.status == 206 and re.match(r"bytes (\d+)-\d+/(\d+)", found.get("Content-Range", ""))
-            start, total = (int(ranged[1]), int(ranged[2])) if ranged else (0, int(length) if length else None)
+            ranged = response.status == 206 and re.match(
+                r"bytes (\d+)-\d+/(\d+)", found.get("Content-Range", "")
+            )
+            start, total = (
+                (int(ranged[1]), int(ranged[2])) if ranged else (0, int(length) if length else None)
+            )
             yield response, Piece(start, b"", total, version)
     else:
         try:
@@ -233,7 +276,9 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     If the block raises, nothing remains; a killed process leaves a file with another name ending in ``.tmp``. Raises
     UserError if the file cannot be written or the block raises OSError.
     """
-    temporary = path.with_name(f"{path.name}.{os.getpid()}@{socket.gethostname()}.tmp")  # several machines may write it
+    temporary = path.with_name(
+        f"{path.name}.{os.getpid()}@{socket.gethostname()}.tmp"
+    )  # several machines may write it
     try:
         with writing(path, "Free some space or choose another folder"):
             with temporary.open("wb") as file:
@@ -311,7 +356,10 @@ def write_tensors(path: Path, tensors: Tensors, metadata: Mapping[str, str] | No
     text += b" " * (-len(text) % 8)
     digest = hashlib.sha256()
     with path.open("wb") as file:
-        for part in (memoryview(len(text).to_bytes(8, "little") + text), *(content for *_, content in ordered)):
+        for part in (
+            memoryview(len(text).to_bytes(8, "little") + text),
+            *(content for *_, content in ordered),
+        ):
             for at in range(0, len(part), _BLOCK):
                 digest.update(part[at : at + _BLOCK])
                 file.write(part[at : at + _BLOCK])

@@ -29,7 +29,11 @@ def parse_json(content: bytes | str, finite: bool = True) -> Any:
     try:
         number = _finite if finite else float
         value = json.loads(
-            text, object_pairs_hook=_unique_names, parse_constant=number, parse_float=number, parse_int=_integer
+            text,
+            object_pairs_hook=_unique_names,
+            parse_constant=number,
+            parse_float=number,
+            parse_int=_integer,
         )
     except RecursionError:
         raise ValueError("nested too deeply") from None
@@ -38,7 +42,9 @@ def parse_json(content: bytes | str, finite: bool = True) -> Any:
         depth += 1
         if depth > _MOST_DEPTH:
             raise ValueError(f"nested more than {_MOST_DEPTH} deep")
-        level = [inner for one in level for inner in _members(one) if isinstance(inner, dict | list)]
+        level = [
+            inner for one in level for inner in _members(one) if isinstance(inner, dict | list)
+        ]
     return value
 
 

@@ -77,7 +77,11 @@ def processor_name(root: Path = SYSTEM) -> str:
     if core := _ARM_CORES.get((first.get("CPU implementer", ""), first.get("CPU part", ""))):
         ids = ("sys_vendor", "product_name")
         machine = " ".join(read_text(root / "sys/class/dmi/id" / name).strip() for name in ids)
-        meant = [name for place, part, name in _ARM_PROCESSORS if part in core and re.search(place, machine)]
+        meant = [
+            name
+            for place, part, name in _ARM_PROCESSORS
+            if part in core and re.search(place, machine)
+        ]
         return f"{meant[0]} ({core})" if meant else core
     generation = _generation(model, first)
     return f"{model} ({generation})" if generation else model or platform.machine() or "unknown"
@@ -96,7 +100,9 @@ def _generation(model: str, fields: dict[str, str]) -> str | None:
 
 def gpu_driver(root: Path = SYSTEM) -> str:
     """Return the version of the loaded NVIDIA driver, or "none", without running a program."""
-    found = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", read_text(root / "proc/driver/nvidia/version"))
+    found = re.search(
+        r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", read_text(root / "proc/driver/nvidia/version")
+    )
     return found[1] if found else NONE
 
 
@@ -117,6 +123,8 @@ def threads_per_rank(cpu_threads: int | None, local_world_size: int) -> int:
     if cpu_threads:
         if cpu_threads > (cpus := os.cpu_count() or 1):
             subject = f"CPU_THREADS={cpu_threads}"
-            raise UserError("config.range", subject, f"this machine has {cpus} CPUs", "Set it to none")
+            raise UserError(
+                "config.range", subject, f"this machine has {cpus} CPUs", "Set it to none"
+            )
         return cpu_threads
     return max(1, len(os.sched_getaffinity(0)) // local_world_size)

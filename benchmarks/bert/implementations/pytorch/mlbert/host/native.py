@@ -45,7 +45,13 @@ _DIGEST_BYTES = 32
 _OPENMP_NAMES = re.compile(r"lib(gomp|iomp5)[-.\w]*\.so[.\d]*$")
 
 # Pointer, int64, int, uint32, float; void is missing.
-TYPES = {"p": ctypes.c_void_p, "l": ctypes.c_int64, "i": ctypes.c_int, "u": ctypes.c_uint32, "f": ctypes.c_float}
+TYPES = {
+    "p": ctypes.c_void_p,
+    "l": ctypes.c_int64,
+    "i": ctypes.c_int,
+    "u": ctypes.c_uint32,
+    "f": ctypes.c_float,
+}
 
 _loaded: dict[str, ctypes.CDLL] = {}
 _messages: dict[str, str] = {}
@@ -113,7 +119,11 @@ def digests() -> dict[str, str]:
 def compiler() -> str:
     """Return the compiler's name and version; "none" if no library was requested or there is no compiler."""
     try:
-        return _version(_find_compiler()).decode(errors="replace").partition("\n")[0] if _messages else "none"
+        return (
+            _version(_find_compiler()).decode(errors="replace").partition("\n")[0]
+            if _messages
+            else "none"
+        )
     except NativeUnavailable:
         return "none"
 
@@ -133,7 +143,9 @@ def _load(name: str, sources: Sequence[Path]) -> tuple[ctypes.CDLL, str]:
         with tempfile.TemporaryDirectory(prefix="mlbert-") as temporary:
             once = Path(temporary) / cached.name
             _compile(compiler, sources, once)
-            return _open(name, once), f"compiled for this process only ({folder}: {error.strerror or error})"
+            return _open(
+                name, once
+            ), f"compiled for this process only ({folder}: {error.strerror or error})"
     return _open(name, cached), f"compiled into {cached}"
 
 
@@ -187,7 +199,9 @@ def _fingerprint(compiler: str, sources: Sequence[Path]) -> str:
 @functools.cache
 def _version(compiler: str) -> bytes:
     try:
-        return subprocess.run([compiler, "--version"], capture_output=True, timeout=20, check=True).stdout
+        return subprocess.run(
+            [compiler, "--version"], capture_output=True, timeout=20, check=True
+        ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise NativeUnavailable(f"{compiler} does not run: {error}") from error
 
@@ -196,7 +210,9 @@ def _processor() -> bytes:
     """Return everything that determines the meaning of ``-march=native``."""
     first = next(iter(read_processors()), {})
     wanted = ("model name", "flags", "Features", "CPU part")
-    return "\n".join([platform.machine(), *(first[name] for name in wanted if name in first)]).encode()
+    return "\n".join(
+        [platform.machine(), *(first[name] for name in wanted if name in first)]
+    ).encode()
 
 
 def cache_folder() -> Path:
@@ -228,9 +244,15 @@ def _compile(compiler: str, sources: Sequence[Path], target: Path) -> None:
 
 def _run(command: list[str]) -> None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_SECONDS, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_COMPILE_SECONDS, check=False
+        )
     except subprocess.SubprocessError as error:
         raise NativeUnavailable(f"{command[0]}: {error}") from error
     if done.returncode != 0:
-        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
-        raise NativeUnavailable(f"{command[0]} failed: {lines[0] if lines else f'exit code {done.returncode}'}")
+        lines = [
+            line for line in done.stderr.splitlines() if "error" in line
+        ] or done.stderr.splitlines()
+        raise NativeUnavailable(
+            f"{command[0]} failed: {lines[0] if lines else f'exit code {done.returncode}'}"
+        )

@@ -49,12 +49,18 @@ def tree_relative(path: Path, root: Path | None = None) -> str:
 
 def recipe_file(name: str) -> str:
     """Return the file of a recipe, relative to the tree."""
-    return f"{TENSORFLOW2_HOME}/recipe.py" if name == TENSORFLOW2 else f"{PACKAGE_HOME}/recipes/{name}.py"
+    return (
+        f"{TENSORFLOW2_HOME}/recipe.py"
+        if name == TENSORFLOW2
+        else f"{PACKAGE_HOME}/recipes/{name}.py"
+    )
 
 
 def package_versions() -> dict[str, str]:
     """Return the versions of the installed distributions that affect a run, by name."""
-    return {name: found for name in _DISTRIBUTIONS if (found := installed_version(name)) is not None}
+    return {
+        name: found for name in _DISTRIBUTIONS if (found := installed_version(name)) is not None
+    }
 
 
 def command_line() -> str:
@@ -79,7 +85,20 @@ def git_state(root: Path) -> tuple[str, bool]:
     if top is not None and Path(top.strip()).resolve() == root.resolve():
         commit = git(root, "rev-parse", "HEAD")
         if commit is not None:
-            changed = git(root, "status", "--porcelain", "-z", "--no-renames", "-uall", "--", ".", *_WRITTEN) or ""
+            changed = (
+                git(
+                    root,
+                    "status",
+                    "--porcelain",
+                    "-z",
+                    "--no-renames",
+                    "-uall",
+                    "--",
+                    ".",
+                    *_WRITTEN,
+                )
+                or ""
+            )
             return commit.strip(), any(name.endswith(_READ_BY_RUNS) for name in changed.split("\0"))
     try:
         statement = read_json(root / SOURCE_STATEMENT, "Restore it")
@@ -103,7 +122,11 @@ def git(root: Path, *arguments: str) -> str | None:
     command = ["git", "-C", str(root), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, timeout=60, check=True)
-    except (OSError, ValueError, subprocess.SubprocessError):  # invalid file name: a surrogate or a null byte
+    except (
+        OSError,
+        ValueError,
+        subprocess.SubprocessError,
+    ):  # invalid file name: a surrogate or a null byte
         return None
     return done.stdout.decode("utf-8", errors="replace")
 

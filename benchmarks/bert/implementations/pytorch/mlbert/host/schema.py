@@ -25,7 +25,9 @@ Count = Annotated[int, Field(ge=0, le=1 << 53)]  # integers that every JSON read
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 FileName = Annotated[str, Field(pattern=r"^[^./\\\x00][^/\\\x00]{0,254}$")]  # never a path
 # Parts of pydantic's messages that are dropped: "Input should be", "or instance of Shard", "after validation, not 0".
-_LEFT_OUT = re.compile(r"^(Value error,|\w+) (?=should)| or instance of \w+$| after validation, not \d+$")
+_LEFT_OUT = re.compile(
+    r"^(Value error,|\w+) (?=should)| or instance of \w+$| after validation, not \d+$"
+)
 
 
 class Document(BaseModel):
@@ -43,7 +45,11 @@ def read_model(kind: type[Model], path: Path, remedy: str) -> Model:
 
 
 def parse_model(
-    kind: type[Model], values: Mapping[str, Any], subject: Path | str, remedy: str, code: str = "file.json"
+    kind: type[Model],
+    values: Mapping[str, Any],
+    subject: Path | str,
+    remedy: str,
+    code: str = "file.json",
 ) -> Model:
     """Return the document with these values. Raises UserError if a value is missing, wrong or unknown."""
     try:
@@ -55,8 +61,12 @@ def parse_model(
 def _first_problem(kind: type[Document], error: ValidationError) -> str:
     """Return the first problem in one line. An unknown key goes first: it is often a misspelt missing one."""
     problems = error.errors(include_url=False)
-    first = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
-    place = "".join(f"[{part}]" if isinstance(part, int) else f".{shown(part)[1:-1]}" for part in first["loc"])
+    first = next(
+        (problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0]
+    )
+    place = "".join(
+        f"[{part}]" if isinstance(part, int) else f".{shown(part)[1:-1]}" for part in first["loc"]
+    )
     place = place.removeprefix(".").removesuffix(".[key]")
     if first["type"] == "extra_forbidden":
         return f"unknown key {place!r}. Known keys: {', '.join(kind.model_fields)}"

@@ -22,7 +22,9 @@ from mlbert.mlperf.logs import Log
 from mlbert.mlperf.mllog import constants
 from mlbert.mlperf.tree_export import differs, stated_digests
 
-_DECLARATIONS = f"{PACKAGE_HOME}/config/section.py"  # trees without it are traced with their own code
+_DECLARATIONS = (
+    f"{PACKAGE_HOME}/config/section.py"  # trees without it are traced with their own code
+)
 
 
 def git(tree: Path, *words: str) -> str | None:
@@ -32,7 +34,9 @@ def git(tree: Path, *words: str) -> str | None:
 
 def has_commit(tree: Path, commit: object) -> bool:
     """Return True if the history has the commit, given by its 40 hexadecimal digits."""
-    is_name = isinstance(commit, str) and len(commit) == 40 and set(commit) <= set("0123456789abcdef")
+    is_name = (
+        isinstance(commit, str) and len(commit) == 40 and set(commit) <= set("0123456789abcdef")
+    )
     return is_name and git(tree, "cat-file", "-e", f"{commit}^{{commit}}") is not None
 
 
@@ -62,7 +66,9 @@ class Sources:
         self.tree = tree
         # Why the files may not be those that wrote the log, or None if they are.
         self.gap: str | None = None
-        self.commit: str | None = None  # of the log, if the history has it and the tree was unmodified
+        self.commit: str | None = (
+            None  # of the log, if the history has it and the tree was unmodified
+        )
         self._texts: dict[str, str | None] = {}
         self._digests: dict[str, str] = {}
         with contextlib.suppress(UserError):
@@ -121,7 +127,11 @@ class Sources:
 
     def call_of(self, name: str, line: int, key: str) -> ast.Call | None:
         """Return the innermost call that spans a line of a file and names a key, or None."""
-        calls = (node for node in self.nodes(name) if isinstance(node, ast.Call) and _names_key(node, key))
+        calls = (
+            node
+            for node in self.nodes(name)
+            if isinstance(node, ast.Call) and _names_key(node, key)
+        )
         here = [call for call in calls if call.lineno <= line <= (call.end_lineno or 0)]
         return min(here, key=lambda call: (call.end_lineno or 0) - call.lineno, default=None)
 
@@ -130,7 +140,10 @@ class Sources:
         if self.commit is not None:
             listed = git(self.tree, "ls-tree", "-r", "--name-only", self.commit, "--", folder) or ""
             return [name for name in listed.splitlines() if name.endswith(".py")]
-        return [path.relative_to(self.tree).as_posix() for path in sorted((self.tree / folder).rglob("*.py"))]
+        return [
+            path.relative_to(self.tree).as_posix()
+            for path in sorted((self.tree / folder).rglob("*.py"))
+        ]
 
 
 def own_trace(sources: Sources, words: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
@@ -148,7 +161,17 @@ def own_trace(sources: Sources, words: Sequence[str]) -> subprocess.CompletedPro
     home = str(Path(PACKAGE_HOME).parent)
     with tempfile.TemporaryDirectory(prefix="mlbert_trace_") as folder:
         archive = Path(folder) / "package.tar"
-        command = ["git", "-C", str(sources.tree), "archive", "-o", str(archive), sources.commit, "--", home]
+        command = [
+            "git",
+            "-C",
+            str(sources.tree),
+            "archive",
+            "-o",
+            str(archive),
+            sources.commit,
+            "--",
+            home,
+        ]
         subprocess.run(command, check=True)
         with tarfile.open(archive) as packed:
             packed.extractall(folder, filter="data")
@@ -184,7 +207,9 @@ def _names_key(call: ast.Call, key: str) -> bool:
     name = terminal_name(call.func)
     if name == key or (key == constants.RUN_STOP and name in _CALLS_THAT_END_A_RUN):
         return True
-    return any(is_key(argument, key) for argument in (*call.args, *(word.value for word in call.keywords)))
+    return any(
+        is_key(argument, key) for argument in (*call.args, *(word.value for word in call.keywords))
+    )
 
 
 def is_key(argument: ast.expr, key: str) -> bool:

@@ -38,11 +38,19 @@ __all__ = ["MLPerfCallback"]
 
 # Keys the user must supply in either division; the 5.0.0 checkers also require REQUIRED_IN_CLOSED in closed.
 REQUIRED = (
-    *("seed", "global_batch_size", "gradient_accumulation_steps", "opt_name", "opt_base_learning_rate"),
+    *(
+        "seed",
+        "global_batch_size",
+        "gradient_accumulation_steps",
+        "opt_name",
+        "opt_base_learning_rate",
+    ),
     *("opt_learning_rate_training_steps", "opt_learning_rate_warmup_steps", "eval_samples"),
 )
 REQUIRED_IN_CLOSED = tuple(key for key in CLOSED_KEYS if key not in REQUIRED)
-_AT_THE_END = ("eval_samples",)  # logged after training, so a Trainer may supply it at the first evaluation
+_AT_THE_END = (
+    "eval_samples",
+)  # logged after training, so a Trainer may supply it at the first evaluation
 _BLOCK = {"first_epoch_num": 1}
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 
@@ -98,7 +106,12 @@ class MLPerfCallback:
         rank: int | None = None,
     ) -> None:
         if not 0.0 < target <= 1.0:
-            raise UserError("config.range", f"target {target}", "is not from 0 to 1", "Give a share, no percentage")
+            raise UserError(
+                "config.range",
+                f"target {target}",
+                "is not from 0 to 1",
+                "Give a share, no percentage",
+            )
         self.target, self.exit_at_target = float(target), exit_at_target
         self.metric = f"{metric_label}_{metric_name}"
         self._label, self._division = f"{metric_label}_", division
@@ -109,25 +122,41 @@ class MLPerfCallback:
         ):
             if value not in choices:
                 known = " or ".join(choices)
-                raise UserError("config.choice", f"{name} {value!r}", "is not known", f"Use {known}")
+                raise UserError(
+                    "config.choice", f"{name} {value!r}", "is not known", f"Use {known}"
+                )
         self._known: dict[str, Value] = dict(hyperparameters or {})
         self._samples, self._evaluates, self._reached = 0, False, False
         self.rank = _number("RANK", 0) if rank is None else rank
         org = submitter or environment().get("MLPERF_SUBMISSION_ORG")
         if not org:
-            raise UserError("config.missing", "submitter", "is not given", "Give it, or export MLPERF_SUBMISSION_ORG")
+            raise UserError(
+                "config.missing",
+                "submitter",
+                "is not given",
+                "Give it, or export MLPERF_SUBMISSION_ORG",
+            )
         facts = self._describe(org, status, host_processors_per_node) if self.rank == 0 else {}
-        system = system_name or environment().get("MLPERF_SUBMISSION_PLATFORM") or _default_name(facts)
+        system = (
+            system_name or environment().get("MLPERF_SUBMISSION_PLATFORM") or _default_name(facts)
+        )
         if not _NAME.fullmatch(system):
             reason = "is not a valid folder name"
-            raise UserError("config.value", f"system_name {system!r}", reason, "Use letters, digits, - _ . and +")
+            raise UserError(
+                "config.value",
+                f"system_name {system!r}",
+                reason,
+                "Use letters, digits, - _ . and +",
+            )
         root = Path(root_folder)
         self.path = root / "results" / system / benchmark / f"result_{int(index)}.txt"
         if self.rank == 0:
             _refuse_result(self.path)
             _keep_description(root / "systems" / f"{system}.json", facts)
         cleared = _clear_caches(cache_clear_cmd, _number("LOCAL_RANK", self.rank))
-        self._log = MLPerfLogger(self.path if self.rank == 0 else None, rank=self.rank, root=tree_root())
+        self._log = MLPerfLogger(
+            self.path if self.rank == 0 else None, rank=self.rank, root=tree_root()
+        )
         atexit.register(self.close, "the process ended")
         self._log.event(constants.CACHE_CLEAR, cleared)
         self._log.start(constants.INIT_START)
@@ -141,7 +170,10 @@ class MLPerfCallback:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.close(kind.__name__ if kind else None)
 
@@ -187,7 +219,12 @@ class MLPerfCallback:
         """
         value = float(accuracy)
         if not 0.0 <= value <= 1.0:
-            raise UserError("config.range", f"accuracy {value:g}", "is not from 0 to 1", "Give a share, no percentage")
+            raise UserError(
+                "config.range",
+                f"accuracy {value:g}",
+                "is not from 0 to 1",
+                "Give a share, no percentage",
+            )
         if self._log.status is not None:
             return self._reached
         if not self._evaluates or samples != self._samples:
@@ -231,7 +268,9 @@ class MLPerfCallback:
 
     on_epoch_end = on_step_end
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Mapping[str, float], **kwargs: Any) -> None:
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, metrics: Mapping[str, float], **kwargs: Any
+    ) -> None:
         """Log the end of an evaluation. Raises UserError if it has the label but not the metric."""
         if not self._log.run_started or not any(name.startswith(self._label) for name in metrics):
             return
@@ -288,7 +327,11 @@ class MLPerfCallback:
     def _describe(self, submitter: str, status: str, host_processors: int | None) -> dict[str, str]:
         nodes = max(1, _number("WORLD_SIZE", 1) // max(1, _number("LOCAL_WORLD_SIZE", 1)))
         facts = describe_system(submitter, self._division, nodes) | {"status": STATUSES[status]}
-        return facts if host_processors is None else facts | {"host_processors_per_node": str(int(host_processors))}
+        return (
+            facts
+            if host_processors is None
+            else facts | {"host_processors_per_node": str(int(host_processors))}
+        )
 
     def _samples_of(self, state: Any) -> int:
         return int(state.global_step) * int(self._known["global_batch_size"])
@@ -313,7 +356,9 @@ def _default_name(facts: Mapping[str, str]) -> str:
 
 def _refuse_result(path: Path) -> None:
     """Raise UserError if the log contains run_start: a result is never overwritten."""
-    if path.exists() and f'"{constants.RUN_START}"' in path.read_text(encoding="utf-8", errors="replace"):
+    if path.exists() and f'"{constants.RUN_START}"' in path.read_text(
+        encoding="utf-8", errors="replace"
+    ):
         reason = "exists, and no result is overwritten"
         raise UserError("file.exists", path, reason, "Choose another index, or move it away")
 
@@ -325,8 +370,12 @@ def _keep_description(path: Path, facts: dict[str, str]) -> None:
         return
     there = read_json(path, "Remove it, and a new one is written")
     if differing := [name for name in ("submitter", "division") if there.get(name) != facts[name]]:
-        words = ", ".join(f"{name} {there.get(name)!r} and not {facts[name]!r}" for name in differing)
-        raise UserError("config.conflict", path, f"says {words}", "Give what it says, or another system_name")
+        words = ", ".join(
+            f"{name} {there.get(name)!r} and not {facts[name]!r}" for name in differing
+        )
+        raise UserError(
+            "config.conflict", path, f"says {words}", "Give what it says, or another system_name"
+        )
 
 
 def _clear_caches(command: str | Sequence[str] | None, local_rank: int) -> bool:
@@ -335,8 +384,12 @@ def _clear_caches(command: str | Sequence[str] | None, local_rank: int) -> bool:
         return command is not None
     words = shlex.split(command) if isinstance(command, str) else list(command)
     try:
-        subprocess.run(words, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        subprocess.run(
+            words, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
     except (OSError, IndexError, subprocess.CalledProcessError) as error:
         reason = getattr(error, "stderr", "").strip() or str(error)
-        raise UserError("program.failed", "cache_clear_cmd", f"failed ({reason})", "Fix it, or give None") from None
+        raise UserError(
+            "program.failed", "cache_clear_cmd", f"failed ({reason})", "Fix it, or give None"
+        ) from None
     return True

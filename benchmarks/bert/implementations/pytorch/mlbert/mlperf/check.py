@@ -95,7 +95,9 @@ def run_checks(results: ResultSet, subject: str) -> list[Finding]:
 
 
 def _row(name: str, subject: str, check: Callable[..., Complaints], *given: Any) -> Finding:
-    return finding_of(f"own: {name}", subject, list(check(*given)), (check.__doc__ or "").partition("\n")[0])
+    return finding_of(
+        f"own: {name}", subject, list(check(*given)), (check.__doc__ or "").partition("\n")[0]
+    )
 
 
 _RESULT_NAMES = frozenset(f"result_{index}.txt" for index in range(NUM_RESULT_FILES))
@@ -137,7 +139,11 @@ def _check_folder(folder: Path, systems: Iterable[str], place: Workplace) -> Com
     if folder.name not in systems:
         yield _wrong(f"systems/{folder.name}.json is missing")
     for path in _entries(folder):
-        if path.name != BENCHMARK and path.name not in seal.FILES and not _RUN_FILE.fullmatch(path.name):
+        if (
+            path.name != BENCHMARK
+            and path.name not in seal.FILES
+            and not _RUN_FILE.fullmatch(path.name)
+        ):
             text = f"{place.name(path)} is not the benchmark {BENCHMARK}"
             yield Complaint(Outcome.NOTE, f"{text}; only the official tools look at it")
     yield from _check_result_names(folder / BENCHMARK, place)
@@ -158,11 +164,15 @@ def _check_result_names(folder: Path, place: Workplace) -> Complaints:
     """Expect ten logs. package_checker reads any result_*.txt, but the rules name them result_0 to result_9."""
     if not folder.is_dir():
         is_other = folder.parent.is_dir() and any(path.is_dir() for path in _entries(folder.parent))
-        outcome = Outcome.NOTE if is_other else Outcome.ERROR  # a system may have only other benchmarks
+        outcome = (
+            Outcome.NOTE if is_other else Outcome.ERROR
+        )  # a system may have only other benchmarks
         yield Complaint(outcome, f"{place.name(folder)} is missing", "" if is_other else _NAMES)
         return
     logs = {path.name for path in folder.glob(RESULT_PATTERN) if path.is_file()}
-    others = sorted({path.name for path in folder.iterdir()} - logs - _TOOL_FILES - {"power", "README.md"})
+    others = sorted(
+        {path.name for path in folder.iterdir()} - logs - _TOOL_FILES - {"power", "README.md"}
+    )
     for name in others:
         yield Complaint(Outcome.WARN, f"{place.name(folder / name)} is unknown", _NAMES)
     if len(logs) != NUM_RESULT_FILES:
@@ -197,7 +207,9 @@ class _Group:
     sum_up: Callable[[list[Finding]], list[Finding]] = list
 
 
-def check(path: Path, division: str | None = None, progress: Progress = lambda step: None) -> list[Finding]:
+def check(
+    path: Path, division: str | None = None, progress: Progress = lambda step: None
+) -> list[Finding]:
     """Check a submission tree, one system's results in it, a folder of result files, or one log.
 
     Works on a temporary copy and changes nothing below ``path``. Of a git checkout, its export is checked.
@@ -212,7 +224,12 @@ def check(path: Path, division: str | None = None, progress: Progress = lambda s
     """
     if not os.path.exists(path):
         reason = "does not exist"
-        raise UserError("file.missing", path, reason, "Name a submission tree, a folder with result_*.txt, or one log")
+        raise UserError(
+            "file.missing",
+            path,
+            reason,
+            "Name a submission tree, a folder with result_*.txt, or one log",
+        )
     with tempfile.TemporaryDirectory(prefix="mlbert-check-") as temporary:
         copy, scratch = Path(temporary) / "submission", Path(temporary) / "scratch"
         copy.mkdir()
@@ -223,7 +240,9 @@ def check(path: Path, division: str | None = None, progress: Progress = lambda s
         if (system := _system_in_a_tree(path)) is not None:
             place = Workplace(system.parents[1], copy, scratch)
             description = place.given / "systems" / f"{system.name}.json"
-            return _check_tree(place, _layout(place, place.take([description, system])), division, progress)
+            return _check_tree(
+                place, _layout(place, place.take([description, system])), division, progress
+            )
         names = logs_at(path)
         if not names:
             reason = f"holds neither systems/ and results/ nor {RESULT_PATTERN}"
@@ -251,7 +270,9 @@ def _copy_tree(place: Workplace) -> list[Finding]:
         export_tree(tree, place.copy)
         return _layout(place, [])
     except UserError as error:
-        problem = finding_of("own: export", ".", [Complaint(Outcome.ERROR, str(error), READABLE)], "")
+        problem = finding_of(
+            "own: export", ".", [Complaint(Outcome.ERROR, str(error), READABLE)], ""
+        )
     shutil.rmtree(place.copy)
     place.copy.mkdir()
     # A checkout may contain data that does not belong to the submission.
@@ -265,25 +286,42 @@ def _layout(place: Workplace, left_out: Sequence[Complaint]) -> list[Finding]:
     return rows
 
 
-def _check_tree(place: Workplace, findings: list[Finding], division: str | None, progress: Progress) -> list[Finding]:
+def _check_tree(
+    place: Workplace, findings: list[Finding], division: str | None, progress: Progress
+) -> list[Finding]:
     tree = place.copy
     result_sets, groups = [], []
-    for folder in sorted(path for path in (tree / "results").glob(f"*/{BENCHMARK}") if path.is_dir()):
+    for folder in sorted(
+        path for path in (tree / "results").glob(f"*/{BENCHMARK}") if path.is_dir()
+    ):
         logs = [read_log(log) for log in logs_in(folder) if log.is_file()]
         if logs:
             facts = read_system(tree / "systems" / f"{folder.parent.name}.json")
             results = ResultSet(logs, facts, division, place.given)
             result_sets.append((folder, results))
             groups += [_convergence(folder, results, place), _compliance(results.logs, place)]
-    systems = [official.system_desc_checker(path, place.name(path)) for path in sorted(tree.glob("systems/*.json"))]
-    package = [official.package_checker(tree), official.result_summarizer(tree, place.scratch / "summary.csv")]
+    systems = [
+        official.system_desc_checker(path, place.name(path))
+        for path in sorted(tree.glob("systems/*.json"))
+    ]
+    package = [
+        official.package_checker(tree),
+        official.result_summarizer(tree, place.scratch / "summary.csv"),
+    ]
     groups = [_Group(package), *groups, _Group(systems), _Group([official.repo_checker(tree)])]
 
     def own() -> list[Finding]:
         rows = []
         if len(result_sets) > 1:
             logs = [results.logs for _, results in result_sets]
-            rows.append(_row("copies between systems", place.name(tree / "results"), check_copies_between, logs))
+            rows.append(
+                _row(
+                    "copies between systems",
+                    place.name(tree / "results"),
+                    check_copies_between,
+                    logs,
+                )
+            )
         for folder, results in result_sets:
             rows += _own_rows(results, place.name(folder))
             if (folder.parent / seal.SUMS).exists() or results.own_logs:
@@ -303,7 +341,9 @@ def _check_logs(
         return rows
     results = ResultSet([read_log(place.given / path.name) for path in names], None, division)
     subject = names[0].name if len(names) == 1 else f"{len(names)} logs"
-    groups = [_compliance([replace(log, path=place.copy / log.path.name) for log in results.logs], place)]
+    groups = [
+        _compliance([replace(log, path=place.copy / log.path.name) for log in results.logs], place)
+    ]
     groups.append(_convergence(place.copy, results, place))
     rows += _run(groups, lambda: _own_rows(results, subject), place, progress)
     return [*rows, _time_to_train(results.logs, subject)]
@@ -329,7 +369,9 @@ def _run(
         results = iter(answers(progress))
     findings = []
     for group in groups:
-        findings += group.sum_up([finding for call in group.calls for finding in call.judge(next(results))])
+        findings += group.sum_up(
+            [finding for call in group.calls for finding in call.judge(next(results))]
+        )
     return [*findings, *own_findings]
 
 
@@ -340,7 +382,9 @@ def _compliance(logs: Sequence[Log], place: Workplace) -> _Group:
         bad = [finding for finding in findings if finding.outcome is not Outcome.PASS]
         num_good = len(findings) - len(bad)
         if len(bad) == 1 and len(findings) == NUM_RESULT_FILES:
-            complaints = tuple(complaint._replace(outcome=Outcome.WARN) for complaint in bad[0].complaints)
+            complaints = tuple(
+                complaint._replace(outcome=Outcome.WARN) for complaint in bad[0].complaints
+            )
             words = _DROPPED + bad[0].words
             bad = [replace(bad[0], outcome=Outcome.WARN, words=words, complaints=complaints)]
         if not num_good:
@@ -350,7 +394,9 @@ def _compliance(logs: Sequence[Log], place: Workplace) -> _Group:
             subject = f"{place.name(logs[0].path.parent)}: {num_good} of {len(logs)} logs"
         return [Finding("compliance_checker", subject, Outcome.PASS, "SUCCESS"), *bad]
 
-    return _Group([official.compliance_checker(log.path, place.name(log.path)) for log in logs], sum_up)
+    return _Group(
+        [official.compliance_checker(log.path, place.name(log.path)) for log in logs], sum_up
+    )
 
 
 def _convergence(folder: Path, results: ResultSet, place: Workplace) -> _Group:

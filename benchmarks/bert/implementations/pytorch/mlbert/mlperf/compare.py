@@ -24,7 +24,12 @@ from mlbert.host.json_files import parse_json, read_json
 from mlbert.mlperf.call_sites import changed_files, has_commit, num_commits
 from mlbert.mlperf.keys import is_hyperparameter
 from mlbert.mlperf.logs import Log, is_number, read_log
-from mlbert.mlperf.result_set import minutes_to_train, samples_per_second, samples_to_target, stamps_evaluations
+from mlbert.mlperf.result_set import (
+    minutes_to_train,
+    samples_per_second,
+    samples_to_target,
+    stamps_evaluations,
+)
 from mlbert.mlperf.rules import BENCHMARK, olympic_mean
 from mlbert.mlperf.scratch_copy import RESULT_PATTERN, logs_at, logs_in
 
@@ -90,14 +95,27 @@ def _cut(num_a: int, num_b: int) -> int | None:
 NOT_SET = "-"
 
 # Log keys by the section that shows them. Other keys before run_start belong to the system.
-_SETTINGS = ("train_data", "eval_data", "model_shape", "model_shape_sha256", "config_file", "eval_samples")
+_SETTINGS = (
+    "train_data",
+    "eval_data",
+    "model_shape",
+    "model_shape_sha256",
+    "config_file",
+    "eval_samples",
+)
 _CODE = ("recipe", "commit", "tree_modified", "packages", "ops", "precision", "python")
 _UNCOMPARED = (
     *("configuration", "config_file_sha256", "config_parents"),  # compared setting by setting
     *("seed", "cache_clear", "submission_benchmark", "submission_status", "tracked_stats"),
 )
 # Settings that differ from run to run, or that other keys show.
-_UNCOMPARED_SETTINGS = ("EXPERIMENT", "SEED", "RECIPE", "MLPERF_SUBMISSION_ORG", "MLPERF_SUBMISSION_PLATFORM")
+_UNCOMPARED_SETTINGS = (
+    "EXPERIMENT",
+    "SEED",
+    "RECIPE",
+    "MLPERF_SUBMISSION_ORG",
+    "MLPERF_SUBMISSION_PLATFORM",
+)
 
 
 @dataclass(frozen=True)
@@ -142,7 +160,9 @@ class Comparison:
     system: Sequence[Difference]
     successes: tuple[int, int]
     runs: tuple[int, int]
-    olympic_minutes: tuple[float | None, float | None]  # None with fewer than three runs, or if two missed the target
+    olympic_minutes: tuple[
+        float | None, float | None
+    ]  # None with fewer than three runs, or if two missed the target
     measures: Sequence[Measure]
     notes: Sequence[str]  # sentences
 
@@ -165,10 +185,18 @@ def read_side(path: Path) -> ComparedSide:
 def alike(log: Log) -> list[Log]:
     """Return the finished runs in the log's folder with the same settings, including the log itself."""
     others = map(read_log, sorted({log.path, *logs_in(log.path.parent)}))
-    finished = (other for other in others if other.status is not None and other.first("run_start") is not None)
+    finished = (
+        other
+        for other in others
+        if other.status is not None and other.first("run_start") is not None
+    )
     own = ComparedSide("", [log], None)
     sides = ((other, ComparedSide("", [other], None)) for other in finished)
-    return [other for other, side in sides if not (_facts_that_differ(own, side)[0] or _configuration(own, side, []))]
+    return [
+        other
+        for other, side in sides
+        if not (_facts_that_differ(own, side)[0] or _configuration(own, side, []))
+    ]
 
 
 def compare_sides(a: ComparedSide, b: ComparedSide, tree: Path) -> Comparison:
@@ -178,9 +206,13 @@ def compare_sides(a: ComparedSide, b: ComparedSide, tree: Path) -> Comparison:
     notes: list[str] = []
     settings += _configuration(a, b, notes)
     if a.system is not None and b.system is not None:
-        system += _differences({k: [v] for k, v in a.system.items()}, {k: [v] for k, v in b.system.items()})
+        system += _differences(
+            {k: [v] for k, v in a.system.items()}, {k: [v] for k, v in b.system.items()}
+        )
     elif a.system is not None or b.system is not None:
-        notes.append(f"Only {'A' if a.system is not None else 'B'} has a system description: not compared.")
+        notes.append(
+            f"Only {'A' if a.system is not None else 'B'} has a system description: not compared."
+        )
     notes += _fairness(a, b)
     return Comparison(
         settings,
@@ -206,7 +238,9 @@ def _system_of(folder: Path) -> dict[str, Any] | None:
     return read_json(path, "Fix or remove it")
 
 
-def _facts_that_differ(a: ComparedSide, b: ComparedSide) -> tuple[list[Difference], list[Difference], list[Difference]]:
+def _facts_that_differ(
+    a: ComparedSide, b: ComparedSide
+) -> tuple[list[Difference], list[Difference], list[Difference]]:
     """Return the differences in settings, code and system."""
     settings: list[Difference] = []
     code: list[Difference] = []
@@ -227,7 +261,11 @@ def _facts(side: ComparedSide) -> dict[str, list[Any]]:
         values["eval_samples"] = log.value("eval_samples")
         for key, value in values.items():
             for name, item in _flat(key, value):
-                if key not in _UNCOMPARED and item is not None and item not in facts.setdefault(name, []):
+                if (
+                    key not in _UNCOMPARED
+                    and item is not None
+                    and item not in facts.setdefault(name, [])
+                ):
                     facts[name].append(item)
     return facts
 
@@ -292,7 +330,9 @@ def _configuration(a: ComparedSide, b: ComparedSide, notes: list[str]) -> list[D
             found.append(Difference(name, *texts, *origins))
     for letter, names_only in zip("AB", defaults, strict=True):
         if names_only:
-            notes.append(f"Settings that only {letter} knows, at its recipe's defaults: {', '.join(names_only)}.")
+            notes.append(
+                f"Settings that only {letter} knows, at its recipe's defaults: {', '.join(names_only)}."
+            )
     if paths:
         notes.append(f"Paths that differ, not compared: {', '.join(paths)}.")
     return found
@@ -300,12 +340,18 @@ def _configuration(a: ComparedSide, b: ComparedSide, notes: list[str]) -> list[D
 
 def _origin(side: ComparedSide, name: str) -> str:
     rows = (log.value("configuration").get(name) for log in side.logs)
-    return ", ".join(dict.fromkeys(str(row["origin"]) for row in rows if isinstance(row, dict) and "origin" in row))
+    return ", ".join(
+        dict.fromkeys(
+            str(row["origin"]) for row in rows if isinstance(row, dict) and "origin" in row
+        )
+    )
 
 
 def _history(a: ComparedSide, b: ComparedSide, tree: Path) -> tuple[str, list[str]]:
     """Return the relation between both commits, and the files below benchmarks/ that differ."""
-    commits = [list(dict.fromkeys(_formatted(log.value("commit")) for log in side.logs)) for side in (a, b)]
+    commits = [
+        list(dict.fromkeys(_formatted(log.value("commit")) for log in side.logs)) for side in (a, b)
+    ]
     if any("" in names for names in commits):
         return "Not all logs name their commit: files not compared.", []
     if commits[0] == commits[1]:
@@ -335,12 +381,18 @@ def _fairness(a: ComparedSide, b: ComparedSide) -> list[str]:
     unlike = [name for name, both in texts.items() if both[0] != both[1] and NOT_SET not in both]
     notes = []
     if unlike:
-        notes.append(f"Not like for like: the {' and '.join(unlike)} differ, so samples and time to the target do too.")
+        notes.append(
+            f"Not like for like: the {' and '.join(unlike)} differ, so samples and time to the target do too."
+        )
     for name, side in (("A", a), ("B", b)):
         if not all(stamps_evaluations(log) for log in side.logs):
-            notes.append(f"The logs of {name} have no eval_start: their speed includes the evaluations.")
+            notes.append(
+                f"The logs of {name} have no eval_start: their speed includes the evaluations."
+            )
         if len(side.logs) < FEWEST_RUNS:
-            notes.append(f"{name} has fewer than {FEWEST_RUNS} runs: significance cannot be tested.")
+            notes.append(
+                f"{name} has fewer than {FEWEST_RUNS} runs: significance cannot be tested."
+            )
     return notes
 
 

@@ -89,8 +89,23 @@ _GPU_QUERY = "name,memory.total,clocks.max.sm,pcie.link.gen.max"
 _NOTED_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "sve")
 _DISK_SECTOR_BYTES = 512
 _NO_DISKS = re.compile(r"loop|ram|zram|sr|dm-|md|fd")
-_FILE_SYSTEMS = ("ext4", "xfs", "btrfs", "zfs", "nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "virtiofs")
-_INFINIBAND_ADDRESSES = "32"  # /sys/class/net/*/type of InfiniBand, which is read from /sys/class/infiniband
+_FILE_SYSTEMS = (
+    "ext4",
+    "xfs",
+    "btrfs",
+    "zfs",
+    "nfs",
+    "nfs4",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "ceph",
+    "wekafs",
+    "virtiofs",
+)
+_INFINIBAND_ADDRESSES = (
+    "32"  # /sys/class/net/*/type of InfiniBand, which is read from /sys/class/infiniband
+)
 
 Ask = Callable[[Sequence[str]], str]
 
@@ -98,7 +113,9 @@ Ask = Callable[[Sequence[str]], str]
 def describe_processor(root: Path, ask: Ask) -> dict[str, str]:
     """Return sockets, cores, threads and caches as ``lscpu`` reports them, the rest from /proc and /sys."""
     first = next(iter(read_processors(root)), {})
-    places = re.findall(r"^\d*,\d*$", ask(["lscpu", "--parse=SOCKET,CORE"]), re.MULTILINE) or ["0,0"]
+    places = re.findall(r"^\d*,\d*$", ask(["lscpu", "--parse=SOCKET,CORE"]), re.MULTILINE) or [
+        "0,0"
+    ]
     num_sockets, num_cores = len({place.partition(",")[0] for place in places}), len(set(places))
     flags = (first.get("flags") or first.get("Features") or "").split()
     noted = [flag for flag in _NOTED_FLAGS if flag in flags]
@@ -106,7 +123,9 @@ def describe_processor(root: Path, ask: Ask) -> dict[str, str]:
     notes = [f"{threads:g} threads per core (SMT on)" if threads > 1 else "1 thread per core"]
     notes.append(f"vector extensions: {' '.join(noted) or 'none of ' + ' '.join(_NOTED_FLAGS)}")
     if {"family", "model"} <= {key.removeprefix("cpu ") for key in first}:
-        notes.append(f"CPU family {first['cpu family']} model {first['model']} stepping {first.get('stepping', '?')}")
+        notes.append(
+            f"CPU family {first['cpu family']} model {first['model']} stepping {first.get('stepping', '?')}"
+        )
     if "hypervisor" in flags:
         notes.append("virtual machine")
     return {
@@ -135,7 +154,9 @@ def _caches(ask: Ask, num_cpus: int) -> str:
     found = []
     for name, one, every in re.findall(r"^(L\w+) +(\d+) +(\d+)$", listed, re.MULTILINE):
         shared = num_cpus * int(one) // int(every)
-        found.append(f"{name} {int(one) // 1024}K" + (f" (shared by {shared} vCPUs)" if shared > 1 else ""))
+        found.append(
+            f"{name} {int(one) // 1024}K" + (f" (shared by {shared} vCPUs)" if shared > 1 else "")
+        )
     return ", ".join(found) or UNKNOWN
 
 
@@ -157,7 +178,12 @@ def _modules(listed: str) -> str:
     for block in listed.split("Memory Device\n")[1:]:
         slot = dict(re.findall(r"^\s+([\w ]+): (.+?) *$", block, re.MULTILINE))
         if re.match(r"\d", slot.get("Size", "")):
-            speed = slot.get("Configured Memory Speed") or slot.get("Configured Clock Speed") or slot.get("Speed") or ""
+            speed = (
+                slot.get("Configured Memory Speed")
+                or slot.get("Configured Clock Speed")
+                or slot.get("Speed")
+                or ""
+            )
             known = speed if speed[:1].isdecimal() else "unknown speed"
             found.append(f"{slot['Size']} {slot.get('Type', 'of unknown type')} at {known}")
     return _counted(found)
@@ -170,7 +196,11 @@ def describe_storage(root: Path) -> dict[str, str]:
         sectors = read_text(disk / "size").strip()
         if sectors.isdecimal() and int(sectors) and not _NO_DISKS.match(disk.name):
             sizes[disk] = int(sectors) * _DISK_SECTOR_BYTES
-    mounted = {words[2] for line in read_text(root / "proc/mounts").splitlines() if len(words := line.split()) > 2}
+    mounted = {
+        words[2]
+        for line in read_text(root / "proc/mounts").splitlines()
+        if len(words := line.split()) > 2
+    }
     file_systems = [name for name in _FILE_SYSTEMS if name in mounted]
     parts = [_counted(_disk_kind(disk) for disk in sizes) or UNKNOWN]
     parts += [f"file systems {' '.join(file_systems)}"] if file_systems else []
@@ -198,7 +228,9 @@ def describe_network(root: Path, num_nodes: int) -> dict[str, str]:
         speed, kind = (read_text(device.with_name(name)).strip() for name in ("speed", "type"))
         if kind != _INFINIBAND_ADDRESSES:
             known = speed.isdecimal()
-            cards.append(f"{int(speed) / 1000:g} Gb/s Ethernet" if known else "Ethernet, speed not reported")
+            cards.append(
+                f"{int(speed) / 1000:g} Gb/s Ethernet" if known else "Ethernet, speed not reported"
+            )
     for port in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
         rate, layer = (read_text(port / name).strip() for name in ("rate", "link_layer"))
         kind = "RoCE" if layer == "Ethernet" else "InfiniBand"
@@ -213,20 +245,28 @@ def describe_network(root: Path, num_nodes: int) -> dict[str, str]:
 def describe_accelerators(ask: Ask) -> dict[str, str]:
     """Return the GPUs as ``nvidia-smi`` reports them."""
     listed = ask(["nvidia-smi", f"--query-gpu={_GPU_QUERY}", "--format=csv,noheader"])
-    gpus = [[part.strip() for part in line.split(",")] for line in listed.splitlines() if line.count(",") == 3]
+    gpus = [
+        [part.strip() for part in line.split(",")]
+        for line in listed.splitlines()
+        if line.count(",") == 3
+    ]
     if not gpus:
         return NO_ACCELERATORS
     name, memory, clock, link = gpus[0]
     linked = "NVLink" in ask(["nvidia-smi", "nvlink", "--status"]) if len(gpus) > 1 else False
     return {
         "accelerators_per_node": str(len(gpus)),
-        "accelerator_model_name": ", ".join(dict.fromkeys(gpu[0] for gpu in gpus)) if name else UNKNOWN,
+        "accelerator_model_name": ", ".join(dict.fromkeys(gpu[0] for gpu in gpus))
+        if name
+        else UNKNOWN,
         "accelerator_host_interconnect": f"PCIe Gen{link}" if link.isdecimal() else UNKNOWN,
         "accelerator_frequency": f"{clock} (maximum)",
         "accelerator_on-chip_memories": UNKNOWN,
         "accelerator_memory_configuration": UNKNOWN,
         "accelerator_memory_capacity": memory,
-        "accelerator_interconnect": NOT_THERE if len(gpus) == 1 else ("NVLink" if linked else "PCIe"),
+        "accelerator_interconnect": NOT_THERE
+        if len(gpus) == 1
+        else ("NVLink" if linked else "PCIe"),
         "accelerator_interconnect_topology": NOT_THERE if len(gpus) == 1 else UNKNOWN,
     }
 
@@ -237,18 +277,40 @@ def _counted(names: Iterable[str]) -> str:
     return ", ".join(f"{count}x {name}" if count > 1 else name for name, count in counts)
 
 
-_PACKAGES = ("numpy", "h5py", "tokenizers", "safetensors", "triton", "nvidia-dali-cuda120", "mlperf-logging")
+_PACKAGES = (
+    "numpy",
+    "h5py",
+    "tokenizers",
+    "safetensors",
+    "triton",
+    "nvidia-dali-cuda120",
+    "mlperf-logging",
+)
 
 
 def describe_software(root: Path, ask: Ask, framework: str) -> dict[str, str]:
     """Return the framework (imported if installed), its software stack and the operating system."""
-    release = re.search(r'^PRETTY_NAME="?([^"\n]*)"?$', read_text(root / "etc/os-release"), re.MULTILINE)
-    found = [version for name in DISTRIBUTIONS_OF[framework] if (version := installed_version(name))]
-    stack = {"Python": platform.python_version(), "C compiler": ask(["cc", "--version"]).partition("\n")[0]}
+    release = re.search(
+        r'^PRETTY_NAME="?([^"\n]*)"?$', read_text(root / "etc/os-release"), re.MULTILINE
+    )
+    found = [
+        version for name in DISTRIBUTIONS_OF[framework] if (version := installed_version(name))
+    ]
+    stack = {
+        "Python": platform.python_version(),
+        "C compiler": ask(["cc", "--version"]).partition("\n")[0],
+    }
     stack |= _framework_parts(framework) if found else {}
-    asked = ask(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]).partition("\n")[0].strip()
+    asked = (
+        ask(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
+        .partition("\n")[0]
+        .strip()
+    )
     stack |= {"NVIDIA driver": gpu_driver(root).replace(NONE, "") or asked}
-    stack |= {"glibc": platform.libc_ver()[1], "kernel": f"{platform.system()} {platform.release()}"}
+    stack |= {
+        "glibc": platform.libc_ver()[1],
+        "kernel": f"{platform.system()} {platform.release()}",
+    }
     stack |= {name: installed_version(name) or "" for name in _PACKAGES}
     pairs = [f"{name}: {version.replace(', ', ' ')}" for name, version in stack.items() if version]
     return {

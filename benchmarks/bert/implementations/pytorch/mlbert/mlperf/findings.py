@@ -65,9 +65,16 @@ class Finding:
 
     def as_json(self) -> dict[str, object]:
         """Return the row as plain values, with all complaints."""
-        complaints = [{"severity": c.outcome.value, "text": c.text, "rule": c.rule} for c in self.complaints]
+        complaints = [
+            {"severity": c.outcome.value, "text": c.text, "rule": c.rule} for c in self.complaints
+        ]
         outcome = self.outcome.value
-        row = {"check": self.check, "subject": self.subject, "outcome": outcome, "words": self.words}
+        row = {
+            "check": self.check,
+            "subject": self.subject,
+            "outcome": outcome,
+            "words": self.words,
+        }
         return {**row, "complaints": complaints}
 
 
@@ -84,7 +91,9 @@ def _join(complaints: Sequence[Complaint]) -> str:
     """Join up to `_MAX_COMPLAINTS` complaints, merging equal ones of several logs, with their rules."""
     same: dict[Complaint, list[str]] = {}
     for complaint in complaints:
-        same.setdefault(complaint._replace(text=_PLACE.sub("", complaint.text)), []).append(complaint.text)
+        same.setdefault(complaint._replace(text=_PLACE.sub("", complaint.text)), []).append(
+            complaint.text
+        )
     rules: dict[tuple[Outcome, str], list[str]] = {}
     for common, texts in itertools.islice(same.items(), _MAX_COMPLAINTS):
         more = f" (and in {len(texts) - 1} more places)" if len(texts) > 1 else ""
@@ -100,7 +109,9 @@ def _join(complaints: Sequence[Complaint]) -> str:
 
 def _shown(text: str) -> str:
     """Return a text without control characters, cut to `_MAX_CHARACTERS`."""
-    plain = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+    plain = "".join(
+        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text
+    )
     return plain if len(plain) <= _MAX_CHARACTERS else plain[:_MAX_CHARACTERS] + " ..."
 
 
@@ -117,8 +128,11 @@ def write_json(target: Path, checked: Mapping[Path, Sequence[Finding]]) -> None:
     versions = package_versions()
     found = {
         "verdict": "failed" if any(failed(findings) for findings in checked.values()) else "passed",
-        "versions": {name: versions.get(name) for name in ("mlbert", "mlperf-logging")} | {"ruleset": RULESET},
-        "findings": [{"path": str(path), **row.as_json()} for path, rows in checked.items() for row in rows],
+        "versions": {name: versions.get(name) for name in ("mlbert", "mlperf-logging")}
+        | {"ruleset": RULESET},
+        "findings": [
+            {"path": str(path), **row.as_json()} for path, rows in checked.items() for row in rows
+        ],
     }
     text = json.dumps(found, indent=2) + "\n"
     if target == STANDARD_OUTPUT:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 # In addition to every key that begins with opt_.
-_HYPERPARAMETERS = ("global_batch_size", "gradient_accumulation_steps", "num_warmup_steps", "start_warmup_step")
+_HYPERPARAMETERS = (
+    "global_batch_size",
+    "gradient_accumulation_steps",
+    "num_warmup_steps",
+    "start_warmup_step",
+)
 _WORDS = (
     "opt_name",
     "opt_implementation",
@@ -14,7 +19,11 @@ _WORDS = (
 # Numeric keys that the closed division requires exactly once.
 CLOSED_KEYS = (
     *_HYPERPARAMETERS,
-    *("opt_base_learning_rate", "opt_learning_rate_training_steps", "opt_learning_rate_warmup_steps"),
+    *(
+        "opt_base_learning_rate",
+        "opt_learning_rate_training_steps",
+        "opt_learning_rate_warmup_steps",
+    ),
     *("opt_lamb_epsilon", "opt_lamb_beta_1", "opt_lamb_beta_2", "opt_lamb_weight_decay_rate"),
 )
 

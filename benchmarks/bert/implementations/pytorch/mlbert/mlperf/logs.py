@@ -49,7 +49,9 @@ class Event:
     def is_of_this_code(self) -> bool:
         """Return True if only this code logs such a key, or if a call in this code wrote the line."""
         name = f"/{self.call_site[0]}" if self.call_site else ""
-        is_our_call = any(package in name for package in _OUR_PACKAGES) and not name.endswith(_CALLBACK)
+        is_our_call = any(package in name for package in _OUR_PACKAGES) and not name.endswith(
+            _CALLBACK
+        )
         return self.key in _OURS or is_our_call
 
     @property
@@ -127,7 +129,9 @@ class Log:
         """Return the start of a complaint: the file, and the line of an event if given."""
         return f"{self.path.name}: " + (f"line {event.line}: " if event else "")
 
-    def complaint(self, outcome: Outcome, text: str, rule: str = "", event: Event | None = None) -> Complaint:
+    def complaint(
+        self, outcome: Outcome, text: str, rule: str = "", event: Event | None = None
+    ) -> Complaint:
         """Return a complaint about this log, at the line of the event if one is given."""
         return Complaint(outcome, self.where(event) + text, rule)
 
@@ -139,7 +143,9 @@ class Log:
         """Return a warning about this log."""
         return self.complaint(Outcome.WARN, text, rule, event)
 
-    def error_if(self, is_error: bool, text: str, rule: str, event: Event | None = None) -> Complaint:
+    def error_if(
+        self, is_error: bool, text: str, rule: str, event: Event | None = None
+    ) -> Complaint:
         """Return an error or, if ``is_error`` is False, a warning."""
         return self.complaint(Outcome.ERROR if is_error else Outcome.WARN, text, rule, event)
 
@@ -175,7 +181,12 @@ def read_log(path: Path) -> Log:
         if path.exists() and not path.is_file():
             raise UserError("file.wrong-kind", path, "is not a file", "Name an MLPerf log")
         if (reason := unfit(path)) is not None:
-            raise UserError("file.too-large", path, reason, "No tool reads such a log in reasonable time; leave it out")
+            raise UserError(
+                "file.too-large",
+                path,
+                reason,
+                "No tool reads such a log in reasonable time; leave it out",
+            )
         with path.open(encoding="latin-1") as file:
             lines = [(number, line) for number, line in enumerate(file, start=1) if _TOKEN in line]
     events: list[Event] = []

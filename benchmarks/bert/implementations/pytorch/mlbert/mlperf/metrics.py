@@ -29,7 +29,11 @@ class _RunFile:
 
     def differs(self, text: str, line: int | None = None) -> Complaint:
         """Return an error that names the file and, if given, the line."""
-        name = f"{self.path.parent.name}/{self.path.name}" if self.path.name in NAMES else self.path.name
+        name = (
+            f"{self.path.parent.name}/{self.path.name}"
+            if self.path.name in NAMES
+            else self.path.name
+        )
         return Complaint(Outcome.ERROR, f"{name}{f':{line}' if line else ''}: {text}", _RULE)
 
     def text(self) -> str:
@@ -53,7 +57,11 @@ def check_metrics(results: ResultSet) -> Complaints:
 
 
 def _files(log: Log) -> Iterator[tuple[_RunFile, Any]]:
-    checks = {"metrics.jsonl": _check_points, "summary.json": _check_summary, "config.json": _check_config}
+    checks = {
+        "metrics.jsonl": _check_points,
+        "summary.json": _check_summary,
+        "config.json": _check_config,
+    }
     for name, check in checks.items():
         path = run_file(log.path, name)
         if path is not None:
@@ -81,7 +89,11 @@ def _check_points(file: _RunFile) -> Complaints:
         if is_number(samples := point.get("samples")):
             behind = behind or (number if samples < most else 0)
             most = max(most, samples)
-        if is_number(rate := point.get("learning_rate")) and is_number(peak) and rate > peak * (1 + _SLACK_SHARE):
+        if (
+            is_number(rate := point.get("learning_rate"))
+            and is_number(peak)
+            and rate > peak * (1 + _SLACK_SHARE)
+        ):
             fast = fast or number
     if behind:
         yield file.differs("fewer samples than at an earlier line", behind)
@@ -94,10 +106,14 @@ def _check_points(file: _RunFile) -> Complaints:
         known = [(event.metadata or {}).get("epoch_num") for event in logged]
         for samples, (number, _) in evaluations.items():
             if samples not in known:
-                yield file.differs(f"{file.log.path.name} has no evaluation at {samples} samples", number)
+                yield file.differs(
+                    f"{file.log.path.name} has no evaluation at {samples} samples", number
+                )
 
 
-def _check_evaluation(file: _RunFile, event: Event, lines: dict[float, tuple[int, dict[str, Any]]]) -> Complaints:
+def _check_evaluation(
+    file: _RunFile, event: Event, lines: dict[float, tuple[int, dict[str, Any]]]
+) -> Complaints:
     samples = (event.metadata or {}).get("epoch_num")
     place = f"{file.log.path.name}:{event.line}"
     number, point = lines.get(samples, (0, {})) if is_number(samples) else (0, {})
@@ -105,13 +121,17 @@ def _check_evaluation(file: _RunFile, event: Event, lines: dict[float, tuple[int
         yield file.differs(f"has no evaluation at {samples} samples, which {place} logs")
         return
     if point.get("eval_accuracy") != event.value:
-        yield file.differs(f"eval_accuracy is {point.get('eval_accuracy')}, in {place} {event.value}", number)
+        yield file.differs(
+            f"eval_accuracy is {point.get('eval_accuracy')}, in {place} {event.value}", number
+        )
     start = file.log.first("run_start")
     if start is None or file.log.is_continued or not is_number(point.get("seconds")):
         return
     seconds = (event.time_ms - start.time_ms) / 1000
     if not _is_near(point["seconds"], seconds):
-        yield file.differs(f"evaluated {point['seconds']} s after the start, in {place} {seconds} s", number)
+        yield file.differs(
+            f"evaluated {point['seconds']} s after the start, in {place} {seconds} s", number
+        )
 
 
 def _is_near(measured: float, logged: float) -> bool:
@@ -121,7 +141,11 @@ def _is_near(measured: float, logged: float) -> bool:
 def _check_summary(file: _RunFile) -> Complaints:
     """Check that the summary has the numbers of the log, and that no point of the metrics is after the last step."""
     summary, log = _object(file.text()), file.log
-    logged = {"status": log.status, "seed": log.value("seed"), "samples": log.value("train_samples")}
+    logged = {
+        "status": log.status,
+        "seed": log.value("seed"),
+        "samples": log.value("train_samples"),
+    }
     accuracies = log.all("eval_accuracy")
     if accuracies:
         logged["accuracy"] = accuracies[-1].value
@@ -132,13 +156,17 @@ def _check_summary(file: _RunFile) -> Complaints:
     if log.minutes is None or log.is_continued:
         return
     if not is_number(seconds) or not _is_near(seconds, log.minutes * 60):
-        yield file.differs(f"seconds_to_train is {seconds!r}, in {log.path.name} {log.minutes * 60:.3f}")
+        yield file.differs(
+            f"seconds_to_train is {seconds!r}, in {log.path.name} {log.minutes * 60:.3f}"
+        )
     speed, stamped = summary.get("samples_per_second"), samples_per_second(log)
     # The time stamps include what is between steps, such as checkpoints.
     if is_number(speed) and stamped and speed > _FASTER * stamped and log.minutes > _MIN_MINUTES:
         yield file.differs(f"samples_per_second is {speed}, by the time stamps {stamped:.4g}")
     path, steps = run_file(log.path, "metrics.jsonl"), summary.get("steps")
-    last = max((point["step"] for point in read_points(path)[0]), default=0) if path is not None else 0
+    last = (
+        max((point["step"] for point in read_points(path)[0]), default=0) if path is not None else 0
+    )
     if path is not None and (not is_number(steps) or steps < last):
         yield file.differs(f"steps is {steps!r}, in {path.name} {last}")
 
@@ -147,7 +175,9 @@ def _check_config(file: _RunFile) -> Complaints:
     """Check that seed, provenance and every setting with its origin are those of the log."""
     record, log = _object(file.text()), file.log
     if record.get("seed") != log.value("seed"):
-        yield file.differs(f"seed is {record.get('seed')!r}, in {log.path.name} {log.value('seed')!r}")
+        yield file.differs(
+            f"seed is {record.get('seed')!r}, in {log.path.name} {log.value('seed')!r}"
+        )
     for key, value in _part(record, "provenance").items():
         if log.first(key) is not None and log.value(key) != value:
             yield file.differs(f"{key} is {value!r}, in {log.path.name} {log.value(key)!r}")
@@ -210,4 +240,6 @@ def _point(line: bytes) -> dict[str, Any] | None:
         return None
     numbers = {name for name, one in value.items() if type(one) in (int, float)}
     known = _KINDS.get(str(value.get("kind")), {"none"})
-    return value if numbers == value.keys() - {"kind", "slowest_host"} and numbers >= known else None
+    return (
+        value if numbers == value.keys() - {"kind", "slowest_host"} and numbers >= known else None
+    )

@@ -39,7 +39,13 @@ Metadata = Mapping[str, Value] | None
 CallSite = tuple[str, int]  # file and line
 
 # The official tools match these keys anywhere in a line, and split a line at the last token.
-_MISREAD_TEXTS = ("eval_accuracy", "eval_error", "global_batch_size", "submission_benchmark", "train_samples")
+_MISREAD_TEXTS = (
+    "eval_accuracy",
+    "eval_error",
+    "global_batch_size",
+    "submission_benchmark",
+    "train_samples",
+)
 _TOKEN = ":::MLLOG "
 _LOCK_TRIES, _LOCK_PAUSE_SECONDS = 20, 0.1
 
@@ -166,7 +172,9 @@ class MLPerfLogger:
                 self._handler.close()
         self._writer = None
 
-    def _log(self, method: str, key: str, value: Value, metadata: Metadata, call_site: CallSite) -> None:
+    def _log(
+        self, method: str, key: str, value: Value, metadata: Metadata, call_site: CallSite
+    ) -> None:
         """Log a line by a method of the official logger: "start", "end" or "event"."""
         metadata = dict(metadata or {})
         _check_plain(key, value)

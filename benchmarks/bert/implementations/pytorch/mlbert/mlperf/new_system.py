@@ -70,7 +70,9 @@ def new_system(name: str, other: str, tree: Path, config: str | None = None) -> 
     known = sorted(path.parent.name for path in home.glob("*/env.sh"))
     if other not in known:
         reason = "is not a system of this tree"
-        raise UserError("config.choice", f"--from {other}", reason, f"Choose one of {', '.join(known)}")
+        raise UserError(
+            "config.choice", f"--from {other}", reason, f"Choose one of {', '.join(known)}"
+        )
     chosen = _choose_config(source, config)
     parts = parse_config_name(chosen.name)
     assert parts is not None
@@ -79,7 +81,9 @@ def new_system(name: str, other: str, tree: Path, config: str | None = None) -> 
     files = {
         config_name: _renamed(chosen, other, name),
         "env.sh": _renamed(source / "env.sh", other, name),
-        "README.md": _README.format(name=name, other=other, config=config_name, other_config=chosen.name, mark=MARK),
+        "README.md": _README.format(
+            name=name, other=other, config=config_name, other_config=chosen.name, mark=MARK
+        ),
         **{stub: (source / stub).read_text(encoding="utf-8") for stub in STUBS},
     }
     description = tree / "systems" / FOLDER / f"{name}.json"
@@ -99,17 +103,23 @@ def _check_name(name: str, tree: Path) -> None:
         raise UserError("config.value", repr(name), reason, "Choose a name such as acme_x1_h100_n1")
     if re.search(r"_\d+x\d+", name):
         reason = "looks like the numbers of a config"
-        raise UserError("config.value", name, reason, "They follow the name in the config's file name")
+        raise UserError(
+            "config.value", name, reason, "They follow the name in the config's file name"
+        )
     taken = {path.name.lower(): path for path in (tree / IMPLEMENTATIONS).iterdir()}
     taken |= {path.stem.lower(): path for path in (tree / "systems").glob("*.json")}
     if name.lower() in taken:
-        raise UserError("file.exists", taken[name.lower()], "exists", "Choose another name, or remove it")
+        raise UserError(
+            "file.exists", taken[name.lower()], "exists", "Choose another name, or remove it"
+        )
 
 
 def _choose_config(source: Path, config: str | None) -> Path:
     configs = sorted(path for path in source.glob("config_*.sh") if parse_config_name(path.name))
     names = ", ".join(path.name for path in configs)
-    in_bf16 = [path for path in configs if not path.stem.endswith("_fp8")]  # the FP8 configs differ only in precision
+    in_bf16 = [
+        path for path in configs if not path.stem.endswith("_fp8")
+    ]  # the FP8 configs differ only in precision
     if config is None and len(in_bf16) == 1:
         return in_bf16[0]
     if config is None:
@@ -127,7 +137,9 @@ def _renamed(path: Path, other: str, name: str) -> str:
     """Return the file's text with the new system's name, also in its first line."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     if path.name == "env.sh":
-        lines[0] = f"# Site settings of {name}: image, paths and launcher arguments. Edit this file for your site.\n"
+        lines[0] = (
+            f"# Site settings of {name}: image, paths and launcher arguments. Edit this file for your site.\n"
+        )
     elif lines and lines[0].startswith("#"):
         lines[0] = f"# {name}, with the numbers of {other}/{path.name}.\n"
     text = re.sub(rf"\b{re.escape(other)}\b(?!/config_)", name, "".join(lines))
@@ -136,7 +148,10 @@ def _renamed(path: Path, other: str, name: str) -> str:
 
 def _known(exports: dict[str, str], tree: Path, other: str) -> dict[str, str]:
     """Return the fields known from the config: nodes, division, and accelerators or their absence."""
-    known = {"number_of_nodes": exports["DGXNNODES"], "division": exports.get("MLPERF_DIVISION", "")}
+    known = {
+        "number_of_nodes": exports["DGXNNODES"],
+        "division": exports.get("MLPERF_DIVISION", ""),
+    }
     if exports["DGXNNODES"] == "1":
         known["host_networking_topology"] = NOT_THERE
     has_none = _without_accelerators(tree, other)

@@ -49,7 +49,10 @@ class Call:
 
 @contextmanager
 def started(
-    calls: Sequence[Call], folder: Path, renamed: Mapping[str, str] | None = None, seconds: float = _SECONDS
+    calls: Sequence[Call],
+    folder: Path,
+    renamed: Mapping[str, str] | None = None,
+    seconds: float = _SECONDS,
 ) -> Iterator[Answers]:
     """Start the tools and yield a function that waits for all answers and reports the tools that finish.
 
@@ -60,21 +63,30 @@ def started(
         seconds: time limit for one tool.
     """
     names = [call.tool for call in calls]
-    indices = {call.after: [i for i, name in enumerate(names) if name == call.after] for call in calls}
+    indices = {
+        call.after: [i for i, name in enumerate(names) if name == call.after] for call in calls
+    }
     asked = {
-        "jobs": [{"tool": call.tool, "arguments": call.arguments, "after": indices[call.after]} for call in calls],
+        "jobs": [
+            {"tool": call.tool, "arguments": call.arguments, "after": indices[call.after]}
+            for call in calls
+        ],
         "folder": str(folder.resolve()),
         "seconds": seconds,
     }
     command = [sys.executable, "-P", str(_WORKER)]
     # Start a new session, so that all its processes can be killed when the check ends.
-    worker = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, cwd=folder, start_new_session=True)
+    worker = subprocess.Popen(
+        command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, cwd=folder, start_new_session=True
+    )
     assert worker.stdin is not None
     assert worker.stdout is not None
     reports = worker.stdout
 
     def collect(progress: Callable[[str], None]) -> list[Answer]:
-        answers = [Answer(1, "ERROR the process of the official tools ended too early")] * len(calls)
+        answers = [Answer(1, "ERROR the process of the official tools ended too early")] * len(
+            calls
+        )
         for number, line in enumerate(reports, 1):
             index, status = json.loads(line)
             progress(f"{names[index]}, tool {number} of {len(calls)}")
@@ -108,7 +120,9 @@ _COMPLAINT = re.compile(
     r"^(Required |CHECK for |failed test|Failed checks|Log lines had|.*\bERROR\b|.*[A-Za-z]Error\b|.*CRITICAL)"
 )
 # A file name may contain a line that claims success, so failures are matched too.
-_FAILED = re.compile(r"^\w+ - +(CHECKS FAILED|PACKAGE CHECKER FOUND ERRORS|System description checker failed)", re.M)
+_FAILED = re.compile(
+    r"^\w+ - +(CHECKS FAILED|PACKAGE CHECKER FOUND ERRORS|System description checker failed)", re.M
+)
 _EMPTY_COMPLAINTS = ("ERROR - FAILED", "ERROR - System description file checker failed")
 
 
@@ -121,7 +135,9 @@ def compliance_checker(log: Path, subject: str) -> Call:
 def system_desc_checker(system: Path, subject: str) -> Call:
     """Check one ``systems/<system>.json``."""
     arguments = [str(system), "training", RULESET]
-    return _call("system_desc_checker", arguments, subject, r"  System description checker passed for.*")
+    return _call(
+        "system_desc_checker", arguments, subject, r"  System description checker passed for.*"
+    )
 
 
 def rcp_checker(folder: Path, subject: str) -> Call:
@@ -132,8 +148,13 @@ def rcp_checker(folder: Path, subject: str) -> Call:
 
 def package_checker(tree: Path) -> Call:
     """Check a tree. Writes ``scaling.json`` into result folders, which `result_summarizer` reads."""
-    arguments, passed = [str(tree), "training", RULESET], "PACKAGE CHECKER FOUND NO ERRORS, SUCCESS !"
-    return _call("package_checker", arguments, ".", passed, but="accepting this under olympic scoring")
+    arguments, passed = (
+        [str(tree), "training", RULESET],
+        "PACKAGE CHECKER FOUND NO ERRORS, SUCCESS !",
+    )
+    return _call(
+        "package_checker", arguments, ".", passed, but="accepting this under olympic scoring"
+    )
 
 
 def repo_checker(tree: Path) -> Call:
@@ -150,7 +171,9 @@ def result_summarizer(tree: Path, table: Path) -> Call:
             return [_refused("result_summarizer", ".", complaints or [_last_line(answer.words)])]
         with table.open(encoding="utf-8", newline="") as lines:
             rows = list(csv.DictReader(lines))
-        return [_score(row) for row in rows] or [_refused("result_summarizer", ".", ["found no result"])]
+        return [_score(row) for row in rows] or [
+            _refused("result_summarizer", ".", ["found no result"])
+        ]
 
     arguments = [str(tree), "training", RULESET, "--csv", str(table)]
     return Call("result_summarizer", arguments, judge, after="package_checker")
@@ -158,7 +181,10 @@ def result_summarizer(tree: Path, table: Path) -> Call:
 
 def run(call: Call) -> list[Finding]:
     """Run one tool and judge its answer."""
-    with tempfile.TemporaryDirectory(prefix="mlbert-tool-") as scratch, started([call], Path(scratch)) as answers:
+    with (
+        tempfile.TemporaryDirectory(prefix="mlbert-tool-") as scratch,
+        started([call], Path(scratch)) as answers,
+    ):
         return call.judge(answers(lambda step: None)[0])
 
 
@@ -168,11 +194,17 @@ def _call(tool: str, arguments: list[str], subject: str, passed: str, but: str =
     def judge(answer: Answer) -> list[Finding]:
         match = re.search(rf"^(?:INFO - )?({passed})", answer.words, re.MULTILINE)
         if answer.status != 0 or match is None or _FAILED.search(answer.words):
-            return [_refused(tool, subject, _complaints(answer.words) or [_last_line(answer.words)])]
+            return [
+                _refused(tool, subject, _complaints(answer.words) or [_last_line(answer.words)])
+            ]
         verdict = match[1].strip()
         tolerated = [line.strip() for line in answer.words.splitlines() if but and but in line]
         if tolerated:
-            return [finding_of(tool, subject, [Complaint(Outcome.WARN, f"{verdict} But: {tolerated[0]}")], "")]
+            return [
+                finding_of(
+                    tool, subject, [Complaint(Outcome.WARN, f"{verdict} But: {tolerated[0]}")], ""
+                )
+            ]
         return [Finding(tool, subject, Outcome.PASS, verdict)]
 
     return Call(tool, arguments, judge)
@@ -186,7 +218,9 @@ def _score(row: dict[str, str]) -> Finding:
     score, system = row.get(BENCHMARK) or "", row.get("system", ".")
     if not re.fullmatch(r"\d+(\.\d+)?(e-?\d+)?", score) or float(score) <= 0:
         return _refused("result_summarizer", system, ["gives no score"])
-    return Finding("result_summarizer", system, Outcome.PASS, f"{float(score):.4g} minutes ({row['division']})")
+    return Finding(
+        "result_summarizer", system, Outcome.PASS, f"{float(score):.4g} minutes ({row['division']})"
+    )
 
 
 def _complaints(words: str) -> list[str]:

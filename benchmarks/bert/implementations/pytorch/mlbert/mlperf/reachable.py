@@ -41,7 +41,9 @@ class ReachableCode:
         for root in roots:
             if root in self._files:
                 self._import(root)
-                self._pending += [(root, node) for nodes in self.definitions_of(root).values() for node in nodes]
+                self._pending += [
+                    (root, node) for nodes in self.definitions_of(root).values() for node in nodes
+                ]
         self._follow()
 
     @property
@@ -61,13 +63,21 @@ class ReachableCode:
 
     @cached_property
     def _files(self) -> frozenset[str]:
-        return frozenset(name for home in _HOMES.values() for name in self._sources.python_files(home))
+        return frozenset(
+            name for home in _HOMES.values() for name in self._sources.python_files(home)
+        )
 
     def _module(self, dotted: str) -> str | None:
         """Return the file of a module or package of the tree."""
         package, _, rest = dotted.partition(".")
-        base = "/".join([_HOMES[package], *rest.split(".")] if rest else [_HOMES[package]]) if package in _HOMES else ""
-        return next((name for name in (f"{base}.py", f"{base}/__init__.py") if name in self._files), None)
+        base = (
+            "/".join([_HOMES[package], *rest.split(".")] if rest else [_HOMES[package]])
+            if package in _HOMES
+            else ""
+        )
+        return next(
+            (name for name in (f"{base}.py", f"{base}/__init__.py") if name in self._files), None
+        )
 
     def _body(self, file: str) -> list[ast.stmt]:
         tree = next(iter(self._sources.nodes(file)), None)
@@ -81,7 +91,12 @@ class ReachableCode:
                 found[node.name].append(node)
             elif isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                for name in (part for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)):
+                for name in (
+                    part
+                    for target in targets
+                    for part in ast.walk(target)
+                    if isinstance(part, ast.Name)
+                ):
                     found[name.id].append(node)
         return found
 
@@ -93,7 +108,9 @@ class ReachableCode:
             for alias in node.names:
                 inner = self._module(f"{node.module}.{alias.name}")
                 if inner or owner:
-                    found[alias.asname or alias.name] = (inner, "") if inner else (owner or "", alias.name)
+                    found[alias.asname or alias.name] = (
+                        (inner, "") if inner else (owner or "", alias.name)
+                    )
         return found
 
     def _import(self, file: str) -> None:
@@ -107,7 +124,11 @@ class ReachableCode:
         for module, _ in self.imports_of(file).values():
             self._import(module)
         defined = {id(node) for nodes in self.definitions_of(file).values() for node in nodes}
-        self._pending += [(file, node) for node in self._body(file) if id(node) not in defined and not _is_inert(node)]
+        self._pending += [
+            (file, node)
+            for node in self._body(file)
+            if id(node) not in defined and not _is_inert(node)
+        ]
 
     def _use(self, file: str, name: str) -> None:
         """Reach a name in a file, through the import that binds it if it is not defined there."""
@@ -130,11 +151,17 @@ class ReachableCode:
             for part in parts:
                 if isinstance(part, ast.Name):
                     self._use(*bound.get(part.id, (file, part.id)))
-                elif isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and part.value.id in bound:
+                elif (
+                    isinstance(part, ast.Attribute)
+                    and isinstance(part.value, ast.Name)
+                    and part.value.id in bound
+                ):
                     module, name = bound[part.value.id]
                     self._use(module, name or part.attr)
                 elif isinstance(part, ast.Constant) and isinstance(part.value, str):
-                    dotted, _, name = part.value.partition(":")  # an entry point such as mlbert.recipes.x_build:build
+                    dotted, _, name = part.value.partition(
+                        ":"
+                    )  # an entry point such as mlbert.recipes.x_build:build
                     if module_file := self._module(dotted):
                         self._use(module_file, name)
 

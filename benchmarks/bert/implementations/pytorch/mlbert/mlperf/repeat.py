@@ -32,7 +32,13 @@ from mlbert.mlperf.call_sites import git, has_commit, num_commits
 from mlbert.mlperf.compare import FEWEST_RUNS
 from mlbert.mlperf.logs import Log, read_log
 from mlbert.mlperf.metrics import read_points
-from mlbert.mlperf.result_set import evaluations_of, run_file, samples_per_second, samples_to_target, unreadable_files
+from mlbert.mlperf.result_set import (
+    evaluations_of,
+    run_file,
+    samples_per_second,
+    samples_to_target,
+    unreadable_files,
+)
 
 IMPLEMENTATIONS = "benchmarks/bert/implementations"
 _RECIPES = ("packed_lamb", "ddp_adam", "masked_lm_stored", "masked_lm_text", TENSORFLOW2)
@@ -60,7 +66,15 @@ _NEW = {
     **{"EXPERIMENT": "0", "RESUME": "0", "CACHES_CLEARED": "0"},
     **{"TENSORBOARD_DIR": "none", "WANDB_PROJECT": "none", "WANDB_OPTIONS": "none"},
 }
-_MAY_DIFFER = (*_NEW, "SEED", "MAX_SECONDS", "TOKENIZER", "INPUT_FILES", "EVAL_FILES", "INIT_CHECKPOINT")
+_MAY_DIFFER = (
+    *_NEW,
+    "SEED",
+    "MAX_SECONDS",
+    "TOKENIZER",
+    "INPUT_FILES",
+    "EVAL_FILES",
+    "INIT_CHECKPOINT",
+)
 
 
 @dataclass(frozen=True)
@@ -76,14 +90,25 @@ def read_repeatable(path: Path) -> Log:
     """Read a log of this code whose recipe can be run again. Raises UserError for other logs."""
     log = read_log(path)
     recipe = log.value("recipe")
-    if not isinstance(log.value("configuration"), dict) or recipe is None or not isinstance(log.value("seed"), int):
+    if (
+        not isinstance(log.value("configuration"), dict)
+        or recipe is None
+        or not isinstance(log.value("seed"), int)
+    ):
         reason = "does not name recipe, seed and configuration"
         raise UserError("log.incomplete", path, reason, "Name a log of this code")
     if recipe not in _RECIPES:
         reason = f"is of recipe {recipe}"
-        raise UserError("log.unsupported", path, reason, f"Those of {', '.join(_RECIPES)} can be repeated")
+        raise UserError(
+            "log.unsupported", path, reason, f"Those of {', '.join(_RECIPES)} can be repeated"
+        )
     if log.status is None or log.first("run_start") is None:
-        raise UserError("log.incomplete", path, "has no run_start or no run_stop", "Name the log of a finished run")
+        raise UserError(
+            "log.incomplete",
+            path,
+            "has no run_start or no run_stop",
+            "Name the log of a finished run",
+        )
     return log
 
 
@@ -102,15 +127,24 @@ def make_plan(log: Log, out: Path, data: Path | None, seed: int, code: Path) -> 
     """
     ranks = log.value("ranks")
     if not isinstance(ranks, int) or ranks < 1:
-        raise UserError("log.incomplete", log.path, "does not name its ranks", "Name a log of this code")
-    if log.value("recipe") == TENSORFLOW2 and log.setting("DISTRIBUTION_STRATEGY") not in _ONE_MACHINE:
+        raise UserError(
+            "log.incomplete", log.path, "does not name its ranks", "Name a log of this code"
+        )
+    if (
+        log.value("recipe") == TENSORFLOW2
+        and log.setting("DISTRIBUTION_STRATEGY") not in _ONE_MACHINE
+    ):
         reason = "ran in TensorFlow on a TPU or in several processes"
-        raise UserError("log.unsupported", log.path, reason, "Start such a run with its own launcher")
+        raise UserError(
+            "log.unsupported", log.path, reason, "Start such a run with its own launcher"
+        )
     exports = dict(_settings(log))
     exports |= {env: value for env, value in _NEW.items() if env in exports}
     exports |= {"LOGDIR": str(out), "SEED": str(seed), "BERT_CONFIG": str(_model_shape(log, code))}
     if (config := _config_file(log, code)) is not None:
-        exports["CONFIG_FILE"] = str(config)  # without it the TensorFlow program uses other defaults
+        exports["CONFIG_FILE"] = str(
+            config
+        )  # without it the TensorFlow program uses other defaults
     if (vocabulary := log.setting("TOKENIZER")) is not None:
         exports["TOKENIZER"] = _find_vocabulary(str(vocabulary), data)
     if log.value("train_data") != _SYNTHETIC:
@@ -139,7 +173,10 @@ def code_of(log: Log, tree: Path, exact: bool) -> Iterator[tuple[Path, str]]:
         if exact:
             reason = f"commit {commit} is not in the history of {tree}"
             raise UserError("submission.commit", "--exact", reason, "Fetch it, or leave it out")
-        yield tree, f"The history here does not have the log's commit {commit}; the present code runs."
+        yield (
+            tree,
+            f"The history here does not have the log's commit {commit}; the present code runs.",
+        )
         return
     modified = "The log's tree had been modified." if log.value("tree_modified") else ""
     if not exact:
@@ -188,7 +225,12 @@ def _model_shape(log: Log, code: Path) -> Path:
     name, digest = log.value("model_shape"), log.value("model_shape_sha256")
     path = code / str(name)  # an absolute name stays as it is
     if hashlib.sha256(read_plain(path, "Put the log's model shape there")).hexdigest() != digest:
-        raise UserError("data.checksum", path, "is not the log's model shape: its SHA-256 differs", "Try --exact")
+        raise UserError(
+            "data.checksum",
+            path,
+            "is not the log's model shape: its SHA-256 differs",
+            "Try --exact",
+        )
     return path
 
 
@@ -198,7 +240,9 @@ def _find_vocabulary(name: str, data: Path | None) -> str:
     return next((str(place.absolute()) for place in places if place.exists()), name)
 
 
-def _find_data(log: Log, named: _DataSet, exports: Mapping[str, str], data: Path | None, code: Path) -> dict[str, str]:
+def _find_data(
+    log: Log, named: _DataSet, exports: Mapping[str, str], data: Path | None, code: Path
+) -> dict[str, str]:
     """Return the exports of a data set: its folder, and its globs in that folder.
 
     Raises UserError if it is missing or not the one in the log.
@@ -208,13 +252,22 @@ def _find_data(log: Log, named: _DataSet, exports: Mapping[str, str], data: Path
     if "://" in globs:
         return {}
     remote = log.setting(named.remote)
-    places = [data / logged.name] if data is not None else [*_site_path(log, named.folder, code), logged]
+    places = (
+        [data / logged.name] if data is not None else [*_site_path(log, named.folder, code), logged]
+    )
     if remote is not None:
         places.append(Path(exports["LOGDIR"]) / "copies" / logged.name)
-    path = next((place for place in places if place.is_dir()), None if remote is None else places[-1])
+    path = next(
+        (place for place in places if place.is_dir()), None if remote is None else places[-1]
+    )
     if path is None:
         remedy = "Prepare it (quickstart.sh does for the demonstrations), and name its folder with --data"
-        raise UserError("file.missing", named.folder, f"the log's {logged.name} set is not at {places[0]}", remedy)
+        raise UserError(
+            "file.missing",
+            named.folder,
+            f"the log's {logged.name} set is not at {places[0]}",
+            remedy,
+        )
     path = path.absolute()
     if globs:  # only TensorFlow knows which files match; `judge` compares their identity
         inside = [str(path / Path(pattern.strip()).name) for pattern in globs.split(",")]
@@ -226,7 +279,9 @@ def _find_data(log: Log, named: _DataSet, exports: Mapping[str, str], data: Path
         found = describe(path).known_as
     if found != (wanted := log.value(named.key)):
         # A prefix is enough to see that the digests differ.
-        reason = f"is not the log's {logged.name} set: {found[:19]}... instead of {str(wanted)[:19]}..."
+        reason = (
+            f"is not the log's {logged.name} set: {found[:19]}... instead of {str(wanted)[:19]}..."
+        )
         remedy = "Prepare it with the log's code and text, or name another folder with --data"
         raise UserError("data.checksum", path, reason, remedy)
     return {named.folder: str(path)}
@@ -244,7 +299,11 @@ def _site_path(log: Log, env: str, code: Path) -> Iterator[Path]:
     if config is not None:
         export = check_exports(config).get(env)
         # Use the user's tree even if a worktree of the log's commit runs, which has no data.
-        path = Path(export.text.replace("${tree_dir}", str(tree_root()))) if export is not None else None
+        path = (
+            Path(export.text.replace("${tree_dir}", str(tree_root())))
+            if export is not None
+            else None
+        )
         if path is not None and path.is_absolute() and "$" not in str(path):
             yield path
 
@@ -268,8 +327,18 @@ class Row:
 
 def judge(log: Log, repeated: Log, siblings: Sequence[Log]) -> list[Row]:
     """Judge a repeated run. ``siblings`` are the log and the other runs in its folder with the same settings."""
-    rows = [Row("status", str(log.status), str(repeated.status), str(log.status), log.status == repeated.status)]
-    for name, old, new in ((data.key, log.value(data.key), repeated.value(data.key)) for data in _DATA):
+    rows = [
+        Row(
+            "status",
+            str(log.status),
+            str(repeated.status),
+            str(log.status),
+            log.status == repeated.status,
+        )
+    ]
+    for name, old, new in (
+        (data.key, log.value(data.key), repeated.value(data.key)) for data in _DATA
+    ):
         if old != new:
             rows.append(Row(name, str(old), str(new), str(old), agrees=False))
     has_spread = len(siblings) >= FEWEST_RUNS
@@ -289,12 +358,22 @@ def judge(log: Log, repeated: Log, siblings: Sequence[Log]) -> list[Row]:
             continue
         agrees = found is not None and low <= found <= high
         shown = "none" if found is None else f"{found:.4f}"
-        rows.append(Row(f"accuracy after {samples:,.0f}", f"{accuracy:.4f}", shown, f"{low:.4f}–{high:.4f}", agrees))
+        rows.append(
+            Row(
+                f"accuracy after {samples:,.0f}",
+                f"{accuracy:.4f}",
+                shown,
+                f"{low:.4f}–{high:.4f}",
+                agrees,
+            )
+        )
     if mine is not None and other is not None:
         logarithms = [math.log(value) for value in (targets if has_spread else [mine])]
         low, high = map(math.exp, _interval(logarithms, level, SAMPLES))
         allowed = f"{low:,.0f}–{high:,.0f}"
-        rows.append(Row("samples to target", f"{mine:,.0f}", f"{other:,.0f}", allowed, low <= other <= high))
+        rows.append(
+            Row("samples to target", f"{mine:,.0f}", f"{other:,.0f}", allowed, low <= other <= high)
+        )
     return rows
 
 
@@ -306,14 +385,20 @@ def remarks(log: Log, repeated: Log, same_seed: bool) -> list[str]:
         equal = sum(a.accuracy == b.accuracy for a, b in pairs)
         notes.append(f"{equal} of {len(pairs)} accuracies are equal to the last digit.")
         if any(a.samples != b.samples for a, b in pairs):
-            notes.append("Evaluations have different sample counts: the code distributes samples in another order.")
+            notes.append(
+                "Evaluations have different sample counts: the code distributes samples in another order."
+            )
         notes.append(_losses(log, repeated))
     for key in ("precision", "ops"):
         if log.value(key) != repeated.value(key):
-            notes.append(f"The {key} of this machine differ from the log's (mlbert submission diff shows them).")
+            notes.append(
+                f"The {key} of this machine differ from the log's (mlbert submission diff shows them)."
+            )
     speeds = samples_per_second(log), samples_per_second(repeated)
     if None not in speeds:
-        notes.append(f"Speed, not judged: {speeds[0]:,.4g} samples/s in the log, {speeds[1]:,.4g} here.")
+        notes.append(
+            f"Speed, not judged: {speeds[0]:,.4g} samples/s in the log, {speeds[1]:,.4g} here."
+        )
     return notes
 
 

@@ -19,7 +19,9 @@ from mlbert.mlperf.logs import Event, Log, is_number
 from mlbert.mlperf.rules import TARGET_MLM_ACCURACY
 
 # Rules that several checks refer to.
-LOG_FORMAT = "log format: every line is a JSON object with metadata, without which official tools crash"
+LOG_FORMAT = (
+    "log format: every line is a JSON object with metadata, without which official tools crash"
+)
 ONE_SETTING = "rules: ten runs of one system, code and set of hyper-parameters"
 SAMPLE_COUNTS = "rules, BERT: epoch_num is the number of training samples so far"
 OWN_FORM = "this code's own logs"
@@ -147,7 +149,9 @@ def target_of(log: Log) -> float | None:
     """Return the accuracy that ends a run: the configured one, in closed at least the rules', else None."""
     configured = log.setting("TARGET_MLM_ACCURACY")
     if log.value("submission_division") == "closed":
-        return max(configured, TARGET_MLM_ACCURACY) if is_number(configured) else TARGET_MLM_ACCURACY
+        return (
+            max(configured, TARGET_MLM_ACCURACY) if is_number(configured) else TARGET_MLM_ACCURACY
+        )
     return configured if is_number(configured) else None
 
 

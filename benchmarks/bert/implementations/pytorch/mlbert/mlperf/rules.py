@@ -15,7 +15,9 @@ RULESET = "5.0.0"
 UNVERIFIED = "Result not verified by MLCommons Association."
 BENCHMARK = "bert"
 TARGET_MLM_ACCURACY = 0.720
-INITIAL_MLM_ACCURACY = 0.34085  # of the benchmark's phase-1 checkpoint on the benchmark's evaluation samples
+INITIAL_MLM_ACCURACY = (
+    0.34085  # of the benchmark's phase-1 checkpoint on the benchmark's evaluation samples
+)
 NUM_EVAL_SAMPLES = 10_000
 NUM_RESULT_FILES = 10
 # The closed division's model, by the names that configurations of BERT give its sizes.
@@ -45,7 +47,10 @@ def eval_interval(global_batch_size: int) -> int:
 
     Formula in the rules: ``floor(0.05 * (230.23 * GBS + 3,000,000) / 25,000) * 25,000``.
     """
-    return math.floor(0.05 * (230.23 * global_batch_size + 3_000_000) / _EVAL_INTERVAL_UNIT) * _EVAL_INTERVAL_UNIT
+    return (
+        math.floor(0.05 * (230.23 * global_batch_size + 3_000_000) / _EVAL_INTERVAL_UNIT)
+        * _EVAL_INTERVAL_UNIT
+    )
 
 
 def olympic_mean(values: Sequence[float]) -> float:
@@ -107,8 +112,12 @@ def reference_point(global_batch_size: int) -> ReferencePoint | None:
     return None
 
 
-def _interpolate(global_batch_size: int, low: ReferencePoint, high: ReferencePoint) -> ReferencePoint:
-    share = (global_batch_size - low.global_batch_size) / (high.global_batch_size - low.global_batch_size)
+def _interpolate(
+    global_batch_size: int, low: ReferencePoint, high: ReferencePoint
+) -> ReferencePoint:
+    share = (global_batch_size - low.global_batch_size) / (
+        high.global_batch_size - low.global_batch_size
+    )
     mean = low.mean_samples + share * (high.mean_samples - low.mean_samples)
     stdev = low.stdev_samples + share * (high.stdev_samples - low.stdev_samples)
     return ReferencePoint(global_batch_size, mean, stdev, num_runs=_INTERPOLATED_RUNS)

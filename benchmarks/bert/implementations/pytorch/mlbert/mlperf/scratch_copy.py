@@ -16,7 +16,9 @@ from mlbert.mlperf.logs import too_large, unfit
 from mlbert.mlperf.rules import BENCHMARK
 
 RESULT_PATTERN = "result_*.txt"
-_PART = re.compile(r"result_.*\.part\d+\.txt")  # log of an interrupted part; see `RunFolder.set_log_aside`
+_PART = re.compile(
+    r"result_.*\.part\d+\.txt"
+)  # log of an interrupted part; see `RunFolder.set_log_aside`
 READABLE = "rules: a submission holds its files itself, fit for the official tools"
 
 _LED_OUT = "is a link out of the tree"
@@ -69,7 +71,9 @@ class Workplace:
                     target.mkdir(exist_ok=True)
             except OSError as error:
                 reason = f"cannot be copied to {self.copy} ({error.strerror})"
-                raise UserError("file.unwritable", self.given, reason, "Free space there, or set TMPDIR") from error
+                raise UserError(
+                    "file.unwritable", self.given, reason, "Free space there, or set TMPDIR"
+                ) from error
             waiting += inside or []
         return sorted(left_out)
 
@@ -83,7 +87,9 @@ class Workplace:
             if path.is_dir():
                 if fnmatch(path.name, RESULT_PATTERN):
                     return "is a folder", None
-                return None, None if is_link else [entry for entry in path.iterdir() if entry.name != "__pycache__"]
+                return None, None if is_link else [
+                    entry for entry in path.iterdir() if entry.name != "__pycache__"
+                ]
             if not path.is_file():
                 return "is neither a file nor a folder", None
             if fnmatch(path.name, RESULT_PATTERN):

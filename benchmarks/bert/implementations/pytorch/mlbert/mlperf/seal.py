@@ -50,23 +50,36 @@ def seal(system: str, tree: Path, logdir: Path | None = None, key: Path | None =
     folder, description = tree / "results" / system, tree / "systems" / f"{system}.json"
     if Path(system).name != system or not description.is_file():
         reason = "does not exist"
-        raise UserError("file.missing", description, reason, "Name a system of systems/, or describe it first")
+        raise UserError(
+            "file.missing", description, reason, "Name a system of systems/, or describe it first"
+        )
     if key is not None and not key.is_file():
         reason = "is not a file"
-        raise UserError("file.missing", key, reason, "Name a private key, such as ssh-keygen -t ed25519 creates")
+        raise UserError(
+            "file.missing", key, reason, "Name a private key, such as ssh-keygen -t ed25519 creates"
+        )
     try:
         if logdir is not None:
             _copy_runs(logdir, folder)
         names = _names(folder)
         if not any(name.startswith(f"{BENCHMARK}/") for name in names):
             reason = f"holds no {RESULT_PATTERN}"
-            raise UserError("log.missing", folder / BENCHMARK, reason, "Name the LOGDIR of the runs with --from")
+            raise UserError(
+                "log.missing", folder / BENCHMARK, reason, "Name the LOGDIR of the runs with --from"
+            )
         for name in names:
             if not name.isprintable() or "\\" in name:
-                raise UserError("submission.file-name", repr(name), "has a name that sha256sum escapes", "Rename it")
+                raise UserError(
+                    "submission.file-name",
+                    repr(name),
+                    "has a name that sha256sum escapes",
+                    "Rename it",
+                )
         with tempfile.TemporaryDirectory(prefix="mlbert-seal-") as temporary:
             sums = Path(temporary) / SUMS
-            sums.write_text("".join(f"{digest_of(folder / name)}  {name}\n" for name in names), encoding="utf-8")
+            sums.write_text(
+                "".join(f"{digest_of(folder / name)}  {name}\n" for name in names), encoding="utf-8"
+            )
             made = [sums] if key is None else [sums, _sign(sums, key)]
             for path in made:
                 _put(path, folder / path.name)
@@ -89,10 +102,17 @@ def _copy_runs(logdir: Path, folder: Path) -> None:
             if (source := run_file(log, name)) is not None:
                 copies[folder / f"run_{match[1]}.{name}"] = source
     if not copies:
-        raise UserError("log.missing", logdir, "holds no result_<i>.txt", "Name the LOGDIR of finished runs")
+        raise UserError(
+            "log.missing", logdir, "holds no result_<i>.txt", "Name the LOGDIR of finished runs"
+        )
     for target, source in copies.items():
         if target.exists() and not filecmp.cmp(source, target, shallow=False):
-            raise UserError("file.exists", target, f"differs from {source}", "Remove it if the other one is meant")
+            raise UserError(
+                "file.exists",
+                target,
+                f"differs from {source}",
+                "Remove it if the other one is meant",
+            )
     (folder / BENCHMARK).mkdir(parents=True, exist_ok=True)
     for target, source in copies.items():
         if not target.exists():
@@ -127,24 +147,32 @@ def _sign(sums: Path, key: Path) -> Path:
         signature, program = sums.with_name(_SSH_SIGNATURE), "ssh-keygen"
         command = [program, "-Y", "sign", "-n", "file", "-f", str(key), str(sums)]
     if shutil.which(program) is None:
-        raise UserError("program.missing", program, "is not installed", f"Install it, or sign {SUMS} elsewhere")
+        raise UserError(
+            "program.missing", program, "is not installed", f"Install it, or sign {SUMS} elsewhere"
+        )
     done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     if done.returncode != 0 or not signature.is_file():
         lines = (done.stderr or done.stdout).strip().splitlines() or ["no reason given"]
         reason = f"did not sign: {lines[-1]}"
-        raise UserError("program.failed", key, reason, "Use the private key of an ssh or minisign pair")
+        raise UserError(
+            "program.failed", key, reason, "Use the private key of an ssh or minisign pair"
+        )
     return signature
 
 
 def check_seal(folder: Path) -> Complaints:
     """The sealed files are unchanged, all files are sealed, and the signature is valid."""
     sums = folder / SUMS
-    signatures = [name for name in (_SSH_SIGNATURE, _MINISIGN_SIGNATURE) if (folder / name).is_file()]
+    signatures = [
+        name for name in (_SSH_SIGNATURE, _MINISIGN_SIGNATURE) if (folder / name).is_file()
+    ]
     if not sums.is_file():
         for name in signatures:
             yield _wrong(f"{name} signs {SUMS}, which is missing")
         if not signatures:
-            yield Complaint(Outcome.NOTE, f"no {SUMS}; mlbert submission seal {folder.name} writes one")
+            yield Complaint(
+                Outcome.NOTE, f"no {SUMS}; mlbert submission seal {folder.name} writes one"
+            )
         return
     listed = {}
     try:
@@ -191,11 +219,15 @@ def _read(sums: Path) -> Iterator[tuple[str, str]]:
 def _verify(folder: Path, name: str) -> Complaint:
     """Check that a signature belongs to the checksums. Whose key made it cannot be verified."""
     if name == _MINISIGN_SIGNATURE:
-        return Complaint(Outcome.NOTE, f"{name} is not verified: run minisign -V -p KEY.pub -x {name} -m {SUMS}")
+        return Complaint(
+            Outcome.NOTE, f"{name} is not verified: run minisign -V -p KEY.pub -x {name} -m {SUMS}"
+        )
     command = ["ssh-keygen", "-Y", "check-novalidate", "-n", "file", "-s", name]
     try:
         with (folder / SUMS).open("rb") as sums:
-            done = subprocess.run(command, cwd=folder, stdin=sums, capture_output=True, text=True, errors="replace")
+            done = subprocess.run(
+                command, cwd=folder, stdin=sums, capture_output=True, text=True, errors="replace"
+            )
     except FileNotFoundError:
         return Complaint(Outcome.WARN, f"{name} is not verified: ssh-keygen is not installed")
     if done.returncode != 0:

@@ -46,7 +46,10 @@ class CodeSearch:
     """
 
     def __init__(self, sources: Sources, recipe: str) -> None:
-        build, start = f"{recipe.removesuffix('.py')}_build.py", f"{PACKAGE_HOME}/training/experiment.py"
+        build, start = (
+            f"{recipe.removesuffix('.py')}_build.py",
+            f"{PACKAGE_HOME}/training/experiment.py",
+        )
         if recipe.startswith(TENSORFLOW2_HOME):
             build, start = recipe, f"{TENSORFLOW2_HOME}/experiment.py"
         self._sources, self._recipe = sources, recipe if sources.text(build) is None else build
@@ -70,24 +73,33 @@ class CodeSearch:
         setting = settings_by_key()[key]
         fields = {key, setting.field}
         for node in self._sources.nodes(self.section_file(setting)):
-            if isinstance(node, ast.FunctionDef) and any(reads(part, "self", fields) for part in ast.walk(node)):
+            if isinstance(node, ast.FunctionDef) and any(
+                reads(part, "self", fields) for part in ast.walk(node)
+            ):
                 fields.add(node.name)
         owner = setting.section.__name__
         found = [
             self._place(name, line)
             for name, attributes in self._reads.items()
-            for line in sorted({line for of, field, line in attributes if of == owner and field in fields})
+            for line in sorted(
+                {line for of, field, line in attributes if of == owner and field in fields}
+            )
         ]
         # It may be read by name: getattr(config, name). Recipes are excluded: there the name sets a default.
         others = (name for name in self._reads if "/recipes/" not in name)
-        return found or [place for n in others for place in self.lines(n, ast.Constant, lambda c: c.value == key)]
+        return found or [
+            place for n in others for place in self.lines(n, ast.Constant, lambda c: c.value == key)
+        ]
 
     @cached_property
     def _reads(self) -> dict[str, list[tuple[str, str, int]]]:
         """Map each file, the recipe first, to the (section, attribute, line) it reads; declarations are left out."""
         names = (name for name in self.reachable.files if f"{PACKAGE_HOME}/config/" not in name)
         names = (name for name in names if not name.endswith("/config.py"))
-        return {name: list(_reads_of(self.reachable.nodes(name))) for name in dict.fromkeys([self._recipe, *names])}
+        return {
+            name: list(_reads_of(self.reachable.nodes(name)))
+            for name in dict.fromkeys([self._recipe, *names])
+        }
 
     def default_of(self, setting: Setting, recipe: str) -> list[tuple[str, str]]:
         """Return the line that sets a setting's default, in the recipe or else in its section.
@@ -103,7 +115,9 @@ class CodeSearch:
     def _given_name(self, recipe: str) -> list[tuple[str, str]]:
         """Return the line ``name=...`` of a recipe, which sets RECIPE."""
         calls = (node for node in self._sources.nodes(recipe) if isinstance(node, ast.Call))
-        words = (word for call in calls if terminal_name(call.func) == "Recipe" for word in call.keywords)
+        words = (
+            word for call in calls if terminal_name(call.func) == "Recipe" for word in call.keywords
+        )
         return [self._place(recipe, word.value.lineno) for word in words if word.arg == "name"]
 
     def _entries(self, text: str, name: str) -> list[tuple[str, str]]:
@@ -114,22 +128,43 @@ class CodeSearch:
         return [self._place(name, line) for line in sorted(found)]
 
     def _declared_default(self, setting: Setting) -> list[tuple[str, str]]:
-        defaults = (word.value.lineno for word in self._declaration(setting).keywords if word.arg == "default")
+        defaults = (
+            word.value.lineno
+            for word in self._declaration(setting).keywords
+            if word.arg == "default"
+        )
         return [self._place(self.section_file(setting), line) for line in defaults]
 
     def _declaration(self, setting: Setting) -> ast.Call:
         """Return the call ``setting("ENV", "Meaning.", ...)`` that declares a setting; empty if there is none."""
-        calls = (n for n in self._sources.nodes(self.section_file(setting)) if isinstance(n, ast.Call) and n.args)
-        return next((c for c in calls if getattr(c.args[0], "value", None) == setting.env), _NO_CALL)
+        calls = (
+            n
+            for n in self._sources.nodes(self.section_file(setting))
+            if isinstance(n, ast.Call) and n.args
+        )
+        return next(
+            (c for c in calls if getattr(c.args[0], "value", None) == setting.env), _NO_CALL
+        )
 
     def meaning_of(self, setting: Setting) -> tuple[str, str] | None:
         """Return where a setting is declared, with the sentence that says what it means."""
-        words = [argument for argument in self._declaration(setting).args if isinstance(argument, ast.Constant)]
-        return (f"{self.section_file(setting)}:{words[0].lineno}", str(words[1].value)) if len(words) > 1 else None
+        words = [
+            argument
+            for argument in self._declaration(setting).args
+            if isinstance(argument, ast.Constant)
+        ]
+        return (
+            (f"{self.section_file(setting)}:{words[0].lineno}", str(words[1].value))
+            if len(words) > 1
+            else None
+        )
 
     def fields(self, name: str) -> list[tuple[str, str]]:
         """Return the class fields of this name whose line carries a comment."""
-        lines = (self.lines(f, ast.AnnAssign, lambda n: terminal_name(n.target) == name) for f in self.reachable.files)
+        lines = (
+            self.lines(f, ast.AnnAssign, lambda n: terminal_name(n.target) == name)
+            for f in self.reachable.files
+        )
         return [(place, text) for found in lines for place, text in found if "#" in text]
 
     def docstrings(self, name: str) -> list[tuple[str, str]]:
@@ -139,16 +174,24 @@ class CodeSearch:
         for file in dict.fromkeys(place.rpartition(":")[0] for place in places):
             for node in self.reachable.nodes(file, ast.FunctionDef):
                 if node.name == name and (text := ast.get_docstring(node)):
-                    found[f"{file}:{node.lineno}"] = f"{name}: {' '.join(text.partition(chr(10) * 2)[0].split())}"
+                    found[f"{file}:{node.lineno}"] = (
+                        f"{name}: {' '.join(text.partition(chr(10) * 2)[0].split())}"
+                    )
         return list(found.items())
 
     def enclosing(self, file: str, number: int) -> list[tuple[str, str]]:
         """Return the docstring's first line of the innermost function around a line of a file."""
-        functions = [node for node in self._sources.nodes(file) if isinstance(node, ast.FunctionDef)]
+        functions = [
+            node for node in self._sources.nodes(file) if isinstance(node, ast.FunctionDef)
+        ]
         around = [node for node in functions if node.lineno <= number <= (node.end_lineno or 0)]
         inner = max(around, key=lambda node: node.lineno, default=None)
         text = ast.get_docstring(inner) if inner else None
-        return [(f"{file}:{inner.lineno}", f"{inner.name}: {text.splitlines()[0]}")] if inner and text else []
+        return (
+            [(f"{file}:{inner.lineno}", f"{inner.name}: {text.splitlines()[0]}")]
+            if inner and text
+            else []
+        )
 
     @staticmethod
     def section_file(setting: Setting) -> str:
@@ -170,7 +213,9 @@ class CodeSearch:
             wanted, called = wanted | variables, called | functions
         return list(places.items()), wanted | called
 
-    def computation(self, key: str, file: str, values: list[ast.expr]) -> tuple[list[tuple[str, str]], list[str]]:
+    def computation(
+        self, key: str, file: str, values: list[ast.expr]
+    ) -> tuple[list[tuple[str, str]], list[str]]:
         """Return the lines that set a logged value, and the names of functions that may compute it.
 
         Searches the file of the call, and the recipe for hyper-parameters. If nothing is found there, searches for
@@ -191,7 +236,11 @@ class CodeSearch:
         def sets(node: ast.Attribute) -> bool:
             return isinstance(node.ctx, ast.Store) and node.attr == attribute
 
-        return [place for name in self.reachable.files for place in self.lines(name, ast.Attribute, sets)]
+        return [
+            place
+            for name in self.reachable.files
+            for place in self.lines(name, ast.Attribute, sets)
+        ]
 
     def definitions(self, name: str) -> list[tuple[str, str]]:
         """Return the functions and module constants with this name; empty if the name is too common to be useful."""
@@ -219,7 +268,11 @@ class CodeSearch:
 
 def reads(node: ast.AST, owner: str, fields: set[str]) -> bool:
     """Return True if a node is ``owner.field`` or ``x.owner.field`` for one of the fields."""
-    return isinstance(node, ast.Attribute) and node.attr in fields and terminal_name(node.value) == owner
+    return (
+        isinstance(node, ast.Attribute)
+        and node.attr in fields
+        and terminal_name(node.value) == owner
+    )
 
 
 def _reads_of(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str, int]]:
@@ -237,7 +290,11 @@ def _section_names(parts: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
     """Yield (name, section) for parameters and variables that hold a section (``name = config[Section]``)."""
     for part in parts:
         if isinstance(part, ast.arg):
-            kinds = [node for node in _alternatives(part.annotation) if terminal_name(node) in _SECTION_NAMES]
+            kinds = [
+                node
+                for node in _alternatives(part.annotation)
+                if terminal_name(node) in _SECTION_NAMES
+            ]
             yield from ((part.arg, str(terminal_name(kind))) for kind in kinds)
         elif isinstance(part, ast.Assign):
             for target, value in _assigned(part):
@@ -263,7 +320,11 @@ def _assigned(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
     for target in node.targets:
         targets = target.elts if isinstance(target, ast.Tuple) else [target]
         values = node.value.elts if isinstance(node.value, ast.Tuple) and len(targets) > 1 else []
-        yield from zip(targets, values if len(values) == len(targets) else [node.value] * len(targets), strict=True)
+        yield from zip(
+            targets,
+            values if len(values) == len(targets) else [node.value] * len(targets),
+            strict=True,
+        )
 
 
 def _names_in(values: Iterable[ast.expr]) -> tuple[set[str], set[str]]:
@@ -273,7 +334,11 @@ def _names_in(values: Iterable[ast.expr]) -> tuple[set[str], set[str]]:
     nodes = [node for node in nodes if node not in sections]
     inner = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
     called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
-    ends = [node for node in nodes if isinstance(node, ast.Attribute | ast.Name) and id(node) not in inner]
+    ends = [
+        node
+        for node in nodes
+        if isinstance(node, ast.Attribute | ast.Name) and id(node) not in inner
+    ]
     functions = {str(terminal_name(node)) for node in ends if id(node) in called}
     return {str(terminal_name(node)) for node in ends if id(node) not in called}, functions
 
@@ -284,7 +349,10 @@ def _set_by(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str | None, ast.exp
         if isinstance(node, ast.Assign):
             for target, value in _assigned(node):
                 yield node.lineno, terminal_name(target), value
-        elif isinstance(node, ast.AnnAssign | ast.AugAssign | ast.NamedExpr) and node.value is not None:
+        elif (
+            isinstance(node, ast.AnnAssign | ast.AugAssign | ast.NamedExpr)
+            and node.value is not None
+        ):
             yield node.lineno, terminal_name(node.target), node.value
         elif isinstance(node, ast.keyword):
             yield node.value.lineno, node.arg, node.value
@@ -343,7 +411,9 @@ class Trace:
         """Return one line: the value, the call that logged it, and the origin of its settings."""
         text = json.dumps(self.value)
         value = text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
-        places = dict.fromkeys(link.place for link in self.links if link.step in ("logged by", "file", "setting"))
+        places = dict.fromkeys(
+            link.place for link in self.links if link.step in ("logged by", "file", "setting")
+        )
         return f"{self.key} = {value}   <- {' <- '.join(places)}".replace(f"{PACKAGE_HOME}/", "")
 
 
@@ -374,44 +444,89 @@ class Tracer:
         if (file_key := key.removesuffix("_sha256")) in ("config_file", "model_shape"):
             links.append(self._file(file_key))
         arguments = [*call.args, *(word.value for word in call.keywords if word.arg == "value")]
-        values = [argument for argument in arguments if not is_key(argument, key)][:1]  # the rest are metadata
+        values = [argument for argument in arguments if not is_key(argument, key)][
+            :1
+        ]  # the rest are metadata
         fields = self._fields(key, values)
-        needs_reader = is_hyperparameter(key) and not any(isinstance(value, ast.Constant) for value in values)
-        links += [link for field in fields for link in self._setting(key, field, event.value, needs_reader)]
+        needs_reader = is_hyperparameter(key) and not any(
+            isinstance(value, ast.Constant) for value in values
+        )
+        links += [
+            link
+            for field in fields
+            for link in self._setting(key, field, event.value, needs_reader)
+        ]
         places, functions = self._search.computation(key, name, values)
         links += [Link("set by", *place) for place in places]
-        links += [Link("computed by", *place) for part in functions for place in self._search.definitions(part)]
+        links += [
+            Link("computed by", *place)
+            for part in functions
+            for place in self._search.definitions(part)
+        ]
         if key in FUNCTIONS_OF and links[-1].step != "computed by":
-            links.append(Link("computed by", "?", "", f"no function is called {' or '.join(FUNCTIONS_OF[key])}"))
+            links.append(
+                Link(
+                    "computed by",
+                    "?",
+                    "",
+                    f"no function is called {' or '.join(FUNCTIONS_OF[key])}",
+                )
+            )
         is_decided = any(link.step in ("setting", "set by") for link in links)
-        if is_number_of(key, event.value) and not is_decided and not isinstance(values[0], ast.Constant):
+        if (
+            is_number_of(key, event.value)
+            and not is_decided
+            and not isinstance(values[0], ast.Constant)
+        ):
             links.append(Link("setting", "?", "", f"nothing is known to set {key}"))
         return Trace(key, event.value, links, list(self._meaning(fields, values, functions, place)))
 
-    def _meaning(self, fields: list[str], values: list[ast.expr], functions: list[str], call: str) -> Iterator[Link]:
+    def _meaning(
+        self, fields: list[str], values: list[ast.expr], functions: list[str], call: str
+    ) -> Iterator[Link]:
         """Yield the declarations of settings and fields, and the docstrings of the functions that compute the value.
 
         If there are none, the docstring of the function that logs it.
         """
         known = settings_by_key()
-        found = [(known[field].env, place) for field in fields if (place := self._search.meaning_of(known[field]))]
+        found = [
+            (known[field].env, place)
+            for field in fields
+            if (place := self._search.meaning_of(known[field]))
+        ]
         links = [Link("setting", place, f"{env}: {text}") for env, (place, text) in found]
         ends = [value.attr for value in values if isinstance(value, ast.Attribute)]
         links += [Link("field", *place) for end in ends for place in self._search.fields(end)]
-        links += [Link("function", *place) for name in functions for place in self._search.docstrings(name)]
+        links += [
+            Link("function", *place)
+            for name in functions
+            for place in self._search.docstrings(name)
+        ]
         yield from dict.fromkeys(links)
         if not links:
             file, _, number = call.rpartition(":")
-            yield from (Link("logged in", *place) for place in self._search.enclosing(file, int(number)))
+            yield from (
+                Link("logged in", *place) for place in self._search.enclosing(file, int(number))
+            )
 
     def _fields(self, key: str, values: list[ast.expr]) -> list[str]:
         """Return the settings that decide a key: read in its call, with the same name, or listed in `SETTINGS_OF`."""
         known = settings_by_key()
         key_of = {one.field: one.key for one in known.values()}
-        nodes = [node for value in values for node in ast.walk(value) if isinstance(node, ast.Attribute)]
+        nodes = [
+            node for value in values for node in ast.walk(value) if isinstance(node, ast.Attribute)
+        ]
         read = [node.attr for node in nodes if reads(node, "config", {node.attr})]
-        read += [key_of[node.attr] for node in nodes if node.attr in key_of and isinstance(node.value, ast.Name)]
-        return [field for field in dict.fromkeys([*read, key, *SETTINGS_OF.get(key, ())]) if field in known]
+        read += [
+            key_of[node.attr]
+            for node in nodes
+            if node.attr in key_of and isinstance(node.value, ast.Name)
+        ]
+        return [
+            field
+            for field in dict.fromkeys([*read, key, *SETTINGS_OF.get(key, ())])
+            if field in known
+        ]
 
     def _setting(self, key: str, field: str, logged: Any, needs_reader: bool) -> Iterator[Link]:
         env = settings_by_key()[field].env
@@ -420,7 +535,11 @@ class Tracer:
             return
         value, origin = self._configuration[env]["value"], str(self._configuration[env]["origin"])
         yield self._origin(env, field, value, origin)
-        if is_number_of(key, logged) and len(SETTINGS_OF.get(key, ())) < 2 and value not in (None, logged):
+        if (
+            is_number_of(key, logged)
+            and len(SETTINGS_OF.get(key, ())) < 2
+            and value not in (None, logged)
+        ):
             yield Link("setting", env, f"{env} = {value}", f"the log says {logged}")
         readers = [Link("read by", *place) for place in self._search.readers(field)]
         yield from readers

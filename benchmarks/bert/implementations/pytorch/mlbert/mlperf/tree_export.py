@@ -47,7 +47,11 @@ def export_tree(tree: Path, target: Path) -> int:
     tree, target = tree.resolve(), target.absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError("file.exists", target, "is not an empty folder", "Name a new one")
-    names = [name for name in _list_files(tree) if _belongs(name) and not (tree / name).is_relative_to(target)]
+    names = [
+        name
+        for name in _list_files(tree)
+        if _belongs(name) and not (tree / name).is_relative_to(target)
+    ]
     if not names:
         raise UserError("file.missing", tree, "holds no file to export", "Name a submission tree")
     _refuse_illegal(tree, names)
@@ -98,10 +102,17 @@ def check_source(tree: Path) -> Complaints:
         yield Complaint(Outcome.ERROR, f"{SOURCE_STATEMENT} cannot be read", _EXPORTED)
         return
     if not files:
-        yield Complaint(Outcome.NOTE, f"{SOURCE_STATEMENT} lists no files, so only its word says which code this is")
+        yield Complaint(
+            Outcome.NOTE,
+            f"{SOURCE_STATEMENT} lists no files, so only its word says which code this is",
+        )
     for name, digest in files.items():
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            yield Complaint(Outcome.ERROR, f"{SOURCE_STATEMENT} lists {name}, which is outside the tree", _EXPORTED)
+            yield Complaint(
+                Outcome.ERROR,
+                f"{SOURCE_STATEMENT} lists {name}, which is outside the tree",
+                _EXPORTED,
+            )
         elif (problem := differs(tree / name, digest)) is not None:
             yield Complaint(Outcome.ERROR, f"{name} {problem}", _EXPORTED)
 
@@ -112,11 +123,14 @@ def _list_files(tree: Path) -> list[PurePosixPath]:
         new = [*command, "--others", "--exclude-standard", "--", "results", "systems"]
         try:
             listed = "".join(
-                subprocess.run(words, capture_output=True, check=True).stdout.decode() for words in (command, new)
+                subprocess.run(words, capture_output=True, check=True).stdout.decode()
+                for words in (command, new)
             )
         except (OSError, subprocess.CalledProcessError) as error:
             reason = "is a git checkout that git cannot list"
-            raise UserError("program.failed", tree, reason, "Install git, or repair the checkout") from error
+            raise UserError(
+                "program.failed", tree, reason, "Install git, or repair the checkout"
+            ) from error
         names = sorted({PurePosixPath(name) for name in listed.split("\0") if name})
         return [name for name in names if (tree / name).is_symlink() or (tree / name).is_file()]
     names = []
@@ -128,7 +142,9 @@ def _list_files(tree: Path) -> list[PurePosixPath]:
 
 
 def _belongs(name: PurePosixPath) -> bool:
-    return name.parts[0] not in _TOP_LEVEL_LEFT_OUT and not any(_is_left_out(part) for part in name.parts)
+    return name.parts[0] not in _TOP_LEVEL_LEFT_OUT and not any(
+        _is_left_out(part) for part in name.parts
+    )
 
 
 def _is_left_out(part: str) -> bool:
@@ -142,7 +158,18 @@ def _refuse_illegal(tree: Path, names: list[PurePosixPath]) -> None:
             reason = "has a space in its name, which the repository checker rejects"
             raise UserError("submission.file-name", str(name), reason, "Rename it")
         if not path.is_file():
-            reason = "is a link to nothing or to a folder" if path.is_symlink() else "is neither a file nor a folder"
-            raise UserError("submission.file-name", str(name), reason, "Replace it by a regular file")
+            reason = (
+                "is a link to nothing or to a folder"
+                if path.is_symlink()
+                else "is neither a file nor a folder"
+            )
+            raise UserError(
+                "submission.file-name", str(name), reason, "Replace it by a regular file"
+            )
         if problem := too_large(path):
-            raise UserError("file.too-large", str(name), problem, "Leave it out: the repository checker rejects it")
+            raise UserError(
+                "file.too-large",
+                str(name),
+                problem,
+                "Leave it out: the repository checker rejects it",
+            )

@@ -34,7 +34,14 @@ from mlbert.models.encoder import NUM_SITES, SITE_CLASSIFIER, BertModel, Dense, 
 from mlbert.ops import api as ops
 from mlbert.ops.fp8_scaling import Products
 
-DISTANCES = (-1, 1, -2, 2, -3, 3)  # of the first layer's first heads; further heads are initialized as usual
+DISTANCES = (
+    -1,
+    1,
+    -2,
+    2,
+    -3,
+    3,
+)  # of the first layer's first heads; further heads are initialized as usual
 _HEIGHT, _DECAY = 8.0, 1.2  # of the scores; the exponent by which weights fall with the angle
 _TUNED = 32, 10_000.0  # head size and rope_theta for which the height was chosen
 
@@ -43,7 +50,11 @@ def neighbour_biases(config: BertConfig) -> tuple[Tensor, Tensor]:
     """Return the initial biases of the first layer's query and key, float32 [D] each."""
     size, half = config.head_size, config.head_size // 2
     angles = config.rope_theta ** -(torch.arange(half) / half)
-    density = (size / _TUNED[0]) * torch.log(torch.tensor(_TUNED[1])) / torch.log(torch.tensor(config.rope_theta))
+    density = (
+        (size / _TUNED[0])
+        * torch.log(torch.tensor(_TUNED[1]))
+        / torch.log(torch.tensor(config.rope_theta))
+    )
     weights = (_HEIGHT / density * angles**_DECAY * size**0.5).sqrt()
     query, key = torch.zeros(2, config.num_attention_heads, size)
     for head, distance in enumerate(DISTANCES[: config.num_attention_heads]):
@@ -63,7 +74,11 @@ def begin_with_frequencies(model: nn.Module, counts: Sequence[float] | np.ndarra
     """
     seen = torch.as_tensor(counts, dtype=torch.float64) + 1.0
     bias = dict(model.named_parameters())
-    decoder = bias["cls.predictions.bias"] if "cls.predictions.bias" in bias else bias["cls.predictions.decoder.bias"]
+    decoder = (
+        bias["cls.predictions.bias"]
+        if "cls.predictions.bias" in bias
+        else bias["cls.predictions.decoder.bias"]
+    )
     decoder[: len(seen)] = (seen.log() - seen.log().mean()).float()
 
 
@@ -131,7 +146,9 @@ class _Heads(nn.Module):
 
 
 @torch.no_grad()
-def initialize_parameter(name: str, parameter: Tensor, std: float, generator: torch.Generator) -> None:
+def initialize_parameter(
+    name: str, parameter: Tensor, std: float, generator: torch.Generator
+) -> None:
     """Initialize one parameter in place, by its name: LayerNorm gain 1, bias 0, matrix with deviation ``std``."""
     if name.endswith("LayerNorm.weight"):
         parameter.fill_(1.0)
@@ -189,7 +206,9 @@ class BertBase(nn.Module):
                 parameter[self.config.vocab_size :].zero_()
         if self.config.is_rotary:
             first = self.bert.encoder.layers[0].attention.self
-            for part, bias in zip((first.query, first.key), neighbour_biases(self.config), strict=True):
+            for part, bias in zip(
+                (first.query, first.key), neighbour_biases(self.config), strict=True
+            ):
                 part.bias.copy_(bias)
 
     def ordered_parameters(self) -> list[tuple[str, nn.Parameter]]:
@@ -249,7 +268,10 @@ class BertBase(nn.Module):
     def recording(self) -> Iterator[None]:
         """Treat the model as calibrated during warm-up or capture passes, and restore its state afterwards."""
         linears = self.bert.linears
-        saved, calibrated = {name: buffer.clone() for name, buffer in self.named_buffers()}, linears.is_calibrated
+        saved, calibrated = (
+            {name: buffer.clone() for name, buffer in self.named_buffers()},
+            linears.is_calibrated,
+        )
         linears.is_calibrated = True
         try:
             yield
@@ -305,7 +327,9 @@ class BertForPreTraining(BertBase):
         hidden = self._hidden(batch, keys, torch.cat([batch.masked_positions, first_tokens(batch)]))
         masked_MD, first_SD = hidden[: batch.num_masked], hidden[batch.num_masked :]
         masked = self._masked_logits(masked_MD, self.cls.predictions)
-        return PreTrainingLogits(masked, self._linear(self._pooled(first_SD), self.cls.seq_relationship))
+        return PreTrainingLogits(
+            masked, self._linear(self._pooled(first_SD), self.cls.seq_relationship)
+        )
 
     def _forward_flops(self, work: flops.BatchWork) -> int:
         return flops.forward_flops(self.config, work)
@@ -352,7 +376,9 @@ class BertForSequenceClassification(BertBase):
         pooled_SD = self._pooled(self._hidden(batch, keys, first))
         if keys is not None:
             rows = batch.dropout_rows.index_select(0, first)
-            pooled_SD = ops.apply_dropout(pooled_SD, self.config.hidden_dropout_prob, keys[0][SITE_CLASSIFIER], rows)
+            pooled_SD = ops.apply_dropout(
+                pooled_SD, self.config.hidden_dropout_prob, keys[0][SITE_CLASSIFIER], rows
+            )
         return SequenceLogits(self._linear(pooled_SD, self.classifier))
 
     def _forward_flops(self, work: flops.BatchWork) -> int:

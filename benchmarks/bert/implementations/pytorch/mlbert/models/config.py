@@ -13,7 +13,9 @@ class ModelConfig(Section):
 
     bert_config_file: Path = setting("BERT_CONFIG", "Model shape, a bert_config.json.")
     model_options: str | None = setting(
-        "MODEL_OPTIONS", "Values that override BERT_CONFIG: name=value, separated by spaces.", default=None
+        "MODEL_OPTIONS",
+        "Values that override BERT_CONFIG: name=value, separated by spaces.",
+        default=None,
     )
     model_implementation: Literal["mlbert", "huggingface"] | None = setting(
         "MODEL_IMPLEMENTATION",

@@ -62,7 +62,9 @@ class LayerLinears:
         """Return both feed-forward products with GELU between them; see `mlbert.ops.api.feed_forward`."""
         return ops.feed_forward(x, w1, b1, w2, exact)
 
-    def attention_output_norm(self, context: Tensor, residual: Tensor, weight: Tensor, norm: Sequence[Any]) -> Hidden:
+    def attention_output_norm(
+        self, context: Tensor, residual: Tensor, weight: Tensor, norm: Sequence[Any]
+    ) -> Hidden:
         """Return LayerNorm(residual + dropout(context W^T + b)).
 
         Args:
@@ -71,7 +73,9 @@ class LayerLinears:
         x = self.product(ATTENTION_OUTPUT, context, weight)
         return Hidden(*ops.dropout_add_layer_norm_twice(x, residual, *norm))
 
-    def feed_forward_norm(self, hidden: Hidden, weights: Sequence[Tensor], exact: bool, norm: Sequence[Any]) -> Hidden:
+    def feed_forward_norm(
+        self, hidden: Hidden, weights: Sequence[Tensor], exact: bool, norm: Sequence[Any]
+    ) -> Hidden:
         """Return LayerNorm(residual + dropout(feed-forward + b)); ``weights`` are w1, b1, w2, ``norm`` as above."""
         w1, b1, w2 = weights
         x = self.feed_forward(hidden.product, w1, b1, w2, exact)
@@ -85,7 +89,9 @@ class _SomeFp8(LayerLinears):
         self._table, self._first = table, first
 
     def qkv(self, hidden: Hidden, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
-        return fp8.linear(hidden.product, weights, biases, self._table, self._first + QKV, hidden.small)
+        return fp8.linear(
+            hidden.product, weights, biases, self._table, self._first + QKV, hidden.small
+        )
 
     def product(self, which: int, x: Tensor, weight: Tensor) -> Tensor:
         return fp8.linear(x, (weight,), (), self._table, self._first + which)
@@ -98,12 +104,18 @@ class _SomeFp8(LayerLinears):
 class _AllFp8(_SomeFp8):
     """Linear layers with all products in FP8: one autograd function each with the LayerNorm after them."""
 
-    def attention_output_norm(self, context: Tensor, residual: Tensor, weight: Tensor, norm: Sequence[Any]) -> Hidden:
+    def attention_output_norm(
+        self, context: Tensor, residual: Tensor, weight: Tensor, norm: Sequence[Any]
+    ) -> Hidden:
         rows = self._first + ATTENTION_OUTPUT, self._first + INTERMEDIATE
         return Hidden(*fp8.attention_output(context, residual, weight, norm, self._table, *rows))
 
-    def feed_forward_norm(self, hidden: Hidden, weights: Sequence[Tensor], exact: bool, norm: Sequence[Any]) -> Hidden:
-        reader = self._first + NEXT_QKV if self._first + NEXT_QKV < self._table.num_linears else None
+    def feed_forward_norm(
+        self, hidden: Hidden, weights: Sequence[Tensor], exact: bool, norm: Sequence[Any]
+    ) -> Hidden:
+        reader = (
+            self._first + NEXT_QKV if self._first + NEXT_QKV < self._table.num_linears else None
+        )
         rows = self._first + INTERMEDIATE, reader
         assert hidden.small is not None, "attention_output_norm sets it"
         states = hidden.product, hidden.residual, hidden.small
@@ -201,7 +213,9 @@ class BertEmbeddings(nn.Module):
         self.config = config
         self.word_embeddings = nn.Embedding(config.padded_vocab_size, config.hidden_size)
         if config.position_embedding_type == "absolute":
-            self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+            self.position_embeddings = nn.Embedding(
+                config.max_position_embeddings, config.hidden_size
+            )
         if not config.is_rotary:
             self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
@@ -210,7 +224,9 @@ class BertEmbeddings(nn.Module):
         """Return float32 [T, D]."""
         total = self._total(batch)
         mask = _mask(self.config.hidden_dropout_prob, keys, 0, SITE_EMBEDDINGS, batch.dropout_rows)
-        return ops.layer_norm_dropout(total, self.LayerNorm.weight, self.LayerNorm.bias, self.LayerNorm.eps, *mask)
+        return ops.layer_norm_dropout(
+            total, self.LayerNorm.weight, self.LayerNorm.bias, self.LayerNorm.eps, *mask
+        )
 
     def _total(self, batch: Batch) -> Tensor:
         if self.config.is_rotary:
@@ -218,7 +234,9 @@ class BertEmbeddings(nn.Module):
         ids = batch.input_ids, batch.segment_ids, batch.position_ids
         learned = self.config.position_embedding_type == "absolute"
         position = self.position_embeddings.weight if learned else None
-        return ops.embedding_sum(*ids, self.word_embeddings.weight, position, self.token_type_embeddings.weight)
+        return ops.embedding_sum(
+            *ids, self.word_embeddings.weight, position, self.token_type_embeddings.weight
+        )
 
 
 class _SelfAttention(nn.Module):
@@ -232,7 +250,9 @@ class _SelfAttention(nn.Module):
 class Dense(nn.Module):
     """A linear layer, with a LayerNorm of D columns before it (``norm`` "pre"), after it ("post"), or none (None)."""
 
-    def __init__(self, config: BertConfig, columns: int, rows: int, *, norm: str | None, bias: bool = True) -> None:
+    def __init__(
+        self, config: BertConfig, columns: int, rows: int, *, norm: str | None, bias: bool = True
+    ) -> None:
         super().__init__()
         # The definition order is the order of initialization and of the flat buffer.
         if norm == "pre":
@@ -244,7 +264,9 @@ class Dense(nn.Module):
 
 def _output(config: BertConfig, columns: int) -> Dense:
     """Return a linear layer whose output is added to a residual, with a LayerNorm after that in post-norm models."""
-    return Dense(config, columns, config.hidden_size, norm="post" if config.norm_position == "post" else None)
+    return Dense(
+        config, columns, config.hidden_size, norm="post" if config.norm_position == "post" else None
+    )
 
 
 class _Attention(nn.Module):
@@ -288,25 +310,39 @@ class BertLayer(nn.Module):
             [T, D], or [R, D] if ``rows`` is given.
         """
         hidden = self._sublayer_input(hidden, self.attention)
-        context_TD = self._attend(linears.qkv(hidden, *self._qkv_parameters()), batch, keys, positions)
+        context_TD = self._attend(
+            linears.qkv(hidden, *self._qkv_parameters()), batch, keys, positions
+        )
         residual_TD, dropout_rows = hidden.residual, batch.dropout_rows
         if rows is not None:
-            context_TD, residual_TD = context_TD.index_select(0, rows), residual_TD.index_select(0, rows)
+            context_TD, residual_TD = (
+                context_TD.index_select(0, rows),
+                residual_TD.index_select(0, rows),
+            )
             dropout_rows = dropout_rows.index_select(0, rows)
         is_post, part = self.config.norm_position == "post", self.attention.output
-        mask = _mask(self.config.hidden_dropout_prob, keys, self.index, SITE_ATTENTION_OUTPUT, dropout_rows)
+        mask = _mask(
+            self.config.hidden_dropout_prob, keys, self.index, SITE_ATTENTION_OUTPUT, dropout_rows
+        )
         if is_post:
             norm = _norm_arguments(part, mask)
             hidden = linears.attention_output_norm(context_TD, residual_TD, part.dense.weight, norm)
         else:
-            hidden = _sum(residual_TD, linears.product(ATTENTION_OUTPUT, context_TD, part.dense.weight), part, mask)
+            hidden = _sum(
+                residual_TD,
+                linears.product(ATTENTION_OUTPUT, context_TD, part.dense.weight),
+                part,
+                mask,
+            )
         hidden = self._sublayer_input(hidden, self.intermediate)
         mask = _mask(self.config.hidden_dropout_prob, keys, self.index, SITE_OUTPUT, dropout_rows)
         if self.config.gated_mlp:
             inner_TD, mask = self._gated(hidden.product, mask, linears), (0.0, 0, dropout_rows)
         elif is_post:
             norm = _norm_arguments(self.output, mask)
-            return linears.feed_forward_norm(hidden, self._feed_forward_weights(), self.config.exact_gelu, norm)
+            return linears.feed_forward_norm(
+                hidden, self._feed_forward_weights(), self.config.exact_gelu, norm
+            )
         else:
             weights = self._feed_forward_weights()
             inner_TD = linears.feed_forward(hidden.product, *weights, self.config.exact_gelu)
@@ -325,7 +361,11 @@ class BertLayer(nn.Module):
         return [part.weight for part in parts], [part.bias for part in parts]
 
     def _feed_forward_weights(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.intermediate.dense.weight, self.intermediate.dense.bias, self.output.dense.weight
+        return (
+            self.intermediate.dense.weight,
+            self.intermediate.dense.bias,
+            self.output.dense.weight,
+        )
 
     def _attend(self, qkv: Tensor, batch: Batch, keys: Keys | None, positions: Positions) -> Tensor:
         qkv = qkv.view(-1, 3, self.config.num_attention_heads, self.config.head_size)
@@ -333,7 +373,9 @@ class BertLayer(nn.Module):
             qkv = ops.rotary(qkv, positions.rotations)
         probability = self.config.attention_probs_dropout_prob
         mask = _mask(probability, keys, self.index, SITE_ATTENTION, batch.dropout_rows)
-        context_TNH = ops.attention(qkv, batch.cu_seqlens, batch.max_seqlen, *mask, positions.slopes)
+        context_TNH = ops.attention(
+            qkv, batch.cu_seqlens, batch.max_seqlen, *mask, positions.slopes
+        )
         return context_TNH.reshape(-1, self.config.hidden_size)
 
     def _gated(self, x: Tensor, mask: Mask, linears: LayerLinears) -> Tensor:
@@ -352,7 +394,9 @@ class BertLayer(nn.Module):
 class _Encoder(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.layer = nn.ModuleList(BertLayer(config, i + 1) for i in range(config.num_hidden_layers))
+        self.layer = nn.ModuleList(
+            BertLayer(config, i + 1) for i in range(config.num_hidden_layers)
+        )
         if config.norm_position == "pre":
             self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
@@ -374,7 +418,9 @@ class BertModel(nn.Module):
         linears: the encoder's linear layers and their FP8 state.
     """
 
-    def __init__(self, config: BertConfig, dtype: torch.dtype, products: Products | None, pooled: bool) -> None:
+    def __init__(
+        self, config: BertConfig, dtype: torch.dtype, products: Products | None, pooled: bool
+    ) -> None:
         super().__init__()
         self.config, self.dtype = config, dtype
         self.embeddings = BertEmbeddings(config)
@@ -390,7 +436,11 @@ class BertModel(nn.Module):
         hidden_TD = self.embeddings(batch, keys).to(self.dtype)
         hidden, layers = Hidden(hidden_TD, hidden_TD), self.encoder.layers
         rotary = self.config.is_rotary
-        rotations = ops.rotations(batch.position_ids, self.config.head_size, self.config.rope_theta) if rotary else None
+        rotations = (
+            ops.rotations(batch.position_ids, self.config.head_size, self.config.rope_theta)
+            if rotary
+            else None
+        )
         positions = Positions(cast(Tensor | None, self.alibi_slopes), rotations)
         for i, (layer, layer_linears) in enumerate(zip(layers, self.linears.layers(), strict=True)):
             rows = last_rows if i == len(layers) - 1 else None

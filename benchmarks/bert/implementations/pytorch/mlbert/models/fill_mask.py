@@ -9,7 +9,12 @@ import numpy as np
 import torch
 
 from mlbert.data.formats.ragged import Ragged
-from mlbert.data.formats.tokenizer import TOKENIZER_JSON, Tokenizer, load_tokenizer, load_tokenizer_json
+from mlbert.data.formats.tokenizer import (
+    TOKENIZER_JSON,
+    Tokenizer,
+    load_tokenizer,
+    load_tokenizer_json,
+)
 from mlbert.data.loading.batches import HostBatch
 from mlbert.host.errors import UserError
 from mlbert.models.bert import AnyBert, BertForMaskedLM, BertForPreTraining, MaskedLogits
@@ -46,7 +51,9 @@ def open_masked_lm(source: Path) -> tuple[BertForMaskedLM | BertForPreTraining, 
     has_head = not any(name.startswith(_HEAD) for name in report.missing)
     if not has_head or not isinstance(model, BertForMaskedLM | BertForPreTraining):
         reason = "has no masked-LM head"
-        raise UserError("checkpoint.shape", source, reason, "Give a model that was pre-trained, not fine-tuned")
+        raise UserError(
+            "checkpoint.shape", source, reason, "Give a model that was pre-trained, not fine-tuned"
+        )
     model.train(False)
     return model, tokenizer
 
@@ -63,7 +70,12 @@ def check_text(text: str) -> list[str]:
     parts = text.split(MASK)
     if len(parts) != 2:
         reason = f"has {MASK} {len(parts) - 1} times" if len(parts) > 2 else f"has no {MASK}"
-        raise UserError("config.value", f"text {_shortened(text)!r}", reason, f"Write {MASK} once, in place of a word")
+        raise UserError(
+            "config.value",
+            f"text {_shortened(text)!r}",
+            reason,
+            f"Write {MASK} once, in place of a word",
+        )
     return parts
 
 
@@ -74,7 +86,12 @@ def fill_tokens(
     """Like `fill`, for tokens without [CLS] and [SEP]. The token at index ``place`` is [MASK]."""
     config, size = model.config, len(tokenizer.vocabulary)
     if not 1 <= top <= size:
-        raise UserError("config.range", f"top {top}", "is out of range", f"Use 1 to {size}, the size of the vocabulary")
+        raise UserError(
+            "config.range",
+            f"top {top}",
+            "is out of range",
+            f"Use 1 to {size}, the size of the vocabulary",
+        )
     row = [tokenizer.cls_id, *tokens, tokenizer.sep_id]
     if len(row) > config.max_position_embeddings:
         reason = f"is {len(row)} tokens long, the model allows {config.max_position_embeddings}"
@@ -84,7 +101,10 @@ def fill_tokens(
     device = next(parameter for _, parameter in model.named_parameters()).device
     logits: MaskedLogits = model(batch.to(device), None)  # type: ignore[operator]
     probabilities, ids = logits.masked[0, :size].float().softmax(dim=0).topk(top)
-    return [(tokenizer.entries[number], p) for number, p in zip(ids.tolist(), probabilities.tolist(), strict=True)]
+    return [
+        (tokenizer.entries[number], p)
+        for number, p in zip(ids.tolist(), probabilities.tolist(), strict=True)
+    ]
 
 
 def _shortened(text: str, most: int = 60) -> str:

@@ -55,7 +55,9 @@ class BatchWork:
     def of(cls, batch: Counted) -> BatchWork:
         """Count one batch. Reads ``cu_seqlens``, which synchronizes the host if the batch is on an accelerator."""
         lengths = batch.cu_seqlens.long().diff()
-        return cls(batch.num_tokens, int((lengths * lengths).sum()), batch.num_masked, batch.num_samples)
+        return cls(
+            batch.num_tokens, int((lengths * lengths).sum()), batch.num_masked, batch.num_samples
+        )
 
 
 def encoder(config: BertConfig, work: BatchWork, rows_read: int) -> int:

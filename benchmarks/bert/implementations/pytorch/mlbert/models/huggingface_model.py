@@ -45,12 +45,24 @@ class HuggingFaceModel(NoDerivedState, nn.Module):
     """
 
     def __init__(
-        self, architecture: str, shape: BertConfig, dtype: torch.dtype, pad_to: int | None, values: Mapping[str, object]
+        self,
+        architecture: str,
+        shape: BertConfig,
+        dtype: torch.dtype,
+        pad_to: int | None,
+        values: Mapping[str, object],
     ) -> None:
         super().__init__()
         if why_not := obstacle(shape):
-            raise UserError("model.unsupported", SETTING, why_not, "Set MODEL_IMPLEMENTATION=mlbert")
-        self.config, self.dtype, self.architecture, self._pad_to = shape, dtype, architecture, pad_to
+            raise UserError(
+                "model.unsupported", SETTING, why_not, "Set MODEL_IMPLEMENTATION=mlbert"
+            )
+        self.config, self.dtype, self.architecture, self._pad_to = (
+            shape,
+            dtype,
+            architecture,
+            pad_to,
+        )
         self._values = {**huggingface_config(shape, architecture), **values}
         self._drops_out = max(shape.hidden_dropout_prob, shape.attention_probs_dropout_prob) > 0.0
         peer = self._new_peer()
@@ -61,10 +73,14 @@ class HuggingFaceModel(NoDerivedState, nn.Module):
 
     def _new_peer(self) -> Any:
         transformers = import_package("transformers", SETTING, "huggingface")
-        values: dict[str, Any] = {k: v for k, v in self._values.items() if k not in ("architectures", "model_type")}
+        values: dict[str, Any] = {
+            k: v for k, v in self._values.items() if k not in ("architectures", "model_type")
+        }
         peer = getattr(transformers, self.architecture)(transformers.BertConfig(**values))
         if hasattr(peer, "cls") and not self.config.tie_word_embeddings:
-            peer.cls.predictions.register_parameter("bias", None)  # unused: the decoder has its own bias
+            peer.cls.predictions.register_parameter(
+                "bias", None
+            )  # unused: the decoder has its own bias
         return peer
 
     def initialize(self, seed: int) -> None:
@@ -117,20 +133,26 @@ class HuggingFaceModel(NoDerivedState, nn.Module):
         ):
             if keys is not None and drops_out:
                 # Unique per micro-batch and rank: the step's key and the dropout row of the first token.
-                torch.manual_seed(((int(keys[0][0]) & 0xFFFFFFFF) << 31) + int(batch.dropout_rows[0]))
+                torch.manual_seed(
+                    ((int(keys[0][0]) & 0xFFFFFFFF) << 31) + int(batch.dropout_rows[0])
+                )
             return peer(**tokens).logits, places
 
 
 class HuggingFaceForMaskedLM(HuggingFaceModel):
     """``transformers.BertForMaskedLM`` under `mlbert.models.objectives.MaskedLM`. See `HuggingFaceModel`."""
 
-    def __init__(self, shape: BertConfig, dtype: torch.dtype = torch.float32, pad_to: int | None = None) -> None:
+    def __init__(
+        self, shape: BertConfig, dtype: torch.dtype = torch.float32, pad_to: int | None = None
+    ) -> None:
         super().__init__("BertForMaskedLM", shape, dtype, pad_to, {})
 
     def forward(self, batch: Batch, keys: Keys | None) -> MaskedLogits:
         """Return logits [M, V] of the masked tokens, selected from [S, W, V]; ``keys`` None means evaluation."""
         logits, places = self._dense_logits(batch, keys)
-        return MaskedLogits(logits.flatten(0, 1).index_select(0, places.index_select(0, batch.masked_positions)))
+        return MaskedLogits(
+            logits.flatten(0, 1).index_select(0, places.index_select(0, batch.masked_positions))
+        )
 
     def _forward_flops(self, work: flops.BatchWork) -> int:
         return flops.masked_lm(self.config, work)
@@ -140,9 +162,15 @@ class HuggingFaceForSequenceClassification(HuggingFaceModel):
     """``transformers.BertForSequenceClassification`` with ``num_labels`` outputs. See `HuggingFaceModel`."""
 
     def __init__(
-        self, shape: BertConfig, num_labels: int, dtype: torch.dtype = torch.float32, pad_to: int | None = None
+        self,
+        shape: BertConfig,
+        num_labels: int,
+        dtype: torch.dtype = torch.float32,
+        pad_to: int | None = None,
     ) -> None:
-        super().__init__("BertForSequenceClassification", shape, dtype, pad_to, {"num_labels": num_labels})
+        super().__init__(
+            "BertForSequenceClassification", shape, dtype, pad_to, {"num_labels": num_labels}
+        )
         self.num_labels = num_labels
 
     def forward(self, batch: Batch, keys: Keys | None) -> SequenceLogits:

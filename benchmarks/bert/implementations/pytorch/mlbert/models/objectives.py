@@ -74,7 +74,9 @@ class MaskedLM(_Objective):
         """Return the reference's divisor."""
         return (counts[0] + MLM_DIVISOR_EPS,)
 
-    def loss(self, model: ObjectiveModel, batch: Batch, keys: Keys | None, divisors: Sequence[Tensor]) -> Tensor:
+    def loss(
+        self, model: ObjectiveModel, batch: Batch, keys: Keys | None, divisors: Sequence[Tensor]
+    ) -> Tensor:
         """Return the loss, a float32 scalar."""
         loss_sum, _ = self._masked(model, batch, model(batch, keys))
         return loss_sum / divisors[0]
@@ -91,11 +93,18 @@ class MaskedLM(_Objective):
         correct, loss, masked = sums
         if not masked:
             reason = "holds no token that could be masked: its words are [UNK] to the vocabulary, or there are none"
-            raise UserError("data.empty", "the evaluation set", reason, "Give text, and the vocabulary of its language")
+            raise UserError(
+                "data.empty",
+                "the evaluation set",
+                reason,
+                "Give text, and the vocabulary of its language",
+            )
         return {"mlm_accuracy": correct / masked, "loss": loss / masked}
 
     @staticmethod
-    def _masked(model: ObjectiveModel, batch: Batch, logits: MaskedLogits | PreTrainingLogits) -> tuple[Tensor, Tensor]:
+    def _masked(
+        model: ObjectiveModel, batch: Batch, logits: MaskedLogits | PreTrainingLogits
+    ) -> tuple[Tensor, Tensor]:
         return ops.masked_cross_entropy(logits.masked, batch.masked_labels, model.config.vocab_size)
 
 
@@ -112,11 +121,15 @@ class PreTraining(MaskedLM):
         """Return the reference's divisors of the two losses."""
         return counts[0] + MLM_DIVISOR_EPS, float(counts[1])
 
-    def loss(self, model: ObjectiveModel, batch: Batch, keys: Keys | None, divisors: Sequence[Tensor]) -> Tensor:
+    def loss(
+        self, model: ObjectiveModel, batch: Batch, keys: Keys | None, divisors: Sequence[Tensor]
+    ) -> Tensor:
         """Return the loss, a float32 scalar."""
         logits: PreTrainingLogits = model(batch, keys)
         mlm_loss_sum, _ = self._masked(model, batch, logits)
-        nsp_loss_sum = F.cross_entropy(logits.next_sentence.float(), batch.next_sentence_labels, reduction="sum")
+        nsp_loss_sum = F.cross_entropy(
+            logits.next_sentence.float(), batch.next_sentence_labels, reduction="sum"
+        )
         return mlm_loss_sum / divisors[0] + nsp_loss_sum / divisors[1]
 
 
@@ -161,7 +174,10 @@ class _SequenceObjective(_Objective):
         first = 0
         for name, count in parts.items():
             of_part = self._metrics_of(self.latest[first : first + count])
-            found |= {f"{name}_{metric}" if name else metric: float(value) for metric, value in of_part.items()}
+            found |= {
+                f"{name}_{metric}" if name else metric: float(value)
+                for metric, value in of_part.items()
+            }
             first += count
         return found
 
@@ -183,13 +199,17 @@ class Classification(_SequenceObjective):
 
     num_columns = 4
 
-    def __init__(self, num_labels: int, scope: str, metric: str, parts: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self, num_labels: int, scope: str, metric: str, parts: Mapping[str, int] | None = None
+    ) -> None:
         super().__init__(scope, parts)
         self.num_labels = num_labels
         known = CLASSIFICATION_METRICS if num_labels == 2 else CLASSIFICATION_METRICS[::2]
         self.metric = _known("METRIC", metric, known)
 
-    def loss(self, model: ObjectiveModel, batch: Batch, keys: Keys | None, divisors: Sequence[Tensor]) -> Tensor:
+    def loss(
+        self, model: ObjectiveModel, batch: Batch, keys: Keys | None, divisors: Sequence[Tensor]
+    ) -> Tensor:
         """Return the loss, a float32 scalar."""
         labels, has_tokens = self._labels(batch)
         losses = F.cross_entropy(model(batch, keys).labels.float(), labels, reduction="none")
@@ -233,7 +253,9 @@ class Regression(_SequenceObjective):
         super().__init__(scope, parts)
         self.metric = _known("METRIC", metric, REGRESSION_METRICS)
 
-    def loss(self, model: ObjectiveModel, batch: Batch, keys: Keys | None, divisors: Sequence[Tensor]) -> Tensor:
+    def loss(
+        self, model: ObjectiveModel, batch: Batch, keys: Keys | None, divisors: Sequence[Tensor]
+    ) -> Tensor:
         """Return the loss, a float32 scalar."""
         predictions, labels, has_tokens = self._pairs(model, batch, keys)
         return torch.where(has_tokens, predictions - labels, 0.0).square().sum() / divisors[0]
@@ -248,17 +270,25 @@ class Regression(_SequenceObjective):
         return correlations(x, y) | {"loss": ((x - y) ** 2).mean()}
 
     @staticmethod
-    def _pairs(model: ObjectiveModel, batch: Batch, keys: Keys | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _pairs(
+        model: ObjectiveModel, batch: Batch, keys: Keys | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return predictions and labels, float32 [S], 0 for empty sequences, and which sequences have tokens."""
         labels, has_tokens = _labels_of(batch)
         predictions = model(batch, keys).labels.float().squeeze(1)
-        return torch.where(has_tokens, predictions, 0.0), torch.where(has_tokens, labels, 0.0), has_tokens
+        return (
+            torch.where(has_tokens, predictions, 0.0),
+            torch.where(has_tokens, labels, 0.0),
+            has_tokens,
+        )
 
 
 def _known(subject: str, choice: str, known: Sequence[str]) -> str:
     """Return the choice; raise UserError if it is unknown."""
     if choice not in known:
-        raise UserError("config.choice", subject, f"{choice!r} is unknown", f"Use one of {', '.join(known)}")
+        raise UserError(
+            "config.choice", subject, f"{choice!r} is unknown", f"Use one of {', '.join(known)}"
+        )
     return choice
 
 
@@ -270,7 +300,9 @@ def _labels_of(batch: Batch) -> tuple[Tensor, Tensor]:
 
 def _masked_rows(has_tokens: Tensor, *columns: Tensor) -> Tensor:
     """Return float64 [S, columns], NaN for empty sequences."""
-    return torch.where(has_tokens[:, None], torch.stack([column.double() for column in columns], dim=1), torch.nan)
+    return torch.where(
+        has_tokens[:, None], torch.stack([column.double() for column in columns], dim=1), torch.nan
+    )
 
 
 def confusion(predicted: np.ndarray, labels: np.ndarray, num_classes: int) -> np.ndarray:
@@ -303,4 +335,7 @@ def correlations(predicted: np.ndarray, labels: np.ndarray) -> dict[str, float]:
 
     tests = {"pearson": stats.pearsonr, "spearman": stats.spearmanr}
     varies = len(labels) > 1 and all(x.min() < x.max() for x in (predicted, labels))
-    return {name: float(test(predicted, labels).statistic) if varies else 0.0 for name, test in tests.items()}
+    return {
+        name: float(test(predicted, labels).statistic) if varies else 0.0
+        for name, test in tests.items()
+    }

@@ -57,7 +57,14 @@ class TaskCard(Document, extra="forbid"):
     def form(self) -> TaskForm:
         """Return the form of the task's files."""
         classes = self.classes or None
-        return TaskForm(self.text_columns, self.label_column, self.num_labels, classes, self.header, self.lenient)
+        return TaskForm(
+            self.text_columns,
+            self.label_column,
+            self.num_labels,
+            classes,
+            self.header,
+            self.lenient,
+        )
 
 
 def write_task_model(
@@ -76,15 +83,23 @@ def read_card(weights: Path) -> TaskCard:
 
 @torch.no_grad()
 def predict(
-    weights: Path, card: TaskCard, rows: TaskRows, device: torch.device, advance: Callable[[int], object]
+    weights: Path,
+    card: TaskCard,
+    rows: TaskRows,
+    device: torch.device,
+    advance: Callable[[int], object],
 ) -> np.ndarray:
     """Return float64 [N, 2] for the rows: class and its probability, or number and NaN for regression. ``advance`` is
     called with the number of rows of each batch."""
-    model = BertForSequenceClassification(BertConfig.from_json(weights / "bert_config.json"), card.num_labels)
+    model = BertForSequenceClassification(
+        BertConfig.from_json(weights / "bert_config.json"), card.num_labels
+    )
     model.initialize(0)
     load_weights(model.to(device), weights)
     model.train(False)
-    batches = TaskEvalSet([rows], load_tokenizer(weights), max_seq_length=card.max_seq_length, batch_size=_BATCH)
+    batches = TaskEvalSet(
+        [rows], load_tokenizer(weights), max_seq_length=card.max_seq_length, batch_size=_BATCH
+    )
     batches.open()
     found = []
     for batch in batches:
@@ -98,7 +113,9 @@ def predict(
     return torch.cat(found).numpy()
 
 
-def write_predictions(path: Path, parts: Sequence[TaskRows], predicted: np.ndarray, card: TaskCard) -> None:
+def write_predictions(
+    path: Path, parts: Sequence[TaskRows], predicted: np.ndarray, card: TaskCard
+) -> None:
     """Write one line per row: its texts, label if any, prediction and the class's probability. The suffix selects JSON
     lines (.jsonl) or CSV.
 
@@ -129,12 +146,17 @@ def _prediction_lines(
         for row in range(len(part)):
             value, probability = predicted[first + row]
             line: dict[str, str | float] = {"file": part.path.name, "row": row + 1}
-            line |= {name: texts[row] for name, texts in zip(card.text_columns, part.texts, strict=True)}
+            line |= {
+                name: texts[row] for name, texts in zip(card.text_columns, part.texts, strict=True)
+            }
             if part.labels is not None:
                 label = float(part.labels[row])
                 line["label"] = card.classes[int(label)] if card.classes else label
             if card.classes:
-                line |= {"prediction": card.classes[int(value)], "probability": round(float(probability), 6)}
+                line |= {
+                    "prediction": card.classes[int(value)],
+                    "probability": round(float(probability), 6),
+                }
             else:
                 line["prediction"] = round(float(value), 6)
             yield line
@@ -152,7 +174,9 @@ def draw_confusion(path: Path, predicted: np.ndarray, labels: np.ndarray, card: 
     if card.classes:
         counts = confusion(predicted, labels, card.num_labels)
         share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-        figure.colorbar(axes.imshow(share, vmin=0, vmax=1, cmap="Blues"), label="share of the label's rows")
+        figure.colorbar(
+            axes.imshow(share, vmin=0, vmax=1, cmap="Blues"), label="share of the label's rows"
+        )
         if card.num_labels <= _MOST_NAMES:
             places = range(card.num_labels)
             axes.set_xticks(places, card.classes, rotation=45, ha="right")

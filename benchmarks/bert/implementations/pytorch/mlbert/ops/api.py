@@ -28,8 +28,12 @@ from mlbert.ops.rotary import rotary, rotations
 
 def _load_triton(kind: str) -> None:
     if kind == "cpu" and environment().get("TRITON_INTERPRET") != "1":
-        raise NativeUnavailable("needs a CUDA device (for tests on a CPU, TRITON_INTERPRET=1 runs the interpreter)")
-    importlib.import_module("mlbert.ops.triton")  # registers its implementations; Triton may not be installed
+        raise NativeUnavailable(
+            "needs a CUDA device (for tests on a CPU, TRITON_INTERPRET=1 runs the interpreter)"
+        )
+    importlib.import_module(
+        "mlbert.ops.triton"
+    )  # registers its implementations; Triton may not be installed
 
 
 def _load_fused(kind: str) -> None:

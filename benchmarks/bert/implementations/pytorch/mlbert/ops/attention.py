@@ -62,7 +62,9 @@ def attention(
     Returns:
         [T, N, H] of the dtype of qkv; zero for tokens after the last sequence.
     """
-    return registry.implementation("attention", qkv)(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes)
+    return registry.implementation("attention", qkv)(
+        qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes
+    )
 
 
 def capture_obstacle(
@@ -121,7 +123,9 @@ class _Flash(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float) -> Tensor:
+    def forward(
+        ctx: Any, qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float
+    ) -> Tensor:
         ctx.settings = (max_seqlen, max_seqlen, dropout_p, False)
         out, log_sums, *generator_state, _ = torch.ops.aten._flash_attention_forward(
             *qkv.unbind(1), cu_seqlens, cu_seqlens, *ctx.settings, return_debug_mask=False
@@ -135,7 +139,9 @@ class _Flash(torch.autograd.Function):
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         qkv, cu_seqlens, is_tail, out, log_sums, *generator_state = ctx.saved_tensors
         saved = (out, log_sums, cu_seqlens, cu_seqlens, *ctx.settings, *generator_state)
-        gradients = torch.ops.aten._flash_attention_backward(d_out.contiguous(), *qkv.unbind(1), *saved)
+        gradients = torch.ops.aten._flash_attention_backward(
+            d_out.contiguous(), *qkv.unbind(1), *saved
+        )
         d_qkv, zero = torch.empty_like(qkv), qkv.new_zeros(())
         for gradient, part in zip(gradients, d_qkv.unbind(1), strict=True):
             torch.where(is_tail[:, None, None], zero, gradient, out=part)
@@ -154,7 +160,9 @@ def native_attention(
 ) -> Tensor:
     """Run `attention` with a C kernel; `tiles` selects the matrix unit (bfloat16, H a multiple of 32)."""
     threshold = dropout_threshold(dropout_p)
-    return _NativeAttention.apply(qkv.contiguous(), cu_seqlens, tiles, threshold, key, rows, alibi_slopes)
+    return _NativeAttention.apply(
+        qkv.contiguous(), cu_seqlens, tiles, threshold, key, rows, alibi_slopes
+    )
 
 
 @functools.cache
@@ -163,7 +171,10 @@ def tiles_work() -> bool:
     if not library().attention_tiles_available():
         return False
     generator = torch.Generator().manual_seed(0)
-    bounds, rows = torch.tensor([0, 70, 71, 240], dtype=torch.int32), torch.arange(240, dtype=torch.int32)
+    bounds, rows = (
+        torch.tensor([0, 70, 71, 240], dtype=torch.int32),
+        torch.arange(240, dtype=torch.int32),
+    )
     values = torch.randn(240, 3, 2, 64, generator=generator).bfloat16()
     results = []
     with torch.enable_grad():
@@ -172,7 +183,9 @@ def tiles_work() -> bool:
             out = native_attention(qkv, bounds, 0.1, 1, rows, None, tiles=tiles)
             (gradient,) = torch.autograd.grad(out, qkv, values[:, 0])
             results.append((out.detach().float(), gradient.float()))
-    return all(bool((a - b).norm() <= _TILE_TOLERANCE * a.norm()) for a, b in zip(*results, strict=True))
+    return all(
+        bool((a - b).norm() <= _TILE_TOLERANCE * a.norm()) for a, b in zip(*results, strict=True)
+    )
 
 
 class _NativeAttention(torch.autograd.Function):
@@ -186,7 +199,9 @@ class _NativeAttention(torch.autograd.Function):
         order = lengths.argsort(descending=True, stable=True).int()
         ctx.longest, ctx.end = int(lengths.max()), int(cu_seqlens[-1])
         assert int(cu_seqlens[0]) == 0 <= int(lengths.min()), "cu_seqlens must increase from 0"
-        assert ctx.end <= num_tokens, f"cu_seqlens ends at {ctx.end}, but there are {num_tokens} tokens"
+        assert ctx.end <= num_tokens, (
+            f"cu_seqlens ends at {ctx.end}, but there are {num_tokens} tokens"
+        )
         ctx.threshold, ctx.key, ctx.tiles = threshold, key, tiles
         out = qkv.new_empty(num_tokens, num_heads, head_size)
         out[ctx.end :].zero_()
@@ -209,16 +224,38 @@ class _NativeAttention(torch.autograd.Function):
 
 
 def _arguments(
-    ctx: Any, qkv: Tensor, cu_seqlens: Tensor, order: Tensor, rows: Tensor | None, slopes: Tensor | None
+    ctx: Any,
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    order: Tensor,
+    rows: Tensor | None,
+    slopes: Tensor | None,
 ) -> tuple[tuple[int | None, ...], Tensor]:
     """Return the leading arguments of both directions, and the scratch tensor, which must stay alive."""
     _, _, num_heads, head_size = qkv.shape
     threads = torch.get_num_threads()
-    floats = library().attention_tiles_scratch_floats if ctx.tiles else library().attention_scratch_floats
+    floats = (
+        library().attention_tiles_scratch_floats
+        if ctx.tiles
+        else library().attention_scratch_floats
+    )
     scratch = torch.empty(threads * floats(ctx.longest, head_size))
     pointers = (
-        *(pointer(qkv), pointer(cu_seqlens, torch.int32), pointer(order), pointer(rows, torch.int32)),
+        *(
+            pointer(qkv),
+            pointer(cu_seqlens, torch.int32),
+            pointer(order),
+            pointer(rows, torch.int32),
+        ),
         pointer(slopes, torch.float32),
     )
     sizes = (order.numel(), num_heads, head_size, ctx.longest)
-    return (*pointers, *sizes, ctx.key, ctx.threshold, is_bf16(qkv), threads, pointer(scratch)), scratch
+    return (
+        *pointers,
+        *sizes,
+        ctx.key,
+        ctx.threshold,
+        is_bf16(qkv),
+        threads,
+        pointer(scratch),
+    ), scratch

@@ -46,7 +46,12 @@ class _Size:
     """RMS of all added numbers, and the mean over draws of the largest magnitude. NaN stays NaN."""
 
     def __init__(self) -> None:
-        self._draws, self._count, self._squares, self._largest = 0, 0, 0.0, 0.0  # _largest is a sum over draws
+        self._draws, self._count, self._squares, self._largest = (
+            0,
+            0,
+            0.0,
+            0.0,
+        )  # _largest is a sum over draws
 
     def add(self, x: Tensor) -> None:
         self._draws += 1
@@ -94,11 +99,16 @@ class ErrorRule:
         self._sizes: dict[str, tuple[_Size, _Size, list[_Size]]] = {}
 
     def add(
-        self, exact: Mapping[str, Tensor], found: Mapping[str, Tensor], rivals: Sequence[Mapping[str, Tensor]]
+        self,
+        exact: Mapping[str, Tensor],
+        found: Mapping[str, Tensor],
+        rivals: Sequence[Mapping[str, Tensor]],
     ) -> None:
         """Add one draw: name -> float64 result, ours, and PyTorch's variants, of which the worst counts."""
         for name, wanted in exact.items():
-            size, ours, theirs = self._sizes.setdefault(name, (_Size(), _Size(), [_Size() for _ in rivals]))
+            size, ours, theirs = self._sizes.setdefault(
+                name, (_Size(), _Size(), [_Size() for _ in rivals])
+            )
             size.add(wanted.double())
             ours.add(found[name].double() - wanted.double())
             for error, rival in zip(theirs, rivals, strict=True):
@@ -109,21 +119,32 @@ class ErrorRule:
         ratios, table, why = [0.0], {}, ""
         for name, (size, ours, theirs) in self._sizes.items():
             scales, errors = size.values(), ours.values()
-            rivals = [max(values) for values in zip(*(their.values() for their in theirs), strict=True)]
+            rivals = [
+                max(values) for values in zip(*(their.values() for their in theirs), strict=True)
+            ]
             kinds = ("rms", "largest") if size.is_large() else ("rms",)
             for kind, error, rival, scale in zip(kinds, errors, rivals, scales, strict=False):
                 allowed = MAX_RATIO * rival + self._floor * scale
                 # Written so that NaN fails.
                 if not error <= allowed:
-                    why = why or f"{name}: {kind} error {error:.3e} is more than twice PyTorch's {rival:.3e}"
-                ratios.append((MAX_RATIO * error / allowed if allowed else math.inf) if error else 0.0)
+                    why = (
+                        why
+                        or f"{name}: {kind} error {error:.3e} is more than twice PyTorch's {rival:.3e}"
+                    )
+                ratios.append(
+                    (MAX_RATIO * error / allowed if allowed else math.inf) if error else 0.0
+                )
             table[name] = (errors[0] / (scales[0] or 1.0), rivals[0] / (scales[0] or 1.0))
         worst = max(ratios) if all(map(math.isfinite, ratios)) else None
         return Verdict(not why, worst, table, why)
 
 
 def compare(
-    op: str, drawn: Arguments, gradient_of: Sequence[int], form: Callable[..., Any], dtype: torch.dtype
+    op: str,
+    drawn: Arguments,
+    gradient_of: Sequence[int],
+    form: Callable[..., Any],
+    dtype: torch.dtype,
 ) -> tuple[Verdict, int, bool]:
     """Apply the rule to as many draws as needed. Return verdict, number of draws, and whether repeated runs agree.
 
@@ -136,13 +157,19 @@ def compare(
     """
     functions = pytorchs_own(op, dtype)
     floats = (x for x in drawn(0) if isinstance(x, Tensor) and x.is_floating_point())
-    rule = ErrorRule(max(torch.finfo(x.dtype).eps for x in floats))  # of the coarsest, the activations
+    rule = ErrorRule(
+        max(torch.finfo(x.dtype).eps for x in floats)
+    )  # of the coarsest, the activations
     repeats, draw, draws = True, 0, 1
     while draw < draws:
         arguments = drawn(draw)
         exact = _results(functions[0], arguments, gradient_of, torch.float64)
         found, again = (_results(form, arguments, gradient_of, dtype) for _ in range(2))
-        rule.add(exact, found, [_results(function, arguments, gradient_of, dtype) for function in functions])
+        rule.add(
+            exact,
+            found,
+            [_results(function, arguments, gradient_of, dtype) for function in functions],
+        )
         repeats &= all(torch.equal(found[name], again[name]) for name in found)
         draws = draws_for(min(value.numel() for value in exact.values()))
         draw += 1
@@ -150,7 +177,10 @@ def compare(
 
 
 def _results(
-    function: Callable[..., Any], arguments: tuple[Any, ...], gradient_of: Sequence[int], dtype: torch.dtype
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    gradient_of: Sequence[int],
+    dtype: torch.dtype,
 ) -> dict[str, Tensor]:
     """Return output and gradients. For float64 all floating-point arguments are converted, else they stay as given."""
     prepared = []
@@ -164,9 +194,13 @@ def _results(
         out = result[0] if isinstance(result, tuple) else result
         kept = {"output": out.detach().clone()}
         generator = torch.Generator(out.device).manual_seed(7)
-        gradient = torch.randn(out.shape, generator=generator, device=out.device).bfloat16().to(out.dtype)
+        gradient = (
+            torch.randn(out.shape, generator=generator, device=out.device).bfloat16().to(out.dtype)
+        )
         gradients = torch.autograd.grad(out, [prepared[place] for place in gradient_of], gradient)
-    named = {f"gradient of argument {p}": g.detach() for p, g in zip(gradient_of, gradients, strict=True)}
+    named = {
+        f"gradient of argument {p}": g.detach() for p, g in zip(gradient_of, gradients, strict=True)
+    }
     return {**kept, **named}
 
 

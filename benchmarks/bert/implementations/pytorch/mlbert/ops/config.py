@@ -21,15 +21,28 @@ class ComputeConfig(Section):
         default="forward",
     )
     loss_scale: float = setting(
-        "LOSS_SCALE", "Initial loss scale of fp16; halved on overflow.", default=131072.0, gt=0, le=16777216
+        "LOSS_SCALE",
+        "Initial loss scale of fp16; halved on overflow.",
+        default=131072.0,
+        gt=0,
+        le=16777216,
     )
     loss_scale_window: int = setting(
-        "LOSS_SCALE_WINDOW", "Steps without overflow after which LOSS_SCALE doubles.", default=2000, **Ranges.STEPS
+        "LOSS_SCALE_WINDOW",
+        "Steps without overflow after which LOSS_SCALE doubles.",
+        default=2000,
+        **Ranges.STEPS,
     )
     cpu_threads: int | None = setting(
-        "CPU_THREADS", "none: every core that the rank may use.", default=None, unit="threads per rank", **Ranges.CPUS
+        "CPU_THREADS",
+        "none: every core that the rank may use.",
+        default=None,
+        unit="threads per rank",
+        **Ranges.CPUS,
     )
-    ops: Literal["auto", "plain", "native", "triton", "cublaslt", "flash", "fmha", "fused", "fastest"] = setting(
+    ops: Literal[
+        "auto", "plain", "native", "triton", "cublaslt", "flash", "fmha", "fused", "fastest"
+    ] = setting(
         "OPS", "Implementation of the ops; fastest: time all before the run.", default="auto"
     )
     cuda_graph_mode: Literal["none", "segmented", "full_iteration"] = setting(
@@ -38,5 +51,7 @@ class ComputeConfig(Section):
         default="none",
     )
     auto_micro_batch: bool | None = setting(
-        "AUTO_MICRO_BATCH", "Double GRADIENT_STEPS when the device runs out of memory.", default=None
+        "AUTO_MICRO_BATCH",
+        "Double GRADIENT_STEPS when the device runs out of memory.",
+        default=None,
     )

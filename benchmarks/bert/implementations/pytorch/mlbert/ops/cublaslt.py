@@ -66,7 +66,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, has_other_users: bool
 @registry.register("linear_gelu", "cublaslt")
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, exact: bool) -> Tensor:
     """See `mlbert.ops.api.linear_gelu`."""
-    return _FusedLinearGelu.apply(library(), x, weight, bias, exact, needs_gradient(x, weight, bias))
+    return _FusedLinearGelu.apply(
+        library(), x, weight, bias, exact, needs_gradient(x, weight, bias)
+    )
 
 
 @registry.register("feed_forward", "cublaslt")
@@ -95,14 +97,24 @@ class _CublasLtLinear(torch.autograd.Function):
         x, weight = x.contiguous(), in_type(ctx.weights, x.dtype)
         bias = joined(biases).to(x.dtype) if biases else None
         ctx.save_for_backward(x, weight)
-        return F.linear(x, weight, bias) if bias is None or parts == 1 else _with_bias(library(), x, weight, bias)
+        return (
+            F.linear(x, weight, bias)
+            if bias is None or parts == 1
+            else _with_bias(library(), x, weight, bias)
+        )
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         d_out = d_out.contiguous()
-        d_bias = d_out.new_empty(d_out.shape[1], dtype=_gradient_type(ctx.weights, d_out)) if ctx.bias_types else None
-        d_weights = _weight_gradients(library(), ctx.weights, d_out, x, d_bias, last=not ctx.has_other_users)
+        d_bias = (
+            d_out.new_empty(d_out.shape[1], dtype=_gradient_type(ctx.weights, d_out))
+            if ctx.bias_types
+            else None
+        )
+        d_weights = _weight_gradients(
+            library(), ctx.weights, d_out, x, d_bias, last=not ctx.has_other_users
+        )
         d_x = d_out @ weight if ctx.needs_input_grad[0] else None
         d_biases = () if d_bias is None else d_bias.to(ctx.bias_types[0]).chunk(len(ctx.weights))
         return d_x, None, None, *d_weights, *d_biases
@@ -111,7 +123,13 @@ class _CublasLtLinear(torch.autograd.Function):
 class _FusedLinearGelu(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, lt: Library | None, x: Tensor, weight: Tensor, bias: Tensor, exact: bool, needs_gradient: bool
+        ctx: Any,
+        lt: Library | None,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        exact: bool,
+        needs_gradient: bool,
     ) -> Tensor:
         ctx.lt, ctx.weight, ctx.bias_type, ctx.exact = lt, weight, bias.dtype, exact
         x, narrow = x.contiguous(), in_type((weight,), x.dtype)
@@ -131,10 +149,21 @@ class _FusedLinearGelu(torch.autograd.Function):
 class _FusedFeedForward(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, lt: Library | None, x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, exact: bool, needs_gradient: bool
+        ctx: Any,
+        lt: Library | None,
+        x: Tensor,
+        w1: Tensor,
+        b1: Tensor,
+        w2: Tensor,
+        exact: bool,
+        needs_gradient: bool,
     ) -> Tensor:
         ctx.lt, ctx.weights, ctx.bias_type, ctx.exact = lt, (w1, w2), b1.dtype, exact
-        x, w1, w2 = x.contiguous(), in_type((w1,), x.dtype).contiguous(), in_type((w2,), x.dtype).contiguous()
+        x, w1, w2 = (
+            x.contiguous(),
+            in_type((w1,), x.dtype).contiguous(),
+            in_type((w2,), x.dtype).contiguous(),
+        )
         inner, pre = _bias_gelu(lt, x, w1, b1.to(x.dtype), exact, needs_gradient)
         ctx.save_for_backward(x, w1, w2, inner, pre)
         return F.linear(inner, w2)
@@ -151,9 +180,15 @@ class _FusedFeedForward(torch.autograd.Function):
         return None, d_x, d_w1, d_b1.to(ctx.bias_type), d_w2, None, None
 
 
-def _product(lt: Library | None, out: Tensor, left: Tensor, right: Tensor, **arguments: Any) -> bool:
+def _product(
+    lt: Library | None, out: Tensor, left: Tensor, right: Tensor, **arguments: Any
+) -> bool:
     """Call `Library.product`. Return False without a library, and for empty operands, which cublasLt refuses."""
-    return lt is not None and min(*out.shape, *left.shape) > 0 and lt.product(out, left, right, **arguments)
+    return (
+        lt is not None
+        and min(*out.shape, *left.shape) > 0
+        and lt.product(out, left, right, **arguments)
+    )
 
 
 def _with_bias(lt: Library | None, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -176,7 +211,9 @@ def _bias_gelu(
     if _has_gelu(lt, exact, x.dtype, shape[1]):
         out, pre = x.new_empty(shape), x.new_empty(shape) if keep_pre else None
         epilogue = Epilogue.GELU_AUX_BIAS if keep_pre else Epilogue.GELU_BIAS
-        if _product(lt, out, x, weight, right_transposed=True, epilogue=epilogue, bias=bias, aux=pre):
+        if _product(
+            lt, out, x, weight, right_transposed=True, epilogue=epilogue, bias=bias, aux=pre
+        ):
             return out, pre
     out, pre = bias_gelu_apart(lt, x, weight, bias, exact)
     return out, pre if keep_pre else None
@@ -226,9 +263,14 @@ def _weight_gradients(
         last: as in `mlbert.ops.weights.written`.
     """
     room = gradient_room(parts)
-    out, adds = room or (x.new_empty(d_out.shape[1], x.shape[1], dtype=_gradient_type(parts, x)), False)
+    out, adds = room or (
+        x.new_empty(d_out.shape[1], x.shape[1], dtype=_gradient_type(parts, x)),
+        False,
+    )
     options = {"left_transposed": True, "adds": adds}
-    if d_bias is None or not _product(lt, out, d_out, x, **options, epilogue=Epilogue.BGRADB, bias=d_bias):
+    if d_bias is None or not _product(
+        lt, out, d_out, x, **options, epilogue=Epilogue.BGRADB, bias=d_bias
+    ):
         if d_bias is not None:
             torch.sum(d_out, 0, dtype=d_bias.dtype, out=d_bias)
         if not _product(lt, out, d_out, x, **options):

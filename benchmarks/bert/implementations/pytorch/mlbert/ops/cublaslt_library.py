@@ -26,10 +26,21 @@ from mlbert.host import native
 
 WORKSPACE_BYTES = 32 << 20
 LARGEST_ALIGNMENT = 256
-FIRST, APART = 0, -1  # choices besides 1, 2, ...: the heuristic's first; without epilogue, see `choices`
-AUX_MULTIPLE = 8  # required multiple of the columns if the epilogue writes or reads a pre-activation
+FIRST, APART = (
+    0,
+    -1,
+)  # choices besides 1, 2, ...: the heuristic's first; without epilogue, see `choices`
+AUX_MULTIPLE = (
+    8  # required multiple of the columns if the epilogue writes or reads a pre-activation
+)
 FP8_MULTIPLE = 16  # required multiple of every size and address of an FP8 product
-_TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14, torch.float8_e4m3fn: 28, torch.float8_e5m2: 29}
+_TYPES = {
+    torch.float32: 0,
+    torch.float16: 2,
+    torch.bfloat16: 14,
+    torch.float8_e4m3fn: 28,
+    torch.float8_e5m2: 29,
+}
 _NO_TYPE = -1
 _COMPUTE_FLOAT32, _COMPUTE_TF32 = 68, 77
 _SUCCESS, _NO_ALGORITHM = 0, 1000
@@ -84,7 +95,9 @@ class MatmulProblem(NamedTuple):
 
     def __str__(self) -> str:
         types = " ".join(str(dtype).removeprefix("torch.") for dtype in self.types)
-        flags = "".join(map(str, map(int, (self.left_transposed, self.right_transposed, self.fast, self.adds))))
+        flags = "".join(
+            map(str, map(int, (self.left_transposed, self.right_transposed, self.fast, self.adds)))
+        )
         sizes = f"{self.rows}x{self.columns}x{self.inner}"
         return f"{sizes} {types} {self.epilogue.name} {flags} {' '.join(map(str, self.alignments))}"
 
@@ -98,11 +111,20 @@ class _Product(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("m", "n", "k", "lda", "ldb", "ldd")),
-        *((name, ctypes.c_int32) for name in ("type_a", "type_b", "type_d", "type_bias", "type_aux", "compute")),
-        *((name, ctypes.c_int32) for name in ("transpose_a", "transpose_b", "epilogue", "fast_accumulation", "adds")),
+        *(
+            (name, ctypes.c_int32)
+            for name in ("type_a", "type_b", "type_d", "type_bias", "type_aux", "compute")
+        ),
+        *(
+            (name, ctypes.c_int32)
+            for name in ("transpose_a", "transpose_b", "epilogue", "fast_accumulation", "adds")
+        ),
         ("choice", ctypes.c_int32),
         *((name, ctypes.c_void_p) for name in ("a", "b", "d", "bias", "aux")),
-        *((name, ctypes.c_void_p) for name in ("scale_a", "scale_b", "scale_d", "amax_d", "workspace")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("scale_a", "scale_b", "scale_d", "amax_d", "workspace")
+        ),
         ("workspace_bytes", ctypes.c_uint64),
         ("stream", ctypes.c_void_p),
     )
@@ -179,18 +201,30 @@ class Library:
             types = left.dtype, right.dtype, out.dtype
             alignments = tuple(map(_alignment, (out, left, right, bias, aux)))
             transposed = left_transposed, right_transposed
-            choice = self._choice(MatmulProblem(*sizes, types, *transposed, epilogue, fast, adds, alignments))
+            choice = self._choice(
+                MatmulProblem(*sizes, types, *transposed, epilogue, fast, adds, alignments)
+            )
         if choice == APART:
             return False
         stream = 0
         if out.is_cuda:
-            assert out.device.index == torch.cuda.current_device(), "cublasLt uses the current device"
+            assert out.device.index == torch.cuda.current_device(), (
+                "cublasLt uses the current device"
+            )
             stream = torch.cuda.current_stream(out.device).cuda_stream
         workspace = self._workspace(out.device, stream)
         call = _Product(
             *(columns, rows, inner, right.shape[1], left.shape[1], columns),
             *(_TYPES[right.dtype], _TYPES[left.dtype], _TYPES[out.dtype], _type(bias), _type(aux)),
-            *(_compute(left.dtype), right_transposed, left_transposed, epilogue, fast, adds, choice),
+            *(
+                _compute(left.dtype),
+                right_transposed,
+                left_transposed,
+                epilogue,
+                fast,
+                adds,
+                choice,
+            ),
             *(_address(x) for x in (right, left, out, bias, aux)),
             *(_address(x) for x in (inverse_right, inverse_left, scale_out, amax_out, workspace)),
             *(workspace.numel(), stream),
@@ -198,7 +232,9 @@ class Library:
         status = self._code.mhalib_matmul(self._context(out.device), ctypes.byref(call))
         # The heuristic may return fewer algorithms than requested.
         if status != _SUCCESS and not (status == _NO_ALGORITHM and choice):
-            self._warn_or_raise(status, epilogue, left.dtype, out.dtype, f"{rows}x{columns}x{inner}")
+            self._warn_or_raise(
+                status, epilogue, left.dtype, out.dtype, f"{rows}x{columns}x{inner}"
+            )
         return bool(status == _SUCCESS)
 
     def plans_made(self, device: torch.device) -> int:
@@ -227,7 +263,9 @@ class Library:
                 status = self._code.mhalib_create_handle(context)
             if status != _SUCCESS:
                 self._code.mhalib_close(context)
-                raise CublasLtError(f"cublasLt: {_STATUS.get(status, status)} when creating a handle")
+                raise CublasLtError(
+                    f"cublasLt: {_STATUS.get(status, status)} when creating a handle"
+                )
             self._contexts[device] = context
         return self._contexts[device]
 
@@ -243,12 +281,19 @@ class Library:
         return self._workspaces[key]
 
     def _warn_or_raise(
-        self, status: int, epilogue: Epilogue, type_in: torch.dtype, type_out: torch.dtype, sizes: str
+        self,
+        status: int,
+        epilogue: Epilogue,
+        type_in: torch.dtype,
+        type_out: torch.dtype,
+        sizes: str,
     ) -> None:
         problem = f"{sizes}, {type_in} to {type_out}, epilogue {epilogue.name}"
         if status != _NO_ALGORITHM:
             reason = _STATUS.get(status, status)
-            raise CublasLtError(f"cublasLt: {reason} for {problem} (OPS=triton does not use cublasLt)")
+            raise CublasLtError(
+                f"cublasLt: {reason} for {problem} (OPS=triton does not use cublasLt)"
+            )
         kind = epilogue, type_in, type_out
         if kind not in self._refused:
             self._refused.add(kind)
@@ -288,7 +333,11 @@ def _compiled() -> ctypes.CDLL:
     code.mhalib_open.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t]
     code.mhalib_open.restype = context
     code.mhalib_matmul.argtypes = [context, ctypes.POINTER(_Product)]
-    numbers = {"version": ctypes.c_uint64, "plans_made": ctypes.c_uint64, "create_handle": ctypes.c_uint32}
+    numbers = {
+        "version": ctypes.c_uint64,
+        "plans_made": ctypes.c_uint64,
+        "create_handle": ctypes.c_uint32,
+    }
     for name, result in {**numbers, "close": None}.items():
         function = getattr(code, f"mhalib_{name}")
         function.argtypes, function.restype = [context], result
@@ -304,18 +353,33 @@ def _sizes(
     inner, rows = left.shape if left_transposed else (left.shape[1], left.shape[0])
     columns = out.shape[1]
     shapes = (rows, columns), ((columns, inner) if right_transposed else (inner, columns))
-    assert (out.shape, right.shape) == shapes, f"{left.shape} times {right.shape} is not {out.shape}"
+    assert (out.shape, right.shape) == shapes, (
+        f"{left.shape} times {right.shape} is not {out.shape}"
+    )
     if left.element_size() == 1:
-        assert (left_transposed, right_transposed) == (False, True), "FP8 operands must be [R, K] and [C, K]"
-        assert not any(size % FP8_MULTIPLE for size in (columns, inner)), "FP8 sizes must be multiples of 16"
+        assert (left_transposed, right_transposed) == (False, True), (
+            "FP8 operands must be [R, K] and [C, K]"
+        )
+        assert not any(size % FP8_MULTIPLE for size in (columns, inner)), (
+            "FP8 sizes must be multiples of 16"
+        )
     return rows, columns, inner
 
 
-def _check(out: Tensor, left: Tensor, right: Tensor, bias: Tensor | None, aux: Tensor | None, bias_size: int) -> None:
+def _check(
+    out: Tensor,
+    left: Tensor,
+    right: Tensor,
+    bias: Tensor | None,
+    aux: Tensor | None,
+    bias_size: int,
+) -> None:
     assert bias is None or bias.shape == (bias_size,), "bias has the wrong size"
     assert aux is None or aux.shape == out.shape, "aux has the wrong shape"
     for tensor in (out, left, right, bias, aux):
-        assert tensor is None or (tensor.is_contiguous() and tensor.device == out.device), "contiguous, one device"
+        assert tensor is None or (tensor.is_contiguous() and tensor.device == out.device), (
+            "contiguous, one device"
+        )
 
 
 def _type(tensor: Tensor | None) -> int:

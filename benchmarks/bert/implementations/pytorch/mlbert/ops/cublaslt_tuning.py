@@ -24,7 +24,15 @@ from torch import Tensor
 
 from mlbert.host.native import NativeUnavailable
 from mlbert.ops import cublaslt, device_cache
-from mlbert.ops.cublaslt_library import APART, FIRST, LARGEST_ALIGNMENT, CublasLtError, Epilogue, Library, MatmulProblem
+from mlbert.ops.cublaslt_library import (
+    APART,
+    FIRST,
+    LARGEST_ALIGNMENT,
+    CublasLtError,
+    Epilogue,
+    Library,
+    MatmulProblem,
+)
 
 CANDIDATES = 8  # as in csrc/mhalib/matmul.c
 LAUNCHES = 5
@@ -83,13 +91,19 @@ def tune(
     """Set `library.choices` for these problems; arguments as in `tuned`. `timer`: for tests."""
     started = time.perf_counter()
     if not _same_on_all(problems, over_ranks):
-        say("cublasLt: the ranks' products differ, so each runs with the heuristic's first algorithm")
+        say(
+            "cublasLt: the ranks' products differ, so each runs with the heuristic's first algorithm"
+        )
         return
     found = _known(device, say) if is_first else {}
     known = len(found)
-    for problem in problems if is_first else ():  # the variant without epilogue precedes the problem itself
+    for problem in (
+        problems if is_first else ()
+    ):  # the variant without epilogue precedes the problem itself
         if str(problem) not in found:
-            found[str(problem)] = choose(library, problem, device, timer or functools.partial(time_launches, device))
+            found[str(problem)] = choose(
+                library, problem, device, timer or functools.partial(time_launches, device)
+            )
         library.choices[problem] = found[str(problem)]
     # Offset so that choices start at 0; other ranks send 0, so MAX gives rank 0's.
     sent = torch.tensor([found[str(problem)] - APART if is_first else 0 for problem in problems])
@@ -97,12 +111,16 @@ def tune(
     library.choices.update(zip(problems, (sent + APART).tolist(), strict=True))
     for problem in problems:  # loads their kernels, which must not happen during graph capture
         operands = _Operands(problem, device)
-        (operands.multiply_apart if library.choices[problem] == APART else operands.multiply)(library)
+        (operands.multiply_apart if library.choices[problem] == APART else operands.multiply)(
+            library
+        )
     if timed := len(found) - known:
         device_cache.store(CACHE, device, found)
     chosen = [library.choices[problem] for problem in problems]
     how = f"{chosen.count(APART)} apart from their epilogue, {sum(choice > 1 for choice in chosen)} not with the first"
-    say(f"cublasLt: {len(problems)} products, {timed} timed, {time.perf_counter() - started:.1f} s; {how} algorithm")
+    say(
+        f"cublasLt: {len(problems)} products, {timed} timed, {time.perf_counter() - started:.1f} s; {how} algorithm"
+    )
 
 
 def with_twins(noted: Mapping[MatmulProblem, None]) -> list[MatmulProblem]:
@@ -138,7 +156,9 @@ def fastest(times: Mapping[int, Times]) -> int:
     return min(times, key=lambda choice: statistics.median(times[choice]), default=FIRST)
 
 
-def time_launches(device: torch.device, work: Callable[[], object], launches: int = LAUNCHES) -> list[float]:
+def time_launches(
+    device: torch.device, work: Callable[[], object], launches: int = LAUNCHES
+) -> list[float]:
     """Return the seconds of each launch of work on the device's current stream, after one that is not timed."""
     work()
     if device.type != "cuda":
@@ -157,7 +177,9 @@ def time_launches(device: torch.device, work: Callable[[], object], launches: in
     return [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(events)]
 
 
-def _times(library: Library, problem: MatmulProblem, operands: _Operands, timer: Timer) -> dict[int, Times]:
+def _times(
+    library: Library, problem: MatmulProblem, operands: _Operands, timer: Timer
+) -> dict[int, Times]:
     """Return choice -> times, for each algorithm that agrees with the first one."""
     times: dict[int, Times] = {}
     expected: list[Tensor] = []
@@ -171,7 +193,9 @@ def _times(library: Library, problem: MatmulProblem, operands: _Operands, timer:
             results = operands.results()
             expected = expected or [result.clone() for result in results]
             pairs = zip(results, expected, strict=True)
-            if all(float((a - b).norm()) <= allowed * float(b.norm()) for a, b in pairs):  # False for NaN
+            if all(
+                float((a - b).norm()) <= allowed * float(b.norm()) for a, b in pairs
+            ):  # False for NaN
                 times[choice] = timer(lambda: operands.multiply(library))
         except CublasLtError:  # listed by the heuristic, but fails
             continue
@@ -190,10 +214,16 @@ class _Operands:
         left, right, out = problem.types
         places = problem.alignments
         self.out = self._room((rows, columns), out, places[0])
-        self.left = self._random((inner, rows) if problem.left_transposed else (rows, inner), left, places[1])
-        self.right = self._random((columns, inner) if problem.right_transposed else (inner, columns), right, places[2])
+        self.left = self._random(
+            (inner, rows) if problem.left_transposed else (rows, inner), left, places[1]
+        )
+        self.right = self._random(
+            (columns, inner) if problem.right_transposed else (inner, columns), right, places[2]
+        )
         sums = problem.epilogue == Epilogue.BGRADB
-        self.bias = self._random((rows if sums else columns,), out, places[3]) if places[3] else None
+        self.bias = (
+            self._random((rows if sums else columns,), out, places[3]) if places[3] else None
+        )
         self.aux = self._random((rows, columns), out, places[4]) if places[4] else None
         self._scale = torch.ones((), device=device) if left.itemsize == 1 else None
 
@@ -213,7 +243,9 @@ class _Operands:
             torch.sum(self.left, 0, dtype=self.bias.dtype, out=self.bias)
             self._product(library, Epilogue.NONE, None, None)
 
-    def _product(self, library: Library, epilogue: Epilogue, bias: Tensor | None, aux: Tensor | None) -> bool:
+    def _product(
+        self, library: Library, epilogue: Epilogue, bias: Tensor | None, aux: Tensor | None
+    ) -> bool:
         problem = self.problem
         return library.product(
             *(self.out, self.left, self.right),
@@ -240,7 +272,9 @@ class _Operands:
         return storage[skip : skip + size].view(dtype).view(shape)
 
     def _random(self, shape: tuple[int, ...], dtype: torch.dtype, alignment: int) -> Tensor:
-        return self._room(shape, dtype, alignment).copy_(torch.randn(shape, device=self._device, dtype=torch.bfloat16))
+        return self._room(shape, dtype, alignment).copy_(
+            torch.randn(shape, device=self._device, dtype=torch.bfloat16)
+        )
 
 
 def _known(device: torch.device, say: Callable[[str], object]) -> dict[str, int]:

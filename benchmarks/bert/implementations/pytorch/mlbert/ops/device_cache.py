@@ -24,7 +24,9 @@ from mlbert.host.json_files import add_checksum, parse_checksummed
 from mlbert.ops import cublaslt
 
 
-def load(name: str, device: torch.device, say: Callable[[str], object], *facts: str) -> dict[str, Any]:
+def load(
+    name: str, device: torch.device, say: Callable[[str], object], *facts: str
+) -> dict[str, Any]:
     """Return cached results by key; empty if there are none or the file is damaged.
 
     Args:
@@ -58,15 +60,24 @@ def store(name: str, device: torch.device, found: Mapping[str, Any], *facts: str
 
 
 def _file(name: str, device: torch.device, facts: tuple[str, ...]) -> Path:
-    digest = hashlib.sha256(json.dumps([*_software(), *facts, *_hardware(device)]).encode()).hexdigest()
+    digest = hashlib.sha256(
+        json.dumps([*_software(), *facts, *_hardware(device)]).encode()
+    ).hexdigest()
     return native.cache_folder() / f"{name}-{digest[:32]}.json"
 
 
 def _hardware(device: torch.device) -> list[str]:
     if device.type != "cuda":
         return [device.type, str(torch.backends.cpu.get_cpu_capability())]
-    properties, driver = torch.cuda.get_device_properties(device), Path("/proc/driver/nvidia/version")
-    facts = [properties.name, f"{properties.major}.{properties.minor}", driver.read_text() if driver.exists() else ""]
+    properties, driver = (
+        torch.cuda.get_device_properties(device),
+        Path("/proc/driver/nvidia/version"),
+    )
+    facts = [
+        properties.name,
+        f"{properties.major}.{properties.minor}",
+        driver.read_text() if driver.exists() else "",
+    ]
     with contextlib.suppress(native.NativeUnavailable):
         facts.append(str(cublaslt.library().version))
     return facts
@@ -77,8 +88,14 @@ def _software() -> tuple[str, ...]:
     """Return the versions of compute libraries, and a hash of all kernel sources."""
     sources = hashlib.sha256()
     folders = (Path(__file__).parent, native.SOURCE_FOLDER.parent)
-    for path in sorted(p for f in folders for p in f.rglob("*") if p.suffix in (".py", ".c", ".h", ".cu")):
+    for path in sorted(
+        p for f in folders for p in f.rglob("*") if p.suffix in (".py", ".c", ".h", ".cu")
+    ):
         sources.update(path.name.encode() + path.read_bytes())
     installed = [(one.name or "", one.version) for one in importlib.metadata.distributions()]
-    packages = [f"{name} {version}" for name, version in installed if name == "triton" or name.startswith("nvidia-")]
+    packages = [
+        f"{name} {version}"
+        for name, version in installed
+        if name == "triton" or name.startswith("nvidia-")
+    ]
     return (torch.__version__, str(torch.version.cuda), *sorted(set(packages)), sources.hexdigest())

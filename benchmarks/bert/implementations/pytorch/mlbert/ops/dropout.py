@@ -108,10 +108,14 @@ def keep_mask(key: Key, rows: Tensor, columns: int, probability: float) -> Tenso
     return _keep_mask(_key_tensor(key, rows), rows, columns, probability)[0]
 
 
-def attention_keep_mask(key: Key, rows: Tensor, num_heads: int, columns: int, probability: float) -> Tensor:
+def attention_keep_mask(
+    key: Key, rows: Tensor, num_heads: int, columns: int, probability: float
+) -> Tensor:
     """Return which attention probabilities are kept: bool [N, R, columns] for query rows int32 [R]."""
     heads = (torch.arange(1, num_heads + 1, device=rows.device) * GOLDEN) & MASK32
-    return _keep_mask(_mix32_tensor((_key_tensor(key, rows) + heads) & MASK32), rows, columns, probability)
+    return _keep_mask(
+        _mix32_tensor((_key_tensor(key, rows) + heads) & MASK32), rows, columns, probability
+    )
 
 
 def _key_tensor(key: Key, rows: Tensor) -> Tensor:

@@ -37,7 +37,9 @@ def embedding_sum(
         [T, D].
     """
     if position is None:
-        return reference.embedding_sum(input_ids, segment_ids, position_ids, word, None, segment, dtype)
+        return reference.embedding_sum(
+            input_ids, segment_ids, position_ids, word, None, segment, dtype
+        )
     function = registry.implementation("embedding_sum", word)
     return function(input_ids, segment_ids, position_ids, word, position, segment, dtype)
 
@@ -57,7 +59,10 @@ def _native(
 ) -> Tensor:
     tables = (word, position, segment)
     # The kernels read float32 tables; converting another table would cost more than the op.
-    if any(table.dtype != torch.float32 for table in tables) or (dtype or word.dtype) not in ACTIVATION_TYPES:
+    if (
+        any(table.dtype != torch.float32 for table in tables)
+        or (dtype or word.dtype) not in ACTIVATION_TYPES
+    ):
         return reference.embedding_sum(input_ids, segment_ids, position_ids, *tables, dtype)
     _check_ids(input_ids, word)
     _check_ids(position_ids, position)
@@ -70,13 +75,18 @@ def _check_ids(ids: Tensor, table: Tensor) -> None:
         return
     low, high = (int(x) for x in ids.aminmax())
     if low < 0 or high >= table.shape[0]:
-        raise IndexError(f"id {low if low < 0 else high} is not in an embedding table of {table.shape[0]} rows")
+        raise IndexError(
+            f"id {low if low < 0 else high} is not in an embedding table of {table.shape[0]} rows"
+        )
 
 
 class _EmbeddingSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, ids: tuple[Tensor, ...], dtype: torch.dtype, *tables: Tensor) -> Tensor:
-        ids, tables = tuple(x.contiguous() for x in ids), tuple(table.contiguous() for table in tables)
+        ids, tables = (
+            tuple(x.contiguous() for x in ids),
+            tuple(table.contiguous() for table in tables),
+        )
         assert len({x.shape for x in ids}) == 1, "three ids per token"
         assert len({table.shape[1] for table in tables}) == 1, "tables must have the same width"
         out = torch.empty(ids[0].numel(), tables[0].shape[1], dtype=dtype)

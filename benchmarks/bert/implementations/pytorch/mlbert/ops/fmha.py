@@ -39,7 +39,10 @@ class _Problem(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("qkv", "cu_seqlens", "rows", "slopes", "key_place")),
         ("key", ctypes.c_uint32),
-        *((name, ctypes.c_int32) for name in ("threshold", "num_tokens", "num_sequences", "num_heads", "is_bfloat16")),
+        *(
+            (name, ctypes.c_int32)
+            for name in ("threshold", "num_tokens", "num_sequences", "num_heads", "is_bfloat16")
+        ),
     )
 
 
@@ -118,7 +121,9 @@ def attention(
     if qkv.dtype not in HALF_TYPES or qkv.shape[3] != FMHA_HEAD_SIZE or max_seqlen > FMHA_LENGTH:
         return reference.attention(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes)
     threshold = dropout_threshold(dropout_p)
-    return _FmhaAttention.apply(qkv.contiguous(), cu_seqlens, max_seqlen, threshold, key, rows, alibi_slopes)
+    return _FmhaAttention.apply(
+        qkv.contiguous(), cu_seqlens, max_seqlen, threshold, key, rows, alibi_slopes
+    )
 
 
 class _FmhaAttention(torch.autograd.Function):

@@ -99,10 +99,14 @@ def select(choice: str = "auto", device: torch.device | str = "cpu") -> dict[str
     """
     global _choice
     if choice not in CHOICES:
-        raise UserError("config.choice", "OPS", f"{choice!r} is unknown", f"Use one of {', '.join(CHOICES)}")
+        raise UserError(
+            "config.choice", "OPS", f"{choice!r} is unknown", f"Use one of {', '.join(CHOICES)}"
+        )
     kind = torch.device(device).type
     if choice not in ("auto", "plain", *_PREFERENCES.get(kind, {})):
-        raise UserError("ops.unavailable", f"OPS={choice}", f"has nothing for a {kind} device", "Set OPS=auto")
+        raise UserError(
+            "ops.unavailable", f"OPS={choice}", f"has nothing for a {kind} device", "Set OPS=auto"
+        )
     _choice = choice
     _selections.clear()
     selection = _selection(kind)
@@ -119,11 +123,15 @@ def describe(device: torch.device | str = "cpu") -> str:
     selection = _selection(torch.device(device).type)
     names = sorted(set(selection.names.values()))
     chosen = sorted(selection.names.items())
-    words = f"all {names[0]}" if len(names) == 1 else ", ".join(f"{op} {name}" for op, name in chosen)
+    words = (
+        f"all {names[0]}" if len(names) == 1 else ", ".join(f"{op} {name}" for op, name in chosen)
+    )
     remarks = [text for choice in chosen if choice in _remarks and (text := _remarks[choice]())]
     missing = [f" (no {name} kernels: {reason})" for name, reason in selection.missing.items()]
     kind = torch.device(device).type
-    refused = [f" ({op}: {name} {why})" for (where, op, name), why in _refused.items() if where == kind]
+    refused = [
+        f" ({op}: {name} {why})" for (where, op, name), why in _refused.items() if where == kind
+    ]
     return f"ops: {'; '.join([words, *remarks])}{''.join(missing)}{''.join(refused)}"
 
 
@@ -135,7 +143,9 @@ def implementation(op: str, tensor: torch.Tensor) -> Form:
 
 def takes(name: str, dtype: torch.dtype) -> bool:
     """Return whether implementations of this name accept a dtype; if not, it runs plain."""
-    return name == "plain" or not (dtype == torch.float64 or (dtype == torch.float16 and name == "native"))
+    return name == "plain" or not (
+        dtype == torch.float64 or (dtype == torch.float16 and name == "native")
+    )
 
 
 def available(device: torch.device | str = "cpu") -> dict[str, tuple[str, ...]]:
@@ -143,7 +153,10 @@ def available(device: torch.device | str = "cpu") -> dict[str, tuple[str, ...]]:
     kind = torch.device(device).type
     wanted = {name for names in _PREFERENCES.get(kind, {}).values() for name in names}
     usable = ["plain", *sorted(name for name in wanted if not _why_missing(name, kind))]
-    return {op: tuple(name for name in usable if name in forms) for op, forms in _implementations.items()}
+    return {
+        op: tuple(name for name in usable if name in forms)
+        for op, forms in _implementations.items()
+    }
 
 
 def order_to_time(device: torch.device) -> tuple[str, ...]:
@@ -176,7 +189,9 @@ def form(op: str, name: str) -> Form:
 
 def select_each(names: Mapping[str, str], device: torch.device | str = "cpu") -> None:
     """Use these implementations (op -> name) on `device`, plain for other ops, until the next `select`."""
-    _selections[torch.device(device).type] = _Selection({op: names.get(op, "plain") for op in _implementations}, {})
+    _selections[torch.device(device).type] = _Selection(
+        {op: names.get(op, "plain") for op in _implementations}, {}
+    )
 
 
 def _selection(kind: str) -> _Selection:
@@ -186,7 +201,14 @@ def _selection(kind: str) -> _Selection:
         wanted = () if _choice == "plain" else choices.get(_choice, choices.get("auto", ()))
         missing = {name: reason for name in wanted if (reason := _why_missing(name, kind))}
         names = {
-            op: next((n for n in wanted if n in forms and n not in missing and (kind, op, n) not in _refused), "plain")
+            op: next(
+                (
+                    n
+                    for n in wanted
+                    if n in forms and n not in missing and (kind, op, n) not in _refused
+                ),
+                "plain",
+            )
             for op, forms in _implementations.items()
         }
         _selections[kind] = _Selection(names, missing)

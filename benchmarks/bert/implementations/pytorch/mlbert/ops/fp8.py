@@ -44,7 +44,15 @@ from mlbert.ops import forms as registry
 from mlbert.ops.cublaslt_library import Epilogue
 from mlbert.ops.forms import Form
 from mlbert.ops.fp8_casts import NormGradients, NormSaved, plain_gelu, plain_gelu_backward
-from mlbert.ops.fp8_scaling import GRADIENT, INNER_MULTIPLE, INPUT, TYPES, WEIGHT, FP8Scaling, Quantised
+from mlbert.ops.fp8_scaling import (
+    GRADIENT,
+    INNER_MULTIPLE,
+    INPUT,
+    TYPES,
+    WEIGHT,
+    FP8Scaling,
+    Quantised,
+)
 from mlbert.ops.weights import gradient_room, in_type, joined, written
 
 Scales = tuple[Tensor, Tensor]  # reciprocals of two factors' scales, float32 scalars
@@ -67,14 +75,26 @@ def product(
         out: output tensor; by default a new one.
     """
     if not a.numel():
-        zeros = torch.empty(a.shape[0], b.shape[0], dtype=dtype, device=a.device) if out is None else out
+        zeros = (
+            torch.empty(a.shape[0], b.shape[0], dtype=dtype, device=a.device)
+            if out is None
+            else out
+        )
         return zeros.zero_()
-    result: Tensor = registry.implementation("fp8_product", a)(a, b, inverses, dtype, fast, bias, out)
+    result: Tensor = registry.implementation("fp8_product", a)(
+        a, b, inverses, dtype, fast, bias, out
+    )
     return result
 
 
 def _plain_product(
-    a: Tensor, b: Tensor, inverses: Scales, dtype: torch.dtype, fast: bool, bias: Tensor | None, out: Tensor | None
+    a: Tensor,
+    b: Tensor,
+    inverses: Scales,
+    dtype: torch.dtype,
+    fast: bool,
+    bias: Tensor | None,
+    out: Tensor | None,
 ) -> Tensor:
     del fast
     result = (a.float() * inverses[0]) @ (b.float() * inverses[1]).t()
@@ -83,9 +103,17 @@ def _plain_product(
 
 
 def _scaled_product(
-    a: Tensor, b: Tensor, inverses: Scales, dtype: torch.dtype, fast: bool, bias: Tensor | None, out: Tensor | None
+    a: Tensor,
+    b: Tensor,
+    inverses: Scales,
+    dtype: torch.dtype,
+    fast: bool,
+    bias: Tensor | None,
+    out: Tensor | None,
 ) -> Tensor:
-    fused_bias = bias if dtype != torch.float32 else None  # PyTorch has no float32 product with a bias
+    fused_bias = (
+        bias if dtype != torch.float32 else None
+    )  # PyTorch has no float32 product with a bias
     options: dict[str, Any] = {"bias": fused_bias, "out_dtype": dtype, "use_fast_accum": fast}
     options |= {} if out is None else {"out": out}
     result = torch._scaled_mm(a, b.t(), *inverses, **options)
@@ -93,13 +121,29 @@ def _scaled_product(
 
 
 def _library_product(
-    a: Tensor, b: Tensor, inverses: Scales, dtype: torch.dtype, fast: bool, bias: Tensor | None, out: Tensor | None
+    a: Tensor,
+    b: Tensor,
+    inverses: Scales,
+    dtype: torch.dtype,
+    fast: bool,
+    bias: Tensor | None,
+    out: Tensor | None,
 ) -> Tensor:
     if bias is None or dtype != torch.float32:
-        result = torch.empty(a.shape[0], b.shape[0], dtype=dtype, device=a.device) if out is None else out
-        options: dict[str, Any] = {"inverse_left": inverses[0], "inverse_right": inverses[1], "fast": fast}
+        result = (
+            torch.empty(a.shape[0], b.shape[0], dtype=dtype, device=a.device)
+            if out is None
+            else out
+        )
+        options: dict[str, Any] = {
+            "inverse_left": inverses[0],
+            "inverse_right": inverses[1],
+            "fast": fast,
+        }
         epilogue = Epilogue.NONE if bias is None else Epilogue.BIAS
-        if cublaslt.library().product(result, a, b, right_transposed=True, epilogue=epilogue, bias=bias, **options):
+        if cublaslt.library().product(
+            result, a, b, right_transposed=True, epilogue=epilogue, bias=bias, **options
+        ):
             return result
     return _scaled_product(a, b, inverses, dtype, fast, bias, out)
 
@@ -111,7 +155,13 @@ for _name in ("native", "triton"):
 
 
 def _product_gelu(
-    multiply: Form, gelu: Form, a: Tensor, b: Tensor, inverses: Scales, *bias_and_cast: Any, **cast: Any
+    multiply: Form,
+    gelu: Form,
+    a: Tensor,
+    b: Tensor,
+    inverses: Scales,
+    *bias_and_cast: Any,
+    **cast: Any,
 ) -> tuple[Tensor, Quantised]:
     """Return pre = a b^T of FP8 a [T, D] and b [F, D] in bfloat16 [T, F], and gelu(pre + bias) in FP8.
 
@@ -124,7 +174,15 @@ def _product_gelu(
 
 
 def _product_gelu_backward(
-    multiply: Form, gelu: Form, a: Tensor, b: Tensor, inverses: Scales, fast: bool, pre: Tensor, *rest: Any, **cast: Any
+    multiply: Form,
+    gelu: Form,
+    a: Tensor,
+    b: Tensor,
+    inverses: Scales,
+    fast: bool,
+    pre: Tensor,
+    *rest: Any,
+    **cast: Any,
 ) -> tuple[Quantised, Tensor]:
     """Return (a b^T) gelu'(pre + bias) in FP8, and its sum over tokens, float32 [F]; as `_product_gelu`, with an
     implementation of ``fp8_gelu_backward``."""
@@ -140,7 +198,9 @@ _SELECTED = product, _selected("fp8_gelu"), _selected("fp8_gelu_backward")
 for _name in ("plain", "native", "triton", "cublaslt"):
     _multiply, _gelu, _slope = _PLAIN if _name == "plain" else _SELECTED
     registry.register("fp8_product_gelu", _name)(functools.partial(_product_gelu, _multiply, _gelu))
-    registry.register("fp8_product_gelu_backward", _name)(functools.partial(_product_gelu_backward, _multiply, _slope))
+    registry.register("fp8_product_gelu_backward", _name)(
+        functools.partial(_product_gelu_backward, _multiply, _slope)
+    )
 
 
 # A LayerNorm's output for its two readers, and its FP8 copies for the second, or None if not requested.
@@ -184,7 +244,9 @@ def attention_output(
         reader: row of the FP8 linear layer that reads the result, or None.
     """
     table.note_pass()
-    return _hidden(_AttentionOutput.apply(context, residual, weight, table, row, reader, *norm), reader)
+    return _hidden(
+        _AttentionOutput.apply(context, residual, weight, table, row, reader, *norm), reader
+    )
 
 
 def feed_forward(
@@ -210,7 +272,10 @@ def feed_forward(
         reader: as in `attention_output`.
     """
     table.note_pass()
-    return _hidden(_FP8FeedForward.apply(x, residual, small, *weights, exact, table, row, reader, *norm), reader)
+    return _hidden(
+        _FP8FeedForward.apply(x, residual, small, *weights, exact, table, row, reader, *norm),
+        reader,
+    )
 
 
 def cast(op: str, table: FP8Scaling, row: int, kind: int, *arguments: Any, **options: Any) -> Any:
@@ -229,7 +294,9 @@ def cast(op: str, table: FP8Scaling, row: int, kind: int, *arguments: Any, **opt
 def quantise_weight(parts: Sequence[Tensor], table: FP8Scaling, row: int) -> Quantised:
     """Return the FP8 copies of a weight [F, D], given in parts that share a scale; quantise if it has changed."""
     for part in parts:
-        assert not any(n % INNER_MULTIPLE for n in part.shape), f"FP8 needs multiples of 16, not {tuple(part.shape)}"
+        assert not any(n % INNER_MULTIPLE for n in part.shape), (
+            f"FP8 needs multiples of 16, not {tuple(part.shape)}"
+        )
     copies = table.weight_copies(row, parts[0].device)
     if copies is None or not table.are_fresh(row):
         weight = joined([part.detach() for part in parts]).contiguous()
@@ -245,7 +312,12 @@ def quantise(x: Tensor, table: FP8Scaling, row: int, kind: int) -> Quantised:
 
 
 def _forward_product(
-    x: Quantised, weight: Quantised, table: FP8Scaling, row: int, dtype: torch.dtype, bias: Tensor | None = None
+    x: Quantised,
+    weight: Quantised,
+    table: FP8Scaling,
+    row: int,
+    dtype: torch.dtype,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Return x W^T, [T, F]."""
     scales = table.inverse[row, INPUT], table.inverse[row, WEIGHT]
@@ -266,7 +338,9 @@ def _weight_gradients(
     """Return d_out^T x, one tensor per part of the weight [F, D]; None if written in place."""
     room, scales = gradient_room(parts), (table.inverse[row, GRADIENT], table.inverse[row, INPUT])
     out = None if room is None or room.adds else room.out
-    d_weight = product(d_out.columns, x_columns, scales, torch.float32, fast=table.products.fast, out=out)
+    d_weight = product(
+        d_out.columns, x_columns, scales, torch.float32, fast=table.products.fast, out=out
+    )
     if room is None:
         return d_weight.to(parts[0].dtype).chunk(len(parts))
     if room.adds:
@@ -280,11 +354,21 @@ class _FP8Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, small: Quantised | None, table: FP8Scaling, row: int, parts: int, *tensors: Tensor
+        ctx: Any,
+        x: Tensor,
+        small: Quantised | None,
+        table: FP8Scaling,
+        row: int,
+        parts: int,
+        *tensors: Tensor,
     ) -> Tensor:
         weights, biases, products = tensors[:parts], tensors[parts:], table.products_of(row)
         bias = joined(biases).to(x.dtype) if biases else None
-        ctx.place, ctx.weights, ctx.types = (table, row), weights, [tensor.dtype for tensor in tensors]
+        ctx.place, ctx.weights, ctx.types = (
+            (table, row),
+            weights,
+            [tensor.dtype for tensor in tensors],
+        )
         if small is None and (products.forward or products.weight_gradient):
             small = quantise(x, table, row, INPUT)
         copies = None
@@ -299,35 +383,53 @@ class _FP8Linear(torch.autograd.Function):
         # Operands of backward: the transposed FP8 copies for products in FP8, else the originals.
         ctx.save_for_backward(
             small.columns if products.weight_gradient and small is not None else x,
-            copies.columns if products.input_gradient and copies is not None else in_type(weights, x.dtype),
+            copies.columns
+            if products.input_gradient and copies is not None
+            else in_type(weights, x.dtype),
         )
         return out
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        (x, weight), (table, row), has_bias = ctx.saved_tensors, ctx.place, len(ctx.types) > len(ctx.weights)
+        (x, weight), (table, row), has_bias = (
+            ctx.saved_tensors,
+            ctx.place,
+            len(ctx.types) > len(ctx.weights),
+        )
         products, d_out = table.products_of(row), d_out.contiguous()
         small: Any = None
         d_x = d_bias = None
         if not (products.input_gradient or products.weight_gradient):
             d_bias = d_out.sum(0, dtype=torch.float32) if has_bias else None
         elif has_bias:
-            small, d_bias = cast("fp8_quantise_sum", table, row, GRADIENT, d_out, dtype=TYPES[GRADIENT])
+            small, d_bias = cast(
+                "fp8_quantise_sum", table, row, GRADIENT, d_out, dtype=TYPES[GRADIENT]
+            )
         else:
             small = quantise(d_out, table, row, GRADIENT)
         if ctx.needs_input_grad[0]:
-            d_x = _input_gradient(small, weight, table, row, d_out.dtype) if products.input_gradient else d_out @ weight
+            d_x = (
+                _input_gradient(small, weight, table, row, d_out.dtype)
+                if products.input_gradient
+                else d_out @ weight
+            )
         if products.weight_gradient:
             d_weights = _weight_gradients(small, x, table, row, ctx.weights)
         else:
             d_weights = (d_out.t() @ x).to(ctx.types[0]).chunk(len(ctx.weights))
-        d_biases = [] if d_bias is None else d_bias.to(ctx.types[-1]).chunk(len(ctx.types) - len(ctx.weights))
+        d_biases = (
+            []
+            if d_bias is None
+            else d_bias.to(ctx.types[-1]).chunk(len(ctx.types) - len(ctx.weights))
+        )
         return d_x, None, None, None, None, *d_weights, *d_biases
 
 
 class _AttentionOutput(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, context: Tensor, residual: Tensor, weight: Tensor, *settings: Any) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, context: Tensor, residual: Tensor, weight: Tensor, *settings: Any
+    ) -> tuple[Tensor, ...]:
         table, row, reader, *norm = settings
         x, w = quantise(context, table, row, INPUT), quantise_weight((weight,), table, row)
         projected = _forward_product(x, w, table, row, context.dtype)
@@ -337,7 +439,9 @@ class _AttentionOutput(torch.autograd.Function):
         return out, out.detach(), *small
 
     @staticmethod
-    def backward(ctx: Any, d_out: Tensor | None, d_twin: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, d_out: Tensor | None, d_twin: Tensor | None, *_: None
+    ) -> tuple[Tensor | None, ...]:
         x, w, *saved = ctx.saved_tensors
         table, row = ctx.place
         norm = _norm_backward(ctx, d_out, d_twin, saved, table, row)
@@ -348,7 +452,9 @@ class _AttentionOutput(torch.autograd.Function):
 
 class _FP8FeedForward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, residual: Tensor, small: Quantised, *settings: Any) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, x: Tensor, residual: Tensor, small: Quantised, *settings: Any
+    ) -> tuple[Tensor, ...]:
         w1, b1, w2, exact, table, row, reader, *norm = settings
         first, second = quantise_weight((w1,), table, row), quantise_weight((w2,), table, row + 1)
         scales = table.inverse[row, INPUT], table.inverse[row, WEIGHT]
@@ -357,26 +463,50 @@ class _FP8FeedForward(torch.autograd.Function):
         projected = _forward_product(inner, second, table, row + 1, x.dtype)
         out, copies, saved = _norm(ctx, projected, residual, table, row + 1, reader, norm)
         ctx.place, ctx.weights, ctx.exact, ctx.bias_type = (table, row), (w1, w2), exact, b1.dtype
-        ctx.save_for_backward(small.columns, inner.columns, pre, b1, first.columns, second.columns, *saved)
+        ctx.save_for_backward(
+            small.columns, inner.columns, pre, b1, first.columns, second.columns, *saved
+        )
         return out, out.detach(), *copies
 
     @staticmethod
-    def backward(ctx: Any, d_out: Tensor | None, d_twin: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, d_out: Tensor | None, d_twin: Tensor | None, *_: None
+    ) -> tuple[Tensor | None, ...]:
         x, inner, pre, b1, first, second, *saved = ctx.saved_tensors
         (table, row), (w1, w2) = ctx.place, ctx.weights
         norm = _norm_backward(ctx, d_out, d_twin, saved, table, row + 1)
         (d_w2,) = _weight_gradients(norm.x, inner, table, row + 1, (w2,))
         scales = table.inverse[row + 1, GRADIENT], table.inverse[row + 1, WEIGHT]
         operands = norm.x.rows, second, scales, table.products.fast, pre, b1, ctx.exact
-        d_pre, d_b1 = cast("fp8_product_gelu_backward", table, row, GRADIENT, *operands, dtype=TYPES[GRADIENT])
+        d_pre, d_b1 = cast(
+            "fp8_product_gelu_backward", table, row, GRADIENT, *operands, dtype=TYPES[GRADIENT]
+        )
         d_x = _input_gradient(d_pre, first, table, row, pre.dtype)
         (d_w1,) = _weight_gradients(d_pre, x, table, row, (w1,))
         d_b1 = d_b1.to(ctx.bias_type)
-        return d_x, norm.residual, None, d_w1, d_b1, d_w2, None, None, None, None, *_norm_gradients(ctx, norm)
+        return (
+            d_x,
+            norm.residual,
+            None,
+            d_w1,
+            d_b1,
+            d_w2,
+            None,
+            None,
+            None,
+            None,
+            *_norm_gradients(ctx, norm),
+        )
 
 
 def _norm(
-    ctx: Any, x: Tensor, residual: Tensor, table: FP8Scaling, row: int, reader: int | None, norm: Sequence[Any]
+    ctx: Any,
+    x: Tensor,
+    residual: Tensor,
+    table: FP8Scaling,
+    row: int,
+    reader: int | None,
+    norm: Sequence[Any],
 ) -> tuple[Tensor, Quantised, list[Tensor | None]]:
     """Return LayerNorm(residual + dropout(x + b)), its FP8 copies, and the tensors that backward needs."""
     op, arguments = "fp8_dropout_add_layer_norm_forward", (x, residual, *norm)
@@ -394,7 +524,12 @@ def _norm(
 
 
 def _norm_backward(
-    ctx: Any, d_out: Tensor | None, d_twin: Tensor | None, saved: Sequence[Any], table: FP8Scaling, row: int
+    ctx: Any,
+    d_out: Tensor | None,
+    d_twin: Tensor | None,
+    saved: Sequence[Any],
+    table: FP8Scaling,
+    row: int,
 ) -> NormGradients:
     """Return the norm's gradients, with that of x quantised for the linear layer in `row`."""
     *passed, gain, rows = saved
@@ -403,14 +538,17 @@ def _norm_backward(
     assert d_out is not None, "at least one reader must have a gradient"
     d_twin = None if d_twin is None else d_twin.contiguous()
     arguments = (d_out.contiguous(), d_twin, NormSaved(*passed), gain, *ctx.dropout, rows)
-    gradients: NormGradients = cast("fp8_dropout_add_layer_norm_backward", table, row, GRADIENT, *arguments)
+    gradients: NormGradients = cast(
+        "fp8_dropout_add_layer_norm_backward", table, row, GRADIENT, *arguments
+    )
     return gradients
 
 
 def _norm_gradients(ctx: Any, norm: NormGradients) -> tuple[Tensor | None, ...]:
     """Return the gradients of the arguments ``norm`` of `attention_output`."""
     d_gain, d_shift, d_bias = (
-        g.to(dtype) for g, dtype in zip((norm.weight, norm.bias, norm.x_bias), ctx.vector_types, strict=True)
+        g.to(dtype)
+        for g, dtype in zip((norm.weight, norm.bias, norm.x_bias), ctx.vector_types, strict=True)
     )
     return d_gain, d_shift, None, None, None, None, d_bias
 

@@ -58,26 +58,40 @@ def _plain_quantise(
     largest = torch.finfo(dtype).max
     rows = (x.float() * scale).clamp(-largest, largest).to(dtype)
     if out is None:
-        out = Quantised(torch.empty_like(rows), rows.new_zeros(x.shape[1], padded_tokens(x.shape[0])))
+        out = Quantised(
+            torch.empty_like(rows), rows.new_zeros(x.shape[1], padded_tokens(x.shape[0]))
+        )
     out.rows.copy_(rows)
     out.columns[:, : x.shape[0]].copy_(rows.t())
     return out
 
 
-def _plain_quantise_sum(x: Tensor, scale: Tensor, amax: Tensor, dtype: torch.dtype) -> tuple[Quantised, Tensor]:
+def _plain_quantise_sum(
+    x: Tensor, scale: Tensor, amax: Tensor, dtype: torch.dtype
+) -> tuple[Quantised, Tensor]:
     return _plain_quantise(x, scale, amax, dtype), x.sum(0, dtype=torch.float32)
 
 
-def plain_gelu(pre: Tensor, bias: Tensor, exact: bool, scale: Tensor, amax: Tensor, dtype: torch.dtype) -> Quantised:
+def plain_gelu(
+    pre: Tensor, bias: Tensor, exact: bool, scale: Tensor, amax: Tensor, dtype: torch.dtype
+) -> Quantised:
     out = F.gelu(pre.float() + bias.float(), approximate="none" if exact else "tanh")
     return _plain_quantise(out, scale, amax, dtype)
 
 
 def plain_gelu_backward(
-    d_out: Tensor, pre: Tensor, bias: Tensor, exact: bool, scale: Tensor, amax: Tensor, dtype: torch.dtype
+    d_out: Tensor,
+    pre: Tensor,
+    bias: Tensor,
+    exact: bool,
+    scale: Tensor,
+    amax: Tensor,
+    dtype: torch.dtype,
 ) -> tuple[Quantised, Tensor]:
     form = "none" if exact else "tanh"
-    d_pre = torch.ops.aten.gelu_backward(d_out.float(), pre.float() + bias.float(), approximate=form)
+    d_pre = torch.ops.aten.gelu_backward(
+        d_out.float(), pre.float() + bias.float(), approximate=form
+    )
     return _plain_quantise(d_pre, scale, amax, dtype), d_pre.sum(0)
 
 
@@ -110,7 +124,11 @@ def _plain_norm_forward(
     total = exact.to(x.dtype)
     mean = total.float().mean(1)
     variance = (total.float() - mean[:, None]).square().mean(1)
-    return out, _plain_quantise(out, scale, amax, TYPES[INPUT]), NormSaved(total, mean, (variance + eps).rsqrt())
+    return (
+        out,
+        _plain_quantise(out, scale, amax, TYPES[INPUT]),
+        NormSaved(total, mean, (variance + eps).rsqrt()),
+    )
 
 
 def _plain_norm_backward(

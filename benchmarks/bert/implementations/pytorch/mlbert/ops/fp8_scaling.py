@@ -93,7 +93,9 @@ class FP8Scaling(nn.Module):
         self.products, self.is_calibrated = products, False
         self.num_linears, self._counts = num_linears, True
         self._copies: dict[int, Quantised] = {}  # memory is reused when they are rebuilt
-        self._made: dict[int, bool] = {}  # rows with up-to-date copies -> whether their magnitude was counted
+        self._made: dict[
+            int, bool
+        ] = {}  # rows with up-to-date copies -> whether their magnitude was counted
         for name, value in (
             ("amax", torch.zeros(num_linears, 3)),
             ("history", torch.zeros(num_linears, 3, HISTORY)),
@@ -124,7 +126,9 @@ class FP8Scaling(nn.Module):
     def calibrate(self, row: int, kind: int, seen: Tensor) -> None:
         """Set a scale from the largest magnitude of its current tensor, before the first step has set it."""
         scale = self.scale[row, kind]
-        scale.copy_(torch.where((seen > 0) & seen.isfinite(), scale_for(seen, LARGEST[kind]), scale))
+        scale.copy_(
+            torch.where((seen > 0) & seen.isfinite(), scale_for(seen, LARGEST[kind]), scale)
+        )
         self.inverse[row, kind].copy_(scale.reciprocal())
 
     def weight_copies(self, row: int, device: torch.device) -> Quantised | None:

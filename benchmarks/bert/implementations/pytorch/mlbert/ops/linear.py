@@ -17,11 +17,20 @@ from torch import Tensor
 
 from mlbert.ops import forms as registry
 from mlbert.ops import reference
-from mlbert.ops.native_library import is_bf16, library, pointer, sum_tokens, token_chunk, token_chunks
+from mlbert.ops.native_library import (
+    is_bf16,
+    library,
+    pointer,
+    sum_tokens,
+    token_chunk,
+    token_chunks,
+)
 from mlbert.ops.weights import in_type, joined
 
 
-def linear_qkv(x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, bq: Tensor, bk: Tensor, bv: Tensor) -> Tensor:
+def linear_qkv(
+    x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, bq: Tensor, bk: Tensor, bv: Tensor
+) -> Tensor:
     """Return the three projections as one product: x [T, D] to [T, 3 D], q then k then v.
 
     Args:
@@ -32,7 +41,9 @@ def linear_qkv(x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, bq: Tensor, bk: Te
     return registry.implementation("linear_qkv", x)(x, wq, wk, wv, bq, bk, bv)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, has_other_users: bool = False) -> Tensor:
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, has_other_users: bool = False
+) -> Tensor:
     """Return x W^T + b: x [T, D], weight [F, D], bias [F] or None -> [T, F].
 
     Args:
@@ -107,7 +118,9 @@ def _native_linear_qkv(x: Tensor, *weights_and_biases: Tensor) -> Tensor:
 
 @registry.register("linear_gelu", "native")
 def _native_linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, exact: bool) -> Tensor:
-    return (_LinearExactGelu if exact else _LinearGelu).apply(x, weight, bias, needs_gradient(x, weight, bias))
+    return (_LinearExactGelu if exact else _LinearGelu).apply(
+        x, weight, bias, needs_gradient(x, weight, bias)
+    )
 
 
 @registry.register("feed_forward", "native")
@@ -146,7 +159,9 @@ class _LinearGelu(torch.autograd.Function):
         pre = x @ weight.t()
         out = torch.empty_like(pre) if needs_gradient else pre
         threads = torch.get_num_threads()
-        library().bias_gelu_forward(pointer(pre), pointer(bias), *pre.shape, is_bf16(pre), threads, pointer(out))
+        library().bias_gelu_forward(
+            pointer(pre), pointer(bias), *pre.shape, is_bf16(pre), threads, pointer(out)
+        )
         if needs_gradient:
             ctx.save_for_backward(x, weight, bias, pre)
         return out
@@ -160,9 +175,20 @@ class _LinearGelu(torch.autograd.Function):
         num_tokens, columns = pre.shape
         d_out = d_out.contiguous()
         partial = torch.empty(token_chunks(num_tokens), columns)
-        sizes = (num_tokens, columns, token_chunk(num_tokens), is_bf16(pre), torch.get_num_threads())
+        sizes = (
+            num_tokens,
+            columns,
+            token_chunk(num_tokens),
+            is_bf16(pre),
+            torch.get_num_threads(),
+        )
         library().bias_gelu_backward(
-            pointer(d_out, pre.dtype), pointer(pre), pointer(bias), *sizes, pointer(pre), pointer(partial)
+            pointer(d_out, pre.dtype),
+            pointer(pre),
+            pointer(bias),
+            *sizes,
+            pointer(pre),
+            pointer(partial),
         )
         d_x = pre @ weight if ctx.needs_input_grad[0] else None
         return d_x, (pre.t() @ x).to(ctx.types[0]), partial.sum(0).to(ctx.types[1]), None

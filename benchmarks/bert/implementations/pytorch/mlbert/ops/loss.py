@@ -38,13 +38,17 @@ registry.register("masked_cross_entropy", "plain")(reference.masked_cross_entrop
 
 @registry.register("masked_cross_entropy", "native")
 def _native(logits: Tensor, labels: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
-    assert labels.shape == logits.shape[:1], f"{tuple(labels.shape)} labels for {logits.shape[0]} rows"
+    assert labels.shape == logits.shape[:1], (
+        f"{tuple(labels.shape)} labels for {logits.shape[0]} rows"
+    )
     assert vocab_size <= logits.shape[1], f"{vocab_size} classes in {logits.shape[1]} columns"
     if labels.numel() and int(labels.min()) == IGNORED:
         counted = labels != IGNORED
         logits, labels = logits[counted], labels[counted]
     if labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < vocab_size:
-        raise IndexError(f"labels {int(labels.min())} to {int(labels.max())} are not all below {vocab_size}")
+        raise IndexError(
+            f"labels {int(labels.min())} to {int(labels.max())} are not all below {vocab_size}"
+        )
     return _CrossEntropy.apply(logits, labels, vocab_size)
 
 
@@ -56,7 +60,14 @@ class _CrossEntropy(torch.autograd.Function):
         statistics, losses = torch.empty(rows, 2), torch.empty(rows)
         correct = torch.empty(rows, dtype=torch.uint8)
         library().cross_entropy_forward(
-            *(pointer(logits), pointer(labels, torch.int64), rows, columns, vocab_size, is_bf16(logits)),
+            *(
+                pointer(logits),
+                pointer(labels, torch.int64),
+                rows,
+                columns,
+                vocab_size,
+                is_bf16(logits),
+            ),
             *(torch.get_num_threads(), pointer(statistics), pointer(losses), pointer(correct)),
         )
         ctx.save_for_backward(logits, labels, statistics)
@@ -68,10 +79,19 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_loss: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
         logits, labels, statistics = ctx.saved_tensors
-        assert not ctx.consumed, "masked_cross_entropy's backward runs once: it overwrites the logits"
+        assert not ctx.consumed, (
+            "masked_cross_entropy's backward runs once: it overwrites the logits"
+        )
         ctx.consumed = True
         library().cross_entropy_backward(
-            *(pointer(logits), pointer(labels), *logits.shape, ctx.vocab_size, float(d_loss), is_bf16(logits)),
+            *(
+                pointer(logits),
+                pointer(labels),
+                *logits.shape,
+                ctx.vocab_size,
+                float(d_loss),
+                is_bf16(logits),
+            ),
             *(torch.get_num_threads(), pointer(statistics)),
         )
         return logits, None, None

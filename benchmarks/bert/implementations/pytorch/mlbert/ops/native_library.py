@@ -82,12 +82,16 @@ def check_rows(rows: Tensor | None, num_tokens: int, threshold: int) -> None:
         assert rows.shape == (num_tokens,), f"rows {tuple(rows.shape)} for {num_tokens} tokens"
 
 
-def check_attention(qkv: Tensor, rows: Tensor | None, threshold: int, slopes: Tensor | None) -> None:
+def check_attention(
+    qkv: Tensor, rows: Tensor | None, threshold: int, slopes: Tensor | None
+) -> None:
     """Assert the shapes of attention's arguments [T, 3, N, H], [T] and [N]; rows are only needed with dropout."""
     num_tokens, three, num_heads, _ = qkv.shape
     assert three == 3, f"qkv {tuple(qkv.shape)} is not [T, 3, N, H]"
     check_rows(rows, num_tokens, threshold)
-    assert slopes is None or (slopes.dtype, slopes.shape) == (torch.float32, (num_heads,)), "slopes: float32 [N]"
+    assert slopes is None or (slopes.dtype, slopes.shape) == (torch.float32, (num_heads,)), (
+        "slopes: float32 [N]"
+    )
 
 
 def token_chunk(num_tokens: int) -> int:
@@ -105,5 +109,13 @@ def sum_tokens(x: Tensor) -> Tensor:
     num_tokens, columns = x.shape
     partial = torch.empty(token_chunks(num_tokens), columns)
     chunk = token_chunk(num_tokens)
-    library().sum_tokens(pointer(x), num_tokens, columns, chunk, is_bf16(x), torch.get_num_threads(), pointer(partial))
+    library().sum_tokens(
+        pointer(x),
+        num_tokens,
+        columns,
+        chunk,
+        is_bf16(x),
+        torch.get_num_threads(),
+        pointer(partial),
+    )
     return partial.sum(0)

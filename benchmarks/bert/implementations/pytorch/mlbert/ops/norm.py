@@ -13,7 +13,14 @@ from torch import Tensor
 from mlbert.ops import forms as registry
 from mlbert.ops import reference
 from mlbert.ops.dropout import Key, dropout_threshold
-from mlbert.ops.native_library import check_rows, is_bf16, library, pointer, token_chunk, token_chunks
+from mlbert.ops.native_library import (
+    check_rows,
+    is_bf16,
+    library,
+    pointer,
+    token_chunk,
+    token_chunks,
+)
 
 
 def dropout_add_layer_norm(
@@ -41,7 +48,9 @@ def dropout_add_layer_norm(
     Returns:
         [T, D] of the dtype of x.
     """
-    return dropout_add_layer_norm_twice(x, residual, weight, bias, eps, dropout_p, key, rows, x_bias)[0]
+    return dropout_add_layer_norm_twice(
+        x, residual, weight, bias, eps, dropout_p, key, rows, x_bias
+    )[0]
 
 
 def dropout_add_layer_norm_twice(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
@@ -54,10 +63,18 @@ def dropout_add_layer_norm_twice(x: Tensor, *arguments: Any) -> tuple[Tensor, Te
 
 
 def layer_norm_dropout(
-    x: Tensor, weight: Tensor, bias: Tensor, eps: float, dropout_p: float, key: Key, rows: Tensor | None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    dropout_p: float,
+    key: Key,
+    rows: Tensor | None,
 ) -> Tensor:
     """Return dropout(LayerNorm(x)); arguments as in `dropout_add_layer_norm`."""
-    return registry.implementation("layer_norm_dropout", x)(x, weight, bias, eps, dropout_p, key, rows)
+    return registry.implementation("layer_norm_dropout", x)(
+        x, weight, bias, eps, dropout_p, key, rows
+    )
 
 
 registry.register("layer_norm_dropout", "plain")(reference.layer_norm_dropout)
@@ -70,7 +87,9 @@ def _plain_dropout_add_layer_norm(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 @registry.register("dropout_add_layer_norm", "native")
-def _native_dropout_add_layer_norm(x: Tensor, residual: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
+def _native_dropout_add_layer_norm(
+    x: Tensor, residual: Tensor, *settings: Any
+) -> tuple[Tensor, Tensor]:
     out = _DropoutNorm.apply(x.contiguous(), residual.contiguous(), False, *settings)
     return out, out
 
@@ -87,23 +106,47 @@ class _DropoutNorm(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, residual: Tensor | None, drop_output: bool, *settings: Any) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, residual: Tensor | None, drop_output: bool, *settings: Any
+    ) -> Tensor:
         weight, bias, eps, dropout_p, key, rows, x_bias = settings
         threshold = dropout_threshold(dropout_p)
         num_tokens, columns = x.shape
         check_rows(rows, num_tokens, threshold)
         for vector in (weight, bias, *(() if x_bias is None else (x_bias,))):
             assert vector.shape == (columns,), f"{tuple(vector.shape)} for {columns} columns"
-        assert residual is None or residual.shape == x.shape, f"{tuple(residual.shape)} is not {tuple(x.shape)}"
+        assert residual is None or residual.shape == x.shape, (
+            f"{tuple(residual.shape)} is not {tuple(x.shape)}"
+        )
         total = x if drop_output else torch.empty_like(x)
         statistics, out = torch.empty(num_tokens, 2), torch.empty_like(x)
         wide_weight, wide_bias = weight.float().contiguous(), bias.float().contiguous()
         wide_x_bias = None if x_bias is None else x_bias.float().contiguous()
         residual_pointer = None if residual is None else pointer(residual, x.dtype)
         library().norm_forward(
-            *(pointer(x), pointer(wide_x_bias), residual_pointer, pointer(wide_weight), pointer(wide_bias)),
-            *(pointer(rows, torch.int32), num_tokens, columns, eps, key, threshold, int(drop_output), is_bf16(x)),
-            *(torch.get_num_threads(), None if drop_output else pointer(total), pointer(statistics), pointer(out)),
+            *(
+                pointer(x),
+                pointer(wide_x_bias),
+                residual_pointer,
+                pointer(wide_weight),
+                pointer(wide_bias),
+            ),
+            *(
+                pointer(rows, torch.int32),
+                num_tokens,
+                columns,
+                eps,
+                key,
+                threshold,
+                int(drop_output),
+                is_bf16(x),
+            ),
+            *(
+                torch.get_num_threads(),
+                None if drop_output else pointer(total),
+                pointer(statistics),
+                pointer(out),
+            ),
         )
         ctx.save_for_backward(total, statistics, wide_weight, rows)
         ctx.dropout, ctx.drop_output = (key, threshold), drop_output
@@ -122,13 +165,29 @@ class _DropoutNorm(torch.autograd.Function):
         chunk = token_chunk(num_tokens)
         partial = torch.empty(token_chunks(num_tokens), sums, columns)
         library().norm_backward(
-            *(pointer(d_out, total.dtype), pointer(total), pointer(weight), pointer(statistics), pointer(rows)),
+            *(
+                pointer(d_out, total.dtype),
+                pointer(total),
+                pointer(weight),
+                pointer(statistics),
+                pointer(rows),
+            ),
             *(num_tokens, columns, chunk, key, threshold, int(ctx.drop_output), is_bf16(total)),
-            *(torch.get_num_threads(), pointer(d_total), pointer(d_x) if d_x is not d_total or sums == 3 else None),
+            *(
+                torch.get_num_threads(),
+                pointer(d_total),
+                pointer(d_x) if d_x is not d_total or sums == 3 else None,
+            ),
             *(pointer(partial), sums),
         )
         d_weight, d_bias, *d_x_bias = partial.sum(0).unbind(0)
         return (
-            *(d_x, None if ctx.drop_output else d_total, None, d_weight.to(weight_type), d_bias.to(bias_type)),
+            *(
+                d_x,
+                None if ctx.drop_output else d_total,
+                None,
+                d_weight.to(weight_type),
+                d_bias.to(bias_type),
+            ),
             *(None, None, None, None, d_x_bias[0].to(x_bias_type) if d_x_bias else None),
         )

@@ -77,7 +77,9 @@ class Sizes(NamedTuple):
 
 
 SMALL = Sizes()
-Problem = tuple[Arguments, tuple[int, ...]]  # an op's arguments, and the indices of those to differentiate
+Problem = tuple[
+    Arguments, tuple[int, ...]
+]  # an op's arguments, and the indices of those to differentiate
 
 
 class Problems:
@@ -127,7 +129,9 @@ class Problems:
     def all(self) -> dict[str, Problem]:
         """Return every op as in `differentiable`, also those without anything to differentiate."""
         others = self.not_differentiable()
-        return self.differentiable() | {op: (lambda _, make=make: make(), ()) for op, make in others.items()}
+        return self.differentiable() | {
+            op: (lambda _, make=make: make(), ()) for op, make in others.items()
+        }
 
     @classmethod
     def to_time(cls, shape: BertConfig, device: torch.device, dtype: torch.dtype) -> Problems:
@@ -139,23 +143,34 @@ class Problems:
     def _random(self, draw: int, *shape: int, dtype: torch.dtype | None = torch.float32) -> Tensor:
         """Return normal numbers of bfloat16 precision, generated on the host to be the same on every device."""
         generator = torch.Generator().manual_seed(sum(shape) + 1000 * draw)
-        return torch.randn(shape, generator=generator).bfloat16().to(self._device, dtype or self._dtype)
+        return (
+            torch.randn(shape, generator=generator)
+            .bfloat16()
+            .to(self._device, dtype or self._dtype)
+        )
 
     def _ids(self, draw: int, count: int, bound: int) -> Tensor:
         generator = torch.Generator().manual_seed(count + 1000 * draw)
         return torch.randint(bound, (count,), generator=generator).to(self._device)
 
     def _attention(self, draw: int) -> tuple[Any, ...]:
-        bounds = torch.tensor([0, *itertools.accumulate(self._lengths)], dtype=torch.int32, device=self._device)
+        bounds = torch.tensor(
+            [0, *itertools.accumulate(self._lengths)], dtype=torch.int32, device=self._device
+        )
         qkv = self._random(draw, self._tokens, *self._heads, dtype=None)
         return (qkv, bounds, max(self._lengths), self._dropout, self._key, self._rows, None)
 
     def _rotary(self, draw: int) -> tuple[Any, ...]:
         qkv = self._random(draw, self._tokens, *self._heads, dtype=None)
-        return (qkv, rotations(torch.arange(self._tokens, device=self._device), self._heads[2], 10_000.0))
+        return (
+            qkv,
+            rotations(torch.arange(self._tokens, device=self._device), self._heads[2], 10_000.0),
+        )
 
     def _dropout_add_layer_norm(self, draw: int) -> tuple[Any, ...]:
-        x, residual = (self._random(2 * draw + i, self._tokens, self._hidden, dtype=None) for i in range(2))
+        x, residual = (
+            self._random(2 * draw + i, self._tokens, self._hidden, dtype=None) for i in range(2)
+        )
         weight, bias, x_bias = (self._random(3 * draw + i, self._hidden) for i in range(3))
         return (x, residual, weight, bias, 1e-12, DROPOUT, self._key, self._rows, x_bias)
 
@@ -167,16 +182,26 @@ class Problems:
     def _embedding_sum(self, draw: int) -> tuple[Any, ...]:
         # Few ids for many tokens: long runs of equal rows.
         ids = [self._ids(draw + i, self._tokens, bound) for i, bound in enumerate((9, 2, 33))]
-        return (*ids, *(self._random(draw + i, n, self._hidden) for i, n in enumerate((self._padded, 40, 2))))
+        return (
+            *ids,
+            *(self._random(draw + i, n, self._hidden) for i, n in enumerate((self._padded, 40, 2))),
+        )
 
     def _masked_cross_entropy(self, draw: int) -> tuple[Any, ...]:
         labels = self._ids(draw, self._masked, self._vocabulary)
         if self._has_ignored:
             labels[::9] = -100
-        return (self._random(draw, self._masked, self._padded, dtype=None), labels, self._vocabulary)
+        return (
+            self._random(draw, self._masked, self._padded, dtype=None),
+            labels,
+            self._vocabulary,
+        )
 
     def _linear_qkv(self, draw: int) -> tuple[Any, ...]:
-        weights = (self._random(3 * draw + i, self._hidden, self._hidden) * self._hidden**-0.5 for i in range(3))
+        weights = (
+            self._random(3 * draw + i, self._hidden, self._hidden) * self._hidden**-0.5
+            for i in range(3)
+        )
         biases = (self._random(3 * draw + i, self._hidden) for i in range(3))
         return (self._random(draw, self._tokens, self._hidden, dtype=None), *weights, *biases)
 
@@ -184,9 +209,18 @@ class Problems:
         return (*self._feed_forward(draw)[:3], False)
 
     def _feed_forward(self, draw: int) -> tuple[Any, ...]:
-        x, bias = self._random(draw, self._tokens, self._hidden, dtype=None), self._random(draw, self._inner)
+        x, bias = (
+            self._random(draw, self._tokens, self._hidden, dtype=None),
+            self._random(draw, self._inner),
+        )
         w1 = self._random(draw, self._inner, self._hidden) * self._hidden**-0.5
-        return (x, w1, bias, self._random(draw, self._hidden, self._inner) * self._inner**-0.5, False)
+        return (
+            x,
+            w1,
+            bias,
+            self._random(draw, self._hidden, self._inner) * self._inner**-0.5,
+            False,
+        )
 
     def not_differentiable(self) -> dict[str, Callable[[], tuple[Any, ...]]]:
         """Return functions that create the arguments of the other ops; FP8 ops modify some arguments."""
@@ -202,20 +236,39 @@ class Problems:
             return self._dropout_add_layer_norm(1)
 
         def factors(dtype: torch.dtype) -> tuple[Any, ...]:
-            a, b = self._random(0, self._tokens, self._hidden).to(dtype), self._random(1, inner, self._hidden).to(e4m3)
+            a, b = (
+                self._random(0, self._tokens, self._hidden).to(dtype),
+                self._random(1, inner, self._hidden).to(e4m3),
+            )
             inverse = FP8Scaling(1, Products()).to(self._device).inverse[0]
             inverse.copy_(torch.tensor([0.25, 2.0, 1.0]))
             return a, b, (inverse[INPUT], inverse[WEIGHT])
 
         def product() -> tuple[Any, ...]:
-            return (*factors(e4m3), torch.bfloat16, True, self._random(2, inner, dtype=torch.bfloat16), None)
+            return (
+                *factors(e4m3),
+                torch.bfloat16,
+                True,
+                self._random(2, inner, dtype=torch.bfloat16),
+                None,
+            )
 
         def product_gelu_backward() -> tuple[Any, ...]:
-            return (*factors(e5m2), True, x(inner, 3), self._random(2, inner), False, *scales(), e5m2)
+            return (
+                *factors(e5m2),
+                True,
+                x(inner, 3),
+                self._random(2, inner),
+                False,
+                *scales(),
+                e5m2,
+            )
 
         def backward() -> tuple[Any, ...]:
             x_and_residual = norm()
-            saved = registry.form("fp8_dropout_add_layer_norm_forward", "plain")(*x_and_residual, *scales())[-1]
+            saved = registry.form("fp8_dropout_add_layer_norm_forward", "plain")(
+                *x_and_residual, *scales()
+            )[-1]
             gradients = x(self._hidden, 2), x(self._hidden, 3)
             return (*gradients, saved, x_and_residual[2], DROPOUT, self._key, self._rows, *scales())
 
@@ -228,11 +281,24 @@ class Problems:
             "fp8_quantise": lambda: (x(inner), *scales(), e4m3, None),
             "fp8_quantise_sum": lambda: (x(inner), *scales(), e5m2),
             "fp8_gelu": lambda: (x(inner), self._random(1, inner), False, *scales(), e4m3),
-            "fp8_gelu_backward": lambda: (x(inner), x(inner, 2), self._random(1, inner), False, *scales(), e5m2),
+            "fp8_gelu_backward": lambda: (
+                x(inner),
+                x(inner, 2),
+                self._random(1, inner),
+                False,
+                *scales(),
+                e5m2,
+            ),
             "fp8_dropout_add_layer_norm_forward": lambda: (*norm(), *scales()),
             "fp8_dropout_add_layer_norm_backward": backward,
             "fp8_product": product,
-            "fp8_product_gelu": lambda: (*factors(e4m3), self._random(2, inner), False, *scales(), e4m3),
+            "fp8_product_gelu": lambda: (
+                *factors(e4m3),
+                self._random(2, inner),
+                False,
+                *scales(),
+                e4m3,
+            ),
             "fp8_product_gelu_backward": product_gelu_backward,
         }
 
@@ -241,19 +307,33 @@ FP8_TYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 CACHE, TIMES = "proof", "times"
 TURNS = 4
 MARGIN = 1.2  # how many times as fast another implementation must be
-TIMED_LENGTHS = (36, 84, 204, 484, 512)  # Wikipedia's quantiles: 5, 25, 50, 75 and 95 % of the sequences are not longer
+TIMED_LENGTHS = (
+    36,
+    84,
+    204,
+    484,
+    512,
+)  # Wikipedia's quantiles: 5, 25, 50, 75 and 95 % of the sequences are not longer
 TIMED_TOKENS = {"cuda": 10_000, "cpu": 1_200}  # at least
 FP8_SHARE = 0.25  # of a rounding step of FP8
 FAILS = "fails"
 OWN_MASKS = "flash"  # generates its own masks, so compare it without dropout
 # Settings that disable an implementation.
-REMEDIES = {"cublaslt": "OPS=triton", **dict.fromkeys(("flash", "fmha", "fused"), "OPS=auto")}  # others: OPS=plain
+REMEDIES = {
+    "cublaslt": "OPS=triton",
+    **dict.fromkeys(("flash", "fmha", "fused"), "OPS=auto"),
+}  # others: OPS=plain
 OverRanks = Callable[[Tensor], Any]
 Say = Callable[[str], object]
 
 
 def prove(
-    choice: str, precision: str, shape: BertConfig, device: torch.device, over_ranks: OverRanks, say: Say
+    choice: str,
+    precision: str,
+    shape: BertConfig,
+    device: torch.device,
+    over_ranks: OverRanks,
+    say: Say,
 ) -> None:
     """Select `choice` and refuse implementations that disagree with the reference. Call it on all ranks.
 
@@ -270,7 +350,9 @@ def prove(
     registry.select(choice, device)
     dtype = compute_dtype(precision, device)
     sizes = Sizes.of_run(shape, device)
-    names = [op for op in registry.ops() if precision.startswith("fp8") or not op.startswith("fp8_")]
+    names = [
+        op for op in registry.ops() if precision.startswith("fp8") or not op.startswith("fp8_")
+    ]
     kind = f"{dtype} {sizes}"
     found = device_cache.load(CACHE, device, say, kind)
     known = len(found)
@@ -282,15 +364,23 @@ def prove(
 
     if choice == "fastest":
         problems = Problems.to_time(shape, device, dtype).all()
-        _keep_fastest({op: problems[op] for op in names}, reason, shape, device, dtype, over_ranks, say)
+        _keep_fastest(
+            {op: problems[op] for op in names}, reason, shape, device, dtype, over_ranks, say
+        )
     while True:
         selected = registry.selected(device)
-        chosen = {op: selected[op] if registry.takes(selected[op], dtype) else "plain" for op in names}
-        failed = torch.tensor([bool(reason(op, name)) for op, name in chosen.items()], dtype=torch.int64)
+        chosen = {
+            op: selected[op] if registry.takes(selected[op], dtype) else "plain" for op in names
+        }
+        failed = torch.tensor(
+            [bool(reason(op, name)) for op, name in chosen.items()], dtype=torch.int64
+        )
         over_ranks(failed)
         for op in itertools.compress(names, failed.tolist()):
             why = reason(op, chosen[op]) or "failed verification on another rank"
-            say(f"ops: {op} runs {registry.refuse(op, chosen[op], device, why)}: {chosen[op]} {why}")
+            say(
+                f"ops: {op} runs {registry.refuse(op, chosen[op], device, why)}: {chosen[op]} {why}"
+            )
         if not failed.any():
             break
     # Do not cache exceptions: they may be due to lack of memory.
@@ -319,17 +409,27 @@ def _keep_fastest(
         say: logs each op's times.
     """
     order, available = registry.order_to_time(device), registry.available(device)
-    usable = {op: [n for n in order if n in available[op] and registry.takes(n, dtype)] for op in problems}
+    usable = {
+        op: [n for n in order if n in available[op] and registry.takes(n, dtype)] for op in problems
+    }
     kind = f"{dtype} {shape}"
     seconds = device_cache.load(TIMES, device, say, kind)
-    taken: dict[tuple[str, str], float] = dict.fromkeys(itertools.product(problems, order), math.inf)
+    taken: dict[tuple[str, str], float] = dict.fromkeys(
+        itertools.product(problems, order), math.inf
+    )
     for op, problem in problems.items():
-        forms = {f"{op} {name}": registry.form(op, name) for name in usable[op] if not reason(op, name)}
+        forms = {
+            f"{op} {name}": registry.form(op, name) for name in usable[op] if not reason(op, name)
+        }
         if not forms.keys() <= seconds.keys():
             seconds |= _seconds(forms, *problem, device)
-        taken |= {(op, name): seconds[f"{op} {name}"] for name in usable[op] if f"{op} {name}" in forms}
+        taken |= {
+            (op, name): seconds[f"{op} {name}"] for name in usable[op] if f"{op} {name}" in forms
+        }
     # Memory may be sufficient next time.
-    device_cache.store(TIMES, device, {key: time for key, time in seconds.items() if math.isfinite(time)}, kind)
+    device_cache.store(
+        TIMES, device, {key: time for key, time in seconds.items() if math.isfinite(time)}, kind
+    )
     slowest = torch.tensor([*taken.values()])  # as many on all ranks, whatever is available on each
     over_ranks(slowest)
     table = dict(zip(taken, slowest.tolist(), strict=True))
@@ -338,7 +438,9 @@ def _keep_fastest(
         fastest = _preferred(times)
         for name in times.keys() - {fastest, "plain"}:
             registry.refuse(op, name, device, "is slower")
-        listed = ", ".join(f"{name} {1e3 * times[name]:.3g} ms" for name in sorted(times, key=times.__getitem__))
+        listed = ", ".join(
+            f"{name} {1e3 * times[name]:.3g} ms" for name in sorted(times, key=times.__getitem__)
+        )
         say(f"ops: {op} runs {fastest}: {listed}")
 
 
@@ -348,7 +450,10 @@ def _preferred(seconds: Mapping[str, float]) -> str:
 
 
 def _seconds(
-    forms: Mapping[str, registry.Form], make: Arguments, places: tuple[int, ...], device: torch.device
+    forms: Mapping[str, registry.Form],
+    make: Arguments,
+    places: tuple[int, ...],
+    device: torch.device,
 ) -> dict[str, float]:
     """Return by key the shortest time of both passes, infinite if memory is insufficient. The implementations take
     turns, so a change of the clock affects all."""
@@ -369,13 +474,18 @@ def _seconds(
     return shortest
 
 
-def check(op: str, name: str, device: torch.device, dtype: torch.dtype, sizes: Sizes = SMALL) -> str:
+def check(
+    op: str, name: str, device: torch.device, dtype: torch.dtype, sizes: Sizes = SMALL
+) -> str:
     """Return why implementation `name` of `op` must not be used, or "" if it agrees with the reference.
 
     Raises:
         UserError: it broke the device.
     """
-    problems, form = Problems(device, dtype, dropout=name != OWN_MASKS, sizes=sizes), registry.form(op, name)
+    problems, form = (
+        Problems(device, dtype, dropout=name != OWN_MASKS, sizes=sizes),
+        registry.form(op, name),
+    )
     differentiable = problems.differentiable()
     try:
         if op in differentiable:
@@ -400,14 +510,18 @@ def _check_device(op: str, name: str, device: torch.device, why: str) -> None:
         raise UserError("device.broken", f"the {name} kernel of {op}", reason, remedy) from error
 
 
-def _difference(form: Callable[..., Any], plain: Callable[..., Any], arguments: Callable[[], tuple[Any, ...]]) -> str:
+def _difference(
+    form: Callable[..., Any], plain: Callable[..., Any], arguments: Callable[[], tuple[Any, ...]]
+) -> str:
     """Return how results differ from the reference's, or "" if they agree."""
     pairs = zip(*(_results(run, arguments()) for run in (form, plain)), strict=True)
     for number, (ours, theirs) in enumerate(pairs):
         if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
             return f"returns {ours.dtype} {tuple(ours.shape)} instead of {theirs.dtype} {tuple(theirs.shape)}"
         is_fp8 = theirs.dtype in FP8_TYPES
-        allowed = FP8_SHARE * torch.finfo(theirs.dtype).eps if is_fp8 else torch.finfo(torch.bfloat16).eps
+        allowed = (
+            FP8_SHARE * torch.finfo(theirs.dtype).eps if is_fp8 else torch.finfo(torch.bfloat16).eps
+        )
         error, size = float((ours.double() - theirs.double()).norm()), float(theirs.double().norm())
         if not error <= allowed * size:  # written so that NaN fails
             return f"result {number}: error {error:.3e} for norm {size:.3e}, at most {allowed:.3e} of it is allowed"

@@ -29,7 +29,9 @@ def apply_dropout(x: Tensor, probability: float, key: Key, rows: Tensor | None) 
     if threshold == 0:
         return x
     assert rows is not None, "dropout needs rows"
-    return torch.where(keep_mask(key, rows, x.shape[-1], probability), x * dropout_scale(threshold), 0.0)
+    return torch.where(
+        keep_mask(key, rows, x.shape[-1], probability), x * dropout_scale(threshold), 0.0
+    )
 
 
 def attention(
@@ -59,7 +61,9 @@ def attention(
         scores = q @ k.transpose(1, 2) * head_size**-0.5
         if alibi_slopes is not None:
             place = torch.arange(stop - start, device=qkv.device)
-            scores = scores - (alibi_slopes[:, None, None] * (place[:, None] - place).abs()).to(scores.dtype)
+            scores = scores - (alibi_slopes[:, None, None] * (place[:, None] - place).abs()).to(
+                scores.dtype
+            )
         probabilities = torch.softmax(_wide(scores), dim=-1).to(v.dtype)
         if threshold:
             assert rows is not None, "dropout needs rows"
@@ -70,7 +74,9 @@ def attention(
     return torch.cat(outputs)
 
 
-def linear_qkv(x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, bq: Tensor, bk: Tensor, bv: Tensor) -> Tensor:
+def linear_qkv(
+    x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, bq: Tensor, bk: Tensor, bv: Tensor
+) -> Tensor:
     """Return x [T, D] times the three weights, [T, 3 D]."""
     return F.linear(x, torch.cat((wq, wk, wv)).to(x.dtype), torch.cat((bq, bk, bv)).to(x.dtype))
 
@@ -113,7 +119,13 @@ def dropout_add_layer_norm(
 
 
 def layer_norm_dropout(
-    x: Tensor, weight: Tensor, bias: Tensor, eps: float, dropout_p: float, key: Key, rows: Tensor | None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    dropout_p: float,
+    key: Key,
+    rows: Tensor | None,
 ) -> Tensor:
     """Return dropout(LayerNorm(x)) over the last dimension."""
     normal = F.layer_norm(_wide(x), x.shape[-1:], _wide(weight), _wide(bias), eps)

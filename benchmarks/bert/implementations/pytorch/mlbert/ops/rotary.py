@@ -25,7 +25,9 @@ def rotations(position_ids: Tensor, head_size: int, theta: float) -> Tensor:
         head_size: H, even.
         theta: base of the angles.
     """
-    exponents = torch.arange(0, head_size, 2, device=position_ids.device, dtype=torch.float32) / head_size
+    exponents = (
+        torch.arange(0, head_size, 2, device=position_ids.device, dtype=torch.float32) / head_size
+    )
     angles = position_ids[:, None] / theta**exponents
     return torch.cat([angles.cos(), angles.sin()], dim=1)
 

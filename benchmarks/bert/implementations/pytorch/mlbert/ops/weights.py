@@ -37,7 +37,11 @@ class GradientRoom(NamedTuple):
 
 def in_type(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     """Return the weight as one tensor of this dtype: the optimizer's copy if it matches, else converted if needed."""
-    copies = [place.copy for part in parts if (place := _place(part)) is not None and place.copy is not None]
+    copies = [
+        place.copy
+        for part in parts
+        if (place := _place(part)) is not None and place.copy is not None
+    ]
     if len(copies) == len(parts) and copies[0].dtype == dtype:
         return joined(copies)
     return joined([part.detach() for part in parts]).to(dtype)
@@ -82,7 +86,9 @@ def neighbours(parts: Sequence[Tensor]) -> Tensor | None:
         return None
     first, step = parts[0], parts[0].numel() * parts[0].element_size()
     in_order = all(
-        part.is_contiguous() and part.shape == first.shape and part.data_ptr() == first.data_ptr() + i * step
+        part.is_contiguous()
+        and part.shape == first.shape
+        and part.data_ptr() == first.data_ptr() + i * step
         for i, part in enumerate(parts)
     )
     if not in_order or len({part.untyped_storage().data_ptr() for part in parts}) > 1:

@@ -55,7 +55,9 @@ class Adam(CompiledOptimizer):
     exp_avg: Tensor
     exp_avg_sq: Tensor
 
-    def __init__(self, flat: FlatParameters, layout: Layout, *, bias_correction: bool = True, **settings: Any) -> None:
+    def __init__(
+        self, flat: FlatParameters, layout: Layout, *, bias_correction: bool = True, **settings: Any
+    ) -> None:
         self.bias_correction = bias_correction
         super().__init__(flat, layout, **settings)
 
@@ -66,7 +68,9 @@ class Adam(CompiledOptimizer):
     def _corrections(self) -> tuple[float, float]:
         if not self.bias_correction:
             return super()._corrections()
-        return 1.0 / (1.0 - self.betas[0] ** self._num_updates), 1.0 / (1.0 - self.betas[1] ** self._num_updates)
+        return 1.0 / (1.0 - self.betas[0] ** self._num_updates), 1.0 / (
+            1.0 - self.betas[1] ** self._num_updates
+        )
 
     def _direction(self, weight: Tensor, grad: Tensor) -> Tensor:
         correction_1, correction_2 = self._corrections()
@@ -99,7 +103,13 @@ class DecoupledAdamW(AdamW):
     name = "decoupled_adamw"
 
     def __init__(
-        self, flat: FlatParameters, layout: Layout, *, base_lr: float, weight_decay: float, **settings: Any
+        self,
+        flat: FlatParameters,
+        layout: Layout,
+        *,
+        base_lr: float,
+        weight_decay: float,
+        **settings: Any,
     ) -> None:
         super().__init__(flat, layout, weight_decay=weight_decay / base_lr, **settings)
         self._decay_as_set = weight_decay
@@ -114,8 +124,12 @@ class StableAdamW(AdamW):
     def _scales(self, weight: Tensor, grad: Tensor, update: Tensor) -> Tensor:
         """Return 1 / max(1, RMS) of each parameter."""
         correction_2 = self._corrections()[1]
-        norms = self._norms_of(grad / (self.exp_avg_sq * correction_2).clamp_(min=self.eps**2).sqrt_(), self._pieces)
-        numels = torch.tensor([float(s.numel) for s in self.flat.segments], dtype=torch.float64, device=norms.device)
+        norms = self._norms_of(
+            grad / (self.exp_avg_sq * correction_2).clamp_(min=self.eps**2).sqrt_(), self._pieces
+        )
+        numels = torch.tensor(
+            [float(s.numel) for s in self.flat.segments], dtype=torch.float64, device=norms.device
+        )
         return (numels.sqrt() / norms.clamp(min=numels.sqrt())).float()
 
 

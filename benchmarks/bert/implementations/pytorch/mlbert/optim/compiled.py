@@ -42,7 +42,10 @@ class Scalars(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_double) for name in ("beta_1", "beta_2")),
-        *((name, ctypes.c_float) for name in ("lr", "grad_scale", "correction_1", "correction_2", "eps")),
+        *(
+            (name, ctypes.c_float)
+            for name in ("lr", "grad_scale", "correction_1", "correction_2", "eps")
+        ),
         *(("weight_decay", ctypes.c_float), ("scaling", ctypes.c_int64)),
     )
 
@@ -64,11 +67,34 @@ def _declare(library: ctypes.CDLL) -> None:
     library.optim_sum_squares.restype = ctypes.c_double
     library.optim_update.argtypes = (*buffers, *table, pointer, pointer, ctypes.c_int)
     library.optim_update.restype = None
-    library.optim_first_pass.argtypes = (*buffers, *table, integer, integer, pointer, pointer, ctypes.c_int)
+    library.optim_first_pass.argtypes = (
+        *buffers,
+        *table,
+        integer,
+        integer,
+        pointer,
+        pointer,
+        ctypes.c_int,
+    )
     library.optim_first_pass.restype = None
-    library.optim_second_pass.argtypes = (*buffers[1:], *table, integer, integer, pointer, integer, ctypes.c_int)
+    library.optim_second_pass.argtypes = (
+        *buffers[1:],
+        *table,
+        integer,
+        integer,
+        pointer,
+        integer,
+        ctypes.c_int,
+    )
     library.optim_second_pass.restype = None
-    library.optim_one_pass.argtypes = (*(pointer,) * 5, *table, integer, integer, ctypes.c_int, ctypes.c_int)
+    library.optim_one_pass.argtypes = (
+        *(pointer,) * 5,
+        *table,
+        integer,
+        integer,
+        ctypes.c_int,
+        ctypes.c_int,
+    )
     library.optim_one_pass.restype = None
 
 
@@ -86,26 +112,43 @@ class NativeUpdate:
     """
 
     def __init__(
-        self, pieces: Sequence[Piece], num_owners: int, layout: Layout, *, formulas: int, scaling: int
+        self,
+        pieces: Sequence[Piece],
+        num_owners: int,
+        layout: Layout,
+        *,
+        formulas: int,
+        scaling: int,
     ) -> None:
         self._library = native.load("optim", ["optim.c"])
         _declare(self._library)
         self._layout, self._formulas, self._is_scaled = layout, formulas, scaling != 0
         self._cut = cut = Blocks.of(pieces, num_owners, BLOCK_ELEMENTS)
         self._numel = layout.spans[-1][1]
-        groups = _group_starts(cut) if self._is_scaled else np.array([0, len(cut.offsets)], dtype=np.int64)
+        groups = (
+            _group_starts(cut)
+            if self._is_scaled
+            else np.array([0, len(cut.offsets)], dtype=np.int64)
+        )
         # The table points into these arrays.
         self._arrays = (cut.offsets, cut.lengths, cut.owners, cut.decays, cut.first, groups)
         self._table = BlockTable(*(array.ctypes.data for array in self._arrays), len(groups) - 1)
         # Two sums per block. The norm's blocks ignore the pieces, so with much padding there are more of them.
-        self._sums = np.zeros((2, max(len(cut.offsets), -(-self._numel // BLOCK_ELEMENTS))), dtype=np.float64)
-        self._borders = [0, *np.searchsorted(cut.offsets, [stop for _, stop in layout.spans]).tolist()]
+        self._sums = np.zeros(
+            (2, max(len(cut.offsets), -(-self._numel // BLOCK_ELEMENTS))), dtype=np.float64
+        )
+        self._borders = [
+            0,
+            *np.searchsorted(cut.offsets, [stop for _, stop in layout.spans]).tolist(),
+        ]
 
     def _addresses(self, buffers: Sequence[Tensor]) -> list[int]:
         for buffer in buffers:
             assert buffer.dtype == torch.float32, f"float32 expected, not {buffer.dtype}"
             assert buffer.is_contiguous(), "contiguous buffers expected"
-            assert buffer.numel() == self._numel, f"{buffer.numel()} elements, the shard has {self._numel}"
+            assert buffer.numel() == self._numel, (
+                f"{buffer.numel()} elements, the shard has {self._numel}"
+            )
             assert buffer.device.type == "cpu", f"CPU expected, not {buffer.device}"
         return [buffer.data_ptr() for buffer in buffers]
 
@@ -116,9 +159,15 @@ class NativeUpdate:
         """Return the sum of squares of a float32 buffer [n], accumulated in float64."""
         (address,) = self._addresses([buffer])
         sums = self._sums.ctypes.data
-        return float(self._library.optim_sum_squares(address, self._numel, BLOCK_ELEMENTS, sums, self._threads()))
+        return float(
+            self._library.optim_sum_squares(
+                address, self._numel, BLOCK_ELEMENTS, sums, self._threads()
+            )
+        )
 
-    def update(self, buffers: Sequence[Tensor], scalars: Scalars, after_block: Callable[[int], None]) -> None:
+    def update(
+        self, buffers: Sequence[Tensor], scalars: Scalars, after_block: Callable[[int], None]
+    ) -> None:
         """Run one update in place on (weights, gradient, the optimizer's state), float32 [n] each.
 
         Args:
@@ -137,27 +186,48 @@ class NativeUpdate:
         if alone:
             self._library.optim_update(weight, grad, *state, *table, *sums, threads)
         elif self._is_scaled:
-            self._library.optim_first_pass(weight, grad, *state, *table, 0, self._borders[-1], *sums, threads)
+            self._library.optim_first_pass(
+                weight, grad, *state, *table, 0, self._borders[-1], *sums, threads
+            )
             totals = self._totals()
         for block, (first, last) in enumerate(borders):
             if not alone and self._is_scaled:
-                args = (weight, *state, *table, first, last, totals.data_ptr(), totals.shape[1], threads)
+                args = (
+                    weight,
+                    *state,
+                    *table,
+                    first,
+                    last,
+                    totals.data_ptr(),
+                    totals.shape[1],
+                    threads,
+                )
                 self._library.optim_second_pass(*args)
             elif not alone:
-                self._library.optim_first_pass(weight, grad, *state, *table, first, last, *sums, threads)
+                self._library.optim_first_pass(
+                    weight, grad, *state, *table, first, last, *sums, threads
+                )
             after_block(block)
 
     def _one_pass(
-        self, addresses: Sequence[int | None], table: Sequence[Any], after_block: Callable[[int], None]
+        self,
+        addresses: Sequence[int | None],
+        table: Sequence[Any],
+        after_block: Callable[[int], None],
     ) -> None:
         for block, borders in enumerate(itertools.pairwise(self._borders)):
-            self._library.optim_one_pass(*addresses, *table, *borders, self._formulas, self._threads())
+            self._library.optim_one_pass(
+                *addresses, *table, *borders, self._formulas, self._threads()
+            )
             after_block(block)
 
     def _totals(self) -> Tensor:
         """Return both sums of each parameter over all ranks: float64 [2, G]."""
         cut = self._cut
-        rows = [np.bincount(cut.owners, row[: len(cut.owners)], len(cut.first) - 1) for row in self._sums]
+        rows = [
+            np.bincount(cut.owners, row[: len(cut.owners)], len(cut.first) - 1)
+            for row in self._sums
+        ]
         return self._layout.all_reduce_sum(torch.from_numpy(np.stack(rows)))
 
 
@@ -222,7 +292,12 @@ class CompiledOptimizer(FlatOptimizer):
 
     def hyperparameters(self, event: Event) -> None:
         """Log the hyperparameters under the benchmark's keys or keys like them, with the weight decay as configured."""
-        values = {"epsilon": self.eps, "beta_1": self.betas[0], "momentum": self.betas[0], "beta_2": self.betas[1]}
+        values = {
+            "epsilon": self.eps,
+            "beta_1": self.betas[0],
+            "momentum": self.betas[0],
+            "beta_2": self.betas[1],
+        }
         values["weight_decay"] = self._decay_as_set
         event("opt_name", self.name)
         for key in self.LOGGED:

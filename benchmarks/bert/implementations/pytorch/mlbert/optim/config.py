@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
-from mlbert.config.section import Contradiction, Ranges, Section, fixed_setting, parse_number, setting
+from mlbert.config.section import (
+    Contradiction,
+    Ranges,
+    Section,
+    fixed_setting,
+    parse_number,
+    setting,
+)
 
 # Update rules and their classes; `mlbert.optim.optimizers` imports them.
 OPTIMIZERS: Mapping[str, str] = {
@@ -34,7 +41,9 @@ class OptimizerConfig(Section):
     """The update rule and its numbers."""
 
     optimizer: Literal[tuple(OPTIMIZERS)] = setting(  # type: ignore[valid-type]
-        "OPTIMIZER", "Update rule; in the decoupled ones the decay does not depend on the size of LR.", default="lamb"
+        "OPTIMIZER",
+        "Update rule; in the decoupled ones the decay does not depend on the size of LR.",
+        default="lamb",
     )
     beta1: float = fixed_setting(
         "OPT_LAMB_BETA_1",
@@ -57,11 +66,19 @@ class OptimizerConfig(Section):
         le=1e9,
     )
     weight_decay_rate: float = fixed_setting(
-        "WEIGHT_DECAY_RATE", "Weight decay; not applied to biases and LayerNorm unless DECAY_ALL is set.", **Ranges.RATE
+        "WEIGHT_DECAY_RATE",
+        "Weight decay; not applied to biases and LayerNorm unless DECAY_ALL is set.",
+        **Ranges.RATE,
     )
-    decay_all: bool | None = fixed_setting("DECAY_ALL", "Also decay biases and LayerNorm.", default=None)
+    decay_all: bool | None = fixed_setting(
+        "DECAY_ALL", "Also decay biases and LayerNorm.", default=None
+    )
     max_grad_norm: float | None = fixed_setting(
-        "MAX_GRAD_NORM", "Limit of the global gradient norm; none disables clipping.", default=1.0, gt=0, le=1e9
+        "MAX_GRAD_NORM",
+        "Limit of the global gradient norm; none disables clipping.",
+        default=1.0,
+        gt=0,
+        le=1e9,
     )
     optimizer_implementation: Literal["ops", "auto", "plain", "native", "triton", "apex"] = setting(
         "OPTIMIZER_IMPLEMENTATION",
@@ -74,8 +91,12 @@ class ScheduleConfig(Section):
     """The learning rate of each step, and how many steps there are."""
 
     learning_rate: float = fixed_setting("LR", "Base learning rate.", gt=0, le=100)
-    max_steps: int = setting("MAX_STEPS", "Length of the schedule; training ends there.", **Ranges.STEPS)
-    warmup_steps: int = setting("WARMUP_STEPS", "Length of the warm-up.", default=0, **Ranges.STEPS_FROM_0)
+    max_steps: int = setting(
+        "MAX_STEPS", "Length of the schedule; training ends there.", **Ranges.STEPS
+    )
+    warmup_steps: int = setting(
+        "WARMUP_STEPS", "Length of the warm-up.", default=0, **Ranges.STEPS_FROM_0
+    )
     warmup_proportion: float | None = setting(
         "WARMUP_PROPORTION",
         "Length of the warm-up; replaces WARMUP_STEPS.",
@@ -90,12 +111,16 @@ class ScheduleConfig(Section):
         default=0,
         **Ranges.STEPS_TO_0,
     )
-    schedule: Literal["polynomial", "linear", "cosine", "wsd", "multistep", "constant"] = fixed_setting(
-        "SCHEDULE",
-        "Learning rate after the warm-up; polynomial is the benchmark's and decays from step 0.",
-        default="polynomial",
+    schedule: Literal["polynomial", "linear", "cosine", "wsd", "multistep", "constant"] = (
+        fixed_setting(
+            "SCHEDULE",
+            "Learning rate after the warm-up; polynomial is the benchmark's and decays from step 0.",
+            default="polynomial",
+        )
     )
-    poly_power: float = fixed_setting("LR_POLY_POWER", "Exponent of the polynomial decay.", default=1.0, gt=0, le=100)
+    poly_power: float = fixed_setting(
+        "LR_POLY_POWER", "Exponent of the polynomial decay.", default=1.0, gt=0, le=100
+    )
     end_lr: float | None = fixed_setting(
         "END_LR",
         "Learning rate at the end of the decay (all but multistep, constant); none means 0.",
@@ -109,7 +134,10 @@ class ScheduleConfig(Section):
         **Ranges.STEPS,
     )
     lr_decay_steps: int | None = fixed_setting(
-        "LR_DECAY_STEPS", "Length of the decay after the plateau of wsd.", default=None, **Ranges.STEPS
+        "LR_DECAY_STEPS",
+        "Length of the decay after the plateau of wsd.",
+        default=None,
+        **Ranges.STEPS,
     )
     lr_milestones: str | None = fixed_setting(
         "LR_MILESTONES",
@@ -131,7 +159,11 @@ class ScheduleConfig(Section):
     @property
     def num_warmup_steps(self) -> int:
         """Length of the warm-up in steps, from whichever of the two settings gives it."""
-        return int(self.max_steps * self.warmup_proportion) if self.warmup_proportion else self.warmup_steps
+        return (
+            int(self.max_steps * self.warmup_proportion)
+            if self.warmup_proportion
+            else self.warmup_steps
+        )
 
     @property
     def milestones(self) -> tuple[int, ...] | None:
@@ -147,26 +179,38 @@ class ScheduleConfig(Section):
         """Yield contradictions of warm-up and decay, and missing settings of the schedule."""
         if self.warmup_steps and self.warmup_proportion:
             problem = f"is {self.warmup_proportion:g} while WARMUP_STEPS is {self.warmup_steps}"
-            yield Contradiction("config.conflict", "WARMUP_PROPORTION", problem, "Set one of the two to 0")
+            yield Contradiction(
+                "config.conflict", "WARMUP_PROPORTION", problem, "Set one of the two to 0"
+            )
         reads = SCHEDULE_SETTINGS[self.schedule]
         for key in ("lr_decay_steps", "lr_milestones", "lr_gamma"):
             if key in reads and getattr(self, key) is None:
                 problem, env = f"is not set, and SCHEDULE={self.schedule} needs it", key.upper()
-                yield Contradiction("config.missing", env, problem, f"Export {env}, or give --{key}")
+                yield Contradiction(
+                    "config.missing", env, problem, f"Export {env}, or give --{key}"
+                )
         end = self.lr_decay_end or self.max_steps
         if self.schedule in ("linear", "cosine") and self.num_warmup_steps >= end:
             problem = f"ends at step {end}, but the warm-up takes {self.num_warmup_steps} steps"
             remedy = "Set a shorter warm-up, or a later LR_DECAY_END"
             yield Contradiction("config.conflict", f"SCHEDULE={self.schedule}", problem, remedy)
-        if "lr_decay_steps" in reads and self.lr_decay_steps is not None and self.lr_decay_steps > end:
+        if (
+            "lr_decay_steps" in reads
+            and self.lr_decay_steps is not None
+            and self.lr_decay_steps > end
+        ):
             problem = f"{self.lr_decay_steps} is more than the {end} steps until the decay ends"
-            yield Contradiction("config.conflict", "LR_DECAY_STEPS", problem, "Set fewer, or more MAX_STEPS")
+            yield Contradiction(
+                "config.conflict", "LR_DECAY_STEPS", problem, "Set fewer, or more MAX_STEPS"
+            )
         if "lr_milestones" in reads:
             try:
                 _ = self.milestones
             except ValueError:
                 problem = f"{self.lr_milestones!r} is not a comma-separated list of ascending steps"
-                yield Contradiction("config.value", "LR_MILESTONES", problem, "Give for example 800,1200")
+                yield Contradiction(
+                    "config.value", "LR_MILESTONES", problem, "Give for example 800,1200"
+                )
 
     def oddities(self) -> Iterator[str]:
         """Yield a sentence if the warm-up never ends."""

@@ -100,14 +100,20 @@ class FlatParameters:
         pairs = list(named_parameters)
         assert pairs, "no parameters"
         self.parameters = [parameter for _, parameter in pairs]
-        assert len({id(parameter) for parameter in self.parameters}) == len(pairs), "a parameter is listed twice"
+        assert len({id(parameter) for parameter in self.parameters}) == len(pairs), (
+            "a parameter is listed twice"
+        )
         device = self.parameters[0].device
         self.segments: list[Segment] = []
         self._shapes: list[torch.Size] = []
         total = 0
         for name, parameter in pairs:
-            assert parameter.dtype == torch.float32, f"{name} is {parameter.dtype}, master weights are float32"
-            assert parameter.device == device, f"{name} is on {parameter.device}, the others are on {device}"
+            assert parameter.dtype == torch.float32, (
+                f"{name} is {parameter.dtype}, master weights are float32"
+            )
+            assert parameter.device == device, (
+                f"{name} is on {parameter.device}, the others are on {device}"
+            )
             self.segments.append(Segment(name, total, parameter.numel(), decayed(name)))
             self._shapes.append(parameter.shape)
             total += parameter.numel()
@@ -117,7 +123,13 @@ class FlatParameters:
         self.padded_copy: Tensor | None = None
         self.data, self.grad = self.padded_data[:total], self.padded_grad[:total]
         self._places = [ParameterPlace() for _ in pairs]
-        views = zip(self.parameters, self._places, self._split(self.data), self._split(self.grad), strict=True)
+        views = zip(
+            self.parameters,
+            self._places,
+            self._split(self.data),
+            self._split(self.grad),
+            strict=True,
+        )
         for parameter, place, data, grad in views:
             data.copy_(parameter.data)
             parameter.data = data
@@ -133,7 +145,10 @@ class FlatParameters:
     @property
     def layout(self) -> list[tuple[str, list[int]]]:
         """Name and shape of each parameter in order, JSON-serializable."""
-        return [(segment.name, list(shape)) for segment, shape in zip(self.segments, self._shapes, strict=True)]
+        return [
+            (segment.name, list(shape))
+            for segment, shape in zip(self.segments, self._shapes, strict=True)
+        ]
 
     @property
     def offsets(self) -> list[int]:
@@ -147,8 +162,14 @@ class FlatParameters:
 
     def keep_copy(self, dtype: torch.dtype | None) -> None:
         """Keep a second copy of the weights in this dtype, which the optimizer updates (None disables it)."""
-        self.padded_copy = None if dtype is None else torch.empty_like(self.padded_data, dtype=dtype)
-        copies = [None] * len(self._places) if self.padded_copy is None else self._split(self.padded_copy)
+        self.padded_copy = (
+            None if dtype is None else torch.empty_like(self.padded_data, dtype=dtype)
+        )
+        copies = (
+            [None] * len(self._places)
+            if self.padded_copy is None
+            else self._split(self.padded_copy)
+        )
         for place, copy in zip(self._places, copies, strict=True):
             place.copy = copy
 
@@ -165,8 +186,13 @@ class FlatParameters:
         Returns:
             parameter name -> view with the parameter's shape.
         """
-        assert buffer.numel() == self.numel, f"{buffer.numel()} elements, the model has {self.numel}"
-        return {segment.name: view for segment, view in zip(self.segments, self._split(buffer), strict=True)}
+        assert buffer.numel() == self.numel, (
+            f"{buffer.numel()} elements, the model has {self.numel}"
+        )
+        return {
+            segment.name: view
+            for segment, view in zip(self.segments, self._split(buffer), strict=True)
+        }
 
     def _split(self, buffer: Tensor) -> list[Tensor]:
         return [
@@ -202,7 +228,9 @@ def pieces_of(parts: Sequence[tuple[int, int]], segments: Sequence[Segment]) -> 
             segment = segments[index]
             first, last = max(start, segment.offset), min(stop, segment.offset + segment.numel)
             if first < last:
-                pieces.append(Piece(before + first - start, before + last - start, index, segment.decay))
+                pieces.append(
+                    Piece(before + first - start, before + last - start, index, segment.decay)
+                )
             index += 1
         index = max(index - 1, 0)
         before += stop - start

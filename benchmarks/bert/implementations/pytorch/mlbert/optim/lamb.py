@@ -120,9 +120,13 @@ class Lamb(Adam):
         if self._layout.size > 1:
             raise NativeUnavailable("it does not shard its state; set SHARDED_OPTIMIZER=off")
         if self.flat.data.device.type != "cuda":
-            raise NativeUnavailable(f"it needs a CUDA device; the parameters are on {self.flat.data.device}")
+            raise NativeUnavailable(
+                f"it needs a CUDA device; the parameters are on {self.flat.data.device}"
+            )
 
-        self._apex = ApexLamb(find_fused_lamb(), self.flat, (self.exp_avg, self.exp_avg_sq), **self._numbers)
+        self._apex = ApexLamb(
+            find_fused_lamb(), self.flat, (self.exp_avg, self.exp_avg_sq), **self._numbers
+        )
 
     def _update(self, grad: Tensor, lr: float, scale: float) -> None:
         if self._apex is None:
@@ -133,5 +137,9 @@ class Lamb(Adam):
     def _scales(self, weight: Tensor, grad: Tensor, update: Tensor) -> Tensor:
         """Return ||weight|| / ||update|| of each decayed parameter, else 1."""
         decayed = [piece for piece in self._pieces if piece.decay]
-        weight_norms, update_norms = (self._norms_of(values, decayed) for values in (weight, update))
-        return torch.where((weight_norms > 0) & (update_norms > 0), weight_norms / update_norms, 1.0).float()
+        weight_norms, update_norms = (
+            self._norms_of(values, decayed) for values in (weight, update)
+        )
+        return torch.where(
+            (weight_norms > 0) & (update_norms > 0), weight_norms / update_norms, 1.0
+        ).float()

@@ -7,7 +7,9 @@ from torch import Tensor
 
 from mlbert.ops.config import ComputeConfig
 
-LARGEST = 2.0**24  # gradients are float32; with a larger scale a loss of 100 approaches the limit of exact integers
+LARGEST = (
+    2.0**24
+)  # gradients are float32; with a larger scale a loss of 100 approaches the limit of exact integers
 
 
 class LossScale:
@@ -36,7 +38,11 @@ class LossScale:
     @classmethod
     def of(cls, config: ComputeConfig, device: torch.device) -> LossScale | None:
         """Return the configured loss scale, or None unless PRECISION=fp16."""
-        return cls(config.loss_scale, config.loss_scale_window, device) if config.precision == "fp16" else None
+        return (
+            cls(config.loss_scale, config.loss_scale_window, device)
+            if config.precision == "fp16"
+            else None
+        )
 
     @torch.no_grad()
     def update(self, grad_norm: Tensor) -> None:

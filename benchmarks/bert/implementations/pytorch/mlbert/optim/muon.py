@@ -68,7 +68,11 @@ def _factor(gram: Tensor) -> Tensor:
 
 def product_dtype(device: torch.device) -> torch.dtype:
     """Return bfloat16 if the device has hardware for its products, else float32."""
-    fast = device.type == "cuda" or torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+    fast = (
+        device.type == "cuda"
+        or torch.cpu._is_amx_tile_supported()
+        or torch.cpu._is_avx512_bf16_supported()
+    )
     return torch.bfloat16 if fast else torch.float32
 
 
@@ -103,12 +107,18 @@ class Muon(AdamW):
 
     def _load(self, form: str) -> None:
         hidden = {name for names in self._groups.values() for name in names}
-        self._pieces = [piece for piece in self._pieces if self.flat.segments[piece.owner].name not in hidden]
+        self._pieces = [
+            piece for piece in self._pieces if self.flat.segments[piece.owner].name not in hidden
+        ]
         super()._load(form)
 
     def _update(self, grad: Tensor, lr: float, scale: float) -> None:
         if self._native is not None:
-            grads, momenta, weights = self._views(grad * scale), self._views(self.exp_avg), self._views(self.flat.data)
+            grads, momenta, weights = (
+                self._views(grad * scale),
+                self._views(self.exp_avg),
+                self._views(self.flat.data),
+            )
             for name in (name for names in self._groups.values() for name in names):
                 momenta[name].lerp_(grads[name], 1.0 - self.betas[0])
             for name, direction in self._directions(grads):
@@ -132,6 +142,8 @@ class Muon(AdamW):
         for (_, largest), names in self._groups.items():
             ahead = [torch.lerp(grads[name], momenta[name], self.betas[0]) for name in names]
             wide = torch.stack([x.mT if x.shape[0] > x.shape[1] else x for x in ahead])
-            for name, found, x in zip(names, orthogonalize(wide, self._product_dtype), ahead, strict=True):
+            for name, found, x in zip(
+                names, orthogonalize(wide, self._product_dtype), ahead, strict=True
+            ):
                 direction = found.mT if x.shape[0] > x.shape[1] else found
                 yield name, direction.float() * (ROOT_MEAN_SQUARE * largest**0.5)

@@ -84,9 +84,13 @@ class FlatOptimizer:
     """
 
     name: ClassVar[str]
-    CAN_SHARD: ClassVar[bool] = True  # the update needs no neighbours of an element, only sums over its parameter
+    CAN_SHARD: ClassVar[bool] = (
+        True  # the update needs no neighbours of an element, only sums over its parameter
+    )
     STATE: ClassVar[tuple[str, ...]] = ()  # attributes, float32 [n] each
-    IMPLEMENTATIONS: ClassVar[tuple[str, ...]] = ("plain",)  # that the optimizer has; not all run on every device
+    IMPLEMENTATIONS: ClassVar[tuple[str, ...]] = (
+        "plain",
+    )  # that the optimizer has; not all run on every device
 
     def __init__(
         self,
@@ -117,7 +121,13 @@ class FlatOptimizer:
             self._choose(implementation)
 
     def _choose(self, wanted: str) -> None:
-        name = wanted if wanted != "auto" else "native" if self.flat.data.device.type == "cpu" else "triton"
+        name = (
+            wanted
+            if wanted != "auto"
+            else "native"
+            if self.flat.data.device.type == "cpu"
+            else "triton"
+        )
         try:
             if name not in self.IMPLEMENTATIONS:
                 raise NativeUnavailable(f"{self.name} has no {name} implementation")
@@ -125,7 +135,9 @@ class FlatOptimizer:
         except (NativeUnavailable, ImportError) as error:
             if wanted != "auto":
                 remedy = "Choose the plain implementation or auto"
-                raise UserError("ops.unavailable", f"{name} optimizer", str(error), remedy) from error
+                raise UserError(
+                    "ops.unavailable", f"{name} optimizer", str(error), remedy
+                ) from error
             self.reason = str(error)
         else:
             self.implementation, self.reason = name, ""
@@ -187,7 +199,9 @@ class FlatOptimizer:
 
     def _over_ranks(self, norms: Tensor) -> Tensor:
         """Combine float64 L2 norms of each rank's part into norms over all ranks."""
-        return norms if self._layout.size == 1 else self._layout.all_reduce_sum(norms.square()).sqrt()
+        return (
+            norms if self._layout.size == 1 else self._layout.all_reduce_sum(norms.square()).sqrt()
+        )
 
     def _update(self, grad: Tensor, lr: float, scale: float) -> None:
         """Update the shard's state and weights and start sharing each block; `scale` clips `grad` [n]."""
@@ -217,7 +231,9 @@ class FlatOptimizer:
         norms = torch.zeros(len(self.flat.segments), dtype=torch.float64, device=values.device)
         for piece in pieces:
             # hypot(0, x) is exactly x, so a parameter in one piece keeps its norm.
-            norms[piece.owner] = torch.hypot(norms[piece.owner], norm_64(values[piece.start : piece.stop]))
+            norms[piece.owner] = torch.hypot(
+                norms[piece.owner], norm_64(values[piece.start : piece.stop])
+            )
         return self._over_ranks(norms)
 
     def exact_weights(self) -> AbstractContextManager[object]:
@@ -234,7 +250,9 @@ class FlatOptimizer:
         The result does not depend on the number of ranks. A single rank returns its live buffers, several ranks return
         copies. The matching weights are `flat.data` within `exact_weights()`.
         """
-        whole = {key: self._layout.gather(getattr(self, key))[: self.flat.numel] for key in self.STATE}
+        whole = {
+            key: self._layout.gather(getattr(self, key))[: self.flat.numel] for key in self.STATE
+        }
         return {"num_updates": self.num_updates, **whole}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -248,13 +266,19 @@ class FlatOptimizer:
         for key in self.STATE:
             value = state.get(key)
             if not isinstance(value, Tensor) or value.shape != self.flat.data.shape:
-                found = f"has {value.numel()} elements" if isinstance(value, Tensor) else "is missing"
+                found = (
+                    f"has {value.numel()} elements" if isinstance(value, Tensor) else "is missing"
+                )
                 reason = f"{key} {found}, the model has {self.flat.numel} parameters"
-                raise UserError("checkpoint.shape", "optimizer state", reason, "Use a checkpoint of this model")
+                raise UserError(
+                    "checkpoint.shape", "optimizer state", reason, "Use a checkpoint of this model"
+                )
         num_updates = state.get("num_updates")
         if not isinstance(num_updates, int):
             reason = "num_updates is missing"
-            raise UserError("checkpoint.incomplete", "optimizer state", reason, "Use a complete checkpoint")
+            raise UserError(
+                "checkpoint.incomplete", "optimizer state", reason, "Use a complete checkpoint"
+            )
         padding = self.flat.padded_data.numel() - self.flat.numel
         for key in self.STATE:
             getattr(self, key).copy_(self._layout.take(pad(state[key], (0, padding))))

@@ -45,10 +45,16 @@ def make(
             sharded.
     """
     cls = _CLASSES[config.optimizer]
-    if distributed.sharded_optimizer != "off" and (config.optimizer_implementation == "apex" or not cls.CAN_SHARD):
+    if distributed.sharded_optimizer != "off" and (
+        config.optimizer_implementation == "apex" or not cls.CAN_SHARD
+    ):
         subject = "apex optimizer" if cls.CAN_SHARD else f"OPTIMIZER={config.optimizer}"
-        raise UserError("config.conflict", subject, "it does not shard its state", "Set SHARDED_OPTIMIZER=off")
-    numbers: dict[str, Any] = {"base_lr": base_lr} if config.optimizer.startswith("decoupled") else {}
+        raise UserError(
+            "config.conflict", subject, "it does not shard its state", "Set SHARDED_OPTIMIZER=off"
+        )
+    numbers: dict[str, Any] = (
+        {"base_lr": base_lr} if config.optimizer.startswith("decoupled") else {}
+    )
     return cls(
         flat,
         layout,
@@ -88,4 +94,6 @@ def implementation(config: OptimizerConfig, compute: ComputeConfig) -> str:
         return config.optimizer_implementation
     if compute.ops == "fastest":
         return "auto"
-    return compute.ops if compute.ops in ("auto", "plain", "native") else "triton"  # other values concern the model
+    return (
+        compute.ops if compute.ops in ("auto", "plain", "native") else "triton"
+    )  # other values concern the model

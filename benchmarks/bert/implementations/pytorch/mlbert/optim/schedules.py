@@ -185,5 +185,8 @@ def make(config: ScheduleConfig) -> Schedule:
         start_warmup_step=config.start_warmup_step,
         max_steps=config.max_steps,
         first_step=config.lr_first_step,
-        **{"decay_end": config.max_steps, **{k: v for k, v in given.items() if k in names and v is not None}},
+        **{
+            "decay_end": config.max_steps,
+            **{k: v for k, v in given.items() if k in names and v is not None},
+        },
     )

@@ -79,14 +79,20 @@ class SharedWeights:
         copy_to_write: the copy that an update of the shard has to write as well, or None.
     """
 
-    def __init__(self, buffer: Tensor, layout: Layout, gathered: str = "fp32", copy: Tensor | None = None) -> None:
+    def __init__(
+        self, buffer: Tensor, layout: Layout, gathered: str = "fp32", copy: Tensor | None = None
+    ) -> None:
         self._buffer, self._layout = buffer, layout
         self._dtype = GATHERED_DTYPES[gathered]
         self._rounds = self._dtype != torch.float32
         self._copy, arrives = copy, copy is not None and copy.dtype == self._dtype
         self._sent = buffer
         if self._rounds:
-            self._sent = copy if copy is not None and arrives else torch.empty_like(buffer, dtype=self._dtype)
+            self._sent = (
+                copy
+                if copy is not None and arrives
+                else torch.empty_like(buffer, dtype=self._dtype)
+            )
         self._needs_copying = copy is not None and not arrives
         self._works: list[Pending | None] = []
         self.shard = layout.take(buffer)
@@ -117,7 +123,9 @@ class SharedWeights:
         Args:
             copied: the update has already written `copy_to_write`.
         """
-        for (start, stop), work in zip(self._layout.blocks if self._works else [], self._works, strict=True):
+        for (start, stop), work in zip(
+            self._layout.blocks if self._works else [], self._works, strict=True
+        ):
             if work is not None:
                 work.wait()
             if self._rounds:

@@ -41,7 +41,9 @@ SUM_BLOCK = 1024  # block sums added at a time
 NUM_WARPS = 8
 MAX_ALIGNMENT = 16  # elements
 RMS = tl.constexpr(2)  # mlbert.optim.compiled.UpdateScaling.RMS
-ADAM, ACCLIP, MADGRAD = (tl.constexpr(number) for number in range(3))  # mlbert.optim.compiled.Formulas
+ADAM, ACCLIP, MADGRAD = (
+    tl.constexpr(number) for number in range(3)
+)  # mlbert.optim.compiled.Formulas
 
 
 class TritonUpdate:
@@ -85,8 +87,14 @@ class TritonUpdate:
         self.grad_norm = torch.zeros((), dtype=torch.float64, device=device)
         self.updates = torch.zeros((), dtype=torch.int64, device=device)
         # The device computes exp(t log beta); log 0 is -inf. A tensor, because kernels receive host floats as float32.
-        logs = [math.log(beta) if beta > 0 else -math.inf for beta in betas] if bias_correction else [-math.inf] * 2
-        self._constants = torch.tensor([*logs, max_grad_norm or 0.0], dtype=torch.float64, device=device)
+        logs = (
+            [math.log(beta) if beta > 0 else -math.inf for beta in betas]
+            if bias_correction
+            else [-math.inf] * 2
+        )
+        self._constants = torch.tensor(
+            [*logs, max_grad_norm or 0.0], dtype=torch.float64, device=device
+        )
         self._scalars = torch.zeros(3, dtype=torch.float32, device=device)
         numbers = (betas[0], 1.0 - betas[0], betas[1], 1.0 - betas[1], eps, weight_decay)
         self._numbers = torch.tensor(numbers, dtype=torch.float32, device=device)
@@ -99,20 +107,34 @@ class TritonUpdate:
             rest = ((values, torch.int32) for values in (cut.lengths, cut.decays, cut.owners))
             columns = (cut.offsets, torch.int64), *rest
             runs = aligned_runs(cut.offsets[first:last], cut.lengths[first:last])
-            return _Tables(tuple(table(values[first:last], dtype) for values, dtype in columns), runs)
+            return _Tables(
+                tuple(table(values[first:last], dtype) for values, dtype in columns), runs
+            )
 
         # Each block of the layout has separate tables: a slice's address may be less aligned than a tensor's, and
         # Triton would recompile.
-        borders = [0, *np.searchsorted(cut.offsets, [stop for _, stop in self._layout.spans]).tolist()]
+        borders = [
+            0,
+            *np.searchsorted(cut.offsets, [stop for _, stop in self._layout.spans]).tolist(),
+        ]
         self._by_block = [tables(first, last) for first, last in itertools.pairwise(borders)]
         self._all = self._by_block[0] if len(self._by_block) == 1 else tables(0, len(cut.offsets))
         self._first_blocks = table(cut.first, torch.int32)
         num_owners = len(cut.first) - 1
-        self._grad_sums = torch.empty(triton.cdiv(self._numel, BLOCK), dtype=torch.float64, device=device)
-        self._block_sums = torch.empty(2, max(1, len(cut.offsets)), dtype=torch.float32, device=device)
+        self._grad_sums = torch.empty(
+            triton.cdiv(self._numel, BLOCK), dtype=torch.float64, device=device
+        )
+        self._block_sums = torch.empty(
+            2, max(1, len(cut.offsets)), dtype=torch.float32, device=device
+        )
         self._sums = torch.zeros(2, num_owners, dtype=torch.float64, device=device)
 
-    def launch(self, buffers: Sequence[Tensor], after_block: Callable[[int], None], copy: Tensor | None = None) -> None:
+    def launch(
+        self,
+        buffers: Sequence[Tensor],
+        after_block: Callable[[int], None],
+        copy: Tensor | None = None,
+    ) -> None:
         """Queue one update.
 
         Args:
@@ -124,27 +146,40 @@ class TritonUpdate:
         """
         for buffer in buffers:
             assert buffer.dtype == torch.float32, f"float32 expected, not {buffer.dtype}"
-            assert buffer.numel() == self._numel, f"{buffer.numel()} elements, the shard has {self._numel}"
+            assert buffer.numel() == self._numel, (
+                f"{buffer.numel()} elements, the shard has {self._numel}"
+            )
         data, grad, *state = buffers
         options = {"BLOCK": BLOCK, "num_warps": NUM_WARPS}
         if self._known_norm is not None:
             sums = self._known_norm.square().reshape(1)
         else:
-            sum_squares_kernel[(len(self._grad_sums),)](grad, self._grad_sums, self._numel, **options)
+            sum_squares_kernel[(len(self._grad_sums),)](
+                grad, self._grad_sums, self._numel, **options
+            )
             sums = self._grad_sums
             if self._layout.size > 1:
                 sums = self._layout.all_reduce_sum(sums.sum().reshape(1))
         begin_kernel[(1,)](
-            *(sums, len(sums), self._constants, self.updates, self.grad_norm, self._scalars), BLOCK=SUM_BLOCK
+            *(sums, len(sums), self._constants, self.updates, self.grad_norm, self._scalars),
+            BLOCK=SUM_BLOCK,
         )
         common = (self.grad_norm, self._scalars, self.lr, self._numbers)
         adam = options | {"SCALING": self._scaling}
         if self._scaling:
             self._all.launch(
-                first_pass_kernel, *buffers, None, *self._block_sums, *self._all.columns[:3], *common, **adam
+                first_pass_kernel,
+                *buffers,
+                None,
+                *self._block_sums,
+                *self._all.columns[:3],
+                *common,
+                **adam,
             )
             owners = (self._sums.shape[1],)
-            owner_sums_kernel[owners](*self._block_sums, self._first_blocks, *self._sums, BLOCK=SUM_BLOCK)
+            owner_sums_kernel[owners](
+                *self._block_sums, self._first_blocks, *self._sums, BLOCK=SUM_BLOCK
+            )
             self._layout.all_reduce_sum(self._sums)
         for index, tables in enumerate(self._by_block):
             if self._formulas != ADAM.value:
@@ -152,9 +187,27 @@ class TritonUpdate:
                 arguments = (data, grad, *states, copy, self.updates, *tables.columns[:3], *common)
                 tables.launch(one_pass_kernel, *arguments, FORMULAS=self._formulas, **options)
             elif self._scaling:
-                tables.launch(second_pass_kernel, data, *state, copy, *self._sums, *tables.columns, *common, **adam)
+                tables.launch(
+                    second_pass_kernel,
+                    data,
+                    *state,
+                    copy,
+                    *self._sums,
+                    *tables.columns,
+                    *common,
+                    **adam,
+                )
             else:
-                tables.launch(first_pass_kernel, *buffers, copy, None, None, *tables.columns[:3], *common, **adam)
+                tables.launch(
+                    first_pass_kernel,
+                    *buffers,
+                    copy,
+                    None,
+                    None,
+                    *tables.columns[:3],
+                    *common,
+                    **adam,
+                )
             after_block(index)
 
 
@@ -163,7 +216,10 @@ def aligned_runs(offsets: np.ndarray, lengths: np.ndarray) -> list[tuple[int, in
     not a multiple of `MAX_ALIGNMENT`, and of the others. One odd parameter must not slow down those before it."""
     units = np.gcd(np.gcd(offsets, lengths), MAX_ALIGNMENT)
     first_odd = int(np.argmax(np.append(units, 0) < MAX_ALIGNMENT))
-    runs = (0, first_odd, MAX_ALIGNMENT), (first_odd, len(units) - first_odd, int(np.gcd.reduce(units[first_odd:])))
+    runs = (
+        (0, first_odd, MAX_ALIGNMENT),
+        (first_odd, len(units) - first_odd, int(np.gcd.reduce(units[first_odd:]))),
+    )
     return [run for run in runs if run[1]]
 
 
@@ -208,7 +264,9 @@ def begin_kernel(sums, num_sums, constants, updates, grad_norm, scalars, BLOCK: 
         count = tl.load(updates) + 1
         tl.store(updates, count)
         limit = tl.load(constants + 2)
-        tl.store(scalars, tl.where(limit > 0.0, limit / tl.maximum(norm, limit), 1.0).to(tl.float32))
+        tl.store(
+            scalars, tl.where(limit > 0.0, limit / tl.maximum(norm, limit), 1.0).to(tl.float32)
+        )
         time = count.to(tl.float64)
         correction_1 = 1.0 / (1.0 - tl.exp(time * tl.load(constants)))
         correction_2 = 1.0 / (1.0 - tl.exp(time * tl.load(constants + 1)))
@@ -256,8 +314,13 @@ def first_pass_kernel(
         block = first_block + tl.program_id(0)
         place, inside = _block_places(offsets, lengths, block, BLOCK, ALIGNMENT)
         g = tl.load(grad + place, mask=inside, other=0.0) * tl.load(scalars)
-        m = tl.load(exp_avg + place, mask=inside, other=0.0) * tl.load(numbers) + tl.load(numbers + 1) * g
-        v = tl.load(exp_avg_sq + place, mask=inside, other=0.0) * tl.load(numbers + 2) + tl.load(numbers + 3) * (g * g)
+        m = (
+            tl.load(exp_avg + place, mask=inside, other=0.0) * tl.load(numbers)
+            + tl.load(numbers + 1) * g
+        )
+        v = tl.load(exp_avg_sq + place, mask=inside, other=0.0) * tl.load(numbers + 2) + tl.load(
+            numbers + 3
+        ) * (g * g)
         tl.store(exp_avg + place, m, mask=inside)
         tl.store(exp_avg_sq + place, v, mask=inside)
         if SCALING == RMS:
@@ -300,7 +363,12 @@ def one_pass_kernel(
     if tl.load(grad_norm) < float("inf"):
         block = first_block + tl.program_id(0)
         place, inside = _block_places(offsets, lengths, block, BLOCK, ALIGNMENT)
-        beta, share, eps, rate = tl.load(numbers), tl.load(numbers + 1), tl.load(numbers + 4), tl.load(lr)
+        beta, share, eps, rate = (
+            tl.load(numbers),
+            tl.load(numbers + 1),
+            tl.load(numbers + 4),
+            tl.load(lr),
+        )
         decay = tl.where(tl.load(decays + block) != 0, tl.load(numbers + 5), 0.0)
         g = tl.load(grad + place, mask=inside, other=0.0) * tl.load(scalars)
         weight = tl.load(data + place, mask=inside, other=0.0)
@@ -328,7 +396,9 @@ def one_pass_kernel(
 
 
 @triton.jit
-def owner_sums_kernel(block_sums_1, block_sums_2, first_blocks, sums_1, sums_2, BLOCK: tl.constexpr):
+def owner_sums_kernel(
+    block_sums_1, block_sums_2, first_blocks, sums_1, sums_2, BLOCK: tl.constexpr
+):
     """Add the block sums of each parameter in order. Grid: G.
 
     block_sums_1, block_sums_2: float32 [B]; first_blocks: int32 [G+1]; sums_1, sums_2: float64 [G].
@@ -374,5 +444,7 @@ def second_pass_kernel(
             usable = sum_1 > 0.0
         else:
             usable = (sum_1 > 0.0) & (sum_2 > 0.0) & is_decayed
-        scale = (tl.sqrt(tl.where(usable, sum_1, 1.0)) / tl.sqrt(tl.where(usable, sum_2, 1.0))).to(tl.float32)
+        scale = (tl.sqrt(tl.where(usable, sum_1, 1.0)) / tl.sqrt(tl.where(usable, sum_2, 1.0))).to(
+            tl.float32
+        )
         _store_weight(data, copy, place, inside, weight - tl.load(lr) * (scale * update))

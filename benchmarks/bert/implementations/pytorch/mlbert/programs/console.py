@@ -12,7 +12,14 @@ from rich import box
 from rich.console import Console
 from rich.filesize import pick_unit_and_suffix
 from rich.markup import escape
-from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
@@ -36,12 +43,17 @@ def safe(text: object) -> str:
 def printable(text: str) -> str:
     """Return text without control characters, shortened if very long."""
     cut = text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
-    return "".join(letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in cut)
+    return "".join(
+        letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}"
+        for letter in cut
+    )
 
 
 def new_table(title: str, texts: Sequence[str], numbers: Sequence[str] = ()) -> Table:
     """Return a table that fits the console: text columns fold to make room for numbers. ``title`` is Rich markup."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = Table(
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
+    )
     for name in texts:
         table.add_column(name, overflow="fold")
     for name in numbers:
@@ -126,7 +138,11 @@ class _Lines(Progress):
 
         def show() -> None:
             seconds = time.monotonic() - started
-            share = f"{100 * done / total:.0f} % of {_amount(total, unit)}" if total else _amount(done, unit)
+            share = (
+                f"{100 * done / total:.0f} % of {_amount(total, unit)}"
+                if total
+                else _amount(done, unit)
+            )
             if not done or not total:
                 self(f"{name}: {share}, {short_duration(seconds)} so far")
                 return
@@ -141,7 +157,9 @@ class _Lines(Progress):
         if seconds < 1:
             self(f"{name}: {_amount(done, unit)}")
         else:
-            self(f"{name}: {_amount(done, unit)} in {short_duration(seconds)}, {_amount(done / seconds, unit)}/s")
+            self(
+                f"{name}: {_amount(done, unit)} in {short_duration(seconds)}, {_amount(done / seconds, unit)}/s"
+            )
 
 
 class _Bars(_Lines):
@@ -178,7 +196,9 @@ def _amount(count: float, unit: str) -> str:
     """Format a count with a decimal prefix, such as ``1.5 GB`` or ``12.3 M sequences``."""
     size, prefix = pick_unit_and_suffix(count, ["", "k", "M", "G", "T"], 1000)  # type: ignore[arg-type]
     number = f"{count:.0f}" if not prefix and count == int(count) else f"{count / size:.3g}"
-    return f"{number} {prefix}B" if unit == "bytes" else f"{number} {prefix} {unit}".replace("  ", " ")
+    return (
+        f"{number} {prefix}B" if unit == "bytes" else f"{number} {prefix} {unit}".replace("  ", " ")
+    )
 
 
 def short_duration(seconds: float) -> str:

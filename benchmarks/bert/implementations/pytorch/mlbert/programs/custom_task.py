@@ -25,7 +25,14 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.config.resolution import resolve
 from mlbert.config.section import is_number
 from mlbert.data.formats.manifest import write_json
-from mlbert.data.formats.tasks import TaskForm, TaskRows, column_names, read_columns, read_evaluation, read_training
+from mlbert.data.formats.tasks import (
+    TaskForm,
+    TaskRows,
+    column_names,
+    read_columns,
+    read_evaluation,
+    read_training,
+)
 from mlbert.data.formats.tokenizer import TOKENIZER_CONFIG, VOCAB_FILE, Tokenizer
 from mlbert.data.loading.tasks import encode
 from mlbert.distributed.lifecycle import FAILED, SUCCEEDED, SUCCESS
@@ -45,14 +52,23 @@ from mlbert.runs.progress import NO_LIMIT, Pace
 from mlbert.runs.run_folder import RunFolder
 from mlbert.training.experiment import RunOptions, run_experiment
 
-MOST_CLASSES = 20  # of a guessed label, of integers that are taken for classes, and of a printed matrix
+MOST_CLASSES = (
+    20  # of a guessed label, of integers that are taken for classes, and of a printed matrix
+)
 HELD_OUT = 5  # one row of so many
 RATE = 5e-5 * 768  # highest learning rate times hidden size
 DROPOUT = 0.1  # at least: few rows are learnt by heart without it
 WARMUP = 0.06  # fraction of the training
 
 
-def finetune(start: Path, train: Path, held_out: Path | None, form: TaskForm, seconds: float | None, out: Path) -> int:
+def finetune(
+    start: Path,
+    train: Path,
+    held_out: Path | None,
+    form: TaskForm,
+    seconds: float | None,
+    out: Path,
+) -> int:
     """Run the whole command and return the exit status.
 
     Args:
@@ -64,18 +80,26 @@ def finetune(start: Path, train: Path, held_out: Path | None, form: TaskForm, se
     """
     world, console = World.identify(environment()), Console()
     if world.world_size > 1:
-        raise UserError("command.launcher", "mlbert finetune --from", "runs as one process", "Start it directly")
+        raise UserError(
+            "command.launcher", "mlbert finetune --from", "runs as one process", "Start it directly"
+        )
     say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
     model, _, tokenizer = open_model(start)
     rows, evaluation, number = _read_rows(train, held_out, form, out)
     folder = RunFolder.at(out, number).folder
-    what = f"{len(rows.classes)} classes: {', '.join(rows.classes[:MOST_CLASSES])}" if rows.classes else "numbers"
+    what = (
+        f"{len(rows.classes)} classes: {', '.join(rows.classes[:MOST_CLASSES])}"
+        if rows.classes
+        else "numbers"
+    )
     say(f"columns: text {', '.join(form.text_columns)}; label {form.label_column} ({what})")
     say(f"rows: {len(rows):,} to train on, {len(evaluation):,} held out")
     if both := set(joined_texts(rows)).intersection(joined_texts(evaluation)):
         say(f"warning: {len(both)} texts to evaluate on are also trained on")
     plan = make_plan(rows, model.config, tokenizer, seconds)
-    batch, length, rate = (plan[name] for name in ("train_batch_size", "max_seq_length", "learning_rate"))
+    batch, length, rate = (
+        plan[name] for name in ("train_batch_size", "max_seq_length", "learning_rate")
+    )
     say(f"training: {batch} rows a step, at most {length} tokens a row, learning rate {rate:.1e}")
     values = plan | {
         "recipe": classification.RECIPE.name,
@@ -93,8 +117,16 @@ def finetune(start: Path, train: Path, held_out: Path | None, form: TaskForm, se
         "label_column": form.label_column,
         "num_labels": max(1, len(rows.classes)),
     }
-    resolved = resolve(classification.RECIPE, {}, given={name: (value, "finetune") for name, value in values.items()})
-    pace = None if seconds is None else Pace(seconds, WARMUP, 1 - WARMUP, max(1.0, seconds / 8), math.inf)
+    resolved = resolve(
+        classification.RECIPE,
+        {},
+        given={name: (value, "finetune") for name, value in values.items()},
+    )
+    pace = (
+        None
+        if seconds is None
+        else Pace(seconds, WARMUP, 1 - WARMUP, max(1.0, seconds / 8), math.inf)
+    )
     outcome = run_experiment(resolved, world, console, RunOptions(pace, mlperf_log=False))
     if outcome.status != SUCCESS:
         say(f"stopped: {outcome.reason}")
@@ -122,22 +154,35 @@ def find_form(path: Path, text: str | None, label: str | None, as_numbers: bool 
     """
     texts = tuple(name.strip() for name in text.split(",")) if text else ()
     if label in texts:
-        raise UserError("config.conflict", f"--label {label}", "is also the text", "Name two different columns")
+        raise UserError(
+            "config.conflict", f"--label {label}", "is also the text", "Name two different columns"
+        )
     names = list(dict.fromkeys([*texts, *([label] if label else []), *column_names(path)]))
     if len(names) < 2:
-        raise UserError("data.columns", path, f"has only the column {names[0]!r}", "Separate columns by commas")
+        raise UserError(
+            "data.columns", path, f"has only the column {names[0]!r}", "Separate columns by commas"
+        )
     columns = dict(zip(names, read_columns(path, names).columns, strict=True))
     counts = {name: len(set(values)) for name, values in columns.items() if name not in texts}
     if label is None:
         named = [name for name in counts if name.lower() in LABEL_NAMES]
         likely = named or [name for name, count in counts.items() if 1 < count <= MOST_CLASSES]
         if not likely:
-            raise UserError("config.ambiguous", path, f"which of {', '.join(names)} is the label?", "Name it: --label")
+            raise UserError(
+                "config.ambiguous",
+                path,
+                f"which of {', '.join(names)} is the label?",
+                "Name it: --label",
+            )
         label = min(likely, key=lambda name: counts[name])
     if not texts:
         others = [name for name in names if name != label]
         longest = max(others, key=lambda name: sum(map(len, columns[name])))
-        texts = max((known for known in TEXT_NAMES if set(known) <= set(others)), key=len, default=(longest,))
+        texts = max(
+            (known for known in TEXT_NAMES if set(known) <= set(others)),
+            key=len,
+            default=(longest,),
+        )
     if as_numbers is None:  # fractions, or many different values
         values = {word.strip() for word in columns[label]}
         as_numbers = all(map(is_number, values)) and (
@@ -145,11 +190,15 @@ def find_form(path: Path, text: str | None, label: str | None, as_numbers: bool 
         )
     if not as_numbers and counts[label] > max(MOST_CLASSES, len(columns[label]) // 2):
         reason = f"{label!r} has {counts[label]} different values in {len(columns[label])} rows"
-        raise UserError("data.labels", path, reason, "Name another column with --label, or give --numbers")
+        raise UserError(
+            "data.labels", path, reason, "Name another column with --label, or give --numbers"
+        )
     return TaskForm(texts, label, 1 if as_numbers else None)
 
 
-def _read_rows(train: Path, held_out: Path | None, form: TaskForm, out: Path) -> tuple[TaskRows, TaskRows, int]:
+def _read_rows(
+    train: Path, held_out: Path | None, form: TaskForm, out: Path
+) -> tuple[TaskRows, TaskRows, int]:
     """Return the rows to train and to evaluate on, and the number of the run, whose folder is created in ``out``; rows
     that are drawn are written there. Raises UserError as `read_training` and `read_evaluation`."""
     rows = read_training(train, form)
@@ -189,7 +238,11 @@ def draw_held_out(rows: TaskRows) -> np.ndarray:
     there are too few rows."""
     assert rows.labels is not None
     texts, held, generator = joined_texts(rows), set[str](), random.Random(1)
-    label_of = dict(zip(texts, rows.labels.tolist(), strict=True)) if rows.classes else dict.fromkeys(texts, 0.0)
+    label_of = (
+        dict(zip(texts, rows.labels.tolist(), strict=True))
+        if rows.classes
+        else dict.fromkeys(texts, 0.0)
+    )
     for label in sorted(set(label_of.values())):
         members = [text for text, value in label_of.items() if value == label]
         held.update(generator.sample(members, len(members) // HELD_OUT))
@@ -199,11 +252,17 @@ def draw_held_out(rows: TaskRows) -> np.ndarray:
     return np.array([text in held for text in texts])
 
 
-def make_plan(rows: TaskRows, shape: BertConfig, tokenizer: Tokenizer, seconds: float | None) -> dict[str, Any]:
+def make_plan(
+    rows: TaskRows, shape: BertConfig, tokenizer: Tokenizer, seconds: float | None
+) -> dict[str, Any]:
     """Return settings: length and batch for the rows, the rate for the model, and when to evaluate and to end."""
-    length = 8 * math.ceil(np.quantile(encode(rows.first(20_000), tokenizer, 1 << 15).lengths, 0.99) / 8)
+    length = 8 * math.ceil(
+        np.quantile(encode(rows.first(20_000), tokenizer, 1 << 15).lengths, 0.99) / 8
+    )
     batch, interval = min(16, len(rows)), len(rows)
-    steps = math.ceil(len(rows) / batch) * max(3, min(10, round(1000 * batch / len(rows))))  # 3 to 10 passes
+    steps = math.ceil(len(rows) / batch) * max(
+        3, min(10, round(1000 * batch / len(rows)))
+    )  # 3 to 10 passes
     schedule: dict[str, Any] = {"warmup_proportion": WARMUP}
     if seconds is not None:
         steps = interval = NO_LIMIT
@@ -236,16 +295,29 @@ def report(folder: Path, train: TaskRows, evaluation: TaskRows) -> tuple[list[Ta
     assert labels is not None
     found, note = baselines(train, evaluation)
     (words,) = read_columns(folder / task_model.PREDICTIONS, ["prediction"]).columns
-    found["this model"] = np.array([classes.index(word) if classes else float(word) for word in words])
-    tables = [new_table("held-out rows", [""], ["accuracy", "mean F1"] if classes else ["RMSE", "Spearman"])]
+    found["this model"] = np.array(
+        [classes.index(word) if classes else float(word) for word in words]
+    )
+    tables = [
+        new_table(
+            "held-out rows", [""], ["accuracy", "mean F1"] if classes else ["RMSE", "Spearman"]
+        )
+    ]
     for name, values in found.items():
-        tables[0].add_row(safe(name), *(f"{score:.4f}" for score in _scores(values, labels, len(classes))))
+        tables[0].add_row(
+            safe(name), *(f"{score:.4f}" for score in _scores(values, labels, len(classes)))
+        )
     if classes:
-        counts, names = confusion(found["this model"], labels, len(classes)), [safe(name) for name in classes]
+        counts, names = (
+            confusion(found["this model"], labels, len(classes)),
+            [safe(name) for name in classes],
+        )
         of_class = new_table("classes", [""], [*(scores := class_scores(counts)), "rows"])
         matrix = new_table("label (line) and prediction (column)", [""], names)
         for i, name in enumerate(names):
-            of_class.add_row(name, *(f"{score[i]:.4f}" for score in scores.values()), str(counts[i].sum()))
+            of_class.add_row(
+                name, *(f"{score[i]:.4f}" for score in scores.values()), str(counts[i].sum())
+            )
             matrix.add_row(name, *map(str, counts[i]))
         tables += [of_class, matrix][: 2 if len(classes) <= MOST_CLASSES else 1]
     return tables, note
@@ -254,7 +326,9 @@ def report(folder: Path, train: TaskRows, evaluation: TaskRows) -> tuple[list[Ta
 def _scores(predicted: np.ndarray, labels: np.ndarray, num_classes: int) -> tuple[float, float]:
     """Return accuracy and mean F1 of the classes that occur; for numbers RMSE and Spearman's correlation."""
     if not num_classes:
-        return float(np.sqrt(np.mean((predicted - labels) ** 2))), correlations(predicted, labels)["spearman"]
+        return float(np.sqrt(np.mean((predicted - labels) ** 2))), correlations(predicted, labels)[
+            "spearman"
+        ]
     counts = confusion(predicted, labels, num_classes)
     return counts.trace() / counts.sum(), class_scores(counts)["F1"][counts.sum(axis=1) > 0].mean()
 
@@ -263,7 +337,9 @@ def baselines(train: TaskRows, evaluation: TaskRows) -> tuple[dict[str, np.ndarr
     """Return the predictions of simple methods by name, and a note on what is missing."""
     assert train.labels is not None
     most = np.bincount(train.labels.astype(int)).argmax() if train.classes else 0
-    name, value = (train.classes[most], most) if train.classes else ("the mean", train.labels.mean())
+    name, value = (
+        (train.classes[most], most) if train.classes else ("the mean", train.labels.mean())
+    )
     found = {f"always {name}": np.full(len(evaluation), value)}
     try:
         from sklearn.feature_extraction.text import TfidfVectorizer
@@ -275,6 +351,8 @@ def baselines(train: TaskRows, evaluation: TaskRows) -> tuple[dict[str, np.ndarr
         return found, f"For a TF-IDF baseline: {install_words('finetune')}"
     except ValueError as error:  # the texts have no words
         return found, f"no TF-IDF baseline: {error}"
-    name, model = ("logistic", LogisticRegression(max_iter=1000)) if train.classes else ("ridge", Ridge())
+    name, model = (
+        ("logistic", LogisticRegression(max_iter=1000)) if train.classes else ("ridge", Ridge())
+    )
     predicted = model.fit(features, train.labels).predict(words.transform(joined_texts(evaluation)))
     return {**found, f"TF-IDF + {name} regression": predicted}, ""

@@ -17,10 +17,21 @@ from dataclasses import dataclass
 from mlbert.config.bert_config import BertConfig
 from mlbert.host.errors import UserError
 
-SIZES = {"tiny": (2, 128), "small": (4, 256), "medium": (6, 384), "base": (12, 768)}  # layers, hidden size
+SIZES = {
+    "tiny": (2, 128),
+    "small": (4, 256),
+    "medium": (6, 384),
+    "base": (12, 768),
+}  # layers, hidden size
 FLOPS_A_CORE = 40e9  # if no speed was measured: a guess for training on one core
-MASK_RATE, EVAL_MASK_RATE = 0.30, 0.15  # fraction of tokens to predict in training and in evaluation
-LEARNING_RATES = {"muon": (1e-2, 1.0), "stableadamw": (3e-3, 0.5)}  # at a hidden size of 128; power of 128 / size
+MASK_RATE, EVAL_MASK_RATE = (
+    0.30,
+    0.15,
+)  # fraction of tokens to predict in training and in evaluation
+LEARNING_RATES = {
+    "muon": (1e-2, 1.0),
+    "stableadamw": (3e-3, 0.5),
+}  # at a hidden size of 128; power of 128 / size
 BETAS, EPSILON, WEIGHT_DECAY = (0.9, 0.98), 1e-6, 0.01
 INITIALIZER_RANGE = 0.05  # standard deviation of randomly initialized matrices
 WARMUP, DECAY = 0.02, 0.5  # fractions of the updates
@@ -93,7 +104,9 @@ class Choice:
     decay: int
 
 
-def choose(corpus_tokens: int, seconds: float, size: str = "auto", flops_per_second: float = FLOPS_A_CORE) -> Choice:
+def choose(
+    corpus_tokens: int, seconds: float, size: str = "auto", flops_per_second: float = FLOPS_A_CORE
+) -> Choice:
     """Choose settings for a text and a training time.
 
     Args:
@@ -105,15 +118,22 @@ def choose(corpus_tokens: int, seconds: float, size: str = "auto", flops_per_sec
     Raises UserError: the time is too short for the size.
     """
     shapes = {name: _shape(corpus_tokens, *numbers) for name, numbers in SIZES.items()}
-    tokens = {name: seconds * (flops_per_second / shape.flops_a_token) for name, shape in shapes.items()}
+    tokens = {
+        name: seconds * (flops_per_second / shape.flops_a_token) for name, shape in shapes.items()
+    }
     needed = LEAST_UPDATES * LEAST_SEQUENCES * SEQUENCE_LENGTH
     if size not in ("auto", "tiny") and tokens[size] < needed:
         fitting = next(name for name in reversed(SIZES) if tokens[name] >= needed or name == "tiny")
         reason = f"cannot do {LEAST_UPDATES} steps in this time on this machine"
-        remedy = f"Use --size {fitting}, or --minutes {math.ceil(seconds * needed / tokens[size] / 60)}"
+        remedy = (
+            f"Use --size {fitting}, or --minutes {math.ceil(seconds * needed / tokens[size] / 60)}"
+        )
         raise UserError("config.range", f"--size {size}", reason, remedy)
     if size == "auto":
-        size = next((name for name in reversed(SIZES) if tokens[name] >= 10 * shapes[name].parameters), "tiny")
+        size = next(
+            (name for name in reversed(SIZES) if tokens[name] >= 10 * shapes[name].parameters),
+            "tiny",
+        )
     # 2,048 tokens per update, and more only in long runs (over 3,000 updates).
     target = tokens[size] / 10_000 / SEQUENCE_LENGTH
     sequences = max(LEAST_SEQUENCES, min(256, 1 << max(0, round(target)).bit_length()))
@@ -138,5 +158,7 @@ def learning_rate(optimizer: str, hidden: int) -> float:
 
 
 def _shape(corpus_tokens: int, layers: int, hidden: int) -> SizeShape:
-    vocabulary = 4096 if corpus_tokens < 20_000_000 or hidden < 256 else 8192 if hidden < 768 else 16384
+    vocabulary = (
+        4096 if corpus_tokens < 20_000_000 or hidden < 256 else 8192 if hidden < 768 else 16384
+    )
     return SizeShape(layers, hidden, vocabulary)

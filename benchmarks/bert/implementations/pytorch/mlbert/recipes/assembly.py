@@ -64,7 +64,9 @@ class Compute:
     ops: str
 
 
-def choose_compute(configuration: Configuration, device: torch.device, warn: Callable[[str], None]) -> Compute:
+def choose_compute(
+    configuration: Configuration, device: torch.device, warn: Callable[[str], None]
+) -> Compute:
     """Select the ops for this process. Raise UserError if the device or the model does not support the settings."""
     config = configuration[ComputeConfig]
     dtype = compute_dtype(config.precision, device)
@@ -80,11 +82,17 @@ def choose_compute(configuration: Configuration, device: torch.device, warn: Cal
         chosen = {"model": "transformers", "masked_cross_entropy": chosen["masked_cross_entropy"]}
     if products and device.type == "cpu":
         warn(f"PRECISION={config.precision} on a CPU is for tests: slower than bf16")
-    return Compute(dtype, products, config.precision if products else str(dtype), json.dumps(chosen))
+    return Compute(
+        dtype, products, config.precision if products else str(dtype), json.dumps(chosen)
+    )
 
 
 def start_weights(
-    model: AnyModel, config: ModelConfig, seed: int, device: torch.device, warn: Callable[[str], None]
+    model: AnyModel,
+    config: ModelConfig,
+    seed: int,
+    device: torch.device,
+    warn: Callable[[str], None],
 ) -> AnyModel:
     """Initialize the weights, move the model to the device, and load INIT_CHECKPOINT if it is set.
 
@@ -102,7 +110,9 @@ def start_weights(
 MakeModel = Callable[[Configuration, BertConfig, Compute], AnyModel]
 
 
-def make_pre_training(config: Configuration, shape: BertConfig, compute: Compute) -> BertForPreTraining:
+def make_pre_training(
+    config: Configuration, shape: BertConfig, compute: Compute
+) -> BertForPreTraining:
     """Return our model with both heads, uninitialized."""
     return BertForPreTraining(shape, compute.dtype, fp8_products=compute.products)
 
@@ -128,7 +138,9 @@ def start_model(
     """Return a model with its starting weights, and how it computes. Raise UserError as `choose_compute` and
     `start_weights` do."""
     compute = choose_compute(config, world.device, warn)
-    return start_weights(make(config, shape, compute), config[ModelConfig], seed, world.device, warn), compute
+    return start_weights(
+        make(config, shape, compute), config[ModelConfig], seed, world.device, warn
+    ), compute
 
 
 def build_stored_evaluation(
@@ -166,7 +178,9 @@ def refuse_bucket_clipping(config: DistributedConfig) -> None:
     """Raise UserError if the settings clip each gradient bucket separately."""
     if config.gradient_clipping == "buckets":
         reason = "is the way of RECIPE=ddp_adam"
-        raise UserError("config.conflict", "GRADIENT_CLIPPING=buckets", reason, "Set after or before")
+        raise UserError(
+            "config.conflict", "GRADIENT_CLIPPING=buckets", reason, "Set after or before"
+        )
 
 
 def build_replicated_update(
@@ -188,7 +202,11 @@ def build_replicated_update(
     Raises:
         UserError: the settings ask for a sharded optimizer, or for clipping by bucket without `clip_buckets`.
     """
-    optimizer, distributed, compute = config[OptimizerConfig], config[DistributedConfig], config[ComputeConfig]
+    optimizer, distributed, compute = (
+        config[OptimizerConfig],
+        config[DistributedConfig],
+        config[ComputeConfig],
+    )
     for name, value in (("SHARDED_OPTIMIZER", "off"), ("WEIGHTS_ALLGATHER", "fp32")):
         if (given := getattr(distributed, name.lower())) != value:
             reason = f"every rank of {recipe} updates everything"
@@ -197,10 +215,16 @@ def build_replicated_update(
         refuse_bucket_clipping(distributed)
     loss_scale = LossScale.of(compute, world.device)
     flat = FlatParameters(model.ordered_parameters(), decayed=methods.decayed(optimizer))
-    buckets = cut_buckets(flat.offsets, flat.numel, distributed.bucket_mib * 2**20 // flat.grad.element_size())
+    buckets = cut_buckets(
+        flat.offsets, flat.numel, distributed.bucket_mib * 2**20 // flat.grad.element_size()
+    )
     gradients = flat.parameters, flat.grad, flat.offsets, world, buckets
     limit, options = optimizer.max_grad_norm, reduction_options(config, loss_scale)
-    if clip_buckets is not None and distributed.gradient_clipping == "buckets" and limit is not None:
+    if (
+        clip_buckets is not None
+        and distributed.gradient_clipping == "buckets"
+        and limit is not None
+    ):
         sync = clip_buckets(*gradients, max_norm=limit, **options)
     else:
         clip_before = limit if distributed.gradient_clipping == "before" else None
@@ -217,7 +241,12 @@ def reduction_options(config: Configuration, loss_scale: LossScale | None) -> di
 
 
 def make_method(
-    config: Configuration, inputs: Any, compute: Compute, update: Update, identity: Mapping[str, object], **objects: Any
+    config: Configuration,
+    inputs: Any,
+    compute: Compute,
+    update: Update,
+    identity: Mapping[str, object],
+    **objects: Any,
 ) -> Method:
     """Return the method.
 
@@ -253,9 +282,14 @@ def make_stored_method(
 ) -> Method:
     """Return the method of a recipe that trains on stored samples, or synthetic ones; arguments as in `make_method`.
     The data sets are not read before their ``open``."""
-    data, place = config[DataConfig], {"seed": seed, "rank": world.rank, "world_size": world.world_size}
+    data, place = (
+        config[DataConfig],
+        {"seed": seed, "rank": world.rank, "world_size": world.world_size},
+    )
     local = (world.local_rank, world.local_world_size)
-    source = make_source(data, inputs.shape, **place, group_size=exchange_group_size(data, world), local=local)
+    source = make_source(
+        data, inputs.shape, **place, group_size=exchange_group_size(data, world), local=local
+    )
     return make_method(
         config,
         inputs,
@@ -267,5 +301,7 @@ def make_stored_method(
         source=source,
         evaluation=make_evaluation_set(data, config[EvaluationConfig], inputs.shape, **place),
         static_shape=budget_of(data, source),
-        export=functools.partial(write_weights, model, vocabulary=inputs.vocabulary, lower_case=inputs.lower_case),
+        export=functools.partial(
+            write_weights, model, vocabulary=inputs.vocabulary, lower_case=inputs.lower_case
+        ),
     )

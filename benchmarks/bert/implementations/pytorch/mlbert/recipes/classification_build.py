@@ -12,7 +12,13 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.config.sections import Configuration
 from mlbert.data.formats import glue
 from mlbert.data.formats.order import RankSlice
-from mlbert.data.formats.tasks import TaskForm, TaskRows, form_of_task, read_evaluation, read_training
+from mlbert.data.formats.tasks import (
+    TaskForm,
+    TaskRows,
+    form_of_task,
+    read_evaluation,
+    read_training,
+)
 from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
 from mlbert.data.loading.config import DataConfig, TaskConfig, TextConfig
 from mlbert.data.loading.tasks import TaskEvalSet, TaskSource, budget_of
@@ -56,11 +62,17 @@ def _files(data: DataConfig, task_config: TaskConfig) -> tuple[TaskForm, Path, d
     if task_config.task is not None:
         form, task = form_of_task(task_config.task), glue.TASKS[task_config.task]
         return form, task.train_file(data.input_dir), task.evaluation_files(data.eval_dir)
-    columns = tuple(name.strip() for name in (task_config.text_columns or "").split(",") if name.strip())
+    columns = tuple(
+        name.strip() for name in (task_config.text_columns or "").split(",") if name.strip()
+    )
     if not columns or task_config.label_column is None:
         remedy = "Set them to the columns of the task's files, or set TASK"
         raise UserError("config.missing", "TEXT_COLUMNS", "and LABEL_COLUMN are not set", remedy)
-    return TaskForm(columns, task_config.label_column, task_config.num_labels), data.input_dir, {"": data.eval_dir}
+    return (
+        TaskForm(columns, task_config.label_column, task_config.num_labels),
+        data.input_dir,
+        {"": data.eval_dir},
+    )
 
 
 def inspect(config: Configuration) -> TaskInputs:
@@ -69,7 +81,9 @@ def inspect(config: Configuration) -> TaskInputs:
     data, text, model = config[DataConfig], config[TextConfig], config[ModelConfig]
     form, train_file, eval_files = _files(data, config[TaskConfig])
     train = read_training(train_file, form)
-    evaluations = {name: read_evaluation(path, form, train.classes) for name, path in eval_files.items()}
+    evaluations = {
+        name: read_evaluation(path, form, train.classes) for name, path in eval_files.items()
+    }
     most = config[EvaluationConfig].num_eval_examples
     if most is not None:
         evaluations = {name: rows.first(most) for name, rows in evaluations.items()}
@@ -90,20 +104,30 @@ def inspect(config: Configuration) -> TaskInputs:
         raise UserError("vocabulary.mismatch", f"TOKENIZER={text.tokenizer}", reason, remedy)
     if shape.position_embedding_type == "absolute" and length > shape.max_position_embeddings:
         reason = f"is more than the {shape.max_position_embeddings} positions of {model.bert_config_file}"
-        raise UserError("config.conflict", f"MAX_SEQ_LENGTH={length}", reason, "Set a smaller value")
+        raise UserError(
+            "config.conflict", f"MAX_SEQ_LENGTH={length}", reason, "Set a smaller value"
+        )
     identities = ",".join(rows.identity for rows in evaluations.values())
-    return TaskInputs(shape, train.identity, identities, length, 1.0, tokenizer, train, evaluations, card)
+    return TaskInputs(
+        shape, train.identity, identities, length, 1.0, tokenizer, train, evaluations, card
+    )
 
 
-def build(config: Configuration, inputs: TaskInputs, world: World, seed: int, warn: Callable[[str], None]) -> Method:
+def build(
+    config: Configuration, inputs: TaskInputs, world: World, seed: int, warn: Callable[[str], None]
+) -> Method:
     """Return the method's objects. Texts are tokenized in ``open``."""
-    for line in (line for rows in (inputs.train, *inputs.evaluations.values()) for line in rows.warnings):
+    for line in (
+        line for rows in (inputs.train, *inputs.evaluations.values()) for line in rows.warnings
+    ):
         warn(line)
     model, objective, evaluation = build_evaluation(config, world, seed, warn, inputs)
     compute = assembly.choose_compute(config, world.device, warn)
     data, text = config[DataConfig], config[TextConfig]
     update = assembly.build_replicated_update(config, model, world, "classification")
-    share = RankSlice(data.train_batch_size, data.gradient_accumulation_steps, world.rank, world.world_size)
+    share = RankSlice(
+        data.train_batch_size, data.gradient_accumulation_steps, world.rank, world.world_size
+    )
     source = TaskSource(
         inputs.train,
         inputs.tokenizer,
@@ -116,8 +140,12 @@ def build(config: Configuration, inputs: TaskInputs, world: World, seed: int, wa
     def export(folder: Path, facts: Mapping[str, object]) -> None:
         task_model.write_task_model(model, folder, facts, inputs.card, inputs.tokenizer)
         parts, found = list(inputs.evaluations.values()), objective.latest
-        task_model.write_predictions(folder / task_model.PREDICTIONS, parts, found[:, :2], inputs.card)
-        task_model.draw_confusion(folder / task_model.CONFUSION, found[:, 0], found[:, -1], inputs.card)
+        task_model.write_predictions(
+            folder / task_model.PREDICTIONS, parts, found[:, :2], inputs.card
+        )
+        task_model.draw_confusion(
+            folder / task_model.CONFUSION, found[:, 0], found[:, -1], inputs.card
+        )
 
     return assembly.make_method(
         config,
@@ -135,16 +163,28 @@ def build(config: Configuration, inputs: TaskInputs, world: World, seed: int, wa
 
 
 def make_classifier(
-    config: ModelConfig, max_seq_length: int | None, shape: BertConfig, num_labels: int, compute: Compute
+    config: ModelConfig,
+    max_seq_length: int | None,
+    shape: BertConfig,
+    num_labels: int,
+    compute: Compute,
 ) -> Classifier:
     """Return a model with ``num_labels`` outputs per sequence (1 for regression); see `assembly.make_masked_lm`."""
     if config.model_implementation == assembly.HUGGING_FACE:
-        return HuggingFaceForSequenceClassification(shape, num_labels, compute.dtype, max_seq_length)
-    return BertForSequenceClassification(shape, num_labels, compute.dtype, fp8_products=compute.products)
+        return HuggingFaceForSequenceClassification(
+            shape, num_labels, compute.dtype, max_seq_length
+        )
+    return BertForSequenceClassification(
+        shape, num_labels, compute.dtype, fp8_products=compute.products
+    )
 
 
 def build_evaluation(
-    config: Configuration, world: World, seed: int, warn: Callable[[str], None], inputs: TaskInputs | None = None
+    config: Configuration,
+    world: World,
+    seed: int,
+    warn: Callable[[str], None],
+    inputs: TaskInputs | None = None,
 ) -> tuple[Classifier, Classification | Regression, TaskEvalSet]:
     """Return the model with starting weights, the objective and the evaluation set. Raises UserError if the checkpoint
     is missing, damaged or of another shape, or METRIC is not one of the task's."""
@@ -153,7 +193,9 @@ def build_evaluation(
     num_labels = inputs.card.num_labels
     objective: Classification | Regression
     if inputs.card.classes:
-        objective = Classification(num_labels, "step", config[TaskConfig].metric or "accuracy", parts)
+        objective = Classification(
+            num_labels, "step", config[TaskConfig].metric or "accuracy", parts
+        )
     else:
         objective = Regression("step", config[TaskConfig].metric or "spearman", parts)
     evaluation = TaskEvalSet(
@@ -165,21 +207,34 @@ def build_evaluation(
         world_size=world.world_size,
     )
     compute = assembly.choose_compute(config, world.device, warn)
-    model = make_classifier(config[ModelConfig], inputs.card.max_seq_length, inputs.shape, num_labels, compute)
+    model = make_classifier(
+        config[ModelConfig], inputs.card.max_seq_length, inputs.shape, num_labels, compute
+    )
     _start(model, config[ModelConfig], seed, world, warn)
     return model, objective, evaluation
 
 
-def _start(model: Classifier, config: ModelConfig, seed: int, world: World, warn: Callable[[str], None]) -> None:
+def _start(
+    model: Classifier, config: ModelConfig, seed: int, world: World, warn: Callable[[str], None]
+) -> None:
     model.initialize(seed)
     model.to(world.device)
     if config.init_checkpoint is None:
         warn("warning: INIT_CHECKPOINT is none: all weights are initialized randomly")
         return
-    drawn = {name: p.detach().clone() for name, p in model.named_parameters() if name.startswith("classifier.")}
+    drawn = {
+        name: p.detach().clone()
+        for name, p in model.named_parameters()
+        if name.startswith("classifier.")
+    }
     missing = load_weights(model, config.init_checkpoint).missing
     with torch.no_grad():
-        for name, value in drawn.items():  # the checkpoint's classifier may be of the same size, but for another task
+        for (
+            name,
+            value,
+        ) in (
+            drawn.items()
+        ):  # the checkpoint's classifier may be of the same size, but for another task
             model.get_parameter(name).copy_(value)
     if any(name.startswith("bert.pooler.") for name in missing):
         warn(f"{config.init_checkpoint} has no pooler: it is initialized randomly")

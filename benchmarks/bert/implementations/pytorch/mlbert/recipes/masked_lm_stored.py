@@ -33,7 +33,9 @@ def inspect(config: Configuration) -> Any:
     length, positions = config[DataConfig].max_seq_length or 0, found.shape.max_position_embeddings
     if length > positions:
         problem = f"is more than the model's {positions} positions"
-        raise UserError("config.conflict", f"MAX_SEQ_LENGTH={length}", problem, "Set none, or a smaller value")
+        raise UserError(
+            "config.conflict", f"MAX_SEQ_LENGTH={length}", problem, "Set none, or a smaller value"
+        )
     return found
 
 

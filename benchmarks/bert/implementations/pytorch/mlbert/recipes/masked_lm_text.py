@@ -26,7 +26,9 @@ def inspect(config: Configuration) -> Any:
     """Inspect the inputs; see `mlbert.data.loading.text_run.inspect`."""
     from mlbert.data.loading import text_run  # reads data sets: not needed for --help
 
-    return text_run.inspect(config[ModelConfig], config[DataConfig], config[TextConfig], config[CorpusConfig])
+    return text_run.inspect(
+        config[ModelConfig], config[DataConfig], config[TextConfig], config[CorpusConfig]
+    )
 
 
 RECIPE = Recipe(

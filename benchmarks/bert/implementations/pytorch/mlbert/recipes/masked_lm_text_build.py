@@ -28,13 +28,19 @@ from mlbert.training.protocols import EvaluationSet, Method
 
 
 def build(
-    config: Configuration, found: PreTrainingInputs, world: World, seed: int, warn: Callable[[str], None]
+    config: Configuration,
+    found: PreTrainingInputs,
+    world: World,
+    seed: int,
+    warn: Callable[[str], None],
 ) -> Method:
     """Return the method's objects. The data sets are not read before their ``open``, except that a ModernBERT-style
     model is initialized from the token frequencies of the first training texts."""
     data, model_config = config[DataConfig], config[ModelConfig]
     texts = data, config[TextConfig], config[CorpusConfig]
-    model, compute = assembly.start_model(assembly.make_masked_lm, config, found.shape, world, seed, warn)
+    model, compute = assembly.start_model(
+        assembly.make_masked_lm, config, found.shape, world, seed, warn
+    )
     if found.shape.is_rotary and model_config.init_checkpoint is None:
         begin_with_frequencies(model, text_run.token_counts(*texts))
     update = assembly.build_replicated_update(config, model, world, "masked_lm_text")
@@ -42,7 +48,10 @@ def build(
         "model_implementation": model_config.model_implementation,
         "global_batch_size": data.train_batch_size * world.world_size,  # on any number of ranks
     }
-    evaluation, place = config[EvaluationConfig], dict[str, Any](rank=world.rank, world_size=world.world_size)
+    evaluation, place = (
+        config[EvaluationConfig],
+        dict[str, Any](rank=world.rank, world_size=world.world_size),
+    )
 
     def sum_over_ranks(rows: np.ndarray) -> np.ndarray:
         return world.all_reduce_sum(torch.from_numpy(rows)).numpy()
@@ -56,7 +65,11 @@ def build(
         model=model,
         objective=MaskedLM(scope="step"),
         source=text_run.make_source(
-            *texts, config[ScheduleConfig].max_steps, seed=seed, sum_over_ranks=sum_over_ranks, **place
+            *texts,
+            config[ScheduleConfig].max_steps,
+            seed=seed,
+            sum_over_ranks=sum_over_ranks,
+            **place,
         ),
         evaluation=text_run.make_evaluation_set(*texts, evaluation, **place),
         static_shape=text_run.budget_of(data, config[CorpusConfig]),
@@ -65,7 +78,11 @@ def build(
 
 
 def _export(
-    output_dir: Path, model: AnyBert, vocabulary: Path | None, folder: Path, facts: Mapping[str, object]
+    output_dir: Path,
+    model: AnyBert,
+    vocabulary: Path | None,
+    folder: Path,
+    facts: Mapping[str, object],
 ) -> None:
     """Write the weights, and LOGDIR/latest-rank0.pt if Composer's programs can load this model."""
     write_weights(model, folder, facts, vocabulary)
@@ -80,6 +97,8 @@ def build_evaluation(
     texts = config[DataConfig], config[TextConfig], config[CorpusConfig]
     shape = text_run.inspect(config[ModelConfig], *texts).shape
     rank, world_size = world.rank, world.world_size
-    samples = text_run.make_evaluation_set(*texts, config[EvaluationConfig], rank=rank, world_size=world_size)
+    samples = text_run.make_evaluation_set(
+        *texts, config[EvaluationConfig], rank=rank, world_size=world_size
+    )
     model, _ = assembly.start_model(assembly.make_masked_lm, config, shape, world, seed, warn)
     return model, MaskedLM(scope="step"), samples

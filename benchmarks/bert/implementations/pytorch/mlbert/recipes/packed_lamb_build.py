@@ -26,22 +26,34 @@ from mlbert.training.protocols import Method
 
 
 def build(
-    config: Configuration, inputs: PreTrainingInputs, world: World, seed: int, warn: Callable[[str], None]
+    config: Configuration,
+    inputs: PreTrainingInputs,
+    world: World,
+    seed: int,
+    warn: Callable[[str], None],
 ) -> Method:
     """Return the method's objects. The data sets are not read before their ``open``."""
-    model, compute = assembly.start_model(assembly.make_pre_training, config, inputs.shape, world, seed, warn)
+    model, compute = assembly.start_model(
+        assembly.make_pre_training, config, inputs.shape, world, seed, warn
+    )
     update, objective = _update(config, model, world), PreTraining(scope="step")
     identity = {"train_batch_size": config[DataConfig].train_batch_size, "ranks": world.world_size}
     run = config, inputs, world, seed, compute
     return assembly.make_stored_method(*run, update, identity, model=model, objective=objective)
 
 
-build_evaluation = functools.partial(assembly.build_stored_evaluation, assembly.make_pre_training, PreTraining)
+build_evaluation = functools.partial(
+    assembly.build_stored_evaluation, assembly.make_pre_training, PreTraining
+)
 
 
 def _update(config: Configuration, model: BertForPreTraining, world: World) -> Update:
     """Return the update, by every rank or sharded."""
-    optimizer, distributed, compute = config[OptimizerConfig], config[DistributedConfig], config[ComputeConfig]
+    optimizer, distributed, compute = (
+        config[OptimizerConfig],
+        config[DistributedConfig],
+        config[ComputeConfig],
+    )
     if distributed.sharded_optimizer == "off":
         if distributed.weights_allgather != "fp32":
             setting = f"WEIGHTS_ALLGATHER={distributed.weights_allgather}"
@@ -51,11 +63,20 @@ def _update(config: Configuration, model: BertForPreTraining, world: World) -> U
     assembly.refuse_bucket_clipping(distributed)
     loss_scale = LossScale.of(compute, world.device)
     groups = ShardGroups.of(distributed.sharded_optimizer, world)
-    flat = FlatParameters(model.ordered_parameters(), ShardLayout.multiple(groups), methods.decayed(optimizer))
+    flat = FlatParameters(
+        model.ordered_parameters(), ShardLayout.multiple(groups), methods.decayed(optimizer)
+    )
     grad = flat.padded_grad
-    layout = ShardLayout(grad.numel(), groups, distributed.bucket_mib * 2**20 // grad.element_size())
+    layout = ShardLayout(
+        grad.numel(), groups, distributed.bucket_mib * 2**20 // grad.element_size()
+    )
     clip_before = optimizer.max_grad_norm if distributed.gradient_clipping == "before" else None
-    gradients, options = (flat.parameters, grad, flat.offsets), assembly.reduction_options(config, loss_scale)
+    gradients, options = (
+        (flat.parameters, grad, flat.offsets),
+        assembly.reduction_options(config, loss_scale),
+    )
     sync = ShardedReducer(*gradients, world, layout, clip_before, **options)
     base_lr = config[ScheduleConfig].learning_rate
-    return Update(flat, sync, methods.make(optimizer, base_lr, distributed, compute, flat, layout), loss_scale)
+    return Update(
+        flat, sync, methods.make(optimizer, base_lr, distributed, compute, flat, layout), loss_scale
+    )

@@ -30,7 +30,9 @@ def find(name: str, peek: Callable[[str], str | None]) -> Recipe:
         return masked_lm_stored.RECIPE if says_none(peek("tokenizer")) else masked_lm_text.RECIPE
     if name == TENSORFLOW2:
         remedy = "Start benchmarks/bert/implementations/tensorflow2/run_pretraining.py, or run_and_time.sh"
-        raise UserError("config.unsupported", f"RECIPE={name}", "runs in TensorFlow, not here", remedy)
+        raise UserError(
+            "config.unsupported", f"RECIPE={name}", "runs in TensorFlow, not here", remedy
+        )
     if name not in RECIPES:
         known = [*RECIPES, MASKED_LM]
         near = nearest(name, known)

@@ -54,7 +54,9 @@ def time_unit(seconds: float) -> tuple[float, str]:
 
 def shorten(name: str, longest: int = _LONGEST_NAME) -> str:
     """Shorten a name to fit next to a figure: cut its middle, replace control characters."""
-    name = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)
+    name = "".join(
+        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name
+    )
     if len(name) <= longest:
         return name
     head = longest // 2
@@ -83,12 +85,25 @@ def _times_of_runs(result: Result) -> Chart | None:
 
     def paint(axes: Axes) -> None:
         colours, words = zip(*(_mark(result, run) for run, _ in runs), strict=True)
-        axes.barh(range(len(runs)), values, color=[COLOURS[name] for name in colours], height=_BAR, label=words)
+        axes.barh(
+            range(len(runs)),
+            values,
+            color=[COLOURS[name] for name in colours],
+            height=_BAR,
+            label=words,
+        )
         names = [shorten(f"run {run.name}", 16) for run, _ in runs]
-        label_rows(axes, [f"{name}: {value:.{digits}f}" for name, value in zip(names, values, strict=True)])
+        label_rows(
+            axes, [f"{name}: {value:.{digits}f}" for name, value in zip(names, values, strict=True)]
+        )
         mean = result.olympic_seconds
         if mean is not None and math.isfinite(mean):
-            _level(axes.axvline, mean / scale, f"olympic mean {mean / scale:.4g} {unit}", is_target=True)
+            _level(
+                axes.axvline,
+                mean / scale,
+                f"olympic mean {mean / scale:.4g} {unit}",
+                is_target=True,
+            )
         axes.set_xlabel(unit)
 
     return draw("Time to train of each run", paint, len(runs))
@@ -106,12 +121,18 @@ def samples_to_target(results: Sequence[Result]) -> Chart | None:
                 _paint_reference(axes, result.reference, len(results) == 1, *ends)
             if len(numbers) >= 4:
                 low, _, high = statistics.quantiles(numbers, n=4, method="inclusive")
-                look: dict[str, Any] = {"fill": False, "edgecolor": COLOURS["ink"], "linewidth": 1.0}
+                look: dict[str, Any] = {
+                    "fill": False,
+                    "edgecolor": COLOURS["ink"],
+                    "linewidth": 1.0,
+                }
                 axes.barh(row, high - low, 0.6, low, label="middle half of the runs", **look)
 
     means = [result.mean_samples for result in results]
     words = "samples to the target accuracy"
-    return _strips("Samples to the target, over seeds", results, values, means, words, "a run", decorate)
+    return _strips(
+        "Samples to the target, over seeds", results, values, means, words, "a run", decorate
+    )
 
 
 def _strips(
@@ -131,12 +152,26 @@ def _strips(
         logarithmic(axes, "x", [value for numbers in values for value in numbers])
         for row, (numbers, mean) in enumerate(zip(values, means, strict=True)):
             heights = [row + (index % 5 - 2) * 0.09 for index in range(len(numbers))]
-            look: dict[str, Any] = {"linestyle": "", "markeredgewidth": 0, "alpha": 0.8, "label": "_" if row else words}
-            axes.plot(numbers, heights, marker="o", markersize=5, color=COLOURS[f"s{row % SERIES}"], **look)
+            look: dict[str, Any] = {
+                "linestyle": "",
+                "markeredgewidth": 0,
+                "alpha": 0.8,
+                "label": "_" if row else words,
+            }
+            axes.plot(
+                numbers,
+                heights,
+                marker="o",
+                markersize=5,
+                color=COLOURS[f"s{row % SERIES}"],
+                **look,
+            )
             if mean is not None and math.isfinite(mean):
                 look = {"linestyle": "", "color": COLOURS["ink"], "label": "olympic mean"}
                 axes.plot(mean, row, marker="|", markersize=20, markeredgewidth=2, **look)
-        label_rows(axes, [shorten(result.system.name) if len(results) > 1 else "" for result in results])
+        label_rows(
+            axes, [shorten(result.system.name) if len(results) > 1 else "" for result in results]
+        )
         axes.margins(x=0.05)
         axes.set_xlabel(x_label)
         decorate(axes)
@@ -146,12 +181,20 @@ def _strips(
 
 def where_time_went(results: Sequence[Result]) -> Chart | None:
     """Draw stacked bars: per run, or per system in percent."""
-    times = [[(run.name, run.times) for run in result.runs if run.times is not None] for result in results]
-    parts = [[[getattr(part, name) or 0.0 for name, _, _ in _PARTS] for _, part in runs] for runs in times]
+    times = [
+        [(run.name, run.times) for run in result.runs if run.times is not None]
+        for result in results
+    ]
+    parts = [
+        [[getattr(part, name) or 0.0 for name, _, _ in _PARTS] for _, part in runs]
+        for runs in times
+    ]
     if not any(parts):
         return None
     if len(results) > 1:
-        labels = [shorten(result.system.name) for result, rows in zip(results, parts, strict=True) if rows]
+        labels = [
+            shorten(result.system.name) for result, rows in zip(results, parts, strict=True) if rows
+        ]
         widths = np.array([np.sum(rows, axis=0) for rows in parts if rows])
         widths[:, 0] = 0
         scale, unit = np.maximum(widths.sum(1, keepdims=True), 1e-9) / 100, "% of the time to train"
@@ -185,9 +228,13 @@ def _note_on_times(results: Sequence[Result]) -> str:
 
 def accuracy(results: Sequence[Result], over: str) -> Chart | None:
     """Draw the accuracy of all runs over ``samples`` or ``seconds``, with target and reference."""
-    curves = _curves(results, lambda _, run: [(getattr(e, over), e.accuracy) for e in run.evaluations])
+    curves = _curves(
+        results, lambda _, run: [(getattr(e, over), e.accuracy) for e in run.evaluations]
+    )
     values = [value for curve in curves for _, value in curve.points]
-    targets = sorted({result.target for result in results if result.target is not None})[:_MOST_TARGETS]
+    targets = sorted({result.target for result in results if result.target is not None})[
+        :_MOST_TARGETS
+    ]
     lone = results[0] if len(results) == 1 else None
     bottom = _near_target(values, targets) if over == "samples" else None
 
@@ -195,7 +242,10 @@ def accuracy(results: Sequence[Result], over: str) -> Chart | None:
         for value in targets:
             _level(axes.axhline, value, f"target {value:.4g}", is_target=True)
         if lone is not None:
-            paint_levels(axes, {name.replace("_", " "): value for name, value in lone.system.baselines.items()})
+            paint_levels(
+                axes,
+                {name.replace("_", " "): value for name, value in lone.system.baselines.items()},
+            )
         if lone is not None and lone.reference is not None and over == "samples":
             _paint_reference(axes, lone.reference)
         axes.set_ylim(bottom=bottom)
@@ -209,7 +259,11 @@ def _near_target(values: Sequence[float], targets: Sequence[float]) -> float | N
     if not values or not targets or min(values) >= targets[0]:
         return None
     height = targets[0] - min(values)
-    return None if statistics.median(values) < targets[0] - _CROWDED * height else targets[0] - _SHOWN * height
+    return (
+        None
+        if statistics.median(values) < targets[0] - _CROWDED * height
+        else targets[0] - _SHOWN * height
+    )
 
 
 def metric(results: Sequence[Result], name: str, title: str) -> Chart | None:
@@ -222,7 +276,9 @@ def speeds(results: Sequence[Result]) -> Chart | None:
     is_shared = len(results) > 1 and all(result.accelerators for result in results)
 
     def points(result: Result, run: ReportedRun) -> Points:
-        return [(at, speed / ((is_shared and result.accelerators) or 1)) for at, speed in run.speeds]
+        return [
+            (at, speed / ((is_shared and result.accelerators) or 1)) for at, speed in run.speeds
+        ]
 
     curves = _curves(results, points)
 
@@ -231,13 +287,25 @@ def speeds(results: Sequence[Result]) -> Chart | None:
         in_thousands(axes, "y")
 
     title = f"Samples per second{' and accelerator' if is_shared else ''} between evaluations"
-    mixed = [r.system.name for r in results if any(run.times and run.times.evaluation is None for run in r.runs)]
-    note = f"Includes evaluations, because the logs do not time them: {', '.join(mixed)}." if mixed else ""
+    mixed = [
+        r.system.name
+        for r in results
+        if any(run.times and run.times.evaluation is None for run in r.runs)
+    ]
+    note = (
+        f"Includes evaluations, because the logs do not time them: {', '.join(mixed)}."
+        if mixed
+        else ""
+    )
     return curve_chart(title, curves, "samples", decorate, note)
 
 
 def curve_chart(
-    title: str, curves: Sequence[Curve], over: str, decorate: Callable[[Axes], None] = lambda axes: None, note: str = ""
+    title: str,
+    curves: Sequence[Curve],
+    over: str,
+    decorate: Callable[[Axes], None] = lambda axes: None,
+    note: str = "",
 ) -> Chart | None:
     """Draw curves over ``samples`` or ``seconds``, thinned if there are too many points for a page; None without any.
 
@@ -254,8 +322,17 @@ def curve_chart(
         logarithmic(axes, "x", [end / scale for end in ends])
         for variable, words, points, dashes in curves:
             x, y = zip(*thin(points, most), strict=True) if points else ((), ())
-            look: dict[str, Any] = {"color": COLOURS[variable], "linestyle": dashes, "linewidth": 1.3, "alpha": 0.85}
-            look |= {"marker": "." if len(points) < _MOST_MARKED else "", "markersize": 4, "markeredgewidth": 0}
+            look: dict[str, Any] = {
+                "color": COLOURS[variable],
+                "linestyle": dashes,
+                "linewidth": 1.3,
+                "alpha": 0.85,
+            }
+            look |= {
+                "marker": "." if len(points) < _MOST_MARKED else "",
+                "markersize": 4,
+                "markeredgewidth": 0,
+            }
             # matplotlib leaves labels that begin with an underscore out of the legend.
             axes.plot([value / scale for value in x], y, label=f" {words}", **look)
         axes.set_xlabel("samples trained on" if over == "samples" else f"{unit} since run_start")
@@ -282,20 +359,38 @@ def sweep(found: Sequence[Estimate]) -> Chart:
     def paint(axes: Axes) -> None:
         logarithmic(axes, "x", gpus)
         logarithmic(axes, "y", minutes)
-        axes.fill_between(gpus, low, high, color=COLOURS["s0"], alpha=0.2, linewidth=0, label="nine of ten scores")
-        axes.plot(gpus, minutes, marker="o", markersize=4, color=COLOURS["s0"], label="time to train")
-        axes.plot(gpus, perfect, linestyle="--", linewidth=0.8, color=COLOURS["ink"], label="perfect scaling")
+        axes.fill_between(
+            gpus, low, high, color=COLOURS["s0"], alpha=0.2, linewidth=0, label="nine of ten scores"
+        )
+        axes.plot(
+            gpus, minutes, marker="o", markersize=4, color=COLOURS["s0"], label="time to train"
+        )
+        axes.plot(
+            gpus,
+            perfect,
+            linestyle="--",
+            linewidth=0.8,
+            color=COLOURS["ink"],
+            label="perfect scaling",
+        )
         axes.set(xlabel=f"{found[0].job.gpu} GPUs", ylabel="minutes")
 
     return draw("Time to train", paint)
 
 
-def _curves(results: Sequence[Result], points: Callable[[Result, ReportedRun], Points]) -> list[Curve]:
+def _curves(
+    results: Sequence[Result], points: Callable[[Result, ReportedRun], Points]
+) -> list[Curve]:
     """Return a curve per run, coloured by system, or for a single system by whether the run counts."""
     if len(results) == 1:
         return [Curve(*_mark(results[0], run), points(results[0], run)) for run in results[0].runs]
     return [
-        Curve(f"s{index % SERIES}", result.system.name, points(result, run), _DASHES[index // SERIES % len(_DASHES)])
+        Curve(
+            f"s{index % SERIES}",
+            result.system.name,
+            points(result, run),
+            _DASHES[index // SERIES % len(_DASHES)],
+        )
         for index, result in enumerate(results)
         for run in result.runs
     ]
@@ -309,14 +404,20 @@ def _mark(result: Result, run: ReportedRun) -> tuple[str, str]:
     return ("warn", mark) if mark == MISSED else ("muted", "fastest or slowest: not counted")
 
 
-def _level(line: Callable[..., object], value: float, words: str, *, is_target: bool = False) -> None:
+def _level(
+    line: Callable[..., object], value: float, words: str, *, is_target: bool = False
+) -> None:
     """Draw a line across the figure with ``axhline`` or ``axvline``: dashed for a target, dotted for others."""
     colour, dashes, width = ("ink", "--", 1.1) if is_target else ("muted", ":", 1.2)
     line(value, color=COLOURS[colour], linestyle=dashes, linewidth=width, label=words)
 
 
 def _paint_reference(
-    axes: Axes, point: ReferencePoint, has_numbers: bool = True, bottom: float = 0.0, top: float = 1.0
+    axes: Axes,
+    point: ReferencePoint,
+    has_numbers: bool = True,
+    bottom: float = 0.0,
+    top: float = 1.0,
 ) -> None:
     """Draw a reference convergence point over part of the figure's height; without numbers if there are several."""
     low, high = (point.mean_samples + sign * point.stdev_samples for sign in (-1, 1))
@@ -327,4 +428,10 @@ def _paint_reference(
     words = f"reference{batch}, mean ± standard deviation{mean}"
     axes.axvspan(low, high, bottom, top, color=COLOURS["band"], alpha=0.4, linewidth=0, label=words)
     look: dict[str, Any] = {"color": COLOURS["muted"], "linestyle": ":", "linewidth": 1.2}
-    axes.axvline(point.min_mean_samples, bottom, top, label=f"smallest mean that the rules accept{least}", **look)
+    axes.axvline(
+        point.min_mean_samples,
+        bottom,
+        top,
+        label=f"smallest mean that the rules accept{least}",
+        **look,
+    )

@@ -54,17 +54,36 @@ def report_page(results: Sequence[Result], prices: Prices) -> str:
         colours=[f"s{index % SERIES}" for index in range(len(results))],
         charts=_charts(results),
         runs=[(result.system.name, tables.runs(result)) for result in results],
-        costs=[(r.system.name, table) for r in results if (table := tables.costs(r, prices)) is not None],
+        costs=[
+            (r.system.name, table)
+            for r in results
+            if (table := tables.costs(r, prices)) is not None
+        ],
         hyperparameters=hyperparameters,
-        marks={cell.mark for row in hyperparameters.rows for cell in row if isinstance(cell, tables.Cell)},
-        peaks=[(r.system.name, percent(share), what) for r in results for what, share in r.peak_shares.items()],
+        marks={
+            cell.mark
+            for row in hyperparameters.rows
+            for cell in row
+            if isinstance(cell, tables.Cell)
+        },
+        peaks=[
+            (r.system.name, percent(share), what)
+            for r in results
+            for what, share in r.peak_shares.items()
+        ],
         teraflops=TERAFLOPS_PER_SEQUENCE,
         machines=tables.machines(results),
         findings=[(result.system.name, _findings(result)) for result in results],
         provenance=tables.provenance(results),
-        trace=[(result.system.name, tables.trace_commands(result)) for result in results if result.ours],
-        reproduce=[(r.system.name, commands) for r in results if (commands := tables.reproduce_commands(r))],
-        notes=[f"{result.system.name}: {note}" for result in results for note in result.system.notes],
+        trace=[
+            (result.system.name, tables.trace_commands(result)) for result in results if result.ours
+        ],
+        reproduce=[
+            (r.system.name, commands) for r in results if (commands := tables.reproduce_commands(r))
+        ],
+        notes=[
+            f"{result.system.name}: {note}" for result in results for note in result.system.notes
+        ],
     )
 
 
@@ -73,9 +92,13 @@ def findings_page(findings: Sequence[Finding], subject: str) -> str:
     counts = Counter(finding.outcome for finding in findings)
     num_errors = counts[Outcome.ERROR]
     verdict = f"{num_errors} of {len(findings)} checks failed" if num_errors else "Nothing failed"
-    tiles = [(str(counts[outcome]), outcome.value.lower()) for outcome in Outcome if counts[outcome]]
+    tiles = [
+        (str(counts[outcome]), outcome.value.lower()) for outcome in Outcome if counts[outcome]
+    ]
     headline = Headline(verdict, f"{len(findings)} checks", tiles)
-    return _render("findings.html", title=f"Check of {subject}", words="", headline=headline, findings=findings)
+    return _render(
+        "findings.html", title=f"Check of {subject}", words="", headline=headline, findings=findings
+    )
 
 
 def _headline(result: Result) -> Headline:
@@ -86,13 +109,21 @@ def _headline(result: Result) -> Headline:
         ("-" if result.target is None else f"{result.target:.4g}", "target accuracy"),
         (str(result.logged("submission_division") or "-"), "division"),
         (count(result.batch), "sequences a batch"),
-        (count(result.accelerators or None), str(facts.get("accelerator_model_name") or "accelerators")),
+        (
+            count(result.accelerators or None),
+            str(facts.get("accelerator_model_name") or "accelerators"),
+        ),
         (speed(result.samples_per_second), "samples/s with evaluations, median of the runs"),
         (count(result.mean_samples), "samples to the target, olympic mean"),
     ]
     if result.scaling is not None and mean is not None and math.isfinite(mean):
         score = f"score in minutes: the time x {result.scaling:.4f}, for fewer samples than the reference"
-        tiles.append((f"{mean * result.scaling / 60:.3f}", score if result.scaling > 1 else "score in minutes"))
+        tiles.append(
+            (
+                f"{mean * result.scaling / 60:.3f}",
+                score if result.scaling > 1 else "score in minutes",
+            )
+        )
     tiles += [(percent(share), f"of the {what}") for what, share in result.peak_shares.items()]
     value = tables.time_to_train(result).capitalize()
     return Headline(value, tables.meaning(result), [tile for tile in tiles if tile[0] != "-"])
@@ -104,9 +135,17 @@ def _charts(results: Sequence[Result]) -> list[tuple[str, list[Chart]]]:
         ("Learning", [charts.accuracy(results, "samples"), charts.accuracy(results, "seconds")]),
         ("Time", [charts.times_to_train(results), charts.where_time_went(results)]),
         ("Speed and seeds", [charts.speeds(results), charts.samples_to_target(results)]),
-        ("Steps", [charts.metric(results, *pair) for pair in (("loss", "Loss"), ("learning_rate", "Learning rate"))]),
+        (
+            "Steps",
+            [
+                charts.metric(results, *pair)
+                for pair in (("loss", "Loss"), ("learning_rate", "Learning rate"))
+            ],
+        ),
     )
-    found = [(title, [chart for chart in charts if chart is not None]) for title, charts in sections]
+    found = [
+        (title, [chart for chart in charts if chart is not None]) for title, charts in sections
+    ]
     return [(title, charts) for title, charts in found if charts]
 
 
@@ -114,7 +153,9 @@ def _findings(result: Result) -> list[Finding]:
     """Return the findings of our own checks on the logs, worst first."""
     system = result.system
     logs = [run.source.log for run in result.runs]
-    findings = run_checks(ResultSet(logs, system.facts, None, system.tree if system.facts else None), system.name)
+    findings = run_checks(
+        ResultSet(logs, system.facts, None, system.tree if system.facts else None), system.name
+    )
     return sorted(findings, key=lambda finding: -finding.severity)
 
 
@@ -144,7 +185,10 @@ def plan_page(best: Estimate, sweep: Sequence[Estimate] = (), choice: str = "") 
         answers=request.answers(best),
         errors=ReportTable(
             ["fit without all results of the", "mean error", "median", "within 15 %", "largest"],
-            [[name, *(percent(error[key]) for key in _ERRORS)] for name, error in held_out().items()],
+            [
+                [name, *(percent(error[key]) for key in _ERRORS)]
+                for name, error in held_out().items()
+            ],
         ),
     )
 
@@ -167,7 +211,11 @@ def _render(template: str, **values: object) -> str:
 
 def _without_controls(value: object) -> object:
     """Replace characters that HTML forbids or that change the writing direction."""
-    return type(value)(_CONTROLS.sub("\N{REPLACEMENT CHARACTER}", value)) if isinstance(value, str) else value
+    return (
+        type(value)(_CONTROLS.sub("\N{REPLACEMENT CHARACTER}", value))
+        if isinstance(value, str)
+        else value
+    )
 
 
 def own_text_page(
@@ -190,7 +238,11 @@ def own_text_page(
         facts: facts about the run, name to value.
     """
     points, _ = read_points(metrics)
-    accuracy = [(point["seconds"], point["eval_accuracy"]) for point in points if point["kind"] == "evaluation"]
+    accuracy = [
+        (point["seconds"], point["eval_accuracy"])
+        for point in points
+        if point["kind"] == "evaluation"
+    ]
     loss = [(point["seconds"], point["loss"]) for point in points if point["kind"] == "step"]
     figures = [
         charts.curve_chart(
@@ -209,5 +261,7 @@ def own_text_page(
         headline=Headline(*headline, tiles),
         charts=[figure for figure in figures if figure is not None],
         guesses=ReportTable(["sentence", "word", "guesses"], guesses, texts=3),
-        facts=ReportTable(["what", "value"], [[key, str(value)] for key, value in facts.items()], texts=2),
+        facts=ReportTable(
+            ["what", "value"], [[key, str(value)] for key, value in facts.items()], texts=2
+        ),
     )

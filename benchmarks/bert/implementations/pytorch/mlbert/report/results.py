@@ -111,20 +111,32 @@ class Result:
     @cached_property
     def accelerators(self) -> int | None:
         """Accelerators of all nodes; None if there is no system description."""
-        counts = [(self.system.facts or {}).get(key) for key in ("number_of_nodes", "accelerators_per_node")]
-        numbers = [int(str(count)) for count in counts if str(count).isdecimal() and len(str(count)) < 8]
+        counts = [
+            (self.system.facts or {}).get(key)
+            for key in ("number_of_nodes", "accelerators_per_node")
+        ]
+        numbers = [
+            int(str(count)) for count in counts if str(count).isdecimal() and len(str(count)) < 8
+        ]
         return numbers[0] * numbers[1] if len(numbers) == 2 else None
 
     @property
     def is_benchmark(self) -> bool:
         """True for the benchmark's own task: its target on its evaluation set."""
         evaluated = self.logged("eval_samples")
-        return self.target == rules.TARGET_MLM_ACCURACY and evaluated in (None, rules.NUM_EVAL_SAMPLES)
+        return self.target == rules.TARGET_MLM_ACCURACY and evaluated in (
+            None,
+            rules.NUM_EVAL_SAMPLES,
+        )
 
     @cached_property
     def reference(self) -> rules.ReferencePoint | None:
         """The reference convergence point of this batch size."""
-        return rules.reference_point(int(self.batch)) if self.is_benchmark and self.batch and self.batch < 1e9 else None
+        return (
+            rules.reference_point(int(self.batch))
+            if self.is_benchmark and self.batch and self.batch < 1e9
+            else None
+        )
 
     @cached_property
     def mean_samples(self) -> float | None:
@@ -162,7 +174,12 @@ class Result:
         if measured:
             return {"measured matrix-product peak": statistics.median(measured)}
         peak = published_peak(str((self.system.facts or {}).get("accelerator_model_name", "")))
-        if peak is None or not self.accelerators or not self.is_benchmark or self.samples_per_second is None:
+        if (
+            peak is None
+            or not self.accelerators
+            or not self.is_benchmark
+            or self.samples_per_second is None
+        ):
             return {}
         rate = self.samples_per_second / self.accelerators * TERAFLOPS_PER_SEQUENCE
         return {f"dense 16-bit peak ({peak:,.0f} TFLOP/s)": rate / peak}
@@ -172,7 +189,11 @@ class Result:
         """Values by key, in the order of the logs."""
         values: dict[str, dict[str, None]] = {}
         for run in self.runs:
-            logged = {e.key: plain(e.value) for e in reversed(run.source.log.events) if is_hyperparameter(e.key)}
+            logged = {
+                e.key: plain(e.value)
+                for e in reversed(run.source.log.events)
+                if is_hyperparameter(e.key)
+            }
             for key, text in reversed(logged.items()):
                 values.setdefault(key, {})[text] = None
             for key in values.keys() - logged.keys():

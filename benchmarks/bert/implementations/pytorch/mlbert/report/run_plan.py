@@ -28,7 +28,9 @@ from mlbert.training.config import EvaluationConfig, RunConfig
 
 _WALLTIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", re.ASCII)
 _BYTES = {"fp32": 4, "bf16": 2, "e5m2": 1}
-_MOST_STEPS_OVER = 1.05  # batches can differ from the nominal size, because packs are not equally full
+_MOST_STEPS_OVER = (
+    1.05  # batches can differ from the nominal size, because packs are not equally full
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,10 @@ class RunPlan:
 
 
 def make_plan(
-    config: Configuration, world_size: int, environ: Mapping[str, str], samples_per_second: float | None = None
+    config: Configuration,
+    world_size: int,
+    environ: Mapping[str, str],
+    samples_per_second: float | None = None,
 ) -> RunPlan:
     """Return the plan of one run, and of a job's NEXP runs.
 
@@ -71,7 +76,9 @@ def make_plan(
         *_decay_lines(schedule, evaluation, end),
         f"communication: {_communication_words(model, config[DistributedConfig], world_size, environ)}",
     ]
-    time_lines, time_warnings = _time(config[RunConfig], environ, expected, limit, samples_per_second)
+    time_lines, time_warnings = _time(
+        config[RunConfig], environ, expected, limit, samples_per_second
+    )
     is_closed = config[SubmissionConfig].submission_division == "closed"
     warnings = [
         *_shape_warnings(data, world_size, environ),
@@ -133,13 +140,19 @@ def _expected_samples(
 
 def _evaluations(evaluation: EvaluationConfig, samples: int) -> int:
     """Return the number of evaluations up to this many samples."""
-    return max(0, (samples - evaluation.eval_iter_start_samples) // evaluation.eval_iter_samples + 1)
+    return max(
+        0, (samples - evaluation.eval_iter_start_samples) // evaluation.eval_iter_samples + 1
+    )
 
 
 def _decay_samples(config: ScheduleConfig, batch: int) -> int | None:
     """Return the samples until the decay ends if LR_DECAY_END is before the end of training, else None."""
     end = config.lr_decay_end
-    if end is None or "lr_decay_end" not in SCHEDULE_SETTINGS[config.schedule] or end >= config.max_steps:
+    if (
+        end is None
+        or "lr_decay_end" not in SCHEDULE_SETTINGS[config.schedule]
+        or end >= config.max_steps
+    ):
         return None
     return end * batch
 
@@ -171,13 +184,16 @@ def _expected_words(evaluation: EvaluationConfig, expected: int | None, why: str
     return f"{expected:,}, at evaluation {_evaluations(evaluation, expected)}, the {why}"
 
 
-def _decay_lines(schedule: ScheduleConfig, evaluation: EvaluationConfig, end: int | None) -> list[str]:
+def _decay_lines(
+    schedule: ScheduleConfig, evaluation: EvaluationConfig, end: int | None
+) -> list[str]:
     if end is None:
         return []
-    counts = (
-        f"{schedule.lr_decay_end} steps / {_evaluations(evaluation, end)} evaluations / about {end / 1e6:.2f} M samples"
-    )
-    return [f"schedule's end: {counts} ({end:,})"]
+    evaluations = _evaluations(evaluation, end)
+    samples = f"about {end / 1e6:.2f} M samples ({end:,})"
+    return [
+        f"schedule's end: {schedule.lr_decay_end} steps / {evaluations} evaluations / {samples}"
+    ]
 
 
 def _communication_words(
@@ -187,17 +203,27 @@ def _communication_words(
     if world_size == 1:
         return "none, one rank"
     try:
-        parameters = BertConfig.from_json(model.bert_config_file).with_options(model.model_options).num_parameters
+        parameters = (
+            BertConfig.from_json(model.bert_config_file)
+            .with_options(model.model_options)
+            .num_parameters
+        )
     except UserError:
         return f"unknown; {model.bert_config_file} cannot be read"
     node = environ.get("DGXNGPU", "")
-    sharers = {"off": 1, "node": int(node) if node.isdecimal() else 1, "all": world_size}[distributed.sharded_optimizer]
+    sharers = {"off": 1, "node": int(node) if node.isdecimal() else 1, "all": world_size}[
+        distributed.sharded_optimizer
+    ]
     sizes = _BYTES[distributed.weights_allgather], _BYTES[distributed.gradient_reduction]
     sent = bytes_a_step(parameters, world_size, sharers, *sizes)
-    return f"each rank sends and receives {sent / 1e9:.3f} GB per step for {parameters:,} parameters"
+    return (
+        f"each rank sends and receives {sent / 1e9:.3f} GB per step for {parameters:,} parameters"
+    )
 
 
-def bytes_a_step(parameters: int, world_size: int, sharers: int, weight_bytes: int, gradient_bytes: int = 4) -> float:
+def bytes_a_step(
+    parameters: int, world_size: int, sharers: int, weight_bytes: int, gradient_bytes: int = 4
+) -> float:
     """Return the bytes that each rank sends, and receives, for the gradient and weights of one optimizer step.
 
     With N ranks, a ring all-reduce of B bytes costs 2 (N - 1) / N B; a reduce-scatter and an all-gather cost half of it
@@ -220,14 +246,20 @@ def bytes_a_step(parameters: int, world_size: int, sharers: int, weight_bytes: i
 
 
 def _time(
-    config: RunConfig, environ: Mapping[str, str], expected: int | None, limit: int, samples_per_second: float | None
+    config: RunConfig,
+    environ: Mapping[str, str],
+    expected: int | None,
+    limit: int,
+    samples_per_second: float | None,
 ) -> tuple[list[str], list[str]]:
     runs = int(environ["NEXP"]) if is_count(environ.get("NEXP", "")) else 1
     given = environ.get("WALLTIME", "")
     walltime = walltime_minutes(given) if given else None
     limit_text = f"WALLTIME {given}" if given else "WALLTIME is not set"
     if samples_per_second is None:
-        lines = [f"expected time: unknown; give --samples-per-second N measured on this machine; {limit_text}"]
+        lines = [
+            f"expected time: unknown; give --samples-per-second N measured on this machine; {limit_text}"
+        ]
         seconds = config.max_seconds
         what = f"{runs} runs of MAX_SECONDS {seconds:g}" if seconds is not None else ""
     else:
@@ -242,34 +274,48 @@ def _time(
         what = f"{runs} runs of {kind} {seconds:,.0f} s"
     if walltime is None or seconds is None or (minutes := runs * seconds / 60) < walltime:
         return lines, []
-    return lines, [f"WALLTIME {given} ({walltime:g} minutes) is too short: {what} take {minutes:.1f} minutes"]
+    return lines, [
+        f"WALLTIME {given} ({walltime:g} minutes) is too short: {what} take {minutes:.1f} minutes"
+    ]
 
 
 def _shape_warnings(config: DataConfig, world_size: int, environ: Mapping[str, str]) -> list[str]:
     warnings = []
     planned = planned_world_size(environ)
     if planned is not None and planned != world_size:
-        warnings.append(f"the launcher started {world_size} ranks, DGXNNODES x DGXNGPU is {planned}")
+        warnings.append(
+            f"the launcher started {world_size} ranks, DGXNNODES x DGXNGPU is {planned}"
+        )
     name = Path(environ.get("CONFIG_FILE", "")).name
     parts = parse_config_name(name)
     counts = (environ.get("DGXNNODES", "?"), environ.get("DGXNGPU", "?"))
-    actual = "x".join(map(str, (*counts, config.train_batch_size, config.gradient_accumulation_steps)))
+    actual = "x".join(
+        map(str, (*counts, config.train_batch_size, config.gradient_accumulation_steps))
+    )
     if parts is not None and actual != parts.shape.removesuffix(parts.variant):
-        warnings.append(f"{name} names nodes x ranks x batch x accumulation, but the settings are {actual}")
+        warnings.append(
+            f"{name} names nodes x ranks x batch x accumulation, but the settings are {actual}"
+        )
     return warnings
 
 
-def _schedule_warnings(schedule: ScheduleConfig, evaluation: EvaluationConfig, batch: int, limit: int) -> list[str]:
+def _schedule_warnings(
+    schedule: ScheduleConfig, evaluation: EvaluationConfig, batch: int, limit: int
+) -> list[str]:
     unused, first = schedule.start_warmup_step, evaluation.eval_iter_start_samples
     found = {
-        f"START_WARMUP_STEP {unused} has no effect without a warm-up": unused and not schedule.num_warmup_steps,
+        f"START_WARMUP_STEP {unused} has no effect without a warm-up": unused
+        and not schedule.num_warmup_steps,
         f"training ends after {limit:,} samples, before the first evaluation": first > limit,
-        f"one step is {batch:,} samples, more than between two evaluations": batch > evaluation.eval_iter_samples,
+        f"one step is {batch:,} samples, more than between two evaluations": batch
+        > evaluation.eval_iter_samples,
     }
     return [warning for warning, applies in found.items() if applies]
 
 
-def _closed_warnings(config: Configuration, batch: int, limit: int, point: rules.ReferencePoint | None) -> list[str]:
+def _closed_warnings(
+    config: Configuration, batch: int, limit: int, point: rules.ReferencePoint | None
+) -> list[str]:
     """Return what the closed division rejects, or what makes a run hopeless in it."""
     evaluation, warnings = config[EvaluationConfig], []
     if point is None:
@@ -280,11 +326,21 @@ def _closed_warnings(config: Configuration, batch: int, limit: int, point: rules
         needed = f"{point.mean_samples:,.0f} on average"
         warnings.append(f"training ends after {limit:,} samples, the reference needs {needed}")
     interval = rules.eval_interval(batch)
-    intervals, samples = {evaluation.eval_iter_start_samples, evaluation.eval_iter_samples}, rules.NUM_EVAL_SAMPLES
+    intervals, samples = (
+        {evaluation.eval_iter_start_samples, evaluation.eval_iter_samples},
+        rules.NUM_EVAL_SAMPLES,
+    )
     found = {
-        f"requires EVAL_ITER_START_SAMPLES and EVAL_ITER_SAMPLES = {interval}": intervals != {interval},
+        f"requires EVAL_ITER_START_SAMPLES and EVAL_ITER_SAMPLES = {interval}": intervals
+        != {interval},
         f"requires NUM_EVAL_EXAMPLES={samples}": evaluation.num_eval_examples != samples,
-        "starts from the reference checkpoint, INIT_CHECKPOINT is none": config[ModelConfig].init_checkpoint is None,
+        "starts from the reference checkpoint, INIT_CHECKPOINT is none": config[
+            ModelConfig
+        ].init_checkpoint
+        is None,
         "trains on its data set, SYNTH_DATA is yes": config[DataConfig].synthetic_data,
     }
-    return [*warnings, *(f"the closed division {words}" for words, applies in found.items() if applies)]
+    return [
+        *warnings,
+        *(f"the closed division {words}" for words, applies in found.items() if applies),
+    ]

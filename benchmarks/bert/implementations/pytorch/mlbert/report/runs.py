@@ -19,7 +19,10 @@ from mlbert.mlperf.result_set import evaluations_of, run_file, samples_to_target
 from mlbert.mlperf.rules import BENCHMARK, TARGET_MLM_ACCURACY
 from mlbert.mlperf.scratch_copy import RESULT_PATTERN
 
-_PREDICTORS = ("most_frequent", "bigram")  # in data/baselines.json; the bigram model is the better one
+_PREDICTORS = (
+    "most_frequent",
+    "bigram",
+)  # in data/baselines.json; the bigram model is the better one
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,12 @@ def read_systems(paths: Sequence[Path]) -> list[System]:
     groups: dict[Path, list[Path]] = {}
     for path in paths:
         if not path.exists():
-            raise UserError("file.missing", path, "does not exist", "Name a folder with result_*.txt, a tree, or logs")
+            raise UserError(
+                "file.missing",
+                path,
+                "does not exist",
+                "Name a folder with result_*.txt, a tree, or logs",
+            )
         for log in _logs(path):
             known = groups.setdefault(log.parent, [])
             if log not in known:
@@ -71,7 +79,9 @@ def _logs(path: Path) -> list[Path]:
         if found := sorted(path.glob(pattern), key=_by_number):
             return found
     reason = f"contains no {RESULT_PATTERN}"
-    raise UserError("log.missing", path, reason, "Name a LOGDIR, a system's results, a tree, or logs")
+    raise UserError(
+        "log.missing", path, reason, "Name a LOGDIR, a system's results, a tree, or logs"
+    )
 
 
 def _by_number(log: Path) -> tuple[str, int, str]:
@@ -99,7 +109,11 @@ def _read_system(name: str, folder: Path, logs: list[Path]) -> System:
             break
     baselines = _read_object(folder / "data" / "baselines.json", notes)
     accuracies = {predictor: baselines.get(f"{predictor}_accuracy") for predictor in _PREDICTORS}
-    known = {name: float(value) for name, value in accuracies.items() if is_number(value) and 0 <= value <= 1}
+    known = {
+        name: float(value)
+        for name, value in accuracies.items()
+        if is_number(value) and 0 <= value <= 1
+    }
     return System(name, folder, sources, facts, tree, known, tuple(notes))
 
 
@@ -114,10 +128,14 @@ def _descriptions(folder: Path, log: Log) -> Iterator[Path]:
 
 def _read_source(path: Path, notes: list[str]) -> RunSource:
     log = read_log(path)
-    notes += [f"{path.name}: {len(log.broken)} lines of the log cannot be read"] if log.broken else []
+    notes += (
+        [f"{path.name}: {len(log.broken)} lines of the log cannot be read"] if log.broken else []
+    )
     summary, metrics = run_file(path, "summary.json"), run_file(path, "metrics.jsonl")
     return RunSource(
-        log, _read_object(summary, notes) if summary else {}, _read_points(metrics, notes) if metrics else []
+        log,
+        _read_object(summary, notes) if summary else {},
+        _read_points(metrics, notes) if metrics else [],
     )
 
 
@@ -206,7 +224,11 @@ class ReportedRun:
     def samples(self) -> float | None:
         """Samples trained on."""
         logged = number(self.source.log.value("train_samples"))
-        return logged if logged is not None else max((e.samples for e in self.evaluations), default=None)
+        return (
+            logged
+            if logged is not None
+            else max((e.samples for e in self.evaluations), default=None)
+        )
 
     @cached_property
     def samples_to_target(self) -> float | None:
@@ -229,7 +251,11 @@ class ReportedRun:
         """Return (samples, value) of a quantity in metrics.jsonl at each log point."""
         steps = (line for line in self.source.metrics if line.get("kind") == "step")
         pairs = ((number(line.get("samples")), number(line.get(name))) for line in steps)
-        return [(samples, value) for samples, value in pairs if samples is not None and value is not None]
+        return [
+            (samples, value)
+            for samples, value in pairs
+            if samples is not None and value is not None
+        ]
 
 
 def number(value: object) -> float | None:
@@ -290,7 +316,11 @@ def _evaluation_spans(log: Log) -> list[tuple[float, float]]:
     """Return (begin, end) of each evaluation in seconds after run_start; empty unless every start has its stop."""
     start, found = log.first("run_start"), evaluations_of(log)
     ends = [(_between(start, one.start), _between(start, one.stop)) for one in found]
-    spans = [(begin, end) for begin, end in ends if begin is not None and end is not None and begin <= end]
+    spans = [
+        (begin, end)
+        for begin, end in ends
+        if begin is not None and end is not None and begin <= end
+    ]
     return spans if len(spans) == len(log.all("eval_accuracy")) else []
 
 
@@ -300,7 +330,9 @@ def _to_first_step(log: Log) -> float:
     return _between(log.first("run_start"), first) or 0.0
 
 
-def _speeds(evaluations: Sequence[EvaluationPoint], spans: Points, begin: float) -> list[tuple[float, float]]:
+def _speeds(
+    evaluations: Sequence[EvaluationPoint], spans: Points, begin: float
+) -> list[tuple[float, float]]:
     """Return the samples per second of each interval, without evaluations if the log records their start and end."""
     spans = spans if len(spans) == len(evaluations) else []
     speeds = []
@@ -316,10 +348,16 @@ def _speeds(evaluations: Sequence[EvaluationPoint], spans: Points, begin: float)
 def _times(source: RunSource, seconds: float, spans: Points) -> Times:
     log = source.log
     start = min(_to_first_step(log), seconds)
-    evaluation = min(math.fsum(end - begin for begin, end in spans), seconds - start) if spans else None
+    evaluation = (
+        min(math.fsum(end - begin for begin, end in spans), seconds - start) if spans else None
+    )
     rest = seconds - start - (evaluation or 0.0)
     training = _training_seconds(source.summary)
-    other = rest - training if evaluation is not None and training is not None and training <= rest else None
+    other = (
+        rest - training
+        if evaluation is not None and training is not None and training <= rest
+        else None
+    )
     first = min(log.events, key=lambda event: event.time_ms, default=None)
     untimed = _between(first, log.first("run_start")) or 0.0
     return Times(untimed, start, rest - (other or 0.0), evaluation, other)

@@ -26,7 +26,9 @@ SERIES = 8  # line colours in the style sheet
 # Variables of templates/style.css, each with its placeholder.
 COLOURS = {
     name: f"#0000{index:02x}"
-    for index, name in enumerate(("ink", "muted", "grid", "warn", "band", *(f"s{i}" for i in range(SERIES))), start=1)
+    for index, name in enumerate(
+        ("ink", "muted", "grid", "warn", "band", *(f"s{i}" for i in range(SERIES))), start=1
+    )
 }
 _WIDTH, _HEIGHT = 460.0, 300.0  # of a figure, in the units of the page's text
 _ROW, _AXIS_SPACE, _LEAST_HEIGHT = 24.0, 64.0, 180.0
@@ -95,13 +97,20 @@ def draw(title: str, paint: Callable[[Axes], None], rows: int = 0, note: str = "
         target = io.StringIO()
         figure.savefig(target, format="svg", transparent=True, metadata=_NO_METADATA)
     labelled = zip(*axes.get_legend_handles_labels(), strict=True)
-    legend = dict.fromkeys(_key(artist, words.strip()) for artist, words in labelled if _is_in_view(artist, axes))
+    legend = dict.fromkeys(
+        _key(artist, words.strip()) for artist, words in labelled if _is_in_view(artist, axes)
+    )
     words = f"{title}; {axes.get_xlabel()}; {', '.join(key.words for key in legend)}"
     svg = target.getvalue()
-    svg = re.sub(r' id="[a-z0-9.]+_\d+"', "", svg[svg.index("<svg") :])  # ids that are the same in every figure
+    svg = re.sub(
+        r' id="[a-z0-9.]+_\d+"', "", svg[svg.index("<svg") :]
+    )  # ids that are the same in every figure
     svg = svg.replace("<svg", f'<svg class="plot" role="img" aria-label="{escape(words)}"', 1)
     return Chart(
-        title, _with_variables(svg), [key._replace(colour=_with_variables(key.colour)) for key in legend], note
+        title,
+        _with_variables(svg),
+        [key._replace(colour=_with_variables(key.colour)) for key in legend],
+        note,
     )
 
 
@@ -117,7 +126,9 @@ def _is_in_view(artist: Any, axes: Axes) -> bool:
     if not isinstance(artist, Line2D):
         return True
     view = axes.bbox.padded(1)  # an axhline ends on its edges
-    return any(view.contains(x, y) for x, y in artist.get_transform().transform(artist.get_xydata()))
+    return any(
+        view.contains(x, y) for x, y in artist.get_transform().transform(artist.get_xydata())
+    )
 
 
 def _key(artist: Any, words: str) -> Key:
@@ -139,7 +150,9 @@ def logarithmic(axes: Axes, axis: str, values: Sequence[float]) -> None:
         return
     axes.set(**{f"{axis}scale": "log"})
     target = axes.xaxis if axis == "x" else axes.yaxis
-    target.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < _NARROW * low else (1.0,), numticks=6))
+    target.set_major_locator(
+        LogLocator(subs=(1.0, 2.0, 5.0) if high < _NARROW * low else (1.0,), numticks=6)
+    )
     target.set_minor_locator(NullLocator())
     target.set_major_formatter("{x:g}")
 

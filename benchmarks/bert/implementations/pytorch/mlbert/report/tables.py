@@ -17,13 +17,46 @@ from mlbert.report.runs import ReportedRun, number
 from mlbert.runs.energy import PARTS
 
 _PROVENANCE = (
-    *("submission_org", "submission_platform", "submission_status", "commit", "tree_modified", "recipe"),
-    *("config_file", "config_file_sha256", "model_shape", "model_shape_sha256", "train_data", "eval_data", "data_file"),
-    *("image", "image_digest", "image_commit", "python", "platform", "packages", "precision", "ranks"),
+    *(
+        "submission_org",
+        "submission_platform",
+        "submission_status",
+        "commit",
+        "tree_modified",
+        "recipe",
+    ),
+    *(
+        "config_file",
+        "config_file_sha256",
+        "model_shape",
+        "model_shape_sha256",
+        "train_data",
+        "eval_data",
+        "data_file",
+    ),
+    *(
+        "image",
+        "image_digest",
+        "image_commit",
+        "python",
+        "platform",
+        "packages",
+        "precision",
+        "ranks",
+    ),
 )
-_NEUTRAL = "Computed from the logs alone; they do not say whether MLCommons has verified the result."
+_NEUTRAL = (
+    "Computed from the logs alone; they do not say whether MLCommons has verified the result."
+)
 _LONGEST_VALUE = 300  # characters of a logged value
-_PLACES = {"SEED", "LOGDIR", "EXPERIMENT", "DATADIR_PHASE2", "EVALDIR", "RESUME"}  # differ for each repetition of a run
+_PLACES = {
+    "SEED",
+    "LOGDIR",
+    "EXPERIMENT",
+    "DATADIR_PHASE2",
+    "EVALDIR",
+    "RESUME",
+}  # differ for each repetition of a run
 
 
 class Cell(NamedTuple):
@@ -73,13 +106,27 @@ def percent(value: float) -> str:
 
 def comparison(results: Sequence[Result]) -> ReportTable:
     """Return one row per system, each compared with the first."""
-    columns = ["system", "time to train", "relative to the first", "runs", "batch", "accelerators", "samples to target"]
+    columns = [
+        "system",
+        "time to train",
+        "relative to the first",
+        "runs",
+        "batch",
+        "accelerators",
+        "samples to target",
+    ]
     columns += ["samples/s", "while training", "score factor", "share of peak"]
     first = results[0].olympic_seconds
     rows = []
     for result in results:
         mean, share = result.olympic_seconds, next(iter(result.peak_shares.values()), None)
-        is_known = first is not None and mean is not None and math.isfinite(first) and math.isfinite(mean) and mean > 0
+        is_known = (
+            first is not None
+            and mean is not None
+            and math.isfinite(first)
+            and math.isfinite(mean)
+            and mean > 0
+        )
         rows.append(
             [
                 result.system.name,
@@ -152,10 +199,16 @@ def costs(result: Result, prices: Prices) -> ReportTable | None:
     for run in result.runs:
         numbers = _cost(run, prices)
         if any(value is not None for value in numbers.values()):
-            measured = [words for part, words in PARTS.items() if f"{part}_joules" in run.source.summary]
+            measured = [
+                words for part, words in PARTS.items() if f"{part}_joules" in run.source.summary
+            ]
             joules = numbers["joules"]
             kilojoules = count(None if joules is None else joules / 1e3, 1)
-            others = (count(numbers["watts"], 1), count(numbers["dollars"], 2), count(numbers["co2_kg"], 4))
+            others = (
+                count(numbers["watts"], 1),
+                count(numbers["dollars"], 2),
+                count(numbers["co2_kg"], 4),
+            )
             rows.append([run.name, ", ".join(measured) or "-", kilojoules, *others])
     return ReportTable(columns, rows, 2) if rows else None
 
@@ -167,7 +220,9 @@ def _cost(run: ReportedRun, prices: Prices) -> dict[str, float | None]:
     return {
         "joules": joules,
         "watts": number(summary.get("average_watts")),
-        "dollars": None if ranks is None or run.seconds is None else prices.dollars(ranks, run.seconds),
+        "dollars": None
+        if ranks is None or run.seconds is None
+        else prices.dollars(ranks, run.seconds),
         "co2_kg": prices.co2_kg(joules),
     }
 
@@ -205,7 +260,9 @@ def machines(results: Sequence[Result]) -> ReportTable | None:
             rows.append([key.replace("_", " "), *texts])
     if not rows:
         return None
-    return ReportTable(["", *(result.system.name for result in known)], rows, len(known) + 1, is_long=True)
+    return ReportTable(
+        ["", *(result.system.name for result in known)], rows, len(known) + 1, is_long=True
+    )
 
 
 def provenance(results: Sequence[Result]) -> ReportTable:
@@ -216,12 +273,16 @@ def provenance(results: Sequence[Result]) -> ReportTable:
         if any(texts):
             rows.append([key, *texts])
     rows.append(["logs", *(str(result.system.folder) for result in results)])
-    return ReportTable(["", *(result.system.name for result in results)], rows, len(results) + 1, is_long=True)
+    return ReportTable(
+        ["", *(result.system.name for result in results)], rows, len(results) + 1, is_long=True
+    )
 
 
 def _logged(result: Result, key: str) -> list[str]:
     """Return the distinct values of a key, at most three."""
-    values = (event.value for run in result.runs if (event := run.source.log.first(key)) is not None)
+    values = (
+        event.value for run in result.runs if (event := run.source.log.first(key)) is not None
+    )
     found = list(dict.fromkeys(_text(value) for value in values))
     return found if len(found) <= 3 else [*found[:3], f"and {len(found) - 3} more"]
 
@@ -246,8 +307,16 @@ def trace_commands(result: Result) -> str:
 def reproduce_commands(result: Result) -> str:
     """Return commands that repeat the first of our runs; empty if its log does not record how it was started."""
     log = result.runs[0].source.log
-    config, commit, settings = log.value("config_file"), log.value("commit"), log.value("configuration")
-    if not isinstance(config, str) or not config.endswith(".sh") or not isinstance(settings, Mapping):
+    config, commit, settings = (
+        log.value("config_file"),
+        log.value("commit"),
+        log.value("configuration"),
+    )
+    if (
+        not isinstance(config, str)
+        or not config.endswith(".sh")
+        or not isinstance(settings, Mapping)
+    ):
         return ""
     path = PurePosixPath(config)
     checkout = [f"git checkout {commit}"] if isinstance(commit, str) and commit.isalnum() else []
@@ -295,7 +364,14 @@ def as_json(results: Sequence[Result], prices: Prices) -> list[dict[str, Any]]:
 
 
 def _run(result: Result, run: ReportedRun, prices: Prices) -> dict[str, Any]:
-    numbers = ("status", "seconds", "samples", "samples_to_target", "accuracy", "samples_per_second")
+    numbers = (
+        "status",
+        "seconds",
+        "samples",
+        "samples_to_target",
+        "accuracy",
+        "samples_per_second",
+    )
     return {
         "run": run.name,
         "log": str(run.source.log.path),

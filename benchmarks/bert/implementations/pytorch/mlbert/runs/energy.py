@@ -57,22 +57,31 @@ class EnergyMeter:
 
 def _read(num_gpus: int) -> dict[str, float]:
     """Return the joules counted so far by part, without the parts that cannot be read."""
-    from zeus.device import get_cpus, get_gpus  # ZeusMonitor, which does the same, imports pandas and scikit-learn
+    from zeus.device import (
+        get_cpus,
+        get_gpus,
+    )  # ZeusMonitor, which does the same, imports pandas and scikit-learn
     from zeus.device.exception import ZeusBaseCPUError
 
     found = {}
     if num_gpus:
-        found["gpu"] = sum(get_gpus().get_total_energy_consumption(index) for index in range(num_gpus)) / 1e3
+        found["gpu"] = (
+            sum(get_gpus().get_total_energy_consumption(index) for index in range(num_gpus)) / 1e3
+        )
     try:
         zones = get_cpus().cpus
     except ZeusBaseCPUError:  # no RAPL, or only root may read it
         return found
     # The zone "psys" of laptops contains the processor's own zone. zeus's daemon does not name zones.
-    named = [zone for zone in zones if not hasattr(zone, "rapl_file") or zone.rapl_file.name != "psys"]
+    named = [
+        zone for zone in zones if not hasattr(zone, "rapl_file") or zone.rapl_file.name != "psys"
+    ]
     counted = [zone.get_total_energy_consumption() for zone in named]
     memory = [energy.dram_mj for energy in counted if energy.dram_mj is not None]
     parts = {"cpu": [energy.cpu_mj for energy in counted], "dram": memory}
-    return found | {part: sum(millijoules) / 1e3 for part, millijoules in parts.items() if millijoules}
+    return found | {
+        part: sum(millijoules) / 1e3 for part, millijoules in parts.items() if millijoules
+    }
 
 
 def summarize_energy(sums: Sequence[float]) -> dict[str, float]:
@@ -81,7 +90,11 @@ def summarize_energy(sums: Sequence[float]) -> dict[str, float]:
     *numbers, seconds, machines = sums
     joules, measured = numbers[: len(PARTS)], numbers[len(PARTS) :]
     pairs = zip(PARTS, joules, measured, strict=True)
-    parts = {f"{part}_joules": round(used, 3) for part, used, count in pairs if count and count == machines}
+    parts = {
+        f"{part}_joules": round(used, 3)
+        for part, used, count in pairs
+        if count and count == machines
+    }
     if not parts:
         return {}
     total = round(sum(parts.values()), 3)

@@ -22,7 +22,14 @@ class Events:
         """Return True if `step` should be called for this step. Must be the same on every rank."""
         return False
 
-    def step(self, state: TrainState, loss: float, lr: float, grad_norm: float, ranks: Sequence[float] = ()) -> None:
+    def step(
+        self,
+        state: TrainState,
+        loss: float,
+        lr: float,
+        grad_norm: float,
+        ranks: Sequence[float] = (),
+    ) -> None:
         """A step for which `should_log` was True is done. ``state`` includes it.
 
         ``ranks``: each rank's seconds per step since the last call, without its waits for the other ranks.

@@ -19,7 +19,13 @@ from mlbert.host import native
 from mlbert.host.environment import environment
 from mlbert.host.files import reading
 from mlbert.host.machine import NONE, gpu_driver, processor_name
-from mlbert.host.provenance import command_line, git_state, package_versions, tree_relative, tree_root
+from mlbert.host.provenance import (
+    command_line,
+    git_state,
+    package_versions,
+    tree_relative,
+    tree_root,
+)
 from mlbert.mlperf.config import SubmissionConfig
 from mlbert.mlperf.rules import BENCHMARK
 from mlbert.models.config import ModelConfig
@@ -37,7 +43,9 @@ class RuntimeFacts:
     train_data: str  # name and identity of the set, see `mlbert.data.formats.base`; or "synthetic"
     eval_data: str
     max_sequence_length: int  # of the training set, tokens
-    sequences_per_pack: float | None  # of the training set's packs; None if known only after packing
+    sequences_per_pack: (
+        float | None
+    )  # of the training set's packs; None if known only after packing
     precision: str
     ops: str
     ranks: int  # of the job
@@ -59,10 +67,14 @@ class RunIdentity(RuntimeFacts):
     recipe: str  # module of mlbert.recipes
     config_file: str  # the sourced or --config file, else "none"; so is the digest
     config_file_sha256: str
-    config_parents: Mapping[str, str]  # files that it sources or extends, and others, with their SHA-256
+    config_parents: Mapping[
+        str, str
+    ]  # files that it sources or extends, and others, with their SHA-256
     model_shape: str  # the bert_config.json
     model_shape_sha256: str
-    starting_weights: str  # name of the checkpoint without its folder; "none" if initialized randomly
+    starting_weights: (
+        str  # name of the checkpoint without its folder; "none" if initialized randomly
+    )
     starting_weights_sha256: str
     commit: str  # of the tree, see git_state
     tree_modified: bool  # True if files differed from that commit
@@ -166,7 +178,9 @@ def log_identity(event: Event, identity: RunIdentity, resolved: Resolved) -> Non
     event("configuration", resolved.as_configuration())
 
 
-def log_ends(event: Event, evaluation: EvaluationConfig, schedule: ScheduleConfig, run: RunConfig) -> None:
+def log_ends(
+    event: Event, evaluation: EvaluationConfig, schedule: ScheduleConfig, run: RunConfig
+) -> None:
     """Log the target of a run, its evaluation interval, and its limits."""
     event("target_accuracy", evaluation.target_metric)
     event("first_evaluation_samples", evaluation.eval_iter_start_samples)

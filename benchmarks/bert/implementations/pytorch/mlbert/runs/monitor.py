@@ -35,7 +35,12 @@ class Monitor(Events):
     """
 
     def __init__(
-        self, path: Path | None, limits: Limits, log_every_steps: int, console: Console, append: bool = False
+        self,
+        path: Path | None,
+        limits: Limits,
+        log_every_steps: int,
+        console: Console,
+        append: bool = False,
     ) -> None:
         self.limits, self.every, self.console = limits, log_every_steps, console
         self._hosts: Sequence[str] = ()
@@ -58,19 +63,30 @@ class Monitor(Events):
             self._progress = Progress(
                 TextColumn("step {task.fields[step]}"),
                 BarColumn(bar_width=None),
-                TextColumn("{task.fields[rate]} samples/s  loss {task.fields[loss]}  accuracy {task.fields[accuracy]}"),
+                TextColumn(
+                    "{task.fields[rate]} samples/s  loss {task.fields[loss]}  accuracy {task.fields[accuracy]}"
+                ),
                 TimeElapsedColumn(),
                 TextColumn("left {task.fields[left]}"),
                 console=self.console,
             )
-            self._progress.add_task("train", total=1.0, step=0, rate="-", loss="-", accuracy="-", left="-")
+            self._progress.add_task(
+                "train", total=1.0, step=0, rate="-", loss="-", accuracy="-", left="-"
+            )
             self._progress.start()
 
     def should_log(self, step: int) -> bool:
         """Return True if this step is a log point; the same on every rank."""
         return self.every > 0 and (step % self.every == 0 or step == 1)
 
-    def step(self, state: TrainState, loss: float, lr: float, grad_norm: float, ranks: Sequence[float] = ()) -> None:
+    def step(
+        self,
+        state: TrainState,
+        loss: float,
+        lr: float,
+        grad_norm: float,
+        ranks: Sequence[float] = (),
+    ) -> None:
         """Write and show a log point. The rate is the average over all steps, including this one. With several ranks,
         name the slowest."""
         rate = state.samples / state.train_seconds if state.train_seconds else 0.0
@@ -96,7 +112,8 @@ class Monitor(Events):
             step=state.step,
             samples=state.samples,
             seconds=round(seconds, 3),
-            **{"eval_accuracy": state.accuracy} | {f"eval_{name}": value for name, value in metrics.items()},
+            **{"eval_accuracy": state.accuracy}
+            | {f"eval_{name}": value for name, value in metrics.items()},
         )
         values = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         self.say(f"evaluation at {state.samples} samples, {seconds:.1f} s: {values}")
@@ -124,7 +141,9 @@ class Monitor(Events):
         kept: list[dict[str, Any]] = []
         if self.append and path.exists():
             points, foreign = read_points(path)
-            kept = [point for point in points if point["step"] <= step]  # later steps will be repeated
+            kept = [
+                point for point in points if point["step"] <= step
+            ]  # later steps will be repeated
             if foreign:
                 self.say(f"warning: {path}: skipping {foreign} lines that are not metrics of a run")
         with writing(path, "Set LOGDIR to a writable folder"):
@@ -140,7 +159,9 @@ class Monitor(Events):
             shares.append((self._seconds_before + seconds) / self.limits.max_seconds)
         return min(max(shares), 1.0)
 
-    def _show(self, state: TrainState, loss: str, rate: float, seconds: float, slowest: str) -> None:
+    def _show(
+        self, state: TrainState, loss: str, rate: float, seconds: float, slowest: str
+    ) -> None:
         if not self.active:
             return
         fraction = self._fraction(state, seconds)
@@ -178,5 +199,9 @@ def _spread(ranks: Sequence[float], hosts: Sequence[str]) -> tuple[dict[str, obj
     most, median, least = (round(of(ranks), 6) for of in (max, statistics.median, min))
     rank = max(range(len(ranks)), key=ranks.__getitem__)
     words = f"  slowest: rank {rank} on {hosts[rank]}, {most:.3f} s a step (median {median:.3f}, least {least:.3f})"
-    seconds = {"slowest_rank_seconds": most, "median_rank_seconds": median, "fastest_rank_seconds": least}
+    seconds = {
+        "slowest_rank_seconds": most,
+        "median_rank_seconds": median,
+        "fastest_rank_seconds": least,
+    }
     return {"slowest_rank": rank, "slowest_host": hosts[rank], **seconds}, words

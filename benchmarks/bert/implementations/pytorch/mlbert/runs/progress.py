@@ -71,7 +71,11 @@ class TrainState:
         """Restore the fields of `to_json`. Raises ValueError if one is missing or invalid."""
         for field in fields(self):
             value: object = values.get(field.name)
-            is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            is_number = (
+                isinstance(value, int | float)
+                and not isinstance(value, bool)
+                and math.isfinite(value)
+            )
             if not is_number or (values[field.name] < 0 and field.name != "accuracy"):
                 raise ValueError(f"{field.name} is {value!r}")
         for field in fields(self):
@@ -157,9 +161,15 @@ class Limits:
         """Return why the run must end before the target is reached, or None to continue."""
         is_late = self.max_seconds is not None and seconds >= self.max_seconds
         checks: list[tuple[bool, str]] = [
-            (state.skipped_steps > self.max_skipped_steps, f"{state.skipped_steps} steps had non-finite gradients"),
+            (
+                state.skipped_steps > self.max_skipped_steps,
+                f"{state.skipped_steps} steps had non-finite gradients",
+            ),
             (state.step >= self.max_steps, f"MAX_STEPS {self.max_steps} reached"),
-            (state.samples >= self.max_samples, f"MAX_SAMPLES_TERMINATION {self.max_samples} reached"),
+            (
+                state.samples >= self.max_samples,
+                f"MAX_SAMPLES_TERMINATION {self.max_samples} reached",
+            ),
             (is_late, f"MAX_SECONDS {self.max_seconds} reached"),
         ]
         return next((reason for hit, reason in checks if hit), None)

@@ -67,7 +67,9 @@ class RunFolder:
         """Raise UserError if the folder holds a finished run."""
         if self.is_finished:
             reason = "holds a finished run"
-            raise UserError("run.exists", self.folder, reason, "Set another LOGDIR or EXPERIMENT, or remove it")
+            raise UserError(
+                "run.exists", self.folder, reason, "Set another LOGDIR or EXPERIMENT, or remove it"
+            )
 
     def _refuse_special_files(self) -> None:
         """Raise UserError for a pipe or device in place of a file, which would block or lose what is written."""
@@ -146,7 +148,9 @@ def choose_seed(run: RunConfig, paths: RunFolder) -> int:
         try:
             return int(read_json(record, remedy)["seed"])
         except (KeyError, TypeError):
-            raise UserError("run.damaged", record, "does not contain the seed of the interrupted run", remedy) from None
+            raise UserError(
+                "run.damaged", record, "does not contain the seed of the interrupted run", remedy
+            ) from None
     return secrets.randbelow(2**31)
 
 
@@ -154,17 +158,24 @@ def write_curve(folder: Path, summary: Mapping[str, Any]) -> None:
     """Draw loss and accuracy of ``metrics.jsonl`` over samples and time, with the summary's target and the accuracies
     from LOGDIR's ``data/baselines.json``."""
     points, _ = read_points(folder / "metrics.jsonl")
-    figure = curve(folder.name, points, summary, _baselines(folder.parent / "data" / "baselines.json"))
+    figure = curve(
+        folder.name, points, summary, _baselines(folder.parent / "data" / "baselines.json")
+    )
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=110)
     write_atomically(folder / "curve.png", picture.getvalue())
 
 
 def curve(
-    name: str, points: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], baselines: Mapping[str, float]
+    name: str,
+    points: Sequence[Mapping[str, Any]],
+    summary: Mapping[str, Any],
+    baselines: Mapping[str, float],
 ) -> Figure:
     """Return a figure of loss and accuracy over samples and seconds, with lines for the target and each baseline."""
-    from matplotlib.figure import Figure  # pyplot, and a layout that adapts, would cost another second each
+    from matplotlib.figure import (
+        Figure,
+    )  # pyplot, and a layout that adapts, would cost another second each
 
     steps = [point for point in points if point["kind"] == "step"]
     evaluations = [point for point in points if point["kind"] == "evaluation"]
@@ -175,7 +186,10 @@ def curve(
     place = {"left": 0.07, "right": 0.93, "bottom": 0.2, "wspace": 0.25}
     labels = ("training samples", "seconds since run_start")
     for axis, x, label in zip(
-        figure.subplots(1, 2, sharey=True, gridspec_kw=place), ("samples", "seconds"), labels, strict=True
+        figure.subplots(1, 2, sharey=True, gridspec_kw=place),
+        ("samples", "seconds"),
+        labels,
+        strict=True,
     ):
         axis.plot([p[x] for p in steps], [p["loss"] for p in steps], color="tab:blue", linewidth=1)
         axis.set_xlabel(label)
@@ -183,7 +197,9 @@ def curve(
         reached = [p["eval_accuracy"] for p in evaluations]
         accuracy.plot([p[x] for p in evaluations], reached, color="tab:orange", marker=".")
         for words, level, dashes in levels:
-            accuracy.axhline(level, color="black" if dashes == "--" else "gray", linestyle=dashes, label=words)
+            accuracy.axhline(
+                level, color="black" if dashes == "--" else "gray", linestyle=dashes, label=words
+            )
         accuracy.set_ylim(bottom=0)
         accuracy.set_ylabel("accuracy, evaluation set", color="tab:orange")
         if x == "samples":
@@ -201,5 +217,12 @@ def _baselines(path: Path) -> dict[str, float]:
         record = read_json(path, "")
     except UserError:
         return {}
-    known = {"most frequent token": record.get("most_frequent_accuracy"), "bigram": record.get("bigram_accuracy")}
-    return {name: float(level) for name, level in known.items() if isinstance(level, float) and 0 <= level <= 1}
+    known = {
+        "most frequent token": record.get("most_frequent_accuracy"),
+        "bigram": record.get("bigram_accuracy"),
+    }
+    return {
+        name: float(level)
+        for name, level in known.items()
+        if isinstance(level, float) and 0 <= level <= 1
+    }

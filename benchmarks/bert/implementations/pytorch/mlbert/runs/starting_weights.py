@@ -15,11 +15,22 @@ from mlbert.host.files import AddressError, fetch_file, local_path, read_pieces,
 from mlbert.host.native import cache_folder
 
 CHECKPOINT_TENSORS = "tensors.safetensors"  # of a run's checkpoint, next to state.json
-_IN_FOLDER = ("weights/model.safetensors", "model.safetensors", "pytorch_model.bin", CHECKPOINT_TENSORS)
+_IN_FOLDER = (
+    "weights/model.safetensors",
+    "model.safetensors",
+    "pytorch_model.bin",
+    CHECKPOINT_TENSORS,
+)
 _STEPS = (f"checkpoints/step_*/{CHECKPOINT_TENSORS}", f"step_*/{CHECKPOINT_TENSORS}")
 
 
-_COMPANIONS = ("bert_config.json", "config.json", "vocab.txt", "tokenizer_config.json", "tokenizer.json")
+_COMPANIONS = (
+    "bert_config.json",
+    "config.json",
+    "vocab.txt",
+    "tokenizer_config.json",
+    "tokenizer.json",
+)
 
 
 @cache
@@ -31,7 +42,9 @@ def local_copy(source: Path | str) -> Path:
         return path
     parts = urlsplit(str(source))
     is_file = parts.path.endswith((".pt", ".bin", ".safetensors"))
-    folder, _, name = (parts.path if is_file else f"{parts.path.rstrip('/')}/model.safetensors").rpartition("/")
+    folder, _, name = (
+        parts.path if is_file else f"{parts.path.rstrip('/')}/model.safetensors"
+    ).rpartition("/")
 
     def address(file: str) -> str:
         return urlunsplit(parts._replace(path=f"{folder}/{file}"))
@@ -39,7 +52,10 @@ def local_copy(source: Path | str) -> Path:
     pieces = read_pieces(address(name))
     found = next(pieces)
     # Without a version, size and start of the weights; with one, not the query, whose signature differs each time.
-    version = found.version or f"{parts.query} {found.total} {hashlib.sha256(next(pieces, found).content).hexdigest()}"
+    version = (
+        found.version
+        or f"{parts.query} {found.total} {hashlib.sha256(next(pieces, found).content).hexdigest()}"
+    )
     key = hashlib.sha256("\0".join([parts.scheme, parts.netloc, folder, name, version]).encode())
     copy = cache_folder() / "weights" / key.hexdigest()[:32] / name
     with locked(copy):
@@ -66,7 +82,9 @@ def weights_file(source: Path | str) -> Path:
     if not path.is_dir():
         return path
     steps = (file for pattern in _STEPS for file in sorted(path.glob(pattern), reverse=True))
-    found = next((file for name in _IN_FOLDER if (file := path / name).is_file()), None) or next(steps, None)
+    found = next((file for name in _IN_FOLDER if (file := path / name).is_file()), None) or next(
+        steps, None
+    )
     runs = [folder for folder in path.glob("run_*") if folder.is_dir()]
     if found is None and len(runs) == 1:
         return weights_file(runs[0])

@@ -71,7 +71,9 @@ class StepFolders:
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
             reason = f"could not be written ({error.strerror or error})"
-            raise UserError("file.unwritable", final, reason, "Free space, or name another folder") from None
+            raise UserError(
+                "file.unwritable", final, reason, "Free space, or name another folder"
+            ) from None
         for old in self._complete()[: -max(self.keep, 1)]:
             shutil.rmtree(old, ignore_errors=True)
         return final
@@ -92,7 +94,9 @@ class StepFolders:
                 return load(folder, state), warnings
         if warnings:
             reason = "every checkpoint is damaged"
-            raise UserError("checkpoint.damaged", self.path, reason, "Remove the folder to start anew")
+            raise UserError(
+                "checkpoint.damaged", self.path, reason, "Remove the folder to start anew"
+            )
         return None, warnings
 
     def _complete(self) -> list[Path]:
@@ -104,7 +108,9 @@ class StepFolders:
         record = _undamaged(folder)
         if _set_entries(record["identity"]) != _set_entries(self.identity):
             remedy = "Set it so, or use another LOGDIR"
-            raise UserError("run.other-settings", folder, self._difference(record["identity"]), remedy)
+            raise UserError(
+                "run.other-settings", folder, self._difference(record["identity"]), remedy
+            )
         return record["state"]
 
     def _difference(self, found: dict) -> str:
@@ -137,7 +143,9 @@ def _undamaged(folder: Path) -> dict:
         record = read_json(folder / STATE, "Remove it")
         size = _num_bytes(folder)
         if record.get("tensors_bytes", size) != size:  # not in checkpoints of earlier code
-            raise _DamagedError(f"its tensors have {size} bytes, {STATE} says {record['tensors_bytes']}")
+            raise _DamagedError(
+                f"its tensors have {size} bytes, {STATE} says {record['tensors_bytes']}"
+            )
         tensors = _sha256(folder)
     except UserError as error:
         raise _DamagedError(f"{STATE} {error.problem}") from None

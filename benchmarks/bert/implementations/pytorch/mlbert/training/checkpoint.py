@@ -52,7 +52,12 @@ class CheckpointFolder:
 
         def write(folder: Path) -> str:
             parts = [
-                (name, str(one.dtype), tuple(one.shape), one.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+                (
+                    name,
+                    str(one.dtype),
+                    tuple(one.shape),
+                    one.contiguous().reshape(-1).view(torch.uint8).numpy().data,
+                )
                 for name, one in tensors.items()
             ]
             return write_tensors(folder / _TENSORS, parts)
@@ -71,7 +76,9 @@ class CheckpointFolder:
         bounds, warnings = [_UNKNOWN, _UNKNOWN], list[str]()
 
         def search() -> tuple[int | None, list[str]]:
-            return self._folders.load_newest(lambda folder, state: int(folder.name.removeprefix("step_")))
+            return self._folders.load_newest(
+                lambda folder, state: int(folder.name.removeprefix("step_"))
+            )
 
         with ThreadPoolExecutor(1) as reader:
             result = world.wait_for_all(reader.submit(search) if world.local_rank == 0 else None)
@@ -82,7 +89,12 @@ class CheckpointFolder:
         if newest != -least:
             other = "finds none" if least == 1 else f"step {-least}"
             reason = f"one node finds step {newest} as its newest good checkpoint, another {other}"
-            raise UserError("checkpoint.damaged", self.path, reason, "Set LOGDIR to a folder that all nodes share")
+            raise UserError(
+                "checkpoint.damaged",
+                self.path,
+                reason,
+                "Set LOGDIR to a folder that all nodes share",
+            )
         if newest < 0:
             return None, warnings
         folder = self.path / f"step_{newest:08d}"
@@ -104,8 +116,16 @@ class Snapshots:
         world: the ranks; all of them call each method together.
     """
 
-    def __init__(self, folder: CheckpointFolder, method: Method, state: TrainState, seed: int, world: World) -> None:
-        self._folder, self._method, self._state, self._seed, self._world = folder, method, state, seed, world
+    def __init__(
+        self, folder: CheckpointFolder, method: Method, state: TrainState, seed: int, world: World
+    ) -> None:
+        self._folder, self._method, self._state, self._seed, self._world = (
+            folder,
+            method,
+            state,
+            seed,
+            world,
+        )
         self._copies: dict[str, Tensor] = {}
         self._writer = ThreadPoolExecutor(1, "checkpoint-writer")
         self._writing: Future[Path] | None = None
@@ -125,7 +145,12 @@ class Snapshots:
         self.wait()
         with method.optimizer.exact_weights():
             tensors, numbers = self._copy_state()
-        state = {"train": self._state.to_json(), "optimizer": numbers, "source": position, "seed": self._seed}
+        state = {
+            "train": self._state.to_json(),
+            "optimizer": numbers,
+            "source": position,
+            "seed": self._seed,
+        }
         state |= {"parameters": method.flat.layout}  # lets tools read the weights without the run
         if self._world.rank == 0:
             self._writing = self._writer.submit(self._folder.save, self._state.step, tensors, state)
@@ -145,16 +170,26 @@ class Snapshots:
         """
         method = self._method
         optimizer = method.optimizer.state_dict()
-        tensors = {OPTIMIZER + name: value for name, value in optimizer.items() if isinstance(value, Tensor)}
+        tensors = {
+            OPTIMIZER + name: value
+            for name, value in optimizer.items()
+            if isinstance(value, Tensor)
+        }
         tensors |= {DERIVED + name: value for name, value in method.model.derived_state().items()}
         if method.loss_scale:
-            tensors |= {SCALE + name: value for name, value in method.loss_scale.state_dict().items()}
+            tensors |= {
+                SCALE + name: value for name, value in method.loss_scale.state_dict().items()
+            }
         if self._world.rank == 0:
             for name, value in {WEIGHTS: method.flat.data, **tensors}.items():
                 if name not in self._copies:
-                    self._copies[name] = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
+                    self._copies[name] = torch.empty_like(
+                        value, device="cpu", pin_memory=value.is_cuda
+                    )
                 self._copies[name].copy_(value)
-        return self._copies, {name: value for name, value in optimizer.items() if not isinstance(value, Tensor)}
+        return self._copies, {
+            name: value for name, value in optimizer.items() if not isinstance(value, Tensor)
+        }
 
     def load(self, warn: Callable[[str], None]) -> bool:
         """Resume from the newest good checkpoint, if there is one. ``warn`` gets a line for each damaged one skipped.
@@ -166,7 +201,9 @@ class Snapshots:
         for warning in warnings:
             warn(f"warning: {warning}")
         if checkpoint is None:
-            warn(f"warning: RESUME=1, but {self._folder.path} has no checkpoint: the run starts at step 0")
+            warn(
+                f"warning: RESUME=1, but {self._folder.path} has no checkpoint: the run starts at step 0"
+            )
             return False
         seed = checkpoint.state.get("seed")
         if seed != self._seed:
@@ -175,7 +212,11 @@ class Snapshots:
         try:
             self._take_over(checkpoint)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError) as error:
-            cause = error.problem if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            cause = (
+                error.problem
+                if isinstance(error, UserError)
+                else f"{type(error).__name__}: {error}"
+            )
             reason = f"does not match what this version saves ({cause})"
             remedy = "Remove it to resume from an earlier one"
             raise UserError("checkpoint.damaged", checkpoint.path, reason, remedy) from None
@@ -194,4 +235,8 @@ class Snapshots:
 
 
 def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): value
+        for name, value in tensors.items()
+        if name.startswith(prefix)
+    }

@@ -20,19 +20,31 @@ class EvaluationConfig(Section):
         **Ranges.PROBABILITY,
     )
     num_eval_examples: int | None = setting(
-        "NUM_EVAL_EXAMPLES", "Number of evaluation sequences; none uses all of them.", default=10000, **Ranges.SAMPLES
+        "NUM_EVAL_EXAMPLES",
+        "Number of evaluation sequences; none uses all of them.",
+        default=10000,
+        **Ranges.SAMPLES,
     )
     eval_batch_size: int = setting(
-        "EVAL_BATCH_SIZE", "Packs in one evaluation batch.", default=16, unit="packs per rank", **Ranges.PACKS
+        "EVAL_BATCH_SIZE",
+        "Packs in one evaluation batch.",
+        default=16,
+        unit="packs per rank",
+        **Ranges.PACKS,
     )
     eval_iter_start_samples: int = setting(
-        "EVAL_ITER_START_SAMPLES", "Training sequences before the first evaluation.", **Ranges.SAMPLES
+        "EVAL_ITER_START_SAMPLES",
+        "Training sequences before the first evaluation.",
+        **Ranges.SAMPLES,
     )
-    eval_iter_samples: int = setting("EVAL_ITER_SAMPLES", "Training sequences between evaluations.", **Ranges.SAMPLES)
+    eval_iter_samples: int = setting(
+        "EVAL_ITER_SAMPLES", "Training sequences between evaluations.", **Ranges.SAMPLES
+    )
 
 
 _SECRET = re.compile(
-    r"([\w-]*(?:api[_-]?key|passw|secret|credential)[\w-]*|(?:[\w-]*[_-])?token)[\"']?\s*:", re.IGNORECASE
+    r"([\w-]*(?:api[_-]?key|passw|secret|credential)[\w-]*|(?:[\w-]*[_-])?token)[\"']?\s*:",
+    re.IGNORECASE,
 )
 
 
@@ -40,8 +52,12 @@ class RunConfig(Section):
     """The run: its folder, limits, checkpoints and logs."""
 
     recipe: str = setting("RECIPE", "Method: a module of mlbert.recipes.")
-    run_name: str | None = setting("RUN_NAME", "Name of the run in loggers and displays.", default=None)
-    output_dir: Path = setting("LOGDIR", "Run folder: MLPerf log, metrics, checkpoints, final weights.")
+    run_name: str | None = setting(
+        "RUN_NAME", "Name of the run in loggers and displays.", default=None
+    )
+    output_dir: Path = setting(
+        "LOGDIR", "Run folder: MLPerf log, metrics, checkpoints, final weights."
+    )
     seed: int | None = setting(
         "SEED", "Random seed; none draws one from the system.", default=None, ge=0, le=4294967295
     )
@@ -49,19 +65,35 @@ class RunConfig(Section):
         "MAX_SAMPLES_TERMINATION", "Training ends after this many sequences.", **Ranges.SAMPLES
     )
     max_seconds: float | None = setting(
-        "MAX_SECONDS", "Time limit counted from run_start; none for no limit.", default=None, **Ranges.SECONDS
+        "MAX_SECONDS",
+        "Time limit counted from run_start; none for no limit.",
+        default=None,
+        **Ranges.SECONDS,
     )
     max_skipped_steps: int = setting(
-        "MAX_SKIPPED_STEPS", "Non-finite losses tolerated before the run ends.", default=20, **Ranges.STEPS_FROM_0
+        "MAX_SKIPPED_STEPS",
+        "Non-finite losses tolerated before the run ends.",
+        default=20,
+        **Ranges.STEPS_FROM_0,
     )
     save_checkpoint_steps: int = setting(
-        "SAVE_CHECKPOINT_STEPS", "Steps between checkpoints; 0 saves none.", default=0, **Ranges.STEPS_FROM_0
+        "SAVE_CHECKPOINT_STEPS",
+        "Steps between checkpoints; 0 saves none.",
+        default=0,
+        **Ranges.STEPS_FROM_0,
     )
     keep_checkpoints: int = setting(
-        "KEEP_CHECKPOINTS", "How many of the newest checkpoints to keep.", default=2, **Ranges.CHECKPOINTS
+        "KEEP_CHECKPOINTS",
+        "How many of the newest checkpoints to keep.",
+        default=2,
+        **Ranges.CHECKPOINTS,
     )
-    resume: bool = setting("RESUME", "Continue from the newest good checkpoint in LOGDIR.", default=False)
-    log_freq: int = setting("LOG_FREQ", "Steps between metric lines; 0 writes none.", default=10, **Ranges.STEPS_FROM_0)
+    resume: bool = setting(
+        "RESUME", "Continue from the newest good checkpoint in LOGDIR.", default=False
+    )
+    log_freq: int = setting(
+        "LOG_FREQ", "Steps between metric lines; 0 writes none.", default=10, **Ranges.STEPS_FROM_0
+    )
     tensorboard_dir: Path | None = setting(
         "TENSORBOARD_DIR",
         "Folder for TensorBoard event files, with a subfolder for each run; none writes none.",
@@ -72,10 +104,14 @@ class RunConfig(Section):
         "Weights & Biases project; logs offline, in the run folder, if not logged in. none disables it.",
         default=None,
     )
-    wandb_options: str | None = setting("WANDB_OPTIONS", "More arguments of wandb.init, in JSON.", default=None)
+    wandb_options: str | None = setting(
+        "WANDB_OPTIONS", "More arguments of wandb.init, in JSON.", default=None
+    )
     experiment: int = setting("EXPERIMENT", "Index i of result_<i>.txt.", default=0, ge=0, le=9999)
     caches_cleared: bool = setting(
-        "CACHES_CLEARED", "Set by the launcher when it dropped the page caches before this run.", default=False
+        "CACHES_CLEARED",
+        "Set by the launcher when it dropped the page caches before this run.",
+        default=False,
     )
 
     def contradictions(self) -> Iterator[Contradiction]:
@@ -83,7 +119,10 @@ class RunConfig(Section):
         if found := _SECRET.search(self.wandb_options or ""):
             remedy = "Remove it; run wandb login, or export WANDB_API_KEY"
             yield Contradiction(
-                "config.value", "WANDB_OPTIONS", f"holds {found[1]}, which every log would show", remedy
+                "config.value",
+                "WANDB_OPTIONS",
+                f"holds {found[1]}, which every log would show",
+                remedy,
             )
         if self.save_checkpoint_steps and not self.keep_checkpoints:
             problem = f"is 0 while SAVE_CHECKPOINT_STEPS is {self.save_checkpoint_steps}"

@@ -84,7 +84,9 @@ class Evaluator:
         self._capture = capture
         self._device = next(model.parameters()).device
         self._sums = torch.zeros(len(objective.sum_names), dtype=torch.float64, device=self._device)
-        self._resident = self._device.type == "cuda" or capture is not None if resident is None else resident
+        self._resident = (
+            self._device.type == "cuda" or capture is not None if resident is None else resident
+        )
         self._kept: list[HostBatch] | None = None
         self._target: Batch | None = None  # large enough for every resident batch that has no graph
         self._static_shapes, self._graphs = static_shapes, list[_EvaluationGraph]()
@@ -98,11 +100,18 @@ class Evaluator:
         with self._model.recording():
             self._model.is_calibrated = True
             self._model.refresh()
-            for static_shape in reversed(self._static_shapes):  # largest first: the smaller ones reuse its memory
+            for static_shape in reversed(
+                self._static_shapes
+            ):  # largest first: the smaller ones reuse its memory
                 target = static_shape.allocate(self._device)
                 function = partial(self._add, target)
                 self._capture.warm_up(function)
-                self._graphs.insert(0, _EvaluationGraph(static_shape, target, function, self._capture.record(function)))
+                self._graphs.insert(
+                    0,
+                    _EvaluationGraph(
+                        static_shape, target, function, self._capture.record(function)
+                    ),
+                )
         self._model.train()
 
     @torch.no_grad()
@@ -138,7 +147,9 @@ class Evaluator:
 
     def _over_kept(self, on_progress: OnProgress) -> None:
         if self._kept is None:
-            self._kept = [replace(batch, data=batch.data.to(self._device)) for batch in self._batches]
+            self._kept = [
+                replace(batch, data=batch.data.to(self._device)) for batch in self._batches
+            ]
             others = [batch for batch in self._kept if self._graph_for(batch) is None]
             self._target = StaticShape.over(others).allocate(self._device) if others else None
         for batch in on_progress(self._kept):
@@ -157,7 +168,11 @@ class Evaluator:
 
 
 def evaluate(
-    model: Model, objective: Objective, batches: Iterable[HostBatch], world: World, on_progress: OnProgress = iter
+    model: Model,
+    objective: Objective,
+    batches: Iterable[HostBatch],
+    world: World,
+    on_progress: OnProgress = iter,
 ) -> dict[str, float]:
     """Return the objective's metrics over every sample of the set; see `Evaluator.begin` and `Evaluation.result`."""
     return Evaluator(model, objective, batches, world).begin(on_progress).result()

@@ -74,7 +74,12 @@ from mlbert.training.step import Step, check_device, choose_graphs
 
 
 def summarize(
-    outcome: RunOutcome, data: DataConfig, evaluation: EvaluationConfig, method: Method, seed: int, world: World
+    outcome: RunOutcome,
+    data: DataConfig,
+    evaluation: EvaluationConfig,
+    method: Method,
+    seed: int,
+    world: World,
 ) -> dict[str, object]:
     """Return the numbers that ``mlbert report`` prints. Rates are per second of training, without evaluation."""
     state = outcome.state
@@ -88,7 +93,9 @@ def summarize(
     }
 
 
-def leave_behind(folder: Path, summary: Mapping[str, object], facts: Mapping[str, object], method: Method) -> None:
+def leave_behind(
+    folder: Path, summary: Mapping[str, object], facts: Mapping[str, object], method: Method
+) -> None:
     """Write the weights, the curve and, last, the summary, which marks the run as finished."""
     method.export(folder, {**summary, **facts})
     run_folder.write_curve(folder, summary)
@@ -125,26 +132,35 @@ def _inspect(resolved: Resolved, world: World, paths: RunFolder) -> tuple[int, A
     check_device(compute.cuda_graph_mode, world.device)
     if start is not None:
         plain_size(weights_file(start))
-    found = threads_per_rank(compute.cpu_threads, world.local_world_size), resolved.recipe.inspect(config)
+    found = (
+        threads_per_rank(compute.cpu_threads, world.local_world_size),
+        resolved.recipe.inspect(config),
+    )
     if world.rank == 0:
         paths.prepare(config[RunConfig].resume)
         paths.write_settings(resolved)
     return found
 
 
-def run_experiment(resolved: Resolved, world: World, console: Console, how: RunOptions = DEFAULT) -> RunOutcome:
+def run_experiment(
+    resolved: Resolved, world: World, console: Console, how: RunOptions = DEFAULT
+) -> RunOutcome:
     """Train once and write the files listed at the top of this module. Raises UserError for mistakes of the user."""
     config = resolved.config
     build: RecipeBuild = resolved.recipe.load()
     settings, data, compute = config[RunConfig], config[DataConfig], config[ComputeConfig]
     paths = RunFolder.of(settings)
-    num_threads, inputs = world.rendezvous.run_all("inputs", lambda: _inspect(resolved, world, paths))
+    num_threads, inputs = world.rendezvous.run_all(
+        "inputs", lambda: _inspect(resolved, world, paths)
+    )
     how.on_inspected()
     world.start()
     if world.rank == 0 and settings.resume:
         paths.set_log_aside()
     torch.set_num_threads(num_threads)
-    log = MLPerfLogger(paths.log if world.rank == 0 and how.mlperf_log else None, rank=world.rank, root=tree_root())
+    log = MLPerfLogger(
+        paths.log if world.rank == 0 and how.mlperf_log else None, rank=world.rank, root=tree_root()
+    )
 
     def close_log(status: str, reason: str | None) -> None:
         if world.rank == 0:
@@ -162,19 +178,32 @@ def run_experiment(resolved: Resolved, world: World, console: Console, how: RunO
         run_identity.log_submission(log.event, config[SubmissionConfig])
         log.event("seed", seed)
         prove(compute.ops, compute.precision, inputs.shape, world.device, world.all_reduce_max, say)
-        config, method = build_fitting(config, lambda c: build.build(c, inputs, world, seed, say), world, say)
+        config, method = build_fitting(
+            config, lambda c: build.build(c, inputs, world, seed, say), world, say
+        )
         if config is not resolved.config:
-            resolved = replace(resolved, config=config, origin={**resolved.origin, _PARTS: "AUTO_MICRO_BATCH"})
+            resolved = replace(
+                resolved, config=config, origin={**resolved.origin, _PARTS: "AUTO_MICRO_BATCH"}
+            )
         facts = runtime_facts(inputs, method, world)
         if world.rank == 0:
             identity = log_run(log, resolved, facts, method)
             record = paths.write_record(resolved, seed, identity)
-        monitor, more = _monitor(config, paths, world, console), [how.listener] if how.listener else []
-        listeners: list[Events] = [MLPerfEvents(log, lambda: method.evaluation.num_examples), monitor, *more]
+        monitor, more = (
+            _monitor(config, paths, world, console),
+            [how.listener] if how.listener else [],
+        )
+        listeners: list[Events] = [
+            MLPerfEvents(log, lambda: method.evaluation.num_examples),
+            monitor,
+            *more,
+        ]
         if world.rank == 0:
             listeners += _loggers(config, record, paths.folder, world, method)
         events = EventFanout(listeners)
-        run = assemble(config, method, paths.folder / "checkpoints", world, lifecycle, events, seed, how.pace)
+        run = assemble(
+            config, method, paths.folder / "checkpoints", world, lifecycle, events, seed, how.pace
+        )
         last.callback(run.snapshots.close)  # after the other ranks know how the run ends
         _make_ready(run, config, lifecycle, log, say)
         monitor.open(run.state, facts.hosts)
@@ -194,7 +223,9 @@ def run_experiment(resolved: Resolved, world: World, console: Console, how: RunO
 
 def _warn_of(inputs: Inputs, data: DataConfig, say: Callable[[str], None]) -> None:
     if inputs.train_data == inputs.eval_data and not data.synthetic_data:
-        say(f"warning: EVALDIR {data.eval_dir} is the training set: evaluations will not measure other text")
+        say(
+            f"warning: EVALDIR {data.eval_dir} is the training set: evaluations will not measure other text"
+        )
 
 
 def _monitor(config: Configuration, paths: RunFolder, world: World, console: Console) -> Monitor:
@@ -206,13 +237,21 @@ def _limits(config: Configuration) -> Limits:
     return Limits.of(config[EvaluationConfig], config[ScheduleConfig], config[RunConfig])
 
 
-def _loggers(config: Configuration, record: dict[str, Any], folder: Path, world: World, method: Method) -> list[Events]:
+def _loggers(
+    config: Configuration, record: dict[str, Any], folder: Path, world: World, method: Method
+) -> list[Events]:
     peak = functools.partial(gemm_peak_flops, method.model.dtype, world.device.type)
-    return make_loggers(config[RunConfig], record, folder, config[OptimizerConfig].optimizer, world.world_size, peak)
+    return make_loggers(
+        config[RunConfig], record, folder, config[OptimizerConfig].optimizer, world.world_size, peak
+    )
 
 
 def _make_ready(
-    run: Run, config: Configuration, lifecycle: Lifecycle, log: MLPerfLogger, say: Callable[[str], None]
+    run: Run,
+    config: Configuration,
+    lifecycle: Lifecycle,
+    log: MLPerfLogger,
+    say: Callable[[str], None],
 ) -> None:
     """Resume from a checkpoint if asked to, then warm up and capture graphs so that none of it is timed."""
     if reason := run.method.optimizer.reason:
@@ -225,13 +264,17 @@ def _make_ready(
     if run.step.graphs:
         run.evaluator.record()
         world = run.world
-        run.step.record(functools.partial(tuned, world.device, world.rank == 0, world.all_reduce_max, say))
+        run.step.record(
+            functools.partial(tuned, world.device, world.rank == 0, world.all_reduce_max, say)
+        )
         say(f"CUDA graphs: {config[ComputeConfig].cuda_graph_mode}, {run.method.static_shape}")
     if run.save_every_steps or run.pace:
         run.snapshots.prepare()
 
 
-def _train_measured(run: Run, log: MLPerfLogger, say: Callable[[str], None]) -> tuple[RunOutcome, dict[str, float]]:
+def _train_measured(
+    run: Run, log: MLPerfLogger, say: Callable[[str], None]
+) -> tuple[RunOutcome, dict[str, float]]:
     """Train, and return the outcome and the energy used. All ranks call it together; one of each machine measures."""
     world = run.world
     meter = EnergyMeter(world.local_world_size if world.device.type == "cuda" else 0)
@@ -242,13 +285,18 @@ def _train_measured(run: Run, log: MLPerfLogger, say: Callable[[str], None]) -> 
     log.end("init_stop")
     world.barrier()
     outcome = train(run)
-    energy = summarize_energy(world.all_reduce_sum(torch.tensor(meter.stop(), dtype=torch.float64)).tolist())
+    energy = summarize_energy(
+        world.all_reduce_sum(torch.tensor(meter.stop(), dtype=torch.float64)).tolist()
+    )
     say(energy_words(energy, meter.reason))
     return outcome, energy
 
 
 def build_fitting(
-    config: Configuration, build: Callable[[Configuration], Method], world: World, say: Callable[[str], object]
+    config: Configuration,
+    build: Callable[[Configuration], Method],
+    world: World,
+    say: Callable[[str], object],
 ) -> tuple[Configuration, Method]:
     """Build the method; with AUTO_MICRO_BATCH, double GRADIENT_STEPS until the largest micro-batch fits.
 
@@ -276,13 +324,23 @@ def build_fitting(
 
 def _fits(method: Method, static_shape: StaticShape, world: World) -> bool:
     """Return True if forward and backward of a dummy batch that fills the static shape fit on every rank."""
-    step = Step(method.model, method.objective, method.flat, method.sync, method.optimizer, world.all_reduce_max, print)
+    step = Step(
+        method.model,
+        method.objective,
+        method.flat,
+        method.sync,
+        method.optimizer,
+        world.all_reduce_max,
+        print,
+    )
     failed = False
     try:
         step.dry_run(_largest(static_shape))
     except (MemoryError, RuntimeError) as error:
         # PyTorch's CPU allocator raises a plain RuntimeError.
-        is_memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+        is_memory = isinstance(
+            error, MemoryError | torch.OutOfMemoryError
+        ) or "can't allocate memory" in str(error)
         if not is_memory:
             raise
         failed = True
@@ -335,7 +393,9 @@ def log_run(
     config, data = resolved.config, resolved.config[DataConfig]
     batch = rules.global_batch_size(data.train_batch_size, facts.ranks, data.average_packing_rate)
     run_identity.log_batch_size(log.event, data, batch)
-    run_identity.log_ends(log.event, config[EvaluationConfig], config[ScheduleConfig], config[RunConfig])
+    run_identity.log_ends(
+        log.event, config[EvaluationConfig], config[ScheduleConfig], config[RunConfig]
+    )
     log.event("opt_implementation", method.optimizer.implementation)
     method.optimizer.hyperparameters(log.event)
     method.schedule.hyperparameters(log.event)
@@ -369,21 +429,36 @@ def assemble(
     """
     run, evaluation = config[RunConfig], config[EvaluationConfig]
     parts = config[DataConfig].gradient_accumulation_steps
-    graphs = choose_graphs(config[ComputeConfig].cuda_graph_mode, method, parts, world.device, world.world_size)
+    graphs = choose_graphs(
+        config[ComputeConfig].cuda_graph_mode, method, parts, world.device, world.world_size
+    )
     state = TrainState(next_eval_samples=evaluation.eval_iter_start_samples)
     objects = (method.model, method.objective, method.flat, method.sync, method.optimizer)
-    capture = graphs.capture() if graphs else None  # its own memory pool: an evaluation may run between any two steps
+    capture = (
+        graphs.capture() if graphs else None
+    )  # its own memory pool: an evaluation may run between any two steps
     static_shapes = method.evaluation.static_shapes if graphs else ()
     return Run(
         method=method,
         step=Step(*objects, world.all_reduce_max, events.say, graphs, method.loss_scale),
         reader=BatchReader(
-            method.source, method.objective, method.model, world, lifecycle.watch, lambda: lifecycle.warned
+            method.source,
+            method.objective,
+            method.model,
+            world,
+            lifecycle.watch,
+            lambda: lifecycle.warned,
         ),
         sample_counter=SampleCounter(state, events.skipped),
-        evaluator=Evaluator(method.model, method.objective, method.evaluation, world, capture, static_shapes),
+        evaluator=Evaluator(
+            method.model, method.objective, method.evaluation, world, capture, static_shapes
+        ),
         snapshots=Snapshots(
-            CheckpointFolder(checkpoints, run.keep_checkpoints, dict(method.identity)), method, state, seed, world
+            CheckpointFolder(checkpoints, run.keep_checkpoints, dict(method.identity)),
+            method,
+            state,
+            seed,
+            world,
         ),
         events=events,
         lifecycle=lifecycle,
@@ -402,7 +477,9 @@ def assemble(
 ProgressTask = Callable[[int], AbstractContextManager[Callable[[int], None]]]
 
 
-def evaluate_only(config: Configuration, recipe: Recipe, world: World, console: Console, task: ProgressTask) -> float:
+def evaluate_only(
+    config: Configuration, recipe: Recipe, world: World, console: Console, task: ProgressTask
+) -> float:
     """Evaluate the starting weights once, as training would. Print all metrics and return the recipe's.
 
     Raises:
@@ -414,10 +491,16 @@ def evaluate_only(config: Configuration, recipe: Recipe, world: World, console: 
     def build() -> tuple[Model, Objective, EvaluationSet]:
         if config[ModelConfig].init_checkpoint is None:
             reason = "is none, so there is nothing to evaluate"
-            raise UserError("config.missing", "INIT_CHECKPOINT", reason, "Set it to the starting weights")
-        torch.set_num_threads(threads_per_rank(config[ComputeConfig].cpu_threads, world.local_world_size))
+            raise UserError(
+                "config.missing", "INIT_CHECKPOINT", reason, "Set it to the starting weights"
+            )
+        torch.set_num_threads(
+            threads_per_rank(config[ComputeConfig].cpu_threads, world.local_world_size)
+        )
         recipe_build: RecipeBuild = recipe.load()
-        model, objective, samples = recipe_build.build_evaluation(config, world, config[RunConfig].seed or 0, say)
+        model, objective, samples = recipe_build.build_evaluation(
+            config, world, config[RunConfig].seed or 0, say
+        )
         samples.open()
         return model, objective, samples
 

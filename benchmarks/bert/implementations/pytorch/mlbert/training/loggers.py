@@ -28,10 +28,25 @@ class NumberLogger(Events):
         peak: peak FLOP/s of one rank.
     """
 
-    def __init__(self, write: Write, close: Callable[[], object], optimizer: str, ranks: int, peak: float) -> None:
-        self._write, self._close, self._optimizer, self._ranks, self._peak = write, close, optimizer, ranks, peak
+    def __init__(
+        self, write: Write, close: Callable[[], object], optimizer: str, ranks: int, peak: float
+    ) -> None:
+        self._write, self._close, self._optimizer, self._ranks, self._peak = (
+            write,
+            close,
+            optimizer,
+            ranks,
+            peak,
+        )
 
-    def step(self, state: TrainState, loss: float, lr: float, grad_norm: float, ranks: Sequence[float] = ()) -> None:
+    def step(
+        self,
+        state: TrainState,
+        loss: float,
+        lr: float,
+        grad_norm: float,
+        ranks: Sequence[float] = (),
+    ) -> None:
         """Log loss, learning rate, gradient norm, and the average speed so far without evaluations."""
         seconds = state.train_seconds or float("inf")
         numbers = {
@@ -49,7 +64,10 @@ class NumberLogger(Events):
 
     def evaluation(self, state: TrainState, metrics: Mapping[str, float], seconds: float) -> None:
         """Log every metric of an evaluation."""
-        self._write({f"metrics/eval/{_NAMES.get(name, name)}": value for name, value in metrics.items()}, state.step)
+        self._write(
+            {f"metrics/eval/{_NAMES.get(name, name)}": value for name, value in metrics.items()},
+            state.step,
+        )
 
     def stop(self, outcome: RunOutcome) -> None:
         """Close the logger."""
@@ -57,7 +75,12 @@ class NumberLogger(Events):
 
 
 def make_loggers(
-    config: RunConfig, record: Mapping[str, Any], folder: Path, optimizer: str, ranks: int, peak: Callable[[], float]
+    config: RunConfig,
+    record: Mapping[str, Any],
+    folder: Path,
+    optimizer: str,
+    ranks: int,
+    peak: Callable[[], float],
 ) -> list[Events]:
     """Return the loggers that TENSORBOARD_DIR and WANDB_PROJECT ask for; call on rank 0.
 
@@ -93,7 +116,9 @@ def _tensorboard(folder: Path) -> tuple[Write, Callable[[], object]]:
         writer = SummaryWriter(str(folder))
     except OSError as error:
         reason = f"{folder} cannot be written ({error.strerror})"
-        raise UserError("file.unwritable", "TENSORBOARD_DIR", reason, "Name a writable folder") from None
+        raise UserError(
+            "file.unwritable", "TENSORBOARD_DIR", reason, "Name a writable folder"
+        ) from None
 
     def write(numbers: Mapping[str, float], step: int) -> None:
         for name, value in numbers.items():
@@ -103,15 +128,23 @@ def _tensorboard(folder: Path) -> tuple[Write, Callable[[], object]]:
     return write, writer.close
 
 
-def _wandb(config: RunConfig, record: Mapping[str, Any], folder: Path) -> tuple[Write, Callable[[], object]]:
+def _wandb(
+    config: RunConfig, record: Mapping[str, Any], folder: Path
+) -> tuple[Write, Callable[[], object]]:
     """Open a run. Without a login it stays in the folder, as with WANDB_MODE=offline; upload it with wandb sync."""
     wandb = import_package("wandb", "WANDB_PROJECT", "loggers")
     is_configured = "WANDB_MODE" in environment() or wandb.login(prompt=False, verify=False)
-    about: dict[str, Any] = {"project": config.wandb_project, "name": config.run_name, "dir": str(folder)}
+    about: dict[str, Any] = {
+        "project": config.wandb_project,
+        "name": config.run_name,
+        "dir": str(folder),
+    }
     about |= {"config": dict(record), "mode": None if is_configured else "offline"}
     try:
         run = wandb.init(**about | json.loads(config.wandb_options or "{}"))
     except (ValueError, TypeError) as error:
         reason = f"is not accepted by wandb.init ({error})"
-        raise UserError("config.value", "WANDB_OPTIONS", reason, "Give its arguments in JSON") from None
+        raise UserError(
+            "config.value", "WANDB_OPTIONS", reason, "Give its arguments in JSON"
+        ) from None
     return lambda numbers, step: run.log(dict(numbers), step=step), run.finish

@@ -110,12 +110,21 @@ def train(run: Run) -> RunOutcome:
 
 def train_one_step(run: Run, clock: Clock) -> bool:
     """Run one optimizer step on all ranks. Return True if any rank was warned that the job is about to end."""
-    state, watch, started, completed = run.state, run.lifecycle.watch, time.monotonic(), run.state.step
+    state, watch, started, completed = (
+        run.state,
+        run.lifecycle.watch,
+        time.monotonic(),
+        run.state.step,
+    )
     upcoming = run.reader.take(completed)
     after = replace(state, step=completed + 1, samples=state.samples + upcoming.counts.samples)
     if run.limits.reached(after, 0.0) is None:  # else this is probably the last step
-        run.reader.begin_count(completed, clock.seconds() + clock.step_seconds + clock.evaluation_seconds)
-    lr = run.method.schedule(state.updates) * (run.pace.factor(state.due_seconds) if run.pace else 1.0)
+        run.reader.begin_count(
+            completed, clock.seconds() + clock.step_seconds + clock.evaluation_seconds
+        )
+    lr = run.method.schedule(state.updates) * (
+        run.pace.factor(state.due_seconds) if run.pace else 1.0
+    )
     result = run.step(
         upcoming.batches,
         run.seed,
@@ -143,7 +152,10 @@ def train_one_step(run: Run, clock: Clock) -> bool:
 
 def sum_losses(run: Run, result: StepResult) -> tuple[float, list[float]]:
     """Return the loss over all ranks of a step that is done, and `Events.step`'s ``ranks``."""
-    world, own = run.world, max(run.lifecycle.watch.own_seconds(run.state.step), run.step.device_seconds)
+    world, own = (
+        run.world,
+        max(run.lifecycle.watch.own_seconds(run.state.step), run.step.device_seconds),
+    )
     numbers = torch.zeros(2, world.world_size, dtype=torch.float64, device=result.loss_sum.device)
     numbers[0, world.rank], numbers[1, world.rank] = result.loss_sum, own
     losses, ranks = world.all_reduce_sum(numbers)
@@ -156,7 +168,9 @@ def evaluate(run: Run, clock: Clock, read_ahead: bool) -> None:
     run.events.evaluation_start(state)
     with method.optimizer.exact_weights():
         method.model.weights_changed()
-        evaluation = run.evaluator.begin(lambda items: watch.each(items, state.step, Stage.EVALUATE, Stage.SUM))
+        evaluation = run.evaluator.begin(
+            lambda items: watch.each(items, state.step, Stage.EVALUATE, Stage.SUM)
+        )
     method.model.weights_changed()  # training may read rounded weights
     if read_ahead:
         run.reader.read_ahead(state.step)
@@ -192,5 +206,7 @@ def _stop_reason(run: Run, clock: Clock) -> tuple[str | None, bool]:
     state, seconds = run.state, run.state.due_seconds
     is_due = state.samples >= state.next_eval_samples
     if run.pace is not None:
-        is_due = is_due or run.pace.evaluates(seconds - clock.evaluated_at, clock.evaluation_seconds)
+        is_due = is_due or run.pace.evaluates(
+            seconds - clock.evaluated_at, clock.evaluation_seconds
+        )
     return run.limits.reached(state, seconds), is_due

@@ -147,7 +147,9 @@ class Objective(Protocol):
     def divisors(self, counts: Sequence[int]) -> tuple[float, ...]:
         """Return the divisor of each part of the loss."""
 
-    def loss(self, model: Any, batch: Batch, keys: Keys | None, divisors: Sequence[Tensor]) -> Tensor:
+    def loss(
+        self, model: Any, batch: Batch, keys: Keys | None, divisors: Sequence[Tensor]
+    ) -> Tensor:
         """Return a float32 scalar; ``divisors`` are float32 scalars on the device."""
 
     def sums(self, model: Any, batch: Batch) -> Tensor:
@@ -311,7 +313,14 @@ class Inputs(Protocol):
 class RecipeBuild(Protocol):
     """A module that builds the objects of a `mlbert.config.recipe.Recipe`."""
 
-    def build(self, config: Configuration, inputs: Any, world: World, seed: int, warn: Callable[[str], None]) -> Method:
+    def build(
+        self,
+        config: Configuration,
+        inputs: Any,
+        world: World,
+        seed: int,
+        warn: Callable[[str], None],
+    ) -> Method:
         """Return the method's objects. The data sets are not read before their ``open``."""
 
     def build_evaluation(

@@ -88,11 +88,20 @@ class BatchReader:
         if not self._read:
             self._read_next(step, Stage.READ)
         batches = self._read[0]
-        for_loss = [sum(column) for column in zip(*map(self._objective.counts, batches), strict=True)]
+        for_loss = [
+            sum(column) for column in zip(*map(self._objective.counts, batches), strict=True)
+        ]
         samples, tokens = sum(b.num_samples for b in batches), sum(b.num_tokens for b in batches)
         flops, clock_ms = sum(map(self._model.training_flops, batches)), round(seconds * 1000)
         # One all-reduce for everything: each further one would cost a round trip.
-        numbers = [samples, tokens, flops, self._is_warned(), clock_ms if self._world.rank == 0 else 0, *for_loss]
+        numbers = [
+            samples,
+            tokens,
+            flops,
+            self._is_warned(),
+            clock_ms if self._world.rank == 0 else 0,
+            *for_loss,
+        ]
         total = self._begin_sum(torch.tensor(numbers))
         self._counting = lambda: self._upcoming(batches, for_loss, total().tolist())
 
@@ -123,14 +132,18 @@ class BatchReader:
 
         return wait
 
-    def _upcoming(self, batches: Sequence[HostBatch], for_loss: Sequence[int], total: Sequence[int]) -> Upcoming:
+    def _upcoming(
+        self, batches: Sequence[HostBatch], for_loss: Sequence[int], total: Sequence[int]
+    ) -> Upcoming:
         samples, tokens, flops, warned, clock_ms, *for_loss_total = total
         if self._objective.scope == "rank":
             # Gradients are summed over ranks, but the objective needs their mean.
             divisors = tuple(self._world.world_size * d for d in self._objective.divisors(for_loss))
         else:
             divisors = self._objective.divisors(for_loss_total)
-        return Upcoming(batches, divisors, StepCounts(samples, tokens, flops), bool(warned), clock_ms / 1000)
+        return Upcoming(
+            batches, divisors, StepCounts(samples, tokens, flops), bool(warned), clock_ms / 1000
+        )
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,16 @@ from torch import Tensor
 from mlbert.data.loading.batches import Batch, HostBatch, StaticShape
 from mlbert.distributed.capture import Capture, CudaCapture
 from mlbert.host.errors import UserError
-from mlbert.training.protocols import FlatBuffers, GradientSync, Keys, LossScale, Method, Model, Objective, Optimizer
+from mlbert.training.protocols import (
+    FlatBuffers,
+    GradientSync,
+    Keys,
+    LossScale,
+    Method,
+    Model,
+    Objective,
+    Optimizer,
+)
 
 SETTING = "CUDA_GRAPH_MODE"
 WARM_UP_TOKENS = 8
@@ -150,25 +159,43 @@ class Step:
         self._device = device = flat.grad.device
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         # Around the micro-batches of a step. "External" ones may also be recorded in a graph.
-        self._events = [torch.cuda.Event(enable_timing=True, external=True) for _ in range(2 * (device.type == "cuda"))]
+        self._events = [
+            torch.cuda.Event(enable_timing=True, external=True)
+            for _ in range(2 * (device.type == "cuda"))
+        ]
         example = HostBatch.dummy(1)
         self._num_divisors = len(objective.divisors(objective.counts(example)))
         keys = model.dropout_keys(0, 0)
         # Keys and the bits of the divisors, so that one copy transfers both.
-        self._numbers = torch.zeros(keys.numel() + self._num_divisors, dtype=torch.int32, device=device)
+        self._numbers = torch.zeros(
+            keys.numel() + self._num_divisors, dtype=torch.int32, device=device
+        )
         # C kernels take the keys as host numbers; graphs and Triton kernels read them on the device.
         self._keys_on_host = graphs is None and device.type == "cpu"
         self._keys: Keys = self._numbers[: keys.numel()].view(keys.shape)
         self._divisors = self._numbers[keys.numel() :].view(torch.float32).unbind()
-        self._graphs = [self._graph(graphs, b) for b in (*graphs.smaller, graphs.static_shape)] if graphs else []
+        self._graphs = (
+            [self._graph(graphs, b) for b in (*graphs.smaller, graphs.static_shape)]
+            if graphs
+            else []
+        )
         # With the largest shape: the first step may have any size.
-        self._calibrating = replace(self._graphs[-1], function=self._learning(self._graphs[-1])) if graphs else None
+        self._calibrating = (
+            replace(self._graphs[-1], function=self._learning(self._graphs[-1])) if graphs else None
+        )
 
     def _graph(self, graphs: Graphs, static_shape: StaticShape) -> _StepGraph:
         """Allocate the graph's batches; `record` captures it."""
         is_full = graphs.mode is GraphMode.FULL_ITERATION
-        targets = [static_shape.allocate(self._device) for _ in range(graphs.micro_batches if is_full else 1)]
-        return _StepGraph(static_shape, targets, partial(self._iteration if is_full else self._first_target, targets))
+        targets = [
+            static_shape.allocate(self._device)
+            for _ in range(graphs.micro_batches if is_full else 1)
+        ]
+        return _StepGraph(
+            static_shape,
+            targets,
+            partial(self._iteration if is_full else self._first_target, targets),
+        )
 
     def _learning(self, graph: _StepGraph) -> Callable[[], None]:
         """Return the graph's function for unknown FP8 scales, which quantizes the weights inside the graph."""
@@ -186,7 +213,9 @@ class Step:
             return None
         assert self._calibrating is not None, "as there are graphs"
         usable = self._graphs if self._model.is_calibrated else [self._calibrating]
-        return next((graph for graph in usable if all(map(graph.static_shape.holds, batches))), None)
+        return next(
+            (graph for graph in usable if all(map(graph.static_shape.holds, batches))), None
+        )
 
     def warm_up(self) -> None:
         """Run forward, backward, reduction and update, and an evaluation forward pass, on dummy tokens.
@@ -198,7 +227,9 @@ class Step:
         self._sync.warm_up()
         # Divisors of 0 make gradients that are not finite, and such an update changes nothing.
         self._write_numbers(0, 0, [0.0] * self._num_divisors)
-        batch = HostBatch.dummy(WARM_UP_TOKENS, page_locked=is_cuda, sequences=WARM_UP_SEQUENCES if is_cuda else 1)
+        batch = HostBatch.dummy(
+            WARM_UP_TOKENS, page_locked=is_cuda, sequences=WARM_UP_SEQUENCES if is_cuda else 1
+        )
         self._sync.prepare(last=True)
         self._forward_backward(batch.to(self._device))
         self._sync.finish()
@@ -219,7 +250,9 @@ class Step:
             self._flat.zero_grad()
             self._model.forget_step()
 
-    def record(self, tuned: Callable[[Callable[[], None]], None] = lambda warm_up: warm_up()) -> None:
+    def record(
+        self, tuned: Callable[[Callable[[], None]], None] = lambda warm_up: warm_up()
+    ) -> None:
         """Warm up and capture the graphs. Weights, moments and scales keep their values; gradients are zero afterwards.
 
         Args:
@@ -227,7 +260,9 @@ class Step:
         """
         assert self.graphs is not None, "no graphs"
         updates, scale = self._optimizer.num_updates, self._loss_scale
-        scale_before = {name: value.clone() for name, value in scale.state_dict().items()} if scale else {}
+        scale_before = (
+            {name: value.clone() for name, value in scale.state_dict().items()} if scale else {}
+        )
         # Divisors of 0 make gradients that are not finite, and such an update changes nothing.
         self._numbers.zero_()
         # Largest first: the memory it leaves in the pool is enough for the others.
@@ -243,7 +278,9 @@ class Step:
 
         with self._model.recording():
             self._flat.zero_grad()
-            tuned(warm_up)  # all of them before any capture: their memory must be free again before the pool exists
+            tuned(
+                warm_up
+            )  # all of them before any capture: their memory must be free again before the pool exists
             for graph in graphs:
                 self._make_ready(graph)
                 graph.replay = capture.record(graph.function)
@@ -286,7 +323,9 @@ class Step:
         graph = self.graph_for(batches)
         if self.graphs and not graph and not self._has_said:
             self._has_said = True
-            self._say(f"step {step + 1} runs without a graph: a batch exceeds {self.graphs.static_shape}")
+            self._say(
+                f"step {step + 1} runs without a graph: a batch exceeds {self.graphs.static_shape}"
+            )
         if graph and self.graphs and self.graphs.mode is GraphMode.FULL_ITERATION:
             norm = self._replay_iteration(graph, on_progress(batches), lr)
         else:
@@ -305,7 +344,9 @@ class Step:
         for event in self._events[1:]:
             event.record()
 
-    def _step(self, graph: _StepGraph | None, batches: Iterable[HostBatch], num_batches: int, lr: float) -> Tensor:
+    def _step(
+        self, graph: _StepGraph | None, batches: Iterable[HostBatch], num_batches: int, lr: float
+    ) -> Tensor:
         self._clear()
         if graph and self._model.is_calibrated:
             self._model.refresh()  # once for all micro-batches: their graph only reads the copies
@@ -321,7 +362,9 @@ class Step:
         self._end()
         return norm
 
-    def _replay_iteration(self, graph: _StepGraph, batches: Iterable[HostBatch], lr: float) -> Tensor:
+    def _replay_iteration(
+        self, graph: _StepGraph, batches: Iterable[HostBatch], lr: float
+    ) -> Tensor:
         for batch, target in zip(batches, graph.targets, strict=True):
             graph.static_shape.write(batch, target)
         self._optimizer.set_learning_rate(lr)
@@ -360,7 +403,9 @@ class Step:
 
     def _write_numbers(self, seed: int, step: int, divisors: Sequence[float]) -> None:
         keys = self._model.dropout_keys(seed, step)
-        numbers = torch.cat([keys.flatten(), torch.tensor(divisors, dtype=torch.float32).view(torch.int32)])
+        numbers = torch.cat(
+            [keys.flatten(), torch.tensor(divisors, dtype=torch.float32).view(torch.int32)]
+        )
         # The allocator does not reuse pinned memory before the copy is done.
         numbers = numbers.pin_memory() if self._numbers.is_cuda else numbers
         self._numbers.copy_(numbers, non_blocking=True)
@@ -377,10 +422,14 @@ def check_device(mode: str, device: torch.device) -> None:
     """Raise UserError if graphs are requested without a GPU, before anything large is built."""
     if mode != "none" and device.type != "cuda":
         remedy = "See nvidia-smi, docker's --gpus all, SRUN_ARGS=--gres=gpu:8 for Slurm; on a CPU set it to none"
-        raise UserError("device.unavailable", f"{SETTING}={mode}", "needs a GPU, and PyTorch finds none", remedy)
+        raise UserError(
+            "device.unavailable", f"{SETTING}={mode}", "needs a GPU, and PyTorch finds none", remedy
+        )
 
 
-def choose_graphs(mode: str, method: Method, micro_batches: int, device: torch.device, ranks: int) -> Graphs | None:
+def choose_graphs(
+    mode: str, method: Method, micro_batches: int, device: torch.device, ranks: int
+) -> Graphs | None:
     """Return the graphs that CUDA_GRAPH_MODE asks for; None for ``none``.
 
     Args:
@@ -396,8 +445,12 @@ def choose_graphs(mode: str, method: Method, micro_batches: int, device: torch.d
     if mode == "none":
         return None
     static_shape, graph_mode = method.static_shape, GraphMode(mode)
-    if obstacle := method.model.capture_obstacle(device, static_shape.max_seqlen if static_shape else 0):
-        raise UserError("config.conflict", f"{SETTING}={mode}", obstacle, f"Set OPS=auto, or {SETTING}=none")
+    if obstacle := method.model.capture_obstacle(
+        device, static_shape.max_seqlen if static_shape else 0
+    ):
+        raise UserError(
+            "config.conflict", f"{SETTING}={mode}", obstacle, f"Set OPS=auto, or {SETTING}=none"
+        )
     if static_shape is None:
         reason = "this recipe's batches have no fixed sizes"
         raise UserError("config.conflict", f"{SETTING}={mode}", reason, f"Set {SETTING}=none")

@@ -25,23 +25,47 @@ def _parser() -> Parser:
     parser = Parser(PROGRAM, "Convert text to MDS data sets for streaming.")
     kinds = [*streaming.HUB_SETS, OWN, PYTHON]
     parser.add_argument(
-        "--dataset", required=True, choices=kinds, help=f"the first {len(streaming.HUB_SETS)} are downloaded"
+        "--dataset",
+        required=True,
+        choices=kinds,
+        help=f"the first {len(streaming.HUB_SETS)} are downloaded",
     )
     parser.add_argument("--data_subset", help="subset of a downloaded data set; default for c4: en")
     files = 'a .txt file (a blank line ends a text), a .jsonl or .json file (one text per line, as "text")'
     files = f"{files} or a .parquet file (column text), also compressed (.gz, .zst)"
-    parser.add_argument("--path", type=Path, help=f"for --dataset text: {files}, or a folder of such files")
-    parser.add_argument("--splits", nargs="+", default=["train", "train_small", "val"], choices=list(streaming.SPLITS))
-    parser.add_argument("--out_root", type=Path, required=True, help="parent of one folder per split")
+    parser.add_argument(
+        "--path", type=Path, help=f"for --dataset text: {files}, or a folder of such files"
+    )
+    parser.add_argument(
+        "--splits",
+        nargs="+",
+        default=["train", "train_small", "val"],
+        choices=list(streaming.SPLITS),
+    )
+    parser.add_argument(
+        "--out_root", type=Path, required=True, help="parent of one folder per split"
+    )
     parser.add_argument("--compression", help="zstd, or zstd:LEVEL")
-    parser.add_argument("--concat_tokens", type=int, help="tokenise, join, and cut into samples of this many tokens")
+    parser.add_argument(
+        "--concat_tokens", type=int, help="tokenise, join, and cut into samples of this many tokens"
+    )
     parser.add_argument("--tokenizer", help="a vocab.txt, its folder, or a model's name")
-    parser.add_argument("--bos_text", default="", help="with --concat_tokens: text before each text")
+    parser.add_argument(
+        "--bos_text", default="", help="with --concat_tokens: text before each text"
+    )
     parser.add_argument("--eos_text", default="", help="with --concat_tokens: text after each text")
-    parser.add_argument("--no_wrap", action="store_true", help="with --concat_tokens: a new text for each sample")
-    parser.add_argument("--workers", type=int, default=0, help="for --dataset text: processes; 0: one per core")
-    parser.add_argument("--task", metavar="I/N", help="for --dataset text: make share I (0 to N-1) only")
-    parser.add_argument("--merge", action="store_true", help="complete what the shares of --task made")
+    parser.add_argument(
+        "--no_wrap", action="store_true", help="with --concat_tokens: a new text for each sample"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=0, help="for --dataset text: processes; 0: one per core"
+    )
+    parser.add_argument(
+        "--task", metavar="I/N", help="for --dataset text: make share I (0 to N-1) only"
+    )
+    parser.add_argument(
+        "--merge", action="store_true", help="complete what the shares of --task made"
+    )
     return parser
 
 
@@ -59,13 +83,17 @@ def _run() -> int:
     executor = Executor(given.workers or os.cpu_count() or 1, console_progress(), share)
     options |= {"compression": given.compression, "executor": executor}
     # Without a complete split, not all files are read.
-    if given.dataset == OWN and not (share.is_all and all(streaming.SPLITS[split][1] for split in given.splits)):
+    if given.dataset == OWN and not (
+        share.is_all and all(streaming.SPLITS[split][1] for split in given.splits)
+    ):
         streaming.convert_files(given.path, given.splits, given.out_root, **options)
         return SUCCEEDED
     if given.dataset in streaming.HUB_SETS:
         texts = streaming.hub_texts(given.dataset, given.data_subset)
     else:
-        texts = streaming.own_texts(given.path) if given.dataset == OWN else streaming.python_texts()
+        texts = (
+            streaming.own_texts(given.path) if given.dataset == OWN else streaming.python_texts()
+        )
     streaming.convert(texts, given.splits, given.out_root, **options)
     return SUCCEEDED
 
@@ -74,23 +102,43 @@ def _check_source(given: argparse.Namespace) -> None:
     remedy = f"Use --dataset {OWN} --path FILES"
     if given.dataset == OWN and given.path is None:
         raise UserError("config.missing", "--path", "is missing", remedy)
-    for flag, is_given in {"--path": given.path, "--task": given.task, "--merge": given.merge}.items():
+    for flag, is_given in {
+        "--path": given.path,
+        "--task": given.task,
+        "--merge": given.merge,
+    }.items():
         if given.dataset != OWN and is_given:
-            raise UserError("config.conflict", flag, f"conflicts with --dataset {given.dataset}", remedy)
+            raise UserError(
+                "config.conflict", flag, f"conflicts with --dataset {given.dataset}", remedy
+            )
     if given.dataset not in streaming.HUB_SETS and given.data_subset is not None:
-        raise UserError("config.conflict", "--data_subset", f"conflicts with --dataset {given.dataset}", "Leave it out")
+        raise UserError(
+            "config.conflict",
+            "--data_subset",
+            f"conflicts with --dataset {given.dataset}",
+            "Leave it out",
+        )
 
 
 def _concatenation(given: argparse.Namespace) -> streaming.Concatenation | None:
     if given.concat_tokens is None:
         if given.bos_text or given.eos_text or given.no_wrap:
             remedy = "Give --concat_tokens"
-            raise UserError("config.conflict", "--bos_text, --eos_text and --no_wrap", "have no effect alone", remedy)
+            raise UserError(
+                "config.conflict",
+                "--bos_text, --eos_text and --no_wrap",
+                "have no effect alone",
+                remedy,
+            )
         return None
     if given.concat_tokens < 1:
         reason = f"{given.concat_tokens} is not a number of tokens"
         raise UserError("config.range", "--concat_tokens", reason, "Use 1 or more")
     if given.dataset in streaming.HUB_SETS and given.tokenizer is None:
         reason = "needs a tokenizer"
-        raise UserError("config.missing", "--concat_tokens", reason, f"Give --tokenizer {UNCASED_NAMES[0]}")
-    return streaming.Concatenation(given.concat_tokens, given.bos_text, given.eos_text, not given.no_wrap)
+        raise UserError(
+            "config.missing", "--concat_tokens", reason, f"Give --tokenizer {UNCASED_NAMES[0]}"
+        )
+    return streaming.Concatenation(
+        given.concat_tokens, given.bos_text, given.eos_text, not given.no_wrap
+    )

@@ -55,7 +55,9 @@ def glue(path: YamlFile, words: Words = None) -> int:
     if World.identify(environment()).world_size > 1:
         remedy = f"Run python {PROGRAM} without a launcher"
         raise UserError("command.launcher", PROGRAM, "starts its processes itself", remedy)
-    return Program(path, GlueYaml(Leaves(path, read_nested(path, words or [], glue_yaml.KNOWN))), Console()).run()
+    return Program(
+        path, GlueYaml(Leaves(path, read_nested(path, words or [], glue_yaml.KNOWN))), Console()
+    ).run()
 
 
 class Program:
@@ -70,7 +72,9 @@ class Program:
         """Run the unfinished jobs; print and write the scores."""
         given = self._given
         if not given.jobs:
-            raise UserError("config.missing", self._path, "defines no jobs", "Give tasks with seeds")
+            raise UserError(
+                "config.missing", self._path, "defines no jobs", "Give tasks with seeds"
+            )
         finetuning_yaml.make_glue(given.glue, given.source, given.tasks)
         samples = self._check_settings()
         given.folder.mkdir(parents=True, exist_ok=True)
@@ -81,7 +85,9 @@ class Program:
             self._print(f"{len(done)} of {len(given.jobs)} jobs are already done")
         most = len(given.jobs) if given.parallel else 1
         visible = environment().get("CUDA_VISIBLE_DEVICES")
-        slots = glue_runner.make_slots(torch.cuda.device_count(), visible, sorted(os.sched_getaffinity(0)), most)
+        slots = glue_runner.make_slots(
+            torch.cuda.device_count(), visible, sorted(os.sched_getaffinity(0)), most
+        )
         runner = Runner(given.jobs, done, slots, self._prepare, self._folder, environment())
         to_do = {job: samples[job.task] for job in given.jobs if job not in done}
         progress = console_progress(self._console)
@@ -118,9 +124,14 @@ class Program:
         for task in self._given.tasks:
             job = next(job for job in self._given.jobs if job.task == task)
             values = self._given.of_job(job, self._given.start)
-            leaves = Leaves(self._path, {name: YamlValue(value, str(self._path)) for name, value in values.items()})
+            leaves = Leaves(
+                self._path,
+                {name: YamlValue(value, str(self._path)) for name, value in values.items()},
+            )
             layer = finetuning_yaml.to_settings(leaves, 1, torch.cuda.is_available())
-            samples[task] = resolve_layer(self._path, layer).config[RunConfig].max_samples_termination
+            samples[task] = (
+                resolve_layer(self._path, layer).config[RunConfig].max_samples_termination
+            )
         return samples
 
     def _prepare(self, job: GlueJob) -> list[str]:
@@ -143,7 +154,9 @@ class Program:
         path = folder / JOB_YAML
         if not path.exists() or path.read_text(encoding="utf-8") != self._yaml(job):
             reason = f"holds the result of another {JOB_YAML}"
-            raise UserError("run.exists", folder, reason, "Choose another base_run_name, or remove the folder")
+            raise UserError(
+                "run.exists", folder, reason, "Choose another base_run_name, or remove the folder"
+            )
         return True
 
     def _folder(self, job: GlueJob) -> Path:

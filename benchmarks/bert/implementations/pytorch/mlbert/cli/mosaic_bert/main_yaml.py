@@ -27,7 +27,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 WORDS = {"ignore_unknown_options": True}
 YamlFile = Annotated[Path, typer.Argument(metavar="YAML", help="YAML file to start from.")]
 Words = Annotated[
-    list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Override values of the file.", show_default=False)
+    list[str] | None,
+    typer.Argument(metavar="NAME=VALUE", help="Override values of the file.", show_default=False),
 ]
 
 
@@ -48,7 +49,9 @@ def pretrain(path: YamlFile, words: Words = None) -> int:
     check_yaml_file("main.py", path)
     world = World.identify(environment())
     leaves = Leaves(path, read_nested(path, words or [], pretraining_yaml.KNOWN))
-    layer = pretraining_yaml.to_settings(leaves, world.world_size, torch.cuda.is_available(), count_sequences)
+    layer = pretraining_yaml.to_settings(
+        leaves, world.world_size, torch.cuda.is_available(), count_sequences
+    )
     return run_resolved(resolve_layer(path, layer), world, notes(leaves))
 
 
@@ -69,7 +72,9 @@ def resolve_layer(path: Path, layer: Layer) -> Resolved:
 def notes(leaves: Leaves) -> list[str]:
     """Return a note on YAML names that were not read: they tune what is missing here, or always on."""
     names = leaves.unread()
-    names += [f"model.model_config.{name}" for name in model_config(leaves) if name in IGNORED_OPTIONS]
+    names += [
+        f"model.model_config.{name}" for name in model_config(leaves) if name in IGNORED_OPTIONS
+    ]
     return [f"not needed here, and not read: {', '.join(names)}"] if names else []
 
 

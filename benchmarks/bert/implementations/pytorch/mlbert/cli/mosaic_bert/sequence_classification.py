@@ -38,19 +38,38 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app.command(context_settings=WORDS)
 def finetune(
     path: Annotated[
-        Path | None, typer.Argument(metavar="YAML", help="YAML file to start from.", show_default=False)
+        Path | None,
+        typer.Argument(metavar="YAML", help="YAML file to start from.", show_default=False),
     ] = None,
     words: Words = None,
-    start: Annotated[Path | None, typer.Option("--from", metavar="MODEL", help="Model to start from.")] = None,
-    train: Annotated[Path | None, typer.Option(metavar="FILE", help="Rows with a text and a label.")] = None,
-    held_out: Annotated[Path | None, typer.Option("--eval", metavar="FILE", help="Rows to evaluate on.")] = None,
-    text: Annotated[str | None, typer.Option(metavar="COLUMN", help="Text, or a,b for a pair.")] = None,
+    start: Annotated[
+        Path | None, typer.Option("--from", metavar="MODEL", help="Model to start from.")
+    ] = None,
+    train: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Rows with a text and a label.")
+    ] = None,
+    held_out: Annotated[
+        Path | None, typer.Option("--eval", metavar="FILE", help="Rows to evaluate on.")
+    ] = None,
+    text: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Text, or a,b for a pair.")
+    ] = None,
     label: Annotated[str | None, typer.Option(metavar="COLUMN", help="Label.")] = None,
-    numbers: Annotated[bool | None, typer.Option("--numbers/--classes", help="What the labels are.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="Training time; default: 3 to 10 passes.")] = None,
-    predict: Annotated[Path | None, typer.Option(metavar="FILE", help="Predict these rows with --model.")] = None,
-    model: Annotated[Path | None, typer.Option(metavar="RUN", help="For --predict: a run folder or weights.")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="PATH", help="Run folders, or a file for predictions.")] = None,
+    numbers: Annotated[
+        bool | None, typer.Option("--numbers/--classes", help="What the labels are.")
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="Training time; default: 3 to 10 passes.")
+    ] = None,
+    predict: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Predict these rows with --model.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="For --predict: a run folder or weights.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Run folders, or a file for predictions.")
+    ] = None,
 ) -> int:
     """Fine-tune a model on rows with a text and a label, or predict with a fine-tuned one.
 
@@ -73,25 +92,41 @@ def finetune(
     data.glue=FOLDER         GLUE's files
     data.source=NAME         how to create missing files: datasets, python (stand-ins)
     """
-    is_direct = any(value is not None for value in (start, train, held_out, text, label, numbers, minutes))
+    is_direct = any(
+        value is not None for value in (start, train, held_out, text, label, numbers, minutes)
+    )
     if predict is not None or model is not None:
         if predict is None or model is None or path is not None or is_direct:
             reason = "needs --model and excludes a YAML and the options of training"
-            raise UserError("config.conflict", "--predict", reason, "Write --predict FILE --model RUN")
+            raise UserError(
+                "config.conflict", "--predict", reason, "Write --predict FILE --model RUN"
+            )
         return _predict(predict, model, out or Path(task_model.PREDICTIONS))
     if is_direct:
         if start is None or train is None or path is not None:
             reason = "must be given together, without a YAML"
-            raise UserError("config.conflict", "--from and --train", reason, "Write --from MODEL --train FILE.csv")
+            raise UserError(
+                "config.conflict",
+                "--from and --train",
+                reason,
+                "Write --from MODEL --train FILE.csv",
+            )
         seconds = None if minutes is None else training_seconds(minutes, None)
         form = custom_task.find_form(train, text, label, numbers)
         return custom_task.finetune(start, train, held_out, form, seconds, out or Path("finetuned"))
     if path is None:
-        raise UserError("config.missing", PROGRAM, "needs a YAML file", f"Write {PROGRAM} yamls/... [name=value ...]")
+        raise UserError(
+            "config.missing",
+            PROGRAM,
+            "needs a YAML file",
+            f"Write {PROGRAM} yamls/... [name=value ...]",
+        )
     check_yaml_file(PROGRAM, path)
     world = World.identify(environment())
     leaves = Leaves(path, read_nested(path, words or [], finetuning_yaml.KNOWN))
-    resolved = resolve_layer(path, finetuning_yaml.to_settings(leaves, world.world_size, torch.cuda.is_available()))
+    resolved = resolve_layer(
+        path, finetuning_yaml.to_settings(leaves, world.world_size, torch.cuda.is_available())
+    )
     status = run_resolved(resolved, world, notes(leaves))
     if status == SUCCEEDED and world.rank == 0:
         _report(RunFolder.of(resolved.config[RunConfig]).folder)
@@ -109,7 +144,9 @@ def _report(folder: Path) -> None:
 
 def _predict(file: Path, model: Path, out: Path) -> int:
     if out.suffix not in (".csv", ".jsonl"):
-        raise UserError("config.value", out, "is neither .csv nor .jsonl", "Name a .csv or .jsonl file")
+        raise UserError(
+            "config.value", out, "is neither .csv nor .jsonl", "Name a .csv or .jsonl file"
+        )
     weights = model / "weights" if (model / "weights").is_dir() else model
     card = task_model.read_card(weights)
     rows = read_texts(file, card.form)

@@ -22,10 +22,16 @@ LEAST_LENGTH = 3  # [CLS], a token, [SEP]
 
 
 def _parser() -> Parser:
-    parser = Parser(PROGRAM, f"Print {BATCHES} batches of {BATCH_SIZE} sequences of a text data set.")
-    parser.add_argument("--local_path", type=Path, required=True, help="folder with one folder per split")
+    parser = Parser(
+        PROGRAM, f"Print {BATCHES} batches of {BATCH_SIZE} sequences of a text data set."
+    )
+    parser.add_argument(
+        "--local_path", type=Path, required=True, help="folder with one folder per split"
+    )
     parser.add_argument("--remote_path", help="path or address to copy missing files from")
-    parser.add_argument("--tokenizer", default=UNCASED_NAMES[0], help="a vocab.txt, its folder, or a model's name")
+    parser.add_argument(
+        "--tokenizer", default=UNCASED_NAMES[0], help="a vocab.txt, its folder, or a model's name"
+    )
     parser.add_argument("--split", default="val")
     parser.add_argument("--max_seq_len", type=int, default=32, help="tokens")
     return parser
@@ -66,12 +72,17 @@ def _run() -> int:
 
 def _show(batch: HostBatch, tokenizer: Tokenizer) -> None:
     parts = batch.arrays()
-    for first, end in zip(parts["cu_seqlens"][:-1].tolist(), parts["cu_seqlens"][1:].tolist(), strict=True):
+    for first, end in zip(
+        parts["cu_seqlens"][:-1].tolist(), parts["cu_seqlens"][1:].tolist(), strict=True
+    ):
         ids = parts["ids"][first:end].tolist()
         inside = (parts["masked_positions"] >= first) & (parts["masked_positions"] < end)
         positions = (parts["masked_positions"][inside] - first).tolist()
         labels = parts["masked_labels"][inside].tolist()
         print(f"ids     {' '.join(map(str, ids))}")
         print(f"text    {tokenizer.decode(ids)}")
-        masked = (f"{place}: {tokenizer.entries[label]}" for place, label in zip(positions, labels, strict=True))
+        masked = (
+            f"{place}: {tokenizer.entries[label]}"
+            for place, label in zip(positions, labels, strict=True)
+        )
         print(f"masked  {', '.join(masked) or 'none'}")

@@ -6,6 +6,8 @@ import typer
 
 from mlbert.cli.prepare import foreign, instances, sets, text, wiki
 
-app = typer.Typer(help="Prepare text or data sets for training.", add_completion=False, rich_markup_mode=None)
+app = typer.Typer(
+    help="Prepare text or data sets for training.", add_completion=False, rich_markup_mode=None
+)
 for module in (text, wiki, instances, foreign, sets):
     app.add_typer(module.app)

@@ -7,7 +7,14 @@ from typing import Annotated
 
 import typer
 
-from mlbert.cli.prepare.options import InstanceArguments, Out, ShareArguments, counted, say, with_options
+from mlbert.cli.prepare.options import (
+    InstanceArguments,
+    Out,
+    ShareArguments,
+    counted,
+    say,
+    with_options,
+)
 from mlbert.data.prepare.instance_set import InstanceJob, SetFormat, prepare_instances, set_digests
 from mlbert.data.prepare.jobs import expand_inputs
 
@@ -29,8 +36,12 @@ def instances_command(
     out: Out,
     run: ShareArguments,
     given: InstanceArguments,
-    set_format: Annotated[SetFormat, typer.Option("--format", help="Ours, or the benchmark's.")] = SetFormat.hdf5,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip bad files and list them.")] = False,
+    set_format: Annotated[
+        SetFormat, typer.Option("--format", help="Ours, or the benchmark's.")
+    ] = SetFormat.hdf5,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Skip bad files and list them.")
+    ] = False,
 ) -> None:
     """Convert text files to instances exactly as the benchmark's generator does; one shard or file per text file."""
     job = InstanceJob(
@@ -50,7 +61,10 @@ def instances_command(
 
 @app.command("digest")
 def digest_command(
-    paths: Annotated[list[Path], typer.Argument(help="Prepared set, one of its shards, or TFRecord file or folder.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(help="Prepared set, one of its shards, or TFRecord file or folder."),
+    ],
 ) -> None:
     """Print the sha256 of the padded features, the file, and the number of instances."""
     for path in paths:

@@ -19,7 +19,9 @@ from mlbert.programs.console import console, console_progress
 
 MOST_FILES = 99_999  # file names have five digits
 
-Out = Annotated[Path, typer.Option("--out", help="Output folder; created if missing.", file_okay=False)]
+Out = Annotated[
+    Path, typer.Option("--out", help="Output folder; created if missing.", file_okay=False)
+]
 Cased = Annotated[bool, typer.Option("--cased", help="Keep case and accents.")]
 
 
@@ -48,9 +50,15 @@ class ShareArguments(PoolArguments):
 
     task: Annotated[
         str | None,
-        typer.Option("--task", metavar="I/N", help="Make share I (0 to N-1) only. N does not affect the result."),
+        typer.Option(
+            "--task",
+            metavar="I/N",
+            help="Make share I (0 to N-1) only. N does not affect the result.",
+        ),
     ] = None
-    merge: Annotated[bool, typer.Option("--merge", help="Complete what the shares of --task made.")] = False
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Complete what the shares of --task made.")
+    ] = False
 
     def executor(self, share: Share = ALL) -> Executor:
         """See `PoolArguments`. Raises UserError as `parse_share`."""
@@ -62,10 +70,16 @@ class InstanceArguments:
     """Command-line options for turning text into instances."""
 
     max_seq_length: Annotated[int, typer.Option(help="Maximum sequence length, tokens.")]
-    max_predictions: Annotated[int, typer.Option(help="Maximum masked tokens per sequence; 0: by --masked-lm-prob.")]
+    max_predictions: Annotated[
+        int, typer.Option(help="Maximum masked tokens per sequence; 0: by --masked-lm-prob.")
+    ]
     masked_lm_prob: Annotated[float, typer.Option(help="Fraction of tokens to predict.")] = 0.15
-    short_seq_prob: Annotated[float, typer.Option(help="Fraction of instances with a shorter random length.")] = 0.1
-    dupe_factor: Annotated[int, typer.Option(help="Passes over the text, each with new masks.")] = 10
+    short_seq_prob: Annotated[
+        float, typer.Option(help="Fraction of instances with a shorter random length.")
+    ] = 0.1
+    dupe_factor: Annotated[int, typer.Option(help="Passes over the text, each with new masks.")] = (
+        10
+    )
     seed: Annotated[int, typer.Option(help="Random seed of each text file's instances.")] = 12345
     cased: Cased = False
 
@@ -73,7 +87,8 @@ class InstanceArguments:
         """Return these options in the generator's form."""
         return InstanceOptions(
             max_seq_length=self.max_seq_length,
-            max_predictions_per_seq=self.max_predictions or max(1, round(self.max_seq_length * self.masked_lm_prob)),
+            max_predictions_per_seq=self.max_predictions
+            or max(1, round(self.max_seq_length * self.masked_lm_prob)),
             masked_lm_prob=self.masked_lm_prob,
             short_seq_prob=self.short_seq_prob,
             dupe_factor=self.dupe_factor,
@@ -86,10 +101,14 @@ class TextArguments(InstanceArguments):
     """Command-line options for turning any text into a data folder."""
 
     vocab_size: Annotated[int, typer.Option(help="Size of the vocabulary to train.")] = 4096
-    eval_share: Annotated[float, typer.Option(help="Fraction of documents held out for evaluation.")] = 0.05
+    eval_share: Annotated[
+        float, typer.Option(help="Fraction of documents held out for evaluation.")
+    ] = 0.05
     eval_sequences: Annotated[int, typer.Option(help="Evaluation sequences to keep.")] = 2000
     split_seed: Annotated[int, typer.Option(help="Seed that selects the held-out documents.")] = 0
-    max_document_sentences: Annotated[int, typer.Option(help="Longer documents are split; in sentences.")] = 32
+    max_document_sentences: Annotated[
+        int, typer.Option(help="Longer documents are split; in sentences.")
+    ] = 32
     parts: Annotated[int, typer.Option(help="Number of training files, one shard each.")] = 2
 
     def text(self) -> TextOptions:
@@ -115,12 +134,19 @@ def with_options(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
         own = signature.parameters.items()
-        kinds: dict[str, Any] = {name: one.annotation for name, one in own if is_dataclass(one.annotation)}
-        fields = {name: inspect.signature(kind, eval_str=True).parameters for name, kind in kinds.items()}
+        kinds: dict[str, Any] = {
+            name: one.annotation for name, one in own if is_dataclass(one.annotation)
+        }
+        fields = {
+            name: inspect.signature(kind, eval_str=True).parameters for name, kind in kinds.items()
+        }
 
         @functools.wraps(command)
         def run(**values: Any) -> None:
-            made = {name: kind(**{field: values.pop(field) for field in fields[name]}) for name, kind in kinds.items()}
+            made = {
+                name: kind(**{field: values.pop(field) for field in fields[name]})
+                for name, kind in kinds.items()
+            }
             command(**made, **values)
 
         parameters = [parameter for name, parameter in own if name not in kinds]

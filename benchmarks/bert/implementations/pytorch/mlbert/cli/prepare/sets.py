@@ -8,7 +8,15 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from mlbert.cli.prepare.options import MOST_FILES, Out, PoolArguments, ShareArguments, counted, say, with_options
+from mlbert.cli.prepare.options import (
+    MOST_FILES,
+    Out,
+    PoolArguments,
+    ShareArguments,
+    counted,
+    say,
+    with_options,
+)
 from mlbert.config.section import parse_number
 from mlbert.data.formats.manifest import MAX_TOKENS, Manifest
 from mlbert.data.prepare import verify
@@ -21,12 +29,18 @@ app = typer.Typer()
 _LISTED = 30  # problems printed
 DEFAULT_EDGES = ",".join(map(str, EDGES))
 
-Input = Annotated[Path, typer.Option("--input", help="Folder of a data set with a known vocabulary.")]
+Input = Annotated[
+    Path, typer.Option("--input", help="Folder of a data set with a known vocabulary.")
+]
 Shards = Annotated[
-    int | None, typer.Option(min=1, max=MOST_FILES, help="Output shards; default: one per 300,000 sequences.")
+    int | None,
+    typer.Option(min=1, max=MOST_FILES, help="Output shards; default: one per 300,000 sequences."),
 ]
 OrderSeed = Annotated[
-    int, typer.Option(min=0, max=(1 << 63) - 1, help="Seed of the order; the same seed gives the same bytes.")
+    int,
+    typer.Option(
+        min=0, max=(1 << 63) - 1, help="Seed of the order; the same seed gives the same bytes."
+    ),
 ]
 
 Edges = Annotated[str, typer.Option(help="Maximum sequence length of each bin, tokens.")]
@@ -37,7 +51,9 @@ def _numbers(edges: str) -> list[int]:
         return [parse_number(edge, int) for edge in edges.split(",")]
     except ValueError:
         reason = f"{edges} is not a list of numbers"
-        raise UserError("config.value", "--edges", reason, "Use for example 128,256,384,512") from None
+        raise UserError(
+            "config.value", "--edges", reason, "Use for example 128,256,384,512"
+        ) from None
 
 
 def _in_shards(manifest: Manifest) -> str:
@@ -52,15 +68,20 @@ def pack_command(
     out: Out,
     run: ShareArguments,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, max=MAX_TOKENS, help="Tokens per pack; default: max_seq_length.")
+        int | None,
+        typer.Option(min=1, max=MAX_TOKENS, help="Tokens per pack; default: max_seq_length."),
     ] = None,
-    max_sequences: Annotated[int, typer.Option(min=2, max=512, help="Maximum sequences per pack.")] = 3,
+    max_sequences: Annotated[
+        int, typer.Option(min=2, max=512, help="Maximum sequences per pack.")
+    ] = 3,
     seed: OrderSeed = 0,
     shards: Shards = None,
 ) -> None:
     """Combine short sequences into packs and shuffle them over the whole set."""
     packing = Packing(max_tokens, max_sequences)
-    manifest = shuffle_set(source, out, seed=seed, num_shards=shards, packing=packing, executor=run.executor())
+    manifest = shuffle_set(
+        source, out, seed=seed, num_shards=shards, packing=packing, executor=run.executor()
+    )
     rate = manifest.num_sequences / max(1, manifest.num_packs)
     filled = manifest.num_tokens / max(1, manifest.num_packs * (manifest.max_pack_tokens or 0))
     say(
@@ -71,7 +92,9 @@ def pack_command(
 
 @app.command("shuffle")
 @with_options()
-def shuffle_command(source: Input, out: Out, run: ShareArguments, seed: OrderSeed = 0, shards: Shards = None) -> None:
+def shuffle_command(
+    source: Input, out: Out, run: ShareArguments, seed: OrderSeed = 0, shards: Shards = None
+) -> None:
     """Shuffle the sequences of a set over the whole set."""
     manifest = shuffle_set(source, out, seed=seed, num_shards=shards, executor=run.executor())
     say(_in_shards(manifest))
@@ -85,10 +108,14 @@ def bins_command(
     run: ShareArguments,
     edges: Edges = DEFAULT_EDGES,
     seed: OrderSeed = 0,
-    shards: Annotated[int | None, typer.Option(min=1, max=MOST_FILES, help="Shards per bin; default: by size.")] = None,
+    shards: Annotated[
+        int | None, typer.Option(min=1, max=MOST_FILES, help="Shards per bin; default: by size.")
+    ] = None,
 ) -> None:
     """Split a set into shuffled bins by length; all shards of a bin have equal size."""
-    manifests = make_bins(source, out, edges=_numbers(edges), num_shards=shards, seed=seed, executor=run.executor())
+    manifests = make_bins(
+        source, out, edges=_numbers(edges), num_shards=shards, seed=seed, executor=run.executor()
+    )
     for manifest in manifests:
         say(_in_shards(manifest))
 
@@ -97,20 +124,28 @@ def bins_command(
 @with_options()
 def bins_hdf5_command(
     source: Annotated[Path, typer.Argument(metavar="INPUT", help="Folder of any data set.")],
-    out: Annotated[Path, typer.Argument(metavar="OUTPUT", help="New folder with one subfolder per bin.")],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUTPUT", help="New folder with one subfolder per bin.")
+    ],
     run: PoolArguments,
     edges: Edges = DEFAULT_EDGES,
-    layout: Annotated[str, typer.Option(help="fixed (rows padded to their bin's length) or variable.")] = "fixed",
+    layout: Annotated[
+        str, typer.Option(help="fixed (rows padded to their bin's length) or variable.")
+    ] = "fixed",
 ) -> None:
     """Split a set into bins by length, each a folder of HDF5 shards for NVIDIA's trainers: 128, 256 ..."""
-    sizes = make_hdf5_bins(source, out, edges=_numbers(edges), layout=layout, executor=run.executor())
+    sizes = make_hdf5_bins(
+        source, out, edges=_numbers(edges), layout=layout, executor=run.executor()
+    )
     for name, size in sizes.items():
         say(f"{out / name}: {counted(size, 'sequence')}")
 
 
 @app.command("eval-set")
 def eval_set_command(
-    source: Input, out: Out, num: Annotated[int, typer.Option(min=1, help="Number of examples.")] = 10_000
+    source: Input,
+    out: Out,
+    num: Annotated[int, typer.Option(min=1, help="Number of examples.")] = 10_000,
 ) -> None:
     """Pick evenly spaced evaluation examples, in order, by the benchmark's rule."""
     manifest = make_eval_set(source, out, num=num, progress=console_progress())
@@ -120,9 +155,14 @@ def eval_set_command(
 @app.command("verify")
 @with_options()
 def verify_command(
-    folders: Annotated[list[Path], typer.Argument(help="Prepared sets, bins, TFRecords, MDS or NVIDIA's HDF5 shards.")],
+    folders: Annotated[
+        list[Path],
+        typer.Argument(help="Prepared sets, bins, TFRecords, MDS or NVIDIA's HDF5 shards."),
+    ],
     run: PoolArguments,
-    md5: Annotated[Path | None, typer.Option("--md5", help="Published MD5 sums of files or of NVIDIA's rows.")] = None,
+    md5: Annotated[
+        Path | None, typer.Option("--md5", help="Published MD5 sums of files or of NVIDIA's rows.")
+    ] = None,
 ) -> None:
     """Re-read everything and count the good samples; exit with 1 if anything is wrong."""
     sums = verify.Md5List.read(md5) if md5 else None
@@ -135,7 +175,9 @@ def verify_command(
         say(f"and {len(problems) - _LISTED:,} more")
     if sums:
         names = {file.path.name for report in reports for file in report.files}
-        say(f"{sums.path}: {len(names & {*sums.files, *sums.rows}):,} of {len(names):,} files are in the list")
+        say(
+            f"{sums.path}: {len(names & {*sums.files, *sums.rows}):,} of {len(names):,} files are in the list"
+        )
     good, found = (sum(report.total(name) for report in reports) for name in ("good", "sequences"))
     say(f"{good:,} of {found:,} samples are good")
     if problems or good != found:

@@ -17,7 +17,10 @@ app = typer.Typer()
 
 def _report(out: Path, summary: dict[str, Any]) -> None:
     table = Table(title=f"prepared data in {out}", show_header=False)
-    rows = {**summary["text"], **{k: summary[k] for k in ("vocab_size", "train_sequences", "eval_sequences")}}
+    rows = {
+        **summary["text"],
+        **{k: summary[k] for k in ("vocab_size", "train_sequences", "eval_sequences")},
+    }
     for key, value in rows.items():
         table.add_row(key.replace("_", " "), f"{value:,}")
     for key in ("most_frequent_accuracy", "bigram_accuracy"):
@@ -43,7 +46,8 @@ def text_command(
     run: PoolArguments,
     given: TextArguments,
     one_per_line: Annotated[
-        bool, typer.Option("--one-per-line", help="One sentence per line, blank line between documents.")
+        bool,
+        typer.Option("--one-per-line", help="One sentence per line, blank line between documents."),
     ] = False,
 ) -> None:
     """Prepare a folder of your own text files."""
@@ -58,7 +62,10 @@ def text_command(
 
 @app.command("python-glue")
 def python_glue_command(
-    out: Out, size: Annotated[float, typer.Option(help="Factor on the number of rows.", min=0.01, max=10)] = 1.0
+    out: Out,
+    size: Annotated[
+        float, typer.Option(help="Factor on the number of rows.", min=0.01, max=10)
+    ] = 1.0,
 ) -> None:
     """Make stand-ins for GLUE's eight tasks, in their file formats, from this Python installation's documentation."""
     glue_files.make(out, size)

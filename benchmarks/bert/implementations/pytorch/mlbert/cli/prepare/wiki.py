@@ -20,10 +20,17 @@ def download_command(
     out: Out,
     mirror: Annotated[
         str,
-        typer.Option(help="Get every file from here: https://, http://, file:// or a folder.", metavar="URL|FOLDER"),
+        typer.Option(
+            help="Get every file from here: https://, http://, file:// or a folder.",
+            metavar="URL|FOLDER",
+        ),
     ] = "",
-    only: Annotated[list[str] | None, typer.Option(help="Files or groups, comma-separated; repeatable.")] = None,
-    manifest: Annotated[Path | None, typer.Option(help="List of files to use instead of the benchmark's.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Files or groups, comma-separated; repeatable.")
+    ] = None,
+    manifest: Annotated[
+        Path | None, typer.Option(help="List of files to use instead of the benchmark's.")
+    ] = None,
 ) -> None:
     """Download the benchmark's files; resumes, and accepts only files with the published size and MD5 sum."""
     listed = download.read_list(manifest)

@@ -38,14 +38,22 @@ class StoreInfo:
     max_seq_length: int  # maximum tokens of a sequence
     max_predictions: int  # maximum masked tokens of a sequence
     num_sequences: int | None = None  # None if unknown before reading
-    vocab_size: int | None = None  # size of the set's vocabulary; None if the format does not record it
+    vocab_size: int | None = (
+        None  # size of the set's vocabulary; None if the format does not record it
+    )
     vocabulary_sha256: str | None = None  # likewise
     lower_case: bool | None = None  # whether the texts were lowercased; likewise
     max_pack_tokens: int | None = None  # slots of a pack; None for a set of single sequences
     num_packs: int | None = None  # of a set that stores packs; None if unknown before reading
-    bins: tuple[BinInfo, ...] = ()  # shortest sequences first; empty if the set is not split by length
-    is_listed: bool = True  # True if `identity` covers the contents; False if it covers only names and sizes
-    content: str | None = None  # sha256 of the contents if they were hashed, see `mlbert.data.formats.index_cache`
+    bins: tuple[
+        BinInfo, ...
+    ] = ()  # shortest sequences first; empty if the set is not split by length
+    is_listed: bool = (
+        True  # True if `identity` covers the contents; False if it covers only names and sizes
+    )
+    content: str | None = (
+        None  # sha256 of the contents if they were hashed, see `mlbert.data.formats.index_cache`
+    )
 
     @property
     def known_as(self) -> str:
@@ -59,7 +67,11 @@ class StoreInfo:
         unknown before packing."""
         if max_sequences == 1:
             return 1.0
-        return round(self.num_sequences / self.num_packs, 4) if self.num_packs and self.num_sequences else None
+        return (
+            round(self.num_sequences / self.num_packs, 4)
+            if self.num_packs and self.num_sequences
+            else None
+        )
 
 
 def named_by_files(names_and_sizes: str, content: str | None) -> str:
@@ -78,7 +90,9 @@ def by_part(first: np.ndarray, indices: np.ndarray) -> Iterator[tuple[int, np.nd
         yield part, places, indices[places] - first[part]
 
 
-def gather_parts(first: np.ndarray, indices: np.ndarray, gather: Callable[[int, np.ndarray], Ragged]) -> Ragged:
+def gather_parts(
+    first: np.ndarray, indices: np.ndarray, gather: Callable[[int, np.ndarray], Ragged]
+) -> Ragged:
     """Return the sequences ``indices``, in that order, with one call of ``gather`` (part, numbers in it) for each part;
     see `by_part`."""
     order, parts = [np.empty(0, np.int64)], []

@@ -67,7 +67,9 @@ class BinnedStore(Store):
     def gather(self, indices: np.ndarray) -> Ragged:
         """Return the sequences ``indices`` (int64 [S], bin after bin as in `lengths`), in that order."""
         return gather_parts(
-            self.first, np.asarray(indices, np.int64), lambda number, rows: self.bins[number].gather(rows)
+            self.first,
+            np.asarray(indices, np.int64),
+            lambda number, rows: self.bins[number].gather(rows),
         )
 
 
@@ -94,7 +96,12 @@ def read_bins(folder: Path) -> BinsIndex:
     check_format(path, document, BINS_FORMAT, BINS_VERSION, REMAKE)
     index = parse_model(BinsIndex, document, path, REMAKE)
     if len(index.bins) != len(index.edges) or index.edges != sorted(set(index.edges)):
-        raise UserError("data.damaged", path, f"names {len(index.bins)} bins and the edges {index.edges}", REMAKE)
+        raise UserError(
+            "data.damaged",
+            path,
+            f"names {len(index.bins)} bins and the edges {index.edges}",
+            REMAKE,
+        )
     if len({entry.folder for entry in index.bins}) < len(index.bins):
         raise UserError("data.damaged", path, "names a bin twice", REMAKE)
     return index
@@ -107,7 +114,12 @@ def describe_bins(folder: Path) -> StoreInfo:
     manifests = [read_manifest(folder / entry.folder) for entry in index.bins]
     for manifest, entry in zip(manifests, index.bins, strict=True):
         if manifest.sha256 != entry.manifest_sha256:
-            raise UserError("data.checksum", manifest.path, f"is not the manifest that {folder / BINS} names", REMAKE)
+            raise UserError(
+                "data.checksum",
+                manifest.path,
+                f"is not the manifest that {folder / BINS} names",
+                REMAKE,
+            )
         if manifest.vocabulary_sha256 != manifests[0].vocabulary_sha256:
             reason = f"names another vocabulary than {manifests[0].path}"
             raise UserError("vocabulary.mismatch", manifest.path, reason, REMAKE)
@@ -119,7 +131,9 @@ def describe_bins(folder: Path) -> StoreInfo:
         max_seq_length=max(manifest.max_seq_length for manifest in manifests),
         max_predictions=max(manifest.max_predictions for manifest in manifests),
         num_sequences=sum(manifest.num_sequences for manifest in manifests),
-        bins=tuple(BinInfo(manifest.path.parent.name, manifest.num_sequences) for manifest in manifests),
+        bins=tuple(
+            BinInfo(manifest.path.parent.name, manifest.num_sequences) for manifest in manifests
+        ),
     )
 
 
@@ -128,7 +142,12 @@ def check_counts(info: StoreInfo, counts: Sequence[int], world_size: int) -> Non
     UserError naming BIN_COUNTS."""
     if not info.bins:
         reason = f"is set, but {info.folder} has no length bins"
-        raise UserError("config.conflict", BIN_COUNTS, reason, "Cut it with `mlbert prepare bins`, or unset BIN_COUNTS")
+        raise UserError(
+            "config.conflict",
+            BIN_COUNTS,
+            reason,
+            "Cut it with `mlbert prepare bins`, or unset BIN_COUNTS",
+        )
     if len(counts) != len(info.bins):
         names = ", ".join(bin.name for bin in info.bins)
         reason = f"has {len(counts)} numbers, {info.folder} has {len(info.bins)} bins ({names})"
@@ -136,11 +155,18 @@ def check_counts(info: StoreInfo, counts: Sequence[int], world_size: int) -> Non
     for bin, count in zip(info.bins, counts, strict=True):
         if bin.num_sequences is not None and bin.num_sequences < count * world_size:
             reason = f"one step takes {count * world_size} sequences of bin {bin.name}, which holds {bin.num_sequences}"
-            raise UserError("data.too-small", BIN_COUNTS, reason, "Take fewer of it, or prepare more data")
+            raise UserError(
+                "data.too-small", BIN_COUNTS, reason, "Take fewer of it, or prepare more data"
+            )
 
 
-def open_bins(folder: Path, verify: bool | None = None, checks: FileChecks | None = None) -> BinnedStore:
+def open_bins(
+    folder: Path, verify: bool | None = None, checks: FileChecks | None = None
+) -> BinnedStore:
     """Open and check a folder of bins; see `mlbert.data.formats.prepared.ShardSet.open` for ``verify`` and
     ``checks``."""
     info = describe_bins(folder)
-    return BinnedStore(info, [ShardSet.open(folder / entry.folder, verify, checks) for entry in read_bins(folder).bins])
+    return BinnedStore(
+        info,
+        [ShardSet.open(folder / entry.folder, verify, checks) for entry in read_bins(folder).bins],
+    )

@@ -26,14 +26,20 @@ def row_problems(rows: Ragged, info: StoreInfo) -> dict[str, np.ndarray]:
     lengths, masked = rows.lengths, np.diff(rows.masked_offsets)
     after_end = rows.masked_positions >= np.repeat(lengths, np.maximum(masked, 0))
     problems = {
-        "is empty or longer than max_seq_length": np.flatnonzero((lengths < 1) | (lengths > info.max_seq_length)),
-        "has more masked tokens than max_predictions": np.flatnonzero(masked > info.max_predictions),
+        "is empty or longer than max_seq_length": np.flatnonzero(
+            (lengths < 1) | (lengths > info.max_seq_length)
+        ),
+        "has more masked tokens than max_predictions": np.flatnonzero(
+            masked > info.max_predictions
+        ),
         "has a first segment longer than itself": np.flatnonzero(rows.first_lengths > lengths),
         "has a next-sentence label other than 0 or 1": np.flatnonzero(rows.next_sentence > 1),
         "has a masked position after its end": sequences_of(rows.masked_offsets, after_end),
     }
     if info.vocab_size is not None:
-        problems["has a token outside the vocabulary"] = sequences_of(rows.offsets, rows.tokens >= info.vocab_size)
+        problems["has a token outside the vocabulary"] = sequences_of(
+            rows.offsets, rows.tokens >= info.vocab_size
+        )
         labels = rows.masked_labels >= info.vocab_size
         problems["has a label outside the vocabulary"] = sequences_of(rows.masked_offsets, labels)
     return problems
@@ -65,7 +71,9 @@ def pack_problems(rows: Ragged, pack_offsets: np.ndarray, max_tokens: int) -> di
     }
 
 
-def first_problem(rows: Ragged, info: StoreInfo, pack_offsets: np.ndarray | None = None) -> str | None:
+def first_problem(
+    rows: Ragged, info: StoreInfo, pack_offsets: np.ndarray | None = None
+) -> str | None:
     """Return the first broken rule, phrased to follow a file's name, or None."""
     if (rows.lengths < 0).any() or (np.diff(rows.masked_offsets) < 0).any():
         return "has offsets that fall"
@@ -82,7 +90,9 @@ def first_problem(rows: Ragged, info: StoreInfo, pack_offsets: np.ndarray | None
 def check_rows(rows: Ragged, info: StoreInfo, vocab_size: int | None) -> None:
     """Check that a model with ``vocab_size`` entries can use these sequences. Done before every use, because shards may
     have changed since they were opened. Raises UserError naming the set."""
-    model = replace(info, vocab_size=vocab_size, max_predictions=info.max_seq_length)  # not limited by it
+    model = replace(
+        info, vocab_size=vocab_size, max_predictions=info.max_seq_length
+    )  # not limited by it
     broken = [problem for problem, where in row_problems(rows, model).items() if len(where)]
     if not broken:
         return
@@ -103,7 +113,10 @@ def sequences_of(offsets: np.ndarray, wrong: np.ndarray) -> np.ndarray:
 _LEAST = 100  # tokens after punctuation; with fewer, no verdict
 _MISPLACED = 0.05  # share of ## after punctuation; measured: 0 with the right vocabulary, at least 0.1 with others
 _UNKNOWN_TOKENS = 1000  # minimum tokens of a text to judge its vocabulary
-WARN_UNKNOWN, REFUSE_UNKNOWN = 0.05, 0.5  # share of [UNK]; English with the benchmark's vocabulary: below 0.003
+WARN_UNKNOWN, REFUSE_UNKNOWN = (
+    0.05,
+    0.5,
+)  # share of [UNK]; English with the benchmark's vocabulary: below 0.003
 
 
 def another_vocabulary(rows: Ragged, vocabulary: Mapping[str, int]) -> str | None:
@@ -115,7 +128,9 @@ def another_vocabulary(rows: Ragged, vocabulary: Mapping[str, int]) -> str | Non
         if (rows.tokens[places] == vocabulary[name]).mean() < 0.5:
             where = "begin" if name == "[CLS]" else "end"
             return f"was made with another vocabulary: its sequences do not {where} with this one's {name}"
-    size = max(len(vocabulary), 1 + int(max(rows.tokens.max(initial=0), rows.masked_labels.max(initial=0))))
+    size = max(
+        len(vocabulary), 1 + int(max(rows.tokens.max(initial=0), rows.masked_labels.max(initial=0)))
+    )
     continues, ends = np.zeros(size, bool), np.zeros(size, bool)
     for entry, number in vocabulary.items():
         continues[number] = entry.startswith("##")
@@ -123,13 +138,17 @@ def another_vocabulary(rows: Ragged, vocabulary: Mapping[str, int]) -> str | Non
     tokens = rows.tokens.copy()  # as they were before masking
     masked = np.repeat(rows.offsets[:-1], np.diff(rows.masked_offsets)) + rows.masked_positions
     tokens[masked] = rows.masked_labels
-    after = np.flatnonzero(ends[tokens[:-1]]) + 1  # within a sequence: it ends with [SEP], not punctuation
+    after = (
+        np.flatnonzero(ends[tokens[:-1]]) + 1
+    )  # within a sequence: it ends with [SEP], not punctuation
     if len(after) < _LEAST or (share := continues[tokens[after]].mean()) < _MISPLACED:
         return None
     return f"was made with another vocabulary: {share:.0%} of the tokens after punctuation would continue a word"
 
 
-def unknown_share(tokens: np.ndarray, vocabulary: Mapping[str, int], subject: Path | str, vocab_name: str) -> float:
+def unknown_share(
+    tokens: np.ndarray, vocabulary: Mapping[str, int], subject: Path | str, vocab_name: str
+) -> float:
     """Return the share of [UNK] among the tokens (uint16 [T]) of a text; 0 if the text is short. Raises UserError if
     most are [UNK], because nothing can be learned from them."""
     if len(tokens) < _UNKNOWN_TOKENS:
@@ -144,4 +163,7 @@ def unknown_share(tokens: np.ndarray, vocabulary: Mapping[str, int], subject: Pa
 
 def keeps_case(vocabulary: Mapping[str, int]) -> bool:
     """Return True if the vocabulary has words with capital letters, which lowercased text never contains."""
-    return sum(entry != entry.lower() and entry not in SPECIAL_TOKENS for entry in vocabulary) > len(vocabulary) // 20
+    return (
+        sum(entry != entry.lower() and entry not in SPECIAL_TOKENS for entry in vocabulary)
+        > len(vocabulary) // 20
+    )

@@ -30,7 +30,9 @@ CHECKSUMS = "checksums.xxh3"
 _LINE = re.compile(r"([0-9a-f]{32})  ((?!.*\.\.)[^/\0-\x1f][^\0-\x1f]*)")
 _PIECE = 1 << 20  # bytes read at a time: small enough for a processor's cache
 _LOWEST_PRIORITY = 19
-_NETWORK = re.compile(r"nfs4?|lustre|gpfs|ceph|cifs|smb3|beegfs|wekafs|glusterfs|orangefs|pvfs2|afs|9p|virtiofs|fuse.*")
+_NETWORK = re.compile(
+    r"nfs4?|lustre|gpfs|ceph|cifs|smb3|beegfs|wekafs|glusterfs|orangefs|pvfs2|afs|9p|virtiofs|fuse.*"
+)
 
 
 def file_xxh3(path: Path) -> str:
@@ -59,7 +61,9 @@ def read_checksums(folder: Path) -> dict[str, str]:
     found = {match[2]: match[1] for match in matches if match}
     if not found or len(found) != len(lines):
         reason = "is not a list of checksums"
-        raise UserError("data.damaged", path, reason, f"Restore or remove it: {remake_list(folder)}")
+        raise UserError(
+            "data.damaged", path, reason, f"Restore or remove it: {remake_list(folder)}"
+        )
     return found
 
 
@@ -68,7 +72,11 @@ def remove_unfinished(folder: Path, listing: str, numbered: re.Pattern[str], cou
     files whose names (``numbered``, with a group "count") have another count."""
     for path in folder.iterdir():
         match = numbered.fullmatch(path.name)
-        if path.name in (listing, CHECKSUMS) or (match and int(match["count"]) != count) or is_leftover(path):
+        if (
+            path.name in (listing, CHECKSUMS)
+            or (match and int(match["count"]) != count)
+            or is_leftover(path)
+        ):
             path.unlink()
 
 
@@ -91,7 +99,12 @@ def check_complete(folder: Path, listed: Collection[str], names: Collection[str]
         wrong = min(set(listed) ^ set(names))
         what = "names" if wrong in listed else "does not name"
         reason = f"{what} {wrong}"
-        raise UserError("data.incomplete", folder / CHECKSUMS, reason, f"Restore or remove it: {remake_list(folder)}")
+        raise UserError(
+            "data.incomplete",
+            folder / CHECKSUMS,
+            reason,
+            f"Restore or remove it: {remake_list(folder)}",
+        )
 
 
 def remake_list(folder: Path) -> str:
@@ -175,7 +188,9 @@ class FileChecks:
             return self._thread
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError):  # affects only this thread: Linux has a priority per thread
+        with contextlib.suppress(
+            OSError
+        ):  # affects only this thread: Linux has a priority per thread
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
         while True:
             with self._lock:
@@ -186,10 +201,14 @@ class FileChecks:
             try:
                 self._problem = file.problem()
             except Exception as error:  # of any kind: `finish` must not wait for a dead thread
-                self._problem = UserError("file.unreadable", file.path, f"cannot be checked ({error!r})", REMAKE)
+                self._problem = UserError(
+                    "file.unreadable", file.path, f"cannot be checked ({error!r})", REMAKE
+                )
 
 
-def sharers(folder: Path, rank: int, world_size: int, local_rank: int, local_world_size: int) -> tuple[int, int]:
+def sharers(
+    folder: Path, rank: int, world_size: int, local_rank: int, local_world_size: int
+) -> tuple[int, int]:
     """Return (part, parts) for `FileChecks`. Data on a network file system is shared among all ranks; otherwise each
     machine checks its own copy."""
     return (rank, world_size) if _is_shared(folder) else (local_rank, local_world_size)
@@ -212,7 +231,11 @@ def check_files(manifest: Manifest, part: int = 0, parts: int = 1) -> None:
     the first lists the folder, and each looks at one of every ``parts`` shards. Raises UserError otherwise."""
     folder = manifest.path.parent
     with reading(folder):
-        found = {path.name for path in folder.iterdir() if SHARD_NAME.fullmatch(path.name)} if part == 0 else set()
+        found = (
+            {path.name for path in folder.iterdir() if SHARD_NAME.fullmatch(path.name)}
+            if part == 0
+            else set()
+        )
     for name in sorted(found - {entry.file for entry in manifest.shards}):
         reason = "is not listed in the manifest"
         raise UserError("data.mixed", folder / name, reason, "Remove it or prepare the data again")

@@ -43,9 +43,13 @@ class FileMap:
         self.starts: np.ndarray = np.cumsum(slots) - slots
         self.ends: np.ndarray = self.starts + sizes
         libc = _libc()
-        address = libc.mmap(None, total, _PROT_READ, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE, -1, 0)
+        address = libc.mmap(
+            None, total, _PROT_READ, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE, -1, 0
+        )
         if address == _FAILED:
-            reason = f"{total:,} bytes cannot be mapped into memory ({os.strerror(ctypes.get_errno())})"
+            reason = (
+                f"{total:,} bytes cannot be mapped into memory ({os.strerror(ctypes.get_errno())})"
+            )
             remedy = "Raise the limit `ulimit -v`"
             raise UserError("machine.memory", paths[0].parent if paths else "data", reason, remedy)
         memory = (ctypes.c_uint8 * total).from_address(address)
@@ -60,7 +64,9 @@ class FileMap:
 
     def expect_random_reads(self) -> None:
         """Stop the kernel from reading ahead: it reads 128 KiB and more around each touched page."""
-        _libc().madvise(*self._range, _MADV_RANDOM)  # only advice: where it fails, reads are still right
+        _libc().madvise(
+            *self._range, _MADV_RANDOM
+        )  # only advice: where it fails, reads are still right
 
     def view(self, dtype: np.dtype) -> np.ndarray:
         """Return `at_every_byte` of ``bytes``."""

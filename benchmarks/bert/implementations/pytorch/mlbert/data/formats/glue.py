@@ -69,7 +69,18 @@ _MNLI = (
     *("index", "promptID", "pairID", "genre", "sentence1_binary_parse", "sentence2_binary_parse"),
     *("sentence1_parse", "sentence2_parse", "sentence1", "sentence2", "label1"),
 )
-_STSB = ("index", "genre", "filename", "year", "old_index", "source1", "source2", "sentence1", "sentence2", "score")
+_STSB = (
+    "index",
+    "genre",
+    "filename",
+    "year",
+    "old_index",
+    "source1",
+    "source2",
+    "sentence1",
+    "sentence2",
+    "score",
+)
 _ENTAILMENT = ("entailment", "not_entailment")
 
 # Folder, learning rate, weight decay, sequences per step, epochs, steps between evaluations; then the files.
@@ -117,7 +128,9 @@ TASKS: Mapping[str, GlueTask] = {
         texts=("question", "sentence"),
         classes=_ENTAILMENT,
     ),
-    "sst2": GlueTask("SST-2", 3e-5, 3e-6, 16, 3, 500, columns=("sentence", "label"), texts=("sentence",)),
+    "sst2": GlueTask(
+        "SST-2", 3e-5, 3e-6, 16, 3, 500, columns=("sentence", "label"), texts=("sentence",)
+    ),
     "stsb": GlueTask(
         *("STS-B", 3e-5, 3e-6, 32, 10, 200),
         columns=_STSB,

@@ -42,21 +42,31 @@ class IndexCache:
     arrays depend on, such as a version or limits. Of the same files, the ``keep`` newest caches remain.
     """
 
-    def __init__(self, kind: str, paths: Sequence[Path], options: Sequence[object], keep: int = 1) -> None:
-        files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    def __init__(
+        self, kind: str, paths: Sequence[Path], options: Sequence[object], keep: int = 1
+    ) -> None:
+        files = [
+            (str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths
+        ]
         which, state = files[0][0], json.dumps([options, files])
-        self._which, self._state = (hashlib.sha256(text.encode()).hexdigest()[:32] for text in (which, state))
+        self._which, self._state = (
+            hashlib.sha256(text.encode()).hexdigest()[:32] for text in (which, state)
+        )
         self.folder, self._keep = cache_folder() / kind, keep
         self._kept = self.folder / f"{self._which}-{self._state}"
 
-    def once(self, kind: Callable[..., _T], names: Sequence[str], make: Callable[[], Mapping[str, Any]]) -> _T:
+    def once(
+        self, kind: Callable[..., _T], names: Sequence[str], make: Callable[[], Mapping[str, Any]]
+    ) -> _T:
         """Return ``kind`` of the stored arrays, or, if they are missing or it raises ValueError, of what ``make``
         returns, which is stored if it has these ``names`` only. One process makes it while the others wait."""
         with contextlib.suppress(*_DAMAGED):
             return kind(**self._read(names))
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(UserError):  # without a lock, each makes it
-                stack.enter_context(locked(self.folder.with_name(f"{self.folder.name}-{self._which}")))
+                stack.enter_context(
+                    locked(self.folder.with_name(f"{self.folder.name}-{self._which}"))
+                )
             with contextlib.suppress(*_DAMAGED):
                 return kind(**self._read(names))
             made = make()
@@ -67,7 +77,10 @@ class IndexCache:
             return kind(**made)
 
     def _read(self, names: Sequence[str]) -> dict[str, Any]:
-        return {name: np.load(self._kept / f"{name}.npy", mmap_mode="r").view(np.ndarray) for name in names}
+        return {
+            name: np.load(self._kept / f"{name}.npy", mmap_mode="r").view(np.ndarray)
+            for name in names
+        }
 
     def write(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Store arrays, and delete older ones of the same files. Write errors are ignored: the only cost is time at the
@@ -78,7 +91,9 @@ class IndexCache:
             try:
                 for name, array in arrays.items():
                     np.save(temporary / f"{name}.npy", array)
-                newest = sorted(self.folder.glob(f"{self._which}-*"), key=os.path.getmtime, reverse=True)
+                newest = sorted(
+                    self.folder.glob(f"{self._which}-*"), key=os.path.getmtime, reverse=True
+                )
                 # One of this name must be damaged, or it would have been read.
                 for old in (self._kept, *newest[self._keep - 1 :]):
                     shutil.rmtree(old, ignore_errors=True)
@@ -102,11 +117,15 @@ def content_of(folder: Path, paths: Sequence[Path]) -> str | None:
     return None
 
 
-def keep_digests(folder: Path, digests: Mapping[Path, str], states: Mapping[Path, list[int]]) -> None:
+def keep_digests(
+    folder: Path, digests: Mapping[Path, str], states: Mapping[Path, list[int]]
+) -> None:
     """Store what `content_of` returns from the sha256 of each file and its state before it was read. If the cache is
     not writable, the files remain identified by names and sizes."""
     named = sorted((name_of(folder, path), digest) for path, digest in digests.items())
-    content = hashlib.sha256("".join(f"{digest}  {name}\n" for name, digest in named).encode()).hexdigest()
+    content = hashlib.sha256(
+        "".join(f"{digest}  {name}\n" for name, digest in named).encode()
+    ).hexdigest()
     with contextlib.suppress(UserError):
         place = _place(folder, {path: states[path] for path in digests})
         make_folder(place.parent)

@@ -67,7 +67,9 @@ class SetDescription(Document):
 
     path: Path  # of this document
     vocabulary_sha256: Sha256 = Field(validation_alias=AliasPath("vocabulary", "sha256"))
-    vocab_size: Annotated[int, Field(ge=1, le=MAX_VOCAB_SIZE, validation_alias=AliasPath("vocabulary", "size"))]
+    vocab_size: Annotated[
+        int, Field(ge=1, le=MAX_VOCAB_SIZE, validation_alias=AliasPath("vocabulary", "size"))
+    ]
     max_seq_length: Tokens
     max_predictions: Annotated[int, Field(ge=0, le=MAX_TOKENS)]
     num_sequences: Count
@@ -140,15 +142,21 @@ def read_manifest(folder: Path | str) -> Manifest:
     counts = manifest.length_histogram
     found = len(counts) - 1, sum(counts), sum(length * count for length, count in enumerate(counts))
     if found != (manifest.max_seq_length, manifest.num_sequences, manifest.num_tokens):
-        raise UserError("data.damaged", path, "length_histogram does not fit the totals", _REMAKE_ALL)
+        raise UserError(
+            "data.damaged", path, "length_histogram does not fit the totals", _REMAKE_ALL
+        )
     return manifest
 
 
-def check_format(path: Path, document: Mapping[str, Any], name: str, version: int, remedy: str) -> None:
+def check_format(
+    path: Path, document: Mapping[str, Any], name: str, version: int, remedy: str
+) -> None:
     """Raise UserError if a document has another format, or another version of it."""
     found = {key: document.get(key) for key in ("format", "version")}
     if found != (expected := {"format": name, "version": version}):
-        raise UserError("data.format", path, f"has {shown(found)}; this program reads {expected}", remedy)
+        raise UserError(
+            "data.format", path, f"has {shown(found)}; this program reads {expected}", remedy
+        )
 
 
 def check_folder(path: Path, remedy: str, subject: Path | str | None = None) -> None:
@@ -176,7 +184,9 @@ def file_sha256(path: Path) -> str:
 
 def vocabulary_sha256(path: Path) -> str:
     """Return the sha256 of a vocabulary file. Raises UserError if it is unreadable or too large."""
-    return hashlib.sha256(read_plain(path, "Give a BERT WordPiece vocab.txt", MAX_VOCAB_BYTES)).hexdigest()
+    return hashlib.sha256(
+        read_plain(path, "Give a BERT WordPiece vocab.txt", MAX_VOCAB_BYTES)
+    ).hexdigest()
 
 
 def file_md5(path: Path) -> str:

@@ -65,7 +65,9 @@ def num_predictions(length: int, rule: MaskingRule) -> int:
     return min(rule.max_predictions, max(1, round(length * rule.masked_lm_prob)))
 
 
-def mask_tokens(tokens: list[int], rule: MaskingRule, rng: random.Random) -> tuple[list[int], list[int], list[int]]:
+def mask_tokens(
+    tokens: list[int], rule: MaskingRule, rng: random.Random
+) -> tuple[list[int], list[int], list[int]]:
     """Mask one sequence: of the chosen tokens 80 % become [MASK], 10 % stay, 10 % become a random word.
 
     Args:
@@ -114,7 +116,10 @@ def truncate_pair(
 
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio
-_ROUNDS = ((np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)), (np.uint64(27), np.uint64(0x94D049BB133111EB)))
+_ROUNDS = (
+    (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
+    (np.uint64(27), np.uint64(0x94D049BB133111EB)),
+)
 _LAST, _HALF, _LOW = np.uint64(31), np.uint64(32), np.uint64(2**32 - 1)
 _TO_MASK, _TO_MASK_OR_RANDOM = np.uint64(round(0.8 * 2**32)), np.uint64(round(0.9 * 2**32))
 
@@ -135,7 +140,9 @@ class Masking:
     vocab_size: int
     seed: int
 
-    def __call__(self, tokens: np.ndarray, offsets: np.ndarray, step: int, lanes: np.ndarray, rate: float) -> Ragged:
+    def __call__(
+        self, tokens: np.ndarray, offsets: np.ndarray, step: int, lanes: np.ndarray, rate: float
+    ) -> Ragged:
         """Mask sequences.
 
         Args:
@@ -148,12 +155,17 @@ class Masking:
         Returns single-segment sequences without random next sentences.
         """
         lengths = np.diff(offsets)
-        keys = _mixed(_mixed(_mixed(np.asarray([self.seed], np.uint64)) + np.uint64(step)) + lanes.astype(np.uint64))
+        keys = _mixed(
+            _mixed(_mixed(np.asarray([self.seed], np.uint64)) + np.uint64(step))
+            + lanes.astype(np.uint64)
+        )
         draws = np.arange(1, len(tokens) + 1, dtype=np.uint64)
         draws *= _GOLDEN
         draws += np.repeat(keys - offsets[:-1].astype(np.uint64) * _GOLDEN, lengths)
         draws = _mixed(draws)
-        chosen = np.flatnonzero((draws >> _HALF < np.uint64(round(rate * 2**32))) & ~self._special[tokens])
+        chosen = np.flatnonzero(
+            (draws >> _HALF < np.uint64(round(rate * 2**32))) & ~self._special[tokens]
+        )
         labels, what = tokens[chosen], _mixed(draws[chosen] + _GOLDEN)
         which = what >> _HALF
         ids = ((what & _LOW) * np.uint64(self.vocab_size) >> _HALF).astype(np.uint16)
@@ -164,7 +176,9 @@ class Masking:
         return Ragged(
             tokens=masked,
             offsets=offsets,
-            masked_positions=(chosen - np.repeat(offsets[:-1], np.diff(masked_offsets))).astype(np.uint16),
+            masked_positions=(chosen - np.repeat(offsets[:-1], np.diff(masked_offsets))).astype(
+                np.uint16
+            ),
             masked_labels=labels,
             masked_offsets=masked_offsets,
             first_lengths=lengths.astype(np.uint16),

@@ -31,7 +31,16 @@ from mlbert.data.formats import mds_files
 from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.index_cache import state_of
 from mlbert.data.formats.manifest import check_folder, make_folder
-from mlbert.data.formats.mds_files import FORMAT, INDEX, RESTORE, STR, VERSION, FileInfo, ShardInfo, parse_index
+from mlbert.data.formats.mds_files import (
+    FORMAT,
+    INDEX,
+    RESTORE,
+    STR,
+    VERSION,
+    FileInfo,
+    ShardInfo,
+    parse_index,
+)
 from mlbert.data.formats.ragged import offsets_of
 from mlbert.host.errors import UserError
 from mlbert.host.files import local_path, read_plain, write_atomically
@@ -63,13 +72,19 @@ class MdsReader:
         self._folder = local_path(self._remote)
         if self._folder is not None:
             check_folder(self._folder, f"Give a folder with {INDEX}, or its address", folder)
-        raw = self._read_index() if cache is None else mds_files.fetch_index(self._remote, Path(cache))
+        raw = (
+            self._read_index()
+            if cache is None
+            else mds_files.fetch_index(self._remote, Path(cache))
+        )
         index = parse_index(f"{self._remote.rstrip('/')}/{INDEX}", raw)
         self.columns = {column.name: column.encoding for column in index.columns}
         self.shards = index.shards
         self.identity = hashlib.sha256(raw).hexdigest()
         self.cache = mds_files.cache_of(self.identity) if cache is None else Path(cache)
-        self.shard_sizes: np.ndarray = np.array([shard.num_samples for shard in index.shards], np.int64)
+        self.shard_sizes: np.ndarray = np.array(
+            [shard.num_samples for shard in index.shards], np.int64
+        )
         self._first: list[int] = offsets_of(self.shard_sizes).tolist()
         self._layout = index.columns
         self._sizes = struct.Struct(f"<{sum(column.size is None for column in self._layout)}I")
@@ -91,7 +106,9 @@ class MdsReader:
         try:
             return self._decode(shard.sample(place))
         except ValueError as error:
-            raise UserError("data.damaged", shard.path, f"sample {place} is damaged ({error})", RESTORE) from None
+            raise UserError(
+                "data.damaged", shard.path, f"sample {place} is damaged ({error})", RESTORE
+            ) from None
 
     def shard_bytes(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the stored bytes of all samples of shard ``number``, uint8 [bytes], read-only, and the start of each,
@@ -101,7 +118,12 @@ class MdsReader:
 
     def _read_index(self) -> bytes:
         if self._folder is None:
-            raise UserError("config.conflict", self._remote, "is on another machine", "Give a cache folder on this one")
+            raise UserError(
+                "config.conflict",
+                self._remote,
+                "is on another machine",
+                "Give a cache folder on this one",
+            )
         return read_plain(self._folder / INDEX, RESTORE)
 
     def _open(self, number: int) -> _Shard:
@@ -153,12 +175,22 @@ class _Shard:
         files = FileMap([path])
         self._content = files.bytes[: files.ends[0]]
         head = UINT32.itemsize * (num_samples + 2)
-        if len(self._content) < head or self._content[: UINT32.itemsize].view(UINT32) != num_samples:
-            raise UserError("data.damaged", path, f"does not hold the {num_samples:,} samples of the index", RESTORE)
+        if (
+            len(self._content) < head
+            or self._content[: UINT32.itemsize].view(UINT32) != num_samples
+        ):
+            raise UserError(
+                "data.damaged",
+                path,
+                f"does not hold the {num_samples:,} samples of the index",
+                RESTORE,
+            )
         self._offsets = self._content[UINT32.itemsize : head].view(UINT32)
         edges = self._offsets.astype(np.int64)
         if edges[0] < head or edges[-1] != len(self._content) or (np.diff(edges) < 0).any():
-            raise UserError("data.damaged", path, "has offsets that fall or lie outside of the file", RESTORE)
+            raise UserError(
+                "data.damaged", path, "has offsets that fall or lie outside of the file", RESTORE
+            )
 
     def samples(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the bytes of all samples, and the start of each."""
@@ -224,12 +256,16 @@ class MdsWriter:
         self._entries: list[dict[str, Any]] = []
         make_folder(self._folder)
         if (self._folder / INDEX).exists():
-            raise UserError("file.exists", self._folder, f"already has an {INDEX}", "Choose an empty folder")
+            raise UserError(
+                "file.exists", self._folder, f"already has an {INDEX}", "Choose an empty folder"
+            )
 
     def __enter__(self) -> MdsWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
+    ) -> None:
         if kind is None:
             self.finish()
 
@@ -240,9 +276,15 @@ class MdsWriter:
         values = [value.encode() if isinstance(value, str) else value for value in stored]
         sizes = [len(value) for value in values]
         if self._shard_bytes(1, UINT32.itemsize * len(sizes) + sum(sizes)) > _MOST_BYTES:
-            raise UserError("data.too-long", self._folder, "a sample is larger than 4 GiB", "Cut it")
+            raise UserError(
+                "data.too-long", self._folder, "a sample is larger than 4 GiB", "Cut it"
+            )
         data = np.array(sizes, UINT32).tobytes() + b"".join(values)
-        if self._samples and self._shard_bytes(len(self._samples) + 1, self._bytes + len(data)) > self._size_limit:
+        if (
+            self._samples
+            and self._shard_bytes(len(self._samples) + 1, self._bytes + len(data))
+            > self._size_limit
+        ):
             self._write_shard()
         self._samples.append(data)
         self._bytes += len(data)
@@ -250,7 +292,9 @@ class MdsWriter:
     def finish(self) -> None:
         """Write the last shard and the index. Raises UserError if there are no samples or writing fails."""
         if not self.flush():
-            raise UserError("data.empty", self._folder, "no sample was written", "A set needs one or more")
+            raise UserError(
+                "data.empty", self._folder, "no sample was written", "A set needs one or more"
+            )
         write_index(self._folder, self._entries)
 
     def flush(self) -> list[dict[str, Any]]:
@@ -281,13 +325,17 @@ class MdsWriter:
         self._samples, self._bytes = [], 0
 
     def _file(self, name: str, data: bytes) -> FileInfo:
-        digests = {algorithm: mds_files.checksum(algorithm, data) for algorithm in self._settings["hashes"]}
+        digests = {
+            algorithm: mds_files.checksum(algorithm, data) for algorithm in self._settings["hashes"]
+        }
         return FileInfo(basename=name, bytes=len(data), hashes=digests)
 
 
 def write_index(folder: Path, entries: Sequence[Mapping[str, Any]]) -> None:
     """Complete a set whose shards were written by several `MdsWriter`."""
-    write_atomically(folder / INDEX, json.dumps({"shards": entries, "version": VERSION}, sort_keys=True))
+    write_atomically(
+        folder / INDEX, json.dumps({"shards": entries, "version": VERSION}, sort_keys=True)
+    )
 
 
 def compression_level(compression: str | None) -> int | None:
@@ -297,8 +345,15 @@ def compression_level(compression: str | None) -> int | None:
         return None
     name, colon, level = compression.partition(":")
     if name != "zstd" or (colon and not is_count(level)):
-        raise UserError("config.choice", f"compression {compression!r}", "is not known", "Use zstd, or zstd:LEVEL")
+        raise UserError(
+            "config.choice",
+            f"compression {compression!r}",
+            "is not known",
+            "Use zstd, or zstd:LEVEL",
+        )
     zstandard = mds_files.zstandard_module()
     if colon and not 1 <= int(level) <= zstandard.MAX_COMPRESSION_LEVEL:
-        raise UserError("config.range", f"compression {compression!r}", "has no such level", "Use 1 to 22")
+        raise UserError(
+            "config.range", f"compression {compression!r}", "has no such level", "Use 1 to 22"
+        )
     return int(level) if colon else _DEFAULT_LEVEL

@@ -62,7 +62,9 @@ def _known(algorithm: str) -> str:
 class FileInfo(Document):
     """A file as listed in the index."""
 
-    name: Annotated[str, AfterValidator(_inside)] = Field(alias="basename")  # path from the folder of the set
+    name: Annotated[str, AfterValidator(_inside)] = Field(
+        alias="basename"
+    )  # path from the folder of the set
     num_bytes: Count = Field(alias="bytes")
     hashes: dict[Annotated[str, AfterValidator(_known)], str]  # algorithm -> hexadecimal digest
 
@@ -76,7 +78,9 @@ class ShardInfo(Document):
     compression: str | None
     num_samples: Annotated[int, Field(ge=1)] = Field(alias="samples")
     raw: FileInfo = Field(alias="raw_data")  # the uncompressed file
-    zipped: FileInfo | None = Field(alias="zip_data")  # the stored file if the shard is compressed with Zstandard
+    zipped: FileInfo | None = Field(
+        alias="zip_data"
+    )  # the stored file if the shard is compressed with Zstandard
 
     def stored_in(self, folder: Path) -> FileInfo:
         """Return the file that a folder has: the compressed one only if the other does not exist."""
@@ -115,7 +119,10 @@ def parse_index(path: Path | str, raw: bytes) -> MdsIndex:
     """Parse an index; ``path`` is for messages. Raises UserError if it is inconsistent, not the index of an MDS set of
     version 2."""
     document = parse_object(path, raw, RESTORE)
-    formats = {(shard.format, shard.version) for shard in parse_model(_Formats, document, path, RESTORE).shards}
+    formats = {
+        (shard.format, shard.version)
+        for shard in parse_model(_Formats, document, path, RESTORE).shards
+    }
     if not formats:
         raise UserError("data.empty", path, "lists no shard", RESTORE)
     if formats != {(FORMAT, VERSION)}:
@@ -125,18 +132,31 @@ def parse_index(path: Path | str, raw: bytes) -> MdsIndex:
     shards = parse_model(_Shards, document, path, RESTORE).shards
     layouts = [(shard.column_names, shard.column_encodings, shard.column_sizes) for shard in shards]
     if any(layout != layouts[0] for layout in layouts):
-        raise UserError("data.mixed", path, "has shards with different columns", "Keep one set in a folder")
+        raise UserError(
+            "data.mixed", path, "has shards with different columns", "Keep one set in a folder"
+        )
     kinds = {shard.compression or "zstd" for shard in shards}
     if others := {kind for kind in kinds if kind.partition(":")[0] != "zstd"}:
         remedy = "Write the set again with zstd, or decompress it with MosaicML Streaming"
-        raise UserError("data.format", path, f"has shards compressed as {', '.join(sorted(others))}", remedy)
+        raise UserError(
+            "data.format", path, f"has shards compressed as {', '.join(sorted(others))}", remedy
+        )
     names = [file.name for shard in shards for file in (shard.raw, shard.zipped) if file]
     if len(set(names)) != len(names):
         raise UserError("data.damaged", path, "lists a shard twice", RESTORE)
     if any(bool(shard.compression) != bool(shard.zipped) for shard in shards):
-        raise UserError("data.damaged", path, "has a compression without zip_data, or zip_data without it", RESTORE)
+        raise UserError(
+            "data.damaged",
+            path,
+            "has a compression without zip_data, or zip_data without it",
+            RESTORE,
+        )
     columns = layouts[0][0]
-    if not columns or len(set(columns)) != len(columns) or len({len(part) for part in layouts[0]}) != 1:
+    if (
+        not columns
+        or len(set(columns)) != len(columns)
+        or len({len(part) for part in layouts[0]}) != 1
+    ):
         raise UserError("data.damaged", path, "has columns that do not fit each other", RESTORE)
     return MdsIndex([Column(*column) for column in zip(*layouts[0], strict=True)], shards)
 
@@ -158,7 +178,11 @@ def _check(content: bytes | np.ndarray, subject: Path | str, file: FileInfo) -> 
         problem = f"has more than the {file.num_bytes:,} bytes of the index"
     elif len(content) < file.num_bytes:
         problem = f"has {len(content):,} of the {file.num_bytes:,} bytes of the index"
-    elif wrong := [algorithm for algorithm, digest in file.hashes.items() if checksum(algorithm, content) != digest]:
+    elif wrong := [
+        algorithm
+        for algorithm, digest in file.hashes.items()
+        if checksum(algorithm, content) != digest
+    ]:
         problem = f"has another {wrong[0]} than the index says"
     if problem:
         raise UserError("data.damaged", subject, problem, RESTORE)
@@ -237,9 +261,13 @@ def decompressed(content: bytes | BinaryIO, subject: Path | str, size: int) -> b
     """Return the first ``size`` bytes that Zstandard content decompresses to. Raises UserError if it is damaged."""
     zstandard = zstandard_module()
     try:
-        return zstandard.ZstdDecompressor().stream_reader(content, read_across_frames=True).read(size)
+        return (
+            zstandard.ZstdDecompressor().stream_reader(content, read_across_frames=True).read(size)
+        )
     except zstandard.ZstdError as error:
-        raise UserError("data.damaged", subject, f"cannot be decompressed ({error})", RESTORE) from None
+        raise UserError(
+            "data.damaged", subject, f"cannot be decompressed ({error})", RESTORE
+        ) from None
 
 
 @contextmanager

@@ -30,7 +30,9 @@ def epoch_length(num_samples: int, canonical_nodes: int) -> int:
     nodes."""
     if num_samples < canonical_nodes:
         reason = f"is more than the {num_samples} samples of the set"
-        raise UserError("config.conflict", f"canonical_nodes {canonical_nodes}", reason, "Choose fewer")
+        raise UserError(
+            "config.conflict", f"canonical_nodes {canonical_nodes}", reason, "Choose fewer"
+        )
     return canonical_nodes * -(-num_samples // canonical_nodes)
 
 
@@ -46,7 +48,13 @@ def places_at(positions: np.ndarray, num_samples: int, canonical_nodes: int) -> 
 
 
 def shuffle_into(
-    samples: np.ndarray, shard_sizes: np.ndarray, *, shuffle: str, epoch: int, canonical_nodes: int, seed: int
+    samples: np.ndarray,
+    shard_sizes: np.ndarray,
+    *,
+    shuffle: str,
+    epoch: int,
+    canonical_nodes: int,
+    seed: int,
 ) -> None:
     """Fill ``samples`` (int [N]) with the shuffled samples of an epoch.
 
@@ -65,7 +73,9 @@ class _Spans:
 
     starts: np.ndarray  # int64 [pieces], first sample
     sizes: np.ndarray  # int64 [pieces], samples
-    first: np.ndarray  # int64 [K+1], canonical node k has the pieces first[k] up to first[k+1], exclusive
+    first: (
+        np.ndarray
+    )  # int64 [K+1], canonical node k has the pieces first[k] up to first[k+1], exclusive
 
     def node(self, node: int) -> slice:
         return slice(self.first[node], self.first[node + 1])
@@ -103,7 +113,9 @@ def _of_spans(mix: Callable[[np.ndarray, _Spans, np.random.Generator, int], None
     """Return the shuffle that orders the pieces of an epoch and then mixes their samples in place with ``mix``. The
     assignment of pieces to nodes depends only on the seed, so that a node needs the same shards in every epoch."""
 
-    def shuffle(samples: np.ndarray, sizes: np.ndarray, nodes: int, seed: int, epoch: int, block_size: int) -> None:
+    def shuffle(
+        samples: np.ndarray, sizes: np.ndarray, nodes: int, seed: int, epoch: int, block_size: int
+    ) -> None:
         order = np.arange(len(sizes))
         np.random.default_rng(seed).shuffle(order)
         generator = np.random.default_rng(seed + epoch)
@@ -114,18 +126,24 @@ def _of_spans(mix: Callable[[np.ndarray, _Spans, np.random.Generator, int], None
     return shuffle
 
 
-def _naive(samples: np.ndarray, shard_sizes: np.ndarray, _: int, seed: int, epoch: int, __: int) -> None:
+def _naive(
+    samples: np.ndarray, shard_sizes: np.ndarray, _: int, seed: int, epoch: int, __: int
+) -> None:
     """Shuffle all samples."""
     samples[:] = np.arange(len(samples), dtype=samples.dtype)
     np.random.default_rng(seed + epoch).shuffle(samples)
 
 
-def _py1s(samples: np.ndarray, spans: _Spans, generator: np.random.Generator, block_size: int) -> None:
+def _py1s(
+    samples: np.ndarray, spans: _Spans, generator: np.random.Generator, block_size: int
+) -> None:
     """Shuffle samples within each piece."""
     _shuffle_each(samples, spans.sizes, generator)
 
 
-def _py2s(samples: np.ndarray, shard_sizes: np.ndarray, nodes: int, seed: int, epoch: int, _: int) -> None:
+def _py2s(
+    samples: np.ndarray, shard_sizes: np.ndarray, nodes: int, seed: int, epoch: int, _: int
+) -> None:
     """Shuffle samples within each shard, by the seed, before it is cut, and again within each piece."""
     order = np.arange(len(shard_sizes))
     fixed, generator = np.random.default_rng(seed), np.random.default_rng(seed + epoch)
@@ -138,20 +156,26 @@ def _py2s(samples: np.ndarray, shard_sizes: np.ndarray, nodes: int, seed: int, e
         mine = np.arange(len(spans.starts))[spans.node(node)]
         generator.shuffle(mine)
         before, done = samples[begin:end].copy(), begin
-        for start, size in zip((spans.starts[mine] - begin).tolist(), spans.sizes[mine].tolist(), strict=True):
+        for start, size in zip(
+            (spans.starts[mine] - begin).tolist(), spans.sizes[mine].tolist(), strict=True
+        ):
             generator.shuffle(before[start : start + size])
             samples[done : done + size] = before[start : start + size]
             done += size
 
 
-def _py1b(samples: np.ndarray, spans: _Spans, generator: np.random.Generator, block_size: int) -> None:
+def _py1b(
+    samples: np.ndarray, spans: _Spans, generator: np.random.Generator, block_size: int
+) -> None:
     """Shuffle samples within blocks of each canonical node."""
     for begin, end in _node_ranges(spans):
         for start in range(begin, end, block_size):
             generator.shuffle(samples[start : min(start + block_size, end)])
 
 
-def _py1br(samples: np.ndarray, spans: _Spans, generator: np.random.Generator, block_size: int) -> None:
+def _py1br(
+    samples: np.ndarray, spans: _Spans, generator: np.random.Generator, block_size: int
+) -> None:
     """Shuffle as py1b, with blocks of 3/4 to 5/4 the size that start up to 3/4 of a block earlier, so that a node's
     second block may overlap its first."""
     least, most = _block_sizes(block_size)
@@ -163,11 +187,15 @@ def _py1br(samples: np.ndarray, spans: _Spans, generator: np.random.Generator, b
             block = slice(max(begin, done - shift), min(end, done + size - shift))
             blocks.append(block)
             done += block.stop - block.start
-        for block in blocks:  # separate loop, because all sizes of a node are drawn before any shuffling
+        for (
+            block
+        ) in blocks:  # separate loop, because all sizes of a node are drawn before any shuffling
             generator.shuffle(samples[block])
 
 
-def _py1e(samples: np.ndarray, spans: _Spans, generator: np.random.Generator, block_size: int) -> None:
+def _py1e(
+    samples: np.ndarray, spans: _Spans, generator: np.random.Generator, block_size: int
+) -> None:
     """Shuffle samples within each piece, then shift each by a uniform draw, so that a piece spreads over a block of 3/4
     to 5/4 the size within its node. A piece larger than its block is not spread."""
     for node, (begin, end) in enumerate(_node_ranges(spans)):
@@ -176,7 +204,9 @@ def _py1e(samples: np.ndarray, spans: _Spans, generator: np.random.Generator, bl
         _spread(samples[begin:end], sizes, generator, block_size)
 
 
-def _spread(mine: np.ndarray, sizes: np.ndarray, generator: np.random.Generator, block_size: int) -> None:
+def _spread(
+    mine: np.ndarray, sizes: np.ndarray, generator: np.random.Generator, block_size: int
+) -> None:
     """Shift the samples of a node, int [n] with pieces of these ``sizes``, in place.
 
     A sample is put in its place once all samples that may precede it are shifted: those less than the largest reach

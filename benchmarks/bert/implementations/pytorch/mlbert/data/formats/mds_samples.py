@@ -90,7 +90,9 @@ class MdsSamples(IndexedStore):
         self._num_bytes = _HEAD + int(self._sizes.sum())  # of a sample (B)
         shards = read_index(folder)[0].shards
         with ThreadPoolExecutor(_THREADS) as pool:
-            self._paths = list(pool.map(lambda shard: _unpacked(folder, shard, self.info.identity), shards))
+            self._paths = list(
+                pool.map(lambda shard: _unpacked(folder, shard, self.info.identity), shards)
+            )
         self._map = FileMap(self._paths)
         self._first = offsets_of([shard.num_samples for shard in shards])
         self._rows = self._map.view(np.dtype((np.void, self._num_bytes)))
@@ -105,9 +107,15 @@ class MdsSamples(IndexedStore):
         for problem, bad in column_problems(columns).items():
             if bad.any():
                 shard, place = self._place(int(indices[np.flatnonzero(bad)[0]]))
-                raise UserError("data.damaged", self._paths[shard], f"sample {place} {problem}", RESTORE)
+                raise UserError(
+                    "data.damaged", self._paths[shard], f"sample {place} {problem}", RESTORE
+                )
         order = np.argsort(columns["masked_lm_positions"], axis=1, kind="stable")
-        sorted_columns = {name: np.take_along_axis(columns[name], order, 1) for name in COLUMNS if "masked" in name}
+        sorted_columns = {
+            name: np.take_along_axis(columns[name], order, 1)
+            for name in COLUMNS
+            if "masked" in name
+        }
         return without_padding(columns | sorted_columns)
 
     def _columns(self, indices: np.ndarray) -> dict[str, np.ndarray]:
@@ -120,7 +128,9 @@ class MdsSamples(IndexedStore):
         if bad := np.flatnonzero((found != self._sizes).any(axis=1)).tolist():
             number, place = self._place(int(indices[bad[0]]))
             reason = f"sample {place} has columns of other sizes than the first sample of the set"
-            raise UserError("data.mixed", self._paths[number], reason, "Keep samples of one width in a set")
+            raise UserError(
+                "data.mixed", self._paths[number], reason, "Keep samples of one width in a set"
+            )
         columns, start = {}, _HEAD
         for name, size in zip(COLUMNS, self._sizes.tolist(), strict=True):
             values = np.ascontiguousarray(rows[:, start : start + size])
@@ -143,7 +153,11 @@ class MdsSamples(IndexedStore):
 
         def make() -> dict[str, np.ndarray]:
             with ThreadPoolExecutor(_THREADS) as pool:
-                return {"lengths": np.concatenate(list(pool.map(self._lengths_of_shard, range(len(shards)), shards)))}
+                return {
+                    "lengths": np.concatenate(
+                        list(pool.map(self._lengths_of_shard, range(len(shards)), shards))
+                    )
+                }
 
         return self._cache.once(checked, ["lengths"], make)
 
@@ -151,13 +165,22 @@ class MdsSamples(IndexedStore):
         path = self._paths[number]
         mds_files.check_file(path, shard.raw)
         inside = self._map.bytes[self._map.starts[number] : self._map.ends[number]]
-        edges = inside[UINT32.itemsize : UINT32.itemsize * (shard.num_samples + 2)].view(UINT32).astype(np.int64)
+        edges = (
+            inside[UINT32.itemsize : UINT32.itemsize * (shard.num_samples + 2)]
+            .view(UINT32)
+            .astype(np.int64)
+        )
         if (np.diff(edges) != self._num_bytes).any() or edges[-1] != len(inside):
             reason = "has samples of another width than the first one"
             raise UserError("data.mixed", path, reason, "Keep samples of one width in a set")
         first, end = int(self._first[number]), int(self._first[number + 1])
-        pieces = [np.arange(low, min(low + self.gathered, end)) for low in range(first, end, self.gathered)]
-        return np.concatenate([self._columns(piece)["input_mask"].sum(axis=1) for piece in pieces]).astype(np.uint16)
+        pieces = [
+            np.arange(low, min(low + self.gathered, end))
+            for low in range(first, end, self.gathered)
+        ]
+        return np.concatenate(
+            [self._columns(piece)["input_mask"].sum(axis=1) for piece in pieces]
+        ).astype(np.uint16)
 
 
 open_folder = MdsSamples  # as in the other formats
@@ -168,7 +191,9 @@ def read_index(folder: Path) -> tuple[MdsIndex, str]:
     path = Path(folder) / INDEX
     raw = read_plain(path, RESTORE)
     index = parse_index(path, raw)
-    if {(column.name, column.encoding, column.size) for column in index.columns} != {(c, BYTES, None) for c in COLUMNS}:
+    if {(column.name, column.encoding, column.size) for column in index.columns} != {
+        (c, BYTES, None) for c in COLUMNS
+    }:
         found = ", ".join(f"{column.name} ({column.encoding})" for column in index.columns)
         reason = f"holds columns {found}, and no masked samples"
         remedy = f"Samples have {', '.join(COLUMNS)}, all as bytes; text needs another recipe"
@@ -180,14 +205,18 @@ def _widths(folder: Path, shard: ShardInfo) -> Widths:
     """Return the widths of a shard's first sample."""
     path = folder / shard.raw.name
     # The number of samples, and where the first one starts. A start that is wrong leads to sizes that do not fit.
-    start = int.from_bytes(_head(folder, shard, 2 * UINT32.itemsize)[UINT32.itemsize :].tobytes(), "little")
+    start = int.from_bytes(
+        _head(folder, shard, 2 * UINT32.itemsize)[UINT32.itemsize :].tobytes(), "little"
+    )
     sizes = _head(folder, shard, start + _HEAD)[start:]
     if len(sizes) != _HEAD:
         raise UserError("data.damaged", path, "is too short for its samples", RESTORE)
     slots = (sizes.view(UINT32) // _ITEM).tolist()
     widths = Widths(slots[0], slots[2])
     if (_sizes_of(widths) != sizes.view(UINT32)).any() or not 0 < slots[2] <= slots[0] <= MAX_ID:
-        raise UserError("data.damaged", path, "has columns whose sizes do not fit each other", RESTORE)
+        raise UserError(
+            "data.damaged", path, "has columns whose sizes do not fit each other", RESTORE
+        )
     return widths
 
 
@@ -196,7 +225,11 @@ def _head(folder: Path, shard: ShardInfo, num_bytes: int) -> np.ndarray:
     stored = shard.stored_in(folder)
     path = folder / stored.name
     with reading(path), open_plain(path) as file:
-        head = file.read(num_bytes) if stored is shard.raw else mds_files.decompressed(file, path, num_bytes)
+        head = (
+            file.read(num_bytes)
+            if stored is shard.raw
+            else mds_files.decompressed(file, path, num_bytes)
+        )
     return np.frombuffer(head, np.uint8)
 
 

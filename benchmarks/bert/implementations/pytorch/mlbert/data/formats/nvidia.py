@@ -25,8 +25,23 @@ from mlbert.data.formats.base import BinInfo, IndexedStore, Store, StoreInfo, by
 from mlbert.data.formats.bins import BinnedStore
 from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.index_cache import content_of, name_of
-from mlbert.data.formats.nvidia_index import bin_name, bins_of, check_bins, item_starts, list_shards, load_index
-from mlbert.data.formats.nvidia_shard import COLUMNS, REFERENCE, Items, inspect, item_dtype, open_shard, read_column
+from mlbert.data.formats.nvidia_index import (
+    bin_name,
+    bins_of,
+    check_bins,
+    item_starts,
+    list_shards,
+    load_index,
+)
+from mlbert.data.formats.nvidia_shard import (
+    COLUMNS,
+    REFERENCE,
+    Items,
+    inspect,
+    item_dtype,
+    open_shard,
+    read_column,
+)
 from mlbert.data.formats.padded import Widths
 from mlbert.data.formats.ragged import Ragged, offsets_of, span_members
 from mlbert.host.errors import UserError
@@ -50,7 +65,9 @@ def describe(folder: Path, limits: Widths = DEFAULT_LIMITS) -> StoreInfo:
 def _describe(folder: Path, groups: Sequence[Sequence[Path]], limits: Widths) -> StoreInfo:
     paths = [path for group in groups for path in group]
     if not paths:
-        raise UserError("data.missing", folder, "holds no HDF5 file", "Give a folder of NVIDIA's HDF5 shards")
+        raise UserError(
+            "data.missing", folder, "holds no HDF5 file", "Give a folder of NVIDIA's HDF5 shards"
+        )
     heads = [inspect(group[0]) for group in groups]
     named = [f"{name_of(folder, path)} {path.stat().st_size}" for path in paths]
     return StoreInfo(
@@ -58,7 +75,9 @@ def _describe(folder: Path, groups: Sequence[Sequence[Path]], limits: Widths) ->
         kind=f"nvidia-{heads[0].kind}",
         identity=hashlib.sha256("\n".join(sorted(named)).encode()).hexdigest(),
         max_seq_length=max(head.widths.max_seq_length or limits.max_seq_length for head in heads),
-        max_predictions=max(head.widths.max_predictions or limits.max_predictions for head in heads),
+        max_predictions=max(
+            head.widths.max_predictions or limits.max_predictions for head in heads
+        ),
         is_listed=False,
         content=content_of(folder, paths),
         max_pack_tokens=limits.max_seq_length if heads[0].kind == "packed" else None,
@@ -78,7 +97,9 @@ def open_folder(folder: Path, limits: Widths = DEFAULT_LIMITS) -> Store:
             reason = "is a packed shard in a folder of bins"
             raise UserError("data.format", store.paths[0], reason, "Bins hold single sequences")
     filled = {bin_name(store.paths[0]): store.lengths for store in bins if len(store)}
-    check_bins(folder, {name: (int(lengths.min()), int(lengths.max())) for name, lengths in filled.items()})
+    check_bins(
+        folder, {name: (int(lengths.min()), int(lengths.max())) for name, lengths in filled.items()}
+    )
     info = replace(
         describe(folder, limits),
         num_sequences=sum(len(store) for store in bins),
@@ -176,13 +197,19 @@ class NvidiaStore(IndexedStore):
             column = columns[name]
             if self._index.kind == "fixed":
                 column = column._replace(counts=wanted)  # the rest is padding
-            refuse(each_row, column.counts != wanted, f"has {name} of another length than the other columns")
+            refuse(
+                each_row,
+                column.counts != wanted,
+                f"has {name} of another length than the other columns",
+            )
             return column.gather()
 
         tokens, segments = items("input_ids", row_lengths), items("segment_ids", row_lengths)
         token_row = np.repeat(each_row, row_lengths)
         refuse(token_row, tokens < 0, "has a negative token id")
-        first_lengths = lengths - np.diff(np.concatenate([[0], np.cumsum(segments, dtype=np.int64)])[offsets])
+        first_lengths = lengths - np.diff(
+            np.concatenate([[0], np.cumsum(segments, dtype=np.int64)])[offsets]
+        )
         expected = np.arange(len(tokens)) >= np.repeat(offsets[:-1] + first_lengths, lengths)
         refuse(token_row, segments != expected, "has segment_ids that are not zeros and then ones")
         row_of = np.repeat(each_row, row_counts)  # of each sequence
@@ -193,20 +220,32 @@ class NvidiaStore(IndexedStore):
         refuse(row_of, (labels != 0) & (labels != 1), "has a next_sentence_label other than 0 or 1")
         masked_counts = columns["masked_lm_positions"].counts
         if self._index.kind == "fixed":
-            used = columns["masked_lm_positions"].gather().reshape(len(rows), self._index.widths.max_predictions) != 0
+            used = (
+                columns["masked_lm_positions"]
+                .gather()
+                .reshape(len(rows), self._index.widths.max_predictions)
+                != 0
+            )
             masked_counts = used.sum(axis=1)
             gaps = (used != (np.arange(used.shape[1]) < masked_counts[:, None])).any(axis=1)
             refuse(each_row, gaps, "has a masked position after the padding")
-        positions = items("masked_lm_positions", masked_counts).astype(np.int64)  # from the start of the row
+        positions = items("masked_lm_positions", masked_counts).astype(
+            np.int64
+        )  # from the start of the row
         ids = items("masked_lm_ids", masked_counts)
         masked_row = np.repeat(each_row, masked_counts)
         outside = (positions < 0) | (positions >= row_lengths[masked_row])
         refuse(masked_row, outside, "has a masked position outside the row")
         refuse(masked_row, ids < 0, "has a negative id in masked_lm_ids")
         place = positions + row_starts[masked_row]  # among all tokens
-        refuse(masked_row, np.diff(place, prepend=-1) <= 0, "has masked positions that do not ascend")
+        refuse(
+            masked_row, np.diff(place, prepend=-1) <= 0, "has masked positions that do not ascend"
+        )
         sequence = np.searchsorted(offsets, place, side="right") - 1
-        per_sequence, most = np.bincount(sequence, minlength=len(lengths)), self.info.max_predictions
+        per_sequence, most = (
+            np.bincount(sequence, minlength=len(lengths)),
+            self.info.max_predictions,
+        )
         refuse(row_of, per_sequence > most, f"has a sequence with more than {most} masked tokens")
         return Ragged(
             tokens=tokens.view(np.uint16),
@@ -223,7 +262,9 @@ class NvidiaStore(IndexedStore):
         if not self._packed:
             return np.ones(len(rows), np.int64), self._index.lengths[rows].astype(np.int64)
         counts = self._index.counts[rows].astype(np.int64)
-        return counts, self._index.lengths[span_members(self._first_sequence[rows], counts)].astype(np.int64)
+        return counts, self._index.lengths[span_members(self._first_sequence[rows], counts)].astype(
+            np.int64
+        )
 
     def _columns(self, rows: np.ndarray) -> dict[str, Items]:
         file_of = np.searchsorted(self._first_row, rows, side="right") - 1
@@ -235,7 +276,10 @@ class NvidiaStore(IndexedStore):
             with self._lock, open_shard(self.paths[number]) as file:
                 for name in COLUMNS:
                     read[name] |= zip(places.tolist(), read_column(file, name, inside), strict=True)
-        return {name: Items.of_rows([found[row] for row in range(len(rows))], name) for name, found in read.items()}
+        return {
+            name: Items.of_rows([found[row] for row in range(len(rows))], name)
+            for name, found in read.items()
+        }
 
     def _mapped_column(self, name: str, rows: np.ndarray, file_of: np.ndarray) -> Items:
         index, number, size = self._index, COLUMNS.index(name), item_dtype(name).itemsize
@@ -244,10 +288,17 @@ class NvidiaStore(IndexedStore):
         table = base + index.offsets[file_of, number]
         if index.kind == "fixed" or (index.kind == "variable" and name == "next_sentence_labels"):
             width = index.widths.of(name)
-            return Items(self._views[size], table + inside * (width * size), np.full(len(rows), width, np.int64), size)
+            return Items(
+                self._views[size],
+                table + inside * (width * size),
+                np.full(len(rows), width, np.int64),
+                size,
+            )
         references = self._references[table + inside * REFERENCE.itemsize]
         counts = references["length"].astype(np.int64)
         starts = base + item_starts(references, index.places[rows, number])
         if (starts + counts * size > self._map.ends[file_of])[counts > 0].any():
-            raise UserError("data.changed", self.info.folder, "was changed while it was open", "Open it again")
+            raise UserError(
+                "data.changed", self.info.folder, "was changed while it was open", "Open it again"
+            )
         return Items(self._views[size], starts, counts, size)

@@ -72,7 +72,9 @@ class NvidiaIndex:
         return Widths(*self.head[1:].tolist())
 
 
-def load_index(paths: Sequence[Path], content: FileMap, limits: Widths, cached: bool = True) -> NvidiaIndex:
+def load_index(
+    paths: Sequence[Path], content: FileMap, limits: Widths, cached: bool = True
+) -> NvidiaIndex:
     """Return the index of some shards from the cache or the files. Raises UserError if a file is damaged, of another
     kind than the first, or a copy of another. ``limits`` are the maximum tokens of a row, and masked tokens of a
     sequence."""
@@ -106,10 +108,16 @@ def build_index(paths: Sequence[Path], content: FileMap, limits: Widths) -> Nvid
             reason = f"its rows have {tokens} tokens and {masked} masked tokens, those of {paths[0].name} {others}"
             raise UserError("data.mixed", path, reason, "Keep one set in a folder")
     _refuse_copies(paths, parts)
-    joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS if name != "head"}
+    joined = {
+        name: np.concatenate([getattr(part, name) for part in parts])
+        for name in _ARRAYS
+        if name != "head"
+    }
     starts = offsets_of(joined["rows"])[:-1].tolist()
     problems = {
-        start + row: text for start, part in zip(starts, parts, strict=True) for row, text in part.problems.items()
+        start + row: text
+        for start, part in zip(starts, parts, strict=True)
+        for row, text in part.problems.items()
     }
     return replace(first, **joined, problems=problems)
 
@@ -121,7 +129,9 @@ def _refuse_copies(paths: Sequence[Path], parts: Sequence[NvidiaIndex]) -> None:
             digest = hashlib.sha256(part.lengths.tobytes()).digest()
             other = seen.setdefault(digest, path)
             if other is not path and filecmp.cmp(path, other, shallow=False):
-                raise UserError("data.duplicate", path, f"is a copy of {other.name}", "Remove one of them")
+                raise UserError(
+                    "data.duplicate", path, f"is a copy of {other.name}", "Remove one of them"
+                )
 
 
 def index_shard(shard: NvidiaShard, content: np.ndarray, limits: Widths) -> NvidiaIndex:
@@ -135,10 +145,16 @@ def index_shard(shard: NvidiaShard, content: np.ndarray, limits: Widths) -> Nvid
         columns, places = _columns(shard, content)
         tokens, is_mapped = columns["input_ids"].counts, bool(places)
         for name, places_of in places.items():
-            _note(problems, (columns[name].counts > 0) & (places_of == 0), f"has a {name} that is not in the file")
+            _note(
+                problems,
+                (columns[name].counts > 0) & (places_of == 0),
+                f"has a {name} that is not in the file",
+            )
     _note(problems, tokens < 1, "is empty")
     _note(problems, tokens > limits.max_seq_length, f"has more than {limits.max_seq_length} tokens")
-    for name, other in (("segment_ids", "input_ids"), ("masked_lm_positions", "masked_lm_ids")) if columns else ():
+    for name, other in (
+        (("segment_ids", "input_ids"), ("masked_lm_positions", "masked_lm_ids")) if columns else ()
+    ):
         different = columns[name].counts != columns[other].counts
         _note(problems, different, f"has {name} of another length than {other}")
     if shard.kind == "packed":
@@ -175,11 +191,17 @@ def _mask_lengths(shard: NvidiaShard, content: np.ndarray, problems: dict[int, s
                 mask = np.stack(read_column(file, "input_mask", rows))
             lengths[rows] = (mask == 1).sum(axis=1)
             odd = (mask != (np.arange(width) < lengths[rows, None])).any(axis=1)
-            problems.update(dict.fromkeys(rows[odd].tolist(), "has an input_mask that is not ones and then zeros"))
+            problems.update(
+                dict.fromkeys(
+                    rows[odd].tolist(), "has an input_mask that is not ones and then zeros"
+                )
+            )
     return lengths
 
 
-def _columns(shard: NvidiaShard, content: np.ndarray) -> tuple[dict[str, Items], dict[str, np.ndarray]]:
+def _columns(
+    shard: NvidiaShard, content: np.ndarray
+) -> tuple[dict[str, Items], dict[str, np.ndarray]]:
     """Return the variable-length columns of a shard and their `heap_places`, empty if it is read through h5py."""
     found = heap_places(content, shard) if shard.offsets else None
     if found is None:
@@ -208,7 +230,11 @@ def _index_packs(
     counts = columns["packed_input_len"].counts
     _note(problems, counts < 1, "has no packed_input_len")
     for name in ("packed_masked_lm_len", "next_sentence_labels"):
-        _note(problems, columns[name].counts != counts, f"has {name} of another length than packed_input_len")
+        _note(
+            problems,
+            columns[name].counts != counts,
+            f"has {name} of another length than packed_input_len",
+        )
     good = np.ones(shard.rows, bool)
     good[list(problems)] = False
     chosen = np.flatnonzero(good)
@@ -227,9 +253,17 @@ def _index_packs(
         ("packed_input_len", lengths, "input_ids"),
         ("packed_masked_lm_len", masked, "masked_lm_ids"),
     ):
-        _note(problems, good & (total(values) != columns[column].counts), f"has a {name} that does not add up")
+        _note(
+            problems,
+            good & (total(values) != columns[column].counts),
+            f"has a {name} that does not add up",
+        )
     too_many = (masked < 0) | (masked > limits.max_predictions)
-    _note(problems, with_any(too_many), f"has a sequence with more than {limits.max_predictions} masked tokens")
+    _note(
+        problems,
+        with_any(too_many),
+        f"has a sequence with more than {limits.max_predictions} masked tokens",
+    )
     bad = np.asarray(sorted(problems), np.int64)
     result = np.ones(shard.rows, np.int64)
     good[bad] = False
@@ -274,7 +308,10 @@ def bins_of(folder: Path) -> list[list[Path]]:
         return []
     files = list_shards(folder)
     if not files:
-        folders = sorted((path for path in folder.iterdir() if path.is_dir()), key=lambda path: _by_number(path.name))
+        folders = sorted(
+            (path for path in folder.iterdir() if path.is_dir()),
+            key=lambda path: _by_number(path.name),
+        )
         return [shards for path in folders if (shards := list_shards(path))]
     groups = _groups(files)
     return list(groups.values()) if len(groups) > 1 else []
@@ -289,7 +326,12 @@ def check_bins(folder: Path, lengths: Mapping[str, tuple[int, int]]) -> None:
     for (one, (first, last)), (other, (next_first, next_last)) in itertools.pairwise(order):
         if next_first <= last:
             reason = f"{one} (lengths {first} to {last}) and {other} ({next_first} to {next_last})"
-            raise UserError("data.mixed", folder, f"{reason} are not length bins of one set", "Give one of the folders")
+            raise UserError(
+                "data.mixed",
+                folder,
+                f"{reason} are not length bins of one set",
+                "Give one of the folders",
+            )
 
 
 def bin_name(path: Path) -> str:
@@ -311,7 +353,9 @@ def _groups(paths: Sequence[Path]) -> dict[str, list[Path]]:
 
 def _by_number(name: str) -> list[tuple[int, str]]:
     """Return a key that sorts 64 before 128 and bin2 before bin10."""
-    return [(int(word), "") if word.isdecimal() else (-1, word) for word in re.split(r"(\d+)", name)]
+    return [
+        (int(word), "") if word.isdecimal() else (-1, word) for word in re.split(r"(\d+)", name)
+    ]
 
 
 def _number(path: Path) -> int:
@@ -341,10 +385,14 @@ def _check_numbers(folder: Path, paths: Sequence[Path]) -> None:
                 totals[int(match[2])] = path
     if len(totals) > 1:
         one, other = list(totals.values())[:2]
-        raise UserError("data.mixed", other, f"is of another set than {one.name}", "Keep one set in a folder")
+        raise UserError(
+            "data.mixed", other, f"is of another set than {one.name}", "Keep one set in a folder"
+        )
     for total in totals:
         if missing := sorted(set(range(total)) - set(seen)):
-            which = f"{len(missing)} of {total} shards are missing, the first is number {missing[0]}"
+            which = (
+                f"{len(missing)} of {total} shards are missing, the first is number {missing[0]}"
+            )
             raise UserError("data.incomplete", folder, which, "Restore the missing files")
         if len(seen) > total:
             reason = f"its number is beyond the {total} shards of the set"

@@ -35,13 +35,28 @@ from mlbert.host.files import plain_size, reading
 
 REMAKE = "Restore the file or make it again"
 KINDS = ("fixed", "variable", "packed")
-COLUMNS = ("input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
+COLUMNS = (
+    "input_ids",
+    "segment_ids",
+    "masked_lm_positions",
+    "masked_lm_ids",
+    "next_sentence_labels",
+)
 _PACK_COLUMNS = ("packed_input_len", "packed_masked_lm_len")
-_ITEM_SIZE = {"input_ids": 2, "masked_lm_positions": 2, "masked_lm_ids": 2, **dict.fromkeys(_PACK_COLUMNS, 2)}
+_ITEM_SIZE = {
+    "input_ids": 2,
+    "masked_lm_positions": 2,
+    "masked_lm_ids": 2,
+    **dict.fromkeys(_PACK_COLUMNS, 2),
+}
 
 REFERENCE = np.dtype([("length", "<u4"), ("address", "<u8"), ("index", "<u4")])
-HEAP_OBJECT = np.dtype([("index", "<u2"), ("references", "<u2"), ("reserved", "<u4"), ("size", "<u8")])
-_COLLECTION = np.dtype([("signature", "S4"), ("version", "u1"), ("reserved", "u1", 3), ("size", "<u8")])
+HEAP_OBJECT = np.dtype(
+    [("index", "<u2"), ("references", "<u2"), ("reserved", "<u4"), ("size", "<u8")]
+)
+_COLLECTION = np.dtype(
+    [("signature", "S4"), ("version", "u1"), ("reserved", "u1", 3), ("size", "<u8")]
+)
 HEADER_BYTES = 16  # of a collection and of an object in it
 _BLOCK_ROWS = 4096
 
@@ -58,7 +73,9 @@ class NvidiaShard:
     path: Path
     kind: str  # "fixed", "variable" or "packed"
     rows: int  # samples, or packs
-    widths: Widths = field(default=Widths(0, 0))  # of ``input_ids`` and ``masked_lm_ids`` of a fixed shard
+    widths: Widths = field(
+        default=Widths(0, 0)
+    )  # of ``input_ids`` and ``masked_lm_ids`` of a fixed shard
     # Byte offset in the file of each dataset's rows or references; empty if they are not plain bytes.
     offsets: dict[str, int] = field(default_factory=dict)
 
@@ -70,7 +87,9 @@ class NvidiaShard:
 
     def is_variable(self, column: str) -> bool:
         """Return True if the column's rows vary in length."""
-        return self.kind == "packed" or (self.kind == "variable" and column != "next_sentence_labels")
+        return self.kind == "packed" or (
+            self.kind == "variable" and column != "next_sentence_labels"
+        )
 
 
 def open_shard(path: Path) -> h5py.File:
@@ -78,11 +97,17 @@ def open_shard(path: Path) -> h5py.File:
     try:
         file = h5py.File(path, "r")
     except OSError as error:
-        reason = "is empty" if path.exists() and not path.stat().st_size else f"is damaged or not HDF5 ({error})"
+        reason = (
+            "is empty"
+            if path.exists() and not path.stat().st_size
+            else f"is damaged or not HDF5 ({error})"
+        )
         raise UserError("data.damaged", path, reason.splitlines()[0], REMAKE) from None
     if (size := plain_size(path)) > (end := _recorded_end(path, file) or size):
         file.close()
-        raise UserError("data.damaged", path, f"has {size} bytes, its HDF5 header says {end}", REMAKE)
+        raise UserError(
+            "data.damaged", path, f"has {size} bytes, its HDF5 header says {end}", REMAKE
+        )
     return file
 
 
@@ -107,12 +132,20 @@ def inspect(path: Path) -> NvidiaShard:
         except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
             if isinstance(error, UserError):
                 raise
-            raise UserError("data.damaged", path, f"is damaged ({str(error).splitlines()[0]})", REMAKE) from None
+            raise UserError(
+                "data.damaged", path, f"is damaged ({str(error).splitlines()[0]})", REMAKE
+            ) from None
 
 
 def _inspect(path: Path, file: h5py.File) -> NvidiaShard:
     names = set(file)
-    kind = "packed" if "packed_input_len" in names else "fixed" if "input_mask" in names else "variable"
+    kind = (
+        "packed"
+        if "packed_input_len" in names
+        else "fixed"
+        if "input_mask" in names
+        else "variable"
+    )
     needed = NvidiaShard(path, kind, 0).columns
     for name in needed:
         if name not in names or not isinstance(file[name], h5py.Dataset):
@@ -121,10 +154,16 @@ def _inspect(path: Path, file: h5py.File) -> NvidiaShard:
     rows = file["input_ids"].shape[0] if file["input_ids"].shape else 0
     shard = NvidiaShard(path, kind, rows)
     widths = {name: _check_dataset(shard, name, file[name]) for name in needed}
-    pairs = ("input_ids", "segment_ids"), ("input_ids", "input_mask"), ("masked_lm_positions", "masked_lm_ids")
+    pairs = (
+        ("input_ids", "segment_ids"),
+        ("input_ids", "input_mask"),
+        ("masked_lm_positions", "masked_lm_ids"),
+    )
     for one, other in pairs:
         if widths[one] != widths.get(other, 0):  # variable-length rows have width 0
-            raise UserError("data.damaged", path, f"{one} and {other} have different widths", REMAKE)
+            raise UserError(
+                "data.damaged", path, f"{one} and {other} have different widths", REMAKE
+            )
     offsets = {name: _byte_offset(path, file, file[name]) for name in needed}
     plain = any(offset < 0 for offset in offsets.values())
     of_rows = Widths(widths["input_ids"], widths["masked_lm_ids"])
@@ -142,11 +181,21 @@ def _check_dataset(shard: NvidiaShard, name: str, dataset: h5py.Dataset) -> int:
     if not fits or (found is not None) != variable:
         form = f"variable-length {found}" if found is not None else str(dataset.dtype)
         expected = f"variable-length {wanted}" if variable else str(wanted)
-        raise UserError("data.format", shard.path, f"{name} is {form}, not {expected}", "Give NVIDIA's HDF5 shards")
+        raise UserError(
+            "data.format",
+            shard.path,
+            f"{name} is {form}, not {expected}",
+            "Give NVIDIA's HDF5 shards",
+        )
     # The pipeline writes the labels of fixed and variable shards as [N]; [N, 1] is equivalent.
     column = name == "next_sentence_labels" and dataset.ndim == 2 and dataset.shape[1] == 1
     if dataset.ndim != dimensions and not column:
-        raise UserError("data.damaged", shard.path, f"{name} has {dataset.ndim} dimensions, not {dimensions}", REMAKE)
+        raise UserError(
+            "data.damaged",
+            shard.path,
+            f"{name} has {dataset.ndim} dimensions, not {dimensions}",
+            REMAKE,
+        )
     if dataset.shape[0] != shard.rows:
         reason = f"{name} has {dataset.shape[0]} rows, input_ids has {shard.rows}"
         raise UserError("data.damaged", shard.path, reason, REMAKE)
@@ -162,13 +211,22 @@ def _byte_offset(path: Path, file: h5py.File, dataset: h5py.Dataset) -> int:
     usual = items.newbyteorder("<") == items and file.userblock_size == 0
     if start is None or not usual or file.id.get_create_plist().get_sizes() != (8, 8):
         return -1
-    row_bytes = REFERENCE.itemsize if h5py.check_vlen_dtype(dataset.dtype) else dataset.dtype.itemsize
+    row_bytes = (
+        REFERENCE.itemsize if h5py.check_vlen_dtype(dataset.dtype) else dataset.dtype.itemsize
+    )
     if start + dataset.size * row_bytes > path.stat().st_size:
-        raise UserError("data.damaged", path, f"is truncated: {dataset.name} ends after the end of the file", REMAKE)
+        raise UserError(
+            "data.damaged",
+            path,
+            f"is truncated: {dataset.name} ends after the end of the file",
+            REMAKE,
+        )
     return int(start)
 
 
-def heap_places(content: np.ndarray, shard: NvidiaShard) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]] | None:
+def heap_places(
+    content: np.ndarray, shard: NvidiaShard
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]] | None:
     """Follow the heap chains of a shard with variable-length columns; ``content`` is the file's bytes, uint8.
 
     Returns:
@@ -180,10 +238,14 @@ def heap_places(content: np.ndarray, shard: NvidiaShard) -> tuple[dict[str, np.n
     names = [name for name in shard.columns if shard.is_variable(name)]
     none = np.empty(0, REFERENCE)
     references = {
-        name: np.frombuffer(content, REFERENCE, shard.rows, shard.offsets[name]) if shard.rows else none
+        name: np.frombuffer(content, REFERENCE, shard.rows, shard.offsets[name])
+        if shard.rows
+        else none
         for name in names
     }
-    addresses = np.unique(np.concatenate([table["address"][table["length"] > 0] for table in references.values()]))
+    addresses = np.unique(
+        np.concatenate([table["address"][table["length"] > 0] for table in references.values()])
+    )
     keys, places, rooms = _walk(content, _collections(content, addresses))
     if len(places) and int(places.max()) > 0xFFFF:
         return None
@@ -206,11 +268,15 @@ def _collections(content: np.ndarray, addresses: np.ndarray) -> tuple[np.ndarray
     starts = np.where(addresses <= max(last, 0), addresses, 0).astype(np.int64)
     heads = at_every_byte(content, _COLLECTION)[starts] if len(starts) else np.empty(0, _COLLECTION)
     sizes = np.minimum(heads["size"], len(content)).astype(np.int64)
-    good = (heads["signature"] == b"GCOL") & (heads["version"] == 1) & (starts + sizes <= len(content))
+    good = (
+        (heads["signature"] == b"GCOL") & (heads["version"] == 1) & (starts + sizes <= len(content))
+    )
     return starts, np.where(good, starts + sizes, starts)
 
 
-def _walk(content: np.ndarray, collections: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _walk(
+    content: np.ndarray, collections: tuple[np.ndarray, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return all objects within their collections, as int64 arrays: (collection << 16) + object number, ascending;
     place of each object in units of 8 bytes; bytes of its items."""
     starts, ends = collections
@@ -227,7 +293,9 @@ def _walk(content: np.ndarray, collections: tuple[np.ndarray, np.ndarray]) -> tu
         # Object 0 is the free room at the end.
         used = (found["index"] > 0) & (at + HEADER_BYTES + room <= ends[current])
         current, at, room = current[used], at[used], room[used]
-        steps.append(np.stack([(current << 16) + found["index"][used], (at - starts[current]) >> 3, room]))
+        steps.append(
+            np.stack([(current << 16) + found["index"][used], (at - starts[current]) >> 3, room])
+        )
         at = at + HEADER_BYTES + ((room + 7) & ~7)
     table = np.concatenate(steps, axis=1)
     keys, places, rooms = table[:, np.argsort(table[0], kind="stable")]
@@ -257,7 +325,9 @@ class Items(NamedTuple):
         """Return the items, concatenated."""
         ends = np.cumsum(self.counts)
         index = np.arange(int(ends[-1]) if len(ends) else 0) * self.step
-        return self.source[index + np.repeat(self.starts - (ends - self.counts) * self.step, self.counts)]
+        return self.source[
+            index + np.repeat(self.starts - (ends - self.counts) * self.step, self.counts)
+        ]
 
 
 def read_column(file: h5py.File, column: str, rows: np.ndarray) -> list[np.ndarray]:
@@ -266,7 +336,10 @@ def read_column(file: h5py.File, column: str, rows: np.ndarray) -> list[np.ndarr
     dataset: Any = file[column]
     ordered, back = np.unique(rows, return_inverse=True)
     try:
-        pieces = [_read_rows(dataset, part) for part in np.array_split(ordered, -(-len(ordered) // _BLOCK_ROWS))]
+        pieces = [
+            _read_rows(dataset, part)
+            for part in np.array_split(ordered, -(-len(ordered) // _BLOCK_ROWS))
+        ]
     except (OSError, RuntimeError, ValueError) as error:
         where = f"{column} of rows {ordered[0]} to {ordered[-1]}"
         reason = f"{where} cannot be read ({str(error).splitlines()[0]})"

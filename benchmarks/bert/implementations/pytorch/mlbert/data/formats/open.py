@@ -12,7 +12,13 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.base import Store, StoreInfo
 from mlbert.data.formats.bins import BINS, BinnedStore, describe_bins, open_bins
 from mlbert.data.formats.checksums import FileChecks, listed_sums
-from mlbert.data.formats.manifest import MANIFEST, SHARD_NAME, check_folder, read_manifest, vocabulary_sha256
+from mlbert.data.formats.manifest import (
+    MANIFEST,
+    SHARD_NAME,
+    check_folder,
+    read_manifest,
+    vocabulary_sha256,
+)
 from mlbert.data.formats.masking import MASKED_SHARE, MAX_PREDICTIONS
 from mlbert.data.formats.prepared import ShardSet, info_of
 from mlbert.data.formats.tfrecord_plain import LIST, Widths
@@ -24,7 +30,9 @@ ACCEPTED = (
     "variable-length or packed form, or an MDS set of masked samples (index.json)"
 )
 
-_RECORDS_NOTE = re.compile(r"\.part-\d{5}-of-\d{5}\.tfrecord\.json")  # written by the step that makes the records
+_RECORDS_NOTE = re.compile(
+    r"\.part-\d{5}-of-\d{5}\.tfrecord\.json"
+)  # written by the step that makes the records
 
 IN_MEMORY_BYTES = 4 << 30  # sets up to this size are loaded into memory
 
@@ -43,7 +51,9 @@ def describe(folder: Path | str, most: Widths | None = None) -> StoreInfo:
     return module.describe(folder, most) if can_limit else module.describe(folder)
 
 
-def widths_at_most(max_seq_length: int | None, max_predictions: int | None, shape: BertConfig) -> Widths:
+def widths_at_most(
+    max_seq_length: int | None, max_predictions: int | None, shape: BertConfig
+) -> Widths:
     """Return the limits of a sequence: MAX_SEQ_LENGTH and MAX_PREDICTIONS_PER_SEQ if set, otherwise the model's
     positions and the benchmark's share of masked tokens."""
     tokens = max_seq_length or shape.max_position_embeddings
@@ -53,7 +63,10 @@ def widths_at_most(max_seq_length: int | None, max_predictions: int | None, shap
 def check_opened(known: StoreInfo, found: StoreInfo) -> None:
     """Compare an opened set (``found``) with its earlier description. Raises UserError if its sequences are longer or
     have more masked tokens."""
-    for name, setting in (("max_seq_length", "MAX_SEQ_LENGTH"), ("max_predictions", "MAX_PREDICTIONS_PER_SEQ")):
+    for name, setting in (
+        ("max_seq_length", "MAX_SEQ_LENGTH"),
+        ("max_predictions", "MAX_PREDICTIONS_PER_SEQ"),
+    ):
         expected, there = getattr(known, name), getattr(found, name)
         if there > expected:
             what = "tokens" if name == "max_seq_length" else "masked tokens"
@@ -62,7 +75,9 @@ def check_opened(known: StoreInfo, found: StoreInfo) -> None:
             raise UserError("config.conflict", known.folder, reason, remedy)
 
 
-def open_store(folder: Path | str, verify: bool | None = None, checks: FileChecks | None = None) -> Store:
+def open_store(
+    folder: Path | str, verify: bool | None = None, checks: FileChecks | None = None
+) -> Store:
     """Open the set in ``folder``, in any format. For ``verify`` and ``checks`` see
     `mlbert.data.formats.prepared.ShardSet.open`; files of other formats are compared with the list written by `mlbert
     prepare verify`. Raises UserError as `describe`, or if a file is missing or damaged."""
@@ -84,7 +99,10 @@ def in_memory(store: Store) -> Store:
     """Load small prepared sets into memory for faster gathering; return other stores unchanged."""
     parts = store.bins if isinstance(store, BinnedStore) else [store]
     shards = [part for part in parts if isinstance(part, ShardSet)]
-    if len(shards) < len(parts) or sum(part.manifest.num_bytes for part in shards) > IN_MEMORY_BYTES:
+    if (
+        len(shards) < len(parts)
+        or sum(part.manifest.num_bytes for part in shards) > IN_MEMORY_BYTES
+    ):
         return store
     loaded = [part.load() for part in shards]
     return BinnedStore(store.info, loaded) if isinstance(store, BinnedStore) else loaded[0]
@@ -93,7 +111,9 @@ def in_memory(store: Store) -> Store:
 def _foreign(folder: Path) -> ModuleType:
     """Return the module for this folder's format, imported on demand because each needs other libraries."""
     check_folder(folder, f"Give {ACCEPTED}")
-    if inside := sorted(path.parent.name for name in (MANIFEST, BINS) for path in folder.glob(f"*/{name}")):
+    if inside := sorted(
+        path.parent.name for name in (MANIFEST, BINS) for path in folder.glob(f"*/{name}")
+    ):
         reason = f"is not a finished data set, but holds {', '.join(inside)}"
         raise UserError("data.format", folder, reason, "Give one of these folders")
     with reading(folder):
@@ -104,7 +124,9 @@ def _foreign(folder: Path) -> ModuleType:
         raise UserError("data.format", folder, reason, remedy)
     if LIST not in names and any(_RECORDS_NOTE.fullmatch(name) for name in names):
         reason = f"holds TFRecords but no {LIST}: it was not finished"
-        raise UserError("data.incomplete", folder, reason, "Run the `mlbert prepare` that makes it again")
+        raise UserError(
+            "data.incomplete", folder, reason, "Run the `mlbert prepare` that makes it again"
+        )
     for name in ("mds_samples", "tfrecord_store", "nvidia"):
         module = import_module(f"mlbert.data.formats.{name}")
         if module.accepts(folder):
@@ -117,26 +139,37 @@ def check_vocabulary(info: StoreInfo, vocab_file: Path) -> None:
     file cannot be read or is a different vocabulary."""
     found = vocabulary_sha256(vocab_file)
     if info.vocabulary_sha256 not in (None, found):
-        reason = f"is not the vocabulary that {info.folder} was prepared with (sha256 {found[:12]}...)"
+        reason = (
+            f"is not the vocabulary that {info.folder} was prepared with (sha256 {found[:12]}...)"
+        )
         remedy = f"Use the one with sha256 {info.vocabulary_sha256[:12]}..."
         raise UserError("vocabulary.mismatch", vocab_file, reason, remedy)
 
 
 def check_same_vocabulary(train: StoreInfo, evaluation: StoreInfo) -> None:
     """Check that two sets have the same vocabulary, if both record theirs. Raises UserError if they differ."""
-    if None not in (known := {train.vocabulary_sha256, evaluation.vocabulary_sha256}) and len(known) > 1:
+    if (
+        None not in (known := {train.vocabulary_sha256, evaluation.vocabulary_sha256})
+        and len(known) > 1
+    ):
         reason = f"was prepared with another vocabulary than {train.folder}"
-        raise UserError("vocabulary.mismatch", evaluation.folder, reason, "Prepare both with the same vocab.txt")
+        raise UserError(
+            "vocabulary.mismatch", evaluation.folder, reason, "Prepare both with the same vocab.txt"
+        )
 
 
 def check_shape(data: StoreInfo, shape: BertConfig, shape_file: Path) -> None:
     """Check that a set fits the model's vocabulary size and positions. Raises UserError if it does not."""
     if data.vocab_size not in (None, shape.vocab_size):
         reason = f"has a vocabulary of {data.vocab_size}, {shape_file} says {shape.vocab_size}"
-        remedy = "Set BERT_CONFIG to the configuration of this vocabulary, or prepare with --vocab-size"
+        remedy = (
+            "Set BERT_CONFIG to the configuration of this vocabulary, or prepare with --vocab-size"
+        )
         raise UserError("data.model-mismatch", data.folder, reason, remedy)
     if data.max_seq_length > shape.max_position_embeddings:
         positions = shape.max_position_embeddings
-        reason = f"has sequences of {data.max_seq_length} tokens, the model has {positions} positions"
+        reason = (
+            f"has sequences of {data.max_seq_length} tokens, the model has {positions} positions"
+        )
         remedy = "Raise max_position_embeddings or prepare with a smaller --max-seq-length"
         raise UserError("data.model-mismatch", data.folder, reason, remedy)

@@ -47,8 +47,12 @@ class RankSlice:
 
     def __post_init__(self) -> None:
         if self.units < 1 or self.accumulation < 1 or self.units % self.accumulation:
-            reason = f"{self.units} packs cannot be split into {self.accumulation} equal micro-batches"
-            raise UserError("config.conflict", "GRADIENT_STEPS", reason, "Choose a divisor of BATCHSIZE")
+            reason = (
+                f"{self.units} packs cannot be split into {self.accumulation} equal micro-batches"
+            )
+            raise UserError(
+                "config.conflict", "GRADIENT_STEPS", reason, "Choose a divisor of BATCHSIZE"
+            )
         assert 0 <= self.rank < self.world_size
 
     @property
@@ -71,10 +75,14 @@ class Packs:
     count: int  # number of units (P)
     # Unit numbers (int64 [P']) -> their sequences, unit by unit, and the number in each (int64 [P']).
     gather: Callable[[np.ndarray], tuple[Ragged, np.ndarray]]
-    lengths: Callable[[np.ndarray], np.ndarray]  # unit numbers (int64 [P']) -> tokens of each (int64 [P'])
+    lengths: Callable[
+        [np.ndarray], np.ndarray
+    ]  # unit numbers (int64 [P']) -> tokens of each (int64 [P'])
 
 
-def make_units(store: Store, num_sequences: int, max_tokens: int, max_sequences: int, seed: int) -> Packs:
+def make_units(
+    store: Store, num_sequences: int, max_tokens: int, max_sequences: int, seed: int
+) -> Packs:
     """Return the units of a store's first ``num_sequences`` sequences: single sequences if ``max_sequences`` is 1, the
     stored packs if these are all sequences, otherwise new packs with at most ``max_tokens`` and ``max_sequences``."""
     if max_sequences == 1:
@@ -103,23 +111,42 @@ def make_units(store: Store, num_sequences: int, max_tokens: int, max_sequences:
     return Packs(packs.num_packs, gather, lengths)
 
 
-def _packing(store: Store, num_sequences: int, max_tokens: int, max_sequences: int, seed: int) -> Packing:
+def _packing(
+    store: Store, num_sequences: int, max_tokens: int, max_sequences: int, seed: int
+) -> Packing:
     """Pack a store's first ``num_sequences`` sequences; if they are many, once for all processes of the machine."""
     arguments = max_tokens, max_sequences, seed
     if num_sequences < _SHARED_SEQUENCES:
         return pack_lengths(store.lengths[:num_sequences], *arguments)
-    data = store.info.identity if store.info.is_listed else xxhash.xxh3_128_hexdigest(store.lengths.data)
-    cache = IndexCache("packs", [store.info.folder], [PACKING_VERSION, data, num_sequences, *arguments], _KEPT_PACKINGS)
+    data = (
+        store.info.identity
+        if store.info.is_listed
+        else xxhash.xxh3_128_hexdigest(store.lengths.data)
+    )
+    cache = IndexCache(
+        "packs",
+        [store.info.folder],
+        [PACKING_VERSION, data, num_sequences, *arguments],
+        _KEPT_PACKINGS,
+    )
     return cache.once(
-        Packing, ["order", "offsets"], lambda: vars(pack_lengths(store.lengths[:num_sequences], *arguments))
+        Packing,
+        ["order", "offsets"],
+        lambda: vars(pack_lengths(store.lengths[:num_sequences], *arguments)),
     )
 
 
-def first_slots(rows: Ragged, sequences_per_unit: np.ndarray, units: np.ndarray, max_tokens: int) -> np.ndarray:
+def first_slots(
+    rows: Ragged, sequences_per_unit: np.ndarray, units: np.ndarray, max_tokens: int
+) -> np.ndarray:
     """Return int64 [S], the start of each sequence if every unit of the step had ``max_tokens`` consecutive slots;
     arguments as in `MicroBatchRows`."""
-    first_of_unit = offsets_of(sequences_per_unit)[:-1]  # may be S, for an empty last unit: a valid index of offsets
-    return rows.offsets[:-1] + np.repeat(units * max_tokens - rows.offsets[first_of_unit], sequences_per_unit)
+    first_of_unit = offsets_of(sequences_per_unit)[
+        :-1
+    ]  # may be S, for an empty last unit: a valid index of offsets
+    return rows.offsets[:-1] + np.repeat(
+        units * max_tokens - rows.offsets[first_of_unit], sequences_per_unit
+    )
 
 
 class EpochOrder:
@@ -176,7 +203,9 @@ class ComposedOrder(EpochOrder):
         """See `EpochOrder`."""
         block, slot = np.divmod(positions, len(self._bins))
         bin_of = self._bins[slot]
-        return self._of_bins(epoch, self._first[bin_of] + block * self._ratio[bin_of] + self._places[slot])
+        return self._of_bins(
+            epoch, self._first[bin_of] + block * self._ratio[bin_of] + self._places[slot]
+        )
 
 
 def even_mix(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -229,7 +258,11 @@ class StepReader:
         first = np.asarray([0, self.units.count])
         if isinstance(store, BinnedStore) and max_sequences == 1:
             first = store.first
-        self._order = EpochOrder(first, seed) if bin_counts is None else ComposedOrder(first, bin_counts, seed)
+        self._order = (
+            EpochOrder(first, seed)
+            if bin_counts is None
+            else ComposedOrder(first, bin_counts, seed)
+        )
 
     @property
     def steps_per_epoch(self) -> int:
@@ -239,7 +272,9 @@ class StepReader:
     def __call__(self, step: int) -> list[MicroBatchRows]:
         """Return this rank's micro-batches of optimizer step ``step`` (from 0)."""
         epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
-        start = step_in_epoch * self._share.global_units  # position of the step's unit 0 in the epoch
+        start = (
+            step_in_epoch * self._share.global_units
+        )  # position of the step's unit 0 in the epoch
 
         def at(units: np.ndarray) -> np.ndarray:
             return self._order(epoch, start + units)
@@ -273,10 +308,14 @@ def by_length(group_size: int) -> Partition:
         assert share.world_size % group_size == 0, "groups must have equal sizes"
         place = share.rank % group_size
         first = (share.rank - place) * share.units
-        held = np.arange(first, first + group_size * share.units).reshape(group_size, share.accumulation, -1)
+        held = np.arange(first, first + group_size * share.units).reshape(
+            group_size, share.accumulation, -1
+        )
         units = held.swapaxes(0, 1).reshape(share.accumulation, -1)  # of the group, by micro-batch
         tokens = lengths(units.reshape(-1)).reshape(units.shape)
-        return [part[snake(sizes, group_size, place)] for part, sizes in zip(units, tokens, strict=True)]
+        return [
+            part[snake(sizes, group_size, place)] for part, sizes in zip(units, tokens, strict=True)
+        ]
 
     return partition
 

@@ -35,7 +35,11 @@ class Packing:
 
     def filled(self, lengths: np.ndarray, max_tokens: int) -> float:
         """Return the share of slots that hold a token, 0 to 1."""
-        return float(lengths.sum(dtype=np.int64)) / (self.num_packs * max_tokens) if self.num_packs else 1.0
+        return (
+            float(lengths.sum(dtype=np.int64)) / (self.num_packs * max_tokens)
+            if self.num_packs
+            else 1.0
+        )
 
 
 def plan(histogram: np.ndarray, max_tokens: int, max_sequences: int) -> dict[tuple[int, ...], int]:
@@ -82,8 +86,12 @@ def fit(histogram: np.ndarray, max_tokens: int, iterations: int) -> dict[tuple[i
         made = np.bincount(combinations.ravel(), np.repeat(amounts, 3), minlength=max_tokens + 1)
         ratio = np.divide(histogram, made, out=np.zeros(max_tokens + 1), where=made > 0)
         ratio[0] = 0  # exclude empty places
-        mean = (ratio[combinations[:, 0]] + ratio[combinations[:, 1]] + ratio[combinations[:, 2]]) / used
-        amounts *= mean * np.sqrt(mean)  # power 1.5, using only operations that round the same on every machine
+        mean = (
+            ratio[combinations[:, 0]] + ratio[combinations[:, 1]] + ratio[combinations[:, 2]]
+        ) / used
+        amounts *= mean * np.sqrt(
+            mean
+        )  # power 1.5, using only operations that round the same on every machine
     packed: dict[tuple[int, ...], int] = {}
     # Round the running sum: most amounts are below a half and would all round to 0.
     rounded = np.diff(np.floor(np.cumsum(amounts) + 0.5), prepend=0).astype(np.int64)
@@ -97,7 +105,9 @@ def fit(histogram: np.ndarray, max_tokens: int, iterations: int) -> dict[tuple[i
     return packed
 
 
-def best_fit(histogram: np.ndarray, max_tokens: int, max_sequences: int) -> dict[tuple[int, ...], int]:
+def best_fit(
+    histogram: np.ndarray, max_tokens: int, max_sequences: int
+) -> dict[tuple[int, ...], int]:
     """Pack longest first, each length into the open packs with the least sufficient room. Returns the same as
     `plan`."""
     full: Counter[tuple[int, ...]] = Counter()
@@ -140,12 +150,20 @@ def pack_lengths(
         ValueError: a length is below 1 or above ``max_tokens``.
     """
     if max_sequences < 1 or max_tokens < 1:
-        raise ValueError(f"max_tokens {max_tokens} and max_sequences {max_sequences} must be at least 1")
+        raise ValueError(
+            f"max_tokens {max_tokens} and max_sequences {max_sequences} must be at least 1"
+        )
     lengths = np.asarray(lengths)
     if len(lengths) and (int(lengths.min()) < 1 or int(lengths.max()) > max_tokens):
-        raise ValueError(f"lengths from {lengths.min()} to {lengths.max()} do not fit packs of {max_tokens} tokens")
+        raise ValueError(
+            f"lengths from {lengths.min()} to {lengths.max()} do not fit packs of {max_tokens} tokens"
+        )
     generator = np.random.Generator(np.random.PCG64(seed))
-    histogram = np.bincount(lengths, minlength=max_tokens + 1) if len(lengths) else np.zeros(max_tokens + 1, np.int64)
+    histogram = (
+        np.bincount(lengths, minlength=max_tokens + 1)
+        if len(lengths)
+        else np.zeros(max_tokens + 1, np.int64)
+    )
     # Sorted by length, in random order within a length.
     by_length = generator.permutation(len(lengths))
     by_length = by_length[np.argsort(lengths[by_length].astype(np.uint16), kind="stable")]

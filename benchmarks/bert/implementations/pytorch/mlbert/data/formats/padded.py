@@ -42,20 +42,30 @@ class Widths(NamedTuple):
         return self.max_predictions if name.startswith("masked") else self.max_seq_length
 
 
-def column_problems(columns: Mapping[str, np.ndarray], vocab_size: int = MAX_ID + 1) -> dict[str, np.ndarray]:
+def column_problems(
+    columns: Mapping[str, np.ndarray], vocab_size: int = MAX_ID + 1
+) -> dict[str, np.ndarray]:
     """Check columns; ids must be below ``vocab_size``. Returns {problem: bool [S], True for each bad sequence}."""
     inside, used = columns["input_mask"] != 0, columns["masked_lm_weights"] != 0
     lengths = inside.sum(axis=1)
     segments = np.where(inside, columns["segment_ids"], 1)  # ascending up to the end
-    tokens, labels = np.where(inside, columns["input_ids"], 0), np.where(used, columns["masked_lm_ids"], 0)
+    tokens, labels = (
+        np.where(inside, columns["input_ids"], 0),
+        np.where(used, columns["masked_lm_ids"], 0),
+    )
     positions = np.where(used, columns["masked_lm_positions"], 0)
     limit = "0 to 65,535" if vocab_size > MAX_ID else f"the vocabulary of {vocab_size} entries"
     return {
-        "has an input_mask that is not ones and then zeros": ~_ones_first(columns["input_mask"]) | (lengths == 0),
+        "has an input_mask that is not ones and then zeros": ~_ones_first(columns["input_mask"])
+        | (lengths == 0),
         "has segment_ids that are not zeros and then ones": ~_ones_first(1 - segments),
         "has masked_lm_weights other than 0 and 1": ~_zeros_or_ones(columns["masked_lm_weights"]),
-        "has masked_lm_positions outside of the sequence": _outside(positions, np.maximum(lengths, 1)[:, None]),
-        "has next_sentence_labels other than 0 and 1": ~_zeros_or_ones(columns["next_sentence_labels"]),
+        "has masked_lm_positions outside of the sequence": _outside(
+            positions, np.maximum(lengths, 1)[:, None]
+        ),
+        "has next_sentence_labels other than 0 and 1": ~_zeros_or_ones(
+            columns["next_sentence_labels"]
+        ),
         f"has input_ids outside {limit}": _outside(tokens, vocab_size),
         f"has masked_lm_ids outside {limit}": _outside(labels, vocab_size),
     }

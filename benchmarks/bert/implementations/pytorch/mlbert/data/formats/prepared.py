@@ -36,7 +36,14 @@ from mlbert.data.formats.manifest import (
     write_json,
 )
 from mlbert.data.formats.ragged import Ragged, check_spans, offsets_of, span_members
-from mlbert.data.formats.shard_file import PACK_OFFSETS, Shard, content_sha256, is_written, map_file, write_shard_file
+from mlbert.data.formats.shard_file import (
+    PACK_OFFSETS,
+    Shard,
+    content_sha256,
+    is_written,
+    map_file,
+    write_shard_file,
+)
 from mlbert.host.errors import UserError
 
 VERIFY_BYTES = 2 << 30  # sets up to this size are hashed when opened, larger ones shard by shard
@@ -95,7 +102,9 @@ class ShardWriter:
         xxh3 = checksums.file_xxh3(path)
         if content_sha256(shard.rows, shard.extra) != shard.content_sha256:
             reason = "differs from what was written to it"
-            raise UserError("data.checksum", path, reason, "Check the disk, remove the file and try again")
+            raise UserError(
+                "data.checksum", path, reason, "Check the disk, remove the file and try again"
+            )
         values: dict[str, Any] = {
             "file": path.name,
             "sha256": file_sha256(path),
@@ -129,7 +138,10 @@ class ShardWriter:
         for entry in entries:
             histogram[: len(entry.histogram)] += entry.histogram
         shards = [entry.values for entry in entries]
-        totals = {key: sum(shard[key] for shard in shards) for key in ("num_sequences", "num_tokens", "num_masked")}
+        totals = {
+            key: sum(shard[key] for shard in shards)
+            for key in ("num_sequences", "num_tokens", "num_masked")
+        }
         document = {
             "format": FORMAT,
             "version": FORMAT_VERSION,
@@ -146,7 +158,9 @@ class ShardWriter:
             slots = num_packs * packs["max_tokens"]
             fill = round(totals["num_tokens"] / slots, 6) if slots else 1.0
             document["packs"] = {**packs, "num_packs": num_packs, "fill": fill}
-        checksums.write_checksums(self.folder, {entry.values["file"]: entry.xxh3 for entry in entries})
+        checksums.write_checksums(
+            self.folder, {entry.values["file"]: entry.xxh3 for entry in entries}
+        )
         write_json(self.folder / MANIFEST, document)
         return read_manifest(self.folder)
 
@@ -156,7 +170,10 @@ class ShardSet(Store):
     calling ``touch`` with its number."""
 
     def __init__(
-        self, manifest: Manifest, shards: Sequence[Shard | None], touch: Callable[[int], Shard] | None = None
+        self,
+        manifest: Manifest,
+        shards: Sequence[Shard | None],
+        touch: Callable[[int], Shard] | None = None,
     ) -> None:
         self.manifest = manifest
         self.info = info_of(manifest)
@@ -165,7 +182,9 @@ class ShardSet(Store):
         self._touch = touch or partial(matching_shard, manifest)
         self._is_random = False
         # With one entry, the set has one shard or is loaded as one piece.
-        parts: Sequence[Manifest | ListedShard] = [manifest] if len(shards) == 1 else manifest.shards
+        parts: Sequence[Manifest | ListedShard] = (
+            [manifest] if len(shards) == 1 else manifest.shards
+        )
         self._first = offsets_of([part.num_sequences for part in parts])
         self._first_pack = offsets_of([part.num_packs for part in parts])
 
@@ -203,11 +222,16 @@ class ShardSet(Store):
             yield
         except ValueError as error:
             remedy = "`mlbert prepare verify` names the file"
-            raise UserError("data.damaged", self.info.folder, f"is damaged: {error}", remedy) from None
+            raise UserError(
+                "data.damaged", self.info.folder, f"is damaged: {error}", remedy
+            ) from None
 
     @classmethod
     def open(
-        cls, folder: Path | str, verify: bool | None = None, checks: checksums.FileChecks | None = None
+        cls,
+        folder: Path | str,
+        verify: bool | None = None,
+        checks: checksums.FileChecks | None = None,
     ) -> ShardSet:
         """Open a prepared set and check it.
 
@@ -224,7 +248,9 @@ class ShardSet(Store):
             return cls(manifest, [None] * count)
         sums = checksums.file_sums(manifest)
         if verify or manifest.num_bytes <= VERIFY_BYTES:
-            return cls(manifest, [verified_shard(manifest, index, sums[index]) for index in range(count)])
+            return cls(
+                manifest, [verified_shard(manifest, index, sums[index]) for index in range(count)]
+            )
 
         def touch(index: int) -> Shard:
             if checks is None:
@@ -265,7 +291,9 @@ class ShardSet(Store):
         if len(indices) <= _MANY_OF_A_SHARD * len(np.unique(shard_of)):
             within = indices - self._first[shard_of]
             return self._ranges(shard_of, within, within + 1)
-        return gather_parts(self._first, indices, lambda number, rows: self.shard(number).rows.take(rows))
+        return gather_parts(
+            self._first, indices, lambda number, rows: self.shard(number).rows.take(rows)
+        )
 
     def gather_packs(self, indices: np.ndarray) -> tuple[Ragged, np.ndarray]:
         """Return the sequences of the packs ``indices`` (int64), pack by pack, and the number in each (int64 [packs]).
@@ -280,7 +308,9 @@ class ShardSet(Store):
             shard_of = np.searchsorted(self._first_pack, indices, side="right") - 1
             first, end = np.empty_like(indices), np.empty_like(indices)
             within = indices - self._first_pack[shard_of]
-            for number, (shard, pack) in enumerate(zip(shard_of.tolist(), within.tolist(), strict=True)):
+            for number, (shard, pack) in enumerate(
+                zip(shard_of.tolist(), within.tolist(), strict=True)
+            ):
                 first[number], end[number] = self._pack_offsets(shard)[pack : pack + 2]
             check_spans(first, end, np.diff(self._first)[shard_of])
             return self._ranges(shard_of, first, end), end - first
@@ -342,8 +372,16 @@ def info_of(manifest: Manifest) -> StoreInfo:
 def _counts(shard: Shard) -> dict[str, int]:
     """Return the counts of a shard that a manifest records."""
     rows = shard.rows
-    counts = {"num_sequences": len(rows), "num_tokens": len(rows.tokens), "num_masked": len(rows.masked_labels)}
-    return counts if shard.pack_offsets is None else {**counts, "num_packs": len(shard.pack_offsets) - 1}
+    counts = {
+        "num_sequences": len(rows),
+        "num_tokens": len(rows.tokens),
+        "num_masked": len(rows.masked_labels),
+    }
+    return (
+        counts
+        if shard.pack_offsets is None
+        else {**counts, "num_packs": len(shard.pack_offsets) - 1}
+    )
 
 
 def matching_shard(manifest: Manifest, index: int) -> Shard:
@@ -354,16 +392,22 @@ def matching_shard(manifest: Manifest, index: int) -> Shard:
     shard = map_file(path)
     checksums.check_size(path, entry)
     if entry.content_sha256 not in (None, shard.content_sha256):
-        raise UserError("data.mixed", path, "does not belong to the same set as the manifest", REMAKE)
+        raise UserError(
+            "data.mixed", path, "does not belong to the same set as the manifest", REMAKE
+        )
     if manifest.max_pack_tokens is not None and shard.pack_offsets is None:
         raise UserError("data.damaged", path, "has no packs, the manifest says it has", REMAKE)
     for key, count in _counts(shard).items():
         if count != (listed := getattr(entry, key)):
-            raise UserError("data.damaged", path, f"{key} is {count}, the manifest says {listed}", REMAKE)
+            raise UserError(
+                "data.damaged", path, f"{key} is {count}, the manifest says {listed}", REMAKE
+            )
     return shard
 
 
-def verified_shard(manifest: Manifest, index: int, expected: checksums.FileSum | None = None) -> Shard:
+def verified_shard(
+    manifest: Manifest, index: int, expected: checksums.FileSum | None = None
+) -> Shard:
     """Map shard ``index`` as `matching_shard`, and check its checksum and every value. ``expected`` is its `file_sums`
     entry, if already known. Raises UserError naming the file and the first bad sequence."""
     expected = expected or checksums.file_sums(manifest)[index]

@@ -63,7 +63,13 @@ class Ragged:
     @classmethod
     def from_rows(cls, rows: Iterable[Row]) -> Ragged:
         """Build from single sequences."""
-        token_rows, first, random_next, positions, labels = list(zip(*rows, strict=True)) or [(), (), (), (), ()]
+        token_rows, first, random_next, positions, labels = list(zip(*rows, strict=True)) or [
+            (),
+            (),
+            (),
+            (),
+            (),
+        ]
         tokens, offsets = flattened(token_rows)
         masked_positions, masked_offsets = flattened(positions)
         return cls(
@@ -79,17 +85,27 @@ class Ragged:
     def take(self, indices: np.ndarray) -> Ragged:
         """Return the sequences ``indices`` (int [S']), in that order."""
         (tokens,), offsets = _take_rows(self.offsets, indices, (self.tokens,))
-        masks, masked_offsets = _take_rows(self.masked_offsets, indices, (self.masked_positions, self.masked_labels))
+        masks, masked_offsets = _take_rows(
+            self.masked_offsets, indices, (self.masked_positions, self.masked_labels)
+        )
         positions, labels = masks
         return self._of_rows(indices, tokens, offsets, positions, labels, masked_offsets)
 
     def slice(self, first: int, end: int) -> Ragged:
         """Return the sequences from ``first`` up to ``end``, exclusive; tokens and masks are views."""
-        offsets, masked_offsets = self.offsets[first : end + 1], self.masked_offsets[first : end + 1]
-        tokens, masked = slice(offsets[0], offsets[-1]), slice(masked_offsets[0], masked_offsets[-1])
+        offsets, masked_offsets = (
+            self.offsets[first : end + 1],
+            self.masked_offsets[first : end + 1],
+        )
+        tokens, masked = (
+            slice(offsets[0], offsets[-1]),
+            slice(masked_offsets[0], masked_offsets[-1]),
+        )
         masks = self.masked_positions[masked], self.masked_labels[masked]
         offsets, masked_offsets = offsets - offsets[0], masked_offsets - masked_offsets[0]
-        return self._of_rows(slice(first, end), self.tokens[tokens], offsets, *masks, masked_offsets)
+        return self._of_rows(
+            slice(first, end), self.tokens[tokens], offsets, *masks, masked_offsets
+        )
 
     def _of_rows(
         self, rows: Any, tokens: Any, offsets: Any, positions: Any, labels: Any, masked_offsets: Any
@@ -97,7 +113,9 @@ class Ragged:
         """Return the sequences that ``rows`` (an index or slice) selects, given their tokens and masks."""
         first, next_sentence = self.first_lengths[rows], self.next_sentence[rows]
         task_labels = None if self.labels is None else self.labels[rows]
-        return Ragged(tokens, offsets, positions, labels, masked_offsets, first, next_sentence, task_labels)
+        return Ragged(
+            tokens, offsets, positions, labels, masked_offsets, first, next_sentence, task_labels
+        )
 
     @classmethod
     def concatenate(cls, parts: Sequence[Ragged]) -> Ragged:
@@ -125,7 +143,9 @@ class Ragged:
                 labels.append(rows.labels[first:end])
         if not parts["offsets"]:
             return cls.from_rows([])
-        assert len(labels) in (0, len(parts["offsets"])), "some sequences have task labels and some have none"
+        assert len(labels) in (0, len(parts["offsets"])), (
+            "some sequences have task labels and some have none"
+        )
         arrays = {name: np.concatenate(pieces) for name, pieces in parts.items()}
         # A range of n sequences has n + 1 offsets; drop the difference between one range's last and the next's first.
         borders = np.cumsum([len(piece) for piece in parts["offsets"]])[:-1] - 1
@@ -178,10 +198,17 @@ def _take_rows(
     new_offsets = offsets_of(ends - starts)
     taken = [np.empty(new_offsets[-1], array.dtype) for array in values]
     first = 0
-    while first < len(starts):  # in blocks, because an element's index takes far more memory than the element
-        end = max(first + 1, int(np.searchsorted(new_offsets, new_offsets[first] + BLOCK, side="right")) - 1)
+    while first < len(
+        starts
+    ):  # in blocks, because an element's index takes far more memory than the element
+        end = max(
+            first + 1,
+            int(np.searchsorted(new_offsets, new_offsets[first] + BLOCK, side="right")) - 1,
+        )
         low, high = new_offsets[first], new_offsets[end]
-        shift = np.repeat(starts[first:end] - new_offsets[first:end], np.diff(new_offsets[first : end + 1]))
+        shift = np.repeat(
+            starts[first:end] - new_offsets[first:end], np.diff(new_offsets[first : end + 1])
+        )
         shift += np.arange(low, high)
         for source, target in zip(values, taken, strict=True):
             np.take(source, shift, out=target[low:high], mode="clip")

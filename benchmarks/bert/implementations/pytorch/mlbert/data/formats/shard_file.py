@@ -34,7 +34,9 @@ class Shard:
 
     rows: Ragged  # its sequences
     extra: Mapping[str, np.ndarray] = field(default_factory=dict)  # additional int64 arrays by name
-    content_sha256: str = ""  # recorded in the file, see `content_sha256`; empty for a shard held in memory
+    content_sha256: str = (
+        ""  # recorded in the file, see `content_sha256`; empty for a shard held in memory
+    )
     files: FileMap | None = None  # the map of its file; None for a shard held in memory
 
     @property
@@ -54,12 +56,20 @@ def content_sha256(rows: Ragged, extra: Mapping[str, np.ndarray] | None = None) 
     return result.hexdigest()
 
 
-def write_shard_file(path: Path, rows: Ragged, fingerprint: str, extra: Mapping[str, np.ndarray] | None = None) -> None:
+def write_shard_file(
+    path: Path, rows: Ragged, fingerprint: str, extra: Mapping[str, np.ndarray] | None = None
+) -> None:
     """Write a shard atomically, with additional int64 arrays (``extra``); `is_written` compares the fingerprint. Raises
     UserError if the disk is full or the folder is not writable."""
-    arrays = {name: np.ascontiguousarray(getattr(rows, name), dtype) for name, dtype in DTYPES.items()}
+    arrays = {
+        name: np.ascontiguousarray(getattr(rows, name), dtype) for name, dtype in DTYPES.items()
+    }
     arrays |= {name: np.ascontiguousarray(array, INT64) for name, array in (extra or {}).items()}
-    attributes: dict[str, Any] = {"format": FORMAT, "version": FORMAT_VERSION, "fingerprint": fingerprint}
+    attributes: dict[str, Any] = {
+        "format": FORMAT,
+        "version": FORMAT_VERSION,
+        "fingerprint": fingerprint,
+    }
     write_hdf5(path, {**attributes, "content_sha256": content_sha256(rows, extra)}, arrays)
 
 
@@ -92,12 +102,22 @@ def map_file(path: Path) -> Shard:
     its arrays are inconsistent."""
     try:
         with h5py.File(path, "r") as file:
-            if file.attrs.get("format") != FORMAT or int(file.attrs.get("version", -1)) != FORMAT_VERSION:
-                raise UserError("data.format", path, f"is not a shard of {FORMAT} version {FORMAT_VERSION}", REMAKE)
+            if (
+                file.attrs.get("format") != FORMAT
+                or int(file.attrs.get("version", -1)) != FORMAT_VERSION
+            ):
+                raise UserError(
+                    "data.format",
+                    path,
+                    f"is not a shard of {FORMAT} version {FORMAT_VERSION}",
+                    REMAKE,
+                )
             dtypes = DTYPES | {name: INT64 for name in file if name not in DTYPES}
             files = FileMap([path])  # holds no file descriptor: a set may have thousands of shards
             memory = files.bytes[: files.ends[0]]
-            arrays = {name: _map_dataset(memory, file[name], dtype) for name, dtype in dtypes.items()}
+            arrays = {
+                name: _map_dataset(memory, file[name], dtype) for name, dtype in dtypes.items()
+            }
             sha256 = str(file.attrs["content_sha256"])
     except UserError:
         raise

@@ -42,7 +42,9 @@ class Stream(Document, extra="forbid"):
     """One of the sets, and its weight."""
 
     local: str  # folder on this machine
-    remote: str | None = None  # path or URL that `local` is a copy of; None: `local` is the set itself
+    remote: str | None = (
+        None  # path or URL that `local` is a copy of; None: `local` is the set itself
+    )
     proportion: _Weight | None = None
     repeat: _Weight | None = None
     choose: Annotated[int, Field(ge=1, le=1 << 40)] | None = None
@@ -67,15 +69,21 @@ class _Streams(Document):
     streams: Annotated[list[Stream], Field(min_length=1)]
 
 
-def streams_of(subject: str, text: str | None, local: Path, remote: str | None = None) -> Sequence[Stream]:
+def streams_of(
+    subject: str, text: str | None, local: Path, remote: str | None = None
+) -> Sequence[Stream]:
     """Return the streams of a JSON object {"streams": [...]}; without it, the set ``local``, a copy of ``remote``.
     Raises UserError, about ``subject``, if the streams are not valid."""
     if text is None:
         return [Stream(local=str(local), remote=remote)]
-    streams = parse_model(_Streams, parse_object(subject, text.encode(), _REMEDY), subject, _REMEDY).streams
+    streams = parse_model(
+        _Streams, parse_object(subject, text.encode(), _REMEDY), subject, _REMEDY
+    ).streams
     weights = [stream.weight for stream in streams]
     if max(map(len, weights)) > 1 or len({"proportion" in weight for weight in weights}) > 1:
-        raise UserError("config.conflict", subject, "has streams whose weights do not go together", _REMEDY)
+        raise UserError(
+            "config.conflict", subject, "has streams whose weights do not go together", _REMEDY
+        )
     return streams
 
 
@@ -86,7 +94,9 @@ def samples_of_epoch(streams: Sequence[Stream], num_samples: Sequence[int], seed
         return [stream.choose or int((stream.repeat or 1) * number) for stream, number in sets]
     total, proportions = sum(num_samples), np.array([stream.proportion for stream in streams])
     samples = (total * (proportions / proportions.sum())).astype(np.int64)
-    rounded_up = np.random.default_rng(seed).choice(len(streams), total - int(samples.sum()), replace=False)
+    rounded_up = np.random.default_rng(seed).choice(
+        len(streams), total - int(samples.sum()), replace=False
+    )
     samples[rounded_up] += 1
     return samples.tolist()
 
@@ -134,5 +144,10 @@ class Mixture:
         if not rest:
             return shard_sizes * repeats
         generator = np.random.default_rng(self.seed + epoch * self.is_shuffled)
-        drawn = np.searchsorted(offsets_of(shard_sizes), generator.permutation(total)[:rest], side="right") - 1
+        drawn = (
+            np.searchsorted(
+                offsets_of(shard_sizes), generator.permutation(total)[:rest], side="right"
+            )
+            - 1
+        )
         return shard_sizes * repeats + np.bincount(drawn, minlength=len(shard_sizes))

@@ -34,7 +34,9 @@ from mlbert.host.json_files import parse_json, shown, whole_characters
 _LONGEST_FIELD = 1 << 24  # characters; csv's default limit of 131072 is too small for documents
 _MOST_BYTES = 1 << 30  # of a file, which is read into memory
 _OBJECT_SUFFIXES = (".jsonl", ".json")
-Row = tuple[int, list[str] | None]  # line, and the wanted fields; None if there is a wrong number of fields
+Row = tuple[
+    int, list[str] | None
+]  # line, and the wanted fields; None if there is a wrong number of fields
 SUFFIXES = (".csv", ".tsv", ".txt", *_OBJECT_SUFFIXES)
 
 
@@ -69,11 +71,15 @@ def read_columns(
         UserError: the file is missing, damaged or empty, a column is missing, or a row has a wrong number of fields.
     """
     if path.suffix not in SUFFIXES:
-        raise UserError("data.format", path, "has an unknown suffix", f"Give one of {', '.join(SUFFIXES)}")
+        raise UserError(
+            "data.format", path, "has an unknown suffix", f"Give one of {', '.join(SUFFIXES)}"
+        )
     if path.suffix in _OBJECT_SUFFIXES:
         found: list[Row] = list(_object_rows(path, wanted))
     else:
-        found = list(table_rows(path, _lines_of(path), path.suffix == ".csv", wanted, header, lenient))
+        found = list(
+            table_rows(path, _lines_of(path), path.suffix == ".csv", wanted, header, lenient)
+        )
     kept = {line: fields for line, fields in found if fields is not None}
     if not kept:
         raise UserError("data.empty", path, "holds no rows", "Give a file with at least one")
@@ -116,14 +122,19 @@ def _records(path: Path, lines: Iterator[str], is_quoted: bool) -> Iterator[tupl
         return
     csv.field_size_limit(_LONGEST_FIELD)
     first = next(lines, "")
-    reader, begins = csv.reader(chain([first], lines), delimiter=max(",;", key=first.count), strict=True), 1
+    reader, begins = (
+        csv.reader(chain([first], lines), delimiter=max(",;", key=first.count), strict=True),
+        1,
+    )
     try:
         for fields in reader:
             if fields:
                 yield begins, fields
             begins = reader.line_num + 1
     except csv.Error as error:
-        raise UserError("data.row", path, f"line {begins}: {error}", "Quote fields as spreadsheets do") from None
+        raise UserError(
+            "data.row", path, f"line {begins}: {error}", "Quote fields as spreadsheets do"
+        ) from None
 
 
 def table_rows(
@@ -136,7 +147,9 @@ def table_rows(
 ) -> Iterator[Row]:
     """Yield the rows of a table's lines, quoted as in .csv or not as in .tsv; other arguments as of `read_columns`."""
     records = _records(path, lines, is_quoted)
-    names = list(header) if header is not None else [name.strip() for name in next(records, (0, []))[1]]
+    names = (
+        list(header) if header is not None else [name.strip() for name in next(records, (0, []))[1]]
+    )
     if not names:
         raise UserError("data.empty", path, "is empty", "Give a file with a header and rows")
     places = [names.index(_found(path, name, names)) for name in wanted]
@@ -147,7 +160,9 @@ def table_rows(
             yield line, None
         else:
             reason = f"line {line} has {len(fields)} fields, the header has {len(names)}"
-            raise UserError("data.row", path, reason, "Quote fields that contain the separator, or fix the row")
+            raise UserError(
+                "data.row", path, reason, "Quote fields that contain the separator, or fix the row"
+            )
 
 
 def _objects(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
@@ -158,7 +173,9 @@ def _objects(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
         if text.lstrip().startswith("["):
             values = enumerate(parse_json(text), 1)
         else:
-            values = ((n, parse_json(line)) for n, line in enumerate(text.split("\n"), 1) if line.strip())
+            values = (
+                (n, parse_json(line)) for n, line in enumerate(text.split("\n"), 1) if line.strip()
+            )
         for number, value in values:
             if not isinstance(value, dict):
                 reason = f"line {number} is not a JSON object"
@@ -167,7 +184,9 @@ def _objects(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
     except UserError:
         raise
     except ValueError as error:
-        raise UserError("data.row", path, f"is not JSON ({error})", "Write one object per line, or one list") from None
+        raise UserError(
+            "data.row", path, f"is not JSON ({error})", "Write one object per line, or one list"
+        ) from None
 
 
 def _object_rows(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
@@ -254,7 +273,9 @@ def read_training(path: Path, form: TaskForm) -> TaskRows:
     classes = () if form.num_labels == 1 else form.classes or _classes(table, form.num_labels)
     labels = _labels(table, classes)
     unseen = sorted(set(range(len(classes))).difference(labels.astype(np.int64).tolist()))
-    return _rows(table, labels, classes, [f"no row is of class {classes[number]!r}" for number in unseen])
+    return _rows(
+        table, labels, classes, [f"no row is of class {classes[number]!r}" for number in unseen]
+    )
 
 
 def read_evaluation(path: Path, form: TaskForm, classes: tuple[str, ...]) -> TaskRows:
@@ -276,12 +297,26 @@ def _table(path: Path, form: TaskForm, with_labels: bool) -> TaskTable:
 
 
 def _rows(
-    table: TaskTable, labels: np.ndarray | None, classes: tuple[str, ...], warnings: Sequence[str] = ()
+    table: TaskTable,
+    labels: np.ndarray | None,
+    classes: tuple[str, ...],
+    warnings: Sequence[str] = (),
 ) -> TaskRows:
     texts = table.columns if labels is None else table.columns[:-1]
-    what = [f"{table.left_out} rows have a wrong number of fields and are left out"] if table.left_out else []
+    what = (
+        [f"{table.left_out} rows have a wrong number of fields and are left out"]
+        if table.left_out
+        else []
+    )
     shown_warnings = tuple(f"warning: {table.path}: {warning}" for warning in (*what, *warnings))
-    return TaskRows(table.path, tuple(texts), labels, classes, f"sha256:{file_sha256(table.path)}", shown_warnings)
+    return TaskRows(
+        table.path,
+        tuple(texts),
+        labels,
+        classes,
+        f"sha256:{file_sha256(table.path)}",
+        shown_warnings,
+    )
 
 
 def _labels(table: TaskTable, classes: tuple[str, ...]) -> np.ndarray:
@@ -291,7 +326,10 @@ def _labels(table: TaskTable, classes: tuple[str, ...]) -> np.ndarray:
 
 def _classes(table: TaskTable, declared: int | None) -> tuple[str, ...]:
     path, words = table.path, table.columns[-1]
-    found = {word.strip(): line for word, line in zip(reversed(words), reversed(table.lines), strict=True)}
+    found = {
+        word.strip(): line
+        for word, line in zip(reversed(words), reversed(table.lines), strict=True)
+    }
     if "" in found:
         raise UserError("data.row", path, f"line {found['']} has no label", "Give every row one")
     if all(is_count(word) for word in found):
@@ -304,12 +342,21 @@ def _classes(table: TaskTable, declared: int | None) -> tuple[str, ...]:
     if declared and len(names) > declared:
         extra = names[declared]
         reason = f"line {found.get(extra, table.lines[0])}: class {extra!r} is one more than the {declared} declared"
-        raise UserError("data.labels", path, reason, f"Set NUM_LABELS={len(names)}, or 1 for numbers")
+        raise UserError(
+            "data.labels", path, reason, f"Set NUM_LABELS={len(names)}, or 1 for numbers"
+        )
     if declared and len(names) < declared:
         reason = f"has {len(names)} classes ({', '.join(names[:5])}), {declared} are declared"
-        raise UserError("data.labels", path, reason, f"Set NUM_LABELS={len(names)}, or add rows of the others")
+        raise UserError(
+            "data.labels", path, reason, f"Set NUM_LABELS={len(names)}, or add rows of the others"
+        )
     if len(names) == 1:
-        raise UserError("data.labels", path, f"every row is of class {names[0]!r}", "Give rows of at least two classes")
+        raise UserError(
+            "data.labels",
+            path,
+            f"every row is of class {names[0]!r}",
+            "Give rows of at least two classes",
+        )
     return tuple(names)
 
 
@@ -321,7 +368,11 @@ def _class_numbers(table: TaskTable, classes: tuple[str, ...]) -> np.ndarray:
         number = known.get(name, known.get(str(int(name))) if is_count(name) else None)
         if number is None:
             guess = nearest(name, classes)
-            remedy = f"Did you mean {guess}?" if guess else f"The task's classes are {', '.join(classes[:10])}"
+            remedy = (
+                f"Did you mean {guess}?"
+                if guess
+                else f"The task's classes are {', '.join(classes[:10])}"
+            )
             reason = f"line {table.lines[row]}: {name!r} is not a class of the task"
             raise UserError("data.labels", table.path, reason, remedy)
         labels[row] = number
@@ -337,14 +388,23 @@ def _numbers(table: TaskTable) -> np.ndarray:
             labels[row] = math.nan
         if not math.isfinite(labels[row]):
             reason = f"line {table.lines[row]}: the label {word!r} is not a finite number"
-            raise UserError("data.labels", table.path, reason, "Give every row a number, or declare 2 classes or more")
+            raise UserError(
+                "data.labels",
+                table.path,
+                reason,
+                "Give every row a number, or declare 2 classes or more",
+            )
     return labels
 
 
 def form_of_task(name: str) -> TaskForm:
     """Return the layout of a GLUE task's files. Raises UserError if there is no such task."""
     if name not in glue.TASKS:
-        raise UserError("config.choice", f"TASK={name}", "no such task", f"Give one of {', '.join(glue.TASKS)}")
+        raise UserError(
+            "config.choice", f"TASK={name}", "no such task", f"Give one of {', '.join(glue.TASKS)}"
+        )
     task = glue.TASKS[name]
     header = None if task.has_header else task.columns
-    return TaskForm(task.texts, task.label, task.num_labels, task.classes or None, header, lenient=True)
+    return TaskForm(
+        task.texts, task.label, task.num_labels, task.classes or None, header, lenient=True
+    )

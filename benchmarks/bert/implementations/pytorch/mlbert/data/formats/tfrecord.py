@@ -28,7 +28,14 @@ from mlbert.data.formats import tfrecord_native, tfrecord_plain
 from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.padded import MAX_ID
 from mlbert.data.formats.ragged import Ragged
-from mlbert.data.formats.tfrecord_plain import HEADER_BYTES, BadExample, Widths, parse_record, read_list, record_size
+from mlbert.data.formats.tfrecord_plain import (
+    HEADER_BYTES,
+    BadExample,
+    Widths,
+    parse_record,
+    read_list,
+    record_size,
+)
 from mlbert.host import native
 from mlbert.host.errors import UserError
 from mlbert.host.files import reading, whole_file
@@ -60,7 +67,11 @@ def codec() -> ModuleType:
 
 def slowness() -> str | None:
     """Return the reason why TFRecords are read slowly on this machine, or None."""
-    return None if codec() is tfrecord_native else f"TFRecords are read and written slowly here ({native.status()})"
+    return (
+        None
+        if codec() is tfrecord_native
+        else f"TFRecords are read and written slowly here ({native.status()})"
+    )
 
 
 def find_files(path: Path | str) -> list[Path]:
@@ -90,14 +101,20 @@ def find_files(path: Path | str) -> list[Path]:
 def named_files(folder: Path) -> list[Path]:
     """Return the files of a folder that are named like TFRecords. Raises UserError if it cannot be read."""
     with reading(folder):
-        return sorted(file for file in folder.iterdir() if _NAME.fullmatch(file.name) and file.is_file())
+        return sorted(
+            file for file in folder.iterdir() if _NAME.fullmatch(file.name) and file.is_file()
+        )
 
 
 def _whole_set(names: Collection[str]) -> set[str]:
     """Return the names without numbers, and all names of the numbered sets (``part-00000-of-00500`` etc.) in it."""
     matches = {name: _NUMBERED.fullmatch(name) for name in names}
     sets = {match.group("stem", "count", "rest") for match in matches.values() if match}
-    expected = {f"{stem}{index:05d}-of-{count}{rest}" for stem, count, rest in sets for index in range(int(count))}
+    expected = {
+        f"{stem}{index:05d}-of-{count}{rest}"
+        for stem, count, rest in sets
+        for index in range(int(count))
+    }
     return expected | {name for name, match in matches.items() if not match}
 
 
@@ -108,7 +125,9 @@ def missing_numbers(names: Collection[str]) -> list[str]:
 
 def missing_text(missing: Sequence[str]) -> str:
     """Return the error text for missing files."""
-    first = "there is no" if len(missing) == 1 else f"{len(missing)} files are missing, the first is"
+    first = (
+        "there is no" if len(missing) == 1 else f"{len(missing)} files are missing, the first is"
+    )
     return f"{first} {missing[0]}"
 
 
@@ -141,7 +160,9 @@ class RecordPart(NamedTuple):
     ends: np.ndarray
 
 
-def problem_of(record: np.ndarray, widths: Widths | None, vocab_size: int = MAX_ID + 1) -> str | None:
+def problem_of(
+    record: np.ndarray, widths: Widths | None, vocab_size: int = MAX_ID + 1
+) -> str | None:
     """Return why a record (uint8 [B]) is bad, or None."""
     try:
         parse_record(record.tobytes(), widths, vocab_size)
@@ -228,7 +249,11 @@ class ExampleReader:
         header = rest[:HEADER_BYTES].tobytes()
         needed = HEADER_BYTES if len(header) < HEADER_BYTES else record_size(header)
         if needed:
-            of = f"its {needed} bytes" if needed > HEADER_BYTES else f"the {HEADER_BYTES} bytes of its header"
+            of = (
+                f"its {needed} bytes"
+                if needed > HEADER_BYTES
+                else f"the {HEADER_BYTES} bytes of its header"
+            )
             self._refuse(offset, f"is cut off: the file ends after {len(rest)} of {of}")
         elif offset:
             self._refuse(offset, "has a damaged length: no record after it can be found")
@@ -236,8 +261,12 @@ class ExampleReader:
             raise self._other_format(rest[:_LOOKED_AT].tobytes())
 
     def _other_format(self, head: bytes) -> UserError:
-        if packer := next((name for magic, name in _COMPRESSED.items() if head.startswith(magic)), None):
-            return UserError("data.encoding", self.path, f"is compressed ({packer})", "Unpack it first")
+        if packer := next(
+            (name for magic, name in _COMPRESSED.items() if head.startswith(magic)), None
+        ):
+            return UserError(
+                "data.encoding", self.path, f"is compressed ({packer})", "Unpack it first"
+            )
         if is_text(head):
             remedy = "Make instances of it: `mlbert prepare instances`"
             return UserError("data.format", self.path, "is text, not TFRecords", remedy)
@@ -245,7 +274,9 @@ class ExampleReader:
         return UserError("data.damaged", self.path, reason, RESTORE)
 
 
-def read_widths(path: Path, *, vocab_size: int = MAX_ID + 1, skip_bad: bool = False, remedy: str = RESTORE) -> Widths:
+def read_widths(
+    path: Path, *, vocab_size: int = MAX_ID + 1, skip_bad: bool = False, remedy: str = RESTORE
+) -> Widths:
     """Return the widths of a file's first good record, reading no further. Arguments and errors as `ExampleReader`."""
     reader = ExampleReader(path, batch=1, vocab_size=vocab_size, skip_bad=skip_bad, remedy=remedy)
     for _ in reader:
@@ -254,7 +285,9 @@ def read_widths(path: Path, *, vocab_size: int = MAX_ID + 1, skip_bad: bool = Fa
     return reader.widths
 
 
-def write_examples(path: Path | str, rows: Ragged, max_seq_length: int, max_predictions: int) -> None:
+def write_examples(
+    path: Path | str, rows: Ragged, max_seq_length: int, max_predictions: int
+) -> None:
     """Write sequences as a TFRecord file, atomically, with the same bytes as the benchmark's generator.
 
     Raises UserError if a sequence is too long or has too many masked tokens, or the file cannot be written.

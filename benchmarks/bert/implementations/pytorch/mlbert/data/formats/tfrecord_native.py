@@ -79,15 +79,21 @@ def parse(
     )
     if num_rows < 0:
         raise MemoryError("no memory for one example")
-    used = sizes_of(num_rows, int(arrays["offsets"][num_rows]), int(arrays["masked_offsets"][num_rows]))
+    used = sizes_of(
+        num_rows, int(arrays["offsets"][num_rows]), int(arrays["masked_offsets"][num_rows])
+    )
     # Copy only the used parts, because the arrays have the maximum size.
     return Ragged(**{name: array[: used[name]].copy() for name, array in arrays.items()}), good
 
 
 def encode(rows: Ragged, widths: Widths) -> memoryview:
     """See `mlbert.data.formats.tfrecord_plain.encode`."""
-    arrays = {name: np.ascontiguousarray(getattr(rows, name), dtype) for name, dtype in DTYPES.items()}
+    arrays = {
+        name: np.ascontiguousarray(getattr(rows, name), dtype) for name, dtype in DTYPES.items()
+    }
     most = _EXTRA_BYTES + 5 * widths.max_seq_length + 10 * widths.max_predictions
     out = np.empty(len(rows) * most, np.uint8)
-    size = library().tfrecord_encode(ctypes.byref(_Rows.over(arrays)), len(rows), *widths, out.ctypes.data)
+    size = library().tfrecord_encode(
+        ctypes.byref(_Rows.over(arrays)), len(rows), *widths, out.ctypes.data
+    )
     return out[:size].data

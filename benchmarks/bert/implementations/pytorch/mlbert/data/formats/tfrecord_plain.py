@@ -37,7 +37,14 @@ from pydantic import Field
 
 from mlbert.data.formats.checksums import CHECKSUMS
 from mlbert.data.formats.manifest import REMAKE, ListedFile, SetDescription
-from mlbert.data.formats.padded import MAX_ID, NAMES, Widths, column_problems, padded, without_padding
+from mlbert.data.formats.padded import (
+    MAX_ID,
+    NAMES,
+    Widths,
+    column_problems,
+    padded,
+    without_padding,
+)
 from mlbert.data.formats.ragged import Ragged
 from mlbert.host.errors import UserError
 from mlbert.host.json_files import read_json
@@ -172,7 +179,9 @@ def _read_feature(entry: bytes) -> tuple[int, list]:
         for number, wire, value in _fields(feature):
             if wire != _LENGTH or number > _INT:
                 continue
-            if number != kind:  # the kinds are a "oneof": a different kind replaces values, the same kind appends
+            if (
+                number != kind
+            ):  # the kinds are a "oneof": a different kind replaces values, the same kind appends
                 values = []
             kind = number
             values += [] if kind == _BYTES else _values(value, kind)
@@ -191,17 +200,22 @@ def _check_lists(lists: dict[str, tuple[int, list]], widths: Widths | None) -> W
         if len(lists[name][1]) != (expected := (widths or own).of(name)):
             raise BadExample(f"has {len(lists[name][1])} values in {name}, {expected} expected")
     if own.max_seq_length > MAX_ID:
-        raise BadExample(f"has {own.max_seq_length} values in input_ids, at most {MAX_ID} are possible")
+        raise BadExample(
+            f"has {own.max_seq_length} values in input_ids, at most {MAX_ID} are possible"
+        )
     return own
 
 
-def parse_example(record: bytes, widths: Widths | None, vocab_size: int = MAX_ID + 1) -> tuple[Ragged, Widths]:
+def parse_example(
+    record: bytes, widths: Widths | None, vocab_size: int = MAX_ID + 1
+) -> tuple[Ragged, Widths]:
     """Return the sequence in the data of a record, and its widths. They must equal ``widths`` if given, and ids must be
     below ``vocab_size``. Raises BadExample with the reason otherwise."""
     lists = _read_lists(record)
     own = _check_lists(lists, widths)
     columns = {
-        name: np.array([values], np.float64 if kind == _FLOAT else np.int64) for name, (kind, values) in lists.items()
+        name: np.array([values], np.float64 if kind == _FLOAT else np.int64)
+        for name, (kind, values) in lists.items()
     }
     for problem, bad in column_problems(columns, vocab_size).items():
         if bad.any():
@@ -209,7 +223,9 @@ def parse_example(record: bytes, widths: Widths | None, vocab_size: int = MAX_ID
     return without_padding(columns), own
 
 
-def parse_record(record: bytes, widths: Widths | None, vocab_size: int = MAX_ID + 1) -> tuple[Ragged, Widths]:
+def parse_record(
+    record: bytes, widths: Widths | None, vocab_size: int = MAX_ID + 1
+) -> tuple[Ragged, Widths]:
     """Check the checksums of one record, and return its data as `parse_example` does."""
     content = record[HEADER_BYTES:-FOOTER_BYTES]
     if record != frame(content):
@@ -254,7 +270,11 @@ def encode_example(row: Ragged, widths: Widths) -> bytes:
     entries = b""
     for name in NAMES:
         values, kind = padded(row, name, widths)[0].tolist(), _KIND[name]
-        packed = struct.pack(f"<{len(values)}f", *values) if kind == _FLOAT else b"".join(map(_put_varint, values))
+        packed = (
+            struct.pack(f"<{len(values)}f", *values)
+            if kind == _FLOAT
+            else b"".join(map(_put_varint, values))
+        )
         entries += _put(1, _put(1, name.encode()) + _put(2, _put(kind, _put(1, packed))))
     return _put(1, entries)
 
@@ -267,7 +287,9 @@ def frame(content: bytes) -> bytes:
 
 def encode(rows: Ragged, widths: Widths) -> bytes:
     """Return all sequences as concatenated records. They must fit ``widths``."""
-    return b"".join(frame(encode_example(rows.slice(row, row + 1), widths)) for row in range(len(rows)))
+    return b"".join(
+        frame(encode_example(rows.slice(row, row + 1), widths)) for row in range(len(rows))
+    )
 
 
 LIST = "instances.json"

@@ -22,7 +22,15 @@ from mlbert.data.formats.index_cache import IndexCache, content_of
 from mlbert.data.formats.manifest import json_sha256
 from mlbert.data.formats.padded import MAX_ID, Widths
 from mlbert.data.formats.ragged import Ragged
-from mlbert.data.formats.tfrecord import RESTORE, ExampleReader, codec, find_files, named_files, problem_of, read_widths
+from mlbert.data.formats.tfrecord import (
+    RESTORE,
+    ExampleReader,
+    codec,
+    find_files,
+    named_files,
+    problem_of,
+    read_widths,
+)
 from mlbert.data.formats.tfrecord_plain import read_list
 from mlbert.host.errors import UserError
 from mlbert.host.files import open_plain, plain_size
@@ -110,7 +118,9 @@ class TFRecordStore(IndexedStore):
         self._widths = Widths(*self._index.widths.tolist())
         self._first = np.cumsum(self._index.counts) - self._index.counts
         if listed:
-            for path, lengths in zip(self._paths, np.split(self._lengths, self._first[1:]), strict=True):
+            for path, lengths in zip(
+                self._paths, np.split(self._lengths, self._first[1:]), strict=True
+            ):
                 listed.check_counts(path, len(lengths), int(lengths.sum(dtype=np.int64)))
 
     def _gather(self, indices: np.ndarray) -> Ragged:
@@ -120,7 +130,9 @@ class TFRecordStore(IndexedStore):
         starts = self._index.starts[indices] + self._map.starts[file]
         ends = starts + self._index.sizes[indices]
         inside = (starts >= self._map.starts[file]) & (ends <= self._map.ends[file])
-        rows, good = codec().parse(self._map.bytes, starts * inside, ends * inside, self._widths, MAX_ID + 1)
+        rows, good = codec().parse(
+            self._map.bytes, starts * inside, ends * inside, self._widths, MAX_ID + 1
+        )
         if good.all():
             good = rows.lengths == self._lengths[indices]
         if good.all():
@@ -136,7 +148,9 @@ class TFRecordStore(IndexedStore):
         reason = problem_of(content, self._widths) or "does not have the length that its index says"
         number = record - int(self._first[file])
         remedy = f"{RESTORE}, and remove {self._cache.folder} if the file is right"
-        return UserError("data.damaged", self._paths[file], f"record {number} (byte {start}) {reason}", remedy)
+        return UserError(
+            "data.damaged", self._paths[file], f"record {number} (byte {start}) {reason}", remedy
+        )
 
 
 open_folder = TFRecordStore  # as in the other formats
@@ -157,7 +171,10 @@ def build_index(paths: Sequence[Path]) -> RecordIndex:
             reason = f"its records have {part.widths[0]} tokens and {part.widths[1]} predictions"
             reason += f", those of {paths[0].name} {parts[0].widths[0]} and {parts[0].widths[1]}"
             raise UserError("data.mixed", path, reason, "Keep one set in a folder")
-    joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("counts", *_PER_RECORD)}
+    joined = {
+        name: np.concatenate([getattr(part, name) for part in parts])
+        for name in ("counts", *_PER_RECORD)
+    }
     return RecordIndex(widths=parts[0].widths, **joined)
 
 
@@ -167,4 +184,6 @@ def _index_file(path: Path) -> RecordIndex:
     assert reader.widths is not None
     starts, sizes, lengths = (np.concatenate(column) for column in zip(*parts, strict=True))
     counts = np.array([len(starts)], np.int64)
-    return RecordIndex(np.array(reader.widths), counts, starts, sizes.astype(np.uint32), lengths.astype(np.uint16))
+    return RecordIndex(
+        np.array(reader.widths), counts, starts, sizes.astype(np.uint32), lengths.astype(np.uint16)
+    )

@@ -77,9 +77,13 @@ def open_texts(streams: Sequence[Stream]) -> list[MdsReader]:
     readers: list[MdsReader] = []
     for stream in streams:
         is_in_place = stream.remote is None or local_path(stream.remote) == stream.folder
-        readers.append(MdsReader(stream.folder) if is_in_place else MdsReader(stream.name, stream.folder))
+        readers.append(
+            MdsReader(stream.folder) if is_in_place else MdsReader(stream.name, stream.folder)
+        )
         if column_of(readers[-1]) != (column := column_of(readers[0])) or column is None:
-            found = ", ".join(f"{name} ({encoding})" for name, encoding in readers[-1].columns.items())
+            found = ", ".join(
+                f"{name} ({encoding})" for name, encoding in readers[-1].columns.items()
+            )
             remedy = f"Give a set with a column {column or TEXT} ({_ENCODINGS[column or TEXT]})"
             raise UserError("data.columns", stream.name, f"has the columns {found}", remedy)
     return readers
@@ -89,14 +93,22 @@ def describe_text(streams: Sequence[Stream], tokenizer: Tokenizer) -> TextInfo:
     """Read only the indices, copying them to local folders if needed. Raises UserError if one is missing or lists no
     texts."""
     readers = open_texts(streams)
-    sets = [f"{reader.identity}{stream.weight or ''}" for reader, stream in zip(readers, streams, strict=True)]
+    sets = [
+        f"{reader.identity}{stream.weight or ''}"
+        for reader, stream in zip(readers, streams, strict=True)
+    ]
     digest = hashlib.sha256("\0".join([*sets, tokenizer.identity]).encode()).hexdigest()
-    return TextInfo(f"sha256:{digest}", sum(samples_of_epoch(streams, [len(reader) for reader in readers], seed=0)))
+    return TextInfo(
+        f"sha256:{digest}",
+        sum(samples_of_epoch(streams, [len(reader) for reader in readers], seed=0)),
+    )
 
 
 def column_of(reader: MdsReader) -> str | None:
     """Return the column with a sample's text or tokens, or None."""
-    return next((name for name, kind in _ENCODINGS.items() if reader.columns.get(name) == kind), None)
+    return next(
+        (name for name, kind in _ENCODINGS.items() if reader.columns.get(name) == kind), None
+    )
 
 
 class TokenShards:
@@ -128,8 +140,12 @@ class TokenShards:
         self._folder = f"tokens-{hashlib.sha256(tokenizer.identity.encode()).hexdigest()[:16]}"
         self._per_thread = threading.local()
         self._shards: dict[int, TokenShard] = {}
-        self._in_memory: dict[int, int] = {}  # bytes of shards that are only in memory, oldest first
-        self._loose: OrderedDict[int, np.ndarray] = OrderedDict()  # tokens of texts whose shard did not exist yet
+        self._in_memory: dict[
+            int, int
+        ] = {}  # bytes of shards that are only in memory, oldest first
+        self._loose: OrderedDict[int, np.ndarray] = (
+            OrderedDict()
+        )  # tokens of texts whose shard did not exist yet
         self._loose_lock = threading.Lock()
 
     def shards_of(self, texts: np.ndarray) -> np.ndarray:
@@ -187,7 +203,10 @@ class TokenShards:
                 made = self._tokenised(number)
                 body = made.offsets.astype(_INT64).tobytes() + made.tokens.astype(_UINT16).tobytes()
                 sizes = len(made.offsets) - 1, len(made.tokens)
-                write_atomically(path, _HEAD.pack(_MAGIC, self._identity(number), *sizes, zlib.crc32(body)) + body)
+                write_atomically(
+                    path,
+                    _HEAD.pack(_MAGIC, self._identity(number), *sizes, zlib.crc32(body)) + body,
+                )
                 if (found := self._kept(number)) is not None:
                     return found
         except UserError as error:
@@ -212,7 +231,12 @@ class TokenShards:
 
     def _identity(self, number: int) -> bytes:
         reader, place, _ = self._places[number]
-        parts = (reader.identity, self._name(number), *map(str, reader.state_of(place)), self._tokenizer.identity)
+        parts = (
+            reader.identity,
+            self._name(number),
+            *map(str, reader.state_of(place)),
+            self._tokenizer.identity,
+        )
         return hashlib.sha256("\0".join(parts).encode()).digest()
 
     def _kept(self, number: int) -> TokenShard | None:
@@ -230,7 +254,10 @@ class TokenShards:
         expected = _MAGIC, self._identity(number), self.first[number + 1] - self.first[number]
         if (magic, identity, texts) != expected:
             return None
-        if len(content) != middle + tokens * _UINT16.itemsize or zlib.crc32(content[_HEAD.size :].data) != checksum:
+        if (
+            len(content) != middle + tokens * _UINT16.itemsize
+            or zlib.crc32(content[_HEAD.size :].data) != checksum
+        ):
             return None
         return TokenShard(content[middle:].view(_UINT16), content[_HEAD.size : middle].view(_INT64))
 
@@ -238,7 +265,9 @@ class TokenShards:
         found = self._at_once(number) if self.is_text else None
         found = found or self._encode(range(self.first[number], self.first[number + 1]))
         if self.is_text:
-            unknown_share(found.tokens, self._tokenizer.vocabulary, self._name(number), self._tokenizer.name)
+            unknown_share(
+                found.tokens, self._tokenizer.vocabulary, self._name(number), self._tokenizer.name
+            )
         return found
 
     def _at_once(self, number: int) -> TokenShard | None:
@@ -278,7 +307,9 @@ class TokenShards:
         sizes = np.asarray([len(value) for value in values], np.int64)
         cut = np.flatnonzero((sizes % _INT64.itemsize != 0) | (sizes == 0))
         if len(cut):
-            raise self._wrong(texts[cut[0]], "is empty or not made of 64-bit numbers", "Write the set again")
+            raise self._wrong(
+                texts[cut[0]], "is empty or not made of 64-bit numbers", "Write the set again"
+            )
         ids = np.frombuffer(b"".join(values), _INT64)
         size, offsets = len(self._tokenizer.vocabulary), offsets_of(sizes // _INT64.itemsize)
         outside = np.flatnonzero((ids < 0) | (ids >= size))

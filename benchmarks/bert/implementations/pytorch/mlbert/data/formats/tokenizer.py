@@ -16,7 +16,13 @@ import numpy as np
 
 from mlbert.data.formats.manifest import file_sha256, vocabulary_sha256
 from mlbert.data.formats.ragged import flattened
-from mlbert.data.formats.wordpiece import SPECIAL_TOKENS, NativeWordPiece, WordPieceTokenizer, load_vocabulary, numbered
+from mlbert.data.formats.wordpiece import (
+    SPECIAL_TOKENS,
+    NativeWordPiece,
+    WordPieceTokenizer,
+    load_vocabulary,
+    numbered,
+)
 from mlbert.host import native
 from mlbert.host.errors import UserError
 from mlbert.host.files import AddressError, read_pieces
@@ -90,10 +96,14 @@ class Tokenizer:
         if not texts:
             return np.empty(0, np.uint16), np.zeros(1, np.int64)
         # One line per text. Lines without tokens would be dropped, so each starts with an extra token.
-        lines = "\n".join([f"{_FIRST} {text.replace(_LINE_END, ' ')}" for text in texts]).replace("\r", " ")
+        lines = "\n".join([f"{_FIRST} {text.replace(_LINE_END, ' ')}" for text in texts]).replace(
+            "\r", " "
+        )
         return self._of_lines(self._native, lines.encode(), len(texts))
 
-    def encode_records(self, records: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def encode_records(
+        self, records: np.ndarray, starts: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Encode like `encode_all`, without per-text overhead, UTF-8 texts that each follow 4 arbitrary bytes.
 
         ``records`` is uint8 [bytes], ``starts`` int64 [texts+1], the start of each. Raises UnicodeDecodeError if a text
@@ -101,13 +111,17 @@ class Tokenizer:
         """
         if self._native is None:
             data = records.tobytes()
-            return self.encode_all([data[first + 4 : end].decode() for first, end in pairwise(starts.tolist())])
+            return self.encode_all(
+                [data[first + 4 : end].decode() for first, end in pairwise(starts.tolist())]
+            )
         lines = np.frombuffer(bytearray(records.tobytes().translate(_BLANKED)), np.uint8)
         for place, byte in enumerate(b"\n" + _FIRST.encode() + b"  "):
             lines[starts[:-1] + place] = byte
         return self._of_lines(self._native, lines[1:].tobytes(), len(starts) - 1)
 
-    def _of_lines(self, native_tokenizer: NativeWordPiece, lines: bytes, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def _of_lines(
+        self, native_tokenizer: NativeWordPiece, lines: bytes, count: int
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Return the tokens of lines that each start with `_FIRST`, without that token."""
         parsed = native_tokenizer.parse(lines, self.name)
         starts = parsed.sentences
@@ -147,7 +161,12 @@ def load_tokenizer(name: str | Path, lower_case: bool | None = None) -> Tokenize
         path = UNCASED_FILE
     elif not path.exists() and (path.suffix or path.is_absolute() or str(name).count("/") > 1):
         reason = "there is no such file"
-        raise UserError("file.missing", path, reason, f"{_REMEDY}, or the name of a model, as {UNCASED_NAMES[0]}")
+        raise UserError(
+            "file.missing",
+            path,
+            reason,
+            f"{_REMEDY}, or the name of a model, as {UNCASED_NAMES[0]}",
+        )
     elif not path.exists():
         path = _fetched(str(name))
     is_lower = lower_cases(path) if lower_case is None else lower_case
@@ -165,10 +184,14 @@ def lower_cases(vocabulary: Path) -> bool:
     values = read_json(config, remedy)
     if values.get(VOCABULARY_SHA256) not in (None, vocabulary_sha256(vocabulary)):
         reason = f"is not the vocabulary whose {VOCABULARY_SHA256} is in {TOKENIZER_CONFIG}"
-        raise UserError("vocabulary.mismatch", vocabulary, reason, "Restore it: the weights belong to its order")
+        raise UserError(
+            "vocabulary.mismatch", vocabulary, reason, "Restore it: the weights belong to its order"
+        )
     found = values.get("do_lower_case", True)
     if not isinstance(found, bool):
-        raise UserError("config.value", config, f"do_lower_case is {shown(found)}, not true or false", remedy)
+        raise UserError(
+            "config.value", config, f"do_lower_case is {shown(found)}, not true or false", remedy
+        )
     return found
 
 
@@ -176,7 +199,12 @@ def _fetched(name: str) -> Path:
     """Fetch a model's vocab.txt, and its configuration if it has one, to the hub's cache; return the vocab.txt."""
     subject = f"tokenizer {name!r}"
     if problem := hub_problem():
-        raise UserError("network.unreachable", subject, f"is not a file or a built-in name, and {problem}", _REMEDY)
+        raise UserError(
+            "network.unreachable",
+            subject,
+            f"is not a file or a built-in name, and {problem}",
+            _REMEDY,
+        )
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -219,12 +247,16 @@ def read_tokenizer_json(file: Path) -> tuple[list[str], bool]:
     try:
         if (kind := found["model"].get("type", "WordPiece")) != "WordPiece":
             reason = f"is of a {shown(kind)} tokenizer"
-            raise UserError("vocabulary.format", file, reason, "Choose a model with BERT's WordPiece")
+            raise UserError(
+                "vocabulary.format", file, reason, "Choose a model with BERT's WordPiece"
+            )
         ids = {int(number): str(entry) for entry, number in found["model"]["vocab"].items()}
         is_lower = bool((found.get("normalizer") or {}).get("lowercase", False))
         return [ids[number] for number in range(len(ids))], is_lower
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError("vocabulary.format", file, f"holds no WordPiece vocabulary ({error!r})", remedy) from None
+        raise UserError(
+            "vocabulary.format", file, f"holds no WordPiece vocabulary ({error!r})", remedy
+        ) from None
 
 
 def load_tokenizer_json(file: Path) -> Tokenizer:

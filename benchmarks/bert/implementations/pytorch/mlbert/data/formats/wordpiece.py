@@ -93,7 +93,9 @@ def load_vocabulary(path: Path) -> dict[str, int]:
     try:
         lines = read_plain(path, _REMEDY, MAX_VOCAB_BYTES).decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
-        raise UserError("vocabulary.format", path, f"is not UTF-8 (byte {error.start})", _REMEDY) from None
+        raise UserError(
+            "vocabulary.format", path, f"is not UTF-8 (byte {error.start})", _REMEDY
+        ) from None
     if lines and lines[-1] == "":
         lines.pop()
     return numbered(lines, path)
@@ -105,7 +107,12 @@ def numbered(lines: Sequence[str], path: Path) -> dict[str, int]:
     vocabulary: dict[str, int] = {}
     for number, line in enumerate(lines):
         if vocabulary.setdefault(line.strip(), number) != number:
-            raise UserError("vocabulary.format", path, f"line {number + 1} repeats the entry {line.strip()!r}", _REMEDY)
+            raise UserError(
+                "vocabulary.format",
+                path,
+                f"line {number + 1} repeats the entry {line.strip()!r}",
+                _REMEDY,
+            )
     for token in SPECIAL_TOKENS:
         if token not in vocabulary:
             raise UserError("vocabulary.format", path, f"has no entry {token}", _REMEDY)
@@ -135,7 +142,9 @@ class WordPieceTokenizer:
                 if len(remembered) >= MAX_REMEMBERED_WORDS:
                     remembered.clear()
                 parts = basic_split(word, self.lower_case)
-                pieces = remembered[word] = tuple(piece for part in parts for piece in self.pieces(part))
+                pieces = remembered[word] = tuple(
+                    piece for part in parts for piece in self.pieces(part)
+                )
             ids += pieces
         return ids
 
@@ -184,7 +193,9 @@ class FlatDocuments:
 
     tokens: np.ndarray  # uint16 [T]
     sentences: np.ndarray  # int64 [S+1], sentence s holds tokens[sentences[s]:sentences[s+1]]
-    documents: np.ndarray  # int64 [D+1], document d holds the sentences documents[d] to documents[d+1]-1
+    documents: (
+        np.ndarray
+    )  # int64 [D+1], document d holds the sentences documents[d] to documents[d+1]-1
 
     def __len__(self) -> int:
         return len(self.documents) - 1
@@ -204,7 +215,11 @@ class NativeWordPiece:
         self._tokenizer = tokenizer
         self._library = native.load("wordpiece", ("wordpiece.c",), _FUNCTIONS, openmp=False)
         # ASCII words can only match ASCII entries; Python handles all other words.
-        entries = [(entry.encode(), number) for entry, number in tokenizer.vocabulary.items() if entry.isascii()]
+        entries = [
+            (entry.encode(), number)
+            for entry, number in tokenizer.vocabulary.items()
+            if entry.isascii()
+        ]
         joined = b"".join(entry for entry, _ in entries)
         offsets = offsets_of([len(entry) for entry, _ in entries])
         ids = np.asarray([number for _, number in entries], np.int32)
@@ -233,7 +248,9 @@ class NativeWordPiece:
                 library.wordpiece_forget(handle)
             begin = max(end, 1)
         num_tokens, *num_rows = counts.tolist()
-        offsets: list[np.ndarray] = [np.empty(num + 1, np.int64) for num in num_rows]  # of sentences, of documents
+        offsets: list[np.ndarray] = [
+            np.empty(num + 1, np.int64) for num in num_rows
+        ]  # of sentences, of documents
         arrays = (np.empty(num_tokens, np.uint16), *offsets)
         library.wordpiece_take(handle, *addresses(*arrays))
         library.wordpiece_reset(handle)  # its chunks point into ``data``
@@ -253,4 +270,6 @@ class NativeWordPiece:
 def no_memory(what: str) -> UserError:
     """Return the error for insufficient memory."""
     reason = f"there is not enough for {what}"
-    return UserError("machine.memory", "memory", reason, "Use fewer --workers or smaller text parts")
+    return UserError(
+        "machine.memory", "memory", reason, "Use fewer --workers or smaller text parts"
+    )

@@ -75,7 +75,13 @@ class Batch:
 
     @classmethod
     def empty(
-        cls, tokens: int, sequences: int, masked: int, max_seqlen: int, has_labels: bool, device: torch.device | str
+        cls,
+        tokens: int,
+        sequences: int,
+        masked: int,
+        max_seqlen: int,
+        has_labels: bool,
+        device: torch.device | str,
     ) -> Batch:
         """Return a batch of these sizes (T, S, M) in newly allocated, uninitialized memory."""
 
@@ -102,7 +108,9 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """Return the batch on another device."""
-        moved: dict[str, Any] = {name: part.to(device, non_blocking=True) for name, part in self.tensors().items()}
+        moved: dict[str, Any] = {
+            name: part.to(device, non_blocking=True) for name, part in self.tensors().items()
+        }
         return replace(self, **moved)
 
 
@@ -136,7 +144,12 @@ class HostBatch:
 
     @classmethod
     def of(
-        cls, rows: Ragged, sequences_per_unit: np.ndarray, units: np.ndarray, max_tokens: int, page_locked: bool = False
+        cls,
+        rows: Ragged,
+        sequences_per_unit: np.ndarray,
+        units: np.ndarray,
+        max_tokens: int,
+        page_locked: bool = False,
     ) -> HostBatch:
         """Build a batch from the fields of a `mlbert.data.formats.order.MicroBatchRows`.
 
@@ -154,7 +167,9 @@ class HostBatch:
         parts["masked_labels"][:] = rows.masked_labels
         # In `rows`, positions are relative to the sequence; here, to the batch.
         parts["masked_positions"][:] = rows.masked_positions
-        parts["masked_positions"] += np.repeat(rows.offsets[:-1], np.diff(rows.masked_offsets)).astype(np.int32)
+        parts["masked_positions"] += np.repeat(
+            rows.offsets[:-1], np.diff(rows.masked_offsets)
+        ).astype(np.int32)
         parts["cu_seqlens"][:] = rows.offsets
         parts["first_lengths"][:] = rows.first_lengths
         parts["first_rows"][:] = first_slots(rows, sequences_per_unit, units, max_tokens)
@@ -164,7 +179,9 @@ class HostBatch:
         return batch
 
     @classmethod
-    def of_sequences(cls, rows: Ragged, numbers: np.ndarray, max_tokens: int, page_locked: bool = False) -> HostBatch:
+    def of_sequences(
+        cls, rows: Ragged, numbers: np.ndarray, max_tokens: int, page_locked: bool = False
+    ) -> HostBatch:
         """Build a batch in which each sequence is one unit; ``numbers`` (int64 [S]) determine the dropout rows."""
         return cls.of(rows, np.ones(len(rows), np.int64), numbers, max_tokens, page_locked)
 
@@ -187,7 +204,10 @@ class HostBatch:
     def arrays(self) -> dict[str, np.ndarray]:
         """Return `parts` of a host buffer as NumPy arrays, in a quarter of the time."""
         data = self.data.numpy()
-        return {name: data[part].view(NUMPY_TYPES[dtype]) for name, (part, dtype) in self._layout.items()}
+        return {
+            name: data[part].view(NUMPY_TYPES[dtype])
+            for name, (part, dtype) in self._layout.items()
+        }
 
     @functools.cached_property
     def _layout(self) -> dict[str, tuple[slice, torch.dtype]]:
@@ -201,7 +221,9 @@ class HostBatch:
         """
         device = torch.device(device)
         if out is None and device.type == "cpu" and not self.data.is_cuda:
-            tensors = {name: torch.from_numpy(array) for name, array in expanded(self.arrays()).items()}
+            tensors = {
+                name: torch.from_numpy(array) for name, array in expanded(self.arrays()).items()
+            }
             return Batch(**tensors, max_seqlen=self.max_seqlen)
         assert out is None or (out.labels is not None) == self.has_labels, (
             "batch and target must both have labels, or neither"
@@ -215,7 +237,9 @@ class HostBatch:
         return out
 
 
-def _layout(tokens: int, sequences: int, masked: int, has_labels: bool) -> dict[str, tuple[slice, torch.dtype]]:
+def _layout(
+    tokens: int, sequences: int, masked: int, has_labels: bool
+) -> dict[str, tuple[slice, torch.dtype]]:
     """Return the byte range and dtype of each part by name."""
     parts = [
         ("ids", tokens, torch.int16),
@@ -240,7 +264,9 @@ def expanded(parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the tensors of the expanded `Batch` as new arrays, by field name."""
     bounds = parts["cu_seqlens"]
     starts, lengths = bounds[:-1], bounds[1:] - bounds[:-1]
-    position = np.arange(bounds[-1], dtype=np.int32)  # within the batch; next line: within the sequence
+    position = np.arange(
+        bounds[-1], dtype=np.int32
+    )  # within the batch; next line: within the sequence
     position -= starts.repeat(lengths)
     arrays = {
         "input_ids": parts["ids"].astype(np.int64),
@@ -260,7 +286,9 @@ def expanded(parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 def expand_plain(parts: Mapping[str, Tensor], out: Batch) -> None:
     """Expand the parts on the host and write them to ``out``, padded; synchronizes with the device."""
     on_host = {name: part.cpu().numpy() for name, part in parts.items()}
-    arrays = expanded({name: array.view(NUMPY_TYPES[parts[name].dtype]) for name, array in on_host.items()})
+    arrays = expanded(
+        {name: array.view(NUMPY_TYPES[parts[name].dtype]) for name, array in on_host.items()}
+    )
     for name, array in arrays.items():
         target, length = getattr(out, name), len(array)
         target[:length].copy_(torch.from_numpy(array))
@@ -301,7 +329,9 @@ def _copy_on_side_stream(data: Tensor, device: torch.device) -> Tensor:
 
 TOKEN_MULTIPLE = 128  # tiles of a GPU's matrix products
 MASKED_MULTIPLE = 16  # inner dimension of an FP8 product
-DEVIATIONS = 6.0  # standard deviations of headroom for the number of masked tokens, which is binomial
+DEVIATIONS = (
+    6.0  # standard deviations of headroom for the number of masked tokens, which is binomial
+)
 PARTS = (0.6, 0.8)  # fractions of the maximum token count, for batches of varying size
 
 
@@ -330,7 +360,9 @@ class StaticShape:
         `holds`.
         """
         share = max(MASKED_SHARE, max_predictions / max_seqlen)
-        masked = min(math.floor(share * max_tokens) + max_sequences, max_sequences * max_predictions)
+        masked = min(
+            math.floor(share * max_tokens) + max_sequences, max_sequences * max_predictions
+        )
         return cls.rounded(packs * max_tokens, packs * max_sequences, packs * masked, max_seqlen)
 
     @classmethod
@@ -344,13 +376,20 @@ class StaticShape:
     @classmethod
     def rounded(cls, tokens: int, sequences: int, masked: int, max_seqlen: int) -> StaticShape:
         """Return these sizes with tokens and masked tokens rounded up to the multiples that kernels prefer."""
-        return cls(_rounded_up(tokens, TOKEN_MULTIPLE), sequences, _rounded_up(masked, MASKED_MULTIPLE), max_seqlen)
+        return cls(
+            _rounded_up(tokens, TOKEN_MULTIPLE),
+            sequences,
+            _rounded_up(masked, MASKED_MULTIPLE),
+            max_seqlen,
+        )
 
     @classmethod
     def over(cls, batches: Iterable[HostBatch]) -> StaticShape:
         """Return the smallest shape that fits every batch, with tokens and masked tokens rounded up as in
         `rounded`."""
-        tokens, sequences, masked, max_seqlen, labels = zip(*(_sizes(batch) for batch in batches), strict=True)
+        tokens, sequences, masked, max_seqlen, labels = zip(
+            *(_sizes(batch) for batch in batches), strict=True
+        )
         shape = cls.rounded(max(tokens), max(sequences), max(masked), max(max_seqlen))
         return replace(shape, has_labels=any(labels))
 
@@ -367,8 +406,18 @@ class StaticShape:
             tokens = _rounded_up(math.ceil(part * self.tokens), TOKEN_MULTIPLE)
             # Rounding adds at most one masked token per sequence, see `of_packs`.
             masked = math.ceil(self.masked * tokens / longest) + self.sequences
-            smaller.append(replace(self, tokens=tokens, masked=min(self.masked, _rounded_up(masked, MASKED_MULTIPLE))))
-        return tuple(dict.fromkeys(static_shape for static_shape in smaller if static_shape.tokens < self.tokens))
+            smaller.append(
+                replace(
+                    self,
+                    tokens=tokens,
+                    masked=min(self.masked, _rounded_up(masked, MASKED_MULTIPLE)),
+                )
+            )
+        return tuple(
+            dict.fromkeys(
+                static_shape for static_shape in smaller if static_shape.tokens < self.tokens
+            )
+        )
 
     def holds(self, batch: HostBatch) -> bool:
         """Return True if the batch fits all four sizes and has labels exactly if the shape has them."""
@@ -379,7 +428,9 @@ class StaticShape:
 
     def allocate(self, device: torch.device | str) -> Batch:
         """Return a new batch of these sizes for `write` to fill; it holds one sequence of one token."""
-        batch = Batch.empty(self.tokens, self.sequences, self.masked, self.max_seqlen, self.has_labels, device)
+        batch = Batch.empty(
+            self.tokens, self.sequences, self.masked, self.max_seqlen, self.has_labels, device
+        )
         for tensor in batch.tensors().values():
             tensor.zero_()
         batch.cu_seqlens[1:] = 1

@@ -13,7 +13,8 @@ class DataConfig(Section):
     """Data sets, batches and packing."""
 
     input_dir: Path = setting(
-        "DATADIR_PHASE2", "Training set: a prepared set, TFRecords, or HDF5 shards from NVIDIA's scripts."
+        "DATADIR_PHASE2",
+        "Training set: a prepared set, TFRecords, or HDF5 shards from NVIDIA's scripts.",
     )
     eval_dir: Path = setting("EVALDIR", "Evaluation set, in one of the same formats.")
     data_reader: Literal["auto", "dali"] = setting(
@@ -23,7 +24,11 @@ class DataConfig(Section):
         "BATCHSIZE", "Packs per optimizer step.", unit="packs per rank and step", **Ranges.PACKS
     )
     gradient_accumulation_steps: int = fixed_setting(
-        "GRADIENT_STEPS", "Parts of a step's batch; divides BATCHSIZE.", default=1, unit="micro-batches", **Ranges.PACKS
+        "GRADIENT_STEPS",
+        "Parts of a step's batch; divides BATCHSIZE.",
+        default=1,
+        unit="micro-batches",
+        **Ranges.PACKS,
     )
     average_packing_rate: float = setting(
         "PACKING_FACTOR",
@@ -37,10 +42,16 @@ class DataConfig(Section):
         **Ranges.IN_PACK,
     )
     max_seq_length: int | None = fixed_setting(
-        "MAX_SEQ_LENGTH", "Maximum length of sequences made from text.", default=None, **Ranges.TOKENS | {"ge": 8}
+        "MAX_SEQ_LENGTH",
+        "Maximum length of sequences made from text.",
+        default=None,
+        **Ranges.TOKENS | {"ge": 8},
     )
     max_predictions_per_seq: int | None = setting(
-        "MAX_PREDICTIONS_PER_SEQ", "Maximum number of masked tokens per sequence.", default=None, **Ranges.TOKENS
+        "MAX_PREDICTIONS_PER_SEQ",
+        "Maximum number of masked tokens per sequence.",
+        default=None,
+        **Ranges.TOKENS,
     )
     bin_counts: str | None = fixed_setting(
         "BIN_COUNTS",
@@ -53,7 +64,9 @@ class DataConfig(Section):
         "Ranks that redistribute each micro-batch's packs by length to balance tokens: none, those of a node, or all.",
         default="off",
     )
-    synthetic_data: bool = setting("SYNTH_DATA", "Train on random tokens; needs no files.", default=False)
+    synthetic_data: bool = setting(
+        "SYNTH_DATA", "Train on random tokens; needs no files.", default=False
+    )
 
     @property
     def counts_of_bins(self) -> tuple[int, ...] | None:
@@ -91,7 +104,9 @@ class DataConfig(Section):
         if counts is None:
             return
         if sum(counts) != self.train_batch_size:
-            problem = f"{self.bin_counts!r} sums to {sum(counts)}, BATCHSIZE is {self.train_batch_size}"
+            problem = (
+                f"{self.bin_counts!r} sums to {sum(counts)}, BATCHSIZE is {self.train_batch_size}"
+            )
             remedy = "Make them sum to BATCHSIZE, which includes all accumulation steps"
             yield Contradiction("config.conflict", "BIN_COUNTS", problem, remedy)
         if self.max_sequences_per_pack > 1:
@@ -106,11 +121,17 @@ class DataConfig(Section):
 class TextConfig(Section):
     """Text that is tokenized when it is read."""
 
-    tokenizer: str = setting("TOKENIZER", "Vocabulary for text: a vocab.txt, its folder, or the name of a model.")
-    shuffle: Literal["naive", "py1s", "py2s", "py1b", "py1br", "py1e"] | None = setting(
-        "SHUFFLE", "Shuffle algorithm, as named by MosaicML Streaming; none: the order of the files.", default=None
+    tokenizer: str = setting(
+        "TOKENIZER", "Vocabulary for text: a vocab.txt, its folder, or the name of a model."
     )
-    drop_last: bool | None = fixed_setting("DROP_LAST", "Drop an epoch's last step if it is not full.", default=None)
+    shuffle: Literal["naive", "py1s", "py2s", "py1b", "py1br", "py1e"] | None = setting(
+        "SHUFFLE",
+        "Shuffle algorithm, as named by MosaicML Streaming; none: the order of the files.",
+        default=None,
+    )
+    drop_last: bool | None = fixed_setting(
+        "DROP_LAST", "Drop an epoch's last step if it is not full.", default=None
+    )
 
 
 class CorpusConfig(Section):
@@ -133,16 +154,29 @@ class CorpusConfig(Section):
         "Texts longer than MAX_SEQ_LENGTH: split them into several sequences, or truncate them.",
         default=None,
     )
-    shuffle_seed: int | None = setting("SHUFFLE_SEED", "Seed of SHUFFLE.", default=None, ge=0, le=4294967295)
-    canonical_nodes: int | None = setting(
-        "CANONICAL_NODES", "Parts of the set that are shuffled and read in parallel.", default=None, ge=1, le=65536
+    shuffle_seed: int | None = setting(
+        "SHUFFLE_SEED", "Seed of SHUFFLE.", default=None, ge=0, le=4294967295
     )
-    masking_rate: float = fixed_setting("MASKING_RATE", "Probability that a token is predicted.", **Ranges.PROBABILITY)
+    canonical_nodes: int | None = setting(
+        "CANONICAL_NODES",
+        "Parts of the set that are shuffled and read in parallel.",
+        default=None,
+        ge=1,
+        le=65536,
+    )
+    masking_rate: float = fixed_setting(
+        "MASKING_RATE", "Probability that a token is predicted.", **Ranges.PROBABILITY
+    )
     masking_rate_end: float | None = fixed_setting(
-        "MASKING_RATE_END", "MASKING_RATE at the end of training; none: constant.", default=None, **Ranges.PROBABILITY
+        "MASKING_RATE_END",
+        "MASKING_RATE at the end of training; none: constant.",
+        default=None,
+        **Ranges.PROBABILITY,
     )
     masking_schedule: Literal["constant", "linear", "cosine", "step"] | None = fixed_setting(
-        "MASKING_SCHEDULE", "How the masking rate changes; step: halfway through training.", default=None
+        "MASKING_SCHEDULE",
+        "How the masking rate changes; step: halfway through training.",
+        default=None,
     )
     eval_masking_rate: float | None = setting(
         "EVAL_MASKING_RATE", "MASKING_RATE for evaluation.", default=None, **Ranges.PROBABILITY
@@ -152,12 +186,18 @@ class CorpusConfig(Section):
 class TaskConfig(Section):
     """A task to fine-tune on: files with columns, or a GLUE task."""
 
-    task: str | None = setting("TASK", "GLUE task to fine-tune on; none: files with columns.", default=None)
+    task: str | None = setting(
+        "TASK", "GLUE task to fine-tune on; none: files with columns.", default=None
+    )
     text_columns: str | None = setting(
-        "TEXT_COLUMNS", "Column of the task's text, or two columns separated by a comma.", default=None
+        "TEXT_COLUMNS",
+        "Column of the task's text, or two columns separated by a comma.",
+        default=None,
     )
     label_column: str | None = setting("LABEL_COLUMN", "Column of the task's label.", default=None)
     num_labels: int | None = setting(
         "NUM_LABELS", "Number of classes; 1 for regression.", default=None, ge=1, le=100000
     )
-    metric: str | None = setting("METRIC", "Task metric that is compared with TARGET_MLM_ACCURACY.", default=None)
+    metric: str | None = setting(
+        "METRIC", "Task metric that is compared with TARGET_MLM_ACCURACY.", default=None
+    )

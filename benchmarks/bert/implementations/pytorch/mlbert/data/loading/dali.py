@@ -36,7 +36,9 @@ def _import_dali() -> Any:
         return import_module("nvidia.dali")
     except ImportError as error:
         remedy = "Install it (pip install nvidia-dali-cuda120), or read the files without it"
-        raise UserError("package.missing", "nvidia-dali", f"cannot be imported ({error})", remedy) from None
+        raise UserError(
+            "package.missing", "nvidia-dali", f"cannot be imported ({error})", remedy
+        ) from None
 
 
 class DaliStore(TFRecordStore):
@@ -51,7 +53,9 @@ class DaliStore(TFRecordStore):
         rows = _without_padding(self._decode(wanted))
         if rows is None or (rows.lengths != self._index.lengths[wanted]).any():
             reason = "a record has changed since the index was made"
-            raise UserError("data.changed", self.info.folder, reason, "Restore the files and open them again")
+            raise UserError(
+                "data.changed", self.info.folder, reason, "Restore the files and open them again"
+            )
         return rows.take(place)
 
     def _decode(self, wanted: np.ndarray) -> dict[str, np.ndarray]:
@@ -61,7 +65,11 @@ class DaliStore(TFRecordStore):
             paths, lists = [], []
             for number in np.unique(file).tolist():
                 records = wanted[file == number]
-                lines = zip(self._index.starts[records].tolist(), self._index.sizes[records].tolist(), strict=True)
+                lines = zip(
+                    self._index.starts[records].tolist(),
+                    self._index.sizes[records].tolist(),
+                    strict=True,
+                )
                 lists.append(f"{folder}/{number}")
                 paths.append(str(self._paths[number]))
                 Path(lists[-1]).write_text("".join(f"{start} {size}\n" for start, size in lines))
@@ -71,7 +79,9 @@ class DaliStore(TFRecordStore):
         batch = min(count, _BATCH)
         pipeline = self._dali.Pipeline(batch, _THREADS, device_id=None, prefetch_queue_depth=1)
         with pipeline:
-            read = self._dali.fn.readers.tfrecord(path=paths, index_path=lists, features=self._features())
+            read = self._dali.fn.readers.tfrecord(
+                path=paths, index_path=lists, features=self._features()
+            )
             pipeline.set_outputs(*(read[name] for name in NAMES))
         try:
             pipeline.build()
@@ -81,7 +91,10 @@ class DaliStore(TFRecordStore):
             remedy = "Open the files again, or read them without DALI"
             raise UserError("data.damaged", self.info.folder, reason, remedy) from None
         columns = zip(NAMES, zip(*runs, strict=True), strict=True)
-        return {name: np.concatenate([part.as_array() for part in parts])[:count] for name, parts in columns}
+        return {
+            name: np.concatenate([part.as_array() for part in parts])[:count]
+            for name, parts in columns
+        }
 
     def _features(self) -> dict[str, Any]:
         form = self._dali.tfrecord

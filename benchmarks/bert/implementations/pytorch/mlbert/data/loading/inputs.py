@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.formats.open import check_same_vocabulary, check_shape, check_vocabulary, describe, widths_at_most
+from mlbert.data.formats.open import (
+    check_same_vocabulary,
+    check_shape,
+    check_vocabulary,
+    describe,
+    widths_at_most,
+)
 from mlbert.data.formats.wordpiece import load_vocabulary
 from mlbert.data.loading.config import DataConfig
 from mlbert.host.errors import UserError
@@ -42,7 +48,9 @@ def inspect(model: ModelConfig, data: DataConfig) -> PreTrainingInputs:
     packed = data.max_sequences_per_pack
     if data.synthetic_data:
         rate = 1.0 if packed == 1 else None
-        return PreTrainingInputs(shape, SYNTHETIC, SYNTHETIC, shape.max_position_embeddings, rate, None)
+        return PreTrainingInputs(
+            shape, SYNTHETIC, SYNTHETIC, shape.max_position_embeddings, rate, None
+        )
     most = widths_at_most(data.max_seq_length, data.max_predictions_per_seq, shape)
     train_set, eval_set = describe(data.input_dir, most), describe(data.eval_dir, most)
     check_same_vocabulary(train_set, eval_set)

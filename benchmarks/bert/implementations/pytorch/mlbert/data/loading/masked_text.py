@@ -59,7 +59,9 @@ class TextSet:
         return Mixture([reader.shard_sizes for reader in readers], samples, seed, is_shuffled)
 
 
-def count_sequences(streams: Sequence[Stream], tokenizer: str, max_seq_length: int, long_texts: str) -> int:
+def count_sequences(
+    streams: Sequence[Stream], tokenizer: str, max_seq_length: int, long_texts: str
+) -> int:
     """Return the number of sequences of an epoch, of the first one if some texts are drawn for each. If texts are
     split, this tokenizes all of them."""
     texts = TextSet(streams, load_tokenizer(tokenizer), max_seq_length, long_texts)
@@ -111,10 +113,16 @@ class TextSource(StepSource):
         lanes = self.share.global_units
         if self.info.num_texts < lanes:
             reason = f"its {self.info.num_texts} texts are fewer than one step's {lanes} sequences"
-            raise UserError("data.too-small", texts.name, reason, "Lower BATCHSIZE or give more text")
+            raise UserError(
+                "data.too-small", texts.name, reason, "Lower BATCHSIZE or give more text"
+            )
         self._texts, self._rate, self._sum_over_ranks = texts, rate, sum_over_ranks
         self._masking = _masking(texts.tokenizer, seed)
-        self._order: dict[str, Any] = {"shuffle": shuffle, "seed": shuffle_seed, "canonical_nodes": canonical_nodes}
+        self._order: dict[str, Any] = {
+            "shuffle": shuffle,
+            "seed": shuffle_seed,
+            "canonical_nodes": canonical_nodes,
+        }
         self._mine = np.arange(rank, lanes, world_size)
         self._opened: _Opened | None = None
         self._position: dict[str, Any] = {}  # loaded before `open`
@@ -140,7 +148,9 @@ class TextSource(StepSource):
         lanes: Lanes = WholeLanes(orders, all_lanes, self._mine)
         if texts.long_texts == SPLIT:
             lanes = PieceLanes(orders, all_lanes, self._mine, pieces.counts, self._sum_over_ranks)
-        ahead = Ahead(shards, orders, self._order["canonical_nodes"], self.share.rank, self.share.world_size)
+        ahead = Ahead(
+            shards, orders, self._order["canonical_nodes"], self.share.rank, self.share.world_size
+        )
         self._opened = _Opened(orders, lanes, pieces, ahead)
         self._go_to(self._step, self._position)
 
@@ -159,14 +169,19 @@ class TextSource(StepSource):
         size = self.share.units // self.share.accumulation
         return [
             HostBatch.of_sequences(
-                rows.slice(first, first + size), self._mine[first : first + size], self.max_tokens, self._page_locked
+                rows.slice(first, first + size),
+                self._mine[first : first + size],
+                self.max_tokens,
+                self._page_locked,
             )
             for first in range(0, self.share.units, size)
         ]
 
     def state_dict(self, back: int = 0) -> dict[str, Any]:
         """See `StepSource.state_dict`; if texts are split, includes the position of every lane: then a collective."""
-        lanes = self._position if self._opened is None else self._opened.lanes.state(self._step - back)
+        lanes = (
+            self._position if self._opened is None else self._opened.lanes.state(self._step - back)
+        )
         return {**super().state_dict(back), "lanes": lanes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -190,7 +205,9 @@ class TextSource(StepSource):
             self._opened.lanes.go_to(step, position)
         except (ValueError, TypeError):
             reason = "the saved position is damaged"
-            raise UserError("checkpoint.damaged", self._name, reason, "Resume from another checkpoint") from None
+            raise UserError(
+                "checkpoint.damaged", self._name, reason, "Resume from another checkpoint"
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -251,7 +268,9 @@ class TextEvalSet(EvaluationBatches):
         or damaged, there are no sequences, or most words are [UNK]."""
         texts = self._texts
         readers = open_texts(texts.streams)
-        pieces = Pieces(TokenShards(readers, texts.tokenizer), texts.tokenizer, texts.max_seq_length)
+        pieces = Pieces(
+            TokenShards(readers, texts.tokenizer), texts.tokenizer, texts.max_seq_length
+        )
         _, chosen_texts = texts.mixture(readers, _SEED, is_shuffled=False)(0)
         counts = np.ones(self.info.num_texts, np.int64)
         if texts.long_texts == SPLIT:
@@ -267,9 +286,13 @@ class TextEvalSet(EvaluationBatches):
             read.append(tokens)
             rows = self._masking(tokens, offsets, 0, numbers, self._rate)
             self._batches.append(HostBatch.of_sequences(rows, numbers, texts.max_seq_length))
-        unknown_share(np.concatenate(read), texts.tokenizer.vocabulary, texts.name, texts.tokenizer.name)
+        unknown_share(
+            np.concatenate(read), texts.tokenizer.vocabulary, texts.name, texts.tokenizer.name
+        )
 
     def _set_num_examples(self, available: int) -> None:
         if available < 1:
-            raise UserError("data.empty", self._texts.name, "holds no text", "Give texts to evaluate on")
+            raise UserError(
+                "data.empty", self._texts.name, "holds no text", "Give texts to evaluate on"
+            )
         self._num_examples = min(available, self._num_examples or available)

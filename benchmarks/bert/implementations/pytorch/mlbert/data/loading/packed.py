@@ -25,7 +25,9 @@ def pack_slots(info: StoreInfo, max_sequences: int, wanted: int | None) -> int:
     least = (info.max_pack_tokens if max_sequences > 1 else None) or info.max_seq_length
     if wanted is not None and wanted < least:
         reason = f"packs of {wanted} tokens are shorter than the data's {least}"
-        raise UserError("data.too-long", info.folder, reason, "Use longer packs or data with shorter sequences")
+        raise UserError(
+            "data.too-long", info.folder, reason, "Use longer packs or data with shorter sequences"
+        )
     return wanted or least
 
 
@@ -70,7 +72,11 @@ class PackedSource(StepSource):
         packs_are_taken = self.info.max_pack_tokens is not None and max_sequences_per_pack > 1
         self._check_size(self.info.num_packs if packs_are_taken else self.info.num_sequences)
         self._make_reader = partial(
-            StepReader, share=self.share, bin_counts=self._bin_counts, seed=seed, partition=partition
+            StepReader,
+            share=self.share,
+            bin_counts=self._bin_counts,
+            seed=seed,
+            partition=partition,
         )
         self._checks = checks or FileChecks()
         self._reader: StepReader | None = None
@@ -81,7 +87,9 @@ class PackedSource(StepSource):
             "max_sequences_per_pack": max_sequences_per_pack,
             "data": self.info.identity,
             # Of all ranks together, like global_packs.
-            "bin_counts": None if bin_counts is None else [count * world_size for count in bin_counts],
+            "bin_counts": None
+            if bin_counts is None
+            else [count * world_size for count in bin_counts],
         }
         super().__init__(self.info.folder, identity)
 
@@ -97,7 +105,9 @@ class PackedSource(StepSource):
         store = self._open_store()
         check_opened(self.info, store.info)
         self._check_counts(store.info)
-        self._reader = self._make_reader(store, max_tokens=self.max_tokens, max_sequences=self._max_sequences)
+        self._reader = self._make_reader(
+            store, max_tokens=self.max_tokens, max_sequences=self._max_sequences
+        )
         store.expect_random_reads()  # after packing, which reads all lengths in order
         if self.steps_per_epoch == 0:
             self._raise_too_small(self._reader.units.count)
@@ -109,11 +119,15 @@ class PackedSource(StepSource):
 
     def _raise_too_small(self, packs: int) -> NoReturn:
         reason = f"its {packs} packs are fewer than one step's {self.share.global_units}"
-        raise UserError("data.too-small", self.info.folder, reason, "Lower BATCHSIZE or prepare more data")
+        raise UserError(
+            "data.too-small", self.info.folder, reason, "Lower BATCHSIZE or prepare more data"
+        )
 
     def _check_counts(self, info: StoreInfo) -> None:
         if self._bin_counts is not None:
-            assert sum(self._bin_counts) == self.share.units, "bin counts must sum to each rank's share"
+            assert sum(self._bin_counts) == self.share.units, (
+                "bin counts must sum to each rank's share"
+            )
             check_counts(info, self._bin_counts, self.share.world_size)
 
     def _open_store(self) -> Store:
@@ -136,6 +150,12 @@ class PackedSource(StepSource):
         for part in self._reader(step):
             check_rows(part.rows, self.info, self.vocab_size)
             batches.append(
-                HostBatch.of(part.rows, part.sequences_per_unit, part.units, self.max_tokens, self._page_locked)
+                HostBatch.of(
+                    part.rows,
+                    part.sequences_per_unit,
+                    part.units,
+                    self.max_tokens,
+                    self._page_locked,
+                )
             )
         return batches

@@ -76,7 +76,12 @@ class EvalSet(EvaluationBatches):
         """Maximum sizes of a batch, smallest first; several, because a rank's number of packs is unknown before
         `open`."""
         sizes = {-(-self._packs_per_batch * part // PARTS) for part in range(1, PARTS + 1)}
-        of_pack = (self.max_tokens, self._max_sequences, self.info.max_seq_length, self.info.max_predictions)
+        of_pack = (
+            self.max_tokens,
+            self._max_sequences,
+            self.info.max_seq_length,
+            self.info.max_predictions,
+        )
         return tuple(StaticShape.of_packs(packs, *of_pack) for packs in sorted(sizes))
 
     def open(self) -> None:
@@ -99,7 +104,12 @@ class EvalSet(EvaluationBatches):
     def _check_size(self, wanted: int, available: int) -> None:
         if not 1 <= wanted <= available:
             reason = f"it holds {available} examples, {wanted} are asked for"
-            raise UserError("config.range", self.info.folder, reason, f"Set NUM_EVAL_EXAMPLES from 1 to {available}")
+            raise UserError(
+                "config.range",
+                self.info.folder,
+                reason,
+                f"Set NUM_EVAL_EXAMPLES from 1 to {available}",
+            )
 
 
 def make_source(
@@ -131,7 +141,13 @@ def make_source(
 
 
 def make_evaluation_set(
-    config: DataConfig, evaluation: EvaluationConfig, shape: BertConfig, *, seed: int, rank: int, world_size: int
+    config: DataConfig,
+    evaluation: EvaluationConfig,
+    shape: BertConfig,
+    *,
+    seed: int,
+    rank: int,
+    world_size: int,
 ) -> EvalSet | SyntheticEvalSet:
     """Return this rank's share of the evaluation samples. Raises UserError if all are requested but the set does not
     record their number."""
@@ -162,7 +178,9 @@ def budget_of(config: DataConfig, source: PackedSource | SyntheticSource) -> Sta
     else:
         longest, predictions = source.info.max_seq_length, source.info.max_predictions
     packs = config.train_batch_size // config.gradient_accumulation_steps
-    return StaticShape.of_packs(packs, source.max_tokens, config.max_sequences_per_pack, longest, predictions)
+    return StaticShape.of_packs(
+        packs, source.max_tokens, config.max_sequences_per_pack, longest, predictions
+    )
 
 
 def _common(config: DataConfig, seed: int, rank: int, world_size: int) -> dict[str, Any]:
@@ -176,7 +194,14 @@ def _common(config: DataConfig, seed: int, rank: int, world_size: int) -> dict[s
 
 
 def _synthetic(
-    config: DataConfig, shape: BertConfig, seed: int, rank: int, world_size: int, partition: Partition = contiguous
+    config: DataConfig,
+    shape: BertConfig,
+    seed: int,
+    rank: int,
+    world_size: int,
+    partition: Partition = contiguous,
 ) -> SyntheticSource:
     common, positions = _common(config, seed, rank, world_size), shape.max_position_embeddings
-    return SyntheticSource(vocab_size=shape.vocab_size, max_tokens=positions, partition=partition, **common)
+    return SyntheticSource(
+        vocab_size=shape.vocab_size, max_tokens=positions, partition=partition, **common
+    )

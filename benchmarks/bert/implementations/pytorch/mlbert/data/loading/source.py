@@ -94,7 +94,9 @@ class Prefetcher:
         self._make = make
         self._queue: queue.Queue[list[HostBatch] | BaseException] = queue.Queue(PREFETCHED_STEPS)
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(first_step,), name="prefetch", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(first_step,), name="prefetch", daemon=True
+        )
         self._thread.start()
 
     def _run(self, step: int) -> None:

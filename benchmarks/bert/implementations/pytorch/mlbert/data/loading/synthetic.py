@@ -12,7 +12,16 @@ from mlbert.data.loading.source import EvaluationBatches, StepSource
 from mlbert.host.errors import UserError
 
 # Quantiles of the sequence lengths of the benchmark's training set, 512 tokens at most (public length histogram).
-LENGTH_QUANTILES = ((0.0, 5), (0.01, 22), (0.05, 36), (0.10, 48), (0.25, 84), (0.50, 204), (0.75, 484), (0.766, 512))
+LENGTH_QUANTILES = (
+    (0.0, 5),
+    (0.01, 22),
+    (0.05, 36),
+    (0.10, 48),
+    (0.25, 84),
+    (0.50, 204),
+    (0.75, 484),
+    (0.766, 512),
+)
 CLS, SEP, MASK, FIRST_WORD = 2, 3, 4, 5
 
 
@@ -20,7 +29,9 @@ def lengths_at(shares: np.ndarray, max_tokens: int) -> np.ndarray:
     """Return sequence lengths (int64) at these quantiles (0 to 1) of Wikipedia's distribution, scaled to
     ``max_tokens``."""
     share, length = zip(*LENGTH_QUANTILES, strict=True)
-    return np.clip((np.interp(shares, share, length) * (max_tokens / 512)).astype(np.int64), 5, max_tokens)
+    return np.clip(
+        (np.interp(shares, share, length) * (max_tokens / 512)).astype(np.int64), 5, max_tokens
+    )
 
 
 def sequences(lengths: np.ndarray, vocab_size: int, generator: np.random.Generator) -> Ragged:
@@ -32,9 +43,14 @@ def sequences(lengths: np.ndarray, vocab_size: int, generator: np.random.Generat
     tokens[offsets[:-1] + first_lengths - 1] = SEP
     tokens[offsets[1:] - 1] = SEP
     masked = np.clip(np.rint(lengths * MASKED_SHARE).astype(np.int64), 1, MAX_PREDICTIONS)
-    words = [np.setdiff1d(np.arange(1, n - 1), [f - 1]) for n, f in zip(lengths, first_lengths, strict=True)]
+    words = [
+        np.setdiff1d(np.arange(1, n - 1), [f - 1])
+        for n, f in zip(lengths, first_lengths, strict=True)
+    ]
     masked = np.minimum(masked, [len(positions) for positions in words])
-    chosen = [np.sort(generator.choice(w, n, replace=False)) for w, n in zip(words, masked, strict=True)]
+    chosen = [
+        np.sort(generator.choice(w, n, replace=False)) for w, n in zip(words, masked, strict=True)
+    ]
     positions = np.concatenate(chosen)
     where = positions + np.repeat(offsets[:-1], masked)
     labels = tokens[where].copy()
@@ -86,7 +102,10 @@ class SyntheticSource(StepSource):
         """See `StepSource.batches_of`."""
 
         def lengths(units: np.ndarray) -> np.ndarray:
-            return np.asarray([self._lengths(self._generator(step, unit)).sum() for unit in units.tolist()], np.int64)
+            return np.asarray(
+                [self._lengths(self._generator(step, unit)).sum() for unit in units.tolist()],
+                np.int64,
+            )
 
         batches = []
         for units in self._partition(self.share, lengths):
@@ -96,12 +115,16 @@ class SyntheticSource(StepSource):
         return batches
 
     def _generator(self, step: int, pack: int) -> np.random.Generator:
-        return np.random.Generator(np.random.PCG64(np.random.SeedSequence([self._seed, step, pack])))
+        return np.random.Generator(
+            np.random.PCG64(np.random.SeedSequence([self._seed, step, pack]))
+        )
 
     def _lengths(self, generator: np.random.Generator) -> np.ndarray:
         """Return the lengths of a pack's sequences; must be the first draw from its generator."""
         lengths = lengths_at(generator.random(self._max_sequences), self.max_tokens)
-        return lengths[: max(1, int(np.searchsorted(np.cumsum(lengths), self.max_tokens, side="right")))]
+        return lengths[
+            : max(1, int(np.searchsorted(np.cumsum(lengths), self.max_tokens, side="right")))
+        ]
 
     def _pack(self, step: int, pack: int) -> Ragged:
         generator = self._generator(step, pack)

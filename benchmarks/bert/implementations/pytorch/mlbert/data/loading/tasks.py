@@ -51,7 +51,10 @@ def encode(rows: TaskRows, tokenizer: Tokenizer, max_seq_length: int) -> Ragged:
 
 def budget_of(sequences: int, max_seq_length: int) -> StaticShape:
     """Return the maximum sizes of a micro-batch."""
-    return replace(StaticShape.rounded(sequences * max_seq_length, sequences, 0, max_seq_length), has_labels=True)
+    return replace(
+        StaticShape.rounded(sequences * max_seq_length, sequences, 0, max_seq_length),
+        has_labels=True,
+    )
 
 
 class TaskSource(StepSource):
@@ -82,8 +85,15 @@ class TaskSource(StepSource):
         self.steps_per_epoch = steps_per_epoch(len(rows), share, drop_last)
         if self.steps_per_epoch == 0:
             reason = f"its {len(rows)} rows are fewer than one step's {share.global_units}"
-            raise UserError("data.too-small", rows.path, reason, "Lower BATCHSIZE or give more rows")
-        identity = {"seed": seed, "global_batch": share.global_units, "data": rows.identity, "drop_last": drop_last}
+            raise UserError(
+                "data.too-small", rows.path, reason, "Lower BATCHSIZE or give more rows"
+            )
+        identity = {
+            "seed": seed,
+            "global_batch": share.global_units,
+            "data": rows.identity,
+            "drop_last": drop_last,
+        }
         super().__init__(rows.path, identity)
 
     def open(self) -> None:
@@ -101,12 +111,18 @@ class TaskSource(StepSource):
         for units in np.array_split(mine, share.accumulation):
             chosen = self._order(epoch, first + units)
             batches.append(
-                HostBatch.of_sequences(self._encoded.take(chosen), units, self._max_tokens, self._page_locked)
+                HostBatch.of_sequences(
+                    self._encoded.take(chosen), units, self._max_tokens, self._page_locked
+                )
             )
         return batches
 
     def _order(self, epoch: int, positions: np.ndarray) -> np.ndarray:
-        return positions if self._seed is None else Permutation(len(self._rows), (self._seed, epoch))(positions)
+        return (
+            positions
+            if self._seed is None
+            else Permutation(len(self._rows), (self._seed, epoch))(positions)
+        )
 
 
 def steps_per_epoch(num_rows: int, share: RankSlice, drop_last: bool) -> int:
@@ -148,7 +164,10 @@ class TaskEvalSet(EvaluationBatches):
 
     def open(self) -> None:
         """Tokenize the texts and build this rank's batches."""
-        encoded = Ragged.concatenate([encode(part, self._tokenizer, self._max_tokens) for part in self._parts])
+        encoded = Ragged.concatenate(
+            [encode(part, self._tokenizer, self._max_tokens) for part in self._parts]
+        )
         self._batches = [
-            HostBatch.of_sequences(encoded.take(chosen), chosen, self._max_tokens) for chosen in self._mine
+            HostBatch.of_sequences(encoded.take(chosen), chosen, self._max_tokens)
+            for chosen in self._mine
         ]

@@ -33,8 +33,13 @@ from mlbert.data.formats.tokenizer import Tokenizer
 from mlbert.host.errors import UserError
 from mlbert.host.files import is_leftover, whole_file
 
-_KEPT_EPOCHS, _KEPT_BYTES = 3, 64 << 20  # cached orders: more epochs if they are small, because lanes drift apart
-_SHARED_TEXTS = 1 << 20  # smaller orders are made by every process, in less time than opening a file may take
+_KEPT_EPOCHS, _KEPT_BYTES = (
+    3,
+    64 << 20,
+)  # cached orders: more epochs if they are small, because lanes drift apart
+_SHARED_TEXTS = (
+    1 << 20
+)  # smaller orders are made by every process, in less time than opening a file may take
 _STALE_SECONDS = 24 * 3600.0  # after which a file is deleted when another one is made
 _KEPT_STEPS = 32  # cached positions, for returning from prefetched steps
 _MOST_EPOCHS = 3  # that a lane searches for a text that is not empty
@@ -53,9 +58,21 @@ class EpochOrders:
         folder: for the files; if it is not writable, each process makes its orders.
     """
 
-    def __init__(self, mixture: Mixture, *, shuffle: str | None, seed: int, canonical_nodes: int, folder: Path) -> None:
+    def __init__(
+        self,
+        mixture: Mixture,
+        *,
+        shuffle: str | None,
+        seed: int,
+        canonical_nodes: int,
+        folder: Path,
+    ) -> None:
         self._mixture, self._shuffle, self._nodes = mixture, shuffle, canonical_nodes
-        self._options: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "canonical_nodes": canonical_nodes}
+        self._options: dict[str, Any] = {
+            "shuffle": shuffle,
+            "seed": seed,
+            "canonical_nodes": canonical_nodes,
+        }
         self._sizes = np.concatenate(mixture.shard_sizes)
         self._num_texts = mixture.num_samples
         self._dtype = np.dtype("<i4" if int(self._sizes.sum()) < 2**31 else "<i8")
@@ -63,7 +80,9 @@ class EpochOrders:
         self._orders: OrderedDict[int, np.ndarray] = OrderedDict()
         self._lock = threading.Lock()
         self.length = epoch_length(self._num_texts, canonical_nodes)  # L
-        made_from = f"1 {shuffle} {seed} {canonical_nodes} ".encode() + self._sizes.astype("<i8").tobytes()
+        made_from = (
+            f"1 {shuffle} {seed} {canonical_nodes} ".encode() + self._sizes.astype("<i8").tobytes()
+        )
         made_from += b"" if mixture.is_whole else repr(mixture.samples).encode()
         self._key = hashlib.sha256(made_from).hexdigest()[:16]
         self._folder = folder / "orders"
@@ -103,7 +122,9 @@ class EpochOrders:
         if self._num_texts >= _SHARED_TEXTS:
             made = self._shared(epoch, wait=True)
             if made is not None:
-                threading.Thread(target=self._shared, args=(epoch + 1, False), name="order", daemon=True).start()
+                threading.Thread(
+                    target=self._shared, args=(epoch + 1, False), name="order", daemon=True
+                ).start()
                 return made
         made = np.empty(self._num_texts, self._dtype)
         self._fill(made, epoch)
@@ -135,7 +156,9 @@ class EpochOrders:
     def _write(self, path: Path, epoch: int, wait: bool) -> bool:
         """Make an order's file unless it exists. Return False if another process has the lock and ``wait`` is False."""
         with locked(path.with_name(self._key), wait) as is_mine:
-            if is_mine and not self._is_whole(path):  # another process may have made it in the meantime
+            if is_mine and not self._is_whole(
+                path
+            ):  # another process may have made it in the meantime
                 self._delete_old(path.parent, epoch)
                 with whole_file(path) as file:
                     os.posix_fallocate(file.fileno(), 0, self._num_bytes)
@@ -146,7 +169,11 @@ class EpochOrders:
         past = {f"{self._key}-{earlier}.order" for earlier in range(epoch - 1)}
         for old in folder.glob("*.order*"):  # a process that has mapped one can still read it
             with contextlib.suppress(OSError):
-                if old.name in past or is_leftover(old) or time.time() - old.stat().st_mtime > _STALE_SECONDS:
+                if (
+                    old.name in past
+                    or is_leftover(old)
+                    or time.time() - old.stat().st_mtime > _STALE_SECONDS
+                ):
                     old.unlink()
 
 
@@ -198,10 +225,19 @@ class PieceLanes:
         sum_over_ranks: collective that returns the sum of all ranks' arrays.
     """
 
-    _NAMES = ("epoch", "index", "piece")  # of a lane: index of its text in the epoch, and pieces of it already used
+    _NAMES = (
+        "epoch",
+        "index",
+        "piece",
+    )  # of a lane: index of its text in the epoch, and pieces of it already used
 
     def __init__(
-        self, orders: EpochOrders, lanes: int, mine: np.ndarray, pieces: _ArrayFunction, sum_over_ranks: _ArrayFunction
+        self,
+        orders: EpochOrders,
+        lanes: int,
+        mine: np.ndarray,
+        pieces: _ArrayFunction,
+        sum_over_ranks: _ArrayFunction,
     ) -> None:
         self._orders, self._lanes, self._mine = orders, lanes, mine
         self._pieces, self._sum_over_ranks = pieces, sum_over_ranks
@@ -229,13 +265,20 @@ class PieceLanes:
         rows = np.zeros((len(self._NAMES), self._lanes), np.int64)
         with self._lock:
             rows[:, self._mine] = self._before(step)
-        return {name: row.tolist() for name, row in zip(self._NAMES, self._sum_over_ranks(rows), strict=True)}
+        return {
+            name: row.tolist()
+            for name, row in zip(self._NAMES, self._sum_over_ranks(rows), strict=True)
+        }
 
     def go_to(self, step: int, state: dict[str, Any]) -> None:
         """Continue from a position returned by `state`. Raises ValueError if it does not match the lanes."""
         rows = np.asarray([state.get(name) for name in self._NAMES], np.int64)
         texts = _lane_texts(self._orders, self._lanes, np.arange(self._lanes))
-        if rows.shape != (len(self._NAMES), self._lanes) or (rows < 0).any() or (rows[1] >= texts).any():
+        if (
+            rows.shape != (len(self._NAMES), self._lanes)
+            or (rows < 0).any()
+            or (rows[1] >= texts).any()
+        ):
             raise ValueError("lanes")
         with self._lock:
             self._start = step, rows[:, self._mine]
@@ -269,13 +312,19 @@ class PieceLanes:
             self._next_text(lanes, epoch, index, piece)
             if len(lanes) and (epoch[lanes] - position[0, lanes]).max() > _MOST_EPOCHS:
                 lane = self._mine[lanes[np.argmax(epoch[lanes] - position[0, lanes])]]
-                reason = f"sequence {lane} of a global batch of {self._lanes} finds empty texts only"
-                raise UserError("data.too-small", "texts", reason, "Lower BATCHSIZE or give more text")
+                reason = (
+                    f"sequence {lane} of a global batch of {self._lanes} finds empty texts only"
+                )
+                raise UserError(
+                    "data.too-small", "texts", reason, "Lower BATCHSIZE or give more text"
+                )
         given = piece.copy()
         piece += 1
         return texts, given, np.stack([epoch, index, piece])
 
-    def _next_text(self, lanes: np.ndarray, epoch: np.ndarray, index: np.ndarray, piece: np.ndarray) -> None:
+    def _next_text(
+        self, lanes: np.ndarray, epoch: np.ndarray, index: np.ndarray, piece: np.ndarray
+    ) -> None:
         """Advance these lanes to their next text, in place."""
         index[lanes] += 1
         piece[lanes] = 0
@@ -299,7 +348,9 @@ class Pieces:
         self._shards = shards
         self._before = np.asarray([tokenizer.cls_id] if shards.is_text else [], np.uint16)
         self._after = np.asarray([tokenizer.sep_id] if shards.is_text else [], np.uint16)
-        self._most = max_seq_length - len(self._before) - len(self._after)  # tokens of a text in one piece
+        self._most = (
+            max_seq_length - len(self._before) - len(self._after)
+        )  # tokens of a text in one piece
         assert self._most > 0, "room for a token"
         # For each text 1 + its pieces, or 0 if unknown. Pages that are never written use no memory.
         self._counts = np.zeros(shards.first[-1], np.int32)
@@ -343,13 +394,17 @@ class Pieces:
         loose = iter(self._shards.loose(texts[~made].tolist()))
         parts: list[np.ndarray] = []
         lengths = []
-        for number, place, piece in zip(numbers.tolist(), places.tolist(), pieces.tolist(), strict=True):
+        for number, place, piece in zip(
+            numbers.tolist(), places.tolist(), pieces.tolist(), strict=True
+        ):
             shard = shards[number]
             tokens = next(loose) if shard is None else shard.text(place)
             cut = tokens[piece * self._most : (piece + 1) * self._most]
             parts += (self._before, cut, self._after)
             lengths.append(len(cut))
-        return np.concatenate(parts), offsets_of(np.asarray(lengths) + len(self._before) + len(self._after))
+        return np.concatenate(parts), offsets_of(
+            np.asarray(lengths) + len(self._before) + len(self._after)
+        )
 
 
 class Ahead:
@@ -360,7 +415,14 @@ class Ahead:
         first, stride: only positions first, first + stride, ... of an epoch are read; ``stride`` divides the lanes.
     """
 
-    def __init__(self, shards: TokenShards, orders: EpochOrders, canonical_nodes: int, first: int, stride: int) -> None:
+    def __init__(
+        self,
+        shards: TokenShards,
+        orders: EpochOrders,
+        canonical_nodes: int,
+        first: int,
+        stride: int,
+    ) -> None:
         self._shards, self._orders = shards, orders
         self._first, self._stride = first, stride
         self._distance = canonical_nodes * int(np.diff(shards.first).max())  # places
@@ -376,7 +438,9 @@ class Ahead:
         self._moved.set()
         if self._thread is None:
             self._done, self._stopped = self._front, threading.Event()
-            self._thread = threading.Thread(target=self._run, args=(self._stopped,), name="tokenise", daemon=True)
+            self._thread = threading.Thread(
+                target=self._run, args=(self._stopped,), name="tokenise", daemon=True
+            )
             self._thread.start()
 
     def close(self) -> None:
@@ -405,7 +469,9 @@ class Ahead:
             return False
         epoch, place = divmod(self._done, self._orders.length)
         end = min(place + _WINDOW, self._orders.length)
-        mine = self._orders(epoch, np.arange(place + (self._first - place) % self._stride, end, self._stride))
+        mine = self._orders(
+            epoch, np.arange(place + (self._first - place) % self._stride, end, self._stride)
+        )
         numbers, first_use = np.unique(self._shards.shards_of(mine), return_index=True)
         for number in numbers[np.argsort(first_use)].tolist():
             if stopped.is_set():

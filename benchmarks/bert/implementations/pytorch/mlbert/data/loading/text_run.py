@@ -30,7 +30,9 @@ SHAPES: Mapping[str, Callable[[float], float]] = {
 }
 
 
-def masking_rate(schedule: str, first: float, last: float, max_steps: int) -> Callable[[int], float]:
+def masking_rate(
+    schedule: str, first: float, last: float, max_steps: int
+) -> Callable[[int], float]:
     """Return the masking rate as a function of the updates so far: ``first`` at step 0, ``last`` at ``max_steps`` (1 or
     more) and later; ``schedule`` is a name of `SHAPES`."""
     return lambda step: first + SHAPES[schedule](min(step / max_steps, 1.0)) * (last - first)
@@ -39,7 +41,9 @@ def masking_rate(schedule: str, first: float, last: float, max_steps: int) -> Ca
 _COUNTED_TEXTS = 4096
 
 
-def inspect(model: ModelConfig, data: DataConfig, text: TextConfig, corpus: CorpusConfig) -> PreTrainingInputs:
+def inspect(
+    model: ModelConfig, data: DataConfig, text: TextConfig, corpus: CorpusConfig
+) -> PreTrainingInputs:
     """Check the sets' indices, the vocabulary and the model's shape without reading a text. Raises UserError if
     something is missing, or if they do not match."""
     shape = BertConfig.from_json(model.bert_config_file).with_options(model.model_options)
@@ -55,10 +59,14 @@ def inspect(model: ModelConfig, data: DataConfig, text: TextConfig, corpus: Corp
         raise UserError("config.conflict", f"MAX_SEQ_LENGTH={length}", reason, remedy)
     train = describe_text(_training_streams(data, corpus), tokenizer)
     evaluation = describe_text(_evaluation_streams(data, corpus), tokenizer)
-    return PreTrainingInputs(shape, train.identity, evaluation.identity, length, 1.0, tokenizer.file)
+    return PreTrainingInputs(
+        shape, train.identity, evaluation.identity, length, 1.0, tokenizer.file
+    )
 
 
-def make_source(data: DataConfig, text: TextConfig, corpus: CorpusConfig, max_steps: int, **ranks: Any) -> TextSource:
+def make_source(
+    data: DataConfig, text: TextConfig, corpus: CorpusConfig, max_steps: int, **ranks: Any
+) -> TextSource:
     """Return this rank's share of the training texts; ``ranks``: the seed, rank, world_size and sum_over_ranks of
     `TextSource`."""
     first = corpus.masking_rate
@@ -103,7 +111,9 @@ def token_counts(data: DataConfig, text: TextConfig, corpus: CorpusConfig) -> np
     readers = open_texts(_training_streams(data, corpus))
     first = range(min(int(readers[0].shard_sizes[0]), _COUNTED_TEXTS))
     texts = TokenShards(readers, tokenizer).loose([*first])
-    counts = np.bincount(np.concatenate([np.empty(0, np.uint16), *texts]), minlength=len(tokenizer.vocabulary))
+    counts = np.bincount(
+        np.concatenate([np.empty(0, np.uint16), *texts]), minlength=len(tokenizer.vocabulary)
+    )
     counts[list(tokenizer.special_ids)] = 0
     return counts
 
@@ -130,5 +140,9 @@ def _evaluation_streams(data: DataConfig, corpus: CorpusConfig) -> Sequence[Stre
     return streams_of("EVAL_STREAMS", corpus.eval_streams, data.eval_dir, corpus.eval_remote)
 
 
-def _texts(data: DataConfig, text: TextConfig, corpus: CorpusConfig, streams: Sequence[Stream]) -> TextSet:
-    return TextSet(streams, load_tokenizer(text.tokenizer), sequence_length(data), corpus.long_texts or "split")
+def _texts(
+    data: DataConfig, text: TextConfig, corpus: CorpusConfig, streams: Sequence[Stream]
+) -> TextSet:
+    return TextSet(
+        streams, load_tokenizer(text.tokenizer), sequence_length(data), corpus.long_texts or "split"
+    )

@@ -21,7 +21,15 @@ HALVINGS = 20  # steps of the binary search over sequences; fixed, so that one c
 MAX_SEQUENCES = 1 << (HALVINGS - 1)
 
 # In the order of the kernel's arguments.
-INPUTS = ["ids", "masked_labels", "masked_positions", "cu_seqlens", "first_lengths", "first_rows", "next_sentence"]
+INPUTS = [
+    "ids",
+    "masked_labels",
+    "masked_positions",
+    "cu_seqlens",
+    "first_lengths",
+    "first_rows",
+    "next_sentence",
+]
 OUTPUTS = (
     *("input_ids", "segment_ids", "position_ids", "dropout_rows"),
     *("cu_seqlens", "masked_positions", "masked_labels", "next_sentence_labels"),
@@ -32,7 +40,9 @@ def expand(parts: Mapping[str, Tensor], out: Batch) -> None:
     """Expand the parts into ``out``; bitwise the same as `mlbert.data.loading.batches.expand_plain`."""
     sizes = parts["ids"].numel(), parts["next_sentence"].numel(), parts["masked_labels"].numel()
     filled = out.num_tokens, out.num_samples, out.num_masked
-    assert all(size <= limit for size, limit in zip(sizes, filled, strict=True)), "the batch is larger than its target"
+    assert all(size <= limit for size, limit in zip(sizes, filled, strict=True)), (
+        "the batch is larger than its target"
+    )
     assert sizes[1] <= MAX_SEQUENCES, f"{sizes[1]} sequences"
     grid = (triton.cdiv(max(filled[0], filled[1] + 1, filled[2]), BLOCK),)
     expand_kernel[grid](
@@ -50,7 +60,9 @@ def expand(parts: Mapping[str, Tensor], out: Batch) -> None:
 
 
 # Sizes change from batch to batch: specialization would cause compilation in the middle of a run.
-@triton.jit(do_not_specialize=["tokens", "sequences", "masked", "tokens_out", "sequences_out", "masked_out"])
+@triton.jit(
+    do_not_specialize=["tokens", "sequences", "masked", "tokens_out", "sequences_out", "masked_out"]
+)
 def expand_kernel(
     ids,
     labels,
@@ -108,12 +120,18 @@ def expand_kernel(
     place = tl.load(places + index, mask=real, other=0)
     label = tl.load(labels + index, mask=real, other=0).to(tl.int32) & 0xFFFF
     tl.store(masked_positions + index, place.to(tl.int64), mask=index < masked_out)
-    tl.store(masked_labels + index, tl.where(real, label, IGNORED).to(tl.int64), mask=index < masked_out)
+    tl.store(
+        masked_labels + index, tl.where(real, label, IGNORED).to(tl.int64), mask=index < masked_out
+    )
 
     real = index < sequences
     random_next = tl.load(next_sentence + index, mask=real, other=0).to(tl.int32)
     tl.store(
-        next_sentence_labels + index, tl.where(real, random_next, IGNORED).to(tl.int64), mask=index < sequences_out
+        next_sentence_labels + index,
+        tl.where(real, random_next, IGNORED).to(tl.int64),
+        mask=index < sequences_out,
     )
     bound = tl.load(bounds + index, mask=index <= sequences, other=0)
-    tl.store(cu_seqlens + index, tl.where(index <= sequences, bound, tokens), mask=index <= sequences_out)
+    tl.store(
+        cu_seqlens + index, tl.where(index <= sequences, bound, tokens), mask=index <= sequences_out
+    )

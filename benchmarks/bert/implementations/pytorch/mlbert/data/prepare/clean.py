@@ -26,7 +26,15 @@ from mlbert.data.formats.manifest import check_folder, json_sha256, reading, wri
 from mlbert.data.formats.open import ACCEPTED, describe
 from mlbert.data.formats.tfrecord import is_text
 from mlbert.data.prepare import jobs, wiki_text
-from mlbert.data.prepare.jobs import LOCAL, Executor, Progress, expand_inputs, is_whole, keep_apart, read_summary
+from mlbert.data.prepare.jobs import (
+    LOCAL,
+    Executor,
+    Progress,
+    expand_inputs,
+    is_whole,
+    keep_apart,
+    read_summary,
+)
 from mlbert.data.prepare.wiki_text import drawn_articles, read_hashes
 from mlbert.host.errors import UserError
 from mlbert.host.files import open_plain, whole_file, write_atomically, writing
@@ -51,7 +59,9 @@ class CleanOptions:
     eval_md5: Path | None = None  # withhold the articles with these hashes instead
 
 
-def clean(folder: Path, out: Path, options: CleanOptions, executor: Executor = LOCAL) -> dict[str, Any]:
+def clean(
+    folder: Path, out: Path, options: CleanOptions, executor: Executor = LOCAL
+) -> dict[str, Any]:
     """Write ``part-00000-of-00500`` ..., ``eval.txt`` and ``eval.md5`` to ``out``; return the content of
     ``clean.json``. Raises UserError: the input is not WikiExtractor's, there is too little of it, or ``out`` holds
     something else."""
@@ -63,7 +73,9 @@ def clean(folder: Path, out: Path, options: CleanOptions, executor: Executor = L
     wanted = {
         "form": FORM,
         "splitter": wiki_text.splitter_name(),
-        "input": json_sha256([[name, s.st_size, s.st_mtime_ns] for name, s in zip(names, stats, strict=True)]),
+        "input": json_sha256(
+            [[name, s.st_size, s.st_mtime_ns] for name, s in zip(names, stats, strict=True)]
+        ),
         "num_parts": options.num_parts,
         "eval": options.eval_articles,
     }
@@ -125,11 +137,15 @@ def missing_files(names: Sequence[str]) -> list[str]:
     for name in names:
         folder, _, number = name.rpartition("wiki_")
         found.setdefault(folder, []).append(int(number))
-    full = max((max(numbers) for folder, numbers in found.items() if folder != max(found)), default=0)
+    full = max(
+        (max(numbers) for folder, numbers in found.items() if folder != max(found)), default=0
+    )
     missing = []
     for folder, numbers in found.items():
         last = max(numbers) if folder == max(found) else full
-        missing += [f"{folder}wiki_{number:02d}" for number in sorted(set(range(last + 1)) - {*numbers})]
+        missing += [
+            f"{folder}wiki_{number:02d}" for number in sorted(set(range(last + 1)) - {*numbers})
+        ]
     return missing
 
 
@@ -154,7 +170,11 @@ def _units(files: Sequence[Path], sizes: Sequence[int], scratch: Path) -> list[U
             groups.append([])
         groups[-1].append(index)
     return [
-        Unit(tuple(files[i] for i in group), sum(sizes[i] for i in group), scratch / f"unit-{number:06d}.txt")
+        Unit(
+            tuple(files[i] for i in group),
+            sum(sizes[i] for i in group),
+            scratch / f"unit-{number:06d}.txt",
+        )
         for number, group in enumerate(groups)
     ]
 
@@ -175,7 +195,12 @@ def make_unit(unit: Unit) -> None:
             counts.append(len(lengths) - before)
     md5 = np.frombuffer(bytes(hashes), np.uint8).reshape(-1, 16)
     with whole_file(unit.index) as target:
-        np.savez(target, lengths=np.asarray(lengths, np.uint32), md5=md5, counts=np.asarray(counts, np.int64))
+        np.savez(
+            target,
+            lengths=np.asarray(lengths, np.uint32),
+            md5=md5,
+            counts=np.asarray(counts, np.int64),
+        )
 
 
 def file_articles(path: Path) -> Iterator[str]:
@@ -183,7 +208,9 @@ def file_articles(path: Path) -> Iterator[str]:
     counts. Raises UserError as `mlbert.data.prepare.wiki_text.paragraphs`."""
     split = wiki_text.sentence_splitter()
     with reading(path), open_plain(path) as lines:
-        articles = wiki_text.articles(wiki_text.sentence_lines(wiki_text.paragraphs(path, lines), split))
+        articles = wiki_text.articles(
+            wiki_text.sentence_lines(wiki_text.paragraphs(path, lines), split)
+        )
     yield from articles
 
 
@@ -219,8 +246,12 @@ def _withheld(catalogue: Catalogue, options: CleanOptions, progress: Progress) -
     hashes = read_hashes(options.eval_md5) - {hashlib.md5(b"", usedforsecurity=False).digest()}
     # Half of each hash finds the candidates without creating a Python object per article.
     halves = np.frombuffer(b"".join(hashes), "<u8")[::2]
-    candidates = np.flatnonzero(np.isin(np.ascontiguousarray(catalogue.md5).view("<u8")[:, 0], halves))
-    chosen = np.asarray([i for i in candidates.tolist() if catalogue.md5[i].tobytes() in hashes], np.int64)
+    candidates = np.flatnonzero(
+        np.isin(np.ascontiguousarray(catalogue.md5).view("<u8")[:, 0], halves)
+    )
+    chosen = np.asarray(
+        [i for i in candidates.tolist() if catalogue.md5[i].tobytes() in hashes], np.int64
+    )
     found = len({catalogue.md5[i].tobytes() for i in chosen})
     if not found:
         remedy = "Its sentences were split differently; omit --eval-md5"
@@ -240,11 +271,15 @@ def part_bounds(lengths: np.ndarray, num_parts: int) -> np.ndarray:
     bounds = np.searchsorted(starts, [starts[-1] * i // num_parts for i in range(num_parts + 1)])
     bounds[-1] = len(lengths)
     for part in range(1, num_parts):
-        bounds[part] = min(max(bounds[part], bounds[part - 1] + 1), len(lengths) - (num_parts - part))
+        bounds[part] = min(
+            max(bounds[part], bounds[part - 1] + 1), len(lengths) - (num_parts - part)
+        )
     return bounds
 
 
-def make_part(units: Sequence[Unit], unit_starts: np.ndarray, part: tuple[Path, np.ndarray]) -> None:
+def make_part(
+    units: Sequence[Unit], unit_starts: np.ndarray, part: tuple[Path, np.ndarray]
+) -> None:
     """Write one part, with a blank line between articles, unless an earlier run has done so. ``part`` is its path and
     its ascending article numbers over all units."""
     path, articles = part
@@ -257,12 +292,17 @@ def make_part(units: Sequence[Unit], unit_starts: np.ndarray, part: tuple[Path, 
             separator = b"\n"
 
 
-def read_articles(units: Sequence[Unit], unit_starts: np.ndarray, numbers: np.ndarray) -> Iterator[bytes]:
+def read_articles(
+    units: Sequence[Unit], unit_starts: np.ndarray, numbers: np.ndarray
+) -> Iterator[bytes]:
     """Yield the articles with the given ascending numbers as stored in the units."""
     for unit in np.unique(np.searchsorted(unit_starts, numbers, side="right") - 1):
         with np.load(units[unit].index) as index:
             ends = np.cumsum(index["lengths"], dtype=np.int64)
-        inside = numbers[(numbers >= unit_starts[unit]) & (numbers < unit_starts[unit + 1])] - unit_starts[unit]
+        inside = (
+            numbers[(numbers >= unit_starts[unit]) & (numbers < unit_starts[unit + 1])]
+            - unit_starts[unit]
+        )
         with units[unit].text.open("rb") as text:
             for number in inside.tolist():
                 start = int(ends[number - 1]) if number else 0
@@ -270,10 +310,14 @@ def read_articles(units: Sequence[Unit], unit_starts: np.ndarray, numbers: np.nd
                 yield text.read(int(ends[number]) - start)
 
 
-def _write_evaluation(out: Path, units: Sequence[Unit], catalogue: Catalogue, withheld: np.ndarray) -> None:
+def _write_evaluation(
+    out: Path, units: Sequence[Unit], catalogue: Catalogue, withheld: np.ndarray
+) -> None:
     articles = list(read_articles(units, catalogue.unit_starts, withheld))
     write_atomically(out / _EVAL[0], b"".join(article + b"\n\n" for article in articles))
-    write_atomically(out / _EVAL[1], "".join(f"{catalogue.md5[i].tobytes().hex()}\n" for i in withheld))
+    write_atomically(
+        out / _EVAL[1], "".join(f"{catalogue.md5[i].tobytes().hex()}\n" for i in withheld)
+    )
 
 
 def _finished(out: Path, wanted: dict[str, Any], progress: Progress) -> dict[str, Any] | None:
@@ -295,7 +339,9 @@ def _prepare_scratch(out: Path, wanted: dict[str, Any]) -> None:
             return
         made = [path for path in out.glob("*") if _PART.fullmatch(path.name) or path.name in _EVAL]
         if made and not (out / SCRATCH).exists() and not (out / FINISHED).exists():
-            raise UserError("file.in-the-way", made[0], "was not made by this command", "Choose another --out")
+            raise UserError(
+                "file.in-the-way", made[0], "was not made by this command", "Choose another --out"
+            )
         for path in made:
             path.unlink()
         (out / FINISHED).unlink(missing_ok=True)
@@ -322,7 +368,9 @@ def recognise(path: Path) -> str:
             raise  # a damaged data set of a known kind
         reason = "is not recognised" if path.exists() else "there is no such file or folder"
         code = "data.format" if path.exists() else "file.missing"
-        raise UserError(code, path, reason, f"Give text parts, a WikiExtractor folder, {ACCEPTED}") from None
+        raise UserError(
+            code, path, reason, f"Give text parts, a WikiExtractor folder, {ACCEPTED}"
+        ) from None
     if kind.startswith("nvidia"):
         return "nvidia"
     return "tfrecord" if kind == "tfrecord" else "prepared"

@@ -33,7 +33,9 @@ def documentation(module: ModuleType) -> list[list[str]]:
     groups = [[module.__doc__]]
     for _, value in sorted(vars(module).items()):
         if inspect.isclass(value) and value.__module__ in (module.__name__, "builtins"):
-            members = [member for _, member in sorted(vars(value).items()) if inspect.isroutine(member)]
+            members = [
+                member for _, member in sorted(vars(value).items()) if inspect.isroutine(member)
+            ]
             groups.append([value.__doc__, *(member.__doc__ for member in members)])
         elif inspect.isbuiltin(value):
             groups.append([value.__doc__])

@@ -49,7 +49,9 @@ class Corpus:
         for name, side in (("train", self.train), ("eval", self.evaluation)):
             counts[f"{name}_documents"] = len(side)
             counts[f"{name}_sentences"] = sum(map(len, side))
-            counts[f"{name}_words"] = sum(len(sentence.split()) for document in side for sentence in document)
+            counts[f"{name}_words"] = sum(
+                len(sentence.split()) for document in side for sentence in document
+            )
         return {**counts, **self.dropped}
 
 
@@ -108,8 +110,15 @@ def split(documents: Iterable[list[str]], share: float, seed: int, *, max_senten
     corpus = Corpus([], [])
     for document in (piece for whole in unique for piece in cut(whole, max_sentences)):
         if len(document) >= MIN_SENTENCES:
-            (corpus.evaluation if is_held_out(document, share, seed) else corpus.train).append(document)
-    held_out = {shingle for document in corpus.evaluation for text in document for shingle in _shingles(text)}
+            (corpus.evaluation if is_held_out(document, share, seed) else corpus.train).append(
+                document
+            )
+    held_out = {
+        shingle
+        for document in corpus.evaluation
+        for text in document
+        for shingle in _shingles(text)
+    }
     near = 0
     train = []
     for document in corpus.train:
@@ -122,7 +131,9 @@ def split(documents: Iterable[list[str]], share: float, seed: int, *, max_senten
     if not corpus.train or not corpus.evaluation:
         side = "training" if not corpus.train else "evaluation"
         reason = f"no document is left for {side}"
-        raise UserError("data.too-small", "input text", reason, "Give more text or another --eval-share")
+        raise UserError(
+            "data.too-small", "input text", reason, "Give more text or another --eval-share"
+        )
     return corpus
 
 
@@ -149,7 +160,9 @@ _CODE_START = re.compile(r"^\s*(?:>>>|\.\.\.(?:\s|$)|\.\. |\$ |[|+]\s)")
 _SIGNATURE = re.compile(r"^\s*[\w.]+\([^)]*\)(?:\s*->\s*[\w.\[\], |]+)?\s*(?:--|:)?\s*")
 _LETTERS = re.compile(r"[A-Za-z\s]")
 _LONG_WORD = re.compile(r"\b[A-Za-z]{2,}\b")
-_HYPHEN = re.compile(r"([a-z]-) (?=[a-z])(?!(?:and|or|to)\b)")  # a hyphenated word broken at the end of a line
+_HYPHEN = re.compile(
+    r"([a-z]-) (?=[a-z])(?!(?:and|or|to)\b)"
+)  # a hyphenated word broken at the end of a line
 _URL = re.compile(r"<?\bhttps?://\S+")
 
 _ABBREVIATION = re.compile(
@@ -229,7 +242,11 @@ def is_prose(sentence: str) -> bool:
     """Return whether a sentence looks like English: enough words, mostly letters."""
     words = len(_LONG_WORD.findall(sentence))
     letters = len(_LETTERS.findall(sentence))
-    return words >= MIN_WORDS and letters >= MIN_LETTERS * len(sentence) and words >= 0.5 * len(sentence.split())
+    return (
+        words >= MIN_WORDS
+        and letters >= MIN_LETTERS * len(sentence)
+        and words >= 0.5 * len(sentence.split())
+    )
 
 
 def prose_sentences(text: str) -> list[str]:
@@ -257,17 +274,30 @@ def text_files(folder: Path) -> list[Path]:
 
 def name_note(folder: Path) -> str:
     """Return a sentence about the visible files below a folder that are not `text_files`, or an empty text."""
-    names = sorted(path.name for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
-    kinds = Counter(Path(name).suffix or "without suffix" for name in names if not name.endswith(".txt"))
+    names = sorted(
+        path.name for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")
+    )
+    kinds = Counter(
+        Path(name).suffix or "without suffix" for name in names if not name.endswith(".txt")
+    )
     listed = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common(5))
-    return f"{kinds.total():,} of {len(names):,} files are left out because of their names: {listed}" if kinds else ""
+    return (
+        f"{kinds.total():,} of {len(names):,} files are left out because of their names: {listed}"
+        if kinds
+        else ""
+    )
 
 
 def keep_out(folder: Path, out: Path) -> None:
     """Check that ``out`` is not in the input folder. Raises UserError: it is, so its text files would be read the next
     time."""
     if folder.resolve() in (out.resolve(), *out.resolve().parents):
-        raise UserError("file.in-input", out, f"is the input folder {folder} or inside it", "Choose another --out")
+        raise UserError(
+            "file.in-input",
+            out,
+            f"is the input folder {folder} or inside it",
+            "Choose another --out",
+        )
 
 
 def documents(folder: Path, one_per_line: bool = False) -> Iterator[list[str]]:
@@ -295,5 +325,7 @@ def _documents(lines: Iterable[str], one_per_line: bool) -> Iterator[list[str]]:
     blocks = text_blocks(chain.from_iterable(map(str.splitlines, lines)))
     if one_per_line:
         yield from ([line.strip() for line in block] for block in blocks)
-    elif sentences := [sentence for block in blocks for sentence in split_sentences(" ".join(block))]:
+    elif sentences := [
+        sentence for block in blocks for sentence in split_sentences(" ".join(block))
+    ]:
         yield sentences

@@ -85,7 +85,10 @@ def suffix_of(name: str) -> str:
 
 
 def find_sources(
-    paths: Sequence[Path], without: Path, others: Counter[str] | None = None, column: str | None = None
+    paths: Sequence[Path],
+    without: Path,
+    others: Counter[str] | None = None,
+    column: str | None = None,
 ) -> list[CorpusSource]:
     """Return the files and saved sets at these paths, each once, in order. Skips hidden files and everything below the
     folder ``without``, and tables in folders if no ``column`` is named; counts other files by suffix in ``others``.
@@ -96,7 +99,11 @@ def find_sources(
         with reading(path, _REMEDY):
             if not path.exists():
                 raise UserError("file.missing", path, "there is no such file or folder", _REMEDY)
-            places = _of_folder(path, without.resolve(), others, column is not None) if path.is_dir() else [path]
+            places = (
+                _of_folder(path, without.resolve(), others, column is not None)
+                if path.is_dir()
+                else [path]
+            )
             if not path.is_dir() and not path.is_file():
                 raise UserError("file.wrong-kind", path, "is neither a file nor a folder", _REMEDY)
         if not places:
@@ -105,29 +112,45 @@ def find_sources(
         for place in places:
             found.setdefault(place.resolve(), _source(place, column or TEXT))
     if not sum(source.num_bytes for source in found.values()):
-        raise UserError("data.empty", paths[0], "is empty" if len(found) == 1 else "all files are empty", "Give text")
+        raise UserError(
+            "data.empty",
+            paths[0],
+            "is empty" if len(found) == 1 else "all files are empty",
+            "Give text",
+        )
     return list(found.values())
 
 
 def format_counts(counts: Counter[str]) -> str:
     """Return counts of suffixes in words, such as ``12 .txt, 3 .pdf``."""
-    return ", ".join(f"{count:,} {suffix or 'without a suffix'}" for suffix, count in counts.most_common())
+    return ", ".join(
+        f"{count:,} {suffix or 'without a suffix'}" for suffix, count in counts.most_common()
+    )
 
 
 def _of_folder(folder: Path, without: Path, others: Counter[str], with_tables: bool) -> list[Path]:
     if any((folder / name).is_file() for name in (SAVED_SET, SAVED_SETS)):
         return [folder]
     # A .json file in a mixed folder is rarely text.
-    known = {*PLAIN_SUFFIXES, *HTML_SUFFIXES, *ROW_SUFFIXES, *(TABLE_SUFFIXES if with_tables else ())} - {".json"}
+    known = {
+        *PLAIN_SUFFIXES,
+        *HTML_SUFFIXES,
+        *ROW_SUFFIXES,
+        *(TABLE_SUFFIXES if with_tables else ()),
+    } - {".json"}
     places = []
     for place, folders, names in os.walk(folder, onerror=_raise):
-        folders[:] = sorted(f for f in folders if not f.startswith(".") and Path(place, f).resolve() != without)
+        folders[:] = sorted(
+            f for f in folders if not f.startswith(".") and Path(place, f).resolve() != without
+        )
         for name in (name for name in names if not name.startswith(".")):
             if suffix_of(name) in known:
                 places.append(Path(place, name))
             else:
                 others[Path(name.lower()).suffix] += 1
-    return sorted(place for place in places if place.is_file() and without not in place.resolve().parents)
+    return sorted(
+        place for place in places if place.is_file() and without not in place.resolve().parents
+    )
 
 
 def _raise(error: OSError) -> None:
@@ -177,7 +200,10 @@ def _pieces(chunks: Iterator[str], size: int) -> Iterator[str]:
         rest, start = rest + chunk, 0
         while len(rest) - start > 2 * size:
             low, high = start + size, start + 2 * size
-            end = next((e for mark in ("\n\n", "\n", " ") if (e := rest.find(mark, low, high)) >= 0), high - 1)
+            end = next(
+                (e for mark in ("\n\n", "\n", " ") if (e := rest.find(mark, low, high)) >= 0),
+                high - 1,
+            )
             yield rest[start : end + 1]
             start = end + 1
         rest = rest[start:]
@@ -209,7 +235,9 @@ def opened(path: Path) -> Iterator[BinaryIO]:
         try:
             yield file
         except broken as error:
-            raise UserError("data.damaged", path, f"is damaged ({error})", "Restore or remove the file") from None
+            raise UserError(
+                "data.damaged", path, f"is damaged ({error})", "Restore or remove the file"
+            ) from None
 
 
 def _chunks(path: Path) -> Iterator[bytes]:
@@ -238,7 +266,9 @@ def _not_text(path: Path, line: int, raw: bytes, encoding: str = UTF8) -> UserEr
     if b"\0" in raw:
         return UserError("data.encoding", path, f"is binary or not encoded as {name}", _REMEDY)
     reason = f"line {line} is not {name}"
-    return UserError("data.encoding", path, reason, "Convert the file: iconv -f latin1 -t utf-8 FILE > NEW")
+    return UserError(
+        "data.encoding", path, reason, "Convert the file: iconv -f latin1 -t utf-8 FILE > NEW"
+    )
 
 
 class _HtmlText(HTMLParser):
@@ -297,10 +327,16 @@ def _html_encoding(source: CorpusSource) -> str:
     """Return the encoding that a file declares, unless it is asked for another one."""
     head = next(_chunks(source.path), b"")[:_HTML_HEAD]
     found = re.search(rb"""(?:charset|encoding)\s*=\s*["']?([\w:.-]+)""", head)
-    if source.encoding != UTF8 or found is None or not is_encoding(name := found[1].decode(errors="replace")):
+    if (
+        source.encoding != UTF8
+        or found is None
+        or not is_encoding(name := found[1].decode(errors="replace"))
+    ):
         return source.encoding
     name = codecs.lookup(name).name
-    return {"utf-8": UTF8, "iso8859-1": "cp1252", "ascii": "cp1252"}.get(name, name)  # as browsers do
+    return {"utf-8": UTF8, "iso8859-1": "cp1252", "ascii": "cp1252"}.get(
+        name, name
+    )  # as browsers do
 
 
 def is_encoding(name: str) -> bool:
@@ -342,12 +378,17 @@ def _parquet_texts(path: Path, column: str) -> Iterator[str]:
             kind = rows.schema_arrow.field(column).type if column in names else None
             if kind is None or not (types.is_string(kind) or types.is_large_string(kind)):
                 raise UserError(
-                    "data.columns", path, f"has columns {', '.join(names)}, and no text in {column}", remedy
+                    "data.columns",
+                    path,
+                    f"has columns {', '.join(names)}, and no text in {column}",
+                    remedy,
                 )
             for batch in rows.iter_batches(_ROWS, columns=[column]):
                 yield from (text for text in batch.column(0).to_pylist() if text)
         except (ArrowException, OSError) as error:
-            raise UserError("data.damaged", path, f"cannot be read by pyarrow ({error})", remedy) from None
+            raise UserError(
+                "data.damaged", path, f"cannot be read by pyarrow ({error})", remedy
+            ) from None
 
 
 def text_lines(path: Path, remedy: str, encoding: str = UTF8) -> Iterator[str]:
@@ -358,7 +399,9 @@ def text_lines(path: Path, remedy: str, encoding: str = UTF8) -> Iterator[str]:
         yield from (f"{line}\n" for line in lines)
         number += len(lines)
         if len(rest) > _MOST_LINE:
-            raise UserError("data.row", path, f"line {number + 1} is longer than {_MOST_LINE >> 20} MiB", remedy)
+            raise UserError(
+                "data.row", path, f"line {number + 1} is longer than {_MOST_LINE >> 20} MiB", remedy
+            )
     if rest:
         yield rest
 
@@ -378,14 +421,26 @@ def _rows(folder: Path, column: str) -> Iterator[str]:
     try:
         loaded = datasets.load_from_disk(str(folder))
     except Exception as error:  # datasets raises many types
-        raise UserError("data.damaged", folder, f"cannot be read by datasets ({error})", remedy) from None
+        raise UserError(
+            "data.damaged", folder, f"cannot be read by datasets ({error})", remedy
+        ) from None
     sets = [loaded]
     if isinstance(loaded, datasets.DatasetDict):
         sets = [loaded[TRAIN]] if TRAIN in loaded else list(loaded.values())
     for one in sets:
         if column not in one.column_names:
-            raise UserError("data.columns", folder, f"has columns {', '.join(one.column_names)}, not {column}", remedy)
+            raise UserError(
+                "data.columns",
+                folder,
+                f"has columns {', '.join(one.column_names)}, not {column}",
+                remedy,
+            )
         for row in one.select_columns([column]):
             if not isinstance(row[column], str):
-                raise UserError("data.row", folder, f"has a row whose {column} is {type(row[column]).__name__}", remedy)
+                raise UserError(
+                    "data.row",
+                    folder,
+                    f"has a row whose {column} is {type(row[column]).__name__}",
+                    remedy,
+                )
             yield row[column]

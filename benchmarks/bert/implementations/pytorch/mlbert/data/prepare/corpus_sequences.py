@@ -20,7 +20,9 @@ RUN, NEAR_DUPLICATE = 8, 0.5  # tokens; fraction of a line
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
 
 
-Encoded = tuple[np.ndarray, Counter[str]]  # uint16 tokens of some documents, with [SEP] after each; see `encode_texts`
+Encoded = tuple[
+    np.ndarray, Counter[str]
+]  # uint16 tokens of some documents, with [SEP] after each; see `encode_texts`
 
 
 def encode_texts(tokenizer: Tokenizer, known: np.ndarray | None, texts: Sequence[str]) -> Encoded:
@@ -87,7 +89,11 @@ def _repeated(tokens: np.ndarray, starts: np.ndarray, known: np.ndarray) -> np.n
     """Return bool [T]: tokens of lines (int64 [lines + 1] ``starts``) with at least half of their tokens in known
     runs."""
     runs = run_hashes(tokens)
-    found = known[np.minimum(np.searchsorted(known, runs), len(known) - 1)] == runs if len(known) else runs == 1
+    found = (
+        known[np.minimum(np.searchsorted(known, runs), len(known) - 1)] == runs
+        if len(known)
+        else runs == 1
+    )
     change = np.zeros(len(tokens) + 1, np.int64)
     change[: len(found)] += found
     change[RUN : RUN + len(found)] -= found
@@ -110,7 +116,9 @@ COUNT = 10
 _TOKENS, _LONGEST = range(8, 41), 400  # allowed number of tokens in a sentence; characters
 _LEAST_LETTERS = 3  # of the masked word, if its script has blanks
 _LOOKED_AT = 20_000  # sentences examined
-_SENTENCE_END = re.compile(r"(?<=[。！？؟।])\s*|(?<=[.!?])\s+(?=[^\W\d_A-Za-z])")  # unknown to `split_sentences`
+_SENTENCE_END = re.compile(
+    r"(?<=[。！？؟।])\s*|(?<=[.!?])\s+(?=[^\W\d_A-Za-z])"
+)  # unknown to `split_sentences`
 _CJK = "".join(f"{chr(low)}-{chr(high)}" for low, high in CJK_RANGES)
 _WORD = re.compile(rf"[{_CJK}]|[^\W\d_{_CJK}]+")
 
@@ -120,27 +128,43 @@ def choose_sentences(texts: Iterable[str], tokenizer: Tokenizer) -> list[list[st
     deterministic for the same texts."""
     found: dict[str, str] = {}
     for sentence in islice(_sentences(texts), _LOOKED_AT):
-        if "[" not in sentence and len(sentence) < _LONGEST and len(tokenizer.encode(sentence)) in _TOKENS:
+        if (
+            "[" not in sentence
+            and len(sentence) < _LONGEST
+            and len(tokenizer.encode(sentence)) in _TOKENS
+        ):
             found[hashlib.sha256(sentence.encode()).hexdigest()] = sentence
-    masked = (_mask(sentence, int(digest[:8], 16), tokenizer) for digest, sentence in sorted(found.items()))
+    masked = (
+        _mask(sentence, int(digest[:8], 16), tokenizer)
+        for digest, sentence in sorted(found.items())
+    )
     return list(islice(filter(None, masked), COUNT))
 
 
 def _sentences(texts: Iterable[str]) -> Iterable[str]:
     for text in texts:
         for paragraph in text.split("\n\n"):
-            sentences = [end for one in split_sentences(paragraph) for end in _SENTENCE_END.split(one) if end]
-            yield from sentences[1:-1] or sentences  # a cut document may have partial first and last sentences
+            sentences = [
+                end for one in split_sentences(paragraph) for end in _SENTENCE_END.split(one) if end
+            ]
+            yield from (
+                sentences[1:-1] or sentences
+            )  # a cut document may have partial first and last sentences
 
 
 def _mask(sentence: str, number: int, tokenizer: Tokenizer) -> list[str] | None:
     """Mask one of the words that are entries of the vocabulary; return text and word, or None if there is none."""
-    places = [match for match in _WORD.finditer(sentence) if _is_maskable(sentence, match, tokenizer)]
+    places = [
+        match for match in _WORD.finditer(sentence) if _is_maskable(sentence, match, tokenizer)
+    ]
     if not places:
         return None
     start, end = places[number % len(places)].span()
     word = sentence[start:end]
-    return [f"{sentence[:start]}[MASK]{sentence[end:]}", word.lower() if tokenizer.lower_case else word]
+    return [
+        f"{sentence[:start]}[MASK]{sentence[end:]}",
+        word.lower() if tokenizer.lower_case else word,
+    ]
 
 
 def _is_maskable(sentence: str, match: re.Match[str], tokenizer: Tokenizer) -> bool:
@@ -148,6 +172,9 @@ def _is_maskable(sentence: str, match: re.Match[str], tokenizer: Tokenizer) -> b
     word, ids = match.group(), tokenizer.encode(match.group())
     if len(ids) != 1 or ids[0] in tokenizer.special_ids:
         return False
-    around = sentence[max(0, match.start() - 1) : match.start()] + sentence[match.end() : match.end() + 1]
+    around = (
+        sentence[max(0, match.start() - 1) : match.start()]
+        + sentence[match.end() : match.end() + 1]
+    )
     is_whole = not any(unicodedata.category(char)[0] in "MN" or char in "_-'’" for char in around)
     return is_whole and (len(word) >= _LEAST_LETTERS or is_cjk(word[0]))

@@ -38,7 +38,13 @@ from mlbert.data.formats.token_shards import TOKENS
 from mlbert.data.formats.tokenizer import TOKENIZER_CONFIG, VOCAB_FILE, Tokenizer, load_tokenizer
 from mlbert.data.formats.wordpiece import MAX_CHARS_PER_WORD, UNKNOWN, basic_split, clean_words
 from mlbert.data.prepare.corpus_files import TEXT, CorpusSource, documents, format_counts
-from mlbert.data.prepare.corpus_sequences import SequenceStream, choose_sentences, encode_texts, has_next, run_hashes
+from mlbert.data.prepare.corpus_sequences import (
+    SequenceStream,
+    choose_sentences,
+    encode_texts,
+    has_next,
+    run_hashes,
+)
 from mlbert.data.prepare.jobs import LOCAL, Executor, Progress
 from mlbert.data.prepare.pipeline import Neighbours, count_characters, split_words, train_vocabulary
 from mlbert.host.errors import UserError
@@ -46,7 +52,12 @@ from mlbert.host.files import read_plain, write_atomically
 from mlbert.host.json_files import add_checksum, parse_checksummed
 
 LEAST_CHARACTERS = 20_000
-HELD_OUT_SHARE, HELD_OUT_AT_LEAST, HELD_OUT_AT_MOST, HELD_OUT_MOST_SHARE = 0.02, 60_000, 400_000, 0.1  # characters
+HELD_OUT_SHARE, HELD_OUT_AT_LEAST, HELD_OUT_AT_MOST, HELD_OUT_MOST_SHARE = (
+    0.02,
+    60_000,
+    400_000,
+    0.1,
+)  # characters
 _LEAST_HELD_OUT = 10  # documents, so that no single one dominates the accuracy
 MOST_UNKNOWN = 0.5  # fraction of [UNK] above which nothing can be learnt
 _MOST_WORDS = 400_000  # different words kept; above that, words seen only once are dropped
@@ -55,9 +66,17 @@ _LEAST_SHARE = 2e-6  # of all characters, for one in the vocabulary's alphabet
 _PLAIN_CASED, _MOST_ACCENTS = 0.5, 0.003  # shares of the letters, see `_Scan.case`
 _MOST_KNOWN = 2_000_000  # documents that later ones are compared with
 _LETTERS = re.compile(r"[^\W\d_]+")
-_MARKUP, _SAMPLED = re.compile(r"</?[A-Za-z][^<>\n]*>|\{\{|\}\}|\[\[|\]\]|&[a-z]+;"), 2000  # characters of a document
+_MARKUP, _SAMPLED = (
+    re.compile(r"</?[A-Za-z][^<>\n]*>|\{\{|\}\}|\[\[|\]\]|&[a-z]+;"),
+    2000,
+)  # characters of a document
 _MUCH_MARKUP = 0.02
-_SKIPPED = ("data.encoding", "data.damaged", "data.row", "data.columns")  # errors of a file that can be left out
+_SKIPPED = (
+    "data.encoding",
+    "data.damaged",
+    "data.row",
+    "data.columns",
+)  # errors of a file that can be left out
 _SHARD_BYTES = 8 << 20
 _TOGETHER = 1 << 20  # characters that a process works on at a time
 _FACTS = "text.json"
@@ -112,9 +131,13 @@ class Request:
 
     def made_from(self) -> dict[str, Any]:
         """Return a JSON-serializable description; equal descriptions produce equal data."""
-        files = [[source.identity for source in sources] for sources in (self.sources, self.held_out)]
+        files = [
+            [source.identity for source in sources] for sources in (self.sources, self.held_out)
+        ]
         reading = [self.encoding, self.skip_bad]
-        vocabulary = self.vocabulary.identity if self.vocabulary else [self.vocab_size, self.lower_case]
+        vocabulary = (
+            self.vocabulary.identity if self.vocabulary else [self.vocab_size, self.lower_case]
+        )
         return {
             **{"sources": files, "reading": reading, "vocabulary": vocabulary},
             **{"length": self.length, "eval_rate": self.eval_rate},
@@ -155,7 +178,9 @@ class _HeldOut:
     """The documents with the smallest digests, up to a total number of characters."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, str]] = []  # (-digest, text): the largest digest is popped first
+        self._heap: list[
+            tuple[int, str]
+        ] = []  # (-digest, text): the largest digest is popped first
         self._known: set[int] = set()
         self.characters = 0
 
@@ -208,7 +233,9 @@ class _Scan:
     words: Counter[str] = field(default_factory=Counter)  # separated by white space
     characters: int = 0
     documents: int = 0
-    repeats: set[int] = field(default_factory=set)  # numbers of the documents that equal earlier ones
+    repeats: set[int] = field(
+        default_factory=set
+    )  # numbers of the documents that equal earlier ones
     sampled: int = 0  # characters searched for markup
     markup: int = 0  # characters of it
     bad: dict[CorpusSource, UserError] = field(default_factory=dict)
@@ -241,8 +268,15 @@ class _Scan:
         for char, count in count_characters(self.words).items():
             if char.isalpha():
                 found[unicodedata.name(char, "other").split()[0].split("-")[0]] += count
-        names = {name: count / found.total() for name, count in found.most_common() if count >= 0.01 * found.total()}
-        return ", ".join(f"{share:.0%} {name if name == 'CJK' else name.capitalize()}" for name, share in names.items())
+        names = {
+            name: count / found.total()
+            for name, count in found.most_common()
+            if count >= 0.01 * found.total()
+        }
+        return ", ".join(
+            f"{share:.0%} {name if name == 'CJK' else name.capitalize()}"
+            for name, share in names.items()
+        )
 
     @cached_property
     def case(self) -> tuple[bool, str]:
@@ -267,16 +301,22 @@ class _Scan:
     def inventory(self, request: Request) -> list[str]:
         """Return lines about the files and their text."""
         read = Counter(source.suffix for source in request.sources)
-        column = "".join(f", column {name}" for name in {source.column for source in request.sources} - {TEXT})
+        column = "".join(
+            f", column {name}" for name in {source.column for source in request.sources} - {TEXT}
+        )
         others = f"; not read: {format_counts(request.others)}" if request.others else ""
-        skipped = f"; skipped: {', '.join(str(source.path) for source in self.bad)}" if self.bad else ""
+        skipped = (
+            f"; skipped: {', '.join(str(source.path) for source in self.bad)}" if self.bad else ""
+        )
         lines = [
             f"files: {len(request.sources):,} read ({format_counts(read)}{column}){others}{skipped}",
             f"text: {self.characters:,} characters in {self.documents:,} documents, "
             f"{len(self.repeats):,} dropped as repeats of others; letters: {self.scripts}",
         ]
         if (share := self.markup / max(1, self.sampled)) > _MUCH_MARKUP:
-            lines.append(f"warning: {share:.0%} of the characters are markup (tags, entities or wiki syntax)")
+            lines.append(
+                f"warning: {share:.0%} of the characters are markup (tags, entities or wiki syntax)"
+            )
         return lines
 
 
@@ -334,7 +374,9 @@ def _scan_text(request: Request, executor: Executor) -> tuple[Request, _Scan]:
             raise UserError("data.too-small", "the text", reason, remedy)
         if request.held_out:
             break
-        wanted = max(HELD_OUT_SHARE * characters, min(HELD_OUT_AT_LEAST, HELD_OUT_MOST_SHARE * characters))
+        wanted = max(
+            HELD_OUT_SHARE * characters, min(HELD_OUT_AT_LEAST, HELD_OUT_MOST_SHARE * characters)
+        )
         most = round(min(wanted, HELD_OUT_AT_MOST))
         scan.held_out.shrink(most)
         if scan.held_out.characters >= most / 3:
@@ -349,7 +391,9 @@ def _scan_text(request: Request, executor: Executor) -> tuple[Request, _Scan]:
 
 def _repeats_itself() -> UserError:
     reason = "repeats itself: no training text is left after the held-out text is removed"
-    return UserError("data.repetitive", "the text", reason, "Give text with many different sentences")
+    return UserError(
+        "data.repetitive", "the text", reason, "Give text with many different sentences"
+    )
 
 
 def _scan_readable(request: Request, is_cut: bool, executor: Executor) -> tuple[Request, _Scan]:
@@ -358,14 +402,18 @@ def _scan_readable(request: Request, is_cut: bool, executor: Executor) -> tuple[
     scan = _scan_once(request, is_cut, executor)
     if (bad := scan.bad) and request.encoding is not None:
         other = {source for source, error in bad.items() if error.code == "data.encoding"}
-        sources = [replace(s, encoding=request.encoding) if s in other else s for s in request.sources]
+        sources = [
+            replace(s, encoding=request.encoding) if s in other else s for s in request.sources
+        ]
         request = replace(request, sources=sources, encoding=None)
         scan = _scan_once(request, is_cut, executor)
         bad = scan.bad
     if bad and not request.skip_bad:
         raise _unreadable(list(bad.values()), executor.progress)
     if bad:
-        request = replace(request, sources=[source for source in request.sources if source not in bad])
+        request = replace(
+            request, sources=[source for source in request.sources if source not in bad]
+        )
         scan = _scan_once(request, is_cut, executor)
         scan.bad = bad
     return request, scan
@@ -424,10 +472,21 @@ def _decision(request: Request, scan: _Scan, tokenizer: Tokenizer) -> str:
 
 
 def _write_sets(
-    request: Request, scan: _Scan, tokenizer: Tokenizer, folder: Path, executor: Executor, made_from: dict[str, Any]
+    request: Request,
+    scan: _Scan,
+    tokenizer: Tokenizer,
+    folder: Path,
+    executor: Executor,
+    made_from: dict[str, Any],
 ) -> Facts:
-    held_out, train = SequenceStream(tokenizer, request.length), SequenceStream(tokenizer, request.length)
-    samples = [*held_out.samples([encode_texts(tokenizer, None, scan.held_out.texts)]), *held_out.rest()]
+    held_out, train = (
+        SequenceStream(tokenizer, request.length),
+        SequenceStream(tokenizer, request.length),
+    )
+    samples = [
+        *held_out.samples([encode_texts(tokenizer, None, scan.held_out.texts)]),
+        *held_out.rest(),
+    ]
     _write_set(folder / "val", samples)
     known = np.unique(np.concatenate([run_hashes(one) for one in samples]))
     neighbours = Neighbours(len(tokenizer.vocabulary), _MOST_PAIRS)
@@ -443,14 +502,20 @@ def _write_sets(
     with executor.progress.task("tokenising", scan.characters, "characters") as advance:
         texts = _together(_read_again(request, scan, advance))
         with executor.stream(encode, texts, "the text") as encoded:
-            written = _write_set(folder / "train", counted(train.samples(tokens for _, tokens in encoded)))
+            written = _write_set(
+                folder / "train", counted(train.samples(tokens for _, tokens in encoded))
+            )
     if written < 2:
         raise _repeats_itself()
     counts, of_held_out = train.counts, held_out.counts
     unknown = counts["unknown"] / max(1, counts["kept"])
     if unknown > MOST_UNKNOWN:
         reason = f"{unknown:.0%} of its words are {UNKNOWN} to the vocabulary"
-        remedy = "Give a vocabulary of its language, or none" if request.vocabulary else "Give natural-language text"
+        remedy = (
+            "Give a vocabulary of its language, or none"
+            if request.vocabulary
+            else "Give natural-language text"
+        )
         raise UserError("vocabulary.other-language", "the text", reason, remedy)
     return Facts(
         made_from=json.loads(json.dumps(made_from)),

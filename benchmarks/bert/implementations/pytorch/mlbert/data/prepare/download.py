@@ -25,7 +25,14 @@ from mlbert.data.formats.index_cache import state_of
 from mlbert.data.formats.manifest import file_md5, make_folder, write_json
 from mlbert.data.prepare.jobs import SILENT, Progress
 from mlbert.host.errors import UserError
-from mlbert.host.files import AddressError, local_path, read_pieces, read_plain, write_atomically, writing
+from mlbert.host.files import (
+    AddressError,
+    local_path,
+    read_pieces,
+    read_plain,
+    write_atomically,
+    writing,
+)
 from mlbert.host.json_files import parse_json, read_json
 from mlbert.host.provenance import shipped
 from mlbert.host.schema import Count, Document, parse_model
@@ -43,7 +50,9 @@ class Entry(Document):
     urls: list[str] = Field(default_factory=list)  # published addresses, tried in order
     unpack: str = ""  # folder for the files of an archive, or ""
     checksums: str = ""  # name of a list of sums for the archive's files, or ""
-    members: dict[str, list[Count | str]] = Field(default_factory=dict)  # known sums, name -> [bytes, md5]
+    members: dict[str, list[Count | str]] = Field(
+        default_factory=dict
+    )  # known sums, name -> [bytes, md5]
 
 
 class FileList(Document):
@@ -58,7 +67,9 @@ def read_list(path: Path | None = None) -> FileList:
     another format."""
     path = path or LIST
     document = read_json(path, "Check --manifest")
-    found = parse_model(FileList, document, path, "See mlbert/data/prepare/benchmark_files.json for the form")
+    found = parse_model(
+        FileList, document, path, "See mlbert/data/prepare/benchmark_files.json for the form"
+    )
     for entry in found.files:
         if Path(entry.name).is_absolute() or ".." in Path(entry.name).parts:
             reason = f"names a file outside the folder: {entry.name}"
@@ -89,7 +100,9 @@ _SUM_LINE = re.compile(r"([0-9a-f]{32})[ *]+(\S+)")
 _RESUME = "Run the same command again; it continues where it stopped"
 
 
-def fetch_all(entries: Sequence[Entry], out: Path, mirror: str = "", *, progress: Progress = SILENT) -> list[Path]:
+def fetch_all(
+    entries: Sequence[Entry], out: Path, mirror: str = "", *, progress: Progress = SILENT
+) -> list[Path]:
     """Fetch the entries into ``out``; return all files, including those of archives. With ``mirror``, use
     ``<mirror>/<name>`` instead of the published addresses; a mirror folder may also hold the file directly. Raises
     UserError: no source has the file, the host cannot be reached, the content is wrong, or the disk is full."""
@@ -169,7 +182,10 @@ def _mirrored(entry: Entry, mirror: str) -> list[str]:
     if not folder.is_dir():
         remedy = "Give a folder or an address that begins with https://"
         raise UserError("file.missing", "--mirror", f"{mirror} is not a folder", remedy)
-    return [f"{base}/{urllib.parse.quote(name)}" for name in dict.fromkeys([entry.name, Path(entry.name).name])]
+    return [
+        f"{base}/{urllib.parse.quote(name)}"
+        for name in dict.fromkeys([entry.name, Path(entry.name).name])
+    ]
 
 
 def _fetch_from(source: str, entry: Entry, target: Path, progress: Progress) -> None:
@@ -187,9 +203,16 @@ def _fetch_from(source: str, entry: Entry, target: Path, progress: Progress) -> 
             return
         partial.unlink()
         if not begun_at:
-            published = entry.md5 if entry.size is None else f"{entry.size:,} bytes with MD5 {entry.md5}"
+            published = (
+                entry.md5 if entry.size is None else f"{entry.size:,} bytes with MD5 {entry.md5}"
+            )
             reason = f"has {size:,} bytes with MD5 {md5}; the published file has {published}"
-            raise UserError("data.checksum", source, reason, "The file is different or damaged; use another --mirror")
+            raise UserError(
+                "data.checksum",
+                source,
+                reason,
+                "The file is different or damaged; use another --mirror",
+            )
 
 
 def _transfer(source: str, entry: Entry, partial: Path, progress: Progress) -> str:
@@ -207,7 +230,9 @@ def _transfer(source: str, entry: Entry, partial: Path, progress: Progress) -> s
                 file.truncate()
                 state = hashlib.md5(usedforsecurity=False)
             if advance is None:
-                advance = stack.enter_context(progress.task(target, entry.size or total or 0, "bytes"))
+                advance = stack.enter_context(
+                    progress.task(target, entry.size or total or 0, "bytes")
+                )
                 moved = offset
             file.write(content)
             state.update(content)
@@ -218,7 +243,10 @@ def _transfer(source: str, entry: Entry, partial: Path, progress: Progress) -> s
 @contextmanager
 def _written(path: Path) -> Iterator[BinaryIO]:
     """Open a file to continue it; sync it to disk when the block ends."""
-    with writing(path, f"Free space. {_RESUME}"), path.open("r+b" if path.exists() else "w+b") as file:
+    with (
+        writing(path, f"Free space. {_RESUME}"),
+        path.open("r+b" if path.exists() else "w+b") as file,
+    ):
         yield file
         file.flush()
         os.fsync(file.fileno())
@@ -242,10 +270,17 @@ def _unpack(entry: Entry, out: Path, memory: _Memory, progress: Progress) -> lis
             if md5 != sums.get(path.name, md5):
                 path.unlink()
                 reason = f"has MD5 {md5}, but the published MD5 is {sums[path.name]}"
-                raise UserError("data.damaged", path, reason, f"Remove {archive} and fetch it again")
+                raise UserError(
+                    "data.damaged", path, reason, f"Remove {archive} and fetch it again"
+                )
             made[path] = md5
     if missing := sorted(set(sums) - {path.name for path in made}):
-        raise UserError("data.incomplete", archive, f"lacks {missing[0]} and {len(missing) - 1} more", "Fetch it again")
+        raise UserError(
+            "data.incomplete",
+            archive,
+            f"lacks {missing[0]} and {len(missing) - 1} more",
+            "Fetch it again",
+        )
     memory.remember(made)
     return list(made)
 
@@ -253,7 +288,9 @@ def _unpack(entry: Entry, out: Path, memory: _Memory, progress: Progress) -> lis
 _DAMAGED = (tarfile.TarError, EOFError, OSError, zlib.error)
 
 
-def _members(archive: Path, folder: Path, advance: Callable[[int], None]) -> Iterator[tuple[Path, str]]:
+def _members(
+    archive: Path, folder: Path, advance: Callable[[int], None]
+) -> Iterator[tuple[Path, str]]:
     done = 0
     try:
         with archive.open("rb") as raw, tarfile.open(fileobj=raw, mode="r|*") as tar:
@@ -282,4 +319,6 @@ def _pieces(source: IO[bytes], archive: Path) -> Iterator[bytes]:
 
 
 def _damaged(archive: Path, error: Exception) -> UserError:
-    return UserError("data.damaged", archive, f"cannot be unpacked ({error})", "Remove it and fetch it again")
+    return UserError(
+        "data.damaged", archive, f"cannot be unpacked ({error})", "Remove it and fetch it again"
+    )

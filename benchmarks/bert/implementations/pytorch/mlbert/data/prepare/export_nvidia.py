@@ -65,7 +65,10 @@ class NvidiaExportJob:
         if self.is_written(wanted):
             return
         store = opened(self.folder)
-        chosen, longest = np.arange(wanted.first, wanted.end), wanted.longest or store.info.max_seq_length
+        chosen, longest = (
+            np.arange(wanted.first, wanted.end),
+            wanted.longest or store.info.max_seq_length,
+        )
         if wanted.longest:
             lengths = store.lengths_of(chosen)
             chosen = chosen[(lengths >= wanted.shortest) & (lengths <= longest)]
@@ -79,7 +82,10 @@ class NvidiaExportJob:
 
     def run(self, files: Sequence[NvidiaExportFile], name: str, executor: Executor) -> None:
         """Write the files; ``name`` is for the progress bar."""
-        unit, sizes = "packs" if self.layout == "packed" else "sequences", [file.num_rows for file in files]
+        unit, sizes = (
+            "packs" if self.layout == "packed" else "sequences",
+            [file.num_rows for file in files],
+        )
         executor.run(self.make_file, files, name=name, where=self.out, sizes=sizes, unit=unit)
 
     def _refuse(self, rows: Ragged) -> None:
@@ -100,7 +106,9 @@ def shard_name(index: int, num_files: int) -> str:
 def check_layout(layout: str, known: Sequence[str]) -> None:
     """Raise UserError if ``layout`` is not one of ``known``."""
     if layout not in known:
-        raise UserError("config.choice", "--layout", f"{layout} is not known", f"Use one of {', '.join(known)}")
+        raise UserError(
+            "config.choice", "--layout", f"{layout} is not known", f"Use one of {', '.join(known)}"
+        )
 
 
 def fixed_columns(rows: Ragged, widths: Widths) -> dict[str, np.ndarray]:
@@ -152,15 +160,28 @@ def export_nvidia(
     keep_apart(out, [folder])
     store = open_store(folder)
     if layout == "packed" and not store.num_packs:
-        raise UserError("data.format", folder, "holds single sequences", "Pack it first with `mlbert prepare pack`")
+        raise UserError(
+            "data.format",
+            folder,
+            "holds single sequences",
+            "Pack it first with `mlbert prepare pack`",
+        )
     num_rows = store.num_packs if layout == "packed" else len(store)
     if num_files < 0 or num_files > num_rows:
-        raise UserError("config.range", "--files", f"{num_files} is out of range", f"Use 1 to {num_rows}")
+        raise UserError(
+            "config.range", "--files", f"{num_files} is out of range", f"Use 1 to {num_rows}"
+        )
     num_files = num_files or max(1, round(num_rows / ROWS_A_FILE))
     job, identity = NvidiaExportJob(folder, out, layout), describe(folder).identity
     borders = [num_rows * index // num_files for index in range(num_files + 1)]
     files = [
-        NvidiaExportFile(shard_name(index, num_files), first, end, end - first, (identity, layout, index, num_files))
+        NvidiaExportFile(
+            shard_name(index, num_files),
+            first,
+            end,
+            end - first,
+            (identity, layout, index, num_files),
+        )
         for index, (first, end) in enumerate(itertools.pairwise(borders))
     ]
     wanted = [out / file.name for file in files]
@@ -168,7 +189,9 @@ def export_nvidia(
     for path in sorted(path for path in out.glob("part_*") if path not in wanted):
         if not path.name.endswith(".tmp"):
             reason = "is of a different export"
-            raise UserError("prepare.other-options", path, reason, "Choose another --out, or remove it")
+            raise UserError(
+                "prepare.other-options", path, reason, "Choose another --out, or remove it"
+            )
         path.unlink()
     job.run(files, "export", executor)
     return wanted

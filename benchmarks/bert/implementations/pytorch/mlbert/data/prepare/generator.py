@@ -20,7 +20,13 @@ import numpy as np
 
 from mlbert.data.formats.manifest import reading
 from mlbert.data.formats.ragged import DTYPES, Ragged, sizes_of
-from mlbert.data.formats.wordpiece import FlatDocuments, NativeWordPiece, WordPieceTokenizer, addresses, no_memory
+from mlbert.data.formats.wordpiece import (
+    FlatDocuments,
+    NativeWordPiece,
+    WordPieceTokenizer,
+    addresses,
+    no_memory,
+)
 from mlbert.data.prepare import instances
 from mlbert.host import native
 
@@ -51,14 +57,20 @@ class PlainGenerator:
         """See `Generator.read`."""
         return instances.read_documents(path, self.tokenizer)
 
-    def rows(self, documents: list[instances.Document], options: instances.InstanceOptions) -> Ragged:
+    def rows(
+        self, documents: list[instances.Document], options: instances.InstanceOptions
+    ) -> Ragged:
         """See `Generator.rows`."""
-        return Ragged.from_rows(instances.create_instances(list(documents), self.tokenizer, options))
+        return Ragged.from_rows(
+            instances.create_instances(list(documents), self.tokenizer, options)
+        )
 
 
 def flat(documents: FlatDocuments | list[instances.Document]) -> FlatDocuments:
     """Return the documents of either generator as flat arrays."""
-    return documents if isinstance(documents, FlatDocuments) else FlatDocuments.from_lists(documents)
+    return (
+        documents if isinstance(documents, FlatDocuments) else FlatDocuments.from_lists(documents)
+    )
 
 
 class _Options(ctypes.Structure):
@@ -71,7 +83,11 @@ class _Options(ctypes.Structure):
     )
 
 
-_FUNCTIONS = {"instances_make": "ppplppp:p", "instances_take": "pppppppp:v", "instances_free": "p:v"}
+_FUNCTIONS = {
+    "instances_make": "ppplppp:p",
+    "instances_take": "pppppppp:v",
+    "instances_free": "p:v",
+}
 
 
 class NativeGenerator:
@@ -112,7 +128,9 @@ class NativeGenerator:
         )
         tokens = documents.tokens
         assert tokens.dtype == np.uint16, "16-bit tokens expected"
-        assert not np.any((tokens == settings.cls_id) | (tokens == settings.sep_id)), "special tokens in the text"
+        assert not np.any((tokens == settings.cls_id) | (tokens == settings.sep_id)), (
+            "special tokens in the text"
+        )
         state = np.asarray(random.Random(options.random_seed).getstate()[1], np.uint32)
         counts = np.zeros(3, np.int64)
         handle = self._library.instances_make(

@@ -38,7 +38,9 @@ def write_file(path: Path, task: GlueTask, rows: Iterable[Row]) -> None:
     columns = task.columns if path.name == task.train else task.dev_columns or task.columns
     lines = ["\t".join(columns)] if task.has_header else []
     for number, (texts, label) in enumerate(rows):
-        values = dict(zip(task.texts, (" ".join(text.split()) for text in texts), strict=True)) | {task.label: label}
+        values = dict(zip(task.texts, (" ".join(text.split()) for text in texts), strict=True)) | {
+            task.label: label
+        }
         lines.append("\t".join(values.get(column, str(number)) for column in columns))
     make_folder(path.parent)
     write_atomically(path, "\n".join(lines) + "\n")
@@ -69,40 +71,84 @@ def _dataset_rows(name: str, task: GlueTask, split: str) -> list[Row]:
     remedy = "Download GLUE's official files, or make demonstration tasks: mlbert prepare python-glue --out DIR"
     datasets = import_package("datasets", f"{_DATASET} {name}", "bert")
     if problem := hub_problem():
-        raise UserError("network.unreachable", f"{_DATASET} {name}", f"cannot be fetched: {problem}", remedy)
+        raise UserError(
+            "network.unreachable", f"{_DATASET} {name}", f"cannot be fetched: {problem}", remedy
+        )
     try:
         rows = datasets.load_dataset(_DATASET, name, split=split)
     except Exception as error:  # datasets and its HTTP libraries raise many types
         reason = f"cannot be fetched ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
         raise UserError("data.format", f"{_DATASET} {name}", reason, remedy) from None
     columns = [column for column in rows.column_names if column not in ("label", "idx")]
-    labels = (task.classes[int(row["label"])] if task.classes else str(row["label"]) for row in rows)
-    return [(tuple(row[column] for column in columns), label) for row, label in zip(rows, labels, strict=True)]
+    labels = (
+        task.classes[int(row["label"])] if task.classes else str(row["label"]) for row in rows
+    )
+    return [
+        (tuple(row[column] for column in columns), label)
+        for row, label in zip(rows, labels, strict=True)
+    ]
 
 
-SIZES = {"mnli": 2400, "qqp": 1200, "cola": 1200, "sst2": 1200, "qnli": 1200, "rte": 480, "mrpc": 480, "stsb": 480}
+SIZES = {
+    "mnli": 2400,
+    "qqp": 1200,
+    "cola": 1200,
+    "sst2": 1200,
+    "qnli": 1200,
+    "rte": 480,
+    "mrpc": 480,
+    "stsb": 480,
+}
 EVALUATION_ROWS = 240
 SHORTEST, LONGEST = 7, 24  # words of a sentence
-_MISMATCHED = ("lib2to3/", "distutils/", "idlelib/", "tkinter/", "unittest/", "ctypes/", "turtle", "typing", "ast.")
-_DENIALS = ("It is not true that", "It is never the case that", "Nobody can say that", "It is wrong that")
+_MISMATCHED = (
+    "lib2to3/",
+    "distutils/",
+    "idlelib/",
+    "tkinter/",
+    "unittest/",
+    "ctypes/",
+    "turtle",
+    "typing",
+    "ast.",
+)
+_DENIALS = (
+    "It is not true that",
+    "It is never the case that",
+    "Nobody can say that",
+    "It is wrong that",
+)
 
 Words = list[str]
 _UNRELATED = ("not_entailment", "neutral", "0")  # labels
 
 
-def make(folder: Path, size: float = 1.0, documents: Iterable[tuple[str, Sequence[str]]] | None = None) -> None:
+def make(
+    folder: Path, size: float = 1.0, documents: Iterable[tuple[str, Sequence[str]]] | None = None
+) -> None:
     """Write all stand-in tasks; ``size`` scales the numbers of rows, ``documents`` defaults to `documents_by_file`."""
     by_file = [(name, _sentences(document)) for name, document in documents or documents_by_file()]
     matched = [sentences for name, sentences in by_file if not name.startswith(_MISMATCHED)]
     held_out = _unique(matched[::6], set())
     elsewhere = _unique((s for name, s in by_file if name.startswith(_MISMATCHED)), set(held_out))
     kept = _unique((s for number, s in enumerate(matched) if number % 6), {*held_out, *elsewhere})
-    sides = {"train.tsv": kept, "dev.tsv": held_out, "dev_matched.tsv": held_out, "dev_mismatched.tsv": elsewhere}
+    sides = {
+        "train.tsv": kept,
+        "dev.tsv": held_out,
+        "dev_matched.tsv": held_out,
+        "dev_mismatched.tsv": elsewhere,
+    }
     for task, rows in SIZES.items():
-        files = ("train.tsv", "dev_matched.tsv", "dev_mismatched.tsv") if task == "mnli" else ("train.tsv", "dev.tsv")
+        files = (
+            ("train.tsv", "dev_matched.tsv", "dev_mismatched.tsv")
+            if task == "mnli"
+            else ("train.tsv", "dev.tsv")
+        )
         for file in files:
             count = max(12, round(size * (rows if file == "train.tsv" else EVALUATION_ROWS)))
-            rows_of_file = _rows(task, random.Random(f"{task} {file}"), list(sides[file].values()), count)
+            rows_of_file = _rows(
+                task, random.Random(f"{task} {file}"), list(sides[file].values()), count
+            )
             write_file(folder / TASKS[task].folder / file, TASKS[task], rows_of_file)
 
 
@@ -136,7 +182,9 @@ def _part(generator: random.Random, words: Words) -> Words:
 def _replaced(generator: random.Random, words: Words, other: Words, share: float) -> Words:
     """Replace a share of the words by words of another sentence."""
     places = set(generator.sample(range(len(words)), round(share * len(words))))
-    return [generator.choice(other) if place in places else word for place, word in enumerate(words)]
+    return [
+        generator.choice(other) if place in places else word for place, word in enumerate(words)
+    ]
 
 
 def _sentences(document: Sequence[str]) -> list[Words]:

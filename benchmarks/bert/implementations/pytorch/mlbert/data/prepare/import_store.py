@@ -20,7 +20,13 @@ from mlbert.data.formats.base import Store, StoreInfo
 from mlbert.data.formats.bins import BINS
 from mlbert.data.formats.checks import another_vocabulary, sequences_of
 from mlbert.data.formats.checksums import check_listed
-from mlbert.data.formats.manifest import MANIFEST, Manifest, file_sha256, json_sha256, vocabulary_sha256
+from mlbert.data.formats.manifest import (
+    MANIFEST,
+    Manifest,
+    file_sha256,
+    json_sha256,
+    vocabulary_sha256,
+)
 from mlbert.data.formats.nvidia_index import bin_name, bins_of, check_bins, list_shards
 from mlbert.data.formats.nvidia_shard import inspect
 from mlbert.data.formats.open import check_vocabulary, describe, open_store
@@ -52,7 +58,9 @@ def opened(folder: Path) -> Store:
 
 def gather_rows(store: Store, rows: np.ndarray, packed: bool) -> tuple[Ragged, np.ndarray]:
     """Return the sequences of some rows (int64 [R]), and int64 [R] sequences per row."""
-    return store.gather_packs(rows) if packed else (store.gather(rows), np.ones(len(rows), np.int64))
+    return (
+        store.gather_packs(rows) if packed else (store.gather(rows), np.ones(len(rows), np.int64))
+    )
 
 
 def read_past_errors(
@@ -165,7 +173,9 @@ class NvidiaImportJob:
         if part.path is None:
             return opened(self.source)
         try:
-            store = nvidia.NvidiaStore(part.path, limits=self.limits, strict=not self.skip_bad, cached=False)
+            store = nvidia.NvidiaStore(
+                part.path, limits=self.limits, strict=not self.skip_bad, cached=False
+            )
             if bool(store.num_packs) != self.packed and len(store):
                 reason = f"{'does not hold' if self.packed else 'holds'} packs, unlike the files before it"
                 raise UserError("data.mixed", part.path, reason, "Use one kind per folder")
@@ -183,12 +193,17 @@ def parts_of(source: Path) -> tuple[list[ImportPart], bool]:
     if not ours and (source.is_file() or (source.is_dir() and nvidia.accepts(source))):
         paths = [path for group in bins_of(source) for path in group] or list_shards(source)
         top = source.parent if source.is_file() else source
-        parts = [ImportPart(str(path.relative_to(top)), path, 0, -1, path.stat().st_size) for path in paths]
+        parts = [
+            ImportPart(str(path.relative_to(top)), path, 0, -1, path.stat().st_size)
+            for path in paths
+        ]
         return parts, _first_readable_is_packed(paths)
     store = open_store(source)
     count = store.num_packs or len(store)
     pieces = [(first, min(first + PIECE, count)) for first in range(0, count, PIECE)]
-    parts = [ImportPart(f"rows {a} to {b - 1}", None, a, b, (b - a) * _BYTES_A_ROW) for a, b in pieces]
+    parts = [
+        ImportPart(f"rows {a} to {b - 1}", None, a, b, (b - a) * _BYTES_A_ROW) for a, b in pieces
+    ]
     return parts, store.num_packs > 0
 
 
@@ -234,7 +249,9 @@ def import_store(
     tasks = StepTasks(out, plan, executor)
     if executor.share.merges:
         ShardWriter(out, len(parts), "").clear_leftovers()
-    results = tasks.run("import", job.make_shard, range(len(parts)), [part.num_bytes for part in parts])
+    results = tasks.run(
+        "import", job.make_shard, range(len(parts)), [part.num_bytes for part in parts]
+    )
     manifest = _finish(job, results, options)
     remove_records(out)
     tasks.finish()
@@ -251,7 +268,9 @@ def _finish(job: NvidiaImportJob, results: list[PartResult], options: dict[str, 
         content, name = str(result.entry.values["content_sha256"]), result.source["file"]
         if result.entry.values["num_sequences"] and seen.setdefault(content, name) != name:
             reason = f"holds the same sequences as {seen[content]}"
-            raise UserError("prepare.other-options", job.source / name, reason, "Remove one of them")
+            raise UserError(
+                "prepare.other-options", job.source / name, reason, "Remove one of them"
+            )
     _check_bins(job, results)
     skipped = [line for result in results for line in result.skipped]
     infos = [result.info for result in results if result.info]
@@ -278,7 +297,9 @@ def _check_bins(job: NvidiaImportJob, results: list[PartResult]) -> None:
     found: dict[str, list[int]] = {}
     for part, result in zip(job.parts, results, strict=True):
         if part.path is not None:
-            found.setdefault(bin_name(part.path), []).extend(np.flatnonzero(result.entry.histogram).tolist())
+            found.setdefault(bin_name(part.path), []).extend(
+                np.flatnonzero(result.entry.histogram).tolist()
+            )
     lengths = {name: values for name, values in found.items() if values}
     check_bins(job.source, {name: (min(values), max(values)) for name, values in lengths.items()})
 
@@ -286,7 +307,10 @@ def _check_bins(job: NvidiaImportJob, results: list[PartResult]) -> None:
 def _packs(job: NvidiaImportJob, infos: list[StoreInfo]) -> dict[str, int]:
     writer = ShardWriter(job.out, len(job.parts), "")
     offsets = [map_file(writer.path(index)).pack_offsets for index in range(len(job.parts))]
-    most = max((int(np.diff(array).max()) for array in offsets if array is not None and len(array) > 1), default=1)
+    most = max(
+        (int(np.diff(array).max()) for array in offsets if array is not None and len(array) > 1),
+        default=1,
+    )
     return {"max_tokens": max(info.max_pack_tokens or 0 for info in infos), "max_sequences": most}
 
 
@@ -319,7 +343,12 @@ def _read(store: Store | UserError, part: ImportPart, job: NvidiaImportJob) -> R
     rows, counts = zip(*taken, strict=True) if taken else ((), (np.empty(0, np.int64),))
     joined = Ragged.concatenate(rows)
     if problem := another_vocabulary(joined, vocabulary):
-        raise UserError("vocabulary.mismatch", part.path or job.source, problem, "Give the data's own vocabulary")
+        raise UserError(
+            "vocabulary.mismatch",
+            part.path or job.source,
+            problem,
+            "Give the data's own vocabulary",
+        )
     return joined, offsets_of(np.concatenate(counts)) if job.packed else None, skipped
 
 
@@ -330,8 +359,12 @@ def _misfit(rows: Ragged, vocabulary: dict[str, int]) -> tuple[int, str] | None:
     found = {
         f"has a token {outside}": sequences_of(rows.offsets, rows.tokens >= size),
         f"has a label {outside}": sequences_of(rows.masked_offsets, rows.masked_labels >= size),
-        "does not begin with the vocabulary's [CLS]": np.flatnonzero(rows.tokens[rows.offsets[:-1]] != cls),
-        "does not end with the vocabulary's [SEP]": np.flatnonzero(rows.tokens[rows.offsets[1:] - 1] != sep),
+        "does not begin with the vocabulary's [CLS]": np.flatnonzero(
+            rows.tokens[rows.offsets[:-1]] != cls
+        ),
+        "does not end with the vocabulary's [SEP]": np.flatnonzero(
+            rows.tokens[rows.offsets[1:] - 1] != sep
+        ),
     }
     bad = [(int(sequences[0]), reason) for reason, sequences in found.items() if len(sequences)]
     return min(bad, default=None)

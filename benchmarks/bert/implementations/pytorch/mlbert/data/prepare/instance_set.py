@@ -74,7 +74,12 @@ class _Work:
 
     def fingerprint(self, index: int) -> str:
         """Return a hash of input, vocabulary and options of one part."""
-        named = [self.parts[index].sha256, self.vocabulary_sha256, asdict(self.job.options), self.job.lower_case]
+        named = [
+            self.parts[index].sha256,
+            self.vocabulary_sha256,
+            asdict(self.job.options),
+            self.job.lower_case,
+        ]
         return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
 
     def options(self) -> dict[str, Any]:
@@ -84,16 +89,26 @@ class _Work:
 
     def tfrecords(self) -> TfrecordFolder:
         options = self.job.options
-        return TfrecordFolder(self.job.out, len(self.parts), options.max_seq_length, options.max_predictions_per_seq)
+        return TfrecordFolder(
+            self.job.out, len(self.parts), options.max_seq_length, options.max_predictions_per_seq
+        )
 
     def make_part(self, index: int) -> _Outcome:
         """Make one part's shard or file unless an earlier run has done so."""
-        return self._make_tfrecord(index) if self.job.set_format == SetFormat.tfrecord else self._make_shard(index)
+        return (
+            self._make_tfrecord(index)
+            if self.job.set_format == SetFormat.tfrecord
+            else self._make_shard(index)
+        )
 
     def _make_shard(self, index: int) -> _Outcome:
         writer = ShardWriter(self.job.out, len(self.parts), self.fingerprint(index))
         # The shard of a bad part is empty. Read such a part again to report what is wrong with it.
-        if not self.parts[index].problem and writer.is_written(index) and len(map_file(writer.path(index)).rows):
+        if (
+            not self.parts[index].problem
+            and writer.is_written(index)
+            and len(map_file(writer.path(index)).rows)
+        ):
             return _Outcome(writer.entry(index), kept=True)
         rows, outcome = self._rows(index)
         writer.write_shard(index, rows)
@@ -134,7 +149,10 @@ def _generator(vocab_file: Path, vocabulary_sha256: str, lower_case: bool) -> Ge
 
 
 def make_instances(
-    job: InstanceJob, parts: list[jobs.TextPart], provenance: dict[str, Any], executor: jobs.Executor = jobs.LOCAL
+    job: InstanceJob,
+    parts: list[jobs.TextPart],
+    provenance: dict[str, Any],
+    executor: jobs.Executor = jobs.LOCAL,
 ) -> SetDescription:
     """Make a set of the parts from `inspect_parts`, keeping finished ones of an interrupted run. ``provenance``
     (JSON-serializable) goes into the manifest, with the skipped parts. Raises UserError: a part or the vocabulary is
@@ -149,11 +167,15 @@ def make_instances(
     if executor.share.merges:
         (work.tfrecords() if to_tfrecords else writer).clear_leftovers()
     if _generator(job.vocab_file, work.vocabulary_sha256, job.lower_case).name == "plain":
-        progress(f"the compiled generator cannot run ({native.status()}): this takes about fifty times as long")
+        progress(
+            f"the compiled generator cannot run ({native.status()}): this takes about fifty times as long"
+        )
     _check_case(job)
     if job.lower_case and keeps_case(vocabulary):
         progress(f"warning: {job.vocab_file} has words with capitals, but --cased is not given")
-    outcomes = tasks.run("instances", work.make_part, range(len(parts)), [part.num_bytes for part in parts])
+    outcomes = tasks.run(
+        "instances", work.make_part, range(len(parts)), [part.num_bytes for part in parts]
+    )
     named = {"sha256": work.vocabulary_sha256, "size": len(vocabulary)}
     provenance = {**provenance, "parts": [part.path.name for part in parts]}
     provenance["skipped"] = _report(parts, outcomes, progress)
@@ -166,7 +188,9 @@ def make_instances(
             max_seq_length=job.options.max_seq_length,
             max_predictions=job.options.max_predictions_per_seq,
             provenance=provenance,
-            entries=[outcome.entry for outcome in outcomes if isinstance(outcome.entry, ShardEntry)],
+            entries=[
+                outcome.entry for outcome in outcomes if isinstance(outcome.entry, ShardEntry)
+            ],
         )
     tasks.finish()
     return made
@@ -182,19 +206,31 @@ def _check_case(job: InstanceJob) -> None:
         raise UserError("config.conflict", config, reason)
 
 
-def _report(parts: list[jobs.TextPart], outcomes: list[_Outcome], progress: jobs.Progress) -> list[dict[str, str]]:
+def _report(
+    parts: list[jobs.TextPart], outcomes: list[_Outcome], progress: jobs.Progress
+) -> list[dict[str, str]]:
     """Report what deserves attention; return the skipped parts."""
     kept = sum(outcome.kept for outcome in outcomes)
     if kept:
         progress(f"{kept} of {len(parts)} parts kept from an earlier run")
     for part, outcome in zip(parts, outcomes, strict=True):
         if outcome.single_document:
-            progress(f"warning: {part.path} is one document (no blank line): random second sentences come from it too")
+            progress(
+                f"warning: {part.path} is one document (no blank line): random second sentences come from it too"
+            )
         if outcome.unknown > WARN_UNKNOWN:
-            progress(f"warning: {part.path}: {outcome.unknown:.0%} of its words are not in the vocabulary")
-    bad = [(part.path, outcome.problem) for part, outcome in zip(parts, outcomes, strict=True) if outcome.problem]
+            progress(
+                f"warning: {part.path}: {outcome.unknown:.0%} of its words are not in the vocabulary"
+            )
+    bad = [
+        (part.path, outcome.problem)
+        for part, outcome in zip(parts, outcomes, strict=True)
+        if outcome.problem
+    ]
     if len(bad) == len(parts):
-        raise UserError("data.damaged", "--input", f"none of {len(parts)} parts can be used; {bad[0][1]}")
+        raise UserError(
+            "data.damaged", "--input", f"none of {len(parts)} parts can be used; {bad[0][1]}"
+        )
     if bad:
         progress(f"{len(bad)} of {len(parts)} parts skipped:")
     for _, problem in bad:
@@ -211,7 +247,8 @@ def prepare_instances(job: InstanceJob, executor: jobs.Executor = jobs.LOCAL) ->
     if not share.merges and not any((job.out / name).exists() for name in (MANIFEST, LIST)):
         # Reads its own parts only.
         own = [
-            jobs.inspect_part(path) if share.has(n) else jobs.TextPart(path, 0, "") for n, path in enumerate(job.parts)
+            jobs.inspect_part(path) if share.has(n) else jobs.TextPart(path, 0, "")
+            for n, path in enumerate(job.parts)
         ]
         return make_instances(job, own, {}, executor)
     parts = jobs.inspect_parts(job.parts, skip_bad=job.skip_bad, executor=executor)
@@ -227,7 +264,9 @@ def set_digests(path: Path) -> list[tuple[str, int, str]]:
     """Return (file, instances, digest) of each file of a set, or of one file: our shards or TFRecords. The digest is
     the SHA-256 of the padded features in the benchmark's format, see `mlbert.data.prepare.instances.digest`. A single
     shard uses the limits of the manifest next to it."""
-    digests = _shard_digests if (path / MANIFEST).exists() or path.suffix == ".h5" else _tfrecord_digests
+    digests = (
+        _shard_digests if (path / MANIFEST).exists() or path.suffix == ".h5" else _tfrecord_digests
+    )
     return list(digests(path))
 
 

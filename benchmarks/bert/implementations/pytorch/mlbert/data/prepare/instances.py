@@ -46,7 +46,10 @@ class InstanceOptions:
         longest = self.max_seq_length
         allowed = {
             "max_seq_length": (5 <= longest <= 65_535, "5 to 65535"),
-            "max_predictions_per_seq": (1 <= self.max_predictions_per_seq <= longest, f"1 to {longest}"),
+            "max_predictions_per_seq": (
+                1 <= self.max_predictions_per_seq <= longest,
+                f"1 to {longest}",
+            ),
             "masked_lm_prob": (0 < self.masked_lm_prob < 1, "a number between 0 and 1"),
             "short_seq_prob": (0 <= self.short_seq_prob <= 1, "0 to 1"),
             "dupe_factor": (1 <= self.dupe_factor <= MOST_PASSES, f"1 to {MOST_PASSES}"),
@@ -54,13 +57,19 @@ class InstanceOptions:
         }
         for name, (fine, words) in allowed.items():
             if not fine:
-                raise UserError("config.range", name, f"{getattr(self, name)} is out of range", f"Use {words}")
+                raise UserError(
+                    "config.range", name, f"{getattr(self, name)} is out of range", f"Use {words}"
+                )
 
 
 def parse_documents(lines: Iterable[str], tokenizer: WordPieceTokenizer) -> list[Document]:
     """Tokenise lines; a line that is blank after stripping starts a new document. Empty documents are dropped."""
     documents = ([tokenizer.encode(line.strip()) for line in block] for block in text_blocks(lines))
-    return [sentences for document in documents if (sentences := [tokens for tokens in document if tokens])]
+    return [
+        sentences
+        for document in documents
+        if (sentences := [tokens for tokens in document if tokens])
+    ]
 
 
 REMEDY = "Give UTF-8 text, one sentence a line and a blank line between documents"
@@ -89,7 +98,9 @@ def decoded_lines(path: Path, lines: Iterable[bytes]) -> Iterator[str]:
             yield line.replace(b"\r", b"").decode("utf-8")
         except UnicodeDecodeError as error:
             if number == 1 and line.startswith(b"\x1f\x8b"):
-                raise UserError("data.encoding", path, "is compressed (gzip)", "Unpack it first") from None
+                raise UserError(
+                    "data.encoding", path, "is compressed (gzip)", "Unpack it first"
+                ) from None
             reason = f"line {number} is not UTF-8 (byte {error.start + 1} of the line)"
             raise UserError("data.encoding", path, reason, REMEDY) from None
 
@@ -106,7 +117,9 @@ def masking_rule(vocabulary: dict[str, int], options: InstanceOptions) -> Maskin
     )
 
 
-def create_instances(documents: list[Document], tokenizer: WordPieceTokenizer, options: InstanceOptions) -> list[Row]:
+def create_instances(
+    documents: list[Document], tokenizer: WordPieceTokenizer, options: InstanceOptions
+) -> list[Row]:
     """Return all instances of one part in the benchmark's order. Shuffles ``documents`` in place."""
     rng = random.Random(options.random_seed)
     shuffle(documents, rng)
@@ -122,7 +135,11 @@ def create_instances(documents: list[Document], tokenizer: WordPieceTokenizer, o
 
 
 def _document_instances(
-    documents: list[Document], index: int, rule: MaskingRule, options: InstanceOptions, rng: random.Random
+    documents: list[Document],
+    index: int,
+    rule: MaskingRule,
+    options: InstanceOptions,
+    rng: random.Random,
 ) -> Iterator[Row]:
     """Yield the instances of one document: collect sentences up to a target length, then split them into A and B."""
     document = documents[index]
@@ -149,7 +166,9 @@ def _document_instances(
         i += 1
 
 
-def _random_second(documents: list[Document], index: int, target: int, rng: random.Random) -> list[int]:
+def _random_second(
+    documents: list[Document], index: int, target: int, rng: random.Random
+) -> list[int]:
     """Return sentences from a random position of another document, at least ``target`` tokens if it has that many."""
     for _ in range(10):
         other = rng.randint(0, len(documents) - 1)
@@ -165,7 +184,12 @@ def _random_second(documents: list[Document], index: int, target: int, rng: rand
 
 
 def _instance(
-    first: list[int], second: list[int], random_next: bool, rule: MaskingRule, max_tokens: int, rng: random.Random
+    first: list[int],
+    second: list[int],
+    random_next: bool,
+    rule: MaskingRule,
+    max_tokens: int,
+    rng: random.Random,
 ) -> Row:
     a, b = truncate_pair(first, second, max_tokens, rng)
     tokens = [rule.cls_id, *a, rule.sep_id, *b, rule.sep_id]
@@ -181,5 +205,7 @@ def digest(rows: Ragged, max_seq_length: int, max_predictions: int) -> str:
         result.update(name.encode())
         for start in range(0, len(rows), 4096):
             piece = rows.take(np.arange(start, min(start + 4096, len(rows))))
-            result.update(padded(piece, name, widths).astype("<f4" if "weights" in name else "<i4").tobytes())
+            result.update(
+                padded(piece, name, widths).astype("<f4" if "weights" in name else "<i4").tobytes()
+            )
     return result.hexdigest()

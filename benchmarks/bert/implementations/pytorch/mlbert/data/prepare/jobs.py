@@ -41,7 +41,9 @@ _PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None).prctl  # found here: a lookup between fork and exec could wait for ever
 _MOST_WORKERS = max(2, os.cpu_count() or 1)  # more use memory and save no time
 _AHEAD = 2  # items of a stream for each process, so that none waits for the next
-_FEWER = "Use fewer processes: --workers, or CPU_THREADS of `mlbert pretrain`; finished parts are kept"
+_FEWER = (
+    "Use fewer processes: --workers, or CPU_THREADS of `mlbert pretrain`; finished parts are kept"
+)
 
 
 class Progress:
@@ -89,10 +91,17 @@ def parse_share(task: str | None, merge: bool) -> Share:
         return MERGE if merge else ALL
     if merge:
         reason = "exclude each other"
-        raise UserError("config.conflict", "--task and --merge", reason, "Use --merge after the tasks of all shares")
+        raise UserError(
+            "config.conflict",
+            "--task and --merge",
+            reason,
+            "Use --merge after the tasks of all shares",
+        )
     found = re.fullmatch(r"([0-9]{1,6})/([1-9][0-9]{0,5})", task)
     if not found:
-        raise UserError("config.value", "--task", f"{task} is not I/N", "Use for example 0/4, 1/4, 2/4 and 3/4")
+        raise UserError(
+            "config.value", "--task", f"{task} is not I/N", "Use for example 0/4, 1/4, 2/4 and 3/4"
+        )
     index, count = map(int, found.groups())
     if index >= count:
         reason = f"{task}: there is no share {index} of {count}"
@@ -149,7 +158,11 @@ class Executor:
 
     @contextmanager
     def stream(
-        self, function: Callable[[Item], Result], items: Iterable[Item], where: Path | str, ahead: int = 0
+        self,
+        function: Callable[[Item], Result],
+        items: Iterable[Item],
+        where: Path | str,
+        ahead: int = 0,
     ) -> Iterator[Iterator[tuple[Item, Result]]]:
         """Yield an iterator over each item and its result, in the order of the items.
 
@@ -167,7 +180,9 @@ class Executor:
 LOCAL = Executor()
 
 
-def _in_order(pool: ProcessPoolExecutor, items: Iterable[Item], most: int) -> Iterator[tuple[Item, Any]]:
+def _in_order(
+    pool: ProcessPoolExecutor, items: Iterable[Item], most: int
+) -> Iterator[tuple[Item, Any]]:
     waiting: deque[tuple[Item, Future]] = deque()
     for item in items:
         waiting.append((item, _submit(pool, item)))
@@ -187,7 +202,9 @@ def _submit(pool: ProcessPoolExecutor, item: Any) -> Future:
 
 
 @contextmanager
-def processes(workers: int, function: Callable[[Any], Any], where: Path | str) -> Iterator[ProcessPoolExecutor]:
+def processes(
+    workers: int, function: Callable[[Any], Any], where: Path | str
+) -> Iterator[ProcessPoolExecutor]:
     """Yield a pool of fresh processes in which `_call` calls the function, and that end with this one.
 
     After an error, running work finishes. Ctrl-C and SIGTERM (raised as SystemExit meanwhile) kill it at once, which is
@@ -195,12 +212,16 @@ def processes(workers: int, function: Callable[[Any], Any], where: Path | str) -
     """
     # Spawned, not forked: a fork copies locks that other threads (progress bar, OpenMP) hold at that moment.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker, initargs=(os.getpid(), function))
+    pool = ProcessPoolExecutor(
+        workers, mp_context=context, initializer=_begin_worker, initargs=(os.getpid(), function)
+    )
     with sigterm_raises():
         try:
             yield pool
         except (KeyboardInterrupt, SystemExit, BrokenProcessPool) as end:
-            for process in multiprocessing.active_children():  # the pool's own way is SIGTERM, which they never get
+            for process in (
+                multiprocessing.active_children()
+            ):  # the pool's own way is SIGTERM, which they never get
                 process.kill()
             if isinstance(end, BrokenProcessPool):
                 reason = "a worker process was killed, possibly for lack of memory"
@@ -214,7 +235,10 @@ def processes(workers: int, function: Callable[[Any], Any], where: Path | str) -
 @contextmanager
 def sigterm_raises() -> Iterator[None]:
     """Turn SIGTERM into an exception, unless it already has a handler; only the main thread can set one."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
+    ):
         yield
         return
 
@@ -269,7 +293,9 @@ def check_options(out: Path, provenance: Mapping[str, Any], options: Mapping[str
     Raises UserError: they differ."""
     if provenance.get("options") != options:
         remedy = "Choose another --out, or remove it"
-        raise UserError("prepare.other-options", out, "was prepared with different input or options", remedy)
+        raise UserError(
+            "prepare.other-options", out, "was prepared with different input or options", remedy
+        )
 
 
 def is_whole(out: Path, check: Callable[[], Iterable[FileSum]], progress: Progress) -> bool:
@@ -285,7 +311,9 @@ def is_whole(out: Path, check: Callable[[], Iterable[FileSum]], progress: Progre
     except UserError as problem:
         progress(f"{problem.subject}: {problem.problem}: rebuilding it")
         return False
-    shutil.rmtree(out / WORK_FOLDER, ignore_errors=True)  # of a run that was killed after its last file
+    shutil.rmtree(
+        out / WORK_FOLDER, ignore_errors=True
+    )  # of a run that was killed after its last file
     progress(f"{out} is finished with these options: nothing to do")
     return True
 
@@ -329,7 +357,12 @@ def keep_apart(out: Path, inputs: Iterable[Path]) -> None:
         if given.resolve() == target or (not given.is_dir() and given.resolve().parent == target):
             raise UserError("file.in-input", out, "is the input folder", "Choose another --out")
         if any(path.is_symlink() and path.resolve().parent == target for path in inside):
-            raise UserError("file.in-input", out, f"holds the files that {given} links to", "Choose another --out")
+            raise UserError(
+                "file.in-input",
+                out,
+                f"holds the files that {given} links to",
+                "Choose another --out",
+            )
 
 
 _IN_FOLDER = re.compile(r"part-\d+(-of-\d+)?|(?!eval).*\.txt")
@@ -353,15 +386,23 @@ def expand_inputs(inputs: Iterable[Path], *, skip_bad: bool = False) -> list[Pat
     Raises UserError: a folder holds no part, or not all of its ``part-00000-of-00500``. With ``skip_bad``, the missing
     ones are listed as files that cannot be read.
     """
-    return [part for given in inputs for part in (_parts_of_folder(given, skip_bad) if given.is_dir() else [given])]
+    return [
+        part
+        for given in inputs
+        for part in (_parts_of_folder(given, skip_bad) if given.is_dir() else [given])
+    ]
 
 
 def _parts_of_folder(folder: Path, skip_bad: bool) -> list[Path]:
     with reading(folder):
-        found = sorted(path for path in folder.iterdir() if _IN_FOLDER.fullmatch(path.name) and path.is_file())
+        found = sorted(
+            path for path in folder.iterdir() if _IN_FOLDER.fullmatch(path.name) and path.is_file()
+        )
     if not found:
         reason = "holds no text part (part-* or *.txt)"
-        raise UserError("data.missing", folder, reason, "Give the folder of the text, or files by name")
+        raise UserError(
+            "data.missing", folder, reason, "Give the folder of the text, or files by name"
+        )
     missing = missing_numbers([path.name for path in found])
     if missing and not skip_bad:
         remedy = "Restore what is missing, name the files to use, or use --skip-bad"
@@ -369,12 +410,16 @@ def _parts_of_folder(folder: Path, skip_bad: bool) -> list[Path]:
     return sorted([*found, *(folder / name for name in missing)])
 
 
-def inspect_parts(paths: Sequence[Path], *, skip_bad: bool = False, executor: Executor = LOCAL) -> list[TextPart]:
+def inspect_parts(
+    paths: Sequence[Path], *, skip_bad: bool = False, executor: Executor = LOCAL
+) -> list[TextPart]:
     """Read all parts once for sizes and checksums. Raises UserError: a part cannot be read, is empty, or duplicates
     another (both are named). With ``skip_bad`` such errors go into `TextPart.problem` instead, and only having no good
     part is an error."""
     if not paths:
-        raise UserError("data.missing", "--input", "there is no text part", "Give text files or their folder")
+        raise UserError(
+            "data.missing", "--input", "there is no text part", "Give text files or their folder"
+        )
     parts: list[TextPart] = []
     first: dict[str, Path] = {}
     total = sum(path.stat().st_size for path in paths if path.is_file())
@@ -383,7 +428,10 @@ def inspect_parts(paths: Sequence[Path], *, skip_bad: bool = False, executor: Ex
         for part in pool.map(inspect_part, paths):
             if not part.problem and part.sha256 in first:
                 reason = f"has the same content as {first[part.sha256]}"
-                part = replace(part, problem=UserError("data.duplicate", part.path, reason, "Give each part once"))
+                part = replace(
+                    part,
+                    problem=UserError("data.duplicate", part.path, reason, "Give each part once"),
+                )
             if not part.problem:
                 first[part.sha256] = part.path
             elif not skip_bad:
@@ -391,7 +439,9 @@ def inspect_parts(paths: Sequence[Path], *, skip_bad: bool = False, executor: Ex
             parts.append(part)
             advance(part.num_bytes)
     if all(part.problem for part in parts):
-        raise UserError("data.damaged", "--input", f"none of {len(parts)} parts can be used; {parts[0].problem}")
+        raise UserError(
+            "data.damaged", "--input", f"none of {len(parts)} parts can be used; {parts[0].problem}"
+        )
     return parts
 
 
@@ -400,6 +450,10 @@ def inspect_part(path: Path) -> TextPart:
     try:
         with reading(path, REMEDY):
             size = path.stat().st_size
-        return TextPart(path, size, file_sha256(path)) if size else TextPart(path, 0, "", without_text(path))
+        return (
+            TextPart(path, size, file_sha256(path))
+            if size
+            else TextPart(path, 0, "", without_text(path))
+        )
     except UserError as error:
         return TextPart(path, 0, "", error)

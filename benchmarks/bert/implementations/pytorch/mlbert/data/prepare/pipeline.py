@@ -21,17 +21,38 @@ import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from mlbert.data.formats.checksums import FileSum
-from mlbert.data.formats.manifest import MAX_VOCAB_SIZE, Manifest, file_sha256, make_folder, read_manifest, write_json
+from mlbert.data.formats.manifest import (
+    MAX_VOCAB_SIZE,
+    Manifest,
+    file_sha256,
+    make_folder,
+    read_manifest,
+    write_json,
+)
 from mlbert.data.formats.open import check_vocabulary
 from mlbert.data.formats.prepared import ShardSet, ShardWriter, info_of
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.tokenizer import TOKENIZER_CONFIG, VOCAB_FILE, lower_cases
-from mlbert.data.formats.wordpiece import SPECIAL_TOKENS, UNKNOWN, basic_split, clean_words, load_vocabulary
+from mlbert.data.formats.wordpiece import (
+    SPECIAL_TOKENS,
+    UNKNOWN,
+    basic_split,
+    clean_words,
+    load_vocabulary,
+)
 from mlbert.data.prepare import corpus as corpora
 from mlbert.data.prepare.generator import FlatDocuments, Generator, flat, make_generator
 from mlbert.data.prepare.instance_set import InstanceJob, make_instances
 from mlbert.data.prepare.instances import InstanceOptions
-from mlbert.data.prepare.jobs import LOCAL, Executor, inspect_parts, is_whole, read_summary, tool_name, whole_shards
+from mlbert.data.prepare.jobs import (
+    LOCAL,
+    Executor,
+    inspect_parts,
+    is_whole,
+    read_summary,
+    tool_name,
+    whole_shards,
+)
 from mlbert.data.prepare.shuffle import pick_evenly
 from mlbert.host.errors import UserError
 from mlbert.host.files import remove_leftovers, write_atomically
@@ -43,7 +64,9 @@ MAX_ALPHABET = 500
 
 def count_words(sentences: Iterable[str], lower_case: bool = True) -> Counter[str]:
     """Count the basic words of sentences, split like the benchmark's tokenizer does."""
-    return split_words(Counter(word for sentence in sentences for word in clean_words(sentence)), lower_case)
+    return split_words(
+        Counter(word for sentence in sentences for word in clean_words(sentence)), lower_case
+    )
 
 
 def split_words(raw: Counter[str], lower_case: bool = True) -> Counter[str]:
@@ -62,7 +85,9 @@ def check_vocab_size(vocab_size: int) -> None:
         raise UserError("config.range", "--vocab-size", f"{vocab_size} is out of range", remedy)
 
 
-def train_vocabulary(words: Counter[str], vocab_size: int, least_count: int | None = None) -> list[str]:
+def train_vocabulary(
+    words: Counter[str], vocab_size: int, least_count: int | None = None
+) -> list[str]:
     """Return ``vocab_size`` entries of a WordPiece vocabulary, special tokens first; fewer if the words (with their
     counts) do not have enough different pieces. Raises UserError: the size is out of range.
 
@@ -81,9 +106,13 @@ def train_vocabulary(words: Counter[str], vocab_size: int, least_count: int | No
     tokenizer = Tokenizer(models.WordPiece(unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     trainer = trainers.WordPieceTrainer(
-        vocab_size=vocab_size, special_tokens=[*SPECIAL_TOKENS, *(f"##{char}" for char in inside)], show_progress=False
+        vocab_size=vocab_size,
+        special_tokens=[*SPECIAL_TOKENS, *(f"##{char}" for char in inside)],
+        show_progress=False,
     )
-    tokenizer.train_from_iterator((" ".join([word] * count) for word, count in known.items()), trainer)
+    tokenizer.train_from_iterator(
+        (" ".join([word] * count) for word, count in known.items()), trainer
+    )
     numbers = tokenizer.get_vocab()
     return sorted(numbers, key=numbers.__getitem__)
 
@@ -136,9 +165,13 @@ class Neighbours:
             self._count()
 
     def _count(self) -> None:
-        found, counts = np.unique(np.concatenate([np.empty(0, np.int64), *self._waiting]), return_counts=True)
+        found, counts = np.unique(
+            np.concatenate([np.empty(0, np.int64), *self._waiting]), return_counts=True
+        )
         self._pairs, places = np.unique(np.concatenate([self._pairs, found]), return_inverse=True)
-        sums = np.bincount(places, np.concatenate([self._counts, counts]), minlength=len(self._pairs))
+        sums = np.bincount(
+            places, np.concatenate([self._counts, counts]), minlength=len(self._pairs)
+        )
         self._counts, self._waiting, self._num_waiting = sums.astype(np.int64), [], 0
 
     def accuracies(self, evaluation: Ragged) -> Accuracies:
@@ -151,20 +184,30 @@ class Neighbours:
         starts = np.repeat(evaluation.offsets[:-1], np.diff(evaluation.masked_offsets))
         where = starts + evaluation.masked_positions
         labels = evaluation.masked_labels.astype(np.int64)
-        left, right = evaluation.tokens[where - 1], evaluation.tokens[where + 1]  # in range: [CLS], [SEP] stay
+        left, right = (
+            evaluation.tokens[where - 1],
+            evaluation.tokens[where + 1],
+        )  # in range: [CLS], [SEP] stay
         accuracy = {
             "most_frequent_accuracy": float(np.mean(labels == most_frequent)),
             "bigram_left_accuracy": float(np.mean(labels == after[left])),
             "bigram_right_accuracy": float(np.mean(labels == before[right])),
         }
         best = max(accuracy["bigram_left_accuracy"], accuracy["bigram_right_accuracy"])
-        return {**accuracy, "bigram_accuracy": best, "most_frequent_id": most_frequent, "masked_tokens": len(labels)}
+        return {
+            **accuracy,
+            "bigram_accuracy": best,
+            "most_frequent_id": most_frequent,
+            "masked_tokens": len(labels),
+        }
 
     def _best_guess(self, given: np.ndarray, wanted: np.ndarray, otherwise: int) -> np.ndarray:
         """Return int64 [V]: the most frequent neighbour of each token, or ``otherwise`` for tokens that were never
         seen."""
         guess = np.full(self._size, otherwise, np.int64)
-        order = np.lexsort((-wanted, self._counts))  # the last write wins: highest count, then lowest id
+        order = np.lexsort(
+            (-wanted, self._counts)
+        )  # the last write wins: highest count, then lowest id
         guess[given[order]] = wanted[order]
         return guess
 
@@ -207,7 +250,12 @@ class TextOptions:
         check_vocab_size(self.vocab_size)
         for name, most in _MOST.items():
             if not 1 <= getattr(self, name) <= most:
-                raise UserError("config.range", name, f"{getattr(self, name)} is out of range", f"Use 1 to {most}")
+                raise UserError(
+                    "config.range",
+                    name,
+                    f"{getattr(self, name)} is out of range",
+                    f"Use 1 to {most}",
+                )
 
 
 def _finished(out: Path, options: dict[str, Any]) -> dict[str, Any] | None:
@@ -218,12 +266,18 @@ def _finished(out: Path, options: dict[str, Any]) -> dict[str, Any] | None:
     if (found := summary["options"]) != json.loads(json.dumps(options)):
         different = sorted(key for key in {*found, *options} if found.get(key) != options.get(key))
         reason = f"was prepared with other options ({', '.join(different)})"
-        raise UserError("prepare.other-options", out, reason, "Choose another --out, or remove the folder")
+        raise UserError(
+            "prepare.other-options", out, reason, "Choose another --out, or remove the folder"
+        )
     return summary
 
 
 def prepare_text(
-    documents: Iterable[list[str]], out: Path, options: TextOptions, source: dict[str, Any], executor: Executor = LOCAL
+    documents: Iterable[list[str]],
+    out: Path,
+    options: TextOptions,
+    source: dict[str, Any],
+    executor: Executor = LOCAL,
 ) -> dict[str, Any]:
     """Make a data folder (vocab.txt, tokenizer_config.json, text/, train/, eval/, baselines.json, prepared.json) and
     return the content of ``prepared.json``. ``documents`` (lists of sentences) are read only if the folder is not
@@ -237,22 +291,31 @@ def prepare_text(
     for folder in (out, out / "text"):
         remove_leftovers(folder)
     corpus = corpora.split(
-        documents, options.eval_share, options.split_seed, max_sentences=options.max_document_sentences
+        documents,
+        options.eval_share,
+        options.split_seed,
+        max_sentences=options.max_document_sentences,
     )
     counts = corpus.summary()
-    progress("text: " + ", ".join(f"{value:,} {key.replace('_', ' ')}" for key, value in counts.items()))
+    progress(
+        "text: " + ", ".join(f"{value:,} {key.replace('_', ' ')}" for key, value in counts.items())
+    )
     parts = _write_parts(out / "text", corpus, options.num_parts)
     vocab_file = _make_vocabulary(corpus, out, options)
     vocabulary = load_vocabulary(vocab_file)
     progress(f"vocabulary: {len(vocabulary):,} entries")
     provenance = {"tool": tool_name(), "options": wanted}
-    job = InstanceJob(tuple(parts), vocab_file, out / "train", options.instances, options.lower_case)
+    job = InstanceJob(
+        tuple(parts), vocab_file, out / "train", options.instances, options.lower_case
+    )
     quiet = Executor(executor.workers)
     train = make_instances(job, inspect_parts(parts, executor=quiet), provenance, quiet)
     progress(f"train: {train.num_sequences:,} sequences, {train.num_tokens:,} tokens")
     generator = make_generator(vocabulary, options.lower_case)
     evaluation = _make_evaluation(out, generator, options, provenance)
-    progress(f"eval: {evaluation.num_sequences:,} sequences, {evaluation.num_masked:,} masked tokens")
+    progress(
+        f"eval: {evaluation.num_sequences:,} sequences, {evaluation.num_masked:,} masked tokens"
+    )
     guesses = _write_baselines(out, [flat(generator.read(part)) for part in parts], vocabulary)
     summary = {
         "options": wanted,
@@ -270,7 +333,9 @@ def prepare_text(
 def _check_sets(out: Path, summary: dict[str, Any]) -> list[FileSum]:
     """Return the checksums of both sets. Raises UserError: another file of the finished folder is damaged."""
     if lower_cases(out / VOCAB_FILE) != summary["options"]["lower_case"]:
-        raise UserError("data.damaged", out / TOKENIZER_CONFIG, "has another do_lower_case than the sets")
+        raise UserError(
+            "data.damaged", out / TOKENIZER_CONFIG, "has another do_lower_case than the sets"
+        )
     if read_json(out / BASELINES, "") != summary["baselines"]:
         raise UserError("data.damaged", out / BASELINES, f"differs from {FINISHED}")
     manifests = [read_manifest(out / name) for name in ("train", "eval")]
@@ -280,11 +345,16 @@ def _check_sets(out: Path, summary: dict[str, Any]) -> list[FileSum]:
 
 
 def _make_vocabulary(corpus: corpora.Corpus, out: Path, options: TextOptions) -> Path:
-    words = count_words((text for document in corpus.train for text in document), options.lower_case)
+    words = count_words(
+        (text for document in corpus.train for text in document), options.lower_case
+    )
     entries = train_vocabulary(words, options.vocab_size)
     path = out / VOCAB_FILE
     write_atomically(path, "\n".join(entries) + "\n")
-    write_json(out / TOKENIZER_CONFIG, {"tokenizer_class": "BertTokenizer", "do_lower_case": options.lower_case})
+    write_json(
+        out / TOKENIZER_CONFIG,
+        {"tokenizer_class": "BertTokenizer", "do_lower_case": options.lower_case},
+    )
     return path
 
 
@@ -303,7 +373,9 @@ def _write_parts(folder: Path, corpus: corpora.Corpus, num_parts: int) -> list[P
     return parts
 
 
-def _make_evaluation(out: Path, generator: Generator, options: TextOptions, provenance: dict[str, Any]) -> Manifest:
+def _make_evaluation(
+    out: Path, generator: Generator, options: TextOptions, provenance: dict[str, Any]
+) -> Manifest:
     """Mask once, then pick ``eval_sequences`` examples evenly, like the benchmark picks its 10,000."""
     documents = generator.read(out / "text" / "eval.txt")
     rows = generator.rows(documents, replace(options.instances, dupe_factor=10))
@@ -312,14 +384,19 @@ def _make_evaluation(out: Path, generator: Generator, options: TextOptions, prov
     writer.clear_leftovers()
     writer.write_shard(0, rows.take(pick_evenly(len(rows), wanted)))
     return writer.finish(
-        vocabulary={"sha256": file_sha256(out / VOCAB_FILE), "size": len(generator.tokenizer.vocabulary)},
+        vocabulary={
+            "sha256": file_sha256(out / VOCAB_FILE),
+            "size": len(generator.tokenizer.vocabulary),
+        },
         max_seq_length=options.instances.max_seq_length,
         max_predictions=options.instances.max_predictions_per_seq,
         provenance=provenance,
     )
 
 
-def _write_baselines(out: Path, train: list[FlatDocuments], vocabulary: dict[str, int]) -> dict[str, Any]:
+def _write_baselines(
+    out: Path, train: list[FlatDocuments], vocabulary: dict[str, int]
+) -> dict[str, Any]:
     (rows,) = ShardSet.open(out / "eval")
     result = baselines(train, rows, len(vocabulary))
     entries = {number: entry for entry, number in vocabulary.items()}

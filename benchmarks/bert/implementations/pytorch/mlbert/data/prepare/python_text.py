@@ -28,7 +28,9 @@ from mlbert.host.errors import UserError
 
 MIN_SENTENCES = 1000  # with fewer, the installation's documentation has been stripped
 OWN_DOCUMENT_SENTENCES = 4
-SKIPPED_FOLDERS = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
+SKIPPED_FOLDERS = frozenset(
+    {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+)
 TEXT_SUFFIXES = frozenset({".txt", ".html", ".rst", ".md"})
 TEXT_NAMES = frozenset({"README", "CREDITS", "LICENSE", "NEWS"})
 SKIPPED_FILES = frozenset({"Grammar.txt", "PatternGrammar.txt", "sitecustomize.py"})
@@ -37,7 +39,9 @@ _COMMENT = re.compile(r"^[ \t]*#+[ \t]?(.*)$")
 _TITLE = re.compile(r"\n(?=[^\n]+\n([=*\-~^#+\"])\1{3,}[ \t]*\n)")
 _TAG = re.compile(r"<[^>]+>")
 _HIDDEN = re.compile(r"<(script|style|pre|head)\b.*?</\1>", re.DOTALL | re.IGNORECASE)
-_BLOCK_TAG = re.compile(r"</?(?:p|div|li|ul|ol|dl|dt|dd|h\d|section|tr|td|table|br)\b[^>]*>", re.IGNORECASE)
+_BLOCK_TAG = re.compile(
+    r"</?(?:p|div|li|ul|ol|dl|dt|dd|h\d|section|tr|td|table|br)\b[^>]*>", re.IGNORECASE
+)
 _HEADING_TAG = re.compile(r"(?=<h\d\b)", re.IGNORECASE)
 
 Documents = Iterator[list[str]]
@@ -49,13 +53,20 @@ def documents() -> Documents:
     root = Path(sysconfig.get_paths()["stdlib"])
     sentences = 0
     topics = root / "pydoc_data" / "topics.py"
-    for document in chain(_from_topics(topics), _from_sources(root), _from_text_files(root), _from_compiled_modules()):
+    for document in chain(
+        _from_topics(topics), _from_sources(root), _from_text_files(root), _from_compiled_modules()
+    ):
         sentences += len(document)
         if document:
             yield document
     if sentences < MIN_SENTENCES:
         remedy = "Use `mlbert prepare text`"
-        raise UserError("data.too-small", root, "this Python installation contains almost no documentation", remedy)
+        raise UserError(
+            "data.too-small",
+            root,
+            "this Python installation contains almost no documentation",
+            remedy,
+        )
 
 
 def source_name() -> dict[str, str]:
@@ -100,7 +111,11 @@ def _files(root: Path) -> list[Path]:
 def documents_by_file() -> Iterator[tuple[str, list[str]]]:
     """Return the documents of the standard library's source files, each with its file's path within the library."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    return ((path.relative_to(root).as_posix(), document) for path, document in _from_files(root) if document)
+    return (
+        (path.relative_to(root).as_posix(), document)
+        for path, document in _from_files(root)
+        if document
+    )
 
 
 def _from_sources(root: Path) -> Documents:
@@ -159,7 +174,9 @@ def _from_strings(tree: ast.AST, skip: str | None) -> list[str]:
             waiting += node
         elif isinstance(node, ast.AST):
             waiting += [getattr(node, name) for name in node._fields]
-    return [sentence for _, text in sorted(found) if text != skip for sentence in prose_sentences(text)]
+    return [
+        sentence for _, text in sorted(found) if text != skip for sentence in prose_sentences(text)
+    ]
 
 
 def _from_comments(lines: list[str]) -> list[str]:
@@ -194,10 +211,23 @@ def sections_of(path: Path, text: str) -> Documents:
 
 def _from_compiled_modules() -> Documents:
     """Yield one document for each class and function with enough text; the rest of a module form one document."""
-    command = [sys.executable, "-I", "-S", "-W", "ignore", str(Path(__file__).with_name("compiled_docs.py"))]
-    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=120, check=False)
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        "-W",
+        "ignore",
+        str(Path(__file__).with_name("compiled_docs.py")),
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, encoding="utf-8", timeout=120, check=False
+    )
     if done.returncode != 0:
         reason = f"cannot report the documentation of its compiled modules ({done.stderr.strip()[-200:]})"
-        raise UserError("data.too-small", sys.executable, reason, "Try another Python, or `mlbert prepare text`")
+        raise UserError(
+            "data.too-small", sys.executable, reason, "Try another Python, or `mlbert prepare text`"
+        )
     for groups in json.loads(done.stdout).values():
-        yield from _grouped((True, [line for text in group for line in prose_sentences(text)]) for group in groups)
+        yield from _grouped(
+            (True, [line for text in group for line in prose_sentences(text)]) for group in groups
+        )

@@ -32,7 +32,15 @@ from mlbert.data.formats.permutation import Permutation
 from mlbert.data.formats.prepared import ShardEntry, ShardSet, ShardWriter, verified_shard
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.data.formats.shard_file import is_written, map_file, write_shard_file
-from mlbert.data.prepare.jobs import LOCAL, SILENT, Executor, Progress, finished_manifest, keep_apart, tool_name
+from mlbert.data.prepare.jobs import (
+    LOCAL,
+    SILENT,
+    Executor,
+    Progress,
+    finished_manifest,
+    keep_apart,
+    tool_name,
+)
 from mlbert.data.prepare.step_tasks import StepTasks
 from mlbert.host.errors import UserError
 
@@ -65,9 +73,13 @@ class ShufflePiece:
     number: int
     first: int  # first sequence
     end: int
-    shard: int | None = None  # the shard that holds them, counted over all `prepared_sets`; None for other stores
+    shard: int | None = (
+        None  # the shard that holds them, counted over all `prepared_sets`; None for other stores
+    )
     row: int = 0  # row of the first sequence in that shard
-    before: tuple[int, ...] = ()  # sequences of each target in earlier pieces; empty until they are counted
+    before: tuple[
+        int, ...
+    ] = ()  # sequences of each target in earlier pieces; empty until they are counted
 
 
 @dataclass(frozen=True)
@@ -140,7 +152,9 @@ class Shuffle:
             writer.write_shard(index, rows, pack_offsets)
         return writer.entry(index)
 
-    def _collect(self, number: int, pieces: tuple[ShufflePiece, ...]) -> tuple[Ragged, np.ndarray | None]:
+    def _collect(
+        self, number: int, pieces: tuple[ShufflePiece, ...]
+    ) -> tuple[Ragged, np.ndarray | None]:
         parts, places = [], []
         for piece in pieces:
             spill = map_file(self.spill(piece))
@@ -177,7 +191,9 @@ def piece_rows(store: Store, piece: ShufflePiece) -> Ragged:
     """Return the sequences of a piece; if it begins a shard, verify the shard first."""
     if piece.shard is None:
         return store.gather(np.arange(piece.first, piece.end))
-    shards = [(part, index) for part in prepared_sets(store) for index in range(len(part.manifest.shards))]
+    shards = [
+        (part, index) for part in prepared_sets(store) for index in range(len(part.manifest.shards))
+    ]
     part, index = shards[piece.shard]
     shard = part.shard(index) if piece.row else verified_shard(part.manifest, index)
     return shard.rows.slice(piece.row, piece.row + piece.end - piece.first)
@@ -201,7 +217,9 @@ def make_pieces(store: Store, most: int = PIECE) -> list[ShufflePiece]:
     for shard, count in enumerate(counts or [len(store)]):
         for row in range(0, count, most):
             end = start + min(row + most, count)
-            pieces.append(ShufflePiece(len(pieces), start + row, end, shard if prepared else None, row))
+            pieces.append(
+                ShufflePiece(len(pieces), start + row, end, shard if prepared else None, row)
+            )
         start += count
     return pieces
 
@@ -241,7 +259,11 @@ def say_what_is_undone(info: StoreInfo, progress: Progress) -> None:
 
 
 def run_shuffle(
-    shuffle: Shuffle, pieces: list[ShufflePiece], tasks: StepTasks, store: Store, options: dict[str, Any]
+    shuffle: Shuffle,
+    pieces: list[ShufflePiece],
+    tasks: StepTasks,
+    store: Store,
+    options: dict[str, Any],
 ) -> list[Manifest]:
     """Run both passes and finish every target with provenance."""
     make_folder(shuffle.out / SPILL)
@@ -253,11 +275,18 @@ def run_shuffle(
     tasks.run("spreading", shuffle.write_spill, pieces, sizes, unit="sequences", is_last=False)
     jobs = [(number, tuple(pieces)) for number in range(total)]
     name = "packing" if shuffle.packing else "ordering"
-    entries = tasks.run(name, shuffle.write_output, jobs, np.diff(shuffle.bounds).tolist(), unit="sequences")
+    entries = tasks.run(
+        name, shuffle.write_output, jobs, np.diff(shuffle.bounds).tolist(), unit="sequences"
+    )
     more: dict[str, Any] = {"packs": asdict(shuffle.packing)} if shuffle.packing else {}
     return [
         finish(
-            shuffle.output(a)[0], store, options, max_seq_length=target.longest, entries=entries[a : a + each], **more
+            shuffle.output(a)[0],
+            store,
+            options,
+            max_seq_length=target.longest,
+            entries=entries[a : a + each],
+            **more,
         )
         for a, target in zip(range(0, total, each), shuffle.targets, strict=True)
     ]
@@ -279,11 +308,24 @@ def shuffle_set(
     if packing:
         packing = replace(packing, max_tokens=packing.max_tokens or info.max_seq_length)
     if packing and (packing.max_tokens or 0) < info.max_seq_length:
-        reason = f"{packing.max_tokens} is less than the data's max_seq_length {info.max_seq_length}"
-        raise UserError("data.too-long", "--max-tokens", reason, "Use longer packs or data with shorter sequences")
-    options: dict[str, Any] = {"step": "pack" if packing else "shuffle", "input": info.identity, "seed": seed}
+        reason = (
+            f"{packing.max_tokens} is less than the data's max_seq_length {info.max_seq_length}"
+        )
+        raise UserError(
+            "data.too-long",
+            "--max-tokens",
+            reason,
+            "Use longer packs or data with shorter sequences",
+        )
+    options: dict[str, Any] = {
+        "step": "pack" if packing else "shuffle",
+        "input": info.identity,
+        "seed": seed,
+    }
     options |= asdict(packing) if packing else {}
-    options["shards"] = num_shards or default_shards(info.num_sequences or len(open_store(source, verify=False)))
+    options["shards"] = num_shards or default_shards(
+        info.num_sequences or len(open_store(source, verify=False))
+    )
     if found := finished_manifest(out, options, executor.progress):
         remove_spill(out)
         return found
@@ -291,7 +333,9 @@ def shuffle_set(
     check_shards(options["shards"], len(store))
     say_what_is_undone(info, executor.progress)
     target = Target(out, 0, info.max_seq_length)
-    shuffle = Shuffle(source, info.identity, out, (target,), options["shards"], (len(store),), seed, packing)
+    shuffle = Shuffle(
+        source, info.identity, out, (target,), options["shards"], (len(store),), seed, packing
+    )
     pieces = [replace(piece, before=(piece.first,)) for piece in make_pieces(store)]
     tasks = StepTasks(out, options, executor)
     (manifest,) = run_shuffle(shuffle, pieces, tasks, store, options)
@@ -304,9 +348,14 @@ def finish(writer: ShardWriter, store: Store, options: dict[str, Any], **more: A
     """Finish a set made of sequences of ``store``, with provenance; see `ShardWriter.finish`."""
     foreign = {"kind": store.info.kind, "lower_case": store.info.lower_case}
     inherited = dict(store.manifest.provenance) if isinstance(store, ShardSet) else foreign
-    limits = {"max_seq_length": store.info.max_seq_length, "max_predictions": store.info.max_predictions}
+    limits = {
+        "max_seq_length": store.info.max_seq_length,
+        "max_predictions": store.info.max_predictions,
+    }
     provenance = {"tool": tool_name(), "options": options, "input": inherited}
-    return writer.finish(vocabulary=known_vocabulary(store.info), provenance=provenance, **{**limits, **more})
+    return writer.finish(
+        vocabulary=known_vocabulary(store.info), provenance=provenance, **{**limits, **more}
+    )
 
 
 def pick_evenly(available: int, wanted: int) -> np.ndarray:
@@ -314,7 +363,9 @@ def pick_evenly(available: int, wanted: int) -> np.ndarray:
     return np.asarray([int(i * available / wanted) for i in range(wanted)], np.int64)
 
 
-def make_eval_set(source: Path, out: Path, *, num: int = 10_000, progress: Progress = SILENT) -> Manifest:
+def make_eval_set(
+    source: Path, out: Path, *, num: int = 10_000, progress: Progress = SILENT
+) -> Manifest:
     """Pick ``num`` sequences of any store that names its vocabulary into a prepared set of one shard. Raises UserError:
     the input is bad or smaller than ``num``, or the output was finished with other options."""
     info = describe_input(source, out)

@@ -26,18 +26,40 @@ from typing import Any
 import numpy as np
 
 from mlbert.data.formats.bins import BINS, BINS_FORMAT, BINS_VERSION, read_bins
-from mlbert.data.formats.manifest import MAX_TOKENS, Manifest, make_folder, read_manifest, write_json
+from mlbert.data.formats.manifest import (
+    MAX_TOKENS,
+    Manifest,
+    make_folder,
+    read_manifest,
+    write_json,
+)
 from mlbert.data.formats.open import describe, open_store
 from mlbert.data.prepare import shuffle
-from mlbert.data.prepare.export_nvidia import ROWS_A_FILE, NvidiaExportFile, NvidiaExportJob, check_layout, shard_name
-from mlbert.data.prepare.jobs import LOCAL, Executor, Progress, check_options, is_whole, tool_name, whole_shards
+from mlbert.data.prepare.export_nvidia import (
+    ROWS_A_FILE,
+    NvidiaExportFile,
+    NvidiaExportJob,
+    check_layout,
+    shard_name,
+)
+from mlbert.data.prepare.jobs import (
+    LOCAL,
+    Executor,
+    Progress,
+    check_options,
+    is_whole,
+    tool_name,
+    whole_shards,
+)
 from mlbert.data.prepare.step_tasks import StepTasks
 from mlbert.host.errors import UserError
 
 EDGES = (128, 256, 384, 512)
 
 
-def _count(source: Path, identity: str, edges: tuple[int, ...], piece: shuffle.ShufflePiece) -> list[int]:
+def _count(
+    source: Path, identity: str, edges: tuple[int, ...], piece: shuffle.ShufflePiece
+) -> list[int]:
     """Return the number of the piece's sequences in every bin, then the number longer than the last edge."""
     lengths = shuffle.piece_rows(shuffle.opened(source, identity), piece).lengths
     bin_of = np.searchsorted(edges, lengths, side="left")
@@ -82,7 +104,13 @@ def make_bins(
     info = shuffle.describe_input(source, out)
     size = info.num_sequences or len(open_store(source, verify=False))
     shards = num_shards or shuffle.default_shards(size // len(edges))
-    options = {"step": "bins", "input": info.identity, "edges": list(edges), "shards": shards, "seed": seed}
+    options = {
+        "step": "bins",
+        "input": info.identity,
+        "edges": list(edges),
+        "shards": shards,
+        "seed": seed,
+    }
     if found := _finished(out, options, executor.progress):
         return found
 
@@ -92,20 +120,38 @@ def make_bins(
     sizes = [piece.end - piece.first for piece in pieces]
     count = partial(_count, source, info.identity, edges)
     tasks = StepTasks(out, options, executor)
-    found_counts = tasks.run("counting", count, pieces, sizes, unit="sequences", is_last=False, keep=True)
+    found_counts = tasks.run(
+        "counting", count, pieces, sizes, unit="sequences", is_last=False, keep=True
+    )
     counts = np.asarray(found_counts, np.int64).reshape(len(pieces), len(edges) + 1)
     if counts[:, -1].any():
         reason = f"{counts[:, -1].sum()} sequences are longer than the last edge {edges[-1]}"
         raise UserError("data.too-long", source, reason, f"Use --edges up to {info.max_seq_length}")
     shuffle.check_shards(shards, int(counts.sum(axis=0).max()), " in the fullest bin")
-    before = np.concatenate([np.zeros((1, len(edges)), np.int64), np.cumsum(counts[:, :-1], axis=0)])
+    before = np.concatenate(
+        [np.zeros((1, len(edges)), np.int64), np.cumsum(counts[:, :-1], axis=0)]
+    )
     pieces = [replace(piece, before=tuple(before[piece.number].tolist())) for piece in pieces]
-    targets = tuple(shuffle.Target(out / f"bin-{low:03d}-{high:03d}", low, high) for low, high in ranges_of(edges))
-    job = shuffle.Shuffle(source, info.identity, out, targets, shards, tuple(before[-1].tolist()), seed)
+    targets = tuple(
+        shuffle.Target(out / f"bin-{low:03d}-{high:03d}", low, high)
+        for low, high in ranges_of(edges)
+    )
+    job = shuffle.Shuffle(
+        source, info.identity, out, targets, shards, tuple(before[-1].tolist()), seed
+    )
     manifests = shuffle.run_shuffle(job, pieces, tasks, store, options)
     made_by = {"tool": tool_name(), "options": options}
-    bins = [{"folder": manifest.path.parent.name, "manifest_sha256": manifest.sha256} for manifest in manifests]
-    index = {"format": BINS_FORMAT, "version": BINS_VERSION, "edges": list(edges), "bins": bins, "provenance": made_by}
+    bins = [
+        {"folder": manifest.path.parent.name, "manifest_sha256": manifest.sha256}
+        for manifest in manifests
+    ]
+    index = {
+        "format": BINS_FORMAT,
+        "version": BINS_VERSION,
+        "edges": list(edges),
+        "bins": bins,
+        "provenance": made_by,
+    }
     write_json(out / BINS, index)
     shuffle.remove_spill(out)
     tasks.finish()
@@ -132,7 +178,12 @@ LAYOUTS = ("fixed", "variable")
 
 
 def make_hdf5_bins(
-    source: Path, out: Path, *, edges: Sequence[int] = EDGES, layout: str = "fixed", executor: Executor = LOCAL
+    source: Path,
+    out: Path,
+    *,
+    edges: Sequence[int] = EDGES,
+    layout: str = "fixed",
+    executor: Executor = LOCAL,
 ) -> dict[str, int]:
     """Split any stored set into a folder of HDF5 shards per bin; return the number of sequences by folder.
 
@@ -146,9 +197,14 @@ def make_hdf5_bins(
     edges = check_edges(edges)
     check_layout(layout, LAYOUTS)
     if source.resolve() in (out.resolve(), *out.resolve().parents):
-        raise UserError("file.in-input", out, "is the input folder or inside it", "Choose another output folder")
+        raise UserError(
+            "file.in-input", out, "is the input folder or inside it", "Choose another output folder"
+        )
     shards = plan_shards(source, layout, open_store(source).lengths, edges)
-    sizes = {str(edge): sum(shard.num_rows for shard in shards if shard.longest == edge) for edge in edges}
+    sizes = {
+        str(edge): sum(shard.num_rows for shard in shards if shard.longest == edge)
+        for edge in edges
+    }
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         if not all(map(NvidiaExportJob(source, out, layout).is_written, shards)):
             reason = "is not empty and does not hold these bins"
@@ -181,7 +237,9 @@ def _clear(unfinished: Path, wanted: Set[str]) -> None:
             path.unlink()
 
 
-def plan_shards(source: Path, layout: str, lengths: np.ndarray, edges: Sequence[int]) -> list[NvidiaExportFile]:
+def plan_shards(
+    source: Path, layout: str, lengths: np.ndarray, edges: Sequence[int]
+) -> list[NvidiaExportFile]:
     """Return shards of about 36,280 sequences, of equal size within a bin; ``lengths``: int32 [N]. Raises UserError: a
     sequence is longer than the last edge, or a bin would be empty."""
     identity = describe(source).identity
@@ -192,7 +250,12 @@ def plan_shards(source: Path, layout: str, lengths: np.ndarray, edges: Sequence[
     for low, high in ranges_of(edges):
         places = np.flatnonzero((lengths >= low) & (lengths <= high))
         if not len(places):
-            raise UserError("data.empty", source, f"has no sequence of {low} to {high} tokens", "Use other --edges")
+            raise UserError(
+                "data.empty",
+                source,
+                f"has no sequence of {low} to {high} tokens",
+                "Use other --edges",
+            )
         num_files = max(1, round(len(places) / ROWS_A_FILE))
         for index, part in enumerate(np.array_split(places, num_files)):
             name = f"{high}/{shard_name(index, num_files)}"

@@ -49,7 +49,9 @@ def stamps(paths: Iterable[Path]) -> list[list[str | int]]:
     return found
 
 
-def _run_marked(function: Callable[[Item], Result], mark: str, keep: bool, task: tuple[int, Item]) -> Result:
+def _run_marked(
+    function: Callable[[Item], Result], mark: str, keep: bool, task: tuple[int, Item]
+) -> Result:
     """Run a task and mark it as done; ``mark`` is the path without the number."""
     number, item = task
     result = function(item)
@@ -73,7 +75,12 @@ class StepTasks:
         self.folder = out / WORK_FOLDER
         wanted = json.loads(json.dumps(plan))
         path = self.folder / PLAN
-        if self.share.is_all and self.folder.exists() and _read(path) != wanted and not (self.folder / SHARED).exists():
+        if (
+            self.share.is_all
+            and self.folder.exists()
+            and _read(path) != wanted
+            and not (self.folder / SHARED).exists()
+        ):
             shutil.rmtree(self.folder)
         make_folder(out)
         make_folder(self.folder)
@@ -114,8 +121,13 @@ class StepTasks:
             self._check_complete(name, marks, len(items))
             todo = [*range(len(items))] if is_last and not keep else []
         else:
-            todo = [number for number in range(len(items)) if share.has(number) and number not in marks]
-        tasks, left = [(number, items[number]) for number in todo], [sizes[number] for number in todo]
+            todo = [
+                number for number in range(len(items)) if share.has(number) and number not in marks
+            ]
+        tasks, left = (
+            [(number, items[number]) for number in todo],
+            [sizes[number] for number in todo],
+        )
         marking = partial(_run_marked, function, mark, keep)
         made = self.executor.run(marking, tasks, name=name, where=self.out, sizes=left, unit=unit)
         if not share.merges:
@@ -150,9 +162,13 @@ class StepTasks:
     def _end_share(self, name: str, made: int, left: int) -> None:
         share = self.share
         after = (
-            f"{left} of other shares are missing; then repeat this" if left else "all are done; --merge completes it"
+            f"{left} of other shares are missing; then repeat this"
+            if left
+            else "all are done; --merge completes it"
         )
-        self.executor.progress(f"{self.out}: share {share.index}/{share.count} of {name}: {made} tasks made, {after}")
+        self.executor.progress(
+            f"{self.out}: share {share.index}/{share.count} of {name}: {made} tasks made, {after}"
+        )
         raise ShareDone
 
 
@@ -187,5 +203,11 @@ def _difference(out: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) 
         return UserError("prepare.other-options", out, reason, remedy)
     old, new = ({one[0]: one for one in plan[name]} for plan in (found, wanted))
     path = next(path for path in sorted({*old, *new}) if old.get(path) != new.get(path))
-    what = "is new" if path not in old else "is not given any more" if path not in new else "has changed"
+    what = (
+        "is new"
+        if path not in old
+        else "is not given any more"
+        if path not in new
+        else "has changed"
+    )
     return UserError("data.changed", path, f"{what} since {out} was begun", remedy)

@@ -32,7 +32,14 @@ from mlbert.data.formats.token_shards import TEXT, TOKENS
 from mlbert.data.formats.tokenizer import Tokenizer, hub_problem
 from mlbert.data.prepare import python_text
 from mlbert.data.prepare.corpus import is_held_out
-from mlbert.data.prepare.corpus_files import PACKED, ROW_SUFFIXES, row_texts, suffix_of, text_blocks, text_lines
+from mlbert.data.prepare.corpus_files import (
+    PACKED,
+    ROW_SUFFIXES,
+    row_texts,
+    suffix_of,
+    text_blocks,
+    text_lines,
+)
 from mlbert.data.prepare.jobs import LOCAL, WORK_FOLDER, Executor, Progress
 from mlbert.data.prepare.step_tasks import INPUTS, StepTasks, stamps
 from mlbert.host.errors import UserError, import_package
@@ -53,7 +60,10 @@ HUB_SETS: dict[str, tuple[str, str | None]] = {
 _HUB_PARTS = {"train": "train", "val": "validation"}
 TEXT_SUFFIXES = (".txt",)
 VAL_SHARE, VAL_SEED = 1 / 50, 17  # for text without a validation part
-LOOKED_AT, SHORT_SEQUENCE = 10_000, 128  # texts examined, and tokens, for the report of what truncation drops
+LOOKED_AT, SHORT_SEQUENCE = (
+    10_000,
+    128,
+)  # texts examined, and tokens, for the report of what truncation drops
 TOGETHER = 256  # texts tokenised together
 GROUP = 16 << 20  # bytes of small files that a task reads
 _REPORT_SECONDS = 10.0
@@ -85,12 +95,16 @@ def hub_texts(dataset: str, subset: str | None) -> Texts:
     repository, usual = HUB_SETS[dataset]
     remedy = "Connect to the hub, or convert your own text with --dataset text --path FILES"
     if problem := hub_problem():
-        raise UserError("network.unreachable", f"dataset {dataset}", f"needs the network, but {problem}", remedy)
+        raise UserError(
+            "network.unreachable", f"dataset {dataset}", f"needs the network, but {problem}", remedy
+        )
     datasets = import_package("datasets", f"dataset {dataset}", "bert")
 
     def texts(part: str) -> Iterator[str]:
         try:
-            rows = datasets.load_dataset(repository, subset or usual, split=_HUB_PARTS[part], streaming=True)
+            rows = datasets.load_dataset(
+                repository, subset or usual, split=_HUB_PARTS[part], streaming=True
+            )
             for row in rows:
                 yield row["text"]
         except Exception as error:
@@ -123,7 +137,9 @@ def text_files(path: Path) -> list[Path]:
     """Return the file, or those below a folder sorted by name. Raises UserError: there is none, or none of a known
     kind."""
     kinds = (*TEXT_SUFFIXES, *ROW_SUFFIXES)
-    remedy = f"Give a file or folder of {', '.join(kinds)}, also compressed as {' or '.join(PACKED)}"
+    remedy = (
+        f"Give a file or folder of {', '.join(kinds)}, also compressed as {' or '.join(PACKED)}"
+    )
     if not path.exists():
         raise UserError("file.missing", path, "there is no such file or folder", remedy)
     if path.is_dir():
@@ -175,7 +191,9 @@ def convert(
         try:
             writer = MdsWriter(partial, encoder.columns, compression=compression)
             count, first, reported = 0, [], time.monotonic()
-            for sample in encoder.samples(map(encoder.encode, _together(islice(texts(part), most)))):
+            for sample in encoder.samples(
+                map(encoder.encode, _together(islice(texts(part), most)))
+            ):
                 writer.write(dict.fromkeys(encoder.columns, sample))
                 count += 1
                 if count <= LOOKED_AT:
@@ -198,12 +216,19 @@ def check_absent(splits: Sequence[str], out_root: Path) -> None:
         folder = out_root / split
         with reading(folder):
             if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-                raise UserError("file.exists", folder, "already exists", "Remove it, or choose another --out_root")
+                raise UserError(
+                    "file.exists",
+                    folder,
+                    "already exists",
+                    "Remove it, or choose another --out_root",
+                )
 
 
 def _too_small(split: str) -> UserError:
     remedy = "Give more text or leave the split out"
-    return UserError("data.too-small", f"split {split}", "has no text, or too little for one sample", remedy)
+    return UserError(
+        "data.too-small", f"split {split}", "has no text, or too little for one sample", remedy
+    )
 
 
 def _together(texts: Iterator[str]) -> Iterator[list[str]]:
@@ -251,8 +276,14 @@ class _Encoder:
                     yield content[first:end].tobytes()
                     continue
                 rest = np.concatenate([rest, content[first:end]])
-                full = len(rest) - len(rest) % how.tokens if how.wrap else how.tokens * (len(rest) >= how.tokens)
-                yield from (row.tobytes() for row in rest[:full].reshape(-1, how.tokens).astype("<i8"))
+                full = (
+                    len(rest) - len(rest) % how.tokens
+                    if how.wrap
+                    else how.tokens * (len(rest) >= how.tokens)
+                )
+                yield from (
+                    row.tobytes() for row in rest[:full].reshape(-1, how.tokens).astype("<i8")
+                )
                 rest = rest[full:] if how.wrap or not full else rest[:0]
 
     def starts(self, sizes: np.ndarray, missing: int) -> tuple[np.ndarray, int]:
@@ -318,7 +349,8 @@ class _FileJob:
         texts = (text for path in paths for text in read_texts(path))
         with contextlib.ExitStack() as stack:
             stored = {
-                part: [*map(stack.enter_context, map(whole_file, self._paths(part, group)))] for part in self.parts
+                part: [*map(stack.enter_context, map(whole_file, self._paths(part, group)))]
+                for part in self.parts
             }
             for several in _together(texts):
                 parts = [_part(text) for text in several]
@@ -331,7 +363,9 @@ class _FileJob:
     def write(self, shards: _Shards) -> list[dict[str, Any]]:
         """Run pass 2: write some shards and return their entries of the index."""
         columns = self.encoder.columns
-        writer = MdsWriter(self.work / shards.split, columns, compression=self.compression, first=shards.first)
+        writer = MdsWriter(
+            self.work / shards.split, columns, compression=self.compression, first=shards.first
+        )
         pieces = self.pieces(SPLITS[shards.split][0], shards.group, shards.place)
         for sample in islice(self.encoder.samples(pieces), shards.samples):
             writer.write(dict.fromkeys(columns, sample))
@@ -368,12 +402,20 @@ class _FileJob:
             texts += len(sizes)
             places, missing = self.encoder.starts(sizes, missing)
             num_bytes = 8 * self.encoder.how.tokens if self.encoder.how else sizes
-            edges = offsets_of(np.broadcast_to(num_bytes + 2 * UINT32.itemsize, len(places)))  # offset and size
+            edges = offsets_of(
+                np.broadcast_to(num_bytes + 2 * UINT32.itemsize, len(places))
+            )  # offset and size
             done = 0
             while done < len(places):
                 end = int(np.searchsorted(edges, edges[done] + room - filled, side="right")) - 1
                 if not count or end <= done:  # a shard begins
-                    end, filled = max(done + 1, int(np.searchsorted(edges, edges[done] + room, side="right")) - 1), 0
+                    end, filled = (
+                        max(
+                            done + 1,
+                            int(np.searchsorted(edges, edges[done] + room, side="right")) - 1,
+                        ),
+                        0,
+                    )
                     if not found or found[-1].group != group:
                         found.append(_Shards(split, count, group, int(places[done]), 0))
                     count += 1
@@ -412,26 +454,50 @@ def convert_files(
         check_absent(splits, out_root)
     compression_level(compression)
     inputs = stamps(text_files(path))
-    plan: dict[str, Any] = {"splits": splits, "tokenizer": tokenizer.identity, "compression": compression}
+    plan: dict[str, Any] = {
+        "splits": splits,
+        "tokenizer": tokenizer.identity,
+        "compression": compression,
+    }
     plan |= {"concatenation": concatenation and asdict(concatenation), INPUTS: inputs}
     tasks = StepTasks(work, plan, executor)
     sizes = [int(size) for _, size, _ in inputs]
-    groups = [[*some] for _, some in groupby(range(len(sizes)), (offsets_of(sizes) // GROUP).tolist().__getitem__)]
-    items = [(number, tuple(Path(inputs[place][0]) for place in places)) for number, places in enumerate(groups)]
+    groups = [
+        [*some]
+        for _, some in groupby(range(len(sizes)), (offsets_of(sizes) // GROUP).tolist().__getitem__)
+    ]
+    items = [
+        (number, tuple(Path(inputs[place][0]) for place in places))
+        for number, places in enumerate(groups)
+    ]
     parts = tuple(dict.fromkeys(SPLITS[split][0] for split in splits))
-    job = _FileJob(tasks.folder, _Encoder(tokenizer.clone(), concatenation), parts, len(groups), compression)
+    job = _FileJob(
+        tasks.folder, _Encoder(tokenizer.clone(), concatenation), parts, len(groups), compression
+    )
     sizes = [sum(sizes[place] for place in places) for places in groups]
     tasks.run("reading", job.store, items, sizes, is_last=False, keep=True)
     shards = [one for split in splits for one in job.shards(split)]
-    entries = tasks.run("writing", job.write, shards, [one.samples for one in shards], unit="samples", keep=True)
+    entries = tasks.run(
+        "writing", job.write, shards, [one.samples for one in shards], unit="samples", keep=True
+    )
     for split in splits:
         if not (out_root / split / INDEX).exists():
-            own = [entry for one, some in zip(shards, entries, strict=True) for entry in some if one.split == split]
+            own = [
+                entry
+                for one, some in zip(shards, entries, strict=True)
+                for entry in some
+                if one.split == split
+            ]
             write_index(tasks.folder / split, own)
             with writing(out_root / split, "Remove it"):
                 for leftover in (tasks.folder / split).glob("*.tmp"):  # of killed tasks
                     leftover.unlink()
                 os.rename(tasks.folder / split, out_root / split)
         first = [*islice(job.encoder.samples(job.pieces(SPLITS[split][0])), LOOKED_AT)]
-        job.encoder.report(split, sum(one.samples for one in shards if one.split == split), first, executor.progress)
+        job.encoder.report(
+            split,
+            sum(one.samples for one in shards if one.split == split),
+            first,
+            executor.progress,
+        )
     shutil.rmtree(work, ignore_errors=True)

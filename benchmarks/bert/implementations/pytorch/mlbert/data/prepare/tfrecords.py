@@ -17,16 +17,41 @@ from pathlib import Path
 from typing import Any
 
 from mlbert.data.formats.checks import another_vocabulary
-from mlbert.data.formats.checksums import check_listed, file_xxh3, remove_unfinished, write_checksums
+from mlbert.data.formats.checksums import (
+    check_listed,
+    file_xxh3,
+    remove_unfinished,
+    write_checksums,
+)
 from mlbert.data.formats.index_cache import state_of
-from mlbert.data.formats.manifest import Manifest, make_folder, read_manifest, vocabulary_sha256, write_json
+from mlbert.data.formats.manifest import (
+    Manifest,
+    make_folder,
+    read_manifest,
+    vocabulary_sha256,
+    write_json,
+)
 from mlbert.data.formats.prepared import ShardEntry, ShardWriter, verified_shard
 from mlbert.data.formats.ragged import Ragged
-from mlbert.data.formats.tfrecord import ExampleReader, Widths, find_files, read_widths, slowness, write_examples
+from mlbert.data.formats.tfrecord import (
+    ExampleReader,
+    Widths,
+    find_files,
+    read_widths,
+    slowness,
+    write_examples,
+)
 from mlbert.data.formats.tfrecord_plain import LIST, RecordList, read_list, unlisted_note
 from mlbert.data.formats.wordpiece import load_vocabulary
 from mlbert.data.prepare.import_store import RowsRead, make_shard, remove_records
-from mlbert.data.prepare.jobs import LOCAL, Executor, finished_list, finished_manifest, keep_apart, tool_name
+from mlbert.data.prepare.jobs import (
+    LOCAL,
+    Executor,
+    finished_list,
+    finished_manifest,
+    keep_apart,
+    tool_name,
+)
 from mlbert.data.prepare.step_tasks import INPUTS, StepTasks, stamps
 from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain, write_atomically
@@ -43,7 +68,9 @@ def tfrecord_name(index: int, count: int) -> str:
 class TfrecordFolder:
     """Writes a folder of ``num_parts`` files; several processes may write different files."""
 
-    def __init__(self, folder: Path, num_parts: int, max_seq_length: int, max_predictions: int) -> None:
+    def __init__(
+        self, folder: Path, num_parts: int, max_seq_length: int, max_predictions: int
+    ) -> None:
         self.folder = folder
         self.num_parts = num_parts
         self.max_seq_length = max_seq_length
@@ -66,7 +93,9 @@ class TfrecordFolder:
         """Return the entry of part ``index`` if an interrupted run wrote it with the same fingerprint, else None."""
         try:
             note = parse_json(read_plain(self._note(index)))
-            same = note.pop("fingerprint") == fingerprint and note["xxh3"] == file_xxh3(self.path(index))
+            same = note.pop("fingerprint") == fingerprint and note["xxh3"] == file_xxh3(
+                self.path(index)
+            )
         except (ValueError, KeyError, AttributeError, TypeError):  # UserError too
             return None
         return note if same else None
@@ -75,7 +104,9 @@ class TfrecordFolder:
         """Write part ``index`` atomically; return its entry in ``instances.json``. Raises UserError: the disk is full
         or the folder is not writable; then nothing has the final name."""
         path = self.path(index)
-        self._note(index).unlink(missing_ok=True)  # first, so that a note never describes another file
+        self._note(index).unlink(
+            missing_ok=True
+        )  # first, so that a note never describes another file
         write_examples(path, rows, self.max_seq_length, self.max_predictions)
         values = {
             "file": path.name,
@@ -94,12 +125,18 @@ class TfrecordFolder:
         self.path(index).unlink(missing_ok=True)
 
     def finish(
-        self, files: Iterable[dict[str, Any]], vocabulary: Mapping[str, Any], provenance: Mapping[str, Any]
+        self,
+        files: Iterable[dict[str, Any]],
+        vocabulary: Mapping[str, Any],
+        provenance: Mapping[str, Any],
     ) -> RecordList:
         """Write ``instances.json`` and the files' checksums, and remove the notes; return the list."""
         listed = [dict(file) for file in files]
         checksums = {file["file"]: file.pop("xxh3") for file in listed}
-        totals = {key: sum(file[key] for file in listed) for key in ("num_sequences", "num_tokens", "num_masked")}
+        totals = {
+            key: sum(file[key] for file in listed)
+            for key in ("num_sequences", "num_tokens", "num_masked")
+        }
         document = {
             "format": "tfrecord",
             "vocabulary": dict(vocabulary),
@@ -128,7 +165,12 @@ def input_files(inputs: Sequence[Path]) -> list[Path]:
     seen: set[Path] = set()
     for file in files:
         if not file.is_file():
-            raise UserError("file.missing", file, "there is no such file", "Give TFRecord files or a folder of them")
+            raise UserError(
+                "file.missing",
+                file,
+                "there is no such file",
+                "Give TFRecord files or a folder of them",
+            )
         if file.resolve() in seen:
             raise UserError("config.duplicate", file, "is given twice", "Give each file once")
         seen.add(file.resolve())
@@ -154,7 +196,11 @@ class TFRecordImportJob:
 
     def _read(self, index: int) -> RowsRead:
         reader = ExampleReader(
-            self.files[index], widths=self.widths, vocab_size=self.vocab_size, skip_bad=self.skip_bad, remedy=_SKIP
+            self.files[index],
+            widths=self.widths,
+            vocab_size=self.vocab_size,
+            skip_bad=self.skip_bad,
+            remedy=_SKIP,
         )
         rows = Ragged.concatenate([part.rows for part in reader])
         skipped = [str(bad) for bad in reader.bad]
@@ -169,9 +215,16 @@ class TFRecordImportJob:
         listed = read_list(path)
         if listed is None or path.name not in listed.by_name:
             if problem := another_vocabulary(rows, load_vocabulary(self.vocab_file)):
-                raise UserError("vocabulary.mismatch", path, problem, "Give the vocabulary that it was made with")
+                raise UserError(
+                    "vocabulary.mismatch",
+                    path,
+                    problem,
+                    "Give the vocabulary that it was made with",
+                )
             return []
-        tokens = len(rows.tokens) if records == len(rows) else None  # unknown if bad records were skipped
+        tokens = (
+            len(rows.tokens) if records == len(rows) else None
+        )  # unknown if bad records were skipped
         problem = listed.count_problem(path, records, tokens)
         if problem and not self.skip_bad:
             raise UserError("data.incomplete", path, problem, _SKIP)
@@ -185,7 +238,9 @@ def _check_lists(files: Sequence[Path], vocab_file: Path) -> bool | None:
     for folder in dict.fromkeys(file.parent for file in files):
         listed = read_list(folder)
         if listed and listed.vocabulary_sha256 != sha256:
-            reason = f"is not the vocabulary that {folder} was prepared with (sha256 {sha256[:12]}...)"
+            reason = (
+                f"is not the vocabulary that {folder} was prepared with (sha256 {sha256[:12]}...)"
+            )
             remedy = f"Use the one with sha256 {listed.vocabulary_sha256[:12]}..."
             raise UserError("vocabulary.mismatch", vocab_file, reason, remedy)
         cases.add(listed.lower_case if listed else None)
@@ -193,7 +248,12 @@ def _check_lists(files: Sequence[Path], vocab_file: Path) -> bool | None:
 
 
 def tfrecords_to_hdf5(
-    inputs: Sequence[Path], vocab_file: Path, out: Path, *, skip_bad: bool = False, executor: Executor = LOCAL
+    inputs: Sequence[Path],
+    vocab_file: Path,
+    out: Path,
+    *,
+    skip_bad: bool = False,
+    executor: Executor = LOCAL,
 ) -> Manifest:
     """Convert TFRecord files and folders of them to a prepared set; ``max_seq_length`` and ``max_predictions`` are
     those of the records. Ids outside the vocabulary are errors. With ``skip_bad``, bad records are skipped and listed
@@ -205,9 +265,16 @@ def tfrecords_to_hdf5(
     files = input_files(inputs)
     keep_apart(out, [*inputs, *files])
     lower_case = _check_lists(files, vocab_file)
-    vocabulary: dict[str, Any] = {"sha256": vocabulary_sha256(vocab_file), "size": len(load_vocabulary(vocab_file))}
+    vocabulary: dict[str, Any] = {
+        "sha256": vocabulary_sha256(vocab_file),
+        "size": len(load_vocabulary(vocab_file)),
+    }
     named = [[file.name, *state_of(file)] for file in files]
-    options: dict[str, Any] = {"inputs": named, "vocabulary": vocabulary["sha256"], "skip_bad": skip_bad}
+    options: dict[str, Any] = {
+        "inputs": named,
+        "vocabulary": vocabulary["sha256"],
+        "skip_bad": skip_bad,
+    }
     if found := finished_manifest(out, options, executor.progress):
         return found
     for reason in (slowness(), *map(unlisted_note, dict.fromkeys(file.parent for file in files))):
@@ -226,13 +293,23 @@ def tfrecords_to_hdf5(
     tasks = StepTasks(out, {**options, INPUTS: stamps(files)}, executor)
     if executor.share.merges:
         writer.clear_leftovers()
-    results = tasks.run("TFRecords to HDF5", job.make_shard, range(len(files)), [file.stat().st_size for file in files])
+    results = tasks.run(
+        "TFRecords to HDF5",
+        job.make_shard,
+        range(len(files)),
+        [file.stat().st_size for file in files],
+    )
     skipped = {str(file): lines for file, (_, lines) in zip(files, results, strict=True) if lines}
     manifest = writer.finish(
         vocabulary=vocabulary,
         max_seq_length=job.widths.max_seq_length,
         max_predictions=job.widths.max_predictions,
-        provenance={"tool": tool_name(), "options": options, "skipped": skipped, "lower_case": lower_case},
+        provenance={
+            "tool": tool_name(),
+            "options": options,
+            "skipped": skipped,
+            "lower_case": lower_case,
+        },
         entries=[entry for entry, _ in results],
     )
     remove_records(out)
@@ -272,7 +349,9 @@ def hdf5_to_tfrecords(folder: Path, out: Path, *, executor: Executor = LOCAL) ->
         return found
     if reason := slowness():
         executor.progress(reason)
-    records = TfrecordFolder(out, len(manifest.shards), manifest.max_seq_length, manifest.max_predictions)
+    records = TfrecordFolder(
+        out, len(manifest.shards), manifest.max_seq_length, manifest.max_predictions
+    )
     tasks = StepTasks(out, options, executor)
     if executor.share.merges:
         records.clear_leftovers()

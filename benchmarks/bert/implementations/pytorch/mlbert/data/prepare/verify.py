@@ -23,7 +23,13 @@ from mlbert.data.formats import mds_files, mds_samples, nvidia, tfrecord
 from mlbert.data.formats.base import StoreInfo
 from mlbert.data.formats.bins import BINS, describe_bins, read_bins
 from mlbert.data.formats.checks import mask_problems, pack_problems, row_problems
-from mlbert.data.formats.checksums import CHECKSUMS, check_complete, file_xxh3, read_checksums, write_checksums
+from mlbert.data.formats.checksums import (
+    CHECKSUMS,
+    check_complete,
+    file_xxh3,
+    read_checksums,
+    write_checksums,
+)
 from mlbert.data.formats.index_cache import keep_digests, name_of, state_of
 from mlbert.data.formats.manifest import MANIFEST, REMAKE, file_md5, file_sha256, read_manifest
 from mlbert.data.formats.nvidia_index import bins_of, list_shards
@@ -62,7 +68,9 @@ class Md5List:
         try:
             lines = read_plain(path, "Give a list of md5 sums").decode().splitlines()
         except UnicodeDecodeError as error:
-            raise UserError("file.unreadable", path, f"cannot be read ({error})", "Give a list of md5 sums") from None
+            raise UserError(
+                "file.unreadable", path, f"cannot be read ({error})", "Give a list of md5 sums"
+            ) from None
         files: dict[str, str] = {}
         rows: dict[str, str] = {}
         for number, line in enumerate(lines, 1):
@@ -71,7 +79,9 @@ class Md5List:
                 continue
             first, last = words[0], words[-1].strip()
             if len(words) == 2 and _MD5.fullmatch(first):
-                files[Path(last.removeprefix("*")).name] = first  # md5sum's * marks a file read as bytes
+                files[Path(last.removeprefix("*")).name] = (
+                    first  # md5sum's * marks a file read as bytes
+                )
             elif len(words) == 2 and _MD5.fullmatch(last):
                 rows[Path(first).name] = last
             else:
@@ -136,12 +146,16 @@ class _Tally:
         """Check the next sequences of the file; ``pack_sizes`` int64 [P] if they are packed."""
         report, job = self.report, self.job
         problems = row_problems(rows, job.info) | mask_problems(rows)
-        problems[f"is shorter than its bin's {job.shortest}"] = np.flatnonzero(rows.lengths < job.shortest)
+        problems[f"is shorter than its bin's {job.shortest}"] = np.flatnonzero(
+            rows.lengths < job.shortest
+        )
         bad = [self._note(problem, np.unique(where)) for problem, where in problems.items()]
         offsets = None if pack_sizes is None else offsets_of(pack_sizes)
         if offsets is not None:
             report.packs += len(offsets) - 1
-            for problem, where in pack_problems(rows, offsets, job.info.max_pack_tokens or 0).items():
+            for problem, where in pack_problems(
+                rows, offsets, job.info.max_pack_tokens or 0
+            ).items():
                 self._note(f"begins a pack that {problem}", offsets[where])
                 bad += [np.arange(offsets[pack], offsets[pack + 1]) for pack in where]
         report.sequences += len(rows)
@@ -151,7 +165,10 @@ class _Tally:
         report.random_next += int(np.count_nonzero(rows.next_sentence))
         if job.rows_md5:
             borders = rows.offsets if offsets is None else rows.offsets[offsets]
-            self._row_sums += [_md5_of_text(rows.tokens[a:b].tolist()) for a, b in itertools.pairwise(borders.tolist())]
+            self._row_sums += [
+                _md5_of_text(rows.tokens[a:b].tolist())
+                for a, b in itertools.pairwise(borders.tolist())
+            ]
 
     def unreadable(self, count: int, reason: str) -> None:
         """Count ``count`` samples that cannot be read."""
@@ -175,7 +192,9 @@ class _Tally:
             more = f" (and {count - 1:,} more)" if count > 1 else ""
             self.report.problems.append(f"sequence {self._example[problem]} {problem}{more}")
         if self.job.rows_md5 and (found := _md5_of_text(self._row_sums)) != self.job.rows_md5:
-            self.report.problems.append(f"its rows have md5 {found}, the list says {self.job.rows_md5}")
+            self.report.problems.append(
+                f"its rows have md5 {found}, the list says {self.job.rows_md5}"
+            )
         return self.report
 
 
@@ -191,14 +210,18 @@ def check_file(job: FileJob) -> FileReport:
         if job.shard is not None:
             _check_shard(job, tally)
         else:
-            {"tfrecord": _check_tfrecords, "mds": _check_mds}.get(job.info.kind, _check_nvidia)(job, tally)
+            {"tfrecord": _check_tfrecords, "mds": _check_mds}.get(job.info.kind, _check_nvidia)(
+                job, tally
+            )
             report.content = file_sha256(job.path)
         report.xxh3 = file_xxh3(job.path)
         if job.xxh3 not in ("", report.xxh3) and not report.problems:
             if job.shard is None:
                 tally.nothing_good(f"its checksum differs from that in {CHECKSUMS}")
             else:
-                report.problems.append(f"matches the manifest but not {CHECKSUMS}: remove {CHECKSUMS}")
+                report.problems.append(
+                    f"matches the manifest but not {CHECKSUMS}: remove {CHECKSUMS}"
+                )
         if job.md5 and (found := file_md5(job.path)) != job.md5:
             report.problems.append(f"its md5 is {found}, the list says {job.md5}")
     except UserError as error:
@@ -246,10 +269,14 @@ def _check_tfrecords(job: FileJob, tally: _Tally) -> None:
     for bad in reader.bad:
         tally.unreadable(1, str(bad))
     if listed and entry is not None:
-        problem = listed.count_problem(job.path, reader.num_records, None if reader.bad else report.tokens)
+        problem = listed.count_problem(
+            job.path, reader.num_records, None if reader.bad else report.tokens
+        )
         if problem := problem or listed.size_problem(job.path):
             report.problems.append(problem)
-            report.sequences = max(report.sequences, entry.num_sequences)  # missing samples are not good
+            report.sequences = max(
+                report.sequences, entry.num_sequences
+            )  # missing samples are not good
             report.good = min(report.good, entry.num_sequences)
 
 
@@ -272,7 +299,9 @@ def _check_mds(job: FileJob, tally: _Tally) -> None:
     """Check all shards of a set, whose file is its index. Samples are read only if the files match the index."""
     folder = job.path.parent
     for shard in mds_samples.read_index(folder)[0].shards:
-        stored = [file for file in (shard.raw, shard.zipped) if file and (folder / file.name).exists()]
+        stored = [
+            file for file in (shard.raw, shard.zipped) if file and (folder / file.name).exists()
+        ]
         try:
             for file in stored or [shard.raw]:
                 mds_files.check_file(folder / file.name, file)
@@ -285,7 +314,9 @@ def _check_mds(job: FileJob, tally: _Tally) -> None:
         tally.add(store.gather(np.arange(first, min(first + BLOCK, len(store)))))
 
 
-def verify(folders: Sequence[Path], *, md5: Md5List | None = None, executor: Executor = LOCAL) -> list[SetReport]:
+def verify(
+    folders: Sequence[Path], *, md5: Md5List | None = None, executor: Executor = LOCAL
+) -> list[SetReport]:
     """Check sets of any kind; files or their rows are compared with published sums (``md5``) by file name. The digests
     of files without a manifest are cached, see `mlbert.data.formats.index_cache`. Raises UserError: a folder does not
     exist, or holds no set."""
@@ -293,7 +324,10 @@ def verify(folders: Sequence[Path], *, md5: Md5List | None = None, executor: Exe
     jobs = [job for _, planned, _ in plans for job in planned]
     if md5:
         sums = ((md5.files.get(job.path.name, ""), md5.rows.get(job.path.name, "")) for job in jobs)
-        jobs = [replace(job, md5=file, rows_md5=rows) for job, (file, rows) in zip(jobs, sums, strict=True)]
+        jobs = [
+            replace(job, md5=file, rows_md5=rows)
+            for job, (file, rows) in zip(jobs, sums, strict=True)
+        ]
     states = {job.path: state_of(job.path) for job in jobs if job.path.exists()}
     sizes = [states.get(job.path, [0])[0] for job in jobs]
     reports = iter(executor.run(check_file, jobs, name="verifying", where=folders[0], sizes=sizes))
@@ -308,7 +342,9 @@ def verify(folders: Sequence[Path], *, md5: Md5List | None = None, executor: Exe
         _keep_sums(folder, results[-1])
     if md5:
         absent = sorted({*md5.files, *md5.rows} - {job.path.name for job in jobs})
-        results[0].problems.extend(f"{md5.path}: lists {name}, which is not there" for name in absent)
+        results[0].problems.extend(
+            f"{md5.path}: lists {name}, which is not there" for name in absent
+        )
     return results
 
 
@@ -318,14 +354,20 @@ def _plan(folder: Path, progress: Progress) -> tuple[StoreInfo | None, list[File
         return _plan_bins(folder)
     if (folder / MANIFEST).exists():
         return _plan_set(folder, 1)
-    if mds_samples.accepts(folder):  # its shards may be damaged, so none is read before all are verified
+    if mds_samples.accepts(
+        folder
+    ):  # its shards may be damaged, so none is read before all are verified
         info = mds_samples.describe(folder, Widths(MAX_ID, MAX_ID))
         return info, [FileJob(folder / mds_files.INDEX, info)], []
     info = describe(folder)
     if info.kind == "tfrecord":
         if folder.is_dir() and (note := unlisted_note(folder)):
             progress(note)
-        return info, _with_sums(folder, [FileJob(path, info) for path in tfrecord.find_files(folder)]), []
+        return (
+            info,
+            _with_sums(folder, [FileJob(path, info) for path in tfrecord.find_files(folder)]),
+            [],
+        )
     groups = bins_of(folder) or [list_shards(folder)]
     return info, _with_sums(folder, [FileJob(path, info) for group in groups for path in group]), []
 

@@ -22,7 +22,9 @@ from mlbert.host.files import read_plain
 
 Split = Callable[[str], list[str]]
 
-_EXTRACT = "Give the folder that WikiExtractor wrote (files wiki_00, wiki_01, ... with <doc> elements)"
+_EXTRACT = (
+    "Give the folder that WikiExtractor wrote (files wiki_00, wiki_01, ... with <doc> elements)"
+)
 _DOC = b"<doc id="
 _INNERMOST_LINK = re.compile(r"\[\[([^\[\]]*)\]\]")
 _BRACKETED = re.compile(r"\[([^\[\]|]*)\]")
@@ -77,7 +79,12 @@ def paragraphs(path: Path, lines: Iterable[bytes]) -> Iterator[str]:
     for number, raw in enumerate(lines, 1):
         if raw.startswith(_DOC):
             if inside:
-                raise UserError("data.damaged", path, f"line {number} begins an article within another", _EXTRACT)
+                raise UserError(
+                    "data.damaged",
+                    path,
+                    f"line {number} begins an article within another",
+                    _EXTRACT,
+                )
             inside = skip_title = True
         elif raw.startswith(b"</doc>"):
             inside = False
@@ -91,7 +98,12 @@ def paragraphs(path: Path, lines: Iterable[bytes]) -> Iterator[str]:
             if inside:
                 yield remove_markup(line).strip()
     if inside:
-        raise UserError("data.damaged", path, f"is truncated: it ends within an article, at line {number}", _EXTRACT)
+        raise UserError(
+            "data.damaged",
+            path,
+            f"is truncated: it ends within an article, at line {number}",
+            _EXTRACT,
+        )
 
 
 def _decoded(path: Path, number: int, raw: bytes) -> str:
@@ -141,7 +153,12 @@ def drawn_articles(articles_per_file: Sequence[int], wanted: int) -> np.ndarray:
         quota = int((index + 1) * wanted * 1.0 / num_files) - int(index * wanted * 1.0 / num_files)
         if quota > available:
             reason = f"{wanted} articles of {num_files} files need {quota} of file {index + 1}, which has {available}"
-            raise UserError("data.too-small", "--eval-articles", reason, "Withhold fewer articles or give more text")
+            raise UserError(
+                "data.too-small",
+                "--eval-articles",
+                reason,
+                "Withhold fewer articles or give more text",
+            )
         rng = random.Random(SEED + SEED_STEP * index)
         drawn: set[int] = set()
         while len(drawn) < quota:

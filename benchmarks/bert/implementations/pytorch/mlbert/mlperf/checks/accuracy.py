@@ -14,13 +14,22 @@ from fractions import Fraction
 
 from mlbert.mlperf.findings import Complaints, Outcome
 from mlbert.mlperf.logs import Log, is_number
-from mlbert.mlperf.result_set import LoggedEvaluation, ResultSet, evaluations_of, significant_digits, target_of
+from mlbert.mlperf.result_set import (
+    LoggedEvaluation,
+    ResultSet,
+    evaluations_of,
+    significant_digits,
+    target_of,
+)
 from mlbert.mlperf.rules import INITIAL_MLM_ACCURACY, TARGET_MLM_ACCURACY
 
 _JUMP = 0.3
 _BEYOND = 0.02  # above the target when a run ends
 _SAME = 1e-6  # two accuracies on one line, perhaps as float32
-_ROUNDED, _MIN_ROUNDED = 4, 8  # digits of all accuracies of a log, and the fewest accuracies to judge by
+_ROUNDED, _MIN_ROUNDED = (
+    4,
+    8,
+)  # digits of all accuracies of a log, and the fewest accuracies to judge by
 _FLAT, _MIN_DIGITS = 3, 4
 _MANY_SAMPLES = 1000
 _TRIVIAL_TARGET = 0.1
@@ -59,7 +68,9 @@ def _range(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
             text = "eval_accuracy is 0, not one token right"
             evaluated = log.value("eval_samples")
             # A diverged run may have it, or a trial with few samples.
-            is_wrong = log.status == "success" and is_number(evaluated) and evaluated >= _MANY_SAMPLES
+            is_wrong = (
+                log.status == "success" and is_number(evaluated) and evaluated >= _MANY_SAMPLES
+            )
             yield log.error_if(is_wrong, text, _RANGE if is_wrong else "", one.event)
 
 
@@ -73,7 +84,9 @@ def _jumps(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
 def _unlike_the_reference(log: Log, first: LoggedEvaluation, last: LoggedEvaluation) -> Complaints:
     """Find a run of the closed division that begins far above its checkpoint or ends far above its target."""
     if first.accuracy - INITIAL_MLM_ACCURACY > _JUMP:
-        text = f"the first accuracy is {first.accuracy:.4g}, the checkpoint has {INITIAL_MLM_ACCURACY}"
+        text = (
+            f"the first accuracy is {first.accuracy:.4g}, the checkpoint has {INITIAL_MLM_ACCURACY}"
+        )
         yield log.warning(text, event=first.event)
     if last.accuracy > TARGET_MLM_ACCURACY + _BEYOND:
         text = f"the last accuracy is {last.accuracy:.4g}, the target {TARGET_MLM_ACCURACY}"
@@ -84,13 +97,21 @@ def _other_accuracy(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Compla
     for one in evaluations:
         for name, value in (one.event.metadata or {}).items():
             if "accuracy" in name and is_number(value) and abs(value - one.accuracy) > _SAME:
-                yield log.error(f"eval_accuracy is {one.accuracy!r}, its {name} {value!r}", _RUNS_DIFFER, one.event)
+                yield log.error(
+                    f"eval_accuracy is {one.accuracy!r}, its {name} {value!r}",
+                    _RUNS_DIFFER,
+                    one.event,
+                )
 
 
 def _rounded(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
-    if len(evaluations) >= _MIN_ROUNDED and all(significant_digits(one.accuracy) <= _ROUNDED for one in evaluations):
+    if len(evaluations) >= _MIN_ROUNDED and all(
+        significant_digits(one.accuracy) <= _ROUNDED for one in evaluations
+    ):
         text = f"no accuracy has more than {_ROUNDED} digits"
-        yield log.warning(f"{text}, so it is not certain what reached the target", event=evaluations[0].event)
+        yield log.warning(
+            f"{text}, so it is not certain what reached the target", event=evaluations[0].event
+        )
 
 
 def _flat(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
@@ -102,7 +123,9 @@ def _flat(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
             is_wrong = log.is_ours and log.status == "success" and accuracy > _TRIVIAL_TARGET
             text = f"accuracy {accuracy!r} is that of the evaluation"
             text += " before and of the one after it, to the last digit"
-            yield log.error_if(is_wrong, text, _RUNS_DIFFER if is_wrong else "", evaluations[index + 1].event)
+            yield log.error_if(
+                is_wrong, text, _RUNS_DIFFER if is_wrong else "", evaluations[index + 1].event
+            )
             return
 
 
@@ -112,7 +135,9 @@ def _target(log: Log, is_closed: bool) -> Complaints:
     event = log.first("configuration")
     if event is None or not is_number(configured):
         return
-    if (is_closed or log.value("submission_division") == "closed") and configured < TARGET_MLM_ACCURACY:
+    if (
+        is_closed or log.value("submission_division") == "closed"
+    ) and configured < TARGET_MLM_ACCURACY:
         text = f"TARGET_MLM_ACCURACY is {configured}, closed requires {TARGET_MLM_ACCURACY}"
         yield log.error(text, _ENDS_AT_TARGET, event)
 
@@ -124,13 +149,19 @@ def _end(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
     last = evaluations[-1]
     if target is None:
         if log.status == "success" and len(evaluations) == 1:
-            yield log.warning("success at the very first evaluation; the target is not known", event=last.event)
+            yield log.warning(
+                "success at the very first evaluation; the target is not known", event=last.event
+            )
         return
     hits = [one for one in evaluations if one.accuracy >= target]
-    sure = Outcome.ERROR if log.is_ours else Outcome.WARN  # another program may evaluate while training continues
+    sure = (
+        Outcome.ERROR if log.is_ours else Outcome.WARN
+    )  # another program may evaluate while training continues
     if hits and hits[0] is not last:
         text = f"accuracy {hits[0].accuracy:.6g} is the target {target}"
-        yield log.complaint(sure, f"{text} or more, and the run went on", _ENDS_AT_TARGET, hits[0].event)
+        yield log.complaint(
+            sure, f"{text} or more, and the run went on", _ENDS_AT_TARGET, hits[0].event
+        )
     if log.status == "success" and last.accuracy < target:
         text = f"success, but the last accuracy {last.accuracy:.6g} is below {target}"
         yield log.error(text, _ENDS_AT_TARGET, last.event)
@@ -145,7 +176,10 @@ def _end(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
 def _guessed(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
     """Find a target or final accuracy so low that guessing the most frequent token reaches it."""
     configured, logged = log.setting("TARGET_MLM_ACCURACY"), log.value("target_accuracy")
-    for target, event in ((configured, log.first("configuration")), (logged, log.first("target_accuracy"))):
+    for target, event in (
+        (configured, log.first("configuration")),
+        (logged, log.first("target_accuracy")),
+    ):
         if is_number(target) and target < _TRIVIAL_TARGET and event is not None:
             yield log.warning(f"a target of {target:.4g} is reached by guessing", event=event)
             break
@@ -159,9 +193,13 @@ def _shares(logs: Sequence[Log]) -> Complaints:
     pairs = [(log, one) for log in logs for one in evaluations_of(log) if 0 < one.accuracy < 1]
     if len(pairs) < _MIN_SHARES:
         return
-    denominators = {Fraction(one.accuracy).limit_denominator(_MAX_PREDICTIONS).denominator for _, one in pairs}
+    denominators = {
+        Fraction(one.accuracy).limit_denominator(_MAX_PREDICTIONS).denominator for _, one in pairs
+    }
     values = [one.accuracy for _, one in pairs]
-    predictions = max(sorted(denominators), key=lambda count: sum(_is_share(value, count) for value in values))
+    predictions = max(
+        sorted(denominators), key=lambda count: sum(_is_share(value, count) for value in values)
+    )
     wrong = [(log, one) for log, one in pairs if not _is_share(one.accuracy, predictions)]
     if len(wrong) <= (1 - _MOST) * len(pairs):
         for log, one in wrong:
@@ -170,4 +208,6 @@ def _shares(logs: Sequence[Log]) -> Complaints:
 
 
 def _is_share(value: float, count: int) -> bool:
-    return abs(value * count - round(value * count)) < _SHARE_FIT * max(1.0, count / _MAX_PREDICTIONS)
+    return abs(value * count - round(value * count)) < _SHARE_FIT * max(
+        1.0, count / _MAX_PREDICTIONS
+    )

@@ -25,14 +25,37 @@ _WRITER = "this code's own logs: every key of their writer, once and in its orde
 _EVENT_TYPES = "log format: INTERVAL_START, INTERVAL_END or POINT_IN_TIME, as the key says"
 # Keys of every log of this code since the first: required if the code of the log's commit is not available.
 _ALWAYS = (
-    *("recipe", "config_file", "config_file_sha256", "config_parents", "model_shape", "model_shape_sha256"),
-    *("train_data", "eval_data", "commit", "tree_modified", "image", "image_digest", "image_commit"),
+    *(
+        "recipe",
+        "config_file",
+        "config_file_sha256",
+        "config_parents",
+        "model_shape",
+        "model_shape_sha256",
+    ),
+    *(
+        "train_data",
+        "eval_data",
+        "commit",
+        "tree_modified",
+        "image",
+        "image_digest",
+        "image_commit",
+    ),
     *("python", "platform", "packages", "precision", "ops", "ranks", "configuration"),
-    *("submission_benchmark", "submission_org", "submission_division", "submission_status", "submission_platform"),
+    *(
+        "submission_benchmark",
+        "submission_org",
+        "submission_division",
+        "submission_status",
+        "submission_platform",
+    ),
     *("global_batch_size", "gradient_accumulation_steps"),
 )
 _INTERVALS = frozenset(
-    f"{name}_{end}" for name in ("init", "run", "epoch", "block", "eval") for end in ("start", "stop")
+    f"{name}_{end}"
+    for name in ("init", "run", "epoch", "block", "eval")
+    for end in ("start", "stop")
 )
 _PHASES = (
     ("cache_clear",),
@@ -40,7 +63,15 @@ _PHASES = (
     ("seed", *_ALWAYS),
     ("init_stop",),
     ("run_start",),
-    ("epoch_start", "block_start", "eval_start", "eval_stop", "eval_accuracy", "block_stop", "epoch_stop"),
+    (
+        "epoch_start",
+        "block_start",
+        "eval_start",
+        "eval_stop",
+        "eval_accuracy",
+        "block_stop",
+        "epoch_stop",
+    ),
     ("train_samples", "eval_samples"),
     ("run_stop",),
 )
@@ -138,7 +169,12 @@ def _text(name: str, sources: Sources | None) -> str:
     """Return the file at the log's commit, or this installation's copy if there is no tree or no such file in it."""
     text = sources.text(name) if sources is not None else None
     own = Path(mlbert.__file__).parent / name.removeprefix(f"{PACKAGE_HOME}/")
-    if text is None and is_inside(name) and own.is_file() and (sources is None or name == _IDENTITY):
+    if (
+        text is None
+        and is_inside(name)
+        and own.is_file()
+        and (sources is None or name == _IDENTITY)
+    ):
         text = own.read_text(encoding="utf-8")
     return text or ""
 
@@ -147,7 +183,9 @@ def _text(name: str, sources: Sources | None) -> str:
 def _writers(text: str) -> tuple[tuple[ast.FunctionDef, dict[str, int]], ...]:
     """Return the functions with a parameter `event` (the logger's method), and the keys that they log."""
     functions = [node for node in nodes_of(text) if isinstance(node, ast.FunctionDef)]
-    writers = [node for node in functions if any(argument.arg == "event" for argument in node.args.args)]
+    writers = [
+        node for node in functions if any(argument.arg == "event" for argument in node.args.args)
+    ]
     return tuple((node, dict(_keys_of(node))) for node in writers)
 
 
@@ -155,7 +193,12 @@ def _keys_of(function: ast.FunctionDef) -> Iterator[tuple[str, int]]:
     """Yield the keys that a function logs unconditionally, with their lines, in order."""
     for statement in function.body:
         call = statement.value if isinstance(statement, ast.Expr) else None
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "event" and call.args:
+        if (
+            isinstance(call, ast.Call)
+            and isinstance(call.func, ast.Name)
+            and call.func.id == "event"
+            and call.args
+        ):
             key = key_of(call.args[0])
             if key is not None:
                 yield key, call.lineno
@@ -166,7 +209,10 @@ def _wrote(function: ast.FunctionDef, name: str, log: Log) -> bool:
     if name == _identity_file(log) and function.name.startswith("log_"):
         return True
     sites = (event.call_site for event in log.events)
-    return any(site and site[0] == name and function.lineno <= site[1] <= (function.end_lineno or 0) for site in sites)
+    return any(
+        site and site[0] == name and function.lineno <= site[1] <= (function.end_lineno or 0)
+        for site in sites
+    )
 
 
 def _surely_written(keys: Mapping[str, int], name: str, log: Log) -> set[str]:
@@ -174,7 +220,11 @@ def _surely_written(keys: Mapping[str, int], name: str, log: Log) -> set[str]:
 
     If all logged lines have the same distances as in this version, these are the keys up to the last logged one.
     """
-    named = {event.key: event.call_site[1] for event in log.events if event.call_site and event.call_site[0] == name}
+    named = {
+        event.key: event.call_site[1]
+        for event in log.events
+        if event.call_site and event.call_site[0] == name
+    }
     shared = [key for key in keys if key in named]
     if len(shared) < 2 or len({named[key] - keys[key] for key in shared}) > 1:
         return set()
@@ -186,7 +236,9 @@ def _disorder(log: Log) -> Iterable[Complaint]:
     known = [event for event in log.events if _phase_of(event) is not None]
     for before, after in itertools.pairwise(known):
         if (_phase_of(after) or 0) < (_phase_of(before) or 0):
-            yield log.error(f"{after.key} comes after {before.key} (line {before.line})", _WRITER, after)
+            yield log.error(
+                f"{after.key} comes after {before.key} (line {before.line})", _WRITER, after
+            )
             return
     for key in dict.fromkeys(event.key for event in known):
         first, *others = log.all(key)
@@ -195,7 +247,11 @@ def _disorder(log: Log) -> Iterable[Complaint]:
     for group in _blocks(log):
         for before, after in itertools.pairwise(group):
             if before.call_site and after.call_site and after.call_site[1] < before.call_site[1]:
-                yield log.error(f"{after.key} comes after {before.key}, which the code logs later", _WRITER, after)
+                yield log.error(
+                    f"{after.key} comes after {before.key}, which the code logs later",
+                    _WRITER,
+                    after,
+                )
 
 
 def _phase_of(event: Event) -> int | None:

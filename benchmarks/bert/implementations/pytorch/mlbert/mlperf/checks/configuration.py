@@ -22,7 +22,13 @@ _HELD_OUT = "rules: training data contains no evaluation data"
 _SYNTHETIC = "synthetic"
 _UP_TO = ("classification", "masked_lm_text")  # recipes that evaluate on at most NUM_EVAL_EXAMPLES
 _CHOSEN = ("auto", "ops", "none")  # values that leave the choice to the program
-_PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8", "fp8-forward": "float8"}
+_PRECISIONS = {
+    "fp32": "float32",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp8": "float8",
+    "fp8-forward": "float8",
+}
 _LATE_SHARE, _LATE_SECONDS = 1.1, 30  # of a time limit: a step and the end of a run take time
 
 
@@ -34,7 +40,9 @@ def check_configuration(results: ResultSet) -> Complaints:
             continue  # reported as missing provenance
         settings = _values(event)
         if settings is None:
-            yield log.error("configuration is not a mapping of settings to value and origin", OWN_FORM, event)
+            yield log.error(
+                "configuration is not a mapping of settings to value and origin", OWN_FORM, event
+            )
             continue
         for logged in log.events:
             yield from _against_setting(log, logged, settings)
@@ -51,7 +59,9 @@ def _values(event: Event) -> dict[str, Any] | None:
     rows = event.value
     if not isinstance(rows, dict) or not rows:
         return None
-    if not all(isinstance(entry, dict) and {"value", "origin"} <= set(entry) for entry in rows.values()):
+    if not all(
+        isinstance(entry, dict) and {"value", "origin"} <= set(entry) for entry in rows.values()
+    ):
         return None
     return {name: entry["value"] for name, entry in rows.items()}
 
@@ -65,23 +75,31 @@ def _against_setting(log: Log, event: Event, settings: Mapping[str, Any]) -> Ite
     wanted = settings.get(env)
     if wanted is None or wanted in _CHOSEN or key == "opt_implementation":
         return
-    is_limit = key == "eval_samples" and (log.value("recipe") in _UP_TO or log.value("eval_data") == _SYNTHETIC)
+    is_limit = key == "eval_samples" and (
+        log.value("recipe") in _UP_TO or log.value("eval_data") == _SYNTHETIC
+    )
     if is_limit and is_number(event.value) and event.value < wanted:
         return
     if not _is_same(key, event.value, wanted):
-        yield log.error(f"{key} is {event.value!r}, its configuration says {env} = {wanted!r}", _AS_SET, event)
+        yield log.error(
+            f"{key} is {event.value!r}, its configuration says {env} = {wanted!r}", _AS_SET, event
+        )
 
 
 def _is_same(key: str, logged: Any, wanted: Any) -> bool:
     if key == "recipe" and wanted == MASKED_LM:
         return str(logged).startswith(MASKED_LM)
     if key == "precision":
-        return str(logged).startswith((str(wanted), f"torch.{_PRECISIONS.get(wanted, wanted)}")) or "fp8" in str(wanted)
+        return str(logged).startswith(
+            (str(wanted), f"torch.{_PRECISIONS.get(wanted, wanted)}")
+        ) or "fp8" in str(wanted)
     if key == "ops":
         return str(wanted) in str(logged) or not str(logged).startswith("{")
     if key == "starting_weights":
         return Path(str(wanted)).name == logged
-    if key == "model_shape":  # an installed package has another place; model_shape_sha256 is checked, too
+    if (
+        key == "model_shape"
+    ):  # an installed package has another place; model_shape_sha256 is checked, too
         return Path(str(wanted)).parts[-2:] == Path(str(logged)).parts[-2:]
     if isinstance(logged, bool) or isinstance(wanted, bool):
         return logged is wanted
@@ -90,42 +108,59 @@ def _is_same(key: str, logged: Any, wanted: Any) -> bool:
 
 def _warmup(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
     """Check the warm-up, configured as a number of steps or a fraction of all steps."""
-    steps, part, limit = (settings.get(env) for env in ("WARMUP_STEPS", "WARMUP_PROPORTION", "MAX_STEPS"))
+    steps, part, limit = (
+        settings.get(env) for env in ("WARMUP_STEPS", "WARMUP_PROPORTION", "MAX_STEPS")
+    )
     wanted, source = steps, f"WARMUP_STEPS = {steps}"
     if part and is_number(part) and is_number(limit) and is_number(limit * part):
         wanted, source = int(limit * part), f"WARMUP_PROPORTION = {part} of MAX_STEPS = {limit}"
     for key in ("opt_learning_rate_warmup_steps", "num_warmup_steps"):
         event = log.first(key)
         if event is not None and is_number(wanted) and event.value != wanted:
-            yield log.error(f"{key} is {event.value!r}, its configuration says {source}", _AS_SET, event)
+            yield log.error(
+                f"{key} is {event.value!r}, its configuration says {source}", _AS_SET, event
+            )
 
 
 def _sources(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
     """Check that only generated data is logged as synthetic, and that a resumed run logs its step."""
     generated = settings.get("SYNTH_DATA")
     for event in (log.first("train_data"), log.first("eval_data")):
-        if event is not None and isinstance(generated, bool) and generated is not (event.value == _SYNTHETIC):
-            text = f"{event.key} is {event.value!r}, its configuration says SYNTH_DATA = {generated}"
+        if (
+            event is not None
+            and isinstance(generated, bool)
+            and generated is not (event.value == _SYNTHETIC)
+        ):
+            text = (
+                f"{event.key} is {event.value!r}, its configuration says SYNTH_DATA = {generated}"
+            )
             yield log.error(text, _AS_SET, event)
     train, held_out = log.value("train_data"), log.first("eval_data")
     if held_out is not None and train == held_out.value and str(train).startswith("sha256:"):
         yield log.error("eval_data is train_data, so nothing was held out", _HELD_OUT, held_out)
     event = log.first("configuration")
     if settings.get("RESUME") is True and not log.is_continued:
-        yield log.warning("its configuration says RESUME = True, but it has no resumed_from_step", _AS_SET, event)
+        yield log.warning(
+            "its configuration says RESUME = True, but it has no resumed_from_step", _AS_SET, event
+        )
 
 
 def _batch(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
     """Check that the nominal batch is packs per rank x ranks x sequences per pack, and has equal micro-batches."""
     event, ranks = log.first("global_batch_size"), log.value("ranks")
     rows, packing = settings.get("BATCHSIZE"), settings.get("PACKING_FACTOR")
-    if event and is_number(event.value) and is_number(ranks) and is_number(rows) and is_number(packing):
+    if (
+        event
+        and is_number(event.value)
+        and is_number(ranks)
+        and is_number(rows)
+        and is_number(packing)
+    ):
         wanted = rules.global_batch_size(int(rows), int(ranks), packing)
         if event.value != wanted:
-            text = (
-                f"global_batch_size is {event.value!r}, but BATCHSIZE {rows} x {ranks} ranks x PACKING_FACTOR {packing}"
-            )
-            yield log.error(f"{text} is {wanted}", _AS_SET, event)
+            product = f"BATCHSIZE {rows} x {ranks} ranks x PACKING_FACTOR {packing}"
+            text = f"global_batch_size is {event.value!r}, but {product} is {wanted}"
+            yield log.error(text, _AS_SET, event)
     parts, event = settings.get("GRADIENT_STEPS"), log.first("gradient_accumulation_steps")
     if is_number(rows) and is_number(parts) and parts >= 1 and rows % parts:
         yield log.error(f"BATCHSIZE {rows} cannot be {parts} equal micro-batches", _AS_SET, event)
@@ -142,11 +177,17 @@ def _ranks(log: Log, configuration: Event) -> Iterable[Complaint]:
         return
     if parts.nodes * parts.ranks != event.value:
         # DGXNNODES and DGXNGPU may be set after sourcing, and the configuration does not record them.
-        yield log.warning(f"ranks is {event.value}, but {name} is for {parts.nodes} x {parts.ranks}", _AS_SET, event)
+        yield log.warning(
+            f"ranks is {event.value}, but {name} is for {parts.nodes} x {parts.ranks}",
+            _AS_SET,
+            event,
+        )
     for env, wanted in (("BATCHSIZE", parts.batch), ("GRADIENT_STEPS", parts.accumulation)):
         entry = configuration.value.get(env, {})
         if str(entry.get("origin")).startswith(f"{name}:") and entry["value"] != wanted:
-            yield log.error(f"{env} is {entry['value']!r}, but {name} is for {wanted}", _AS_SET, configuration)
+            yield log.error(
+                f"{env} is {entry['value']!r}, but {name} is for {wanted}", _AS_SET, configuration
+            )
 
 
 def _time_limit(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
@@ -154,29 +195,58 @@ def _time_limit(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
     limit, start, stop = settings.get("MAX_SECONDS"), log.first("run_start"), log.first("run_stop")
     if not is_number(limit) or start is None or stop is None:
         return
-    took = [one.stop.time_ms - one.start.time_ms for one in evaluations_of(log) if one.start and one.stop]
+    took = [
+        one.stop.time_ms - one.start.time_ms
+        for one in evaluations_of(log)
+        if one.start and one.stop
+    ]
     seconds = (stop.time_ms - start.time_ms) / 1000
     if seconds > limit * _LATE_SHARE + _LATE_SECONDS + max(took, default=0) / 1000:
-        yield log.error(f"the run took {seconds:.4g} s, its configuration says MAX_SECONDS = {limit:g}", _AS_SET, stop)
+        yield log.error(
+            f"the run took {seconds:.4g} s, its configuration says MAX_SECONDS = {limit:g}",
+            _AS_SET,
+            stop,
+        )
 
 
 def _totals(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
     """Check that steps, samples and tokens fit: a pack holds 1 to MAX_SEQUENCES_PER_PACK sequences."""
     steps, samples, event = log.value("steps"), log.value("train_samples"), log.first("steps")
-    rows, ranks, most = settings.get("BATCHSIZE"), log.value("ranks"), settings.get("MAX_SEQUENCES_PER_PACK")
-    limit, length, tokens = settings.get("MAX_STEPS"), log.value("max_sequence_length"), log.first("tokens")
+    rows, ranks, most = (
+        settings.get("BATCHSIZE"),
+        log.value("ranks"),
+        settings.get("MAX_SEQUENCES_PER_PACK"),
+    )
+    limit, length, tokens = (
+        settings.get("MAX_STEPS"),
+        log.value("max_sequence_length"),
+        log.first("tokens"),
+    )
     if event is None or not is_number(steps) or not is_number(samples) or log.is_continued:
         return
     skipped = log.value("skipped_steps") or 0
     if is_number(skipped) and skipped > steps:
-        yield log.error(f"skipped_steps is {skipped}, of {steps} steps", _AS_SET, log.first("skipped_steps"))
+        yield log.error(
+            f"skipped_steps is {skipped}, of {steps} steps", _AS_SET, log.first("skipped_steps")
+        )
     if is_number(limit) and steps > limit:
-        yield log.error(f"steps is {steps}, its configuration says MAX_STEPS = {limit}", _AS_SET, event)
+        yield log.error(
+            f"steps is {steps}, its configuration says MAX_STEPS = {limit}", _AS_SET, event
+        )
     if is_number(rows) and is_number(ranks) and is_number(most):
         packs = rows * ranks
-        least = packs * (steps - skipped) if log.value("recipe") != "classification" else 0  # its epochs end smaller
+        least = (
+            packs * (steps - skipped) if log.value("recipe") != "classification" else 0
+        )  # its epochs end smaller
         if not least <= samples <= packs * steps * most:
             text = f"{steps} steps of {packs} packs of 1 to {most} sequences cannot be {samples} train_samples"
             yield log.error(text, _AS_SET, event)
-    if tokens and is_number(length) and is_number(tokens.value) and not samples <= tokens.value <= samples * length:
-        yield log.error(f"tokens is {tokens.value}, of {samples} sequences of at most {length}", _AS_SET, tokens)
+    if (
+        tokens
+        and is_number(length)
+        and is_number(tokens.value)
+        and not samples <= tokens.value <= samples * length
+    ):
+        yield log.error(
+            f"tokens is {tokens.value}, of {samples} sequences of at most {length}", _AS_SET, tokens
+        )

@@ -29,7 +29,10 @@ _SAME_GROWTHS, _GROWTH = 4, 2e-6
 _SAME_SAMPLES = 4
 _ROUNDING_MS = 1.2
 _MIN_WINDOW, _MAX_WINDOW = 4, 10**6
-_LOG_ODDS, _CHANCE_MS = 16, 0.8  # accept a chance of exp(-16) over all windows of a set; one match has 0.8 ms / noise
+_LOG_ODDS, _CHANCE_MS = (
+    16,
+    0.8,
+)  # accept a chance of exp(-16) over all windows of a set; one match has 0.8 ms / noise
 _LONG_MS = 10_000  # longer intervals are never equal by chance
 _MAX_EVALUATIONS = 1000  # compared at most: the time is quadratic, and published runs have up to 50
 _MIN_DECIMALS = 5  # shorter accuracies agree by chance
@@ -99,7 +102,9 @@ def _run_of(log: Log) -> _RunIntervals:
     times = [one.event.time_ms for one in evaluations]
     intervals = []
     if start is not None and has_plausible_stamps(log):
-        intervals = [after - before for before, after in itertools.pairwise([start.time_ms, *times])]
+        intervals = [
+            after - before for before, after in itertools.pairwise([start.time_ms, *times])
+        ]
     samples = [one.samples for one in evaluations]
     lines = [one.event.line for one in evaluations]
     return _RunIntervals(log, lines, [one.accuracy for one in evaluations], samples, intervals)
@@ -133,7 +138,9 @@ def _likenesses(
     near = _longest(abs(a - b) < _NEAR for a, b in pairs)
     if near[1] >= _NEAR_ACCURACIES:
         yield "accuracies, to 5 digits", near
-    growths = _longest(abs((b - a) - (d - c)) < _GROWTH for (a, c), (b, d) in itertools.pairwise(pairs))
+    growths = _longest(
+        abs((b - a) - (d - c)) < _GROWTH for (a, c), (b, d) in itertools.pairwise(pairs)
+    )
     if growths[1] >= _SAME_GROWTHS:
         yield "accuracies, but for one number added to all", (growths[0] + 1, growths[1] + 1)
     counts = _shared_counts(one, other)

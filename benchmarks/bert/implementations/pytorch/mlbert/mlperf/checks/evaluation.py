@@ -73,12 +73,20 @@ def check_grid(batch: int, points: Sequence[float], lines: Sequence[int]) -> Com
     """
     schedule = EvaluationSchedule(batch, points)
     distances = [after - before for before, after in zip([0, *points], points, strict=False)]
-    found = [*_first(_left_out(schedule, points, distances)), *_first(_early(schedule, points, distances))]
-    if len(points) >= _MIN_FOR_MEDIAN and (usual := statistics.median(distances)) > schedule.longest_median:
+    found = [
+        *_first(_left_out(schedule, points, distances)),
+        *_first(_early(schedule, points, distances)),
+    ]
+    if (
+        len(points) >= _MIN_FOR_MEDIAN
+        and (usual := statistics.median(distances)) > schedule.longest_median
+    ):
         text = f"evaluations are {usual:.0f} samples apart, the grid says {schedule.interval}"
         found.append((1, Complaint(Outcome.ERROR, text, _ROUNDED)))
     elif late := [
-        n for n, apart in enumerate(distances, 1) if schedule.longest < apart < _LEFT_OUT * schedule.interval
+        n
+        for n, apart in enumerate(distances, 1)
+        if schedule.longest < apart < _LEFT_OUT * schedule.interval
     ]:
         text = f"evaluation {late[0]} is late, {distances[late[0] - 1]} samples after {_before(late[0])}"
         found.append((late[0], Complaint(Outcome.WARN, text, _ROUNDED)))
@@ -86,21 +94,30 @@ def check_grid(batch: int, points: Sequence[float], lines: Sequence[int]) -> Com
         yield complaint._replace(text=f"line {lines[index - 1]}: {complaint.text}")
 
 
-def _left_out(schedule: EvaluationSchedule, points: Sequence[float], distances: Sequence[float]) -> Found:
+def _left_out(
+    schedule: EvaluationSchedule, points: Sequence[float], distances: Sequence[float]
+) -> Found:
     for index, (samples, apart) in enumerate(zip(points, distances, strict=True), start=1):
         if apart >= _LEFT_OUT * schedule.interval:
             text = f"evaluation {index} is at {samples} samples, the grid says {index * schedule.interval}"
             yield index, Complaint(Outcome.ERROR, text, _ROUNDED)
 
 
-def _early(schedule: EvaluationSchedule, points: Sequence[float], distances: Sequence[float]) -> Found:
+def _early(
+    schedule: EvaluationSchedule, points: Sequence[float], distances: Sequence[float]
+) -> Found:
     """Find evaluations that are early from the start, or from the previous one unless that was as late."""
     before: float = schedule.interval
     for index, (samples, apart) in enumerate(zip(points, distances, strict=True), start=1):
         is_short = apart < schedule.shortest and before + apart < 2 * schedule.shortest
         if is_short or samples < schedule.earliest(index):
             text = f"evaluation {index} is at {samples} samples, {apart} after {_before(index)}"
-            yield index, Complaint(Outcome.ERROR, f"{text}; the grid says {index * schedule.interval}", _ROUNDED)
+            yield (
+                index,
+                Complaint(
+                    Outcome.ERROR, f"{text}; the grid says {index * schedule.interval}", _ROUNDED
+                ),
+            )
         before = apart
 
 
@@ -123,7 +140,9 @@ _AS_CONFIGURED = "a run does what its configuration says"
 def check_evaluations(results: ResultSet) -> Complaints:
     """Evaluations are in order up to the end of training, and in closed on the rules' grid and 10,000 samples."""
     needed = max(_MIN_EXACT, len(results.logs) - 1)
-    are_exact = [sum(map(is_exact, results.logs)) >= needed for is_exact in (_trains_exactly, _stops_exactly)]
+    are_exact = [
+        sum(map(is_exact, results.logs)) >= needed for is_exact in (_trains_exactly, _stops_exactly)
+    ]
     for log in results.logs:
         evaluations = evaluations_of(log)
         yield from _order(log, evaluations)
@@ -147,7 +166,9 @@ def _order(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
             yield log.error(text, SAMPLE_COUNTS, after.event)
             return
     if evaluations and evaluations[-1].samples <= 0:
-        yield log.error("the last evaluation comes before any training", SAMPLE_COUNTS, evaluations[-1].event)
+        yield log.error(
+            "the last evaluation comes before any training", SAMPLE_COUNTS, evaluations[-1].event
+        )
 
 
 def _trains_exactly(log: Log) -> bool:
@@ -163,17 +184,30 @@ def _stops_exactly(log: Log) -> bool:
 def _stopped_elsewhere(log: Log) -> Complaints:
     for stop in log.all("epoch_stop")[-1:]:
         text = f"epoch_stop has epoch_num {(stop.metadata or {}).get('epoch_num')!r}"
-        yield log.error(f"{text}, the last evaluation another; in the other logs they agree", SAMPLE_COUNTS, stop)
+        yield log.error(
+            f"{text}, the last evaluation another; in the other logs they agree",
+            SAMPLE_COUNTS,
+            stop,
+        )
 
 
-def _trained(log: Log, evaluations: Sequence[LoggedEvaluation], others_are_exact: bool) -> Complaints:
+def _trained(
+    log: Log, evaluations: Sequence[LoggedEvaluation], others_are_exact: bool
+) -> Complaints:
     event = log.first("train_samples")
     if not evaluations or event is None or not is_number(event.value):
         return
     last, trained = max(one.samples for one in evaluations), event.value
     if last > trained:
-        is_near = last <= trained * (1 + _MAX_COUNT_SLACK) and not log.is_ours  # nominal and real samples
-        yield log.error_if(not is_near, f"evaluated at {last} samples but trained on {trained}", SAMPLE_COUNTS, event)
+        is_near = (
+            last <= trained * (1 + _MAX_COUNT_SLACK) and not log.is_ours
+        )  # nominal and real samples
+        yield log.error_if(
+            not is_near,
+            f"evaluated at {last} samples but trained on {trained}",
+            SAMPLE_COUNTS,
+            event,
+        )
     elif last < trained and log.status == "success" and (log.is_ours or others_are_exact):
         text = f"trained on {trained} samples, the last evaluation is at {last}"
         yield log.error(f"{text}; a run ends with one", SAMPLE_COUNTS, event)
@@ -190,7 +224,10 @@ def _configured(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints
     steps, limit = log.setting("MAX_STEPS"), log.setting("MAX_SAMPLES_TERMINATION")
     # If the log has a steps event, `checks.configuration` checks the steps exactly.
     can_tell = is_number(steps) and log.first("steps") is None
-    ends = [steps * _MEAN_STEP * batch + slack if can_tell else None, limit + slack if is_number(limit) else None]
+    ends = [
+        steps * _MEAN_STEP * batch + slack if can_tell else None,
+        limit + slack if is_number(limit) else None,
+    ]
     for end, name in zip(ends, ("MAX_STEPS", "MAX_SAMPLES_TERMINATION"), strict=True):
         if end is not None and evaluations[-1].samples > end:
             text = f"{evaluations[-1].samples} samples, more than {name} allows"
@@ -205,7 +242,9 @@ def _due(log: Log, evaluations: Sequence[LoggedEvaluation], slack: float) -> Com
     for one in evaluations:
         is_early = one.samples < due and one is not evaluations[-1]
         if is_early or one.samples > due + slack:
-            yield log.error(f"evaluated at {one.samples} samples, due at {due}", _AS_CONFIGURED, one.event)
+            yield log.error(
+                f"evaluated at {one.samples} samples, due at {due}", _AS_CONFIGURED, one.event
+            )
             return
         due += max(0, (one.samples - due) // every + 1) * every
 
@@ -218,4 +257,6 @@ def _closed_evaluations(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Co
         for found in check_grid(int(batch), [one.samples for one in counted], lines):
             yield found._replace(text=f"{log.path.name}: {found.text}")
     if event is not None and is_number(event.value) and event.value < NUM_EVAL_SAMPLES:
-        yield log.error(f"eval_samples is {event.value}, the rules say {NUM_EVAL_SAMPLES}", _THOROUGH, event)
+        yield log.error(
+            f"eval_samples is {event.value}, the rules say {NUM_EVAL_SAMPLES}", _THOROUGH, event
+        )

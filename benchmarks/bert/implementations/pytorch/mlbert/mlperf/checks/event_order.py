@@ -17,7 +17,14 @@ from collections.abc import Iterator
 from mlbert.mlperf.findings import Complaint, Complaints, Outcome
 from mlbert.mlperf.keys import CLOSED_KEYS, is_numeric
 from mlbert.mlperf.logs import Event, Log, is_number
-from mlbert.mlperf.result_set import LOG_FORMAT, OWN_FORM, SAMPLE_COUNTS, LoggedEvaluation, ResultSet, evaluations_of
+from mlbert.mlperf.result_set import (
+    LOG_FORMAT,
+    OWN_FORM,
+    SAMPLE_COUNTS,
+    LoggedEvaluation,
+    ResultSet,
+    evaluations_of,
+)
 
 _ONCE = ("init_stop", "run_start", "run_stop")
 _MANY = ("eval_start", "eval_stop", "eval_accuracy")
@@ -50,7 +57,9 @@ def check_order(results: ResultSet) -> Complaints:
         yield from _once(log)
         yield from _enclosed(log)
         yield from _own_order(log) if log.is_ours else _contradictions(log)
-    silent = [log for log in results.logs if log.first("eval_accuracy") and not log.first("eval_start")]
+    silent = [
+        log for log in results.logs if log.first("eval_accuracy") and not log.first("eval_start")
+    ]
     if 2 * len(silent) < len(results.logs):
         for log in [log for log in silent if not log.is_ours]:
             yield log.warning("has no eval_start, as the other logs have", _ORDER)
@@ -62,7 +71,9 @@ def _once(log: Log) -> Complaints:
         for again in events[1:2]:
             text = f"{key} comes again, first in line {events[0].line}"
             is_rank = not log.is_ours and abs(again.time_ms - events[0].time_ms) < _RANKS_APART_MS
-            is_rank = is_rank and key == "init_stop"  # run_start and run_stop are logged by one rank only
+            is_rank = (
+                is_rank and key == "init_stop"
+            )  # run_start and run_stop are logged by one rank only
             yield log.error_if(not is_rank, text, "" if is_rank else _ORDER, again)
 
 
@@ -71,16 +82,26 @@ def _enclosed(log: Log) -> Complaints:
     skew = 0 if log.is_ours else _SKEW_MS
     init_stop, start, stop = log.first("init_stop"), log.first("run_start"), log.first("run_stop")
     if init_stop is not None and start is not None and init_stop.time_ms > start.time_ms + skew:
-        yield log.error(f"init_stop is later than run_start in line {start.line}", _ORDER, init_stop)
+        yield log.error(
+            f"init_stop is later than run_start in line {start.line}", _ORDER, init_stop
+        )
     for keys in (tuple(_STARTS_AND_STOPS), ("eval_accuracy",)):
         events = [event for key in keys for event in log.all(key)]
-        for event in [event for event in events if start is not None and event.time_ms < start.time_ms - skew][:1]:
+        for event in [
+            event for event in events if start is not None and event.time_ms < start.time_ms - skew
+        ][:1]:
             yield log.error(f"{event.key} is earlier than run_start", _ORDER, event)
-    for event in [event for event in log.all("data_file") if start is not None and event.time_ms < start.time_ms][:1]:
+    for event in [
+        event
+        for event in log.all("data_file")
+        if start is not None and event.time_ms < start.time_ms
+    ][:1]:
         yield log.warning("data_file is opened before run_start", event=event)
     for keys in (("eval_accuracy",), ("epoch_stop", "block_stop", "train_samples")):
         events = [event for key in keys for event in log.all(key)]
-        for event in [event for event in events if stop is not None and event.time_ms > stop.time_ms + skew][:1]:
+        for event in [
+            event for event in events if stop is not None and event.time_ms > stop.time_ms + skew
+        ][:1]:
             yield log.error(f"{event.key} is later than run_stop", _ORDER, event)
 
 
@@ -89,7 +110,9 @@ def _own_order(log: Log) -> Complaints:
     counts = Counter(event.key for event in log.events)
     phase, before = 0, None
     for event in log.events:
-        its_phase = _PHASE_OF.get(event.key, _PHASE_OF["run_stop"] - 1 if phase == _PHASE_OF["run_stop"] else phase)
+        its_phase = _PHASE_OF.get(
+            event.key, _PHASE_OF["run_stop"] - 1 if phase == _PHASE_OF["run_stop"] else phase
+        )
         if before is not None and its_phase < phase:
             yield log.error(f"{event.key} comes after {before.key}", _ORDER, event)
         else:
@@ -113,16 +136,24 @@ def _own_evaluations(log: Log) -> Complaints:
             return
         count = event.samples
         if expected > 0 and count != samples:
-            yield log.error(f"{event.key} at {count} samples, its eval_start {samples}", SAMPLE_COUNTS, event)
+            yield log.error(
+                f"{event.key} at {count} samples, its eval_start {samples}", SAMPLE_COUNTS, event
+            )
         samples, expected = count if expected == 0 else samples, (expected + 1) % len(_MANY)
     if expected and log.status == "success":
         line = log.all(_MANY[expected - 1])[-1].line
-        yield log.error(f"line {line}: the last {_MANY[expected - 1]} has no {_MANY[expected]}", OWN_FORM)
+        yield log.error(
+            f"line {line}: the last {_MANY[expected - 1]} has no {_MANY[expected]}", OWN_FORM
+        )
 
 
 def _own_counts(log: Log) -> Complaints:
     """Check that an epoch begins at 0 samples, unless the run was resumed, and ends at train_samples."""
-    start, stop, trained = log.first("epoch_start"), log.first("epoch_stop"), log.first("train_samples")
+    start, stop, trained = (
+        log.first("epoch_start"),
+        log.first("epoch_stop"),
+        log.first("train_samples"),
+    )
     if start is not None and start.samples != 0 and not log.is_continued:
         text = f"epoch_start has epoch_num {(start.metadata or {}).get('epoch_num')!r}, not 0"
         yield log.error(text, SAMPLE_COUNTS, start)
@@ -130,9 +161,15 @@ def _own_counts(log: Log) -> Complaints:
         text = f"epoch_stop has epoch_num {(stop.metadata or {}).get('epoch_num')!r}"
         yield log.error(f"{text}, train_samples is {trained.value!r}", SAMPLE_COUNTS, stop)
     begun, ended = log.first("block_start"), log.first("block_stop")
-    blocks = [(event.metadata or {}).get("first_epoch_num") for event in (begun, ended) if event is not None]
+    blocks = [
+        (event.metadata or {}).get("first_epoch_num")
+        for event in (begun, ended)
+        if event is not None
+    ]
     if ended is not None and len(set(map(repr, blocks))) > 1:
-        yield log.error(f"block_stop of block {blocks[1]!r}, started was {blocks[0]!r}", OWN_FORM, ended)
+        yield log.error(
+            f"block_stop of block {blocks[1]!r}, started was {blocks[0]!r}", OWN_FORM, ended
+        )
 
 
 def _contradictions(log: Log) -> Complaints:
@@ -153,15 +190,32 @@ def _contradictions(log: Log) -> Complaints:
         agreeing = sum(event is not None and event.samples == one.samples for one, event in pairs)
         if 2 * agreeing > len(evaluations):
             yield from _disagreeing(log, key, pairs)
-        others = [event for one, event in pairs if event and event.samples not in (None, one.samples)]
+        others = [
+            event for one, event in pairs if event and event.samples not in (None, one.samples)
+        ]
         if others and not agreeing:
-            yield log.warning(f"every {key} has other samples than its eval_accuracy", SAMPLE_COUNTS, others[0])
-        odd = [event for event in log.all(key) if is_number(event.value) and event.value != event.samples]
+            yield log.warning(
+                f"every {key} has other samples than its eval_accuracy", SAMPLE_COUNTS, others[0]
+            )
+        odd = [
+            event
+            for event in log.all(key)
+            if is_number(event.value) and event.value != event.samples
+        ]
         for event in odd[:1]:
-            yield log.warning(f"{key} is {event.value}, its epoch_num {event.samples}", SAMPLE_COUNTS, event)
-    for before, after in itertools.pairwise([event for event in log.events if event.key in _BLOCKS]):
-        if before.key == after.key == "block_start" and after.time_ms - before.time_ms > _RANKS_APART_MS:
-            yield log.warning(f"block_start within the block that starts in line {before.line}", _ORDER, after)
+            yield log.warning(
+                f"{key} is {event.value}, its epoch_num {event.samples}", SAMPLE_COUNTS, event
+            )
+    for before, after in itertools.pairwise(
+        [event for event in log.events if event.key in _BLOCKS]
+    ):
+        if (
+            before.key == after.key == "block_start"
+            and after.time_ms - before.time_ms > _RANKS_APART_MS
+        ):
+            yield log.warning(
+                f"block_start within the block that starts in line {before.line}", _ORDER, after
+            )
 
 
 def _again(log: Log, key: str) -> Iterator[Complaint]:
@@ -175,14 +229,20 @@ def _again(log: Log, key: str) -> Iterator[Complaint]:
     groups = found[:-1]
     if len(groups) >= _MIN_PAIRS and sorted(map(len, groups)) == [*[1] * (len(groups) - 1), 2]:
         first, again = next(events for events in groups if len(events) > 1)
-        yield log.error(f"{key} comes again before eval_accuracy, first in line {first.line}", _ORDER, again)
+        yield log.error(
+            f"{key} comes again before eval_accuracy, first in line {first.line}", _ORDER, again
+        )
 
 
-def _disagreeing(log: Log, key: str, pairs: list[tuple[LoggedEvaluation, Event | None]]) -> Iterator[Complaint]:
+def _disagreeing(
+    log: Log, key: str, pairs: list[tuple[LoggedEvaluation, Event | None]]
+) -> Iterator[Complaint]:
     is_odd = len(pairs) >= _MIN_PAIRS and sum(event is None for _, event in pairs) == 1
     for one, event in pairs:
         if event is None:
-            yield log.error_if(is_odd, f"eval_accuracy without {key}", _ORDER if is_odd else "", one.event)
+            yield log.error_if(
+                is_odd, f"eval_accuracy without {key}", _ORDER if is_odd else "", one.event
+            )
         elif event.samples not in (None, one.samples):
             text = f"{key} at {event.samples} samples, its eval_accuracy at {one.samples}"
             yield log.error(text, SAMPLE_COUNTS, event)
@@ -221,9 +281,15 @@ def check_division(results: ResultSet) -> Complaints:
     """Logs, system description and command line name the same division."""
     wanted = results.wanted_division
     if wanted not in ("open", "closed"):
-        yield Complaint(Outcome.ERROR, f"division {wanted!r} is neither open nor closed", _ONE_DIVISION)
+        yield Complaint(
+            Outcome.ERROR, f"division {wanted!r} is neither open nor closed", _ONE_DIVISION
+        )
     if results.system is not None and results.system.get("division") != wanted:
-        yield Complaint(Outcome.ERROR, f"the system description says {results.system.get('division')!r}", _ONE_DIVISION)
+        yield Complaint(
+            Outcome.ERROR,
+            f"the system description says {results.system.get('division')!r}",
+            _ONE_DIVISION,
+        )
     for log in results.logs:
         event = log.first("submission_division")
         if event is None or event.value != wanted:
@@ -247,7 +313,9 @@ def check_numbers(results: ResultSet) -> Complaints:
 
 def _is_no_number(event: Event) -> bool:
     """Return True if a value is not a number in any form, even as a string if closed requires one."""
-    return isinstance(event.value, float) or (event.key in CLOSED_KEYS and not _is_text_of_number(event.value))
+    return isinstance(event.value, float) or (
+        event.key in CLOSED_KEYS and not _is_text_of_number(event.value)
+    )
 
 
 def _is_text_of_number(value: object) -> bool:

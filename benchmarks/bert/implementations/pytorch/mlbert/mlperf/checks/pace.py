@@ -27,7 +27,13 @@ from typing import NamedTuple
 
 from mlbert.mlperf.findings import Complaint, Complaints, Outcome
 from mlbert.mlperf.logs import Event, Log, is_number
-from mlbert.mlperf.result_set import ONE_SETTING, LoggedEvaluation, ResultSet, evaluations_of, samples_before
+from mlbert.mlperf.result_set import (
+    ONE_SETTING,
+    LoggedEvaluation,
+    ResultSet,
+    evaluations_of,
+    samples_before,
+)
 from mlbert.mlperf.rules import NUM_RESULT_FILES
 
 _FIRST_MS = 1_514_764_800_000  # 2018-01-01
@@ -40,7 +46,10 @@ _MS = "log format: time_ms is the time of the event in milliseconds since 1970"
 _TIMED_TO_TARGET = "rules: the clock runs from the first touch of training data to the target"
 _ONE_AT_A_TIME = "rules: a run has its machine to itself"
 _FEW_OVERLAPS = 3  # if fewer than one pair in this many overlaps, the runs were sequential
-_UNSCORED_SECONDS = {True: (10, 120), False: (120, 1800)}  # keyed by is_ours: (warning above, error above)
+_UNSCORED_SECONDS = {
+    True: (10, 120),
+    False: (120, 1800),
+}  # keyed by is_ours: (warning above, error above)
 _UNSCORED_OPEN_SECONDS = 4 * 3600
 
 
@@ -48,7 +57,9 @@ def check_clock(results: ResultSet) -> Complaints:
     """Time stamps are milliseconds of days since 2018, and the clock starts when initialisation is over."""
     for log in results.logs:
         may_be_fraction = not log.is_ours
-        wrong = next(filter(None, (_wrong_stamp(log, event, may_be_fraction) for event in log.events)), None)
+        wrong = next(
+            filter(None, (_wrong_stamp(log, event, may_be_fraction) for event in log.events)), None
+        )
         if wrong is not None:
             yield wrong
         else:
@@ -70,7 +81,9 @@ def _too_regular(log: Log) -> Complaints:
     stamps = [one.event.time_ms for one in evaluations_of(log)]
     intervals = {after - before for before, after in itertools.pairwise(stamps)}
     if len(stamps) > _MIN_EQUAL and len(intervals) == 1:
-        yield log.warning(f"all {len(stamps)} evaluations are {intervals.pop():.10g} ms apart, to the millisecond")
+        yield log.warning(
+            f"all {len(stamps)} evaluations are {intervals.pop():.10g} ms apart, to the millisecond"
+        )
 
 
 def check_overlap(results: ResultSet) -> Complaints:
@@ -90,7 +103,9 @@ def check_overlap(results: ResultSet) -> Complaints:
         is_wrong = are_ours and not are_apart(log, before)
         text += f" of {before.path.name}" + ("" if is_wrong else "; several machines side by side?")
         outcome = Outcome.ERROR if is_wrong else Outcome.NOTE if are_ours else usual
-        yield log.complaint(outcome, text, _ONE_AT_A_TIME if is_wrong else "", log.first("run_start"))
+        yield log.complaint(
+            outcome, text, _ONE_AT_A_TIME if is_wrong else "", log.first("run_start")
+        )
 
 
 def are_apart(one: Log, other: Log) -> bool:
@@ -114,17 +129,25 @@ def _latest_ms() -> float:
 def _wrong_stamp(log: Log, event: Event, may_be_fraction: bool) -> Complaint | None:
     stamp = json.loads(event.text).get("time_ms")
     problem = ""
-    if isinstance(stamp, bool) or not isinstance(stamp, int | float) or not math.isfinite(event.time_ms):
+    if (
+        isinstance(stamp, bool)
+        or not isinstance(stamp, int | float)
+        or not math.isfinite(event.time_ms)
+    ):
         problem = "is not a plain number"
     elif stamp < 0:
         problem = "is negative"
     elif not _FIRST_MS <= stamp <= _latest_ms():
-        units = [name for name, per_ms in _UNITS.items() if _FIRST_MS <= stamp / per_ms <= _latest_ms()]
+        units = [
+            name for name, per_ms in _UNITS.items() if _FIRST_MS <= stamp / per_ms <= _latest_ms()
+        ]
         when = "is before 2018, when MLPerf began" if stamp < _FIRST_MS else "is in the future"
         problem = f"looks like {units[0]}, not milliseconds" if units else when
     elif not may_be_fraction and stamp != int(stamp):
         problem = "is not a whole number of milliseconds"
-    return log.error(f"{event.key}: time_ms {stamp!r:.40} {problem}", _MS, event) if problem else None
+    return (
+        log.error(f"{event.key}: time_ms {stamp!r:.40} {problem}", _MS, event) if problem else None
+    )
 
 
 def _unscored(log: Log) -> Complaints:
@@ -138,7 +161,9 @@ def _unscored(log: Log) -> Complaints:
         wrong = _UNSCORED_OPEN_SECONDS
     if seconds > unusual:
         text = f"run_start comes {seconds:.4g} s after init_stop"
-        yield log.error_if(seconds > wrong, text, _TIMED_TO_TARGET if seconds > wrong else "", start)
+        yield log.error_if(
+            seconds > wrong, text, _TIMED_TO_TARGET if seconds > wrong else "", start
+        )
 
 
 _TIMED = "rules: the time from run_start to run_stop is the result, without a pause"
@@ -147,10 +172,20 @@ _IMPOSSIBLE, _IMPOSSIBLE_SHARED = 1.6, 2.0  # this code's demos share their CPUs
 _IMPOSSIBLE_HERE = 1.5  # if the run's own intervals agree
 _NOISE = 1.25  # of a run's own intervals relative to their median
 _IMPOSSIBLE_ALONE = 3.0  # times the run's own median, if there are no other runs
-_EARLY_UNUSUAL, _EARLY = 1.3, 2.0  # first interval, times the median rate of the run's other intervals
-_RUN_UNUSUAL, _SPREADS = 1.08, 8  # whole run, times the median of the others, or this many spreads above it
+_EARLY_UNUSUAL, _EARLY = (
+    1.3,
+    2.0,
+)  # first interval, times the median rate of the run's other intervals
+_RUN_UNUSUAL, _SPREADS = (
+    1.08,
+    8,
+)  # whole run, times the median of the others, or this many spreads above it
 _SPREAD_OF_MAD = 1.4826  # of a normal distribution
-_RATE_LOW, _RATE_HIGH, _OTHER_UNIT = 0.6, 1.5, 4.0  # rate by the time stamps, times the logged throughput
+_RATE_LOW, _RATE_HIGH, _OTHER_UNIT = (
+    0.6,
+    1.5,
+    4.0,
+)  # rate by the time stamps, times the logged throughput
 _PAUSE = 3.0  # times the usual interval
 _LONG_PAUSE_MS = 30_000  # more than the usual interval
 _STOOD_STILL, _STOOD_STILL_MS = 10.0, 60_000
@@ -158,7 +193,10 @@ _MIN_INTERVALS, _MIN_RUNS = 4, 3
 # Shorter intervals come from trial runs, where one CPU stall multiplies the time.
 _NOISY_OURS_MS, _NOISY_MS = 2000, 1000
 _BEFORE = ("start", "evaluation before")
-_MIN_EVALUATION_MS = {True: 300, False: 20}  # keyed by is_ours: below, stalls of a shared CPU change the median
+_MIN_EVALUATION_MS = {
+    True: 300,
+    False: 20,
+}  # keyed by is_ours: below, stalls of a shared CPU change the median
 _SHORT, _TOO_SHORT, _TOO_SHORT_OTHERS = 0.4, 0.25, 0.1  # of the median evaluation
 _NO_TIME_MS, _MIN_EVALUATIONS = 1, 3
 
@@ -176,7 +214,9 @@ class _Interval(NamedTuple):
 def check_pace(results: ResultSet) -> Complaints:
     """No interval between evaluations is faster than the machine can be, and none is a long pause."""
     intervals = {log.path: _intervals(log) for log in results.logs if has_plausible_stamps(log)}
-    fastest = {path: max(one.pace for one in own) for path, own in intervals.items() if len(own) > 1}
+    fastest = {
+        path: max(one.pace for one in own) for path, own in intervals.items() if len(own) > 1
+    }
     for log in results.logs:
         own = intervals.get(log.path, [])
         others = [pace for path, pace in fastest.items() if path != log.path]
@@ -186,7 +226,9 @@ def check_pace(results: ResultSet) -> Complaints:
         yield from _early(log, own)
         yield from _pauses(log, own)
         yield from _against_throughput(log, own)
-    yield from _fast_runs([(log, intervals[log.path]) for log in results.logs if intervals.get(log.path)])
+    yield from _fast_runs(
+        [(log, intervals[log.path]) for log in results.logs if intervals.get(log.path)]
+    )
 
 
 def _intervals(log: Log) -> list[_Interval]:
@@ -196,7 +238,9 @@ def _intervals(log: Log) -> list[_Interval]:
     intervals, time_ms = [], start.time_ms
     for one in evaluations_of(log):
         if one.samples > samples:
-            intervals.append(_Interval(one.event, one.samples - samples, one.event.time_ms - time_ms))
+            intervals.append(
+                _Interval(one.event, one.samples - samples, one.event.time_ms - time_ms)
+            )
             samples, time_ms = one.samples, one.event.time_ms
     return intervals
 
@@ -205,7 +249,9 @@ def _too_fast(log: Log, own: Sequence[_Interval], limit: float | None) -> Compla
     """Find the first impossible interval or, if there is none, the first unusual one."""
     usual = statistics.median(one.pace for one in own) if own else math.inf
     known = usual if len(own) >= _MIN_INTERVALS else math.inf
-    fast = [(outcome, one) for one in own if (outcome := _judge(log, one, known, limit)) is not None]
+    fast = [
+        (outcome, one) for one in own if (outcome := _judge(log, one, known, limit)) is not None
+    ]
     for outcome, one in sorted(fast, key=lambda found: found[0] is not Outcome.ERROR)[:1]:
         reference = f"{1000 * (limit or usual):.4g} a second {'in other runs at most' if limit else 'usually'}"
         text = f"{one.samples:.10g} samples in {one.ms / 1000:.4g} s"
@@ -249,9 +295,15 @@ def _pauses(log: Log, own: Sequence[_Interval]) -> Complaints:
     """Find a slow first interval, in which a program may compile, and the longest later pause."""
     if len(own) < _MIN_INTERVALS:
         return
-    usual_ms, usual_pace = statistics.median(one.ms for one in own), statistics.median(one.pace for one in own)
+    usual_ms, usual_pace = (
+        statistics.median(one.ms for one in own),
+        statistics.median(one.pace for one in own),
+    )
     slow = [one for one in own if one.ms >= _PAUSE * usual_ms and one.pace <= usual_pace / _PAUSE]
-    first, later = [one for one in slow if one is own[0]], [one for one in slow if one is not own[0]]
+    first, later = (
+        [one for one in slow if one is own[0]],
+        [one for one in slow if one is not own[0]],
+    )
     for one in (*first, *sorted(later, key=lambda one: -one.ms)[:1]):
         longer_ms = one.ms - usual_ms
         outcome = Outcome.WARN if longer_ms >= _LONG_PAUSE_MS else Outcome.NOTE
@@ -273,7 +325,9 @@ def _against_throughput(log: Log, own: Sequence[_Interval]) -> Complaints:
     stats = [
         (event, float(event.value["throughput"]))
         for event in log.all("tracked_stats")
-        if isinstance(event.value, dict) and is_number(event.value.get("throughput")) and event.value["throughput"] > 0
+        if isinstance(event.value, dict)
+        and is_number(event.value.get("throughput"))
+        and event.value["throughput"] > 0
     ]
     if not stats or not own:
         return
@@ -289,13 +343,18 @@ def _fast_runs(runs: Sequence[tuple[Log, Sequence[_Interval]]]) -> Complaints:
     rates = [_rate(own) for _, own in runs]
     for index, (log, own) in enumerate(runs):
         others = rates[:index] + rates[index + 1 :]
-        if len(others) < _MIN_INTERVALS or not all(math.isfinite(rate) and rate > 0 for rate in others):
+        if len(others) < _MIN_INTERVALS or not all(
+            math.isfinite(rate) and rate > 0 for rate in others
+        ):
             continue
         usual = statistics.median(others)
         spread = _SPREAD_OF_MAD * statistics.median(abs(rate / usual - 1) for rate in others)
         if rates[index] > max(_RUN_UNUSUAL, 1 + _SPREADS * spread) * usual:
             text = f"the whole run trained {1000 * rates[index]:.4g} samples a second"
-            yield log.warning(f"{text}, the others {1000 * usual:.4g}, {100 * spread:.2g} % apart", event=own[-1].event)
+            yield log.warning(
+                f"{text}, the others {1000 * usual:.4g}, {100 * spread:.2g} % apart",
+                event=own[-1].event,
+            )
 
 
 def check_evaluation_time(results: ResultSet) -> Complaints:
@@ -308,10 +367,16 @@ def check_evaluation_time(results: ResultSet) -> Complaints:
     for log, durations in timed:
         if len(durations) >= _MIN_EVALUATIONS and all(ms <= _NO_TIME_MS for _, ms in durations):
             text = f"no evaluation took more than {_NO_TIME_MS} ms"
-            yield log.error_if(log.is_ours, text, _TIMED if log.is_ours else "", durations[0][0].event)
+            yield log.error_if(
+                log.is_ours, text, _TIMED if log.is_ours else "", durations[0][0].event
+            )
             continue
         shortest, ms = min(durations, key=lambda pair: pair[1], default=(None, usual))
-        min_ms = _NOISY_OURS_MS if log.is_ours and len(results.logs) < _MIN_RUNS else _MIN_EVALUATION_MS[log.is_ours]
+        min_ms = (
+            _NOISY_OURS_MS
+            if log.is_ours and len(results.logs) < _MIN_RUNS
+            else _MIN_EVALUATION_MS[log.is_ours]
+        )
         if shortest is None or usual < min_ms or ms > _SHORT * usual:
             continue
         text = f"an evaluation took {ms:.4g} ms, usually {usual:.4g} ms"
@@ -328,7 +393,9 @@ def _durations(log: Log) -> Iterator[tuple[LoggedEvaluation, float]]:
 
 
 _MAX_CLOCK_SKEW_MS = 1000
-_TEN_RUNS = "rules: ten runs, the fastest and the slowest dropped; one may miss the target, two may not"
+_TEN_RUNS = (
+    "rules: ten runs, the fastest and the slowest dropped; one may miss the target, two may not"
+)
 _CONTINUED = "rules: a run starts from the reference checkpoint and is timed as a whole"
 
 
@@ -346,8 +413,14 @@ def check_time(results: ResultSet) -> Complaints:
     for log in results.logs:
         for event in log.all("resumed_from_step")[:1]:
             outcome = Outcome.WARN if results.system is None else Outcome.ERROR
-            yield log.complaint(outcome, "resumed from a checkpoint, so its time is not a result", _CONTINUED, event)
-        pairs = [(one, other) for one, other in itertools.pairwise(log.events) if other.time_ms < one.time_ms]
+            yield log.complaint(
+                outcome, "resumed from a checkpoint, so its time is not a result", _CONTINUED, event
+            )
+        pairs = [
+            (one, other)
+            for one, other in itertools.pairwise(log.events)
+            if other.time_ms < one.time_ms
+        ]
         complaints = [_goes_back(log, *pair) for pair in pairs]
         yield from sorted(complaints, key=lambda found: found.outcome is not Outcome.ERROR)[:1]
         stop = log.first("run_stop")
@@ -359,7 +432,9 @@ def _goes_back(log: Log, before: Event, after: Event) -> Complaint:
     """Return an error for the timed part. Outside it, several processes may log their earlier events late."""
     text = f"time goes back at {after.key}"
     start, stop = log.first("run_start"), log.first("run_stop")
-    is_timed = start is not None and start.line <= after.line and (stop is None or after.line <= stop.line)
+    is_timed = (
+        start is not None and start.line <= after.line and (stop is None or after.line <= stop.line)
+    )
     if log.is_ours or (is_timed and before.time_ms - after.time_ms > _MAX_CLOCK_SKEW_MS):
         return log.error(text, _TIMED, after)
     return log.complaint(Outcome.WARN if is_timed else Outcome.NOTE, text, event=after)

@@ -23,7 +23,9 @@ _FILED = "rules: results/<system> and systems/<system>.json are of the system th
 _FULL_COMMIT = re.compile(r"[0-9a-f]{40}")
 _ANYWHERE = ("run_stop",)  # logged wherever a run can end
 _NOT_THERE = "is not in the tree"
-_CLOCKS_APART_MS = 600_000  # clock difference allowed between the committing and the training machine
+_CLOCKS_APART_MS = (
+    600_000  # clock difference allowed between the committing and the training machine
+)
 _FEWEST_LOGS = 3  # needed to outvote one
 _SHORTEST_WORD = 3
 
@@ -52,7 +54,9 @@ def check_code(results: ResultSet) -> Complaints:
         start, made = log.first("run_start"), sources.committed_ms
         if start is not None and made is not None and start.time_ms < made - _CLOCKS_APART_MS:
             hours = (made - start.time_ms) / 3_600_000
-            yield log.error(f"run_start is {hours:.4g} hours before commit {log.value('commit')}", _CODE, start)
+            yield log.error(
+                f"run_start is {hours:.4g} hours before commit {log.value('commit')}", _CODE, start
+            )
         yield from _files(log, sources)
 
 
@@ -63,8 +67,17 @@ def check_whose(results: ResultSet) -> Complaints:
     for log in results.logs:
         platform, status = log.first("submission_platform"), log.first("submission_status")
         folder = log.path.parent.parent.name
-        if log.is_ours and platform and platform.value != folder and results.system_file is not None:
-            yield log.error(f"submission_platform is {platform.value!r}, filed under {folder!r}", _FILED, platform)
+        if (
+            log.is_ours
+            and platform
+            and platform.value != folder
+            and results.system_file is not None
+        ):
+            yield log.error(
+                f"submission_platform is {platform.value!r}, filed under {folder!r}",
+                _FILED,
+                platform,
+            )
         if platform and not log.is_ours and not _is_of(str(platform.value), folder, results.system):
             text = f"submission_platform is {platform.value!r}, filed under {folder!r}, "
             text += f"the description's system_name is {results.system.get('system_name')!r}"
@@ -76,7 +89,9 @@ def check_whose(results: ResultSet) -> Complaints:
             text = f"submission_status {status.value!r} is not one of {', '.join(STATUSES)}"
             yield log.error_if(log.is_ours, text, _FILED, status)
         elif described and _plain(described) != _plain(wanted):
-            text = f"submission_status is {status.value!r}, the system description says {described!r}"
+            text = (
+                f"submission_status is {status.value!r}, the system description says {described!r}"
+            )
             yield log.error_if(log.is_ours, text, _FILED, status)
 
 
@@ -102,7 +117,9 @@ def _calls(log: Log, sources: Sources) -> Iterable[Complaint]:
         if sources.is_altered(name):
             yield log.error(f"{name} is not the file of source.json", _CODE)
     wrong = [(problem, event) for event in log.events if (problem := _wrong_call(event, sources))]
-    if sources.gap:  # the tree is not the code that ran, so report one problem, preferably a missing file
+    if (
+        sources.gap
+    ):  # the tree is not the code that ran, so report one problem, preferably a missing file
         wrong.sort(key=lambda pair: not pair[0].endswith(_NOT_THERE))
         more = f", and {len(wrong) - 1} more lines are other calls there" if len(wrong) > 1 else ""
         yield from (log.warning(problem + more, OWN_FORM, event) for problem, event in wrong[:1])
@@ -131,14 +148,20 @@ def _odd_calls(logs: Sequence[Log]) -> Iterable[Complaint]:
     for log in logs:
         for event in {event.key: event for event in log.events if event.call_site}.values():
             assert event.call_site is not None
-            places.setdefault((str(log.value("commit")), event.key), Counter())[event.call_site] += 1
+            places.setdefault((str(log.value("commit")), event.key), Counter())[
+                event.call_site
+            ] += 1
     for log in logs:
         for event in log.events:
             counts = places.get((str(log.value("commit")), event.key), Counter())
             if event.call_site is None or event.key in _ANYWHERE or not counts:
                 continue
             ((usual, votes),) = counts.most_common(1)
-            if event.call_site != usual and votes >= _FEWEST_LOGS and 2 * votes > sum(counts.values()):
+            if (
+                event.call_site != usual
+                and votes >= _FEWEST_LOGS
+                and 2 * votes > sum(counts.values())
+            ):
                 text = f"{event.key} is logged at {_place(event.call_site)}, in other logs at {_place(usual)}"
                 yield log.error(text, OWN_FORM, event)
 
@@ -157,12 +180,18 @@ def _files(log: Log, sources: Sources) -> Iterable[Complaint]:
         elif text is None:
             yield log.complaint(outcome, f"{event.key} {name} is not in the tree", _CODE, event)
         elif hashlib.sha256(text.encode()).hexdigest() != digest:
-            yield log.complaint(outcome, f"{name} is another file: {stated.key} differs", _CODE, stated)
+            yield log.complaint(
+                outcome, f"{name} is another file: {stated.key} differs", _CODE, stated
+            )
         elif event.key == "model_shape" and log.value("submission_division") == "closed":
             shape = parse_json(text)
             for key, wanted in REFERENCE_MODEL.items():
                 if key in shape and shape[key] != wanted:
-                    yield log.error(f"{name}: {key} is {shape[key]}, closed requires {wanted}", _REFERENCE, event)
+                    yield log.error(
+                        f"{name}: {key} is {shape[key]}, closed requires {wanted}",
+                        _REFERENCE,
+                        event,
+                    )
     recipe = log.first("recipe")
     if recipe is not None and sources.text(recipe_file(str(recipe.value))) is None:
         text = f"recipe {recipe.value!r}: {recipe_file(str(recipe.value))} is not in the tree"

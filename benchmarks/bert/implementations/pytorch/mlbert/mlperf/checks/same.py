@@ -41,7 +41,9 @@ def check_program(results: ResultSet) -> Complaints:
     """This code wrote the logs, so they must have its form."""
     others = [log.path.name for log in results.logs if not log.is_ours]
     if len(others) == len(results.logs):
-        yield Complaint(Outcome.NOTE, "another program wrote the logs, so they are judged by the rules only")
+        yield Complaint(
+            Outcome.NOTE, "another program wrote the logs, so they are judged by the rules only"
+        )
     elif others:
         text = f"{', '.join(others)}: another program wrote it, this code the other logs"
         yield Complaint(Outcome.ERROR, text, ONE_SETTING)
@@ -51,8 +53,14 @@ def check_same_settings(results: ResultSet) -> Complaints:
     """Hyper-parameters, code, data, machine, submitter and benchmark are the same in all logs."""
     for key in _shared_keys(results.logs):
         values = [_comparable(key, log.value(key)) for log in results.logs]
-        usual = Counter(json.dumps(value, sort_keys=True, default=str) for value in values).most_common(1)[0][0]
-        first = next(n for n, value in enumerate(values) if json.dumps(value, sort_keys=True, default=str) == usual)
+        usual = Counter(
+            json.dumps(value, sort_keys=True, default=str) for value in values
+        ).most_common(1)[0][0]
+        first = next(
+            n
+            for n, value in enumerate(values)
+            if json.dumps(value, sort_keys=True, default=str) == usual
+        )
         for log, value in zip(results.logs, values, strict=True):
             if value != values[first]:
                 for text in _differences(key, value, values[first], results.logs[first].path.name):
@@ -74,27 +82,49 @@ def _other_code(logs: Sequence[Log]) -> Iterator[Complaint]:
         others = [one for other, one in enumerate(sites) if other != number]
         if len(others) < _MIN_OTHERS:
             return
-        shared = [key for key in sites[number] if all(key in one and one[key] == others[0][key] for one in others)]
+        shared = [
+            key
+            for key in sites[number]
+            if all(key in one and one[key] == others[0][key] for one in others)
+        ]
         moved = [key for key in shared if sites[number][key].isdisjoint(others[0][key])]
         if len(moved) >= max(_MIN_MOVED, _MOVED_SHARE * len(shared)):
-            event = next(event for event in log.events if event.key == moved[0] and event.call_site is not None)
-            here, there = (":".join(map(str, site)) for site in (event.call_site or (), min(others[0][moved[0]])))
+            event = next(
+                event
+                for event in log.events
+                if event.key == moved[0] and event.call_site is not None
+            )
+            here, there = (
+                ":".join(map(str, site))
+                for site in (event.call_site or (), min(others[0][moved[0]]))
+            )
             text = f"{event.key} is logged at {here}, in the other logs at {there}"
-            text += f", {len(moved)} of {len(shared)} keys elsewhere: another version of the program?"
+            text += (
+                f", {len(moved)} of {len(shared)} keys elsewhere: another version of the program?"
+            )
             yield log.warning(text, ONE_SETTING, event)
 
 
 def _other_data(logs: Sequence[Log]) -> Iterator[Complaint]:
     """Find another program's log that reads its data from another folder than all other logs."""
-    folders_of = [{str(PurePath(str(event.value)).parent): event for event in log.all("data_file")} for log in logs]
+    folders_of = [
+        {str(PurePath(str(event.value)).parent): event for event in log.all("data_file")}
+        for log in logs
+    ]
     for number, log in enumerate(logs):
         others = [set(folders) for other, folders in enumerate(folders_of) if other != number]
-        if len(others) < _MIN_OTHERS or not others[0] or any(folders != others[0] for folders in others):
+        if (
+            len(others) < _MIN_OTHERS
+            or not others[0]
+            or any(folders != others[0] for folders in others)
+        ):
             continue
         for folder in [folder for folder in folders_of[number] if folder not in others[0]][:1]:
             text = f"data_file is in {shown(folder)}"
             yield log.warning(
-                f"{text}, in the other logs in {shown(min(others[0]))}", ONE_SETTING, folders_of[number][folder]
+                f"{text}, in the other logs in {shown(min(others[0]))}",
+                ONE_SETTING,
+                folders_of[number][folder],
             )
 
 
@@ -104,7 +134,9 @@ def _shared_keys(logs: Sequence[Log]) -> list[str]:
     for log in logs:
         start, own = log.first("run_start"), log.is_ours
         for event in log.events:
-            is_own_key = own and start is not None and event.line < start.line and event.key not in _OWN_KEYS
+            is_own_key = (
+                own and start is not None and event.line < start.line and event.key not in _OWN_KEYS
+            )
             if is_own_key or is_hyperparameter(event.key) or event.key in _SAME_IN_ALL:
                 keys[event.key] = None
     return list(keys)
@@ -120,7 +152,10 @@ def _comparable(key: str, value: Any) -> Any:
         return value
     values = {}
     for name, entry in value.items():
-        setting, given = settings_by_env().get(name), entry.get("value") if isinstance(entry, dict) else entry
+        setting, given = (
+            settings_by_env().get(name),
+            entry.get("value") if isinstance(entry, dict) else entry,
+        )
         if isinstance(given, str) and setting is not None and issubclass(setting.kind, PurePath):
             given = PurePath(given).name
         if name not in _OF_A_RUN:
@@ -168,8 +203,13 @@ def check_seeds(results: ResultSet) -> Complaints:
             uses[_seed_of(log, event)].append((log, event))
     is_asked = results.wanted_division == "closed" or results.own_logs
     values = sorted(seed for log in results.logs if is_number(seed := log.value("seed")))
-    if len(values) >= _MIN_SERIES and len({after - before for before, after in itertools.pairwise(values)}) == 1:
-        yield Complaint(Outcome.WARN, f"the seeds {values[0]} to {values[-1]} are evenly spaced", _SEED_RULE)
+    if (
+        len(values) >= _MIN_SERIES
+        and len({after - before for before, after in itertools.pairwise(values)}) == 1
+    ):
+        yield Complaint(
+            Outcome.WARN, f"the seeds {values[0]} to {values[-1]} are evenly spaced", _SEED_RULE
+        )
     for (seed, *_), found in uses.items():
         yield from _repeated(seed, found, Outcome.ERROR if is_asked else Outcome.WARN)
 
@@ -178,10 +218,16 @@ def check_series(results: ResultSet) -> Complaints:
     """The runs are one series: not chosen or sorted by time, and this code's without duplicates or gaps."""
     minutes = [log.minutes or 0 for log in results.logs]
     if len(minutes) >= _MIN_SERIES and minutes in (sorted(minutes), sorted(minutes, reverse=True)):
-        yield Complaint(Outcome.WARN, "the logs are sorted by time to train, not by run", _SERIES_RULE)
+        yield Complaint(
+            Outcome.WARN, "the logs are sorted by time to train, not by run", _SERIES_RULE
+        )
     total = max((n for log in results.logs if is_number(n := log.value("experiments"))), default=0)
     if total > max(len(results.logs), _MIN_SERIES):
-        yield Complaint(Outcome.WARN, f"the series has {total} runs, but {len(results.logs)} are here", _SERIES_RULE)
+        yield Complaint(
+            Outcome.WARN,
+            f"the series has {total} runs, but {len(results.logs)} are here",
+            _SERIES_RULE,
+        )
     runs: dict[int, Log] = {}
     for log in results.logs:
         number = log.setting("EXPERIMENT")
@@ -189,7 +235,9 @@ def check_series(results: ResultSet) -> Complaints:
             continue
         if number in runs:
             yield log.error(
-                f"EXPERIMENT is {number}, as in {runs[number].path.name}", _SERIES_RULE, log.first("configuration")
+                f"EXPERIMENT is {number}, as in {runs[number].path.name}",
+                _SERIES_RULE,
+                log.first("configuration"),
             )
         runs[number] = log
     numbers = sorted(runs)
@@ -202,7 +250,12 @@ def check_series(results: ResultSet) -> Complaints:
 def _repeated(seed: str, found: Sequence[tuple[Log, Event]], outcome: Outcome) -> Complaints:
     first, event = found[0]
     for log, again in found[1:]:
-        yield log.complaint(outcome, f"seed {seed} is in {first.path.name}, line {event.line}, too", _SEED_RULE, again)
+        yield log.complaint(
+            outcome,
+            f"seed {seed} is in {first.path.name}, line {event.line}, too",
+            _SEED_RULE,
+            again,
+        )
 
 
 def _seed_of(log: Log, event: Event) -> tuple[Any, ...]:

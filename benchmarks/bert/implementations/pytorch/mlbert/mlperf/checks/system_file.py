@@ -27,11 +27,21 @@ _TEXTS = (
 )
 _NEEDED = ("submitter", "division", "status", "system_name", "framework", *_COUNTS)
 _ABOVE_ZERO = (
-    *("number_of_nodes", "host_processors_per_node", "host_processor_core_count", "host_processor_vcpu_count"),
+    *(
+        "number_of_nodes",
+        "host_processors_per_node",
+        "host_processor_core_count",
+        "host_processor_vcpu_count",
+    ),
     *("host_memory_capacity", "host_storage_capacity"),
 )
 _NOTED = (
-    *("host_processor_model_name", "host_processor_core_count", "host_memory_capacity", "accelerator_model_name"),
+    *(
+        "host_processor_model_name",
+        "host_processor_core_count",
+        "host_memory_capacity",
+        "accelerator_model_name",
+    ),
     *("operating_system", "host_storage_type", "host_storage_capacity"),
 )
 _UNWRITTEN = re.compile(r"(todo|fixme|tbd|xxx+|fill[ _-]?in)\b.*|\?+", re.IGNORECASE | re.DOTALL)
@@ -59,7 +69,9 @@ class _Description:
         text = self.text(key)
         return int(text) if text.isdecimal() else None
 
-    def complaint(self, outcome: Outcome, key: str, problem: str, rule: str = _MEANINGFUL) -> Complaint:
+    def complaint(
+        self, outcome: Outcome, key: str, problem: str, rule: str = _MEANINGFUL
+    ) -> Complaint:
         """Return a complaint about a field, with its line."""
         return Complaint(outcome, self.sentence(key, problem), rule)
 
@@ -77,11 +89,15 @@ def check_submitter(results: ResultSet) -> Complaints:
     orgs = [(log, event) for log in results.logs if (event := log.first("submission_org"))]
     for name, (log, event) in {str(org[1].value): org for org in reversed(orgs)}.items():
         if name.casefold() != str(submitter).casefold():
-            text = f"submission_org is {name!r}, {system.sentence('submitter', f'is {submitter!r}')}"
+            text = (
+                f"submission_org is {name!r}, {system.sentence('submitter', f'is {submitter!r}')}"
+            )
             yield log.complaint(system.strict, text, _MACHINE, event)
     for key in _COUNTS:
         if system.count(key) is None:
-            yield system.complaint(Outcome.ERROR, key, f"is {system.fields.get(key)!r}, not a number", _TEXT)
+            yield system.complaint(
+                Outcome.ERROR, key, f"is {system.fields.get(key)!r}, not a number", _TEXT
+            )
 
 
 def check_description(results: ResultSet) -> Complaints:
@@ -97,7 +113,9 @@ def check_description(results: ResultSet) -> Complaints:
     for key, value in system.fields.items():
         is_asked = system.strict is Outcome.ERROR or key in _TEXTS
         if key in FIELDS and not isinstance(value, str) and (is_asked or key in _COUNTS):
-            yield system.complaint(Outcome.ERROR if is_asked else Outcome.WARN, key, f"is {value!r}, not text", _TEXT)
+            yield system.complaint(
+                Outcome.ERROR if is_asked else Outcome.WARN, key, f"is {value!r}, not text", _TEXT
+            )
         if _UNWRITTEN.fullmatch(str(value).strip()):
             yield system.complaint(system.strict, key, f"is {value!r}, still to be written")
         if key not in FIELDS and key not in _OPTIONAL:
@@ -106,8 +124,12 @@ def check_description(results: ResultSet) -> Complaints:
         if _is_nothing(system.text(key)):
             yield system.complaint(Outcome.ERROR, key, f"is {system.text(key)!r}")
     yield from _threads(system)
-    if (status := system.text("status")) and re.sub(r"[^a-z]|in(?= cloud)", "", status.casefold()) not in _STATUSES:
-        yield system.complaint(system.strict, "status", f"is {status!r}, none of the four that the rules know")
+    if (status := system.text("status")) and re.sub(
+        r"[^a-z]|in(?= cloud)", "", status.casefold()
+    ) not in _STATUSES:
+        yield system.complaint(
+            system.strict, "status", f"is {status!r}, none of the four that the rules know"
+        )
     yield from _accelerators(system)
 
 
@@ -133,7 +155,11 @@ def _unused_gpu_build(system: _Description, log: Log) -> Iterable[str]:
 
 def _processes(system: _Description, log: Log) -> Iterable[Complaint]:
     """Check the process count of other programs: if several processes log, it is one per accelerator or per node."""
-    nodes, each, starts = system.count("number_of_nodes"), system.count("accelerators_per_node"), log.all("init_start")
+    nodes, each, starts = (
+        system.count("number_of_nodes"),
+        system.count("accelerators_per_node"),
+        log.all("init_start"),
+    )
     if nodes and each and len(starts) > 1 and len(starts) not in (nodes, nodes * each):
         described = system.sentence("accelerators_per_node", f"is {each} on {nodes} nodes")
         yield log.warning(f"{len(starts)} init_start, {described}", _MACHINE, starts[0])
@@ -186,7 +212,10 @@ def _is_nothing(text: str) -> bool:
 def _threads(system: _Description) -> Iterable[Complaint]:
     """Check that a node has a thread for each core. Others may give the threads of one processor."""
     processors = system.count("host_processors_per_node") if system.strict is Outcome.ERROR else 1
-    cores, threads = system.count("host_processor_core_count"), system.count("host_processor_vcpu_count")
+    cores, threads = (
+        system.count("host_processor_core_count"),
+        system.count("host_processor_vcpu_count"),
+    )
     if processors and cores and threads and threads < processors * cores:
         text = f"is {threads}, fewer than {processors} x {cores} of host_processor_core_count"
         yield system.complaint(system.strict, "host_processor_vcpu_count", text)
@@ -198,9 +227,13 @@ def _accelerators(system: _Description) -> Iterable[Complaint]:
         yield system.complaint(system.strict, key, f"is {system.text(key)!r}")
     count, model = system.count("accelerators_per_node"), system.text("accelerator_model_name")
     if count == 0 and model.casefold() not in _NOTHING:
-        yield system.complaint(system.strict, "accelerators_per_node", f"is 0, but the accelerator is {model!r}")
+        yield system.complaint(
+            system.strict, "accelerators_per_node", f"is 0, but the accelerator is {model!r}"
+        )
     if count and model.casefold() in _NOTHING:
-        yield system.complaint(system.strict, "accelerator_model_name", f"is {model!r}, but there are {count}")
+        yield system.complaint(
+            system.strict, "accelerator_model_name", f"is {model!r}, but there are {count}"
+        )
 
 
 def _software(system: _Description, log: Log) -> Iterable[tuple[str, str]]:
@@ -224,8 +257,13 @@ def _software(system: _Description, log: Log) -> Iterable[tuple[str, str]]:
         kernel = re.search(r"(?:Linux kernel|kernel: Linux) (\S+?)(?=,|;|\s|$)", system.text(key))
         if kernel and platform and not platform.startswith(f"Linux-{kernel[1]}-"):
             yield key, f"says {kernel[0]}, the logs ran on {platform}"
-    if platform.startswith("Linux") and re.search(r"windows|macos|darwin", system.text("operating_system").casefold()):
-        yield "operating_system", f"is {system.text('operating_system')!r}, the logs ran on {platform}"
+    if platform.startswith("Linux") and re.search(
+        r"windows|macos|darwin", system.text("operating_system").casefold()
+    ):
+        yield (
+            "operating_system",
+            f"is {system.text('operating_system')!r}, the logs ran on {platform}",
+        )
 
 
 def _is_build(ran: str, framework: str) -> bool:
@@ -241,7 +279,11 @@ def _version(text: str) -> str:
 
 
 def _hardware(system: _Description, log: Log) -> Iterable[tuple[str, str]]:
-    nodes, each, ranks = system.count("number_of_nodes"), system.count("accelerators_per_node"), log.value("ranks")
+    nodes, each, ranks = (
+        system.count("number_of_nodes"),
+        system.count("accelerators_per_node"),
+        log.value("ranks"),
+    )
     packages = _packages(log)
     if nodes and each and is_number(ranks) and nodes * each != ranks:
         yield "accelerators_per_node", f"is {each} on {nodes} nodes, the logs have {ranks} ranks"
@@ -277,6 +319,10 @@ def _gpus(system: _Description, gpus: Mapping[str, Any]) -> Iterable[tuple[str, 
     if each is not None and ran != each:
         yield "accelerators_per_node", f"is {each}, the logs ran on {ran} of a machine"
     for model in gpus:
-        words = [word for word in re.findall(r"[a-z]+\d+\w*", model.casefold()) if not word.startswith("hbm")]
+        words = [
+            word
+            for word in re.findall(r"[a-z]+\d+\w*", model.casefold())
+            if not word.startswith("hbm")
+        ]
         if words and not any(word in described.casefold() for word in words):
             yield "accelerator_model_name", f"is {described!r}, the logs ran on {model!r}"

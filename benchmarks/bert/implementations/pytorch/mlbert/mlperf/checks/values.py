@@ -34,7 +34,10 @@ def check_caches(results: ResultSet) -> Complaints:
             yield log.error(f"{_CLEAR} is missing", _CACHES)
         yield from _denied(log, is_closed or (log.is_ours and results.system is not None))
         yield from _late(log)
-        event, start = max(log.all(_CLEAR), key=lambda event: event.time_ms, default=None), log.first("init_start")
+        event, start = (
+            max(log.all(_CLEAR), key=lambda event: event.time_ms, default=None),
+            log.first("init_start"),
+        )
         if event is not None and start is not None:
             yield from _early(log, event, start)
             yield from _before_another(log, event, start, runs)
@@ -49,9 +52,13 @@ def _denied(log: Log, is_strict: bool) -> Iterable[Complaint]:
 
 
 def _late(log: Log) -> Iterable[Complaint]:
-    late_from = [log.first(key) for key in (("init_start", "run_start") if log.is_ours else ("run_start",))]
+    late_from = [
+        log.first(key) for key in (("init_start", "run_start") if log.is_ours else ("run_start",))
+    ]
     for event in log.all(_CLEAR):
-        first = next((first for first in late_from if first is not None and first.line < event.line), None)
+        first = next(
+            (first for first in late_from if first is not None and first.line < event.line), None
+        )
         if first is not None:
             yield log.error(f"{_CLEAR} comes after {first.key} (line {first.line})", _CACHES, event)
 
@@ -64,13 +71,19 @@ def _early(log: Log, event: Event, start: Event) -> Iterable[Complaint]:
         yield log.error_if(log.is_ours, text, _CACHES, event)
 
 
-def _before_another(log: Log, event: Event, start: Event, runs: Sequence[_Run]) -> Iterable[Complaint]:
+def _before_another(
+    log: Log, event: Event, start: Event, runs: Sequence[_Run]
+) -> Iterable[Complaint]:
     """Find another run after the clearing. Other programs use several machines, so only complete runs count there."""
     for other, begun, ended in runs:
         if other is log or begun is None or ended is None:
             continue
         since = ended if log.is_ours else begun
-        if event.time_ms < since.time_ms and ended.time_ms <= start.time_ms and not are_apart(log, other):
+        if (
+            event.time_ms < since.time_ms
+            and ended.time_ms <= start.time_ms
+            and not are_apart(log, other)
+        ):
             text = f"{_CLEAR} comes before the run_stop of {other.path.name} (line {ended.line})"
             yield log.error_if(log.is_ours, text, _CACHES, event)
             return
@@ -87,7 +100,9 @@ def _unanswered(logs: Sequence[Log]) -> Iterable[Complaint]:
 
 
 _MEANING = "rules: hyper-parameters are logged as they were used"
-_CLOSED = "rules, BERT closed: LAMB, the reference's clipping and polynomial decay, sequences of 512"
+_CLOSED = (
+    "rules, BERT closed: LAMB, the reference's clipping and polynomial decay, sequences of 512"
+)
 _ONE_LINE = "compliance_checker: a key of a run is logged once"
 
 _ACCUMULATION = "gradient_accumulation_steps"
@@ -114,7 +129,9 @@ _WANTED = {
     "max_predictions_per_seq": 76,
 }
 _PRECISION = "precision"
-_FORMATS = re.compile(r"(torch\.)?(float(64|32|16|8)|bfloat16|fp(64|32|16|8)|tf32|bf16|u?int[48])(?![0-9])")
+_FORMATS = re.compile(
+    r"(torch\.)?(float(64|32|16|8)|bfloat16|fp(64|32|16|8)|tf32|bf16|u?int[48])(?![0-9])"
+)
 _LARGEST_RATE = 0.1  # of published results, 0.0035 is the largest
 _NUM_TENSORS = 398  # of the reference model, if a log names each tensor that it initialises
 _SCHEDULE_SLACK = 1.1  # the batch is nominal if data is packed
@@ -204,11 +221,17 @@ def _possible(log: Log, is_closed: bool) -> Iterable[Complaint]:
         if wanted is None or not is_number(event.value):
             continue  # check_numbers reports values that are not numbers
         if event.value not in wanted:
-            yield log.error(f"{event.key} is {event.value!r}, possible is {wanted}", _MEANING, event)
+            yield log.error(
+                f"{event.key} is {event.value!r}, possible is {wanted}", _MEANING, event
+            )
         elif event.key in _WHOLE and not _is_whole(event, log.is_ours):
             yield log.error(f"{event.key} is {event.value!r}, not a whole number", _MEANING, event)
         elif is_closed and event.key == _RATE and event.value < _LEAST_RATE:
-            yield log.error(f"{_RATE} is {event.value!r}, below {_LEAST_RATE:g} nothing is learnt", _MEANING, event)
+            yield log.error(
+                f"{_RATE} is {event.value!r}, below {_LEAST_RATE:g} nothing is learnt",
+                _MEANING,
+                event,
+            )
 
 
 def _is_whole(event: Event, is_own: bool) -> bool:
@@ -238,12 +261,22 @@ def _warmup(log: Log, is_closed: bool) -> Iterable[Complaint]:
     NVIDIA logs samples if its warm-up begins 200,000 samples before the start.
     """
     event, other = log.first(_WARMUPS[0]), log.first(_WARMUPS[1])
-    if event and other and is_number(event.value) and is_number(other.value) and event.value != other.value:
-        yield log.error(f"{other.key} is {other.value!r}, but {event.key} {event.value!r}", _MEANING, other)
+    if (
+        event
+        and other
+        and is_number(event.value)
+        and is_number(other.value)
+        and event.value != other.value
+    ):
+        yield log.error(
+            f"{other.key} is {other.value!r}, but {event.key} {event.value!r}", _MEANING, other
+        )
     steps, batch, start = _number(log, _STEPS), _number(log, _BATCH), log.first(_START)
     first = _number(log, _START) or 0
     if start is not None and first > 0:
-        yield log.error(f"{_START} is {first!r}, so the rate is negative before it", _MEANING, start)
+        yield log.error(
+            f"{_START} is {first!r}, so the rate is negative before it", _MEANING, start
+        )
     if steps is None or steps < 1:
         return
     in_samples = first < -steps
@@ -255,13 +288,19 @@ def _warmup(log: Log, is_closed: bool) -> Iterable[Complaint]:
             text = f"{ramp.key} is {ramp.value!r}, longer than the {length:g} {unit} of training"
             yield log.error_if(not is_trial, text, _MEANING, ramp)
     if start is not None and -first > length:
-        yield log.error(f"{_START} is {first!r}, further back than the {length:g} {unit} of training", _MEANING, start)
+        yield log.error(
+            f"{_START} is {first!r}, further back than the {length:g} {unit} of training",
+            _MEANING,
+            start,
+        )
 
 
 def _epsilons(log: Log) -> Iterable[Complaint]:
     event, other = log.first("opt_lamb_epsilon"), log.first("opt_epsilon")
     if event and other and event.value != other.value:
-        yield log.error(f"opt_epsilon is {other.value!r}, but opt_lamb_epsilon {event.value!r}", _MEANING, other)
+        yield log.error(
+            f"opt_epsilon is {other.value!r}, but opt_lamb_epsilon {event.value!r}", _MEANING, other
+        )
     end, base = log.first("opt_end_learning_rate"), _number(log, _RATE)
     if end and base is not None and is_number(end.value) and end.value > base:
         yield log.error(f"{end.key} {end.value!r} is above {_RATE} {base!r}", _MEANING, end)
@@ -271,7 +310,14 @@ def _schedule(log: Log, is_closed: bool) -> Iterable[Complaint]:
     """Check that training does not continue past the schedule, where the rate is 0."""
     event, batch = log.first(_STEPS), _number(log, _BATCH)
     samples = [event.samples for event in log.all("eval_accuracy") if event.samples is not None]
-    if event is None or batch is None or not is_number(event.value) or not samples or event.value < 1 or log.is_ours:
+    if (
+        event is None
+        or batch is None
+        or not is_number(event.value)
+        or not samples
+        or event.value < 1
+        or log.is_ours
+    ):
         return  # our own batch is nominal, and its steps are checked against the configuration
     planned = event.value * batch
     if max(samples) > planned * _SCHEDULE_SLACK:
@@ -288,34 +334,55 @@ def _step_numbers(log: Log) -> Iterable[Complaint]:
         if batch is None or not is_number(steps) or not is_number(samples):
             continue
         if max(steps * batch, samples) > _SCHEDULE_SLACK * min(steps * batch, samples):
-            yield log.warning(f"step_num {steps} of {batch:g} sequences, but epoch_num {samples}", _MEANING, event)
+            yield log.warning(
+                f"step_num {steps} of {batch:g} sequences, but epoch_num {samples}", _MEANING, event
+            )
             return
 
 
 def _accumulation(log: Log, is_closed: bool) -> Iterable[Complaint]:
     """Check that other programs' batch divides evenly. Ours is nominal and checked against the configuration."""
     event, batch = log.first(_ACCUMULATION), _number(log, _BATCH)
-    if event is None or batch is None or not is_number(event.value) or event.value < 1 or log.is_ours:
+    if (
+        event is None
+        or batch is None
+        or not is_number(event.value)
+        or event.value < 1
+        or log.is_ours
+    ):
         return
     if math.fmod(batch, event.value):
-        yield log.error_if(is_closed, f"{_BATCH} {batch:g} cannot be {event.value!r} equal parts", _MEANING, event)
+        yield log.error_if(
+            is_closed, f"{_BATCH} {batch:g} cannot be {event.value!r} equal parts", _MEANING, event
+        )
 
 
 def _shares(log: Log, system: Mapping[str, Any] | None) -> Iterable[Complaint]:
     """Check that accelerators get equal shares of the batch. Ours is checked against the configuration."""
     event, counts = log.first(_BATCH), [str((system or {}).get(key)) for key in _MACHINES]
-    if event is None or not is_number(event.value) or not all(map(_COUNT.fullmatch, counts)) or log.is_ours:
+    if (
+        event is None
+        or not is_number(event.value)
+        or not all(map(_COUNT.fullmatch, counts))
+        or log.is_ours
+    ):
         return
     nodes, each = map(int, counts)
     if nodes * each > 0 and math.fmod(event.value, nodes * each):
-        text = f"{_BATCH} {event.value!r} has no equal shares for {nodes} nodes x {each} accelerators"
+        text = (
+            f"{_BATCH} {event.value!r} has no equal shares for {nodes} nodes x {each} accelerators"
+        )
         yield log.warning(text, _MEANING, event)
 
 
 def _closed(log: Log) -> Iterable[Complaint]:
-    tensors = {str((event.metadata or {}).get("tensor")) for event in log.all("weights_initialization")}
+    tensors = {
+        str((event.metadata or {}).get("tensor")) for event in log.all("weights_initialization")
+    }
     if tensors and len(tensors) != _NUM_TENSORS:
-        yield log.error(f"weights_initialization names {len(tensors)} tensors, not {_NUM_TENSORS}", _CLOSED)
+        yield log.error(
+            f"weights_initialization names {len(tensors)} tensors, not {_NUM_TENSORS}", _CLOSED
+        )
     for event in log.events:
         if problem := _not_closed(event):
             yield log.error(f"{event.key} is {event.value!r}, {problem}", _CLOSED, event)
@@ -328,7 +395,9 @@ def _not_closed(event: Event) -> str:
         return "closed requires LAMB"
     if _OTHER_OPTIMIZERS.match(key):
         return "which LAMB does not have"
-    if key == "opt_learning_rate_decay_schedule" and any(word in str(value).casefold() for word in _OTHER_SCHEDULES):
+    if key == "opt_learning_rate_decay_schedule" and any(
+        word in str(value).casefold() for word in _OTHER_SCHEDULES
+    ):
         return "closed requires polynomial decay"
     if key in _WANTED and value != _WANTED[key]:
         return f"closed requires {_WANTED[key]:g}"

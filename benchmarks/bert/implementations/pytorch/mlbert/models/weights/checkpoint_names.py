@@ -23,12 +23,32 @@ WORD_EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
 PREDICTION_BIAS = "cls.predictions.bias"
 VOCABULARY = (WORD_EMBEDDINGS, PREDICTION_BIAS)
 # Aliases in models with a tied decoder. An untied decoder has its own bias, which replaces the predictions' bias.
-TIED = {"cls.predictions.decoder.weight": WORD_EMBEDDINGS, "cls.predictions.decoder.bias": PREDICTION_BIAS}
+TIED = {
+    "cls.predictions.decoder.weight": WORD_EMBEDDINGS,
+    "cls.predictions.decoder.bias": PREDICTION_BIAS,
+}
 
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 # Path components of optimizer slots and counters in TensorFlow 1 checkpoints.
-_TF1_OPTIMIZER = {"adam_v", "adam_m", "global_step", "LAMB", "LAMB_1", "beta1_power", "beta2_power", "Adam", "Adam_1"}
-_TF2_BOOKKEEPING = ("_CHECKPOINTABLE_OBJECT_GRAPH", "save_counter", "global_step", "step", "optimizer", "_optimizer")
+_TF1_OPTIMIZER = {
+    "adam_v",
+    "adam_m",
+    "global_step",
+    "LAMB",
+    "LAMB_1",
+    "beta1_power",
+    "beta2_power",
+    "Adam",
+    "Adam_1",
+}
+_TF2_BOOKKEEPING = (
+    "_CHECKPOINTABLE_OBJECT_GRAPH",
+    "save_counter",
+    "global_step",
+    "step",
+    "optimizer",
+    "_optimizer",
+)
 
 _QKV = ("query", "key", "value")
 _LAYER_PARTS = (
@@ -40,10 +60,18 @@ _LAYER_PARTS = (
 
 def parameter_names(num_layers: int) -> list[str]:
     """Return our names in the model's order: 14 + 16 per layer (398 for BERT-large)."""
-    names = [f"bert.embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type")]
+    names = [
+        f"bert.embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type")
+    ]
     parts = ["bert.embeddings.LayerNorm"]
-    parts += [f"bert.encoder.layer.{layer}.{part}" for layer in range(num_layers) for part in _LAYER_PARTS]
-    parts += ["bert.pooler.dense", "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm"]
+    parts += [
+        f"bert.encoder.layer.{layer}.{part}" for layer in range(num_layers) for part in _LAYER_PARTS
+    ]
+    parts += [
+        "bert.pooler.dense",
+        "cls.predictions.transform.dense",
+        "cls.predictions.transform.LayerNorm",
+    ]
     names += [f"{part}.{kind}" for part in parts for kind in ("weight", "bias")]
     return [*names, PREDICTION_BIAS, "cls.seq_relationship.weight", "cls.seq_relationship.bias"]
 
@@ -103,7 +131,10 @@ own_tf2_name = _table(
     # Heads.
     (rf"^(?:masked_lm|{_KERAS}1)/embedding_table$", WORD_EMBEDDINGS),
     (rf"^(?:masked_lm|{_KERAS}1)/(?:dense|{_KERAS}0)\.", "cls.predictions.transform.dense."),
-    (rf"^(?:masked_lm|{_KERAS}1)/(?:layer_norm|{_KERAS}1)\.", "cls.predictions.transform.LayerNorm."),
+    (
+        rf"^(?:masked_lm|{_KERAS}1)/(?:layer_norm|{_KERAS}1)\.",
+        "cls.predictions.transform.LayerNorm.",
+    ),
     (rf"^(?:masked_lm|{_KERAS}1)(?:/{_KERAS}2|/output_bias)?\.(?:Sbias|bias)$", PREDICTION_BIAS),
     (r"^cls/predictions/output_bias\.", "cls.predictions."),
     (r"^cls/predictions/transform/(dense|LayerNorm)\.", r"cls.predictions.transform.\1."),
@@ -111,7 +142,10 @@ own_tf2_name = _table(
         rf"^(?:{_KERAS}2/{_KERAS}0|classification_heads/0/out_proj|predictions/transform/logits)\.",
         "cls.seq_relationship.",
     ),
-    (r"^(?:next_sentence\.\.pooler_dense|classification_heads/0/dense|pooler_transform)\.", "bert.pooler.dense."),
+    (
+        r"^(?:next_sentence\.\.pooler_dense|classification_heads/0/dense|pooler_transform)\.",
+        "bert.pooler.dense.",
+    ),
     # The encoder: Keras numbers three embeddings, their LayerNorm, the transformer layers, the pooler.
     (rf"^(?:{_KERAS}0|word_embeddings)\.", "bert.embeddings.word_embeddings."),
     (rf"^(?:{_KERAS}1|position_embedding)\.", "bert.embeddings.position_embeddings."),
@@ -120,7 +154,10 @@ own_tf2_name = _table(
     (rf"^{_KERAS}\d+\.", "bert.pooler.dense."),
     (rf"^{_KERAS}(\d+)/", lambda match: f"bert.encoder.layer.{int(match[1]) - 4}."),
     (r"^transformer/layer_(\d+)/", r"bert.encoder.layer.\1."),
-    (r"(layer\.\d+)\.(?:_attention_layer/|_attention)_output_dense\.", r"\1.attention.output.dense."),
+    (
+        r"(layer\.\d+)\.(?:_attention_layer/|_attention)_output_dense\.",
+        r"\1.attention.output.dense.",
+    ),
     (r"(layer\.\d+)\._attention_layer/_(\w+)_dense\.", r"\1.attention.self.\2."),
     (r"(layer\.\d+)\.self_attention/attention_output\.", r"\1.attention.output.dense."),
     (r"(layer\.\d+)\.self_attention/", r"\1.attention.self."),
@@ -158,7 +195,10 @@ _torch_spelling = _table(
     (r"(layer\.\d+)\.intermediate\.dense\.(weight|bias)2$", r"\1.output.dense.\2"),
     # Transformer Engine.
     (r"(layer\.\d+)\.attention\.proj_(weight|bias)$", r"\1.attention.output.dense.\2"),
-    (r"(layer\.\d+)\.layernorm_mlp\.layer_norm_(weight|bias)$", r"\1.attention.output.LayerNorm.\2"),
+    (
+        r"(layer\.\d+)\.layernorm_mlp\.layer_norm_(weight|bias)$",
+        r"\1.attention.output.LayerNorm.\2",
+    ),
     (r"(layer\.\d+)\.layernorm_mlp\.fc1_(weight|bias)$", r"\1.intermediate.dense.\2"),
     (r"(layer\.\d+)\.layernorm_mlp\.fc2_(weight|bias)$", r"\1.output.dense.\2"),
     (r"(layer\.\d+)\.output_LayerNorm\.", r"\1.output.LayerNorm."),
@@ -179,4 +219,8 @@ def own_torch_names(name: str) -> tuple[str, ...]:
     of `TIED`.
     """
     name = _torch_spelling(name)
-    return tuple(name.replace("QKV", part) for part in _QKV) if ".attention.self.QKV." in name else (name,)
+    return (
+        tuple(name.replace("QKV", part) for part in _QKV)
+        if ".attention.self.QKV." in name
+        else (name,)
+    )

@@ -16,7 +16,13 @@ import numpy as np
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.host.errors import UserError
-from mlbert.models.weights.checkpoint_names import PREDICTION_BIAS, TIED, VOCABULARY, own_torch_names, parameter_names
+from mlbert.models.weights.checkpoint_names import (
+    PREDICTION_BIAS,
+    TIED,
+    VOCABULARY,
+    own_torch_names,
+    parameter_names,
+)
 
 Shape = tuple[int, ...]
 
@@ -25,7 +31,13 @@ HEADS = ("bert.pooler.", "cls.predictions.", "cls.seq_relationship.", "classifie
 ANOTHER = "Choose a complete BERT checkpoint"
 OTHER_CONFIG = "Use the bert_config.json of the checkpoint"
 # Options that may differ between models with the same tensor shapes.
-_UNSEEN = ("num_attention_heads", "hidden_act", "position_embedding_type", "rope_theta", "norm_position")
+_UNSEEN = (
+    "num_attention_heads",
+    "hidden_act",
+    "position_embedding_type",
+    "rope_theta",
+    "norm_position",
+)
 
 
 @dataclass
@@ -46,10 +58,14 @@ class Report:
 
     def lines(self) -> list[str]:
         """Return one line per tensor, sorted by name, then the counts."""
-        fates = {name: "taken" if own == name else f"taken as {own}" for name, own in self.taken.items()}
+        fates = {
+            name: "taken" if own == name else f"taken as {own}" for name, own in self.taken.items()
+        }
         fates |= {name: f"dropped ({why})" for name, why in self.dropped.items()}
         fates |= {name: f"missing ({instead})" for name, instead in self.missing.items()}
-        counts = f"{len(self.taken)} taken, {len(self.dropped)} dropped, {len(self.missing)} missing"
+        counts = (
+            f"{len(self.taken)} taken, {len(self.dropped)} dropped, {len(self.missing)} missing"
+        )
         return [*(f"{name}: {fate}" for name, fate in sorted(fates.items())), counts]
 
     def unused_heads(self) -> list[str]:
@@ -67,7 +83,9 @@ class Report:
         if unused := self.unused_heads():
             lines.append(f"warning: of {source} is not used: {', '.join(unused)}")
         if not self.is_checked:
-            lines.append(f"note: {source} has no checksum, so a damaged number in it would not be noticed")
+            lines.append(
+                f"note: {source} has no checksum, so a damaged number in it would not be noticed"
+            )
         return lines
 
 
@@ -78,9 +96,13 @@ def parameter_shapes(shape: BertConfig) -> dict[str, Shape]:
         for own in _with_options(name, shape):
             rows, columns = _matrix(own, shape)
             is_norm = ".LayerNorm." in own
-            shapes[own] = (columns,) if is_norm else (rows,) if own.endswith("bias") else (rows, columns)
+            shapes[own] = (
+                (columns,) if is_norm else (rows,) if own.endswith("bias") else (rows, columns)
+            )
     if shape.norm_position == "pre":
-        shapes |= {f"bert.encoder.LayerNorm.{kind}": (shape.hidden_size,) for kind in ("weight", "bias")}
+        shapes |= {
+            f"bert.encoder.LayerNorm.{kind}": (shape.hidden_size,) for kind in ("weight", "bias")
+        }
     return shapes
 
 
@@ -113,13 +135,19 @@ def _matrix(name: str, shape: BertConfig) -> tuple[int, int]:
         r"layer\.\d+\.output\.dense": (size, shape.intermediate_size),
         r"seq_relationship": (2, size),
     }
-    return next((found for pattern, found in table.items() if re.search(pattern, name)), (size, size))
+    return next(
+        (found for pattern, found in table.items() if re.search(pattern, name)), (size, size)
+    )
 
 
 def numpy_float32(array: Any) -> np.ndarray | None:
     """Return floating-point numbers as a float32 numpy array, copied only if needed; None for other types."""
     array = np.asarray(array)
-    return array.astype(np.float32, copy=False) if array.dtype.kind == "f" or array.dtype.name == "bfloat16" else None
+    return (
+        array.astype(np.float32, copy=False)
+        if array.dtype.kind == "f" or array.dtype.name == "bfloat16"
+        else None
+    )
 
 
 def own_state(
@@ -159,7 +187,9 @@ def own_state(
         names = own_names(name)
         own = tuple(part if part in known else TIED.get(part, part) for part in names)
         if not all(part in known for part in own):
-            if own[0].startswith(ENCODER) and not name.endswith(("_extra_state", "_ids")):  # the latter are buffers
+            if own[0].startswith(ENCODER) and not name.endswith(
+                ("_extra_state", "_ids")
+            ):  # the latter are buffers
                 problem = f"{name} has no place in a BERT of this shape"
                 raise UserError("checkpoint.shape", source, problem, OTHER_CONFIG)
             report.dropped[name] = "no such parameter"
@@ -176,11 +206,17 @@ def own_state(
                 state[part], origin[part] = piece, name
                 report.taken[name] = ", ".join(own)
             elif bool((state[part] == piece).all()):
-                report.dropped[name] = f"tied to {part}" if names[0] in TIED else f"the same as {origin[part]}"
+                report.dropped[name] = (
+                    f"tied to {part}" if names[0] in TIED else f"the same as {origin[part]}"
+                )
             else:
                 problem = f"{name} and {origin[part]} differ"
-                raise UserError("checkpoint.damaged", source, problem, "The model has one tensor for both")
-    report.missing.update(_missing([name for name in known if name not in state], spelling or {}, source))
+                raise UserError(
+                    "checkpoint.damaged", source, problem, "The model has one tensor for both"
+                )
+    report.missing.update(
+        _missing([name for name in known if name not in state], spelling or {}, source)
+    )
     return state, report
 
 
@@ -205,11 +241,21 @@ def _refuse_other_feed_forward(own: set[str], shape: BertConfig, source: str) ->
 def _pieces(tensor: Any, count: int) -> list[Any]:
     """Split the rows of a tensor into equal parts."""
     rows = len(tensor) // count if count > 1 else 0
-    return [tensor[part * rows : (part + 1) * rows] for part in range(count)] if count > 1 else [tensor]
+    return (
+        [tensor[part * rows : (part + 1) * rows] for part in range(count)]
+        if count > 1
+        else [tensor]
+    )
 
 
 def _fitted(
-    own: str, name: str, tensor: Any, float32: Callable[[Any], Any | None], known: Shape, shape: BertConfig, source: str
+    own: str,
+    name: str,
+    tensor: Any,
+    float32: Callable[[Any], Any | None],
+    known: Shape,
+    shape: BertConfig,
+    source: str,
 ) -> Any:
     """Return the tensor in the parameter's shape, without vocabulary padding; ``name`` is for messages. Check the shape
     before reading the numbers: a file may claim any size."""
@@ -221,10 +267,14 @@ def _fitted(
     _check_shape(name, tensor, wanted, source)
     tensor = float32(tensor)
     if tensor is None:
-        raise UserError("checkpoint.damaged", source, f"{name} holds no floating-point numbers", ANOTHER)
+        raise UserError(
+            "checkpoint.damaged", source, f"{name} holds no floating-point numbers", ANOTHER
+        )
     if not bool((abs(tensor) < math.inf).all()):
         remedy = "Take a checkpoint from before that"
-        raise UserError("checkpoint.damaged", source, f"{name} holds numbers that are not finite", remedy)
+        raise UserError(
+            "checkpoint.damaged", source, f"{name} holds numbers that are not finite", remedy
+        )
     return tensor[: shape.vocab_size] if vocabulary else tensor
 
 

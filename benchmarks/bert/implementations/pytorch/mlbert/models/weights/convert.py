@@ -25,7 +25,12 @@ import torch
 from torch import Tensor
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.formats.tokenizer import TOKENIZER_CONFIG, TOKENIZER_JSON, VOCAB_FILE, read_tokenizer_json
+from mlbert.data.formats.tokenizer import (
+    TOKENIZER_CONFIG,
+    TOKENIZER_JSON,
+    VOCAB_FILE,
+    read_tokenizer_json,
+)
 from mlbert.data.formats.wordpiece import load_vocabulary
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError, import_package
@@ -58,13 +63,20 @@ def find_shape(config: Path | None, folder: Path) -> BertConfig:
     """Return the shape from ``--config``, or ``bert_config.json`` in the folder. Raise UserError without either."""
     path = config or folder / CONFIG
     if config is None and not path.exists():
-        raise UserError("file.missing", path, "does not exist", "Name the checkpoint's bert_config.json with --config")
+        raise UserError(
+            "file.missing",
+            path,
+            "does not exist",
+            "Name the checkpoint's bert_config.json with --config",
+        )
     return BertConfig.from_json(path)
 
 
 def read_weights_folder(folder: Path) -> dict[str, Tensor]:
     """Return all tensors of a folder's ``model.safetensors``. Raise UserError if it is missing or damaged."""
-    return weight_files.read_safetensors(folder / WEIGHTS, "Give a folder with an undamaged model.safetensors")[0]
+    return weight_files.read_safetensors(
+        folder / WEIGHTS, "Give a folder with an undamaged model.safetensors"
+    )[0]
 
 
 def read_own(source: Path, own_heads: bool = False) -> ReadCheckpoint:
@@ -73,11 +85,19 @@ def read_own(source: Path, own_heads: bool = False) -> ReadCheckpoint:
     ``own_heads``: return the heads that it has, including a classifier, not those of pre-training.
     """
     shape, tensors = BertConfig.from_json(source / CONFIG), read_weights_folder(source)
-    return _own(tensors, shape, source / WEIGHTS, weight_files.parameters_in(tensors, shape) if own_heads else None)
+    return _own(
+        tensors,
+        shape,
+        source / WEIGHTS,
+        weight_files.parameters_in(tensors, shape) if own_heads else None,
+    )
 
 
 def _own(
-    tensors: Mapping[str, Tensor], shape: BertConfig, file: Path, known: Mapping[str, Shape] | None = None
+    tensors: Mapping[str, Tensor],
+    shape: BertConfig,
+    file: Path,
+    known: Mapping[str, Shape] | None = None,
 ) -> ReadCheckpoint:
     """Return the tensors of a file as a complete checkpoint; ``known`` as in `with_heads`. Raise UserError as
     `own_state`."""
@@ -85,7 +105,9 @@ def _own(
     return with_heads(ReadCheckpoint(shape, state, report, file.parent), known)
 
 
-def write_own(checkpoint: ReadCheckpoint, target: Path, known: Mapping[str, Shape] | None = None) -> Report:
+def write_own(
+    checkpoint: ReadCheckpoint, target: Path, known: Mapping[str, Shape] | None = None
+) -> Report:
     """Write our format into a new folder and return the checkpoint's report; ``known`` as in `with_heads`."""
     weight_files.check_target(target)
     _refuse_cut_vocabulary(checkpoint)
@@ -105,7 +127,9 @@ def _refuse_cut_vocabulary(checkpoint: ReadCheckpoint) -> None:
         raise UserError("vocabulary.mismatch", path, reason, remedy)
 
 
-def with_heads(checkpoint: ReadCheckpoint, known: Mapping[str, Shape] | None = None) -> ReadCheckpoint:
+def with_heads(
+    checkpoint: ReadCheckpoint, known: Mapping[str, Shape] | None = None
+) -> ReadCheckpoint:
     """Add missing parameters, initialized like a new model's from seed 0.
 
     ``known``: the required parameters; by default `parameter_shapes`.
@@ -163,7 +187,9 @@ def _vocabulary_of(tokenizer: Path, folder: Path) -> Path | None:
         return None
     entries, is_lower = read_tokenizer_json(tokenizer)
     (folder / VOCAB_FILE).write_text("\n".join(entries) + "\n", encoding="utf-8")
-    (folder / TOKENIZER_CONFIG).write_text(json.dumps({"do_lower_case": is_lower}) + "\n", encoding="utf-8")
+    (folder / TOKENIZER_CONFIG).write_text(
+        json.dumps({"do_lower_case": is_lower}) + "\n", encoding="utf-8"
+    )
     load_vocabulary(folder / VOCAB_FILE)
     return folder
 
@@ -205,7 +231,9 @@ def read_tensorflow(prefix: Path, config: Path | None, object_based: bool) -> Re
     index = prefix.with_name(f"{prefix.name}.index")
     if not index.is_file():
         raise UserError("file.missing", index, "does not exist", REMEDY)
-    arrays, report = read_variables(_tensorflow(prefix).train.load_checkpoint, str(prefix), shape, object_based)
+    arrays, report = read_variables(
+        _tensorflow(prefix).train.load_checkpoint, str(prefix), shape, object_based
+    )
     state = {name: torch.from_numpy(array) for name, array in arrays.items()}
     return ReadCheckpoint(shape, state, report, prefix.parent)
 
@@ -213,7 +241,9 @@ def read_tensorflow(prefix: Path, config: Path | None, object_based: bool) -> Re
 def _tensorflow(prefix: Path) -> Any:
     """Import TensorFlow. Hide its notices, also what version 2.21 writes to stderr on import at any log level."""
     if not environment().get("TF_CPP_MIN_LOG_LEVEL"):
-        os.putenv("TF_CPP_MIN_LOG_LEVEL", "3")  # read when the library is loaded; errors are raised as exceptions
+        os.putenv(
+            "TF_CPP_MIN_LOG_LEVEL", "3"
+        )  # read when the library is loaded; errors are raised as exceptions
     screen, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, 2)
@@ -242,7 +272,9 @@ def tf1_to_nvidia(prefix: Path, target: Path, config: Path | None = None) -> Rep
 
 def _write(checkpoint: ReadCheckpoint, target: Path) -> Report:
     shape = checkpoint.shape
-    why_not = obstacle(shape) or (None if shape.tie_word_embeddings else "its BERT has no separate decoder weights")
+    why_not = obstacle(shape) or (
+        None if shape.tie_word_embeddings else "its BERT has no separate decoder weights"
+    )
     if why_not:
         raise UserError("model.unsupported", "NVIDIA", why_not, "Keep the weights in our own form")
     state = weight_files.padded(checkpoint.state, shape)

@@ -13,7 +13,13 @@ from torch import Tensor
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.manifest import vocabulary_sha256
-from mlbert.data.formats.tokenizer import TOKENIZER_CONFIG, TOKENIZER_JSON, VOCAB_FILE, VOCABULARY_SHA256, lower_cases
+from mlbert.data.formats.tokenizer import (
+    TOKENIZER_CONFIG,
+    TOKENIZER_JSON,
+    VOCAB_FILE,
+    VOCABULARY_SHA256,
+    lower_cases,
+)
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
 from mlbert.host.files import fsync_path
 from mlbert.host.json_files import read_json
@@ -41,7 +47,16 @@ def write_weights(
     with weights_folder(folder / "weights", state, vocabulary, shape, lower_case) as place:
         (place / "README.md").write_text(model_card(model.architecture, card), encoding="utf-8")
         (place / "bert_config.json").write_text(shape.to_json(), encoding="utf-8")
-    write_huggingface(folder / "huggingface", state, shape, model.architecture, card, vocabulary, classes, lower_case)
+    write_huggingface(
+        folder / "huggingface",
+        state,
+        shape,
+        model.architecture,
+        card,
+        vocabulary,
+        classes,
+        lower_case,
+    )
 
 
 def write_huggingface(
@@ -95,7 +110,10 @@ def weights_folder(
     with new_path(target) as place:
         shutil.rmtree(place, ignore_errors=True)  # left by a killed process
         place.mkdir(parents=True)
-        save_safetensors(place / "model.safetensors", {name: tensor.contiguous() for name, tensor in state.items()})
+        save_safetensors(
+            place / "model.safetensors",
+            {name: tensor.contiguous() for name, tensor in state.items()},
+        )
         if vocabulary is not None:
             _write_tokenizer(vocabulary, place, shape.max_position_embeddings, lower_case)
         yield place
@@ -104,7 +122,9 @@ def weights_folder(
         shutil.rmtree(target, ignore_errors=True)
 
 
-def _write_tokenizer(vocabulary: Path, folder: Path, max_positions: int, lower_case: bool | None) -> None:
+def _write_tokenizer(
+    vocabulary: Path, folder: Path, max_positions: int, lower_case: bool | None
+) -> None:
     """Copy a vocabulary and its tokenizer configuration; add model_max_length, which `transformers` needs."""
     shutil.copyfile(vocabulary, folder / VOCAB_FILE)
     config = vocabulary.with_name(TOKENIZER_CONFIG)
@@ -113,7 +133,9 @@ def _write_tokenizer(vocabulary: Path, folder: Path, max_positions: int, lower_c
     is_lower = lower_cases(vocabulary) if lower_case is None else lower_case
     values |= {"tokenizer_class": "BertTokenizer", "do_lower_case": is_lower}
     values[VOCABULARY_SHA256] = vocabulary_sha256(vocabulary)
-    values["model_max_length"] = min(given, max_positions) if isinstance(given, int) and given > 0 else max_positions
+    values["model_max_length"] = (
+        min(given, max_positions) if isinstance(given, int) and given > 0 else max_positions
+    )
     _write_json(folder / TOKENIZER_CONFIG, values)
 
 
@@ -123,7 +145,10 @@ def _write_fast_tokenizer(place: Path) -> None:
     tokenizer = BertWordPieceTokenizer(str(vocabulary), lowercase=lower_cases(vocabulary))
     (place / TOKENIZER_JSON).write_text(tokenizer.to_str(), encoding="utf-8")
     special = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL_TOKENS}
-    values = read_json(place / TOKENIZER_CONFIG, "") | {"tokenizer_class": "PreTrainedTokenizerFast", **special}
+    values = read_json(place / TOKENIZER_CONFIG, "") | {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **special,
+    }
     _write_json(place / TOKENIZER_CONFIG, values)
 
 

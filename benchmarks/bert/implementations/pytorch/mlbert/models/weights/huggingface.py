@@ -17,10 +17,17 @@ from mlbert.host.errors import UserError
 from mlbert.host.json_files import read_json, shown
 from mlbert.models.bert import AnyBert
 from mlbert.models.weights.checkpoint_names import TIED, VOCABULARY
-from mlbert.models.weights.modernbert import MODEL_TYPE, SHARED_NAMES, modernbert_config, shape_of_modernbert
+from mlbert.models.weights.modernbert import (
+    MODEL_TYPE,
+    SHARED_NAMES,
+    modernbert_config,
+    shape_of_modernbert,
+)
 
 OWN_TYPE = "mlbert"
-MODELING = Path(__file__).with_name("modeling_mlbert.py")  # the classes of this type, copied into an exported folder
+MODELING = Path(__file__).with_name(
+    "modeling_mlbert.py"
+)  # the classes of this type, copied into an exported folder
 
 # Ours -> Hugging Face's: the benchmark's "gelu" is the tanh form, Hugging Face's "gelu" is the exact one.
 _ACTIVATIONS = {"gelu": "gelu_pytorch_tanh", "gelu_erf": "gelu"}
@@ -40,20 +47,31 @@ def obstacle(config: BertConfig) -> str | None:
     return f"its BERT has no {' and no '.join(missing)}" if missing else None
 
 
-def huggingface_config(config: BertConfig, architecture: str = "BertForPreTraining") -> dict[str, object]:
+def huggingface_config(
+    config: BertConfig, architecture: str = "BertForPreTraining"
+) -> dict[str, object]:
     """Return the content of the ``config.json`` of a BERT. Raise UserError if it cannot express the shape."""
     if why_not := obstacle(config):
-        raise UserError("model.unsupported", "Hugging Face", why_not, "Keep the weights in our own form")
+        raise UserError(
+            "model.unsupported", "Hugging Face", why_not, "Keep the weights in our own form"
+        )
     return {"architectures": [architecture], "model_type": "bert", **_shared_values(config)}
 
 
 def _shared_values(config: BertConfig) -> dict[str, object]:
-    own = ("attention_probs_dropout_prob", "hidden_dropout_prob", "layer_norm_eps", "type_vocab_size")
+    own = (
+        "attention_probs_dropout_prob",
+        "hidden_dropout_prob",
+        "layer_norm_eps",
+        "type_vocab_size",
+    )
     values = {name: getattr(config, name) for name in (*SHARED_NAMES, *own)}
     return {"hidden_act": _ACTIVATIONS[config.hidden_act], "pad_token_id": 0, **values}
 
 
-def exported_config(config: BertConfig, architecture: str, labels: Sequence[str] = ()) -> dict[str, object]:
+def exported_config(
+    config: BertConfig, architecture: str, labels: Sequence[str] = ()
+) -> dict[str, object]:
     """Return the ``config.json`` of a model: of a BERT or a ModernBERT, or else of the classes in `MODELING`.
 
     ``labels``: names of a classifier's outputs.
@@ -65,7 +83,10 @@ def exported_config(config: BertConfig, architecture: str, labels: Sequence[str]
     else:
         values = huggingface_config(config, architecture)
     if labels:
-        values |= {"id2label": dict(enumerate(labels)), "label2id": {name: i for i, name in enumerate(labels)}}
+        values |= {
+            "id2label": dict(enumerate(labels)),
+            "label2id": {name: i for i, name in enumerate(labels)},
+        }
     return values
 
 
@@ -79,7 +100,10 @@ def _own_config(config: BertConfig, architecture: str) -> dict[str, object]:
         "model_type": OWN_TYPE,
         "auto_map": {auto: f"{MODELING.stem}.{name}" for auto, name in classes.items()},
         **_shared_values(config),
-        **{name: getattr(config, name) for name in ("position_embedding_type", "norm_position", "gated_mlp")},
+        **{
+            name: getattr(config, name)
+            for name in ("position_embedding_type", "norm_position", "gated_mlp")
+        },
         "rotary_base": config.rope_theta,  # under its own name, `transformers` would turn it into another form
         "alibi_slopes": config.alibi_slopes,
     }
@@ -94,7 +118,9 @@ def config_from_huggingface(values: Mapping[str, object], path: str = "config.js
     if model_type == "bert" and values.get("position_embedding_type", "absolute") != "absolute":
         remedy = "Choose a checkpoint with absolute positions"
         raise UserError("model.unsupported", path, "uses relative positions", remedy)
-    key, default = ("hidden_activation", None) if model_type == MODEL_TYPE else ("hidden_act", "gelu")
+    key, default = (
+        ("hidden_activation", None) if model_type == MODEL_TYPE else ("hidden_act", "gelu")
+    )
     activation = values.get(key, default)
     if str(activation) not in _ACTIVATIONS_BACK:
         reason = f"{key} {shown(activation)} is not a GELU"
@@ -110,14 +136,18 @@ def config_from_huggingface(values: Mapping[str, object], path: str = "config.js
     try:
         return BertConfig(hidden_act=own_activation, **known)  # type: ignore[arg-type]
     except TypeError:
-        raise UserError("model.shape", path, "lacks the shape of a BERT", "Choose a complete config.json") from None
+        raise UserError(
+            "model.shape", path, "lacks the shape of a BERT", "Choose a complete config.json"
+        ) from None
     except UserError as error:
         raise UserError("model.shape", path, error.problem, "Choose a BERT's config.json") from None
 
 
 def read_config(path: Path) -> BertConfig:
     """Return the shape in a ``config.json``. Raise UserError if it is missing, damaged or of another architecture."""
-    return config_from_huggingface(read_json(path, "Give a folder with config.json and model.safetensors"), str(path))
+    return config_from_huggingface(
+        read_json(path, "Give a folder with config.json and model.safetensors"), str(path)
+    )
 
 
 def to_huggingface(model: AnyBert) -> dict[str, Tensor]:
@@ -140,14 +170,24 @@ def padded_tokens(batch: Batch, width: int) -> tuple[dict[str, Tensor], Tensor]:
         after the last sequence have index S W and are dropped. Does not synchronize with the device.
     """
     count, ends = batch.num_samples, batch.cu_seqlens[1:]
-    rows = torch.searchsorted(ends, torch.arange(batch.num_tokens, dtype=ends.dtype, device=ends.device), right=True)
+    rows = torch.searchsorted(
+        ends, torch.arange(batch.num_tokens, dtype=ends.dtype, device=ends.device), right=True
+    )
     places = rows * width + batch.position_ids
 
     def spread(values: Tensor) -> Tensor:
-        return values.new_zeros(count * width + 1).index_copy_(0, places, values)[:-1].view(count, width)
+        return (
+            values.new_zeros(count * width + 1)
+            .index_copy_(0, places, values)[:-1]
+            .view(count, width)
+        )
 
     ones = torch.ones_like(batch.input_ids)
-    parts = {"input_ids": batch.input_ids, "token_type_ids": batch.segment_ids, "attention_mask": ones}
+    parts = {
+        "input_ids": batch.input_ids,
+        "token_type_ids": batch.segment_ids,
+        "attention_mask": ones,
+    }
     return {name: spread(values) for name, values in parts.items()}, places
 
 
@@ -161,4 +201,7 @@ def padded_inputs(batch: Batch, pad_to: int | None = None) -> dict[str, Tensor]:
     tokens, places = padded_tokens(batch, width)
     labels = batch.input_ids.new_full((batch.num_samples * width,), IGNORED_LABEL)
     labels[places[batch.masked_positions]] = batch.masked_labels
-    return tokens | {"labels": labels.view(-1, width), "next_sentence_label": batch.next_sentence_labels}
+    return tokens | {
+        "labels": labels.view(-1, width),
+        "next_sentence_label": batch.next_sentence_labels,
+    }

@@ -25,7 +25,12 @@ from mlbert.data.formats.tokenizer import VOCAB_FILE, load_tokenizer
 from mlbert.data.loading import inputs
 from mlbert.host.errors import UserError
 from mlbert.host.json_files import read_json
-from mlbert.models.bert import AnyBert, BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
+from mlbert.models.bert import (
+    AnyBert,
+    BertForMaskedLM,
+    BertForPreTraining,
+    BertForSequenceClassification,
+)
 from mlbert.models.weights import weight_files
 from mlbert.models.weights.checkpoint_state import Report, check_unseen
 from mlbert.models.weights.export import write_huggingface
@@ -43,12 +48,15 @@ def read_checkpoint(folder: Path) -> weight_files.Weights:
     identity, state = read_step(folder)
     try:
         shape = BertConfig(**json.loads(identity["model"]))
-        names, sizes = zip(*((str(name), tuple(size)) for name, size in state["parameters"]), strict=True)
+        names, sizes = zip(
+            *((str(name), tuple(size)) for name, size in state["parameters"]), strict=True
+        )
         with safe_open(folder / CHECKPOINT_TENSORS, "pt") as file:
             flat = file.get_tensor(_WEIGHTS)
         ends = accumulate(map(prod, sizes))
         tensors = {
-            name: flat[end - prod(size) : end].view(size) for name, size, end in zip(names, sizes, ends, strict=True)
+            name: flat[end - prod(size) : end].view(size)
+            for name, size, end in zip(names, sizes, ends, strict=True)
         }
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         reason = f"does not tell whose weights lie in {CHECKPOINT_TENSORS} ({error!r})"
@@ -112,7 +120,9 @@ def read_file(file: Path) -> weight_files.Weights:
         weights = replace(weight_files.read_weights(file), is_checked=zipfile.is_zipfile(file))
     else:
         remedy = "Convert it first: mlbert convert --help"
-        raise UserError("checkpoint.format", file, "is neither a safetensors nor a .pt file", remedy)
+        raise UserError(
+            "checkpoint.format", file, "is neither a safetensors nor a .pt file", remedy
+        )
     if file.name in (WEIGHTS, weight_files.PYTORCH_WEIGHTS):
         weights = replace(weights, shape=_shape_in_folder(file.parent))
     if weights.shape is not None and is_modernbert(weights.tensors):
@@ -157,8 +167,14 @@ def _model_of(weights: weight_files.Weights, file: Path) -> AnyBert:
         raise UserError("checkpoint.incomplete", file, reason, "Put its config.json there")
     architecture = weight_files.architecture_of(weights.tensors)
     if architecture == "BertForSequenceClassification":
-        return BertForSequenceClassification(weights.shape, len(weights.tensors["classifier.weight"]))
-    return BertForPreTraining(weights.shape) if architecture == "BertForPreTraining" else BertForMaskedLM(weights.shape)
+        return BertForSequenceClassification(
+            weights.shape, len(weights.tensors["classifier.weight"])
+        )
+    return (
+        BertForPreTraining(weights.shape)
+        if architecture == "BertForPreTraining"
+        else BertForMaskedLM(weights.shape)
+    )
 
 
 def export_to_huggingface(source: Path, target: Path) -> None:

@@ -15,7 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutputWithPooling, MaskedLMOutput, SequenceClassifierOutput
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPooling,
+    MaskedLMOutput,
+    SequenceClassifierOutput,
+)
 from transformers.utils import can_return_tuple
 
 
@@ -58,9 +62,13 @@ class MlbertLayer(nn.Module):
         super().__init__()
         self.config, size = config, config.hidden_size
         projections = {name: nn.Linear(size, size) for name in ("query", "key", "value")}
-        self.attention = nn.ModuleDict({"self": nn.ModuleDict(projections), "output": _output(config, size)})
+        self.attention = nn.ModuleDict(
+            {"self": nn.ModuleDict(projections), "output": _output(config, size)}
+        )
         inner = config.intermediate_size * (2 if config.gated_mlp else 1)
-        self.intermediate = nn.ModuleDict({"dense": nn.Linear(size, inner, bias=not config.gated_mlp)})
+        self.intermediate = nn.ModuleDict(
+            {"dense": nn.Linear(size, inner, bias=not config.gated_mlp)}
+        )
         self.output = _output(config, config.intermediate_size)
         if config.norm_position == "pre":
             self.intermediate["LayerNorm"] = _norm(config)
@@ -71,33 +79,48 @@ class MlbertLayer(nn.Module):
         """Return [S, W, D]; ``mask`` is added to the attention scores."""
         context = self._attended(self._normed(x, self.attention, "pre"), mask, rotations)
         x = self._added(x, context, self.attention.output)
-        return self._added(x, self._fed_forward(self._normed(x, self.intermediate, "pre")), self.output)
+        return self._added(
+            x, self._fed_forward(self._normed(x, self.intermediate, "pre")), self.output
+        )
 
     def _normed(self, x: Tensor, part: Any, position: str) -> Tensor:
-        return part.LayerNorm(x) if self.config.norm_position == position and "LayerNorm" in part else x
+        return (
+            part.LayerNorm(x)
+            if self.config.norm_position == position and "LayerNorm" in part
+            else x
+        )
 
     def _added(self, residual: Tensor, x: Tensor, part: Any) -> Tensor:
         """Return the sum of a residual and a linear layer, with dropout (of a gated layer: before it)."""
         is_gated = self.config.gated_mlp and part is self.output
-        x = F.dropout(part.dense(x), 0.0 if is_gated else self.config.hidden_dropout_prob, self.training)
+        x = F.dropout(
+            part.dense(x), 0.0 if is_gated else self.config.hidden_dropout_prob, self.training
+        )
         return self._normed(residual + x, part, "post")
 
     def _attended(self, x: Tensor, mask: Tensor, rotations: Tensor | None) -> Tensor:
         heads = self.config.num_attention_heads
         query, key, value = (
-            part(x).unflatten(-1, (heads, -1)).transpose(1, 2) for part in self.attention["self"].values()
+            part(x).unflatten(-1, (heads, -1)).transpose(1, 2)
+            for part in self.attention["self"].values()
         )
         if rotations is not None:
             query, key = _rotated(query, rotations), _rotated(key, rotations)
         dropout = self.config.attention_probs_dropout_prob if self.training else 0.0
-        return F.scaled_dot_product_attention(query, key, value, mask, dropout).transpose(1, 2).flatten(2)
+        return (
+            F.scaled_dot_product_attention(query, key, value, mask, dropout)
+            .transpose(1, 2)
+            .flatten(2)
+        )
 
     def _fed_forward(self, x: Tensor) -> Tensor:
         inner = self.intermediate.dense(x)
         if not self.config.gated_mlp:
             return _gelu(inner, self.config)
         gate, linear = inner.chunk(2, dim=-1)
-        return F.dropout(_gelu(gate, self.config) * linear, self.config.hidden_dropout_prob, self.training)
+        return F.dropout(
+            _gelu(gate, self.config) * linear, self.config.hidden_dropout_prob, self.training
+        )
 
 
 class MlbertPreTrainedModel(PreTrainedModel):
@@ -107,7 +130,11 @@ class MlbertPreTrainedModel(PreTrainedModel):
     base_model_prefix = "bert"
     _supports_sdpa = True
     _no_split_modules: Any = ("MlbertLayer",)
-    _keys_to_ignore_on_load_unexpected: Any = (r"^cls\.", r"^classifier\.", r"^bert\.pooler\.")  # heads
+    _keys_to_ignore_on_load_unexpected: Any = (
+        r"^cls\.",
+        r"^classifier\.",
+        r"^bert\.pooler\.",
+    )  # heads
 
     def _init_weights(self, module: Any) -> None:
         if isinstance(module, nn.Linear | nn.Embedding):
@@ -135,18 +162,24 @@ class MlbertModel(MlbertPreTrainedModel):
         size, layers = config.hidden_size, range(config.num_hidden_layers)
         self.embeddings = nn.ModuleDict({"word_embeddings": nn.Embedding(config.vocab_size, size)})
         if config.position_embedding_type == "absolute":
-            self.embeddings["position_embeddings"] = nn.Embedding(config.max_position_embeddings, size)
+            self.embeddings["position_embeddings"] = nn.Embedding(
+                config.max_position_embeddings, size
+            )
         if config.position_embedding_type != "rotary":
             self.embeddings["token_type_embeddings"] = nn.Embedding(config.type_vocab_size, size)
         self.embeddings["LayerNorm"] = _norm(config)
-        self.encoder = nn.ModuleDict({"layer": nn.ModuleList(MlbertLayer(config, i == 0) for i in layers)})
+        self.encoder = nn.ModuleDict(
+            {"layer": nn.ModuleList(MlbertLayer(config, i == 0) for i in layers)}
+        )
         if config.norm_position == "pre":
             self.encoder["LayerNorm"] = _norm(config)
         self.pooler = nn.ModuleDict({"dense": nn.Linear(size, size)}) if add_pooling_layer else None
         self.post_init()
 
     @can_return_tuple
-    def forward(self, input_ids: Tensor, attention_mask: Any = None, token_type_ids: Any = None) -> Any:
+    def forward(
+        self, input_ids: Tensor, attention_mask: Any = None, token_type_ids: Any = None
+    ) -> Any:
         """Return the last hidden states [S, W, D] and the pooled first ones [S, D], None without a pooler.
 
         Args:
@@ -223,12 +256,20 @@ class MlbertForMaskedLM(MlbertPreTrainedModel):
 
     @can_return_tuple
     def forward(
-        self, input_ids: Tensor, attention_mask: Any = None, token_type_ids: Any = None, labels: Any = None
+        self,
+        input_ids: Tensor,
+        attention_mask: Any = None,
+        token_type_ids: Any = None,
+        labels: Any = None,
     ) -> Any:
         """Return the loss of the labels that are not -100, and logits [S, W, V]. See `MlbertModel.forward`."""
         hidden = self.bert(input_ids, attention_mask, token_type_ids).last_hidden_state
         logits = self.cls.predictions(hidden, self.get_input_embeddings().weight)
-        loss = None if labels is None else F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+        loss = (
+            None
+            if labels is None
+            else F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+        )
         return MaskedLMOutput(loss=loss, logits=logits)
 
 
@@ -244,12 +285,18 @@ class MlbertForSequenceClassification(MlbertPreTrainedModel):
 
     @can_return_tuple
     def forward(
-        self, input_ids: Tensor, attention_mask: Any = None, token_type_ids: Any = None, labels: Any = None
+        self,
+        input_ids: Tensor,
+        attention_mask: Any = None,
+        token_type_ids: Any = None,
+        labels: Any = None,
     ) -> Any:
         """Return the loss and logits [S, L]. ``labels``: classes [S], numbers [S], or 0 or 1 for each label [S, L]."""
         pooled = self.bert(input_ids, attention_mask, token_type_ids).pooler_output
         logits = self.classifier(F.dropout(pooled, self.config.hidden_dropout_prob, self.training))
-        return SequenceClassifierOutput(loss=None if labels is None else _loss(logits.float(), labels), logits=logits)
+        return SequenceClassifierOutput(
+            loss=None if labels is None else _loss(logits.float(), labels), logits=logits
+        )
 
 
 def _loss(logits: Tensor, labels: Tensor) -> Tensor:

@@ -20,7 +20,13 @@ MODEL_TYPE = "modernbert"
 ARCHITECTURE = "ModernBertForMaskedLM"
 # Fields of `BertConfig` with the same name in the config.json of a BERT and of a ModernBERT.
 SHARED_NAMES = (
-    *("hidden_size", "initializer_range", "intermediate_size", "max_position_embeddings", "num_attention_heads"),
+    *(
+        "hidden_size",
+        "initializer_range",
+        "intermediate_size",
+        "max_position_embeddings",
+        "num_attention_heads",
+    ),
     *("num_hidden_layers", "tie_word_embeddings", "vocab_size"),
 )
 _LAYER = r"^bert\.encoder\.layer\.(\d+)\."
@@ -65,7 +71,13 @@ def modernbert_config(shape: BertConfig, activation: str) -> dict[str, object]:
         "norm_eps": shape.layer_norm_eps,
         **{name: getattr(shape, name) for name in SHARED_NAMES},
         # IDs in our vocabularies; ModernBERT's defaults would be out of range.
-        **{"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None, "cls_token_id": None, "sep_token_id": None},
+        **{
+            "pad_token_id": 0,
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "cls_token_id": None,
+            "sep_token_id": None,
+        },
     }
 
 
@@ -90,7 +102,10 @@ def shape_of_modernbert(values: Mapping[str, object], activation: str, path: str
     """
     remedy = "Choose a model that mlbert pretrain has written, or a BERT"
     values = _as_written(values)
-    wanted = {"global_attn_every_n_layers": 1, **dict.fromkeys(("attention_bias", "norm_bias", "decoder_bias"), True)}
+    wanted = {
+        "global_attn_every_n_layers": 1,
+        **dict.fromkeys(("attention_bias", "norm_bias", "decoder_bias"), True),
+    }
     for name, value in wanted.items():
         if values.get(name) != value:
             reason = f"{name} is {values.get(name)}, only {value} is supported"
@@ -119,10 +134,16 @@ def _as_written(values: Mapping[str, object]) -> Mapping[str, object]:
     values = dict(values)
     if isinstance(layers := values.get("layer_types"), list):
         is_global = set(layers) == {"full_attention"}
-        values["global_attn_every_n_layers"] = 1 if is_global else values.get("global_attn_every_n_layers", "mixed")
+        values["global_attn_every_n_layers"] = (
+            1 if is_global else values.get("global_attn_every_n_layers", "mixed")
+        )
     rope = values.get("rope_parameters")
     rope = rope.get("full_attention", rope) if isinstance(rope, dict) else None
-    if isinstance(rope, dict) and rope.get("rope_type", "default") == "default" and "rope_theta" in rope:
+    if (
+        isinstance(rope, dict)
+        and rope.get("rope_type", "default") == "default"
+        and "rope_theta" in rope
+    ):
         values["global_rope_theta"] = rope["rope_theta"]
     return values
 
@@ -135,10 +156,19 @@ def is_modernbert(tensors: Mapping[str, Tensor]) -> bool:
 def own_tensors(tensors: Mapping[str, Tensor], shape: BertConfig, source: str) -> dict[str, Tensor]:
     """Return the tensors by our names, the inverse of `modernbert_state`. Raise UserError if a bias of a gated
     feed-forward part is not zero."""
-    bias = next((name for name in tensors if name.endswith("mlp.Wi.bias") and tensors[name].count_nonzero()), None)
+    bias = next(
+        (
+            name
+            for name in tensors
+            if name.endswith("mlp.Wi.bias") and tensors[name].count_nonzero()
+        ),
+        None,
+    )
     if bias is not None:
         reason = f"{bias} is not zero"
-        raise UserError("checkpoint.shape", source, reason, "Choose a model that mlbert pretrain has written")
+        raise UserError(
+            "checkpoint.shape", source, reason, "Choose a model that mlbert pretrain has written"
+        )
     state: dict[str, Tensor] = {}
     for own in parameter_shapes(shape):
         theirs = _their_name(own)
@@ -150,7 +180,9 @@ def own_tensors(tensors: Mapping[str, Tensor], shape: BertConfig, source: str) -
 
 def _their_name(own: str) -> str | None:
     """Return their name of our parameter, or None if they have no such parameter."""
-    return next((re.sub(pattern, theirs, own) for pattern, theirs in _NAMES if re.match(pattern, own)), None)
+    return next(
+        (re.sub(pattern, theirs, own) for pattern, theirs in _NAMES if re.match(pattern, own)), None
+    )
 
 
 def _rank(own: str) -> int:

@@ -55,7 +55,10 @@ def without_suffix(prefix: str) -> str:
 
 
 def read_variables(
-    load_checkpoint: Callable[[str], BundleReader], prefix: str, shape: BertConfig, object_based: bool | None = None
+    load_checkpoint: Callable[[str], BundleReader],
+    prefix: str,
+    shape: BertConfig,
+    object_based: bool | None = None,
 ) -> tuple[dict[str, np.ndarray], Report]:
     """Read the weights of a BERT.
 
@@ -85,13 +88,22 @@ def read_variables(
     chosen, skipped = _choose(variables, own_name, is_bookkeeping, shape, prefix)
     known = parameter_shapes(shape)
     arrays = {
-        name: _as_ours(_read_or_raise(prefix, name, reader.get_tensor, name), name, own, known[own], shape, prefix)
+        name: _as_ours(
+            _read_or_raise(prefix, name, reader.get_tensor, name),
+            name,
+            own,
+            known[own],
+            shape,
+            prefix,
+        )
         for name, own in chosen.items()
     }
     if not arrays:
         remedy = "Check that it is the form that the command names"
         raise UserError("checkpoint.format", prefix, "holds no variable of a BERT", remedy)
-    state, report = own_state(arrays, shape, prefix, numpy_float32, lambda name: (own_name(name),), spelling)
+    state, report = own_state(
+        arrays, shape, prefix, numpy_float32, lambda name: (own_name(name),), spelling
+    )
     report.dropped |= skipped
     return state, report
 
@@ -130,21 +142,31 @@ def _read_or_raise(prefix: str, part: str, read: Callable[..., Any], *names: str
         return read(*names)
     except Exception as error:
         text = " ".join(str(getattr(error, "message", None) or error).split())
-        raise UserError("checkpoint.damaged", prefix, f"is damaged at {part} ({text})", REMEDY) from None
+        raise UserError(
+            "checkpoint.damaged", prefix, f"is damaged at {part} ({text})", REMEDY
+        ) from None
 
 
 def _refuse_further_layers(name: str, shape: BertConfig, prefix: str) -> None:
     """Raise UserError for an unknown variable of a layer: configuration or architecture do not match."""
     layer = re.search(r"/layer_(\d+)/", name)
-    if "/_attention_layer/" in name or (layer is not None and int(layer[1]) >= shape.num_hidden_layers):
-        raise UserError("checkpoint.shape", prefix, f"{name} has no place in a BERT of this shape", OTHER_CONFIG)
+    if "/_attention_layer/" in name or (
+        layer is not None and int(layer[1]) >= shape.num_hidden_layers
+    ):
+        raise UserError(
+            "checkpoint.shape", prefix, f"{name} has no place in a BERT of this shape", OTHER_CONFIG
+        )
 
 
-def _as_ours(array: Any, name: str, own: str, known: Shape, shape: BertConfig, prefix: str) -> np.ndarray:
+def _as_ours(
+    array: Any, name: str, own: str, known: Shape, shape: BertConfig, prefix: str
+) -> np.ndarray:
     """Return a variable as our float32 parameter, [out, in] or [out]; vocabulary rows padded or not."""
     numbers = numpy_float32(array)
     if numbers is None:
-        raise UserError("checkpoint.damaged", prefix, f"{name} holds no floating-point numbers", ANOTHER)
+        raise UserError(
+            "checkpoint.damaged", prefix, f"{name} holds no floating-point numbers", ANOTHER
+        )
     heads = (shape.num_attention_heads, shape.head_size)
     if numbers.ndim == 3 and ".attention.self." in own and numbers.shape[1:] == heads:
         numbers = numbers.reshape(len(numbers), -1)

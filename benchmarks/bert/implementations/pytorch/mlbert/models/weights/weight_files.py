@@ -33,7 +33,14 @@ from torch import Tensor
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.host.errors import UserError
-from mlbert.host.files import CHECKSUM, Tensors, fsync_path, open_plain, tensors_sha256, write_weights_file
+from mlbert.host.files import (
+    CHECKSUM,
+    Tensors,
+    fsync_path,
+    open_plain,
+    tensors_sha256,
+    write_weights_file,
+)
 from mlbert.models.bert import AnyBert
 from mlbert.models.weights import checkpoint_state
 from mlbert.models.weights.checkpoint_names import (
@@ -44,7 +51,14 @@ from mlbert.models.weights.checkpoint_names import (
     composer_name,
     own_torch_names,
 )
-from mlbert.models.weights.checkpoint_state import ANOTHER, ENCODER, HEADS, Report, Shape, parameter_shapes
+from mlbert.models.weights.checkpoint_state import (
+    ANOTHER,
+    ENCODER,
+    HEADS,
+    Report,
+    Shape,
+    parameter_shapes,
+)
 from mlbert.models.weights.huggingface import config_from_huggingface, huggingface_config, obstacle
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -66,11 +80,18 @@ def architecture_of(names: Iterable[str]) -> str:
     own = tuple(names)
     if "classifier.weight" in own:
         return "BertForSequenceClassification"
-    return "BertForPreTraining" if any("seq_relationship" in name for name in own) else "BertForMaskedLM"
+    return (
+        "BertForPreTraining"
+        if any("seq_relationship" in name for name in own)
+        else "BertForMaskedLM"
+    )
 
 
 def own_state(
-    tensors: Mapping[str, Tensor], shape: BertConfig, source: str, known: Mapping[str, Shape] | None = None
+    tensors: Mapping[str, Tensor],
+    shape: BertConfig,
+    source: str,
+    known: Mapping[str, Shape] | None = None,
 ) -> tuple[dict[str, Tensor], Report]:
     """Convert a checkpoint's torch tensors; see `mlbert.models.weights.checkpoint_state.own_state`."""
     return checkpoint_state.own_state(tensors, shape, source, _float32, known=known)
@@ -103,7 +124,9 @@ def padded(state: Mapping[str, Tensor], shape: BertConfig) -> dict[str, Tensor]:
     """Return the state with the vocabulary padded with zero rows."""
     result = dict(state)
     for name in (name for name in (*VOCABULARY, *TIED) if name in state):
-        rows = state[name].new_zeros(shape.padded_vocab_size - shape.vocab_size, *state[name].shape[1:])
+        rows = state[name].new_zeros(
+            shape.padded_vocab_size - shape.vocab_size, *state[name].shape[1:]
+        )
         result[name] = torch.cat([state[name], rows])
     return result
 
@@ -121,11 +144,20 @@ def read_safetensors(path: Path, remedy: str) -> tuple[dict[str, Tensor], bool]:
             checksum = (file.metadata() or {}).get(CHECKSUM)
         is_valid = checksum is None or checksum == tensors_sha256(_parts(tensors))
     except OSError as error:
-        raise UserError("file.unreadable", path, f"cannot be read ({error.strerror or error})", remedy) from None
+        raise UserError(
+            "file.unreadable", path, f"cannot be read ({error.strerror or error})", remedy
+        ) from None
     except Exception as error:  # a damaged header can fail in any way
-        raise UserError("checkpoint.damaged", path, f"is damaged ({str(error).splitlines()[0]})", remedy) from None
+        raise UserError(
+            "checkpoint.damaged", path, f"is damaged ({str(error).splitlines()[0]})", remedy
+        ) from None
     if not is_valid:
-        raise UserError("checkpoint.checksum", path, "is damaged: its tensors differ from their checksum", remedy)
+        raise UserError(
+            "checkpoint.checksum",
+            path,
+            "is damaged: its tensors differ from their checksum",
+            remedy,
+        )
     return tensors, checksum is not None
 
 
@@ -136,7 +168,12 @@ def save_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def _parts(tensors: Mapping[str, Tensor]) -> Tensors:
     return [
-        (name, str(one.dtype), tuple(one.shape), one.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        (
+            name,
+            str(one.dtype),
+            tuple(one.shape),
+            one.contiguous().reshape(-1).view(torch.uint8).numpy().data,
+        )
         for name, one in tensors.items()
     ]
 
@@ -156,7 +193,9 @@ def read_pt(path: Path, remedy: str, allowed: Sequence[tuple[Any, str]] = ()) ->
         with open_plain(path) as file:
             is_zip = zipfile.is_zipfile(file)
     except OSError as error:
-        raise UserError("file.unreadable", path, f"cannot be read ({error.strerror or error})", remedy) from None
+        raise UserError(
+            "file.unreadable", path, f"cannot be read ({error.strerror or error})", remedy
+        ) from None
     try:
         if is_zip:
             _check_records(path)
@@ -168,8 +207,14 @@ def read_pt(path: Path, remedy: str, allowed: Sequence[tuple[Any, str]] = ()) ->
         if found := re.search(r"GLOBAL (\S+)", str(error)):
             reason = f"names {found[1]}, which is not loaded from a checkpoint"
             raise UserError("checkpoint.unsafe", path, reason, remedy) from None
-        reason = f" ({str(error).splitlines()[0]})" if str(error) and not isinstance(error, UnpicklingError) else ""
-        raise UserError("checkpoint.damaged", path, f"is damaged or not a PyTorch file{reason}", remedy) from None
+        reason = (
+            f" ({str(error).splitlines()[0]})"
+            if str(error) and not isinstance(error, UnpicklingError)
+            else ""
+        )
+        raise UserError(
+            "checkpoint.damaged", path, f"is damaged or not a PyTorch file{reason}", remedy
+        ) from None
 
 
 def _check_records(path: Path) -> None:
@@ -177,7 +222,9 @@ def _check_records(path: Path) -> None:
     again = "Fetch or convert it again"
     with zipfile.ZipFile(path) as archive:
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
-            raise UserError("checkpoint.damaged", path, "is compressed, which PyTorch never does", again)
+            raise UserError(
+                "checkpoint.damaged", path, "is compressed, which PyTorch never does", again
+            )
         if damaged := archive.testzip():
             raise UserError("checkpoint.damaged", path, f"is damaged at record {damaged}", again)
 
@@ -207,7 +254,9 @@ def new_path(target: Path) -> Iterator[Path]:
             partial.unlink(missing_ok=True)
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
         reason = f"cannot be written ({reason})"
-        raise UserError("file.unwritable", target, reason, "Free space or name another place") from None
+        raise UserError(
+            "file.unwritable", target, reason, "Free space or name another place"
+        ) from None
 
 
 def check_target(target: Path) -> None:
@@ -235,15 +284,33 @@ STAND_INS = (
     *(
         (_Inert, name)
         for name in (
-            *("datetime.datetime", "datetime.timedelta", "typing.Any", "torch.torch_version.TorchVersion"),
-            *("numpy._core.multiarray._reconstruct", "numpy._core.multiarray.scalar", "numpy.dtype", "numpy.ndarray"),
+            *(
+                "datetime.datetime",
+                "datetime.timedelta",
+                "typing.Any",
+                "torch.torch_version.TorchVersion",
+            ),
+            *(
+                "numpy._core.multiarray._reconstruct",
+                "numpy._core.multiarray.scalar",
+                "numpy.dtype",
+                "numpy.ndarray",
+            ),
             *("numpy.core.multiarray._reconstruct", "numpy.core.multiarray.scalar"),
-            *("omegaconf.base.ContainerMetadata", "omegaconf.base.Metadata", "omegaconf.nodes.AnyNode"),
+            *(
+                "omegaconf.base.ContainerMetadata",
+                "omegaconf.base.Metadata",
+                "omegaconf.nodes.AnyNode",
+            ),
             *("omegaconf.dictconfig.DictConfig", "omegaconf.listconfig.ListConfig"),
         )
     ),
     (lambda *_: {}, "collections.defaultdict"),
-    *((kind, f"{module}.{kind.__name__}") for kind in (dict, list, int) for module in ("builtins", "__builtin__")),
+    *(
+        (kind, f"{module}.{kind.__name__}")
+        for kind in (dict, list, int)
+        for module in ("builtins", "__builtin__")
+    ),
     (int, "__builtin__.long"),
 )
 
@@ -266,7 +333,11 @@ def read_weights(path: Path) -> Weights:
         return Weights(_tensors(content, path))
     if not isinstance(content, dict) or not content.keys() & {"model", "state"}:
         raise UserError("checkpoint.format", path, "has no 'model' and no 'state'", remedy)
-    return Weights(_nvidia_tensors(content, path)) if "model" in content else _composer_weights(content, path)
+    return (
+        Weights(_nvidia_tensors(content, path))
+        if "model" in content
+        else _composer_weights(content, path)
+    )
 
 
 def read_nvidia_pt(path: Path) -> dict[str, Tensor]:
@@ -296,24 +367,33 @@ def write_composer(state: Mapping[str, Tensor], shape: BertConfig, path: Path) -
     mosaic_bert = shape == _of_kind(shape, mosaic_bert=True)
     plain = _of_kind(shape, mosaic_bert=False) if mosaic_bert else shape
     if why_not := _composer_obstacle(plain, mosaic_bert):
-        raise UserError("model.unsupported", "Composer", why_not, "Keep the weights in our own form")
+        raise UserError(
+            "model.unsupported", "Composer", why_not, "Keep the weights in our own form"
+        )
     parts: dict[str, list[Tensor]] = {}
     tensors = padded(state, shape) if mosaic_bert else state
     # Rows of the query, then of the key, then of the value.
-    for own in sorted(tensors, key=lambda name: (".self.key." in name) + 2 * (".self.value." in name)):
+    for own in sorted(
+        tensors, key=lambda name: (".self.key." in name) + 2 * (".self.value." in name)
+    ):
         if not own.startswith("cls.seq_relationship."):
             parts.setdefault(composer_name(own, mosaic_bert), []).append(tensors[own])
     model = {name: torch.cat(rows) if len(rows) > 1 else rows[0] for name, rows in parts.items()}
     if PREDICTION_BIAS in state:
         for own, decoder in ((WORD_EMBEDDINGS, "weight"), (PREDICTION_BIAS, "bias")):
-            model[f"model.cls.predictions.decoder.{decoder}"] = model[composer_name(own, mosaic_bert)]
+            model[f"model.cls.predictions.decoder.{decoder}"] = model[
+                composer_name(own, mosaic_bert)
+            ]
     values = huggingface_config(
         plain, "BertForMaskedLM" if PREDICTION_BIAS in state else "BertForSequenceClassification"
     )
     if mosaic_bert:
         values["alibi_starting_size"] = _ALIBI_SIZE
     config = {"file_extension": ".json", "content": values}
-    write_pt(path, {"state": {"model": model, "integrations": {"huggingface": {"model": {"config": config}}}}})
+    write_pt(
+        path,
+        {"state": {"model": model, "integrations": {"huggingface": {"model": {"config": config}}}}},
+    )
 
 
 def _of_kind(shape: BertConfig, mosaic_bert: bool) -> BertConfig:
@@ -342,7 +422,9 @@ def _composer_weights(content: Any, path: Path) -> Weights:
     state = content.get("state") if isinstance(content, dict) else None
     model = state.get("model") if isinstance(state, dict) else None
     if not isinstance(state, dict) or not isinstance(model, dict) or not model:
-        raise UserError("checkpoint.format", path, "has no state.model", "Give a checkpoint that Composer wrote")
+        raise UserError(
+            "checkpoint.format", path, "has no state.model", "Give a checkpoint that Composer wrote"
+        )
     tensors, values = _tensors(model, path), state
     for key in ("integrations", "huggingface", "model", "config", "content"):
         values = values.get(key, {}) if isinstance(values, dict) else {}

@@ -33,7 +33,10 @@ from mlbert.ops import reference
 from mlbert.ops.attention import TRITON_HEAD_SIZES
 from mlbert.ops.dropout import dropout_threshold
 from mlbert.ops.native_library import check_attention
-from mlbert.ops.triton.attention_backward import attention_key_value_gradient_kernel, attention_query_gradient_kernel
+from mlbert.ops.triton.attention_backward import (
+    attention_key_value_gradient_kernel,
+    attention_query_gradient_kernel,
+)
 from mlbert.ops.triton.attention_forward import attention_forward_kernel
 from mlbert.ops.triton.device import capability
 from mlbert.ops.triton.mask import key_argument
@@ -64,19 +67,44 @@ class AttentionBlocks:
 # copied one iteration ahead, with two they are awaited as soon as they are requested). BLOCK_K must be a multiple of 64
 # in the forward pass, which writes 64 mask bits together, and of 32 in the others.
 _HOPPER = {
-    32: (AttentionBlocks(128, 64, 8, 3), AttentionBlocks(64, 64, 4, 2), AttentionBlocks(64, 64, 4, 2)),
+    32: (
+        AttentionBlocks(128, 64, 8, 3),
+        AttentionBlocks(64, 64, 4, 2),
+        AttentionBlocks(64, 64, 4, 2),
+    ),
     # Three blocks of the last share a multiprocessor, though it spills 64 bytes: backward took 8 % less.
-    64: (AttentionBlocks(64, 64, 4, 3), AttentionBlocks(64, 64, 4, 3), AttentionBlocks(64, 64, 4, 3, 168)),
-    128: (AttentionBlocks(128, 64, 8, 2), AttentionBlocks(64, 64, 8, 2), AttentionBlocks(32, 64, 8, 2)),
+    64: (
+        AttentionBlocks(64, 64, 4, 3),
+        AttentionBlocks(64, 64, 4, 3),
+        AttentionBlocks(64, 64, 4, 3, 168),
+    ),
+    128: (
+        AttentionBlocks(128, 64, 8, 2),
+        AttentionBlocks(64, 64, 8, 2),
+        AttentionBlocks(32, 64, 8, 2),
+    ),
 }
 _AMPERE = {
-    32: (AttentionBlocks(128, 64, 8, 3), AttentionBlocks(64, 64, 4, 2), AttentionBlocks(64, 64, 4, 2)),
-    64: (AttentionBlocks(128, 64, 8, 2), AttentionBlocks(64, 64, 4, 2), AttentionBlocks(64, 32, 4, 2)),
-    128: (AttentionBlocks(128, 64, 8, 2), AttentionBlocks(32, 64, 8, 2), AttentionBlocks(32, 64, 8, 2)),
+    32: (
+        AttentionBlocks(128, 64, 8, 3),
+        AttentionBlocks(64, 64, 4, 2),
+        AttentionBlocks(64, 64, 4, 2),
+    ),
+    64: (
+        AttentionBlocks(128, 64, 8, 2),
+        AttentionBlocks(64, 64, 4, 2),
+        AttentionBlocks(64, 32, 4, 2),
+    ),
+    128: (
+        AttentionBlocks(128, 64, 8, 2),
+        AttentionBlocks(32, 64, 8, 2),
+        AttentionBlocks(32, 64, 8, 2),
+    ),
 }
 # float32 products run without tensor cores and spill registers; only for comparisons.
 _SINGLE = {
-    size: (AttentionBlocks(rows, 64, 4, 1),) * 3 for size, rows in zip(TRITON_HEAD_SIZES, (32, 16, 16), strict=True)
+    size: (AttentionBlocks(rows, 64, 4, 1),) * 3
+    for size, rows in zip(TRITON_HEAD_SIZES, (32, 16, 16), strict=True)
 }
 
 
@@ -93,13 +121,19 @@ def attention(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes=No
     return _TritonAttention.apply(qkv.contiguous(), cu_seqlens, max_seqlen, *settings)
 
 
-def kept_bits_shape(num_tokens: int, num_sequences: int, num_heads: int, max_seqlen: int) -> tuple[int, int, int]:
+def kept_bits_shape(
+    num_tokens: int, num_sequences: int, num_heads: int, max_seqlen: int
+) -> tuple[int, int, int]:
     """Return the shape of the saved dropout mask, int32 [N, T/2 + 8 S, 4 ceil(L / 64)].
 
     8 bytes for each head, token and 64 keys of the longest sequence: 27 MB per layer for 16 heads and 96 sequences with
     24,576 tokens in total, at most 512 each. Uses the longest because lengths are not known on the host.
     """
-    return num_heads, 8 * (num_tokens // 16 + num_sequences), 4 * triton.cdiv(max(1, max_seqlen), KEYS_OF_BITS)
+    return (
+        num_heads,
+        8 * (num_tokens // 16 + num_sequences),
+        4 * triton.cdiv(max(1, max_seqlen), KEYS_OF_BITS),
+    )
 
 
 class _TritonAttention(torch.autograd.Function):
@@ -111,7 +145,11 @@ class _TritonAttention(torch.autograd.Function):
         out = qkv.new_empty(num_tokens, num_heads, head_size)
         log_sums = torch.empty(num_heads, num_tokens, dtype=torch.float32, device=qkv.device)
         shape = kept_bits_shape(num_tokens, cu_seqlens.numel() - 1, num_heads, max_seqlen)
-        bits = torch.empty(shape, dtype=torch.int32, device=qkv.device) if threshold and has_backward else None
+        bits = (
+            torch.empty(shape, dtype=torch.int32, device=qkv.device)
+            if threshold and has_backward
+            else None
+        )
         inputs = (qkv, cu_seqlens, descending_order(cu_seqlens), slopes, bits)
         ctx.save_for_backward(*inputs, out, log_sums)
         ctx.options = (max_seqlen, threshold)
@@ -127,7 +165,12 @@ class _TritonAttention(torch.autograd.Function):
         qkv = inputs[0]
         d_qkv, delta = torch.empty_like(qkv), torch.empty_like(log_sums)
         if qkv.shape[0]:
-            tensors = {"d_out": d_out.contiguous(), "log_sums": log_sums, "delta": delta, "d_qkv": d_qkv}
+            tensors = {
+                "d_out": d_out.contiguous(),
+                "log_sums": log_sums,
+                "delta": delta,
+                "d_qkv": d_qkv,
+            }
             grid, arguments = _launch(1, *inputs, *ctx.options)
             attention_query_gradient_kernel[grid](out=out, **tensors, **arguments)
             grid, arguments = _launch(2, *inputs, *ctx.options)
@@ -135,16 +178,34 @@ class _TritonAttention(torch.autograd.Function):
         return d_qkv, *(None,) * 7
 
 
-def _launch(kernel, qkv, cu_seqlens, order, slopes, bits, max_seqlen, threshold) -> tuple[tuple[int], dict]:
+def _launch(
+    kernel, qkv, cu_seqlens, order, slopes, bits, max_seqlen, threshold
+) -> tuple[tuple[int], dict]:
     """Return grid and common arguments of kernel 0 (forward), 1 (gradient of Q) or 2 (of K and V)."""
     num_tokens, _, num_heads, head_size = qkv.shape
     blocks = _blocks(qkv)[kernel]
     num_blocks = max(1, triton.cdiv(max_seqlen, blocks.BLOCK_K if kernel == 2 else blocks.BLOCK_Q))
-    arguments = {"qkv": qkv, "cu_seqlens": cu_seqlens, "order": order, "slopes": slopes, "bits": bits}
+    arguments = {
+        "qkv": qkv,
+        "cu_seqlens": cu_seqlens,
+        "order": order,
+        "slopes": slopes,
+        "bits": bits,
+    }
     counts = {"num_tokens": num_tokens, "num_sequences": order.numel(), "num_blocks": num_blocks}
     counts |= {"bits_blocks": triton.cdiv(max(1, max_seqlen), KEYS_OF_BITS)}
-    sizes = {"NUM_HEADS": num_heads, "HEAD_SIZE": head_size, "SCALE": head_size**-0.5, "THRESHOLD": threshold}
-    return ((order.numel() + 1) * num_heads * num_blocks,), {**arguments, **counts, **sizes, **blocks.options()}
+    sizes = {
+        "NUM_HEADS": num_heads,
+        "HEAD_SIZE": head_size,
+        "SCALE": head_size**-0.5,
+        "THRESHOLD": threshold,
+    }
+    return ((order.numel() + 1) * num_heads * num_blocks,), {
+        **arguments,
+        **counts,
+        **sizes,
+        **blocks.options(),
+    }
 
 
 def _blocks(qkv: Tensor) -> tuple[AttentionBlocks, ...]:

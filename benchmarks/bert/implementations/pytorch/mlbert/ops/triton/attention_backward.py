@@ -36,7 +36,9 @@ def _weights_and_gradient(
 
     delta, sum(dO O) over the dropout scale, is the sum over keys of the kept P dP in softmax's derivative.
     """
-    scores = scores_of(q, k, first_q, first_k + key_places(BLOCK_K), slopes, BLOCK_Q, SCALE * LOG2_E)
+    scores = scores_of(
+        q, k, first_q, first_k + key_places(BLOCK_K), slopes, BLOCK_Q, SCALE * LOG2_E
+    )
     weights = tl.exp2(scores * (SCALE * LOG2_E) - log_sum[:, None])
     d_weights = dot(d_out, tl.trans(v))
     kept = weights
@@ -103,7 +105,15 @@ def attention_query_gradient_kernel(
             d_q, q, qkv + WIDTH, d_o, log_sum, my_delta, first, full, length, slopes, bits, bits_blocks, WIDTH,
             HEAD_SIZE, SCALE, BLOCK_Q, BLOCK_K, True,
         )  # fmt: skip
-    store(d_qkv, d_q * (SCALE * 256.0 / (256 - THRESHOLD)), first, length, 3 * WIDTH, BLOCK_Q, HEAD_SIZE)
+    store(
+        d_qkv,
+        d_q * (SCALE * 256.0 / (256 - THRESHOLD)),
+        first,
+        length,
+        3 * WIDTH,
+        BLOCK_Q,
+        HEAD_SIZE,
+    )
 
 
 @triton.jit
@@ -116,7 +126,21 @@ def _query_gradient_step(
     k = key_tile(keys, first_k, length, 3 * WIDTH, BLOCK_K, HEAD_SIZE, PARTIAL)
     v = key_tile(keys + WIDTH, first_k, length, 3 * WIDTH, BLOCK_K, HEAD_SIZE, PARTIAL)
     _, d_scores = _weights_and_gradient(
-        q, k, v, d_out, log_sum, delta, first_q, first_k, length, slopes, bits, bits_blocks, SCALE, BLOCK_Q, BLOCK_K
+        q,
+        k,
+        v,
+        d_out,
+        log_sum,
+        delta,
+        first_q,
+        first_k,
+        length,
+        slopes,
+        bits,
+        bits_blocks,
+        SCALE,
+        BLOCK_Q,
+        BLOCK_K,
     )
     if PARTIAL:
         # Weights of keys past the end may be infinite, and infinity times their zero rows would be NaN.
@@ -190,7 +214,21 @@ def _key_value_gradient_step(
         log_sum = tl.load(log_sums + row)
         my_delta = tl.load(delta + row)
     kept, d_scores = _weights_and_gradient(
-        q, k, v, d_o, log_sum, my_delta, first_q, first_k, length, slopes, bits, bits_blocks, SCALE, BLOCK_Q, BLOCK_K
+        q,
+        k,
+        v,
+        d_o,
+        log_sum,
+        my_delta,
+        first_q,
+        first_k,
+        length,
+        slopes,
+        bits,
+        bits_blocks,
+        SCALE,
+        BLOCK_Q,
+        BLOCK_K,
     )
     d_v += dot(tl.trans(kept.to(d_o.dtype)), d_o)
     d_k += dot(tl.trans(d_scores.to(q.dtype)), q)

@@ -12,7 +12,15 @@ import math
 import triton
 import triton.language as tl
 
-from mlbert.ops.triton.mask import head_key, keep_pairs, keep_signs, key_places, load_key, pack_masks, row_hash
+from mlbert.ops.triton.mask import (
+    head_key,
+    keep_pairs,
+    keep_signs,
+    key_places,
+    load_key,
+    pack_masks,
+    row_hash,
+)
 
 LOG2_E = tl.constexpr(math.log2(math.e))
 COUNTS = ("key", "num_tokens", "num_sequences", "num_blocks", "bits_blocks")
@@ -33,14 +41,28 @@ def work(cu_seqlens, order, num_tokens, num_sequences, num_blocks, NUM_HEADS: tl
 
 
 @triton.jit
-def tile(base, first, length, STRIDE: tl.constexpr, ROWS: tl.constexpr, HEAD_SIZE: tl.constexpr, PARTIAL: tl.constexpr):
+def tile(
+    base,
+    first,
+    length,
+    STRIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    PARTIAL: tl.constexpr,
+):
     """Load [ROWS, HEAD_SIZE] from row `first` at `base`; with PARTIAL, rows from `length` on are 0."""
     return _load(base, first + tl.arange(0, ROWS), length, STRIDE, HEAD_SIZE, PARTIAL)
 
 
 @triton.jit
 def key_tile(
-    base, first, length, STRIDE: tl.constexpr, ROWS: tl.constexpr, HEAD_SIZE: tl.constexpr, PARTIAL: tl.constexpr
+    base,
+    first,
+    length,
+    STRIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    PARTIAL: tl.constexpr,
 ):
     """Load a `tile` with rows in the order of `key_places`."""
     return _load(base, first + key_places(ROWS), length, STRIDE, HEAD_SIZE, PARTIAL)
@@ -53,13 +75,17 @@ def _load(base, row, length, STRIDE: tl.constexpr, HEAD_SIZE: tl.constexpr, PART
 
 
 @triton.jit
-def store(base, values, first, length, STRIDE: tl.constexpr, ROWS: tl.constexpr, HEAD_SIZE: tl.constexpr):
+def store(
+    base, values, first, length, STRIDE: tl.constexpr, ROWS: tl.constexpr, HEAD_SIZE: tl.constexpr
+):
     """Store rows from `first` to `length` of values [ROWS, HEAD_SIZE] in the dtype of `base`."""
     _store(base, values, first + tl.arange(0, ROWS), length, STRIDE, HEAD_SIZE)
 
 
 @triton.jit
-def key_store(base, values, first, length, STRIDE: tl.constexpr, ROWS: tl.constexpr, HEAD_SIZE: tl.constexpr):
+def key_store(
+    base, values, first, length, STRIDE: tl.constexpr, ROWS: tl.constexpr, HEAD_SIZE: tl.constexpr
+):
     """Store values with rows in the order of `key_places`."""
     _store(base, values, first + key_places(ROWS), length, STRIDE, HEAD_SIZE)
 
@@ -71,7 +97,15 @@ def _store(base, values, row, length, STRIDE: tl.constexpr, HEAD_SIZE: tl.conste
 
 
 @triton.jit
-def zero(base, block, num_blocks, length, STRIDE: tl.constexpr, ROWS: tl.constexpr, HEAD_SIZE: tl.constexpr):
+def zero(
+    base,
+    block,
+    num_blocks,
+    length,
+    STRIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+):
     """Zero every `num_blocks`-th block of rows, so that all blocks together zero `length` rows."""
     zeros = tl.zeros([ROWS, HEAD_SIZE], tl.float32)
     for first in range(block * ROWS, length, num_blocks * ROWS):
@@ -103,7 +137,9 @@ def bits_start(head, start, sequence, num_tokens, num_sequences, num_blocks):
 
 
 @triton.jit
-def bits_at(bits, first_q, first_k, length, num_blocks, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr):
+def bits_at(
+    bits, first_q, first_k, length, num_blocks, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr
+):
     """Return pointers to the numbers of `mask.pack_masks`, [Q/2, K/16] ([Q/2, 4] for 32 keys), and which exist."""
     row = first_q // 2 + tl.arange(0, BLOCK_Q // 2)
     column = first_k // 64 * 4 + tl.arange(0, max(4, BLOCK_K // 16))
@@ -166,7 +202,11 @@ def attention_forward_kernel(
             HEAD_SIZE, SCALE, THRESHOLD, BLOCK_Q, BLOCK_K, True,
         )  # fmt: skip
     # int64: N T may exceed 2^31.
-    tl.store(log_sums + head.to(tl.int64) * num_tokens + start + row, highest + tl.log2(total), mask=row < length)
+    tl.store(
+        log_sums + head.to(tl.int64) * num_tokens + start + row,
+        highest + tl.log2(total),
+        mask=row < length,
+    )
     result *= ((256.0 / (256 - THRESHOLD)) / total)[:, None]
     store(out, result, first, length, WIDTH, BLOCK_Q, HEAD_SIZE)
 

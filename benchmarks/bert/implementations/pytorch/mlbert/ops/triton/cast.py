@@ -39,7 +39,10 @@ cvt.rn.satfinite.{0}.f32 low, $2, $1;
 cvt.rn.satfinite.{0}.f32 high, $4, $3;
 mov.b32 $0, {{low, high}};
 }}"""
-ROUND_E4M3, ROUND_E5M2 = tl.constexpr(_ROUND.format("e4m3x2")), tl.constexpr(_ROUND.format("e5m2x2"))
+ROUND_E4M3, ROUND_E5M2 = (
+    tl.constexpr(_ROUND.format("e4m3x2")),
+    tl.constexpr(_ROUND.format("e5m2x2")),
+)
 # Each digit of prmt's selector picks a byte of its two operands. $4 to $7 are rows, $0 to $3 columns.
 TURN = tl.constexpr("""{
 .reg .b32 a, b, c, d;
@@ -57,7 +60,10 @@ prmt.b32 $3, c, d, 0x7632;
 def quantised_buffers(x: Tensor, dtype: torch.dtype) -> Quantised:
     """Return uninitialised FP8 copies of x [T, F]."""
     assert dtype in FP8_TYPES, f"{dtype} is not an FP8 dtype"
-    rows, columns = torch.empty_like(x, dtype=dtype), x.new_empty(x.shape[1], padded_tokens(x.shape[0]), dtype=dtype)
+    rows, columns = (
+        torch.empty_like(x, dtype=dtype),
+        x.new_empty(x.shape[1], padded_tokens(x.shape[0]), dtype=dtype),
+    )
     return Quantised(rows, columns)
 
 
@@ -76,7 +82,9 @@ def fp8_bytes(scaled, E5M2: tl.constexpr):
         return scaled.to(tl.float8e5 if E5M2 else tl.float8e4nv).to(tl.uint8, bitcast=True)
     # Not pure, so that the compiler does not recompute it in the layout of the store.
     code: tl.constexpr = ROUND_E5M2 if E5M2 else ROUND_E4M3
-    return tl.inline_asm_elementwise(code, "=r,r,r,r,r", [scaled], dtype=tl.uint8, is_pure=False, pack=4)
+    return tl.inline_asm_elementwise(
+        code, "=r,r,r,r,r", [scaled], dtype=tl.uint8, is_pure=False, pack=4
+    )
 
 
 @triton.jit
@@ -86,7 +94,9 @@ def column_words(row0, row1, row2, row3):
         low = row0.to(tl.int32) | (row1.to(tl.int32) << 8)
         return low | (row2.to(tl.int32) << 16) | (row3.to(tl.int32) << 24)
     rows = [row0, row1, row2, row3]
-    return tl.inline_asm_elementwise(TURN, "=r,=r,=r,=r,r,r,r,r", rows, dtype=tl.int32, is_pure=False, pack=4)
+    return tl.inline_asm_elementwise(
+        TURN, "=r,=r,=r,=r,r,r,r,r", rows, dtype=tl.int32, is_pure=False, pack=4
+    )
 
 
 @triton.jit
@@ -111,7 +121,9 @@ def store_columns(rows, group, column, padded, columns, out_columns):
 @triton.jit
 def largest_magnitude(value0, value1, value2, value3):
     """Return the element-wise largest magnitude of four float32 tiles [G, C]."""
-    return tl.maximum(tl.maximum(tl.abs(value0), tl.abs(value1)), tl.maximum(tl.abs(value2), tl.abs(value3)))
+    return tl.maximum(
+        tl.maximum(tl.abs(value0), tl.abs(value1)), tl.maximum(tl.abs(value2), tl.abs(value3))
+    )
 
 
 @triton.jit
@@ -129,7 +141,9 @@ GELU_SLOPE = tl.constexpr(2 * (2 / torch.pi) ** 0.5)
 GELU_CUBE = tl.constexpr(0.044715)
 SQRT_HALF, INVERSE_SQRT_2_PI = tl.constexpr(0.5**0.5), tl.constexpr((2 * torch.pi) ** -0.5)
 LOG2_E = tl.constexpr(math.log2(math.e))
-SIGMOID = tl.constexpr("{ ex2.approx.ftz.f32 $0, $1; add.f32 $0, $0, 0f3F800000; rcp.approx.ftz.f32 $0, $0; }")
+SIGMOID = tl.constexpr(
+    "{ ex2.approx.ftz.f32 $0, $1; add.f32 $0, $0, 0f3F800000; rcp.approx.ftz.f32 $0, $0; }"
+)
 
 
 @registry.register("fp8_quantise", "triton")
@@ -153,28 +167,47 @@ def gelu_cast_transpose(pre, bias, exact, scale, amax, dtype) -> Quantised:
 
 
 @registry.register("fp8_gelu_backward", "triton")
-def gelu_backward_cast_transpose(d_out, pre, bias, exact, scale, amax, dtype) -> tuple[Quantised, Tensor]:
+def gelu_backward_cast_transpose(
+    d_out, pre, bias, exact, scale, amax, dtype
+) -> tuple[Quantised, Tensor]:
     """Return d_out * gelu'(pre + bias), scaled, in FP8, and its unscaled sum over tokens, float32 [F]."""
     copies, total = _quantise(pre, d_out, bias, scale, amax, dtype, GELU_BACKWARD, exact, True)
     return copies, sum_partials(total)
 
 
-def _quantise(x, d_out, bias, scale, amax, dtype, operation, exact, sums, out=None) -> tuple[Quantised, Tensor]:
+def _quantise(
+    x, d_out, bias, scale, amax, dtype, operation, exact, sums, out=None
+) -> tuple[Quantised, Tensor]:
     assert x.is_contiguous(), "contiguous activations expected"
     assert x.dtype in ACTIVATION_TYPES, f"expected one of {ACTIVATION_TYPES}, got {x.dtype}"
-    assert d_out is None or (d_out.is_contiguous() and d_out.shape == x.shape), "d_out must be contiguous, like x"
-    assert bias is None or bias.shape == x.shape[1:], f"bias {tuple(bias.shape)} for {x.shape[1]} columns"
+    assert d_out is None or (d_out.is_contiguous() and d_out.shape == x.shape), (
+        "d_out must be contiguous, like x"
+    )
+    assert bias is None or bias.shape == x.shape[1:], (
+        f"bias {tuple(bias.shape)} for {x.shape[1]} columns"
+    )
     assert scale.dtype == amax.dtype == torch.float32, "scale and amax are float32"
     copies = out or quantised_buffers(x, dtype)
     tokens, columns = x.shape
-    assert copies.rows.shape == x.shape, f"room for {tuple(copies.rows.shape)}, not {tuple(x.shape)}"
+    assert copies.rows.shape == x.shape, (
+        f"room for {tuple(copies.rows.shape)}, not {tuple(x.shape)}"
+    )
     blocks = triton.cdiv(tokens, ROWS)
     partial = torch.empty(blocks if sums else 0, columns, dtype=torch.float32, device=x.device)
     if x.numel():
         grid = (triton.cdiv(columns, COLUMNS), blocks)
         cast_kernel[grid](
             *(x, d_out, bias, scale, amax, *fp8_arguments(copies), partial if sums else None),
-            *(tokens, padded_tokens(tokens), columns, operation, exact, dtype == torch.float8_e5m2, ROWS, COLUMNS),
+            *(
+                tokens,
+                padded_tokens(tokens),
+                columns,
+                operation,
+                exact,
+                dtype == torch.float8_e5m2,
+                ROWS,
+                COLUMNS,
+            ),
         )
     return copies, partial
 
@@ -188,7 +221,9 @@ def sigmoid(z):
     """
     if INTERPRETED:
         return tl.sigmoid(z)
-    return tl.inline_asm_elementwise(SIGMOID, "=&r,r", [z * -LOG2_E], dtype=tl.float32, is_pure=True, pack=1)
+    return tl.inline_asm_elementwise(
+        SIGMOID, "=&r,r", [z * -LOG2_E], dtype=tl.float32, is_pure=True, pack=1
+    )
 
 
 @triton.jit
@@ -205,7 +240,9 @@ def gelu_parts(y, EXACT: tl.constexpr):
 
 
 @triton.jit
-def operation_on(x, d_out, shift, row, column, tokens, columns, OPERATION: tl.constexpr, EXACT: tl.constexpr):
+def operation_on(
+    x, d_out, shift, row, column, tokens, columns, OPERATION: tl.constexpr, EXACT: tl.constexpr
+):
     """Return rows `row` [G] of the values to quantise, float32 [G, C], 0 outside; `shift`: bias float32 [C] or None."""
     inside = (row < tokens)[:, None] & (column < columns)[None, :]
     place = row[:, None].to(tl.int64) * columns + column[None, :]
@@ -216,7 +253,9 @@ def operation_on(x, d_out, shift, row, column, tokens, columns, OPERATION: tl.co
         # gelu(0 + bias) is not 0 and would count in amax for rows outside.
         value = tl.where((row < tokens)[:, None], gelu_parts(value, EXACT)[0], 0.0)
     if OPERATION == _GELU_BACKWARD:
-        value = gelu_parts(value, EXACT)[1] * tl.load(d_out + place, mask=inside, other=0.0).to(tl.float32)
+        value = gelu_parts(value, EXACT)[1] * tl.load(d_out + place, mask=inside, other=0.0).to(
+            tl.float32
+        )
     return value
 
 
@@ -239,15 +278,23 @@ def cast_kernel(
         shift = tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)
     values = tl.tuple(())
     for number in tl.static_range(4):
-        values += (operation_on(x, d_out, shift, row + number, column, tokens, columns, OPERATION, EXACT),)
+        values += (
+            operation_on(x, d_out, shift, row + number, column, tokens, columns, OPERATION, EXACT),
+        )
     raise_amax(amax, largest_magnitude(values[0], values[1], values[2], values[3]))
     if partial is not None:
         total = tl.sum((values[0] + values[1]) + (values[2] + values[3]), 0)
-        tl.store(partial + tl.program_id(1).to(tl.int64) * columns + column, total, mask=column < columns)
+        tl.store(
+            partial + tl.program_id(1).to(tl.int64) * columns + column, total, mask=column < columns
+        )
     factor = tl.load(scale)
     small = tl.tuple(())
     for number in tl.static_range(4):
-        small += (store_rows(values[number], factor, row + number, column, tokens, columns, out_rows, E5M2),)
+        small += (
+            store_rows(
+                values[number], factor, row + number, column, tokens, columns, out_rows, E5M2
+            ),
+        )
     store_columns(small, group, column, padded, columns, out_columns)
 
 
@@ -281,7 +328,9 @@ def _gelu(pre, d_out, exact) -> tuple[Tensor, Tensor]:
     tokens, columns = pre.shape
     blocks = triton.cdiv(tokens, ROWS)
     out = torch.empty_like(pre)
-    partial = torch.empty(0 if d_out is None else blocks, columns, dtype=torch.float32, device=pre.device)
+    partial = torch.empty(
+        0 if d_out is None else blocks, columns, dtype=torch.float32, device=pre.device
+    )
     if pre.numel():
         gelu_kernel[(triton.cdiv(columns, COLUMNS), blocks)](
             *(pre, d_out, out, None if d_out is None else partial, tokens, columns),
@@ -308,4 +357,6 @@ def gelu_kernel(
     tl.store(out + place, value.to(out.dtype.element_ty), mask=inside)
     if partial is not None:
         total = tl.sum(value, 0)
-        tl.store(partial + tl.program_id(1).to(tl.int64) * columns + column, total, mask=column < columns)
+        tl.store(
+            partial + tl.program_id(1).to(tl.int64) * columns + column, total, mask=column < columns
+        )

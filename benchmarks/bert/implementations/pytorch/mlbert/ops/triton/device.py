@@ -45,10 +45,14 @@ def walking_programs(device: torch.device) -> int:
 def sum_partials(partial: Tensor) -> Tensor:
     """Return the sum over the first dimension of a contiguous float32 [P, ...], bitwise reproducible."""
     rows, columns = partial.shape[0], partial[0].numel() if partial.shape[0] else 0
-    out = (torch.empty if rows else torch.zeros)(partial.shape[1:], dtype=torch.float32, device=partial.device)
+    out = (torch.empty if rows else torch.zeros)(
+        partial.shape[1:], dtype=torch.float32, device=partial.device
+    )
     if rows and columns:
         grid = (triton.cdiv(columns, BLOCK_COLUMNS),)
-        sum_partials_kernel[grid](partial, out, rows, columns, BLOCK_ROWS=BLOCK_ROWS, BLOCK=BLOCK_COLUMNS)
+        sum_partials_kernel[grid](
+            partial, out, rows, columns, BLOCK_ROWS=BLOCK_ROWS, BLOCK=BLOCK_COLUMNS
+        )
     return out
 
 
@@ -61,6 +65,8 @@ def sum_partials_kernel(partial, out, rows, columns, BLOCK_ROWS: tl.constexpr, B
     while start < rows:
         row = start + tl.arange(0, BLOCK_ROWS)
         inside = (row < rows)[:, None] & (column < columns)[None, :]
-        total += tl.load(partial + row[:, None].to(tl.int64) * columns + column[None, :], mask=inside, other=0.0)
+        total += tl.load(
+            partial + row[:, None].to(tl.int64) * columns + column[None, :], mask=inside, other=0.0
+        )
         start += BLOCK_ROWS
     tl.store(out + column, tl.sum(total, 0), mask=column < columns)

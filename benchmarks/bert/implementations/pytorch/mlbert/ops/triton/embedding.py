@@ -30,9 +30,14 @@ JOIN_ROWS, JOIN_COLUMNS = 16, 128
 def embedding_sum(input_ids, segment_ids, position_ids, word, position, segment, dtype=None):
     """See `mlbert.ops.embedding.embedding_sum`; an id out of range makes the token's sum NaN."""
     tables = (word, position, segment)
-    if any(table.dtype not in ACTIVATION_TYPES for table in tables) or (dtype or word.dtype) not in ACTIVATION_TYPES:
+    if (
+        any(table.dtype not in ACTIVATION_TYPES for table in tables)
+        or (dtype or word.dtype) not in ACTIVATION_TYPES
+    ):
         return reference.embedding_sum(input_ids, segment_ids, position_ids, *tables, dtype)
-    return _TritonEmbeddingSum.apply((input_ids, position_ids, segment_ids), dtype or word.dtype, *tables)
+    return _TritonEmbeddingSum.apply(
+        (input_ids, position_ids, segment_ids), dtype or word.dtype, *tables
+    )
 
 
 class _TritonEmbeddingSum(torch.autograd.Function):
@@ -46,7 +51,9 @@ class _TritonEmbeddingSum(torch.autograd.Function):
         if tokens:
             block = triton.next_power_of_2(hidden)
             rows = [table.shape[0] for table in tables]
-            embedding_forward_kernel[(tokens,)](*ids, *tables, out, *rows, hidden, BLOCK=block, num_warps=_warps(block))
+            embedding_forward_kernel[(tokens,)](
+                *ids, *tables, out, *rows, hidden, BLOCK=block, num_warps=_warps(block)
+            )
         ctx.save_for_backward(*ids)
         ctx.tables = [(table.shape[0], table.dtype) for table in tables]
         return out
@@ -54,7 +61,11 @@ class _TritonEmbeddingSum(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_out):
         d_out, tables = d_out.contiguous(), zip(ctx.saved_tensors, ctx.tables, strict=True)
-        return None, None, *(sum_rows_by_id(ids, d_out, rows).to(dtype) for ids, (rows, dtype) in tables)
+        return (
+            None,
+            None,
+            *(sum_rows_by_id(ids, d_out, rows).to(dtype) for ids, (rows, dtype) in tables),
+        )
 
 
 def sum_rows_by_id(ids: Tensor, values: Tensor, num_rows: int) -> Tensor:
@@ -78,14 +89,27 @@ def sum_rows_by_id(ids: Tensor, values: Tensor, num_rows: int) -> Tensor:
     block = triton.next_power_of_2(hidden)
     sizes = {"hidden": hidden, "CHUNK": CHUNK}
     embedding_sum_runs_kernel[(chunks,)](
-        values, sorted_ids, order, out, *ends, tokens, num_rows, BLOCK=block, num_warps=_warps(block), **sizes
+        values,
+        sorted_ids,
+        order,
+        out,
+        *ends,
+        tokens,
+        num_rows,
+        BLOCK=block,
+        num_warps=_warps(block),
+        **sizes,
     )
     # End of the last run of each full chunk: the first sorted position with a larger id.
-    run_ends = torch.searchsorted(sorted_ids, sorted_ids[CHUNK - 1 :: CHUNK].contiguous(), right=True)
+    run_ends = torch.searchsorted(
+        sorted_ids, sorted_ids[CHUNK - 1 :: CHUNK].contiguous(), right=True
+    )
     if len(run_ends):
         grid = (len(run_ends), triton.cdiv(hidden, JOIN_COLUMNS))
         blocks = {"BLOCK_ROWS": JOIN_ROWS, "BLOCK": JOIN_COLUMNS}
-        embedding_join_runs_kernel[grid](sorted_ids, run_ends, out, *ends, num_rows, **sizes, **blocks)
+        embedding_join_runs_kernel[grid](
+            sorted_ids, run_ends, out, *ends, num_rows, **sizes, **blocks
+        )
     return out
 
 
@@ -97,7 +121,9 @@ def _warps(block: int) -> int:
 def _table_row(table, ids, token, rows, columns, hidden):
     row = tl.load(ids + token)
     width = tl.where((row >= 0) & (row < rows), hidden, 0)
-    return tl.load(table + row * hidden + columns, mask=columns < width, other=float("nan")).to(tl.float32)
+    return tl.load(table + row * hidden + columns, mask=columns < width, other=float("nan")).to(
+        tl.float32
+    )
 
 
 @triton.jit
@@ -118,9 +144,17 @@ def embedding_forward_kernel(
 def _store_run(out, heads, tails, chunk, run, total, columns, num_rows, hidden, enters, leaves):
     """Store a run's sum: in its row, or in the chunk's head (began earlier) or tail (begins here and continues)."""
     complete = (run >= 0) & (run < num_rows) & (not enters) & (not leaves)
-    tl.store(out + run.to(tl.int64) * hidden + columns, total, mask=columns < tl.where(complete, hidden, 0))
+    tl.store(
+        out + run.to(tl.int64) * hidden + columns,
+        total,
+        mask=columns < tl.where(complete, hidden, 0),
+    )
     tl.store(heads + chunk * hidden + columns, total, mask=columns < tl.where(enters, hidden, 0))
-    tl.store(tails + chunk * hidden + columns, total, mask=columns < tl.where(leaves & (not enters), hidden, 0))
+    tl.store(
+        tails + chunk * hidden + columns,
+        total,
+        mask=columns < tl.where(leaves & (not enters), hidden, 0),
+    )
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -145,12 +179,16 @@ def embedding_sum_runs_kernel(
     while place < last:
         row_id = tl.load(sorted_ids + place)
         if row_id != run:
-            _store_run(out, heads, tails, chunk, run, total, columns, num_rows, hidden, enters, False)
+            _store_run(
+                out, heads, tails, chunk, run, total, columns, num_rows, hidden, enters, False
+            )
             run = row_id
             enters = False
             total = tl.zeros([BLOCK], tl.float32)
         token = tl.load(order + place)
-        total += tl.load(values + token * hidden + columns, mask=columns < hidden, other=0.0).to(tl.float32)
+        total += tl.load(values + token * hidden + columns, mask=columns < hidden, other=0.0).to(
+            tl.float32
+        )
         place += 1
     leaves = (tl.load(sorted_ids + last, mask=last < tokens, other=-1) == run) & (last < tokens)
     _store_run(out, heads, tails, chunk, run, total, columns, num_rows, hidden, enters, leaves)
@@ -179,7 +217,9 @@ def embedding_join_runs_kernel(
         while start <= last:
             rows = start + tl.arange(0, BLOCK_ROWS)
             inside = (rows <= last)[:, None] & (columns < hidden)[None, :]
-            part = tl.load(heads + rows[:, None] * hidden + columns[None, :], mask=inside, other=0.0)
+            part = tl.load(
+                heads + rows[:, None] * hidden + columns[None, :], mask=inside, other=0.0
+            )
             total += tl.sum(part, 0)
             start += BLOCK_ROWS
         tl.store(out + run.to(tl.int64) * hidden + columns, total, mask=columns < hidden)

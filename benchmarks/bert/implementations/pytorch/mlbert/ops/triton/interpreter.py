@@ -40,7 +40,10 @@ def repair() -> None:
         return interpreter.TensorHandle(values.view(torch.uint8).numpy(), to.scalar)
 
     def repaired_dot(self: Any, a: Any, b: Any, total: Any, *rest: Any) -> Any:
-        a, b = (repaired_cast(self, x, tl.float32) if x.dtype.scalar == tl.bfloat16 else x for x in (a, b))
+        a, b = (
+            repaired_cast(self, x, tl.float32) if x.dtype.scalar == tl.bfloat16 else x
+            for x in (a, b)
+        )
         if all(x.dtype.scalar == tl.float32 for x in (a, b, total)):
             product = np.matmul(a.data, b.data, dtype=np.float64) + total.data
             return interpreter.TensorHandle(product.astype(np.float32), tl.float32)
@@ -50,7 +53,11 @@ def repair() -> None:
         patch_tensor(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
-    builder.cast_impl, builder.create_dot, builder.create_fp_to_fp = repaired_cast, repaired_dot, repaired_cast_fp8
+    builder.cast_impl, builder.create_dot, builder.create_fp_to_fp = (
+        repaired_cast,
+        repaired_dot,
+        repaired_cast_fp8,
+    )
     interpreter._patch_lang_tensor = repaired_patch
 
 

@@ -27,7 +27,9 @@ SUM_BLOCK = 1024
 @registry.register("masked_cross_entropy", "triton")
 def masked_cross_entropy(logits, labels, vocab_size):
     """See `mlbert.ops.loss.masked_cross_entropy`; rows with label -100 are ignored."""
-    assert labels.shape == logits.shape[:1], f"{tuple(labels.shape)} labels for {logits.shape[0]} rows"
+    assert labels.shape == logits.shape[:1], (
+        f"{tuple(labels.shape)} labels for {logits.shape[0]} rows"
+    )
     assert vocab_size <= logits.shape[1], f"{vocab_size} classes in {logits.shape[1]} columns"
     return _TritonCrossEntropy.apply(logits, labels, vocab_size)
 
@@ -37,12 +39,19 @@ class _TritonCrossEntropy(torch.autograd.Function):
     def forward(ctx, logits, labels, vocab_size):
         logits, labels = logits.contiguous(), labels.contiguous()
         rows, columns = logits.shape
-        highests, totals, losses = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(3))
+        highests, totals, losses = (
+            torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(3)
+        )
         correct = torch.empty(rows, dtype=torch.int32, device=logits.device)
         loss_sum = torch.zeros((), dtype=torch.float32, device=logits.device)
         num_correct = torch.zeros((), dtype=torch.int64, device=logits.device)
         if rows:
-            sizes = {"columns": columns, "vocab_size": vocab_size, "BLOCK": _block(columns), "num_warps": 8}
+            sizes = {
+                "columns": columns,
+                "vocab_size": vocab_size,
+                "BLOCK": _block(columns),
+                "num_warps": 8,
+            }
             loss_forward_kernel[(rows,)](logits, labels, highests, totals, losses, correct, **sizes)
             loss_sum_kernel[(1,)](losses, correct, loss_sum, num_correct, rows, BLOCK=SUM_BLOCK)
         ctx.save_for_backward(logits, labels, highests, totals)
@@ -53,13 +62,20 @@ class _TritonCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_loss, _):
         logits, labels, highests, totals = ctx.saved_tensors
-        assert not ctx.consumed, "masked_cross_entropy's backward runs once: it overwrites the logits"
+        assert not ctx.consumed, (
+            "masked_cross_entropy's backward runs once: it overwrites the logits"
+        )
         ctx.consumed = True
         rows, columns = logits.shape
         if rows:
             block = _block(columns)
             grid = (rows, triton.cdiv(columns, block))
-            sizes = {"columns": columns, "vocab_size": ctx.vocab_size, "BLOCK": block, "num_warps": 8}
+            sizes = {
+                "columns": columns,
+                "vocab_size": ctx.vocab_size,
+                "BLOCK": block,
+                "num_warps": 8,
+            }
             loss_backward_kernel[grid](logits, labels, highests, totals, d_loss.float(), **sizes)
         return logits, None, None
 
@@ -85,9 +101,13 @@ def loss_forward_kernel(
     for start in range(0, vocab_size, BLOCK):
         column = start + lanes
         # Also read padded columns: full rows are aligned, so a thread loads 16 bytes at once.
-        scores = tl.load(logits + row * columns + column, mask=column < columns, other=0.0).to(tl.float32)
+        scores = tl.load(logits + row * columns + column, mask=column < columns, other=0.0).to(
+            tl.float32
+        )
         scores = tl.where(column < vocab_size, scores, -float("inf"))
-        block_highest, place = tl.max(scores, 0, return_indices=True, return_indices_tie_break_left=True)
+        block_highest, place = tl.max(
+            scores, 0, return_indices=True, return_indices_tie_break_left=True
+        )
         best = tl.where(block_highest > highest, start + place, best)
         new_highest = tl.maximum(highest, block_highest)
         # If all scores so far are -inf, there is no sum to rescale, and -inf - -inf would be NaN.
@@ -95,7 +115,9 @@ def loss_forward_kernel(
         total = total * tl.exp(highest - safe) + tl.sum(tl.exp(scores - safe), 0)
         highest = new_highest
     is_class = (label >= 0) & (label < vocab_size)
-    score = tl.load(logits + row * columns + label, mask=is_class, other=float("nan")).to(tl.float32)
+    score = tl.load(logits + row * columns + label, mask=is_class, other=float("nan")).to(
+        tl.float32
+    )
     counts = label != IGNORED
     tl.store(highests + row, highest)
     tl.store(totals + row, total)

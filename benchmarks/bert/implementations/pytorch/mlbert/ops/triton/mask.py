@@ -104,7 +104,9 @@ def keep_pairs(weights, signs, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     chosen = tl.where(tl.arange(0, 2)[None, None, :, None] == 0, CHOSEN_BYTES[0], CHOSEN_BYTES[1])
     signs = tl.broadcast_to(tl.reshape(signs, [ROWS, COLUMNS // 16, 1, 4]), FOURS)
     masks = _copied_signs(signs, tl.broadcast_to(chosen, FOURS))
-    masks = tl.reshape(tl.broadcast_to(masks[:, :, :, :, None], [ROWS, COLUMNS // 16, 2, 4, 2]), [ROWS, COLUMNS])
+    masks = tl.reshape(
+        tl.broadcast_to(masks[:, :, :, :, None], [ROWS, COLUMNS // 16, 2, 4, 2]), [ROWS, COLUMNS]
+    )
     if INTERPRETED or weights.dtype.primitive_bitwidth == 32:
         half = (tl.arange(0, COLUMNS) & 1) << 4
         return tl.where((masks >> half[None, :]) & 1 != 0, weights, 0.0), masks
@@ -126,7 +128,9 @@ def _copied_signs(words, chosen):
             top = (words >> (8 * (chosen >> (4 * byte) & 7) + 7).to(tl.uint32)) & 1
             masks |= top * (0xFF << (8 * byte))
         return masks.to(tl.int32, bitcast=True)
-    return tl.inline_asm_elementwise("prmt.b32 $0, $1, 0, $2;", "=r,r,r", [words, chosen], tl.int32, True, 1)
+    return tl.inline_asm_elementwise(
+        "prmt.b32 $0, $1, 0, $2;", "=r,r,r", [words, chosen], tl.int32, True, 1
+    )
 
 
 @triton.jit
@@ -156,6 +160,10 @@ def kept_bits(bits, first, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     if COLUMNS < 64:
         bits = bits >> ((first & 32) >> 3)
     bits = tl.broadcast_to(tl.reshape(bits, [ROWS // 16, 1, 8, SIXTY_FOURS, 1, 4, 1]), ALL)
-    h, place, b = tl.arange(0, 2)[:, None, None], tl.arange(0, PLACES)[None, :, None], tl.arange(0, 2)[None, None, :]
+    h, place, b = (
+        tl.arange(0, 2)[:, None, None],
+        tl.arange(0, PLACES)[None, :, None],
+        tl.arange(0, 2)[None, None, :],
+    )
     bit = tl.reshape(1 << (16 * h + place + 8 * b), [1, 2, 1, 1, PLACES, 1, 2])
     return tl.reshape((bits & tl.broadcast_to(bit, ALL)) != 0, [ROWS, COLUMNS])

@@ -38,30 +38,40 @@ def dropout_add_layer_norm(*arguments):
 def dropout_add_layer_norm_twice(x, residual, weight, bias, eps, dropout_p, key, rows, x_bias=None):
     """See `mlbert.ops.norm.dropout_add_layer_norm_twice`; the backward kernel adds both gradients in registers."""
     threshold = dropout_threshold(dropout_p)
-    return _TritonDropoutNorm.apply(x, residual, x_bias, weight, bias, eps, threshold, key, rows, False)
+    return _TritonDropoutNorm.apply(
+        x, residual, x_bias, weight, bias, eps, threshold, key, rows, False
+    )
 
 
 @registry.register("layer_norm_dropout", "triton")
 def layer_norm_dropout(x, weight, bias, eps, dropout_p, key, rows):
     """See `mlbert.ops.norm.layer_norm_dropout`."""
-    return _TritonDropoutNorm.apply(x, None, None, weight, bias, eps, dropout_threshold(dropout_p), key, rows, True)[0]
+    return _TritonDropoutNorm.apply(
+        x, None, None, weight, bias, eps, dropout_threshold(dropout_p), key, rows, True
+    )[0]
 
 
 @registry.register("fp8_dropout_add_layer_norm_forward", "triton")
 def quantised_norm(x, residual, weight, bias, eps, dropout_p, key, rows, x_bias, scale, amax):
     """See `mlbert.ops.fp8_casts`. A second kernel casts the result: one kernel that also transposed took longer on an
     H200 than both."""
-    out, *saved = _forward(x, residual, x_bias, weight, bias, eps, dropout_threshold(dropout_p), key, rows, False)
+    out, *saved = _forward(
+        x, residual, x_bias, weight, bias, eps, dropout_threshold(dropout_p), key, rows, False
+    )
     return out, cast_transpose(out, scale, amax, torch.float8_e4m3fn), NormSaved(*saved)
 
 
 @registry.register("fp8_dropout_add_layer_norm_backward", "triton")
-def quantised_norm_gradients(d_out, d_twin, saved, weight, dropout_p, key, rows, scale, amax) -> NormGradients:
+def quantised_norm_gradients(
+    d_out, d_twin, saved, weight, dropout_p, key, rows, scale, amax
+) -> NormGradients:
     """See `mlbert.ops.fp8_casts`."""
     settings = (weight, dropout_threshold(dropout_p), key, rows, False, 3)
     tensors = (saved.total, saved.mean, saved.inverse)
     d_x, d_total, (d_weight, d_bias, d_x_bias) = _gradients(d_out, d_twin, *tensors, *settings)
-    return NormGradients(d_total, cast_transpose(d_x, scale, amax, torch.float8_e5m2), d_x_bias, d_weight, d_bias)
+    return NormGradients(
+        d_total, cast_transpose(d_x, scale, amax, torch.float8_e5m2), d_x_bias, d_weight, d_bias
+    )
 
 
 class _TritonDropoutNorm(torch.autograd.Function):
@@ -70,7 +80,9 @@ class _TritonDropoutNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, residual, x_bias, weight, bias, eps, threshold, key, rows, drop_output):
         ctx.set_materialize_grads(False)
-        out, *saved = _forward(x, residual, x_bias, weight, bias, eps, threshold, key, rows, drop_output)
+        out, *saved = _forward(
+            x, residual, x_bias, weight, bias, eps, threshold, key, rows, drop_output
+        )
         ctx.save_for_backward(*saved, weight, rows, *((key,) if isinstance(key, Tensor) else ()))
         ctx.settings = (threshold, None if isinstance(key, Tensor) else key), drop_output
         ctx.types = bias.dtype, None if x_bias is None else x_bias.dtype
@@ -87,11 +99,23 @@ class _TritonDropoutNorm(torch.autograd.Function):
         key, sums = ctx.saved_tensors[5] if key is None else key, 2 if x_bias_type is None else 3
         settings = weight, threshold, key, rows, drop_output, sums
         d_x, d_total, (d_weight, d_bias, *d_x_bias) = _gradients(d_out, d_twin, *saved, *settings)
-        d_residual, d_x_bias = None if drop_output else d_total, d_x_bias[0].to(x_bias_type) if d_x_bias else None
-        return d_x, d_residual, d_x_bias, d_weight.to(weight.dtype), d_bias.to(bias_type), *(None,) * 5
+        d_residual, d_x_bias = (
+            None if drop_output else d_total,
+            d_x_bias[0].to(x_bias_type) if d_x_bias else None,
+        )
+        return (
+            d_x,
+            d_residual,
+            d_x_bias,
+            d_weight.to(weight.dtype),
+            d_bias.to(bias_type),
+            *(None,) * 5,
+        )
 
 
-def _forward(x, residual, x_bias, weight, bias, eps, threshold, key, rows, drop_output) -> tuple[Tensor, ...]:
+def _forward(
+    x, residual, x_bias, weight, bias, eps, threshold, key, rows, drop_output
+) -> tuple[Tensor, ...]:
     """Return the result, and the sum, mean and 1 / deviation of each row, which backward needs."""
     tokens, hidden = x.shape
     check_arguments(x, residual, (weight, bias, x_bias), rows, threshold)
@@ -103,7 +127,17 @@ def _forward(x, residual, x_bias, weight, bias, eps, threshold, key, rows, drop_
         tile_rows = max(1, FORWARD_TILE // block)
         norm_forward_kernel[(triton.cdiv(tokens, tile_rows),)](
             *(x, residual, x_bias, weight, bias, rows, key_argument(key)),
-            *(None if drop_output else total, mean, inverse, out, tokens, hidden, eps, threshold, drop_output),
+            *(
+                None if drop_output else total,
+                mean,
+                inverse,
+                out,
+                tokens,
+                hidden,
+                eps,
+                threshold,
+                drop_output,
+            ),
             *(tile_rows, block),
             num_warps=_warps(tile_rows * block),
         )
@@ -139,7 +173,9 @@ def check_arguments(x, residual, vectors, rows, threshold) -> None:
     assert x.dtype in ACTIVATION_TYPES, f"expected one of {ACTIVATION_TYPES}, got {x.dtype}"
     check_rows(rows, x.shape[0], threshold)
     for vector in vectors:
-        assert vector is None or vector.shape == x.shape[1:], f"{tuple(vector.shape)} for {x.shape[1]} columns"
+        assert vector is None or vector.shape == x.shape[1:], (
+            f"{tuple(vector.shape)} for {x.shape[1]} columns"
+        )
         assert vector is None or vector.is_contiguous(), "contiguous vectors expected"
     if residual is not None:
         assert residual.shape == x.shape, f"{tuple(residual.shape)} is not {tuple(x.shape)}"
@@ -173,7 +209,17 @@ def kept_elements(rows, key, token, tokens, threshold: tl.constexpr, BLOCK: tl.c
 
 @triton.jit
 def residual_sum(
-    x, residual, x_bias, rows, key, token, column, tokens, hidden, threshold: tl.constexpr, BLOCK: tl.constexpr
+    x,
+    residual,
+    x_bias,
+    rows,
+    key,
+    token,
+    column,
+    tokens,
+    hidden,
+    threshold: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """Return residual + dropout(x + x_bias) of tokens [R], float32 [R, BLOCK]; outside, only the bias is added to 0."""
     inside = (token < tokens)[:, None] & (column < hidden)[None, :]
@@ -199,10 +245,14 @@ def normalised(value, weight, bias, total, means, inverses, token, column, token
         tl.store(total + place, kept_sum, mask=(token < tokens)[:, None] & is_column)
         if total.dtype.element_ty != tl.float32:
             # Backward normalises the stored, rounded sum, so it needs that sum's statistics.
-            kept_mean, _, kept_inverse = _statistics(kept_sum.to(tl.float32), is_column, hidden, eps)
+            kept_mean, _, kept_inverse = _statistics(
+                kept_sum.to(tl.float32), is_column, hidden, eps
+            )
     tl.store(means + token, kept_mean, mask=token < tokens)
     tl.store(inverses + token, kept_inverse, mask=token < tokens)
-    return centred * inverse[:, None] * load_vector(weight, column, hidden) + load_vector(bias, column, hidden)
+    return centred * inverse[:, None] * load_vector(weight, column, hidden) + load_vector(
+        bias, column, hidden
+    )
 
 
 @triton.jit
@@ -252,8 +302,12 @@ def norm_forward_kernel(
     if DROP_OUTPUT:
         value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
     else:
-        value = residual_sum(x, residual, x_bias, rows, key, token, column, tokens, hidden, threshold, BLOCK)
-    result = normalised(value, weight, bias, total, means, inverses, token, column, tokens, hidden, eps)
+        value = residual_sum(
+            x, residual, x_bias, rows, key, token, column, tokens, hidden, threshold, BLOCK
+        )
+    result = normalised(
+        value, weight, bias, total, means, inverses, token, column, tokens, hidden, eps
+    )
     if threshold > 0 and DROP_OUTPUT:
         kept = kept_elements(rows, key, token, tokens, threshold, BLOCK)
         result = tl.where(kept, result * (256.0 / (256 - threshold)), 0.0)
@@ -288,7 +342,9 @@ def norm_backward_kernel(
             kept = kept_elements(rows, key, token, tokens, threshold, BLOCK)
             if DROP_OUTPUT:
                 d = tl.where(kept, d * (256.0 / (256 - threshold)), 0.0)
-        result, normal = sum_gradient(d, gain, total, means, inverses, token, column, tokens, hidden)
+        result, normal = sum_gradient(
+            d, gain, total, means, inverses, token, column, tokens, hidden
+        )
         tl.store(d_total + place, result.to(d_total.dtype.element_ty), mask=inside)
         sum_weight += tl.sum(d * normal, 0)
         sum_bias += tl.sum(d, 0)

@@ -34,41 +34,64 @@ OPTIONS = {"num_warps": 8, "num_stages": 3, "maxnreg": 128}
 def product_gelu(a, b, inverses, bias, exact, scale, amax, dtype) -> tuple[Tensor, Quantised]:
     """See `mlbert.ops.fp8._product_gelu`. Only the tanh form of GELU is fused."""
     if exact:
-        return registry.form("fp8_product_gelu", "triton")(a, b, inverses, bias, exact, scale, amax, dtype)
+        return registry.form("fp8_product_gelu", "triton")(
+            a, b, inverses, bias, exact, scale, amax, dtype
+        )
     pre = torch.empty(a.shape[0], b.shape[0], dtype=torch.bfloat16, device=a.device)
     return pre, _product(a, b, inverses, pre, bias, scale, amax, dtype, None)
 
 
 @registry.register("fp8_product_gelu_backward", "fused")
-def product_gelu_backward(a, b, inverses, fast, pre, bias, exact, scale, amax, dtype) -> tuple[Quantised, Tensor]:
+def product_gelu_backward(
+    a, b, inverses, fast, pre, bias, exact, scale, amax, dtype
+) -> tuple[Quantised, Tensor]:
     """See `mlbert.ops.fp8._product_gelu_backward`. Only fast accumulation and the tanh form are fused."""
     if exact or not fast:
         apart = registry.form("fp8_product_gelu_backward", "triton")
         return apart(a, b, inverses, fast, pre, bias, exact, scale, amax, dtype)
-    partial = torch.empty(triton.cdiv(a.shape[0], ROWS), b.shape[0], dtype=torch.float32, device=a.device)
+    partial = torch.empty(
+        triton.cdiv(a.shape[0], ROWS), b.shape[0], dtype=torch.float32, device=a.device
+    )
     return _product(a, b, inverses, pre, bias, scale, amax, dtype, partial), sum_partials(partial)
 
 
 def _product(a, b, inverses, pre, bias, scale, amax, dtype, partial) -> Quantised:
     tokens, columns = pre.shape
-    assert all(x.is_contiguous() for x in (a, b, pre)), "contiguous operands and pre-activations expected"
+    assert all(x.is_contiguous() for x in (a, b, pre)), (
+        "contiguous operands and pre-activations expected"
+    )
     assert b.shape == (columns, a.shape[1]), f"{tuple(b.shape)} for a product of {tuple(a.shape)}"
     copies = quantised_buffers(pre, dtype)
     if a.numel():
         grid = (triton.cdiv(columns, COLUMNS), triton.cdiv(tokens, ROWS))
         by_rows = [ROWS, COLUMNS]
         product_kernel[grid](
-            *(TensorDescriptor.from_tensor(a, [ROWS, INNER]), TensorDescriptor.from_tensor(b, [COLUMNS, INNER])),
+            *(
+                TensorDescriptor.from_tensor(a, [ROWS, INNER]),
+                TensorDescriptor.from_tensor(b, [COLUMNS, INNER]),
+            ),
             *(*inverses, bias, scale, amax, TensorDescriptor.from_tensor(pre, by_rows)),
             TensorDescriptor.from_tensor(copies.rows.view(torch.uint8), by_rows),
             TensorDescriptor.from_tensor(copies.columns.view(torch.uint8), [COLUMNS, ROWS]),
-            *(partial, tokens, columns, a.shape[1], dtype == torch.float8_e5m2, ROWS, COLUMNS, INNER),
+            *(
+                partial,
+                tokens,
+                columns,
+                a.shape[1],
+                dtype == torch.float8_e5m2,
+                ROWS,
+                COLUMNS,
+                INNER,
+            ),
             **OPTIONS,
         )
     return copies
 
 
-@triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["inverse_a", "inverse_b", "scale", "amax"])
+@triton.jit(
+    do_not_specialize=["tokens"],
+    do_not_specialize_on_alignment=["inverse_a", "inverse_b", "scale", "amax"],
+)
 def product_kernel(
     a, b, inverse_a, inverse_b, bias, scale, amax, pre, out_rows, out_columns, partial, tokens, columns, inner,
     E5M2: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr,
@@ -93,7 +116,9 @@ def product_kernel(
         y = pre.load([first_row, first_column]).to(tl.float32) + shift
         value *= gelu_parts(y, False)[1]
     inside = first_row + tl.arange(0, ROWS) < tokens
-    value = tl.where(inside[:, None], value, 0.0)  # gelu(0 + bias) is not 0, and the transposed copy is padded with 0
+    value = tl.where(
+        inside[:, None], value, 0.0
+    )  # gelu(0 + bias) is not 0, and the transposed copy is padded with 0
     if partial is not None:
         sums = partial + tl.program_id(1).to(tl.int64) * columns + column
         tl.store(sums, tl.sum(value, 0), mask=column < columns)

@@ -70,7 +70,10 @@ def make_groups(batch: HostBatch, number: int, device: torch.device) -> list[_Gr
     groups = []
     for rows in lengths.argsort().split(-(-len(lengths) // number)):
         width = int(lengths[rows].max())
-        part = {name: inputs[name][rows, :width].contiguous() for name in ("input_ids", "token_type_ids", "labels")}
+        part = {
+            name: inputs[name][rows, :width].contiguous()
+            for name in ("input_ids", "token_type_ids", "labels")
+        }
         labels = part.pop("labels").flatten()
         if int(lengths[rows].min()) < width:
             part["attention_mask"] = inputs["attention_mask"][rows, :width].contiguous()
@@ -80,7 +83,11 @@ def make_groups(batch: HostBatch, number: int, device: torch.device) -> list[_Gr
 
 
 def expert_side(
-    config: BertConfig, batch: HostBatch, dtype: torch.dtype, start: BertForPreTraining, choice: Choice
+    config: BertConfig,
+    batch: HostBatch,
+    dtype: torch.dtype,
+    start: BertForPreTraining,
+    choice: Choice,
 ) -> Side:
     """Return the step in one form, with the weights of ``start``."""
     device = next(start.parameters()).device
@@ -141,4 +148,7 @@ def fastest_side(
     for name, values in options.items():
         choice = min((replace(choice, **{name: value}) for value in values), key=seconds)
     measured = [{**asdict(tried), "seconds": median} for tried, median in trials.items()]
-    return expert_side(config, batch, dtype, start, choice), {"choice": asdict(choice), "trials": measured}
+    return expert_side(config, batch, dtype, start, choice), {
+        "choice": asdict(choice),
+        "trials": measured,
+    }

@@ -41,11 +41,16 @@ class NetworkReport:
 
     def lines(self) -> list[str]:
         """Return the report as text lines; the last one is the verdict."""
-        text = [f"all-reduce of {size / 2**20:g} MiB: {speed:.2f} GB/s" for size, speed in self.reduce.items()]
+        text = [
+            f"all-reduce of {size / 2**20:g} MiB: {speed:.2f} GB/s"
+            for size, speed in self.reduce.items()
+        ]
         text += [f"{host}: {speed:.2f} GB/s to a neighbour" for host, speed in self.nodes.items()]
         if self.nodes:
             slowest = min(self.nodes, key=lambda host: self.nodes[host])
-            word = f"slow: {', '.join(self.slow)}" if self.slow else "no node is far below the others"
+            word = (
+                f"slow: {', '.join(self.slow)}" if self.slow else "no node is far below the others"
+            )
             text.append(f"slowest node: {slowest} ({self.nodes[slowest]:.2f} GB/s); {word}")
         return text
 

@@ -44,7 +44,12 @@ from mlbert.optim.optimizer import FlatOptimizer
 from mlbert.training.step import GraphMode, Graphs, Step
 
 LEARNING_RATE = 1e-4
-LAMB: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": 1.0}
+LAMB: dict[str, Any] = {
+    "betas": (0.9, 0.999),
+    "eps": 1e-6,
+    "weight_decay": 0.01,
+    "max_grad_norm": 1.0,
+}
 MAX_SEQUENCES_PER_PACK = 3
 
 
@@ -76,14 +81,18 @@ def make_batch(config: BertConfig, packs: int, data: Path | None, seed: int) -> 
     )
     if packed.vocab_size != config.vocab_size or packed.max_tokens > config.max_position_embeddings:
         remedy = "Choose another --config or --data"
-        raise UserError("data.model-mismatch", data, "does not fit the model's vocabulary or length", remedy)
+        raise UserError(
+            "data.model-mismatch", data, "does not fit the model's vocabulary or length", remedy
+        )
     packed.open()
     batch = packed.next_step()[0]
     packed.close()
     return batch
 
 
-def our_side(batch: HostBatch, model: BertForPreTraining, seed: int, as_graph: bool = False) -> Side:
+def our_side(
+    batch: HostBatch, model: BertForPreTraining, seed: int, as_graph: bool = False
+) -> Side:
     """Return our model with LAMB and the step used in training; moves its weights into a flat buffer.
 
     ``as_graph``: as one CUDA graph, with timed products, if all of it can be captured.
@@ -94,20 +103,29 @@ def our_side(batch: HostBatch, model: BertForPreTraining, seed: int, as_graph: b
 
 
 def trained_side(
-    batch: HostBatch, model: BertBase, seed: int, optimizer: FlatOptimizer, objective: MaskedLM, as_graph: bool = False
+    batch: HostBatch,
+    model: BertBase,
+    seed: int,
+    optimizer: FlatOptimizer,
+    objective: MaskedLM,
+    as_graph: bool = False,
 ) -> Side:
     """Return our model with the step used in training; for ``as_graph`` see `our_side`."""
     steps, flat, graphs = itertools.count(), optimizer.flat, None
     device = flat.grad.device
     if as_graph and optimizer.can_capture and not model.capture_obstacle(device, batch.max_seqlen):
-        graphs = Graphs(GraphMode.FULL_ITERATION, StaticShape.over([batch]), 1, lambda: CudaCapture(device))
+        graphs = Graphs(
+            GraphMode.FULL_ITERATION, StaticShape.over([batch]), 1, lambda: CudaCapture(device)
+        )
     alone = GradientReducer(flat.parameters, flat.grad, flat.offsets, World(), [], None)
     step = Step(model, objective, flat, alone, optimizer, lambda amax: amax, print, graphs)
     if graphs:
         step.warm_up()
         step.record(partial(tuned, device, True, lambda tensor: tensor, lambda text: None))
     divisors = objective.divisors(objective.counts(batch))
-    return Side("mlbert", lambda: float(step([batch], seed, next(steps), divisors, LEARNING_RATE).loss_sum))
+    return Side(
+        "mlbert", lambda: float(step([batch], seed, next(steps), divisors, LEARNING_RATE).loss_sum)
+    )
 
 
 def peer_model(config: BertConfig, start: BertForPreTraining, attention: str | None = None) -> Any:
@@ -127,7 +145,11 @@ def peer_model(config: BertConfig, start: BertForPreTraining, attention: str | N
 
 
 def their_side(
-    config: BertConfig, batch: HostBatch, dtype: torch.dtype, start: BertForPreTraining, attention: str | None = None
+    config: BertConfig,
+    batch: HostBatch,
+    dtype: torch.dtype,
+    start: BertForPreTraining,
+    attention: str | None = None,
 ) -> Side:
     """Return Hugging Face's model (see `peer_model`) with AdamW on the same sequences, padded."""
     device = next(start.parameters()).device
@@ -223,17 +245,28 @@ def run(
             for name, times in seconds.items()
         },
     }
-    return record | {"ratios": {side.name: pair_ratios(seconds["mlbert"], seconds[side.name]) for side in peers}}
+    return record | {
+        "ratios": {side.name: pair_ratios(seconds["mlbert"], seconds[side.name]) for side in peers}
+    }
 
 
 def common_record(
-    config: BertConfig, batch: HostBatch, dtype: torch.dtype, device: torch.device, implementations: object
+    config: BertConfig,
+    batch: HostBatch,
+    dtype: torch.dtype,
+    device: torch.device,
+    implementations: object,
 ) -> dict[str, object]:
     """Return the part of a benchmark's record that names model, batch and machine."""
     return {
-        "config": {name: getattr(config, name) for name in ("hidden_size", "num_hidden_layers", "vocab_size")},
+        "config": {
+            name: getattr(config, name)
+            for name in ("hidden_size", "num_hidden_layers", "vocab_size")
+        },
         "precision": str(dtype).removeprefix("torch."),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        "device": torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else platform.machine(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "ops": implementations,

@@ -74,7 +74,9 @@ class OwnFolder:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
         except BlockingIOError:
-            raise UserError("run.in-use", self.path, "another process trains there", f"Wait for it. {_OTHER}") from None
+            raise UserError(
+                "run.in-use", self.path, "another process trains there", f"Wait for it. {_OTHER}"
+            ) from None
         finally:
             os.close(lock)
 
@@ -90,7 +92,9 @@ class OwnFolder:
 
     def damaged(self) -> UserError:
         """Return the error for notes that `remember` did not write."""
-        return UserError("run.damaged", self._notes, "is damaged", f"Remove {self.path} to start again")
+        return UserError(
+            "run.damaged", self._notes, "is damaged", f"Remove {self.path} to start again"
+        )
 
     def remember(self, notes: Mapping[str, Any]) -> None:
         """Save JSON-able notes for the next call. Raises UserError if they cannot be written."""
@@ -141,7 +145,9 @@ class CorpusPlan:
         return Pace(seconds, self.warmup, self.decay, every, SAVE_SECONDS)
 
 
-def make_plan(num_bytes: int, seconds: float, size: str, start: tuple[Path, BertConfig] | None) -> CorpusPlan:
+def make_plan(
+    num_bytes: int, seconds: float, size: str, start: tuple[Path, BertConfig] | None
+) -> CorpusPlan:
     """Choose settings for a text of ``num_bytes`` and a run of ``seconds`` on this machine.
 
     Args:
@@ -157,7 +163,11 @@ def make_plan(num_bytes: int, seconds: float, size: str, start: tuple[Path, Bert
     init: str | None = None
     if start is not None:
         folder, shape = start
-        init, length, optimizer = str(folder.resolve()), min(length, shape.max_position_embeddings), "stableadamw"
+        init, length, optimizer = (
+            str(folder.resolve()),
+            min(length, shape.max_position_embeddings),
+            "stableadamw",
+        )
         rate = CONTINUED * rules.learning_rate(optimizer, choice.shape.hidden)
     settings = {
         "recipe": MASKED_LM,

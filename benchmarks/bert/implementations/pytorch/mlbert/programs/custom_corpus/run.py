@@ -33,7 +33,13 @@ from mlbert.models.fill_mask import MASK, fill, open_masked_lm
 from mlbert.models.weights.weight_files import new_path
 from mlbert.programs import pretrain_rules as rules
 from mlbert.programs.console import LINE_SECONDS, console_progress, short_duration, write_page
-from mlbert.programs.custom_corpus.corpus_plan import CorpusPlan, OwnFolder, make_plan, num_threads, resolve_settings
+from mlbert.programs.custom_corpus.corpus_plan import (
+    CorpusPlan,
+    OwnFolder,
+    make_plan,
+    num_threads,
+    resolve_settings,
+)
 from mlbert.programs.pretrain_rules import EVAL_MASK_RATE
 from mlbert.report.page import own_text_page
 from mlbert.runs.events import Events
@@ -41,19 +47,25 @@ from mlbert.runs.progress import TrainState
 from mlbert.training.experiment import RunOptions, evaluate_only, run_experiment
 
 TOP = 5
-Guessed = tuple[str, str, str]  # a sentence with [MASK], the masked word, and the guesses, most probable first
+Guessed = tuple[
+    str, str, str
+]  # a sentence with [MASK], the masked word, and the guesses, most probable first
 
 
 def take_model(folder: OwnFolder) -> None:
     """Copy the run's weights to DIR/model, replacing an older copy. Raises UserError if it cannot be written."""
-    written = next(path for name in ("huggingface", "weights") if (path := folder.run / name).is_dir())
+    written = next(
+        path for name in ("huggingface", "weights") if (path := folder.run / name).is_dir()
+    )
     with new_path(folder.model) as place:
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
         for file in written.iterdir():
             shutil.copyfile(file, place / file.name)
         shutil.rmtree(folder.model, ignore_errors=True)
-    (folder.path / "latest-rank0.pt").unlink(missing_ok=True)  # the same weights in Composer's format
+    (folder.path / "latest-rank0.pt").unlink(
+        missing_ok=True
+    )  # the same weights in Composer's format
 
 
 def guess(folder: OwnFolder, facts: Facts) -> list[Guessed]:
@@ -63,11 +75,19 @@ def guess(folder: OwnFolder, facts: Facts) -> list[Guessed]:
     for text, answer in facts.sentences:
         with contextlib.suppress(UserError):
             guesses = fill(model, tokenizer, text, TOP)
-            found.append((text, answer, ", ".join(f"{token} {probability:.2f}" for token, probability in guesses)))
+            found.append(
+                (
+                    text,
+                    answer,
+                    ", ".join(f"{token} {probability:.2f}" for token, probability in guesses),
+                )
+            )
     return found
 
 
-def write_report(folder: OwnFolder, facts: Facts, summary: dict[str, Any], guessed: Sequence[Guessed]) -> None:
+def write_report(
+    folder: OwnFolder, facts: Facts, summary: dict[str, Any], guessed: Sequence[Guessed]
+) -> None:
     """Write DIR/report.html. Raises UserError if it cannot be written."""
     shape = json.loads(folder.shape.read_text(encoding="utf-8"))
     layers, hidden = shape["num_hidden_layers"], shape["hidden_size"]
@@ -86,7 +106,10 @@ def write_report(folder: OwnFolder, facts: Facts, summary: dict[str, Any], guess
         (f"{summary['accuracy']:.1%}", "of the masked tokens in held-out text are predicted"),
         [
             (f"{bigram:.1%}", "guessing from one neighbour"),
-            (f"{facts.baselines['most_frequent_accuracy']:.1%}", "always guessing the most frequent token"),
+            (
+                f"{facts.baselines['most_frequent_accuracy']:.1%}",
+                "always guessing the most frequent token",
+            ),
             (f"{layers} x {hidden}", "layers x hidden size"),
             (short_duration(summary["seconds_to_train"]), "of training"),
         ],
@@ -112,8 +135,13 @@ def _changes(before: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]]) -> s
         "removed": old.keys() - new.keys(),
         "changed": {path for path in both if old[path] != new[path]},
     }
-    names = {what: ", ".join(Path(path).name for path in sorted(paths)[:3]) for what, paths in found.items()}
-    return "; ".join(f"{len(paths)} {what} ({names[what]})" for what, paths in found.items() if paths)
+    names = {
+        what: ", ".join(Path(path).name for path in sorted(paths)[:3])
+        for what, paths in found.items()
+    }
+    return "; ".join(
+        f"{len(paths)} {what} ({names[what]})" for what, paths in found.items() if paths
+    )
 
 
 def _model_card(folder: OwnFolder, facts: Facts, summary: dict[str, Any]) -> str:
@@ -195,10 +223,14 @@ class _Run:
         self._folder, self._console, self._asked = folder, console, asked
         self._say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
         self._others: Counter[str] = Counter()
-        self._sources: list[CorpusSource] = find_sources(asked.texts, folder.path, self._others, asked.column)
+        self._sources: list[CorpusSource] = find_sources(
+            asked.texts, folder.path, self._others, asked.column
+        )
         self._num_bytes = sum(source.num_bytes for source in self._sources)
         held_out = [asked.held_out] if asked.held_out else []
-        self._held_out = find_sources(held_out, folder.path, column=asked.column) if held_out else []
+        self._held_out = (
+            find_sources(held_out, folder.path, column=asked.column) if held_out else []
+        )
         self._vocabulary: Tokenizer | None = None
         self._start: tuple[Path, BertConfig] | None = None
         if asked.start is not None:
@@ -221,11 +253,18 @@ class _Run:
             notes = None
         if notes is not None:
             self._compare(notes["asked"])
-        if summary is not None and (trained := float(summary["seconds_to_train"])) >= 0.98 * self._asked.seconds:
-            if not self._folder.report.exists():  # the last call was interrupted while writing the model
+        if (
+            summary is not None
+            and (trained := float(summary["seconds_to_train"])) >= 0.98 * self._asked.seconds
+        ):
+            if (
+                not self._folder.report.exists()
+            ):  # the last call was interrupted while writing the model
                 self._finish(self._prepare(self._plan(notes)))
             self._say(f"{self._folder.path} is finished; trained for {short_duration(trained)}")
-            self._say(f"To train it longer, repeat the command with --minutes {2 * trained / 60:.3g}")
+            self._say(
+                f"To train it longer, repeat the command with --minutes {2 * trained / 60:.3g}"
+            )
             return SUCCEEDED
         plan = self._plan(notes)
         facts = self._prepare(plan)
@@ -237,7 +276,11 @@ class _Run:
         if resume:
             state = "is finished and will be extended" if summary is not None else "was interrupted"
             self._say(f"{self._folder.path} {state}; resuming from its newest checkpoint")
-        for path in (self._folder.summary, self._folder.report, *([] if resume else [self._folder.log])):
+        for path in (
+            self._folder.summary,
+            self._folder.report,
+            *([] if resume else [self._folder.log]),
+        ):
             path.unlink(missing_ok=True)
         return self._train(plan, facts, resume, world)
 
@@ -265,7 +308,9 @@ class _Run:
                 what = f"other text: {_changes(before[name], now[name])}"
                 weights = self._folder.model if self._folder.model.is_dir() else self._folder.run
                 remedy = f"To go on from its weights, give --from {weights} and another --out"
-            raise UserError("run.other-settings", self._folder.path, f"contains a run with {what}", remedy)
+            raise UserError(
+                "run.other-settings", self._folder.path, f"contains a run with {what}", remedy
+            )
 
     def _plan(self, notes: dict[str, Any] | None) -> CorpusPlan:
         """Return the plan of the first call; later calls reuse it."""
@@ -296,7 +341,9 @@ class _Run:
 
     def _executor(self) -> Executor:
         """Return one with a process for each core, and none for little text."""
-        return Executor(min(num_threads(), self._num_bytes // _PROCESS_BYTES), console_progress(self._console))
+        return Executor(
+            min(num_threads(), self._num_bytes // _PROCESS_BYTES), console_progress(self._console)
+        )
 
     def _prepare(self, plan: CorpusPlan) -> Facts:
         request = self._request(plan.vocab_size, plan.length)
@@ -308,9 +355,13 @@ class _Run:
             f"{facts.held_out_unknown:.2%} of these unknown"
         )
         if facts.near_repeats > 0.1 * facts.train_tokens:
-            self._say(f"warning: {facts.near_repeats:,} tokens nearly repeat held-out text and are removed")
+            self._say(
+                f"warning: {facts.near_repeats:,} tokens nearly repeat held-out text and are removed"
+            )
         if facts.held_out_unknown > MUCH_UNKNOWN:
-            self._say("warning: many tokens are [UNK]: use a larger --vocab-size, more text, or another --vocab")
+            self._say(
+                "warning: many tokens are [UNK]: use a larger --vocab-size, more text, or another --vocab"
+            )
         return facts
 
     def _write_shape(self, plan: CorpusPlan) -> None:
@@ -325,18 +376,28 @@ class _Run:
 
     def _train(self, plan: CorpusPlan, facts: Facts, resume: bool, world: World) -> int:
         seconds = self._asked.seconds
-        resolved = resolve_settings(self._folder, plan.settings, seconds, facts.train_sequences, resume)
+        resolved = resolve_settings(
+            self._folder, plan.settings, seconds, facts.train_sequences, resume
+        )
         warnings = BaselineWarnings(self._say, seconds, facts.baselines)
         options = RunOptions(plan.pace(seconds), warnings, self._asked.mlperf)
         if self._start and not resume:
-            task = functools.partial(console_progress(self._console).task, "evaluating", unit="samples")
-            accuracy = evaluate_only(resolved.config, resolved.recipe, world, Console(quiet=True), task)
+            task = functools.partial(
+                console_progress(self._console).task, "evaluating", unit="samples"
+            )
+            accuracy = evaluate_only(
+                resolved.config, resolved.recipe, world, Console(quiet=True), task
+            )
             self._say(f"before training: held-out accuracy {accuracy:.4f}")
         try:
             with _signals_save():
                 outcome = run_experiment(resolved, world, self._console, options)
         except Terminated as end:
-            saved = "a checkpoint is saved" if self._folder.has_checkpoint() else "nothing was trained yet"
+            saved = (
+                "a checkpoint is saved"
+                if self._folder.has_checkpoint()
+                else "nothing was trained yet"
+            )
             self._say(f"interrupted: {saved}. Run the same command to resume.")
             return BY_SIGNAL + (_caught[0] if _caught else end.signum)
         if outcome.status != SUCCESS:
@@ -367,7 +428,10 @@ class _Run:
         self._say(f"  mlbert finetune --from {folder.model} --train FILE.csv")
 
 
-_EARLY, _LATE = 0.3, 0.6  # fractions of the time after which accuracy is compared with the baselines
+_EARLY, _LATE = (
+    0.3,
+    0.6,
+)  # fractions of the time after which accuracy is compared with the baselines
 
 
 class BaselineWarnings(Events):
@@ -378,7 +442,9 @@ class BaselineWarnings(Events):
         baselines: held-out accuracies of the most frequent token and of the bigram model.
     """
 
-    def __init__(self, say: Callable[[str], None], seconds: float, baselines: Mapping[str, float]) -> None:
+    def __init__(
+        self, say: Callable[[str], None], seconds: float, baselines: Mapping[str, float]
+    ) -> None:
         self._say, self._seconds, self._baselines = say, seconds, baselines
         self._shown = time.monotonic()
         self._warned = 0
@@ -387,14 +453,23 @@ class BaselineWarnings(Events):
         """Return True 10 s after the last log point."""
         return time.monotonic() - self._shown >= LINE_SECONDS
 
-    def step(self, state: TrainState, loss: float, lr: float, grad_norm: float, ranks: Sequence[float] = ()) -> None:
+    def step(
+        self,
+        state: TrainState,
+        loss: float,
+        lr: float,
+        grad_norm: float,
+        ranks: Sequence[float] = (),
+    ) -> None:
         """Note the time of a log point."""
         self._shown = time.monotonic()
 
     def evaluation(self, state: TrainState, metrics: Mapping[str, float], seconds: float) -> None:
         """Compare the accuracy on held-out text with the baselines."""
         share, accuracy = seconds / self._seconds, state.accuracy
-        most_frequent, bigram = (self._baselines[f"{name}_accuracy"] for name in ("most_frequent", "bigram"))
+        most_frequent, bigram = (
+            self._baselines[f"{name}_accuracy"] for name in ("most_frequent", "bigram")
+        )
         if self._warned < 1 and share >= _EARLY and accuracy <= most_frequent + 0.005:
             self._warned = 1
             what = f"always guessing the most frequent token ({most_frequent:.4f})"
@@ -419,7 +494,9 @@ def _signals_save() -> Iterator[None]:
         _caught.append(signum)
         os.kill(os.getpid(), signal.SIGUSR1)
 
-    before = {signum: signal.signal(signum, request_save) for signum in (signal.SIGINT, signal.SIGTERM)}
+    before = {
+        signum: signal.signal(signum, request_save) for signum in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield
     finally:

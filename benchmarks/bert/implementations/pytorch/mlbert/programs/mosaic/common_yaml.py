@@ -61,11 +61,20 @@ class Durations:
             assert self.max_steps is not None
             steps = math.floor(min(number, _MOST_STEPS) * self.max_steps)
         else:
-            amounts = {"ba": 1, "sp": self.sequences_per_step, "tok": self.sequences_per_step * self.max_seq_length}
+            amounts = {
+                "ba": 1,
+                "sp": self.sequences_per_step,
+                "tok": self.sequences_per_step * self.max_seq_length,
+            }
             amount = 1.0 / self.steps_per_epoch() if unit == "ep" else float(amounts[unit])
             steps = math.ceil(min(number / amount, 2 * _MOST_STEPS))  # 1e999 is infinite
         if not least <= steps <= _MOST_STEPS:
-            raise UserError("config.range", f"{name}={text}", f"is {steps} steps, not {least} to {_MOST_STEPS}", remedy)
+            raise UserError(
+                "config.range",
+                f"{name}={text}",
+                f"is {steps} steps, not {least} to {_MOST_STEPS}",
+                remedy,
+            )
         return steps
 
     def read(self, leaves: Leaves, name: str, default: str | None, *, least: int = 1) -> YamlValue:
@@ -92,11 +101,17 @@ def hub_folder(name: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(name, allow_patterns=[*HUB_FILES], local_files_only=problem is not None))
+        return Path(
+            snapshot_download(
+                name, allow_patterns=[*HUB_FILES], local_files_only=problem is not None
+            )
+        )
     except Exception as error:  # huggingface_hub raises many types
         reason = f"cannot be downloaded: {problem or type(error).__name__}"
         remedy = "Give load_path=WEIGHTS of local weights"
-        raise UserError("network.unreachable", f"model.use_pretrained of {name}", reason, remedy) from None
+        raise UserError(
+            "network.unreachable", f"model.use_pretrained of {name}", reason, remedy
+        ) from None
 
 
 def find_start(start: Path | str) -> tuple[BertConfig | None, Path | None]:
@@ -125,19 +140,41 @@ def find_start(start: Path | str) -> tuple[BertConfig | None, Path | None]:
 
 CONFIGS = shipped("configs")
 # pretrained_model_name -> shape; MosaicBERT's differences are added as options.
-SHAPES = {"bert-base-uncased": "base.json", "bert-large-uncased": "large.json", "prajjwal1/bert-tiny": "tiny.json"}
+SHAPES = {
+    "bert-base-uncased": "base.json",
+    "bert-large-uncased": "large.json",
+    "prajjwal1/bert-tiny": "tiny.json",
+}
 MODELS = ("hf_bert", "mosaic_bert")
 _MOSAIC_OPTIONS = "position_embedding_type=alibi gated_mlp=true attention_probs_dropout_prob=0.0"
-_ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu"}  # transformers name -> ours
+_ACTIVATIONS = {
+    "gelu": "gelu_erf",
+    "gelu_new": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+}  # transformers name -> ours
 # Without an effect here; the last one is a published file's spelling, without an effect in transformers either.
-IGNORED_OPTIONS = ("alibi_starting_size", "pad_token_id", "use_cache", "model_type", "max_position_embedding")
+IGNORED_OPTIONS = (
+    "alibi_starting_size",
+    "pad_token_id",
+    "use_cache",
+    "model_type",
+    "max_position_embedding",
+)
 
 # Composer's callbacks that only watch a run.
 _MONITORS = ("activation", "lr", "memory", "nan", "optimizer", "speed", "system_metrics")
-_CALLBACKS = (*(f"{name}_monitor" for name in _MONITORS), "runtime_estimator", "scheduled_gc", "oom_observer")
+_CALLBACKS = (
+    *(f"{name}_monitor" for name in _MONITORS),
+    "runtime_estimator",
+    "scheduled_gc",
+    "oom_observer",
+)
 WANDB = ("entity", "name", "group", "tags")
 SHARED = (  # with glue.py
-    *(f"algorithms.{one}.**" for one in ("fused_layernorm", "low_precision_layernorm", "alibi", "gated_linear_units")),
+    *(
+        f"algorithms.{one}.**"
+        for one in ("fused_layernorm", "low_precision_layernorm", "alibi", "gated_linear_units")
+    ),
     *(f"algorithms.gradient_clipping.{name}" for name in ("clipping_type", "clipping_threshold")),
     *(f"callbacks.{name}.**" for name in (*_CALLBACKS, "health_checker", "memory_snapshot")),
     *("loggers.tensorboard.log_dir", "loggers.wandb.init_kwargs.**"),
@@ -149,11 +186,23 @@ COMMON = (
     *("global_train_batch_size", "device_eval_batch_size", "global_eval_batch_size"),
     *("device_train_microbatch_size", "eval_subset_num_batches"),
     *("progress_bar", "log_to_console", "console_log_interval", "python_log_level"),
-    *("save_folder", "save_interval", "save_num_checkpoints_to_keep", "save_overwrite", "autoresume"),
+    *(
+        "save_folder",
+        "save_interval",
+        "save_num_checkpoints_to_keep",
+        "save_overwrite",
+        "autoresume",
+    ),
     *("load_path", "load_weights_only"),
-    *(f"model.{name}" for name in ("name", "use_pretrained", "pretrained_model_name", "tokenizer_name")),
+    *(
+        f"model.{name}"
+        for name in ("name", "use_pretrained", "pretrained_model_name", "tokenizer_name")
+    ),
     *("model.model_config.**", "model.pretrained_checkpoint", "model.gradient_checkpointing"),
-    *(f"scheduler.{name}" for name in ("name", "t_warmup", "t_max", "alpha_f", "t_decay", "milestones", "gamma")),
+    *(
+        f"scheduler.{name}"
+        for name in ("name", "t_warmup", "t_max", "alpha_f", "t_decay", "milestones", "gamma")
+    ),
     *(f"optimizer.{name}" for name in ("name", "lr", "betas", "eps", "weight_decay")),
 )
 _SCHEDULES = {
@@ -163,7 +212,14 @@ _SCHEDULES = {
     "warmup_stable_decay": "wsd",
     "multistep_with_warmup": "multistep",
 }
-_PRECISIONS = {"fp32": "fp32", "bf16": "bf16", "amp_bf16": "bf16", "amp": "fp16", "amp_fp16": "fp16", "fp8": "fp8"}
+_PRECISIONS = {
+    "fp32": "fp32",
+    "bf16": "bf16",
+    "amp_bf16": "bf16",
+    "amp": "fp16",
+    "amp_fp16": "fp16",
+    "fp8": "fp8",
+}
 _PRECISIONS |= {"amp_fp8": "fp8", "auto": "auto"}
 
 
@@ -240,14 +296,18 @@ def add_optimizer(leaves: Leaves, layer: Layer) -> None:
     known = ("decoupled_adamw", "decoupled_stableadamw", "stableadamw")
     layer.put("optimizer", leaves.choice("optimizer.name", known, known[0]))
     layer.put("learning_rate", leaves.number("optimizer.lr", None))
-    betas = leaves.sequence("optimizer.betas", YamlValue([0.9, 0.95], "default"), "[0.9, 0.98]", size=2)
+    betas = leaves.sequence(
+        "optimizer.betas", YamlValue([0.9, 0.95], "default"), "[0.9, 0.98]", size=2
+    )
     layer.put("opt_lamb_beta_1", betas.value[0], betas.origin)
     layer.put("opt_lamb_beta_2", betas.value[1], betas.origin)
     layer.put("opt_epsilon", leaves.number("optimizer.eps", 1e-8))
     layer.put("weight_decay_rate", leaves.number("optimizer.weight_decay", 1e-5))
     if "algorithms.gradient_clipping.clipping_threshold" in leaves:
         leaves.choice("algorithms.gradient_clipping.clipping_type", ("norm",), "norm")
-        layer.put("max_grad_norm", leaves.number("algorithms.gradient_clipping.clipping_threshold", None))
+        layer.put(
+            "max_grad_norm", leaves.number("algorithms.gradient_clipping.clipping_threshold", None)
+        )
 
 
 def add_model(leaves: Leaves, layer: Layer, vocab_size: int) -> None:
@@ -259,18 +319,33 @@ def add_model(leaves: Leaves, layer: Layer, vocab_size: int) -> None:
     if shape.value not in SHAPES and not Path(str(shape.value)).is_file():
         known = ", ".join(SHAPES)
         reason = f"model.pretrained_model_name {shape.value!r} is unknown"
-        raise UserError("config.choice", shape.origin, reason, f"Use one of {known}, or the path of a bert_config.json")
-    layer.put("bert_config_file", CONFIGS / SHAPES[shape.value] if shape.value in SHAPES else shape, shape.origin)
+        raise UserError(
+            "config.choice",
+            shape.origin,
+            reason,
+            f"Use one of {known}, or the path of a bert_config.json",
+        )
+    layer.put(
+        "bert_config_file",
+        CONFIGS / SHAPES[shape.value] if shape.value in SHAPES else shape,
+        shape.origin,
+    )
     options: dict[str, object] = {"hidden_act": "gelu", "vocab_size": vocab_size}
     if is_mosaic:
         options |= dict(word.split("=") for word in _MOSAIC_OPTIONS.split())
-    options |= {name: value for name, value in model_config(leaves).items() if name not in IGNORED_OPTIONS}
+    options |= {
+        name: value for name, value in model_config(leaves).items() if name not in IGNORED_OPTIONS
+    }
     if (activation := options["hidden_act"]) not in _ACTIVATIONS:
         reason = f"model.model_config.hidden_act {activation!r} is unknown"
         remedy = f"Use one of {', '.join(_ACTIVATIONS)}"
         raise UserError("config.choice", leaves["model.model_config"].origin, reason, remedy)
     options["hidden_act"] = _ACTIVATIONS[str(activation)]
-    layer.put("model_options", " ".join(f"{key}={value}" for key, value in options.items()), "model.model_config")
+    layer.put(
+        "model_options",
+        " ".join(f"{key}={value}" for key, value in options.items()),
+        "model.model_config",
+    )
     leaves.refuse("model.gradient_checkpointing")
     for algorithm in ("alibi", "gated_linear_units"):
         if not is_mosaic and any(key.startswith(f"algorithms.{algorithm}") for key in leaves):
@@ -289,7 +364,9 @@ def add_compute(leaves: Leaves, layer: Layer, has_gpu: bool) -> None:
     """Add precision and seed. Composer uses float32 on a CPU; we use bf16 if the CPU has bf16 matrix products."""
     precision = leaves.choice("precision", tuple(_PRECISIONS), "amp_bf16" if has_gpu else "fp32")
     wanted = _PRECISIONS[precision.value]
-    layer.put("precision", wanted if has_gpu or wanted in ("fp32", "auto") else "auto", precision.origin)
+    layer.put(
+        "precision", wanted if has_gpu or wanted in ("fp32", "auto") else "auto", precision.origin
+    )
     layer.put("seed", leaves.number("seed", 17))
 
 
@@ -317,10 +394,17 @@ def add_outputs(leaves: Leaves, layer: Layer, durations: Durations) -> None:
     layer.put("resume", resume.value or RunFolder.at(base, experiment).has_trained, resume.origin)
     layer.put("log_freq", durations.read(leaves, "console_log_interval", "1ba"))
     if "loggers.tensorboard.log_dir" in leaves or "loggers.tensorboard" in leaves:
-        layer.put("tensorboard_dir", Path(leaves.optional_text("loggers.tensorboard.log_dir") or "tensorboard"))
+        layer.put(
+            "tensorboard_dir",
+            Path(leaves.optional_text("loggers.tensorboard.log_dir") or "tensorboard"),
+        )
     if any(leaf.startswith("loggers.wandb") and leaves.is_given(leaf) for leaf in leaves):
         layer.put("wandb_project", leaves.text("loggers.wandb.project", "uncategorized"))
-        given = {one: leaves[f"loggers.wandb.{one}"].value for one in WANDB if leaves.is_given(f"loggers.wandb.{one}")}
+        given = {
+            one: leaves[f"loggers.wandb.{one}"].value
+            for one in WANDB
+            if leaves.is_given(f"loggers.wandb.{one}")
+        }
         more = leaves.get("loggers.wandb.init_kwargs")
         if options := given | ((more and more.value) or {}):
             layer.put("wandb_options", json.dumps(options), "loggers.wandb")

@@ -19,20 +19,37 @@ from mlbert.programs.mosaic import common_yaml
 from mlbert.programs.mosaic.nested_yaml import Layer, Leaves, YamlValue
 
 _LOADER = (
-    *("split", "tokenizer_name", "max_seq_len", "shuffle", "drop_last", "num_workers", "pin_memory"),
+    *(
+        "split",
+        "tokenizer_name",
+        "max_seq_len",
+        "shuffle",
+        "drop_last",
+        "num_workers",
+        "pin_memory",
+    ),
     *("prefetch_factor", "persistent_workers", "timeout"),
 )
 KNOWN = (
     *common_yaml.COMMON,
     *("max_seq_len", "model.num_labels", "train_subset_num_batches"),
-    *(f"data.{name}" for name in ("train", "eval", "text_columns", "label_column", "task", "glue", "source")),
+    *(
+        f"data.{name}"
+        for name in ("train", "eval", "text_columns", "label_column", "task", "glue", "source")
+    ),
     *(f"{loader}.{name}" for loader in ("train_loader", "eval_loader") for name in _LOADER),
     *(f"train_loader.dataset.{name}" for name in ("path", "text_columns", "label_column")),
     "eval_loader.dataset.path",
 )
 SOURCES = ("datasets", "python")
 # Default column names of a text or of a pair of texts.
-TEXT_NAMES = (("text",), ("sentence",), ("sentence1", "sentence2"), ("question", "sentence"), ("premise", "hypothesis"))
+TEXT_NAMES = (
+    ("text",),
+    ("sentence",),
+    ("sentence1", "sentence2"),
+    ("question", "sentence"),
+    ("premise", "hypothesis"),
+)
 LABEL_NAMES = ("label", "labels", "score")
 
 
@@ -60,15 +77,21 @@ class TaskData:
             if declared not in (None, form.num_labels):
                 reason = f"{self.task} has {form.num_labels} labels, not {declared:g}"
                 remedy = f"Write {form.num_labels}, or null"
-                raise UserError("config.conflict", leaves["model.num_labels"].origin, reason, remedy)
+                raise UserError(
+                    "config.conflict", leaves["model.num_labels"].origin, reason, remedy
+                )
             return form
         names = column_names(self.train_file)
         label = leaves.optional_text("train_loader.dataset.label_column", "data.label_column")
         label = label or next((name for name in LABEL_NAMES if name in names), None)
         if label is None:
             reason = f"which of {', '.join(names)} is the label?"
-            raise UserError("config.ambiguous", self.train_file, reason, "Give data.label_column=...")
-        return TaskForm(self._texts(names, label), label, None if declared is None else int(declared))
+            raise UserError(
+                "config.ambiguous", self.train_file, reason, "Give data.label_column=..."
+            )
+        return TaskForm(
+            self._texts(names, label), label, None if declared is None else int(declared)
+        )
 
     @property
     def train_file(self) -> Path:
@@ -84,7 +107,11 @@ class TaskData:
         """Add the data settings; make or download missing files of a GLUE task."""
         leaves = self._leaves
         if self.task is not None:
-            make_glue(self.folder, str(leaves.choice("data.source", SOURCES, "datasets").value), [self.task])
+            make_glue(
+                self.folder,
+                str(leaves.choice("data.source", SOURCES, "datasets").value),
+                [self.task],
+            )
             layer.put("task", self.task, "data.task")
             layer.put("input_dir", self.folder, "data.glue")
             layer.put("eval_dir", self.folder, "data.glue")
@@ -103,14 +130,22 @@ class TaskData:
         for name in ("train_loader.dataset.text_columns", "data.text_columns"):
             if self._leaves.is_given(name):
                 value = self._leaves[name].value
-                return tuple(map(str, value)) if isinstance(value, list) else tuple(str(value).split(","))
+                return (
+                    tuple(map(str, value))
+                    if isinstance(value, list)
+                    else tuple(str(value).split(","))
+                )
         for texts in TEXT_NAMES:
             if set(texts) <= set(names):
                 return texts
         others = tuple(name for name in names if name != label)
         if len(others) not in (1, 2):
-            reason = f"which of {', '.join(others) or 'its columns'} are the text or the pair of texts?"
-            raise UserError("config.ambiguous", self.train_file, reason, "Give data.text_columns=text, or a,b")
+            reason = (
+                f"which of {', '.join(others) or 'its columns'} are the text or the pair of texts?"
+            )
+            raise UserError(
+                "config.ambiguous", self.train_file, reason, "Give data.text_columns=text, or a,b"
+            )
         return others
 
 
@@ -132,7 +167,9 @@ def to_settings(leaves: Leaves, world_size: int, has_gpu: bool) -> Layer:
     _check_loaders(leaves, data)
     length = leaves.number("train_loader.max_seq_len", leaves.number("max_seq_len", 128))
     layer.put("max_seq_length", int(length.value), length.origin)
-    tokenizer = leaves.text("train_loader.tokenizer_name", leaves.text("tokenizer_name", "bert-base-uncased"))
+    tokenizer = leaves.text(
+        "train_loader.tokenizer_name", leaves.text("tokenizer_name", "bert-base-uncased")
+    )
     add_start(leaves, layer, tokenizer)
     if not leaves.flag("train_loader.shuffle", True).value:
         layer.put("shuffle", None, "train_loader.shuffle")
@@ -155,15 +192,22 @@ def _add_durations(leaves: Leaves, layer: Layer, data: TaskData, world_size: int
         steps = steps_per_epoch(num_rows, share, drop_last)
         if steps == 0:
             reason = f"its {num_rows} rows are fewer than a step's {per_step}"
-            raise UserError("data.too-small", data.train_file, reason, "Lower global_train_batch_size")
+            raise UserError(
+                "data.too-small", data.train_file, reason, "Lower global_train_batch_size"
+            )
         return steps
 
     length = int(str(layer["max_seq_length"][0]))
-    durations = common_yaml.add_schedule(leaves, layer, common_yaml.Durations(per_step, length, of_epoch))
+    durations = common_yaml.add_schedule(
+        leaves, layer, common_yaml.Durations(per_step, length, of_epoch)
+    )
     interval = leaves.text("eval_interval", "1ep")
     samples = durations.steps("eval_interval", interval.value) * per_step
     if str(interval.value).strip().endswith("ep"):  # an epoch may end with a smaller step
-        samples = min(samples, round(float(str(interval.value).strip()[:-2]) * min(num_rows, of_epoch() * per_step)))
+        samples = min(
+            samples,
+            round(float(str(interval.value).strip()[:-2]) * min(num_rows, of_epoch() * per_step)),
+        )
     common_yaml.add_evaluation(leaves, layer, YamlValue(samples, interval.origin), world_size)
     common_yaml.add_outputs(leaves, layer, durations)
 
@@ -183,12 +227,19 @@ def add_start(leaves: Leaves, layer: Layer, tokenizer: YamlValue) -> None:
         explicit = common_yaml.model_config(leaves)
         options = dict(word.split("=") for word in str(layer["model_options"][0]).split())
         own = {name: value for name, value in asdict(shape).items() if name not in explicit}
-        layer.put("model_options", " ".join(f"{name}={value}" for name, value in (options | own).items()), "load_path")
+        layer.put(
+            "model_options",
+            " ".join(f"{name}={value}" for name, value in (options | own).items()),
+            "load_path",
+        )
 
 
 def _check_loaders(leaves: Leaves, data: TaskData) -> None:
     """Raise UserError for loader settings that are not supported."""
-    for loader, splits in (("train_loader", ("train",)), ("eval_loader", ("validation", "validation_matched"))):
+    for loader, splits in (
+        ("train_loader", ("train",)),
+        ("eval_loader", ("validation", "validation_matched")),
+    ):
         leaves.choice(f"{loader}.split", splits, splits[0])
         for name in ("tokenizer_name", "max_seq_len"):
             other = leaves.get(f"{loader}.{name}")
@@ -206,5 +257,9 @@ def last_evaluation(run: Path) -> dict[str, float]:
     try:
         last = [point for point in read_points(path)[0] if point["kind"] == "evaluation"][-1]
     except (UserError, IndexError):
-        raise UserError("log.incomplete", path, "contains no evaluation", "Remove its folder and run again") from None
-    return {name.removeprefix(prefix): value for name, value in last.items() if name.startswith(prefix)}
+        raise UserError(
+            "log.incomplete", path, "contains no evaluation", "Remove its folder and run again"
+        ) from None
+    return {
+        name.removeprefix(prefix): value for name, value in last.items() if name.startswith(prefix)
+    }

@@ -54,7 +54,11 @@ def job_list(seeds: Mapping[str, Sequence[int]]) -> list[GlueJob]:
     Without `FIRST` no job waits: all start from the pre-trained weights.
     """
     has_first = bool(seeds.get(FIRST))
-    jobs = [GlueJob(task, seed, has_first and TASKS[task].after_mnli) for task in seeds for seed in seeds[task]]
+    jobs = [
+        GlueJob(task, seed, has_first and TASKS[task].after_mnli)
+        for task in seeds
+        for seed in seeds[task]
+    ]
     return sorted(jobs, key=lambda job: (TASKS[job.task].after_mnli, job.task != FIRST))
 
 
@@ -113,14 +117,20 @@ def make_slots(num_gpus: int, visible: str | None, cores: Sequence[int], most: i
         cores: cores of this process, divided among the slots.
         most: maximum number of slots.
     """
-    names = [name.strip() for name in visible.split(",")] if visible else [str(i) for i in range(num_gpus)]
+    names = (
+        [name.strip() for name in visible.split(",")]
+        if visible
+        else [str(i) for i in range(num_gpus)]
+    )
     count = max(1, min(most, num_gpus or len(cores)))
     slots = []
     for index in range(count):
         share = list(cores[index::count]) or list(cores)
         environ = {"OMP_NUM_THREADS": str(len(share)), "TOKENIZERS_PARALLELISM": "false"}
         environ["CUDA_VISIBLE_DEVICES"] = names[index] if num_gpus else ""
-        slots.append(Slot(f"GPU {names[index]}" if num_gpus else f"CPU {index}", environ, frozenset(share)))
+        slots.append(
+            Slot(f"GPU {names[index]}" if num_gpus else f"CPU {index}", environ, frozenset(share))
+        )
     return slots
 
 
@@ -172,7 +182,9 @@ class Runner:
             text = (self._folder(job) / LOG).read_text(encoding="utf-8", errors="replace")
         except OSError:
             return "no log"
-        return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "an empty log")
+        return next(
+            (line.strip() for line in reversed(text.splitlines()) if line.strip()), "an empty log"
+        )
 
     def _step(self) -> bool:
         """Collect finished jobs and start possible ones; return False when nothing is left."""
@@ -248,10 +260,16 @@ class GlueProgress:
     """
 
     def __init__(
-        self, progress: Progress, samples: Mapping[GlueJob, int], folder: Callable[[GlueJob], Path], metrics: Metrics
+        self,
+        progress: Progress,
+        samples: Mapping[GlueJob, int],
+        folder: Callable[[GlueJob], Path],
+        metrics: Metrics,
     ) -> None:
         self._print, self._samples, self._folder, self._metrics = progress, samples, folder, metrics
-        self._counted = {job: min(count, samples_done(folder(job))) for job, count in samples.items()}
+        self._counted = {
+            job: min(count, samples_done(folder(job))) for job, count in samples.items()
+        }
         self.total = sum(samples.values()) - sum(self._counted.values())
 
     def show(self, runner: Runner, job: GlueJob | None, advance: Callable[[int], object]) -> None:
@@ -277,7 +295,9 @@ class GlueProgress:
         if runner.states[job] is State.FAILED:
             return runner.last_line(job)
         values = self._metrics.get(job, {})
-        return ", ".join(f"{name} {values[name]:.4f}" for name in TASKS[job.task].metrics if name in values)
+        return ", ".join(
+            f"{name} {values[name]:.4f}" for name in TASKS[job.task].metrics if name in values
+        )
 
 
 def samples_done(folder: Path) -> int:
@@ -285,7 +305,11 @@ def samples_done(folder: Path) -> int:
     try:
         with (folder / "run_0" / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
-            last = [line for line in file.read().decode("utf-8", "replace").splitlines() if line.endswith("}")][-1]
+            last = [
+                line
+                for line in file.read().decode("utf-8", "replace").splitlines()
+                if line.endswith("}")
+            ][-1]
         return int(json.loads(last)["samples"])
     except (OSError, ValueError, KeyError, IndexError, TypeError, OverflowError, RecursionError):
         return 0
@@ -299,11 +323,16 @@ def scores_table(metrics: Metrics) -> Table:
     scores = aggregate(metrics)
     for task in (task for task in TASKS if task in scores):
         of_task = [values for job, values in metrics.items() if job.task == task]
-        means = {name: sum(values[name] for values in of_task) / len(of_task) for name in TASKS[task].metrics}
+        means = {
+            name: sum(values[name] for values in of_task) / len(of_task)
+            for name in TASKS[task].metrics
+        }
         text = ", ".join(f"{name} {value:.4f}" for name, value in means.items())
         table.add_row(task, str(len(of_task)), text, f"{scores[task]:.2f}")
     if scores:
-        table.add_row("glue", "", f"mean of {len(scores) - 1} tasks", f"{scores['glue']:.2f}", style="bold")
+        table.add_row(
+            "glue", "", f"mean of {len(scores) - 1} tasks", f"{scores['glue']:.2f}", style="bold"
+        )
     return table
 
 
@@ -311,12 +340,22 @@ def write_scores(folder: Path, metrics: Metrics, missing: list[GlueJob]) -> None
     """Write ``glue_scores.json`` and ``glue_scores.png``; "glue" is null while jobs are missing."""
     scores = aggregate(metrics)
     jobs = [
-        {"task": job.task, "seed": job.seed, "score": score(job.task, values), "metrics": dict(values)}
+        {
+            "task": job.task,
+            "seed": job.seed,
+            "score": score(job.task, values),
+            "metrics": dict(values),
+        }
         for job, values in metrics.items()
     ]
     lacking = [{"task": job.task, "seed": job.seed} for job in missing]
     tasks = {task: value for task, value in scores.items() if task != "glue"}
-    content = {"glue": None if missing else scores.get("glue"), "tasks": tasks, "jobs": jobs, "missing": lacking}
+    content = {
+        "glue": None if missing else scores.get("glue"),
+        "tasks": tasks,
+        "jobs": jobs,
+        "missing": lacking,
+    }
     (folder / SCORES).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     _draw(folder / FIGURE, metrics, scores)
 
@@ -329,10 +368,18 @@ def _draw(path: Path, metrics: Metrics, scores: Mapping[str, float]) -> None:
 
     figure, axes = pyplot.subplots(figsize=(8, 4), layout="constrained")
     names = list(scores)
-    bars = axes.bar(names, [scores[name] for name in names], color=["tab:blue"] * (len(names) - 1) + ["tab:orange"])
+    bars = axes.bar(
+        names,
+        [scores[name] for name in names],
+        color=["tab:blue"] * (len(names) - 1) + ["tab:orange"],
+    )
     axes.bar_label(bars, fmt="%.1f")
     for job, values in metrics.items():
         axes.plot([job.task], [score(job.task, values)], "k.", markersize=4)
-    axes.set(ylabel="score", ylim=(min(0.0, axes.get_ylim()[0]), 105), title="GLUE, development sets; dots are seeds")
+    axes.set(
+        ylabel="score",
+        ylim=(min(0.0, axes.get_ylim()[0]), 105),
+        title="GLUE, development sets; dots are seeds",
+    )
     figure.savefig(path, dpi=110)
     pyplot.close(figure)

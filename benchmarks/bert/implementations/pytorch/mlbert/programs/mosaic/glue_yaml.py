@@ -17,10 +17,19 @@ from mlbert.programs.mosaic.nested_yaml import Leaves
 
 # Copied unchanged into the jobs' YAML.
 _PASSED = (
-    *("precision", "tokenizer_name", "max_seq_len", "device_eval_batch_size", "device_train_microbatch_size"),
+    *(
+        "precision",
+        "tokenizer_name",
+        "max_seq_len",
+        "device_eval_batch_size",
+        "device_train_microbatch_size",
+    ),
     *("console_log_interval", "progress_bar", "log_to_console", "python_log_level"),
     *SHARED,
-    *(f"model.{name}" for name in ("name", "use_pretrained", "pretrained_model_name", "tokenizer_name")),
+    *(
+        f"model.{name}"
+        for name in ("name", "use_pretrained", "pretrained_model_name", "tokenizer_name")
+    ),
     "model.model_config.**",
     *(f"scheduler.{name}" for name in ("name", "t_warmup", "t_max", "alpha_f")),
     *(f"optimizer.{name}" for name in ("name", "betas", "eps")),
@@ -35,7 +44,12 @@ KNOWN = (
     *_PASSED,
     *("parallel", "base_run_name", "default_seed", "published_order"),
     *("starting_checkpoint_load_path", "local_pretrain_checkpoint_folder"),
-    *("save_finetune_checkpoint_prefix", "save_finetune_checkpoint_folder", "data.glue", "data.source"),
+    *(
+        "save_finetune_checkpoint_prefix",
+        "save_finetune_checkpoint_folder",
+        "data.glue",
+        "data.source",
+    ),
     *(f"tasks.{task}.{name}" for task in TASKS for name in _PER_TASK),
     *(f"tasks.{task}.trainer_kwargs" for task in TASKS),
 )
@@ -48,7 +62,9 @@ class GlueYaml:
         self._leaves = leaves
         self.base_run_name = str(leaves.text("base_run_name", "glue").value)
         self.parallel = bool(leaves.flag("parallel", True).value)
-        prefix = str(leaves.text("save_finetune_checkpoint_prefix", "./local-finetune-checkpoints").value)
+        prefix = str(
+            leaves.text("save_finetune_checkpoint_prefix", "./local-finetune-checkpoints").value
+        )
         own = Path(prefix) / self.base_run_name
         self.folder = Path(leaves.optional_text("save_finetune_checkpoint_folder") or own)
         self.start = leaves.optional_text("starting_checkpoint_load_path")
@@ -62,13 +78,21 @@ class GlueYaml:
         return list(dict.fromkeys(job.task for job in self.jobs))
 
     def _jobs(self) -> list[GlueJob]:
-        named = list(dict.fromkeys(name.split(".")[1] for name in self._leaves if name.startswith("tasks.")))
+        named = list(
+            dict.fromkeys(name.split(".")[1] for name in self._leaves if name.startswith("tasks."))
+        )
         default = int(self._leaves.number("default_seed", DEFAULT_SEED).value)
         seeds = {}
         for task in named or TASKS:
             leaf = self._leaves.get(f"tasks.{task}.seeds")
-            given = (SEEDS.get(task, [default]) if not named else [default]) if leaf is None else leaf.value
-            if not isinstance(given, list | tuple) or not all(type(seed) is int and seed >= 0 for seed in given):
+            given = (
+                (SEEDS.get(task, [default]) if not named else [default])
+                if leaf is None
+                else leaf.value
+            )
+            if not isinstance(given, list | tuple) or not all(
+                type(seed) is int and seed >= 0 for seed in given
+            ):
                 origin = leaf.origin if leaf is not None else task
                 reason = f"tasks.{task}.seeds {given!r} is not a list of seeds"
                 raise UserError("config.value", origin, reason, "Write [19, 8364]")
@@ -77,7 +101,12 @@ class GlueYaml:
 
     def keeps_weights(self, job: GlueJob) -> bool:
         """Return True if a job's weights are kept after the jobs that wait for them."""
-        return self._leaves.number(f"tasks.{job.task}.trainer_kwargs.save_num_checkpoints_to_keep", 0).value != 0
+        return (
+            self._leaves.number(
+                f"tasks.{job.task}.trainer_kwargs.save_num_checkpoints_to_keep", 0
+            ).value
+            != 0
+        )
 
     def of_job(self, job: GlueJob, start: str | None) -> dict[str, Any]:
         """Return the YAML of a job that starts from the weights ``start``, by dotted name."""
@@ -119,7 +148,14 @@ class GlueYaml:
 
 
 _OWN = (
-    *("parallel", "base_run_name", "default_seed", "published_order", "starting_checkpoint_load_path", "tasks"),
+    *(
+        "parallel",
+        "base_run_name",
+        "default_seed",
+        "published_order",
+        "starting_checkpoint_load_path",
+        "tasks",
+    ),
     *("local_pretrain_checkpoint_folder", "save_finetune_checkpoint_", "data."),
 )
 

@@ -59,26 +59,36 @@ def read_nested(path: Path, words: Sequence[str], known: Collection[str]) -> dic
             tree = OmegaConf.merge(tree, OmegaConf.from_dotlist([word]))
         except (OmegaConfBaseException, yaml.YAMLError, TypeError, ValueError) as error:
             reason = f"is not a value for {shown(match[1])[1:-1]} ({' '.join(str(error).split())})"
-            raise UserError("config.value", shown(word)[1:-1], reason, "Write it as in the YAML file") from None
+            raise UserError(
+                "config.value", shown(word)[1:-1], reason, "Write it as in the YAML file"
+            ) from None
     try:
         content = OmegaConf.to_container(tree, resolve=True)
         unresolved = dict(_leaves(OmegaConf.to_container(tree), "", known))
     except (OmegaConfBaseException, yaml.YAMLError, RecursionError) as error:
         reason = f"cannot be resolved ({' '.join(str(error).split())})"
-        raise UserError("config.file", path, reason, "Define the name in ${...}, or write the value") from None
+        raise UserError(
+            "config.file", path, reason, "Define the name in ${...}, or write the value"
+        ) from None
     given = {name.split("=", 1)[0] for name in words}
     found = {}
     for name, value in _leaves(content, "", known):
         source = name
-        while reference := _REFERENCE.fullmatch(str(unresolved.get(source))):  # its value was given there
+        while reference := _REFERENCE.fullmatch(
+            str(unresolved.get(source))
+        ):  # its value was given there
             source = reference[1]
-        override = next((word for word in given if source == word or source.startswith(f"{word}.")), None)
+        override = next(
+            (word for word in given if source == word or source.startswith(f"{word}.")), None
+        )
         place = f"{tree_relative(path.absolute())}:{lines.get(source, 1)}"
         found[name] = YamlValue(value, f"argument {override}=" if override else place)
         _check(name, known, found[name].origin)
         if not isinstance(value, dict | None) and not _takes_value(name, known):
             reason = f"{name} is {shown(value)}, not names with values"
-            raise UserError("config.value", found[name].origin, reason, f"Write {name}.NAME=VALUE, or remove it")
+            raise UserError(
+                "config.value", found[name].origin, reason, f"Write {name}.NAME=VALUE, or remove it"
+            )
     return found
 
 
@@ -107,12 +117,16 @@ def _matches(name: str, pattern: str) -> bool:
         parts = parts[: len(wanted)]
     if len(parts) < len(wanted):
         wanted = wanted[: len(parts)]
-    return len(parts) == len(wanted) and all(w in ("*", p) for w, p in zip(wanted, parts, strict=True))
+    return len(parts) == len(wanted) and all(
+        w in ("*", p) for w, p in zip(wanted, parts, strict=True)
+    )
 
 
 def _takes_value(name: str, known: Collection[str]) -> bool:
     """Return True if a pattern is as long as the name: otherwise the name stands for what is below it."""
-    return any(pattern.count(".") == name.count(".") and _matches(name, pattern) for pattern in known)
+    return any(
+        pattern.count(".") == name.count(".") and _matches(name, pattern) for pattern in known
+    )
 
 
 Default = YamlValue | str | float | bool | None
@@ -155,7 +169,9 @@ class Leaves(Mapping[str, YamlValue]):
 
     def optional_text(self, *names: str) -> str | None:
         """Return the text of the first name that is given, or None."""
-        return next((str(self.text(name, None).value) for name in names if self.is_given(name)), None)
+        return next(
+            (str(self.text(name, None).value) for name in names if self.is_given(name)), None
+        )
 
     def number(self, name: str, default: Default) -> YamlValue:
         """Return a number; also parses text such as 5e-4, which YAML reads as text."""
@@ -181,9 +197,13 @@ class Leaves(Mapping[str, YamlValue]):
     def refuse(self, name: str, why: str = "") -> None:
         """Raise UserError if a flag that is not supported is true."""
         if (value := self.flag(name, False)).value:
-            raise UserError("config.unsupported", value.origin, f"{name} is not supported{why}", "Remove it")
+            raise UserError(
+                "config.unsupported", value.origin, f"{name} is not supported{why}", "Remove it"
+            )
 
-    def sequence(self, name: str, default: Default, example: str, size: int | None = None) -> YamlValue:
+    def sequence(
+        self, name: str, default: Default, example: str, size: int | None = None
+    ) -> YamlValue:
         """Return a list, of ``size`` items if that is given."""
         value = self._get(name, default)
         if not isinstance(value.value, list) or (size is not None and len(value.value) != size):
@@ -195,7 +215,10 @@ class Leaves(Mapping[str, YamlValue]):
         """Return one of the known texts."""
         value = self.text(name, default)
         if value.value not in known:
-            reason, remedy = f"{_as_typed(name, value)} is unknown", f"Write one of {', '.join(known)}"
+            reason, remedy = (
+                f"{_as_typed(name, value)} is unknown",
+                f"Write one of {', '.join(known)}",
+            )
             raise UserError("config.choice", value.origin, reason, remedy)
         return value
 
@@ -205,7 +228,9 @@ class Leaves(Mapping[str, YamlValue]):
         if default is None:
             remedy = f"Add it, or give {name}=... on the command line"
             raise UserError("config.missing", self.path, f"{name} is not set", remedy)
-        return default if isinstance(default, YamlValue) else YamlValue(default, f"default of {name}")
+        return (
+            default if isinstance(default, YamlValue) else YamlValue(default, f"default of {name}")
+        )
 
 
 def _as_typed(name: str, value: YamlValue) -> str:

@@ -24,8 +24,16 @@ KNOWN = (
     *common_yaml.COMMON,
     *("data_local", "data_remote", "max_seq_len", "mlm_probability", "train_subset_num_batches"),
     *(f"{loader}.{name}" for loader in ("train_loader", "eval_loader") for name in _LOADER.split()),
-    *(f"{loader}.dataset.{name}" for loader in ("train_loader", "eval_loader") for name in _DATASET.split()),
-    *(f"{loader}.dataset.streams.*.{name}" for loader in ("train_loader", "eval_loader") for name in _STREAM.split()),
+    *(
+        f"{loader}.dataset.{name}"
+        for loader in ("train_loader", "eval_loader")
+        for name in _DATASET.split()
+    ),
+    *(
+        f"{loader}.dataset.streams.*.{name}"
+        for loader in ("train_loader", "eval_loader")
+        for name in _STREAM.split()
+    ),
 )
 _DEFAULT_SPLITS = {"train_loader": "train", "eval_loader": "val"}
 
@@ -33,7 +41,9 @@ _DEFAULT_SPLITS = {"train_loader": "train", "eval_loader": "val"}
 CountSequences = Callable[[Sequence[Stream], str, int, str], int]
 
 
-def to_settings(leaves: Leaves, world_size: int, has_gpu: bool, count_sequences: CountSequences) -> Layer:
+def to_settings(
+    leaves: Leaves, world_size: int, has_gpu: bool, count_sequences: CountSequences
+) -> Layer:
     """Return settings with origins by field name.
 
     Args:
@@ -51,11 +61,15 @@ def to_settings(leaves: Leaves, world_size: int, has_gpu: bool, count_sequences:
     layer.put("max_seq_length", length)
     long_texts = leaves.choice("train_loader.dataset.long_texts", ("split", "truncate"), "split")
     layer.put("long_texts", long_texts)
-    tokenizer = leaves.text("train_loader.dataset.tokenizer_name", leaves.text("tokenizer_name", None))
+    tokenizer = leaves.text(
+        "train_loader.dataset.tokenizer_name", leaves.text("tokenizer_name", None)
+    )
     for name in ("model.tokenizer_name", "eval_loader.dataset.tokenizer_name"):
         if (other := leaves.text(name, tokenizer)).value != tokenizer.value:
             reason = f"{name} is not {tokenizer.value}"
-            raise UserError("config.conflict", other.origin, reason, "Give the same tokenizer everywhere")
+            raise UserError(
+                "config.conflict", other.origin, reason, "Give the same tokenizer everywhere"
+            )
     common_yaml.refuse_train_subset(leaves)
     layer.put("tokenizer", tokenizer)
     _add_masking(leaves, layer)
@@ -63,7 +77,9 @@ def to_settings(leaves: Leaves, world_size: int, has_gpu: bool, count_sequences:
     per_step = common_yaml.add_batches(leaves, layer, world_size)
 
     def steps_per_epoch() -> int:
-        count = count_sequences(train, str(tokenizer.value), int(length.value), str(long_texts.value))
+        count = count_sequences(
+            train, str(tokenizer.value), int(length.value), str(long_texts.value)
+        )
         if count < per_step:
             reason = f"its {count} sequences are fewer than a step's {per_step}"
             raise UserError("data.too-small", train[0].name, reason, "Lower the batch")
@@ -72,7 +88,9 @@ def to_settings(leaves: Leaves, world_size: int, has_gpu: bool, count_sequences:
     durations = common_yaml.Durations(per_step, int(length.value), steps_per_epoch)
     durations = common_yaml.add_schedule(leaves, layer, durations)
     interval = durations.read(leaves, "eval_interval", "1000ba")
-    common_yaml.add_evaluation(leaves, layer, YamlValue(interval.value * per_step, interval.origin), world_size)
+    common_yaml.add_evaluation(
+        leaves, layer, YamlValue(interval.value * per_step, interval.origin), world_size
+    )
     common_yaml.add_optimizer(leaves, layer)
     common_yaml.add_model(leaves, layer, len(load_tokenizer(str(tokenizer.value)).vocabulary))
     common_yaml.add_compute(leaves, layer, has_gpu)
@@ -91,11 +109,19 @@ def _dataset(leaves: Leaves, loader: str) -> Sequence[Stream]:
     """Return a loader's sets: the folder of each in which its split is, where it is a copy of, and its weight."""
     leaves.choice(f"{loader}.name", ("text",), "text")
     above = f"{loader}.dataset.streams."
-    names = list(dict.fromkeys(leaf.removeprefix(above).split(".")[0] for leaf in leaves if leaf.startswith(above)))
+    names = list(
+        dict.fromkeys(
+            leaf.removeprefix(above).split(".")[0] for leaf in leaves if leaf.startswith(above)
+        )
+    )
     if not names:
         split = str(leaves.text(f"{loader}.dataset.split", _DEFAULT_SPLITS[loader]).value)
         local = leaves.text(f"{loader}.dataset.local", leaves.text("data_local", None)).value
-        return [_stream(str(local), leaves.optional_text(f"{loader}.dataset.remote", "data_remote"), split)]
+        return [
+            _stream(
+                str(local), leaves.optional_text(f"{loader}.dataset.remote", "data_remote"), split
+            )
+        ]
     found = []
     for name in names:
         folder = leaves.text(f"{above}{name}.local", None).value
@@ -108,17 +134,25 @@ def _dataset(leaves: Leaves, loader: str) -> Sequence[Stream]:
 
 
 def _stream(local: str, remote: str | None, split: str) -> Stream:
-    address = None if remote is None or remote == local else f"{remote.rstrip('/')}/{split}".rstrip("/")
+    address = (
+        None if remote is None or remote == local else f"{remote.rstrip('/')}/{split}".rstrip("/")
+    )
     return Stream(local=str(Path(local) / split), remote=address)
 
 
 def _add_masking(leaves: Leaves, layer: Layer) -> None:
-    rate = leaves.number("train_loader.dataset.mlm_probability", leaves.number("mlm_probability", 0.15))
+    rate = leaves.number(
+        "train_loader.dataset.mlm_probability", leaves.number("mlm_probability", 0.15)
+    )
     layer.put("masking_rate", rate)
     if leaves.is_given("train_loader.dataset.mlm_probability_end"):
-        layer.put("masking_rate_end", leaves.number("train_loader.dataset.mlm_probability_end", None))
+        layer.put(
+            "masking_rate_end", leaves.number("train_loader.dataset.mlm_probability_end", None)
+        )
         known = ("constant", "linear", "cosine", "step")
-        layer.put("masking_schedule", leaves.choice("train_loader.dataset.mlm_schedule", known, "linear"))
+        layer.put(
+            "masking_schedule", leaves.choice("train_loader.dataset.mlm_schedule", known, "linear")
+        )
     layer.put("eval_masking_rate", leaves.number("eval_loader.dataset.mlm_probability", 0.15))
 
 

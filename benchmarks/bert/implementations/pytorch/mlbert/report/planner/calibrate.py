@@ -12,7 +12,9 @@ from mlbert.host.errors import UserError
 from mlbert.report.planner import timing
 from mlbert.report.planner.timing import GPUS, Parameters
 
-FARTHEST = 50.0  # a step that differs from the fitted one by more than this factor is another machine's
+FARTHEST = (
+    50.0  # a step that differs from the fitted one by more than this factor is another machine's
+)
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,11 @@ class MeasuredRun:
 
 
 def measured(
-    ranks: int, batch: int, run_start: float, evaluations: Sequence[tuple[float, float, float]], samples: float | None
+    ranks: int,
+    batch: int,
+    run_start: float,
+    evaluations: Sequence[tuple[float, float, float]],
+    samples: float | None,
 ) -> MeasuredRun:
     """Return the measurements of a run from times in seconds.
 
@@ -66,7 +72,13 @@ def measured(
     if not rates:
         raise ValueError("no training between evaluations")
     seconds = [stop - start for start, stop, _ in evaluations]
-    return MeasuredRun(ranks, batch, statistics.median(rates), statistics.median(seconds) if seconds else None, samples)
+    return MeasuredRun(
+        ranks,
+        batch,
+        statistics.median(rates),
+        statistics.median(seconds) if seconds else None,
+        samples,
+    )
 
 
 def two_parts(runs: Sequence[MeasuredRun]) -> tuple[float, float]:
@@ -77,7 +89,9 @@ def two_parts(runs: Sequence[MeasuredRun]) -> tuple[float, float]:
     """
     sizes = [run.batch / run.ranks for run in runs]
     if max(sizes) == min(sizes):
-        return statistics.median(run.step_ms / size for run, size in zip(runs, sizes, strict=True)), 0.0
+        return statistics.median(
+            run.step_ms / size for run, size in zip(runs, sizes, strict=True)
+        ), 0.0
     steps = np.array([run.step_ms for run in runs])
     mean_size, mean_step = np.average([sizes, steps], axis=1, weights=steps**-2)
     each = np.polyfit(sizes, steps, 1, w=1 / steps)[0]
@@ -85,7 +99,9 @@ def two_parts(runs: Sequence[MeasuredRun]) -> tuple[float, float]:
     return each, float(mean_step - each * mean_size)
 
 
-def calibrated(parameters: Parameters, job: timing.TrainingJob, runs: Sequence[MeasuredRun]) -> Parameters:
+def calibrated(
+    parameters: Parameters, job: timing.TrainingJob, runs: Sequence[MeasuredRun]
+) -> Parameters:
     """Return the parameters with this GPU's values measured from logs, assuming the job's nodes and network.
 
     Logs with one batch per GPU set only the time per sequence; logs with several also set the constant part.
@@ -96,7 +112,10 @@ def calibrated(parameters: Parameters, job: timing.TrainingJob, runs: Sequence[M
     usual = {run: _like(job, run) for run in runs}
     outside = {run: timing.step(at, parameters) for run, at in usual.items()}
     without_network = [
-        replace(run, sequences_per_second=run.batch / max(1e-6, run.step_ms - outside[run].network) * 1e3)
+        replace(
+            run,
+            sequences_per_second=run.batch / max(1e-6, run.step_ms - outside[run].network) * 1e3,
+        )
         for run in runs
     ]
     sizes = {run.batch / run.ranks for run in runs}
@@ -110,14 +129,23 @@ def calibrated(parameters: Parameters, job: timing.TrainingJob, runs: Sequence[M
     found = each / per_unit
     if not 1 / FARTHEST < found / parameters.sequence_ms[job.gpu] < FARTHEST:
         reason = f"has steps of {runs[0].step_ms:.1f} ms; expected about {outside[runs[0]].total:.1f} ms on {job.gpu}"
-        raise UserError("config.conflict", "--calibrate", reason, "Give the --gpu that the log was measured on")
-    seconds = [run.evaluation_seconds * run.ranks / job.work for run in runs if run.evaluation_seconds]
+        raise UserError(
+            "config.conflict", "--calibrate", reason, "Give the --gpu that the log was measured on"
+        )
+    seconds = [
+        run.evaluation_seconds * run.ranks / job.work for run in runs if run.evaluation_seconds
+    ]
     evaluation = parameters.evaluation_gpu_seconds
     return replace(
         parameters,
         sequence_ms={**parameters.sequence_ms, job.gpu: found},
-        constant_ms={**parameters.constant_ms, facts.constant: constant - _pcie(job, parameters, runs[0])},
-        evaluation_gpu_seconds={**evaluation, job.gpu: statistics.median(seconds)} if seconds else evaluation,
+        constant_ms={
+            **parameters.constant_ms,
+            facts.constant: constant - _pcie(job, parameters, runs[0]),
+        },
+        evaluation_gpu_seconds={**evaluation, job.gpu: statistics.median(seconds)}
+        if seconds
+        else evaluation,
     )
 
 
@@ -129,4 +157,7 @@ def _like(job: timing.TrainingJob, run: MeasuredRun) -> timing.TrainingJob:
 
 def _pcie(job: timing.TrainingJob, parameters: Parameters, run: MeasuredRun) -> float:
     """Return the part of the constant time that GPUs without NVLink add."""
-    return timing.step(_like(job, run), parameters).constant - parameters.constant_ms[GPUS[job.gpu].constant]
+    return (
+        timing.step(_like(job, run), parameters).constant
+        - parameters.constant_ms[GPUS[job.gpu].constant]
+    )

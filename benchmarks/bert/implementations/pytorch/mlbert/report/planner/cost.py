@@ -16,7 +16,14 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.host.errors import UserError
 from mlbert.mlperf import rules
 from mlbert.report.planner import timing
-from mlbert.report.planner.timing import BENCHMARK, GPUS, ModelShape, Parameters, StepTime, TrainingJob
+from mlbert.report.planner.timing import (
+    BENCHMARK,
+    GPUS,
+    ModelShape,
+    Parameters,
+    StepTime,
+    TrainingJob,
+)
 
 # Counted per token, layer and hidden unit: with 16-bit products, and with FP8 ones.
 ACTIVATION_BYTES, FP8_ACTIVATION_BYTES = 32.7, 28.6
@@ -52,7 +59,9 @@ def of(config: BertConfig, gpu: str, sequences: float, sharers: int, *, fp8: boo
     each = (of_layers + LOGIT_BYTES * config.padded_vocab_size * masked) / 1e9
     weights, gradients, optimizer = WEIGHT_BYTES * billion, 4 * billion, 12 * billion / sharers
     free = USABLE * GPUS[gpu].memory_gb - (weights + gradients + optimizer + CONTEXT_GB)
-    return Memory(weights, gradients, optimizer, each * sequences, CONTEXT_GB, max(0, int(free / each)))
+    return Memory(
+        weights, gradients, optimizer, each * sequences, CONTEXT_GB, max(0, int(free / each))
+    )
 
 
 ONE_SIDED_95 = 1.645  # standard deviations: 90 % lie within
@@ -75,7 +84,11 @@ class Prices:
 
     def co2_kg(self, joules: float | None) -> float | None:
         """Return the kg of CO2 of an energy, or None if energy or rate are unknown."""
-        return None if joules is None or self.co2_per_kwh is None else joules / JOULES_A_KWH * self.co2_per_kwh
+        return (
+            None
+            if joules is None or self.co2_per_kwh is None
+            else joules / JOULES_A_KWH * self.co2_per_kwh
+        )
 
 
 @dataclass(frozen=True)
@@ -114,7 +127,10 @@ class Estimate:
 
     def as_dict(self) -> dict[str, object]:
         """Return JSON-able values."""
-        return dataclasses.asdict(self) | {"memory_gb": self.memory.total, "step_ms": self.step.total}
+        return dataclasses.asdict(self) | {
+            "memory_gb": self.memory.total,
+            "step_ms": self.step.total,
+        }
 
 
 def estimate(
@@ -176,7 +192,9 @@ def estimate(
     )
 
 
-def _bands(seconds: float, spread: float, error: float) -> tuple[tuple[float, float], tuple[float, float]]:
+def _bands(
+    seconds: float, spread: float, error: float
+) -> tuple[tuple[float, float], tuple[float, float]]:
     """Return the bands of a score (from the scatter of published scores) and of one run, which varies more."""
     averaged = rules.NUM_RESULT_FILES - 2
     of_run = math.hypot(error, ONE_SIDED_95 * spread * math.sqrt(1 - 1 / averaged))
@@ -185,7 +203,12 @@ def _bands(seconds: float, spread: float, error: float) -> tuple[tuple[float, fl
 
 
 def _limit(
-    job: TrainingJob, step: StepTime, samples: float, evaluation: float, seconds: float, micro_batches: int
+    job: TrainingJob,
+    step: StepTime,
+    samples: float,
+    evaluation: float,
+    seconds: float,
+    micro_batches: int,
 ) -> str:
     """Return the part that would save most if it were free; convergence counts samples above the best batch's."""
     fewest = min(point.mean_samples for point in rules.REFERENCE_POINTS)

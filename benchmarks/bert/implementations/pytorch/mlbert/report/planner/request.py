@@ -21,8 +21,12 @@ FEWEST_SEQUENCES = 2  # per GPU and step; published runs went down to 3
 
 def fastest(gpus: int, ask: Callable[[int, int], Estimate]) -> Estimate | None:
     """Return the fastest of `BATCHES` that divide evenly among ``gpus`` GPUs, or None."""
-    fitting = [batch for batch in BATCHES if batch % gpus == 0 and batch // gpus >= FEWEST_SEQUENCES]
-    return min((ask(gpus, batch) for batch in fitting), key=lambda found: found.seconds, default=None)
+    fitting = [
+        batch for batch in BATCHES if batch % gpus == 0 and batch // gpus >= FEWEST_SEQUENCES
+    ]
+    return min(
+        (ask(gpus, batch) for batch in fitting), key=lambda found: found.seconds, default=None
+    )
 
 
 def sweep(ask: Callable[[int, int], Estimate]) -> list[Estimate]:
@@ -43,7 +47,9 @@ def within(found: Sequence[Estimate], budget: float) -> tuple[Estimate, Estimate
         reason = f"no configuration costs {budget:g} dollars or less"
         raise UserError("plan.impossible", "--budget", reason, f"The cheapest costs {least:.2f}")
     cheapest = min(affordable, key=lambda pair: pair[0])[1]
-    return cheapest, min((estimate for _, estimate in affordable), key=lambda estimate: estimate.seconds)
+    return cheapest, min(
+        (estimate for _, estimate in affordable), key=lambda estimate: estimate.seconds
+    )
 
 
 MOST_GPUS = 8192
@@ -94,10 +100,17 @@ def job_of(given: Given, ask: Callable[[TrainingJob], Estimate]) -> TrainingJob:
         reason = f"{gpus} GPUs cannot be divided evenly over {nodes} nodes"
         raise UserError("config.conflict", "--nodes", reason, "Give a divisor of --gpus")
     if given.precision is not None and given.precision not in PRECISIONS:
-        raise UserError("config.choice", "--precision", f"{given.precision} is unknown", "Give bf16 or fp8")
+        raise UserError(
+            "config.choice", "--precision", f"{given.precision} is unknown", "Give bf16 or fp8"
+        )
     fp8 = GPUS[given.gpu].has_fp8 if given.precision is None else PRECISIONS[given.precision]
     if fp8 and not GPUS[given.gpu].has_fp8:
-        raise UserError("config.choice", "--precision", f"no FP8 results are published for {given.gpu}", "Give bf16")
+        raise UserError(
+            "config.choice",
+            "--precision",
+            f"no FP8 results are published for {given.gpu}",
+            "Give bf16",
+        )
     port = None if given.port_gbps is None else given.port_gbps * gpus / nodes
     job = TrainingJob(given.gpu, gpus, nodes, gpus, port, fp8, imbalance=given.imbalance)
     job = replace(job, work=given.shape.work, gradient=given.shape.gradient)
@@ -105,11 +118,18 @@ def job_of(given: Given, ask: Callable[[TrainingJob], Estimate]) -> TrainingJob:
     if batch:
         if not gpus <= batch <= LARGEST_BATCH:
             reason = f"{batch} is not in {gpus} (one sequence per GPU) to {LARGEST_BATCH} (largest reference point)"
-            raise UserError("config.conflict", "--batch", reason, "Give another batch or other --gpus")
+            raise UserError(
+                "config.conflict", "--batch", reason, "Give another batch or other --gpus"
+            )
         return replace(job, batch=batch)
     found = fastest(gpus, lambda _, size: ask(replace(job, batch=size)))
     if found is None:
-        raise UserError("config.missing", "--batch", f"no reference batch divides evenly over {gpus} GPUs", _GIVE_BATCH)
+        raise UserError(
+            "config.missing",
+            "--batch",
+            f"no reference batch divides evenly over {gpus} GPUs",
+            _GIVE_BATCH,
+        )
     return found.job
 
 
@@ -129,7 +149,11 @@ def band(ends: tuple[float, float]) -> str:
 def answers(found: Estimate) -> ReportTable:
     """Return the answers, one row each."""
     job, step, held = found.job, found.step, found.memory
-    parts = [("compute", step.compute), ("load imbalance", step.imbalance), ("constant part", step.constant)]
+    parts = [
+        ("compute", step.compute),
+        ("load imbalance", step.imbalance),
+        ("constant part", step.constant),
+    ]
     parts += [("network, not hidden", step.network)]
     of_step = ", ".join(f"{name} {value:.1f}" for name, value in parts if value)
     micro = f" in {found.micro_batches} micro-batches" if found.micro_batches > 1 else ""
@@ -150,18 +174,29 @@ def answers(found: Estimate) -> ReportTable:
         f"limit: {found.limit}",
     ]
     if found.dollars is not None:
-        lines.append(f"cost: {found.dollars:,.2f} dollars per run, {found.dollars * NUM_RESULT_FILES:,.2f} for ten")
+        lines.append(
+            f"cost: {found.dollars:,.2f} dollars per run, {found.dollars * NUM_RESULT_FILES:,.2f} for ten"
+        )
     if found.kilowatt_hours is not None:
         lines.append(f"energy: {found.kilowatt_hours:,.2f} kWh per run")
     if found.co2_kg is not None:
         lines.append(f"CO2: {found.co2_kg:,.2f} kg per run")
-    return ReportTable(["", "estimate"], [line.split(": ", 1) for line in lines], texts=2, is_long=True)
+    return ReportTable(
+        ["", "estimate"], [line.split(": ", 1) for line in lines], texts=2, is_long=True
+    )
 
 
 def table(found: Sequence[Estimate]) -> ReportTable:
     """Return a table with one row per number of GPUs."""
     has_price = any(item.dollars is not None for item in found)
-    columns = ["GPUs", "limit", "batch", "time", "90 % of scores", *(["dollars"] if has_price else [])]
+    columns = [
+        "GPUs",
+        "limit",
+        "batch",
+        "time",
+        "90 % of scores",
+        *(["dollars"] if has_price else []),
+    ]
     rows = []
     for item in found:
         price = ["-" if item.dollars is None else f"{item.dollars:,.2f}"] if has_price else []

@@ -84,7 +84,9 @@ ALIASES = {"a100": "a100-sxm", "h100": "h100-sxm"}
 def published_peak(model: str) -> float | None:
     """Return the dense 16-bit peak, TFLOP/s, of a GPU by its model name, such as NVIDIA H100 PCIe; None if unknown."""
     for name, facts in reversed(list(GPUS.items())):  # GB200 before B200, PCIe before SXM
-        if name.split("-")[0] in model.lower() and (not name.endswith("-pcie") or "pcie" in model.lower()):
+        if name.split("-")[0] in model.lower() and (
+            not name.endswith("-pcie") or "pcie" in model.lower()
+        ):
             return facts.peak_tflops
     return None
 
@@ -144,7 +146,9 @@ def held_out() -> dict[str, dict[str, float]]:
 def with_unseen(p: Parameters) -> Parameters:
     """Return the parameters with times for the GPUs that lack them: by the peak, and for an evaluation the median."""
     shares = {True: p.efficiency["pcie"], False: p.efficiency["linked"]}
-    typical = {name: FLOPS / (shares[gpu.is_pcie] * gpu.peak_tflops * 1e9) for name, gpu in GPUS.items()}
+    typical = {
+        name: FLOPS / (shares[gpu.is_pcie] * gpu.peak_tflops * 1e9) for name, gpu in GPUS.items()
+    }
     evaluation = dict.fromkeys(GPUS, statistics.median(p.evaluation_gpu_seconds.values()))
     evaluation |= p.evaluation_gpu_seconds
     return replace(p, sequence_ms=typical | {**p.sequence_ms}, evaluation_gpu_seconds=evaluation)
@@ -207,7 +211,11 @@ class TrainingJob:
             return None
         if facts.is_pcie:
             return "pcie"
-        return "direct" if self.per_node <= MOST_DIRECT_GPUS and facts.domain <= facts.per_node else "switched"
+        return (
+            "direct"
+            if self.per_node <= MOST_DIRECT_GPUS and facts.domain <= facts.per_node
+            else "switched"
+        )
 
 
 @dataclass(frozen=True)
@@ -228,12 +236,19 @@ class StepTime:
 def step(job: TrainingJob, parameters: Parameters) -> StepTime:
     """Return the time of one step."""
     facts, p = GPUS[job.gpu], parameters
-    factor = (p.old_software if job.round == OLD_ROUND else 1.0) * (WITHOUT_FP8 if facts.has_fp8 and not job.fp8 else 1)
+    factor = (p.old_software if job.round == OLD_ROUND else 1.0) * (
+        WITHOUT_FP8 if facts.has_fp8 and not job.fp8 else 1
+    )
     factor *= p.old_pcie if job.round == OLD_ROUND and facts.is_pcie else 1.0
     compute = p.sequence_ms[job.gpu] * job.sequences * factor * job.work
     constant, network = p.constant_ms[facts.constant], 0.0
     if facts.is_pcie:
-        constant += p.pcie_ms * job.gradient * (max(1.0, min(job.per_node, PCIE_SHARERS)) - 1) / (PCIE_SHARERS - 1)
+        constant += (
+            p.pcie_ms
+            * job.gradient
+            * (max(1.0, min(job.per_node, PCIE_SHARERS)) - 1)
+            / (PCIE_SHARERS - 1)
+        )
     if (fabric := job.fabric) is not None:
         slower = REFERENCE_GBPS[fabric] / (job.network_gbps or facts.port_gbps * job.per_node)
         slower = math.sqrt(slower) if fabric == "pcie" else slower
@@ -246,11 +261,18 @@ def reference_point(batch: int) -> rules.ReferencePoint:
     point = rules.reference_point(batch)
     if point is None:
         largest = rules.REFERENCE_POINTS[-1].global_batch_size
-        raise UserError("config.range", "--batch", f"{batch} is beyond the reference points", f"Give at most {largest}")
+        raise UserError(
+            "config.range",
+            "--batch",
+            f"{batch} is beyond the reference points",
+            f"Give at most {largest}",
+        )
     return point
 
 
-_POINTS = np.array([(point.global_batch_size, point.mean_samples) for point in rules.REFERENCE_POINTS]).T
+_POINTS = np.array(
+    [(point.global_batch_size, point.mean_samples) for point in rules.REFERENCE_POINTS]
+).T
 
 
 def samples(job: TrainingJob, parameters: Parameters) -> float:
@@ -275,11 +297,15 @@ def evaluation_seconds(job: TrainingJob, parameters: Parameters) -> float:
     return parameters.evaluation_gpu_seconds[job.gpu] * job.work / job.gpus
 
 
-def seconds_to_train(job: TrainingJob, parameters: Parameters, needed: float | None = None) -> float:
+def seconds_to_train(
+    job: TrainingJob, parameters: Parameters, needed: float | None = None
+) -> float:
     """Return the time to train; ``needed`` overrides the samples to the target."""
     needed = samples(job, parameters) if needed is None else needed
     evaluations = needed / rules.eval_interval(job.batch)
-    return needed / job.batch * step(job, parameters).total / 1e3 + evaluations * evaluation_seconds(job, parameters)
+    return needed / job.batch * step(
+        job, parameters
+    ).total / 1e3 + evaluations * evaluation_seconds(job, parameters)
 
 
 CONFIGS = shipped("configs")
@@ -306,7 +332,12 @@ def of(config: BertConfig) -> ModelShape:
     """Return a model's shape relative to BERT-large."""
     large = BertConfig.from_json(CONFIGS / "large.json")
     flops, usual = training_flops(config, BENCHMARK), training_flops(large, BENCHMARK)
-    return ModelShape(config, flops / BENCHMARK.sequences, flops / usual, config.num_parameters / large.num_parameters)
+    return ModelShape(
+        config,
+        flops / BENCHMARK.sequences,
+        flops / usual,
+        config.num_parameters / large.num_parameters,
+    )
 
 
 def named(name: str) -> ModelShape:
@@ -320,5 +351,10 @@ def named(name: str) -> ModelShape:
         return of(BertConfig.from_json(path))
     if not Path(name).is_file():
         known = ", ".join(sorted(file.stem for file in CONFIGS.glob("*.json")))
-        raise UserError("config.choice", "--model", f"{name} is neither a known shape nor a file", f"Known: {known}")
+        raise UserError(
+            "config.choice",
+            "--model",
+            f"{name} is neither a known shape nor a file",
+            f"Known: {known}",
+        )
     return of(BertConfig.from_json(Path(name)))
