@@ -11,13 +11,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from mlbert.data.formats.checksums import CHECKSUMS
 from mlbert.data.formats.manifest import file_sha256
+from mlbert.data.formats.tokenizer import load_tokenizer
+from mlbert.data.prepare import clean as clean_module
 from mlbert.data.prepare import import_store as import_store_module
+from mlbert.data.prepare.clean import CleanOptions, clean
+from mlbert.data.prepare.corpus_files import find_sources
+from mlbert.data.prepare.custom_corpus import Request, prepare
+from mlbert.data.prepare.export_nvidia import export_nvidia
 from mlbert.data.prepare.import_store import import_store
 from mlbert.data.prepare.instance_set import InstanceJob, prepare_instances
 from mlbert.data.prepare.instances import InstanceOptions
@@ -32,9 +39,11 @@ from mlbert.data.prepare.jobs import (
     parse_share,
 )
 from mlbert.data.prepare.shuffle import Packing, shuffle_set
-from mlbert.data.prepare.split_bins import make_bins
+from mlbert.data.prepare.split_bins import make_bins, make_hdf5_bins
 from mlbert.data.prepare.step_tasks import ShareDone
+from mlbert.data.prepare.streaming import Concatenation, convert_files
 from mlbert.data.prepare.tfrecords import hdf5_to_tfrecords, tfrecords_to_hdf5
+from mlbert.data.prepare.verify import verify
 from mlbert.host.errors import UserError
 from mlbert.host.files import is_leftover
 from nvidia_shards import bert_rows, write_vocabulary
@@ -337,6 +346,72 @@ def test_a_finished_output_is_kept_and_a_damaged_one_made_again(tmp_path, monkey
     run()
     assert tree(out) == whole
     assert first.stat().st_mtime_ns == kept or name == "hdf5-to-tfrecord"
+
+
+@dataclass(frozen=True)
+class WarmExecutor(Executor):
+    """Calls each function in this process first: what it caches must not keep it from being sent to another one."""
+
+    def stream(self, function, items, where, ahead=0):
+        items = list(items)
+        function(items[0])
+        return super().stream(function, items, where, ahead)
+
+
+def convert_text(source: Path, out: Path, run: Executor) -> None:
+    """Convert one file to two splits of tokens. The file's task is the only one of its pass."""
+    text = source.parent / "texts.txt"
+    text.write_text("\n\n".join(f"Text {number} of the river." for number in range(200)))
+    how = Concatenation(16, "", "", wrap=True)
+    tokenizer = load_tokenizer("bert-base-uncased")
+    convert_files(text, ["train", "val"], out, tokenizer=tokenizer, concatenation=how, executor=run)
+
+
+def prepare_corpus(source: Path, out: Path, run: Executor) -> None:
+    """Prepare a text of many documents for `mlbert pretrain`."""
+    text = source.parent / "corpus.txt"
+    if not text.exists():  # its time of change is in the output
+        draw = random.Random(0)
+        documents = [" ".join(draw.choices("abcdefgh", k=40)) for _ in range(600)]
+        text.write_text("\n\n".join(documents))
+    out.mkdir()
+    prepare(Request(find_sources([text], out), None, 400, None, 32, 0.15), out, run)
+
+
+def clean_wiki(source: Path, out: Path, run: Executor) -> None:
+    """Clean two files of WikiExtractor, each a task."""
+    pytest.importorskip("sentencex", reason="the splitter is in the extra `wiki`")
+    wiki = source.parent / "wiki"
+    if not wiki.exists():  # as above
+        article = '<doc id="{0}" title="T">\nT\n\nArticle {0}. It is short.\n</doc>\n'
+        articles = [article.format(number) for number in range(10)]
+        files = {"wiki_00": "".join(articles[:5]), "wiki_01": "".join(articles[5:])}
+        write_files(wiki / "AA", files)
+    clean(wiki, out, CleanOptions(2, 2), run)
+
+
+SENT: dict[str, Callable[..., object]] = STEPS | {
+    "instances": instances,
+    "convert_dataset.py": convert_text,
+    "pretrain": prepare_corpus,
+    "clean": clean_wiki,
+    "export-nvidia": lambda source, out, run: export_nvidia(
+        source, out, "fixed", num_files=2, executor=run
+    ),
+    "bins-hdf5": lambda source, out, run: make_hdf5_bins(source, out, edges=(8, 32), executor=run),
+    "verify": lambda source, out, run: verify([source], executor=run),
+}
+
+
+@pytest.mark.parametrize("name", SENT)
+def test_what_this_process_has_used_can_be_sent_to_spawned_workers(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(clean_module, "UNIT_BYTES", 1)
+    monkeypatch.setattr(import_store_module, "PIECE", 60)
+    source = write_source(tmp_path, 120, 0)
+    SENT[name](source, tmp_path / "sent", WarmExecutor(workers=2))
+    SENT[name](source, tmp_path / "kept", Executor())
+    if name != "verify":
+        assert tree(tmp_path / "sent") == tree(tmp_path / "kept") != {}
 
 
 def count_shards(folder: Path) -> int:

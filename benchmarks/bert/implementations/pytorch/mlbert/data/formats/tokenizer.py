@@ -6,6 +6,7 @@ fast tokenizers are saved as ``tokenizer.json`` without a vocab.txt.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -80,9 +81,13 @@ class Tokenizer:
         """Entries in the order of their ids."""
         return sorted(self.vocabulary, key=self.vocabulary.__getitem__)
 
+    def __reduce__(self) -> tuple[type[Tokenizer], tuple[object, ...]]:
+        """Copy and pickle without cached state: compiled code cannot be sent to another process."""
+        return Tokenizer, (self.name, self.vocabulary, self.file, self.sha256, self.lower_case)
+
     def clone(self) -> Tokenizer:
         """Return a copy without cached state, for another thread."""
-        return Tokenizer(self.name, self.vocabulary, self.file, self.sha256, self.lower_case)
+        return copy.copy(self)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, without special tokens."""

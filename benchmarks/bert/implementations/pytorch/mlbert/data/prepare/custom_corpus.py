@@ -498,7 +498,7 @@ def _write_sets(
             yield from several
         yield from train.rest()
 
-    encode = partial(encode_texts, tokenizer.clone(), known)
+    encode = partial(encode_texts, tokenizer, known)
     with executor.progress.task("tokenising", scan.characters, "characters") as advance:
         texts = _together(_read_again(request, scan, advance))
         with executor.stream(encode, texts, "the text") as encoded:

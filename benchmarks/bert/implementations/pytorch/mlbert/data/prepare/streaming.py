@@ -472,7 +472,7 @@ def convert_files(
     ]
     parts = tuple(dict.fromkeys(SPLITS[split][0] for split in splits))
     job = _FileJob(
-        tasks.folder, _Encoder(tokenizer.clone(), concatenation), parts, len(groups), compression
+        tasks.folder, _Encoder(tokenizer, concatenation), parts, len(groups), compression
     )
     sizes = [sum(sizes[place] for place in places) for places in groups]
     tasks.run("reading", job.store, items, sizes, is_last=False, keep=True)
