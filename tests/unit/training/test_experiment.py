@@ -37,7 +37,7 @@ from mlbert.training.step import GraphMode, Graphs, choose_graphs
 from programs import wait_for
 from recorded_graph import RecordedGraph
 from training_settings import read_metrics, read_summary, run, train
-from user_errors import user_error
+from user_errors import assert_error_line, user_error
 
 STEPS = 100  # so that a signal comes before the last one
 
@@ -412,6 +412,53 @@ def test_resuming_from_nothing_is_reported_and_a_foreign_record_is_refused(tmp_p
     shutil.rmtree(folder)
     assert run(tmp_path, max_steps=1) == 1
     assert len(list((tmp_path / "out").glob("result_0.part*.txt"))) == len(CHANGES)
+
+
+@pytest.mark.parametrize(
+    ("limit", "reason"),
+    [
+        ({"max_steps": 4}, "MAX_STEPS 4 reached"),
+        ({"max_samples_termination": 3}, "MAX_SAMPLES_TERMINATION 3 reached"),
+        ({"max_seconds": 1e-6}, "MAX_SECONDS 1e-06 reached"),
+    ],
+    ids=["steps", "samples", "seconds"],
+)
+def test_a_run_resumed_at_its_limit_trains_no_step(tmp_path, capsys, limit, reason):
+    """It evaluates the checkpoint's weights, writes the results, and ends as if it had just reached the limit."""
+    settings = {
+        "target_mlm_accuracy": "none",
+        "save_checkpoint_steps": 4,
+        "num_eval_examples": 8,
+        "schedule": "constant",
+    }
+    assert run(tmp_path, max_steps=6, **settings) == 0
+    folder = tmp_path / "out/run_0"
+    checkpoint = (folder / "checkpoints/step_00000004").stat().st_mtime_ns
+    (folder / "summary.json").unlink()  # as if it had been killed after its checkpoint
+    capsys.readouterr()
+    assert run(tmp_path, **{"max_steps": 6, **settings, **limit}, resume=1) == 0
+    assert f"success: {reason}" in capsys.readouterr().out
+    assert read_summary(tmp_path / "out")["steps"] == 4
+    assert [line["step"] for line in read_metrics(tmp_path / "out")] == [1, 2, 3, 4]
+    assert [line["step"] for line in read_metrics(tmp_path / "out", "evaluation")] == [4]
+    assert (folder / "checkpoints/step_00000004").stat().st_mtime_ns == checkpoint
+    keys = [event["key"] for event in events(tmp_path / "out/result_0.txt")]
+    assert keys.count("eval_accuracy") == 1
+    assert keys[-1] == "run_stop"
+    assert run(tmp_path, "whole", max_steps=4, **settings) == 0
+    assert weights(tmp_path / "out") == weights(tmp_path / "whole")
+
+
+def test_a_schedule_that_ends_before_the_checkpoint_is_refused(tmp_path, capsys):
+    settings = {"save_checkpoint_steps": 4, "eval_iter_start_samples": 1000000}
+    assert run(tmp_path, max_steps=6, **settings) == 1
+    folder = tmp_path / "out/run_0"
+    (folder / "summary.json").unlink()
+    capsys.readouterr()
+    assert run(tmp_path, max_steps=3, **settings, resume=1) == 2
+    assert_error_line(capsys.readouterr().err, "run.other-settings", "MAX_STEPS 3")
+    assert (folder / "checkpoints/step_00000004").is_dir()
+    assert run(tmp_path, max_steps=6, **settings, resume=1) == 1
 
 
 IN_THE_WAY = {

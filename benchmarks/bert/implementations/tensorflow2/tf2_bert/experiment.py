@@ -115,6 +115,7 @@ def run_experiment(
         folder = checkpoint_folder(paths, trained, config, inputs, workers)
         _prepare(config, trained, folder, state, data, log, say)
         limits = Limits.of(evaluation, config[ScheduleConfig], settings)
+        limits.check_resumed(state)
         monitor = _monitor(paths, workers, limits, settings, console)
         boards = (
             [Summaries(settings.tensorboard_dir)]

@@ -6,6 +6,7 @@ import math
 import time
 from dataclasses import asdict, dataclass, fields
 
+from mlbert.host.errors import UserError
 from mlbert.mlperf.mllog import constants
 from mlbert.optim.config import ScheduleConfig
 from mlbert.training.config import EvaluationConfig, RunConfig
@@ -156,6 +157,13 @@ class Limits:
     def succeeds(self, state: TrainState) -> bool:
         """Return True if a run that reached a limit counts as a success."""
         return self.target_accuracy is None and state.skipped_steps <= self.max_skipped_steps
+
+    def check_resumed(self, state: TrainState) -> None:
+        """Raise UserError if a checkpoint's progress is beyond the end of the schedule."""
+        if state.step > self.max_steps:
+            reason = f"the checkpoint to resume from is at step {state.step}"
+            remedy = f"Set MAX_STEPS to {state.step} or more, or use another LOGDIR"
+            raise UserError("run.other-settings", f"MAX_STEPS {self.max_steps}", reason, remedy)
 
     def reached(self, state: TrainState, seconds: float) -> str | None:
         """Return why the run must end before the target is reached, or None to continue."""

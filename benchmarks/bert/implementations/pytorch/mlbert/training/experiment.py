@@ -257,6 +257,7 @@ def _make_ready(
     if reason := run.method.optimizer.reason:
         say(f"optimizer: {run.method.optimizer.implementation}, because {reason}")
     if config[RunConfig].resume and run.snapshots.load(say):
+        run.limits.check_resumed(run.state)
         log.event("resumed_from_step", run.state.step)
         say(f"resumed at step {run.state.step}, {run.state.samples} samples")
     lifecycle.accept_warnings()

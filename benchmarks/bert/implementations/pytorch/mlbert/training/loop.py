@@ -1,7 +1,7 @@
 """The training loop. Everything that differs between methods is passed in as an object (`protocols`).
 
 events.start                         the clock runs: run_start in MLPerf's log
-source.open, evaluation.open         first touch of the data
+source.open, evaluation.open         first touch of the data; a run resumed at its limit evaluates and ends
 |-- reader.take                      this rank's micro-batches, the step's counts over all ranks
 |   reader.begin_count               the next step's micro-batches; their counts are summed while this step runs
 |   step                             forward, backward, reduce, update
@@ -65,7 +65,10 @@ class Run:
 
 
 def train(run: Run) -> RunOutcome:
-    """Train until the target, a limit, or the end of the job. Without a target, reaching a limit is a success."""
+    """Train until the target, a limit, or the end of the job. Without a target, reaching a limit is a success.
+
+    A run that is resumed at its limit trains no step: it evaluates and ends.
+    """
     state = run.state
     run.events.start(state)
     clock = Clock(state.elapsed_seconds)
@@ -73,7 +76,14 @@ def train(run: Run) -> RunOutcome:
     run.method.evaluation.open()
     run.events.opened(state)
 
-    status, reason, evaluated_at = ABORTED, None, -1
+    status = ABORTED
+    evaluated_at = -1
+    # Both times are from the checkpoint of a resumed run, so that all ranks decide alike.
+    reason = run.limits.reached(state, max(state.due_seconds, state.elapsed_seconds))
+    if reason is not None:
+        evaluate(run, clock, read_ahead=False)
+        if run.limits.met(state):
+            status, reason = SUCCESS, _met(run)
     while reason is None:
         leaving = train_one_step(run, clock)
         reason, due = _stop_reason(run, clock)
@@ -85,7 +95,7 @@ def train(run: Run) -> RunOutcome:
             evaluated_at = state.samples
             evaluate(run, clock, read_ahead=reason is None and not leaving)
             if run.limits.met(state):
-                status, reason = SUCCESS, f"target accuracy {run.limits.target_accuracy} reached"
+                status, reason = SUCCESS, _met(run)
         if reason is None and save:
             save_checkpoint(run, clock)
         if reason is None and leaving:
@@ -189,6 +199,11 @@ def save_checkpoint(run: Run, clock: Clock) -> None:
     run.state.elapsed_seconds = clock.seconds()
     run.snapshots.save(run.reader.position())
     clock.saved_at = run.state.due_seconds
+
+
+def _met(run: Run) -> str:
+    """Return the reason of a run that ends at its target."""
+    return f"target accuracy {run.limits.target_accuracy} reached"
 
 
 def _save_is_due(run: Run, clock: Clock) -> bool:
