@@ -148,6 +148,25 @@ def test_one_makes_what_the_others_wait_for(tmp_path, own_cache, monkeypatch):
     assert open_it() == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("name", ["numbers.npy", "checksums.json"])
+def test_zeros_in_a_kept_array_are_noticed(tmp_path, own_cache, name):
+    """A crash of the machine can leave a file of the right size with blocks of zeros."""
+    (tmp_path / "data").touch()
+
+    def open_it() -> list[int]:
+        cache = IndexCache("test", [tmp_path / "data"], [1])
+        made = {"numbers": np.arange(900)}
+        return cache.once(lambda numbers: numbers, ["numbers"], lambda: made).tolist()
+
+    assert open_it() == list(range(900))
+    (path,) = own_cache.glob(f"mlbert/test/*/{name}")
+    good = path.read_bytes()
+    zeros = bytes(len(good) // 2)
+    path.write_bytes(good[: -len(zeros)] + zeros)
+    assert open_it() == list(range(900))
+    assert path.read_bytes() == good
+
+
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=6), st.data())
 def test_even_mix_holds_each_bin_in_proportion(counts, data):
     bins, places = even_mix(np.asarray(counts))

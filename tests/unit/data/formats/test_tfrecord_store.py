@@ -90,14 +90,14 @@ def test_damaged_index_is_made_again(folder, cache):
 
 
 @pytest.mark.parametrize("name", ["starts", "sizes", "lengths"])
-def test_wrong_index_is_noticed(folder, cache, name):
+def test_wrong_index_is_made_again(folder, cache, name):
     TFRecordStore(folder)
     (path,) = cache.glob(f"*/{name}.npy")
     values = np.load(path)
     values[40] = 1 << 14
     np.save(path, values)
-    with user_error("data.damaged", folder / "part-00002-of-00003"):
-        TFRecordStore(folder).gather(np.arange(100))
+    assert_same_rows(TFRecordStore(folder).gather(np.arange(100)), random_rows(100))
+    assert np.load(path)[40] != 1 << 14
 
 
 def test_record_that_changed_after_opening(folder):

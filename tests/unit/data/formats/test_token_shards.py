@@ -140,9 +140,14 @@ def test_memory_of_shards_that_cannot_be_kept_is_limited(folder, monkeypatch):
 
 
 def test_a_full_disk(folder):
+    warnings: list[str] = []
     with largest_file(500):
-        assert all_tokens(opened(folder)) == EXPECTED
+        shards = TokenShards(open_texts(streams_of("", None, folder)), TOKENIZER, warnings.append)
+        assert all_tokens(shards) == EXPECTED
     assert not kept(folder)
+    (line,) = warnings
+    assert "cannot be written (File too large)" in line
+    assert "set XDG_CACHE_HOME to a folder on another disk" in line
 
 
 def test_openers_share_the_work(folder, monkeypatch):

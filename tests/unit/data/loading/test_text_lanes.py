@@ -17,6 +17,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from file_limits import largest_file
 from mlbert.data.formats.mds_order import SHUFFLES
 from mlbert.data.formats.streams import Mixture
 from mlbert.data.loading import text_lanes as module
@@ -26,9 +27,13 @@ from programs import wait_for, write_files
 from text_sets import sample_order
 
 
-def orders_of(sizes, shuffle="py1s", nodes=1, folder=Path("unused")) -> EpochOrders:
+def orders_of(
+    sizes, shuffle="py1s", nodes=1, folder=Path("unused"), warn=pytest.fail
+) -> EpochOrders:
     mixture = Mixture([np.asarray(sizes)], [sum(sizes)])
-    return EpochOrders(mixture, shuffle=shuffle, seed=3, canonical_nodes=nodes, folder=folder)
+    return EpochOrders(
+        mixture, shuffle=shuffle, seed=3, canonical_nodes=nodes, folder=folder, warn=warn
+    )
 
 
 def whole_order(orders: EpochOrders, epoch: int) -> np.ndarray:
@@ -227,19 +232,71 @@ def test_one_process_makes_an_order_for_all(folder, monkeypatch):
     assert made == [0, 1]
 
 
-@pytest.mark.parametrize("size", [0, 4 * 89, 4 * 90 + 1])
-def test_an_order_of_another_length_is_made_again(folder, size):
+ORDER_BYTES = 4 * 90 + 8
+
+
+def _zeros(path: Path) -> None:
+    path.write_bytes(bytes(ORDER_BYTES))
+
+
+def _zero_end(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:300] + bytes(60) + content[360:])
+
+
+def _next_epoch(path: Path) -> None:
+    wait_for(lambda: order_files(path.parents[1]) == ["0.order", "1.order"])
+    (other,) = path.parent.glob("*-1.order")
+    path.write_bytes(other.read_bytes())
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: os.truncate(path, 0),
+        lambda path: os.truncate(path, ORDER_BYTES - 1),
+        lambda path: os.truncate(path, ORDER_BYTES + 1),
+        _zeros,
+        _zero_end,
+        _next_epoch,
+    ],
+    ids=["empty", "short", "long", "zeros", "a block of zeros", "another order"],
+)
+def test_a_damaged_order_is_made_again(folder, damage):
     expected = whole_order(orders_of([40, 50], folder=folder), 0).tolist()
     (path,) = folder.glob("orders/*-0.order")
-    os.truncate(path, size)
+    good = path.read_bytes()
+    damage(path)
+    assert path.read_bytes() != good
     assert whole_order(orders_of([40, 50], folder=folder), 0).tolist() == expected
-    assert path.stat().st_size == 4 * 90
+    assert path.read_bytes() == good
 
 
 def test_without_a_writable_folder_the_order_is_in_memory(folder):
     (folder / "set").write_text("not a folder")
-    orders = orders_of([40, 50], "py2s", 2, folder / "set")
-    assert whole_order(orders, 0).tolist() == sample_order([40, 50], "py2s", 0, 2, 3).tolist()
+    warnings: list[str] = []
+    orders = orders_of([40, 50], "py2s", 2, folder / "set", warnings.append)
+    for epoch in range(2):
+        expected = sample_order([40, 50], "py2s", epoch, 2, 3).tolist()
+        assert whole_order(orders, epoch).tolist() == expected
+    (line,) = warnings
+    assert str(folder / "set") in line
+    assert "keep the local copy of the data on another disk" in line
+
+
+def test_a_full_disk_is_reported_once(folder, own_cache):
+    warnings: list[str] = []
+    orders = orders_of([40_000, 50_000], folder=own_cache / "mlbert/mds/x", warn=warnings.append)
+    with largest_file(1000):
+        found = whole_order(orders, 0)
+        assert found.tolist() == sample_order([40_000, 50_000], "py1s", 0, 1, 3).tolist()
+        whole_order(orders, 1)
+    assert warnings == [
+        f"warning: {own_cache}/mlbert/mds/x/orders/{orders._key}-0.order: cannot be written (File too large). Each "
+        "process on this machine therefore makes the order of the texts itself, in 1 MB of memory. Free 1 MB there, "
+        "or set XDG_CACHE_HOME to a folder on another disk."
+    ]
+    assert order_files(own_cache / "mlbert/mds/x") == []
 
 
 def test_dealing_c4_to_many_ranks():

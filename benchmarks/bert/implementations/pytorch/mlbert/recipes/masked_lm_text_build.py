@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import socket
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -69,12 +71,19 @@ def build(
             config[ScheduleConfig].max_steps,
             seed=seed,
             sum_over_ranks=sum_over_ranks,
+            local=(world.local_rank, world.local_world_size),
+            warn=warn if world.rank == 0 else _print_warning,
             **place,
         ),
         evaluation=text_run.make_evaluation_set(*texts, evaluation, **place),
         static_shape=text_run.budget_of(data, config[CorpusConfig]),
         export=functools.partial(_export, config[RunConfig].output_dir, model, found.vocabulary),
     )
+
+
+def _print_warning(line: str) -> None:
+    """Print a warning about this machine's disk, which rank 0 does not see."""
+    print(f"{socket.gethostname()}: {line}", file=sys.stderr, flush=True)
 
 
 def _export(

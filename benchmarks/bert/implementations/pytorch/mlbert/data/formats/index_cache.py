@@ -1,8 +1,8 @@
 """Caches of results that need reading whole data files: index arrays and content digests.
 
 Arrays are in the user's cache folder, ``$XDG_CACHE_HOME/mlbert`` (by default ``~/.cache/mlbert``), never with the data:
-one folder per set of files, one .npy per array. They are valid while every file has the same path, size and
-modification time. They are read as memory maps, which the processes of a machine share.
+one folder per set of files, one .npy per array, and the checksums of these files. They are valid while every file has
+the same path, size and modification time. They are read as memory maps, which the processes of a machine share.
 
 Content digests identify data without a manifest. `mlbert prepare verify` hashes every file and stores the digest of the
 set there too. It is valid while each file has the same name, size and modification time, even if the folder moves.
@@ -24,15 +24,19 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from mlbert.data.formats.checksums import file_xxh3
 from mlbert.data.formats.manifest import json_sha256, make_folder
 from mlbert.data.formats.mds_files import locked
 from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain, write_atomically
+from mlbert.host.json_files import read_json
 from mlbert.host.native import cache_folder
 
 _T = TypeVar("_T")
 _SHA256 = re.compile("[0-9a-f]{64}")
-_DAMAGED = OSError, ValueError, EOFError  # EOFError: an empty file
+_DAMAGED = OSError, ValueError, EOFError  # ValueError: also UserError; EOFError: an empty file
+_FORMAT = 2  # of the folder of a cache
+_CHECKSUMS = "checksums.json"  # XXH3 of each other file of a cache, by name
 
 
 class IndexCache:
@@ -48,7 +52,7 @@ class IndexCache:
         files = [
             (str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths
         ]
-        which, state = files[0][0], json.dumps([options, files])
+        which, state = files[0][0], json.dumps([_FORMAT, options, files])
         self._which, self._state = (
             hashlib.sha256(text.encode()).hexdigest()[:32] for text in (which, state)
         )
@@ -77,20 +81,29 @@ class IndexCache:
             return kind(**made)
 
     def _read(self, names: Sequence[str]) -> dict[str, Any]:
-        return {
-            name: np.load(self._kept / f"{name}.npy", mmap_mode="r").view(np.ndarray)
-            for name in names
-        }
+        """Return the maps of the stored arrays. Raises an exception of `_DAMAGED` if they are missing or damaged."""
+        checksums = read_json(self._kept / _CHECKSUMS, "Remove it")
+        found = {}
+        for name in names:
+            path = self._kept / f"{name}.npy"
+            if checksums.get(path.name) != file_xxh3(path):
+                raise ValueError(f"{path} is damaged")
+            found[name] = np.load(path, mmap_mode="r").view(np.ndarray)
+        return found
 
     def write(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Store arrays, and delete older ones of the same files. Write errors are ignored: the only cost is time at the
         next opening."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, UserError):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             temporary = Path(tempfile.mkdtemp(prefix=".index-", dir=self.folder))
             try:
+                checksums = {}
                 for name, array in arrays.items():
-                    np.save(temporary / f"{name}.npy", array)
+                    path = temporary / f"{name}.npy"
+                    np.save(path, array)
+                    checksums[path.name] = file_xxh3(path)
+                (temporary / _CHECKSUMS).write_text(json.dumps(checksums), encoding="utf-8")
                 newest = sorted(
                     self.folder.glob(f"{self._which}-*"), key=os.path.getmtime, reverse=True
                 )

@@ -201,6 +201,13 @@ def cache_of(identity: str) -> Path:
     return cache_folder() / "mds" / identity[:32]
 
 
+def other_disk(folder: Path) -> str:
+    """Return the advice, phrased to follow "or", on how to move a cache in ``folder`` to another disk."""
+    if cache_folder() in (folder, *folder.parents):
+        return "set XDG_CACHE_HOME to a folder on another disk"
+    return "keep the local copy of the data on another disk"
+
+
 def fetch_index(remote: str, cache: Path) -> bytes:
     """Return index.json of a set and store it in the cache folder. Raises UserError if it cannot be fetched, or if the
     folder has another set or cannot be written."""

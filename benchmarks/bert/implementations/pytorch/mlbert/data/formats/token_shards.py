@@ -26,7 +26,7 @@ import struct
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +35,7 @@ import numpy as np
 from mlbert.data.formats.checks import unknown_share
 from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.mds import UINT32, MdsReader
-from mlbert.data.formats.mds_files import BYTES, STR, locked
+from mlbert.data.formats.mds_files import BYTES, STR, locked, other_disk
 from mlbert.data.formats.ragged import offsets_of
 from mlbert.data.formats.streams import Stream, samples_of_epoch
 from mlbert.data.formats.tokenizer import Tokenizer
@@ -117,14 +117,22 @@ class TokenShards:
     Args:
         readers: the opened sets, with texts in the same column.
         tokenizer: tokenizes texts, and defines the valid ids of tokens.
+        warn: called with one line if tokens can be kept only in memory.
 
     Attributes:
         is_text: True if the set has texts, False if it has tokens, which are already cut and have special tokens.
         first: int64 [F+1], number of each shard's first text, and the number of all texts.
     """
 
-    def __init__(self, readers: Sequence[MdsReader], tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        readers: Sequence[MdsReader],
+        tokenizer: Tokenizer,
+        warn: Callable[[str], None] = lambda line: None,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._warn = warn
+        self._has_warned = False
         column = column_of(readers[0])
         assert column is not None, "open_texts checks the columns"
         self._column = column
@@ -212,7 +220,17 @@ class TokenShards:
         except UserError as error:
             if error.code != "file.unwritable":
                 raise
+            self._warn_of_memory(path, error)
         return self._remember(number, made or self._tokenised(number))
+
+    def _warn_of_memory(self, path: Path, error: UserError) -> None:
+        """Warn, once, that tokens are kept in memory because of ``error``."""
+        if not self._has_warned:
+            self._has_warned = True
+            self._warn(
+                f"warning: {error.subject}: {error.problem}. Each process on this machine therefore keeps tokens in "
+                f"memory, and tokenizes texts again. Free some space there, or {other_disk(path.parent)}."
+            )
 
     def _remember(self, number: int, made: TokenShard) -> TokenShard:
         self._in_memory[number] = made.tokens.nbytes + made.offsets.nbytes

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from mlbert.data.formats.checks import unknown_share
+from mlbert.data.formats.checksums import sharers
 from mlbert.data.formats.masking import Masking
 from mlbert.data.formats.mds import MdsReader
 from mlbert.data.formats.order import RankSlice, even_parts
@@ -90,6 +91,8 @@ class TextSource(StepSource):
         rate: step -> probability that a token is predicted.
         seed: of the masks.
         sum_over_ranks: collective that returns the sum of all ranks' arrays; for `state_dict`.
+        local: this process's number on its machine, and the number of processes there.
+        warn: called with one line if the cache of the set cannot be written, in one process for each such disk.
     """
 
     def __init__(
@@ -106,6 +109,8 @@ class TextSource(StepSource):
         rank: int = 0,
         world_size: int = 1,
         sum_over_ranks: Callable[[np.ndarray], np.ndarray] = lambda rows: rows,
+        local: tuple[int, int] = (0, 1),
+        warn: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.share = RankSlice(sequences_per_step, accumulation, rank, world_size)
         self.max_tokens = texts.max_seq_length
@@ -118,6 +123,7 @@ class TextSource(StepSource):
             )
         self._texts, self._rate, self._sum_over_ranks = texts, rate, sum_over_ranks
         self._masking = _masking(texts.tokenizer, seed)
+        self._local, self._warn = local, warn
         self._order: dict[str, Any] = {
             "shuffle": shuffle,
             "seed": shuffle_seed,
@@ -140,9 +146,12 @@ class TextSource(StepSource):
         """Open the set. Raises UserError if it is missing or has changed, or if the order is not available."""
         texts = self._texts
         readers = open_texts(texts.streams)
-        shards = TokenShards(readers, texts.tokenizer)
+        cache = readers[0].cache
+        part, _ = sharers(cache, self.share.rank, self.share.world_size, *self._local)
+        warn = self._warn if part == 0 else lambda line: None
+        shards = TokenShards(readers, texts.tokenizer, warn)
         mixture = texts.mixture(readers, self._order["seed"], self._order["shuffle"] is not None)
-        orders = EpochOrders(mixture, **self._order, folder=readers[0].cache)
+        orders = EpochOrders(mixture, **self._order, folder=cache, warn=warn)
         pieces = Pieces(shards, texts.tokenizer, texts.max_seq_length)
         all_lanes = self.share.global_units
         lanes: Lanes = WholeLanes(orders, all_lanes, self._mine)

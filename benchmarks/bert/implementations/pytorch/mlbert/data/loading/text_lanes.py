@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
-from mlbert.data.formats.mds_files import locked
+from mlbert.data.formats.mds_files import locked, other_disk
 from mlbert.data.formats.mds_order import epoch_length, places_at, shuffle_into
 from mlbert.data.formats.ragged import offsets_of
 from mlbert.data.formats.streams import Mixture
@@ -41,6 +42,9 @@ _SHARED_TEXTS = (
     1 << 20
 )  # smaller orders are made by every process, in less time than opening a file may take
 _STALE_SECONDS = 24 * 3600.0  # after which a file is deleted when another one is made
+_CHECKSUM_BYTES = 8  # at the end of an order's file: XXH3-64 of the name and the order
+_STORED_ORDERS = 2  # on disk at a time: this epoch's and the next one's
+_MEGABYTE = 10**6
 _KEPT_STEPS = 32  # cached positions, for returning from prefetched steps
 _MOST_EPOCHS = 3  # that a lane searches for a text that is not empty
 
@@ -49,13 +53,14 @@ class EpochOrders:
     """The orders of epochs, as in MosaicML Streaming. Thread-safe.
 
     Of the processes on a machine, one makes an epoch's order, in a file that all of them map, and the next epoch's in
-    the background.
+    the background. The file is the order and a checksum, which each process verifies.
 
     Args:
         mixture: draws the texts of each epoch.
         shuffle, seed, canonical_nodes: see `mlbert.data.formats.mds_order.shuffle_into`; without ``shuffle``, the order
             of the sets.
-        folder: for the files; if it is not writable, each process makes its orders.
+        folder: for the files; if they cannot be written there, each process makes its orders in memory.
+        warn: called with one line if this process makes its orders in memory.
     """
 
     def __init__(
@@ -66,8 +71,11 @@ class EpochOrders:
         seed: int,
         canonical_nodes: int,
         folder: Path,
+        warn: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._mixture, self._shuffle, self._nodes = mixture, shuffle, canonical_nodes
+        self._warn = warn
+        self._has_warned = False
         self._options: dict[str, Any] = {
             "shuffle": shuffle,
             "seed": seed,
@@ -81,7 +89,7 @@ class EpochOrders:
         self._lock = threading.Lock()
         self.length = epoch_length(self._num_texts, canonical_nodes)  # L
         made_from = (
-            f"1 {shuffle} {seed} {canonical_nodes} ".encode() + self._sizes.astype("<i8").tobytes()
+            f"2 {shuffle} {seed} {canonical_nodes} ".encode() + self._sizes.astype("<i8").tobytes()
         )
         made_from += b"" if mixture.is_whole else repr(mixture.samples).encode()
         self._key = hashlib.sha256(made_from).hexdigest()[:16]
@@ -120,15 +128,38 @@ class EpochOrders:
 
     def _make(self, epoch: int) -> np.ndarray:
         if self._num_texts >= _SHARED_TEXTS:
-            made = self._shared(epoch, wait=True)
-            if made is not None:
+            try:
+                made = self._shared(epoch, wait=True)
+            except (UserError, OSError) as error:
+                self._warn_of_memory(error)
+            else:
+                assert made is not None, "with wait=True there is always a result"
                 threading.Thread(
-                    target=self._shared, args=(epoch + 1, False), name="order", daemon=True
+                    target=self._make_ahead, args=(epoch + 1,), name="order", daemon=True
                 ).start()
                 return made
         made = np.empty(self._num_texts, self._dtype)
         self._fill(made, epoch)
         return made
+
+    def _make_ahead(self, epoch: int) -> None:
+        """Make an order's file unless another process is making it. If that fails, `_make` tries again."""
+        with contextlib.suppress(UserError, OSError):
+            self._shared(epoch, wait=False)
+
+    def _warn_of_memory(self, error: UserError | OSError) -> None:
+        """Warn, once, that the order is made in memory because of ``error``."""
+        if self._has_warned:
+            return
+        self._has_warned = True
+        subject = error.subject if isinstance(error, UserError) else str(self._folder)
+        problem = error.problem if isinstance(error, UserError) else error.strerror or repr(error)
+        needed = -(-_STORED_ORDERS * self._num_bytes // _MEGABYTE)
+        of_process = -(-self._num_bytes // _MEGABYTE)
+        self._warn(
+            f"warning: {subject}: {problem}. Each process on this machine therefore makes the order of the texts "
+            f"itself, in {of_process:,} MB of memory. Free {needed:,} MB there, or {other_disk(self._folder)}."
+        )
 
     def _fill(self, made: np.ndarray, epoch: int) -> None:
         """Fill int [N] with the text at each place of an epoch."""
@@ -141,29 +172,51 @@ class EpochOrders:
             made[:] = texts[made]
 
     def _shared(self, epoch: int, wait: bool) -> np.ndarray | None:
-        """Return the map of an order's file, making it if necessary; None if there can be no file, or if ``wait`` is
-        False and another process is making it."""
+        """Return the map of an order's file, making it if necessary; None if ``wait`` is False and another process is
+        making it. Raises UserError or OSError if there can be no file."""
         path = self._folder / f"{self._key}-{epoch}.order"
-        with contextlib.suppress(UserError, OSError):
-            if self._is_whole(path) or self._write(path, epoch, wait):
-                return np.memmap(path, self._dtype, "r", shape=(self._num_texts,)).view(np.ndarray)
+        found = self._stored(path)
+        if found is not None:
+            return found
+        with locked(path.with_name(self._key), wait) as is_mine:
+            if not is_mine:
+                return None
+            found = self._stored(path)  # another process may have made it in the meantime
+            if found is not None:
+                return found
+            self._delete_old(path.parent, epoch)
+            self._write(path, epoch)
+        return self._mapped(path)[0]
+
+    def _stored(self, path: Path) -> np.ndarray | None:
+        """Return the map of an order's file; None if it does not exist or is damaged, as a crash of the machine can
+        leave it."""
+        with contextlib.suppress(OSError):
+            if path.stat().st_size == self._num_bytes + _CHECKSUM_BYTES:
+                order, checksum = self._mapped(path)
+                if checksum == self._checksum(path, order):
+                    return order
         return None
 
-    def _is_whole(self, path: Path) -> bool:
-        """Return whether an order's file exists and was not cut short, as a crash of the machine can do."""
-        return path.exists() and path.stat().st_size == self._num_bytes
+    def _mapped(self, path: Path) -> tuple[np.ndarray, bytes]:
+        """Return the map of the order in a file, int [N], and the checksum after it. Raises OSError."""
+        content = np.memmap(path, np.uint8, "r").view(np.ndarray)
+        return content[: self._num_bytes].view(self._dtype), content[self._num_bytes :].tobytes()
 
-    def _write(self, path: Path, epoch: int, wait: bool) -> bool:
-        """Make an order's file unless it exists. Return False if another process has the lock and ``wait`` is False."""
-        with locked(path.with_name(self._key), wait) as is_mine:
-            if is_mine and not self._is_whole(
-                path
-            ):  # another process may have made it in the meantime
-                self._delete_old(path.parent, epoch)
-                with whole_file(path) as file:
-                    os.posix_fallocate(file.fileno(), 0, self._num_bytes)
-                    self._fill(np.memmap(file.name, self._dtype, "r+").view(np.ndarray), epoch)
-            return is_mine
+    def _checksum(self, path: Path, order: np.ndarray) -> bytes:
+        """Return the checksum of an order in the file of this name."""
+        digest = xxhash.xxh3_64(path.name.encode())
+        digest.update(order.data)
+        return digest.digest()
+
+    def _write(self, path: Path, epoch: int) -> None:
+        """Make an order's file. Raises UserError if the disk is full or not writable."""
+        with whole_file(path) as file:
+            os.posix_fallocate(file.fileno(), 0, self._num_bytes + _CHECKSUM_BYTES)
+            order = np.memmap(file.name, self._dtype, "r+", shape=(self._num_texts,))
+            self._fill(order.view(np.ndarray), epoch)
+            file.seek(self._num_bytes)
+            file.write(self._checksum(path, order.view(np.ndarray)))
 
     def _delete_old(self, folder: Path, epoch: int) -> None:
         past = {f"{self._key}-{earlier}.order" for earlier in range(epoch - 1)}

@@ -67,8 +67,8 @@ def inspect(
 def make_source(
     data: DataConfig, text: TextConfig, corpus: CorpusConfig, max_steps: int, **ranks: Any
 ) -> TextSource:
-    """Return this rank's share of the training texts; ``ranks``: the seed, rank, world_size and sum_over_ranks of
-    `TextSource`."""
+    """Return this rank's share of the training texts; ``ranks``: the seed, rank, world_size, sum_over_ranks,
+    local and warn of `TextSource`."""
     first = corpus.masking_rate
     last = first if corpus.masking_rate_end is None else corpus.masking_rate_end
     return TextSource(
