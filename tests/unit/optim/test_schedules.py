@@ -1,16 +1,18 @@
 """Schedules against the output of public reference programs (tests/assets/schedules)."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import given, strategies
 
 from mlbert.config.resolution import CommandLine, resolve
 from mlbert.config.sections import settings_by_key
 from mlbert.optim import schedules
 from mlbert.optim.config import SCHEDULE_SETTINGS, ScheduleConfig
 from mlbert.optim.schedules import SCHEDULES, Cosine, Linear, Polynomial, WarmupStableDecay
-from simple_recipe import simple_recipe
+from simple_recipe import simple_configuration, simple_recipe
 from user_errors import user_error
 
 ASSETS = Path(__file__).parents[2] / "assets" / "schedules"
@@ -173,10 +175,57 @@ MULTISTEP = {"schedule": "multistep", "lr_gamma": "0.5"}
         ),
         ({"schedule": "wsd"}, "config.missing", "LR_DECAY_STEPS"),
         ({"schedule": "wsd", "lr_decay_steps": "101"}, "config.conflict", "LR_DECAY_STEPS"),
+        ({"schedule": "wsd", "lr_decay_steps": "91"}, "config.conflict", "SCHEDULE=wsd"),
         ({"schedule": "linear", "lr_decay_end": "10"}, "config.conflict", "SCHEDULE=linear"),
+        (
+            {"schedule": "polynomial", "lr_decay_end": "10"},
+            "config.conflict",
+            "SCHEDULE=polynomial",
+        ),
         ({"schedule": "cosin"}, "config.choice", "SCHEDULE (flag --schedule)"),
     ],
 )
 def test_invalid_schedule_settings_are_errors(flags, code, subject, recipe, environ):
     with user_error(code, subject):
         resolve(recipe, environ, CommandLine({**flags, "max_steps": "100", "warmup_steps": "10"}))
+
+
+def test_a_milestone_in_the_warmup_is_a_warning(recipe, environ):
+    flags = MULTISTEP | {"max_steps": "100", "warmup_steps": "10"}
+    for first, expected in (("10", 1), ("11", 0)):
+        resolved = resolve(recipe, environ, CommandLine({**flags, "lr_milestones": first}))
+        found = [line for line in resolved.warnings if line.startswith("LR_MILESTONES begin at")]
+        assert len(found) == expected
+
+
+@given(
+    name=strategies.sampled_from(["linear", "cosine", "wsd"]),
+    max_steps=strategies.integers(1, 60),
+    warmup=strategies.integers(0, 70),
+    start=strategies.integers(-20, 0),
+    decay=strategies.integers(1, 70),
+    decay_end=strategies.none() | strategies.integers(1, 70),
+)
+def test_a_legal_schedule_never_jumps(name, max_steps, warmup, start, decay, decay_end):
+    """No step changes the rate by more than a full ramp or decay of its length does."""
+    config = simple_configuration(
+        schedule=name,
+        learning_rate=1.0,
+        max_steps=1000,
+        warmup_steps=0,
+        lr_decay_steps=decay if name == "wsd" else None,
+    )[ScheduleConfig].model_copy(
+        update={
+            "max_steps": max_steps,
+            "warmup_steps": warmup,
+            "start_warmup_step": start if name == "wsd" else 0,
+            "lr_decay_end": decay_end,
+        }
+    )
+    if list(config.contradictions()):
+        return
+    schedule = schedules.make(config)
+    rates = [schedule(step) for step in range(max(max_steps, decay_end or 0) + 2)]
+    length = decay if name == "wsd" else (decay_end or max_steps) - warmup
+    steepest = max(1 / max(warmup, 1) if warmup else 0.0, 1.58 / length)  # pi / 2 of the cosine
+    assert all(abs(after - before) <= steepest + 1e-9 for before, after in pairwise(rates)), rates

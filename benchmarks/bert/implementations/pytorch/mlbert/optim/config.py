@@ -166,6 +166,11 @@ class ScheduleConfig(Section):
         )
 
     @property
+    def ramp_end(self) -> int:
+        """First step after the warm-up; not above 0 without one."""
+        return self.start_warmup_step + self.num_warmup_steps
+
+    @property
     def milestones(self) -> tuple[int, ...] | None:
         """LR_MILESTONES as numbers. Raises ValueError: they are not ascending whole numbers above 0."""
         if self.lr_milestones is None:
@@ -189,20 +194,7 @@ class ScheduleConfig(Section):
                 yield Contradiction(
                     "config.missing", env, problem, f"Export {env}, or give --{key}"
                 )
-        end = self.lr_decay_end or self.max_steps
-        if self.schedule in ("linear", "cosine") and self.num_warmup_steps >= end:
-            problem = f"ends at step {end}, but the warm-up takes {self.num_warmup_steps} steps"
-            remedy = "Set a shorter warm-up, or a later LR_DECAY_END"
-            yield Contradiction("config.conflict", f"SCHEDULE={self.schedule}", problem, remedy)
-        if (
-            "lr_decay_steps" in reads
-            and self.lr_decay_steps is not None
-            and self.lr_decay_steps > end
-        ):
-            problem = f"{self.lr_decay_steps} is more than the {end} steps until the decay ends"
-            yield Contradiction(
-                "config.conflict", "LR_DECAY_STEPS", problem, "Set fewer, or more MAX_STEPS"
-            )
+        yield from self._contradictions_of_decay()
         if "lr_milestones" in reads:
             try:
                 _ = self.milestones
@@ -212,8 +204,41 @@ class ScheduleConfig(Section):
                     "config.value", "LR_MILESTONES", problem, "Give for example 800,1200"
                 )
 
+    def _contradictions_of_decay(self) -> Iterator[Contradiction]:
+        """Yield contradictions if the decay ends, or should have begun, before the warm-up ends."""
+        end = self.lr_decay_end or self.max_steps
+        name = f"SCHEDULE={self.schedule}"
+        # The lines of linear and cosine begin at num_warmup_steps, wherever the ramp ends. The polynomial one is the
+        # benchmark's, which ignores the warm-up, unless an own end of the decay is given.
+        decays_after_warmup = self.schedule in ("linear", "cosine")
+        has_own_end = self.schedule == "polynomial" and self.lr_decay_end is not None
+        if (decays_after_warmup and self.num_warmup_steps >= end) or (
+            has_own_end and self.ramp_end >= end
+        ):
+            problem = f"ends at step {end}, but the warm-up takes {self.num_warmup_steps} steps"
+            remedy = "Set a shorter warm-up, or a later LR_DECAY_END"
+            yield Contradiction("config.conflict", name, problem, remedy)
+        if self.schedule != "wsd" or self.lr_decay_steps is None:
+            return
+        decay_start = end - self.lr_decay_steps
+        if decay_start < 0:
+            problem = f"{self.lr_decay_steps} is more than the {end} steps until the decay ends"
+            remedy = "Set fewer, or more MAX_STEPS"
+            yield Contradiction("config.conflict", "LR_DECAY_STEPS", problem, remedy)
+        elif self.ramp_end > decay_start:
+            problem = (
+                f"its decay begins at step {decay_start}, but the warm-up ends at {self.ramp_end}"
+            )
+            remedy = "Set a shorter warm-up, fewer LR_DECAY_STEPS, or more MAX_STEPS"
+            yield Contradiction("config.conflict", name, problem, remedy)
+
     def oddities(self) -> Iterator[str]:
-        """Yield a sentence if the warm-up never ends."""
-        ramp_end = self.start_warmup_step + self.num_warmup_steps
-        if ramp_end > self.max_steps:
-            yield f"the warm-up ends at step {ramp_end}, after MAX_STEPS {self.max_steps}: LR is never reached"
+        """Yield a sentence if the warm-up never ends, or hides a milestone."""
+        if self.ramp_end > self.max_steps:
+            yield f"the warm-up ends at step {self.ramp_end}, after MAX_STEPS {self.max_steps}: LR is never reached"
+        milestones = self.milestones if self.schedule == "multistep" else None
+        if milestones and self.ramp_end > 0 and milestones[0] <= self.ramp_end:
+            yield (
+                f"LR_MILESTONES begin at step {milestones[0]}, but the warm-up ends at {self.ramp_end}: "
+                "LR is never reached"
+            )
