@@ -140,10 +140,10 @@ def test_settings_are_the_published_ones(
     """Only `CHANGES`, the folder, and the settings of the row differ."""
     environ = exports_of(published_step.CONFIGS[precision])
     published = resolve(RECIPES[environ["RECIPE"]], environ).as_configuration()
-    monkeypatch.setenv("OPS", "flash")
+    monkeypatch.setenv("OPS", "fmha")
     found = published_step.configured(precision, tmp_path, {"BATCHSIZE": "224"}).as_configuration()
     assert {name for name in found if found[name]["value"] != published[name]["value"]} == DIFFERENT
-    assert (found["BATCHSIZE"]["value"], found["OPS"]["value"]) == (224, "flash")
+    assert (found["BATCHSIZE"]["value"], found["OPS"]["value"]) == (224, "fmha")
     kept = ("PRECISION", "CUDA_GRAPH_MODE", "SHARDED_OPTIMIZER")
     assert [str(found[name]["value"]) for name in kept] == [precision, "full_iteration", "node"]
     assert found["FP8_FAST_ACCUMULATION"]["value"] == ("all" if precision == "fp8" else "forward")
@@ -253,13 +253,13 @@ def timed(seconds: float) -> dict[str, Any]:
 
 FAST = {
     f"attention: {form}": timed(seconds)
-    for form, seconds in (("triton", 2.0), ("flash", 1.0), ("plain", 0.5))
+    for form, seconds in (("triton", 2.0), ("fmha", 1.0), ("plain", 0.5))
 }
 PROVED = {
     "attention: triton": {"passed": True},
-    "attention without dropout: flash": {"passed": True},
+    "attention without dropout: fmha": {"passed": True},
 }
-REFUTED = {**PROVED, "attention dropout rate: flash": {"passed": False}}
+REFUTED = {**PROVED, "attention dropout rate: fmha": {"passed": False}}
 CLOCK = {"sm_mhz": 1755.0, "least_sm_mhz": 900.0}
 ADVICE: dict[str, tuple[int, dict[str, dict[str, Any]], list[str]]] = {
     "nothing special": (1, {}, ["tools/gpu_check.sh --run 2"]),
@@ -286,15 +286,15 @@ ADVICE: dict[str, tuple[int, dict[str, dict[str, Any]], list[str]]] = {
         1,
         {"ops": FAST, "checks": PROVED},
         [
-            "attention flash is the fastest form that passed its checks",
-            "OPS=flash tools/gpu_check.sh --run 2",
+            "attention fmha is the fastest form that passed its checks",
+            "OPS=fmha tools/gpu_check.sh --run 2",
         ],
     ),
     "a wrong form is faster": (
         1,
         {"ops": FAST, "checks": REFUTED},
         [
-            "fix the first failure (checks: attention dropout rate: flash",
+            "fix the first failure (checks: attention dropout rate: fmha",
             "--run 1 --resume",
             "next: tools/gpu_check",
         ],
@@ -333,4 +333,4 @@ def test_advice_depends_on_the_rows(case: str, tmp_path: Path) -> None:
     for words in expected:
         assert words in "\n".join(lines)
     assert ("saturates neither" in "\n".join(lines)) == (case == "a kernel waits")
-    assert ("flash is the fastest" in "\n".join(lines)) == (case == "another form is faster")
+    assert ("fmha is the fastest" in "\n".join(lines)) == (case == "another form is faster")

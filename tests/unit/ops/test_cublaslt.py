@@ -147,7 +147,7 @@ def test_non_contiguous_tensors(emulator):
 
 
 def test_linear_layers_use_cublaslt_on_cuda(emulator):
-    for choice in ("auto", "cublaslt", "flash"):
+    for choice in ("auto", "cublaslt"):
         assert {registry.select(choice, "cuda")[op] for op in FORMS} == {"cublaslt"}
         assert "cublasLt 13.0.0" in registry.describe("cuda")
     assert not any("cublaslt" in names for names in registry.available("cpu").values())

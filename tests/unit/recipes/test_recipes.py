@@ -38,9 +38,9 @@ def train_masked_lm(folder: Path, name: str, **changes: object) -> list[dict]:
         ("auto", "ops", "auto"),
         ("plain", "ops", "plain"),
         ("native", "ops", "native"),
-        ("flash", "ops", "triton"),
+        ("fmha", "ops", "triton"),
         ("fastest", "ops", "auto"),
-        ("flash", "plain", "plain"),
+        ("fmha", "plain", "plain"),
         ("auto", "apex", "apex"),
     ],
 )

@@ -7,7 +7,6 @@ Implementations:
              bfloat16, on processors with a matrix unit, the same algorithm in tiles
              (``csrc/cpu/ops_attention_tiles.c``), after it has reproduced the first kernel on a small problem
     triton   `mlbert.ops.triton.attention`
-    flash    PyTorch's FlashAttention 2, with dropout from PyTorch's generator instead of `key` and `rows`; opt-in
     fmha     `mlbert.ops.fmha`; opt-in
 
 All ops are `autograd.Function`s rather than `torch.library.custom_op`s: with torch 2.13 the latter add 60 us to a
@@ -31,8 +30,9 @@ from mlbert.ops.native_library import check_attention, is_bf16, library, pointer
 
 TILE_HEAD_SIZE = 32
 TRITON_HEAD_SIZES = (32, 64, 128)  # other sizes run plain
-HALF_TYPES = (torch.bfloat16, torch.float16)  # supported by flash and fmha
-FMHA_HEAD_SIZE, FMHA_LENGTH = 64, 512
+HALF_TYPES = (torch.bfloat16, torch.float16)  # supported by fmha
+FMHA_HEAD_SIZE = 64
+FMHA_LENGTH = 512  # tokens
 # Correct bfloat16 results differ by about 0.3 %; a wrong instruction or layout causes more than 10 %.
 _TILE_TOLERANCE = 0.02
 
@@ -74,7 +74,6 @@ def capture_obstacle(
     form = registry.selected(device)["attention"]
     unsupported = {
         "triton": head_size not in TRITON_HEAD_SIZES,
-        "flash": alibi or dtype not in HALF_TYPES,
         "fmha": head_size != FMHA_HEAD_SIZE or dtype not in HALF_TYPES or max_seqlen > FMHA_LENGTH,
     }
     if form in ("plain", "native"):
@@ -97,55 +96,6 @@ def _native(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, *settings: Any) ->
     """Run `attention` with a C kernel; ``settings`` are the other arguments of `native_attention`."""
     tiles = qkv.dtype == torch.bfloat16 and qkv.shape[3] % TILE_HEAD_SIZE == 0 and tiles_work()
     return native_attention(qkv, cu_seqlens, *settings, tiles=tiles)
-
-
-@registry.register("attention", "flash")
-def _flash(
-    qkv: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    dropout_p: float,
-    key: Key,
-    rows: Tensor | None,
-    alibi_slopes: Tensor | None = None,
-) -> Tensor:
-    """Run `attention` with PyTorch's kernel. Unsupported cases (float32, ALiBi) run plain."""
-    if qkv.dtype not in HALF_TYPES or alibi_slopes is not None:
-        return reference.attention(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes)
-    return _Flash.apply(qkv, cu_seqlens, max_seqlen, dropout_p)
-
-
-class _Flash(torch.autograd.Function):
-    """FlashAttention that reads Q, K and V in place and copies each gradient into its slice of the gradient of qkv.
-
-    The kernel does not write tokens after the last sequence, in output and gradients; we zero them. The copy cannot be
-    avoided, because the kernel allocates its three gradients.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float
-    ) -> Tensor:
-        ctx.settings = (max_seqlen, max_seqlen, dropout_p, False)
-        out, log_sums, *generator_state, _ = torch.ops.aten._flash_attention_forward(
-            *qkv.unbind(1), cu_seqlens, cu_seqlens, *ctx.settings, return_debug_mask=False
-        )
-        is_tail = torch.arange(qkv.shape[0], device=qkv.device) >= cu_seqlens[-1]
-        out.masked_fill_(is_tail[:, None, None], 0)
-        ctx.save_for_backward(qkv, cu_seqlens, is_tail, out, log_sums, *generator_state)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        qkv, cu_seqlens, is_tail, out, log_sums, *generator_state = ctx.saved_tensors
-        saved = (out, log_sums, cu_seqlens, cu_seqlens, *ctx.settings, *generator_state)
-        gradients = torch.ops.aten._flash_attention_backward(
-            d_out.contiguous(), *qkv.unbind(1), *saved
-        )
-        d_qkv, zero = torch.empty_like(qkv), qkv.new_zeros(())
-        for gradient, part in zip(gradients, d_qkv.unbind(1), strict=True):
-            torch.where(is_tail[:, None, None], zero, gradient, out=part)
-        return d_qkv, None, None, None
 
 
 def native_attention(

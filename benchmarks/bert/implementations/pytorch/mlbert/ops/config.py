@@ -40,10 +40,10 @@ class ComputeConfig(Section):
         unit="threads per rank",
         **Ranges.CPUS,
     )
-    ops: Literal[
-        "auto", "plain", "native", "triton", "cublaslt", "flash", "fmha", "fused", "fastest"
-    ] = setting(
-        "OPS", "Implementation of the ops; fastest: time all before the run.", default="auto"
+    ops: Literal["auto", "plain", "native", "triton", "cublaslt", "fmha", "fused", "fastest"] = (
+        setting(
+            "OPS", "Implementation of the ops; fastest: time all before the run.", default="auto"
+        )
     )
     cuda_graph_mode: Literal["none", "segmented", "full_iteration"] = setting(
         "CUDA_GRAPH_MODE",

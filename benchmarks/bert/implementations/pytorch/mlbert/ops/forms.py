@@ -8,7 +8,6 @@ applies the user's choice, and the public functions call `implementation`. The n
     triton   Triton kernels (`mlbert.ops.triton`): CUDA; for tests also CPU, with Triton's interpreter
              (TRITON_INTERPRET=1)
     cublaslt linear layers with cublasLt's epilogues (`mlbert.ops.cublaslt`), the other ops as in ``triton``: CUDA
-    flash    attention with PyTorch's FlashAttention, the other ops as in ``auto``: CUDA
     fmha     attention with ``csrc/fmha`` (`mlbert.ops.fmha`), if built, the other ops as in ``auto``: CUDA
     fused    FP8 products with GELU inside (`mlbert.ops.triton.product`), the other ops as in ``auto``: CUDA
 
@@ -29,7 +28,7 @@ import torch
 from mlbert.host.errors import UserError
 from mlbert.host.native import NativeUnavailable
 
-CHOICES = ("auto", "plain", "native", "triton", "cublaslt", "flash", "fmha", "fused", "fastest")
+CHOICES = ("auto", "plain", "native", "triton", "cublaslt", "fmha", "fused", "fastest")
 # Kind of device -> choice -> names to try for each op before plain.
 _PREFERENCES: dict[str, dict[str, tuple[str, ...]]] = {
     "cpu": {
@@ -43,10 +42,9 @@ _PREFERENCES: dict[str, dict[str, tuple[str, ...]]] = {
         "auto": ("cublaslt", "triton"),
         "triton": ("triton",),
         "cublaslt": ("cublaslt", "triton"),
-        "flash": ("flash", "cublaslt", "triton"),
         "fmha": ("fmha", "cublaslt", "triton"),
         "fused": ("fused", "cublaslt", "triton"),
-        "fastest": ("cublaslt", "triton", "fused", "fmha", "flash"),
+        "fastest": ("cublaslt", "triton", "fused", "fmha"),
     },
 }
 
