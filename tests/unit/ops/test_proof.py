@@ -13,9 +13,9 @@ from torch import Tensor
 from mlbert.cli.bench import CONFIGS
 from mlbert.config.bert_config import BertConfig
 from mlbert.ops import api as ops
-from mlbert.ops import device_cache, proof, reference
+from mlbert.ops import by_time, device_cache, proof, reference
 from mlbert.ops import forms as registry
-from mlbert.ops.proof import Problems, Sizes
+from mlbert.ops.problems import Problems, Sizes
 from user_errors import user_error
 
 CPU = torch.device("cpu")
@@ -251,7 +251,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 name,
             )
 
-    monkeypatch.setattr(proof, "time_launches", time_launches)
+    monkeypatch.setattr(by_time, "time_launches", time_launches)
     return set_times
 
 
@@ -268,7 +268,7 @@ def test_fastest_implementation_is_chosen(clock, monkeypatch, native, plain, lis
     lines = prove(choice="fastest")
     assert lines == [f"ops: {OP} runs {listed}"]
     assert registry.selected()[OP] == listed.partition(":")[0]
-    monkeypatch.setattr(proof, "time_launches", pytest.fail)
+    monkeypatch.setattr(by_time, "time_launches", pytest.fail)
     assert prove(choice="fastest") == lines, "times are cached"
 
 
