@@ -11,7 +11,7 @@ import pytest
 
 from mlbert.config.recipe import Recipe
 from mlbert.ops import api as ops
-from mlbert.ops import precision
+from mlbert.ops import peak
 from random_set import random_rows
 from simple_recipe import FOLDERS, simple_recipe
 from stored_sets import write_set
@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def small_peak_products() -> Iterator[None]:
     """Measure the peak of matrix products with small ones: each run measures it, in bfloat16 for seconds."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(precision.SIZES, "cpu", 256)
+        patch.setitem(peak.SIZES, "cpu", 256)
         yield
 
 

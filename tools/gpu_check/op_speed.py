@@ -19,7 +19,7 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.distributed.sharding import ShardLayout
 from mlbert.models.bert import BertForPreTraining
 from mlbert.ops import forms as registry
-from mlbert.ops.precision import gemm_peak_flops
+from mlbert.ops.peak import gemm_peak_flops
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
 from mlbert.programs.bench.step_time import LAMB

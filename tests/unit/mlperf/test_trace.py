@@ -37,8 +37,8 @@ COMMITTED = [
 PROGRAM = """
 import json, sys
 from mlbert.cli.main import main
-from mlbert.ops import precision
-precision.SIZES["cpu"] = 256
+from mlbert.ops import peak
+peak.SIZES["cpu"] = 256
 try:
     main(sys.argv[1:])
 finally:

@@ -1,13 +1,11 @@
 """Attention: error rule on awkward shapes, exact masks, no leaks between sequences."""
 
-import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from mlbert.ops import api as ops
 from mlbert.ops import forms as registry

@@ -121,10 +121,8 @@ def tiles_work() -> bool:
     if not library().attention_tiles_available():
         return False
     generator = torch.Generator().manual_seed(0)
-    bounds, rows = (
-        torch.tensor([0, 70, 71, 240], dtype=torch.int32),
-        torch.arange(240, dtype=torch.int32),
-    )
+    bounds = torch.tensor([0, 70, 71, 240], dtype=torch.int32)
+    rows = torch.arange(240, dtype=torch.int32)
     values = torch.randn(240, 3, 2, 64, generator=generator).bfloat16()
     results = []
     with torch.enable_grad():
@@ -147,12 +145,15 @@ class _NativeAttention(torch.autograd.Function):
         lengths = cu_seqlens.diff()
         # Long sequences first, so that the threads finish together.
         order = lengths.argsort(descending=True, stable=True).int()
-        ctx.longest, ctx.end = int(lengths.max()), int(cu_seqlens[-1])
+        ctx.longest = int(lengths.max())
+        ctx.end = int(cu_seqlens[-1])
         assert int(cu_seqlens[0]) == 0 <= int(lengths.min()), "cu_seqlens must increase from 0"
         assert ctx.end <= num_tokens, (
             f"cu_seqlens ends at {ctx.end}, but there are {num_tokens} tokens"
         )
-        ctx.threshold, ctx.key, ctx.tiles = threshold, key, tiles
+        ctx.threshold = threshold
+        ctx.key = key
+        ctx.tiles = tiles
         out = qkv.new_empty(num_tokens, num_heads, head_size)
         out[ctx.end :].zero_()
         statistics = torch.empty(num_tokens, num_heads, 2)
@@ -165,7 +166,8 @@ class _NativeAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         qkv, cu_seqlens, order, rows, slopes, statistics = ctx.saved_tensors
-        d_out, d_qkv = d_out.contiguous(), torch.empty_like(qkv)
+        d_out = d_out.contiguous()
+        d_qkv = torch.empty_like(qkv)
         d_qkv[ctx.end :].zero_()
         function = library().attention_tiles_backward if ctx.tiles else library().attention_backward
         arguments, _scratch = _arguments(ctx, qkv, cu_seqlens, order, rows, slopes)
@@ -184,28 +186,25 @@ def _arguments(
     """Return the leading arguments of both directions, and the scratch tensor, which must stay alive."""
     _, _, num_heads, head_size = qkv.shape
     threads = torch.get_num_threads()
-    floats = (
-        library().attention_tiles_scratch_floats
-        if ctx.tiles
-        else library().attention_scratch_floats
-    )
-    scratch = torch.empty(threads * floats(ctx.longest, head_size))
-    pointers = (
-        *(
-            pointer(qkv),
-            pointer(cu_seqlens, torch.int32),
-            pointer(order),
-            pointer(rows, torch.int32),
-        ),
+    if ctx.tiles:
+        floats = library().attention_tiles_scratch_floats(ctx.longest, head_size)
+    else:
+        floats = library().attention_scratch_floats(ctx.longest, head_size)
+    scratch = torch.empty(threads * floats)
+    arguments = (
+        pointer(qkv),
+        pointer(cu_seqlens, torch.int32),
+        pointer(order),
+        pointer(rows, torch.int32),
         pointer(slopes, torch.float32),
-    )
-    sizes = (order.numel(), num_heads, head_size, ctx.longest)
-    return (
-        *pointers,
-        *sizes,
+        order.numel(),
+        num_heads,
+        head_size,
+        ctx.longest,
         ctx.key,
         ctx.threshold,
         is_bf16(qkv),
         threads,
         pointer(scratch),
-    ), scratch
+    )
+    return arguments, scratch

@@ -33,25 +33,29 @@ from mlbert.ops import reference
 MAX_RATIO = 2.0
 FLOOR_STEPS = 0.25
 NUMBERS = 256
-MIN_DRAWS, MAX_DRAWS = 2, 32
+MIN_DRAWS = 2
+MAX_DRAWS = 32
+GRADIENT_SEED = 7
+EAGER_IS_NARROWER = ("attention", "dropout_add_layer_norm")
 Arguments = Callable[[int], tuple[Any, ...]]  # draw -> positional arguments of an op
 
 
 def draws_for(numbers: int) -> int:
     """Return how many draws to make if the smallest result of one draw has this many numbers."""
-    return min(MAX_DRAWS, max(MIN_DRAWS, math.ceil(NUMBERS / max(1, numbers)))) if numbers else 1
+    if not numbers:
+        return 1
+    needed = math.ceil(NUMBERS / numbers)
+    return min(MAX_DRAWS, max(MIN_DRAWS, needed))
 
 
 class _Size:
     """RMS of all added numbers, and the mean over draws of the largest magnitude. NaN stays NaN."""
 
     def __init__(self) -> None:
-        self._draws, self._count, self._squares, self._largest = (
-            0,
-            0,
-            0.0,
-            0.0,
-        )  # _largest is a sum over draws
+        self._draws = 0
+        self._count = 0
+        self._squares = 0.0
+        self._largest = 0.0  # sum over draws
 
     def add(self, x: Tensor) -> None:
         self._draws += 1
@@ -106,9 +110,9 @@ class ErrorRule:
     ) -> None:
         """Add one draw: name -> float64 result, ours, and PyTorch's variants, of which the worst counts."""
         for name, wanted in exact.items():
-            size, ours, theirs = self._sizes.setdefault(
-                name, (_Size(), _Size(), [_Size() for _ in rivals])
-            )
+            if name not in self._sizes:
+                self._sizes[name] = (_Size(), _Size(), [_Size() for _ in rivals])
+            size, ours, theirs = self._sizes[name]
             size.add(wanted.double())
             ours.add(found[name].double() - wanted.double())
             for error, rival in zip(theirs, rivals, strict=True):
@@ -116,9 +120,12 @@ class ErrorRule:
 
     def verdict(self) -> Verdict:
         """Return the result of the rule over all draws."""
-        ratios, table, why = [0.0], {}, ""
+        ratios = [0.0]
+        table = {}
+        why = ""
         for name, (size, ours, theirs) in self._sizes.items():
-            scales, errors = size.values(), ours.values()
+            scales = size.values()
+            errors = ours.values()
             rivals = [
                 max(values) for values in zip(*(their.values() for their in theirs), strict=True)
             ]
@@ -126,15 +133,13 @@ class ErrorRule:
             for kind, error, rival, scale in zip(kinds, errors, rivals, scales, strict=False):
                 allowed = MAX_RATIO * rival + self._floor * scale
                 # Written so that NaN fails.
-                if not error <= allowed:
+                if not error <= allowed and not why:
                     why = (
-                        why
-                        or f"{name}: {kind} error {error:.3e} is more than twice PyTorch's {rival:.3e}"
+                        f"{name}: {kind} error {error:.3e} is more than twice PyTorch's {rival:.3e}"
                     )
-                ratios.append(
-                    (MAX_RATIO * error / allowed if allowed else math.inf) if error else 0.0
-                )
-            table[name] = (errors[0] / (scales[0] or 1.0), rivals[0] / (scales[0] or 1.0))
+                ratios.append(_ratio(error, allowed))
+            rms = scales[0] or 1.0
+            table[name] = (errors[0] / rms, rivals[0] / rms)
         worst = max(ratios) if all(map(math.isfinite, ratios)) else None
         return Verdict(not why, worst, table, why)
 
@@ -157,19 +162,18 @@ def compare(
     """
     functions = pytorchs_own(op, dtype)
     floats = (x for x in drawn(0) if isinstance(x, Tensor) and x.is_floating_point())
-    rule = ErrorRule(
-        max(torch.finfo(x.dtype).eps for x in floats)
-    )  # of the coarsest, the activations
-    repeats, draw, draws = True, 0, 1
+    # The coarsest are the activations.
+    rule = ErrorRule(max(torch.finfo(x.dtype).eps for x in floats))
+    repeats = True
+    draw = 0
+    draws = 1
     while draw < draws:
         arguments = drawn(draw)
         exact = _results(functions[0], arguments, gradient_of, torch.float64)
-        found, again = (_results(form, arguments, gradient_of, dtype) for _ in range(2))
-        rule.add(
-            exact,
-            found,
-            [_results(function, arguments, gradient_of, dtype) for function in functions],
-        )
+        found = _results(form, arguments, gradient_of, dtype)
+        again = _results(form, arguments, gradient_of, dtype)
+        rivals = [_results(function, arguments, gradient_of, dtype) for function in functions]
+        rule.add(exact, found, rivals)
         repeats &= all(torch.equal(found[name], again[name]) for name in found)
         draws = draws_for(min(value.numel() for value in exact.values()))
         draw += 1
@@ -193,30 +197,32 @@ def _results(
         result = function(*prepared)
         out = result[0] if isinstance(result, tuple) else result
         kept = {"output": out.detach().clone()}
-        generator = torch.Generator(out.device).manual_seed(7)
-        gradient = (
-            torch.randn(out.shape, generator=generator, device=out.device).bfloat16().to(out.dtype)
-        )
+        generator = torch.Generator(out.device).manual_seed(GRADIENT_SEED)
+        gradient = torch.randn(out.shape, generator=generator, device=out.device)
+        gradient = gradient.bfloat16().to(out.dtype)
         gradients = torch.autograd.grad(out, [prepared[place] for place in gradient_of], gradient)
-    named = {
-        f"gradient of argument {p}": g.detach() for p, g in zip(gradient_of, gradients, strict=True)
-    }
-    return {**kept, **named}
+    for place, found in zip(gradient_of, gradients, strict=True):
+        kept[f"gradient of argument {place}"] = found.detach()
+    return kept
+
+
+def _ratio(error: float, allowed: float) -> float:
+    """Return the ratio of an error to (PyTorch's error + half the floor)."""
+    if not error:
+        return 0.0
+    return MAX_RATIO * error / allowed if allowed else math.inf
+
+
+def pytorchs_own(op: str, dtype: torch.dtype) -> list[Callable[..., Any]]:
+    """Return PyTorch's variants of an op: the reference and, below float32, the op as in PyTorch's eager models.
+
+    Those compute some ops in the dtype of the activations where the reference computes in float32.
+    """
+    plain: Callable[..., Any] = getattr(reference, op, None) or registry.form(op, "plain")
+    if dtype == torch.float32 or op not in EAGER_IS_NARROWER:
+        return [plain]
+    return [plain, functools.partial(plain, widen=_unchanged)]
 
 
 def _unchanged(x: Tensor) -> Tensor:
     return x
-
-
-# Ops that PyTorch's eager models compute in the dtype of the activations, and the reference in float32.
-_EAGER: dict[str, Callable[..., Any]] = {
-    "attention": functools.partial(reference.attention, widen=_unchanged),
-    "dropout_add_layer_norm": functools.partial(reference.dropout_add_layer_norm, widen=_unchanged),
-}
-
-
-def pytorchs_own(op: str, dtype: torch.dtype) -> list[Callable[..., Any]]:
-    """Return PyTorch's variants of an op: the reference and, below float32, the op as in PyTorch's eager models."""
-    eager = [_EAGER[op]] if op in _EAGER and dtype != torch.float32 else []
-    plain: Callable[..., Any] = getattr(reference, op, None) or registry.form(op, "plain")
-    return [plain, *eager]

@@ -60,7 +60,8 @@ def linear_qkv(x: Tensor, *weights_and_biases: Tensor) -> Tensor:
 @registry.register("linear", "cublaslt")
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, has_other_users: bool) -> Tensor:
     """See `mlbert.ops.api.linear`."""
-    return _CublasLtLinear.apply(x, 1, has_other_users, weight, *(() if bias is None else (bias,)))
+    biases = [] if bias is None else [bias]
+    return _CublasLtLinear.apply(x, 1, has_other_users, weight, *biases)
 
 
 @registry.register("linear_gelu", "cublaslt")
@@ -92,26 +93,25 @@ class _CublasLtLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, parts: int, has_other_users: bool, *tensors: Tensor) -> Tensor:
-        ctx.weights, biases = tensors[:parts], tensors[parts:]
-        ctx.bias_types, ctx.has_other_users = [bias.dtype for bias in biases], has_other_users
-        x, weight = x.contiguous(), in_type(ctx.weights, x.dtype)
+        ctx.weights = tensors[:parts]
+        biases = tensors[parts:]
+        ctx.bias_types = [bias.dtype for bias in biases]
+        ctx.has_other_users = has_other_users
+        x = x.contiguous()
+        weight = in_type(ctx.weights, x.dtype)
         bias = joined(biases).to(x.dtype) if biases else None
         ctx.save_for_backward(x, weight)
-        return (
-            F.linear(x, weight, bias)
-            if bias is None or parts == 1
-            else _with_bias(library(), x, weight, bias)
-        )
+        if bias is None or parts == 1:
+            return F.linear(x, weight, bias)
+        return _with_bias(library(), x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         d_out = d_out.contiguous()
-        d_bias = (
-            d_out.new_empty(d_out.shape[1], dtype=_gradient_type(ctx.weights, d_out))
-            if ctx.bias_types
-            else None
-        )
+        d_bias = None
+        if ctx.bias_types:
+            d_bias = d_out.new_empty(d_out.shape[1], dtype=_gradient_type(ctx.weights, d_out))
         d_weights = _weight_gradients(
             library(), ctx.weights, d_out, x, d_bias, last=not ctx.has_other_users
         )
@@ -131,8 +131,12 @@ class _FusedLinearGelu(torch.autograd.Function):
         exact: bool,
         needs_gradient: bool,
     ) -> Tensor:
-        ctx.lt, ctx.weight, ctx.bias_type, ctx.exact = lt, weight, bias.dtype, exact
-        x, narrow = x.contiguous(), in_type((weight,), x.dtype)
+        ctx.lt = lt
+        ctx.weight = weight
+        ctx.bias_type = bias.dtype
+        ctx.exact = exact
+        x = x.contiguous()
+        narrow = in_type((weight,), x.dtype)
         out, pre = _bias_gelu(lt, x, narrow, bias.to(x.dtype), exact, needs_gradient)
         ctx.save_for_backward(x, narrow, pre)
         return out
@@ -158,12 +162,13 @@ class _FusedFeedForward(torch.autograd.Function):
         exact: bool,
         needs_gradient: bool,
     ) -> Tensor:
-        ctx.lt, ctx.weights, ctx.bias_type, ctx.exact = lt, (w1, w2), b1.dtype, exact
-        x, w1, w2 = (
-            x.contiguous(),
-            in_type((w1,), x.dtype).contiguous(),
-            in_type((w2,), x.dtype).contiguous(),
-        )
+        ctx.lt = lt
+        ctx.weights = (w1, w2)
+        ctx.bias_type = b1.dtype
+        ctx.exact = exact
+        x = x.contiguous()
+        w1 = in_type((w1,), x.dtype).contiguous()
+        w2 = in_type((w2,), x.dtype).contiguous()
         inner, pre = _bias_gelu(lt, x, w1, b1.to(x.dtype), exact, needs_gradient)
         ctx.save_for_backward(x, w1, w2, inner, pre)
         return F.linear(inner, w2)
@@ -171,11 +176,11 @@ class _FusedFeedForward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         x, w1, w2, inner, pre = ctx.saved_tensors
-        first, second = ((weight,) for weight in ctx.weights)
+        first, second = ctx.weights
         d_out = d_out.contiguous()
-        (d_w2,) = _weight_gradients(ctx.lt, second, d_out, inner)
+        (d_w2,) = _weight_gradients(ctx.lt, (second,), d_out, inner)
         d_pre, d_b1 = _gelu_backward(ctx.lt, d_out, w2, pre, ctx.exact)
-        (d_w1,) = _weight_gradients(ctx.lt, first, d_pre, x)
+        (d_w1,) = _weight_gradients(ctx.lt, (first,), d_pre, x)
         d_x = d_pre @ w1 if ctx.needs_input_grad[1] else None
         return None, d_x, d_w1, d_b1.to(ctx.bias_type), d_w2, None, None
 
@@ -207,9 +212,11 @@ def _bias_gelu(
     lt: Library | None, x: Tensor, weight: Tensor, bias: Tensor, exact: bool, keep_pre: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Return gelu(x W^T + b), [T, F], and the pre-activation if ``keep_pre``."""
-    shape = x.shape[0], weight.shape[0]
-    if _has_gelu(lt, exact, x.dtype, shape[1]):
-        out, pre = x.new_empty(shape), x.new_empty(shape) if keep_pre else None
+    num_tokens = x.shape[0]
+    columns = weight.shape[0]
+    if _has_gelu(lt, exact, x.dtype, columns):
+        out = x.new_empty(num_tokens, columns)
+        pre = x.new_empty(num_tokens, columns) if keep_pre else None
         epilogue = Epilogue.GELU_AUX_BIAS if keep_pre else Epilogue.GELU_BIAS
         if _product(
             lt, out, x, weight, right_transposed=True, epilogue=epilogue, bias=bias, aux=pre
@@ -232,7 +239,8 @@ def _gelu_backward(
 ) -> tuple[Tensor, Tensor]:
     """Return (d_out W) gelu'(pre), [T, F], for d_out [T, D] and W [D, F], and its sum over tokens [F]."""
     if _has_gelu(lt, exact, pre.dtype, pre.shape[1]):
-        d_pre, d_bias = torch.empty_like(pre), pre.new_empty(pre.shape[1])
+        d_pre = torch.empty_like(pre)
+        d_bias = pre.new_empty(pre.shape[1])
         if _product(lt, d_pre, d_out, weight, epilogue=Epilogue.DGELU_BGRAD, bias=d_bias, aux=pre):
             return d_pre, d_bias
     return gelu_backward_apart(lt, d_out, weight, pre, exact)
@@ -263,10 +271,11 @@ def _weight_gradients(
         last: as in `mlbert.ops.weights.written`.
     """
     room = gradient_room(parts)
-    out, adds = room or (
-        x.new_empty(d_out.shape[1], x.shape[1], dtype=_gradient_type(parts, x)),
-        False,
-    )
+    if room is None:
+        out = x.new_empty(d_out.shape[1], x.shape[1], dtype=_gradient_type(parts, x))
+        adds = False
+    else:
+        out, adds = room
     options = {"left_transposed": True, "adds": adds}
     if d_bias is None or not _product(
         lt, out, d_out, x, **options, epilogue=Epilogue.BGRADB, bias=d_bias

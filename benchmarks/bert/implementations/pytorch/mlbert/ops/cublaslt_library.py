@@ -26,13 +26,10 @@ from mlbert.host import native
 
 WORKSPACE_BYTES = 32 << 20
 LARGEST_ALIGNMENT = 256
-FIRST, APART = (
-    0,
-    -1,
-)  # choices besides 1, 2, ...: the heuristic's first; without epilogue, see `choices`
-AUX_MULTIPLE = (
-    8  # required multiple of the columns if the epilogue writes or reads a pre-activation
-)
+FIRST = 0  # choice of the heuristic's first algorithm, besides 1, 2, ...
+APART = -1  # choice of a product without its epilogue, see `Library.choices`
+# Required multiple of the columns if the epilogue writes or reads a pre-activation.
+AUX_MULTIPLE = 8
 FP8_MULTIPLE = 16  # required multiple of every size and address of an FP8 product
 _TYPES = {
     torch.float32: 0,
@@ -42,8 +39,10 @@ _TYPES = {
     torch.float8_e5m2: 29,
 }
 _NO_TYPE = -1
-_COMPUTE_FLOAT32, _COMPUTE_TF32 = 68, 77
-_SUCCESS, _NO_ALGORITHM = 0, 1000
+_COMPUTE_FLOAT32 = 68
+_COMPUTE_TF32 = 77
+_SUCCESS = 0
+_NO_ALGORITHM = 1000
 _STATUS = {
     1: "NOT_INITIALIZED",
     3: "ALLOC_FAILED",
@@ -95,9 +94,8 @@ class MatmulProblem(NamedTuple):
 
     def __str__(self) -> str:
         types = " ".join(str(dtype).removeprefix("torch.") for dtype in self.types)
-        flags = "".join(
-            map(str, map(int, (self.left_transposed, self.right_transposed, self.fast, self.adds)))
-        )
+        options = (self.left_transposed, self.right_transposed, self.fast, self.adds)
+        flags = "".join(str(int(option)) for option in options)
         sizes = f"{self.rows}x{self.columns}x{self.inner}"
         return f"{sizes} {types} {self.epilogue.name} {flags} {' '.join(map(str, self.alignments))}"
 
@@ -110,21 +108,34 @@ class _Product(ctypes.Structure):
     """``struct product`` of ``csrc/mhalib/matmul.c``."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("m", "n", "k", "lda", "ldb", "ldd")),
-        *(
-            (name, ctypes.c_int32)
-            for name in ("type_a", "type_b", "type_d", "type_bias", "type_aux", "compute")
-        ),
-        *(
-            (name, ctypes.c_int32)
-            for name in ("transpose_a", "transpose_b", "epilogue", "fast_accumulation", "adds")
-        ),
+        ("m", ctypes.c_int64),
+        ("n", ctypes.c_int64),
+        ("k", ctypes.c_int64),
+        ("lda", ctypes.c_int64),
+        ("ldb", ctypes.c_int64),
+        ("ldd", ctypes.c_int64),
+        ("type_a", ctypes.c_int32),
+        ("type_b", ctypes.c_int32),
+        ("type_d", ctypes.c_int32),
+        ("type_bias", ctypes.c_int32),
+        ("type_aux", ctypes.c_int32),
+        ("compute", ctypes.c_int32),
+        ("transpose_a", ctypes.c_int32),
+        ("transpose_b", ctypes.c_int32),
+        ("epilogue", ctypes.c_int32),
+        ("fast_accumulation", ctypes.c_int32),
+        ("adds", ctypes.c_int32),
         ("choice", ctypes.c_int32),
-        *((name, ctypes.c_void_p) for name in ("a", "b", "d", "bias", "aux")),
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("scale_a", "scale_b", "scale_d", "amax_d", "workspace")
-        ),
+        ("a", ctypes.c_void_p),
+        ("b", ctypes.c_void_p),
+        ("d", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("aux", ctypes.c_void_p),
+        ("scale_a", ctypes.c_void_p),
+        ("scale_b", ctypes.c_void_p),
+        ("scale_d", ctypes.c_void_p),
+        ("amax_d", ctypes.c_void_p),
+        ("workspace", ctypes.c_void_p),
         ("workspace_bytes", ctypes.c_uint64),
         ("stream", ctypes.c_void_p),
     )
@@ -194,16 +205,23 @@ class Library:
         Raises:
             CublasLtError: cublasLt fails in any other way.
         """
-        rows, columns, inner = sizes = _sizes(out, left, right, left_transposed, right_transposed)
+        rows, columns, inner = _sizes(out, left, right, left_transposed, right_transposed)
         _check(out, left, right, bias, aux, rows if epilogue == Epilogue.BGRADB else columns)
         choice = FIRST
         if (self.choices or self.noted is not None) and scale_out is None:
-            types = left.dtype, right.dtype, out.dtype
-            alignments = tuple(map(_alignment, (out, left, right, bias, aux)))
-            transposed = left_transposed, right_transposed
-            choice = self._choice(
-                MatmulProblem(*sizes, types, *transposed, epilogue, fast, adds, alignments)
+            problem = MatmulProblem(
+                rows=rows,
+                columns=columns,
+                inner=inner,
+                types=(left.dtype, right.dtype, out.dtype),
+                left_transposed=left_transposed,
+                right_transposed=right_transposed,
+                epilogue=epilogue,
+                fast=fast,
+                adds=adds,
+                alignments=tuple(_alignment(x) for x in (out, left, right, bias, aux)),
             )
+            choice = self._choice(problem)
         if choice == APART:
             return False
         stream = 0
@@ -213,21 +231,38 @@ class Library:
             )
             stream = torch.cuda.current_stream(out.device).cuda_stream
         workspace = self._workspace(out.device, stream)
+        # Row-major: cublasLt's A is `right`, its B is `left`.
         call = _Product(
-            *(columns, rows, inner, right.shape[1], left.shape[1], columns),
-            *(_TYPES[right.dtype], _TYPES[left.dtype], _TYPES[out.dtype], _type(bias), _type(aux)),
-            *(
-                _compute(left.dtype),
-                right_transposed,
-                left_transposed,
-                epilogue,
-                fast,
-                adds,
-                choice,
-            ),
-            *(_address(x) for x in (right, left, out, bias, aux)),
-            *(_address(x) for x in (inverse_right, inverse_left, scale_out, amax_out, workspace)),
-            *(workspace.numel(), stream),
+            m=columns,
+            n=rows,
+            k=inner,
+            lda=right.shape[1],
+            ldb=left.shape[1],
+            ldd=columns,
+            type_a=_TYPES[right.dtype],
+            type_b=_TYPES[left.dtype],
+            type_d=_TYPES[out.dtype],
+            type_bias=_type(bias),
+            type_aux=_type(aux),
+            compute=_compute(left.dtype),
+            transpose_a=right_transposed,
+            transpose_b=left_transposed,
+            epilogue=epilogue,
+            fast_accumulation=fast,
+            adds=adds,
+            choice=choice,
+            a=_address(right),
+            b=_address(left),
+            d=_address(out),
+            bias=_address(bias),
+            aux=_address(aux),
+            scale_a=_address(inverse_right),
+            scale_b=_address(inverse_left),
+            scale_d=_address(scale_out),
+            amax_d=_address(amax_out),
+            workspace=_address(workspace),
+            workspace_bytes=workspace.numel(),
+            stream=stream,
         )
         status = self._code.mhalib_matmul(self._context(out.device), ctypes.byref(call))
         # The heuristic may return fewer algorithms than requested.
@@ -340,7 +375,8 @@ def _compiled() -> ctypes.CDLL:
     }
     for name, result in {**numbers, "close": None}.items():
         function = getattr(code, f"mhalib_{name}")
-        function.argtypes, function.restype = [context], result
+        function.argtypes = [context]
+        function.restype = result
     code.mhalib_product_bytes.restype = ctypes.c_size_t
     assert code.mhalib_product_bytes() == ctypes.sizeof(_Product), "struct product differs"
     return code

@@ -39,7 +39,8 @@ LAUNCHES = 5
 CACHE = "cublaslt"
 QUEUED_CYCLES = 4_000_000  # device clock cycles, 2 ms: time for the host to queue the timed work
 # Allowed difference relative to a result's norm, for another order of summation; larger for fast FP8 accumulation.
-ALLOWED, ALLOWED_FAST = 2**-7, 2**-5
+ALLOWED = 2**-7
+ALLOWED_FAST = 2**-5
 
 GELU = (Epilogue.GELU_BIAS, Epilogue.GELU_AUX_BIAS)
 CAN_BE_APART = (*GELU, Epilogue.DGELU_BGRAD, Epilogue.BGRADB)
@@ -97,29 +98,32 @@ def tune(
         return
     found = _known(device, say) if is_first else {}
     known = len(found)
-    for problem in (
-        problems if is_first else ()
-    ):  # the variant without epilogue precedes the problem itself
-        if str(problem) not in found:
-            found[str(problem)] = choose(
-                library, problem, device, timer or functools.partial(time_launches, device)
-            )
-        library.choices[problem] = found[str(problem)]
+    if is_first:
+        timer = timer or functools.partial(time_launches, device)
+        for problem in problems:  # the variant without epilogue precedes the problem itself
+            if str(problem) not in found:
+                found[str(problem)] = choose(library, problem, device, timer)
+            library.choices[problem] = found[str(problem)]
     # Offset so that choices start at 0; other ranks send 0, so MAX gives rank 0's.
     sent = torch.tensor([found[str(problem)] - APART if is_first else 0 for problem in problems])
     over_ranks(sent)
     library.choices.update(zip(problems, (sent + APART).tolist(), strict=True))
     for problem in problems:  # loads their kernels, which must not happen during graph capture
         operands = _Operands(problem, device)
-        (operands.multiply_apart if library.choices[problem] == APART else operands.multiply)(
-            library
-        )
-    if timed := len(found) - known:
+        if library.choices[problem] == APART:
+            operands.multiply_apart(library)
+        else:
+            operands.multiply(library)
+    timed = len(found) - known
+    if timed:
         device_cache.store(CACHE, device, found)
     chosen = [library.choices[problem] for problem in problems]
-    how = f"{chosen.count(APART)} apart from their epilogue, {sum(choice > 1 for choice in chosen)} not with the first"
+    apart = chosen.count(APART)
+    not_first = sum(choice > 1 for choice in chosen)
+    seconds = time.perf_counter() - started
     say(
-        f"cublasLt: {len(problems)} products, {timed} timed, {time.perf_counter() - started:.1f} s; {how} algorithm"
+        f"cublasLt: {len(problems)} products, {timed} timed, {seconds:.1f} s; "
+        f"{apart} apart from their epilogue, {not_first} not with the first algorithm"
     )
 
 
@@ -193,9 +197,8 @@ def _times(
             results = operands.results()
             expected = expected or [result.clone() for result in results]
             pairs = zip(results, expected, strict=True)
-            if all(
-                float((a - b).norm()) <= allowed * float(b.norm()) for a, b in pairs
-            ):  # False for NaN
+            # False for NaN.
+            if all(float((a - b).norm()) <= allowed * float(b.norm()) for a, b in pairs):
                 times[choice] = timer(lambda: operands.multiply(library))
         except CublasLtError:  # listed by the heuristic, but fails
             continue
@@ -209,23 +212,24 @@ class _Operands:
     """Random operands with a problem's sizes, dtypes and alignments."""
 
     def __init__(self, problem: MatmulProblem, device: torch.device) -> None:
-        self.problem, self._device = problem, device
-        rows, columns, inner = problem.rows, problem.columns, problem.inner
-        left, right, out = problem.types
-        places = problem.alignments
-        self.out = self._room((rows, columns), out, places[0])
-        self.left = self._random(
-            (inner, rows) if problem.left_transposed else (rows, inner), left, places[1]
-        )
-        self.right = self._random(
-            (columns, inner) if problem.right_transposed else (inner, columns), right, places[2]
-        )
-        sums = problem.epilogue == Epilogue.BGRADB
-        self.bias = (
-            self._random((rows if sums else columns,), out, places[3]) if places[3] else None
-        )
-        self.aux = self._random((rows, columns), out, places[4]) if places[4] else None
-        self._scale = torch.ones((), device=device) if left.itemsize == 1 else None
+        self.problem = problem
+        self._device = device
+        rows = problem.rows
+        columns = problem.columns
+        inner = problem.inner
+        left_type, right_type, out_type = problem.types
+        at_out, at_left, at_right, at_bias, at_aux = problem.alignments
+        left_shape = (inner, rows) if problem.left_transposed else (rows, inner)
+        right_shape = (columns, inner) if problem.right_transposed else (inner, columns)
+        self.out = self._room((rows, columns), out_type, at_out)
+        self.left = self._random(left_shape, left_type, at_left)
+        self.right = self._random(right_shape, right_type, at_right)
+        self.bias = None
+        if at_bias:
+            length = rows if problem.epilogue == Epilogue.BGRADB else columns
+            self.bias = self._random((length,), out_type, at_bias)
+        self.aux = self._random((rows, columns), out_type, at_aux) if at_aux else None
+        self._scale = torch.ones((), device=device) if left_type.itemsize == 1 else None
 
     def multiply(self, library: Library) -> bool:
         """Compute the product with the library's choice. Return whether that algorithm exists."""
@@ -248,7 +252,9 @@ class _Operands:
     ) -> bool:
         problem = self.problem
         return library.product(
-            *(self.out, self.left, self.right),
+            self.out,
+            self.left,
+            self.right,
             left_transposed=problem.left_transposed,
             right_transposed=problem.right_transposed,
             epilogue=epilogue,

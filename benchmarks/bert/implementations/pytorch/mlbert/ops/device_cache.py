@@ -23,6 +23,8 @@ from mlbert.host import native
 from mlbert.host.json_files import add_checksum, parse_checksummed
 from mlbert.ops import cublaslt
 
+SOURCE_SUFFIXES = (".py", ".c", ".h", ".cu")
+
 
 def load(
     name: str, device: torch.device, say: Callable[[str], object], *facts: str
@@ -60,24 +62,19 @@ def store(name: str, device: torch.device, found: Mapping[str, Any], *facts: str
 
 
 def _file(name: str, device: torch.device, facts: tuple[str, ...]) -> Path:
-    digest = hashlib.sha256(
-        json.dumps([*_software(), *facts, *_hardware(device)]).encode()
-    ).hexdigest()
+    all_facts = [*_software(), *facts, *_hardware(device)]
+    digest = hashlib.sha256(json.dumps(all_facts).encode()).hexdigest()
     return native.cache_folder() / f"{name}-{digest[:32]}.json"
 
 
 def _hardware(device: torch.device) -> list[str]:
     if device.type != "cuda":
         return [device.type, str(torch.backends.cpu.get_cpu_capability())]
-    properties, driver = (
-        torch.cuda.get_device_properties(device),
-        Path("/proc/driver/nvidia/version"),
-    )
-    facts = [
-        properties.name,
-        f"{properties.major}.{properties.minor}",
-        driver.read_text() if driver.exists() else "",
-    ]
+    properties = torch.cuda.get_device_properties(device)
+    driver = Path("/proc/driver/nvidia/version")
+    driver_version = driver.read_text() if driver.exists() else ""
+    capability = f"{properties.major}.{properties.minor}"
+    facts = [properties.name, capability, driver_version]
     with contextlib.suppress(native.NativeUnavailable):
         facts.append(str(cublaslt.library().version))
     return facts
@@ -88,14 +85,12 @@ def _software() -> tuple[str, ...]:
     """Return the versions of compute libraries, and a hash of all kernel sources."""
     sources = hashlib.sha256()
     folders = (Path(__file__).parent, native.SOURCE_FOLDER.parent)
-    for path in sorted(
-        p for f in folders for p in f.rglob("*") if p.suffix in (".py", ".c", ".h", ".cu")
-    ):
+    files = [file for folder in folders for file in folder.rglob("*")]
+    for path in sorted(file for file in files if file.suffix in SOURCE_SUFFIXES):
         sources.update(path.name.encode() + path.read_bytes())
-    installed = [(one.name or "", one.version) for one in importlib.metadata.distributions()]
-    packages = [
-        f"{name} {version}"
-        for name, version in installed
-        if name == "triton" or name.startswith("nvidia-")
-    ]
-    return (torch.__version__, str(torch.version.cuda), *sorted(set(packages)), sources.hexdigest())
+    packages = set()
+    for installed in importlib.metadata.distributions():
+        name = installed.name or ""
+        if name == "triton" or name.startswith("nvidia-"):
+            packages.add(f"{name} {installed.version}")
+    return (torch.__version__, str(torch.version.cuda), *sorted(packages), sources.hexdigest())

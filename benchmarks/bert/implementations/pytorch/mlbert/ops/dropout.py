@@ -75,7 +75,8 @@ def _step_key(seed: int, step: int) -> int:
 
 def dropout_keys(seed: int, step: int, num_layers: int, num_sites: int) -> Tensor:
     """Return `dropout_key` of all layers and sites: bits as int32 [num_layers, num_sites] on the CPU."""
-    layer, site = torch.arange(num_layers)[:, None], torch.arange(num_sites)
+    layer = torch.arange(num_layers)[:, None]
+    site = torch.arange(num_sites)
     keys = _mix32_tensor(((_step_key(seed, step) + GOLDEN) & MASK32) ^ layer)
     keys = _mix32_tensor(((keys + GOLDEN) & MASK32) ^ site)
     return torch.where(keys > MASK32 >> 1, keys - (1 << 32), keys).int()

@@ -57,43 +57,48 @@ def _native(
     segment: Tensor,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    tables = (word, position, segment)
     # The kernels read float32 tables; converting another table would cost more than the op.
-    if (
-        any(table.dtype != torch.float32 for table in tables)
-        or (dtype or word.dtype) not in ACTIVATION_TYPES
-    ):
-        return reference.embedding_sum(input_ids, segment_ids, position_ids, *tables, dtype)
+    are_float32 = all(table.dtype == torch.float32 for table in (word, position, segment))
+    out_type = dtype or word.dtype
+    if not are_float32 or out_type not in ACTIVATION_TYPES:
+        return reference.embedding_sum(
+            input_ids, segment_ids, position_ids, word, position, segment, dtype
+        )
     _check_ids(input_ids, word)
     _check_ids(position_ids, position)
     _check_ids(segment_ids, segment)
-    return _EmbeddingSum.apply((input_ids, position_ids, segment_ids), dtype or word.dtype, *tables)
+    ids = (input_ids, position_ids, segment_ids)
+    return _EmbeddingSum.apply(ids, out_type, word, position, segment)
 
 
 def _check_ids(ids: Tensor, table: Tensor) -> None:
     if ids.numel() == 0:
         return
     low, high = (int(x) for x in ids.aminmax())
-    if low < 0 or high >= table.shape[0]:
-        raise IndexError(
-            f"id {low if low < 0 else high} is not in an embedding table of {table.shape[0]} rows"
-        )
+    num_rows = table.shape[0]
+    if low < 0 or high >= num_rows:
+        wrong = low if low < 0 else high
+        raise IndexError(f"id {wrong} is not in an embedding table of {num_rows} rows")
 
 
 class _EmbeddingSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, ids: tuple[Tensor, ...], dtype: torch.dtype, *tables: Tensor) -> Tensor:
-        ids, tables = (
-            tuple(x.contiguous() for x in ids),
-            tuple(table.contiguous() for table in tables),
-        )
+        ids = tuple(x.contiguous() for x in ids)
+        tables = tuple(table.contiguous() for table in tables)
         assert len({x.shape for x in ids}) == 1, "three ids per token"
         assert len({table.shape[1] for table in tables}) == 1, "tables must have the same width"
-        out = torch.empty(ids[0].numel(), tables[0].shape[1], dtype=dtype)
+        num_tokens = ids[0].numel()
+        hidden = tables[0].shape[1]
+        out = torch.empty(num_tokens, hidden, dtype=dtype)
         library().embedding_forward(
             *(pointer(x, torch.int64) for x in ids),
             *(pointer(table) for table in tables),
-            *(*out.shape, is_bf16(out), torch.get_num_threads(), pointer(out)),
+            num_tokens,
+            hidden,
+            is_bf16(out),
+            torch.get_num_threads(),
+            pointer(out),
         )
         ctx.save_for_backward(*ids)
         ctx.shapes = [table.shape for table in tables]
@@ -101,10 +106,16 @@ class _EmbeddingSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        d_out, gradients = d_out.contiguous(), tuple(torch.zeros(shape) for shape in ctx.shapes)
+        d_out = d_out.contiguous()
+        num_tokens, hidden = d_out.shape
+        gradients = tuple(torch.zeros(shape) for shape in ctx.shapes)
         library().embedding_backward(
             *(pointer(x) for x in ctx.saved_tensors),
-            *(pointer(d_out), *d_out.shape, is_bf16(d_out), torch.get_num_threads()),
+            pointer(d_out),
+            num_tokens,
+            hidden,
+            is_bf16(d_out),
+            torch.get_num_threads(),
             *(pointer(gradient) for gradient in gradients),
         )
         return None, None, *gradients

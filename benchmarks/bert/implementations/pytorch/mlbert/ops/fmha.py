@@ -87,10 +87,12 @@ def load(path: Path) -> ctypes.CDLL:
         code = ctypes.CDLL(str(path))
     except OSError as error:
         raise NativeUnavailable(f"{path.name} does not load: {error}") from error
-    problem, address = ctypes.POINTER(_Problem), ctypes.c_void_p
+    problem = ctypes.POINTER(_Problem)
+    address = ctypes.c_void_p
     code.fmha_forward.argtypes = [problem, address, address, address]
     code.fmha_backward.argtypes = [problem, *[address] * 6]
-    code.fmha_error.argtypes, code.fmha_error.restype = [ctypes.c_int], ctypes.c_char_p
+    code.fmha_error.argtypes = [ctypes.c_int]
+    code.fmha_error.restype = ctypes.c_char_p
     code.fmha_problem_bytes.restype = ctypes.c_size_t
     assert code.fmha_problem_bytes() == ctypes.sizeof(_Problem), "fmha_problem differs"
     return code
@@ -132,7 +134,8 @@ class _FmhaAttention(torch.autograd.Function):
         max_seqlen, threshold, key, rows, slopes = settings
         check_attention(qkv, rows, threshold, slopes)
         num_tokens, _, num_heads, _ = qkv.shape
-        ctx.max_seqlen, ctx.threshold = max_seqlen, threshold
+        ctx.max_seqlen = max_seqlen
+        ctx.threshold = threshold
         # A key on the device must stay alive until backward; a number is passed by value.
         ctx.key, key_place = (0, key) if isinstance(key, Tensor) else (key & MASK32, None)
         out = qkv.new_empty(num_tokens, num_heads, FMHA_HEAD_SIZE)
@@ -144,7 +147,8 @@ class _FmhaAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, out, log_sums = ctx.saved_tensors
-        d_qkv, d_query = torch.empty_like(inputs[0]), None
+        d_qkv = torch.empty_like(inputs[0])
+        d_query = None
         if ctx.max_seqlen > _KEYS_AT_ONCE:
             d_query = torch.empty(out.shape, dtype=torch.float32, device=out.device)
         _call("fmha_backward", ctx, inputs, out, log_sums, d_out.contiguous(), d_query, d_qkv)

@@ -75,16 +75,17 @@ def product(
         out: output tensor; by default a new one.
     """
     if not a.numel():
-        zeros = (
-            torch.empty(a.shape[0], b.shape[0], dtype=dtype, device=a.device)
-            if out is None
-            else out
-        )
-        return zeros.zero_()
-    result: Tensor = registry.implementation("fp8_product", a)(
-        a, b, inverses, dtype, fast, bias, out
-    )
+        return _result_room(a, b, dtype, out).zero_()
+    implementation = registry.implementation("fp8_product", a)
+    result: Tensor = implementation(a, b, inverses, dtype, fast, bias, out)
     return result
+
+
+def _result_room(a: Tensor, b: Tensor, dtype: torch.dtype, out: Tensor | None) -> Tensor:
+    """Return the tensor for a product's result, [M, N]."""
+    if out is not None:
+        return out
+    return torch.empty(a.shape[0], b.shape[0], dtype=dtype, device=a.device)
 
 
 def _plain_product(
@@ -98,7 +99,9 @@ def _plain_product(
 ) -> Tensor:
     del fast
     result = (a.float() * inverses[0]) @ (b.float() * inverses[1]).t()
-    result = (result if bias is None else result + bias).to(dtype)
+    if bias is not None:
+        result = result + bias
+    result = result.to(dtype)
     return result if out is None else out.copy_(result)
 
 
@@ -111,13 +114,16 @@ def _scaled_product(
     bias: Tensor | None,
     out: Tensor | None,
 ) -> Tensor:
-    fused_bias = (
-        bias if dtype != torch.float32 else None
-    )  # PyTorch has no float32 product with a bias
-    options: dict[str, Any] = {"bias": fused_bias, "out_dtype": dtype, "use_fast_accum": fast}
-    options |= {} if out is None else {"out": out}
-    result = torch._scaled_mm(a, b.t(), *inverses, **options)
-    return result if bias is None or bias is fused_bias else result + bias
+    # PyTorch has no float32 product with a bias.
+    is_fused = bias is not None and dtype != torch.float32
+    options: dict[str, Any] = {"out_dtype": dtype, "use_fast_accum": fast}
+    if is_fused:
+        options["bias"] = bias
+    if out is not None:
+        options["out"] = out
+    inverse_a, inverse_b = inverses
+    result = torch._scaled_mm(a, b.t(), inverse_a, inverse_b, **options)
+    return result if bias is None or is_fused else result + bias
 
 
 def _library_product(
@@ -130,20 +136,20 @@ def _library_product(
     out: Tensor | None,
 ) -> Tensor:
     if bias is None or dtype != torch.float32:
-        result = (
-            torch.empty(a.shape[0], b.shape[0], dtype=dtype, device=a.device)
-            if out is None
-            else out
+        result = _result_room(a, b, dtype, out)
+        inverse_a, inverse_b = inverses
+        is_done = cublaslt.library().product(
+            result,
+            a,
+            b,
+            right_transposed=True,
+            epilogue=Epilogue.NONE if bias is None else Epilogue.BIAS,
+            bias=bias,
+            inverse_left=inverse_a,
+            inverse_right=inverse_b,
+            fast=fast,
         )
-        options: dict[str, Any] = {
-            "inverse_left": inverses[0],
-            "inverse_right": inverses[1],
-            "fast": fast,
-        }
-        epilogue = Epilogue.NONE if bias is None else Epilogue.BIAS
-        if cublaslt.library().product(
-            result, a, b, right_transposed=True, epilogue=epilogue, bias=bias, **options
-        ):
+        if is_done:
             return result
     return _scaled_product(a, b, inverses, dtype, fast, bias, out)
 
@@ -186,20 +192,26 @@ def _product_gelu_backward(
 ) -> tuple[Quantised, Tensor]:
     """Return (a b^T) gelu'(pre + bias) in FP8, and its sum over tokens, float32 [F]; as `_product_gelu`, with an
     implementation of ``fp8_gelu_backward``."""
-    return gelu(multiply(a, b, inverses, pre.dtype, fast, None, None), pre, *rest, **cast)
+    d_inner = multiply(a, b, inverses, pre.dtype, fast, None, None)
+    return gelu(d_inner, pre, *rest, **cast)
 
 
 def _selected(op: str) -> Form:
     return lambda x, *arguments, **options: registry.implementation(op, x)(x, *arguments, **options)
 
 
-_PLAIN = _plain_product, plain_gelu, plain_gelu_backward
-_SELECTED = product, _selected("fp8_gelu"), _selected("fp8_gelu_backward")
-for _name in ("plain", "native", "triton", "cublaslt"):
-    _multiply, _gelu, _slope = _PLAIN if _name == "plain" else _SELECTED
-    registry.register("fp8_product_gelu", _name)(functools.partial(_product_gelu, _multiply, _gelu))
-    registry.register("fp8_product_gelu_backward", _name)(
-        functools.partial(_product_gelu_backward, _multiply, _slope)
+def _register_products_with_gelu(name: str, multiply: Form, gelu: Form, slope: Form) -> None:
+    """Register a product and a GELU kernel, or its derivative, as one op."""
+    forward = functools.partial(_product_gelu, multiply, gelu)
+    backward = functools.partial(_product_gelu_backward, multiply, slope)
+    registry.register("fp8_product_gelu", name)(forward)
+    registry.register("fp8_product_gelu_backward", name)(backward)
+
+
+_register_products_with_gelu("plain", _plain_product, plain_gelu, plain_gelu_backward)
+for _name in ("native", "triton", "cublaslt"):
+    _register_products_with_gelu(
+        _name, product, _selected("fp8_gelu"), _selected("fp8_gelu_backward")
     )
 
 
@@ -244,9 +256,8 @@ def attention_output(
         reader: row of the FP8 linear layer that reads the result, or None.
     """
     table.note_pass()
-    return _hidden(
-        _AttentionOutput.apply(context, residual, weight, table, row, reader, *norm), reader
-    )
+    outputs = _AttentionOutput.apply(context, residual, weight, table, row, reader, *norm)
+    return _hidden(outputs, reader)
 
 
 def feed_forward(
@@ -272,10 +283,8 @@ def feed_forward(
         reader: as in `attention_output`.
     """
     table.note_pass()
-    return _hidden(
-        _FP8FeedForward.apply(x, residual, small, *weights, exact, table, row, reader, *norm),
-        reader,
-    )
+    outputs = _FP8FeedForward.apply(x, residual, small, *weights, exact, table, row, reader, *norm)
+    return _hidden(outputs, reader)
 
 
 def cast(op: str, table: FP8Scaling, row: int, kind: int, *arguments: Any, **options: Any) -> Any:
@@ -283,7 +292,8 @@ def cast(op: str, table: FP8Scaling, row: int, kind: int, *arguments: Any, **opt
 
     Until the scales are calibrated, run it twice, first only to find the maximum.
     """
-    form, scale = registry.implementation(op, arguments[0]), table.scale[row, kind]
+    form = registry.implementation(op, arguments[0])
+    scale = table.scale[row, kind]
     if not table.is_calibrated:
         seen = torch.zeros_like(scale)
         form(*arguments, scale=scale, amax=seen, **options)
@@ -336,7 +346,8 @@ def _weight_gradients(
     d_out: Quantised, x_columns: Tensor, table: FP8Scaling, row: int, parts: Sequence[Tensor]
 ) -> tuple[Tensor | None, ...]:
     """Return d_out^T x, one tensor per part of the weight [F, D]; None if written in place."""
-    room, scales = gradient_room(parts), (table.inverse[row, GRADIENT], table.inverse[row, INPUT])
+    room = gradient_room(parts)
+    scales = (table.inverse[row, GRADIENT], table.inverse[row, INPUT])
     out = None if room is None or room.adds else room.out
     d_weight = product(
         d_out.columns, x_columns, scales, torch.float32, fast=table.products.fast, out=out
@@ -362,13 +373,13 @@ class _FP8Linear(torch.autograd.Function):
         parts: int,
         *tensors: Tensor,
     ) -> Tensor:
-        weights, biases, products = tensors[:parts], tensors[parts:], table.products_of(row)
+        weights = tensors[:parts]
+        biases = tensors[parts:]
+        products = table.products_of(row)
         bias = joined(biases).to(x.dtype) if biases else None
-        ctx.place, ctx.weights, ctx.types = (
-            (table, row),
-            weights,
-            [tensor.dtype for tensor in tensors],
-        )
+        ctx.place = (table, row)
+        ctx.weights = weights
+        ctx.types = [tensor.dtype for tensor in tensors]
         if small is None and (products.forward or products.weight_gradient):
             small = quantise(x, table, row, INPUT)
         copies = None
@@ -381,24 +392,26 @@ class _FP8Linear(torch.autograd.Function):
         else:
             out = F.linear(x, in_type(weights, x.dtype), bias)
         # Operands of backward: the transposed FP8 copies for products in FP8, else the originals.
-        ctx.save_for_backward(
-            small.columns if products.weight_gradient and small is not None else x,
-            copies.columns
-            if products.input_gradient and copies is not None
-            else in_type(weights, x.dtype),
-        )
+        kept_x = x
+        if products.weight_gradient and small is not None:
+            kept_x = small.columns
+        if products.input_gradient and copies is not None:
+            kept_weight = copies.columns
+        else:
+            kept_weight = in_type(weights, x.dtype)
+        ctx.save_for_backward(kept_x, kept_weight)
         return out
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        (x, weight), (table, row), has_bias = (
-            ctx.saved_tensors,
-            ctx.place,
-            len(ctx.types) > len(ctx.weights),
-        )
-        products, d_out = table.products_of(row), d_out.contiguous()
+        x, weight = ctx.saved_tensors
+        table, row = ctx.place
+        has_bias = len(ctx.types) > len(ctx.weights)
+        products = table.products_of(row)
+        d_out = d_out.contiguous()
         small: Any = None
-        d_x = d_bias = None
+        d_x = None
+        d_bias = None
         if not (products.input_gradient or products.weight_gradient):
             d_bias = d_out.sum(0, dtype=torch.float32) if has_bias else None
         elif has_bias:
@@ -407,21 +420,18 @@ class _FP8Linear(torch.autograd.Function):
             )
         else:
             small = quantise(d_out, table, row, GRADIENT)
-        if ctx.needs_input_grad[0]:
-            d_x = (
-                _input_gradient(small, weight, table, row, d_out.dtype)
-                if products.input_gradient
-                else d_out @ weight
-            )
+        if ctx.needs_input_grad[0] and products.input_gradient:
+            d_x = _input_gradient(small, weight, table, row, d_out.dtype)
+        elif ctx.needs_input_grad[0]:
+            d_x = d_out @ weight
         if products.weight_gradient:
             d_weights = _weight_gradients(small, x, table, row, ctx.weights)
         else:
             d_weights = (d_out.t() @ x).to(ctx.types[0]).chunk(len(ctx.weights))
-        d_biases = (
-            []
-            if d_bias is None
-            else d_bias.to(ctx.types[-1]).chunk(len(ctx.types) - len(ctx.weights))
-        )
+        d_biases: Sequence[Tensor] = []
+        if d_bias is not None:
+            num_biases = len(ctx.types) - len(ctx.weights)
+            d_biases = d_bias.to(ctx.types[-1]).chunk(num_biases)
         return d_x, None, None, None, None, *d_weights, *d_biases
 
 
@@ -431,10 +441,12 @@ class _AttentionOutput(torch.autograd.Function):
         ctx: Any, context: Tensor, residual: Tensor, weight: Tensor, *settings: Any
     ) -> tuple[Tensor, ...]:
         table, row, reader, *norm = settings
-        x, w = quantise(context, table, row, INPUT), quantise_weight((weight,), table, row)
+        x = quantise(context, table, row, INPUT)
+        w = quantise_weight((weight,), table, row)
         projected = _forward_product(x, w, table, row, context.dtype)
         out, small, saved = _norm(ctx, projected, residual, table, row, reader, norm)
-        ctx.place, ctx.weight = (table, row), weight
+        ctx.place = (table, row)
+        ctx.weight = weight
         ctx.save_for_backward(x.columns, w.columns, *saved)
         return out, out.detach(), *small
 
@@ -456,13 +468,26 @@ class _FP8FeedForward(torch.autograd.Function):
         ctx: Any, x: Tensor, residual: Tensor, small: Quantised, *settings: Any
     ) -> tuple[Tensor, ...]:
         w1, b1, w2, exact, table, row, reader, *norm = settings
-        first, second = quantise_weight((w1,), table, row), quantise_weight((w2,), table, row + 1)
-        scales = table.inverse[row, INPUT], table.inverse[row, WEIGHT]
-        operands = small.rows, first.rows, scales, b1, exact
-        pre, inner = cast("fp8_product_gelu", table, row + 1, INPUT, *operands, dtype=TYPES[INPUT])
+        first = quantise_weight((w1,), table, row)
+        second = quantise_weight((w2,), table, row + 1)
+        pre, inner = cast(
+            "fp8_product_gelu",
+            table,
+            row + 1,
+            INPUT,
+            small.rows,
+            first.rows,
+            (table.inverse[row, INPUT], table.inverse[row, WEIGHT]),
+            b1,
+            exact,
+            dtype=TYPES[INPUT],
+        )
         projected = _forward_product(inner, second, table, row + 1, x.dtype)
         out, copies, saved = _norm(ctx, projected, residual, table, row + 1, reader, norm)
-        ctx.place, ctx.weights, ctx.exact, ctx.bias_type = (table, row), (w1, w2), exact, b1.dtype
+        ctx.place = (table, row)
+        ctx.weights = (w1, w2)
+        ctx.exact = exact
+        ctx.bias_type = b1.dtype
         ctx.save_for_backward(
             small.columns, inner.columns, pre, b1, first.columns, second.columns, *saved
         )
@@ -473,13 +498,23 @@ class _FP8FeedForward(torch.autograd.Function):
         ctx: Any, d_out: Tensor | None, d_twin: Tensor | None, *_: None
     ) -> tuple[Tensor | None, ...]:
         x, inner, pre, b1, first, second, *saved = ctx.saved_tensors
-        (table, row), (w1, w2) = ctx.place, ctx.weights
+        table, row = ctx.place
+        w1, w2 = ctx.weights
         norm = _norm_backward(ctx, d_out, d_twin, saved, table, row + 1)
         (d_w2,) = _weight_gradients(norm.x, inner, table, row + 1, (w2,))
-        scales = table.inverse[row + 1, GRADIENT], table.inverse[row + 1, WEIGHT]
-        operands = norm.x.rows, second, scales, table.products.fast, pre, b1, ctx.exact
         d_pre, d_b1 = cast(
-            "fp8_product_gelu_backward", table, row, GRADIENT, *operands, dtype=TYPES[GRADIENT]
+            "fp8_product_gelu_backward",
+            table,
+            row,
+            GRADIENT,
+            norm.x.rows,
+            second,
+            (table.inverse[row + 1, GRADIENT], table.inverse[row + 1, WEIGHT]),
+            table.products.fast,
+            pre,
+            b1,
+            ctx.exact,
+            dtype=TYPES[GRADIENT],
         )
         d_x = _input_gradient(d_pre, first, table, row, pre.dtype)
         (d_w1,) = _weight_gradients(d_pre, x, table, row, (w1,))
@@ -509,17 +544,19 @@ def _norm(
     norm: Sequence[Any],
 ) -> tuple[Tensor, Quantised, list[Tensor | None]]:
     """Return LayerNorm(residual + dropout(x + b)), its FP8 copies, and the tensors that backward needs."""
-    op, arguments = "fp8_dropout_add_layer_norm_forward", (x, residual, *norm)
+    op = "fp8_dropout_add_layer_norm_forward"
     if reader is None:
         # Only the last layer, which has few rows, makes unused copies.
-        unused = {"scale": table.scale[row, INPUT], "amax": table.unread[INPUT]}
-        out, small, saved = registry.implementation(op, x)(*arguments, **unused)
+        form = registry.implementation(op, x)
+        scale = table.scale[row, INPUT]
+        out, small, saved = form(x, residual, *norm, scale=scale, amax=table.unread[INPUT])
     else:
-        out, small, saved = cast(op, table, reader, INPUT, *arguments)
+        out, small, saved = cast(op, table, reader, INPUT, x, residual, *norm)
     gain, shift, _, dropout_p, key, rows, x_bias = norm
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(*small)
-    ctx.dropout, ctx.vector_types = (dropout_p, key), (gain.dtype, shift.dtype, x_bias.dtype)
+    ctx.dropout = (dropout_p, key)
+    ctx.vector_types = (gain.dtype, shift.dtype, x_bias.dtype)
     return out, small, [*saved, gain, rows]
 
 
@@ -534,22 +571,32 @@ def _norm_backward(
     """Return the norm's gradients, with that of x quantised for the linear layer in `row`."""
     *passed, gain, rows = saved
     if d_out is None:
-        d_out, d_twin = d_twin, None
+        d_out = d_twin
+        d_twin = None
     assert d_out is not None, "at least one reader must have a gradient"
-    d_twin = None if d_twin is None else d_twin.contiguous()
-    arguments = (d_out.contiguous(), d_twin, NormSaved(*passed), gain, *ctx.dropout, rows)
+    dropout_p, key = ctx.dropout
     gradients: NormGradients = cast(
-        "fp8_dropout_add_layer_norm_backward", table, row, GRADIENT, *arguments
+        "fp8_dropout_add_layer_norm_backward",
+        table,
+        row,
+        GRADIENT,
+        d_out.contiguous(),
+        None if d_twin is None else d_twin.contiguous(),
+        NormSaved(*passed),
+        gain,
+        dropout_p,
+        key,
+        rows,
     )
     return gradients
 
 
 def _norm_gradients(ctx: Any, norm: NormGradients) -> tuple[Tensor | None, ...]:
     """Return the gradients of the arguments ``norm`` of `attention_output`."""
-    d_gain, d_shift, d_bias = (
-        g.to(dtype)
-        for g, dtype in zip((norm.weight, norm.bias, norm.x_bias), ctx.vector_types, strict=True)
-    )
+    gain_type, shift_type, bias_type = ctx.vector_types
+    d_gain = norm.weight.to(gain_type)
+    d_shift = norm.bias.to(shift_type)
+    d_bias = norm.x_bias.to(bias_type)
     return d_gain, d_shift, None, None, None, None, d_bias
 
 

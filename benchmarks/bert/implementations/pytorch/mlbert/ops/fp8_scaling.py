@@ -64,9 +64,6 @@ class Products:
         return self.forward and self.input_gradient and self.weight_gradient and all(self.linears)
 
 
-_NONE = Products(forward=False, input_gradient=False, weight_gradient=False)
-
-
 class FP8Scaling(nn.Module):
     """Scales of a model: a row per FP8 linear layer, columns INPUT, WEIGHT and GRADIENT. Moves with the model.
 
@@ -90,20 +87,22 @@ class FP8Scaling(nn.Module):
 
     def __init__(self, num_linears: int, products: Products) -> None:
         super().__init__()
-        self.products, self.is_calibrated = products, False
-        self.num_linears, self._counts = num_linears, True
+        self.products = products
+        self.is_calibrated = False
+        self.num_linears = num_linears
+        self._counts = True
         self._copies: dict[int, Quantised] = {}  # memory is reused when they are rebuilt
-        self._made: dict[
-            int, bool
-        ] = {}  # rows with up-to-date copies -> whether their magnitude was counted
-        for name, value in (
-            ("amax", torch.zeros(num_linears, 3)),
-            ("history", torch.zeros(num_linears, 3, HISTORY)),
-            ("scale", torch.ones(num_linears, 3)),
-            ("spaced_inverse", torch.ones(num_linears, 3, SPACING)),
-            ("largest", torch.tensor(LARGEST)),
-            ("unread", torch.zeros(3)),
-        ):
+        # Rows with up-to-date copies -> whether their magnitude was counted.
+        self._made: dict[int, bool] = {}
+        buffers = {
+            "amax": torch.zeros(num_linears, 3),
+            "history": torch.zeros(num_linears, 3, HISTORY),
+            "scale": torch.ones(num_linears, 3),
+            "spaced_inverse": torch.ones(num_linears, 3, SPACING),
+            "largest": torch.tensor(LARGEST),
+            "unread": torch.zeros(3),
+        }
+        for name, value in buffers.items():
             self.register_buffer(name, value, persistent=False)
 
     @property
@@ -113,7 +112,9 @@ class FP8Scaling(nn.Module):
 
     def products_of(self, row: int) -> Products:
         """Return the products that run in FP8 in this linear layer."""
-        return self.products if self.products.linears[row % LINEARS_PER_LAYER] else _NONE
+        if self.products.linears[row % LINEARS_PER_LAYER]:
+            return self.products
+        return Products(forward=False, input_gradient=False, weight_gradient=False)
 
     def note_pass(self) -> None:
         """Call before a forward pass. Without gradients, as in evaluation, magnitudes do not count in `amax`."""
@@ -143,7 +144,8 @@ class FP8Scaling(nn.Module):
 
     def keep_copies(self, row: int, copies: Quantised) -> None:
         """Store new copies of a weight."""
-        self._copies[row], self._made[row] = copies, self._counts
+        self._copies[row] = copies
+        self._made[row] = self._counts
 
     @torch.no_grad()
     def end_step(self, over_ranks: Callable[[Tensor], Any]) -> None:

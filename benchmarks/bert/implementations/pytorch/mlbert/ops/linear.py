@@ -136,7 +136,8 @@ def needs_gradient(*tensors: Tensor) -> bool:
 class _LinearQKV(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *weights_and_biases: Tensor) -> Tensor:
-        weights, biases = weights_and_biases[:3], weights_and_biases[3:]
+        weights = weights_and_biases[:3]
+        biases = weights_and_biases[3:]
         ctx.types = weights[0].dtype, biases[0].dtype
         weight = in_type(weights, x.dtype)
         ctx.save_for_backward(x, weight)
@@ -154,8 +155,10 @@ class _LinearQKV(torch.autograd.Function):
 class _LinearGelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, needs_gradient: bool) -> Tensor:
-        ctx.types, ctx.consumed = (weight.dtype, bias.dtype), False
-        weight, bias = in_type((weight,), x.dtype), bias.float().contiguous()
+        ctx.types = (weight.dtype, bias.dtype)
+        ctx.consumed = False
+        weight = in_type((weight,), x.dtype)
+        bias = bias.float().contiguous()
         pre = x @ weight.t()
         out = torch.empty_like(pre) if needs_gradient else pre
         threads = torch.get_num_threads()
@@ -175,18 +178,15 @@ class _LinearGelu(torch.autograd.Function):
         num_tokens, columns = pre.shape
         d_out = d_out.contiguous()
         partial = torch.empty(token_chunks(num_tokens), columns)
-        sizes = (
+        library().bias_gelu_backward(
+            pointer(d_out, pre.dtype),
+            pointer(pre),
+            pointer(bias),
             num_tokens,
             columns,
             token_chunk(num_tokens),
             is_bf16(pre),
             torch.get_num_threads(),
-        )
-        library().bias_gelu_backward(
-            pointer(d_out, pre.dtype),
-            pointer(pre),
-            pointer(bias),
-            *sizes,
             pointer(pre),
             pointer(partial),
         )

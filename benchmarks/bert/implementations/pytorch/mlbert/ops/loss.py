@@ -44,7 +44,8 @@ def _native(logits: Tensor, labels: Tensor, vocab_size: int) -> tuple[Tensor, Te
     assert vocab_size <= logits.shape[1], f"{vocab_size} classes in {logits.shape[1]} columns"
     if labels.numel() and int(labels.min()) == IGNORED:
         counted = labels != IGNORED
-        logits, labels = logits[counted], labels[counted]
+        logits = logits[counted]
+        labels = labels[counted]
     if labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < vocab_size:
         raise IndexError(
             f"labels {int(labels.min())} to {int(labels.max())} are not all below {vocab_size}"
@@ -55,23 +56,27 @@ def _native(logits: Tensor, labels: Tensor, vocab_size: int) -> tuple[Tensor, Te
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
-        logits, labels = logits.contiguous(), labels.contiguous()
+        logits = logits.contiguous()
+        labels = labels.contiguous()
         rows, columns = logits.shape
-        statistics, losses = torch.empty(rows, 2), torch.empty(rows)
+        statistics = torch.empty(rows, 2)
+        losses = torch.empty(rows)
         correct = torch.empty(rows, dtype=torch.uint8)
         library().cross_entropy_forward(
-            *(
-                pointer(logits),
-                pointer(labels, torch.int64),
-                rows,
-                columns,
-                vocab_size,
-                is_bf16(logits),
-            ),
-            *(torch.get_num_threads(), pointer(statistics), pointer(losses), pointer(correct)),
+            pointer(logits),
+            pointer(labels, torch.int64),
+            rows,
+            columns,
+            vocab_size,
+            is_bf16(logits),
+            torch.get_num_threads(),
+            pointer(statistics),
+            pointer(losses),
+            pointer(correct),
         )
         ctx.save_for_backward(logits, labels, statistics)
-        ctx.vocab_size, ctx.consumed = vocab_size, False
+        ctx.vocab_size = vocab_size
+        ctx.consumed = False
         num_correct = correct.sum(dtype=torch.int64)
         ctx.mark_non_differentiable(num_correct)
         return losses.sum(dtype=torch.float64).float(), num_correct
@@ -84,14 +89,13 @@ class _CrossEntropy(torch.autograd.Function):
         )
         ctx.consumed = True
         library().cross_entropy_backward(
-            *(
-                pointer(logits),
-                pointer(labels),
-                *logits.shape,
-                ctx.vocab_size,
-                float(d_loss),
-                is_bf16(logits),
-            ),
-            *(torch.get_num_threads(), pointer(statistics)),
+            pointer(logits),
+            pointer(labels),
+            *logits.shape,
+            ctx.vocab_size,
+            float(d_loss),
+            is_bf16(logits),
+            torch.get_num_threads(),
+            pointer(statistics),
         )
         return logits, None, None

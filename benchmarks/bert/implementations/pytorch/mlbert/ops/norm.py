@@ -119,75 +119,79 @@ class _DropoutNorm(torch.autograd.Function):
             f"{tuple(residual.shape)} is not {tuple(x.shape)}"
         )
         total = x if drop_output else torch.empty_like(x)
-        statistics, out = torch.empty(num_tokens, 2), torch.empty_like(x)
-        wide_weight, wide_bias = weight.float().contiguous(), bias.float().contiguous()
+        statistics = torch.empty(num_tokens, 2)
+        out = torch.empty_like(x)
+        wide_weight = weight.float().contiguous()
+        wide_bias = bias.float().contiguous()
         wide_x_bias = None if x_bias is None else x_bias.float().contiguous()
         residual_pointer = None if residual is None else pointer(residual, x.dtype)
         library().norm_forward(
-            *(
-                pointer(x),
-                pointer(wide_x_bias),
-                residual_pointer,
-                pointer(wide_weight),
-                pointer(wide_bias),
-            ),
-            *(
-                pointer(rows, torch.int32),
-                num_tokens,
-                columns,
-                eps,
-                key,
-                threshold,
-                int(drop_output),
-                is_bf16(x),
-            ),
-            *(
-                torch.get_num_threads(),
-                None if drop_output else pointer(total),
-                pointer(statistics),
-                pointer(out),
-            ),
+            pointer(x),
+            pointer(wide_x_bias),
+            residual_pointer,
+            pointer(wide_weight),
+            pointer(wide_bias),
+            pointer(rows, torch.int32),
+            num_tokens,
+            columns,
+            eps,
+            key,
+            threshold,
+            int(drop_output),
+            is_bf16(x),
+            torch.get_num_threads(),
+            None if drop_output else pointer(total),
+            pointer(statistics),
+            pointer(out),
         )
         ctx.save_for_backward(total, statistics, wide_weight, rows)
-        ctx.dropout, ctx.drop_output = (key, threshold), drop_output
+        ctx.dropout = (key, threshold)
+        ctx.drop_output = drop_output
         ctx.types = weight.dtype, bias.dtype, None if x_bias is None else x_bias.dtype
         return out
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         total, statistics, weight, rows = ctx.saved_tensors
-        (key, threshold), (weight_type, bias_type, x_bias_type) = ctx.dropout, ctx.types
+        key, threshold = ctx.dropout
+        weight_type, bias_type, x_bias_type = ctx.types
         num_tokens, columns = total.shape
-        d_out, d_total = d_out.contiguous(), torch.empty_like(total)
+        d_out = d_out.contiguous()
+        d_total = torch.empty_like(total)
         sums = 2 if x_bias_type is None else 3
         # Without dropout, x and residual share one gradient tensor.
         d_x = torch.empty_like(total) if threshold and not ctx.drop_output else d_total
         chunk = token_chunk(num_tokens)
         partial = torch.empty(token_chunks(num_tokens), sums, columns)
         library().norm_backward(
-            *(
-                pointer(d_out, total.dtype),
-                pointer(total),
-                pointer(weight),
-                pointer(statistics),
-                pointer(rows),
-            ),
-            *(num_tokens, columns, chunk, key, threshold, int(ctx.drop_output), is_bf16(total)),
-            *(
-                torch.get_num_threads(),
-                pointer(d_total),
-                pointer(d_x) if d_x is not d_total or sums == 3 else None,
-            ),
-            *(pointer(partial), sums),
+            pointer(d_out, total.dtype),
+            pointer(total),
+            pointer(weight),
+            pointer(statistics),
+            pointer(rows),
+            num_tokens,
+            columns,
+            chunk,
+            key,
+            threshold,
+            int(ctx.drop_output),
+            is_bf16(total),
+            torch.get_num_threads(),
+            pointer(d_total),
+            pointer(d_x) if d_x is not d_total or sums == 3 else None,
+            pointer(partial),
+            sums,
         )
         d_weight, d_bias, *d_x_bias = partial.sum(0).unbind(0)
         return (
-            *(
-                d_x,
-                None if ctx.drop_output else d_total,
-                None,
-                d_weight.to(weight_type),
-                d_bias.to(bias_type),
-            ),
-            *(None, None, None, None, d_x_bias[0].to(x_bias_type) if d_x_bias else None),
+            d_x,
+            None if ctx.drop_output else d_total,
+            None,
+            d_weight.to(weight_type),
+            d_bias.to(bias_type),
+            None,
+            None,
+            None,
+            None,
+            d_x_bias[0].to(x_bias_type) if d_x_bias else None,
         )

@@ -1,8 +1,6 @@
-"""Select the precision of matrix products, and measure the peak rate, as a reference for model FLOP/s."""
+"""Select the precision of matrix products."""
 
 from __future__ import annotations
-
-import time
 
 import torch
 
@@ -28,12 +26,10 @@ def small_model_precision(device: torch.device) -> str:
 
     Unlike "auto", use bf16 with AVX-512 too: a model of 2 layers x 128 trains 1.4 times as fast.
     """
-    fast = (
-        device.type == "cuda"
-        or torch.cpu._is_amx_tile_supported()
-        or torch.cpu._is_avx512_bf16_supported()
-    )
-    return "bf16" if fast else "fp32"
+    if device.type == "cuda":
+        return "bf16"
+    has_bf16 = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+    return "bf16" if has_bf16 else "fp32"
 
 
 def fp8_products(
@@ -50,7 +46,8 @@ def fp8_products(
     if precision not in ("fp8", "fp8-forward"):
         return None
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
-        name, capability = torch.cuda.get_device_name(device), "{}.{}".format(*FP8_CAPABILITY)
+        name = torch.cuda.get_device_name(device)
+        capability = "{}.{}".format(*FP8_CAPABILITY)
         reason = f"{name} does not support FP8 (compute capability {capability} or higher does)"
         raise UserError(
             "device.unavailable", f"PRECISION={precision}", reason, "Set PRECISION=bf16"
@@ -58,28 +55,3 @@ def fp8_products(
     if precision == "fp8":
         return Products(fast=fast_accumulation == "all")
     return Products(input_gradient=False, weight_gradient=False)
-
-
-SIZES = {"cpu": 1024, "cuda": 8192}
-REPEATS = 7
-ENOUGH_SECONDS = 2.0  # stop repeating: a dtype without hardware support is slow
-
-
-def gemm_peak_flops(dtype: torch.dtype, device: torch.device | str = "cpu") -> float:
-    """Return the best FLOP/s of a square matrix product of `SIZES`, with the current number of threads."""
-    size = SIZES[torch.device(device).type]
-    a = torch.randn(size, size, device=device).to(dtype)
-    b = torch.randn(size, size, device=device).to(dtype)
-    best, total = float("inf"), 0.0
-    for _ in range(REPEATS):
-        if a.is_cuda:
-            torch.cuda.synchronize()
-        started = time.perf_counter()
-        torch.mm(a, b)
-        if a.is_cuda:
-            torch.cuda.synchronize()
-        seconds = time.perf_counter() - started
-        best, total = min(best, seconds), total + seconds
-        if total > ENOUGH_SECONDS:
-            break
-    return 2 * size**3 / best

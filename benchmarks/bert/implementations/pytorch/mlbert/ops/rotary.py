@@ -47,7 +47,8 @@ def rotary(qkv: Tensor, rotations: Tensor) -> Tensor:
 
 @registry.register("rotary", "plain")
 def _plain(qkv: Tensor, rotations: Tensor) -> Tensor:
-    qk, v = qkv[:, :2], qkv[:, 2:]
+    qk = qkv[:, :2]
+    v = qkv[:, 2:]
     cos, sin = rotations[:, None, None].chunk(2, dim=-1)
     wide = qk if qk.dtype == torch.float64 else qk.float()
     first, second = wide.chunk(2, dim=-1)
@@ -79,6 +80,15 @@ def _rotate(qkv: Tensor, rotations: Tensor, direction: int) -> Tensor:
     assert three == 3, f"qkv {tuple(qkv.shape)} is not [T, 3, N, H]"
     assert rotations.shape == (num_tokens, head_size), f"rotations {tuple(rotations.shape)}"
     out = torch.empty_like(qkv)
-    sizes = (num_tokens, num_heads, head_size, direction, is_bf16(qkv), torch.get_num_threads())
-    library().rotary(pointer(qkv), pointer(rotations, torch.float32), *sizes, pointer(out))
+    library().rotary(
+        pointer(qkv),
+        pointer(rotations, torch.float32),
+        num_tokens,
+        num_heads,
+        head_size,
+        direction,
+        is_bf16(qkv),
+        torch.get_num_threads(),
+        pointer(out),
+    )
     return out

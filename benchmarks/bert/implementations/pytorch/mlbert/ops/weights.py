@@ -84,7 +84,8 @@ def neighbours(parts: Sequence[Tensor]) -> Tensor | None:
     """Return tensors of one shape that are adjacent in one storage as one tensor, or None if they are not."""
     if not parts:
         return None
-    first, step = parts[0], parts[0].numel() * parts[0].element_size()
+    first = parts[0]
+    step = parts[0].numel() * parts[0].element_size()
     in_order = all(
         part.is_contiguous()
         and part.shape == first.shape

@@ -52,7 +52,7 @@ from mlbert.mlperf.mllog import MLPerfLogger, close_interrupted
 from mlbert.models.config import ModelConfig
 from mlbert.ops.config import ComputeConfig
 from mlbert.ops.cublaslt_tuning import tuned
-from mlbert.ops.precision import gemm_peak_flops
+from mlbert.ops.peak import gemm_peak_flops
 from mlbert.ops.proof import prove
 from mlbert.optim.config import OptimizerConfig, ScheduleConfig
 from mlbert.runs import identity as run_identity

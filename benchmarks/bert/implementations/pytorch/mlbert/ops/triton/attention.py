@@ -43,6 +43,11 @@ from mlbert.ops.triton.mask import key_argument
 
 ORDER_BLOCK = 64
 KEYS_OF_BITS = 64
+HOPPER = 90  # compute capability times ten
+# Kernels, as indices of the launch configurations.
+FORWARD = 0
+GRADIENT_OF_Q = 1
+GRADIENT_OF_KV = 2
 
 
 @dataclass(frozen=True)
@@ -103,9 +108,11 @@ _AMPERE = {
 }
 # float32 products run without tensor cores and spill registers; only for comparisons.
 _SINGLE = {
-    size: (AttentionBlocks(rows, 64, 4, 1),) * 3
-    for size, rows in zip(TRITON_HEAD_SIZES, (32, 16, 16), strict=True)
+    32: (AttentionBlocks(32, 64, 4, 1),) * 3,
+    64: (AttentionBlocks(16, 64, 4, 1),) * 3,
+    128: (AttentionBlocks(16, 64, 4, 1),) * 3,
 }
+assert tuple(_SINGLE) == TRITON_HEAD_SIZES
 
 
 @registry.register("attention", "triton")
@@ -117,8 +124,10 @@ def attention(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes=No
     if qkv.dtype == torch.float64 or qkv.shape[3] not in _SINGLE:
         return reference.attention(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes)
     has_backward = torch.is_grad_enabled() and qkv.requires_grad
-    settings = (dropout_threshold(dropout_p), key, rows, alibi_slopes, has_backward)
-    return _TritonAttention.apply(qkv.contiguous(), cu_seqlens, max_seqlen, *settings)
+    threshold = dropout_threshold(dropout_p)
+    return _TritonAttention.apply(
+        qkv.contiguous(), cu_seqlens, max_seqlen, threshold, key, rows, alibi_slopes, has_backward
+    )
 
 
 def kept_bits_shape(
@@ -144,74 +153,82 @@ class _TritonAttention(torch.autograd.Function):
         num_tokens, _, num_heads, head_size = qkv.shape
         out = qkv.new_empty(num_tokens, num_heads, head_size)
         log_sums = torch.empty(num_heads, num_tokens, dtype=torch.float32, device=qkv.device)
-        shape = kept_bits_shape(num_tokens, cu_seqlens.numel() - 1, num_heads, max_seqlen)
-        bits = (
-            torch.empty(shape, dtype=torch.int32, device=qkv.device)
-            if threshold and has_backward
-            else None
-        )
-        inputs = (qkv, cu_seqlens, descending_order(cu_seqlens), slopes, bits)
-        ctx.save_for_backward(*inputs, out, log_sums)
-        ctx.options = (max_seqlen, threshold)
+        bits = None
+        if threshold and has_backward:
+            shape = kept_bits_shape(num_tokens, cu_seqlens.numel() - 1, num_heads, max_seqlen)
+            bits = torch.empty(shape, dtype=torch.int32, device=qkv.device)
+        order = descending_order(cu_seqlens)
+        ctx.save_for_backward(qkv, cu_seqlens, order, slopes, bits, out, log_sums)
+        ctx.max_seqlen = max_seqlen
+        ctx.threshold = threshold
         if num_tokens:
-            grid, arguments = _launch(0, *inputs, *ctx.options)
-            arguments |= {"rows": rows, "key": key_argument(key), "out": out, "log_sums": log_sums}
-            attention_forward_kernel[grid](**arguments)
+            grid, arguments = _launch(
+                FORWARD, qkv, cu_seqlens, order, slopes, bits, max_seqlen, threshold
+            )
+            attention_forward_kernel[grid](
+                **arguments, rows=rows, key=key_argument(key), out=out, log_sums=log_sums
+            )
         return out
 
     @staticmethod
     def backward(ctx, d_out):
-        *inputs, out, log_sums = ctx.saved_tensors
-        qkv = inputs[0]
-        d_qkv, delta = torch.empty_like(qkv), torch.empty_like(log_sums)
+        qkv, cu_seqlens, order, slopes, bits, out, log_sums = ctx.saved_tensors
+        d_qkv = torch.empty_like(qkv)
         if qkv.shape[0]:
-            tensors = {
+            gradients = {
                 "d_out": d_out.contiguous(),
                 "log_sums": log_sums,
-                "delta": delta,
+                "delta": torch.empty_like(log_sums),
                 "d_qkv": d_qkv,
             }
-            grid, arguments = _launch(1, *inputs, *ctx.options)
-            attention_query_gradient_kernel[grid](out=out, **tensors, **arguments)
-            grid, arguments = _launch(2, *inputs, *ctx.options)
-            attention_key_value_gradient_kernel[grid](**tensors, **arguments)
-        return d_qkv, *(None,) * 7
+            grid, arguments = _launch(
+                GRADIENT_OF_Q, qkv, cu_seqlens, order, slopes, bits, ctx.max_seqlen, ctx.threshold
+            )
+            attention_query_gradient_kernel[grid](out=out, **gradients, **arguments)
+            grid, arguments = _launch(
+                GRADIENT_OF_KV, qkv, cu_seqlens, order, slopes, bits, ctx.max_seqlen, ctx.threshold
+            )
+            attention_key_value_gradient_kernel[grid](**gradients, **arguments)
+        return d_qkv, None, None, None, None, None, None, None
 
 
 def _launch(
     kernel, qkv, cu_seqlens, order, slopes, bits, max_seqlen, threshold
 ) -> tuple[tuple[int], dict]:
-    """Return grid and common arguments of kernel 0 (forward), 1 (gradient of Q) or 2 (of K and V)."""
+    """Return grid and common arguments of a kernel: `FORWARD`, `GRADIENT_OF_Q` or `GRADIENT_OF_KV`."""
     num_tokens, _, num_heads, head_size = qkv.shape
+    num_sequences = order.numel()
     blocks = _blocks(qkv)[kernel]
-    num_blocks = max(1, triton.cdiv(max_seqlen, blocks.BLOCK_K if kernel == 2 else blocks.BLOCK_Q))
+    block = blocks.BLOCK_K if kernel == GRADIENT_OF_KV else blocks.BLOCK_Q
+    num_blocks = max(1, triton.cdiv(max_seqlen, block))
+    grid = ((num_sequences + 1) * num_heads * num_blocks,)
     arguments = {
         "qkv": qkv,
         "cu_seqlens": cu_seqlens,
         "order": order,
         "slopes": slopes,
         "bits": bits,
-    }
-    counts = {"num_tokens": num_tokens, "num_sequences": order.numel(), "num_blocks": num_blocks}
-    counts |= {"bits_blocks": triton.cdiv(max(1, max_seqlen), KEYS_OF_BITS)}
-    sizes = {
+        "num_tokens": num_tokens,
+        "num_sequences": num_sequences,
+        "num_blocks": num_blocks,
+        "bits_blocks": triton.cdiv(max(1, max_seqlen), KEYS_OF_BITS),
         "NUM_HEADS": num_heads,
         "HEAD_SIZE": head_size,
         "SCALE": head_size**-0.5,
         "THRESHOLD": threshold,
-    }
-    return ((order.numel() + 1) * num_heads * num_blocks,), {
-        **arguments,
-        **counts,
-        **sizes,
         **blocks.options(),
     }
+    return grid, arguments
 
 
 def _blocks(qkv: Tensor) -> tuple[AttentionBlocks, ...]:
-    architecture = capability(qkv.device)
-    sixteen_bits = _HOPPER if architecture >= 90 else _AMPERE
-    return (_SINGLE if qkv.dtype == torch.float32 else sixteen_bits)[qkv.shape[3]]
+    """Return the launch configurations of the three kernels."""
+    head_size = qkv.shape[3]
+    if qkv.dtype == torch.float32:
+        return _SINGLE[head_size]
+    if capability(qkv.device) >= HOPPER:
+        return _HOPPER[head_size]
+    return _AMPERE[head_size]
 
 
 def descending_order(cu_seqlens: Tensor) -> Tensor:

@@ -36,7 +36,8 @@ def work(cu_seqlens, order, num_tokens, num_sequences, num_blocks, NUM_HEADS: tl
     sequence = tl.load(order + rank, mask=rank < num_sequences, other=num_sequences)
     start = tl.load(cu_seqlens + sequence)
     end = tl.load(cu_seqlens + sequence + 1, mask=rank < num_sequences, other=num_tokens)
-    block, head = program % num_blocks, program // num_blocks % NUM_HEADS
+    block = program % num_blocks
+    head = program // num_blocks % NUM_HEADS
     return block, head, sequence, start.to(tl.int64), end - start, is_tail
 
 

@@ -39,10 +39,8 @@ cvt.rn.satfinite.{0}.f32 low, $2, $1;
 cvt.rn.satfinite.{0}.f32 high, $4, $3;
 mov.b32 $0, {{low, high}};
 }}"""
-ROUND_E4M3, ROUND_E5M2 = (
-    tl.constexpr(_ROUND.format("e4m3x2")),
-    tl.constexpr(_ROUND.format("e5m2x2")),
-)
+ROUND_E4M3 = tl.constexpr(_ROUND.format("e4m3x2"))
+ROUND_E5M2 = tl.constexpr(_ROUND.format("e5m2x2"))
 # Each digit of prmt's selector picks a byte of its two operands. $4 to $7 are rows, $0 to $3 columns.
 TURN = tl.constexpr("""{
 .reg .b32 a, b, c, d;
@@ -60,10 +58,8 @@ prmt.b32 $3, c, d, 0x7632;
 def quantised_buffers(x: Tensor, dtype: torch.dtype) -> Quantised:
     """Return uninitialised FP8 copies of x [T, F]."""
     assert dtype in FP8_TYPES, f"{dtype} is not an FP8 dtype"
-    rows, columns = (
-        torch.empty_like(x, dtype=dtype),
-        x.new_empty(x.shape[1], padded_tokens(x.shape[0]), dtype=dtype),
-    )
+    rows = torch.empty_like(x, dtype=dtype)
+    columns = x.new_empty(x.shape[1], padded_tokens(x.shape[0]), dtype=dtype)
     return Quantised(rows, columns)
 
 
@@ -133,13 +129,19 @@ def raise_amax(amax, magnitude):
     tl.atomic_max(amax, tl.max(tl.max(magnitude, 1), 0), sem="relaxed")
 
 
-PLAIN, GELU, GELU_BACKWARD = 0, 1, 2
-_GELU, _GELU_BACKWARD = tl.constexpr(GELU), tl.constexpr(GELU_BACKWARD)
-ROWS, COLUMNS = 128, 64  # of a tile: 128 bytes of x and of a transposed row
+PLAIN = 0
+GELU = 1
+GELU_BACKWARD = 2
+_GELU = tl.constexpr(GELU)
+_GELU_BACKWARD = tl.constexpr(GELU_BACKWARD)
+# of a tile: 128 bytes of x and of a transposed row
+ROWS = 128
+COLUMNS = 64
 # tanh(z) = 2 sigmoid(2 z) - 1, so the tanh form of GELU is y sigmoid(GELU_SLOPE (y + GELU_CUBE y^3)).
 GELU_SLOPE = tl.constexpr(2 * (2 / torch.pi) ** 0.5)
 GELU_CUBE = tl.constexpr(0.044715)
-SQRT_HALF, INVERSE_SQRT_2_PI = tl.constexpr(0.5**0.5), tl.constexpr((2 * torch.pi) ** -0.5)
+SQRT_HALF = tl.constexpr(0.5**0.5)
+INVERSE_SQRT_2_PI = tl.constexpr((2 * torch.pi) ** -0.5)
 LOG2_E = tl.constexpr(math.log2(math.e))
 SIGMOID = tl.constexpr(
     "{ ex2.approx.ftz.f32 $0, $1; add.f32 $0, $0, 0f3F800000; rcp.approx.ftz.f32 $0, $0; }"
@@ -197,17 +199,21 @@ def _quantise(
     if x.numel():
         grid = (triton.cdiv(columns, COLUMNS), blocks)
         cast_kernel[grid](
-            *(x, d_out, bias, scale, amax, *fp8_arguments(copies), partial if sums else None),
-            *(
-                tokens,
-                padded_tokens(tokens),
-                columns,
-                operation,
-                exact,
-                dtype == torch.float8_e5m2,
-                ROWS,
-                COLUMNS,
-            ),
+            x,
+            d_out,
+            bias,
+            scale,
+            amax,
+            *fp8_arguments(copies),
+            partial if sums else None,
+            tokens,
+            padded_tokens(tokens),
+            columns,
+            operation,
+            exact,
+            dtype == torch.float8_e5m2,
+            ROWS,
+            COLUMNS,
         )
     return copies, partial
 
@@ -333,8 +339,16 @@ def _gelu(pre, d_out, exact) -> tuple[Tensor, Tensor]:
     )
     if pre.numel():
         gelu_kernel[(triton.cdiv(columns, COLUMNS), blocks)](
-            *(pre, d_out, out, None if d_out is None else partial, tokens, columns),
-            *(GELU if d_out is None else GELU_BACKWARD, exact, ROWS, COLUMNS),
+            pre,
+            d_out,
+            out,
+            None if d_out is None else partial,
+            tokens,
+            columns,
+            GELU if d_out is None else GELU_BACKWARD,
+            exact,
+            ROWS,
+            COLUMNS,
             num_warps=GELU_WARPS,
         )
     return out, partial

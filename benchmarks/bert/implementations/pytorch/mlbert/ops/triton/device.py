@@ -16,6 +16,11 @@ import triton.language as tl
 from torch import Tensor
 
 ACTIVATION_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Programs per multiprocessor for kernels that loop over tiles, and the number of processors without a GPU.
+PROGRAMS_PER_PROCESSOR = 4
+CPU_PROCESSORS = 1
+BLOCK_ROWS = 64
+BLOCK_COLUMNS = 32
 # For tensors not on a GPU: interpreted ones, and the "meta" tensors of tools/compile_kernels.py, which sets this.
 assumed_capability = 90
 
@@ -28,12 +33,6 @@ def capability(device: torch.device) -> int:
     return 10 * major + minor
 
 
-# Programs per multiprocessor for kernels that loop over tiles, and the number of processors without a GPU.
-PROGRAMS_PER_PROCESSOR = 4
-CPU_PROCESSORS = 1
-BLOCK_ROWS, BLOCK_COLUMNS = 64, 32
-
-
 @functools.cache
 def walking_programs(device: torch.device) -> int:
     """Return how many programs fill the device once. Constant per device, so that sums are the same in every run."""
@@ -44,10 +43,10 @@ def walking_programs(device: torch.device) -> int:
 
 def sum_partials(partial: Tensor) -> Tensor:
     """Return the sum over the first dimension of a contiguous float32 [P, ...], bitwise reproducible."""
-    rows, columns = partial.shape[0], partial[0].numel() if partial.shape[0] else 0
-    out = (torch.empty if rows else torch.zeros)(
-        partial.shape[1:], dtype=torch.float32, device=partial.device
-    )
+    rows = partial.shape[0]
+    columns = partial[0].numel() if partial.shape[0] else 0
+    make = torch.empty if rows else torch.zeros
+    out = make(partial.shape[1:], dtype=torch.float32, device=partial.device)
     if rows and columns:
         grid = (triton.cdiv(columns, BLOCK_COLUMNS),)
         sum_partials_kernel[grid](

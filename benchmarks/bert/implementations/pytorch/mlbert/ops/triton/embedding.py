@@ -23,30 +23,32 @@ from mlbert.ops import reference
 from mlbert.ops.triton.device import ACTIVATION_TYPES
 
 CHUNK = 64  # tokens
-JOIN_ROWS, JOIN_COLUMNS = 16, 128
+JOIN_ROWS = 16
+JOIN_COLUMNS = 128
 
 
 @registry.register("embedding_sum", "triton")
 def embedding_sum(input_ids, segment_ids, position_ids, word, position, segment, dtype=None):
     """See `mlbert.ops.embedding.embedding_sum`; an id out of range makes the token's sum NaN."""
-    tables = (word, position, segment)
-    if (
-        any(table.dtype not in ACTIVATION_TYPES for table in tables)
-        or (dtype or word.dtype) not in ACTIVATION_TYPES
-    ):
-        return reference.embedding_sum(input_ids, segment_ids, position_ids, *tables, dtype)
-    return _TritonEmbeddingSum.apply(
-        (input_ids, position_ids, segment_ids), dtype or word.dtype, *tables
-    )
+    out_type = dtype or word.dtype
+    types = {word.dtype, position.dtype, segment.dtype, out_type}
+    if not types <= set(ACTIVATION_TYPES):
+        return reference.embedding_sum(
+            input_ids, segment_ids, position_ids, word, position, segment, dtype
+        )
+    ids = (input_ids, position_ids, segment_ids)
+    return _TritonEmbeddingSum.apply(ids, out_type, word, position, segment)
 
 
 class _TritonEmbeddingSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, ids, dtype, *tables):
-        ids, tables = [x.contiguous() for x in ids], [table.contiguous() for table in tables]
+        ids = [x.contiguous() for x in ids]
+        tables = [table.contiguous() for table in tables]
         assert len({x.shape for x in ids}) == 1, "three ids per token"
         assert len({table.shape[1] for table in tables}) == 1, "tables must have the same width"
-        tokens, hidden = ids[0].numel(), tables[0].shape[1]
+        tokens = ids[0].numel()
+        hidden = tables[0].shape[1]
         out = torch.empty(tokens, hidden, dtype=dtype, device=tables[0].device)
         if tokens:
             block = triton.next_power_of_2(hidden)
@@ -60,12 +62,11 @@ class _TritonEmbeddingSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, d_out):
-        d_out, tables = d_out.contiguous(), zip(ctx.saved_tensors, ctx.tables, strict=True)
-        return (
-            None,
-            None,
-            *(sum_rows_by_id(ids, d_out, rows).to(dtype) for ids, (rows, dtype) in tables),
-        )
+        d_out = d_out.contiguous()
+        gradients = []
+        for ids, (rows, dtype) in zip(ctx.saved_tensors, ctx.tables, strict=True):
+            gradients.append(sum_rows_by_id(ids, d_out, rows).to(dtype))
+        return None, None, *gradients
 
 
 def sum_rows_by_id(ids: Tensor, values: Tensor, num_rows: int) -> Tensor:
@@ -85,20 +86,23 @@ def sum_rows_by_id(ids: Tensor, values: Tensor, num_rows: int) -> Tensor:
         return out
     sorted_ids, order = torch.sort(ids.to(torch.int32), stable=True)
     chunks = triton.cdiv(tokens, CHUNK)
-    ends = torch.empty(2, chunks, hidden, dtype=torch.float32, device=values.device)
+    first_ends, last_ends = torch.empty(
+        2, chunks, hidden, dtype=torch.float32, device=values.device
+    )
     block = triton.next_power_of_2(hidden)
-    sizes = {"hidden": hidden, "CHUNK": CHUNK}
     embedding_sum_runs_kernel[(chunks,)](
         values,
         sorted_ids,
         order,
         out,
-        *ends,
+        first_ends,
+        last_ends,
         tokens,
         num_rows,
+        hidden=hidden,
+        CHUNK=CHUNK,
         BLOCK=block,
         num_warps=_warps(block),
-        **sizes,
     )
     # End of the last run of each full chunk: the first sorted position with a larger id.
     run_ends = torch.searchsorted(
@@ -106,9 +110,17 @@ def sum_rows_by_id(ids: Tensor, values: Tensor, num_rows: int) -> Tensor:
     )
     if len(run_ends):
         grid = (len(run_ends), triton.cdiv(hidden, JOIN_COLUMNS))
-        blocks = {"BLOCK_ROWS": JOIN_ROWS, "BLOCK": JOIN_COLUMNS}
         embedding_join_runs_kernel[grid](
-            sorted_ids, run_ends, out, *ends, num_rows, **sizes, **blocks
+            sorted_ids,
+            run_ends,
+            out,
+            first_ends,
+            last_ends,
+            num_rows,
+            hidden=hidden,
+            CHUNK=CHUNK,
+            BLOCK_ROWS=JOIN_ROWS,
+            BLOCK=JOIN_COLUMNS,
         )
     return out
 

@@ -22,7 +22,9 @@ _FP8 = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
 def repair() -> None:
     """Patch the interpreter. Call it once per process, before any kernel runs."""
     builder = interpreter.InterpreterBuilder
-    cast, dot, patch_tensor = builder.cast_impl, builder.create_dot, interpreter._patch_lang_tensor
+    cast = builder.cast_impl
+    dot = builder.create_dot
+    patch_tensor = interpreter._patch_lang_tensor
     cast_fp8 = builder.create_fp_to_fp
 
     def repaired_cast(self: Any, source: Any, to: Any) -> Any:
@@ -53,11 +55,9 @@ def repair() -> None:
         patch_tensor(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
-    builder.cast_impl, builder.create_dot, builder.create_fp_to_fp = (
-        repaired_cast,
-        repaired_dot,
-        repaired_cast_fp8,
-    )
+    builder.cast_impl = repaired_cast
+    builder.create_dot = repaired_dot
+    builder.create_fp_to_fp = repaired_cast_fp8
     interpreter._patch_lang_tensor = repaired_patch
 
 

@@ -37,7 +37,8 @@ def masked_cross_entropy(logits, labels, vocab_size):
 class _TritonCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits, labels, vocab_size):
-        logits, labels = logits.contiguous(), labels.contiguous()
+        logits = logits.contiguous()
+        labels = labels.contiguous()
         rows, columns = logits.shape
         highests, totals, losses = (
             torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(3)
@@ -55,7 +56,8 @@ class _TritonCrossEntropy(torch.autograd.Function):
             loss_forward_kernel[(rows,)](logits, labels, highests, totals, losses, correct, **sizes)
             loss_sum_kernel[(1,)](losses, correct, loss_sum, num_correct, rows, BLOCK=SUM_BLOCK)
         ctx.save_for_backward(logits, labels, highests, totals)
-        ctx.vocab_size, ctx.consumed = vocab_size, False
+        ctx.vocab_size = vocab_size
+        ctx.consumed = False
         ctx.mark_non_differentiable(num_correct)
         return loss_sum, num_correct
 
@@ -97,7 +99,9 @@ def loss_forward_kernel(
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels + row)
     lanes = tl.arange(0, BLOCK)
-    highest, best, total = -float("inf"), 0, 0.0
+    highest = -float("inf")
+    best = 0
+    total = 0.0
     for start in range(0, vocab_size, BLOCK):
         column = start + lanes
         # Also read padded columns: full rows are aligned, so a thread loads 16 bytes at once.

@@ -140,7 +140,8 @@ def pack_masks(masks, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     Bit 16 h + 8 b + 2 j + a of number [8 i + g, 4 m + l] is row 16 i + 8 h + g and key 64 m + 16 j + 4 l + 2 a + b.
     """
     masks = tl.reshape(masks, [ROWS // 16, 2, 8, COLUMNS // 64, 8, 4, 2])
-    place, b = tl.arange(0, 8), tl.arange(0, 2)
+    place = tl.arange(0, 8)
+    b = tl.arange(0, 2)
     # Adjacent columns have the same mask word: use the first. Sums of disjoint bits are "or".
     selected = tl.where(b[None, :] == 0, 0x00010001 << place[:, None], 0)
     bits = tl.sum(tl.sum(masks & selected[None, None, None, None, :, None, :], 6), 4)
@@ -160,10 +161,8 @@ def kept_bits(bits, first, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     if COLUMNS < 64:
         bits = bits >> ((first & 32) >> 3)
     bits = tl.broadcast_to(tl.reshape(bits, [ROWS // 16, 1, 8, SIXTY_FOURS, 1, 4, 1]), ALL)
-    h, place, b = (
-        tl.arange(0, 2)[:, None, None],
-        tl.arange(0, PLACES)[None, :, None],
-        tl.arange(0, 2)[None, None, :],
-    )
+    h = tl.arange(0, 2)[:, None, None]
+    place = tl.arange(0, PLACES)[None, :, None]
+    b = tl.arange(0, 2)[None, None, :]
     bit = tl.reshape(1 << (16 * h + place + 8 * b), [1, 2, 1, 1, PLACES, 1, 2])
     return tl.reshape((bits & tl.broadcast_to(bit, ALL)) != 0, [ROWS, COLUMNS])

@@ -26,7 +26,9 @@ from mlbert.ops.triton.cast import cast_transpose
 from mlbert.ops.triton.device import ACTIVATION_TYPES, sum_partials, walking_programs
 from mlbert.ops.triton.mask import keep, key_argument, load_key, row_hash
 
-FORWARD_TILE, BACKWARD_TILE = 4096, 2048  # elements per program of each of its tensors
+# elements per program of each of its tensors
+FORWARD_TILE = 4096
+BACKWARD_TILE = 2048
 
 
 def dropout_add_layer_norm(*arguments):
@@ -66,12 +68,21 @@ def quantised_norm_gradients(
     d_out, d_twin, saved, weight, dropout_p, key, rows, scale, amax
 ) -> NormGradients:
     """See `mlbert.ops.fp8_casts`."""
-    settings = (weight, dropout_threshold(dropout_p), key, rows, False, 3)
-    tensors = (saved.total, saved.mean, saved.inverse)
-    d_x, d_total, (d_weight, d_bias, d_x_bias) = _gradients(d_out, d_twin, *tensors, *settings)
-    return NormGradients(
-        d_total, cast_transpose(d_x, scale, amax, torch.float8_e5m2), d_x_bias, d_weight, d_bias
+    d_x, d_total, (d_weight, d_bias, d_x_bias) = _gradients(
+        d_out,
+        d_twin,
+        saved.total,
+        saved.mean,
+        saved.inverse,
+        weight,
+        dropout_threshold(dropout_p),
+        key,
+        rows,
+        drop_output=False,
+        sums=3,
     )
+    small = cast_transpose(d_x, scale, amax, torch.float8_e5m2)
+    return NormGradients(d_total, small, d_x_bias, d_weight, d_bias)
 
 
 class _TritonDropoutNorm(torch.autograd.Function):
@@ -80,37 +91,44 @@ class _TritonDropoutNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, residual, x_bias, weight, bias, eps, threshold, key, rows, drop_output):
         ctx.set_materialize_grads(False)
-        out, *saved = _forward(
+        out, total, mean, inverse = _forward(
             x, residual, x_bias, weight, bias, eps, threshold, key, rows, drop_output
         )
-        ctx.save_for_backward(*saved, weight, rows, *((key,) if isinstance(key, Tensor) else ()))
-        ctx.settings = (threshold, None if isinstance(key, Tensor) else key), drop_output
-        ctx.types = bias.dtype, None if x_bias is None else x_bias.dtype
+        key_on_device = key if isinstance(key, Tensor) else None
+        ctx.save_for_backward(total, mean, inverse, weight, rows, key_on_device)
+        ctx.key = None if isinstance(key, Tensor) else key
+        ctx.threshold = threshold
+        ctx.drop_output = drop_output
+        ctx.bias_type = bias.dtype
+        ctx.x_bias_type = None if x_bias is None else x_bias.dtype
         return out, out.detach()
 
     @staticmethod
     def backward(ctx, d_out, d_twin):
         if d_out is None:
-            d_out, d_twin = d_twin, None
+            d_out = d_twin
+            d_twin = None
         if d_out is None:
             return (None,) * 10
-        *saved, weight, rows = ctx.saved_tensors[:5]
-        ((threshold, key), drop_output), (bias_type, x_bias_type) = ctx.settings, ctx.types
-        key, sums = ctx.saved_tensors[5] if key is None else key, 2 if x_bias_type is None else 3
-        settings = weight, threshold, key, rows, drop_output, sums
-        d_x, d_total, (d_weight, d_bias, *d_x_bias) = _gradients(d_out, d_twin, *saved, *settings)
-        d_residual, d_x_bias = (
-            None if drop_output else d_total,
-            d_x_bias[0].to(x_bias_type) if d_x_bias else None,
+        total, mean, inverse, weight, rows, key_on_device = ctx.saved_tensors
+        d_x, d_total, sums = _gradients(
+            d_out,
+            d_twin,
+            total,
+            mean,
+            inverse,
+            weight,
+            ctx.threshold,
+            ctx.key if key_on_device is None else key_on_device,
+            rows,
+            drop_output=ctx.drop_output,
+            sums=2 if ctx.x_bias_type is None else 3,
         )
-        return (
-            d_x,
-            d_residual,
-            d_x_bias,
-            d_weight.to(weight.dtype),
-            d_bias.to(bias_type),
-            *(None,) * 5,
-        )
+        d_residual = None if ctx.drop_output else d_total
+        d_weight = sums[0].to(weight.dtype)
+        d_bias = sums[1].to(ctx.bias_type)
+        d_x_bias = None if ctx.x_bias_type is None else sums[2].to(ctx.x_bias_type)
+        return d_x, d_residual, d_x_bias, d_weight, d_bias, None, None, None, None, None
 
 
 def _forward(
@@ -119,26 +137,34 @@ def _forward(
     """Return the result, and the sum, mean and 1 / deviation of each row, which backward needs."""
     tokens, hidden = x.shape
     check_arguments(x, residual, (weight, bias, x_bias), rows, threshold)
-    x, residual = x.contiguous(), None if residual is None else residual.contiguous()
-    total, out = x if drop_output else torch.empty_like(x), torch.empty_like(x)
-    mean, inverse = (torch.empty(tokens, dtype=torch.float32, device=x.device) for _ in range(2))
+    x = x.contiguous()
+    residual = None if residual is None else residual.contiguous()
+    total = x if drop_output else torch.empty_like(x)
+    out = torch.empty_like(x)
+    mean = torch.empty(tokens, dtype=torch.float32, device=x.device)
+    inverse = torch.empty_like(mean)
     if tokens:
         block = max(4, triton.next_power_of_2(hidden))
         tile_rows = max(1, FORWARD_TILE // block)
         norm_forward_kernel[(triton.cdiv(tokens, tile_rows),)](
-            *(x, residual, x_bias, weight, bias, rows, key_argument(key)),
-            *(
-                None if drop_output else total,
-                mean,
-                inverse,
-                out,
-                tokens,
-                hidden,
-                eps,
-                threshold,
-                drop_output,
-            ),
-            *(tile_rows, block),
+            x,
+            residual,
+            x_bias,
+            weight,
+            bias,
+            rows,
+            key_argument(key),
+            None if drop_output else total,
+            mean,
+            inverse,
+            out,
+            tokens,
+            hidden,
+            eps,
+            threshold,
+            drop_output,
+            tile_rows,
+            block,
             num_warps=_warps(tile_rows * block),
         )
     return out, total, mean, inverse
@@ -150,7 +176,8 @@ def _gradients(
     """Return the gradients of x, of the sum, and float32 [D] of weight, bias and, if `sums` is 3, x_bias; for d_out +
     d_twin (which may be None)."""
     tokens, hidden = total.shape
-    d_out, d_total = d_out.contiguous(), torch.empty_like(total)
+    d_out = d_out.contiguous()
+    d_total = torch.empty_like(total)
     d_twin = None if d_twin is None else d_twin.contiguous()
     # Without dropout, x and residual share one gradient tensor.
     d_x = torch.empty_like(total) if threshold and not drop_output else d_total
@@ -160,9 +187,24 @@ def _gradients(
     partial = torch.empty(programs, sums, hidden, dtype=torch.float32, device=total.device)
     if tokens:
         norm_backward_kernel[(programs,)](
-            *(d_out, d_twin, total, mean, inverse, weight, rows, key_argument(key)),
-            *(d_total, None if d_x is d_total else d_x, partial, tokens, hidden),
-            *(threshold, drop_output, sums, tile_rows, block),
+            d_out,
+            d_twin,
+            total,
+            mean,
+            inverse,
+            weight,
+            rows,
+            key_argument(key),
+            d_total,
+            None if d_x is d_total else d_x,
+            partial,
+            tokens,
+            hidden,
+            threshold,
+            drop_output,
+            sums,
+            tile_rows,
+            block,
             num_warps=_warps(2 * tile_rows * block),
         )
     return d_x, d_total, sum_partials(partial).unbind(0)
@@ -238,7 +280,8 @@ def normalised(value, weight, bias, total, means, inverses, token, column, token
     """Return LayerNorm of float32 rows [R, C]. Store their statistics and, unless `total` is None, the rows."""
     is_column = (column < hidden)[None, :]
     mean, centred, inverse = _statistics(value, is_column, hidden, eps)
-    kept_mean, kept_inverse = mean, inverse
+    kept_mean = mean
+    kept_inverse = inverse
     if total is not None:
         kept_sum = value.to(total.dtype.element_ty)
         place = token[:, None].to(tl.int64) * hidden + column[None, :]

@@ -26,7 +26,10 @@ from mlbert.ops.fp8_scaling import Quantised
 from mlbert.ops.triton.cast import fp8_bytes, gelu_parts, quantised_buffers, raise_amax
 from mlbert.ops.triton.device import sum_partials
 
-ROWS, COLUMNS, INNER = 128, 128, 128  # of a block
+# of a block
+ROWS = 128
+COLUMNS = 128
+INNER = 128
 OPTIONS = {"num_warps": 8, "num_stages": 3, "maxnreg": 128}
 
 
@@ -66,23 +69,23 @@ def _product(a, b, inverses, pre, bias, scale, amax, dtype, partial) -> Quantise
         grid = (triton.cdiv(columns, COLUMNS), triton.cdiv(tokens, ROWS))
         by_rows = [ROWS, COLUMNS]
         product_kernel[grid](
-            *(
-                TensorDescriptor.from_tensor(a, [ROWS, INNER]),
-                TensorDescriptor.from_tensor(b, [COLUMNS, INNER]),
-            ),
-            *(*inverses, bias, scale, amax, TensorDescriptor.from_tensor(pre, by_rows)),
+            TensorDescriptor.from_tensor(a, [ROWS, INNER]),
+            TensorDescriptor.from_tensor(b, [COLUMNS, INNER]),
+            *inverses,
+            bias,
+            scale,
+            amax,
+            TensorDescriptor.from_tensor(pre, by_rows),
             TensorDescriptor.from_tensor(copies.rows.view(torch.uint8), by_rows),
             TensorDescriptor.from_tensor(copies.columns.view(torch.uint8), [COLUMNS, ROWS]),
-            *(
-                partial,
-                tokens,
-                columns,
-                a.shape[1],
-                dtype == torch.float8_e5m2,
-                ROWS,
-                COLUMNS,
-                INNER,
-            ),
+            partial,
+            tokens,
+            columns,
+            a.shape[1],
+            dtype == torch.float8_e5m2,
+            ROWS,
+            COLUMNS,
+            INNER,
             **OPTIONS,
         )
     return copies
@@ -102,7 +105,8 @@ def product_kernel(
     bias: [F]; inverses, scale, amax: float32 scalars. Forward, `partial` is None, and pre is written. Backward, pre is
     read, and partial float32 [P, F] gets the sums over the block's tokens.
     """
-    first_row, first_column = tl.program_id(1) * ROWS, tl.program_id(0) * COLUMNS
+    first_row = tl.program_id(1) * ROWS
+    first_column = tl.program_id(0) * COLUMNS
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in range(0, inner, INNER):
         total = tl.dot(a.load([first_row, start]), b.load([first_column, start]).T, total)

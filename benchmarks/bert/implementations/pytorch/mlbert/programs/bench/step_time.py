@@ -37,7 +37,7 @@ from mlbert.models.objectives import MaskedLM, PreTraining
 from mlbert.models.weights.huggingface import huggingface_config, padded_inputs, to_huggingface
 from mlbert.ops import api as ops
 from mlbert.ops.cublaslt_tuning import tuned
-from mlbert.ops.precision import gemm_peak_flops
+from mlbert.ops.peak import gemm_peak_flops
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
 from mlbert.optim.optimizer import FlatOptimizer

@@ -31,7 +31,8 @@ from mlbert.host.errors import UserError
 from mlbert.host.files import writing
 from mlbert.host.json_files import add_checksum, parse_checksummed, read_json
 from mlbert.host.machine import threads_per_rank
-from mlbert.ops.precision import compute_dtype, gemm_peak_flops, small_model_precision
+from mlbert.ops.peak import gemm_peak_flops
+from mlbert.ops.precision import compute_dtype, small_model_precision
 from mlbert.programs import pretrain_rules as rules
 from mlbert.recipes import masked_lm_text
 from mlbert.runs.progress import NO_LIMIT, Pace
