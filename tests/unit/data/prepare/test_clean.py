@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlbert.data.prepare import clean as module
-from mlbert.data.prepare import wiki_text
+from mlbert.data.prepare import jobs, wiki_text
 from mlbert.data.prepare.clean import (
     CleanOptions,
     clean,
@@ -135,9 +135,9 @@ def test_hashes_in_place_of_the_draw(wiki, tmp_path, said):
         clean(wiki, tmp_path / "none", CleanOptions(num_parts=3, eval_md5=hashes))
 
 
-@pytest.mark.parametrize("is_changed", [False, True])
-def test_an_interrupted_run_is_continued_with_the_same_input_only(
-    wiki, tmp_path, monkeypatch, is_changed
+@pytest.mark.parametrize("changed", ["nothing", "input", "code"])
+def test_an_interrupted_run_is_continued_with_the_same_input_and_code_only(
+    wiki, tmp_path, monkeypatch, changed
 ):
     monkeypatch.setattr(module, "UNIT_BYTES", 3000)
     out, first = tmp_path / "out", wiki / "AA" / "wiki_00"
@@ -146,8 +146,12 @@ def test_an_interrupted_run_is_continued_with_the_same_input_only(
         clean(wiki, out, OPTIONS)
     for name in ("clean.tmp/unit-000000.txt", "part-00002-of-00003", "eval.txt"):
         (out / f"{name}.12345.tmp").write_bytes(b"half")
-    if is_changed:
+    if changed == "input":
         first.write_text(first.read_text().replace("Sentence", "Phrase"))
+    if changed == "code":  # as if other code had cleaned the first unit
+        monkeypatch.setattr(jobs, "code_identity", lambda: {"tool": "mlbert of tomorrow"})
+        unit = out / "clean.tmp" / "unit-000000.txt"
+        unit.write_text(unit.read_text().replace("Sentence", "Another"))
     for folder in (out, tmp_path / "whole"):
         clean(wiki, folder, OPTIONS)
     assert tree(out) == tree(tmp_path / "whole")

@@ -1,6 +1,7 @@
 """Work over processes: results in order, a quick end by a signal, shares of a step in any order and after kills."""
 
 import hashlib
+import json
 import multiprocessing
 import os
 import random
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+import mlbert
 from mlbert.data.formats.checksums import CHECKSUMS
 from mlbert.data.formats.manifest import file_sha256
 from mlbert.data.formats.tokenizer import load_tokenizer
@@ -30,26 +32,30 @@ from mlbert.data.prepare.instance_set import InstanceJob, prepare_instances
 from mlbert.data.prepare.instances import InstanceOptions
 from mlbert.data.prepare.jobs import (
     ALL,
+    C_SOURCES,
     MERGE,
     WORK_FOLDER,
     Executor,
     Share,
+    code_identity,
     expand_inputs,
     inspect_parts,
     parse_share,
 )
 from mlbert.data.prepare.shuffle import Packing, shuffle_set
 from mlbert.data.prepare.split_bins import make_bins, make_hdf5_bins
-from mlbert.data.prepare.step_tasks import ShareDone
+from mlbert.data.prepare.step_tasks import PLAN, SHARED, ShareDone
 from mlbert.data.prepare.streaming import Concatenation, convert_files
 from mlbert.data.prepare.tfrecords import hdf5_to_tfrecords, tfrecords_to_hdf5
 from mlbert.data.prepare.verify import verify
+from mlbert.host import native
 from mlbert.host.errors import UserError
 from mlbert.host.files import is_leftover
+from mlbert.host.json_files import add_checksum, parse_checksummed
 from nvidia_shards import bert_rows, write_vocabulary
-from programs import wait_for, write_files
+from programs import run_quietly, wait_for, write_files
 from stored_sets import flip, tree, write_set
-from user_errors import user_error
+from user_errors import assert_error_line, user_error
 
 SLEEPER = (
     "import os, sys, time; from pathlib import Path; from mlbert.data.prepare import jobs\n"
@@ -475,6 +481,88 @@ def test_missing_tasks_another_plan_and_changed_input_are_named(source, tmp_path
         part.write("More.\n")
     with user_error("data.changed", tmp_path / "part-4", wording=False):
         instances(source, tmp_path / "set", Executor(share=Share(0, 2, merges=False)))
+
+
+PACKAGE = Path(mlbert.__file__).parent
+
+
+def copy_package(folder: Path, changed: str) -> Path:
+    """Copy the package with its C sources, append a comment to a file, and return the folder for PYTHONPATH."""
+    shutil.copytree(PACKAGE, folder / "mlbert", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(native.SOURCE_FOLDER, folder / "csrc" / "cpu")
+    with (folder / changed).open("a") as file:
+        file.write("// changed\n" if changed.endswith(".c") else "# changed\n")
+    return folder
+
+
+def run_pack(package: Path, source: Path, out: Path, *words: str) -> tuple[int, str]:
+    """Run ``mlbert prepare pack`` with a copy of the package; return its status and the lines of its errors."""
+    command = ("-m", "mlbert", "prepare", "pack", "--input", source, "--out", out, "--workers", "1")
+    done = run_quietly(
+        sys.executable, *command, *words, env=os.environ | {"PYTHONPATH": str(package)}
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_refused"),
+    [
+        ("mlbert/data/formats/packing.py", True),
+        ("csrc/cpu/instances.c", True),
+        ("mlbert/training/loop.py", False),
+    ],
+)
+def test_code_that_decides_bytes_must_be_that_of_the_first_share(
+    source, tmp_path, changed, is_refused
+):
+    other, out = copy_package(tmp_path / "other", changed), tmp_path / "out"
+    run_share(STEPS["pack"], source, out, 0, 2)
+    before = tree(out)
+    status, errors = run_pack(other, source, out, "--task", "1/2", "--shards", "5")
+    assert status == (2 if is_refused else 0), errors
+    if is_refused:
+        assert_error_line(errors, "prepare.other-version", out, wording=False)
+        assert tree(out) == before
+
+
+def rewrite_plan(out: Path, **changes: object) -> None:
+    """Change entries of a plan, or remove those that are None, with a new checksum."""
+    path = out / WORK_FOLDER / PLAN
+    plan = {**parse_checksummed(path.read_text()), **changes}
+    kept = {name: value for name, value in plan.items() if value is not None}
+    path.write_text(json.dumps(add_checksum(kept)))
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_a_step_that_other_code_began_is_refused(source, tmp_path, is_shared):
+    out, step = tmp_path / "out", STEPS["pack"]
+    run_share(step, source, out, 0, 2)
+    if not is_shared:
+        (out / WORK_FOLDER / SHARED).unlink()
+    shares = [ALL, MERGE, Share(1, 2, merges=False)] if is_shared else [ALL]
+    identity = {**code_identity(), "code": "0" * 64, "unicode": "1.0"}
+    for made_by in (None, identity, {**identity, "tool": "mlbert 0.0.1"}):
+        rewrite_plan(out, made_by=made_by)
+        before = tree(out)
+        for share in shares:
+            with user_error("prepare.other-version", out, wording=False) as caught:
+                step(source, out, Executor(share=share))
+            begun_by = "an earlier version" if made_by is None else made_by["tool"]
+            assert f"was begun by {begun_by}" in str(caught.value)
+        assert tree(out) == before
+    (out / WORK_FOLDER / PLAN).write_text("{}")
+    with user_error("data.damaged", PLAN):
+        step(source, out, Executor(share=Share(1, 2, merges=False)))
+
+
+def test_the_identity_of_code_covers_every_c_source():
+    found = set()
+    for folder in ("formats", "prepare"):
+        for module in (PACKAGE / "data" / folder).rglob("*.py"):
+            found |= {*re.findall(r'"(\w+\.c)"', module.read_text())}
+    for name in [*found]:
+        found |= {*re.findall(r'#include "(.*)"', (native.SOURCE_FOLDER / name).read_text())}
+    assert found == {*C_SOURCES}
 
 
 def test_wrong_shares():

@@ -3,9 +3,11 @@
 import functools
 import gzip
 import itertools
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pyarrow
@@ -157,6 +159,20 @@ def test_shares_make_the_bytes_of_one_process(
             folder / "texts", splits, folder / "shares", **options, executor=Executor(share=MERGE)
         )
     assert tree(folder / "shares") == tree(folder / "pool") == tree(folder / "one")
+
+
+def test_a_split_of_an_interrupted_run_with_other_options_is_not_kept(lines_file, tmp_path):
+    def run(lower_case: bool) -> None:
+        tokenizer = load_tokenizer("bert-base-uncased", lower_case)
+        convert_files(lines_file, ["train", "val"], tmp_path / "out", tokenizer=tokenizer)
+
+    rename = mock.Mock(wraps=os.rename, side_effect=[mock.DEFAULT, KeyboardInterrupt])
+    with mock.patch.object(streaming.os, "rename", rename), pytest.raises(KeyboardInterrupt):
+        run(lower_case=True)
+    with user_error("file.exists", tmp_path / "out" / "train"):
+        run(lower_case=False)
+    run(lower_case=True)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["train", "val"]
 
 
 def test_texts_that_fill_no_sample(tmp_path):

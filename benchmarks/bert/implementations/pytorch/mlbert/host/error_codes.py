@@ -60,6 +60,7 @@ ERROR_CODES: Mapping[str, str] = {
     "data.too-small": "There is too little data for the batch, the parts or the sets asked for.",
     "data.unsupported": "The data contains something that the target format cannot store.",
     "prepare.other-options": "The output folder was prepared from other input or with other options.",
+    "prepare.other-version": "The output folder was begun by another version of this package.",
     "vocabulary.format": "The vocabulary is damaged, too large, or not WordPiece.",
     "vocabulary.mismatch": "Data, model or tokenizer belong to different vocabularies.",
     "vocabulary.other-language": "The vocabulary does not cover most of the text.",

@@ -6,6 +6,7 @@ import hashlib
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
@@ -110,11 +111,17 @@ def git_state(root: Path) -> tuple[str, bool]:
 def tree_digest(root: Path) -> str:
     """Return ``tree:sha256:`` and a digest of the names and contents of the package's Python files."""
     folder = next(home for home in (root / PACKAGE_HOME, root / "mlbert", root) if home.is_dir())
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*.py") if path.is_file()]
+    return f"tree:sha256:{files_sha256(folder, names)}"
+
+
+def files_sha256(folder: Path, names: Iterable[str]) -> str:
+    """Return a SHA-256 of the names and contents of files in a folder, in any order. Raises OSError."""
     digest = hashlib.sha256()
-    for path in sorted(file for file in folder.rglob("*.py") if file.is_file()):
+    for path in sorted(folder / name for name in names):
         content = hashlib.sha256(path.read_bytes()).hexdigest()
         digest.update(f"{content}  {path.relative_to(folder).as_posix()}\n".encode())
-    return f"tree:sha256:{digest.hexdigest()}"
+    return digest.hexdigest()
 
 
 def git(root: Path, *arguments: str) -> str | None:

@@ -329,9 +329,10 @@ def _finished(out: Path, wanted: dict[str, Any], progress: Progress) -> dict[str
 
 
 def _prepare_scratch(out: Path, wanted: dict[str, Any]) -> None:
-    """Create an empty scratch folder, or keep that of an interrupted run with the same input and options."""
+    """Create an empty scratch folder, or keep that of an interrupted run with the same code, input and options."""
     plan = out / SCRATCH / "plan.json"
-    wanted_bytes = (json.dumps(wanted, indent=1) + "\n").encode()
+    begun_with = {**wanted, jobs.MADE_BY: jobs.code_identity()}
+    wanted_bytes = (json.dumps(begun_with, indent=1) + "\n").encode()
     with writing(out, "Choose another --out"):
         for path in [path for path in out.glob("*.tmp") if _UNFINISHED.fullmatch(path.name)]:
             path.unlink()

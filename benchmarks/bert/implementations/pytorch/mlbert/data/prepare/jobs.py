@@ -7,12 +7,15 @@ interrupted step keeps these files. The output does not depend on the number of 
 from __future__ import annotations
 
 import ctypes
+import functools
+import hashlib
 import multiprocessing
 import os
 import re
 import shutil
 import signal
 import threading
+import unicodedata
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -28,19 +31,31 @@ from mlbert.data.formats.manifest import MANIFEST, Manifest, file_sha256, read_m
 from mlbert.data.formats.tfrecord import missing_numbers, missing_text
 from mlbert.data.formats.tfrecord_plain import RecordList, read_list
 from mlbert.data.prepare.instances import REMEDY, without_text
+from mlbert.host import native
 from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain
 from mlbert.host.json_files import parse_checksummed
-from mlbert.host.provenance import installed_version
+from mlbert.host.provenance import files_sha256, installed_version
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 WORK_FOLDER = ".tasks"  # in the output; see `mlbert.data.prepare.step_tasks`
+MADE_BY = "made_by"  # key of the `code_identity` in a plan
 _PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None).prctl  # found here: a lookup between fork and exec could wait for ever
 _MOST_WORKERS = max(2, os.cpu_count() or 1)  # more use memory and save no time
 _AHEAD = 2  # items of a stream for each process, so that none waits for the next
+_CODE_FOLDERS = ("formats", "prepare")  # of `mlbert.data`
+C_SOURCES = (  # of the libraries that these folders load
+    "growing.h",
+    "instances.c",
+    "tfrecord.h",
+    "tfrecord_frame.c",
+    "tfrecord_read.c",
+    "tfrecord_write.c",
+    "wordpiece.c",
+)
 _FEWER = (
     "Use fewer processes: --workers, or CPU_THREADS of `mlbert pretrain`; finished parts are kept"
 )
@@ -276,6 +291,28 @@ def end_with_parent(parent: int, number: int) -> None:
 def tool_name() -> str:
     """Return this package and its version, as stored in manifests."""
     return f"mlbert {installed_version('mlbert') or 'unknown'}"
+
+
+@functools.cache
+def code_identity() -> dict[str, str]:
+    """Return everything but input and options that decides the bytes of a step's output.
+
+    This is the package and its version; a SHA-256 of the code that reads, generates and writes data, in Python and C;
+    and the version of Python's Unicode tables, by which words are split.
+    """
+    data = Path(__file__).parents[1]
+    modules = [
+        path.relative_to(data).as_posix()
+        for folder in _CODE_FOLDERS
+        for path in (data / folder).rglob("*.py")
+    ]
+    sources = [name for name in C_SOURCES if (native.SOURCE_FOLDER / name).is_file()]
+    digests = [files_sha256(data, modules), files_sha256(native.SOURCE_FOLDER, sources)]
+    return {
+        "tool": tool_name(),
+        "code": hashlib.sha256("".join(digests).encode()).hexdigest(),
+        "unicode": unicodedata.unidata_version,
+    }
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:

@@ -1,12 +1,14 @@
 """A step as a plan, passes of independent tasks, and a merge, which any number of processes and machines may share.
 
-The work folder, ``.tasks`` in the step's output, has ``plan.json`` (input and options, written once) and a mark for
-every finished task, ``<pass>-00003.json``, with the task's result if a later pass needs it. A task writes files under
-its own temporary names and renames them, and always the same bytes: it may run twice, also at the same time, and a
-killed one is repeated alone. The merge checks that no task is missing and completes the output; then the folder goes.
+The work folder, ``.tasks`` in the step's output, has ``plan.json`` (written once: input, options, and the identity of
+the code that began the step) and a mark for every finished task, ``<pass>-00003.json``, with the task's result if a
+later pass needs it. A task writes files under its own temporary names and renames them, and always the same bytes: it
+may run twice, also at the same time, and a killed one is repeated alone. The merge checks that no task is missing and
+completes the output; then the folder goes.
 
 By default, one process does all of it in a local pool, and replaces the plan of an interrupted local run with other
-options. It never replaces a plan that shares work on, which the file ``shared`` marks.
+options. It never replaces a plan that shares work on, which the file ``shared`` marks. It does not replace the plan of
+other code either, because the finished files of that code look like its own.
 """
 
 from __future__ import annotations
@@ -22,13 +24,16 @@ from typing import Any
 
 from mlbert.data.formats.index_cache import state_of
 from mlbert.data.formats.manifest import make_folder
-from mlbert.data.prepare.jobs import WORK_FOLDER, Executor, Item, Result
+from mlbert.data.prepare.jobs import MADE_BY, WORK_FOLDER, Executor, Item, Result, code_identity
 from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain, write_atomically, writing
 from mlbert.host.json_files import add_checksum, parse_checksummed
 
-PLAN, INPUTS, SHARED = "plan.json", "inputs", "shared"
+PLAN = "plan.json"
+INPUTS = "inputs"
+SHARED = "shared"
 _LISTED = 8  # missing tasks in a message
+_DIGITS = 12  # of the code's SHA-256 in a message
 
 
 class ShareDone(SystemExit):
@@ -67,26 +72,33 @@ class StepTasks:
         out: output folder.
         plan: JSON-able input and options; `INPUTS` lists the `stamps` of files.
 
-    Raises UserError: a share or merge differs from the plan, or there is no plan to merge.
+    Raises UserError: a share or merge differs from the plan, there is no plan to merge, or other code began the step.
     """
 
     def __init__(self, out: Path, plan: Mapping[str, Any], executor: Executor) -> None:
         self.out, self.executor, self.share = out, executor, executor.share
         self.folder = out / WORK_FOLDER
-        wanted = json.loads(json.dumps(plan))
+        wanted = _full_plan(plan)
         path = self.folder / PLAN
+        found = _read(path)
+        is_replaceable = found is None or found.get(MADE_BY) == wanted[MADE_BY]
         if (
             self.share.is_all
             and self.folder.exists()
-            and _read(path) != wanted
+            and found != wanted
+            and is_replaceable
             and not (self.folder / SHARED).exists()
         ):
             shutil.rmtree(self.folder)
         make_folder(out)
         make_folder(self.folder)
         _write_once(path, json.dumps(add_checksum(wanted), indent=1))
-        if (found := _read(path)) != wanted:
-            raise _difference(out, found or {}, wanted)
+        found = _read(path)
+        if found is None:
+            remedy = f"Remove {out} and begin again"
+            raise UserError("data.damaged", path, "is damaged", remedy)
+        if found != wanted:
+            raise _difference(out, found, wanted)
         if not self.share.is_all:
             write_atomically(self.folder / SHARED, "")
 
@@ -172,6 +184,17 @@ class StepTasks:
         raise ShareDone
 
 
+def is_begun(out: Path, plan: Mapping[str, Any]) -> bool:
+    """Return whether this code has begun the step in ``out`` with this plan, see `StepTasks`, and not finished it."""
+    return _read(out / WORK_FOLDER / PLAN) == _full_plan(plan)
+
+
+def _full_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the plan as it is read from its file."""
+    full: dict[str, Any] = json.loads(json.dumps({**plan, MADE_BY: code_identity()}))
+    return full
+
+
 def _read(path: Path) -> dict[str, Any] | None:
     try:
         return parse_checksummed(read_plain(path).decode("utf-8", "replace"))
@@ -196,6 +219,12 @@ def _write_once(path: Path, content: str) -> None:
 
 def _difference(out: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> UserError:
     """Return the error that names the first difference between two plans."""
+    if found.get(MADE_BY) != wanted[MADE_BY]:
+        reason = (
+            f"was begun by {_code_name(found.get(MADE_BY))}, not by {_code_name(wanted[MADE_BY])}"
+        )
+        remedy = f"Complete it with the same version, or remove {out} and begin again"
+        return UserError("prepare.other-version", out, reason, remedy)
     name = next(name for name in sorted({*found, *wanted}) if found.get(name) != wanted.get(name))
     remedy = f"Repeat the options of the other tasks, or remove {out / WORK_FOLDER} and begin again"
     if name != INPUTS or name not in found:
@@ -211,3 +240,11 @@ def _difference(out: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) 
         else "has changed"
     )
     return UserError("data.changed", path, f"{what} since {out} was begun", remedy)
+
+
+def _code_name(made_by: Mapping[str, str] | None) -> str:
+    """Return a `code_identity` in words; None is that of a plan that has none."""
+    if made_by is None:
+        return "an earlier version of mlbert"
+    code = made_by["code"][:_DIGITS]
+    return f"{made_by['tool']} (code {code}, Unicode {made_by['unicode']})"

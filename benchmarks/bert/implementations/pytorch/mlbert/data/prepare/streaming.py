@@ -40,8 +40,8 @@ from mlbert.data.prepare.corpus_files import (
     text_blocks,
     text_lines,
 )
-from mlbert.data.prepare.jobs import LOCAL, WORK_FOLDER, Executor, Progress
-from mlbert.data.prepare.step_tasks import INPUTS, StepTasks, stamps
+from mlbert.data.prepare.jobs import LOCAL, Executor, Progress
+from mlbert.data.prepare.step_tasks import INPUTS, StepTasks, is_begun, stamps
 from mlbert.host.errors import UserError, import_package
 from mlbert.host.files import read_plain, whole_file, write_atomically, writing
 
@@ -450,8 +450,6 @@ def convert_files(
     complete."""
     splits = [*dict.fromkeys(splits)]
     work = out_root / f".{'-'.join(splits)}.partial"
-    if not (work / WORK_FOLDER).exists():
-        check_absent(splits, out_root)
     compression_level(compression)
     inputs = stamps(text_files(path))
     plan: dict[str, Any] = {
@@ -460,6 +458,8 @@ def convert_files(
         "compression": compression,
     }
     plan |= {"concatenation": concatenation and asdict(concatenation), INPUTS: inputs}
+    if not is_begun(work, plan):
+        check_absent(splits, out_root)
     tasks = StepTasks(work, plan, executor)
     sizes = [int(size) for _, size, _ in inputs]
     groups = [
