@@ -44,6 +44,31 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        "{local: '${data}'}",
+        "{local: '${data}/x'}",
+        "{local: '${run_name}'}",
+        "{local: '${...data}'}",
+        "'${model.config}'",
+    ],
+    ids=["whole", "part", "through another name", "relative", "of a mapping"],
+)
+def test_a_name_that_is_used_through_another_one_is_read(tmp_path: Path, dataset: str) -> None:
+    (path := tmp_path / "main.yaml").write_text(
+        "run_name: ${data}\ndata: ./copy\nmodel:\n  name: unused\n  config: {local: '${data}'}\n"
+        f"loader:\n  dataset: {dataset}\n",
+        encoding="utf-8",
+    )
+    known = [*(name for name in KNOWN if not name.startswith("model.config")), "model.config.local"]
+    leaves = Leaves(path, read_nested(path, [], known))
+    assert str(leaves.text("loader.dataset.local", None).value).startswith("./copy")
+    unread = leaves.unread()
+    assert "data" not in unread
+    assert "model.name" in unread
+
+
 def test_leaves_carry_their_place(path: Path) -> None:
     found = read_nested(path, [], KNOWN)
     assert {name: leaf.value for name, leaf in found.items()} == {

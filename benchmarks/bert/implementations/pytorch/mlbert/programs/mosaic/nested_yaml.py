@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,14 @@ _WORD = re.compile(r"([A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class YamlValue:
-    """One leaf: a plain value, a list or an empty mapping, and its origin: ``file:line`` or ``argument``."""
+    """One leaf: a plain value, a list or an empty mapping, and its origin: ``file:line`` or ``argument``.
+
+    ``uses`` are the dotted names that the value takes from elsewhere by ``${...}``, directly or through another one.
+    """
 
     value: Any
     origin: str
+    uses: tuple[str, ...] = field(default=(), compare=False)
 
 
 def read_nested(path: Path, words: Sequence[str], known: Collection[str]) -> dict[str, YamlValue]:
@@ -73,16 +77,15 @@ def read_nested(path: Path, words: Sequence[str], known: Collection[str]) -> dic
     given = {name.split("=", 1)[0] for name in words}
     found = {}
     for name, value in _leaves(content, "", known):
+        uses = _used_names(name, unresolved)
         source = name
-        while reference := _REFERENCE.fullmatch(
-            str(unresolved.get(source))
-        ):  # its value was given there
-            source = reference[1]
+        while _REFERENCE.fullmatch(str(unresolved.get(source))):  # its value was given there
+            (source,) = _references(source, unresolved)
         override = next(
             (word for word in given if source == word or source.startswith(f"{word}.")), None
         )
         place = f"{tree_relative(path.absolute())}:{lines.get(source, 1)}"
-        found[name] = YamlValue(value, f"argument {override}=" if override else place)
+        found[name] = YamlValue(value, f"argument {override}=" if override else place, uses)
         _check(name, known, found[name].origin)
         if not isinstance(value, dict | None) and not _takes_value(name, known):
             reason = f"{name} is {shown(value)}, not names with values"
@@ -90,6 +93,33 @@ def read_nested(path: Path, words: Sequence[str], known: Collection[str]) -> dic
                 "config.value", found[name].origin, reason, f"Write {name}.NAME=VALUE, or remove it"
             )
     return found
+
+
+def _used_names(name: str, unresolved: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names that a leaf's value is taken from by ``${...}``, directly or through another name."""
+    found = _references(name, unresolved)
+    for used in found:  # grows: a reference may lead to a reference
+        found += [further for further in _references(used, unresolved) if further not in found]
+    return tuple(found)
+
+
+def _references(name: str, unresolved: Mapping[str, Any]) -> list[str]:
+    """Return the names in the ``${...}`` of a leaf, or below those of the mapping that it belongs to."""
+    place, below = name, ""
+    while place not in unresolved and "." in place:
+        place, _, last = place.rpartition(".")
+        below = f".{last}{below}"
+    references = _REFERENCE.findall(str(unresolved.get(place)))
+    return [_absolute(reference, place) + below for reference in references]
+
+
+def _absolute(reference: str, place: str) -> str:
+    """Return the dotted name that a reference in ``place`` means: leading dots count from there upwards."""
+    relative = reference.lstrip(".")
+    dots = len(reference) - len(relative)
+    if not dots:
+        return reference
+    return ".".join([*place.split(".")[:-dots], relative])
 
 
 def _leaves(value: Any, name: str, known: Collection[str]) -> Iterator[tuple[str, Any]]:
@@ -142,8 +172,9 @@ class Leaves(Mapping[str, YamlValue]):
         self.path, self._found, self._read = path, found, set[str]()
 
     def __getitem__(self, name: str) -> YamlValue:
-        self._read.add(name)
-        return self._found[name]
+        value = self._found[name]
+        self._read.update((name, *value.uses))
+        return value
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._found)
