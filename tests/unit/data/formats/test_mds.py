@@ -148,6 +148,14 @@ def test_a_sample_of_four_gigabytes_is_refused(tmp_path):
         writer.write({"a": range(most - 10), "b": bytes(10)})
 
 
+def test_an_index_may_be_larger_than_other_files(tmp_path):
+    """Millions of small shards have an index of more than 256 MiB."""
+    folder = write_samples(tmp_path / "set", {"text": "str"}, [{"text": "one"}])
+    with (folder / "index.json").open("ab") as file:
+        file.write(b" " * (257 << 20))
+    assert MdsReader(folder)[0] == {"text": "one"}
+
+
 def test_levels_of_compression(tmp_path):
     pytest.importorskip("zstandard", reason="the streaming extra is not installed")
     write_set(tmp_path / "most", compression="zstd:22")

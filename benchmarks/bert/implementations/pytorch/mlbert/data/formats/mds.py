@@ -43,7 +43,7 @@ from mlbert.data.formats.mds_files import (
 )
 from mlbert.data.formats.ragged import offsets_of
 from mlbert.host.errors import UserError
-from mlbert.host.files import local_path, read_plain, write_atomically
+from mlbert.host.files import local_path, write_atomically
 
 UINT32 = np.dtype("<u4")
 
@@ -124,7 +124,7 @@ class MdsReader:
                 "is on another machine",
                 "Give a cache folder on this one",
             )
-        return read_plain(self._folder / INDEX, RESTORE)
+        return mds_files.read_index(self._folder / INDEX)
 
     def _open(self, number: int) -> _Shard:
         with self._lock:

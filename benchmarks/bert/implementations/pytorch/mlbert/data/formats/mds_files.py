@@ -36,6 +36,7 @@ FORMAT, VERSION = "mds", 2
 STR, BYTES = "str", "bytes"  # encodings of columns; others are skipped when a set is read
 XXHASH = ("xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128")
 RESTORE = "Restore the file, or write the set again"
+_MOST_INDEX_BYTES = 4 << 30  # of ten million shards; larger files are not indices
 
 
 def checksum(algorithm: str, content: Any) -> str:
@@ -113,6 +114,11 @@ class MdsIndex(NamedTuple):
 
     columns: list[Column]  # in the order in a sample
     shards: list[ShardInfo]
+
+
+def read_index(path: Path) -> bytes:
+    """Return the content of an index.json. Raises UserError if it cannot be read, or is larger than any index."""
+    return read_plain(path, RESTORE, _MOST_INDEX_BYTES)
 
 
 def parse_index(path: Path | str, raw: bytes) -> MdsIndex:
@@ -218,7 +224,7 @@ def fetch_index(remote: str, cache: Path) -> bytes:
         with locked(path):
             if not path.exists():  # another process may have written it in the meantime
                 write_atomically(path, raw)
-    if read_plain(path, RESTORE) != raw:
+    if read_index(path) != raw:
         reason = f"is the cache of another set than {remote}"
         raise UserError("data.mixed", cache, reason, "Choose another cache folder")
     return raw

@@ -43,7 +43,7 @@ from mlbert.data.formats.mds_files import BYTES, INDEX, RESTORE, MdsIndex, Shard
 from mlbert.data.formats.padded import MAX_ID, NAMES, Widths, column_problems, without_padding
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.host.errors import UserError
-from mlbert.host.files import open_plain, read_plain
+from mlbert.host.files import open_plain
 
 COLUMNS = tuple(sorted(NAMES))  # in the order in a sample
 _ITEM = 4  # bytes of every value
@@ -189,7 +189,7 @@ open_folder = MdsSamples  # as in the other formats
 def read_index(folder: Path) -> tuple[MdsIndex, str]:
     """Return the index and its SHA-256. Raises UserError if it is damaged or has other columns."""
     path = Path(folder) / INDEX
-    raw = read_plain(path, RESTORE)
+    raw = mds_files.read_index(path)
     index = parse_index(path, raw)
     if {(column.name, column.encoding, column.size) for column in index.columns} != {
         (c, BYTES, None) for c in COLUMNS
