@@ -18,6 +18,7 @@ from mlbert.data.formats.nvidia import NvidiaStore
 from mlbert.data.formats.open import describe, open_store
 from mlbert.data.formats.padded import Widths
 from mlbert.data.formats.ragged import Ragged
+from mlbert.data.prepare.export_nvidia import export_nvidia
 from mlbert.host.errors import UserError
 from nvidia_shards import (
     PREDICTIONS,
@@ -28,7 +29,7 @@ from nvidia_shards import (
     write_kind,
     write_variable,
 )
-from stored_sets import assert_same_rows
+from stored_sets import assert_same_rows, make_rows, random_lengths, write_set
 from user_errors import user_error
 
 COUNT, FILES = 60, 3
@@ -86,6 +87,29 @@ def test_info_reads_no_sample(tmp_path, kind, limits):
     assert (info.max_seq_length, info.max_predictions, info.max_pack_tokens) == limits
     assert (info.kind, info.num_sequences, info.vocab_size) == (f"nvidia-{kind}", None, None)
     assert open_store(tmp_path / "set").info.num_sequences == COUNT
+
+
+@pytest.mark.parametrize(
+    ("layout", "packs", "limits"),
+    [("variable", None, (32, 5, None)), ("packed", [*range(0, 61, 2)], (32, 5, 64))],
+)
+def test_our_exports_record_their_limits(tmp_path, layout, packs, limits):
+    """Without them, a set of 32 tokens would count as one of 512, which a model of 32 positions cannot use."""
+    rows = make_rows(random_lengths(COUNT))
+    source = write_set(tmp_path / "source", rows, shards=1, packs=packs)
+    (path,) = export_nvidia(source, tmp_path / "set", layout)
+    for info in (describe(tmp_path / "set"), open_store(tmp_path / "set").info):
+        assert (info.max_seq_length, info.max_predictions, info.max_pack_tokens) == limits
+    assert_same_rows(open_store(tmp_path / "set").gather(np.arange(COUNT)), rows)
+    with h5py.File(path, "r+") as file:
+        file.attrs["mlbert_max_row_tokens"] = 31
+        file.attrs["mlbert_max_seq_length"] = 31
+    with user_error("data.damaged", path):
+        open_store(tmp_path / "set")
+    with h5py.File(path, "r+") as file:
+        file.attrs["mlbert_max_seq_length"] = 32
+    with user_error("data.damaged", path):
+        describe(tmp_path / "set")
 
 
 def test_bins_in_folders_and_in_names(tmp_path):

@@ -37,6 +37,8 @@ from mlbert.data.formats.nvidia_shard import (
     COLUMNS,
     REFERENCE,
     Items,
+    NvidiaShard,
+    RecordedLimits,
     inspect,
     item_dtype,
     open_shard,
@@ -69,19 +71,28 @@ def _describe(folder: Path, groups: Sequence[Sequence[Path]], limits: Widths) ->
             "data.missing", folder, "holds no HDF5 file", "Give a folder of NVIDIA's HDF5 shards"
         )
     heads = [inspect(group[0]) for group in groups]
+    of_heads = [_limits_of(head, limits) for head in heads]
+    max_row_tokens = max(found.max_row_tokens for found in of_heads)
     named = [f"{name_of(folder, path)} {path.stat().st_size}" for path in paths]
     return StoreInfo(
         folder=folder,
         kind=f"nvidia-{heads[0].kind}",
         identity=hashlib.sha256("\n".join(sorted(named)).encode()).hexdigest(),
-        max_seq_length=max(head.widths.max_seq_length or limits.max_seq_length for head in heads),
-        max_predictions=max(
-            head.widths.max_predictions or limits.max_predictions for head in heads
-        ),
+        max_seq_length=max(found.max_seq_length for found in of_heads),
+        max_predictions=max(found.max_predictions for found in of_heads),
         is_listed=False,
         content=content_of(folder, paths),
-        max_pack_tokens=limits.max_seq_length if heads[0].kind == "packed" else None,
+        max_pack_tokens=max_row_tokens if heads[0].kind == "packed" else None,
     )
+
+
+def _limits_of(head: NvidiaShard, limits: Widths) -> RecordedLimits:
+    """Return the limits of a shard: its widths, those that it records, or else ``limits``."""
+    if head.recorded is not None:
+        return head.recorded
+    max_seq_length = head.widths.max_seq_length or limits.max_seq_length
+    max_predictions = head.widths.max_predictions or limits.max_predictions
+    return RecordedLimits(max_seq_length, max_predictions, max_seq_length)
 
 
 def open_folder(folder: Path, limits: Widths = DEFAULT_LIMITS) -> Store:

@@ -135,7 +135,10 @@ def _refuse_copies(paths: Sequence[Path], parts: Sequence[NvidiaIndex]) -> None:
 
 
 def index_shard(shard: NvidiaShard, content: np.ndarray, limits: Widths) -> NvidiaIndex:
-    """Find and check the lengths and places of one shard's rows; ``content`` is the file's bytes, uint8."""
+    """Find and check the lengths and places of one shard's rows; ``content`` is the file's bytes, uint8. ``limits`` are
+    used if the shard does not record its own."""
+    if shard.recorded is not None:
+        limits = Widths(shard.recorded.max_row_tokens, shard.recorded.max_predictions)
     problems: dict[int, str] = {}
     columns: dict[str, Items] = {}
     places: dict[str, np.ndarray] = {}

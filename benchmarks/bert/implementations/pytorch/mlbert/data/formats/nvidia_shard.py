@@ -14,6 +14,9 @@ collection is a chain of numbered objects. `heap_places` follows all chains of a
 found by two look-ups, without the HDF5 library and its global lock. Shards in another form (compressed, chunked,
 big-endian, with a user block) are read through h5py.
 
+Rows of varying length do not say how long they may be. Shards that `mlbert prepare` exports record it in attributes
+(`RecordedLimits`), which other programs do not read.
+
 Legend: N rows, S positions, P predictions, C columns.
 """
 
@@ -59,11 +62,24 @@ _COLLECTION = np.dtype(
 )
 HEADER_BYTES = 16  # of a collection and of an object in it
 _BLOCK_ROWS = 4096
+_RECORDED = "mlbert_"
 
 
 def item_dtype(column: str) -> np.dtype:
     """Return the dtype of a column's items: int16 or int8."""
     return np.dtype(f"<i{_ITEM_SIZE.get(column, 1)}")
+
+
+class RecordedLimits(NamedTuple):
+    """The limits of variable and packed shards: attributes of the file, each with `_RECORDED` before its name."""
+
+    max_seq_length: int  # tokens of a sequence
+    max_predictions: int  # masked tokens of a sequence
+    max_row_tokens: int  # tokens of a row: of a sequence, or the slots of a pack
+
+    def attributes(self) -> dict[str, int]:
+        """Return the attributes of a file by name."""
+        return {f"{_RECORDED}{name}": value for name, value in self._asdict().items()}
 
 
 @dataclass(frozen=True)
@@ -78,6 +94,7 @@ class NvidiaShard:
     )  # of ``input_ids`` and ``masked_lm_ids`` of a fixed shard
     # Byte offset in the file of each dataset's rows or references; empty if they are not plain bytes.
     offsets: dict[str, int] = field(default_factory=dict)
+    recorded: RecordedLimits | None = None  # None: another program wrote the shard, or it is fixed
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -167,7 +184,19 @@ def _inspect(path: Path, file: h5py.File) -> NvidiaShard:
     offsets = {name: _byte_offset(path, file, file[name]) for name in needed}
     plain = any(offset < 0 for offset in offsets.values())
     of_rows = Widths(widths["input_ids"], widths["masked_lm_ids"])
-    return NvidiaShard(path, kind, rows, of_rows, {} if plain else offsets)
+    recorded = None if kind == "fixed" else _recorded_limits(path, file)
+    return NvidiaShard(path, kind, rows, of_rows, {} if plain else offsets, recorded)
+
+
+def _recorded_limits(path: Path, file: h5py.File) -> RecordedLimits | None:
+    """Return the limits in a file's attributes, or None if there are none. Raises UserError if they are damaged."""
+    names = [f"{_RECORDED}{name}" for name in RecordedLimits._fields]
+    if not all(name in file.attrs for name in names):
+        return None
+    limits = RecordedLimits(*(int(file.attrs[name]) for name in names))
+    if not 1 <= limits.max_seq_length <= limits.max_row_tokens or limits.max_predictions < 0:
+        raise UserError("data.damaged", path, "records limits that do not fit each other", REMAKE)
+    return limits
 
 
 def _check_dataset(shard: NvidiaShard, name: str, dataset: h5py.Dataset) -> int:

@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 
 from mlbert.data.formats.manifest import json_sha256, make_folder
-from mlbert.data.formats.nvidia_shard import item_dtype
+from mlbert.data.formats.nvidia_shard import RecordedLimits, item_dtype
 from mlbert.data.formats.open import describe, open_store
 from mlbert.data.formats.padded import NAMES, Widths, padded
 from mlbert.data.formats.ragged import Ragged, offsets_of
@@ -55,7 +55,7 @@ class NvidiaExportJob:
         """Return whether an earlier run wrote the file with the same fingerprint."""
         try:
             with h5py.File(self.out / wanted.name, "r") as file:
-                return bool(file.attrs[_ATTRIBUTE] == json_sha256(wanted.fingerprint))
+                return bool(file.attrs[_ATTRIBUTE] == self._digest(wanted))
         except (OSError, KeyError):
             return False
 
@@ -74,11 +74,15 @@ class NvidiaExportJob:
             chosen = chosen[(lengths >= wanted.shortest) & (lengths <= longest)]
         rows, counts = gather_rows(store, chosen, self.layout == "packed")
         self._refuse(rows)
+        attributes: dict[str, object] = {_ATTRIBUTE: self._digest(wanted)}
         if self.layout == "fixed":
             columns = fixed_columns(rows, Widths(longest, store.info.max_predictions))
         else:
             columns = variable_columns(rows, counts, self.layout == "packed")
-        write_hdf5(self.out / wanted.name, {_ATTRIBUTE: json_sha256(wanted.fingerprint)}, columns)
+            row_tokens = store.info.max_pack_tokens if self.layout == "packed" else None
+            limits = RecordedLimits(longest, store.info.max_predictions, row_tokens or longest)
+            attributes |= limits.attributes()
+        write_hdf5(self.out / wanted.name, attributes, columns)
 
     def run(self, files: Sequence[NvidiaExportFile], name: str, executor: Executor) -> None:
         """Write the files; ``name`` is for the progress bar."""
@@ -87,6 +91,11 @@ class NvidiaExportJob:
             [file.num_rows for file in files],
         )
         executor.run(self.make_file, files, name=name, where=self.out, sizes=sizes, unit=unit)
+
+    def _digest(self, wanted: NvidiaExportFile) -> str:
+        """Return the digest of everything that determines a file's bytes."""
+        form = () if self.layout == "fixed" else ("records its limits",)
+        return json_sha256((*wanted.fingerprint, *form))
 
     def _refuse(self, rows: Ragged) -> None:
         largest = max(int(rows.tokens.max(initial=0)), int(rows.masked_labels.max(initial=0)))
