@@ -114,18 +114,28 @@ def test_numbers_of_a_saved_bert_by_the_clock(
     from transformers import AutoModelForSequenceClassification
 
     rows = [[text, f"{list(PLACES).index(kind) / 2}"] for text, kind in sentences(60)]
-    train = write_csv(tmp_path / "train.csv", ["text", "degree"], *rows[:40])
+    train = write_csv(tmp_path / "train.csv", ["text", "degree"], *rows[:39], ["", "0.5"])
     held_out = write_csv(tmp_path / "eval.csv", ["text", "degree"], *rows[38:])
     words = ["--from", folder / "bert", "--train", train, "--eval", held_out, "--minutes", "0.05"]
+    seen = write_csv(
+        tmp_path / "new.csv", ["text"], ["the sun " * 40], *([text] for text, _ in rows)
+    )
     for number in (0, 1):  # the second call keeps the first one's run
         code, said, _ = run_mlbert("finetune", *words, "--out", tmp_path / "out")
         assert code == 0, said
         assert "label degree (numbers)" in said
-        assert "warning: 2 texts to evaluate on are also trained on" in said
+        assert "warning: 1 texts to evaluate on are also trained on" in said
+        assert f"warning: {train}: 1 of 40 rows have no text in 'text'" in said
         lines = {line.rsplit(maxsplit=2)[0].strip() for line in said.splitlines() if line.strip()}
         assert {"always the mean", "TF-IDF + ridge regression", "this model"} <= lines
         exported = tmp_path / f"out/run_{number}/huggingface"
         assert AutoModelForSequenceClassification.from_pretrained(exported).config.num_labels == 1
+    out = tmp_path / "out.csv"
+    words = ["--predict", seen, "--model", tmp_path / "out/run_0", "--out", out]
+    code, _, warned = run_mlbert("finetune", *words)
+    assert code == 0, warned
+    assert f"warning: {seen}: 1 of 61 rows are longer than" in warned
+    assert len(out.read_text().splitlines()) == 1 + 61
 
 
 NO_WORDS = (None, None, None)
@@ -148,6 +158,8 @@ def test_columns_and_task_are_guessed(tmp_path: Path) -> None:
             ("a, b", "c", None),
             (("a", "b"), "c", None),
         ),
+        ("a,b,c,,", "short {n},some longer text {n},{c},,", NO_WORDS, (("b",), "c", None)),
+        ("d,b,c,d", "{n},some longer text {n},{c},{n}", NO_WORDS, (("b",), "c", None)),
         ("text,score", "some text {n},{n}", NO_WORDS, (("text",), "score", 1)),
         ("text,score", "some text {n},0.{c}", NO_WORDS, (("text",), "score", 1)),
         ("text,stars", "some text {n},{c}", NO_WORDS, (("text",), "stars", None)),
@@ -202,6 +214,9 @@ GOOD = "text,label\n" + "".join(f"some text {n},{'ab'[n % 2]}\n" for n in range(
             "train.csv",
         ),
         (GOOD, "text,label\nsome,c\n", (), "data.labels", "eval.csv"),
+        (GOOD.partition("\n")[2], None, (), "data.columns", "train.csv"),
+        (GOOD.replace("text,label", "text,text"), None, (), "data.columns", "train.csv"),
+        ("a,a\nsome,b\n", None, (), "data.columns", "train.csv"),
         (GOOD, "text,kind\nsome,a\n", (), "data.columns", "eval.csv"),
         (GOOD, None, ("--from", "{folder}"), "checkpoint.missing", "{folder}"),
         (GOOD, None, ("--from", "{folder}/none"), "file.missing", "none"),

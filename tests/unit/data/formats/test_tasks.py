@@ -110,6 +110,11 @@ def test_a_declared_class_without_rows_is_a_warning(tmp_path: Path) -> None:
         ("text,label\nx,1.5\ny,nan\n", TaskForm(("text",), "label", 1), "data.labels", "line 3"),
         ("text,label\nx,1.5\ny,good\n", TaskForm(("text",), "label", 1), "data.labels", "line 3"),
         ("a,label\nx,1\n", TaskForm(("a", "b"), "label"), "data.columns", "'b'"),
+        ("text,label,text\nx,1,z\ny,0,z\n", FORM, "data.columns", "'text'"),
+        ("text,label,label\nx,1,z\ny,0,z\n", FORM, "data.columns", "'label'"),
+        ("good,yes\nbad,no\nfine,yes\n", TaskForm(("good",), "yes"), "data.columns", "'yes'"),
+        ("good,1\nbad,0\nfine,1\n", TaskForm(("good",), "1"), "data.columns", "'1'"),
+        ("good,4.5\nbad,1\n", TaskForm(("good",), "4.5", 1), "data.columns", "'4.5'"),
     ],
 )
 def test_damage_is_reported_in_one_line(
@@ -122,6 +127,32 @@ def test_damage_is_reported_in_one_line(
     if not text:
         with user_error(code, path):
             column_names(path)
+
+
+def test_columns_that_pandas_numbered_are_named(tmp_path: Path) -> None:
+    rows = read_training(write(tmp_path, "0,1\ngood,1\nbad,0\n"), TaskForm(("0",), "1"))
+    assert rows.texts == (["good", "bad"],)
+
+
+def test_a_model_of_a_file_without_header_reads_no_other(tmp_path: Path) -> None:
+    form = TaskForm(("good",), "yes", 2, ("no", "yes"))
+    path = write(tmp_path, "good,yes\nbad,no\n")
+    with user_error("data.columns", path):
+        read_texts(path, form)
+    objects = write(tmp_path, '{"good": "some text", "yes": "no"}\n', "rows.jsonl")
+    assert read_texts(objects, form).texts == (["some text"],)
+
+
+def test_rows_without_text_are_counted_by_column(tmp_path: Path) -> None:
+    path = write(tmp_path, "a,b,label\nx,,0\n ,y,1\nz,,1\nu,v,0\n")
+    form = TaskForm(("a", "b"), "label")
+    expected = ["1 of 4 rows have no text in 'a'", "2 of 4 rows have no text in 'b'"]
+    for rows in (
+        read_training(path, form),
+        read_evaluation(path, form, ("0", "1")),
+        read_texts(path, form),
+    ):
+        assert rows.warnings == tuple(f"warning: {path}: {what}" for what in expected)
 
 
 def test_damaged_bytes(tmp_path: Path) -> None:

@@ -50,6 +50,24 @@ def test_a_pair_is_two_segments() -> None:
     assert encode(task_rows(3), TOKENIZER, 8).lengths.tolist() == [8, 8, 8]
 
 
+def test_rows_that_are_cut_are_counted() -> None:
+    lines: list[str] = []
+    rows = task_rows(3)
+    whole = int(encode(rows, TOKENIZER, 64, lines.append).lengths[0])
+    encode(rows, TOKENIZER, whole, lines.append)
+    assert lines == []
+    made = TaskEvalSet(
+        [rows, task_rows(2, pairs=False)],
+        TOKENIZER,
+        max_seq_length=whole - 1,
+        batch_size=2,
+        warn=lines.append,
+    )
+    made.open()
+    expected = f"warning: rows.csv: 3 of 3 rows are longer than {whole - 1} tokens and are cut"
+    assert lines == [expected]
+
+
 def source(
     count: int, units: int, world: int = 1, rank: int = 0, accumulation: int = 1, **changes
 ) -> TaskSource:

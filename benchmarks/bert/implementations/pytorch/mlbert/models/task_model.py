@@ -88,9 +88,12 @@ def predict(
     rows: TaskRows,
     device: torch.device,
     advance: Callable[[int], object],
+    warn: Callable[[str], None] | None = None,
 ) -> np.ndarray:
-    """Return float64 [N, 2] for the rows: class and its probability, or number and NaN for regression. ``advance`` is
-    called with the number of rows of each batch."""
+    """Return float64 [N, 2] for the rows: class and its probability, or number and NaN for regression.
+
+    ``advance`` is called with the number of rows of each batch; ``warn`` as by `mlbert.data.loading.tasks.encode`.
+    """
     model = BertForSequenceClassification(
         BertConfig.from_json(weights / "bert_config.json"), card.num_labels
     )
@@ -98,7 +101,11 @@ def predict(
     load_weights(model.to(device), weights)
     model.train(False)
     batches = TaskEvalSet(
-        [rows], load_tokenizer(weights), max_seq_length=card.max_seq_length, batch_size=_BATCH
+        [rows],
+        load_tokenizer(weights),
+        max_seq_length=card.max_seq_length,
+        batch_size=_BATCH,
+        warn=warn,
     )
     batches.open()
     found = []

@@ -157,10 +157,21 @@ def find_form(path: Path, text: str | None, label: str | None, as_numbers: bool 
         raise UserError(
             "config.conflict", f"--label {label}", "is also the text", "Name two different columns"
         )
-    names = list(dict.fromkeys([*texts, *([label] if label else []), *column_names(path)]))
+    given = [*texts, *([label] if label else [])]
+    in_file = column_names(path)
+    # Two columns of one name are an error only if that name is given, or would be guessed.
+    usual = {*LABEL_NAMES, *itertools.chain.from_iterable(TEXT_NAMES)}
+    guessable = [
+        name for name in in_file if name.lower() in usual or (name and in_file.count(name) == 1)
+    ]
+    names = list(dict.fromkeys([*given, *guessable]))
     if len(names) < 2:
+        read_columns(path, in_file)  # raises the error if they all have the same name
         raise UserError(
-            "data.columns", path, f"has only the column {names[0]!r}", "Separate columns by commas"
+            "data.columns",
+            path,
+            f"has only the column {in_file[0]!r}",
+            "Separate columns by commas",
         )
     columns = dict(zip(names, read_columns(path, names).columns, strict=True))
     counts = {name: len(set(values)) for name, values in columns.items() if name not in texts}

@@ -135,6 +135,7 @@ def build(
         share=share,
         drop_last=bool(text.drop_last),
         seed=None if text.shuffle is None else seed,
+        warn=warn,
     )
 
     def export(folder: Path, facts: Mapping[str, object]) -> None:
@@ -205,6 +206,7 @@ def build_evaluation(
         batch_size=config[EvaluationConfig].eval_batch_size,
         rank=world.rank,
         world_size=world.world_size,
+        warn=warn,
     )
     compute = assembly.choose_compute(config, world.device, warn)
     model = make_classifier(

@@ -150,9 +150,16 @@ def _predict(file: Path, model: Path, out: Path) -> int:
     weights = model / "weights" if (model / "weights").is_dir() else model
     card = task_model.read_card(weights)
     rows = read_texts(file, card.form)
+    console = Console(stderr=True)
+
+    def warn(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    for line in rows.warnings:
+        warn(line)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with console_progress(Console(stderr=True)).task("predicting", len(rows), "rows") as advance:
-        found = task_model.predict(weights, card, rows, device, advance)
+    with console_progress(console).task("predicting", len(rows), "rows") as advance:
+        found = task_model.predict(weights, card, rows, device, advance, warn)
     task_model.write_predictions(out, [rows], found, card)
     print(f"wrote {len(rows)} predictions to {out}")
     return SUCCEEDED

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlbert.config.section import is_count, parse_number
+from mlbert.config.section import is_count, is_number, parse_number
 from mlbert.data.formats import glue
 from mlbert.data.formats.manifest import file_sha256
 from mlbert.host.errors import UserError, nearest
@@ -68,7 +68,8 @@ def read_columns(
         lenient: skip rows with a wrong number of fields instead of raising an error.
 
     Raises:
-        UserError: the file is missing, damaged or empty, a column is missing, or a row has a wrong number of fields.
+        UserError: the file is missing, damaged or empty, a wanted column is missing or occurs twice, or a row has a
+            wrong number of fields.
     """
     if path.suffix not in SUFFIXES:
         raise UserError(
@@ -152,6 +153,10 @@ def table_rows(
     )
     if not names:
         raise UserError("data.empty", path, "is empty", "Give a file with a header and rows")
+    for name in wanted:
+        if names.count(name) > 1:
+            reason = f"has {names.count(name)} columns called {name!r}"
+            raise UserError("data.columns", path, reason, "Rename or remove all but one of them")
     places = [names.index(_found(path, name, names)) for name in wanted]
     for line, fields in records:
         if len(fields) == len(names):
@@ -271,23 +276,47 @@ def read_training(path: Path, form: TaskForm) -> TaskRows:
     required number, or if the number of classes is not the declared one."""
     table = _table(path, form, with_labels=True)
     classes = () if form.num_labels == 1 else form.classes or _classes(table, form.num_labels)
+    _refuse_missing_header(path, form, classes)
     labels = _labels(table, classes)
     unseen = sorted(set(range(len(classes))).difference(labels.astype(np.int64).tolist()))
-    return _rows(
-        table, labels, classes, [f"no row is of class {classes[number]!r}" for number in unseen]
-    )
+    warnings = [f"no row is of class {classes[number]!r}" for number in unseen]
+    return _rows(table, form.text_columns, labels, classes, warnings)
 
 
 def read_evaluation(path: Path, form: TaskForm, classes: tuple[str, ...]) -> TaskRows:
     """Read a file with the labels of the training file; ``classes`` is () for numbers. Raises UserError as
     `read_columns`, or if a label is not a class of the task or not a number."""
     table = _table(path, form, with_labels=True)
-    return _rows(table, _labels(table, classes), classes)
+    return _rows(table, form.text_columns, _labels(table, classes), classes)
 
 
 def read_texts(path: Path, form: TaskForm) -> TaskRows:
     """Read only texts. Raises UserError as `read_columns`."""
-    return _rows(_table(path, form, with_labels=False), None, ())
+    table = _table(path, form, with_labels=False)
+    _refuse_missing_header(path, form, form.classes or ())
+    return _rows(table, form.text_columns, None, ())
+
+
+def _refuse_missing_header(path: Path, form: TaskForm, classes: tuple[str, ...]) -> None:
+    """Raise UserError if the file's first line is a row: then the label column is named like a label.
+
+    ``classes`` is () for numbers. Columns that are called 0, 1, ... in order are named: pandas does so.
+    """
+    if form.header is not None or path.suffix in _OBJECT_SUFFIXES:
+        return
+    name = form.label_column
+    if classes:
+        is_label = name in classes or (is_count(name) and str(int(name)) in classes)
+    else:
+        is_label = form.num_labels == 1 and is_number(name)
+    if not is_label:
+        return
+    names = column_names(path)
+    if names == [str(number) for number in range(len(names))]:
+        return
+    reason = f"has no header: its first line has the label {name!r} in place of a column's name"
+    remedy = "Add a first line with the names of the columns, such as text,label"
+    raise UserError("data.columns", path, reason, remedy)
 
 
 def _table(path: Path, form: TaskForm, with_labels: bool) -> TaskTable:
@@ -298,16 +327,18 @@ def _table(path: Path, form: TaskForm, with_labels: bool) -> TaskTable:
 
 def _rows(
     table: TaskTable,
+    names: Sequence[str],
     labels: np.ndarray | None,
     classes: tuple[str, ...],
     warnings: Sequence[str] = (),
 ) -> TaskRows:
     texts = table.columns if labels is None else table.columns[:-1]
-    what = (
-        [f"{table.left_out} rows have a wrong number of fields and are left out"]
-        if table.left_out
-        else []
-    )
+    what = []
+    if table.left_out:
+        what.append(f"{table.left_out:,} rows have a wrong number of fields and are left out")
+    for name, column in zip(names, texts, strict=True):
+        if empty := sum(not text.strip() for text in column):
+            what.append(f"{empty:,} of {len(column):,} rows have no text in {name!r}")
     shown_warnings = tuple(f"warning: {table.path}: {warning}" for warning in (*what, *warnings))
     return TaskRows(
         table.path,

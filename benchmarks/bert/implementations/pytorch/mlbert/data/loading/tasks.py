@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -24,9 +24,16 @@ def truncated(first: int, second: int, room: int) -> tuple[int, int]:
     return min(first, room - second), second
 
 
-def encode(rows: TaskRows, tokenizer: Tokenizer, max_seq_length: int) -> Ragged:
-    """Return the sequences of all rows, truncated to ``max_seq_length`` tokens, with labels (0 if the rows have
-    none)."""
+def encode(
+    rows: TaskRows,
+    tokenizer: Tokenizer,
+    max_seq_length: int,
+    warn: Callable[[str], None] | None = None,
+) -> Ragged:
+    """Return the sequences of all rows, truncated to ``max_seq_length`` tokens, with labels (0 if the rows have none).
+
+    ``warn`` is called once with the number of rows that were truncated, if there are any.
+    """
     cls, sep = [tokenizer.cls_id], [tokenizer.sep_id]
     encoded = [tokenizer.encode_all(texts) for texts in rows.texts]
 
@@ -45,6 +52,12 @@ def encode(rows: TaskRows, tokenizer: Tokenizer, max_seq_length: int) -> Ragged:
                 a, b = truncated(len(first), len(second), max_seq_length - 3)
                 yield [*cls, *first[:a], *sep, *second[:b], *sep], a + 2, False, [], []
 
+    special_tokens = 1 + len(encoded)  # [CLS], and [SEP] after each text
+    whole_lengths = special_tokens + sum(np.diff(offsets) for _, offsets in encoded)
+    num_cut = int(np.count_nonzero(whole_lengths > max_seq_length))
+    if num_cut and warn is not None:
+        what = f"{num_cut:,} of {len(rows):,} rows are longer than {max_seq_length} tokens"
+        warn(f"warning: {rows.path}: {what} and are cut")
     labels = np.zeros(len(rows), np.float32) if rows.labels is None else rows.labels
     return replace(Ragged.from_rows(sequences()), labels=labels)
 
@@ -67,6 +80,7 @@ class TaskSource(StepSource):
             than there are micro-batches.
         drop_last: drop every step that is not full.
         seed: of the shuffling of each epoch; None keeps the order of the rows.
+        warn: see `encode`.
     """
 
     def __init__(
@@ -78,7 +92,9 @@ class TaskSource(StepSource):
         share: RankSlice,
         drop_last: bool,
         seed: int | None,
+        warn: Callable[[str], None] | None = None,
     ) -> None:
+        self._warn = warn
         self._rows, self._tokenizer, self._max_tokens = rows, tokenizer, max_seq_length
         self._share, self._seed = share, seed
         self._encoded: Ragged | None = None
@@ -98,7 +114,7 @@ class TaskSource(StepSource):
 
     def open(self) -> None:
         """Tokenize all texts."""
-        self._encoded = encode(self._rows, self._tokenizer, self._max_tokens)
+        self._encoded = encode(self._rows, self._tokenizer, self._max_tokens, self._warn)
 
     def batches_of(self, step: int) -> list[HostBatch]:
         """See `StepSource.batches_of`."""
@@ -139,6 +155,7 @@ class TaskEvalSet(EvaluationBatches):
         tokenizer, max_seq_length: see `encode`.
         batch_size: maximum rows per batch.
         rank, world_size: of this process.
+        warn: see `encode`.
     """
 
     def __init__(
@@ -150,7 +167,9 @@ class TaskEvalSet(EvaluationBatches):
         batch_size: int,
         rank: int = 0,
         world_size: int = 1,
+        warn: Callable[[str], None] | None = None,
     ) -> None:
+        self._warn = warn
         self._parts, self._tokenizer, self._max_tokens = parts, tokenizer, max_seq_length
         self._batch_size = batch_size
         self.num_examples = sum(len(part) for part in parts)
@@ -165,7 +184,7 @@ class TaskEvalSet(EvaluationBatches):
     def open(self) -> None:
         """Tokenize the texts and build this rank's batches."""
         encoded = Ragged.concatenate(
-            [encode(part, self._tokenizer, self._max_tokens) for part in self._parts]
+            [encode(part, self._tokenizer, self._max_tokens, self._warn) for part in self._parts]
         )
         self._batches = [
             HostBatch.of_sequences(encoded.take(chosen), chosen, self._max_tokens)
