@@ -32,7 +32,7 @@ from installed_text import write_text
 from mlbert.host.errors import UserError
 from mlbert.ops.precision import compute_dtype, small_model_precision
 from mlbert.programs.pretrain_rules import SEQUENCE_LENGTH, Choice, choose
-from race_text import read_race
+from race_text import EVALUATION, read_race
 
 Record = Mapping[str, Any]
 Run = tuple[str, str, float, int]  # size, side, learning rate and seed
@@ -115,6 +115,7 @@ def run(
             "bytes": text.stat().st_size,
             "machine": platform.machine(),
             "torch": torch.__version__,
+            "evaluation": EVALUATION,
         }
     )
     keep({"guesses": guesses, "choice": asdict(choice)})

@@ -2,7 +2,8 @@
 
     python tools/race_picture.py RACE.jsonl... --out race.png
 
-The inputs are written by `race.py --json`. A dashed line shows the accuracy of the best bigram.
+The inputs are written by `race.py --json`. A dashed line shows the accuracy of the best bigram. Races without
+"evaluation" in their first line are of an older measure, with BERT's mix of masks, and are not drawn with others.
 """
 
 from __future__ import annotations
@@ -20,17 +21,24 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
+from mlbert.host.errors import UserError
 from race import Record, curves_of, guesses_of
 
 Curves = dict[str, list[list[Record]]]  # by side and rate: a curve per seed
 
 
 def read_races(paths: Sequence[Path]) -> tuple[dict[str, Curves], float]:
-    """Return the curves of each size, and the accuracy of the best bigram."""
+    """Return the curves of each size, and the accuracy of the best bigram. Raises UserError if the races were scored by
+    different measures."""
     sizes: dict[str, Curves] = {}
     bigram = 0.0
+    measures = set()
     for path in paths:
         records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        measures.add(next((one["evaluation"] for one in records if "evaluation" in one), None))
+        if len(measures) > 1:
+            reason = "was scored by another measure than the races before it"
+            raise UserError("data.mixed", path, reason, "Draw them separately")
         bigram = guesses_of(records)["bigram_accuracy"]
         for (size, side, rate, _), curve in curves_of(records).items():
             sizes.setdefault(size, {}).setdefault(f"{side}, rate {rate:.2g}", []).append(curve)

@@ -1,7 +1,8 @@
 """Prepare the text of a race: the vocabulary, training rows and masked evaluation set of both sides.
 
 Documents are concatenated with [SEP] after each, and cut into full rows of [CLS], L - 2 tokens, [SEP]. Every 50th
-document is held out.
+document is held out. All sides train on BERT's mix of masks (80 % [MASK], 10 % another token, 10 % unchanged) and are
+scored, like the guesses without a model, on held-out rows where every token to predict is [MASK].
 
 Legend: N rows, L tokens per row, V vocabulary.
 """
@@ -9,7 +10,7 @@ Legend: N rows, L tokens per row, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from mlbert.host.errors import UserError
 
 HELD_OUT = 50  # hold out every n-th document
 EVAL_ROWS, EVAL_RATE, EVAL_SEED = 1024, 0.15, 7
+EVALUATION = "every token to predict is [MASK]"
 MIN_ROWS = 32
 EVAL_BATCH = 128
 
@@ -35,7 +37,7 @@ class RaceText:
     Attributes:
         train: uint16 [N, L].
         held_out: masked rows of L tokens.
-        masking: BERT's masking rule for the vocabulary.
+        masking: BERT's masking rule for the vocabulary, for training.
         unigrams: float64 [V], frequency of each token in the training text.
     """
 
@@ -65,11 +67,11 @@ class RaceText:
         count, length = self.train.shape
         numbers = np.arange(count + 1)
         plain = FlatDocuments(self.train[:, 1:-1].ravel(), numbers * (length - 2), numbers)
-        return baselines([plain], self.held_out, len(self.unigrams))
+        special_ids = self.masking.special_ids
+        return baselines([plain], self.held_out, len(self.unigrams), special_ids)
 
     def _masking(self, seed: int) -> Masking:
-        rule = self.masking
-        return Masking(rule.special_ids, rule.mask_id, rule.vocab_size, seed)
+        return replace(self.masking, seed=seed)
 
 
 def host_batch(rows: Ragged) -> HostBatch:
@@ -98,14 +100,12 @@ def read_race(text: Path, folder: Path, vocab_size: int, length: int) -> RaceTex
         raise UserError("data.too-small", text, problem, "Give more text")
     count = min(EVAL_ROWS, len(held_out))
     held_out = held_out[np.linspace(0, len(held_out) - 1, count).astype(int)]
-    masking = Masking(
-        tokenizer.special_ids, tokenizer.mask_id, len(tokenizer.vocabulary), EVAL_SEED
-    )
-    masked = masking(
+    evaluation = Masking.of(tokenizer, EVAL_SEED, always_mask=True)
+    masked = evaluation(
         held_out.ravel(), np.arange(count + 1) * length, 0, np.arange(count), EVAL_RATE
     )
     counts = np.bincount(train[:, 1:-1].ravel(), minlength=len(tokenizer.vocabulary)).astype(float)
-    return RaceText(train, masked, masking, counts)
+    return RaceText(train, masked, Masking.of(tokenizer, EVAL_SEED), counts)
 
 
 def _tokenize(text: Path, vocabulary: Path, store: Path, vocab_size: int) -> None:

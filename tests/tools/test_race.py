@@ -1,5 +1,6 @@
 """tools/race.py: both sides learn from the same data, bad inputs are errors, and the picture is drawn."""
 
+import json
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 import race
 import race_sides
 from mlbert.programs.pretrain_rules import SizeShape, choose
-from race_text import RaceText, read_race
+from race_text import EVALUATION, RaceText, read_race
 from user_errors import user_error
 
 LENGTH = 16
@@ -44,6 +45,13 @@ def test_rows_are_full_and_masks_change_in_each_epoch(text: RaceText) -> None:
     assert not np.array_equal(
         np.sort(first.reshape(-1, LENGTH), 0), np.sort(second.reshape(-1, LENGTH), 0)
     )
+
+
+def test_every_token_to_predict_is_hidden(text: RaceText) -> None:
+    for rows in text.evaluation():
+        starts = np.repeat(rows.offsets[:-1], np.diff(rows.masked_offsets))
+        assert (rows.tokens[starts + rows.masked_positions] == text.masking.mask_id).all()
+    assert text.guesses()["most_frequent_id"] not in text.masking.special_ids
 
 
 @pytest.mark.slow
@@ -93,3 +101,9 @@ def test_picture_has_a_panel_for_each_size(tmp_path: Path) -> None:
     assert [round(curve[-1]["accuracy"], 3) for curve in curves] == [0.463, 0.462, 0.467]
     race_picture.draw(sizes, bigram, tmp_path / "race.png")
     assert (tmp_path / "race.png").read_bytes().startswith(b"\x89PNG")
+    newer = tmp_path / "newer.jsonl"
+    newer.write_text(
+        json.dumps({"evaluation": EVALUATION}) + "\n" + (record / "2x128_10min.jsonl").read_text()
+    )
+    with user_error("data.mixed", newer):
+        race_picture.read_races([record / "4x256_10min.jsonl", newer])

@@ -121,6 +121,20 @@ def by_the_definition(
     return found
 
 
+def test_with_always_mask_the_same_tokens_are_chosen_and_none_is_seen() -> None:
+    tokens = np.random.default_rng(3).integers(999, VOCAB, 4000).astype(np.uint16)
+    offsets = np.arange(0, 4001, 40)
+    mixed_masks, only_mask = (
+        Masking(SPECIAL, TEXT_MASK, VOCAB, 3, always_mask)(tokens, offsets, 2, np.arange(100), 0.15)
+        for always_mask in (False, True)
+    )
+    assert np.array_equal(only_mask.masked_positions, mixed_masks.masked_positions)
+    assert np.array_equal(only_mask.masked_labels, mixed_masks.masked_labels)
+    is_masked = only_mask.tokens == TEXT_MASK
+    assert is_masked.sum() == len(only_mask.masked_labels)
+    assert np.array_equal(only_mask.tokens[~is_masked], tokens[~is_masked])
+
+
 @pytest.mark.parametrize(
     ("seed", "step", "rate"), [(0, 0, 0.15), (7, 3, 0.3), (2**64 - 1, 2**40, 0.5), (5, 1, 0.0)]
 )

@@ -6,7 +6,8 @@ definition: from the same generator state they produce the same instance as the 
 
 Dynamic masking (`Masking`) treats each token independently, by BERT's rule. A token that is not special is chosen with
 probability p and must be predicted. Of the chosen tokens 80 % become [MASK], 10 % a random id of the vocabulary, and
-10 % stay. Their number varies and may be zero.
+10 % stay. Their number varies and may be zero. Evaluations on one's own text hide all of them (`Masking.always_mask`):
+a token that stays can be copied, and a baseline that does not copy cannot be compared with a model that does.
 
 The draws are counter-based: a token's draws are a function of (seed, step, lane, position in the sequence), independent
 of the rank. With M a 64-bit mix (two rounds of xor-shift and multiplication by an odd number, the finalizer of
@@ -30,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from mlbert.data.formats.ragged import Ragged
+from mlbert.data.formats.tokenizer import Tokenizer
 
 # Of the benchmark's generator: share of a sequence's tokens that it masks, and their maximum number.
 MASKED_SHARE = 0.15
@@ -133,12 +135,20 @@ class Masking:
         mask_id: id of [MASK].
         vocab_size: exclusive upper bound of random ids.
         seed: from 0 to 2**64 - 1; the same seed gives the same masks.
+        always_mask: make every chosen token [MASK], in place of 80 % of them. The same tokens are chosen.
     """
 
     special_ids: Sequence[int]
     mask_id: int
     vocab_size: int
     seed: int
+    always_mask: bool = False
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, seed: int, always_mask: bool = False) -> Masking:
+        """Return the masking of texts in a tokenizer's vocabulary."""
+        vocab_size = len(tokenizer.vocabulary)
+        return cls(tokenizer.special_ids, tokenizer.mask_id, vocab_size, seed, always_mask)
 
     def __call__(
         self, tokens: np.ndarray, offsets: np.ndarray, step: int, lanes: np.ndarray, rate: float
@@ -166,12 +176,15 @@ class Masking:
         chosen = np.flatnonzero(
             (draws >> _HALF < np.uint64(round(rate * 2**32))) & ~self._special[tokens]
         )
-        labels, what = tokens[chosen], _mixed(draws[chosen] + _GOLDEN)
-        which = what >> _HALF
-        ids = ((what & _LOW) * np.uint64(self.vocab_size) >> _HALF).astype(np.uint16)
-        new = np.where(which < _TO_MASK_OR_RANDOM, ids, labels)
+        labels = tokens[chosen]
         masked = tokens.copy()
-        masked[chosen] = np.where(which < _TO_MASK, np.uint16(self.mask_id), new)
+        masked[chosen] = self.mask_id
+        if not self.always_mask:
+            what = _mixed(draws[chosen] + _GOLDEN)
+            which = what >> _HALF
+            ids = ((what & _LOW) * np.uint64(self.vocab_size) >> _HALF).astype(np.uint16)
+            new = np.where(which < _TO_MASK_OR_RANDOM, ids, labels)
+            masked[chosen] = np.where(which < _TO_MASK, np.uint16(self.mask_id), new)
         masked_offsets = np.searchsorted(chosen, offsets)
         return Ragged(
             tokens=masked,

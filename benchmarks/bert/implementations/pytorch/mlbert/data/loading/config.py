@@ -181,6 +181,11 @@ class CorpusConfig(Section):
     eval_masking_rate: float | None = setting(
         "EVAL_MASKING_RATE", "MASKING_RATE for evaluation.", default=None, **Ranges.PROBABILITY
     )
+    eval_masking: Literal["bert", "mask"] = setting(
+        "EVAL_MASKING",
+        "What evaluation shows for a token to predict; bert: 80 % [MASK], 10 % another, 10 % itself; mask: [MASK].",
+        default="bert",
+    )
 
 
 class TaskConfig(Section):

@@ -74,10 +74,6 @@ def count_sequences(
     return int((counts if mixture.is_whole else counts[mixture(0)[1]]).sum())
 
 
-def _masking(tokenizer: Tokenizer, seed: int) -> Masking:
-    return Masking(tokenizer.special_ids, tokenizer.mask_id, len(tokenizer.vocabulary), seed)
-
-
 class TextSource(StepSource):
     """Endless optimizer steps over a set of texts; only the index is read before `open`.
 
@@ -122,7 +118,7 @@ class TextSource(StepSource):
                 "data.too-small", texts.name, reason, "Lower BATCHSIZE or give more text"
             )
         self._texts, self._rate, self._sum_over_ranks = texts, rate, sum_over_ranks
-        self._masking = _masking(texts.tokenizer, seed)
+        self._masking = Masking.of(texts.tokenizer, seed)
         self._local, self._warn = local, warn
         self._order: dict[str, Any] = {
             "shuffle": shuffle,
@@ -235,6 +231,7 @@ class TextEvalSet(EvaluationBatches):
         batch_size: maximum sequences per batch.
         rate: probability that a token is predicted.
         seed: of the masks.
+        always_mask: show the model [MASK] for every token to predict, in place of BERT's mix.
     """
 
     def __init__(
@@ -245,6 +242,7 @@ class TextEvalSet(EvaluationBatches):
         *,
         rate: float,
         seed: int,
+        always_mask: bool = False,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
@@ -254,7 +252,7 @@ class TextEvalSet(EvaluationBatches):
             raise UserError("config.range", "EVAL_BATCH_SIZE", reason, "Set it to 1 or more")
         self.info = describe_text(texts.streams, texts.tokenizer)
         self._texts, self._batch_size, self._rate = texts, batch_size, rate
-        self._masking = _masking(texts.tokenizer, seed)
+        self._masking = Masking.of(texts.tokenizer, seed, always_mask)
         self._rank, self._world_size = rank, world_size
         self._num_examples = num_examples
         if texts.long_texts == TRUNCATE:

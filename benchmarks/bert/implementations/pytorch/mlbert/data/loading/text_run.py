@@ -99,6 +99,7 @@ def make_evaluation_set(
         evaluation.eval_batch_size,
         rate=corpus.eval_masking_rate or corpus.masking_rate,
         seed=0,
+        always_mask=corpus.eval_masking == "mask",
         rank=rank,
         world_size=world_size,
     )

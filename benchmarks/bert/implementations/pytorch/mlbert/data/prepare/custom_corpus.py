@@ -140,7 +140,7 @@ class Request:
         )
         return {
             **{"sources": files, "reading": reading, "vocabulary": vocabulary},
-            **{"length": self.length, "eval_rate": self.eval_rate},
+            **{"length": self.length, "eval_rate": self.eval_rate, "eval_masking": "mask"},
         }
 
 
@@ -489,7 +489,9 @@ def _write_sets(
     ]
     _write_set(folder / "val", samples)
     known = np.unique(np.concatenate([run_hashes(one) for one in samples]))
-    neighbours = Neighbours(len(tokenizer.vocabulary), _MOST_PAIRS)
+    neighbours = Neighbours(
+        len(tokenizer.vocabulary), _MOST_PAIRS, never_guessed=tokenizer.special_ids
+    )
 
     def counted(samples: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
         while several := list(islice(samples, 256)):
@@ -549,6 +551,6 @@ def _write_set(folder: Path, samples: Iterable[np.ndarray]) -> int:
 
 def _masked(samples: Sequence[np.ndarray], tokenizer: Tokenizer, rate: float) -> Ragged:
     """Return the held-out sequences with the masks that `mlbert.data.loading.masked_text.TextEvalSet` draws."""
-    masking = Masking(tokenizer.special_ids, tokenizer.mask_id, len(tokenizer.vocabulary), seed=0)
+    masking = Masking.of(tokenizer, seed=0, always_mask=True)
     offsets = offsets_of([len(one) for one in samples])
     return masking(np.concatenate(samples), offsets, 0, np.arange(len(samples)), rate)

@@ -143,9 +143,17 @@ class Neighbours:
     Args:
         vocab_size: V.
         most_pairs: stop counting pairs once there are this many different ones (None: no limit).
+        never_guessed: ids that are no guess, because they are never masked.
     """
 
-    def __init__(self, vocab_size: int, most_pairs: int | None = None) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        most_pairs: int | None = None,
+        never_guessed: Sequence[int] = (),
+    ) -> None:
+        self._never_guessed = np.zeros(vocab_size, bool)
+        self._never_guessed[list(never_guessed)] = True
         self._size, self._most_pairs = vocab_size, most_pairs
         self._tokens = np.zeros(vocab_size, np.int64)
         self._pairs, self._counts = np.empty(0, np.int64), np.empty(0, np.int64)
@@ -177,7 +185,7 @@ class Neighbours:
     def accuracies(self, evaluation: Ragged) -> Accuracies:
         """Return the accuracies that `baselines` describes."""
         self._count()
-        most_frequent = int(self._tokens.argmax())
+        most_frequent = int(np.where(self._never_guessed, -1, self._tokens).argmax())
         first, second = np.divmod(self._pairs, self._size)
         after = self._best_guess(first, second, most_frequent)
         before = self._best_guess(second, first, most_frequent)
@@ -208,15 +216,21 @@ class Neighbours:
         order = np.lexsort(
             (-wanted, self._counts)
         )  # the last write wins: highest count, then lowest id
+        order = order[~self._never_guessed[wanted[order]]]
         guess[given[order]] = wanted[order]
         return guess
 
 
-def baselines(train: Sequence[FlatDocuments], evaluation: Ragged, vocab_size: int) -> Accuracies:
+def baselines(
+    train: Sequence[FlatDocuments],
+    evaluation: Ragged,
+    vocab_size: int,
+    never_guessed: Sequence[int] = (),
+) -> Accuracies:
     """Return the masked-token accuracies (0 to 1) of guessers with counts from the training text: always the most
     frequent token; by the left neighbour; by the right neighbour; and the better of the last two (bigram_accuracy). A
-    neighbour is what the model sees, so it may be masked itself."""
-    neighbours = Neighbours(vocab_size)
+    neighbour is what the model sees, so it may be masked itself. ``never_guessed``: see `Neighbours`."""
+    neighbours = Neighbours(vocab_size, never_guessed=never_guessed)
     tokens = np.concatenate([part.tokens for part in train])
     lengths = np.concatenate([np.diff(part.sentences) for part in train])
     inside = np.ones(len(tokens), bool)

@@ -214,6 +214,7 @@ def resolve_settings(
         "bert_config_file": folder.shape,
         "input_dir": folder.text / "train",
         "eval_dir": folder.text / "val",
+        "eval_masking": "mask",
         "tokenizer": str(folder.text),
         "output_dir": folder.path,
         "long_texts": "truncate",

@@ -160,8 +160,8 @@ tags: [masked-lm, modernbert]
 * Text: {facts.characters:,} characters; scripts of its letters: {facts.scripts}.
 * Vocabulary: WordPiece, {shape["vocab_size"]:,} entries; it {case} case and accents. {facts.held_out_unknown:.2%} of
   the held-out tokens are unknown to it.
-* Held-out accuracy: {summary["accuracy"]:.4f} of the masked tokens, after {summary["tokens"]:,} training tokens.
-  Guessing from one neighbour gives {facts.baselines["bigram_accuracy"]:.4f}.
+* Held-out accuracy: {summary["accuracy"]:.4f} of the masked tokens (15 % of the text, all of them [MASK]), after
+  {summary["tokens"]:,} training tokens. Guessing from one neighbour gives {facts.baselines["bigram_accuracy"]:.4f}.
 
 Use: `pipeline("fill-mask", model="{folder.model.name}")` of transformers, or as the start of fine-tuning.
 It carries the biases of its text.
