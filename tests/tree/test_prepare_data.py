@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from mlbert.data.formats.open import open_store
-from programs import RunMlbert, assert_refused, run_quietly, user_environ, write_mlbert
+from programs import (
+    RunMlbert,
+    assert_refused,
+    run_quietly,
+    user_environ,
+    write_mlbert,
+    write_program,
+)
 from user_errors import assert_error_line
 
 HOME = Path("benchmarks/bert/implementations/pytorch")
@@ -113,6 +120,25 @@ def test_wikiextractor(prepare: Prepare, text: Path, vocab: Path, tmp_path: Path
     words = ["--outputdir", tmp_path / "out", "--input", folder.parent, "--vocab", vocab]
     assert check(prepare(*words, "--parts", "2", "--eval-articles", "4", *FEW)).name == "instances"
     assert len((tmp_path / "out/text/eval.md5").read_text().split()) == 4
+
+
+@pytest.mark.parametrize(
+    ("status", "is_repeated"), [(0, False), (2, False), (75, True), (137, True)]
+)
+def test_a_job_repeats_what_was_killed_or_too_early(
+    prepare: Prepare, tmp_path: Path, status: int, is_repeated: bool
+) -> None:
+    run_wrapped = 'SLURM_JOB_ID=7 bash -c "${@: -1}"'
+    submit = f"#!/bin/bash\n{run_wrapped}\necho $? >>{tmp_path}/ended\necho 7\n"
+    write_program(tmp_path / "bin" / "sbatch", submit)
+    control = f'#!/bin/bash\necho "$@" >>{tmp_path}/asked\nexit 1\n'
+    write_program(tmp_path / "bin" / "scontrol", control)
+    environ = user_environ(PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+    done = prepare("--slurm", "1", "--", "bash", "-c", f"exit {status}", "--", env=environ)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "ended").read_text().split() == [str(status)]
+    asked = tmp_path / "asked"
+    assert (asked.read_text() if asked.exists() else "") == ("requeue 7\n" if is_repeated else "")
 
 
 def test_wrong_arguments_are_one_line_errors(prepare: Prepare) -> None:

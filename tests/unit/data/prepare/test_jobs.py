@@ -293,10 +293,11 @@ def write_source(folder: Path, count: int, seed: int) -> Path:
     return write_set(folder / "source", rows, shards=5, vocabulary=file_sha256(vocabulary))
 
 
-def run_share(step: Callable[..., object], source: Path, out: Path, index: int, count: int) -> None:
+def run_share(step: Callable[..., object], source: Path, out: Path, index: int, count: int) -> int:
+    """Run a share and return its exit status."""
     with pytest.raises(ShareDone) as done:
         step(source, out, Executor(share=Share(index, count, merges=False)))
-    assert done.value.code == 0
+    return int(done.value.code)
 
 
 @pytest.mark.parametrize("name", [*STEPS, "instances"])
@@ -450,6 +451,18 @@ def test_killed_at_any_moment_and_started_again_makes_the_same_bytes(tmp_path, n
     assert killed == 2
     STEPS[name](source, out, Executor(workers=1))
     assert tree(out) == tree(tmp_path / "one")
+
+
+def test_a_share_that_is_started_before_the_earlier_pass_is_complete_ends_with_75(source, tmp_path):
+    def run(index: int) -> int:
+        return run_share(STEPS["pack"], source, tmp_path / "out", index, 6)
+
+    shares = [0, 1, 3, 4, 5]  # three of them have no task in the first pass
+    assert [run(index) for index in shares] == [0] * 5
+    assert [run(index) for index in shares] == [75] * 5
+    assert run(2) == 0
+    assert [run(index) for index in shares] == [0] * 5
+    STEPS["pack"](source, tmp_path / "out", Executor(share=MERGE))
 
 
 def test_missing_tasks_another_plan_and_changed_input_are_named(source, tmp_path):

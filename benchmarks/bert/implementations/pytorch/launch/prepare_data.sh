@@ -86,13 +86,14 @@ run() {
 }
 
 # Submit the shell command $1 to run after the last job, with further options of sbatch. A killed command is lost, not
-# wrong: the job runs again. The name of an array's job needs its index, because one of them has the id of the array.
+# wrong: the job runs again. So does a share that ends with 75, because its node does not see yet what the pass before it
+# wrote. The name of an array's job needs its index, because one of them has the id of the array.
 submit() {
     local command="$1" job="\${SLURM_ARRAY_JOB_ID:-\${SLURM_JOB_ID}}\${SLURM_ARRAY_TASK_ID:+_\${SLURM_ARRAY_TASK_ID}}"
     last="$(sbatch --parsable --requeue --kill-on-invalid-dep=yes --cpus-per-task="${workers}" --job-name=prepare \
         ${last:+--dependency="afterok:${last}"} ${outputdir:+--output="${outputdir}/slurm-%j.out"} "${@:2}" --wrap "status=0
 ${command} || status=\$?
-[ \${status} -le 128 ] || [ \${SLURM_RESTART_COUNT:-0} -ge 3 ] || { scontrol requeue ${job} && sleep 600; }
+[ \${status} -le 128 ] && [ \${status} -ne 75 ] || [ \${SLURM_RESTART_COUNT:-0} -ge 3 ] || { scontrol requeue ${job} && sleep 600; }
 exit \${status}")"
     last="${last%%;*}" # without the cluster's name
     echo "job ${last}: ${command}"

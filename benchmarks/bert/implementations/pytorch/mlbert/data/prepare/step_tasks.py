@@ -20,7 +20,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from mlbert.data.formats.index_cache import state_of
 from mlbert.data.formats.manifest import make_folder
@@ -32,15 +32,14 @@ from mlbert.host.json_files import add_checksum, parse_checksummed
 PLAN = "plan.json"
 INPUTS = "inputs"
 SHARED = "shared"
+# Exit status of a share that can do nothing before others finish; sysexits.h calls it a temporary failure.
+TOO_EARLY = 75
 _LISTED = 8  # missing tasks in a message
 _DIGITS = 12  # of the code's SHA-256 in a message
 
 
 class ShareDone(SystemExit):
-    """Ends the process of a share, with status 0, before the merge."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
+    """Ends the process of a share before the merge, with status 0, or with `TOO_EARLY`."""
 
 
 def stamps(paths: Iterable[Path]) -> list[list[str | int]]:
@@ -122,10 +121,13 @@ class StepTasks:
             keep: keep the results, which are JSON-able, for the merge and for processes that run a later pass;
                 otherwise only those of the last pass are returned.
 
-        Raises ShareDone: the share is done with the last pass, or others have to finish this one first. Raises
+        Raises ShareDone: the share is done with the last pass, or others have to finish this one first. Its status is
+        `TOO_EARLY` if the share had already ended once in this state: then it was started for the next pass. Raises
         UserError: tasks are missing for the merge.
         """
         share, mark = self.share, f"{self.folder / name.replace(' ', '-')}"
+        ended = Path(f"{mark}.share-{share.index}-of-{share.count}")
+        has_ended = ended.exists()
         marks = self._marks(mark, len(items), keep)
         if share.is_all:
             todo = [number for number in range(len(items)) if not (keep and number in marks)]
@@ -144,8 +146,11 @@ class StepTasks:
         made = self.executor.run(marking, tasks, name=name, where=self.out, sizes=left, unit=unit)
         if not share.merges:
             marks = self._marks(mark, len(items), keep)
-            if is_last or len(marks) < len(items):
-                self._end_share(name, len(todo), len(items) - len(marks))
+            num_missing = len(items) - len(marks)
+            if is_last or num_missing:
+                is_early = has_ended and not todo and not is_last
+                write_atomically(ended, "")
+                self._end_share(name, len(todo), num_missing, is_early)
         results = marks | dict(zip(todo, made, strict=True))
         return [results[number] for number in range(len(items))]
 
@@ -171,7 +176,7 @@ class StepTasks:
             remedy = "Make each with --task in place of --merge, or all with --task 0/1"
             raise UserError("data.incomplete", self.out, reason, remedy)
 
-    def _end_share(self, name: str, made: int, left: int) -> None:
+    def _end_share(self, name: str, made: int, left: int, is_early: bool) -> NoReturn:
         share = self.share
         after = (
             f"{left} of other shares are missing; then repeat this"
@@ -181,7 +186,7 @@ class StepTasks:
         self.executor.progress(
             f"{self.out}: share {share.index}/{share.count} of {name}: {made} tasks made, {after}"
         )
-        raise ShareDone
+        raise ShareDone(TOO_EARLY if is_early else 0)
 
 
 def is_begun(out: Path, plan: Mapping[str, Any]) -> bool:
