@@ -296,6 +296,7 @@ def test_any_legal_configuration_survives_a_round_trip_as_text(values):
         "warmup_steps": 0,
         "lr_decay_end": None,
         "lr_decay_steps": 1,
+        "lr_decay_proportion": None,
         "lr_milestones": "3,9",
         "lr_gamma": 0.5,
     }

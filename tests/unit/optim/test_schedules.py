@@ -175,6 +175,12 @@ MULTISTEP = {"schedule": "multistep", "lr_gamma": "0.5"}
         ),
         ({"schedule": "wsd"}, "config.missing", "LR_DECAY_STEPS"),
         ({"schedule": "wsd", "lr_decay_steps": "101"}, "config.conflict", "LR_DECAY_STEPS"),
+        (
+            {"schedule": "wsd", "lr_decay_steps": "5", "lr_decay_proportion": "0.5"},
+            "config.conflict",
+            "LR_DECAY_PROPORTION",
+        ),
+        ({"schedule": "wsd", "lr_decay_proportion": "0.91"}, "config.conflict", "SCHEDULE=wsd"),
         ({"schedule": "wsd", "lr_decay_steps": "91"}, "config.conflict", "SCHEDULE=wsd"),
         ({"schedule": "linear", "lr_decay_end": "10"}, "config.conflict", "SCHEDULE=linear"),
         (

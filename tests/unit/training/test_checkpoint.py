@@ -16,9 +16,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 from mlbert.distributed.world import World
+from mlbert.host.json_files import json_sha256
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
 from mlbert.runs.progress import TrainState
+from mlbert.runs.step_folders import read_step
 from mlbert.training.checkpoint import CheckpointFolder, Snapshots
 from programs import words_as_dict
 from stored_sets import flip
@@ -107,6 +109,27 @@ def test_damaged_newest_falls_back_with_a_warning(tmp_path, name, damage):
     assert checkpoint.state == {"step": 2}
     assert len(warnings) == 1
     assert "step_00000003" in warnings[0]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"format": "mlbert-checkpoint-3"}, {"format": "mlbert-checkpoint-1", "record_sha256": None}],
+    ids=["signed", "unsigned"],
+)
+def test_a_checkpoint_in_the_format_of_another_version_is_not_called_damaged(tmp_path, changes):
+    """It is not skipped either: the run would silently lose the steps since the one before."""
+    target = saved(tmp_path)
+    path = target.path / "step_00000003" / STATE
+    record = {**json.loads(path.read_text()), **changes}
+    del record["record_sha256"]
+    if "record_sha256" not in changes:
+        record["record_sha256"] = json_sha256(record)
+    path.write_text(json.dumps(record))
+    with user_error("checkpoint.format", "step_00000003"):
+        target.load_newest()
+    with user_error("checkpoint.format", "step_00000003"):
+        read_step(path.parent)
+    assert path.exists()
 
 
 def snapshots(checkpoints, numel=1000):

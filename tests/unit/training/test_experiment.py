@@ -333,6 +333,10 @@ def test_a_run_is_continued_with_its_seed_and_by_its_method_only(tmp_path, capsy
     for changed, words in (
         ({"learning_rate": 0.5}, "LR is 0.01, this run has 0.5"),
         ({"weight_decay_rate": 0.5}, "WEIGHT_DECAY_RATE is 0.01, this run has 0.5"),
+        ({"warmup_steps": 1}, "WARMUP_STEPS is 0, this run has 1"),
+        ({"warmup_proportion": 0.5}, "WARMUP_PROPORTION is None, this run has 0.5"),
+        ({"lr_decay_end": 1}, "LR_DECAY_END is None, this run has 1"),
+        ({"gradient_reduction": "bf16"}, "GRADIENT_REDUCTION is 'fp32', this run has 'bf16'"),
         ({"precision": "bf16"}, "PRECISION is 'fp32', this run has 'bf16'"),
         ({"gradient_accumulation_steps": 1}, "GRADIENT_STEPS is 2, this run has 1"),
         ({"shape": {"hidden_size": 16}}, "belongs to another run: model"),

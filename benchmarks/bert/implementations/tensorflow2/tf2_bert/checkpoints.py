@@ -167,10 +167,9 @@ class CheckpointFolder:
             try:
                 state.restore(numbers)
             except ValueError as error:
-                reason = f"is damaged ({error})"
-                raise UserError(
-                    "checkpoint.damaged", self._path, reason, "Remove its newest folder"
-                ) from None
+                reason = f"does not match what this version of mlbert saves ({error})"
+                remedy = "Resume with the version that wrote it, or set another LOGDIR"
+                raise UserError("checkpoint.format", self._path, reason, remedy) from None
         return numbers is not None
 
     def _write(self, folder: Path) -> None:
@@ -184,9 +183,8 @@ class CheckpointFolder:
             self._checkpoint.read(str(folder / _VARIABLES)).assert_consumed()
         except (AssertionError, ValueError, tf.errors.OpError):
             reason = "does not match the variables of this run's model and optimizer"
-            raise UserError(
-                "run.other-settings", folder, reason, "Remove the folder or set another LOGDIR"
-            ) from None
+            remedy = "Set model and optimizer as they were, or set another LOGDIR"
+            raise UserError("run.other-settings", folder, reason, remedy) from None
         return state
 
 

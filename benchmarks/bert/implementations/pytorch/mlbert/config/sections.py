@@ -53,17 +53,19 @@ class Configuration:
         return None if section is None else getattr(section, setting.field)
 
     def fixed_on_resume(self) -> dict[str, object]:
-        """Return environment name to value for settings that a resumed run must not change; none counts as absent.
+        """Return environment name to value for settings that a resumed run must not change.
 
-        Data, model shape, batch and optimizer are compared by content, not by a setting. Limits, evaluations, paths,
-        speed settings and the length of the schedule may change.
+        Data, model shape and batch are compared by content, not by a setting. Limits, evaluations, paths, speed
+        settings and the length of the schedule may change.
         """
         fixed = {
             one.env: self.get(one) for one in settings_by_key().values() if one.fixed_on_resume
         }
         if self[ComputeConfig].auto_micro_batch:
             del fixed["GRADIENT_STEPS"]
-        return {env: value for env, value in fixed.items() if value is not None}
+        if self[DistributedConfig].gradient_clipping != "buckets":
+            del fixed["BUCKET_MIB"]  # then it changes only the speed
+        return fixed
 
     def replace(self, section: Section) -> Configuration:
         """Return a copy with this section replacing the one of its type."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from mlbert.config.section import Section, setting
+from mlbert.config.section import Section, fixed_setting, setting
 
 
 class TensorFlowConfig(Section):
@@ -32,7 +32,7 @@ class TensorFlowConfig(Section):
         "All-reduce algorithm: nccl or hierarchical_copy with mirrored, ring or nccl with multi_worker_mirrored.",
         default=None,
     )
-    explicit_allreduce: bool = setting(
+    explicit_allreduce: bool = fixed_setting(
         "EXPLICIT_ALLREDUCE",
         "All-reduce gradients before unscaling and clipping, in their own precision.",
         default=False,
@@ -45,10 +45,12 @@ class TensorFlowConfig(Section):
         ge=0,
         le=1099511627776,
     )
-    scale_loss: bool = setting(
+    scale_loss: bool = fixed_setting(
         "SCALE_LOSS", "Divide each replica's loss by the number of replicas.", default=False
     )
-    loss_scale_fixed: bool = setting("LOSS_SCALE_FIXED", "Keep LOSS_SCALE constant.", default=False)
+    loss_scale_fixed: bool = fixed_setting(
+        "LOSS_SCALE_FIXED", "Keep LOSS_SCALE constant.", default=False
+    )
     device_warmup: bool = setting(
         "DEVICE_WARMUP",
         "Compile and run one step on zeros before the clock starts; the weights are restored.",

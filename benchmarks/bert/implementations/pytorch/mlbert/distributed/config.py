@@ -15,12 +15,12 @@ class DistributedConfig(Section):
         "Clip the gradient after or before the sum over the ranks, or each rank's buckets separately.",
         default="after",
     )
-    gradient_reduction: Literal["fp32", "bf16"] = setting(
+    gradient_reduction: Literal["fp32", "bf16"] = fixed_setting(
         "GRADIENT_REDUCTION",
         "Format in which ranks exchange gradients; sums are computed in float32 either way.",
         default="fp32",
     )
-    bucket_mib: int = setting(
+    bucket_mib: int = fixed_setting(
         "BUCKET_MIB", "Size of the gradient buckets.", default=25, unit="MiB", ge=1, le=4096
     )
     sharded_optimizer: Literal["off", "node", "all"] = setting(
@@ -28,7 +28,7 @@ class DistributedConfig(Section):
         "Shard the optimizer's state and update over no ranks, the ranks of a node, or all ranks.",
         default="off",
     )
-    weights_allgather: Literal["fp32", "bf16", "e5m2"] = setting(
+    weights_allgather: Literal["fp32", "bf16", "e5m2"] = fixed_setting(
         "WEIGHTS_ALLGATHER",
         "Format in which a sharded optimizer sends new weights; the owning rank keeps the exact ones.",
         default="fp32",

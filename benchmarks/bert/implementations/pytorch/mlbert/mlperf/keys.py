@@ -68,7 +68,7 @@ SETTINGS_OF = {
     "opt_lamb_learning_rate_decay_poly_power": ("poly_power",),
     "opt_gradient_clip_norm": ("max_grad_norm",),
     "opt_end_learning_rate": ("end_lr",),
-    "opt_learning_rate_decay_steps": ("lr_decay_steps",),
+    "opt_learning_rate_decay_steps": ("lr_decay_steps", "lr_decay_proportion"),
     "opt_learning_rate_decay_boundary_steps": ("lr_milestones",),
     "opt_learning_rate_decay_factor": ("lr_gamma",),
     "opt_learning_rate_training_steps": ("max_steps",),

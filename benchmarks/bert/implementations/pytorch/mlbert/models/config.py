@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from mlbert.config.section import Section, setting
+from mlbert.config.section import Section, fixed_setting, setting
 
 
 class ModelConfig(Section):
@@ -17,7 +17,7 @@ class ModelConfig(Section):
         "Values that override BERT_CONFIG: name=value, separated by spaces.",
         default=None,
     )
-    model_implementation: Literal["mlbert", "huggingface"] | None = setting(
+    model_implementation: Literal["mlbert", "huggingface"] | None = fixed_setting(
         "MODEL_IMPLEMENTATION",
         "mlbert: our unpadded model; huggingface: Hugging Face's padded model of the same shape.",
         default=None,

@@ -15,7 +15,7 @@ class ComputeConfig(Section):
         "Number format of matrix products. fp8: in the encoder; fp8-forward: without the gradients' products.",
         default="auto",
     )
-    fp8_fast_accumulation: Literal["forward", "all"] = setting(
+    fp8_fast_accumulation: Literal["forward", "all"] = fixed_setting(
         "FP8_FAST_ACCUMULATION",
         "FP8 products that Hopper's tensor cores accumulate with fewer bits; all: also the gradients' products.",
         default="forward",
@@ -27,7 +27,7 @@ class ComputeConfig(Section):
         gt=0,
         le=16777216,
     )
-    loss_scale_window: int = setting(
+    loss_scale_window: int = fixed_setting(
         "LOSS_SCALE_WINDOW",
         "Steps without overflow after which LOSS_SCALE doubles.",
         default=2000,

@@ -31,7 +31,7 @@ SCHEDULE_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "polynomial": ("poly_power", "end_lr", "lr_decay_end"),
     "linear": ("end_lr", "lr_decay_end"),
     "cosine": ("end_lr", "lr_decay_end"),
-    "wsd": ("lr_decay_steps", "end_lr", "lr_decay_end"),
+    "wsd": ("lr_decay_steps", "lr_decay_proportion", "end_lr", "lr_decay_end"),
     "multistep": ("lr_milestones", "lr_gamma"),
     "constant": (),
 }
@@ -40,7 +40,7 @@ SCHEDULE_SETTINGS: Mapping[str, tuple[str, ...]] = {
 class OptimizerConfig(Section):
     """The update rule and its numbers."""
 
-    optimizer: Literal[tuple(OPTIMIZERS)] = setting(  # type: ignore[valid-type]
+    optimizer: Literal[tuple(OPTIMIZERS)] = fixed_setting(  # type: ignore[valid-type]
         "OPTIMIZER",
         "Update rule; in the decoupled ones the decay does not depend on the size of LR.",
         default="lamb",
@@ -94,10 +94,10 @@ class ScheduleConfig(Section):
     max_steps: int = setting(
         "MAX_STEPS", "Length of the schedule; training ends there.", **Ranges.STEPS
     )
-    warmup_steps: int = setting(
+    warmup_steps: int = fixed_setting(
         "WARMUP_STEPS", "Length of the warm-up.", default=0, **Ranges.STEPS_FROM_0
     )
-    warmup_proportion: float | None = setting(
+    warmup_proportion: float | None = fixed_setting(
         "WARMUP_PROPORTION",
         "Length of the warm-up; replaces WARMUP_STEPS.",
         default=None,
@@ -127,7 +127,7 @@ class ScheduleConfig(Section):
         default=None,
         **Ranges.RATE,
     )
-    lr_decay_end: int | None = setting(
+    lr_decay_end: int | None = fixed_setting(
         "LR_DECAY_END",
         "Step at which the decay ends (all but multistep, constant); none means MAX_STEPS.",
         default=None,
@@ -138,6 +138,14 @@ class ScheduleConfig(Section):
         "Length of the decay after the plateau of wsd.",
         default=None,
         **Ranges.STEPS,
+    )
+    lr_decay_proportion: float | None = fixed_setting(
+        "LR_DECAY_PROPORTION",
+        "Length of the decay after the plateau of wsd; replaces LR_DECAY_STEPS.",
+        default=None,
+        unit="share of MAX_STEPS",
+        gt=0,
+        le=1,
     )
     lr_milestones: str | None = fixed_setting(
         "LR_MILESTONES",
@@ -171,6 +179,13 @@ class ScheduleConfig(Section):
         return self.start_warmup_step + self.num_warmup_steps
 
     @property
+    def num_decay_steps(self) -> int | None:
+        """Length of the decay of wsd in steps, from whichever of the two settings gives it."""
+        if self.lr_decay_proportion is None:
+            return self.lr_decay_steps
+        return max(int(self.max_steps * self.lr_decay_proportion), 1)
+
+    @property
     def milestones(self) -> tuple[int, ...] | None:
         """LR_MILESTONES as numbers. Raises ValueError: they are not ascending whole numbers above 0."""
         if self.lr_milestones is None:
@@ -188,8 +203,19 @@ class ScheduleConfig(Section):
                 "config.conflict", "WARMUP_PROPORTION", problem, "Set one of the two to 0"
             )
         reads = SCHEDULE_SETTINGS[self.schedule]
-        for key in ("lr_decay_steps", "lr_milestones", "lr_gamma"):
-            if key in reads and getattr(self, key) is None:
+        if self.lr_decay_steps is not None and self.lr_decay_proportion is not None:
+            problem = (
+                f"is {self.lr_decay_proportion:g} while LR_DECAY_STEPS is {self.lr_decay_steps}"
+            )
+            remedy = "Set one of the two to none"
+            yield Contradiction("config.conflict", "LR_DECAY_PROPORTION", problem, remedy)
+        needed = {
+            "lr_decay_steps": self.num_decay_steps,
+            "lr_milestones": self.lr_milestones,
+            "lr_gamma": self.lr_gamma,
+        }
+        for key, value in needed.items():
+            if key in reads and value is None:
                 problem, env = f"is not set, and SCHEDULE={self.schedule} needs it", key.upper()
                 yield Contradiction(
                     "config.missing", env, problem, f"Export {env}, or give --{key}"
@@ -218,11 +244,11 @@ class ScheduleConfig(Section):
             problem = f"ends at step {end}, but the warm-up takes {self.num_warmup_steps} steps"
             remedy = "Set a shorter warm-up, or a later LR_DECAY_END"
             yield Contradiction("config.conflict", name, problem, remedy)
-        if self.schedule != "wsd" or self.lr_decay_steps is None:
+        if self.schedule != "wsd" or self.num_decay_steps is None:
             return
-        decay_start = end - self.lr_decay_steps
+        decay_start = end - self.num_decay_steps
         if decay_start < 0:
-            problem = f"{self.lr_decay_steps} is more than the {end} steps until the decay ends"
+            problem = f"{self.num_decay_steps} is more than the {end} steps until the decay ends"
             remedy = "Set fewer, or more MAX_STEPS"
             yield Contradiction("config.conflict", "LR_DECAY_STEPS", problem, remedy)
         elif self.ramp_end > decay_start:

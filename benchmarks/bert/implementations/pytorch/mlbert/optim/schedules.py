@@ -174,7 +174,7 @@ def make(config: ScheduleConfig) -> Schedule:
         "power": config.poly_power,
         "end_lr": config.end_lr,
         "decay_end": config.lr_decay_end,
-        "decay_steps": config.lr_decay_steps,
+        "decay_steps": config.num_decay_steps,
         "milestones": config.milestones,
         "gamma": config.lr_gamma,
     }

@@ -258,13 +258,16 @@ def make_method(
     """
     same = {"model": inputs.shape.to_json(), "optimizer": update.optimizer.name}
     data = {"train_data": inputs.train_data, "eval_data": inputs.eval_data}
+    fixed = config.fixed_on_resume()
+    if "global_batch_size" in identity:
+        fixed.pop("GRADIENT_STEPS", None)  # on more ranks, each has fewer parts of the batch
     return Method(
         **objects,
         **update._asdict(),
         schedule=schedules.make(config[ScheduleConfig]),
         precision=compute.precision,
         ops=compute.ops,
-        identity={**same, **identity, **data, **config.fixed_on_resume()},
+        identity={**same, **identity, **data, **fixed},
     )
 
 

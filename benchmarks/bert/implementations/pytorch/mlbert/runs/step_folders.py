@@ -20,6 +20,7 @@ from mlbert.host.files import fsync_path, open_plain
 from mlbert.host.json_files import json_sha256, read_json
 
 FORMAT = "mlbert-checkpoint-2"
+_FORMAT_NAME = re.compile(r"mlbert-checkpoint-\d+")
 _NAME = re.compile(r"step_(\d{8})")
 STATE = "state.json"
 _DIGEST = "record_sha256"
@@ -82,7 +83,8 @@ class StepFolders:
         """Return what ``load`` returns for the newest good folder and its state (None if there are no checkpoints), and
         a warning for each damaged one skipped.
 
-        Raises UserError if all are damaged, or the newest good one belongs to another model, data set or batch.
+        Raises UserError if all are damaged, or the newest undamaged one is in the format of another version or belongs
+        to another model, data set or batch.
         """
         warnings: list[str] = []
         for folder in reversed(self._complete()):
@@ -106,20 +108,23 @@ class StepFolders:
 
     def _checked(self, folder: Path) -> dict:
         record = _undamaged(folder)
-        if _set_entries(record["identity"]) != _set_entries(self.identity):
+        found = record["identity"]
+        for name in {**self.identity, **found}:
+            before = found.get(name)
+            here = self.identity.get(name)
+            if before == here:
+                continue
+            if name.isupper() and not (name in found and name in self.identity):
+                continue  # a setting that was not fixed when it was written, or may change in this run
+            reason = f"belongs to another run: {name} is {before!r}, this run has {here!r}"
             remedy = "Set it so, or use another LOGDIR"
-            raise UserError(
-                "run.other-settings", folder, self._difference(record["identity"]), remedy
-            )
+            raise UserError("run.other-settings", folder, reason, remedy)
         return record["state"]
-
-    def _difference(self, found: dict) -> str:
-        name = next(k for k in {**self.identity, **found} if found.get(k) != self.identity.get(k))
-        return f"belongs to another run: {name} is {found.get(name)!r}, this run has {self.identity.get(name)!r}"
 
 
 def read_step(folder: Path) -> tuple[dict, dict]:
-    """Return a checkpoint's identity and state, whichever run wrote it. Raises UserError if it is damaged."""
+    """Return a checkpoint's identity and state, whichever run wrote it. Raises UserError if it is damaged, or in the
+    format of another version."""
     try:
         record = _undamaged(folder)
     except _DamagedError as damage:
@@ -128,29 +133,27 @@ def read_step(folder: Path) -> tuple[dict, dict]:
     return record["identity"], record["state"]
 
 
-def _set_entries(identity: dict) -> dict:
-    """Return the entries that are not None. A setting added after the checkpoint was written counts as None."""
-    return {name: value for name, value in identity.items() if value is not None}
-
-
 class _DamagedError(Exception):
     pass
 
 
 def _undamaged(folder: Path) -> dict:
-    """Return a checkpoint's record after checking its files against their checksums."""
+    """Return a checkpoint's record after checking its files against their checksums. Raises UserError if it is in the
+    format of another version."""
     try:
         record = read_json(folder / STATE, "Remove it")
+    except UserError as error:
+        raise _DamagedError(f"{STATE} {error.problem}") from None
+    _refuse_other_format(folder, record)
+    try:
         size = _num_bytes(folder)
         if record.get("tensors_bytes", size) != size:  # not in checkpoints of earlier code
             raise _DamagedError(
                 f"its tensors have {size} bytes, {STATE} says {record['tensors_bytes']}"
             )
         tensors = _sha256(folder)
-    except UserError as error:
-        raise _DamagedError(f"{STATE} {error.problem}") from None
     except OSError as error:
-        raise _DamagedError(f"cannot be read ({error})") from None
+        raise _DamagedError(f"cannot be read ({error.strerror or error})") from None
     if record.get("format") != FORMAT:
         raise _DamagedError(f"{STATE} is not of format {FORMAT}")
     if not all(isinstance(record.get(name), dict) for name in ("identity", "state")):
@@ -160,6 +163,21 @@ def _undamaged(folder: Path) -> dict:
     if tensors != record.get("tensors_sha256"):
         raise _DamagedError("its tensors differ from their checksum")
     return record
+
+
+def _refuse_other_format(folder: Path, record: dict) -> None:
+    """Raise UserError if an undamaged record is in the format of another version. Without a digest, which another
+    version may store elsewhere, the name of the format decides."""
+    name = record.get("format")
+    if name == FORMAT or not isinstance(name, str):
+        return
+    content = dict(record)
+    digest = content.pop(_DIGEST, None)
+    is_format = bool(_FORMAT_NAME.fullmatch(name)) if digest is None else True
+    if is_format and digest in (None, json_sha256(content)):
+        reason = f"is in the format {name}; this version of mlbert reads {FORMAT}"
+        remedy = "Resume with the version that wrote it, or use another LOGDIR"
+        raise UserError("checkpoint.format", folder, reason, remedy)
 
 
 def _num_bytes(folder: Path) -> int:

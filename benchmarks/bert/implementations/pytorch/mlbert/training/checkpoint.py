@@ -70,8 +70,8 @@ class CheckpointFolder:
         All ranks call it together. The first rank of each node compares the checkpoints with their checksums, so that
         a node reads them from the disk once; the other ranks load the one that it found.
 
-        Raises UserError if the newest good one belongs to another model, data set or batch, or is not the same on all
-        nodes.
+        Raises UserError if the newest good one is in another version's format, belongs to another model, data set or
+        batch, or is not the same on all nodes.
         """
         bounds, warnings = [_UNKNOWN, _UNKNOWN], list[str]()
 
@@ -194,8 +194,8 @@ class Snapshots:
     def load(self, warn: Callable[[str], None]) -> bool:
         """Resume from the newest good checkpoint, if there is one. ``warn`` gets a line for each damaged one skipped.
 
-        Returns False if there is no checkpoint. Raises UserError if the checkpoint has another seed, or was written by
-        an incompatible version.
+        Returns False if there is no checkpoint. Raises UserError if the checkpoint has another seed, its data was read
+        in another order, or it was written by an incompatible version.
         """
         checkpoint, warnings = self._folder.load_newest(self._world)
         for warning in warnings:
@@ -211,15 +211,14 @@ class Snapshots:
             raise UserError("run.other-settings", checkpoint.path, reason, f"Set SEED={seed}")
         try:
             self._take_over(checkpoint)
+        except UserError as error:
+            raise UserError(error.code, checkpoint.path, error.problem, error.remedy) from None
         except (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError) as error:
-            cause = (
-                error.problem
-                if isinstance(error, UserError)
-                else f"{type(error).__name__}: {error}"
-            )
-            reason = f"does not match what this version saves ({cause})"
-            remedy = "Remove it to resume from an earlier one"
-            raise UserError("checkpoint.damaged", checkpoint.path, reason, remedy) from None
+            # Its checksums are right, so it is as its writer made it.
+            cause = f"{error.args[0]} is missing" if isinstance(error, KeyError) else "other fields"
+            reason = f"does not match what this version of mlbert saves ({cause})"
+            remedy = "Resume with the version that wrote it, or use another LOGDIR"
+            raise UserError("checkpoint.format", checkpoint.path, reason, remedy) from None
         return True
 
     def _take_over(self, checkpoint: Checkpoint) -> None:

@@ -59,7 +59,7 @@ class DataConfig(Section):
         default=None,
         unit="sequences",
     )
-    exchange_padding: Literal["off", "group", "all"] = setting(
+    exchange_padding: Literal["off", "group", "all"] = fixed_setting(
         "EXCHANGE_PADDING",
         "Ranks that redistribute each micro-batch's packs by length to balance tokens: none, those of a node, or all.",
         default="off",
@@ -124,7 +124,7 @@ class TextConfig(Section):
     tokenizer: str = setting(
         "TOKENIZER", "Vocabulary for text: a vocab.txt, its folder, or the name of a model."
     )
-    shuffle: Literal["naive", "py1s", "py2s", "py1b", "py1br", "py1e"] | None = setting(
+    shuffle: Literal["naive", "py1s", "py2s", "py1b", "py1br", "py1e"] | None = fixed_setting(
         "SHUFFLE",
         "Shuffle algorithm, as named by MosaicML Streaming; none: the order of the files.",
         default=None,
@@ -149,15 +149,15 @@ class CorpusConfig(Section):
         default=None,
     )
     eval_streams: str | None = setting("EVAL_STREAMS", "The same for EVALDIR.", default=None)
-    long_texts: Literal["split", "truncate"] | None = setting(
+    long_texts: Literal["split", "truncate"] | None = fixed_setting(
         "LONG_TEXTS",
         "Texts longer than MAX_SEQ_LENGTH: split them into several sequences, or truncate them.",
         default=None,
     )
-    shuffle_seed: int | None = setting(
+    shuffle_seed: int | None = fixed_setting(
         "SHUFFLE_SEED", "Seed of SHUFFLE.", default=None, ge=0, le=4294967295
     )
-    canonical_nodes: int | None = setting(
+    canonical_nodes: int | None = fixed_setting(
         "CANONICAL_NODES",
         "Parts of the set that are shuffled and read in parallel.",
         default=None,
@@ -191,16 +191,18 @@ class CorpusConfig(Section):
 class TaskConfig(Section):
     """A task to fine-tune on: files with columns, or a GLUE task."""
 
-    task: str | None = setting(
+    task: str | None = fixed_setting(
         "TASK", "GLUE task to fine-tune on; none: files with columns.", default=None
     )
-    text_columns: str | None = setting(
+    text_columns: str | None = fixed_setting(
         "TEXT_COLUMNS",
         "Column of the task's text, or two columns separated by a comma.",
         default=None,
     )
-    label_column: str | None = setting("LABEL_COLUMN", "Column of the task's label.", default=None)
-    num_labels: int | None = setting(
+    label_column: str | None = fixed_setting(
+        "LABEL_COLUMN", "Column of the task's label.", default=None
+    )
+    num_labels: int | None = fixed_setting(
         "NUM_LABELS", "Number of classes; 1 for regression.", default=None, ge=1, le=100000
     )
     metric: str | None = setting(

@@ -77,6 +77,14 @@ class Durations:
             )
         return steps
 
+    def share(self, text: object) -> float | None:
+        """Return the number of a duration in ``dur`` above 0 and at most 1, or None for any other text."""
+        match = _FORM.fullmatch(str(text))
+        if match is None or match[2] != "dur":
+            return None
+        number = float(match[1].replace("_", ""))
+        return number if 0 < number <= 1 else None
+
     def read(self, leaves: Leaves, name: str, default: str | None, *, least: int = 1) -> YamlValue:
         """Return a duration of a YAML in steps, with its origin."""
         given = leaves.text(name, default)
@@ -254,14 +262,29 @@ def add_schedule(leaves: Leaves, layer: Layer, durations: Durations) -> Duration
     durations = replace(durations, max_steps=steps.value)
     name = leaves.choice("scheduler.name", tuple(_SCHEDULES), "linear_decay_with_warmup")
     layer.put("schedule", _SCHEDULES[name.value], name.origin)
-    layer.put("warmup_steps", durations.read(leaves, "scheduler.t_warmup", "0ba", least=0))
+    # Shares of the training stay shares, so that a run that is extended has the longer schedule, as in Composer.
+    warmup = leaves.text("scheduler.t_warmup", "0ba")
+    share = durations.share(warmup.value)
+    if share is None:
+        layer.put("warmup_steps", durations.read(leaves, "scheduler.t_warmup", "0ba", least=0))
+    else:
+        layer.put("warmup_proportion", share, warmup.origin)
     layer.put("lr_first_step", -1)
     if name.value in ("linear_decay_with_warmup", "cosine_with_warmup", "warmup_stable_decay"):
         end = leaves.number("scheduler.alpha_f", 0.0)
         layer.put("end_lr", end.value * leaves.number("optimizer.lr", None).value, end.origin)
-        layer.put("lr_decay_end", durations.read(leaves, "scheduler.t_max", "1dur"))
+        decay_end = leaves.text("scheduler.t_max", "1dur")
+        if durations.share(decay_end.value) == 1:
+            layer.put("lr_decay_end", None, decay_end.origin)
+        else:
+            layer.put("lr_decay_end", durations.read(leaves, "scheduler.t_max", "1dur"))
     if name.value == "warmup_stable_decay":
-        layer.put("lr_decay_steps", durations.read(leaves, "scheduler.t_decay", "0.1dur"))
+        decay = leaves.text("scheduler.t_decay", "0.1dur")
+        share = durations.share(decay.value)
+        if share is None:
+            layer.put("lr_decay_steps", durations.read(leaves, "scheduler.t_decay", "0.1dur"))
+        else:
+            layer.put("lr_decay_proportion", share, decay.origin)
     if name.value == "multistep_with_warmup":
         given = leaves.sequence("scheduler.milestones", None, "[400ba, 600ba]")
         milestones = [durations.steps("scheduler.milestones", text) for text in given.value]
