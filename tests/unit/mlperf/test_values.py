@@ -244,8 +244,8 @@ NOT_AS_SET = [
         (
             "RESUME",
             "true",
-            Outcome.WARN,
-            "its configuration says RESUME = True, but it has no resumed_from_step",
+            Outcome.NOTE,
+            "its configuration says RESUME = True, but no checkpoint was found: started at step 0",
         ),
     ],
 )

@@ -34,6 +34,7 @@ from mlbert.host.machine import NONE
 from mlbert.host.provenance import tree_root
 from mlbert.mlperf import rules
 from mlbert.mlperf.config import SubmissionConfig
+from mlbert.mlperf.keys import ELAPSED
 from mlbert.mlperf.mllog import MLPerfLogger
 from mlbert.models.config import ModelConfig
 from mlbert.ops.config import ComputeConfig
@@ -190,7 +191,8 @@ def _prepare(
 ) -> None:
     """Load the newest checkpoint of a resumed run, and compile the step if DEVICE_WARMUP is set."""
     if config[RunConfig].resume and folder.restore_newest(state, say):
-        log.event("resumed_from_step", state.step)
+        elapsed = {ELAPSED: round(state.elapsed_seconds, 3)}
+        log.event("resumed_from_step", state.step, elapsed)
         note = f"; {data.resume_note}" if data.resume_note else ""
         say(f"resumed at step {state.step}, {state.samples} samples{note}")
     if config[TensorFlowConfig].device_warmup:

@@ -27,6 +27,7 @@ from mlbert.host.files import writing
 from mlbert.host.provenance import TENSORFLOW2, tree_root
 from mlbert.mlperf import compare, repeat
 from mlbert.mlperf.logs import Log, read_log
+from mlbert.mlperf.result_set import seconds_to_train
 from mlbert.mlperf.rules import UNVERIFIED
 from mlbert.programs.console import new_table, safe, short_duration, standard_output
 
@@ -66,7 +67,7 @@ def repeat_command(
         console.print(
             f"training with seed {number} on {plan.ranks} ranks; its output goes to standard error"
         )
-        console.print(f"The log's run took {short_duration(60 * (old.minutes or 0))}.")
+        console.print(f"The log's run took {short_duration(seconds_to_train(old) or 0)}.")
         new = _train(plan, code, folder)
         rows = repeat.judge(old, new, siblings)
         notes = repeat.remarks(old, new, number == old.value("seed"))
@@ -166,7 +167,7 @@ _MOST_FILES = 20  # shown
 _CODE_HOME = "benchmarks/bert/implementations/"
 _METHOD = (
     "B/A: median of the ratios of all pairs of runs (Hodges-Lehmann), its 95 % interval, and Mann and Whitney's p. "
-    "Runs that missed the target count for speed only."
+    "Runs that did not reach the target count for speed only."
 )
 
 

@@ -22,7 +22,7 @@ from mlbert.host.errors import UserError
 from mlbert.host.json_files import read_json
 from mlbert.mlperf import rules
 from mlbert.mlperf.logs import is_number, read_log
-from mlbert.mlperf.result_set import evaluations_of, run_file, samples_to_target
+from mlbert.mlperf.result_set import evaluations_of, run_file, samples_before, samples_to_target
 from mlbert.models.config import ModelConfig
 from mlbert.ops.config import ComputeConfig
 from mlbert.programs.console import standard_output, write_page
@@ -284,7 +284,12 @@ def read_measured(path: Path) -> calibration.MeasuredRun:
     ]
     try:
         found = calibration.measured(
-            ranks, batch, start.time_ms / 1e3, evaluations, samples_to_target(log)
+            ranks,
+            batch,
+            start.time_ms / 1e3,
+            evaluations,
+            samples_to_target(log),
+            samples_before(log) or 0.0,
         )
     except ValueError as error:
         reason = f"has no usable speed: {error}"

@@ -11,6 +11,7 @@ sites, one seed, one writer) are required only of them: see `mlbert.mlperf.logs.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -40,8 +41,8 @@ from mlbert.mlperf.findings import Complaint, Complaints, Finding, Outcome, find
 from mlbert.mlperf.logs import Log, read_log
 from mlbert.mlperf.metrics import check_metrics
 from mlbert.mlperf.official import Call
-from mlbert.mlperf.result_set import NAMES, Check, ResultSet
-from mlbert.mlperf.rules import BENCHMARK, NUM_RESULT_FILES, olympic_mean
+from mlbert.mlperf.result_set import NAMES, Check, ResultSet, minutes_to_train, olympic_seconds
+from mlbert.mlperf.rules import BENCHMARK, NUM_RESULT_FILES
 from mlbert.mlperf.scratch_copy import READABLE, RESULT_PATTERN, Workplace, logs_at, logs_in
 from mlbert.mlperf.tree_export import check_source, export_tree, is_checkout, is_export
 
@@ -411,11 +412,14 @@ def _convergence(folder: Path, results: ResultSet, place: Workplace) -> _Group:
 
 
 def _time_to_train(logs: Sequence[Log], subject: str) -> Finding:
-    minutes = [log.minutes for log in logs if log.status == "success" and log.minutes is not None]
+    minutes = [value for log in logs if (value := minutes_to_train(log)) is not None]
     if not minutes:
         return Finding("time to train", subject, Outcome.SKIP, "no run succeeded")
-    if len(minutes) < 3:
+    mean = olympic_seconds(logs)
+    if mean is None:
         words = f"{', '.join(f'{value:.4g}' for value in minutes)} minutes"
+    elif math.isinf(mean):
+        words = f"no result: only {len(minutes)} of {len(logs)} runs reached the target"
     else:
-        words = f"{olympic_mean(minutes):.4g} minutes (olympic mean of {len(minutes)} runs)"
+        words = f"{mean / 60:.4g} minutes (olympic mean of {len(logs)} runs)"
     return Finding("time to train", subject, Outcome.NOTE, words)

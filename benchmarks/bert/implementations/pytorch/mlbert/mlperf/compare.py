@@ -26,11 +26,13 @@ from mlbert.mlperf.keys import is_hyperparameter
 from mlbert.mlperf.logs import Log, is_number, read_log
 from mlbert.mlperf.result_set import (
     minutes_to_train,
+    olympic_seconds,
+    reached_target,
     samples_per_second,
     samples_to_target,
     stamps_evaluations,
 )
-from mlbert.mlperf.rules import BENCHMARK, olympic_mean
+from mlbert.mlperf.rules import BENCHMARK
 from mlbert.mlperf.scratch_copy import RESULT_PATTERN, logs_at, logs_in
 
 LEVEL = 0.05
@@ -162,7 +164,7 @@ class Comparison:
     runs: tuple[int, int]
     olympic_minutes: tuple[
         float | None, float | None
-    ]  # None with fewer than three runs, or if two missed the target
+    ]  # None with fewer than three runs, or if two did not reach the target
     measures: Sequence[Measure]
     notes: Sequence[str]  # sentences
 
@@ -183,12 +185,17 @@ def read_side(path: Path) -> ComparedSide:
 
 
 def alike(log: Log) -> list[Log]:
-    """Return the finished runs in the log's folder with the same settings, including the log itself."""
+    """Return the finished runs in the log's folder with the same settings, including the log itself.
+
+    Runs that were restarted are left out: their logs lack the first evaluations.
+    """
     others = map(read_log, sorted({log.path, *logs_in(log.path.parent)}))
     finished = (
         other
         for other in others
-        if other.status is not None and other.first("run_start") is not None
+        if other.status is not None
+        and other.first("run_start") is not None
+        and not other.is_continued
     )
     own = ComparedSide("", [log], None)
     sides = ((other, ComparedSide("", [other], None)) for other in finished)
@@ -389,6 +396,11 @@ def _fairness(a: ComparedSide, b: ComparedSide) -> list[str]:
             notes.append(
                 f"The logs of {name} have no eval_start: their speed includes the evaluations."
             )
+        if restarted := sum(log.is_continued for log in side.logs):
+            notes.append(
+                f"{restarted} of the runs of {name} were restarted: their time includes the earlier"
+                " parts, their speed is that of the last part."
+            )
         if len(side.logs) < FEWEST_RUNS:
             notes.append(
                 f"{name} has fewer than {FEWEST_RUNS} runs: significance cannot be tested."
@@ -397,15 +409,12 @@ def _fairness(a: ComparedSide, b: ComparedSide) -> list[str]:
 
 
 def _num_successes(side: ComparedSide) -> int:
-    return sum(log.status == "success" for log in side.logs)
+    return sum(map(reached_target, side.logs))
 
 
 def _olympic_minutes(side: ComparedSide) -> float | None:
-    minutes = [value for log in side.logs if (value := minutes_to_train(log)) is not None]
-    missed = [float("inf")] * (len(side.logs) - len(minutes))
-    if len(side.logs) < FEWEST_RUNS or len(missed) > 1:
-        return None
-    return olympic_mean([*minutes, *missed])
+    mean = olympic_seconds(side.logs)
+    return None if mean is None or math.isinf(mean) else mean / 60
 
 
 def _measures(a: ComparedSide, b: ComparedSide) -> list[Measure]:

@@ -79,6 +79,9 @@ SETTINGS_OF = {
     "eval_samples": ("num_eval_examples",),
     "train_samples": ("target_mlm_accuracy", "max_steps", "max_samples_termination"),
 }
+# In the metadata of resumed_from_step: the time to train up to the checkpoint, in seconds.
+ELAPSED = "elapsed_seconds"
+
 # Functions behind a key that cannot be found by name from its call.
 FUNCTIONS_OF = {"eval_accuracy": ("result", "metrics", "sums")}
 

@@ -17,7 +17,6 @@ from mlbert.host.json_files import parse_json
 from mlbert.mlperf.findings import Complaint, Outcome
 
 _TOKEN = ":::MLLOG "
-_MS_PER_MINUTE = 60_000
 _MAX_BYTES = 50 * 2**20  # file size limit of the repository checker
 _MAX_CHARACTERS = 50_000
 _MAX_LINES = 20_000  # MLPerf lines; published logs have up to 507
@@ -116,14 +115,6 @@ class Log:
         """Return the status in run_stop, or None."""
         event = self.first("run_stop")
         return None if event is None else (event.metadata or {}).get("status")
-
-    @property
-    def minutes(self) -> float | None:
-        """Return the time from run_start to run_stop in minutes, or None."""
-        start, stop = self.first("run_start"), self.first("run_stop")
-        if start is None or stop is None:
-            return None
-        return (stop.time_ms - start.time_ms) / _MS_PER_MINUTE
 
     def where(self, event: Event | None = None) -> str:
         """Return the start of a complaint: the file, and the line of an event if given."""

@@ -12,11 +12,20 @@ from mlbert.host.files import read_plain
 from mlbert.host.json_files import parse_json
 from mlbert.mlperf.findings import Complaint, Complaints, Outcome
 from mlbert.mlperf.logs import Event, Log, is_number
-from mlbert.mlperf.result_set import NAMES, ResultSet, run_file, samples_per_second
+from mlbert.mlperf.result_set import (
+    NAMES,
+    ResultSet,
+    run_file,
+    samples_per_second,
+    samples_trained,
+    seconds_before,
+    seconds_to_train,
+)
 
 # The clocks differ: logs have wall-clock time, metrics have seconds since run_start.
 _SLACK_SECONDS, _SLACK_SHARE = 1.0, 0.01
-_FASTER, _MIN_MINUTES = 1.5, 0.5
+_FASTER = 1.5
+_MIN_SECONDS = 30.0  # of a run whose speed is compared
 _RULE = "the files of a run agree with its log"
 
 
@@ -125,9 +134,10 @@ def _check_evaluation(
             f"eval_accuracy is {point.get('eval_accuracy')}, in {place} {event.value}", number
         )
     start = file.log.first("run_start")
-    if start is None or file.log.is_continued or not is_number(point.get("seconds")):
+    before = seconds_before(file.log)
+    if start is None or before is None or not is_number(point.get("seconds")):
         return
-    seconds = (event.time_ms - start.time_ms) / 1000
+    seconds = before + (event.time_ms - start.time_ms) / 1000
     if not _is_near(point["seconds"], seconds):
         yield file.differs(
             f"evaluated {point['seconds']} s after the start, in {place} {seconds} s", number
@@ -144,7 +154,7 @@ def _check_summary(file: _RunFile) -> Complaints:
     logged = {
         "status": log.status,
         "seed": log.value("seed"),
-        "samples": log.value("train_samples"),
+        "samples": samples_trained(log),
     }
     accuracies = log.all("eval_accuracy")
     if accuracies:
@@ -152,16 +162,17 @@ def _check_summary(file: _RunFile) -> Complaints:
     for name, value in logged.items():
         if summary.get(name) != value:
             yield file.differs(f"{name} is {summary.get(name)!r}, in {log.path.name} {value!r}")
-    seconds = summary.get("seconds_to_train")
-    if log.minutes is None or log.is_continued:
+    seconds, logged_seconds = summary.get("seconds_to_train"), seconds_to_train(log)
+    if logged_seconds is None:
         return
-    if not is_number(seconds) or not _is_near(seconds, log.minutes * 60):
+    if not is_number(seconds) or not _is_near(seconds, logged_seconds):
         yield file.differs(
-            f"seconds_to_train is {seconds!r}, in {log.path.name} {log.minutes * 60:.3f}"
+            f"seconds_to_train is {seconds!r}, in {log.path.name} {logged_seconds:.3f}"
         )
     speed, stamped = summary.get("samples_per_second"), samples_per_second(log)
+    is_comparable = logged_seconds > _MIN_SECONDS and not log.is_continued
     # The time stamps include what is between steps, such as checkpoints.
-    if is_number(speed) and stamped and speed > _FASTER * stamped and log.minutes > _MIN_MINUTES:
+    if is_comparable and is_number(speed) and stamped and speed > _FASTER * stamped:
         yield file.differs(f"samples_per_second is {speed}, by the time stamps {stamped:.4g}")
     path, steps = run_file(log.path, "metrics.jsonl"), summary.get("steps")
     last = (

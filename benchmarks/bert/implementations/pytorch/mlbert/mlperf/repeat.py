@@ -109,6 +109,11 @@ def read_repeatable(path: Path) -> Log:
             "has no run_start or no run_stop",
             "Name the log of a finished run",
         )
+    if log.is_continued:
+        step = log.value("resumed_from_step")
+        reason = f"begins at step {step}, where its run was restarted"
+        remedy = "Name the log of a run without a restart"
+        raise UserError("log.incomplete", path, reason, remedy)
     return log
 
 

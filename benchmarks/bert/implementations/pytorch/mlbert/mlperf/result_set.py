@@ -7,16 +7,21 @@ and reject unknown files next to the logs, but ignore files in ``results/<system
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mlbert.host.errors import UserError
 from mlbert.host.files import open_plain
+from mlbert.host.json_files import read_json
 from mlbert.mlperf.findings import Complaints
+from mlbert.mlperf.keys import ELAPSED
 from mlbert.mlperf.logs import Event, Log, is_number
-from mlbert.mlperf.rules import TARGET_MLM_ACCURACY
+from mlbert.mlperf.rules import TARGET_MLM_ACCURACY, olympic_mean
 
 # Rules that several checks refer to.
 LOG_FORMAT = (
@@ -137,14 +142,6 @@ def significant_digits(value: float) -> int:
     return len(repr(abs(value)).partition("e")[0].replace(".", "").strip("0")) if value else 0
 
 
-def samples_before(log: Log) -> float | None:
-    """Return the samples trained in earlier parts of the run, or None if a resumed log does not say."""
-    if not log.is_continued:
-        return 0.0
-    start = log.first("epoch_start")
-    return start.samples if start is not None else None
-
-
 def target_of(log: Log) -> float | None:
     """Return the accuracy that ends a run: the configured one, in closed at least the rules', else None."""
     configured = log.setting("TARGET_MLM_ACCURACY")
@@ -156,12 +153,147 @@ def target_of(log: Log) -> float | None:
 
 
 _MS = 1000.0
+_MOST_SECONDS = 1e9
+FEWEST_FOR_MEAN = 3  # runs of an olympic mean
+
+
+def counts_samples(log: Log) -> bool:
+    """Return False if the evaluations' `epoch_num` is not a number of samples.
+
+    Other programs log an epoch there, a fraction of one, or the number of the evaluation: it grows by at most one from
+    one evaluation to the next.
+    """
+    points = [one.samples for one in evaluations_of(log)]
+    if len(points) == 1:
+        return points[0] > 1
+    return any(after - before > 1 for before, after in itertools.pairwise(points))
+
+
+def train_samples_event(log: Log) -> Event | None:
+    """Return the line with the samples that a run trained on, or None if it has none.
+
+    Other programs log `train_samples` before training, too, as a planned number or as the size of the data set. So the
+    line counts only after the last evaluation.
+    """
+    last = next(reversed(log.all("eval_accuracy")), log.first("run_start"))
+    if last is None:
+        return None
+    after = (event for event in log.all("train_samples") if event.line > last.line)
+    return next(after, None)
+
+
+def samples_trained(log: Log) -> float | None:
+    """Return the samples that a run trained on, earlier parts included, or None if they are not logged."""
+    event = train_samples_event(log)
+    if event is not None and is_number(event.value):
+        return event.value
+    if not counts_samples(log):
+        return None
+    return max(one.samples for one in evaluations_of(log))
+
+
+def samples_to_target(log: Log) -> float | None:
+    """Return the training samples at which the target was reached, or None if it was not or is not logged."""
+    found = evaluations_of(log)
+    if log.status != "success" or not found:
+        return None
+    return found[-1].samples if counts_samples(log) else samples_trained(log)
+
+
+def samples_before(log: Log) -> float | None:
+    """Return the samples trained in earlier parts of the run, or None if a resumed log does not say."""
+    if not log.is_continued:
+        return 0.0
+    start = log.first("epoch_start")
+    return start.samples if start is not None else None
+
+
+def seconds_before(log: Log) -> float | None:
+    """Return the time to train in earlier parts of the run, up to the checkpoint, or None if it is unknown.
+
+    A resumed log says it with its step; older ones do not, so there it follows from the run's summary.
+    """
+    if not log.is_continued:
+        return 0.0
+    event = log.first("resumed_from_step")
+    logged = (event.metadata or {}).get(ELAPSED) if event is not None else None
+    if is_number(logged) and logged >= 0:
+        return logged
+    here = seconds_of_part(log)
+    total = _summary(log).get("seconds_to_train")
+    if here is None or not is_number(total):
+        return None
+    return max(0.0, total - here)
+
+
+def _summary(log: Log) -> Mapping[str, Any]:
+    """Return the summary of the log's run, empty if it is missing or cannot be read."""
+    path = run_file(log.path, "summary.json")
+    try:
+        return read_json(path, "") if path is not None else {}
+    except UserError:
+        return {}
+
+
+def seconds_between(first: Event | None, second: Event | None) -> float | None:
+    """Return the seconds between two events, or None if one is missing, or they are negative or more than 30 years."""
+    if first is None or second is None:
+        return None
+    seconds = (second.time_ms - first.time_ms) / _MS
+    return seconds if 0 <= seconds < _MOST_SECONDS else None
+
+
+def seconds_of_part(log: Log) -> float | None:
+    """Return the time from run_start to run_stop, without earlier parts of the run, or None."""
+    return seconds_between(log.first("run_start"), log.first("run_stop"))
+
+
+def seconds_to_train(log: Log) -> float | None:
+    """Return the time from run_start to run_stop, or None if the log does not say.
+
+    That of a resumed run includes its earlier parts up to their checkpoints, as in its summary.
+    """
+    before = seconds_before(log)
+    here = seconds_of_part(log)
+    return before + here if before is not None and here is not None else None
+
+
+def reached_target(log: Log) -> bool:
+    """Return True if the run reached its target and its clock did not go backward."""
+    return log.status == "success" and seconds_of_part(log) is not None
+
+
+def is_interrupted(log: Log) -> bool:
+    """Return True if the run, or this part of it, was stopped before it reached its target or a limit."""
+    if log.first("run_start") is None or reached_target(log):
+        return False
+    # This code ends the epoch at the target and at a limit.
+    return log.first("run_stop") is None or (log.is_ours and log.first("epoch_stop") is None)
+
+
+def minutes_to_train(log: Log) -> float | None:
+    """Return the time to train in minutes, or None if the run did not reach the target or its time is unknown."""
+    seconds = seconds_to_train(log)
+    return seconds / 60 if reached_target(log) and seconds is not None else None
+
+
+def olympic_seconds(logs: Sequence[Log]) -> float | None:
+    """Return the olympic mean of the times to train: infinite if two or more runs did not reach the target.
+
+    None if there are fewer than three runs, or the time of one that reached the target is unknown.
+    """
+    if len(logs) < FEWEST_FOR_MEAN:
+        return None
+    seconds = [seconds_to_train(log) if reached_target(log) else math.inf for log in logs]
+    known = [value for value in seconds if value is not None]
+    return olympic_mean(known) if len(known) == len(seconds) else None
 
 
 def samples_per_second(log: Log) -> float | None:
     """Return the training samples per second outside evaluations, or None if the log lacks time stamps.
 
-    Without eval_start in the log, evaluations count as training time; see `stamps_evaluations`.
+    That of a resumed run is the speed of its last part. Without eval_start in the log, evaluations count as training
+    time; see `stamps_evaluations`.
     """
     start, before = log.first("run_start"), samples_before(log)
     if start is None or before is None:
@@ -174,20 +306,11 @@ def samples_per_second(log: Log) -> float | None:
             samples, begin = count, event.time_ms
         elif event.key == "eval_stop":
             begin = event.time_ms
+    if not counts_samples(log):
+        samples = samples_trained(log) or before
     return (samples - before) / seconds if seconds > 0 and samples > before else None
 
 
 def stamps_evaluations(log: Log) -> bool:
     """Return True if a log has the start times of evaluations."""
     return log.first("eval_start") is not None
-
-
-def samples_to_target(log: Log) -> float | None:
-    """Return the training samples at which the target was reached, or None if it was not or is not logged."""
-    found = evaluations_of(log)
-    return found[-1].samples if log.status == "success" and found else None
-
-
-def minutes_to_train(log: Log) -> float | None:
-    """Return the minutes from run_start to run_stop, or None if the run did not reach the target."""
-    return log.minutes if log.status == "success" else None

@@ -16,9 +16,8 @@ from mlbert.mlperf.logs import too_large, unfit
 from mlbert.mlperf.rules import BENCHMARK
 
 RESULT_PATTERN = "result_*.txt"
-_PART = re.compile(
-    r"result_.*\.part\d+\.txt"
-)  # log of an interrupted part; see `RunFolder.set_log_aside`
+# Log of an interrupted part of a run; see `RunFolder.set_log_aside`.
+_PART = re.compile(r"(?P<run>result_.*)\.part(?P<number>\d+)\.txt")
 READABLE = "rules: a submission holds its files itself, fit for the official tools"
 
 _LED_OUT = "is a link out of the tree"
@@ -27,6 +26,22 @@ _LED_OUT = "is a link out of the tree"
 def logs_in(folder: Path) -> list[Path]:
     """Return the logs of a folder sorted by name, without those of interrupted parts, which are not runs."""
     return sorted(path for path in folder.glob(RESULT_PATTERN) if not _PART.fullmatch(path.name))
+
+
+def earlier_parts(log: Path) -> list[Path]:
+    """Return the logs of the interrupted parts of a run, oldest first, given the log of its last part."""
+    found: dict[int, Path] = {}
+    for path in log.parent.glob(RESULT_PATTERN):
+        part = _PART.fullmatch(path.name)
+        if part is not None and f"{part['run']}.txt" == log.name:
+            found[int(part["number"])] = path
+    return [found[number] for number in sorted(found)]
+
+
+def last_part(log: Path) -> Path:
+    """Return the log of the last part of the run that a log belongs to: the log itself if it is not of a part."""
+    part = _PART.fullmatch(log.name)
+    return log if part is None else log.with_name(f"{part['run']}.txt")
 
 
 def logs_at(path: Path) -> list[Path]:

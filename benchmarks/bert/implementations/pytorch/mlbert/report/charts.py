@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 
 from mlbert.mlperf.rules import ReferencePoint
 from mlbert.report.planner.cost import Estimate
-from mlbert.report.results import FASTEST, MISSED, Result
+from mlbert.report.results import FASTEST, SLOWEST, Result
 from mlbert.report.runs import Points, ReportedRun, finite, thin
 from mlbert.report.svg import COLOURS, SERIES, Chart, draw, in_thousands, label_rows, logarithmic
 
@@ -228,9 +228,12 @@ def _note_on_times(results: Sequence[Result]) -> str:
 
 def accuracy(results: Sequence[Result], over: str) -> Chart | None:
     """Draw the accuracy of all runs over ``samples`` or ``seconds``, with target and reference."""
-    curves = _curves(
-        results, lambda _, run: [(getattr(e, over), e.accuracy) for e in run.evaluations]
-    )
+
+    def points(_: Result, run: ReportedRun) -> Points:
+        pairs = ((getattr(one, over), one.accuracy) for one in run.evaluations)
+        return [(at, value) for at, value in pairs if at is not None]
+
+    curves = _curves(results, points)
     values = [value for curve in curves for _, value in curve.points]
     targets = sorted({result.target for result in results if result.target is not None})[
         :_MOST_TARGETS
@@ -397,11 +400,13 @@ def _curves(
 
 
 def _mark(result: Result, run: ReportedRun) -> tuple[str, str]:
-    """Return the colour of a run within one system and its words: counted, excluded from the mean, or missed."""
+    """Return the color of a run within one system and its words: counted, not in the mean, or not successful."""
     mark = result.marks.get(run.name)
     if mark is None:
         return "s0", "counted" if FASTEST in result.marks.values() else "reached the target"
-    return ("warn", mark) if mark == MISSED else ("muted", "fastest or slowest: not counted")
+    if mark in (FASTEST, SLOWEST):
+        return "muted", "fastest or slowest: not counted"
+    return "warn", mark
 
 
 def _level(

@@ -13,7 +13,7 @@ from typing import Any
 
 from mlbert.mlperf import rules
 from mlbert.mlperf.keys import is_hyperparameter
-from mlbert.mlperf.result_set import samples_per_second
+from mlbert.mlperf.result_set import FEWEST_FOR_MEAN, olympic_seconds
 from mlbert.report.planner.timing import published_peak
 from mlbert.report.runs import ReportedRun, System, finite, number, read_run
 
@@ -44,8 +44,12 @@ def scaling(mean_samples: float, point: rules.ReferencePoint) -> float | None:
     return max(point.mean_samples / mean_samples, 1.0)
 
 
-FASTEST, SLOWEST, MISSED = "fastest, not counted", "slowest, not counted", "missed the target"
-_LEAST_RUNS = 3  # for an olympic mean
+FASTEST = "fastest, not counted"
+SLOWEST = "slowest, not counted"
+MISSED = "missed the target"
+INTERRUPTED = "interrupted"
+UNFINISHED = "interrupted or still running"
+NO_RUN = "no run_start"
 
 # BERT-large, forward and backward, for an average sequence of the benchmark (255 tokens, 38.2 of them masked, mean
 # square length 98,826): 6 x 302.0 M x 255 + 12 x 24 x 1024 x 98826 + 6 x (1024^2 + 1024 x 30528) x 38.2 + 6 x 1024^2.
@@ -83,15 +87,14 @@ class Result:
 
     @cached_property
     def olympic_seconds(self) -> float | None:
-        """Olympic mean of the times to train; infinite if two or more runs missed the target, None for fewer than three
-        runs."""
-        return _olympic([run.score for run in self.runs])
+        """Olympic mean of the times to train, as `mlbert.mlperf.result_set.olympic_seconds` defines it."""
+        return olympic_seconds([run.source.log for run in self.runs])
 
     @cached_property
     def marks(self) -> Mapping[str, str]:
-        """Notes by run: excluded from the mean, or missed the target."""
-        marks = {run.name: MISSED for run in self.runs if not run.succeeded}
-        if len(self.runs) >= _LEAST_RUNS:
+        """Notes by run: excluded from the mean, or why it did not reach the target."""
+        marks = {run.name: _shortfall(run) for run in self.runs if not run.succeeded}
+        if len(self.runs) >= FEWEST_FOR_MEAN:
             by_score = sorted(self.runs, key=lambda run: run.score)
             marks.setdefault(by_score[0].name, FASTEST)
             marks.setdefault(by_score[-1].name, SLOWEST)
@@ -142,8 +145,8 @@ class Result:
     def mean_samples(self) -> float | None:
         """Olympic mean of the samples to the target; over the runs that reached it if one did not."""
         samples = finite(run.samples_to_target for run in self.runs)
-        if len(samples) < len(self.runs) and len(samples) >= _LEAST_RUNS - 1:
-            # The run that missed the target counts as the slowest.
+        if len(samples) < len(self.runs) and len(samples) >= FEWEST_FOR_MEAN - 1:
+            # The run that did not reach the target counts as the slowest.
             return math.fsum(sorted(samples)[1:]) / (len(samples) - 1)
         return _olympic(samples)
 
@@ -164,7 +167,7 @@ class Result:
     @cached_property
     def training_speed(self) -> float | None:
         """Median over the runs of samples per second between evaluations."""
-        rates = finite(samples_per_second(run.source.log) for run in self.runs)
+        rates = finite(run.training_samples_per_second for run in self.runs)
         return statistics.median(rates) if rates else None
 
     @cached_property
@@ -210,6 +213,15 @@ class Result:
         return batch, {**texts, "opt_lamb_epsilon": texts["opt_epsilon"]}
 
 
+def _shortfall(run: ReportedRun) -> str:
+    """Return why a run did not reach the target."""
+    if not run.has_started:
+        return NO_RUN
+    if not run.is_interrupted:
+        return MISSED
+    return UNFINISHED if run.source.log.first("run_stop") is None else INTERRUPTED
+
+
 def read_result(system: System) -> Result:
     """Read the runs of a system."""
     return Result(system, [read_run(source) for source in system.sources])
@@ -222,4 +234,4 @@ def plain(value: object) -> str:
 
 
 def _olympic(values: Sequence[float]) -> float | None:
-    return rules.olympic_mean(values) if len(values) >= _LEAST_RUNS else None
+    return rules.olympic_mean(values) if len(values) >= FEWEST_FOR_MEAN else None

@@ -13,11 +13,25 @@ from typing import Any
 from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain
 from mlbert.host.json_files import parse_json
-from mlbert.mlperf.logs import Event, Log, is_number, read_log
+from mlbert.mlperf.logs import Log, is_number, read_log
 from mlbert.mlperf.metrics import read_points
-from mlbert.mlperf.result_set import evaluations_of, run_file, samples_to_target
+from mlbert.mlperf.result_set import (
+    LoggedEvaluation,
+    counts_samples,
+    evaluations_of,
+    is_interrupted,
+    reached_target,
+    run_file,
+    samples_before,
+    samples_per_second,
+    samples_to_target,
+    samples_trained,
+    seconds_before,
+    seconds_between,
+    seconds_to_train,
+)
 from mlbert.mlperf.rules import BENCHMARK, TARGET_MLM_ACCURACY
-from mlbert.mlperf.scratch_copy import RESULT_PATTERN
+from mlbert.mlperf.scratch_copy import RESULT_PATTERN, earlier_parts, last_part, logs_in
 
 _PREDICTORS = (
     "most_frequent",
@@ -29,9 +43,10 @@ _PREDICTORS = (
 class RunSource:
     """A log and the other files of its run."""
 
-    log: Log
+    log: Log  # of its last part
     summary: dict[str, Any]  # summary.json; empty if missing
     metrics: list[dict[str, Any]]  # points of metrics.jsonl
+    earlier: Sequence[Log] = ()  # logs of its interrupted parts, oldest first
 
 
 @dataclass(frozen=True)
@@ -67,16 +82,21 @@ def read_systems(paths: Sequence[Path]) -> list[System]:
             if log not in known:
                 known.append(log)
     names = _names(list(groups))
-    return [_read_system(names[folder], folder, logs) for folder, logs in groups.items()]
+    return [_read_system(names[folder], folder, _runs(logs)) for folder, logs in groups.items()]
+
+
+def _runs(logs: Sequence[Path]) -> list[Path]:
+    """Return the logs without those of the interrupted parts of a run that is there, too."""
+    return [log for log in logs if last_part(log) == log or last_part(log) not in logs]
 
 
 def _logs(path: Path) -> list[Path]:
     path = path.resolve()
     if path.is_file():
         return [path]
-    patterns = (RESULT_PATTERN, f"{BENCHMARK}/{RESULT_PATTERN}", f"*/{BENCHMARK}/{RESULT_PATTERN}")
-    for pattern in (*patterns, f"results/*/{BENCHMARK}/{RESULT_PATTERN}"):
-        if found := sorted(path.glob(pattern), key=_by_number):
+    for pattern in (".", BENCHMARK, f"*/{BENCHMARK}", f"results/*/{BENCHMARK}"):
+        folders = [path] if pattern == "." else path.glob(pattern)
+        if found := sorted((log for one in folders for log in logs_in(one)), key=_by_number):
             return found
     reason = f"contains no {RESULT_PATTERN}"
     raise UserError(
@@ -136,7 +156,22 @@ def _read_source(path: Path, notes: list[str]) -> RunSource:
         log,
         _read_object(summary, notes) if summary else {},
         _read_points(metrics, notes) if metrics else [],
+        _read_earlier(path, notes),
     )
+
+
+def _read_earlier(path: Path, notes: list[str]) -> list[Log]:
+    """Read the logs of the interrupted parts of a run that began training."""
+    logs = []
+    for part in earlier_parts(path):
+        try:
+            log = read_log(part)
+        except UserError as error:
+            notes.append(f"{part.name} {error.problem} and is ignored")
+            continue
+        if log.first("run_start") is not None:
+            logs.append(log)
+    return logs
 
 
 def _read_object(path: Path, notes: list[str]) -> dict[str, Any]:
@@ -169,7 +204,7 @@ def _place(path: Path) -> str:
     return f"{path.parent.name}/{path.name}"
 
 
-_MOST, _MOST_SECONDS = 1e15, 1e9  # for a run's counts, and for its time
+_MOST = 1e15  # of a count in a figure
 Points = Sequence[tuple[float, float]]
 
 
@@ -177,20 +212,20 @@ Points = Sequence[tuple[float, float]]
 class EvaluationPoint:
     """One evaluation."""
 
-    samples: float  # trained on before it
-    seconds: float  # from run_start to the result
+    samples: float | None  # trained on before it; None if the log does not count them
+    seconds: float  # time to train up to the result
     accuracy: float
 
 
 @dataclass(frozen=True)
 class Times:
-    """The seconds of a run by part; all but ``untimed`` add up to its time to train.
+    """The seconds of a run by what it did; all but ``untimed`` add up to its time to train.
 
     A log separates training from evaluation only if it has eval_start and eval_stop, and the time between steps only
     with the run's summary. Parts that cannot be separated count as training, and their field is None.
     """
 
-    untimed: float  # from the log's first line to run_start
+    untimed: float  # from a log's first line to run_start
     start: float  # from run_start to the first block or epoch: opening the data
     training: float
     evaluation: float | None
@@ -204,7 +239,8 @@ class ReportedRun:
     name: str  # the log's number, or its name
     status: str  # success, aborted, unfinished (no run_stop) or another status in the log
     target: float | None  # accuracy
-    seconds: float | None  # from run_start to run_stop
+    seconds: float | None  # time to train, as `seconds_to_train` defines it
+    restarts: int  # how often it continued or began again after an interruption
     evaluations: Sequence[EvaluationPoint]
     speeds: Points  # (samples at the end, samples/s) per interval between evaluations
     times: Times | None
@@ -212,23 +248,32 @@ class ReportedRun:
 
     @property
     def succeeded(self) -> bool:
-        """True if its time counts: it reached the target, and the log records when."""
-        return self.status == "success" and self.seconds is not None
+        """True if it reached the target."""
+        return reached_target(self.source.log)
+
+    @property
+    def has_started(self) -> bool:
+        """True if one of its logs has a run_start."""
+        return bool(self.source.earlier) or self.source.log.first("run_start") is not None
+
+    @property
+    def is_interrupted(self) -> bool:
+        """True if it began and ended before it reached the target or a limit; it may still be running."""
+        log = self.source.log
+        return is_interrupted(log) or (self.has_started and log.first("run_start") is None)
 
     @property
     def score(self) -> float:
-        """Seconds to train; infinite if it did not reach the target."""
+        """Seconds to train; infinite if it did not reach the target or the time is unknown."""
         return self.seconds if self.succeeded and self.seconds is not None else math.inf
 
     @cached_property
     def samples(self) -> float | None:
         """Samples trained on."""
-        logged = number(self.source.log.value("train_samples"))
-        return (
-            logged
-            if logged is not None
-            else max((e.samples for e in self.evaluations), default=None)
-        )
+        trained = number(samples_trained(self.source.log))
+        if trained is not None:
+            return trained
+        return max(finite(evaluation.samples for evaluation in self.evaluations), default=None)
 
     @cached_property
     def samples_to_target(self) -> float | None:
@@ -247,6 +292,11 @@ class ReportedRun:
             return None
         return self.samples / self.seconds
 
+    @cached_property
+    def training_samples_per_second(self) -> float | None:
+        """Average outside evaluations; that of a restarted run is of its last part."""
+        return samples_per_second(self.source.log)
+
     def metric(self, name: str) -> Points:
         """Return (samples, value) of a quantity in metrics.jsonl at each log point."""
         steps = (line for line in self.source.metrics if line.get("kind") == "step")
@@ -263,26 +313,76 @@ def number(value: object) -> float | None:
     return float(value) if is_number(value) and abs(value) < _MOST else None
 
 
+@dataclass(frozen=True)
+class _Part:
+    """One part of a run: the whole run, or what lies between its start, interruptions and end."""
+
+    log: Log
+    samples_before: float | None
+    seconds_before: float  # time to train
+    kept: Sequence[LoggedEvaluation]  # without those that a later part repeated
+
+
 def read_run(source: RunSource) -> ReportedRun:
     """Compute the numbers of a run."""
     log = source.log
-    start, stop = log.first("run_start"), log.first("run_stop")
-    seconds = None if stop is None else _between(start, stop)
+    stop = log.first("run_stop")
     status = "unfinished" if log.events else "no MLPerf line"
     if stop is not None:
         status = str((stop.metadata or {}).get("status", "no status"))
-    spans = _evaluation_spans(log)
-    evaluations = _evaluations(log, start)
+    parts = _parts(source)
+    seconds = seconds_to_train(log)
     return ReportedRun(
         name=log.path.stem.removeprefix("result_"),
         status=status,
         target=_target(source),
         seconds=seconds,
-        evaluations=evaluations,
-        speeds=_speeds(evaluations, spans, _to_first_step(log)),
-        times=None if seconds is None else _times(source, seconds, spans),
+        restarts=max(len(parts) - 1, int(log.is_continued)),
+        evaluations=[point for part in parts for point in _points(part)],
+        speeds=[pair for part in parts for pair in _speeds(part)],
+        times=None if seconds is None else _times(source, seconds, parts),
         source=source,
     )
+
+
+def _parts(source: RunSource) -> list[_Part]:
+    logs = [log for log in (*source.earlier, source.log) if log.first("run_start") is not None]
+    parts = []
+    ended = 0.0
+    for index, log in enumerate(logs):
+        before = seconds_before(log)
+        if before is None:
+            before = ended  # an older log: what the part before it lost is counted
+        ended = before + _logged_seconds(log)
+        resumed_at = [samples_before(later) or 0.0 for later in logs[index + 1 :]]
+        last = min(resumed_at, default=math.inf)
+        kept = [one for one in evaluations_of(log) if _is_shown(log, one) and one.samples <= last]
+        parts.append(_Part(log, samples_before(log), before, kept))
+    return parts
+
+
+def _is_shown(log: Log, one: LoggedEvaluation) -> bool:
+    numbers = (
+        number(one.samples),
+        number(one.accuracy),
+        seconds_between(log.first("run_start"), one.event),
+    )
+    return None not in numbers
+
+
+def _logged_seconds(log: Log) -> float:
+    """Return the seconds from run_start to the last line of a log."""
+    return seconds_between(log.first("run_start"), log.events[-1]) or 0.0
+
+
+def _points(part: _Part) -> Iterator[EvaluationPoint]:
+    is_counted = counts_samples(part.log)
+    start = part.log.first("run_start")
+    for one in part.kept:
+        seconds = seconds_between(start, one.event)
+        if seconds is not None:
+            samples = one.samples if is_counted else None
+            yield EvaluationPoint(samples, part.seconds_before + seconds, one.accuracy)
 
 
 def _target(source: RunSource) -> float | None:
@@ -294,63 +394,52 @@ def _target(source: RunSource) -> float | None:
     return TARGET_MLM_ACCURACY if source.log.value("submission_benchmark") == BENCHMARK else None
 
 
-def _between(first: Event | None, second: Event | None) -> float | None:
-    """Return the seconds between two events; None if one is missing, negative or more than 30 years."""
-    if first is None or second is None:
-        return None
-    seconds = (second.time_ms - first.time_ms) / 1000
-    return seconds if 0 <= seconds < _MOST_SECONDS else None
-
-
-def _evaluations(log: Log, start: Event | None) -> list[EvaluationPoint]:
-    found = []
-    for event in log.all("eval_accuracy"):
-        samples, accuracy = number((event.metadata or {}).get("epoch_num")), number(event.value)
-        seconds = _between(start, event)
-        if samples is not None and accuracy is not None and seconds is not None:
-            found.append(EvaluationPoint(samples, seconds, accuracy))
-    return found
-
-
-def _evaluation_spans(log: Log) -> list[tuple[float, float]]:
+def _evaluation_spans(part: _Part) -> list[tuple[float, float]]:
     """Return (begin, end) of each evaluation in seconds after run_start; empty unless every start has its stop."""
-    start, found = log.first("run_start"), evaluations_of(log)
-    ends = [(_between(start, one.start), _between(start, one.stop)) for one in found]
+    start = part.log.first("run_start")
+    ends = [
+        (seconds_between(start, one.start), seconds_between(start, one.stop)) for one in part.kept
+    ]
     spans = [
         (begin, end)
         for begin, end in ends
         if begin is not None and end is not None and begin <= end
     ]
-    return spans if len(spans) == len(log.all("eval_accuracy")) else []
+    return spans if len(spans) == len(part.kept) else []
 
 
 def _to_first_step(log: Log) -> float:
     """Return the seconds from run_start to the first block or epoch."""
     first = log.first("block_start") or log.first("epoch_start")
-    return _between(log.first("run_start"), first) or 0.0
+    return seconds_between(log.first("run_start"), first) or 0.0
 
 
-def _speeds(
-    evaluations: Sequence[EvaluationPoint], spans: Points, begin: float
-) -> list[tuple[float, float]]:
-    """Return the samples per second of each interval, without evaluations if the log records their start and end."""
-    spans = spans if len(spans) == len(evaluations) else []
-    speeds = []
-    before, since = 0.0, begin
-    for index, evaluation in enumerate(evaluations):
-        until, after = spans[index] if spans else (evaluation.seconds, evaluation.seconds)
-        if until > since and evaluation.samples > before:
-            speeds.append((evaluation.samples, (evaluation.samples - before) / (until - since)))
+def _speeds(part: _Part) -> Iterator[tuple[float, float]]:
+    """Yield the samples per second of each interval, without evaluations if the log records their start and end."""
+    if not counts_samples(part.log):
+        return
+    spans = _evaluation_spans(part)
+    if not spans:
+        ends = [seconds_between(part.log.first("run_start"), one.event) for one in part.kept]
+        spans = [(end, end) for end in ends if end is not None]
+    before = part.samples_before
+    since = _to_first_step(part.log)
+    for evaluation, (until, after) in zip(part.kept, spans, strict=True):
+        if before is not None and until > since and evaluation.samples > before:
+            yield evaluation.samples, (evaluation.samples - before) / (until - since)
         before, since = evaluation.samples, after
-    return speeds
 
 
-def _times(source: RunSource, seconds: float, spans: Points) -> Times:
-    log = source.log
-    start = min(_to_first_step(log), seconds)
-    evaluation = (
-        min(math.fsum(end - begin for begin, end in spans), seconds - start) if spans else None
+def _times(source: RunSource, seconds: float, parts: Sequence[_Part]) -> Times:
+    start = min(math.fsum(_to_first_step(part.log) for part in parts), seconds)
+    spans = [span for part in parts for span in _evaluation_spans(part)]
+    # The log of a restarted run whose earlier logs are missing does not have all evaluations.
+    is_complete = len(spans) == sum(len(part.kept) for part in parts) and not (
+        parts and parts[0].log.is_continued
     )
+    evaluation = None
+    if spans and is_complete:
+        evaluation = min(math.fsum(end - begin for begin, end in spans), seconds - start)
     rest = seconds - start - (evaluation or 0.0)
     training = _training_seconds(source.summary)
     other = (
@@ -358,9 +447,13 @@ def _times(source: RunSource, seconds: float, spans: Points) -> Times:
         if evaluation is not None and training is not None and training <= rest
         else None
     )
-    first = min(log.events, key=lambda event: event.time_ms, default=None)
-    untimed = _between(first, log.first("run_start")) or 0.0
+    untimed = math.fsum(_untimed_seconds(part.log) for part in parts)
     return Times(untimed, start, rest - (other or 0.0), evaluation, other)
+
+
+def _untimed_seconds(log: Log) -> float:
+    first = min(log.events, key=lambda event: event.time_ms)
+    return seconds_between(first, log.first("run_start")) or 0.0
 
 
 def _training_seconds(summary: Mapping[str, Any]) -> float | None:

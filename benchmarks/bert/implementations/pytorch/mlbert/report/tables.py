@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from mlbert.mlperf.rules import UNVERIFIED
 from mlbert.report.planner.cost import Prices
-from mlbert.report.results import FASTEST, Result
+from mlbert.report.results import FASTEST, INTERRUPTED, UNFINISHED, Result
 from mlbert.report.runs import ReportedRun, number
 from mlbert.runs.energy import PARTS
 
@@ -158,11 +158,28 @@ def meaning(result: Result) -> str:
     mean, num_runs = result.olympic_seconds, len(result.runs)
     runs_in_words = "1 run" if num_runs == 1 else f"{num_runs} runs"
     if not result.num_converged or (mean is not None and math.isinf(mean)):
-        missed = num_runs - result.num_converged
-        return f"{missed} of {runs_in_words} did not reach the target; the rules allow one in ten"
+        return _failures(result, runs_in_words)
     if mean is None:
-        return f"time to train of {runs_in_words}"
-    return f"time to train, olympic mean of {runs_in_words} ({mean / 60:.3f} minutes)"
+        words = f"time to train of {runs_in_words}"
+    else:
+        words = f"time to train, olympic mean of {runs_in_words} ({mean / 60:.3f} minutes)"
+    resumed = sum(run.source.log.is_continued for run in result.runs)
+    if resumed:
+        which = "it" if num_runs == 1 else f"{resumed} of them"
+        words += f"; {which} resumed from a checkpoint, which the rules do not allow"
+    return words
+
+
+def _failures(result: Result, runs_in_words: str) -> str:
+    """Count the runs that did not reach the target, by reason."""
+    interrupted = sum(mark in (INTERRUPTED, UNFINISHED) for mark in result.marks.values())
+    others = len(result.runs) - result.num_converged - interrupted
+    texts = []
+    if interrupted:
+        texts.append(f"{interrupted} of {runs_in_words} did not finish")
+    if others:
+        texts.append(f"{others} of {runs_in_words} did not reach the target")
+    return f"{'; '.join(texts)}; the rules allow one in ten"
 
 
 def verdict(results: Sequence[Result]) -> str:
@@ -172,13 +189,21 @@ def verdict(results: Sequence[Result]) -> str:
 
 def runs(result: Result) -> ReportTable:
     """Return one row per run."""
-    columns = ["run", "status", "", "time to train", "samples", "accuracy", "samples/s", "seed"]
+    columns = ["run", "status", "", "time to train", "samples", "accuracy", "samples/s"]
+    columns += ["while training", "seed"]
     rows = [[run.name, *_row(result, run)] for run in result.runs]
     return ReportTable(columns, rows, 3)
 
 
+def restart_words(restarts: int) -> str:
+    """Return how often a run was restarted, in words; empty if it was not."""
+    if restarts < 2:
+        return "restarted" if restarts else ""
+    return f"restarted {restarts} times"
+
+
 def _row(result: Result, run: ReportedRun) -> list[str | Cell]:
-    note = result.marks.get(run.name, "")
+    note = "; ".join(filter(None, (result.marks.get(run.name), restart_words(run.restarts))))
     accuracy = "-" if run.accuracy is None else f"{run.accuracy:.4f}"
     seed = run.source.log.value("seed")
     return [
@@ -188,6 +213,7 @@ def _row(result: Result, run: ReportedRun) -> list[str | Cell]:
         count(run.samples),
         accuracy,
         speed(run.samples_per_second),
+        speed(run.training_samples_per_second),
         "-" if seed is None else str(seed),
     ]
 
@@ -371,6 +397,8 @@ def _run(result: Result, run: ReportedRun, prices: Prices) -> dict[str, Any]:
         "samples_to_target",
         "accuracy",
         "samples_per_second",
+        "training_samples_per_second",
+        "restarts",
     )
     return {
         "run": run.name,

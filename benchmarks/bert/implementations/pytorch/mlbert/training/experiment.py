@@ -48,6 +48,7 @@ from mlbert.host.machine import threads_per_rank
 from mlbert.host.provenance import tree_root
 from mlbert.mlperf import rules
 from mlbert.mlperf.config import SubmissionConfig
+from mlbert.mlperf.keys import ELAPSED
 from mlbert.mlperf.mllog import MLPerfLogger, close_interrupted
 from mlbert.models.config import ModelConfig
 from mlbert.ops.config import ComputeConfig
@@ -258,7 +259,8 @@ def _make_ready(
         say(f"optimizer: {run.method.optimizer.implementation}, because {reason}")
     if config[RunConfig].resume and run.snapshots.load(say):
         run.limits.check_resumed(run.state)
-        log.event("resumed_from_step", run.state.step)
+        elapsed = {ELAPSED: round(run.state.elapsed_seconds, 3)}
+        log.event("resumed_from_step", run.state.step, elapsed)
         say(f"resumed at step {run.state.step}, {run.state.samples} samples")
     lifecycle.accept_warnings()
     run.step.warm_up()

@@ -10,7 +10,7 @@ from mlbert.config.recipe import MASKED_LM
 from mlbert.config.sections import settings_by_key
 from mlbert.config.sources import parse_config_name
 from mlbert.mlperf import rules
-from mlbert.mlperf.findings import Complaint, Complaints
+from mlbert.mlperf.findings import Complaint, Complaints, Outcome
 from mlbert.mlperf.keys import SETTINGS_OF
 from mlbert.mlperf.logs import Event, Log, is_number
 from mlbert.mlperf.result_set import OWN_FORM, ResultSet, evaluations_of
@@ -123,7 +123,7 @@ def _warmup(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
 
 
 def _sources(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
-    """Check that only generated data is logged as synthetic, and that a resumed run logs its step."""
+    """Check that only generated data is logged as synthetic, and note a run that found nothing to resume."""
     generated = settings.get("SYNTH_DATA")
     for event in (log.first("train_data"), log.first("eval_data")):
         if (
@@ -140,9 +140,10 @@ def _sources(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
         yield log.error("eval_data is train_data, so nothing was held out", _HELD_OUT, held_out)
     event = log.first("configuration")
     if settings.get("RESUME") is True and not log.is_continued:
-        yield log.warning(
-            "its configuration says RESUME = True, but it has no resumed_from_step", _AS_SET, event
+        text = (
+            "its configuration says RESUME = True, but no checkpoint was found: started at step 0"
         )
+        yield log.complaint(Outcome.NOTE, text, event=event)
 
 
 def _batch(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:

@@ -8,9 +8,9 @@ packed and gets no slack. Otherwise the slack of one distance is `_SLACK_OF_ONE`
 noisy, and that of the sum since the start is `_SLACK_OF_SUM`, where the noise averages out but the packing rate shows.
 In 120 published packed logs of v5.0, distances are off by at most 0.7 % and sums by at most 0.15 %.
 
-Other programs: train_samples may be the planned count (tinygrad) or the whole set (MosaicML), so it may exceed that of
-the last evaluation, and epoch_stop may count epochs. But if the other runs of a set log the samples of their last
-evaluation there, a run that does not contradicts itself.
+Other programs: train_samples may be the planned count (tinygrad) or the whole set (MosaicML). Logged before training,
+it is ignored; logged at the end, it may exceed that of the last evaluation. epoch_stop may count epochs. But if the
+other runs of a set log the samples of their last evaluation there, a run that does not contradicts itself.
 
 This code evaluates after the first step that reaches the configured count. No step trains more than 3 nominal batches.
 """
@@ -24,7 +24,13 @@ from collections.abc import Iterator, Sequence
 
 from mlbert.mlperf.findings import Complaint, Complaints, Outcome
 from mlbert.mlperf.logs import Log, is_number
-from mlbert.mlperf.result_set import SAMPLE_COUNTS, LoggedEvaluation, ResultSet, evaluations_of
+from mlbert.mlperf.result_set import (
+    SAMPLE_COUNTS,
+    LoggedEvaluation,
+    ResultSet,
+    evaluations_of,
+    train_samples_event,
+)
 from mlbert.mlperf.rules import NUM_EVAL_SAMPLES, eval_interval
 
 _RULE = "rules, BERT: evaluate every floor(0.05 x (230.23 x GBS + 3,000,000) / 25,000) x 25,000 samples; "
@@ -172,8 +178,8 @@ def _order(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
 
 
 def _trains_exactly(log: Log) -> bool:
-    evaluations, trained = evaluations_of(log), log.value("train_samples")
-    return bool(evaluations) and is_number(trained) and evaluations[-1].samples == trained
+    evaluations, event = evaluations_of(log), train_samples_event(log)
+    return bool(evaluations) and event is not None and evaluations[-1].samples == event.value
 
 
 def _stops_exactly(log: Log) -> bool:
@@ -194,7 +200,7 @@ def _stopped_elsewhere(log: Log) -> Complaints:
 def _trained(
     log: Log, evaluations: Sequence[LoggedEvaluation], others_are_exact: bool
 ) -> Complaints:
-    event = log.first("train_samples")
+    event = train_samples_event(log)
     if not evaluations or event is None or not is_number(event.value):
         return
     last, trained = max(one.samples for one in evaluations), event.value

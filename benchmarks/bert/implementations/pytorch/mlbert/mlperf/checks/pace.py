@@ -423,8 +423,8 @@ def check_time(results: ResultSet) -> Complaints:
         ]
         complaints = [_goes_back(log, *pair) for pair in pairs]
         yield from sorted(complaints, key=lambda found: found.outcome is not Outcome.ERROR)[:1]
-        stop = log.first("run_stop")
-        if stop is not None and log.minutes is not None and log.minutes <= 0:
+        start, stop = log.first("run_start"), log.first("run_stop")
+        if start is not None and stop is not None and stop.time_ms <= start.time_ms:
             yield log.error("run_stop is not after run_start", _TIMED, stop)
 
 

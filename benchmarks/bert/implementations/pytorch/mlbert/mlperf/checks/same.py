@@ -17,7 +17,7 @@ from mlbert.host.json_files import parse_json, shown
 from mlbert.mlperf.findings import Complaint, Complaints, Outcome
 from mlbert.mlperf.keys import is_hyperparameter
 from mlbert.mlperf.logs import Event, Log, is_number
-from mlbert.mlperf.result_set import ONE_SETTING, OWN_FORM, ResultSet
+from mlbert.mlperf.result_set import ONE_SETTING, OWN_FORM, ResultSet, seconds_to_train
 
 _WHOSE = ("submission_org", "submission_platform", "submission_status")
 _SHAPES = ("d_batch_size", "max_predictions_per_seq", "max_sequence_length")  # other programs' own
@@ -216,8 +216,8 @@ def check_seeds(results: ResultSet) -> Complaints:
 
 def check_series(results: ResultSet) -> Complaints:
     """The runs are one series: not chosen or sorted by time, and this code's without duplicates or gaps."""
-    minutes = [log.minutes or 0 for log in results.logs]
-    if len(minutes) >= _MIN_SERIES and minutes in (sorted(minutes), sorted(minutes, reverse=True)):
+    seconds = [seconds_to_train(log) or 0 for log in results.logs]
+    if len(seconds) >= _MIN_SERIES and seconds in (sorted(seconds), sorted(seconds, reverse=True)):
         yield Complaint(
             Outcome.WARN, "the logs are sorted by time to train, not by run", _SERIES_RULE
         )

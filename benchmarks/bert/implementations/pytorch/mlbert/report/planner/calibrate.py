@@ -49,6 +49,7 @@ def measured(
     run_start: float,
     evaluations: Sequence[tuple[float, float, float]],
     samples: float | None,
+    samples_before: float = 0.0,
 ) -> MeasuredRun:
     """Return the measurements of a run from times in seconds.
 
@@ -57,11 +58,12 @@ def measured(
         run_start: start of the timed part.
         evaluations: start, stop and training sequences so far of each evaluation.
         samples: samples to the target, or None.
+        samples_before: training sequences of a resumed run before run_start.
 
     Raises:
         ValueError: there is no training between evaluations.
     """
-    ends = [(run_start, 0.0), *((stop, done) for _, stop, done in evaluations)]
+    ends = [(run_start, samples_before), *((stop, done) for _, stop, done in evaluations)]
     rates = [
         (done - before) / (start - stop)
         for (stop, before), (start, _, done) in zip(ends, evaluations, strict=False)
