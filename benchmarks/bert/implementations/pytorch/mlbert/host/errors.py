@@ -11,6 +11,12 @@ from typing import Any
 
 from mlbert.host.error_codes import ERROR_CODES, WRONG_INPUT
 
+# Neither pattern begins with a repetition, so their time is linear in the length of a text without a match.
+_USER_OF_ADDRESS = re.compile(r"://[^/@\s]+@")
+_SECRET_OF_QUERY = re.compile(
+    r"([?&][\w-]*(?:sig|signature|credential|token|accesskeyid)=)[^&\s'\"]+", re.IGNORECASE
+)
+
 
 class UserError(ValueError):
     """A mistake that the user can fix. A command prints it as one line and exits with `exit_status`.
@@ -63,13 +69,8 @@ def import_package(name: str, subject: str | Path, extra: str) -> Any:
 
 def hide_credentials(text: str) -> str:
     """Mask the secrets in addresses: ``https://name:password@host/``, and the query of a signed one."""
-    text = re.sub(r"(\w+://)[^/@\s]+@", r"\1***@", text)
-    return re.sub(
-        r"([?&][\w-]*(?:sig|signature|credential|token|accesskeyid)=)[^&\s'\"]+",
-        r"\1***",
-        text,
-        flags=re.I,
-    )
+    text = _USER_OF_ADDRESS.sub("://***@", text)
+    return _SECRET_OF_QUERY.sub(r"\1***", text)
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
