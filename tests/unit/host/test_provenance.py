@@ -2,12 +2,16 @@
 
 import json
 import re
+import shutil
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+import mlbert
 from mlbert.host import provenance
-from programs import commit_all, write_files
+from programs import commit_all, run_checked, write_files
 
 
 @pytest.fixture
@@ -80,3 +84,29 @@ def test_names_in_the_tree(tmp_path):
     assert provenance.tree_relative(module) == f"{provenance.PACKAGE_HOME}/host/provenance.py"
     assert provenance.tree_relative(tmp_path / "b" / ".." / "a.sh", tmp_path) == "a.sh"
     assert provenance.tree_relative(Path("/etc/a.sh"), tmp_path) == "/etc/a.sh"
+
+
+# With a search path of its own, and whether PyTorch was imported for it.
+_PRINT_VERSION = "import mlbert; print(mlbert.__version__, 'torch' in sys.modules)"
+
+
+def test_the_version_is_that_of_the_metadata_or_of_the_checkout(tmp_path, tree_root):
+    package = Path(mlbert.__file__).parent
+    standard = [str(Path(json.__file__).parents[1]), *(p for p in sys.path if "lib-dynload" in p)]
+
+    def found(home: Path) -> str:
+        code = f"import sys; sys.path[:] = {[str(home), *standard]}; {_PRINT_VERSION}"
+        return run_checked(sys.executable, "-I", "-c", code).stdout
+
+    stated = tomllib.loads((tree_root / "pyproject.toml").read_text())["project"]["version"]
+    assert found(package.parent) == f"{stated} False\n", "a checkout that is not installed"
+    installed = tmp_path / "installed"
+    shutil.copytree(package / "host", installed / "mlbert/host")
+    shutil.copy(package / "__init__.py", installed / "mlbert")
+    assert found(installed) == "unknown False\n"
+    metadata = installed / "mlbert-9.9.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: mlbert\nVersion: 9.9\n")
+    assert found(installed) == "9.9 False\n"
+    with pytest.raises(AttributeError):
+        mlbert.no_such_name  # noqa: B018

@@ -6,6 +6,7 @@ import hashlib
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
@@ -69,11 +70,22 @@ def command_line() -> str:
     return hide_credentials(shlex.join(sys.orig_argv))
 
 
+def package_version() -> str:
+    """Return the version of the installed distribution, or of a source checkout that is not installed."""
+    if (installed := installed_version("mlbert")) is not None:
+        return installed
+    try:
+        text = (tree_root() / "pyproject.toml").read_text(encoding="utf-8")
+        return str(tomllib.loads(text)["project"]["version"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "unknown"  # the package alone, copied somewhere
+
+
 def version() -> str:
     """Return the package version and the tree's commit, for ``mlbert --version``."""
     commit, modified = git_state(tree_root())
     changed = ", changed" if modified else ""
-    return f"mlbert {installed_version('mlbert') or 'not installed'} ({commit}{changed})"
+    return f"mlbert {package_version()} ({commit}{changed})"
 
 
 def git_state(root: Path) -> tuple[str, bool]:
