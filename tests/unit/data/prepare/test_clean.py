@@ -6,6 +6,7 @@ import random
 import re
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -115,7 +116,6 @@ def test_a_finished_folder_is_kept_and_a_damaged_one_made_again(wiki, tmp_path):
 def test_hashes_in_place_of_the_draw(wiki, tmp_path, said):
     clean(wiki, tmp_path / "drawn", OPTIONS)
     hashes = tmp_path / "drawn" / "eval.md5"
-    hashes.write_text(hashes.read_text() + "0" * 32 + "\n")
     clean(
         wiki,
         tmp_path / "by_md5",
@@ -127,12 +127,31 @@ def test_hashes_in_place_of_the_draw(wiki, tmp_path, said):
         for name in ("drawn", "by_md5")
     )
     assert by_md5 == texts
-    assert said.lines == [
-        f"evaluation: {len(texts)} of {len(texts) + 1} articles of {hashes} found"
-    ]
+    assert said.lines == [f"evaluation: all {len(texts)} articles of {hashes} found"]
     hashes.write_text("0" * 32 + "\n")
     with user_error("data.other-text", hashes):
         clean(wiki, tmp_path / "none", CleanOptions(num_parts=3, eval_md5=hashes))
+
+
+def test_hashes_that_are_not_found(wiki, tmp_path, said):
+    clean(wiki, tmp_path / "drawn", OPTIONS)
+    found = (tmp_path / "drawn" / "eval.md5").read_text()
+    others = "".join(f"{number:032x}\n" for number in range(6))
+    hashes = tmp_path / "eval.md5"
+    options = CleanOptions(num_parts=3, eval_md5=hashes)
+    hashes.write_text(found + "0" * 32 + "\n")
+    clean(wiki, tmp_path / "most", options, Executor(progress=said))
+    assert said.lines.pop().startswith(f"warning: {hashes}: 5 of 6 articles found; the others")
+    hashes.write_text(found + others)
+    with user_error("data.other-text", hashes) as caught:
+        clean(wiki, tmp_path / "few", options)
+    assert "only 5 of its 11 articles" in str(caught.value)
+    assert not (tmp_path / "few" / "clean.json").exists()
+    summary = clean(
+        wiki, tmp_path / "few", replace(options, eval_min_found=5 / 11), Executor(progress=said)
+    )
+    assert summary["eval_articles"] == 5
+    assert said.lines.pop().startswith(f"warning: {hashes}: 5 of 11 articles found")
 
 
 @pytest.mark.parametrize("changed", ["nothing", "input", "code"])

@@ -59,12 +59,16 @@ def clean_command(
     eval_md5: Annotated[
         Path | None, typer.Option(help="Withhold the articles whose MD5 sums are in this file.")
     ] = None,
+    eval_min_found: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="Fraction of --eval-md5's articles that must be found."),
+    ] = clean.MIN_FOUND,
 ) -> None:
     """Convert WikiExtractor's output to text files: one sentence per line, blank line between articles.
 
     The withheld articles go to eval.txt.
     """
-    options = clean.CleanOptions(parts, eval_articles, eval_md5)
+    options = clean.CleanOptions(parts, eval_articles, eval_md5, eval_min_found)
     summary = clean.clean(folder, out, options, run.executor())
     made = f"{counted(parts, 'part')}, {counted(summary['articles'], 'article')}"
     say(f"{out}: {made}; {summary['eval_articles']:,} withheld in eval.txt")

@@ -44,6 +44,7 @@ FINISHED = "clean.json"
 SCRATCH = "clean.tmp"
 UNIT_BYTES = 16_000_000
 FORM = 1  # version of the cleaned text; increment it with any change of a cleaning rule
+MIN_FOUND = 0.5
 _WIKI = re.compile(r"wiki_\d{1,6}")
 _PART = re.compile(r"part-\d{5}-of-\d{5}")
 _UNFINISHED = re.compile(r"(part-\d{5}-of-\d{5}|eval\.(txt|md5)|clean\.json)\.\d+(@[^@]+)?\.tmp")
@@ -57,6 +58,7 @@ class CleanOptions:
     num_parts: int = 500
     eval_articles: int = 10_000  # drawn as published
     eval_md5: Path | None = None  # withhold the articles with these hashes instead
+    eval_min_found: float = MIN_FOUND  # fraction of these hashes that must be found
 
 
 def clean(
@@ -257,7 +259,20 @@ def _withheld(catalogue: Catalogue, options: CleanOptions, progress: Progress) -
         remedy = "Its sentences were split differently; omit --eval-md5"
         reason = f"none of its {len(hashes):,} articles is in this text"
         raise UserError("data.other-text", options.eval_md5, reason, remedy)
-    progress(f"evaluation: {found:,} of {len(hashes):,} articles of {options.eval_md5} found")
+    if found < options.eval_min_found * len(hashes):
+        reason = f"only {found:,} of its {len(hashes):,} articles are in this text word for word"
+        remedy = (
+            "The others may be in the training text, with their sentences split differently: omit "
+            "--eval-md5, or accept fewer with --eval-min-found"
+        )
+        raise UserError("data.other-text", options.eval_md5, reason, remedy)
+    if found < len(hashes):
+        progress(
+            f"warning: {options.eval_md5}: {found:,} of {len(hashes):,} articles found; the others may be in the "
+            "training text, with their sentences split differently"
+        )
+    else:
+        progress(f"evaluation: all {found:,} articles of {options.eval_md5} found")
     return chosen
 
 
