@@ -205,7 +205,7 @@ def test_a_folder_is_staged_once(tree_root: Path, tmp_path: Path) -> None:
     (source / "below/it's two").write_bytes(b"two")
 
     def copied() -> dict[str, tuple[bytes, int, int]]:
-        files = [path for path in target.rglob("*") if path.is_file()]
+        files = [path for path in target.rglob("[!.]*") if path.is_file()]
         return {
             str(p.relative_to(target)): (p.read_bytes(), p.stat().st_mtime_ns, p.stat().st_ino)
             for p in files
@@ -225,10 +225,12 @@ def test_a_folder_is_staged_once(tree_root: Path, tmp_path: Path) -> None:
     (source / "one").write_bytes(b"another")
     assert stage(tree_root, source, target).returncode == 0
     assert copied()["one"][0] == b"another"
-    (target.parent / "a set.staged").unlink()  # an interrupted copy
+    mark = target / ".mlbert_staged"
+    mark.write_text(mark.read_text().splitlines()[0] + "\n")  # an interrupted copy
     (target / "left over").touch()
     assert stage(tree_root, source, target).returncode == 0
     assert set(copied()) == set(first)
+    assert mark.read_text().count("\n") == 3
 
 
 @pytest.mark.parametrize("why", ["missing", "empty", "target", "full"])
@@ -243,7 +245,53 @@ def test_a_failed_copy_is_one_line(tree_root: Path, tmp_path: Path, why: str) ->
     done = stage(tree_root, source, target, 50_000 * (why == "full"))
     assert_refused(done, f"{source} was not copied to {target}: ")
     assert not target.exists()
-    assert not target.with_name("set.staged").exists()
+
+
+def test_staging_never_deletes_what_it_did_not_make(tree_root: Path, tmp_path: Path) -> None:
+    source, somewhere = tmp_path / "data/set", tmp_path / "node"
+    source.mkdir(parents=True)
+    somewhere.mkdir()
+    (source / "one").write_text("one")
+    (somewhere / "link").symlink_to(tmp_path / "data")
+    (somewhere / "root").symlink_to("/")
+    own = somewhere / "own"
+    own.mkdir()
+    (own / "one").write_text("somebody's copy")
+    (somewhere / "own.lock").write_text("somebody's file")
+    for target, words in {
+        f"/{source}": "the target is the source, or is inside it",
+        somewhere / "link/set": "the target is the source, or is inside it",
+        f"{somewhere}/root/{source}": "the target is the source, or is inside it",
+        source / "copies/set": "the target is the source, or is inside it",
+        tmp_path / "data": "the source is inside the target",
+        somewhere / "link": "the source is inside the target",
+        own: "the target already exists, and stage.sh did not make it",
+        own / "one": "the target is a file",
+    }.items():
+        assert_refused(stage(tree_root, source, Path(target)), words)
+        assert [path.name for path in source.iterdir()] == ["one"]
+        assert (source / "one").read_text() == "one"
+    assert (own / "one").read_text() == "somebody's copy"
+    assert (somewhere / "own.lock").read_text() == "somebody's file"
+    (somewhere / "empty").mkdir()
+    assert stage(tree_root, source, somewhere / "empty").returncode == 0
+    assert (somewhere / "empty/one").read_text() == "one"
+
+
+def test_a_mount_of_the_source_is_the_source(tree_root: Path, tmp_path: Path) -> None:
+    """Its real path is another one."""
+    source, mount = tmp_path / "data/set", tmp_path / "node"
+    source.mkdir(parents=True)
+    mount.mkdir()
+    (source / "one").write_text("one")
+    script = tree_root / "benchmarks/bert/implementations/pytorch/launch/stage.sh"
+    line = 'mount --bind "$1" "$2" || exit 77; exec "$3" "$4" "$2/set"'
+    words = ("bash", "-c", line, "bash", source.parent, mount, script, source)
+    done = run_quietly("unshare", "--mount", *words)
+    if "unshare" in done.stderr or done.returncode == 77:
+        pytest.skip("mounting a file system is not permitted here")
+    assert_refused(done, "the target is the source, or is inside it")
+    assert (source / "one").read_text() == "one"
 
 
 RANK_SCRIPT = r"""

@@ -492,6 +492,29 @@ def test_staged_data_is_copied_on_every_node_and_mounted(cluster: FakeCluster) -
     assert ",/data/train:" not in mounts
 
 
+def test_a_set_inside_the_other_is_staged_with_it(cluster: FakeCluster, tmp_path: Path) -> None:
+    sets = {"DATADIR_PHASE2": tmp_path / "set/train", "EVALDIR": tmp_path / "set"}
+    done = cluster.job(CONT=cluster.image, STAGE_DIR=tmp_path / "disk", **sets)
+    (copied,) = cluster.calls("srun", "stage.sh")
+    assert copied["words"][-1] == f"{tmp_path}/disk{tmp_path}/set", done.stderr
+    (run,) = cluster.calls("srun", "run_and_time.sh")
+    (mounts,) = [word for word in run["words"] if word.startswith("--container-mounts=")]
+    assert f",{tmp_path}/disk{tmp_path}/set/train:" in mounts
+
+
+def test_a_stage_dir_that_leads_back_to_the_data_is_refused(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    (data := tmp_path / "data").mkdir()
+    (data / "one").touch()
+    (tmp_path / "root").symlink_to("/")
+    for folder in ("/", tmp_path / "root", data):
+        done = cluster.job(STAGE_DIR=folder, DATADIR_PHASE2=data)
+        assert_refused(done, "the target is the source, or is inside it. Set STAGE_DIR to")
+        assert cluster.calls("srun", "stage.sh") == []
+    assert (data / "one").exists()
+
+
 def test_ssh_starts_torchrun_on_each_host(cluster: FakeCluster) -> None:
     done = cluster.start("run_multinode.sh", "--max_steps", "5", HOSTS="n1,n2", BATCHSIZE=4)
     calls = cluster.calls("ssh", "run_and_time.sh")
