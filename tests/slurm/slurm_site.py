@@ -86,7 +86,8 @@ class Site:
         return done.stdout.split()
 
     def output(self, job: str) -> str:
-        path = self.config.parent / f"slurm-{job}.out"
+        number = self.cluster.job(job).get("JobId", job)  # of an array's job, with its index
+        path = self.config.parent / f"slurm-{number}.out"
         return path.read_text(errors="replace") if path.exists() else ""
 
     def wait_for_output(self, job: str, words: str, seconds: float) -> None:

@@ -188,6 +188,23 @@ def test_job_requeued_by_a_signal_loses_no_steps(site: Site, undisturbed: bytes,
     assert weights(site.runs / "out/run_0") == undisturbed
 
 
+@pytest.mark.slow
+def test_signal_to_a_job_of_an_array_leaves_the_others_alone(site: Site) -> None:
+    """The last job of an array has the array's own number."""
+    array = site.submit("--array=0-1", nodes=1, **ENDLESS)
+    first, last = f"{array}_0", f"{array}_1"
+    checkpoints = site.runs / "out/run_1/checkpoints"
+    site.cluster.wait_for(lambda: list(checkpoints.glob("step_*")), 90, "a checkpoint")
+    assert site.cluster.job(last)["JobId"] == array
+    site.cluster.run("scancel", "--batch", "--signal=USR1", last)
+    site.cluster.wait_for(lambda: site.cluster.job(last)["Restarts"] == "1", 60, "a restart")
+    facts = site.cluster.job(first)
+    assert (facts["JobState"], facts["Restarts"]) == ("RUNNING", "0"), site.output(first)
+    assert "warned of the end" not in site.output(first)
+    site.cluster.run("scancel", array)
+    site.cluster.wait_for_end(last)
+
+
 def test_signal_aborts_a_timed_run(site: Site) -> None:
     job = submit_with_checkpoint(site, **ENDLESS, TIMED=1, NEXP=2)
     site.cluster.run("scancel", "--batch", "--signal=USR1", job)

@@ -197,6 +197,17 @@ def test_array_tasks_and_concurrent_jobs_are_separate_runs(site: Site) -> None:
 
 
 @pytest.mark.slow
+def test_jobs_of_an_array_run_one_after_another(site: Site, prepared_data: Path) -> None:
+    """The folder of run 0 is finished when the second job starts."""
+    array = site.submit("--array=0-1%1", nodes=1, **text_exports(site, prepared_data))
+    for run in (0, 1):
+        job = f"{array}_{run}"
+        assert site.cluster.wait_for_end(job)["JobState"] == "COMPLETED", site.output(job)
+        assert read_log(site.runs / f"out/result_{run}.txt").status == "success"
+    assert not list((site.runs / "out").glob(".*")), "the jobs must remove their temporary files"
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None,
     reason="TensorFlow is not installed (the tf extra)",

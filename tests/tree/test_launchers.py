@@ -34,7 +34,11 @@ if line.startswith("image inspect"):
     print("registry/bert@sha256:5eed")
 if name == "scontrol":
     answers = dict(hostnames="n1\\nn2", node="NodeAddr=10.0.0.1", config="TaskPlugin = task/affinity")
-    print(next(answer for word, answer in answers.items() if word in sys.argv))
+    answers["job"] = os.environ.get("JOB_" + sys.argv[-1], "JobState=RUNNING")
+    answer = next(answer for word, answer in answers.items() if word in sys.argv)
+    if "error" in answer or "not found" in answer:
+        sys.exit(answer)
+    print(answer)
 if name == "srun" and "--mpi=list" in line:
     print("pmi2 none")
 if "run_and_time.sh" in line:
@@ -332,6 +336,9 @@ def test_signal_before_the_ranks_start_requeues_the_job_once(cluster: FakeCluste
     done = cluster.job(WARN_AT="check_node.sh", SLURM_RESTART_COUNT=1)
     assert_refused(done, "warned of the end twice without a new checkpoint")
     assert len(cluster.calls("scontrol", "requeue")) == 1
+    array = {"SLURM_ARRAY_JOB_ID": 7, "SLURM_ARRAY_TASK_ID": 1}
+    cluster.job(WARN_AT="check_node.sh", **array)
+    assert cluster.calls("scontrol", "requeue")[-1]["words"] == ["requeue", "7_1"]
 
 
 @pytest.mark.parametrize("launcher", ["run.sub", "run_with_docker.sh"])
@@ -383,6 +390,113 @@ def test_restarted_job_collects_finished_runs(cluster: FakeCluster) -> None:
     assert [(results / f"result_{i}.txt").read_text() for i in range(2)] == [line, "a log"]
     assert cluster.job(NEXP=3, **collect).returncode == 1, "the third run missed its target"
     assert cluster.calls("srun", "run_and_time.sh") == []
+
+
+def write_lock(cluster: FakeCluster, owner: str) -> Path:
+    """Write the lock of run 0 as job `owner` does; `sleep` returns at once."""
+    write_program(cluster.programs / "sleep", '#!/bin/sh\necho "sleep $*" >>"${NOTES}.sleep"\n')
+    cluster.logs.mkdir(exist_ok=True)
+    lock = cluster.logs / ".run_0.job"
+    lock.write_text(owner)
+    return lock
+
+
+UNREACHABLE = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+
+
+@pytest.mark.parametrize(
+    ("owner", "answer", "error"),
+    [
+        ("5\n", "JobState=RUNNING", "error: job 5 is writing run 0 in "),
+        ("5\n", "JobState=COMPLETING", "error: job 5 is writing run 0 in "),
+        ("5\n", "JobState=SUSPENDED", "error: job 5 is writing run 0 in "),
+        ("5\n", UNREACHABLE, f"whether job 5 is still writing run 0: {UNREACHABLE}"),
+        ("", UNREACHABLE, "whether job ? is still writing run 0: the lock names no job."),
+    ],
+)
+def test_a_run_is_not_taken_from_a_job_that_may_be_writing_it(
+    cluster: FakeCluster, owner: str, answer: str, error: str
+) -> None:
+    lock = write_lock(cluster, owner)
+    done = cluster.job(JOB_5=answer)
+    assert_refused(done, error)
+    assert lock.read_text() == owner
+    assert cluster.calls("srun", "run_and_time.sh") == []
+    waits = 12 if "unknown whether" in done.stderr else 0
+    assert done.stdout.count("waiting to learn whether job ") == waits
+
+
+@pytest.mark.parametrize(
+    ("owner", "answer"),
+    [
+        ("5\n", "JobState=FAILED"),
+        ("5\n", "JobState=PENDING"),
+        ("5\n", "slurm_load_jobs error: Invalid job id specified"),
+        ("5_1\n", "Job 5_1 not found"),  # other jobs of the array are known
+        ("7\n", UNREACHABLE),  # this job, before a restart
+    ],
+)
+def test_a_run_of_a_job_that_is_over_is_taken(
+    cluster: FakeCluster, owner: str, answer: str
+) -> None:
+    lock = write_lock(cluster, owner)
+    done = cluster.job(**{f"JOB_{owner.strip()}": answer})
+    assert len(cluster.calls("srun", "run_and_time.sh")) == 1, done.stderr
+    assert not lock.exists()
+
+
+def test_only_one_of_two_jobs_takes_a_run(cluster: FakeCluster) -> None:
+    lock = write_lock(cluster, "5\n")
+    write_program(cluster.programs / "sleep", f"#!/bin/sh\necho 8 >'{lock}'\n")  # job 8 is faster
+    done = cluster.job(JOB_5="JobState=FAILED")
+    assert_refused(done, "job 8 is writing run 0 in ")
+    assert lock.read_text() == "8\n"
+
+
+def test_a_job_that_slurm_ends_starts_no_step(cluster: FakeCluster) -> None:
+    """n2 is a spare; Slurm's signal arrives after the end of the ranks' step."""
+    run_stop = json.dumps({"reason": "rank 1 on n1 died after step 4", "status": "aborted"})
+    ending = {"DGXNNODES": 1, "SPARES": 1, "STATUS": 3, "RUN_STOP": run_stop}
+    # The job's state changes while the ranks run.
+    srun = cluster.programs / "srun"
+    text = srun.read_text().replace(
+        'if "run_and_time.sh" in line:\n',
+        'if "run_and_time.sh" in line:\n    Path(os.environ["NOTES"] + ".ending").touch()\n',
+    )
+    srun.write_text(text)
+    scontrol = cluster.programs / "scontrol"
+    changed = 'if "job" in sys.argv and Path(os.environ["NOTES"] + ".ending").exists():\n'
+    changed += '    sys.exit(print("JobState=COMPLETING"))\nif name == "scontrol":\n'
+    scontrol.write_text(scontrol.read_text().replace('if name == "scontrol":\n', changed))
+    done = cluster.job(CONT=cluster.image, **ending)
+    assert done.returncode == 3, done.stderr
+    assert "is excluded" not in done.stdout
+    assert cluster.calls("srun")[-1]["words"][-1].endswith("run_and_time.sh")
+
+
+def test_jobs_of_an_array_check_the_folder_of_their_own_run(cluster: FakeCluster) -> None:
+    array = {"SLURM_ARRAY_JOB_ID": 5, "SLURM_ARRAY_TASK_ID": 3, "CONT": cluster.image}
+    assert cluster.job(**array, NEXP=10).returncode == 0
+    (check,) = cluster.calls("srun", "--print-config")
+    assert check["exports"]["EXPERIMENT"] == "3"
+    assert [call["exports"]["EXPERIMENT"] for call in cluster.calls("srun", "run_and_time.sh")] == [
+        "3"
+    ]
+    (report,) = cluster.calls("srun", "report")
+    assert report["words"][-1] == f"{cluster.logs}/result_3.txt", "others may be unfinished"
+    asked = {call["words"][-1] for call in cluster.calls("scontrol", "job")}
+    assert asked == {"5_3"}, "the number alone may be that of the whole array"
+
+
+def test_a_finished_later_run_is_refused_before_the_first(cluster: FakeCluster) -> None:
+    folder = cluster.logs / "run_2"
+    folder.mkdir(parents=True)
+    (folder / "summary.json").write_text("{}")
+    done = cluster.job(NEXP=3)
+    assert_refused(done, f"{folder}: holds a finished run.")
+    done = cluster.start("run_multinode.sh", "--mpirun", NEXP=3, HOSTS="n1,n2")
+    assert_refused(done, f"{folder}: holds a finished run.")
+    assert cluster.calls("srun", "run_and_time.sh") == cluster.calls("mpirun") == []
 
 
 def test_docker_runs_every_experiment_in_one_container(cluster: FakeCluster) -> None:

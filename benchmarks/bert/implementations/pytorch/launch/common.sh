@@ -71,10 +71,14 @@ choose_python() {
 }
 
 # Let the trainer report mistakes in settings, flags, data or weights, and exports that only resemble a setting, before any
-# run. TensorFlow's trainer has no such check.
+# run, and check that no run is finished. TensorFlow's trainer has no such check.
 check_training() {
+    local i
+    for i in "${experiments[@]:1}"; do # the trainer checks the first one
+        [[ ! -e "${LOGDIR}/run_${i}/summary.json" ]] || fail "${LOGDIR}/run_${i}: holds a finished run. Set another LOGDIR, or remove it."
+    done
     [[ "${RECIPE}" != tensorflow2 ]] || return 0
-    "$@" --print-config > >(sed -n '/^warning: /p' >&2) || exit 2
+    EXPERIMENT="${experiments[0]}" "$@" --print-config > >(sed -n '/^warning: /p' >&2) || exit 2
 }
 
 # Set `mounts`: the tree, the data and LOGDIR, each under its own path, and CONT_MOUNTS.

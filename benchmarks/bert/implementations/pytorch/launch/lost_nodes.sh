@@ -35,9 +35,31 @@ choose_master() {
     export MASTER_PORT="${MASTER_PORT:-$((15000 + SLURM_JOB_ID * 31 % 16384))}"
 }
 
+# Print the state of job $1, or GONE if Slurm no longer knows it. If Slurm does not answer, print why and return 1.
+job_state() {
+    local answer
+    answer="$(scontrol --oneliner show job "$1" 2>&1)" || true
+    if [[ "${answer}" =~ JobState=([A-Z_]+) ]]; then
+        echo "${BASH_REMATCH[1]}"
+    elif [[ "${answer}" == *"Invalid job id"* || "${answer}" == "Job $1 not found" ]]; then
+        echo GONE
+    else
+        echo "${answer##*$'\n'}"
+        return 1
+    fi
+}
+
+# Return whether a job in state $1 has ended or has not started (again).
+is_over() {
+    case "$1" in
+    GONE | PENDING | COMPLETED | CANCELLED | FAILED | TIMEOUT | NODE_FAIL | PREEMPTED | BOOT_FAIL | DEADLINE | OUT_OF_MEMORY) return 0 ;;
+    *) return 1 ;;
+    esac
+}
+
 # Print field $1 of this job in Slurm.
 job_field() {
-    scontrol --oneliner show job "${SLURM_JOB_ID}" | grep --only-matching --perl-regexp " $1=\K[^ ]*"
+    scontrol --oneliner show job "${job}" | grep --only-matching --perl-regexp " $1=\K[^ ]*"
 }
 
 # Keep the requeued job off its lost nodes. Slurm permits it only while the job does not run.
@@ -46,7 +68,7 @@ exclude_lost_nodes() {
     ((${#lost[@]})) || return 0
     before="$(job_field ExcNodeList)" || true
     [[ "${before}" != "(null)" ]] || before=""
-    scontrol update JobId="${SLURM_JOB_ID}" ExcNodeList="${before:+${before},}$(joined "${lost[@]}")" ||
+    scontrol update JobId="${job}" ExcNodeList="${before:+${before},}$(joined "${lost[@]}")" ||
         say "Slurm may give the job its lost nodes again (${lost[*]})."
 }
 
