@@ -1,9 +1,11 @@
-"""`mlbert launch`: chains of jobs, closing a log."""
+"""`mlbert launch`: chains of jobs, starting ranks, closing a log."""
 
 import json
+import socket
 
 import pytest
 
+from mlbert.cli import launch
 from mlbert.mlperf.mllog import MLPerfLogger
 from programs import write_program
 
@@ -72,3 +74,40 @@ def test_the_log_of_a_lost_run_is_closed_once(tmp_path, run_mlbert):
 @pytest.mark.parametrize("sizes", ["-5", "0", "1,x", "", "1e3", "99999999999", "1," * 10_000, "²"])
 def test_message_sizes_that_cannot_be(sizes, assert_fails):
     assert_fails(["launch", "test-network", f"--sizes={sizes}"], "config.value", "--sizes")
+
+
+@pytest.mark.parametrize("option", ["--world-size", "--worldsize=4", "--what"])
+def test_an_unknown_option_before_the_script(option, assert_fails):
+    name = option.partition("=")[0]
+    assert_fails(["launch", "local", option, "4", "main.py"], "config.unknown-name", name)
+
+
+def ranks_command(node_rank, address, port):
+    return [*launch.local_command(1, 2, node_rank, address, port)[3:], "--", "main.py"]
+
+
+def test_the_first_node_cannot_be_found_at_its_address(monkeypatch, assert_fails):
+    """torchrun would wait for fifteen minutes."""
+    monkeypatch.setattr(launch, "_OWN_ADDRESS_SECONDS", 0.2)
+    monkeypatch.setattr(launch, "_NOTICE_SECONDS", 0.2)
+    monkeypatch.setattr(launch, "_FIRST_NODE_SECONDS", 0.0)
+    place = "MASTER_ADDR=no-such-host.invalid"
+    words = ranks_command(0, "no-such-host.invalid", 29510)
+    assert_fails(words, "distributed.join", place, wording=False)
+    with socket.create_server(("", 0)) as other_program:
+        port = other_program.getsockname()[1]
+        words = ranks_command(0, "127.0.0.1", port)
+        assert_fails(words, "distributed.join", f"MASTER_PORT={port}", wording=False)
+
+
+def test_a_node_that_waits_for_the_first_one_says_so(monkeypatch, run_mlbert):
+    monkeypatch.setattr(launch, "_NOTICE_SECONDS", 0.2)
+    monkeypatch.setattr(launch, "_FIRST_NODE_SECONDS", 0.4)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # and nobody listens
+        words = ranks_command(1, "127.0.0.1", closed.getsockname()[1])
+        status, _, err = run_mlbert(*words)
+    notice, error = err.splitlines()
+    assert status == 2
+    assert "node 1 waits for node 0: MASTER_ADDR=127.0.0.1: port" in notice
+    assert "does not answer" in error

@@ -12,15 +12,20 @@ from typing import Annotated
 import typer
 
 from mlbert.config.section import is_count
+from mlbert.distributed.address import HeadAddress
 from mlbert.distributed.lifecycle import BY_SIGNAL, LOST_RANK
+from mlbert.distributed.place import HIGHEST_PORT, LOOPBACK
 from mlbert.host.environment import default_variable, environment
-from mlbert.host.errors import UserError
+from mlbert.host.errors import UserError, nearest
 from mlbert.host.json_files import shown
 from mlbert.host.provenance import tree_root
 from mlbert.mlperf.mllog import close_interrupted
 from mlbert.programs.console import standard_output
 
 _MOST_MIB = 4096  # message size
+_OWN_ADDRESS_SECONDS = 40.0  # name servers may repeat for 30 s that a new name does not exist
+_FIRST_NODE_SECONDS = 810.0  # nodes may start one after another; torchrun itself waits 900 s
+_NOTICE_SECONDS = 20.0
 
 app = typer.Typer(
     help="Submit job chains, start ranks, and run launcher helpers.",
@@ -112,13 +117,25 @@ def local(
         str, typer.Option("--master_addr", envvar="MASTER_ADDR", help="Address of node 0.")
     ] = "127.0.0.1",
     master_port: Annotated[
-        int | None, typer.Option("--master_port", envvar="MASTER_PORT", help="Port on node 0.")
+        int | None,
+        typer.Option(
+            "--master_port",
+            envvar="MASTER_PORT",
+            help="Port on node 0.",
+            min=1,
+            max=HIGHEST_PORT,
+        ),
     ] = None,
 ) -> None:
     """Start this node's ranks with torchrun, using the flags and variables of MosaicML's composer launcher.
 
     With several nodes, run it on each with the same world_size, master_addr and master_port.
     """
+    if script[0].startswith("--"):
+        name = script[0].partition("=")[0]
+        known = nearest(name, _LOCAL_OPTIONS)
+        remedy = f"Did you mean {known}?" if known else "See mlbert launch local --help"
+        raise UserError("config.unknown-name", name, "is not an option", remedy)
     if nproc is None:
         import torch
 
@@ -137,6 +154,9 @@ def local(
     exports = {name: value for name, value in environment().items() if name not in names}
     exports.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // nproc)))
     os.execvpe(sys.executable, [*command, "--", *script], exports)
+
+
+_LOCAL_OPTIONS = ("--nproc", "--world_size", "--node_rank", "--master_addr", "--master_port")
 
 
 def local_command(
@@ -176,8 +196,14 @@ def ranks(words: Annotated[list[str], typer.Argument(help="Arguments of torchrun
         from torch.distributed.elastic.multiprocessing.api import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.elastic.rendezvous import RendezvousError
-        from torch.distributed.run import main
+        from torch.distributed.run import main, parse_args
 
+    options = parse_args(words)
+    if options.nnodes != "1" and options.rdzv_backend == "static":
+        _meet_first_node(options.node_rank, options.master_addr, options.master_port)
+    if "--standalone" in words:
+        # Else the ranks look for each other at this host's full name, which may not resolve.
+        words = ["--local-addr", LOOPBACK, *words]
     logging.disable()  # torchrun's report; the failed rank prints its own error
     try:
         main(words)
@@ -191,6 +217,28 @@ def ranks(words: Annotated[list[str], typer.Argument(help="Arguments of torchrun
         remedy = "Set MASTER_ADDR and MASTER_PORT to a free port on the first node that all nodes can reach"
         raise UserError("program.failed", "torchrun", reason, remedy) from error
     return 0
+
+
+def _meet_first_node(node_rank: int, address: str, port: int) -> None:
+    """Wait until node 0 answers; on node 0, check that the others can find it.
+
+    Raises:
+        UserError: it does not answer, or they cannot.
+    """
+    head = HeadAddress(address, port)
+    if node_rank == 0:
+        head.listen_and_reach(_OWN_ADDRESS_SECONDS)
+        return
+    if head.reach(_NOTICE_SECONDS) is not None:
+        return
+    print(
+        f"mlbert: node {node_rank} waits for node 0: MASTER_ADDR={address}: {head.obstacle}",
+        file=sys.stderr,
+        flush=True,
+    )
+    if head.reach(_FIRST_NODE_SECONDS - _NOTICE_SECONDS) is None:
+        remedy = "Check that node 0 runs, and that MASTER_ADDR and MASTER_PORT are its address and a free port there"
+        raise UserError("distributed.join", f"MASTER_ADDR={address}", head.obstacle, remedy)
 
 
 @app.command("abort-log")

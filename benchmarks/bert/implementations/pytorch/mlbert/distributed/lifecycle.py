@@ -32,6 +32,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -58,6 +59,26 @@ UNWIND_SECONDS = (
 )
 WARNING = signal.SIGUSR1
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def leave_report(seconds: float) -> NoReturn:
+    """End this process quietly with WRONG_INPUT after ``seconds``, in which another rank reports the mistake."""
+    with quiet_on_signal():
+        time.sleep(seconds)
+        raise SystemExit(WRONG_INPUT)
+
+
+@contextlib.contextmanager
+def quiet_on_signal() -> Iterator[None]:
+    """Let SIGTERM end this process with WRONG_INPUT within the block.
+
+    Launchers send it to all ranks once one of them has reported a mistake and exited. Then it is the status of all.
+    """
+    previous = signal.signal(signal.SIGTERM, lambda *_: os._exit(WRONG_INPUT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 class Terminated(SystemExit):

@@ -19,13 +19,16 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from mlbert.config.section import is_count
+from mlbert.distributed.lifecycle import leave_report
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 
 DEFAULT_PORT = 29500
+HIGHEST_PORT = 65535
 # Below the range that Linux uses for outgoing connections (32768 and up).
 SLURM_PORTS = (15000, 16384)
 LOOPBACK = "127.0.0.1"
+REPORT_SECONDS = 2.0  # in which rank 0 reports a mistake that all ranks notice
 ONE_IDENTITY = "Start with one of torchrun, srun and mpirun, or unset the variables of the others"
 
 
@@ -33,9 +36,16 @@ def _mistake(subject: str, problem: str, remedy: str = ONE_IDENTITY) -> UserErro
     return UserError("distributed.identity", subject, problem, remedy)
 
 
+class _SharedMistake(UserError):
+    """A mistake in what the launcher gives to all ranks alike, which one of them reports."""
+
+
 def _no_hosts(text: str) -> UserError:
-    return _mistake(
-        "SLURM_JOB_NODELIST", f"'{text}' is not a list of hosts", "Set MASTER_ADDR yourself"
+    return _SharedMistake(
+        "distributed.identity",
+        "SLURM_JOB_NODELIST",
+        f"'{text}' is not a list of hosts",
+        "Set MASTER_ADDR yourself",
     )
 
 
@@ -179,7 +189,9 @@ def _has_agent(environ: Mapping[str, str]) -> bool:
     if has_agent and environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
         problem = "is not 1, so ranks restarted by torchrun would wait for the dead ones"
         remedy = "Export it as 1 before torchrun --max-restarts with --rdzv-backend=c10d"
-        raise _mistake("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", problem, remedy)
+        raise _SharedMistake(
+            "distributed.identity", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", problem, remedy
+        )
     return has_agent
 
 
@@ -189,9 +201,8 @@ def _complete_local(identity: ProcessIdentity, one_machine: bool) -> tuple[int, 
     if (rank is None or size is None) and identity.world_size > 1 and not one_machine:
         missing = "local rank" if rank is None else "number of local ranks"
         remedy = "Set LOCAL_RANK and LOCAL_WORLD_SIZE, or start with torchrun or srun"
-        raise _mistake(
-            "process identity", f"{identity.launcher} does not set the {missing}", remedy
-        )
+        problem = f"{identity.launcher} does not set the {missing}"
+        raise _SharedMistake("distributed.identity", "process identity", problem, remedy)
     rank = identity.rank if rank is None else rank
     size = identity.world_size if size is None else size
     for value, limit, name in (
@@ -204,6 +215,13 @@ def _complete_local(identity: ProcessIdentity, one_machine: bool) -> tuple[int, 
         reason = f"{size} local ranks of {identity.world_size} in total ({identity.launcher})"
         raise _mistake("process identity", reason)
     return rank, size
+
+
+def _is_first(environ: Mapping[str, str]) -> bool:
+    """Return whether this is rank 0, or a process whose rank is not known."""
+    names = (*(launcher[1] for launcher in _LAUNCHERS), "SLURM_PROCID")
+    texts = [environ[name].strip() for name in names if environ.get(name, "").strip()]
+    return not texts or not is_count(texts[0]) or int(texts[0]) == 0
 
 
 def _resolves(host: str) -> bool:
@@ -220,6 +238,18 @@ def _slurm_head(environ: Mapping[str, str]) -> str | None:
     first = expand_hostlist(nodes)[0] if nodes else None
     launch_node = environ.get("SLURM_LAUNCH_NODE_IPADDR") or None
     return first if first is not None and (launch_node is None or _resolves(first)) else launch_node
+
+
+def _master_port(environ: Mapping[str, str]) -> int | None:
+    text = environ.get("MASTER_PORT", "").strip()
+    if not text:
+        return None
+    if not is_count(text) or int(text) > HIGHEST_PORT:
+        remedy = f"Export a port from 1 to {HIGHEST_PORT} that is free on rank 0's machine"
+        raise _SharedMistake(
+            "distributed.identity", "MASTER_PORT", f"'{text}' is not a port", remedy
+        )
+    return int(text)
 
 
 def _slurm_port(environ: Mapping[str, str]) -> int:
@@ -253,8 +283,19 @@ class RankPlace:
 
         Raises:
             UserError: the identity is partial, contradicts itself, or rank 0 has no known address.
+            SystemExit: the same in this process's own environment, and rank 0 reports it.
         """
+        is_own = environ is None or environ is environment()
         environ = environment() if environ is None else environ
+        try:
+            return cls._identify(environ)
+        except _SharedMistake:
+            if is_own and not _is_first(environ):
+                leave_report(REPORT_SECONDS)
+            raise
+
+    @classmethod
+    def _identify(cls, environ: Mapping[str, str]) -> Self:
         host = environ.get("SLURMD_NODENAME") or socket.gethostname()
         found = [
             *(_from_variables(environ, *launcher) for launcher in _LAUNCHERS),
@@ -285,9 +326,8 @@ class RankPlace:
             )
         if not address:
             reason = f"is not set, and the {chosen.world_size} ranks are on several machines"
-            raise _mistake("MASTER_ADDR", reason, "Export the address of the machine of rank 0")
-        port = _integer(environ, "MASTER_PORT") or (
-            _slurm_port(environ) if in_step else DEFAULT_PORT
-        )
+            remedy = "Export the address of the machine of rank 0"
+            raise _SharedMistake("distributed.identity", "MASTER_ADDR", reason, remedy)
+        port = _master_port(environ) or (_slurm_port(environ) if in_step else DEFAULT_PORT)
         ranks = (chosen.rank, local_rank, chosen.world_size, local_world_size)
         return cls(*ranks, chosen.launcher, address, port, host, has_agent)

@@ -12,18 +12,25 @@ import contextlib
 import json
 import os
 import resource
-import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TextIO, TypeVar
 
 import torch.distributed as dist
 
-from mlbert.distributed.lifecycle import WRONG_INPUT
+from mlbert.distributed.address import (
+    HeadAddress,
+    address_towards,
+    interface_of,
+    is_loopback,
+)
+from mlbert.distributed.lifecycle import WRONG_INPUT, leave_report, quiet_on_signal
+from mlbert.distributed.place import LOOPBACK
 from mlbert.host.errors import UserError
+from mlbert.host.standard_error import hold_back
 
 if TYPE_CHECKING:
     from mlbert.distributed.world import World
@@ -60,6 +67,10 @@ JOIN_SECONDS = 120.0
 DOUBLE_WAIT_RANKS = 1024
 # A rank whose connection fails reports it at most this long after the deadline.
 GRACE_SECONDS = 10.0
+# How long rank 0 tries to reach its own address. Name servers may repeat for 30 s that a new name does not exist.
+HEAD_SECONDS = 40.0
+# Share of their wait after which the other ranks report that they cannot reach rank 0, before it reports them missing.
+REACH_SHARE = 0.9
 # Time for every rank to learn that one reports the error: launchers end all ranks when the first one exits.
 HEAR_SECONDS = 1.0
 
@@ -85,7 +96,10 @@ class Rendezvous:
         self.join_seconds = default_join_seconds(world.world_size)
         self._world = world
         self._store: dist.Store | None = None
+        self._head = HeadAddress(world.master_addr, world.master_port)
+        self._own_address = ""  # of this machine, on the connection to rank 0's
         self._place = f"{world.master_addr}:{world.master_port}"
+        self._stderr: TextIO | None = None  # while `hold_back` redirects the process's own
 
     def set_join_timeout(self, seconds: float | None) -> None:
         """Wait at most this long for the other ranks from now on (None: the default for their number)."""
@@ -122,24 +136,49 @@ class Rendezvous:
         return result
 
     @contextlib.contextmanager
-    def together(self, name: str) -> Iterator[None]:
+    def together(self, name: str, mistake: UserError | None = None) -> Iterator[None]:
         """Run a block of collectives for at most `collective_seconds`. The other ranks name a rank that hangs.
 
+        Args:
+            mistake: what a failure of torch.distributed means. One rank reports it, and nothing else is printed.
+
         Raises:
-            UserError, SystemExit: as in `run_all`. If no rank is missing, the block's own error is raised.
+            UserError, SystemExit: as in `run_all`. If no rank is missing, the mistake or the block's own error is
+                raised.
         """
         if self._world.world_size == 1:
             yield
             return
-        seconds, begun, failure = self.collective_seconds, time.monotonic(), None
+        seconds = self.collective_seconds
+        begun = time.monotonic()
+        failure = None
         try:
-            with self._deadline(seconds + 3 * GRACE_SECONDS):
+            with self._deadline(seconds + 3 * GRACE_SECONDS), self._native_messages():
                 yield
         except (RuntimeError, OSError) as error:  # all failures of torch.distributed
             failure = error
-        self._call_roll(name, max(seconds - (time.monotonic() - begun), 0.0) + GRACE_SECONDS)
+        left = max(seconds - (time.monotonic() - begun), 0.0)
+        try:
+            self._call_roll(name, left + GRACE_SECONDS, mistake if failure is not None else None)
+        except (UserError, SystemExit) as end:
+            if failure is not None:
+                _end_now(end)
+            raise
         if failure is not None:
             raise failure
+
+    @contextlib.contextmanager
+    def _native_messages(self) -> Iterator[None]:
+        """Print what native code writes to standard error after the block, and not if torch.distributed fails in it."""
+        with hold_back() as held:
+            self._stderr = held.terminal
+            try:
+                yield
+            except (RuntimeError, OSError):
+                held.drop()
+                raise
+            finally:
+                self._stderr = None
 
     def gather(self, name: str, text: str) -> list[str]:
         """Return the text of each rank, in rank order; the same list on every rank. Each name is for one use.
@@ -163,23 +202,75 @@ class Rendezvous:
         return everyone
 
     def store(self, seconds: float) -> dist.Store:
-        """Return the store over which the ranks find each other; it holds the host of each rank that joined."""
+        """Return the store over which the ranks find each other; it holds the host of each rank that joined.
+
+        Raises:
+            UserError: rank 0's address is wrong.
+            SystemExit: the same, and another rank reports it.
+        """
         if self._store is None:
-            world = self._world
-            self._store = dist.TCPStore(
-                world.master_addr,
-                world.master_port,
-                world.world_size,
-                is_master=world.rank == 0 and not world.has_agent,
-                timeout=timedelta(seconds=seconds),
-                wait_for_workers=False,
-                multi_tenant=True,
-            )
-            self._store.set(_host_key(world.rank), world.host)
+            is_head = self._world.rank == 0 and not self._world.has_agent
+            self._store = self._open_own(seconds) if is_head else self._join_head(seconds)
+            self._store.set(_host_key(self._world.rank), self._world.host)
+            if not is_loopback(self._own_address):
+                self._store.compare_set(_OUTSIDE, "", self._own_address)
         return self._store
 
+    def interface(self) -> str | None:
+        """Return the network interface that leads to the other ranks; None if it has no name. All ranks have joined.
+
+        A host's own name may resolve to an address that the others cannot reach. Then rank 0's machine uses the route
+        to another one that did reach it.
+        """
+        address: str | None = self._own_address
+        store = self.store(GRACE_SECONDS)
+        if is_loopback(self._own_address) and store.check([_OUTSIDE]):
+            address = address_towards(store.get(_OUTSIDE).decode())
+        return None if address is None else interface_of(address)
+
+    def _open_own(self, seconds: float) -> dist.Store:
+        """Open rank 0's store, and check that the address at which the other ranks look for it leads here."""
+        try:
+            store = self._connect_store(LOOPBACK, seconds, is_master=True)
+        except dist.DistError as error:
+            raise self._head.port_error() from error
+        own_address = self._head.reach(min(seconds, HEAD_SECONDS))
+        if own_address is None:
+            raise self._head.wrong_address()
+        self._own_address = own_address
+        return store
+
+    def _join_head(self, seconds: float) -> dist.Store:
+        """Connect to the store that rank 0, or torchrun's agent, holds."""
+        world = self._world
+        with quiet_on_signal():
+            own_address = self._head.reach(REACH_SHARE * seconds)
+        if own_address is not None:
+            self._own_address = own_address
+            with self._native_messages():
+                return self._connect_store(world.master_addr, seconds)
+        # Rank 0 reports what it notices itself: anything but its own absence.
+        is_on_its_node = 0 < world.rank < world.local_world_size
+        is_absent = world.rank == 1 and self._head.is_local()
+        if is_absent or (world.local_rank == 0 and not is_on_its_node):
+            time.sleep(HEAR_SECONDS if world.rank > 1 else 0)
+            raise self._join_error(f"rank {world.rank} on {world.host}: {self._head.obstacle}")
+        return leave_report(2 * HEAR_SECONDS)
+
+    def _connect_store(self, host: str, seconds: float, is_master: bool = False) -> dist.Store:
+        return dist.TCPStore(
+            host,
+            self._world.master_port,
+            self._world.world_size,
+            is_master=is_master,
+            timeout=timedelta(seconds=seconds),
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+
     def _call_roll(self, name: str, seconds: float, mistake: UserError | None = None) -> None:
-        world, errors = self._world, None
+        world = self._world
+        errors: list[UserError] = []
         with self._deadline(seconds + GRACE_SECONDS):
             try:
                 calls = dist.PrefixStore(f"mlbert/{name}", self.store(seconds))
@@ -191,10 +282,14 @@ class Rendezvous:
                     calls.compare_set("end", "", "mistakes" if calls.add("mistakes", 0) else "all")
                 end, missing = self._wait(calls, seconds)
                 if missing:
-                    errors = [mistake or self._join_error(missing)]
+                    # A connection that failed is the consequence of a missing rank.
+                    is_cause = mistake is not None and mistake.code != "distributed.join"
+                    errors = [mistake if mistake and is_cause else self._join_error(missing)]
                 elif end == b"mistakes" and world.rank == 0:
                     errors = self._mistakes(calls)
             except dist.DistError as error:
+                if not self._reports_alone:
+                    leave_report(2 * HEAR_SECONDS)
                 reason = f"rank {world.rank} of {world.world_size} could not join: {str(error).splitlines()[0]}"
                 raise mistake or self._join_error(reason) from error
         if errors:
@@ -203,10 +298,7 @@ class Rendezvous:
                 print(f"mlbert: error: {other.as_line()}", file=sys.stderr)
             raise errors[-1]
         if end != b"all":
-            # The launcher sends SIGTERM once the reporting rank has exited. Ignore it and exit with the same status.
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            time.sleep(2 * HEAR_SECONDS)
-            raise SystemExit(WRONG_INPUT)
+            leave_report(2 * HEAR_SECONDS)
 
     def _wait(self, calls: dist.Store, seconds: float) -> tuple[bytes, str]:
         """Return how the roll call ended. The first rank to time out ends it, and also gets the missing ranks."""
@@ -244,10 +336,14 @@ class Rendezvous:
         found: dict[str, UserError] = {}
         for rank in range(self._world.world_size):
             packed = calls.get(str(rank)).decode()
-            if packed and packed not in found:
-                code, subject, problem, remedy = json.loads(packed)
+            if not packed:
+                continue
+            code, subject, problem, remedy = json.loads(packed)
+            # Ranks that cannot connect to each other describe one failure, each from its own side.
+            kind = code if code == "distributed.join" else packed
+            if kind not in found:
                 place = f"rank {rank} on {self._host(rank)}: " if rank else ""
-                found[packed] = UserError(code, place + subject, problem, remedy)
+                found[kind] = UserError(code, place + subject, problem, remedy)
         return list(found.values())
 
     def _join_error(self, reason: str) -> UserError:
@@ -270,16 +366,34 @@ class Rendezvous:
         finally:
             timer.cancel()
 
+    @property
+    def _reports_alone(self) -> bool:
+        """True on the ranks that report a failure if the ranks have no store, over which they agree on one."""
+        return self._world.rank == 1 or self._world.local_rank == 0
+
     def _give_up(self, seconds: float) -> NoReturn:
-        # Without the store the ranks cannot agree on who reports it.
-        if self._world.rank == 1 or self._world.local_rank == 0:
-            error = self._join_error(
+        if self._reports_alone:
+            reason = (
                 f"rank 0 has not answered for {seconds:.0f} s: it hangs or its machine is cut off"
             )
-            print(f"mlbert: error: {error.as_line()}", file=sys.stderr, flush=True)
+            if self._store is None and not self._own_address:
+                reason = f"rank {self._world.rank} on {self._world.host}: {self._head.obstacle}"
+            error = self._join_error(reason)
+            terminal = self._stderr or sys.stderr
+            print(f"mlbert: error: {error.as_line()}", file=terminal, flush=True)
         else:
             time.sleep(HEAR_SECONDS)
         os._exit(WRONG_INPUT)
+
+
+def _end_now(end: UserError | SystemExit) -> NoReturn:
+    """End this process without destroying the group that failed to connect, which may hang."""
+    if isinstance(end, UserError):
+        print(f"mlbert: error: {end.as_line()}", file=sys.stderr, flush=True)
+    os._exit(WRONG_INPUT)
+
+
+_OUTSIDE = "mlbert/outside"  # an address of a machine from which a rank reached rank 0
 
 
 def _host_key(rank: int) -> str:

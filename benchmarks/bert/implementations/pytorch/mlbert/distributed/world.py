@@ -16,8 +16,10 @@ from torch import Tensor
 from mlbert.distributed.place import RankPlace
 from mlbert.distributed.rendezvous import Rendezvous, Result
 from mlbert.host.environment import environment
+from mlbert.host.errors import UserError
 
 LAZY_CONNECTIONS = "TORCH_GLOO_LAZY_INIT"
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 ROUND_SECONDS = (
     10.0  # between collectives of `World.wait_for_all`, far less than any of them may take
 )
@@ -76,7 +78,11 @@ class World(RankPlace):
         # gloo connects two ranks when they first communicate, instead of each rank to every other one here.
         os.putenv(LAZY_CONNECTIONS, environment().get(LAZY_CONNECTIONS, "1"))
         self.rendezvous.run_all("arrival", lambda: None)
-        with self.rendezvous.together("connection"):
+        # gloo would use the interface to which this host's own name resolves.
+        interface = environment().get(GLOO_INTERFACE) or self.rendezvous.interface()
+        if interface is not None:
+            os.putenv(GLOO_INTERFACE, interface)
+        with self.rendezvous.together("connection", self._connection_mistake(interface)):
             dist.init_process_group(
                 backend or backends,
                 store=self.rendezvous.store(self.rendezvous.join_seconds),
@@ -87,6 +93,17 @@ class World(RankPlace):
             )
             # Connect the ranks that `all_reduce_sum` uses. If one dies meanwhile, gloo itself may wait forever.
             dist.all_reduce(torch.zeros(1), async_op=True).wait(timeout)
+
+    def _connection_mistake(self, interface: str | None) -> UserError:
+        """Return what it means if torch.distributed cannot connect the ranks, which have all joined."""
+        bound = f" bound to {interface}" if interface is not None else ""
+        return UserError(
+            "distributed.join",
+            f"the ranks on {self.world_size // self.local_world_size} nodes",
+            f"all joined, but gloo{bound} cannot connect them to each other",
+            f"Export {GLOO_INTERFACE} on each node, as the network interface that the other nodes can reach (see: ip "
+            "address), and allow connections on any port",
+        )
 
     def barrier(self) -> None:
         """Return once every rank has called it."""
