@@ -63,7 +63,7 @@ def own_folder(tmp_path: Path, state: dict[str, torch.Tensor]) -> Path:
     folder.mkdir()
     save_file(state, folder / "model.safetensors")
     (folder / "bert_config.json").write_text(SHAPE.to_json())
-    (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n")
+    (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n")
     return folder
 
 

@@ -51,11 +51,12 @@ def test_incomplete_source(tmp_path, own_folder, refused, command, lacking):
 
 def test_vocabulary_and_configuration_travel_and_must_agree(tmp_path, own_folder, mlbert, refused):
     mlbert("torch-to-hf", own_folder, tmp_path / "hf")
-    assert (tmp_path / "hf" / "vocab.txt").read_text() == "[PAD]\n[UNK]\n"
+    assert (tmp_path / "hf" / "vocab.txt").read_text() == "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"
     assert (
         json.loads((tmp_path / "hf" / "config.json").read_text())["hidden_act"]
         == "gelu_pytorch_tanh"
     )
     file = own_folder / "vocab.txt"
-    file.write_text("".join(f"entry{number}\n" for number in range(198)))
+    file.write_text(file.read_text() + "".join(f"entry{number}\n" for number in range(193)))
+    (own_folder / "tokenizer_config.json").unlink(missing_ok=True)
     refused("torch-to-hf", own_folder, tmp_path / "out", code="vocabulary.mismatch", subject=file)

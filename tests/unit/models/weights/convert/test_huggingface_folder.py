@@ -58,6 +58,7 @@ def test_the_vocabulary_of_a_tokenizer_json_is_copied(tmp_path, peer_folder, is_
     (tmp_path / "vocab.txt").write_text("\n".join(entries))
     fast = BertWordPieceTokenizer(str(tmp_path / "vocab.txt"), lowercase=is_lower)
     fast.save(str(peer_folder / "tokenizer.json"))
+    (peer_folder / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": is_lower}))
     huggingface_to_torch(peer_folder, tmp_path / "ours")
     tokenizer = load_tokenizer(tmp_path / "ours")
     assert tokenizer.entries == entries

@@ -98,7 +98,7 @@ def test_heads_that_the_checkpoint_lacks_are_initialised_and_named(
 
 def test_config_option_suffix_and_vocabulary(tmp_path, copied, mlbert, shape):
     config = copied.with_name("bert_config.json").rename(tmp_path / "elsewhere.json")
-    copied.with_name("vocab.txt").write_text("[PAD]\n")
+    copied.with_name("vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n")
     index = copied.with_name(f"{copied.name}.index")
     mlbert("tf1-to-torch", index, tmp_path / "ours", "--config", config)
     names = {"bert_config.json", "model.safetensors", "tokenizer_config.json", "vocab.txt"}

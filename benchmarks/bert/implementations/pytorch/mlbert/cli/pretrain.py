@@ -40,7 +40,10 @@ def pretrain(
     ] = "auto",
     vocab: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A vocab.txt to use instead of training one."),
+        typer.Option(
+            metavar="FILE",
+            help="A vocab.txt or tokenizer.json, or its folder, to use instead of training one.",
+        ),
     ] = None,
     vocab_size: Annotated[
         int | None,

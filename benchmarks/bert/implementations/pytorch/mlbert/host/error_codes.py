@@ -64,6 +64,7 @@ ERROR_CODES: Mapping[str, str] = {
     "vocabulary.format": "The vocabulary is damaged, too large, or not WordPiece.",
     "vocabulary.mismatch": "Data, model or tokenizer belong to different vocabularies.",
     "vocabulary.other-language": "The vocabulary does not cover most of the text.",
+    "vocabulary.unsupported": "The tokenizer has an unsupported property that changes token ids; the message names it.",
     # Models and checkpoints
     "checkpoint.checksum": "The tensors differ from the checksum recorded with them.",
     "checkpoint.damaged": "The checkpoint is damaged or truncated, or contains non-finite numbers.",

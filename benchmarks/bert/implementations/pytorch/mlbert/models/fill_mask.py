@@ -9,12 +9,7 @@ import numpy as np
 import torch
 
 from mlbert.data.formats.ragged import Ragged
-from mlbert.data.formats.tokenizer import (
-    TOKENIZER_JSON,
-    Tokenizer,
-    load_tokenizer,
-    load_tokenizer_json,
-)
+from mlbert.data.formats.tokenizer import Tokenizer, check_model_vocabulary, load_tokenizer
 from mlbert.data.loading.batches import HostBatch
 from mlbert.host.errors import UserError
 from mlbert.models.bert import AnyBert, BertForMaskedLM, BertForPreTraining, MaskedLogits
@@ -28,34 +23,34 @@ _HEAD = "cls.predictions."
 
 def open_model(source: Path) -> tuple[AnyBert, Report, Tokenizer]:
     """Return model, report and tokenizer of a path that `mlbert.models.weights.load.open_saved` accepts. Raise
-    UserError if it has no model or no vocabulary."""
+    UserError if it has no model, no vocabulary, or that of another model."""
     if not weights_file(source).is_file():
         remedy = "Give the folder of a model: config.json, model.safetensors, vocab.txt"
         if not source.is_dir():
             raise UserError("file.missing", source, "does not exist", remedy)
         raise UserError("checkpoint.missing", source, "contains no model", remedy)
     model, report, vocabulary, lower_case = open_saved(source)
-    fast = vocabulary.with_name(TOKENIZER_JSON)
-    is_fast = fast.is_file() and not vocabulary.exists()
-    tokenizer = load_tokenizer_json(fast) if is_fast else load_tokenizer(vocabulary, lower_case)
+    tokenizer = load_tokenizer(vocabulary, lower_case)
+    remedy = "Give the vocabulary that the model was trained with"
+    check_model_vocabulary(tokenizer, model.config.vocab_size, tokenizer.file, remedy)
     return model, report, tokenizer
 
 
 def open_masked_lm(source: Path) -> tuple[BertForMaskedLM | BertForPreTraining, Tokenizer]:
     """Return model and tokenizer as `open_model`. Raise UserError if it has no masked-LM model or no vocabulary."""
     model, report, tokenizer = open_model(source)
-    if len(tokenizer.vocabulary) != model.config.vocab_size:
-        reason = f"has {len(tokenizer.vocabulary)} entries, the model has vocab_size {model.config.vocab_size}"
-        remedy = "Give the vocabulary that the model was trained with"
-        raise UserError("vocabulary.mismatch", tokenizer.file, reason, remedy)
-    has_head = not any(name.startswith(_HEAD) for name in report.missing)
-    if not has_head or not isinstance(model, BertForMaskedLM | BertForPreTraining):
+    if not isinstance(model, BertForMaskedLM | BertForPreTraining) or not has_masked_lm(report):
         reason = "has no masked-LM head"
         raise UserError(
             "checkpoint.shape", source, reason, "Give a model that was pre-trained, not fine-tuned"
         )
     model.train(False)
     return model, tokenizer
+
+
+def has_masked_lm(report: Report) -> bool:
+    """Return whether the weights of a report have a complete masked-LM head."""
+    return not any(name.startswith(_HEAD) for name in report.missing)
 
 
 def fill(model: AnyBert, tokenizer: Tokenizer, text: str, top: int = 5) -> list[tuple[str, float]]:

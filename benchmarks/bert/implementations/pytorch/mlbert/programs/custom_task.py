@@ -33,7 +33,8 @@ from mlbert.data.formats.tasks import (
     read_evaluation,
     read_training,
 )
-from mlbert.data.formats.tokenizer import TOKENIZER_CONFIG, VOCAB_FILE, Tokenizer
+from mlbert.data.formats.tokenizer import Tokenizer
+from mlbert.data.formats.tokenizer_files import TOKENIZER_CONFIG, VOCAB_FILE
 from mlbert.data.loading.tasks import encode
 from mlbert.distributed.lifecycle import FAILED, SUCCEEDED, SUCCESS
 from mlbert.distributed.world import World
@@ -295,7 +296,7 @@ def _write_model(folder: Path, shape: BertConfig, tokenizer: Tokenizer) -> Path:
     rates = ("hidden_dropout_prob", "attention_probs_dropout_prob")
     shape = replace(shape, **{name: max(DROPOUT, getattr(shape, name)) for name in rates})
     write_atomically(folder / VOCAB_FILE, "\n".join(tokenizer.entries) + "\n")
-    write_json(folder / TOKENIZER_CONFIG, {"do_lower_case": tokenizer.lower_case})
+    write_json(folder / TOKENIZER_CONFIG, tokenizer.config)
     write_atomically(folder / "bert_config.json", shape.to_json())
     return folder / "bert_config.json"
 

@@ -19,7 +19,7 @@ from mlbert.data.formats.tasks import (
     read_evaluation,
     read_training,
 )
-from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
+from mlbert.data.formats.tokenizer import Tokenizer, check_model_vocabulary, load_tokenizer
 from mlbert.data.loading.config import DataConfig, TaskConfig, TextConfig
 from mlbert.data.loading.tasks import TaskEvalSet, TaskSource, budget_of
 from mlbert.data.loading.text_run import sequence_length
@@ -36,8 +36,6 @@ from mlbert.recipes import assembly
 from mlbert.recipes.assembly import Compute
 from mlbert.training.config import EvaluationConfig
 from mlbert.training.protocols import Method
-
-MOST_PADDING = 64  # a checkpoint's vocabulary may be padded to a multiple of this
 
 Classifier = BertForSequenceClassification | HuggingFaceForSequenceClassification
 
@@ -98,10 +96,12 @@ def inspect(config: Configuration) -> TaskInputs:
     )
     shape = BertConfig.from_json(model.bert_config_file).with_options(model.model_options)
     tokenizer = load_tokenizer(text.tokenizer)
-    if not 0 <= shape.vocab_size - len(tokenizer.vocabulary) < MOST_PADDING:
-        reason = f"has {len(tokenizer.vocabulary)} entries, the model {shape.vocab_size}"
-        remedy = "Use the vocabulary of INIT_CHECKPOINT"
-        raise UserError("vocabulary.mismatch", f"TOKENIZER={text.tokenizer}", reason, remedy)
+    check_model_vocabulary(
+        tokenizer,
+        shape.vocab_size,
+        f"TOKENIZER={text.tokenizer}",
+        "Use the vocabulary of INIT_CHECKPOINT",
+    )
     if shape.position_embedding_type == "absolute" and length > shape.max_position_embeddings:
         reason = f"is more than the {shape.max_position_embeddings} positions of {model.bert_config_file}"
         raise UserError(

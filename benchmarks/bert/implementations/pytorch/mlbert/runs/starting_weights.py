@@ -10,6 +10,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from mlbert.data.formats.manifest import file_sha256
 from mlbert.data.formats.mds_files import locked
+from mlbert.data.formats.tokenizer_files import TOKENIZER_FILES
 from mlbert.host.errors import UserError
 from mlbert.host.files import AddressError, fetch_file, local_path, read_pieces, read_plain
 from mlbert.host.native import cache_folder
@@ -24,13 +25,7 @@ _IN_FOLDER = (
 _STEPS = (f"checkpoints/step_*/{CHECKPOINT_TENSORS}", f"step_*/{CHECKPOINT_TENSORS}")
 
 
-_COMPANIONS = (
-    "bert_config.json",
-    "config.json",
-    "vocab.txt",
-    "tokenizer_config.json",
-    "tokenizer.json",
-)
+_COMPANIONS = ("bert_config.json", "config.json", *TOKENIZER_FILES)
 
 
 @cache

@@ -49,7 +49,9 @@ def _parser() -> Parser:
     parser.add_argument(
         "--concat_tokens", type=int, help="tokenise, join, and cut into samples of this many tokens"
     )
-    parser.add_argument("--tokenizer", help="a vocab.txt, its folder, or a model's name")
+    parser.add_argument(
+        "--tokenizer", help="a vocab.txt or tokenizer.json, its folder, or a model's name"
+    )
     parser.add_argument(
         "--bos_text", default="", help="with --concat_tokens: text before each text"
     )

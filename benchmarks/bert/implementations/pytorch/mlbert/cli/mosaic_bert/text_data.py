@@ -30,7 +30,9 @@ def _parser() -> Parser:
     )
     parser.add_argument("--remote_path", help="path or address to copy missing files from")
     parser.add_argument(
-        "--tokenizer", default=UNCASED_NAMES[0], help="a vocab.txt, its folder, or a model's name"
+        "--tokenizer",
+        default=UNCASED_NAMES[0],
+        help="a vocab.txt or tokenizer.json, its folder, or a model's name",
     )
     parser.add_argument("--split", default="val")
     parser.add_argument("--max_seq_len", type=int, default=32, help="tokens")

@@ -1,7 +1,7 @@
 """Tokenizers by name, vocab.txt or ``tokenizer.json``: a vocabulary with special tokens that maps text to ids and back.
 
-Google's uncased English models need no network, because this package includes their common vocabulary. Hugging Face's
-fast tokenizers are saved as ``tokenizer.json`` without a vocab.txt.
+Google's uncased English models need no network, because this package includes their common vocabulary.
+`mlbert.data.formats.tokenizer_files` reads the files, or says what in them is not supported.
 """
 
 from __future__ import annotations
@@ -15,26 +15,31 @@ from pathlib import Path
 
 import numpy as np
 
-from mlbert.data.formats.manifest import file_sha256, vocabulary_sha256
 from mlbert.data.formats.ragged import flattened
+from mlbert.data.formats.tokenizer_files import (
+    MODEL_CONFIG,
+    TOKENIZER_CONFIG,
+    TOKENIZER_FILES,
+    TOKENIZER_JSON,
+    VOCAB_FILE,
+    find_vocabulary,
+    read_tokenizer_files,
+)
 from mlbert.data.formats.wordpiece import (
     SPECIAL_TOKENS,
     NativeWordPiece,
+    TextRules,
     WordPieceTokenizer,
-    load_vocabulary,
-    numbered,
 )
 from mlbert.host import native
 from mlbert.host.errors import UserError
 from mlbert.host.files import AddressError, read_pieces
-from mlbert.host.json_files import read_json, shown
 
-VOCAB_FILE, TOKENIZER_CONFIG = "vocab.txt", "tokenizer_config.json"
-VOCABULARY_SHA256 = "vocabulary_sha256"  # in the configuration that a model's folder has
 UNCASED_FILE = Path(__file__).parent / "vocabularies" / "bert-uncased.txt"
 UNCASED_NAMES = ("bert-base-uncased", "bert-large-uncased", "prajjwal1/bert-tiny")
+MOST_SPARE_ROWS = 1024  # Megatron rounds up to 128 rows for each GPU of a model
 _OWNER = "google-bert/"
-_REMEDY = "Give a vocab.txt or the folder of one"
+_REMEDY = "Give a vocab.txt, a tokenizer.json, or the folder of one"
 _HUB_SECONDS = 5.0
 _FIRST = "!"  # always one token
 _LINE_END = "\n"
@@ -47,14 +52,36 @@ class Tokenizer:
 
     name: str  # as requested
     vocabulary: dict[str, int]  # entry -> id
-    file: Path  # the vocabulary file
-    sha256: str  # of the vocabulary file
-    lower_case: bool = True
+    file: Path  # the vocabulary file: vocab.txt or tokenizer.json
+    sha256: str  # of the vocabulary as a vocab.txt
+    rules: TextRules
+
+    @property
+    def lower_case(self) -> bool:
+        """Return True if text is lowercased."""
+        return self.rules.lower_case
 
     @property
     def identity(self) -> str:
         """Identifier that is equal for tokenizers that produce the same ids."""
-        return self.sha256 if self.lower_case else f"{self.sha256}-cased"
+        parts = [self.sha256]
+        if not self.rules.lower_case:
+            parts.append("cased")
+        if self.rules.strip_accents != self.rules.lower_case:
+            parts.append("no-accents" if self.rules.strip_accents else "accents")
+        if not self.rules.split_cjk:
+            parts.append("joined-cjk")
+        return "-".join(parts)
+
+    @property
+    def config(self) -> dict[str, object]:
+        """Content of a tokenizer_config.json from which `load_tokenizer` and `transformers` read these rules."""
+        values: dict[str, object] = {"do_lower_case": self.rules.lower_case}
+        if self.rules.strip_accents != self.rules.lower_case:
+            values["strip_accents"] = self.rules.strip_accents
+        if not self.rules.split_cjk:
+            values["tokenize_chinese_chars"] = False
+        return values
 
     @property
     def cls_id(self) -> int:
@@ -83,7 +110,7 @@ class Tokenizer:
 
     def __reduce__(self) -> tuple[type[Tokenizer], tuple[object, ...]]:
         """Copy and pickle without cached state: compiled code cannot be sent to another process."""
-        return Tokenizer, (self.name, self.vocabulary, self.file, self.sha256, self.lower_case)
+        return Tokenizer, (self.name, self.vocabulary, self.file, self.sha256, self.rules)
 
     def clone(self) -> Tokenizer:
         """Return a copy without cached state, for another thread."""
@@ -139,7 +166,7 @@ class Tokenizer:
 
     @cached_property
     def _plain(self) -> WordPieceTokenizer:
-        return WordPieceTokenizer(self.vocabulary, self.lower_case)
+        return WordPieceTokenizer(self.vocabulary, rules=self.rules)
 
     @cached_property
     def _native(self) -> NativeWordPiece | None:
@@ -150,18 +177,18 @@ class Tokenizer:
 
 
 def load_tokenizer(name: str | Path, lower_case: bool | None = None) -> Tokenizer:
-    """Load the tokenizer of a vocab.txt, a folder with one, or a model name.
+    """Load the tokenizer of a vocab.txt or tokenizer.json, a folder with one, or a model name.
 
     Names in `UNCASED_NAMES`, with or without ``google-bert/``, are built in. Others are fetched from the Hugging Face
-    hub if its package is installed. Without ``lower_case``, ``do_lower_case`` in a tokenizer_config.json in the same
-    folder is respected.
+    hub if its package is installed. The files next to the vocabulary are respected; ``lower_case`` overrides them.
 
-    Raises UserError if there is no such file or model, or it is not a BERT vocabulary.
+    Raises UserError if there is no such file or model, it is not a BERT vocabulary, or it has a property that is not
+    supported (`mlbert.data.formats.tokenizer_files`).
     """
     short = str(name).removeprefix(_OWNER)
     path = Path(name)
     if path.is_dir():
-        path = path / VOCAB_FILE
+        path = find_vocabulary(path)
     elif not path.exists() and short in UNCASED_NAMES:
         path = UNCASED_FILE
     elif not path.exists() and (path.suffix or path.is_absolute() or str(name).count("/") > 1):
@@ -174,34 +201,43 @@ def load_tokenizer(name: str | Path, lower_case: bool | None = None) -> Tokenize
         )
     elif not path.exists():
         path = _fetched(str(name))
-    is_lower = lower_cases(path) if lower_case is None else lower_case
-    return Tokenizer(str(name), load_vocabulary(path), path, vocabulary_sha256(path), is_lower)
+    found = read_tokenizer_files(path)
+    rules = found.rules if lower_case is None else TextRules.plain(lower_case)
+    return Tokenizer(str(name), found.vocabulary, found.file, found.sha256, rules)
 
 
 def lower_cases(vocabulary: Path) -> bool:
-    """Return ``do_lower_case`` of the tokenizer_config.json next to a vocabulary, or True without one.
+    """Return whether the tokenizer of a vocabulary lowercases text (True if no file says otherwise).
 
-    Raises UserError if that file is damaged, or names another vocabulary.
+    Raises UserError as `load_tokenizer`, or if it does not treat accents and Chinese characters as Google's models do:
+    samples with next-sentence pairs can only be prepared like that.
     """
-    config, remedy = vocabulary.with_name(TOKENIZER_CONFIG), "Restore or remove the file"
-    if not config.exists():
-        return True
-    values = read_json(config, remedy)
-    if values.get(VOCABULARY_SHA256) not in (None, vocabulary_sha256(vocabulary)):
-        reason = f"is not the vocabulary whose {VOCABULARY_SHA256} is in {TOKENIZER_CONFIG}"
+    rules = read_tokenizer_files(vocabulary).rules
+    if rules != TextRules.plain(rules.lower_case):
+        name = "tokenize_chinese_chars" if rules.split_cjk is False else "strip_accents"
+        value = rules.split_cjk if rules.split_cjk is False else rules.strip_accents
         raise UserError(
-            "vocabulary.mismatch", vocabulary, reason, "Restore it: the weights belong to its order"
+            "vocabulary.unsupported",
+            vocabulary.with_name(TOKENIZER_CONFIG),
+            f"has {name} {str(value).lower()}, with which these samples cannot be made",
+            "Give a vocabulary of a tokenizer with BERT's usual rules",
         )
-    found = values.get("do_lower_case", True)
-    if not isinstance(found, bool):
-        raise UserError(
-            "config.value", config, f"do_lower_case is {shown(found)}, not true or false", remedy
-        )
-    return found
+    return rules.lower_case
+
+
+def check_model_vocabulary(
+    tokenizer: Tokenizer, vocab_size: int, subject: str | Path, remedy: str
+) -> None:
+    """Raise UserError unless a model's vocabulary rows are those of the tokenizer, and a few spare ones: programs round
+    them up. Far more rows mean another vocabulary."""
+    entries = len(tokenizer.vocabulary)
+    if not 0 <= vocab_size - entries < MOST_SPARE_ROWS:
+        reason = f"has {entries} entries, the model has vocab_size {vocab_size}"
+        raise UserError("vocabulary.mismatch", subject, reason, remedy)
 
 
 def _fetched(name: str) -> Path:
-    """Fetch a model's vocab.txt, and its configuration if it has one, to the hub's cache; return the vocab.txt."""
+    """Fetch the files of a model's tokenizer to the hub's cache; return the vocabulary."""
     subject = f"tokenizer {name!r}"
     if problem := hub_problem():
         raise UserError(
@@ -213,16 +249,21 @@ def _fetched(name: str) -> Path:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
-    paths = []
-    for file in (VOCAB_FILE, TOKENIZER_CONFIG):
+    found: dict[str, Path] = {}
+    problem = ""
+    for file in (*TOKENIZER_FILES, MODEL_CONFIG):
         try:
-            paths.append(Path(hf_hub_download(name, file)))
+            found[file] = Path(hf_hub_download(name, file))
+        except EntryNotFoundError as error:  # only one of the first two is needed
+            problem = problem or type(error).__name__
         except Exception as error:
-            if file == TOKENIZER_CONFIG and isinstance(error, EntryNotFoundError):
-                continue  # defaults to lower case
             reason = f"has no {file} that can be fetched ({type(error).__name__})"
             raise UserError("network.unreachable", subject, reason, _REMEDY) from None
-    return paths[0]
+    vocabulary = found.get(VOCAB_FILE) or found.get(TOKENIZER_JSON)
+    if vocabulary is None:
+        reason = f"has no {VOCAB_FILE} and no {TOKENIZER_JSON} ({problem})"
+        raise UserError("network.unreachable", subject, reason, _REMEDY)
+    return vocabulary
 
 
 def hub_problem() -> str | None:
@@ -239,32 +280,3 @@ def hub_problem() -> str | None:
     except AddressError as error:
         return f"the Hugging Face hub does not answer ({error.reason})"
     return None
-
-
-TOKENIZER_JSON = "tokenizer.json"
-
-
-def read_tokenizer_json(file: Path) -> tuple[list[str], bool]:
-    """Return the entries in the order of their ids, and whether text is lowercased. Raises UserError if the file is
-    damaged, or not of a WordPiece tokenizer."""
-    remedy = "Restore it, or put the vocab.txt next to it"
-    found = read_json(file, remedy)
-    try:
-        if (kind := found["model"].get("type", "WordPiece")) != "WordPiece":
-            reason = f"is of a {shown(kind)} tokenizer"
-            raise UserError(
-                "vocabulary.format", file, reason, "Choose a model with BERT's WordPiece"
-            )
-        ids = {int(number): str(entry) for entry, number in found["model"]["vocab"].items()}
-        is_lower = bool((found.get("normalizer") or {}).get("lowercase", False))
-        return [ids[number] for number in range(len(ids))], is_lower
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            "vocabulary.format", file, f"holds no WordPiece vocabulary ({error!r})", remedy
-        ) from None
-
-
-def load_tokenizer_json(file: Path) -> Tokenizer:
-    """Load a tokenizer.json. Raises UserError as `read_tokenizer_json`, or if it is not a BERT vocabulary."""
-    entries, is_lower = read_tokenizer_json(file)
-    return Tokenizer(str(file), numbered(entries, file), file, file_sha256(file), is_lower)

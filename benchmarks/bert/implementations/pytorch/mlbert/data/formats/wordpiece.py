@@ -44,8 +44,32 @@ CJK_RANGES = (
 )
 
 
+@dataclass(frozen=True)
+class TextRules:
+    """What happens to a text before its words are looked up.
+
+    Attributes:
+        lower_case: lowercase it.
+        strip_accents: decompose characters and remove their combining marks.
+        split_cjk: make each Chinese character a word.
+    """
+
+    lower_case: bool
+    strip_accents: bool
+    split_cjk: bool
+
+    @classmethod
+    def plain(cls, lower_case: bool) -> TextRules:
+        """Return the rules of Google's models, uncased or cased."""
+        return cls(lower_case, lower_case, True)
+
+
 class _CleanTable(dict[int, str]):
     """Translation of single characters, computed on first use: dropped, replaced by a space, spaced, or kept."""
+
+    def __init__(self, split_cjk: bool) -> None:
+        super().__init__()
+        self._split_cjk = split_cjk
 
     def __missing__(self, code: int) -> str:
         char = chr(code)
@@ -53,7 +77,7 @@ class _CleanTable(dict[int, str]):
             result = " "
         elif code in (0, 0xFFFD) or unicodedata.category(char) in ("Cc", "Cf"):
             result = ""
-        elif is_cjk(char):
+        elif self._split_cjk and is_cjk(char):
             result = f" {char} "
         else:
             result = char
@@ -61,7 +85,7 @@ class _CleanTable(dict[int, str]):
         return result
 
 
-_CLEAN = _CleanTable()
+_CLEAN = {split_cjk: _CleanTable(split_cjk) for split_cjk in (True, False)}
 
 
 def is_cjk(char: str) -> bool:
@@ -74,22 +98,31 @@ def is_punctuation(char: str) -> bool:
     return char in string.punctuation or unicodedata.category(char).startswith("P")
 
 
-def clean_words(text: str) -> list[str]:
+def clean_words(text: str, split_cjk: bool = True) -> list[str]:
     """Return the whitespace-separated words of a text after clean-up and CJK spacing."""
-    return text.translate(_CLEAN).split()
+    return text.translate(_CLEAN[split_cjk]).split()
 
 
-def basic_split(word: str, lower_case: bool = True) -> list[str]:
-    """Split a whitespace-separated word at punctuation; with ``lower_case``, lowercase it and strip accents first."""
+def basic_split(word: str, lower_case: bool = True, strip_accents: bool | None = None) -> list[str]:
+    """Split a whitespace-separated word at punctuation; with ``lower_case``, lowercase it first. Accents are stripped
+    with the case unless ``strip_accents`` says otherwise."""
     if lower_case:
-        decomposed = unicodedata.normalize("NFD", word.lower())
+        word = word.lower()
+    if strip_accents or (strip_accents is None and lower_case):
+        decomposed = unicodedata.normalize("NFD", word)
         word = "".join(char for char in decomposed if unicodedata.category(char) != "Mn")
     return "".join(f" {char} " if is_punctuation(char) else char for char in word).split()
 
 
 def load_vocabulary(path: Path) -> dict[str, int]:
-    """Read a vocabulary file, one entry per line; ids are line numbers from 0. Raises UserError if it is unreadable or
-    not UTF-8, or as `numbered`."""
+    """Read a vocabulary file, one entry per line; ids are line numbers from 0. Raises UserError if it is unreadable,
+    JSON or not UTF-8, or as `numbered`."""
+    if path.suffix == ".json":
+        reason = "is not a vocab.txt"
+        remedy = (
+            "Give the vocab.txt, which `mlbert convert hf-to-torch` writes from a tokenizer.json"
+        )
+        raise UserError("vocabulary.format", path, reason, remedy)
     try:
         lines = read_plain(path, _REMEDY, MAX_VOCAB_BYTES).decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
@@ -123,11 +156,16 @@ def numbered(lines: Sequence[str], path: Path) -> dict[str, int]:
 
 
 class WordPieceTokenizer:
-    """Converts text to token ids; ``lower_case`` lowercases it and strips accents."""
+    """Converts text to token ids; ``lower_case`` lowercases it and strips accents, unless ``rules`` are given."""
 
-    def __init__(self, vocabulary: dict[str, int], lower_case: bool = True) -> None:
+    def __init__(
+        self,
+        vocabulary: dict[str, int],
+        lower_case: bool = True,
+        rules: TextRules | None = None,
+    ) -> None:
         self.vocabulary = vocabulary
-        self.lower_case = lower_case
+        self.rules = rules or TextRules.plain(lower_case)
         self._unknown = (vocabulary[UNKNOWN],)
         self._longest = max(map(len, vocabulary))
         self._remembered: dict[str, tuple[int, ...]] = {}
@@ -136,12 +174,12 @@ class WordPieceTokenizer:
         """Return the token ids of a text."""
         remembered = self._remembered
         ids: list[int] = []
-        for word in clean_words(text):
+        for word in clean_words(text, self.rules.split_cjk):
             pieces = remembered.get(word)
             if pieces is None:
                 if len(remembered) >= MAX_REMEMBERED_WORDS:
                     remembered.clear()
-                parts = basic_split(word, self.lower_case)
+                parts = basic_split(word, self.rules.lower_case, self.rules.strip_accents)
                 pieces = remembered[word] = tuple(
                     piece for part in parts for piece in self.pieces(part)
                 )
@@ -223,7 +261,7 @@ class NativeWordPiece:
         joined = b"".join(entry for entry, _ in entries)
         offsets = offsets_of([len(entry) for entry, _ in entries])
         ids = np.asarray([number for _, number in entries], np.int32)
-        options = (len(entries), tokenizer.vocabulary[UNKNOWN], int(tokenizer.lower_case))
+        options = (len(entries), tokenizer.vocabulary[UNKNOWN], int(tokenizer.rules.lower_case))
         self._handle = self._library.wordpiece_new(joined, *addresses(offsets, ids), *options)
         if not self._handle:
             raise no_memory("the vocabulary")

@@ -122,7 +122,8 @@ class TextConfig(Section):
     """Text that is tokenized when it is read."""
 
     tokenizer: str = setting(
-        "TOKENIZER", "Vocabulary for text: a vocab.txt, its folder, or the name of a model."
+        "TOKENIZER",
+        "Vocabulary for text: a vocab.txt or tokenizer.json, its folder, or the name of a model.",
     )
     shuffle: Literal["naive", "py1s", "py2s", "py1b", "py1br", "py1e"] | None = fixed_setting(
         "SHUFFLE",

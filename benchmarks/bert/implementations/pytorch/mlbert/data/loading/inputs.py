@@ -13,6 +13,8 @@ from mlbert.data.formats.open import (
     describe,
     widths_at_most,
 )
+from mlbert.data.formats.tokenizer import lower_cases
+from mlbert.data.formats.tokenizer_files import find_vocabulary, read_tokenizer_files
 from mlbert.data.formats.wordpiece import load_vocabulary
 from mlbert.data.loading.config import DataConfig
 from mlbert.host.errors import UserError
@@ -57,6 +59,7 @@ def inspect(model: ModelConfig, data: DataConfig) -> PreTrainingInputs:
     found = vocabulary_of_data(data.input_dir)
     if found:
         check_vocabulary(train_set, found)
+        lower_cases(found)  # refuse what the export could not write
         check_start(model.init_checkpoint, found)
     for one in (train_set, eval_set):
         check_shape(one, shape, model.bert_config_file)
@@ -75,8 +78,10 @@ def check_start(init_checkpoint: str | None, vocabulary: Path) -> None:
     """Raise UserError if the vocabulary next to the starting weights is not that of the training set."""
     if init_checkpoint is None:
         return
-    theirs = weights_file(init_checkpoint).with_name(vocabulary.name)
-    if theirs.is_file() and load_vocabulary(theirs) != load_vocabulary(vocabulary):
+    theirs = find_vocabulary(weights_file(init_checkpoint).parent)
+    if not theirs.is_file():
+        return
+    if read_tokenizer_files(theirs).vocabulary != load_vocabulary(vocabulary):
         reason = f"differs from {vocabulary}, the vocabulary of the training set"
         remedy = "Prepare the text with this one, or set another INIT_CHECKPOINT"
         raise UserError("vocabulary.mismatch", theirs, reason, remedy)

@@ -12,7 +12,7 @@ import numpy as np
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.streams import Stream, streams_of
 from mlbert.data.formats.token_shards import TokenShards, describe_text, open_texts
-from mlbert.data.formats.tokenizer import load_tokenizer
+from mlbert.data.formats.tokenizer import check_model_vocabulary, load_tokenizer
 from mlbert.data.loading.batches import StaticShape
 from mlbert.data.loading.config import CorpusConfig, DataConfig, TextConfig
 from mlbert.data.loading.inputs import PreTrainingInputs
@@ -48,10 +48,12 @@ def inspect(
     something is missing, or if they do not match."""
     shape = BertConfig.from_json(model.bert_config_file).with_options(model.model_options)
     tokenizer = load_tokenizer(text.tokenizer)
-    if len(tokenizer.vocabulary) != shape.vocab_size:
-        reason = f"has {len(tokenizer.vocabulary)} entries, the model's shape says vocab_size {shape.vocab_size}"
-        remedy = "Use the tokenizer of the model, or its vocab_size"
-        raise UserError("vocabulary.mismatch", f"TOKENIZER={text.tokenizer}", reason, remedy)
+    check_model_vocabulary(
+        tokenizer,
+        shape.vocab_size,
+        f"TOKENIZER={text.tokenizer}",
+        "Use the tokenizer of the model, or its vocab_size",
+    )
     length = sequence_length(data)
     if shape.position_embedding_type == "absolute" and length > shape.max_position_embeddings:
         reason = f"is more than the model's {shape.max_position_embeddings} positions"

@@ -35,7 +35,8 @@ from mlbert.data.formats.masking import Masking
 from mlbert.data.formats.mds import MdsWriter
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.data.formats.token_shards import TOKENS
-from mlbert.data.formats.tokenizer import TOKENIZER_CONFIG, VOCAB_FILE, Tokenizer, load_tokenizer
+from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
+from mlbert.data.formats.tokenizer_files import TOKENIZER_CONFIG, VOCAB_FILE
 from mlbert.data.formats.wordpiece import MAX_CHARS_PER_WORD, UNKNOWN, basic_split, clean_words
 from mlbert.data.prepare.corpus_files import TEXT, CorpusSource, documents, format_counts
 from mlbert.data.prepare.corpus_sequences import (
@@ -452,14 +453,16 @@ def _words(text: str) -> list[str]:
 def _tokenizer(request: Request, scan: _Scan, folder: Path) -> Tokenizer:
     """Write the given or a newly trained vocabulary to the folder and load it."""
     if (given := request.vocabulary) is not None:
-        entries, lower_case = given.entries, given.lower_case
+        entries = given.entries
+        config = given.config
     else:
         lower_case = scan.case[0] if request.lower_case is None else request.lower_case
         words = split_words(scan.words, lower_case)
         least = max(1, round(_LEAST_SHARE * count_characters(words).total()))
         entries = train_vocabulary(words, request.vocab_size, least)
+        config = {"do_lower_case": lower_case}
     write_atomically(folder / VOCAB_FILE, "\n".join(entries) + "\n")
-    write_json(folder / TOKENIZER_CONFIG, {"do_lower_case": lower_case})
+    write_json(folder / TOKENIZER_CONFIG, config)
     return load_tokenizer(folder)
 
 

@@ -22,7 +22,8 @@ from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.shard_file import map_file
 from mlbert.data.formats.tfrecord import ExampleReader, find_files
 from mlbert.data.formats.tfrecord_plain import LIST
-from mlbert.data.formats.tokenizer import TOKENIZER_CONFIG, lower_cases
+from mlbert.data.formats.tokenizer import lower_cases
+from mlbert.data.formats.tokenizer_files import TOKENIZER_CONFIG
 from mlbert.data.formats.wordpiece import load_vocabulary
 from mlbert.data.prepare import jobs
 from mlbert.data.prepare.generator import Generator, flat, make_generator

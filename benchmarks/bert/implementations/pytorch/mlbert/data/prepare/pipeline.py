@@ -32,7 +32,8 @@ from mlbert.data.formats.manifest import (
 from mlbert.data.formats.open import check_vocabulary
 from mlbert.data.formats.prepared import ShardSet, ShardWriter, info_of
 from mlbert.data.formats.ragged import Ragged
-from mlbert.data.formats.tokenizer import TOKENIZER_CONFIG, VOCAB_FILE, lower_cases
+from mlbert.data.formats.tokenizer import lower_cases
+from mlbert.data.formats.tokenizer_files import TOKENIZER_CONFIG, VOCAB_FILE
 from mlbert.data.formats.wordpiece import (
     SPECIAL_TOKENS,
     UNKNOWN,

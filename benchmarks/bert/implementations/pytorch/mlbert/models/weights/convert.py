@@ -13,28 +13,20 @@ second copy of the decoder as ``cls.predictions.decoder.weight``. Segmented and 
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.formats.tokenizer import (
-    TOKENIZER_CONFIG,
-    TOKENIZER_JSON,
-    VOCAB_FILE,
-    read_tokenizer_json,
-)
-from mlbert.data.formats.wordpiece import load_vocabulary
+from mlbert.data.formats.tokenizer import check_model_vocabulary, load_tokenizer
+from mlbert.data.formats.tokenizer_files import find_vocabulary
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError, import_package
-from mlbert.host.files import read_plain
 from mlbert.models.bert import initialize_parameter
 from mlbert.models.task_model import TASK, read_card
 from mlbert.models.weights import weight_files
@@ -110,21 +102,22 @@ def write_own(
 ) -> Report:
     """Write our format into a new folder and return the checkpoint's report; ``known`` as in `with_heads`."""
     weight_files.check_target(target)
-    _refuse_cut_vocabulary(checkpoint)
-    complete, vocabulary = with_heads(checkpoint, known), checkpoint.folder / VOCAB_FILE
-    given = vocabulary if vocabulary.exists() else None
-    with weights_folder(target, complete.state, given, checkpoint.shape) as folder:
+    vocabulary = _vocabulary_of(checkpoint)
+    complete = with_heads(checkpoint, known)
+    with weights_folder(target, complete.state, vocabulary, checkpoint.shape) as folder:
         (folder / CONFIG).write_text(checkpoint.shape.to_json(), encoding="utf-8")
     return checkpoint.report
 
 
-def _refuse_cut_vocabulary(checkpoint: ReadCheckpoint) -> None:
-    """Raise UserError if the vocabulary has more entries than the model; fewer are fine, as rows are padded."""
-    path, most = checkpoint.folder / VOCAB_FILE, checkpoint.shape.vocab_size
-    if path.is_file() and (entries := len(read_plain(path, "Restore it").splitlines())) > most:
-        reason = f"has {entries} entries, the model only {most}"
-        remedy = "Set vocab_size of its bert_config.json right, or put the right vocabulary there"
-        raise UserError("vocabulary.mismatch", path, reason, remedy)
+def _vocabulary_of(checkpoint: ReadCheckpoint) -> Path | None:
+    """Return the vocabulary next to a checkpoint, or None without one. Raise UserError as `load_tokenizer`, or if it is
+    not the model's."""
+    path = find_vocabulary(checkpoint.folder)
+    if not path.is_file():
+        return None
+    remedy = "Set vocab_size of its bert_config.json right, or put the right vocabulary there"
+    check_model_vocabulary(load_tokenizer(path), checkpoint.shape.vocab_size, path, remedy)
+    return path
 
 
 def with_heads(
@@ -175,38 +168,21 @@ def huggingface_to_torch(source: Path, target: Path) -> Report:
     file = source / (weight_files.PYTORCH_WEIGHTS if is_old else WEIGHTS)
     tensors = weight_files.read_weights(file).tensors if is_old else read_weights_folder(source)
     checkpoint = _own(tensors, shape, file)
-    with TemporaryDirectory() as made:
-        folder = _vocabulary_of(source / TOKENIZER_JSON, Path(made)) or source
-        return write_own(replace(checkpoint, folder=folder), target)
-
-
-def _vocabulary_of(tokenizer: Path, folder: Path) -> Path | None:
-    """Write the vocabulary of a tokenizer.json to ``folder`` as vocab.txt and return the folder. Return None if the
-    file does not exist, or vocab.txt does."""
-    if tokenizer.with_name(VOCAB_FILE).exists() or not tokenizer.exists():
-        return None
-    entries, is_lower = read_tokenizer_json(tokenizer)
-    (folder / VOCAB_FILE).write_text("\n".join(entries) + "\n", encoding="utf-8")
-    (folder / TOKENIZER_CONFIG).write_text(
-        json.dumps({"do_lower_case": is_lower}) + "\n", encoding="utf-8"
-    )
-    load_vocabulary(folder / VOCAB_FILE)
-    return folder
+    return write_own(checkpoint, target)
 
 
 def torch_to_huggingface(source: Path, target: Path) -> Report:
     """Convert our format to a folder that transformers loads; see `mlbert.models.weights.export.write_huggingface`."""
     weight_files.check_target(target)
     checkpoint = read_own(source, own_heads=True)
-    _refuse_cut_vocabulary(checkpoint)
-    vocabulary = source / VOCAB_FILE
+    vocabulary = _vocabulary_of(checkpoint)
     write_huggingface(
         target,
         checkpoint.state,
         checkpoint.shape,
         weight_files.architecture_of(checkpoint.state),
         {"weights": source.name},
-        vocabulary if vocabulary.exists() else None,
+        vocabulary,
         read_card(source).classes if (source / TASK).exists() else (),
     )
     return checkpoint.report

@@ -12,13 +12,14 @@ from tokenizers.implementations import BertWordPieceTokenizer
 from torch import Tensor
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.formats.manifest import vocabulary_sha256
-from mlbert.data.formats.tokenizer import (
+from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
+from mlbert.data.formats.tokenizer_files import (
+    RULE_NAMES,
     TOKENIZER_CONFIG,
     TOKENIZER_JSON,
     VOCAB_FILE,
     VOCABULARY_SHA256,
-    lower_cases,
+    vocabulary_text,
 )
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
 from mlbert.host.files import fsync_path
@@ -78,9 +79,9 @@ def write_huggingface(
         shape: of the model.
         architecture: name of the model's class.
         card: facts for README.md.
-        vocabulary: vocab.txt, with its tokenizer_config.json next to it, or None.
+        vocabulary: vocab.txt or tokenizer.json, with the tokenizer's other files next to it, or None.
         classes: names of a classifier's outputs, if it has any.
-        lower_case: whether the text was lowercased; None: as the tokenizer_config.json says.
+        lower_case: whether the text was lowercased; None: as the tokenizer's files say.
 
     Raises:
         UserError: a file cannot be written.
@@ -94,7 +95,7 @@ def write_huggingface(
         if "auto_map" in config:
             shutil.copyfile(MODELING, place / MODELING.name)
         if config["model_type"] != "bert" and vocabulary is not None:
-            _write_fast_tokenizer(place)
+            _write_fast_tokenizer(place, load_tokenizer(place))
 
 
 @contextmanager
@@ -125,25 +126,35 @@ def weights_folder(
 def _write_tokenizer(
     vocabulary: Path, folder: Path, max_positions: int, lower_case: bool | None
 ) -> None:
-    """Copy a vocabulary and its tokenizer configuration; add model_max_length, which `transformers` needs."""
-    shutil.copyfile(vocabulary, folder / VOCAB_FILE)
+    """Write a vocabulary and its tokenizer configuration, with model_max_length, which `transformers` needs."""
+    tokenizer = load_tokenizer(vocabulary, lower_case)
+    if vocabulary.suffix == ".json":
+        text = vocabulary_text(tokenizer.vocabulary)
+        (folder / VOCAB_FILE).write_text(text, encoding="utf-8")
+    else:
+        shutil.copyfile(vocabulary, folder / VOCAB_FILE)
     config = vocabulary.with_name(TOKENIZER_CONFIG)
     values = read_json(config, "Restore or remove it") if config.exists() else {}
     given = values.get("model_max_length")
-    is_lower = lower_cases(vocabulary) if lower_case is None else lower_case
-    values |= {"tokenizer_class": "BertTokenizer", "do_lower_case": is_lower}
-    values[VOCABULARY_SHA256] = vocabulary_sha256(vocabulary)
+    for name in RULE_NAMES:
+        values.pop(name, None)
+    values |= {"tokenizer_class": "BertTokenizer", **tokenizer.config}
+    values[VOCABULARY_SHA256] = tokenizer.sha256
     values["model_max_length"] = (
         min(given, max_positions) if isinstance(given, int) and given > 0 else max_positions
     )
     _write_json(folder / TOKENIZER_CONFIG, values)
 
 
-def _write_fast_tokenizer(place: Path) -> None:
+def _write_fast_tokenizer(place: Path, tokenizer: Tokenizer) -> None:
     """Write a complete tokenizer: `transformers` builds one from a vocabulary only for its own BERT."""
-    vocabulary = place / VOCAB_FILE
-    tokenizer = BertWordPieceTokenizer(str(vocabulary), lowercase=lower_cases(vocabulary))
-    (place / TOKENIZER_JSON).write_text(tokenizer.to_str(), encoding="utf-8")
+    fast = BertWordPieceTokenizer(
+        str(place / VOCAB_FILE),
+        lowercase=tokenizer.rules.lower_case,
+        strip_accents=tokenizer.rules.strip_accents,
+        handle_chinese_chars=tokenizer.rules.split_cjk,
+    )
+    (place / TOKENIZER_JSON).write_text(fast.to_str(), encoding="utf-8")
     special = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL_TOKENS}
     values = read_json(place / TOKENIZER_CONFIG, "") | {
         "tokenizer_class": "PreTrainedTokenizerFast",

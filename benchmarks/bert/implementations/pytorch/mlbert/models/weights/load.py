@@ -21,7 +21,8 @@ from safetensors import SafetensorError, safe_open
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.open import describe
-from mlbert.data.formats.tokenizer import VOCAB_FILE, load_tokenizer
+from mlbert.data.formats.tokenizer import load_tokenizer
+from mlbert.data.formats.tokenizer_files import find_vocabulary
 from mlbert.data.loading import inputs
 from mlbert.host.errors import UserError
 from mlbert.host.json_files import read_json
@@ -155,7 +156,7 @@ def open_saved(source: Path) -> tuple[AnyBert, Report, Path, bool | None]:
     model = _model_of(weights, file)
     model.initialize(0)  # heads may be missing
     report = weight_files.load_state(model, weights.tensors, str(file))
-    expected = file.with_name(VOCAB_FILE)
+    expected = find_vocabulary(file.parent)
     of_run = vocabulary_of_run(file.parent) if file.name == CHECKPOINT_TENSORS else None
     return model, report, *(of_run or (expected, None))
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.formats.tokenizer import VOCAB_FILE, hub_problem
+from mlbert.data.formats.tokenizer import hub_problem
+from mlbert.data.formats.tokenizer_files import TOKENIZER_FILES, find_vocabulary
 from mlbert.host.errors import UserError
 from mlbert.host.provenance import shipped
 from mlbert.models.weights.huggingface import read_config
@@ -91,7 +92,13 @@ class Durations:
         return YamlValue(self.steps(name, given.value, least=least), given.origin)
 
 
-HUB_FILES = ("config.json", "model.safetensors", VOCAB_FILE, "tokenizer_config.json")
+HUB_FILES = (
+    "config.json",
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "model-*-of-*.safetensors",
+    *TOKENIZER_FILES,
+)
 
 
 def start_path(leaves: Leaves) -> Path | str | None:
@@ -135,7 +142,7 @@ def find_start(start: Path | str) -> tuple[BertConfig | None, Path | None]:
     folder = source if source.is_dir() else source.parent
     if (source / "weights").is_dir():
         folder = source / "weights"
-    vocabulary = folder / VOCAB_FILE
+    vocabulary = find_vocabulary(folder)
     shape: BertConfig | None = None
     if source.suffix == ".pt":
         shape = read_weights(source).shape
