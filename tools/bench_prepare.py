@@ -65,7 +65,8 @@ def default_input(
         total += sum(len(sentence) + 1 for sentence in document)
         if total >= num_bytes:
             break
-    part, vocab = folder / "part.txt", folder / "vocab.txt"
+    part = folder / "part.txt"
+    vocab = folder / "vocab.txt"
     write_text(part, documents)
     entries = train_vocabulary(
         count_words(sentence for document in documents for sentence in document), vocab_size
@@ -208,7 +209,9 @@ def measure_loader(rows: Ragged, vocab_file: Path, folder: Path, rounds: int) ->
         partition=contiguous,
     )
     source.open()
-    seconds, wall, sequences = [], [], []
+    seconds = []
+    wall = []
+    sequences = []
     for turn in range(rounds):
         steps = range(turn * LOADER_STEPS, (turn + 1) * LOADER_STEPS)
         started = time.perf_counter()
@@ -242,8 +245,11 @@ def measure_packing(num_lengths: int) -> dict[str, Any]:
     wall = time.perf_counter() - started
     filled = packs.filled(lengths, 512)
     return {
-        **{"lengths": num_lengths, "seconds": seconds, "wall_seconds": wall},
-        **{"packs": packs.num_packs, "filled": filled},
+        "lengths": num_lengths,
+        "seconds": seconds,
+        "wall_seconds": wall,
+        "packs": packs.num_packs,
+        "filled": filled,
     }
 
 
@@ -257,7 +263,9 @@ def _processor() -> str:
 
 def lines(record: dict[str, Any]) -> list[str]:
     """Return a record as readable lines."""
-    generator, loader, packing = record["generator"], record["loader"], record["packing"]
+    generator = record["generator"]
+    loader = record["loader"]
+    packing = record["packing"]
     found = [
         f"{generator['instances']:,} instances of {record['input']['name']}, one core, CPU seconds:"
     ]

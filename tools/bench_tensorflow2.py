@@ -48,7 +48,8 @@ def tensorflow_side(
     """Return a step over rows of at most ``most`` sequences each; ``start`` has initial weights by our names."""
     tokens = config.max_position_embeddings
     packs = pack_lengths(ragged.lengths, tokens, most, seed=0)
-    order, per_row = packs.order, np.diff(packs.offsets)
+    order = packs.order
+    per_row = np.diff(packs.offsets)
     predictions = int(np.diff(ragged.masked_offsets).max())
     rows = rows_of(
         ragged.take(order), per_row, len(per_row), row_shape(tokens, most, tokens, predictions)

@@ -93,13 +93,16 @@ def one_pass(texts: TextSet, seconds: float) -> dict[str, float]:
     source = TextSource(texts, sequences_per_step=SEQUENCES, rate=rate, seed=1, **order)
     source.open()
     source.next_step()
-    waits, began, cpu = [], time.perf_counter(), time.process_time()
+    waits = []
+    began = time.perf_counter()
+    cpu = time.process_time()
     for step in range(STEPS):
         time.sleep(max(0.0, began + step * seconds - time.perf_counter()))
         asked = time.perf_counter()
         source.next_step()
         waits.append(1e3 * (time.perf_counter() - asked))
-    wall, used = time.perf_counter() - began, time.process_time() - cpu
+    wall = time.perf_counter() - began
+    used = time.process_time() - cpu
     source.close()
     if seconds:
         return {
@@ -140,7 +143,8 @@ def run(folder: Path, rounds: int) -> dict[str, Any]:
             "seconds to open": time.perf_counter() - began,
             "tokens a sequence": sum(batch.num_tokens for batch in samples) / samples.num_examples,
         }
-    record["python"], record["numpy"] = platform.python_version(), np.__version__
+    record["python"] = platform.python_version()
+    record["numpy"] = np.__version__
     record["compiled"] = "unavailable" not in native.status()
     return record
 

@@ -30,7 +30,6 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-import attention_model
 import sass
 from counted.access import bind_launch
 from mlbert.data.loading import triton_expand
@@ -51,7 +50,6 @@ from mlbert.optim.triton_update import TritonUpdate
 ARCHITECTURES = (80, 90, 100)
 FIRST_FP8_ARCHITECTURE = 89
 HOPPER_CASE = "products fp8 GELU"  # used on sm_90 only; Triton 3.6 does not compile it for sm_100
-ATTENTION_MODEL = ("attention H=64 bf16 dropout", 90)
 _POINTERS = {
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
@@ -106,25 +104,31 @@ class Report:
 def recording(arch: int) -> Iterator[list[Launch]]:
     """Make ops on meta tensors use kernels for compute capability `arch`, and append launches to the yielded list."""
     launches: list[Launch] = []
-    run, capability = JITFunction.run, device.assumed_capability
+    run = JITFunction.run
+    capability = device.assumed_capability
 
     def record(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         launches.append(Launch(self, *bind_launch(self, args, kwargs)))
 
-    JITFunction.run, device.assumed_capability = record, arch
+    JITFunction.run = record
+    device.assumed_capability = arch
     try:
         yield launches
     finally:
-        JITFunction.run, device.assumed_capability = run, capability
+        JITFunction.run = run
+        device.assumed_capability = capability
 
 
 def compile_launch(launch: Launch, case: str, arch: int) -> Report:
     """Compile a kernel for compute capability `arch`, such as 90 for 9.0 (sm_90a)."""
-    signature, constants, attributes = {}, {}, {}
+    signature = {}
+    constants = {}
+    attributes = {}
     for index, parameter in enumerate(launch.kernel.params):
         value = launch.arguments[parameter.name]
         if parameter.is_constexpr or value is None:
-            signature[parameter.name], constants[(index,)] = "constexpr", value
+            signature[parameter.name] = "constexpr"
+            constants[(index,)] = value
         elif isinstance(value, TensorDescriptor):
             signature[parameter.name] = (
                 f"tensordesc<{_POINTERS[value.base.dtype][1:]}{value.block_shape}>"
@@ -134,7 +138,8 @@ def compile_launch(launch: Launch, case: str, arch: int) -> Report:
             if not parameter.do_not_specialize_on_alignment:
                 attributes[(index,)] = [["tt.divisibility", 16]]
         elif isinstance(value, int) and value == 1 and not parameter.do_not_specialize:
-            signature[parameter.name], constants[(index,)] = "constexpr", 1
+            signature[parameter.name] = "constexpr"
+            constants[(index,)] = 1
         else:
             signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
             if not parameter.do_not_specialize and isinstance(value, int) and value % 16 == 0:
@@ -142,9 +147,19 @@ def compile_launch(launch: Launch, case: str, arch: int) -> Report:
     source = ASTSource(launch.kernel, signature, constants, attributes)
     compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=launch.options)
     ptx = compiled.asm["ptx"]
-    name, metadata = launch.kernel.fn.__name__, compiled.metadata
-    code = compiled.asm["ttir"], ptx, compiled.asm["cubin"]
-    return Report(name, case, arch, metadata.shared, metadata.num_warps, *code, launch.arguments)
+    name = launch.kernel.fn.__name__
+    metadata = compiled.metadata
+    return Report(
+        name,
+        case,
+        arch,
+        metadata.shared,
+        metadata.num_warps,
+        compiled.asm["ttir"],
+        ptx,
+        compiled.asm["cubin"],
+        launch.arguments,
+    )
 
 
 def assembled(ptx: str, arch: int) -> tuple[int, int]:
@@ -163,10 +178,8 @@ def assembled(ptx: str, arch: int) -> tuple[int, int]:
             f"{folder}/kernel.cubin",
         ]
         output = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    registers, spills = (
-        re.search(r"Used (\d+) registers", output),
-        re.findall(r"(\d+) bytes spill", output),
-    )
+    registers = re.search(r"Used (\d+) registers", output)
+    spills = re.findall(r"(\d+) bytes spill", output)
     assert registers, output
     return int(registers[1]), sum(map(int, spills))
 
@@ -181,7 +194,8 @@ def _key(device_key: bool) -> int | torch.Tensor:
 def _attention(
     head_size: int, dtype: torch.dtype, dropout: float, alibi: bool, device_key: bool = False
 ) -> None:
-    num_tokens, num_heads = 4096, 1024 // head_size
+    num_tokens = 4096
+    num_heads = 1024 // head_size
     qkv = torch.empty(
         num_tokens, 3, num_heads, head_size, dtype=dtype, device=_META, requires_grad=True
     )
@@ -205,29 +219,42 @@ def _norm(
     tokens: int = 4096,
     device_key: bool = False,
 ) -> None:
-    x, residual = _tensor(tokens, hidden, dtype=dtype), _tensor(tokens, hidden, dtype=dtype)
-    weight, bias, x_bias = (_tensor(hidden) for _ in range(3))
-    settings = (1e-12, dropout, _key(device_key), _tensor(tokens, dtype=torch.int32))
+    x = _tensor(tokens, hidden, dtype=dtype)
+    residual = _tensor(tokens, hidden, dtype=dtype)
+    weight = _tensor(hidden)
+    bias = _tensor(hidden)
+    x_bias = _tensor(hidden)
+    eps = 1e-12
+    key = _key(device_key)
+    rows = _tensor(tokens, dtype=torch.int32)
     if quantised:
-        scalars = torch.empty(2, device=_META)
-        saved = norm.quantised_norm(x, residual, weight, bias, *settings, x_bias, *scalars)[2]
-        norm.quantised_norm_gradients(x, residual, saved, weight, *settings[1:], *scalars)
+        scale, amax = torch.empty(2, device=_META)
+        _, _, saved = norm.quantised_norm(
+            x, residual, weight, bias, eps, dropout, key, rows, x_bias, scale, amax
+        )
+        norm.quantised_norm_gradients(x, residual, saved, weight, dropout, key, rows, scale, amax)
         return
-    norm.dropout_add_layer_norm(x, residual, weight, bias, *settings, x_bias).backward(
-        torch.empty_like(x)
-    )
-    norm.layer_norm_dropout(x, weight, bias, *settings).backward(torch.empty_like(x))
+    out = norm.dropout_add_layer_norm(x, residual, weight, bias, eps, dropout, key, rows, x_bias)
+    out.backward(torch.empty_like(x))
+    out = norm.layer_norm_dropout(x, weight, bias, eps, dropout, key, rows)
+    out.backward(torch.empty_like(x))
 
 
 def _loss(dtype: torch.dtype, rows: int = 640) -> None:
-    logits, labels = _tensor(rows, 30528, dtype=dtype), _tensor(rows, dtype=torch.int64)
+    logits = _tensor(rows, 30528, dtype=dtype)
+    labels = _tensor(rows, dtype=torch.int64)
     loss.masked_cross_entropy(logits, labels, 30522)[0].backward()
 
 
 def _embedding(dtype: torch.dtype, tokens: int = 4096) -> None:
-    ids = [_tensor(tokens, dtype=torch.int64) for _ in range(3)]
     out = embedding.embedding_sum(
-        *ids, _tensor(30528, 1024), _tensor(512, 1024), _tensor(2, 1024), dtype
+        _tensor(tokens, dtype=torch.int64),
+        _tensor(tokens, dtype=torch.int64),
+        _tensor(tokens, dtype=torch.int64),
+        _tensor(30528, 1024),
+        _tensor(512, 1024),
+        _tensor(2, 1024),
+        dtype,
     )
     out.backward(torch.empty_like(out))
 
@@ -239,9 +266,8 @@ def _expand() -> None:
 
 
 def _cast(tokens: int = 4096) -> None:
-    x, bias = (
-        _tensor(*shape, dtype=torch.bfloat16).detach() for shape in ((tokens, 1024), (1024,))
-    )
+    x = _tensor(tokens, 1024, dtype=torch.bfloat16).detach()
+    bias = _tensor(1024, dtype=torch.bfloat16).detach()
     scale, amax = torch.empty(2, device=_META)
     for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
         cast.cast_transpose(x, scale, amax, dtype)
@@ -253,11 +279,18 @@ def _cast(tokens: int = 4096) -> None:
 
 def _product(tokens: int = 4096) -> None:
     small = functools.partial(torch.empty, device=_META, dtype=torch.float8_e4m3fn)
-    x, weight, bias = small(tokens, 1024), small(4096, 1024), torch.empty(4096, device=_META)
-    inverses, settings = tuple(torch.empty(2, device=_META)), torch.empty(2, device=_META)
-    pre, _ = product.product_gelu(x, weight, inverses, bias, False, *settings, x.dtype)
-    operands = x.view(torch.float8_e5m2), weight, inverses, True, pre, bias, False
-    product.product_gelu_backward(*operands, *settings, torch.float8_e5m2)
+    x = small(tokens, 1024)
+    weight = small(4096, 1024)
+    bias = torch.empty(4096, device=_META)
+    inverses = tuple(torch.empty(2, device=_META))
+    scale, amax = torch.empty(2, device=_META)
+    exact = False
+    fast = True
+    pre, _ = product.product_gelu(x, weight, inverses, bias, exact, scale, amax, x.dtype)
+    d_out = x.view(torch.float8_e5m2)
+    product.product_gelu_backward(
+        d_out, weight, inverses, fast, pre, bias, exact, scale, amax, torch.float8_e5m2
+    )
 
 
 def _gelu(dtype: torch.dtype, tokens: int = 4096) -> None:
@@ -289,7 +322,8 @@ def _update(optimizer: type[CompiledOptimizer], *sizes: int) -> None:
 
 def cases() -> dict[str, Callable[[], None]]:
     """Return calls of ops on meta tensors, forward and backward, by name."""
-    half, single = torch.bfloat16, torch.float32
+    half = torch.bfloat16
+    single = torch.float32
     return {
         "attention H=64 bf16 dropout": lambda: _attention(64, half, 0.1, False),
         "attention H=64 bf16": lambda: _attention(64, half, 0.0, False),
@@ -342,14 +376,6 @@ def compile_case(case: str, arch: int) -> list[Report]:
     return [compile_launch(launch, case, arch) for launch in unique.values()]
 
 
-def attention_microseconds(reports: list[Report]) -> float:
-    """Return `attention_model`'s time per sequence for the kernels of the case `ATTENTION_MODEL`."""
-    kernels = [x for x in reports if x.kernel in attention_model.KERNELS]
-    return sum(
-        attention_model.of(x.kernel, x.arguments, x.warps, x.cubin).microseconds() for x in kernels
-    )
-
-
 def main(words: list[str]) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -359,37 +385,48 @@ def main(words: list[str]) -> None:
     parser.add_argument("--only", default="", help="only cases with this text in their name")
     options = parser.parse_args(words)
     line = "{:34} {:36} {:>4} {:>4} {:>5} {:>7} {:>5} {:>8} {:>12} {:>6} {:>9}"
-    head = (
-        "case",
-        "kernel",
-        "arch",
-        "regs",
-        "spill",
-        "shared",
-        "warps",
-        "barriers",
-        "instructions",
-        "clocks",
+    print(
+        line.format(
+            "case",
+            "kernel",
+            "arch",
+            "regs",
+            "spill",
+            "shared",
+            "warps",
+            "barriers",
+            "instructions",
+            "clocks",
+            "in a loop",
+        )
     )
-    print(line.format(*head, "in a loop"))
     for case in cases():
-        for arch in options.arch if options.only in case else ():
+        if options.only not in case:
+            continue
+        for arch in options.arch:
             reports = compile_case(case, arch)
             for report in reports:
-                counts, loops = sass.instructions(report.cubin), sass.loops(report.cubin)
+                counts = sass.instructions(report.cubin)
+                loops = sass.loops(report.cubin)
                 barriers = sum(
                     count for opcode, count in counts.items() if opcode.startswith("BAR")
                 )
-                resources = (*report.registers_and_spills, report.shared, report.warps, barriers)
-                code = (
-                    counts.total(),
-                    sass.clocks(counts),
-                    max((loop.total() for loop in loops), default=0),
-                )
-                print(line.format(case, report.kernel, arch, *resources, *code))
-            if (case, arch) == ATTENTION_MODEL:
+                registers, spilled = report.registers_and_spills
+                longest_loop = max((loop.total() for loop in loops), default=0)
                 print(
-                    f"modelled: {attention_microseconds(reports):.1f} us a sequence (tools/attention_model.py)"
+                    line.format(
+                        case,
+                        report.kernel,
+                        arch,
+                        registers,
+                        spilled,
+                        report.shared,
+                        report.warps,
+                        barriers,
+                        counts.total(),
+                        sass.clocks(counts),
+                        longest_loop,
+                    )
                 )
 
 

@@ -52,12 +52,13 @@ INITIAL: dict = {
     "own_settings": 1.1,
     "pcie_samples": 1.0,
 }
-PRIOR, NETWORK_PRIOR, EQUAL_CONSTANTS = (
-    0.05,
-    0.5,
-    0.5,
-)  # weights of logarithms' distances; a row has weight 1
-SUBMITTER, ROUND, GPU = "submitter", "round", "gpu"
+# weights of logarithms' distances; a row has weight 1
+PRIOR = 0.05
+NETWORK_PRIOR = 0.5
+EQUAL_CONSTANTS = 0.5
+SUBMITTER = "submitter"
+ROUND = "round"
+GPU = "gpu"
 
 
 @dataclass(frozen=True)
@@ -87,14 +88,25 @@ def read(path: Path = PUBLISHED) -> list[Row]:
     with path.open(encoding="utf-8", newline="") as lines:
         for line in csv.DictReader(lines):
             gbps = float(line["network_gbps"]) if line["network_gbps"] else None
-            sizes = (int(line["gpus"]), int(line["nodes"]), int(line["batch"]))
-            gpu = line["accelerator"] + ("-40gb" if "SXM-40GB" in line["system"] else "")
-            job = TrainingJob(gpu, *sizes, network_gbps=gbps, round=line["round"])
+            gpu = line["accelerator"]
+            if "SXM-40GB" in line["system"]:
+                gpu += "-40gb"
+            job = TrainingJob(
+                gpu,
+                int(line["gpus"]),
+                int(line["nodes"]),
+                int(line["batch"]),
+                network_gbps=gbps,
+                round=line["round"],
+            )
             samples = None if job.gpu == "gaudi2" else 1e6 * float(line["million_samples"])
-            minutes = (60 * float(line["minutes"]), 60 * float(line["official_minutes"]))
+            seconds = 60 * float(line["minutes"])
+            official_seconds = 60 * float(line["official_minutes"])
             evaluation = float(line["eval_seconds"]) if line["eval_seconds"] else None
             name = f"{line['round']} {line['submitter']} {line['system']}"
-            rows.append(Row(name, line["submitter"], job, *minutes, samples, evaluation))
+            rows.append(
+                Row(name, line["submitter"], job, seconds, official_seconds, samples, evaluation)
+            )
     return rows
 
 
@@ -117,17 +129,17 @@ def evaluation_gpu_seconds(rows: list[Row]) -> dict[str, float]:
 
 def fit(rows: list[Row]) -> Parameters:
     """Return the parameters that fit these rows, without bands."""
-    places = [
-        (name, key)
-        for name, value in INITIAL.items()
-        for key in (value if isinstance(value, dict) else [None])
-    ]
+    places: list[tuple[str, str | None]] = []
+    for name, value in INITIAL.items():
+        keys = list(value) if isinstance(value, dict) else [None]
+        places += [(name, key) for key in keys]
     start = np.log([INITIAL[name] if key is None else INITIAL[name][key] for name, key in places])
     weights = np.array(
         [NETWORK_PRIOR if place == ("network_ms", "switched") else PRIOR for place in places]
     )
     constants = [places.index(("constant_ms", name)) for name in INITIAL["constant_ms"]]
-    evaluation, fitted = evaluation_gpu_seconds(rows), {row.job.gpu for row in rows}
+    evaluation = evaluation_gpu_seconds(rows)
+    fitted = {row.job.gpu for row in rows}
 
     def parameters(logarithms: np.ndarray, digits: int | None = None) -> Parameters:
         found: dict = {
@@ -152,7 +164,8 @@ def fit(rows: list[Row]) -> Parameters:
         return np.sign(values) * SMOOTH * np.sqrt(2 * (np.sqrt(1 + (values / SMOOTH) ** 2) - 1))
 
     def residuals(logarithms: np.ndarray) -> np.ndarray:
-        p, (first, second) = parameters(logarithms), logarithms[constants]
+        p = parameters(logarithms)
+        first, second = logarithms[constants]
         apart = [smoothed(errors(rows, p, samples_known=known)) for known in (False, True)]
         return np.concatenate(
             [*apart, weights * (logarithms - start), [EQUAL_CONSTANTS * (first - second)]]

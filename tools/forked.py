@@ -25,7 +25,8 @@ def run_forked(
     child = os.fork()
     if child == 0:
         _run_child(work, output)
-    deadline, wait = time.monotonic() + seconds, 0.002
+    deadline = time.monotonic() + seconds
+    wait = 0.002
     while True:
         ended, status, usage = os.wait4(child, os.WNOHANG)
         if ended or time.monotonic() > deadline:

@@ -35,24 +35,19 @@ SLACK = 3  # wall-clock limit as a multiple of it, because the machine may be bu
 BYTES = 2 * 2**30
 NUMBER_OF_FILES = (1, 1, 1, 2)
 _IMPORTED = (
-    *(
-        "mlbert.report.page",
-        "mlbert.recipes.packed_lamb_build",
-        "mlbert.recipes.classification_build",
-    ),
-    *(
-        "mlbert.recipes.masked_lm_stored_build",
-        "mlbert.recipes.masked_lm_text_build",
-        "mlbert.training.experiment",
-    ),
-    *(
-        "mlbert.models.weights.convert",
-        "matplotlib.pyplot",
-        "tokenizers",
-        "pandas",
-        "sklearn.metrics",
-    ),
-    *("transformers.models.bert.modeling_bert", "torch.distributed.tensor"),
+    "mlbert.report.page",
+    "mlbert.recipes.packed_lamb_build",
+    "mlbert.recipes.classification_build",
+    "mlbert.recipes.masked_lm_stored_build",
+    "mlbert.recipes.masked_lm_text_build",
+    "mlbert.training.experiment",
+    "mlbert.models.weights.convert",
+    "matplotlib.pyplot",
+    "tokenizers",
+    "pandas",
+    "sklearn.metrics",
+    "transformers.models.bert.modeling_bert",
+    "torch.distributed.tensor",
 )
 _FRAME = re.compile(r'File "[^"]*/(\w+/\w+\.py)", line \d+, in (\w+)')
 _ERROR = re.compile(r"^(\w[\w.]*(?:Error|Exception|Interrupt|Warning|Exit)\b)[^\n]*", re.MULTILINE)
@@ -137,7 +132,9 @@ def make_inputs(form: Format, folder: Path, is_tried: bool) -> None:
 
     (folder / "in").mkdir(parents=True)
     form.make(folder / "in", mlbert)
-    for words in form.commands.splitlines() if is_tried else ():
+    if not is_tried:
+        return
+    for words in form.commands.splitlines():
         shutil.copytree(folder / "in", folder / "try/in")
         mlbert(words, folder / "try")
         shutil.rmtree(folder / "try")
@@ -145,7 +142,8 @@ def make_inputs(form: Format, folder: Path, is_tried: bool) -> None:
 
 def run_case(name: str, number: int, valid: Path, folder: Path) -> tuple[str, Ended]:
     """Run one case in ``folder``; return the damage done and how the command ended."""
-    form, rng = FORMATS[name], random.Random(f"{name} {number}")
+    form = FORMATS[name]
+    rng = random.Random(f"{name} {number}")
     shutil.copytree(valid / "in", folder / "in", symlinks=True)
     files = form.files(folder / "in")
     chosen = rng.sample(files, min(rng.choice(NUMBER_OF_FILES), len(files)))
@@ -177,7 +175,8 @@ def fuzz(
 ) -> Counter[str]:
     """Run cases of all formats in turn until the time is up; return the number of failures of each kind."""
     found: Counter[str] = Counter()
-    done, end = 0, time.monotonic() + 60 * minutes
+    done = 0
+    end = time.monotonic() + 60 * minutes
     with tempfile.TemporaryDirectory(prefix="mlbert-fuzz-") as temporary:
         valid = {name: Path(temporary) / f"valid {name}" for name in names}
         for name in names:

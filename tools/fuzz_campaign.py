@@ -80,11 +80,9 @@ def _permissions(path: Path, rng: random.Random) -> None:
 
 def _obey_permissions() -> None:
     """Drop root's right to ignore permissions; unlike another user, this process can still import modules."""
-    libc, header, rights = (
-        ctypes.CDLL(None),
-        (ctypes.c_uint32 * 2)(0x20080522, 0),
-        (ctypes.c_uint32 * 6)(),
-    )
+    libc = ctypes.CDLL(None)
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    rights = (ctypes.c_uint32 * 6)()
     libc.capget(header, rights)
     for place in (
         0,
@@ -106,13 +104,18 @@ def _loop(path: Path, rng: random.Random) -> None:
 
 def _jump() -> None:
     """Let the clock of this process jump at every tenth call."""
-    now, calls = time.time, itertools.count()
-    time.time = lambda: now() + (0, -86_400, 10**9)[next(calls) // 10 % 3]
+    now = time.time
+    calls = itertools.count()
+    jumps = (0, -86_400, 10**9)  # seconds
+    time.time = lambda: now() + jumps[next(calls) // 10 % len(jumps)]
 
 
 DAMAGES: dict[str, Callable[[Path, random.Random], object]] = {
-    **{"depth": _depth, "size": _size, "encoding": _encoding},
-    **{"special": fuzz_damage.replace_file, "permissions": _permissions},
+    "depth": _depth,
+    "size": _size,
+    "encoding": _encoding,
+    "special": fuzz_damage.replace_file,
+    "permissions": _permissions,
 }
 KINDS = (*DAMAGES, "symlink loop", "type", "full disk", "clock")
 
@@ -129,6 +132,10 @@ def _result(ended: fuzz.Ended, out: Path) -> list[str]:
     return [str(ended.status), *sums, *words]
 
 
+def _do_nothing() -> None:
+    """Change nothing in the started process."""
+
+
 def run_case(
     form: Format, words: str, kind: str, valid: Path, folder: Path, rng: random.Random
 ) -> tuple[str, str]:
@@ -139,21 +146,22 @@ def run_case(
     given = [folder / "in" / name for name in re.findall(r"\{in\}/([^\s]+)", words)]
     named = [path for path in files if any(place in (path, *path.parents) for place in given)]
     path = rng.choice(named or files)
-    what, child = str(path.relative_to(folder / "in")), lambda: None
+    what = str(path.relative_to(folder / "in"))
+    child: Callable[[], None] = _do_nothing
     if kind == "type":
         numbers = [
             word
             for word in words.split()[1:]
             if re.fullmatch(r"(\w+=)?([\d.]+|\{(in|out)\}\S*)", word)
         ]
-        old, new = rng.choice(numbers or [words.split()[-1]]), rng.choice(_WORDS)
+        old = rng.choice(numbers or [words.split()[-1]])
+        new = rng.choice(_WORDS)
         new = f"{old.partition('=')[0]}={new}" if "=" in old else new
-        words, what = (
-            " ".join(new if word == old else word for word in words.split()),
-            f"{old} -> {new[:20]!a}",
-        )
+        words = " ".join(new if word == old else word for word in words.split())
+        what = f"{old} -> {new[:20]!a}"
     elif kind == "full disk":
-        what, size = "out", rng.choice(("4k", "16k", "64k"))
+        what = "out"
+        size = rng.choice(("4k", "16k", "64k"))
         subprocess.run(
             ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder / "out"], check=True
         )
@@ -172,7 +180,8 @@ def _verdict(ended: fuzz.Ended, path: Path, folder: Path, valid: Path, words: st
         return f"failed: {ended.failure}"
     if ended.status == 2:
         return "refused"
-    found, usual = _result(ended, folder / "out"), _usual(words, valid, folder)
+    found = _result(ended, folder / "out")
+    usual = _usual(words, valid, folder)
     if found == usual:
         return "unchanged"
     is_named = path.name in ended.words or re.search(
@@ -220,13 +229,15 @@ def main() -> int:
         tempfile.TemporaryDirectory(prefix="mlbert-fuzz-") as temporary,
         given.table.open("w") as table,
     ):
-        root, valid = Path(temporary), given.inputs or Path(temporary)
+        root = Path(temporary)
+        valid = given.inputs or Path(temporary)
         root.chmod(0o755)
         for name, form in CAMPAIGN.items():
             if not (valid / name / "in").exists():
                 fuzz.make_inputs(form, valid / name, False)
         for number in range(given.first, given.first + given.cases):
-            rng, folder = random.Random(f"{given.seed} {number}"), root / "case"
+            rng = random.Random(f"{given.seed} {number}")
+            folder = root / "case"
             kind = KINDS[number % len(KINDS)]
             name, words = rng.choice(commands)
             folder.mkdir(mode=0o755)

@@ -144,7 +144,8 @@ def _bytes(data: bytes, rng: random.Random) -> bytes:
     """Damage bits, words and byte ranges."""
     if not data:
         return bytes(rng.randrange(256) for _ in range(rng.randrange(1, 64)))
-    at, length = rng.randrange(len(data)), rng.choice((1, 2, 8, 64, 4096))
+    at = rng.randrange(len(data))
+    length = rng.choice((1, 2, 8, 64, 4096))
     word = rng.choice(_WORDS)
     return rng.choice(
         (
@@ -165,7 +166,8 @@ def _bytes(data: bytes, rng: random.Random) -> bytes:
 def _text(data: bytes, rng: random.Random) -> bytes:
     """Damage lines, line endings and encodings."""
     lines = data.splitlines(keepends=True) or [b""]
-    at, other = rng.randrange(len(lines)), rng.randrange(len(lines))
+    at = rng.randrange(len(lines))
+    other = rng.randrange(len(lines))
     replaced = rng.choice(_TEXTS).encode()
     return rng.choice(
         (
@@ -267,7 +269,8 @@ def _changed(value: Any, rng: random.Random) -> Any:
             )
         )
     keys = list(value) if isinstance(value, dict) else list(range(len(value)))
-    key, kind = rng.choice(keys), rng.random()
+    key = rng.choice(keys)
+    kind = rng.random()
     if kind < 0.7:
         value[key] = _changed(value[key], rng)
     elif kind < 0.85:
@@ -291,7 +294,8 @@ def _header(data: bytes, rng: random.Random) -> bytes:
 
 def _records(data: bytes, rng: random.Random) -> bytes:
     """Drop, duplicate or damage records of a TFRecord file, with valid checksums."""
-    records, at = [], 0
+    records = []
+    at = 0
     while at + 12 <= len(data):
         length = int.from_bytes(data[at : at + 8], "little")
         if length > len(data):
@@ -300,7 +304,8 @@ def _records(data: bytes, rng: random.Random) -> bytes:
         at += 16 + length
     if not records:
         return _bytes(data, rng)
-    index, kind = rng.randrange(len(records)), rng.random()
+    index = rng.randrange(len(records))
+    kind = rng.random()
     if kind < 0.15:
         del records[index]
     elif kind < 0.3:

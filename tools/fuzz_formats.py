@@ -32,53 +32,42 @@ _NOUNS = (
 )
 _VERBS = ("holds", "crosses", "follows", "paints", "opens", "finds", "carries", "measures")
 _SHAPE = {
-    **{"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
-    **{"intermediate_size": 64, "max_position_embeddings": 32},
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": 32,
 }
 _SETTINGS = {
-    **{
-        "recipe": "packed_lamb",
-        "input_dir": "{in}/data/train",
-        "eval_dir": "{in}/data/eval",
-        "output_dir": "{in}/out",
-    },
-    **{
-        "bert_config_file": "{in}/bert_config.json",
-        "train_batch_size": 4,
-        "gradient_accumulation_steps": 1,
-    },
-    **{
-        "average_packing_rate": 1,
-        "learning_rate": 0.01,
-        "max_steps": 4,
-        "max_samples_termination": 10_000,
-    },
-    **{
-        "opt_lamb_beta_1": 0.9,
-        "opt_lamb_beta_2": 0.98,
-        "weight_decay_rate": 0.01,
-        "eval_iter_start_samples": 8,
-    },
-    **{
-        "eval_iter_samples": 8,
-        "num_eval_examples": 16,
-        "eval_batch_size": 8,
-        "target_mlm_accuracy": 0.999,
-    },
-    **{
-        "seed": 5,
-        "cpu_threads": 1,
-        "precision": "fp32",
-        "ops": "plain",
-        "log_freq": 1,
-        "save_checkpoint_steps": 2,
-    },
-    **{
-        "keep_checkpoints": 2,
-        "submission_org": "test",
-        "submission_platform": "test",
-        "submission_division": "open",
-    },
+    "recipe": "packed_lamb",
+    "input_dir": "{in}/data/train",
+    "eval_dir": "{in}/data/eval",
+    "output_dir": "{in}/out",
+    "bert_config_file": "{in}/bert_config.json",
+    "train_batch_size": 4,
+    "gradient_accumulation_steps": 1,
+    "average_packing_rate": 1,
+    "learning_rate": 0.01,
+    "max_steps": 4,
+    "max_samples_termination": 10_000,
+    "opt_lamb_beta_1": 0.9,
+    "opt_lamb_beta_2": 0.98,
+    "weight_decay_rate": 0.01,
+    "eval_iter_start_samples": 8,
+    "eval_iter_samples": 8,
+    "num_eval_examples": 16,
+    "eval_batch_size": 8,
+    "target_mlm_accuracy": 0.999,
+    "seed": 5,
+    "cpu_threads": 1,
+    "precision": "fp32",
+    "ops": "plain",
+    "log_freq": 1,
+    "save_checkpoint_steps": 2,
+    "keep_checkpoints": 2,
+    "submission_org": "test",
+    "submission_platform": "test",
+    "submission_division": "open",
 }
 _SET = "prepare text --input {in}/text --out {in}/data --workers 1 --max-seq-length 32 --vocab-size 200 --dupe-factor 1"
 _SET += " --one-per-line --eval-sequences 16"
@@ -140,7 +129,8 @@ def _run_folder(folder: Path, mlbert: Mlbert) -> None:
 def _interrupted(folder: Path, mlbert: Mlbert) -> None:
     """Write a run that was killed after its second checkpoint."""
     _run_folder(folder, mlbert)
-    run, log = folder / "out/run_0", folder / "out/result_0.txt"
+    run = folder / "out/run_0"
+    log = folder / "out/result_0.txt"
     (run / "summary.json").unlink()
     shutil.rmtree(run / "weights")
     shutil.rmtree(run / "huggingface")

@@ -18,7 +18,8 @@ from pathlib import Path
 from mlbert.data.prepare import python_text
 from mlbert.data.prepare.corpus import prose_sentences
 
-MANUALS, SYSTEM_DOCUMENTS = Path("/usr/share/man"), Path("/usr/share/doc")
+MANUALS = Path("/usr/share/man")
+SYSTEM_DOCUMENTS = Path("/usr/share/doc")
 MIN_SENTENCES = 3  # per document, without repeated ones
 
 _REQUEST = re.compile(r"^[.'](?:\\\"|\w+)[ \t]*(.*)$")  # a troff command line
@@ -45,7 +46,8 @@ def write_text(path: Path, most_bytes: int) -> str:
 
     Returns the text's sha256.
     """
-    digest, written = hashlib.sha256(), 0
+    digest = hashlib.sha256()
+    written = 0
     with path.open("wb") as file:
         for document in documents():
             data = ("\n".join(document) + "\n\n").encode("utf-8", errors="ignore")

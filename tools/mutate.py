@@ -42,8 +42,16 @@ SEED = 0
 PATIENCE = 20.0
 # Imported once for all forks.
 PRELOADED = (
-    *("torch", "pytest", "hypothesis", "numpy", "h5py"),
-    *("pydantic", "omegaconf", "tokenizers", "typer", "rich"),
+    "torch",
+    "pytest",
+    "hypothesis",
+    "numpy",
+    "h5py",
+    "pydantic",
+    "omegaconf",
+    "tokenizers",
+    "typer",
+    "rich",
 )
 
 
@@ -102,11 +110,9 @@ def _meaning(text: str) -> str:
         elif isinstance(node, ast.arg | ast.AnnAssign):
             node.annotation = ast.Name("T")
         elif isinstance(node, ast.arguments):  # ignore / and *
-            node.args, node.posonlyargs, node.kwonlyargs = (
-                node.posonlyargs + node.args + node.kwonlyargs,
-                [],
-                [],
-            )
+            node.args = node.posonlyargs + node.args + node.kwonlyargs
+            node.posonlyargs = []
+            node.kwonlyargs = []
             node.kw_defaults = [default for default in node.kw_defaults if default]
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             node.value.value = ""
@@ -137,7 +143,8 @@ class Copy:
                 (self.root / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, self.root / name)
         (self.root / ".venv").symlink_to(sys.prefix)
-        self.module, self.tests = module_path(self.root, module), tests
+        self.module = module_path(self.root, module)
+        self.tests = tests
 
     def run(self, text: str, seconds: float = 1e9) -> tuple[int | None, str]:
         """Return pytest's exit status with this text as the module, None if it took too long, and its output."""
@@ -247,7 +254,8 @@ def main() -> None:
         results = [result for share in pool.map(_work, shares) for result in share]
     for mutant, outcome in sorted(results, key=lambda result: result[0].line):
         if outcome == "SURVIVED":
-            old, new = text.splitlines(), mutant.text.splitlines()
+            old = text.splitlines()
+            new = mutant.text.splitlines()
             difference = list(difflib.unified_diff(old, new, n=0, lineterm=""))[2:]
             print("\n".join(["", *difference]))
     counts = Counter(outcome for _, outcome in results)

@@ -37,8 +37,11 @@ class Reference:
         decay_all: bool = False,
     ) -> None:
         self.weights = dict(weights)
-        self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
-        self.max_grad_norm, self.decay_all = max_grad_norm, decay_all
+        self.betas = betas
+        self.eps = eps
+        self.weight_decay = weight_decay
+        self.max_grad_norm = max_grad_norm
+        self.decay_all = decay_all
         self.num_updates = 0
         self.state = {
             key: {name: torch.zeros_like(weight) for name, weight in weights.items()}
@@ -86,7 +89,8 @@ class ReferenceAdamW(Reference):
         **settings: Any,
     ) -> None:
         super().__init__(weights, **settings)
-        self.bias_correction, self.base_lr = bias_correction, base_lr
+        self.bias_correction = bias_correction
+        self.base_lr = base_lr
 
     def update(
         self, weight: Tensor, grad: Tensor, lr: float, decayed: bool, state: dict[str, Tensor]
@@ -98,7 +102,8 @@ class ReferenceAdamW(Reference):
         corrections = [
             1 - beta**self.num_updates if self.bias_correction else 1.0 for beta in self.betas
         ]
-        m, v = state["exp_avg"] / corrections[0], state["exp_avg_sq"] / corrections[1]
+        m = state["exp_avg"] / corrections[0]
+        v = state["exp_avg_sq"] / corrections[1]
         update = m / (v.sqrt() + self.eps)
         if decayed:
             update = update + self.weight_decay / (self.base_lr or 1.0) * weight

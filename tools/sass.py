@@ -45,7 +45,8 @@ def loops(cubin: bytes) -> list[Counter[str]]:
 
     An outer loop includes one iteration of its inner loops.
     """
-    code, found = _code(cubin), []
+    code = _code(cubin)
+    found = []
     for end, (opcode, rest) in enumerate(code):
         target = _TARGET.search(rest) if opcode.startswith("BRA") else None
         if target and ("", target[1]) in code[:end]:

@@ -43,7 +43,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     source = Path(str(page.file.abs_src_path))
 
     def rewrite(match: re.Match[str]) -> str:
-        text, link, anchor = match[1], match[2], match[3] or ""
+        text = match[1]
+        link = match[2]
+        anchor = match[3] or ""
         if link is None or "://" in link:
             return match[0]
         target = Path(os.path.normpath(source.parent / link))

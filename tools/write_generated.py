@@ -67,11 +67,13 @@ def settings_text() -> str:
     """Return the text of settings.md."""
     defaults = [(one, default_words(one, recipes())) for one in settings_by_key().values()]
     defaults += [(one, launcher_default(one)) for one in settings_of(LaunchConfig)]
-    text, last = SETTINGS_HEADER, None
+    text = SETTINGS_HEADER
+    last = None
     for setting, default in defaults:
         if setting.section != last:
             text += f"\n## {setting.section.__name__.removesuffix('Config')}\n\n"
-        text, last = text + setting_line(setting, default), setting.section
+        text = text + setting_line(setting, default)
+        last = setting.section
     return text + SETTINGS_FOOTER
 
 
@@ -82,7 +84,8 @@ def setting_line(setting: Setting, defaults: str) -> str:
     if setting.key not in ("", setting.env.lower()):
         shown += f" `{setting.flag}`"
     choices = [one for one in setting.choices if one != usual]
-    unit, known = setting.unit, f"{setting.env} {setting.meaning}".lower()
+    unit = setting.unit
+    known = f"{setting.env} {setting.meaning}".lower()
     meaning = PLACEHOLDER.sub(r"`\g<0>`", setting.meaning)
     notes = [
         "required" if usual == "required" else "",

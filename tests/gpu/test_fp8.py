@@ -85,7 +85,8 @@ def test_feed_forward_matches_plain(tokens, exact, name):
 
 def test_product_with_bias():
     a, b = (torch.randn(n, 64, device="cuda").to(torch.float8_e4m3fn) for n in (17, 48))
-    bias, one = torch.randn(48, device="cuda").bfloat16(), torch.ones((), device="cuda")
+    bias = torch.randn(48, device="cuda").bfloat16()
+    one = torch.ones((), device="cuda")
     found = fp8.product(a, b, (one, one), torch.bfloat16, fast=True, bias=bias)
     expected = a.float() @ b.float().t() + bias.float()
     assert (found.float() - expected).norm() <= 0.005 * expected.norm()

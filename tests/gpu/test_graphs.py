@@ -13,7 +13,8 @@ from mlbert.ops.fp8_scaling import Products
 from mlbert.training.step import GraphMode, Graphs
 from trainer import Trainer
 
-PACKS, SEED = 8, 7
+PACKS = 8
+SEED = 7
 RATES = (1e-3, 2e-3, 5e-4, 1e-3)
 
 
@@ -49,7 +50,8 @@ def history(config, device, mode, accumulation, products, capture) -> list[list[
     return found
 
 
-SEGMENTED, FULL = GraphMode.SEGMENTED, GraphMode.FULL_ITERATION
+SEGMENTED = GraphMode.SEGMENTED
+FULL = GraphMode.FULL_ITERATION
 CASES = [(None, SEGMENTED, 2), (None, FULL, 1), (Products(), SEGMENTED, 1), (Products(), FULL, 2)]
 
 
@@ -58,7 +60,8 @@ def test_replayed_steps_are_bit_equal(
     products, mode, accumulation, large, device, allow_sync_afterwards
 ):
     settings = (large, device, mode, accumulation, products)
-    found, expected = history(*settings, CudaCapture(device)), history(*settings, NoCapture())
+    found = history(*settings, CudaCapture(device))
+    expected = history(*settings, NoCapture())
     for values, reference in zip(found, expected, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(values, reference, strict=True))
     losses = [float(values[0]) for values in found[1:]]

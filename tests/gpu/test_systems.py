@@ -29,7 +29,8 @@ CONFIGS = (
 def test_a_published_config_trains(
     config: str, tree_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, shape = tree_root / HOME / config, tmp_path / "bert_config.json"
+    file = tree_root / HOME / config
+    shape = tmp_path / "bert_config.json"
     shape.write_text(json.dumps(SHAPE))
     is_shell = file.suffix == ".sh"
     exports = (

@@ -24,7 +24,8 @@ LENGTHS = ([1], [512], [1] * 70, [256, 1, 255, 512, 1, 1, 257, 3] * 20, [3] * 51
 def batch_of(lengths: list[int], masked: bool) -> HostBatch:
     rows = sequences(np.maximum(np.asarray(lengths), 5), 30522, np.random.default_rng(1))
     if not masked:
-        nothing, none = rows.masked_labels[:0], np.zeros(len(rows) + 1, np.int64)
+        nothing = rows.masked_labels[:0]
+        none = np.zeros(len(rows) + 1, np.int64)
         rows = dataclasses.replace(
             rows, masked_labels=nothing, masked_positions=nothing, masked_offsets=none
         )
@@ -111,7 +112,8 @@ def test_source_uses_page_locked_memory():
 @pytest.mark.parametrize("graph", [False, True])
 def test_evaluations_agree_and_do_not_synchronize(large, device, allow_sync_afterwards, graph):
     batches = [made_up_batches(n, n, 30522, 512)[0] for n in (4, 4, 3)]
-    objective, shapes = PreTraining(scope="step"), [StaticShape.over(batches)]
+    objective = PreTraining(scope="step")
+    shapes = [StaticShape.over(batches)]
     model, other = (initialized(BertForPreTraining(large, torch.bfloat16), seed) for seed in (1, 2))
     model = model.to(device)
     evaluator = Evaluator(

@@ -17,7 +17,8 @@ from typing import Any
 import triton.language as tl
 from triton.runtime.jit import JITFunction
 
-_READERS, _WRITERS = ("load", "descriptor_load"), ("store", "descriptor_store")
+_READERS = ("load", "descriptor_load")
+_WRITERS = ("store", "descriptor_store")
 _UNKNOWN = object()
 _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
@@ -69,7 +70,9 @@ class _Finder(ast.NodeVisitor):
         self, roots: dict[str, set[str]], names: Mapping[str, Any], constants: Mapping[str, Any]
     ) -> None:
         self.found = Access()
-        self._roots, self._globals, self._constants = roots, names, constants
+        self._roots = roots
+        self._globals = names
+        self._constants = constants
 
     def visit_If(self, node: ast.If) -> None:
         taken = self._decided(node.test)
@@ -96,7 +99,8 @@ class _Finder(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         self.generic_visit(node)
-        name, given = _called(node.func), self._of(node.args[0]) if node.args else set()
+        name = _called(node.func)
+        given = self._of(node.args[0]) if node.args else set()
         if isinstance(node.func, ast.Attribute) and not _is_module(node.func.value):
             given = self._of(node.func.value)  # a method of a tensor descriptor
         if name in _READERS or name.startswith("atomic_"):

@@ -9,8 +9,8 @@ sequences):
     clock         1.6 GHz
     attention     180 us per sequence of 254.4 tokens, forward and backward with dropout (bfloat16 189, FP8 170)
 
-`TUNED` are what kernels are expected to reach: 4.2 TB/s everywhere, and attention in 104 us, an expert's estimate that
-is scaled by instructions (tools/attention_model.py). For other GPUs bandwidths are the same share of the data sheet's
+`TUNED` are what kernels are expected to reach: 4.2 TB/s everywhere, and attention in 104 us, an expert's estimate
+that is scaled by instructions. For other GPUs bandwidths are the same share of the data sheet's
 value; an H100 has the same multiprocessors and is assumed to be as fast. Unknown rates are None, and such GPUs are not
 modelled.
 """
@@ -22,7 +22,8 @@ from dataclasses import dataclass
 
 from mlbert.report.planner.timing import GPUS as FACTS
 
-MEASURED, TUNED = "measured", "tuned"
+MEASURED = "measured"
+TUNED = "tuned"
 ISSUES_A_CLOCK = 4  # instructions that a multiprocessor issues per clock
 
 

@@ -11,19 +11,17 @@ from counted.recorder import Operation
 from counted.steps import Counted
 from mlbert.config.bert_config import BertConfig
 
-PRODUCTS, ATTENTION, NORMS, FILLS, ADDS, WEIGHTS, HEADS, UPDATE, CLEARING, COMMUNICATION, OTHER = (
-    "encoder products",
-    "attention",
-    "norms, GELU, casts",
-    "zero fills",
-    "residual gradient adds",
-    "weight casts",
-    "heads, loss, embeddings",
-    "optimizer",
-    "clearing and accumulating gradients",
-    "communication",
-    "other",
-)
+PRODUCTS = "encoder products"
+ATTENTION = "attention"
+NORMS = "norms, GELU, casts"
+FILLS = "zero fills"
+ADDS = "residual gradient adds"
+WEIGHTS = "weight casts"
+HEADS = "heads, loss, embeddings"
+UPDATE = "optimizer"
+CLEARING = "clearing and accumulating gradients"
+COMMUNICATION = "communication"
+OTHER = "other"
 PARTS = (
     PRODUCTS,
     ATTENTION,
@@ -60,26 +58,23 @@ _MODULES = {
 }
 # PyTorch operations of the heads, losses, embeddings and the selection of rows for the last layer.
 _OF_HEADS = (
-    *(
-        "index_select",
-        "index_add",
-        "index_add_",
-        "slice_backward",
-        "sort",
-        "searchsorted",
-        "cat",
-        "clamp",
-        "sum",
-    ),
-    *(
-        "gelu",
-        "gelu_backward",
-        "tanh",
-        "tanh_backward",
-        "_log_softmax",
-        "_log_softmax_backward_data",
-    ),
-    *("nll_loss_forward", "nll_loss_backward"),
+    "index_select",
+    "index_add",
+    "index_add_",
+    "slice_backward",
+    "sort",
+    "searchsorted",
+    "cat",
+    "clamp",
+    "sum",
+    "gelu",
+    "gelu_backward",
+    "tanh",
+    "tanh_backward",
+    "_log_softmax",
+    "_log_softmax_backward_data",
+    "nll_loss_forward",
+    "nll_loss_backward",
 )
 
 

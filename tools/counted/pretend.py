@@ -44,7 +44,8 @@ class PretendedCuda(TorchFunctionMode):
         args: tuple = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        name = getattr(func, "__name__", "")
+        kwargs = kwargs or {}
         if func is torch.device:
             return func(*args, **kwargs)
         if name == "__get__":
@@ -86,7 +87,8 @@ def _to_meta(value: Any) -> Any:
 class _Stream:
     """A CUDA stream, an event, or a context that makes a stream current."""
 
-    cuda_stream, device = 0, DEVICE
+    cuda_stream = 0
+    device = DEVICE
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 

@@ -47,8 +47,11 @@ _UNMOVED = (
 _MAY_COPY = ("reshape", "contiguous", "to")  # return a view or a copy
 _PRODUCTS = ("mm", "addmm", "bmm", "_scaled_mm")
 _COLLECTIVES = (
-    *("all_reduce", "reduce_scatter_tensor", "reduce_scatter_single"),
-    *("all_gather_into_tensor", "all_gather_single"),
+    "all_reduce",
+    "reduce_scatter_tensor",
+    "reduce_scatter_single",
+    "all_gather_into_tensor",
+    "all_gather_single",
 )
 _WRITING_EPILOGUES = (Epilogue.DGELU_BGRAD, Epilogue.BGRADB)
 
@@ -153,13 +156,17 @@ class Recorder(TorchDispatchMode):
     @contextlib.contextmanager
     def graph(self, pool: Memory) -> Iterator[list[Operation]]:
         """Record the block as a graph: operations go to the returned list, and allocations to the pool."""
-        outside, self.operations, self._home = self.operations, [], pool
-        may_read, self._values_are_read = self._values_are_read, False
+        outside = self.operations
+        self.operations = []
+        self._home = pool
+        may_read = self._values_are_read
+        self._values_are_read = False
         inside = self.operations
         try:
             yield inside
         finally:
-            self._home, self.operations = self.memory, outside
+            self._home = self.memory
+            self.operations = outside
             self._values_are_read = may_read
             self.memory.keep(pool)
 
@@ -242,12 +249,15 @@ class Recorder(TorchDispatchMode):
                 right,
                 *(value for name, value in operands.items() if name not in written),
             ]
-            reads += [out] if settings.get("adds") else []
+            if settings.get("adds"):
+                reads.append(out)
             writes = [out, *(value for name, value in operands.items() if name in written)]
             inner = left.shape[0 if settings.get("left_transposed") else 1]
-            sides = tuple(map(self.operand, reads)), tuple(map(self.operand, writes))
+            read = tuple(map(self.operand, reads))
+            written_operands = tuple(map(self.operand, writes))
+        flops = 2 * out.numel() * inner
         self.operations.append(
-            Operation("cublaslt", epilogue.name, "", *sides, {}, 2 * out.numel() * inner)
+            Operation("cublaslt", epilogue.name, "", read, written_operands, {}, flops)
         )
         return True
 
@@ -291,8 +301,9 @@ class Recorder(TorchDispatchMode):
         if kind.name in _PRODUCTS:
             factors = [x for x in reads if x.ndim >= 2]
             flops = 2 * (fresh or changed)[0].numel() * factors[-2].shape[-1]
-        sides = tuple(map(self.operand, reads)), tuple(map(self.operand, (*changed, *fresh)))
-        self.operations.append(Operation("torch", kind.name, "", *sides, {}, flops))
+        read = tuple(map(self.operand, reads))
+        written = tuple(map(self.operand, (*changed, *fresh)))
+        self.operations.append(Operation("torch", kind.name, "", read, written, {}, flops))
 
 
 @dataclass(frozen=True)
@@ -383,7 +394,8 @@ class RecordedCapture:
     """A `mlbert.distributed.capture.Capture` whose graphs are lists of launches."""
 
     def __init__(self, recorder: Recorder) -> None:
-        self._recorder, self._pool = recorder, Memory()
+        self._recorder = recorder
+        self._pool = Memory()
 
     def warm_up(self, function: Callable[[], None]) -> None:
         """Run the function once."""

@@ -139,14 +139,21 @@ def count(
 
 def run(recorder: Recorder, trained: Trained) -> Counted:
     """Run start-up, two steps (in FP8 the first finds the scales) and two evaluations; return the second ones."""
-    objects = (trained.model, trained.objective, trained.flat, trained.sync, trained.optimizer)
     recorder.name(trained.flat.padded_data, "weights")
     recorder.name(trained.flat.padded_grad, "gradients")
     for key in trained.optimizer.STATE:
         recorder.name(getattr(trained.optimizer, key), "moments")
     warnings: list[str] = []
     step = Step(
-        *objects, lambda tensor: tensor, warnings.append, trained.graphs, trained.loss_scale
+        trained.model,
+        trained.objective,
+        trained.flat,
+        trained.sync,
+        trained.optimizer,
+        lambda tensor: tensor,
+        warnings.append,
+        trained.graphs,
+        trained.loss_scale,
     )
     with recorder.start_up():
         step.warm_up()

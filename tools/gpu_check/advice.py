@@ -20,11 +20,10 @@ def next_lines(run: int, work: Path, ends: Mapping[str, str]) -> list[str]:
     found = [*_failed(run, work, ends)]
     found += _speeds({**read_rows(work, "smoke"), **read_rows(work, "record")})
     choice = _form(read_rows(work, "ops"), read_rows(work, "checks"))
-    found += (
-        [f"attention {choice} is the fastest form that passed its checks; OPS={choice} uses it"]
-        if choice
-        else []
-    )
+    if choice:
+        found.append(
+            f"attention {choice} is the fastest form that passed its checks; OPS={choice} uses it"
+        )
     found += _kernels(read_rows(work, "counters"))
     found.append(
         {
@@ -45,7 +44,8 @@ def _speeds(rows: Rows) -> Iterator[str]:
     """Compare the rates of the published step with the goals and with each other."""
     best: dict[str, tuple[str, float]] = {}
     for name, row in rows.items():
-        precision, speed = row.get("precision"), row.get("sequences_per_second", 0.0)
+        precision = row.get("precision")
+        speed = row.get("sequences_per_second", 0.0)
         if precision in GOALS and speed > best.get(precision, ("", 0.0))[1]:
             best[precision] = (name, speed)
         power = row.get("power", {})

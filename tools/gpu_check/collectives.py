@@ -48,7 +48,8 @@ def rows(device: torch.device, numel: int, seconds: float) -> Iterator[Row]:
 
 def check(collective: Collective, out: Tensor, seconds: float) -> dict[str, Any]:
     """Check that the output equals the input, in a call and in a replay on new numbers, and time the replay."""
-    device, x = out.device, torch.randn(out.shape, device=out.device).to(out.dtype)
+    device = out.device
+    x = torch.randn(out.shape, device=out.device).to(out.dtype)
     capture = CudaCapture(device) if device.type == "cuda" else NoCapture()
 
     def function() -> None:

@@ -25,26 +25,27 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.prepared import ShardWriter
 from mlbert.data.loading.synthetic import FIRST_WORD, sequences
 
-PACKS, SEQUENCES, LENGTH = 1024, 2, 32
+PACKS = 1024
+SEQUENCES = 2
+LENGTH = 32
 SUMMARY = ("steps", "samples", "accuracy", "status", "seconds_to_train")
 POLL_SECONDS = 0.02
 # Changes of the published configuration for a run that ends in seconds.
 SETTINGS = {
-    **{
-        "SYNTH_DATA": "0",
-        "LR": "0.004",
-        "MAX_STEPS": "400",
-        "WARMUP_STEPS": "10",
-        "WARMUP_PROPORTION": "none",
-    },
-    **{"OPT_LAMB_BETA_1": "0.9", "OPT_LAMB_BETA_2": "0.98", "WEIGHT_DECAY_RATE": "0.01"},
-    **{
-        "TARGET_MLM_ACCURACY": "0.9",
-        "NUM_EVAL_EXAMPLES": "128",
-        "SAVE_CHECKPOINT_STEPS": "4",
-        "LOG_FREQ": "1",
-    },
-    **{"MLPERF_DIVISION": "open", "CPU_THREADS": "1"},
+    "SYNTH_DATA": "0",
+    "LR": "0.004",
+    "MAX_STEPS": "400",
+    "WARMUP_STEPS": "10",
+    "WARMUP_PROPORTION": "none",
+    "OPT_LAMB_BETA_1": "0.9",
+    "OPT_LAMB_BETA_2": "0.98",
+    "WEIGHT_DECAY_RATE": "0.01",
+    "TARGET_MLM_ACCURACY": "0.9",
+    "NUM_EVAL_EXAMPLES": "128",
+    "SAVE_CHECKPOINT_STEPS": "4",
+    "LOG_FREQ": "1",
+    "MLPERF_DIVISION": "open",
+    "CPU_THREADS": "1",
 }
 
 
@@ -85,7 +86,8 @@ class EndToEnd:
 
     def killed(self) -> dict[str, Any]:
         """Start a second run, and kill it when its first checkpoint is complete."""
-        process, folder = self._start("killed"), self.work / "killed" / "run_0" / "checkpoints"
+        process = self._start("killed")
+        folder = self.work / "killed" / "run_0" / "checkpoints"
         ends = time.monotonic() + self.seconds
         while (
             not list(folder.glob("step_*")) and process.poll() is None and time.monotonic() < ends

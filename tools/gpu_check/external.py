@@ -26,11 +26,22 @@ METRICS = {
     "launch__registers_per_thread": "registers",
 }
 NCU = (
-    *("--clock-control", "none", "--profile-from-start", "off", "--launch-count", "1"),
-    *("--csv", "--page", "raw", "--print-units", "base"),
+    "--clock-control",
+    "none",
+    "--profile-from-start",
+    "off",
+    "--launch-count",
+    "1",
+    "--csv",
+    "--page",
+    "raw",
+    "--print-units",
+    "base",
 )
 SANITIZER = ("--tool", "memcheck", "--error-exitcode", "9", "--print-limit", "20")
-COUNT_SECONDS, SANITIZER_SECONDS, BUILD_SECONDS = 45, 60, 70
+COUNT_SECONDS = 45
+SANITIZER_SECONDS = 60
+BUILD_SECONDS = 70
 # Kernels for ncu if there is no profile.
 DEFAULT_KERNELS = (
     "attention_forward_kernel",

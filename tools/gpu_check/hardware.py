@@ -80,7 +80,8 @@ def synchronize(device: torch.device) -> None:
 def environment_facts(device: torch.device) -> dict[str, object]:
     """Return the device, the versions and the commit that produced a record."""
     facts: dict[str, object] = {"device": device_name(device), "torch": torch.__version__}
-    facts["python"], facts["cuda"] = platform.python_version(), torch.version.cuda or "none"
+    facts["python"] = platform.python_version()
+    facts["cuda"] = torch.version.cuda or "none"
     try:
         import triton
 
@@ -89,10 +90,8 @@ def environment_facts(device: torch.device) -> dict[str, object]:
         facts["triton"] = "not installed"
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        facts["multiprocessors"], facts["memory_bytes"] = (
-            properties.multi_processor_count,
-            properties.total_memory,
-        )
+        facts["multiprocessors"] = properties.multi_processor_count
+        facts["memory_bytes"] = properties.total_memory
         facts["compute_capability"] = f"{properties.major}.{properties.minor}"
     commit, dirty = git_state(tree_root())
     facts["commit"] = f"{commit}{', changed' if dirty else ''}"

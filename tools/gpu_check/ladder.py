@@ -44,7 +44,9 @@ OPS = (
     "embedding_sum",
 )
 FP8_OPS = "fp8_"
-WARM_UP, MIN_STEPS, MAX_STEPS = 2, 3, 1000
+WARM_UP = 2
+MIN_STEPS = 3
+MAX_STEPS = 1000
 HUGGINGFACE_ATTENTION = ("eager", "sdpa")
 
 
@@ -76,7 +78,8 @@ class Rung:
 
 def rungs(device: torch.device, sizes: Sizes) -> list[Rung]:
     """Return the rungs for the device: plain, then for one op after the other its other forms and its best one."""
-    available, best = registry.available(device), registry.select("auto", device)
+    available = registry.available(device)
+    best = registry.select("auto", device)
     found: list[Rung] = [Rung("plain", {}, sizes.plain)]
     forms: dict[str, str] = {}
     others = sorted(op for op in available if op not in OPS and not op.startswith(FP8_OPS))
@@ -122,8 +125,12 @@ class Ladder:
         seconds: float,
         seed: int = 1,
     ) -> None:
-        self.config, self.device, self.dtype = config, device, dtype
-        self.sizes, self.seconds, self.seed = sizes, seconds, seed
+        self.config = config
+        self.device = device
+        self.dtype = dtype
+        self.sizes = sizes
+        self.seconds = seconds
+        self.seed = seed
         self._model: BertForPreTraining | None = None
 
     def rows(self) -> list[Row]:
@@ -229,7 +236,8 @@ def timed_steps(
     ]
     if not torch.isfinite(loss):
         raise RuntimeError(f"the loss is {float(loss)}")
-    work, median = BatchWork.of(batch), statistics.median(taken)
+    work = BatchWork.of(batch)
+    median = statistics.median(taken)
     result: dict[str, Any] = {
         "sequences": work.sequences,
         "tokens": work.tokens,

@@ -41,7 +41,9 @@ RUNS = {
     2: {"compile": 60, "counters": 160, "nccl": 40, "step": 150, "tests": 130},
     3: {"compile": 60, "record": 400, "losses": 90},
 }
-RUN_LIMIT, RESERVE = 600, 45  # seconds of a run, and of them for starting and the last archive
+# seconds of a run, and of them for starting and the last archive
+RUN_LIMIT = 600
+RESERVE = 45
 PARTS = {part: seconds for run in RUNS.values() for part, seconds in run.items()}
 COMPILE_PROCESSES = 16
 # Parts whose rehearsal interprets the Triton kernels; the others use the CPU's kernels.
@@ -55,18 +57,19 @@ ARCHIVE_BYTES = 15 << 20  # before compression; the archive must stay below 16 M
 STAND_INS = "GPU_CHECK_STAND_INS"
 # Imported by mlbert, besides torch and numpy.
 REQUIRED = (
-    *(
-        "h5py",
-        "jinja2",
-        "matplotlib",
-        "mlperf_logging",
-        "omegaconf",
-        "pydantic",
-        "rich",
-        "safetensors",
-        "scipy",
-    ),
-    *("tokenizers", "typer", "xxhash", "yaml"),
+    "h5py",
+    "jinja2",
+    "matplotlib",
+    "mlperf_logging",
+    "omegaconf",
+    "pydantic",
+    "rich",
+    "safetensors",
+    "scipy",
+    "tokenizers",
+    "typer",
+    "xxhash",
+    "yaml",
 )
 PACKAGES = {
     **dict.fromkeys(REQUIRED, "nothing can be measured without it"),
@@ -111,7 +114,8 @@ def main(words: list[str]) -> int:
         importlib.import_module(module)
     import torch
 
-    device, work = torch.device("cpu" if options.cpu_rehearsal else "cuda"), options.work.resolve()
+    device = torch.device("cpu" if options.cpu_rehearsal else "cuda")
+    work = options.work.resolve()
     if options.run_part:
         return run_part(options.run_part, options.share, work / f"run{options.run}", device)
     if device.type == "cuda" and not torch.cuda.is_available():
@@ -126,7 +130,8 @@ def main(words: list[str]) -> int:
             )
             return 2
         parts = {part: seconds for part, seconds in PARTS.items() if part in chosen}
-    out, work = (options.out or default_folder(device)).resolve(), work / f"run{options.run}"
+    out = (options.out or default_folder(device)).resolve()
+    work = work / f"run{options.run}"
     for folder in (out, work):
         folder.mkdir(parents=True, exist_ok=True)
     if not options.resume:
@@ -151,11 +156,14 @@ def check_all(run: int, parts: dict[str, int], out: Path, work: Path, rehearsal:
     """Run the parts in order, and write the tables and the archive after each of them."""
     # Terminating this program must terminate the running part.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    started, ends, missing = time.monotonic(), {}, missing_things()
+    started = time.monotonic()
+    ends = {}
+    missing = missing_things()
     for line in missing:
         print(f"gpu_check: {line}", flush=True)
     for part, deadline in zip(parts, itertools.accumulate(parts.values()), strict=True):
-        seconds, most = time.monotonic() - started, sum(parts.values())
+        seconds = time.monotonic() - started
+        most = sum(parts.values())
         print(
             f"gpu_check: {part}, {seconds:.0f} s after the start, at most {most - seconds:.0f} s left",
             flush=True,
@@ -168,7 +176,8 @@ def check_all(run: int, parts: dict[str, int], out: Path, work: Path, rehearsal:
         write_tables(out, work, ends, rehearsal, missing, following)
         write_archive(out / f"run{run}.tar.xz", work)
     print((out / "table.txt").read_text())
-    seconds, failed = time.monotonic() - started, failures(work, ends)
+    seconds = time.monotonic() - started
+    failed = failures(work, ends)
     print(
         f"gpu_check: {seconds:.0f} s, results in {out}, {f'{len(failed)} failed' if failed else 'nothing failed'}"
     )
@@ -196,7 +205,8 @@ def write_archive(path: Path, work: Path) -> None:
         ):
             content = file.read_bytes()[-left:] if left else b""
             entry = tarfile.TarInfo(file.name)
-            entry.size, left = len(content), max(0, left - len(content))
+            entry.size = len(content)
+            left = max(0, left - len(content))
             archive.addfile(entry, io.BytesIO(content))
 
 
@@ -318,7 +328,8 @@ def run_tests(path: Path, module: str, device: Any) -> int:
                 json.dumps({**facts, "rows": self.rows}, indent=1) + "\n", encoding="utf-8"
             )
 
-    facts, recorder = environment_facts(device), Recorder()
+    facts = environment_facts(device)
+    recorder = Recorder()
     options = ["-m", "gpu", "-q", "-p", "no:cacheprovider", f"--rootdir={ROOT}"]
     code = pytest.main([str(ROOT / "tests" / "gpu" / f"{module}.py"), *options], plugins=[recorder])
     known = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)

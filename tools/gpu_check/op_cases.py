@@ -71,7 +71,9 @@ class OpCases:
     """
 
     def __init__(self, config: BertConfig, batch: Batch, dtype: torch.dtype) -> None:
-        self.config, self.batch, self.dtype = config, batch, dtype
+        self.config = config
+        self.batch = batch
+        self.dtype = dtype
         self.device = batch.input_ids.device
         self.element = torch.finfo(dtype).bits // 8
         self.work = BatchWork.of(batch)
@@ -98,16 +100,17 @@ class OpCases:
 
     def attention(self, dropout: float, alibi: bool = False) -> Case:
         """Return a case whose backward pass computes five products to the forward pass's two."""
-        config, batch = self.config, self.batch
-        shape = (batch.num_tokens, 3, config.num_attention_heads, config.head_size)
+        config = self.config
+        batch = self.batch
+        heads = config.num_attention_heads
         flops = 4.0 * self.work.squared_lengths * config.hidden_size
 
         def arguments(draw: int) -> tuple[Any, ...]:
-            slopes = torch.linspace(0.5, 0.01, shape[2], device=self.device) if alibi else None
-            lengths = (batch.cu_seqlens, batch.max_seqlen)
+            slopes = torch.linspace(0.5, 0.01, heads, device=self.device) if alibi else None
             return (
-                self.random(*shape, draw=draw),
-                *lengths,
+                self.random(batch.num_tokens, 3, heads, config.head_size, draw=draw),
+                batch.cu_seqlens,
+                batch.max_seqlen,
                 dropout,
                 self._key,
                 batch.dropout_rows,
@@ -119,17 +122,16 @@ class OpCases:
 
     def dropout_add_layer_norm(self) -> Case:
         """Return a case that reads x and the residual and writes two results; backward moves as much."""
-        size, tokens = self.config.hidden_size, self.batch.num_tokens
+        size = self.config.hidden_size
+        tokens = self.batch.num_tokens
         moved = 4.0 * tokens * size * self.element
 
         def arguments(draw: int) -> tuple[Any, ...]:
-            weight, bias, x_bias = (
-                self.random(size, dtype=torch.float32, draw=3 * draw + i) for i in range(3)
-            )
-            x, residual = (
-                self.random(tokens, size, draw=draw),
-                self.random(tokens, size, draw=draw).flip(0),
-            )
+            weight = self.random(size, dtype=torch.float32, draw=3 * draw)
+            bias = self.random(size, dtype=torch.float32, draw=3 * draw + 1)
+            x_bias = self.random(size, dtype=torch.float32, draw=3 * draw + 2)
+            x = self.random(tokens, size, draw=draw)
+            residual = self.random(tokens, size, draw=draw).flip(0)
             probability = self.config.hidden_dropout_prob
             return (
                 x,
@@ -149,26 +151,28 @@ class OpCases:
 
     def layer_norm_dropout(self) -> Case:
         """Return the case of the embeddings' norm, in float32."""
-        size, tokens = self.config.hidden_size, self.batch.num_tokens
+        size = self.config.hidden_size
+        tokens = self.batch.num_tokens
         moved = 4.0 * tokens * size
 
         def arguments(draw: int) -> tuple[Any, ...]:
-            x, weight, bias = (
-                self.random(*n, size, dtype=torch.float32, draw=draw) for n in ((tokens,), (), ())
-            )
-            settings = (1e-12, self.config.hidden_dropout_prob, self._key, self.batch.dropout_rows)
-            return (x, weight, bias.flip(0), *settings)
+            x = self.random(tokens, size, dtype=torch.float32, draw=draw)
+            weight = self.random(size, dtype=torch.float32, draw=draw)
+            bias = weight.flip(0)
+            probability = self.config.hidden_dropout_prob
+            return (x, weight, bias, 1e-12, probability, self._key, self.batch.dropout_rows)
 
         return Case("layer_norm_dropout", arguments, (0, 1, 2), Cost(bytes=(2 * moved, 3 * moved)))
 
     def masked_cross_entropy(self) -> Case:
         """Return a case that reads the logits; backward reads them again and overwrites them with the gradient."""
-        shape = (self.batch.num_masked, self.config.padded_vocab_size)
-        moved = float(shape[0] * shape[1] * self.element)
+        num_masked = self.batch.num_masked
+        columns = self.config.padded_vocab_size
+        moved = float(num_masked * columns * self.element)
 
         def arguments(draw: int) -> tuple[Any, ...]:
             return (
-                self.random(*shape, draw=draw),
+                self.random(num_masked, columns, draw=draw),
                 self.batch.masked_labels,
                 self.config.vocab_size,
             )
@@ -180,7 +184,9 @@ class OpCases:
 
         Forward counts a word's row and a result for each token, backward a gradient for each token and the word table.
         """
-        config, batch, size = self.config, self.batch, self.config.hidden_size
+        config = self.config
+        batch = self.batch
+        size = self.config.hidden_size
         moved = 4.0 * batch.num_tokens * size
         table = 4.0 * config.padded_vocab_size * size
 
@@ -202,12 +208,14 @@ class OpCases:
 
     def linear_gelu(self) -> Case:
         """Return a case with the approximate GELU."""
-        size, inner = self.config.hidden_size, self.config.intermediate_size
+        size = self.config.hidden_size
+        inner = self.config.intermediate_size
         return self._linear("linear_gelu", [(inner, size), (inner,)], False)
 
     def feed_forward(self) -> Case:
         """Return a case with the approximate GELU between its two products."""
-        size, inner = self.config.hidden_size, self.config.intermediate_size
+        size = self.config.hidden_size
+        inner = self.config.intermediate_size
         return self._linear("feed_forward", [(inner, size), (inner,), (size, inner)], False)
 
     def _linear(self, op: str, shapes: list[tuple[int, ...]], *flags: bool) -> Case:

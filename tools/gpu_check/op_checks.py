@@ -65,7 +65,8 @@ def check_dropout_rate(form: str, cases: OpCases) -> dict[str, Any]:
     """Check the share of attention weights kept: with Q = 0 and V = 1, the outputs are that share times the scale."""
     qkv = cases.attention(0.1).arguments(0)[0].zero_()
     qkv[:, 2] = 1.0
-    batch, wanted_p = cases.batch, 0.1
+    batch = cases.batch
+    wanted_p = 0.1
     key = dropout_key(11, 1, 2, 3)
     out = registry.form("attention", form)(
         qkv, batch.cu_seqlens, batch.max_seqlen, wanted_p, key, batch.dropout_rows
@@ -153,7 +154,8 @@ def check_cast(cases: OpCases) -> dict[str, Any]:
     from mlbert.ops.triton.cast import cast_transpose
 
     x = cases.random(cases.batch.num_tokens, cases.config.intermediate_size)
-    scale, amax = torch.full((), 200.0, device=cases.device), torch.zeros((), device=cases.device)
+    scale = torch.full((), 200.0, device=cases.device)
+    amax = torch.zeros((), device=cases.device)
     copies = cast_transpose(x, scale, amax, torch.float8_e4m3fn)
     expected = (
         (x.float() * scale)

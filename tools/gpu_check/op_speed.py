@@ -27,12 +27,14 @@ from mlbert.programs.bench.step_time import LAMB
 # Per weight: read gradient, weight and two moments, write the moments; read three, write the weight; and the norm.
 LAMB_BYTES = 44
 COPY_BYTES = {"cuda": 4 << 30, "cpu": 1 << 24}
-_FORWARD, _BACKWARD = slice(0, 1), slice(1, 2)
+_FORWARD = slice(0, 1)
+_BACKWARD = slice(1, 2)
 
 
 def speed_rows(config: BertConfig, cases: OpCases, seconds: float) -> Iterator[Row]:
     """Yield measurements of ceilings, ops, LAMB and casts, each for about ``seconds``."""
-    device, dtype = cases.device, cases.dtype
+    device = cases.device
+    dtype = cases.dtype
     yield "ceiling: copy", lambda: _copy(device, seconds)
     if device.type == "cuda":
         yield (
@@ -70,7 +72,8 @@ def _copy(device: torch.device, seconds: float) -> dict[str, Any]:
 
 def _op(case: Case, form: str, device: torch.device, seconds: float) -> dict[str, Any]:
     """Time the forward pass alone, then both passes; the backward pass's time is the difference."""
-    function, arguments = registry.form(case.op, form), list(case.arguments(0))
+    function = registry.form(case.op, form)
+    arguments = list(case.arguments(0))
     inputs = [arguments[place].requires_grad_() for place in case.gradient_of]
 
     def forward() -> Tensor:
@@ -116,14 +119,14 @@ def kernel_calls(cases: OpCases) -> dict[str, tuple[Callable[[], object], float]
     These are activations read and results written; quantised results take one byte per number by rows and one by
     columns.
     """
-    config, tokens = cases.config, cases.batch.num_tokens
-    wide, narrow = (
-        cases.random(tokens, config.intermediate_size),
-        cases.random(tokens, config.hidden_size),
-    )
+    config = cases.config
+    tokens = cases.batch.num_tokens
+    wide = cases.random(tokens, config.intermediate_size)
+    narrow = cases.random(tokens, config.hidden_size)
     bias = cases.random(config.intermediate_size, dtype=torch.float32)
-    scale, amax = torch.ones((), device=cases.device), torch.zeros((), device=cases.device)
-    settings = (scale, amax, torch.float8_e4m3fn)
+    scale = torch.ones((), device=cases.device)
+    amax = torch.zeros((), device=cases.device)
+    e4m3 = torch.float8_e4m3fn
     norm = cases.dropout_add_layer_norm().arguments(0)
     names = (op for op in registry.available(cases.device) if op.startswith(("fp8_", "gelu")))
     form = {op: registry.form(op, "triton") for op in names}
@@ -138,19 +141,19 @@ def kernel_calls(cases: OpCases) -> dict[str, tuple[Callable[[], object], float]
             3 * element * wide.numel(),
         ),
         "fp8_quantise": (
-            lambda: form["fp8_quantise"](wide, *settings),
+            lambda: form["fp8_quantise"](wide, scale, amax, e4m3),
             (element + 2) * wide.numel(),
         ),
         "fp8_quantise_sum": (
-            lambda: form["fp8_quantise_sum"](wide, *settings),
+            lambda: form["fp8_quantise_sum"](wide, scale, amax, e4m3),
             (element + 2) * wide.numel(),
         ),
         "fp8_gelu": (
-            lambda: form["fp8_gelu"](wide, bias, False, *settings),
+            lambda: form["fp8_gelu"](wide, bias, False, scale, amax, e4m3),
             (element + 2) * wide.numel(),
         ),
         "fp8_gelu_backward": (
-            lambda: form["fp8_gelu_backward"](wide, wide, bias, False, *settings),
+            lambda: form["fp8_gelu_backward"](wide, wide, bias, False, scale, amax, e4m3),
             (2 * element + 2) * wide.numel(),
         ),
         "fp8_dropout_add_layer_norm_forward": (
@@ -166,21 +169,29 @@ def kernel_calls(cases: OpCases) -> dict[str, tuple[Callable[[], object], float]
 
 def product_arguments(cases: OpCases) -> dict[str, tuple[Any, ...]]:
     """Return the arguments of the feed-forward's FP8 products with GELU and with its derivative."""
-    config, tokens = cases.config, cases.batch.num_tokens
-    x, weight = (
-        cases.random(rows, config.hidden_size) for rows in (tokens, config.intermediate_size)
-    )
+    config = cases.config
+    tokens = cases.batch.num_tokens
+    x = cases.random(tokens, config.hidden_size)
+    weight = cases.random(config.intermediate_size, config.hidden_size)
     bias = cases.random(config.intermediate_size, dtype=torch.float32)
-    one, amax, e4m3, e5m2 = (
-        *torch.tensor([1.0, 0.0], device=cases.device),
-        torch.float8_e4m3fn,
-        torch.float8_e5m2,
-    )
-    scales, pre = (one.clone(), one.clone()), cases.random(tokens, config.intermediate_size)
+    one, amax = torch.tensor([1.0, 0.0], device=cases.device)
+    e4m3 = torch.float8_e4m3fn
+    e5m2 = torch.float8_e5m2
+    scales = (one.clone(), one.clone())
+    pre = cases.random(tokens, config.intermediate_size)
     return {
         "fp8_product_gelu": (x.to(e4m3), weight.to(e4m3), scales, bias, False, one, amax, e4m3),
         "fp8_product_gelu_backward": (
-            *(x.to(e5m2), weight.to(e4m3), scales, True, pre, bias, False, one, amax, e5m2),
+            x.to(e5m2),
+            weight.to(e4m3),
+            scales,
+            True,
+            pre,
+            bias,
+            False,
+            one,
+            amax,
+            e5m2,
         ),
     }
 
@@ -189,7 +200,8 @@ def _product(
     form: Callable[..., Any], arguments: tuple[Any, ...], device: torch.device, seconds: float
 ) -> dict[str, Any]:
     taken = median_seconds(lambda: form(*arguments), device, seconds)
-    (tokens, inner), columns = arguments[0].shape, len(arguments[1])
+    tokens, inner = arguments[0].shape
+    columns = len(arguments[1])
     rate = 2.0 * tokens * inner * columns / taken / 1e12
     return {"forward_seconds": taken, **rated(rate, "TFLOP/s", device, is_fp8=True)}
 

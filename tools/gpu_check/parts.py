@@ -148,8 +148,16 @@ class Bench:
 
     def speed(self, precision: str, packs: int, seconds: float, **changes: str) -> Measurement:
         """Return the measurement of the published step's speed."""
-        arguments = (precision, packs, self.work, self.device, seconds, self.shape, changes)
-        return partial(published_step.measure_largest, *arguments)
+        return partial(
+            published_step.measure_largest,
+            precision,
+            packs,
+            self.work,
+            self.device,
+            seconds,
+            self.shape,
+            changes,
+        )
 
 
 def compile_kernels(bench: Bench) -> None:
@@ -173,7 +181,8 @@ def _compiled(call: Callable[[], object]) -> dict[str, Any]:
 
 def compile_calls(bench: Bench) -> list[tuple[str, Callable[[], object]]]:
     """Return (name, call) of steps in all precisions and of all checks, the longest first."""
-    config, device = bench.scale.check_config, bench.device
+    config = bench.scale.check_config
+    device = bench.device
     host = make_batch(config, bench.scale.compiled, None, SEED)
     ladder = Ladder(config, device, torch.bfloat16, Sizes(*(3 * [bench.scale.compiled])), 0.0, SEED)
     best = rungs(device, ladder.sizes)[-1]

@@ -108,7 +108,8 @@ def profile_step(published: PublishedStep, dtype: torch.dtype, steps: int = 2) -
         times = group_times(json.loads(path.read_text())["traceEvents"])
     counts = step_counts(published, dtype)
     every = {name: seconds / steps for names in times.values() for name, seconds in names.items()}
-    total, groups = sum(every.values()), {}
+    total = sum(every.values())
+    groups = {}
     for group, names in times.items():
         seconds = sum(names.values()) / steps
         row: dict[str, Any] = {"seconds": seconds, "share": seconds / total if total else 0.0}
@@ -128,7 +129,8 @@ def profile_step(published: PublishedStep, dtype: torch.dtype, steps: int = 2) -
 
 def step_counts(published: PublishedStep, dtype: torch.dtype) -> dict[str, tuple[float, str]]:
     """Return the minimum FLOPs or bytes of a step and the unit of the rate, by group with known counts."""
-    batch, config = published.batch, published.config
+    batch = published.batch
+    config = published.config
     layers = config.num_hidden_layers
     cases = OpCases(config, batch.to(published.device), dtype)
     work = BatchWork.of(batch)

@@ -45,7 +45,8 @@ CONFIGS = {
 }
 # One GPU exchanges no weights, so none are rounded for it.
 CHANGES = {"SYNTH_DATA": "1", "INIT_CHECKPOINT": "none", "SEED": "1", "WEIGHTS_ALLGATHER": "fp32"}
-LEARNING_RATE, WARM_UP_STEPS = 1e-4, 40
+LEARNING_RATE = 1e-4
+WARM_UP_STEPS = 40
 SEQUENCES_A_PACK = 2
 
 
@@ -85,15 +86,20 @@ class PublishedStep:
     """
 
     def __init__(self, resolved: Resolved, device: torch.device, say: Any = print) -> None:
-        config, world = resolved.config, World.identify({})
-        compute, packs = config[ComputeConfig], config[DataConfig].train_batch_size
-        self.device, self.seed = device, config[RunConfig].seed or 0
+        config = resolved.config
+        world = World.identify({})
+        compute = config[ComputeConfig]
+        packs = config[DataConfig].train_batch_size
+        self.device = device
+        self.seed = config[RunConfig].seed or 0
         inputs = resolved.recipe.inspect(config)
         prove(compute.ops, compute.precision, inputs.shape, device, world.all_reduce_max, say)
         self.config: BertConfig = inputs.shape
         self.method: Method = resolved.recipe.load().build(config, inputs, world, self.seed, say)
-        self.flat, self.batch = self.method.flat, self._batch(packs)
-        method, graphs = self.method, None
+        self.flat = self.method.flat
+        self.batch = self._batch(packs)
+        method = self.method
+        graphs = None
         if device.type == "cuda":
             graphs = choose_graphs(compute.cuda_graph_mode, method, 1, device, 1)
         elif compute.cuda_graph_mode != "none":
@@ -101,8 +107,17 @@ class PublishedStep:
             can_capture = method.optimizer.can_capture  # only the Triton implementation can
             mode = GraphMode(compute.cuda_graph_mode) if can_capture else GraphMode.SEGMENTED
             graphs = Graphs(mode, method.static_shape, 1, NoCapture)
-        objects = method.model, method.objective, method.flat, method.sync, method.optimizer
-        self.train_step = Step(*objects, world.all_reduce_max, say, graphs, method.loss_scale)
+        self.train_step = Step(
+            method.model,
+            method.objective,
+            method.flat,
+            method.sync,
+            method.optimizer,
+            world.all_reduce_max,
+            say,
+            graphs,
+            method.loss_scale,
+        )
         self.train_step.warm_up()
         if graphs:
             self.train_step.record(partial(tuned, device, True, world.all_reduce_max, say))

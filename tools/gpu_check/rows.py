@@ -38,7 +38,8 @@ class Rows:
     """
 
     def __init__(self, path: Path, device: torch.device, facts: Mapping[str, object]) -> None:
-        self.path, self.device = path, device
+        self.path = path
+        self.device = device
         self.content: dict[str, Any] = (
             json.loads(path.read_text()) if path.exists() else {**facts, "rows": {}}
         )

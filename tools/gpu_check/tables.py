@@ -70,9 +70,11 @@ def write_tables(
             (f"{part}, products", plain_table(products)),
         ]
         sections += [(title, table) for title, table in tables if len(table) > 1]
-        sections += goals_section(rows) if part in ("smoke", "record", "step") else []
+        if part in ("smoke", "record", "step"):
+            sections += goals_section(rows)
     lists = {"failed": [*missing, *failures(work, ends)] or ["nothing"], "next": list(following)}
-    text, markdown = [head, ""], ["# GPU check", "", head or "Nothing measured.", ""]
+    text = [head, ""]
+    markdown = ["# GPU check", "", head or "Nothing measured.", ""]
     for title, table in sections:
         text += [f"== {title}", *aligned(table), ""]
         lines = [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in table]
@@ -157,8 +159,12 @@ def step_table(rows: dict[str, dict[str, Any]]) -> list[list[str]]:
         wide = f", {row['did_not_fit']} did not fit" if "did_not_fit" in row else ""
         table.append(
             [
-                *(name, number(row.get("sequences"), ".0f"), number(row.get("tokens"), ".0f")),
-                *(number(milliseconds, ".1f", 1e3), number(speed), number(row.get("rate"), ".3g")),
+                name,
+                number(row.get("sequences"), ".0f"),
+                number(row.get("tokens"), ".0f"),
+                number(milliseconds, ".1f", 1e3),
+                number(speed),
+                number(row.get("rate"), ".3g"),
                 number(row.get("share_of_peak"), ".1%"),
                 number(row.get("peak_memory_bytes"), ".1f", 1 / 2**30),
                 *(number(row.get("power", {}).get(name), ".0f") for name in ("watts", "sm_mhz")),

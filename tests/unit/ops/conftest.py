@@ -90,7 +90,9 @@ def check_errors(
     ) -> dict[str, Tensor]:
         return dict(zip(names, run(function, drawn, precision, gradient_of), strict=True))
 
-    rule, draw, draws = ErrorRule(torch.finfo(dtype).eps), 0, 1
+    rule = ErrorRule(torch.finfo(dtype).eps)
+    draw = 0
+    draws = 1
     while draw < draws:
         drawn = arguments() if callable(arguments) else arguments
         # Round first, so that all precisions compute with the same numbers.
@@ -126,10 +128,8 @@ def check_attention_mask(
     With equal scores and one-hot values, the output is the mask, `head_size` keys at a time. With one-hot gradients of
     the output, the gradient of V is the transposed mask, `head_size` queries at a time.
     """
-    key, (_, cu_seqlens, _, rows) = (
-        0xF1234567,
-        op_inputs.packed_qkv([17, length], num_heads, head_size),
-    )
+    key = 0xF1234567
+    _, cu_seqlens, _, rows = op_inputs.packed_qkv([17, length], num_heads, head_size)
     want = attention_keep_mask(key, rows[17:], num_heads, length, probability)
     for first in range(0, length, head_size):
         window = torch.arange(first, min(first + head_size, length))

@@ -15,8 +15,15 @@ from unit.ops.conftest import check_attention_mask, check_errors
 from unit.ops.op_inputs import packed_qkv, with_float32_slopes
 
 NATIVE_LENGTHS = (
-    *([1], [1, 2, 3, 5, 7, 1], [1] * 130, [300], [511, 512, 513]),
-    *([47, 48, 49, 95, 96, 97], [20, 33, 0, 0, 0], [0, 20, 0, 33], [0, 0]),
+    [1],
+    [1, 2, 3, 5, 7, 1],
+    [1] * 130,
+    [300],
+    [511, 512, 513],
+    [47, 48, 49, 95, 96, 97],
+    [20, 33, 0, 0, 0],
+    [0, 20, 0, 33],
+    [0, 0],
 )
 NATIVE_HEADS = [(2, 64), (3, 32), (1, 12), (2, 128), (1, 7)]  # number, size
 # Triton's blocks have 128 and 64 tokens in 16-bit types, 32 in float32.
@@ -53,7 +60,8 @@ FORMS = {
     "tiles": (tiles, torch.bfloat16, None),
     "tiles ALiBi": (tiles, torch.bfloat16, SLOPES),
 }
-NATIVE_FORMS, DROPOUTS = [name for name in FORMS if name != "fp16"], (0.0, 0.1)
+NATIVE_FORMS = [name for name in FORMS if name != "fp16"]
+DROPOUTS = (0.0, 0.1)
 CASES = [
     *(
         ("native", form, lengths, (2, 64), p)
@@ -74,7 +82,8 @@ CASES = [
     ("triton", "bf16", [1, 2, 3, 5], (2, 64), 0.0),
     *(("triton", "fp32", lengths, (1, 64), 0.1) for lengths in ([1, 2, 3, 5], [0, 0])),
     ("triton", "fp32 ALiBi", [1, 40], (2, 32), 0.1),
-    *(("triton", "bf16 ALiBi", [1, 70], (2, 32), 0.1), ("triton", "fp16", [1, 70], (1, 64), 0.1)),
+    ("triton", "bf16 ALiBi", [1, 70], (2, 32), 0.1),
+    ("triton", "fp16", [1, 70], (1, 64), 0.1),
     ("triton", "bf16", [1, 70], (3, 32), 0.1),
     pytest.param("triton", "bf16", [1, 70], (1, 128), 0.1, marks=pytest.mark.slow),
     *(pytest.param("triton", "bf16", [130], (2, 64), p, marks=pytest.mark.slow) for p in DROPOUTS),
@@ -164,7 +173,9 @@ def test_sequences_do_not_affect_each_other(use_native):
 
 
 def test_alibi_equals_pytorchs_attention_with_an_explicit_bias(use_native):
-    lengths, num_heads, head_size = [7, 0, 12], 3, 8
+    lengths = [7, 0, 12]
+    num_heads = 3
+    head_size = 8
     qkv, cu_seqlens, longest, _ = packed_qkv(lengths, num_heads, head_size)
     slopes = torch.tensor([1.0, 0.25, 0.0])
     out = ops.attention(qkv, cu_seqlens, longest, 0.0, 0, None, slopes)

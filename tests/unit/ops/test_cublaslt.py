@@ -101,15 +101,11 @@ def test_feed_forward_runs_four_products_in_cublaslt(emulator):
 @pytest.mark.parametrize(
     "refused",
     [
-        *(
-            (Epilogue.NONE,),
-            (Epilogue.BIAS, Epilogue.BGRADB),
-            (Epilogue.GELU_AUX_BIAS, Epilogue.GELU_BIAS),
-        ),
-        *(
-            (0, Epilogue.DGELU_BGRAD),
-            (Epilogue.DGELU_BGRAD, Epilogue.BGRADB, Epilogue.NONE, Epilogue.GELU_AUX_BIAS),
-        ),
+        (Epilogue.NONE,),
+        (Epilogue.BIAS, Epilogue.BGRADB),
+        (Epilogue.GELU_AUX_BIAS, Epilogue.GELU_BIAS),
+        (0, Epilogue.DGELU_BGRAD),
+        (Epilogue.DGELU_BGRAD, Epilogue.BGRADB, Epilogue.NONE, Epilogue.GELU_AUX_BIAS),
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -158,7 +154,8 @@ SMALL = BertConfig(99, 32, 2, 2, 64, max_position_embeddings=32)
 
 def flat_gradients(micro_batches: int, names: dict[str, str]) -> tuple[Tensor, Counter[str]]:
     """Return the flat gradient after the second of two steps, and the last pass's calls of grad hooks by parameter."""
-    model, calls = initialized(BertForPreTraining(SMALL)), Counter()
+    model = initialized(BertForPreTraining(SMALL))
+    calls = Counter()
     flat = FlatParameters(model.ordered_parameters())
     for segment, parameter in zip(flat.segments, flat.parameters, strict=True):
         parameter.register_post_accumulate_grad_hook(

@@ -38,7 +38,10 @@ pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc on P
 
 
 def test_problem_is_planned_once(emulator):
-    out, left, right, bias = torch.empty(5, 8), randn(5, 16), randn(16, 8), randn(8)
+    out = torch.empty(5, 8)
+    left = randn(5, 16)
+    right = randn(16, 8)
+    bias = randn(8)
     for _ in range(3):
         assert emulator.library.product(out, left, right, epilogue=Epilogue.BIAS, bias=bias)
         torch.testing.assert_close(out, left @ right + bias)
@@ -56,7 +59,9 @@ def test_problem_is_planned_once(emulator):
 
 def test_old_plans_are_evicted(emulator):
     """A problem whose plan was evicted is planned again."""
-    left, right = torch.ones(3000, 8), torch.ones(8, 8)  # the limit is 2048 plans
+    # the limit is 2048 plans
+    left = torch.ones(3000, 8)
+    right = torch.ones(8, 8)
     for rows in range(1, 3001):
         assert emulator.library.product(torch.empty(rows, 8), left[:rows], right)
     assert emulator.count("living") < 3000 * 5
@@ -77,10 +82,8 @@ def test_unsupported_problem_is_looked_up_once(emulator):
 def test_product_that_the_library_rejects_is_unsupported(emulator):
     """NVIDIA's library rejects FP8 scales that are not 16-byte aligned, but its heuristic does not check them."""
     factors = FP8Scaling(2, Products()).inverse
-    out, ones = (
-        torch.empty(16, 16, dtype=torch.bfloat16),
-        torch.ones(16, 16).to(torch.float8_e4m3fn),
-    )
+    out = torch.empty(16, 16, dtype=torch.bfloat16)
+    ones = torch.ones(16, 16).to(torch.float8_e4m3fn)
     scales = {"inverse_left": factors[1, WEIGHT], "inverse_right": factors[0, GRADIENT]}
     assert emulator.library.product(out, ones, ones, right_transposed=True, **scales)
     assert (out == 16.0).all()
@@ -90,7 +93,9 @@ def test_product_that_the_library_rejects_is_unsupported(emulator):
 
 
 def test_other_errors_are_raised_once(emulator):
-    out, left, right = torch.empty(3, 8), torch.ones(3, 8), torch.ones(8, 8)
+    out = torch.empty(3, 8)
+    left = torch.ones(3, 8)
+    right = torch.ones(8, 8)
     emulator.fail_next(13)
     with pytest.raises(CublasLtError, match=r"EXECUTION_FAILED for 3x8x8, torch.float32"):
         emulator.library.product(out, left, right)
@@ -121,7 +126,8 @@ def test_threads_share_a_device(emulator):
 @pytest.mark.parametrize("right_transposed", [False, True])
 @pytest.mark.parametrize("wide", [False, True])
 def test_layouts(emulator, dtype, left_transposed, right_transposed, wide):
-    left, right = randn(5, 11).to(dtype), randn(11, 8).to(dtype)
+    left = randn(5, 11).to(dtype)
+    right = randn(11, 8).to(dtype)
     out = torch.empty(5, 8, dtype=torch.float32 if wide else dtype)
     stored = [
         x.t().contiguous() if t else x
@@ -137,7 +143,8 @@ def test_layouts(emulator, dtype, left_transposed, right_transposed, wide):
 
 @pytest.mark.parametrize("left_type", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_fp8_operands(emulator, left_type):
-    left, right = randn(5, 32).to(left_type), randn(16, 32).to(torch.float8_e4m3fn)
+    left = randn(5, 32).to(left_type)
+    right = randn(16, 32).to(torch.float8_e4m3fn)
     out = torch.empty(5, 16, dtype=torch.bfloat16)
     scales = {"inverse_left": torch.tensor(0.25), "inverse_right": torch.tensor(2.0), "fast": True}
     assert emulator.library.product(out, left, right, right_transposed=True, **scales)
@@ -148,8 +155,10 @@ def test_fp8_operands(emulator, left_type):
 def test_fp8_output_with_gelu(emulator):
     """The output is scaled, amax is its largest magnitude before scaling, and the pre-activation is in bfloat16."""
     left, right = (randn(rows, 32).to(torch.float8_e4m3fn) for rows in (5, 16))
-    bias, amax = randn(16).bfloat16(), torch.zeros(())
-    out, aux = torch.empty(5, 16).to(torch.float8_e4m3fn), torch.empty(5, 16).bfloat16()
+    bias = randn(16).bfloat16()
+    amax = torch.zeros(())
+    out = torch.empty(5, 16).to(torch.float8_e4m3fn)
+    aux = torch.empty(5, 16).bfloat16()
     options = {"epilogue": Epilogue.GELU_AUX_BIAS, "bias": bias, "aux": aux, "amax_out": amax}
     scale = torch.tensor(16.0)
     assert emulator.library.product(
@@ -163,9 +172,12 @@ def test_fp8_output_with_gelu(emulator):
 
 
 def test_invalid_arguments_raise(emulator):
-    ones, left, right = torch.ones, torch.ones(3, 8), torch.ones(8, 8)
+    ones = torch.ones
+    left = torch.ones(3, 8)
+    right = torch.ones(8, 8)
     fp8 = [ones(rows, 24).to(torch.float8_e4m3fn) for rows in (3, 16)]
-    wide, aux = ones(3, 16).bfloat16(), {"bias": ones(8), "aux": ones(2, 8)}
+    wide = ones(3, 16).bfloat16()
+    aux = {"bias": ones(8), "aux": ones(2, 8)}
     for words, tensors, options in (
         ("is not", (left, left, ones(9, 8)), {}),
         (
@@ -193,7 +205,8 @@ def test_invalid_arguments_raise(emulator):
 
 def test_c_code_compiles_without_warnings(tmp_path):
     flags = ("-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC")
-    source, target = str(MHALIB_FOLDER / "matmul.c"), str(tmp_path / "matmul.o")
+    source = str(MHALIB_FOLDER / "matmul.c")
+    target = str(tmp_path / "matmul.o")
     subprocess.run(["gcc", *flags, "-c", source, "-o", target], check=True)
 
 
@@ -234,7 +247,8 @@ def test_nvidias_library_accepts_the_descriptors(epilogue, dtype):
         pytest.skip("no cublasLt")
     library._contexts[CPU] = library._open()
     is_fp8 = dtype.itemsize == 1
-    out_type, scale = torch.bfloat16 if is_fp8 else dtype, torch.ones(())
+    out_type = torch.bfloat16 if is_fp8 else dtype
+    scale = torch.ones(())
     out, left, right = (torch.zeros(*shape) for shape in ((32, 48), (32, 16), (48, 16)))
     bias = torch.zeros(32 if epilogue == Epilogue.BGRADB else 48, dtype=out_type)
     options = {

@@ -46,7 +46,10 @@ class Clock:
     """Replace `time_launches`: the seconds of each algorithm, from 1 on, and of a product apart from its epilogue."""
 
     def __init__(self, emulator: Any, seconds: dict[int, float], apart: float = 9.0) -> None:
-        self.emulator, self.seconds, self.apart, self.calls = emulator, seconds, apart, 0
+        self.emulator = emulator
+        self.seconds = seconds
+        self.apart = apart
+        self.calls = 0
 
     def __call__(self, device: torch.device, work: Callable[[], object]) -> Times:
         self.calls += 1
@@ -79,7 +82,8 @@ def tune_step(
 ) -> tuple[dict, str]:
     """Return epilogue -> choice for the products of a step, and the log messages."""
     monkeypatch.setattr(cublaslt_tuning, "time_launches", clock)
-    library, messages = cublaslt.library(), []
+    library = cublaslt.library()
+    messages = []
     library.choices.clear()
     tuned(CPU, is_first, over_ranks, messages.append, functools.partial(step, *operands()))
     assert library.noted is None

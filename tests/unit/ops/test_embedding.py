@@ -32,8 +32,12 @@ def test_error(kernels, tokens, vocab_size, hidden):
 @pytest.mark.parametrize(
     ("chunks", "more"),  # lengths of the runs: in chunks, and additional ids
     [
-        *(((1,), (0,)), ((1, 0), (0, 1)), ((1, 0), (-1, 1)), ((1, 0), (-1, 2))),
-        *(((0, 2, 0), (1, 0, 3)), ((0, 1, 1, 2), (3, -3, 0, 0))),
+        ((1,), (0,)),
+        ((1, 0), (0, 1)),
+        ((1, 0), (-1, 1)),
+        ((1, 0), (-1, 2)),
+        ((0, 2, 0), (1, 0, 3)),
+        ((0, 1, 1, 2), (3, -3, 0, 0)),
         ((0, 20, 0), (5, 0, 7)),  # more chunks than are summed at a time
     ],
 )

@@ -17,14 +17,16 @@ EPS = torch.finfo(torch.float32).eps
 
 def verdict_on(ours: float, theirs: float) -> Verdict:
     """Return the verdict on random errors with these standard deviations."""
-    generator, rule = torch.Generator().manual_seed(1), ErrorRule(EPS)
+    generator = torch.Generator().manual_seed(1)
+    rule = ErrorRule(EPS)
     exact, a, b = (torch.randn(512, generator=generator, dtype=torch.float64) for _ in range(3))
     rule.add({"x": exact}, {"x": exact + ours * a}, [{"x": exact + theirs * b}])
     return rule.verdict()
 
 
 def test_errors_up_to_twice_pytorchs_pass():
-    good, bad = verdict_on(1.5e-4, 1e-4), verdict_on(3e-4, 1e-4)
+    good = verdict_on(1.5e-4, 1e-4)
+    bad = verdict_on(3e-4, 1e-4)
     assert (good.passed, good.why, bad.passed) == (True, "", False)
     assert bad.why
     assert bad.worst_ratio == pytest.approx(3.0, rel=0.3)
@@ -53,14 +55,16 @@ def test_single_numbers_need_several_draws():
     ],
 )
 def test_limits_of_errors(ours, theirs, passes):
-    one, rule = torch.ones(4, dtype=torch.float64), ErrorRule(EPS)
+    one = torch.ones(4, dtype=torch.float64)
+    rule = ErrorRule(EPS)
     rule.add({"x": one}, {"x": one + ours}, [{"x": one + error} for error in theirs])
     assert rule.verdict().passed == passes
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_non_finite_results_fail(bad):
-    one, broken = torch.ones(3, dtype=torch.float64), torch.tensor([1.0, bad, 1.0])
+    one = torch.ones(3, dtype=torch.float64)
+    broken = torch.tensor([1.0, bad, 1.0])
     rule = ErrorRule(EPS)
     rule.add({"x": one}, {"x": broken}, [{"x": one}])
     rule.add({"x": one}, {"x": one}, [{"x": one}])
@@ -77,7 +81,8 @@ SHAPE = BertConfig(97, 64, 1, 1, 128, max_position_embeddings=96)
 @pytest.mark.parametrize("name", awkward_lengths(SHAPE.max_position_embeddings))
 def test_native_kernels_pass_on_awkward_shapes(native_ops, name):
     batch = awkward_batches(SHAPE, torch.device("cpu"))[name]
-    cases, forms = OpCases(SHAPE, batch, torch.bfloat16), registry.available("cpu")
+    cases = OpCases(SHAPE, batch, torch.bfloat16)
+    forms = registry.available("cpu")
     for case in cases.all():
         if "native" in forms[case.op] and case.op != "attention":  # see test_attention.py
             result = op_checks.check_case(case, "native", torch.bfloat16)

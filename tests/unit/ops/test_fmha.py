@@ -150,7 +150,8 @@ def test_removing_a_barrier_or_wait_is_reported(emulated, reports, name, line):
 @pytest.mark.slow
 def test_memory_under_address_sanitizer(tmp_path):
     """Kernels write all results and stay within buffers of exactly the documented sizes, in both types."""
-    program, source = tmp_path / "sweep", Path(__file__).with_name("fmha_sweep.cpp")
+    program = tmp_path / "sweep"
+    source = Path(__file__).with_name("fmha_sweep.cpp")
     compile_emulated(program, source, "-fsanitize=address")
     done = subprocess.run([program, "0", "17", "129"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "all written\n"), done.stderr
@@ -194,7 +195,8 @@ def test_missing_or_damaged_library_is_an_error(monkeypatch, tmp_path):
 
 
 def test_build_without_nvcc_is_a_one_line_error(tree_root):
-    command, environment = [tree_root / "tools/build_cuda.sh"], {"PATH": "/usr/bin:/bin"}
+    command = [tree_root / "tools/build_cuda.sh"]
+    environment = {"PATH": "/usr/bin:/bin"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "no nvcc on PATH" in done.stderr

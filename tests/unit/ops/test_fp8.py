@@ -8,7 +8,8 @@ from mlbert.ops import api as ops
 from mlbert.ops import forms as registry
 from mlbert.ops import fp8, fp8_scaling, reference
 
-E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+E4M3 = torch.float8_e4m3fn
+E5M2 = torch.float8_e5m2
 # Half a rounding step, with 3 and 2 bits of mantissa. A product's error is below the sum of its operands'.
 ROUNDING = {E4M3: 2**-4, E5M2: 2**-3}
 SHAPES = [(1, 16, 16), (5, 16, 48), (33, 64, 32), (513, 32, 96)]  # tokens, input, output
@@ -73,8 +74,10 @@ def test_amax_only_grows(choice):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_fast_product_equals_plain(shape, types):
     rows, inner, columns = shape
-    a, b = torch.randn(rows, inner).to(types[0]), torch.randn(columns, inner).to(types[1])
-    exact, errors = (a.double() @ b.double().t()) * 2.0, {}
+    a = torch.randn(rows, inner).to(types[0])
+    b = torch.randn(columns, inner).to(types[1])
+    exact = (a.double() @ b.double().t()) * 2.0
+    errors = {}
     for name in ("plain", "auto"):
         ops.select(name)
         found = fp8.product(a, b, (torch.tensor(0.25), torch.tensor(8.0)), torch.float32)
@@ -155,7 +158,8 @@ def test_linear_layers_can_be_switched_off():
 
 def test_qkv_equals_its_parts(choice):
     x, weight, bias, d_out = example(7, 16, 48)
-    weights, biases = weight.chunk(3), bias.chunk(3)
+    weights = weight.chunk(3)
+    biases = bias.chunk(3)
     joined = run_layer(lambda *t: linear(*t, make_scaling(), 0), x, weight, bias, d_out=d_out)
     split = run_layer(
         lambda x, *t: fp8.linear(x, t[:3], t[3:], make_scaling(), 0),
@@ -185,12 +189,10 @@ def test_norm_passes_equal_autograd(choice, shape, dropout, with_bias, two_gradi
     exact = reference.dropout_add_layer_norm(leaves[1], leaves[0], *leaves[3:], *settings, of_x)
     exact.backward(d_out.float() + (d_copy.float() if two_gradients else 0.0))
 
-    scale, amax, d_scale, d_amax = (
-        torch.tensor(64.0),
-        torch.zeros(()),
-        torch.tensor(1024.0),
-        torch.zeros(()),
-    )
+    scale = torch.tensor(64.0)
+    amax = torch.zeros(())
+    d_scale = torch.tensor(1024.0)
+    d_amax = torch.zeros(())
     forward = registry.implementation("fp8_dropout_add_layer_norm_forward", x)
     out, small, saved = forward(
         x, residual, weight, bias, *settings, x_bias if with_bias else None, scale, amax
@@ -224,7 +226,8 @@ def test_norm_passes_equal_autograd(choice, shape, dropout, with_bias, two_gradi
 def test_copies_of_weights_follow_updates_in_the_same_memory(monkeypatch):
     """An evaluation and the next step read the copies of the present weights."""
     x, weight, _, d_out = example(8, 16, 32)
-    scaling, buffers = make_scaling(), set()
+    scaling = make_scaling()
+    buffers = set()
     form = fp8.registry.implementation("fp8_quantise", weight)
 
     def recording(x: Tensor, **arguments: object) -> fp8_scaling.Quantised:

@@ -63,7 +63,8 @@ def run_float_block(arguments: list[Tensor], exact: bool = False) -> list[Tensor
 
 def run_two_steps(arguments: list[Tensor], exact: bool = False, fast: bool = False) -> list[Tensor]:
     """Return the results of `run_block` in the second of two steps, and the state of the scales."""
-    table, found = fp8_scaling.FP8Scaling(ROWS, fp8_scaling.Products(fast=fast)), []
+    table = fp8_scaling.FP8Scaling(ROWS, fp8_scaling.Products(fast=fast))
+    found = []
     for _ in range(2):
         found = run_block(arguments, table, exact)
         table.end_step(lambda amax: amax)
@@ -110,7 +111,8 @@ def test_fused_products_equal_separate_ones(
 ):
     """Only one of the two rounds the pre-activation before GELU. Runs are bit-equal."""
     product = importlib.import_module("mlbert.ops.triton.product")
-    fused, seen = product._product, set()
+    fused = product._product
+    seen = set()
 
     def noted(*arguments):
         seen.add("forward" if arguments[-1] is None else "backward")
@@ -148,11 +150,9 @@ def test_block_error_is_within_rounding(choice, width, columns, exact, calibrate
 @pytest.mark.parametrize("fast", [False, True])
 def test_fast_accumulation_of_gradients_is_optional(monkeypatch, fast):
     """Forward products always use it."""
-    forms, name, seen = (
-        registry._implementations["fp8_product"],
-        ops.select("auto")["fp8_product"],
-        [],
-    )
+    forms = registry._implementations["fp8_product"]
+    name = ops.select("auto")["fp8_product"]
+    seen = []
     form = forms[name]
     monkeypatch.setitem(
         forms, name, lambda *arguments: seen.append(arguments[4]) or form(*arguments)
@@ -165,7 +165,8 @@ def test_fast_accumulation_of_gradients_is_optional(monkeypatch, fast):
 
 @pytest.mark.parametrize("tokens", [1, 17])
 def test_fp8_copy_of_the_norm_equals_the_next_layers_own(choice, tokens):
-    arguments, weight = block_arguments(tokens, 48), randn(32, 48)
+    arguments = block_arguments(tokens, 48)
+    weight = randn(32, 48)
     results = []
     for uses_copy in (True, False):
         table = fp8_scaling.FP8Scaling(ROWS, fp8_scaling.Products())

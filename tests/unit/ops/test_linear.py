@@ -39,7 +39,9 @@ def test_gelu_layers_error(kernels, shape, exact, dtype):
 
 @pytest.mark.parametrize("choice", ["plain", "native"])
 def test_feed_forward_is_bit_equal_to_linear_gelu_and_a_product(native_ops, choice):
-    w1, b1, w2 = randn(48, 16), randn(48), randn(16, 48)
+    w1 = randn(48, 16)
+    b1 = randn(48)
+    w2 = randn(16, 48)
     ops.select(choice)
 
     def apart(x, w1, b1, w2, exact):
@@ -59,12 +61,11 @@ def test_feed_forward_is_bit_equal_to_linear_gelu_and_a_product(native_ops, choi
 def test_gelu_over_its_range(use_native):
     """The error rule applies in every region of tanh and in the tails, where 1 + tanh cancels in PyTorch's formula."""
     x = torch.linspace(-30, 30, 20001)[:, None]
-    weight, bias = torch.ones(1, 1), torch.zeros(1)
+    weight = torch.ones(1, 1)
+    bias = torch.zeros(1)
     exact = reference.linear_gelu(x.double(), weight.double(), bias.double(), False)
-    fast, plain = (
-        ops.linear_gelu(x, weight, bias, False),
-        reference.linear_gelu(x, weight, bias, False),
-    )
+    fast = ops.linear_gelu(x, weight, bias, False)
+    plain = reference.linear_gelu(x, weight, bias, False)
     assert (fast - exact).abs().max() <= 2 * (plain - exact).abs().max()
     assert (fast - exact).norm() <= 2 * (plain - exact).norm()
     far = torch.tensor([[1e4], [-1e4], [3e38], [-3e38]])

@@ -71,7 +71,8 @@ def test_dropout_masks_equal_the_reference(kernels, columns, key):
     tokens = 40
     rows = dropout_rows(tokens)
     want = keep_mask(key, rows, columns, 0.1)
-    weight, bias = torch.zeros(columns), torch.ones(columns)
+    weight = torch.zeros(columns)
+    bias = torch.ones(columns)
     assert torch.equal(
         ops.layer_norm_dropout(randn(tokens, columns), weight, bias, 1e-12, 0.1, key, rows) > 0,
         want,
@@ -85,8 +86,10 @@ def test_dropout_masks_equal_the_reference(kernels, columns, key):
 @pytest.mark.parametrize("kernels", ["triton"], indirect=True)
 def test_key_on_the_device_gives_the_same_bits(kernels):
     """Captured graphs read the key's 32 bits from an int32 tensor."""
-    rows, vectors = dropout_rows(9), (randn(24), randn(24))
-    x, key = randn(9, 24), dropout_key(1, 2, 3, 4)
+    rows = dropout_rows(9)
+    vectors = (randn(24), randn(24))
+    x = randn(9, 24)
+    key = dropout_key(1, 2, 3, 4)
     results = []
     for form in (key, torch.tensor(key, dtype=torch.uint32).view(torch.int32)):
         leaf = x.clone().requires_grad_()
@@ -115,14 +118,17 @@ def test_gradients_of_float32_vectors_are_float32(kernels):
 
 def test_non_finite_inputs_give_nan(kernels):
     x = randn(4, 16)
-    x[1, 3], x[2, 5] = float("nan"), float("inf")
+    x[1, 3] = float("nan")
+    x[2, 5] = float("inf")
     out = ops.layer_norm_dropout(x, torch.ones(16), torch.zeros(16), 1e-12, 0.0, 0, None)
     assert out[[0, 3]].isfinite().all()
     assert out[[1, 2]].isnan().any(1).all()
 
 
 def test_invalid_arguments_raise(kernels):
-    x, vector, rows = randn(5, 6), randn(6), dropout_rows(5)
+    x = randn(5, 6)
+    vector = randn(6)
+    rows = dropout_rows(5)
     for arguments in (
         (x, randn(4, 6), vector, vector, 1e-12, 0.1, 9, rows),
         (x, x, randn(5), vector, 1e-12, 0.1, 9, rows),

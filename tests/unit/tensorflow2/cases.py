@@ -52,10 +52,8 @@ def sequences_of(rows: Rows) -> Ragged:
                 & (rows.masked_positions[b] >= first)
                 & (rows.masked_positions[b] < first + len(columns))
             )
-            tokens, segments = (
-                rows.input_ids[b, columns].tolist(),
-                rows.segment_ids[b, columns].tolist(),
-            )
+            tokens = rows.input_ids[b, columns].tolist()
+            segments = rows.segment_ids[b, columns].tolist()
             masked = (
                 (rows.masked_positions[b, mine] - first).tolist(),
                 rows.masked_labels[b, mine].tolist(),

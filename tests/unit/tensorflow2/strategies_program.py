@@ -52,8 +52,11 @@ SETTINGS |= {
     "optimizer": "lamb",
 }
 SETTINGS |= {"scale_loss": "1", "seed": "5", "max_grad_norm": "none"}
-LENGTH, PREDICTIONS, SEQUENCES = 32, 4, 2
-ROWS, STEPS = 16, 4
+LENGTH = 32
+PREDICTIONS = 4
+SEQUENCES = 2
+ROWS = 16
+STEPS = 4
 RATES = [0.01, 0.008, 0.006, 0.004]
 DTYPES = {"fp32": tf.float32, "bf16": tf.bfloat16, "fp16": tf.float16}
 
@@ -89,7 +92,8 @@ class Trained:
         self, config: Configuration, strategy: tf.distribute.Strategy, shape: BertConfig
     ) -> None:
         self.strategy = strategy
-        compute, own = config[ComputeConfig], config[TensorFlowConfig]
+        compute = config[ComputeConfig]
+        own = config[TensorFlowConfig]
         with strategy.scope():
             self.model = BertPretrainer(shape, DTYPES[compute.precision], seed=3)
             parameters = self.model.parameters()
@@ -124,7 +128,8 @@ class Trained:
 
 def train(case: dict[str, Any], strategies: dict[Any, tf.distribute.Strategy]) -> dict[str, Any]:
     """Run a case and return its losses, norms, evaluation sums and weights."""
-    config, devices = settings(**case.get("config", {})), case["devices"]
+    config = settings(**case.get("config", {}))
+    devices = case["devices"]
     own = config[TensorFlowConfig]
     key = own.distribution_strategy, devices
     if key not in strategies:

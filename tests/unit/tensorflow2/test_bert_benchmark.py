@@ -33,7 +33,8 @@ def results_of(monkeypatch: pytest.MonkeyPatch) -> Results:
         benchmark = BertClassifyBenchmarkReal(
             "/out", root_data_dir="/data", tpu="a_tpu", **arguments
         )
-        before, found = flags_as_text(), []
+        before = flags_as_text()
+        found = []
 
         def note(name: str, values: Any, force_gpu_memory_alloc: bool = True) -> None:
             with benchmark.flags_set({**values, "model_dir": benchmark.model_dir(name)}):

@@ -121,7 +121,8 @@ def leave_only_the_list(file):
 
 
 OLD = "old/model.ckpt-28252.data-00000-of-00001"
-OWN, CONFIG = "folder/model.safetensors", "folder/bert_config.json"
+OWN = "folder/model.safetensors"
+CONFIG = "folder/bert_config.json"
 
 
 @pytest.mark.parametrize(
@@ -228,7 +229,8 @@ def saved(path, steps=(1, 2, 3), **options):
 
 def assert_restored(path, step, states, notes=0):
     objects, folder = run_of(path, seed=9)
-    state, warnings = TrainState(), []
+    state = TrainState()
+    warnings = []
     assert folder.restore_newest(state, warnings.append)
     assert state == TrainState(step=step, samples=8 * step, accuracy=step / 7)
     np.testing.assert_equal(variables(objects), states[step])
@@ -253,7 +255,8 @@ def test_restore_without_checkpoints_changes_nothing(tmp_path):
     """Only the chief writes any."""
     saved(tmp_path / "checkpoints", is_chief=False)
     assert not (tmp_path / "checkpoints").exists()
-    (objects, folder), state = run_of(tmp_path / "checkpoints"), TrainState()
+    objects, folder = run_of(tmp_path / "checkpoints")
+    state = TrainState()
     before = variables(objects)
     assert not folder.restore_newest(state, pytest.fail)
     assert state == TrainState()

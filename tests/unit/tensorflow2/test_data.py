@@ -52,7 +52,9 @@ from unit.tensorflow2.cases import (
 from unit.tensorflow2.strategies_program import settings as plain_settings
 from user_errors import user_error
 
-COUNT, BATCH, SEED = 300, 8, 3
+COUNT = 300
+BATCH = 8
+SEED = 3
 PACKINGS = [1, 3]
 
 
@@ -103,7 +105,9 @@ def test_steps_match_pytorch(tmp_path, folder, hosts, replicas, first, options) 
         make_bins(folder, tmp_path / "bins", edges=(16, 32))
         folder = tmp_path / "bins"
     config = settings(tmp_path, folder, **options)
-    data, section, local = opened_training(config), config[DataConfig], replicas // hosts
+    data = opened_training(config)
+    section = config[DataConfig]
+    local = replicas // hosts
     assert data.resume_note is None
     options = {
         "max_sequences_per_pack": section.max_sequences_per_pack,
@@ -267,7 +271,8 @@ def test_data_of_a_run(tmp_path: Path, folder: Path) -> None:
 
 def test_distributed_datasets_are_endless_with_static_shapes(tmp_path: Path, folder: Path) -> None:
     """Otherwise, workers ask each other at every step whether there is more data."""
-    config, strategy = settings(tmp_path, folder), tf.distribute.get_strategy()
+    config = settings(tmp_path, folder)
+    strategy = tf.distribute.get_strategy()
     for data in (opened_training(config), opened_evaluation(config)):
         dataset = data.dataset(strategy)
         assert dataset.cardinality() == tf.data.INFINITE_CARDINALITY
@@ -282,10 +287,12 @@ def test_distributed_datasets_are_endless_with_static_shapes(tmp_path: Path, fol
 )
 @examples(max_examples=30)
 def test_rows_preserve_every_sequence(count: int, most: int, empty: int, seed: int) -> None:
-    ragged, per_row = random_rows(count, seed), np.ones(count, np.int64)
+    ragged = random_rows(count, seed)
+    per_row = np.ones(count, np.int64)
     if most > 1 and count:
         packs = pack_lengths(ragged.lengths.astype(np.int32), 64, most, 1)
-        ragged, per_row = ragged.take(packs.order), np.diff(packs.offsets)
+        ragged = ragged.take(packs.order)
+        per_row = np.diff(packs.offsets)
     shape = RowShape(64, 20, most)
     rows = rows_of(ragged, per_row, len(per_row) + empty, shape)
     assert names(sequences_of(rows)) == names(ragged)

@@ -104,8 +104,10 @@ def test_run_on_a_prepared_set(
     words += f" --steps_between_eval=4 --stop_threshold=0.01 --model_dir={out}"
     run(f"{words} --model_export_path={tmp_path}/export --enable_checkpoint_and_summary")
     logged = events(out / "result_0.txt")
-    keys, values = [key for key, *_ in logged], {key: value for key, value, _ in logged}
-    samples, evaluations = values["train_samples"], keys.count("eval_accuracy")
+    keys = [key for key, *_ in logged]
+    values = {key: value for key, value, _ in logged}
+    samples = values["train_samples"]
+    evaluations = keys.count("eval_accuracy")
     assert [key for key in keys if key.startswith(("run_", "eval_st", "eval_acc"))] == [
         "run_start",
         *["eval_start", "eval_stop", "eval_accuracy"] * evaluations,
@@ -122,16 +124,14 @@ def test_run_on_a_prepared_set(
     assert (values["nodes"], values["threads_per_rank"], values["evaluation_size"]) == (1, 1, 50)
     assert logged[-1][2]["status"] == "success"
     assert {path.name for path in (out / "run_0").iterdir()} == {
-        *(
-            "settings.txt",
-            "config.json",
-            "metrics.jsonl",
-            "curve.png",
-            "weights",
-            "tf2",
-            "summary.json",
-            "checkpoints",
-        )
+        "settings.txt",
+        "config.json",
+        "metrics.jsonl",
+        "curve.png",
+        "weights",
+        "tf2",
+        "summary.json",
+        "checkpoints",
     }
     assert (
         json.loads((out / "training_summary.txt").read_text())["total_training_steps"]
@@ -187,10 +187,8 @@ def test_interrupted_run_resumes_bit_equal(
     # Checkpoints reach both replicas: otherwise, the resumed run would end with other weights.
     words = f"{NUMBERS} {prepared} --num_gpus=2 --num_train_epochs=20 --save_checkpoint_steps=20 --keep_checkpoints=3"
     run(f"{words} --stop_steps=240 --model_dir={tmp_path}/whole")
-    process, checkpoints = (
-        start(f"{words} --model_dir={tmp_path}/parts"),
-        tmp_path / "parts/run_0/checkpoints",
-    )
+    process = start(f"{words} --model_dir={tmp_path}/parts")
+    checkpoints = tmp_path / "parts/run_0/checkpoints"
     wait_until(lambda: list(checkpoints.glob("step_*")))
     process.send_signal(signal.SIGUSR1)
     output = process.communicate(60)
@@ -279,10 +277,8 @@ def test_user_error_is_one_line_and_status_2(
 def test_a_lost_worker_is_named_in_one_line_and_closes_the_log(
     start: Start, tmp_path: Path, victim: int
 ) -> None:
-    hosts, log = (
-        ",".join(f"127.0.0.1:{port}" for port in free_ports(2)),
-        tmp_path / "out/result_0.txt",
-    )
+    hosts = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
+    log = tmp_path / "out/result_0.txt"
     words = f"{NUMBERS} --synthetic_data=1 --num_train_epochs=100000 --distribution_strategy=multi_worker_mirrored"
     words += f" --worker_hosts={hosts} --model_dir={tmp_path}/out"
     workers = [start(f"{words} --task_index={task}") for task in range(2)]

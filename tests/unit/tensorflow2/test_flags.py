@@ -111,7 +111,8 @@ SETTINGS = {
 @pytest.mark.parametrize("case", SETTINGS)
 def test_settings_follow_from_the_command_line(resolved: Resolve, case: str) -> None:
     replicas, line, settings = SETTINGS[case]
-    found, expected = resolved(line, replicas), words_as_dict(settings)
+    found = resolved(line, replicas)
+    expected = words_as_dict(settings)
     assert dict(zip(expected, map(str, values(found, *expected)), strict=True)) == expected
     assert found.origin["learning_rate"].endswith("--learning_rate")
 

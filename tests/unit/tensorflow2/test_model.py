@@ -92,10 +92,8 @@ def assert_near(
 def test_matches_pytorch(case: Callable, activation: str) -> None:
     ragged, packs, rows = case()
     reference = pytorch_model(dataclasses.replace(NO_DROPOUT, hidden_act=activation))
-    model, batch = (
-        same_weights(reference),
-        plain_batch(ragged, packs, list(range(len(packs))), rows.input_ids.shape[1]),
-    )
+    model = same_weights(reference)
+    batch = plain_batch(ragged, packs, list(range(len(packs))), rows.input_ids.shape[1])
 
     expected = reference(batch, None)
     masked, next_sentence = real_logits(model(tensors(rows), None), rows)
@@ -185,7 +183,8 @@ def test_xla_dropout_depends_on_the_seed() -> None:
 
 
 def test_dropout_depends_only_on_its_seed() -> None:
-    rows, model = tensors(single_case()[2]), same_weights(pytorch_model(SHAPE))
+    rows = tensors(single_case()[2])
+    model = same_weights(pytorch_model(SHAPE))
     one, again, other = (
         model(rows, tf.constant(seed)).masked.numpy() for seed in (SEED, SEED, (7, 4))
     )
@@ -203,7 +202,8 @@ def test_each_dropout_has_its_own_mask(hidden: float, attention: float, masks: i
     shape = dataclasses.replace(
         SHAPE, hidden_dropout_prob=hidden, attention_probs_dropout_prob=attention
     )
-    model, rows = BertPretrainer(shape), tensors(single_case()[2])
+    model = BertPretrainer(shape)
+    rows = tensors(single_case()[2])
     traced = tf.function(lambda seed: model(rows, seed).masked).get_concrete_function(
         tf.TensorSpec([2], tf.int64)
     )
@@ -250,7 +250,8 @@ def test_initial_weights_have_the_reference_distribution() -> None:
 
 
 def test_invalid_weights_change_nothing() -> None:
-    model, others = BertPretrainer(SHAPE, seed=1), BertPretrainer(SHAPE, seed=2).values()
+    model = BertPretrainer(SHAPE, seed=1)
+    others = BertPretrainer(SHAPE, seed=2).values()
     before = model.values()
     with user_error("checkpoint.incomplete", "weights"):
         model.assign(
@@ -268,7 +269,8 @@ def test_invalid_weights_change_nothing() -> None:
 
 
 def test_shapes_that_only_pytorch_supports_are_errors() -> None:
-    alibi, pre_norm = {"position_embedding_type": "alibi"}, {"norm_position": "pre"}
+    alibi = {"position_embedding_type": "alibi"}
+    pre_norm = {"norm_position": "pre"}
     for option in (alibi, pre_norm, {"gated_mlp": True}, {"tie_word_embeddings": False}):
         with user_error("model.unsupported", "bert_config"):
             BertPretrainer(dataclasses.replace(SHAPE, **option))
@@ -302,7 +304,8 @@ def test_sums_and_metrics_by_hand() -> None:
 def test_metrics_match_pytorch(case: Callable) -> None:
     ragged, packs, rows = case()
     reference = pytorch_model(NO_DROPOUT)
-    model, pretraining = same_weights(reference), PreTraining("step")
+    model = same_weights(reference)
+    pretraining = PreTraining("step")
     batch = plain_batch(ragged, packs, list(range(len(packs))), rows.input_ids.shape[1])
     with torch.no_grad():
         likeliest = reference(batch, None).masked[:, : NO_DROPOUT.vocab_size].argmax(1)

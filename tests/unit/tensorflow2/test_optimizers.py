@@ -26,7 +26,8 @@ ASSETS = Path(__file__).parents[2] / "assets/lamb"
 INPUTS = np.load(ASSETS / "trajectories.npz")
 NAMES = [key.removeprefix("w0/") for key in INPUTS if key.startswith("w0/")]
 NUMBERS = {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-6, "weight_decay_rate": 0.01}
-YES, NO = tf.constant(True), tf.constant(False)
+YES = tf.constant(True)
+NO = tf.constant(False)
 
 
 def start() -> dict[str, tf.Variable]:
@@ -113,7 +114,8 @@ def test_logged_hyperparameters_match_pytorch(ours: type[Optimizer], theirs: typ
     flat = FlatParameters([("w.weight", torch.nn.Parameter(torch.zeros(2)))])
     numbers = {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "max_grad_norm": 1.0}
     reference = unsharded(theirs, flat, implementation="plain", **numbers)
-    found, expected = [], []
+    found = []
+    expected = []
     ours(start(), **NUMBERS, max_grad_norm=1.0).hyperparameters(lambda *pair: found.append(pair))
     reference.hyperparameters(lambda *pair: expected.append(pair))
     assert found == expected
@@ -140,7 +142,8 @@ def test_settings_select_the_optimizer() -> None:
 
 def test_scale_matches_pytorch() -> None:
     finite = (np.random.default_rng(0).random(200) > 0.2).tolist()
-    reference, expected = pytorch_loss_scale.LossScale(2.0**20, 3, torch.device("cpu")), []
+    reference = pytorch_loss_scale.LossScale(2.0**20, 3, torch.device("cpu"))
+    expected = []
     for good in finite:
         reference.update(torch.tensor(1.0 if good else float("inf"), dtype=torch.float64))
         expected.append(float(reference.value))

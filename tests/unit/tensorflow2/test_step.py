@@ -65,7 +65,8 @@ def test_ten_steps_match_pytorch() -> None:
 
 
 def test_accumulation_changes_nothing_without_clipping() -> None:
-    whole, parts = trained(), trained(gradient_accumulation_steps=2)
+    whole = trained()
+    parts = trained(gradient_accumulation_steps=2)
     losses = [run(one, some_steps()).losses for one in (whole, parts)]
     np.testing.assert_allclose(*losses, atol=1e-5)
     for one, other in zip(
@@ -78,7 +79,8 @@ def test_sequences_of_a_step_are_counted_exactly() -> None:
     """In float32, 31 / 7 * 7 is less than 31."""
     rows = dummy_rows(21, 0)
     weights = np.zeros_like(rows.next_sentence_weights)
-    weights[:, 0], weights[:10, 1] = 1, 1
+    weights[:, 0] = 1
+    weights[:10, 1] = 1
     one = trained(gradient_accumulation_steps=7, train_batch_size=21)
     assert run(one, [rows._replace(next_sentence_weights=weights)]).sequences.tolist() == [31]
 
@@ -99,7 +101,8 @@ def test_work_of_a_step_is_that_of_its_sequences() -> None:
 @pytest.mark.slow
 def test_loop_is_traced_once_for_any_number_of_steps() -> None:
     one, other = (trained(0.1, run_eagerly=0) for _ in range(2))
-    traces, step = [], one.step._replica_step
+    traces = []
+    step = one.step._replica_step
     one.step._replica_step = lambda *arguments: (traces.append(1), step(*arguments))[1]
     steps = some_steps(4)
     one.step.warm_up(dummy_rows(8, 9))
@@ -169,12 +172,11 @@ def test_float16_skips_an_overflow_and_halves_the_scale(explicit: int) -> None:
 
 @pytest.mark.parametrize(("precision", "explicit"), [("fp16", 0), ("fp16", 1), ("bf16", 0)])
 def test_16_bit_training_is_close_to_float32(precision: str, explicit: int) -> None:
-    one, exact = (
-        trained(precision=precision, loss_scale=1024, explicit_allreduce=explicit),
-        trained(),
-    )
+    one = trained(precision=precision, loss_scale=1024, explicit_allreduce=explicit)
+    exact = trained()
     steps = some_steps()
-    found, expected = run(one, steps), run(exact, steps)
+    found = run(one, steps)
+    expected = run(exact, steps)
     np.testing.assert_allclose(found.losses, expected.losses, rtol=5e-3)
     np.testing.assert_allclose(found.grad_norms, expected.grad_norms, rtol=5e-2)
     assert found.skipped == 0
@@ -232,7 +234,8 @@ ALIKE = {
 
 @pytest.fixture(scope="module")
 def mirrored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    folder, groups = tmp_path_factory.mktemp("replicas"), {1: ONE, 2: TWO | ALIKE, 4: FOUR}
+    folder = tmp_path_factory.mktemp("replicas")
+    groups = {1: ONE, 2: TWO | ALIKE, 4: FOUR}
     assert_success(
         *(start(train_all, folder, *group, folder / f"{group[0]}.json") for group in groups.items())
     )
@@ -249,7 +252,8 @@ def test_training_is_independent_of_the_split(
     mirrored: dict[str, dict[str, Any]], name: str
 ) -> None:
     """Replicas and micro-batches have different numbers of predictions and sequences."""
-    found, expected = mirrored[name], mirrored["one"]
+    found = mirrored[name]
+    expected = mirrored["one"]
     assert found["replicas"] == (ONE | TWO | FOUR)[name]["devices"]
     for key in ("losses", "norms", "weights"):
         np.testing.assert_allclose(found[key], expected[key], rtol=0, atol=1e-5, err_msg=key)

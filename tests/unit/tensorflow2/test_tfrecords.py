@@ -29,7 +29,8 @@ from tfrecord_examples import SIMPLE_ROW, example, frame, odd_examples, simple_l
 from unit.tensorflow2.cases import assert_evaluated_once, batches, context, joined, read_error
 from user_errors import user_error
 
-COUNT, LONGEST = 230, 32
+COUNT = 230
+LONGEST = 32
 WIDTHS = Widths(LONGEST, MAX_PREDICTIONS)
 
 
@@ -62,7 +63,8 @@ def training(files: Files, rows: int = 8, seed: int = 3, **options: Any) -> TFRe
 
 
 def test_files_have_the_identity_of_the_store(folder: Path) -> None:
-    files, info = matched(folder / "part-*"), describe(folder)
+    files = matched(folder / "part-*")
+    info = describe(folder)
     assert files.identity == info.identity
     assert files.shape == (info.max_seq_length, info.max_predictions, 1)
     parts = f"{folder}/part-0000[34]*, {folder}/part-0000[0-3]*"
@@ -234,7 +236,8 @@ def test_protocol_buffers_read_odd_encodings_as_we_do() -> None:
             key: np.array(found[key].int64_list.value or found[key].float_list.value)
             for key in NAMES
         }
-        length, chosen = lists["input_mask"].sum(), lists["masked_lm_weights"] > 0
+        length = lists["input_mask"].sum()
+        chosen = lists["masked_lm_weights"] > 0
         masked = (lists[key][chosen].tolist() for key in ("masked_lm_positions", "masked_lm_ids"))
         assert (lists["input_ids"][:length].tolist(), *masked) == (
             SIMPLE_ROW[0],

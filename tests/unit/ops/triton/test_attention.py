@@ -36,7 +36,8 @@ def output_and_gradient(
 def mask_kernel(
     rows, out, key, first, ROWS: tl.constexpr, COLUMNS: tl.constexpr, THRESHOLD: tl.constexpr
 ):
-    row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    row = tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)
     hashes = mask.row_hash(mask.load_key(key), tl.load(rows + row))
     stays = mask.keep(hashes, first, COLUMNS, THRESHOLD)
     tl.store(out + row[:, None] * COLUMNS + column[None, :], stays.to(tl.int8))
@@ -61,7 +62,8 @@ def bits_kernel(
     rows, out, key, first, ROWS: tl.constexpr, COLUMNS: tl.constexpr, THRESHOLD: tl.constexpr
 ):
     """Write the mask as int8 [3, R, C]: as forward uses it, then unpacked from its bits, at once and in halves."""
-    row, place = tl.arange(0, ROWS), mask.key_places(COLUMNS)
+    row = tl.arange(0, ROWS)
+    place = mask.key_places(COLUMNS)
     hashes = mask.row_hash(mask.load_key(key), tl.load(rows + row))
     signs = mask.keep_signs(hashes, first, COLUMNS, THRESHOLD)
     ones = tl.full([ROWS, COLUMNS], 1.0, tl.float32)

@@ -51,7 +51,8 @@ def test_copies_maximum_and_bias_gradient_equal_plain(shape, size, scale, source
 def test_non_finite_values(dtype):
     """NaN remains NaN. Infinity becomes the largest value and makes amax infinite."""
     x = randn(3, 4)
-    x[1, 2], x[2, 3] = math.nan, -math.inf
+    x[1, 2] = math.nan
+    x[2, 3] = -math.inf
     rows, _, amax = results("fp8_quantise", (x,), 1.0, dtype)
     assert rows.isnan().nonzero().tolist() == [[1, 2]]
     assert rows[2, 3] == -torch.finfo(dtype).max
@@ -62,8 +63,11 @@ def test_non_finite_values(dtype):
 @pytest.mark.parametrize("shape", SHAPES[:4])
 def test_gelu(shape, exact):
     """Results equal GELU in float64, except for FP8 values whose rounding depends on float32's. Runs are bit-equal."""
-    pre, d_out, bias = randn(*shape) * 3, randn(*shape).bfloat16(), randn(shape[1])
-    narrow, kind = pre.bfloat16(), "none" if exact else "tanh"
+    pre = randn(*shape) * 3
+    d_out = randn(*shape).bfloat16()
+    bias = randn(shape[1])
+    narrow = pre.bfloat16()
+    kind = "none" if exact else "tanh"
     summed = (pre.double() + bias.double()).requires_grad_()
     F.gelu(summed, approximate=kind).backward(d_out.double())
     forward = F.gelu(narrow.double() + bias.double(), approximate=kind)
@@ -80,7 +84,8 @@ def test_gelu(shape, exact):
     ):
         rows, columns, amax, *sums = found = results(op, arguments, scale, dtype)
         assert all(map(torch.equal, found, results(op, arguments, scale, dtype)))
-        limit, rtol = torch.finfo(dtype).max, torch.finfo(dtype).eps / 2 + 1e-5
+        limit = torch.finfo(dtype).max
+        rtol = torch.finfo(dtype).eps / 2 + 1e-5
         torch.testing.assert_close(
             rows, (want * scale).clamp(-limit, limit).float(), rtol=rtol, atol=atol
         )

@@ -186,7 +186,8 @@ class BertClassifyBenchmarkReal(PerfZeroBenchmark):
         with self.flags_set({**values, "model_dir": self.model_dir(name)}):
             if force_gpu_memory_alloc:
                 limit_gpu_memory()
-            timer, start = BenchmarkTimerCallback(), time.time()
+            timer = BenchmarkTimerCallback()
+            start = time.time()
             run_bert_pretrain([timer])
             speed = timer.get_examples_per_sec(FLAGS.train_batch_size * timer.get_longest_loop())
             self.report_benchmark(

@@ -35,7 +35,8 @@ from mlbert.runs.step_folders import StepFolders
 from tf2_bert.messages import plain
 from tf2_bert.model import BertPretrainer
 
-_WEIGHTS, _CONFIG = "model.safetensors", "bert_config.json"
+_WEIGHTS = "model.safetensors"
+_CONFIG = "bert_config.json"
 _TORCH = (".pt", ".pth", ".bin")
 _VARIABLES = "variables"
 _START = (
@@ -131,7 +132,8 @@ class CheckpointFolder:
         identity: dict[str, object],
         is_chief: bool = True,
     ) -> None:
-        self._path, self._is_chief = path, is_chief
+        self._path = path
+        self._is_chief = is_chief
         self._folders = StepFolders(path, keep, identity)
         self._checkpoint = tf.train.Checkpoint(**objects)
 
@@ -194,7 +196,8 @@ def write_weights(folder: Path, model: BertPretrainer, facts: Mapping[str, objec
     Both hold the float32 weights, vocabulary unpadded; `mlbert convert` reads either. Raises UserError if a file cannot
     be written.
     """
-    weights, tf2 = folder / "weights", folder / "tf2"
+    weights = folder / "weights"
+    tf2 = folder / "tf2"
     try:
         for target in (weights, tf2):
             target.mkdir(parents=True, exist_ok=True)

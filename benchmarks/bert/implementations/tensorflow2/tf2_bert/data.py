@@ -104,10 +104,12 @@ class Data:
         strategy: Any,
         seed: int,
     ) -> None:
-        self._strategy, self._rows = strategy, data.train_batch_size
+        self._strategy = strategy
+        self._rows = data.train_batch_size
         self._training = training_data(data, tensorflow, inputs, seed)
         self._evaluation = evaluation_data(data, evaluation, inputs) if tensorflow.do_eval else None
-        self._checks, self._sums = FileChecks(), [*_sums(inputs.train), *_sums(inputs.evaluation)]
+        self._checks = FileChecks()
+        self._sums = [*_sums(inputs.train), *_sums(inputs.evaluation)]
         self.batches: Any = None
         self.resume_note = self._training.resume_note
 
@@ -211,8 +213,7 @@ def inspect(model: ModelConfig, data: DataConfig, tensorflow: TensorFlowConfig) 
         reason = f"is {data.max_sequences_per_pack}, but sequences that tf.data reads from INPUT_FILES cannot be packed"
         remedy = "Give DATADIR_PHASE2 instead of INPUT_FILES"
         raise UserError("config.conflict", "MAX_SEQUENCES_PER_PACK", reason, remedy)
-    widths = (data.max_seq_length, data.max_predictions_per_seq)
-    most = widths_at_most(*widths, shape)
+    most = widths_at_most(data.max_seq_length, data.max_predictions_per_seq, shape)
     notes: tuple[str, ...] = ()
     train: Source
     if tensorflow.input_files:
@@ -223,15 +224,17 @@ def inspect(model: ModelConfig, data: DataConfig, tensorflow: TensorFlowConfig) 
     if tensorflow.eval_files:
         evaluation = match_files(tensorflow.eval_files, "EVAL_FILES", most)
     elif tensorflow.input_files:
-        evaluation, notes = train, (EVALUATED_ON_TRAINING,)
+        evaluation = train
+        notes = (EVALUATED_ON_TRAINING,)
     else:
         evaluation = describe(data.eval_dir, most)
     vocabulary = None
     if isinstance(train, StoreInfo):
         vocabulary_file = train.folder.parent / "vocab.txt"
         if vocabulary_file.exists():
-            check_vocabulary(train, vocabulary := vocabulary_file)
-        _check_widths(train, *widths)
+            vocabulary = vocabulary_file
+            check_vocabulary(train, vocabulary)
+        _check_widths(train, data.max_seq_length, data.max_predictions_per_seq)
     known = [info for source in (train, evaluation) for info in _infos(source)]
     for info in known:
         check_same_vocabulary(known[0], info)
@@ -307,8 +310,10 @@ def evaluation_data(
     data: DataConfig, evaluation: EvaluationConfig, inputs: Inputs
 ) -> EvaluationData:
     """Return the evaluation set of a run, unread until `open`. Raises UserError if it is too small."""
-    source, vocab_size = inputs.evaluation, inputs.shape.vocab_size
-    rows, num_examples = evaluation.eval_batch_size, evaluation.num_eval_examples
+    source = inputs.evaluation
+    vocab_size = inputs.shape.vocab_size
+    rows = evaluation.eval_batch_size
+    num_examples = evaluation.num_eval_examples
     if isinstance(source, Files):
         return TFRecordEvaluation(source, rows, num_examples, vocab_size=vocab_size)
     return StoreEvaluation(

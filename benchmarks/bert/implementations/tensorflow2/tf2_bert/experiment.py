@@ -86,12 +86,12 @@ def run_experiment(
     """Print a summary of the settings and the notes, train once, and write the files listed in the module docstring.
     Raises UserError for user mistakes."""
     config = resolved.config
-    settings, data_settings, evaluation = (
-        config[RunConfig],
-        config[DataConfig],
-        config[EvaluationConfig],
-    )
-    tensorflow, paths, workers = config[TensorFlowConfig], RunFolder.of(settings), Workers(strategy)
+    settings = config[RunConfig]
+    data_settings = config[DataConfig]
+    evaluation = config[EvaluationConfig]
+    tensorflow = config[TensorFlowConfig]
+    paths = RunFolder.of(settings)
+    workers = Workers(strategy)
     inputs = resolved.recipe.inspect(config)
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     seed = _start(resolved, workers, paths, say, notes)
@@ -101,10 +101,8 @@ def run_experiment(
         log.start("init_start")
         log_submission(log.event, config[SubmissionConfig])
         log.event("seed", seed)
-        trained, schedule = (
-            make_trained(config, inputs, strategy, seed, say),
-            schedules.make(config[ScheduleConfig]),
-        )
+        trained = make_trained(config, inputs, strategy, seed, say)
+        schedule = schedules.make(config[ScheduleConfig])
         facts = runtime_facts(
             data_settings, config[ComputeConfig], tensorflow, inputs, strategy, workers
         )
@@ -210,7 +208,8 @@ def make_trained(
 
     Raises UserError: an unsupported clipping, precision or optimizer, or weights that do not fit.
     """
-    compute, tensorflow = config[ComputeConfig], config[TensorFlowConfig]
+    compute = config[ComputeConfig]
+    tensorflow = config[TensorFlowConfig]
     clipping = config[DistributedConfig].gradient_clipping
     if clipping == "buckets":
         reason = "buckets is not supported in TensorFlow 2"
@@ -223,7 +222,8 @@ def make_trained(
         say(note)
     with strategy.scope():
         model = BertPretrainer(inputs.shape, COMPUTE_DTYPES[compute.precision], seed)
-        parameters, compiled = model.parameters(), tensorflow.enable_xla
+        parameters = model.parameters()
+        compiled = tensorflow.enable_xla
         optimizer = optimizers.make_optimizer(
             config[OptimizerConfig], parameters, compiled=compiled
         )
@@ -319,7 +319,8 @@ def log_run(
     schedule: schedules.Schedule,
 ) -> RunIdentity:
     """Log the run's provenance, full configuration and all hyperparameters."""
-    config, data = resolved.config, resolved.config[DataConfig]
+    config = resolved.config
+    data = resolved.config[DataConfig]
     identity = identify(resolved, facts)
     log_identity(log.event, identity, resolved)
     log_batch_size(log.event, data, sequences_of_step(data, facts.ranks))

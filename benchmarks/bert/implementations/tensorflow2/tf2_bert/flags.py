@@ -75,6 +75,7 @@ _CONVERTED: Mapping[str, tuple[Any, Any, str]] = {
     ),
 }
 MAX_ROWS = 1_000_000  # beyond this, TensorFlow fails with unhelpful errors
+_LENGTH = ("num_steps_per_epoch", "num_train_epochs")
 _BETWEEN = ("steps_between_eval", "steps_before_eval_start")
 _WIDTHS = ("max_seq_length", "max_predictions_per_seq")
 _SHORT = {"loss_scale": "ls"}
@@ -156,7 +157,8 @@ def resolve_flags(replicas: int) -> Resolved:
             )
     values = {**_direct(), **_converted(replicas), **_additional()}
     resolved = resolve(RECIPE, None, given=values)
-    data, tensorflow = resolved.config[DataConfig], resolved.config[TensorFlowConfig]
+    data = resolved.config[DataConfig]
+    tensorflow = resolved.config[TensorFlowConfig]
     if data.average_packing_rate != 1:
         values |= {**_converted(replicas, data.average_packing_rate), **_additional()}
         resolved = resolve(RECIPE, None, given=values)
@@ -223,14 +225,14 @@ def _converted(replicas: int, packing_rate: float = 1.0) -> dict[str, tuple[obje
     for name in ("train_batch_size", "eval_batch_size"):
         if applies(name, name):
             values[name] = (_per_replica(name, replicas), _origin(name))
-    rows = (
-        values["train_batch_size"][0] if "train_batch_size" in values else peek("train_batch_size")
-    )
+    if "train_batch_size" in values:
+        rows = values["train_batch_size"][0]
+    else:
+        rows = peek("train_batch_size")
     batch = rules.global_batch_size(_whole(rows), replicas, packing_rate)
-    length = ("num_steps_per_epoch", "num_train_epochs")
     schedule = FLAGS.num_steps_per_epoch * FLAGS.num_train_epochs
     steps = schedule if FLAGS.stop_steps is None else FLAGS.stop_steps
-    for name in length:
+    for name in _LENGTH:
         if int(FLAGS[name].value or 0) < 1:
             raise UserError(
                 "config.range",
@@ -241,10 +243,11 @@ def _converted(replicas: int, packing_rate: float = 1.0) -> dict[str, tuple[obje
     if not 1 <= steps <= schedule:
         reason = f"{steps} is not between 1 and the schedule's {schedule} steps"
         raise UserError("config.range", "--stop_steps", reason, "Set it within the schedule")
-    put("max_steps", steps, "stop_steps", *length)
-    put("lr_decay_end", schedule, *length, "stop_steps")
-    put("max_samples_termination", 2 * steps * batch, *length, "stop_steps")
-    between, before = FLAGS.steps_between_eval, FLAGS.steps_before_eval_start
+    put("max_steps", steps, "stop_steps", *_LENGTH)
+    put("lr_decay_end", schedule, *_LENGTH, "stop_steps")
+    put("max_samples_termination", 2 * steps * batch, *_LENGTH, "stop_steps")
+    between = FLAGS.steps_between_eval
+    before = FLAGS.steps_before_eval_start
     if between < 1:
         raise UserError(
             "config.range", "--steps_between_eval", f"{between} is not at least 1", "Set at least 1"

@@ -77,12 +77,15 @@ def train(run: Run) -> RunOutcome:
     clock = Clock(state.elapsed_seconds)
     run.data.open(state.step)
     run.events.opened(state)
-    status, loops, evaluated_at = constants.ABORTED, 0, -1
+    status = constants.ABORTED
+    loops = 0
+    evaluated_at = -1
     reason = run.limits.reached(
         state, state.elapsed_seconds
     )  # a resumed run may already be at its end
     if run.limits.met(state):
-        status, reason = constants.SUCCESS, met(run)
+        status = constants.SUCCESS
+        reason = met(run)
     while reason is None:
         steps = steps_of_loop(run)
         for callback in run.callbacks:
@@ -102,7 +105,8 @@ def train(run: Run) -> RunOutcome:
             evaluated_at = state.samples
             evaluate(run, run.eval_every_samples, clock)
             if run.limits.met(state):
-                status, reason = constants.SUCCESS, met(run)
+                status = constants.SUCCESS
+                reason = met(run)
         leaving = warnings > 0 and reason is None
         if leaving or (run.save_every_steps and state.step % run.save_every_steps == 0):
             state.elapsed_seconds = clock.seconds()
@@ -130,7 +134,8 @@ def steps_of_loop(run: Run) -> int:
 
     Packed steps hold about `global_batch_size` sequences, so an evaluation can be one step late.
     """
-    state, limits = run.state, run.limits
+    state = run.state
+    limits = run.limits
     evaluates = run.eval_every_samples is not None
     end = min(state.next_eval_samples, limits.max_samples) if evaluates else limits.max_samples
     left = math.ceil((end - state.samples) / run.global_batch_size)
@@ -142,7 +147,8 @@ def steps_of_loop(run: Run) -> int:
 
 def run_steps(run: Run, steps: int) -> None:
     """Run one loop of steps. A skipped update delays the learning rate schedule only from the next loop on."""
-    state, started = run.state, time.monotonic()
+    state = run.state
+    started = time.monotonic()
     rates = [run.schedule(state.updates + i) for i in range(steps)]
     with data_errors_explained(run.data):
         results = run.step.run_loop(run.data.batches, np.array(rates, np.float32), state.step)

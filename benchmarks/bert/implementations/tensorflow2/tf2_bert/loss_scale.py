@@ -36,7 +36,8 @@ class LossScale(tf.Module):
         first = tf.VariableAggregation.ONLY_FIRST_REPLICA  # all replicas decide alike
         self.value = tf.Variable(initial, dtype=tf.float32, trainable=False, aggregation=first)
         self.finite_steps = tf.Variable(0, dtype=tf.int32, trainable=False, aggregation=first)
-        self._window, self._fixed = window, fixed
+        self._window = window
+        self._fixed = fixed
 
     @classmethod
     def of(cls, compute: ComputeConfig, tensorflow: TensorFlowConfig) -> LossScale | None:

@@ -50,7 +50,9 @@ class _Draw:
     """Draw matrices from a normal distribution truncated at two deviations, each with its own seed."""
 
     def __init__(self, deviation: float, seed: int) -> None:
-        self._deviation, self._seed, self._count = deviation, seed, 0
+        self._deviation = deviation
+        self._seed = seed
+        self._count = 0
 
     def __call__(self, rows: int, columns: int) -> tf.Variable:
         key = tf.constant([self._seed, self._count], tf.int64)
@@ -113,7 +115,8 @@ class _SelfAttention(tf.Module):
     def __init__(self, config: BertConfig, draw: _Draw) -> None:
         super().__init__()
         size = config.hidden_size
-        self._heads, self._head_size = config.num_attention_heads, config.head_size
+        self._heads = config.num_attention_heads
+        self._head_size = config.head_size
         self._drop = config.attention_probs_dropout_prob
         self.query, self.key, self.value = (_Dense(draw, size, size) for _ in range(3))
         self.attention_output = _Dense(draw, size, size)
@@ -135,7 +138,8 @@ class _SelfAttention(tf.Module):
 class _Layer(tf.Module):
     def __init__(self, config: BertConfig, draw: _Draw) -> None:
         super().__init__()
-        self._drop, self._gelu = config.hidden_dropout_prob, _gelu_of(config)
+        self._drop = config.hidden_dropout_prob
+        self._gelu = _gelu_of(config)
         self.self_attention = _SelfAttention(config, draw)
         self.self_attention_layer_norm = _LayerNorm(config)
         self.intermediate = _Dense(draw, config.hidden_size, config.intermediate_size)
@@ -277,7 +281,8 @@ class BertPretrainer(tf.Module):
             if (value := getattr(config, name)) != supported:
                 reason = f"{name} {value!r} is not supported in TensorFlow 2"
                 raise UserError("model.unsupported", "bert_config", reason, f"Use {supported!r}")
-        self.config, self.compute_dtype = config, compute_dtype
+        self.config = config
+        self.compute_dtype = compute_dtype
         draw = _Draw(config.initializer_range, seed)
         self.encoder = _Encoder(config, draw)
         self.masked_lm = _MaskedLM(config, draw)

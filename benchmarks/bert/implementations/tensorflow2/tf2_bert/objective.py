@@ -92,7 +92,8 @@ def _summed(
     logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the weighted sums of cross-entropy and of correct predictions, float32 scalars."""
-    labels, weights = tf.reshape(labels, [-1]), tf.reshape(weights, [-1])
+    labels = tf.reshape(labels, [-1])
+    weights = tf.reshape(weights, [-1])
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
     right = tf.argmax(logits, 1, output_type=labels.dtype) == labels
     return tf.reduce_sum(weights * losses), tf.reduce_sum(tf.where(right, weights, 0.0))

@@ -57,7 +57,9 @@ class Optimizer(tf.Module):
         compiled: bool = False,
     ) -> None:
         super().__init__()
-        self.betas, self.eps, self.weight_decay = (beta_1, beta_2), epsilon, weight_decay_rate
+        self.betas = (beta_1, beta_2)
+        self.eps = epsilon
+        self.weight_decay = weight_decay_rate
         self.max_grad_norm = max_grad_norm
         self._parameters = MappingProxyType(
             dict(parameters)
@@ -118,7 +120,9 @@ class Optimizer(tf.Module):
 
     def _corrections(self, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Return c1 and c2 via expm1: 1 - beta^t would lose four digits of float32 at beta_2 0.999."""
-        c1, c2 = (-tf.math.expm1(step * math.log(beta)) for beta in self.betas)
+        beta_1, beta_2 = self.betas
+        c1 = -tf.math.expm1(step * math.log(beta_1))
+        c2 = -tf.math.expm1(step * math.log(beta_2))
         return c1, c2
 
     def _update_all(
@@ -131,9 +135,9 @@ class Optimizer(tf.Module):
     ) -> None:
         """Update each device's copy of each parameter, in cross-replica context."""
         for (name, weight), gradient in zip(self._parameters.items(), gradients, strict=True):
-            slots = self.m[name], self.v[name]
             update = self._update_of(decayed=_UNDECAYED.search(name) is None)
-            strategy.extended.update(weight, update, args=(gradient, *slots, lr, step, finite))
+            arguments = (gradient, self.m[name], self.v[name], lr, step, finite)
+            strategy.extended.update(weight, update, args=arguments)
 
     def _update_of(self, decayed: bool) -> Callable[..., None]:
         def update(
@@ -171,7 +175,8 @@ class Lamb(Optimizer):
         return (m / c1) / (tf.sqrt(v / c2) + self.eps)
 
     def _ratio(self, weight: tf.Tensor, direction: tf.Tensor) -> tf.Tensor:
-        weight_norm, direction_norm = tf.norm(weight), tf.norm(direction)
+        weight_norm = tf.norm(weight)
+        direction_norm = tf.norm(direction)
         usable = (weight_norm > 0) & (direction_norm > 0)
         return tf.where(usable, tf.math.divide_no_nan(weight_norm, direction_norm), 1.0)
 

@@ -37,7 +37,8 @@ from tf2_bert.objective import Counts, Sums
 from tf2_bert.optimizers import Optimizer
 from tf2_bert.rows import Rows
 
-SUM, MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
+SUM = tf.distribute.ReduceOp.SUM
+MEAN = tf.distribute.ReduceOp.MEAN
 Gradients = list[tf.Tensor]  # float32 in the order of the model's parameters
 
 
@@ -81,17 +82,22 @@ class TrainStep:
         gradient_clipping: str,
         seed: int,
     ) -> None:
-        self._strategy, self._model = strategy, model
-        self._optimizer, self._loss_scale = optimizer, loss_scale
-        self._config, self._seed = config, seed
+        self._strategy = strategy
+        self._model = model
+        self._optimizer = optimizer
+        self._loss_scale = loss_scale
+        self._config = config
+        self._seed = seed
         self._parameters = list(model.parameters().values())
-        self._accumulation, self._replicas = accumulation, strategy.num_replicas_in_sync
+        self._accumulation = accumulation
+        self._replicas = strategy.num_replicas_in_sync
         self._sum_scaled = config.explicit_allreduce
         self._clip_before = not self._sum_scaled and gradient_clipping == "before"
         packs = config.allreduce_bytes_per_pack if self._sum_scaled else 0
         self._communication = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=packs)
         compiled = config.enable_xla and not config.run_eagerly
-        self._forward_backward, self._forward = self._loss_and_gradients, self._sums
+        self._forward_backward = self._loss_and_gradients
+        self._forward = self._sums
         if compiled:
             self._forward_backward = tf.function(self._loss_and_gradients, jit_compile=True)
             self._forward = tf.function(self._sums, jit_compile=True)
@@ -189,10 +195,8 @@ class TrainStep:
     ) -> tuple[tf.Tensor, Gradients]:
         """Return loss and gradient, averaged over micro-batches; the gradient is ready to be summed over replicas."""
         parts = Rows(*(tf.reshape(x, [self._accumulation, -1, *x.shape[1:]]) for x in rows))
-        loss, gradients = (
-            tf.zeros([]),
-            [tf.zeros(parameter.shape) for parameter in self._parameters],
-        )
+        loss = tf.zeros([])
+        gradients = [tf.zeros(parameter.shape) for parameter in self._parameters]
         for index in tf.range(self._accumulation):
             tf.autograph.experimental.set_loop_options(
                 parallel_iterations=1

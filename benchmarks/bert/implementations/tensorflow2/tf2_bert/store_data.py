@@ -63,9 +63,11 @@ class _StoreData:
         vocab_size: int,
         opened: Callable[[], Store],
     ) -> None:
-        self.info, self.shape = info, shape
+        self.info = info
+        self.shape = shape
         self.failure: Exception | None = None
-        self._rows, self._opened = rows, opened
+        self._rows = rows
+        self._opened = opened
         self._vocab_size = vocab_size if info.vocab_size is None else info.vocab_size
 
     def translate_error(self, error: BaseException) -> Exception | None:
@@ -110,7 +112,8 @@ class StoreTraining(_StoreData):
         opened: Callable[[], Store],
     ) -> None:
         super().__init__(info, rows, shape, vocab_size=vocab_size, opened=opened)
-        self._seed, self._bin_counts = seed, bin_counts
+        self._seed = seed
+        self._bin_counts = bin_counts
         if bin_counts is not None:
             check_counts(info, bin_counts, 1)
         self._store: Store | None = None
@@ -129,7 +132,8 @@ class StoreTraining(_StoreData):
         ``context`` is a tf.distribute.InputContext.
         """
         assert self._store is not None, "open() first"
-        hosts, replicas = context.num_input_pipelines, context.num_replicas_in_sync
+        hosts = context.num_input_pipelines
+        replicas = context.num_replicas_in_sync
         local = replicas // hosts
         if self._bin_counts is not None:
             check_counts(self._store.info, self._bin_counts, replicas)
@@ -227,7 +231,8 @@ class StoreEvaluation(_StoreData):
             for replica in replicas:
                 start = (step * num_replicas + replica) * self._rows
                 chosen = np.arange(min(start, count), min(start + self._rows, count))
-                ragged, per_row = Ragged.from_rows([]), chosen
+                ragged = Ragged.from_rows([])
+                per_row = chosen
                 if len(chosen):
                     ragged, per_row = self._units.gather(chosen)
                 yield self._as_rows(ragged, per_row)

@@ -56,8 +56,11 @@ def rows_of(ragged: Ragged, per_row: np.ndarray, num_rows: int, shape: RowShape)
     assert len(per_row) <= num_rows
     assert per_row.sum() == len(ragged), "every sequence has a row"
     first = offsets_of(per_row)  # [R+1], first sequence of each row
-    tokens_before, masked_before = ragged.offsets[first], ragged.masked_offsets[first]  # [R+1]
-    row_tokens, row_masked = np.diff(tokens_before), np.diff(masked_before)
+    # [R+1]
+    tokens_before = ragged.offsets[first]
+    masked_before = ragged.masked_offsets[first]
+    row_tokens = np.diff(tokens_before)
+    row_masked = np.diff(masked_before)
     _check(per_row, sequences, "sequences", "MAX_SEQUENCES_PER_PACK", "Raise it")
     _check(
         row_tokens, length, "tokens", "MAX_SEQ_LENGTH", "Prepare the data with shorter sequences"
@@ -67,7 +70,8 @@ def rows_of(ragged: Ragged, per_row: np.ndarray, num_rows: int, shape: RowShape)
     row = np.repeat(np.arange(len(per_row)), per_row)  # [N], row of each sequence
     place = np.arange(len(ragged)) - first[row]  # [N], index within its row
     column = ragged.offsets[:-1] - tokens_before[row]  # [N], column of its first token
-    lengths, masked = ragged.lengths, np.diff(ragged.masked_offsets)
+    lengths = ragged.lengths
+    masked = np.diff(ragged.masked_offsets)
     # Index of each token in the flat [B * L]; likewise of predictions in [B * P] and sequences in [B * S].
     at = np.arange(len(ragged.tokens)) + np.repeat(
         np.arange(len(per_row)) * length - tokens_before[:-1], row_tokens
@@ -107,10 +111,8 @@ def zero_rows(num_rows: int, shape: RowShape) -> Rows:
     avoid dividing by 0.
     """
     length, predictions, sequences = shape
-    tokens, masked = (
-        np.zeros((num_rows, length), np.int32),
-        np.zeros((num_rows, predictions), np.int32),
-    )
+    tokens = np.zeros((num_rows, length), np.int32)
+    masked = np.zeros((num_rows, predictions), np.int32)
     first = np.zeros((num_rows, sequences), np.int32)
     weights = np.zeros(first.shape, np.float32)
     weights[:, 0] = 1

@@ -84,7 +84,8 @@ def make_strategy(
     Raises:
         UserError: devices, workers or a TPU are not available, or settings conflict.
     """
-    name, algorithm = config.distribution_strategy, config.all_reduce_alg
+    name = config.distribution_strategy
+    algorithm = config.all_reduce_alg
     if algorithm is not None and algorithm not in (known := _ALL_REDUCE.get(name, ())):
         reason = f"{algorithm} is not supported with DISTRIBUTION_STRATEGY={name}"
         raise UserError(
@@ -217,10 +218,8 @@ def _slurm(tasks: int, gpus: int) -> Resolver:
         remedy = "Start it with srun, or give --worker_hosts and --task_index"
         raise UserError("distributed.identity", "SLURM_NTASKS", reason, remedy) from error
     _, index = resolver.get_task_info()
-    actual, expected = (
-        environment().get("SLURMD_NODENAME"),
-        spec.task_address("worker", index).rpartition(":")[0],
-    )
+    actual = environment().get("SLURMD_NODENAME")
+    expected = spec.task_address("worker", index).rpartition(":")[0]
     if actual not in (
         None,
         expected,

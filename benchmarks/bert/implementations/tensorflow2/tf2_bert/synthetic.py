@@ -41,7 +41,8 @@ class SyntheticStore(Store):
         most = max_predictions or min(MAX_PREDICTIONS, max(1, round(MASKED_SHARE * tokens)))
         masked = max(1, min(round(MASKED_SHARE * length), most))
         self.num_packs = NUM_SEQUENCES if sequences > 1 else 0
-        self._length, self._sequences = length, sequences
+        self._length = length
+        self._sequences = sequences
         self._pool = _random_sequences(length, masked, vocab_size)
         self.info = StoreInfo(
             folder=Path("SYNTH_DATA"),

@@ -118,7 +118,8 @@ def match_files(patterns: str, variable: str, widths: Widths) -> Files:
 
 def check_widths(files: Files) -> None:
     """Check the list sizes of the first good record. Raises UserError if they differ or the file is not a TFRecord."""
-    own, expected = _first_widths(files.names[0]), files.widths
+    own = _first_widths(files.names[0])
+    expected = files.widths
     if own != expected:
         reason = f"its records have {own.max_seq_length} tokens and {own.max_predictions} predictions, but "
         reason += f"{expected.max_seq_length} and {expected.max_predictions} are configured"
@@ -163,8 +164,11 @@ class _TFRecordData:
     resume_note: str | None = None
 
     def __init__(self, files: Files, rows: int, *, vocab_size: int, deterministic: bool) -> None:
-        self.files, self.shape = files, files.shape
-        self._rows, self._vocab_size, self._deterministic = rows, vocab_size, deterministic
+        self.files = files
+        self.shape = files.shape
+        self._rows = rows
+        self._vocab_size = vocab_size
+        self._deterministic = deterministic
 
     def translate_error(self, error: BaseException) -> UserError | None:
         """Return why reading failed, in one line with the file's name, or None if the data did not cause ``error``."""
@@ -186,7 +190,8 @@ class TFRecordTraining(_TFRecordData):
         self, files: Files, rows: int, *, vocab_size: int, deterministic: bool, seed: int
     ) -> None:
         super().__init__(files, rows, vocab_size=vocab_size, deterministic=deterministic)
-        self._seed, self.resume_note = seed, None if deterministic else REORDERED
+        self._seed = seed
+        self.resume_note = None if deterministic else REORDERED
 
     def open(self) -> None:
         """Check the first record. Raises UserError if its list sizes differ."""
@@ -202,7 +207,8 @@ class TFRecordTraining(_TFRecordData):
 
     def pipeline(self, context: Any, first_step: int = 0) -> Any:
         """Return one host's part of `dataset`; ``context`` is a tf.distribute.InputContext."""
-        hosts, host = context.num_input_pipelines, context.input_pipeline_id
+        hosts = context.num_input_pipelines
+        host = context.input_pipeline_id
         if len(self.files.names) < hosts:
             reason = f"{len(self.files.names)} files cannot be divided among {hosts} hosts"
             raise UserError(
@@ -264,7 +270,8 @@ class TFRecordEvaluation(_TFRecordData):
 
     def pipeline(self, context: Any) -> Any:
         """Return one host's part of `dataset`; ``context`` is a tf.distribute.InputContext."""
-        hosts, host = context.num_input_pipelines, context.input_pipeline_id
+        hosts = context.num_input_pipelines
+        host = context.input_pipeline_id
         replicas = context.num_replicas_in_sync // hosts
         block = self._rows * replicas  # rows per step of a host
         records = tf.data.Dataset.from_tensor_slices(list(self.files.names)).flat_map(
@@ -307,10 +314,13 @@ def parse(names: Any, records: Any, widths: Widths, vocab_size: int) -> Rows:
     features["masked_lm_weights"] = tf.io.FixedLenFeature([predictions], tf.float32)
     features["next_sentence_labels"] = tf.io.FixedLenFeature([1], tf.int64)
     found = tf.io.parse_example(records, features, example_names=names)
-    mask, weights = found["input_mask"], found["masked_lm_weights"]
+    mask = found["input_mask"]
+    weights = found["masked_lm_weights"]
     predicted = tf.cast(weights, tf.int64)
-    ids, segments = found["input_ids"] * mask, found["segment_ids"] * mask
-    positions, labels = found["masked_lm_positions"] * predicted, found["masked_lm_ids"] * predicted
+    ids = found["input_ids"] * mask
+    segments = found["segment_ids"] * mask
+    positions = found["masked_lm_positions"] * predicted
+    labels = found["masked_lm_ids"] * predicted
     next_sentence = found["next_sentence_labels"]
     limits = [
         (ids, vocab_size),
