@@ -1,4 +1,4 @@
-"""Generate launch/reset_settings.sh, docs/settings.md and docs/errors.md from the settings and error codes.
+"""Generate launch/reset_settings.sh, docs/settings.md, docs/errors.md and the table in records/README.md.
 
 python tools/write_generated.py
 """
@@ -24,6 +24,11 @@ LAUNCHERS = ROOT / "benchmarks/bert/implementations/pytorch/launch"
 RESET = LAUNCHERS / "reset_settings.sh"
 SETTINGS = ROOT / "docs/settings.md"
 ERRORS = ROOT / "docs/errors.md"
+RECORDS = ROOT / "records/README.md"
+RECORDS_BEGIN = "<!-- records -->\n"
+RECORDS_END = "<!-- /records -->\n"
+RECORD_NAME = re.compile(r"(\d{4}-\d{2}-\d{2})_([\w.-]+?)_([\w-]+)")  # date, what, hardware
+IN_SHORT = "**In short:** "
 RESET_HEADER = """\
 # Unset every setting that another config exported, so that sourcing config B after config A equals sourcing B.
 # Sourced by begin_system.sh. Written by tools/write_generated.py from the config.py of each package.
@@ -129,8 +134,33 @@ def launcher_default(row: Setting) -> str:
     return found.pop() if len(found) == 1 else "not set"
 
 
+def records_text() -> str:
+    """Return the text of records/README.md with a row for each record, newest first."""
+    text = RECORDS.read_text(encoding="utf-8")
+    before, _, rest = text.partition(RECORDS_BEGIN)
+    _, _, after = rest.partition(RECORDS_END)
+    folders = sorted((path for path in RECORDS.parent.iterdir() if path.is_dir()), reverse=True)
+    rows = [record_row(folder) for folder in folders]
+    table = "".join(["| date | question | answer | hardware |\n", "|---|---|---|---|\n", *rows])
+    return f"{before}{RECORDS_BEGIN}{table}{RECORDS_END}{after}"
+
+
+def record_row(folder: Path) -> str:
+    """Return the table row of a record, from its folder's name and the first lines of its README."""
+    name = RECORD_NAME.fullmatch(folder.name)
+    assert name is not None, f"{folder.name} is not <date>_<what>_<hardware>"
+    date, _, hardware = name.groups()
+    lines = (folder / "README.md").read_text(encoding="utf-8").splitlines()
+    question = lines[0].removeprefix("# ")
+    answers = [line for line in lines[:4] if line.startswith(IN_SHORT)]
+    assert answers, f"{folder.name}/README.md has no line {IN_SHORT!r} below its title"
+    answer = answers[0].removeprefix(IN_SHORT)
+    return f"| {date} | [{question}]({folder.name}/README.md) | {answer} | {hardware} |\n"
+
+
 if __name__ == "__main__":
     RESET.write_text(reset_text(), encoding="utf-8")
     SETTINGS.parent.mkdir(exist_ok=True)
     SETTINGS.write_text(settings_text(), encoding="utf-8")
     ERRORS.write_text(errors_text(), encoding="utf-8")
+    RECORDS.write_text(records_text(), encoding="utf-8")

@@ -213,7 +213,7 @@ def test_fp8_machines_have_an_fp8_variant_that_differs_only_in_the_precision(
 
 def test_generated_files_are_up_to_date(tree_root: Path) -> None:
     made = runpy.run_path(str(tree_root / "tools/write_generated.py"))
-    for name in ("RESET", "SETTINGS", "ERRORS"):
+    for name in ("RESET", "SETTINGS", "ERRORS", "RECORDS"):
         assert made[name].read_text() == made[f"{name.lower()}_text"](), (
             "run: python tools/write_generated.py"
         )
