@@ -183,17 +183,21 @@ MULTISTEP = {"schedule": "multistep", "lr_gamma": "0.5"}
         ({"schedule": "wsd", "lr_decay_proportion": "0.91"}, "config.conflict", "SCHEDULE=wsd"),
         ({"schedule": "wsd", "lr_decay_steps": "91"}, "config.conflict", "SCHEDULE=wsd"),
         ({"schedule": "linear", "lr_decay_end": "10"}, "config.conflict", "SCHEDULE=linear"),
-        (
-            {"schedule": "polynomial", "lr_decay_end": "10"},
-            "config.conflict",
-            "SCHEDULE=polynomial",
-        ),
         ({"schedule": "cosin"}, "config.choice", "SCHEDULE (flag --schedule)"),
     ],
 )
 def test_invalid_schedule_settings_are_errors(flags, code, subject, recipe, environ):
     with user_error(code, subject):
         resolve(recipe, environ, CommandLine({**flags, "max_steps": "100", "warmup_steps": "10"}))
+
+
+@pytest.mark.parametrize(("end", "warnings"), [("9", 1), ("10", 0)])
+def test_a_polynomial_decay_that_ends_in_the_warmup_is_a_warning(recipe, environ, end, warnings):
+    """Google's published flags have a default warm-up that is longer than a short run."""
+    flags = {"max_steps": "100", "warmup_steps": "10", "lr_decay_end": end}
+    resolved = resolve(recipe, environ, CommandLine(flags))
+    found = [line for line in resolved.warnings if "when the warm-up ends" in line]
+    assert len(found) == warnings
 
 
 def test_a_milestone_in_the_warmup_is_a_warning(recipe, environ):

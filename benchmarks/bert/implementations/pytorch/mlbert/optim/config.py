@@ -234,13 +234,10 @@ class ScheduleConfig(Section):
         """Yield contradictions if the decay ends, or should have begun, before the warm-up ends."""
         end = self.lr_decay_end or self.max_steps
         name = f"SCHEDULE={self.schedule}"
-        # The lines of linear and cosine begin at num_warmup_steps, wherever the ramp ends. The polynomial one is the
-        # benchmark's, which ignores the warm-up, unless an own end of the decay is given.
+        # The decay of linear and cosine begins at num_warmup_steps, wherever the ramp ends. That of polynomial, the
+        # benchmark's, ignores the warm-up.
         decays_after_warmup = self.schedule in ("linear", "cosine")
-        has_own_end = self.schedule == "polynomial" and self.lr_decay_end is not None
-        if (decays_after_warmup and self.num_warmup_steps >= end) or (
-            has_own_end and self.ramp_end >= end
-        ):
+        if decays_after_warmup and self.num_warmup_steps >= end:
             problem = f"ends at step {end}, but the warm-up takes {self.num_warmup_steps} steps"
             remedy = "Set a shorter warm-up, or a later LR_DECAY_END"
             yield Contradiction("config.conflict", name, problem, remedy)
@@ -259,9 +256,16 @@ class ScheduleConfig(Section):
             yield Contradiction("config.conflict", name, problem, remedy)
 
     def oddities(self) -> Iterator[str]:
-        """Yield a sentence if the warm-up never ends, or hides a milestone."""
+        """Yield a sentence if the warm-up never ends, or hides a milestone or the decay."""
         if self.ramp_end > self.max_steps:
             yield f"the warm-up ends at step {self.ramp_end}, after MAX_STEPS {self.max_steps}: LR is never reached"
+        elif self.schedule == "polynomial" and self.ramp_end > (
+            self.lr_decay_end or self.max_steps
+        ):
+            yield (
+                f"the warm-up ends at step {self.ramp_end}, after LR_DECAY_END {self.lr_decay_end}: "
+                "the rate falls to its end when the warm-up ends"
+            )
         milestones = self.milestones if self.schedule == "multistep" else None
         if milestones and self.ramp_end > 0 and milestones[0] <= self.ramp_end:
             yield (
