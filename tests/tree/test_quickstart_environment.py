@@ -95,7 +95,7 @@ def test_published_line(
     assert done.returncode == (2 if extra else 0), done.stdout[-2000:] + done.stderr[-2000:]
     if extra:
         command = f"pip install -c constraints.txt -e '.[{extra}]'"
-        assert f"Run in the tree's root: {command}. [package.missing]" in last
+        assert f"Run in the root of the repository: {command}. [package.missing]" in last
         readme = (tree_root / folder / "README.md").read_text()
         assert command in readme or (folder == MOSAIC and '-e ".[bert]"' in readme), (
             "the README must say so"
@@ -108,6 +108,6 @@ def test_missing_tensorflow_is_a_one_line_error(tree_root: Path) -> None:
         sys.executable, "-I", "-S", tree_root / BERT / "tensorflow2/run_pretraining.py"
     )
     assert done.returncode == 2
-    command = "Run in the tree's root: pip install -c constraints.txt -e '.[tf]'"
+    command = "Run in the root of the repository: pip install -c constraints.txt -e '.[tf]'"
     line = f"mlbert: error: tensorflow: is not installed. {command}. [package.missing]"
     assert done.stderr == f"{line}\n"

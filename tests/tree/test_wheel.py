@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from programs import copy_files, run_checked, run_quietly
+from programs import assert_refused, copy_files, run_checked, run_quietly
 from training_settings import SETTINGS
 
 HOME = "benchmarks/bert/implementations/pytorch"
@@ -80,3 +80,23 @@ def test_without_a_compiler_it_trains_and_warns_once(site: Path, tmp_path: Path)
     assert not provenance["native_libraries"]
     assert out.count("Install gcc") == 1
     assert "C kernels are not used, which is slower" in out
+
+
+def test_messages_of_an_installed_wheel_need_no_repository(site: Path, tmp_path: Path) -> None:
+    shape = tmp_path / "shape.json"
+    shape.write_text('{"hidden_size": "32"}')
+    log = tmp_path / "result_0.txt"
+    commands = {
+        ("submission", "export", tmp_path / "out"): "--tree: is not given, and the installed",
+        ("submission", "new-system", "acme", "--from", "cpu_demo"): "--tree: is not given, and the",
+        ("submission", "repeat", log): "the installed package: has no repository around it",
+        ("plan", "--model", shape): f"Compare with {site}/mlbert/configs/base.json",
+    }
+    environ = {**os.environ, "PYTHONPATH": str(site)}
+    for words, message in commands.items():
+        done = run_quietly(sys.executable, "-m", "mlbert", *words, cwd=tmp_path, env=environ)
+        assert_refused(done, message)
+    code = "from mlbert.host.errors import install_words; print(install_words('s3'))"
+    done = run_quietly(sys.executable, "-c", code, cwd=tmp_path, env=environ)
+    assert done.stdout == "Run: pip install 'mlbert[s3]'\n"
+    assert not (tmp_path / "out").exists()

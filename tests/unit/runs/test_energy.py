@@ -129,7 +129,8 @@ def test_a_run_with_a_meter(tmp_path, capsys, counters):
 def test_without_a_meter_there_is_one_line_and_no_figure(tmp_path, capsys, monkeypatch, missing):
     if missing == "package":
         monkeypatch.setitem(sys.modules, "zeus.device", None)
-        reason = "zeus is not installed. Run in the tree's root: pip install -c constraints.txt -e '.[energy]'"
+        command = "pip install -c constraints.txt -e '.[energy]'"
+        reason = f"zeus is not installed. Run in the root of the repository: {command}"
     else:
         from zeus.device.cpu import rapl
 

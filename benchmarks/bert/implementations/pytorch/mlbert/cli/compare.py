@@ -24,7 +24,7 @@ from mlbert.config.sections import settings_by_env
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.host.files import writing
-from mlbert.host.provenance import TENSORFLOW2, tree_root
+from mlbert.host.provenance import TENSORFLOW2, repository, tree_root
 from mlbert.mlperf import compare, repeat
 from mlbert.mlperf.logs import Log, read_log
 from mlbert.mlperf.result_set import seconds_to_train
@@ -53,6 +53,11 @@ def repeat_command(
     ] = False,
 ) -> None:
     """Repeat the training in a log; exit with 1 if the results disagree, 2 if it cannot be repeated."""
+    root = repository()
+    if root is None:
+        reason = "has no repository around it, which has the configs and model shapes of logs"
+        remedy = "Clone the repository, and run: pip install -e ."
+        raise UserError("file.missing", "the installed package", reason, remedy)
     old = repeat.read_repeatable(log)
     siblings = compare.alike(old)
     number = int(old.value("seed")) if seed is None else seed
@@ -60,7 +65,7 @@ def repeat_command(
         reason = f"only {len(siblings)} runs of these settings are next to the log, too few to know how much runs vary"
         raise UserError("config.conflict", "--seed", reason, "Leave it out")
     console = standard_output()
-    with repeat.code_of(old, tree_root(), exact) as (code, note), _folder(out) as folder:
+    with repeat.code_of(old, root, exact) as (code, note), _folder(out) as folder:
         plan = repeat.make_plan(old, folder, data, number, code)
         if note:
             console.print(safe(note))

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from mlbert.cli import compare
 from mlbert.host.errors import UserError
-from mlbert.host.provenance import tree_root
+from mlbert.host.provenance import repository, tree_root
 from mlbert.mlperf import official
 from mlbert.mlperf.call_sites import own_trace
 from mlbert.mlperf.check import check
@@ -123,8 +123,11 @@ def trace_command(
 def _tree(given: Path | None) -> Path:
     if given is not None and not given.is_dir():
         raise UserError(
-            "file.missing", "--tree", f"{given} is not a folder", "Name the root of a tree"
+            "file.missing", "--tree", f"{given} is not a folder", "Name the root of a repository"
         )
+    if given is None and repository() is None:
+        reason = "is not given, and the installed package has no repository around it"
+        raise UserError("config.missing", "--tree", reason, "Name the root of a repository")
     return (given or tree_root()).resolve()
 
 

@@ -14,6 +14,7 @@ from pydantic import Field, create_model
 from mlbert.config.section import parse_number
 from mlbert.host.errors import UserError, nearest
 from mlbert.host.json_files import read_json
+from mlbert.host.provenance import shipped
 from mlbert.host.schema import Document, parse_model
 
 VOCAB_MULTIPLE = 8
@@ -205,7 +206,13 @@ def _parsed(text: str, kind: type) -> object:
 
 def _check(values: Mapping[str, Any], subject: Path | str) -> None:
     """Raise UserError if a value is missing, wrong or unknown."""
-    parse_model(_schema(), values, subject, "Compare with configs/base.json", "model.shape")
+    parse_model(
+        _schema(),
+        values,
+        subject,
+        f"Compare with {shipped('configs') / 'base.json'}",
+        "model.shape",
+    )
 
 
 @cache

@@ -55,7 +55,11 @@ def _one_line(text: str) -> str:
 
 def install_words(extra: str) -> str:
     """Return the command that installs one of pyproject's extras."""
-    return f"Run in the tree's root: pip install -c constraints.txt -e '.[{extra}]'"
+    from mlbert.host.provenance import repository  # which imports this module
+
+    if repository() is None:
+        return f"Run: pip install 'mlbert[{extra}]'"
+    return f"Run in the root of the repository: pip install -c constraints.txt -e '.[{extra}]'"
 
 
 def import_package(name: str, subject: str | Path, extra: str) -> Any:

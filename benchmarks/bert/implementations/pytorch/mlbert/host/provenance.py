@@ -28,10 +28,14 @@ _DISTRIBUTIONS = (
 )
 
 
+def repository() -> Path | None:
+    """Return the root of the repository that contains this package, or None if it was installed from a wheel."""
+    return next((root for root in _PACKAGE.parents if root / PACKAGE_HOME == _PACKAGE), None)
+
+
 def tree_root() -> Path:
-    """Return the submission tree that contains this package, or the package's parent folder if outside a tree."""
-    root = _PACKAGE.parents[PACKAGE_HOME.count("/")]
-    return root if root / PACKAGE_HOME == _PACKAGE else _PACKAGE.parent
+    """Return the repository that contains this package, or the package's parent folder if there is none."""
+    return repository() or _PACKAGE.parent
 
 
 def shipped(name: str) -> Path:

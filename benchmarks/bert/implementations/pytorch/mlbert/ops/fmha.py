@@ -73,7 +73,9 @@ def library() -> ctypes.CDLL:
 def _built() -> ctypes.CDLL:
     path = library_path()
     if not path.is_file():
-        raise NativeUnavailable(f"{path} does not exist; build it with tools/build_cuda.sh")
+        raise NativeUnavailable(
+            f"{path} does not exist; the repository's tools/build_cuda.sh builds it"
+        )
     return load(path)
 
 
