@@ -14,7 +14,7 @@ import typer
 from mlbert.config.section import is_count
 from mlbert.distributed.address import HeadAddress
 from mlbert.distributed.lifecycle import BY_SIGNAL, LOST_RANK
-from mlbert.distributed.place import HIGHEST_PORT, LOOPBACK
+from mlbert.distributed.place import DEFAULT_PORT, HIGHEST_PORT, LOOPBACK
 from mlbert.host.environment import default_variable, environment
 from mlbert.host.errors import UserError, nearest
 from mlbert.host.json_files import shown
@@ -26,6 +26,7 @@ _MOST_MIB = 4096  # message size
 _OWN_ADDRESS_SECONDS = 40.0  # name servers may repeat for 30 s that a new name does not exist
 _FIRST_NODE_SECONDS = 810.0  # nodes may start one after another; torchrun itself waits 900 s
 _NOTICE_SECONDS = 20.0
+_ONE_NODE = ("1", "1:1")  # torchrun's --nnodes
 
 app = typer.Typer(
     help="Submit job chains, start ranks, and run launcher helpers.",
@@ -199,8 +200,10 @@ def ranks(words: Annotated[list[str], typer.Argument(help="Arguments of torchrun
         from torch.distributed.run import main, parse_args
 
     options = parse_args(words)
-    if options.nnodes != "1" and options.rdzv_backend == "static":
-        _meet_first_node(options.node_rank, options.master_addr, options.master_port)
+    is_static = options.rdzv_backend == "static" and not options.standalone
+    if is_static and options.nnodes not in _ONE_NODE:
+        port = options.master_port or DEFAULT_PORT
+        _meet_first_node(options.node_rank, options.master_addr, port)
     if "--standalone" in words:
         # Else the ranks look for each other at this host's full name, which may not resolve.
         words = ["--local-addr", LOOPBACK, *words]
