@@ -1,4 +1,4 @@
-"""Follow the pages CONTRIBUTING.md and docs/add_a_system.md step by step in a copy of the tree."""
+"""Follow the pages docs/worked_examples.md and docs/add_a_system.md step by step in a copy of the tree."""
 
 import json
 import os
@@ -12,15 +12,16 @@ from programs import copy_files, run_checked, run_quietly, user_environ, write_m
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SECONDS = 300
+EXAMPLES = "docs/worked_examples.md"
 
 
 @pytest.fixture(scope="module")
 def copy(tracked: list[Path], tree_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Copy the tree without results and records, and apply the page's new files and changes."""
+    """Copy the tree without results, and apply the page's new files and changes."""
     root = tmp_path_factory.mktemp("contributing") / "tree"
-    copy_files(tracked, tree_root, root, without=("results", "records"))
+    copy_files(tracked, tree_root, root, without=("results",))
     write_mlbert(root / ".venv/bin")
-    for language, text in BLOCK.findall((root / "CONTRIBUTING.md").read_text(encoding="utf-8")):
+    for language, text in BLOCK.findall((root / EXAMPLES).read_text(encoding="utf-8")):
         if language == "python":
             place, body = text.removeprefix("# ").split("\n", 1)
             assert not (root / place).exists(), f"{place} is no new file"
@@ -45,11 +46,10 @@ def run(root: Path, command: str, program=run_checked) -> str:
 def test_the_commands_after_the_examples_succeed(copy: Path) -> None:
     blocks = [
         text
-        for language, text in BLOCK.findall((copy / "CONTRIBUTING.md").read_text())
+        for language, text in BLOCK.findall((copy / EXAMPLES).read_text())
         if language == "bash"
     ]
-    assert blocks[0].startswith("./quickstart.sh")  # test_readme runs it
-    assert run(copy, "\n".join(blocks[1:])).count("1 passed") == 3
+    assert run(copy, "\n".join(blocks)).count("1 passed") == 3
     assert "muon, lion" in (copy / "docs/settings.md").read_text()
 
 
