@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from mlbert.data.formats.mds import MdsWriter
+from mlbert.data.formats.mds import MdsReader, MdsWriter
 from mlbert.data.formats.streams import streams_of
-from mlbert.data.formats.token_shards import TEXT, open_texts
+from mlbert.data.formats.token_shards import TEXT
 from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
 from mlbert.data.loading.masked_text import SPLIT, TRUNCATE, TextEvalSet, TextSet, TextSource
 from mlbert.data.loading.text_run import masking_rate
@@ -114,14 +114,14 @@ def one_pass(texts: TextSet, seconds: float) -> dict[str, float]:
 
 def forget(folder: Path) -> None:
     """Remove the tokenized shards."""
-    for path in open_texts(streams_of("", None, folder))[0].cache.glob("tokens-*"):
+    for path in MdsReader(folder).cache.glob("tokens-*"):
         shutil.rmtree(path)
 
 
 def run(folder: Path, rounds: int) -> dict[str, Any]:
     """Measure and return a JSON-able record."""
     tokenizer = load_tokenizer("bert-base-uncased")
-    reader = open_texts(streams_of("", None, folder))[0]
+    reader = MdsReader(folder)
     sizes = np.cumsum([len(reader[index][TEXT].encode()) for index in range(len(reader))])
     texts = [reader[index][TEXT] for index in range(int(np.searchsorted(sizes, TOKENISED_BYTES)))]
     record: dict[str, Any] = {"texts": len(reader), "shards": len(reader.shards), "rounds": rounds}

@@ -1,5 +1,6 @@
 """Tokenised shards: equal to each text tokenised, kept apart from the set, checked, shared; and what cannot be read."""
 
+import json
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -7,12 +8,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from file_limits import largest_file
 from mds_samples import write_samples
 from mlbert.data.formats import token_shards as module
+from mlbert.data.formats.mds_tokens import decoder_of, width_of
 from mlbert.data.formats.streams import streams_of
-from mlbert.data.formats.token_shards import TokenShards, open_texts
+from mlbert.data.formats.token_shards import (
+    TokenShards,
+    describe_text,
+    open_texts,
+    vocabulary_sha256,
+)
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
 from stored_sets import flip
@@ -33,7 +42,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def opened(folder: Path, remote: Path | None = None, tokenizer=TOKENIZER) -> TokenShards:
-    return TokenShards(open_texts(streams_of("", None, folder, remote and str(remote))), tokenizer)
+    streams = streams_of("", None, folder, remote and str(remote))
+    return TokenShards(open_texts(streams, tokenizer), tokenizer)
 
 
 def all_tokens(shards: TokenShards) -> list[list[int]]:
@@ -46,7 +56,7 @@ def all_tokens(shards: TokenShards) -> list[list[int]]:
 
 def kept(folder: Path, remote: Path | None = None) -> list[Path]:
     return sorted(
-        open_texts(streams_of("", None, folder, remote and str(remote)))[0].cache.glob(
+        open_texts(streams_of("", None, folder, remote and str(remote)), TOKENIZER)[0].cache.glob(
             "tokens-*/*.ids"
         )
     )
@@ -142,7 +152,8 @@ def test_memory_of_shards_that_cannot_be_kept_is_limited(folder, monkeypatch):
 def test_a_full_disk(folder):
     warnings: list[str] = []
     with largest_file(500):
-        shards = TokenShards(open_texts(streams_of("", None, folder)), TOKENIZER, warnings.append)
+        readers = open_texts(streams_of("", None, folder), TOKENIZER)
+        shards = TokenShards(readers, TOKENIZER, warnings.append)
         assert all_tokens(shards) == EXPECTED
     assert not kept(folder)
     (line,) = warnings
@@ -211,10 +222,111 @@ def test_wrong_tokens(tmp_path, sample):
     assert "sample 1 " in str(caught.value)
 
 
+STORED = Path(__file__).parents[3] / "assets/mds/tokens"
+SEQUENCES = [[101, 2023, 2003, 102], [101, 7592, 2088, 999, 102], [101, 1996, 102]]
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in STORED.iterdir()))
+def test_tokens_of_other_converters(name):
+    """LLM Foundry's and ModernBERT's columns, and bytes of every width, as MosaicML Streaming stores them."""
+    assert all_tokens(opened(STORED / name)) == SEQUENCES
+    assert [tokens.tolist() for tokens in opened(STORED / name).loose([2, 0])] == [
+        SEQUENCES[2],
+        SEQUENCES[0],
+    ]
+
+
+@given(
+    st.sampled_from(["<i8", "<i4", "<u2"]),
+    st.lists(st.lists(st.integers(200, 30_000), min_size=4, max_size=12), min_size=1, max_size=9),
+    st.integers(0, 40),
+)
+def test_the_width_of_tokens_is_found(dtype, sequences, padding):
+    values = [np.array([*ids, *[0] * padding], dtype) for ids in sequences]
+    stored = [value.tobytes() for value in values]
+    assert width_of(stored) == np.dtype(dtype)
+    decode = decoder_of("bytes", stored)
+    assert [decode(one).tolist() for one in stored] == [value.tolist() for value in values]
+
+
+def test_a_wrong_id_does_not_change_the_width():
+    ids = [101, 2023, 2003, 1 << 40, -100, 102]
+    assert width_of([np.array(ids, "<i8").tobytes()]) == np.dtype("<i8")
+    assert width_of([]) == width_of([bytes(16)]) == np.dtype("<i8")
+
+
+WORDS = np.array([101, 2023, 102], "<u2").tobytes()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "value"),
+    [
+        ("ndarray", b""),
+        ("ndarray", b"\x22\x04\x01" + bytes(4)),
+        ("ndarray:uint16", b""),
+        ("ndarray:uint16", b"\x04\x03" + WORDS[:-1]),
+        ("ndarray:uint16", b"\x04\x03"),
+        ("ndarray:uint16", b"\x04\x04" + WORDS),
+        ("ndarray:uint16", b"\x08\x02\x02" + WORDS + b"\0\0"),
+        ("ndarray:uint16", b"\x04\x02\0\0\0\0"),
+    ],
+    ids=["empty", "floats", "no shape", "cut", "no ids", "another length", "two rows", "padding"],
+)
+def test_wrong_arrays(tmp_path, encoding, value):
+    folder = write_samples(tmp_path / "set", {"input_ids": encoding}, [{"input_ids": value}])
+    with user_error("data.damaged", "shard.00000.mds"):
+        opened(folder).shard(0)
+
+
+def test_arrays_of_other_numbers_are_not_tokens(tmp_path):
+    write_samples(tmp_path, {"tokens": "ndarray:float32"}, [{"tokens": b"\x04\x01" + bytes(4)}])
+    with user_error("data.columns", tmp_path):
+        open_texts(streams_of("", None, tmp_path), TOKENIZER)
+
+
+def test_masked_samples_are_no_texts():
+    folder = STORED.parent / "enwiki_bytes_zstd"
+    with user_error("data.columns", folder, wording=False):
+        open_texts(streams_of("", None, folder), TOKENIZER)
+
+
+def test_tokens_of_another_vocabulary(tmp_path):
+    """The set records its vocabulary; one that does not is read with any tokenizer."""
+    lines = [*SPECIAL_TOKENS, "the", "river"]
+    files = {"mine": lines, "same": lines, "other": [*SPECIAL_TOKENS, "river", "the"]}
+    for name, entries in files.items():
+        end = "\r\n" if name == "same" else "\n"
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "vocab.txt").write_text(end.join(entries), newline="")
+    mine, same, other = (load_tokenizer(tmp_path / name) for name in files)
+    folder = write_samples(
+        tmp_path / "set",
+        {"tokens": "bytes"},
+        [{"tokens": np.array([2, 5, 6, 3], "<i8").tobytes()}],
+        vocabulary_sha256=vocabulary_sha256(mine),
+    )
+    assert same.sha256 != mine.sha256
+    for tokenizer in (mine, same):
+        assert all_tokens(opened(folder, tokenizer=tokenizer)) == [[2, 5, 6, 3]]
+    streams = streams_of("", None, folder)
+    for read in (describe_text, open_texts):
+        with user_error("vocabulary.mismatch", folder):
+            read(streams, other)
+    with user_error("vocabulary.mismatch", folder):
+        opened(tmp_path / "copy", folder, tokenizer=other)
+    index = json.loads((folder / "index.json").read_bytes())
+    (folder / "index.json").write_text(json.dumps({**index, "vocabulary_sha256": "?"}))
+    with user_error("file.json", folder / "index.json"):
+        opened(folder)
+    del index["vocabulary_sha256"]
+    (folder / "index.json").write_text(json.dumps(index))
+    assert all_tokens(opened(folder, tokenizer=other)) == [[2, 5, 6, 3]]
+
+
 def test_a_set_without_texts(tmp_path):
     write_samples(tmp_path, {"image": "bytes", "label": "str"}, [{"image": b"", "label": "3"}])
     with user_error("data.columns", tmp_path):
-        open_texts(streams_of("", None, tmp_path))
+        open_texts(streams_of("", None, tmp_path), TOKENIZER)
 
 
 @pytest.mark.parametrize("damage", ["text", "size"])

@@ -13,7 +13,7 @@ from mds_samples import write_samples
 from mlbert.config.sections import settings_by_key
 from mlbert.data.formats.mds import MdsReader
 from mlbert.data.formats.streams import Stream, streams_of
-from mlbert.data.formats.token_shards import TokenShards, describe_text
+from mlbert.data.formats.token_shards import TokenShards, describe_text, vocabulary_sha256
 from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
 from mlbert.data.loading.masked_text import TextEvalSet, TextSet, TextSource
@@ -259,6 +259,34 @@ def test_token_sets_are_used_as_they_are(tmp_path):
         assert joined == [101, *samples[lane], 102]
     whole = steps([opened(folder, "truncate", **options)], 1)[0]
     assert [row[0] for row in whole] == [(101, *samples[lane][:15]) for lane in range(4)]
+
+
+def test_tokens_of_another_vocabulary_are_refused(tmp_path, vocabulary, mode):
+    """In training and in evaluation, when the set is described and when it is read."""
+    samples = [{"tokens": np.array([2, 5, 6, 3], "<i8").tobytes()}] * GLOBAL
+    folder = write_samples(
+        tmp_path / "set",
+        {"tokens": "bytes"},
+        samples,
+        vocabulary_sha256=vocabulary_sha256(vocabulary),
+    )
+    assert len(steps([opened(folder, mode, tokenizer=vocabulary)], 1)[0]) == GLOBAL
+    evaluation = eval_set(text_set(folder, mode, tokenizer=vocabulary))
+    evaluation.open()
+    assert evaluation.num_examples == GLOBAL
+    other = text_set(folder, mode)
+    for use in (make, eval_set):
+        with user_error("vocabulary.mismatch", folder):
+            use(other)
+    recorded = (folder / "index.json").read_bytes()
+    index = json.loads(recorded)
+    del index["vocabulary_sha256"]
+    (folder / "index.json").write_text(json.dumps(index))
+    described = [make(other), eval_set(other)]
+    (folder / "index.json").write_bytes(recorded)
+    for one in described:
+        with user_error("vocabulary.mismatch", folder):
+            one.open()
 
 
 @pytest.mark.parametrize(

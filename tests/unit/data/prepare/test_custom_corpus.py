@@ -78,6 +78,7 @@ def prepared(folder: Path, *paths: Path) -> Facts:
 
 
 def rows(folder: Path) -> list[list[int]]:
+    assert MdsReader(folder).vocabulary_sha256 is not None
     return [np.frombuffer(row["tokens"], "<i8").tolist() for row in iter(MdsReader(folder))]
 
 

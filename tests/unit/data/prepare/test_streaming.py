@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from mlbert.data.formats.manifest import file_sha256
 from mlbert.data.formats.mds import MdsReader, MdsWriter
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.prepare import streaming
@@ -61,6 +62,7 @@ def test_own_text_is_parted_by_content(lines_file, tmp_path, said):
     assert in_set(out / "train_small") == train
     assert sorted(path.name for path in out.iterdir()) == ["train", "train_small", "val"]
     assert MdsReader(out / "val").columns == {"text": "str"}
+    assert MdsReader(out / "val").vocabulary_sha256 is None
     assert f"train: {len(train)} samples" in said.lines
     assert "val: truncation to 128 tokens drops 0.0% of the tokens" in "".join(said.lines)
 
@@ -93,6 +95,7 @@ def test_small_splits_are_the_beginning_of_the_large_ones(tmp_path, monkeypatch)
 def concatenated(folder: Path, texts: list[str], **options) -> list[list[int]]:
     how = Concatenation(**{"tokens": 8, "bos_text": "", "eos_text": "", "wrap": True, **options})
     convert(lambda part: iter(texts), ["val"], folder, tokenizer=TOKENIZER, concatenation=how)
+    assert MdsReader(folder / "val").vocabulary_sha256 == file_sha256(TOKENIZER.file)
     return [np.frombuffer(sample, "<i8").tolist() for sample in in_set(folder / "val", "tokens")]
 
 

@@ -63,6 +63,7 @@ class MdsReader:
         shard_sizes: int64 [F], samples of each shard.
         shards: the index entry of each shard.
         identity: SHA-256 of the index.
+        vocabulary_sha256: of the vocabulary of a set of tokens; None if the set does not record it.
 
     Raises UserError if there is no such set, its index is damaged, or the cache cannot be used.
     """
@@ -80,6 +81,7 @@ class MdsReader:
         index = parse_index(f"{self._remote.rstrip('/')}/{INDEX}", raw)
         self.columns = {column.name: column.encoding for column in index.columns}
         self.shards = index.shards
+        self.vocabulary_sha256 = index.vocabulary_sha256
         self.identity = hashlib.sha256(raw).hexdigest()
         self.cache = mds_files.cache_of(self.identity) if cache is None else Path(cache)
         self.shard_sizes: np.ndarray = np.array(
@@ -217,6 +219,7 @@ class MdsWriter:
         compression: None, "zstd" or "zstd:LEVEL".
         hashes: checksums of each file, see `checksum`.
         first: number of the first shard, for one of several writers of a set (see `flush`).
+        vocabulary_sha256: recorded in the index; for sets of tokens.
 
     Attributes:
         room: maximum bytes of the samples of a shard, each with 4 bytes for its offset.
@@ -233,6 +236,7 @@ class MdsWriter:
         compression: str | None = None,
         hashes: Sequence[str] = ("sha1",),
         first: int = 0,
+        vocabulary_sha256: str | None = None,
     ) -> None:
         self._folder = Path(folder)
         self._names = names = sorted(columns)
@@ -251,6 +255,7 @@ class MdsWriter:
         self._head = json.dumps(self._settings, sort_keys=True).encode()
         self.room = size_limit - self._shard_bytes(0, 0)
         self._first = first
+        self._vocabulary_sha256 = vocabulary_sha256
         self._samples: list[bytes] = []
         self._bytes = 0  # of self._samples
         self._entries: list[dict[str, Any]] = []
@@ -295,7 +300,7 @@ class MdsWriter:
             raise UserError(
                 "data.empty", self._folder, "no sample was written", "A set needs one or more"
             )
-        write_index(self._folder, self._entries)
+        write_index(self._folder, self._entries, self._vocabulary_sha256)
 
     def flush(self) -> list[dict[str, Any]]:
         """Write the last shard, and return the entries of all shards for `write_index`."""
@@ -331,11 +336,15 @@ class MdsWriter:
         return FileInfo(basename=name, bytes=len(data), hashes=digests)
 
 
-def write_index(folder: Path, entries: Sequence[Mapping[str, Any]]) -> None:
-    """Complete a set whose shards were written by several `MdsWriter`."""
-    write_atomically(
-        folder / INDEX, json.dumps({"shards": entries, "version": VERSION}, sort_keys=True)
-    )
+def write_index(
+    folder: Path, entries: Sequence[Mapping[str, Any]], vocabulary_sha256: str | None = None
+) -> None:
+    """Complete a set whose shards were written by several `MdsWriter`. A set of tokens records the SHA-256 of its
+    vocabulary, which MosaicML Streaming does not read."""
+    index: dict[str, Any] = {"shards": entries, "version": VERSION}
+    if vocabulary_sha256 is not None:
+        index["vocabulary_sha256"] = vocabulary_sha256
+    write_atomically(folder / INDEX, json.dumps(index, sort_keys=True))
 
 
 def compression_level(compression: str | None) -> int | None:

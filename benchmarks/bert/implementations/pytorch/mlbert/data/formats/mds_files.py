@@ -29,7 +29,7 @@ from mlbert.host.errors import UserError, import_package
 from mlbert.host.files import local_path, read_address, read_plain, write_atomically
 from mlbert.host.json_files import parse_object
 from mlbert.host.native import cache_folder
-from mlbert.host.schema import Count, Document, parse_model
+from mlbert.host.schema import Count, Document, Sha256, parse_model
 
 INDEX = "index.json"
 FORMAT, VERSION = "mds", 2
@@ -97,8 +97,9 @@ class _Formats(Document):
     shards: list[_ShardFormat]
 
 
-class _Shards(Document):
+class _Index(Document):
     shards: list[ShardInfo]
+    vocabulary_sha256: Sha256 | None = None
 
 
 class Column(NamedTuple):
@@ -114,6 +115,7 @@ class MdsIndex(NamedTuple):
 
     columns: list[Column]  # in the order in a sample
     shards: list[ShardInfo]
+    vocabulary_sha256: str | None  # of the vocabulary of a set of tokens, if the set records it
 
 
 def read_index(path: Path) -> bytes:
@@ -135,7 +137,8 @@ def parse_index(path: Path | str, raw: bytes) -> MdsIndex:
         found = ", ".join(f"{name} version {version}" for name, version in sorted(formats))
         problem = f"has shards of {found}; {FORMAT} version {VERSION} is read"
         raise UserError("data.format", path, problem, "Write the set again")
-    shards = parse_model(_Shards, document, path, RESTORE).shards
+    index = parse_model(_Index, document, path, RESTORE)
+    shards = index.shards
     layouts = [(shard.column_names, shard.column_encodings, shard.column_sizes) for shard in shards]
     if any(layout != layouts[0] for layout in layouts):
         raise UserError(
@@ -164,7 +167,11 @@ def parse_index(path: Path | str, raw: bytes) -> MdsIndex:
         or len({len(part) for part in layouts[0]}) != 1
     ):
         raise UserError("data.damaged", path, "has columns that do not fit each other", RESTORE)
-    return MdsIndex([Column(*column) for column in zip(*layouts[0], strict=True)], shards)
+    return MdsIndex(
+        [Column(*column) for column in zip(*layouts[0], strict=True)],
+        shards,
+        index.vocabulary_sha256,
+    )
 
 
 def zstandard_module() -> ModuleType:

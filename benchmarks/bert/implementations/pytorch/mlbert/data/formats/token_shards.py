@@ -1,6 +1,9 @@
 """Token ids of the texts in MDS sets; each shard is tokenized once and cached.
 
-A set has a column ``text`` (str), or ``tokens`` (bytes of int64 ids) if it was tokenized and cut when it was written.
+A set has a column ``text`` (str), or ``tokens`` or ``input_ids`` (`mlbert.data.formats.mds_tokens`) if it was tokenized
+and cut when it was written. Padding at the end of ``input_ids`` is dropped. Token sets of `mlbert.data.prepare` record
+their vocabulary, and are read with no other one.
+
 Tokens of shard F are in ``tokens-<tokenizer>/<F's name>.ids`` in `MdsReader.cache`: the folder to which a set elsewhere
 is copied, or a folder in the user's cache, named by the index of a set that is read in place. Little-endian:
 
@@ -29,21 +32,25 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from mlbert.data.formats.checks import unknown_share
 from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.mds import UINT32, MdsReader
-from mlbert.data.formats.mds_files import BYTES, STR, locked, other_disk
+from mlbert.data.formats.mds_files import STR, locked, other_disk
+from mlbert.data.formats.mds_tokens import Decoder, decoder_of, holds_tokens
 from mlbert.data.formats.ragged import offsets_of
 from mlbert.data.formats.streams import Stream, samples_of_epoch
 from mlbert.data.formats.tokenizer import Tokenizer
+from mlbert.data.formats.tokenizer_files import vocabulary_text
 from mlbert.host.errors import UserError
 from mlbert.host.files import local_path, write_atomically
 
-TEXT, TOKENS = "text", "tokens"
-_ENCODINGS = {TEXT: STR, TOKENS: BYTES}
+TEXT, TOKENS, INPUT_IDS = "text", "tokens", "input_ids"
+_MASKED = "masked_lm_positions"  # a column of sets of masked samples, which also have input_ids
+_FIRST_SAMPLES = 16  # of a shard, which decide on the width of token ids
 _MAGIC = b"MLBERTI1"
 _HEAD = struct.Struct("<8s32sqqq")
 _MOST_MEMORY = 4 << 30  # bytes of shards that cannot be stored in files
@@ -71,9 +78,10 @@ class TokenShard:
         return self.tokens[self.offsets[place] : self.offsets[place + 1]]
 
 
-def open_texts(streams: Sequence[Stream]) -> list[MdsReader]:
+def open_texts(streams: Sequence[Stream], tokenizer: Tokenizer) -> list[MdsReader]:
     """Open each set in its folder, or at its path or URL, with shards copied to the folder on demand. Reads only the
-    indices. Raises UserError if there is no set, one has no text column, or not all have the same one."""
+    indices. Raises UserError if there is no set, one has no text column, not all have the same one, or one has tokens
+    of another vocabulary than the tokenizer's."""
     readers: list[MdsReader] = []
     for stream in streams:
         is_in_place = stream.remote is None or local_path(stream.remote) == stream.folder
@@ -84,15 +92,37 @@ def open_texts(streams: Sequence[Stream]) -> list[MdsReader]:
             found = ", ".join(
                 f"{name} ({encoding})" for name, encoding in readers[-1].columns.items()
             )
-            remedy = f"Give a set with a column {column or TEXT} ({_ENCODINGS[column or TEXT]})"
+            remedy = (
+                f"Give a set with a column {TEXT} (str), or {TOKENS} or {INPUT_IDS} (bytes or ndarray)"
+                if column is None
+                else f"Give sets that all have a column {column}"
+            )
             raise UserError("data.columns", stream.name, f"has the columns {found}", remedy)
+        _check_vocabulary(readers[-1], stream.name, tokenizer)
     return readers
+
+
+def _check_vocabulary(reader: MdsReader, name: str, tokenizer: Tokenizer) -> None:
+    """Raise UserError if the set records another vocabulary than the tokenizer's."""
+    recorded, own = reader.vocabulary_sha256, vocabulary_sha256(tokenizer)
+    if recorded not in (None, own) and column_of(reader) != TEXT:
+        reason = f"has tokens of another vocabulary than {tokenizer.name} (sha256 {own[:12]}...)"
+        remedy = (
+            "Give the tokenizer that the set was written with, whose vocab.txt has the sha256 "
+            f"{recorded[:12]}..., or write the set again with this one"
+        )
+        raise UserError("vocabulary.mismatch", name, reason, remedy)
+
+
+def vocabulary_sha256(tokenizer: Tokenizer) -> str:
+    """Return the SHA-256 that token sets record: that of a vocab.txt with these entries, from whatever file they are."""
+    return hashlib.sha256(vocabulary_text(tokenizer.vocabulary).encode()).hexdigest()
 
 
 def describe_text(streams: Sequence[Stream], tokenizer: Tokenizer) -> TextInfo:
     """Read only the indices, copying them to local folders if needed. Raises UserError if one is missing or lists no
     texts."""
-    readers = open_texts(streams)
+    readers = open_texts(streams, tokenizer)
     sets = [
         f"{reader.identity}{stream.weight or ''}"
         for reader, stream in zip(readers, streams, strict=True)
@@ -106,9 +136,14 @@ def describe_text(streams: Sequence[Stream], tokenizer: Tokenizer) -> TextInfo:
 
 def column_of(reader: MdsReader) -> str | None:
     """Return the column with a sample's text or tokens, or None."""
-    return next(
-        (name for name, kind in _ENCODINGS.items() if reader.columns.get(name) == kind), None
-    )
+    if reader.columns.get(TEXT) == STR:
+        return TEXT
+    if _MASKED in reader.columns:
+        return None
+    for name in (TOKENS, INPUT_IDS):
+        if holds_tokens(reader.columns.get(name)):
+            return name
+    return None
 
 
 class TokenShards:
@@ -131,6 +166,7 @@ class TokenShards:
         warn: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._tokenizer = tokenizer
+        self._pad_id = tokenizer.special_ids[0]
         self._warn = warn
         self._has_warned = False
         column = column_of(readers[0])
@@ -146,6 +182,7 @@ class TokenShards:
             for place in range(len(reader.shards))
         ]
         self._folder = f"tokens-{hashlib.sha256(tokenizer.identity.encode()).hexdigest()[:16]}"
+        self._decoders: dict[int, Decoder] = {}  # of the token ids of each shard
         self._per_thread = threading.local()
         self._shards: dict[int, TokenShard] = {}
         self._in_memory: dict[
@@ -308,34 +345,57 @@ class TokenShards:
 
     def _encode(self, texts: Sequence[int]) -> TokenShard:
         """Return some texts in the form of a shard."""
-        values = []
-        for text in texts:
-            reader, _, first = self._places[bisect.bisect_right(self.first, text) - 1]
-            values.append(reader[text - first][self._column])
         if not self.is_text:
-            return self._ids(texts, values)
+            return self._ids(texts)
+        values = [self._value(text) for text in texts]
         return TokenShard(*self._tokenizer_of_thread().encode_all(values))
+
+    def _value(self, text: int) -> Any:
+        """Return the text, or its tokens as stored."""
+        reader, _, first = self._places[bisect.bisect_right(self.first, text) - 1]
+        return reader[text - first][self._column]
 
     def _tokenizer_of_thread(self) -> Tokenizer:
         if not hasattr(self._per_thread, "tokenizer"):
             self._per_thread.tokenizer = self._tokenizer.clone()
         return self._per_thread.tokenizer
 
-    def _ids(self, texts: Sequence[int], values: list[bytes]) -> TokenShard:
-        sizes = np.asarray([len(value) for value in values], np.int64)
-        cut = np.flatnonzero((sizes % _INT64.itemsize != 0) | (sizes == 0))
-        if len(cut):
-            raise self._wrong(
-                texts[cut[0]], "is empty or not made of 64-bit numbers", "Write the set again"
-            )
-        ids = np.frombuffer(b"".join(values), _INT64)
-        size, offsets = len(self._tokenizer.vocabulary), offsets_of(sizes // _INT64.itemsize)
+    def _ids(self, texts: Sequence[int]) -> TokenShard:
+        """Return the stored tokens of some texts in the form of a shard."""
+        found = []
+        for text in texts:
+            ids = self._stored_ids(text)
+            if self._column == INPUT_IDS:
+                last = np.flatnonzero(ids != self._pad_id).max(initial=-1)
+                ids = ids[: last + 1]
+            if not len(ids):
+                raise self._wrong(text, "is only padding", "Write the set again")
+            found.append(ids)
+        ids = np.concatenate([np.empty(0, np.int64), *found])
+        size, offsets = len(self._tokenizer.vocabulary), offsets_of([len(ids) for ids in found])
         outside = np.flatnonzero((ids < 0) | (ids >= size))
         if len(outside):
             text = texts[int(np.searchsorted(offsets, outside[0], side="right")) - 1]
             reason = f"has token {ids[outside[0]]}, the vocabulary of {self._tokenizer.name} has {size} entries"
             raise self._wrong(text, reason, "Give the tokenizer that the set was written with")
         return TokenShard(ids.astype(np.uint16), offsets)
+
+    def _stored_ids(self, text: int) -> np.ndarray:
+        """Return the stored tokens of a text, int64. Raises UserError if they are damaged."""
+        number = bisect.bisect_right(self.first, text) - 1
+        decode = self._decoders.get(number)
+        if decode is None:
+            reader, _, _ = self._places[number]
+            first, end = self.first[number : number + 2].tolist()
+            values = [self._value(one) for one in range(first, min(end, first + _FIRST_SAMPLES))]
+            decode = self._decoders[number] = decoder_of(reader.columns[self._column], values)
+        try:
+            return decode(self._value(text))
+        except ValueError as error:
+            if isinstance(error, UserError):
+                raise
+            reason = f"has {self._column} that cannot be read: {error}"
+            raise self._wrong(text, reason, "Write the set again") from None
 
     def _wrong(self, text: int, reason: str, remedy: str) -> UserError:
         number = int(self.shards_of(np.asarray(text)))

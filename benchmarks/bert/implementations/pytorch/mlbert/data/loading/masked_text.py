@@ -68,7 +68,7 @@ def count_sequences(
     texts = TextSet(streams, load_tokenizer(tokenizer), max_seq_length, long_texts)
     if texts.long_texts == TRUNCATE:
         return describe_text(streams, texts.tokenizer).num_texts
-    readers = open_texts(streams)
+    readers = open_texts(streams, texts.tokenizer)
     pieces = Pieces(TokenShards(readers, texts.tokenizer), texts.tokenizer, texts.max_seq_length)
     counts, mixture = pieces.all_counts(), texts.mixture(readers, _SEED, is_shuffled=True)
     return int((counts if mixture.is_whole else counts[mixture(0)[1]]).sum())
@@ -141,7 +141,7 @@ class TextSource(StepSource):
     def open(self) -> None:
         """Open the set. Raises UserError if it is missing or has changed, or if the order is not available."""
         texts = self._texts
-        readers = open_texts(texts.streams)
+        readers = open_texts(texts.streams, texts.tokenizer)
         cache = readers[0].cache
         part, _ = sharers(cache, self.share.rank, self.share.world_size, *self._local)
         warn = self._warn if part == 0 else lambda line: None
@@ -274,7 +274,7 @@ class TextEvalSet(EvaluationBatches):
         """Read and mask the texts. This is the first access to evaluation data. Raises UserError if a file is missing
         or damaged, there are no sequences, or most words are [UNK]."""
         texts = self._texts
-        readers = open_texts(texts.streams)
+        readers = open_texts(texts.streams, texts.tokenizer)
         pieces = Pieces(
             TokenShards(readers, texts.tokenizer), texts.tokenizer, texts.max_seq_length
         )

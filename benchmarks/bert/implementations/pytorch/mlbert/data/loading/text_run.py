@@ -111,7 +111,7 @@ def token_counts(data: DataConfig, text: TextConfig, corpus: CorpusConfig) -> np
     """Return int64 [V], the count of each vocabulary entry in the first texts of the training set; 0 for special
     tokens. Reads the first shard. Raises UserError if it is missing or damaged."""
     tokenizer = load_tokenizer(text.tokenizer)
-    readers = open_texts(_training_streams(data, corpus))
+    readers = open_texts(_training_streams(data, corpus), tokenizer)
     first = range(min(int(readers[0].shard_sizes[0]), _COUNTED_TEXTS))
     texts = TokenShards(readers, tokenizer).loose([*first])
     counts = np.bincount(

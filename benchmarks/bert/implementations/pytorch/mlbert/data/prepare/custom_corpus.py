@@ -34,7 +34,7 @@ from mlbert.data.formats.manifest import make_folder, write_json
 from mlbert.data.formats.masking import Masking
 from mlbert.data.formats.mds import MdsWriter
 from mlbert.data.formats.ragged import Ragged, offsets_of
-from mlbert.data.formats.token_shards import TOKENS
+from mlbert.data.formats.token_shards import TOKENS, vocabulary_sha256
 from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
 from mlbert.data.formats.tokenizer_files import TOKENIZER_CONFIG, VOCAB_FILE
 from mlbert.data.formats.wordpiece import MAX_CHARS_PER_WORD, UNKNOWN, basic_split, clean_words
@@ -490,7 +490,7 @@ def _write_sets(
         *held_out.samples([encode_texts(tokenizer, None, scan.held_out.texts)]),
         *held_out.rest(),
     ]
-    _write_set(folder / "val", samples)
+    _write_set(folder / "val", samples, tokenizer)
     known = np.unique(np.concatenate([run_hashes(one) for one in samples]))
     neighbours = Neighbours(
         len(tokenizer.vocabulary), _MOST_PAIRS, never_guessed=tokenizer.special_ids
@@ -508,7 +508,7 @@ def _write_sets(
         texts = _together(_read_again(request, scan, advance))
         with executor.stream(encode, texts, "the text") as encoded:
             written = _write_set(
-                folder / "train", counted(train.samples(tokens for _, tokens in encoded))
+                folder / "train", counted(train.samples(tokens for _, tokens in encoded)), tokenizer
             )
     if written < 2:
         raise _repeats_itself()
@@ -540,10 +540,15 @@ def _write_sets(
     )
 
 
-def _write_set(folder: Path, samples: Iterable[np.ndarray]) -> int:
+def _write_set(folder: Path, samples: Iterable[np.ndarray], tokenizer: Tokenizer) -> int:
     """Write an MDS set of token ids; return the number of its sequences."""
     written = 0
-    with MdsWriter(folder, {TOKENS: "bytes"}, size_limit=_SHARD_BYTES) as writer:
+    with MdsWriter(
+        folder,
+        {TOKENS: "bytes"},
+        size_limit=_SHARD_BYTES,
+        vocabulary_sha256=vocabulary_sha256(tokenizer),
+    ) as writer:
         for sample in samples:
             writer.write({TOKENS: sample.astype("<i8").tobytes()})
             written += 1

@@ -28,7 +28,7 @@ from mlbert.data.formats.manifest import make_folder, reading
 from mlbert.data.formats.mds import UINT32, MdsWriter, compression_level, write_index
 from mlbert.data.formats.mds_files import INDEX
 from mlbert.data.formats.ragged import offsets_of
-from mlbert.data.formats.token_shards import TEXT, TOKENS
+from mlbert.data.formats.token_shards import TEXT, TOKENS, vocabulary_sha256
 from mlbert.data.formats.tokenizer import Tokenizer, hub_problem
 from mlbert.data.prepare import python_text
 from mlbert.data.prepare.corpus import is_held_out
@@ -189,7 +189,12 @@ def convert(
         shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
         make_folder(partial)
         try:
-            writer = MdsWriter(partial, encoder.columns, compression=compression)
+            writer = MdsWriter(
+                partial,
+                encoder.columns,
+                compression=compression,
+                vocabulary_sha256=encoder.vocabulary_sha256,
+            )
             count, first, reported = 0, [], time.monotonic()
             for sample in encoder.samples(
                 map(encoder.encode, _together(islice(texts(part), most)))
@@ -247,6 +252,11 @@ class _Encoder:
     def columns(self) -> dict[str, str]:
         """Name and encoding of the only column of the set."""
         return {TEXT: "str"} if self.how is None else {TOKENS: "bytes"}
+
+    @property
+    def vocabulary_sha256(self) -> str | None:
+        """The vocabulary that a set of tokens records; None for texts."""
+        return None if self.how is None else vocabulary_sha256(self.tokenizer)
 
     @property
     def dtype(self) -> np.dtype:
@@ -488,7 +498,7 @@ def convert_files(
                 for entry in some
                 if one.split == split
             ]
-            write_index(tasks.folder / split, own)
+            write_index(tasks.folder / split, own, job.encoder.vocabulary_sha256)
             with writing(out_root / split, "Remove it"):
                 for leftover in (tasks.folder / split).glob("*.tmp"):  # of killed tasks
                     leftover.unlink()
