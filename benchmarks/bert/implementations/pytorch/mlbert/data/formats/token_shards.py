@@ -115,7 +115,7 @@ def _check_vocabulary(reader: MdsReader, name: str, tokenizer: Tokenizer) -> Non
 
 
 def vocabulary_sha256(tokenizer: Tokenizer) -> str:
-    """Return the SHA-256 that token sets record: that of a vocab.txt with these entries, from whatever file they are."""
+    """Return the SHA-256 that token sets record: that of a vocab.txt with these entries."""
     return hashlib.sha256(vocabulary_text(tokenizer.vocabulary).encode()).hexdigest()
 
 
