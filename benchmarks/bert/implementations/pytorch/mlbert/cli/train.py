@@ -10,6 +10,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,6 +43,7 @@ from mlbert.training.config import RunConfig
 
 if TYPE_CHECKING:
     from mlbert.distributed.world import World
+    from mlbert.training.experiment import RunOptions
     from mlbert.training.protocols import Inputs
 
 
@@ -195,19 +197,34 @@ def _print_plan(resolved: Resolved, place: RankPlace, speed: float | None) -> in
     return 0
 
 
-def run_resolved(resolved: Resolved, world: World, notes: Sequence[str] = ()) -> int:
+def run_resolved(
+    resolved: Resolved, world: World, notes: Sequence[str], options: RunOptions
+) -> int:
     """Print a summary of the settings and notes, train, and return the exit status; for programs with their own
-    YAML."""
+    YAML.
+
+    Args:
+        resolved: the run's configuration.
+        world: not started yet.
+        notes: lines to print after the summary.
+        options: its ``on_inspected`` is replaced.
+    """
     world.rendezvous.set_join_timeout(resolved.config[DistributedConfig].join_timeout)
-    return _train(resolved, world, Console(quiet=world.rank != 0), notes)
+    return _train(resolved, world, Console(quiet=world.rank != 0), notes, options)
 
 
-def _train(resolved: Resolved, world: World, console: Console, notes: Sequence[str] = ()) -> int:
+def _train(
+    resolved: Resolved,
+    world: World,
+    console: Console,
+    notes: Sequence[str] = (),
+    options: RunOptions | None = None,
+) -> int:
     from mlbert.training.experiment import RunOptions, run_experiment
 
     lines = RunFolder.of(resolved.config[RunConfig]).settings_summary(resolved, notes)
-    options = RunOptions(on_inspected=lambda: _print_lines(console, lines))
-    outcome = run_experiment(resolved, world, console, options)
+    how = replace(options or RunOptions(), on_inspected=lambda: _print_lines(console, lines))
+    outcome = run_experiment(resolved, world, console, how)
     state = outcome.state
     end = f"accuracy {state.accuracy:.4f} after {state.samples} samples, {outcome.seconds:.1f} s"
     _print_lines(console, [f"{outcome.ending}: {outcome.reason}; {end}"])

@@ -19,13 +19,16 @@ from mlbert.host.json_files import read_json
 from mlbert.mlperf.metrics import read_points
 from mlbert.runs.identity import RunIdentity
 from mlbert.runs.progress import RunOutcome
+from mlbert.runs.step_folders import remove_checkpoints, steps_in
 from mlbert.training.config import EvaluationConfig, RunConfig
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SETTINGS = "settings.txt"
-_FILES = ("metrics.jsonl", "config.json", _SETTINGS, "curve.png", "summary.json")
+_SUMMARY = "summary.json"  # marks a finished run
+_FILES = ("metrics.jsonl", "config.json", _SETTINGS, "curve.png", _SUMMARY)
+_LOG_MARK = b":::MLLOG"  # first bytes of an MLPerf log
 _FOLDERS = ("weights", "huggingface", "checkpoints")
 
 
@@ -46,14 +49,17 @@ class RunFolder:
         """Return the paths of one experiment below ``base``."""
         return cls(base / f"result_{experiment}.txt", base / f"run_{experiment}")
 
-    def prepare(self, resume: bool) -> None:
-        """Create the folder. Raises UserError instead of overwriting a finished run."""
+    def prepare(self, resume: bool, may_exist: bool = False) -> None:
+        """Create the folder. Raises UserError instead of overwriting a run, unless the run in it is to be extended or
+        replaced (``may_exist``)."""
         with writing(self.folder, "Set LOGDIR to a writable folder"):
             self.folder.mkdir(parents=True, exist_ok=True)
             probe = self.folder / ".writable"
             probe.write_bytes(b"")
             probe.unlink()
         self._refuse_special_files()
+        if may_exist:
+            return
         self.refuse_finished()
         if resume or not self.log.exists():
             return
@@ -84,13 +90,52 @@ class RunFolder:
     @property
     def is_finished(self) -> bool:
         """True if the run has ended and written its summary."""
-        return (self.folder / "summary.json").exists()
+        return (self.folder / _SUMMARY).exists()
+
+    @property
+    def finished_steps(self) -> int | None:
+        """The steps of a finished run; None if it is not finished. Raises UserError if its summary is damaged."""
+        if not self.is_finished:
+            return None
+        summary = self.folder / _SUMMARY
+        remedy = "Move it away, or use another folder"
+        steps = read_json(summary, remedy).get("steps")
+        if not isinstance(steps, int):
+            raise UserError("file.in-the-way", summary, "is not the summary of a run", remedy)
+        return steps
+
+    @property
+    def checkpoint_steps(self) -> list[int]:
+        """The steps of the checkpoints, in order."""
+        return steps_in(self.folder / "checkpoints")
 
     @property
     def has_trained(self) -> bool:
         """True if there is a metric or a checkpoint of a step."""
-        metrics, checkpoints = self.folder / "metrics.jsonl", self.folder / "checkpoints"
-        return (metrics.exists() and metrics.stat().st_size > 0) or any(checkpoints.glob("step_*"))
+        metrics = self.folder / "metrics.jsonl"
+        return bool(self.checkpoint_steps) or (metrics.exists() and metrics.stat().st_size > 0)
+
+    def reopen(self) -> None:
+        """Make a finished run unfinished, so that it can be extended. Raises UserError if its summary is not ours."""
+        if self.finished_steps is None:
+            return
+        summary = self.folder / _SUMMARY
+        with writing(summary, "Set LOGDIR to a writable folder"):
+            summary.unlink()
+
+    def remove_run(self) -> None:
+        """Remove what would be taken for a part of the run that replaces this one: checkpoints, the logs of
+        interrupted parts, and the summary. The new run overwrites its other files.
+
+        Raises UserError, before it removes anything, if a checkpoint was not written by this program.
+        """
+        _ = self.finished_steps  # checks the mark of the summary
+        remove_checkpoints(self.folder / "checkpoints")
+        self.reopen()
+        for part in self.log.parent.glob(f"{self.log.stem}.part*.txt"):
+            with writing(part, "Remove it"):
+                if part.is_file() and part.read_bytes().startswith(_LOG_MARK):
+                    part.unlink()
 
     def set_log_aside(self) -> None:
         """Rename the log of an interrupted part so that no checker reads it as a result."""

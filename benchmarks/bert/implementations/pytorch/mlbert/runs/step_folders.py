@@ -11,21 +11,47 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from mlbert.host.errors import UserError
-from mlbert.host.files import fsync_path, open_plain
+from mlbert.host.files import fsync_path, open_plain, writing
 from mlbert.host.json_files import json_sha256, read_json
 
 FORMAT = "mlbert-checkpoint-2"
-_FORMAT_NAME = re.compile(r"mlbert-checkpoint-\d+")
+_FORMATS = "mlbert-checkpoint-"
+_FORMAT_NAME = re.compile(_FORMATS + r"\d+")
 _NAME = re.compile(r"step_(\d{8})")
 STATE = "state.json"
 _DIGEST = "record_sha256"
 _BLOCK = 1 << 20  # bytes
 Loaded = TypeVar("Loaded")
+
+
+def steps_in(folder: Path) -> list[int]:
+    """Return the steps of the checkpoints in a folder, damaged ones included, in order."""
+    if not folder.is_dir():
+        return []
+    matches = (_NAME.fullmatch(entry.name) for entry in folder.iterdir())
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def remove_checkpoints(folder: Path) -> None:
+    """Remove all checkpoints in a folder. Raises UserError, before it removes anything, if a folder with the name of a
+    checkpoint does not have our mark: a record with the name of one of our formats."""
+    found = [folder / f"step_{step:08d}" for step in steps_in(folder)]
+    for one in found:
+        try:
+            name = read_json(one / STATE, "").get("format")
+        except UserError:
+            name = None
+        if one.is_symlink() or not str(name).startswith(_FORMATS):
+            reason = "is not a checkpoint that this program wrote, so it is not removed"
+            raise UserError("file.in-the-way", one, reason, "Move it away, or use another folder")
+    for one in found:
+        with writing(one, "Remove it"):
+            shutil.rmtree(one)
 
 
 class StepFolders:
@@ -109,17 +135,39 @@ class StepFolders:
     def _checked(self, folder: Path) -> dict:
         record = _undamaged(folder)
         found = record["identity"]
-        for name in {**self.identity, **found}:
+        # A setting that only one has was not fixed when it was written, or may change in this run.
+        names = [
+            name
+            for name in {**self.identity, **found}
+            if not name.isupper() or (name in found and name in self.identity)
+        ]
+        self._refuse_others(folder, found, names)
+        return record["state"]
+
+    def check_newest(self) -> None:
+        """Raise UserError if the newest checkpoint is in the format of another version, or an entry that its identity
+        shares with this one differs. Reads only its record, and leaves damage to `load_newest`."""
+        for folder in self._complete()[-1:]:
+            try:
+                record = read_json(folder / STATE, "Remove it")
+            except UserError:
+                continue
+            _refuse_other_format(folder, record)
+            found = record.get("identity")
+            if isinstance(found, dict):
+                self._refuse_others(
+                    folder, found, [name for name in self.identity if name in found]
+                )
+
+    def _refuse_others(self, folder: Path, found: dict, names: Sequence[str]) -> None:
+        """Raise UserError about the first of these entries that is not the same in a checkpoint and in this run."""
+        for name in names:
             before = found.get(name)
             here = self.identity.get(name)
-            if before == here:
-                continue
-            if name.isupper() and not (name in found and name in self.identity):
-                continue  # a setting that was not fixed when it was written, or may change in this run
-            reason = f"belongs to another run: {name} is {before!r}, this run has {here!r}"
-            remedy = "Set it so, or use another LOGDIR"
-            raise UserError("run.other-settings", folder, reason, remedy)
-        return record["state"]
+            if before != here:
+                reason = f"belongs to another run: {name} is {before!r}, this run has {here!r}"
+                remedy = "Set it so, or use another LOGDIR"
+                raise UserError("run.other-settings", folder, reason, remedy)
 
 
 def read_step(folder: Path) -> tuple[dict, dict]:

@@ -64,6 +64,7 @@ from mlbert.runs.monitor import Monitor
 from mlbert.runs.progress import Limits, Pace, RunOutcome, TrainState
 from mlbert.runs.run_folder import RunFolder, choose_seed
 from mlbert.runs.starting_weights import weights_file
+from mlbert.runs.step_folders import StepFolders
 from mlbert.training.checkpoint import CheckpointFolder, Snapshots
 from mlbert.training.config import EvaluationConfig, RunConfig
 from mlbert.training.evaluate import Evaluator, evaluate
@@ -115,19 +116,30 @@ class RunOptions:
         listener: receives the events, too.
         mlperf_log: write an MLPerf log.
         on_inspected: called when data and starting weights have been found.
+        extends: continue the run in the folder, although it is finished.
+        replaces: remove the run in the folder.
+        saves_last_step: save the last step's checkpoint, too.
     """
 
     pace: Pace | None = None
     listener: Events | None = None
     mlperf_log: bool = True
     on_inspected: Callable[[], None] = lambda: None
+    extends: bool = False
+    replaces: bool = False
+    saves_last_step: bool = False
 
 
 DEFAULT = RunOptions()
 
 
-def _inspect(resolved: Resolved, world: World, paths: RunFolder) -> tuple[int, Any]:
-    """Return this rank's threads and the recipe's inputs; on rank 0, create the run folder."""
+def _inspect(
+    resolved: Resolved, world: World, paths: RunFolder, how: RunOptions
+) -> tuple[int, Any]:
+    """Return this rank's threads and the recipe's inputs; on rank 0, create the run folder.
+
+    A run that cannot be resumed with these settings is refused before any of its files is changed.
+    """
     config = resolved.config
     compute, start = config[ComputeConfig], config[ModelConfig].init_checkpoint
     check_device(compute.cuda_graph_mode, world.device)
@@ -138,9 +150,27 @@ def _inspect(resolved: Resolved, world: World, paths: RunFolder) -> tuple[int, A
         resolved.recipe.inspect(config),
     )
     if world.rank == 0:
-        paths.prepare(config[RunConfig].resume)
+        if config[RunConfig].resume:
+            _check_resumable(config, found[1], paths)
+        paths.prepare(config[RunConfig].resume, how.extends or how.replaces)
         paths.write_settings(resolved)
     return found
+
+
+def _check_resumable(config: Configuration, inputs: Inputs, paths: RunFolder) -> None:
+    """Raise UserError if the newest checkpoint was made with other settings, data or model shape, or is beyond the end
+    of the schedule. `Snapshots.load` compares the rest."""
+    identity = {
+        "model": inputs.shape.to_json(),
+        "train_data": inputs.train_data,
+        "eval_data": inputs.eval_data,
+        **config.fixed_on_resume(),
+    }
+    identity.pop("GRADIENT_STEPS", None)  # some recipes may change it
+    folder = paths.folder / "checkpoints"
+    StepFolders(folder, config[RunConfig].keep_checkpoints, identity).check_newest()
+    for step in paths.checkpoint_steps[-1:]:
+        _limits(config).check_resumed(TrainState(step=step))
 
 
 def run_experiment(
@@ -152,10 +182,12 @@ def run_experiment(
     settings, data, compute = config[RunConfig], config[DataConfig], config[ComputeConfig]
     paths = RunFolder.of(settings)
     num_threads, inputs = world.rendezvous.run_all(
-        "inputs", lambda: _inspect(resolved, world, paths)
+        "inputs", lambda: _inspect(resolved, world, paths, how)
     )
     how.on_inspected()
     world.start()
+    if world.rank == 0 and how.replaces:
+        paths.remove_run()
     if world.rank == 0 and settings.resume:
         paths.set_log_aside()
     torch.set_num_threads(num_threads)
@@ -203,10 +235,20 @@ def run_experiment(
             listeners += _loggers(config, record, paths.folder, world, method)
         events = EventFanout(listeners)
         run = assemble(
-            config, method, paths.folder / "checkpoints", world, lifecycle, events, seed, how.pace
+            config,
+            method,
+            paths.folder / "checkpoints",
+            world,
+            lifecycle,
+            events,
+            seed,
+            how.pace,
+            how.saves_last_step,
         )
         last.callback(run.snapshots.close)  # after the other ranks know how the run ends
         _make_ready(run, config, lifecycle, log, say)
+        if world.rank == 0 and how.extends:
+            paths.reopen()
         monitor.open(run.state, facts.hosts)
         try:
             outcome, energy = _train_measured(run, log, say)
@@ -414,6 +456,7 @@ def assemble(
     events: Events,
     seed: int,
     pace: Pace | None = None,
+    saves_last_step: bool = False,
 ) -> Run:
     """Assemble the training loop's objects from a method and its settings.
 
@@ -426,6 +469,7 @@ def assemble(
         events: listener of the run.
         seed: dropout seed.
         pace: schedule by the clock, if any.
+        saves_last_step: save the last step's checkpoint, too.
 
     Raises:
         UserError: CUDA graphs are requested but cannot be captured.
@@ -473,6 +517,7 @@ def assemble(
         eval_every_samples=evaluation.eval_iter_samples,
         save_every_steps=run.save_checkpoint_steps,
         pace=pace,
+        saves_last_step=saves_last_step,
     )
 
 

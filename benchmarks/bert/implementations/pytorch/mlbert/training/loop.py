@@ -44,6 +44,8 @@ class Run:
         eval_every_samples: sequences between evaluations.
         save_every_steps: steps between checkpoints; 0 saves none.
         pace: schedules evaluations, checkpoints and the learning rate's decay by the clock as well as by steps.
+        saves_last_step: save the last step's checkpoint, too, so that the run can be extended. With ``pace`` it always
+            is.
     """
 
     method: Method
@@ -62,6 +64,7 @@ class Run:
     eval_every_samples: int
     save_every_steps: int
     pace: Pace | None = None
+    saves_last_step: bool = False
 
 
 def train(run: Run) -> RunOutcome:
@@ -78,6 +81,7 @@ def train(run: Run) -> RunOutcome:
 
     status = ABORTED
     evaluated_at = -1
+    first_step = state.step
     # Both times are from the checkpoint of a resumed run, so that all ranks decide alike.
     reason = run.limits.reached(state, max(state.due_seconds, state.elapsed_seconds))
     if reason is not None:
@@ -108,7 +112,7 @@ def train(run: Run) -> RunOutcome:
     if status == SUCCESS:
         run.method.source.finish()
         run.world.barrier()  # every rank's data has been checked
-    if run.pace is not None:
+    if (run.pace is not None or run.saves_last_step) and state.step > first_step:
         save_checkpoint(run, clock)  # allows a later run to extend it
     state.elapsed_seconds = clock.seconds()
     outcome = RunOutcome(status, reason, state.elapsed_seconds, state)

@@ -124,6 +124,7 @@ class Program:
         for task in self._given.tasks:
             job = next(job for job in self._given.jobs if job.task == task)
             values = self._given.of_job(job, self._given.start)
+            del values["save_folder"]  # the job may be done already
             leaves = Leaves(
                 self._path,
                 {name: YamlValue(value, str(self._path)) for name, value in values.items()},

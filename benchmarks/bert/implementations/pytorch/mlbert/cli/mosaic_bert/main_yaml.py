@@ -19,7 +19,9 @@ from mlbert.host.errors import UserError
 from mlbert.programs.mosaic import pretraining_yaml
 from mlbert.programs.mosaic.common_yaml import IGNORED_OPTIONS, model_config
 from mlbert.programs.mosaic.nested_yaml import Layer, Leaves, read_nested
+from mlbert.programs.mosaic.output_folder import find_output_folder
 from mlbert.recipes.registry import RECIPES, find
+from mlbert.training.experiment import RunOptions
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -52,7 +54,18 @@ def pretrain(path: YamlFile, words: Words = None) -> int:
     layer = pretraining_yaml.to_settings(
         leaves, world.world_size, torch.cuda.is_available(), count_sequences
     )
-    return run_resolved(resolve_layer(path, layer), world, notes(leaves))
+    return run_yaml(leaves, layer, resolve_layer(path, layer), world)
+
+
+def run_yaml(leaves: Leaves, layer: Layer, resolved: Resolved, world: World) -> int:
+    """Train as a YAML says, and return the exit status."""
+    output = find_output_folder(leaves, int(str(layer["max_steps"][0])))
+    options = RunOptions(
+        extends=output.extends,
+        replaces=output.replaces,
+        saves_last_step=output.saves_last_step,
+    )
+    return run_resolved(resolved, world, notes(leaves), options)
 
 
 def check_yaml_file(program: str, path: Path) -> None:

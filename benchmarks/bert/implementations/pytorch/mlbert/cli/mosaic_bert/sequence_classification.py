@@ -14,9 +14,14 @@ import typer
 from rich.console import Console
 
 from mlbert.cli import main as command_line
-from mlbert.cli.mosaic_bert.main_yaml import WORDS, Words, check_yaml_file, notes, resolve_layer
+from mlbert.cli.mosaic_bert.main_yaml import (
+    WORDS,
+    Words,
+    check_yaml_file,
+    resolve_layer,
+    run_yaml,
+)
 from mlbert.cli.pretrain import training_seconds
-from mlbert.cli.train import run_resolved
 from mlbert.data.formats.tasks import read_texts
 from mlbert.distributed.lifecycle import SUCCEEDED
 from mlbert.distributed.world import World
@@ -124,10 +129,9 @@ def finetune(
     check_yaml_file(PROGRAM, path)
     world = World.identify(environment())
     leaves = Leaves(path, read_nested(path, words or [], finetuning_yaml.KNOWN))
-    resolved = resolve_layer(
-        path, finetuning_yaml.to_settings(leaves, world.world_size, torch.cuda.is_available())
-    )
-    status = run_resolved(resolved, world, notes(leaves))
+    layer = finetuning_yaml.to_settings(leaves, world.world_size, torch.cuda.is_available())
+    resolved = resolve_layer(path, layer)
+    status = run_yaml(leaves, layer, resolved, world)
     if status == SUCCEEDED and world.rank == 0:
         _report(RunFolder.of(resolved.config[RunConfig]).folder)
     return status

@@ -21,7 +21,7 @@ from mlbert.host.provenance import shipped
 from mlbert.models.weights.huggingface import read_config
 from mlbert.models.weights.weight_files import read_weights
 from mlbert.programs.mosaic.nested_yaml import Layer, Leaves, YamlValue
-from mlbert.runs.run_folder import RunFolder
+from mlbert.programs.mosaic.output_folder import find_output_folder
 from mlbert.runs.starting_weights import local_copy
 
 # Batches over all ranks (steps), sequences, passes over the data, tokens, and a fraction of max_duration.
@@ -402,26 +402,19 @@ def add_compute(leaves: Leaves, layer: Layer, has_gpu: bool) -> None:
 
 def add_outputs(leaves: Leaves, layer: Layer, durations: Durations) -> None:
     """Add run folder, checkpoints, console and loggers."""
-    run_name = leaves.text("run_name", "bert")
-    layer.put("run_name", run_name)
-    name = str(run_name.value)
-    folder = leaves.optional_text("save_folder")
-    resume = leaves.flag("autoresume", False)
-    if folder is None:
-        # Without save_folder nothing must be kept, so a finished run of the same name gets a new folder next to it.
-        base = Path("runs") / name
-        experiment = next(i for i in range(10_000) if not RunFolder.at(base, i).is_finished)
-        layer.put("output_dir", base, "run_name")
-        layer.put("experiment", experiment)
+    assert durations.max_steps is not None, "of the whole training"
+    layer.put("run_name", leaves.text("run_name", "bert"))
+    output = find_output_folder(leaves, durations.max_steps)
+    if leaves.optional_text("save_folder") is None:
+        layer.put("output_dir", output.base, "run_name")
+        layer.put("experiment", output.experiment)
     else:
-        base, experiment = Path(folder.replace("{run_name}", name)), 0
-        layer.put("output_dir", base, "save_folder")
+        layer.put("output_dir", output.base, "save_folder")
         interval = durations.read(leaves, "save_interval", "1000ba")
         keep = leaves.number("save_num_checkpoints_to_keep", -1)
         layer.put("save_checkpoint_steps", interval.value if keep.value else 0, interval.origin)
         layer.put("keep_checkpoints", int(keep.value) if keep.value > 0 else 10**6, keep.origin)
-    # The same command again continues an interrupted run, or starts it again if it has no checkpoint.
-    layer.put("resume", resume.value or RunFolder.at(base, experiment).has_trained, resume.origin)
+    layer.put("resume", output.resume, leaves.flag("autoresume", True).origin)
     layer.put("log_freq", durations.read(leaves, "console_log_interval", "1ba"))
     if "loggers.tensorboard.log_dir" in leaves or "loggers.tensorboard" in leaves:
         layer.put(
