@@ -381,8 +381,8 @@ def _points(part: _Part) -> Iterator[EvaluationPoint]:
     for one in part.kept:
         seconds = seconds_between(start, one.event)
         if seconds is not None:
-            samples = one.samples if is_counted else None
-            yield EvaluationPoint(samples, part.seconds_before + seconds, one.accuracy)
+            samples = float(one.samples) if is_counted else None
+            yield EvaluationPoint(samples, part.seconds_before + seconds, float(one.accuracy))
 
 
 def _target(source: RunSource) -> float | None:
@@ -426,7 +426,8 @@ def _speeds(part: _Part) -> Iterator[tuple[float, float]]:
     since = _to_first_step(part.log)
     for evaluation, (until, after) in zip(part.kept, spans, strict=True):
         if before is not None and until > since and evaluation.samples > before:
-            yield evaluation.samples, (evaluation.samples - before) / (until - since)
+            speed = (evaluation.samples - before) / (until - since)
+            yield float(evaluation.samples), speed
         before, since = evaluation.samples, after
 
 
