@@ -347,7 +347,10 @@ OTHERS: Faults = {
         (put("eval_samples", 1000), "eval_samples is 1000, the rules say 10000"),
         (without(2), "evaluation 3 is at"),
     ],
-    ("values", WARN): [(mark("eval_accuracy", "step_num", 7), "step_num 7 of")],
+    ("values", WARN): [
+        (mark(key, "step_num", 7), "step_num 7 of")
+        for key in ("eval_start", "eval_stop", "eval_accuracy", "epoch_stop")
+    ],
     ("seeds", WARN): [(each(repeat("seed"), put("seed", 5, 1)), "seed 5, but")],
     ("same settings", WARN): [
         (

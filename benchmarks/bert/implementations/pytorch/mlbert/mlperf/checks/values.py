@@ -136,6 +136,7 @@ _LARGEST_RATE = 0.1  # of published results, 0.0035 is the largest
 _NUM_TENSORS = 398  # of the reference model, if a log names each tensor that it initialises
 _SCHEDULE_SLACK = 1.1  # the batch is nominal if data is packed
 _MOST_SAMPLES = 1e12
+_NUMBERED = ("epoch_start", "block_start")
 
 
 class _Range(NamedTuple):
@@ -327,17 +328,23 @@ def _schedule(log: Log, is_closed: bool) -> Iterable[Complaint]:
 
 
 def _step_numbers(log: Log) -> Iterable[Complaint]:
-    """Check that the steps logged with an accuracy match its samples."""
+    """Check that the steps logged with an event match its samples. Yields the first complaint of each key.
+
+    Where an epoch or block starts, `epoch_num` may be its number.
+    """
     batch = _number(log, _BATCH)
-    for event in log.all("eval_accuracy"):
-        steps, samples = ((event.metadata or {}).get(key) for key in ("step_num", "epoch_num"))
-        if batch is None or not is_number(steps) or not is_number(samples):
+    found: dict[str, Complaint] = {}
+    for event in log.events:
+        steps, samples = (event.metadata or {}).get("step_num"), event.samples
+        if batch is None or samples is None or not is_number(steps):
             continue
-        if max(steps * batch, samples) > _SCHEDULE_SLACK * min(steps * batch, samples):
-            yield log.warning(
-                f"step_num {steps} of {batch:g} sequences, but epoch_num {samples}", _MEANING, event
-            )
-            return
+        if event.key in found or event.key in _NUMBERED:
+            continue
+        planned = steps * batch
+        if max(planned, samples) > _SCHEDULE_SLACK * min(planned, samples):
+            text = f"step_num {steps} of {batch:g} sequences, but epoch_num {samples}"
+            found[event.key] = log.warning(text, _MEANING, event)
+    yield from found.values()
 
 
 def _accumulation(log: Log, is_closed: bool) -> Iterable[Complaint]:
