@@ -59,8 +59,20 @@ class Export:
 
     def gives(self, value: str) -> bool:
         """Return True if this line can have produced the value; an expansion matches any text."""
-        parts = (re.escape(part) for part in _EXPANSION.split(self.text))
-        return re.fullmatch(".*".join(parts), value, re.DOTALL) is not None
+        first, *others = _EXPANSION.split(self.text)
+        if not others:
+            return value == first
+        *middle, last = others
+        end = len(value) - len(last)
+        if not value.startswith(first) or not value.endswith(last):
+            return False
+        at = len(first)
+        for part in middle:
+            found = value.find(part, at, end)
+            if found < 0:
+                return False
+            at = found + len(part)
+        return at <= end
 
 
 def read_yaml(

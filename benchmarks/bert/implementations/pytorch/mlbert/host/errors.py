@@ -11,8 +11,8 @@ from typing import Any
 
 from mlbert.host.error_codes import ERROR_CODES, WRONG_INPUT
 
-# Neither pattern begins with a repetition, so their time is linear in the length of a text without a match.
-_USER_OF_ADDRESS = re.compile(r"://[^/@\s]+@")
+# Neither pattern begins with a repetition, which would make the time quadratic in the length of a word.
+_USER_OF_ADDRESS = re.compile(r"(?<=\w)://[^/@\s]+@")
 _SECRET_OF_QUERY = re.compile(
     r"([?&][\w-]*(?:sig|signature|credential|token|accesskeyid)=)[^&\s'\"]+", re.IGNORECASE
 )

@@ -42,10 +42,8 @@ class EvaluationConfig(Section):
     )
 
 
-_SECRET = re.compile(
-    r"([\w-]*(?:api[_-]?key|passw|secret|credential)[\w-]*|(?:[\w-]*[_-])?token)[\"']?\s*:",
-    re.IGNORECASE,
-)
+_OPTION = re.compile(r"(?<![\w-])([\w-]++)[\"']?\s*:")  # a name in YAML or JSON
+_SECRET = re.compile(r"api[_-]?key|passw|secret|credential|token$", re.IGNORECASE)
 
 
 class RunConfig(Section):
@@ -116,12 +114,14 @@ class RunConfig(Section):
 
     def contradictions(self) -> Iterator[Contradiction]:
         """Yield a contradiction if checkpoints are saved but none is kept, or options hold a secret."""
-        if found := _SECRET.search(self.wandb_options or ""):
+        names = (option[1] for option in _OPTION.finditer(self.wandb_options or ""))
+        secret = next((name for name in names if _SECRET.search(name)), None)
+        if secret is not None:
             remedy = "Remove it; run wandb login, or export WANDB_API_KEY"
             yield Contradiction(
                 "config.value",
                 "WANDB_OPTIONS",
-                f"holds {found[1]}, which every log would show",
+                f"holds {secret}, which every log would show",
                 remedy,
             )
         if self.save_checkpoint_steps and not self.keep_checkpoints:

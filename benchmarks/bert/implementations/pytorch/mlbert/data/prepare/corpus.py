@@ -171,6 +171,7 @@ _ABBREVIATION = re.compile(
 )
 _BOUNDARY = re.compile(r"""[.!?]["'”’)\]]*(\s+)(?=["'“‘(\[`*<_]*[A-Z0-9])""")
 _LAST_WORD = re.compile(r"[\w.]+$")
+_LONGEST_WORD = 64  # characters before a full stop that are looked at
 
 
 def split_sentences(text: str) -> list[str]:
@@ -178,7 +179,7 @@ def split_sentences(text: str) -> list[str]:
     text = " ".join(text.split())
     sentences, start = [], 0
     for match in _BOUNDARY.finditer(text):
-        if text[match.start()] == "." and _continues(text[start : match.start()]):
+        if text[match.start()] == "." and _continues(text, start, match.start()):
             continue
         sentences.append(text[start : match.start(1)])
         start = match.end()
@@ -187,17 +188,19 @@ def split_sentences(text: str) -> list[str]:
     return sentences
 
 
-def _continues(before: str) -> bool:
-    """Return whether the full stop after ``before`` belongs to an abbreviation, an initial or a list mark."""
-    match = _LAST_WORD.search(before)
+def _continues(text: str, start: int, end: int) -> bool:
+    """Return whether the full stop at ``end`` belongs to an abbreviation, an initial or a list mark.
+
+    ``start`` is where its sentence begins. Only a number that begins there is a list mark.
+    """
+    begin = max(start, end - _LONGEST_WORD)
+    match = _LAST_WORD.search(text[begin:end])
     if match is None:
         return False
     word = match.group().lower()
-    return (
-        _ABBREVIATION.fullmatch(word) is not None
-        or (len(word) == 1 and word.isalpha())
-        or (match.start() == 0 and word.isdigit())
-    )
+    if match.start() == 0 and word.isdigit():
+        return text[start:end].isdigit()
+    return _ABBREVIATION.fullmatch(word) is not None or (len(word) == 1 and word.isalpha())
 
 
 def paragraphs(text: str) -> list[str]:

@@ -321,7 +321,7 @@ def _gpus(system: _Description, gpus: Mapping[str, Any]) -> Iterable[tuple[str, 
     for model in gpus:
         words = [
             word
-            for word in re.findall(r"[a-z]+\d+\w*", model.casefold())
+            for word in re.findall(r"(?<![a-z])[a-z]+\d+\w*", model.casefold())
             if not word.startswith("hbm")
         ]
         if words and not any(word in described.casefold() for word in words):
