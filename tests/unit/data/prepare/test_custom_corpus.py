@@ -4,6 +4,7 @@ import csv
 import gzip
 import io
 import json
+import os
 import random
 import tracemalloc
 from collections import Counter
@@ -20,11 +21,12 @@ from pyarrow import parquet
 
 from mlbert.data.formats.mds import MdsReader
 from mlbert.data.formats.tokenizer import load_tokenizer
-from mlbert.data.prepare import corpus_files, custom_corpus, pipeline
+from mlbert.data.prepare import corpus, corpus_files, custom_corpus, pipeline, streaming
+from mlbert.data.prepare.clean import wiki_files
 from mlbert.data.prepare.corpus_files import documents, find_sources
 from mlbert.data.prepare.corpus_sequences import RUN
 from mlbert.data.prepare.custom_corpus import Facts, Request, prepare, take_inventory
-from mlbert.data.prepare.jobs import Executor
+from mlbert.data.prepare.jobs import Executor, expand_inputs, inspect_parts
 from programs import write_files
 from stored_sets import tree
 from text_sets import json_lines
@@ -199,7 +201,8 @@ def test_cutting_loses_nothing(
     path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
     (source,) = find_sources([path], path / "out")
     if "\0" in text:
-        with user_error("data.encoding", path):
+        is_wide = text.count("\0") > max(1, len(text) // 4)
+        with user_error("data.encoding" if is_wide else "data.damaged", path, wording=False):
             list(documents(source, piece, True))
         return
     parts = list(documents(source, piece, True))
@@ -416,6 +419,10 @@ BAD = [
     ("binary.txt", bytes(range(256)) * 10, "data.encoding", ""),
     ("utf16.txt", "many words of text".encode("utf-16"), "data.encoding", ""),
     ("latin.txt", b"fine\nfine\ncaf\xe9 " + LONG.encode(), "data.encoding", "line 3 "),
+    ("zero.txt", b"fine\nfi\0ne\n" + LONG.encode(), "data.damaged", "line 2 has a zero byte"),
+    ("short.txt", b"a\0b", "data.damaged", "line 1 has a zero byte"),
+    ("wide.txt", "many words of text".encode("utf-16-le"), "data.encoding", ""),
+    ("zero.jsonl", b'{"text": "a"}\n{"text": "a\0"}\n', "data.damaged", "line 2 "),
     ("late.txt", LONG.encode() * 30 + b"\n\xff", "data.encoding", "line 2 "),
     ("word.txt", LONG.encode(), "data.repetitive", ""),
     ("same.txt", b"the same line of text again and again\n" * 2000, "data.repetitive", ""),
@@ -468,3 +475,62 @@ def test_paths_without_text_are_reported(tmp_path: Path) -> None:
     for path, code in paths.items():
         with user_error(code, path):
             find_sources([path], tmp_path / "out")
+
+
+def test_json_in_a_folder_is_read_if_it_has_a_text_on_each_line(tmp_path: Path, said) -> None:
+    texts = texts_of(4)
+    lines = json_lines(texts, url="u").encode()
+    files = {
+        "c4.json": lines,
+        "c4.json.gz": gzip.compress(lines),
+        "cut.json.gz": gzip.compress(lines)[:-20],
+        "package.json": b'{\n "text": "no line"\n}\n',
+        "settings.json": b'{"body": "no text"}\n',
+        "array.json": b'[{"text": "in an array"}]\n',
+        "latin.json": b'{"text": "caf\xe9"}\n',
+        "README.md": b"# About",
+    }
+    (tmp_path / "mixed").mkdir()
+    for name, content in files.items():
+        (tmp_path / "mixed" / name).write_bytes(content)
+    others: Counter[str] = Counter()
+    found = find_sources([tmp_path / "mixed"], tmp_path / "out", others)
+    names = [source.path.name for source in found]
+    assert names == ["README.md", "c4.json", "c4.json.gz", "cut.json.gz"], "reading reports cut"
+    assert others == {".json": 4}
+    found = find_sources([tmp_path / "mixed"], tmp_path / "out", column="body")
+    assert "settings.json" in [source.path.name for source in found]
+    (tmp_path / "only").mkdir()
+    (tmp_path / "mixed" / "package.json").rename(tmp_path / "only" / "package.json")
+    with user_error("data.empty", tmp_path / "only"):
+        find_sources([tmp_path / "only"], tmp_path / "out")
+
+
+def test_what_is_no_plain_file_in_a_folder_is_not_passed_over(tmp_path: Path, said) -> None:
+    folder = write_files(tmp_path / "texts", {"a.txt": "fine", "x.txt/b.txt": "in a folder"})
+    (folder / "linked").symlink_to(tmp_path, target_is_directory=True)
+    others: Counter[str] = Counter()
+    assert len(find_sources([folder], tmp_path / "out", others)) == 2
+    assert others == {"linked folder(s)": 1}
+    files = {"z.txt": Path("/dev/zero"), "gone.txt": tmp_path / "gone", "pipe.txt": None}
+    for name, target in files.items():
+        place = folder / name
+        if target is None:
+            os.mkfifo(place)
+        else:
+            place.symlink_to(target)
+        code = "file.unreadable" if name == "gone.txt" else "file.wrong-kind"
+        with user_error(code, place):
+            find_sources([folder], tmp_path / "out")
+        with user_error(code, place):
+            streaming.text_files(folder)
+        with user_error("file.missing" if name == "gone.txt" else code, place):
+            streaming.text_files(place)
+        with user_error(code, place):
+            corpus.text_files(folder)
+        with user_error(code, place):
+            inspect_parts(expand_inputs([folder]))
+        place.rename(folder / "wiki_00")
+        with user_error(code, folder / "wiki_00"):
+            wiki_files(folder)
+        (folder / "wiki_00").unlink()

@@ -108,14 +108,14 @@ def writing(path: Path | str, remedy: str) -> Iterator[None]:
         ) from None
 
 
-def plain_size(path: Path) -> int:
+def plain_size(path: Path, remedy: str = "Give a file") -> int:
     """Return the size of a regular file in bytes. Raises UserError if it is unreadable or not a regular file (opening a
     pipe would block forever)."""
     with reading(path):
         status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         what = "is a folder" if stat.S_ISDIR(status.st_mode) else "is not a plain file"
-        raise UserError("file.wrong-kind", path, what, "Give a file")
+        raise UserError("file.wrong-kind", path, what, remedy)
     return status.st_size
 
 

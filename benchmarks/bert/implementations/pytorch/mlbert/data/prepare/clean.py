@@ -26,6 +26,7 @@ from mlbert.data.formats.manifest import check_folder, json_sha256, reading, wri
 from mlbert.data.formats.open import ACCEPTED, describe
 from mlbert.data.formats.tfrecord import is_text
 from mlbert.data.prepare import jobs, wiki_text
+from mlbert.data.prepare.corpus_files import IN_FOLDER
 from mlbert.data.prepare.jobs import (
     LOCAL,
     Executor,
@@ -37,7 +38,7 @@ from mlbert.data.prepare.jobs import (
 )
 from mlbert.data.prepare.wiki_text import drawn_articles, read_hashes
 from mlbert.host.errors import UserError
-from mlbert.host.files import open_plain, whole_file, write_atomically, writing
+from mlbert.host.files import open_plain, plain_size, whole_file, write_atomically, writing
 from mlbert.host.json_files import add_checksum
 
 FINISHED = "clean.json"
@@ -120,11 +121,14 @@ def clean(
 
 def wiki_files(folder: Path) -> list[Path]:
     """Return the files ``wiki_<number>`` below a folder, sorted by name. Raises UserError: the folder does not exist,
-    or has no such file."""
+    or has no such file; or one is a link to nothing, a pipe or a device."""
     remedy = "Give the folder that WikiExtractor wrote (AA/wiki_00, ...)"
     check_folder(folder, remedy)
     found = sorted(folder.rglob("wiki_*"), key=lambda path: path.relative_to(folder).as_posix())
-    if files := [path for path in found if _WIKI.fullmatch(path.name) and path.is_file()]:
+    files = [path for path in found if _WIKI.fullmatch(path.name) and not path.is_dir()]
+    for path in files:
+        plain_size(path, IN_FOLDER)
+    if files:
         return files
     if packed := next((path for path in found if path.suffix in (".bz2", ".gz")), None):
         raise UserError("data.encoding", packed, "is compressed", "Unpack the files first")

@@ -24,9 +24,9 @@ from itertools import chain, pairwise
 from pathlib import Path
 
 from mlbert.data.formats.manifest import check_folder, file_sha256, reading
-from mlbert.data.prepare.corpus_files import text_blocks, text_lines
+from mlbert.data.prepare.corpus_files import IN_FOLDER, text_blocks, text_lines
 from mlbert.host.errors import UserError
-from mlbert.host.files import write_atomically
+from mlbert.host.files import plain_size, write_atomically
 
 SHINGLE_WORDS = 5
 MIN_SENTENCES = 2  # of a document
@@ -264,12 +264,14 @@ def prose_sentences(text: str) -> list[str]:
 
 def text_files(folder: Path) -> list[Path]:
     """Return the ``*.txt`` files below a folder, sorted by relative name. Raises UserError: the folder does not exist,
-    cannot be read, or has no text file."""
+    cannot be read, or has no text file; or one is a link to nothing, a pipe or a device."""
     remedy = "Give a folder with *.txt files"
     check_folder(folder, remedy)
     with reading(folder, remedy):
         os.listdir(folder)  # rglob treats an unreadable folder as empty
-    files = [path for path in folder.rglob("*.txt") if path.is_file()]
+    files = [path for path in folder.rglob("*.txt") if not path.is_dir()]
+    for path in files:
+        plain_size(path, IN_FOLDER)
     if not files:
         raise UserError("data.missing", folder, "holds no *.txt file", remedy)
     return sorted(files, key=lambda path: path.relative_to(folder).as_posix())

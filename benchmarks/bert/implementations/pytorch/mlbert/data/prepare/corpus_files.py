@@ -1,7 +1,8 @@
 """Documents from the user's text: plain, HTML, table, JSON and compressed files, and saved Hugging Face data sets.
 
 =================================  ===============================================================================
-``.jsonl``, ``.json``              one JSON object per line; its ``text`` is a document
+``.jsonl``, ``.json``              one JSON object per line; its ``text`` is a document; other ``.json`` files of a
+                                   folder are left out
 ``.csv``, ``.tsv``                 one document per row; in a folder only if their column is named
 ``.parquet``                       one document per row, in the column ``text``; needs the package pyarrow
 a folder saved by ``datasets``     one document per row, in the same way; needs the package
@@ -33,6 +34,7 @@ from mlbert.data.formats.manifest import reading
 from mlbert.data.formats.mds_files import zstandard_module
 from mlbert.data.formats.tasks import table_rows
 from mlbert.host.errors import UserError, import_package
+from mlbert.host.files import plain_size
 from mlbert.host.json_files import text_in_line
 
 PLAIN_SUFFIXES, PACKED = (".txt", ".text", ".md", ".rst"), (".gz", ".zst")
@@ -40,14 +42,19 @@ ROW_SUFFIXES = (".jsonl", ".json", ".parquet")
 TABLE_SUFFIXES, HTML_SUFFIXES = (".csv", ".tsv"), (".html", ".htm", ".xhtml")
 SAVED_SET, SAVED_SETS = "dataset_info.json", "dataset_dict.json"  # of `datasets`
 TEXT, TRAIN = "text", "train"
+LINKED_FOLDERS = "linked folder(s)"  # counted among the suffixes of what is not read
 WHOLE = 32_000  # characters; a plain file up to this size is one document
 MOST_DOCUMENT = 1_000_000  # characters; longer records are cut
 _CHUNK, _PACKED_CHUNK = 1 << 20, 1 << 16  # bytes read at a time
 _ROWS = 1024  # of a Parquet file, read at a time
 _MOST_LINE = 64 << 20  # maximum characters of a line
 _HTML_HEAD = 1024  # bytes with the declaration of the encoding
-_KINDS = f"{', '.join((*PLAIN_SUFFIXES, *HTML_SUFFIXES, *ROW_SUFFIXES))}, each also compressed as {' or '.join(PACKED)}"
+_KINDS = (
+    f"{', '.join((*PLAIN_SUFFIXES, *HTML_SUFFIXES, '.parquet'))}, .jsonl or .json with an object on each line, "
+    f"all also compressed as {' or '.join(PACKED)}"
+)
 _REMEDY = f"Give text: {_KINDS}, or a folder of such files; or .csv or .tsv with --text COLUMN"
+IN_FOLDER = "Remove it from the folder"  # remedy for what is not a plain file
 UTF8 = "utf-8-sig"
 
 
@@ -90,9 +97,14 @@ def find_sources(
     others: Counter[str] | None = None,
     column: str | None = None,
 ) -> list[CorpusSource]:
-    """Return the files and saved sets at these paths, each once, in order. Skips hidden files and everything below the
-    folder ``without``, and tables in folders if no ``column`` is named; counts other files by suffix in ``others``.
-    Raises UserError: a path does not exist, is neither a file nor a folder, or holds no text."""
+    """Return the files and saved sets at these paths, each once, in order.
+
+    Skips hidden files and everything below the folder ``without``. Of a folder also skips links to folders, tables if
+    no ``column`` is named, and JSON that is not one object per line. Counts all other files by suffix in ``others``.
+
+    Raises UserError: a path does not exist, is neither a file nor a folder, or holds no text; or a text file of a
+    folder is a link to nothing, a pipe or a device.
+    """
     others = Counter() if others is None else others
     found: dict[Path, CorpusSource] = {}
     for path in paths:
@@ -100,9 +112,7 @@ def find_sources(
             if not path.exists():
                 raise UserError("file.missing", path, "there is no such file or folder", _REMEDY)
             places = (
-                _of_folder(path, without.resolve(), others, column is not None)
-                if path.is_dir()
-                else [path]
+                _of_folder(path, without.resolve(), others, column) if path.is_dir() else [path]
             )
             if not path.is_dir() and not path.is_file():
                 raise UserError("file.wrong-kind", path, "is neither a file nor a folder", _REMEDY)
@@ -128,29 +138,39 @@ def format_counts(counts: Counter[str]) -> str:
     )
 
 
-def _of_folder(folder: Path, without: Path, others: Counter[str], with_tables: bool) -> list[Path]:
+def _of_folder(folder: Path, without: Path, others: Counter[str], column: str | None) -> list[Path]:
     if any((folder / name).is_file() for name in (SAVED_SET, SAVED_SETS)):
         return [folder]
-    # A .json file in a mixed folder is rarely text.
-    known = {
-        *PLAIN_SUFFIXES,
-        *HTML_SUFFIXES,
-        *ROW_SUFFIXES,
-        *(TABLE_SUFFIXES if with_tables else ()),
-    } - {".json"}
+    known = {*PLAIN_SUFFIXES, *HTML_SUFFIXES, *ROW_SUFFIXES}
+    if column is not None:
+        known |= {*TABLE_SUFFIXES}
     places = []
-    for place, folders, names in os.walk(folder, onerror=_raise):
+    for parent, folders, names in os.walk(folder, onerror=_raise):
         folders[:] = sorted(
-            f for f in folders if not f.startswith(".") and Path(place, f).resolve() != without
+            f for f in folders if not f.startswith(".") and Path(parent, f).resolve() != without
         )
+        if num_linked := sum(Path(parent, name).is_symlink() for name in folders):
+            others[LINKED_FOLDERS] += num_linked
         for name in (name for name in names if not name.startswith(".")):
-            if suffix_of(name) in known:
-                places.append(Path(place, name))
+            place = Path(parent, name)
+            if without in place.resolve().parents:
+                continue
+            suffix = suffix_of(name)
+            if suffix in known:
+                plain_size(place, IN_FOLDER)
+            if suffix in known and (suffix != ".json" or _has_rows(place, column or TEXT)):
+                places.append(place)
             else:
                 others[Path(name.lower()).suffix] += 1
-    return sorted(
-        place for place in places if place.is_file() and without not in place.resolve().parents
-    )
+    return sorted(places)
+
+
+def _has_rows(path: Path, column: str) -> bool:
+    """Return whether the first line of a .json file is an object with a text. In a folder, few such files are."""
+    try:
+        return next(row_texts(path, column), None) is not None
+    except UserError as error:
+        return error.code not in ("data.row", "data.encoding")  # reading reports what is damaged
 
 
 def _raise(error: OSError) -> None:
@@ -256,7 +276,7 @@ def _characters(path: Path, encoding: str) -> Iterator[str]:
             before = error.object[: error.start] if isinstance(error, UnicodeDecodeError) else b""
             raise _not_text(path, lines + before.count(b"\n") + 1, raw, encoding) from None
         if "\0" in text:
-            raise _not_text(path, lines + text[: text.index("\0")].count("\n") + 1, raw)
+            raise _with_zeros(path, lines + text[: text.index("\0")].count("\n") + 1, text)
         lines += raw.count(b"\n")
         yield text.replace("\r\n", "\n")
 
@@ -264,11 +284,20 @@ def _characters(path: Path, encoding: str) -> Iterator[str]:
 def _not_text(path: Path, line: int, raw: bytes, encoding: str = UTF8) -> UserError:
     name = encoding.removesuffix("-sig").upper()
     if b"\0" in raw:
-        return UserError("data.encoding", path, f"is binary or not encoded as {name}", _REMEDY)
+        remedy = "Give text, or convert it: iconv -f utf-16 -t utf-8 FILE > NEW"
+        return UserError("data.encoding", path, f"is binary or not encoded as {name}", remedy)
     reason = f"line {line} is not {name}"
     return UserError(
         "data.encoding", path, reason, "Convert the file: iconv -f latin1 -t utf-8 FILE > NEW"
     )
+
+
+def _with_zeros(path: Path, line: int, text: str) -> UserError:
+    """Return the error for text with zero characters. Half of UTF-16 text is zeros when it is read as UTF-8."""
+    if text.count("\0") > max(1, len(text) // 4):
+        return _not_text(path, line, text.encode())
+    reason = f"line {line} has a zero byte"
+    return UserError("data.damaged", path, reason, "Remove it: tr -d '\\000' < FILE > NEW")
 
 
 class _HtmlText(HTMLParser):

@@ -33,7 +33,7 @@ from mlbert.data.formats.tfrecord_plain import RecordList, read_list
 from mlbert.data.prepare.instances import REMEDY, without_text
 from mlbert.host import native
 from mlbert.host.errors import UserError
-from mlbert.host.files import read_plain
+from mlbert.host.files import plain_size, read_plain
 from mlbert.host.json_files import parse_checksummed
 from mlbert.host.provenance import files_sha256, installed_version
 
@@ -433,7 +433,9 @@ def expand_inputs(inputs: Iterable[Path], *, skip_bad: bool = False) -> list[Pat
 def _parts_of_folder(folder: Path, skip_bad: bool) -> list[Path]:
     with reading(folder):
         found = sorted(
-            path for path in folder.iterdir() if _IN_FOLDER.fullmatch(path.name) and path.is_file()
+            path
+            for path in folder.iterdir()
+            if _IN_FOLDER.fullmatch(path.name) and not path.is_dir()
         )
     if not found:
         reason = "holds no text part (part-* or *.txt)"
@@ -485,8 +487,7 @@ def inspect_parts(
 def inspect_part(path: Path) -> TextPart:
     """Read a part once for its size and checksum."""
     try:
-        with reading(path, REMEDY):
-            size = path.stat().st_size
+        size = plain_size(path, REMEDY)
         return (
             TextPart(path, size, file_sha256(path))
             if size

@@ -33,6 +33,7 @@ from mlbert.data.formats.tokenizer import Tokenizer, hub_problem
 from mlbert.data.prepare import python_text
 from mlbert.data.prepare.corpus import is_held_out
 from mlbert.data.prepare.corpus_files import (
+    IN_FOLDER,
     PACKED,
     ROW_SUFFIXES,
     row_texts,
@@ -43,7 +44,7 @@ from mlbert.data.prepare.corpus_files import (
 from mlbert.data.prepare.jobs import LOCAL, Executor, Progress
 from mlbert.data.prepare.step_tasks import INPUTS, StepTasks, is_begun, stamps
 from mlbert.host.errors import UserError, import_package
-from mlbert.host.files import read_plain, whole_file, write_atomically, writing
+from mlbert.host.files import plain_size, read_plain, whole_file, write_atomically, writing
 
 # Split -> (the part of the text, the number of its first texts to use or None for all).
 SPLITS: dict[str, tuple[str, int | None]] = {
@@ -135,7 +136,7 @@ def _part(text: str) -> str:
 
 def text_files(path: Path) -> list[Path]:
     """Return the file, or those below a folder sorted by name. Raises UserError: there is none, or none of a known
-    kind."""
+    kind; or one is a link to nothing, a pipe or a device."""
     kinds = (*TEXT_SUFFIXES, *ROW_SUFFIXES)
     remedy = (
         f"Give a file or folder of {', '.join(kinds)}, also compressed as {' or '.join(PACKED)}"
@@ -145,8 +146,10 @@ def text_files(path: Path) -> list[Path]:
     if path.is_dir():
         with reading(path, remedy):
             os.listdir(path)  # rglob treats an unreadable folder as empty
-    candidates = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-    files = [file for file in candidates if suffix_of(file.name) in kinds]
+    candidates = path.rglob("*") if path.is_dir() else [path]
+    files = [file for file in candidates if suffix_of(file.name) in kinds and not file.is_dir()]
+    for file in files:
+        plain_size(file, IN_FOLDER if path.is_dir() else remedy)
     if not files:
         if path.is_dir():
             raise UserError("data.empty", path, "holds no text", remedy)
