@@ -24,7 +24,9 @@ from stored_sets import VOCAB_SIZE, make_rows, random_lengths, write_set
 from training_settings import read_metrics, train_arguments
 
 HANG_SECONDS = 3.0
+READ_SECONDS = 6.0
 BAD_STEP = 4
+ALL = 99  # victims
 LONGEST_STOP_SECONDS = 80
 INHERITED_FILES = 1100  # with a thousand ranks, connections have file descriptors above 1,023
 
@@ -41,13 +43,16 @@ def train(world: World, folder: str, what: str, victim: int) -> int:
 
     if what == "many files":
         open_many_files()
-    lifecycle = Lifecycle(world, close_log, hang_seconds=HANG_SECONDS)
+    read_seconds = READ_SECONDS if what == "has no data" else 1000.0
+    lifecycle = Lifecycle(world, close_log, HANG_SECONDS, read_seconds)
     step = 0
     with lifecycle.guard():
         lifecycle.accept_warnings()
         for step in range(6):
             lifecycle.watch.mark(step, Stage.READ)
-            if step == BAD_STEP and world.rank == victim:
+            if step == BAD_STEP and world.rank == victim and what == "hangs":
+                lifecycle.watch.mark(step, Stage.COMPUTE)
+            if step == BAD_STEP and victim in (world.rank, ALL):
                 fail_as(what, story.parent)
             if step == BAD_STEP and (what, victim, world.rank) == ("stops", 0, 2):
                 # The launcher ends this rank after another one reported rank 0 as lost; it then reports to rank 0.
@@ -62,7 +67,7 @@ def train(world: World, folder: str, what: str, victim: int) -> int:
             if float(world.all_reduce_sum(torch.tensor(float(lifecycle.warned)))):
                 lifecycle.leave()
             lifecycle.watch.mark(step, Stage.COMPUTE)
-            time.sleep(0.5 * HANG_SECONDS if what == "many files" else 0)
+            time.sleep(0.5 * HANG_SECONDS if what in ("many files", "has late data") else 0)
         lifecycle.finish("success")
     return step + 1
 
@@ -86,8 +91,10 @@ def fail_as(what: str, stories: Path) -> None:
     signals = {"dies": signal.SIGKILL, "warned": signal.SIGUSR1, "ended": signal.SIGTERM}
     if what in signals:
         os.kill(os.getpid(), signals[what])
-    if what == "hangs":
+    if what in ("hangs", "has no data"):
         time.sleep(1000)
+    if what == "has late data":
+        time.sleep(3 * HANG_SECONDS)
     if what == "stops":
         # Resume only after the others have reported this rank as lost, however long that takes.
         wake_up = (
@@ -151,10 +158,33 @@ def test_lost_rank_is_named_and_the_others_end(tmp_path, what, victim):
         what
     ] in story
     if what == "hangs":
-        assert "READ" in story
+        assert "COMPUTE" in story
     assert node_to_exclude(story) == ("" if what == "fails" else story.split()[3])
     assert codes[reporter] == (1 if (what, victim) == ("fails", 0) else LOST_RANK)
     assert story in outputs[reporter]
+
+
+@pytest.mark.parametrize("victim", [1, ALL])
+def test_a_run_waits_for_a_stalled_storage(tmp_path: Path, victim: int) -> None:
+    logged, codes, outputs = run_and_read_status(tmp_path, "has late data", victim)
+    assert codes == (0, 0, 0)
+    assert logged == {"story_0": "success: None"}
+    begin, end = [line for line in outputs[0].splitlines() if "mlbert: warning" in line]
+    assert f"s after step {BAD_STEP}: rank {1 if victim == 1 else 0} on " in begin
+    assert " in READ. The run waits for up to 17 minutes (READ_TIMEOUT)" in begin
+    assert "data again after" in end
+
+
+@pytest.mark.parametrize("victim", [2, ALL])
+def test_a_storage_that_stalls_for_too_long_is_no_lost_node(tmp_path: Path, victim: int) -> None:
+    logged, codes, _ = run_and_read_status(tmp_path, "has no data", victim)
+    assert codes == (LOST_RANK,) * 3
+    assert list(logged) == ["story_0"]
+    story = logged["story_0"].removeprefix("aborted: ")
+    assert story.startswith("no data for ")
+    assert f"s after step {BAD_STEP}: rank {2 if victim == 2 else 0} on " in story
+    assert node_to_exclude(f"rank 0 on host: {story}") == ""
+    assert node_to_exclude(story) == ""
 
 
 def test_a_death_is_named_before_the_signals_that_it_causes(tmp_path: Path) -> None:

@@ -309,10 +309,26 @@ def test_a_silent_rank_0_is_reported_unless_this_rank_is_in_a_long_stage(stage):
 @pytest.mark.parametrize(
     ("stages", "pause", "longest", "heard", "story"),
     [
-        ("COMPUTE READ REDUCE", 24, 0, 0, None),
-        ("COMPUTE READ REDUCE", 26, 0, 0, "rank 1 on h1 hangs after step 5 (READ, 26 s)"),
-        ("COMPUTE READ REDUCE", 39, 4, 0, None),
-        ("COMPUTE READ REDUCE", 41, 4, 0, "rank 1 on h1 hangs after step 5 (READ, 41 s)"),
+        ("REDUCE COMPUTE REDUCE", 24, 0, 0, None),
+        ("REDUCE COMPUTE REDUCE", 26, 0, 0, "rank 1 on h1 hangs after step 5 (COMPUTE, 26 s)"),
+        ("REDUCE COMPUTE REDUCE", 39, 4, 0, None),
+        ("REDUCE COMPUTE REDUCE", 41, 4, 0, "rank 1 on h1 hangs after step 5 (COMPUTE, 41 s)"),
+        ("READ READ READ", 899, 0, 0, None),
+        ("COMPUTE READ REDUCE", 899, 0, 0, None),
+        (
+            "COMPUTE READ REDUCE",
+            901,
+            0,
+            0,
+            "no data for 901 s after step 5: rank 1 on h1 waits in READ",
+        ),
+        (
+            "READ READ_AHEAD REDUCE",
+            901,
+            0,
+            0,
+            "no data for 901 s after step 5: rank 0 on h0, rank 1 on h1 wait in READ",
+        ),
         ("COMPUTE PREPARE_EPOCH REDUCE", 599, 0, 0, None),
         ("COMPUTE READ CHECKPOINT", 599, 0, 0, None),
         (
@@ -343,6 +359,28 @@ def test_limits(stages, pause, longest, heard, story, in_first_step):
         monitor._check_hang(peers[0], peers[1:], health._Pauses(longest))
     expected = [] if story is None or (in_first_step and 25 < pause < 600) else [(0, story, True)]
     assert ranks.reports == expected
+
+
+def test_a_stall_of_the_storage_is_printed_once_at_its_begin_and_end():
+    warnings: list[str] = []
+    monitor = Ranks(["h0", "h1"], health.HANG_SECONDS).monitors[0]
+    monitor._warn = warnings.append
+    monitor._hosts = ["h0"] + ["h1"] * 6
+    monitor.mark(4, Stage.READ)
+    begun = time.monotonic() - 30
+    peers = [health._Peer(n, health._Place(5, Stage.READ), begun) for n in range(7)]
+    pauses = health._Pauses()
+    for _ in range(3):
+        monitor._check_hang(peers[0], peers[1:], pauses)
+    others = "rank 0 on h0, rank 1 on h1, rank 2 on h1, rank 3 on h1, 3 more wait in READ"
+    begin = f"no data for 30 s after step 5: {others}. The run waits for up to 15 minutes (READ_TIMEOUT)"
+    assert warnings == [begin]
+    for peer in peers:
+        peer.is_at(health._Place(5, Stage.COMPUTE))
+    monitor._check_hang(peers[0], peers[1:], pauses)
+    monitor._check_hang(peers[0], peers[1:], pauses)
+    assert warnings == [begin, "data again after 30 s; the run continues"]
+    assert pauses.longest == 0, "a stall is no measure of how long steps take"
 
 
 def places_of_reading(monitor: HealthMonitor) -> list[health._Place]:

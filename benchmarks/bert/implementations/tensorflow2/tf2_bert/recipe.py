@@ -58,6 +58,7 @@ RECIPE = Recipe(
             "SHARDED_OPTIMIZER",
             "WEIGHTS_ALLGATHER",
             "JOIN_TIMEOUT",
+            "READ_TIMEOUT",
             "FP8_FAST_ACCUMULATION",
             "OPS",
             "CUDA_GRAPH_MODE",

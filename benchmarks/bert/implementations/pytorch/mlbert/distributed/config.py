@@ -41,3 +41,11 @@ class DistributedConfig(Section):
         ge=1,
         le=86400,
     )
+    read_timeout: float = setting(
+        "READ_TIMEOUT",
+        "Longest wait of a run of several ranks for data if the storage stalls; no node is then taken to be lost.",
+        default=15.0,
+        unit="minutes",
+        ge=1,
+        le=1440,
+    )

@@ -7,6 +7,8 @@ often with more than 1,024 ranks. Rank 0 answers each report:
 * the connection breaks without a farewell: that process died; detected at once;
 * a rank sends nothing for `HANG_SECONDS`: its machine is cut off, or the process is suspended;
 * no rank makes progress for `HANG_SECONDS`: the rank furthest behind hangs, because the others wait for it;
+* the same while that rank is alive and reads data: the storage has stalled. The run waits for `READ_SECONDS` (the
+  setting READ_TIMEOUT), says so once, and names no rank as lost;
 * rank 0 itself is lost: the other ranks notice, and rank 1 or the first rank of another machine reports it.
 
 A rank that was suspended does not know what happened meanwhile, so it reports no other rank as lost.
@@ -39,6 +41,7 @@ MOST_REPORTS_PER_SECOND = (
 )
 LOOK_SECONDS = 0.2
 HANG_SECONDS = 25.0
+READ_SECONDS = 900.0
 # The other ranks wait this much longer than rank 0, which knows more and should report first.
 HEAD_START_SECONDS = 5.0
 # A pause is a hang if it is this many times longer than any before it, and at least HANG_SECONDS.
@@ -76,6 +79,7 @@ class Stage(IntEnum):
 
 _READING = (Stage.READ, Stage.READ_AHEAD)
 _OWN = (*_READING, Stage.COMPUTE)
+MOST_NAMED_RANKS = 4  # in a sentence
 _PATIENT = (Stage.SETUP, Stage.PREPARE_EPOCH, Stage.CHECKPOINT)
 
 
@@ -156,6 +160,8 @@ class HealthMonitor:
         end: ends this process at once; its argument says if a `UserError` ended the run. Called by the watching thread,
             since the main thread may hang in a collective.
         hang_seconds: see `HANG_SECONDS`.
+        read_seconds: see `READ_SECONDS`.
+        warn: prints a sentence on rank 0 about a run that continues. Called by the watching thread.
 
     Attributes:
         is_mistake: rank 0 has announced that a `UserError` ends the run.
@@ -167,13 +173,16 @@ class HealthMonitor:
         report: Callable[[str, bool], None],
         end: Callable[[bool], NoReturn],
         hang_seconds: float,
+        read_seconds: float = READ_SECONDS,
+        warn: Callable[[str], object] = lambda sentence: None,
     ) -> None:
-        self.world, self._report, self._end_process, self._hang_seconds = (
-            world,
-            report,
-            end,
-            hang_seconds,
-        )
+        self.world = world
+        self._report = report
+        self._end_process = end
+        self._hang_seconds = hang_seconds
+        self._read_seconds = read_seconds
+        self._warn = warn
+        self._stalled_since: float | None = None  # of a stall that rank 0 has reported
         self._period = max(PERIOD_SECONDS, world.world_size / MOST_REPORTS_PER_SECOND)
         # Replaced atomically, so that the watching thread never sees the step of one mark and the stage of another.
         self._place = _START
@@ -407,19 +416,59 @@ class HealthMonitor:
         behind = min(
             (own, *present), key=lambda peer: (peer.place.step, peer.place.stage, peer.changed)
         )
-        pause = now - max(peer.changed for peer in (own, *others))
+        progress = max(peer.changed for peer in (own, *others))
+        pause = now - progress
         patient = behind.place.step == self._first_step or any(
             p.place.stage in _PATIENT for p in (own, *others)
         )
         limit = (
             PATIENT_SECONDS if patient else max(self._hang_seconds, HANG_FACTOR * pauses.longest)
         )
+        # A rank that reads and still reports is alive: the storage is slow, for however many ranks.
+        is_reading = behind.place.stage in _READING
+        if is_reading:
+            readers = [peer for peer in (own, *present) if peer.place.stage in _READING]
+            self._follow_stall(progress, behind.place.step, readers)
+            limit = max(limit, self._read_seconds)
+        elif self._stalled_since is not None:
+            self._end_stall(progress)
         if pause > limit:
-            stage = Stage(behind.place.stage).name
-            self._end(
-                f"{self._name(behind.rank)} hangs {_after(behind.place.step)} ({stage}, {pause:.0f} s)"
+            self._end(self._standstill(behind, pause, readers if is_reading else []))
+        pauses.see(0.0 if patient or is_reading else pause)
+
+    def _follow_stall(self, progress: float, step: int, readers: Sequence[_Peer]) -> None:
+        """Print once that ranks wait for data, and once that they have it. ``progress``: the time of the last."""
+        if self._stalled_since is not None and progress > self._stalled_since:
+            self._end_stall(progress)
+        pause = time.monotonic() - progress
+        if self._stalled_since is None and pause > self._hang_seconds:
+            self._stalled_since = progress
+            self._warn(
+                f"no data for {pause:.0f} s {_after(step)}: {self._names(readers)}. The run waits for up "
+                f"to {self._read_seconds / 60:.0f} minutes (READ_TIMEOUT)"
             )
-        pauses.see(0.0 if patient else pause)
+
+    def _end_stall(self, progress: float) -> None:
+        assert self._stalled_since is not None
+        self._warn(f"data again after {progress - self._stalled_since:.0f} s; the run continues")
+        self._stalled_since = None
+
+    def _standstill(self, behind: _Peer, pause: float, readers: Sequence[_Peer]) -> str:
+        """Describe why the run ends. Launchers exclude the node of a rank that hangs, but not those that read."""
+        if readers:
+            return f"no data for {pause:.0f} s {_after(behind.place.step)}: {self._names(readers)}"
+        stage = Stage(behind.place.stage).name
+        return (
+            f"{self._name(behind.rank)} hangs {_after(behind.place.step)} ({stage}, {pause:.0f} s)"
+        )
+
+    def _names(self, readers: Sequence[_Peer]) -> str:
+        """Describe the ranks that read."""
+        named = [self._name(peer.rank) for peer in readers[:MOST_NAMED_RANKS]]
+        if len(readers) > MOST_NAMED_RANKS:
+            named.append(f"{len(readers) - MOST_NAMED_RANKS} more")
+        verb = "waits" if len(readers) == 1 else "wait"
+        return f"{', '.join(named)} {verb} in READ"
 
     def _announce(self, verdict: str, is_mistake: bool = False) -> None:
         """Send every rank how the run ends."""

@@ -14,6 +14,7 @@
 | SIGUSR1, a checkpoint saved | the loop, all in the same step | aborted, SIGUSR1            | 138       | 138      |
 | SIGUSR1 before that         | `guard`                        | none: the run has not begun | 138       | 138 or 3 |
 | a rank dies, stops, hangs   | `HealthMonitor` on rank 0      | aborted, rank and how       | 3         | 3        |
+| the storage stalls          | the same, after READ_TIMEOUT   | aborted, ranks that read    | 3         | 3        |
 | rank 0 dies or stops        | `HealthMonitor` on the others  | aborted, rank 0 and how     | lost      | 3        |
 
 * 2 for a `UserError`, by the command line.
@@ -37,7 +38,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from mlbert.distributed.health import HANG_SECONDS, LOOK_SECONDS, HealthMonitor
+from mlbert.distributed.health import HANG_SECONDS, LOOK_SECONDS, READ_SECONDS, HealthMonitor
 from mlbert.host.errors import UserError
 
 if TYPE_CHECKING:  # the command line needs the constants without torch
@@ -119,7 +120,7 @@ class Lifecycle:
         close_log: writes the last line of the run's log from status and reason (None for a finished run). Called on
             rank 0, or, if rank 0 is lost, on another rank for rank 0's file. May be called several times, from any
             thread: the first call counts, and calls before the run has begun do nothing.
-        hang_seconds: see `mlbert.distributed.health`.
+        hang_seconds, read_seconds: see `mlbert.distributed.health`.
 
     Attributes:
         watch: receives the main thread's marks.
@@ -131,9 +132,12 @@ class Lifecycle:
         world: World,
         close_log: Callable[[str, str | None], object],
         hang_seconds: float = HANG_SECONDS,
+        read_seconds: float = READ_SECONDS,
     ) -> None:
         self.world = world
-        self.watch = HealthMonitor(world, self._report_loss, self._end_process, hang_seconds)
+        self.watch = HealthMonitor(
+            world, self._report_loss, self._end_process, hang_seconds, read_seconds, _warn
+        )
         self.warned = False
         self._accepts_warnings = False
         self._close_log = close_log
@@ -254,6 +258,10 @@ class Lifecycle:
         if not self._accepts_warnings:
             raise Terminated(signum)
         self.warned = True
+
+
+def _warn(sentence: str) -> None:
+    print(f"mlbert: warning: {sentence}.", file=sys.stderr, flush=True)
 
 
 def _terminate(signum: int, frame: FrameType | None) -> NoReturn:

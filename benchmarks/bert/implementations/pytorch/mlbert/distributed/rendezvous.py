@@ -90,10 +90,12 @@ class Rendezvous:
 
     Attributes:
         join_seconds: longest wait for the other ranks in a roll call.
+        read_seconds: longest wait in a collective for a rank that reads data.
     """
 
     def __init__(self, world: World) -> None:
         self.join_seconds = default_join_seconds(world.world_size)
+        self.read_seconds = 0.0
         self._world = world
         self._store: dist.Store | None = None
         self._head = HeadAddress(world.master_addr, world.master_port)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from mlbert.distributed.place import RankPlace
 from mlbert.distributed.rendezvous import Rendezvous, Result
@@ -19,6 +20,8 @@ from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 
 LAZY_CONNECTIONS = "TORCH_GLOO_LAZY_INIT"
+# How much longer than for data ranks wait in a collective, so that the watch reports the stall first.
+READ_MARGIN = 60.0
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 ROUND_SECONDS = (
     10.0  # between collectives of `World.wait_for_all`, far less than any of them may take
@@ -52,9 +55,12 @@ class World(RankPlace):
 
     @property
     def collective_timeout(self) -> timedelta:
-        """Longest wait in any one collective, and for connecting a group of ranks. Whole seconds: NCCL's options drop
+        """Longest wait in any one collective, also for a rank that reads data. Whole seconds: NCCL's options drop
         microseconds, and torch warns if its own time limit differs from theirs."""
-        return timedelta(seconds=round(self.rendezvous.collective_seconds))
+        longest = max(
+            self.rendezvous.collective_seconds, self.rendezvous.read_seconds + READ_MARGIN
+        )
+        return timedelta(seconds=round(longest))
 
     def start(self, backend: str | None = None, timeout_s: float | None = None) -> None:
         """Connect the ranks. If a rank dies or hangs, the others raise within `timeout_s`.
@@ -104,6 +110,12 @@ class World(RankPlace):
             f"Export {GLOO_INTERFACE} on each node, as the network interface that the other nodes can reach (see: ip "
             "address), and allow connections on any port",
         )
+
+    def wait_for_data(self, seconds: float) -> None:
+        """Let the ranks wait in a collective for one that reads data for this long. Call before new groups are made."""
+        self.rendezvous.read_seconds = seconds
+        if self.world_size > 1:
+            _set_pg_timeout(self.collective_timeout)
 
     def barrier(self) -> None:
         """Return once every rank has called it."""

@@ -40,6 +40,7 @@ from mlbert.config.sections import Configuration
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.loading.batches import HostBatch, StaticShape
 from mlbert.data.loading.config import DataConfig
+from mlbert.distributed.config import DistributedConfig
 from mlbert.distributed.lifecycle import Lifecycle
 from mlbert.distributed.world import World
 from mlbert.host.errors import UserError
@@ -202,7 +203,9 @@ def run_experiment(
             close_interrupted(paths.log, tree_root(), reason)
 
     say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    lifecycle = Lifecycle(world, close_log)
+    read_seconds = 60.0 * config[DistributedConfig].read_timeout
+    world.wait_for_data(read_seconds)
+    lifecycle = Lifecycle(world, close_log, read_seconds=read_seconds)
     _warn_of(inputs, data, say)
     with ExitStack() as last, lifecycle.guard():
         seed = world.broadcast_int(choose_seed(settings, paths))
