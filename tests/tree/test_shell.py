@@ -91,14 +91,15 @@ def test_torch_size_is_printed_and_its_index_can_be_chosen(
 
 
 def find_python(
-    tree_root: Path, path: Path, pythons: dict[str, bool]
+    tree_root: Path, path: Path, pythons: dict[str, bool], **environ: str
 ) -> subprocess.CompletedProcess[str]:
     """Run setup_venv.sh's search for Python where PATH has only these {version: it can create environments}."""
     for version, has_venv in pythons.items():
         answers = f'case "$2" in *ensurepip*) exit {1 - has_venv};; *) echo {version} True;; esac'
         write_program(path / f"python{version}", f"#!/bin/sh\n{answers}\n")
     command = f"source '{tree_root / LAUNCH}/setup_venv.sh'; find_python"
-    return run_quietly(shutil.which("bash") or "bash", "-c", command, env={"PATH": str(path)})
+    bash = shutil.which("bash") or "bash"
+    return run_quietly(bash, "-c", command, env={"PATH": str(path), **environ})
 
 
 def test_setup_chooses_a_python_that_can_create_environments(
@@ -109,6 +110,9 @@ def test_setup_chooses_a_python_that_can_create_environments(
     done = find_python(tree_root, tmp_path, {"3.11": False, "3.13": True})
     assert done.returncode == 0, done.stderr
     assert Path(done.stdout.strip()).name == "python3.13"
+    pythons = {"3.11": True, "3.12": True}
+    done = find_python(tree_root, tmp_path, pythons, PYTHON="python3.12")
+    assert Path(done.stdout.strip()).name == "python3.12"
 
 
 def test_download_unpacks_verified_sources_only(tree_root: Path, tmp_path: Path) -> None:

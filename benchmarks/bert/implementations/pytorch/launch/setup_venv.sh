@@ -1,5 +1,6 @@
 # Create or update .venv in the tree's root and put it first in PATH. Sourced by quickstart.sh and run_tests.sh:
 #   setup_venv ROOT [EXTRA]      EXTRA is a comma-separated list of pyproject's optional dependencies
+# PYTHON is the interpreter to create it with; by default the oldest supported one.
 # TORCH_INDEX is the package index to install torch from, such as https://download.pytorch.org/whl/cu128
 # shellcheck shell=bash
 
@@ -8,10 +9,10 @@ if [[ "${OSTYPE}" != linux* ]]; then
     exit 2
 fi
 
-# Print the first interpreter from 3.11 on that can create a virtual environment with pip.
+# Print the first interpreter from 3.11 on that can create a virtual environment with pip; PYTHON is tried first.
 find_python() {
     local candidate version="" newest=""
-    for candidate in python3.11 python3.12 python3.13 python3; do
+    for candidate in ${PYTHON:+"${PYTHON}"} python3.11 python3.12 python3.13 python3; do
         version="$("${candidate}" -c 'import sys; print("%d.%d" % sys.version_info[:2], sys.version_info >= (3, 11))' 2>/dev/null)" || continue
         [[ "${version}" == *True ]] || continue
         if "${candidate}" -c 'import ensurepip, venv' 2>/dev/null; then
