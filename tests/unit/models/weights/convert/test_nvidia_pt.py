@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from mlbert.models.weights.weight_files import read_weights
 from same_weights import assert_same_tensors
 from unit.models.weights.convert.conftest import Call, fused_attention
 
@@ -85,6 +86,18 @@ def test_half_precision_becomes_float32(tmp_path, plain, mlbert, state):
     assert_same_tensors(load_file(tmp_path / "back/model.safetensors"), rounded)
 
 
+@pytest.mark.parametrize("key", [None, "model", "state_dict"])
+@pytest.mark.parametrize("prefix", ["", "_orig_mod.", "module._orig_mod."])
+def test_state_dicts_of_other_programs(tmp_path, plain, mlbert, state, key, prefix):
+    tensors = {f"{prefix}{name}": tensor for name, tensor in state.items()}
+    file = plain.with_name("other.pt")
+    torch.save(tensors if key is None else {key: tensors, "epoch": 3}, file)
+    out, _ = mlbert("nvidia-to-torch", file, tmp_path / "back")
+    assert "0 dropped, 0 missing" in out
+    assert_same_tensors(load_file(tmp_path / "back/model.safetensors"), state)
+    assert read_weights(file).tensors.keys() == tensors.keys()  # as INIT_CHECKPOINT
+
+
 LAST = "bert.encoder.layer.1.output.dense.weight"
 
 
@@ -101,7 +114,7 @@ CONTENTS = {
         },
         "checkpoint.unsafe",
     ),
-    "no container": (lambda file, good: good, "checkpoint.format"),
+    "unknown container": (lambda file, good: {"other": good}, "checkpoint.format"),
     "other model": (
         lambda file, good: {"model": {"weight": torch.zeros(2)}},
         "checkpoint.incomplete",

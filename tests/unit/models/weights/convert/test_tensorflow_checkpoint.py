@@ -96,6 +96,14 @@ def test_heads_that_the_checkpoint_lacks_are_initialised_and_named(
     assert not found["cls.predictions.bias"].any()
 
 
+@pytest.mark.parametrize("form", list(PREFIX))
+def test_a_checkpoint_of_the_other_version_is_named(tmp_path, written, refused, form):
+    other = "tf2" if form == "tf1" else "tf1"
+    prefix = written / PREFIX[form]
+    words = (f"{other}-to-torch", prefix, tmp_path / "ours")
+    refused(*words, code="checkpoint.format", subject=prefix)
+
+
 def test_config_option_suffix_and_vocabulary(tmp_path, copied, mlbert, shape):
     config = copied.with_name("bert_config.json").rename(tmp_path / "elsewhere.json")
     copied.with_name("vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n")

@@ -39,18 +39,14 @@ def open_model(source: Path) -> tuple[AnyBert, Report, Tokenizer]:
 def open_masked_lm(source: Path) -> tuple[BertForMaskedLM | BertForPreTraining, Tokenizer]:
     """Return model and tokenizer as `open_model`. Raise UserError if it has no masked-LM model or no vocabulary."""
     model, report, tokenizer = open_model(source)
-    if not isinstance(model, BertForMaskedLM | BertForPreTraining) or not has_masked_lm(report):
+    has_head = not any(name.startswith(_HEAD) for name in report.missing)
+    if not has_head or not isinstance(model, BertForMaskedLM | BertForPreTraining):
         reason = "has no masked-LM head"
         raise UserError(
             "checkpoint.shape", source, reason, "Give a model that was pre-trained, not fine-tuned"
         )
     model.train(False)
     return model, tokenizer
-
-
-def has_masked_lm(report: Report) -> bool:
-    """Return whether the weights of a report have a complete masked-LM head."""
-    return not any(name.startswith(_HEAD) for name in report.missing)
 
 
 def fill(model: AnyBert, tokenizer: Tokenizer, text: str, top: int = 5) -> list[tuple[str, float]]:

@@ -13,18 +13,25 @@ from mlbert.data.formats.mds_files import locked
 from mlbert.data.formats.tokenizer_files import TOKENIZER_FILES
 from mlbert.host.errors import UserError
 from mlbert.host.files import AddressError, fetch_file, local_path, read_pieces, read_plain
+from mlbert.host.json_files import read_json, shown
 from mlbert.host.native import cache_folder
 
 CHECKPOINT_TENSORS = "tensors.safetensors"  # of a run's checkpoint, next to state.json
+# Lists of the files of a large Hugging Face model.
+SAFETENSORS_INDEX = "model.safetensors.index.json"
+PYTORCH_INDEX = "pytorch_model.bin.index.json"
 _IN_FOLDER = (
     "weights/model.safetensors",
     "model.safetensors",
+    SAFETENSORS_INDEX,
     "pytorch_model.bin",
+    PYTORCH_INDEX,
     CHECKPOINT_TENSORS,
 )
 _STEPS = (f"checkpoints/step_*/{CHECKPOINT_TENSORS}", f"step_*/{CHECKPOINT_TENSORS}")
 
 
+_WHOLE = "Copy all files of the model again"
 _COMPANIONS = ("bert_config.json", "config.json", *TOKENIZER_FILES)
 
 
@@ -87,6 +94,25 @@ def weights_file(source: Path | str) -> Path:
     return found or (exported if exported.is_file() else path / "model.safetensors")
 
 
+def shards_of(index: Path) -> dict[Path, list[str]]:
+    """Return the files that an index names, in the order of their names, and the tensors in each. Raises UserError if
+    the index is damaged, or a file is missing or not next to it."""
+    names = read_json(index, _WHOLE).get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise UserError("checkpoint.format", index, "has no weight_map", _WHOLE)
+    shards: dict[Path, list[str]] = {}
+    for tensor, file in names.items():
+        if not isinstance(file, str) or Path(file).name != file:
+            reason = f"names {shown(file)}, which is not a file next to it"
+            raise UserError("checkpoint.format", index, reason, _WHOLE)
+        shards.setdefault(index.with_name(file), []).append(tensor)
+    for shard in shards:
+        if not shard.is_file():
+            reason = f"is missing; {index.name} names it"
+            raise UserError("checkpoint.incomplete", shard, reason, _WHOLE)
+    return dict(sorted(shards.items()))
+
+
 def name_weights(source: Path | str | None) -> tuple[str, str]:
     """Return the name (without folder) and SHA-256 of the weights that a run starts from.
 
@@ -107,8 +133,11 @@ def name_weights(source: Path | str | None) -> tuple[str, str]:
 
 
 def _files(path: Path) -> list[Path]:
-    """Return one file, or all files of a TensorFlow checkpoint given by its prefix, one of its files or its folder."""
+    """Return one file, all files of a sharded model, or all files of a TensorFlow checkpoint, which its prefix, one of
+    its files or its folder names."""
     file = weights_file(path)
+    if file.name in (SAFETENSORS_INDEX, PYTORCH_INDEX):
+        return [file, *shards_of(file)]
     if path.is_dir() and not file.is_file() and (path / "checkpoint").is_file():
         text = read_plain(path / "checkpoint").decode(errors="replace")
         newest = re.search(r'^model_checkpoint_path: "(?:.*/)?([^/"]+)"', text, re.MULTILINE)

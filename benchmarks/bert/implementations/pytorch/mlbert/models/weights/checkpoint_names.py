@@ -9,6 +9,7 @@ TensorFlow 2: object-based checkpoints of Google's model garden, in three layout
 numbered by Keras (``model/layer_with_weights-0`` is the encoder, 1 the masked-LM head, 2 the classifier); encoder and
 heads by name (``encoder``, ``masked_lm``); and the variable names of the TensorFlow 1 to 2 conversion.
 NVIDIA: ``{'model': state_dict}``, plain, segmented, or with fused or Transformer Engine modules.
+Any of them may have the prefixes of torch.compile and of data parallelism; an encoder without heads has no ``bert.``.
 Composer: our names below ``model.``, plus a second copy of the decoder and its bias. MosaicBERT has query, key and
 value in one tensor, ``mlp`` modules instead of ``intermediate`` and ``output``, and stores the predictions' bias as the
 decoder's.
@@ -184,9 +185,13 @@ def is_tf2_bookkeeping(key: str) -> bool:
 
 
 _torch_spelling = _table(
-    (r"^(?:module\.)?(?:bert_model_segment|heads_only_segment)\.", ""),
-    (r"^module\.", ""),
+    # Wrappers: torch.compile, also of a part of the model, and data parallelism.
+    (r"(^|\.)_orig_mod\.", r"\1"),
+    (r"^(?:module\.)+", ""),
+    (r"^(?:bert_model_segment|heads_only_segment)\.", ""),
     (r"^model\.(?=bert\.|cls\.|classifier\.)", ""),
+    # An encoder that was saved without heads.
+    (r"^(?=(?:embeddings|encoder|pooler)\.)", "bert."),
     (r"\.dense_act\.", ".dense."),
     (r"LayerNorm\.gamma$", "LayerNorm.weight"),
     (r"LayerNorm\.beta$", "LayerNorm.bias"),

@@ -5,10 +5,12 @@ Our format is a folder with ``bert_config.json``, ``model.safetensors`` (float32
 
 Composer (`mlbert.models.weights.weight_files`): only the heads that the source has are written, including a classifier.
 Missing tensors of an incomplete head are initialized, and the report says so.
-Hugging Face: a folder with ``config.json`` and ``model.safetensors``, or the older ``pytorch_model.bin``.
+Hugging Face: a folder with ``config.json`` and ``model.safetensors``, or the older ``pytorch_model.bin``; either may be
+several files with an index.
 TensorFlow (`mlbert.models.weights.tensorflow_variables`), read only, which is in the extra ``tf``.
 NVIDIA: a ``.pt`` file ``{'model': state_dict}`` in float32, vocabulary padded to a multiple of 8 (30528 rows), with a
-second copy of the decoder as ``cls.predictions.decoder.weight``. Segmented and fused names are read but not written.
+second copy of the decoder as ``cls.predictions.decoder.weight``. Segmented and fused names are read but not written; a
+bare state dict and ``{'state_dict': state_dict}`` are read too.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ from mlbert.models.weights.checkpoint_names import VOCABULARY, WORD_EMBEDDINGS, 
 from mlbert.models.weights.checkpoint_state import Report, Shape, parameter_shapes
 from mlbert.models.weights.export import weights_folder, write_huggingface
 from mlbert.models.weights.huggingface import obstacle, read_config
+from mlbert.models.weights.load import read_file
 from mlbert.models.weights.tensorflow_variables import REMEDY, read_variables, without_suffix
+from mlbert.runs.starting_weights import weights_file
 
 WEIGHTS = "model.safetensors"
 CONFIG = "bert_config.json"
@@ -164,11 +168,8 @@ def torch_to_composer(source: Path, target: Path) -> Report:
 def huggingface_to_torch(source: Path, target: Path) -> Report:
     """Convert a Hugging Face folder to our format. Raise UserError for a missing, damaged or unsupported file."""
     shape = read_config(source / "config.json")
-    is_old = (source / weight_files.PYTORCH_WEIGHTS).is_file() and not (source / WEIGHTS).is_file()
-    file = source / (weight_files.PYTORCH_WEIGHTS if is_old else WEIGHTS)
-    tensors = weight_files.read_weights(file).tensors if is_old else read_weights_folder(source)
-    checkpoint = _own(tensors, shape, file)
-    return write_own(checkpoint, target)
+    file = weights_file(source)
+    return write_own(_own(read_file(file).tensors, shape, file), target)
 
 
 def torch_to_huggingface(source: Path, target: Path) -> Report:

@@ -118,6 +118,10 @@ def config_from_huggingface(values: Mapping[str, object], path: str = "config.js
     if model_type == "bert" and values.get("position_embedding_type", "absolute") != "absolute":
         remedy = "Choose a checkpoint with absolute positions"
         raise UserError("model.unsupported", path, "uses relative positions", remedy)
+    for name in ("is_decoder", "add_cross_attention"):
+        if values.get(name):
+            reason = f"has {name} true: it is a decoder"
+            raise UserError("model.unsupported", path, reason, "Choose an encoder")
     key, default = (
         ("hidden_activation", None) if model_type == MODEL_TYPE else ("hidden_act", "gelu")
     )

@@ -1,7 +1,7 @@
 """Load saved weights of any supported format. INIT_CHECKPOINT accepts:
 
 * a ``model.safetensors``, or a folder with one: a run's ``weights/``, a Hugging Face folder (also with the older
-  ``pytorch_model.bin``), or a run folder
+  ``pytorch_model.bin``, or with several files and their index), or a run folder
 * a run's checkpoint, ``checkpoints/step_*``; for a run folder without weights, the newest one
 * a ``.pt`` file of NVIDIA or Composer, with a BERT or a MosaicBERT
 * the address of such a file, or of a folder with a ``model.safetensors``
@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.open import describe
-from mlbert.data.formats.tokenizer import load_tokenizer
+from mlbert.data.formats.tokenizer import check_model_vocabulary, load_tokenizer
 from mlbert.data.formats.tokenizer_files import find_vocabulary
 from mlbert.data.loading import inputs
 from mlbert.host.errors import UserError
@@ -37,7 +37,12 @@ from mlbert.models.weights.checkpoint_state import Report, check_unseen
 from mlbert.models.weights.export import write_huggingface
 from mlbert.models.weights.huggingface import read_config, to_huggingface
 from mlbert.models.weights.modernbert import is_modernbert, own_tensors
-from mlbert.runs.starting_weights import CHECKPOINT_TENSORS, weights_file
+from mlbert.runs.starting_weights import (
+    CHECKPOINT_TENSORS,
+    PYTORCH_INDEX,
+    SAFETENSORS_INDEX,
+    weights_file,
+)
 from mlbert.runs.step_folders import read_step
 
 _WEIGHTS = "weights"  # of the tensors, as `mlbert.training.checkpoint` names it
@@ -112,8 +117,18 @@ def read_file(file: Path) -> weight_files.Weights:
     """Return the tensors and, if known, the shape of a file that `load_weights` accepts. Raise UserError as it does."""
     if file.name == CHECKPOINT_TENSORS:
         return read_checkpoint(file.parent)
-    if file.suffix == ".safetensors":
-        remedy = "Set INIT_CHECKPOINT to a model.safetensors or a .pt file, or to none"
+    remedy = "Give an undamaged model.safetensors or .pt file"
+    if file.name == SAFETENSORS_INDEX:
+        tensors = weight_files.read_sharded(
+            file, lambda shard: weight_files.read_safetensors(shard, remedy)[0]
+        )
+        weights = weight_files.Weights(tensors, is_checked=False)
+    elif file.name == PYTORCH_INDEX:
+        tensors = weight_files.read_sharded(
+            file, lambda shard: weight_files.read_pt_tensors(shard, remedy)
+        )
+        weights = weight_files.Weights(tensors)
+    elif file.suffix == ".safetensors":
         tensors, is_checked = weight_files.read_safetensors(file, remedy)
         weights = weight_files.Weights(tensors, is_checked=is_checked)
     elif file.suffix == ".pt" or file.name == weight_files.PYTORCH_WEIGHTS:
@@ -124,7 +139,7 @@ def read_file(file: Path) -> weight_files.Weights:
         raise UserError(
             "checkpoint.format", file, "is neither a safetensors nor a .pt file", remedy
         )
-    if file.name in (WEIGHTS, weight_files.PYTORCH_WEIGHTS):
+    if file.name in (WEIGHTS, SAFETENSORS_INDEX, weight_files.PYTORCH_WEIGHTS, PYTORCH_INDEX):
         weights = replace(weights, shape=_shape_in_folder(file.parent))
     if weights.shape is not None and is_modernbert(weights.tensors):
         weights = replace(weights, tensors=own_tensors(weights.tensors, weights.shape, str(file)))
@@ -169,7 +184,7 @@ def _model_of(weights: weight_files.Weights, file: Path) -> AnyBert:
     architecture = weight_files.architecture_of(weights.tensors)
     if architecture == "BertForSequenceClassification":
         return BertForSequenceClassification(
-            weights.shape, len(weights.tensors["classifier.weight"])
+            weights.shape, weight_files.num_labels(weights.tensors)
         )
     return (
         BertForPreTraining(weights.shape)
@@ -188,6 +203,10 @@ def export_to_huggingface(source: Path, target: Path) -> None:
             shutil.copytree(finished, partial)
         return
     model, _, vocabulary, lower_case = open_saved(source)
+    if vocabulary.is_file():
+        remedy = "Give the vocabulary that the model was trained with"
+        tokenizer = load_tokenizer(vocabulary, lower_case)
+        check_model_vocabulary(tokenizer, model.config.vocab_size, vocabulary, remedy)
     write_huggingface(
         target,
         to_huggingface(model),

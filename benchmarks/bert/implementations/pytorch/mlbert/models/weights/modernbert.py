@@ -29,6 +29,7 @@ SHARED_NAMES = (
     ),
     *("num_hidden_layers", "tie_word_embeddings", "vocab_size"),
 )
+_WORDS = "embeddings.tok_embeddings.weight"
 _LAYER = r"^bert\.encoder\.layer\.(\d+)\."
 _NAMES = (
     (r"^bert\.embeddings\.word_embeddings\.", "model.embeddings.tok_embeddings."),
@@ -150,7 +151,7 @@ def _as_written(values: Mapping[str, object]) -> Mapping[str, object]:
 
 def is_modernbert(tensors: Mapping[str, Tensor]) -> bool:
     """Return whether tensors have ModernBERT's names."""
-    return "model.embeddings.tok_embeddings.weight" in tensors
+    return not tensors.keys().isdisjoint((f"model.{_WORDS}", _WORDS))
 
 
 def own_tensors(tensors: Mapping[str, Tensor], shape: BertConfig, source: str) -> dict[str, Tensor]:
@@ -169,6 +170,8 @@ def own_tensors(tensors: Mapping[str, Tensor], shape: BertConfig, source: str) -
         raise UserError(
             "checkpoint.shape", source, reason, "Choose a model that mlbert pretrain has written"
         )
+    if _WORDS in tensors:  # saved without heads
+        tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
     state: dict[str, Tensor] = {}
     for own in parameter_shapes(shape):
         theirs = _their_name(own)

@@ -76,8 +76,13 @@ def read_variables(
     """
     reader = _read_or_raise(prefix, "its index", load_checkpoint, prefix)
     variables = _read_or_raise(prefix, "its index", reader.get_variable_to_shape_map)
+    is_object_based = _OBJECT_GRAPH in variables
     if object_based is None:
-        object_based = _OBJECT_GRAPH in variables
+        object_based = is_object_based
+    if object_based != is_object_based:
+        version, command = ("2", "tf2-to-torch") if is_object_based else ("1", "tf1-to-torch")
+        reason = f"is a TensorFlow {version} checkpoint"
+        raise UserError("checkpoint.format", prefix, reason, f"Use mlbert convert {command}")
     spelling = {} if object_based else tf1_names(shape.num_hidden_layers)
     own_of_tf1 = {theirs: own for own, theirs in spelling.items()}
 

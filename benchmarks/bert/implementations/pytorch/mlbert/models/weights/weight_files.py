@@ -3,7 +3,7 @@
 Reading a ``.pt`` file never calls anything that it names, except a list of stand-ins. Files are written atomically; a
 safetensors file has a checksum of its tensors in its header.
 
-NVIDIA: ``{'model': state_dict}``, tensors only.
+NVIDIA: ``{'model': state_dict}``, ``{'state_dict': state_dict}`` or a bare one, tensors only.
 
 Composer: a full checkpoint with weights in ``state.model``, or the container of MosaicML's MLPerf v2.1 submission with
 only these. Configurations, times and random states are replaced with stand-ins. The model is a Hugging Face BERT,
@@ -20,7 +20,7 @@ import dataclasses
 import re
 import shutil
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +60,7 @@ from mlbert.models.weights.checkpoint_state import (
     parameter_shapes,
 )
 from mlbert.models.weights.huggingface import config_from_huggingface, huggingface_config, obstacle
+from mlbert.runs.starting_weights import shards_of
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -76,8 +77,8 @@ def parameters_in(tensors: Mapping[str, Tensor], shape: BertConfig) -> dict[str,
 
 
 def architecture_of(names: Iterable[str]) -> str:
-    """Return the name of our model's class with the heads that a checkpoint has, by our parameters' names."""
-    own = tuple(names)
+    """Return the name of our model's class with the heads that a checkpoint has, by its tensors' names."""
+    own = {part for name in names for part in own_torch_names(name)}
     if "classifier.weight" in own:
         return "BertForSequenceClassification"
     return (
@@ -85,6 +86,12 @@ def architecture_of(names: Iterable[str]) -> str:
         if any("seq_relationship" in name for name in own)
         else "BertForMaskedLM"
     )
+
+
+def num_labels(tensors: Mapping[str, Tensor]) -> int:
+    """Return the number of outputs of a checkpoint's classifier, which it must have."""
+    own = {own_torch_names(name)[0]: tensor for name, tensor in tensors.items()}
+    return len(own["classifier.weight"])
 
 
 def own_state(
@@ -161,6 +168,21 @@ def read_safetensors(path: Path, remedy: str) -> tuple[dict[str, Tensor], bool]:
     return tensors, checksum is not None
 
 
+def read_sharded(index: Path, read: Callable[[Path], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return all tensors of the files that an index names; ``read`` reads one of them.
+
+    Raise UserError if the index is damaged, a file is missing, or a tensor is not in its file.
+    """
+    tensors: dict[str, Tensor] = {}
+    for file, names in shards_of(index).items():
+        found = read(file)
+        if absent := next((name for name in names if name not in found), None):
+            reason = f"has no tensor {absent}, which {index.name} says"
+            raise UserError("checkpoint.incomplete", file, reason, ANOTHER)
+        tensors |= {name: found[name] for name in names}
+    return tensors
+
+
 def save_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write contiguous CPU tensors with their checksum. Raise OSError."""
     write_weights_file(path, _parts(tensors))
@@ -217,6 +239,14 @@ def read_pt(path: Path, remedy: str, allowed: Sequence[tuple[Any, str]] = ()) ->
         ) from None
 
 
+def read_pt_tensors(path: Path, remedy: str) -> dict[str, Tensor]:
+    """Return the tensors of a ``.pt`` file that contains a part of a state dict. Raise UserError as `read_pt`."""
+    content = read_pt(path, remedy)
+    if not isinstance(content, dict):
+        raise UserError("checkpoint.format", path, "is not a state dict", remedy)
+    return {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
+
+
 def _check_records(path: Path) -> None:
     """Verify the checksum of every record of the zip file, which torch.load does not do."""
     again = "Fetch or convert it again"
@@ -266,7 +296,9 @@ def check_target(target: Path) -> None:
 
 
 PYTORCH_WEIGHTS = "pytorch_model.bin"  # in older Hugging Face folders: a bare state dict
-_NVIDIA_REMEDY = "Give a .pt file of the form {'model': state_dict}"
+_NVIDIA_REMEDY = "Give a .pt file of a state dict, or of the form {'model': state_dict}"
+# Keys under which programs save a state dict.
+_STATE_KEYS = ("model", "state_dict")
 _COMPOSER_REMEDY = "Give an undamaged checkpoint that Composer or PyTorch wrote"
 _ALIBI_SIZE = 512  # MosaicBERT's default; the table grows on demand
 
@@ -329,20 +361,24 @@ def read_weights(path: Path) -> Weights:
     another format, or names a class or function that is not in `STAND_INS`."""
     remedy = "Give a .pt file of the form {'model': state_dict}, or a checkpoint of Composer"
     content = read_pt(path, remedy, STAND_INS)
-    if isinstance(content, dict) and any(isinstance(value, Tensor) for value in content.values()):
-        return Weights(_tensors(content, path))
-    if not isinstance(content, dict) or not content.keys() & {"model", "state"}:
-        raise UserError("checkpoint.format", path, "has no 'model' and no 'state'", remedy)
-    return (
-        Weights(_nvidia_tensors(content, path))
-        if "model" in content
-        else _composer_weights(content, path)
-    )
+    if (found := _state_dict(content)) is not None:
+        return Weights(_tensors(found, path))
+    if not isinstance(content, dict) or not content.keys() & {*_STATE_KEYS, "state"}:
+        reason = "has no state dict, and none under 'model', 'state_dict' or 'state'"
+        raise UserError("checkpoint.format", path, reason, remedy)
+    if "state" not in content:
+        raise UserError("checkpoint.format", path, "has no tensors in its state dict", remedy)
+    return _composer_weights(content, path)
 
 
 def read_nvidia_pt(path: Path) -> dict[str, Tensor]:
-    """Read the state dict of NVIDIA's file: tensors and containers only. Raise UserError as `read_weights`."""
-    return _nvidia_tensors(read_pt(path, _NVIDIA_REMEDY), path)
+    """Read the state dict of NVIDIA's file, or a bare one: tensors and containers only. Raise UserError as
+    `read_weights`."""
+    found = _state_dict(read_pt(path, _NVIDIA_REMEDY))
+    if found is None:
+        reason = "has no state dict, and none under 'model' or 'state_dict'"
+        raise UserError("checkpoint.format", path, reason, _NVIDIA_REMEDY)
+    return _tensors(found, path)
 
 
 def read_composer(path: Path) -> Weights:
@@ -411,11 +447,16 @@ def _composer_obstacle(plain: BertConfig, mosaic_bert: bool) -> str | None:
     return obstacle(plain)
 
 
-def _nvidia_tensors(content: Any, path: Path) -> dict[str, Tensor]:
-    state = content.get("model") if isinstance(content, dict) else None
-    if not isinstance(state, dict):
-        raise UserError("checkpoint.format", path, "has no 'model'", _NVIDIA_REMEDY)
-    return _tensors(state, path)
+def _state_dict(content: Any) -> dict[Any, Any] | None:
+    """Return the state dict in a file's content, which may be the content itself, or None."""
+    if not isinstance(content, dict):
+        return None
+    for candidate in (content, *(content.get(key) for key in _STATE_KEYS)):
+        if isinstance(candidate, dict) and any(
+            isinstance(value, Tensor) for value in candidate.values()
+        ):
+            return candidate
+    return None
 
 
 def _composer_weights(content: Any, path: Path) -> Weights:

@@ -29,7 +29,7 @@ from mlbert.distributed.world import World
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.host.files import write_atomically
-from mlbert.models.fill_mask import MASK, fill, open_masked_lm
+from mlbert.models.fill_mask import MASK, fill, open_masked_lm, open_model
 from mlbert.models.weights.weight_files import new_path
 from mlbert.programs import pretrain_rules as rules
 from mlbert.programs.console import LINE_SECONDS, console_progress, short_duration, write_page
@@ -234,7 +234,7 @@ class _Run:
         self._vocabulary: Tokenizer | None = None
         self._start: tuple[Path, BertConfig] | None = None
         if asked.start is not None:
-            model, self._vocabulary = open_masked_lm(asked.start)
+            model, _, self._vocabulary = open_model(asked.start)
             self._start = asked.start, model.config
         elif asked.vocab is not None:
             self._vocabulary = load_tokenizer(asked.vocab)
@@ -366,7 +366,8 @@ class _Run:
 
     def _write_shape(self, plan: CorpusPlan) -> None:
         entries = len(load_tokenizer(self._folder.text).vocabulary)
-        shape = BertConfig(**{**plan.shape, "vocab_size": entries})
+        vocab_size = self._start[1].vocab_size if self._start else entries
+        shape = BertConfig(**{**plan.shape, "vocab_size": vocab_size})
         write_atomically(self._folder.shape, shape.to_json())
         what = "starting from a model" if self._start else "new model"
         self._say(
