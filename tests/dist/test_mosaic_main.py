@@ -228,7 +228,7 @@ def test_more_names_of_the_published_program(work: Path, monkeypatch: pytest.Mon
         (["data_local=nowhere"], "nowhere/train_small"),
         (["max_duration=10 years"], "is not a duration"),
         (["tokenizer_name=prajjwal1/no-such"], "prajjwal1/no-such"),
-        (["model.model_config.vocab_size=99"], "vocab_size 99"),
+        (["model.model_config.vocab_size=9"], "vocab_size 9"),
         (["model.model_config.heads=2"], "'heads' is unknown"),
         (["global_train_batch_size=100000"], "fewer than one step's"),
         (["global_train_batch_size=0.5"], "global_train_batch_size 0.5"),
