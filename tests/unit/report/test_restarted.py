@@ -228,6 +228,11 @@ def test_every_command_gives_the_numbers_of_the_run_s_summary(restarted, tmp_pat
     assert numbers["time to train"] == [pytest.approx(run["seconds"] / 60)]
     assert numbers["speed"] == [pytest.approx(run["training_samples_per_second"])]
     assert any("were restarted" in note for note in diff["notes"])
+    logs = sorted(restarted.glob("result_*.txt"))
+    assert len(logs) == 2
+    status, out, _ = run_mlbert("submission", "check", *logs, "--json", "-")
+    checked = {finding["path"] for finding in json.loads(out)["findings"]}
+    assert (status, checked) == (0, {str(restarted / "result_0.txt")})
     findings = check(restarted)
     assert not [one for one in findings if one.outcome is Outcome.ERROR]
     (time,) = [one for one in findings if one.check == "time to train"]

@@ -18,6 +18,7 @@ from mlbert.mlperf.describe import describe_system, write_description
 from mlbert.mlperf.findings import STANDARD_OUTPUT, Finding, Outcome, failed, write_json
 from mlbert.mlperf.logs import read_log
 from mlbert.mlperf.new_system import new_system
+from mlbert.mlperf.scratch_copy import without_parts
 from mlbert.mlperf.seal import SUMS, seal
 from mlbert.mlperf.trace import Tracer
 from mlbert.mlperf.tree_export import export_tree
@@ -62,7 +63,7 @@ def check_command(
     """
     console = standard_output()
     with waiting("checking") as update:
-        checked = {path: check(path, division, update) for path in paths}
+        checked = {path: check(path, division, update) for path in without_parts(paths)}
     if json_file is not None:
         write_json(json_file, checked)
     if json_file != STANDARD_OUTPUT:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -38,10 +38,17 @@ def earlier_parts(log: Path) -> list[Path]:
     return [found[number] for number in sorted(found)]
 
 
-def last_part(log: Path) -> Path:
-    """Return the log of the last part of the run that a log belongs to: the log itself if it is not of a part."""
-    part = _PART.fullmatch(log.name)
-    return log if part is None else log.with_name(f"{part['run']}.txt")
+def without_parts(paths: Sequence[Path]) -> list[Path]:
+    """Return the paths without logs of interrupted parts of runs whose last log is among them.
+
+    ``result_*.txt`` in a shell names both.
+    """
+    kept = []
+    for path in paths:
+        part = _PART.fullmatch(path.name)
+        if part is None or path.with_name(f"{part['run']}.txt") not in paths:
+            kept.append(path)
+    return kept
 
 
 def logs_at(path: Path) -> list[Path]:

@@ -31,7 +31,7 @@ from mlbert.mlperf.result_set import (
     seconds_to_train,
 )
 from mlbert.mlperf.rules import BENCHMARK, TARGET_MLM_ACCURACY
-from mlbert.mlperf.scratch_copy import RESULT_PATTERN, earlier_parts, last_part, logs_in
+from mlbert.mlperf.scratch_copy import RESULT_PATTERN, earlier_parts, logs_in, without_parts
 
 _PREDICTORS = (
     "most_frequent",
@@ -82,12 +82,9 @@ def read_systems(paths: Sequence[Path]) -> list[System]:
             if log not in known:
                 known.append(log)
     names = _names(list(groups))
-    return [_read_system(names[folder], folder, _runs(logs)) for folder, logs in groups.items()]
-
-
-def _runs(logs: Sequence[Path]) -> list[Path]:
-    """Return the logs without those of the interrupted parts of a run that is there, too."""
-    return [log for log in logs if last_part(log) == log or last_part(log) not in logs]
+    return [
+        _read_system(names[folder], folder, without_parts(logs)) for folder, logs in groups.items()
+    ]
 
 
 def _logs(path: Path) -> list[Path]:
