@@ -97,7 +97,11 @@ def test_jobs_scores_failure_and_resumption(folder: Path, run_mlbert: RunMlbert)
     [
         ("tasks.mnlii.seeds=[1]", "config.unknown-name", "tasks.mnlii.seeds=[1]"),
         ("tasks.rte.seeds=3", "config.value", "argument tasks.rte.seeds="),
-        ("tasks.rte.trainer_kwargs.max_duration=soon", "config.value", "max_duration=soon"),
+        (
+            "tasks.rte.trainer_kwargs.max_duration=soon",
+            "config.value",
+            "tasks.rte.trainer_kwargs.max_duration=soon",
+        ),
         ("starting_checkpoint_load_path=nowhere", "file.missing", "nowhere"),
         ("model.name=bert", "config.choice", "glue.yaml"),
         ("max_seq_len=many", "config.value", "glue.yaml"),

@@ -34,7 +34,9 @@ class Jobs:
     def __init__(self, folder: Path, bodies: dict[GlueJob, str] | None = None) -> None:
         self.base, self.bodies = folder, bodies or {}
         slots = make_slots(4, None, sorted(os.sched_getaffinity(0)), 2)
-        self.runner = Runner(JOBS, (), slots, self.prepare, self.folder, {**os.environ})
+        self.runner = Runner(
+            JOBS, (), slots, self.prepare, self.folder, {**os.environ}, lambda task: {}
+        )
 
     def folder(self, job: GlueJob) -> Path:
         return job.folder(self.base)

@@ -56,7 +56,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "bench": ("mlbert.cli.bench", "Compare speeds as ratios measured in one run."),
 }
 _PROGRAM = "mlbert"
-_NO_MEMORY = "memory: not enough for this configuration. Lower BATCHSIZE or the model."
+_NO_MEMORY = "memory: not enough for this configuration. Use a smaller batch or model."
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Advice for the system's errors about a path that the user named, if no lower layer gave better advice.
 _REMEDIES = {

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from mlbert.host.errors import UserError
+from mlbert.host.errors import UserError, public_names
 
 LEAST_MINUTES, MOST_MINUTES, USUAL_MINUTES = 0.05, 525_600.0, 30.0
 YAML_SUFFIXES = (".yaml", ".yml")
@@ -120,7 +120,8 @@ def pretrain(
         mlperf,
         dry_run,
     )
-    return run.pretrain(asked)
+    with public_names(run.OPTIONS):
+        return run.pretrain(asked)
 
 
 def _check_vocabulary(is_new: bool, cased: bool | None, vocab_size: int | None) -> None:

@@ -1,11 +1,17 @@
-"""`UserError`, the one exception for user mistakes, and the search for the name that a user probably meant."""
+"""`UserError`, the one exception for user mistakes; settings by the names that this user types; and the search for the
+name that a user probably meant.
+
+Code that raises an error names a setting by its export, such as BATCHSIZE. A front end with other names, YAML keys of
+another program or a command's options, wraps its work in `public_names`.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +39,9 @@ class UserError(ValueError):
     def __init__(self, code: str, subject: str | Path, problem: str, remedy: str = "") -> None:
         assert code in ERROR_CODES, f"{code} is not in ERROR_CODES"
         self.code = code
-        self.subject = _one_line(str(subject))
-        self.problem = _one_line(problem).rstrip(".")
-        self.remedy = _one_line(remedy).rstrip(".")
+        self.subject = in_public_words(_one_line(str(subject)))
+        self.problem = in_public_words(_one_line(problem)).rstrip(".")
+        self.remedy = in_public_words(_one_line(remedy)).rstrip(".")
         text = f"{self.subject}: {self.problem}."
         super().__init__(f"{text} {self.remedy}." if self.remedy else text)
 
@@ -46,6 +52,42 @@ class UserError(ValueError):
     def __reduce__(self) -> tuple[type[UserError], tuple[str, str, str, str]]:
         """Pickle the four parts, so that the error can be passed back from a worker process."""
         return UserError, (self.code, self.subject, self.problem, self.remedy)
+
+
+_front_ends: list[Mapping[str, str]] = []  # of `public_names`, the innermost first
+
+
+@contextlib.contextmanager
+def public_names(names: Mapping[str, str]) -> Iterator[None]:
+    """Let errors that are raised in the block name settings as the user of this front end types them.
+
+    Args:
+        names: export -> what to write instead; also ``EXPORT=value``, and ``EXPORT=`` before any other value. If blocks
+            are nested, the inner one's names are replaced first, so that the outer one can name its results.
+    """
+    _front_ends.insert(0, names)
+    try:
+        yield
+    finally:
+        _front_ends.remove(names)
+
+
+def in_public_words(text: str) -> str:
+    """Replace the names of settings by those of `public_names`. Parts of paths and quoted values stay."""
+    for names in _front_ends:
+        text = replace_names(text, names)
+    return text
+
+
+def replace_names(text: str, names: Mapping[str, str]) -> str:
+    """Replace names in a sentence; the longest one wins where several begin."""
+    if not names:
+        return text
+    longest_first = sorted(names, key=len, reverse=True)
+    any_name = "|".join(re.escape(name) for name in longest_first)
+    not_before = r"(?<![\w/.'\"-])"
+    not_after = r"(?:(?<==)|(?![\w/-]|\.\w))"
+    return re.sub(f"{not_before}({any_name}){not_after}", lambda found: names[found[1]], text)
 
 
 def _one_line(text: str) -> str:

@@ -56,6 +56,17 @@ from mlbert.training.experiment import RunOptions, run_experiment
 MOST_CLASSES = (
     20  # of a guessed label, of integers that are taken for classes, and of a printed matrix
 )
+# What a user types for the settings that errors name.
+OPTIONS = {
+    "INIT_CHECKPOINT": "--from",
+    "DATADIR_PHASE2": "--train",
+    "EVALDIR": "--eval",
+    "LOGDIR": "--out",
+    "LOGDIR or EXPERIMENT": "--out",
+    "TEXT_COLUMNS": "--text",
+    "LABEL_COLUMN": "--label",
+    "MAX_SECONDS": "--minutes",
+}
 HELD_OUT = 5  # one row of so many
 RATE = 5e-5 * 768  # highest learning rate times hidden size
 DROPOUT = 0.1  # at least: few rows are learnt by heart without it

@@ -43,7 +43,7 @@ from mlbert.data.loading.config import DataConfig
 from mlbert.distributed.config import DistributedConfig
 from mlbert.distributed.lifecycle import Lifecycle
 from mlbert.distributed.world import World
-from mlbert.host.errors import UserError
+from mlbert.host.errors import UserError, in_public_words
 from mlbert.host.files import plain_size, write_atomically
 from mlbert.host.machine import threads_per_rank
 from mlbert.host.provenance import tree_root
@@ -202,7 +202,9 @@ def run_experiment(
         elif reason and paths.log.exists():  # rank 0 is lost: close its file
             close_interrupted(paths.log, tree_root(), reason)
 
-    say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    def say(text: str) -> None:
+        console.print(in_public_words(text), markup=False, highlight=False, soft_wrap=True)
+
     read_seconds = 60.0 * config[DistributedConfig].read_timeout
     world.wait_for_data(read_seconds)
     lifecycle = Lifecycle(world, close_log, read_seconds=read_seconds)

@@ -16,9 +16,10 @@ from mlbert.cli.mosaic_bert.main_yaml import WORDS, Words, YamlFile, check_yaml_
 from mlbert.distributed.lifecycle import FAILED, SUCCEEDED
 from mlbert.distributed.world import World
 from mlbert.host.environment import environment
-from mlbert.host.errors import UserError
+from mlbert.host.errors import UserError, public_names
 from mlbert.programs.console import console_progress
 from mlbert.programs.mosaic import finetuning_yaml, glue_runner, glue_yaml
+from mlbert.programs.mosaic.common_yaml import names_for_errors
 from mlbert.programs.mosaic.finetuning_yaml import last_evaluation
 from mlbert.programs.mosaic.glue_runner import GlueJob, GlueProgress, Runner, State
 from mlbert.programs.mosaic.glue_yaml import GlueYaml
@@ -88,7 +89,15 @@ class Program:
         slots = glue_runner.make_slots(
             torch.cuda.device_count(), visible, sorted(os.sched_getaffinity(0)), most
         )
-        runner = Runner(given.jobs, done, slots, self._prepare, self._folder, environment())
+        runner = Runner(
+            given.jobs,
+            done,
+            slots,
+            self._prepare,
+            self._folder,
+            environment(),
+            given.names_for_errors,
+        )
         to_do = {job: samples[job.task] for job in given.jobs if job not in done}
         progress = console_progress(self._console)
         display = GlueProgress(progress, to_do, self._folder, self._metrics)
@@ -129,10 +138,11 @@ class Program:
                 self._path,
                 {name: YamlValue(value, str(self._path)) for name, value in values.items()},
             )
-            layer = finetuning_yaml.to_settings(leaves, 1, torch.cuda.is_available())
-            samples[task] = (
-                resolve_layer(self._path, layer).config[RunConfig].max_samples_termination
-            )
+            names = names_for_errors(leaves, finetuning_yaml.NAMES)
+            with public_names(self._given.names_for_errors(task)), public_names(names):
+                layer = finetuning_yaml.to_settings(leaves, 1, torch.cuda.is_available())
+                config = resolve_layer(self._path, layer).config
+            samples[task] = config[RunConfig].max_samples_termination
         return samples
 
     def _prepare(self, job: GlueJob) -> list[str]:

@@ -15,9 +15,9 @@ from mlbert.config.resolution import Resolved, resolve
 from mlbert.data.loading.masked_text import count_sequences
 from mlbert.distributed.world import World
 from mlbert.host.environment import environment
-from mlbert.host.errors import UserError
+from mlbert.host.errors import UserError, public_names
 from mlbert.programs.mosaic import pretraining_yaml
-from mlbert.programs.mosaic.common_yaml import IGNORED_OPTIONS, model_config
+from mlbert.programs.mosaic.common_yaml import IGNORED_OPTIONS, model_config, names_for_errors
 from mlbert.programs.mosaic.nested_yaml import Layer, Leaves, read_nested
 from mlbert.programs.mosaic.output_folder import find_output_folder
 from mlbert.recipes.registry import RECIPES, find
@@ -51,10 +51,11 @@ def pretrain(path: YamlFile, words: Words = None) -> int:
     check_yaml_file("main.py", path)
     world = World.identify(environment())
     leaves = Leaves(path, read_nested(path, words or [], pretraining_yaml.KNOWN))
-    layer = pretraining_yaml.to_settings(
-        leaves, world.world_size, torch.cuda.is_available(), count_sequences
-    )
-    return run_yaml(leaves, layer, resolve_layer(path, layer), world)
+    with public_names(names_for_errors(leaves, pretraining_yaml.NAMES)):
+        layer = pretraining_yaml.to_settings(
+            leaves, world.world_size, torch.cuda.is_available(), count_sequences
+        )
+        return run_yaml(leaves, layer, resolve_layer(path, layer), world)
 
 
 def run_yaml(leaves: Leaves, layer: Layer, resolved: Resolved, world: World) -> int:

@@ -26,11 +26,12 @@ from mlbert.data.formats.tasks import read_texts
 from mlbert.distributed.lifecycle import SUCCEEDED
 from mlbert.distributed.world import World
 from mlbert.host.environment import environment
-from mlbert.host.errors import UserError
+from mlbert.host.errors import UserError, public_names
 from mlbert.models import task_model
 from mlbert.programs import custom_task
 from mlbert.programs.console import console_progress, new_table
 from mlbert.programs.mosaic import finetuning_yaml
+from mlbert.programs.mosaic.common_yaml import names_for_errors
 from mlbert.programs.mosaic.finetuning_yaml import last_evaluation
 from mlbert.programs.mosaic.nested_yaml import Leaves, read_nested
 from mlbert.runs.run_folder import RunFolder
@@ -106,7 +107,8 @@ def finetune(
             raise UserError(
                 "config.conflict", "--predict", reason, "Write --predict FILE --model RUN"
             )
-        return _predict(predict, model, out or Path(task_model.PREDICTIONS))
+        with public_names({"INIT_CHECKPOINT": "--model"}):
+            return _predict(predict, model, out or Path(task_model.PREDICTIONS))
     if is_direct:
         if start is None or train is None or path is not None:
             reason = "must be given together, without a YAML"
@@ -117,8 +119,10 @@ def finetune(
                 "Write --from MODEL --train FILE.csv",
             )
         seconds = None if minutes is None else training_seconds(minutes, None)
-        form = custom_task.find_form(train, text, label, numbers)
-        return custom_task.finetune(start, train, held_out, form, seconds, out or Path("finetuned"))
+        with public_names(custom_task.OPTIONS):
+            form = custom_task.find_form(train, text, label, numbers)
+            folder = out or Path("finetuned")
+            return custom_task.finetune(start, train, held_out, form, seconds, folder)
     if path is None:
         raise UserError(
             "config.missing",
@@ -129,9 +133,10 @@ def finetune(
     check_yaml_file(PROGRAM, path)
     world = World.identify(environment())
     leaves = Leaves(path, read_nested(path, words or [], finetuning_yaml.KNOWN))
-    layer = finetuning_yaml.to_settings(leaves, world.world_size, torch.cuda.is_available())
-    resolved = resolve_layer(path, layer)
-    status = run_yaml(leaves, layer, resolved, world)
+    with public_names(names_for_errors(leaves, finetuning_yaml.NAMES)):
+        layer = finetuning_yaml.to_settings(leaves, world.world_size, torch.cuda.is_available())
+        resolved = resolve_layer(path, layer)
+        status = run_yaml(leaves, layer, resolved, world)
     if status == SUCCEEDED and world.rank == 0:
         _report(RunFolder.of(resolved.config[RunConfig]).folder)
     return status

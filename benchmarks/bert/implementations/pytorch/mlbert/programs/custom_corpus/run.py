@@ -47,6 +47,16 @@ from mlbert.runs.progress import TrainState
 from mlbert.training.experiment import RunOptions, evaluate_only, run_experiment
 
 TOP = 5
+# What a user types for the settings that errors name.
+OPTIONS = {
+    "INIT_CHECKPOINT": "--from",
+    "DATADIR_PHASE2": "TEXT",
+    "EVALDIR": "--eval",
+    "TOKENIZER": "--vocab",
+    "LOGDIR": "--out",
+    "LOGDIR or EXPERIMENT": "--out",
+    "MAX_SECONDS": "--minutes",
+}
 Guessed = tuple[
     str, str, str
 ]  # a sentence with [MASK], the masked word, and the guesses, most probable first

@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlbert.config.bert_config import BertConfig
+from mlbert.config.sections import settings_by_key
 from mlbert.data.formats.tokenizer import hub_problem
 from mlbert.data.formats.tokenizer_files import TOKENIZER_FILES, find_vocabulary
 from mlbert.host.errors import UserError
 from mlbert.host.provenance import shipped
-from mlbert.models.weights.huggingface import read_config
+from mlbert.models.weights.huggingface import obstacle, read_config
 from mlbert.models.weights.weight_files import read_weights
 from mlbert.programs.mosaic.nested_yaml import Layer, Leaves, YamlValue
 from mlbert.programs.mosaic.output_folder import find_output_folder
@@ -238,6 +239,73 @@ _PRECISIONS = {
 _PRECISIONS |= {"amp_fp8": "fp8", "auto": "auto"}
 
 
+# What a user writes for a setting, by its key; of several names the first that the file has, see `Leaves.typed_name`.
+Names = Mapping[str, tuple[str, ...]]
+NAMES: Names = {
+    "run_name": ("run_name",),
+    "output_dir": ("save_folder", "run_name"),
+    "resume": ("autoresume",),
+    "save_checkpoint_steps": ("save_interval",),
+    "keep_checkpoints": ("save_num_checkpoints_to_keep",),
+    "log_freq": ("console_log_interval",),
+    "tensorboard_dir": ("loggers.tensorboard.log_dir",),
+    "wandb_project": ("loggers.wandb.project",),
+    "wandb_options": ("loggers.wandb.init_kwargs",),
+    "train_batch_size": ("global_train_batch_size",),
+    "gradient_accumulation_steps": ("device_train_microbatch_size",),
+    "auto_micro_batch": ("device_train_microbatch_size",),
+    "eval_batch_size": ("global_eval_batch_size", "device_eval_batch_size"),
+    "num_eval_examples": ("eval_subset_num_batches",),
+    "eval_iter_samples": ("eval_interval",),
+    "eval_iter_start_samples": ("eval_interval",),
+    "max_steps": ("max_duration",),
+    "max_samples_termination": ("max_duration",),
+    "schedule": ("scheduler.name",),
+    "warmup_steps": ("scheduler.t_warmup",),
+    "warmup_proportion": ("scheduler.t_warmup",),
+    "end_lr": ("scheduler.alpha_f",),
+    "lr_decay_end": ("scheduler.t_max",),
+    "lr_decay_steps": ("scheduler.t_decay",),
+    "lr_decay_proportion": ("scheduler.t_decay",),
+    "lr_milestones": ("scheduler.milestones",),
+    "lr_gamma": ("scheduler.gamma",),
+    "optimizer": ("optimizer.name",),
+    "learning_rate": ("optimizer.lr",),
+    "opt_lamb_beta_1": ("optimizer.betas",),
+    "opt_lamb_beta_2": ("optimizer.betas",),
+    "opt_epsilon": ("optimizer.eps",),
+    "weight_decay_rate": ("optimizer.weight_decay",),
+    "max_grad_norm": ("algorithms.gradient_clipping.clipping_threshold",),
+    "model_implementation": ("model.name",),
+    "bert_config_file": ("model.pretrained_model_name",),
+    "model_options": ("model.model_config",),
+    "init_checkpoint": ("load_path", "model.pretrained_checkpoint"),
+    "precision": ("precision",),
+    "seed": ("seed",),
+}
+# Our value -> theirs, by key, for settings whose values have other names.
+_PUBLIC_VALUES: Mapping[str, Mapping[str, str]] = {
+    "resume": {"1": "true", "0": "false"},
+    "auto_micro_batch": {"1": "auto"},
+    "model_implementation": {"mlbert": "mosaic_bert", "huggingface": "hf_bert"},
+    "schedule": {ours: theirs for theirs, ours in _SCHEDULES.items()},
+    "precision": {"bf16": "amp_bf16", "fp16": "amp_fp16", "fp8": "amp_fp8"},
+}
+
+
+def names_for_errors(leaves: Leaves, names: Names) -> dict[str, str]:
+    """Return what the user of a YAML file writes for each setting, for `mlbert.host.errors.public_names`."""
+    known, found = settings_by_key(), dict[str, str]()
+    for key, alternatives in names.items():
+        export, name = known[key].env, leaves.typed_name(*alternatives)
+        found[export] = name
+        for ours, theirs in _PUBLIC_VALUES.get(key, {}).items():
+            found[f"{export}={ours}"] = f"{name}={theirs}"
+    found["MODEL_OPTIONS="] = "model.model_config."
+    found["LOGDIR or EXPERIMENT"] = found["LOGDIR"]
+    return found
+
+
 def add_batches(leaves: Leaves, layer: Layer, world_size: int) -> int:
     """Add batch size and micro-batches per rank; return the sequences per step over all ranks."""
     batch = leaves.number("global_train_batch_size", None)
@@ -340,10 +408,19 @@ def add_optimizer(leaves: Leaves, layer: Layer) -> None:
         )
 
 
-def add_model(leaves: Leaves, layer: Layer, vocab_size: int) -> None:
-    """Add the model's shape, implementation and starting weights."""
-    name = leaves.choice("model.name", MODELS, "hf_bert")
+def add_model(
+    leaves: Leaves, layer: Layer, vocab_size: int, start_shape: BertConfig | None = None
+) -> None:
+    """Add the model's shape, implementation and starting weights.
+
+    If model.name is not given, weights of the shape ``start_shape`` choose the implementation that supports them.
+    """
+    why_not = None if start_shape is None else obstacle(start_shape)
+    name = leaves.choice("model.name", MODELS, "hf_bert" if why_not is None else "mosaic_bert")
     is_mosaic = name.value == "mosaic_bert"
+    if why_not is not None and not is_mosaic:
+        reason = f"model.name {name.value!r} does not support the weights: {why_not}"
+        raise UserError("model.unsupported", name.origin, reason, "Set model.name=mosaic_bert")
     layer.put("model_implementation", "mlbert" if is_mosaic else "huggingface", name.origin)
     shape = leaves.text("model.pretrained_model_name", "bert-base-uncased")
     if shape.value not in SHAPES and not Path(str(shape.value)).is_file():

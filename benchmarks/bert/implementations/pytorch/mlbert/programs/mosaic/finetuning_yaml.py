@@ -41,6 +41,19 @@ KNOWN = (
     *(f"train_loader.dataset.{name}" for name in ("path", "text_columns", "label_column")),
     "eval_loader.dataset.path",
 )
+NAMES: common_yaml.Names = {
+    **common_yaml.NAMES,
+    "input_dir": ("train_loader.dataset.path", "data.train", "data.glue"),
+    "eval_dir": ("eval_loader.dataset.path", "data.eval", "data.glue"),
+    "text_columns": ("train_loader.dataset.text_columns", "data.text_columns"),
+    "label_column": ("train_loader.dataset.label_column", "data.label_column"),
+    "num_labels": ("model.num_labels",),
+    "task": ("data.task",),
+    "max_seq_length": ("train_loader.max_seq_len", "max_seq_len"),
+    "tokenizer": ("train_loader.tokenizer_name", "tokenizer_name"),
+    "shuffle": ("train_loader.shuffle",),
+    "drop_last": ("train_loader.drop_last",),
+}
 SOURCES = ("datasets", "python")
 # Default column names of a text or of a pair of texts.
 TEXT_NAMES = (
@@ -222,7 +235,8 @@ def add_start(leaves: Leaves, layer: Layer, tokenizer: YamlValue) -> None:
     if vocabulary is not None:
         tokenizer = YamlValue(str(vocabulary), "load_path")
     layer.put("tokenizer", tokenizer)
-    common_yaml.add_model(leaves, layer, len(load_tokenizer(str(tokenizer.value)).vocabulary))
+    vocab_size = len(load_tokenizer(str(tokenizer.value)).vocabulary)
+    common_yaml.add_model(leaves, layer, vocab_size, shape)
     if shape is not None:
         explicit = common_yaml.model_config(leaves)
         options = dict(word.split("=") for word in str(layer["model_options"][0]).split())

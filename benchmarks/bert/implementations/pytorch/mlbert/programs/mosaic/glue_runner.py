@@ -19,6 +19,7 @@ from rich.table import Table
 
 from mlbert.data.formats.glue import TASKS, score
 from mlbert.data.prepare.jobs import Progress, end_with_parent, sigterm_raises
+from mlbert.host.errors import replace_names
 
 DEFAULT_SEED = 19
 # MosaicML's published seeds: small tasks vary more and get more runs. The other tasks use DEFAULT_SEED.
@@ -144,7 +145,8 @@ class Runner:
         prepare: called when a job starts; writes its files and returns its command.
         folder: returns a job's folder.
         environ: environment of this process.
-
+        error_names: of a task, what the user writes for the names in a job's errors; see
+            `mlbert.host.errors.replace_names`.
     """
 
     def __init__(
@@ -155,7 +157,9 @@ class Runner:
         prepare: Callable[[GlueJob], list[str]],
         folder: Callable[[GlueJob], Path],
         environ: Mapping[str, str],
+        error_names: Callable[[str], Mapping[str, str]],
     ) -> None:
+        self._error_names = error_names
         self.states = {job: State.DONE if job in done else State.WAITING for job in jobs}
         self.seconds: dict[GlueJob, float] = {}
         self.running: list[Running] = []
@@ -182,9 +186,8 @@ class Runner:
             text = (self._folder(job) / LOG).read_text(encoding="utf-8", errors="replace")
         except OSError:
             return "no log"
-        return next(
-            (line.strip() for line in reversed(text.splitlines()) if line.strip()), "an empty log"
-        )
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return replace_names(lines[-1], self._error_names(job.task)) if lines else "an empty log"
 
     def _step(self) -> bool:
         """Collect finished jobs and start possible ones; return False when nothing is left."""

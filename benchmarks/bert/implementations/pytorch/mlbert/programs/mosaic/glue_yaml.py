@@ -108,6 +108,18 @@ class GlueYaml:
             != 0
         )
 
+    def names_for_errors(self, task: str) -> dict[str, str]:
+        """Return what the user of this YAML writes for the names in a job's YAML that have another name here."""
+        trainer = f"tasks.{task}.trainer_kwargs"
+        return {
+            "run_name": "base_run_name",
+            "save_folder": "save_finetune_checkpoint_folder",
+            "load_path": "starting_checkpoint_load_path",
+            "global_train_batch_size": f"tasks.{task}.batch_size",
+            **{name: f"tasks.{task}.{name}" for name in ("optimizer.lr", "optimizer.weight_decay")},
+            **{name: f"{trainer}.{name}" for name in _TRAINER},
+        }
+
     def of_job(self, job: GlueJob, start: str | None) -> dict[str, Any]:
         """Return the YAML of a job that starts from the weights ``start``, by dotted name."""
         task, leaves = TASKS[job.task], self._leaves

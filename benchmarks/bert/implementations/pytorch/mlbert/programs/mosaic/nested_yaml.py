@@ -190,6 +190,18 @@ class Leaves(Mapping[str, YamlValue]):
         """Return the names with values that were never read."""
         return [name for name in self._found if self.is_given(name) and name not in self._read]
 
+    def typed_name(self, *names: str) -> str:
+        """Return the first of these names that is given, or the one whose value it takes by ``${...}``; the first if
+        none is given. A user who writes another value there changes it."""
+        for name in names:
+            if self.is_given(name):
+                leaf = self._found[name]
+                sources = [used for used in leaf.uses if self.is_given(used)]
+                return next(
+                    (used for used in sources if self._found[used].value == leaf.value), name
+                )
+        return names[0]
+
     def text(self, name: str, default: Default) -> YamlValue:
         """Return a text; numbers are returned as text."""
         value = self._get(name, default)

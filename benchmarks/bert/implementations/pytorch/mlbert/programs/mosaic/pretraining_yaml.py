@@ -35,6 +35,25 @@ KNOWN = (
         for name in _STREAM.split()
     ),
 )
+NAMES: common_yaml.Names = {
+    **common_yaml.NAMES,
+    "input_dir": ("train_loader.dataset.local", "data_local"),
+    "eval_dir": ("eval_loader.dataset.local", "data_local"),
+    "data_remote": ("train_loader.dataset.remote", "data_remote"),
+    "eval_remote": ("eval_loader.dataset.remote", "data_remote"),
+    "data_streams": ("train_loader.dataset.streams",),
+    "eval_streams": ("eval_loader.dataset.streams",),
+    "max_seq_length": ("train_loader.dataset.max_seq_len", "max_seq_len"),
+    "long_texts": ("train_loader.dataset.long_texts",),
+    "tokenizer": ("train_loader.dataset.tokenizer_name", "tokenizer_name"),
+    "masking_rate": ("train_loader.dataset.mlm_probability", "mlm_probability"),
+    "masking_rate_end": ("train_loader.dataset.mlm_probability_end",),
+    "masking_schedule": ("train_loader.dataset.mlm_schedule",),
+    "eval_masking_rate": ("eval_loader.dataset.mlm_probability",),
+    "shuffle": ("train_loader.dataset.shuffle_algo",),
+    "shuffle_seed": ("train_loader.dataset.shuffle_seed",),
+    "canonical_nodes": ("train_loader.dataset.num_canonical_nodes",),
+}
 _DEFAULT_SPLITS = {"train_loader": "train", "eval_loader": "val"}
 
 # (data sets, tokenizer, maximum length, split or truncate) -> sequences in an epoch
