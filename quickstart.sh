@@ -98,12 +98,6 @@ mlbert prepare python-text --out "${out}/data"
 # shellcheck source=benchmarks/bert/implementations/cpu_demo/config_cpu_1x1x32x1_demo.sh
 source "${config}"
 export DATADIR_PHASE2="${out}/data/train" EVALDIR="${out}/data/eval" LOGDIR="${out}" NEXP="${runs}"
-# Threads wait for each other many times per step, so on a busy machine a single thread is much faster.
-read -r load _ </proc/loadavg
-if ((${load%.*} > $(nproc))); then
-    echo "Other programs keep this machine busy (load ${load}): training on one thread."
-    export CPU_THREADS=1
-fi
 for ((i = 0; i < runs; i++)); do
     status=0
     train "${i}" || status=$?

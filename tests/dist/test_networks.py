@@ -165,3 +165,14 @@ def test_a_port_of_another_program_is_one_line(tmp_path: Path) -> None:
         (line,) = rank.communicate(60).splitlines()
     assert rank.returncode == 2
     assert f"error: MASTER_PORT={port}: is taken by another program" in line
+
+
+def test_a_rank_0_that_does_not_run_is_one_line(tmp_path: Path) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+        environment = rank_environment(1, 3, port)
+        rank = Rank(meet, ("4",), environment, tmp_path / "output.txt")
+        (line,) = rank.communicate(60).splitlines()
+    assert rank.returncode == 2
+    assert f"port {port} of 127.0.0.1 does not answer" in line

@@ -1,5 +1,10 @@
-"""Processors and the GPU driver as Linux reports them, from recorded files."""
+"""Processors and the GPU driver as Linux reports them, from recorded files; a busy machine."""
 
+import os
+
+import pytest
+
+from mlbert.host import machine
 from mlbert.host.machine import gpu_driver, processor_name, read_processors
 from programs import write_files
 
@@ -12,7 +17,7 @@ ARM = "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n"
 
 
 def test_processors_and_their_generations(tmp_path):
-    for cpuinfo, machine, name in (
+    for cpuinfo, product, name in (
         (
             x86("Intel(R) Xeon(R) Platinum 8168 CPU", 6, 85, 4),
             "",
@@ -43,7 +48,7 @@ def test_processors_and_their_generations(tmp_path):
         (ARM, "NVIDIA GB200 NVL72\n", "NVIDIA Grace (Arm Neoverse V2)"),
         (ARM, "", "Arm Neoverse V2"),
     ):
-        write_files(tmp_path, {"proc/cpuinfo": cpuinfo, "sys/class/dmi/id/sys_vendor": machine})
+        write_files(tmp_path, {"proc/cpuinfo": cpuinfo, "sys/class/dmi/id/sys_vendor": product})
         assert processor_name(tmp_path) == name
         assert len(read_processors(tmp_path)) == 1
 
@@ -57,3 +62,64 @@ def test_the_driver(tmp_path):
         write_files(tmp_path, {"proc/driver/nvidia/version": text})
         assert gpu_driver(tmp_path) == version
     assert gpu_driver(tmp_path / "nowhere") == "none"
+
+
+def write_times(root, busy, idle):
+    (root / "proc").mkdir(exist_ok=True)
+    columns = f"{busy} 0 0 {idle} 0 0 0 0 0 0"
+    lines = [f"cpu{index} {columns}" for index in os.sched_getaffinity(0)]
+    (root / "proc/stat").write_text("\n".join(["cpu 1 1 1 1", *lines, "intr 1 2 3"]))
+
+
+@pytest.mark.parametrize(
+    ("load", "busy", "idle", "is_busy"),
+    [(0.0, 50, 0, False), (1.0, 50, 0, True), (1.0, 10, 40, False), (1.0, 40, 10, True)],
+    ids=["low load", "busy", "no longer busy", "nearly busy"],
+)
+def test_a_machine_is_busy_if_its_load_is_high_and_its_cores_are_not_idle(
+    tmp_path, monkeypatch, load, busy, idle, is_busy
+):
+    load += len(os.sched_getaffinity(0))
+    write_times(tmp_path, 100, 100)
+    monkeypatch.setattr(machine, "SYSTEM", tmp_path)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(
+        machine.time, "sleep", lambda _: write_times(tmp_path, 100 + busy, 100 + idle)
+    )
+    assert machine.busy_load.__wrapped__() == (load if is_busy else None)
+
+
+def test_the_times_of_this_machine_can_be_read():
+    times = machine._cpu_times()
+    assert len(times) == len(os.sched_getaffinity(0))
+    assert all(sum(spent) > 0 for spent in times.values())
+
+
+def test_one_thread_on_a_busy_machine(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    for load, threads in ((None, 8), (9.5, 1)):
+        monkeypatch.setattr(machine, "busy_load", lambda load=load: load)
+        assert machine.threads_per_rank(None, 1) == threads
+    assert machine.threads_per_rank(3, 1) == 3
+    assert machine.threads_per_rank(None, 2, is_gpu=True) == 4
+    begin = "Other programs keep this machine busy (load 9.5 on 8 cores)"
+    assert machine.one_thread_words(None, 1) == (
+        f"{begin}: using one thread. CPU_THREADS sets another number."
+    )
+    assert machine.one_thread_words(1, 1) is None
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    assert machine.threads_per_rank(None, 1) == 8
+
+
+@pytest.mark.parametrize(("load", "policy"), [(3.9, None), (4.0, "passive")])
+def test_threads_wait_passively_unless_the_machine_is_idle(monkeypatch, load, policy):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    machine.wait_passively_if_busy()
+    assert os.environ.get("OMP_WAIT_POLICY") == policy
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    machine.wait_passively_if_busy()
+    assert os.environ["OMP_WAIT_POLICY"] == "active"

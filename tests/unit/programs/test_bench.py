@@ -8,6 +8,7 @@ import torch
 
 from capturable import TensorLamb, select_capturable
 from mlbert.config.bert_config import BertConfig
+from mlbert.host import machine
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.objectives import PreTraining
 from mlbert.optim.flat import FlatParameters
@@ -110,3 +111,11 @@ def test_a_slow_node_is_named():
     assert NetworkReport({2**20: 5.0}, {}).lines() == ["all-reduce of 1 MiB: 5.00 GB/s"], (
         "one node has no links"
     )
+
+
+def test_a_busy_machine_is_named(monkeypatch, run_mlbert, tmp_path):
+    monkeypatch.setattr(machine, "busy_load", lambda: 9.5)
+    words = ["bench", "step", "--config", "tiny", "--packs", 1, "--json", tmp_path / "record.json"]
+    status, _, err = run_mlbert(*words)
+    assert status == 0
+    assert "warning: Other programs keep this machine busy (load 9.5 on " in err

@@ -25,6 +25,7 @@ from mlbert.data.formats.tokenizer import lower_cases
 from mlbert.data.loading.batches import StaticShape
 from mlbert.data.loading.synthetic import SyntheticSource
 from mlbert.distributed.capture import NoCapture
+from mlbert.host import machine
 from mlbert.host.errors import UserError
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.weights.load import open_saved
@@ -574,3 +575,12 @@ def test_graphs_need_supported_ops():
             choose_graphs(mode, wanting, 1, CUDA, 2)
     ops.select("plain")
     assert "on the host" in BertForPreTraining(SHAPE).capture_obstacle(torch.device("cpu"), 8)
+
+
+def test_a_busy_machine_trains_on_one_thread_and_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    monkeypatch.setattr(machine, "busy_load", lambda: 9.5)
+    run(tmp_path, max_steps=1, cpu_threads="none")
+    begin = "Other programs keep this machine busy (load 9.5 on 3 cores): using one thread."
+    assert begin in " ".join(capsys.readouterr().out.split())

@@ -124,8 +124,10 @@ if ((show)); then
     echo "rank ${local_rank}: node ${own} cpus ${list}"
     exit 0
 fi
-# Otherwise the package would divide these cores among the local ranks again.
-export CPU_THREADS="${CPU_THREADS:-${count}}"
+# Otherwise the package would divide these cores among the local ranks again. A single rank may choose one thread.
+if ((local_size > 1 || ${DGXHT:-1} > 1)); then
+    export CPU_THREADS="${CPU_THREADS:-${count}}"
+fi
 for binder in "numactl --physcpubind=${list} --localalloc" "taskset --cpu-list ${list}"; do
     read -r -a words <<<"${binder}"
     if "${words[@]}" true 2>/dev/null; then

@@ -13,6 +13,7 @@ import typer
 from mlbert.config.bert_config import BertConfig
 from mlbert.host.errors import UserError
 from mlbert.host.files import write_atomically
+from mlbert.host.machine import busy_words, threads_per_rank
 from mlbert.host.provenance import shipped
 from mlbert.programs.console import new_table, standard_output
 
@@ -56,7 +57,10 @@ def step(
         Path | None, typer.Option(help="Prepared data set to read sequences from.")
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(help="CPU threads; default: all.", min=1, max=os.cpu_count())
+        int | None,
+        typer.Option(
+            help="CPU threads; default: all, or 1 on a busy machine.", min=1, max=os.cpu_count()
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights, data and dropout.")] = 1,
     device: Annotated[
@@ -75,12 +79,17 @@ def step(
         raise UserError(
             "device.unavailable", "--device cuda", "finds no CUDA device", "Give --device cpu"
         )
-    if threads:
-        torch.set_num_threads(threads)
+    place = torch.device("cuda" if has_cuda and device != "cpu" else "cpu")
+    is_gpu = place.type == "cuda"
+    busy = busy_words()
+    if threads or (busy and not is_gpu):
+        torch.set_num_threads(threads_per_rank(threads, 1, is_gpu=is_gpu))
+    if busy:
+        note = "" if threads or is_gpu else "; one thread, --threads sets another number"
+        print(f"warning: {busy}{note}: the figures vary more.", file=sys.stderr)
     shape = BertConfig.from_json(
         CONFIGS / f"{config}.json" if config in DEFAULT_PACKS else Path(config)
     )
-    place = torch.device("cuda" if has_cuda and device != "cpu" else "cpu")
     size = packs or DEFAULT_PACKS.get(config, 8)
     peers = ("huggingface", "expert") if vs == "both" else (vs,) if vs else ()
     record = run(shape, size, pairs, compute_dtype(precision, place), peers, data, seed, place)

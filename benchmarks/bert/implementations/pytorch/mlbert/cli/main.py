@@ -22,6 +22,7 @@ from typer.main import get_command
 
 from mlbert.distributed.lifecycle import FAILED, INTERRUPTED, SUCCEEDED, WRONG_INPUT
 from mlbert.host.errors import UserError
+from mlbert.host.machine import wait_passively_if_busy
 
 # name -> (module with a Typer `app`, help line)
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -55,6 +56,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "launch": ("mlbert.cli.launch", "Submit job chains, start ranks, and run launcher helpers."),
     "bench": ("mlbert.cli.bench", "Compare speeds as ratios measured in one run."),
 }
+_COMPUTING = ("train", "mosaic", "pretrain", "finetune", "glue", "bench")
 _PROGRAM = "mlbert"
 _NO_MEMORY = "memory: not enough for this configuration. Use a smaller batch or model."
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -88,6 +90,8 @@ class _Lazy(TyperCommand):
         self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
     ) -> Any:
         """Load the command and return its context; a group without a subcommand prints its help and fails."""
+        if self.name in _COMPUTING:
+            wait_passively_if_busy()
         command = get_command(importlib.import_module(self._module).app)
         _check_texts(command)
         for subcommand in command.commands.values() if isinstance(command, TyperGroup) else ():

@@ -85,6 +85,7 @@ class HeadAddress:
 
     def _resolve(self) -> list[str]:
         """Return the IP addresses; none, and the reason in `obstacle`, if the name does not resolve."""
+        before = self.obstacle
         # Until it is known: a name server that does not answer may outlast the caller's patience.
         self.obstacle = f"does not resolve on {socket.gethostname()}"
         try:
@@ -93,6 +94,7 @@ class HeadAddress:
             reason = error.strerror if isinstance(error, OSError) else "not a host name"
             self.obstacle += f" ({reason})"
             return []
+        self.obstacle = before
         return [str(entry[4][0]) for entry in found]
 
     def _connect(self, seconds: float) -> str | None:

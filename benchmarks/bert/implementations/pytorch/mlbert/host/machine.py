@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import re
+import time
 from pathlib import Path
 
+from mlbert.host.environment import environment, set_default
 from mlbert.host.errors import UserError
 
 SYSTEM = Path("/")
+LOOK_SECONDS = 0.5
+LEAST_IDLE = 0.25  # share of the cores' time without which they count as busy
+_IDLE_COLUMNS = (3, 4)  # of a line of /proc/stat, after its name: idle, and waiting for a disk
 NONE = "none"
 
 # (word of the name, family, models, steppings, generation)
@@ -114,8 +120,52 @@ def read_text(path: Path) -> str:
         return ""
 
 
-def threads_per_rank(cpu_threads: int | None, local_world_size: int) -> int:
+@functools.cache
+def busy_load() -> float | None:
+    """Return the machine's load if other programs keep all cores busy that this process may use; None if not.
+
+    Measured once per process, so that all parts of a command agree. The load alone would count what this process did in
+    the last minute, or one that has just ended.
+    """
+    load = os.getloadavg()[0]
+    if load < len(os.sched_getaffinity(0)) + 1:
+        return None
+    before = _cpu_times()
+    time.sleep(LOOK_SECONDS)
+    after = _cpu_times()
+    idle = total = 0
+    for cpu in before.keys() & after.keys():
+        spent = [late - early for early, late in zip(before[cpu], after[cpu], strict=True)]
+        total += sum(spent)
+        idle += sum(spent[column] for column in _IDLE_COLUMNS)
+    return load if idle < LEAST_IDLE * total else None
+
+
+def busy_words() -> str | None:
+    """Return the sentence that a command prints if other programs keep this machine busy."""
+    load = busy_load()
+    if load is None:
+        return None
+    cores = len(os.sched_getaffinity(0))
+    words = "1 core" if cores == 1 else f"{cores} cores"
+    return f"Other programs keep this machine busy (load {load:.1f} on {words})"
+
+
+def _cpu_times() -> dict[str, list[int]]:
+    """Return the times that /proc/stat has for each core that this process may use, in ticks."""
+    names = {f"cpu{index}" for index in os.sched_getaffinity(0)}
+    lines = [line.split() for line in read_text(SYSTEM / "proc/stat").splitlines()]
+    return {line[0]: [int(text) for text in line[1:]] for line in lines if line[0] in names}
+
+
+def threads_per_rank(
+    cpu_threads: int | None, local_world_size: int, *, is_gpu: bool = False
+) -> int:
     """Return the CPU threads per rank: the setting, or an equal share of the cores that the process may use.
+
+    Without the setting, it is one if other programs keep these cores busy: threads wait for each other many times in a
+    step, and a thread without a core delays all. This does not hold on a GPU (``is_gpu``), nor if OMP_NUM_THREADS is
+    set, by a launcher or the user.
 
     Raises:
         UserError: more threads than CPUs, which with OpenMP can stall the whole machine.
@@ -127,4 +177,22 @@ def threads_per_rank(cpu_threads: int | None, local_world_size: int) -> int:
                 "config.range", subject, f"this machine has {cpus} CPUs", "Set it to none"
             )
         return cpu_threads
-    return max(1, len(os.sched_getaffinity(0)) // local_world_size)
+    share = max(1, len(os.sched_getaffinity(0)) // local_world_size)
+    is_open = share > 1 and not is_gpu and "OMP_NUM_THREADS" not in environment()
+    return 1 if is_open and busy_load() is not None else share
+
+
+def wait_passively_if_busy() -> None:
+    """Let OpenMP's threads sleep while they wait for each other, unless the machine is idle.
+
+    Call it before torch is imported. A thread that spins takes the core that the other one needs. On an idle machine,
+    spinning can be faster.
+    """
+    if os.getloadavg()[0] >= len(os.sched_getaffinity(0)) / 2:
+        set_default("OMP_WAIT_POLICY", "passive")
+
+
+def one_thread_words(cpu_threads: int | None, threads: int) -> str | None:
+    """Return what a command prints if `threads_per_rank` gave one thread because the machine is busy."""
+    busy = busy_words() if cpu_threads is None and threads == 1 else None
+    return None if busy is None else f"{busy}: using one thread. CPU_THREADS sets another number."

@@ -35,7 +35,7 @@ class ComputeConfig(Section):
     )
     cpu_threads: int | None = setting(
         "CPU_THREADS",
-        "none: every core that the rank may use.",
+        "none: every core that the rank may use, or one if other programs keep them busy.",
         default=None,
         unit="threads per rank",
         **Ranges.CPUS,

@@ -45,7 +45,7 @@ from mlbert.distributed.lifecycle import Lifecycle
 from mlbert.distributed.world import World
 from mlbert.host.errors import UserError, in_public_words
 from mlbert.host.files import plain_size, write_atomically
-from mlbert.host.machine import threads_per_rank
+from mlbert.host.machine import one_thread_words, threads_per_rank
 from mlbert.host.provenance import tree_root
 from mlbert.mlperf import rules
 from mlbert.mlperf.config import SubmissionConfig
@@ -147,7 +147,9 @@ def _inspect(
     if start is not None:
         plain_size(weights_file(start))
     found = (
-        threads_per_rank(compute.cpu_threads, world.local_world_size),
+        threads_per_rank(
+            compute.cpu_threads, world.local_world_size, is_gpu=world.device.type == "cuda"
+        ),
         resolved.recipe.inspect(config),
     )
     if world.rank == 0:
@@ -209,6 +211,8 @@ def run_experiment(
     world.wait_for_data(read_seconds)
     lifecycle = Lifecycle(world, close_log, read_seconds=read_seconds)
     _warn_of(inputs, data, say)
+    if words := one_thread_words(compute.cpu_threads, num_threads):
+        say(words)
     with ExitStack() as last, lifecycle.guard():
         seed = world.broadcast_int(choose_seed(settings, paths))
         log.event("cache_clear", settings.caches_cleared)
@@ -548,7 +552,11 @@ def evaluate_only(
                 "config.missing", "INIT_CHECKPOINT", reason, "Set it to the starting weights"
             )
         torch.set_num_threads(
-            threads_per_rank(config[ComputeConfig].cpu_threads, world.local_world_size)
+            threads_per_rank(
+                config[ComputeConfig].cpu_threads,
+                world.local_world_size,
+                is_gpu=world.device.type == "cuda",
+            )
         )
         recipe_build: RecipeBuild = recipe.load()
         model, objective, samples = recipe_build.build_evaluation(

@@ -155,7 +155,10 @@ def make_plan(
         start: folder and shape of a model to start from; None trains a new one of ``size``.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.set_num_threads(num_threads())
+    given = cpu_threads()
+    torch.set_num_threads(
+        threads_per_rank(int(given) if is_count(given) else None, 1, is_gpu=device.type == "cuda")
+    )
     precision = small_model_precision(device)
     speed = SHARE_OF_PEAK * gemm_peak_flops(compute_dtype(precision, device), device)
     choice = rules.choose(num_bytes // BYTES_A_TOKEN, seconds, size, speed)
@@ -244,7 +247,7 @@ def cpu_threads() -> str:
     return environment().get("CPU_THREADS", "none").strip()
 
 
-def num_threads() -> int:
-    """Return the number of threads for work on this machine: CPU_THREADS, or one for each core."""
-    threads = cpu_threads()
-    return threads_per_rank(int(threads) if is_count(threads) else None, 1)
+def num_processes() -> int:
+    """Return the number of processes for work on this machine: CPU_THREADS, or one for each core."""
+    given = cpu_threads()
+    return threads_per_rank(int(given), 1) if is_count(given) else len(os.sched_getaffinity(0))

@@ -37,7 +37,7 @@ from mlbert.programs.custom_corpus.corpus_plan import (
     CorpusPlan,
     OwnFolder,
     make_plan,
-    num_threads,
+    num_processes,
     resolve_settings,
 )
 from mlbert.programs.pretrain_rules import EVAL_MASK_RATE
@@ -352,7 +352,7 @@ class _Run:
     def _executor(self) -> Executor:
         """Return one with a process for each core, and none for little text."""
         return Executor(
-            min(num_threads(), self._num_bytes // _PROCESS_BYTES), console_progress(self._console)
+            min(num_processes(), self._num_bytes // _PROCESS_BYTES), console_progress(self._console)
         )
 
     def _prepare(self, plan: CorpusPlan) -> Facts:
