@@ -274,6 +274,17 @@ def states(cluster: Cluster, job: str) -> set[str]:
     }
 
 
+def test_more_jobs_than_an_array_may_have_are_refused_before_any(
+    cluster: Cluster, tree_root: Path, tmp_path: Path
+) -> None:
+    launch = tree_root / "benchmarks/bert/implementations/pytorch/launch"
+    command = ("mlbert", "prepare", "pack", "--input", tmp_path, "--out", tmp_path / "out")
+    done = cluster.run(launch / "prepare_data.sh", "--slurm", "1002", "--", *command)
+    reason = "this Slurm allows arrays of at most 1001 jobs (MaxArraySize)"
+    assert (done.returncode, done.stderr) == (2, f"error: --slurm 1002: {reason}.\n")
+    assert done.stdout == ""
+
+
 @pytest.mark.slow
 def test_a_killed_array_makes_the_bytes_of_one_process(
     cluster: Cluster, tree_root: Path, tmp_path: Path

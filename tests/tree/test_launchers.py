@@ -227,6 +227,16 @@ def test_container_is_created_once_per_node_and_reused_by_name(cluster: FakeClus
     ]
 
 
+def test_a_relative_image_file_is_not_looked_up_in_a_registry(cluster: FakeCluster) -> None:
+    cluster.image.rename(cluster.system / "bert.sqsh")
+    cluster.job(CONT="bert.sqsh")
+    (start,) = cluster.calls("srun", "--container-image")
+    assert f"--container-image={cluster.system}/bert.sqsh" in start["words"]
+    cluster.job(CONT="registry.example#nvidia/bert:1")
+    start = cluster.calls("srun", "--container-image")[-1]
+    assert "--container-image=registry.example#nvidia/bert:1" in start["words"]
+
+
 def test_what_a_launcher_refuses(cluster: FakeCluster) -> None:
     docker = "run_with_docker.sh"
     assert_refused(cluster.start(docker, DGXNNODES=1), "CONT is not set")
@@ -235,7 +245,9 @@ def test_what_a_launcher_refuses(cluster: FakeCluster) -> None:
         cluster.start("run_multinode.sh", HOSTS="n1"),
         "HOSTS names 1 hosts, the config has DGXNNODES=2",
     )
-    assert_refused(cluster.job(CONT="/images/none.sqsh"), "CONT=/images/none.sqsh does not exist")
+    for image in ("/images/none.sqsh", "none.sqsh", "./none", f"{cluster.logs.parent}"):
+        assert_refused(cluster.job(CONT=image), f"CONT={image} is not a readable file here.")
+    assert_refused(cluster.start("run.sub", CONT="none.sqsh"), "CONT=none.sqsh is not a readable")
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def test_a_job_repeats_what_was_killed_or_too_early(
     run_wrapped = 'SLURM_JOB_ID=7 bash -c "${@: -1}"'
     submit = f"#!/bin/bash\n{run_wrapped}\necho $? >>{tmp_path}/ended\necho 7\n"
     write_program(tmp_path / "bin" / "sbatch", submit)
-    control = f'#!/bin/bash\necho "$@" >>{tmp_path}/asked\nexit 1\n'
+    control = f'#!/bin/bash\n[[ "$1" == show ]] || echo "$@" >>{tmp_path}/asked\nexit 1\n'
     write_program(tmp_path / "bin" / "scontrol", control)
     environ = user_environ(PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
     done = prepare("--slurm", "1", "--", "bash", "-c", f"exit {status}", "--", env=environ)
@@ -139,6 +139,24 @@ def test_a_job_repeats_what_was_killed_or_too_early(
     assert (tmp_path / "ended").read_text().split() == [str(status)]
     asked = tmp_path / "asked"
     assert (asked.read_text() if asked.exists() else "") == ("requeue 7\n" if is_repeated else "")
+
+
+def test_a_refused_job_cancels_those_submitted_before_it(prepare: Prepare, tmp_path: Path) -> None:
+    jobs = tmp_path / "jobs"
+    submit = f"#!/bin/bash\n[[ ! -e {jobs} ]] || {{ echo refused >&2; exit 1; }}\n"
+    write_program(tmp_path / "bin/sbatch", f"{submit}echo 7 | tee {jobs}\n")
+    write_program(tmp_path / "bin/scancel", f'#!/bin/bash\necho "$@" >{tmp_path}/canceled\n')
+    write_program(tmp_path / "bin/scontrol", "#!/bin/bash\necho 'MaxArraySize            = 3'\n")
+    environ = user_environ(PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+    command = ("--", "mlbert", "prepare", "pack", "--input", tmp_path, "--out", tmp_path / "out")
+    done = prepare("--slurm", "4", *command, env=environ)
+    assert_refused(done, "--slurm 4: this Slurm allows arrays of at most 3 jobs (MaxArraySize).")
+    assert not jobs.exists()
+    done = prepare("--slurm", "3", *command, env=environ)
+    assert done.returncode == 2
+    error = "error: sbatch refused a job; see its message above. "
+    assert done.stderr == f"refused\n{error}The jobs submitted before it are canceled: 7.\n"
+    assert (tmp_path / "canceled").read_text() == "7\n"
 
 
 def test_wrong_arguments_are_one_line_errors(prepare: Prepare) -> None:

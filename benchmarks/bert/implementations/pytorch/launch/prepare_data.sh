@@ -20,7 +20,7 @@
 # --eval-samples N     samples of the evaluation set (default 10000)
 set -euo pipefail
 
-slurm=0 last="" outputdir="" input="" download=0 published=0 skip=0 mirror="" vocab="" checkpoint="" evaluation="" layout="" shards="" workers=0
+slurm=0 last="" submitted=() outputdir="" input="" download=0 published=0 skip=0 mirror="" vocab="" checkpoint="" evaluation="" layout="" shards="" workers=0
 parts=500 eval_articles=10000 eval_samples=10000
 
 fail() {
@@ -64,6 +64,9 @@ done
 if ((slurm)); then
     command -v sbatch >/dev/null || fail "--slurm: sbatch is not in PATH. Run this where jobs are submitted."
     ((workers)) || workers=8
+    # Ask before anything is submitted; the largest index of an array is one less.
+    most="$(scontrol show config 2>/dev/null | sed -n 's/^MaxArraySize *= *//p' || true)"
+    [[ -z "${most}" ]] || ((slurm <= most)) || fail "--slurm ${slurm}: this Slurm allows arrays of at most ${most} jobs (MaxArraySize)."
 fi
 
 # Print a command and run it, or submit it.
@@ -85,17 +88,25 @@ run() {
     submit "${*@Q} $( ((passes == 0)) || echo --merge)"
 }
 
+# Cancel the jobs submitted so far, because one that they need or that needs them was refused.
+withdraw() {
+    ((${#submitted[@]})) || fail "sbatch refused a job; see its message above."
+    scancel "${submitted[@]}"
+    fail "sbatch refused a job; see its message above. The jobs submitted before it are canceled: ${submitted[*]}."
+}
+
 # Submit the shell command $1 to run after the last job, with further options of sbatch. A killed command is lost, not
 # wrong: the job runs again. So does a share that ends with 75, because its node does not see yet what the pass before it
 # wrote. The name of an array's job needs its index, because one of them has the id of the array.
 submit() {
-    local command="$1" job="\${SLURM_ARRAY_JOB_ID:-\${SLURM_JOB_ID}}\${SLURM_ARRAY_TASK_ID:+_\${SLURM_ARRAY_TASK_ID}}"
-    last="$(sbatch --parsable --requeue --kill-on-invalid-dep=yes --cpus-per-task="${workers}" --job-name=prepare \
+    local id command="$1" job="\${SLURM_ARRAY_JOB_ID:-\${SLURM_JOB_ID}}\${SLURM_ARRAY_TASK_ID:+_\${SLURM_ARRAY_TASK_ID}}"
+    id="$(sbatch --parsable --requeue --kill-on-invalid-dep=yes --cpus-per-task="${workers}" --job-name=prepare \
         ${last:+--dependency="afterok:${last}"} ${outputdir:+--output="${outputdir}/slurm-%j.out"} "${@:2}" --wrap "status=0
 ${command} || status=\$?
 [ \${status} -le 128 ] && [ \${status} -ne 75 ] || [ \${SLURM_RESTART_COUNT:-0} -ge 3 ] || { scontrol requeue ${job} && sleep 600; }
-exit \${status}")"
-    last="${last%%;*}" # without the cluster's name
+exit \${status}")" || withdraw
+    last="${id%%;*}" # without the cluster's name
+    submitted+=("${last}")
     echo "job ${last}: ${command}"
 }
 
