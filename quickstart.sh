@@ -46,9 +46,9 @@ out="$(realpath --canonicalize-missing "${out}")"
 mkdir -p "${out}" 2>/dev/null || fail "${out} cannot be created. Choose another folder with --out."
 [[ -w "${out}" ]] || fail "${out} is not writable. Choose another folder with --out."
 contents="${out}/CONTENTS.txt"
-if [[ ! -e "${contents}" ]]; then
+if [[ "$(head -n 1 "${contents}" 2>/dev/null)" != *" by quickstart.sh." ]]; then # "Made by" until version 0.2.0
     [[ -z "$(ls -A "${out}")" ]] || fail "${out} contains other files. Choose a new folder with --out."
-    cat 2>/dev/null >"${contents}" <<'TEXT' || fail "${contents} cannot be written. Choose another folder with --out, or free space."
+    cat 2>/dev/null >"${contents}" <<'TEXT' || { rm -f "${contents}" && fail "${contents} cannot be written. Choose another folder with --out, or free space."; }
 Created by quickstart.sh.
 report.html       results of the runs, with figures
 result_<i>.txt    MLPerf log of run i
@@ -72,7 +72,8 @@ train() {
     elif [[ -e "${out}/result_${i}.txt" ]]; then
         local aside
         aside="${out}/interrupted_${i}_$(date +%s)"
-        mkdir "${aside}" && mv "${out}/result_${i}.txt" "${out}/run_${i}" "${aside}/" || return 2
+        mkdir "${aside}" && mv "${out}/result_${i}.txt" "${aside}/" || return 2
+        [[ ! -e "${out}/run_${i}" ]] || mv "${out}/run_${i}" "${aside}/" || return 2
     fi
     EXPERIMENT="${i}" "${root}/benchmarks/bert/implementations/pytorch/launch/run_and_time.sh"
 }

@@ -74,6 +74,36 @@ def test_quickstart_does_not_write_into_a_folder_with_other_files(
         "contains other files",
     )
     assert mine.read_text() == "mine"
+    (tmp_path / "CONTENTS.txt").write_text("Somebody else's list.\n")
+    assert_refused(
+        run_quietly(tree_root / "quickstart.sh", "--out", tmp_path, "--runs", "2"),
+        "contains other files",
+    )
+    assert mine.read_text() == "mine"
+
+
+def test_setup_does_not_empty_an_environment_that_it_did_not_make(
+    tree_root: Path, tmp_path: Path
+) -> None:
+    for name in ("pyproject.toml", "constraints.txt"):
+        (tmp_path / name).touch()
+    mine = tmp_path / ".venv/lib/mine.py"  # an environment without pip, as uv makes it
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+
+    def set_up(python: str) -> subprocess.CompletedProcess[str]:
+        setup = f"source '{tree_root / LAUNCH}/setup_venv.sh'; find_python() {{ {python}; }}"
+        return run_quietly("bash", "-c", f"{setup}; setup_venv '{tmp_path}'")
+
+    without_python = 'echo "error: no Python" >&2; return 2'
+    done = set_up(without_python)
+    assert_refused(done, f"{tmp_path}/.venv is not an environment with pip")
+    assert mine.read_text() == "mine"
+    (tmp_path / ".venv/mlbert-installed").touch()  # this program made it, and Python was removed
+    assert_refused(set_up(without_python), "no Python")
+    assert mine.exists()
+    assert set_up("echo false").returncode == 2
+    assert [path.name for path in (tmp_path / ".venv").iterdir()] == ["mlbert-made-this"]
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ torch_size() {
 
 setup_venv() {
     local root="$1" extra="${2:-}"
-    local venv="${root}/.venv" stamp want python index
+    local venv="${root}/.venv" mark=mlbert-made-this stamp want python index
     stamp="${venv}/mlbert-installed${extra:+-${extra//,/-}}"
     # The stamp includes the path because neither a virtual environment nor an editable install can be moved.
     want="$({ echo "${root}" && cat "${root}/pyproject.toml" "${root}/constraints.txt"; } | sha256sum | cut -d' ' -f1)"
@@ -70,7 +70,15 @@ setup_venv() {
         return 0
     fi
     if ! "${venv}/bin/python" -m pip --version >/dev/null 2>&1; then
-        python="$(find_python)" && "${python}" -m venv --clear "${venv}" || return 2
+        # Somebody's own environment may have no pip, such as one that uv made.
+        if [[ ! -e "${venv}/${mark}" && -n "$(ls -A "${venv}" 2>/dev/null)" ]] && ! compgen -G "${venv}/mlbert-installed*" >/dev/null; then
+            echo "error: ${venv} is not an environment with pip, and was not made by this program. Move it away." >&2
+            return 2
+        fi
+        python="$(find_python)" || return 2
+        mkdir -p "${venv}" && touch "${venv}/${mark}" || return 2
+        find "${venv}" -xdev -mindepth 1 ! -name "${mark}" -delete || return 2
+        "${python}" -m venv "${venv}" || return 2
     fi
     echo "Installing into ${venv} with $("${venv}/bin/python" --version); a few minutes the first time."
     export PATH="${venv}/bin:${PATH}"
