@@ -64,7 +64,7 @@ fetch() {
     mkdir "${scratch}/${name}"
     tar -xzf "${archive}" -C "${scratch}/${name}" --strip-components=1
     echo "${sha256}" >"${scratch}/${name}/.sha256"
-    mv "${scratch}/${name}" "${target}"
+    mv --no-target-directory "${scratch}/${name}" "${target}"
     echo "${name} ${version}, commit ${commit:-not named in the archive}: ${target}"
 }
 

@@ -243,6 +243,18 @@ def folder(tmp_path: Path, parts: list[Ragged]) -> Path:
     return write_parts(tmp_path / "records", *parts)
 
 
+def test_records_of_others_are_not_replaced(folder, parts, vocab, tmp_path):
+    """Neither those of another number of files nor those of the same."""
+    tfrecords_to_hdf5([folder], vocab, tmp_path / "set")
+    for name in ("part-00000-of-00003.tfrecord", "part-00000-of-00500.tfrecord"):
+        mine = tmp_path / name[:19] / name
+        mine.parent.mkdir()
+        mine.write_bytes(b"mine")
+        with user_error("file.in-the-way", mine):
+            hdf5_to_tfrecords(tmp_path / "set", mine.parent)
+        assert [path.read_bytes() for path in mine.parent.iterdir()] == [b"mine"]
+
+
 def test_there_and_back(folder, parts, vocab, tmp_path):
     manifest = tfrecords_to_hdf5([folder], vocab, tmp_path / "set", executor=Executor(workers=2))
     assert (manifest.num_sequences, manifest.max_seq_length, manifest.max_predictions) == (

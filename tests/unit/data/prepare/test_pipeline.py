@@ -53,6 +53,17 @@ def prepared(tmp_path_factory) -> Path:
     return out
 
 
+@pytest.mark.parametrize("name", ["text/train-00000-of-00009.txt", "vocab.txt", "train/mine"])
+def test_files_of_others_are_not_replaced(tmp_path: Path, name: str) -> None:
+    mine = tmp_path / name
+    mine.parent.mkdir(exist_ok=True)
+    mine.write_text("mine")
+    with user_error("file.in-the-way", tmp_path / name.partition("/")[0]):
+        prepare_text(documents(), tmp_path, OPTIONS, SOURCE)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [mine]
+    assert mine.read_text() == "mine"
+
+
 def test_everything_is_there(prepared):
     assert sorted(stored_sets.tree(prepared)) == [
         *(

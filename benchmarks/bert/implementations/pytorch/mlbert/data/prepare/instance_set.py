@@ -162,8 +162,10 @@ def make_instances(
     work = _Work(job, tuple(parts), vocabulary_sha256(job.vocab_file))
     plan = {**work.options(), "skip_bad": job.skip_bad, "vocabulary": work.vocabulary_sha256}
     plan[INPUTS] = stamps([part.path for part in parts])
-    tasks = StepTasks(job.out, plan, executor)
     to_tfrecords = job.set_format == SetFormat.tfrecord
+    if to_tfrecords:
+        work.tfrecords().refuse_foreign()
+    tasks = StepTasks(job.out, plan, executor)
     writer = ShardWriter(job.out, len(parts), "")
     if executor.share.merges:
         (work.tfrecords() if to_tfrecords else writer).clear_leftovers()

@@ -243,6 +243,8 @@ def baselines(
 
 FINISHED = "prepared.json"
 BASELINES = "baselines.json"
+_BEGUN = ".begun"  # marks a folder from the first file until it is finished
+_MADE = ("text", "train", "eval", VOCAB_FILE, TOKENIZER_CONFIG, BASELINES)
 _MOST = {"eval_sequences": 10_000_000, "num_parts": 99_999, "max_document_sentences": 1_000_000}
 
 
@@ -288,6 +290,16 @@ def _finished(out: Path, options: dict[str, Any]) -> dict[str, Any] | None:
     return summary
 
 
+def _begin(out: Path) -> None:
+    """Create and mark the folder. Raises UserError if this would replace something that it did not make."""
+    made = [out / name for name in _MADE if (out / name).exists()]
+    if made and not (out / _BEGUN).exists() and not (out / FINISHED).exists():
+        reason = "was not made by this command"
+        raise UserError("file.in-the-way", made[0], reason, "Choose another --out")
+    make_folder(out / "text")
+    write_atomically(out / _BEGUN, "")
+
+
 def prepare_text(
     documents: Iterable[list[str]],
     out: Path,
@@ -303,7 +315,7 @@ def prepare_text(
     if found and is_whole(out, lambda: _check_sets(out, found), progress):
         return found
     started = time.monotonic()
-    make_folder(out / "text")
+    _begin(out)
     for folder in (out, out / "text"):
         remove_leftovers(folder)
     corpus = corpora.split(
@@ -343,6 +355,7 @@ def prepare_text(
         "seconds": round(time.monotonic() - started, 1),
     }
     write_json(out / FINISHED, add_checksum(summary))
+    (out / _BEGUN).unlink()
     return summary
 
 

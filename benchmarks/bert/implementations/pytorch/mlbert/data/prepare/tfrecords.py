@@ -18,6 +18,7 @@ from typing import Any
 
 from mlbert.data.formats.checks import another_vocabulary
 from mlbert.data.formats.checksums import (
+    CHECKSUMS,
     check_listed,
     file_xxh3,
     remove_unfinished,
@@ -46,6 +47,7 @@ from mlbert.data.formats.wordpiece import load_vocabulary
 from mlbert.data.prepare.import_store import RowsRead, make_shard, remove_records
 from mlbert.data.prepare.jobs import (
     LOCAL,
+    WORK_FOLDER,
     Executor,
     finished_list,
     finished_manifest,
@@ -83,6 +85,16 @@ class TfrecordFolder:
 
     def _note(self, index: int) -> Path:
         return self.folder / f".{tfrecord_name(index, self.num_parts)}.json"
+
+    def refuse_foreign(self) -> None:
+        """Raise UserError if the folder holds TFRecords, but no list, checksums or unfinished step of ours. Call it
+        before the step is begun."""
+        if any((self.folder / name).exists() for name in (LIST, CHECKSUMS, WORK_FOLDER)):
+            return
+        for path in sorted(self.folder.iterdir()):
+            if _FILE_NAME.fullmatch(path.name):
+                reason = "was not made by this command"
+                raise UserError("file.in-the-way", path, reason, "Choose another --out")
 
     def clear_leftovers(self) -> None:
         """Remove leftovers of an earlier run: ``instances.json``, temporary files, and files of another number of
@@ -352,6 +364,7 @@ def hdf5_to_tfrecords(folder: Path, out: Path, *, executor: Executor = LOCAL) ->
     records = TfrecordFolder(
         out, len(manifest.shards), manifest.max_seq_length, manifest.max_predictions
     )
+    records.refuse_foreign()
     tasks = StepTasks(out, options, executor)
     if executor.share.merges:
         records.clear_leftovers()

@@ -200,6 +200,7 @@ def export_to_huggingface(source: Path, target: Path) -> None:
     finished = source / HUGGINGFACE
     if finished.is_dir():
         with weight_files.new_path(target) as partial:
+            shutil.rmtree(partial, ignore_errors=True)  # left by a killed process
             shutil.copytree(finished, partial)
         return
     model, _, vocabulary, lower_case = open_saved(source)
