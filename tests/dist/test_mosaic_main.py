@@ -192,6 +192,18 @@ def test_streams_of_several_sets(tree_root: Path, work: Path) -> None:
     assert errors(work / "runs/mixed/result_0.txt") == set()
 
 
+def test_a_tokenizer_json_is_a_tokenizer(tree_root: Path, work: Path) -> None:
+    """All that transformers 5 writes."""
+    saved = transformers.BertTokenizer(vocab=str(work / "vocab.txt"))
+    saved.save_pretrained(work / "saved")
+    (work / "saved/vocab.txt").unlink(missing_ok=True)
+    words = ("run_name=saved", "tokenizer_name=saved", "max_duration=2ba", "eval_interval=2ba")
+    run(tree_root, work, *words, *BATCH)
+    exported = transformers.AutoTokenizer.from_pretrained(work / "runs/saved/run_0/huggingface")
+    text = "one two three"
+    assert exported(text)["input_ids"] == saved(text)["input_ids"]
+
+
 def test_more_names_of_the_published_program(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(work)
     words = [

@@ -10,9 +10,12 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.models.bert import BertForMaskedLM
 from mlbert.models.fill_mask import open_model
+from mlbert.models.weights.export import write_weights
+from mlbert.models.weights.huggingface import to_huggingface
 from mlbert.models.weights.load import load_weights
 from mlbert.programs.mosaic.common_yaml import find_start
 from mlbert.runs.starting_weights import name_weights
@@ -196,6 +199,30 @@ def test_wrapped_names_are_read(tmp_path, wrap):
     assert type(model).__name__ == "BertForSequenceClassification"
     assert report.missing == {}
     assert all(torch.equal(before[name], value) for name, value in model.named_parameters())
+
+
+@pytest.mark.parametrize("kind", ["ModernBERT", "our own class"])
+def test_encoders_of_exported_models_are_read(tmp_path, kind):
+    """AutoModel saves them without heads."""
+    options = {"position_embedding_type": "alibi"}
+    if kind == "ModernBERT":
+        options = {"position_embedding_type": "rotary", "norm_position": "pre", "gated_mlp": True}
+    model = randomize(BertForMaskedLM(BertConfig(len(WORDS), **SIZES, **options)))
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n", encoding="utf-8")
+    write_weights(model, tmp_path / "run", {}, tmp_path / "vocab.txt")
+    exported = tmp_path / "run/huggingface"
+    encoder = transformers.AutoModel.from_pretrained(exported, trust_remote_code=True)
+    encoder.save_pretrained(tmp_path / "saved")
+    for name in ("vocab.txt", "tokenizer_config.json"):
+        shutil.copy(exported / name, tmp_path / "saved" / name)
+    expected = to_huggingface(model)
+    found, report, tokenizer = open_model(tmp_path / "saved")
+    assert tokenizer.identity == load_tokenizer(exported).identity
+    for name, parameter in to_huggingface(found).items():
+        if name in report.missing:
+            assert name.startswith(("cls.", "bert.pooler."))
+        else:
+            assert torch.equal(parameter, expected[name])
 
 
 def test_decoders_are_refused(tmp_path):
