@@ -131,6 +131,28 @@ def test_wrong_usage_is_one_line_and_exit_code_two(run_mlbert, arguments, named)
 
 
 @pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["bench", "step", "--pairs", "2"], "'--pairs': '2' is wrong, it must be at least 5."),
+        (["bench", "step", "--pairs", "x"], "'--pairs': 'x' is wrong, it must be a whole number."),
+        (["pretrain", "a", "--minutes", "x"], "'--minutes': 'x' is wrong, it must be a number."),
+        (["launch", "chain", "0", "run.sub"], "'N': '0' is wrong, it must be at least 1."),
+        (["launch", "local", "--master_port", "99999", "a.py"], "it must be at most 65535."),
+        (
+            ["bench", "step", "--precision", "onnx"],
+            "'--precision': 'onnx' is not one of 'auto', 'fp32', 'bf16'.",
+        ),
+    ],
+)
+def test_a_wrong_value_is_named_in_plain_words(run_mlbert, arguments, words):
+    code, _, error = run_mlbert(*arguments)
+    assert (code, error.count("\n")) == (2, 1)
+    assert words in error
+    for jargon in ("Input should", "Value error", "unable to parse", "greater than"):
+        assert jargon not in error
+
+
+@pytest.mark.parametrize(
     ("arguments", "code", "subject"),
     [
         (["mosaic", "a=b"], "config.missing", "main.py"),

@@ -81,12 +81,9 @@ def step(
         )
     place = torch.device("cuda" if has_cuda and device != "cpu" else "cpu")
     is_gpu = place.type == "cuda"
-    busy = busy_words()
-    if threads or (busy and not is_gpu):
-        torch.set_num_threads(threads_per_rank(threads, 1, is_gpu=is_gpu))
-    if busy:
-        note = "" if threads or is_gpu else "; one thread, --threads sets another number"
-        print(f"warning: {busy}{note}: the figures vary more.", file=sys.stderr)
+    chosen = threads_per_rank(threads, 1, is_gpu=is_gpu)
+    if threads or chosen == 1:
+        torch.set_num_threads(chosen)
     shape = BertConfig.from_json(
         CONFIGS / f"{config}.json" if config in DEFAULT_PACKS else Path(config)
     )
@@ -95,6 +92,10 @@ def step(
     record = run(shape, size, pairs, compute_dtype(precision, place), peers, data, seed, place)
     if not _write(record, json_file):
         _print(record)
+    if busy := busy_words():
+        is_limited = chosen == 1 and not threads
+        note = "; one thread, --threads sets another number" if is_limited else ""
+        print(f"warning: {busy}{note}: the figures vary more.", file=sys.stderr)
     return 0
 
 

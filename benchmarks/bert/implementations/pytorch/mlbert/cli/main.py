@@ -57,6 +57,16 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "bench": ("mlbert.cli.bench", "Compare speeds as ratios measured in one run."),
 }
 _COMPUTING = ("train", "mosaic", "pretrain", "finetune", "glue", "bench")
+_SHOULD_BE = "Input should be "  # how pydantic begins its sentences
+_WANTED = {
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid boolean": "true or false",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "greater than": "above",
+    "less than": "below",
+}
 _PROGRAM = "mlbert"
 _NO_MEMORY = "memory: not enough for this configuration. Use a smaller batch or model."
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -119,7 +129,11 @@ def _process_value(
 ) -> Any:
     from mlbert.config.section import is_number  # imports pydantic, which --help does not need
 
-    found = convert(context, given)
+    try:
+        found = convert(context, given)
+    except Exception as error:
+        _use_plain_words(error, given)
+        raise
     texts, values = (one if isinstance(one, list | tuple) else [one] for one in (given, found))
     for text, value in zip(texts, values, strict=False):
         if isinstance(value, Path) and text == "":
@@ -133,6 +147,25 @@ def _process_value(
         )
         raise UserError("config.value", name, problem, remedy)
     return found
+
+
+def _use_plain_words(error: Any, given: Any) -> None:
+    """Rewrite the message of an error if it is one of Typer's usage errors, which have no public base class."""
+    message = getattr(error, "message", None)
+    if isinstance(message, str):
+        error.message = _plain_words(message, given)
+
+
+def _plain_words(message: str, given: Any) -> str:
+    """Rewrite what pydantic, with which Typer converts values, says about the text of an option or argument."""
+    message = message.removeprefix("Value error, ")
+    if not message.startswith(_SHOULD_BE):
+        return message
+    wanted, _, _ = message.removeprefix(_SHOULD_BE).partition(", unable to parse")
+    for words, plain in _WANTED.items():
+        wanted = wanted.replace(words, plain)
+    shown = "" if isinstance(given, list | tuple) else f"{given!r} is wrong, "
+    return f"{shown}it must be {wanted}"
 
 
 class _Root(TyperGroup):

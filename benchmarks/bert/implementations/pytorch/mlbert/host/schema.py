@@ -24,9 +24,11 @@ from mlbert.host.json_files import read_json, shown
 Count = Annotated[int, Field(ge=0, le=1 << 53)]  # integers that every JSON reader preserves
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 FileName = Annotated[str, Field(pattern=r"^[^./\\\x00][^/\\\x00]{0,254}$")]  # never a path
-# Parts of pydantic's messages that are dropped: "Input should be", "or instance of Shard", "after validation, not 0".
+# Parts of pydantic's messages that are dropped: "Input should be", "or instance of Shard", "after validation, not 0",
+# ", unable to parse string as an integer".
 _LEFT_OUT = re.compile(
-    r"^(Value error,|\w+) (?=should)| or instance of \w+$| after validation, not \d+$"
+    r"^(Value error,|\w+) (?=should)| or instance of \w+$| after validation, not \d+$|"
+    r", unable to parse .*$"
 )
 
 

@@ -211,7 +211,8 @@ def run_experiment(
     world.wait_for_data(read_seconds)
     lifecycle = Lifecycle(world, close_log, read_seconds=read_seconds)
     _warn_of(inputs, data, say)
-    if words := one_thread_words(compute.cpu_threads, num_threads):
+    is_alone = world.local_world_size == 1  # else the load may be this run's
+    if is_alone and (words := one_thread_words(compute.cpu_threads, num_threads)):
         say(words)
     with ExitStack() as last, lifecycle.guard():
         seed = world.broadcast_int(choose_seed(settings, paths))
