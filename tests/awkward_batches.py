@@ -32,7 +32,8 @@ def awkward_batches(config: BertConfig, device: torch.device) -> dict[str, Batch
 def _bare_batch(config: BertConfig, lengths: list[int], tail: int) -> Batch:
     """Return random ids for these lengths and `tail` tokens that belong to no sequence; every seventh token masked."""
     used = sum(lengths)
-    total, generator = used + tail, torch.Generator().manual_seed(used)
+    total = used + tail
+    generator = torch.Generator().manual_seed(used)
     positions = torch.cat([torch.arange(n) for n in [*lengths, tail]]).clamp(
         max=config.max_position_embeddings - 1
     )

@@ -16,27 +16,24 @@ from mlbert.mlperf.rules import eval_interval
 
 _TOKEN = ":::MLLOG "
 _CHECKS = (
-    *(
-        "lines",
-        "status",
-        "order of events",
-        "time stamps",
-        "clock",
-        "runs apart",
-        "speed",
-        "evaluation time",
-    ),
-    *(
-        "same settings",
-        "plain numbers",
-        "seeds",
-        "series",
-        "copies",
-        "evaluations",
-        "accuracies",
-        "single lines",
-    ),
-    *("rules", "values"),
+    "lines",
+    "status",
+    "order of events",
+    "time stamps",
+    "clock",
+    "runs apart",
+    "speed",
+    "evaluation time",
+    "same settings",
+    "plain numbers",
+    "seeds",
+    "series",
+    "copies",
+    "evaluations",
+    "accuracies",
+    "single lines",
+    "rules",
+    "values",
 )
 OWN_LOGS = (
     "tests/assets/own_tree/results/cpu_demo/bert"  # ten logs of this code, relative to the tree
@@ -89,8 +86,11 @@ def simulated(seed: int, batch: int = 768, speed: float = 0.1, slow: bool = Fals
         log("init_stop", after=chance.randrange(5000, 50_000))
         log("run_start")
         log("epoch_start", epoch_num=0)
-        pace, slow_one = speed * chance.uniform(0.9, 1.1), chance.randrange(5) if slow else -1
-        samples, accuracy, index = 0, 0.35, 0
+        pace = speed * chance.uniform(0.9, 1.1)
+        slow_one = chance.randrange(5) if slow else -1
+        samples = 0
+        accuracy = 0.35
+        index = 0
         while accuracy < 0.72:
             index += 1
             before = samples

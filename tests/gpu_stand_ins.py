@@ -53,7 +53,8 @@ def fail(*arguments: Any, **options: Any) -> dict[str, Any]:
 
 def run_out_of_memory(resolved: Resolved, *arguments: Any) -> dict[str, Any]:
     """In bfloat16 nothing fits, in FP8 one pack does."""
-    compute, data = resolved.config[ComputeConfig], resolved.config[DataConfig]
+    compute = resolved.config[ComputeConfig]
+    data = resolved.config[DataConfig]
     if compute.precision == "bf16" or data.train_batch_size > 1:
         raise torch.OutOfMemoryError("CUDA out of memory")
     return measure(resolved, *arguments)
@@ -63,7 +64,8 @@ def wrong(function: Any) -> Any:
     return lambda *arguments: 1.01 * function(*arguments)
 
 
-measure, check_rows = published_step.measure, op_checks.check_rows
+measure = published_step.measure
+check_rows = op_checks.check_rows
 op_checks.check_rows = most_rows
 if "compile" in INJECTED:
     op_checks.check_cast = fail

@@ -42,7 +42,8 @@ def plain_batch(
 ) -> Batch:
     """Build the batch that `HostBatch.of` must give on a device, token by token."""
     columns: dict[str, list[int]] = {field.name: [] for field in dataclasses.fields(Batch)}
-    bounds, number = [0], 0
+    bounds = [0]
+    number = 0
     for unit, count in zip(units, sequences_per_unit, strict=True):
         row = unit * max_tokens
         for _ in range(count):
@@ -104,7 +105,8 @@ def filled(batch: HostBatch, static_shape: StaticShape) -> Batch:
 def same(found: Batch, expected: Batch) -> str:
     """Return the first field that differs in value or type, or "" if all are equal."""
     for field in dataclasses.fields(Batch):
-        one, other = getattr(found, field.name), getattr(expected, field.name)
+        one = getattr(found, field.name)
+        other = getattr(expected, field.name)
         tensors = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
         if not (
             one.dtype == other.dtype and torch.equal(one.cpu(), other.cpu())

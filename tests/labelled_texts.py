@@ -23,7 +23,8 @@ def sentences(
     count: int, kinds: Collection[str] = tuple(PLACES), seed: int = 1
 ) -> list[tuple[str, str]]:
     """Return texts with three words of their kind, and the kinds."""
-    draw, found = random.Random(seed), []
+    draw = random.Random(seed)
+    found = []
     for number in range(count):
         kind = draw.choice(list(kinds))
         words = [*draw.choices(PLACES[kind], k=3), *draw.choices(OTHER, k=5), f"number{number}"]

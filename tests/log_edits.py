@@ -62,7 +62,8 @@ def move(key: str, behind: str, index: int = 0) -> Edit:
     """Return an edit that moves a line behind another, 1 ms later."""
 
     def edit(runs: list[Run]) -> None:
-        line, other = nth(runs[3], key, index), nth(runs[3], behind, -1)
+        line = nth(runs[3], key, index)
+        other = nth(runs[3], behind, -1)
         runs[3].remove(line)
         runs[3].insert(runs[3].index(other) + 1, line | {"time_ms": other["time_ms"] + 1})
 

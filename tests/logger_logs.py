@@ -67,7 +67,8 @@ def write_log(
 
 def _set_times(path: Path, seed: int, chance: random.Random) -> None:
     """Set times of consecutive runs in 2025: a minute for a training interval, a second for an evaluation."""
-    now, lines = 1_750_000_000_000 + seed * 10_000_000, []
+    now = 1_750_000_000_000 + seed * 10_000_000
+    lines = []
     for line in path.read_text().splitlines(keepends=True):
         now += 1
         now += round(chance.uniform(55_000, 65_000)) if '"eval_start"' in line else 0

@@ -19,7 +19,8 @@ def make_texts(folder: Path, tree_root: Path) -> None:
     for split, count in (("train_small", 400), ("val", 40)):
         with MdsWriter(folder / "data" / split, {"text": "str"}, size_limit=4000) as writer:
             for _ in range(count):
-                start, length = draw.randrange(10), draw.randrange(5, 60)
+                start = draw.randrange(10)
+                length = draw.randrange(5, 60)
                 writer.write({"text": " ".join(WORDS[(start + i) % 10] for i in range(length))})
     text = (tree_root / "benchmarks/mosaic_bert/yamls/test/main.yaml").read_text(encoding="utf-8")
     text = text.replace(

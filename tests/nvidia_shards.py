@@ -9,9 +9,11 @@ import numpy as np
 
 from mlbert.data.formats.ragged import Ragged, offsets_of
 
-CLS, SEP = 2, 3
+CLS = 2
+SEP = 3
 VOCAB_SIZE = 500
-WIDTH, PREDICTIONS = 40, 6
+WIDTH = 40
+PREDICTIONS = 6
 ENTRIES = [
     "[PAD]",
     "[UNK]",
@@ -46,7 +48,9 @@ def bert_rows(count: int, seed: int = 0, max_length: int = WIDTH, min_length: in
 
 def pack_counts(count: int, seed: int = 0) -> np.ndarray:
     """Return random pack sizes from 1 to 3 that sum to ``count``."""
-    rng, counts, left = np.random.default_rng(seed), [], count
+    rng = np.random.default_rng(seed)
+    counts = []
+    left = count
     while left:
         counts.append(int(rng.integers(1, min(3, left) + 1)))
         left -= counts[-1]
@@ -55,7 +59,8 @@ def pack_counts(count: int, seed: int = 0) -> np.ndarray:
 
 def columns_of(rows: Ragged) -> dict[str, list[np.ndarray]]:
     """Return the columns of the variable-length format, one array per sequence."""
-    cut, masked_cut = rows.offsets[1:-1], rows.masked_offsets[1:-1]
+    cut = rows.offsets[1:-1]
+    masked_cut = rows.masked_offsets[1:-1]
     return {
         "input_ids": np.split(rows.tokens.astype(np.int16), cut),
         "segment_ids": [

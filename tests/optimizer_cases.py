@@ -51,7 +51,8 @@ def assert_follows(
     `reference` is the specification on the same weights in float64; `rates` are used in a cycle.
     """
     flat = optimizer.flat
-    start, before = flat.grad.clone(), flat.data.clone()
+    start = flat.grad.clone()
+    before = flat.data.clone()
     for update, lr in zip(range(updates), itertools.cycle(rates), strict=False):
         flat.grad.copy_(start.roll(update) * (10.0 if update == updates - 1 else 1.0))
         if update == 1:

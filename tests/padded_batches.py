@@ -16,7 +16,8 @@ def unpadded(path: Path, smallest_label: int = 0, labels: Tensor | None = None) 
     """
     padded = {name: torch.from_numpy(value).long() for name, value in np.load(path).items()}
     used = padded["attention_mask"].bool()
-    lengths, asked = used.sum(1), padded["labels"][used] >= smallest_label
+    lengths = used.sum(1)
+    asked = padded["labels"][used] >= smallest_label
     segments = padded.get("token_type_ids", torch.zeros_like(padded["input_ids"]))
     return Batch(
         input_ids=padded["input_ids"][used],

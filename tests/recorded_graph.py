@@ -44,8 +44,12 @@ HOST_METHODS = (
     "__array__",
 )
 COLLECTIVES = (
-    *("all_to_all_single", "all_reduce", "reduce_scatter_tensor", "reduce_scatter_single"),
-    *("all_gather_into_tensor", "all_gather_single"),
+    "all_to_all_single",
+    "all_reduce",
+    "reduce_scatter_tensor",
+    "reduce_scatter_single",
+    "all_gather_into_tensor",
+    "all_gather_single",
 )
 UNWRITTEN = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided")
 

@@ -35,7 +35,8 @@ Counts = Counter[tuple[str, str]]
 class _Counting(TorchDispatchMode):
     def __init__(self, least: int) -> None:
         super().__init__()
-        self._least, self.counts = least, Counts()
+        self._least = least
+        self.counts = Counts()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -43,7 +44,8 @@ class _Counting(TorchDispatchMode):
         name = func.overloadpacket.__name__
         source = args[-1 if name == "copy_" else 0] if args else None
         before = source.dtype if isinstance(source, Tensor) else None
-        out, kind = func(*args, **(kwargs or {})), KINDS.get(name)
+        out = func(*args, **(kwargs or {}))
+        kind = KINDS.get(name)
         if kind is None or not isinstance(out, Tensor) or out.numel() < self._least:
             return out
         is_sum = all(isinstance(x, Tensor) and x.numel() >= self._least for x in args[:2])

@@ -62,7 +62,8 @@ def rows(batch: HostBatch) -> list[Row]:
     masked = list(zip(parts["masked_positions"], parts["masked_labels"], strict=True))
     for first, end, row in zip(bounds[:-1], bounds[1:], parts["first_rows"], strict=True):
         mine = [(place - first, label) for place, label in masked if first <= place < end]
-        ids, places = tuple(parts["ids"][first:end]), tuple(place for place, _ in mine)
+        ids = tuple(parts["ids"][first:end])
+        places = tuple(place for place, _ in mine)
         found.append((ids, places, tuple(label for _, label in mine), row))
     return found
 
@@ -84,14 +85,13 @@ def sample_order(sizes, shuffle, epoch, nodes, seed, block_size=None) -> np.ndar
 
 
 def plain_shuffle(sizes, shuffle, epoch, nodes, seed, block_size) -> np.ndarray:
-    fixed, generator, total = (
-        np.random.default_rng(seed),
-        np.random.default_rng(seed + epoch),
-        sum(sizes),
-    )
+    fixed = np.random.default_rng(seed)
+    generator = np.random.default_rng(seed + epoch)
+    total = sum(sizes)
     if shuffle in (None, "naive"):
         return np.arange(total) if shuffle is None else generator.permutation(total)
-    shards, turn = np.split(np.arange(total), np.cumsum(sizes)[:-1]), np.arange(len(sizes))
+    shards = np.split(np.arange(total), np.cumsum(sizes)[:-1])
+    turn = np.arange(len(sizes))
     fixed.shuffle(turn)
     shards = [shards[number] for number in turn]
     for shard in shards if shuffle == "py2s" else ():
@@ -124,16 +124,21 @@ def _mixed(pieces, shuffle, shift, generator, block_size) -> np.ndarray:
     if shuffle in ("py1s", "py2s", "py1e"):
         for piece in pieces:
             generator.shuffle(piece)
-    mine, least, most = np.concatenate(pieces), int(0.75 * block_size), int(1.25 * block_size)
+    mine = np.concatenate(pieces)
+    least = int(0.75 * block_size)
+    most = int(1.25 * block_size)
     if shuffle == "py1e":
-        shifted, first = np.arange(len(mine)).astype(np.float64), 0
+        shifted = np.arange(len(mine)).astype(np.float64)
+        first = 0
         for size in map(len, pieces):
             reach = max(0.0, (int(generator.integers(least, most)) - size) / 2)
-            low, high = max(-reach, -first), min(reach, len(mine) - first - size)
+            low = max(-reach, -first)
+            high = min(reach, len(mine) - first - size)
             shifted[first : first + size] += generator.uniform(low, high, size)
             first += size
         return mine[np.argsort(shifted)]
-    blocks, done = [], 0
+    blocks = []
+    done = 0
     while done < len(mine) and shuffle in ("py1b", "py1br"):
         size = block_size if shuffle == "py1b" else int(generator.integers(least, most))
         blocks.append(mine[max(0, done - shift) : done + size - shift])

@@ -94,10 +94,8 @@ def odd_examples() -> dict[str, bytes]:
     whole = example(lists)
     backwards = dict(reversed(lists.items()))
     halves = [message(1, part) for part in entries(lists)]
-    ids, others = (
-        lists["input_ids"],
-        {name: content for name, content in lists.items() if name != "input_ids"},
-    )
+    ids = lists["input_ids"]
+    others = {name: content for name, content in lists.items() if name != "input_ids"}
     mixed = message(
         3, values(ids[:2]) + values(ids[2:4], packed=False) + message(1, b"") + values(ids[4:])
     )
@@ -174,7 +172,9 @@ def write_list(
 
 
 def records_of(path: Path) -> list[bytes]:
-    content, found, place = path.read_bytes(), [], 0
+    content = path.read_bytes()
+    found = []
+    place = 0
     while place < len(content):
         end = place + struct.unpack_from("<Q", content, place)[0] + 16
         found.append(content[place:end])

@@ -49,14 +49,17 @@ class Trainer:
         products: Products | None = None,
         graphs: Graphs | None = None,
     ) -> None:
-        self.batch, self.device, self.seed = batch, device, seed
+        self.batch = batch
+        self.device = device
+        self.seed = seed
         if start is None:
             model = BertForPreTraining(config, dtype)
             model.initialize(seed)
             self.model = model.to(device)
             self.flat = FlatParameters(self.model.ordered_parameters())
         else:
-            self.model, self.flat = start.model, start.flat
+            self.model = start.model
+            self.flat = start.flat
         self.model.bert.use_linears(products)
         self.optimizer = Lamb(
             self.flat, ShardLayout.whole(self.flat.numel), **LAMB, implementation=lamb

@@ -202,7 +202,8 @@ def guesses_of(records: Iterable[Record]) -> dict[str, float]:
 
 def table(records: Sequence[Record]) -> str:
     """Return the curves as text: a row per tenth of the time and a column per run, then the accuracy of guessing."""
-    curves, guesses = curves_of(records), guesses_of(records)
+    curves = curves_of(records)
+    guesses = guesses_of(records)
     head = ["time", *(f"{side} {rate:.2g} #{seed}" for _, side, rate, seed in curves)]
     lines = ["  ".join(head)]
     for number in range(race_sides.EVALUATIONS):
@@ -214,7 +215,8 @@ def table(records: Sequence[Record]) -> str:
         lines.append(
             "  ".join(cell.rjust(len(name)) for cell, name in zip(cells, head, strict=True))
         )
-    most_frequent, bigram = guesses["most_frequent_accuracy"], guesses["bigram_accuracy"]
+    most_frequent = guesses["most_frequent_accuracy"]
+    bigram = guesses["bigram_accuracy"]
     lines.append(f"most frequent token {most_frequent:.3f}, bigram {bigram:.3f}")
     ends: defaultdict[str, list[float]] = defaultdict(list)
     for (_, side, _, _), curve in curves.items():

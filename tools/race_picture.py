@@ -72,7 +72,8 @@ def _panel(axes: Axes, size: str, curves: Curves, bigram: float) -> None:
         ]
         values = [sorted(point["accuracy"] for point in column) for column in points]
         (line,) = axes.plot(minutes, [statistics.median(found) for found in values], label=name)
-        low, high = [found[0] for found in values], [found[-1] for found in values]
+        low = [found[0] for found in values]
+        high = [found[-1] for found in values]
         axes.fill_between(minutes, low, high, color=line.get_color(), alpha=0.25)
     seeds = max(map(len, curves.values()))
     axes.axhline(bigram, color="gray", linestyle="--", linewidth=1, label="best bigram")

@@ -53,7 +53,10 @@ Step = Callable[[float], float]  # trains one update at this fraction of the tim
 
 def race(step: Step, accuracy: Callable[[], float], seconds: float) -> Iterator[Point]:
     """Train for this many seconds of CPU time, and yield the points of the curve."""
-    used, updates, next_point, started = 0.0, 0, seconds / EVALUATIONS, time.monotonic()
+    used = 0.0
+    updates = 0
+    next_point = seconds / EVALUATIONS
+    started = time.monotonic()
     while used < seconds:
         before = time.process_time()
         loss = step(used / seconds)
@@ -170,8 +173,10 @@ def ours(
     update = TrainingStep(
         model, objective, flat, reducer, optimizer, over_ranks=lambda amax: amax, say=print
     )
-    batches, steps = text.batches(choice.sequences, MASK_RATE, seed), itertools.count()
-    warmup, decay = choice.warmup / choice.updates, choice.decay / choice.updates
+    batches = text.batches(choice.sequences, MASK_RATE, seed)
+    steps = itertools.count()
+    warmup = choice.warmup / choice.updates
+    decay = choice.decay / choice.updates
 
     def step(share: float) -> float:
         rate = choice.learning_rate * min(1.0, share / warmup, (1 - share) / decay)

@@ -24,7 +24,9 @@ from mlbert.data.prepare.pipeline import baselines, count_words, train_vocabular
 from mlbert.host.errors import UserError
 
 HELD_OUT = 50  # hold out every n-th document
-EVAL_ROWS, EVAL_RATE, EVAL_SEED = 1024, 0.15, 7
+EVAL_ROWS = 1024
+EVAL_RATE = 0.15
+EVAL_SEED = 7
 EVALUATION = "every token to predict is [MASK]"
 MIN_ROWS = 32
 EVAL_BATCH = 128
@@ -48,7 +50,9 @@ class RaceText:
 
     def batches(self, rows: int, rate: float, seed: int) -> Iterator[Ragged]:
         """Yield batches endlessly, reshuffled and masked again each epoch."""
-        order, step, masking = np.random.default_rng(seed), 0, self._masking(seed)
+        order = np.random.default_rng(seed)
+        step = 0
+        masking = self._masking(seed)
         offsets = np.arange(rows + 1) * self.train.shape[1]
         while True:
             places = order.permutation(len(self.train))
@@ -84,12 +88,14 @@ def read_race(text: Path, folder: Path, vocab_size: int, length: int) -> RaceTex
 
     Caches vocabulary and tokens in ``folder``. Raises UserError if the text cannot be read or is too small.
     """
-    vocabulary, store = folder / "vocab.txt", folder / "tokens.npz"
+    vocabulary = folder / "vocab.txt"
+    store = folder / "tokens.npz"
     if not store.exists():
         _tokenize(text, vocabulary, store, vocab_size)
     tokenizer = load_tokenizer(vocabulary)
     with np.load(store) as kept:
-        tokens, offsets = kept["tokens"], kept["offsets"]
+        tokens = kept["tokens"]
+        offsets = kept["offsets"]
     is_held = np.arange(len(offsets) - 1) % HELD_OUT == HELD_OUT - 1
     ids = tokenizer.cls_id, tokenizer.sep_id
     train, held_out = (
@@ -142,6 +148,7 @@ def _rows(
     stream = np.insert(tokens[inside], ends, np.uint16(sep_id))
     count = len(stream) // (length - 2)
     rows = np.empty((count, length), np.uint16)
-    rows[:, 0], rows[:, -1] = cls_id, sep_id
+    rows[:, 0] = cls_id
+    rows[:, -1] = sep_id
     rows[:, 1:-1] = stream[: count * (length - 2)].reshape(count, length - 2)
     return rows

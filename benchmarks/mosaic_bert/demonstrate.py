@@ -18,28 +18,25 @@ from rich.table import Table
 
 HERE = Path(__file__).resolve().parent
 MODELS = ("hf_bert", "mosaic_bert")
-CALIBRATION_STEPS, EVALUATIONS, BATCH = 20, 6, 64
+CALIBRATION_STEPS = 20
+EVALUATIONS = 6
+BATCH = 64
 # Small enough to learn from little text in little time.
 SHAPE = "num_hidden_layers: 1, initializer_range: 0.12, hidden_dropout_prob: 0.0, attention_probs_dropout_prob: 0.0"
 TRAINING = (
-    *(
-        "data_local=data",
-        "train_loader.dataset.split=train",
-        "tokenizer_name=prepared/vocab.txt",
-        "max_seq_len=64",
-    ),
-    *("model.pretrained_model_name=prajjwal1/bert-tiny", f"model.model_config={{{SHAPE}}}"),
-    *(
-        f"global_train_batch_size={BATCH}",
-        f"device_train_microbatch_size={BATCH}",
-        f"device_eval_batch_size={BATCH}",
-    ),
-    *(
-        "optimizer.lr=3e-3",
-        "optimizer.betas=[0.9,0.98]",
-        "optimizer.eps=1e-6",
-        "scheduler.t_warmup=0.06dur",
-    ),
+    "data_local=data",
+    "train_loader.dataset.split=train",
+    "tokenizer_name=prepared/vocab.txt",
+    "max_seq_len=64",
+    "model.pretrained_model_name=prajjwal1/bert-tiny",
+    f"model.model_config={{{SHAPE}}}",
+    f"global_train_batch_size={BATCH}",
+    f"device_train_microbatch_size={BATCH}",
+    f"device_eval_batch_size={BATCH}",
+    "optimizer.lr=3e-3",
+    "optimizer.betas=[0.9,0.98]",
+    "optimizer.eps=1e-6",
+    "scheduler.t_warmup=0.06dur",
     "console_log_interval=20ba",
 )
 RATES = {"hf_bert": "0.15", "mosaic_bert": "0.3"}  # published

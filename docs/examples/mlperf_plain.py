@@ -7,7 +7,9 @@ import torch
 
 from mlbert.mlperf.callback import MLPerfCallback
 
-BATCH, STEPS, LR = 64, 400, 0.02
+BATCH = 64
+STEPS = 400
+LR = 0.02
 for index in range(10):
     with MLPerfCallback(
         sys.argv[1], index, submitter="Example", system_name="plain", status="research"

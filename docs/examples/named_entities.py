@@ -42,7 +42,8 @@ def encode(row, tokenizer, numbers):
 def main(start, data, out, epochs=10):
     rows = [json.loads(line) for line in Path(data).read_text(encoding="utf-8").splitlines()]
     tags = sorted({tag for row in rows for tag in row["tags"]})
-    names, numbers = dict(enumerate(tags)), {tag: number for number, tag in enumerate(tags)}
+    names = dict(enumerate(tags))
+    numbers = {tag: number for number, tag in enumerate(tags)}
     tokenizer = AutoTokenizer.from_pretrained(start)
     model = AutoModelForTokenClassification.from_pretrained(start, id2label=names, label2id=numbers)
     trainer = Trainer(

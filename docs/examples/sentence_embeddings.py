@@ -28,10 +28,8 @@ def embed(folder, sentences):
 
 @torch.no_grad()
 def embed_with_transformers(folder, sentences):
-    tokenizer, model = (
-        AutoTokenizer.from_pretrained(folder),
-        AutoModel.from_pretrained(folder).eval(),
-    )
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModel.from_pretrained(folder).eval()
     parts = []
     for first in range(0, len(sentences), 32):
         batch = tokenizer(

@@ -37,7 +37,9 @@ def test_preparation_record_is_consistent_printed_and_written(monkeypatch, tmp_p
     for side in (generator["native"], generator["plain"]):
         assert side["instances_per_second"] * side["median_seconds"] == pytest.approx(217)
         assert side["median_seconds"] >= side["median_tokenizer_seconds"] > 0
-    imported, loader, packing = record["tfrecord_to_hdf5"], record["loader"], record["packing"]
+    imported = record["tfrecord_to_hdf5"]
+    loader = record["loader"]
+    packing = record["packing"]
     assert imported["bytes"] > 217 * 1024
     assert loader["set_sequences"] >= prepare.LOADED_SEQUENCES
     assert min(loader["sequences"]) >= prepare.PACKS_PER_STEP * prepare.LOADER_STEPS

@@ -98,7 +98,8 @@ def test_rehearsal_of_the_first_run_writes_every_row(first_run: Rehearsal) -> No
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_rows_of_the_first_run_have_what_the_tables_need(first_run: Rehearsal) -> None:
-    smoke, ops = first_run.rows("smoke"), first_run.rows("ops")
+    smoke = first_run.rows("smoke")
+    ops = first_run.rows("ops")
     assert smoke["fp8, 2 packs"]["did_not_fit"] == 2
     assert smoke["fp8, 1 packs"]["power"]["watts"] == 612.4
     assert (smoke["fp8, 1 packs"]["accumulation"], smoke["fp8, 1 packs"]["graph"]) == (
@@ -188,7 +189,8 @@ def test_rows_are_kept_only_with_resume(
 
 def test_hung_process_is_killed_at_its_deadline(tmp_path: Path) -> None:
     """Processes that run at the same time keep their exit codes."""
-    started, python = time.monotonic(), [sys.executable, "-c"]
+    started = time.monotonic()
+    python = [sys.executable, "-c"]
     commands = [[*python, "import time; time.sleep(600)"], [*python, "raise SystemExit(3)"]]
     assert program.run_until(commands, tmp_path / "log.txt", started + 8, {}) == [None, 3]
     assert time.monotonic() - started < 60
@@ -197,7 +199,8 @@ def test_hung_process_is_killed_at_its_deadline(tmp_path: Path) -> None:
 
 def test_lost_device_loses_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the process that lost the device restarts, and continues after the row that crashed it."""
-    codes, started = iter([[program.DEVICE_LOST, 0], [-11], [0]]), []
+    codes = iter([[program.DEVICE_LOST, 0], [-11], [0]])
+    started = []
     monkeypatch.setattr(
         program, "run_until", lambda commands, *_: started.append(commands) or next(codes)
     )

@@ -59,10 +59,8 @@ def test_step_that_does_not_fit_is_halved() -> None:
 
 
 def test_rungs_are_measured_in_both_precisions() -> None:
-    small, best = (
-        Ladder(tiny_scale().config, CPU, torch.bfloat16, SIZES, 0.0),
-        rungs(CPU, SIZES)[-1],
-    )
+    small = Ladder(tiny_scale().config, CPU, torch.bfloat16, SIZES, 0.0)
+    best = rungs(CPU, SIZES)[-1]
     rows = [small.measure(rung) for rung in (best, *fp8_rungs(CPU, best))]
     assert [row["precision"] for row in rows] == ["", "fp8"]
     assert all(row["sequences_per_second"] > 0 and row["sequences"] == SIZES.fast for row in rows)
@@ -167,8 +165,12 @@ def test_measured_step_follows_the_settings(tmp_path: Path) -> None:
 def test_power_is_the_median_of_complete_samples() -> None:
     text = "600.00, 1755, 3201, 60\n[N/A], 1, 1, 1\n700.00, 1200, 3201, 62\n650.00, 1700, 3201, 61\n612.0, 17"
     assert hardware.power_summary(text) == {
-        **{"watts": 650.0, "sm_mhz": 1700.0, "memory_mhz": 3201.0, "celsius": 61.0},
-        **{"least_sm_mhz": 1200.0, "samples": 3},
+        "watts": 650.0,
+        "sm_mhz": 1700.0,
+        "memory_mhz": 3201.0,
+        "celsius": 61.0,
+        "least_sm_mhz": 1200.0,
+        "samples": 3,
     }
     assert hardware.power_summary("No devices were found\n") == {
         "skipped": "nvidia-smi: No devices were found"
@@ -194,8 +196,11 @@ def test_output_of_ncu_and_compute_sanitizer_is_parsed(
     )
     found = external.count_kernel("attention_forward_kernel", tmp_path / "run2", True)
     assert found == {
-        **{"nanoseconds": 1203456.0, "compute_percent": 38.25, "memory_percent": 41.5},
-        **{"occupancy_percent": 24.9, "registers": 128.0},
+        "nanoseconds": 1203456.0,
+        "compute_percent": 38.25,
+        "memory_percent": 41.5,
+        "occupancy_percent": 24.9,
+        "registers": 128.0,
     }
     found = external.count_kernel("cast_kernel", tmp_path / "run2", True)
     assert found == {"skipped": "ncu: ==ERROR== ERR_NVGPUCTRPERM"}

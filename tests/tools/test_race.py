@@ -20,7 +20,8 @@ LENGTH = 16
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> RaceText:
-    folder, draw = tmp_path_factory.mktemp("race"), np.random.default_rng(1)
+    folder = tmp_path_factory.mktemp("race")
+    draw = np.random.default_rng(1)
     words = ["".join(draw.choice(list("abcdefgh"), 3)) for _ in range(40)]
     starts = draw.integers(0, 40, 2000)
     documents = (" ".join(words[(start + i) % 40] for i in range(12)) + ".\n" for start in starts)

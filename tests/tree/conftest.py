@@ -69,7 +69,8 @@ def syntax_trees() -> dict[Path, ast.Module]:
 
 def needed_packages(name: str, *extras: str) -> set[str]:
     """Return a package and what it requires, with these extras, directly and indirectly."""
-    found, waiting = set(), [(name, extras)]
+    found = set()
+    waiting = [(name, extras)]
     while waiting:
         name, extras = waiting.pop()
         found.add(name)

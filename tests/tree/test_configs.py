@@ -100,7 +100,8 @@ def test_yaml_config_resolves_and_its_plan_has_no_warnings(
     nodes, ranks, batch, steps = map(
         int, re.search(r"\| (\d+) x (\d+) x (\d+) x (\d+) \|", row).groups()
     )
-    config, data = resolved.config, resolved.config[DataConfig]
+    config = resolved.config
+    data = resolved.config[DataConfig]
     assert (batch, steps) == (data.train_batch_size, data.gradient_accumulation_steps)
     assert f"| `{config[RunConfig].recipe}` |" in row
     assert make_plan(config, nodes * ranks, {}).warnings == ()
@@ -147,7 +148,8 @@ def test_config_matches_its_file_name_and_its_plan_has_no_warnings(
     assert values["DGXSYSTEM"] == config_file.name.removeprefix("config_").removesuffix(".sh")
     assert Path(values["CONFIG_FILE"]) == config_file
     assert has_description(values["MLPERF_SUBMISSION_PLATFORM"], tree_root)
-    resolved, ranks = resolved_shell(values), planned_world_size(values)
+    resolved = resolved_shell(values)
+    ranks = planned_world_size(values)
     assert not resolved.warnings
     assert resolved.config[ModelConfig].bert_config_file.is_file()
     assert ranks == int(values["DGXNNODES"]) * int(values["DGXNGPU"])
@@ -202,10 +204,8 @@ def test_fp8_machines_have_an_fp8_variant_that_differs_only_in_the_precision(
     if system_folder.name in FP8_SYSTEMS:
         assert configs == in_bf16 | {path.with_stem(f"{path.stem}_fp8") for path in in_bf16}
     for config in configs - in_bf16:
-        own, other = (
-            exports_after(config),
-            exports_after(config.with_stem(config.stem.removesuffix("_fp8"))),
-        )
+        own = exports_after(config)
+        other = exports_after(config.with_stem(config.stem.removesuffix("_fp8")))
         assert (own["PRECISION"], other["PRECISION"]) == ("fp8", "bf16")
         names = {"DGXSYSTEM", "CONFIG_FILE", "LOGDIR", "PRECISION", "FP8_FAST_ACCUMULATION"}
         assert {k for k in own | other if own.get(k) != other.get(k)} == names
@@ -264,14 +264,13 @@ def test_step_fits_in_gpu_memory(config_file: Path, tree_root: Path) -> None:
     if gpu is None:
         pytest.skip("the system has no GPU that the planner knows")
     config = resolved_shell(values).config
-    data, shape = config[DataConfig], BertConfig.from_json(config[ModelConfig].bert_config_file)
+    data = config[DataConfig]
+    shape = BertConfig.from_json(config[ModelConfig].bert_config_file)
     packs = data.train_batch_size // data.gradient_accumulation_steps
     sequences = packs * shape.max_position_embeddings * BENCHMARK.sequences / BENCHMARK.tokens
     ranks = {"off": 1, "node": int(values["DGXNGPU"]), "all": planned_world_size(values) or 1}
-    sharded, in_fp8 = (
-        ranks[config[DistributedConfig].sharded_optimizer],
-        config[ComputeConfig].precision == "fp8",
-    )
+    sharded = ranks[config[DistributedConfig].sharded_optimizer]
+    in_fp8 = config[ComputeConfig].precision == "fp8"
     needed = estimate.of(shape, gpu, sequences, sharded, fp8=in_fp8)
     available = estimate.USABLE * GPUS[gpu].memory_gb
     assert needed.total <= available, f"{needed.total:.0f} GB of {available:.0f}: {needed}"

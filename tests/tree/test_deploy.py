@@ -19,7 +19,8 @@ PYTORCH = Path("benchmarks/bert/implementations/pytorch")
 ASSETS = Path(__file__).parents[1] / "assets/deploy"
 SYSTEMS = Path("benchmarks/bert/implementations")
 MOSAIC = Path("benchmarks/mosaic_bert")
-TASK, MOSAIC_TASK = PYTORCH / "deploy/skypilot/train.yaml", MOSAIC / "yamls/cloud/skypilot.yaml"
+TASK = PYTORCH / "deploy/skypilot/train.yaml"
+MOSAIC_TASK = MOSAIC / "yamls/cloud/skypilot.yaml"
 SKYPILOT = {"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}
 # Stand-ins record their names and arguments; the scripts, configs and launchers are the real ones.
 STAND_IN = '#!/bin/bash\nprintf "%s\\n" "${0##*/}" "$@" >"${NOTES}"\nenv >"${NOTES}.env"\n'
@@ -112,10 +113,8 @@ def test_kubernetes_numbers_match_the_config(
 
 @pytest.mark.parametrize("path", [TASK, MOSAIC_TASK], ids=str)
 def test_skypilot_task_matches_the_schema(path: Path, tree_root: Path) -> None:
-    task, schemas = (
-        skypilot_task(tree_root, path),
-        json.loads((ASSETS / "skypilot.json").read_text()),
-    )
+    task = skypilot_task(tree_root, path)
+    schemas = json.loads((ASSETS / "skypilot.json").read_text())
     assert errors(schemas["task"], task) == []
     assert errors(schemas["resources"], task["resources"]) == []
     for mount in task["file_mounts"].values():
@@ -143,7 +142,8 @@ def test_skypilot_numbers_match_the_config(tree_root: Path, tmp_path: Path) -> N
 
 
 def test_skypilot_starts_the_mosaic_program(tree_root: Path, tmp_path: Path) -> None:
-    task, local = skypilot_task(tree_root, MOSAIC_TASK), "mlbert launch local -n 8"
+    task = skypilot_task(tree_root, MOSAIC_TASK)
+    local = "mlbert launch local -n 8"
     given = task["envs"]
     for started in (f"{local} main.py", "python3 glue.py", f"{local} sequence_classification.py"):
         *_, program = started.split()
@@ -219,7 +219,8 @@ def test_prebuild_compiles_the_kernels_for_the_requested_gpus(
 
 
 def test_image_contains_what_compiling_the_kernels_imports(tree_root: Path) -> None:
-    graph, needed = importers(tree_root), ["tools/compile_kernels.py"]
+    graph = importers(tree_root)
+    needed = ["tools/compile_kernels.py"]
     for file in needed:
         imported = (
             other for other, users in graph.items() if file in users and other.startswith("tools/")

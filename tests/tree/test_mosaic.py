@@ -36,7 +36,8 @@ def custom_corpus(tmp_path: Path) -> Path:
     return path
 
 
-CONVERT, LOAD = "common/convert_dataset.py", "common/text_data.py"
+CONVERT = "common/convert_dataset.py"
+LOAD = "common/text_data.py"
 COPY = "--dataset text --path texts.jsonl --out_root ./my-copy-c4 --splits"
 
 

@@ -151,7 +151,8 @@ def test_pages_render_at_every_width(
     chromium: str, pages: dict[str, str], tmp_path: Path, scheme: str
 ) -> None:
     """The schemes differ in colours only: one page is enough for the dark one."""
-    pages, frames = pages if scheme == "light" else {"one": pages["one"]}, []
+    pages = pages if scheme == "light" else {"one": pages["one"]}
+    frames = []
     for page in pages.values():
         probed, count = POLICY.subn("", page.replace("</body>", PROBE))
         assert count == 1

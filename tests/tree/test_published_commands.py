@@ -114,12 +114,10 @@ class System:
         for name in names:
             shutil.copytree(tree_root / HOME / name, home / name)
         (home / "pytorch").symlink_to(tree_root / HOME / "pytorch")
-        self.root, self.folder, self.programs, self.notes = (
-            root,
-            home / names[0],
-            root / "bin",
-            root / "notes",
-        )
+        self.root = root
+        self.folder = home / names[0]
+        self.programs = root / "bin"
+        self.notes = root / "notes"
         self.exports = {
             "PATH": f"{self.programs}:{os.environ['PATH']}",
             "PYTHONPATH": home / "pytorch",
@@ -228,7 +226,8 @@ def test_tfrecords_to_hdf5(system: System, prepared_data: Path, tmp_path: Path) 
     line = f"TF_INPUT_DIR='{tmp_path}/tf records' HDF5_OUTPUT_DIR='{tmp_path}/hdf5' ./run_trans_tfrecord_to_hdf5.sh"
     done = system.type(line)
     assert done.returncode == 0, done.stderr
-    given, made = open_store(prepared_data / "train"), open_store(tmp_path / "hdf5")
+    given = open_store(prepared_data / "train")
+    made = open_store(tmp_path / "hdf5")
     assert len(made) == len(given) > 100
     assert same_sequences(*(store.gather(np.arange(len(store))) for store in (given, made)))
     with h5py.File(next((tmp_path / "hdf5").glob("*.hdf5"))) as file:
@@ -250,7 +249,8 @@ def test_bins_of_hdf5(system: System, tmp_path: Path) -> None:
         "384",
         "512",
     }
-    given, made = open_store(tmp_path / "hdf5"), open_store(tmp_path / "bins")
+    given = open_store(tmp_path / "hdf5")
+    made = open_store(tmp_path / "bins")
     assert same_sequences(*(store.gather(np.arange(len(store))) for store in (given, made)))
 
 

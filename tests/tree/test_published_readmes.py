@@ -79,7 +79,8 @@ SHELLS = [
 
 
 def commands(section: str, tree_root: Path) -> list[str]:
-    parts, typed = SECTION.split((tree_root / "docs/from_the_published_readmes.md").read_text()), []
+    parts = SECTION.split((tree_root / "docs/from_the_published_readmes.md").read_text())
+    typed = []
     for published, here, why in ROW.findall(parts[parts.index(section) + 1]):
         own = re.fullmatch(r"`(.+)`", here)
         assert here == "same" or why.strip(), f"{published}: the table must say why it differs"
@@ -94,7 +95,9 @@ class Sandbox:
     """A copy of the folders in which the commands run, in a tree with a space in its path."""
 
     def __init__(self, root: Path, tree_root: Path) -> None:
-        self.root, self.tree, self.tree_root = root, root / "a tree", tree_root
+        self.root = root
+        self.tree = root / "a tree"
+        self.tree_root = tree_root
         for name in (
             "inventec_p8000_h100_n1",
             "samsung_dgxa100_n128",
@@ -240,7 +243,9 @@ def test_image_of_the_system_has_the_pinned_packages_and_the_same_base(tree_root
 def test_config_can_be_sourced_from_any_folder_or_link(
     shell: str, options: str, sandbox: Sandbox
 ) -> None:
-    tmp_path, folder, link = sandbox.root, sandbox.tree / INVENTEC, sandbox.root / "a link"
+    tmp_path = sandbox.root
+    folder = sandbox.tree / INVENTEC
+    link = sandbox.root / "a link"
     link.symlink_to(folder)
     words = f"{options}source env.sh; source {CONFIG}; "
     show = 'printf "%s\\n" "${CONFIG_FILE}" "${LOGDIR}" "${BERT_CONFIG}"'

@@ -15,7 +15,8 @@ from training_settings import SHAPE
 
 BERT = Path("benchmarks/bert/implementations")
 MOSAIC = Path("benchmarks/mosaic_bert")
-SAMSUNG, INVENTEC = BERT / "samsung_dgxa100_n128", BERT / "inventec_p8000_h100_n1"
+SAMSUNG = BERT / "samsung_dgxa100_n128"
+INVENTEC = BERT / "inventec_p8000_h100_n1"
 WEIGHTS = "{data}/checkpoint"
 CHECKPOINT = "--tf_checkpoint {data}/phase1/model.ckpt-28252.index --bert_config_path {data}/phase1/bert_config.json"
 PREPARE = "./input_preprocessing/prepare_data.sh --outputdir {data} --packed-data --skip-download --workers 1"
@@ -55,7 +56,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory, tree_root: Path) -> Path:
     for folder in {folder for folder, _, _ in LINES}:
         shutil.copytree(tree_root / folder, tree / folder)
     (tree / BERT / "pytorch").symlink_to(tree_root / BERT / "pytorch")
-    parts, first = tree / "data/download/results4", tree / "data/phase1"
+    parts = tree / "data/download/results4"
+    first = tree / "data/phase1"
     parts.mkdir(parents=True)
     first.mkdir()
     assets = tree_root / "tests/assets/instances"

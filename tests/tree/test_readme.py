@@ -131,7 +131,8 @@ def test_readmes_run_as_written(quickstarted: Path, path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(2 * MAX_SECONDS)
 def test_ten_runs_produce_a_submission_tree(quickstarted: Path) -> None:
-    out, command = quickstarted / "runs/ten", "./quickstart.sh --out runs/ten --runs 10"
+    out = quickstarted / "runs/ten"
+    command = "./quickstart.sh --out runs/ten --runs 10"
     shutil.copytree(quickstarted / "runs/quickstart/data", out / "data")
     (out / "CONTENTS.txt").write_text("made by the test\n")
     run(quickstarted, command, quickstarted)

@@ -60,7 +60,8 @@ class Html(HTMLParser):
     def __init__(self, text: str) -> None:
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text, self._is_anchor = "", False
+        self.text = ""
+        self._is_anchor = False
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -134,10 +135,8 @@ def test_pages_are_in_the_navigation_and_show_what_the_repository_shows(
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
     for path, page in pages.items():
         if path.parent.name != "api":
-            expected, shown = (
-                Html(markdown.render(path.read_text(encoding="utf-8"))),
-                article(site / page),
-            )
+            expected = Html(markdown.render(path.read_text(encoding="utf-8")))
+            shown = article(site / page)
             assert shown.text == expected.text, path
             counts = [
                 Counter(tag for tag, _ in html.tags if tag in BLOCKS) for html in (shown, expected)
@@ -187,7 +186,8 @@ def test_pages_link_to_files_of_the_repository_and_load_nothing_from_other_hosts
 
 @pytest.mark.slow
 def test_mistakes_fail_the_build(tree_root: Path, tmp_path: Path) -> None:
-    root, out = tmp_path / "tree", tmp_path / "site"
+    root = tmp_path / "tree"
+    out = tmp_path / "site"
     shutil.copytree(tree_root / "docs", root / "docs")
     (root / "tools").mkdir()
     shutil.copy(tree_root / "tools/site_hook.py", root / "tools")

@@ -151,7 +151,8 @@ def names_used(tree: ast.Module) -> list[tuple[str, int]]:
 def test_every_definition_is_used(
     tracked: list[Path], syntax_trees: Trees, tree_root: Path
 ) -> None:
-    tests, package = tree_root / "tests", tree_root / PACKAGE
+    tests = tree_root / "tests"
+    package = tree_root / PACKAGE
     trees = {path: tree for path, tree in syntax_trees.items() if tests not in path.parents}
     used: dict[str, list[tuple[Path, int]]] = defaultdict(list)
     for path, tree in trees.items():

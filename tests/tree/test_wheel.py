@@ -17,10 +17,8 @@ HOME = "benchmarks/bert/implementations/pytorch"
 @pytest.fixture(scope="module")
 def site(tree_root: Path, tracked: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    source, names = (
-        folder / "source",
-        (f"{HOME}/mlbert", f"{HOME}/c", "benchmarks/bert/implementations/tensorflow2"),
-    )
+    source = folder / "source"
+    names = (f"{HOME}/mlbert", f"{HOME}/c", "benchmarks/bert/implementations/tensorflow2")
     names += ("pyproject.toml", "setup.py", "README.md", "LICENSE")
     copy_files(
         [p for p in tracked if p.relative_to(tree_root).as_posix().startswith(names)],

@@ -113,7 +113,8 @@ def _nvidia_shard(folder: Path) -> Path:
 
 def _second_nvidia_shard(folder: Path) -> Path:
     """Write two shards; the second has a user block and the newest superblock."""
-    first, second = _nvidia_shard(folder), folder / "part_00001.hdf5"
+    first = _nvidia_shard(folder)
+    second = folder / "part_00001.hdf5"
     with (
         h5py.File(first) as one,
         h5py.File(second, "w", libver="latest", userblock_size=512) as other,
@@ -199,7 +200,8 @@ def test_a_flipped_byte_of_an_mds_set_is_found(tmp_path: Path, compression: str 
 
 
 def test_an_exchanged_vocabulary_is_refused(tmp_path: Path) -> None:
-    vocabulary, config = tmp_path / "vocab.txt", tmp_path / "tokenizer_config.json"
+    vocabulary = tmp_path / "vocab.txt"
+    config = tmp_path / "tokenizer_config.json"
     vocabulary.write_text("\n".join([*SPECIAL_TOKENS, "the", "a"]))
     config.write_text(json.dumps({"vocabulary_sha256": load_tokenizer(tmp_path).sha256}))
     assert load_tokenizer(tmp_path).lower_case
@@ -258,7 +260,8 @@ def test_links_in_a_loop_are_one_line(
 @pytest.mark.parametrize("kind", ["loop", "pipe", "folder"])
 def test_run_files_that_cannot_be_read_are_named(kind: str, name: str, tmp_path: Path) -> None:
     """A repetition says so, a report and a seal never take them for missing."""
-    log, path = tmp_path / "result_0.txt", tmp_path / "run_0" / name
+    log = tmp_path / "result_0.txt"
+    path = tmp_path / "run_0" / name
     shutil.copyfile(DEMO / log.name, log)
     path.parent.mkdir()
     {"loop": lambda: path.symlink_to(name), "pipe": lambda: os.mkfifo(path), "folder": path.mkdir}[

@@ -21,7 +21,9 @@ from mlbert.report.planner import cost as estimate
 from mlbert.report.planner.timing import BENCHMARK
 
 LARGE = BertConfig.from_json(CONFIGS / "large.json")
-H200, PACKS, TOKENS = GPUS["h200"], 48, 24_576
+H200 = GPUS["h200"]
+PACKS = 48
+TOKENS = 24_576
 # The graph mode of each precision, so that both modes and both precisions are covered.
 MODES = {"bf16": "segmented", "fp8": "full_iteration"}
 # Counting a step is slow.
@@ -75,7 +77,9 @@ def test_product_flops_match_the_model(precision: str) -> None:
     """Three products per linear layer; after the last attention, only for the rows that the heads read."""
     counted = large_step(precision)
     rows = counted.static_shape.masked + counted.static_shape.sequences
-    hidden, inner, layers = LARGE.hidden_size, LARGE.intermediate_size, LARGE.num_hidden_layers
+    hidden = LARGE.hidden_size
+    inner = LARGE.intermediate_size
+    layers = LARGE.num_hidden_layers
     after_attention = 2 * (hidden**2 + 2 * hidden * inner)
     expected = 3 * (
         layers * TOKENS * 2 * 3 * hidden**2 + ((layers - 1) * TOKENS + rows) * after_attention
@@ -110,10 +114,8 @@ def test_planner_memory_matches_the_counted_memory(precision: str) -> None:
 @pytest.mark.parametrize("kind", [MEASURED, TUNED])
 def test_modelled_times_respect_bandwidth_and_flops(kind: str) -> None:
     counted = large_step("fp8")
-    seconds, sums = (
-        seconds_of_parts(counted, LARGE, H200, kind),
-        parts.totals(counted.step, counted, LARGE),
-    )
+    seconds = seconds_of_parts(counted, LARGE, H200, kind)
+    sums = parts.totals(counted.step, counted, LARGE)
     assert H200.rates is not None
     rates = H200.rates[kind]
     for part, total in sums.items():

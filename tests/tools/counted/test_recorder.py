@@ -32,14 +32,15 @@ def on_device(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def test_synchronization_and_mixed_devices_raise() -> None:
     for wait in (
-        *(
-            lambda x: x.sum().item(),
-            lambda x: bool(x.sum() > 0),
-            lambda x: float(x[0]),
-            torch.Tensor.tolist,
-        ),
-        *(torch.Tensor.cpu, lambda x: x.to("cpu"), lambda x: torch.empty(4).copy_(x)),
-        *(lambda x: x + torch.ones(4), lambda x: x[x > 0]),
+        lambda x: x.sum().item(),
+        lambda x: bool(x.sum() > 0),
+        lambda x: float(x[0]),
+        torch.Tensor.tolist,
+        torch.Tensor.cpu,
+        lambda x: x.to("cpu"),
+        lambda x: torch.empty(4).copy_(x),
+        lambda x: x + torch.ones(4),
+        lambda x: x[x > 0],
     ):
         with recording(H200), pytest.raises((HostAccess, RuntimeError, NotImplementedError)):
             wait(on_device(4))
@@ -47,7 +48,8 @@ def test_synchronization_and_mixed_devices_raise() -> None:
 
 def test_triton_kernel_rejects_host_tensors() -> None:
     with recording(H200):
-        x, rows = on_device(16, 64).bfloat16(), torch.zeros(16, dtype=torch.int32)
+        x = on_device(16, 64).bfloat16()
+        rows = torch.zeros(16, dtype=torch.int32)
         with pytest.raises(HostAccess, match="on the host"):
             layer_norm_dropout(x, on_device(64), on_device(64), 1e-12, 0.1, 1, rows)
 
@@ -67,7 +69,8 @@ def test_step_that_reads_its_loss_raises(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_backward_is_recorded_and_non_blocking_copies_are_allowed() -> None:
     with recording(H200) as recorder:
-        x, weight = on_device(8, 4), on_device(4, 4).requires_grad_()
+        x = on_device(8, 4)
+        weight = on_device(4, 4).requires_grad_()
         (x @ weight).sum().backward()
         torch.empty(4, pin_memory=True).copy_(x[0], non_blocking=True)
         assert weight.grad is not None
@@ -80,7 +83,8 @@ def test_backward_is_recorded_and_non_blocking_copies_are_allowed() -> None:
 
 def test_in_place_operations_read_and_write_and_fills_only_write() -> None:
     with recording(H200) as recorder:
-        x, y = on_device(1000), on_device(1000)
+        x = on_device(1000)
+        y = on_device(1000)
         recorder.operations.clear()
         x.add_(y)
         x.zero_()

@@ -259,7 +259,8 @@ def test_the_command_prints_a_table_of_each_path_and_json_with_every_complaint(
 ) -> None:
     printed = CliRunner().invoke(app, ["check", str(log), "--division", "closed", "--json", "-"])
     assert (printed.exit_code, json.loads(printed.stdout)["verdict"]) == (0, "passed")
-    bad, target = tmp_path / "bad.txt", tmp_path / "found.json"
+    bad = tmp_path / "bad.txt"
+    target = tmp_path / "found.json"
     bad.write_text(log.read_text().replace(', "metadata"', ', "data"'))
     done = CliRunner().invoke(app, ["check", str(log), str(bad), "--json", str(target)])
     assert done.exit_code == 1

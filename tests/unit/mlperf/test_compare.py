@@ -126,7 +126,8 @@ def test_missed_targets_other_settings_and_few_runs(tmp_path: Path) -> None:
 def test_commits_of_this_history() -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("no git history here")
-    older, newer = ROOT / "results/cpu_demo", ROOT / "results/tf2_cpu_demo"
+    older = ROOT / "results/cpu_demo"
+    newer = ROOT / "results/tf2_cpu_demo"
     found = compared(older, newer)
     if "does not have both" in found.history:
         pytest.skip("a shallow clone")

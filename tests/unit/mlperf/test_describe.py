@@ -76,12 +76,12 @@ CACHES = "NAME ONE-SIZE ALL-SIZE\nL1d     49152   196608\nL3  110100480 22020096
 
 
 ANSWERS = {  # to commands that begin like this
-    **{"lscpu --parse": CPUS, "lscpu": CACHES, "dmidecode": MODULES},
+    "lscpu --parse": CPUS,
+    "lscpu": CACHES,
+    "dmidecode": MODULES,
     "cc ": "cc (Ubuntu 13.3.0-6ubuntu2, patched) 13.3.0\nCopyright\n",
-    **{
-        "nvidia-smi nvlink": "GPU 0: NVLink 0: 26 GB/s",
-        "nvidia-smi --query-gpu=driver_version": "570.1\n" * 8,
-    },
+    "nvidia-smi nvlink": "GPU 0: NVLink 0: 26 GB/s",
+    "nvidia-smi --query-gpu=driver_version": "570.1\n" * 8,
     "nvidia-smi": "NVIDIA H100 80GB HBM3, 81559 MiB, 1980 MHz, 5\n" * 8,
 }
 
@@ -98,11 +98,9 @@ def test_a_server_with_accelerators(server: Path) -> None:
     expected = {
         "system_name": "2 nodes of 8x NVIDIA H100 80GB HBM3, 2x Intel(R) Xeon(R) Platinum 8480C (Sapphire Rapids)",
         "status": "Research, Development, or Internal (RDI)",
-        **{
-            "host_processors_per_node": "2",
-            "host_processor_core_count": "2",
-            "host_processor_vcpu_count": "8",
-        },
+        "host_processors_per_node": "2",
+        "host_processor_core_count": "2",
+        "host_processor_vcpu_count": "8",
         "host_processor_frequency": "3800 MHz (maximum)",
         "host_processor_caches": "L1d 48K (shared by 2 vCPUs), L3 107520K (shared by 4 vCPUs)",
         "host_memory_capacity": "2048.0 GiB",
@@ -110,8 +108,10 @@ def test_a_server_with_accelerators(server: Path) -> None:
         "host_storage_type": "2x NVMe SSD (SAMSUNG MZQL23T8HCLS-00A07); file systems ext4 lustre",
         "host_storage_capacity": "7682 GB",
         "host_networking": "100 Gb/s Ethernet, 2x InfiniBand 400 Gb/s (4X NDR), RoCE 100 Gb/s (4X EDR)",
-        **{"accelerators_per_node": "8", "accelerator_memory_capacity": "81559 MiB"},
-        **{"accelerator_host_interconnect": "PCIe Gen5", "accelerator_interconnect": "NVLink"},
+        "accelerators_per_node": "8",
+        "accelerator_memory_capacity": "81559 MiB",
+        "accelerator_host_interconnect": "PCIe Gen5",
+        "accelerator_interconnect": "NVLink",
         "operating_system": "Ubuntu 24.04 LTS",
     }
     assert {name: facts[name] for name in expected} == expected

@@ -13,7 +13,8 @@ from mlbert.mlperf.checks.evaluation import check_grid
 from mlbert.mlperf.findings import Complaint, Outcome
 from mlbert.mlperf.rules import eval_interval
 
-ERROR, WARN = Outcome.ERROR, Outcome.WARN
+ERROR = Outcome.ERROR
+WARN = Outcome.WARN
 
 
 def only(count: int, run: Run) -> None:
@@ -75,7 +76,10 @@ def unpacked(counting: str, batch: int) -> list[int]:
 
 def packed(counting: str, batch: int, seed: int) -> list[int]:
     """Packs of 1 to 3 sequences, 1.99895 on the average as in the data set, 0.5 off in each; batch / 2 packs a step."""
-    source, samples, done, points = random.Random(seed), 0.0, 0, []
+    source = random.Random(seed)
+    samples = 0.0
+    done = 0
+    points = []
     for index in range(1, NUM_EVALUATIONS + 1):
         packs = (step_of(counting, index, batch) - done) * batch / 2
         done = step_of(counting, index, batch)

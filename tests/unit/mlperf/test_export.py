@@ -16,19 +16,15 @@ from programs import commit_all, write_files
 from user_errors import user_error
 
 LEFT_OUT = (
-    *(
-        "tests/unit/test_x.py",
-        "tools/x.py",
-        "records/2025_x/log.txt",
-        "runs/x/result_0.txt",
-        ".github/x.yml",
-    ),
-    *(
-        ".gitignore",
-        "benchmarks/bert/__pycache__/x.pyc",
-        "benchmarks/bert/.hidden",
-        "benchmarks/bert/x.so",
-    ),
+    "tests/unit/test_x.py",
+    "tools/x.py",
+    "records/2025_x/log.txt",
+    "runs/x/result_0.txt",
+    ".github/x.yml",
+    ".gitignore",
+    "benchmarks/bert/__pycache__/x.pyc",
+    "benchmarks/bert/.hidden",
+    "benchmarks/bert/x.so",
 )
 KEPT = ("README.md", "systems/a.json", "results/a/bert/result_0.txt", "benchmarks/bert/tests/x.py")
 

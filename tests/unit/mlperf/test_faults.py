@@ -30,7 +30,9 @@ from log_edits import (
 )
 from mlbert.mlperf.findings import Outcome
 
-ERROR, WARN, NOTE = Outcome.ERROR, Outcome.WARN, Outcome.NOTE
+ERROR = Outcome.ERROR
+WARN = Outcome.WARN
+NOTE = Outcome.NOTE
 Faults = dict[
     tuple[str, Outcome], list[tuple[Edit, str]]
 ]  # by check and outcome: edits, and words of the message
@@ -48,10 +50,8 @@ def late_start(ms: int) -> Edit:
     """Start the clock, and what comes before the first evaluation, ``ms`` before it."""
 
     def edit(runs: list[Run]) -> None:
-        end, first = (
-            runs[3].index(nth(runs[3], "eval_start")),
-            runs[3].index(nth(runs[3], "init_stop")),
-        )
+        end = runs[3].index(nth(runs[3], "eval_start"))
+        first = runs[3].index(nth(runs[3], "init_stop"))
         for line in runs[3][first:end]:
             line["time_ms"] = nth(runs[3], "eval_start")["time_ms"] - ms
 
@@ -97,8 +97,10 @@ def copied(scale: float = 1.0, offset: float = 0.0) -> Edit:
     """Run 3 becomes run 1 under its own seed, its times scaled, its accuracies changed."""
 
     def edit(runs: list[Run]) -> None:
-        model, own = copy.deepcopy(runs[1]), runs[3]
-        begin, start = nth(own, "run_start")["time_ms"], nth(model, "run_start")["time_ms"]
+        model = copy.deepcopy(runs[1])
+        own = runs[3]
+        begin = nth(own, "run_start")["time_ms"]
+        start = nth(model, "run_start")["time_ms"]
         nth(model, "seed")["value"] = nth(own, "seed")["value"]
         for line in model:
             line["time_ms"] = round(begin + (line["time_ms"] - start) * scale)
@@ -134,7 +136,8 @@ def timed_as(scale: float) -> Edit:
     """Run 3 keeps its numbers but takes the times of run 1's evaluations."""
 
     def edit(runs: list[Run]) -> None:
-        begin, other = nth(runs[3], "run_start")["time_ms"], nth(runs[1], "run_start")["time_ms"]
+        begin = nth(runs[3], "run_start")["time_ms"]
+        other = nth(runs[1], "run_start")["time_ms"]
         copied_part(
             lambda line, model, n: line.update(
                 time_ms=round(begin + (model["time_ms"] - other) * scale)

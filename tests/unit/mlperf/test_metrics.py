@@ -48,7 +48,8 @@ def folder(tmp_path: Path) -> Path:
         "steps": 3,
         "seed": 5,
     }
-    provenance, origin = {"recipe": "packed_lamb", "ranks": 1}, dict.fromkeys(SETTINGS, "flag")
+    provenance = {"recipe": "packed_lamb", "ranks": 1}
+    origin = dict.fromkeys(SETTINGS, "flag")
     config = {"config": SETTINGS, "origin": origin, "seed": 5, "provenance": provenance}
     files = {"metrics.jsonl": points, "summary.json": [summary], "config.json": [config]}
     texts = {

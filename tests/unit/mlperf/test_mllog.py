@@ -53,8 +53,10 @@ def test_event_types_one_run_stop_and_no_output(
     assert log.run_stop("success")
     assert not log.run_stop("aborted")
     assert [(event["event_type"], event["key"]) for event in _events(log.path)] == [
-        *(("INTERVAL_START", "run_start"), ("POINT_IN_TIME", "eval_accuracy")),
-        *(("INTERVAL_END", "epoch_stop"), ("INTERVAL_END", "run_stop")),
+        ("INTERVAL_START", "run_start"),
+        ("POINT_IN_TIME", "eval_accuracy"),
+        ("INTERVAL_END", "epoch_stop"),
+        ("INTERVAL_END", "run_stop"),
     ]
     assert _events(log.path)[-1]["metadata"]["status"] == "success"
     assert capfd.readouterr() == ("", "")

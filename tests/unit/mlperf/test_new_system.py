@@ -36,7 +36,8 @@ def test_from_every_system(other: str, tree: Path) -> None:
     names = {"README.md", "env.sh", "run.sub", "run_pretraining.py", made.config}
     assert {path.name for path in made.folder.iterdir()} == names
     assert check_exports(config)
-    before, after = exports_of(source), exports_of(config)
+    before = exports_of(source)
+    after = exports_of(config)
     changed = {name for name in before | after if before.get(name) != after.get(name)}
     assert changed <= {"CONFIG_FILE", "DGXSYSTEM", "LOGDIR", "MLPERF_SUBMISSION_PLATFORM"}
     assert after["MLPERF_SUBMISSION_PLATFORM"] == "acme_x1"

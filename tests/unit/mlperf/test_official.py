@@ -23,10 +23,8 @@ ROOT = Path(__file__).resolve().parents[3]
 def test_tools_run_side_by_side_answer_as_they_do_alone(tmp_path, monkeypatch):
     """On good and bad input, with crashes and wrong arguments among them."""
     monkeypatch.setenv("PYTHONHASHSEED", "0")  # their messages come in the order of sets
-    good, bad = (
-        write_tree(tmp_path / "good", "open"),
-        write_tree(tmp_path / "bad", "closed", num_logs=3),
-    )
+    good = write_tree(tmp_path / "good", "open")
+    bad = write_tree(tmp_path / "bad", "closed", num_logs=3)
     logs = bad / "results/machine/bert"
     (logs / "result_1.txt").write_text(
         ':::MLLOG {\n:::MLLOG {"time_ms": 1, "key": "seed", "value": 1}\n'

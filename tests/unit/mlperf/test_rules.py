@@ -49,7 +49,9 @@ def test_ends_of_the_reference_table_and_batch_sizes() -> None:
         *((batch, 150_000) for batch in (1, 448, 2048, 2171)),
         *((batch, 175_000) for batch in (3072, 4096)),
         *((batch, 200_000) for batch in (4608, 6144)),
-        *((8192, 225_000), (12288, 275_000), (16384, 325_000)),
+        (8192, 225_000),
+        (12288, 275_000),
+        (16384, 325_000),
     ],
 )
 def test_evaluation_interval(batch: int, interval: int) -> None:

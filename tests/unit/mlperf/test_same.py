@@ -72,7 +72,8 @@ def test_the_end_of_another_run_is_found(ours: bool, tree_root: Path, tmp_path: 
 
 
 def test_copies_between_systems_name_both(tmp_path: Path) -> None:
-    runs, others = simulated(5), simulated(6)
+    runs = simulated(5)
+    others = simulated(6)
     folders = [tmp_path / name / "bert" for name in ("one", "other")]
     for folder in folders:
         folder.mkdir(parents=True)
@@ -104,7 +105,8 @@ def test_unpacked_runs_share_their_counts(tmp_path: Path) -> None:
 def test_steady_intervals_of_thousands_of_accelerators_are_no_copies(
     noise: int, tmp_path: Path
 ) -> None:
-    runs, chance = simulated(8), random.Random(noise)
+    runs = simulated(8)
+    chance = random.Random(noise)
     for run in runs:
         now = nth(run, "run_start")["time_ms"]
         for line in run[run.index(nth(run, "run_start")) :]:

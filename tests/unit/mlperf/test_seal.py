@@ -172,7 +172,8 @@ def test_a_signature(tree: Path, logdir: Path, key: Path, monkeypatch: pytest.Mo
 def test_an_unsealable_tree_is_one_clear_error(tree: Path, logdir: Path, tmp_path: Path) -> None:
     (tmp_path / "bad_key").write_text("no key")
     (tmp_path / "bad_key").chmod(0o600)
-    absent, bad_key = tmp_path / "absent", tmp_path / "bad_key"
+    absent = tmp_path / "absent"
+    bad_key = tmp_path / "bad_key"
     for arguments, code, subject in (
         (("other", tree), "file.missing", tree / "systems/other.json"),
         (("machine", tree), "log.missing", tree / "results/machine/bert"),

@@ -188,12 +188,13 @@ def test_others_fill_in_as_they_like(published: list[Path]) -> None:
         published, **blank, other_software_stack={"cuda": "12"}
     )
     for changes in (
-        *({"operating_system": ""}, {"accelerator_model_name": "N/A"}, {"status": "onprem"}),
-        *(
-            {"host_storage_type": "", "host_storage_capacity": ""},
-            {"accelerator_memory_capacity": "0 GB"},
-        ),
-        *({"cooling": "TODO"}, {"host_processor_vcpu_count": "71"}),
+        {"operating_system": ""},
+        {"accelerator_model_name": "N/A"},
+        {"status": "onprem"},
+        {"host_storage_type": "", "host_storage_capacity": ""},
+        {"accelerator_memory_capacity": "0 GB"},
+        {"cooling": "TODO"},
+        {"host_processor_vcpu_count": "71"},
     ):
         assert describe(published, **changes)["system description"][0] is Outcome.WARN, changes
     assert "values" not in describe(published, number_of_nodes="9" * 400)

@@ -11,7 +11,9 @@ from edited_logs import OWN_LOGS, committed, report, simulated
 from log_edits import cut_evaluations, each, insert, nth, put, repeat, shift, squeezed, stamp
 from mlbert.mlperf.findings import Outcome
 
-ERROR, WARN, NOTE = Outcome.ERROR, Outcome.WARN, Outcome.NOTE
+ERROR = Outcome.ERROR
+WARN = Outcome.WARN
+NOTE = Outcome.NOTE
 
 
 def wrong(said) -> dict[str, str]:

@@ -367,7 +367,8 @@ def loop(run, how: RunConfig):
 def test_a_search_of_code(tmp_path: Path) -> None:
     """A section is known by ``config[Section]`` and by a parameter's type, whatever its name, function by function."""
     write_files(tmp_path / PACKAGE_HOME, FILES)
-    code, settings = CodeSearch(Sources(tmp_path, Log(Path("x"), ())), RECIPE), settings_by_key()
+    code = CodeSearch(Sources(tmp_path, Log(Path("x"), ())), RECIPE)
+    settings = settings_by_key()
     build = RECIPE.replace("x.py", "x_build.py")
     optimizer, rate = (ast.parse(text, mode="eval").body for text in ("optimizer", "rate"))
 

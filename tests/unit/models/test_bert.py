@@ -99,7 +99,8 @@ def test_query_key_and_value_are_contiguous():
 
 
 def test_initialisation_is_the_reference_one():
-    model, again = made(seed=9), made(seed=9)
+    model = made(seed=9)
+    again = made(seed=9)
     weight = model.bert.encoder.layer[0].intermediate.dense.weight
     assert torch.equal(weight, again.bert.encoder.layer[0].intermediate.dense.weight)
     assert weight.abs().max() <= 2 * SHAPE.initializer_range

@@ -48,14 +48,14 @@ def test_last_layer_counts_only_where_the_heads_read_it():
 def test_each_head_counts_what_it_reads():
     shape = BertConfig.from_json(CONFIGS / "demo.json")
     (batch,) = made_up_batches(2, seed=1, vocab_size=shape.vocab_size, max_tokens=64)
-    work, d = BatchWork.of(batch), shape.hidden_size
-    whole, masked = (
-        BertForPreTraining(shape).training_flops(batch),
-        BertForMaskedLM(shape).training_flops(batch),
-    )
+    work = BatchWork.of(batch)
+    d = shape.hidden_size
+    whole = BertForPreTraining(shape).training_flops(batch)
+    masked = BertForMaskedLM(shape).training_flops(batch)
     labelled = BertForSequenceClassification(shape, 5).training_flops(batch)
     assert whole == training_flops(shape, work)
-    layer_row, pooled = 2 * (d * d + 2 * d * shape.intermediate_size), 2 * d * d
+    layer_row = 2 * (d * d + 2 * d * shape.intermediate_size)
+    pooled = 2 * d * d
     assert whole - masked == 3 * work.sequences * (layer_row + pooled + 4 * d)
     vocabulary = 2 * (d * d + d * shape.vocab_size)
     assert whole - labelled == 3 * (work.masked * (layer_row + vocabulary) - work.sequences * 6 * d)

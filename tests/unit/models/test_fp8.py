@@ -122,7 +122,9 @@ def counted(monkeypatch) -> Counter[str]:
 def test_passes_of_a_step(monkeypatch):
     """Two micro-batches and an evaluation: every tensor is quantised by one pass, each weight once."""
     model, _, batch = model_and_batch(Products())
-    scaling, layers, micro_batches = model.bert.linears, SHAPE.num_hidden_layers, 2
+    scaling = model.bert.linears
+    layers = SHAPE.num_hidden_layers
+    micro_batches = 2
     assert isinstance(scaling, Fp8Linears)
     linears = LINEARS_PER_LAYER * layers
     loss_of(model, batch, (1, 0), (1, 1)).backward()
@@ -173,7 +175,8 @@ def test_the_model_exports_no_derived_tensors():
     assert all(torch.equal(a, b) for a, b in zip(before, model.buffers(), strict=True))
     loss_of(model, batch, (1, 0)).backward()
     model.end_step(lambda amax: amax)
-    again, plain = model_and_batch(Products())[0], model_and_batch(None)[0]
+    again = model_and_batch(Products())[0]
+    plain = model_and_batch(None)[0]
     again.load_derived_state(plain.derived_state())
     assert not again.is_calibrated
     again.load_derived_state({"other": torch.ones(1), **model.derived_state()})

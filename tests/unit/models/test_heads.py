@@ -55,7 +55,8 @@ def test_options_do_not_depend_on_the_split_or_on_filling(gated, norm, positions
             p.grad.clone() for p in model.parameters()
         ]
 
-    (whole,), thirds = batches(), batches(accumulation=3)
+    (whole,) = batches()
+    thirds = batches(accumulation=3)
     counts = whole.num_masked, whole.num_samples
     sizes = StaticShape(whole.num_tokens + 9, whole.num_samples + 2, whole.num_masked + 3, 64)
     loss, gradients = step([whole.to("cpu")])

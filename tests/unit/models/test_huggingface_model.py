@@ -63,7 +63,8 @@ def batches(accumulation: int = 1) -> list[Batch]:
 
 def test_the_published_logits_of_the_pre_training_model():
     """At the fixed length of the published batch, and at the longest of the batch."""
-    batch, wanted = unpadded(ASSETS / "pre_training_batch.npz"), outputs("pre_training")
+    batch = unpadded(ASSETS / "pre_training_batch.npz")
+    wanted = outputs("pre_training")
     for pad_to in (48, None):
         model = loaded(HuggingFaceForMaskedLM(PRE_TRAINING, pad_to=pad_to), "pre_training")
         torch.testing.assert_close(
@@ -79,11 +80,9 @@ def test_the_published_logits_of_the_pre_training_model():
 @pytest.mark.parametrize("kind", [HuggingFaceForMaskedLM, BertForMaskedLM])
 def test_published_masked_lm_gradients(kind):
     """Theirs and ours: id 0 is a label as any other for both."""
-    model, batch, wanted = (
-        loaded(kind(MASKED_LM), "masked_lm"),
-        unpadded(MASKED_LM_BATCH),
-        outputs("masked_lm"),
-    )
+    model = loaded(kind(MASKED_LM), "masked_lm")
+    batch = unpadded(MASKED_LM_BATCH)
+    wanted = outputs("masked_lm")
     torch.testing.assert_close(
         model(batch, None).masked[:, :197], wanted["masked_logits"], atol=1e-5, rtol=0
     )
@@ -124,10 +123,8 @@ def same_step(theirs: Any, ours: Any, objective: Any, batch: Batch) -> None:
 def test_masked_lm_equals_ours(tmp_path, tied, pad_to):
     """Ours starts from the weights that theirs leaves, and the other way round."""
     shape = dataclasses.replace(SHAPE, tie_word_embeddings=tied)
-    theirs, ours = (
-        randomize(HuggingFaceForMaskedLM(shape, pad_to=pad_to), 0.1),
-        BertForMaskedLM(shape),
-    )
+    theirs = randomize(HuggingFaceForMaskedLM(shape, pad_to=pad_to), 0.1)
+    ours = BertForMaskedLM(shape)
     write_weights(theirs, tmp_path, {}, None)
     assert load_weights(ours, tmp_path / "weights").missing == {}
     same_step(theirs, ours, MaskedLM("step"), batches()[0])
@@ -225,7 +222,8 @@ def test_low_precision_is_close(dtype):
 
 def test_all_positions_go_through_the_whole_vocabulary():
     """This makes it the baseline: it computes S W rows of logits, although the objective reads M."""
-    model, rows = HuggingFaceForMaskedLM(SHAPE, pad_to=64), []
+    model = HuggingFaceForMaskedLM(SHAPE, pad_to=64)
+    rows = []
     model.cls.predictions.decoder.register_forward_hook(
         lambda _, __, out: rows.append(tuple(out.shape))
     )
@@ -239,7 +237,8 @@ def test_padded_vocabularies_are_accepted():
     """NVIDIA's checkpoints have rows up to a multiple of 8."""
     state = padded(to_huggingface(randomize(BertForPreTraining(SHAPE))), SHAPE)
     assert state["cls.predictions.bias"].shape == (168,)
-    model, words = HuggingFaceForMaskedLM(SHAPE), "bert.embeddings.word_embeddings.weight"
+    model = HuggingFaceForMaskedLM(SHAPE)
+    words = "bert.embeddings.word_embeddings.weight"
     load_state(model, state, "start")
     assert torch.equal(model.get_parameter(words), state[words][:163])
 

@@ -48,7 +48,9 @@ def test_hidden_states_and_logits(chosen_ops):
     outputs = {
         name: torch.from_numpy(value) for name, value in np.load(ASSETS / "outputs.npz").items()
     }
-    model, one_layer, batch = masked_lm(), masked_lm(), batch_of(0)
+    model = masked_lm()
+    one_layer = masked_lm()
+    batch = batch_of(0)
     del one_layer.bert.encoder.layer[1]
     one_layer.bert.use_linears(None)
     with torch.no_grad():
@@ -74,7 +76,8 @@ def test_loss_and_gradients(chosen_ops):
 
 def test_id_0_counts():
     """In our loss as in the metrics of both; their own loss leaves it out."""
-    model, objective = masked_lm(), MaskedLM("step")
+    model = masked_lm()
+    objective = MaskedLM("step")
     loss = loss_of(model, batch_of(0), objective=objective)
     assert float(loss.detach()) == pytest.approx(
         EXPECTED["mosaic_loss_if_label0_counted"], abs=1e-5
@@ -115,10 +118,12 @@ def test_classifier(task):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_is_close(dtype, chosen_ops):
     """LayerNorm computes in float32 inside and gives its result in the low precision; so does dropout's sum."""
-    exact, model = masked_lm(), BertForMaskedLM(SHAPE, dtype)
+    exact = masked_lm()
+    model = BertForMaskedLM(SHAPE, dtype)
     model.load_state_dict(exact.state_dict())
     batch = batch_of(0)
-    logits, wanted = model(batch, None).masked, exact(batch, None).masked
+    logits = model(batch, None).masked
+    wanted = exact(batch, None).masked
     assert logits.dtype == dtype
     error = (logits.float() - wanted).abs().max() / wanted.abs().max()
     assert error < (0.03 if dtype == torch.bfloat16 else 0.004)

@@ -76,9 +76,11 @@ def evaluated(objective: Any, model: Any, given: list[Batch]) -> dict[str, float
     ("kind", "objective"), [(BertForPreTraining, PreTraining), (BertForMaskedLM, MaskedLM)]
 )
 def test_masked_lm_metrics(kind, objective):
-    model, given = initialized(kind(SHAPE)), batches(3, 5)
+    model = initialized(kind(SHAPE))
+    given = batches(3, 5)
     model.cls.predictions.bias.data[given[0].masked_labels[0]] = 10.0  # some hits, not all
-    right, losses = [], []
+    right = []
+    losses = []
     with torch.no_grad():
         for batch in given:
             logits = model(batch, None).masked[:, : SHAPE.vocab_size]
@@ -100,7 +102,8 @@ def test_masked_lm_metrics(kind, objective):
 @pytest.mark.parametrize("num_labels", [2, 3])
 def test_classification_metrics(num_labels):
     values = torch.tensor([0.0, 1.0, 1.0, 0.0, num_labels - 1.0])
-    model, given = classifier(num_labels), labelled(values, 5, 9)
+    model = classifier(num_labels)
+    given = labelled(values, 5, 9)
     objective = Classification(num_labels, "step", "matthews_correlation")
     with torch.no_grad():
         model.classifier.bias -= torch.cat([model(batch, None).labels for batch in given]).mean(0)
@@ -118,7 +121,8 @@ def test_classification_metrics(num_labels):
     )
     # R_K is the correlation of the one-hot matrices.
     x, y = (torch.nn.functional.one_hot(v, num_labels).double() for v in (taken_for, labels))
-    x, y = x - x.mean(0), y - y.mean(0)
+    x = x - x.mean(0)
+    y = y - y.mean(0)
     correlation = float((x * y).sum() / ((x * x).sum() * (y * y).sum()).sqrt())
     assert found["matthews_correlation"] == pytest.approx(correlation)
     assert objective.latest[:, 0].tolist() == taken_for.tolist()
@@ -136,7 +140,8 @@ def test_classification_metrics(num_labels):
 
 def test_regression_metrics():
     values = torch.tensor([0.5, 3.2, 5.0, 1.1, 0.5, 2.4, 2.4])
-    model, given = classifier(1), labelled(values, 5, 9)
+    model = classifier(1)
+    given = labelled(values, 5, 9)
     objective = Regression("step", "spearman")
     with torch.no_grad():
         x = torch.cat([model(batch, None).labels[:, 0] for batch in given]).double()
@@ -160,7 +165,8 @@ def test_regression_metrics():
 
 
 def test_each_part_has_its_own_metrics():
-    model, given = classifier(2), labelled(torch.tensor([0.0, 1.0, 1.0]), 5, 9)
+    model = classifier(2)
+    given = labelled(torch.tensor([0.0, 1.0, 1.0]), 5, 9)
     together = Classification(
         2, "step", "accuracy", {"": given[0].num_samples, "other": given[1].num_samples}
     )
@@ -193,10 +199,9 @@ def test_parts_of_a_step_add_up(objective):
 
 
 def test_scores_of_each_class_are_scikit_learns():
-    labels, taken_for = (
-        np.array([0, 0, 1, 1, 1, 2, 4]),
-        np.array([0, 1, 1, 1, 3, 0, 4]),
-    )  # 2 is never predicted
+    # 2 is never predicted
+    labels = np.array([0, 0, 1, 1, 1, 2, 4])
+    taken_for = np.array([0, 1, 1, 1, 3, 0, 4])
     *expected, _ = sklearn.metrics.precision_recall_fscore_support(
         labels, taken_for, labels=range(5), zero_division=0
     )
@@ -205,7 +210,8 @@ def test_scores_of_each_class_are_scikit_learns():
 
 
 def test_undefined_metrics_are_zero():
-    given, model = labelled(torch.tensor([0.0]), 5), classifier(2)
+    given = labelled(torch.tensor([0.0]), 5)
+    model = classifier(2)
     model.classifier.bias.data = torch.tensor([9.0, -9.0])
     found = evaluated(Classification(2, "step", "f1"), model, given)
     assert (found["accuracy"], found["f1"], found["matthews_correlation"]) == (1.0, 0.0, 0.0)

@@ -39,14 +39,13 @@ class StandIn(torch.optim.Optimizer):
         )
         for group in self.param_groups:
             group["step"] = step = group["step"] + 1 if "step" in group else 1
-            (beta_1, beta_2), decay, limit = (
-                group["betas"],
-                group["weight_decay"],
-                group["max_grad_norm"],
-            )
+            beta_1, beta_2 = group["betas"]
+            decay = group["weight_decay"]
+            limit = group["max_grad_norm"]
             for parameter in group["params"]:
                 grad = parameter.grad * (limit / total if limit > 0 and total > limit else 1.0)
-                m, v = self.state[parameter]["exp_avg"], self.state[parameter]["exp_avg_sq"]
+                m = self.state[parameter]["exp_avg"]
+                v = self.state[parameter]["exp_avg_sq"]
                 m.mul_(beta_1).add_(grad, alpha=1 - beta_1)
                 v.mul_(beta_2).addcmul_(grad, grad, value=1 - beta_2)
                 root = (v / (1 - beta_2**step)).sqrt()
@@ -58,7 +57,8 @@ class StandIn(torch.optim.Optimizer):
 
 def test_updates_match_lamb_on_the_same_buffers(make_flat):
     """The rate and update number change from step to step; the stand-in has no state except the flat moments."""
-    flat, plain_flat = make_flat(), make_flat()
+    flat = make_flat()
+    plain_flat = make_flat()
     moments = torch.zeros_like(flat.data), torch.zeros_like(flat.data)
     apex = ApexLamb(StandIn, flat, moments, **SETTINGS, bias_correction=True)
     plain = unsharded(Lamb, plain_flat, **SETTINGS, implementation="plain")
@@ -70,7 +70,8 @@ def test_updates_match_lamb_on_the_same_buffers(make_flat):
 
 
 def test_no_clipping_is_a_norm_of_0_for_apex_and_in_the_log(make_flat):
-    flat, settings = make_flat(), SETTINGS | {"max_grad_norm": None}
+    flat = make_flat()
+    settings = SETTINGS | {"max_grad_norm": None}
     fused = ApexLamb(StandIn, flat, (flat.data, flat.grad), **settings, bias_correction=True)._fused
     assert {group["max_grad_norm"] for group in fused.param_groups} == {0.0}
     events: dict[str, object] = {}
@@ -104,6 +105,7 @@ def test_no_apex_or_another_package_of_that_name_is_reported(monkeypatch, module
 
 
 def test_apex_without_kernels_is_reported(make_flat):
-    flat, without_kernels = make_flat(), Mock(side_effect=RuntimeError("requires cuda extensions"))
+    flat = make_flat()
+    without_kernels = Mock(side_effect=RuntimeError("requires cuda extensions"))
     with pytest.raises(NativeUnavailable, match="requires cuda extensions"):
         ApexLamb(without_kernels, flat, (flat.data, flat.grad), **SETTINGS, bias_correction=True)

@@ -13,12 +13,12 @@ def test_decay_depends_on_the_name():
         "bert.embeddings.word_embeddings.weight",
     )
     others = (
-        *("bert.encoder.layer.0.attention.self.query.bias", "bert.embeddings.LayerNorm.weight"),
-        *(
-            "bert/embeddings/LayerNorm/gamma",
-            "bert/encoder/layer_0/attention/output/LayerNorm/beta",
-        ),
-        *("cls.predictions.transform.layer_norm.weight", "cls/predictions/output_bias"),
+        "bert.encoder.layer.0.attention.self.query.bias",
+        "bert.embeddings.LayerNorm.weight",
+        "bert/embeddings/LayerNorm/gamma",
+        "bert/encoder/layer_0/attention/output/LayerNorm/beta",
+        "cls.predictions.transform.layer_norm.weight",
+        "cls/predictions/output_bias",
     )
     assert all(map(is_decayed, decayed))
     assert not any(map(is_decayed, others))
@@ -50,7 +50,8 @@ def test_backward_accumulates_into_the_flat_gradient():
 
 
 def test_tied_parameter_is_stored_once():
-    embedding, decoder = nn.Embedding(6, 3), nn.Linear(3, 6)
+    embedding = nn.Embedding(6, 3)
+    decoder = nn.Linear(3, 6)
     decoder.weight = embedding.weight
     flat = FlatParameters(nn.ModuleList([embedding, decoder]).named_parameters())
     assert [s.name for s in flat.segments] == ["0.weight", "1.bias"]

@@ -25,7 +25,8 @@ def test_scale_halves_at_once_and_doubles_after_the_window():
 
 
 def test_state_is_restored():
-    first, second = LossScale(8.0, 3, torch.device("cpu")), LossScale(2.0, 3, torch.device("cpu"))
+    first = LossScale(8.0, 3, torch.device("cpu"))
+    second = LossScale(2.0, 3, torch.device("cpu"))
     after(first, [BAD, GOOD])
     second.load_state_dict(first.state_dict())
     norms = [GOOD, GOOD, GOOD, BAD]

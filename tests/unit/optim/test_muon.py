@@ -102,7 +102,8 @@ def test_hidden_matrices_follow_torchs_muon(monkeypatch, form):
     )
     optimizer = make(flat, form, max_grad_norm=None)
     assert optimizer.implementation == form
-    start, grads = flat.data.clone(), flat.grad.clone()
+    start = flat.data.clone()
+    grads = flat.grad.clone()
     for update in range(5):
         flat.grad.copy_(grads.roll(97 * update))
         for name, parameter in peers.items():
@@ -117,7 +118,8 @@ def test_hidden_matrices_follow_torchs_muon(monkeypatch, form):
 
 @FORMS
 def test_other_parameters_follow_adamw(form):
-    ours, theirs = make_flat(), make_flat()
+    ours = make_flat()
+    theirs = make_flat()
     found = train(ours, make(ours, form), 4)
     expected = train(theirs, unsharded(AdamW, theirs, implementation="plain", **COMMON), 4)
     for name in SHAPES:
@@ -126,7 +128,8 @@ def test_other_parameters_follow_adamw(form):
 
 
 def test_native_and_plain_agree():
-    plain, native = make_flat(), make_flat()
+    plain = make_flat()
+    native = make_flat()
     expected, found = (
         train(flat, make(flat, form), 4) for flat, form in ((plain, "plain"), (native, "native"))
     )
@@ -135,7 +138,8 @@ def test_native_and_plain_agree():
 
 @FORMS
 def test_resumed_run_equals_a_straight_one(form):
-    straight, second = make_flat(), make_flat()
+    straight = make_flat()
+    second = make_flat()
     optimizer = make(straight, form)
     train(straight, optimizer, 2)
     second.data.copy_(straight.data)

@@ -48,7 +48,8 @@ def test_optimizer_has_the_implementations_that_it_declares(make_flat, method, m
         make_one(method, make_flat(), "native")
 
 
-CONSTANT, CHANGING = [1.0] * 10, [0.25, 0.5, 0.75, 1, 1, 0.8, 0.6, 0.4, 0.2, 0.02]
+CONSTANT = [1.0] * 10
+CHANGING = [0.25, 0.5, 0.75, 1, 1, 0.8, 0.6, 0.4, 0.2, 0.02]
 # Method, base rate, rates, beta_2, decay and other settings of each run in tests/assets/lamb and tests/assets/adamw.
 PUBLISHED = {
     "lamb_default": (Lamb, 0.002, CONSTANT, 0.999, 0.01, {}),
@@ -75,7 +76,8 @@ def assert_follows_published(
     name: str, make: Callable[[FlatParameters], FlatOptimizer], decayed
 ) -> None:
     """Run ten updates on the published gradients and compare the weights after 1, 2, 5 and 10."""
-    published, (_, base, rates, *_) = {}, PUBLISHED[name]
+    published = {}
+    _, base, rates, *_ = PUBLISHED[name]
     for folder in ("lamb", "adamw"):
         published |= np.load(ASSETS / folder / "trajectories.npz", allow_pickle=False)
     start = {key.removeprefix("w0/"): published[key] for key in published if key.startswith("w0/")}
@@ -83,7 +85,8 @@ def assert_follows_published(
         (parameter, nn.Parameter(torch.from_numpy(array))) for parameter, array in start.items()
     ]
     flat = FlatParameters(pairs, decayed=decayed)
-    optimizer, saved = make(flat), [1, 2, 5, 10]
+    optimizer = make(flat)
+    saved = [1, 2, 5, 10]
     for update, rate in enumerate(rates, start=1):
         for parameter, grad in flat.views(flat.grad).items():
             grad.copy_(torch.from_numpy(published[f"grad/{parameter}"][update - 1]))
@@ -242,7 +245,8 @@ def test_matches_torch(make_flat, method, torchs, lr, decay, implementation):
         {"params": [p], "weight_decay": decay * is_decayed(name)} for name, p in parameters.items()
     ]
     theirs = torchs(groups, lr=lr)
-    ours, start = make_one(method, flat, implementation, weight_decay=decay), flat.grad.clone()
+    ours = make_one(method, flat, implementation, weight_decay=decay)
+    start = flat.grad.clone()
     for update in range(5):
         flat.grad.copy_(start.roll(update))
         for name, view in flat.views(flat.grad).items():
@@ -305,7 +309,8 @@ def test_without_gradient_and_decay_lamb_changes_nothing(make_flat, implementati
 
 def test_known_norm_is_used(make_flat, implementation):
     """The optimizer clips by the known norm, and skips the update if that norm is not finite."""
-    flat, norm = make_flat(), torch.tensor(4.0, dtype=torch.float64)
+    flat = make_flat()
+    norm = torch.tensor(4.0, dtype=torch.float64)
     optimizer = make_one(AdamW, flat, implementation, known_norm=norm, max_grad_norm=1.0)
     assert optimizer.step(0.01) == 4.0
     torch.testing.assert_close(optimizer.exp_avg, flat.grad * 0.1 / 4.0)
@@ -319,7 +324,8 @@ def test_known_norm_is_used(make_flat, implementation):
 @each_method
 def test_resume_with_any_implementation(make_flat, method, implementation):
     """Resuming is bit-equal with the same implementation, and close with another."""
-    straight, first = make_flat(), make_flat()
+    straight = make_flat()
+    first = make_flat()
     run(straight, run(straight, make_one(method, straight, implementation), 2), 1)
     optimizer = run(first, make_one(method, first, implementation), 2)
     state = {
@@ -339,12 +345,14 @@ def test_resume_with_any_implementation(make_flat, method, implementation):
 @each_method
 def test_launch_equals_step(use_triton, make_flat, method):
     """`launch`, which graphs capture, with the rate on the device equals `step`; both write the weights' copy."""
-    flat, other = make_flat(), make_flat()
+    flat = make_flat()
+    other = make_flat()
     run(flat, make_one(method, flat, "triton"), 2)
     optimizer = make_one(method, other, "triton", copy_dtype=torch.bfloat16)
     assert optimizer.can_capture
     optimizer.set_learning_rate(0.01)
-    start, address = other.grad.clone(), other.padded_copy.data_ptr()
+    start = other.grad.clone()
+    address = other.padded_copy.data_ptr()
     for update in range(2):
         other.grad.copy_(start.roll(update))
         optimizer.launch()
@@ -393,7 +401,9 @@ def test_one_rank_does_not_copy_weights_or_state(make_flat):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_settings_create_each_optimizer(make_flat, name):
     """Settings become log entries, each logged once by a line in which the audit finds its key."""
-    flat, events, root = make_flat(), [], Path(__file__).parents[3]
+    flat = make_flat()
+    events = []
+    root = Path(__file__).parents[3]
     sources = Sources(root, Log(Path("result_0.txt"), ()))
 
     def event(key: str, value: object) -> None:

@@ -32,7 +32,8 @@ PUBLISHED = [
 @pytest.mark.parametrize(("numbers", "expected"), PUBLISHED)
 def test_polynomial_matches_the_benchmark_and_google(numbers, expected):
     assert len(expected) == 201
-    end, start = numbers["num_train_steps"], numbers.get("start_warmup_step", 0)
+    end = numbers["num_train_steps"]
+    start = numbers.get("start_warmup_step", 0)
     rates = {
         "base_lr": numbers["init_lr"],
         "power": numbers.get("poly_power", 1.0),
@@ -98,7 +99,8 @@ def test_by_default_there_is_no_ramp_and_the_decay_ends_at_zero():
 
 def test_linear_decay_that_counts_from_one_and_starts_before_the_warmup_ends():
     """With e counted from 1: LR (e + 16) / 82 below LR, then linear from LR at e = 82 to the end rate at e = 179."""
-    base, end = 0.00039299421615882676, 0.0000494549100544884
+    base = 0.00039299421615882676
+    end = 0.0000494549100544884
     numbers = {
         "warmup_steps": 82,
         "start_warmup_step": -16,

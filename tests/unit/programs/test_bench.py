@@ -42,7 +42,8 @@ def test_a_graph_trains_like_the_step_without_one(monkeypatch, restore_selection
     graph = RecordedGraph()
     monkeypatch.setattr(step, "CudaCapture", lambda device: graph)
     monkeypatch.setattr(BertForPreTraining, "capture_obstacle", lambda *_: None)
-    batch, losses = step.make_batch(SHAPE, 5, None, seed=1), []
+    batch = step.make_batch(SHAPE, 5, None, seed=1)
+    losses = []
     for as_graph in (False, True):
         model = initialized(BertForPreTraining(SHAPE, torch.float32))
         optimizer = TensorLamb(FlatParameters(model.ordered_parameters()))
@@ -77,7 +78,8 @@ def test_record_is_complete_and_consistent(monkeypatch, peers):
         assert len(ratio["pair_ratios"]) == 5
         assert sorted(ratio["pair_ratios"])[2] == ratio["ratio"] > 0
     if "expert" in peers:
-        choice, trials = record["expert"]["choice"], record["expert"]["trials"]
+        choice = record["expert"]["choice"]
+        trials = record["expert"]["trials"]
         assert min(trials, key=lambda trial: trial["seconds"]).items() >= choice.items()
         assert {trial["groups"] for trial in trials} == {1, 2, 4}
     ours = record["sides"]["mlbert"]

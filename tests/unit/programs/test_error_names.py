@@ -130,7 +130,8 @@ def test_options_name_settings() -> None:
 def test_fine_tuning_with_a_yaml(
     words: list[str], code: str, remedy: str, tree_root: Path, folder: Path, tmp_path, run_mlbert
 ) -> None:
-    rows, path = folder / "rows.csv", tree_root / YAMLS / "test/sequence_classification.yaml"
+    rows = folder / "rows.csv"
+    path = tree_root / YAMLS / "test/sequence_classification.yaml"
     given = [f"load_path={folder}", f"data.train={rows}", f"data.eval={rows}", "data.task=null"]
     given += ["model.num_labels=3", "model.name=mosaic_bert", f"save_folder={tmp_path}", *words]
     status, _, errors = run_mlbert("finetune", path, *given)

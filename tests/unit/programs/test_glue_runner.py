@@ -32,7 +32,8 @@ class Jobs:
     """Shell commands that note when they begin and end, and on which GPU."""
 
     def __init__(self, folder: Path, bodies: dict[GlueJob, str] | None = None) -> None:
-        self.base, self.bodies = folder, bodies or {}
+        self.base = folder
+        self.bodies = bodies or {}
         slots = make_slots(4, None, sorted(os.sched_getaffinity(0)), 2)
         self.runner = Runner(
             JOBS, (), slots, self.prepare, self.folder, {**os.environ}, lambda task: {}
@@ -50,7 +51,8 @@ class Jobs:
 def test_all_run_side_by_side_and_wait_for_mnli_only(tmp_path: Path) -> None:
     # The second mnli job, for which nobody waits, goes on until rte is done.
     jobs = Jobs(tmp_path, {JOBS[1]: f"until grep 'end rte' {tmp_path}/notes; do sleep 0.05; done"})
-    states, changes = jobs.runner.states, []
+    states = jobs.runner.states
+    changes = []
     jobs.runner.run(lambda job: changes.append((job, states.get(job))))
     assert changes[0] == (FIRST, State.RUNNING)
     assert set(states.values()) == {State.DONE}
@@ -64,11 +66,14 @@ def test_all_run_side_by_side_and_wait_for_mnli_only(tmp_path: Path) -> None:
 
 def test_a_line_for_each_change_and_the_share_of_all_training(tmp_path: Path) -> None:
     """The first job is resumed: its first 1,000 of 4,000 samples are no work of this program."""
-    jobs, printed, advanced = Jobs(tmp_path), [], []
+    jobs = Jobs(tmp_path)
+    printed = []
+    advanced = []
     run = jobs.folder(FIRST) / "run_0"
     run.mkdir(parents=True)
     (run / "metrics.jsonl").write_text('{"samples": 900}\n{"samples": 1000}\n')
-    runner, samples = jobs.runner, {FIRST: 4000, **dict.fromkeys(JOBS[1:], 10)}
+    runner = jobs.runner
+    samples = {FIRST: 4000, **dict.fromkeys(JOBS[1:], 10)}
     progress = GlueProgress(printed.append, samples, jobs.folder, {})
     assert progress.total == 3000 + 40
 

@@ -47,7 +47,8 @@ save_num_checkpoints_to_keep: 0
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made, texts = tmp_path_factory.mktemp("task"), []
+    made = tmp_path_factory.mktemp("task")
+    texts = []
     for seed, (name, count) in enumerate((("train", 250), ("dev", 61))):
         rows = sentences(count, ("warm", "cold"), seed)
         write_csv(
@@ -79,10 +80,8 @@ def test_a_task_is_learnt_and_predicted(folder, tmp_path, run, run_mlbert, name)
     plain = "model.model_config={position_embedding_type: absolute, gated_mlp: false, num_hidden_layers: 1}"
     status, output, _ = run(name, f"model.name={name}", plain)
     assert (status, "matthews correlation" in output) == (0, True)
-    steps, evaluations = (
-        read_metrics(folder / name, "step"),
-        read_metrics(folder / name, "evaluation"),
-    )
+    steps = read_metrics(folder / name, "step")
+    evaluations = read_metrics(folder / name, "evaluation")
     assert len(steps) == 3 * 16
     assert [line["samples"] for line in evaluations] == [250, 500, 750]
     assert evaluations[-1]["eval_accuracy"] > 0.9
@@ -97,7 +96,8 @@ def test_a_task_is_learnt_and_predicted(folder, tmp_path, run, run_mlbert, name)
         "only one of 1, which masked tokens never reach"
     )
 
-    out, probabilities = tmp_path / "again.jsonl", [float(row["probability"]) for row in rows]
+    out = tmp_path / "again.jsonl"
+    probabilities = [float(row["probability"]) for row in rows]
     status, _, err = run_mlbert(
         "finetune", "--predict", folder / "dev.csv", "--model", made, "--out", out
     )

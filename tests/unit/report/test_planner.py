@@ -82,7 +82,8 @@ def test_samples_follow_the_reference_from_the_rules_points_on_and_software_matt
 
 def test_bands_cost_and_energy():
     found = ask(TrainingJob("h200", 64, 8, 4608), prices=Prices(3.0, 1000.0))
-    (low, high), (run_low, run_high) = found.score_band, found.run_band
+    low, high = found.score_band
+    run_low, run_high = found.run_band
     assert run_low < low < found.seconds < high < run_high
     assert high / found.seconds == pytest.approx(math.exp(P.error_90))
     assert found.dollars == pytest.approx(64 * found.seconds / 3600 * 3)
@@ -233,7 +234,8 @@ def test_table_has_no_resubmission_twice_and_plausible_figures(rows):
 
 @pytest.mark.slow
 def test_fit_is_reproducible(rows):
-    again, stored = dataclasses.asdict(fit_plan.fit(rows)), dataclasses.asdict(P)
+    again = dataclasses.asdict(fit_plan.fit(rows))
+    stored = dataclasses.asdict(P)
     for name in stored.keys() - {"error_90", "unseen_error_90"}:
         assert again[name] == pytest.approx(stored[name], rel=0.01), name
 

@@ -142,7 +142,8 @@ def test_share_of_a_published_peak(tmp_path):
 def test_systems_of_the_same_name_are_distinguished(tmp_path):
     for folder in ("a/results/x/bert", "a/results/y/bert", "b/results/x/bert"):
         write_log(tmp_path / folder / "result_0.txt")
-    tree, other = tmp_path / "a", tmp_path / "b" / "results" / "x" / "bert"
+    tree = tmp_path / "a"
+    other = tmp_path / "b" / "results" / "x" / "bert"
     assert [system.name for system in read_systems([tree, tree])] == ["x", "y"]
     names = [system.name for system in read_systems([tree, other])]
     assert len(set(names)) == 3
@@ -176,7 +177,9 @@ class Page(html.parser.HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.open, self.tags, self.ids = [], [], []
+        self.open = []
+        self.tags = []
+        self.ids = []
         self.feed(text)
         assert self.open == []
 

@@ -70,7 +70,8 @@ def test_a_run_is_identified(resolved, tmp_path, monkeypatch):
         "c0ffee",
         "sha256:5eed",
     )
-    config, site = tmp_path / "config_x_1x1x8x2.sh", tmp_path / "env.sh"
+    config = tmp_path / "config_x_1x1x8x2.sh"
+    site = tmp_path / "env.sh"
     assert (made.config_file, made.config_file_sha256) == (str(config), sha256(config.read_bytes()))
     assert made.config_parents == {str(site): sha256(site.read_bytes())}
     assert made.model_shape_sha256 == sha256(b"{}")

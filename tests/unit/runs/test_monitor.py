@@ -38,10 +38,15 @@ def test_step_rate_loss_accuracy_and_time_left_are_shown(tmp_path, monkeypatch, 
     monitor, out = watch(tmp_path / "metrics.jsonl", terminal)
     state = TrainState()
     monitor.open(state, ["n1", "n2", "n3"])
-    state.step, state.samples, state.train_seconds = 1, 10, 1.0
+    state.step = 1
+    state.samples = 10
+    state.train_seconds = 1.0
     monitor.step(state, 7.0, 0.01, 1.5)
     assert "accuracy 0" not in out.getvalue()  # nothing is known before an evaluation
-    state.step, state.samples, state.train_seconds, state.accuracy = 50, 500, 2.0, 0.125
+    state.step = 50
+    state.samples = 500
+    state.train_seconds = 2.0
+    state.accuracy = 0.125
     monitor.step(state, 6.25, 0.01, 1.5, [0.25, 0.75, 0.5])
     monitor.evaluation(state, {"mlm_accuracy": 0.125, "loss": 5.5}, 3.0)
     monitor.close()
@@ -119,10 +124,9 @@ def test_seconds_do_not_count_a_checkpoints_time_twice_and_without_time_there_is
     monitor, _ = watch(tmp_path / "metrics.jsonl", every=1)
     state = TrainState(elapsed_seconds=100.0)
     monitor.open(state)
-    state.elapsed_seconds, state.samples = (
-        150.0,
-        5,
-    )  # a checkpoint writes the time so far into the state
+    # a checkpoint writes the time so far into the state
+    state.elapsed_seconds = 150.0
+    state.samples = 5
     monitor.step(state, 1.0, 0.1, 1.0)
     monitor.close()
     line = json.loads((tmp_path / "metrics.jsonl").read_text())
@@ -198,10 +202,8 @@ def test_limits(state, seconds, reason):
 @pytest.mark.parametrize("value", [None, "1", True, -1, math.nan, math.inf, [1]])
 @pytest.mark.parametrize("name", ["step", "next_eval_samples", "train_seconds"])
 def test_state_survives_json_and_a_wrong_entry_changes_nothing(name, value):
-    state, saved = (
-        TrainState(step=3),
-        TrainState(step=9, samples=77, accuracy=0.123456789, train_seconds=1.5),
-    )
+    state = TrainState(step=3)
+    saved = TrainState(step=9, samples=77, accuracy=0.123456789, train_seconds=1.5)
     with pytest.raises(ValueError, match=name):
         state.restore({**saved.to_json(), name: value})
     assert state == TrainState(step=3)

@@ -68,7 +68,8 @@ def test_a_checkpoint_is_hashed_while_it_is_written(tmp_path):
     assert bytes_read() - before < 1_000_000, "the four megabytes are not read back"
 
 
-TENSORS, STATE = "tensors.safetensors", "state.json"
+TENSORS = "tensors.safetensors"
+STATE = "state.json"
 
 
 def edit(**changes):
@@ -148,7 +149,8 @@ def snapshots(checkpoints, numel=1000):
 
 
 def test_training_continues_while_its_state_of_before_is_written(tmp_path):
-    checkpoints, may_write = folder(tmp_path), threading.Event()
+    checkpoints = folder(tmp_path)
+    may_write = threading.Event()
     save = checkpoints.save
     checkpoints.save = lambda *arguments: may_write.wait(20) and save(*arguments)
     run, state, weights = snapshots(checkpoints)
@@ -199,7 +201,10 @@ def test_a_failed_save_is_reported_by_the_next_one_and_at_the_end(tmp_path):
 
 def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
     """A writer is killed before its first call that changes a file, the next one before its second, and so on."""
-    target, newest, status, stage = saved(tmp_path), 3, -1, 0
+    target = saved(tmp_path)
+    newest = 3
+    status = -1
+    stage = 0
     while status != 0:
         if not (child := os.fork()):
             calls = iter(range(stage))
@@ -238,7 +243,8 @@ SETTINGS = words_as_dict("""
 
 def test_the_resumed_run_ends_as_the_whole_one_and_has_its_settings(tmp_path, capsys):
     """Within rounding: the first four steps ran on another processor."""
-    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    whole = tmp_path / "whole"
+    resumed = tmp_path / "resumed"
     settings = {**SETTINGS, "shape": json.loads((ASSET / "shape.json").read_text())}
     shutil.copytree(ASSET / "step_00000004", resumed / "run_0/checkpoints/step_00000004")
     assert run_train(tmp_path, "resumed", **settings, resume=1, opt_lamb_beta_1=0.8) == 2

@@ -68,14 +68,16 @@ def test_kept_batches_of_one_shape_give_the_same(batches, graph):
     kept.record()
     for seed in (1, 2, 3):
         model.initialize(seed)
-        found, expected = kept.begin().result(), metrics(model, batches)
+        found = kept.begin().result()
+        expected = metrics(model, batches)
         assert found["mlm_accuracy"] == expected["mlm_accuracy"]
         assert found["loss"] == pytest.approx(expected["loss"], rel=1e-6)
     samples.__iter__.assert_called_once()
 
 
 def test_a_graph_reads_the_fp8_copies_of_the_present_weights(batches):
-    graphed, plain = model_of(1, Products()), model_of(1, Products())
+    graphed = model_of(1, Products())
+    plain = model_of(1, Products())
     for model in (graphed, plain):
         loss_of(model, batches[0].to("cpu"), counts=(1, 1)).backward()
         model.end_step(lambda amax: amax)

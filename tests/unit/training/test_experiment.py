@@ -178,7 +178,8 @@ def test_a_warned_run_leaves_a_checkpoint_and_continues_exactly(tmp_path, undist
 
 
 def test_the_clock_stops_before_the_last_checkpoint_is_written(tmp_path, monkeypatch):
-    save, log = CheckpointFolder.save, tmp_path / "out/result_0.txt"
+    save = CheckpointFolder.save
+    log = tmp_path / "out/result_0.txt"
 
     def save_late(*arguments):
         wait_for(lambda: '"run_stop"' in log.read_text())
@@ -231,10 +232,13 @@ def with_bad_gradients(monkeypatch, late, steps):
 
     ``late``: finish each step after the next one is queued, as on a GPU.
     """
-    taken, train, one_step = [], loop.train, loop.train_one_step
+    taken = []
+    train = loop.train
+    one_step = loop.train_one_step
 
     def poisoned(run, clock):
-        pooler, step = run.method.model.bert.pooler.dense.bias, run.state.step
+        pooler = run.method.model.bert.pooler.dense.bias
+        step = run.state.step
         hook = pooler.register_hook(lambda grad: grad + float("inf")) if step in steps else None
         before = run.method.flat.data.clone()
         leaving = one_step(run, clock)
@@ -304,7 +308,8 @@ def test_bad_input_is_one_line_and_exit_code_two(tmp_path, capsys, changes, name
 
 def test_the_screen_shows_what_differs_and_a_file_shows_all(tmp_path, capsys):
     assert run(tmp_path, max_steps=1) == 1
-    printed, table = capsys.readouterr().out.splitlines(), tmp_path / "out/run_0/settings.txt"
+    printed = capsys.readouterr().out.splitlines()
+    table = tmp_path / "out/run_0/settings.txt"
     start = printed.index(f"settings: all are in {table}")
     words = printed[start + 1].split()
     assert printed[start + 1].startswith("not the defaults of packed_lamb: ")
@@ -327,10 +332,8 @@ def test_a_run_is_continued_with_its_seed_and_by_its_method_only(tmp_path, capsy
     (
         tmp_path / "out/run_0/summary.json"
     ).unlink()  # as if it had been killed after its last checkpoint
-    before, drawn = (
-        (tmp_path / "out/result_0.txt").read_bytes(),
-        config_of(tmp_path / "out")["seed"],
-    )
+    before = (tmp_path / "out/result_0.txt").read_bytes()
+    drawn = config_of(tmp_path / "out")["seed"]
     for changed, words in (
         ({"learning_rate": 0.5}, "LR is 0.01, this run has 0.5"),
         ({"weight_decay_rate": 0.5}, "WEIGHT_DECAY_RATE is 0.01, this run has 0.5"),

@@ -57,7 +57,10 @@ def sentences(seed: int, count: int, is_class: bool) -> HostBatch:
     ids=["classes", "ranks of numbers, which no sum gives"],
 )
 def test_a_task_is_learnt_up_to_its_target(tmp_path, objective, target):
-    is_class, world, heard, metrics = isinstance(objective, Classification), World(), Events(), []
+    is_class = isinstance(objective, Classification)
+    world = World()
+    heard = Events()
+    metrics = []
     heard.evaluation = lambda state, found, seconds: metrics.append(dict(found))
     task = MagicMock(num_examples=128, is_preparing=False)
     task.state_dict.return_value = {}

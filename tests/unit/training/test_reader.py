@@ -51,7 +51,8 @@ def reader_of(source: Any, lifecycle: Lifecycle, is_warned: Callable[[], bool]) 
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), max_size=12))
 def test_steps_and_positions_do_not_depend_on_reading_ahead(plan):
     """For each step: are the next counts begun during it, is a rank warned, does an evaluation follow it?"""
-    warned, source = False, NumberedSteps()
+    warned = False
+    source = NumberedSteps()
     reader = reader_of(source, Lifecycle(World(), lambda *_: None), lambda: warned)
     for step, (begins, warned, evaluates) in enumerate(plan):
         assert reader.position() == {"step": step}
@@ -96,7 +97,8 @@ norms = st.sampled_from([1.0, 2.5, math.inf, -math.inf, math.nan])
 @given(st.lists(st.tuples(norms, st.booleans(), st.integers(1, 50)), max_size=20))
 def test_only_steps_that_updated_count(steps):
     """However often the counter settles in between; each skipped step is reported once."""
-    state, found = TrainState(), []
+    state = TrainState()
+    found = []
     sample_counter = SampleCounter(state, lambda now: found.append(now.step))
     for norm, settles, samples in steps:
         result = StepResult(

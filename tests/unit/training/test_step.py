@@ -28,7 +28,8 @@ from mlbert.training.step import GraphMode, Graphs, Step
 from recorded_graph import RecordedGraph
 from unsharded import unsharded
 
-PACKS, SEED = 3, 5
+PACKS = 3
+SEED = 5
 RATES = (0.01, 0.02, 0.005, 0.03)
 LONGEST = SHAPE.max_position_embeddings
 LARGE = StaticShape.of_packs(PACKS, LONGEST, 3, LONGEST, 5)
@@ -102,7 +103,8 @@ class LiveMemory(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.peak, self._storages = 0, {}
+        self.peak = 0
+        self._storages = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
@@ -131,7 +133,9 @@ class MeasuredPool:
     the first warm-up and before each recording."""
 
     def __init__(self, memory: LiveMemory) -> None:
-        self._memory, self.sizes, self.alive = memory, [], []
+        self._memory = memory
+        self.sizes = []
+        self.alive = []
 
     def warm_up(self, function: Callable[[], None]) -> None:
         self.alive = self.alive or [self._memory.now()]
@@ -160,7 +164,8 @@ def same(found: list[list[Tensor]], expected: list[list[Tensor]]) -> bool:
 def test_replayed_steps_are_the_steps(products, mode, accumulation):
     """Bit for bit, over steps of different data, masks and learning rates."""
     dtype = torch.bfloat16 if products else torch.float32
-    replayed, called = Trainer(dtype, products), Trainer(dtype, products)
+    replayed = Trainer(dtype, products)
+    called = Trainer(dtype, products)
     start = called.state()
     graph = RecordedGraph()
     step = replayed.graphed(mode, accumulation, graph)
@@ -187,7 +192,8 @@ def test_the_step_that_finds_scales_shares_the_graphs_memory(mode):
         assert len(pool.sizes) == 2, "one that knows its scales, one that learns them"
         assert max(pool.alive) - pool.alive[0] < 0.01 * pool_size
         assert not trainer.model.is_calibrated
-        memory.peak, forward = 0, []
+        memory.peak = 0
+        forward = []
         trainer.optimizer.step = lambda lr: (
             forward.append(memory.peak) or trainer.optimizer.grad_norm
         )
@@ -231,7 +237,8 @@ def test_batches_that_vary_take_the_smallest_graph(mode):
 @pytest.mark.parametrize("mode", list(GraphMode))
 def test_a_filled_step_is_the_step_without_graphs(mode):
     """Up to rounding: batches that are filled up are summed in other pieces."""
-    filled, plain = Trainer(), Trainer()
+    filled = Trainer()
+    plain = Trainer()
     found = filled.run(filled.graphed(mode, 2, NoCapture()), 2)
     for values, expected in zip(found, plain.run(plain.step(), 2), strict=True):
         assert float(values[0]) == pytest.approx(float(expected[0]), rel=1e-5)
@@ -240,10 +247,12 @@ def test_a_filled_step_is_the_step_without_graphs(mode):
 
 def test_a_step_is_the_loss_the_gradient_and_the_update():
     """By hand, over two micro-batches: keys as numbers on the host, one divisor for both."""
-    trainer, plain = Trainer(), Trainer()
+    trainer = Trainer()
+    plain = Trainer()
     (found, *_) = trainer.run(trainer.step(), 2)
     batches = steps(2)[0]
-    masked, samples = sum(b.num_masked for b in batches), sum(b.num_samples for b in batches)
+    masked = sum(b.num_masked for b in batches)
+    samples = sum(b.num_samples for b in batches)
     divisors = [torch.tensor(masked + 1e-5), torch.tensor(float(samples))]
     keys = plain.model.dropout_keys(SEED, 0).tolist()
     total = 0.0

@@ -66,8 +66,10 @@ def test_names_and_sizes_until_somebody_hashes_the_files(folder: Path, tmp_path:
 
 def test_a_change_is_another_identity(folder: Path, own_cache: Path) -> None:
     verify([folder])
-    kept, path = describe(folder).known_as, min(folder.glob("part*"))
-    content, times = path.read_bytes(), (path.stat().st_atime_ns, path.stat().st_mtime_ns)
+    kept = describe(folder).known_as
+    path = min(folder.glob("part*"))
+    content = path.read_bytes()
+    times = (path.stat().st_atime_ns, path.stat().st_mtime_ns)
     flip(path)
     assert describe(folder).known_as.startswith("names-and-sizes:")
     path.write_bytes(content)

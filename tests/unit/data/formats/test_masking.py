@@ -20,10 +20,8 @@ def plain_mask(tokens, rule, rng):
     """Mask one draw after the other, with the standard library's shuffle and randint."""
     places = [i for i, token in enumerate(tokens) if token != rule.cls_id and token != rule.sep_id]
     rng.shuffle(places)
-    result, wanted = (
-        list(tokens),
-        min(rule.max_predictions, max(1, round(len(tokens) * rule.masked_lm_prob))),
-    )
+    result = list(tokens)
+    wanted = min(rule.max_predictions, max(1, round(len(tokens) * rule.masked_lm_prob)))
     chosen = []
     for place in places:
         if len(chosen) >= wanted:
@@ -38,7 +36,8 @@ def plain_mask(tokens, rule, rng):
 
 
 def plain_truncate(first, second, limit, rng):
-    first, second = list(first), list(second)
+    first = list(first)
+    second = list(second)
     while len(first) + len(second) > limit:
         longer = first if len(first) > len(second) else second
         if rng.random() < 0.5:
@@ -60,7 +59,8 @@ def test_mask_equals_its_definition(words, cut, seed, vocab_size):
     rule = dataclasses.replace(RULE, vocab_size=vocab_size)
     cut = min(cut, len(words) - 1)
     tokens = [CLS, *words[:cut], SEP, *words[cut:], SEP]
-    ours, theirs = random.Random(seed), random.Random(seed)
+    ours = random.Random(seed)
+    theirs = random.Random(seed)
     assert mask_tokens(tokens, rule, ours) == plain_mask(tokens, rule, theirs)
     assert ours.getstate() == theirs.getstate()
 
@@ -72,7 +72,8 @@ def test_mask_equals_its_definition(words, cut, seed, vocab_size):
 )
 @settings(max_examples=100)
 def test_truncate_equals_its_definition(first, second, limit, seed):
-    ours, theirs = random.Random(seed), random.Random(seed)
+    ours = random.Random(seed)
+    theirs = random.Random(seed)
     assert truncate_pair(first, second, limit, ours) == plain_truncate(first, second, limit, theirs)
     assert ours.getstate() == theirs.getstate()
 
@@ -90,7 +91,9 @@ def test_draws_on_the_limit() -> None:
     )
 
 
-SPECIAL, TEXT_MASK, VOCAB = (0, 100, 101, 102, 103), 103, 30_522
+SPECIAL = (0, 100, 101, 102, 103)
+TEXT_MASK = 103
+VOCAB = 30_522
 
 
 def mixed(value: int) -> int:
@@ -106,13 +109,15 @@ def by_the_definition(
     sequence: list[int], rule: Masking, step: int, lane: int, rate: float
 ) -> list[tuple]:
     """Return (position, new id, original id) of each chosen token, computed with Python's integers."""
-    key, found = mixed((mixed((mixed(rule.seed) + step) % 2**64) + lane) % 2**64), []
+    key = mixed((mixed((mixed(rule.seed) + step) % 2**64) + lane) % 2**64)
+    found = []
     for position, token in enumerate(sequence):
         draw = mixed((key + GOLDEN * (position + 1)) % 2**64)
         what = mixed((draw + GOLDEN) % 2**64)
         if token in rule.special_ids or draw >> 32 >= round(rate * 2**32):
             continue
-        share, new = (what >> 32) / 2**32, token
+        share = (what >> 32) / 2**32
+        new = token
         if share < 0.8:
             new = rule.mask_id
         elif share < 0.9:
@@ -142,18 +147,20 @@ def test_masks_equal_their_definition(seed, step, rate):
     """They depend on the sequence's own tokens and its lane, not on what is masked with it."""
     # The first outputs of the published SplitMix64 for the seed 0.
     assert [mixed(n * GOLDEN % 2**64) for n in (1, 2)] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4]
-    lengths, rng = np.arange(2, 80), np.random.default_rng(2)
-    tokens, offsets = rng.integers(999, VOCAB, lengths.sum()).astype(np.uint16), offsets_of(lengths)
+    lengths = np.arange(2, 80)
+    rng = np.random.default_rng(2)
+    tokens = rng.integers(999, VOCAB, lengths.sum()).astype(np.uint16)
+    offsets = offsets_of(lengths)
     tokens[rng.random(len(tokens)) < 0.1] = 100  # [UNK]
-    tokens[offsets[:-1]], tokens[offsets[1:] - 1] = 101, 102
-    lanes, rule = np.arange(len(lengths)) * 7919 + 5, Masking(SPECIAL, TEXT_MASK, VOCAB, seed)
+    tokens[offsets[:-1]] = 101
+    tokens[offsets[1:] - 1] = 102
+    lanes = np.arange(len(lengths)) * 7919 + 5
+    rule = Masking(SPECIAL, TEXT_MASK, VOCAB, seed)
     rows = rule(tokens, offsets, step, lanes, rate)
     assert rows.first_lengths.tolist() == lengths.tolist()
     for number, lane in enumerate(lanes.tolist()):
-        one, mine = (
-            rows.take(np.array([number])),
-            tokens[offsets[number] : offsets[number + 1]].tolist(),
-        )
+        one = rows.take(np.array([number]))
+        mine = tokens[offsets[number] : offsets[number + 1]].tolist()
         expected = by_the_definition(mine, rule, step, lane, rate)
         masked = zip(
             one.masked_positions, one.tokens[one.masked_positions], one.masked_labels, strict=True

@@ -27,7 +27,8 @@ def test_reads_text_and_bytes_next_to_every_encoding_of_streaming():
     assert len(reader) == len(expected) == 40
     assert reader.shard_sizes.tolist() == [15, 14, 11]
     for index in np.random.default_rng(0).permutation(40):
-        sample, listed = reader[index], expected[index]
+        sample = reader[index]
+        listed = expected[index]
         assert list(sample) == list(listed)
         assert sample["h_str"] == listed["h_str"]
         assert sample["g_bytes"].hex() == listed["g_bytes"]["hex"]
@@ -125,7 +126,8 @@ def test_all_bytes_of_a_shard_at_once(tmp_path):
 
 def test_the_state_of_a_shard_is_that_of_its_file_in_the_set(tmp_path):
     pytest.importorskip("zstandard", reason="the streaming extra is not installed")
-    folder, zipped = write_set(tmp_path / "set"), write_set(tmp_path / "zipped", compression="zstd")
+    folder = write_set(tmp_path / "set")
+    zipped = write_set(tmp_path / "zipped", compression="zstd")
     for path in (folder / SHARD, zipped / f"{SHARD}.zstd"):
         assert MdsReader(path.parent).state_of(2) == [path.stat().st_size, path.stat().st_mtime_ns]
     (zipped / SHARD).write_bytes((folder / SHARD).read_bytes())
@@ -207,7 +209,8 @@ def change_shard(place: int, content: bytes) -> object:
 
 
 IN_SAMPLE = 1000
-INDEX, SHARD = "index.json", "shard.00002.mds"
+INDEX = "index.json"
+SHARD = "shard.00002.mds"
 NO_COLUMNS = {"column_names": [], "column_encodings": [], "column_sizes": []}
 DAMAGES = {
     "no index": (lambda folder: (folder / INDEX).unlink(), INDEX, "file.unreadable"),

@@ -78,7 +78,8 @@ class Handler(SimpleHTTPRequestHandler):
 @pytest.fixture
 def server(remote: Path) -> Iterator[ThreadingHTTPServer]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(remote.parent)))
-    server.requests, server.wrong = Counter(), Counter()
+    server.requests = Counter()
+    server.wrong = Counter()
     server.url = f"http://127.0.0.1:{server.server_port}/remote"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
@@ -179,8 +180,10 @@ def test_content_of_several_zstandard_frames():
 def test_damaged_compressed_shard(tmp_path, cache, damage):
     zstandard = pytest.importorskip("zstandard", reason="the streaming extra is not installed")
     folder = write_set(tmp_path / "zipped", "zstd")
-    path, index = folder / f"{FIRST}.zstd", folder / "index.json"
-    document, good = json.loads(index.read_bytes()), path.read_bytes()
+    path = folder / f"{FIRST}.zstd"
+    index = folder / "index.json"
+    document = json.loads(index.read_bytes())
+    good = path.read_bytes()
     data = {
         "cut": good[:-20],
         "flipped": b"none" + good[4:],
@@ -250,7 +253,8 @@ def test_a_full_disk_and_a_cache_that_cannot_be_made_or_written(remote, cache, t
     (tmp_path / "file").write_text("")
     with user_error("file.unwritable", tmp_path / "file/cache"):
         MdsReader(remote, tmp_path / "file/cache")
-    reader, lock = MdsReader(remote, cache), cache / f".{FIRST}.lock"
+    reader = MdsReader(remote, cache)
+    lock = cache / f".{FIRST}.lock"
     lock.mkdir()
     with user_error("file.unwritable", cache / FIRST):
         reader[0]

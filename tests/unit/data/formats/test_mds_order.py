@@ -17,7 +17,8 @@ from text_sets import plain_shuffle, sample_order
 from user_errors import user_error
 
 GOLDEN = json.loads((Path(__file__).parents[3] / "assets/mds/sample_order.json").read_bytes())
-BLOCK, PY1E = 1 << 16, SHUFFLES["py1e"]
+BLOCK = 1 << 16
+PY1E = SHUFFLES["py1e"]
 
 
 def shuffled(
@@ -30,11 +31,9 @@ def shuffled(
 
 @pytest.mark.parametrize("case", GOLDEN["cases"])
 def test_order_of_streaming(case):
-    sizes, canonical_nodes, epoch = (
-        np.array(GOLDEN["shard_sizes"]),
-        case["num_canonical_nodes"],
-        case["epoch"],
-    )
+    sizes = np.array(GOLDEN["shard_sizes"])
+    canonical_nodes = case["num_canonical_nodes"]
+    epoch = case["epoch"]
     order = places_at(
         np.arange(epoch_length(sizes.sum(), canonical_nodes)), sizes.sum(), canonical_nodes
     )
@@ -55,7 +54,8 @@ def of_workers(order: list[int], world: dict[str, int], batch_size: int, first: 
     result = []
     for node in range(nodes):
         mine = order[first - first % nodes + node :: nodes]
-        missing, end = -len(mine) % ranks, len(mine) + 1 - ranks
+        missing = -len(mine) % ranks
+        end = len(mine) + 1 - ranks
         for rank in range(ranks):
             samples = iter([*mine, *mine[end - missing : end]][rank::ranks])
             batches = []
@@ -70,13 +70,11 @@ def of_workers(order: list[int], world: dict[str, int], batch_size: int, first: 
 
 @given(
     st.lists(st.integers(1, 400), min_size=1, max_size=30).map(np.array),
-    *(
-        st.integers(1, 9),
-        st.sampled_from(sorted(SHUFFLES)),
-        st.integers(0, 3),
-        st.integers(0, 99),
-        st.integers(2, 300),
-    ),
+    st.integers(1, 9),
+    st.sampled_from(sorted(SHUFFLES)),
+    st.integers(0, 3),
+    st.integers(0, 99),
+    st.integers(2, 300),
 )
 def test_equal_to_the_plain_order(sizes, nodes, shuffle, epoch, seed, block_size):
     assume(sizes.sum() >= nodes)
@@ -147,7 +145,8 @@ def streams(*weights: dict, **more: object) -> str:
 @pytest.mark.parametrize("case", STREAMS["cases"])
 def test_order_of_several_sets(case: dict, tmp_path: Path) -> None:
     found = streams_of("", streams(*case["weights"]), Path())
-    seed, is_shuffled = case["seed"], case["shuffle"] is not None
+    seed = case["seed"]
+    is_shuffled = case["shuffle"] is not None
     samples = samples_of_epoch(found, [int(sizes.sum()) for sizes in SET_SIZES], seed)
     options = {"shuffle": case["shuffle"], "seed": seed, "canonical_nodes": case["canonical_nodes"]}
     mixture = Mixture(SET_SIZES, samples, seed, is_shuffled)

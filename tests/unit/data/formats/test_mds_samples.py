@@ -37,7 +37,8 @@ def test_reads_streamings_own_compressed_set(tmp_path):
         220,
     )
     assert not list(folder.glob("*.mds")), "describing unpacks nothing"
-    store, expected = open_store(folder), np.load(ASSETS / "enwiki_samples.npz")
+    store = open_store(folder)
+    expected = np.load(ASSETS / "enwiki_samples.npz")
     found = store.gather(np.arange(220))
     assert store.lengths.tolist() == expected["input_mask"].sum(axis=1).tolist()
     again = padded(found, 64, 5)
@@ -67,7 +68,8 @@ def test_any_order_gives_what_was_written(tmp_path, rows, compression):
 
 def test_the_second_opening_reads_lengths_from_the_cache(tmp_path, own_cache, monkeypatch, rows):
     folder = write_mds(tmp_path / "set", rows)
-    lengths, before = open_store(folder).lengths, tree(folder)
+    lengths = open_store(folder).lengths
+    before = tree(folder)
     with monkeypatch.context() as patch:
         patch.setattr(MdsSamples, "_lengths_of_shard", pytest.fail)
         assert np.array_equal(open_store(folder).lengths, lengths)

@@ -32,7 +32,8 @@ from nvidia_shards import (
 from stored_sets import assert_same_rows, make_rows, random_lengths, write_set
 from user_errors import user_error
 
-COUNT, FILES = 60, 3
+COUNT = 60
+FILES = 3
 pytestmark = pytest.mark.usefixtures("own_cache")
 KINDS = ["fixed", "variable", "packed"]
 LIMITS = Widths(WIDTH, PREDICTIONS)
@@ -113,7 +114,8 @@ def test_our_exports_record_their_limits(tmp_path, layout, packs, limits):
 
 
 def test_bins_in_folders_and_in_names(tmp_path):
-    short, long = bert_rows(20, 0, 12), bert_rows(30, 1, min_length=13)
+    short = bert_rows(20, 0, 12)
+    long = bert_rows(30, 1, min_length=13)
     (tmp_path / "names").mkdir()
     for name, rows in (("bin_1", short), ("bin_2", long)):
         (tmp_path / "folders" / name).mkdir(parents=True)
@@ -187,7 +189,8 @@ def test_many_threads_read_at_once(tmp_path):
     order=st.lists(st.integers(0, 10**6), max_size=50),
 )
 def test_any_sequences_come_back(tmp_path_factory, count, seed, kind, plain, order):
-    path, options = tmp_path_factory.mktemp("any") / "a.h5", PLAIN if plain else {}
+    path = tmp_path_factory.mktemp("any") / "a.h5"
+    options = PLAIN if plain else {}
     rows = bert_rows(count, seed, WIDTH // 3 if kind == "packed" else WIDTH)
     write_kind(kind, path, rows, seed, **options)
     store = NvidiaStore(path, limits=LIMITS, cached=False)

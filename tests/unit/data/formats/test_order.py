@@ -43,7 +43,8 @@ def test_exchange_against_naive_dealing(accumulation, each, size, groups, data):
     """Accumulation, units of a micro-batch, ranks of a group, groups, and lengths of all units are drawn."""
     count = accumulation * each * size * groups
     lengths = np.asarray(data.draw(st.lists(st.integers(5, 512), min_size=count, max_size=count)))
-    world_size, asked = size * groups, []
+    world_size = size * groups
+    asked = []
 
     def read(units: np.ndarray) -> np.ndarray:
         asked.append(units)
@@ -77,11 +78,10 @@ def test_exchange_against_naive_dealing(accumulation, each, size, groups, data):
 
 def test_a_rank_of_a_thousand_reads_only_its_share(tmp_path, monkeypatch):
     """It looks up the lengths of its group's packs and reads only its own."""
-    store, world_size = (
-        ShardSet.open(write_set(tmp_path, random_rows(2400), 1, packs=[*range(0, 2401, 2)])),
-        1024,
-    )
-    asked, gather = [], store.gather_packs
+    store = ShardSet.open(write_set(tmp_path, random_rows(2400), 1, packs=[*range(0, 2401, 2)]))
+    world_size = 1024
+    asked = []
+    gather = store.gather_packs
     monkeypatch.setattr(store, "gather_packs", lambda packs: asked.append(packs) or gather(packs))
     monkeypatch.setattr(store, "gather", pytest.fail)
     options = {"max_tokens": 64, "max_sequences": 2, "seed": 1, "partition": by_length(world_size)}
@@ -188,7 +188,8 @@ BINS = st.lists(st.tuples(st.integers(8, 300), st.integers(1, 8)), min_size=1, m
 def test_every_rank_gets_its_numbers_and_no_unit_twice(drawn, world_size, seed):
     sizes, counts = map(list, zip(*drawn, strict=True))
     first = np.concatenate([[0], np.cumsum(sizes)])
-    order, each = ComposedOrder(first, counts, seed), sum(counts)
+    order = ComposedOrder(first, counts, seed)
+    each = sum(counts)
     steps = order.length // (each * world_size)
     assert steps == min(
         size // (count * world_size) for size, count in zip(sizes, counts, strict=True)
@@ -285,7 +286,9 @@ def test_neighbours_do_not_stay_together(n):
 def stride_and_denominators(n: int) -> tuple[int, list[int]]:
     """Return the stride of the order of n, and the denominators of the convergents of stride / n."""
     stride = int(even_spread(n, np.asarray([1]))[0])
-    above, below, denominators = n, stride, [0, 1]
+    above = n
+    below = stride
+    denominators = [0, 1]
     while below:
         denominators.append(above // below * denominators[-1] + denominators[-2])
         above, below = below, above % below
@@ -301,11 +304,14 @@ def stride_and_denominators(n: int) -> tuple[int, list[int]]:
 def test_every_number_once_and_every_stretch_visits_parts_in_proportion(n, cut, start, size):
     assert np.array_equal(np.sort(even_spread(n, np.arange(n))), np.arange(n))
     size = min(size, n)
-    border, first = int(cut * n), int(start * (n - size))
+    border = int(cut * n)
+    first = int(start * (n - size))
     inside = np.count_nonzero(even_spread(n, np.arange(first, first + size)) < border)
-    runs, rest = 0, size
+    runs = 0
+    rest = size
     for denominator in reversed(stride_and_denominators(n)[1]):
-        runs, rest = runs + rest // denominator, rest % denominator
+        runs = runs + rest // denominator
+        rest = rest % denominator
     assert abs(inside - size * border / n) <= 2 * runs
 
 

@@ -147,7 +147,8 @@ def test_leftovers_are_cleared(tmp_path):
 @given(count=st.integers(1, 120), shards=st.integers(1, 5), data=st.data())
 @settings(max_examples=15)
 def test_any_selection_from_any_number_of_shards(tmp_path_factory, count, shards, data):
-    folder, rows = tmp_path_factory.mktemp("set"), random_rows(count)
+    folder = tmp_path_factory.mktemp("set")
+    rows = random_rows(count)
     borders = np.sort(
         np.asarray(
             data.draw(st.lists(st.integers(0, count), min_size=shards - 1, max_size=shards - 1))
@@ -181,7 +182,8 @@ def test_any_selection_from_any_number_of_shards(tmp_path_factory, count, shards
 
 
 def test_shards_are_mapped_when_they_are_touched_and_closed(make_set):
-    folder, open_files = make_set(300), len(os.listdir("/proc/self/fd"))
+    folder = make_set(300)
+    open_files = len(os.listdir("/proc/self/fd"))
     store = ShardSet.open(folder, verify=False)
     first_shard(folder).write_bytes(b"x")
     assert len(store.gather(np.arange(150, 250))) == 100
@@ -204,14 +206,16 @@ def read_bytes() -> int:
 
 
 def test_random_reads_read_little(tmp_path):
-    path, touched = tmp_path / "file", np.arange(12) * (1 << 20) + 99
+    path = tmp_path / "file"
+    touched = np.arange(12) * (1 << 20) + 99
     path.write_bytes(bytes(12 << 20))
     counted = []
     for is_random in (False, True):
         with path.open("rb") as file:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        files, before = FileMap([path]), read_bytes()
+        files = FileMap([path])
+        before = read_bytes()
         if is_random:
             files.expect_random_reads()
         assert not files.bytes[touched].any()
@@ -307,7 +311,8 @@ def test_a_shard_damaged_while_it_was_written(make_set, monkeypatch):
 
 
 def test_bad_manifest(tmp_path):
-    path, no_more = tmp_path / "manifest.json", b'{"format": "mlbert-ragged", "version": 1}'
+    path = tmp_path / "manifest.json"
+    no_more = b'{"format": "mlbert-ragged", "version": 1}'
     for content in (b"", b"{", b"[]", b"[" * 100_000, b"\xff\xfe", no_more):
         path.write_bytes(content)
         with user_error("file.json", path):

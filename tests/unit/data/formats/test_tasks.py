@@ -215,7 +215,8 @@ def test_fetched_rows_are_read_as_official_files(name, tmp_path, monkeypatch, ca
     monkeypatch.setattr(datasets, "load_dataset", load)
     monkeypatch.setattr(glue_files, "hub_problem", lambda: None)
     glue_files.fetch(tmp_path, [name])
-    task, form = TASKS[name], form_of_task(name)
+    task = TASKS[name]
+    form = form_of_task(name)
     train = read_training(task.train_file(tmp_path), form)
     assert train.labels.tolist() == labels
     assert [texts[1:] for texts in train.texts] == [["a tab", "a line"]] * len(TEXTS[name])
@@ -243,7 +244,8 @@ def test_without_a_network_one_line_reports_it(
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder, again = tmp_path_factory.mktemp("python glue"), tmp_path_factory.mktemp("again")
+    folder = tmp_path_factory.mktemp("python glue")
+    again = tmp_path_factory.mktemp("again")
     documents = list(itertools.islice(documents_by_file(), 250))  # all take seconds
     for place in (folder, again):
         glue_files.make(place, 0.1, documents)
@@ -254,7 +256,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_every_task_has_rows_of_every_class(made: Path, name: str) -> None:
-    task, form = TASKS[name], form_of_task(name)
+    task = TASKS[name]
+    form = form_of_task(name)
     train = read_training(task.train_file(made), form)
     assert (train.warnings, train.classes) == ((), task.classes)
     for path in task.evaluation_files(made).values():
@@ -273,5 +276,6 @@ def test_labels_follow_from_the_texts(made: Path) -> None:
     for question, sentence, label in zip(*rows.texts, rows.labels, strict=True):
         assert (question in sentence) == (label == 0)
     for first, second, label in zip(*scores.texts, scores.labels, strict=True):
-        a, b = set(first.split()), set(second.split())
+        a = set(first.split())
+        b = set(second.split())
         assert label == pytest.approx(5 * len(a & b) / len(a | b), abs=1e-3)

@@ -75,7 +75,8 @@ def read(path: Path, **options) -> Ragged:
 
 def checksums(content: bytes, skipped: int = 0) -> set[int]:
     """Return those of the plain form and of both compiled ones, from an address after some bytes."""
-    data, library = np.frombuffer(bytes(skipped) + content, np.uint8), compiled().library()
+    data = np.frombuffer(bytes(skipped) + content, np.uint8)
+    library = compiled().library()
     both = (library.tfrecord_crc32c, library.tfrecord_crc32c_table)
     return {plain.crc32c(content), *(one(data.ctypes.data + skipped, len(content)) for one in both)}
 

@@ -52,7 +52,8 @@ def test_gathers_in_any_order(folder, monkeypatch, form):
     if form == "plain":
         monkeypatch.setattr(tfrecord, "codec", lambda: tfrecord_plain)
         monkeypatch.setattr(tfrecord_store, "codec", lambda: tfrecord_plain)
-    store, rows = TFRecordStore(folder), random_rows(100)
+    store = TFRecordStore(folder)
+    rows = random_rows(100)
     assert (len(store), store.lengths.dtype) == (100, np.int32)
     np.testing.assert_array_equal(store.lengths, rows.lengths)
     monkeypatch.setattr(TFRecordStore, "gathered", 16)
@@ -169,7 +170,8 @@ def test_recognised_among_other_data(folder, tmp_path):
     assert accepts(folder)
     assert isinstance(open_store(folder), TFRecordStore)
     assert not accepts(tmp_path)
-    part, other = tmp_path / "part-00000-of-00001", tmp_path / "part_00000_of_00002"
+    part = tmp_path / "part-00000-of-00001"
+    other = tmp_path / "part_00000_of_00002"
     part.write_text("One sentence a line.\nTwo \u00e9.\n\nAnother document.\n")
     for look in (open_store, describe):
         with user_error("data.format", part):
@@ -183,7 +185,8 @@ def test_recognised_among_other_data(folder, tmp_path):
 def test_records_that_the_list_does_not_know(folder, tmp_path, damage):
     write_list(folder, PARTS)
     vocab = tmp_path / "vocab.txt"
-    info, path = describe(folder), folder / PARTS[0]
+    info = describe(folder)
+    path = folder / PARTS[0]
     assert (info.num_sequences, info.vocab_size, info.vocabulary_sha256) == (
         len(TFRecordStore(folder)),
         500,
@@ -239,7 +242,8 @@ def test_dali_gives_the_same_batches(folder, monkeypatch):
         "world_size": 2,
     }
     options |= {"partition": contiguous}
-    plain, other = PackedSource(folder, **options), dali.DaliSource(folder, **options)
+    plain = PackedSource(folder, **options)
+    other = dali.DaliSource(folder, **options)
     plain.open()
     other.open()
     other.load_state_dict({**plain.state_dict(), "step": 4})

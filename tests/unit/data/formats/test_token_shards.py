@@ -162,7 +162,8 @@ def test_a_full_disk(folder):
 
 
 def test_openers_share_the_work(folder, monkeypatch):
-    made, make = [], TokenShards._tokenised
+    made = []
+    make = TokenShards._tokenised
     monkeypatch.setattr(
         TokenShards,
         "_tokenised",

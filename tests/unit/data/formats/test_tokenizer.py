@@ -69,7 +69,8 @@ def test_names_that_are_known_here(name):
 
 def test_a_file_and_its_folder(tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, "the", "The"]) + "\n")
-    by_file, by_folder = load_tokenizer(tmp_path / "vocab.txt"), load_tokenizer(str(tmp_path))
+    by_file = load_tokenizer(tmp_path / "vocab.txt")
+    by_folder = load_tokenizer(str(tmp_path))
     assert by_file.vocabulary == by_folder.vocabulary
     assert by_folder.encode("The the") == [5, 5]
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')

@@ -23,7 +23,8 @@ from random_set import MAX_SEQ_LENGTH, VOCAB_SIZE
 from stored_sets import make_rows, names, random_lengths, write_set
 from user_errors import user_error
 
-COUNT, BINNED = 300, 480
+COUNT = 300
+BINNED = 480
 SETTINGS = {"packs_per_step": 12, "max_sequences_per_pack": 3, "seed": 3, "partition": contiguous}
 
 
@@ -92,7 +93,8 @@ def test_resume_is_exact_at_any_step(folder, stop, world_size):
 
 def test_epochs_and_seeds_differ(folder):
     source = open_packed(folder)
-    first, second = source.batches_of(0)[0], source.batches_of(source.steps_per_epoch)[0]
+    first = source.batches_of(0)[0]
+    second = source.batches_of(source.steps_per_epoch)[0]
     assert numbers(first) != numbers(second)
     assert numbers(first) != numbers(open_packed(folder, seed=4).batches_of(0)[0])
     assert equal(first, open_packed(folder).batches_of(0)[0])
@@ -143,7 +145,8 @@ def test_stored_packs_are_used_as_they_are(stored_packs):
     store = ShardSet.open(stored_packs)
     packs = set()
     for shard in range(4):
-        rows, offsets = store.shard(shard).rows, store.shard(shard).pack_offsets
+        rows = store.shard(shard).rows
+        offsets = store.shard(shard).pack_offsets
         packs |= set(
             rows.tokens[rows.offsets[offsets[:-1]] + 1].tolist()
         )  # the number of each pack's first sequence

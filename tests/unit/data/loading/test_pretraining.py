@@ -79,7 +79,8 @@ def test_each_rank_reads_what_is_assigned_of_all_that_the_ranks_read(
 ):
     config = settings(bins, gradient_accumulation_steps=parts, **changes)
     config.input_dir = bins.parent / config.input_dir  # absolute, or the packs
-    apart, dealt = sources(config, 4, 1), sources(config, 4, group_size)
+    apart = sources(config, 4, 1)
+    dealt = sources(config, 4, group_size)
     slots = dealt[0].max_tokens
     differing = 0
     for step in range(3):

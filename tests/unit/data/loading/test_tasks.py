@@ -33,7 +33,8 @@ def task_rows(count: int, pairs: bool = True) -> TaskRows:
 
 @given(a=st.integers(0, 40), b=st.integers(0, 40), room=st.integers(0, 60))
 def test_pairs_are_cut_token_by_token_from_the_longer(a: int, b: int, room: int) -> None:
-    first, second = a, b
+    first = a
+    second = b
     while first + second > room:
         first, second = (first - 1, second) if first > second else (first, second - 1)
     assert truncated(a, b, room) == (first, second)
@@ -120,7 +121,8 @@ def test_incomplete_batches_are_dropped() -> None:
 
 
 def test_a_source_resumes_where_it_was() -> None:
-    made, again = source(20, 8), source(20, 8)
+    made = source(20, 8)
+    again = source(20, 8)
     for _ in range(4):
         made.next_step()
     state = made.state_dict()

@@ -148,7 +148,8 @@ def test_sequences_are_the_pieces_of_the_texts_in_turn(folder, mode):
 
 
 def test_positions_of_earlier_steps_are_known(folder, mode):
-    source, states = opened(folder, mode), []
+    source = opened(folder, mode)
+    states = []
     for _ in range(6):
         states.append(source.state_dict())
         source.next_step()
@@ -171,7 +172,8 @@ def test_masks_follow_the_schedule_and_are_new_in_each_step(folder, mode):
 
 def test_a_run_resumes_on_other_ranks_in_the_middle_of_an_epoch(folder, mode):
     expected = steps([opened(folder, mode)], 60)
-    found, state = [], None
+    found = []
+    state = None
     for world_size in (2, 1, 4):
         sources = [
             make(folder, mode, rank, world_size, accumulation=2) for rank in range(world_size)
@@ -234,7 +236,8 @@ def test_a_slow_shard_does_not_hold_steps_up(folder, monkeypatch, mode):
     expected = steps([source], 30)
     source.close()
     shutil.rmtree(kept(folder)[0].parent)
-    go_on, make_it = threading.Event(), TokenShards._tokenised
+    go_on = threading.Event()
+    make_it = TokenShards._tokenised
     monkeypatch.setattr(
         TokenShards, "_tokenised", lambda *words: go_on.wait(30) and make_it(*words)
     )
@@ -248,10 +251,8 @@ def test_a_slow_shard_does_not_hold_steps_up(folder, monkeypatch, mode):
 def test_token_sets_are_used_as_they_are(tmp_path):
     samples = [list(range(1000 + 40 * number, 1040 + 40 * number)) for number in range(12)]
     stored = ({"tokens": np.array([101, *sample, 102], "<i8").tobytes()} for sample in samples)
-    folder, rate = (
-        write_samples(tmp_path / "set", {"tokens": "bytes"}, stored),
-        masking_rate("constant", 0.0, 0.0, 1),
-    )
+    folder = write_samples(tmp_path / "set", {"tokens": "bytes"}, stored)
+    rate = masking_rate("constant", 0.0, 0.0, 1)
     options = {"shuffle": None, "lanes": 4, "canonical_nodes": 1, "rate": rate}
     found = steps([opened(folder, "split", **options)], 3)
     for lane in range(4):
@@ -295,7 +296,8 @@ def test_tokens_of_another_vocabulary_are_refused(tmp_path, vocabulary, mode):
 def test_evaluation_has_every_sequence_once(folder, mode, num_examples, batch_size):
     everything = [piece for text in TEXTS for piece in pieces_of(text, mode)]
     for world_size in (1, 3):
-        found, masks = [], {}
+        found = []
+        masks = {}
         for rank in range(world_size):
             samples = eval_set(
                 text_set(folder, mode), num_examples, batch_size, rank=rank, world_size=world_size

@@ -151,11 +151,9 @@ def test_the_front_is_the_lane_that_is_farthest():
 @settings(max_examples=30)
 def test_ranks_follow_their_own_lanes_only(case, world_size):
     sizes, lanes, nodes, shuffle, counts = case
-    orders, lanes, counts = (
-        orders_of(sizes, shuffle, nodes),
-        lanes * world_size,
-        np.maximum(counts, 1),
-    )
+    orders = orders_of(sizes, shuffle, nodes)
+    lanes = lanes * world_size
+    counts = np.maximum(counts, 1)
     assume(lanes <= orders.length)
     shares = [np.arange(rank, lanes, world_size) for rank in range(world_size)]
     asked: list[set[int]] = [set() for _ in shares]
@@ -207,11 +205,9 @@ def test_the_next_order_is_made_ahead_and_old_ones_are_deleted(folder):
 
 def test_one_process_makes_an_order_for_all(folder, monkeypatch):
     """The others wait for it. What a killed process left is removed."""
-    made, shuffle_into, expected = (
-        [],
-        module.shuffle_into,
-        sample_order([40, 50], "py1e", 0, 2, 3).tolist(),
-    )
+    made = []
+    shuffle_into = module.shuffle_into
+    expected = sample_order([40, 50], "py1e", 0, 2, 3).tolist()
 
     def slow(*arguments, epoch, **options):
         made.append(epoch)
@@ -300,7 +296,10 @@ def test_a_full_disk_is_reported_once(folder, own_cache):
 
 
 def test_dealing_c4_to_many_ranks():
-    world_size, sizes, per_rank = 1024, np.full(11_904, 30_662), 8  # 365 million texts
+    # 365 million texts
+    world_size = 1024
+    sizes = np.full(11_904, 30_662)
+    per_rank = 8
     orders = orders_of(sizes, None, 128)
     shares = [np.arange(rank, world_size * per_rank, world_size) for rank in range(world_size)]
     lanes = [WholeLanes(orders, world_size * per_rank, share) for share in shares]

@@ -48,7 +48,8 @@ OPTIONS = CleanOptions(num_parts=3, eval_articles=5)
 @pytest.fixture
 def wiki(tmp_path: Path) -> Path:
     """Write four files of 12 articles; some have a line of white space, which splits them, some have no text."""
-    rng, names = random.Random(7), ("AA/wiki_00", "AA/wiki_01", "BB/wiki_00", "BB/wiki_01")
+    rng = random.Random(7)
+    names = ("AA/wiki_00", "AA/wiki_01", "BB/wiki_00", "BB/wiki_01")
     files = {
         name: "".join(article(rng, number * 12 + i) for i in range(12))
         for number, name in enumerate(names)
@@ -159,7 +160,8 @@ def test_an_interrupted_run_is_continued_with_the_same_input_and_code_only(
     wiki, tmp_path, monkeypatch, changed
 ):
     monkeypatch.setattr(module, "UNIT_BYTES", 3000)
-    out, first = tmp_path / "out", wiki / "AA" / "wiki_00"
+    out = tmp_path / "out"
+    first = wiki / "AA" / "wiki_00"
     broken = mock.Mock(wraps=module.make_part, side_effect=[mock.DEFAULT, KeyboardInterrupt])
     with mock.patch.object(module, "make_part", broken), pytest.raises(KeyboardInterrupt):
         clean(wiki, out, OPTIONS)
@@ -235,7 +237,8 @@ def test_a_gap_in_the_numbers():
 
 
 def test_kinds_of_folders(assets, source, tmp_path, tmp_path_factory):
-    text, wiki = (assets / "text.txt").read_text(), tmp_path_factory.mktemp("wiki")
+    text = (assets / "text.txt").read_text()
+    wiki = tmp_path_factory.mktemp("wiki")
     write_files(
         tmp_path,
         {
@@ -249,12 +252,13 @@ def test_kinds_of_folders(assets, source, tmp_path, tmp_path_factory):
     hdf5_to_tfrecords(source, tmp_path / "listed")
     write_variable(tmp_path / "nvidia/part_00000_of_00001.hdf5", bert_rows(1))
     for name, kind in {
-        **{
-            "text": "text",
-            "text/part-00000-of-00001": "text",
-            "notes": "text",
-        },  # its head ends within a character
-        **{"records": "tfrecord", "listed": "tfrecord", "source": "prepared", "nvidia": "nvidia"},
+        "text": "text",
+        "text/part-00000-of-00001": "text",
+        "notes": "text",  # its head ends within a character
+        "records": "tfrecord",
+        "listed": "tfrecord",
+        "source": "prepared",
+        "nvidia": "nvidia",
     }.items():
         assert recognise(tmp_path / name) == kind, name
     assert recognise(wiki) == "wikiextractor"
@@ -304,8 +308,13 @@ def read(text: bytes) -> list[str]:
 
 def test_tags_titles_and_empty_lines_go_and_breaks_stay() -> None:
     assert read(WIKI) == [
-        *("A teapot holds tea. It has a beak.", "", "Many teapots are round.", ""),
-        *("", "A cup is small (see Teapot).", ""),
+        "A teapot holds tea. It has a beak.",
+        "",
+        "Many teapots are round.",
+        "",
+        "",
+        "A cup is small (see Teapot).",
+        "",
     ]
 
 

@@ -61,7 +61,9 @@ REST = ["slowly", "twice", "again", "today", "quietly", "once", "together", "ear
 
 def sentence(draw: random.Random) -> str:
     first, second, third = draw.choices(NOUNS, k=3)
-    verb, rest, last = draw.choice(VERBS), draw.choice(REST), draw.choice(REST)
+    verb = draw.choice(VERBS)
+    rest = draw.choice(REST)
+    last = draw.choice(REST)
     return f"The {first} {verb} the {second} {rest} beside every {third} {last}."
 
 
@@ -238,10 +240,8 @@ def test_order_and_files_do_not_matter_to_what_is_held_out(tmp_path: Path) -> No
     halves = [tmp_path / "1.jsonl", tmp_path / "2.jsonl"]
     for path, half in zip(halves, (texts[60:][::-1], texts[:60]), strict=True):
         path.write_text(json_lines(half))
-    first, second = (
-        prepared(tmp_path / "x", tmp_path / "a.jsonl"),
-        prepared(tmp_path / "y", *halves),
-    )
+    first = prepared(tmp_path / "x", tmp_path / "a.jsonl")
+    second = prepared(tmp_path / "y", *halves)
     assert rows(tmp_path / "x/val") == rows(tmp_path / "y/val")
     assert (first.train_tokens, first.unknown_share) == (second.train_tokens, 0)
     assert all(max(row) < 400 and len(row) <= 32 for row in rows(tmp_path / "x/train"))
@@ -298,10 +298,8 @@ def test_memory_does_not_grow_with_the_text(
 
 @pytest.mark.parametrize("languages", ["zh", "ar", "hi", "de+zh+en"])
 def test_every_script_is_known_kept_and_shown(tmp_path: Path, languages: str) -> None:
-    draw, locales = (
-        random.Random(1),
-        {language: Locale(language) for language in languages.split("+")},
-    )
+    draw = random.Random(1)
+    locales = {language: Locale(language) for language in languages.split("+")}
     known = {
         name: sorted({*one.languages.values(), *one.territories.values()})
         for name, one in locales.items()

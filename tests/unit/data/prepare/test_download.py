@@ -79,8 +79,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def server(request: pytest.FixtureRequest) -> Iterator[http.server.ThreadingHTTPServer]:
     """Serve CONTENT at every path; ``breaks`` transfers stop after a third of what was asked for."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        running.url, running.content = f"http://127.0.0.1:{running.server_port}/files", CONTENT
-        running.ranges, running.breaks, running.errors, running.asked = request.param, 0, 0, []
+        running.url = f"http://127.0.0.1:{running.server_port}/files"
+        running.content = CONTENT
+        running.ranges = request.param
+        running.breaks = 0
+        running.errors = 0
+        running.asked = []
         thread = threading.Thread(target=running.serve_forever, args=(0.01,))
         thread.start()
         yield running
@@ -115,7 +119,8 @@ def test_the_shipped_list_is_whole_and_a_list_of_another_form_is_refused(tmp_pat
 
 @pytest.mark.parametrize(("place", "address"), [("sub/data.bin", Path.as_uri), ("data.bin", str)])
 def test_a_folder_as_mirror(tmp_path, place, address):
-    mirror, out = tmp_path / "mirror with blank", tmp_path / "out"
+    mirror = tmp_path / "mirror with blank"
+    out = tmp_path / "out"
     (mirror / place).parent.mkdir(parents=True)
     (mirror / place).write_bytes(CONTENT)
     fetch_all(read_list(listed(tmp_path)).files, out, address(mirror))
@@ -134,7 +139,8 @@ def fetch(
 
 
 def test_a_connection_dropped_in_the_middle_is_continued(tmp_path, server, said):
-    server.breaks, server.errors = 2, 1
+    server.breaks = 2
+    server.errors = 1
     assert (
         fetch(tmp_path, urls=[f"{server.url}/missing", f"{server.url}/data.bin"], progress=said)
         == CONTENT
@@ -248,10 +254,8 @@ def test_the_text_archive_is_unpacked_and_checked_by_the_published_sums(tmp_path
 
 
 def test_an_archive_with_other_files_or_cut_off_is_refused(tmp_path):
-    one, random_bytes = (
-        archive({"part-0": b"one\n"}),
-        archive({"part-0": random.Random(1).randbytes(1000)}),
-    )
+    one = archive({"part-0": b"one\n"})
+    random_bytes = archive({"part-0": random.Random(1).randbytes(1000)})
     for data, sums, code, subject in (
         (one, f"{md5(b'two')}  part-0\n", "data.damaged", "text/part-0"),
         (one, f"{md5(b'x')}  part-1\n", "data.incomplete", "text.tar.gz"),

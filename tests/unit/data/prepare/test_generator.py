@@ -67,7 +67,8 @@ def both(
     text: str, lower_case: bool, block_bytes: int = wordpiece.BLOCK_BYTES
 ) -> tuple[list, list]:
     ours, plain = GENERATORS[lower_case]
-    data, part = text.encode(), Path("part")
+    data = text.encode()
+    part = Path("part")
     lines = list(decoded_lines(part, io.BytesIO(data)))
     with mock.patch.object(wordpiece, "BLOCK_BYTES", block_bytes):
         found = to_lists(ours.parse(data, part))

@@ -30,7 +30,8 @@ from stored_sets import assert_same_rows, flip, tree
 from tfrecord_examples import write_parts
 from user_errors import user_error
 
-EACH, FILES = 30, 3
+EACH = 30
+FILES = 3
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
@@ -108,7 +109,8 @@ def test_export_refuses_what_the_layout_cannot_store_and_keeps_existing_files(tm
         with user_error(code, subject):
             export_nvidia(tmp_path / "ours", tmp_path / "out", layout, num_files=files)
     paths = export_nvidia(ours, tmp_path / "out", "variable", num_files=2)
-    before, time = tree(tmp_path / "out"), paths[0].stat().st_mtime_ns
+    before = tree(tmp_path / "out")
+    time = paths[0].stat().st_mtime_ns
     with user_error("prepare.other-options", paths[0]):
         export_nvidia(ours, tmp_path / "out", "variable", num_files=3)
     for damage in (Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-5])):
@@ -120,7 +122,8 @@ def test_export_refuses_what_the_layout_cannot_store_and_keeps_existing_files(tm
 
 
 def test_bins_become_one_set(tmp_path, vocab):
-    short, long = bert_rows(20, 0, 12), bert_rows(30, 1, min_length=13)
+    short = bert_rows(20, 0, 12)
+    long = bert_rows(30, 1, min_length=13)
     for name, rows in (("a", short), ("b", long)):
         (tmp_path / "bins" / name).mkdir(parents=True)
         write_kind("variable", tmp_path / "bins" / name / "part_00000.hdf5", rows)
@@ -275,7 +278,8 @@ def test_there_and_back(folder, parts, vocab, tmp_path):
 
 
 def test_bad_and_other_records_are_refused(folder, vocab, tmp_path):
-    files, out = sorted(folder.iterdir()), tmp_path / "set"
+    files = sorted(folder.iterdir())
+    out = tmp_path / "set"
     absent = tmp_path / "absent"
     for code, subject, inputs, words in (
         ("config.duplicate", files[0], [folder, files[0]], vocab),

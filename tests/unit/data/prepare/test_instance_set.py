@@ -142,7 +142,8 @@ def test_an_output_that_cannot_be_made_or_a_full_disk_leaves_nothing_that_looks_
 
 
 def test_bad_parts_are_left_out_on_request(any_job, tmp_path, said):
-    bad, blank = tmp_path / "bad.txt", tmp_path / "blank.txt"
+    bad = tmp_path / "bad.txt"
+    blank = tmp_path / "blank.txt"
     bad.write_bytes(b"fine\n\xff\n")
     blank.write_text(" \n\n")
     first, second, _ = any_job.parts

@@ -207,7 +207,8 @@ def test_a_folder_gives_its_parts_sorted_or_has_none(tmp_path):
     ]
     with user_error("data.missing", tmp_path / "text"):
         expand_inputs([make(tmp_path / "text", "eval.txt")])
-    one, two = make(tmp_path / "one", "eval.txt", "b"), make(tmp_path / "two", "a.txt")
+    one = make(tmp_path / "one", "eval.txt", "b")
+    two = make(tmp_path / "two", "a.txt")
     assert names(expand_inputs([one / "eval.txt", two, one / "b"])) == ["eval.txt", "a.txt", "b"], (
         "the order given"
     )
@@ -302,8 +303,10 @@ def run_share(step: Callable[..., object], source: Path, out: Path, index: int, 
 
 @pytest.mark.parametrize("name", [*STEPS, "instances"])
 def test_any_shares_in_any_order_and_at_once_make_the_same_bytes(tmp_path, name):
-    step, draw = STEPS.get(name, instances), random.Random(name)
-    source, count = write_source(tmp_path, 120, 0), draw.randint(2, 7)
+    step = STEPS.get(name, instances)
+    draw = random.Random(name)
+    source = write_source(tmp_path, 120, 0)
+    count = draw.randint(2, 7)
     step(source, tmp_path / "one", Executor(share=ALL))
     for _ in range(3):  # passes
         twins = [
@@ -326,7 +329,8 @@ def test_any_shares_in_any_order_and_at_once_make_the_same_bytes(tmp_path, name)
 @pytest.mark.parametrize("name", STEPS)
 def test_a_finished_output_is_kept_and_a_damaged_one_made_again(tmp_path, monkeypatch, name, said):
     monkeypatch.setattr(import_store_module, "PIECE", 200)
-    source, out = write_source(tmp_path, 1000, 0), tmp_path / "out"
+    source = write_source(tmp_path, 1000, 0)
+    out = tmp_path / "out"
 
     def run() -> None:
         STEPS[name](source, out, Executor(workers=1, progress=said))
@@ -428,7 +432,9 @@ def count_shards(folder: Path) -> int:
 
 @pytest.mark.parametrize("name", STEPS)
 def test_killed_at_any_moment_and_started_again_makes_the_same_bytes(tmp_path, name):
-    source, out, killed = write_source(tmp_path, 6000, 0), tmp_path / "out", 0
+    source = write_source(tmp_path, 6000, 0)
+    out = tmp_path / "out"
+    killed = 0
     STEPS[name](source, tmp_path / "one", Executor(workers=1))
     for _ in range(50):  # a run may end before it is killed
         process = FORK.Process(target=STEPS[name], args=(source, out, Executor(workers=1)))
@@ -528,7 +534,8 @@ def run_pack(package: Path, source: Path, out: Path, *words: str) -> tuple[int, 
 def test_code_that_decides_bytes_must_be_that_of_the_first_share(
     source, tmp_path, changed, is_refused
 ):
-    other, out = copy_package(tmp_path / "other", changed), tmp_path / "out"
+    other = copy_package(tmp_path / "other", changed)
+    out = tmp_path / "out"
     run_share(STEPS["pack"], source, out, 0, 2)
     before = tree(out)
     status, errors = run_pack(other, source, out, "--task", "1/2", "--shards", "5")
@@ -548,7 +555,8 @@ def rewrite_plan(out: Path, **changes: object) -> None:
 
 @pytest.mark.parametrize("is_shared", [True, False])
 def test_a_step_that_other_code_began_is_refused(source, tmp_path, is_shared):
-    out, step = tmp_path / "out", STEPS["pack"]
+    out = tmp_path / "out"
+    step = STEPS["pack"]
     run_share(step, source, out, 0, 2)
     if not is_shared:
         (out / WORK_FOLDER / SHARED).unlink()

@@ -66,19 +66,18 @@ def test_files_of_others_are_not_replaced(tmp_path: Path, name: str) -> None:
 
 def test_everything_is_there(prepared):
     assert sorted(stored_sets.tree(prepared)) == [
-        *(
-            "baselines.json",
-            "eval/checksums.xxh3",
-            "eval/manifest.json",
-            "eval/shard-00000-of-00001.h5",
-        ),
-        *(
-            "prepared.json",
-            "text/eval.txt",
-            *(f"text/train-0000{part}-of-00002.txt" for part in range(2)),
-        ),
-        *("tokenizer_config.json", "train/checksums.xxh3", "train/manifest.json"),
-        *(*(f"train/shard-0000{part}-of-00002.h5" for part in range(2)), "vocab.txt"),
+        "baselines.json",
+        "eval/checksums.xxh3",
+        "eval/manifest.json",
+        "eval/shard-00000-of-00001.h5",
+        "prepared.json",
+        "text/eval.txt",
+        *(f"text/train-0000{part}-of-00002.txt" for part in range(2)),
+        "tokenizer_config.json",
+        "train/checksums.xxh3",
+        "train/manifest.json",
+        *(f"train/shard-0000{part}-of-00002.h5" for part in range(2)),
+        "vocab.txt",
     ]
     for side in ("train", "eval"):
         check_vocabulary(describe(prepared / side), prepared / "vocab.txt")
@@ -179,7 +178,9 @@ def test_rare_characters_are_left_out():
             train_vocabulary(words, size)
 
 
-CLS, SEP, MASK = 0, 1, 2
+CLS = 0
+SEP = 1
+MASK = 2
 
 
 def test_baselines_by_hand():

@@ -197,7 +197,8 @@ def test_bins_of_others_are_in_the_order_of_their_numbers_or_lengths(tmp_path, p
         write_fixed(
             place, bert_rows(10, number, 20 * number + 20, 20 * number + 5), width=60 + number
         )
-    info, store = describe(bins), open_store(bins)
+    info = describe(bins)
+    store = open_store(bins)
     assert [(one.name, one.num_sequences) for one in store.info.bins] == [
         (name, 10) for name in names
     ]
@@ -337,7 +338,8 @@ def test_output_over_input_through_links(source, tmp_path):
 @pytest.mark.parametrize(("count", "num"), [(103, 40), (20, 20)])
 def test_evaluation_examples_are_evenly_picked_in_order(tmp_path, count, num):
     rows = make_rows(random_lengths(count))
-    source, out = write_set(tmp_path / "source", rows), tmp_path / "out"
+    source = write_set(tmp_path / "source", rows)
+    out = tmp_path / "out"
     assert make_eval_set(source, out, num=num).num_sequences == num
     assert_same_rows(everything(out), rows.take(np.arange(num) * count // num))
     before = tree(out)

@@ -54,9 +54,11 @@ def lines_file(tmp_path: Path) -> Path:
 
 def test_own_text_is_parted_by_content(lines_file, tmp_path, said):
     out = tmp_path / "out"
-    splits, executor = ["train", "val", "train_small"], Executor(progress=said)
+    splits = ["train", "val", "train_small"]
+    executor = Executor(progress=said)
     convert(own_texts(lines_file), splits, out, tokenizer=TOKENIZER, executor=executor)
-    train, val = in_set(out / "train"), in_set(out / "val")
+    train = in_set(out / "train")
+    val = in_set(out / "val")
     assert sorted(train + val) == sorted(TEXTS)
     assert 1 <= len(val) <= 15
     assert in_set(out / "train_small") == train
@@ -128,7 +130,8 @@ def test_concatenated(tmp_path, monkeypatch, together):
 def test_shares_make_the_bytes_of_one_process(
     tmp_path_factory, wrap, lengths, files, count, limit, seed
 ):
-    folder, draw = tmp_path_factory.mktemp("shares"), random.Random(seed)
+    folder = tmp_path_factory.mktemp("shares")
+    draw = random.Random(seed)
     texts = [f"{number} " + "the river of " * length for number, length in enumerate(lengths)]
     edges = sorted([0, *draw.choices(range(len(texts) + 1), k=files - 1), len(texts)])
     (folder / "texts").mkdir()
@@ -245,7 +248,8 @@ def test_bad_files(tmp_path):
 def test_compressed_files(lines_file, tmp_path):
     zstandard = pytest.importorskip("zstandard", reason="the streaming extra is not installed")
     compress = zstandard.ZstdCompressor().compress
-    packed, half = tmp_path / "c4.json.zst", lines_file.stat().st_size // 2
+    packed = tmp_path / "c4.json.zst"
+    half = lines_file.stat().st_size // 2
     content = lines_file.read_bytes()
     packed.write_bytes(compress(content[:half]) + compress(content[half:]))  # two frames
     assert [*read_texts(packed)] == TEXTS
@@ -269,10 +273,8 @@ def test_what_a_killed_conversion_left_is_no_split(tmp_path):
 
 
 def test_rows_of_the_hub_and_no_network(monkeypatch):
-    datasets, hub = (
-        pytest.importorskip("datasets"),
-        pytest.importorskip("huggingface_hub.constants"),
-    )
+    datasets = pytest.importorskip("datasets")
+    hub = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setattr(hub, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(hub, "ENDPOINT", "http://127.0.0.1:9")
     with user_error("network.unreachable", "dataset c4"):

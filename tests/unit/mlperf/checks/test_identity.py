@@ -115,34 +115,29 @@ def test_data_known_by_its_files_is_data(content: str | None, ours: Path) -> Non
 
 # Every key of the identity, the submission and the hyper-parameters that one function writes.
 DELETED = (
-    *(
-        "config_file",
-        "config_file_sha256",
-        "config_parents",
-        "model_shape",
-        "model_shape_sha256",
-        "train_data",
-    ),
-    *(
-        "eval_data",
-        "commit",
-        "tree_modified",
-        "image",
-        "image_digest",
-        "image_commit",
-        "python",
-        "platform",
-    ),
-    *(
-        "packages",
-        "precision",
-        "ops",
-        "ranks",
-        "submission_org",
-        "submission_status",
-        "submission_platform",
-    ),
-    *("global_batch_size", "gradient_accumulation_steps"),
+    "config_file",
+    "config_file_sha256",
+    "config_parents",
+    "model_shape",
+    "model_shape_sha256",
+    "train_data",
+    "eval_data",
+    "commit",
+    "tree_modified",
+    "image",
+    "image_digest",
+    "image_commit",
+    "python",
+    "platform",
+    "packages",
+    "precision",
+    "ops",
+    "ranks",
+    "submission_org",
+    "submission_status",
+    "submission_platform",
+    "global_batch_size",
+    "gradient_accumulation_steps",
 )
 # The recipe logs these three: only the code of the commit shows that they are missing.
 BY_THE_RECIPE = ("opt_name", "opt_lamb_beta_1", "num_warmup_steps")
@@ -403,7 +398,8 @@ def test_a_call_that_other_logs_make_elsewhere_needs_no_history(tmp_path: Path) 
 def test_an_export_proves_its_files_by_their_digests(ours: Path, tmp_path: Path) -> None:
     """The export is of the log's commit, as `mlbert submission export` writes it."""
     log = read_log(ours)
-    export, files = tmp_path / "export", {}
+    export = tmp_path / "export"
+    files = {}
     for name in {event.call_site[0] for event in log.events if event.call_site}:
         (export / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, export / name) if (ROOT / name).exists() else (

@@ -47,7 +47,8 @@ def test_forms(tmp_path, state, form):
         "folder": "model.safetensors",
         "old folder": "pytorch_model.bin",
     }
-    path, content = tmp_path / names.get(form, "model.pt"), state
+    path = tmp_path / names.get(form, "model.pt")
+    content = state
     if form == "nvidia":
         rows = padded(state, SHAPE)
         content = {

@@ -24,7 +24,8 @@ class Call:
     """Pickled as a call of any function."""
 
     def __init__(self, function: Callable, *arguments: Any) -> None:
-        self.function, self.arguments = function, arguments
+        self.function = function
+        self.arguments = arguments
 
     def __reduce__(self) -> tuple:
         return self.function, self.arguments

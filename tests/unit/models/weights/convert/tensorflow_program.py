@@ -85,7 +85,8 @@ def save(folder, variables):
 
 
 def write_tf2(folder, weights, config):
-    own_names, heads = tf1_names(config["num_hidden_layers"]), config["num_attention_heads"]
+    own_names = tf1_names(config["num_hidden_layers"])
+    heads = config["num_attention_heads"]
     variables = {
         own: tf.Variable(tf2_array(name, weights[name], heads)) for own, name in own_names.items()
     }
@@ -109,10 +110,8 @@ def write_tf2(folder, weights, config):
 
 
 def main(folder):
-    weights, config = (
-        dict(np.load(folder / "weights.npz")),
-        json.loads((folder / "bert_config.json").read_text()),
-    )
+    weights = dict(np.load(folder / "weights.npz"))
+    config = json.loads((folder / "bert_config.json").read_text())
     for name in ("tf1", "incomplete", "foreign", "pretrainer", "items", "encoder_only"):
         (folder / name).mkdir()
         (folder / name / "bert_config.json").write_text(json.dumps(config))

@@ -132,7 +132,8 @@ def test_round_trip(tmp_path, shape, mlbert, number):
 def test_kind_comes_from_the_tensors_if_the_file_lacks_a_shape(
     tmp_path, folder, shape, mlbert, number
 ):
-    plain, model = dataclasses.replace(shape, hidden_act="gelu_erf"), models(shape)[number]
+    plain = dataclasses.replace(shape, hidden_act="gelu_erf")
+    model = models(shape)[number]
     write_composer(to_huggingface(model), model.config, tmp_path / "whole.pt")
     content = torch.load(tmp_path / "whole.pt", weights_only=True)
     del content["state"]["integrations"]
@@ -170,7 +171,8 @@ def test_the_published_programs_checkpoint(tmp_path, mlbert):
     assert load_weights(started, PUBLISHED).missing == {}
     assert_same_parameters(started, model)
     mlbert("torch-to-composer", tmp_path / "ours", tmp_path / "again.pt")
-    there, back = read_composer(PUBLISHED), read_composer(tmp_path / "again.pt")
+    there = read_composer(PUBLISHED)
+    back = read_composer(tmp_path / "again.pt")
     assert there.shape == back.shape
     assert_same_tensors(back.tensors, there.tensors)
 
@@ -179,7 +181,9 @@ def test_the_published_programs_checkpoint(tmp_path, mlbert):
     "options",
     [
         "position_embedding_type=alibi gated_mlp=true",  # without the exact GELU
-        *("gated_mlp=true", "norm_position=pre", "tie_word_embeddings=false"),
+        "gated_mlp=true",
+        "norm_position=pre",
+        "tie_word_embeddings=false",
     ],
 )
 def test_shapes_that_composer_lacks_are_refused(tmp_path, shape, refused, options):
@@ -225,7 +229,8 @@ CONTENTS = {
 
 @pytest.mark.parametrize("damage", CONTENTS)
 def test_damage_is_one_line_and_nothing_is_written(tmp_path, folder, state, refused, damage):
-    file, (content, code) = folder / "a.pt", CONTENTS[damage]
+    file = folder / "a.pt"
+    content, code = CONTENTS[damage]
     torch.save(content(file, state), file)
     refused("composer-to-torch", file, tmp_path / "ours", code=code, subject=file)
     assert not (folder / "ran").exists()

@@ -73,8 +73,10 @@ def test_the_vocabulary_of_a_tokenizer_json_is_copied(tmp_path, peer_folder, is_
 @pytest.mark.parametrize(
     ("text", "code"),
     [
-        *(("{}", "vocabulary.format"), ('{"model": {"vocab": {"a": 7}}}', "vocabulary.format")),
-        *(("[]", "file.json"), ("half", "file.json")),
+        ("{}", "vocabulary.format"),
+        ('{"model": {"vocab": {"a": 7}}}', "vocabulary.format"),
+        ("[]", "file.json"),
+        ("half", "file.json"),
     ],
 )
 def test_a_tokenizer_json_without_a_vocabulary_is_one_error(tmp_path, peer_folder, text, code):

@@ -88,9 +88,12 @@ def test_only_plain_values_and_stand_ins_are_created(file):
 @pytest.mark.parametrize(
     "payload",
     [
-        *(Call(os.system, "touch ran"), {"deep": [{"deeper": Call(os.system, "touch ran")}]}),
+        Call(os.system, "touch ran"),
+        {"deep": [{"deeper": Call(os.system, "touch ran")}]},
         *(Call(run, "__import__('os').system('touch ran')") for run in (eval, exec)),
-        *(Call(getattr, "text", "upper"), Call(open, "ran", "w"), Call(torch.load, "ran")),
+        Call(getattr, "text", "upper"),
+        Call(open, "ran", "w"),
+        Call(torch.load, "ran"),
     ],
     ids=["system", "deep", "eval", "exec", "getattr", "open", "torch.load"],
 )

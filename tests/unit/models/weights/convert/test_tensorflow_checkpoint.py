@@ -23,7 +23,8 @@ DROPPED = "dropped (optimizer slot or counter)"
 # Parts of the output; the slots and the step are dropped.
 REPORTED = {
     "tf1": [
-        *(f"global_step: {DROPPED}", f"bert/pooler/dense/kernel/LAMB_1: {DROPPED}"),
+        f"global_step: {DROPPED}",
+        f"bert/pooler/dense/kernel/LAMB_1: {DROPPED}",
         "cls/predictions/output_bias: taken as cls.predictions.bias",
         f"{TENSORS} taken, {2 * TENSORS + 1} dropped, 0 missing",
     ],
@@ -127,7 +128,9 @@ def change(**changes):
 
 
 TF1 = "model.ckpt-28252"
-DATA, INDEX, CONFIG = f"{TF1}.data-00000-of-00001", f"{TF1}.index", "bert_config.json"
+DATA = f"{TF1}.data-00000-of-00001"
+INDEX = f"{TF1}.index"
+CONFIG = "bert_config.json"
 SHAPES = ({"intermediate_size": 64}, {"vocab_size": 190}, {"num_hidden_layers": 1})
 
 
@@ -177,7 +180,8 @@ def test_a_checkpoint_without_the_variables_is_named(
 
 def test_tf2_of_another_shape(tmp_path, written, refused):
     values = json.loads((written / "items/bert_config.json").read_text())
-    config, prefix = tmp_path / "other.json", written / PREFIX["items"]
+    config = tmp_path / "other.json"
+    prefix = written / PREFIX["items"]
     for changes in ({"num_attention_heads": 2}, {"num_hidden_layers": 1}):
         config.write_text(json.dumps({**values, **changes}))
         refused(

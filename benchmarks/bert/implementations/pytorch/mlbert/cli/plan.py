@@ -138,7 +138,9 @@ def plan(
     elif budget is not None:
         raise UserError("config.conflict", "--budget", "needs --sweep", "Give --sweep too")
     else:
-        sweep, chosen, best = [], None, estimator(job_of(given, estimator))
+        sweep = []
+        chosen = None
+        best = estimator(job_of(given, estimator))
     _show(best, sweep, chosen, html, as_json)
     return 0
 
@@ -182,11 +184,9 @@ def _configured(given: Given, file: Path | None) -> Given:
             "config.file", file, "is not a YAML file", f"Write: source {file} && mlbert plan"
         )
     config = resolve_run(split_arguments([] if file is None else ["--config", str(file)])).config
-    model, data, precision = (
-        config[ModelConfig],
-        config[DataConfig],
-        config[ComputeConfig].precision,
-    )
+    model = config[ModelConfig]
+    data = config[DataConfig]
+    precision = config[ComputeConfig].precision
     exports = environment()
     ranks = planned_world_size(exports)
     return replace(
@@ -219,7 +219,9 @@ class _Estimator:
         self, logs: Sequence[calibration.MeasuredRun], efficiency: float | None
     ) -> _Estimator:
         """Return a copy with the speed from logs or ``efficiency``, and the samples and power that the logs needed."""
-        parameters, samples, prices = self.parameters, self.samples, self.prices
+        parameters = self.parameters
+        samples = self.samples
+        prices = self.prices
         if logs and efficiency is not None:
             raise UserError(
                 "config.conflict",
@@ -268,7 +270,9 @@ def _gbps(text: str | None) -> float | None:
 def read_measured(path: Path) -> calibration.MeasuredRun:
     """Read ranks, batch and speed from one of our MLPerf logs (other submitters do not log ranks)."""
     log = read_log(path)
-    ranks, batch, start = log.value("ranks"), log.value("global_batch_size"), log.first("run_start")
+    ranks = log.value("ranks")
+    batch = log.value("global_batch_size")
+    start = log.first("run_start")
     if (
         not isinstance(ranks, int)
         or not isinstance(batch, int)

@@ -12,7 +12,9 @@ import typer
 
 from mlbert.host.errors import UserError, public_names
 
-LEAST_MINUTES, MOST_MINUTES, USUAL_MINUTES = 0.05, 525_600.0, 30.0
+LEAST_MINUTES = 0.05
+MOST_MINUTES = 525_600.0
+USUAL_MINUTES = 30.0
 YAML_SUFFIXES = (".yaml", ".yml")
 
 _COLUMN_HELP = "Column of the text in csv, jsonl and parquet files."
@@ -105,7 +107,8 @@ def pretrain(
     _check_encoding(encoding)
     from mlbert.programs.custom_corpus import run  # torch takes a second
 
-    out, reading = out or Path("model"), (column, encoding, skip_bad)
+    out = out or Path("model")
+    reading = (column, encoding, skip_bad)
     asked = run.Asked(
         texts,
         out,

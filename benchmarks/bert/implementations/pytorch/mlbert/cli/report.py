@@ -19,18 +19,22 @@ from mlbert.report.runs import read_systems
 
 # Column of the report -> its header in the terminal.
 _RUNS = {
-    **{"run": "run", "status": "status", "": "", "time to train": "time"},
-    **{"samples": "samples", "accuracy": "accuracy", "samples/s": "samples/s"},
+    "run": "run",
+    "status": "status",
+    "": "",
+    "time to train": "time",
+    "samples": "samples",
+    "accuracy": "accuracy",
+    "samples/s": "samples/s",
 }
 _SYSTEMS = {
-    **{
-        "system": "system",
-        "time to train": "time",
-        "runs": "runs",
-        "batch": "batch",
-        "accelerators": "accel.",
-    },
-    **{"samples to target": "samples", "samples/s": "/s"},
+    "system": "system",
+    "time to train": "time",
+    "runs": "runs",
+    "batch": "batch",
+    "accelerators": "accel.",
+    "samples to target": "samples",
+    "samples/s": "/s",
 }
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

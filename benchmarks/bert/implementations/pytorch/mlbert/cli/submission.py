@@ -169,7 +169,8 @@ def new_system_command(
     made = new_system(name, other, root, config)
     for path in (*sorted(made.folder.iterdir()), made.template):
         typer.echo(f"created {path.relative_to(root)}")
-    folder, template = made.folder.relative_to(root), made.template.relative_to(root)
+    folder = made.folder.relative_to(root)
+    template = made.template.relative_to(root)
     typer.echo(
         _NEXT_STEPS.format(
             folder=folder, config=made.config, template=template, name=name, row=made.row

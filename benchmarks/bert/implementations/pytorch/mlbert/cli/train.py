@@ -91,7 +91,8 @@ def _weights(start: str, inspect: Callable[[], Inputs]) -> str:
     from mlbert.models.weights.weight_files import own_state, parameters_in
 
     file = weights_file(start)
-    weights, shape = read_file(file), inspect().shape
+    weights = read_file(file)
+    shape = inspect().shape
     report = own_state(weights.tensors, shape, str(file), parameters_in(weights.tensors, shape))[1]
     return " ".join([str(file), *report.warnings(file)])
 

@@ -38,14 +38,14 @@ __all__ = ["MLPerfCallback"]
 
 # Keys the user must supply in either division; the 5.0.0 checkers also require REQUIRED_IN_CLOSED in closed.
 REQUIRED = (
-    *(
-        "seed",
-        "global_batch_size",
-        "gradient_accumulation_steps",
-        "opt_name",
-        "opt_base_learning_rate",
-    ),
-    *("opt_learning_rate_training_steps", "opt_learning_rate_warmup_steps", "eval_samples"),
+    "seed",
+    "global_batch_size",
+    "gradient_accumulation_steps",
+    "opt_name",
+    "opt_base_learning_rate",
+    "opt_learning_rate_training_steps",
+    "opt_learning_rate_warmup_steps",
+    "eval_samples",
 )
 REQUIRED_IN_CLOSED = tuple(key for key in CLOSED_KEYS if key not in REQUIRED)
 _AT_THE_END = (
@@ -112,9 +112,11 @@ class MLPerfCallback:
                 "is not from 0 to 1",
                 "Give a share, no percentage",
             )
-        self.target, self.exit_at_target = float(target), exit_at_target
+        self.target = float(target)
+        self.exit_at_target = exit_at_target
         self.metric = f"{metric_label}_{metric_name}"
-        self._label, self._division = f"{metric_label}_", division
+        self._label = f"{metric_label}_"
+        self._division = division
         for name, value, choices in (
             ("division", division, ("open", "closed")),
             ("benchmark", benchmark, (rules.BENCHMARK,)),
@@ -126,7 +128,9 @@ class MLPerfCallback:
                     "config.choice", f"{name} {value!r}", "is not known", f"Use {known}"
                 )
         self._known: dict[str, Value] = dict(hyperparameters or {})
-        self._samples, self._evaluates, self._reached = 0, False, False
+        self._samples = 0
+        self._evaluates = False
+        self._reached = False
         self.rank = _number("RANK", 0) if rank is None else rank
         org = submitter or environment().get("MLPERF_SUBMISSION_ORG")
         if not org:
@@ -201,7 +205,8 @@ class MLPerfCallback:
             return
         if not self._log.run_started or self._evaluates or samples < self._samples:
             raise _out_of_order(f"eval_start({samples})")
-        self._evaluates, self._samples = True, int(samples)
+        self._evaluates = True
+        self._samples = int(samples)
         self._log.start(constants.EVAL_START, metadata={"epoch_num": self._samples})
 
     def eval_end(self, samples: int, accuracy: Any) -> bool:

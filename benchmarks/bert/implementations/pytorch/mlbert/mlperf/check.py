@@ -232,7 +232,8 @@ def check(
             "Name a submission tree, a folder with result_*.txt, or one log",
         )
     with tempfile.TemporaryDirectory(prefix="mlbert-check-") as temporary:
-        copy, scratch = Path(temporary) / "submission", Path(temporary) / "scratch"
+        copy = Path(temporary) / "submission"
+        scratch = Path(temporary) / "scratch"
         copy.mkdir()
         scratch.mkdir()
         if (path / "systems").is_dir() or (path / "results").is_dir():
@@ -291,7 +292,8 @@ def _check_tree(
     place: Workplace, findings: list[Finding], division: str | None, progress: Progress
 ) -> list[Finding]:
     tree = place.copy
-    result_sets, groups = [], []
+    result_sets = []
+    groups = []
     for folder in sorted(
         path for path in (tree / "results").glob(f"*/{BENCHMARK}") if path.is_dir()
     ):
@@ -401,7 +403,8 @@ def _compliance(logs: Sequence[Log], place: Workplace) -> _Group:
 
 
 def _convergence(folder: Path, results: ResultSet, place: Workplace) -> _Group:
-    subject, reason = place.name(folder), ""
+    subject = place.name(folder)
+    reason = ""
     if results.wanted_division != "closed":
         reason = "only the closed division is compared with the reference"
     elif len(results.logs) != NUM_RESULT_FILES:

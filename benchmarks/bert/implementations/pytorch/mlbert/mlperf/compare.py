@@ -77,7 +77,8 @@ def compare(a: Sequence[float], b: Sequence[float]) -> Ratio | None:
 def _cut(num_a: int, num_b: int) -> int | None:
     """Return how many of the sorted ratios at each end are outside the 95 % interval, or None if it is unbounded."""
     if num_a * num_b > _MANY_PAIRS:
-        mean, variance = num_a * num_b / 2, num_a * num_b * (num_a + num_b + 1) / 12
+        mean = num_a * num_b / 2
+        variance = num_a * num_b * (num_a + num_b + 1) / 12
         return int(mean - NormalDist().inv_cdf(1 - LEVEL / 2) * math.sqrt(variance))
     # Number of ways to get each U: the product of (1 - x^(num_a + i)) / (1 - x^i), Mann and Whitney 1947.
     ways = [1] + [0] * (num_a * num_b)
@@ -86,7 +87,8 @@ def _cut(num_a: int, num_b: int) -> int | None:
             ways[u] -= ways[u - num_a - i]
         for u in range(i, len(ways)):
             ways[u] += ways[u - i]
-    total, tail = math.comb(num_a + num_b, num_a), 0
+    total = math.comb(num_a + num_b, num_a)
+    tail = 0
     for u, count in enumerate(ways):
         tail += count
         if 2 * tail > LEVEL * total:  # P(U <= u) is more than 2.5 %
@@ -107,8 +109,14 @@ _SETTINGS = (
 )
 _CODE = ("recipe", "commit", "tree_modified", "packages", "ops", "precision", "python")
 _UNCOMPARED = (
-    *("configuration", "config_file_sha256", "config_parents"),  # compared setting by setting
-    *("seed", "cache_clear", "submission_benchmark", "submission_status", "tracked_stats"),
+    "configuration",
+    "config_file_sha256",
+    "config_parents",  # compared setting by setting
+    "seed",
+    "cache_clear",
+    "submission_benchmark",
+    "submission_status",
+    "tracked_stats",
 )
 # Settings that differ from run to run, or that other keys show.
 _UNCOMPARED_SETTINGS = (
@@ -321,7 +329,8 @@ def _configuration(a: ComparedSide, b: ComparedSide, notes: list[str]) -> list[D
     if not all(isinstance(log.value("configuration"), dict) for log in (*a.logs, *b.logs)):
         return []
     names = dict.fromkeys(name for log in (*a.logs, *b.logs) for name in log.value("configuration"))
-    found, paths = [], []
+    found = []
+    paths = []
     defaults: tuple[list[str], list[str]] = ([], [])
     for name in names:
         texts = [_as_text([log.setting(name) for log in side.logs]) for side in (a, b)]
@@ -365,11 +374,13 @@ def _history(a: ComparedSide, b: ComparedSide, tree: Path) -> tuple[str, list[st
         return "", []
     if any(len(names) > 1 for names in commits):
         return "The logs of a side come from several commits: files not compared.", []
-    begin, end = commits[0][0], commits[1][0]
+    begin = commits[0][0]
+    end = commits[1][0]
     if not (has_commit(tree, begin) and has_commit(tree, end)):
         return "The history of this tree does not have both commits: files not compared.", []
     files = changed_files(tree, begin, end)
-    later, earlier = num_commits(tree, begin, end), num_commits(tree, end, begin)
+    later = num_commits(tree, begin, end)
+    earlier = num_commits(tree, end, begin)
     way = f"{later} commits after A" if later else f"{earlier} commits before A"
     way += f" and lacks {earlier} of A's" if later and earlier else ""
     return f"B is {way}; {len(files)} files of benchmarks/ differ.", files

@@ -116,7 +116,8 @@ def describe_processor(root: Path, ask: Ask) -> dict[str, str]:
     places = re.findall(r"^\d*,\d*$", ask(["lscpu", "--parse=SOCKET,CORE"]), re.MULTILINE) or [
         "0,0"
     ]
-    num_sockets, num_cores = len({place.partition(",")[0] for place in places}), len(set(places))
+    num_sockets = len({place.partition(",")[0] for place in places})
+    num_cores = len(set(places))
     flags = (first.get("flags") or first.get("Features") or "").split()
     noted = [flag for flag in _NOTED_FLAGS if flag in flags]
     threads = len(places) / num_cores

@@ -19,12 +19,13 @@ _WORDS = (
 # Numeric keys that the closed division requires exactly once.
 CLOSED_KEYS = (
     *_HYPERPARAMETERS,
-    *(
-        "opt_base_learning_rate",
-        "opt_learning_rate_training_steps",
-        "opt_learning_rate_warmup_steps",
-    ),
-    *("opt_lamb_epsilon", "opt_lamb_beta_1", "opt_lamb_beta_2", "opt_lamb_weight_decay_rate"),
+    "opt_base_learning_rate",
+    "opt_learning_rate_training_steps",
+    "opt_learning_rate_warmup_steps",
+    "opt_lamb_epsilon",
+    "opt_lamb_beta_1",
+    "opt_lamb_beta_2",
+    "opt_lamb_weight_decay_rate",
 )
 
 # Framework -> the distributions that provide it.

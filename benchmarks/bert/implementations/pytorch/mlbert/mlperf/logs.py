@@ -56,7 +56,8 @@ class Event:
     @property
     def call_site(self) -> tuple[str, int] | None:
         """Return the file and line of the call that wrote it, or None if they are not logged."""
-        name, number = (self.metadata or {}).get("file"), (self.metadata or {}).get("lineno")
+        name = (self.metadata or {}).get("file")
+        number = (self.metadata or {}).get("lineno")
         return (name, number) if isinstance(name, str) and isinstance(number, int) else None
 
     @property

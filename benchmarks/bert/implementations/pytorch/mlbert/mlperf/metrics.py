@@ -23,7 +23,8 @@ from mlbert.mlperf.result_set import (
 )
 
 # The clocks differ: logs have wall-clock time, metrics have seconds since run_start.
-_SLACK_SECONDS, _SLACK_SHARE = 1.0, 0.01
+_SLACK_SECONDS = 1.0
+_SLACK_SHARE = 0.01
 _FASTER = 1.5
 _MIN_SECONDS = 30.0  # of a run whose speed is compared
 _RULE = "the files of a run agree with its log"
@@ -80,13 +81,17 @@ def _files(log: Log) -> Iterator[tuple[_RunFile, Any]]:
 def _check_points(file: _RunFile) -> Complaints:
     """Check that every logged evaluation has a line with its accuracy, samples and time, and points are in order."""
     evaluations: dict[float, tuple[int, dict[str, Any]]] = {}
-    peak, most, behind, fast = file.log.value("opt_base_learning_rate"), 0.0, 0, 0
+    peak = file.log.value("opt_base_learning_rate")
+    most = 0.0
+    behind = 0
+    fast = 0
     last: dict[tuple[str, str], float] = {}
     for number, text in enumerate(file.text().splitlines(), start=1):
         point = _object(text, f"line {number} ")
         kind = str(point.get("kind"))
         for name in ("samples", "seconds") if kind != "skipped" else ("samples",):
-            value, before = point.get(name), last.get((kind, name), -1)
+            value = point.get(name)
+            before = last.get((kind, name), -1)
             if not is_number(value):
                 yield file.differs(f"{name} is {value!r}", number)
             elif value < before or (value == before and name == "samples"):
@@ -150,7 +155,8 @@ def _is_near(measured: float, logged: float) -> bool:
 
 def _check_summary(file: _RunFile) -> Complaints:
     """Check that the summary has the numbers of the log, and that no point of the metrics is after the last step."""
-    summary, log = _object(file.text()), file.log
+    summary = _object(file.text())
+    log = file.log
     logged = {
         "status": log.status,
         "seed": log.value("seed"),
@@ -162,19 +168,22 @@ def _check_summary(file: _RunFile) -> Complaints:
     for name, value in logged.items():
         if summary.get(name) != value:
             yield file.differs(f"{name} is {summary.get(name)!r}, in {log.path.name} {value!r}")
-    seconds, logged_seconds = summary.get("seconds_to_train"), seconds_to_train(log)
+    seconds = summary.get("seconds_to_train")
+    logged_seconds = seconds_to_train(log)
     if logged_seconds is None:
         return
     if not is_number(seconds) or not _is_near(seconds, logged_seconds):
         yield file.differs(
             f"seconds_to_train is {seconds!r}, in {log.path.name} {logged_seconds:.3f}"
         )
-    speed, stamped = summary.get("samples_per_second"), samples_per_second(log)
+    speed = summary.get("samples_per_second")
+    stamped = samples_per_second(log)
     is_comparable = logged_seconds > _MIN_SECONDS and not log.is_continued
     # The time stamps include what is between steps, such as checkpoints.
     if is_comparable and is_number(speed) and stamped and speed > _FASTER * stamped:
         yield file.differs(f"samples_per_second is {speed}, by the time stamps {stamped:.4g}")
-    path, steps = run_file(log.path, "metrics.jsonl"), summary.get("steps")
+    path = run_file(log.path, "metrics.jsonl")
+    steps = summary.get("steps")
     last = (
         max((point["step"] for point in read_points(path)[0]), default=0) if path is not None else 0
     )
@@ -184,7 +193,8 @@ def _check_summary(file: _RunFile) -> Complaints:
 
 def _check_config(file: _RunFile) -> Complaints:
     """Check that seed, provenance and every setting with its origin are those of the log."""
-    record, log = _object(file.text()), file.log
+    record = _object(file.text())
+    log = file.log
     if record.get("seed") != log.value("seed"):
         yield file.differs(
             f"seed is {record.get('seed')!r}, in {log.path.name} {log.value('seed')!r}"
@@ -192,7 +202,8 @@ def _check_config(file: _RunFile) -> Complaints:
     for key, value in _part(record, "provenance").items():
         if log.first(key) is not None and log.value(key) != value:
             yield file.differs(f"{key} is {value!r}, in {log.path.name} {log.value(key)!r}")
-    settings, origins = _part(record, "config"), _part(record, "origin")
+    settings = _part(record, "config")
+    origins = _part(record, "origin")
     logged = log.value("configuration")
     fields = {one.env: key for key, one in settings_by_key().items()}
     for env, row in logged.items() if isinstance(logged, dict) else ():
@@ -236,7 +247,8 @@ def read_points(path: Path) -> tuple[list[dict[str, Any]], int]:
 
     A partial line at the end, as a killed run leaves it, is not counted. Raises UserError if the file cannot be read.
     """
-    points, foreign = [], 0
+    points = []
+    foreign = 0
     for line in read_plain(path, "Move it away").splitlines(keepends=True):
         point = _point(line) if len(line) <= _MOST_BYTES else None
         points += [point] if point else []

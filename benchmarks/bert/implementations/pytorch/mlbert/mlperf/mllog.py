@@ -47,7 +47,8 @@ _MISREAD_TEXTS = (
     "train_samples",
 )
 _TOKEN = ":::MLLOG "
-_LOCK_TRIES, _LOCK_PAUSE_SECONDS = 20, 0.1
+_LOCK_TRIES = 20
+_LOCK_PAUSE_SECONDS = 0.1
 
 
 class _Writer(MLLogger):

@@ -148,10 +148,8 @@ def rcp_checker(folder: Path, subject: str) -> Call:
 
 def package_checker(tree: Path) -> Call:
     """Check a tree. Writes ``scaling.json`` into result folders, which `result_summarizer` reads."""
-    arguments, passed = (
-        [str(tree), "training", RULESET],
-        "PACKAGE CHECKER FOUND NO ERRORS, SUCCESS !",
-    )
+    arguments = [str(tree), "training", RULESET]
+    passed = "PACKAGE CHECKER FOUND NO ERRORS, SUCCESS !"
     return _call(
         "package_checker", arguments, ".", passed, but="accepting this under olympic scoring"
     )
@@ -215,7 +213,8 @@ def _refused(tool: str, subject: str, lines: Sequence[str]) -> Finding:
 
 
 def _score(row: dict[str, str]) -> Finding:
-    score, system = row.get(BENCHMARK) or "", row.get("system", ".")
+    score = row.get(BENCHMARK) or ""
+    system = row.get("system", ".")
     if not re.fullmatch(r"\d+(\.\d+)?(e-?\d+)?", score) or float(score) <= 0:
         return _refused("result_summarizer", system, ["gives no score"])
     return Finding(

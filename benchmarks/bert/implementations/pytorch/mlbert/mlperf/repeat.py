@@ -63,8 +63,12 @@ _DATA = (
 _SYNTHETIC = "synthetic"
 # The run's number, and settings that would write elsewhere or resume another run.
 _NEW = {
-    **{"EXPERIMENT": "0", "RESUME": "0", "CACHES_CLEARED": "0"},
-    **{"TENSORBOARD_DIR": "none", "WANDB_PROJECT": "none", "WANDB_OPTIONS": "none"},
+    "EXPERIMENT": "0",
+    "RESUME": "0",
+    "CACHES_CLEARED": "0",
+    "TENSORBOARD_DIR": "none",
+    "WANDB_PROJECT": "none",
+    "WANDB_OPTIONS": "none",
 }
 _MAY_DIFFER = (
     *_NEW,
@@ -204,7 +208,9 @@ def other_settings(log: Log, repeated: Log) -> list[str]:
     """Describe the settings of a log's configuration that the repeated run did not adopt."""
     texts = []
     for env, row in log.value("configuration").items():
-        known, old, new = settings_by_env().get(env), row.get("value"), repeated.setting(env)
+        known = settings_by_env().get(env)
+        old = row.get("value")
+        new = repeated.setting(env)
         if old != new and env not in _MAY_DIFFER and (known is None or known.kind is not Path):
             texts.append(f"{env} {old}, here {'not set' if new is None else new}")
     return texts
@@ -217,7 +223,9 @@ def _settings(log: Log) -> Iterator[tuple[str, str]]:
     only the settings that were given.
     """
     for env, row in log.value("configuration").items():
-        known, value, origin = settings_by_env().get(env), row.get("value"), str(row.get("origin"))
+        known = settings_by_env().get(env)
+        value = row.get("value")
+        origin = str(row.get("origin"))
         if log.value("recipe") == TENSORFLOW2 and origin.startswith(("recipe ", "not set")):
             continue
         if value is not None:
@@ -227,7 +235,8 @@ def _settings(log: Log) -> Iterator[tuple[str, str]]:
 
 
 def _model_shape(log: Log, code: Path) -> Path:
-    name, digest = log.value("model_shape"), log.value("model_shape_sha256")
+    name = log.value("model_shape")
+    digest = log.value("model_shape_sha256")
     path = code / str(name)  # an absolute name stays as it is
     if hashlib.sha256(read_plain(path, "Put the log's model shape there")).hexdigest() != digest:
         raise UserError(
@@ -347,15 +356,18 @@ def judge(log: Log, repeated: Log, siblings: Sequence[Log]) -> list[Row]:
         if old != new:
             rows.append(Row(name, str(old), str(new), str(old), agrees=False))
     has_spread = len(siblings) >= FEWEST_RUNS
-    wanted, got = evaluations_of(log), evaluations_of(repeated)
+    wanted = evaluations_of(log)
+    got = evaluations_of(repeated)
     drawn = [evaluations_of(run) for run in siblings] if has_spread else [wanted]
     # After the first run reaches the target, only slower runs with lower accuracies remain.
     length = min(map(len, drawn))
     targets = [value for run in siblings if (value := samples_to_target(run)) is not None]
-    mine, other = samples_to_target(log), samples_to_target(repeated)
+    mine = samples_to_target(log)
+    other = samples_to_target(repeated)
     level = LEVEL / (length + 1)
     for index in range(length):
-        samples, accuracy = wanted[index].samples, wanted[index].accuracy
+        samples = wanted[index].samples
+        accuracy = wanted[index].accuracy
         low, high = _interval([run[index].accuracy for run in drawn], level, ACCURACY)
         # A run that reached the target sooner has no more evaluations; samples to target covers it.
         found = got[index].accuracy if index < len(got) else None
@@ -409,7 +421,8 @@ def remarks(log: Log, repeated: Log, same_seed: bool) -> list[str]:
 
 def _interval(values: Sequence[float], level: float, least: float) -> tuple[float, float]:
     """Return the prediction interval at ``1 - level``, at least ``least`` to each side of the mean."""
-    mean, width = statistics.fmean(values), 0.0
+    mean = statistics.fmean(values)
+    width = 0.0
     if len(values) >= FEWEST_RUNS:
         from scipy.stats import t
 

@@ -295,15 +295,19 @@ def samples_per_second(log: Log) -> float | None:
     That of a resumed run is the speed of its last part. Without eval_start in the log, evaluations count as training
     time; see `stamps_evaluations`.
     """
-    start, before = log.first("run_start"), samples_before(log)
+    start = log.first("run_start")
+    before = samples_before(log)
     if start is None or before is None:
         return None
-    begin, seconds, samples = start.time_ms, 0.0, before
+    begin = start.time_ms
+    seconds = 0.0
+    samples = before
     end_key = "eval_start" if stamps_evaluations(log) else "eval_accuracy"
     for event in log.events:
         if event.key == end_key and (count := event.samples) is not None:
             seconds += (event.time_ms - begin) / _MS
-            samples, begin = count, event.time_ms
+            samples = count
+            begin = event.time_ms
         elif event.key == "eval_stop":
             begin = event.time_ms
     if not counts_samples(log):

@@ -76,7 +76,8 @@ class Workplace:
         Raises:
             UserError: the copy cannot be written.
         """
-        left_out, waiting = [], [source for source in sources if os.path.lexists(source)]
+        left_out = []
+        waiting = [source for source in sources if os.path.lexists(source)]
         while waiting:
             path = waiting.pop()
             problem, inside = self._look(path)

@@ -23,7 +23,8 @@ from mlbert.mlperf.scratch_copy import RESULT_PATTERN
 from mlbert.mlperf.tree_export import differs, digest_of
 
 SUMS = "SHA256SUMS"
-_SSH_SIGNATURE, _MINISIGN_SIGNATURE = f"{SUMS}.sig", f"{SUMS}.minisig"
+_SSH_SIGNATURE = f"{SUMS}.sig"
+_MINISIGN_SIGNATURE = f"{SUMS}.minisig"
 FILES = (SUMS, _SSH_SIGNATURE, _MINISIGN_SIGNATURE)
 
 _LINE = re.compile(r"([0-9a-f]{64}) [ *]([^\\\r\n]+)")
@@ -47,7 +48,8 @@ def seal(system: str, tree: Path, logdir: Path | None = None, key: Path | None =
     Raises:
         UserError: a file is missing, would replace a different file, or cannot be written or signed.
     """
-    folder, description = tree / "results" / system, tree / "systems" / f"{system}.json"
+    folder = tree / "results" / system
+    description = tree / "systems" / f"{system}.json"
     if Path(system).name != system or not description.is_file():
         reason = "does not exist"
         raise UserError(
@@ -141,10 +143,12 @@ def _description(folder: Path) -> str:
 def _sign(sums: Path, key: Path) -> Path:
     """Sign the checksums with the program for the key, and return the signature. Raises UserError on failure."""
     if b"minisign" in read_plain(key, "Name a private key")[:100]:
-        signature, program = sums.with_name(_MINISIGN_SIGNATURE), "minisign"
+        signature = sums.with_name(_MINISIGN_SIGNATURE)
+        program = "minisign"
         command = [program, "-S", "-s", str(key), "-m", str(sums), "-x", str(signature)]
     else:
-        signature, program = sums.with_name(_SSH_SIGNATURE), "ssh-keygen"
+        signature = sums.with_name(_SSH_SIGNATURE)
+        program = "ssh-keygen"
         command = [program, "-Y", "sign", "-n", "file", "-f", str(key), str(sums)]
     if shutil.which(program) is None:
         raise UserError(

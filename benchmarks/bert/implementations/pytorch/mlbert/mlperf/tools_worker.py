@@ -45,7 +45,8 @@ def _run_tool(tool: str, arguments: list[str], place: str) -> None:
 def _run_all(jobs: list[dict[str, Any]], folder: str, seconds: float) -> None:
     fork = multiprocessing.get_context("fork")
     num_at_once = len(os.sched_getaffinity(0))
-    waiting, finished = list(range(len(jobs))), set[int]()
+    waiting = list(range(len(jobs)))
+    finished = set[int]()
     running: dict[int, tuple[ForkProcess, float]] = {}
     while waiting or running:
         ready = [index for index in waiting if finished.issuperset(jobs[index]["after"])]

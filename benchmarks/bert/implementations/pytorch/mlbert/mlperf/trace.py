@@ -46,13 +46,13 @@ class CodeSearch:
     """
 
     def __init__(self, sources: Sources, recipe: str) -> None:
-        build, start = (
-            f"{recipe.removesuffix('.py')}_build.py",
-            f"{PACKAGE_HOME}/training/experiment.py",
-        )
+        build = f"{recipe.removesuffix('.py')}_build.py"
+        start = f"{PACKAGE_HOME}/training/experiment.py"
         if recipe.startswith(TENSORFLOW2_HOME):
-            build, start = recipe, f"{TENSORFLOW2_HOME}/experiment.py"
-        self._sources, self._recipe = sources, recipe if sources.text(build) is None else build
+            build = recipe
+            start = f"{TENSORFLOW2_HOME}/experiment.py"
+        self._sources = sources
+        self._recipe = recipe if sources.text(build) is None else build
         self._roots = (recipe, build, start)
 
     @cached_property
@@ -210,7 +210,8 @@ class CodeSearch:
             setting = [(line, value) for line, target, value in _set_by(nodes) if target in wanted]
             places.update(self._place(name, line) for line in sorted(line for line, _ in setting))
             variables, functions = _names_in(value for _, value in setting)
-            wanted, called = wanted | variables, called | functions
+            wanted = wanted | variables
+            called = called | functions
         return list(places.items()), wanted | called
 
     def computation(
@@ -221,7 +222,8 @@ class CodeSearch:
         Searches the file of the call, and the recipe for hyper-parameters. If nothing is found there, searches for
         assignments to the attribute.
         """
-        names, places = set(FUNCTIONS_OF.get(key, ())), []
+        names = set(FUNCTIONS_OF.get(key, ()))
+        places = []
         for searched in (file, self._recipe) if is_hyperparameter(key) else (file,):
             found, parts = self.origins(searched, values)
             places += found
@@ -435,7 +437,8 @@ class Tracer:
         event = self.log.all(key)[-1]
         links = [Link("log", f"{self.log.path}:{event.line}")]
         name, number = event.call_site or ("no file named", 0)
-        text, place = self.sources.line(name, number), f"{name}:{number}"
+        text = self.sources.line(name, number)
+        place = f"{name}:{number}"
         call = self.sources.call_of(name, number, key)
         if text is None or call is None:
             broken = "is not in the tree" if text is None else f"does not log {key}"
@@ -533,7 +536,8 @@ class Tracer:
         if env not in self._configuration:
             yield Link("setting", env, "", "is not in the log's configuration")
             return
-        value, origin = self._configuration[env]["value"], str(self._configuration[env]["origin"])
+        value = self._configuration[env]["value"]
+        origin = str(self._configuration[env]["origin"])
         yield self._origin(env, field, value, origin)
         if (
             is_number_of(key, logged)

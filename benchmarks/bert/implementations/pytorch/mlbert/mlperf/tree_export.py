@@ -44,7 +44,8 @@ def export_tree(tree: Path, target: Path) -> int:
     Raises:
         UserError: the target is not empty or not writable, or a file cannot be part of a submission.
     """
-    tree, target = tree.resolve(), target.absolute()
+    tree = tree.resolve()
+    target = target.absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError("file.exists", target, "is not an empty folder", "Name a new one")
     names = [

@@ -42,13 +42,16 @@ DISTANCES = (
     -3,
     3,
 )  # of the first layer's first heads; further heads are initialized as usual
-_HEIGHT, _DECAY = 8.0, 1.2  # of the scores; the exponent by which weights fall with the angle
+# of the scores; the exponent by which weights fall with the angle
+_HEIGHT = 8.0
+_DECAY = 1.2
 _TUNED = 32, 10_000.0  # head size and rope_theta for which the height was chosen
 
 
 def neighbour_biases(config: BertConfig) -> tuple[Tensor, Tensor]:
     """Return the initial biases of the first layer's query and key, float32 [D] each."""
-    size, half = config.head_size, config.head_size // 2
+    size = config.head_size
+    half = config.head_size // 2
     angles = config.rope_theta ** -(torch.arange(half) / half)
     density = (
         (size / _TUNED[0])
@@ -180,7 +183,9 @@ class BertBase(nn.Module):
         fp8_products: Products | None = None,
     ) -> None:
         super().__init__()
-        self.config, self.dtype, self.sparse_last_layer = config, dtype, sparse_last_layer
+        self.config = config
+        self.dtype = dtype
+        self.sparse_last_layer = sparse_last_layer
         self.bert = BertModel(config, dtype, fp8_products, self.POOLED)
         self._add_heads()
 
@@ -268,10 +273,8 @@ class BertBase(nn.Module):
     def recording(self) -> Iterator[None]:
         """Treat the model as calibrated during warm-up or capture passes, and restore its state afterwards."""
         linears = self.bert.linears
-        saved, calibrated = (
-            {name: buffer.clone() for name, buffer in self.named_buffers()},
-            linears.is_calibrated,
-        )
+        saved = {name: buffer.clone() for name, buffer in self.named_buffers()}
+        calibrated = linears.is_calibrated
         linears.is_calibrated = True
         try:
             yield
@@ -307,7 +310,8 @@ class BertBase(nn.Module):
 
     def _masked_logits(self, hidden_MD: Tensor, predictions: _Predictions) -> Tensor:
         """Return vocabulary logits [M, V] of hidden states, in the compute precision."""
-        dense, norm = predictions.transform.dense, predictions.transform.LayerNorm
+        dense = predictions.transform.dense
+        norm = predictions.transform.LayerNorm
         inner = ops.linear_gelu(hidden_MD, dense.weight, dense.bias, self.config.exact_gelu)
         inner = ops.layer_norm_dropout(inner, norm.weight, norm.bias, norm.eps, 0.0, 0, None)
         if not self.config.tie_word_embeddings:
@@ -325,7 +329,8 @@ class BertForPreTraining(BertBase):
     def forward(self, batch: Batch, keys: Keys | None) -> PreTrainingLogits:
         """Return the logits of both heads; ``keys`` None means evaluation."""
         hidden = self._hidden(batch, keys, torch.cat([batch.masked_positions, first_tokens(batch)]))
-        masked_MD, first_SD = hidden[: batch.num_masked], hidden[batch.num_masked :]
+        masked_MD = hidden[: batch.num_masked]
+        first_SD = hidden[batch.num_masked :]
         masked = self._masked_logits(masked_MD, self.cls.predictions)
         return PreTrainingLogits(
             masked, self._linear(self._pooled(first_SD), self.cls.seq_relationship)

@@ -86,7 +86,8 @@ class _SomeFp8(LayerLinears):
     """Linear layers with only some products in FP8: each is a separate autograd function."""
 
     def __init__(self, table: FP8Scaling, first: int) -> None:
-        self._table, self._first = table, first
+        self._table = table
+        self._first = first
 
     def qkv(self, hidden: Hidden, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
         return fp8.linear(
@@ -283,7 +284,8 @@ class BertLayer(nn.Module):
 
     def __init__(self, config: BertConfig, index: int) -> None:
         super().__init__()
-        self.config, self.index = config, index
+        self.config = config
+        self.index = index
         self.attention = _Attention(config, index)
         norm = "pre" if config.norm_position == "pre" else None
         sizes = config.hidden_size, config.inner_rows
@@ -313,14 +315,14 @@ class BertLayer(nn.Module):
         context_TD = self._attend(
             linears.qkv(hidden, *self._qkv_parameters()), batch, keys, positions
         )
-        residual_TD, dropout_rows = hidden.residual, batch.dropout_rows
+        residual_TD = hidden.residual
+        dropout_rows = batch.dropout_rows
         if rows is not None:
-            context_TD, residual_TD = (
-                context_TD.index_select(0, rows),
-                residual_TD.index_select(0, rows),
-            )
+            context_TD = context_TD.index_select(0, rows)
+            residual_TD = residual_TD.index_select(0, rows)
             dropout_rows = dropout_rows.index_select(0, rows)
-        is_post, part = self.config.norm_position == "post", self.attention.output
+        is_post = self.config.norm_position == "post"
+        part = self.attention.output
         mask = _mask(
             self.config.hidden_dropout_prob, keys, self.index, SITE_ATTENTION_OUTPUT, dropout_rows
         )
@@ -337,7 +339,8 @@ class BertLayer(nn.Module):
         hidden = self._sublayer_input(hidden, self.intermediate)
         mask = _mask(self.config.hidden_dropout_prob, keys, self.index, SITE_OUTPUT, dropout_rows)
         if self.config.gated_mlp:
-            inner_TD, mask = self._gated(hidden.product, mask, linears), (0.0, 0, dropout_rows)
+            inner_TD = self._gated(hidden.product, mask, linears)
+            mask = (0.0, 0, dropout_rows)
         elif is_post:
             norm = _norm_arguments(self.output, mask)
             return linears.feed_forward_norm(
@@ -422,7 +425,8 @@ class BertModel(nn.Module):
         self, config: BertConfig, dtype: torch.dtype, products: Products | None, pooled: bool
     ) -> None:
         super().__init__()
-        self.config, self.dtype = config, dtype
+        self.config = config
+        self.dtype = dtype
         self.embeddings = BertEmbeddings(config)
         self.encoder = _Encoder(config)
         if pooled:
@@ -434,7 +438,8 @@ class BertModel(nn.Module):
     def forward(self, batch: Batch, keys: Keys | None, last_rows: Tensor | None) -> Tensor:
         """Return the last hidden states [T, D], or [R, D] for ``last_rows``, in the compute precision."""
         hidden_TD = self.embeddings(batch, keys).to(self.dtype)
-        hidden, layers = Hidden(hidden_TD, hidden_TD), self.encoder.layers
+        hidden = Hidden(hidden_TD, hidden_TD)
+        layers = self.encoder.layers
         rotary = self.config.is_rotary
         rotations = (
             ops.rotations(batch.position_ids, self.config.head_size, self.config.rope_theta)

@@ -75,7 +75,8 @@ def fill_tokens(
     model: AnyBert, tokenizer: Tokenizer, tokens: Sequence[int], place: int, top: int
 ) -> list[tuple[str, float]]:
     """Like `fill`, for tokens without [CLS] and [SEP]. The token at index ``place`` is [MASK]."""
-    config, size = model.config, len(tokenizer.vocabulary)
+    config = model.config
+    size = len(tokenizer.vocabulary)
     if not 1 <= top <= size:
         raise UserError(
             "config.range",

@@ -57,12 +57,10 @@ class HuggingFaceModel(NoDerivedState, nn.Module):
             raise UserError(
                 "model.unsupported", SETTING, why_not, "Set MODEL_IMPLEMENTATION=mlbert"
             )
-        self.config, self.dtype, self.architecture, self._pad_to = (
-            shape,
-            dtype,
-            architecture,
-            pad_to,
-        )
+        self.config = shape
+        self.dtype = dtype
+        self.architecture = architecture
+        self._pad_to = pad_to
         self._values = {**huggingface_config(shape, architecture), **values}
         self._drops_out = max(shape.hidden_dropout_prob, shape.attention_probs_dropout_prob) > 0.0
         peer = self._new_peer()

@@ -217,7 +217,8 @@ class Classification(_SequenceObjective):
 
     def rows(self, model: ObjectiveModel, batch: Batch) -> Tensor:
         """Return float64 [S, 4]; columns as in the class docstring."""
-        logits, (labels, has_tokens) = model(batch, None).labels.float(), self._labels(batch)
+        logits = model(batch, None).labels.float()
+        labels, has_tokens = self._labels(batch)
         probability, predicted = logits.softmax(dim=1).max(dim=1)
         losses = F.cross_entropy(logits, labels, reduction="none")
         return _masked_rows(has_tokens, predicted, probability, losses, labels)
@@ -314,7 +315,9 @@ def confusion(predicted: np.ndarray, labels: np.ndarray, num_classes: int) -> np
 
 def class_scores(counts: np.ndarray) -> dict[str, np.ndarray]:
     """Return float64 [L] of each score by name, 0 if undefined, from the counts of `confusion`."""
-    hits, labelled, predicted = counts.diagonal(), counts.sum(axis=1), counts.sum(axis=0)
+    hits = counts.diagonal()
+    labelled = counts.sum(axis=1)
+    predicted = counts.sum(axis=0)
     return {
         "precision": hits / np.maximum(predicted, 1),
         "recall": hits / np.maximum(labelled, 1),
@@ -324,7 +327,9 @@ def class_scores(counts: np.ndarray) -> dict[str, np.ndarray]:
 
 def _matthews_correlation(counts: np.ndarray) -> float:
     """Return the correlation of labels and predictions (R_K for more than two classes), 0 if undefined."""
-    total, labelled, predicted = float(counts.sum()), counts.sum(axis=1), counts.sum(axis=0)
+    total = float(counts.sum())
+    labelled = counts.sum(axis=1)
+    predicted = counts.sum(axis=0)
     spread = (total**2 - labelled @ labelled) * (total**2 - predicted @ predicted)
     return (total * counts.trace() - labelled @ predicted) / spread**0.5 if spread else 0.0
 

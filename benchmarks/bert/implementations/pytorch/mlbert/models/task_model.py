@@ -31,7 +31,8 @@ from mlbert.models.weights.export import write_weights
 from mlbert.models.weights.load import load_weights
 
 TASK = "task.json"
-PREDICTIONS, CONFUSION = "predictions.csv", "confusion_matrix.png"
+PREDICTIONS = "predictions.csv"
+CONFUSION = "confusion_matrix.png"
 _BATCH = 32  # rows predicted at a time
 _MOST_NAMES = 40  # classes whose names fit the axes of a figure
 Names = Annotated[tuple[str, ...], Strict(False)]  # a list in JSON

@@ -32,7 +32,8 @@ class ACClip(CompiledOptimizer):
     exp_avg_abs: Tensor
 
     def _direction(self, weight: Tensor, grad: Tensor) -> Tensor:
-        m, tau = self.exp_avg, self.exp_avg_abs
+        m = self.exp_avg
+        tau = self.exp_avg_abs
         m.mul_(self.betas[0]).add_(grad, alpha=1.0 - self.betas[0])
         tau.mul_(self.betas[1]).add_(grad.abs(), alpha=1.0 - self.betas[1])
         update = (tau / m.abs().add_(self.eps)).clamp_(max=1.0).mul_(m)

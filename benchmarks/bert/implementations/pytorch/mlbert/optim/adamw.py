@@ -74,7 +74,8 @@ class Adam(CompiledOptimizer):
 
     def _direction(self, weight: Tensor, grad: Tensor) -> Tensor:
         correction_1, correction_2 = self._corrections()
-        m, v = self.exp_avg, self.exp_avg_sq
+        m = self.exp_avg
+        v = self.exp_avg_sq
         m.mul_(self.betas[0]).add_(grad, alpha=1.0 - self.betas[0])
         v.mul_(self.betas[1]).addcmul_(grad, grad, value=1.0 - self.betas[1])
         update = torch.mul(v, correction_2).sqrt_().add_(self.eps)

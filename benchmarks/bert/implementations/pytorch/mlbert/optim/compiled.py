@@ -46,7 +46,8 @@ class Scalars(ctypes.Structure):
             (name, ctypes.c_float)
             for name in ("lr", "grad_scale", "correction_1", "correction_2", "eps")
         ),
-        *(("weight_decay", ctypes.c_float), ("scaling", ctypes.c_int64)),
+        ("weight_decay", ctypes.c_float),
+        ("scaling", ctypes.c_int64),
     )
 
 
@@ -61,8 +62,10 @@ class BlockTable(ctypes.Structure):
 
 
 def _declare(library: ctypes.CDLL) -> None:
-    pointer, integer = ctypes.c_void_p, ctypes.c_int64
-    buffers, table = (pointer,) * 4, (ctypes.POINTER(BlockTable), ctypes.POINTER(Scalars))
+    pointer = ctypes.c_void_p
+    integer = ctypes.c_int64
+    buffers = (pointer,) * 4
+    table = (ctypes.POINTER(BlockTable), ctypes.POINTER(Scalars))
     library.optim_sum_squares.argtypes = (pointer, integer, integer, pointer, ctypes.c_int)
     library.optim_sum_squares.restype = ctypes.c_double
     library.optim_update.argtypes = (*buffers, *table, pointer, pointer, ctypes.c_int)
@@ -122,7 +125,9 @@ class NativeUpdate:
     ) -> None:
         self._library = native.load("optim", ["optim.c"])
         _declare(self._library)
-        self._layout, self._formulas, self._is_scaled = layout, formulas, scaling != 0
+        self._layout = layout
+        self._formulas = formulas
+        self._is_scaled = scaling != 0
         self._cut = cut = Blocks.of(pieces, num_owners, BLOCK_ELEMENTS)
         self._numel = layout.spans[-1][1]
         groups = (
@@ -180,7 +185,8 @@ class NativeUpdate:
         if self._formulas != ADAM:
             self._one_pass((weight, grad, *state, *(None,) * (3 - len(state))), table, after_block)
             return
-        sums, threads = [row.ctypes.data for row in self._sums], self._threads()
+        sums = [row.ctypes.data for row in self._sums]
+        threads = self._threads()
         borders = itertools.pairwise(self._borders)
         alone = self._layout.size == 1
         if alone:
@@ -232,7 +238,8 @@ class NativeUpdate:
 
 
 def _group_starts(cut: Blocks) -> np.ndarray:
-    starts, elements = [0], 0
+    starts = [0]
+    elements = 0
     for first, last in itertools.pairwise(cut.first):
         elements += int(cut.lengths[first:last].sum())
         if elements >= GROUP_ELEMENTS:
@@ -284,7 +291,9 @@ class CompiledOptimizer(FlatOptimizer):
         weight_decay: float,
         **settings: Any,
     ) -> None:
-        self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
+        self.betas = betas
+        self.eps = eps
+        self.weight_decay = weight_decay
         self._decay_as_set = weight_decay
         self._native: NativeUpdate | None = None
         self._triton: TritonUpdate | None = None
@@ -311,7 +320,8 @@ class CompiledOptimizer(FlatOptimizer):
         return {**own, "max_grad_norm": self._limit}
 
     def _load(self, form: str) -> None:
-        device, owners = self.flat.data.device, len(self.flat.segments)
+        device = self.flat.data.device
+        owners = len(self.flat.segments)
         kinds: dict[str, Any] = {"formulas": self.FORMULAS, "scaling": self.SCALING}
         if form == "native":
             if device.type != "cpu":
@@ -324,9 +334,11 @@ class CompiledOptimizer(FlatOptimizer):
 
             if device.type != "cuda" and not knobs.runtime.interpret:
                 raise NativeUnavailable(f"it needs a CUDA device; the parameters are on {device}")
-            shard, numbers = (self._pieces, owners, self._layout, device), self._numbers | kinds
+            shard = (self._pieces, owners, self._layout, device)
+            numbers = self._numbers | kinds
             self._triton = TritonUpdate(*shard, known_norm=self._known_norm, **numbers)
-            self.grad_norm, self.can_capture = self._triton.grad_norm, True
+            self.grad_norm = self._triton.grad_norm
+            self.can_capture = True
 
     @property
     def num_updates(self) -> int:
@@ -366,7 +378,8 @@ class CompiledOptimizer(FlatOptimizer):
         if self._native is None:
             super()._update(grad, lr, scale)
             return
-        corrections, decay = self._corrections(), self.weight_decay
+        corrections = self._corrections()
+        decay = self.weight_decay
         scalars = Scalars(*self.betas, lr, scale, *corrections, self.eps, decay, self.SCALING)
         self._native.update(self._buffers(grad), scalars, after_block=self.weights.begin_sharing)
 

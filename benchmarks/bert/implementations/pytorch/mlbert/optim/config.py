@@ -216,7 +216,8 @@ class ScheduleConfig(Section):
         }
         for key, value in needed.items():
             if key in reads and value is None:
-                problem, env = f"is not set, and SCHEDULE={self.schedule} needs it", key.upper()
+                problem = f"is not set, and SCHEDULE={self.schedule} needs it"
+                env = key.upper()
                 yield Contradiction(
                     "config.missing", env, problem, f"Export {env}, or give --{key}"
                 )

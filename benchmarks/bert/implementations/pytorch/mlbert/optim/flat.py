@@ -121,7 +121,8 @@ class FlatParameters:
         self.padded_data = torch.zeros(padded, dtype=torch.float32, device=device)
         self.padded_grad = torch.zeros(padded, dtype=torch.float32, device=device)
         self.padded_copy: Tensor | None = None
-        self.data, self.grad = self.padded_data[:total], self.padded_grad[:total]
+        self.data = self.padded_data[:total]
+        self.grad = self.padded_grad[:total]
         self._places = [ParameterPlace() for _ in pairs]
         views = zip(
             self.parameters,
@@ -219,14 +220,17 @@ class Piece:
 
 def pieces_of(parts: Sequence[tuple[int, int]], segments: Sequence[Segment]) -> list[Piece]:
     """Split a shard, given as ascending `parts` of the buffer, at segment borders; padding belongs to no piece."""
-    pieces, before, index = [], 0, 0
+    pieces = []
+    before = 0
+    index = 0
     for start, stop in parts:
         # The segment in which the last part ended may continue in this one.
         while index and segments[index].offset > start:
             index -= 1
         while index < len(segments) and segments[index].offset < stop:
             segment = segments[index]
-            first, last = max(start, segment.offset), min(stop, segment.offset + segment.numel)
+            first = max(start, segment.offset)
+            last = min(stop, segment.offset + segment.numel)
             if first < last:
                 pieces.append(
                     Piece(before + first - start, before + last - start, index, segment.decay)

@@ -114,11 +114,9 @@ class Muon(AdamW):
 
     def _update(self, grad: Tensor, lr: float, scale: float) -> None:
         if self._native is not None:
-            grads, momenta, weights = (
-                self._views(grad * scale),
-                self._views(self.exp_avg),
-                self._views(self.flat.data),
-            )
+            grads = self._views(grad * scale)
+            momenta = self._views(self.exp_avg)
+            weights = self._views(self.flat.data)
             for name in (name for names in self._groups.values() for name in names):
                 momenta[name].lerp_(grads[name], 1.0 - self.betas[0])
             for name, direction in self._directions(grads):
@@ -127,7 +125,8 @@ class Muon(AdamW):
 
     def _direction(self, weight: Tensor, grad: Tensor) -> Tensor:
         update = super()._direction(weight, grad)
-        updates, weights = self._views(update), self._views(weight)
+        updates = self._views(update)
+        weights = self._views(weight)
         for name, direction in self._directions(self._views(grad)):
             torch.add(direction, weights[name], alpha=self.weight_decay, out=updates[name])
         return update

@@ -105,9 +105,11 @@ class FlatOptimizer:
         copy_dtype: torch.dtype | None = None,
     ) -> None:
         assert implementation in ("auto", "plain", "native", "triton", "apex"), implementation
-        self.flat, self._layout = flat, layout
+        self.flat = flat
+        self._layout = layout
         self.max_grad_norm = max_grad_norm
-        self._limit, self._known_norm = None if clipped_before else max_grad_norm, known_norm
+        self._limit = None if clipped_before else max_grad_norm
+        self._known_norm = known_norm
         self._num_updates = 0
         flat.keep_copy(copy_dtype)
         self.weights = SharedWeights(flat.padded_data, layout, gathered, flat.padded_copy)
@@ -116,7 +118,8 @@ class FlatOptimizer:
         self.grad_norm = torch.zeros((), dtype=torch.float64, device=flat.data.device)
         self.can_capture = False
         self._pieces = pieces_of(layout.parts, flat.segments)
-        self.implementation, self.reason = "plain", ""
+        self.implementation = "plain"
+        self.reason = ""
         if implementation != "plain":
             self._choose(implementation)
 
@@ -140,7 +143,8 @@ class FlatOptimizer:
                 ) from error
             self.reason = str(error)
         else:
-            self.implementation, self.reason = name, ""
+            self.implementation = name
+            self.reason = ""
 
     def _load(self, form: str) -> None:
         """Load one of `IMPLEMENTATIONS` other than plain.
@@ -205,7 +209,8 @@ class FlatOptimizer:
 
     def _update(self, grad: Tensor, lr: float, scale: float) -> None:
         """Update the shard's state and weights and start sharing each block; `scale` clips `grad` [n]."""
-        weight, grad = self.weights.shard, grad * scale
+        weight = self.weights.shard
+        grad = grad * scale
         update = self._direction(weight, grad)
         scales = self._scales(weight, grad, update)
         spans = self._layout.spans

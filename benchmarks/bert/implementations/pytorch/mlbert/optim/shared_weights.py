@@ -82,10 +82,12 @@ class SharedWeights:
     def __init__(
         self, buffer: Tensor, layout: Layout, gathered: str = "fp32", copy: Tensor | None = None
     ) -> None:
-        self._buffer, self._layout = buffer, layout
+        self._buffer = buffer
+        self._layout = layout
         self._dtype = GATHERED_DTYPES[gathered]
         self._rounds = self._dtype != torch.float32
-        self._copy, arrives = copy, copy is not None and copy.dtype == self._dtype
+        self._copy = copy
+        arrives = copy is not None and copy.dtype == self._dtype
         self._sent = buffer
         if self._rounds:
             self._sent = (
@@ -113,7 +115,8 @@ class SharedWeights:
         if self._is_buffer:
             return
         assert block == len(self._works), "blocks go in order"
-        (start, stop), (first, last) = self._layout.parts[block], self._layout.spans[block]
+        start, stop = self._layout.parts[block]
+        first, last = self._layout.spans[block]
         self._sent[start:stop].copy_(self.shard[first:last])
         self._works.append(self._layout.begin_all_gather(self._sent, block))
 

@@ -80,8 +80,11 @@ class TritonUpdate:
         bias_correction: bool = False,
         known_norm: Tensor | None = None,
     ) -> None:
-        self._layout, self._formulas, self._scaling = layout, int(formulas), int(scaling)
-        self._numel, self._known_norm = layout.spans[-1][1], known_norm
+        self._layout = layout
+        self._formulas = int(formulas)
+        self._scaling = int(scaling)
+        self._numel = layout.spans[-1][1]
+        self._known_norm = known_norm
         self._fill_tables(Blocks.of(pieces, num_owners, BLOCK), device)
         self.lr = torch.zeros((), dtype=torch.float32, device=device)
         self.grad_norm = torch.zeros((), dtype=torch.float64, device=device)
@@ -161,7 +164,12 @@ class TritonUpdate:
             if self._layout.size > 1:
                 sums = self._layout.all_reduce_sum(sums.sum().reshape(1))
         begin_kernel[(1,)](
-            *(sums, len(sums), self._constants, self.updates, self.grad_norm, self._scalars),
+            sums,
+            len(sums),
+            self._constants,
+            self.updates,
+            self.grad_norm,
+            self._scalars,
             BLOCK=SUM_BLOCK,
         )
         common = (self.grad_norm, self._scalars, self.lr, self._numbers)
@@ -363,12 +371,10 @@ def one_pass_kernel(
     if tl.load(grad_norm) < float("inf"):
         block = first_block + tl.program_id(0)
         place, inside = _block_places(offsets, lengths, block, BLOCK, ALIGNMENT)
-        beta, share, eps, rate = (
-            tl.load(numbers),
-            tl.load(numbers + 1),
-            tl.load(numbers + 4),
-            tl.load(lr),
-        )
+        beta = tl.load(numbers)
+        share = tl.load(numbers + 1)
+        eps = tl.load(numbers + 4)
+        rate = tl.load(lr)
         decay = tl.where(tl.load(decays + block) != 0, tl.load(numbers + 5), 0.0)
         g = tl.load(grad + place, mask=inside, other=0.0) * tl.load(scalars)
         weight = tl.load(data + place, mask=inside, other=0.0)

@@ -97,7 +97,9 @@ def waiting(words: str) -> Iterator[Callable[[str], None]]:
 
     On a terminal it is a spinner, otherwise a line every 10 s.
     """
-    output, started, current = Console(stderr=True), time.monotonic(), words
+    output = Console(stderr=True)
+    started = time.monotonic()
+    current = words
     if output.is_terminal:
         with output.status(words) as status:
             yield status.update

@@ -90,7 +90,8 @@ def finetune(
         seconds: training time; None trains for some passes over the rows.
         out: folder of the runs.
     """
-    world, console = World.identify(environment()), Console()
+    world = World.identify(environment())
+    console = Console()
     if world.world_size > 1:
         raise UserError(
             "command.launcher", "mlbert finetune --from", "runs as one process", "Start it directly"
@@ -260,7 +261,9 @@ def draw_held_out(rows: TaskRows) -> np.ndarray:
     """Return bool [N], the rows to hold out: a share of each class; equal texts stay together. Raises UserError if
     there are too few rows."""
     assert rows.labels is not None
-    texts, held, generator = joined_texts(rows), set[str](), random.Random(1)
+    texts = joined_texts(rows)
+    held = set[str]()
+    generator = random.Random(1)
     label_of = (
         dict(zip(texts, rows.labels.tolist(), strict=True))
         if rows.classes
@@ -282,7 +285,8 @@ def make_plan(
     length = 8 * math.ceil(
         np.quantile(encode(rows.first(20_000), tokenizer, 1 << 15).lengths, 0.99) / 8
     )
-    batch, interval = min(16, len(rows)), len(rows)
+    batch = min(16, len(rows))
+    interval = len(rows)
     steps = math.ceil(len(rows) / batch) * max(
         3, min(10, round(1000 * batch / len(rows)))
     )  # 3 to 10 passes
@@ -314,7 +318,8 @@ def _write_model(folder: Path, shape: BertConfig, tokenizer: Tokenizer) -> Path:
 
 def report(folder: Path, train: TaskRows, evaluation: TaskRows) -> tuple[list[Table], str]:
     """Return the scores of a finished run next to the baselines, those of each class, and a note."""
-    labels, classes = evaluation.labels, train.classes
+    labels = evaluation.labels
+    classes = train.classes
     assert labels is not None
     found, note = baselines(train, evaluation)
     (words,) = read_columns(folder / task_model.PREDICTIONS, ["prediction"]).columns
@@ -331,10 +336,8 @@ def report(folder: Path, train: TaskRows, evaluation: TaskRows) -> tuple[list[Ta
             safe(name), *(f"{score:.4f}" for score in _scores(values, labels, len(classes)))
         )
     if classes:
-        counts, names = (
-            confusion(found["this model"], labels, len(classes)),
-            [safe(name) for name in classes],
-        )
+        counts = confusion(found["this model"], labels, len(classes))
+        names = [safe(name) for name in classes]
         of_class = new_table("classes", [""], [*(scores := class_scores(counts)), "rows"])
         matrix = new_table("label (line) and prediction (column)", [""], names)
         for i, name in enumerate(names):

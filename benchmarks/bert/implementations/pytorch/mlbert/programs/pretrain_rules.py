@@ -24,18 +24,23 @@ SIZES = {
     "base": (12, 768),
 }  # layers, hidden size
 FLOPS_A_CORE = 40e9  # if no speed was measured: a guess for training on one core
-MASK_RATE, EVAL_MASK_RATE = (
-    0.30,
-    0.15,
-)  # fraction of tokens to predict in training and in evaluation
+# fraction of tokens to predict in training and in evaluation
+MASK_RATE = 0.30
+EVAL_MASK_RATE = 0.15
 LEARNING_RATES = {
     "muon": (1e-2, 1.0),
     "stableadamw": (3e-3, 0.5),
 }  # at a hidden size of 128; power of 128 / size
-BETAS, EPSILON, WEIGHT_DECAY = (0.9, 0.98), 1e-6, 0.01
+BETAS = (0.9, 0.98)
+EPSILON = 1e-6
+WEIGHT_DECAY = 0.01
 INITIALIZER_RANGE = 0.05  # standard deviation of randomly initialized matrices
-WARMUP, DECAY = 0.02, 0.5  # fractions of the updates
-SEQUENCE_LENGTH, LEAST_SEQUENCES = 128, 16  # per update
+# fractions of the updates
+WARMUP = 0.02
+DECAY = 0.5
+# per update
+SEQUENCE_LENGTH = 128
+LEAST_SEQUENCES = 16
 LEAST_UPDATES = 30  # of a size that the user chooses
 HEAD_SIZE = 32
 

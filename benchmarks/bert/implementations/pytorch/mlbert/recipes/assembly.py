@@ -156,7 +156,8 @@ def build_stored_evaluation(
     Raises:
         UserError: model, checkpoint or samples are missing, damaged, or do not match each other.
     """
-    model, data = config[ModelConfig], config[DataConfig]
+    model = config[ModelConfig]
+    data = config[DataConfig]
     shape = BertConfig.from_json(model.bert_config_file).with_options(model.model_options)
     place = {"seed": seed, "rank": world.rank, "world_size": world.world_size}
     samples = make_evaluation_set(data, config[EvaluationConfig], shape, **place)
@@ -202,11 +203,9 @@ def build_replicated_update(
     Raises:
         UserError: the settings ask for a sharded optimizer, or for clipping by bucket without `clip_buckets`.
     """
-    optimizer, distributed, compute = (
-        config[OptimizerConfig],
-        config[DistributedConfig],
-        config[ComputeConfig],
-    )
+    optimizer = config[OptimizerConfig]
+    distributed = config[DistributedConfig]
+    compute = config[ComputeConfig]
     for name, value in (("SHARDED_OPTIMIZER", "off"), ("WEIGHTS_ALLGATHER", "fp32")):
         if (given := getattr(distributed, name.lower())) != value:
             reason = f"every rank of {recipe} updates everything"
@@ -219,7 +218,8 @@ def build_replicated_update(
         flat.offsets, flat.numel, distributed.bucket_mib * 2**20 // flat.grad.element_size()
     )
     gradients = flat.parameters, flat.grad, flat.offsets, world, buckets
-    limit, options = optimizer.max_grad_norm, reduction_options(config, loss_scale)
+    limit = optimizer.max_grad_norm
+    options = reduction_options(config, loss_scale)
     if (
         clip_buckets is not None
         and distributed.gradient_clipping == "buckets"
@@ -229,7 +229,8 @@ def build_replicated_update(
     else:
         clip_before = limit if distributed.gradient_clipping == "before" else None
         sync = GradientReducer(*gradients, clip_before, **options)
-    base_lr, layout = config[ScheduleConfig].learning_rate, ShardLayout.whole(flat.numel)
+    base_lr = config[ScheduleConfig].learning_rate
+    layout = ShardLayout.whole(flat.numel)
     update = methods.make(optimizer, base_lr, distributed, compute, flat, layout, sync.grad_norm)
     return Update(flat, sync, update, loss_scale)
 
@@ -285,10 +286,8 @@ def make_stored_method(
 ) -> Method:
     """Return the method of a recipe that trains on stored samples, or synthetic ones; arguments as in `make_method`.
     The data sets are not read before their ``open``."""
-    data, place = (
-        config[DataConfig],
-        {"seed": seed, "rank": world.rank, "world_size": world.world_size},
-    )
+    data = config[DataConfig]
+    place = {"seed": seed, "rank": world.rank, "world_size": world.world_size}
     local = (world.local_rank, world.local_world_size)
     source = make_source(
         data, inputs.shape, **place, group_size=exchange_group_size(data, world), local=local

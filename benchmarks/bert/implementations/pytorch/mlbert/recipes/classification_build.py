@@ -58,7 +58,8 @@ class TaskInputs:
 def _files(data: DataConfig, task_config: TaskConfig) -> tuple[TaskForm, Path, dict[str, Path]]:
     """Return the form of the task's files, the training file, and the evaluation files by name."""
     if task_config.task is not None:
-        form, task = form_of_task(task_config.task), glue.TASKS[task_config.task]
+        form = form_of_task(task_config.task)
+        task = glue.TASKS[task_config.task]
         return form, task.train_file(data.input_dir), task.evaluation_files(data.eval_dir)
     columns = tuple(
         name.strip() for name in (task_config.text_columns or "").split(",") if name.strip()
@@ -76,7 +77,9 @@ def _files(data: DataConfig, task_config: TaskConfig) -> tuple[TaskForm, Path, d
 def inspect(config: Configuration) -> TaskInputs:
     """Read the task's files, which define the classes, and the vocabulary and shape. Raises UserError if something is
     missing or damaged, or they do not match."""
-    data, text, model = config[DataConfig], config[TextConfig], config[ModelConfig]
+    data = config[DataConfig]
+    text = config[TextConfig]
+    model = config[ModelConfig]
     form, train_file, eval_files = _files(data, config[TaskConfig])
     train = read_training(train_file, form)
     evaluations = {
@@ -123,7 +126,8 @@ def build(
         warn(line)
     model, objective, evaluation = build_evaluation(config, world, seed, warn, inputs)
     compute = assembly.choose_compute(config, world.device, warn)
-    data, text = config[DataConfig], config[TextConfig]
+    data = config[DataConfig]
+    text = config[TextConfig]
     update = assembly.build_replicated_update(config, model, world, "classification")
     share = RankSlice(
         data.train_batch_size, data.gradient_accumulation_steps, world.rank, world.world_size
@@ -140,7 +144,8 @@ def build(
 
     def export(folder: Path, facts: Mapping[str, object]) -> None:
         task_model.write_task_model(model, folder, facts, inputs.card, inputs.tokenizer)
-        parts, found = list(inputs.evaluations.values()), objective.latest
+        parts = list(inputs.evaluations.values())
+        found = objective.latest
         task_model.write_predictions(
             folder / task_model.PREDICTIONS, parts, found[:, :2], inputs.card
         )

@@ -23,7 +23,8 @@ def build(
     warn: Callable[[str], None],
 ) -> Method:
     """Return the method's objects. The data sets are not read before their ``open``."""
-    data, objective = config[DataConfig], PreTraining(scope="rank")
+    data = config[DataConfig]
+    objective = PreTraining(scope="rank")
     model, compute = assembly.start_model(
         assembly.make_pre_training, config, inputs.shape, world, seed, warn
     )

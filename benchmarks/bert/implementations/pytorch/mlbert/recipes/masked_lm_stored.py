@@ -30,7 +30,8 @@ def inspect(config: Configuration) -> Any:
     from mlbert.data.loading import inputs  # reads data sets: not needed for --help
 
     found = inputs.inspect(config[ModelConfig], config[DataConfig])
-    length, positions = config[DataConfig].max_seq_length or 0, found.shape.max_position_embeddings
+    length = config[DataConfig].max_seq_length or 0
+    positions = found.shape.max_position_embeddings
     if length > positions:
         problem = f"is more than the model's {positions} positions"
         raise UserError(

@@ -38,7 +38,8 @@ def build(
 ) -> Method:
     """Return the method's objects. The data sets are not read before their ``open``, except that a ModernBERT-style
     model is initialized from the token frequencies of the first training texts."""
-    data, model_config = config[DataConfig], config[ModelConfig]
+    data = config[DataConfig]
+    model_config = config[ModelConfig]
     texts = data, config[TextConfig], config[CorpusConfig]
     model, compute = assembly.start_model(
         assembly.make_masked_lm, config, found.shape, world, seed, warn
@@ -50,10 +51,8 @@ def build(
         "model_implementation": model_config.model_implementation,
         "global_batch_size": data.train_batch_size * world.world_size,  # on any number of ranks
     }
-    evaluation, place = (
-        config[EvaluationConfig],
-        dict[str, Any](rank=world.rank, world_size=world.world_size),
-    )
+    evaluation = config[EvaluationConfig]
+    place = dict[str, Any](rank=world.rank, world_size=world.world_size)
 
     def sum_over_ranks(rows: np.ndarray) -> np.ndarray:
         return world.all_reduce_sum(torch.from_numpy(rows)).numpy()
@@ -105,7 +104,8 @@ def build_evaluation(
     """Return the model, objective and evaluation set. The training set is not read."""
     texts = config[DataConfig], config[TextConfig], config[CorpusConfig]
     shape = text_run.inspect(config[ModelConfig], *texts).shape
-    rank, world_size = world.rank, world.world_size
+    rank = world.rank
+    world_size = world.world_size
     samples = text_run.make_evaluation_set(
         *texts, config[EvaluationConfig], rank=rank, world_size=world_size
     )

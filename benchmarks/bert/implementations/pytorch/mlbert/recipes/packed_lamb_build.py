@@ -36,7 +36,8 @@ def build(
     model, compute = assembly.start_model(
         assembly.make_pre_training, config, inputs.shape, world, seed, warn
     )
-    update, objective = _update(config, model, world), PreTraining(scope="step")
+    update = _update(config, model, world)
+    objective = PreTraining(scope="step")
     identity = {"train_batch_size": config[DataConfig].train_batch_size, "ranks": world.world_size}
     run = config, inputs, world, seed, compute
     return assembly.make_stored_method(*run, update, identity, model=model, objective=objective)
@@ -49,11 +50,9 @@ build_evaluation = functools.partial(
 
 def _update(config: Configuration, model: BertForPreTraining, world: World) -> Update:
     """Return the update, by every rank or sharded."""
-    optimizer, distributed, compute = (
-        config[OptimizerConfig],
-        config[DistributedConfig],
-        config[ComputeConfig],
-    )
+    optimizer = config[OptimizerConfig]
+    distributed = config[DistributedConfig]
+    compute = config[ComputeConfig]
     if distributed.sharded_optimizer == "off":
         if distributed.weights_allgather != "fp32":
             setting = f"WEIGHTS_ALLGATHER={distributed.weights_allgather}"
@@ -71,10 +70,8 @@ def _update(config: Configuration, model: BertForPreTraining, world: World) -> U
         grad.numel(), groups, distributed.bucket_mib * 2**20 // grad.element_size()
     )
     clip_before = optimizer.max_grad_norm if distributed.gradient_clipping == "before" else None
-    gradients, options = (
-        (flat.parameters, grad, flat.offsets),
-        assembly.reduction_options(config, loss_scale),
-    )
+    gradients = (flat.parameters, grad, flat.offsets)
+    options = assembly.reduction_options(config, loss_scale)
     sync = ShardedReducer(*gradients, world, layout, clip_before, **options)
     base_lr = config[ScheduleConfig].learning_rate
     return Update(

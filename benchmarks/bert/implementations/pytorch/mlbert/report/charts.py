@@ -16,7 +16,8 @@ from mlbert.report.results import FASTEST, SLOWEST, Result
 from mlbert.report.runs import Points, ReportedRun, finite, thin
 from mlbert.report.svg import COLOURS, SERIES, Chart, draw, in_thousands, label_rows, logarithmic
 
-_MINUTE, _HOUR = 60.0, 3600.0
+_MINUTE = 60.0
+_HOUR = 3600.0
 _LONGEST_NAME = 26
 _LEAST_SHARE = 0.01  # of the time; smaller parts are not visible
 _BAR = 0.68  # height relative to the row distance
@@ -33,7 +34,8 @@ _MOST_MARKED = 80  # points of a curve with a mark at each
 _MOST_TARGETS = 3
 _DASHES = ("-", "--", ":")  # a repeated colour gets the next one
 # Distance below the target, relative to the lowest accuracy: of the median, and to show.
-_CROWDED, _SHOWN = 0.15, 0.2
+_CROWDED = 0.15
+_SHOWN = 0.2
 
 
 class Curve(NamedTuple):
@@ -197,7 +199,8 @@ def where_time_went(results: Sequence[Result]) -> Chart | None:
         ]
         widths = np.array([np.sum(rows, axis=0) for rows in parts if rows])
         widths[:, 0] = 0
-        scale, unit = np.maximum(widths.sum(1, keepdims=True), 1e-9) / 100, "% of the time to train"
+        scale = np.maximum(widths.sum(1, keepdims=True), 1e-9) / 100
+        unit = "% of the time to train"
     else:
         labels = [shorten(f"run {name}", 16) for name, _ in times[0]]
         widths = np.array(parts[0])
@@ -426,9 +429,12 @@ def _paint_reference(
 ) -> None:
     """Draw a reference convergence point over part of the figure's height; without numbers if there are several."""
     low, high = (point.mean_samples + sign * point.stdev_samples for sign in (-1, 1))
-    batch, mean, least = "", "", ""
+    batch = ""
+    mean = ""
+    least = ""
     if has_numbers:
-        batch, least = f" at batch {point.global_batch_size}", f": {point.min_mean_samples:,.0f}"
+        batch = f" at batch {point.global_batch_size}"
+        least = f": {point.min_mean_samples:,.0f}"
         mean = f": {point.mean_samples:,.0f} ± {point.stdev_samples:,.0f} samples"
     words = f"reference{batch}, mean ± standard deviation{mean}"
     axes.axvspan(low, high, bottom, top, color=COLOURS["band"], alpha=0.4, linewidth=0, label=words)

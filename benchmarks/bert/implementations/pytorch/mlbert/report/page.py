@@ -103,7 +103,8 @@ def findings_page(findings: Sequence[Finding], subject: str) -> str:
 
 def _headline(result: Result) -> Headline:
     """Return the headline for one system, without unknown numbers."""
-    facts, mean = result.system.facts or {}, result.olympic_seconds
+    facts = result.system.facts or {}
+    mean = result.olympic_seconds
     tiles = [
         (f"{result.num_converged} of {len(result.runs)}", "runs reached the target"),
         ("-" if result.target is None else f"{result.target:.4g}", "target accuracy"),

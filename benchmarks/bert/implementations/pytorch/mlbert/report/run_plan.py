@@ -55,7 +55,9 @@ def make_plan(
         environ: exports of the launchers: DGXNNODES, DGXNGPU, NEXP, WALLTIME, CONFIG_FILE.
         samples_per_second: measured training speed of all ranks together, or None.
     """
-    data, model, schedule = config[DataConfig], config[ModelConfig], config[ScheduleConfig]
+    data = config[DataConfig]
+    model = config[ModelConfig]
+    schedule = config[ScheduleConfig]
     evaluation = config[EvaluationConfig]
     batch = rules.global_batch_size(data.train_batch_size, world_size, data.average_packing_rate)
     limit = min(schedule.max_steps * batch, config[RunConfig].max_samples_termination)
@@ -177,7 +179,8 @@ def _number_or_all(number: int | None) -> str:
 
 def _expected_words(evaluation: EvaluationConfig, expected: int | None, why: str) -> str:
     if expected is None and evaluation.target_metric != rules.TARGET_MLM_ACCURACY:
-        wanted, target = rules.TARGET_MLM_ACCURACY, evaluation.target_metric
+        wanted = rules.TARGET_MLM_ACCURACY
+        target = evaluation.target_metric
         return f"unknown; the reference defines them for accuracy {wanted:g}, TARGET_MLM_ACCURACY is {target or 'none'}"
     if expected is None:
         return "unknown; there is no reference point"
@@ -266,7 +269,8 @@ def _time(
         seconds = (limit if expected is None else expected) / samples_per_second
         kind = "at most" if expected is None else "about"
         if config.max_seconds is not None and config.max_seconds < seconds:
-            kind, seconds = "at most", config.max_seconds
+            kind = "at most"
+            seconds = config.max_seconds
         lines = [
             f"expected time: {kind} {seconds:,.0f} s per run at {samples_per_second:g} samples/s, {runs} runs "
             f"{runs * seconds / 60:,.1f} minutes; plus start-up, evaluation and compilation; {limit_text}"
@@ -302,7 +306,8 @@ def _shape_warnings(config: DataConfig, world_size: int, environ: Mapping[str, s
 def _schedule_warnings(
     schedule: ScheduleConfig, evaluation: EvaluationConfig, batch: int, limit: int
 ) -> list[str]:
-    unused, first = schedule.start_warmup_step, evaluation.eval_iter_start_samples
+    unused = schedule.start_warmup_step
+    first = evaluation.eval_iter_start_samples
     found = {
         f"START_WARMUP_STEP {unused} has no effect without a warm-up": unused
         and not schedule.num_warmup_steps,
@@ -317,7 +322,8 @@ def _closed_warnings(
     config: Configuration, batch: int, limit: int, point: rules.ReferencePoint | None
 ) -> list[str]:
     """Return what the closed division rejects, or what makes a run hopeless in it."""
-    evaluation, warnings = config[EvaluationConfig], []
+    evaluation = config[EvaluationConfig]
+    warnings = []
     if point is None:
         largest = rules.REFERENCE_POINTS[-1].global_batch_size
         reason = f"batch {batch} is beyond the reference points, the largest is {largest}"
@@ -326,10 +332,8 @@ def _closed_warnings(
         needed = f"{point.mean_samples:,.0f} on average"
         warnings.append(f"training ends after {limit:,} samples, the reference needs {needed}")
     interval = rules.eval_interval(batch)
-    intervals, samples = (
-        {evaluation.eval_iter_start_samples, evaluation.eval_iter_samples},
-        rules.NUM_EVAL_SAMPLES,
-    )
+    intervals = {evaluation.eval_iter_start_samples, evaluation.eval_iter_samples}
+    samples = rules.NUM_EVAL_SAMPLES
     found = {
         f"requires EVAL_ITER_START_SAMPLES and EVAL_ITER_SAMPLES = {interval}": intervals
         != {interval},

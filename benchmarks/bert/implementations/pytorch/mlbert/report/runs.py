@@ -119,10 +119,12 @@ def _names(folders: list[Path]) -> dict[Path, str]:
 def _read_system(name: str, folder: Path, logs: list[Path]) -> System:
     notes: list[str] = []
     sources = [_read_source(log, notes) for log in logs]
-    facts, tree = None, None
+    facts = None
+    tree = None
     for place in _descriptions(folder, sources[0].log):
         if place.is_file():
-            facts, tree = _read_object(place, notes) or None, place.parent.parent
+            facts = _read_object(place, notes) or None
+            tree = place.parent.parent
             break
     baselines = _read_object(folder / "data" / "baselines.json", notes)
     accuracies = {predictor: baselines.get(f"{predictor}_accuracy") for predictor in _PREDICTORS}
@@ -148,7 +150,8 @@ def _read_source(path: Path, notes: list[str]) -> RunSource:
     notes += (
         [f"{path.name}: {len(log.broken)} lines of the log cannot be read"] if log.broken else []
     )
-    summary, metrics = run_file(path, "summary.json"), run_file(path, "metrics.jsonl")
+    summary = run_file(path, "summary.json")
+    metrics = run_file(path, "metrics.jsonl")
     return RunSource(
         log,
         _read_object(summary, notes) if summary else {},
@@ -425,7 +428,8 @@ def _speeds(part: _Part) -> Iterator[tuple[float, float]]:
         if before is not None and until > since and evaluation.samples > before:
             speed = (evaluation.samples - before) / (until - since)
             yield float(evaluation.samples), speed
-        before, since = evaluation.samples, after
+        before = evaluation.samples
+        since = after
 
 
 def _times(source: RunSource, seconds: float, parts: Sequence[_Part]) -> Times:
@@ -456,7 +460,8 @@ def _untimed_seconds(log: Log) -> float:
 
 def _training_seconds(summary: Mapping[str, Any]) -> float | None:
     """Return the seconds in training steps, from the summary's rate, which covers only these."""
-    samples, rate = number(summary.get("samples")), number(summary.get("samples_per_second"))
+    samples = number(summary.get("samples"))
+    rate = number(summary.get("samples_per_second"))
     return samples / rate if samples is not None and rate else None
 
 

@@ -30,8 +30,12 @@ COLOURS = {
         ("ink", "muted", "grid", "warn", "band", *(f"s{i}" for i in range(SERIES))), start=1
     )
 }
-_WIDTH, _HEIGHT = 460.0, 300.0  # of a figure, in the units of the page's text
-_ROW, _AXIS_SPACE, _LEAST_HEIGHT = 24.0, 64.0, 180.0
+# of a figure, in the units of the page's text
+_WIDTH = 460.0
+_HEIGHT = 300.0
+_ROW = 24.0
+_AXIS_SPACE = 64.0
+_LEAST_HEIGHT = 180.0
 _POINTS_PER_INCH = 72
 MOST_ROWS = 24  # rows with labels
 LOG_FROM = 12  # ratio of largest to smallest value above which an axis is logarithmic
@@ -145,7 +149,8 @@ def _key(artist: Any, words: str) -> Key:
 
 def logarithmic(axes: Axes, axis: str, values: Sequence[float]) -> None:
     """Make an axis ("x" or "y") logarithmic if the values differ by more than a factor of 12."""
-    low, high = min(values, default=1.0), max(values, default=1.0)
+    low = min(values, default=1.0)
+    high = max(values, default=1.0)
     if low <= 0 or high < LOG_FROM * low:
         return
     axes.set(**{f"{axis}scale": "log"})

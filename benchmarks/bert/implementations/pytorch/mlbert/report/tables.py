@@ -17,33 +17,27 @@ from mlbert.report.runs import ReportedRun, number
 from mlbert.runs.energy import PARTS
 
 _PROVENANCE = (
-    *(
-        "submission_org",
-        "submission_platform",
-        "submission_status",
-        "commit",
-        "tree_modified",
-        "recipe",
-    ),
-    *(
-        "config_file",
-        "config_file_sha256",
-        "model_shape",
-        "model_shape_sha256",
-        "train_data",
-        "eval_data",
-        "data_file",
-    ),
-    *(
-        "image",
-        "image_digest",
-        "image_commit",
-        "python",
-        "platform",
-        "packages",
-        "precision",
-        "ranks",
-    ),
+    "submission_org",
+    "submission_platform",
+    "submission_status",
+    "commit",
+    "tree_modified",
+    "recipe",
+    "config_file",
+    "config_file_sha256",
+    "model_shape",
+    "model_shape_sha256",
+    "train_data",
+    "eval_data",
+    "data_file",
+    "image",
+    "image_digest",
+    "image_commit",
+    "python",
+    "platform",
+    "packages",
+    "precision",
+    "ranks",
 )
 _NEUTRAL = (
     "Computed from the logs alone; they do not say whether MLCommons has verified the result."
@@ -119,7 +113,8 @@ def comparison(results: Sequence[Result]) -> ReportTable:
     first = results[0].olympic_seconds
     rows = []
     for result in results:
-        mean, share = result.olympic_seconds, next(iter(result.peak_shares.values()), None)
+        mean = result.olympic_seconds
+        share = next(iter(result.peak_shares.values()), None)
         is_known = (
             first is not None
             and mean is not None
@@ -155,7 +150,8 @@ def time_to_train(result: Result) -> str:
 
 def meaning(result: Result) -> str:
     """Describe the number that `time_to_train` returns."""
-    mean, num_runs = result.olympic_seconds, len(result.runs)
+    mean = result.olympic_seconds
+    num_runs = len(result.runs)
     runs_in_words = "1 run" if num_runs == 1 else f"{num_runs} runs"
     if not result.num_converged or (mean is not None and math.isinf(mean)):
         return _failures(result, runs_in_words)
@@ -241,8 +237,10 @@ def costs(result: Result, prices: Prices) -> ReportTable | None:
 
 def _cost(run: ReportedRun, prices: Prices) -> dict[str, float | None]:
     """Return a run's joules and watts as measured, and its price and CO2 at the user's rates; None is unknown."""
-    summary, log = run.source.summary, run.source.log
-    joules, ranks = number(summary.get("energy_joules")), number(log.value("ranks"))
+    summary = run.source.summary
+    log = run.source.log
+    joules = number(summary.get("energy_joules"))
+    ranks = number(log.value("ranks"))
     return {
         "joules": joules,
         "watts": number(summary.get("average_watts")),
@@ -333,11 +331,9 @@ def trace_commands(result: Result) -> str:
 def reproduce_commands(result: Result) -> str:
     """Return commands that repeat the first of our runs; empty if its log does not record how it was started."""
     log = result.runs[0].source.log
-    config, commit, settings = (
-        log.value("config_file"),
-        log.value("commit"),
-        log.value("configuration"),
-    )
+    config = log.value("config_file")
+    commit = log.value("commit")
+    settings = log.value("configuration")
     if (
         not isinstance(config, str)
         or not config.endswith(".sh")

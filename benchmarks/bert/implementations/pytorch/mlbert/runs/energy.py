@@ -36,7 +36,8 @@ class EnergyMeter:
         machines."""
         if self._before is None:
             return [0.0] * (2 * len(PARTS) + 2)
-        seconds, after = time.monotonic() - self._started, self._try_read()
+        seconds = time.monotonic() - self._started
+        after = self._try_read()
         joules = [after.get(part, 0.0) - self._before.get(part, 0.0) for part in PARTS]
         is_measured = [part in self._before and part in after for part in PARTS]
         return [*joules, *map(float, is_measured), seconds, 1.0]
@@ -88,7 +89,8 @@ def summarize_energy(sums: Sequence[float]) -> dict[str, float]:
     """Return the numbers for ``summary.json`` from the sums of all `EnergyMeter.stop`; empty if nothing was measured on
     every machine."""
     *numbers, seconds, machines = sums
-    joules, measured = numbers[: len(PARTS)], numbers[len(PARTS) :]
+    joules = numbers[: len(PARTS)]
+    measured = numbers[len(PARTS) :]
     pairs = zip(PARTS, joules, measured, strict=True)
     parts = {
         f"{part}_joules": round(used, 3)

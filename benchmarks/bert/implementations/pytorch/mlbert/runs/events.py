@@ -60,7 +60,8 @@ class MLPerfEvents(Events):
     """
 
     def __init__(self, log: MLPerfLogger, eval_samples: Callable[[], int]) -> None:
-        self._log, self._eval_samples = log, eval_samples
+        self._log = log
+        self._eval_samples = eval_samples
 
     def start(self, state: TrainState) -> None:
         """Log run_start."""

@@ -97,7 +97,8 @@ def identify(resolved: Resolved, facts: RuntimeFacts) -> RunIdentity:
     Raises:
         UserError: a configuration file or the model shape cannot be read.
     """
-    model, run = resolved.config[ModelConfig], resolved.config[RunConfig]
+    model = resolved.config[ModelConfig]
+    run = resolved.config[RunConfig]
     shape = model.bert_config_file
     digests = {tree_relative(path): _sha256(path) for path in resolved.files}
     config_file, config_file_sha256 = next(iter(digests.items()), (NONE, NONE))

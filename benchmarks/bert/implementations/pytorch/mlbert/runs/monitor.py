@@ -42,9 +42,12 @@ class Monitor(Events):
         console: Console,
         append: bool = False,
     ) -> None:
-        self.limits, self.every, self.console = limits, log_every_steps, console
+        self.limits = limits
+        self.every = log_every_steps
+        self.console = console
         self._hosts: Sequence[str] = ()
-        self.path, self.append = path, append
+        self.path = path
+        self.append = append
         self.active = path is not None
         self._file: IO[str] | None = None
         self._progress: Progress | None = None

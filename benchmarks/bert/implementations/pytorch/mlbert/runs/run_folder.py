@@ -188,7 +188,8 @@ def choose_seed(run: RunConfig, paths: RunFolder) -> int:
     """Return SEED; if it is not set, a resumed run's original seed, or a random one from the system."""
     if run.seed is not None:
         return run.seed
-    record, remedy = paths.folder / "config.json", "Set SEED, or start anew"
+    record = paths.folder / "config.json"
+    remedy = "Set SEED, or start anew"
     if run.resume and record.exists():
         try:
             return int(read_json(record, remedy)["seed"])

@@ -64,7 +64,9 @@ class StepFolders:
     """
 
     def __init__(self, path: Path, keep: int, identity: dict) -> None:
-        self.path, self.keep, self.identity = path, keep, json.loads(json.dumps(identity))
+        self.path = path
+        self.keep = keep
+        self.identity = json.loads(json.dumps(identity))
 
     def save(self, step: int, state: dict, write: Callable[[Path], str | None]) -> Path:
         """Save a checkpoint of the files that ``write`` puts into a folder and the JSON-serializable ``state``.

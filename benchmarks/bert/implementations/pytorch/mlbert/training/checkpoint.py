@@ -44,7 +44,8 @@ class CheckpointFolder:
     """The checkpoints of one run. Takes the same arguments as `StepFolders`."""
 
     def __init__(self, path: Path, keep: int, identity: dict) -> None:
-        self.path, self._folders = path, StepFolders(path, keep, identity)
+        self.path = path
+        self._folders = StepFolders(path, keep, identity)
 
     def save(self, step: int, tensors: dict[str, Tensor], state: dict) -> Path:
         """Write one checkpoint of tensors on the CPU. On failure (a full disk), remove the partial one and raise
@@ -73,7 +74,8 @@ class CheckpointFolder:
         Raises UserError if the newest good one is in another version's format, belongs to another model, data set or
         batch, or is not the same on all nodes.
         """
-        bounds, warnings = [_UNKNOWN, _UNKNOWN], list[str]()
+        bounds = [_UNKNOWN, _UNKNOWN]
+        warnings = list[str]()
 
         def search() -> tuple[int | None, list[str]]:
             return self._folders.load_newest(
@@ -102,7 +104,10 @@ class CheckpointFolder:
         return Checkpoint(folder, load_file(folder / _TENSORS), state), warnings
 
 
-WEIGHTS, OPTIMIZER, DERIVED, SCALE = "weights", "optimizer.", "derived.", "loss_scale."
+WEIGHTS = "weights"
+OPTIMIZER = "optimizer."
+DERIVED = "derived."
+SCALE = "loss_scale."
 
 
 class Snapshots:
@@ -119,13 +124,11 @@ class Snapshots:
     def __init__(
         self, folder: CheckpointFolder, method: Method, state: TrainState, seed: int, world: World
     ) -> None:
-        self._folder, self._method, self._state, self._seed, self._world = (
-            folder,
-            method,
-            state,
-            seed,
-            world,
-        )
+        self._folder = folder
+        self._method = method
+        self._state = state
+        self._seed = seed
+        self._world = world
         self._copies: dict[str, Tensor] = {}
         self._writer = ThreadPoolExecutor(1, "checkpoint-writer")
         self._writing: Future[Path] | None = None

@@ -36,7 +36,9 @@ class Evaluation:
     """
 
     def __init__(self, objective: Objective, sums: Tensor, rows: Tensor | None) -> None:
-        self._objective, self._sums, self._rows = objective, HostCopy(sums), rows
+        self._objective = objective
+        self._sums = HostCopy(sums)
+        self._rows = rows
 
     def result(self) -> dict[str, float]:
         """Wait for the objective's metrics over the full set and return them; they are the same on all ranks.
@@ -80,7 +82,10 @@ class Evaluator:
         static_shapes: Sequence[StaticShape] = (),
         resident: bool | None = None,
     ) -> None:
-        self._model, self._objective, self._batches, self._world = model, objective, batches, world
+        self._model = model
+        self._objective = objective
+        self._batches = batches
+        self._world = world
         self._capture = capture
         self._device = next(model.parameters()).device
         self._sums = torch.zeros(len(objective.sum_names), dtype=torch.float64, device=self._device)
@@ -89,7 +94,8 @@ class Evaluator:
         )
         self._kept: list[HostBatch] | None = None
         self._target: Batch | None = None  # large enough for every resident batch that has no graph
-        self._static_shapes, self._graphs = static_shapes, list[_EvaluationGraph]()
+        self._static_shapes = static_shapes
+        self._graphs = list[_EvaluationGraph]()
 
     @torch.no_grad()
     def record(self) -> None:

@@ -142,7 +142,8 @@ def _inspect(
     A run that cannot be resumed with these settings is refused before any of its files is changed.
     """
     config = resolved.config
-    compute, start = config[ComputeConfig], config[ModelConfig].init_checkpoint
+    compute = config[ComputeConfig]
+    start = config[ModelConfig].init_checkpoint
     check_device(compute.cuda_graph_mode, world.device)
     if start is not None:
         plain_size(weights_file(start))
@@ -182,7 +183,9 @@ def run_experiment(
     """Train once and write the files listed at the top of this module. Raises UserError for mistakes of the user."""
     config = resolved.config
     build: RecipeBuild = resolved.recipe.load()
-    settings, data, compute = config[RunConfig], config[DataConfig], config[ComputeConfig]
+    settings = config[RunConfig]
+    data = config[DataConfig]
+    compute = config[ComputeConfig]
     paths = RunFolder.of(settings)
     num_threads, inputs = world.rendezvous.run_all(
         "inputs", lambda: _inspect(resolved, world, paths, how)
@@ -232,10 +235,8 @@ def run_experiment(
         if world.rank == 0:
             identity = log_run(log, resolved, facts, method)
             record = paths.write_record(resolved, seed, identity)
-        monitor, more = (
-            _monitor(config, paths, world, console),
-            [how.listener] if how.listener else [],
-        )
+        monitor = _monitor(config, paths, world, console)
+        more = [how.listener] if how.listener else []
         listeners: list[Events] = [
             MLPerfEvents(log, lambda: method.evaluation.num_examples),
             monitor,
@@ -282,7 +283,8 @@ def _warn_of(inputs: Inputs, data: DataConfig, say: Callable[[str], None]) -> No
 
 
 def _monitor(config: Configuration, paths: RunFolder, world: World, console: Console) -> Monitor:
-    path, settings = paths.folder / "metrics.jsonl" if world.rank == 0 else None, config[RunConfig]
+    path = paths.folder / "metrics.jsonl" if world.rank == 0 else None
+    settings = config[RunConfig]
     return Monitor(path, _limits(config), settings.log_freq, console, append=settings.resume)
 
 
@@ -445,7 +447,8 @@ def log_run(
     """Log the run's provenance, its full configuration, and every hyper-parameter."""
     identity = run_identity.identify(resolved, facts)
     run_identity.log_identity(log.event, identity, resolved)
-    config, data = resolved.config, resolved.config[DataConfig]
+    config = resolved.config
+    data = resolved.config[DataConfig]
     batch = rules.global_batch_size(data.train_batch_size, facts.ranks, data.average_packing_rate)
     run_identity.log_batch_size(log.event, data, batch)
     run_identity.log_ends(
@@ -484,7 +487,8 @@ def assemble(
     Raises:
         UserError: CUDA graphs are requested but cannot be captured.
     """
-    run, evaluation = config[RunConfig], config[EvaluationConfig]
+    run = config[RunConfig]
+    evaluation = config[EvaluationConfig]
     parts = config[DataConfig].gradient_accumulation_steps
     graphs = choose_graphs(
         config[ComputeConfig].cuda_graph_mode, method, parts, world.device, world.world_size

@@ -31,13 +31,11 @@ class NumberLogger(Events):
     def __init__(
         self, write: Write, close: Callable[[], object], optimizer: str, ranks: int, peak: float
     ) -> None:
-        self._write, self._close, self._optimizer, self._ranks, self._peak = (
-            write,
-            close,
-            optimizer,
-            ranks,
-            peak,
-        )
+        self._write = write
+        self._close = close
+        self._optimizer = optimizer
+        self._ranks = ranks
+        self._peak = peak
 
     def step(
         self,

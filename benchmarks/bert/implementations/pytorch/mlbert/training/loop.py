@@ -87,7 +87,8 @@ def train(run: Run) -> RunOutcome:
     if reason is not None:
         evaluate(run, clock, read_ahead=False)
         if run.limits.met(state):
-            status, reason = SUCCESS, _met(run)
+            status = SUCCESS
+            reason = _met(run)
     while reason is None:
         leaving = train_one_step(run, clock)
         reason, due = _stop_reason(run, clock)
@@ -99,7 +100,8 @@ def train(run: Run) -> RunOutcome:
             evaluated_at = state.samples
             evaluate(run, clock, read_ahead=reason is None and not leaving)
             if run.limits.met(state):
-                status, reason = SUCCESS, _met(run)
+                status = SUCCESS
+                reason = _met(run)
         if reason is None and save:
             save_checkpoint(run, clock)
         if reason is None and leaving:
@@ -124,12 +126,10 @@ def train(run: Run) -> RunOutcome:
 
 def train_one_step(run: Run, clock: Clock) -> bool:
     """Run one optimizer step on all ranks. Return True if any rank was warned that the job is about to end."""
-    state, watch, started, completed = (
-        run.state,
-        run.lifecycle.watch,
-        time.monotonic(),
-        run.state.step,
-    )
+    state = run.state
+    watch = run.lifecycle.watch
+    started = time.monotonic()
+    completed = run.state.step
     upcoming = run.reader.take(completed)
     after = replace(state, step=completed + 1, samples=state.samples + upcoming.counts.samples)
     if run.limits.reached(after, 0.0) is None:  # else this is probably the last step
@@ -166,19 +166,21 @@ def train_one_step(run: Run, clock: Clock) -> bool:
 
 def sum_losses(run: Run, result: StepResult) -> tuple[float, list[float]]:
     """Return the loss over all ranks of a step that is done, and `Events.step`'s ``ranks``."""
-    world, own = (
-        run.world,
-        max(run.lifecycle.watch.own_seconds(run.state.step), run.step.device_seconds),
-    )
+    world = run.world
+    own = max(run.lifecycle.watch.own_seconds(run.state.step), run.step.device_seconds)
     numbers = torch.zeros(2, world.world_size, dtype=torch.float64, device=result.loss_sum.device)
-    numbers[0, world.rank], numbers[1, world.rank] = result.loss_sum, own
+    numbers[0, world.rank] = result.loss_sum
+    numbers[1, world.rank] = own
     losses, ranks = world.all_reduce_sum(numbers)
     return float(losses.sum()), ranks.tolist()
 
 
 def evaluate(run: Run, clock: Clock, read_ahead: bool) -> None:
     """Evaluate the current weights while the host reads a further step (``read_ahead``)."""
-    state, method, watch, started = run.state, run.method, run.lifecycle.watch, clock.seconds()
+    state = run.state
+    method = run.method
+    watch = run.lifecycle.watch
+    started = clock.seconds()
     run.events.evaluation_start(state)
     with method.optimizer.exact_weights():
         method.model.weights_changed()
@@ -192,7 +194,8 @@ def evaluate(run: Run, clock: Clock, read_ahead: bool) -> None:
     state.accuracy = metrics[method.objective.metric]
     while state.next_eval_samples <= state.samples:
         state.next_eval_samples += run.eval_every_samples
-    clock.evaluation_seconds, clock.evaluated_at = clock.seconds() - started, state.due_seconds
+    clock.evaluation_seconds = clock.seconds() - started
+    clock.evaluated_at = state.due_seconds
     run.events.evaluation(state, metrics, clock.seconds())
 
 
@@ -222,7 +225,8 @@ def _stop_reason(run: Run, clock: Clock) -> tuple[str | None, bool]:
     All ranks use rank 0's clock at the start of the step. MAX_SECONDS includes that step and a final evaluation, each
     assumed to take as long as the one before.
     """
-    state, seconds = run.state, run.state.due_seconds
+    state = run.state
+    seconds = run.state.due_seconds
     is_due = state.samples >= state.next_eval_samples
     if run.pace is not None:
         is_due = is_due or run.pace.evaluates(

@@ -59,8 +59,12 @@ class BatchReader:
         watch: HealthMonitor,
         is_warned: Callable[[], bool],
     ) -> None:
-        self._source, self._objective, self._model = source, objective, model
-        self._world, self._watch, self._is_warned = world, watch, is_warned
+        self._source = source
+        self._objective = objective
+        self._model = model
+        self._world = world
+        self._watch = watch
+        self._is_warned = is_warned
         self._read: deque[Sequence[HostBatch]] = deque()  # the steps that were read and not taken
         self._counting: Callable[[], Upcoming] | None = None
         self._ready: Upcoming | None = None
@@ -74,7 +78,8 @@ class BatchReader:
         """Return the step that follows ``step`` completed steps. Waits for its counts unless `finish_count` did."""
         if self._ready is None and self._counting is None:
             self.begin_count(step, 0.0)
-        ready, self._ready = self._ready or self.finish_count(step), None
+        ready = self._ready or self.finish_count(step)
+        self._ready = None
         assert ready is not None, "it was begun"
         self._read.popleft()
         return ready
@@ -91,8 +96,10 @@ class BatchReader:
         for_loss = [
             sum(column) for column in zip(*map(self._objective.counts, batches), strict=True)
         ]
-        samples, tokens = sum(b.num_samples for b in batches), sum(b.num_tokens for b in batches)
-        flops, clock_ms = sum(map(self._model.training_flops, batches)), round(seconds * 1000)
+        samples = sum(b.num_samples for b in batches)
+        tokens = sum(b.num_tokens for b in batches)
+        flops = sum(map(self._model.training_flops, batches))
+        clock_ms = round(seconds * 1000)
         # One all-reduce for everything: each further one would cost a round trip.
         numbers = [
             samples,
@@ -107,7 +114,8 @@ class BatchReader:
 
     def finish_count(self, step: int) -> Upcoming | None:
         """Wait for the counts of the step that was begun, if any, and return it; `take` will return it too."""
-        counting, self._counting = self._counting, None
+        counting = self._counting
+        self._counting = None
         if counting is not None:
             self._watch.mark(step, Stage.COUNT)
             self._ready = counting()
@@ -166,7 +174,8 @@ class SampleCounter:
     """
 
     def __init__(self, state: TrainState, skipped: Callable[[TrainState], None]) -> None:
-        self._state, self._skipped = state, skipped
+        self._state = state
+        self._skipped = skipped
         self._open: _Entry | None = None
 
     @property
@@ -183,7 +192,8 @@ class SampleCounter:
 
     def settle(self) -> None:
         """Wait for the last step, and subtract its samples if its update was skipped."""
-        entry, self._open = self._open, None
+        entry = self._open
+        self._open = None
         if entry is None or not entry.result.skipped:
             return
         self._state.skipped_steps += 1

@@ -117,7 +117,8 @@ class StepResult:
     """
 
     def __init__(self, loss_sum: Tensor, grad_norm: Tensor) -> None:
-        self.loss_sum, self._grad_norm = loss_sum, HostCopy(grad_norm)
+        self.loss_sum = loss_sum
+        self._grad_norm = HostCopy(grad_norm)
 
     @property
     def grad_norm(self) -> float:
@@ -153,9 +154,16 @@ class Step:
         graphs: Graphs | None = None,
         loss_scale: LossScale | None = None,
     ) -> None:
-        self.graphs, self._say, self._has_said = graphs, say, False
-        self._model, self._objective, self._flat, self._sync = model, objective, flat, sync
-        self._optimizer, self._loss_scale, self._over_ranks = optimizer, loss_scale, over_ranks
+        self.graphs = graphs
+        self._say = say
+        self._has_said = False
+        self._model = model
+        self._objective = objective
+        self._flat = flat
+        self._sync = sync
+        self._optimizer = optimizer
+        self._loss_scale = loss_scale
+        self._over_ranks = over_ranks
         self._device = device = flat.grad.device
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         # Around the micro-batches of a step. "External" ones may also be recorded in a graph.
@@ -223,7 +231,8 @@ class Step:
         Builds kernels and buffers and connects all groups of ranks, so that none of it is timed. All ranks call it
         together. Weights and optimizer do not change; gradients are zero afterwards.
         """
-        is_cuda, updates = self._device.type == "cuda", self._optimizer.num_updates
+        is_cuda = self._device.type == "cuda"
+        updates = self._optimizer.num_updates
         self._sync.warm_up()
         # Divisors of 0 make gradients that are not finite, and such an update changes nothing.
         self._write_numbers(0, 0, [0.0] * self._num_divisors)
@@ -259,7 +268,8 @@ class Step:
             tuned: runs the warm-up it is given, and picks the kernels to capture from the ones it ran.
         """
         assert self.graphs is not None, "no graphs"
-        updates, scale = self._optimizer.num_updates, self._loss_scale
+        updates = self._optimizer.num_updates
+        scale = self._loss_scale
         scale_before = (
             {name: value.clone() for name, value in scale.state_dict().items()} if scale else {}
         )
@@ -444,7 +454,8 @@ def choose_graphs(
     """
     if mode == "none":
         return None
-    static_shape, graph_mode = method.static_shape, GraphMode(mode)
+    static_shape = method.static_shape
+    graph_mode = GraphMode(mode)
     if obstacle := method.model.capture_obstacle(
         device, static_shape.max_seqlen if static_shape else 0
     ):

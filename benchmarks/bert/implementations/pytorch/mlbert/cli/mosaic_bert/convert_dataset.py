@@ -18,7 +18,8 @@ from mlbert.host.errors import UserError
 from mlbert.programs.console import console_progress
 
 PROGRAM = "convert_dataset.py"
-OWN, PYTHON = "text", "python-text"
+OWN = "text"
+PYTHON = "python-text"
 
 
 def _parser() -> Parser:
@@ -78,7 +79,8 @@ def main() -> None:
 
 def _run() -> int:
     given = _parser().parse_args()
-    share, concatenation = parse_share(given.task, given.merge), _concatenation(given)
+    share = parse_share(given.task, given.merge)
+    concatenation = _concatenation(given)
     _check_source(given)
     tokenizer = load_tokenizer(given.tokenizer or UNCASED_NAMES[0])
     options: dict[str, Any] = {"tokenizer": tokenizer, "concatenation": concatenation}

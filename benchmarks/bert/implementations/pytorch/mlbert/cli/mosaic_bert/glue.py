@@ -26,7 +26,8 @@ from mlbert.programs.mosaic.glue_yaml import GlueYaml
 from mlbert.programs.mosaic.nested_yaml import Leaves, YamlValue, read_nested
 from mlbert.training.config import RunConfig
 
-PROGRAM, JOB_YAML = "glue.py", "job.yaml"
+PROGRAM = "glue.py"
+JOB_YAML = "job.yaml"
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -65,7 +66,9 @@ class Program:
     """One run of glue.py: its YAML, its jobs and their metrics."""
 
     def __init__(self, path: Path, given: GlueYaml, console: Console) -> None:
-        self._path, self._given, self._console = path, given, console
+        self._path = path
+        self._given = given
+        self._console = console
         self._metrics: dict[GlueJob, dict[str, float]] = {}
         self._first = next((job for job in given.jobs if job.task == glue_runner.FIRST), None)
 

@@ -143,7 +143,8 @@ def finetune(
 
 
 def _report(folder: Path) -> None:
-    console, table = Console(), new_table("evaluation", ["metric"], ["value"])
+    console = Console()
+    table = new_table("evaluation", ["metric"], ["value"])
     for name, value in last_evaluation(folder).items():
         table.add_row(name.replace("_", " "), f"{value:.4f}")
     console.print(table)

@@ -16,7 +16,8 @@ from mlbert.distributed.lifecycle import SUCCEEDED
 from mlbert.host.errors import UserError
 
 PROGRAM = "text_data.py"
-BATCHES, BATCH_SIZE = 5, 2
+BATCHES = 5
+BATCH_SIZE = 2
 RATE = 0.15
 LEAST_LENGTH = 3  # [CLS], a token, [SEP]
 

@@ -32,7 +32,8 @@ def _report(out: Path, summary: dict[str, Any]) -> None:
 @with_options(max_seq_length=64, max_predictions=0)
 def python_text_command(out: Out, run: PoolArguments, given: TextArguments) -> None:
     """Prepare the English text contained in this Python installation."""
-    documents, source = python_text.documents(), python_text.source_name()
+    documents = python_text.documents()
+    source = python_text.source_name()
     with console.status("reading the standard library's documentation"):
         summary = pipeline.prepare_text(documents, out, given.text(), source, run.executor())
     _report(out, summary)
@@ -52,7 +53,8 @@ def text_command(
 ) -> None:
     """Prepare a folder of your own text files."""
     corpus.keep_out(folder, out)
-    options, source = given.text(), corpus.source_name(folder, one_per_line)
+    options = given.text()
+    source = corpus.source_name(folder, one_per_line)
     documents = corpus.documents(folder, one_per_line)
     if note := corpus.name_note(folder):
         say(f"warning: {note}")

@@ -95,7 +95,8 @@ def gather_parts(
 ) -> Ragged:
     """Return the sequences ``indices``, in that order, with one call of ``gather`` (part, numbers in it) for each part;
     see `by_part`."""
-    order, parts = [np.empty(0, np.int64)], []
+    order = [np.empty(0, np.int64)]
+    parts = []
     for part, places, within in by_part(first, indices):
         order.append(places)
         parts.append(gather(part, within))

@@ -23,7 +23,8 @@ from mlbert.host.errors import UserError
 def row_problems(rows: Ragged, info: StoreInfo) -> dict[str, np.ndarray]:
     """Check the rules that readers rely on, with the limits of ``info``. Token ids are checked only if it has a
     vocabulary size. Returns {problem: int64 sequence numbers, ascending, possibly repeated}."""
-    lengths, masked = rows.lengths, np.diff(rows.masked_offsets)
+    lengths = rows.lengths
+    masked = np.diff(rows.masked_offsets)
     after_end = rows.masked_positions >= np.repeat(lengths, np.maximum(masked, 0))
     problems = {
         "is empty or longer than max_seq_length": np.flatnonzero(
@@ -113,10 +114,9 @@ def sequences_of(offsets: np.ndarray, wrong: np.ndarray) -> np.ndarray:
 _LEAST = 100  # tokens after punctuation; with fewer, no verdict
 _MISPLACED = 0.05  # share of ## after punctuation; measured: 0 with the right vocabulary, at least 0.1 with others
 _UNKNOWN_TOKENS = 1000  # minimum tokens of a text to judge its vocabulary
-WARN_UNKNOWN, REFUSE_UNKNOWN = (
-    0.05,
-    0.5,
-)  # share of [UNK]; English with the benchmark's vocabulary: below 0.003
+# share of [UNK]; English with the benchmark's vocabulary: below 0.003
+WARN_UNKNOWN = 0.05
+REFUSE_UNKNOWN = 0.5
 
 
 def another_vocabulary(rows: Ragged, vocabulary: Mapping[str, int]) -> str | None:
@@ -131,7 +131,8 @@ def another_vocabulary(rows: Ragged, vocabulary: Mapping[str, int]) -> str | Non
     size = max(
         len(vocabulary), 1 + int(max(rows.tokens.max(initial=0), rows.masked_labels.max(initial=0)))
     )
-    continues, ends = np.zeros(size, bool), np.zeros(size, bool)
+    continues = np.zeros(size, bool)
+    ends = np.zeros(size, bool)
     for entry, number in vocabulary.items():
         continues[number] = entry.startswith("##")
         ends[number] = len(entry) == 1 and is_punctuation(entry)

@@ -38,7 +38,8 @@ _NETWORK = re.compile(
 def file_xxh3(path: Path) -> str:
     """Return the 128-bit XXH3 of a file in hexadecimal. Raises UserError if it cannot be read."""
     plain_size(path)
-    found, buffer = xxhash.xxh3_128(), bytearray(_PIECE)
+    found = xxhash.xxh3_128()
+    buffer = bytearray(_PIECE)
     with reading(path), path.open("rb", buffering=0) as file:
         while count := file.readinto(buffer):
             found.update(memoryview(buffer)[:count])
@@ -215,14 +216,16 @@ def sharers(
 
 
 def _is_shared(folder: Path) -> bool:
-    place, kind = "", ""
+    place = ""
+    kind = ""
     with contextlib.suppress(OSError):
         target = str(folder.resolve()) + "/"
         for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
             _, mount, found, *_ = line.split(" ")
             mount = mount.encode().decode("unicode_escape").rstrip("/") + "/"
             if target.startswith(mount) and len(mount) >= len(place):
-                place, kind = mount, found
+                place = mount
+                kind = found
     return bool(_NETWORK.fullmatch(kind))
 
 

@@ -20,8 +20,13 @@ from mlbert.host.errors import UserError
 from mlbert.host.files import plain_size, reading
 
 _PAGE = 65_536  # a multiple of every page size in use
-_PROT_READ, _MADV_RANDOM = 1, 1
-_MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 1, 2, 0x10, 0x20, 0x4000
+_PROT_READ = 1
+_MADV_RANDOM = 1
+_MAP_SHARED = 1
+_MAP_PRIVATE = 2
+_MAP_FIXED = 0x10
+_MAP_ANONYMOUS = 0x20
+_MAP_NORESERVE = 0x4000
 _FAILED = ctypes.c_void_p(-1).value
 
 
@@ -80,7 +85,8 @@ def at_every_byte(content: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 def _libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None, use_errno=True)
-    size, pointer = ctypes.c_size_t, ctypes.c_void_p
+    size = ctypes.c_size_t
+    pointer = ctypes.c_void_p
     libc.mmap.argtypes = [pointer, size, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
     libc.mmap.restype = pointer
     libc.munmap.argtypes = [pointer, size]

@@ -52,11 +52,13 @@ class IndexCache:
         files = [
             (str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths
         ]
-        which, state = files[0][0], json.dumps([_FORMAT, options, files])
+        which = files[0][0]
+        state = json.dumps([_FORMAT, options, files])
         self._which, self._state = (
             hashlib.sha256(text.encode()).hexdigest()[:32] for text in (which, state)
         )
-        self.folder, self._keep = cache_folder() / kind, keep
+        self.folder = cache_folder() / kind
+        self._keep = keep
         self._kept = self.folder / f"{self._which}-{self._state}"
 
     def once(

@@ -84,7 +84,8 @@ def mask_tokens(
     candidates = [position for position, token in enumerate(tokens) if token not in never]
     shuffle(candidates, rng)
     positions = candidates[: num_predictions(len(tokens), rule)]
-    draw, masked = rng.random, list(tokens)
+    draw = rng.random
+    masked = list(tokens)
     for position in positions:
         if draw() < 0.8:
             masked[position] = rule.mask_id
@@ -105,7 +106,8 @@ def truncate_pair(
     Returns:
         (first, second), truncated copies.
     """
-    starts, ends = [0, 0], [len(first), len(second)]
+    starts = [0, 0]
+    ends = [len(first), len(second)]
     excess = len(first) + len(second) - max_tokens
     draw = rng.random
     for _ in range(excess):
@@ -122,8 +124,11 @@ _ROUNDS = (
     (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
     (np.uint64(27), np.uint64(0x94D049BB133111EB)),
 )
-_LAST, _HALF, _LOW = np.uint64(31), np.uint64(32), np.uint64(2**32 - 1)
-_TO_MASK, _TO_MASK_OR_RANDOM = np.uint64(round(0.8 * 2**32)), np.uint64(round(0.9 * 2**32))
+_LAST = np.uint64(31)
+_HALF = np.uint64(32)
+_LOW = np.uint64(2**32 - 1)
+_TO_MASK = np.uint64(round(0.8 * 2**32))
+_TO_MASK_OR_RANDOM = np.uint64(round(0.9 * 2**32))
 
 
 @dataclass(frozen=True)

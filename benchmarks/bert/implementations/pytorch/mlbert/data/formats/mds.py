@@ -69,7 +69,8 @@ class MdsReader:
     """
 
     def __init__(self, folder: Path | str, cache: Path | str | None = None) -> None:
-        self._remote, self._is_copied = str(folder), cache is not None
+        self._remote = str(folder)
+        self._is_copied = cache is not None
         self._folder = local_path(self._remote)
         if self._folder is not None:
             check_folder(self._folder, f"Give a folder with {INDEX}, or its address", folder)
@@ -157,7 +158,8 @@ class MdsReader:
         start = self._sizes.size
         if len(data) < start:
             raise ValueError("the sizes of its columns are missing")
-        sample, sizes = {}, iter(self._sizes.unpack_from(data))
+        sample = {}
+        sizes = iter(self._sizes.unpack_from(data))
         for name, encoding, size in self._layout:
             end = start + (next(sizes) if size is None else size)
             if end > len(data):
@@ -324,10 +326,12 @@ class MdsWriter:
             packed = mds_files.zstandard_module().ZstdCompressor(self._level).compress(raw)
             zipped = self._file(f"{name}.zstd", packed)
             write_atomically(self._folder / zipped.name, packed)
-        samples, file = len(self._samples), self._file(name, raw)
+        samples = len(self._samples)
+        file = self._file(name, raw)
         shard = ShardInfo(**self._settings, samples=samples, raw_data=file, zip_data=zipped)
         self._entries.append({**self._settings, **shard.model_dump(by_alias=True)})
-        self._samples, self._bytes = [], 0
+        self._samples = []
+        self._bytes = 0
 
     def _file(self, name: str, data: bytes) -> FileInfo:
         digests = {

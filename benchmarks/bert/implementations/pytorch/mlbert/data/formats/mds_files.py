@@ -32,8 +32,11 @@ from mlbert.host.native import cache_folder
 from mlbert.host.schema import Count, Document, Sha256, parse_model
 
 INDEX = "index.json"
-FORMAT, VERSION = "mds", 2
-STR, BYTES = "str", "bytes"  # encodings of columns; others are skipped when a set is read
+FORMAT = "mds"
+VERSION = 2
+# encodings of columns; others are skipped when a set is read
+STR = "str"
+BYTES = "bytes"
 XXHASH = ("xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128")
 RESTORE = "Restore the file, or write the set again"
 _MOST_INDEX_BYTES = 4 << 30  # of ten million shards; larger files are not indices

@@ -43,7 +43,8 @@ def places_at(positions: np.ndarray, num_samples: int, canonical_nodes: int) -> 
     The N places are cut into K rows, which are read column by column. A row that is one short repeats its last place.
     """
     column, row = np.divmod(positions, canonical_nodes)
-    first, end = row * num_samples // canonical_nodes, (row + 1) * num_samples // canonical_nodes
+    first = row * num_samples // canonical_nodes
+    end = (row + 1) * num_samples // canonical_nodes
     return np.minimum(first + column, end - 1)
 
 
@@ -146,7 +147,8 @@ def _py2s(
 ) -> None:
     """Shuffle samples within each shard, by the seed, before it is cut, and again within each piece."""
     order = np.arange(len(shard_sizes))
-    fixed, generator = np.random.default_rng(seed), np.random.default_rng(seed + epoch)
+    fixed = np.random.default_rng(seed)
+    generator = np.random.default_rng(seed + epoch)
     fixed.shuffle(order)
     _spans(shard_sizes, order, 1).fill(samples)
     _shuffle_each(samples, shard_sizes[order], fixed)
@@ -155,7 +157,8 @@ def _py2s(
     for node, (begin, end) in enumerate(_node_ranges(spans)):
         mine = np.arange(len(spans.starts))[spans.node(node)]
         generator.shuffle(mine)
-        before, done = samples[begin:end].copy(), begin
+        before = samples[begin:end].copy()
+        done = begin
         for start, size in zip(
             (spans.starts[mine] - begin).tolist(), spans.sizes[mine].tolist(), strict=True
         ):
@@ -181,7 +184,8 @@ def _py1br(
     least, most = _block_sizes(block_size)
     earlier = generator.integers(0, least, (len(spans.first) - 1,)).tolist()
     for (begin, end), shift in zip(_node_ranges(spans), earlier, strict=True):
-        blocks, done = [], begin
+        blocks = []
+        done = begin
         while done < end:
             size = int(generator.integers(least, most))
             block = slice(max(begin, done - shift), min(end, done + size - shift))
@@ -213,12 +217,15 @@ def _spread(
     behind it. Samples shifted to the same number keep their order, so that all processors make the same order.
     """
     least, most = _block_sizes(block_size)
-    places, taken = [np.empty(0)], [mine[:0]]  # of the samples that are not in their places yet
+    # of the samples that are not in their places yet
+    places = [np.empty(0)]
+    taken = [mine[:0]]
     start = done = 0
     for size in sizes.tolist():
         end = start + size
         reach = max(0.0, (int(generator.integers(least, most)) - size) / 2)
-        low, high = max(-reach, -start), min(reach, len(mine) - end)
+        low = max(-reach, -start)
+        high = min(reach, len(mine) - end)
         places.append(np.arange(start, end, dtype=np.float64) + generator.uniform(low, high, size))
         taken.append(mine[start:end].copy())
         start = end
@@ -228,13 +235,17 @@ def _spread(
         ready = len(waiting) if end == len(mine) else int(np.searchsorted(shifted, end - most / 2))
         mine[done : done + ready] = waiting[:ready]
         done += ready
-        shifted, waiting = shifted[ready:].copy(), waiting[ready:].copy()  # views would keep all
-        places, taken = [shifted], [waiting]
+        # views would keep all
+        shifted = shifted[ready:].copy()
+        waiting = waiting[ready:].copy()
+        places = [shifted]
+        taken = [waiting]
 
 
 def _in_order(places: list[np.ndarray], samples: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Empty both lists, and return their numbers in the order of the places (float64)."""
-    shifted, waiting = np.concatenate(places), np.concatenate(samples)
+    shifted = np.concatenate(places)
+    waiting = np.concatenate(samples)
     places.clear()
     samples.clear()
     order = np.argsort(shifted)

@@ -131,7 +131,8 @@ class MdsSamples(IndexedStore):
             raise UserError(
                 "data.mixed", self._paths[number], reason, "Keep samples of one width in a set"
             )
-        columns, start = {}, _HEAD
+        columns = {}
+        start = _HEAD
         for name, size in zip(COLUMNS, self._sizes.tolist(), strict=True):
             values = np.ascontiguousarray(rows[:, start : start + size])
             columns[name] = values.view("<f4" if name == "masked_lm_weights" else "<i4")
@@ -173,7 +174,8 @@ class MdsSamples(IndexedStore):
         if (np.diff(edges) != self._num_bytes).any() or edges[-1] != len(inside):
             reason = "has samples of another width than the first one"
             raise UserError("data.mixed", path, reason, "Keep samples of one width in a set")
-        first, end = int(self._first[number]), int(self._first[number + 1])
+        first = int(self._first[number])
+        end = int(self._first[number + 1])
         pieces = [
             np.arange(low, min(low + self.gathered, end))
             for low in range(first, end, self.gathered)

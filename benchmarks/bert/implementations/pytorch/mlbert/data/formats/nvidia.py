@@ -253,10 +253,8 @@ class NvidiaStore(IndexedStore):
             masked_row, np.diff(place, prepend=-1) <= 0, "has masked positions that do not ascend"
         )
         sequence = np.searchsorted(offsets, place, side="right") - 1
-        per_sequence, most = (
-            np.bincount(sequence, minlength=len(lengths)),
-            self.info.max_predictions,
-        )
+        per_sequence = np.bincount(sequence, minlength=len(lengths))
+        most = self.info.max_predictions
         refuse(row_of, per_sequence > most, f"has a sequence with more than {most} masked tokens")
         return Ragged(
             tokens=tokens.view(np.uint16),
@@ -293,7 +291,9 @@ class NvidiaStore(IndexedStore):
         }
 
     def _mapped_column(self, name: str, rows: np.ndarray, file_of: np.ndarray) -> Items:
-        index, number, size = self._index, COLUMNS.index(name), item_dtype(name).itemsize
+        index = self._index
+        number = COLUMNS.index(name)
+        size = item_dtype(name).itemsize
         inside = rows - self._first_row[file_of]
         base = self._map.starts[file_of]
         table = base + index.offsets[file_of, number]

@@ -104,7 +104,8 @@ def build_index(paths: Sequence[Path], content: FileMap, limits: Widths) -> Nvid
             reason = f"is a {part.kind} shard next to the {first.kind} shard {paths[0].name}"
             raise UserError("data.mixed", path, reason, "Keep one kind in a folder")
         if (part.head != first.head).any():
-            (tokens, masked), others = part.widths, " and ".join(map(str, first.widths))
+            tokens, masked = part.widths
+            others = " and ".join(map(str, first.widths))
             reason = f"its rows have {tokens} tokens and {masked} masked tokens, those of {paths[0].name} {others}"
             raise UserError("data.mixed", path, reason, "Keep one set in a folder")
     _refuse_copies(paths, parts)
@@ -143,10 +144,12 @@ def index_shard(shard: NvidiaShard, content: np.ndarray, limits: Widths) -> Nvid
     columns: dict[str, Items] = {}
     places: dict[str, np.ndarray] = {}
     if shard.kind == "fixed":
-        tokens, is_mapped = _mask_lengths(shard, content, problems), bool(shard.offsets)
+        tokens = _mask_lengths(shard, content, problems)
+        is_mapped = bool(shard.offsets)
     else:
         columns, places = _columns(shard, content)
-        tokens, is_mapped = columns["input_ids"].counts, bool(places)
+        tokens = columns["input_ids"].counts
+        is_mapped = bool(places)
         for name, places_of in places.items():
             _note(
                 problems,
@@ -166,7 +169,8 @@ def index_shard(shard: NvidiaShard, content: np.ndarray, limits: Widths) -> Nvid
         if columns:
             too_many = columns["masked_lm_ids"].counts > limits.max_predictions
             _note(problems, too_many, f"has more than {limits.max_predictions} masked tokens")
-        lengths, counts = tokens.copy(), np.empty(0)
+        lengths = tokens.copy()
+        counts = np.empty(0)
         lengths[list(problems)] = 1
     table = [places.get(name, np.zeros(shard.rows)) for name in COLUMNS if name in columns]
     return NvidiaIndex(
@@ -182,7 +186,8 @@ def index_shard(shard: NvidiaShard, content: np.ndarray, limits: Widths) -> Nvid
 
 def _mask_lengths(shard: NvidiaShard, content: np.ndarray, problems: dict[int, str]) -> np.ndarray:
     """Return int64 [R], the tokens of the rows of a fixed shard; records bad input masks."""
-    lengths, width = np.zeros(shard.rows, np.int64), shard.widths.max_seq_length
+    lengths = np.zeros(shard.rows, np.int64)
+    width = shard.widths.max_seq_length
     with open_shard(shard.path) as file:
         for start in range(0, shard.rows, _BLOCK_ROWS):
             rows = np.arange(start, min(start + _BLOCK_ROWS, shard.rows))
@@ -216,7 +221,8 @@ def _columns(
     columns = {}
     for name, table in references.items():
         dtype = item_dtype(name)
-        starts, counts = item_starts(table, places[name]), table["length"].astype(np.int64)
+        starts = item_starts(table, places[name])
+        counts = table["length"].astype(np.int64)
         columns[name] = Items(at_every_byte(content, dtype), starts, counts, dtype.itemsize)
     return columns, places
 

@@ -310,18 +310,22 @@ def _walk(
     place of each object in units of 8 bytes; bytes of its items."""
     starts, ends = collections
     objects = at_every_byte(content, HEAP_OBJECT)
-    current, at = np.arange(len(starts)), starts + HEADER_BYTES
+    current = np.arange(len(starts))
+    at = starts + HEADER_BYTES
     steps = [np.empty((3, 0), np.int64)]
     while True:
         inside = at + HEADER_BYTES <= ends[current]
-        current, at = current[inside], at[inside]
+        current = current[inside]
+        at = at[inside]
         if not len(at):
             break
         found = objects[at]
         room = np.minimum(found["size"], len(content)).astype(np.int64)
         # Object 0 is the free room at the end.
         used = (found["index"] > 0) & (at + HEADER_BYTES + room <= ends[current])
-        current, at, room = current[used], at[used], room[used]
+        current = current[used]
+        at = at[used]
+        room = room[used]
         steps.append(
             np.stack([(current << 16) + found["index"][used], (at - starts[current]) >> 3, room])
         )
@@ -381,7 +385,8 @@ def _read_rows(dataset: Any, rows: np.ndarray) -> np.ndarray:
     """Read ascending ``rows``, as one range if they are dense, because HDF5 reads ranges much faster than points."""
     if not len(rows):
         return np.empty(0, dataset.dtype)
-    first, end = int(rows[0]), int(rows[-1]) + 1
+    first = int(rows[0])
+    end = int(rows[-1]) + 1
     if end - first <= 4 * len(rows):
         return dataset[first:end][rows - first]
     return dataset[rows]

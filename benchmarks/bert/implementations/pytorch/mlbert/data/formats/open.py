@@ -67,7 +67,8 @@ def check_opened(known: StoreInfo, found: StoreInfo) -> None:
         ("max_seq_length", "MAX_SEQ_LENGTH"),
         ("max_predictions", "MAX_PREDICTIONS_PER_SEQ"),
     ):
-        expected, there = getattr(known, name), getattr(found, name)
+        expected = getattr(known, name)
+        there = getattr(found, name)
         if there > expected:
             what = "tokens" if name == "max_seq_length" else "masked tokens"
             reason = f"has sequences of {there} {what}, {expected} were expected"

@@ -161,7 +161,8 @@ class EpochOrder:
     """
 
     def __init__(self, first: np.ndarray, seed: int) -> None:
-        self._first, self._seed = first, seed
+        self._first = first
+        self._seed = seed
         self.length = int(first[-1])  # positions of an epoch
 
     def __call__(self, epoch: int, positions: np.ndarray) -> np.ndarray:
@@ -253,7 +254,8 @@ class StepReader:
         seed: int,
         partition: Partition,
     ) -> None:
-        self._share, self._partition = share, partition
+        self._share = share
+        self._partition = partition
         self.units = make_units(store, len(store), max_tokens, max_sequences, seed)
         first = np.asarray([0, self.units.count])
         if isinstance(store, BinnedStore) and max_sequences == 1:

@@ -24,8 +24,13 @@ from mlbert.data.formats.ragged import DTYPES, Ragged, offsets_of
 
 MAX_ID = 65_535  # ids are stored in 16 bits
 NAMES = (  # in the order in the benchmark's files
-    *("input_ids", "masked_lm_positions", "input_mask", "segment_ids"),
-    *("masked_lm_weights", "masked_lm_ids", "next_sentence_labels"),
+    "input_ids",
+    "masked_lm_positions",
+    "input_mask",
+    "segment_ids",
+    "masked_lm_weights",
+    "masked_lm_ids",
+    "next_sentence_labels",
 )
 
 
@@ -46,13 +51,12 @@ def column_problems(
     columns: Mapping[str, np.ndarray], vocab_size: int = MAX_ID + 1
 ) -> dict[str, np.ndarray]:
     """Check columns; ids must be below ``vocab_size``. Returns {problem: bool [S], True for each bad sequence}."""
-    inside, used = columns["input_mask"] != 0, columns["masked_lm_weights"] != 0
+    inside = columns["input_mask"] != 0
+    used = columns["masked_lm_weights"] != 0
     lengths = inside.sum(axis=1)
     segments = np.where(inside, columns["segment_ids"], 1)  # ascending up to the end
-    tokens, labels = (
-        np.where(inside, columns["input_ids"], 0),
-        np.where(used, columns["masked_lm_ids"], 0),
-    )
+    tokens = np.where(inside, columns["input_ids"], 0)
+    labels = np.where(used, columns["masked_lm_ids"], 0)
     positions = np.where(used, columns["masked_lm_positions"], 0)
     limit = "0 to 65,535" if vocab_size > MAX_ID else f"the vocabulary of {vocab_size} entries"
     return {
@@ -103,7 +107,8 @@ def padded(rows: Ragged, name: str, widths: Widths) -> np.ndarray:
 
 def without_padding(columns: Mapping[str, np.ndarray]) -> Ragged:
     """Return the sequences of valid columns; the predictions stay in order."""
-    inside, used = columns["input_mask"] != 0, columns["masked_lm_weights"] != 0
+    inside = columns["input_mask"] != 0
+    used = columns["masked_lm_weights"] != 0
     arrays = {
         "tokens": columns["input_ids"][inside],
         "offsets": offsets_of(inside.sum(axis=1)),

@@ -36,7 +36,8 @@ class Permutation:
             raise ValueError(f"a permutation of {n} numbers is out of range")
         self.n = n
         bits = max(_MIN_BITS, (n - 1).bit_length()) if n else _MIN_BITS
-        self._left_bits, self._right_bits = bits // 2, bits - bits // 2
+        self._left_bits = bits // 2
+        self._right_bits = bits - bits // 2
         words = [key] if isinstance(key, int) else list(key)
         # Prefixed by their number, because SeedSequence treats (1, 0) like (1,).
         self._keys = np.random.SeedSequence([len(words), *words]).generate_state(ROUNDS, np.uint64)
@@ -57,7 +58,8 @@ class Permutation:
     def _encrypt(self, values: np.ndarray) -> np.ndarray:
         """Apply the Feistel network to uint64 [k] values of b bits."""
         right_bits = np.uint64(self._right_bits)
-        left, right = values >> right_bits, values & ((np.uint64(1) << right_bits) - np.uint64(1))
+        left = values >> right_bits
+        right = values & ((np.uint64(1) << right_bits) - np.uint64(1))
         for number, key in enumerate(self._keys):
             if number % 2:
                 right ^= _mix(left, key, self._right_bits)

@@ -302,11 +302,13 @@ class ShardSet(Store):
         with self._damage():
             if len(self._shards) == 1:
                 offsets = self._pack_offsets(0)
-                first, end = offsets[indices], offsets[indices + 1]
+                first = offsets[indices]
+                end = offsets[indices + 1]
                 check_spans(first, end, len(self))
                 return self.shard(0).rows.take(span_members(first, end - first)), end - first
             shard_of = np.searchsorted(self._first_pack, indices, side="right") - 1
-            first, end = np.empty_like(indices), np.empty_like(indices)
+            first = np.empty_like(indices)
+            end = np.empty_like(indices)
             within = indices - self._first_pack[shard_of]
             for number, (shard, pack) in enumerate(
                 zip(shard_of.tolist(), within.tolist(), strict=True)
@@ -320,10 +322,12 @@ class ShardSet(Store):
         damaged."""
         lengths = np.empty(len(indices), np.int64)
         for number, places, within in by_part(self._first_pack, np.asarray(indices, np.int64)):
-            packs, rows = self._pack_offsets(number), self.shard(number).rows
+            packs = self._pack_offsets(number)
+            rows = self.shard(number).rows
             with self._damage():
                 check_spans(packs[within], packs[within + 1], len(rows))
-                first, end = rows.offsets[packs[within]], rows.offsets[packs[within + 1]]
+                first = rows.offsets[packs[within]]
+                end = rows.offsets[packs[within + 1]]
             lengths[places] = end - first
         return lengths
 
@@ -341,7 +345,8 @@ class ShardSet(Store):
     def load(self) -> ShardSet:
         """Return the set loaded into memory as one shard, for faster gathering."""
         with self._damage():
-            rows, extra = Ragged.concatenate(list(self)), {}
+            rows = Ragged.concatenate(list(self))
+            extra = {}
         if self.num_packs:
             counts = [np.diff(self._pack_offsets(index)) for index in range(len(self._shards))]
             extra = {PACK_OFFSETS: offsets_of(np.concatenate(counts))}

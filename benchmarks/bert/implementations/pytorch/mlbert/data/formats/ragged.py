@@ -93,16 +93,13 @@ class Ragged:
 
     def slice(self, first: int, end: int) -> Ragged:
         """Return the sequences from ``first`` up to ``end``, exclusive; tokens and masks are views."""
-        offsets, masked_offsets = (
-            self.offsets[first : end + 1],
-            self.masked_offsets[first : end + 1],
-        )
-        tokens, masked = (
-            slice(offsets[0], offsets[-1]),
-            slice(masked_offsets[0], masked_offsets[-1]),
-        )
+        offsets = self.offsets[first : end + 1]
+        masked_offsets = self.masked_offsets[first : end + 1]
+        tokens = slice(offsets[0], offsets[-1])
+        masked = slice(masked_offsets[0], masked_offsets[-1])
         masks = self.masked_positions[masked], self.masked_labels[masked]
-        offsets, masked_offsets = offsets - offsets[0], masked_offsets - masked_offsets[0]
+        offsets = offsets - offsets[0]
+        masked_offsets = masked_offsets - masked_offsets[0]
         return self._of_rows(
             slice(first, end), self.tokens[tokens], offsets, *masks, masked_offsets
         )
@@ -111,7 +108,8 @@ class Ragged:
         self, rows: Any, tokens: Any, offsets: Any, positions: Any, labels: Any, masked_offsets: Any
     ) -> Ragged:
         """Return the sequences that ``rows`` (an index or slice) selects, given their tokens and masks."""
-        first, next_sentence = self.first_lengths[rows], self.next_sentence[rows]
+        first = self.first_lengths[rows]
+        next_sentence = self.next_sentence[rows]
         task_labels = None if self.labels is None else self.labels[rows]
         return Ragged(
             tokens, offsets, positions, labels, masked_offsets, first, next_sentence, task_labels
@@ -129,7 +127,8 @@ class Ragged:
         parts: dict[str, list[np.ndarray]] = {name: [] for name in DTYPES}
         labels = []
         for rows, first, end in ranges:
-            offsets, masked = rows.offsets[first : end + 1], rows.masked_offsets[first : end + 1]
+            offsets = rows.offsets[first : end + 1]
+            masked = rows.masked_offsets[first : end + 1]
             check_spans(offsets[:-1], offsets[1:], len(rows.tokens))
             check_spans(masked[:-1], masked[1:], len(rows.masked_labels))
             parts["offsets"].append(offsets)
@@ -205,7 +204,8 @@ def _take_rows(
             first + 1,
             int(np.searchsorted(new_offsets, new_offsets[first] + BLOCK, side="right")) - 1,
         )
-        low, high = new_offsets[first], new_offsets[end]
+        low = new_offsets[first]
+        high = new_offsets[end]
         shift = np.repeat(
             starts[first:end] - new_offsets[first:end], np.diff(new_offsets[first : end + 1])
         )

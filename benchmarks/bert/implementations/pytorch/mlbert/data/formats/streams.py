@@ -92,7 +92,8 @@ def samples_of_epoch(streams: Sequence[Stream], num_samples: Sequence[int], seed
     if streams[0].proportion is None:
         sets = zip(streams, num_samples, strict=True)
         return [stream.choose or int((stream.repeat or 1) * number) for stream, number in sets]
-    total, proportions = sum(num_samples), np.array([stream.proportion for stream in streams])
+    total = sum(num_samples)
+    proportions = np.array([stream.proportion for stream in streams])
     samples = (total * (proportions / proportions.sum())).astype(np.int64)
     rounded_up = np.random.default_rng(seed).choice(
         len(streams), total - int(samples.sum()), replace=False
@@ -124,7 +125,9 @@ class Mixture:
         """Return what is shuffled like shards (int64, samples of each), and the samples themselves: int64 [N], counted
         over all sets."""
         generator = np.random.default_rng(self.seed + epoch)
-        sizes, samples, first = [], [np.empty(0, np.int64)], 0
+        sizes = []
+        samples = [np.empty(0, np.int64)]
+        first = 0
         for shard_sizes, wanted in zip(self.shard_sizes, self.samples, strict=True):
             of_shards = self._of_shards(shard_sizes, wanted, epoch)
             for size, of_shard in zip(shard_sizes.tolist(), of_shards.tolist(), strict=True):

@@ -123,10 +123,8 @@ def _records(path: Path, lines: Iterator[str], is_quoted: bool) -> Iterator[tupl
         return
     csv.field_size_limit(_LONGEST_FIELD)
     first = next(lines, "")
-    reader, begins = (
-        csv.reader(chain([first], lines), delimiter=max(",;", key=first.count), strict=True),
-        1,
-    )
+    reader = csv.reader(chain([first], lines), delimiter=max(",;", key=first.count), strict=True)
+    begins = 1
     try:
         for fields in reader:
             if fields:
@@ -356,7 +354,8 @@ def _labels(table: TaskTable, classes: tuple[str, ...]) -> np.ndarray:
 
 
 def _classes(table: TaskTable, declared: int | None) -> tuple[str, ...]:
-    path, words = table.path, table.columns[-1]
+    path = table.path
+    words = table.columns[-1]
     found = {
         word.strip(): line
         for word, line in zip(reversed(words), reversed(table.lines), strict=True)

@@ -202,7 +202,8 @@ class ExampleReader:
     def __iter__(self) -> Iterator[RecordPart]:
         """Iterate over the file's sequences, in order. Raises UserError if the file is unreadable, not TFRecords, or
         without any good record, or for a bad record unless ``skip_bad``."""
-        any_good, at = False, 0
+        any_good = False
+        at = 0
         files = FileMap([self.path])
         content = files.bytes[: files.ends[0]]
         while len(starts := at + codec().scan(content[at:], self.batch)) > 1:
@@ -219,11 +220,13 @@ class ExampleReader:
             raise UserError("data.empty", self.path, problem, self.remedy)
 
     def _read(self, content: np.ndarray, borders: np.ndarray) -> RecordPart:
-        starts, ends = borders[:-1], borders[1:]
+        starts = borders[:-1]
+        ends = borders[1:]
         if self.widths is None:
             self.widths = self._first_widths(content, borders)
         if self.widths is None:
-            rows, good = Ragged.from_rows([]), np.zeros(len(starts), bool)
+            rows = Ragged.from_rows([])
+            good = np.zeros(len(starts), bool)
         else:
             rows, good = codec().parse(content, starts, ends, self.widths, self.vocab_size)
         for index in np.flatnonzero(~good).tolist():
@@ -292,7 +295,8 @@ def write_examples(
 
     Raises UserError if a sequence is too long or has too many masked tokens, or the file cannot be written.
     """
-    path, widths = Path(path), Widths(max_seq_length, max_predictions)
+    path = Path(path)
+    widths = Widths(max_seq_length, max_predictions)
     _check_fits(path, rows, widths)
     with whole_file(path) as file:
         for first in range(0, len(rows), BATCH):

@@ -63,7 +63,8 @@ def parse(
     count = len(starts)
     assert len(ends) == count, "starts and ends must have the same length"
     assert vocab_size <= MAX_ID + 1, "ids have 16 bits"
-    tokens, masked = count * widths.max_seq_length, count * widths.max_predictions
+    tokens = count * widths.max_seq_length
+    masked = count * widths.max_predictions
     most = sizes_of(count, tokens, masked)
     arrays = {name: np.empty(most[name], dtype) for name, dtype in DTYPES.items()}
     good = np.empty(count, bool)

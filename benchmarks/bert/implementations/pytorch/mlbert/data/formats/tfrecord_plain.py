@@ -50,11 +50,19 @@ from mlbert.host.errors import UserError
 from mlbert.host.json_files import read_json
 from mlbert.host.schema import parse_model
 
-HEADER_BYTES, FOOTER_BYTES = 12, 4
-_BYTES, _FLOAT, _INT = 1, 2, 3  # field numbers of tf.train.Feature
+HEADER_BYTES = 12
+FOOTER_BYTES = 4
+# field numbers of tf.train.Feature
+_BYTES = 1
+_FLOAT = 2
+_INT = 3
 _KIND = {name: _FLOAT if name == "masked_lm_weights" else _INT for name in NAMES}
 _KIND_NAMES = {_BYTES: "strings", _FLOAT: "floats", _INT: "integers"}
-_VARINT, _64_BITS, _LENGTH, _32_BITS = 0, 1, 2, 5  # wire types
+# wire types
+_VARINT = 0
+_64_BITS = 1
+_LENGTH = 2
+_32_BITS = 5
 _NO_EXAMPLE = "is not a tf.train.Example"
 
 
@@ -124,7 +132,8 @@ def _fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)
-        number, wire = tag >> 3, tag & 7
+        number = tag >> 3
+        wire = tag & 7
         if tag >> 32 or number == 0 or wire not in (_VARINT, _64_BITS, _LENGTH, _32_BITS):
             raise BadExample(_NO_EXAMPLE)
         if wire == _VARINT:
@@ -244,7 +253,8 @@ def parse(
         widths: required of every record.
         vocab_size: exclusive upper bound of ids.
     """
-    rows, good = [], np.ones(len(starts), bool)
+    rows = []
+    good = np.ones(len(starts), bool)
     for index, (start, end) in enumerate(zip(starts, ends, strict=True)):
         try:
             rows.append(parse_record(data[start:end].tobytes(), widths, vocab_size)[0])
@@ -269,7 +279,8 @@ def encode_example(row: Ragged, widths: Widths) -> bytes:
     """Return one sequence as a tf.train.Example with the same bytes as the benchmark's generator."""
     entries = b""
     for name in NAMES:
-        values, kind = padded(row, name, widths)[0].tolist(), _KIND[name]
+        values = padded(row, name, widths)[0].tolist()
+        kind = _KIND[name]
         packed = (
             struct.pack(f"<{len(values)}f", *values)
             if kind == _FLOAT

@@ -56,7 +56,8 @@ def describe(folder: Path | str, most: Widths | None = None) -> StoreInfo:
     UserError if there are no such files, not those listed, or the first is not TFRecords.
     """
     folder = Path(folder)
-    files, listed = find_files(folder), read_list(folder)
+    files = find_files(folder)
+    listed = read_list(folder)
     if most is None:
         most = read_widths(files[0], skip_bad=True)  # bad records are reported when the set is read
     elif listed:

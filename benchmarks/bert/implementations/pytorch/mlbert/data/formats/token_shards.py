@@ -48,14 +48,17 @@ from mlbert.data.formats.tokenizer_files import vocabulary_text
 from mlbert.host.errors import UserError
 from mlbert.host.files import local_path, write_atomically
 
-TEXT, TOKENS, INPUT_IDS = "text", "tokens", "input_ids"
+TEXT = "text"
+TOKENS = "tokens"
+INPUT_IDS = "input_ids"
 _MASKED = "masked_lm_positions"  # a column of sets of masked samples, which also have input_ids
 _FIRST_SAMPLES = 16  # of a shard, which decide on the width of token ids
 _MAGIC = b"MLBERTI1"
 _HEAD = struct.Struct("<8s32sqqq")
 _MOST_MEMORY = 4 << 30  # bytes of shards that cannot be stored in files
 _MOST_LOOSE = 16_384  # texts
-_INT64, _UINT16 = np.dtype("<i8"), np.dtype("<u2")
+_INT64 = np.dtype("<i8")
+_UINT16 = np.dtype("<u2")
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,8 @@ def open_texts(streams: Sequence[Stream], tokenizer: Tokenizer) -> list[MdsReade
 
 def _check_vocabulary(reader: MdsReader, name: str, tokenizer: Tokenizer) -> None:
     """Raise UserError if the set records another vocabulary than the tokenizer's."""
-    recorded, own = reader.vocabulary_sha256, vocabulary_sha256(tokenizer)
+    recorded = reader.vocabulary_sha256
+    own = vocabulary_sha256(tokenizer)
     if recorded not in (None, own) and column_of(reader) != TEXT:
         reason = f"has tokens of another vocabulary than {tokenizer.name} (sha256 {own[:12]}...)"
         remedy = (
@@ -238,7 +242,8 @@ class TokenShards:
 
     def _make(self, number: int, wait: bool) -> TokenShard | None:
         """Make a shard, or return None if another process or thread is making it and ``wait`` is False."""
-        path, made = self._path(number), None
+        path = self._path(number)
+        made = None
         try:
             with locked(path, wait) as is_mine:
                 if not is_mine:
@@ -372,7 +377,8 @@ class TokenShards:
                 raise self._wrong(text, "is only padding", "Write the set again")
             found.append(ids)
         ids = np.concatenate([np.empty(0, np.int64), *found])
-        size, offsets = len(self._tokenizer.vocabulary), offsets_of([len(ids) for ids in found])
+        size = len(self._tokenizer.vocabulary)
+        offsets = offsets_of([len(ids) for ids in found])
         outside = np.flatnonzero((ids < 0) | (ids >= size))
         if len(outside):
             text = texts[int(np.searchsorted(offsets, outside[0], side="right")) - 1]

@@ -306,11 +306,13 @@ def _choose_rules(config: Mapping[str, Any], config_file: Path, fast: _Fast | No
         config_file,
         RULE_NAMES,
     )
-    kind, kind_file = config.get("tokenizer_class"), config_file
+    kind = config.get("tokenizer_class")
+    kind_file = config_file
     model_file = config_file.with_name(MODEL_CONFIG)
     model = read_json(model_file, _RESTORE) if kind is None and model_file.is_file() else {}
     if kind is None:
-        kind, kind_file = model.get("tokenizer_class"), model_file
+        kind = model.get("tokenizer_class")
+        kind_file = model_file
     name = None if kind is None else str(kind).removesuffix("Fast")
     if name is not None and name not in (*_BERT_CLASSES, *_GENERIC_CLASSES):
         reason = f"has tokenizer_class {shown(kind)}, which is not BERT's"

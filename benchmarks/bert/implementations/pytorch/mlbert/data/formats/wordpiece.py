@@ -190,7 +190,9 @@ class WordPieceTokenizer:
         """Return the greedy longest-match-first pieces of one basic word, or [UNK] if a remainder does not match."""
         if len(word) > MAX_CHARS_PER_WORD:
             return self._unknown
-        vocabulary, found, start = self.vocabulary, [], 0
+        vocabulary = self.vocabulary
+        found = []
+        start = 0
         while start < len(word):
             prefix = "##" if start else ""
             for end in range(min(len(word), start + self._longest), start, -1):
@@ -270,7 +272,8 @@ class NativeWordPiece:
     def parse(self, data: bytes, name: str) -> FlatDocuments:
         """Tokenize a UTF-8 text without carriage returns, in blocks of complete lines; ``name`` is for messages. Raises
         UnicodeDecodeError if it is not UTF-8."""
-        library, handle = self._library, self._handle
+        library = self._library
+        handle = self._handle
         library.wordpiece_reset(handle)
         counts = np.zeros(3, np.int64)
         begin = 0
@@ -296,7 +299,8 @@ class NativeWordPiece:
 
     def _define(self, data: bytes, pending: int) -> int:
         """Tokenize the chunks that are not ASCII individually."""
-        begins, lengths = np.empty(pending, np.int64), np.empty(pending, np.int64)
+        begins = np.empty(pending, np.int64)
+        lengths = np.empty(pending, np.int64)
         self._library.wordpiece_pending(self._handle, *addresses(begins, lengths))
         places = zip(begins.tolist(), lengths.tolist(), strict=True)
         chunks = [data[begin : begin + length].decode("utf-8") for begin, length in places]

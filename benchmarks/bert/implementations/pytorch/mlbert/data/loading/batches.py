@@ -156,7 +156,8 @@ class HostBatch:
         Each unit has ``max_tokens`` slots, which determine the dropout rows. ``page_locked`` memory lets the copy to
         the device overlap computation; it requires a CUDA device.
         """
-        lengths, labels = rows.lengths, rows.labels
+        lengths = rows.lengths
+        labels = rows.labels
         sizes = len(rows.tokens), len(rows), len(rows.masked_labels)
         longest = int(lengths.max()) if len(rows) else 0
         num_bytes = max(part.stop for part, _ in _layout(*sizes, labels is not None).values())
@@ -252,7 +253,8 @@ def _layout(
     ]
     if has_labels:
         parts.append(("labels", sequences, torch.float32))
-    layout, start = {}, 0
+    layout = {}
+    start = 0
     for name, length, dtype in parts:
         end = start + length * dtype.itemsize
         layout[name] = (slice(start, end), dtype)
@@ -263,7 +265,8 @@ def _layout(
 def expanded(parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the tensors of the expanded `Batch` as new arrays, by field name."""
     bounds = parts["cu_seqlens"]
-    starts, lengths = bounds[:-1], bounds[1:] - bounds[:-1]
+    starts = bounds[:-1]
+    lengths = bounds[1:] - bounds[:-1]
     position = np.arange(
         bounds[-1], dtype=np.int32
     )  # within the batch; next line: within the sequence
@@ -290,7 +293,8 @@ def expand_plain(parts: Mapping[str, Tensor], out: Batch) -> None:
         {name: array.view(NUMPY_TYPES[parts[name].dtype]) for name, array in on_host.items()}
     )
     for name, array in arrays.items():
-        target, length = getattr(out, name), len(array)
+        target = getattr(out, name)
+        length = len(array)
         target[:length].copy_(torch.from_numpy(array))
         target[length:].fill_(FILLERS.get(name, 0))
     out.cu_seqlens[len(arrays["cu_seqlens"]) :].fill_(len(arrays["input_ids"]))
@@ -319,7 +323,8 @@ def _copy_on_side_stream(data: Tensor, device: torch.device) -> Tensor:
     PyTorch reuses neither buffer too early: its pinned-memory allocator tracks the copy, and `record_stream` covers
     the device buffer.
     """
-    stream, current = _copy_stream(device), torch.cuda.current_stream(device)
+    stream = _copy_stream(device)
+    current = torch.cuda.current_stream(device)
     with torch.cuda.stream(stream):
         copy = data.to(device, non_blocking=True)
     current.wait_stream(stream)

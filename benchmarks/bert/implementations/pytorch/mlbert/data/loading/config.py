@@ -82,12 +82,14 @@ class DataConfig(Section):
     def contradictions(self) -> Iterator[Contradiction]:
         """Yield contradictions of batch, packing and bins; `mlbert.data.formats.bins.check_counts` compares with the
         data."""
-        packs, parts = self.train_batch_size, self.gradient_accumulation_steps
+        packs = self.train_batch_size
+        parts = self.gradient_accumulation_steps
         if packs % parts:
             problem = f"{parts} does not divide BATCHSIZE {packs}"
             remedy = "BATCHSIZE counts the packs of all accumulation steps together; choose one that is divisible"
             yield Contradiction("config.conflict", "GRADIENT_STEPS", problem, remedy)
-        rate, most = self.average_packing_rate, self.max_sequences_per_pack
+        rate = self.average_packing_rate
+        most = self.max_sequences_per_pack
         if rate > most:
             problem = f"is {rate:g} while MAX_SEQUENCES_PER_PACK is {most}"
             remedy = "Set PACKING_FACTOR=1 for unpacked training, or allow more sequences"

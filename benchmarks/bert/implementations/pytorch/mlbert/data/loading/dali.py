@@ -62,7 +62,8 @@ class DaliStore(TFRecordStore):
         """Return each feature [S, W] by name for the records ``wanted`` (ascending)."""
         file = np.searchsorted(self._first, wanted, side="right") - 1
         with tempfile.TemporaryDirectory(prefix="mlbert-dali-") as folder:
-            paths, lists = [], []
+            paths = []
+            lists = []
             for number in np.unique(file).tolist():
                 records = wanted[file == number]
                 lines = zip(

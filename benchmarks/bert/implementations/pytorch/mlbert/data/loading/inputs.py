@@ -54,7 +54,8 @@ def inspect(model: ModelConfig, data: DataConfig) -> PreTrainingInputs:
             shape, SYNTHETIC, SYNTHETIC, shape.max_position_embeddings, rate, None
         )
     most = widths_at_most(data.max_seq_length, data.max_predictions_per_seq, shape)
-    train_set, eval_set = describe(data.input_dir, most), describe(data.eval_dir, most)
+    train_set = describe(data.input_dir, most)
+    eval_set = describe(data.eval_dir, most)
     check_same_vocabulary(train_set, eval_set)
     found = vocabulary_of_data(data.input_dir)
     if found:

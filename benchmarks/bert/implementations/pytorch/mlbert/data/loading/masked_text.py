@@ -29,7 +29,8 @@ from mlbert.data.loading.source import EvaluationBatches, StepSource
 from mlbert.data.loading.text_lanes import Ahead, EpochOrders, Lanes, PieceLanes, Pieces, WholeLanes
 from mlbert.host.errors import UserError
 
-SPLIT, TRUNCATE = "split", "truncate"
+SPLIT = "split"
+TRUNCATE = "truncate"
 _SEED = 9176  # Streaming's default, for the draws of evaluation sets
 
 
@@ -70,7 +71,8 @@ def count_sequences(
         return describe_text(streams, texts.tokenizer).num_texts
     readers = open_texts(streams, texts.tokenizer)
     pieces = Pieces(TokenShards(readers, texts.tokenizer), texts.tokenizer, texts.max_seq_length)
-    counts, mixture = pieces.all_counts(), texts.mixture(readers, _SEED, is_shuffled=True)
+    counts = pieces.all_counts()
+    mixture = texts.mixture(readers, _SEED, is_shuffled=True)
     return int((counts if mixture.is_whole else counts[mixture(0)[1]]).sum())
 
 
@@ -117,9 +119,12 @@ class TextSource(StepSource):
             raise UserError(
                 "data.too-small", texts.name, reason, "Lower BATCHSIZE or give more text"
             )
-        self._texts, self._rate, self._sum_over_ranks = texts, rate, sum_over_ranks
+        self._texts = texts
+        self._rate = rate
+        self._sum_over_ranks = sum_over_ranks
         self._masking = Masking.of(texts.tokenizer, seed)
-        self._local, self._warn = local, warn
+        self._local = local
+        self._warn = warn
         self._order: dict[str, Any] = {
             "shuffle": shuffle,
             "seed": shuffle_seed,
@@ -251,9 +256,12 @@ class TextEvalSet(EvaluationBatches):
             reason = f"{batch_size} is not a number of sequences"
             raise UserError("config.range", "EVAL_BATCH_SIZE", reason, "Set it to 1 or more")
         self.info = describe_text(texts.streams, texts.tokenizer)
-        self._texts, self._batch_size, self._rate = texts, batch_size, rate
+        self._texts = texts
+        self._batch_size = batch_size
+        self._rate = rate
         self._masking = Masking.of(texts.tokenizer, seed, always_mask)
-        self._rank, self._world_size = rank, world_size
+        self._rank = rank
+        self._world_size = world_size
         self._num_examples = num_examples
         if texts.long_texts == TRUNCATE:
             self._set_num_examples(self.info.num_texts)
@@ -287,7 +295,8 @@ class TextEvalSet(EvaluationBatches):
         parts = even_parts(self.num_examples, self._rank, self._world_size, self._batch_size)
         of_parts = [np.searchsorted(first, numbers, side="right") - 1 for numbers in parts]
         pieces.prepare(np.unique(chosen_texts[np.concatenate([np.empty(0, np.int64), *of_parts])]))
-        self._batches, read = [], [np.empty(0, np.uint16)]
+        self._batches = []
+        read = [np.empty(0, np.uint16)]
         for numbers, chosen in zip(parts, of_parts, strict=True):
             tokens, offsets = pieces.rows(chosen_texts[chosen], numbers - first[chosen])
             read.append(tokens)

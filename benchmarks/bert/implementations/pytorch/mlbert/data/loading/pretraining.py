@@ -66,8 +66,10 @@ class EvalSet(EvaluationBatches):
             raise UserError("config.range", "EVAL_BATCH_SIZE", reason, "Set it to 1 or more")
         self.num_examples = num_examples
         self.max_tokens = pack_slots(self.info, max_sequences_per_pack, max_tokens)
-        self._packs_per_batch, self._max_sequences = packs_per_batch, max_sequences_per_pack
-        self._rank, self._world_size = rank, world_size
+        self._packs_per_batch = packs_per_batch
+        self._max_sequences = max_sequences_per_pack
+        self._rank = rank
+        self._world_size = world_size
         self._vocab_size = vocab_size if self.info.vocab_size is None else self.info.vocab_size
         self._vocabulary = vocabulary if self.info.vocabulary_sha256 is None else None
 
@@ -174,9 +176,11 @@ def make_evaluation_set(
 def budget_of(config: DataConfig, source: PackedSource | SyntheticSource) -> StaticShape:
     """Return the maximum sizes of a micro-batch."""
     if isinstance(source, SyntheticSource):
-        longest, predictions = source.max_tokens, math.ceil(MASKED_SHARE * source.max_tokens)
+        longest = source.max_tokens
+        predictions = math.ceil(MASKED_SHARE * source.max_tokens)
     else:
-        longest, predictions = source.info.max_seq_length, source.info.max_predictions
+        longest = source.info.max_seq_length
+        predictions = source.info.max_predictions
     packs = config.train_batch_size // config.gradient_accumulation_steps
     return StaticShape.of_packs(
         packs, source.max_tokens, config.max_sequences_per_pack, longest, predictions
@@ -189,7 +193,9 @@ def _common(config: DataConfig, seed: int, rank: int, world_size: int) -> dict[s
         "packs_per_step": config.train_batch_size,
         "accumulation": config.gradient_accumulation_steps,
         "max_sequences_per_pack": config.max_sequences_per_pack,
-        **{"seed": seed, "rank": rank, "world_size": world_size},
+        "seed": seed,
+        "rank": rank,
+        "world_size": world_size,
     }
 
 
@@ -201,7 +207,8 @@ def _synthetic(
     world_size: int,
     partition: Partition = contiguous,
 ) -> SyntheticSource:
-    common, positions = _common(config, seed, rank, world_size), shape.max_position_embeddings
+    common = _common(config, seed, rank, world_size)
+    positions = shape.max_position_embeddings
     return SyntheticSource(
         vocab_size=shape.vocab_size, max_tokens=positions, partition=partition, **common
     )

@@ -36,7 +36,8 @@ class StepSource:
     """
 
     def __init__(self, name: str | Path, identity: dict[str, Any]) -> None:
-        self._name, self._identity = name, identity
+        self._name = name
+        self._identity = identity
         self._step = 0
         self._prefetcher: Prefetcher | None = None
         # The copy to the device overlaps computation only from page-locked memory, which needs a CUDA driver.

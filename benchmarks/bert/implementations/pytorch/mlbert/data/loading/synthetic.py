@@ -22,7 +22,10 @@ LENGTH_QUANTILES = (
     (0.75, 484),
     (0.766, 512),
 )
-CLS, SEP, MASK, FIRST_WORD = 2, 3, 4, 5
+CLS = 2
+SEP = 3
+MASK = 4
+FIRST_WORD = 5
 
 
 def lengths_at(shares: np.ndarray, max_tokens: int) -> np.ndarray:
@@ -94,7 +97,9 @@ class SyntheticSource(StepSource):
             raise UserError("config.range", "SYNTH_DATA", reason)
         self.share = RankSlice(packs_per_step, accumulation, rank, world_size)
         self.max_tokens = max_tokens
-        self._vocab_size, self._max_sequences, self._seed = vocab_size, max_sequences_per_pack, seed
+        self._vocab_size = vocab_size
+        self._max_sequences = max_sequences_per_pack
+        self._seed = seed
         self._partition = partition
         super().__init__("SYNTH_DATA", {"seed": seed, "global_packs": self.share.global_units})
 
@@ -110,7 +115,8 @@ class SyntheticSource(StepSource):
         batches = []
         for units in self._partition(self.share, lengths):
             packs = [self._pack(step, pack) for pack in units.tolist()]
-            rows, counts = Ragged.concatenate(packs), np.asarray([len(pack) for pack in packs])
+            rows = Ragged.concatenate(packs)
+            counts = np.asarray([len(pack) for pack in packs])
             batches.append(HostBatch.of(rows, counts, units, self.max_tokens, self._page_locked))
         return batches
 

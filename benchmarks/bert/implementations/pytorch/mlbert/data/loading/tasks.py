@@ -34,7 +34,8 @@ def encode(
 
     ``warn`` is called once with the number of rows that were truncated, if there are any.
     """
-    cls, sep = [tokenizer.cls_id], [tokenizer.sep_id]
+    cls = [tokenizer.cls_id]
+    sep = [tokenizer.sep_id]
     encoded = [tokenizer.encode_all(texts) for texts in rows.texts]
 
     def text(column: int, row: int) -> list[int]:
@@ -95,8 +96,11 @@ class TaskSource(StepSource):
         warn: Callable[[str], None] | None = None,
     ) -> None:
         self._warn = warn
-        self._rows, self._tokenizer, self._max_tokens = rows, tokenizer, max_seq_length
-        self._share, self._seed = share, seed
+        self._rows = rows
+        self._tokenizer = tokenizer
+        self._max_tokens = max_seq_length
+        self._share = share
+        self._seed = seed
         self._encoded: Ragged | None = None
         self.steps_per_epoch = steps_per_epoch(len(rows), share, drop_last)
         if self.steps_per_epoch == 0:
@@ -120,7 +124,8 @@ class TaskSource(StepSource):
         """See `StepSource.batches_of`."""
         assert self._encoded is not None, "open() first"
         epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
-        share, first = self._share, step_in_epoch * self._share.global_units
+        share = self._share
+        first = step_in_epoch * self._share.global_units
         count = min(share.global_units, len(self._rows) - first)
         mine = np.array_split(np.arange(count), share.world_size)[share.rank]
         batches = []
@@ -170,7 +175,9 @@ class TaskEvalSet(EvaluationBatches):
         warn: Callable[[str], None] | None = None,
     ) -> None:
         self._warn = warn
-        self._parts, self._tokenizer, self._max_tokens = parts, tokenizer, max_seq_length
+        self._parts = parts
+        self._tokenizer = tokenizer
+        self._max_tokens = max_seq_length
         self._batch_size = batch_size
         self.num_examples = sum(len(part) for part in parts)
         self._mine = even_parts(self.num_examples, rank, world_size, batch_size)

@@ -34,10 +34,9 @@ from mlbert.data.formats.tokenizer import Tokenizer
 from mlbert.host.errors import UserError
 from mlbert.host.files import is_leftover, whole_file
 
-_KEPT_EPOCHS, _KEPT_BYTES = (
-    3,
-    64 << 20,
-)  # cached orders: more epochs if they are small, because lanes drift apart
+# cached orders: more epochs if they are small, because lanes drift apart
+_KEPT_EPOCHS = 3
+_KEPT_BYTES = 64 << 20
 _SHARED_TEXTS = (
     1 << 20
 )  # smaller orders are made by every process, in less time than opening a file may take
@@ -73,7 +72,9 @@ class EpochOrders:
         folder: Path,
         warn: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self._mixture, self._shuffle, self._nodes = mixture, shuffle, canonical_nodes
+        self._mixture = mixture
+        self._shuffle = shuffle
+        self._nodes = canonical_nodes
         self._warn = warn
         self._has_warned = False
         self._options: dict[str, Any] = {
@@ -247,7 +248,9 @@ class WholeLanes:
     """
 
     def __init__(self, orders: EpochOrders, lanes: int, mine: np.ndarray) -> None:
-        self._orders, self._lanes, self._mine = orders, lanes, mine
+        self._orders = orders
+        self._lanes = lanes
+        self._mine = mine
         self._texts = _lane_texts(orders, lanes, mine)
 
     def take(self, step: int) -> tuple[np.ndarray, np.ndarray]:
@@ -292,8 +295,11 @@ class PieceLanes:
         pieces: _ArrayFunction,
         sum_over_ranks: _ArrayFunction,
     ) -> None:
-        self._orders, self._lanes, self._mine = orders, lanes, mine
-        self._pieces, self._sum_over_ranks = pieces, sum_over_ranks
+        self._orders = orders
+        self._lanes = lanes
+        self._mine = mine
+        self._pieces = pieces
+        self._sum_over_ranks = sum_over_ranks
         self._texts = _lane_texts(orders, lanes, mine)
         self._start = 0, np.zeros((len(self._NAMES), len(mine)), np.int64)
         self._known: OrderedDict[int, np.ndarray] = OrderedDict([self._start])
@@ -356,11 +362,13 @@ class PieceLanes:
     def _step(self, position: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return texts and pieces of the step at a position (int64 [3, b]), and the position after it."""
         epoch, index, piece = position.copy()
-        texts, counts = np.empty_like(index), np.empty_like(index)
+        texts = np.empty_like(index)
+        counts = np.empty_like(index)
         lanes = np.arange(len(self._mine))  # of this rank, those without a piece yet
         while len(lanes):
             found = self._orders.texts(epoch[lanes], index[lanes] * self._lanes + self._mine[lanes])
-            texts[lanes], counts[lanes] = found, self._pieces(found)
+            texts[lanes] = found
+            counts[lanes] = self._pieces(found)
             lanes = lanes[piece[lanes] >= counts[lanes]]
             self._next_text(lanes, epoch, index, piece)
             if len(lanes) and (epoch[lanes] - position[0, lanes]).max() > _MOST_EPOCHS:
@@ -476,13 +484,16 @@ class Ahead:
         first: int,
         stride: int,
     ) -> None:
-        self._shards, self._orders = shards, orders
-        self._first, self._stride = first, stride
+        self._shards = shards
+        self._orders = orders
+        self._first = first
+        self._stride = stride
         self._distance = canonical_nodes * int(np.diff(shards.first).max())  # places
         self._front = 0  # places read, counted from the start of the first epoch
         self._done = 0  # places whose shards were processed
         self._waiting: list[int] = []  # shards that another process is making
-        self._moved, self._stopped = threading.Event(), threading.Event()
+        self._moved = threading.Event()
+        self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
     def reach(self, epoch: int, place: int) -> None:
@@ -490,7 +501,8 @@ class Ahead:
         self._front = epoch * self._orders.length + place
         self._moved.set()
         if self._thread is None:
-            self._done, self._stopped = self._front, threading.Event()
+            self._done = self._front
+            self._stopped = threading.Event()
             self._thread = threading.Thread(
                 target=self._run, args=(self._stopped,), name="tokenise", daemon=True
             )

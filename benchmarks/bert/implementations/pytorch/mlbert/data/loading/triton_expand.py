@@ -31,8 +31,14 @@ INPUTS = [
     "next_sentence",
 ]
 OUTPUTS = (
-    *("input_ids", "segment_ids", "position_ids", "dropout_rows"),
-    *("cu_seqlens", "masked_positions", "masked_labels", "next_sentence_labels"),
+    "input_ids",
+    "segment_ids",
+    "position_ids",
+    "dropout_rows",
+    "cu_seqlens",
+    "masked_positions",
+    "masked_labels",
+    "next_sentence_labels",
 )
 
 

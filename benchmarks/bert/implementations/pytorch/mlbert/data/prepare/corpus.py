@@ -68,7 +68,8 @@ def drop_repeats(documents: Iterable[list[str]]) -> tuple[list[list[str]], int]:
     """Keep the first of all sentences with the same words and count the dropped ones; documents that become empty are
     dropped."""
     seen: set[tuple[str, ...]] = {()}
-    kept, dropped = [], 0
+    kept = []
+    dropped = 0
     for document in documents:
         fresh = []
         for sentence in document:
@@ -177,7 +178,8 @@ _LONGEST_WORD = 64  # characters before a full stop that are looked at
 def split_sentences(text: str) -> list[str]:
     """Return the sentences of one paragraph, with white space reduced to single spaces."""
     text = " ".join(text.split())
-    sentences, start = [], 0
+    sentences = []
+    start = 0
     for match in _BOUNDARY.finditer(text):
         if text[match.start()] == "." and _continues(text, start, match.start()):
             continue
@@ -215,7 +217,8 @@ def paragraphs(text: str) -> list[str]:
             blocks.append([])
             continue
         if literal_next:
-            literal_next, literal_indent = False, indent if indent > 0 else None
+            literal_next = False
+            literal_indent = indent if indent > 0 else None
         if literal_indent is not None:
             if indent >= literal_indent:
                 continue

@@ -37,15 +37,22 @@ from mlbert.host.errors import UserError, import_package
 from mlbert.host.files import plain_size
 from mlbert.host.json_files import text_in_line
 
-PLAIN_SUFFIXES, PACKED = (".txt", ".text", ".md", ".rst"), (".gz", ".zst")
+PLAIN_SUFFIXES = (".txt", ".text", ".md", ".rst")
+PACKED = (".gz", ".zst")
 ROW_SUFFIXES = (".jsonl", ".json", ".parquet")
-TABLE_SUFFIXES, HTML_SUFFIXES = (".csv", ".tsv"), (".html", ".htm", ".xhtml")
-SAVED_SET, SAVED_SETS = "dataset_info.json", "dataset_dict.json"  # of `datasets`
-TEXT, TRAIN = "text", "train"
+TABLE_SUFFIXES = (".csv", ".tsv")
+HTML_SUFFIXES = (".html", ".htm", ".xhtml")
+# of `datasets`
+SAVED_SET = "dataset_info.json"
+SAVED_SETS = "dataset_dict.json"
+TEXT = "text"
+TRAIN = "train"
 LINKED_FOLDERS = "linked folder(s)"  # counted among the suffixes of what is not read
 WHOLE = 32_000  # characters; a plain file up to this size is one document
 MOST_DOCUMENT = 1_000_000  # characters; longer records are cut
-_CHUNK, _PACKED_CHUNK = 1 << 20, 1 << 16  # bytes read at a time
+# bytes read at a time
+_CHUNK = 1 << 20
+_PACKED_CHUNK = 1 << 16
 _ROWS = 1024  # of a Parquet file, read at a time
 _MOST_LINE = 64 << 20  # maximum characters of a line
 _HTML_HEAD = 1024  # bytes with the declaration of the encoding
@@ -217,9 +224,11 @@ def _pieces(chunks: Iterator[str], size: int) -> Iterator[str]:
     cut after a line end, a space, or anywhere."""
     rest = ""
     for chunk in chunks:
-        rest, start = rest + chunk, 0
+        rest = rest + chunk
+        start = 0
         while len(rest) - start > 2 * size:
-            low, high = start + size, start + 2 * size
+            low = start + size
+            high = start + 2 * size
             end = next(
                 (e for mark in ("\n\n", "\n", " ") if (e := rest.find(mark, low, high)) >= 0),
                 high - 1,
@@ -268,7 +277,8 @@ def _chunks(path: Path) -> Iterator[bytes]:
 
 
 def _characters(path: Path, encoding: str) -> Iterator[str]:
-    decoder, lines = codecs.getincrementaldecoder(encoding)(), 0
+    decoder = codecs.getincrementaldecoder(encoding)()
+    lines = 0
     for raw in chain(_chunks(path), [b""]):
         try:
             text = decoder.decode(raw, final=not raw)
@@ -422,7 +432,8 @@ def _parquet_texts(path: Path, column: str) -> Iterator[str]:
 
 def text_lines(path: Path, remedy: str, encoding: str = UTF8) -> Iterator[str]:
     """Yield the lines of a file. Raises UserError, which names the line that is not in the encoding or too long."""
-    number, rest = 0, ""
+    number = 0
+    rest = ""
     for chunk in _characters(path, encoding):
         *lines, rest = (rest + chunk).split("\n")
         yield from (f"{line}\n" for line in lines)

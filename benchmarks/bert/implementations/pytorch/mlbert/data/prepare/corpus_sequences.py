@@ -16,7 +16,9 @@ from mlbert.data.formats.tokenizer import Tokenizer
 from mlbert.data.formats.wordpiece import CJK_RANGES, UNKNOWN, is_cjk
 from mlbert.data.prepare.corpus import split_sentences
 
-RUN, NEAR_DUPLICATE = 8, 0.5  # tokens; fraction of a line
+# tokens; fraction of a line
+RUN = 8
+NEAR_DUPLICATE = 0.5
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -47,7 +49,8 @@ class SequenceStream:
     """Joins encoded documents to sequences and counts their tokens."""
 
     def __init__(self, tokenizer: Tokenizer, length: int) -> None:
-        self._tokenizer, self._room = tokenizer, length - 2
+        self._tokenizer = tokenizer
+        self._room = length - 2
         self._end = np.asarray([tokenizer.sep_id], np.uint16)
         self._waiting = np.empty(0, np.uint16)
         self.counts: Counter[str] = Counter()
@@ -113,7 +116,9 @@ def has_next(sample: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
 
 
 COUNT = 10
-_TOKENS, _LONGEST = range(8, 41), 400  # allowed number of tokens in a sentence; characters
+# allowed number of tokens in a sentence; characters
+_TOKENS = range(8, 41)
+_LONGEST = 400
 _LEAST_LETTERS = 3  # of the masked word, if its script has blanks
 _LOOKED_AT = 20_000  # sentences examined
 _SENTENCE_END = re.compile(
@@ -169,7 +174,8 @@ def _mask(sentence: str, number: int, tokenizer: Tokenizer) -> list[str] | None:
 
 def _is_maskable(sentence: str, match: re.Match[str], tokenizer: Tokenizer) -> bool:
     """Return True for a whole word, or a Chinese character, that is one entry of the vocabulary."""
-    word, ids = match.group(), tokenizer.encode(match.group())
+    word = match.group()
+    ids = tokenizer.encode(match.group())
     if len(ids) != 1 or ids[0] in tokenizer.special_ids:
         return False
     around = (

@@ -53,24 +53,24 @@ from mlbert.host.files import read_plain, write_atomically
 from mlbert.host.json_files import add_checksum, parse_checksummed
 
 LEAST_CHARACTERS = 20_000
-HELD_OUT_SHARE, HELD_OUT_AT_LEAST, HELD_OUT_AT_MOST, HELD_OUT_MOST_SHARE = (
-    0.02,
-    60_000,
-    400_000,
-    0.1,
-)  # characters
+# characters
+HELD_OUT_SHARE = 0.02
+HELD_OUT_AT_LEAST = 60_000
+HELD_OUT_AT_MOST = 400_000
+HELD_OUT_MOST_SHARE = 0.1
 _LEAST_HELD_OUT = 10  # documents, so that no single one dominates the accuracy
 MOST_UNKNOWN = 0.5  # fraction of [UNK] above which nothing can be learnt
 _MOST_WORDS = 400_000  # different words kept; above that, words seen only once are dropped
 _MOST_PAIRS = 4_000_000
 _LEAST_SHARE = 2e-6  # of all characters, for one in the vocabulary's alphabet
-_PLAIN_CASED, _MOST_ACCENTS = 0.5, 0.003  # shares of the letters, see `_Scan.case`
+# shares of the letters, see `_Scan.case`
+_PLAIN_CASED = 0.5
+_MOST_ACCENTS = 0.003
 _MOST_KNOWN = 2_000_000  # documents that later ones are compared with
 _LETTERS = re.compile(r"[^\W\d_]+")
-_MARKUP, _SAMPLED = (
-    re.compile(r"</?[A-Za-z][^<>\n]*>|\{\{|\}\}|\[\[|\]\]|&[a-z]+;"),
-    2000,
-)  # characters of a document
+# characters of a document
+_MARKUP = re.compile(r"</?[A-Za-z][^<>\n]*>|\{\{|\}\}|\[\[|\]\]|&[a-z]+;")
+_SAMPLED = 2000
 _MUCH_MARKUP = 0.02
 _SKIPPED = (
     "data.encoding",
@@ -140,8 +140,12 @@ class Request:
             self.vocabulary.identity if self.vocabulary else [self.vocab_size, self.lower_case]
         )
         return {
-            **{"sources": files, "reading": reading, "vocabulary": vocabulary},
-            **{"length": self.length, "eval_rate": self.eval_rate, "eval_masking": "mask"},
+            "sources": files,
+            "reading": reading,
+            "vocabulary": vocabulary,
+            "length": self.length,
+            "eval_rate": self.eval_rate,
+            "eval_masking": "mask",
         }
 
 
@@ -351,13 +355,15 @@ def _read_again(request: Request, scan: _Scan, advance: Callable[[int], None]) -
 
 
 def _together(texts: Iterable[str]) -> Iterator[list[str]]:
-    several, size = list[str](), 0
+    several = list[str]()
+    size = 0
     for text in texts:
         several.append(text)
         size += len(text)
         if size >= _TOGETHER:
             yield several
-            several, size = [], 0
+            several = []
+            size = 0
     if several:
         yield several
 
@@ -421,7 +427,8 @@ def _scan_readable(request: Request, is_cut: bool, executor: Executor) -> tuple[
 
 
 def _unreadable(errors: Sequence[UserError], progress: Progress) -> UserError:
-    first, more = errors[0], len(errors) - 1
+    first = errors[0]
+    more = len(errors) - 1
     for error in errors[:more]:
         progress(f"cannot be read: {error.subject}: {error.problem}")
     others = f", and {more} more cannot be read" if more else ""
@@ -482,10 +489,8 @@ def _write_sets(
     executor: Executor,
     made_from: dict[str, Any],
 ) -> Facts:
-    held_out, train = (
-        SequenceStream(tokenizer, request.length),
-        SequenceStream(tokenizer, request.length),
-    )
+    held_out = SequenceStream(tokenizer, request.length)
+    train = SequenceStream(tokenizer, request.length)
     samples = [
         *held_out.samples([encode_texts(tokenizer, None, scan.held_out.texts)]),
         *held_out.rest(),
@@ -512,7 +517,8 @@ def _write_sets(
             )
     if written < 2:
         raise _repeats_itself()
-    counts, of_held_out = train.counts, held_out.counts
+    counts = train.counts
+    of_held_out = held_out.counts
     unknown = counts["unknown"] / max(1, counts["kept"])
     if unknown > MOST_UNKNOWN:
         reason = f"{unknown:.0%} of its words are {UNKNOWN} to the vocabulary"

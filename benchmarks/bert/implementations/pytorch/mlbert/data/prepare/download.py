@@ -217,7 +217,8 @@ def _fetch_from(source: str, entry: Entry, target: Path, progress: Progress) -> 
 
 def _transfer(source: str, entry: Entry, partial: Path, progress: Progress) -> str:
     """Append the missing bytes to ``partial``; return the MD5 of the complete file."""
-    state, target = hashlib.md5(usedforsecurity=False), Path(entry.name).name
+    state = hashlib.md5(usedforsecurity=False)
+    target = Path(entry.name).name
     with _written(partial) as file, ExitStack() as stack:
         while piece := file.read(CHUNK):
             state.update(piece)

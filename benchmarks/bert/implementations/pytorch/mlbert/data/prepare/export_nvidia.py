@@ -65,10 +65,8 @@ class NvidiaExportJob:
         if self.is_written(wanted):
             return
         store = opened(self.folder)
-        chosen, longest = (
-            np.arange(wanted.first, wanted.end),
-            wanted.longest or store.info.max_seq_length,
-        )
+        chosen = np.arange(wanted.first, wanted.end)
+        longest = wanted.longest or store.info.max_seq_length
         if wanted.longest:
             lengths = store.lengths_of(chosen)
             chosen = chosen[(lengths >= wanted.shortest) & (lengths <= longest)]
@@ -86,10 +84,8 @@ class NvidiaExportJob:
 
     def run(self, files: Sequence[NvidiaExportFile], name: str, executor: Executor) -> None:
         """Write the files; ``name`` is for the progress bar."""
-        unit, sizes = (
-            "packs" if self.layout == "packed" else "sequences",
-            [file.num_rows for file in files],
-        )
+        unit = "packs" if self.layout == "packed" else "sequences"
+        sizes = [file.num_rows for file in files]
         executor.run(self.make_file, files, name=name, where=self.out, sizes=sizes, unit=unit)
 
     def _digest(self, wanted: NvidiaExportFile) -> str:
@@ -131,7 +127,8 @@ def variable_columns(rows: Ragged, counts: np.ndarray, packed: bool) -> dict[str
     """Return columns with rows of varying length, as object arrays [R] of int16 or int8 arrays; row r has counts[r]
     sequences (int64 [R])."""
     first = offsets_of(counts)
-    starts, masked_starts = rows.offsets[first], rows.masked_offsets[first]
+    starts = rows.offsets[first]
+    masked_starts = rows.masked_offsets[first]
     sequence = np.arange(len(rows.tokens)) - np.repeat(rows.offsets[:-1], rows.lengths)
     segments = sequence >= np.repeat(rows.first_lengths, rows.lengths)
     in_row = rows.offsets[:-1] - np.repeat(starts[:-1], counts)
@@ -181,7 +178,8 @@ def export_nvidia(
             "config.range", "--files", f"{num_files} is out of range", f"Use 1 to {num_rows}"
         )
     num_files = num_files or max(1, round(num_rows / ROWS_A_FILE))
-    job, identity = NvidiaExportJob(folder, out, layout), describe(folder).identity
+    job = NvidiaExportJob(folder, out, layout)
+    identity = describe(folder).identity
     borders = [num_rows * index // num_files for index in range(num_files + 1)]
     files = [
         NvidiaExportFile(

@@ -100,7 +100,9 @@ SIZES = {
     "stsb": 480,
 }
 EVALUATION_ROWS = 240
-SHORTEST, LONGEST = 7, 24  # words of a sentence
+# words of a sentence
+SHORTEST = 7
+LONGEST = 24
 _MISMATCHED = (
     "lib2to3/",
     "distutils/",

@@ -265,7 +265,8 @@ def _finish(job: NvidiaImportJob, results: list[PartResult], options: dict[str, 
     vocabulary = load_vocabulary(job.vocab_file)
     seen: dict[str, str] = {}
     for result in results:
-        content, name = str(result.entry.values["content_sha256"]), result.source["file"]
+        content = str(result.entry.values["content_sha256"])
+        name = result.source["file"]
         if result.entry.values["num_sequences"] and seen.setdefault(content, name) != name:
             reason = f"holds the same sequences as {seen[content]}"
             raise UserError(
@@ -354,7 +355,9 @@ def _read(store: Store | UserError, part: ImportPart, job: NvidiaImportJob) -> R
 
 def _misfit(rows: Ragged, vocabulary: dict[str, int]) -> tuple[int, str] | None:
     """Return the first sequence that does not fit a vocabulary, and why."""
-    size, cls, sep = len(vocabulary), vocabulary["[CLS]"], vocabulary["[SEP]"]
+    size = len(vocabulary)
+    cls = vocabulary["[CLS]"]
+    sep = vocabulary["[SEP]"]
     outside = f"outside the vocabulary of {size} entries"
     found = {
         f"has a token {outside}": sequences_of(rows.offsets, rows.tokens >= size),

@@ -116,7 +116,8 @@ class _Work:
         return replace(outcome, entry=writer.entry(index))
 
     def _make_tfrecord(self, index: int) -> _Outcome:
-        folder, fingerprint = self.tfrecords(), self.fingerprint(index)
+        folder = self.tfrecords()
+        fingerprint = self.fingerprint(index)
         if known := folder.written(index, fingerprint):
             return _Outcome(known, kept=True)
         rows, outcome = self._rows(index)
@@ -132,7 +133,8 @@ class _Work:
             if part.problem:
                 raise part.problem
             documents = generator.read(part.path)
-            words, name = generator.tokenizer.vocabulary, self.job.vocab_file.name
+            words = generator.tokenizer.vocabulary
+            name = self.job.vocab_file.name
             unknown = unknown_share(flat(documents).tokens, words, part.path, name)
         except UserError as error:
             if not self.job.skip_bad:
@@ -158,7 +160,8 @@ def make_instances(
     """Make a set of the parts from `inspect_parts`, keeping finished ones of an interrupted run. ``provenance``
     (JSON-serializable) goes into the manifest, with the skipped parts. Raises UserError: a part or the vocabulary is
     bad, or the output folder cannot be written."""
-    vocabulary, progress = load_vocabulary(job.vocab_file), executor.progress
+    vocabulary = load_vocabulary(job.vocab_file)
+    progress = executor.progress
     work = _Work(job, tuple(parts), vocabulary_sha256(job.vocab_file))
     plan = {**work.options(), "skip_bad": job.skip_bad, "vocabulary": work.vocabulary_sha256}
     plan[INPUTS] = stamps([part.path for part in parts])

@@ -162,7 +162,8 @@ def _document_instances(
             else:
                 second = [token for sentence in chunk[end:] for token in sentence]
             yield _instance(first, second, random_next, rule, max_tokens, rng)
-            chunk, chunk_tokens = [], 0
+            chunk = []
+            chunk_tokens = 0
         i += 1
 
 
@@ -200,7 +201,8 @@ def _instance(
 
 def digest(rows: Ragged, max_seq_length: int, max_predictions: int) -> str:
     """Return the SHA-256 of the padded features in sorted order: each name, then the values of all rows in 32 bits."""
-    result, widths = hashlib.sha256(), Widths(max_seq_length, max_predictions)
+    result = hashlib.sha256()
+    widths = Widths(max_seq_length, max_predictions)
     for name in sorted(NAMES):
         result.update(name.encode())
         for start in range(0, len(rows), 4096):

@@ -97,7 +97,8 @@ class Share:
         return bool(self.count) and task % self.count == self.index
 
 
-ALL, MERGE = Share(), Share(count=0)
+ALL = Share()
+MERGE = Share(count=0)
 
 
 def parse_share(task: str | None, merge: bool) -> Share:

@@ -156,9 +156,11 @@ class Neighbours:
     ) -> None:
         self._never_guessed = np.zeros(vocab_size, bool)
         self._never_guessed[list(never_guessed)] = True
-        self._size, self._most_pairs = vocab_size, most_pairs
+        self._size = vocab_size
+        self._most_pairs = most_pairs
         self._tokens = np.zeros(vocab_size, np.int64)
-        self._pairs, self._counts = np.empty(0, np.int64), np.empty(0, np.int64)
+        self._pairs = np.empty(0, np.int64)
+        self._counts = np.empty(0, np.int64)
         self._waiting: list[np.ndarray] = []  # pairs not yet counted
         self._num_waiting = 0
 
@@ -182,7 +184,9 @@ class Neighbours:
         sums = np.bincount(
             places, np.concatenate([self._counts, counts]), minlength=len(self._pairs)
         )
-        self._counts, self._waiting, self._num_waiting = sums.astype(np.int64), [], 0
+        self._counts = sums.astype(np.int64)
+        self._waiting = []
+        self._num_waiting = 0
 
     def accuracies(self, evaluation: Ragged) -> Accuracies:
         """Return the accuracies that `baselines` describes."""
@@ -194,10 +198,9 @@ class Neighbours:
         starts = np.repeat(evaluation.offsets[:-1], np.diff(evaluation.masked_offsets))
         where = starts + evaluation.masked_positions
         labels = evaluation.masked_labels.astype(np.int64)
-        left, right = (
-            evaluation.tokens[where - 1],
-            evaluation.tokens[where + 1],
-        )  # in range: [CLS], [SEP] stay
+        # in range: [CLS], [SEP] stay
+        left = evaluation.tokens[where - 1]
+        right = evaluation.tokens[where + 1]
         accuracy = {
             "most_frequent_accuracy": float(np.mean(labels == most_frequent)),
             "bigram_left_accuracy": float(np.mean(labels == after[left])),
@@ -310,7 +313,8 @@ def prepare_text(
     """Make a data folder (vocab.txt, tokenizer_config.json, text/, train/, eval/, baselines.json, prepared.json) and
     return the content of ``prepared.json``. ``documents`` (lists of sentences) are read only if the folder is not
     finished yet. ``source`` identifies them: it is stored, and compared on a rerun."""
-    wanted, progress = {"source": source, **asdict(options)}, executor.progress
+    wanted = {"source": source, **asdict(options)}
+    progress = executor.progress
     found = _finished(out, wanted)
     if found and is_whole(out, lambda: _check_sets(out, found), progress):
         return found

@@ -142,8 +142,10 @@ def _from_module(tree: ast.Module, lines: list[str]) -> Documents:
     groups = []
     previous_end = 0
     for node in tree.body:
-        first, end = node.lineno - 1, node.end_lineno or node.lineno
-        above, within = _from_comments(lines[previous_end:first]), _from_comments(lines[first:end])
+        first = node.lineno - 1
+        end = node.end_lineno or node.lineno
+        above = _from_comments(lines[previous_end:first])
+        within = _from_comments(lines[first:end])
         may_stand_alone = isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         groups.append((may_stand_alone, [*above, *_from_strings(node, skip=own), *within]))
         previous_end = end

@@ -138,7 +138,8 @@ class Shuffle:
         rows = piece_rows(opened(self.source, self.identity), piece)
         places = self.places(rows.lengths, piece.before)
         order = np.argsort(places, kind="stable")
-        rows, places = rows.take(order), places[order]
+        rows = rows.take(order)
+        places = places[order]
         extra = {"places": places, "piece_offsets": np.searchsorted(places, self.bounds)}
         write_shard_file(path, rows, self.fingerprint, extra)
 
@@ -155,7 +156,8 @@ class Shuffle:
     def _collect(
         self, number: int, pieces: tuple[ShufflePiece, ...]
     ) -> tuple[Ragged, np.ndarray | None]:
-        parts, places = [], []
+        parts = []
+        places = []
         for piece in pieces:
             spill = map_file(self.spill(piece))
             first, end = spill.extra["piece_offsets"][number : number + 2].tolist()
@@ -166,7 +168,8 @@ class Shuffle:
         order = np.argsort(np.concatenate([np.empty(0, np.int64), *places]), kind="stable")
         if self.packing is None:
             return rows.take(order), None
-        max_tokens, max_sequences = self.packing.max_tokens, self.packing.max_sequences
+        max_tokens = self.packing.max_tokens
+        max_sequences = self.packing.max_sequences
         assert max_tokens is not None
         packs = pack_lengths(rows.lengths[order], max_tokens, max_sequences, (self.seed, number))
         return rows.take(order[packs.order]), packs.offsets
@@ -267,7 +270,8 @@ def run_shuffle(
 ) -> list[Manifest]:
     """Run both passes and finish every target with provenance."""
     make_folder(shuffle.out / SPILL)
-    each, total = shuffle.num_shards, shuffle.num_shards * len(shuffle.targets)
+    each = shuffle.num_shards
+    total = shuffle.num_shards * len(shuffle.targets)
     if tasks.share.merges:
         for start in range(0, total, each):
             shuffle.output(start)[0].clear_leftovers()

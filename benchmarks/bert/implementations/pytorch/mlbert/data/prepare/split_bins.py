@@ -259,7 +259,8 @@ def plan_shards(
         num_files = max(1, round(len(places) / ROWS_A_FILE))
         for index, part in enumerate(np.array_split(places, num_files)):
             name = f"{high}/{shard_name(index, num_files)}"
-            first, end = int(part[0]), int(part[-1]) + 1
+            first = int(part[0])
+            end = int(part[-1]) + 1
             fingerprint = (identity, layout, name, low, high, first, end)
             shards.append(NvidiaExportFile(name, first, end, len(part), fingerprint, high, low))
     return shards

@@ -75,7 +75,9 @@ class StepTasks:
     """
 
     def __init__(self, out: Path, plan: Mapping[str, Any], executor: Executor) -> None:
-        self.out, self.executor, self.share = out, executor, executor.share
+        self.out = out
+        self.executor = executor
+        self.share = executor.share
         self.folder = out / WORK_FOLDER
         wanted = _full_plan(plan)
         path = self.folder / PLAN
@@ -125,7 +127,8 @@ class StepTasks:
         `TOO_EARLY` if the share had already ended once in this state: then it was started for the next pass. Raises
         UserError: tasks are missing for the merge.
         """
-        share, mark = self.share, f"{self.folder / name.replace(' ', '-')}"
+        share = self.share
+        mark = f"{self.folder / name.replace(' ', '-')}"
         ended = Path(f"{mark}.share-{share.index}-of-{share.count}")
         has_ended = ended.exists()
         marks = self._marks(mark, len(items), keep)
@@ -138,10 +141,8 @@ class StepTasks:
             todo = [
                 number for number in range(len(items)) if share.has(number) and number not in marks
             ]
-        tasks, left = (
-            [(number, items[number]) for number in todo],
-            [sizes[number] for number in todo],
-        )
+        tasks = [(number, items[number]) for number in todo]
+        left = [sizes[number] for number in todo]
         marking = partial(_run_marked, function, mark, keep)
         made = self.executor.run(marking, tasks, name=name, where=self.out, sizes=left, unit=unit)
         if not share.merges:

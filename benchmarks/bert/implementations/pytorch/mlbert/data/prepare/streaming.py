@@ -60,11 +60,12 @@ HUB_SETS: dict[str, tuple[str, str | None]] = {
 }
 _HUB_PARTS = {"train": "train", "val": "validation"}
 TEXT_SUFFIXES = (".txt",)
-VAL_SHARE, VAL_SEED = 1 / 50, 17  # for text without a validation part
-LOOKED_AT, SHORT_SEQUENCE = (
-    10_000,
-    128,
-)  # texts examined, and tokens, for the report of what truncation drops
+# for text without a validation part
+VAL_SHARE = 1 / 50
+VAL_SEED = 17
+# texts examined, and tokens, for the report of what truncation drops
+LOOKED_AT = 10_000
+SHORT_SEQUENCE = 128
 TOGETHER = 256  # texts tokenised together
 GROUP = 16 << 20  # bytes of small files that a task reads
 _REPORT_SECONDS = 10.0
@@ -198,7 +199,9 @@ def convert(
                 compression=compression,
                 vocabulary_sha256=encoder.vocabulary_sha256,
             )
-            count, first, reported = 0, [], time.monotonic()
+            count = 0
+            first = []
+            reported = time.monotonic()
             for sample in encoder.samples(
                 map(encoder.encode, _together(islice(texts(part), most)))
             ):
@@ -281,7 +284,8 @@ class _Encoder:
 
     def samples(self, pieces: Iterable[Piece]) -> Iterator[bytes]:
         """Yield the samples of consecutive texts. An incomplete last one is dropped."""
-        how, rest = self.how, np.empty(0, self.dtype)
+        how = self.how
+        rest = np.empty(0, self.dtype)
         for content, sizes in pieces:
             edges = offsets_of([len(content)] if how and how.wrap else sizes).tolist()
             for first, end in pairwise(edges):
@@ -309,7 +313,8 @@ class _Encoder:
         if self.how.wrap:
             begins = np.arange(missing, total, self.how.tokens)
         else:
-            ends, found = edges.tolist(), []
+            ends = edges.tolist()
+            found = []
             text = bisect.bisect_left(ends, missing)
             while text < len(sizes):
                 found.append(ends[text])
@@ -422,18 +427,17 @@ class _FileJob:
             while done < len(places):
                 end = int(np.searchsorted(edges, edges[done] + room - filled, side="right")) - 1
                 if not count or end <= done:  # a shard begins
-                    end, filled = (
-                        max(
-                            done + 1,
-                            int(np.searchsorted(edges, edges[done] + room, side="right")) - 1,
-                        ),
-                        0,
+                    end = max(
+                        done + 1,
+                        int(np.searchsorted(edges, edges[done] + room, side="right")) - 1,
                     )
+                    filled = 0
                     if not found or found[-1].group != group:
                         found.append(_Shards(split, count, group, int(places[done]), 0))
                     count += 1
                 found[-1] = found[-1]._replace(samples=found[-1].samples + end - done)
-                filled, done = filled + int(edges[end] - edges[done]), end
+                filled = filled + int(edges[end] - edges[done])
+                done = end
         if missing and found:  # the last sample is incomplete
             found[-1] = found[-1]._replace(samples=found[-1].samples - 1)
         if not any(shards.samples for shards in found):

@@ -246,7 +246,8 @@ class TFRecordImportJob:
 def _check_lists(files: Sequence[Path], vocab_file: Path) -> bool | None:
     """Compare the vocabulary in the lists next to the files, and return their ``lower_case`` if all have the same.
     Raises UserError: it is not the given one."""
-    sha256, cases = vocabulary_sha256(vocab_file), set[bool | None]()
+    sha256 = vocabulary_sha256(vocab_file)
+    cases = set[bool | None]()
     for folder in dict.fromkeys(file.parent for file in files):
         listed = read_list(folder)
         if listed and listed.vocabulary_sha256 != sha256:

@@ -77,7 +77,8 @@ class Md5List:
             words = line.split(maxsplit=1)
             if not words:
                 continue
-            first, last = words[0], words[-1].strip()
+            first = words[0]
+            last = words[-1].strip()
             if len(words) == 2 and _MD5.fullmatch(first):
                 files[Path(last.removeprefix("*")).name] = (
                     first  # md5sum's * marks a file read as bytes
@@ -137,14 +138,16 @@ class _Tally:
     """Counts sequences and broken rules."""
 
     def __init__(self, job: FileJob) -> None:
-        self.job, self.report = job, FileReport(job.path)
+        self.job = job
+        self.report = FileReport(job.path)
         self._broken: Counter[str] = Counter()
         self._example: dict[str, int] = {}
         self._row_sums: list[str] = []
 
     def add(self, rows: Ragged, pack_sizes: np.ndarray | None = None) -> None:
         """Check the next sequences of the file; ``pack_sizes`` int64 [P] if they are packed."""
-        report, job = self.report, self.job
+        report = self.report
+        job = self.job
         problems = row_problems(rows, job.info) | mask_problems(rows)
         problems[f"is shorter than its bin's {job.shortest}"] = np.flatnonzero(
             rows.lengths < job.shortest
@@ -232,14 +235,16 @@ def check_file(job: FileJob) -> FileReport:
 
 
 def _check_shard(job: FileJob, tally: _Tally) -> None:
-    report, manifest = tally.report, read_manifest(job.path.parent)
+    report = tally.report
+    manifest = read_manifest(job.path.parent)
     assert job.shard is not None
     entry = manifest.shards[job.shard]
     report.sequences = entry.num_sequences  # until they can be read
     shard = matching_shard(manifest, job.shard)
     sha256 = file_sha256(job.path)
     report.sequences = 0
-    rows, offsets = shard.rows, shard.pack_offsets
+    rows = shard.rows
+    offsets = shard.pack_offsets
     if (np.diff(rows.offsets) < 0).any() or (np.diff(rows.masked_offsets) < 0).any():
         tally.unreadable(len(rows), "has decreasing offsets")
     elif offsets is None:
@@ -258,7 +263,8 @@ def _check_shard(job: FileJob, tally: _Tally) -> None:
 
 
 def _check_tfrecords(job: FileJob, tally: _Tally) -> None:
-    report, listed = tally.report, read_list(job.path)
+    report = tally.report
+    listed = read_list(job.path)
     entry = listed.by_name.get(job.path.name) if listed else None
     if entry is not None and plain_size(job.path) > entry.bytes:  # before all of it is read
         report.sequences = entry.num_sequences
@@ -414,10 +420,12 @@ def _plan_set(folder: Path, shortest: int) -> tuple[StoreInfo | None, list[FileJ
 
 def _plan_bins(folder: Path) -> tuple[StoreInfo | None, list[FileJob], list[str]]:
     try:
-        index, info = read_bins(folder), describe_bins(folder)
+        index = read_bins(folder)
+        info = describe_bins(folder)
     except UserError as error:
         return None, [], [str(error)]
-    jobs, problems = [], []
+    jobs = []
+    problems = []
     shortest = 1
     for entry, edge in zip(index.bins, index.edges, strict=True):
         _, of_bin, wrong = _plan_set(folder / entry.folder, shortest)

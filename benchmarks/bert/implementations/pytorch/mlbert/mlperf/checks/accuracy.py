@@ -26,11 +26,11 @@ from mlbert.mlperf.rules import INITIAL_MLM_ACCURACY, TARGET_MLM_ACCURACY
 _JUMP = 0.3
 _BEYOND = 0.02  # above the target when a run ends
 _SAME = 1e-6  # two accuracies on one line, perhaps as float32
-_ROUNDED, _MIN_ROUNDED = (
-    4,
-    8,
-)  # digits of all accuracies of a log, and the fewest accuracies to judge by
-_FLAT, _MIN_DIGITS = 3, 4
+# digits of all accuracies of a log, and the fewest accuracies to judge by
+_ROUNDED = 4
+_MIN_ROUNDED = 8
+_FLAT = 3
+_MIN_DIGITS = 4
 _MANY_SAMPLES = 1000
 _TRIVIAL_TARGET = 0.1
 _MAX_PREDICTIONS = 10**6
@@ -175,7 +175,8 @@ def _end(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
 
 def _guessed(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
     """Find a target or final accuracy so low that guessing the most frequent token reaches it."""
-    configured, logged = log.setting("TARGET_MLM_ACCURACY"), log.value("target_accuracy")
+    configured = log.setting("TARGET_MLM_ACCURACY")
+    logged = log.value("target_accuracy")
     for target, event in (
         (configured, log.first("configuration")),
         (logged, log.first("target_accuracy")),

@@ -25,32 +25,33 @@ _WRITER = "this code's own logs: every key of their writer, once and in its orde
 _EVENT_TYPES = "log format: INTERVAL_START, INTERVAL_END or POINT_IN_TIME, as the key says"
 # Keys of every log of this code since the first: required if the code of the log's commit is not available.
 _ALWAYS = (
-    *(
-        "recipe",
-        "config_file",
-        "config_file_sha256",
-        "config_parents",
-        "model_shape",
-        "model_shape_sha256",
-    ),
-    *(
-        "train_data",
-        "eval_data",
-        "commit",
-        "tree_modified",
-        "image",
-        "image_digest",
-        "image_commit",
-    ),
-    *("python", "platform", "packages", "precision", "ops", "ranks", "configuration"),
-    *(
-        "submission_benchmark",
-        "submission_org",
-        "submission_division",
-        "submission_status",
-        "submission_platform",
-    ),
-    *("global_batch_size", "gradient_accumulation_steps"),
+    "recipe",
+    "config_file",
+    "config_file_sha256",
+    "config_parents",
+    "model_shape",
+    "model_shape_sha256",
+    "train_data",
+    "eval_data",
+    "commit",
+    "tree_modified",
+    "image",
+    "image_digest",
+    "image_commit",
+    "python",
+    "platform",
+    "packages",
+    "precision",
+    "ops",
+    "ranks",
+    "configuration",
+    "submission_benchmark",
+    "submission_org",
+    "submission_division",
+    "submission_status",
+    "submission_platform",
+    "global_batch_size",
+    "gradient_accumulation_steps",
 )
 _INTERVALS = frozenset(
     f"{name}_{end}"
@@ -274,11 +275,13 @@ def _forms(log: Log) -> Iterable[Complaint]:
         pattern, problem = _FORMS.get(event.key, (None, ""))
         if pattern is not None and not pattern.fullmatch(str(event.value)):
             yield log.error(f"{event.key} {event.value!r} is {problem}", OWN_FORM, event)
-    built, commit = log.first("image_commit"), str(log.value("commit"))
+    built = log.first("image_commit")
+    commit = str(log.value("commit"))
     built_from = str(built.value).removesuffix("-dirty") if built is not None else "none"
     if built_from not in ("none", "unknown") and not commit.startswith(built_from):
         yield log.warning(f"image_commit is {built_from}, commit {commit}", OWN_FORM, built)
-    image, digest = log.value("image"), log.first("image_digest")
+    image = log.value("image")
+    digest = log.first("image_digest")
     if image == "none" and digest is not None and digest.value != "none":
         yield log.error("image_digest without an image", OWN_FORM, digest)
     yield from _packages(log)

@@ -29,7 +29,9 @@ _PRECISIONS = {
     "fp8": "float8",
     "fp8-forward": "float8",
 }
-_LATE_SHARE, _LATE_SECONDS = 1.1, 30  # of a time limit: a step and the end of a run take time
+# of a time limit: a step and the end of a run take time
+_LATE_SHARE = 1.1
+_LATE_SECONDS = 30
 
 
 def check_configuration(results: ResultSet) -> Complaints:
@@ -67,7 +69,8 @@ def _values(event: Event) -> dict[str, Any] | None:
 
 
 def _against_setting(log: Log, event: Event, settings: Mapping[str, Any]) -> Iterable[Complaint]:
-    key, known = event.key, settings_by_key()
+    key = event.key
+    known = settings_by_key()
     fields = [field for field in dict.fromkeys((key, *SETTINGS_OF.get(key, ()))) if field in known]
     if len(fields) != 1 or key in _DATA or key == "configuration":
         return
@@ -111,9 +114,11 @@ def _warmup(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
     steps, part, limit = (
         settings.get(env) for env in ("WARMUP_STEPS", "WARMUP_PROPORTION", "MAX_STEPS")
     )
-    wanted, source = steps, f"WARMUP_STEPS = {steps}"
+    wanted = steps
+    source = f"WARMUP_STEPS = {steps}"
     if part and is_number(part) and is_number(limit) and is_number(limit * part):
-        wanted, source = int(limit * part), f"WARMUP_PROPORTION = {part} of MAX_STEPS = {limit}"
+        wanted = int(limit * part)
+        source = f"WARMUP_PROPORTION = {part} of MAX_STEPS = {limit}"
     for key in ("opt_learning_rate_warmup_steps", "num_warmup_steps"):
         event = log.first(key)
         if event is not None and is_number(wanted) and event.value != wanted:
@@ -135,7 +140,8 @@ def _sources(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
                 f"{event.key} is {event.value!r}, its configuration says SYNTH_DATA = {generated}"
             )
             yield log.error(text, _AS_SET, event)
-    train, held_out = log.value("train_data"), log.first("eval_data")
+    train = log.value("train_data")
+    held_out = log.first("eval_data")
     if held_out is not None and train == held_out.value and str(train).startswith("sha256:"):
         yield log.error("eval_data is train_data, so nothing was held out", _HELD_OUT, held_out)
     event = log.first("configuration")
@@ -148,8 +154,10 @@ def _sources(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
 
 def _batch(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
     """Check that the nominal batch is packs per rank x ranks x sequences per pack, and has equal micro-batches."""
-    event, ranks = log.first("global_batch_size"), log.value("ranks")
-    rows, packing = settings.get("BATCHSIZE"), settings.get("PACKING_FACTOR")
+    event = log.first("global_batch_size")
+    ranks = log.value("ranks")
+    rows = settings.get("BATCHSIZE")
+    packing = settings.get("PACKING_FACTOR")
     if (
         event
         and is_number(event.value)
@@ -162,14 +170,16 @@ def _batch(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
             product = f"BATCHSIZE {rows} x {ranks} ranks x PACKING_FACTOR {packing}"
             text = f"global_batch_size is {event.value!r}, but {product} is {wanted}"
             yield log.error(text, _AS_SET, event)
-    parts, event = settings.get("GRADIENT_STEPS"), log.first("gradient_accumulation_steps")
+    parts = settings.get("GRADIENT_STEPS")
+    event = log.first("gradient_accumulation_steps")
     if is_number(rows) and is_number(parts) and parts >= 1 and rows % parts:
         yield log.error(f"BATCHSIZE {rows} cannot be {parts} equal micro-batches", _AS_SET, event)
 
 
 def _ranks(log: Log, configuration: Event) -> Iterable[Complaint]:
     """Check ranks and exports against the config file's name (nodes x GPUs x batch x accumulation)."""
-    event, name = log.first("ranks"), str(log.value("config_file"))
+    event = log.first("ranks")
+    name = str(log.value("config_file"))
     if event is not None and (type(event.value) is not int or event.value < 1):
         yield log.error(f"ranks is {event.value!r}, not a count", OWN_FORM, event)
         return
@@ -193,7 +203,9 @@ def _ranks(log: Log, configuration: Event) -> Iterable[Complaint]:
 
 def _time_limit(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
     """Check that a run ends with the step that reaches MAX_SECONDS and one more evaluation."""
-    limit, start, stop = settings.get("MAX_SECONDS"), log.first("run_start"), log.first("run_stop")
+    limit = settings.get("MAX_SECONDS")
+    start = log.first("run_start")
+    stop = log.first("run_stop")
     if not is_number(limit) or start is None or stop is None:
         return
     took = [
@@ -212,17 +224,15 @@ def _time_limit(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
 
 def _totals(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
     """Check that steps, samples and tokens fit: a pack holds 1 to MAX_SEQUENCES_PER_PACK sequences."""
-    steps, samples, event = log.value("steps"), log.value("train_samples"), log.first("steps")
-    rows, ranks, most = (
-        settings.get("BATCHSIZE"),
-        log.value("ranks"),
-        settings.get("MAX_SEQUENCES_PER_PACK"),
-    )
-    limit, length, tokens = (
-        settings.get("MAX_STEPS"),
-        log.value("max_sequence_length"),
-        log.first("tokens"),
-    )
+    steps = log.value("steps")
+    samples = log.value("train_samples")
+    event = log.first("steps")
+    rows = settings.get("BATCHSIZE")
+    ranks = log.value("ranks")
+    most = settings.get("MAX_SEQUENCES_PER_PACK")
+    limit = settings.get("MAX_STEPS")
+    length = log.value("max_sequence_length")
+    tokens = log.first("tokens")
     if event is None or not is_number(steps) or not is_number(samples) or log.is_continued:
         return
     skipped = log.value("skipped_steps") or 0

@@ -24,15 +24,18 @@ from mlbert.mlperf.findings import Complaint, Complaints, Outcome
 from mlbert.mlperf.logs import Log
 from mlbert.mlperf.result_set import ResultSet, evaluations_of, significant_digits
 
-_SAME_ACCURACIES, _NEAR_ACCURACIES, _NEAR = 3, 5, 2e-5
-_SAME_GROWTHS, _GROWTH = 4, 2e-6
+_SAME_ACCURACIES = 3
+_NEAR_ACCURACIES = 5
+_NEAR = 2e-5
+_SAME_GROWTHS = 4
+_GROWTH = 2e-6
 _SAME_SAMPLES = 4
 _ROUNDING_MS = 1.2
-_MIN_WINDOW, _MAX_WINDOW = 4, 10**6
-_LOG_ODDS, _CHANCE_MS = (
-    16,
-    0.8,
-)  # accept a chance of exp(-16) over all windows of a set; one match has 0.8 ms / noise
+_MIN_WINDOW = 4
+_MAX_WINDOW = 10**6
+# accept a chance of exp(-16) over all windows of a set; one match has 0.8 ms / noise
+_LOG_ODDS = 16
+_CHANCE_MS = 0.8
 _LONG_MS = 10_000  # longer intervals are never equal by chance
 _MAX_EVALUATIONS = 1000  # compared at most: the time is quadratic, and published runs have up to 50
 _MIN_DECIMALS = 5  # shorter accuracies agree by chance
@@ -56,7 +59,8 @@ def check_copies(results: ResultSet) -> Complaints:
     window = _window([(a.intervals, b.intervals) for a, b in pairs])
     for one, other in pairs:
         for what, (end, length) in _likenesses(one, other, window, counts_vary):
-            first, last = other.lines[end - length], other.lines[end - 1]
+            first = other.lines[end - length]
+            last = other.lines[end - 1]
             text = f"line {first}: {length} {what}, up to line {last}, are those of {one.log.path.name}"
             yield other.log.error(f"{text} from line {one.lines[end - length]} on", _OWN_RUNS)
             break
@@ -85,7 +89,8 @@ def _moved(one: _RunIntervals, other: _RunIntervals, name: Callable[[Log], str])
         return
     best = (0, 0, 0)  # start in one, end in the other, length
     for offset in range(1 - len(other.accuracies), len(one.accuracies)):
-        mine, theirs = one.accuracies[max(0, offset) :], other.accuracies[max(0, -offset) :]
+        mine = one.accuracies[max(0, offset) :]
+        theirs = other.accuracies[max(0, -offset) :]
         end, length = _longest(a == b and a in shared for a, b in zip(mine, theirs, strict=False))
         if length > best[2] and len(set(mine[end - length : end])) > 1:
             best = (max(0, offset) + end - length, max(0, -offset) + end, length)
@@ -112,7 +117,8 @@ def _run_of(log: Log) -> _RunIntervals:
 
 def _window(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> int:
     """Return how many equal intervals in a row prove a copy, given how much most pairs differ apart from speed."""
-    noise, usual = [], []
+    noise = []
+    usual = []
     for one, other in pairs:
         both = list(zip(one, other, strict=False))
         if both and (total := sum(a for a, _ in both)) > 0:
@@ -162,11 +168,14 @@ def _shared_counts(one: _RunIntervals, other: _RunIntervals) -> tuple[int, int]:
 
 def _longest(flags: Iterable[bool]) -> tuple[int, int]:
     """Return the end and the length of the longest run of true flags."""
-    best, end, length = 0, 0, 0
+    best = 0
+    end = 0
+    length = 0
     for index, flag in enumerate(flags, start=1):
         length = length + 1 if flag else 0
         if length > best:
-            best, end = length, index
+            best = length
+            end = index
     return end, best
 
 

@@ -178,12 +178,14 @@ def _order(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
 
 
 def _trains_exactly(log: Log) -> bool:
-    evaluations, event = evaluations_of(log), train_samples_event(log)
+    evaluations = evaluations_of(log)
+    event = train_samples_event(log)
     return bool(evaluations) and event is not None and evaluations[-1].samples == event.value
 
 
 def _stops_exactly(log: Log) -> bool:
-    evaluations, stops = evaluations_of(log), log.all("epoch_stop")
+    evaluations = evaluations_of(log)
+    stops = log.all("epoch_stop")
     return bool(evaluations) and bool(stops) and stops[-1].samples == evaluations[-1].samples
 
 
@@ -203,7 +205,8 @@ def _trained(
     event = train_samples_event(log)
     if not evaluations or event is None or not is_number(event.value):
         return
-    last, trained = max(one.samples for one in evaluations), event.value
+    last = max(one.samples for one in evaluations)
+    trained = event.value
     if last > trained:
         is_near = (
             last <= trained * (1 + _MAX_COUNT_SLACK) and not log.is_ours
@@ -227,7 +230,8 @@ def _configured(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints
     slack = _LARGEST_STEP * batch
     if log.setting("EVAL_SCHEDULE") in (None, "steps"):
         yield from _due(log, evaluations, slack)
-    steps, limit = log.setting("MAX_STEPS"), log.setting("MAX_SAMPLES_TERMINATION")
+    steps = log.setting("MAX_STEPS")
+    limit = log.setting("MAX_SAMPLES_TERMINATION")
     # If the log has a steps event, `checks.configuration` checks the steps exactly.
     can_tell = is_number(steps) and log.first("steps") is None
     ends = [
@@ -242,7 +246,8 @@ def _configured(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints
 
 def _due(log: Log, evaluations: Sequence[LoggedEvaluation], slack: float) -> Complaints:
     """Find the first evaluation that is early (the last may be, at a limit) or more than a step late."""
-    due, every = log.setting("EVAL_ITER_START_SAMPLES"), log.setting("EVAL_ITER_SAMPLES")
+    due = log.setting("EVAL_ITER_START_SAMPLES")
+    every = log.setting("EVAL_ITER_SAMPLES")
     if not is_number(due) or not is_number(every) or every < 1:
         return
     for one in evaluations:
@@ -256,7 +261,8 @@ def _due(log: Log, evaluations: Sequence[LoggedEvaluation], slack: float) -> Com
 
 
 def _closed_evaluations(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
-    batch, event = log.value("global_batch_size"), log.first("eval_samples")
+    batch = log.value("global_batch_size")
+    event = log.first("eval_samples")
     counted = [one for one in evaluations if one.samples > 0]
     if is_number(batch) and batch >= 1:
         lines = [one.event.line for one in counted]

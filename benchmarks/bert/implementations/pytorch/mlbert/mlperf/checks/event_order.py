@@ -80,7 +80,9 @@ def _once(log: Log) -> Complaints:
 def _enclosed(log: Log) -> Complaints:
     """Check that initialisation ends before the run and that evaluations are within it."""
     skew = 0 if log.is_ours else _SKEW_MS
-    init_stop, start, stop = log.first("init_stop"), log.first("run_start"), log.first("run_stop")
+    init_stop = log.first("init_stop")
+    start = log.first("run_start")
+    stop = log.first("run_stop")
     if init_stop is not None and start is not None and init_stop.time_ms > start.time_ms + skew:
         yield log.error(
             f"init_stop is later than run_start in line {start.line}", _ORDER, init_stop
@@ -108,7 +110,8 @@ def _enclosed(log: Log) -> Complaints:
 def _own_order(log: Log) -> Complaints:
     """Check this code's fixed order. An aborted run may lack the final events."""
     counts = Counter(event.key for event in log.events)
-    phase, before = 0, None
+    phase = 0
+    before = None
     for event in log.events:
         its_phase = _PHASE_OF.get(
             event.key, _PHASE_OF["run_stop"] - 1 if phase == _PHASE_OF["run_stop"] else phase
@@ -116,7 +119,8 @@ def _own_order(log: Log) -> Complaints:
         if before is not None and its_phase < phase:
             yield log.error(f"{event.key} comes after {before.key}", _ORDER, event)
         else:
-            phase, before = its_phase, event
+            phase = its_phase
+            before = event
     yield from _own_evaluations(log)
     if log.status == "success":
         for start, stop in _STARTS_AND_STOPS.items():
@@ -139,7 +143,8 @@ def _own_evaluations(log: Log) -> Complaints:
             yield log.error(
                 f"{event.key} at {count} samples, its eval_start {samples}", SAMPLE_COUNTS, event
             )
-        samples, expected = count if expected == 0 else samples, (expected + 1) % len(_MANY)
+        samples = count if expected == 0 else samples
+        expected = (expected + 1) % len(_MANY)
     if expected and log.status == "success":
         line = log.all(_MANY[expected - 1])[-1].line
         yield log.error(
@@ -149,18 +154,17 @@ def _own_evaluations(log: Log) -> Complaints:
 
 def _own_counts(log: Log) -> Complaints:
     """Check that an epoch begins at 0 samples, unless the run was resumed, and ends at train_samples."""
-    start, stop, trained = (
-        log.first("epoch_start"),
-        log.first("epoch_stop"),
-        log.first("train_samples"),
-    )
+    start = log.first("epoch_start")
+    stop = log.first("epoch_stop")
+    trained = log.first("train_samples")
     if start is not None and start.samples != 0 and not log.is_continued:
         text = f"epoch_start has epoch_num {(start.metadata or {}).get('epoch_num')!r}, not 0"
         yield log.error(text, SAMPLE_COUNTS, start)
     if stop is not None and trained is not None and stop.samples != trained.value:
         text = f"epoch_stop has epoch_num {(stop.metadata or {}).get('epoch_num')!r}"
         yield log.error(f"{text}, train_samples is {trained.value!r}", SAMPLE_COUNTS, stop)
-    begun, ended = log.first("block_start"), log.first("block_stop")
+    begun = log.first("block_start")
+    ended = log.first("block_stop")
     blocks = [
         (event.metadata or {}).get("first_epoch_num")
         for event in (begun, ended)

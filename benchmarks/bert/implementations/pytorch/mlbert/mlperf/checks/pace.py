@@ -39,7 +39,8 @@ from mlbert.mlperf.rules import NUM_RESULT_FILES
 _FIRST_MS = 1_514_764_800_000  # 2018-01-01
 _DAY_MS = 86_400_000
 _SECOND_MS = 1000
-_MIN_STAMPS, _MIN_EQUAL = 20, 5
+_MIN_STAMPS = 20
+_MIN_EQUAL = 5
 _ROUND_DAYS = 180  # between the runs of one result; at most 3 in published logs
 _UNITS = {"seconds": 1e-3, "microseconds": 1e3, "nanoseconds": 1e6}  # per millisecond
 _MS = "log format: time_ms is the time of the event in milliseconds since 1970"
@@ -90,7 +91,8 @@ def check_overlap(results: ResultSet) -> Complaints:
     """No run started before the previous one had stopped."""
     runs = []
     for log in filter(has_plausible_stamps, results.logs):
-        start, stop = log.first("run_start"), log.first("run_stop")
+        start = log.first("run_start")
+        stop = log.first("run_stop")
         if start is not None and stop is not None:
             runs.append((start.time_ms, stop.time_ms, start.line, log))
     runs.sort(key=lambda run: run[:3])
@@ -152,7 +154,8 @@ def _wrong_stamp(log: Log, event: Event, may_be_fraction: bool) -> Complaint | N
 
 def _unscored(log: Log) -> Complaints:
     """Check the time between init_stop and run_start, which counts neither as initialisation nor as result."""
-    stop, start = log.first("init_stop"), log.first("run_start")
+    stop = log.first("init_stop")
+    start = log.first("run_start")
     if stop is None or start is None:
         return
     seconds = (start.time_ms - stop.time_ms) / 1000
@@ -168,37 +171,43 @@ def _unscored(log: Log) -> Complaints:
 
 _TIMED = "rules: the time from run_start to run_stop is the result, without a pause"
 _UNUSUAL = 1.25  # times the fastest interval of the other runs
-_IMPOSSIBLE, _IMPOSSIBLE_SHARED = 1.6, 2.0  # this code's demos share their CPUs with other jobs
+# this code's demos share their CPUs with other jobs
+_IMPOSSIBLE = 1.6
+_IMPOSSIBLE_SHARED = 2.0
 _IMPOSSIBLE_HERE = 1.5  # if the run's own intervals agree
 _NOISE = 1.25  # of a run's own intervals relative to their median
 _IMPOSSIBLE_ALONE = 3.0  # times the run's own median, if there are no other runs
-_EARLY_UNUSUAL, _EARLY = (
-    1.3,
-    2.0,
-)  # first interval, times the median rate of the run's other intervals
-_RUN_UNUSUAL, _SPREADS = (
-    1.08,
-    8,
-)  # whole run, times the median of the others, or this many spreads above it
+# first interval, times the median rate of the run's other intervals
+_EARLY_UNUSUAL = 1.3
+_EARLY = 2.0
+# whole run, times the median of the others, or this many spreads above it
+_RUN_UNUSUAL = 1.08
+_SPREADS = 8
 _SPREAD_OF_MAD = 1.4826  # of a normal distribution
-_RATE_LOW, _RATE_HIGH, _OTHER_UNIT = (
-    0.6,
-    1.5,
-    4.0,
-)  # rate by the time stamps, times the logged throughput
+# rate by the time stamps, times the logged throughput
+_RATE_LOW = 0.6
+_RATE_HIGH = 1.5
+_OTHER_UNIT = 4.0
 _PAUSE = 3.0  # times the usual interval
 _LONG_PAUSE_MS = 30_000  # more than the usual interval
-_STOOD_STILL, _STOOD_STILL_MS = 10.0, 60_000
-_MIN_INTERVALS, _MIN_RUNS = 4, 3
+_STOOD_STILL = 10.0
+_STOOD_STILL_MS = 60_000
+_MIN_INTERVALS = 4
+_MIN_RUNS = 3
 # Shorter intervals come from trial runs, where one CPU stall multiplies the time.
-_NOISY_OURS_MS, _NOISY_MS = 2000, 1000
+_NOISY_OURS_MS = 2000
+_NOISY_MS = 1000
 _BEFORE = ("start", "evaluation before")
 _MIN_EVALUATION_MS = {
     True: 300,
     False: 20,
 }  # keyed by is_ours: below, stalls of a shared CPU change the median
-_SHORT, _TOO_SHORT, _TOO_SHORT_OTHERS = 0.4, 0.25, 0.1  # of the median evaluation
-_NO_TIME_MS, _MIN_EVALUATIONS = 1, 3
+# of the median evaluation
+_SHORT = 0.4
+_TOO_SHORT = 0.25
+_TOO_SHORT_OTHERS = 0.1
+_NO_TIME_MS = 1
+_MIN_EVALUATIONS = 3
 
 
 class _Interval(NamedTuple):
@@ -232,16 +241,19 @@ def check_pace(results: ResultSet) -> Complaints:
 
 
 def _intervals(log: Log) -> list[_Interval]:
-    start, samples = log.first("run_start"), samples_before(log)
+    start = log.first("run_start")
+    samples = samples_before(log)
     if start is None or samples is None:
         return []
-    intervals, time_ms = [], start.time_ms
+    intervals = []
+    time_ms = start.time_ms
     for one in evaluations_of(log):
         if one.samples > samples:
             intervals.append(
                 _Interval(one.event, one.samples - samples, one.event.time_ms - time_ms)
             )
-            samples, time_ms = one.samples, one.event.time_ms
+            samples = one.samples
+            time_ms = one.event.time_ms
     return intervals
 
 
@@ -283,7 +295,8 @@ def _early(log: Log, own: Sequence[_Interval]) -> Complaints:
     """Find a first interval that is faster than the others of its run: training began before run_start."""
     if len(own) < _MIN_INTERVALS or log.is_continued or own[0].ms <= 0:
         return
-    first, usual = own[0], statistics.median(one.pace for one in own[1:])
+    first = own[0]
+    usual = statistics.median(one.pace for one in own[1:])
     if first.pace > _EARLY_UNUSUAL * usual:
         is_wrong = first.pace > _EARLY * usual and not _is_noisy(log, first.samples / usual)
         text = f"{first.samples:.10g} samples in {first.ms / 1000:.4g} s since the start"
@@ -295,15 +308,11 @@ def _pauses(log: Log, own: Sequence[_Interval]) -> Complaints:
     """Find a slow first interval, in which a program may compile, and the longest later pause."""
     if len(own) < _MIN_INTERVALS:
         return
-    usual_ms, usual_pace = (
-        statistics.median(one.ms for one in own),
-        statistics.median(one.pace for one in own),
-    )
+    usual_ms = statistics.median(one.ms for one in own)
+    usual_pace = statistics.median(one.pace for one in own)
     slow = [one for one in own if one.ms >= _PAUSE * usual_ms and one.pace <= usual_pace / _PAUSE]
-    first, later = (
-        [one for one in slow if one is own[0]],
-        [one for one in slow if one is not own[0]],
-    )
+    first = [one for one in slow if one is own[0]]
+    later = [one for one in slow if one is not own[0]]
     for one in (*first, *sorted(later, key=lambda one: -one.ms)[:1]):
         longer_ms = one.ms - usual_ms
         outcome = Outcome.WARN if longer_ms >= _LONG_PAUSE_MS else Outcome.NOTE
@@ -423,7 +432,8 @@ def check_time(results: ResultSet) -> Complaints:
         ]
         complaints = [_goes_back(log, *pair) for pair in pairs]
         yield from sorted(complaints, key=lambda found: found.outcome is not Outcome.ERROR)[:1]
-        start, stop = log.first("run_start"), log.first("run_stop")
+        start = log.first("run_start")
+        stop = log.first("run_stop")
         if start is not None and stop is not None and stop.time_ms <= start.time_ms:
             yield log.error("run_stop is not after run_start", _TIMED, stop)
 
@@ -431,7 +441,8 @@ def check_time(results: ResultSet) -> Complaints:
 def _goes_back(log: Log, before: Event, after: Event) -> Complaint:
     """Return an error for the timed part. Outside it, several processes may log their earlier events late."""
     text = f"time goes back at {after.key}"
-    start, stop = log.first("run_start"), log.first("run_stop")
+    start = log.first("run_start")
+    stop = log.first("run_stop")
     is_timed = (
         start is not None and start.line <= after.line and (stop is None or after.line <= stop.line)
     )

@@ -42,16 +42,19 @@ def check_call_sites(results: ResultSet) -> Complaints:
 def check_code(results: ResultSet) -> Complaints:
     """This code's logs come from an unmodified commit of the tree, with its config, model shape and recipe."""
     for log in results.own_logs:
-        modified, in_tree = log.first("tree_modified"), results.tree is not None
+        modified = log.first("tree_modified")
+        in_tree = results.tree is not None
         if modified and modified.value is not False:
             text = f"tree_modified is {modified.value!r}, so no commit holds the code"
             yield log.error_if(in_tree, text, _CODE, modified)
         if results.tree is None:
             continue
-        sources, commit = Sources(results.tree, log), log.first("commit")
+        sources = Sources(results.tree, log)
+        commit = log.first("commit")
         if commit and sources.lacks_commit and _FULL_COMMIT.fullmatch(str(commit.value)):
             yield log.error(f"commit {commit.value} is not in the tree's history", _CODE, commit)
-        start, made = log.first("run_start"), sources.committed_ms
+        start = log.first("run_start")
+        made = sources.committed_ms
         if start is not None and made is not None and start.time_ms < made - _CLOCKS_APART_MS:
             hours = (made - start.time_ms) / 3_600_000
             yield log.error(
@@ -65,7 +68,8 @@ def check_whose(results: ResultSet) -> Complaints:
     assert results.system is not None
     described = str(results.system.get("status", ""))
     for log in results.logs:
-        platform, status = log.first("submission_platform"), log.first("submission_status")
+        platform = log.first("submission_platform")
+        status = log.first("submission_status")
         folder = log.path.parent.parent.name
         if (
             log.is_ours
@@ -201,7 +205,8 @@ def _files(log: Log, sources: Sources) -> Iterable[Complaint]:
 def _named_files(log: Log) -> Iterable[tuple[Event, Event, str, object]]:
     """Yield (event that names a file, event with its digest, name, digest)."""
     for key in ("config_file", "model_shape"):
-        event, stated = log.first(key), log.first(f"{key}_sha256")
+        event = log.first(key)
+        stated = log.first(f"{key}_sha256")
         if event and stated and isinstance(event.value, str) and event.value != "none":
             yield event, stated, event.value, stated.value
     parents = log.first("config_parents")

@@ -25,14 +25,23 @@ _SAME_IN_ALL = ("submission_benchmark", "submission_division", "eval_samples", *
 # Keys before run_start that may differ between this code's runs; a cluster may assign any of its machines.
 _OWN_KEYS = frozenset(
     (
-        *("cache_clear", "init_start", "init_stop", "resumed_from_step"),
-        *("seed", "command", "experiment", "experiments", "hosts"),
+        "cache_clear",
+        "init_start",
+        "init_stop",
+        "resumed_from_step",
+        "seed",
+        "command",
+        "experiment",
+        "experiments",
+        "hosts",
     )
 )
 _OF_A_RUN = frozenset({"SEED", "EXPERIMENT", "LOGDIR"})
 _MIN_SERIES = 8  # runs, of which one order in 20,000 is sorted
 _MIN_OTHERS = 3  # other logs that must agree before one counts as different
-_MIN_MOVED, _MOVED_SHARE = 3, 0.5  # number and fraction of keys logged at other lines
+# number and fraction of keys logged at other lines
+_MIN_MOVED = 3
+_MOVED_SHARE = 0.5
 _SERIES_RULE = "rules: ten runs in a row are scored, not the best of more"
 _SEED_RULE = "rules: seeds are random and logged; package_checker wants them distinct in closed"
 
@@ -132,7 +141,8 @@ def _shared_keys(logs: Sequence[Log]) -> list[str]:
     """Return the keys to compare: all that this code logs before run_start, otherwise `_SAME_IN_ALL` and settings."""
     keys: dict[str, None] = {}
     for log in logs:
-        start, own = log.first("run_start"), log.is_ours
+        start = log.first("run_start")
+        own = log.is_ours
         for event in log.events:
             is_own_key = (
                 own and start is not None and event.line < start.line and event.key not in _OWN_KEYS
@@ -152,10 +162,8 @@ def _comparable(key: str, value: Any) -> Any:
         return value
     values = {}
     for name, entry in value.items():
-        setting, given = (
-            settings_by_env().get(name),
-            entry.get("value") if isinstance(entry, dict) else entry,
-        )
+        setting = settings_by_env().get(name)
+        given = entry.get("value") if isinstance(entry, dict) else entry
         if isinstance(given, str) and setting is not None and issubclass(setting.kind, PurePath):
             given = PurePath(given).name
         if name not in _OF_A_RUN:

@@ -22,27 +22,31 @@ _MACHINE = "rules: the system description is of the system that ran"
 _TEXT = "result_summarizer and system_desc_checker read text there"
 _COUNTS = ("number_of_nodes", "host_processors_per_node", "accelerators_per_node")
 _TEXTS = (
-    *("submitter", "system_name", "host_processor_model_name", "host_processor_core_count"),
-    *("accelerator_model_name", "accelerators_per_node", "framework"),
+    "submitter",
+    "system_name",
+    "host_processor_model_name",
+    "host_processor_core_count",
+    "accelerator_model_name",
+    "accelerators_per_node",
+    "framework",
 )
 _NEEDED = ("submitter", "division", "status", "system_name", "framework", *_COUNTS)
 _ABOVE_ZERO = (
-    *(
-        "number_of_nodes",
-        "host_processors_per_node",
-        "host_processor_core_count",
-        "host_processor_vcpu_count",
-    ),
-    *("host_memory_capacity", "host_storage_capacity"),
+    "number_of_nodes",
+    "host_processors_per_node",
+    "host_processor_core_count",
+    "host_processor_vcpu_count",
+    "host_memory_capacity",
+    "host_storage_capacity",
 )
 _NOTED = (
-    *(
-        "host_processor_model_name",
-        "host_processor_core_count",
-        "host_memory_capacity",
-        "accelerator_model_name",
-    ),
-    *("operating_system", "host_storage_type", "host_storage_capacity"),
+    "host_processor_model_name",
+    "host_processor_core_count",
+    "host_memory_capacity",
+    "accelerator_model_name",
+    "operating_system",
+    "host_storage_type",
+    "host_storage_capacity",
 )
 _UNWRITTEN = re.compile(r"(todo|fixme|tbd|xxx+|fill[ _-]?in)\b.*|\?+", re.IGNORECASE | re.DOTALL)
 _STATUSES = ("availableonpremise", "availablecloud", "researchdevelopmentorinternalrdi", "preview")
@@ -155,11 +159,9 @@ def _unused_gpu_build(system: _Description, log: Log) -> Iterable[str]:
 
 def _processes(system: _Description, log: Log) -> Iterable[Complaint]:
     """Check the process count of other programs: if several processes log, it is one per accelerator or per node."""
-    nodes, each, starts = (
-        system.count("number_of_nodes"),
-        system.count("accelerators_per_node"),
-        log.all("init_start"),
-    )
+    nodes = system.count("number_of_nodes")
+    each = system.count("accelerators_per_node")
+    starts = log.all("init_start")
     if nodes and each and len(starts) > 1 and len(starts) not in (nodes, nodes * each):
         described = system.sentence("accelerators_per_node", f"is {each} on {nodes} nodes")
         yield log.warning(f"{len(starts)} init_start, {described}", _MACHINE, starts[0])
@@ -212,10 +214,8 @@ def _is_nothing(text: str) -> bool:
 def _threads(system: _Description) -> Iterable[Complaint]:
     """Check that a node has a thread for each core. Others may give the threads of one processor."""
     processors = system.count("host_processors_per_node") if system.strict is Outcome.ERROR else 1
-    cores, threads = (
-        system.count("host_processor_core_count"),
-        system.count("host_processor_vcpu_count"),
-    )
+    cores = system.count("host_processor_core_count")
+    threads = system.count("host_processor_vcpu_count")
     if processors and cores and threads and threads < processors * cores:
         text = f"is {threads}, fewer than {processors} x {cores} of host_processor_core_count"
         yield system.complaint(system.strict, "host_processor_vcpu_count", text)
@@ -225,7 +225,8 @@ def _accelerators(system: _Description) -> Iterable[Complaint]:
     key = "accelerator_memory_capacity"
     if system.count("accelerators_per_node") and _is_nothing(system.text(key)):
         yield system.complaint(system.strict, key, f"is {system.text(key)!r}")
-    count, model = system.count("accelerators_per_node"), system.text("accelerator_model_name")
+    count = system.count("accelerators_per_node")
+    model = system.text("accelerator_model_name")
     if count == 0 and model.casefold() not in _NOTHING:
         yield system.complaint(
             system.strict, "accelerators_per_node", f"is 0, but the accelerator is {model!r}"
@@ -279,11 +280,9 @@ def _version(text: str) -> str:
 
 
 def _hardware(system: _Description, log: Log) -> Iterable[tuple[str, str]]:
-    nodes, each, ranks = (
-        system.count("number_of_nodes"),
-        system.count("accelerators_per_node"),
-        log.value("ranks"),
-    )
+    nodes = system.count("number_of_nodes")
+    each = system.count("accelerators_per_node")
+    ranks = log.value("ranks")
     packages = _packages(log)
     if nodes and each and is_number(ranks) and nodes * each != ranks:
         yield "accelerators_per_node", f"is {each} on {nodes} nodes, the logs have {ranks} ranks"
@@ -294,13 +293,15 @@ def _hardware(system: _Description, log: Log) -> Iterable[tuple[str, str]]:
     logged = log.value("nodes")
     if nodes and is_number(logged) and nodes != logged:
         yield "number_of_nodes", f"is {nodes}, the logs ran on {logged}"
-    cpu, model = log.value("cpu"), system.text("host_processor_model_name")
+    cpu = log.value("cpu")
+    model = system.text("host_processor_model_name")
     if isinstance(cpu, str) and model and not _begins_alike(cpu, model):
         yield "host_processor_model_name", f"is {model!r}, the logs ran on {cpu!r}"
     gpus = log.value("gpus")
     if isinstance(gpus, dict):
         yield from _gpus(system, gpus)
-    stack, driver = system.text("other_software_stack"), str(log.value("gpu_driver") or "none")
+    stack = system.text("other_software_stack")
+    driver = str(log.value("gpu_driver") or "none")
     found = re.search(r"NVIDIA driver:? (\d[\d.]*)", stack)
     if found and found[1] != driver and driver != "none":
         yield "other_software_stack", f"says {found[0]}, the logs ran with {driver}"
@@ -314,7 +315,8 @@ def _begins_alike(one: str, other: str) -> bool:
 
 def _gpus(system: _Description, gpus: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     """Check the number and models of GPUs. A model is recognised by its words with a digit, such as H100."""
-    each, described = system.count("accelerators_per_node"), system.text("accelerator_model_name")
+    each = system.count("accelerators_per_node")
+    described = system.text("accelerator_model_name")
     ran = sum(number for number in gpus.values() if is_number(number))
     if each is not None and ran != each:
         yield "accelerators_per_node", f"is {each}, the logs ran on {ran} of a machine"

@@ -34,10 +34,8 @@ def check_caches(results: ResultSet) -> Complaints:
             yield log.error(f"{_CLEAR} is missing", _CACHES)
         yield from _denied(log, is_closed or (log.is_ours and results.system is not None))
         yield from _late(log)
-        event, start = (
-            max(log.all(_CLEAR), key=lambda event: event.time_ms, default=None),
-            log.first("init_start"),
-        )
+        event = max(log.all(_CLEAR), key=lambda event: event.time_ms, default=None)
+        start = log.first("init_start")
         if event is not None and start is not None:
             yield from _early(log, event, start)
             yield from _before_another(log, event, start, runs)
@@ -261,7 +259,8 @@ def _warmup(log: Log, is_closed: bool) -> Iterable[Complaint]:
 
     NVIDIA logs samples if its warm-up begins 200,000 samples before the start.
     """
-    event, other = log.first(_WARMUPS[0]), log.first(_WARMUPS[1])
+    event = log.first(_WARMUPS[0])
+    other = log.first(_WARMUPS[1])
     if (
         event
         and other
@@ -272,7 +271,9 @@ def _warmup(log: Log, is_closed: bool) -> Iterable[Complaint]:
         yield log.error(
             f"{other.key} is {other.value!r}, but {event.key} {event.value!r}", _MEANING, other
         )
-    steps, batch, start = _number(log, _STEPS), _number(log, _BATCH), log.first(_START)
+    steps = _number(log, _STEPS)
+    batch = _number(log, _BATCH)
+    start = log.first(_START)
     first = _number(log, _START) or 0
     if start is not None and first > 0:
         yield log.error(
@@ -297,19 +298,22 @@ def _warmup(log: Log, is_closed: bool) -> Iterable[Complaint]:
 
 
 def _epsilons(log: Log) -> Iterable[Complaint]:
-    event, other = log.first("opt_lamb_epsilon"), log.first("opt_epsilon")
+    event = log.first("opt_lamb_epsilon")
+    other = log.first("opt_epsilon")
     if event and other and event.value != other.value:
         yield log.error(
             f"opt_epsilon is {other.value!r}, but opt_lamb_epsilon {event.value!r}", _MEANING, other
         )
-    end, base = log.first("opt_end_learning_rate"), _number(log, _RATE)
+    end = log.first("opt_end_learning_rate")
+    base = _number(log, _RATE)
     if end and base is not None and is_number(end.value) and end.value > base:
         yield log.error(f"{end.key} {end.value!r} is above {_RATE} {base!r}", _MEANING, end)
 
 
 def _schedule(log: Log, is_closed: bool) -> Iterable[Complaint]:
     """Check that training does not continue past the schedule, where the rate is 0."""
-    event, batch = log.first(_STEPS), _number(log, _BATCH)
+    event = log.first(_STEPS)
+    batch = _number(log, _BATCH)
     samples = [event.samples for event in log.all("eval_accuracy") if event.samples is not None]
     if (
         event is None
@@ -335,7 +339,8 @@ def _step_numbers(log: Log) -> Iterable[Complaint]:
     batch = _number(log, _BATCH)
     found: dict[str, Complaint] = {}
     for event in log.events:
-        steps, samples = (event.metadata or {}).get("step_num"), event.samples
+        steps = (event.metadata or {}).get("step_num")
+        samples = event.samples
         if batch is None or samples is None or not is_number(steps):
             continue
         if event.key in found or event.key in _NUMBERED:
@@ -349,7 +354,8 @@ def _step_numbers(log: Log) -> Iterable[Complaint]:
 
 def _accumulation(log: Log, is_closed: bool) -> Iterable[Complaint]:
     """Check that other programs' batch divides evenly. Ours is nominal and checked against the configuration."""
-    event, batch = log.first(_ACCUMULATION), _number(log, _BATCH)
+    event = log.first(_ACCUMULATION)
+    batch = _number(log, _BATCH)
     if (
         event is None
         or batch is None
@@ -366,7 +372,8 @@ def _accumulation(log: Log, is_closed: bool) -> Iterable[Complaint]:
 
 def _shares(log: Log, system: Mapping[str, Any] | None) -> Iterable[Complaint]:
     """Check that accelerators get equal shares of the batch. Ours is checked against the configuration."""
-    event, counts = log.first(_BATCH), [str((system or {}).get(key)) for key in _MACHINES]
+    event = log.first(_BATCH)
+    counts = [str((system or {}).get(key)) for key in _MACHINES]
     if (
         event is None
         or not is_number(event.value)
@@ -397,7 +404,8 @@ def _closed(log: Log) -> Iterable[Complaint]:
 
 def _not_closed(event: Event) -> str:
     """Return why the closed division does not allow a line, or an empty string."""
-    key, value = event.key, event.value
+    key = event.key
+    value = event.value
     if key == "opt_name" and "lamb" not in str(value).casefold():
         return "closed requires LAMB"
     if _OTHER_OPTIMIZERS.match(key):

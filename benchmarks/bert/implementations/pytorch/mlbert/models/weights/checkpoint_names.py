@@ -54,8 +54,11 @@ _TF2_BOOKKEEPING = (
 _QKV = ("query", "key", "value")
 _LAYER_PARTS = (
     *(f"attention.self.{part}" for part in _QKV),
-    *("attention.output.dense", "attention.output.LayerNorm"),
-    *("intermediate.dense", "output.dense", "output.LayerNorm"),
+    "attention.output.dense",
+    "attention.output.LayerNorm",
+    "intermediate.dense",
+    "output.dense",
+    "output.LayerNorm",
 )
 
 

@@ -203,7 +203,8 @@ def own_state(
         for part, piece in zip(own, _pieces(tensor, len(own)), strict=True):
             piece = _fitted(part, name, piece, float32, known[part], shape, source)
             if part not in state:
-                state[part], origin[part] = piece, name
+                state[part] = piece
+                origin[part] = name
                 report.taken[name] = ", ".join(own)
             elif bool((state[part] == piece).all()):
                 report.dropped[name] = (
@@ -287,7 +288,8 @@ def _check_shape(name: str, tensor: Any, wanted: list[int], source: str) -> None
 def check_unseen(found: BertConfig, shape: BertConfig, source: str) -> None:
     """Raise UserError if checkpoint and model differ in an option that tensor shapes do not show."""
     for name in _UNSEEN:
-        theirs, ours = getattr(found, name), getattr(shape, name)
+        theirs = getattr(found, name)
+        ours = getattr(shape, name)
         if theirs != ours:
             remedy = f"Set MODEL_OPTIONS={name}={theirs}, or BERT_CONFIG to the checkpoint's"
             reason = f"is of a model with {name} {theirs}, BERT_CONFIG says {ours}"

@@ -80,7 +80,8 @@ def read_own(source: Path, own_heads: bool = False) -> ReadCheckpoint:
 
     ``own_heads``: return the heads that it has, including a classifier, not those of pre-training.
     """
-    shape, tensors = BertConfig.from_json(source / CONFIG), read_weights_folder(source)
+    shape = BertConfig.from_json(source / CONFIG)
+    tensors = read_weights_folder(source)
     return _own(
         tensors,
         shape,
@@ -131,7 +132,8 @@ def with_heads(
 
     ``known``: the required parameters; by default `parameter_shapes`.
     """
-    state, shape = dict(checkpoint.state), checkpoint.shape
+    state = dict(checkpoint.state)
+    shape = checkpoint.shape
     generator = torch.Generator().manual_seed(0)
     for name, size in (known or parameter_shapes(shape)).items():
         if name not in state:
@@ -221,7 +223,8 @@ def _tensorflow(prefix: Path) -> Any:
         os.putenv(
             "TF_CPP_MIN_LOG_LEVEL", "3"
         )  # read when the library is loaded; errors are raised as exceptions
-    screen, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    screen = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, 2)
         return import_package("tensorflow", prefix, "tf")

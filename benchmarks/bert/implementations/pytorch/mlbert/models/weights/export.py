@@ -44,7 +44,8 @@ def write_weights(
     Both have float32 parameters; ours have the names of Hugging Face's BERT. See `write_huggingface` for the second
     one. Raise UserError if a file cannot be written.
     """
-    state, shape = to_huggingface(model), model.config
+    state = to_huggingface(model)
+    shape = model.config
     with weights_folder(folder / "weights", state, vocabulary, shape, lower_case) as place:
         (place / "README.md").write_text(model_card(model.architecture, card), encoding="utf-8")
         (place / "bert_config.json").write_text(shape.to_json(), encoding="utf-8")

@@ -173,7 +173,8 @@ def padded_tokens(batch: Batch, width: int) -> tuple[dict[str, Tensor], Tensor]:
         int64 [S, W] arguments of a model's ``forward``, on the batch's device; int64 [T], indices into S W. Tokens
         after the last sequence have index S W and are dropped. Does not synchronize with the device.
     """
-    count, ends = batch.num_samples, batch.cu_seqlens[1:]
+    count = batch.num_samples
+    ends = batch.cu_seqlens[1:]
     rows = torch.searchsorted(
         ends, torch.arange(batch.num_tokens, dtype=ends.dtype, device=ends.device), right=True
     )

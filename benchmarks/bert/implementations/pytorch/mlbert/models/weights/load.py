@@ -147,7 +147,8 @@ def read_file(file: Path) -> weight_files.Weights:
 
 
 def _shape_in_folder(folder: Path) -> BertConfig | None:
-    own, theirs = folder / "bert_config.json", folder / "config.json"
+    own = folder / "bert_config.json"
+    theirs = folder / "config.json"
     if own.is_file():
         return BertConfig.from_json(own)
     return read_config(theirs) if theirs.is_file() else None

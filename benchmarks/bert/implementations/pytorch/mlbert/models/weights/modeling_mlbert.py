@@ -47,7 +47,8 @@ def _gelu(x: Tensor, config: MlbertConfig) -> Tensor:
 
 def _rotated(x: Tensor, rotations: Tensor) -> Tensor:
     """Rotate float32 queries or keys [S, N, W, H]; ``rotations`` are the cosines, then the sines, of H/2 angles."""
-    (first, second), (cos, sin) = x.float().chunk(2, dim=-1), rotations.chunk(2, dim=-1)
+    first, second = x.float().chunk(2, dim=-1)
+    cos, sin = rotations.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
 
@@ -60,7 +61,8 @@ class MlbertLayer(nn.Module):
 
     def __init__(self, config: MlbertConfig, first: bool) -> None:
         super().__init__()
-        self.config, size = config, config.hidden_size
+        self.config = config
+        size = config.hidden_size
         projections = {name: nn.Linear(size, size) for name in ("query", "key", "value")}
         self.attention = nn.ModuleDict(
             {"self": nn.ModuleDict(projections), "output": _output(config, size)}
@@ -105,7 +107,8 @@ class MlbertLayer(nn.Module):
             for part in self.attention["self"].values()
         )
         if rotations is not None:
-            query, key = _rotated(query, rotations), _rotated(key, rotations)
+            query = _rotated(query, rotations)
+            key = _rotated(key, rotations)
         dropout = self.config.attention_probs_dropout_prob if self.training else 0.0
         return (
             F.scaled_dot_product_attention(query, key, value, mask, dropout)
@@ -159,7 +162,8 @@ class MlbertModel(MlbertPreTrainedModel):
 
     def __init__(self, config: MlbertConfig, add_pooling_layer: bool = True) -> None:
         super().__init__(config)
-        size, layers = config.hidden_size, range(config.num_hidden_layers)
+        size = config.hidden_size
+        layers = range(config.num_hidden_layers)
         self.embeddings = nn.ModuleDict({"word_embeddings": nn.Embedding(config.vocab_size, size)})
         if config.position_embedding_type == "absolute":
             self.embeddings["position_embeddings"] = nn.Embedding(
@@ -195,7 +199,8 @@ class MlbertModel(MlbertPreTrainedModel):
             kinds = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
             x = x + self.embeddings.token_type_embeddings(kinds)
         x = F.dropout(self.embeddings.LayerNorm(x), self.config.hidden_dropout_prob, self.training)
-        mask, rotations = self._mask(input_ids, attention_mask, x.dtype), self._rotations(places)
+        mask = self._mask(input_ids, attention_mask, x.dtype)
+        rotations = self._rotations(places)
         for layer in self.encoder.layer:
             x = layer(x, mask, rotations)
         if "LayerNorm" in self.encoder:
@@ -230,7 +235,8 @@ class MlbertPredictions(nn.Module):
 
     def __init__(self, config: MlbertConfig) -> None:
         super().__init__()
-        self.config, size = config, config.hidden_size
+        self.config = config
+        size = config.hidden_size
         self.transform = nn.ModuleDict({"dense": nn.Linear(size, size), "LayerNorm": _norm(config)})
         if config.tie_word_embeddings:
             self.bias = nn.Parameter(torch.zeros(config.vocab_size))

@@ -20,14 +20,14 @@ MODEL_TYPE = "modernbert"
 ARCHITECTURE = "ModernBertForMaskedLM"
 # Fields of `BertConfig` with the same name in the config.json of a BERT and of a ModernBERT.
 SHARED_NAMES = (
-    *(
-        "hidden_size",
-        "initializer_range",
-        "intermediate_size",
-        "max_position_embeddings",
-        "num_attention_heads",
-    ),
-    *("num_hidden_layers", "tie_word_embeddings", "vocab_size"),
+    "hidden_size",
+    "initializer_range",
+    "intermediate_size",
+    "max_position_embeddings",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "tie_word_embeddings",
+    "vocab_size",
 )
 _WORDS = "embeddings.tok_embeddings.weight"
 _LAYER = r"^bert\.encoder\.layer\.(\d+)\."
@@ -72,13 +72,11 @@ def modernbert_config(shape: BertConfig, activation: str) -> dict[str, object]:
         "norm_eps": shape.layer_norm_eps,
         **{name: getattr(shape, name) for name in SHARED_NAMES},
         # IDs in our vocabularies; ModernBERT's defaults would be out of range.
-        **{
-            "pad_token_id": 0,
-            "bos_token_id": None,
-            "eos_token_id": None,
-            "cls_token_id": None,
-            "sep_token_id": None,
-        },
+        "pad_token_id": 0,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "cls_token_id": None,
+        "sep_token_id": None,
     }
 
 

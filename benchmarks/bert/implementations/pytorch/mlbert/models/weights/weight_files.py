@@ -316,25 +316,21 @@ STAND_INS = (
     *(
         (_Inert, name)
         for name in (
-            *(
-                "datetime.datetime",
-                "datetime.timedelta",
-                "typing.Any",
-                "torch.torch_version.TorchVersion",
-            ),
-            *(
-                "numpy._core.multiarray._reconstruct",
-                "numpy._core.multiarray.scalar",
-                "numpy.dtype",
-                "numpy.ndarray",
-            ),
-            *("numpy.core.multiarray._reconstruct", "numpy.core.multiarray.scalar"),
-            *(
-                "omegaconf.base.ContainerMetadata",
-                "omegaconf.base.Metadata",
-                "omegaconf.nodes.AnyNode",
-            ),
-            *("omegaconf.dictconfig.DictConfig", "omegaconf.listconfig.ListConfig"),
+            "datetime.datetime",
+            "datetime.timedelta",
+            "typing.Any",
+            "torch.torch_version.TorchVersion",
+            "numpy._core.multiarray._reconstruct",
+            "numpy._core.multiarray.scalar",
+            "numpy.dtype",
+            "numpy.ndarray",
+            "numpy.core.multiarray._reconstruct",
+            "numpy.core.multiarray.scalar",
+            "omegaconf.base.ContainerMetadata",
+            "omegaconf.base.Metadata",
+            "omegaconf.nodes.AnyNode",
+            "omegaconf.dictconfig.DictConfig",
+            "omegaconf.listconfig.ListConfig",
         )
     ),
     (lambda *_: {}, "collections.defaultdict"),
@@ -466,7 +462,8 @@ def _composer_weights(content: Any, path: Path) -> Weights:
         raise UserError(
             "checkpoint.format", path, "has no state.model", "Give a checkpoint that Composer wrote"
         )
-    tensors, values = _tensors(model, path), state
+    tensors = _tensors(model, path)
+    values = state
     for key in ("integrations", "huggingface", "model", "config", "content"):
         values = values.get(key, {}) if isinstance(values, dict) else {}
     if not isinstance(values, dict) or not values:

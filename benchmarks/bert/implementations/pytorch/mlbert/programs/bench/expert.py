@@ -127,7 +127,8 @@ def fastest_side(
     config: BertConfig, batch: HostBatch, dtype: torch.dtype, start: BertForPreTraining
 ) -> tuple[Side, dict[str, object]]:
     """Return the fastest form of the step, and a JSON-able record of the choice and of the seconds of each trial."""
-    choice, trials = Choice(1), dict[Choice, float]()
+    choice = Choice(1)
+    trials = dict[Choice, float]()
 
     def seconds(tried: Choice) -> float:
         if tried not in trials:

@@ -111,7 +111,9 @@ def trained_side(
     as_graph: bool = False,
 ) -> Side:
     """Return our model with the step used in training; for ``as_graph`` see `our_side`."""
-    steps, flat, graphs = itertools.count(), optimizer.flat, None
+    steps = itertools.count()
+    flat = optimizer.flat
+    graphs = None
     device = flat.grad.device
     if as_graph and optimizer.can_capture and not model.capture_obstacle(device, batch.max_seqlen):
         graphs = Graphs(

@@ -117,7 +117,8 @@ BYTES_A_TOKEN = 4  # approximate for English text
 SHARE_OF_PEAK = 0.3  # of the measured GEMM rate; roughly what training reaches
 CONTINUED = 0.1  # learning rate factor for an already trained model
 SAVE_SECONDS = 60.0
-EVALUATIONS, LEAST_EVALUATION_SECONDS = 8, 1.0
+EVALUATIONS = 8
+LEAST_EVALUATION_SECONDS = 1.0
 _ORIGIN = "mlbert pretrain"
 
 
@@ -162,16 +163,16 @@ def make_plan(
     precision = small_model_precision(device)
     speed = SHARE_OF_PEAK * gemm_peak_flops(compute_dtype(precision, device), device)
     choice = rules.choose(num_bytes // BYTES_A_TOKEN, seconds, size, speed)
-    optimizer, rate, length = choice.optimizer, choice.learning_rate, rules.SEQUENCE_LENGTH
+    optimizer = choice.optimizer
+    rate = choice.learning_rate
+    length = rules.SEQUENCE_LENGTH
     shape = choice.shape.config(choice.shape.vocabulary)
     init: str | None = None
     if start is not None:
         folder, shape = start
-        init, length, optimizer = (
-            str(folder.resolve()),
-            min(length, shape.max_position_embeddings),
-            "stableadamw",
-        )
+        init = str(folder.resolve())
+        length = min(length, shape.max_position_embeddings)
+        optimizer = "stableadamw"
         rate = CONTINUED * rules.learning_rate(optimizer, choice.shape.hidden)
     settings = {
         "recipe": MASKED_LM,

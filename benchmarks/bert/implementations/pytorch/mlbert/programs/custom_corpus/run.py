@@ -100,7 +100,8 @@ def write_report(
 ) -> None:
     """Write DIR/report.html. Raises UserError if it cannot be written."""
     shape = json.loads(folder.shape.read_text(encoding="utf-8"))
-    layers, hidden = shape["num_hidden_layers"], shape["hidden_size"]
+    layers = shape["num_hidden_layers"]
+    hidden = shape["hidden_size"]
     bigram = facts.baselines["bigram_accuracy"]
     values = {
         "text": f"{facts.characters:,} characters, {facts.documents:,} documents",
@@ -230,7 +231,9 @@ class _Run:
     """One call of the command."""
 
     def __init__(self, folder: OwnFolder, console: Console, asked: Asked) -> None:
-        self._folder, self._console, self._asked = folder, console, asked
+        self._folder = folder
+        self._console = console
+        self._asked = asked
         self._say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
         self._others: Counter[str] = Counter()
         self._sources: list[CorpusSource] = find_sources(
@@ -257,7 +260,8 @@ class _Run:
 
     def go(self, world: World) -> int:
         """Run all steps and return the exit status."""
-        notes, summary = self._folder.remembered(), self._folder.finished()
+        notes = self._folder.remembered()
+        summary = self._folder.finished()
         if notes is not None and summary is None and not self._folder.has_checkpoint():
             self._say("nothing was trained yet; starting again")
             notes = None
@@ -313,7 +317,8 @@ class _Run:
         """Raise UserError if the folder's run was started with other options or text."""
         now = self._identity()
         for name in (name for name, value in now.items() if before.get(name) != value):
-            what, remedy = f"another {name}", "Choose another --out, or remove it"
+            what = f"another {name}"
+            remedy = "Choose another --out, or remove it"
             if name == "sources":
                 what = f"other text: {_changes(before[name], now[name])}"
                 weights = self._folder.model if self._folder.model.is_dir() else self._folder.run
@@ -418,13 +423,15 @@ class _Run:
         return SUCCEEDED
 
     def _finish(self, facts: Facts) -> None:
-        folder, summary = self._folder, self._folder.finished()
+        folder = self._folder
+        summary = self._folder.finished()
         assert summary is not None, "the run is finished"
         take_model(folder)
         write_atomically(folder.model / "README.md", _model_card(folder, facts, summary))
         guessed = guess(folder, facts)
         write_report(folder, facts, summary, guessed)
-        accuracy, bigram = summary["accuracy"], facts.baselines["bigram_accuracy"]
+        accuracy = summary["accuracy"]
+        bigram = facts.baselines["bigram_accuracy"]
         if guessed:
             self._say("\nheld-out sentences, the masked word, and the model's guesses:")
         for text, answer, guesses in guessed:
@@ -439,10 +446,9 @@ class _Run:
         self._say(f"  mlbert finetune --from {folder.model} --train FILE.csv")
 
 
-_EARLY, _LATE = (
-    0.3,
-    0.6,
-)  # fractions of the time after which accuracy is compared with the baselines
+# fractions of the time after which accuracy is compared with the baselines
+_EARLY = 0.3
+_LATE = 0.6
 
 
 class BaselineWarnings(Events):
@@ -456,7 +462,9 @@ class BaselineWarnings(Events):
     def __init__(
         self, say: Callable[[str], None], seconds: float, baselines: Mapping[str, float]
     ) -> None:
-        self._say, self._seconds, self._baselines = say, seconds, baselines
+        self._say = say
+        self._seconds = seconds
+        self._baselines = baselines
         self._shown = time.monotonic()
         self._warned = 0
 
@@ -477,7 +485,8 @@ class BaselineWarnings(Events):
 
     def evaluation(self, state: TrainState, metrics: Mapping[str, float], seconds: float) -> None:
         """Compare the accuracy on held-out text with the baselines."""
-        share, accuracy = seconds / self._seconds, state.accuracy
+        share = seconds / self._seconds
+        accuracy = state.accuracy
         most_frequent, bigram = (
             self._baselines[f"{name}_accuracy"] for name in ("most_frequent", "bigram")
         )

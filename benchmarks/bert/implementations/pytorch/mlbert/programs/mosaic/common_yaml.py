@@ -58,7 +58,8 @@ class Durations:
         remedy = f"Write a number and one of {', '.join(units)}, such as 1000ba"
         if match is None or match[2] not in units:
             raise UserError("config.value", f"{name}={text}", "is not a duration", remedy)
-        number, unit = float(match[1].replace("_", "")), match[2]
+        number = float(match[1].replace("_", ""))
+        unit = match[2]
         if unit == "dur":
             assert self.max_steps is not None
             steps = math.floor(min(number, _MOST_STEPS) * self.max_steps)
@@ -193,28 +194,42 @@ SHARED = (  # with glue.py
     ),
     *(f"algorithms.gradient_clipping.{name}" for name in ("clipping_type", "clipping_threshold")),
     *(f"callbacks.{name}.**" for name in (*_CALLBACKS, "health_checker", "memory_snapshot")),
-    *("loggers.tensorboard.log_dir", "loggers.wandb.init_kwargs.**"),
+    "loggers.tensorboard.log_dir",
+    "loggers.wandb.init_kwargs.**",
     *(f"loggers.wandb.{name}" for name in ("project", *WANDB)),
 )
 COMMON = (
     *SHARED,
-    *("run_name", "seed", "precision", "tokenizer_name", "max_duration", "eval_interval", "device"),
-    *("global_train_batch_size", "device_eval_batch_size", "global_eval_batch_size"),
-    *("device_train_microbatch_size", "eval_subset_num_batches"),
-    *("progress_bar", "log_to_console", "console_log_interval", "python_log_level"),
-    *(
-        "save_folder",
-        "save_interval",
-        "save_num_checkpoints_to_keep",
-        "save_overwrite",
-        "autoresume",
-    ),
-    *("load_path", "load_weights_only"),
+    "run_name",
+    "seed",
+    "precision",
+    "tokenizer_name",
+    "max_duration",
+    "eval_interval",
+    "device",
+    "global_train_batch_size",
+    "device_eval_batch_size",
+    "global_eval_batch_size",
+    "device_train_microbatch_size",
+    "eval_subset_num_batches",
+    "progress_bar",
+    "log_to_console",
+    "console_log_interval",
+    "python_log_level",
+    "save_folder",
+    "save_interval",
+    "save_num_checkpoints_to_keep",
+    "save_overwrite",
+    "autoresume",
+    "load_path",
+    "load_weights_only",
     *(
         f"model.{name}"
         for name in ("name", "use_pretrained", "pretrained_model_name", "tokenizer_name")
     ),
-    *("model.model_config.**", "model.pretrained_checkpoint", "model.gradient_checkpointing"),
+    "model.model_config.**",
+    "model.pretrained_checkpoint",
+    "model.gradient_checkpointing",
     *(
         f"scheduler.{name}"
         for name in ("name", "t_warmup", "t_max", "alpha_f", "t_decay", "milestones", "gamma")
@@ -295,9 +310,11 @@ _PUBLIC_VALUES: Mapping[str, Mapping[str, str]] = {
 
 def names_for_errors(leaves: Leaves, names: Names) -> dict[str, str]:
     """Return what the user of a YAML file writes for each setting, for `mlbert.host.errors.public_names`."""
-    known, found = settings_by_key(), dict[str, str]()
+    known = settings_by_key()
+    found = dict[str, str]()
     for key, alternatives in names.items():
-        export, name = known[key].env, leaves.typed_name(*alternatives)
+        export = known[key].env
+        name = leaves.typed_name(*alternatives)
         found[export] = name
         for ours, theirs in _PUBLIC_VALUES.get(key, {}).items():
             found[f"{export}={ours}"] = f"{name}={theirs}"

@@ -19,20 +19,22 @@ from mlbert.programs.mosaic import common_yaml
 from mlbert.programs.mosaic.nested_yaml import Layer, Leaves, YamlValue
 
 _LOADER = (
-    *(
-        "split",
-        "tokenizer_name",
-        "max_seq_len",
-        "shuffle",
-        "drop_last",
-        "num_workers",
-        "pin_memory",
-    ),
-    *("prefetch_factor", "persistent_workers", "timeout"),
+    "split",
+    "tokenizer_name",
+    "max_seq_len",
+    "shuffle",
+    "drop_last",
+    "num_workers",
+    "pin_memory",
+    "prefetch_factor",
+    "persistent_workers",
+    "timeout",
 )
 KNOWN = (
     *common_yaml.COMMON,
-    *("max_seq_len", "model.num_labels", "train_subset_num_batches"),
+    "max_seq_len",
+    "model.num_labels",
+    "train_subset_num_batches",
     *(
         f"data.{name}"
         for name in ("train", "eval", "text_columns", "label_column", "task", "glue", "source")
@@ -82,7 +84,8 @@ class TaskData:
     @cached_property
     def form(self) -> TaskForm:
         """Columns and classes. Raises UserError if columns are not given and cannot be found by name."""
-        leaves, declared = self._leaves, None
+        leaves = self._leaves
+        declared = None
         if leaves.is_given("model.num_labels"):
             declared = leaves.number("model.num_labels", None).value
         if self.task is not None:
@@ -267,7 +270,8 @@ def _check_loaders(leaves: Leaves, data: TaskData) -> None:
 
 def last_evaluation(run: Path) -> dict[str, float]:
     """Return the metrics of the last evaluation in a run's ``metrics.jsonl``. Raises UserError if there is none."""
-    path, prefix = run / "metrics.jsonl", "eval_"
+    path = run / "metrics.jsonl"
+    prefix = "eval_"
     try:
         last = [point for point in read_points(path)[0] if point["kind"] == "evaluation"][-1]
     except (UserError, IndexError):

@@ -164,7 +164,9 @@ class Runner:
         self.seconds: dict[GlueJob, float] = {}
         self.running: list[Running] = []
         self._free = list(slots)
-        self._prepare, self._folder, self._environ = prepare, folder, environ
+        self._prepare = prepare
+        self._folder = folder
+        self._environ = environ
         self._first = next((job for job in jobs if job.task == FIRST), jobs[0])
 
     def run(self, on_change: Callable[[GlueJob | None], object]) -> None:
@@ -205,7 +207,9 @@ class Runner:
         return bool(self.running) or State.WAITING in self.states.values()
 
     def _begin(self, job: GlueJob) -> None:
-        slot, command, folder = self._free.pop(0), self._prepare(job), self._folder(job)
+        slot = self._free.pop(0)
+        command = self._prepare(job)
+        folder = self._folder(job)
         with (folder / LOG).open("wb") as log:
             # A separate session: Ctrl-C in the terminal reaches only this process, which ends its children in order.
             process = subprocess.Popen(
@@ -244,7 +248,8 @@ def _signal(process: subprocess.Popen[Any], number: int) -> None:
         os.killpg(process.pid, number)
 
 
-SCORES, FIGURE = "glue_scores.json", "glue_scores.png"
+SCORES = "glue_scores.json"
+FIGURE = "glue_scores.png"
 _TAIL_BYTES = 4096
 Metrics = Mapping[GlueJob, Mapping[str, float]]
 
@@ -269,7 +274,10 @@ class GlueProgress:
         folder: Callable[[GlueJob], Path],
         metrics: Metrics,
     ) -> None:
-        self._print, self._samples, self._folder, self._metrics = progress, samples, folder, metrics
+        self._print = progress
+        self._samples = samples
+        self._folder = folder
+        self._metrics = metrics
         self._counted = {
             job: min(count, samples_done(folder(job))) for job, count in samples.items()
         }

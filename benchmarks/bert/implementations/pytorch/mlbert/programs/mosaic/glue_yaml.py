@@ -17,14 +17,15 @@ from mlbert.programs.mosaic.nested_yaml import Leaves
 
 # Copied unchanged into the jobs' YAML.
 _PASSED = (
-    *(
-        "precision",
-        "tokenizer_name",
-        "max_seq_len",
-        "device_eval_batch_size",
-        "device_train_microbatch_size",
-    ),
-    *("console_log_interval", "progress_bar", "log_to_console", "python_log_level"),
+    "precision",
+    "tokenizer_name",
+    "max_seq_len",
+    "device_eval_batch_size",
+    "device_train_microbatch_size",
+    "console_log_interval",
+    "progress_bar",
+    "log_to_console",
+    "python_log_level",
     *SHARED,
     *(
         f"model.{name}"
@@ -38,18 +39,22 @@ _TRAINER = ("max_duration", "eval_interval", "eval_subset_num_batches")
 _PER_TASK = (
     "seeds",
     *(f"trainer_kwargs.{name}" for name in (*_TRAINER, "save_num_checkpoints_to_keep")),
-    *("batch_size", "optimizer.lr", "optimizer.weight_decay"),
+    "batch_size",
+    "optimizer.lr",
+    "optimizer.weight_decay",
 )
 KNOWN = (
     *_PASSED,
-    *("parallel", "base_run_name", "default_seed", "published_order"),
-    *("starting_checkpoint_load_path", "local_pretrain_checkpoint_folder"),
-    *(
-        "save_finetune_checkpoint_prefix",
-        "save_finetune_checkpoint_folder",
-        "data.glue",
-        "data.source",
-    ),
+    "parallel",
+    "base_run_name",
+    "default_seed",
+    "published_order",
+    "starting_checkpoint_load_path",
+    "local_pretrain_checkpoint_folder",
+    "save_finetune_checkpoint_prefix",
+    "save_finetune_checkpoint_folder",
+    "data.glue",
+    "data.source",
     *(f"tasks.{task}.{name}" for task in TASKS for name in _PER_TASK),
     *(f"tasks.{task}.trainer_kwargs" for task in TASKS),
 )
@@ -122,7 +127,8 @@ class GlueYaml:
 
     def of_job(self, job: GlueJob, start: str | None) -> dict[str, Any]:
         """Return the YAML of a job that starts from the weights ``start``, by dotted name."""
-        task, leaves = TASKS[job.task], self._leaves
+        task = TASKS[job.task]
+        leaves = self._leaves
         found = {name: leaf.value for name, leaf in leaves.items() if not name.startswith(_OWN)}
         found |= {
             "run_name": job.name(self.base_run_name),
@@ -160,15 +166,15 @@ class GlueYaml:
 
 
 _OWN = (
-    *(
-        "parallel",
-        "base_run_name",
-        "default_seed",
-        "published_order",
-        "starting_checkpoint_load_path",
-        "tasks",
-    ),
-    *("local_pretrain_checkpoint_folder", "save_finetune_checkpoint_", "data."),
+    "parallel",
+    "base_run_name",
+    "default_seed",
+    "published_order",
+    "starting_checkpoint_load_path",
+    "tasks",
+    "local_pretrain_checkpoint_folder",
+    "save_finetune_checkpoint_",
+    "data.",
 )
 
 

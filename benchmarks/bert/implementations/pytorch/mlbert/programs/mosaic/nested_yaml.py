@@ -105,7 +105,8 @@ def _used_names(name: str, unresolved: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _references(name: str, unresolved: Mapping[str, Any]) -> list[str]:
     """Return the names in the ``${...}`` of a leaf, or below those of the mapping that it belongs to."""
-    place, below = name, ""
+    place = name
+    below = ""
     while place not in unresolved and "." in place:
         place, _, last = place.rpartition(".")
         below = f".{last}{below}"
@@ -141,7 +142,8 @@ def _check(name: str, known: Collection[str], place: str) -> None:
 
 def _matches(name: str, pattern: str) -> bool:
     """Return True if a pattern allows a name or anything below it: an override may replace a whole mapping."""
-    parts, wanted = name.split("."), pattern.split(".")
+    parts = name.split(".")
+    wanted = pattern.split(".")
     if wanted[-1] == "**" and len(parts) >= len(wanted) - 1:
         wanted = wanted[:-1]
         parts = parts[: len(wanted)]
@@ -169,7 +171,9 @@ class Leaves(Mapping[str, YamlValue]):
     """
 
     def __init__(self, path: Path, found: Mapping[str, YamlValue]) -> None:
-        self.path, self._found, self._read = path, found, set[str]()
+        self.path = path
+        self._found = found
+        self._read = set[str]()
 
     def __getitem__(self, name: str) -> YamlValue:
         value = self._found[name]
@@ -258,10 +262,8 @@ class Leaves(Mapping[str, YamlValue]):
         """Return one of the known texts."""
         value = self.text(name, default)
         if value.value not in known:
-            reason, remedy = (
-                f"{_as_typed(name, value)} is unknown",
-                f"Write one of {', '.join(known)}",
-            )
+            reason = f"{_as_typed(name, value)} is unknown"
+            remedy = f"Write one of {', '.join(known)}"
             raise UserError("config.choice", value.origin, reason, remedy)
         return value
 

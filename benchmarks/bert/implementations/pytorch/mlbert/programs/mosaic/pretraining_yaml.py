@@ -22,7 +22,11 @@ _STREAM = "local remote split proportion repeat choose keep_zip download_retry d
 _LOADER = "name drop_last num_workers pin_memory prefetch_factor persistent_workers timeout"
 KNOWN = (
     *common_yaml.COMMON,
-    *("data_local", "data_remote", "max_seq_len", "mlm_probability", "train_subset_num_batches"),
+    "data_local",
+    "data_remote",
+    "max_seq_len",
+    "mlm_probability",
+    "train_subset_num_batches",
     *(f"{loader}.{name}" for loader in ("train_loader", "eval_loader") for name in _LOADER.split()),
     *(
         f"{loader}.dataset.{name}"

@@ -121,7 +121,8 @@ def calibrated(
         for run in runs
     ]
     sizes = {run.batch / run.ranks for run in runs}
-    facts, constant = GPUS[job.gpu], outside[runs[0]].constant
+    facts = GPUS[job.gpu]
+    constant = outside[runs[0]].constant
     if len(sizes) > 1:
         each, constant = two_parts(without_network)
     else:

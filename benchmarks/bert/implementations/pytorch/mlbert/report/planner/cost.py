@@ -26,7 +26,8 @@ from mlbert.report.planner.timing import (
 )
 
 # Counted per token, layer and hidden unit: with 16-bit products, and with FP8 ones.
-ACTIVATION_BYTES, FP8_ACTIVATION_BYTES = 32.7, 28.6
+ACTIVATION_BYTES = 32.7
+FP8_ACTIVATION_BYTES = 28.6
 WEIGHT_BYTES = 2
 LOGIT_BYTES = 2 + 4  # per masked token and vocabulary entry: 16-bit logits, float32 for the loss
 CONTEXT_GB = 3.0  # assumed: CUDA, libraries, reduction buffers, the evaluation's graph
@@ -53,11 +54,14 @@ class Memory:
 def of(config: BertConfig, gpu: str, sequences: float, sharers: int, *, fp8: bool) -> Memory:
     """Return the memory of a GPU with micro-batches of ``sequences`` and optimizer state sharded over ``sharers``."""
     billion = config.num_parameters / 1e9
-    tokens, masked = BENCHMARK.tokens / BENCHMARK.sequences, BENCHMARK.masked / BENCHMARK.sequences
+    tokens = BENCHMARK.tokens / BENCHMARK.sequences
+    masked = BENCHMARK.masked / BENCHMARK.sequences
     activation_bytes = FP8_ACTIVATION_BYTES if fp8 else ACTIVATION_BYTES
     of_layers = activation_bytes * config.hidden_size * config.num_hidden_layers * tokens
     each = (of_layers + LOGIT_BYTES * config.padded_vocab_size * masked) / 1e9
-    weights, gradients, optimizer = WEIGHT_BYTES * billion, 4 * billion, 12 * billion / sharers
+    weights = WEIGHT_BYTES * billion
+    gradients = 4 * billion
+    optimizer = 12 * billion / sharers
     free = USABLE * GPUS[gpu].memory_gb - (weights + gradients + optimizer + CONTEXT_GB)
     return Memory(
         weights, gradients, optimizer, each * sequences, CONTEXT_GB, max(0, int(free / each))
@@ -156,7 +160,8 @@ def estimate(
         remedy = "Give the samples that this model needs to reach its target"
         raise UserError("plan.impossible", "--samples", "is known only for BERT-large", remedy)
     samples = timing.samples(job, parameters) if needed is None else needed
-    step, evaluation = timing.step(job, parameters), timing.evaluation_seconds(job, parameters)
+    step = timing.step(job, parameters)
+    evaluation = timing.evaluation_seconds(job, parameters)
     seconds = timing.seconds_to_train(job, parameters, samples)
     held = of(shape.config, job.gpu, job.sequences, sharers, fp8=job.fp8 and GPUS[job.gpu].has_fp8)
     if not held.most_sequences:

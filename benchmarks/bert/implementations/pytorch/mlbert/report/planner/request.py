@@ -148,7 +148,9 @@ def band(ends: tuple[float, float]) -> str:
 
 def answers(found: Estimate) -> ReportTable:
     """Return the answers, one row each."""
-    job, step, held = found.job, found.step, found.memory
+    job = found.job
+    step = found.step
+    held = found.memory
     parts = [
         ("compute", step.compute),
         ("load imbalance", step.imbalance),

@@ -158,7 +158,8 @@ FLOPS = 0.4986e12  # of a sequence of the benchmark
 REFERENCE_GBPS = {"switched": 1600.0, "direct": 400.0, "pcie": 100.0}
 # Published H100 runs with 512 or more GPUs used 16 bits: 1.0 ms per sequence against 0.84 with FP8.
 WITHOUT_FP8 = 1.2
-OLD_ROUND, NEW_ROUND = "1.1", "5.0"
+OLD_ROUND = "1.1"
+NEW_ROUND = "5.0"
 MOST_DIRECT_GPUS = 4  # per node; larger nodes have an NVLink switch
 OWN_SETTINGS_FROM = 192  # sequences per GPU and step
 PACKED_UP_TO = 8  # sequences per GPU and step: up to here round 1.1 did not exchange padding
@@ -235,13 +236,15 @@ class StepTime:
 
 def step(job: TrainingJob, parameters: Parameters) -> StepTime:
     """Return the time of one step."""
-    facts, p = GPUS[job.gpu], parameters
+    facts = GPUS[job.gpu]
+    p = parameters
     factor = (p.old_software if job.round == OLD_ROUND else 1.0) * (
         WITHOUT_FP8 if facts.has_fp8 and not job.fp8 else 1
     )
     factor *= p.old_pcie if job.round == OLD_ROUND and facts.is_pcie else 1.0
     compute = p.sequence_ms[job.gpu] * job.sequences * factor * job.work
-    constant, network = p.constant_ms[facts.constant], 0.0
+    constant = p.constant_ms[facts.constant]
+    network = 0.0
     if facts.is_pcie:
         constant += (
             p.pcie_ms
@@ -281,7 +284,8 @@ def samples(job: TrainingJob, parameters: Parameters) -> float:
     The mean follows all of the reference's points, also those that the rules drop because a larger batch needs fewer
     samples. Raises UserError as `reference_point` does.
     """
-    p, least = parameters, reference_point(job.batch).mean_samples
+    p = parameters
+    least = reference_point(job.batch).mean_samples
     mean = p.samples_share * float(np.interp(job.batch, *_POINTS))
     mean *= p.pcie_samples if GPUS[job.gpu].is_pcie else 1.0
     if job.round == OLD_ROUND and job.sequences > PACKED_UP_TO:
@@ -331,7 +335,8 @@ class ModelShape:
 def of(config: BertConfig) -> ModelShape:
     """Return a model's shape relative to BERT-large."""
     large = BertConfig.from_json(CONFIGS / "large.json")
-    flops, usual = training_flops(config, BENCHMARK), training_flops(large, BENCHMARK)
+    flops = training_flops(config, BENCHMARK)
+    usual = training_flops(large, BENCHMARK)
     return ModelShape(
         config,
         flops / BENCHMARK.sequences,
