@@ -40,6 +40,7 @@ def test_temporary_files_of_a_killed_process_are_removed(tmp_path, run):
         suffix = f"{ended.pid}@{socket.gethostname()}.tmp"
     names = ("vocab.txt", "text/train-00002-of-00004.txt", "eval/shard-00000-of-00001.h5")
     write_files(tmp_path / "set", {f"{name}.{suffix}": "" for name in names})
+    write_files(tmp_path / "set", {".begun": ""})
     options = (
         "--one-per-line --vocab-size 500 --max-seq-length 64 --parts 4 --eval-share 0.3 --workers 1"
     )
