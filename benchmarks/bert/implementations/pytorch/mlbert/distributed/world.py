@@ -57,9 +57,7 @@ class World(RankPlace):
     def collective_timeout(self) -> timedelta:
         """Longest wait in any one collective, also for a rank that reads data. Whole seconds: NCCL's options drop
         microseconds, and torch warns if its own time limit differs from theirs."""
-        longest = max(
-            self.rendezvous.collective_seconds, self.rendezvous.read_seconds + READ_MARGIN
-        )
+        longest = max(self.rendezvous.collective_seconds, self.rendezvous.read_seconds)
         return timedelta(seconds=round(longest))
 
     def start(self, backend: str | None = None, timeout_s: float | None = None) -> None:
@@ -113,7 +111,7 @@ class World(RankPlace):
 
     def wait_for_data(self, seconds: float) -> None:
         """Let the ranks wait in a collective for one that reads data for this long. Call before new groups are made."""
-        self.rendezvous.read_seconds = seconds
+        self.rendezvous.read_seconds = seconds + READ_MARGIN
         if self.world_size > 1:
             _set_pg_timeout(self.collective_timeout)
 
