@@ -164,7 +164,9 @@ def run_ranks(
     ranks = start_ranks(
         _start_and_call, (named(function), kwargs, str(folder)), world_size, folder, node_size
     )
-    failed, running, deadline = None, ranks, time.monotonic() + time_limit_s
+    failed = None
+    running = ranks
+    deadline = time.monotonic() + time_limit_s
     while running and time.monotonic() < deadline:
         time.sleep(0.02)
         running = [rank for rank in ranks if rank.returncode is None]

@@ -33,10 +33,8 @@ def exports_of_a_run(folder: Path, tree_root: Path, name: str) -> dict[str, str]
 @pytest.mark.slow
 def test_killed_rank_does_not_change_the_final_weights(tmp_path: Path, tree_root: Path) -> None:
     """Run two ranks undisturbed, and then with two torchrun agents, as on two machines with one rank each."""
-    program, (port, own_port) = (
-        tree_root / IMPLEMENTATIONS / "cpu_demo/run_pretraining.py",
-        free_ports(2),
-    )
+    program = tree_root / IMPLEMENTATIONS / "cpu_demo/run_pretraining.py"
+    port, own_port = free_ports(2)
     own = exports_of_a_run(tmp_path, tree_root, "whole")
     ranks = [
         run_program(program, [], tmp_path, rank_environment(rank, 2, port, 1) | own)

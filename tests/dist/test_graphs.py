@@ -26,7 +26,9 @@ from mlbert.training.reader import BatchReader
 from mlbert.training.step import GraphMode, Graphs, Step
 from recorded_graph import RecordedGraph
 
-SEED, STEPS, BUCKET_ELEMENTS = 4, 3, 2000
+SEED = 4
+STEPS = 3
+BUCKET_ELEMENTS = 2000
 MAX_TOKENS = SHAPE.max_position_embeddings
 
 
@@ -51,7 +53,8 @@ def train_once(world: World, mode: GraphMode, way: str, recorded: bool) -> dict[
     )
     static_shape = StaticShape.of_packs(2, MAX_TOKENS, 3, MAX_TOKENS, 5)
     capture = RecordedGraph() if recorded else NoCapture()
-    objective, graphs = PreTraining(scope="step"), Graphs(mode, static_shape, 2, lambda: capture)
+    objective = PreTraining(scope="step")
+    graphs = Graphs(mode, static_shape, 2, lambda: capture)
     step = Step(
         model, objective, flat, reducer, optimizer, world.all_reduce_max, say=print, graphs=graphs
     )
@@ -59,7 +62,11 @@ def train_once(world: World, mode: GraphMode, way: str, recorded: bool) -> dict[
     norms = []
     for i in range(STEPS):
         batches = made_up_batches(
-            *(4, SEED, SHAPE.vocab_size, MAX_TOKENS, i),
+            4,
+            SEED,
+            SHAPE.vocab_size,
+            MAX_TOKENS,
+            i,
             accumulation=2,
             rank=world.rank,
             world_size=world.world_size,
@@ -116,7 +123,8 @@ def divisors(world: World) -> dict[str, Any]:
         upcoming = reader.take(0)
         source.close()
         found[scope] = upcoming.divisors
-        found["warned"], found["samples"] = upcoming.warned, upcoming.counts.samples
+        found["warned"] = upcoming.warned
+        found["samples"] = upcoming.counts.samples
         found["own"] = [
             sum(getattr(b, n) for b in upcoming.batches) for n in ("num_masked", "num_samples")
         ]

@@ -86,7 +86,8 @@ def be_rank(rank: int, ranks: int, port: int, folder: Path, victim: int, steps: 
     """Run one rank and write its CPU seconds, its descriptors and the time at each mark."""
     os.environ.clear()
     os.environ.update(rank_environment(rank, ranks, port))
-    inherited, marks = len(os.listdir("/proc/self/fd")), {}
+    inherited = len(os.listdir("/proc/self/fd"))
+    marks = {}
     begun = time.process_time()
 
     def mark(name: str) -> None:
@@ -105,7 +106,8 @@ def be_rank(rank: int, ranks: int, port: int, folder: Path, victim: int, steps: 
 
 
 def start_and_wait(ranks: int, folder: Path, victim: int, steps: int) -> None:
-    (port,), children = free_ports(1), {}
+    (port,) = free_ports(1)
+    children = {}
     for rank in range(ranks):
         child = os.fork()
         if child == 0:

@@ -27,7 +27,8 @@ def small_programs(world: World) -> dict[str, Any]:
     world.barrier()
     summed = world.all_reduce_sum(torch.tensor([world.rank + 1, 10], dtype=torch.int64))
     own = torch.arange(2 * world.rank, dtype=torch.float64).view(-1, 2) + 10 * world.rank
-    gathered, exchanges = world.gather_rows(own), ("off", "group", "all")
+    gathered = world.gather_rows(own)
+    exchanges = ("off", "group", "all")
     return {
         "sum": summed.tolist(),
         "seed": world.broadcast_int(2**61 + 7 if world.rank == 0 else -1),
@@ -63,7 +64,9 @@ def test_small_programs(tmp_path: Path) -> None:
         assert "EXCHANGE_PADDING: group needs the same number of ranks on each node" in exchange
         assert "\n" not in sharding + exchange
         assert found == {
-            **{"sum": [1 + 2 + 3 + 4, 4 * 10], "seed": 2**61 + 7, "dtype": "torch.float64"},
+            "sum": [1 + 2 + 3 + 4, 4 * 10],
+            "seed": 2**61 + 7,
+            "dtype": "torch.float64",
             "rows": [
                 [10.0, 11.0],
                 [20.0, 21.0],
@@ -72,7 +75,8 @@ def test_small_programs(tmp_path: Path) -> None:
                 [32.0, 33.0],
                 [34.0, 35.0],
             ],
-            **{"exchange groups": {"off": 1, "group": 2, "all": 4}, "network of one host": {}},
+            "exchange groups": {"off": 1, "group": 2, "all": 4},
+            "network of one host": {},
         }
 
 

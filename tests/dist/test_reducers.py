@@ -19,7 +19,9 @@ from mlbert.optim.lamb import Lamb
 Ranks = list[dict[str, Any]]
 # float32 sums in another order, of gradients of about 1 (weights: after LAMB's division by their norm).
 TOLERANCE = 2e-6
-SAMPLES, VOCABULARY, WIDTH = 8, 11, 6
+SAMPLES = 8
+VOCABULARY = 11
+WIDTH = 6
 BUCKET_ELEMENTS = 50
 
 
@@ -68,7 +70,9 @@ def train(world: World, accumulation: int = 1) -> dict[str, Any]:
     optimizer = Lamb(flat, ShardLayout.whole(flat.numel), **numbers)
     reducer = GradientReducer(*parts_of(flat, world, BUCKET_ELEMENTS), clip_before=None)
     generator = torch.Generator().manual_seed(9)
-    grads, losses, norms = [], [], []
+    grads = []
+    losses = []
+    norms = []
     for update in range(3):
         tokens = torch.randint(VOCABULARY, (SAMPLES,), generator=generator)
         flat.zero_grad()
@@ -249,7 +253,8 @@ def clipping(request: pytest.FixtureRequest) -> Ranks:
 @pytest.mark.parametrize("case", [name for name in CASES if name != "poisoned"])
 def test_clipped_buckets_match_the_formula(clipping: Ranks, case: str) -> None:
     """The mean over ranks and micro-batches of gradients clipped by bucket; the norm is the root mean square before."""
-    found, max_norm = [rank[case] for rank in clipping], CASES[case]["max_norm"]
+    found = [rank[case] for rank in clipping]
+    max_norm = CASES[case]["max_norm"]
     gradients = torch.tensor([part for rank in found for part in rank["own"]], dtype=torch.float64)
     flat = FlatParameters(TinyModel().named_parameters())
     buckets = cut_buckets(flat.offsets, flat.numel, BUCKET_ELEMENTS)
@@ -432,7 +437,8 @@ def test_clipped_buckets_match_float32_up_to_rounding(ranks: Ranks) -> None:
 @pytest.mark.parametrize("way", ["whole", "node"])
 def test_non_finite_values_stay_in_place(ranks: Ranks, way: str) -> None:
     for rank in ranks:
-        found, good = rank["bad"][way]["sum"], rank["bf16"][way]["sum"]
+        found = rank["bad"][way]["sum"]
+        good = rank["bf16"][way]["sum"]
         assert [i for i, value in enumerate(found) if not math.isfinite(value)] == [100]
         assert found[:100] + found[101:] == good[:100] + good[101:]
         assert rank["scaled"]["sum"] == rank["bf16"]["whole"]["sum"], (

@@ -46,7 +46,8 @@ SHARD_SHAPES |= {"wide.weight": (64, 100), "last.bias": (5,)}
 
 def random_parameters() -> list[tuple[str, nn.Parameter]]:
     """Return parameters of odd sizes, one of them zero, equal on all ranks."""
-    generator, found = torch.Generator().manual_seed(3), []
+    generator = torch.Generator().manual_seed(3)
+    found = []
     for name, shape in SHARD_SHAPES.items():
         values = torch.randn(shape, generator=generator) * (
             0.0 if name.startswith("zero") else 0.02
@@ -106,7 +107,8 @@ def sharded_lamb(
         "copy_dtype": torch.bfloat16,
     }
     optimizer = method(flat, layout, **numbers, implementation=implementation, gathered=gathered)
-    first, norms = 0, []
+    first = 0
+    norms = []
     if load_from is not None:
         first = 3
         state = load_file(f"{folder}/{load_from}.safetensors")
@@ -184,7 +186,8 @@ def host_reads(world: World) -> list[str]:
 
 
 def sharded(world: World, folder: str) -> dict[str, Any]:
-    run, forms = partial(sharded_lamb, world, folder), ("plain", "native")
+    run = partial(sharded_lamb, world, folder)
+    forms = ("plain", "native")
     return {
         "plain": run(save_as="saved"),
         "one block": run(block_elements=1 << 20),
@@ -250,7 +253,8 @@ def reference(
 @pytest.fixture(scope="module")
 def unsharded_run() -> dict[str, Any]:
     optimizer, flat = reference(1.0)
-    norms, state = [], {}
+    norms = []
+    state = {}
     for update in range(UPDATES):
         set_gradient(World(), flat, update)
         norm = float(optimizer.step(0.02))

@@ -24,31 +24,25 @@ from mlbert.training.step import GraphMode, Graphs
 from training_settings import train_arguments
 
 COLLECTIVES = (
-    *(
-        "all_reduce",
-        "broadcast",
-        "all_gather",
-        "barrier",
-        "reduce",
-        "gather",
-        "scatter",
-        "all_to_all",
-    ),
-    *(
-        "reduce_scatter_tensor",
-        "reduce_scatter_single",
-        "all_gather_into_tensor",
-        "all_gather_single",
-    ),
-    *(
-        "all_to_all_single",
-        "send",
-        "recv",
-        "isend",
-        "irecv",
-        "broadcast_object_list",
-        "all_gather_object",
-    ),
+    "all_reduce",
+    "broadcast",
+    "all_gather",
+    "barrier",
+    "reduce",
+    "gather",
+    "scatter",
+    "all_to_all",
+    "reduce_scatter_tensor",
+    "reduce_scatter_single",
+    "all_gather_into_tensor",
+    "all_gather_single",
+    "all_to_all_single",
+    "send",
+    "recv",
+    "isend",
+    "irecv",
+    "broadcast_object_list",
+    "all_gather_object",
 )
 
 
@@ -85,8 +79,10 @@ def watch_everything(event_log: EventLog) -> None:
             dist, name, lambda *_, name=name, group=None, **__: f"{name} in group {_number(group)}"
         )
     for owner, name, event in (
-        *((dist, "new_group", "a new group"), (native, "_compile", "a native library is compiled")),
-        *((torch, "compile", "torch.compile"), (NoCapture, "record", "a capture")),
+        (dist, "new_group", "a new group"),
+        (native, "_compile", "a native library is compiled"),
+        (torch, "compile", "torch.compile"),
+        (NoCapture, "record", "a capture"),
     ):
         event_log.watch(owner, name, lambda *_, event=event, **__: event)
     if importlib.util.find_spec("triton"):

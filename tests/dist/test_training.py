@@ -150,17 +150,13 @@ def wait_for_slow_disks(world: World, folder: str) -> list[int]:
     def slowed(method: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *arguments: (time.sleep(SLOW_SECONDS), method(*arguments))[1]
 
-    StepFolders.save, StepFolders.load_newest = (
-        slowed(StepFolders.save),
-        slowed(StepFolders.load_newest),
-    )
+    StepFolders.save = slowed(StepFolders.save)
+    StepFolders.load_newest = slowed(StepFolders.load_newest)
     world_module.ROUND_SECONDS = 0.5
     flat = SimpleNamespace(data=torch.zeros(3), layout=[])
     stateless = {"state_dict": dict, "load_state_dict": lambda state: None}
-    optimizer, source = (
-        SimpleNamespace(exact_weights=contextlib.nullcontext, **stateless),
-        SimpleNamespace(**stateless),
-    )
+    optimizer = SimpleNamespace(exact_weights=contextlib.nullcontext, **stateless)
+    source = SimpleNamespace(**stateless)
     model = SimpleNamespace(derived_state=dict, load_derived_state=lambda state: None)
     method = SimpleNamespace(
         flat=flat, optimizer=optimizer, model=model, source=source, loss_scale=None

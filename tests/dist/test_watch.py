@@ -74,7 +74,8 @@ def train(world: World, folder: str, what: str, victim: int) -> int:
 
 def end_as_slurm_does(lifecycle: Lifecycle, folder: Path, victim: int) -> None:
     """Let the victim die and end the others with SIGTERM at once, while they compute."""
-    world, watch = lifecycle.world, lifecycle.watch
+    world = lifecycle.world
+    watch = lifecycle.watch
     (folder / f"pid_{world.rank}").write_text(str(os.getpid()))
     world.barrier()
     if world.rank == victim:

@@ -37,7 +37,8 @@ class Site:
     """A tree with one system folder, whose config trains a tiny model on generated tokens; `runs` has all LOGDIRs."""
 
     def __init__(self, cluster: Cluster, root: Path, tree_root: Path) -> None:
-        self.cluster, self.runs = cluster, root / "runs"
+        self.cluster = cluster
+        self.runs = root / "runs"
         implementations = root / "benchmarks/bert/implementations"
         system = implementations / "test_system"
         system.mkdir(parents=True)

@@ -115,7 +115,8 @@ def test_run_continues_without_the_node_of_a_killed_rank(
     job = submit_with_checkpoint(site, *words, **LONG, **limits)
     lost = nodes_of(site, job)[1]
     os.kill(site.cluster.rank(job, 1), signal.SIGKILL)
-    facts, output = site.cluster.wait_for_end(job), site.output(job)
+    facts = site.cluster.wait_for_end(job)
+    output = site.output(job)
     excluded = lost if way == "requeue" else "(null)"
     assert (facts["Restarts"], facts["ExcNodeList"]) == (str(int(way == "requeue")), excluded), (
         output
@@ -192,7 +193,8 @@ def test_job_requeued_by_a_signal_loses_no_steps(site: Site, undisturbed: bytes,
 def test_signal_to_a_job_of_an_array_leaves_the_others_alone(site: Site) -> None:
     """The last job of an array has the array's own number."""
     array = site.submit("--array=0-1", nodes=1, **ENDLESS)
-    first, last = f"{array}_0", f"{array}_1"
+    first = f"{array}_0"
+    last = f"{array}_1"
     checkpoints = site.runs / "out/run_1/checkpoints"
     site.cluster.wait_for(lambda: list(checkpoints.glob("step_*")), 90, "a checkpoint")
     assert site.cluster.job(last)["JobId"] == array

@@ -113,7 +113,8 @@ USER_ERRORS: list[tuple[dict[str, str], str, int]] = [
 def test_user_error_ends_the_job_before_the_ranks_start(site: Site) -> None:
     jobs = [site.submit("-N2", **exports) for exports, *_ in USER_ERRORS]
     for job, (_, message, times) in zip(jobs, USER_ERRORS, strict=True):
-        facts, output = site.cluster.wait_for_end(job), site.output(job)
+        facts = site.cluster.wait_for_end(job)
+        output = site.output(job)
         assert (facts["JobState"], facts["ExitCode"]) == ("FAILED", "2:0"), output
         assert output.count(message) == times, output
         assert "run 0 starts" not in output
@@ -310,7 +311,8 @@ def test_a_killed_array_makes_the_bytes_of_one_process(
         "64",
         "--out_root",
     ]
-    draw, killed = random.Random(time.time_ns()), 0
+    draw = random.Random(time.time_ns())
+    killed = 0
     script = (
         tree_root / "benchmarks/bert/implementations/pytorch/launch/prepare_data.sh",
         "--slurm",

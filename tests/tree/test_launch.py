@@ -109,7 +109,8 @@ BIND = "benchmarks/bert/implementations/pytorch/launch/bind.sh"
 @pytest.fixture
 def server(tmp_path: Path) -> Path:
     """Create a stand-in for /sys: 2 NUMA nodes of 8 cores with 2 threads each; 4 GPUs, two per node."""
-    system, pci = tmp_path / "devices/system", tmp_path / "bus/pci/devices"
+    system = tmp_path / "devices/system"
+    pci = tmp_path / "bus/pci/devices"
     files = {
         system / f"cpu/cpu{n}/topology/thread_siblings_list": f"{n % 16},{n % 16 + 16}"
         for n in range(32)
@@ -169,7 +170,9 @@ CASES = {
         ["0: 1,2,3,4", "0: 5,6,7,16", "1: 8,9", "1: 10,11"],
     ),
     "both threads of a core": (
-        *("0-31", False, {"DGXHT": 2}),
+        "0-31",
+        False,
+        {"DGXHT": 2},
         [
             "0: 0,16,1,17,2,18,3,19",
             "0: 4,20,5,21,6,22,7,23",
@@ -199,7 +202,8 @@ def stage(
 
 
 def test_a_folder_is_staged_once(tree_root: Path, tmp_path: Path) -> None:
-    source, target = tmp_path / "a set", tmp_path / "node/a set"
+    source = tmp_path / "a set"
+    target = tmp_path / "node/a set"
     (source / "below").mkdir(parents=True)
     (source / "one").write_bytes(os.urandom(300_000))
     (source / "below/it's two").write_bytes(b"two")
@@ -235,7 +239,8 @@ def test_a_folder_is_staged_once(tree_root: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("why", ["missing", "empty", "target", "full"])
 def test_a_failed_copy_is_one_line(tree_root: Path, tmp_path: Path, why: str) -> None:
-    source, target = tmp_path / "set", tmp_path / "node/set"
+    source = tmp_path / "set"
+    target = tmp_path / "node/set"
     if why != "missing":
         source.mkdir()
     if why in ("target", "full"):
@@ -248,7 +253,8 @@ def test_a_failed_copy_is_one_line(tree_root: Path, tmp_path: Path, why: str) ->
 
 
 def test_staging_never_deletes_what_it_did_not_make(tree_root: Path, tmp_path: Path) -> None:
-    source, somewhere = tmp_path / "data/set", tmp_path / "node"
+    source = tmp_path / "data/set"
+    somewhere = tmp_path / "node"
     source.mkdir(parents=True)
     somewhere.mkdir()
     (source / "one").write_text("one")
@@ -280,7 +286,8 @@ def test_staging_never_deletes_what_it_did_not_make(tree_root: Path, tmp_path: P
 
 def test_a_mount_of_the_source_is_the_source(tree_root: Path, tmp_path: Path) -> None:
     """Its real path is another one."""
-    source, mount = tmp_path / "data/set", tmp_path / "node"
+    source = tmp_path / "data/set"
+    mount = tmp_path / "node"
     source.mkdir(parents=True)
     mount.mkdir()
     (source / "one").write_text("one")

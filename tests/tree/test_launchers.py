@@ -74,7 +74,9 @@ class FakeCluster:
             self.system / "run_pretraining.py"
         ).touch()  # run.sub gets the settings from it before the ranks start
         self.launch = implementations / "pytorch/launch"
-        self.logs, self.programs, self.notes = root / "logs", root / "bin", root / "notes"
+        self.logs = root / "logs"
+        self.programs = root / "bin"
+        self.notes = root / "notes"
         for name in PROGRAMS:
             write_program(self.programs / name, STAND_IN.format(python=sys.executable))
         self.exports = {
@@ -140,15 +142,15 @@ def test_job_starts_each_run_on_all_ranks_with_its_own_seed(
     assert [run["exports"]["RESUME"] for run in runs] == ["0", "0", "0"]
     for run in runs:
         assert run["words"] == [
-            *(
-                "--gres=gpu:4",
-                "--network=sharp",
-                "--mpi=pmi2",
-                "--label",
-                "--kill-on-bad-exit=1",
-                "--cpu-bind=none",
-            ),
-            *("--ntasks=8", "--ntasks-per-node=4", str(cluster.launch / "run_and_time.sh")),
+            "--gres=gpu:4",
+            "--network=sharp",
+            "--mpi=pmi2",
+            "--label",
+            "--kill-on-bad-exit=1",
+            "--cpu-bind=none",
+            "--ntasks=8",
+            "--ntasks-per-node=4",
+            str(cluster.launch / "run_and_time.sh"),
         ]
         assert run["exports"]["MASTER_ADDR"] == "10.0.0.1"
         assert run["exports"]["MASTER_PORT"] == str(15000 + 7 * 31)
@@ -369,7 +371,8 @@ def test_existing_result_is_not_overwritten(cluster: FakeCluster, launcher: str)
 
 
 def test_image_digest_reaches_the_ranks(cluster: FakeCluster, tmp_path: Path) -> None:
-    image, sidecar = tmp_path / "bert.sqsh", tmp_path / "bert.sqsh.sha256"
+    image = tmp_path / "bert.sqsh"
+    sidecar = tmp_path / "bert.sqsh.sha256"
     image.write_bytes(b"squashed")
     for digest in (hashlib.sha256(b"squashed").hexdigest(), "c0ffee"):
         cluster.job(CONT=image)

@@ -147,7 +147,8 @@ def test_setup_chooses_a_python_that_can_create_environments(
 
 def test_download_unpacks_verified_sources_only(tree_root: Path, tmp_path: Path) -> None:
     """Run a copy of download_code.sh that lists one small archive, which a mirror serves."""
-    mirror, source = tmp_path / "mirror", tmp_path / "small-1.0"
+    mirror = tmp_path / "mirror"
+    source = tmp_path / "small-1.0"
     mirror.mkdir()
     source.mkdir()
     (source / "file.txt").write_text("content")

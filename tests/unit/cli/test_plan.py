@@ -79,7 +79,8 @@ def test_sweep_table_page_and_budget(run_mlbert, as_json, tmp_path):
 
 def test_the_page_of_one_estimate(run_mlbert, as_json, tmp_path):
     """It has what limits the job, both bands, energy, the errors of held-out results, and MLCommons' sentence."""
-    page, words = tmp_path / "plan.html", ("--gpus", 64, "--watts-per-gpu", 1000)
+    page = tmp_path / "plan.html"
+    words = ("--gpus", 64, "--watts-per-gpu", 1000)
     found = as_json(*words)
     code, text, _ = run_mlbert("plan", *words, "--html", page)
     assert (code, text.splitlines()[-1]) == (0, f"page: {page}")

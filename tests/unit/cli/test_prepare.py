@@ -101,7 +101,8 @@ def test_numbers_of_workers_that_cannot_be(run, number):
 
 
 BINS = ("--edges", "16,32", "--workers", 1)
-SHARD, THIRD = "shard-00001-of-00002.h5", "shard-00002-of-00003.h5"
+SHARD = "shard-00001-of-00002.h5"
+THIRD = "shard-00002-of-00003.h5"
 
 
 def make_a_folder(path: Path) -> None:

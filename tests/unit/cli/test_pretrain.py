@@ -189,7 +189,8 @@ def test_mistakes_are_one_line(
     folder = write_files(tmp_path / "folder", {"thesis.doc": "mine"})
     places = {"TEXT": str(text), "OUT": str(tmp_path / "out"), "FOLDER": str(folder)}
     for name, place in places.items():
-        words, subject = [word.replace(name, place) for word in words], subject.replace(name, place)
+        words = [word.replace(name, place) for word in words]
+        subject = subject.replace(name, place)
     status, found = run(*words)
     assert status == 2, found
     assert_error_line(found, code, subject)

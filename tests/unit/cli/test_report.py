@@ -161,10 +161,8 @@ def test_a_damaged_side_file_costs_its_part_alone(tmp_path, report, name, conten
 def test_odd_numbers_in_side_files_are_no_numbers(tmp_path, report, value):
     write_runs(tmp_path, [90.0])
     keys = ("samples", "samples_per_second", "share_of_gemm_peak", "target_accuracy")
-    summary, baselines = (
-        json.dumps(dict.fromkeys(keys, value)),
-        json.dumps({"bigram_accuracy": value}),
-    )
+    summary = json.dumps(dict.fromkeys(keys, value))
+    baselines = json.dumps({"bigram_accuracy": value})
     write_files(tmp_path, {"run_0/summary.json": summary, "data/baselines.json": baselines})
     code, out = report(tmp_path)
     assert code == 0

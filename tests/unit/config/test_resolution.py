@@ -99,7 +99,8 @@ def test_values_of_exports_and_of_yaml(recipe, environ, tmp_path):
     path = tmp_path / "x.yaml"
     path.write_text("learning_rate: 1e-3\nwarmup_steps: 0\nresume: true\nmax_seconds: null\n")
     config = _resolve(recipe, environ, yaml_files=[path]).config
-    schedule, run = config[ScheduleConfig], config[RunConfig]
+    schedule = config[ScheduleConfig]
+    run = config[RunConfig]
     assert (schedule.learning_rate, schedule.warmup_steps, run.resume, run.max_seconds) == (
         1e-3,
         0,
@@ -259,7 +260,8 @@ def _legal_values(setting: Setting) -> st.SearchStrategy[object]:
         limits |= {
             name: getattr(limit, name) for name in ("ge", "gt", "le", "lt") if hasattr(limit, name)
         }
-    least, most = limits.get("ge", limits.get("gt")), limits.get("le", limits.get("lt"))
+    least = limits.get("ge", limits.get("gt"))
+    most = limits.get("le", limits.get("lt"))
     if setting.choices:
         values: st.SearchStrategy[object] = st.sampled_from(setting.choices)
     elif setting.kind is bool:
@@ -334,7 +336,8 @@ def test_any_value_is_accepted_or_refused_in_one_line(key, value):
 
 def test_a_setting_the_recipe_does_not_read_is_an_error_in_a_flag_yaml_or_sourced_config(tmp_path):
     readers = list(RECIPES.values())
-    config, yaml_file = tmp_path / "config_x_1x1x8x2.sh", tmp_path / "x.yaml"
+    config = tmp_path / "config_x_1x1x8x2.sh"
+    yaml_file = tmp_path / "x.yaml"
     config.write_text("export TASK=qnli\n")
     yaml_file.write_text("task: qnli\n")
     given = (

@@ -21,7 +21,8 @@ def test_nothing_of_a_warm_up_is_alive_in_the_capture(monkeypatch):
     node = torch.ones((), requires_grad=True).exp()
     cycle = [node]
     cycle.append(cycle)
-    left, alive = weakref.ref(node), []
+    left = weakref.ref(node)
+    alive = []
     del node, cycle
     CudaCapture(torch.device("cuda")).record(lambda: alive.append(left() is not None))
     assert alive == [False]

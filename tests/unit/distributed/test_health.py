@@ -18,7 +18,8 @@ from mlbert.host.errors import UserError
 from user_errors import user_error
 
 WAIT_SECONDS = 30.0  # for what must happen
-PERIOD, CAUSE = 0.1, 0.6
+PERIOD = 0.1
+CAUSE = 0.6
 # `end` leaves a watching thread by an exception here, and no process.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
@@ -85,7 +86,8 @@ class Ranks:
     def connected_head(self) -> HealthMonitor:
         """Return the monitor of rank 0 after step 4, connected, without a watching thread."""
         head = self.monitors[0]
-        head._hosts, head._channels = head.world.hosts(), head.world.channels
+        head._hosts = head.world.hosts()
+        head._channels = head.world.channels
         head.mark(4, Stage.REDUCE)
         return head
 
@@ -100,7 +102,8 @@ class Ranks:
         self, bodies: dict[int, Callable[[], object]], absent: int | None = None
     ) -> dict[int, BaseException]:
         """Run each rank's main thread after step 4, and return what left them. Without a body, it waits for its end."""
-        together, left = threading.Barrier(len(self._hosts) - (absent is not None)), {}
+        together = threading.Barrier(len(self._hosts) - (absent is not None))
+        left = {}
 
         def be_rank(rank: int) -> None:
             monitor = self.monitors[rank]
@@ -163,7 +166,8 @@ def test_a_dead_rank_0_is_reported_by_rank_1_and_then_by_another_machine():
 
 def test_of_what_arrives_at_once_a_death_is_the_cause():
     ranks = Ranks(["h0", "h1", "h2"])
-    head, (_, failing, dying) = ranks.connected_head(), ranks.monitors
+    head = ranks.connected_head()
+    _, failing, dying = ranks.monitors
     failing.world.channels[0].send(
         failed="rank 1 on h1 failed: reset", is_cause=True, is_mistake=False
     )
@@ -265,7 +269,8 @@ def test_a_signal_to_rank_0_ends_the_others_without_a_report():
 @pytest.mark.parametrize("seconds", [0.0, CAUSE / 2])
 def test_ranks_that_fail_because_of_the_same_signal_exit_once_rank_0_has_logged_it(seconds):
     """Nothing is reported. Launchers kill rank 0 when another rank exits."""
-    ranks, early = Ranks(["h0", "h1", "h2"]), set[int]()
+    ranks = Ranks(["h0", "h1", "h2"])
+    early = set[int]()
 
     def log_signal() -> None:
         time.sleep(seconds)
@@ -286,7 +291,8 @@ def test_ranks_that_finish_are_not_reported():
 
 
 def test_a_rank_alone_is_not_monitored():
-    alone, error = Ranks(["h0"]), ValueError()
+    alone = Ranks(["h0"])
+    error = ValueError()
     assert alone.run({0: fail(error)}) == {0: error}
     assert (alone.monitors[0].joined, alone.reports) == (False, [])
 
@@ -347,7 +353,8 @@ def test_a_silent_rank_0_is_reported_unless_this_rank_is_in_a_long_stage(stage):
 @pytest.mark.parametrize("in_first_step", [False, True])
 def test_limits(stages, pause, longest, heard, story, in_first_step):
     ranks = Ranks(["h0", "h1", "h2"], health.HANG_SECONDS)
-    monitor, now = ranks.monitors[0], time.monotonic()
+    monitor = ranks.monitors[0]
+    now = time.monotonic()
     monitor._hosts = ["h0", "h1", "h2"]
     monitor.mark(5 if in_first_step else 4, Stage.READ)
     peers = [
@@ -402,7 +409,8 @@ def test_pauses_and_stages():
         (7, Stage.COMPUTE),
     ]
     assert len({place.marks for place in places[:2]}) == 2  # progress within one stage
-    monitor._own, monitor._own_since = 3.0, 4
+    monitor._own = 3.0
+    monitor._own_since = 4
     assert monitor.own_seconds(8) == 0.75
     monitor.expect_long_reads(lambda: True)
     assert [place.stage for place in places_of_reading(monitor)] == [Stage.PREPARE_EPOCH] * 2 + [
@@ -413,7 +421,8 @@ def test_pauses_and_stages():
 @pytest.mark.parametrize("clock", ["looked", "looked_at_clock"])
 @pytest.mark.parametrize("seconds", [4.5, 5.5])
 def test_a_rank_that_was_suspended_reports_itself(clock, seconds):
-    ranks, presence = Ranks(["h0"]), health._OwnPresence()
+    ranks = Ranks(["h0"])
+    presence = health._OwnPresence()
     setattr(presence, clock, getattr(presence, clock) - seconds)
     assert presence.look() == presence.is_doubtful == (seconds > 5)
     assert not presence.look()

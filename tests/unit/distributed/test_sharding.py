@@ -23,7 +23,8 @@ def layouts(numel: int, size: int, block_elements: int) -> list[ShardLayout]:
 @given(units=st.integers(1, 40), size=st.integers(1, 8), block_elements=st.integers(1, 3000))
 def test_every_element_belongs_to_one_rank(units, size, block_elements):
     unit = size * PART_MULTIPLE if size > 1 else 1
-    numel, buffer = units * unit, torch.arange(units * unit)
+    numel = units * unit
+    buffer = torch.arange(units * unit)
     ranks = layouts(numel, size, block_elements)
     length = next(n for n in itertools.count(unit, unit) if n >= block_elements)
     for layout in ranks:

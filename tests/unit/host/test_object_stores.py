@@ -24,7 +24,8 @@ from user_errors import user_error
 
 s3fs = pytest.importorskip("s3fs", reason="the s3 extra is not installed")
 moto_server = pytest.importorskip("moto.server", reason="moto is not installed")
-KEY, SECRET = "AKIAMADEUPFORTESTS", "made/up+secret/for/tests"
+KEY = "AKIAMADEUPFORTESTS"
+SECRET = "made/up+secret/for/tests"
 ADDRESS = "s3://bucket/model.safetensors"
 CONTENT = random.Random(0).randbytes(20_000_000)
 
@@ -34,8 +35,11 @@ class Proxy(ThreadingHTTPServer):
 
     def __init__(self, port: int) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.port, self.faults = port, list[str]()
-        self.reads, self.sent, self.always = 0, 0, ""
+        self.port = port
+        self.faults = list[str]()
+        self.reads = 0
+        self.sent = 0
+        self.always = ""
         self.url = f"http://127.0.0.1:{self.server_port}"
 
     def handle_error(self, *_: object) -> None:
@@ -117,7 +121,8 @@ def _new_store(proxy: Proxy, own_cache: Path) -> Iterator[None]:
     replace_content(CONTENT)
     proxy.reads = proxy.sent = 0
     yield
-    proxy.faults, proxy.always = [], ""
+    proxy.faults = []
+    proxy.always = ""
 
 
 def address(kind: str) -> str:

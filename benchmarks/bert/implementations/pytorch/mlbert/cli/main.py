@@ -137,9 +137,11 @@ def _process_value(
     texts, values = (one if isinstance(one, list | tuple) else [one] for one in (given, found))
     for text, value in zip(texts, values, strict=False):
         if isinstance(value, Path) and text == "":
-            problem, remedy = "is an empty path", "Name a file or folder; . is the current one"
+            problem = "is an empty path"
+            remedy = "Name a file or folder; . is the current one"
         elif isinstance(text, str) and type(value) in (int, float) and not is_number(text):
-            problem, remedy = f"{text!r} is not a number", "Write it with the digits 0 to 9"
+            problem = f"{text!r} is not a number"
+            remedy = "Write it with the digits 0 to 9"
         else:
             continue
         name = next(

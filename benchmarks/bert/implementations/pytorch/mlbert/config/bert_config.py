@@ -114,8 +114,11 @@ class BertConfig:
     @property
     def num_parameters(self) -> int:
         """Number of parameters of the pre-training model, including both heads and the vocabulary's padding."""
-        size, inner, norm = self.hidden_size, self.intermediate_size, 2 * self.hidden_size
-        dense, rows = size * size + size, self.padded_vocab_size
+        size = self.hidden_size
+        inner = self.intermediate_size
+        norm = 2 * self.hidden_size
+        dense = size * size + size
+        rows = self.padded_vocab_size
         learned = self.max_position_embeddings if self.position_embedding_type == "absolute" else 0
         segments = 0 if self.is_rotary else self.type_vocab_size
         embeddings = (rows + learned + segments) * size + norm
@@ -158,7 +161,8 @@ class BertConfig:
         Raises:
             UserError: an unknown or repeated name, or a value of the wrong type or out of range.
         """
-        subject, changes = "MODEL_OPTIONS", dict[str, object]()
+        subject = "MODEL_OPTIONS"
+        changes = dict[str, object]()
         kinds = {f.name: type(getattr(self, f.name)) for f in fields(self)}
         for word in (text or "").split():
             name, equals, value = word.partition("=")

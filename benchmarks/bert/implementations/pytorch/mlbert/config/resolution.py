@@ -75,7 +75,8 @@ def _not_closed(config: Configuration) -> Iterator[str]:
     if config[EvaluationConfig].target_metric != target:
         given = config[EvaluationConfig].target_metric or "none"
         yield f"the closed division requires {target}, TARGET_MLM_ACCURACY is {given}"
-    optimizer, schedule = config[OptimizerConfig].optimizer, config[ScheduleConfig].schedule
+    optimizer = config[OptimizerConfig].optimizer
+    schedule = config[ScheduleConfig].schedule
     if (optimizer, schedule) != ("lamb", "polynomial"):
         yield f"the closed division requires LAMB with polynomial decay, not {optimizer} with {schedule}"
 
@@ -287,7 +288,8 @@ def _make(section: type[Section], recipe: Recipe, chosen: Layer) -> Section:
 
 
 def _parse(setting: Setting, value: object, origin: str) -> object:
-    subject, remedy = _subject(setting, origin), f"Give {_article(setting)}"
+    subject = _subject(setting, origin)
+    remedy = f"Give {_article(setting)}"
     remedy += f" in {setting.unit}" if setting.unit else ""
     if value is None and not setting.optional:
         raise UserError("config.value", subject, "is none", remedy)
@@ -381,7 +383,8 @@ def _from_environment(environ: Mapping[str, str], files: list[Path]) -> Layer:
     found: dict[str, tuple[object, str]] = {}
     for key, one in settings_by_key().items():
         if one.env in environ:
-            value, export = environ[one.env], exports.get(one.env)
+            value = environ[one.env]
+            export = exports.get(one.env)
             place = (
                 export.place
                 if export is not None and export.gives(value)

@@ -184,7 +184,8 @@ def _setting(section: type[Section], name: str) -> Setting:
     public: Any = field.json_schema_extra
     kinds = [kind for kind in _alternatives(field.annotation) if kind is not types.NoneType]
     assert len(kinds) == 1, f"a setting has one type or none: {section.__name__}.{name}"
-    kind, choices = kinds[0], ()
+    kind = kinds[0]
+    choices = ()
     if typing.get_origin(kind) is Literal:
         kind, choices = str, typing.get_args(kind)
     required = field.default is PydanticUndefined

@@ -17,7 +17,8 @@ from mlbert.host.files import read_plain
 from mlbert.host.provenance import tree_relative
 
 _SITE_FILE = "env.sh"
-_MOST_YAML_BYTES, _MOST_YAML_DEPTH = 1 << 20, 64
+_MOST_YAML_BYTES = 1 << 20
+_MOST_YAML_DEPTH = 64
 _EXPORT = re.compile(r"export\s+([A-Za-z_]\w*)=(.*)")
 _EXPANSION = re.compile(r"\$\(.*\)|\$\{[^}]*\}|\$\w+|`.*`")
 _SOURCE = re.compile(r"(?:source|\.)\s+(.+)")

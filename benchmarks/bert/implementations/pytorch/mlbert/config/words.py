@@ -62,7 +62,8 @@ def hint_at(shape: str) -> str | None:
     """Return advice about another program's name for a setting, given as `name_shape`; None if it is unknown."""
     if shape not in _OTHERS:
         return None
-    (key, _, value), note = _OTHERS[shape][0].partition("="), _OTHERS[shape][1]
+    key, _, value = _OTHERS[shape][0].partition("=")
+    note = _OTHERS[shape][1]
     setting = settings_by_key()[key]
     words = f"Write {setting.flag} {value} here" if value else f"It is called {setting.flag} here"
     return (

@@ -60,10 +60,8 @@ class BucketClippingReducer(GradientReducer):
         in_bf16: bool = False,
     ) -> None:
         super().__init__(params, flat_grad, offsets, world, buckets, None, loss_scale, in_bf16)
-        self._limit, self._num_shares = (
-            max_norm / len(buckets) ** 0.5,
-            world.world_size * accumulation,
-        )
+        self._limit = max_norm / len(buckets) ** 0.5
+        self._num_shares = world.world_size * accumulation
         self._kept = (
             torch.zeros_like(flat_grad) if accumulation > 1 else None
         )  # earlier micro-batches, clipped
@@ -76,7 +74,8 @@ class BucketClippingReducer(GradientReducer):
         assert not self._is_last, "finish() was not called after the last backward"
         while self._is_last is not None and self.num_started < self.num_buckets:
             self._begin_next()
-        self._is_last, self.num_started = last, 0
+        self._is_last = last
+        self.num_started = 0
         self._arm()
 
     def finish(self) -> None:
@@ -87,7 +86,8 @@ class BucketClippingReducer(GradientReducer):
 
     def _begin_next(self) -> None:
         n = self.num_started
-        part, bucket = self._slices[n], self._buckets[n]
+        part = self._slices[n]
+        bucket = self._buckets[n]
         self._squares[n] += clip_share(
             part, self._limit, self._num_shares, self._loss_scale
         ).square()

@@ -100,7 +100,8 @@ class ShardGroups:
             UserError: the nodes have different numbers of ranks, or a node's ranks are not consecutive.
         """
         size = _ranks_of_a_node(world, "SHARDED_OPTIMIZER", "node")
-        node, nodes = world.rank // size, world.world_size // size
+        node = world.rank // size
+        nodes = world.world_size // size
         members = [node * size + local for local in range(size)]
         counterparts = [other * size + world.local_rank for other in range(nodes)]
         return cls(

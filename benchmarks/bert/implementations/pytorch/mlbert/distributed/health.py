@@ -106,7 +106,8 @@ class _Peer:
 
     def is_at(self, place: _Place) -> None:
         if place != self.place:
-            self.place, self.changed = place, time.monotonic()
+            self.place = place
+            self.changed = time.monotonic()
 
 
 @dataclass
@@ -139,9 +140,11 @@ class _OwnPresence:
             time.time()
         )  # keeps running while a virtual machine sleeps; the monotonic clock may not
         gap = max(now - self.looked, clock - self.looked_at_clock)
-        self.looked, self.looked_at_clock = now, clock
+        self.looked = now
+        self.looked_at_clock = clock
         if gap > ABSENCE_SECONDS:
-            self.gap, self.returned = gap, now
+            self.gap = gap
+            self.returned = now
         return gap > ABSENCE_SECONDS
 
     @property
@@ -221,8 +224,10 @@ class HealthMonitor:
     def own_seconds(self, step: int) -> float:
         """Return this rank's seconds per step since the last call, without its waits for other ranks. On a GPU, they
         are the host's."""
-        seconds, steps = self._own, max(step - self._own_since, 1)
-        self._own, self._own_since = 0.0, step
+        seconds = self._own
+        steps = max(step - self._own_since, 1)
+        self._own = 0.0
+        self._own_since = step
         return seconds / steps
 
     def expect_long_reads(self, is_preparing: Callable[[], bool]) -> None:
@@ -339,8 +344,11 @@ class HealthMonitor:
     # Rank 0's thread
 
     def _watch_ranks(self) -> None:
-        own, others = _Peer(0), [_Peer(rank) for rank in self._channels]
-        pauses, presence, next_check = _Pauses(), _OwnPresence(), time.monotonic()
+        own = _Peer(0)
+        others = [_Peer(rank) for rank in self._channels]
+        pauses = _Pauses()
+        presence = _OwnPresence()
+        next_check = time.monotonic()
         with selectors.DefaultSelector() as selector:
             for peer in others:
                 selector.register(self._channels[peer.rank], selectors.EVENT_READ, peer)
@@ -406,7 +414,8 @@ class HealthMonitor:
 
     def _check_hang(self, own: _Peer, others: Sequence[_Peer], pauses: _Pauses) -> None:
         """End the run if a rank is silent or no rank makes progress."""
-        now, present = time.monotonic(), [peer for peer in others if not peer.said_bye]
+        now = time.monotonic()
+        present = [peer for peer in others if not peer.said_bye]
         # If this rank is past its set-up, so is every other one; their last reports may be old.
         limit = PATIENT_SECONDS if own.place.stage == Stage.SETUP else self._hang_seconds
         for peer in present:
@@ -478,7 +487,8 @@ class HealthMonitor:
     # The other ranks' thread
 
     def _watch_head(self) -> None:
-        head, presence = self._channels[0], _OwnPresence()
+        head = self._channels[0]
+        presence = _OwnPresence()
         heard = time.monotonic()
         next_report = (
             heard + self._period * self.world.rank / self.world.world_size
@@ -491,7 +501,8 @@ class HealthMonitor:
             if presence.look():
                 heard = time.monotonic()
             if has_news:
-                heard, messages = time.monotonic(), head.receive()
+                heard = time.monotonic()
+                messages = head.receive()
                 if messages is None:
                     self.report_lost(f"{self._name(0)} died {_after(self._place.step)}", presence)
                 for message in messages:
@@ -513,7 +524,8 @@ class HealthMonitor:
     def report_lost(self, sentence: str, presence: _OwnPresence) -> NoReturn:
         """End the run over a lost or failed rank. If this process was suspended, report that as the cause."""
         if presence.is_doubtful:
-            name, step = self._name(self.world.rank), self._place.step
+            name = self._name(self.world.rank)
+            step = self._place.step
             sentence = f"{name} stood still for {presence.gap:.0f} s {_after(step)}, and the others went on without it"
         self._end(sentence)
 

@@ -45,7 +45,8 @@ if TYPE_CHECKING:  # the command line needs the constants without torch
     from mlbert.distributed.world import World
 
 # Status of a run, in MLPerf's words.
-SUCCESS, ABORTED = "success", "aborted"
+SUCCESS = "success"
+ABORTED = "aborted"
 
 # Exit statuses. FAILED is also Python's status for an exception.
 SUCCEEDED = 0

@@ -151,7 +151,8 @@ def _from_slurm(environ: Mapping[str, str]) -> ProcessIdentity | None:
             f"is not set in a step of {step_tasks} tasks",
             "Start the ranks with srun",
         )
-    node, per_node = _integer(environ, "SLURM_NODEID"), environ.get("SLURM_STEP_TASKS_PER_NODE")
+    node = _integer(environ, "SLURM_NODEID")
+    per_node = environ.get("SLURM_STEP_TASKS_PER_NODE")
     counts = expand_tasks_per_node(per_node) if per_node else []
     if node is not None and node < len(counts):
         local_size: int | None = counts[node]
@@ -197,7 +198,8 @@ def _has_agent(environ: Mapping[str, str]) -> bool:
 
 def _complete_local(identity: ProcessIdentity, one_machine: bool) -> tuple[int, int]:
     """Return local rank and size. If the launcher omits them and there is one machine, use the global ones."""
-    rank, size = identity.local_rank, identity.local_world_size
+    rank = identity.local_rank
+    size = identity.local_world_size
     if (rank is None or size is None) and identity.world_size > 1 and not one_machine:
         missing = "local rank" if rank is None else "number of local ranks"
         remedy = "Set LOCAL_RANK and LOCAL_WORLD_SIZE, or start with torchrun or srun"
@@ -254,7 +256,8 @@ def _master_port(environ: Mapping[str, str]) -> int | None:
 
 def _slurm_port(environ: Mapping[str, str]) -> int:
     """Return a port that is the same for all ranks of a step, and probably differs between steps on one machine."""
-    job, step = _integer(environ, "SLURM_JOB_ID") or 0, _integer(environ, "SLURM_STEP_ID") or 0
+    job = _integer(environ, "SLURM_JOB_ID") or 0
+    step = _integer(environ, "SLURM_STEP_ID") or 0
     first, count = SLURM_PORTS
     return first + (job * 31 + step) % count
 

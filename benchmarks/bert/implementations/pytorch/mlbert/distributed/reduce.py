@@ -88,7 +88,8 @@ class PendingSum:
     """
 
     def __init__(self, steps: Steps, stream: torch.cuda.Stream | None) -> None:
-        self._steps, self._stream = steps, stream
+        self._steps = steps
+        self._stream = stream
         if stream is None:
             self._work, self._is_done = self._next()
             return
@@ -141,11 +142,13 @@ def cut_buckets(offsets: Sequence[int], numel: int, bucket_elements: int) -> lis
     A bucket is closed once it has at least `bucket_elements`. Parameters are never split, so it may be longer.
     """
     buckets: list[Bucket] = []
-    stop, end = numel, len(offsets)
+    stop = numel
+    end = len(offsets)
     for index in range(len(offsets) - 1, -1, -1):
         if stop - offsets[index] >= bucket_elements or index == 0:
             buckets.append(Bucket(offsets[index], stop, range(index, end)))
-            stop, end = offsets[index], index
+            stop = offsets[index]
+            end = index
     return buckets
 
 
@@ -190,7 +193,8 @@ class GradientReducer:
         self._params = list(params)
         self._world = world
         self._flat_grad = flat_grad
-        self._clip_before, self._loss_scale = clip_before, loss_scale
+        self._clip_before = clip_before
+        self._loss_scale = loss_scale
         self._buckets = list(buckets)
         self._slices = [flat_grad[bucket.start : bucket.stop] for bucket in self._buckets]
         # Where backward must write each gradient: the buffer is useless if autograd replaces a .grad tensor.

@@ -38,13 +38,14 @@ class ShardLayout:
         length = max(unit, -(-block_elements // unit) * unit)
         # Cut from the end, where backward finishes first; the first block takes the remainder.
         starts = [0, *sorted(range(numel - length, 0, -length))]
-        self.groups, self.size = groups, groups.inside.size
+        self.groups = groups
+        self.size = groups.inside.size
         self.blocks = list(pairwise([*starts, numel]))  # (start, stop) of each, ascending
-        self.parts, self.spans = (
-            [],
-            [],
-        )  # (start, stop) of this rank's part of each block: in the buffer, in the shard
-        rank, size = groups.inside.rank, groups.inside.size
+        # (start, stop) of this rank's part of each block: in the buffer, in the shard
+        self.parts = []
+        self.spans = []
+        rank = groups.inside.rank
+        size = groups.inside.size
         for start, stop in self.blocks:
             part = (stop - start) // size
             self.parts.append((start + rank * part, start + (rank + 1) * part))

@@ -29,22 +29,21 @@ Tensors = Sequence[
 ]  # name, type as of torch or NumPy, shape, bytes
 # Types in safetensors files, in the library's order: the widest ones last.
 _DTYPES = {
-    **{
-        "bool": "BOOL",
-        "uint8": "U8",
-        "int8": "I8",
-        "float8_e5m2": "F8_E5M2",
-        "float8_e4m3fn": "F8_E4M3",
-    },
-    **{"int16": "I16", "uint16": "U16", "float16": "F16", "bfloat16": "BF16"},
-    **{
-        "int32": "I32",
-        "uint32": "U32",
-        "float32": "F32",
-        "float64": "F64",
-        "int64": "I64",
-        "uint64": "U64",
-    },
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fn": "F8_E4M3",
+    "int16": "I16",
+    "uint16": "U16",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int32": "I32",
+    "uint32": "U32",
+    "float32": "F32",
+    "float64": "F64",
+    "int64": "I64",
+    "uint64": "U64",
 }
 _MOST_BYTES = 1 << 28  # limit for reading a file into memory
 _BLOCK = 1 << 20  # bytes
@@ -180,14 +179,17 @@ def read_pieces(
         AddressError: the file cannot be read.
         UserError: a package for this scheme is not installed.
     """
-    version, failed, most = None, 0, offset
+    version = None
+    failed = 0
+    most = offset
     while True:
         try:
             with _open_address(address, offset, seconds) as (stream, first):
                 if first.offset and version not in (None, first.version):
                     offset = 0
                     continue
-                offset, version = first.offset, first.version
+                offset = first.offset
+                version = first.version
                 yield first
                 while content := stream.read(_BLOCK):
                     yield first._replace(offset=offset, content=content)
@@ -245,7 +247,8 @@ def _open_address(address: str, offset: int, seconds: float) -> Iterator[tuple[A
                 raise
             response = urllib.request.urlopen(address, timeout=seconds)
         with response:
-            found, length = response.headers, response.headers.get("Content-Length")
+            found = response.headers
+            length = response.headers.get("Content-Length")
             version = found.get("ETag") or found.get("Last-Modified", "")
             ranged = response.status == 206 and re.match(
                 r"bytes (\d+)-\d+/(\d+)", found.get("Content-Range", "")
@@ -350,7 +353,8 @@ def write_tensors(path: Path, tensors: Tensors, metadata: Mapping[str, str] | No
     header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
     end = 0
     for name, _, shape, content in ordered:
-        start, end = end, end + len(content)
+        start = end
+        end = end + len(content)
         header[name] = {"dtype": types[name], "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)

@@ -12,7 +12,8 @@ from typing import Any
 from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain
 
-_MOST_DEPTH, _MOST_DIGITS = 64, 100
+_MOST_DEPTH = 64
+_MOST_DIGITS = 100
 _SHOWN = 60  # characters of a wrong value in a message
 
 
@@ -37,7 +38,8 @@ def parse_json(content: bytes | str, finite: bool = True) -> Any:
         )
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    level, depth = [value], 0
+    level = [value]
+    depth = 0
     while level:
         depth += 1
         if depth > _MOST_DEPTH:

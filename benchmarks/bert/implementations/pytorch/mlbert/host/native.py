@@ -33,9 +33,15 @@ from mlbert.host.provenance import shipped
 SOURCE_FOLDER = shipped("csrc") / "cpu"
 MHALIB_FOLDER = SOURCE_FOLDER.with_name("mhalib")
 COMPILE_FLAGS = (
-    *("-std=c11", "-O3", "-march=native", "-fPIC", "-fopenmp"),
+    "-std=c11",
+    "-O3",
+    "-march=native",
+    "-fPIC",
+    "-fopenmp",
     # The parts of -ffast-math that keep NaN, infinities and the order of additions: FMA, no errno, no traps.
-    *("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"),
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fno-trapping-math",
 )
 NO_COMPILER = "no C compiler (gcc) on PATH"
 INSTALL = "Install gcc: apt install gcc libc6-dev, dnf install gcc, or conda install gcc"
@@ -91,7 +97,8 @@ def load(
     for function, signature in (functions or {}).items():
         *arguments, _, result = (TYPES.get(letter) for letter in signature)
         bound = getattr(library, function)
-        bound.argtypes, bound.restype = arguments, result
+        bound.argtypes = arguments
+        bound.restype = result
     _messages[name] = f"{name}: {message}"
     _loaded[name] = library
     return library

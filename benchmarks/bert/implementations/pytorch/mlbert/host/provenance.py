@@ -23,8 +23,16 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _READ_BY_RUNS = (".py", ".sh", ".sub", ".json", ".yaml", ".yml", ".c", ".cpp", ".cu", ".cuh", ".h")
 _WRITTEN = (":(exclude)results", ":(exclude)systems")
 _DISTRIBUTIONS = (
-    *("mlbert", "torch", "triton", "tensorflow", "tensorflow-cpu"),
-    *("numpy", "h5py", "tokenizers", "safetensors", "mlperf-logging"),
+    "mlbert",
+    "torch",
+    "triton",
+    "tensorflow",
+    "tensorflow-cpu",
+    "numpy",
+    "h5py",
+    "tokenizers",
+    "safetensors",
+    "mlperf-logging",
 )
 
 
@@ -47,7 +55,8 @@ def shipped(name: str) -> Path:
 def tree_relative(path: Path, root: Path | None = None) -> str:
     """Return a file's path in the tree, with forward slashes, wherever the package is installed; for files outside the
     tree, the full path."""
-    path, root = path.resolve(), (root or tree_root()).resolve()
+    path = path.resolve()
+    root = (root or tree_root()).resolve()
     if path.is_relative_to(_PACKAGE):
         return f"{PACKAGE_HOME}/{path.relative_to(_PACKAGE).as_posix()}"
     return (path.relative_to(root) if path.is_relative_to(root) else path).as_posix()
