@@ -5,8 +5,9 @@ import resource
 
 import pytest
 
+from mlbert.distributed.open_files import raise_open_files_limit
 from mlbert.distributed.place import expand_hostlist, expand_tasks_per_node
-from mlbert.distributed.rendezvous import default_join_seconds, raise_open_files_limit
+from mlbert.distributed.rendezvous import default_join_seconds
 from mlbert.distributed.world import World
 from programs import words_as_dict
 from user_errors import user_error

@@ -104,10 +104,10 @@ class _Lazy(TyperCommand):
             wait_passively_if_busy()
         command = get_command(importlib.import_module(self._module).app)
         _check_texts(command)
-        for subcommand in command.commands.values() if isinstance(command, TyperGroup) else ():
-            subcommand.short_help = (subcommand.help or "").split("\n\n")[
-                0
-            ]  # Typer would cut it to fit
+        if isinstance(command, TyperGroup):
+            for subcommand in command.commands.values():
+                first_paragraph, *_ = (subcommand.help or "").split("\n\n")
+                subcommand.short_help = first_paragraph  # Typer would cut it to fit
         is_bare = isinstance(command, TyperGroup) and not args
         context = command.make_context(info_name, args, parent, **extra)
         if is_bare and not context.resilient_parsing:
@@ -118,8 +118,9 @@ class _Lazy(TyperCommand):
 def _check_texts(command: Any) -> None:
     """Let a command and its subcommands refuse texts that Typer reads as something else: `mlbert.config.section` says
     which numbers, and an empty path is the current folder."""
-    for inner in command.commands.values() if isinstance(command, TyperGroup) else ():
-        _check_texts(inner)
+    if isinstance(command, TyperGroup):
+        for inner in command.commands.values():
+            _check_texts(inner)
     for parameter in command.params:
         parameter.process_value = partial(_process_value, parameter, parameter.process_value)
 

@@ -1,8 +1,7 @@
 """Resolve recipe defaults, YAML files, exports, flags and ``key=value`` words into one checked `Configuration`.
 
 Later sources win: section default, recipe override, YAML (a file's ``extends:`` parent first), environment export, flag
-or ``key=value``. An unknown name or an illegal value is a `UserError` that names it. This module also checks relations
-between values of different sections; a section's own methods check those within it.
+or ``key=value``. An unknown name or an illegal value is a `UserError` that names it.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from mlbert.config.recipe import Recipe
+from mlbert.config.relations import contradictions, oddities
 from mlbert.config.section import (
-    Contradiction,
     Section,
     Setting,
     is_yes_or_no,
@@ -31,55 +30,6 @@ from mlbert.config.sources import check_exports, read_yaml
 from mlbert.config.words import REMOVED, missing, unknown_name, value_words
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError, hide_credentials, name_shape
-from mlbert.mlperf.config import SubmissionConfig
-from mlbert.models.config import ModelConfig
-from mlbert.optim.config import SCHEDULE_SETTINGS, OptimizerConfig, ScheduleConfig
-from mlbert.training.config import EvaluationConfig, RunConfig
-
-
-def contradictions(config: Configuration) -> Iterator[Contradiction]:
-    """Yield every contradiction between values."""
-    for section in config.sections:
-        yield from section.contradictions()
-    start = config[ModelConfig].init_checkpoint
-    if start is not None and Path(start) == config[RunConfig].output_dir:
-        remedy = "Name the checkpoint to start from"
-        yield Contradiction(
-            "config.conflict", "INIT_CHECKPOINT", "is the run folder LOGDIR itself", remedy
-        )
-
-
-def oddities(config: Configuration, origins: Mapping[str, str]) -> Iterator[str]:
-    """Yield a sentence about each value that is legal but looks like a mistake.
-
-    Args:
-        config: the run's configuration.
-        origins: where each value came from, by key.
-    """
-    for section in config.sections:
-        yield from section.oddities()
-    if config[SubmissionConfig].submission_division == "closed":
-        yield from _not_closed(config)
-    name = config[ScheduleConfig].schedule
-    for key in sorted(
-        {key for keys in SCHEDULE_SETTINGS.values() for key in keys} - set(SCHEDULE_SETTINGS[name])
-    ):
-        setting = settings_by_key()[key]
-        if config.get(setting) is not None and not origins[key].startswith(("recipe ", "not set")):
-            yield f"{setting.env} is set, but SCHEDULE={name} does not read it"
-
-
-def _not_closed(config: Configuration) -> Iterator[str]:
-    """Yield violations of the closed division; its required values are the defaults of the sections."""
-    target = EvaluationConfig.model_fields["target_metric"].default
-    if config[EvaluationConfig].target_metric != target:
-        given = config[EvaluationConfig].target_metric or "none"
-        yield f"the closed division requires {target}, TARGET_MLM_ACCURACY is {given}"
-    optimizer = config[OptimizerConfig].optimizer
-    schedule = config[ScheduleConfig].schedule
-    if (optimizer, schedule) != ("lamb", "polynomial"):
-        yield f"the closed division requires LAMB with polynomial decay, not {optimizer} with {schedule}"
-
 
 Layer = Mapping[str, tuple[object, str]]  # key to raw value and origin
 

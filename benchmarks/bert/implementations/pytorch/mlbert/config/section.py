@@ -187,7 +187,8 @@ def _setting(section: type[Section], name: str) -> Setting:
     kind = kinds[0]
     choices = ()
     if typing.get_origin(kind) is Literal:
-        kind, choices = str, typing.get_args(kind)
+        choices = typing.get_args(kind)
+        kind = str
     required = field.default is PydanticUndefined
     return Setting(
         env=public["env"],

@@ -128,4 +128,6 @@ def value_words(value: object) -> str:
     """Return a value as users write it: none, yes, no. Secrets in addresses are masked."""
     if value is None:
         return "none"
-    return ("no", "yes")[value] if isinstance(value, bool) else hide_credentials(str(value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return hide_credentials(str(value))

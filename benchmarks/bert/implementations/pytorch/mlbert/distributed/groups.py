@@ -66,8 +66,9 @@ class RankGroup:
 
         Any dtype works, since raw bytes are sent.
         """
-        buffers = received.view(torch.uint8), sent.view(torch.uint8)
-        return dist.all_to_all_single(*buffers, group=self.handle, async_op=True)
+        return dist.all_to_all_single(
+            received.view(torch.uint8), sent.view(torch.uint8), group=self.handle, async_op=True
+        )
 
 
 @dataclass(frozen=True)

@@ -409,8 +409,9 @@ class HealthMonitor:
             elif message["is_cause"] or presence.is_doubtful:
                 self.report_lost(message["failed"], presence)
             else:
-                about = message["failed"], message["is_mistake"]
-                self._suspicion = self._suspicion or (time.monotonic() + CAUSE_SECONDS, *about)
+                deadline = time.monotonic() + CAUSE_SECONDS
+                suspicion = (deadline, message["failed"], message["is_mistake"])
+                self._suspicion = self._suspicion or suspicion
 
     def _check_hang(self, own: _Peer, others: Sequence[_Peer], pauses: _Pauses) -> None:
         """End the run if a rank is silent or no rank makes progress."""

@@ -29,6 +29,18 @@ HIGHEST_PORT = 65535
 SLURM_PORTS = (15000, 16384)
 LOOPBACK = "127.0.0.1"
 REPORT_SECONDS = 2.0  # in which rank 0 reports a mistake that all ranks notice
+# Launchers that export rank, world size, local rank and local size, in order of precedence.
+_LAUNCHERS = (
+    ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    (
+        "mpirun",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    ("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+)
 ONE_IDENTITY = "Start with one of torchrun, srun and mpirun, or unset the variables of the others"
 
 
@@ -109,17 +121,6 @@ class ProcessIdentity:
     world_size: int
     local_rank: int | None
     local_world_size: int | None
-
-
-# Launchers that export rank, world size, local rank and local size, in order of precedence.
-_LAUNCHERS = (
-    ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    (
-        "mpirun",
-        *(f"OMPI_COMM_WORLD_{part}" for part in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
-    ),
-    ("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-)
 
 
 def _from_variables(
@@ -324,13 +325,23 @@ class RankPlace:
         one_machine = _integer(environ, "SLURM_STEP_NUM_NODES") == 1 if in_step else is_local
         local_rank, local_world_size = _complete_local(chosen, one_machine)
         if not address:
-            address = (
-                LOOPBACK if local_world_size == chosen.world_size else _slurm_head(environ) or ""
-            )
+            if local_world_size == chosen.world_size:
+                address = LOOPBACK
+            else:
+                address = _slurm_head(environ) or ""
         if not address:
             reason = f"is not set, and the {chosen.world_size} ranks are on several machines"
             remedy = "Export the address of the machine of rank 0"
             raise _SharedMistake("distributed.identity", "MASTER_ADDR", reason, remedy)
         port = _master_port(environ) or (_slurm_port(environ) if in_step else DEFAULT_PORT)
-        ranks = (chosen.rank, local_rank, chosen.world_size, local_world_size)
-        return cls(*ranks, chosen.launcher, address, port, host, has_agent)
+        return cls(
+            chosen.rank,
+            local_rank,
+            chosen.world_size,
+            local_world_size,
+            chosen.launcher,
+            address,
+            port,
+            host,
+            has_agent,
+        )

@@ -34,6 +34,8 @@ from torch import Tensor, nn
 from mlbert.distributed.groups import RankGroup
 from mlbert.distributed.world import World
 
+NUM_STREAMS = 4  # used in turn by sums of several collectives
+NORM_ROW = 4096  # elements per row whose norm is computed in float32
 Steps = Iterator[dist.Work | None]
 
 
@@ -121,10 +123,6 @@ class PendingSum:
 def _wait(work: dist.Work | None) -> None:
     if work is not None:
         work.wait()
-
-
-NUM_STREAMS = 4  # used in turn by sums of several collectives
-NORM_ROW = 4096  # elements per row whose norm is computed in float32
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Rendezvous of the ranks before any collective works: roll calls, shared errors, and the limit on open files.
+"""Rendezvous of the ranks before any collective works: roll calls and shared errors.
 
 A failed collective does not name the rank it waited for, and torch's rendezvous only counts the ranks that joined. So
 the ranks take a roll call over a store: at the deadline, the first rank to time out names the missing ones. A mistake
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import sys
 import threading
 import time
@@ -28,39 +27,13 @@ from mlbert.distributed.address import (
     is_loopback,
 )
 from mlbert.distributed.lifecycle import WRONG_INPUT, leave_report, quiet_on_signal
+from mlbert.distributed.open_files import raise_open_files_limit
 from mlbert.distributed.place import LOOPBACK
 from mlbert.host.errors import UserError
 from mlbert.host.standard_error import hold_back
 
 if TYPE_CHECKING:
     from mlbert.distributed.world import World
-
-# Rank 0 has two connections to each rank: for the store and the watch. The other ranks have one of each, but get the
-# same limit, so that all ranks report the same mistake, which is printed once.
-CONNECTIONS_PER_RANK = 2
-OTHER_FILES = 256  # data, logs, libraries, devices and NCCL's sockets
-
-
-def raise_open_files_limit(world_size: int) -> None:
-    """Raise the soft limit on open files (`ulimit -n`) to what a run of ``world_size`` ranks needs.
-
-    The limit is never lowered. If the hard limit allows it, it becomes twice the need, because further groups of ranks
-    open more connections.
-
-    Raises:
-        UserError: the hard limit is too low.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = sys.maxsize if hard == resource.RLIM_INFINITY else hard
-    needed = CONNECTIONS_PER_RANK * world_size + OTHER_FILES
-    if needed > most:
-        reason = f"the hard limit on open files is {hard}, and {world_size} ranks need {needed}"
-        remedy = "Raise it on every node (LimitNOFILE of slurmd, --ulimit nofile of docker)"
-        raise UserError("machine.open-files", "ulimit -n", reason, remedy)
-    limit = min(2 * needed, most)
-    if soft != resource.RLIM_INFINITY and soft < limit:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-
 
 # How long a few ranks wait for each other at start-up, and the number of ranks that wait twice as long.
 JOIN_SECONDS = 120.0

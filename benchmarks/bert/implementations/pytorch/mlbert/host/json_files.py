@@ -12,6 +12,7 @@ from typing import Any
 from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain
 
+_CHECKSUM = "sha256"  # key of the checksum in the program's own files
 _MOST_DEPTH = 64
 _MOST_DIGITS = 100
 _SHOWN = 60  # characters of a wrong value in a message
@@ -115,9 +116,6 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{text[:_SHOWN]} is not a finite number")
     return number
-
-
-_CHECKSUM = "sha256"
 
 
 def add_checksum(values: Mapping[str, Any]) -> dict[str, Any]:
