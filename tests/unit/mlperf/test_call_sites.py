@@ -33,6 +33,17 @@ log.event(
 )
 log.run_stop("success")
 """
+NAMES = [
+    "/elsewhere.py",
+    "../up.py",
+    "gone.py",
+    "results",
+    "dangling.py",
+    "a\0b",
+    "\ud800",
+    "a" * 300,
+    "\u6f22" * 99,
+]
 
 
 @pytest.fixture
@@ -90,19 +101,6 @@ def test_a_modified_tree_is_named(tree: Path) -> None:
     assert outcome is Outcome.WARN
     assert "the tree had been modified since commit" in words
     assert "does not log" not in words
-
-
-NAMES = [
-    "/elsewhere.py",
-    "../up.py",
-    "gone.py",
-    "results",
-    "dangling.py",
-    "a\0b",
-    "\ud800",
-    "a" * 300,
-    "\u6f22" * 99,
-]
 
 
 def test_a_call_site_that_cannot_be_read_is_an_error_where_the_commit_is_known(tree: Path) -> None:

@@ -26,6 +26,14 @@ from programs import run_git, write_files
 from stored_sets import tree as stored_files
 from user_errors import user_error
 
+PUBLISHED = Path(__file__).parents[2] / "assets/published_logs/2xXE9712x4GB200.tar.xz"
+
+DEEP = "[" * 20_000 + "]" * 20_000
+DEEP_LINE = f':::MLLOG {{"time_ms": 1, "key": "x", "metadata": {{}}, "value": {DEEP}}}\n'
+
+STEP = 120  # at which the run is interrupted
+REQUEUED = 128 + signal.SIGUSR1  # what `run.sub` requeues a job for
+
 
 def _by_check(findings: list[Finding]) -> dict[str, Finding]:
     return {finding.check: finding for finding in findings}
@@ -147,9 +155,6 @@ def test_input_that_cannot_be_judged(name: str, make, code: str, tmp_path: Path)
         check(tmp_path / name)
 
 
-PUBLISHED = Path(__file__).parents[2] / "assets/published_logs/2xXE9712x4GB200.tar.xz"
-
-
 def test_a_published_result_raises_no_error(tmp_path: Path) -> None:
     """Accepted by MLCommons; with the file names that other submitters use."""
     subprocess.run(["tar", "-xf", PUBLISHED, "-C", tmp_path], check=True)
@@ -184,10 +189,6 @@ def test_a_published_result_raises_no_error(tmp_path: Path) -> None:
         Outcome.PASS,
     ]
     assert "other" not in reported["own: layout"].words
-
-
-DEEP = "[" * 20_000 + "]" * 20_000
-DEEP_LINE = f':::MLLOG {{"time_ms": 1, "key": "x", "metadata": {{}}, "value": {DEEP}}}\n'
 
 
 def test_everything_that_crashes_a_tool_is_reported_in_one_table(tmp_path: Path) -> None:
@@ -313,10 +314,6 @@ def test_a_log_without_events_is_reported_once(tmp_path: Path) -> None:
     rows = run_checks(ResultSet([read_log(tmp_path / "result_0.txt")]), ".")
     assert [(row.check, row.outcome) for row in rows] == [("own: lines", Outcome.ERROR)]
     assert "result_0.txt: has no line of an MLPerf log" in rows[0].words
-
-
-STEP = 120  # at which the run is interrupted
-REQUEUED = 128 + signal.SIGUSR1  # what `run.sub` requeues a job for
 
 
 @pytest.mark.slow

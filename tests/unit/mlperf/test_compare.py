@@ -22,6 +22,7 @@ from user_errors import user_error
 ROOT = Path(__file__).resolve().parents[3]
 DEMO = ROOT / "tests/assets/own_tree/results/cpu_demo"
 PUBLISHED = ROOT / "tests/assets/published_logs/2xXE9712x4GB200.tar.xz"
+NUMBERS = st.lists(st.integers(1000, 1400), min_size=1, max_size=12, unique=True)
 
 
 def compared(a: Path, b: Path) -> Comparison:
@@ -190,9 +191,6 @@ def test_values_of_other_types_are_compared_as_text(value: object, tmp_path: Pat
         difference.name == "global_batch_size" for difference in compared(DEMO, odd).settings
     )
     assert compared(odd, odd).settings == []
-
-
-NUMBERS = st.lists(st.integers(1000, 1400), min_size=1, max_size=12, unique=True)
 
 
 @given(a=NUMBERS, b=NUMBERS)

@@ -23,6 +23,32 @@ from user_errors import user_error
 
 MODEL = "vendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143\nmodel name\t: Intel(R) Xeon(R)  Platinum 8480C\n"
 FLAGS = "stepping\t: 8\ncpu MHz\t\t: 2000.000\nflags\t\t: fpu avx2 avx512f avx512_bf16 amx_tile amx_bf16\n"
+MODULE = """
+Handle 0x0{n}, DMI type 17, 92 bytes
+Memory Device
+\tTotal Width: 80 bits
+\tSize: {size}
+\tType: {kind}
+\tSpeed: {speed}
+\tConfigured Memory Speed: {configured}
+"""
+UNKNOWN = dict.fromkeys(("kind", "speed", "configured"), "Unknown")
+MODULES = "".join(
+    MODULE.format(n=n, size="64 GB", kind="DDR5", speed="5600 MT/s", configured="4800 MT/s")
+    for n in range(16)
+) + MODULE.format(n=16, size="No Module Installed", **UNKNOWN)
+CPUS = "# Socket,Core\n0,0\n0,1\n1,2\n1,3\n" + "0,0\n0,1\n1,2\n1,3\n"
+CACHES = "NAME ONE-SIZE ALL-SIZE\nL1d     49152   196608\nL3  110100480 220200960\n"
+
+ANSWERS = {  # to commands that begin like this
+    "lscpu --parse": CPUS,
+    "lscpu": CACHES,
+    "dmidecode": MODULES,
+    "cc ": "cc (Ubuntu 13.3.0-6ubuntu2, patched) 13.3.0\nCopyright\n",
+    "nvidia-smi nvlink": "GPU 0: NVLink 0: 26 GB/s",
+    "nvidia-smi --query-gpu=driver_version": "570.1\n" * 8,
+    "nvidia-smi": "NVIDIA H100 80GB HBM3, 81559 MiB, 1980 MHz, 5\n" * 8,
+}
 
 
 @pytest.fixture
@@ -55,35 +81,6 @@ def server(tmp_path: Path) -> Path:
         for name, x in ports.items()
     }
     return write_files(tmp_path, files | infiniband)
-
-
-MODULE = """
-Handle 0x0{n}, DMI type 17, 92 bytes
-Memory Device
-\tTotal Width: 80 bits
-\tSize: {size}
-\tType: {kind}
-\tSpeed: {speed}
-\tConfigured Memory Speed: {configured}
-"""
-UNKNOWN = dict.fromkeys(("kind", "speed", "configured"), "Unknown")
-MODULES = "".join(
-    MODULE.format(n=n, size="64 GB", kind="DDR5", speed="5600 MT/s", configured="4800 MT/s")
-    for n in range(16)
-) + MODULE.format(n=16, size="No Module Installed", **UNKNOWN)
-CPUS = "# Socket,Core\n0,0\n0,1\n1,2\n1,3\n" + "0,0\n0,1\n1,2\n1,3\n"
-CACHES = "NAME ONE-SIZE ALL-SIZE\nL1d     49152   196608\nL3  110100480 220200960\n"
-
-
-ANSWERS = {  # to commands that begin like this
-    "lscpu --parse": CPUS,
-    "lscpu": CACHES,
-    "dmidecode": MODULES,
-    "cc ": "cc (Ubuntu 13.3.0-6ubuntu2, patched) 13.3.0\nCopyright\n",
-    "nvidia-smi nvlink": "GPU 0: NVLink 0: 26 GB/s",
-    "nvidia-smi --query-gpu=driver_version": "570.1\n" * 8,
-    "nvidia-smi": "NVIDIA H100 80GB HBM3, 81559 MiB, 1980 MHz, 5\n" * 8,
-}
 
 
 def _ask(command: Sequence[str]) -> str:

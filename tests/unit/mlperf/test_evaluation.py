@@ -15,6 +15,8 @@ from mlbert.mlperf.rules import eval_interval
 
 ERROR = Outcome.ERROR
 WARN = Outcome.WARN
+BATCHES = (96, 448, 576, 768, 1024, 1536, 4608, 6144, 8192, 16384)
+NUM_EVALUATIONS = 20
 
 
 def only(count: int, run: Run) -> None:
@@ -54,10 +56,6 @@ def test_an_aborted_run_may_end_anywhere(tree_root: Path, tmp_path: Path) -> Non
     said = report(runs, tmp_path)
     assert said["status"][0] is WARN
     assert set(said) - {"status", "speed"} == {"same settings"}  # which misses eval_samples
-
-
-BATCHES = (96, 448, 576, 768, 1024, 1536, 4608, 6144, 8192, 16384)
-NUM_EVALUATIONS = 20
 
 
 def step_of(counting: str, index: int, batch: int) -> int:

@@ -37,6 +37,10 @@ Faults = dict[
     tuple[str, Outcome], list[tuple[Edit, str]]
 ]  # by check and outcome: edits, and words of the message
 EVALUATION = ("eval_start", "eval_stop", "eval_accuracy")
+PACKAGES = {"mlbert": "0.1.0", "torch": "2.12.0"}
+STARTS_AT = {
+    which: shift("submission_benchmark", -10_000_000 * which, which=which) for which in range(1, 10)
+}
 
 
 def at_once(runs: list[Run]) -> None:
@@ -159,7 +163,6 @@ def other_data(runs: list[Run]) -> None:
         insert("eval_start", "epoch_start", which=which, key="data_file", value=name)(runs)
 
 
-PACKAGES = {"mlbert": "0.1.0", "torch": "2.12.0"}
 OURS: Faults = {
     ("clock", ERROR): [
         (stamp(lambda ms: ms / 1000), "looks like seconds, not milliseconds"),
@@ -275,9 +278,6 @@ OURS: Faults = {
         (timed_as(1.0), "intervals between evaluations, to 1 ms,"),
         (timed_as(1.1), "intervals between evaluations, times one factor,"),
     ],
-}
-STARTS_AT = {
-    which: shift("submission_benchmark", -10_000_000 * which, which=which) for which in range(1, 10)
 }
 OTHERS: Faults = {
     ("clock", ERROR): [(shift("run_start", 2_000_000), "run_start comes 2000 s after")],

@@ -15,6 +15,8 @@ from mlbert.mlperf.findings import Outcome
 from mlbert.mlperf.logs import read_log
 from mlbert.mlperf.result_set import ResultSet
 
+SEEDS = [put("seed", 1 + n, which=n) for n in range(10)]
+
 
 def sort_by_time(runs: list[Run]) -> None:
     runs.sort(key=lambda run: run[-1]["time_ms"] - nth(run, "run_start")["time_ms"])
@@ -39,9 +41,6 @@ def add(key: str, value: object, count: int = 1) -> Edit:
 
 def is_no_bound(line: Line) -> bool:
     return not line["key"].startswith("eval_st")
-
-
-SEEDS = [put("seed", 1 + n, which=n) for n in range(10)]
 
 
 @pytest.mark.parametrize(

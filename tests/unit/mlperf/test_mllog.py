@@ -16,6 +16,17 @@ from user_errors import user_error
 
 HERE = Path(__file__)
 ROOT = HERE.parents[3]
+NAN = float("nan")
+NOT_PLAIN = [
+    np.float64(1),
+    np.int32(1),
+    np.ones(1),
+    (1,),
+    {1: 2},
+    {"a": np.float32(1)},
+    object(),
+    torch.tensor(1),
+]
 
 
 def _events(path: Path) -> list[dict]:
@@ -71,19 +82,6 @@ def test_other_ranks_and_no_path_write_nothing(tmp_path: Path) -> None:
         assert logger.run_stop("success")
         logger.close()
     assert list(tmp_path.iterdir()) == []
-
-
-NAN = float("nan")
-NOT_PLAIN = [
-    np.float64(1),
-    np.int32(1),
-    np.ones(1),
-    (1,),
-    {1: 2},
-    {"a": np.float32(1)},
-    object(),
-    torch.tensor(1),
-]
 
 
 @pytest.mark.parametrize(

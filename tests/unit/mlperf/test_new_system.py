@@ -16,6 +16,7 @@ from user_errors import user_error
 
 ROOT = Path(__file__).resolve().parents[3]
 SYSTEMS = sorted(path.parent.name for path in (ROOT / IMPLEMENTATIONS).glob("*/env.sh"))
+BAD_NAMES = ["a-b", "a b", "", "../up", "1st", "a__b", "end_", "x" * 65, "a\nb"]
 
 
 @pytest.fixture
@@ -58,9 +59,6 @@ def test_a_chain_of_new_systems(tree: Path) -> None:
     made = new_system("second_one", "first", tree)
     assert made.config == "config_second_one_1x8x48x1_pack.sh"
     assert "first" not in (made.folder / "env.sh").read_text()
-
-
-BAD_NAMES = ["a-b", "a b", "", "../up", "1st", "a__b", "end_", "x" * 65, "a\nb"]
 
 
 @pytest.mark.parametrize(

@@ -12,57 +12,6 @@ from mlbert.mlperf.describe import FIELDS
 from mlbert.mlperf.findings import Outcome
 
 PUBLISHED = ROOT / "tests/assets/published_logs/2xXE9712x4GB200.tar.xz"
-
-
-@pytest.fixture
-def ours(tmp_path: Path) -> list[Path]:
-    return copy_of_ours(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Return a log of another submitter with its description."""
-    folder = tmp_path_factory.mktemp("published")
-    subprocess.run(["tar", "-xf", PUBLISHED, "-C", folder], check=True)
-    return [folder / "results/2xXE9712x4GB200/bert/result_0.txt"]
-
-
-def describe(logs: list[Path], **changes: Any) -> dict[str, tuple[Outcome, str]]:
-    """Return what is reported of a description with other fields; None leaves one out."""
-    path = system_of(logs)
-    before = path.read_text()
-    system = {**json.loads(before), **changes}
-    path.write_text(
-        json.dumps({key: value for key, value in system.items() if value is not None}, indent=2)
-    )
-    try:
-        return report(logs, ROOT)
-    finally:
-        path.write_text(before)
-
-
-def test_good_descriptions_pass(ours: list[Path], published: list[Path]) -> None:
-    newer = copy_of_ours(ours[0].parents[3] / "newer")
-    add_line(newer[0], "ranks", "cpu", '"Intel(R) Xeon(R)  Processor @ 2.50GHz (Skylake-SP)"')
-    add_line(newer[0], "ranks", "gpus", "{}")
-    add_line(newer[0], "precision", "nodes", "1")
-    for logs in (ours, newer, published):
-        assert (
-            describe(logs)
-            .keys()
-            .isdisjoint(("submitter", "filed under", "system description", "machine"))
-        )
-
-
-@pytest.mark.parametrize("field", FIELDS)
-def test_no_field_of_ours_is_blank(field: str, ours: list[Path]) -> None:
-    for value in ("", "  "):
-        words = (
-            f"systems/cpu_demo.json: line {FIELDS.index(field) + 2}: {field} is blank or missing"
-        )
-        expect(describe(ours, **{field: value}), "system description", Outcome.ERROR, words)
-
-
 MUTATIONS = {
     "no node": ({"number_of_nodes": "0"}, "system description", "number_of_nodes is '0'"),
     "no memory": (
@@ -152,6 +101,55 @@ MUTATIONS = {
         "is 'Windows 11', the logs ran on Linux-6",
     ),
 }
+
+
+@pytest.fixture
+def ours(tmp_path: Path) -> list[Path]:
+    return copy_of_ours(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Return a log of another submitter with its description."""
+    folder = tmp_path_factory.mktemp("published")
+    subprocess.run(["tar", "-xf", PUBLISHED, "-C", folder], check=True)
+    return [folder / "results/2xXE9712x4GB200/bert/result_0.txt"]
+
+
+def describe(logs: list[Path], **changes: Any) -> dict[str, tuple[Outcome, str]]:
+    """Return what is reported of a description with other fields; None leaves one out."""
+    path = system_of(logs)
+    before = path.read_text()
+    system = {**json.loads(before), **changes}
+    path.write_text(
+        json.dumps({key: value for key, value in system.items() if value is not None}, indent=2)
+    )
+    try:
+        return report(logs, ROOT)
+    finally:
+        path.write_text(before)
+
+
+def test_good_descriptions_pass(ours: list[Path], published: list[Path]) -> None:
+    newer = copy_of_ours(ours[0].parents[3] / "newer")
+    add_line(newer[0], "ranks", "cpu", '"Intel(R) Xeon(R)  Processor @ 2.50GHz (Skylake-SP)"')
+    add_line(newer[0], "ranks", "gpus", "{}")
+    add_line(newer[0], "precision", "nodes", "1")
+    for logs in (ours, newer, published):
+        assert (
+            describe(logs)
+            .keys()
+            .isdisjoint(("submitter", "filed under", "system description", "machine"))
+        )
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_no_field_of_ours_is_blank(field: str, ours: list[Path]) -> None:
+    for value in ("", "  "):
+        words = (
+            f"systems/cpu_demo.json: line {FIELDS.index(field) + 2}: {field} is blank or missing"
+        )
+        expect(describe(ours, **{field: value}), "system description", Outcome.ERROR, words)
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=MUTATIONS.keys())

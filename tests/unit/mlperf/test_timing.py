@@ -14,6 +14,22 @@ from mlbert.mlperf.findings import Outcome
 ERROR = Outcome.ERROR
 WARN = Outcome.WARN
 NOTE = Outcome.NOTE
+ODD = [
+    None,
+    True,
+    "",
+    [],
+    {},
+    [[1]],
+    {"value": {}},
+    -1,
+    10**400,
+    10**300,
+    float("nan"),
+    float("-inf"),
+    5e-324,
+    "1e5",
+]
 
 
 def wrong(said) -> dict[str, str]:
@@ -115,24 +131,6 @@ def test_concurrent_runs_on_other_machines(tree_root: Path, tmp_path: Path) -> N
     said = report(runs, tmp_path)
     assert said["runs apart"][0] is NOTE
     assert "same settings" not in said
-
-
-ODD = [
-    None,
-    True,
-    "",
-    [],
-    {},
-    [[1]],
-    {"value": {}},
-    -1,
-    10**400,
-    10**300,
-    float("nan"),
-    float("-inf"),
-    5e-324,
-    "1e5",
-]
 
 
 @settings(max_examples=40)

@@ -44,6 +44,78 @@ try:
 finally:
     print(json.dumps([str(m.__file__) for n, m in list(sys.modules.items()) if n.startswith("mlbert.")]))
 """
+# All keys of cpu_cluster's logs take long, and those of tf2_cpu_demo show the same.
+SLOW = {"cpu_cluster": [pytest.mark.slow]}
+
+RECIPE = f"{PACKAGE_HOME}/recipes/x.py"
+FILES = {
+    "recipes/x.py": """
+RECIPE = Recipe(
+    name="x",
+    overrides={"MAX_SEQUENCES_PER_PACK": 3},
+)
+""",
+    "recipes/x_build.py": """
+from mlbert.optim import optimizers
+from mlbert.training import loop
+def build(config):
+    data, optimizer = config[DataConfig], config[OptimizerConfig]
+    return make(eps=optimizer.epsilon, rate=schedule(config[ScheduleConfig].num_steps), packs=data.epsilon)
+
+def other(optimizer):
+    return optimizer.epsilon, optimizers.make, loop.loop
+""",
+    "recipes/y_build.py": "def build(config):\n    return config[OptimizerConfig].epsilon\n",
+    "optim/config.py": """
+class ScheduleConfig(Section):
+    @property
+    def num_steps(self):
+        return self.max_steps
+""",
+    "optim/optimizers.py": """
+def make(config: OptimizerConfig | None, run: OtherConfig):
+    return config.epsilon + run.log_freq
+
+def unused(config: OptimizerConfig):
+    return config.epsilon
+""",
+    "models/m.py": """
+measure = None
+class Counter:
+    def measure(self):
+        return 3
+""",
+    "training/protocols.py": 'class P:\n    def measure(self):\n        """Measured elsewhere."""\n',
+    "training/loop.py": """
+from mlbert.models.m import Counter
+from mlbert.training.protocols import P
+def loop(run, how: RunConfig):
+    run.state.accuracy = Counter().measure()
+    return how.log_freq, P
+""",
+}
+
+REACHED = {
+    "start.py": """
+from mlbert.rooms import shapes
+from mlbert.rooms.names import shared
+from mlbert.rooms.others import Unused
+if TYPE_CHECKING:
+    from mlbert.rooms.others import Annotated
+
+def begin(value: Unused) -> Annotated:
+    from mlbert.rooms.late import local
+    return local(shared, shapes.area, "mlbert.rooms.entry:build")
+""",
+    "rooms/__init__.py": "from mlbert.rooms import registered\n",
+    "rooms/registered.py": "TABLE = {}\nTABLE.update(a=1)\n\ndef never():\n    pass\n",
+    "rooms/names.py": "from mlbert.rooms.origin import shared\n",
+    "rooms/origin.py": "LIMIT = 3\nOTHER = 4\n\ndef shared():\n    return LIMIT\n",
+    "rooms/shapes.py": "def area():\n    pass\n\ndef volume():\n    pass\n",
+    "rooms/late.py": "class Base:\n    pass\n\nclass local(Base):\n    pass\n",
+    "rooms/entry.py": "def build():\n    pass\n\ndef other():\n    pass\n",
+    "rooms/others.py": "class Unused:\n    pass\n\nclass Annotated:\n    pass\n",
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -172,10 +244,6 @@ def test_traces_of_other_recipes_name_only_files_that_the_run_loaded(
     log = tmp_path / "out/result_0.txt"
     assert log.exists(), done.stderr
     assert_traces_name_only_loaded_files(recipe, chains_of(log), done.stdout.splitlines()[-1])
-
-
-# All keys of cpu_cluster's logs take long, and those of tf2_cpu_demo show the same.
-SLOW = {"cpu_cluster": [pytest.mark.slow]}
 
 
 @pytest.mark.parametrize(
@@ -315,55 +383,6 @@ def test_the_tables_name_settings_that_exist() -> None:
     assert {field for fields in SETTINGS_OF.values() for field in fields} <= set(settings_by_key())
 
 
-RECIPE = f"{PACKAGE_HOME}/recipes/x.py"
-FILES = {
-    "recipes/x.py": """
-RECIPE = Recipe(
-    name="x",
-    overrides={"MAX_SEQUENCES_PER_PACK": 3},
-)
-""",
-    "recipes/x_build.py": """
-from mlbert.optim import optimizers
-from mlbert.training import loop
-def build(config):
-    data, optimizer = config[DataConfig], config[OptimizerConfig]
-    return make(eps=optimizer.epsilon, rate=schedule(config[ScheduleConfig].num_steps), packs=data.epsilon)
-
-def other(optimizer):
-    return optimizer.epsilon, optimizers.make, loop.loop
-""",
-    "recipes/y_build.py": "def build(config):\n    return config[OptimizerConfig].epsilon\n",
-    "optim/config.py": """
-class ScheduleConfig(Section):
-    @property
-    def num_steps(self):
-        return self.max_steps
-""",
-    "optim/optimizers.py": """
-def make(config: OptimizerConfig | None, run: OtherConfig):
-    return config.epsilon + run.log_freq
-
-def unused(config: OptimizerConfig):
-    return config.epsilon
-""",
-    "models/m.py": """
-measure = None
-class Counter:
-    def measure(self):
-        return 3
-""",
-    "training/protocols.py": 'class P:\n    def measure(self):\n        """Measured elsewhere."""\n',
-    "training/loop.py": """
-from mlbert.models.m import Counter
-from mlbert.training.protocols import P
-def loop(run, how: RunConfig):
-    run.state.accuracy = Counter().measure()
-    return how.log_freq, P
-""",
-}
-
-
 def test_a_search_of_code(tmp_path: Path) -> None:
     """A section is known by ``config[Section]`` and by a parameter's type, whatever its name, function by function."""
     write_files(tmp_path / PACKAGE_HOME, FILES)
@@ -389,29 +408,6 @@ def test_a_search_of_code(tmp_path: Path) -> None:
     assert located(code.origins(build, [optimizer])[0]) == ["recipes/x_build.py:5"]
     assert code.origins(build, [optimizer])[1] == {"optimizer"}, "ends at a section"
     assert code.origins(build, [rate])[1] == {"rate", "schedule", "num_steps"}
-
-
-REACHED = {
-    "start.py": """
-from mlbert.rooms import shapes
-from mlbert.rooms.names import shared
-from mlbert.rooms.others import Unused
-if TYPE_CHECKING:
-    from mlbert.rooms.others import Annotated
-
-def begin(value: Unused) -> Annotated:
-    from mlbert.rooms.late import local
-    return local(shared, shapes.area, "mlbert.rooms.entry:build")
-""",
-    "rooms/__init__.py": "from mlbert.rooms import registered\n",
-    "rooms/registered.py": "TABLE = {}\nTABLE.update(a=1)\n\ndef never():\n    pass\n",
-    "rooms/names.py": "from mlbert.rooms.origin import shared\n",
-    "rooms/origin.py": "LIMIT = 3\nOTHER = 4\n\ndef shared():\n    return LIMIT\n",
-    "rooms/shapes.py": "def area():\n    pass\n\ndef volume():\n    pass\n",
-    "rooms/late.py": "class Base:\n    pass\n\nclass local(Base):\n    pass\n",
-    "rooms/entry.py": "def build():\n    pass\n\ndef other():\n    pass\n",
-    "rooms/others.py": "class Unused:\n    pass\n\nclass Annotated:\n    pass\n",
-}
 
 
 def test_names_are_followed_definition_by_definition(tmp_path: Path) -> None:

@@ -57,6 +57,50 @@ CLOSED = [
     ("opt_base_learning_rate", "1e-11", "values", "below 1e-07 nothing is learnt"),
     ("opt_base_learning_rate", "0.96", "rules", "nothing is learnt above 0.1"),
 ]
+METHOD = [
+    ("opt_name", '"adamw"', "closed requires LAMB"),
+    ("opt_adamw_beta_1", "0.9", "which LAMB does not have"),
+    ("opt_gradient_clip_norm", "2.0", "closed requires 1"),
+    ("opt_learning_rate_decay_schedule", '"cosine"', "closed requires polynomial decay"),
+    ("target_accuracy", "0.5", "closed requires 0.72"),
+    ("num_hidden_layers", "12", "closed requires 24"),
+    ("precision", '"nvfp4"', "a number format that v5.0 does not approve"),
+    ("starting_weights", '"none"', "closed starts from the reference's checkpoint"),
+]
+
+# Keys of this code's log that must have the value of one setting, and that setting.
+SETTING_OF = words_as_dict("""
+    opt_base_learning_rate=LR opt_lamb_beta_1=OPT_LAMB_BETA_1 opt_lamb_weight_decay_rate=WEIGHT_DECAY_RATE
+    opt_gradient_clip_norm=MAX_GRAD_NORM opt_name=OPTIMIZER opt_learning_rate_decay_schedule=SCHEDULE
+    opt_learning_rate_training_steps=MAX_STEPS opt_lamb_learning_rate_decay_poly_power=LR_POLY_POWER
+    gradient_accumulation_steps=GRADIENT_STEPS max_steps=MAX_STEPS target_accuracy=TARGET_MLM_ACCURACY
+    evaluation_size=NUM_EVAL_EXAMPLES evaluation_interval_samples=EVAL_ITER_SAMPLES experiment=EXPERIMENT
+    submission_org=MLPERF_SUBMISSION_ORG submission_platform=MLPERF_SUBMISSION_PLATFORM
+    submission_division=MLPERF_DIVISION
+""")
+# Key, value, what it must say.
+NOT_AS_SET = [
+    *(
+        (key, '"other"', f"{key} is 'other', its configuration says {env} = ")
+        for key, env in SETTING_OF.items()
+    ),
+    ("global_batch_size", "68", "BATCHSIZE 32 x 1 ranks x PACKING_FACTOR 1.05 is 34"),
+    ("recipe", '"ddp_adam"', "RECIPE = 'packed_lamb'"),
+    (
+        "model_shape",
+        '"benchmarks/bert/implementations/pytorch/configs/base.json"',
+        "BERT_CONFIG = ",
+    ),
+    ("eval_samples", "10000", "NUM_EVAL_EXAMPLES = 2000"),
+    ("cache_clear", "false", "CACHES_CLEARED = True"),
+    ("ranks", "2", "config_cpu_1x1x32x1_demo.sh is for 1 x 1"),
+    ("ranks", '"1"', "is '1', not a count"),
+    ("num_warmup_steps", "50", "WARMUP_STEPS = 100"),
+    ("opt_learning_rate_warmup_steps", "50", "WARMUP_STEPS = 100"),
+    ("train_data", '"synthetic"', "SYNTH_DATA = False"),
+    ("steps", "5000", "MAX_STEPS = 4300"),
+    ("steps", "100", "100 steps of 32 packs of 1 to 3 sequences cannot be 100016 train_samples"),
+]
 
 
 @pytest.mark.parametrize("program", ["log", "ours"])
@@ -77,18 +121,6 @@ def test_impossible_values_are_found_at_their_line(
 def test_the_closed_division_limits_values(key, value, check, words, log) -> None:
     number = set_value(log, key, value)
     expect(report([log]), check, Outcome.ERROR, f"result_0.txt: line {number}: ", words)
-
-
-METHOD = [
-    ("opt_name", '"adamw"', "closed requires LAMB"),
-    ("opt_adamw_beta_1", "0.9", "which LAMB does not have"),
-    ("opt_gradient_clip_norm", "2.0", "closed requires 1"),
-    ("opt_learning_rate_decay_schedule", '"cosine"', "closed requires polynomial decay"),
-    ("target_accuracy", "0.5", "closed requires 0.72"),
-    ("num_hidden_layers", "12", "closed requires 24"),
-    ("precision", '"nvfp4"', "a number format that v5.0 does not approve"),
-    ("starting_weights", '"none"', "closed starts from the reference's checkpoint"),
-]
 
 
 @pytest.mark.parametrize(("key", "value", "words"), METHOD, ids=[case[0] for case in METHOD])
@@ -193,41 +225,6 @@ def test_a_key_logged_twice(log: Path, ours: Path) -> None:
     assert report([log])["single lines"][0] is Outcome.ERROR
     add_line(ours, "opt_lamb_beta_2", "opt_lamb_beta_2", "")
     assert report([ours])["single lines"][0] is Outcome.ERROR
-
-
-# Keys of this code's log that must have the value of one setting, and that setting.
-SETTING_OF = words_as_dict("""
-    opt_base_learning_rate=LR opt_lamb_beta_1=OPT_LAMB_BETA_1 opt_lamb_weight_decay_rate=WEIGHT_DECAY_RATE
-    opt_gradient_clip_norm=MAX_GRAD_NORM opt_name=OPTIMIZER opt_learning_rate_decay_schedule=SCHEDULE
-    opt_learning_rate_training_steps=MAX_STEPS opt_lamb_learning_rate_decay_poly_power=LR_POLY_POWER
-    gradient_accumulation_steps=GRADIENT_STEPS max_steps=MAX_STEPS target_accuracy=TARGET_MLM_ACCURACY
-    evaluation_size=NUM_EVAL_EXAMPLES evaluation_interval_samples=EVAL_ITER_SAMPLES experiment=EXPERIMENT
-    submission_org=MLPERF_SUBMISSION_ORG submission_platform=MLPERF_SUBMISSION_PLATFORM
-    submission_division=MLPERF_DIVISION
-""")
-# Key, value, what it must say.
-NOT_AS_SET = [
-    *(
-        (key, '"other"', f"{key} is 'other', its configuration says {env} = ")
-        for key, env in SETTING_OF.items()
-    ),
-    ("global_batch_size", "68", "BATCHSIZE 32 x 1 ranks x PACKING_FACTOR 1.05 is 34"),
-    ("recipe", '"ddp_adam"', "RECIPE = 'packed_lamb'"),
-    (
-        "model_shape",
-        '"benchmarks/bert/implementations/pytorch/configs/base.json"',
-        "BERT_CONFIG = ",
-    ),
-    ("eval_samples", "10000", "NUM_EVAL_EXAMPLES = 2000"),
-    ("cache_clear", "false", "CACHES_CLEARED = True"),
-    ("ranks", "2", "config_cpu_1x1x32x1_demo.sh is for 1 x 1"),
-    ("ranks", '"1"', "is '1', not a count"),
-    ("num_warmup_steps", "50", "WARMUP_STEPS = 100"),
-    ("opt_learning_rate_warmup_steps", "50", "WARMUP_STEPS = 100"),
-    ("train_data", '"synthetic"', "SYNTH_DATA = False"),
-    ("steps", "5000", "MAX_STEPS = 4300"),
-    ("steps", "100", "100 steps of 32 packs of 1 to 3 sequences cannot be 100016 train_samples"),
-]
 
 
 @pytest.mark.parametrize(

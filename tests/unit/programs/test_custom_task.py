@@ -30,6 +30,9 @@ SHAPE = {
     "num_attention_heads": 2,
     "intermediate_size": 64,
 }
+NO_WORDS = (None, None, None)
+
+GOOD = "text,label\n" + "".join(f"some text {n},{'ab'[n % 2]}\n" for n in range(30))
 
 
 @pytest.fixture(scope="module")
@@ -138,9 +141,6 @@ def test_numbers_of_a_saved_bert_by_the_clock(
     assert len(out.read_text().splitlines()) == 1 + 61
 
 
-NO_WORDS = (None, None, None)
-
-
 def test_columns_and_task_are_guessed(tmp_path: Path) -> None:
     for header, row, words, expected in (
         ("id,body,label", "{n},some longer text {n},{c}", NO_WORDS, (("body",), "label", None)),
@@ -195,9 +195,6 @@ def test_without_scikit_learn_the_majority_is_left(monkeypatch: pytest.MonkeyPat
     found, note = custom_task.baselines(rows, rows)
     assert {name: values.tolist() for name, values in found.items()} == {"always y": [1, 1, 1]}
     assert ".[finetune]" in note
-
-
-GOOD = "text,label\n" + "".join(f"some text {n},{'ab'[n % 2]}\n" for n in range(30))
 
 
 @pytest.mark.parametrize(

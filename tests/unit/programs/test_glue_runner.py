@@ -26,6 +26,17 @@ from programs import wait_for
 
 JOBS = job_list({"mnli": [1, 2], "cola": [1], "rte": [1], "stsb": [1]})
 FIRST = JOBS[0]
+# Labels, rate, decay, batch, epochs, steps between evaluations
+PUBLISHED = {
+    "mnli": (3, 5e-5, 5e-6, 48, 3, 2300),
+    "rte": (2, 1e-5, 1e-5, 16, 3, 100),
+    "qqp": (2, 3e-5, 3e-6, 16, 5, 2000),
+    "cola": (2, 5e-5, 5e-6, 32, 10, 250),
+    "mrpc": (2, 8e-5, 8e-6, 32, 10, 100),
+    "qnli": (2, 1e-5, 1e-6, 16, 10, 1000),
+    "sst2": (2, 3e-5, 3e-6, 16, 3, 500),
+    "stsb": (1, 3e-5, 3e-6, 32, 10, 200),
+}
 
 
 class Jobs:
@@ -137,19 +148,6 @@ def test_slots() -> None:
     found = [(slot.name, sorted(slot.cores), slot.exports["CUDA_VISIBLE_DEVICES"]) for slot in cpus]
     assert found == [("CPU 0", [4], ""), ("CPU 1", [5], "")]
     assert len(make_slots(8, None, [0], 1)) == 1
-
-
-# Labels, rate, decay, batch, epochs, steps between evaluations
-PUBLISHED = {
-    "mnli": (3, 5e-5, 5e-6, 48, 3, 2300),
-    "rte": (2, 1e-5, 1e-5, 16, 3, 100),
-    "qqp": (2, 3e-5, 3e-6, 16, 5, 2000),
-    "cola": (2, 5e-5, 5e-6, 32, 10, 250),
-    "mrpc": (2, 8e-5, 8e-6, 32, 10, 100),
-    "qnli": (2, 1e-5, 1e-6, 16, 10, 1000),
-    "sst2": (2, 3e-5, 3e-6, 16, 3, 500),
-    "stsb": (1, 3e-5, 3e-6, 32, 10, 200),
-}
 
 
 def test_hyper_parameters_are_the_published_ones() -> None:

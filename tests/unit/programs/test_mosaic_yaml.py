@@ -36,6 +36,10 @@ tasks:
   rte:
     seeds: [1, 2]
 """
+PLAIN = Durations(sequences_per_step=4096, max_seq_length=128, steps_per_epoch=lambda: 50)
+LONG = Durations(
+    sequences_per_step=4096, max_seq_length=128, steps_per_epoch=lambda: 50, max_steps=70_000
+)
 
 
 @pytest.fixture
@@ -138,12 +142,6 @@ def test_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
     with user_error("config.file", path):
         read_nested(path, [], KNOWN)
-
-
-PLAIN = Durations(sequences_per_step=4096, max_seq_length=128, steps_per_epoch=lambda: 50)
-LONG = Durations(
-    sequences_per_step=4096, max_seq_length=128, steps_per_epoch=lambda: 50, max_steps=70_000
-)
 
 
 def test_units_and_shares_of_the_training() -> None:

@@ -21,6 +21,8 @@ from user_errors import user_error
 
 P = load()
 LARGE = timing.named("large")
+HELD_OUT = fit_plan.ROOT / "records/2026-11-26_plan-held-out_epyc-2cpu/held_out.csv"
+STATED = json.loads(PATH.read_text())["provenance"]["held_out"]
 
 
 def ask(job, shape=LARGE, needed=None, prices=None):
@@ -205,10 +207,6 @@ def test_one_log_keeps_the_constant_part_and_must_be_of_the_job():
         calibrate.calibrated(
             P, dataclasses.replace(job, fp8=True), [MeasuredRun(8, 768, 1.0, None, None)]
         )
-
-
-HELD_OUT = fit_plan.ROOT / "records/2026-11-26_plan-held-out_epyc-2cpu/held_out.csv"
-STATED = json.loads(PATH.read_text())["provenance"]["held_out"]
 
 
 @pytest.fixture(scope="module")

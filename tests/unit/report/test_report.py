@@ -26,6 +26,31 @@ from mlbert.report.runs import read_run, read_systems, thin
 from programs import write_files
 from simple_logs import line, write_log, write_runs
 
+VOID = {"meta", "br", "hr", "img", "input", "link"}
+MARKUP = "<script>alert(1)</script>&\"'[red]$x^2$"
+
+TEXTS = {
+    "empty": "",
+    "text": "no log",
+    "cut": ":::MLLOG {",
+    "begun": line("run_start", 0),
+    "no start": line("run_stop", 0, status="success"),
+    "backwards": f"{line('run_start', 10)}\n{line('run_stop', 0, status='success')}",
+    "no samples": f"{line('run_start', 0)}\n{line('eval_accuracy', 1, 0.5)}\n{line('eval_stop', 1)}",
+    "endless": f"{line('run_start', 0)}\n{line('run_stop', 1e306, status='success')}",
+    "odd values": f"{line('configuration', 0, 5)}\n{line('packages', 0, [[1]])}\n{line('run_start', 0)}",
+}
+LACKING = {
+    "one evaluation": {"evaluations": [(100, 10.0, 0.73)]},
+    "no evaluation": {"evaluations": []},
+    "no eval_start": {"eval_seconds": None},
+    "aborted": {"status": "aborted"},
+    "no status": {"status": None},
+    **{f"batch {size}": {"logged": {"global_batch_size": size}} for size in (None, 0, 10**30)},
+    "no target": {"logged": {"configuration": {"TARGET_MLM_ACCURACY": {"value": None}}}},
+    "no sample": {"evaluations": [(0, 1.0, 0.0), (0, 2.0, 1.0)]},
+}
+
 
 def result_of(folder):
     (system,) = read_systems([folder])
@@ -168,10 +193,6 @@ def test_a_run_with_non_numeric_values_has_no_numbers(tmp_path, value):
     assert read_run(result.runs[0].source).samples is None
 
 
-VOID = {"meta", "br", "hr", "img", "input", "link"}
-MARKUP = "<script>alert(1)</script>&\"'[red]$x^2$"
-
-
 class Page(html.parser.HTMLParser):
     """Collects ids and tags, and makes sure that every element is closed."""
 
@@ -275,29 +296,6 @@ def test_markup_in_any_value_is_text(tmp_path):
     text = findings_page([Finding(controls, controls, Outcome.ERROR, controls)], controls)
     assert all(letter.isprintable() or letter == "\n" for letter in text)
     assert "script" not in Page(text).tags
-
-
-TEXTS = {
-    "empty": "",
-    "text": "no log",
-    "cut": ":::MLLOG {",
-    "begun": line("run_start", 0),
-    "no start": line("run_stop", 0, status="success"),
-    "backwards": f"{line('run_start', 10)}\n{line('run_stop', 0, status='success')}",
-    "no samples": f"{line('run_start', 0)}\n{line('eval_accuracy', 1, 0.5)}\n{line('eval_stop', 1)}",
-    "endless": f"{line('run_start', 0)}\n{line('run_stop', 1e306, status='success')}",
-    "odd values": f"{line('configuration', 0, 5)}\n{line('packages', 0, [[1]])}\n{line('run_start', 0)}",
-}
-LACKING = {
-    "one evaluation": {"evaluations": [(100, 10.0, 0.73)]},
-    "no evaluation": {"evaluations": []},
-    "no eval_start": {"eval_seconds": None},
-    "aborted": {"status": "aborted"},
-    "no status": {"status": None},
-    **{f"batch {size}": {"logged": {"global_batch_size": size}} for size in (None, 0, 10**30)},
-    "no target": {"logged": {"configuration": {"TARGET_MLM_ACCURACY": {"value": None}}}},
-    "no sample": {"evaluations": [(0, 1.0, 0.0), (0, 2.0, 1.0)]},
-}
 
 
 def test_any_log_gives_a_page_alone_and_with_others(tmp_path):

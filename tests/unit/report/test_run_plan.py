@@ -51,6 +51,7 @@ FREE = {
 LARGE_MODEL = LARGE_BATCH | {"bert_config_file": CONFIGS / "large.json"}
 SHARDED = LARGE_MODEL | {"sharded_optimizer": "node", "weights_allgather": "bf16"}
 SENT = "each rank sends and receives {} GB per step for 336,232,258 parameters"
+NAME_DIFFERS = "but the settings are 1x8x48x1"
 
 
 @pytest.mark.parametrize(
@@ -129,9 +130,6 @@ def test_lines(settings, ranks, speed, words):
 def test_schedule_that_ends_with_the_training_or_never(changes):
     lines = make_plan(simple_configuration(**LARGE_BATCH | changes), 1024, JOB, None).lines
     assert "schedule's end" not in "\n".join(lines)
-
-
-NAME_DIFFERS = "but the settings are 1x8x48x1"
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,19 @@ from user_errors import user_error
 LIMITS = Limits(
     target_accuracy=0.5, max_steps=10, max_samples=1000, max_seconds=60.0, max_skipped_steps=2
 )
+FOREIGN = [
+    b'{"step": 1}',
+    b'{"kind": "step", "step": "1"}',
+    b"[" * 9999,
+    b"NaN",
+    b"3",
+    b'{"kind": []}',
+]
+BINARY = st.binary(max_size=30).filter(lambda line: b"\n" not in line)
+
+SUMMARY = {"status": "success", "accuracy": 0.25, "seconds_to_train": 9.0, "target_accuracy": 0.235}
+STEP = {"kind": "step", "step": 1, "samples": 10, "seconds": 1.0, "loss": 5.0}
+EVALUATION = {"kind": "evaluation", "step": 1, "samples": 10, "seconds": 1.5, "eval_accuracy": 0.25}
 
 
 def watch(path, terminal=False, append=False, every=10):
@@ -98,17 +111,6 @@ def test_resuming_drops_lines_after_the_checkpoint(tmp_path):
     assert out == ""
 
 
-FOREIGN = [
-    b'{"step": 1}',
-    b'{"kind": "step", "step": "1"}',
-    b"[" * 9999,
-    b"NaN",
-    b"3",
-    b'{"kind": []}',
-]
-BINARY = st.binary(max_size=30).filter(lambda line: b"\n" not in line)
-
-
 @settings(max_examples=30)
 @given(st.lists(st.sampled_from(FOREIGN) | BINARY, min_size=1, max_size=4))
 def test_foreign_lines_are_left_out_with_a_warning(tmp_path_factory, lines):
@@ -151,11 +153,6 @@ def test_the_first_steps_rate_counts_its_time(tmp_path, monkeypatch):
     assert [line["step"] for line in lines] == [1, 2, 3]
     for line in lines:  # a quarter of a second between two looks at the clock, and two looks a step
         assert line["samples_per_second"] == round(line["samples"] / (0.25 * line["step"]), 1)
-
-
-SUMMARY = {"status": "success", "accuracy": 0.25, "seconds_to_train": 9.0, "target_accuracy": 0.235}
-STEP = {"kind": "step", "step": 1, "samples": 10, "seconds": 1.0, "loss": 5.0}
-EVALUATION = {"kind": "evaluation", "step": 1, "samples": 10, "seconds": 1.5, "eval_accuracy": 0.25}
 
 
 def test_the_curve_names_run_result_target_and_baselines():

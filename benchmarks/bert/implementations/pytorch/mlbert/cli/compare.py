@@ -35,6 +35,13 @@ _LARGEST_SEED = 2**31 - 1
 _EXIT_TIMEOUT_SECONDS = 30.0  # for an interrupted child, before it is killed
 _TORCH = "from mlbert.cli.main import main; main()"
 _TENSORFLOW = "from tf2_bert.main import main; main()"
+_NAME_WIDTH = 30  # columns
+_MOST_FILES = 20  # shown
+_CODE_HOME = "benchmarks/bert/implementations/"
+_METHOD = (
+    "B/A: median of the ratios of all pairs of runs (Hodges-Lehmann), its 95 % interval, and Mann and Whitney's p. "
+    "Runs that did not reach the target count for speed only."
+)
 
 
 def repeat_command(
@@ -165,15 +172,6 @@ def _print_repeat(console: Console, rows: Sequence[repeat.Row], lines: Sequence[
     console.print(table)
     for line in lines:
         console.print(safe(line))
-
-
-_NAME_WIDTH = 30  # columns
-_MOST_FILES = 20  # shown
-_CODE_HOME = "benchmarks/bert/implementations/"
-_METHOD = (
-    "B/A: median of the ratios of all pairs of runs (Hodges-Lehmann), its 95 % interval, and Mann and Whitney's p. "
-    "Runs that did not reach the target count for speed only."
-)
 
 
 def diff_command(

@@ -33,6 +33,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
+_LOCAL_OPTIONS = ("--nproc", "--world_size", "--node_rank", "--master_addr", "--master_port")
 
 
 @app.command("chain", context_settings={"ignore_unknown_options": True})
@@ -155,9 +156,6 @@ def local(
     exports = {name: value for name, value in environment().items() if name not in names}
     exports.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // nproc)))
     os.execvpe(sys.executable, [*command, "--", *script], exports)
-
-
-_LOCAL_OPTIONS = ("--nproc", "--world_size", "--node_rank", "--master_addr", "--master_port")
 
 
 def local_command(

@@ -46,6 +46,11 @@ if TYPE_CHECKING:
     from mlbert.training.experiment import RunOptions
     from mlbert.training.protocols import Inputs
 
+EVALUATE_ONLY_HELP = (
+    "Print the masked-LM accuracy of INIT_CHECKPOINT on EVALDIR and stop: no training, no MLPerf log. The "
+    f"benchmark's checkpoint on the benchmark's evaluation samples must give {INITIAL_MLM_ACCURACY}."
+)
+
 
 def check_run(
     config: Configuration, recipe: Recipe, local_world_size: int, say: Callable[[str], None]
@@ -114,12 +119,6 @@ def _folder(config: RunConfig) -> str:
         if there != paths.folder.absolute()
         else str(paths.folder)
     )
-
-
-EVALUATE_ONLY_HELP = (
-    "Print the masked-LM accuracy of INIT_CHECKPOINT on EVALDIR and stop: no training, no MLPerf log. The "
-    f"benchmark's checkpoint on the benchmark's evaluation samples must give {INITIAL_MLM_ACCURACY}."
-)
 
 
 class _Train(TyperCommand):

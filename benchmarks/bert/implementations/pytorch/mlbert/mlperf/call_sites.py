@@ -22,9 +22,12 @@ from mlbert.mlperf.logs import Log
 from mlbert.mlperf.mllog import constants
 from mlbert.mlperf.tree_export import differs, stated_digests
 
-_DECLARATIONS = (
-    f"{PACKAGE_HOME}/config/section.py"  # trees without it are traced with their own code
-)
+# Packages without this file are traced with their own code.
+_DECLARATIONS = f"{PACKAGE_HOME}/config/section.py"
+_MAX_NAME = 255  # characters that file systems allow
+
+# Calls of these functions log the end of the run, whatever the reason.
+_CALLS_THAT_END_A_RUN = ("aborting", "close_interrupted")
 
 
 def git(tree: Path, *words: str) -> str | None:
@@ -50,12 +53,6 @@ def changed_files(tree: Path, begin: str, end: str) -> list[str]:
     return (git(tree, "diff", "--name-only", begin, end, "--", "benchmarks") or "").splitlines()
 
 
-_MAX_NAME = 255  # what file systems allow
-
-# Calls of these functions log the end of the run, whatever the reason.
-_CALLS_THAT_END_A_RUN = ("aborting", "close_interrupted")
-
-
 class Sources:
     """The files of a tree as they were when a log was written.
 
@@ -66,9 +63,8 @@ class Sources:
         self.tree = tree
         # Why the files may not be those that wrote the log, or None if they are.
         self.gap: str | None = None
-        self.commit: str | None = (
-            None  # of the log, if the history has it and the tree was unmodified
-        )
+        # The log's commit, if the history has it and no file had been modified.
+        self.commit: str | None = None
         self._texts: dict[str, str | None] = {}
         self._digests: dict[str, str] = {}
         with contextlib.suppress(UserError):

@@ -307,8 +307,11 @@ class MLPerfCallback:
         if self._log.run_started:
             raise _out_of_order("fit_start")
         self._known = known
-        required = (*required, *(REQUIRED_IN_CLOSED if self._division == "closed" else ()))
-        if missing := [key for key in required if key not in known]:
+        wanted = list(required)
+        if self._division == "closed":
+            wanted += REQUIRED_IN_CLOSED
+        missing = [key for key in wanted if key not in known]
+        if missing:
             reason = f"lack {', '.join(missing)}"
             raise UserError("config.missing", "hyperparameters", reason, "Give them by these names")
         for key, value in self._known.items():

@@ -79,6 +79,13 @@ TREE_CHECKS: Mapping[str, Check] = {
     "system description": check_description,
     "machine": check_machine,
 }
+_RESULT_NAMES = frozenset(f"result_{index}.txt" for index in range(NUM_RESULT_FILES))
+_TOOL_FILES = frozenset({"scaling.json"})
+_RUN_FILE = re.compile(rf"run_.+\.({'|'.join(map(re.escape, NAMES))})")
+_NAMES = "rules: results/<system>/bert/result_0.txt to result_9.txt, systems/<system>.json"
+
+_PARTS = ("systems", "results", f"benchmarks/{BENCHMARK}")
+_DROPPED = "the one of ten that the scoring drops: "
 
 
 def run_checks(results: ResultSet, subject: str) -> list[Finding]:
@@ -91,7 +98,8 @@ def run_checks(results: ResultSet, subject: str) -> list[Finding]:
     rows = []
     for name, check in checks.items():
         seen = results if check is check_lines else readable
-        rows += [_row(name, subject, check, seen)] if seen.logs else []
+        if seen.logs:
+            rows.append(_row(name, subject, check, seen))
     return rows
 
 
@@ -99,12 +107,6 @@ def _row(name: str, subject: str, check: Callable[..., Complaints], *given: Any)
     return finding_of(
         f"own: {name}", subject, list(check(*given)), (check.__doc__ or "").partition("\n")[0]
     )
-
-
-_RESULT_NAMES = frozenset(f"result_{index}.txt" for index in range(NUM_RESULT_FILES))
-_TOOL_FILES = frozenset({"scaling.json"})
-_RUN_FILE = re.compile(rf"run_.+\.({'|'.join(map(re.escape, NAMES))})")
-_NAMES = "rules: results/<system>/bert/result_0.txt to result_9.txt, systems/<system>.json"
 
 
 def check_layout(place: Workplace, left_out: Sequence[Complaint]) -> Complaints:
@@ -193,9 +195,6 @@ def read_system(path: Path) -> dict[str, Any]:
     except UserError:
         return {}
 
-
-_PARTS = ("systems", "results", f"benchmarks/{BENCHMARK}")
-_DROPPED = "the one of ten that the scoring drops: "
 
 Progress = Callable[[str], None]
 

@@ -35,9 +35,39 @@ from mlbert.mlperf.result_set import (
 from mlbert.mlperf.rules import BENCHMARK
 from mlbert.mlperf.scratch_copy import RESULT_PATTERN, logs_at, logs_in
 
-LEVEL = 0.05
+LEVEL = 0.05  # of significance, two-sided
 FEWEST_RUNS = 3  # per side, needed for a significance test
 _MANY_PAIRS = 2500  # above which U is taken as normal: the exact distribution takes minutes and differs little
+NOT_SET = "-"  # shown for a setting that a side does not have
+
+# Log keys by the section that shows them. Other keys before run_start belong to the system.
+_SETTINGS = (
+    "train_data",
+    "eval_data",
+    "model_shape",
+    "model_shape_sha256",
+    "config_file",
+    "eval_samples",
+)
+_CODE = ("recipe", "commit", "tree_modified", "packages", "ops", "precision", "python")
+_UNCOMPARED = (
+    "configuration",
+    "config_file_sha256",
+    "config_parents",  # compared setting by setting
+    "seed",
+    "cache_clear",
+    "submission_benchmark",
+    "submission_status",
+    "tracked_stats",
+)
+# Settings that differ from run to run, or that other keys show.
+_UNCOMPARED_SETTINGS = (
+    "EXPERIMENT",
+    "SEED",
+    "RECIPE",
+    "MLPERF_SUBMISSION_ORG",
+    "MLPERF_SUBMISSION_PLATFORM",
+)
 
 
 @dataclass(frozen=True)
@@ -94,38 +124,6 @@ def _cut(num_a: int, num_b: int) -> int | None:
         if 2 * tail > LEVEL * total:  # P(U <= u) is more than 2.5 %
             return u - 1 if u else None
     return None
-
-
-NOT_SET = "-"
-
-# Log keys by the section that shows them. Other keys before run_start belong to the system.
-_SETTINGS = (
-    "train_data",
-    "eval_data",
-    "model_shape",
-    "model_shape_sha256",
-    "config_file",
-    "eval_samples",
-)
-_CODE = ("recipe", "commit", "tree_modified", "packages", "ops", "precision", "python")
-_UNCOMPARED = (
-    "configuration",
-    "config_file_sha256",
-    "config_parents",  # compared setting by setting
-    "seed",
-    "cache_clear",
-    "submission_benchmark",
-    "submission_status",
-    "tracked_stats",
-)
-# Settings that differ from run to run, or that other keys show.
-_UNCOMPARED_SETTINGS = (
-    "EXPERIMENT",
-    "SEED",
-    "RECIPE",
-    "MLPERF_SUBMISSION_ORG",
-    "MLPERF_SUBMISSION_PLATFORM",
-)
 
 
 @dataclass(frozen=True)
@@ -302,9 +300,10 @@ def _differences(a: dict[str, list[Any]], b: dict[str, list[Any]]) -> list[Diffe
     names: dict[tuple[str, str, str], list[str]] = {}
     for name in dict.fromkeys([*a, *b]):
         key, _, item = name.partition(": ")
-        texts = _as_text(a.get(name, [])), _as_text(b.get(name, []))
-        if texts[0] != texts[1]:
-            names.setdefault((key, *texts), []).append(item)
+        left = _as_text(a.get(name, []))
+        right = _as_text(b.get(name, []))
+        if left != right:
+            names.setdefault((key, left, right), []).append(item)
     found = []
     for (key, left, right), items in names.items():
         listed = ", ".join(filter(None, items))

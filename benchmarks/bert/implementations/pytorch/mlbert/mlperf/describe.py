@@ -67,19 +67,6 @@ _HINTS = {
     "sw_notes": "anything unusual, or N/A",
 }
 FIELDS = tuple(_HINTS)  # all fields that the official checker requires, in its order
-
-
-def template(known: Mapping[str, str]) -> dict[str, str]:
-    """Return the official fields in order, each with its known value or a hint to fill it in."""
-    assert set(known) <= set(FIELDS), set(known) - set(FIELDS)
-    return {name: known.get(name) or f"{MARK}: {hint}" for name, hint in _HINTS.items()}
-
-
-def unfilled(description: Mapping[str, object]) -> list[str]:
-    """Return the fields that still have to be filled in."""
-    return [name for name, value in description.items() if str(value).startswith(MARK)]
-
-
 NOT_THERE = "N/A"
 UNKNOWN = "unknown"
 _ACCELERATOR_FIELDS = [name for name in FIELDS if name.startswith("accelerator_")]
@@ -103,9 +90,37 @@ _FILE_SYSTEMS = (
     "wekafs",
     "virtiofs",
 )
-_INFINIBAND_ADDRESSES = (
-    "32"  # /sys/class/net/*/type of InfiniBand, which is read from /sys/class/infiniband
+# /sys/class/net/*/type of InfiniBand, which is read from /sys/class/infiniband.
+_INFINIBAND_ADDRESSES = "32"
+_PACKAGES = (
+    "numpy",
+    "h5py",
+    "tokenizers",
+    "safetensors",
+    "triton",
+    "nvidia-dali-cuda120",
+    "mlperf-logging",
 )
+
+# Value in the log -> value in the system description.
+STATUSES = {
+    "research": "Research, Development, or Internal (RDI)",
+    "onprem": "Available on-premise",
+    "cloud": "Available cloud",
+    "preview": "Preview",
+}
+
+
+def template(known: Mapping[str, str]) -> dict[str, str]:
+    """Return the official fields in order, each with its known value or a hint to fill it in."""
+    assert set(known) <= set(FIELDS), set(known) - set(FIELDS)
+    return {name: known.get(name) or f"{MARK}: {hint}" for name, hint in _HINTS.items()}
+
+
+def unfilled(description: Mapping[str, object]) -> list[str]:
+    """Return the fields that still have to be filled in."""
+    return [name for name, value in description.items() if str(value).startswith(MARK)]
+
 
 Ask = Callable[[Sequence[str]], str]
 
@@ -155,9 +170,8 @@ def _caches(ask: Ask, num_cpus: int) -> str:
     found = []
     for name, one, every in re.findall(r"^(L\w+) +(\d+) +(\d+)$", listed, re.MULTILINE):
         shared = num_cpus * int(one) // int(every)
-        found.append(
-            f"{name} {int(one) // 1024}K" + (f" (shared by {shared} vCPUs)" if shared > 1 else "")
-        )
+        sharers = f" (shared by {shared} vCPUs)" if shared > 1 else ""
+        found.append(f"{name} {int(one) // 1024}K{sharers}")
     return ", ".join(found) or UNKNOWN
 
 
@@ -166,7 +180,8 @@ def describe_memory(root: Path, ask: Ask) -> dict[str, str]:
     match = re.search(r"^MemTotal:\s+(\d+) kB", read_text(root / "proc/meminfo"), re.MULTILINE)
     nodes = len(list((root / "sys/devices/system/node").glob("node[0-9]*")))
     parts = [_modules(ask(["dmidecode", "-t", "17"])) or "modules unknown"]
-    parts += [f"{nodes} NUMA node{'s' if nodes > 1 else ''}"] if nodes else []
+    if nodes:
+        parts.append(f"{nodes} NUMA node{'s' if nodes > 1 else ''}")
     return {
         "host_memory_capacity": f"{int(match[1]) / 2**20:.1f} GiB" if match else UNKNOWN,
         "host_memory_configuration": ", ".join(parts),
@@ -204,7 +219,8 @@ def describe_storage(root: Path) -> dict[str, str]:
     }
     file_systems = [name for name in _FILE_SYSTEMS if name in mounted]
     parts = [_counted(_disk_kind(disk) for disk in sizes) or UNKNOWN]
-    parts += [f"file systems {' '.join(file_systems)}"] if file_systems else []
+    if file_systems:
+        parts.append(f"file systems {' '.join(file_systems)}")
     return {
         "host_storage_type": "; ".join(parts),
         "host_storage_capacity": f"{sum(sizes.values()) / 1e9:.0f} GB" if sizes else UNKNOWN,
@@ -254,20 +270,20 @@ def describe_accelerators(ask: Ask) -> dict[str, str]:
     if not gpus:
         return NO_ACCELERATORS
     name, memory, clock, link = gpus[0]
-    linked = "NVLink" in ask(["nvidia-smi", "nvlink", "--status"]) if len(gpus) > 1 else False
+    names = ", ".join(dict.fromkeys(gpu[0] for gpu in gpus)) if name else UNKNOWN
+    interconnect = NOT_THERE
+    if len(gpus) > 1:
+        status = ask(["nvidia-smi", "nvlink", "--status"])
+        interconnect = "NVLink" if "NVLink" in status else "PCIe"
     return {
         "accelerators_per_node": str(len(gpus)),
-        "accelerator_model_name": ", ".join(dict.fromkeys(gpu[0] for gpu in gpus))
-        if name
-        else UNKNOWN,
+        "accelerator_model_name": names,
         "accelerator_host_interconnect": f"PCIe Gen{link}" if link.isdecimal() else UNKNOWN,
         "accelerator_frequency": f"{clock} (maximum)",
         "accelerator_on-chip_memories": UNKNOWN,
         "accelerator_memory_configuration": UNKNOWN,
         "accelerator_memory_capacity": memory,
-        "accelerator_interconnect": NOT_THERE
-        if len(gpus) == 1
-        else ("NVLink" if linked else "PCIe"),
+        "accelerator_interconnect": interconnect,
         "accelerator_interconnect_topology": NOT_THERE if len(gpus) == 1 else UNKNOWN,
     }
 
@@ -276,17 +292,6 @@ def _counted(names: Iterable[str]) -> str:
     """Count names, as in ``2x a, b``."""
     counts = Counter(names).items()
     return ", ".join(f"{count}x {name}" if count > 1 else name for name, count in counts)
-
-
-_PACKAGES = (
-    "numpy",
-    "h5py",
-    "tokenizers",
-    "safetensors",
-    "triton",
-    "nvidia-dali-cuda120",
-    "mlperf-logging",
-)
 
 
 def describe_software(root: Path, ask: Ask, framework: str) -> dict[str, str]:
@@ -301,7 +306,8 @@ def describe_software(root: Path, ask: Ask, framework: str) -> dict[str, str]:
         "Python": platform.python_version(),
         "C compiler": ask(["cc", "--version"]).partition("\n")[0],
     }
-    stack |= _framework_parts(framework) if found else {}
+    if found:
+        stack |= _framework_parts(framework)
     asked = (
         ask(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
         .partition("\n")[0]
@@ -344,15 +350,6 @@ def _framework_parts(framework: str) -> dict[str, str]:
 def _found(pattern: str, text: str) -> str:
     match = re.search(pattern, text)
     return match[1] if match else ""
-
-
-# Value in the log -> value in the system description.
-STATUSES = {
-    "research": "Research, Development, or Internal (RDI)",
-    "onprem": "Available on-premise",
-    "cloud": "Available cloud",
-    "preview": "Preview",
-}
 
 
 def ask(command: Sequence[str]) -> str:

@@ -22,6 +22,7 @@ from mlbert.mlperf.rules import RULESET
 _MAX_COMPLAINTS = 6
 _PLACE = re.compile(r"^\S+\.txt: (line \d+: )?")  # where a complaint was found
 _MAX_CHARACTERS = 300  # of a complaint in the table
+STANDARD_OUTPUT = Path("-")
 
 
 class Outcome(StrEnum):
@@ -118,9 +119,6 @@ def _shown(text: str) -> str:
 def failed(findings: Iterable[Finding]) -> bool:
     """Return True if any finding is an error."""
     return any(finding.outcome is Outcome.ERROR for finding in findings)
-
-
-STANDARD_OUTPUT = Path("-")
 
 
 def write_json(target: Path, checked: Mapping[Path, Sequence[Finding]]) -> None:

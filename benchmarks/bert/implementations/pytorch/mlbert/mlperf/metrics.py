@@ -28,6 +28,13 @@ _SLACK_SHARE = 0.01
 _FASTER = 1.5
 _MIN_SECONDS = 30.0  # of a run whose speed is compared
 _RULE = "the files of a run agree with its log"
+_MOST_BYTES = 1 << 16  # per line
+# Kind of a point -> the numbers that it must have.
+_KINDS = {
+    "step": {"step", "samples", "seconds", "loss"},
+    "evaluation": {"step", "samples", "seconds", "eval_accuracy"},
+    "skipped": {"step", "samples"},
+}
 
 
 @dataclass(frozen=True)
@@ -89,7 +96,8 @@ def _check_points(file: _RunFile) -> Complaints:
     for number, text in enumerate(file.text().splitlines(), start=1):
         point = _object(text, f"line {number} ")
         kind = str(point.get("kind"))
-        for name in ("samples", "seconds") if kind != "skipped" else ("samples",):
+        counters = ("samples",) if kind == "skipped" else ("samples", "seconds")
+        for name in counters:
             value = point.get(name)
             before = last.get((kind, name), -1)
             if not is_number(value):
@@ -206,7 +214,9 @@ def _check_config(file: _RunFile) -> Complaints:
     origins = _part(record, "origin")
     logged = log.value("configuration")
     fields = {one.env: key for key, one in settings_by_key().items()}
-    for env, row in logged.items() if isinstance(logged, dict) else ():
+    if not isinstance(logged, dict):
+        return
+    for env, row in logged.items():
         name = fields.get(env, "")
         if name not in settings or not isinstance(row, dict):
             continue  # a setting of another commit
@@ -234,14 +244,6 @@ def _object(text: str | bytes, name: str = "") -> dict[str, Any]:
     return found
 
 
-_MOST_BYTES = 1 << 16  # per line
-_KINDS = {
-    "step": {"step", "samples", "seconds", "loss"},
-    "evaluation": {"step", "samples", "seconds", "eval_accuracy"},
-    "skipped": {"step", "samples"},
-}
-
-
 def read_points(path: Path) -> tuple[list[dict[str, Any]], int]:
     """Return the valid points of a metrics file and the number of other lines.
 
@@ -251,8 +253,10 @@ def read_points(path: Path) -> tuple[list[dict[str, Any]], int]:
     foreign = 0
     for line in read_plain(path, "Move it away").splitlines(keepends=True):
         point = _point(line) if len(line) <= _MOST_BYTES else None
-        points += [point] if point else []
-        foreign += not point and line.endswith(b"\n")
+        if point:
+            points.append(point)
+        elif line.endswith(b"\n"):
+            foreign += 1
     return points, foreign
 
 
@@ -263,6 +267,5 @@ def _point(line: bytes) -> dict[str, Any] | None:
         return None
     numbers = {name for name, one in value.items() if type(one) in (int, float)}
     known = _KINDS.get(str(value.get("kind")), {"none"})
-    return (
-        value if numbers == value.keys() - {"kind", "slowest_host"} and numbers >= known else None
-    )
+    is_valid = numbers == value.keys() - {"kind", "slowest_host"} and numbers >= known
+    return value if is_valid else None

@@ -27,6 +27,14 @@ _SECONDS = 120.0  # for one tool
 _MAX_CHARACTERS = 2**23  # of a tool's output
 
 Answers = Callable[[Callable[[str], None]], list["Answer"]]
+_COMPLAINT = re.compile(
+    r"^(Required |CHECK for |failed test|Failed checks|Log lines had|.*\bERROR\b|.*[A-Za-z]Error\b|.*CRITICAL)"
+)
+# A file name may contain a line that claims success, so failures are matched too.
+_FAILED = re.compile(
+    r"^\w+ - +(CHECKS FAILED|PACKAGE CHECKER FOUND ERRORS|System description checker failed)", re.M
+)
+_EMPTY_COMPLAINTS = ("ERROR - FAILED", "ERROR - System description file checker failed")
 
 
 @dataclass(frozen=True)
@@ -114,16 +122,6 @@ def _read(path: Path, status: int | None, seconds: float, renamed: Mapping[str, 
     for old, new in renamed.items():
         words = words.replace(old, new)
     return Answer(status, words)
-
-
-_COMPLAINT = re.compile(
-    r"^(Required |CHECK for |failed test|Failed checks|Log lines had|.*\bERROR\b|.*[A-Za-z]Error\b|.*CRITICAL)"
-)
-# A file name may contain a line that claims success, so failures are matched too.
-_FAILED = re.compile(
-    r"^\w+ - +(CHECKS FAILED|PACKAGE CHECKER FOUND ERRORS|System description checker failed)", re.M
-)
-_EMPTY_COMPLAINTS = ("ERROR - FAILED", "ERROR - System description file checker failed")
 
 
 def compliance_checker(log: Path, subject: str) -> Call:

@@ -182,6 +182,7 @@ def _without_annotations(node: ast.AST) -> Iterator[ast.AST]:
     yield node
     for field, value in ast.iter_fields(node):
         if field not in _ANNOTATIONS:
-            for child in value if isinstance(value, list) else [value]:
+            children = value if isinstance(value, list) else [value]
+            for child in children:
                 if isinstance(child, ast.AST):
                     yield from _without_annotations(child)

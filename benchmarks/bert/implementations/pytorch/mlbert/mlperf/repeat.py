@@ -43,23 +43,6 @@ from mlbert.mlperf.result_set import (
 IMPLEMENTATIONS = "benchmarks/bert/implementations"
 _RECIPES = ("packed_lamb", "ddp_adam", "masked_lm_stored", "masked_lm_text", TENSORFLOW2)
 _ONE_MACHINE = (None, "one_device", "off", "mirrored")  # values of DISTRIBUTION_STRATEGY
-
-
-class _DataSet(NamedTuple):
-    """Settings of a data set: its folder, the address it is a copy of, the sets that it mixes, globs of its files; and
-    its key in the log."""
-
-    folder: str
-    remote: str
-    streams: str
-    globs: str
-    key: str
-
-
-_DATA = (
-    _DataSet("DATADIR_PHASE2", "DATA_REMOTE", "DATA_STREAMS", "INPUT_FILES", "train_data"),
-    _DataSet("EVALDIR", "EVAL_REMOTE", "EVAL_STREAMS", "EVAL_FILES", "eval_data"),
-)
 _SYNTHETIC = "synthetic"
 # The run's number, and settings that would write elsewhere or resume another run.
 _NEW = {
@@ -78,6 +61,28 @@ _MAY_DIFFER = (
     "INPUT_FILES",
     "EVAL_FILES",
     "INIT_CHECKPOINT",
+)
+
+LEVEL = 0.05  # at most this fraction of good runs is outside an interval
+ACCURACY = 1e-3  # absolute; intervals are at least this wide
+SAMPLES = 1e-3  # relative; likewise
+LOSS = 1e-3  # relative; above it, loss curves count as different
+
+
+class _DataSet(NamedTuple):
+    """Settings of a data set: its folder, the address it is a copy of, the sets that it mixes, globs of its files; and
+    its key in the log."""
+
+    folder: str
+    remote: str
+    streams: str
+    globs: str
+    key: str
+
+
+_DATA = (
+    _DataSet("DATADIR_PHASE2", "DATA_REMOTE", "DATA_STREAMS", "INPUT_FILES", "train_data"),
+    _DataSet("EVALDIR", "EVAL_REMOTE", "EVAL_STREAMS", "EVAL_FILES", "eval_data"),
 )
 
 
@@ -322,12 +327,6 @@ def _site_path(log: Log, env: str, code: Path) -> Iterator[Path]:
             yield path
 
 
-LEVEL = 0.05  # at most this fraction of good runs is outside an interval
-ACCURACY = 1e-3  # absolute; intervals are at least this wide
-SAMPLES = 1e-3  # relative; likewise
-LOSS = 1e-3  # relative; above it, loss curves count as different
-
-
 @dataclass(frozen=True)
 class Row:
     """One number or word that is compared."""
@@ -385,7 +384,8 @@ def judge(log: Log, repeated: Log, siblings: Sequence[Log]) -> list[Row]:
             )
         )
     if mine is not None and other is not None:
-        logarithms = [math.log(value) for value in (targets if has_spread else [mine])]
+        drawn_samples = targets if has_spread else [mine]
+        logarithms = [math.log(value) for value in drawn_samples]
         low, high = map(math.exp, _interval(logarithms, level, SAMPLES))
         allowed = f"{low:,.0f}–{high:,.0f}"
         rows.append(

@@ -30,6 +30,12 @@ LOG_FORMAT = (
 ONE_SETTING = "rules: ten runs of one system, code and set of hyper-parameters"
 SAMPLE_COUNTS = "rules, BERT: epoch_num is the number of training samples so far"
 OWN_FORM = "this code's own logs"
+NAMES = ("config.json", "metrics.jsonl", "summary.json")
+_LOG_NAME = re.compile(r"result_(.+)\.txt")
+
+_MS = 1000.0  # per second
+_MOST_SECONDS = 1e9  # between two events, 30 years
+FEWEST_FOR_MEAN = 3  # runs of an olympic mean
 
 
 @dataclass(frozen=True)
@@ -65,10 +71,6 @@ class ResultSet:
 
 
 Check = Callable[[ResultSet], Complaints]
-
-
-NAMES = ("config.json", "metrics.jsonl", "summary.json")
-_LOG_NAME = re.compile(r"result_(.+)\.txt")
 
 
 def run_file(log: Path, name: str) -> Path | None:
@@ -150,11 +152,6 @@ def target_of(log: Log) -> float | None:
             max(configured, TARGET_MLM_ACCURACY) if is_number(configured) else TARGET_MLM_ACCURACY
         )
     return configured if is_number(configured) else None
-
-
-_MS = 1000.0
-_MOST_SECONDS = 1e9
-FEWEST_FOR_MEAN = 3  # runs of an olympic mean
 
 
 def counts_samples(log: Log) -> bool:

@@ -37,6 +37,8 @@ from mlbert.mlperf.reachable import ReachableCode, is_text
 
 _SECTION_NAMES = {section.__name__ for section in SECTIONS}
 _MOST_DEFINITIONS = 6  # of one name; a longer list does not help the reader
+_NO_CALL = ast.Call(ast.Name(""), [], [])  # a call without arguments, of nothing
+_LONGEST_VALUE = 70  # characters of a value in a one-line summary
 
 
 class CodeSearch:
@@ -224,7 +226,10 @@ class CodeSearch:
         """
         names = set(FUNCTIONS_OF.get(key, ()))
         places = []
-        for searched in (file, self._recipe) if is_hyperparameter(key) else (file,):
+        searched_files = [file]
+        if is_hyperparameter(key):
+            searched_files.append(self._recipe)
+        for searched in searched_files:
             found, parts = self.origins(searched, values)
             places += found
             names |= parts
@@ -362,12 +367,6 @@ def _set_by(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str | None, ast.exp
             for key, value in zip(node.keys, node.values, strict=True):
                 if isinstance(key, ast.Constant) and not isinstance(value, ast.Constant):
                     yield key.lineno, str(key.value), value
-
-
-_NO_CALL = ast.Call(ast.Name(""), [], [])
-
-
-_LONGEST_VALUE = 70  # characters of a value in a one-line summary
 
 
 @dataclass(frozen=True)

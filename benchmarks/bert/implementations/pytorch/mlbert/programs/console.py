@@ -28,6 +28,7 @@ from mlbert.data.prepare.jobs import Progress
 from mlbert.host.files import writing
 
 _MOST_CHARACTERS = 2000  # per text from a file
+LINE_SECONDS = 10.0
 
 
 def standard_output() -> Console:
@@ -67,8 +68,6 @@ def write_page(path: Path, page: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(page, encoding="utf-8", errors="replace")
 
-
-LINE_SECONDS = 10.0
 
 console = Console()  # shared by all preparation commands
 

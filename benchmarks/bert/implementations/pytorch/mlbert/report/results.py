@@ -18,6 +18,16 @@ from mlbert.report.planner.timing import published_peak
 from mlbert.report.runs import ReportedRun, System, finite, number, read_run
 
 _FILE = f"rcp_checker/training_{rules.RULESET}/rcps_bert.json"
+FASTEST = "fastest, not counted"
+SLOWEST = "slowest, not counted"
+MISSED = "missed the target"
+INTERRUPTED = "interrupted"
+UNFINISHED = "interrupted or still running"
+NO_RUN = "no run_start"
+
+# BERT-large, forward and backward, for an average sequence of the benchmark (255 tokens, 38.2 of them masked, mean
+# square length 98,826): 6 x 302.0 M x 255 + 12 x 24 x 1024 x 98826 + 6 x (1024^2 + 1024 x 30528) x 38.2 + 6 x 1024^2.
+TERAFLOPS_PER_SEQUENCE = 0.4986
 
 
 @cache
@@ -42,18 +52,6 @@ def scaling(mean_samples: float, point: rules.ReferencePoint) -> float | None:
     if mean_samples < point.min_mean_samples:
         return None
     return max(point.mean_samples / mean_samples, 1.0)
-
-
-FASTEST = "fastest, not counted"
-SLOWEST = "slowest, not counted"
-MISSED = "missed the target"
-INTERRUPTED = "interrupted"
-UNFINISHED = "interrupted or still running"
-NO_RUN = "no run_start"
-
-# BERT-large, forward and backward, for an average sequence of the benchmark (255 tokens, 38.2 of them masked, mean
-# square length 98,826): 6 x 302.0 M x 255 + 12 x 24 x 1024 x 98826 + 6 x (1024^2 + 1024 x 30528) x 38.2 + 6 x 1024^2.
-TERAFLOPS_PER_SEQUENCE = 0.4986
 
 
 @dataclass(frozen=True)

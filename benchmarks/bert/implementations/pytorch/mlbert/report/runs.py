@@ -37,6 +37,7 @@ _PREDICTORS = (
     "most_frequent",
     "bigram",
 )  # in data/baselines.json; the bigram model is the better one
+_MOST = 1e15  # of a count in a figure
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,6 @@ def _place(path: Path) -> str:
     return f"{path.parent.name}/{path.name}"
 
 
-_MOST = 1e15  # of a count in a figure
 Points = Sequence[tuple[float, float]]
 
 

@@ -26,9 +26,8 @@ from mlbert.mlperf.rules import INITIAL_MLM_ACCURACY, TARGET_MLM_ACCURACY
 _JUMP = 0.3
 _BEYOND = 0.02  # above the target when a run ends
 _SAME = 1e-6  # two accuracies on one line, perhaps as float32
-# digits of all accuracies of a log, and the fewest accuracies to judge by
-_ROUNDED = 4
-_MIN_ROUNDED = 8
+_ROUNDED = 4  # digits of all accuracies of a log
+_MIN_ROUNDED = 8  # accuracies, the fewest to judge by
 _FLAT = 3
 _MIN_DIGITS = 4
 _MANY_SAMPLES = 1000

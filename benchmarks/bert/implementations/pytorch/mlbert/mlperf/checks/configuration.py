@@ -29,9 +29,9 @@ _PRECISIONS = {
     "fp8": "float8",
     "fp8-forward": "float8",
 }
-# of a time limit: a step and the end of a run take time
-_LATE_SHARE = 1.1
-_LATE_SECONDS = 30
+# A run may exceed its time limit, because a step and the end of a run take time.
+_LATE_SHARE = 1.1  # of the time limit
+_LATE_SECONDS = 30  # beyond the time limit
 
 
 def check_configuration(results: ResultSet) -> Complaints:

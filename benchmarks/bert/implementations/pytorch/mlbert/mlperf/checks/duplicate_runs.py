@@ -33,9 +33,8 @@ _SAME_SAMPLES = 4
 _ROUNDING_MS = 1.2
 _MIN_WINDOW = 4
 _MAX_WINDOW = 10**6
-# accept a chance of exp(-16) over all windows of a set; one match has 0.8 ms / noise
-_LOG_ODDS = 16
-_CHANCE_MS = 0.8
+_LOG_ODDS = 16  # accept a chance of exp(-16) over all windows of a set
+_CHANCE_MS = 0.8  # divided by the noise in ms: the chance of one match
 _LONG_MS = 10_000  # longer intervals are never equal by chance
 _MAX_EVALUATIONS = 1000  # compared at most: the time is quadratic, and published runs have up to 50
 _MIN_DECIMALS = 5  # shorter accuracies agree by chance

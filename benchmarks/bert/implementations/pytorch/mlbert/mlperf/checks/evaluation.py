@@ -42,6 +42,12 @@ _MIN_FOR_MEDIAN = 3
 
 
 Found = Iterator[tuple[int, Complaint]]  # (index of the evaluation, from 1; complaint)
+_MAX_COUNT_SLACK = 0.01
+_LARGEST_STEP = 3  # nominal batches
+_MEAN_STEP = 1.5  # nominal batches: packs may hold more than the set's packing factor
+_MIN_EXACT = 4  # other runs whose train_samples equal those of their last evaluation
+_THOROUGH = f"rules, BERT: an evaluation is of all {NUM_EVAL_SAMPLES} samples"
+_AS_CONFIGURED = "a run does what its configuration says"
 
 
 class EvaluationSchedule:
@@ -133,14 +139,6 @@ def _before(index: int) -> str:
 
 def _first(found: Found) -> list[tuple[int, Complaint]]:
     return list(itertools.islice(found, 1))
-
-
-_MAX_COUNT_SLACK = 0.01
-_LARGEST_STEP = 3  # nominal batches
-_MEAN_STEP = 1.5  # nominal batches: packs may hold more than the set's packing factor
-_MIN_EXACT = 4  # other runs whose train_samples equal those of their last evaluation
-_THOROUGH = f"rules, BERT: an evaluation is of all {NUM_EVAL_SAMPLES} samples"
-_AS_CONFIGURED = "a run does what its configuration says"
 
 
 def check_evaluations(results: ResultSet) -> Complaints:

@@ -49,6 +49,17 @@ _SKEW_MS = 1000
 _MIN_PAIRS = 4  # evaluations needed to know what is usual
 _RANKS_APART_MS = 10_000  # between the same line of several ranks
 _ORDER = "rules: run_start and run_stop enclose training and its evaluations, once each"
+_NUMBERS = (
+    "seed",
+    "train_samples",
+    "eval_samples",
+    "eval_accuracy",
+    "global_batch_size",
+    "gradient_accumulation_steps",
+)
+_MISREAD_TEXTS = ("eval_accuracy", "eval_error", "global_batch_size")
+_MISREAD = "rcp_checker reads any line with this text as the line of that key"
+_ONE_DIVISION = "rules: a result is of one division, closed or open"
 
 
 def check_order(results: ResultSet) -> Complaints:
@@ -250,19 +261,6 @@ def _disagreeing(
         elif event.samples not in (None, one.samples):
             text = f"{key} at {event.samples} samples, its eval_accuracy at {one.samples}"
             yield log.error(text, SAMPLE_COUNTS, event)
-
-
-_NUMBERS = (
-    "seed",
-    "train_samples",
-    "eval_samples",
-    "eval_accuracy",
-    "global_batch_size",
-    "gradient_accumulation_steps",
-)
-_MISREAD_TEXTS = ("eval_accuracy", "eval_error", "global_batch_size")
-_MISREAD = "rcp_checker reads any line with this text as the line of that key"
-_ONE_DIVISION = "rules: a result is of one division, closed or open"
 
 
 def check_lines(results: ResultSet) -> Complaints:

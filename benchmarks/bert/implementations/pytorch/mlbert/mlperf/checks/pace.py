@@ -47,11 +47,53 @@ _MS = "log format: time_ms is the time of the event in milliseconds since 1970"
 _TIMED_TO_TARGET = "rules: the clock runs from the first touch of training data to the target"
 _ONE_AT_A_TIME = "rules: a run has its machine to itself"
 _FEW_OVERLAPS = 3  # if fewer than one pair in this many overlaps, the runs were sequential
+# By is_ours: (warning above, error above).
 _UNSCORED_SECONDS = {
     True: (10, 120),
     False: (120, 1800),
-}  # keyed by is_ours: (warning above, error above)
+}
 _UNSCORED_OPEN_SECONDS = 4 * 3600
+_TIMED = "rules: the time from run_start to run_stop is the result, without a pause"
+_UNUSUAL = 1.25  # times the fastest interval of the other runs
+_IMPOSSIBLE = 1.6
+_IMPOSSIBLE_SHARED = 2.0  # for this code's demos, which share their CPUs with other jobs
+_IMPOSSIBLE_HERE = 1.5  # if the run's own intervals agree
+_NOISE = 1.25  # of a run's own intervals relative to their median
+_IMPOSSIBLE_ALONE = 3.0  # times the run's own median, if there are no other runs
+_EARLY_UNUSUAL = 1.3  # first interval, times the median rate of the run's other intervals
+_EARLY = 2.0  # likewise
+_RUN_UNUSUAL = 1.08  # whole run, times the median of the others
+_SPREADS = 8  # whole run, above the median of the others
+_SPREAD_OF_MAD = 1.4826  # of a normal distribution
+_RATE_LOW = 0.6  # rate by the time stamps, times the logged throughput
+_RATE_HIGH = 1.5  # likewise
+_OTHER_UNIT = 4.0  # likewise
+_PAUSE = 3.0  # times the usual interval
+_LONG_PAUSE_MS = 30_000  # more than the usual interval
+_STOOD_STILL = 10.0  # times the usual interval
+_STOOD_STILL_MS = 60_000  # more than the usual interval
+_MIN_INTERVALS = 4
+_MIN_RUNS = 3
+# Shorter intervals come from trial runs, where one CPU stall multiplies the time.
+_NOISY_OURS_MS = 2000
+_NOISY_MS = 1000
+_BEFORE = ("start", "evaluation before")
+# By is_ours. For shorter evaluations, stalls of a shared CPU change the median.
+_MIN_EVALUATION_MS = {
+    True: 300,
+    False: 20,
+}
+_SHORT = 0.4  # of the median evaluation
+_TOO_SHORT = 0.25  # of the median evaluation
+_TOO_SHORT_OTHERS = 0.1  # of the median evaluation, in logs of other programs
+_NO_TIME_MS = 1
+_MIN_EVALUATIONS = 3
+
+_MAX_CLOCK_SKEW_MS = 1000
+_TEN_RUNS = (
+    "rules: ten runs, the fastest and the slowest dropped; one may miss the target, two may not"
+)
+_CONTINUED = "rules: a run starts from the reference checkpoint and is timed as a whole"
 
 
 def check_clock(results: ResultSet) -> Complaints:
@@ -167,47 +209,6 @@ def _unscored(log: Log) -> Complaints:
         yield log.error_if(
             seconds > wrong, text, _TIMED_TO_TARGET if seconds > wrong else "", start
         )
-
-
-_TIMED = "rules: the time from run_start to run_stop is the result, without a pause"
-_UNUSUAL = 1.25  # times the fastest interval of the other runs
-# this code's demos share their CPUs with other jobs
-_IMPOSSIBLE = 1.6
-_IMPOSSIBLE_SHARED = 2.0
-_IMPOSSIBLE_HERE = 1.5  # if the run's own intervals agree
-_NOISE = 1.25  # of a run's own intervals relative to their median
-_IMPOSSIBLE_ALONE = 3.0  # times the run's own median, if there are no other runs
-# first interval, times the median rate of the run's other intervals
-_EARLY_UNUSUAL = 1.3
-_EARLY = 2.0
-# whole run, times the median of the others, or this many spreads above it
-_RUN_UNUSUAL = 1.08
-_SPREADS = 8
-_SPREAD_OF_MAD = 1.4826  # of a normal distribution
-# rate by the time stamps, times the logged throughput
-_RATE_LOW = 0.6
-_RATE_HIGH = 1.5
-_OTHER_UNIT = 4.0
-_PAUSE = 3.0  # times the usual interval
-_LONG_PAUSE_MS = 30_000  # more than the usual interval
-_STOOD_STILL = 10.0
-_STOOD_STILL_MS = 60_000
-_MIN_INTERVALS = 4
-_MIN_RUNS = 3
-# Shorter intervals come from trial runs, where one CPU stall multiplies the time.
-_NOISY_OURS_MS = 2000
-_NOISY_MS = 1000
-_BEFORE = ("start", "evaluation before")
-_MIN_EVALUATION_MS = {
-    True: 300,
-    False: 20,
-}  # keyed by is_ours: below, stalls of a shared CPU change the median
-# of the median evaluation
-_SHORT = 0.4
-_TOO_SHORT = 0.25
-_TOO_SHORT_OTHERS = 0.1
-_NO_TIME_MS = 1
-_MIN_EVALUATIONS = 3
 
 
 class _Interval(NamedTuple):
@@ -399,13 +400,6 @@ def _durations(log: Log) -> Iterator[tuple[LoggedEvaluation, float]]:
     for one in evaluations_of(log):
         if one.start is not None and one.stop is not None:
             yield one, one.stop.time_ms - one.start.time_ms
-
-
-_MAX_CLOCK_SKEW_MS = 1000
-_TEN_RUNS = (
-    "rules: ten runs, the fastest and the slowest dropped; one may miss the target, two may not"
-)
-_CONTINUED = "rules: a run starts from the reference checkpoint and is timed as a whole"
 
 
 def check_status(results: ResultSet) -> Complaints:

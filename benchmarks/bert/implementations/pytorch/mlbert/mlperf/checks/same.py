@@ -39,9 +39,8 @@ _OWN_KEYS = frozenset(
 _OF_A_RUN = frozenset({"SEED", "EXPERIMENT", "LOGDIR"})
 _MIN_SERIES = 8  # runs, of which one order in 20,000 is sorted
 _MIN_OTHERS = 3  # other logs that must agree before one counts as different
-# number and fraction of keys logged at other lines
-_MIN_MOVED = 3
-_MOVED_SHARE = 0.5
+_MIN_MOVED = 3  # keys logged at other lines
+_MOVED_SHARE = 0.5  # of all keys logged at other lines
 _SERIES_RULE = "rules: ten runs in a row are scored, not the best of more"
 _SEED_RULE = "rules: seeds are random and logged; package_checker wants them distinct in closed"
 
@@ -207,7 +206,8 @@ def check_seeds(results: ResultSet) -> Complaints:
         elif not seeds:
             outcome = Outcome.ERROR if results.wanted_division == "closed" else Outcome.WARN
             yield log.complaint(outcome, "logs no seed", _SEED_RULE)
-        for event in seeds if not log.is_ours else seeds[:1]:
+        counted = seeds[:1] if log.is_ours else seeds
+        for event in counted:
             uses[_seed_of(log, event)].append((log, event))
     is_asked = results.wanted_division == "closed" or results.own_logs
     values = sorted(seed for log in results.logs if is_number(seed := log.value("seed")))

@@ -23,6 +23,44 @@ _NO = ("false", "no", "0", "0.0")
 _FRESH_SECONDS = 600  # up to 40 in published logs
 
 _Run = tuple[Log, Event | None, Event | None]  # (log, run_start, run_stop)
+_MEANING = "rules: hyper-parameters are logged as they were used"
+_CLOSED = (
+    "rules, BERT closed: LAMB, the reference's clipping and polynomial decay, sequences of 512"
+)
+_ONE_LINE = "compliance_checker: a key of a run is logged once"
+
+_ACCUMULATION = "gradient_accumulation_steps"
+_BATCH = "global_batch_size"
+_RATE = "opt_base_learning_rate"
+_STEPS = "opt_learning_rate_training_steps"
+_WARMUPS = ("opt_learning_rate_warmup_steps", "num_warmup_steps")
+_START = "start_warmup_step"
+_COUNTS = (_BATCH, _ACCUMULATION)
+_WHOLE = (*_COUNTS, _STEPS, *_WARMUPS, _START)
+_LEAST_RATE = 1e-7  # learning rate
+_SINGLE = ("train_samples", "eval_samples", "init_stop", "run_start", "run_stop")
+_COUNT = re.compile(r"\d{1,9}", re.ASCII)
+_MACHINES = ("number_of_nodes", "accelerators_per_node")
+_OTHER_OPTIMIZERS = re.compile(r"opt_(adam|adamw|sgd|madgrad|acclip|lars|adagrad)_")
+_OTHER_SCHEDULES = ("constant", "cosine", "exponential", "step", "wsd")
+_MAX_PADDING = 1000  # an evaluation may be padded to full batches
+_WANTED = {
+    **REFERENCE_MODEL,
+    "dropout": 0.1,
+    "opt_gradient_clip_norm": 1.0,
+    "opt_lamb_learning_rate_decay_poly_power": 1.0,
+    "max_sequence_length": 512,
+    "max_predictions_per_seq": 76,
+}
+_PRECISION = "precision"
+_FORMATS = re.compile(
+    r"(torch\.)?(float(64|32|16|8)|bfloat16|fp(64|32|16|8)|tf32|bf16|u?int[48])(?![0-9])"
+)
+_LARGEST_RATE = 0.1  # of published results, 0.0035 is the largest
+_NUM_TENSORS = 398  # of the reference model, if a log names each tensor that it initialises
+_SCHEDULE_SLACK = 1.1  # the batch is nominal if data is packed
+_MOST_SAMPLES = 1e12  # of a plausible run
+_NUMBERED = ("epoch_start", "block_start")
 
 
 def check_caches(results: ResultSet) -> Complaints:
@@ -50,9 +88,9 @@ def _denied(log: Log, is_strict: bool) -> Iterable[Complaint]:
 
 
 def _late(log: Log) -> Iterable[Complaint]:
-    late_from = [
-        log.first(key) for key in (("init_start", "run_start") if log.is_ours else ("run_start",))
-    ]
+    late_from = [log.first("run_start")]
+    if log.is_ours:
+        late_from.insert(0, log.first("init_start"))
     for event in log.all(_CLEAR):
         first = next(
             (first for first in late_from if first is not None and first.line < event.line), None
@@ -95,46 +133,6 @@ def _unanswered(logs: Sequence[Log]) -> Iterable[Complaint]:
         events = log.all(_CLEAR)
         if events and all(event.value is None for event in events):
             yield log.warning(f"{_CLEAR} is null, in other logs true", _CACHES, events[0])
-
-
-_MEANING = "rules: hyper-parameters are logged as they were used"
-_CLOSED = (
-    "rules, BERT closed: LAMB, the reference's clipping and polynomial decay, sequences of 512"
-)
-_ONE_LINE = "compliance_checker: a key of a run is logged once"
-
-_ACCUMULATION = "gradient_accumulation_steps"
-_BATCH = "global_batch_size"
-_RATE = "opt_base_learning_rate"
-_STEPS = "opt_learning_rate_training_steps"
-_WARMUPS = ("opt_learning_rate_warmup_steps", "num_warmup_steps")
-_START = "start_warmup_step"
-_COUNTS = (_BATCH, _ACCUMULATION)
-_WHOLE = (*_COUNTS, _STEPS, *_WARMUPS, _START)
-_LEAST_RATE = 1e-7
-_SINGLE = ("train_samples", "eval_samples", "init_stop", "run_start", "run_stop")
-_COUNT = re.compile(r"\d{1,9}", re.ASCII)
-_MACHINES = ("number_of_nodes", "accelerators_per_node")
-_OTHER_OPTIMIZERS = re.compile(r"opt_(adam|adamw|sgd|madgrad|acclip|lars|adagrad)_")
-_OTHER_SCHEDULES = ("constant", "cosine", "exponential", "step", "wsd")
-_MAX_PADDING = 1000  # an evaluation may be padded to full batches
-_WANTED = {
-    **REFERENCE_MODEL,
-    "dropout": 0.1,
-    "opt_gradient_clip_norm": 1.0,
-    "opt_lamb_learning_rate_decay_poly_power": 1.0,
-    "max_sequence_length": 512,
-    "max_predictions_per_seq": 76,
-}
-_PRECISION = "precision"
-_FORMATS = re.compile(
-    r"(torch\.)?(float(64|32|16|8)|bfloat16|fp(64|32|16|8)|tf32|bf16|u?int[48])(?![0-9])"
-)
-_LARGEST_RATE = 0.1  # of published results, 0.0035 is the largest
-_NUM_TENSORS = 398  # of the reference model, if a log names each tensor that it initialises
-_SCHEDULE_SLACK = 1.1  # the batch is nominal if data is packed
-_MOST_SAMPLES = 1e12
-_NUMBERED = ("epoch_start", "block_start")
 
 
 class _Range(NamedTuple):

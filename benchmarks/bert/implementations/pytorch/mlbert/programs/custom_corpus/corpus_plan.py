@@ -39,6 +39,13 @@ from mlbert.runs.progress import NO_LIMIT, Pace
 
 _OTHER = "Choose another --out"
 _LOCK = ".lock"
+BYTES_A_TOKEN = 4  # approximate for English text
+SHARE_OF_PEAK = 0.3  # of the measured GEMM rate; roughly what training reaches
+CONTINUED = 0.1  # learning rate factor for an already trained model
+SAVE_SECONDS = 60.0
+EVALUATIONS = 8
+LEAST_EVALUATION_SECONDS = 1.0
+_ORIGIN = "mlbert pretrain"
 
 
 class OwnFolder:
@@ -111,15 +118,6 @@ class OwnFolder:
             return read_json(self.summary, "")
         except UserError:
             return None
-
-
-BYTES_A_TOKEN = 4  # approximate for English text
-SHARE_OF_PEAK = 0.3  # of the measured GEMM rate; roughly what training reaches
-CONTINUED = 0.1  # learning rate factor for an already trained model
-SAVE_SECONDS = 60.0
-EVALUATIONS = 8
-LEAST_EVALUATION_SECONDS = 1.0
-_ORIGIN = "mlbert pretrain"
 
 
 @dataclass(frozen=True)

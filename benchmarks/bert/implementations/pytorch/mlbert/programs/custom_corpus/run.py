@@ -60,6 +60,13 @@ OPTIONS = {
 Guessed = tuple[
     str, str, str
 ]  # a sentence with [MASK], the masked word, and the guesses, most probable first
+AUTO = "auto"
+_PROCESS_BYTES = 4 << 20  # of text that are worth starting a process
+MUCH_UNKNOWN = 0.005  # share of the held-out tokens
+
+# fractions of the time after which accuracy is compared with the baselines
+_EARLY = 0.3
+_LATE = 0.6
 
 
 def take_model(folder: OwnFolder) -> None:
@@ -130,11 +137,6 @@ def write_report(
         values,
     )
     write_page(folder.report, page)
-
-
-AUTO = "auto"
-_PROCESS_BYTES = 4 << 20  # of text that are worth starting a process
-MUCH_UNKNOWN = 0.005  # share of the held-out tokens
 
 
 def _changes(before: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]]) -> str:
@@ -444,11 +446,6 @@ class _Run:
         self._say(f"model:  {folder.model}\nreport: {folder.report}\nnext:")
         self._say(f'  mlbert fill-mask {folder.model} "Write a sentence with one {MASK} in it."')
         self._say(f"  mlbert finetune --from {folder.model} --train FILE.csv")
-
-
-# fractions of the time after which accuracy is compared with the baselines
-_EARLY = 0.3
-_LATE = 0.6
 
 
 class BaselineWarnings(Events):

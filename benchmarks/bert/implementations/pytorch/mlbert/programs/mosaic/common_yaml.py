@@ -29,71 +29,6 @@ from mlbert.runs.starting_weights import local_copy
 UNITS = ("ba", "sp", "ep", "tok", "dur")
 _FORM = re.compile(r"\s*(\d[\d_]*(?:\.\d+)?(?:[eE]\+?\d+)?|\.\d+)\s*([A-Za-z]+)\s*", re.ASCII)
 _MOST_STEPS = 2**40
-
-
-@dataclass(frozen=True)
-class Durations:
-    """Convert durations to steps.
-
-    Attributes:
-        sequences_per_step: sequences per step over all ranks.
-        max_seq_length: maximum sequence length, tokens.
-        steps_per_epoch: called only for durations in epochs; may read data.
-        max_steps: steps of the training; None while max_duration itself is converted.
-    """
-
-    sequences_per_step: int
-    max_seq_length: int
-    steps_per_epoch: Callable[[], int]
-    max_steps: int | None = None
-
-    def steps(self, name: str, text: object, *, least: int = 1) -> int:
-        """Return a duration in steps, rounded up; a fraction of the training is rounded down, as in Composer.
-
-        Raises:
-            UserError: not a number and a unit, a unit that is not allowed here, or a number out of range.
-        """
-        match = _FORM.fullmatch(str(text))
-        units = [unit for unit in UNITS if unit != "dur" or self.max_steps is not None]
-        remedy = f"Write a number and one of {', '.join(units)}, such as 1000ba"
-        if match is None or match[2] not in units:
-            raise UserError("config.value", f"{name}={text}", "is not a duration", remedy)
-        number = float(match[1].replace("_", ""))
-        unit = match[2]
-        if unit == "dur":
-            assert self.max_steps is not None
-            steps = math.floor(min(number, _MOST_STEPS) * self.max_steps)
-        else:
-            amounts = {
-                "ba": 1,
-                "sp": self.sequences_per_step,
-                "tok": self.sequences_per_step * self.max_seq_length,
-            }
-            amount = 1.0 / self.steps_per_epoch() if unit == "ep" else float(amounts[unit])
-            steps = math.ceil(min(number / amount, 2 * _MOST_STEPS))  # 1e999 is infinite
-        if not least <= steps <= _MOST_STEPS:
-            raise UserError(
-                "config.range",
-                f"{name}={text}",
-                f"is {steps} steps, not {least} to {_MOST_STEPS}",
-                remedy,
-            )
-        return steps
-
-    def share(self, text: object) -> float | None:
-        """Return the number of a duration in ``dur`` above 0 and at most 1, or None for any other text."""
-        match = _FORM.fullmatch(str(text))
-        if match is None or match[2] != "dur":
-            return None
-        number = float(match[1].replace("_", ""))
-        return number if 0 < number <= 1 else None
-
-    def read(self, leaves: Leaves, name: str, default: str | None, *, least: int = 1) -> YamlValue:
-        """Return a duration of a YAML in steps, with its origin."""
-        given = leaves.text(name, default)
-        return YamlValue(self.steps(name, given.value, least=least), given.origin)
-
-
 HUB_FILES = (
     "config.json",
     "model.safetensors",
@@ -101,59 +36,6 @@ HUB_FILES = (
     "model-*-of-*.safetensors",
     *TOKENIZER_FILES,
 )
-
-
-def start_path(leaves: Leaves) -> Path | str | None:
-    """Return the weights in ``load_path``, ``model.pretrained_checkpoint`` or ``model.use_pretrained``, or None."""
-    if (given := leaves.optional_text("load_path", "model.pretrained_checkpoint")) is not None:
-        return given
-    if leaves.flag("model.use_pretrained", False).value:
-        return hub_folder(str(leaves.text("model.pretrained_model_name", None).value))
-    return None
-
-
-def hub_folder(name: str) -> Path:
-    """Return the cached folder of a Hugging Face hub model. Raises UserError if it cannot be downloaded."""
-    problem = hub_problem()
-    try:
-        from huggingface_hub import snapshot_download
-
-        return Path(
-            snapshot_download(
-                name, allow_patterns=[*HUB_FILES], local_files_only=problem is not None
-            )
-        )
-    except Exception as error:  # huggingface_hub raises many types
-        reason = f"cannot be downloaded: {problem or type(error).__name__}"
-        remedy = "Give load_path=WEIGHTS of local weights"
-        raise UserError(
-            "network.unreachable", f"model.use_pretrained of {name}", reason, remedy
-        ) from None
-
-
-def find_start(start: Path | str) -> tuple[BertConfig | None, Path | None]:
-    """Return shape and vocabulary of a run folder, its ``weights/``, a Hugging Face folder or a checkpoint file, or at
-    the address of one; each is None if not available.
-
-    Raises UserError if the path does not exist or is damaged.
-    """
-    source = local_copy(start)
-    if not source.exists():
-        remedy = "Name a run folder, its weights/, a Hugging Face folder, or a checkpoint"
-        raise UserError("file.missing", source, "does not exist", remedy)
-    folder = source if source.is_dir() else source.parent
-    if (source / "weights").is_dir():
-        folder = source / "weights"
-    vocabulary = find_vocabulary(folder)
-    shape: BertConfig | None = None
-    if source.suffix == ".pt":
-        shape = read_weights(source).shape
-    elif (folder / "bert_config.json").is_file():
-        shape = BertConfig.from_json(folder / "bert_config.json")
-    elif (folder / "config.json").is_file():
-        shape = read_config(folder / "config.json")
-    return shape, vocabulary if vocabulary.is_file() else None
-
 
 CONFIGS = shipped("configs")
 # pretrained_model_name -> shape; MosaicBERT's differences are added as options.
@@ -243,19 +125,7 @@ _SCHEDULES = {
     "warmup_stable_decay": "wsd",
     "multistep_with_warmup": "multistep",
 }
-_PRECISIONS = {
-    "fp32": "fp32",
-    "bf16": "bf16",
-    "amp_bf16": "bf16",
-    "amp": "fp16",
-    "amp_fp16": "fp16",
-    "fp8": "fp8",
-}
-_PRECISIONS |= {"amp_fp8": "fp8", "auto": "auto"}
 
-
-# What a user writes for a setting, by its key; of several names the first that the file has, see `Leaves.typed_name`.
-Names = Mapping[str, tuple[str, ...]]
 NAMES: Names = {
     "run_name": ("run_name",),
     "output_dir": ("save_folder", "run_name"),
@@ -306,6 +176,136 @@ _PUBLIC_VALUES: Mapping[str, Mapping[str, str]] = {
     "schedule": {ours: theirs for theirs, ours in _SCHEDULES.items()},
     "precision": {"bf16": "amp_bf16", "fp16": "amp_fp16", "fp8": "amp_fp8"},
 }
+
+
+@dataclass(frozen=True)
+class Durations:
+    """Convert durations to steps.
+
+    Attributes:
+        sequences_per_step: sequences per step over all ranks.
+        max_seq_length: maximum sequence length, tokens.
+        steps_per_epoch: called only for durations in epochs; may read data.
+        max_steps: steps of the training; None while max_duration itself is converted.
+    """
+
+    sequences_per_step: int
+    max_seq_length: int
+    steps_per_epoch: Callable[[], int]
+    max_steps: int | None = None
+
+    def steps(self, name: str, text: object, *, least: int = 1) -> int:
+        """Return a duration in steps, rounded up; a fraction of the training is rounded down, as in Composer.
+
+        Raises:
+            UserError: not a number and a unit, a unit that is not allowed here, or a number out of range.
+        """
+        match = _FORM.fullmatch(str(text))
+        units = [unit for unit in UNITS if unit != "dur" or self.max_steps is not None]
+        remedy = f"Write a number and one of {', '.join(units)}, such as 1000ba"
+        if match is None or match[2] not in units:
+            raise UserError("config.value", f"{name}={text}", "is not a duration", remedy)
+        number = float(match[1].replace("_", ""))
+        unit = match[2]
+        if unit == "dur":
+            assert self.max_steps is not None
+            steps = math.floor(min(number, _MOST_STEPS) * self.max_steps)
+        else:
+            amounts = {
+                "ba": 1,
+                "sp": self.sequences_per_step,
+                "tok": self.sequences_per_step * self.max_seq_length,
+            }
+            amount = 1.0 / self.steps_per_epoch() if unit == "ep" else float(amounts[unit])
+            steps = math.ceil(min(number / amount, 2 * _MOST_STEPS))  # 1e999 is infinite
+        if not least <= steps <= _MOST_STEPS:
+            raise UserError(
+                "config.range",
+                f"{name}={text}",
+                f"is {steps} steps, not {least} to {_MOST_STEPS}",
+                remedy,
+            )
+        return steps
+
+    def share(self, text: object) -> float | None:
+        """Return the number of a duration in ``dur`` above 0 and at most 1, or None for any other text."""
+        match = _FORM.fullmatch(str(text))
+        if match is None or match[2] != "dur":
+            return None
+        number = float(match[1].replace("_", ""))
+        return number if 0 < number <= 1 else None
+
+    def read(self, leaves: Leaves, name: str, default: str | None, *, least: int = 1) -> YamlValue:
+        """Return a duration of a YAML in steps, with its origin."""
+        given = leaves.text(name, default)
+        return YamlValue(self.steps(name, given.value, least=least), given.origin)
+
+
+def start_path(leaves: Leaves) -> Path | str | None:
+    """Return the weights in ``load_path``, ``model.pretrained_checkpoint`` or ``model.use_pretrained``, or None."""
+    if (given := leaves.optional_text("load_path", "model.pretrained_checkpoint")) is not None:
+        return given
+    if leaves.flag("model.use_pretrained", False).value:
+        return hub_folder(str(leaves.text("model.pretrained_model_name", None).value))
+    return None
+
+
+def hub_folder(name: str) -> Path:
+    """Return the cached folder of a Hugging Face hub model. Raises UserError if it cannot be downloaded."""
+    problem = hub_problem()
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(
+            snapshot_download(
+                name, allow_patterns=[*HUB_FILES], local_files_only=problem is not None
+            )
+        )
+    except Exception as error:  # huggingface_hub raises many types
+        reason = f"cannot be downloaded: {problem or type(error).__name__}"
+        remedy = "Give load_path=WEIGHTS of local weights"
+        raise UserError(
+            "network.unreachable", f"model.use_pretrained of {name}", reason, remedy
+        ) from None
+
+
+def find_start(start: Path | str) -> tuple[BertConfig | None, Path | None]:
+    """Return shape and vocabulary of a run folder, its ``weights/``, a Hugging Face folder or a checkpoint file, or at
+    the address of one; each is None if not available.
+
+    Raises UserError if the path does not exist or is damaged.
+    """
+    source = local_copy(start)
+    if not source.exists():
+        remedy = "Name a run folder, its weights/, a Hugging Face folder, or a checkpoint"
+        raise UserError("file.missing", source, "does not exist", remedy)
+    folder = source if source.is_dir() else source.parent
+    if (source / "weights").is_dir():
+        folder = source / "weights"
+    vocabulary = find_vocabulary(folder)
+    shape: BertConfig | None = None
+    if source.suffix == ".pt":
+        shape = read_weights(source).shape
+    elif (folder / "bert_config.json").is_file():
+        shape = BertConfig.from_json(folder / "bert_config.json")
+    elif (folder / "config.json").is_file():
+        shape = read_config(folder / "config.json")
+    return shape, vocabulary if vocabulary.is_file() else None
+
+
+_PRECISIONS = {
+    "fp32": "fp32",
+    "bf16": "bf16",
+    "amp_bf16": "bf16",
+    "amp": "fp16",
+    "amp_fp16": "fp16",
+    "fp8": "fp8",
+}
+_PRECISIONS |= {"amp_fp8": "fp8", "auto": "auto"}
+
+
+# What a user writes for a setting, by its key; of several names the first that the file has, see `Leaves.typed_name`.
+Names = Mapping[str, tuple[str, ...]]
 
 
 def names_for_errors(leaves: Leaves, names: Names) -> dict[str, str]:

@@ -30,6 +30,13 @@ SEEDS: Mapping[str, tuple[int, ...]] = {
     "cola": _SEEDS[:4],
 }
 FIRST = "mnli"  # its first job's weights start the second round
+POLL_SECONDS = 0.2
+END_SECONDS = 20.0  # for a child to exit after SIGTERM
+LOG = "output.log"
+
+SCORES = "glue_scores.json"
+FIGURE = "glue_scores.png"
+_TAIL_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -70,11 +77,6 @@ def aggregate(results: Mapping[GlueJob, Mapping[str, float]]) -> dict[str, float
         found.setdefault(job.task, []).append(score(job.task, metrics))
     scores = {task: sum(values) / len(values) for task, values in found.items()}
     return {**scores, "glue": sum(scores.values()) / len(scores)} if scores else {}
-
-
-POLL_SECONDS = 0.2
-END_SECONDS = 20.0  # for a child to exit after SIGTERM
-LOG = "output.log"
 
 
 class State(Enum):
@@ -248,9 +250,6 @@ def _signal(process: subprocess.Popen[Any], number: int) -> None:
         os.killpg(process.pid, number)
 
 
-SCORES = "glue_scores.json"
-FIGURE = "glue_scores.png"
-_TAIL_BYTES = 4096
 Metrics = Mapping[GlueJob, Mapping[str, float]]
 
 

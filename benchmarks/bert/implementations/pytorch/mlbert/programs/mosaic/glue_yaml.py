@@ -58,6 +58,17 @@ KNOWN = (
     *(f"tasks.{task}.{name}" for task in TASKS for name in _PER_TASK),
     *(f"tasks.{task}.trainer_kwargs" for task in TASKS),
 )
+_OWN = (
+    "parallel",
+    "base_run_name",
+    "default_seed",
+    "published_order",
+    "starting_checkpoint_load_path",
+    "tasks",
+    "local_pretrain_checkpoint_folder",
+    "save_finetune_checkpoint_",
+    "data.",
+)
 
 
 class GlueYaml:
@@ -163,19 +174,6 @@ class GlueYaml:
             leaf = leaves.get(f"tasks.{job.task}.{own}")
             found[name] = published if leaf is None or leaf.value is None else leaf.value
         return {**defaults, **found}
-
-
-_OWN = (
-    "parallel",
-    "base_run_name",
-    "default_seed",
-    "published_order",
-    "starting_checkpoint_load_path",
-    "tasks",
-    "local_pretrain_checkpoint_folder",
-    "save_finetune_checkpoint_",
-    "data.",
-)
 
 
 def as_text(flat: Mapping[str, Any]) -> str:

@@ -32,6 +32,9 @@ WEIGHT_BYTES = 2
 LOGIT_BYTES = 2 + 4  # per masked token and vocabulary entry: 16-bit logits, float32 for the loss
 CONTEXT_GB = 3.0  # assumed: CUDA, libraries, reduction buffers, the evaluation's graph
 USABLE = 0.92  # assumed fraction of the memory; the rest is lost to fragmentation
+ONE_SIDED_95 = 1.645  # standard deviations: 90 % lie within
+SECONDS_AN_HOUR = 3600
+JOULES_A_KWH = 3.6e6
 
 
 @dataclass(frozen=True)
@@ -66,11 +69,6 @@ def of(config: BertConfig, gpu: str, sequences: float, sharers: int, *, fp8: boo
     return Memory(
         weights, gradients, optimizer, each * sequences, CONTEXT_GB, max(0, int(free / each))
     )
-
-
-ONE_SIDED_95 = 1.645  # standard deviations: 90 % lie within
-SECONDS_AN_HOUR = 3600
-JOULES_A_KWH = 3.6e6
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,10 @@ GPU_COUNTS = tuple(2**power for power in range(13))
 # The reference's batch sizes, and the one used by most published results.
 BATCHES = tuple(sorted({point.global_batch_size for point in rules.REFERENCE_POINTS} | {768}))
 FEWEST_SEQUENCES = 2  # per GPU and step; published runs went down to 3
+MOST_GPUS = 8192
+LARGEST_BATCH = rules.REFERENCE_POINTS[-1].global_batch_size
+PRECISIONS = {"bf16": False, "fp16": False, "auto": False, "fp8": True, "fp8-forward": True}
+_GIVE_BATCH = "Give --batch, or other --gpus"
 
 
 def fastest(gpus: int, ask: Callable[[int, int], Estimate]) -> Estimate | None:
@@ -50,12 +54,6 @@ def within(found: Sequence[Estimate], budget: float) -> tuple[Estimate, Estimate
     return cheapest, min(
         (estimate for _, estimate in affordable), key=lambda estimate: estimate.seconds
     )
-
-
-MOST_GPUS = 8192
-LARGEST_BATCH = rules.REFERENCE_POINTS[-1].global_batch_size
-PRECISIONS = {"bf16": False, "fp16": False, "auto": False, "fp8": True, "fp8-forward": True}
-_GIVE_BATCH = "Give --batch, or other --gpus"
 
 
 @dataclass(frozen=True)

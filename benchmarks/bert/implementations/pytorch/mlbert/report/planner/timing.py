@@ -29,6 +29,27 @@ from mlbert.mlperf import rules
 from mlbert.models.flops import BatchWork, training_flops
 
 PATH = Path(__file__).with_name("parameters.json")
+ALIASES = {"a100": "a100-sxm", "h100": "h100-sxm"}
+
+FLOPS = 0.4986e12  # of a sequence of the benchmark
+REFERENCE_GBPS = {"switched": 1600.0, "direct": 400.0, "pcie": 100.0}
+# Published H100 runs with 512 or more GPUs used 16 bits: 1.0 ms per sequence against 0.84 with FP8.
+WITHOUT_FP8 = 1.2
+OLD_ROUND = "1.1"
+NEW_ROUND = "5.0"
+MOST_DIRECT_GPUS = 4  # per node; larger nodes have an NVLink switch
+OWN_SETTINGS_FROM = 192  # sequences per GPU and step
+PACKED_UP_TO = 8  # sequences per GPU and step: up to here round 1.1 did not exchange padding
+PCIE_SHARERS = 8  # GPUs per node; nothing is known beyond
+BLACKWELL_ABOVE = 1024  # batch
+
+_POINTS = np.array(
+    [(point.global_batch_size, point.mean_samples) for point in rules.REFERENCE_POINTS]
+).T
+
+CONFIGS = shipped("configs")
+# The benchmark's sequences (public length histogram): tokens, squared lengths and masked tokens of 1,000.
+BENCHMARK = BatchWork(tokens=255_000, squared_lengths=98_826_000, masked=38_200, sequences=1_000)
 
 
 @dataclass(frozen=True)
@@ -78,7 +99,6 @@ GPUS: Mapping[str, Gpu] = {
     "rx7900xtx": Gpu(24, 122.9, 100, 6, 1, "later", False, has_results=False),
     "mi300x": Gpu(192, 1307.4, 400, 8, 8, "later", False, has_results=False),
 }
-ALIASES = {"a100": "a100-sxm", "h100": "h100-sxm"}
 
 
 def published_peak(model: str) -> float | None:
@@ -152,19 +172,6 @@ def with_unseen(p: Parameters) -> Parameters:
     evaluation = dict.fromkeys(GPUS, statistics.median(p.evaluation_gpu_seconds.values()))
     evaluation |= p.evaluation_gpu_seconds
     return replace(p, sequence_ms=typical | {**p.sequence_ms}, evaluation_gpu_seconds=evaluation)
-
-
-FLOPS = 0.4986e12  # of a sequence of the benchmark
-REFERENCE_GBPS = {"switched": 1600.0, "direct": 400.0, "pcie": 100.0}
-# Published H100 runs with 512 or more GPUs used 16 bits: 1.0 ms per sequence against 0.84 with FP8.
-WITHOUT_FP8 = 1.2
-OLD_ROUND = "1.1"
-NEW_ROUND = "5.0"
-MOST_DIRECT_GPUS = 4  # per node; larger nodes have an NVLink switch
-OWN_SETTINGS_FROM = 192  # sequences per GPU and step
-PACKED_UP_TO = 8  # sequences per GPU and step: up to here round 1.1 did not exchange padding
-PCIE_SHARERS = 8  # GPUs per node; nothing is known beyond
-BLACKWELL_ABOVE = 1024  # batch
 
 
 @dataclass(frozen=True)
@@ -273,11 +280,6 @@ def reference_point(batch: int) -> rules.ReferencePoint:
     return point
 
 
-_POINTS = np.array(
-    [(point.global_batch_size, point.mean_samples) for point in rules.REFERENCE_POINTS]
-).T
-
-
 def samples(job: TrainingJob, parameters: Parameters) -> float:
     """Return the samples to the target that a score counts: the mean of ten runs, at least the rules' point.
 
@@ -310,11 +312,6 @@ def seconds_to_train(
     return needed / job.batch * step(
         job, parameters
     ).total / 1e3 + evaluations * evaluation_seconds(job, parameters)
-
-
-CONFIGS = shipped("configs")
-# The benchmark's sequences (public length histogram): tokens, squared lengths and masked tokens of 1,000.
-BENCHMARK = BatchWork(tokens=255_000, squared_lengths=98_826_000, masked=38_200, sequences=1_000)
 
 
 @dataclass(frozen=True)
