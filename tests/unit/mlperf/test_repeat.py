@@ -89,20 +89,23 @@ def test_the_same_seed_gives_the_same_run(run: Path, tmp_path: Path, run_mlbert:
 def test_a_run_on_text(tmp_path: Path, run_mlbert: RunMlbert) -> None:
     """MosaicBERT's main.py: its data, vocabulary and weights are relative paths, and may have moved."""
     make_texts(tmp_path, ROOT)
-    words = (
+    program = [
+        sys.executable,
+        str(ROOT / "benchmarks/mosaic_bert/main.py"),
+        "main.yaml",
         *BASE,
         "model.name=mosaic_bert",
         "max_duration=6ba",
         "eval_interval=3ba",
         "save_folder=out",
-    )
-    main = [sys.executable, str(ROOT / "benchmarks/mosaic_bert/main.py"), "main.yaml", *words]
-    subprocess.run(main, cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+    ]
+    subprocess.run(program, cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
     (tmp_path / "moved").mkdir()
     for name in ("vocab.txt", "data/train_small", "data/val"):
         (tmp_path / name).rename(tmp_path / "moved" / Path(name).name)
-    words = (tmp_path / "out/result_0.txt", "--data", tmp_path / "moved")
-    status, out, err = run_mlbert("submission", "repeat", *words)
+    log = tmp_path / "out/result_0.txt"
+    moved = tmp_path / "moved"
+    status, out, err = run_mlbert("submission", "repeat", log, "--data", moved)
     assert status == 0, out + err
     found = " ".join(out.split())
     assert (
@@ -111,7 +114,7 @@ def test_a_run_on_text(tmp_path: Path, run_mlbert: RunMlbert) -> None:
     assert "Settings that differ" not in found
     with (tmp_path / "moved/vocab.txt").open("a") as vocabulary:
         vocabulary.write("eleven\n")
-    status, _, err = run_mlbert("submission", "repeat", *words)
+    status, _, err = run_mlbert("submission", "repeat", log, "--data", moved)
     assert status == 2
     assert_error_line(err, "data.checksum", tmp_path / "moved/train_small")
 

@@ -35,8 +35,13 @@ def test_every_value_of_ours_before_the_run_is_shared(tree_root: Path, tmp_path:
 def test_a_missing_run_of_a_series_is_reported(tree_root: Path, tmp_path: Path) -> None:
     runs = committed(tree_root / OWN_LOGS)
     del runs[4]
-    words = ("result_4.txt: line ", "EXPERIMENT is 5, the one before is 3: a run was left out")
-    expect(report(runs, tmp_path), "series", Outcome.WARN, *words)
+    expect(
+        report(runs, tmp_path),
+        "series",
+        Outcome.WARN,
+        "result_4.txt: line ",
+        "EXPERIMENT is 5, the one before is 3: a run was left out",
+    )
 
 
 def test_paths_seeds_and_experiments_may_differ(tree_root: Path, tmp_path: Path) -> None:
@@ -64,11 +69,16 @@ def test_the_end_of_another_run_is_found(ours: bool, tree_root: Path, tmp_path: 
     runs = committed(tree_root / "results" / "cpu_demo" / "bert") if ours else simulated(5)
     runs[3][:] = [line for line in runs[3] if line is not nth(runs[3], "eval_accuracy", 1)]
     for index in (-1, -2, -3):
-        nth(runs[3], "eval_accuracy", index)["value"] = nth(runs[1], "eval_accuracy", index)[
-            "value"
-        ]
-    words = ("result_3.txt: line ", ": 3 accuracies, up to line ", ", are those of result_1.txt")
-    expect(report(runs, tmp_path), "copies", Outcome.ERROR, *words)
+        copied = nth(runs[1], "eval_accuracy", index)["value"]
+        nth(runs[3], "eval_accuracy", index)["value"] = copied
+    expect(
+        report(runs, tmp_path),
+        "copies",
+        Outcome.ERROR,
+        "result_3.txt: line ",
+        ": 3 accuracies, up to line ",
+        ", are those of result_1.txt",
+    )
 
 
 def test_copies_between_systems_name_both(tmp_path: Path) -> None:

@@ -145,11 +145,11 @@ def test_good_descriptions_pass(ours: list[Path], published: list[Path]) -> None
 
 @pytest.mark.parametrize("field", FIELDS)
 def test_no_field_of_ours_is_blank(field: str, ours: list[Path]) -> None:
+    line = FIELDS.index(field) + 2
+    words = f"systems/cpu_demo.json: line {line}: {field} is blank or missing"
     for value in ("", "  "):
-        words = (
-            f"systems/cpu_demo.json: line {FIELDS.index(field) + 2}: {field} is blank or missing"
-        )
-        expect(describe(ours, **{field: value}), "system description", Outcome.ERROR, words)
+        changes = {field: value}
+        expect(describe(ours, **changes), "system description", Outcome.ERROR, words)
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=MUTATIONS.keys())

@@ -71,9 +71,8 @@ def test_a_run_faster_than_a_steady_set(tmp_path: Path) -> None:
     runs = simulated(1)
     for which, run in enumerate(runs):
         ms = nth(run, "run_stop")["time_ms"] - nth(run, "run_start")["time_ms"]
-        squeezed(nth(run, "train_samples")["value"] / ms / (0.112 if which == 3 else 0.1), which)(
-            runs
-        )
+        rate = 0.112 if which == 3 else 0.1  # samples per ms
+        squeezed(nth(run, "train_samples")["value"] / ms / rate, which)(runs)
     words = "the whole run trained 112 samples a second, the others 100,"
     expect(report(runs, tmp_path), "speed", WARN, "result_3.txt: line ", words)
     squeezed(1.05)(runs)
@@ -86,8 +85,13 @@ def test_data_opened_before_the_clock(tmp_path: Path) -> None:
         insert("run_start", which=which, key="data_file", value="/data/part_1")(runs)
     assert "order of events" not in report(runs, tmp_path)
     stamp(lambda ms: ms - 2, "data_file")(runs)
-    words = ("result_3.txt: line ", "data_file is opened before run_start")
-    expect(report(runs, tmp_path), "order of events", WARN, *words)
+    expect(
+        report(runs, tmp_path),
+        "order of events",
+        WARN,
+        "result_3.txt: line ",
+        "data_file is opened before run_start",
+    )
 
 
 def test_programs_that_log_less_or_more_raise_no_error(tmp_path: Path) -> None:

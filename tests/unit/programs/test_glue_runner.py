@@ -151,8 +151,10 @@ def test_slots() -> None:
 
 
 def test_hyper_parameters_are_the_published_ones() -> None:
-    names = ("num_labels", "learning_rate", "weight_decay", "batch", "epochs", "eval_steps")
-    assert {name: operator.attrgetter(*names)(task) for name, task in TASKS.items()} == PUBLISHED
+    values_of = operator.attrgetter(
+        "num_labels", "learning_rate", "weight_decay", "batch", "epochs", "eval_steps"
+    )
+    assert {name: values_of(task) for name, task in TASKS.items()} == PUBLISHED
 
 
 def test_the_default_is_25_jobs_with_mnli_first() -> None:

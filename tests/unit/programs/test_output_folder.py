@@ -61,7 +61,7 @@ def interrupt(out: Path) -> None:
 
 def test_a_finished_run_is_extended_by_a_longer_duration(out: Path, capsys) -> None:
     """Also with shares of the training in the schedule; the result is that of one run."""
-    schedule = ("scheduler.t_warmup=0.5dur", "seed=3", "autoresume=true")
+    schedule = ["scheduler.t_warmup=0.5dur", "seed=3", "autoresume=true"]
     pretrain("max_duration=6ba", *schedule)
     assert steps_saved(out) == [4, 6], "the last step has a checkpoint, as in Composer"
     before = content(out)
@@ -80,9 +80,8 @@ def test_a_finished_run_is_extended_by_a_longer_duration(out: Path, capsys) -> N
 
 
 def test_wsd_is_extended_with_its_shares(out: Path) -> None:
-    words = ("scheduler.name=warmup_stable_decay", "scheduler.t_warmup=0.1dur")
-    pretrain("max_duration=4ba", *words)
-    pretrain("max_duration=8ba", *words)
+    for duration in ("max_duration=4ba", "max_duration=8ba"):
+        pretrain(duration, "scheduler.name=warmup_stable_decay", "scheduler.t_warmup=0.1dur")
     assert read_summary(out)["steps"] == 8
 
 

@@ -22,7 +22,8 @@ def counters(monkeypatch):
         energy = types.SimpleNamespace(cpu_mj=3e6 * found.readings, dram_mj=None)
         return energy if index is None else 1e6 * found.readings
 
-    found.get_total_energy_consumption, found.cpus = read, [found]
+    found.get_total_energy_consumption = read
+    found.cpus = [found]
     module = types.ModuleType("zeus.device")
     module.get_gpus = module.get_cpus = lambda: found
     monkeypatch.setitem(sys.modules, "zeus.device", module)

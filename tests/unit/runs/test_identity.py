@@ -136,7 +136,7 @@ def test_a_folder_means_its_weights(name, tmp_path):
 
 
 def test_a_checkpoint_of_tensorflow_is_its_files(tmp_path):
-    parts = ("model.ckpt-7.data-00000-of-00001", "model.ckpt-7.index")
+    parts = ["model.ckpt-7.data-00000-of-00001", "model.ckpt-7.index"]
     files = {name: name for name in (*parts, "model.ckpt-71.index", "model.ckpt-7.meta")}
     files["checkpoint"] = 'model_checkpoint_path: "/elsewhere/model.ckpt-7"\n'
     folder = write_files(tmp_path / "a", files)

@@ -64,8 +64,15 @@ def test_step_rate_loss_accuracy_and_time_left_are_shown(tmp_path, monkeypatch, 
     monitor.evaluation(state, {"mlm_accuracy": 0.125, "loss": 5.5}, 3.0)
     monitor.close()
     text = out.getvalue()
-    pieces = ("step 50", "250 samples/s", "loss 6.250", "accuracy 0.1250", "left")
-    for piece in (*pieces, "evaluation at 500 samples", "loss 5.5000"):
+    for piece in (
+        "step 50",
+        "250 samples/s",
+        "loss 6.250",
+        "accuracy 0.1250",
+        "left",
+        "evaluation at 500 samples",
+        "loss 5.5000",
+    ):
         assert piece in text
     slowest = "slowest: rank 1 on n2, 0.750 s a step (median 0.500, least 0.250)"
     assert terminal or slowest in text.replace("\n", " ")
@@ -126,8 +133,7 @@ def test_seconds_do_not_count_a_checkpoints_time_twice_and_without_time_there_is
     monitor, _ = watch(tmp_path / "metrics.jsonl", every=1)
     state = TrainState(elapsed_seconds=100.0)
     monitor.open(state)
-    # a checkpoint writes the time so far into the state
-    state.elapsed_seconds = 150.0
+    state.elapsed_seconds = 150.0  # a checkpoint writes the time so far into the state
     state.samples = 5
     monitor.step(state, 1.0, 0.1, 1.0)
     monitor.close()

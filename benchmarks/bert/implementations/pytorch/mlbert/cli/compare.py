@@ -185,12 +185,13 @@ def diff_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare two sets of runs: settings, code, system; speed, samples and time to target, with significance."""
-    sides = compare.read_side(a), compare.read_side(b)
-    found = compare.compare_sides(*sides, tree_root())
+    side_a = compare.read_side(a)
+    side_b = compare.read_side(b)
+    found = compare.compare_sides(side_a, side_b, tree_root())
     if as_json:
         typer.echo(json.dumps({"a": str(a), "b": str(b), **asdict(found)}, indent=2))
         return
-    _print(standard_output(), sides, found)
+    _print(standard_output(), (side_a, side_b), found)
 
 
 def _print(
@@ -253,8 +254,12 @@ def _print_files(console: Console, found: compare.Comparison) -> None:
 def _measures(measures: Sequence[compare.Measure]) -> Table:
     table = new_table("runs, median (count)", ("",), ("A", "B", "B/A", "95 % interval", "p"))
     for measure in measures:
-        cells = (_median(measure.a), _median(measure.b), *_ratio(measure.ratio))
-        table.add_row(f"{measure.name}, {measure.unit}", *cells)
+        table.add_row(
+            f"{measure.name}, {measure.unit}",
+            _median(measure.a),
+            _median(measure.b),
+            *_ratio(measure.ratio),
+        )
     return table
 
 
@@ -270,7 +275,8 @@ def _ratio(ratio: compare.Ratio | None) -> tuple[str, str, str]:
     if ratio is None:
         return "-", "-", "-"
     interval = "-" if ratio.low is None else f"{ratio.low:.4g}–{ratio.high:.4g}"
-    return f"{ratio.value:.4g}", interval, "-" if ratio.p is None else f"{ratio.p:.2g}"
+    p = "-" if ratio.p is None else f"{ratio.p:.2g}"
+    return f"{ratio.value:.4g}", interval, p
 
 
 def _verdict(measure: compare.Measure) -> str:

@@ -170,17 +170,25 @@ def local_command(
         raise UserError("config.conflict", f"--world_size {world_size}", reason, remedy)
     command = [sys.executable, "-m", "mlbert", "launch", "ranks", "--nproc-per-node", str(nproc)]
     if nodes == 1:
-        return [
-            *command,
-            *(("--master-port", str(master_port)) if master_port else ("--standalone",)),
-        ]
+        if master_port:
+            return [*command, "--master-port", str(master_port)]
+        return [*command, "--standalone"]
     if master_port is None:
         reason = "is not set, and there are several nodes"
         raise UserError(
             "config.missing", "--master_port", reason, "Give the same one on every node"
         )
-    place = ("--master-addr", master_addr, "--master-port", str(master_port))
-    return [*command, "--nnodes", str(nodes), "--node-rank", str(node_rank), *place]
+    return [
+        *command,
+        "--nnodes",
+        str(nodes),
+        "--node-rank",
+        str(node_rank),
+        "--master-addr",
+        master_addr,
+        "--master-port",
+        str(master_port),
+    ]
 
 
 @app.command(

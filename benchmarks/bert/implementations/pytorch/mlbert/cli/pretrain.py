@@ -108,20 +108,21 @@ def pretrain(
     from mlbert.programs.custom_corpus import run  # torch takes a second
 
     out = out or Path("model")
-    reading = (column, encoding, skip_bad)
     asked = run.Asked(
-        texts,
-        out,
-        seconds,
-        size,
-        vocab,
-        vocab_size,
-        cased,
-        held_out,
-        *reading,
-        start,
-        mlperf,
-        dry_run,
+        texts=texts,
+        out=out,
+        seconds=seconds,
+        size=size,
+        vocab=vocab,
+        vocab_size=vocab_size,
+        cased=cased,
+        held_out=held_out,
+        column=column,
+        encoding=encoding,
+        skip_bad=skip_bad,
+        start=start,
+        mlperf=mlperf,
+        dry_run=dry_run,
     )
     with public_names(run.OPTIONS):
         return run.pretrain(asked)

@@ -72,7 +72,8 @@ def report(
 
 
 def _print(console: Console, results: Sequence[Result], prices: Prices) -> None:
-    for result in results if len(results) == 1 else ():
+    if len(results) == 1:
+        result = results[0]
         console.print(as_table(f"Runs in {result.system.folder}", tables.runs(result), _RUNS))
         for name, accuracy in result.system.baselines.items():
             console.print(f"baseline {name.replace('_', ' ')}: accuracy {accuracy:.4f}")

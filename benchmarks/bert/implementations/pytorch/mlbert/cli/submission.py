@@ -112,7 +112,8 @@ def trace_command(
         typer.echo(own.stdout, nl=False)
         typer.echo(own.stderr, nl=False, err=True)
         raise typer.Exit(own.returncode)
-    chains = [tracer.chain(name) for name in ([key] if key else tracer.keys)]
+    keys = [key] if key else tracer.keys
+    chains = [tracer.chain(name) for name in keys]
     if tracer.sources.gap:
         typer.echo(
             printable(
@@ -120,11 +121,10 @@ def trace_command(
             )
         )
     for chain in chains:
-        lines = (
-            [chain.summary(), *(f"  {link}" for link in chain.broken)]
-            if key is None
-            else chain.lines()
-        )
+        if key is None:
+            lines = [chain.summary(), *(f"  {link}" for link in chain.broken)]
+        else:
+            lines = chain.lines()
         for line in lines:
             typer.echo(printable(line))
     if any(chain.broken for chain in chains):

@@ -28,7 +28,7 @@ from mlbert.data.prepare.jobs import Progress
 from mlbert.host.files import writing
 
 _MOST_CHARACTERS = 2000  # per text from a file
-LINE_SECONDS = 10.0
+LINE_SECONDS = 10.0  # between lines of progress without a terminal
 
 
 def standard_output() -> Console:
@@ -135,15 +135,14 @@ class _Lines(Progress):
 
         def advance(units: int) -> None:
             nonlocal done, advanced
-            done, advanced = done + units, time.monotonic()
+            done += units
+            advanced = time.monotonic()
 
         def show() -> None:
             seconds = time.monotonic() - started
-            share = (
-                f"{100 * done / total:.0f} % of {_amount(total, unit)}"
-                if total
-                else _amount(done, unit)
-            )
+            share = _amount(done, unit)
+            if total:
+                share = f"{100 * done / total:.0f} % of {_amount(total, unit)}"
             if not done or not total:
                 self(f"{name}: {share}, {short_duration(seconds)} so far")
                 return
@@ -169,15 +168,15 @@ class _Bars(_Lines):
     @contextmanager
     def task(self, name: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
         """See `mlbert.data.prepare.jobs.Progress.task`."""
-        columns = (
+        with Bars(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             TextColumn("{task.percentage:>3.0f} %"),
             _Rate(unit),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-        )
-        with Bars(*columns, console=self.console) as bars:
+            console=self.console,
+        ) as bars:
             task = bars.add_task(name, total=total)
             yield lambda units: bars.advance(task, units)
 

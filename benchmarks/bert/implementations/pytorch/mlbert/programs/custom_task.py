@@ -338,25 +338,29 @@ def report(folder: Path, train: TaskRows, evaluation: TaskRows) -> tuple[list[Ta
     if classes:
         counts = confusion(found["this model"], labels, len(classes))
         names = [safe(name) for name in classes]
-        of_class = new_table("classes", [""], [*(scores := class_scores(counts)), "rows"])
+        scores = class_scores(counts)
+        of_class = new_table("classes", [""], [*scores, "rows"])
         matrix = new_table("label (line) and prediction (column)", [""], names)
         for i, name in enumerate(names):
             of_class.add_row(
                 name, *(f"{score[i]:.4f}" for score in scores.values()), str(counts[i].sum())
             )
             matrix.add_row(name, *map(str, counts[i]))
-        tables += [of_class, matrix][: 2 if len(classes) <= MOST_CLASSES else 1]
+        tables.append(of_class)
+        if len(classes) <= MOST_CLASSES:
+            tables.append(matrix)
     return tables, note
 
 
 def _scores(predicted: np.ndarray, labels: np.ndarray, num_classes: int) -> tuple[float, float]:
     """Return accuracy and mean F1 of the classes that occur; for numbers RMSE and Spearman's correlation."""
     if not num_classes:
-        return float(np.sqrt(np.mean((predicted - labels) ** 2))), correlations(predicted, labels)[
-            "spearman"
-        ]
+        rmse = float(np.sqrt(np.mean((predicted - labels) ** 2)))
+        return rmse, correlations(predicted, labels)["spearman"]
     counts = confusion(predicted, labels, num_classes)
-    return counts.trace() / counts.sum(), class_scores(counts)["F1"][counts.sum(axis=1) > 0].mean()
+    accuracy = counts.trace() / counts.sum()
+    occurs = counts.sum(axis=1) > 0
+    return accuracy, class_scores(counts)["F1"][occurs].mean()
 
 
 def baselines(train: TaskRows, evaluation: TaskRows) -> tuple[dict[str, np.ndarray], str]:

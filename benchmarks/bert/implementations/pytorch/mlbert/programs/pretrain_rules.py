@@ -24,9 +24,8 @@ SIZES = {
     "base": (12, 768),
 }  # layers, hidden size
 FLOPS_A_CORE = 40e9  # if no speed was measured: a guess for training on one core
-# fraction of tokens to predict in training and in evaluation
-MASK_RATE = 0.30
-EVAL_MASK_RATE = 0.15
+MASK_RATE = 0.30  # fraction of tokens to predict in training
+EVAL_MASK_RATE = 0.15  # fraction of tokens to predict in evaluation
 LEARNING_RATES = {
     "muon": (1e-2, 1.0),
     "stableadamw": (3e-3, 0.5),
@@ -35,12 +34,10 @@ BETAS = (0.9, 0.98)
 EPSILON = 1e-6
 WEIGHT_DECAY = 0.01
 INITIALIZER_RANGE = 0.05  # standard deviation of randomly initialized matrices
-# fractions of the updates
-WARMUP = 0.02
-DECAY = 0.5
-# per update
-SEQUENCE_LENGTH = 128
-LEAST_SEQUENCES = 16
+WARMUP = 0.02  # fraction of the updates
+DECAY = 0.5  # fraction of the updates
+SEQUENCE_LENGTH = 128  # tokens
+LEAST_SEQUENCES = 16  # per update
 LEAST_UPDATES = 30  # of a size that the user chooses
 HEAD_SIZE = 32
 

@@ -211,8 +211,14 @@ def where_time_went(results: Sequence[Result]) -> Chart | None:
         is_visible = (widths > _LEAST_SHARE * widths[:, 1:].sum(1, keepdims=True)).any(0)
         lefts = (widths.cumsum(1) - widths - widths[:, :1]) / scale
         for index, (_, variable, words) in enumerate(_PARTS):
-            place = range(len(labels)), (widths / scale)[:, index], _BAR, lefts[:, index]
-            axes.barh(*place, color=COLOURS[variable], label=words if is_visible[index] else "_")
+            axes.barh(
+                range(len(labels)),
+                (widths / scale)[:, index],
+                height=_BAR,
+                left=lefts[:, index],
+                color=COLOURS[variable],
+                label=words if is_visible[index] else "_",
+            )
         label_rows(axes, labels)
         axes.set_xlabel(unit)
 

@@ -1,6 +1,6 @@
-"""The report as one HTML page that works offline, without scripts, in light and dark mode, on phones and on paper.
+"""Render HTML pages: the report, the findings of a check, a plan, and the result of pre-training on custom text.
 
-The report page of a pre-training run on custom text.
+A page is one file that works offline, without scripts, in light and dark mode, on phones and on paper.
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ def _charts(results: Sequence[Result]) -> list[tuple[str, list[Chart]]]:
         (
             "Steps",
             [
-                charts.metric(results, *pair)
-                for pair in (("loss", "Loss"), ("learning_rate", "Learning rate"))
+                charts.metric(results, "loss", "Loss"),
+                charts.metric(results, "learning_rate", "Learning rate"),
             ],
         ),
     )
@@ -173,11 +173,14 @@ def plan_page(best: Estimate, sweep: Sequence[Estimate] = (), choice: str = "") 
         (f"{best.memory.total:.0f} GB", "memory of a GPU"),
         (best.limit, "limits the speed most"),
     ]
-    tiles += [] if best.dollars is None else [(f"{best.dollars:,.2f}", "dollars a run")]
-    tiles += [] if best.kilowatt_hours is None else [(f"{best.kilowatt_hours:,.2f}", "kWh a run")]
+    if best.dollars is not None:
+        tiles.append((f"{best.dollars:,.2f}", "dollars a run"))
+    if best.kilowatt_hours is not None:
+        tiles.append((f"{best.kilowatt_hours:,.2f}", "kWh a run"))
+    plural = "" if job.nodes == 1 else "s"
     return _render(
         "plan.html",
-        title=f"Plan: {job.gpus:,} {job.gpu} on {job.nodes:,} node{'s' * (job.nodes > 1)}",
+        title=f"Plan: {job.gpus:,} {job.gpu} on {job.nodes:,} node{plural}",
         words=f"An estimate, not a measurement. {UNVERIFIED}",
         headline=Headline(request.duration(best.seconds), "estimated time to train", tiles),
         charts=[charts.sweep(sweep)] if sweep else [],
@@ -212,11 +215,9 @@ def _render(template: str, **values: object) -> str:
 
 def _without_controls(value: object) -> object:
     """Replace characters that HTML forbids or that change the writing direction."""
-    return (
-        type(value)(_CONTROLS.sub("\N{REPLACEMENT CHARACTER}", value))
-        if isinstance(value, str)
-        else value
-    )
+    if not isinstance(value, str):
+        return value
+    return type(value)(_CONTROLS.sub("\N{REPLACEMENT CHARACTER}", value))
 
 
 def own_text_page(

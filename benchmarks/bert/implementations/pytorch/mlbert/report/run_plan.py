@@ -114,7 +114,12 @@ def walltime_minutes(text: str) -> float:
     if days is not None:
         hours, minutes, seconds = [*given, 0, 0][:3]
         return days * 1440 + hours * 60 + minutes + seconds / 60
-    hours, minutes, seconds = ([0, *given, 0], [0, *given], given)[len(given) - 1]
+    if len(given) == 1:  # M
+        hours, minutes, seconds = [0, *given, 0]
+    elif len(given) == 2:  # M:S
+        hours, minutes, seconds = [0, *given]
+    else:
+        hours, minutes, seconds = given
     return hours * 60 + minutes + seconds / 60
 
 
@@ -214,11 +219,15 @@ def _communication_words(
     except UserError:
         return f"unknown; {model.bert_config_file} cannot be read"
     node = environ.get("DGXNGPU", "")
-    sharers = {"off": 1, "node": int(node) if node.isdecimal() else 1, "all": world_size}[
-        distributed.sharded_optimizer
-    ]
-    sizes = _BYTES[distributed.weights_allgather], _BYTES[distributed.gradient_reduction]
-    sent = bytes_a_step(parameters, world_size, sharers, *sizes)
+    ranks_per_node = int(node) if node.isdecimal() else 1
+    sharers = {"off": 1, "node": ranks_per_node, "all": world_size}[distributed.sharded_optimizer]
+    sent = bytes_a_step(
+        parameters,
+        world_size,
+        sharers,
+        weight_bytes=_BYTES[distributed.weights_allgather],
+        gradient_bytes=_BYTES[distributed.gradient_reduction],
+    )
     return (
         f"each rank sends and receives {sent / 1e9:.3f} GB per step for {parameters:,} parameters"
     )
@@ -292,10 +301,10 @@ def _shape_warnings(config: DataConfig, world_size: int, environ: Mapping[str, s
         )
     name = Path(environ.get("CONFIG_FILE", "")).name
     parts = parse_config_name(name)
-    counts = (environ.get("DGXNNODES", "?"), environ.get("DGXNGPU", "?"))
-    actual = "x".join(
-        map(str, (*counts, config.train_batch_size, config.gradient_accumulation_steps))
-    )
+    nodes = environ.get("DGXNNODES", "?")
+    ranks = environ.get("DGXNGPU", "?")
+    batch = config.train_batch_size
+    actual = f"{nodes}x{ranks}x{batch}x{config.gradient_accumulation_steps}"
     if parts is not None and actual != parts.shape.removesuffix(parts.variant):
         warnings.append(
             f"{name} names nodes x ranks x batch x accumulation, but the settings are {actual}"

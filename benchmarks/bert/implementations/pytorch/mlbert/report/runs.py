@@ -148,9 +148,8 @@ def _descriptions(folder: Path, log: Log) -> Iterator[Path]:
 
 def _read_source(path: Path, notes: list[str]) -> RunSource:
     log = read_log(path)
-    notes += (
-        [f"{path.name}: {len(log.broken)} lines of the log cannot be read"] if log.broken else []
-    )
+    if log.broken:
+        notes.append(f"{path.name}: {len(log.broken)} lines of the log cannot be read")
     summary = run_file(path, "summary.json")
     metrics = run_file(path, "metrics.jsonl")
     return RunSource(

@@ -30,12 +30,12 @@ COLOURS = {
         ("ink", "muted", "grid", "warn", "band", *(f"s{i}" for i in range(SERIES))), start=1
     )
 }
-# of a figure, in the units of the page's text
+# Sizes of a figure, in the units of the page's text.
 _WIDTH = 460.0
-_HEIGHT = 300.0
-_ROW = 24.0
-_AXIS_SPACE = 64.0
-_LEAST_HEIGHT = 180.0
+_HEIGHT = 300.0  # of a figure without rows
+_ROW = 24.0  # height of a row
+_AXIS_SPACE = 64.0  # height of the axis and its labels
+_LEAST_HEIGHT = 180.0  # of a figure with rows
 _POINTS_PER_INCH = 72
 MOST_ROWS = 24  # rows with labels
 LOG_FROM = 12  # ratio of largest to smallest value above which an axis is logarithmic
@@ -153,11 +153,13 @@ def logarithmic(axes: Axes, axis: str, values: Sequence[float]) -> None:
     high = max(values, default=1.0)
     if low <= 0 or high < LOG_FROM * low:
         return
-    axes.set(**{f"{axis}scale": "log"})
+    if axis == "x":
+        axes.set_xscale("log")
+    else:
+        axes.set_yscale("log")
     target = axes.xaxis if axis == "x" else axes.yaxis
-    target.set_major_locator(
-        LogLocator(subs=(1.0, 2.0, 5.0) if high < _NARROW * low else (1.0,), numticks=6)
-    )
+    labeled = (1.0, 2.0, 5.0) if high < _NARROW * low else (1.0,)
+    target.set_major_locator(LogLocator(subs=labeled, numticks=6))
     target.set_minor_locator(NullLocator())
     target.set_major_formatter("{x:g}")
 

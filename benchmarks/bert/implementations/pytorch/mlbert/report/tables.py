@@ -226,12 +226,16 @@ def costs(result: Result, prices: Prices) -> ReportTable | None:
             ]
             joules = numbers["joules"]
             kilojoules = count(None if joules is None else joules / 1e3, 1)
-            others = (
-                count(numbers["watts"], 1),
-                count(numbers["dollars"], 2),
-                count(numbers["co2_kg"], 4),
+            rows.append(
+                [
+                    run.name,
+                    ", ".join(measured) or "-",
+                    kilojoules,
+                    count(numbers["watts"], 1),
+                    count(numbers["dollars"], 2),
+                    count(numbers["co2_kg"], 4),
+                ]
             )
-            rows.append([run.name, ", ".join(measured) or "-", kilojoules, *others])
     return ReportTable(columns, rows, 2) if rows else None
 
 
@@ -241,12 +245,13 @@ def _cost(run: ReportedRun, prices: Prices) -> dict[str, float | None]:
     log = run.source.log
     joules = number(summary.get("energy_joules"))
     ranks = number(log.value("ranks"))
+    dollars = None
+    if ranks is not None and run.seconds is not None:
+        dollars = prices.dollars(ranks, run.seconds)
     return {
         "joules": joules,
         "watts": number(summary.get("average_watts")),
-        "dollars": None
-        if ranks is None or run.seconds is None
-        else prices.dollars(ranks, run.seconds),
+        "dollars": dollars,
         "co2_kg": prices.co2_kg(joules),
     }
 
@@ -269,7 +274,8 @@ def hyperparameters(results: Sequence[Result]) -> ReportTable:
             row.append(Cell(text, mark))
         rows.append([*row, shared[1].get(key, "-")] if shared else row)
     columns = ["", *(result.system.name for result in results)]
-    columns += [f"reference, batch {shared[0]}"] if shared else []
+    if shared:
+        columns.append(f"reference, batch {shared[0]}")
     return ReportTable(columns, rows)
 
 

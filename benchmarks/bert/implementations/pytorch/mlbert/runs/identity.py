@@ -108,8 +108,9 @@ def identify(resolved: Resolved, facts: RuntimeFacts) -> RunIdentity:
     runs = environ.get("NEXP", "")
     given = {field.name: getattr(facts, field.name) for field in fields(facts)}
     hosts = list(dict.fromkeys(facts.hosts))
+    given["hosts"] = hosts
     return RunIdentity(
-        **{**given, "hosts": hosts},
+        **given,
         command=command_line(),
         experiment=run.experiment,
         experiments=int(runs) if runs.isdecimal() else None,

@@ -166,4 +166,5 @@ def say(line: str) -> None:
 
 def counted(count: int, noun: str) -> str:
     """Return a count with its noun, such as ``1 file`` or ``2,000 files``."""
-    return f"{count:,} {noun}{'s' * (count != 1)}"
+    plural = "" if count == 1 else "s"
+    return f"{count:,} {noun}{plural}"

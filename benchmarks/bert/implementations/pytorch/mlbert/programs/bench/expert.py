@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -141,13 +140,10 @@ def fastest_side(
                 return math.inf
         return trials[tried]
 
-    options: dict[str, Sequence[Any]] = {
-        "groups": sorted({min(number, batch.num_samples) for number in GROUPS}),
-        "attention": ("sdpa", "eager"),
-        "compiled": _COMPILED,
-    }
-    for name, values in options.items():
-        choice = min((replace(choice, **{name: value}) for value in values), key=seconds)
+    numbers = sorted({min(number, batch.num_samples) for number in GROUPS})
+    choice = min((replace(choice, groups=number) for number in numbers), key=seconds)
+    choice = min((replace(choice, attention=kind) for kind in ("sdpa", "eager")), key=seconds)
+    choice = min((replace(choice, compiled=value) for value in _COMPILED), key=seconds)
     measured = [{**asdict(tried), "seconds": median} for tried, median in trials.items()]
     return expert_side(config, batch, dtype, start, choice), {
         "choice": asdict(choice),

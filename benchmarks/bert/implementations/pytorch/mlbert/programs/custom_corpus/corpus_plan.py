@@ -42,9 +42,9 @@ _LOCK = ".lock"
 BYTES_A_TOKEN = 4  # approximate for English text
 SHARE_OF_PEAK = 0.3  # of the measured GEMM rate; roughly what training reaches
 CONTINUED = 0.1  # learning rate factor for an already trained model
-SAVE_SECONDS = 60.0
-EVALUATIONS = 8
-LEAST_EVALUATION_SECONDS = 1.0
+SAVE_SECONDS = 60.0  # between checkpoints
+EVALUATIONS = 8  # of a run
+LEAST_EVALUATION_SECONDS = 1.0  # between evaluations
 _ORIGIN = "mlbert pretrain"
 
 

@@ -57,14 +57,13 @@ OPTIONS = {
     "LOGDIR or EXPERIMENT": "--out",
     "MAX_SECONDS": "--minutes",
 }
-Guessed = tuple[
-    str, str, str
-]  # a sentence with [MASK], the masked word, and the guesses, most probable first
-AUTO = "auto"
+# A sentence with [MASK], the masked word, and the guesses, most probable first.
+Guessed = tuple[str, str, str]
+AUTO = "auto"  # the size that suits the text and the time
 _PROCESS_BYTES = 4 << 20  # of text that are worth starting a process
 MUCH_UNKNOWN = 0.005  # share of the held-out tokens
 
-# fractions of the time after which accuracy is compared with the baselines
+# Fractions of the time after which accuracy is compared with the baselines.
 _EARLY = 0.3
 _LATE = 0.6
 
@@ -384,7 +383,8 @@ class _Run:
     def _write_shape(self, plan: CorpusPlan) -> None:
         entries = len(load_tokenizer(self._folder.text).vocabulary)
         vocab_size = self._start[1].vocab_size if self._start else entries
-        shape = BertConfig(**{**plan.shape, "vocab_size": vocab_size})
+        sizes = {**plan.shape, "vocab_size": vocab_size}
+        shape = BertConfig(**sizes)
         write_atomically(self._folder.shape, shape.to_json())
         what = "starting from a model" if self._start else "new model"
         self._say(

@@ -168,6 +168,17 @@ NAMES: Names = {
     "precision": ("precision",),
     "seed": ("seed",),
 }
+# Composer's name -> ours.
+_PRECISIONS = {
+    "fp32": "fp32",
+    "bf16": "bf16",
+    "amp_bf16": "bf16",
+    "amp": "fp16",
+    "amp_fp16": "fp16",
+    "fp8": "fp8",
+    "amp_fp8": "fp8",
+    "auto": "auto",
+}
 # Our value -> theirs, by key, for settings whose values have other names.
 _PUBLIC_VALUES: Mapping[str, Mapping[str, str]] = {
     "resume": {"1": "true", "0": "false"},
@@ -291,17 +302,6 @@ def find_start(start: Path | str) -> tuple[BertConfig | None, Path | None]:
     elif (folder / "config.json").is_file():
         shape = read_config(folder / "config.json")
     return shape, vocabulary if vocabulary.is_file() else None
-
-
-_PRECISIONS = {
-    "fp32": "fp32",
-    "bf16": "bf16",
-    "amp_bf16": "bf16",
-    "amp": "fp16",
-    "amp_fp16": "fp16",
-    "fp8": "fp8",
-}
-_PRECISIONS |= {"amp_fp8": "fp8", "auto": "auto"}
 
 
 # What a user writes for a setting, by its key; of several names the first that the file has, see `Leaves.typed_name`.

@@ -30,13 +30,12 @@ SEEDS: Mapping[str, tuple[int, ...]] = {
     "cola": _SEEDS[:4],
 }
 FIRST = "mnli"  # its first job's weights start the second round
-POLL_SECONDS = 0.2
+POLL_SECONDS = 0.2  # between looks at the children
 END_SECONDS = 20.0  # for a child to exit after SIGTERM
-LOG = "output.log"
-
+LOG = "output.log"  # of a job
 SCORES = "glue_scores.json"
 FIGURE = "glue_scores.png"
-_TAIL_BYTES = 4096
+_TAIL_BYTES = 4096  # at the end of a log, searched for the error
 
 
 @dataclass(frozen=True)

@@ -153,12 +153,13 @@ def answers(found: Estimate) -> ReportTable:
         ("compute", step.compute),
         ("load imbalance", step.imbalance),
         ("constant part", step.constant),
+        ("network, not hidden", step.network),
     ]
-    parts += [("network, not hidden", step.network)]
     of_step = ", ".join(f"{name} {value:.1f}" for name, value in parts if value)
+    plural = "" if job.nodes == 1 else "s"
     micro = f" in {found.micro_batches} micro-batches" if found.micro_batches > 1 else ""
     lines = [
-        f"job: {job.gpus} {job.gpu} on {job.nodes} node{'s' * (job.nodes > 1)}, "
+        f"job: {job.gpus} {job.gpu} on {job.nodes} node{plural}, "
         f"{'FP8' if job.fp8 else '16-bit'} products, batch {job.batch:,} = {job.sequences:g} sequences per GPU{micro}",
         f"samples to the target: {found.samples:,.0f} on average, one run varies by {found.samples_spread:,.0f}; "
         f"reference point of the rules {found.rules_samples:,.0f}",
