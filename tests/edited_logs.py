@@ -8,9 +8,9 @@ from typing import Any
 
 from audit import Report
 from log_edits import Run
-from mlbert.mlperf.check import CHECKS
 from mlbert.mlperf.findings import Outcome, finding_of
 from mlbert.mlperf.logs import Log, read_log
+from mlbert.mlperf.own_checks import CHECKS
 from mlbert.mlperf.result_set import ResultSet, evaluations_of
 from mlbert.mlperf.rules import eval_interval
 

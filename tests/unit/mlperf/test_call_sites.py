@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from mlbert.mlperf.call_sites import Sources
-from mlbert.mlperf.check import run_checks
 from mlbert.mlperf.findings import Outcome
 from mlbert.mlperf.logs import Log, read_log
+from mlbert.mlperf.own_checks import run_checks
 from mlbert.mlperf.result_set import ResultSet
 from programs import commit_all, write_files
 

@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 from edited_logs import committed, write
 from log_edits import nth
 from mlbert.cli.submission import app
-from mlbert.mlperf.compare import Comparison, compare, compare_sides, read_side
+from mlbert.mlperf.compare import Comparison, compare_sides, read_side
 from mlbert.mlperf.logs import read_log
 from mlbert.mlperf.result_set import minutes_to_train, samples_per_second, samples_to_target
+from mlbert.mlperf.significance import compare
 from user_errors import user_error
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -9,10 +9,10 @@ from edited_logs import report as report_of
 from edited_logs import simulated
 from log_edits import Edit, Line, Run, each, keep, nth, put, stamp
 from logger_logs import write_log
-from mlbert.mlperf.check import CHECKS, TREE_CHECKS, run_checks
 from mlbert.mlperf.describe import describe_system
 from mlbert.mlperf.findings import Outcome
 from mlbert.mlperf.logs import read_log
+from mlbert.mlperf.own_checks import CHECKS, TREE_CHECKS, run_checks
 from mlbert.mlperf.result_set import ResultSet
 
 SEEDS = [put("seed", 1 + n, which=n) for n in range(10)]

@@ -1,199 +1,31 @@
-"""Check a submission: run the official tools on a copy and our own checks at the same time.
-
-This module also checks the names of a tree's folders and files against the rules.
-
-Run the checks that no official tool makes on the logs of one system.
-
-Each check is a function of a `ResultSet` that yields complaints. If there are none, the table shows the first line of
-the function's docstring. Only a broken rule is an error. Properties that only this code's logs have (provenance, call
-sites, one seed, one writer) are required only of them: see `mlbert.mlperf.logs.Log.is_ours`.
-"""
+"""Check a submission: run the official tools on a copy and our own checks at the same time."""
 
 from __future__ import annotations
 
 import math
 import os
-import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from mlbert.host.errors import UserError
-from mlbert.host.json_files import read_json
 from mlbert.mlperf import official, seal
-from mlbert.mlperf.checks import pace
-from mlbert.mlperf.checks.accuracy import check_accuracies
-from mlbert.mlperf.checks.code_provenance import check_event_types, check_writer
-from mlbert.mlperf.checks.configuration import check_configuration
-from mlbert.mlperf.checks.duplicate_runs import check_copies, check_copies_between
-from mlbert.mlperf.checks.evaluation import check_evaluations
-from mlbert.mlperf.checks.event_order import check_division, check_lines, check_numbers, check_order
-from mlbert.mlperf.checks.run_identity import check_call_sites, check_code, check_whose
-from mlbert.mlperf.checks.same import check_program, check_same_settings, check_seeds, check_series
-from mlbert.mlperf.checks.system_file import check_description, check_machine, check_submitter
-from mlbert.mlperf.checks.values import check_rules, check_single_lines, check_values
-from mlbert.mlperf.describe import FOLDER as TEMPLATES
-from mlbert.mlperf.describe import MARK, unfilled
-from mlbert.mlperf.findings import Complaint, Complaints, Finding, Outcome, finding_of
+from mlbert.mlperf.checks.duplicate_runs import check_copies_between
+from mlbert.mlperf.findings import Complaint, Finding, Outcome, finding_of
+from mlbert.mlperf.layout import check_layout, read_system
 from mlbert.mlperf.logs import Log, read_log
 from mlbert.mlperf.metrics import check_metrics
 from mlbert.mlperf.official import Call
-from mlbert.mlperf.result_set import NAMES, Check, ResultSet, minutes_to_train, olympic_seconds
+from mlbert.mlperf.own_checks import check_row, run_checks
+from mlbert.mlperf.result_set import ResultSet, minutes_to_train, olympic_seconds
 from mlbert.mlperf.rules import BENCHMARK, NUM_RESULT_FILES
 from mlbert.mlperf.scratch_copy import READABLE, RESULT_PATTERN, Workplace, logs_at, logs_in
 from mlbert.mlperf.tree_export import check_source, export_tree, is_checkout, is_export
 
-CHECKS: Mapping[str, Check] = {
-    "program": check_program,
-    "lines": check_lines,
-    "division": check_division,
-    "status": pace.check_status,
-    "order of events": check_order,
-    "time stamps": pace.check_time,
-    "clock": pace.check_clock,
-    "runs apart": pace.check_overlap,
-    "speed": pace.check_pace,
-    "evaluation time": pace.check_evaluation_time,
-    "same settings": check_same_settings,
-    "plain numbers": check_numbers,
-    "seeds": check_seeds,
-    "series": check_series,
-    "copies": check_copies,
-    "evaluations": check_evaluations,
-    "accuracies": check_accuracies,
-    "rules": check_rules,
-    "values": check_values,
-    "single lines": check_single_lines,
-    "configuration": check_configuration,
-    "event types": check_event_types,
-    "writer": check_writer,
-    "code": check_code,
-}
-TREE_CHECKS: Mapping[str, Check] = {
-    "call sites": check_call_sites,
-    "submitter": check_submitter,
-    "filed under": check_whose,
-    "system description": check_description,
-    "machine": check_machine,
-}
-_RESULT_NAMES = frozenset(f"result_{index}.txt" for index in range(NUM_RESULT_FILES))
-_TOOL_FILES = frozenset({"scaling.json"})
-_RUN_FILE = re.compile(rf"run_.+\.({'|'.join(map(re.escape, NAMES))})")
-_NAMES = "rules: results/<system>/bert/result_0.txt to result_9.txt, systems/<system>.json"
-
-_PARTS = ("systems", "results", f"benchmarks/{BENCHMARK}")
+_PARTS = ("systems", "results", f"benchmarks/{BENCHMARK}")  # of a checkout that are copied
 _DROPPED = "the one of ten that the scoring drops: "
-
-
-def run_checks(results: ResultSet, subject: str) -> list[Finding]:
-    """Return one row for each check: its docstring if it passed, else all its complaints with the worst outcome.
-
-    A log without events is reported by `check_lines` and skipped by the other checks.
-    """
-    checks = CHECKS if results.system is None else {**CHECKS, **TREE_CHECKS}
-    readable = replace(results, logs=[log for log in results.logs if log.events])
-    rows = []
-    for name, check in checks.items():
-        seen = results if check is check_lines else readable
-        if seen.logs:
-            rows.append(_row(name, subject, check, seen))
-    return rows
-
-
-def _row(name: str, subject: str, check: Callable[..., Complaints], *given: Any) -> Finding:
-    return finding_of(
-        f"own: {name}", subject, list(check(*given)), (check.__doc__ or "").partition("\n")[0]
-    )
-
-
-def check_layout(place: Workplace, left_out: Sequence[Complaint]) -> Complaints:
-    """Folders and files are named as the rules require, and every result has its system description."""
-    yield from left_out
-    for name in ("systems", "results"):
-        if not (place.copy / name).is_dir():
-            yield _wrong(f"{name}/ is missing")
-    folders = _entries(place.copy / "results")
-    descriptions = [path for path in _entries(place.copy / "systems") if path.name != TEMPLATES]
-    systems = {path.stem for path in descriptions if path.suffix == ".json"}
-    for name in sorted(systems - {folder.name for folder in folders}):
-        yield Complaint(Outcome.WARN, f"systems/{name}.json has no results/{name}", _NAMES)
-    for path in descriptions:
-        if path.suffix != ".json":
-            yield Complaint(Outcome.WARN, f"{place.name(path)} is not a .json", _NAMES)
-        if fields := unfilled(read_system(path)):
-            yield _wrong(f"{place.name(path)} still says {MARK} in {', '.join(fields)}")
-    if not (place.given / "benchmarks" / BENCHMARK / "implementations").is_dir():
-        text = f"benchmarks/{BENCHMARK}/implementations is missing, so the code is not checked"
-        yield Complaint(Outcome.WARN, text, "rules: the code of a result is submitted with it")
-    for folder in folders:
-        yield from _check_folder(folder, systems, place)
-    if not folders:
-        yield _wrong("results/ holds no system")
-
-
-def _check_folder(folder: Path, systems: Iterable[str], place: Workplace) -> Complaints:
-    """Check the contents of ``results/<system>``."""
-    if not folder.is_dir():
-        yield Complaint(Outcome.WARN, f"{place.name(folder)} is not a folder of a system", _NAMES)
-        return
-    if folder.name not in systems:
-        yield _wrong(f"systems/{folder.name}.json is missing")
-    for path in _entries(folder):
-        if (
-            path.name != BENCHMARK
-            and path.name not in seal.FILES
-            and not _RUN_FILE.fullmatch(path.name)
-        ):
-            text = f"{place.name(path)} is not the benchmark {BENCHMARK}"
-            yield Complaint(Outcome.NOTE, f"{text}; only the official tools look at it")
-    yield from _check_result_names(folder / BENCHMARK, place)
-
-
-def _wrong(text: str) -> Complaint:
-    return Complaint(Outcome.ERROR, text, _NAMES)
-
-
-def _entries(folder: Path) -> list[Path]:
-    """List a folder without README.md, which is allowed because the official tools ignore files here."""
-    if not folder.is_dir():
-        return []
-    return sorted(path for path in folder.iterdir() if path.name != "README.md")
-
-
-def _check_result_names(folder: Path, place: Workplace) -> Complaints:
-    """Expect ten logs. package_checker reads any result_*.txt, but the rules name them result_0 to result_9."""
-    if not folder.is_dir():
-        is_other = folder.parent.is_dir() and any(path.is_dir() for path in _entries(folder.parent))
-        outcome = (
-            Outcome.NOTE if is_other else Outcome.ERROR
-        )  # a system may have only other benchmarks
-        yield Complaint(outcome, f"{place.name(folder)} is missing", "" if is_other else _NAMES)
-        return
-    logs = {path.name for path in folder.glob(RESULT_PATTERN) if path.is_file()}
-    others = sorted(
-        {path.name for path in folder.iterdir()} - logs - _TOOL_FILES - {"power", "README.md"}
-    )
-    for name in others:
-        yield Complaint(Outcome.WARN, f"{place.name(folder / name)} is unknown", _NAMES)
-    if len(logs) != NUM_RESULT_FILES:
-        missing = ", ".join(sorted(_RESULT_NAMES - logs)) if logs < _RESULT_NAMES else ""
-        text = f"{place.name(folder)} holds {len(logs)} logs, not {NUM_RESULT_FILES}"
-        yield _wrong(text + (f": {missing} is missing" if missing else ""))
-    elif logs != _RESULT_NAMES:
-        extra = ", ".join(sorted(logs - _RESULT_NAMES))
-        text = f"{place.name(folder)} holds {extra}, which the official tools take for results too"
-        yield Complaint(Outcome.NOTE, text, _NAMES)
-
-
-def read_system(path: Path) -> dict[str, Any]:
-    """Return the system description, or {} if it is unreadable (the tools and the division check report that)."""
-    try:
-        return read_json(path, "")
-    except UserError:
-        return {}
 
 
 Progress = Callable[[str], None]
@@ -281,9 +113,9 @@ def _copy_tree(place: Workplace) -> list[Finding]:
 
 
 def _layout(place: Workplace, left_out: Sequence[Complaint]) -> list[Finding]:
-    rows = [_row("layout", ".", check_layout, place, left_out)]
+    rows = [check_row("layout", ".", check_layout, place, left_out)]
     if is_export(place.given):
-        rows.append(_row("source", ".", check_source, place.given))
+        rows.append(check_row("source", ".", check_source, place.given))
     return rows
 
 
@@ -317,7 +149,7 @@ def _check_tree(
         if len(result_sets) > 1:
             logs = [results.logs for _, results in result_sets]
             rows.append(
-                _row(
+                check_row(
                     "copies between systems",
                     place.name(tree / "results"),
                     check_copies_between,
@@ -327,7 +159,9 @@ def _check_tree(
         for folder, results in result_sets:
             rows += _own_rows(results, place.name(folder))
             if (folder.parent / seal.SUMS).exists() or results.own_logs:
-                rows.append(_row("seal", place.name(folder.parent), seal.check_seal, folder.parent))
+                rows.append(
+                    check_row("seal", place.name(folder.parent), seal.check_seal, folder.parent)
+                )
         return rows
 
     return [*findings, *_run(groups, own, place, progress)]
@@ -354,7 +188,7 @@ def _check_logs(
 def _own_rows(results: ResultSet, subject: str) -> list[Finding]:
     rows = run_checks(results, subject)
     if results.own_logs:
-        rows.append(_row("metrics", subject, check_metrics, results))
+        rows.append(check_row("metrics", subject, check_metrics, results))
     return rows
 
 

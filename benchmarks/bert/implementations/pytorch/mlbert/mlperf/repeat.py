@@ -29,7 +29,6 @@ from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain
 from mlbert.host.provenance import TENSORFLOW2, tree_root
 from mlbert.mlperf.call_sites import git, has_commit, num_commits
-from mlbert.mlperf.compare import FEWEST_RUNS
 from mlbert.mlperf.logs import Log, read_log
 from mlbert.mlperf.metrics import read_points
 from mlbert.mlperf.result_set import (
@@ -39,6 +38,7 @@ from mlbert.mlperf.result_set import (
     samples_to_target,
     unreadable_files,
 )
+from mlbert.mlperf.significance import FEWEST_RUNS
 
 IMPLEMENTATIONS = "benchmarks/bert/implementations"
 _RECIPES = ("packed_lamb", "ddp_adam", "masked_lm_stored", "masked_lm_text", TENSORFLOW2)

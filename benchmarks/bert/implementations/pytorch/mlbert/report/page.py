@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from mlbert.mlperf.check import run_checks
 from mlbert.mlperf.findings import Finding, Outcome
 from mlbert.mlperf.metrics import read_points
+from mlbert.mlperf.own_checks import run_checks
 from mlbert.mlperf.result_set import ResultSet
 from mlbert.mlperf.rules import UNVERIFIED
 from mlbert.report import charts, tables
