@@ -30,7 +30,8 @@ from mlbert.mlperf.metrics import read_points
 from mlbert.mlperf.repeat import remarks
 from mlbert.mlperf.result_set import NAMES, run_file
 from mlbert.ops.config import ComputeConfig
-from mlbert.programs.custom_corpus.corpus_plan import OwnFolder, make_plan, resolve_settings
+from mlbert.programs.custom_corpus.corpus_plan import make_plan, resolve_settings
+from mlbert.programs.custom_corpus.own_folder import OwnFolder
 from mlbert.report.runs import read_systems
 from mlbert.runs.step_folders import StepFolders, read_step
 from programs import write_files

@@ -14,7 +14,8 @@ from mlbert.data.loading.masked_text import TextEvalSet
 from mlbert.data.prepare.corpus_files import find_sources
 from mlbert.data.prepare.custom_corpus import Facts, Request, prepare
 from mlbert.host.json_files import add_checksum
-from mlbert.programs.custom_corpus.corpus_plan import OwnFolder, make_plan, resolve_settings
+from mlbert.programs.custom_corpus.corpus_plan import make_plan, resolve_settings
+from mlbert.programs.custom_corpus.own_folder import OwnFolder
 from mlbert.programs.custom_corpus.run import BaselineWarnings
 from mlbert.programs.pretrain_rules import EVAL_MASK_RATE
 from mlbert.runs.progress import TrainState

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlbert.host.errors import UserError
-from mlbert.programs.mosaic.common_yaml import Durations
+from mlbert.programs.mosaic.durations import Durations
 from mlbert.programs.mosaic.nested_yaml import Leaves, read_nested
 from user_errors import user_error
 

@@ -1,20 +1,10 @@
-"""Plan a pre-training run on custom text: choose settings from text size, time and machine, and manage its folder.
-
-DIR/pretrain.json      the request and the choices; a folder without it is not ours
-DIR/bert_config.json   the model shape
-DIR/text/              the prepared text, see `mlbert.data.prepare.custom_corpus`
-DIR/run_0/             the run, see `mlbert.training.experiment`
-DIR/model/             the model for transformers
-DIR/report.html        the report
-"""
+"""Plan a pre-training run on custom text: choose settings from text size, time and machine."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,20 +15,15 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.config.recipe import MASKED_LM
 from mlbert.config.resolution import Resolved, resolve
 from mlbert.config.section import is_count
-from mlbert.data.formats.manifest import make_folder, reading, write_json
 from mlbert.host.environment import environment
-from mlbert.host.errors import UserError
-from mlbert.host.files import writing
-from mlbert.host.json_files import add_checksum, parse_checksummed, read_json
 from mlbert.host.machine import threads_per_rank
 from mlbert.ops.peak import gemm_peak_flops
 from mlbert.ops.precision import compute_dtype, small_model_precision
 from mlbert.programs import pretrain_rules as rules
+from mlbert.programs.custom_corpus.own_folder import OwnFolder
 from mlbert.recipes import masked_lm_text
 from mlbert.runs.progress import NO_LIMIT, Pace
 
-_OTHER = "Choose another --out"
-_LOCK = ".lock"
 BYTES_A_TOKEN = 4  # approximate for English text
 SHARE_OF_PEAK = 0.3  # of the measured GEMM rate; roughly what training reaches
 CONTINUED = 0.1  # learning rate factor for an already trained model
@@ -46,78 +31,6 @@ SAVE_SECONDS = 60.0  # between checkpoints
 EVALUATIONS = 8  # of a run
 LEAST_EVALUATION_SECONDS = 1.0  # between evaluations
 _ORIGIN = "mlbert pretrain"
-
-
-class OwnFolder:
-    """Paths in DIR."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.text = path / "text"
-        self.shape = path / "bert_config.json"
-        self.run = path / "run_0"
-        self.model = path / "model"
-        self.report = path / "report.html"
-        self.summary = self.run / "summary.json"
-        self.log = path / "result_0.txt"
-        self._notes = path / "pretrain.json"
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Create the folder and lock it against other processes.
-
-        Raises UserError if it is not a folder, contains something else, or another process trains there.
-        """
-        with reading(self.path, _OTHER):
-            if self.path.exists() and not self.path.is_dir():
-                raise UserError("file.wrong-kind", self.path, "is a file, not a folder", _OTHER)
-            names = {path.name for path in self.path.iterdir()} if self.path.is_dir() else set()
-            if names - {_LOCK} and not self._notes.is_file():
-                reason = "contains something other than a run of mlbert pretrain"
-                raise UserError("file.in-the-way", self.path, reason, _OTHER)
-        make_folder(self.path)
-        with writing(self.path, _OTHER):
-            lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield
-        except BlockingIOError:
-            raise UserError(
-                "run.in-use", self.path, "another process trains there", f"Wait for it. {_OTHER}"
-            ) from None
-        finally:
-            os.close(lock)
-
-    def remembered(self) -> dict[str, Any] | None:
-        """Return what `remember` wrote, or None. Raises UserError if the file is damaged."""
-        if not self._notes.is_file():
-            return None
-        with reading(self._notes):
-            found = parse_checksummed(self._notes.read_text(encoding="utf-8", errors="replace"))
-        if found is None:
-            raise self.damaged()
-        return found
-
-    def damaged(self) -> UserError:
-        """Return the error for notes that `remember` did not write."""
-        return UserError(
-            "run.damaged", self._notes, "is damaged", f"Remove {self.path} to start again"
-        )
-
-    def remember(self, notes: Mapping[str, Any]) -> None:
-        """Save JSON-able notes for the next call. Raises UserError if they cannot be written."""
-        write_json(self._notes, add_checksum(notes))
-
-    def has_checkpoint(self) -> bool:
-        """Return True if training can be resumed."""
-        return any((self.run / "checkpoints").glob("step_*"))
-
-    def finished(self) -> dict[str, Any] | None:
-        """Return the summary of a finished run, or None."""
-        try:
-            return read_json(self.summary, "")
-        except UserError:
-            return None
 
 
 @dataclass(frozen=True)

@@ -35,11 +35,11 @@ from mlbert.programs import pretrain_rules as rules
 from mlbert.programs.console import LINE_SECONDS, console_progress, short_duration, write_page
 from mlbert.programs.custom_corpus.corpus_plan import (
     CorpusPlan,
-    OwnFolder,
     make_plan,
     num_processes,
     resolve_settings,
 )
+from mlbert.programs.custom_corpus.own_folder import OwnFolder
 from mlbert.programs.pretrain_rules import EVAL_MASK_RATE
 from mlbert.report.page import own_text_page
 from mlbert.runs.events import Events

@@ -16,6 +16,7 @@ from mlbert.data.prepare import glue_files
 from mlbert.host.errors import UserError
 from mlbert.mlperf.metrics import read_points
 from mlbert.programs.mosaic import common_yaml
+from mlbert.programs.mosaic.durations import Durations
 from mlbert.programs.mosaic.nested_yaml import Layer, Leaves, YamlValue
 
 _LOADER = (
@@ -214,9 +215,7 @@ def _add_durations(leaves: Leaves, layer: Layer, data: TaskData, world_size: int
         return steps
 
     length = int(str(layer["max_seq_length"][0]))
-    durations = common_yaml.add_schedule(
-        leaves, layer, common_yaml.Durations(per_step, length, of_epoch)
-    )
+    durations = common_yaml.add_schedule(leaves, layer, Durations(per_step, length, of_epoch))
     interval = leaves.text("eval_interval", "1ep")
     samples = durations.steps("eval_interval", interval.value) * per_step
     if str(interval.value).strip().endswith("ep"):  # an epoch may end with a smaller step

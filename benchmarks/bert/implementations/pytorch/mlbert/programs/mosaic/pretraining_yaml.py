@@ -10,6 +10,7 @@ from mlbert.data.formats.streams import WEIGHTS, Stream, streams_of
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.host.errors import UserError
 from mlbert.programs.mosaic import common_yaml
+from mlbert.programs.mosaic.durations import Durations
 from mlbert.programs.mosaic.nested_yaml import Layer, Leaves, YamlValue
 
 _DATASET = (
@@ -108,7 +109,7 @@ def to_settings(
             raise UserError("data.too-small", train[0].name, reason, "Lower the batch")
         return count // per_step
 
-    durations = common_yaml.Durations(per_step, int(length.value), steps_per_epoch)
+    durations = Durations(per_step, int(length.value), steps_per_epoch)
     durations = common_yaml.add_schedule(leaves, layer, durations)
     interval = durations.read(leaves, "eval_interval", "1000ba")
     common_yaml.add_evaluation(
