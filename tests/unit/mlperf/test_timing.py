@@ -106,10 +106,13 @@ def test_programs_that_log_less_or_more_raise_no_error(tmp_path: Path) -> None:
                     "samples_count": 10_000,
                 }
         last = sum(line["key"] == "eval_accuracy" for line in run) - 1
-        ends = [repeat("init_start", after=3, which=index)]
-        ends += [repeat("eval_accuracy", n, which=index) for n in range(last, -1, -1)]
-        begins = repeat("epoch_start", which=index), put("train_samples", 4_000_000, which=index)
-        each(*ends, *begins, shift("run_start", 40_000, which=index))(runs)
+        each(
+            repeat("init_start", after=3, which=index),
+            *(repeat("eval_accuracy", n, which=index) for n in range(last, -1, -1)),
+            repeat("epoch_start", which=index),
+            put("train_samples", 4_000_000, which=index),
+            shift("run_start", 40_000, which=index),
+        )(runs)
         run.insert(8, nth(run, "epoch_start") | {"key": "block_start"})
     assert wrong(report(runs, tmp_path)) == {}
 

@@ -112,7 +112,8 @@ def walltime_minutes(text: str) -> float:
     days, *parts = (None if part is None else int(part) for part in match.groups())
     given = [part for part in parts if part is not None]
     if days is not None:
-        hours, minutes, seconds = [*given, 0, 0][:3]
+        padded = [*given, 0, 0]
+        hours, minutes, seconds = padded[:3]
         return days * 1440 + hours * 60 + minutes + seconds / 60
     if len(given) == 1:  # M
         hours, minutes, seconds = [0, *given, 0]
