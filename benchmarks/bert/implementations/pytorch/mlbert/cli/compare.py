@@ -25,7 +25,7 @@ from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.host.files import writing
 from mlbert.host.provenance import TENSORFLOW2, repository, tree_root
-from mlbert.mlperf import compare, repeat
+from mlbert.mlperf import compare, repeat, significance
 from mlbert.mlperf.logs import Log, read_log
 from mlbert.mlperf.result_set import seconds_to_train
 from mlbert.mlperf.rules import UNVERIFIED
@@ -68,7 +68,7 @@ def repeat_command(
     old = repeat.read_repeatable(log)
     siblings = compare.alike(old)
     number = int(old.value("seed")) if seed is None else seed
-    if number != old.value("seed") and len(siblings) < compare.FEWEST_RUNS:
+    if number != old.value("seed") and len(siblings) < significance.FEWEST_RUNS:
         reason = f"only {len(siblings)} runs of these settings are next to the log, too few to know how much runs vary"
         raise UserError("config.conflict", "--seed", reason, "Leave it out")
     console = standard_output()
@@ -157,7 +157,7 @@ def _command(plan: repeat.RepeatPlan) -> list[str]:
 
 def _repeat_verdict(rows: Sequence[repeat.Row], num_siblings: int) -> str:
     bad = sum(not row.agrees for row in rows)
-    if num_siblings < compare.FEWEST_RUNS:
+    if num_siblings < significance.FEWEST_RUNS:
         basis = "Too few runs next to the log to know their spread: numbers had to be equal"
     else:
         basis = f"Judged by the spread of the {num_siblings} runs of these settings next to the log"
@@ -271,7 +271,7 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
-def _ratio(ratio: compare.Ratio | None) -> tuple[str, str, str]:
+def _ratio(ratio: significance.Ratio | None) -> tuple[str, str, str]:
     if ratio is None:
         return "-", "-", "-"
     interval = "-" if ratio.low is None else f"{ratio.low:.4g}–{ratio.high:.4g}"
@@ -287,7 +287,7 @@ def _verdict(measure: compare.Measure) -> str:
     if ratio.p is None or ratio.low is None:
         return f"{measure.name}: too few runs to detect a difference"
     if not ratio.is_significant:
-        return f"{measure.name}: no significant difference at {compare.LEVEL:.0%}".replace(
+        return f"{measure.name}: no significant difference at {significance.LEVEL:.0%}".replace(
             "%", " %"
         )
     change = abs(ratio.value - 1)
