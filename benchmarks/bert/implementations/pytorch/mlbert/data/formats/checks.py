@@ -19,6 +19,14 @@ from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS, UNKNOWN, is_punctuation
 from mlbert.host.errors import UserError
 
+_LEAST = 100  # tokens after punctuation; with fewer, no verdict
+# Share of ## entries after punctuation. Measured: 0 with the right vocabulary, at least 0.1 with others.
+_MISPLACED = 0.05
+_UNKNOWN_TOKENS = 1000  # minimum tokens of a text to judge its vocabulary
+# Shares of [UNK] in a text; English with the benchmark's vocabulary has less than 0.003.
+WARN_UNKNOWN = 0.05  # above it, warn
+REFUSE_UNKNOWN = 0.5  # above it, refuse: nothing can be learned
+
 
 def row_problems(rows: Ragged, info: StoreInfo) -> dict[str, np.ndarray]:
     """Check the rules that readers rely on, with the limits of ``info``. Token ids are checked only if it has a
@@ -109,14 +117,6 @@ def check_rows(rows: Ragged, info: StoreInfo, vocab_size: int | None) -> None:
 def sequences_of(offsets: np.ndarray, wrong: np.ndarray) -> np.ndarray:
     """Return the numbers of the sequences with elements marked in ``wrong`` (bool)."""
     return np.searchsorted(offsets, np.flatnonzero(wrong), side="right") - 1
-
-
-_LEAST = 100  # tokens after punctuation; with fewer, no verdict
-_MISPLACED = 0.05  # share of ## after punctuation; measured: 0 with the right vocabulary, at least 0.1 with others
-_UNKNOWN_TOKENS = 1000  # minimum tokens of a text to judge its vocabulary
-# share of [UNK]; English with the benchmark's vocabulary: below 0.003
-WARN_UNKNOWN = 0.05
-REFUSE_UNKNOWN = 0.5
 
 
 def another_vocabulary(rows: Ragged, vocabulary: Mapping[str, int]) -> str | None:

@@ -10,7 +10,35 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
-_DEV = {"": "dev.tsv"}
+_DEV = {"": "dev.tsv"}  # the evaluation files of most tasks
+MAX_SEQ_LENGTH = 256  # tokens of an example, for all tasks
+# Columns of MNLI's files before the labels that only some of them have, and of STS-B's files.
+_MNLI = (
+    "index",
+    "promptID",
+    "pairID",
+    "genre",
+    "sentence1_binary_parse",
+    "sentence2_binary_parse",
+    "sentence1_parse",
+    "sentence2_parse",
+    "sentence1",
+    "sentence2",
+    "label1",
+)
+_STSB = (
+    "index",
+    "genre",
+    "filename",
+    "year",
+    "old_index",
+    "source1",
+    "source2",
+    "sentence1",
+    "sentence2",
+    "score",
+)
+_ENTAILMENT = ("entailment", "not_entailment")  # labels of RTE and QNLI
 
 
 @dataclass(frozen=True)
@@ -63,34 +91,6 @@ class GlueTask:
         """Return the path of each evaluation's file in GLUE's folder, by name."""
         return {name: glue / self.folder / file for name, file in self.evaluations.items()}
 
-
-MAX_SEQ_LENGTH = 256
-_MNLI = (
-    "index",
-    "promptID",
-    "pairID",
-    "genre",
-    "sentence1_binary_parse",
-    "sentence2_binary_parse",
-    "sentence1_parse",
-    "sentence2_parse",
-    "sentence1",
-    "sentence2",
-    "label1",
-)
-_STSB = (
-    "index",
-    "genre",
-    "filename",
-    "year",
-    "old_index",
-    "source1",
-    "source2",
-    "sentence1",
-    "sentence2",
-    "score",
-)
-_ENTAILMENT = ("entailment", "not_entailment")
 
 # Folder, learning rate, weight decay, sequences per step, epochs, steps between evaluations; then the files.
 TASKS: Mapping[str, GlueTask] = {

@@ -36,6 +36,17 @@ from mlbert.data.formats.tokenizer import Tokenizer
 # Of the benchmark's generator: share of a sequence's tokens that it masks, and their maximum number.
 MASKED_SHARE = 0.15
 MAX_PREDICTIONS = 76
+# Dynamic masking; all uint64, because NumPy would convert mixed types to float64.
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio
+_ROUNDS = (  # shift and factor of each round of the mix
+    (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
+    (np.uint64(27), np.uint64(0x94D049BB133111EB)),
+)
+_LAST = np.uint64(31)  # shift after the rounds
+_HALF = np.uint64(32)  # shift to the upper half of a draw
+_LOW = np.uint64(2**32 - 1)  # mask of the lower half
+_TO_MASK = np.uint64(round(0.8 * 2**32))  # below it, a chosen token becomes [MASK]
+_TO_MASK_OR_RANDOM = np.uint64(round(0.9 * 2**32))  # below it, a random id
 
 
 @dataclass(frozen=True)
@@ -117,18 +128,6 @@ def truncate_pair(
         else:
             ends[longer] -= 1
     return first[starts[0] : ends[0]], second[starts[1] : ends[1]]
-
-
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio
-_ROUNDS = (
-    (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
-    (np.uint64(27), np.uint64(0x94D049BB133111EB)),
-)
-_LAST = np.uint64(31)
-_HALF = np.uint64(32)
-_LOW = np.uint64(2**32 - 1)
-_TO_MASK = np.uint64(round(0.8 * 2**32))
-_TO_MASK_OR_RANDOM = np.uint64(round(0.9 * 2**32))
 
 
 @dataclass(frozen=True)

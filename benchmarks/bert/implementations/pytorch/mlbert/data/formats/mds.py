@@ -46,6 +46,8 @@ from mlbert.host.errors import UserError
 from mlbert.host.files import local_path, write_atomically
 
 UINT32 = np.dtype("<u4")
+_MOST_BYTES = (1 << 32) - 1  # of a shard: offsets are uint32
+_DEFAULT_LEVEL = 3  # of Zstandard, if the compression does not name one
 
 
 class MdsReader:
@@ -204,10 +206,6 @@ class _Shard:
     def sample(self, place: int) -> bytes:
         """Return the bytes of one sample."""
         return self._content[self._offsets[place] : self._offsets[place + 1]].tobytes()
-
-
-_MOST_BYTES = (1 << 32) - 1  # of a shard: offsets are uint32
-_DEFAULT_LEVEL = 3
 
 
 class MdsWriter:

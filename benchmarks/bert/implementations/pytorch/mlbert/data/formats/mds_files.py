@@ -34,7 +34,7 @@ from mlbert.host.schema import Count, Document, Sha256, parse_model
 INDEX = "index.json"
 FORMAT = "mds"
 VERSION = 2
-# encodings of columns; others are skipped when a set is read
+# Encodings of columns; others are skipped when a set is read.
 STR = "str"
 BYTES = "bytes"
 XXHASH = ("xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128")

@@ -215,7 +215,8 @@ class NvidiaStore(IndexedStore):
             )
             return column.gather()
 
-        tokens, segments = items("input_ids", row_lengths), items("segment_ids", row_lengths)
+        tokens = items("input_ids", row_lengths)
+        segments = items("segment_ids", row_lengths)
         token_row = np.repeat(each_row, row_lengths)
         refuse(token_row, tokens < 0, "has a negative token id")
         first_lengths = lengths - np.diff(

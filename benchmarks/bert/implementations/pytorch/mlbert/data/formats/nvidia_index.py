@@ -44,6 +44,9 @@ _VERSION = 2
 _THREADS = 4
 _BLOCK_ROWS = 8192
 _ARRAYS = ("head", "rows", "offsets", "lengths", "counts", "places")
+SUFFIXES = (".hdf5", ".hdf", ".h5", "")  # of shards
+_NUMBERED = re.compile(r"part[-_](\d+)(?:[-_]of[-_](\d+))?")  # number and count of a shard
+_BIN = re.compile(r"bin[-_]?\d+(?:[-_]\d+)?")  # of lengths, in the name of a shard
 
 
 @dataclass(frozen=True)
@@ -158,11 +161,13 @@ def index_shard(shard: NvidiaShard, content: np.ndarray, limits: Widths) -> Nvid
             )
     _note(problems, tokens < 1, "is empty")
     _note(problems, tokens > limits.max_seq_length, f"has more than {limits.max_seq_length} tokens")
-    for name, other in (
-        (("segment_ids", "input_ids"), ("masked_lm_positions", "masked_lm_ids")) if columns else ()
-    ):
-        different = columns[name].counts != columns[other].counts
-        _note(problems, different, f"has {name} of another length than {other}")
+    if columns:
+        for name, other in (
+            ("segment_ids", "input_ids"),
+            ("masked_lm_positions", "masked_lm_ids"),
+        ):
+            different = columns[name].counts != columns[other].counts
+            _note(problems, different, f"has {name} of another length than {other}")
     if shard.kind == "packed":
         lengths, counts = _index_packs(shard, columns, limits, problems)
     else:
@@ -286,11 +291,6 @@ def _note(problems: dict[int, str], where: np.ndarray, text: str) -> None:
     """Record the first problem of each row."""
     for row in np.flatnonzero(where).tolist():
         problems.setdefault(row, text)
-
-
-SUFFIXES = (".hdf5", ".hdf", ".h5", "")
-_NUMBERED = re.compile(r"part[-_](\d+)(?:[-_]of[-_](\d+))?")
-_BIN = re.compile(r"bin[-_]?\d+(?:[-_]\d+)?")
 
 
 def list_shards(folder: Path) -> list[Path]:

@@ -115,25 +115,19 @@ def _packing(
     store: Store, num_sequences: int, max_tokens: int, max_sequences: int, seed: int
 ) -> Packing:
     """Pack a store's first ``num_sequences`` sequences; if they are many, once for all processes of the machine."""
-    arguments = max_tokens, max_sequences, seed
+
+    def pack() -> Packing:
+        return pack_lengths(store.lengths[:num_sequences], max_tokens, max_sequences, seed)
+
     if num_sequences < _SHARED_SEQUENCES:
-        return pack_lengths(store.lengths[:num_sequences], *arguments)
-    data = (
-        store.info.identity
-        if store.info.is_listed
-        else xxhash.xxh3_128_hexdigest(store.lengths.data)
-    )
-    cache = IndexCache(
-        "packs",
-        [store.info.folder],
-        [PACKING_VERSION, data, num_sequences, *arguments],
-        _KEPT_PACKINGS,
-    )
-    return cache.once(
-        Packing,
-        ["order", "offsets"],
-        lambda: vars(pack_lengths(store.lengths[:num_sequences], *arguments)),
-    )
+        return pack()
+    if store.info.is_listed:
+        data = store.info.identity
+    else:
+        data = xxhash.xxh3_128_hexdigest(store.lengths.data)
+    made_from = [PACKING_VERSION, data, num_sequences, max_tokens, max_sequences, seed]
+    cache = IndexCache("packs", [store.info.folder], made_from, _KEPT_PACKINGS)
+    return cache.once(Packing, ["order", "offsets"], lambda: vars(pack()))
 
 
 def first_slots(

@@ -120,7 +120,9 @@ def best_fit(
 
     for length in range(max_tokens, 0, -1):
         left = int(histogram[length])
-        for room in sorted(room for room in open_packs if room >= length) if left else ():
+        if not left:
+            continue
+        for room in sorted(room for room in open_packs if room >= length):
             group = open_packs[room]
             while left and group:
                 combination, available = group.popitem()

@@ -97,11 +97,13 @@ class Ragged:
         masked_offsets = self.masked_offsets[first : end + 1]
         tokens = slice(offsets[0], offsets[-1])
         masked = slice(masked_offsets[0], masked_offsets[-1])
-        masks = self.masked_positions[masked], self.masked_labels[masked]
-        offsets = offsets - offsets[0]
-        masked_offsets = masked_offsets - masked_offsets[0]
         return self._of_rows(
-            slice(first, end), self.tokens[tokens], offsets, *masks, masked_offsets
+            slice(first, end),
+            self.tokens[tokens],
+            offsets - offsets[0],
+            self.masked_positions[masked],
+            self.masked_labels[masked],
+            masked_offsets - masked_offsets[0],
         )
 
     def _of_rows(

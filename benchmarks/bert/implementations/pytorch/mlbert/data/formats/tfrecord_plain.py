@@ -50,20 +50,21 @@ from mlbert.host.errors import UserError
 from mlbert.host.json_files import read_json
 from mlbert.host.schema import parse_model
 
-HEADER_BYTES = 12
-FOOTER_BYTES = 4
-# field numbers of tf.train.Feature
+HEADER_BYTES = 12  # of a record: length and its checksum
+FOOTER_BYTES = 4  # of a record: checksum of the data
+# Field numbers of tf.train.Feature.
 _BYTES = 1
 _FLOAT = 2
 _INT = 3
 _KIND = {name: _FLOAT if name == "masked_lm_weights" else _INT for name in NAMES}
 _KIND_NAMES = {_BYTES: "strings", _FLOAT: "floats", _INT: "integers"}
-# wire types
+# Wire types of protocol buffers.
 _VARINT = 0
 _64_BITS = 1
 _LENGTH = 2
 _32_BITS = 5
 _NO_EXAMPLE = "is not a tf.train.Example"
+LIST = "instances.json"  # the file with the list of a folder's TFRecords
 
 
 class BadExample(ValueError):
@@ -301,9 +302,6 @@ def encode(rows: Ragged, widths: Widths) -> bytes:
     return b"".join(
         frame(encode_example(rows.slice(row, row + 1), widths)) for row in range(len(rows))
     )
-
-
-LIST = "instances.json"
 
 
 class RecordList(SetDescription):

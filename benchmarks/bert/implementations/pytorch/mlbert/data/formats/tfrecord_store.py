@@ -35,9 +35,15 @@ from mlbert.data.formats.tfrecord_plain import read_list
 from mlbert.host.errors import UserError
 from mlbert.host.files import open_plain, plain_size
 
-_VERSION = 1
-_HDF5 = b"\x89HDF\r\n\x1a\n"
-_THREADS = min(16, os.cpu_count() or 1)
+_VERSION = 1  # of the cached index
+_HDF5 = b"\x89HDF\r\n\x1a\n"  # first bytes of an HDF5 file
+_THREADS = min(16, os.cpu_count() or 1)  # that check files at a time
+_PER_RECORD = (
+    "starts",
+    "sizes",
+    "lengths",
+)  # arrays of `RecordIndex` with an entry for each record
+_ARRAYS = ("widths", "counts", *_PER_RECORD)  # all arrays of `RecordIndex`, as cached
 
 
 def accepts(folder: Path | str) -> bool:
@@ -91,10 +97,6 @@ class RecordIndex:
     def __post_init__(self) -> None:
         if {len(self.starts), len(self.sizes), len(self.lengths)} != {int(self.counts.sum())}:
             raise ValueError("arrays of different sets")
-
-
-_PER_RECORD = ("starts", "sizes", "lengths")
-_ARRAYS = ("widths", "counts", *_PER_RECORD)
 
 
 class TFRecordStore(IndexedStore):

@@ -252,11 +252,11 @@ class TokenShards:
                     return found
                 made = self._tokenised(number)
                 body = made.offsets.astype(_INT64).tobytes() + made.tokens.astype(_UINT16).tobytes()
-                sizes = len(made.offsets) - 1, len(made.tokens)
-                write_atomically(
-                    path,
-                    _HEAD.pack(_MAGIC, self._identity(number), *sizes, zlib.crc32(body)) + body,
-                )
+                num_texts = len(made.offsets) - 1
+                num_tokens = len(made.tokens)
+                identity = self._identity(number)
+                head = _HEAD.pack(_MAGIC, identity, num_texts, num_tokens, zlib.crc32(body))
+                write_atomically(path, head + body)
                 if (found := self._kept(number)) is not None:
                     return found
         except UserError as error:

@@ -27,8 +27,8 @@ from mlbert.host.files import read_plain
 
 UNKNOWN = "[UNK]"
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-MAX_CHARS_PER_WORD = 200
-MAX_REMEMBERED_WORDS = 2_000_000
+MAX_CHARS_PER_WORD = 200  # longer words become [UNK]
+MAX_REMEMBERED_WORDS = 2_000_000  # cached by `WordPieceTokenizer`
 _REMEDY = "Give a BERT WordPiece vocab.txt"
 
 # Code point ranges that the benchmark treats as Chinese characters (CJK ideographs; not kana, not hangul).
@@ -42,6 +42,20 @@ CJK_RANGES = (
     (0xF900, 0xFAFF),
     (0x2F800, 0x2FA1F),
 )
+BLOCK_BYTES = 4 << 20  # of text that the compiled tokenizer scans at a time
+MAX_REMEMBERED_BYTES = 256 << 20  # of words cached by the compiled tokenizer
+_FUNCTIONS = {  # of csrc/cpu/wordpiece.c, see `mlbert.host.native.load`
+    "wordpiece_new": "ppplii:p",
+    "wordpiece_free": "p:v",
+    "wordpiece_forget": "p:v",
+    "wordpiece_reset": "p:v",
+    "wordpiece_remembered_bytes": "p:l",
+    "wordpiece_scan": "ppll:l",
+    "wordpiece_pending": "ppp:v",
+    "wordpiece_define": "pppp:i",
+    "wordpiece_append": "pip:i",
+    "wordpiece_take": "pppp:v",
+}
 
 
 @dataclass(frozen=True)
@@ -206,22 +220,6 @@ class WordPieceTokenizer:
         return tuple(found)
 
 
-BLOCK_BYTES = 4 << 20
-MAX_REMEMBERED_BYTES = 256 << 20
-_FUNCTIONS = {
-    "wordpiece_new": "ppplii:p",
-    "wordpiece_free": "p:v",
-    "wordpiece_forget": "p:v",
-    "wordpiece_reset": "p:v",
-    "wordpiece_remembered_bytes": "p:l",
-    "wordpiece_scan": "ppll:l",
-    "wordpiece_pending": "ppp:v",
-    "wordpiece_define": "pppp:i",
-    "wordpiece_append": "pip:i",
-    "wordpiece_take": "pppp:v",
-}
-
-
 def addresses(*arrays: np.ndarray) -> list[int]:
     """Return the addresses of the arrays' data, for C functions."""
     return [array.ctypes.data for array in arrays]
@@ -263,8 +261,13 @@ class NativeWordPiece:
         joined = b"".join(entry for entry, _ in entries)
         offsets = offsets_of([len(entry) for entry, _ in entries])
         ids = np.asarray([number for _, number in entries], np.int32)
-        options = (len(entries), tokenizer.vocabulary[UNKNOWN], int(tokenizer.rules.lower_case))
-        self._handle = self._library.wordpiece_new(joined, *addresses(offsets, ids), *options)
+        self._handle = self._library.wordpiece_new(
+            joined,
+            *addresses(offsets, ids),
+            len(entries),
+            tokenizer.vocabulary[UNKNOWN],
+            int(tokenizer.rules.lower_case),
+        )
         if not self._handle:
             raise no_memory("the vocabulary")
         weakref.finalize(self, self._library.wordpiece_free, self._handle)
@@ -288,14 +291,13 @@ class NativeWordPiece:
             if library.wordpiece_remembered_bytes(handle) > MAX_REMEMBERED_BYTES:
                 library.wordpiece_forget(handle)
             begin = max(end, 1)
-        num_tokens, *num_rows = counts.tolist()
-        offsets: list[np.ndarray] = [
-            np.empty(num + 1, np.int64) for num in num_rows
-        ]  # of sentences, of documents
-        arrays = (np.empty(num_tokens, np.uint16), *offsets)
-        library.wordpiece_take(handle, *addresses(*arrays))
+        num_tokens, num_sentences, num_documents = counts.tolist()
+        tokens = np.empty(num_tokens, np.uint16)
+        sentences = np.empty(num_sentences + 1, np.int64)
+        documents = np.empty(num_documents + 1, np.int64)
+        library.wordpiece_take(handle, *addresses(tokens, sentences, documents))
         library.wordpiece_reset(handle)  # its chunks point into ``data``
-        return FlatDocuments(*arrays)
+        return FlatDocuments(tokens, sentences, documents)
 
     def _define(self, data: bytes, pending: int) -> int:
         """Tokenize the chunks that are not ASCII individually."""

@@ -39,6 +39,23 @@ from mlbert.data.formats.order import first_slots
 from mlbert.data.formats.ragged import Ragged
 
 IGNORED_LABEL = -100  # label of padding; the default of PyTorch's cross_entropy
+ALIGNMENT = 16  # bytes, so that kernels may load several elements at a time
+NUMPY_TYPES = {  # PyTorch supports few unsigned types, so it sees 16-bit ids as signed
+    torch.int16: np.uint16,
+    torch.int32: np.int32,
+    torch.uint8: np.uint8,
+    torch.float32: np.float32,
+}
+FILLERS = {  # padding values; 0 for other tensors, and cu_seqlens repeats its last value
+    "masked_labels": IGNORED_LABEL,
+    "next_sentence_labels": IGNORED_LABEL,
+}
+# Of static shapes.
+TOKEN_MULTIPLE = 128  # tiles of a GPU's matrix products
+MASKED_MULTIPLE = 16  # inner dimension of an FP8 product
+# Standard deviations of headroom for the number of masked tokens, which is binomial.
+DEVIATIONS = 6.0
+PARTS = (0.6, 0.8)  # fractions of the maximum token count, for batches of varying size
 
 
 @dataclass(frozen=True)
@@ -114,18 +131,6 @@ class Batch:
         return replace(self, **moved)
 
 
-ALIGNMENT = 16  # bytes, so that kernels may load several elements at a time
-NUMPY_TYPES = {  # PyTorch supports few unsigned types, so it sees 16-bit ids as signed
-    torch.int16: np.uint16,
-    torch.int32: np.int32,
-    torch.uint8: np.uint8,
-    torch.float32: np.float32,
-}
-FILLERS = {  # padding values; 0 for other tensors, and cu_seqlens repeats its last value
-    "masked_labels": IGNORED_LABEL,
-    "next_sentence_labels": IGNORED_LABEL,
-}
-
 Expand = Callable[[Mapping[str, Tensor], Batch], None]
 
 
@@ -156,13 +161,20 @@ class HostBatch:
         Each unit has ``max_tokens`` slots, which determine the dropout rows. ``page_locked`` memory lets the copy to
         the device overlap computation; it requires a CUDA device.
         """
-        lengths = rows.lengths
         labels = rows.labels
-        sizes = len(rows.tokens), len(rows), len(rows.masked_labels)
-        longest = int(lengths.max()) if len(rows) else 0
-        num_bytes = max(part.stop for part, _ in _layout(*sizes, labels is not None).values())
-        data = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=page_locked)
-        batch = cls(data, *sizes, longest, labels is not None)
+        num_tokens = len(rows.tokens)
+        num_masked = len(rows.masked_labels)
+        has_labels = labels is not None
+        layout = _layout(num_tokens, len(rows), num_masked, has_labels)
+        num_bytes = max(part.stop for part, _ in layout.values())
+        batch = cls(
+            data=torch.empty(num_bytes, dtype=torch.uint8, pin_memory=page_locked),
+            num_tokens=num_tokens,
+            num_samples=len(rows),
+            num_masked=num_masked,
+            max_seqlen=int(rows.lengths.max()) if len(rows) else 0,
+            has_labels=has_labels,
+        )
         parts = batch.arrays()
         parts["ids"][:] = rows.tokens
         parts["masked_labels"][:] = rows.masked_labels
@@ -232,8 +244,14 @@ class HostBatch:
         crosses = device.type == "cuda" and not self.data.is_cuda
         data = _copy_on_side_stream(self.data, device) if crosses else self.data.to(device)
         if out is None:
-            sizes = self.num_tokens, self.num_samples, self.num_masked
-            out = Batch.empty(*sizes, self.max_seqlen, self.has_labels, device)
+            out = Batch.empty(
+                self.num_tokens,
+                self.num_samples,
+                self.num_masked,
+                self.max_seqlen,
+                self.has_labels,
+                device,
+            )
         expansion(device)(self.parts(data), out)
         return out
 
@@ -267,10 +285,8 @@ def expanded(parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     bounds = parts["cu_seqlens"]
     starts = bounds[:-1]
     lengths = bounds[1:] - bounds[:-1]
-    position = np.arange(
-        bounds[-1], dtype=np.int32
-    )  # within the batch; next line: within the sequence
-    position -= starts.repeat(lengths)
+    position = np.arange(bounds[-1], dtype=np.int32)  # within the batch
+    position -= starts.repeat(lengths)  # within the sequence
     arrays = {
         "input_ids": parts["ids"].astype(np.int64),
         "segment_ids": (position >= parts["first_lengths"].repeat(lengths)).astype(np.int64),
@@ -330,14 +346,6 @@ def _copy_on_side_stream(data: Tensor, device: torch.device) -> Tensor:
     current.wait_stream(stream)
     copy.record_stream(current)
     return copy
-
-
-TOKEN_MULTIPLE = 128  # tiles of a GPU's matrix products
-MASKED_MULTIPLE = 16  # inner dimension of an FP8 product
-DEVIATIONS = (
-    6.0  # standard deviations of headroom for the number of masked tokens, which is binomial
-)
-PARTS = (0.6, 0.8)  # fractions of the maximum token count, for batches of varying size
 
 
 @dataclass(frozen=True)

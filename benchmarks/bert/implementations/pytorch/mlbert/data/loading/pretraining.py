@@ -78,13 +78,16 @@ class EvalSet(EvaluationBatches):
         """Maximum sizes of a batch, smallest first; several, because a rank's number of packs is unknown before
         `open`."""
         sizes = {-(-self._packs_per_batch * part // PARTS) for part in range(1, PARTS + 1)}
-        of_pack = (
-            self.max_tokens,
-            self._max_sequences,
-            self.info.max_seq_length,
-            self.info.max_predictions,
+        return tuple(
+            StaticShape.of_packs(
+                packs,
+                self.max_tokens,
+                self._max_sequences,
+                self.info.max_seq_length,
+                self.info.max_predictions,
+            )
+            for packs in sorted(sizes)
         )
-        return tuple(StaticShape.of_packs(packs, *of_pack) for packs in sorted(sizes))
 
     def open(self) -> None:
         """Read and pack the examples. This is the first access to evaluation data. Raises UserError if a file is

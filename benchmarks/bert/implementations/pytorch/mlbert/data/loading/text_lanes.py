@@ -34,18 +34,20 @@ from mlbert.data.formats.tokenizer import Tokenizer
 from mlbert.host.errors import UserError
 from mlbert.host.files import is_leftover, whole_file
 
-# cached orders: more epochs if they are small, because lanes drift apart
-_KEPT_EPOCHS = 3
-_KEPT_BYTES = 64 << 20
-_SHARED_TEXTS = (
-    1 << 20
-)  # smaller orders are made by every process, in less time than opening a file may take
+# Cached orders: more epochs if they are small, because lanes drift apart.
+_KEPT_EPOCHS = 3  # at least
+_KEPT_BYTES = 64 << 20  # more epochs up to this total
+# Texts of an epoch. Smaller orders are made by every process, in less time than opening a file may take.
+_SHARED_TEXTS = 1 << 20
 _STALE_SECONDS = 24 * 3600.0  # after which a file is deleted when another one is made
 _CHECKSUM_BYTES = 8  # at the end of an order's file: XXH3-64 of the name and the order
 _STORED_ORDERS = 2  # on disk at a time: this epoch's and the next one's
 _MEGABYTE = 10**6
 _KEPT_STEPS = 32  # cached positions, for returning from prefetched steps
 _MOST_EPOCHS = 3  # that a lane searches for a text that is not empty
+_WINDOW = 1 << 16  # places of an order whose shards are looked up together
+_JOIN_TIMEOUT = 5.0  # seconds to wait for the thread to end
+_PAUSE = 0.05  # seconds between checks for a shard that another process is making
 
 
 class EpochOrders:
@@ -395,11 +397,6 @@ class PieceLanes:
 
 
 Lanes = WholeLanes | PieceLanes
-
-
-_WINDOW = 1 << 16  # places of an order whose shards are looked up together
-_JOIN_TIMEOUT = 5.0  # seconds to wait for the thread to end
-_PAUSE = 0.05  # seconds between checks for a shard that another process is making
 
 
 class Pieces:

@@ -28,6 +28,7 @@ SHAPES: Mapping[str, Callable[[float], float]] = {
     "cosine": lambda done: 0.5 * (1.0 - math.cos(math.pi * done)),
     "step": lambda done: float(done >= 0.5),
 }
+_COUNTED_TEXTS = 4096
 
 
 def masking_rate(
@@ -36,9 +37,6 @@ def masking_rate(
     """Return the masking rate as a function of the updates so far: ``first`` at step 0, ``last`` at ``max_steps`` (1 or
     more) and later; ``schedule`` is a name of `SHAPES`."""
     return lambda step: first + SHAPES[schedule](min(step / max_steps, 1.0)) * (last - first)
-
-
-_COUNTED_TEXTS = 4096
 
 
 def inspect(

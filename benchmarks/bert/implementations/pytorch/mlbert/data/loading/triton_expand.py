@@ -44,25 +44,30 @@ OUTPUTS = (
 
 def expand(parts: Mapping[str, Tensor], out: Batch) -> None:
     """Expand the parts into ``out``; bitwise the same as `mlbert.data.loading.batches.expand_plain`."""
-    sizes = parts["ids"].numel(), parts["next_sentence"].numel(), parts["masked_labels"].numel()
-    filled = out.num_tokens, out.num_samples, out.num_masked
-    assert all(size <= limit for size, limit in zip(sizes, filled, strict=True)), (
-        "the batch is larger than its target"
-    )
-    assert sizes[1] <= MAX_SEQUENCES, f"{sizes[1]} sequences"
-    grid = (triton.cdiv(max(filled[0], filled[1] + 1, filled[2]), BLOCK),)
+    tokens = parts["ids"].numel()
+    sequences = parts["next_sentence"].numel()
+    masked = parts["masked_labels"].numel()
+    fits = tokens <= out.num_tokens and sequences <= out.num_samples and masked <= out.num_masked
+    assert fits, "the batch is larger than its target"
+    assert sequences <= MAX_SEQUENCES, f"{sequences} sequences"
+    longest = max(out.num_tokens, out.num_samples + 1, out.num_masked)
+    grid = (triton.cdiv(longest, BLOCK),)
     expand_kernel[grid](
         *(parts[name] for name in INPUTS),
         *(getattr(out, name) for name in OUTPUTS),
-        *sizes,
-        *filled,
+        tokens,
+        sequences,
+        masked,
+        out.num_tokens,
+        out.num_samples,
+        out.num_masked,
         IGNORED=IGNORED_LABEL,
         HALVINGS=HALVINGS,
         BLOCK=BLOCK,
     )
     if out.labels is not None:  # only small tasks have labels: not worth a second kernel variant
-        out.labels[: sizes[1]].copy_(parts["labels"])
-        out.labels[sizes[1] :].zero_()
+        out.labels[:sequences].copy_(parts["labels"])
+        out.labels[sequences:].zero_()
 
 
 # Sizes change from batch to batch: specialization would cause compilation in the middle of a run.

@@ -50,6 +50,7 @@ _WIKI = re.compile(r"wiki_\d{1,6}")
 _PART = re.compile(r"part-\d{5}-of-\d{5}")
 _UNFINISHED = re.compile(r"(part-\d{5}-of-\d{5}|eval\.(txt|md5)|clean\.json)\.\d+(@[^@]+)?\.tmp")
 _EVAL = ("eval.txt", "eval.md5")
+_LOOKED_AT = 65_536  # bytes
 
 
 @dataclass(frozen=True)
@@ -368,9 +369,6 @@ def _prepare_scratch(out: Path, wanted: dict[str, Any]) -> None:
         shutil.rmtree(out / SCRATCH, ignore_errors=True)
         (out / SCRATCH).mkdir(parents=True)
     write_atomically(plan, wanted_bytes)
-
-
-_LOOKED_AT = 65_536  # bytes
 
 
 def recognise(path: Path) -> str:

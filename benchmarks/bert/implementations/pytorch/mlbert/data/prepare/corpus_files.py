@@ -42,17 +42,16 @@ PACKED = (".gz", ".zst")
 ROW_SUFFIXES = (".jsonl", ".json", ".parquet")
 TABLE_SUFFIXES = (".csv", ".tsv")
 HTML_SUFFIXES = (".html", ".htm", ".xhtml")
-# of `datasets`
-SAVED_SET = "dataset_info.json"
-SAVED_SETS = "dataset_dict.json"
-TEXT = "text"
-TRAIN = "train"
+# Files that show that `datasets` saved a folder.
+SAVED_SET = "dataset_info.json"  # of one split
+SAVED_SETS = "dataset_dict.json"  # of several
+TEXT = "text"  # column that is read by default
+TRAIN = "train"  # split that is read, if there are several
 LINKED_FOLDERS = "linked folder(s)"  # counted among the suffixes of what is not read
 WHOLE = 32_000  # characters; a plain file up to this size is one document
 MOST_DOCUMENT = 1_000_000  # characters; longer records are cut
-# bytes read at a time
-_CHUNK = 1 << 20
-_PACKED_CHUNK = 1 << 16
+_CHUNK = 1 << 20  # bytes of a plain or .gz file, read at a time
+_PACKED_CHUNK = 1 << 16  # bytes of a .zst file, read at a time
 _ROWS = 1024  # of a Parquet file, read at a time
 _MOST_LINE = 64 << 20  # maximum characters of a line
 _HTML_HEAD = 1024  # bytes with the declaration of the encoding
@@ -260,7 +259,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
         if path.suffix.lower() == ".gz":
             file = stack.enter_context(gzip.GzipFile(fileobj=file))
         elif path.suffix.lower() == ".zst":
-            broken = (*broken, zstandard_module().ZstdError)
+            broken += (zstandard_module().ZstdError,)
         try:
             yield file
         except broken as error:

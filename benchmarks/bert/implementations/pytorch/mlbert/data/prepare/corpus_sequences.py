@@ -16,15 +16,24 @@ from mlbert.data.formats.tokenizer import Tokenizer
 from mlbert.data.formats.wordpiece import CJK_RANGES, UNKNOWN, is_cjk
 from mlbert.data.prepare.corpus import split_sentences
 
-# tokens; fraction of a line
-RUN = 8
-NEAR_DUPLICATE = 0.5
+RUN = 8  # tokens of a run that is compared
+NEAR_DUPLICATE = 0.5  # fraction of a line's tokens in known runs from which it is dropped
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
 
 
 Encoded = tuple[
     np.ndarray, Counter[str]
 ]  # uint16 tokens of some documents, with [SEP] after each; see `encode_texts`
+# Example sentences.
+COUNT = 10  # chosen, at most
+_TOKENS = range(8, 41)  # allowed numbers of tokens in a sentence
+_LONGEST = 400  # characters of a sentence, exclusive
+_LEAST_LETTERS = 3  # of the masked word, if its script has blanks
+_LOOKED_AT = 20_000  # sentences examined
+# Ends of sentences that `split_sentences` does not know.
+_SENTENCE_END = re.compile(r"(?<=[。！？؟।])\s*|(?<=[.!?])\s+(?=[^\W\d_A-Za-z])")
+_CJK = "".join(f"{chr(low)}-{chr(high)}" for low, high in CJK_RANGES)
+_WORD = re.compile(rf"[{_CJK}]|[^\W\d_{_CJK}]+")
 
 
 def encode_texts(tokenizer: Tokenizer, known: np.ndarray | None, texts: Sequence[str]) -> Encoded:
@@ -113,19 +122,6 @@ def has_next(sample: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
     is_followed[:-1] &= ~ends[1:]
     is_followed[-1] = False
     return is_followed
-
-
-COUNT = 10
-# allowed number of tokens in a sentence; characters
-_TOKENS = range(8, 41)
-_LONGEST = 400
-_LEAST_LETTERS = 3  # of the masked word, if its script has blanks
-_LOOKED_AT = 20_000  # sentences examined
-_SENTENCE_END = re.compile(
-    r"(?<=[。！？؟।])\s*|(?<=[.!?])\s+(?=[^\W\d_A-Za-z])"
-)  # unknown to `split_sentences`
-_CJK = "".join(f"{chr(low)}-{chr(high)}" for low, high in CJK_RANGES)
-_WORD = re.compile(rf"[{_CJK}]|[^\W\d_{_CJK}]+")
 
 
 def choose_sentences(texts: Iterable[str], tokenizer: Tokenizer) -> list[list[str]]:

@@ -52,33 +52,33 @@ from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain, write_atomically
 from mlbert.host.json_files import add_checksum, parse_checksummed
 
-LEAST_CHARACTERS = 20_000
-# characters
-HELD_OUT_SHARE = 0.02
-HELD_OUT_AT_LEAST = 60_000
-HELD_OUT_AT_MOST = 400_000
-HELD_OUT_MOST_SHARE = 0.1
+LEAST_CHARACTERS = 20_000  # of all text
+# Size of the held-out text.
+HELD_OUT_SHARE = 0.02  # fraction of all characters
+HELD_OUT_AT_LEAST = 60_000  # characters, if they are not more than HELD_OUT_MOST_SHARE
+HELD_OUT_AT_MOST = 400_000  # characters
+HELD_OUT_MOST_SHARE = 0.1  # fraction of all characters
 _LEAST_HELD_OUT = 10  # documents, so that no single one dominates the accuracy
 MOST_UNKNOWN = 0.5  # fraction of [UNK] above which nothing can be learnt
 _MOST_WORDS = 400_000  # different words kept; above that, words seen only once are dropped
-_MOST_PAIRS = 4_000_000
+_MOST_PAIRS = 4_000_000  # different pairs of neighbors that the baselines count
 _LEAST_SHARE = 2e-6  # of all characters, for one in the vocabulary's alphabet
-# shares of the letters, see `_Scan.case`
-_PLAIN_CASED = 0.5
-_MOST_ACCENTS = 0.003
+# Shares of the letters, see `_Scan.case`.
+_PLAIN_CASED = 0.5  # with case; if there are fewer, the vocabulary keeps case
+_MOST_ACCENTS = 0.003  # with accents; if there are more, it keeps case and accents
 _MOST_KNOWN = 2_000_000  # documents that later ones are compared with
 _LETTERS = re.compile(r"[^\W\d_]+")
-# characters of a document
 _MARKUP = re.compile(r"</?[A-Za-z][^<>\n]*>|\{\{|\}\}|\[\[|\]\]|&[a-z]+;")
-_SAMPLED = 2000
-_MUCH_MARKUP = 0.02
+_SAMPLED = 2000  # characters of a document in which markup is counted
+_MUCH_MARKUP = 0.02  # share of these characters above which a warning is shown
+# Errors of a file that can be left out.
 _SKIPPED = (
     "data.encoding",
     "data.damaged",
     "data.row",
     "data.columns",
-)  # errors of a file that can be left out
-_SHARD_BYTES = 8 << 20
+)
+_SHARD_BYTES = 8 << 20  # maximum size of an MDS shard
 _TOGETHER = 1 << 20  # characters that a process works on at a time
 _FACTS = "text.json"
 
@@ -290,12 +290,16 @@ class _Scan:
         A small vocabulary of a language such as English gains: a word has one entry, also at the start of a sentence.
         Where letters have accents, the words lose their meaning with them, and scripts without case gain nothing.
         """
-        letters = cased = accented = 0
+        letters = 0
+        cased = 0
+        accented = 0
         for char, count in count_characters(self.words).items():
             if char.isalpha() or unicodedata.category(char) == "Mn":
                 letters += count
-                cased += count * (char.lower() != char.upper())
-                accented += count * (basic_split(char) != [char.lower()])
+                if char.lower() != char.upper():
+                    cased += count
+                if basic_split(char) != [char.lower()]:
+                    accented += count
         if not letters:
             return False, "there are no letters"
         if cased < _PLAIN_CASED * letters:
@@ -390,8 +394,9 @@ def _scan_text(request: Request, executor: Executor) -> tuple[Request, _Scan]:
             break
     else:
         raise _repeats_itself()
-    for text in () if request.held_out else scan.held_out.texts:
-        scan.words.subtract(_words(text))
+    if not request.held_out:
+        for text in scan.held_out.texts:
+            scan.words.subtract(_words(text))
     scan.words = +scan.words
     return request, scan
 

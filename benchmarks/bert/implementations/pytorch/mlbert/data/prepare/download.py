@@ -37,7 +37,12 @@ from mlbert.host.json_files import parse_json, read_json
 from mlbert.host.provenance import shipped
 from mlbert.host.schema import Count, Document, parse_model
 
-LIST = Path(__file__).with_name("benchmark_files.json")
+LIST = Path(__file__).with_name("benchmark_files.json")  # the benchmark's files
+VERIFIED = ".verified"  # in the output folder: the record of verified files
+CHUNK = 1 << 20  # bytes read at a time
+_SUM_LINE = re.compile(r"([0-9a-f]{32})[ *]+(\S+)")  # MD5 and name, as md5sum writes them
+_RESUME = "Run the same command again; it continues where it stopped"
+_DAMAGED = (tarfile.TarError, EOFError, OSError, zlib.error)  # raised while an archive is read
 
 
 class Entry(Document):
@@ -92,12 +97,6 @@ def select(listed: FileList, wanted: Sequence[str]) -> list[Entry]:
 
 def _names(entry: Entry) -> set[str]:
     return {entry.name, Path(entry.name).name, entry.group}
-
-
-VERIFIED = ".verified"
-CHUNK = 1 << 20
-_SUM_LINE = re.compile(r"([0-9a-f]{32})[ *]+(\S+)")
-_RESUME = "Run the same command again; it continues where it stopped"
 
 
 def fetch_all(
@@ -161,7 +160,8 @@ def _fetch(entry: Entry, target: Path, mirror: str, progress: Progress) -> None:
             write_atomically(target, known)
             return
     reasons = []
-    for source in _mirrored(entry, mirror) if mirror else entry.urls:
+    sources = _mirrored(entry, mirror) if mirror else entry.urls
+    for source in sources:
         try:
             _fetch_from(source, entry, target, progress)
             return
@@ -284,9 +284,6 @@ def _unpack(entry: Entry, out: Path, memory: _Memory, progress: Progress) -> lis
         )
     memory.remember(made)
     return list(made)
-
-
-_DAMAGED = (tarfile.TarError, EOFError, OSError, zlib.error)
 
 
 def _members(

@@ -30,6 +30,12 @@ from mlbert.data.formats.wordpiece import (
 from mlbert.data.prepare import instances
 from mlbert.host import native
 
+_FUNCTIONS = {  # of csrc/cpu/instances.c, see `mlbert.host.native.load`
+    "instances_make": "ppplppp:p",
+    "instances_take": "pppppppp:v",
+    "instances_free": "p:v",
+}
+
 
 class Generator(Protocol):
     """Converts a text part to documents, and documents to rows."""
@@ -81,13 +87,6 @@ class _Options(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("max_seq_length", "max_predictions", "dupe_factor")),
         *((name, ctypes.c_int32) for name in ("mask_id", "cls_id", "sep_id", "vocab_size")),
     )
-
-
-_FUNCTIONS = {
-    "instances_make": "ppplppp:p",
-    "instances_take": "pppppppp:v",
-    "instances_free": "p:v",
-}
 
 
 class NativeGenerator:

@@ -260,9 +260,10 @@ def prepare_instances(job: InstanceJob, executor: jobs.Executor = jobs.LOCAL) ->
     parts = jobs.inspect_parts(job.parts, skip_bad=job.skip_bad, executor=executor)
     work = _Work(job, tuple(parts), vocabulary_sha256(job.vocab_file))
     options = {"inputs": [work.fingerprint(index) for index in range(len(parts))], **work.options()}
-    finished = job.out, options, executor.progress
-    if made := jobs.finished_manifest(*finished) or jobs.finished_list(*finished):
-        return made
+    if manifest := jobs.finished_manifest(job.out, options, executor.progress):
+        return manifest
+    if records := jobs.finished_list(job.out, options, executor.progress):
+        return records
     return make_instances(job, parts, {"tool": jobs.tool_name(), "options": options}, executor)
 
 
@@ -290,6 +291,8 @@ def _shard_digests(path: Path) -> Iterator[tuple[str, int, str]]:
     names = [shard.file for shard in manifest.shards]
     if path != folder and path.name not in names:
         raise UserError("data.format", path, f"is not a shard of {folder / MANIFEST}")
-    for name in names if path == folder else [path.name]:
+    if path != folder:
+        names = [path.name]
+    for name in names:
         shard = map_file(folder / name).rows
         yield name, len(shard), digest(shard, manifest.max_seq_length, manifest.max_predictions)

@@ -29,6 +29,7 @@ Document = list[list[int]]
 
 
 MOST_PASSES = 1000  # over a text
+REMEDY = "Give UTF-8 text, one sentence a line and a blank line between documents"
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,6 @@ def parse_documents(lines: Iterable[str], tokenizer: WordPieceTokenizer) -> list
         for document in documents
         if (sentences := [tokens for tokens in document if tokens])
     ]
-
-
-REMEDY = "Give UTF-8 text, one sentence a line and a blank line between documents"
 
 
 def without_text(path: Path) -> UserError:

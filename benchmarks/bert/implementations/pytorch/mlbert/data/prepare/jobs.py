@@ -59,6 +59,7 @@ C_SOURCES = (  # of the libraries that these folders load
 _FEWER = (
     "Use fewer processes: --workers, or CPU_THREADS of `mlbert pretrain`; finished parts are kept"
 )
+_IN_FOLDER = re.compile(r"part-\d+(-of-\d+)?|(?!eval).*\.txt")  # text parts of a folder
 
 
 class Progress:
@@ -403,9 +404,6 @@ def keep_apart(out: Path, inputs: Iterable[Path]) -> None:
             )
 
 
-_IN_FOLDER = re.compile(r"part-\d+(-of-\d+)?|(?!eval).*\.txt")
-
-
 @dataclass(frozen=True)
 class TextPart:
     """One text part."""
@@ -424,11 +422,13 @@ def expand_inputs(inputs: Iterable[Path], *, skip_bad: bool = False) -> list[Pat
     Raises UserError: a folder holds no part, or not all of its ``part-00000-of-00500``. With ``skip_bad``, the missing
     ones are listed as files that cannot be read.
     """
-    return [
-        part
-        for given in inputs
-        for part in (_parts_of_folder(given, skip_bad) if given.is_dir() else [given])
-    ]
+    parts: list[Path] = []
+    for given in inputs:
+        if given.is_dir():
+            parts += _parts_of_folder(given, skip_bad)
+        else:
+            parts.append(given)
+    return parts
 
 
 def _parts_of_folder(folder: Path, skip_bad: bool) -> list[Path]:

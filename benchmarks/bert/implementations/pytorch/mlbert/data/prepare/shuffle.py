@@ -356,9 +356,10 @@ def finish(writer: ShardWriter, store: Store, options: dict[str, Any], **more: A
         "max_seq_length": store.info.max_seq_length,
         "max_predictions": store.info.max_predictions,
     }
-    provenance = {"tool": tool_name(), "options": options, "input": inherited}
     return writer.finish(
-        vocabulary=known_vocabulary(store.info), provenance=provenance, **{**limits, **more}
+        vocabulary=known_vocabulary(store.info),
+        provenance={"tool": tool_name(), "options": options, "input": inherited},
+        **(limits | more),
     )
 
 

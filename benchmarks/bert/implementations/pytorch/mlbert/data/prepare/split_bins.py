@@ -54,7 +54,8 @@ from mlbert.data.prepare.jobs import (
 from mlbert.data.prepare.step_tasks import StepTasks
 from mlbert.host.errors import UserError
 
-EDGES = (128, 256, 384, 512)
+EDGES = (128, 256, 384, 512)  # tokens: the longest sequence of each bin
+LAYOUTS = ("fixed", "variable")  # of HDF5 shards
 
 
 def _count(
@@ -172,9 +173,6 @@ def _finished(out: Path, options: dict[str, Any], progress: Progress) -> list[Ma
         return []
     shuffle.remove_spill(out)
     return manifests
-
-
-LAYOUTS = ("fixed", "variable")
 
 
 def make_hdf5_bins(

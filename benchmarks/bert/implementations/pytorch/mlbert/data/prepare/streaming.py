@@ -60,15 +60,15 @@ HUB_SETS: dict[str, tuple[str, str | None]] = {
 }
 _HUB_PARTS = {"train": "train", "val": "validation"}
 TEXT_SUFFIXES = (".txt",)
-# for text without a validation part
-VAL_SHARE = 1 / 50
-VAL_SEED = 17
-# texts examined, and tokens, for the report of what truncation drops
-LOOKED_AT = 10_000
-SHORT_SEQUENCE = 128
+# For text without a validation part.
+VAL_SHARE = 1 / 50  # fraction of the texts that become one
+VAL_SEED = 17  # selects them
+# For the report of what truncation drops.
+LOOKED_AT = 10_000  # texts examined
+SHORT_SEQUENCE = 128  # tokens
 TOGETHER = 256  # texts tokenised together
 GROUP = 16 << 20  # bytes of small files that a task reads
-_REPORT_SECONDS = 10.0
+_REPORT_SECONDS = 10.0  # between lines of progress
 
 # Returns the texts of a part ("train" or "val").
 Texts = Callable[[str], Iterator[str]]
@@ -293,11 +293,10 @@ class _Encoder:
                     yield content[first:end].tobytes()
                     continue
                 rest = np.concatenate([rest, content[first:end]])
-                full = (
-                    len(rest) - len(rest) % how.tokens
-                    if how.wrap
-                    else how.tokens * (len(rest) >= how.tokens)
-                )
+                num_samples = len(rest) // how.tokens
+                if not how.wrap:
+                    num_samples = min(num_samples, 1)
+                full = num_samples * how.tokens
                 yield from (
                     row.tobytes() for row in rest[:full].reshape(-1, how.tokens).astype("<i8")
                 )

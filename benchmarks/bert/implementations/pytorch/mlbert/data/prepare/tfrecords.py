@@ -60,6 +60,7 @@ from mlbert.host.files import read_plain, write_atomically
 from mlbert.host.json_files import parse_json
 
 _FILE_NAME = re.compile(r"\.?part-\d{5}-of-(?P<count>\d{5})\.tfrecord(\.json)?")
+_SKIP = "Restore the file, or skip bad records with --skip-bad"
 
 
 def tfrecord_name(index: int, count: int) -> str:
@@ -165,9 +166,6 @@ class TfrecordFolder:
         made = read_list(self.folder)
         assert made is not None, "it was written"
         return made
-
-
-_SKIP = "Restore the file, or skip bad records with --skip-bad"
 
 
 def input_files(inputs: Sequence[Path]) -> list[Path]:
