@@ -14,6 +14,10 @@ from mlbert.data.formats.ragged import offsets_of
 
 _, UNK, CLS, SEP, MASK = range(5)
 RULE = MaskingRule(0.15, 76, mask_id=MASK, cls_id=CLS, sep_id=SEP, vocab_size=1000)
+SPECIAL = (0, 100, 101, 102, 103)
+TEXT_MASK = 103
+VOCAB = 30_522
+GOLDEN = 0x9E3779B97F4A7C15
 
 
 def plain_mask(tokens, rule, rng):
@@ -91,18 +95,10 @@ def test_draws_on_the_limit() -> None:
     )
 
 
-SPECIAL = (0, 100, 101, 102, 103)
-TEXT_MASK = 103
-VOCAB = 30_522
-
-
 def mixed(value: int) -> int:
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         value = (value ^ (value >> shift)) * factor % 2**64
     return value ^ (value >> 31)
-
-
-GOLDEN = 0x9E3779B97F4A7C15
 
 
 def by_the_definition(

@@ -19,6 +19,9 @@ from user_errors import user_error
 GOLDEN = json.loads((Path(__file__).parents[3] / "assets/mds/sample_order.json").read_bytes())
 BLOCK = 1 << 16
 PY1E = SHUFFLES["py1e"]
+SEED = 9176  # Streaming's default
+STREAMS = json.loads((Path(__file__).parents[3] / "assets/mds/streams_order.json").read_bytes())
+SET_SIZES = [np.array(sizes) for sizes in STREAMS["shard_sizes"]]
 
 
 def shuffled(
@@ -43,9 +46,6 @@ def test_order_of_streaming(case):
         order.tolist(), case["world"], case["batch_size"], case.get("sample_in_epoch", 0)
     )
     assert found == np.ravel(case["ids"]).tolist()
-
-
-SEED = 9176  # Streaming's default
 
 
 def of_workers(order: list[int], world: dict[str, int], batch_size: int, first: int) -> list[int]:
@@ -126,10 +126,6 @@ def test_memory_is_that_of_a_block():
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(SHUFFLES, "py1e", lambda *arguments: PY1E(*arguments[:-1], BLOCK))
         assert peak(2_000_000) < 1.2 * peak(1_000_000) < 120 * BLOCK
-
-
-STREAMS = json.loads((Path(__file__).parents[3] / "assets/mds/streams_order.json").read_bytes())
-SET_SIZES = [np.array(sizes) for sizes in STREAMS["shard_sizes"]]
 
 
 def streams(*weights: dict, **more: object) -> str:

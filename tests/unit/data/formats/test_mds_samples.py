@@ -19,6 +19,16 @@ from user_errors import user_error
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 ASSETS = Path(__file__).resolve().parents[3] / "assets/mds"
+WRONG = {  # values that a column cannot have
+    "input_mask": (0, 2),
+    "input_ids": (-1, 65_536),
+    "masked_lm_ids": (65_536,),
+    "segment_ids": (1, -1),
+    "masked_lm_positions": (40, -3),
+    "masked_lm_weights": (0.5,),
+    "next_sentence_labels": (2,),
+}
+PREDICTED = [name for name in COLUMNS if name.startswith("masked")]
 
 
 @pytest.fixture
@@ -90,19 +100,6 @@ def test_predictions_out_of_order_are_sorted(tmp_path, rows):
     ) == names(rows)
 
 
-WRONG = {
-    "input_mask": (0, 2),
-    "input_ids": (-1, 65_536),
-    "masked_lm_ids": (65_536,),
-    "segment_ids": (1, -1),
-}
-WRONG |= {
-    "masked_lm_positions": (40, -3),
-    "masked_lm_weights": (0.5,),
-    "next_sentence_labels": (2,),
-}
-
-
 @pytest.mark.parametrize(
     ("name", "value"), [(name, value) for name, values in WRONG.items() for value in values]
 )
@@ -140,9 +137,6 @@ def sizes_in(folder: Path, shard: str, sample: int, sizes: dict[str, int]) -> Pa
         one["raw_data"]["hashes"] = {}
     (folder / "index.json").write_text(json.dumps(index))
     return folder
-
-
-PREDICTED = [name for name in COLUMNS if name.startswith("masked")]
 
 
 def test_sizes_that_do_not_fit_each_other(tmp_path, rows):

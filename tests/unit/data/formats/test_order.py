@@ -27,6 +27,9 @@ from mlbert.data.formats.ragged import offsets_of
 from random_set import random_rows
 from stored_sets import write_set
 
+BINS = st.lists(st.tuples(st.integers(8, 300), st.integers(1, 8)), min_size=1, max_size=5)
+KEYS = st.one_of(st.integers(0, 2**63), st.tuples(st.integers(0, 2**40), st.integers(0, 1000)))
+
 
 def naive_snake(lengths: list[int], parts: int) -> list[list[int]]:
     """Deal one unit after the other."""
@@ -180,9 +183,6 @@ def test_even_mix_holds_each_bin_in_proportion(counts, data):
     assert (np.abs(np.bincount(stretch, minlength=len(counts)) - shares) <= len(counts) + 1).all()
 
 
-BINS = st.lists(st.tuples(st.integers(8, 300), st.integers(1, 8)), min_size=1, max_size=5)
-
-
 @given(BINS, st.integers(1, 4), st.integers(0, 9))
 @settings(max_examples=10)
 def test_every_rank_gets_its_numbers_and_no_unit_twice(drawn, world_size, seed):
@@ -222,9 +222,6 @@ def test_scattered_positions_are_those_of_the_whole():
         for size in (3, 50, 3000):
             anywhere = np.random.default_rng(size).permutation(units.length)[:size]
             assert units(1, anywhere).tolist() == whole[anywhere].tolist()
-
-
-KEYS = st.one_of(st.integers(0, 2**63), st.tuples(st.integers(0, 2**40), st.integers(0, 1000)))
 
 
 @given(n=st.integers(0, 3000), key=KEYS)

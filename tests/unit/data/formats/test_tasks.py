@@ -26,6 +26,12 @@ from stored_sets import tree
 from user_errors import user_error
 
 FORM = TaskForm(("text",), "label")
+# Column names of Hugging Face's copy.
+TEXTS = {
+    "mnli": ("premise", "hypothesis"),
+    "stsb": ("sentence1", "sentence2"),
+    "cola": ("sentence",),
+}
 
 
 def write(folder: Path, text: str, name: str = "train.csv") -> Path:
@@ -190,14 +196,6 @@ def test_glues_official_forms(tmp_path: Path, name: str) -> None:
         glue_files.write_file(path, task, rows)
         labels = read_evaluation(path, form, task.classes).labels
         assert np.array_equal(labels, [len(task.classes) - 1 if task.classes else 3.25] * 3)
-
-
-# Column names of Hugging Face's copy.
-TEXTS = {
-    "mnli": ("premise", "hypothesis"),
-    "stsb": ("sentence1", "sentence2"),
-    "cola": ("sentence",),
-}
 
 
 @pytest.mark.parametrize("name", TEXTS)

@@ -42,6 +42,27 @@ from user_errors import user_error
 ASSET = Path(__file__).resolve().parents[3] / "assets" / "tfrecord" / "benchmark.tfrecord"
 WIDTHS = Widths(32, 5)
 LONG = struct.pack("<Q", 1 << 50)
+BAD = {
+    "missing": {"segment_ids": None},
+    "empty": {"masked_lm_ids": []},
+    "wider": {"input_ids": [1] * 9},
+    "narrower": {"masked_lm_positions": [1, 3]},
+    "holes in the mask": {"input_mask": [1, 1, 0, 1, 1, 0, 0, 0]},
+    "mask of two": {"input_mask": [1, 1, 1, 1, 1, 2, 0, 0]},
+    "mask of zeros": {"input_mask": [0] * 8},
+    "segments": {"segment_ids": [0, 1, 0, 1, 1, 0, 0, 0]},
+    "segment 2": {"segment_ids": [0, 0, 0, 1, 2, 0, 0, 0]},
+    "position": {"masked_lm_positions": [1, 5, 0]},
+    "negative position": {"masked_lm_positions": [-1, 3, 0]},
+    "id": {"input_ids": [101, 65536, 3, 3, 3, 0, 0, 0]},
+    "negative id": {"input_ids": [101, -7, 3, 3, 3, 0, 0, 0]},
+    "huge id": {"input_ids": [101, 1 << 62, 3, 3, 3, 0, 0, 0]},
+    "label id": {"masked_lm_ids": [9, 70000, 0]},
+    "weight": {"masked_lm_weights": [1.0, 0.5, 0.0]},
+    "nan": {"masked_lm_weights": [1.0, float("nan"), 0.0]},
+    "label": {"next_sentence_labels": [2]},
+    "labels": {"next_sentence_labels": [1, 0]},
+}
 
 
 @pytest.fixture(params=["plain", "native"])
@@ -172,29 +193,6 @@ def test_both_forms_find_and_check_damaged_records_alike(where, value, cut, most
         )
         assert good.tolist() == plain_good.tolist()
         assert_same_rows(rows, plain_rows)
-
-
-BAD = {
-    "missing": {"segment_ids": None},
-    "empty": {"masked_lm_ids": []},
-    "wider": {"input_ids": [1] * 9},
-    "narrower": {"masked_lm_positions": [1, 3]},
-    "holes in the mask": {"input_mask": [1, 1, 0, 1, 1, 0, 0, 0]},
-    "mask of two": {"input_mask": [1, 1, 1, 1, 1, 2, 0, 0]},
-    "mask of zeros": {"input_mask": [0] * 8},
-    "segments": {"segment_ids": [0, 1, 0, 1, 1, 0, 0, 0]},
-    "segment 2": {"segment_ids": [0, 0, 0, 1, 2, 0, 0, 0]},
-    "position": {"masked_lm_positions": [1, 5, 0]},
-    "negative position": {"masked_lm_positions": [-1, 3, 0]},
-    "id": {"input_ids": [101, 65536, 3, 3, 3, 0, 0, 0]},
-    "negative id": {"input_ids": [101, -7, 3, 3, 3, 0, 0, 0]},
-    "huge id": {"input_ids": [101, 1 << 62, 3, 3, 3, 0, 0, 0]},
-    "label id": {"masked_lm_ids": [9, 70000, 0]},
-    "weight": {"masked_lm_weights": [1.0, 0.5, 0.0]},
-    "nan": {"masked_lm_weights": [1.0, float("nan"), 0.0]},
-    "label": {"next_sentence_labels": [2]},
-    "labels": {"next_sentence_labels": [1, 0]},
-}
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -35,6 +35,10 @@ from user_errors import user_error
 
 UNCASED = load_tokenizer("bert-base-uncased")
 HARD = ["", "\n", "a\n\nb\rc\r\nd", "\t", "!", "\x0b", "x" * 300]
+LETTERS = [*string.ascii_lowercase, *(f"##{char}" for char in string.ascii_lowercase)]
+WORDS = ["mask", "run", "##ning", "##nin", "[", "]", "'", "don", "σ", "##ς", "##σ", "東", "京"]
+VOCABULARY = {entry: number for number, entry in enumerate([*SPECIAL_TOKENS, *LETTERS, *WORDS])}
+SYLLABLES = [f"{start}{end}" for start in "bcdfgklmnprst" for end in ("a", "e", "i")]
 
 
 def of_all(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
@@ -140,11 +144,6 @@ def test_a_name_from_the_hub(monkeypatch, tmp_path, cased):
         load_tokenizer("somebody/bert")
 
 
-LETTERS = [*string.ascii_lowercase, *(f"##{char}" for char in string.ascii_lowercase)]
-WORDS = ["mask", "run", "##ning", "##nin", "[", "]", "'", "don", "σ", "##ς", "##σ", "東", "京"]
-VOCABULARY = {entry: number for number, entry in enumerate([*SPECIAL_TOKENS, *LETTERS, *WORDS])}
-
-
 def tokens(
     text: str, lower_case: bool = True, vocabulary: dict[str, int] = VOCABULARY
 ) -> list[str]:
@@ -216,9 +215,6 @@ def test_bad_vocabulary(tmp_path):
         with user_error("vocabulary.format", path) as caught:
             load_vocabulary(path)
         assert named in str(caught.value)
-
-
-SYLLABLES = [f"{start}{end}" for start in "bcdfgklmnprst" for end in ("a", "e", "i")]
 
 
 def vocabulary(seed: int) -> dict[str, int]:

@@ -112,8 +112,14 @@ def test_labels_and_a_target_without_them_do_not_go_together(expand):
     labelled, _ = ugly("one sequence", labels=True)
     plain, _ = ugly("one sequence")
     for batch, other in ((labelled, plain), (plain, labelled)):
-        sizes = (other.num_tokens, other.num_samples, other.num_masked, other.max_seqlen)
-        target = Batch.empty(*sizes, other.has_labels, torch.device("cpu"))
+        target = Batch.empty(
+            other.num_tokens,
+            other.num_samples,
+            other.num_masked,
+            other.max_seqlen,
+            other.has_labels,
+            torch.device("cpu"),
+        )
         with pytest.raises(AssertionError, match="labels"):
             batch.to("cpu", out=target)
 

@@ -75,10 +75,8 @@ def test_union_over_ranks_and_micro_batches_is_the_plain_step(folder, world_size
 @pytest.mark.parametrize(("stop", "world_size"), [(0, 1), (3, 1), (40, 1), (5, 2)])
 def test_resume_is_exact_at_any_step(folder, stop, world_size):
     options = {"packs_per_step": 12 // world_size, "accumulation": 2, "world_size": world_size}
-    straight, *ranks = (
-        open_packed(folder),
-        *(open_packed(folder, rank=rank, **options) for rank in range(world_size)),
-    )
+    straight = open_packed(folder)
+    ranks = [open_packed(folder, rank=rank, **options) for rank in range(world_size)]
     for _ in range(stop):
         straight.next_step()
     for source in ranks:
@@ -121,7 +119,7 @@ def test_only_the_manifest_is_read_before_open(folder):
 
 def test_settings_that_cannot_work(folder):
     with user_error("config.conflict", "GRADIENT_STEPS"):
-        PackedSource(folder, **{**SETTINGS, "accumulation": 5})
+        PackedSource(folder, **(SETTINGS | {"accumulation": 5}))
     with user_error("data.too-small", folder):
         open_packed(folder, packs_per_step=4000)
     with user_error("data.too-long", folder):

@@ -30,10 +30,13 @@ def settings(folder, **changes) -> SimpleNamespace:
         "synthetic_data": False,
         "data_reader": "auto",
         "train_batch_size": 6,
+        "gradient_accumulation_steps": 2,
+        "max_sequences_per_pack": 1,
+        "counts_of_bins": None,
+        "max_seq_length": None,
+        "max_predictions_per_seq": None,
     }
-    values |= {"gradient_accumulation_steps": 2, "max_sequences_per_pack": 1}
-    values |= dict.fromkeys(("counts_of_bins", "max_seq_length", "max_predictions_per_seq"))
-    return SimpleNamespace(**{**values, **changes})
+    return SimpleNamespace(**(values | changes))
 
 
 def sources(config, world_size: int, group_size: int) -> list:

@@ -130,8 +130,10 @@ def state_of(sources: list[TextSource]) -> dict:
 
 def pieces_of(text: str, mode: str) -> list[tuple[int, ...]]:
     ids = TOKENIZER.encode(text)
-    cut = [ids[first : first + LENGTH - 2] for first in range(0, len(ids), LENGTH - 2)]
-    return [(101, *piece, 102) for piece in (cut if mode == "split" else cut[:1] or [[]])]
+    pieces = [ids[first : first + LENGTH - 2] for first in range(0, len(ids), LENGTH - 2)]
+    if mode != "split":
+        pieces = pieces[:1] or [[]]
+    return [(101, *piece, 102) for piece in pieces]
 
 
 def test_sequences_are_the_pieces_of_the_texts_in_turn(folder, mode):

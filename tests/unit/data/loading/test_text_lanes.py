@@ -26,6 +26,9 @@ from mlbert.host.errors import UserError
 from programs import wait_for, write_files
 from text_sets import sample_order
 
+COUNTS = np.array([3, 0, 1, 7, 2, 1, 1, 0, 2, 5, 1, 1])
+ORDER_BYTES = 4 * 90 + 8
+
 
 def orders_of(
     sizes, shuffle="py1s", nodes=1, folder=Path("unused"), warn=pytest.fail
@@ -95,9 +98,6 @@ def test_equal_to_the_plain_rule(case):
     except UserError:
         return  # test_text.py has texts that are all empty
     assert found == plain(orders, lanes, counts, 40)
-
-
-COUNTS = np.array([3, 0, 1, 7, 2, 1, 1, 0, 2, 5, 1, 1])
 
 
 def piece_lanes(asked: list[np.ndarray] | None = None) -> PieceLanes:
@@ -226,9 +226,6 @@ def test_one_process_makes_an_order_for_all(folder, monkeypatch):
     assert [order.result().tolist() for order in orders] == [expected] * 3
     wait_for(lambda: order_files(folder) == ["0.order", "1.order"])
     assert made == [0, 1]
-
-
-ORDER_BYTES = 4 * 90 + 8
 
 
 def _zeros(path: Path) -> None:

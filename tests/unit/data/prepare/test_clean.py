@@ -43,6 +43,27 @@ from user_errors import user_error
 pytest.importorskip("sentencex", reason="the splitter is in the extra `wiki`")
 
 OPTIONS = CleanOptions(num_parts=3, eval_articles=5)
+WIKI = b"""<doc id="1" url="https://example.org/1" title="Teapot">
+Teapot
+
+A teapot holds tea. It has a [[spout|beak]].
+
+\x20
+Many teapots are round.
+
+
+</doc>
+<doc id="2" url="https://example.org/2" title="Empty">
+Empty
+
+</doc>
+<doc id="3" url="https://example.org/3" title="Cup">
+Cup
+
+A cup is small (see [[Teapot]]).<ref name="a">A book.</ref>
+
+</doc>
+"""
 
 
 @pytest.fixture
@@ -277,29 +298,6 @@ def test_kinds_of_folders(assets, source, tmp_path, tmp_path_factory):
         (folder / name).write_bytes(content)
         with user_error("data.format", folder):
             recognise(folder)
-
-
-WIKI = b"""<doc id="1" url="https://example.org/1" title="Teapot">
-Teapot
-
-A teapot holds tea. It has a [[spout|beak]].
-
-\x20
-Many teapots are round.
-
-
-</doc>
-<doc id="2" url="https://example.org/2" title="Empty">
-Empty
-
-</doc>
-<doc id="3" url="https://example.org/3" title="Cup">
-Cup
-
-A cup is small (see [[Teapot]]).<ref name="a">A book.</ref>
-
-</doc>
-"""
 
 
 def read(text: bytes) -> list[str]:

@@ -19,6 +19,26 @@ word = st.sampled_from(
 )
 sentence = st.lists(word, min_size=3, max_size=9).map(" ".join)
 documents = st.lists(st.lists(sentence, min_size=1, max_size=6), max_size=40)
+DOCUMENTATION = """Split a string into parts.
+
+The *text* is cut wherever ``separator`` occurs; see :func:`re.split` for a
+well- known way to use patterns. Example::
+
+    >>> split("a b")
+    ['a', 'b']
+
+Options that matter most to users:
+
+* keep empty parts in the result of the call
+- drop all white space around each of them
+
+:param limit: The largest number of parts that the result may have.
+
++-----+-----+
+| a   | b   |
++-----+-----+
+>>> split("")
+"""
 
 
 def many(count: int) -> list[list[str]]:
@@ -98,28 +118,6 @@ def test_sentences_are_split_by_rules():
 @given(st.text(alphabet="aB.!? \n\"')1", max_size=80))
 def test_no_word_is_lost(text):
     assert " ".join(split_sentences(text)).split() == text.split()
-
-
-DOCUMENTATION = """Split a string into parts.
-
-The *text* is cut wherever ``separator`` occurs; see :func:`re.split` for a
-well- known way to use patterns. Example::
-
-    >>> split("a b")
-    ['a', 'b']
-
-Options that matter most to users:
-
-* keep empty parts in the result of the call
-- drop all white space around each of them
-
-:param limit: The largest number of parts that the result may have.
-
-+-----+-----+
-| a   | b   |
-+-----+-----+
->>> split("")
-"""
 
 
 def test_documentation_becomes_sentences():

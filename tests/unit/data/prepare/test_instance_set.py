@@ -31,6 +31,13 @@ from user_errors import user_error
 
 OPTIONS = InstanceOptions(max_seq_length=32, max_predictions_per_seq=5, dupe_factor=3)
 FORMATS = list(SetFormat)
+GOLDEN = json.loads(
+    (Path(__file__).resolve().parents[3] / "assets" / "instances" / "digests.json").read_text()
+)
+PUBLISHED = {
+    0: (6804, "37b4c76d10e6ea4e706078ed34ccaf15deb3836b35224619862927d0ee29eee0"),
+    1: (6881, "d1bd463a972686eaf9f20e00d2beae8edaf4968d0955c97635f37d30fe769be6"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -253,15 +260,6 @@ def test_the_case_is_that_of_the_nearest_step_that_records_one(source):
         )
 
 
-GOLDEN = json.loads(
-    (Path(__file__).resolve().parents[3] / "assets" / "instances" / "digests.json").read_text()
-)
-PUBLISHED = {
-    0: (6804, "37b4c76d10e6ea4e706078ed34ccaf15deb3836b35224619862927d0ee29eee0"),
-    1: (6881, "d1bd463a972686eaf9f20e00d2beae8edaf4968d0955c97635f37d30fe769be6"),
-}
-
-
 def make(text: Path, vocab: Path, options: InstanceOptions) -> Ragged:
     tokenizer = WordPieceTokenizer(load_vocabulary(vocab))
     return Ragged.from_rows(create_instances(read_documents(text, tokenizer), tokenizer, options))
@@ -300,12 +298,13 @@ def test_blank_lines_and_carriage_returns(tmp_path, assets):
 
 
 def test_options_out_of_range():
-    invalid = {
-        "max_predictions_per_seq": 0,
-        "dupe_factor": 0,
-        "masked_lm_prob": 0.0,
-        "short_seq_prob": 1.5,
-    }
-    for name, value in (("max_seq_length", 4), ("max_seq_length", 70_000), *invalid.items()):
+    for name, value in (
+        ("max_seq_length", 4),
+        ("max_seq_length", 70_000),
+        ("max_predictions_per_seq", 0),
+        ("dupe_factor", 0),
+        ("masked_lm_prob", 0.0),
+        ("short_seq_prob", 1.5),
+    ):
         with user_error("config.range", name):
             InstanceOptions(**{name: value})

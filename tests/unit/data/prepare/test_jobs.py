@@ -188,16 +188,18 @@ def names(paths: list[Path]) -> list[str]:
 
 
 def test_a_folder_gives_its_parts_sorted_or_has_none(tmp_path):
-    others = (
+    folder = make(
+        tmp_path / "parts",
+        "part-00001-of-00002",
+        "part-00000-of-00002",
+        "more.txt",
+        # No parts:
         "eval.txt",
         "eval_2.txt",
         "part-00000.md5",
         "notes.md",
         "part-00000-of-00002.tfrecord",
         "x.txt.tmp",
-    )
-    folder = make(
-        tmp_path / "parts", "part-00001-of-00002", "part-00000-of-00002", "more.txt", *others
     )
     (folder / "part-00003").mkdir()
     assert names(expand_inputs([folder])) == [

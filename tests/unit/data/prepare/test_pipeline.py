@@ -32,6 +32,11 @@ from user_errors import user_error
 INSTANCES = InstanceOptions(max_seq_length=32, max_predictions_per_seq=5, dupe_factor=3)
 OPTIONS = TextOptions(INSTANCES, vocab_size=300, eval_share=0.2, eval_sequences=60, num_parts=2)
 SOURCE = {"kind": "test"}
+STEPS = ("train_vocabulary", "make_instances", "_make_evaluation", "_write_baselines")
+OTHER = replace(OPTIONS, num_parts=3, split_seed=5)
+CLS = 0
+SEP = 1
+MASK = 2
 
 
 def documents(count: int = 60) -> list[list[str]]:
@@ -132,10 +137,6 @@ def test_a_finished_folder_that_is_damaged_is_made_again(prepared, tmp_path, sai
     assert tree(out) == tree(prepared)
 
 
-STEPS = ("train_vocabulary", "make_instances", "_make_evaluation", "_write_baselines")
-OTHER = replace(OPTIONS, num_parts=3, split_seed=5)
-
-
 @pytest.mark.parametrize(
     ("step", "options"), [*((step, OPTIONS) for step in STEPS), (STEPS[-1], OTHER)]
 )
@@ -176,11 +177,6 @@ def test_rare_characters_are_left_out():
     for size in (0, 100, 70_000):
         with user_error("config.range", "--vocab-size"):
             train_vocabulary(words, size)
-
-
-CLS = 0
-SEP = 1
-MASK = 2
 
 
 def test_baselines_by_hand():

@@ -36,6 +36,12 @@ from user_errors import user_error
 
 EDGES = (8, 16, 24, 32)
 TWO = {"edges": EDGES, "num_shards": 2}
+HDF5_EDGES = (8, 16, 32)
+pytestmark = pytest.mark.usefixtures("own_cache")
+OTHERS = [
+    ("{}/part_00000.hdf5", ("64", "128", "1024")),
+    ("{}/part_00000.hdf5", ("short", "middle", "long")),
+]
 
 
 @given(count=st.integers(16, 200), shards=st.integers(1, 4), seed=st.integers(0, 99))
@@ -95,10 +101,6 @@ def test_a_damaged_shard_a_bin_of_another_folder_and_a_bad_index_are_named(sourc
         (bins / "bins.json").write_text(content)
         with user_error(code, bins / "bins.json"):
             describe(bins)
-
-
-HDF5_EDGES = (8, 16, 32)
-pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @given(
@@ -168,7 +170,7 @@ def test_options_and_outputs_that_do_not_fit(source, tmp_path):
         ({"layout": "packed"}, "config.choice", "--layout"),
     ):
         with user_error(code, subject):
-            make_hdf5_bins(source, tmp_path / "out", **{"edges": HDF5_EDGES, **options})
+            make_hdf5_bins(source, tmp_path / "out", **({"edges": HDF5_EDGES} | options))
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "cache") == ["source"]
     write_files(tmp_path, {"out.unfinished/8/notes.txt": "mine"})
     with user_error("file.in-the-way", tmp_path / "out.unfinished/8/notes.txt"):
@@ -180,12 +182,6 @@ def test_options_and_outputs_that_do_not_fit(source, tmp_path):
     (tmp_path / "file").write_text("")
     with user_error("file.in-the-way", tmp_path / "file"):
         make_hdf5_bins(source, tmp_path / "file", edges=HDF5_EDGES)
-
-
-OTHERS = [
-    ("{}/part_00000.hdf5", ("64", "128", "1024")),
-    ("{}/part_00000.hdf5", ("short", "middle", "long")),
-]
 
 
 @pytest.mark.parametrize(("path", "names"), [*OTHERS, ("part_00000_{}.hdf5", ("bin2", "bin10"))])
@@ -279,7 +275,7 @@ def test_the_manifest_states_the_fill_and_other_options_leave_a_finished_folder_
     before = tree(out)
     for change in ({"seed": 1}, {"packing": None}, {"packing": Packing(64)}, {"num_shards": 2}):
         with user_error("prepare.other-options", out):
-            shuffle_set(source, out, **{"packing": Packing(), **change})
+            shuffle_set(source, out, **({"packing": Packing()} | change))
     assert tree(out) == before
 
 

@@ -95,7 +95,8 @@ def test_small_splits_are_the_beginning_of_the_large_ones(tmp_path, monkeypatch)
 
 
 def concatenated(folder: Path, texts: list[str], **options) -> list[list[int]]:
-    how = Concatenation(**{"tokens": 8, "bos_text": "", "eos_text": "", "wrap": True, **options})
+    defaults = {"tokens": 8, "bos_text": "", "eos_text": "", "wrap": True}
+    how = Concatenation(**(defaults | options))
     convert(lambda part: iter(texts), ["val"], folder, tokenizer=TOKENIZER, concatenation=how)
     assert MdsReader(folder / "val").vocabulary_sha256 == file_sha256(TOKENIZER.file)
     return [np.frombuffer(sample, "<i8").tolist() for sample in in_set(folder / "val", "tokens")]
