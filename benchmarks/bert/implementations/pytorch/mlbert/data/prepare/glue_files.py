@@ -31,6 +31,40 @@ Row = tuple[Sequence[str], str]  # texts and label
 _DATASET = "nyu-mll/glue"
 _SPLITS = {"dev.tsv": "validation", "dev_matched.tsv": "validation_matched"}
 _SPLITS |= {"dev_mismatched.tsv": "validation_mismatched", "train.tsv": "train"}
+# Of the stand-ins.
+SIZES = {  # rows of each training file
+    "mnli": 2400,
+    "qqp": 1200,
+    "cola": 1200,
+    "sst2": 1200,
+    "qnli": 1200,
+    "rte": 480,
+    "mrpc": 480,
+    "stsb": 480,
+}
+EVALUATION_ROWS = 240  # rows of each evaluation file
+SHORTEST = 7  # words of a sentence, at least
+LONGEST = 24  # words of a sentence, at most
+# Beginnings of the names of the modules that only the mismatched files of mnli use.
+_MISMATCHED = (
+    "lib2to3/",
+    "distutils/",
+    "idlelib/",
+    "tkinter/",
+    "unittest/",
+    "ctypes/",
+    "turtle",
+    "typing",
+    "ast.",
+)
+_DENIALS = (
+    "It is not true that",
+    "It is never the case that",
+    "Nobody can say that",
+    "It is wrong that",
+)
+# Labels of a text that is a part of another sentence.
+_UNRELATED = ("not_entailment", "neutral", "0")
 
 
 def write_file(path: Path, task: GlueTask, rows: Iterable[Row]) -> None:
@@ -89,40 +123,7 @@ def _dataset_rows(name: str, task: GlueTask, split: str) -> list[Row]:
     ]
 
 
-SIZES = {
-    "mnli": 2400,
-    "qqp": 1200,
-    "cola": 1200,
-    "sst2": 1200,
-    "qnli": 1200,
-    "rte": 480,
-    "mrpc": 480,
-    "stsb": 480,
-}
-EVALUATION_ROWS = 240
-# words of a sentence
-SHORTEST = 7
-LONGEST = 24
-_MISMATCHED = (
-    "lib2to3/",
-    "distutils/",
-    "idlelib/",
-    "tkinter/",
-    "unittest/",
-    "ctypes/",
-    "turtle",
-    "typing",
-    "ast.",
-)
-_DENIALS = (
-    "It is not true that",
-    "It is never the case that",
-    "Nobody can say that",
-    "It is wrong that",
-)
-
 Words = list[str]
-_UNRELATED = ("not_entailment", "neutral", "0")  # labels
 
 
 def make(

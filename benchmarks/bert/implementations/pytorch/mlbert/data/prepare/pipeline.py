@@ -62,6 +62,13 @@ from mlbert.host.json_files import add_checksum, read_json
 
 MIN_VOCAB_SIZE = 200
 MAX_ALPHABET = 500
+_TOGETHER = 1 << 21  # pairs counted at a time
+FINISHED = "prepared.json"  # written last: options and results
+BASELINES = "baselines.json"  # accuracies of guessing without a model
+_BEGUN = ".begun"  # marks a folder from the first file until it is finished
+_MADE = ("text", "train", "eval", VOCAB_FILE, TOKENIZER_CONFIG, BASELINES)  # before FINISHED
+# Largest values of options; the smallest is 1.
+_MOST = {"eval_sequences": 10_000_000, "num_parts": 99_999, "max_document_sentences": 1_000_000}
 
 
 def count_words(sentences: Iterable[str], lower_case: bool = True) -> Counter[str]:
@@ -135,7 +142,6 @@ def count_characters(words: Counter[str]) -> Counter[str]:
     return characters
 
 
-_TOGETHER = 1 << 21  # pairs counted at a time
 Accuracies = dict[str, float | int | str]
 
 
@@ -242,13 +248,6 @@ def baselines(
     inside[np.cumsum(lengths) - 1] = False  # nothing follows the last token of a sentence
     neighbours.add(tokens, inside)
     return neighbours.accuracies(evaluation)
-
-
-FINISHED = "prepared.json"
-BASELINES = "baselines.json"
-_BEGUN = ".begun"  # marks a folder from the first file until it is finished
-_MADE = ("text", "train", "eval", VOCAB_FILE, TOKENIZER_CONFIG, BASELINES)
-_MOST = {"eval_sequences": 10_000_000, "num_parts": 99_999, "max_document_sentences": 1_000_000}
 
 
 @dataclass(frozen=True)
