@@ -23,10 +23,11 @@ def awkward_lengths(longest: int) -> dict[str, list[int]]:
 def awkward_batches(config: BertConfig, device: torch.device) -> dict[str, Batch]:
     """Return a batch of each of the `awkward_lengths`."""
     lengths = awkward_lengths(config.max_position_embeddings)
-    return {
-        name: _bare_batch(config, values, 13 * (name == "empty tail")).to(device)
-        for name, values in lengths.items()
-    }
+    found = {}
+    for name, values in lengths.items():
+        tail = 13 if name == "empty tail" else 0
+        found[name] = _bare_batch(config, values, tail).to(device)
+    return found
 
 
 def _bare_batch(config: BertConfig, lengths: list[int], tail: int) -> Batch:

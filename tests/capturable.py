@@ -52,7 +52,8 @@ class TensorLamb(Lamb):
 
     def __init__(self, flat: FlatParameters, **settings: Any) -> None:
         layout = ShardLayout.whole(flat.numel)
-        super().__init__(flat, layout, **{**SETTINGS, **settings, "implementation": "plain"})
+        settings = SETTINGS | settings | {"implementation": "plain"}
+        super().__init__(flat, layout, **settings)
         self.can_capture = True
         self.lr = torch.zeros(())
         self.updates = torch.zeros((), dtype=torch.int64)

@@ -11,8 +11,9 @@ SOURCE = Path(__file__).parent / "unit" / "ops" / "cublaslt_emulator.c"
 
 def compile_emulator(path: Path) -> None:
     """Compile the shared library to `path`; warnings are errors."""
-    flags = ("-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC")
-    subprocess.run(["gcc", *flags, str(SOURCE), "-o", str(path), "-lm"], check=True)
+    command = ["gcc", "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+    command += [str(SOURCE), "-o", str(path), "-lm"]
+    subprocess.run(command, check=True)
 
 
 class Emulator:

@@ -71,7 +71,7 @@ def plain_batch(
     labels = (
         None if rows.labels is None else torch.tensor(rows.labels.tolist(), dtype=torch.float32)
     )
-    return Batch(**{**tensors, "max_seqlen": max(lengths, default=0), "labels": labels})
+    return Batch(**tensors, max_seqlen=max(lengths, default=0), labels=labels)
 
 
 def plain_filled(batch: Batch, static_shape: StaticShape) -> Batch:

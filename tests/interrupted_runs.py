@@ -24,7 +24,8 @@ SETTINGS = words_as_dict("""
 
 def train(folder: Path, name: str, signum: int = 0, at_step: int = -1, **changes: object) -> int:
     """Train into ``folder/name``, send a signal at a step, and return the exit status."""
-    arguments = train_arguments(folder, name, **{**SETTINGS, **changes})
+    settings = SETTINGS | changes
+    arguments = train_arguments(folder, name, **settings)
     if signum == signal.SIGKILL:
         return subprocess.run(
             [sys.executable, __file__, str(signum), str(at_step), *arguments]

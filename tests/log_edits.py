@@ -87,7 +87,8 @@ def stamp(make: Callable[[int], Any], key: str = "", index: int = 0, which: int 
     """Return an edit that changes the time of one line or, without a key, of all lines."""
 
     def edit(runs: list[Run]) -> None:
-        for line in [nth(runs[which], key, index)] if key else runs[which]:
+        lines = [nth(runs[which], key, index)] if key else runs[which]
+        for line in lines:
             line["time_ms"] = make(line["time_ms"])
 
     return edit

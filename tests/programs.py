@@ -69,8 +69,8 @@ def run_checked(*words: object, **options: object) -> subprocess.CompletedProces
 
 
 def run_git(folder: Path, *words: str) -> str:
-    identity = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "init.defaultBranch=main")
-    return run_checked("git", "-C", folder, *identity, *words).stdout.strip()
+    settings = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "init.defaultBranch=main"]
+    return run_checked("git", "-C", folder, *settings, *words).stdout.strip()
 
 
 def commit_all(folder: Path) -> str:

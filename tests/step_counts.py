@@ -42,7 +42,9 @@ class _Counting(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         name = func.overloadpacket.__name__
-        source = args[-1 if name == "copy_" else 0] if args else None
+        source = None
+        if args:
+            source = args[-1] if name == "copy_" else args[0]
         before = source.dtype if isinstance(source, Tensor) else None
         out = func(*args, **(kwargs or {}))
         kind = KINDS.get(name)

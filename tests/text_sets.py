@@ -94,8 +94,9 @@ def plain_shuffle(sizes, shuffle, epoch, nodes, seed, block_size) -> np.ndarray:
     turn = np.arange(len(sizes))
     fixed.shuffle(turn)
     shards = [shards[number] for number in turn]
-    for shard in shards if shuffle == "py2s" else ():
-        fixed.shuffle(shard)
+    if shuffle == "py2s":
+        for shard in shards:
+            fixed.shuffle(shard)
     edges = [node * total // nodes for node in range(nodes + 1)]
     borders = np.cumsum([len(shard) for shard in shards])
     pieces = np.split(np.concatenate(shards), sorted({*borders[:-1].tolist(), *edges[1:-1]}))

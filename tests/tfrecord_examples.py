@@ -11,6 +11,9 @@ from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.tfrecord import ExampleReader, write_examples
 
 Lists = dict[str, list]
+# The sequence of `simple_lists`: tokens, length of the first segment, is-next label, masked positions and labels.
+SIMPLE_ROW = ([101, 7, 102, 30000, 102], 3, True, [1, 3], [9, 65535])
+SIMPLE_WIDTHS = plain.Widths(8, 3)
 
 
 def write_parts(folder: Path, *parts: Ragged) -> Path:
@@ -78,10 +81,6 @@ def simple_lists() -> Lists:
         "masked_lm_weights": [1.0, 1.0, 0.0],
         "next_sentence_labels": [1],
     }
-
-
-SIMPLE_ROW = ([101, 7, 102, 30000, 102], 3, True, [1, 3], [9, 65535])
-SIMPLE_WIDTHS = plain.Widths(8, 3)
 
 
 def frame(*records: bytes) -> bytes:

@@ -31,10 +31,10 @@ class Trainer:
         device: where to compute.
         dtype: precision of the matrix products.
         seed: of weights and dropout.
-        start: a model to take over in place of a new one; its parameters already lie in flat buffers.
+        start: a model to take over in place of a new one; its parameters are already in flat buffers.
         lamb: implementation of LAMB.
-        products: the encoder's products that run in FP8; None: none.
-        graphs: how the step becomes a graph, or is filled up; None: it is neither.
+        products: the encoder's products that run in FP8; by default, none does.
+        graphs: how steps are captured as graphs and batches padded; by default, neither is done.
     """
 
     def __init__(
@@ -68,8 +68,16 @@ class Trainer:
         alone = GradientReducer(
             self.flat.parameters, self.flat.grad, self.flat.offsets, World(), [], None
         )
-        objects = (self.model, self.objective, self.flat, alone, self.optimizer)
-        self.make = Step(*objects, over_ranks=lambda amax: amax, say=print, graphs=graphs)
+        self.make = Step(
+            self.model,
+            self.objective,
+            self.flat,
+            alone,
+            self.optimizer,
+            over_ranks=lambda amax: amax,
+            say=print,
+            graphs=graphs,
+        )
         self._steps = itertools.count()
 
     def step(self) -> Tensor:

@@ -21,6 +21,11 @@ def unsharded(cls: type[AnyOptimizer], flat: FlatParameters, **settings: Any) ->
 
 def configured(config: Configuration, flat: FlatParameters) -> FlatOptimizer:
     """Return the optimizer of a configuration."""
-    rate = config[ScheduleConfig].learning_rate
-    settings = config[OptimizerConfig], rate, config[DistributedConfig], config[ComputeConfig]
-    return optimizers.make(*settings, flat, ShardLayout.whole(flat.numel))
+    return optimizers.make(
+        config[OptimizerConfig],
+        config[ScheduleConfig].learning_rate,
+        config[DistributedConfig],
+        config[ComputeConfig],
+        flat,
+        ShardLayout.whole(flat.numel),
+    )

@@ -50,6 +50,8 @@ from mlbert.programs.bench.step_time import (
 
 CONFIG = shipped("configs") / "mosaic_base.json"
 MASKED_SCORE = -10_000.0
+# Settings of AdamW on all sides, besides LEARNING_RATE.
+ADAMW: dict[str, Any] = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 1e-5}
 
 
 class PaddedMosaicBert(nn.Module):
@@ -134,9 +136,6 @@ class PaddedMosaicBert(nn.Module):
 
     def _gelu(self, x: Tensor) -> Tensor:
         return F.gelu(x, approximate="none" if self.config.exact_gelu else "tanh")
-
-
-ADAMW: dict[str, Any] = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 1e-5}
 
 
 def our_side(batch: HostBatch, model: BertForMaskedLM, seed: int) -> Side:

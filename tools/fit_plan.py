@@ -52,7 +52,7 @@ INITIAL: dict = {
     "own_settings": 1.1,
     "pcie_samples": 1.0,
 }
-# weights of logarithms' distances; a row has weight 1
+# Weights of the logarithms' distances, relative to the weight of a row, which is 1.
 PRIOR = 0.05
 NETWORK_PRIOR = 0.5
 EQUAL_CONSTANTS = 0.5

@@ -52,7 +52,10 @@ def _run_child(work: Callable[[], object], output: Path) -> None:
         work()
         status = 0
     except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+        if end.code is None:
+            status = 0
+        else:
+            status = end.code if isinstance(end.code, int) else 1
     except BaseException:
         traceback.print_exc()
     finally:

@@ -48,6 +48,8 @@ _DEEP_TEXTS = (
     '{"a":' * DEEP + "1" + "}" * DEEP,
     "a: " + "[" * DEEP + "]" * DEEP,
 )
+# (command, its valid input) -> what the command does without damage
+_USUAL: dict[tuple[str, Path], list[str]] = {}
 
 
 def _depth(path: Path, rng: random.Random) -> None:
@@ -188,9 +190,6 @@ def _verdict(ended: fuzz.Ended, path: Path, folder: Path, valid: Path, words: st
         r"warning|left out|skipped|damaged|cannot", ended.words
     )
     return f"reported: exit {ended.status}" if ended.status or is_named else "accepted"
-
-
-_USUAL: dict[tuple[str, Path], list[str]] = {}
 
 
 def _usual(words: str, valid: Path, folder: Path) -> list[str]:

@@ -71,6 +71,12 @@ _SETTINGS = {
 }
 _SET = "prepare text --input {in}/text --out {in}/data --workers 1 --max-seq-length 32 --vocab-size 200 --dupe-factor 1"
 _SET += " --one-per-line --eval-sequences 16"
+_TO_HDF5 = "prepare tfrecord-to-hdf5 --input {in}/records --vocab {in}/data/vocab.txt --out {out}/x --workers 1"
+_IMPORT = "prepare import --vocab {in}/vocab.txt --out {out}/x --workers 1"
+_PRETRAIN = "max_seq_len=24 max_duration=1ba eval_interval=1ba save_folder={out}/run"
+_TEXTS = "tokenizer_name={in}/texts/vocab.txt"
+_WEIGHTS = "--init_checkpoint {in}/out/run_0/weights/model.safetensors"
+_ALL = "--workers 1 --out {out}/x"
 
 Mlbert = Callable[[str], None]  # runs a command; raises if it fails
 
@@ -249,12 +255,7 @@ def _yaml(folder: Path, mlbert: Mlbert) -> None:
     (folder / "run.yaml").write_text("extends: parent.yaml\nseed: 3\nsynthetic_data: 1\n")
 
 
-_TO_HDF5 = "prepare tfrecord-to-hdf5 --input {in}/records --vocab {in}/data/vocab.txt --out {out}/x --workers 1"
-_IMPORT = "prepare import --vocab {in}/vocab.txt --out {out}/x --workers 1"
-_PRETRAIN = "max_seq_len=24 max_duration=1ba eval_interval=1ba save_folder={out}/run"
-_TEXTS = "tokenizer_name={in}/texts/vocab.txt"
 _SHORT = train_words(output_dir="{out}/run", max_steps=1)
-_WEIGHTS = "--init_checkpoint {in}/out/run_0/weights/model.safetensors"
 FORMATS = {
     "log": Format(
         _logs,
@@ -401,7 +402,6 @@ FORMATS = {
         pretrain {{in}}/main.yaml data_local={{in}}/data tokenizer_name={{in}}/vocab.txt {_PRETRAIN}""",
     ),
 }
-_ALL = "--workers 1 --out {out}/x"
 CAMPAIGN = FORMATS | {
     "other commands": Format(
         _tasks,

@@ -125,9 +125,11 @@ def run(
             Runner(side, size, 60.0 * minutes, seed, rate or choice.learning_rate, core)
             for (side, rate), core in zip(sides, (cores[0], cores[-1]), strict=False)
         ]
-        # With one core the sides take turns.
-        for group in [runners] if len(cores) > 1 else [[runner] for runner in runners]:
-            _side_by_side(group, text, folder, keep)
+        if len(cores) > 1:
+            _side_by_side(runners, text, folder, keep)
+        else:  # the sides take turns
+            for runner in runners:
+                _side_by_side([runner], text, folder, keep)
     return records
 
 

@@ -64,9 +64,8 @@ def draw(sizes: dict[str, Curves], bigram: float, out: Path) -> None:
 
 def _panel(axes: Axes, size: str, curves: Curves, bigram: float) -> None:
     for name, of_seeds in curves.items():
-        points = [
-            list(filter(None, column)) for column in zip_longest(*of_seeds)
-        ]  # a run may lack its last point
+        # A run may lack its last point.
+        points = [list(filter(None, column)) for column in zip_longest(*of_seeds)]
         minutes = [
             statistics.median([point["seconds"] for point in column]) / 60 for column in points
         ]
@@ -77,7 +76,8 @@ def _panel(axes: Axes, size: str, curves: Curves, bigram: float) -> None:
         axes.fill_between(minutes, low, high, color=line.get_color(), alpha=0.25)
     seeds = max(map(len, curves.values()))
     axes.axhline(bigram, color="gray", linestyle="--", linewidth=1, label="best bigram")
-    title = f"{size} (layers x hidden size), {seeds} seed{'s' * (seeds > 1)}"
+    noun = "seeds" if seeds > 1 else "seed"
+    title = f"{size} (layers x hidden size), {seeds} {noun}"
     axes.set(title=title, xlabel="CPU minutes on one core", xlim=(0, None), ylim=(0, None))
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right", fontsize="x-small")

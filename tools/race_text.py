@@ -97,10 +97,8 @@ def read_race(text: Path, folder: Path, vocab_size: int, length: int) -> RaceTex
         tokens = kept["tokens"]
         offsets = kept["offsets"]
     is_held = np.arange(len(offsets) - 1) % HELD_OUT == HELD_OUT - 1
-    ids = tokenizer.cls_id, tokenizer.sep_id
-    train, held_out = (
-        _rows(tokens, offsets, chosen, length, *ids) for chosen in (~is_held, is_held)
-    )
+    train = _rows(tokens, offsets, ~is_held, length, tokenizer.cls_id, tokenizer.sep_id)
+    held_out = _rows(tokens, offsets, is_held, length, tokenizer.cls_id, tokenizer.sep_id)
     if len(held_out) < MIN_ROWS:
         problem = f"gives {len(held_out)} held-out rows, fewer than {MIN_ROWS}"
         raise UserError("data.too-small", text, problem, "Give more text")

@@ -55,11 +55,17 @@ def pretrain(folder: Path, model: str, name: str, steps: int) -> dict:
     """Pre-train for this many steps, unless that is already done, and return the run's summary."""
     summary = folder / name / "run_0/summary.json"
     if not summary.exists():
-        words = (f"model.name={model}", f"run_name={name}", f"save_folder={name}")
-        length = (f"max_duration={steps}ba", f"eval_interval={max(1, steps // EVALUATIONS)}ba")
-        rate = f"mlm_probability={RATES[model]}"
         start(
-            folder, "main.py", str(HERE / "yamls/test/main.yaml"), *words, *length, rate, *TRAINING
+            folder,
+            "main.py",
+            str(HERE / "yamls/test/main.yaml"),
+            f"model.name={model}",
+            f"run_name={name}",
+            f"save_folder={name}",
+            f"max_duration={steps}ba",
+            f"eval_interval={max(1, steps // EVALUATIONS)}ba",
+            f"mlm_probability={RATES[model]}",
+            *TRAINING,
         )
     return json.loads(summary.read_text(encoding="utf-8"))
 
@@ -67,13 +73,16 @@ def pretrain(folder: Path, model: str, name: str, steps: int) -> dict:
 def scores(folder: Path, model: str) -> dict[str, float]:
     """Fine-tune a pre-trained model on the GLUE-like tasks, and return its scores."""
     target = f"glue_{model}"
-    words = (
+    start(
+        folder,
+        "glue.py",
+        str(HERE / "yamls/demo/glue.yaml"),
         f"model.name={model}",
         f"starting_checkpoint_load_path={folder / model / 'run_0'}",
         "data.glue=tasks",
+        f"save_finetune_checkpoint_folder={target}",
+        f"base_run_name={model}",
     )
-    out = (f"save_finetune_checkpoint_folder={target}", f"base_run_name={model}")
-    start(folder, "glue.py", str(HERE / "yamls/demo/glue.yaml"), *words, *out)
     return json.loads((folder / target / "glue_scores.json").read_text(encoding="utf-8"))
 
 
@@ -90,8 +99,17 @@ def main() -> None:
     folder = given.out.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "data").exists():
-        words = ("--dataset", "python-text", "--out_root", "data", "--splits", "train", "val")
-        start(folder, "common/convert_dataset.py", *words)
+        start(
+            folder,
+            "common/convert_dataset.py",
+            "--dataset",
+            "python-text",
+            "--out_root",
+            "data",
+            "--splits",
+            "train",
+            "val",
+        )
     if not (folder / "prepared").exists():  # for its small vocabulary
         start(folder, "-m", "mlbert", "prepare", "python-text", "--out", "prepared")
     rows = []

@@ -16,13 +16,18 @@ from trainer import Trainer
 PACKS = 8
 SEED = 7
 RATES = (1e-3, 2e-3, 5e-4, 1e-3)
+SEGMENTED = GraphMode.SEGMENTED
+FULL = GraphMode.FULL_ITERATION
+# Products in FP8, what a graph holds, micro-batches.
+CASES = [(None, SEGMENTED, 2), (None, FULL, 1), (Products(), SEGMENTED, 1), (Products(), FULL, 2)]
 
 
 def history(config, device, mode, accumulation, products, capture) -> list[list[Tensor]]:
     """Return the weights, moments and scales before the first step, then with loss and norm after each step."""
-    arguments = PACKS * accumulation, SEED, config.vocab_size, 512
+    packs = PACKS * accumulation
     batches = [
-        made_up_batches(*arguments, step=i, accumulation=accumulation) for i in range(len(RATES))
+        made_up_batches(packs, SEED, config.vocab_size, 512, step=step, accumulation=accumulation)
+        for step in range(len(RATES))
     ]
     static_shape = StaticShape.of_packs(PACKS, 512, 3, 512, 76)
     graphs = Graphs(mode, static_shape, accumulation, lambda: capture)
@@ -50,18 +55,12 @@ def history(config, device, mode, accumulation, products, capture) -> list[list[
     return found
 
 
-SEGMENTED = GraphMode.SEGMENTED
-FULL = GraphMode.FULL_ITERATION
-CASES = [(None, SEGMENTED, 2), (None, FULL, 1), (Products(), SEGMENTED, 1), (Products(), FULL, 2)]
-
-
 @pytest.mark.parametrize(("products", "mode", "accumulation"), CASES, indirect=["products"])
 def test_replayed_steps_are_bit_equal(
     products, mode, accumulation, large, device, allow_sync_afterwards
 ):
-    settings = (large, device, mode, accumulation, products)
-    found = history(*settings, CudaCapture(device))
-    expected = history(*settings, NoCapture())
+    found = history(large, device, mode, accumulation, products, CudaCapture(device))
+    expected = history(large, device, mode, accumulation, products, NoCapture())
     for values, reference in zip(found, expected, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(values, reference, strict=True))
     losses = [float(values[0]) for values in found[1:]]

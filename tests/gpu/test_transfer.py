@@ -47,8 +47,13 @@ def test_transferred_batch_equals_the_host_batch(device, monkeypatch, lengths, m
     arrived = batch.to(device)
     assert all(value.is_cuda for value in vars(arrived).values() if isinstance(value, torch.Tensor))
     assert_same(arrived, batch.to("cpu"))
-    sizes = batch.num_tokens + 300, batch.num_samples + 40, batch.num_masked + 17
-    static_shape = StaticShape(*sizes, 512, has_labels=batch.has_labels)
+    static_shape = StaticShape(
+        tokens=batch.num_tokens + 300,
+        sequences=batch.num_samples + 40,
+        masked=batch.num_masked + 17,
+        max_seqlen=512,
+        has_labels=batch.has_labels,
+    )
     target = static_shape.allocate(device)
     static_shape.write(batch, target)
     assert_same(target, plain_filled(batch.to("cpu"), static_shape))

@@ -25,6 +25,12 @@ from same_weights import initialized
 from text_sets import random_texts, write_texts
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets" / "instances"
+OPTIONS = (  # MosaicBERT's, without dropout
+    "position_embedding_type=alibi gated_mlp=true hidden_act=gelu_erf "
+    "hidden_dropout_prob=0 attention_probs_dropout_prob=0"
+)
+# Three heads, because the slopes of ALiBi are special if the number of heads is not a power of two.
+SHAPE = BertConfig(90, 24, 2, 3, 40, max_position_embeddings=32).with_options(OPTIONS)
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc on PATH: nothing to compare with")
@@ -130,13 +136,6 @@ def test_modelled_step_is_marked_and_adds_up(
     for row in rows:
         assert f"{sum(row['milliseconds'].values()):.1f}" in printed
         assert row["milliseconds"].keys() == row["launches"].keys() == row["gigabytes"].keys()
-
-
-OPTIONS = "position_embedding_type=alibi gated_mlp=true hidden_act=gelu_erf "
-OPTIONS += "hidden_dropout_prob=0 attention_probs_dropout_prob=0"
-SHAPE = BertConfig(90, 24, 2, 3, 40, max_position_embeddings=32).with_options(
-    OPTIONS
-)  # 3 is not a power of two
 
 
 @pytest.fixture

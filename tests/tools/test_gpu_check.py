@@ -40,15 +40,18 @@ def first_run(tmp_path_factory: pytest.TempPathFactory, tree_root: Path) -> Rehe
     folder = tmp_path_factory.mktemp("first")
     compile_emulator(folder / "libcublaslt.so")
     compile_fmha(folder / "libfmha.so")
-    environment = {
+    environment = os.environ | {
         "PYTHON": sys.executable,
         "PATH": f"{TOOLS}:{os.environ['PATH']}",
         "EMULATED": str(folder),
+        "PYTHONPATH": str(tree_root / "tests"),
+        "GPU_CHECK_STAND_INS": "gpu_stand_ins",
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "INJECTED": "compile,proof,memory",
     }
-    environment |= {"PYTHONPATH": str(tree_root / "tests"), "GPU_CHECK_STAND_INS": "gpu_stand_ins"}
-    environment |= {"XDG_CACHE_HOME": str(folder / "cache"), "INJECTED": "compile,proof,memory"}
-    words = ("--cpu-rehearsal", "--out", folder / "out", "--work", folder / "work")
-    done = run_quietly(tree_root / "tools/gpu_check.sh", *words, env=os.environ | environment)
+    command = [tree_root / "tools/gpu_check.sh", "--cpu-rehearsal"]
+    command += ["--out", folder / "out", "--work", folder / "work"]
+    done = run_quietly(*command, env=environment)
     return Rehearsal(done, folder / "out", folder / "work")
 
 

@@ -24,6 +24,8 @@ MOSAIC_TASK = MOSAIC / "yamls/cloud/skypilot.yaml"
 SKYPILOT = {"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}
 # Stand-ins record their names and arguments; the scripts, configs and launchers are the real ones.
 STAND_IN = '#!/bin/bash\nprintf "%s\\n" "${0##*/}" "$@" >"${NOTES}"\nenv >"${NOTES}.env"\n'
+# A stand-in that records its arguments, and writes the --output file or fails halfway through.
+ENROOT = '#!/bin/bash\nprintf "%s " "$@" >"${0%/*}/words"\nprintf content >"$3"\n[[ "$4" != *broken* ]]\n'
 
 
 @pytest.fixture(scope="module")
@@ -230,10 +232,6 @@ def test_image_contains_what_compiling_the_kernels_imports(tree_root: Path) -> N
     kept = tuple(line.removeprefix("!") for line in lines if line.startswith("!"))
     assert "tools/sass.py" in needed
     assert [file for file in needed if not file.startswith(kept)] == []
-
-
-# Stand-ins record their arguments. This one writes the --output file, or fails half way through.
-ENROOT = '#!/bin/bash\nprintf "%s " "$@" >"${0%/*}/words"\nprintf content >"$3"\n[[ "$4" != *broken* ]]\n'
 
 
 @pytest.fixture

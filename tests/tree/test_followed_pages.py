@@ -13,6 +13,10 @@ from programs import copy_files, run_checked, run_quietly, user_environ, write_m
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SECONDS = 300
 EXAMPLES = "docs/worked_examples.md"
+PAGE = Path("docs/add_a_system.md")
+NAME = "acme_x1_n1"  # the system that the page adds
+FOLDER = Path("benchmarks/bert/implementations") / NAME
+CONFIG = f"config_{NAME}_1x4x96x1_pack.sh"
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +66,6 @@ def test_the_new_check_reports_a_home_folder_and_no_published_log(
     for log, is_reported in ((edited, True), (honest, False)):
         said = run(copy, f"mlbert submission check {log}", program=run_quietly)
         assert ("line 1 names a home folder" in " ".join(said.split())) == is_reported, said
-
-
-PAGE = Path("docs/add_a_system.md")
-NAME = "acme_x1_n1"
-FOLDER = Path("benchmarks/bert/implementations") / NAME
-CONFIG = f"config_{NAME}_1x4x96x1_pack.sh"
 
 
 @pytest.mark.timeout(3 * SECONDS)

@@ -31,7 +31,8 @@ NUMBERS = dict.fromkeys((*REQUIRED, *REQUIRED_IN_CLOSED), 1) | {
 
 
 def make(folder: Path, index: int = 0, **more: Any) -> MLPerfCallback:
-    return MLPerfCallback(folder, index, **{"submitter": "Org", "system_name": "sys", **more})
+    arguments = {"submitter": "Org", "system_name": "sys"} | more
+    return MLPerfCallback(folder, index, **arguments)
 
 
 def log_of(callback: MLPerfCallback) -> Log:

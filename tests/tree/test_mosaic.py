@@ -17,6 +17,10 @@ from user_errors import assert_error_line
 
 TEXTS = [f"Sentence {number} of the river, the bridge and the kitchen." for number in range(400)]
 HOME = Path("benchmarks/mosaic_bert")
+CONVERT = "common/convert_dataset.py"
+LOAD = "common/text_data.py"
+# Published options of CONVERT; the names of the splits follow.
+COPY = "--dataset text --path texts.jsonl --out_root ./my-copy-c4 --splits"
 
 
 def run_program(tree_root: Path, folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
@@ -34,11 +38,6 @@ def custom_corpus(tmp_path: Path) -> Path:
     path = tmp_path / "texts.jsonl"
     path.write_text(json_lines(TEXTS))
     return path
-
-
-CONVERT = "common/convert_dataset.py"
-LOAD = "common/text_data.py"
-COPY = "--dataset text --path texts.jsonl --out_root ./my-copy-c4 --splits"
 
 
 @pytest.mark.slow
@@ -123,8 +122,14 @@ def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", ["hf_bert", "mosaic_bert"])
 def test_sequence_classification(tree_root: Path, workdir: Path, name: str) -> None:
     yaml = tree_root / HOME / "yamls/test/sequence_classification.yaml"
-    words = ("sequence_classification.py", yaml, f"model.name={name}", f"save_folder={name}")
-    done = run_program(tree_root, workdir, *words)
+    done = run_program(
+        tree_root,
+        workdir,
+        "sequence_classification.py",
+        yaml,
+        f"model.name={name}",
+        f"save_folder={name}",
+    )
     assert done.returncode == 0, done.stderr
     losses = [line["loss"] for line in read_metrics(workdir / name)]
     assert sum(losses[-3:]) < sum(losses[:3])
@@ -137,8 +142,8 @@ def test_sequence_classification(tree_root: Path, workdir: Path, name: str) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["hf_bert", "mosaic_bert"])
 def test_glue(tree_root: Path, workdir: Path, name: str) -> None:
-    words = ("glue.py", tree_root / HOME / "yamls/test/glue.yaml", f"model.name={name}")
-    done = run_program(tree_root, workdir, *words)
+    yaml = tree_root / HOME / "yamls/test/glue.yaml"
+    done = run_program(tree_root, workdir, "glue.py", yaml, f"model.name={name}")
     assert done.returncode == 0, done.stderr
     folder = workdir / f"local-finetune-checkpoints/test-glue-{name}"
     scores = json.loads((folder / "glue_scores.json").read_text())

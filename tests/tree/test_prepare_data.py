@@ -82,29 +82,13 @@ def test_tfrecords(
     prepare: Prepare, text: Path, vocab: Path, tmp_path: Path, run_mlbert: RunMlbert
 ) -> None:
     for given, name in ((text, "train"), (text / "eval.txt", "eval")):
-        words = (
-            "--format",
-            "tfrecord",
-            "--workers",
-            "1",
-            "--input",
-            given,
-            "--vocab",
-            vocab,
-            "--out",
-            tmp_path / name,
-        )
-        assert run_mlbert("prepare", "instances", *words)[0] == 0
-    words = [
-        "--outputdir",
-        tmp_path / "out",
-        "--input",
-        tmp_path / "train",
-        "--eval",
-        tmp_path / "eval",
-        "--bins",
-    ]
-    assert check(prepare(*words, "--vocab", vocab, *FEW)).name == "bins"
+        command = ["prepare", "instances", "--format", "tfrecord", "--workers", "1"]
+        command += ["--input", given, "--vocab", vocab, "--out", tmp_path / name]
+        status = run_mlbert(*command)[0]
+        assert status == 0
+    options = ["--outputdir", tmp_path / "out", "--input", tmp_path / "train"]
+    options += ["--eval", tmp_path / "eval", "--bins", "--vocab", vocab, *FEW]
+    assert check(prepare(*options)).name == "bins"
 
 
 def test_wikiextractor(prepare: Prepare, text: Path, vocab: Path, tmp_path: Path) -> None:
@@ -148,7 +132,7 @@ def test_a_refused_job_cancels_those_submitted_before_it(prepare: Prepare, tmp_p
     write_program(tmp_path / "bin/scancel", f'#!/bin/bash\necho "$@" >{tmp_path}/canceled\n')
     write_program(tmp_path / "bin/scontrol", "#!/bin/bash\necho 'MaxArraySize            = 3'\n")
     environ = user_environ(PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
-    command = ("--", "mlbert", "prepare", "pack", "--input", tmp_path, "--out", tmp_path / "out")
+    command = ["--", "mlbert", "prepare", "pack", "--input", tmp_path, "--out", tmp_path / "out"]
     done = prepare("--slurm", "4", *command, env=environ)
     assert_refused(done, "--slurm 4: this Slurm allows arrays of at most 3 jobs (MaxArraySize).")
     assert not jobs.exists()

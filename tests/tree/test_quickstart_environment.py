@@ -81,7 +81,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory, tree_root: Path) -> Path:
         pytest.param(
             *each,
             id=each[1].partition(" -")[0],
-            marks=[pytest.mark.slow] * ("launch local" in each[1]),
+            marks=[pytest.mark.slow] if "launch local" in each[1] else [],
         )
         for each in LINES
     ],

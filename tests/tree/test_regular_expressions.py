@@ -42,6 +42,15 @@ BOUNDED = {
     "mlbert/host/machine.py": "a file of /proc",
     "mlbert/mlperf/describe.py": "the output of dmidecode",
 }
+# Characters that match a category; attacks are made of them.
+CATEGORIES = {
+    codes.CATEGORY_DIGIT: "1",
+    codes.CATEGORY_SPACE: " \n",
+    codes.CATEGORY_WORD: "a1_",
+    codes.CATEGORY_NOT_SPACE: "a",
+    codes.CATEGORY_NOT_DIGIT: "a",
+    codes.CATEGORY_NOT_WORD: "- ",
+}
 
 
 class Pattern(NamedTuple):
@@ -92,16 +101,6 @@ def flags_of(node: ast.Call) -> int:
     for name in re.findall(r"\bre\.([A-Z]+)\b", ast.unparse(node)):
         flags |= getattr(re, name)
     return flags
-
-
-CATEGORIES = {
-    codes.CATEGORY_DIGIT: "1",
-    codes.CATEGORY_SPACE: " \n",
-    codes.CATEGORY_WORD: "a1_",
-    codes.CATEGORY_NOT_SPACE: "a",
-    codes.CATEGORY_NOT_DIGIT: "a",
-    codes.CATEGORY_NOT_WORD: "- ",
-}
 
 
 def pieces(parsed: Any) -> Iterator[str]:

@@ -18,6 +18,22 @@ DOTTED = re.compile(r"(?<=`)(?:mlbert|tf2_bert)(?:\.\w+)+(?=`)")
 MODULE_FILE = re.compile(r"\b(?:mlbert|tf2_bert)/[\w/]+\.py\b")
 Trees = dict[Path, ast.Module]
 BUILT = {".so", ".o", ".a", ".pyc", ".pt", ".ckpt", ".safetensors"}
+PACKAGE = Path(IMPLEMENTATIONS["mlbert"]) / "mlbert"
+DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
+# PyTorch calls these methods of modules and autograd functions.
+CALLED_BY_TORCH = {"forward", "backward"}
+CALLED_BY_PYTHON = ("__", "visit_")  # the latter by ast.NodeVisitor
+# What other packages call.
+CALLED_BY_OTHERS = {
+    "mlperf/mllog.py": "_do_log handleError",  # mlperf_logging, logging
+    # transformers reads them from an export.
+    "models/weights/modeling_mlbert.py": "_init_weights MlbertForMaskedLM MlbertForSequenceClassification",
+    "data/prepare/corpus_files.py": "handle_starttag handle_endtag handle_data parse_marked_section",  # html.parser
+    "cli/main.py": "make_context",  # Typer
+    "cli/train.py": "invoke",  # Typer
+    "mlperf/callback.py": "on_train_begin on_evaluate on_train_end",  # transformers.Trainer
+}
+ALLOWED = {f"{file}: {name}" for file, names in CALLED_BY_OTHERS.items() for name in names.split()}
 
 
 def code(path: Path) -> str:
@@ -102,25 +118,6 @@ def test_every_folder_of_tests_is_collected(tree_root: Path, pytestconfig: pytes
     ] == []
 
 
-PACKAGE = Path(IMPLEMENTATIONS["mlbert"]) / "mlbert"
-
-DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
-# PyTorch calls these methods of modules and autograd functions.
-CALLED_BY_TORCH = {"forward", "backward"}
-CALLED_BY_PYTHON = ("__", "visit_")  # the latter by ast.NodeVisitor
-# What other packages call.
-CALLED_BY_OTHERS = {
-    "mlperf/mllog.py": "_do_log handleError",  # mlperf_logging, logging
-    # transformers reads them from an export.
-    "models/weights/modeling_mlbert.py": "_init_weights MlbertForMaskedLM MlbertForSequenceClassification",
-    "data/prepare/corpus_files.py": "handle_starttag handle_endtag handle_data parse_marked_section",  # html.parser
-    "cli/main.py": "make_context",  # Typer
-    "cli/train.py": "invoke",  # Typer
-    "mlperf/callback.py": "on_train_begin on_evaluate on_train_end",  # transformers.Trainer
-}
-ALLOWED = {f"{file}: {name}" for file, names in CALLED_BY_OTHERS.items() for name in names.split()}
-
-
 def definitions(tree: ast.Module) -> list[ast.AST]:
     """Return functions, classes and methods, except functions registered by a decorator with arguments."""
     top = [node for node in tree.body if isinstance(node, DEFINITIONS)]
@@ -166,7 +163,9 @@ def test_every_definition_is_used(
     mentioned = set(re.findall(r"\w+", " ".join(shell))) | CALLED_BY_TORCH
     unused = set()
     for path, tree in trees.items():
-        for node in definitions(tree) if package in path.parents else []:
+        if package not in path.parents:
+            continue
+        for node in definitions(tree):
             own = range(node.lineno, node.end_lineno + 1)
             elsewhere = any(place != path or line not in own for place, line in used[node.name])
             if (

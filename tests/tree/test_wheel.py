@@ -18,15 +18,23 @@ HOME = "benchmarks/bert/implementations/pytorch"
 def site(tree_root: Path, tracked: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
-    names = (f"{HOME}/mlbert", f"{HOME}/c", "benchmarks/bert/implementations/tensorflow2")
-    names += ("pyproject.toml", "setup.py", "README.md", "LICENSE")
+    names = (
+        f"{HOME}/mlbert",
+        f"{HOME}/c",
+        "benchmarks/bert/implementations/tensorflow2",
+        "pyproject.toml",
+        "setup.py",
+        "README.md",
+        "LICENSE",
+    )
     copy_files(
         [p for p in tracked if p.relative_to(tree_root).as_posix().startswith(names)],
         tree_root,
         source,
     )
-    flags = ("-q", "--no-deps", "--no-build-isolation", "-w", folder)
-    run_checked(sys.executable, "-m", "pip", "wheel", ".", *flags, cwd=source)
+    command = [sys.executable, "-m", "pip", "wheel", ".", "-q", "--no-deps"]
+    command += ["--no-build-isolation", "-w", folder]
+    run_checked(*command, cwd=source)
     with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
         wheel.extractall(folder / "site")
     return folder / "site"
@@ -39,14 +47,13 @@ def train(site: Path, folder: Path, **variables: str) -> tuple[str, dict]:
         "output_dir": folder,
         "max_steps": 2,
     }
-    words = (*(f"{name}={value}" for name, value in values.items()), "ops=auto")
-    environ = {**os.environ, "PYTHONPATH": str(site), **variables}
-    done = run_quietly(
-        sys.executable, "-m", "mlbert", "train", *words, cwd=site.parent, env=environ
-    )
-    assert done.returncode == 1, (
-        done.stdout[-2000:] + done.stderr[-2000:]
-    )  # two steps cannot reach the target
+    command = [sys.executable, "-m", "mlbert", "train"]
+    command += [f"{name}={value}" for name, value in values.items()]
+    command.append("ops=auto")
+    environ = os.environ | {"PYTHONPATH": str(site)} | variables
+    done = run_quietly(*command, cwd=site.parent, env=environ)
+    # Two steps cannot reach the target.
+    assert done.returncode == 1, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout, json.loads((folder / "run_0/config.json").read_text())["provenance"]
 
 

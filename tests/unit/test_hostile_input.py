@@ -39,6 +39,7 @@ from stored_sets import make_rows, random_lengths, write_set
 from user_errors import user_error
 
 DEMO = Path(__file__).resolve().parents[1] / "assets/own_tree/results/cpu_demo/bert"
+LONG = 1 << 40  # bytes, nearly all in a hole; reading them takes many minutes
 
 
 @pytest.mark.parametrize(
@@ -96,9 +97,6 @@ def test_a_pipe_is_refused(name: str, read: Callable[[Path], object], tmp_path: 
     os.mkfifo(tmp_path / name)
     with pytest.raises(UserError, match="not a plain file"):  # opening it would block for ever
         read(tmp_path / name)
-
-
-LONG = 1 << 40  # bytes, nearly all in a hole; reading them takes many minutes
 
 
 def _vocabulary(folder: Path) -> Path:

@@ -47,7 +47,8 @@ def test_interpreted(tree_root: Path, suite: str, request: pytest.FixtureRequest
     files = [f"tests/unit/{file}" for file in SUITES[suite]]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
     command += ["-k", f"not ({EXCLUDED})"]
-    command += ["--slow"] if request.config.getoption("--slow") else []
+    if request.config.getoption("--slow"):
+        command.append("--slow")
     environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     child = subprocess.run(
         command, cwd=tree_root, env=environment, capture_output=True, text=True, check=False

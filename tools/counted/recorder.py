@@ -54,6 +54,8 @@ _COLLECTIVES = (
     "all_gather_single",
 )
 _WRITING_EPILOGUES = (Epilogue.DGELU_BGRAD, Epilogue.BGRADB)
+# These move data between devices; all others require operands on one device.
+_MOVES = ("copy_", "_to_copy", "_copy_from")
 
 
 @dataclass(frozen=True)
@@ -351,10 +353,6 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
             yield value
         elif isinstance(value, list | tuple):
             yield from _tensors(value)
-
-
-# These move data between devices; all others require operands on one device.
-_MOVES = ("copy_", "_to_copy", "_copy_from")
 
 
 def _check_devices(name: str, tensors: list[Tensor]) -> None:

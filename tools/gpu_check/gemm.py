@@ -63,10 +63,12 @@ def name_of(problem: MatmulProblem) -> str:
     direction = DIRECTIONS[problem.left_transposed, problem.right_transposed]
     precision = "bf16"
     if is_fp8(problem):
-        gradient = torch.float8_e5m2 in problem.types
-        direction = (
-            "forward" if not gradient else "wgrad" if problem.types[2] is torch.float32 else "dgrad"
-        )
+        if torch.float8_e5m2 not in problem.types:
+            direction = "forward"
+        elif problem.types[2] is torch.float32:
+            direction = "wgrad"
+        else:
+            direction = "dgrad"
         precision = f"fp8 {'fast' if problem.fast else 'slow'}"
     sizes = f"{problem.rows}x{problem.columns}x{problem.inner}"
     return (

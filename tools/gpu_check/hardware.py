@@ -22,6 +22,16 @@ import torch
 
 from mlbert.host.provenance import git_state, tree_root
 
+MAX_CALLS = 50  # in one measurement of `median_seconds`
+# Sampled with nvidia-smi, which only reads them. Clocks are never locked, because others may use the GPU.
+SAMPLED = {
+    "watts": "power.draw",
+    "sm_mhz": "clocks.sm",
+    "memory_mhz": "clocks.mem",
+    "celsius": "temperature.gpu",
+}
+SAMPLE_MILLISECONDS = 100  # between two samples
+
 
 @dataclass(frozen=True)
 class Peaks:
@@ -40,15 +50,6 @@ PEAKS = (
     (r"\bA100\b.*80GB", Peaks(312.0, 0.0, 2.039)),
     (r"\bA100\b.*40GB", Peaks(312.0, 0.0, 1.555)),
 )
-MAX_CALLS = 50
-# Sampled with nvidia-smi, which only reads them. Clocks are never locked, because others may use the GPU.
-SAMPLED = {
-    "watts": "power.draw",
-    "sm_mhz": "clocks.sm",
-    "memory_mhz": "clocks.mem",
-    "celsius": "temperature.gpu",
-}
-SAMPLE_MILLISECONDS = 100
 
 
 def device_name(device: torch.device) -> str:
@@ -65,9 +66,11 @@ def rated(rate: float, unit: str, device: torch.device, *, is_fp8: bool = False)
     """Return a row's rate in TFLOP/s or TB/s, its unit, and its share of the device's peak if that is known."""
     result: dict[str, Any] = {"rate": rate, "unit": unit}
     if peaks := peaks_of(device_name(device)):
-        result["share_of_peak"] = rate / (
-            peaks.memory if unit == "TB/s" else peaks.fp8 if is_fp8 else peaks.bf16
-        )
+        if unit == "TB/s":
+            peak = peaks.memory
+        else:
+            peak = peaks.fp8 if is_fp8 else peaks.bf16
+        result["share_of_peak"] = rate / peak
     return result
 
 

@@ -103,7 +103,9 @@ def state(row: dict[str, Any]) -> str:
     """Return the result of a row."""
     if "error" in row:
         return "ERROR"
-    return "skipped" if "skipped" in row else "FAILED" if row.get("passed") is False else "ok"
+    if "skipped" in row:
+        return "skipped"
+    return "FAILED" if row.get("passed") is False else "ok"
 
 
 def rate(row: dict[str, Any], name: str = "rate") -> str:

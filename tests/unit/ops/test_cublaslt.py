@@ -25,6 +25,7 @@ from unit.ops.conftest import check_errors
 from unit.ops.op_inputs import feed_forward_inputs, linear_qkv_inputs
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+# Tokens, hidden size, columns.
 SHAPES = [
     (1, 8, 24),
     (37, 16, 48),
@@ -32,8 +33,9 @@ SHAPES = [
     (0, 16, 32),
     (65, 7, 9),
     (13, 20, 44),
-]  # tokens, hidden, columns
+]
 FORMS = ("linear", "linear_qkv", "linear_gelu", "feed_forward")
+SMALL = BertConfig(99, 32, 2, 2, 64, max_position_embeddings=32)
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc on PATH")
 
@@ -147,9 +149,6 @@ def test_linear_layers_use_cublaslt_on_cuda(emulator):
         assert {registry.select(choice, "cuda")[op] for op in FORMS} == {"cublaslt"}
         assert "cublasLt 13.0.0" in registry.describe("cuda")
     assert not any("cublaslt" in names for names in registry.available("cpu").values())
-
-
-SMALL = BertConfig(99, 32, 2, 2, 64, max_position_embeddings=32)
 
 
 def flat_gradients(micro_batches: int, names: dict[str, str]) -> tuple[Tensor, Counter[str]]:

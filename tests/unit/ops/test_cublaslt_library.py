@@ -72,10 +72,12 @@ def test_old_plans_are_evicted(emulator):
 
 def test_unsupported_problem_is_looked_up_once(emulator):
     emulator.refuse(Epilogue.NONE)
-    tensors = torch.empty(3, 8), torch.ones(3, 8), torch.ones(8, 8)
+    out = torch.empty(3, 8)
+    left = torch.ones(3, 8)
+    right = torch.ones(8, 8)
     with pytest.warns(RuntimeWarning, match="no algorithm"):
-        assert not emulator.library.product(*tensors)
-    assert not emulator.library.product(*tensors)
+        assert not emulator.library.product(out, left, right)
+    assert not emulator.library.product(out, left, right)
     assert emulator.count("heuristics") == 1
 
 
@@ -204,10 +206,9 @@ def test_invalid_arguments_raise(emulator):
 
 
 def test_c_code_compiles_without_warnings(tmp_path):
-    flags = ("-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC")
-    source = str(MHALIB_FOLDER / "matmul.c")
-    target = str(tmp_path / "matmul.o")
-    subprocess.run(["gcc", *flags, "-c", source, "-o", target], check=True)
+    command = ["gcc", "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC"]
+    command += ["-c", str(MHALIB_FOLDER / "matmul.c"), "-o", str(tmp_path / "matmul.o")]
+    subprocess.run(command, check=True)
 
 
 def test_python_constants_equal_the_header():
@@ -227,11 +228,10 @@ def test_declarations_equal_nvidias():
     )
     if found.returncode:
         pytest.skip("no cublasLt.h with CUDA's headers (CPATH can list their folders)")
-    flags = ("-std=c11", "-Wall", "-Wextra", "-Wconversion", "-Werror", "-fsyntax-only")
-    source = str(Path(__file__).with_name("cublaslt_interface.c"))
-    done = subprocess.run(
-        ["gcc", *flags, f"-I{MHALIB_FOLDER}", *folders, source], capture_output=True, text=True
-    )
+    command = ["gcc", "-std=c11", "-Wall", "-Wextra", "-Wconversion", "-Werror", "-fsyntax-only"]
+    command += [f"-I{MHALIB_FOLDER}", *folders]
+    command.append(str(Path(__file__).with_name("cublaslt_interface.c")))
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

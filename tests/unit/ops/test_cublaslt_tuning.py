@@ -55,7 +55,8 @@ class Clock:
         self.calls += 1
         before = self.emulator.library.choices.copy()
         is_done = work()
-        is_apart = APART in before.values() and [*before.values()][-1] == APART
+        choices = list(before.values())
+        is_apart = APART in choices and choices[-1] == APART
         assert is_apart or is_done
         return [self.apart if is_apart else self.seconds[self.emulator.algorithm + 1]] * 3
 

@@ -13,6 +13,7 @@ from mlbert.ops import forms as registry
 from mlbert.ops.comparison import MAX_DRAWS, MIN_DRAWS, ErrorRule, Verdict, draws_for
 
 EPS = torch.finfo(torch.float32).eps
+SHAPE = BertConfig(97, 64, 1, 1, 128, max_position_embeddings=96)
 
 
 def verdict_on(ours: float, theirs: float) -> Verdict:
@@ -73,9 +74,6 @@ def test_non_finite_results_fail(bad):
 
 def test_fewer_numbers_need_more_draws():
     assert [draws_for(count) for count in (0, 1, 64, 10**6)] == [1, MAX_DRAWS, 4, MIN_DRAWS]
-
-
-SHAPE = BertConfig(97, 64, 1, 1, 128, max_position_embeddings=96)
 
 
 @pytest.mark.parametrize("name", awkward_lengths(SHAPE.max_position_embeddings))

@@ -24,6 +24,8 @@ from unit.ops.op_inputs import packed_qkv, with_float32_slopes
 from user_errors import user_error
 
 KEY = dropout.dropout_key(1, 2, 3, 4)
+# Blocks process 128 queries or keys, 32 per warp, in tiles of 64 keys (forward) or 32 queries (backward).
+LENGTHS = ([1], [15, 16, 17], [63, 64, 65], [127, 128, 130], [0, 20, 0, 33, 0], [0, 0])
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +58,6 @@ def inputs(
     qkv, bounds, longest, rows = packed_qkv(lengths, num_heads, FMHA_HEAD_SIZE, tail)
     slopes = torch.linspace(0.1, 0.9, num_heads) if alibi else None
     return [qkv, bounds, longest, probability, KEY, rows, slopes]
-
-
-# Blocks process 128 queries or keys, 32 per warp, in tiles of 64 keys (forward) or 32 queries (backward).
-LENGTHS = ([1], [15, 16, 17], [63, 64, 65], [127, 128, 130], [0, 20, 0, 33, 0], [0, 0])
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """FP8 linear layers: rounding, delayed scales, the fast product against plain, and the error against float32."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import Tensor
@@ -134,7 +136,7 @@ def test_each_product_can_be_switched_off(choice):
     off = fp8_scaling.Products(False, False, False)
     plain = run_layer(lambda *t: linear(*t, make_scaling(off), 0), x, weight, bias, d_out=d_out)
     for index, switch in enumerate(("forward", "input_gradient", "weight_gradient")):
-        products = fp8_scaling.Products(**{**vars(off), switch: True})
+        products = dataclasses.replace(off, **{switch: True})
         found = run_layer(
             lambda *t, p=products: linear(*t, make_scaling(p), 0), x, weight, bias, d_out=d_out
         )
@@ -184,9 +186,19 @@ def test_norm_passes_equal_autograd(choice, shape, dropout, with_bias, two_gradi
     weight, bias, x_bias = (draw(shape[1]) for _ in range(3))
     rows = torch.randint(0, 2**31 - 1, shape[:1], dtype=torch.int32, generator=generator)
     leaves = [t.float().clone().requires_grad_() for t in (residual, x, x_bias, weight, bias)]
-    settings = (1e-12, dropout, 2**31 + 7, rows)
-    of_x = leaves[2] if with_bias else None
-    exact = reference.dropout_add_layer_norm(leaves[1], leaves[0], *leaves[3:], *settings, of_x)
+    exact_residual, exact_x, exact_x_bias, exact_weight, exact_bias = leaves
+    key = 2**31 + 7
+    exact = reference.dropout_add_layer_norm(
+        exact_x,
+        exact_residual,
+        exact_weight,
+        exact_bias,
+        1e-12,
+        dropout,
+        key,
+        rows,
+        exact_x_bias if with_bias else None,
+    )
     exact.backward(d_out.float() + (d_copy.float() if two_gradients else 0.0))
 
     scale = torch.tensor(64.0)
@@ -195,20 +207,30 @@ def test_norm_passes_equal_autograd(choice, shape, dropout, with_bias, two_gradi
     d_amax = torch.zeros(())
     forward = registry.implementation("fp8_dropout_add_layer_norm_forward", x)
     out, small, saved = forward(
-        x, residual, weight, bias, *settings, x_bias if with_bias else None, scale, amax
+        x,
+        residual,
+        weight,
+        bias,
+        1e-12,
+        dropout,
+        key,
+        rows,
+        x_bias if with_bias else None,
+        scale,
+        amax,
     )
     backward = registry.implementation("fp8_dropout_add_layer_norm_backward", x)
     second = d_copy if two_gradients else None
-    found = backward(d_out, second, saved, weight, dropout, settings[2], rows, d_scale, d_amax)
+    found = backward(d_out, second, saved, weight, dropout, key, rows, d_scale, d_amax)
 
     torch.testing.assert_close(out.float(), exact.detach(), rtol=2**-8, atol=1e-5)
     assert torch.equal(small.rows.float(), (out.float() * scale).clamp(-448, 448).to(E4M3).float())
     bound = {"rtol": 2**-6, "atol": 2**-6}  # the sum that backward reads is rounded to bfloat16
-    torch.testing.assert_close(found.residual.float(), leaves[0].grad, **bound)
+    torch.testing.assert_close(found.residual.float(), exact_residual.grad, **bound)
     torch.testing.assert_close(
-        found.x.rows.float() / d_scale, leaves[1].grad, rtol=2**-3 + 2**-6, atol=2**-6
+        found.x.rows.float() / d_scale, exact_x.grad, rtol=2**-3 + 2**-6, atol=2**-6
     )
-    sums = (leaves[1].grad.sum(0), leaves[3].grad, leaves[4].grad)
+    sums = (exact_x.grad.sum(0), exact_weight.grad, exact_bias.grad)
     for ours, wanted in zip((found.x_bias, found.weight, found.bias), sums, strict=True):
         assert ours.dtype == torch.float32
         torch.testing.assert_close(ours, wanted, rtol=2**-6, atol=2**-6 * max(1, shape[0]) ** 0.5)
@@ -220,7 +242,7 @@ def test_norm_passes_equal_autograd(choice, shape, dropout, with_bias, two_gradi
         )
     if shape[0]:
         assert float(amax) == float(out.abs().max())
-        assert float(d_amax) == pytest.approx(float(leaves[1].grad.abs().max()), rel=2**-6)
+        assert float(d_amax) == pytest.approx(float(exact_x.grad.abs().max()), rel=2**-6)
 
 
 def test_copies_of_weights_follow_updates_in_the_same_memory(monkeypatch):

@@ -13,6 +13,21 @@ from unit.ops.op_inputs import randn
 
 BOUND = 2 * (2**-4 + 2**-3)  # twice half a rounding step of both formats
 ROWS = 4  # of scales: 1 and 2 are the block's, 3 is the next layer's
+# Width, columns of the feed-forward (0: only one linear layer), exact GELU.
+BLOCKS = [
+    (48, 0, False),
+    (48, 64, False),
+    (48, 64, True),
+]
+# Tokens, then a block.
+CASES = [
+    (0, *BLOCKS[0]),
+    (0, *BLOCKS[1]),
+    (1, *BLOCKS[1]),
+    (1, *BLOCKS[2]),
+    (37, *BLOCKS[0]),
+    (37, *BLOCKS[2]),
+]
 
 
 def block_arguments(tokens: int, width: int, columns: int = 0, size: float = 1.0) -> list[Tensor]:
@@ -69,21 +84,6 @@ def run_two_steps(arguments: list[Tensor], exact: bool = False, fast: bool = Fal
         found = run_block(arguments, table, exact)
         table.end_step(lambda amax: amax)
     return [*found, *table.derived_state().values()]
-
-
-BLOCKS = [
-    (48, 0, False),
-    (48, 64, False),
-    (48, 64, True),
-]  # width, columns of the feed-forward, exact GELU
-CASES = [
-    (0, *BLOCKS[0]),
-    (0, *BLOCKS[1]),
-    (1, *BLOCKS[1]),
-    (1, *BLOCKS[2]),
-    (37, *BLOCKS[0]),
-    (37, *BLOCKS[2]),
-]
 
 
 @pytest.mark.parametrize(("tokens", "width", "columns", "exact"), CASES)

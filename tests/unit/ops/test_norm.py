@@ -87,13 +87,14 @@ def test_dropout_masks_equal_the_reference(kernels, columns, key):
 def test_key_on_the_device_gives_the_same_bits(kernels):
     """Captured graphs read the key's 32 bits from an int32 tensor."""
     rows = dropout_rows(9)
-    vectors = (randn(24), randn(24))
+    weight = randn(24)
+    bias = randn(24)
     x = randn(9, 24)
     key = dropout_key(1, 2, 3, 4)
     results = []
     for form in (key, torch.tensor(key, dtype=torch.uint32).view(torch.int32)):
         leaf = x.clone().requires_grad_()
-        out = ops.layer_norm_dropout(leaf, *vectors, 1e-12, 0.3, form, rows)
+        out = ops.layer_norm_dropout(leaf, weight, bias, 1e-12, 0.3, form, rows)
         out.backward(torch.ones_like(out))
         results.append((out.detach(), leaf.grad))
     assert all(map(torch.equal, *results))

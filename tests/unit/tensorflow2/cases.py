@@ -54,13 +54,10 @@ def sequences_of(rows: Rows) -> Ragged:
             )
             tokens = rows.input_ids[b, columns].tolist()
             segments = rows.segment_ids[b, columns].tolist()
-            masked = (
-                (rows.masked_positions[b, mine] - first).tolist(),
-                rows.masked_labels[b, mine].tolist(),
-            )
-            found.append(
-                (tokens, segments.count(0), bool(rows.next_sentence_labels[b, s]), *masked)
-            )
+            is_next = bool(rows.next_sentence_labels[b, s])
+            masked_positions = (rows.masked_positions[b, mine] - first).tolist()
+            masked_labels = rows.masked_labels[b, mine].tolist()
+            found.append((tokens, segments.count(0), is_next, masked_positions, masked_labels))
         assert not rows.input_ids[b, rows.sequence_ids[b] == 0].any()
     return Ragged.from_rows(found)
 

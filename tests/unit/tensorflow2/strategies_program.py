@@ -101,10 +101,16 @@ class Trained:
                 config[OptimizerConfig], parameters, compiled=own.enable_xla
             )
             self.loss_scale = LossScale.of(compute, own)
-        parts = (strategy, self.model, self.optimizer, self.loss_scale, own)
-        accumulation = config[DataConfig].gradient_accumulation_steps
-        clipping = config[DistributedConfig].gradient_clipping
-        self.step = TrainStep(*parts, accumulation=accumulation, gradient_clipping=clipping, seed=5)
+        self.step = TrainStep(
+            strategy,
+            self.model,
+            self.optimizer,
+            self.loss_scale,
+            own,
+            accumulation=config[DataConfig].gradient_accumulation_steps,
+            gradient_clipping=config[DistributedConfig].gradient_clipping,
+            seed=5,
+        )
 
     def variables(self) -> list[np.ndarray]:
         """Return all variables that a step changes."""

@@ -39,6 +39,10 @@ FORMS = (
     "items/bert_model.ckpt.index",
     "folder",
 )
+# The files that the tests damage.
+OLD = "old/model.ckpt-28252.data-00000-of-00001"
+OWN = "folder/model.safetensors"
+CONFIG = "folder/bert_config.json"
 
 
 @pytest.fixture(scope="module")
@@ -118,11 +122,6 @@ def change_heads(file):
 def leave_only_the_list(file):
     for part in file.parent.glob("model.ckpt*"):
         part.unlink()
-
-
-OLD = "old/model.ckpt-28252.data-00000-of-00001"
-OWN = "folder/model.safetensors"
-CONFIG = "folder/bert_config.json"
 
 
 @pytest.mark.parametrize(

@@ -249,8 +249,14 @@ def test_data_of_a_run(tmp_path: Path, folder: Path) -> None:
     """Nothing is read before `open`, steps are consecutive, and evaluations repeat."""
 
     def data_of(config: Configuration) -> Data:
-        sections = config[DataConfig], config[EvaluationConfig], config[TensorFlowConfig]
-        return Data(*sections, inspect(config), tf.distribute.get_strategy(), SEED)
+        return Data(
+            config[DataConfig],
+            config[EvaluationConfig],
+            config[TensorFlowConfig],
+            inspect(config),
+            tf.distribute.get_strategy(),
+            SEED,
+        )
 
     config = settings(tmp_path, folder, max_sequences_per_pack=3)
     data = data_of(config)

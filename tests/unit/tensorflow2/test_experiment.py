@@ -42,6 +42,15 @@ STEPS = "--train_batch_size=8 --eval_batch_size=8 --num_steps_per_epoch=12 --num
 NUMBERS = f"{STEPS} --optimizer_type=lamb --learning_rate=0.01 --warmup_steps=2 --seed=3 --log_freq=1 --cpu_threads=1"
 Start = Callable[..., Rank]
 Run = Callable[..., str]
+# The errors that TensorFlow 2.16 and later raise in a worker and in the chief after the other process has died.
+WORKER = """Graph execution error:
+Collective ops is aborted by: Error reported from /job:worker/task:1: The following tasks are unhealthy (stopped
+sending heartbeats):
+/job:worker/replica:0/task:1
+The tasks have crashed."""
+CHIEF = """Graph execution error:
+Collective ops is aborted by: Failed to send RPC to coordination service.
+Additional GRPC error information from remote target /job:worker/replica:0/task:0 while calling Heartbeat:"""
 
 
 @pytest.fixture
@@ -154,9 +163,8 @@ def test_published_tfrecords_and_initial_weights(run: Run, tmp_path: Path) -> No
     words = (
         f"{NUMBERS} --input_files={files}/part-* --max_seq_length=32 --max_predictions_per_seq=5"
     )
-    run(
-        f"{words} --device_warmup --model_dir={tmp_path}/first"
-    )  # without evaluation, reaching the limit is a success
+    # Without evaluation, reaching the limit is a success.
+    run(f"{words} --device_warmup --model_dir={tmp_path}/first")
     assert "[run.exists]" in run(f"{words} --model_dir={tmp_path}/first", 2)
     words += (
         f" --model_dir={tmp_path}/second --do_eval --num_eval_samples=30 --steps_between_eval=12"
@@ -170,8 +178,9 @@ def test_published_tfrecords_and_initial_weights(run: Run, tmp_path: Path) -> No
     assert second["train_loss"] < first["train_loss"]
     (tmp_path / "moved").mkdir()
     files.rename(tmp_path / "moved/parts")
-    words = ("submission", "repeat", tmp_path / "second/result_0.txt", "--data", tmp_path / "moved")
-    done = run_quietly(sys.executable, "-m", "mlbert", *words)
+    command = [sys.executable, "-m", "mlbert", "submission", "repeat"]
+    command += [tmp_path / "second/result_0.txt", "--data", tmp_path / "moved"]
+    done = run_quietly(*command)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 of 1 accuracies are equal to the last digit." in done.stdout
     assert "Settings that differ" not in done.stdout
@@ -296,17 +305,6 @@ def test_a_lost_worker_is_named_in_one_line_and_closes_the_log(
 
 class UnavailableError(Exception):
     """Has the name of TensorFlow's error."""
-
-
-# Texts of TensorFlow 2.16 and later.
-WORKER = """Graph execution error:
-Collective ops is aborted by: Error reported from /job:worker/task:1: The following tasks are unhealthy (stopped
-sending heartbeats):
-/job:worker/replica:0/task:1
-The tasks have crashed."""
-CHIEF = """Graph execution error:
-Collective ops is aborted by: Failed to send RPC to coordination service.
-Additional GRPC error information from remote target /job:worker/replica:0/task:0 while calling Heartbeat:"""
 
 
 @pytest.mark.parametrize(

@@ -33,32 +33,8 @@ TPU = """--bert_config_file=/data/bert_config.json --beta_1=0.9 --beta_2=0.93721
 --scale_loss --steps_before_eval_start=3907 --steps_between_eval=652 --steps_per_loop=652 --stop_steps=5210
 --tpu=perfzero-tpu --train_batch_size=768 --verbosity=0 --weight_decay_rate=0.0049573 --warmup_steps=108"""
 MINIMAL = "--bert_config_file=/data/bert_config.json --input_files=/data/part-* --model_dir=/output"
-Resolve = Callable[..., Resolved]
-
-
-def values(resolved: Resolved, *keys: str) -> tuple[object, ...]:
-    return tuple(resolved.config.get(settings_by_key()[key]) for key in keys)
-
-
-@pytest.fixture
-def resolved(monkeypatch: pytest.MonkeyPatch) -> Resolve:
-    """Return a function that resolves a command line for a number of replicas, with only these exports."""
-    flags.define_flags()
-
-    def of(line: str, replicas: int = 1, **exports: str) -> Resolved:
-        for name in ("CONFIG_FILE", "LOGDIR", "DGXNGPU"):
-            monkeypatch.delenv(name, raising=False)
-        for name, value in exports.items():
-            monkeypatch.setenv(name, value)
-        with flagsaver.flagsaver():
-            absl_flags.FLAGS.unparse_flags()
-            absl_flags.FLAGS(["run_pretraining.py", *line.split()])
-            return flags.resolve_flags(replicas)
-
-    return of
-
-
 PACKED = "--max_sequences_per_pack=3 --average_packing_rate=2 --train_batch_size=16 --stop_steps=20"
+Resolve = Callable[..., Resolved]
 # Replicas, command line, and settings that follow.
 SETTINGS = {
     "published GPU command": (
@@ -106,6 +82,28 @@ SETTINGS = {
         "save_checkpoint_steps=50 tensorboard_dir=/output/summaries",
     ),
 }
+
+
+def values(resolved: Resolved, *keys: str) -> tuple[object, ...]:
+    return tuple(resolved.config.get(settings_by_key()[key]) for key in keys)
+
+
+@pytest.fixture
+def resolved(monkeypatch: pytest.MonkeyPatch) -> Resolve:
+    """Return a function that resolves a command line for a number of replicas, with only these exports."""
+    flags.define_flags()
+
+    def of(line: str, replicas: int = 1, **exports: str) -> Resolved:
+        for name in ("CONFIG_FILE", "LOGDIR", "DGXNGPU"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in exports.items():
+            monkeypatch.setenv(name, value)
+        with flagsaver.flagsaver():
+            absl_flags.FLAGS.unparse_flags()
+            absl_flags.FLAGS(["run_pretraining.py", *line.split()])
+            return flags.resolve_flags(replicas)
+
+    return of
 
 
 @pytest.mark.parametrize("case", SETTINGS)

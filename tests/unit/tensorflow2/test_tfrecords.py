@@ -57,9 +57,8 @@ def matched(patterns: Any, tokens: int | None = None, predictions: int | None = 
 
 
 def training(files: Files, rows: int = 8, seed: int = 3, **options: Any) -> TFRecordTraining:
-    return TFRecordTraining(
-        files, rows, **{"seed": seed, "deterministic": True, "vocab_size": VOCAB_SIZE, **options}
-    )
+    options = {"seed": seed, "deterministic": True, "vocab_size": VOCAB_SIZE} | options
+    return TFRecordTraining(files, rows, **options)
 
 
 def test_files_have_the_identity_of_the_store(folder: Path) -> None:

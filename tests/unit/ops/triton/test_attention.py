@@ -146,8 +146,10 @@ def test_max_seqlen_can_be_larger_than_the_longest_sequence():
 def test_other_head_sizes_and_float64_equal_the_reference():
     for head_size, dtype in ((12, torch.float32), (32, torch.float64)):
         qkv, cu_seqlens, longest, rows = packed_qkv([5, 9], 2, head_size)
-        arguments = (qkv.to(dtype), cu_seqlens, longest, 0.1, KEY, rows)
-        assert torch.equal(attention(*arguments), reference.attention(*arguments))
+        qkv = qkv.to(dtype)
+        found = attention(qkv, cu_seqlens, longest, 0.1, KEY, rows)
+        expected = reference.attention(qkv, cu_seqlens, longest, 0.1, KEY, rows)
+        assert torch.equal(found, expected)
 
 
 def test_invalid_arguments_raise():
