@@ -16,15 +16,16 @@ METHOD = {
     "global_batch_size": GLOBAL_BATCH_SIZE,
     "gradient_accumulation_steps": 1,
     "opt_base_learning_rate": 4.25e-4,
-}
-METHOD |= {
     "opt_lamb_epsilon": 1e-6,
     "opt_epsilon": 1e-6,
     "opt_lamb_beta_1": 0.9,
     "opt_lamb_beta_2": 0.999,
+    "opt_lamb_weight_decay_rate": 0.01,
+    "opt_learning_rate_training_steps": 6700,
+    "opt_learning_rate_warmup_steps": 0,
+    "num_warmup_steps": 0,
+    "start_warmup_step": 0,
 }
-METHOD |= {"opt_lamb_weight_decay_rate": 0.01, "opt_learning_rate_training_steps": 6700}
-METHOD |= {"opt_learning_rate_warmup_steps": 0, "num_warmup_steps": 0, "start_warmup_step": 0}
 
 
 def write_log(

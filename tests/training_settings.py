@@ -11,8 +11,14 @@ from mlbert.config.resolution import resolve
 from mlbert.config.sections import Configuration, settings_by_key
 from programs import words_as_dict
 
-SHAPE = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-SHAPE |= {"intermediate_size": 64, "max_position_embeddings": 64}
+SHAPE = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": 64,
+}
 # Random tokens cannot be learned: every run ends at max_steps, after one evaluation, with exit code 1.
 # Only fp32 gives equal results on all processors: auto is bfloat16 on CPUs with a matrix unit.
 SETTINGS = words_as_dict("""

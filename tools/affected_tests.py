@@ -58,9 +58,8 @@ def importers(root: Path) -> dict[str, set[str]]:
                 name = ".".join(parts[len(home.parts) :]).removesuffix(".__init__")
                 modules[name] = file
                 if home.name in ("tools", "tests"):
-                    modules.setdefault(
-                        name.rpartition(".")[2], file
-                    )  # their folders are on the path
+                    # Their folders are on the path.
+                    modules.setdefault(name.rpartition(".")[2], file)
     found: defaultdict[str, set[str]] = defaultdict(set)
     for file in (file for file in files if (root / file).is_file()):
         for name in _imported((root / file).read_text(encoding="utf-8")):

@@ -69,8 +69,10 @@ _SETTINGS = {
     "submission_platform": "test",
     "submission_division": "open",
 }
-_SET = "prepare text --input {in}/text --out {in}/data --workers 1 --max-seq-length 32 --vocab-size 200 --dupe-factor 1"
-_SET += " --one-per-line --eval-sequences 16"
+_SET = (
+    "prepare text --input {in}/text --out {in}/data --workers 1 --max-seq-length 32 --vocab-size 200 --dupe-factor 1 "
+    "--one-per-line --eval-sequences 16"
+)
 _TO_HDF5 = "prepare tfrecord-to-hdf5 --input {in}/records --vocab {in}/data/vocab.txt --out {out}/x --workers 1"
 _IMPORT = "prepare import --vocab {in}/vocab.txt --out {out}/x --workers 1"
 _PRETRAIN = "max_seq_len=24 max_duration=1ba eval_interval=1ba save_folder={out}/run"

@@ -37,11 +37,12 @@ from race_text import EVALUATION, read_race
 Record = Mapping[str, Any]
 Run = tuple[str, str, float, int]  # size, side, learning rate and seed
 TEXT_BYTES = 40_000_000
+# Layers x hidden size -> name in the rules.
 RULE_NAMES = {
     "2x128": "tiny",
     "4x256": "small",
     "6x384": "medium",
-}  # layers x hidden size -> name in the rules
+}
 OURS = "mlbert"
 
 

@@ -39,10 +39,11 @@ from mlbert.training.step import Step as TrainingStep
 from race_text import RaceText, host_batch
 
 EVALUATIONS = 10  # per run
+# Mask rates of the models' papers, by class of transformers.
 THEIR_MASK_RATES = {
     "bert": 0.15,
     "modernbert": 0.30,
-}  # of the models' papers, by class of transformers
+}
 THEIR_WARMUP = 0.06  # of the time
 THEIR_ROWS = 16
 _MIN_RATE = 1e-9  # so that no update has rate 0

@@ -57,9 +57,8 @@ A mistake is one line: `mlbert: error: SUBJECT: PROBLEM. REMEDY. [code]`. The ex
 when the wording changes. Written by `tools/write_generated.py` from `mlbert/host/error_codes.py`.
 
 """
-PLACEHOLDER = re.compile(
-    r"[\w./]*<\w+>[\w./]*\w"
-)  # a path with a placeholder, which would be an HTML tag
+# A path with a placeholder, which would be an HTML tag.
+PLACEHOLDER = re.compile(r"[\w./]*<\w+>[\w./]*\w")
 
 
 def reset_text() -> str:

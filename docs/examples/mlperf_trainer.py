@@ -27,8 +27,6 @@ OPTIONS = {
     "max_steps": 400,
     "learning_rate": 0.01,
     "eval_strategy": "steps",
-}
-OPTIONS |= {
     "eval_steps": 20,
     "report_to": [],
     "save_strategy": "no",

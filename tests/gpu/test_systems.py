@@ -11,8 +11,14 @@ from programs import exports_of, words_as_dict
 from training_settings import read_metrics, read_summary
 
 HOME = Path("benchmarks/bert/implementations")
-SHAPE = {"vocab_size": 1000, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
-SHAPE |= {"intermediate_size": 256, "max_position_embeddings": 512}
+SHAPE = {
+    "vocab_size": 1000,
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 256,
+    "max_position_embeddings": 512,
+}
 SHORT = words_as_dict("""
     SYNTH_DATA=1 DATADIR_PHASE2=unused EVALDIR=unused INIT_CHECKPOINT=none SEED=1 BATCHSIZE=8 MAX_STEPS=4 LOG_FREQ=1
     EVAL_ITER_START_SAMPLES=8 EVAL_ITER_SAMPLES=8 NUM_EVAL_EXAMPLES=16 MLPERF_DIVISION=open CPU_THREADS=1

@@ -13,12 +13,13 @@ import fuzz_damage
 from programs import run_checked
 
 TRACE = "Traceback (most recent call last)"
+# Quick formats; run tools/fuzz.py by hand for a long search.
 FORMATS = (
     "log",
     "prepared set",
     "tfrecord",
     "hdf5",
-)  # quick formats; run tools/fuzz.py by hand for a long search
+)
 
 
 @pytest.mark.slow

@@ -232,10 +232,11 @@ def test_nothing_changes_the_settings_of_the_gpu() -> None:
         == []
     )
     assert external.NCU[:2] == ("--clock-control", "none")
+    # The part `counted` turns profiling on for its step.
     assert external.NCU[2:4] == (
         "--profile-from-start",
         "off",
-    )  # the part `counted` turns it on for its step
+    )
 
 
 def test_collectives_return_their_input_in_a_group_of_one_rank() -> None:

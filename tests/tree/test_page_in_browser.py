@@ -19,9 +19,8 @@ from programs import run_quietly
 from simple_logs import write_log
 
 WIDTHS = (1280, 390)
-POLICY = re.compile(
-    r"<meta http-equiv=\"Content-Security-Policy\"[^>]*>"
-)  # it would block the probe script
+# The policy would block the probe script.
+POLICY = re.compile(r"<meta http-equiv=\"Content-Security-Policy\"[^>]*>")
 PROBE = """<script>addEventListener('load', () => {
   const found = {figures: 0, scrolls: 0, problems: [], width: innerWidth, ink: getComputedStyle(document.body).color};
   const report = (problem, element) =>

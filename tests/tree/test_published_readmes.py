@@ -60,8 +60,9 @@ STAND_INS = [
     "tail",
     "python",
     "mlbert",
+    "quickstart.sh",
+    "download_code.sh",
 ]
-STAND_INS += ["quickstart.sh", "download_code.sh"]
 # Placeholders in the published commands, and their values in the sandbox.
 FILLED_IN = {
     r"<SLURM JOB ID>": "7",
@@ -177,14 +178,10 @@ def test_inventec(shell: str, sandbox: Sandbox) -> None:
 
 
 def test_samsung(sandbox: Sandbox) -> None:
-    config = (
-        sandbox.tree
-        / HOME
-        / "samsung_dgxa100_n128/config_Samsung_Supercomputer21_DGXA100_128x8x16x1.sh"
-    )
-    config.write_text(
-        config.read_text().replace("DGXNNODES=128", "DGXNNODES=2")
-    )  # `hosts` names two
+    folder = sandbox.tree / HOME / "samsung_dgxa100_n128"
+    config = folder / "config_Samsung_Supercomputer21_DGXA100_128x8x16x1.sh"
+    # `hosts` names two nodes.
+    config.write_text(config.read_text().replace("DGXNNODES=128", "DGXNNODES=2"))
     sandbox.follow("Samsung, MLPerf Training v2.0", CLEAR_CACHES=0, LOGDIR=sandbox.root / "out")
     hosts = [words[2] for words, _, _ in sandbox.calls("ssh")]
     assert sorted(hosts) == ["192.168.16.1"] * 11 + ["192.168.16.2"] * 11

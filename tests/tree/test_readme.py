@@ -28,12 +28,18 @@ NOT_EXECUTED = {
     "examples/mlperf_plain.py": "is what test_mlperf_callback.py runs, and checks what comes out",
     "sbatch": "would submit to whatever cluster this machine belongs to; test_launchers.py runs run.sub",
 }
-SHORT = {"TARGET_MLM_ACCURACY": "1e-9", "EVAL_ITER_START_SAMPLES": "700"}
-SHORT |= {"EVAL_ITER_SAMPLES": "100", "NUM_EVAL_EXAMPLES": "100"}
+# Exports with which the first evaluation is early and the last.
+SHORT = {
+    "TARGET_MLM_ACCURACY": "1e-9",
+    "EVAL_ITER_START_SAMPLES": "700",
+    "EVAL_ITER_SAMPLES": "100",
+    "NUM_EVAL_EXAMPLES": "100",
+}
+# Folders whose commands each take seconds to import TensorFlow.
 WITH_TENSORFLOW = {
     "tensorflow2",
     "tf2_cpu_demo",
-}  # folders of which each command takes seconds to import it
+}
 MAX_SECONDS = 600
 PACKAGE_HOME = Path("benchmarks/bert/implementations/pytorch")
 

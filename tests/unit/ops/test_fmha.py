@@ -181,9 +181,8 @@ def test_nvcc_compiles_without_spills(tree_root, tmp_path):
 
 def test_missing_or_damaged_library_is_an_error(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(
-        fmha, "_built", fmha._built.__wrapped__
-    )  # bypass the result cached by other tests
+    # Bypass the result that other tests cached.
+    monkeypatch.setattr(fmha, "_built", fmha._built.__wrapped__)
     with user_error("ops.unavailable", "OPS=fmha"):
         ops.select("fmha", "cuda")
     fmha.library_path().parent.mkdir()

@@ -9,13 +9,14 @@ from mlbert.ops.weights import joined
 from unit.ops.conftest import check_errors
 from unit.ops.op_inputs import feed_forward_inputs, linear_qkv_inputs, randn
 
+# Tokens, hidden size, columns.
 SHAPES = [
     (1, 8, 24),
     (37, 20, 51),
     (200, 128, 512),
     (0, 16, 32),
     (65, 7, 9),
-]  # tokens, hidden, columns
+]
 DTYPES = [torch.float32, torch.bfloat16]
 # Few cases for Triton: only GELU is a kernel, and the interpreter is slow.
 CASES = [

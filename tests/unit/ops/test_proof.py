@@ -58,9 +58,8 @@ def test_runs_are_bit_equal_for_any_thread_count(op, dtype):
         arguments = list(make(0))
         leaves = [arguments[place].requires_grad_() for place in differentiated]
         for place in differentiated:
-            arguments[place] = (
-                arguments[place] * 1.0
-            )  # some ops overwrite their input with its gradient
+            # Some ops overwrite their input with its gradient.
+            arguments[place] = arguments[place] * 1.0
         out = registry.form(op, "native")(*arguments)
         out = out[0] if isinstance(out, tuple) else out
         out.backward(torch.ones_like(out))

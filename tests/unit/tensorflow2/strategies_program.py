@@ -38,20 +38,25 @@ from tf2_bert.store_rows import RowShape, rows_of
 from tf2_bert.strategies import make_strategy, prepare_devices
 
 VOCAB_SIZE = 64
-SETTINGS = dict.fromkeys(("bert_config_file", "input_dir", "eval_dir", "output_dir"), "unused")
-SETTINGS |= dict.fromkeys(("submission_org", "submission_platform"), "test") | {
-    "submission_division": "open"
-}
-SETTINGS |= dict.fromkeys(
-    ("max_samples_termination", "eval_iter_start_samples", "eval_iter_samples"), "1000000"
-)
-SETTINGS |= {
+SETTINGS = {
+    "bert_config_file": "unused",
+    "input_dir": "unused",
+    "eval_dir": "unused",
+    "output_dir": "unused",
+    "submission_org": "test",
+    "submission_platform": "test",
+    "submission_division": "open",
+    "max_samples_termination": "1000000",
+    "eval_iter_start_samples": "1000000",
+    "eval_iter_samples": "1000000",
     "train_batch_size": "8",
     "learning_rate": "0.01",
     "max_steps": "10",
     "optimizer": "lamb",
+    "scale_loss": "1",
+    "seed": "5",
+    "max_grad_norm": "none",
 }
-SETTINGS |= {"scale_loss": "1", "seed": "5", "max_grad_norm": "none"}
 LENGTH = 32
 PREDICTIONS = 4
 SEQUENCES = 2

@@ -176,9 +176,8 @@ def test_timer_skips_the_first_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     assert timer.get_examples_per_sec(60) == 0.0
     for loop, steps in enumerate((20, 20, 10)):  # the last is shorter
         timer.on_batch_begin(loop)
-        timer.on_batch_end(
-            loop if loop < 2 else 5, {"steps": steps}
-        )  # without a start, counts from the latest one
+        # The third loop has no start of this number, so it counts from the latest one.
+        timer.on_batch_end(loop if loop < 2 else 5, {"steps": steps})
         assert (timer.get_examples_per_sec(60) > 0.0) == (loop > 0), "one loop has no speed"
     assert timer.get_longest_loop() == 20
     assert timer.get_examples_per_sec(8 * 20) == pytest.approx(8 * 30 / 6.0)

@@ -32,8 +32,6 @@ SHAPE = {
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
     "intermediate_size": 32,
-}
-SHAPE |= {
     "max_position_embeddings": 32,
     "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
@@ -232,9 +230,8 @@ def test_devices_and_workers_train_alike(
     words += f" --distribution_strategy=multi_worker_mirrored --worker_hosts={hosts} --model_dir={tmp_path}/workers"
     checkpoints = tmp_path / "workers/run_0/checkpoints"
     for more, steps in (("--stop_steps=8", ["04", "08"]), ("--resume=1", ["08", "12"])):
-        (tmp_path / "workers/run_0/summary.json").unlink(
-            missing_ok=True
-        )  # as if it had been killed
+        # As if the run had been killed.
+        (tmp_path / "workers/run_0/summary.json").unlink(missing_ok=True)
         processes = [start(f"{words} {more} --task_index={task}") for task in range(2)]
         outputs = [process.communicate(200) for process in processes]
         # Only the chief reports the missed target: a launcher would treat the first failure as a lost process.

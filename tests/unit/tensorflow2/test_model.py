@@ -211,9 +211,8 @@ def test_each_dropout_has_its_own_mask(hidden: float, attention: float, masks: i
         o for o in traced.graph.get_operations() if o.type.startswith("StatelessRandomUniformV")
     ]
     assert len(draws) == masks
-    assert (
-        len({draw.inputs[1].op.inputs[0].name for draw in draws}) == masks
-    )  # the seeds of their keys
+    # The seeds of their keys differ.
+    assert len({draw.inputs[1].op.inputs[0].name for draw in draws}) == masks
     seeds = {tuple(seed.numpy().tolist()) for seed in model._seeds(tf.constant(SEED))}
     assert len(seeds) == 1 + 3 * shape.num_hidden_layers
 
@@ -222,9 +221,8 @@ def test_dropout_preserves_the_expectation() -> None:
     dropped = _dropout(tf.ones([1000, 1000]), 0.1, tf.constant(SEED)).numpy()
     assert sorted(set(dropped.reshape(-1).tolist())) == pytest.approx([0.0, 1 / 0.9])
     for axis in (0, 1):
-        assert (
-            np.abs(dropped.mean(axis) - 1).max() < 0.06
-        )  # six standard deviations of a mean of 1000
+        # Six standard deviations of a mean of 1000.
+        assert np.abs(dropped.mean(axis) - 1).max() < 0.06
     assert dropped.mean() == pytest.approx(1.0, abs=0.002)
 
 
@@ -240,9 +238,8 @@ def test_initial_weights_have_the_reference_distribution() -> None:
             assert np.abs(value).max() <= 2 * SHAPE.initializer_range
             assert not np.array_equal(value, other[name])
     large = model["bert.embeddings.word_embeddings.weight"]
-    assert large.std() == pytest.approx(
-        0.88 * SHAPE.initializer_range, rel=0.03
-    )  # of the truncated normal
+    # The standard deviation of the truncated normal is 0.88 times that of the normal.
+    assert large.std() == pytest.approx(0.88 * SHAPE.initializer_range, rel=0.03)
     query, key = (
         model[f"bert.encoder.layer.0.attention.self.{part}.weight"] for part in ("query", "key")
     )

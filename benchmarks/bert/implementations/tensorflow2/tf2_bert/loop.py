@@ -80,9 +80,8 @@ def train(run: Run) -> RunOutcome:
     status = constants.ABORTED
     loops = 0
     evaluated_at = -1
-    reason = run.limits.reached(
-        state, state.elapsed_seconds
-    )  # a resumed run may already be at its end
+    # A resumed run may already be at its end.
+    reason = run.limits.reached(state, state.elapsed_seconds)
     if run.limits.met(state):
         status = constants.SUCCESS
         reason = met(run)

@@ -286,9 +286,8 @@ class BertPretrainer(tf.Module):
         draw = _Draw(config.initializer_range, seed)
         self.encoder = _Encoder(config, draw)
         self.masked_lm = _MaskedLM(config, draw)
-        self.classification_heads = [
-            _NextSentence(config, draw)
-        ]  # a list, to match Google's checkpoint keys
+        # A list, to match Google's checkpoint keys.
+        self.classification_heads = [_NextSentence(config, draw)]
 
     def __call__(self, rows: Rows, dropout_seed: tf.Tensor | None) -> Logits:
         """Return the logits of both heads.

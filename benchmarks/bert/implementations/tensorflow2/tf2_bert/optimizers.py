@@ -61,9 +61,8 @@ class Optimizer(tf.Module):
         self.eps = epsilon
         self.weight_decay = weight_decay_rate
         self.max_grad_norm = max_grad_norm
-        self._parameters = MappingProxyType(
-            dict(parameters)
-        )  # a dict would add the model to our checkpoints
+        # A dict would add the model to our checkpoints.
+        self._parameters = MappingProxyType(dict(parameters))
         self.m, self.v = (
             {
                 name: tf.Variable(tf.zeros(w.shape), trainable=False)

@@ -132,9 +132,8 @@ def define_method_flags() -> None:
 
 def flags_as_text() -> str:
     """Return all flags with non-default values, as on a command line."""
-    flags_by_name = {
-        FLAGS[name].name: FLAGS[name] for name in sorted(FLAGS)
-    }  # short names map to the same flag
+    # Short names map to the same flag.
+    flags_by_name = {FLAGS[name].name: FLAGS[name] for name in sorted(FLAGS)}
     changed = (flag for flag in flags_by_name.values() if flag.value != flag.default)
     return " ".join(flag.serialize().replace("\n", " ") for flag in changed)
 

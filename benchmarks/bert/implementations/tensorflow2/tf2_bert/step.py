@@ -198,9 +198,8 @@ class TrainStep:
         loss = tf.zeros([])
         gradients = [tf.zeros(parameter.shape) for parameter in self._parameters]
         for index in tf.range(self._accumulation):
-            tf.autograph.experimental.set_loop_options(
-                parallel_iterations=1
-            )  # keep only one micro-batch's activations
+            # Keep only one micro-batch's activations.
+            tf.autograph.experimental.set_loop_options(parallel_iterations=1)
             part = Rows(*[x[index] for x in parts])
             part_loss, part_gradients = self._forward_backward(
                 part, counts, self._dropout_seed(step, index)
@@ -258,9 +257,8 @@ class TrainStep:
         return tf.stack([tf.constant(self._seed, tf.int64), number])
 
     def _replica_sums(self, rows: Rows) -> Sums:
-        return self._forward(
-            rows
-        )  # a separate function, so that XLA compiles it for each replica's device
+        # A separate function, so that XLA compiles it for each replica's device.
+        return self._forward(rows)
 
     def _sums(self, rows: Rows) -> Sums:
         return objective.sums(self._model(rows, None), rows)

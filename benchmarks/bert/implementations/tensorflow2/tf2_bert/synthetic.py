@@ -80,9 +80,8 @@ class SyntheticStore(Store):
 
 def _random_sequences(length: int, masked: int, vocab_size: int) -> Ragged:
     draws = np.random.default_rng(0)
-    places = (
-        np.argsort(draws.random((DIFFERENT, length - 1)), axis=1)[:, :masked] + 1
-    )  # never the first token
+    # The first token is never masked.
+    places = np.argsort(draws.random((DIFFERENT, length - 1)), axis=1)[:, :masked] + 1
     return Ragged(
         tokens=draws.integers(FIRST_WORD, vocab_size, DIFFERENT * length).astype(np.uint16),
         offsets=np.arange(DIFFERENT + 1) * length,
