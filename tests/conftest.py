@@ -26,6 +26,7 @@ os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parents[1]
+PLAIN = (int, float, str, type(None))  # types of the values that make up the name of a case
 # The longest files. If one started last, it would run alone while the other workers are idle.
 RUN_FIRST = (
     "tests/unit/test_interpreted.py",
@@ -36,6 +37,24 @@ RUN_FIRST = (
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name dtypes, short sequences and dictionaries of plain values after what they hold: float32, 37x48, a=1."""
+    if type(val).__name__ in ("dtype", "DType"):
+        return getattr(val, "name", str(val).removeprefix("torch."))
+    if isinstance(val, dict):
+        return _joined(",", [f"{name}={value}" for name, value in val.items()], val.values())
+    if isinstance(val, tuple | list):
+        return _joined("x" if isinstance(val, tuple) else ",", map(str, val), val)
+    return None
+
+
+def _joined(separator: str, parts: Iterable[str], values: Collection[object]) -> str | None:
+    """Return the parts joined, or None if there are many or they are not numbers, words or None."""
+    if len(values) > 6 or not all(isinstance(value, PLAIN) for value in values):
+        return None
+    return separator.join(parts) or "empty"
 
 
 def pytest_report_header() -> str:

@@ -1,6 +1,6 @@
 """Published lines after quickstart.sh alone, with real files: they work, or name the command that installs an extra.
 
-`test_published_commands` runs Samsung's and MosaicML's other lines in this environment.
+`test_samsung` and `test_mosaic_systems` run Samsung's and MosaicML's other lines in this environment.
 """
 
 import json

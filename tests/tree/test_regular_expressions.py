@@ -212,6 +212,7 @@ def test_a_quadratic_pattern_is_found():
         (split_sentences, lambda length: "a." * length),
         (Export("${A}b${B}b${C}c", "").gives, lambda length: "b" * length),
     ],
+    ids=["letters", "separators", "digits", "abbreviations", "sentences", "export"],
 )
 def test_the_time_of_a_function_is_linear_in_the_length_of_the_text(call, make):
     assert growth(call, make, 5000) < MOST_GROWTH

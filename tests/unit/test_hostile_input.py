@@ -92,6 +92,7 @@ def test_an_empty_path_is_not_the_current_folder(
         ("list.md5", Md5List.read),
         ("eval.md5", read_hashes),
     ],
+    ids=["csv", "jsonl", "vocabulary", "mds index", "fetched index", "md5 list", "hashes"],
 )
 def test_a_pipe_is_refused(name: str, read: Callable[[Path], object], tmp_path: Path) -> None:
     os.mkfifo(tmp_path / name)
@@ -169,6 +170,17 @@ def _checkpoint(folder: Path) -> Path:
             read_points,
             "file.too-large",
         ),
+    ],
+    ids=[
+        "vocabulary",
+        "tokenizer",
+        "nvidia shard",
+        "second nvidia shard",
+        "prepared shard",
+        "tfrecord",
+        "verified shard",
+        "checkpoint",
+        "metrics",
     ],
 )
 def test_a_lengthened_file_is_refused_before_it_is_hashed(

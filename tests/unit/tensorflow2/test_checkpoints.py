@@ -149,6 +149,19 @@ def leave_only_the_list(file):
         ),
         (CONFIG, change_heads, "folder", "checkpoint.shape"),
     ],
+    ids=[
+        "old, data cut",
+        "items, no index",
+        "empty folder",
+        "old, only the list",
+        "old, wrong list",
+        "wrong pickle",
+        "ours, cut",
+        "ours, deleted",
+        "ours, another shape",
+        "ours, another dtype",
+        "another number of heads",
+    ],
 )
 def test_damaged_weights_are_a_one_line_error(tmp_path, written, model, file, damage, path, code):
     folder = Path(shutil.copytree(written, tmp_path / "copy"))
@@ -263,7 +276,9 @@ def test_restore_without_checkpoints_changes_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["variables.data-00000-of-00001", "variables.index", "state.json"])
-@pytest.mark.parametrize("damage", [Path.unlink, lambda file: cut(file, 200)])
+@pytest.mark.parametrize(
+    "damage", [Path.unlink, lambda file: cut(file, 200)], ids=["deleted", "cut"]
+)
 def test_damaged_checkpoint_is_skipped(tmp_path, name, damage):
     states = saved(tmp_path / "checkpoints")
     damage(tmp_path / "checkpoints" / "step_00000003" / name)

@@ -315,6 +315,15 @@ class UnavailableError(Exception):
         (ValueError("/job:worker/replica:0/task:1"), 0, None),
         (KeyboardInterrupt(), 0, None),
     ],
+    ids=[
+        "worker lost",
+        "chief lost",
+        "chief lost, another type",
+        "this rank",
+        "unknown rank",
+        "another error",
+        "Ctrl-C",
+    ],
 )
 def test_errors_of_tensorflow_name_the_lost_worker(
     error: BaseException, task: int, expected: str | None
