@@ -4,7 +4,7 @@ import itertools
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,7 +26,9 @@ os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parents[1]
-PLAIN = (int, float, str, type(None))  # types of the values that make up the name of a case
+# Names of cases: the types of the values that they show, and their length in characters.
+PLAIN = (int, float, str, type(None))
+MAX_NAME = 60
 # The longest files. If one started last, it would run alone while the other workers are idle.
 RUN_FIRST = (
     "tests/unit/test_interpreted.py",
@@ -51,10 +53,11 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 
 def _joined(separator: str, parts: Iterable[str], values: Collection[object]) -> str | None:
-    """Return the parts joined, or None if there are many or they are not numbers, words or None."""
-    if len(values) > 6 or not all(isinstance(value, PLAIN) for value in values):
+    """Return the parts joined, or None if that is long or a value is not a number, a word or None."""
+    if not all(isinstance(value, PLAIN) for value in values):
         return None
-    return separator.join(parts) or "empty"
+    name = separator.join(parts)
+    return None if len(name) > MAX_NAME else name or "empty"
 
 
 def pytest_report_header() -> str:
