@@ -13,7 +13,7 @@ def test_tests_of_a_changed_module_are_found(tree_root: Path) -> None:
     for module, test in {
         "optim/lamb.py": "tests/unit/optim/test_optimizers.py",
         "data/formats/packing.py": "tests/unit/data/formats/test_packing.py",
-        "data/loading/config.py": "tests/tree/test_published_commands.py",
+        "data/loading/config.py": "tests/tree/test_samsung.py",
     }.items():
         assert test in [file for _, file in affected([f"{PACKAGE}/{module}"], graph)[:MOST_FILES]]
 
