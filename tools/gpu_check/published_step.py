@@ -35,7 +35,7 @@ from mlbert.ops.proof import prove
 from mlbert.programs.bench.step_time import make_batch
 from mlbert.recipes.registry import RECIPES
 from mlbert.training.config import RunConfig
-from mlbert.training.protocols import Method
+from mlbert.training.protocols import BuildContext, Method
 from mlbert.training.step import GraphMode, Graphs, Step, choose_graphs
 
 FOLDER = tree_root() / "benchmarks" / "bert" / "implementations" / "h200_n1"
@@ -95,7 +95,8 @@ class PublishedStep:
         inputs = resolved.recipe.inspect(config)
         prove(compute.ops, compute.precision, inputs.shape, device, world.all_reduce_max, say)
         self.config: BertConfig = inputs.shape
-        self.method: Method = resolved.recipe.load().build(config, inputs, world, self.seed, say)
+        context = BuildContext(config, world, self.seed, say)
+        self.method: Method = resolved.recipe.load().build(context, inputs)
         self.flat = self.method.flat
         self.batch = self._batch(packs)
         method = self.method

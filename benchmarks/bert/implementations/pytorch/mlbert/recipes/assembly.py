@@ -41,7 +41,7 @@ from mlbert.optim.flat import FlatParameters
 from mlbert.optim.loss_scale import LossScale
 from mlbert.optim.optimizer import FlatOptimizer
 from mlbert.training.config import EvaluationConfig
-from mlbert.training.protocols import Method
+from mlbert.training.protocols import BuildContext, Method
 
 HUGGING_FACE = "huggingface"  # a value of MODEL_IMPLEMENTATION
 AnyModel = TypeVar("AnyModel", bound=AnyBert)
@@ -128,42 +128,42 @@ def make_masked_lm(
 
 
 def start_model(
-    make: MakeModel[AnyModel],
-    config: Configuration,
-    shape: BertConfig,
-    world: World,
-    seed: int,
-    warn: Callable[[str], None],
+    make: MakeModel[AnyModel], context: BuildContext, shape: BertConfig
 ) -> tuple[AnyModel, Compute]:
     """Return a model with its starting weights, and how it computes. Raise UserError as `choose_compute` and
     `start_weights` do."""
-    compute = choose_compute(config, world.device, warn)
-    return start_weights(
-        make(config, shape, compute), config[ModelConfig], seed, world.device, warn
-    ), compute
+    config = context.config
+    device = context.world.device
+    compute = choose_compute(config, device, context.warn)
+    model = make(config, shape, compute)
+    start_weights(model, config[ModelConfig], context.seed, device, context.warn)
+    return model, compute
 
 
 def build_stored_evaluation(
-    make: MakeModel[AnyModel],
-    objective: type[MaskedLM],
-    config: Configuration,
-    world: World,
-    seed: int,
-    warn: Callable[[str], None],
+    make: MakeModel[AnyModel], objective: type[MaskedLM], context: BuildContext
 ) -> tuple[AnyModel, MaskedLM, EvalSet | SyntheticEvalSet]:
     """Return model, objective and stored samples to evaluate the starting weights, without reading the training set.
 
     Raises:
         UserError: model, checkpoint or samples are missing, damaged, or do not match each other.
     """
-    model = config[ModelConfig]
-    data = config[DataConfig]
-    shape = BertConfig.from_json(model.bert_config_file).with_options(model.model_options)
-    place = {"seed": seed, "rank": world.rank, "world_size": world.world_size}
-    samples = make_evaluation_set(data, config[EvaluationConfig], shape, **place)
+    config = context.config
+    model_config = config[ModelConfig]
+    shape = BertConfig.from_json(model_config.bert_config_file)
+    shape = shape.with_options(model_config.model_options)
+    samples = make_evaluation_set(
+        config[DataConfig],
+        config[EvaluationConfig],
+        shape,
+        seed=context.seed,
+        rank=context.world.rank,
+        world_size=context.world.world_size,
+    )
     if isinstance(samples, EvalSet):
-        check_shape(samples.info, shape, model.bert_config_file)
-    return start_model(make, config, shape, world, seed, warn)[0], objective(scope="step"), samples
+        check_shape(samples.info, shape, model_config.bert_config_file)
+    model, _ = start_model(make, context, shape)
+    return model, objective(scope="step"), samples
 
 
 class Update(NamedTuple):
@@ -217,7 +217,6 @@ def build_replicated_update(
     buckets = cut_buckets(
         flat.offsets, flat.numel, distributed.bucket_mib * 2**20 // flat.grad.element_size()
     )
-    gradients = flat.parameters, flat.grad, flat.offsets, world, buckets
     limit = optimizer.max_grad_norm
     options = reduction_options(config, loss_scale)
     if (
@@ -225,10 +224,20 @@ def build_replicated_update(
         and distributed.gradient_clipping == "buckets"
         and limit is not None
     ):
-        sync = clip_buckets(*gradients, max_norm=limit, **options)
+        sync = clip_buckets(
+            flat.parameters,
+            flat.grad,
+            flat.offsets,
+            world,
+            buckets,
+            max_norm=limit,
+            **options,
+        )
     else:
         clip_before = limit if distributed.gradient_clipping == "before" else None
-        sync = GradientReducer(*gradients, clip_before, **options)
+        sync = GradientReducer(
+            flat.parameters, flat.grad, flat.offsets, world, buckets, clip_before, **options
+        )
     base_lr = config[ScheduleConfig].learning_rate
     layout = ShardLayout.whole(flat.numel)
     update = methods.make(optimizer, base_lr, distributed, compute, flat, layout, sync.grad_norm)
@@ -273,10 +282,8 @@ def make_method(
 
 
 def make_stored_method(
-    config: Configuration,
+    context: BuildContext,
     inputs: PreTrainingInputs,
-    world: World,
-    seed: int,
     compute: Compute,
     update: Update,
     identity: Mapping[str, object],
@@ -286,11 +293,25 @@ def make_stored_method(
 ) -> Method:
     """Return the method of a recipe that trains on stored samples, or synthetic ones; arguments as in `make_method`.
     The data sets are not read before their ``open``."""
+    config = context.config
+    world = context.world
     data = config[DataConfig]
-    place = {"seed": seed, "rank": world.rank, "world_size": world.world_size}
-    local = (world.local_rank, world.local_world_size)
     source = make_source(
-        data, inputs.shape, **place, group_size=exchange_group_size(data, world), local=local
+        data,
+        inputs.shape,
+        seed=context.seed,
+        rank=world.rank,
+        world_size=world.world_size,
+        group_size=exchange_group_size(data, world),
+        local=(world.local_rank, world.local_world_size),
+    )
+    evaluation = make_evaluation_set(
+        data,
+        config[EvaluationConfig],
+        inputs.shape,
+        seed=context.seed,
+        rank=world.rank,
+        world_size=world.world_size,
     )
     return make_method(
         config,
@@ -301,7 +322,7 @@ def make_stored_method(
         model=model,
         objective=objective,
         source=source,
-        evaluation=make_evaluation_set(data, config[EvaluationConfig], inputs.shape, **place),
+        evaluation=evaluation,
         static_shape=budget_of(data, source),
         export=functools.partial(
             write_weights, model, vocabulary=inputs.vocabulary, lower_case=inputs.lower_case

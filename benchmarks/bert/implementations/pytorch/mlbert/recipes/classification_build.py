@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,6 @@ from mlbert.data.formats.tokenizer import Tokenizer, check_model_vocabulary, loa
 from mlbert.data.loading.config import DataConfig, TaskConfig, TextConfig
 from mlbert.data.loading.tasks import TaskEvalSet, TaskSource, budget_of
 from mlbert.data.loading.text_run import sequence_length
-from mlbert.distributed.world import World
 from mlbert.host.errors import UserError
 from mlbert.models import task_model
 from mlbert.models.bert import BertForSequenceClassification
@@ -35,7 +34,7 @@ from mlbert.models.weights.load import load_weights
 from mlbert.recipes import assembly
 from mlbert.recipes.assembly import Compute
 from mlbert.training.config import EvaluationConfig
-from mlbert.training.protocols import Method
+from mlbert.training.protocols import BuildContext, Method
 
 Classifier = BertForSequenceClassification | HuggingFaceForSequenceClassification
 
@@ -116,16 +115,15 @@ def inspect(config: Configuration) -> TaskInputs:
     )
 
 
-def build(
-    config: Configuration, inputs: TaskInputs, world: World, seed: int, warn: Callable[[str], None]
-) -> Method:
+def build(context: BuildContext, inputs: TaskInputs) -> Method:
     """Return the method's objects. Texts are tokenized in ``open``."""
-    for line in (
-        line for rows in (inputs.train, *inputs.evaluations.values()) for line in rows.warnings
-    ):
-        warn(line)
-    model, objective, evaluation = build_evaluation(config, world, seed, warn, inputs)
-    compute = assembly.choose_compute(config, world.device, warn)
+    for rows in (inputs.train, *inputs.evaluations.values()):
+        for line in rows.warnings:
+            context.warn(line)
+    config = context.config
+    world = context.world
+    model, objective, evaluation = build_evaluation(context, inputs)
+    compute = assembly.choose_compute(config, world.device, context.warn)
     data = config[DataConfig]
     text = config[TextConfig]
     update = assembly.build_replicated_update(config, model, world, "classification")
@@ -138,8 +136,8 @@ def build(
         max_seq_length=inputs.card.max_seq_length,
         share=share,
         drop_last=bool(text.drop_last),
-        seed=None if text.shuffle is None else seed,
-        warn=warn,
+        seed=None if text.shuffle is None else context.seed,
+        warn=context.warn,
     )
 
     def export(folder: Path, facts: Mapping[str, object]) -> None:
@@ -186,14 +184,12 @@ def make_classifier(
 
 
 def build_evaluation(
-    config: Configuration,
-    world: World,
-    seed: int,
-    warn: Callable[[str], None],
-    inputs: TaskInputs | None = None,
+    context: BuildContext, inputs: TaskInputs | None = None
 ) -> tuple[Classifier, Classification | Regression, TaskEvalSet]:
     """Return the model with starting weights, the objective and the evaluation set. Raises UserError if the checkpoint
     is missing, damaged or of another shape, or METRIC is not one of the task's."""
+    config = context.config
+    world = context.world
     inputs = inputs or inspect(config)
     parts = {name: len(rows) for name, rows in inputs.evaluations.items()}
     num_labels = inputs.card.num_labels
@@ -211,37 +207,33 @@ def build_evaluation(
         batch_size=config[EvaluationConfig].eval_batch_size,
         rank=world.rank,
         world_size=world.world_size,
-        warn=warn,
+        warn=context.warn,
     )
-    compute = assembly.choose_compute(config, world.device, warn)
+    compute = assembly.choose_compute(config, world.device, context.warn)
     model = make_classifier(
         config[ModelConfig], inputs.card.max_seq_length, inputs.shape, num_labels, compute
     )
-    _start(model, config[ModelConfig], seed, world, warn)
+    _start(model, context)
     return model, objective, evaluation
 
 
-def _start(
-    model: Classifier, config: ModelConfig, seed: int, world: World, warn: Callable[[str], None]
-) -> None:
-    model.initialize(seed)
-    model.to(world.device)
-    if config.init_checkpoint is None:
-        warn("warning: INIT_CHECKPOINT is none: all weights are initialized randomly")
+def _start(model: Classifier, context: BuildContext) -> None:
+    """Give the encoder the weights of INIT_CHECKPOINT, and the classifier random ones."""
+    checkpoint = context.config[ModelConfig].init_checkpoint
+    model.initialize(context.seed)
+    model.to(context.world.device)
+    if checkpoint is None:
+        context.warn("warning: INIT_CHECKPOINT is none: all weights are initialized randomly")
         return
     drawn = {
         name: p.detach().clone()
         for name, p in model.named_parameters()
         if name.startswith("classifier.")
     }
-    missing = load_weights(model, config.init_checkpoint).missing
+    missing = load_weights(model, checkpoint).missing
     with torch.no_grad():
-        for (
-            name,
-            value,
-        ) in (
-            drawn.items()
-        ):  # the checkpoint's classifier may be of the same size, but for another task
+        # The checkpoint's classifier may be of the same size, but for another task.
+        for name, value in drawn.items():
             model.get_parameter(name).copy_(value)
     if any(name.startswith("bert.pooler.") for name in missing):
-        warn(f"{config.init_checkpoint} has no pooler: it is initialized randomly")
+        context.warn(f"{checkpoint} has no pooler: it is initialized randomly")

@@ -3,38 +3,28 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 
-from mlbert.config.sections import Configuration
 from mlbert.data.loading.config import DataConfig
 from mlbert.data.loading.inputs import PreTrainingInputs
-from mlbert.distributed.world import World
 from mlbert.models.config import ModelConfig
 from mlbert.models.objectives import MaskedLM
 from mlbert.recipes import assembly
-from mlbert.training.protocols import Method
+from mlbert.training.protocols import BuildContext, Method
 
 
-def build(
-    config: Configuration,
-    found: PreTrainingInputs,
-    world: World,
-    seed: int,
-    warn: Callable[[str], None],
-) -> Method:
+def build(context: BuildContext, inputs: PreTrainingInputs) -> Method:
     """Return the method's objects. The data sets are not read before their ``open``."""
-    model, compute = assembly.start_model(
-        assembly.make_masked_lm, config, found.shape, world, seed, warn
-    )
+    model, compute = assembly.start_model(assembly.make_masked_lm, context, inputs.shape)
+    config = context.config
+    world = context.world
     update = assembly.build_replicated_update(config, model, world, "masked_lm_stored")
+    global_batch_size = config[DataConfig].train_batch_size * world.world_size
     identity = {
         "model_implementation": config[ModelConfig].model_implementation,
-        "global_batch_size": config[DataConfig].train_batch_size
-        * world.world_size,  # on any number of ranks
+        "global_batch_size": global_batch_size,  # on any number of ranks
     }
-    run = config, found, world, seed, compute
     return assembly.make_stored_method(
-        *run, update, identity, model=model, objective=MaskedLM(scope="step")
+        context, inputs, compute, update, identity, model=model, objective=MaskedLM(scope="step")
     )
 
 

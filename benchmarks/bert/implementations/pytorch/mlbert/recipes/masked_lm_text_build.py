@@ -5,18 +5,15 @@ from __future__ import annotations
 import functools
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from mlbert.config.sections import Configuration
 from mlbert.data.loading import text_run
 from mlbert.data.loading.config import CorpusConfig, DataConfig, TextConfig
 from mlbert.data.loading.inputs import PreTrainingInputs
-from mlbert.distributed.world import World
 from mlbert.models.bert import AnyBert, begin_with_frequencies
 from mlbert.models.config import ModelConfig
 from mlbert.models.objectives import MaskedLM
@@ -26,57 +23,54 @@ from mlbert.models.weights.weight_files import write_composer
 from mlbert.optim.config import ScheduleConfig
 from mlbert.recipes import assembly
 from mlbert.training.config import EvaluationConfig, RunConfig
-from mlbert.training.protocols import EvaluationSet, Method
+from mlbert.training.protocols import BuildContext, EvaluationSet, Method
 
 
-def build(
-    config: Configuration,
-    found: PreTrainingInputs,
-    world: World,
-    seed: int,
-    warn: Callable[[str], None],
-) -> Method:
+def build(context: BuildContext, inputs: PreTrainingInputs) -> Method:
     """Return the method's objects. The data sets are not read before their ``open``, except that a ModernBERT-style
     model is initialized from the token frequencies of the first training texts."""
-    data = config[DataConfig]
+    config = context.config
+    world = context.world
     model_config = config[ModelConfig]
-    texts = data, config[TextConfig], config[CorpusConfig]
-    model, compute = assembly.start_model(
-        assembly.make_masked_lm, config, found.shape, world, seed, warn
-    )
-    if found.shape.is_rotary and model_config.init_checkpoint is None:
-        begin_with_frequencies(model, text_run.token_counts(*texts))
+    data = config[DataConfig]
+    text = config[TextConfig]
+    corpus = config[CorpusConfig]
+    model, compute = assembly.start_model(assembly.make_masked_lm, context, inputs.shape)
+    if inputs.shape.is_rotary and model_config.init_checkpoint is None:
+        begin_with_frequencies(model, text_run.token_counts(data, text, corpus))
     update = assembly.build_replicated_update(config, model, world, "masked_lm_text")
     identity = {
         "model_implementation": model_config.model_implementation,
         "global_batch_size": data.train_batch_size * world.world_size,  # on any number of ranks
     }
-    evaluation = config[EvaluationConfig]
-    place = dict[str, Any](rank=world.rank, world_size=world.world_size)
 
     def sum_over_ranks(rows: np.ndarray) -> np.ndarray:
         return world.all_reduce_sum(torch.from_numpy(rows)).numpy()
 
+    source = text_run.make_source(
+        data,
+        text,
+        corpus,
+        config[ScheduleConfig].max_steps,
+        seed=context.seed,
+        sum_over_ranks=sum_over_ranks,
+        local=(world.local_rank, world.local_world_size),
+        warn=context.warn if world.rank == 0 else _print_warning,
+        rank=world.rank,
+        world_size=world.world_size,
+    )
     return assembly.make_method(
         config,
-        found,
+        inputs,
         compute,
         update,
         identity,
         model=model,
         objective=MaskedLM(scope="step"),
-        source=text_run.make_source(
-            *texts,
-            config[ScheduleConfig].max_steps,
-            seed=seed,
-            sum_over_ranks=sum_over_ranks,
-            local=(world.local_rank, world.local_world_size),
-            warn=warn if world.rank == 0 else _print_warning,
-            **place,
-        ),
-        evaluation=text_run.make_evaluation_set(*texts, evaluation, **place),
-        static_shape=text_run.budget_of(data, config[CorpusConfig]),
-        export=functools.partial(_export, config[RunConfig].output_dir, model, found.vocabulary),
+        source=source,
+        evaluation=_evaluation_set(context),
+        static_shape=text_run.budget_of(data, corpus),
+        export=functools.partial(_export, config[RunConfig].output_dir, model, inputs.vocabulary),
     )
 
 
@@ -98,16 +92,24 @@ def _export(
         write_composer(to_huggingface(model), model.config, output_dir / "latest-rank0.pt")
 
 
-def build_evaluation(
-    config: Configuration, world: World, seed: int, warn: Callable[[str], None]
-) -> tuple[AnyBert, MaskedLM, EvaluationSet]:
-    """Return the model, objective and evaluation set. The training set is not read."""
-    texts = config[DataConfig], config[TextConfig], config[CorpusConfig]
-    shape = text_run.inspect(config[ModelConfig], *texts).shape
-    rank = world.rank
-    world_size = world.world_size
-    samples = text_run.make_evaluation_set(
-        *texts, config[EvaluationConfig], rank=rank, world_size=world_size
+def _evaluation_set(context: BuildContext) -> EvaluationSet:
+    config = context.config
+    return text_run.make_evaluation_set(
+        config[DataConfig],
+        config[TextConfig],
+        config[CorpusConfig],
+        config[EvaluationConfig],
+        rank=context.world.rank,
+        world_size=context.world.world_size,
     )
-    model, _ = assembly.start_model(assembly.make_masked_lm, config, shape, world, seed, warn)
+
+
+def build_evaluation(context: BuildContext) -> tuple[AnyBert, MaskedLM, EvaluationSet]:
+    """Return the model, objective and evaluation set. The training set is not read."""
+    config = context.config
+    inputs = text_run.inspect(
+        config[ModelConfig], config[DataConfig], config[TextConfig], config[CorpusConfig]
+    )
+    samples = _evaluation_set(context)
+    model, _ = assembly.start_model(assembly.make_masked_lm, context, inputs.shape)
     return model, MaskedLM(scope="step"), samples

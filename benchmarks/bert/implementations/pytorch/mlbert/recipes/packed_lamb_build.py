@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 
 from mlbert.config.sections import Configuration
 from mlbert.data.loading.config import DataConfig
@@ -22,25 +21,21 @@ from mlbert.optim.flat import FlatParameters
 from mlbert.optim.loss_scale import LossScale
 from mlbert.recipes import assembly
 from mlbert.recipes.assembly import Update
-from mlbert.training.protocols import Method
+from mlbert.training.protocols import BuildContext, Method
 
 
-def build(
-    config: Configuration,
-    inputs: PreTrainingInputs,
-    world: World,
-    seed: int,
-    warn: Callable[[str], None],
-) -> Method:
+def build(context: BuildContext, inputs: PreTrainingInputs) -> Method:
     """Return the method's objects. The data sets are not read before their ``open``."""
-    model, compute = assembly.start_model(
-        assembly.make_pre_training, config, inputs.shape, world, seed, warn
-    )
-    update = _update(config, model, world)
+    model, compute = assembly.start_model(assembly.make_pre_training, context, inputs.shape)
+    update = _update(context.config, model, context.world)
     objective = PreTraining(scope="step")
-    identity = {"train_batch_size": config[DataConfig].train_batch_size, "ranks": world.world_size}
-    run = config, inputs, world, seed, compute
-    return assembly.make_stored_method(*run, update, identity, model=model, objective=objective)
+    identity = {
+        "train_batch_size": context.config[DataConfig].train_batch_size,
+        "ranks": context.world.world_size,
+    }
+    return assembly.make_stored_method(
+        context, inputs, compute, update, identity, model=model, objective=objective
+    )
 
 
 build_evaluation = functools.partial(
@@ -70,10 +65,10 @@ def _update(config: Configuration, model: BertForPreTraining, world: World) -> U
         grad.numel(), groups, distributed.bucket_mib * 2**20 // grad.element_size()
     )
     clip_before = optimizer.max_grad_norm if distributed.gradient_clipping == "before" else None
-    gradients = (flat.parameters, grad, flat.offsets)
     options = assembly.reduction_options(config, loss_scale)
-    sync = ShardedReducer(*gradients, world, layout, clip_before, **options)
-    base_lr = config[ScheduleConfig].learning_rate
-    return Update(
-        flat, sync, methods.make(optimizer, base_lr, distributed, compute, flat, layout), loss_scale
+    sync = ShardedReducer(
+        flat.parameters, grad, flat.offsets, world, layout, clip_before, **options
     )
+    base_lr = config[ScheduleConfig].learning_rate
+    update = methods.make(optimizer, base_lr, distributed, compute, flat, layout)
+    return Update(flat, sync, update, loss_scale)

@@ -71,7 +71,15 @@ from mlbert.training.config import EvaluationConfig, RunConfig
 from mlbert.training.evaluate import Evaluator, evaluate
 from mlbert.training.loggers import make_loggers
 from mlbert.training.loop import Run, train
-from mlbert.training.protocols import EvaluationSet, Inputs, Method, Model, Objective, RecipeBuild
+from mlbert.training.protocols import (
+    BuildContext,
+    EvaluationSet,
+    Inputs,
+    Method,
+    Model,
+    Objective,
+    RecipeBuild,
+)
 from mlbert.training.reader import BatchReader, SampleCounter
 from mlbert.training.step import Step, check_device, choose_graphs
 
@@ -225,7 +233,10 @@ def run_experiment(
         log.event("seed", seed)
         prove(compute.ops, compute.precision, inputs.shape, world.device, world.all_reduce_max, say)
         config, method = build_fitting(
-            config, lambda c: build.build(c, inputs, world, seed, say), world, say
+            config,
+            lambda fitting: build.build(BuildContext(fitting, world, seed, say), inputs),
+            world,
+            say,
         )
         if config is not resolved.config:
             resolved = replace(
@@ -564,9 +575,8 @@ def evaluate_only(
             )
         )
         recipe_build: RecipeBuild = recipe.load()
-        model, objective, samples = recipe_build.build_evaluation(
-            config, world, config[RunConfig].seed or 0, say
-        )
+        context = BuildContext(config, world, config[RunConfig].seed or 0, say)
+        model, objective, samples = recipe_build.build_evaluation(context)
         samples.open()
         return model, objective, samples
 

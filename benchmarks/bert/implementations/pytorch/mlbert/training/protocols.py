@@ -310,20 +310,33 @@ class Inputs(Protocol):
     sequences_per_pack: float | None
 
 
+@dataclass(frozen=True)
+class BuildContext:
+    """The run that a recipe builds its objects for.
+
+    Attributes:
+        config: the run's settings.
+        world: the ranks; initialized.
+        seed: of the initial weights and the order of the data.
+        warn: prints a line for the user.
+    """
+
+    config: Configuration
+    world: World
+    seed: int
+    warn: Callable[[str], None]
+
+
 class RecipeBuild(Protocol):
     """A module that builds the objects of a `mlbert.config.recipe.Recipe`."""
 
-    def build(
-        self,
-        config: Configuration,
-        inputs: Any,
-        world: World,
-        seed: int,
-        warn: Callable[[str], None],
-    ) -> Method:
-        """Return the method's objects. The data sets are not read before their ``open``."""
+    def build(self, context: BuildContext, inputs: Any) -> Method:
+        """Return the method's objects. The data sets are not read before their ``open``.
 
-    def build_evaluation(
-        self, config: Configuration, world: World, seed: int, warn: Callable[[str], None]
-    ) -> tuple[Model, Objective, EvaluationSet]:
+        Args:
+            context: the run.
+            inputs: what the recipe's ``inspect`` returned.
+        """
+
+    def build_evaluation(self, context: BuildContext) -> tuple[Model, Objective, EvaluationSet]:
         """Return what an evaluation of the starting weights needs. The training set is not read."""
