@@ -34,18 +34,13 @@ from mlbert.models.encoder import NUM_SITES, SITE_CLASSIFIER, BertModel, Dense, 
 from mlbert.ops import api as ops
 from mlbert.ops.fp8_scaling import Products
 
-DISTANCES = (
-    -1,
-    1,
-    -2,
-    2,
-    -3,
-    3,
-)  # of the first layer's first heads; further heads are initialized as usual
-# of the scores; the exponent by which weights fall with the angle
-_HEIGHT = 8.0
-_DECAY = 1.2
-_TUNED = 32, 10_000.0  # head size and rope_theta for which the height was chosen
+# Tokens from a token to the one that a head of the first layer attends to at first, one a head. Further heads are
+# initialized as usual.
+DISTANCES = (-1, 1, -2, 2, -3, 3)
+_HEIGHT = 8.0  # of the scores' maximum, for a model of the head size and rope_theta below
+_DECAY = 1.2  # exponent by which the weights fall with the angle
+_TUNED_HEAD_SIZE = 32
+_TUNED_ROPE_THETA = 10_000.0
 
 
 def neighbour_biases(config: BertConfig) -> tuple[Tensor, Tensor]:
@@ -54,8 +49,8 @@ def neighbour_biases(config: BertConfig) -> tuple[Tensor, Tensor]:
     half = config.head_size // 2
     angles = config.rope_theta ** -(torch.arange(half) / half)
     density = (
-        (size / _TUNED[0])
-        * torch.log(torch.tensor(_TUNED[1]))
+        (size / _TUNED_HEAD_SIZE)
+        * torch.log(torch.tensor(_TUNED_ROPE_THETA))
         / torch.log(torch.tensor(config.rope_theta))
     )
     weights = (_HEIGHT / density * angles**_DECAY * size**0.5).sqrt()
@@ -76,13 +71,12 @@ def begin_with_frequencies(model: nn.Module, counts: Sequence[float] | np.ndarra
         counts: occurrences of each vocabulary entry; 1 is added to each.
     """
     seen = torch.as_tensor(counts, dtype=torch.float64) + 1.0
-    bias = dict(model.named_parameters())
-    decoder = (
-        bias["cls.predictions.bias"]
-        if "cls.predictions.bias" in bias
-        else bias["cls.predictions.decoder.bias"]
-    )
-    decoder[: len(seen)] = (seen.log() - seen.log().mean()).float()
+    parameters = dict(model.named_parameters())
+    if "cls.predictions.bias" in parameters:
+        bias = parameters["cls.predictions.bias"]
+    else:
+        bias = parameters["cls.predictions.decoder.bias"]
+    bias[: len(seen)] = (seen.log() - seen.log().mean()).float()
 
 
 class PreTrainingLogits(NamedTuple):
@@ -211,10 +205,9 @@ class BertBase(nn.Module):
                 parameter[self.config.vocab_size :].zero_()
         if self.config.is_rotary:
             first = self.bert.encoder.layers[0].attention.self
-            for part, bias in zip(
-                (first.query, first.key), neighbour_biases(self.config), strict=True
-            ):
-                part.bias.copy_(bias)
+            query_bias, key_bias = neighbour_biases(self.config)
+            first.query.bias.copy_(query_bias)
+            first.key.bias.copy_(key_bias)
 
     def ordered_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Return all parameters in flat-buffer order: query, key and value are adjacent, weights first."""
@@ -262,7 +255,7 @@ class BertBase(nn.Module):
 
     @property
     def is_calibrated(self) -> bool:
-        """Return False while FP8 scales are unknown: a step must then run outside a graph and measure each tensor."""
+        """Return False while FP8 scales are unknown: a pass then measures each tensor before it quantizes it."""
         return self.bert.linears.is_calibrated
 
     @is_calibrated.setter

@@ -29,6 +29,11 @@ from mlbert.ops.fp8_scaling import LINEARS_PER_LAYER, FP8Scaling, Products, Quan
 # Linear layers of one encoder layer, in the order of the FP8 scales; the last is the first of the next layer.
 QKV, ATTENTION_OUTPUT, INTERMEDIATE, OUTPUT, NEXT_QKV = range(5)
 
+# Dropout sites of one layer; the embeddings and heads are layer 0. Each site draws a separate mask.
+SITE_EMBEDDINGS, SITE_ATTENTION, SITE_ATTENTION_OUTPUT, SITE_OUTPUT = range(4)
+SITE_CLASSIFIER = 1  # of layer 0
+NUM_SITES = 4  # in each layer
+
 # For each encoder layer, for each of its linear layers: the tensors that make up its weight.
 LayerWeights = Iterable[Sequence[Sequence[Tensor]]]
 
@@ -108,19 +113,33 @@ class _AllFp8(_SomeFp8):
     def attention_output_norm(
         self, context: Tensor, residual: Tensor, weight: Tensor, norm: Sequence[Any]
     ) -> Hidden:
-        rows = self._first + ATTENTION_OUTPUT, self._first + INTERMEDIATE
-        return Hidden(*fp8.attention_output(context, residual, weight, norm, self._table, *rows))
+        row = self._first + ATTENTION_OUTPUT
+        reader = self._first + INTERMEDIATE
+        return Hidden(
+            *fp8.attention_output(context, residual, weight, norm, self._table, row, reader)
+        )
 
     def feed_forward_norm(
         self, hidden: Hidden, weights: Sequence[Tensor], exact: bool, norm: Sequence[Any]
     ) -> Hidden:
-        reader = (
-            self._first + NEXT_QKV if self._first + NEXT_QKV < self._table.num_linears else None
-        )
-        rows = self._first + INTERMEDIATE, reader
+        row = self._first + INTERMEDIATE
+        reader: int | None = self._first + NEXT_QKV
+        if reader >= self._table.num_linears:  # the last layer
+            reader = None
         assert hidden.small is not None, "attention_output_norm sets it"
-        states = hidden.product, hidden.residual, hidden.small
-        return Hidden(*fp8.feed_forward(*states, weights, exact, norm, self._table, *rows))
+        return Hidden(
+            *fp8.feed_forward(
+                hidden.product,
+                hidden.residual,
+                hidden.small,
+                weights,
+                exact,
+                norm,
+                self._table,
+                row,
+                reader,
+            )
+        )
 
 
 class NoDerivedState:
@@ -182,11 +201,6 @@ def linears(num_layers: int, products: Products | None) -> PlainLinears | Fp8Lin
     return Fp8Linears(num_layers, products) if products else PlainLinears(num_layers)
 
 
-# Dropout sites of one layer; the embeddings and heads are layer 0. Each site draws a separate mask.
-SITE_EMBEDDINGS, SITE_ATTENTION, SITE_ATTENTION_OUTPUT, SITE_OUTPUT = range(4)
-SITE_CLASSIFIER = 1  # of layer 0
-NUM_SITES = 4
-
 # The 32-bit dropout keys of a step, used as keys[layer][site]: an int32 table on the device, which a CUDA graph rereads
 # at each replay, or numbers on the host, which C kernels need. None in evaluation.
 Keys = Tensor | Sequence[Sequence[int]]
@@ -232,11 +246,14 @@ class BertEmbeddings(nn.Module):
     def _total(self, batch: Batch) -> Tensor:
         if self.config.is_rotary:
             return F.embedding(batch.input_ids, self.word_embeddings.weight)
-        ids = batch.input_ids, batch.segment_ids, batch.position_ids
         learned = self.config.position_embedding_type == "absolute"
-        position = self.position_embeddings.weight if learned else None
         return ops.embedding_sum(
-            *ids, self.word_embeddings.weight, position, self.token_type_embeddings.weight
+            batch.input_ids,
+            batch.segment_ids,
+            batch.position_ids,
+            self.word_embeddings.weight,
+            self.position_embeddings.weight if learned else None,
+            self.token_type_embeddings.weight,
         )
 
 
@@ -287,9 +304,13 @@ class BertLayer(nn.Module):
         self.config = config
         self.index = index
         self.attention = _Attention(config, index)
-        norm = "pre" if config.norm_position == "pre" else None
-        sizes = config.hidden_size, config.inner_rows
-        self.intermediate = Dense(config, *sizes, norm=norm, bias=not config.gated_mlp)
+        self.intermediate = Dense(
+            config,
+            config.hidden_size,
+            config.inner_rows,
+            norm="pre" if config.norm_position == "pre" else None,
+            bias=not config.gated_mlp,
+        )
         self.output = _output(config, config.intermediate_size)
 
     def forward(
@@ -440,12 +461,11 @@ class BertModel(nn.Module):
         hidden_TD = self.embeddings(batch, keys).to(self.dtype)
         hidden = Hidden(hidden_TD, hidden_TD)
         layers = self.encoder.layers
-        rotary = self.config.is_rotary
-        rotations = (
-            ops.rotations(batch.position_ids, self.config.head_size, self.config.rope_theta)
-            if rotary
-            else None
-        )
+        rotations = None
+        if self.config.is_rotary:
+            rotations = ops.rotations(
+                batch.position_ids, self.config.head_size, self.config.rope_theta
+            )
         positions = Positions(cast(Tensor | None, self.alibi_slopes), rotations)
         for i, (layer, layer_linears) in enumerate(zip(layers, self.linears.layers(), strict=True)):
             rows = last_rows if i == len(layers) - 1 else None
@@ -466,7 +486,9 @@ class BertModel(nn.Module):
 
 def _mask(probability: float, keys: Keys | None, layer: int, site: int, rows: Tensor) -> Mask:
     """Return the dropout mask of a site; without keys nothing is dropped."""
-    return (0.0, 0, rows) if keys is None else (probability, keys[layer][site], rows)
+    if keys is None:
+        return 0.0, 0, rows
+    return probability, keys[layer][site], rows
 
 
 def _norm_arguments(part: Dense, mask: Mask) -> tuple[Any, ...]:

@@ -27,7 +27,6 @@ from mlbert.optim.shared_weights import Layout
 if TYPE_CHECKING:
     from mlbert.optim.triton_update import TritonUpdate
 
-ADAM = 0  # mlbert.optim.compiled.Formulas.ADAM
 # Sums are computed per block and added in block order, so results do not depend on the thread count.
 BLOCK_ELEMENTS = 8192
 # Parameters are grouped until they hold this many elements: the second pass over a group finds weights and moments
@@ -37,15 +36,34 @@ GROUP_ELEMENTS = 1 << 20
 MIN_ELEMENTS_PER_THREAD = 1 << 19
 
 
+class Formulas(IntEnum):
+    """The update rule that the kernels compute; values match csrc/cpu/optim.c and the Triton kernels."""
+
+    ADAM = 0
+    ACCLIP = 1
+    MADGRAD = 2
+    SGD = 3
+
+
+class UpdateScaling(IntEnum):
+    """How each parameter's update is scaled; values match csrc/cpu/optim.c and the Triton kernels."""
+
+    NONE = 0
+    TRUST_RATIO = 1
+    RMS = 2
+
+
 class Scalars(ctypes.Structure):
     """`struct scalars` of optim.c."""
 
     _fields_ = (
-        *((name, ctypes.c_double) for name in ("beta_1", "beta_2")),
-        *(
-            (name, ctypes.c_float)
-            for name in ("lr", "grad_scale", "correction_1", "correction_2", "eps")
-        ),
+        ("beta_1", ctypes.c_double),
+        ("beta_2", ctypes.c_double),
+        ("lr", ctypes.c_float),
+        ("grad_scale", ctypes.c_float),
+        ("correction_1", ctypes.c_float),
+        ("correction_2", ctypes.c_float),
+        ("eps", ctypes.c_float),
         ("weight_decay", ctypes.c_float),
         ("scaling", ctypes.c_int64),
     )
@@ -55,48 +73,77 @@ class BlockTable(ctypes.Structure):
     """`struct blocks` of optim.c."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("offset", "length", "owner", "decay")),
-        *((name, ctypes.c_void_p) for name in ("owner_first_block", "group_first_block")),
+        ("offset", ctypes.c_void_p),
+        ("length", ctypes.c_void_p),
+        ("owner", ctypes.c_void_p),
+        ("decay", ctypes.c_void_p),
+        ("owner_first_block", ctypes.c_void_p),
+        ("group_first_block", ctypes.c_void_p),
         ("num_groups", ctypes.c_int64),
     )
 
 
 def _declare(library: ctypes.CDLL) -> None:
-    pointer = ctypes.c_void_p
+    """Declare the argument types of the functions of optim.c."""
+    buffer = ctypes.c_void_p
+    sums = ctypes.c_void_p
+    blocks = ctypes.POINTER(BlockTable)
+    scalars = ctypes.POINTER(Scalars)
     integer = ctypes.c_int64
-    buffers = (pointer,) * 4
-    table = (ctypes.POINTER(BlockTable), ctypes.POINTER(Scalars))
-    library.optim_sum_squares.argtypes = (pointer, integer, integer, pointer, ctypes.c_int)
+    threads = ctypes.c_int
+    library.optim_sum_squares.argtypes = (buffer, integer, integer, sums, threads)
     library.optim_sum_squares.restype = ctypes.c_double
-    library.optim_update.argtypes = (*buffers, *table, pointer, pointer, ctypes.c_int)
+    library.optim_update.argtypes = (
+        buffer,  # weights
+        buffer,  # gradient
+        buffer,  # first moment
+        buffer,  # second moment
+        blocks,
+        scalars,
+        sums,
+        sums,
+        threads,
+    )
     library.optim_update.restype = None
     library.optim_first_pass.argtypes = (
-        *buffers,
-        *table,
-        integer,
-        integer,
-        pointer,
-        pointer,
-        ctypes.c_int,
+        buffer,  # weights
+        buffer,  # gradient
+        buffer,  # first moment
+        buffer,  # second moment
+        blocks,
+        scalars,
+        integer,  # first block
+        integer,  # end of the blocks
+        sums,
+        sums,
+        threads,
     )
     library.optim_first_pass.restype = None
     library.optim_second_pass.argtypes = (
-        *buffers[1:],
-        *table,
-        integer,
-        integer,
-        pointer,
-        integer,
-        ctypes.c_int,
+        buffer,  # weights
+        buffer,  # first moment
+        buffer,  # second moment
+        blocks,
+        scalars,
+        integer,  # first block
+        integer,  # end of the blocks
+        sums,
+        integer,  # number of parameters
+        threads,
     )
     library.optim_second_pass.restype = None
     library.optim_one_pass.argtypes = (
-        *(pointer,) * 5,
-        *table,
-        integer,
-        integer,
-        ctypes.c_int,
-        ctypes.c_int,
+        buffer,  # weights
+        buffer,  # gradient
+        buffer,  # state, up to three buffers
+        buffer,
+        buffer,
+        blocks,
+        scalars,
+        integer,  # first block
+        integer,  # end of the blocks
+        ctypes.c_int,  # formulas
+        threads,
     )
     library.optim_one_pass.restype = None
 
@@ -130,22 +177,18 @@ class NativeUpdate:
         self._is_scaled = scaling != 0
         self._cut = cut = Blocks.of(pieces, num_owners, BLOCK_ELEMENTS)
         self._numel = layout.spans[-1][1]
-        groups = (
-            _group_starts(cut)
-            if self._is_scaled
-            else np.array([0, len(cut.offsets)], dtype=np.int64)
-        )
+        if self._is_scaled:
+            groups = _group_starts(cut)
+        else:
+            groups = np.array([0, len(cut.offsets)], dtype=np.int64)
         # The table points into these arrays.
         self._arrays = (cut.offsets, cut.lengths, cut.owners, cut.decays, cut.first, groups)
         self._table = BlockTable(*(array.ctypes.data for array in self._arrays), len(groups) - 1)
         # Two sums per block. The norm's blocks ignore the pieces, so with much padding there are more of them.
-        self._sums = np.zeros(
-            (2, max(len(cut.offsets), -(-self._numel // BLOCK_ELEMENTS))), dtype=np.float64
-        )
-        self._borders = [
-            0,
-            *np.searchsorted(cut.offsets, [stop for _, stop in layout.spans]).tolist(),
-        ]
+        norm_blocks = -(-self._numel // BLOCK_ELEMENTS)
+        self._sums = np.zeros((2, max(len(cut.offsets), norm_blocks)), dtype=np.float64)
+        stops = [stop for _, stop in layout.spans]
+        self._borders = [0, *np.searchsorted(cut.offsets, stops).tolist()]
 
     def _addresses(self, buffers: Sequence[Tensor]) -> list[int]:
         for buffer in buffers:
@@ -181,50 +224,71 @@ class NativeUpdate:
             after_block: called in order with the index of each block of the layout once its weights are updated.
         """
         weight, grad, *state = self._addresses(buffers)
-        table = (ctypes.byref(self._table), ctypes.byref(scalars))
-        if self._formulas != ADAM:
-            self._one_pass((weight, grad, *state, *(None,) * (3 - len(state))), table, after_block)
-            return
-        sums = [row.ctypes.data for row in self._sums]
+        blocks = ctypes.byref(self._table)
+        numbers = ctypes.byref(scalars)
         threads = self._threads()
         borders = itertools.pairwise(self._borders)
+        if self._formulas != Formulas.ADAM:
+            state_1, state_2, state_3 = [*state, None, None, None][:3]
+            for block, (first, end) in enumerate(borders):
+                self._library.optim_one_pass(
+                    weight,
+                    grad,
+                    state_1,
+                    state_2,
+                    state_3,
+                    blocks,
+                    numbers,
+                    first,
+                    end,
+                    self._formulas,
+                    threads,
+                )
+                after_block(block)
+            return
+        exp_avg, exp_avg_sq = state
+        sums_1 = self._sums[0].ctypes.data
+        sums_2 = self._sums[1].ctypes.data
+
+        def first_pass(first: int, end: int) -> None:
+            self._library.optim_first_pass(
+                weight,
+                grad,
+                exp_avg,
+                exp_avg_sq,
+                blocks,
+                numbers,
+                first,
+                end,
+                sums_1,
+                sums_2,
+                threads,
+            )
+
         alone = self._layout.size == 1
         if alone:
-            self._library.optim_update(weight, grad, *state, *table, *sums, threads)
-        elif self._is_scaled:
-            self._library.optim_first_pass(
-                weight, grad, *state, *table, 0, self._borders[-1], *sums, threads
+            self._library.optim_update(
+                weight, grad, exp_avg, exp_avg_sq, blocks, numbers, sums_1, sums_2, threads
             )
+        elif self._is_scaled:
+            first_pass(0, self._borders[-1])
             totals = self._totals()
-        for block, (first, last) in enumerate(borders):
+        for block, (first, end) in enumerate(borders):
             if not alone and self._is_scaled:
-                args = (
+                self._library.optim_second_pass(
                     weight,
-                    *state,
-                    *table,
+                    exp_avg,
+                    exp_avg_sq,
+                    blocks,
+                    numbers,
                     first,
-                    last,
+                    end,
                     totals.data_ptr(),
                     totals.shape[1],
                     threads,
                 )
-                self._library.optim_second_pass(*args)
             elif not alone:
-                self._library.optim_first_pass(
-                    weight, grad, *state, *table, first, last, *sums, threads
-                )
-            after_block(block)
-
-    def _one_pass(
-        self,
-        addresses: Sequence[int | None],
-        table: Sequence[Any],
-        after_block: Callable[[int], None],
-    ) -> None:
-        for block, borders in enumerate(itertools.pairwise(self._borders)):
-            self._library.optim_one_pass(
-                *addresses, *table, *borders, self._formulas, self._threads()
-            )
+                first_pass(first, end)
             after_block(block)
 
     def _totals(self) -> Tensor:
@@ -245,24 +309,9 @@ def _group_starts(cut: Blocks) -> np.ndarray:
         if elements >= GROUP_ELEMENTS:
             starts.append(int(last))
             elements = 0
-    return np.array([*starts, len(cut.owners)] if elements else starts, dtype=np.int64)
-
-
-class Formulas(IntEnum):
-    """The update rule that the kernels compute; values match csrc/cpu/optim.c and the Triton kernels."""
-
-    ADAM = 0
-    ACCLIP = 1
-    MADGRAD = 2
-    SGD = 3
-
-
-class UpdateScaling(IntEnum):
-    """How each parameter's update is scaled; values match csrc/cpu/optim.c and the Triton kernels."""
-
-    NONE = 0
-    TRUST_RATIO = 1
-    RMS = 2
+    if elements:
+        starts.append(len(cut.owners))
+    return np.array(starts, dtype=np.int64)
 
 
 class CompiledOptimizer(FlatOptimizer):
@@ -306,8 +355,8 @@ class CompiledOptimizer(FlatOptimizer):
             "beta_1": self.betas[0],
             "momentum": self.betas[0],
             "beta_2": self.betas[1],
+            "weight_decay": self._decay_as_set,
         }
-        values["weight_decay"] = self._decay_as_set
         event("opt_name", self.name)
         for key in self.LOGGED:
             event(f"opt_{self.LOGGED_AS}_{key}", values[key])
@@ -316,17 +365,22 @@ class CompiledOptimizer(FlatOptimizer):
     @property
     def _numbers(self) -> dict[str, Any]:
         """The update's hyperparameters, as keyword arguments of the Triton and apex implementations."""
-        own = {"betas": self.betas, "eps": self.eps, "weight_decay": self.weight_decay}
-        return {**own, "max_grad_norm": self._limit}
+        return {
+            "betas": self.betas,
+            "eps": self.eps,
+            "weight_decay": self.weight_decay,
+            "max_grad_norm": self._limit,
+        }
 
     def _load(self, form: str) -> None:
         device = self.flat.data.device
         owners = len(self.flat.segments)
-        kinds: dict[str, Any] = {"formulas": self.FORMULAS, "scaling": self.SCALING}
         if form == "native":
             if device.type != "cpu":
                 raise NativeUnavailable(f"it runs on the CPU only; the parameters are on {device}")
-            self._native = NativeUpdate(self._pieces, owners, self._layout, **kinds)
+            self._native = NativeUpdate(
+                self._pieces, owners, self._layout, formulas=self.FORMULAS, scaling=self.SCALING
+            )
         elif form == "triton":
             from triton import knobs
 
@@ -334,9 +388,16 @@ class CompiledOptimizer(FlatOptimizer):
 
             if device.type != "cuda" and not knobs.runtime.interpret:
                 raise NativeUnavailable(f"it needs a CUDA device; the parameters are on {device}")
-            shard = (self._pieces, owners, self._layout, device)
-            numbers = self._numbers | kinds
-            self._triton = TritonUpdate(*shard, known_norm=self._known_norm, **numbers)
+            self._triton = TritonUpdate(
+                self._pieces,
+                owners,
+                self._layout,
+                device,
+                formulas=self.FORMULAS,
+                scaling=self.SCALING,
+                known_norm=self._known_norm,
+                **self._numbers,
+            )
             self.grad_norm = self._triton.grad_norm
             self.can_capture = True
 
@@ -378,9 +439,19 @@ class CompiledOptimizer(FlatOptimizer):
         if self._native is None:
             super()._update(grad, lr, scale)
             return
-        corrections = self._corrections()
-        decay = self.weight_decay
-        scalars = Scalars(*self.betas, lr, scale, *corrections, self.eps, decay, self.SCALING)
+        beta_1, beta_2 = self.betas
+        correction_1, correction_2 = self._corrections()
+        scalars = Scalars(
+            beta_1=beta_1,
+            beta_2=beta_2,
+            lr=lr,
+            grad_scale=scale,
+            correction_1=correction_1,
+            correction_2=correction_2,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            scaling=self.SCALING,
+        )
         self._native.update(self._buffers(grad), scalars, after_block=self.weights.begin_sharing)
 
     def _corrections(self) -> tuple[float, float]:

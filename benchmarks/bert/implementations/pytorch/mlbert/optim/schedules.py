@@ -170,23 +170,24 @@ SCHEDULES: Mapping[str, type[Schedule]] = {
 def make(config: ScheduleConfig) -> Schedule:
     """Return the schedule that SCHEDULE names, with the configured hyperparameters."""
     cls = SCHEDULES[config.schedule]
-    given: dict[str, Any] = {
+    decay_end = config.lr_decay_end
+    if decay_end is None:
+        decay_end = config.max_steps
+    optional: dict[str, Any] = {
         "power": config.poly_power,
         "end_lr": config.end_lr,
-        "decay_end": config.lr_decay_end,
         "decay_steps": config.num_decay_steps,
         "milestones": config.milestones,
         "gamma": config.lr_gamma,
     }
     names = {field.name for field in fields(cls)}
+    given = {name: value for name, value in optional.items() if name in names and value is not None}
     return cls(
         base_lr=config.learning_rate,
         warmup_steps=config.num_warmup_steps,
         start_warmup_step=config.start_warmup_step,
         max_steps=config.max_steps,
         first_step=config.lr_first_step,
-        **{
-            "decay_end": config.max_steps,
-            **{k: v for k, v in given.items() if k in names and v is not None},
-        },
+        decay_end=decay_end,
+        **given,
     )

@@ -40,10 +40,12 @@ BLOCK = 4096  # elements
 SUM_BLOCK = 1024  # block sums added at a time
 NUM_WARPS = 8
 MAX_ALIGNMENT = 16  # elements
-RMS = tl.constexpr(2)  # mlbert.optim.compiled.UpdateScaling.RMS
-ADAM, ACCLIP, MADGRAD = (
-    tl.constexpr(number) for number in range(3)
-)  # mlbert.optim.compiled.Formulas
+# Of mlbert.optim.compiled.UpdateScaling.
+RMS = tl.constexpr(2)
+# Of mlbert.optim.compiled.Formulas.
+ADAM = tl.constexpr(0)
+ACCLIP = tl.constexpr(1)
+MADGRAD = tl.constexpr(2)
 
 
 class TritonUpdate:
@@ -90,11 +92,9 @@ class TritonUpdate:
         self.grad_norm = torch.zeros((), dtype=torch.float64, device=device)
         self.updates = torch.zeros((), dtype=torch.int64, device=device)
         # The device computes exp(t log beta); log 0 is -inf. A tensor, because kernels receive host floats as float32.
-        logs = (
-            [math.log(beta) if beta > 0 else -math.inf for beta in betas]
-            if bias_correction
-            else [-math.inf] * 2
-        )
+        logs = [-math.inf, -math.inf]
+        if bias_correction:
+            logs = [math.log(beta) if beta > 0 else -math.inf for beta in betas]
         self._constants = torch.tensor(
             [*logs, max_grad_norm or 0.0], dtype=torch.float64, device=device
         )
@@ -107,19 +107,18 @@ class TritonUpdate:
             return torch.from_numpy(values).to(device=device, dtype=dtype, copy=True)
 
         def tables(first: int, last: int) -> _Tables:
-            rest = ((values, torch.int32) for values in (cut.lengths, cut.decays, cut.owners))
-            columns = (cut.offsets, torch.int64), *rest
-            runs = aligned_runs(cut.offsets[first:last], cut.lengths[first:last])
             return _Tables(
-                tuple(table(values[first:last], dtype) for values, dtype in columns), runs
+                offsets=table(cut.offsets[first:last], torch.int64),
+                lengths=table(cut.lengths[first:last], torch.int32),
+                decays=table(cut.decays[first:last], torch.int32),
+                owners=table(cut.owners[first:last], torch.int32),
+                runs=aligned_runs(cut.offsets[first:last], cut.lengths[first:last]),
             )
 
         # Each block of the layout has separate tables: a slice's address may be less aligned than a tensor's, and
         # Triton would recompile.
-        borders = [
-            0,
-            *np.searchsorted(cut.offsets, [stop for _, stop in self._layout.spans]).tolist(),
-        ]
+        stops = [stop for _, stop in self._layout.spans]
+        borders = [0, *np.searchsorted(cut.offsets, stops).tolist()]
         self._by_block = [tables(first, last) for first, last in itertools.pairwise(borders)]
         self._all = self._by_block[0] if len(self._by_block) == 1 else tables(0, len(cut.offsets))
         self._first_blocks = table(cut.first, torch.int32)
@@ -172,48 +171,93 @@ class TritonUpdate:
             self._scalars,
             BLOCK=SUM_BLOCK,
         )
-        common = (self.grad_norm, self._scalars, self.lr, self._numbers)
         adam = options | {"SCALING": self._scaling}
+        block_sums_1, block_sums_2 = self._block_sums
+        sums_1, sums_2 = self._sums
         if self._scaling:
+            exp_avg, exp_avg_sq = state
             self._all.launch(
                 first_pass_kernel,
-                *buffers,
+                data,
+                grad,
+                exp_avg,
+                exp_avg_sq,
                 None,
-                *self._block_sums,
-                *self._all.columns[:3],
-                *common,
+                block_sums_1,
+                block_sums_2,
+                self._all.offsets,
+                self._all.lengths,
+                self._all.decays,
+                self.grad_norm,
+                self._scalars,
+                self.lr,
+                self._numbers,
                 **adam,
             )
-            owners = (self._sums.shape[1],)
-            owner_sums_kernel[owners](
-                *self._block_sums, self._first_blocks, *self._sums, BLOCK=SUM_BLOCK
+            owner_sums_kernel[(len(sums_1),)](
+                block_sums_1, block_sums_2, self._first_blocks, sums_1, sums_2, BLOCK=SUM_BLOCK
             )
             self._layout.all_reduce_sum(self._sums)
         for index, tables in enumerate(self._by_block):
             if self._formulas != ADAM.value:
-                states = (*state, *(None,) * (3 - len(state)))
-                arguments = (data, grad, *states, copy, self.updates, *tables.columns[:3], *common)
-                tables.launch(one_pass_kernel, *arguments, FORMULAS=self._formulas, **options)
+                state_1, state_2, state_3 = [*state, None, None, None][:3]
+                tables.launch(
+                    one_pass_kernel,
+                    data,
+                    grad,
+                    state_1,
+                    state_2,
+                    state_3,
+                    copy,
+                    self.updates,
+                    tables.offsets,
+                    tables.lengths,
+                    tables.decays,
+                    self.grad_norm,
+                    self._scalars,
+                    self.lr,
+                    self._numbers,
+                    FORMULAS=self._formulas,
+                    **options,
+                )
             elif self._scaling:
+                exp_avg, exp_avg_sq = state
                 tables.launch(
                     second_pass_kernel,
                     data,
-                    *state,
+                    exp_avg,
+                    exp_avg_sq,
                     copy,
-                    *self._sums,
-                    *tables.columns,
-                    *common,
+                    sums_1,
+                    sums_2,
+                    tables.offsets,
+                    tables.lengths,
+                    tables.decays,
+                    tables.owners,
+                    self.grad_norm,
+                    self._scalars,
+                    self.lr,
+                    self._numbers,
                     **adam,
                 )
             else:
+                exp_avg, exp_avg_sq = state
                 tables.launch(
                     first_pass_kernel,
-                    *buffers,
+                    data,
+                    grad,
+                    exp_avg,
+                    exp_avg_sq,
                     copy,
                     None,
                     None,
-                    *tables.columns[:3],
-                    *common,
+                    tables.offsets,
+                    tables.lengths,
+                    tables.decays,
+                    self.grad_norm,
+                    self._scalars,
+                    self.lr,
+                    self._numbers,
                     **adam,
                 )
             after_block(index)
@@ -235,7 +279,10 @@ def aligned_runs(offsets: np.ndarray, lengths: np.ndarray) -> list[tuple[int, in
 class _Tables:
     """Offsets, lengths, decays and owners of some blocks on the device, and their `aligned_runs`."""
 
-    columns: tuple[Tensor, ...]
+    offsets: Tensor
+    lengths: Tensor
+    decays: Tensor
+    owners: Tensor
     runs: list[tuple[int, int, int]]
 
     def launch(self, kernel: Any, *arguments: Any, **options: Any) -> None:

@@ -59,14 +59,16 @@ def huggingface_config(
 
 
 def _shared_values(config: BertConfig) -> dict[str, object]:
-    own = (
-        "attention_probs_dropout_prob",
-        "hidden_dropout_prob",
-        "layer_norm_eps",
-        "type_vocab_size",
-    )
-    values = {name: getattr(config, name) for name in (*SHARED_NAMES, *own)}
-    return {"hidden_act": _ACTIVATIONS[config.hidden_act], "pad_token_id": 0, **values}
+    values = {name: getattr(config, name) for name in SHARED_NAMES}
+    return {
+        "hidden_act": _ACTIVATIONS[config.hidden_act],
+        "pad_token_id": 0,
+        **values,
+        "attention_probs_dropout_prob": config.attention_probs_dropout_prob,
+        "hidden_dropout_prob": config.hidden_dropout_prob,
+        "layer_norm_eps": config.layer_norm_eps,
+        "type_vocab_size": config.type_vocab_size,
+    }
 
 
 def exported_config(
