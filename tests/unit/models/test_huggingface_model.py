@@ -158,8 +158,10 @@ def test_padding_of_a_static_shape_changes_nothing():
     """As evaluations on a GPU have it: tokens after the last sequence, empty sequences, ignored labels."""
     model = initialized(HuggingFaceForMaskedLM(SHAPE))
     for batch in made_up_batches(6, 2, 163, 64):
-        sizes = batch.num_tokens + 40, batch.num_samples + 3, batch.num_masked + 5
-        static = batch.to("cpu", out=Batch.empty(*sizes, 64, False, "cpu"))
+        larger = Batch.empty(
+            batch.num_tokens + 40, batch.num_samples + 3, batch.num_masked + 5, 64, False, "cpu"
+        )
+        static = batch.to("cpu", out=larger)
         given = MaskedLM("step").sums(model, batch.to("cpu"))
         torch.testing.assert_close(MaskedLM("step").sums(model, static), given)
 

@@ -33,21 +33,6 @@ from user_errors import user_error
 
 ASSETS = Path(__file__).parents[2] / "assets"
 each_method = pytest.mark.parametrize("method", METHODS, ids=lambda cls: cls.name)
-
-
-@each_method
-def test_optimizer_has_the_implementations_that_it_declares(make_flat, method, monkeypatch):
-    assert {"plain", "native", "triton"} <= set(method.IMPLEMENTATIONS)
-    monkeypatch.setattr(method, "IMPLEMENTATIONS", ("plain",))
-    optimizer = make_one(method, make_flat(), "auto")
-    assert (optimizer.implementation, optimizer.reason) == (
-        "plain",
-        f"{method.name} has no native implementation",
-    )
-    with user_error("ops.unavailable", "native optimizer", wording=False):
-        make_one(method, make_flat(), "native")
-
-
 CONSTANT = [1.0] * 10
 CHANGING = [0.25, 0.5, 0.75, 1, 1, 0.8, 0.6, 0.4, 0.2, 0.02]
 # Method, base rate, rates, beta_2, decay and other settings of each run in tests/assets/lamb and tests/assets/adamw.
@@ -70,6 +55,36 @@ PUBLISHED = {
     "stableadamw_wd1e-2": (StableAdamW, 0.003, CHANGING, 0.99, 0.01, {}),
     "stableadamw_wd0": (StableAdamW, 0.003, CHANGING, 0.99, 0.0, {}),
 }
+# Two updates calculated by hand from a method's formulas: rate, both gradients and both resulting weights.
+# ACClip: m = 0.5, tau = 0.25, u = 0.25 / 0.625 x 0.5 = 0.2; then m = 0.0625, tau = 0.28125, so m is not clipped.
+ACCLIP = [
+    (0.5, (1.0, 1.0), (2 - 0.5 * (0.2 + 0.5), 2 - 0.5 * 0.2)),
+    (1.0, (-0.375, -0.375), (1.65 - (0.0625 + 0.25 * 1.65), 1.9 - 0.0625)),
+]
+# With its decay the weight's gradient is 1 too. lambda = 8: s = nu = 8, z = 2 - 8 / (2 + 2) = 0.
+# Then lambda = 19: s = nu = 27, z = 2 - 27 / (3 + 2) = -3.4.
+MADGRAD = [
+    (8.0, (0.5, 1.0), (1.5, 1.5)),
+    (19 / math.sqrt(2), (1 - 0.25 * 1.5, 1.0), (0.75 * 1.5 - 0.25 * 3.4, 0.75 * 1.5 - 0.25 * 3.4)),
+]
+# m = 1, then 0.5 - 0.25.
+MOMENTUM = [
+    (0.5, (1.0, 1.0), (2 - 0.5 * (1 + 0.5), 2 - 0.5)),
+    (0.25, (-0.25, -0.25), (1.25 - 0.25 * (0.25 + 0.3125), 1.5 - 0.25 * 0.25)),
+]
+
+
+@each_method
+def test_optimizer_has_the_implementations_that_it_declares(make_flat, method, monkeypatch):
+    assert {"plain", "native", "triton"} <= set(method.IMPLEMENTATIONS)
+    monkeypatch.setattr(method, "IMPLEMENTATIONS", ("plain",))
+    optimizer = make_one(method, make_flat(), "auto")
+    assert (optimizer.implementation, optimizer.reason) == (
+        "plain",
+        f"{method.name} has no native implementation",
+    )
+    with user_error("ops.unavailable", "native optimizer", wording=False):
+        make_one(method, make_flat(), "native")
 
 
 def assert_follows_published(
@@ -91,7 +106,9 @@ def assert_follows_published(
         for parameter, grad in flat.views(flat.grad).items():
             grad.copy_(torch.from_numpy(published[f"grad/{parameter}"][update - 1]))
         optimizer.step(base * rate)
-        for parameter, weight in flat.views(flat.data).items() if update in saved else ():
+        if update not in saved:
+            continue
+        for parameter, weight in flat.views(flat.data).items():
             expected = published[f"{name}/w/{parameter}"][saved.index(update)]
             # The published float32 programs themselves differ from float64 by 5.6e-7.
             np.testing.assert_allclose(
@@ -188,25 +205,6 @@ def test_madgrad_root_is_accurate_for_all_magnitudes(implementation):
     expected = -grad / (grad ** (2 / 3) + 1e-12)
     expected[-1] = 0.0
     torch.testing.assert_close(flat.data.double(), expected, rtol=2e-6, atol=1e-12)
-
-
-# Two updates calculated by hand from a method's formulas: rate, both gradients and both resulting weights.
-# ACClip: m = 0.5, tau = 0.25, u = 0.25 / 0.625 x 0.5 = 0.2; then m = 0.0625, tau = 0.28125, so m is not clipped.
-ACCLIP = [
-    (0.5, (1.0, 1.0), (2 - 0.5 * (0.2 + 0.5), 2 - 0.5 * 0.2)),
-    (1.0, (-0.375, -0.375), (1.65 - (0.0625 + 0.25 * 1.65), 1.9 - 0.0625)),
-]
-# With its decay the weight's gradient is 1 too. lambda = 8: s = nu = 8, z = 2 - 8 / (2 + 2) = 0.
-# Then lambda = 19: s = nu = 27, z = 2 - 27 / (3 + 2) = -3.4.
-MADGRAD = [
-    (8.0, (0.5, 1.0), (1.5, 1.5)),
-    (19 / math.sqrt(2), (1 - 0.25 * 1.5, 1.0), (0.75 * 1.5 - 0.25 * 3.4, 0.75 * 1.5 - 0.25 * 3.4)),
-]
-# m = 1, then 0.5 - 0.25.
-MOMENTUM = [
-    (0.5, (1.0, 1.0), (2 - 0.5 * (1 + 0.5), 2 - 0.5)),
-    (0.25, (-0.25, -0.25), (1.25 - 0.25 * (0.25 + 0.3125), 1.5 - 0.25 * 0.25)),
-]
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,14 @@ PUBLISHED = [
         for name, case in GOOGLE.items()
     ),
 ]
+NUMBERS = {
+    "lr_milestones": "30,60",
+    "lr_gamma": "0.5",
+    "lr_decay_steps": "10",
+    "end_lr": "1e-5",
+    "lr_decay_end": "90",
+}
+MULTISTEP = {"schedule": "multistep", "lr_gamma": "0.5"}
 
 
 @pytest.mark.parametrize(("numbers", "expected"), PUBLISHED)
@@ -120,15 +128,6 @@ def test_linear_decay_that_counts_from_one_and_starts_before_the_warmup_ends():
     assert schedule(81) == pytest.approx(base)
 
 
-NUMBERS = {
-    "lr_milestones": "30,60",
-    "lr_gamma": "0.5",
-    "lr_decay_steps": "10",
-    "end_lr": "1e-5",
-    "lr_decay_end": "90",
-}
-
-
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_settings_create_each_schedule(name, recipe, environ):
     """Settings become rates and log entries; settings that a schedule does not read are warnings."""
@@ -162,9 +161,6 @@ def test_settings_create_each_schedule(name, recipe, environ):
     assert sorted(named) == sorted(
         settings_by_key()[key].env for key in NUMBERS if key not in SCHEDULE_SETTINGS[name]
     )
-
-
-MULTISTEP = {"schedule": "multistep", "lr_gamma": "0.5"}
 
 
 @pytest.mark.parametrize(

@@ -120,8 +120,20 @@ def test_two_ranks_match_one_rank(folder: Path, tree_root: Path, run: RunMlbert)
         **os.environ,
         "PYTHONPATH": str(tree_root / "benchmarks/bert/implementations/pytorch"),
     }
-    launch = (sys.executable, "-m", "mlbert", "launch", "local", "-n", "2", script)
-    run_checked(*launch, folder / "task.yaml", f"save_folder={folder}/two", *words, env=environ)
+    run_checked(
+        sys.executable,
+        "-m",
+        "mlbert",
+        "launch",
+        "local",
+        "-n",
+        "2",
+        script,
+        folder / "task.yaml",
+        f"save_folder={folder}/two",
+        *words,
+        env=environ,
+    )
     runs = []
     for name in ("one", "two"):
         lines = [
@@ -144,23 +156,24 @@ def test_two_ranks_match_one_rank(folder: Path, tree_root: Path, run: RunMlbert)
 
 def test_the_encoder_comes_from_pre_training_and_the_rest_is_drawn(folder, tmp_path, run) -> None:
     vocab_size = len((folder / "vocab.txt").read_text().splitlines())
-    other = {
-        "position_embedding_type": "alibi",
-        "gated_mlp": True,
-        "hidden_size": 16,
-        "vocab_size": vocab_size,
-    }
-    shape = dataclasses.replace(SHAPE, **other)
+    shape = dataclasses.replace(
+        SHAPE,
+        position_embedding_type="alibi",
+        gated_mlp=True,
+        hidden_size=16,
+        vocab_size=vocab_size,
+    )
     model = BertForMaskedLM(shape)
     model.initialize(1)
     write_weights(model, tmp_path, {}, folder / "vocab.txt")
-    words = (
+    status, output, _ = run(
+        "started",
         f"load_path={tmp_path}",
         "max_duration=1ba",
         "optimizer.lr=1.0e-9",
         "optimizer.weight_decay=0.0",
+        "tokenizer_name=bert-base-uncased",
     )
-    status, output, _ = run("started", *words, "tokenizer_name=bert-base-uncased")
     assert status == 0
     assert "has no pooler: it is initialized randomly" in " ".join(output.split())
     found = load_file(folder / "started/run_0/weights/model.safetensors")

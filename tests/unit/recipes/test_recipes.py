@@ -20,16 +20,25 @@ from programs import RunMlbert
 from training_settings import configuration, read_metrics, read_summary, train, train_arguments
 from user_errors import user_error
 
+SHAPE = BertConfig(40, 16, 1, 2, 32, max_position_embeddings=16)
+# Settings without a default, by the recipe's name.
+NEEDED: dict[str, dict[str, object]] = {
+    "masked_lm_stored": {},
+    "masked_lm_text": {"tokenizer": "vocab.txt", "max_seq_length": 16, "masking_rate": 0.15},
+    "classification": {"tokenizer": "vocab.txt"},
+}
 UNPACKED = {"average_packing_rate": 1}
 DDP_ADAM = {"recipe": "ddp_adam", **UNPACKED, "learning_rate": 0.002, "max_steps": 6}
 MASKED_LM = {"recipe": "masked_lm", **UNPACKED, "gradient_accumulation_steps": 1}
 MASKED_LM |= {"lr_milestones": "4,5", "lr_gamma": 0.5, "warmup_steps": 2, "max_steps": 8}
 MASKED_LM |= {"model_options": "hidden_dropout_prob=0 attention_probs_dropout_prob=0"}
+EVERY = "every rank of"
+USABLE = {"packed_lamb": {}, "ddp_adam": DDP_ADAM, "masked_lm": MASKED_LM}
 each_model = pytest.mark.parametrize("name", ["mlbert", "huggingface"])
 
 
 def train_masked_lm(folder: Path, name: str, **changes: object) -> list[dict]:
-    return train(folder, name, **{**MASKED_LM, **changes})
+    return train(folder, name, **MASKED_LM | changes)
 
 
 @pytest.mark.parametrize(
@@ -161,10 +170,6 @@ def test_evaluating_a_runs_weights_gives_its_last_accuracy(
     ) == (0, True)
 
 
-EVERY = "every rank of"
-USABLE = {"packed_lamb": {}, "ddp_adam": DDP_ADAM, "masked_lm": MASKED_LM}
-
-
 @pytest.mark.parametrize(
     ("recipe", "changes", "words"),
     [
@@ -210,12 +215,6 @@ def test_contradictory_settings_are_refused_in_one_line(
     assert (status, err.count("\n"), words in err) == (2, 1, True), err
 
 
-SHAPE = BertConfig(40, 16, 1, 2, 32, max_position_embeddings=16)
-NEEDED: dict[str, dict[str, object]] = {
-    "masked_lm_stored": {},
-    "masked_lm_text": {"tokenizer": "vocab.txt", "max_seq_length": 16, "masking_rate": 0.15},
-    "classification": {"tokenizer": "vocab.txt"},
-}
 each_recipe = pytest.mark.parametrize(
     "recipe",
     [classification.RECIPE, masked_lm_stored.RECIPE, masked_lm_text.RECIPE],

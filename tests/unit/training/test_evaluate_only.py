@@ -25,7 +25,7 @@ def shape(prepared_data):
         "vocab_size": describe(prepared_data / "eval").vocab_size,
         "max_position_embeddings": 32,
     }
-    return BertConfig(**{**SHAPE, **values})
+    return BertConfig(**SHAPE | values)
 
 
 @pytest.fixture

@@ -41,6 +41,26 @@ from training_settings import read_metrics, read_summary, run, train
 from user_errors import assert_error_line, user_error
 
 STEPS = 100  # so that a signal comes before the last one
+CHANGES = {
+    "no train": lambda state: state.pop("train"),
+    "a text": lambda state: state["train"].update(step="2"),
+    "no source": lambda state: state.pop("source"),
+    "a list for the source": lambda state: state.update(source=[]),
+    "no numbers of the optimizer": lambda state: state.update(optimizer={}),
+    "another seed": lambda state: state.update(seed=6),
+    "no seed": lambda state: state.pop("seed"),
+}
+IN_THE_WAY = {
+    "result_0.txt": [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/full")],
+    "run_0/metrics.jsonl": [os.mkfifo, os.mkdir],
+    "run_0/config.json": [os.mkfifo],
+    "run_0/curve.png": [os.mkdir],
+    "run_0/weights": [os.mkfifo],
+    "run_0/huggingface": [lambda path: path.write_text("x")],
+    "run_0/checkpoints": [os.mkfifo],
+}
+CUDA = torch.device("cuda")
+BUDGET = StaticShape(128, 3, 16, 64, has_labels=False)
 
 
 def events(log: Path):
@@ -345,7 +365,7 @@ def test_a_run_is_continued_with_its_seed_and_by_its_method_only(tmp_path, capsy
         ({"gradient_accumulation_steps": 1}, "GRADIENT_STEPS is 2, this run has 1"),
         ({"shape": {"hidden_size": 16}}, "belongs to another run: model"),
     ):
-        assert run(tmp_path, **{**started, **changed}, resume=1) == 2
+        assert run(tmp_path, **started | changed, resume=1) == 2
         assert words in capsys.readouterr().err
     assert (tmp_path / "out/result_0.part1.txt").read_bytes() == before
     assert run(tmp_path, **started, resume=1) == 1
@@ -382,17 +402,6 @@ def test_memory_stays_flat(tmp_path):
     before = resident_bytes()
     assert run(tmp_path, "long", max_steps=250, log_freq=0) == 1
     assert resident_bytes() - before < 10e6
-
-
-CHANGES = {
-    "no train": lambda state: state.pop("train"),
-    "a text": lambda state: state["train"].update(step="2"),
-    "no source": lambda state: state.pop("source"),
-    "a list for the source": lambda state: state.update(source=[]),
-    "no numbers of the optimizer": lambda state: state.update(optimizer={}),
-    "another seed": lambda state: state.update(seed=6),
-    "no seed": lambda state: state.pop("seed"),
-}
 
 
 def test_resuming_from_nothing_is_reported_and_a_foreign_record_is_refused(tmp_path, capfd):
@@ -444,7 +453,7 @@ def test_a_run_resumed_at_its_limit_trains_no_step(tmp_path, capsys, limit, reas
     checkpoint = (folder / "checkpoints/step_00000004").stat().st_mtime_ns
     (folder / "summary.json").unlink()  # as if it had been killed after its checkpoint
     capsys.readouterr()
-    assert run(tmp_path, **{"max_steps": 6, **settings, **limit}, resume=1) == 0
+    assert run(tmp_path, **{"max_steps": 6} | settings | limit, resume=1) == 0
     assert f"success: {reason}" in capsys.readouterr().out
     assert read_summary(tmp_path / "out")["steps"] == 4
     assert [line["step"] for line in read_metrics(tmp_path / "out")] == [1, 2, 3, 4]
@@ -469,17 +478,6 @@ def test_a_schedule_that_ends_before_the_checkpoint_is_refused(tmp_path, capsys)
     assert run(tmp_path, max_steps=6, **settings, resume=1) == 1
 
 
-IN_THE_WAY = {
-    "result_0.txt": [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/full")],
-    "run_0/metrics.jsonl": [os.mkfifo, os.mkdir],
-    "run_0/config.json": [os.mkfifo],
-    "run_0/curve.png": [os.mkdir],
-    "run_0/weights": [os.mkfifo],
-    "run_0/huggingface": [lambda path: path.write_text("x")],
-    "run_0/checkpoints": [os.mkfifo],
-}
-
-
 @pytest.mark.parametrize("resume", [0, 1])
 @pytest.mark.parametrize("name", IN_THE_WAY)
 def test_existing_files_are_reported_before_training(tmp_path, capfd, name, resume):
@@ -495,8 +493,6 @@ def test_existing_files_are_reported_before_training(tmp_path, capfd, name, resu
         assert error.startswith(f"mlbert: error: {path}: is in the way")
 
 
-CUDA = torch.device("cuda")
-BUDGET = StaticShape(128, 3, 16, 64, has_labels=False)
 pytestmark = pytest.mark.usefixtures("restore_selection")
 
 

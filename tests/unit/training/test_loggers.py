@@ -13,6 +13,8 @@ from mlbert.training.loggers import make_loggers
 from training_settings import run
 from user_errors import user_error
 
+STATE = TrainState(step=3, samples=30, tokens=900, flops=10**9, train_seconds=2.0)
+
 
 @pytest.fixture(autouse=True)
 def _no_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,13 +22,9 @@ def _no_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard.compat.notf", ModuleType("notf"))
 
 
-STATE = TrainState(step=3, samples=30, tokens=900, flops=10**9, train_seconds=2.0)
-
-
 def found(tmp_path: Path, **settings: object) -> None:
-    config = SimpleNamespace(
-        **{"tensorboard_dir": None, "wandb_project": None, "run_name": "mine", **settings}
-    )
+    defaults = {"tensorboard_dir": None, "wandb_project": None, "run_name": "mine"}
+    config = SimpleNamespace(**defaults | settings)
     loggers = make_loggers(
         config, {"config": {"lr": 1}}, tmp_path, "decoupled_adamw", 2, lambda: 1e9
     )

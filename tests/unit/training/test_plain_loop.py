@@ -36,7 +36,7 @@ def test_plain_loop_has_the_losses_of_mlbert_train(
         seed=SEED,
     )
     (evaluation,) = read_metrics(tmp_path / "out", kind="evaluation")
-    shape = BertConfig(**{**SHAPE, **changes})
+    shape = BertConfig(**SHAPE | changes)
     losses, accuracy = example["train"](
         prepared_data / "train", prepared_data / "eval", shape, steps=STEPS, seed=SEED
     )

@@ -41,9 +41,16 @@ def static_ops(restore_selection: None) -> None:
 
 
 def steps(accumulation: int, packs: int = PACKS) -> list[list[HostBatch]]:
-    words = (packs * accumulation, SEED, SHAPE.vocab_size, LONGEST)
     return [
-        made_up_batches(*words, accumulation=accumulation, step=step) for step in range(len(RATES))
+        made_up_batches(
+            packs * accumulation,
+            SEED,
+            SHAPE.vocab_size,
+            LONGEST,
+            accumulation=accumulation,
+            step=step,
+        )
+        for step in range(len(RATES))
     ]
 
 
@@ -67,15 +74,22 @@ class Trainer:
             self.flat.grad,
             self.optimizer.exp_avg,
             self.optimizer.exp_avg_sq,
+            *self.model.buffers(),
         )
-        return [
-            *(x.clone() for x in (*tensors, *self.model.buffers())),
-            torch.tensor(self.optimizer.num_updates),
-        ]
+        copies = [tensor.clone() for tensor in tensors]
+        return [*copies, torch.tensor(self.optimizer.num_updates)]
 
     def step(self, graphs: Graphs | None = None) -> Step:
-        objects = (self.model, self.objective, self.flat, self.sync, self.optimizer)
-        return Step(*objects, over_ranks=lambda amax: amax, say=print, graphs=graphs)
+        return Step(
+            self.model,
+            self.objective,
+            self.flat,
+            self.sync,
+            self.optimizer,
+            over_ranks=lambda amax: amax,
+            say=print,
+            graphs=graphs,
+        )
 
     def graphed(self, mode: GraphMode, accumulation: int, capture: Capture) -> Step:
         step = self.step(Graphs(mode, LARGE, accumulation, lambda: capture))

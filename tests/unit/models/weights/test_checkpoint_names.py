@@ -17,6 +17,13 @@ from user_errors import user_error
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 NAMES = Path(__file__).parents[3] / "assets" / "checkpoints" / "names.txt"
 LAYER = "bert.encoder.layer."
+SHAPE = BertConfig(197, 8, 2, 2, 24, max_position_embeddings=40, type_vocab_size=3)
+OPTIONS = {
+    "position_embedding_type": "alibi",
+    "norm_position": "pre",
+    "gated_mlp": True,
+    "tie_word_embeddings": False,
+}
 
 
 def test_ours_are_the_models_names():
@@ -80,15 +87,6 @@ def test_slots_counters_transposed_kernels_and_old_hugging_face_gains():
     assert checkpoint_names.is_transposed("bert/pooler/dense/kernel")
     assert checkpoint_names.is_transposed("model/layer_with_weights-16/kernel" + VALUE)
     assert not checkpoint_names.is_transposed("cls/seq_relationship/output_weights")
-
-
-SHAPE = BertConfig(197, 8, 2, 2, 24, max_position_embeddings=40, type_vocab_size=3)
-OPTIONS = {
-    "position_embedding_type": "alibi",
-    "norm_position": "pre",
-    "gated_mlp": True,
-    "tie_word_embeddings": False,
-}
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,36 @@ from stored_sets import flip
 from user_errors import user_error
 
 SHAPE = BertConfig(101, 16, 2, 2, 24, max_position_embeddings=32)
+MOSAIC = SHAPE.with_options("gated_mlp=true position_embedding_type=alibi hidden_act=gelu_erf")
+PRE_TRAINING_HEADS = [
+    f"cls.{head} (no such parameter)" for head in ("predictions", "seq_relationship")
+]
+EXACT = SHAPE.with_options("hidden_act=gelu_erf")
+OTHERS = {
+    "mosaic into plain": (MOSAIC, SHAPE, "hidden_act gelu_erf"),
+    "mosaic into plain of the exact GELU": (MOSAIC, EXACT, "position_embedding_type alibi"),
+    "plain into mosaic": (EXACT, MOSAIC, "position_embedding_type absolute"),
+    "other vocabulary": (SHAPE, SHAPE.with_options("vocab_size=131"), "word_embeddings.weight"),
+    "fewer layers": (SHAPE, SHAPE.with_options("num_hidden_layers=1"), "encoder.layer.1."),
+    "more layers": (SHAPE, SHAPE.with_options("num_hidden_layers=3"), "encoder.layer.2."),
+    "other width": (SHAPE, SHAPE.with_options("hidden_size=32"), "16]"),
+    "other heads": (
+        SHAPE,
+        SHAPE.with_options("num_attention_heads=4"),
+        "MODEL_OPTIONS=num_attention_heads=2",
+    ),
+}
+EMPTY = [{"state": {}}, {"state": {"model": {}}}, {"other": 1}, [1], {"model": 3}]
+ODD_TENSORS = {
+    "sparse": (torch.zeros(101, 16).to_sparse(), "checkpoint.format"),
+    "no data": (torch.zeros(101, 16, device="meta"), "checkpoint.format"),
+    "2 bytes for 10^12 numbers": (
+        torch.zeros(1, dtype=torch.bfloat16).expand(10**6, 10**6),
+        "checkpoint.shape",
+    ),
+    "complex": (torch.zeros(101, 16, dtype=torch.complex64), "checkpoint.damaged"),
+    "8 bits": (torch.zeros(101, 16).to(torch.float8_e4m3fn), "checkpoint.damaged"),
+}
 
 
 def drawn(kind, shape, *numbers, seed=1):
@@ -95,9 +125,6 @@ def test_missing_heads_stay_as_drawn(tmp_path, state):
     assert f"44 taken, 0 dropped, {len(report.missing)} missing" == report.lines()[-1]
 
 
-MOSAIC = SHAPE.with_options("gated_mlp=true position_embedding_type=alibi hidden_act=gelu_erf")
-
-
 def written(model, folder, form):
     """Write the model's weights in this form, and return their path."""
     if form == "composer":
@@ -105,11 +132,6 @@ def written(model, folder, form):
         return folder / "a.pt"
     write_weights(model, folder, {}, None)
     return folder / form
-
-
-PRE_TRAINING_HEADS = [
-    f"cls.{head} (no such parameter)" for head in ("predictions", "seq_relationship")
-]
 
 
 @pytest.mark.parametrize("form", ["weights", "composer", "huggingface"])
@@ -162,23 +184,6 @@ def test_a_masked_lm_model_leaves_a_classifier_behind(tmp_path):
     ]
     names = {name.rsplit(".", 1)[0].removeprefix("cls.predictions") for name in report.missing}
     assert names == {"", ".transform.dense", ".transform.LayerNorm"}
-
-
-EXACT = SHAPE.with_options("hidden_act=gelu_erf")
-OTHERS = {
-    "mosaic into plain": (MOSAIC, SHAPE, "hidden_act gelu_erf"),
-    "mosaic into plain of the exact GELU": (MOSAIC, EXACT, "position_embedding_type alibi"),
-    "plain into mosaic": (EXACT, MOSAIC, "position_embedding_type absolute"),
-    "other vocabulary": (SHAPE, SHAPE.with_options("vocab_size=131"), "word_embeddings.weight"),
-    "fewer layers": (SHAPE, SHAPE.with_options("num_hidden_layers=1"), "encoder.layer.1."),
-    "more layers": (SHAPE, SHAPE.with_options("num_hidden_layers=3"), "encoder.layer.2."),
-    "other width": (SHAPE, SHAPE.with_options("hidden_size=32"), "16]"),
-    "other heads": (
-        SHAPE,
-        SHAPE.with_options("num_attention_heads=4"),
-        "MODEL_OPTIONS=num_attention_heads=2",
-    ),
-}
 
 
 @pytest.mark.parametrize("form", ["weights", "composer"])
@@ -243,9 +248,6 @@ def test_a_bad_configuration_next_to_the_weights(tmp_path, state, content, code)
         load_weights(model(2), tmp_path)
 
 
-EMPTY = [{"state": {}}, {"state": {"model": {}}}, {"other": 1}, [1], {"model": 3}]
-
-
 @pytest.mark.parametrize(
     ("name", "content"),
     [*(("a.pt", content) for content in EMPTY), ("model.bin", {}), ("model.ckpt-28252", {})],
@@ -298,18 +300,6 @@ def whole_weights(tmp_path_factory):
         written(drawn(BertForPreTraining, SHAPE), tmp_path_factory.mktemp("whole"), "weights")
         / "model.safetensors"
     )
-
-
-ODD_TENSORS = {
-    "sparse": (torch.zeros(101, 16).to_sparse(), "checkpoint.format"),
-    "no data": (torch.zeros(101, 16, device="meta"), "checkpoint.format"),
-    "2 bytes for 10^12 numbers": (
-        torch.zeros(1, dtype=torch.bfloat16).expand(10**6, 10**6),
-        "checkpoint.shape",
-    ),
-    "complex": (torch.zeros(101, 16, dtype=torch.complex64), "checkpoint.damaged"),
-    "8 bits": (torch.zeros(101, 16).to(torch.float8_e4m3fn), "checkpoint.damaged"),
-}
 
 
 @pytest.mark.parametrize("kind", ODD_TENSORS)

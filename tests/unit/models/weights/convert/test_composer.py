@@ -25,6 +25,8 @@ from unit.models.weights.convert.conftest import Call, fused_attention
 HEADS = ("bert.pooler.", "cls.seq_relationship.")
 ASSETS = Path(__file__).parents[4] / "assets/composer"
 PUBLISHED = ASSETS / "ep0-ba4-rank0.pt"
+POSITIONS = "model.bert.embeddings.position_embeddings.weight"
+BIASES = "model.bert.encoder.layer.0.attention.self.Wqkv.bias"
 
 
 def container(model, **more):
@@ -198,8 +200,6 @@ def test_shapes_that_composer_lacks_are_refused(tmp_path, shape, refused, option
     )
 
 
-POSITIONS = "model.bert.embeddings.position_embeddings.weight"
-BIASES = "model.bert.encoder.layer.0.attention.self.Wqkv.bias"
 # What is stored, by the file and a good state, and the error's code.
 CONTENTS = {
     "next to another shape": (

@@ -13,6 +13,7 @@ from unit.models.weights.convert.conftest import Call, fused_attention
 
 NAMES = Path(__file__).parents[4] / "assets" / "checkpoints" / "names.txt"
 STEM = "bert_model_segment.bert.encoder.layer"
+LAST = "bert.encoder.layer.1.output.dense.weight"
 
 
 @pytest.fixture
@@ -96,9 +97,6 @@ def test_state_dicts_of_other_programs(tmp_path, plain, mlbert, state, key, pref
     assert "0 dropped, 0 missing" in out
     assert_same_tensors(load_file(tmp_path / "back/model.safetensors"), state)
     assert read_weights(file).tensors.keys() == tensors.keys()  # as INIT_CHECKPOINT
-
-
-LAST = "bert.encoder.layer.1.output.dense.weight"
 
 
 def changed(name, tensor):

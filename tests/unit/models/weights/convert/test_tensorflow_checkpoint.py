@@ -39,6 +39,11 @@ PREFIX = {
     "pretrainer": "pretrainer/bert_model.ckpt",
     "items": "items/bert_model.ckpt",
 }
+TF1 = "model.ckpt-28252"
+DATA = f"{TF1}.data-00000-of-00001"
+INDEX = f"{TF1}.index"
+CONFIG = "bert_config.json"
+SHAPES = ({"intermediate_size": 64}, {"vocab_size": 190}, {"num_hidden_layers": 1})
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +106,9 @@ def test_heads_that_the_checkpoint_lacks_are_initialised_and_named(
 def test_a_checkpoint_of_the_other_version_is_named(tmp_path, written, refused, form):
     other = "tf2" if form == "tf1" else "tf1"
     prefix = written / PREFIX[form]
-    words = (f"{other}-to-torch", prefix, tmp_path / "ours")
-    refused(*words, code="checkpoint.format", subject=prefix)
+    refused(
+        f"{other}-to-torch", prefix, tmp_path / "ours", code="checkpoint.format", subject=prefix
+    )
 
 
 def test_config_option_suffix_and_vocabulary(tmp_path, copied, mlbert, shape):
@@ -125,13 +131,6 @@ def flip_a_bit(file):
 
 def change(**changes):
     return lambda file: file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
-
-
-TF1 = "model.ckpt-28252"
-DATA = f"{TF1}.data-00000-of-00001"
-INDEX = f"{TF1}.index"
-CONFIG = "bert_config.json"
-SHAPES = ({"intermediate_size": 64}, {"vocab_size": 190}, {"num_hidden_layers": 1})
 
 
 @pytest.mark.parametrize(

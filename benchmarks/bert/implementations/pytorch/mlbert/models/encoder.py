@@ -123,9 +123,8 @@ class _AllFp8(_SomeFp8):
         self, hidden: Hidden, weights: Sequence[Tensor], exact: bool, norm: Sequence[Any]
     ) -> Hidden:
         row = self._first + INTERMEDIATE
-        reader: int | None = self._first + NEXT_QKV
-        if reader >= self._table.num_linears:  # the last layer
-            reader = None
+        next_qkv = self._first + NEXT_QKV
+        is_last_layer = next_qkv >= self._table.num_linears
         assert hidden.small is not None, "attention_output_norm sets it"
         return Hidden(
             *fp8.feed_forward(
@@ -137,7 +136,7 @@ class _AllFp8(_SomeFp8):
                 norm,
                 self._table,
                 row,
-                reader,
+                None if is_last_layer else next_qkv,
             )
         )
 

@@ -24,9 +24,13 @@ from mlbert.runs.progress import TrainState
 from mlbert.runs.step_folders import STATE, StepFolders
 from mlbert.training.protocols import Method
 
-_TENSORS = "tensors.safetensors"
+# Names of the tensors in a checkpoint: of the flat buffer of weights, and the prefixes of the others.
+WEIGHTS = "weights"
+OPTIMIZER = "optimizer."
+DERIVED = "derived."  # by the model from its weights
+SCALE = "loss_scale."
+_TENSORS = "tensors.safetensors"  # file name
 _UNKNOWN = -(1 << 62)  # less than every step
-
 
 ALONE = World()
 
@@ -102,12 +106,6 @@ class CheckpointFolder:
         folder = self.path / f"step_{newest:08d}"
         state = read_json(folder / STATE, "Remove it")["state"]
         return Checkpoint(folder, load_file(folder / _TENSORS), state), warnings
-
-
-WEIGHTS = "weights"
-OPTIMIZER = "optimizer."
-DERIVED = "derived."
-SCALE = "loss_scale."
 
 
 class Snapshots:

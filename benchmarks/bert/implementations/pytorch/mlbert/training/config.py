@@ -8,6 +8,9 @@ from pathlib import Path
 
 from mlbert.config.section import Contradiction, Ranges, Section, setting
 
+_OPTION = re.compile(r"(?<![\w-])([\w-]++)[\"']?\s*:")  # a name in YAML or JSON
+_SECRET = re.compile(r"api[_-]?key|passw|secret|credential|token$", re.IGNORECASE)
+
 
 class EvaluationConfig(Section):
     """When and on what the model is evaluated, and the target."""
@@ -40,10 +43,6 @@ class EvaluationConfig(Section):
     eval_iter_samples: int = setting(
         "EVAL_ITER_SAMPLES", "Training sequences between evaluations.", **Ranges.SAMPLES
     )
-
-
-_OPTION = re.compile(r"(?<![\w-])([\w-]++)[\"']?\s*:")  # a name in YAML or JSON
-_SECRET = re.compile(r"api[_-]?key|passw|secret|credential|token$", re.IGNORECASE)
 
 
 class RunConfig(Section):

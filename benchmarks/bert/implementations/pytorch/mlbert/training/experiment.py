@@ -83,6 +83,8 @@ from mlbert.training.protocols import (
 from mlbert.training.reader import BatchReader, SampleCounter
 from mlbert.training.step import Step, check_device, choose_graphs
 
+_PARTS = "gradient_accumulation_steps"  # the attribute of GRADIENT_STEPS
+
 
 def summarize(
     outcome: RunOutcome,
@@ -111,9 +113,6 @@ def leave_behind(
     method.export(folder, {**summary, **facts})
     run_folder.write_curve(folder, summary)
     write_atomically(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
-
-
-_PARTS = "gradient_accumulation_steps"
 
 
 @dataclass(frozen=True)
@@ -155,18 +154,16 @@ def _inspect(
     check_device(compute.cuda_graph_mode, world.device)
     if start is not None:
         plain_size(weights_file(start))
-    found = (
-        threads_per_rank(
-            compute.cpu_threads, world.local_world_size, is_gpu=world.device.type == "cuda"
-        ),
-        resolved.recipe.inspect(config),
+    num_threads = threads_per_rank(
+        compute.cpu_threads, world.local_world_size, is_gpu=world.device.type == "cuda"
     )
+    inputs = resolved.recipe.inspect(config)
     if world.rank == 0:
         if config[RunConfig].resume:
-            _check_resumable(config, found[1], paths)
+            _check_resumable(config, inputs, paths)
         paths.prepare(config[RunConfig].resume, how.extends or how.replaces)
         paths.write_settings(resolved)
-    return found
+    return num_threads, inputs
 
 
 def _check_resumable(config: Configuration, inputs: Inputs, paths: RunFolder) -> None:
@@ -247,12 +244,12 @@ def run_experiment(
             identity = log_run(log, resolved, facts, method)
             record = paths.write_record(resolved, seed, identity)
         monitor = _monitor(config, paths, world, console)
-        more = [how.listener] if how.listener else []
         listeners: list[Events] = [
             MLPerfEvents(log, lambda: method.evaluation.num_examples),
             monitor,
-            *more,
         ]
+        if how.listener:
+            listeners.append(how.listener)
         if world.rank == 0:
             listeners += _loggers(config, record, paths.folder, world, method)
         events = EventFanout(listeners)
@@ -505,14 +502,23 @@ def assemble(
         config[ComputeConfig].cuda_graph_mode, method, parts, world.device, world.world_size
     )
     state = TrainState(next_eval_samples=evaluation.eval_iter_start_samples)
-    objects = (method.model, method.objective, method.flat, method.sync, method.optimizer)
-    capture = (
-        graphs.capture() if graphs else None
-    )  # its own memory pool: an evaluation may run between any two steps
+    step = Step(
+        method.model,
+        method.objective,
+        method.flat,
+        method.sync,
+        method.optimizer,
+        world.all_reduce_max,
+        events.say,
+        graphs,
+        method.loss_scale,
+    )
+    # Evaluations have a separate memory pool: one may run between any two steps.
+    capture = graphs.capture() if graphs else None
     static_shapes = method.evaluation.static_shapes if graphs else ()
     return Run(
         method=method,
-        step=Step(*objects, world.all_reduce_max, events.say, graphs, method.loss_scale),
+        step=step,
         reader=BatchReader(
             method.source,
             method.objective,

@@ -94,14 +94,14 @@ def make_loggers(
     """
     if config.tensorboard_dir is None and config.wandb_project is None:
         return []
-    about = (optimizer, ranks, peak())
+    peak_flops = peak()
     loggers: list[Events] = []
     if config.tensorboard_dir is not None:
         write, close = _tensorboard(config.tensorboard_dir / (config.run_name or folder.name))
-        loggers.append(NumberLogger(write, close, *about))
+        loggers.append(NumberLogger(write, close, optimizer, ranks, peak_flops))
     if config.wandb_project is not None:
         write, close = _wandb(config, record, folder)
-        loggers.append(NumberLogger(write, close, *about))
+        loggers.append(NumberLogger(write, close, optimizer, ranks, peak_flops))
     return loggers
 
 
@@ -136,8 +136,9 @@ def _wandb(
         "project": config.wandb_project,
         "name": config.run_name,
         "dir": str(folder),
+        "config": dict(record),
+        "mode": None if is_configured else "offline",
     }
-    about |= {"config": dict(record), "mode": None if is_configured else "offline"}
     try:
         run = wandb.init(**about | json.loads(config.wandb_options or "{}"))
     except (ValueError, TypeError) as error:

@@ -167,10 +167,12 @@ class Step:
         self._device = device = flat.grad.device
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         # Around the micro-batches of a step. "External" ones may also be recorded in a graph.
-        self._events = [
-            torch.cuda.Event(enable_timing=True, external=True)
-            for _ in range(2 * (device.type == "cuda"))
-        ]
+        self._events: list[torch.cuda.Event] = []
+        if device.type == "cuda":
+            self._events = [
+                torch.cuda.Event(enable_timing=True, external=True),
+                torch.cuda.Event(enable_timing=True, external=True),
+            ]
         example = HostBatch.dummy(1)
         self._num_divisors = len(objective.divisors(objective.counts(example)))
         keys = model.dropout_keys(0, 0)
@@ -182,28 +184,25 @@ class Step:
         self._keys_on_host = graphs is None and device.type == "cpu"
         self._keys: Keys = self._numbers[: keys.numel()].view(keys.shape)
         self._divisors = self._numbers[keys.numel() :].view(torch.float32).unbind()
-        self._graphs = (
-            [self._graph(graphs, b) for b in (*graphs.smaller, graphs.static_shape)]
-            if graphs
-            else []
-        )
-        # With the largest shape: the first step may have any size.
-        self._calibrating = (
-            replace(self._graphs[-1], function=self._learning(self._graphs[-1])) if graphs else None
-        )
+        self._graphs: list[_StepGraph] = []
+        self._calibrating: _StepGraph | None = None
+        if graphs:
+            shapes = (*graphs.smaller, graphs.static_shape)
+            self._graphs = [self._graph(graphs, shape) for shape in shapes]
+            # With the largest shape: the first step may have any size.
+            largest = self._graphs[-1]
+            self._calibrating = replace(largest, function=self._learning(largest))
 
     def _graph(self, graphs: Graphs, static_shape: StaticShape) -> _StepGraph:
         """Allocate the graph's batches; `record` captures it."""
-        is_full = graphs.mode is GraphMode.FULL_ITERATION
-        targets = [
-            static_shape.allocate(self._device)
-            for _ in range(graphs.micro_batches if is_full else 1)
-        ]
-        return _StepGraph(
-            static_shape,
-            targets,
-            partial(self._iteration if is_full else self._first_target, targets),
-        )
+        if graphs.mode is GraphMode.FULL_ITERATION:
+            num_targets = graphs.micro_batches
+            function = self._iteration
+        else:
+            num_targets = 1
+            function = self._first_target
+        targets = [static_shape.allocate(self._device) for _ in range(num_targets)]
+        return _StepGraph(static_shape, targets, partial(function, targets))
 
     def _learning(self, graph: _StepGraph) -> Callable[[], None]:
         """Return the graph's function for unknown FP8 scales, which quantizes the weights inside the graph."""
@@ -288,9 +287,8 @@ class Step:
 
         with self._model.recording():
             self._flat.zero_grad()
-            tuned(
-                warm_up
-            )  # all of them before any capture: their memory must be free again before the pool exists
+            # All of them before any capture: their memory must be free again before the pool exists.
+            tuned(warm_up)
             for graph in graphs:
                 self._make_ready(graph)
                 graph.replay = capture.record(graph.function)

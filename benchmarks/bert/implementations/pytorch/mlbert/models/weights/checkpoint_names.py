@@ -29,7 +29,8 @@ TIED = {
     "cls.predictions.decoder.bias": PREDICTION_BIAS,
 }
 
-_VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
+_VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"  # the end of every TensorFlow 2 key
+_KERAS = "layer_with_weights-"  # Keras's name of a numbered layer
 # Path components of optimizer slots and counters in TensorFlow 1 checkpoints.
 _TF1_OPTIMIZER = {
     "adam_v",
@@ -60,6 +61,15 @@ _LAYER_PARTS = (
     "output.dense",
     "output.LayerNorm",
 )
+
+
+def fused_position(own: str) -> int:
+    """Return the position of a parameter's rows in a tensor that fuses query, key and value; 0 for other tensors."""
+    if ".self.key." in own:
+        return 1
+    if ".self.value." in own:
+        return 2
+    return 0
 
 
 def parameter_names(num_layers: int) -> list[str]:
@@ -123,7 +133,6 @@ def tf1_names(num_layers: int) -> dict[str, str]:
     return {name: _tf1_name(name) for name in parameter_names(num_layers)}
 
 
-_KERAS = "layer_with_weights-"
 # Our spelling of a TensorFlow 2 key, in any layout. The result need not be an existing parameter.
 own_tf2_name = _table(
     (rf"{re.escape(_VALUE)}$", ""),

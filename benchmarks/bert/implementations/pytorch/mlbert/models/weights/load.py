@@ -45,7 +45,8 @@ from mlbert.runs.starting_weights import (
 )
 from mlbert.runs.step_folders import read_step
 
-_WEIGHTS = "weights"  # of the tensors, as `mlbert.training.checkpoint` names it
+WEIGHTS = "model.safetensors"  # file name, in the folders of runs and of Hugging Face
+_WEIGHTS = "weights"  # name of the tensor in a checkpoint, as in `mlbert.training.checkpoint`
 
 
 def read_checkpoint(folder: Path) -> weight_files.Weights:
@@ -91,9 +92,6 @@ def _case_of(data: Path) -> bool | None:
         return describe(data).lower_case
     except UserError:  # the set no longer exists
         return None
-
-
-WEIGHTS = "model.safetensors"
 
 
 def load_weights(model: AnyBert, path: Path | str) -> Report:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.host.errors import UserError
+from mlbert.models.weights.checkpoint_names import fused_position
 from mlbert.models.weights.checkpoint_state import parameter_shapes
 
 MODEL_TYPE = "modernbert"
@@ -83,7 +84,7 @@ def modernbert_config(shape: BertConfig, activation: str) -> dict[str, object]:
 def modernbert_state(state: Mapping[str, Tensor], shape: BertConfig) -> dict[str, Tensor]:
     """Return our masked-LM parameters by their names, vocabulary unpadded, without other heads."""
     parts: dict[str, list[Tensor]] = {}
-    for own in sorted(state, key=_rank):
+    for own in sorted(state, key=fused_position):
         if (theirs := _their_name(own)) is not None:
             parts.setdefault(theirs, []).append(state[own])
     tensors = {name: torch.cat(rows) for name, rows in parts.items()}
@@ -175,7 +176,7 @@ def own_tensors(tensors: Mapping[str, Tensor], shape: BertConfig, source: str) -
         theirs = _their_name(own)
         if theirs is not None and theirs in tensors:
             rows = tensors[theirs].chunk(3) if ".attention.self." in own else [tensors[theirs]]
-            state[own] = rows[_rank(own)]
+            state[own] = rows[fused_position(own)]
     return state
 
 
@@ -184,8 +185,3 @@ def _their_name(own: str) -> str | None:
     return next(
         (re.sub(pattern, theirs, own) for pattern, theirs in _NAMES if re.match(pattern, own)), None
     )
-
-
-def _rank(own: str) -> int:
-    """Return the position of a parameter's rows in the fused tensor: query, key, value."""
-    return (".self.key." in own) + 2 * (".self.value." in own)

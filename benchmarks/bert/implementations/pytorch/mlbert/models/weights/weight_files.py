@@ -49,6 +49,7 @@ from mlbert.models.weights.checkpoint_names import (
     VOCABULARY,
     WORD_EMBEDDINGS,
     composer_name,
+    fused_position,
     own_torch_names,
 )
 from mlbert.models.weights.checkpoint_state import (
@@ -63,6 +64,12 @@ from mlbert.models.weights.huggingface import config_from_huggingface, huggingfa
 from mlbert.runs.starting_weights import shards_of
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+PYTORCH_WEIGHTS = "pytorch_model.bin"  # in older Hugging Face folders: a bare state dict
+# Keys under which programs save a state dict.
+_STATE_KEYS = ("model", "state_dict")
+_NVIDIA_REMEDY = "Give a .pt file of a state dict, or of the form {'model': state_dict}"
+_COMPOSER_REMEDY = "Give an undamaged checkpoint that Composer or PyTorch wrote"
+_ALIBI_SIZE = 512  # positions of MosaicBERT's table by default; it grows on demand
 
 
 def parameters_in(tensors: Mapping[str, Tensor], shape: BertConfig) -> dict[str, Shape]:
@@ -81,11 +88,9 @@ def architecture_of(names: Iterable[str]) -> str:
     own = {part for name in names for part in own_torch_names(name)}
     if "classifier.weight" in own:
         return "BertForSequenceClassification"
-    return (
-        "BertForPreTraining"
-        if any("seq_relationship" in name for name in own)
-        else "BertForMaskedLM"
-    )
+    if any("seq_relationship" in name for name in own):
+        return "BertForPreTraining"
+    return "BertForMaskedLM"
 
 
 def num_labels(tensors: Mapping[str, Tensor]) -> int:
@@ -130,11 +135,11 @@ def parameter_sizes(model: AnyBert) -> dict[str, Shape]:
 def padded(state: Mapping[str, Tensor], shape: BertConfig) -> dict[str, Tensor]:
     """Return the state with the vocabulary padded with zero rows."""
     result = dict(state)
-    for name in (name for name in (*VOCABULARY, *TIED) if name in state):
-        rows = state[name].new_zeros(
-            shape.padded_vocab_size - shape.vocab_size, *state[name].shape[1:]
-        )
-        result[name] = torch.cat([state[name], rows])
+    num_rows = shape.padded_vocab_size - shape.vocab_size
+    for name in (*VOCABULARY, *TIED):
+        if name in state:
+            rows = state[name].new_zeros(num_rows, *state[name].shape[1:])
+            result[name] = torch.cat([state[name], rows])
     return result
 
 
@@ -295,14 +300,6 @@ def check_target(target: Path) -> None:
         raise UserError("file.exists", target, "already exists", "Name a new one")
 
 
-PYTORCH_WEIGHTS = "pytorch_model.bin"  # in older Hugging Face folders: a bare state dict
-_NVIDIA_REMEDY = "Give a .pt file of a state dict, or of the form {'model': state_dict}"
-# Keys under which programs save a state dict.
-_STATE_KEYS = ("model", "state_dict")
-_COMPOSER_REMEDY = "Give an undamaged checkpoint that Composer or PyTorch wrote"
-_ALIBI_SIZE = 512  # MosaicBERT's default; the table grows on demand
-
-
 class _Inert:
     """Placeholder for an object that is not created: accepts any argument and state and ignores it."""
 
@@ -405,9 +402,7 @@ def write_composer(state: Mapping[str, Tensor], shape: BertConfig, path: Path) -
     parts: dict[str, list[Tensor]] = {}
     tensors = padded(state, shape) if mosaic_bert else state
     # Rows of the query, then of the key, then of the value.
-    for own in sorted(
-        tensors, key=lambda name: (".self.key." in name) + 2 * (".self.value." in name)
-    ):
+    for own in sorted(tensors, key=fused_position):
         if not own.startswith("cls.seq_relationship."):
             parts.setdefault(composer_name(own, mosaic_bert), []).append(tensors[own])
     model = {name: torch.cat(rows) if len(rows) > 1 else rows[0] for name, rows in parts.items()}
