@@ -98,9 +98,8 @@ def be_rank(rank: int, ranks: int, port: int, folder: Path, victim: int, steps: 
             "rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         }
         (folder / f"{rank}.part").write_text(json.dumps(marks))
-        os.replace(
-            folder / f"{rank}.part", folder / f"{rank}.json"
-        )  # the process may end at any time
+        # The process may end at any time.
+        os.replace(folder / f"{rank}.part", folder / f"{rank}.json")
 
     train(World.identify(), folder, victim, steps, mark)
 

@@ -290,13 +290,8 @@ def test_loss_scales_change_nothing_and_infinite_buckets_are_detected_on_every_r
         assert good == rank["two"]["steps"][1]
 
 
-SHAPES = (
-    (37, 11),
-    (5,),
-    (64, 64),
-    (1,),
-    (129,),
-)  # no bucket size is divisible by the number of ranks
+# No bucket size is divisible by the number of ranks.
+SHAPES = ((37, 11), (5,), (64, 64), (1,), (129,))
 LIMIT = 0.5
 ROUNDING = 2.0**-8  # of bfloat16
 FLOAT32 = 1e-6  # several float32 additions

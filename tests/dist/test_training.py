@@ -119,9 +119,8 @@ def test_resume_on_two_processes_is_exact(tmp_path, changes):
 
 def load_checkpoint(world: World, folders: list[str]) -> dict[str, Any]:
     """Load the newest checkpoint of this rank's folder; return its step and the bytes that this process read."""
-    before = int(
-        Path("/proc/self/io").read_text().split()[1]
-    )  # rchar, which leaves out mapped files
+    # rchar, which leaves out mapped files.
+    before = int(Path("/proc/self/io").read_text().split()[1])
     try:
         checkpoint, _ = CheckpointFolder(Path(folders[world.rank]), 9, {}).load_newest(world)
     except UserError as error:

@@ -243,9 +243,8 @@ def test_tensorflow_uses_one_process_per_node(
 def test_mosaic_main_trains_on_two_nodes(cluster: Cluster, tmp_path: Path, tree_root: Path) -> None:
     make_texts(tmp_path, tree_root)
     home = tree_root / "benchmarks/mosaic_bert"
-    script = (
-        (home / "yamls/cloud/slurm.sub").read_text().replace(" --gpus-per-node=8", "")
-    )  # these nodes have no GPUs
+    # These nodes have no GPUs.
+    script = (home / "yamls/cloud/slurm.sub").read_text().replace(" --gpus-per-node=8", "")
     (tmp_path / "slurm.sub").write_text(script)
     words = ("model.name=mosaic_bert", "max_duration=4ba", "eval_interval=4ba", "save_folder=out")
     package = {"PYTHONPATH": str(Path(mlbert.__file__).parents[1]), "PYTHON": sys.executable}

@@ -41,9 +41,8 @@ tasks:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("glue")
-    glue_files.make(
-        made / "glue", 0.1, itertools.islice(documents_by_file(), 120)
-    )  # all take seconds
+    # All take seconds.
+    glue_files.make(made / "glue", 0.1, itertools.islice(documents_by_file(), 120))
     text = (made / "glue/MNLI/train.tsv").read_text().split("\n")
     vocabulary = "\n".join(train_vocabulary(count_words(text), 400)) + "\n"
     configured = {"shape.json": SHAPE.to_json(), "glue.yaml": YAML.replace("FOLDER", str(made))}

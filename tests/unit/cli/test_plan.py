@@ -69,9 +69,8 @@ def test_sweep_table_page_and_budget(run_mlbert, as_json, tmp_path):
     assert html.count('<svg class="plot"') == 1
     assert html.count('<th scope="row">4096</th>') == 1
     assert f"cheapest: {cheapest}" in html
-    assert (
-        f"<strong>{fastest.split(', ')[2]}</strong>" in html
-    )  # the choice for the budget is the headline
+    # The choice for the budget is the headline.
+    assert f"<strong>{fastest.split(', ')[2]}</strong>" in html
     found = as_json("--sweep", "--gpu", "gb200", "--price-per-gpu-hour", 3, "--budget", 10)
     assert len(found["sweep"]) == 13
     assert found["fastest"]["dollars"] <= 10

@@ -39,9 +39,8 @@ class Ranks:
         self.ended: set[int] = set()
         self.mistaken: set[int] = set()
         self.changed = threading.Condition()
-        self._hosts = [
-            host.encode().decode() for host in hosts
-        ]  # equal names are not the same object
+        # Equal names are not the same object.
+        self._hosts = [host.encode().decode() for host in hosts]
         self.monitors = [self._monitor(rank, hang_seconds) for rank in range(len(hosts))]
         for rank in range(1, len(hosts)):
             here, there = socket.socketpair()

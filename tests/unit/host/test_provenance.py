@@ -57,9 +57,8 @@ def test_files_name_themselves_where_nothing_else_does(checkout, monkeypatch):
     write_files(
         inner, {f"{provenance.PACKAGE_HOME}/a.py": "a = 1\n", provenance.SOURCE_STATEMENT: "[]"}
     )
-    before, modified = provenance.git_state(
-        inner
-    )  # a folder inside another checkout is not that checkout
+    # A folder inside another checkout is not that checkout.
+    before, modified = provenance.git_state(inner)
     assert re.fullmatch("tree:sha256:[0-9a-f]{64}", before)
     assert not modified
     (package / "a.py").write_text("a = 2\n")

@@ -180,9 +180,8 @@ def test_a_published_result_raises_no_error(tmp_path: Path) -> None:
         (results / "result_3.txt").read_text().replace('"success"', '"aborted"')
     )
     (tmp_path / "results" / "other").mkdir()
-    reported = _by_check(
-        check(results)
-    )  # a system's folder: with its description, and without the other system
+    # A system's folder: with its description, and without the other system.
+    reported = _by_check(check(results))
     names = ("own: status", "rcp_checker", "system_desc_checker")
     assert [reported[name].outcome for name in names] == [
         Outcome.ERROR,

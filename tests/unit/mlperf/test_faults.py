@@ -33,9 +33,8 @@ from mlbert.mlperf.findings import Outcome
 ERROR = Outcome.ERROR
 WARN = Outcome.WARN
 NOTE = Outcome.NOTE
-Faults = dict[
-    tuple[str, Outcome], list[tuple[Edit, str]]
-]  # by check and outcome: edits, and words of the message
+# By check and outcome: edits, and words of the message.
+Faults = dict[tuple[str, Outcome], list[tuple[Edit, str]]]
 EVALUATION = ("eval_start", "eval_stop", "eval_accuracy")
 PACKAGES = {"mlbert": "0.1.0", "torch": "2.12.0"}
 STARTS_AT = {

@@ -43,12 +43,8 @@ def test_tools_run_side_by_side_answer_as_they_do_alone(tmp_path, monkeypatch):
     with official.started(calls, tmp_path / "workers") as answers:
         side_by_side = answers(lambda step: None)
     for call, answer in zip(calls, side_by_side, strict=True):
-        command = [
-            sys.executable,
-            "-m",
-            f"mlperf_logging.{call.tool}",
-            *call.arguments,
-        ]  # as its manual says
+        # As its manual says.
+        command = [sys.executable, "-m", f"mlperf_logging.{call.tool}", *call.arguments]
         done = subprocess.run(
             command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )

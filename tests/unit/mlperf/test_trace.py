@@ -169,9 +169,8 @@ def test_every_key_is_followed(chains: dict[str, Trace]) -> None:
         chains
     )
     assert {key: chain.broken for key, chain in chains.items() if chain.broken} == {}
-    assert [key for key, chain in chains.items() if not chain.meaning] == [
-        "run_stop"
-    ]  # its docstring is the command's
+    # Its docstring is the command's.
+    assert [key for key, chain in chains.items() if not chain.meaning] == ["run_stop"]
 
 
 def assert_traces_name_only_loaded_files(

@@ -30,9 +30,8 @@ def fast_ops(use_triton: None) -> Iterator[None]:
     """The forms that a GPU takes."""
     names = ops.select("triton")
     registry.select_each(names | dict.fromkeys(LINEAR_OPS, "cublaslt"))
-    cublaslt.use(
-        SimpleNamespace(version=130000, product=lambda *tensors, **arguments: True)
-    )  # without products
+    # Without products.
+    cublaslt.use(SimpleNamespace(version=130000, product=lambda *tensors, **arguments: True))
     yield
     cublaslt.use(None)
     ops.select("auto")

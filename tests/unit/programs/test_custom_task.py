@@ -67,9 +67,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_classes_from_one_file(
     folder: Path, tmp_path: Path, run_mlbert: RunMlbert, monkeypatch
 ) -> None:
-    monkeypatch.setattr(
-        custom_task, "RATE", 1e-2 * SHAPE["hidden_size"]
-    )  # these 200 rows are learnt in few steps
+    # These 200 rows are learnt in few steps.
+    monkeypatch.setattr(custom_task, "RATE", 1e-2 * SHAPE["hidden_size"])
     out = tmp_path / "out"
     words = ["--from", folder / "model", "--train", folder / "rows.csv", "--out", out]
     code, said, _ = run_mlbert("finetune", *words)

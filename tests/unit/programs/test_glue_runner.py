@@ -89,9 +89,8 @@ def test_a_line_for_each_change_and_the_share_of_all_training(tmp_path: Path) ->
     assert progress.total == 3000 + 40
 
     def show(job: GlueJob | None) -> None:
-        (run / "metrics.jsonl").write_text(
-            '{"samples": 4000}\n{"samp'
-        )  # the last line is being written
+        # The last line is being written.
+        (run / "metrics.jsonl").write_text('{"samples": 4000}\n{"samp')
         progress.show(runner, job, advanced.append)
 
     runner.run(show)

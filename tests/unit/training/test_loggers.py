@@ -46,9 +46,8 @@ def test_tensorboard_holds_speed_and_metrics(tmp_path):
     numbers = {name: events.Scalars(name)[0] for name in events.Tags()["scalars"]}
     assert numbers["loss/train/total"].value == 1.5
     assert numbers["throughput/samples_per_sec"].value == 15.0
-    assert numbers["throughput/device/mfu"].value == pytest.approx(
-        0.25
-    )  # 1e9 in 2 s on 2 ranks of 1e9 a second
+    # 1e9 in 2 s on 2 ranks of 1e9 a second.
+    assert numbers["throughput/device/mfu"].value == pytest.approx(0.25)
     assert numbers["metrics/eval/MaskedAccuracy"].value == 0.5
     assert {number.step for number in numbers.values()} == {3}
 

@@ -196,9 +196,8 @@ def test_replayed_steps_are_the_steps(products, mode, accumulation):
 def test_the_step_that_finds_scales_shares_the_graphs_memory(mode):
     """Nothing that warming up made is left when recording starts; the first step works in the pool."""
     trainer = Trainer(torch.bfloat16, Products())
-    trainer.optimizer.step(
-        0.0
-    )  # of no gradient: its state is there, and its temporaries are not counted below
+    # Of no gradient: its state is there, and its temporaries are not counted below.
+    trainer.optimizer.step(0.0)
     with LiveMemory() as memory:
         pool = MeasuredPool(memory)
         step = trainer.graphed(mode, 1, pool)
@@ -313,9 +312,8 @@ def test_warming_up_leaves_no_trace():
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_replayed_kernels(use_triton):
     """With LAMB among them, every number baked in. The first step finds the scales, by its own graph."""
-    shape = replace(
-        SHAPE, hidden_size=64, num_hidden_layers=1
-    )  # heads of 32: the least that the kernels take
+    # Heads of 32: the least that the kernels take.
+    shape = replace(SHAPE, hidden_size=64, num_hidden_layers=1)
     make_optimizer = functools.partial(unsharded, Lamb, implementation="triton", **SETTINGS)
     static_shape = StaticShape.of_packs(1, LONGEST, 3, LONGEST, 5)
     ops.select("triton")

@@ -47,9 +47,8 @@ def test_writes_the_index_of_streaming_for_compressed_shards(tmp_path):
     settings = {name: expected[0][name] for name in ("size_limit", "compression", "hashes")}
     reader = MdsReader(ENWIKI, tmp_path / "cache")
     written = write_samples(tmp_path / "set", reader.columns, reader, **settings)
-    found = json.loads((written / "index.json").read_bytes())[
-        "shards"
-    ]  # raw_data: hashes of uncompressed shards
+    # raw_data: hashes of uncompressed shards.
+    found = json.loads((written / "index.json").read_bytes())["shards"]
     assert [shard["raw_data"] for shard in found] == [shard["raw_data"] for shard in expected]
     assert [{*shard["zip_data"]["hashes"]} for shard in found] == [{"sha1", "xxh3_64"}] * 3
 

@@ -190,9 +190,8 @@ def test_damaged_compressed_shard(tmp_path, cache, damage):
         "bomb": zstandard.compress(bytes(1 << 24)),
     }[damage]
     path.write_bytes(data)
-    document["shards"][0]["zip_data"].update(
-        bytes=len(data), hashes={}
-    )  # or the checksum would tell
+    # Or the checksum would tell.
+    document["shards"][0]["zip_data"].update(bytes=len(data), hashes={})
     index.write_text(json.dumps(document))
     with user_error("data.damaged", path, wording=damage != "flipped"):  # zstandard's own words
         MdsReader(folder, cache)[0]

@@ -375,9 +375,8 @@ def test_heap_chain_that_is_broken(tmp_path):
     path = write_variable(tmp_path / "a.h5", bert_rows(12))
     data = bytearray(path.read_bytes())
     place = data.find(b"GCOL")
-    data[place + 24 : place + 32] = (1 << 40).to_bytes(
-        8, "little"
-    )  # the first object claims a terabyte
+    # The first object claims a terabyte.
+    data[place + 24 : place + 32] = (1 << 40).to_bytes(8, "little")
     path.write_bytes(data)
     with user_error("data.damaged", path):
         NvidiaStore(path)

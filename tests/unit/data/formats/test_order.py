@@ -145,9 +145,8 @@ def test_one_makes_what_the_others_wait_for(tmp_path, own_cache, monkeypatch):
         assert list(pool.map(open_it, range(4))) == [[0, 1, 2, 3, 4]] * 4
     assert len(made) == 1
     (tmp_path / "file").touch()
-    monkeypatch.setenv(
-        "XDG_CACHE_HOME", str(tmp_path / "file")
-    )  # nothing can be stored, nor locked
+    # Nothing can be stored, nor locked.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert open_it() == [0, 1, 2, 3, 4]
 
 

@@ -145,9 +145,8 @@ def test_stored_packs_are_used_as_they_are(stored_packs):
     for shard in range(4):
         rows = store.shard(shard).rows
         offsets = store.shard(shard).pack_offsets
-        packs |= set(
-            rows.tokens[rows.offsets[offsets[:-1]] + 1].tolist()
-        )  # the number of each pack's first sequence
+        # The number of each pack's first sequence.
+        packs |= set(rows.tokens[rows.offsets[offsets[:-1]] + 1].tolist())
     source = open_packed(stored_packs, packs_per_step=1)
     assert (source.max_tokens, source.steps_per_epoch) == (40, store.num_packs)
     batches = [batch for step in range(source.steps_per_epoch) for batch in source.batches_of(step)]

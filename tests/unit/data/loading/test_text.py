@@ -228,9 +228,8 @@ def test_a_rank_reads_the_shards_of_its_own_nodes(tmp_path, mode):
             source.next_step()
         source.close()
     numbers = [len(list(copy.glob("shard*.mds"))) for copy in copies]
-    assert (
-        max(numbers) <= shards / 4 + 3
-    )  # a shard may lie in two nodes; the next epoch is looked at
+    # A shard may lie in two nodes; the next epoch is looked at.
+    assert max(numbers) <= shards / 4 + 3
 
 
 def test_a_slow_shard_does_not_hold_steps_up(folder, monkeypatch, mode):

@@ -89,9 +89,8 @@ def test_equal_to_the_plain_rule(case):
     whole = whole_lanes(orders, lanes)
     expected = plain(orders, lanes, np.ones_like(counts), 12)
     assert [taken(whole, step) for step in range(12)] == expected
-    counts = (
-        np.maximum(counts, 1) if shuffle is None else counts
-    )  # unshuffled, a lane may have empty texts only
+    # unshuffled, a lane may have empty texts only.
+    counts = np.maximum(counts, 1) if shuffle is None else counts
     pieces = all_pieces(orders, lanes, lambda texts: counts[texts])
     try:
         found = [taken(pieces, step) for step in range(40)]

@@ -386,9 +386,8 @@ def test_a_dirty_folder_is_described_and_its_bad_files_are_listed_at_once(tmp_pa
 
 def test_bad_files_are_listed_when_the_text_is_read_again_in_smaller_pieces(tmp_path: Path) -> None:
     rng = random.Random(3)
-    (tmp_path / "whole.txt").write_text(
-        " ".join(sentence(rng) for _ in range(500))[:30_000]
-    )  # one long document
+    # One long document.
+    (tmp_path / "whole.txt").write_text(" ".join(sentence(rng) for _ in range(500))[:30_000])
     (tmp_path / "rows.jsonl").write_text('{"text": 3}\n')
     request = request_of(tmp_path / "out", tmp_path, skip_bad=True)
     files, *_ = take_inventory(request)

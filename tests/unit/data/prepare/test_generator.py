@@ -51,9 +51,8 @@ TOKENIZERS = (
     if shutil.which("gcc")
     else []
 )
-GENERATORS = [
-    (NativeGenerator(tokenizer), PlainGenerator(tokenizer)) for tokenizer in TOKENIZERS
-]  # cased, uncased
+# cased, uncased.
+GENERATORS = [(NativeGenerator(tokenizer), PlainGenerator(tokenizer)) for tokenizer in TOKENIZERS]
 
 
 def to_lists(documents: FlatDocuments) -> list[list[list[int]]]:
@@ -104,6 +103,7 @@ def test_every_character(first, end, step, lower_case):
     assert ours == plain
 
 
+# Lines.
 CHOSEN = [
     "",
     "\n",
@@ -116,7 +116,7 @@ CHOSEN = [
     "a\n\x0b\nb",
     "a\n\x07\nb",
     "a\n\u3000\u2028\nb",
-]  # lines
+]
 CHOSEN += ["a\r\n\r\nb\r", "a\rb\r\r\nc", "\r", "a\n\r", "a" * 5000 + ".b", "\x07" * 300]
 CHOSEN += [letter * count for letter in "azé" for count in (199, 200, 201)]
 CHOSEN += [

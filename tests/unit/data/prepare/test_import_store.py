@@ -199,9 +199,8 @@ def test_other_input_and_a_wrong_vocabulary_are_refused(tmp_path, vocab, ours):
             import_store(tmp_path / "theirs", other, ours)
     with user_error("data.empty", tmp_path / "theirs"):
         import_store(tmp_path / "theirs", other, ours, skip_bad=True)
-    write_kind(
-        "fixed", shard_path(tmp_path / "theirs", 1), bert_rows(EACH + 1)
-    )  # the rows of file 0
+    # The rows of file 0.
+    write_kind("fixed", shard_path(tmp_path / "theirs", 1), bert_rows(EACH + 1))
     with user_error("prepare.other-options", shard_path(tmp_path / "theirs", 1)):
         import_store(tmp_path / "theirs", vocab, ours)
 

@@ -198,9 +198,8 @@ def test_one_document_is_accepted_with_a_warning(job, tmp_path, said):
 
 def test_without_a_compiler_the_result_is_the_same_and_it_is_reported(job, said, monkeypatch):
     expected = straight(job)
-    monkeypatch.setattr(
-        instance_set, "_generator", instance_set._generator.__wrapped__
-    )  # without its cache
+    # Without its cache.
+    monkeypatch.setattr(instance_set, "_generator", instance_set._generator.__wrapped__)
     with mock.patch.object(native, "load", side_effect=native.NativeUnavailable("no C compiler")):
         prepare_instances(job, executor=Executor(progress=said))
     assert said.lines[0].startswith("the compiled generator cannot run (")

@@ -210,8 +210,7 @@ def test_baselines_by_hand():
     result = baselines([flat([document]) for document in train], rows, 10, never_guessed=[5])
     assert (result["most_frequent_id"], result["most_frequent_accuracy"]) == (3, 1 / 4)
     assert result["bigram_right_accuracy"] == pytest.approx(1 / 4)  # the third guess was 5
-    result = baselines(
-        [flat([[[3, 6, 3, 4]]])], rows.slice(0, 1), 10
-    )  # equal counts: the lowest id
+    # Equal counts: the lowest id.
+    result = baselines([flat([[[3, 6, 3, 4]]])], rows.slice(0, 1), 10)
     assert result["bigram_left_accuracy"] == 1.0
     assert np.isfinite(result["bigram_accuracy"])

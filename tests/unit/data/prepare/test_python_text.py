@@ -60,13 +60,13 @@ def test_there_is_enough_text(documents):
     sentences = [sentence for document in documents for sentence in document]
     assert len(documents) > 1500
     assert sum(len(sentence.split()) for sentence in sentences) > 300_000
-    assert (
-        "Return the sum of a 'start' value (default: 0) plus an iterable of numbers" in sentences
-    )  # compiled
+    # Compiled.
+    assert "Return the sum of a 'start' value (default: 0) plus an iterable of numbers" in sentences
     assert any("JSON" in sentence for sentence in sentences)
+    # Topics.
     assert any(
         "assignment" in sentence.lower() for sentence in documents[0] + documents[1] + documents[2]
-    )  # topics
+    )
 
 
 def test_another_process_gives_the_same_and_imports_nothing(documents):

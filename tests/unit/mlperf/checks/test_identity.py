@@ -214,9 +214,8 @@ MUTATIONS = {
 
 def test_a_good_log_passes(ours: Path) -> None:
     said = report([ours], ROOT)
-    assert (
-        "72.16 s since the evaluation before" in said.pop("speed")[1]
-    )  # another job had the cores
+    # Another job had the cores.
+    assert "72.16 s since the evaluation before" in said.pop("speed")[1]
     assert {outcome for outcome, _ in said.values()} <= {Outcome.NOTE}
 
 

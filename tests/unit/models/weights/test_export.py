@@ -49,9 +49,8 @@ WORDS = [
 def loaded(kind: Any, folder: Path) -> Any:
     model, loading = kind.from_pretrained(folder, output_loading_info=True, trust_remote_code=True)
     if not model.config.tie_word_embeddings:
-        loading["missing_keys"].discard(
-            "cls.predictions.bias"
-        )  # of a plain BERT with a separate decoder: unused
+        # Of a plain BERT with a separate decoder: unused.
+        loading["missing_keys"].discard("cls.predictions.bias")
     assert not any(loading.values())
     return model.eval()
 

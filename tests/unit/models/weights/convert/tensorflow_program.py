@@ -68,9 +68,8 @@ def save(folder, variables):
 
     tree = {}
     for key, variable in variables.items():
-        *path, last = (
-            part.replace(".S", "/").replace("..", ".") for part in key.split("/")
-        )  # dots and slashes
+        # Dots and slashes.
+        *path, last = (part.replace(".S", "/").replace("..", ".") for part in key.split("/"))
         node = tree
         for part in path:
             node = node.setdefault(part, {})

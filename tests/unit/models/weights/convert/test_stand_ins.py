@@ -144,11 +144,8 @@ DAMAGES = {
 def test_damage_is_one_error(file, damage):
     DAMAGES[damage](file)
     code = "file.unreadable" if damage == "gone" else "checkpoint.damaged"
-    is_ours = damage in (
-        "compressed",
-        "gone",
-        "flipped bit",
-    )  # the others quote PyTorch, which may change
+    # The others quote PyTorch, which may change.
+    is_ours = damage in ("compressed", "gone", "flipped bit")
     with user_error(code, file, wording=is_ours):
         read(file)
 

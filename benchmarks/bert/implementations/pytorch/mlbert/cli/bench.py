@@ -20,9 +20,8 @@ from mlbert.programs.console import new_table, standard_output
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 CONFIGS = shipped("configs")
-Pairs = Annotated[
-    int, typer.Option(help="Measured steps per side.", min=5, max=10_000)
-]  # fewer: no median
+# fewer: no median.
+Pairs = Annotated[int, typer.Option(help="Measured steps per side.", min=5, max=10_000)]
 JsonFile = Annotated[
     str | None, typer.Option("--json", help="Write the record to this file; - for stdout.")
 ]

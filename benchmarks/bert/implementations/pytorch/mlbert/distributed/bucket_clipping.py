@@ -62,9 +62,8 @@ class BucketClippingReducer(GradientReducer):
         super().__init__(params, flat_grad, offsets, world, buckets, None, loss_scale, in_bf16)
         self._limit = max_norm / len(buckets) ** 0.5
         self._num_shares = world.world_size * accumulation
-        self._kept = (
-            torch.zeros_like(flat_grad) if accumulation > 1 else None
-        )  # earlier micro-batches, clipped
+        # Earlier micro-batches, clipped.
+        self._kept = torch.zeros_like(flat_grad) if accumulation > 1 else None
         self._squares = torch.zeros(len(buckets), dtype=torch.float64, device=flat_grad.device)
         self.grad_norm = torch.zeros((), dtype=torch.float64, device=flat_grad.device)
         self._is_last: bool | None = None  # True in the step's last pass; None outside a pass

@@ -35,9 +35,8 @@ class Channel:
 
     def has_news(self, seconds: float) -> bool:
         """Wait at most ``seconds`` until `receive` would not block. Return True if it would not."""
-        poll = (
-            select.poll()
-        )  # select.select fails for descriptors above 1,023, which occur with a thousand ranks
+        # select.select fails for descriptors above 1,023, which occur with a thousand ranks.
+        poll = select.poll()
         poll.register(self, select.POLLIN)
         return bool(poll.poll(seconds * 1000))
 

@@ -136,9 +136,8 @@ class _OwnPresence:
     def look(self) -> bool:
         """Call in every cycle of the watching thread. Return True if it is late, so that all it has heard is stale."""
         now = time.monotonic()
-        clock = (
-            time.time()
-        )  # keeps running while a virtual machine sleeps; the monotonic clock may not
+        # Keeps running while a virtual machine sleeps; the monotonic clock may not.
+        clock = time.time()
         gap = max(now - self.looked, clock - self.looked_at_clock)
         self.looked = now
         self.looked_at_clock = clock
@@ -377,9 +376,8 @@ class HealthMonitor:
                 own.is_at(self._current_place())
                 if self._suspicion is not None and self._is_signalled:
                     self._leaving = True
-                    self._announce(
-                        self._suspicion[1]
-                    )  # the others exit, and so end a collective that may hang
+                    # The others exit, and so end a collective that may hang.
+                    self._announce(self._suspicion[1])
                     self._suspicion = None
                 elif self._suspicion is not None and time.monotonic() > self._suspicion[0]:
                     self._end(*self._suspicion[1:])
@@ -491,9 +489,8 @@ class HealthMonitor:
         head = self._channels[0]
         presence = _OwnPresence()
         heard = time.monotonic()
-        next_report = (
-            heard + self._period * self.world.rank / self.world.world_size
-        )  # spread over the period
+        # Spread over the period.
+        next_report = heard + self._period * self.world.rank / self.world.world_size
         while not self._stopping.is_set():
             if time.monotonic() >= next_report:
                 next_report = time.monotonic() + self._period

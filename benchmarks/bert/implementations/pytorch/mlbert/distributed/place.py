@@ -274,12 +274,10 @@ class RankPlace:
     launcher: str = "single"  # or "torchrun", "slurm", "mpirun", "variables"
     master_addr: str = LOOPBACK  # where rank 0 listens, with the port
     master_port: int = DEFAULT_PORT
-    host: str = field(
-        default="", compare=False
-    )  # Slurm's name for this node, otherwise the host name
-    has_agent: bool = field(
-        default=False, compare=False
-    )  # torchrun's agent, not rank 0, listens there
+    # Slurm's name for this node, otherwise the host name.
+    host: str = field(default="", compare=False)
+    # torchrun's agent, not rank 0, listens there.
+    has_agent: bool = field(default=False, compare=False)
 
     @classmethod
     def identify(cls, environ: Mapping[str, str] | None = None) -> Self:

@@ -101,9 +101,8 @@ class Rendezvous:
             return work()
         mistake = None
         try:
-            raise_open_files_limit(
-                self._world.world_size
-            )  # before the first roll call connects anything
+            # Before the first roll call connects anything.
+            raise_open_files_limit(self._world.world_size)
             result = work()
         except UserError as error:
             mistake = error

@@ -24,9 +24,8 @@ from urllib.parse import urlsplit
 from mlbert.host.errors import UserError, install_words
 
 CHECKSUM = "sha256"  # header key of `tensors_sha256` in a safetensors file
-Tensors = Sequence[
-    tuple[str, str, tuple[int, ...], memoryview]
-]  # name, type as of torch or NumPy, shape, bytes
+# name, type as of torch or NumPy, shape, bytes.
+Tensors = Sequence[tuple[str, str, tuple[int, ...], memoryview]]
 # Types in safetensors files, in the library's order: the widest ones last.
 _DTYPES = {
     "bool": "BOOL",
@@ -48,11 +47,8 @@ _DTYPES = {
 _MOST_BYTES = 1 << 28  # limit for reading a file into memory
 _BLOCK = 1 << 20  # bytes
 _STALE_SECONDS = 3600.0
-PAUSES_SECONDS = (
-    0.5,
-    2.0,
-    8.0,
-)  # before each new attempt to read an address; half to one and a half times as long
+# Before each new attempt to read an address; half to one and a half times as long.
+PAUSES_SECONDS = (0.5, 2.0, 8.0)
 _SILENCE_SECONDS = 60.0  # that a server may be silent
 _S3_OPTIONS = {"config_kwargs": {"retries": {"total_max_attempts": 1}}}
 
@@ -279,9 +275,8 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     If the block raises, nothing remains; a killed process leaves a file with another name ending in ``.tmp``. Raises
     UserError if the file cannot be written or the block raises OSError.
     """
-    temporary = path.with_name(
-        f"{path.name}.{os.getpid()}@{socket.gethostname()}.tmp"
-    )  # several machines may write it
+    # Several machines may write it.
+    temporary = path.with_name(f"{path.name}.{os.getpid()}@{socket.gethostname()}.tmp")
     try:
         with writing(path, "Free some space or choose another folder"):
             with temporary.open("wb") as file:

@@ -48,9 +48,8 @@ REQUIRED = (
     "eval_samples",
 )
 REQUIRED_IN_CLOSED = tuple(key for key in CLOSED_KEYS if key not in REQUIRED)
-_AT_THE_END = (
-    "eval_samples",
-)  # logged after training, so a Trainer may supply it at the first evaluation
+# Logged after training, so a Trainer may supply it at the first evaluation.
+_AT_THE_END = ("eval_samples",)
 _BLOCK = {"first_epoch_num": 1}
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 

@@ -101,9 +101,8 @@ class Comparison:
     system: Sequence[Difference]
     successes: tuple[int, int]
     runs: tuple[int, int]
-    olympic_minutes: tuple[
-        float | None, float | None
-    ]  # None with fewer than three runs, or if two did not reach the target
+    # None with fewer than three runs, or if two did not reach the target.
+    olympic_minutes: tuple[float | None, float | None]
     measures: Sequence[Measure]
     notes: Sequence[str]  # sentences
 

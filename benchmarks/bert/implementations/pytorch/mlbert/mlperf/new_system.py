@@ -117,9 +117,8 @@ def _check_name(name: str, tree: Path) -> None:
 def _choose_config(source: Path, config: str | None) -> Path:
     configs = sorted(path for path in source.glob("config_*.sh") if parse_config_name(path.name))
     names = ", ".join(path.name for path in configs)
-    in_bf16 = [
-        path for path in configs if not path.stem.endswith("_fp8")
-    ]  # the FP8 configs differ only in precision
+    # The FP8 configs differ only in precision.
+    in_bf16 = [path for path in configs if not path.stem.endswith("_fp8")]
     if config is None and len(in_bf16) == 1:
         return in_bf16[0]
     if config is None:

@@ -159,9 +159,8 @@ class ReachableCode:
                     module, name = bound[part.value.id]
                     self._use(module, name or part.attr)
                 elif isinstance(part, ast.Constant) and isinstance(part.value, str):
-                    dotted, _, name = part.value.partition(
-                        ":"
-                    )  # an entry point such as mlbert.recipes.x_build:build
+                    # An entry point such as mlbert.recipes.x_build:build.
+                    dotted, _, name = part.value.partition(":")
                     if module_file := self._module(dotted):
                         self._use(module_file, name)
 

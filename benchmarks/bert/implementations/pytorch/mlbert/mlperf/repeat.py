@@ -156,9 +156,8 @@ def make_plan(log: Log, out: Path, data: Path | None, seed: int, code: Path) -> 
     exports |= {env: value for env, value in _NEW.items() if env in exports}
     exports |= {"LOGDIR": str(out), "SEED": str(seed), "BERT_CONFIG": str(_model_shape(log, code))}
     if (config := _config_file(log, code)) is not None:
-        exports["CONFIG_FILE"] = str(
-            config
-        )  # without it the TensorFlow program uses other defaults
+        # Without it the TensorFlow program uses other defaults.
+        exports["CONFIG_FILE"] = str(config)
     if (vocabulary := log.setting("TOKENIZER")) is not None:
         exports["TOKENIZER"] = _find_vocabulary(str(vocabulary), data)
     if log.value("train_data") != _SYNTHETIC:

@@ -446,9 +446,8 @@ class Tracer:
         if (file_key := key.removesuffix("_sha256")) in ("config_file", "model_shape"):
             links.append(self._file(file_key))
         arguments = [*call.args, *(word.value for word in call.keywords if word.arg == "value")]
-        values = [argument for argument in arguments if not is_key(argument, key)][
-            :1
-        ]  # the rest are metadata
+        # The rest are metadata.
+        values = [argument for argument in arguments if not is_key(argument, key)][:1]
         fields = self._fields(key, values)
         needs_reader = is_hyperparameter(key) and not any(
             isinstance(value, ast.Constant) for value in values

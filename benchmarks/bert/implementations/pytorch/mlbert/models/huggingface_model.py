@@ -76,9 +76,8 @@ class HuggingFaceModel(NoDerivedState, nn.Module):
         }
         peer = getattr(transformers, self.architecture)(transformers.BertConfig(**values))
         if hasattr(peer, "cls") and not self.config.tie_word_embeddings:
-            peer.cls.predictions.register_parameter(
-                "bias", None
-            )  # unused: the decoder has its own bias
+            # unused: the decoder has its own bias.
+            peer.cls.predictions.register_parameter("bias", None)
         return peer
 
     def initialize(self, seed: int) -> None:

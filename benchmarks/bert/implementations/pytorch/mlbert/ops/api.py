@@ -31,9 +31,8 @@ def _load_triton(kind: str) -> None:
         raise NativeUnavailable(
             "needs a CUDA device (for tests on a CPU, TRITON_INTERPRET=1 runs the interpreter)"
         )
-    importlib.import_module(
-        "mlbert.ops.triton"
-    )  # registers its implementations; Triton may not be installed
+    # Registers its implementations; Triton may not be installed.
+    importlib.import_module("mlbert.ops.triton")
 
 
 def _load_fused(kind: str) -> None:

@@ -7,9 +7,8 @@ from torch import Tensor
 
 from mlbert.ops.config import ComputeConfig
 
-LARGEST = (
-    2.0**24
-)  # gradients are float32; with a larger scale a loss of 100 approaches the limit of exact integers
+# Gradients are float32; with a larger scale a loss of 100 approaches the limit of exact integers.
+LARGEST = 2.0**24
 
 
 class LossScale:

@@ -88,9 +88,8 @@ class FlatOptimizer:
         True  # the update needs no neighbours of an element, only sums over its parameter
     )
     STATE: ClassVar[tuple[str, ...]] = ()  # attributes, float32 [n] each
-    IMPLEMENTATIONS: ClassVar[tuple[str, ...]] = (
-        "plain",
-    )  # that the optimizer has; not all run on every device
+    # That the optimizer has; not all run on every device.
+    IMPLEMENTATIONS: ClassVar[tuple[str, ...]] = ("plain",)
 
     def __init__(
         self,

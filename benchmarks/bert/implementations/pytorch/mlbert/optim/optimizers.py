@@ -94,6 +94,5 @@ def implementation(config: OptimizerConfig, compute: ComputeConfig) -> str:
         return config.optimizer_implementation
     if compute.ops == "fastest":
         return "auto"
-    return (
-        compute.ops if compute.ops in ("auto", "plain", "native") else "triton"
-    )  # other values concern the model
+    # Other values concern the model.
+    return compute.ops if compute.ops in ("auto", "plain", "native") else "triton"

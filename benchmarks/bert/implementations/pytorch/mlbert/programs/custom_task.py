@@ -287,9 +287,8 @@ def make_plan(
     )
     batch = min(16, len(rows))
     interval = len(rows)
-    steps = math.ceil(len(rows) / batch) * max(
-        3, min(10, round(1000 * batch / len(rows)))
-    )  # 3 to 10 passes
+    # 3 to 10 passes.
+    steps = math.ceil(len(rows) / batch) * max(3, min(10, round(1000 * batch / len(rows))))
     schedule: dict[str, Any] = {"warmup_proportion": WARMUP}
     if seconds is not None:
         steps = interval = NO_LIMIT

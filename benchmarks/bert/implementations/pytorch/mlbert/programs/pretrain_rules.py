@@ -17,19 +17,13 @@ from dataclasses import dataclass
 from mlbert.config.bert_config import BertConfig
 from mlbert.host.errors import UserError
 
-SIZES = {
-    "tiny": (2, 128),
-    "small": (4, 256),
-    "medium": (6, 384),
-    "base": (12, 768),
-}  # layers, hidden size
+# layers, hidden size.
+SIZES = {"tiny": (2, 128), "small": (4, 256), "medium": (6, 384), "base": (12, 768)}
 FLOPS_A_CORE = 40e9  # if no speed was measured: a guess for training on one core
 MASK_RATE = 0.30  # fraction of tokens to predict in training
 EVAL_MASK_RATE = 0.15  # fraction of tokens to predict in evaluation
-LEARNING_RATES = {
-    "muon": (1e-2, 1.0),
-    "stableadamw": (3e-3, 0.5),
-}  # at a hidden size of 128; power of 128 / size
+# At a hidden size of 128; power of 128 / size.
+LEARNING_RATES = {"muon": (1e-2, 1.0), "stableadamw": (3e-3, 0.5)}
 BETAS = (0.9, 0.98)
 EPSILON = 1e-6
 WEIGHT_DECAY = 0.01

@@ -33,10 +33,8 @@ from mlbert.mlperf.result_set import (
 from mlbert.mlperf.rules import BENCHMARK, TARGET_MLM_ACCURACY
 from mlbert.mlperf.scratch_copy import RESULT_PATTERN, earlier_parts, logs_in, without_parts
 
-_PREDICTORS = (
-    "most_frequent",
-    "bigram",
-)  # in data/baselines.json; the bigram model is the better one
+# In data/baselines.json; the bigram model is the better one.
+_PREDICTORS = ("most_frequent", "bigram")
 _MOST = 1e15  # of a count in a figure
 
 

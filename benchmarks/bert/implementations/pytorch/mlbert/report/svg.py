@@ -106,9 +106,8 @@ def draw(title: str, paint: Callable[[Axes], None], rows: int = 0, note: str = "
     )
     words = f"{title}; {axes.get_xlabel()}; {', '.join(key.words for key in legend)}"
     svg = target.getvalue()
-    svg = re.sub(
-        r' id="[a-z0-9.]+_\d+"', "", svg[svg.index("<svg") :]
-    )  # ids that are the same in every figure
+    # Ids that are the same in every figure.
+    svg = re.sub(r' id="[a-z0-9.]+_\d+"', "", svg[svg.index("<svg") :])
     svg = svg.replace("<svg", f'<svg class="plot" role="img" aria-label="{escape(words)}"', 1)
     return Chart(
         title,

@@ -43,14 +43,8 @@ _NEUTRAL = (
     "Computed from the logs alone; they do not say whether MLCommons has verified the result."
 )
 _LONGEST_VALUE = 300  # characters of a logged value
-_PLACES = {
-    "SEED",
-    "LOGDIR",
-    "EXPERIMENT",
-    "DATADIR_PHASE2",
-    "EVALDIR",
-    "RESUME",
-}  # differ for each repetition of a run
+# Differ for each repetition of a run.
+_PLACES = {"SEED", "LOGDIR", "EXPERIMENT", "DATADIR_PHASE2", "EVALDIR", "RESUME"}
 
 
 class Cell(NamedTuple):

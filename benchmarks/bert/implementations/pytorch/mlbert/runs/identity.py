@@ -43,9 +43,8 @@ class RuntimeFacts:
     train_data: str  # name and identity of the set, see `mlbert.data.formats.base`; or "synthetic"
     eval_data: str
     max_sequence_length: int  # of the training set, tokens
-    sequences_per_pack: (
-        float | None
-    )  # of the training set's packs; None if known only after packing
+    # Of the training set's packs; None if known only after packing.
+    sequences_per_pack: float | None
     precision: str
     ops: str
     ranks: int  # of the job
@@ -67,9 +66,8 @@ class RunIdentity(RuntimeFacts):
     recipe: str  # module of mlbert.recipes
     config_file: str  # the sourced or --config file, else "none"; so is the digest
     config_file_sha256: str
-    config_parents: Mapping[
-        str, str
-    ]  # files that it sources or extends, and others, with their SHA-256
+    # Files that it sources or extends, and others, with their SHA-256.
+    config_parents: Mapping[str, str]
     model_shape: str  # the bert_config.json
     model_shape_sha256: str
     starting_weights: (

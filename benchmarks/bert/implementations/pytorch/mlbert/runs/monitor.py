@@ -144,9 +144,8 @@ class Monitor(Events):
         kept: list[dict[str, Any]] = []
         if self.append and path.exists():
             points, foreign = read_points(path)
-            kept = [
-                point for point in points if point["step"] <= step
-            ]  # later steps will be repeated
+            # Later steps will be repeated.
+            kept = [point for point in points if point["step"] <= step]
             if foreign:
                 self.say(f"warning: {path}: skipping {foreign} lines that are not metrics of a run")
         with writing(path, "Set LOGDIR to a writable folder"):

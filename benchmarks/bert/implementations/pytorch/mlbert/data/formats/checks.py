@@ -99,9 +99,8 @@ def first_problem(
 def check_rows(rows: Ragged, info: StoreInfo, vocab_size: int | None) -> None:
     """Check that a model with ``vocab_size`` entries can use these sequences. Done before every use, because shards may
     have changed since they were opened. Raises UserError naming the set."""
-    model = replace(
-        info, vocab_size=vocab_size, max_predictions=info.max_seq_length
-    )  # not limited by it
+    # Not limited by it.
+    model = replace(info, vocab_size=vocab_size, max_predictions=info.max_seq_length)
     broken = [problem for problem, where in row_problems(rows, model).items() if len(where)]
     if not broken:
         return
@@ -139,9 +138,8 @@ def another_vocabulary(rows: Ragged, vocabulary: Mapping[str, int]) -> str | Non
     tokens = rows.tokens.copy()  # as they were before masking
     masked = np.repeat(rows.offsets[:-1], np.diff(rows.masked_offsets)) + rows.masked_positions
     tokens[masked] = rows.masked_labels
-    after = (
-        np.flatnonzero(ends[tokens[:-1]]) + 1
-    )  # within a sequence: it ends with [SEP], not punctuation
+    # Within a sequence: it ends with [SEP], not punctuation.
+    after = np.flatnonzero(ends[tokens[:-1]]) + 1
     if len(after) < _LEAST or (share := continues[tokens[after]].mean()) < _MISPLACED:
         return None
     return f"was made with another vocabulary: {share:.0%} of the tokens after punctuation would continue a word"

@@ -69,9 +69,8 @@ class FileMap:
 
     def expect_random_reads(self) -> None:
         """Stop the kernel from reading ahead: it reads 128 KiB and more around each touched page."""
-        _libc().madvise(
-            *self._range, _MADV_RANDOM
-        )  # only advice: where it fails, reads are still right
+        # Only advice: where it fails, reads are still right.
+        _libc().madvise(*self._range, _MADV_RANDOM)
 
     def view(self, dtype: np.dtype) -> np.ndarray:
         """Return `at_every_byte` of ``bytes``."""

@@ -66,9 +66,8 @@ def _known(algorithm: str) -> str:
 class FileInfo(Document):
     """A file as listed in the index."""
 
-    name: Annotated[str, AfterValidator(_inside)] = Field(
-        alias="basename"
-    )  # path from the folder of the set
+    # Path from the folder of the set.
+    name: Annotated[str, AfterValidator(_inside)] = Field(alias="basename")
     num_bytes: Count = Field(alias="bytes")
     hashes: dict[Annotated[str, AfterValidator(_known)], str]  # algorithm -> hexadecimal digest
 
@@ -82,9 +81,8 @@ class ShardInfo(Document):
     compression: str | None
     num_samples: Annotated[int, Field(ge=1)] = Field(alias="samples")
     raw: FileInfo = Field(alias="raw_data")  # the uncompressed file
-    zipped: FileInfo | None = Field(
-        alias="zip_data"
-    )  # the stored file if the shard is compressed with Zstandard
+    # The stored file if the shard is compressed with Zstandard.
+    zipped: FileInfo | None = Field(alias="zip_data")
 
     def stored_in(self, folder: Path) -> FileInfo:
         """Return the file that a folder has: the compressed one only if the other does not exist."""

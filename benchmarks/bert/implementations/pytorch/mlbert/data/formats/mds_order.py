@@ -74,9 +74,8 @@ class _Spans:
 
     starts: np.ndarray  # int64 [pieces], first sample
     sizes: np.ndarray  # int64 [pieces], samples
-    first: (
-        np.ndarray
-    )  # int64 [K+1], canonical node k has the pieces first[k] up to first[k+1], exclusive
+    # int64 [K+1], canonical node k has the pieces first[k] up to first[k+1], exclusive.
+    first: np.ndarray
 
     def node(self, node: int) -> slice:
         return slice(self.first[node], self.first[node + 1])

@@ -24,6 +24,7 @@ from mlbert.data.formats.mds_files import BYTES
 # bytes of a value -> its ids, int64 [T]; raises ValueError if the value is damaged
 Decoder = Callable[[bytes], np.ndarray]
 
+# The first byte of an array -> type.
 _INTEGERS: dict[int, np.dtype] = {
     8: np.dtype("u1"),
     9: np.dtype("i1"),
@@ -33,7 +34,7 @@ _INTEGERS: dict[int, np.dtype] = {
     33: np.dtype("<i4"),
     64: np.dtype("<u8"),
     65: np.dtype("<i8"),
-}  # the first byte of an array -> type
+}
 _BY_NAME = {dtype.name: dtype for dtype in _INTEGERS.values()}
 _ARRAY = re.compile(r"ndarray(?::(?P<type>\w+)(?::(?P<shape>\d+(?:,\d+)*))?)?")
 _WIDTHS = (np.dtype("<i8"), np.dtype("<i4"), np.dtype("<u2"))  # of ids stored as bytes

@@ -241,9 +241,8 @@ class NvidiaStore(IndexedStore):
             masked_counts = used.sum(axis=1)
             gaps = (used != (np.arange(used.shape[1]) < masked_counts[:, None])).any(axis=1)
             refuse(each_row, gaps, "has a masked position after the padding")
-        positions = items("masked_lm_positions", masked_counts).astype(
-            np.int64
-        )  # from the start of the row
+        # From the start of the row.
+        positions = items("masked_lm_positions", masked_counts).astype(np.int64)
         ids = items("masked_lm_ids", masked_counts)
         masked_row = np.repeat(each_row, masked_counts)
         outside = (positions < 0) | (positions >= row_lengths[masked_row])

@@ -89,9 +89,8 @@ class NvidiaShard:
     path: Path
     kind: str  # "fixed", "variable" or "packed"
     rows: int  # samples, or packs
-    widths: Widths = field(
-        default=Widths(0, 0)
-    )  # of ``input_ids`` and ``masked_lm_ids`` of a fixed shard
+    # Of ``input_ids`` and ``masked_lm_ids`` of a fixed shard.
+    widths: Widths = field(default=Widths(0, 0))
     # Byte offset in the file of each dataset's rows or references; empty if they are not plain bytes.
     offsets: dict[str, int] = field(default_factory=dict)
     recorded: RecordedLimits | None = None  # None: another program wrote the shard, or it is fixed

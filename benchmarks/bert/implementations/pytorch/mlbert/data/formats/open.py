@@ -30,9 +30,8 @@ ACCEPTED = (
     "variable-length or packed form, or an MDS set of masked samples (index.json)"
 )
 
-_RECORDS_NOTE = re.compile(
-    r"\.part-\d{5}-of-\d{5}\.tfrecord\.json"
-)  # written by the step that makes the records
+# Written by the step that makes the records.
+_RECORDS_NOTE = re.compile(r"\.part-\d{5}-of-\d{5}\.tfrecord\.json")
 
 IN_MEMORY_BYTES = 4 << 30  # sets up to this size are loaded into memory
 

@@ -75,9 +75,8 @@ class Packs:
     count: int  # number of units (P)
     # Unit numbers (int64 [P']) -> their sequences, unit by unit, and the number in each (int64 [P']).
     gather: Callable[[np.ndarray], tuple[Ragged, np.ndarray]]
-    lengths: Callable[
-        [np.ndarray], np.ndarray
-    ]  # unit numbers (int64 [P']) -> tokens of each (int64 [P'])
+    # Unit numbers (int64 [P']) -> tokens of each (int64 [P']).
+    lengths: Callable[[np.ndarray], np.ndarray]
 
 
 def make_units(
@@ -135,9 +134,8 @@ def first_slots(
 ) -> np.ndarray:
     """Return int64 [S], the start of each sequence if every unit of the step had ``max_tokens`` consecutive slots;
     arguments as in `MicroBatchRows`."""
-    first_of_unit = offsets_of(sequences_per_unit)[
-        :-1
-    ]  # may be S, for an empty last unit: a valid index of offsets
+    # May be S, for an empty last unit: a valid index of offsets.
+    first_of_unit = offsets_of(sequences_per_unit)[:-1]
     return rows.offsets[:-1] + np.repeat(
         units * max_tokens - rows.offsets[first_of_unit], sequences_per_unit
     )
@@ -268,9 +266,8 @@ class StepReader:
     def __call__(self, step: int) -> list[MicroBatchRows]:
         """Return this rank's micro-batches of optimizer step ``step`` (from 0)."""
         epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
-        start = (
-            step_in_epoch * self._share.global_units
-        )  # position of the step's unit 0 in the epoch
+        # Position of the step's unit 0 in the epoch.
+        start = step_in_epoch * self._share.global_units
 
         def at(units: np.ndarray) -> np.ndarray:
             return self._order(epoch, start + units)

@@ -89,9 +89,8 @@ def fit(histogram: np.ndarray, max_tokens: int, iterations: int) -> dict[tuple[i
         mean = (
             ratio[combinations[:, 0]] + ratio[combinations[:, 1]] + ratio[combinations[:, 2]]
         ) / used
-        amounts *= mean * np.sqrt(
-            mean
-        )  # power 1.5, using only operations that round the same on every machine
+        # Power 1.5, using only operations that round the same on every machine.
+        amounts *= mean * np.sqrt(mean)
     packed: dict[tuple[int, ...], int] = {}
     # Round the running sum: most amounts are below a half and would all round to 0.
     rounded = np.diff(np.floor(np.cumsum(amounts) + 0.5), prepend=0).astype(np.int64)

@@ -34,9 +34,8 @@ from mlbert.host.json_files import parse_json, shown, whole_characters
 _LONGEST_FIELD = 1 << 24  # characters; csv's default limit of 131072 is too small for documents
 _MOST_BYTES = 1 << 30  # of a file, which is read into memory
 _OBJECT_SUFFIXES = (".jsonl", ".json")
-Row = tuple[
-    int, list[str] | None
-]  # line, and the wanted fields; None if there is a wrong number of fields
+# line, and the wanted fields; None if there is a wrong number of fields.
+Row = tuple[int, list[str] | None]
 SUFFIXES = (".csv", ".tsv", ".txt", *_OBJECT_SUFFIXES)
 
 

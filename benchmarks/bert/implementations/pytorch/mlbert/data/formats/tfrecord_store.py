@@ -38,11 +38,8 @@ from mlbert.host.files import open_plain, plain_size
 _VERSION = 1  # of the cached index
 _HDF5 = b"\x89HDF\r\n\x1a\n"  # first bytes of an HDF5 file
 _THREADS = min(16, os.cpu_count() or 1)  # that check files at a time
-_PER_RECORD = (
-    "starts",
-    "sizes",
-    "lengths",
-)  # arrays of `RecordIndex` with an entry for each record
+# Arrays of `RecordIndex` with an entry for each record.
+_PER_RECORD = ("starts", "sizes", "lengths")
 _ARRAYS = ("widths", "counts", *_PER_RECORD)  # all arrays of `RecordIndex`, as cached
 
 

@@ -192,9 +192,8 @@ class TokenShards:
         self._in_memory: dict[
             int, int
         ] = {}  # bytes of shards that are only in memory, oldest first
-        self._loose: OrderedDict[int, np.ndarray] = (
-            OrderedDict()
-        )  # tokens of texts whose shard did not exist yet
+        # Tokens of texts whose shard did not exist yet.
+        self._loose: OrderedDict[int, np.ndarray] = OrderedDict()
         self._loose_lock = threading.Lock()
 
     def shards_of(self, texts: np.ndarray) -> np.ndarray:

@@ -77,10 +77,8 @@ _ONLY_VALUES: Mapping[str, object] = {
     "wordpieces_prefix": "##",
 }
 _ONLY_EMPTY = ("auto_map", "never_split")
-_WORD_LENGTHS = (
-    100,
-    200,
-)  # of max_input_chars_per_word: that of `transformers`, and the benchmark's
+# Of max_input_chars_per_word: that of `transformers`, and the benchmark's.
+_WORD_LENGTHS = (100, 200)
 
 _LONGEST = 60  # characters of a value in a message
 _RESTORE = "Restore or remove the file"

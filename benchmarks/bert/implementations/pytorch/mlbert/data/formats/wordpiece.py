@@ -231,9 +231,8 @@ class FlatDocuments:
 
     tokens: np.ndarray  # uint16 [T]
     sentences: np.ndarray  # int64 [S+1], sentence s holds tokens[sentences[s]:sentences[s+1]]
-    documents: (
-        np.ndarray
-    )  # int64 [D+1], document d holds the sentences documents[d] to documents[d+1]-1
+    # int64 [D+1], document d holds the sentences documents[d] to documents[d+1]-1.
+    documents: np.ndarray
 
     def __len__(self) -> int:
         return len(self.documents) - 1

@@ -283,11 +283,8 @@ class PieceLanes:
         sum_over_ranks: collective that returns the sum of all ranks' arrays.
     """
 
-    _NAMES = (
-        "epoch",
-        "index",
-        "piece",
-    )  # of a lane: index of its text in the epoch, and pieces of it already used
+    # Of a lane: index of its text in the epoch, and pieces of it already used.
+    _NAMES = ("epoch", "index", "piece")
 
     def __init__(
         self,
@@ -406,9 +403,8 @@ class Pieces:
         self._shards = shards
         self._before = np.asarray([tokenizer.cls_id] if shards.is_text else [], np.uint16)
         self._after = np.asarray([tokenizer.sep_id] if shards.is_text else [], np.uint16)
-        self._most = (
-            max_seq_length - len(self._before) - len(self._after)
-        )  # tokens of a text in one piece
+        # Tokens of a text in one piece.
+        self._most = max_seq_length - len(self._before) - len(self._after)
         assert self._most > 0, "room for a token"
         # For each text 1 + its pieces, or 0 if unknown. Pages that are never written use no memory.
         self._counts = np.zeros(shards.first[-1], np.int32)

@@ -161,9 +161,8 @@ _CODE_START = re.compile(r"^\s*(?:>>>|\.\.\.(?:\s|$)|\.\. |\$ |[|+]\s)")
 _SIGNATURE = re.compile(r"^\s*[\w.]+\([^)]*\)(?:\s*->\s*[\w.\[\], |]+)?\s*(?:--|:)?\s*")
 _LETTERS = re.compile(r"[A-Za-z\s]")
 _LONG_WORD = re.compile(r"\b[A-Za-z]{2,}\b")
-_HYPHEN = re.compile(
-    r"([a-z]-) (?=[a-z])(?!(?:and|or|to)\b)"
-)  # a hyphenated word broken at the end of a line
+# A hyphenated word broken at the end of a line.
+_HYPHEN = re.compile(r"([a-z]-) (?=[a-z])(?!(?:and|or|to)\b)")
 _URL = re.compile(r"<?\bhttps?://\S+")
 
 _ABBREVIATION = re.compile(

@@ -372,9 +372,8 @@ def _html_encoding(source: CorpusSource) -> str:
     ):
         return source.encoding
     name = codecs.lookup(name).name
-    return {"utf-8": UTF8, "iso8859-1": "cp1252", "ascii": "cp1252"}.get(
-        name, name
-    )  # as browsers do
+    # As browsers do.
+    return {"utf-8": UTF8, "iso8859-1": "cp1252", "ascii": "cp1252"}.get(name, name)
 
 
 def is_encoding(name: str) -> bool:

@@ -21,9 +21,8 @@ NEAR_DUPLICATE = 0.5  # fraction of a line's tokens in known runs from which it 
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
 
 
-Encoded = tuple[
-    np.ndarray, Counter[str]
-]  # uint16 tokens of some documents, with [SEP] after each; see `encode_texts`
+# uint16 tokens of some documents, with [SEP] after each; see `encode_texts`.
+Encoded = tuple[np.ndarray, Counter[str]]
 # Example sentences.
 COUNT = 10  # chosen, at most
 _TOKENS = range(8, 41)  # allowed numbers of tokens in a sentence
@@ -148,9 +147,8 @@ def _sentences(texts: Iterable[str]) -> Iterable[str]:
             sentences = [
                 end for one in split_sentences(paragraph) for end in _SENTENCE_END.split(one) if end
             ]
-            yield from (
-                sentences[1:-1] or sentences
-            )  # a cut document may have partial first and last sentences
+            # A cut document may have partial first and last sentences.
+            yield from (sentences[1:-1] or sentences)
 
 
 def _mask(sentence: str, number: int, tokenizer: Tokenizer) -> list[str] | None:

@@ -238,9 +238,8 @@ class _Scan:
     words: Counter[str] = field(default_factory=Counter)  # separated by white space
     characters: int = 0
     documents: int = 0
-    repeats: set[int] = field(
-        default_factory=set
-    )  # numbers of the documents that equal earlier ones
+    # Numbers of the documents that equal earlier ones.
+    repeats: set[int] = field(default_factory=set)
     sampled: int = 0  # characters searched for markup
     markup: int = 0  # characters of it
     bad: dict[CorpusSource, UserError] = field(default_factory=dict)

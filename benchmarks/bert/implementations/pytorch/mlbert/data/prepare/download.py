@@ -55,9 +55,8 @@ class Entry(Document):
     urls: list[str] = Field(default_factory=list)  # published addresses, tried in order
     unpack: str = ""  # folder for the files of an archive, or ""
     checksums: str = ""  # name of a list of sums for the archive's files, or ""
-    members: dict[str, list[Count | str]] = Field(
-        default_factory=dict
-    )  # known sums, name -> [bytes, md5]
+    # Known sums, name -> [bytes, md5].
+    members: dict[str, list[Count | str]] = Field(default_factory=dict)
 
 
 class FileList(Document):

@@ -350,9 +350,8 @@ def is_whole(out: Path, check: Callable[[], Iterable[FileSum]], progress: Progre
     except UserError as problem:
         progress(f"{problem.subject}: {problem.problem}: rebuilding it")
         return False
-    shutil.rmtree(
-        out / WORK_FOLDER, ignore_errors=True
-    )  # of a run that was killed after its last file
+    # Of a run that was killed after its last file.
+    shutil.rmtree(out / WORK_FOLDER, ignore_errors=True)
     progress(f"{out} is finished with these options: nothing to do")
     return True
 

@@ -224,9 +224,8 @@ class Neighbours:
         """Return int64 [V]: the most frequent neighbour of each token, or ``otherwise`` for tokens that were never
         seen."""
         guess = np.full(self._size, otherwise, np.int64)
-        order = np.lexsort(
-            (-wanted, self._counts)
-        )  # the last write wins: highest count, then lowest id
+        # The last write wins: highest count, then lowest id.
+        order = np.lexsort((-wanted, self._counts))
         order = order[~self._never_guessed[wanted[order]]]
         guess[given[order]] = wanted[order]
         return guess

@@ -419,9 +419,8 @@ class _FileJob:
             texts += len(sizes)
             places, missing = self.encoder.starts(sizes, missing)
             num_bytes = 8 * self.encoder.how.tokens if self.encoder.how else sizes
-            edges = offsets_of(
-                np.broadcast_to(num_bytes + 2 * UINT32.itemsize, len(places))
-            )  # offset and size
+            # Offset and size.
+            edges = offsets_of(np.broadcast_to(num_bytes + 2 * UINT32.itemsize, len(places)))
             done = 0
             while done < len(places):
                 end = int(np.searchsorted(edges, edges[done] + room - filled, side="right")) - 1

@@ -117,9 +117,8 @@ class TfrecordFolder:
         """Write part ``index`` atomically; return its entry in ``instances.json``. Raises UserError: the disk is full
         or the folder is not writable; then nothing has the final name."""
         path = self.path(index)
-        self._note(index).unlink(
-            missing_ok=True
-        )  # first, so that a note never describes another file
+        # first, so that a note never describes another file.
+        self._note(index).unlink(missing_ok=True)
         write_examples(path, rows, self.max_seq_length, self.max_predictions)
         values = {
             "file": path.name,
@@ -232,9 +231,8 @@ class TFRecordImportJob:
                     "Give the vocabulary that it was made with",
                 )
             return []
-        tokens = (
-            len(rows.tokens) if records == len(rows) else None
-        )  # unknown if bad records were skipped
+        # Unknown if bad records were skipped.
+        tokens = len(rows.tokens) if records == len(rows) else None
         problem = listed.count_problem(path, records, tokens)
         if problem and not self.skip_bad:
             raise UserError("data.incomplete", path, problem, _SKIP)

@@ -280,9 +280,8 @@ def _check_tfrecords(job: FileJob, tally: _Tally) -> None:
         )
         if problem := problem or listed.size_problem(job.path):
             report.problems.append(problem)
-            report.sequences = max(
-                report.sequences, entry.num_sequences
-            )  # missing samples are not good
+            # Missing samples are not good.
+            report.sequences = max(report.sequences, entry.num_sequences)
             report.good = min(report.good, entry.num_sequences)
 
 

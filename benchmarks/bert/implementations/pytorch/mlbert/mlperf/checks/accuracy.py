@@ -153,9 +153,8 @@ def _end(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
             )
         return
     hits = [one for one in evaluations if one.accuracy >= target]
-    sure = (
-        Outcome.ERROR if log.is_ours else Outcome.WARN
-    )  # another program may evaluate while training continues
+    # Another program may evaluate while training continues.
+    sure = Outcome.ERROR if log.is_ours else Outcome.WARN
     if hits and hits[0] is not last:
         text = f"accuracy {hits[0].accuracy:.6g} is the target {target}"
         yield log.complaint(

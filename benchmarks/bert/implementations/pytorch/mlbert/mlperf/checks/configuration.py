@@ -246,9 +246,8 @@ def _totals(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
         )
     if is_number(rows) and is_number(ranks) and is_number(most):
         packs = rows * ranks
-        least = (
-            packs * (steps - skipped) if log.value("recipe") != "classification" else 0
-        )  # its epochs end smaller
+        # Its epochs end smaller.
+        least = packs * (steps - skipped) if log.value("recipe") != "classification" else 0
         if not least <= samples <= packs * steps * most:
             text = f"{steps} steps of {packs} packs of 1 to {most} sequences cannot be {samples} train_samples"
             yield log.error(text, _AS_SET, event)

@@ -206,9 +206,8 @@ def _trained(
     last = max(one.samples for one in evaluations)
     trained = event.value
     if last > trained:
-        is_near = (
-            last <= trained * (1 + _MAX_COUNT_SLACK) and not log.is_ours
-        )  # nominal and real samples
+        # Nominal and real samples.
+        is_near = last <= trained * (1 + _MAX_COUNT_SLACK) and not log.is_ours
         yield log.error_if(
             not is_near,
             f"evaluated at {last} samples but trained on {trained}",

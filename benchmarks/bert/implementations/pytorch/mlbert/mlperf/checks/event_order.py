@@ -82,9 +82,8 @@ def _once(log: Log) -> Complaints:
         for again in events[1:2]:
             text = f"{key} comes again, first in line {events[0].line}"
             is_rank = not log.is_ours and abs(again.time_ms - events[0].time_ms) < _RANKS_APART_MS
-            is_rank = (
-                is_rank and key == "init_stop"
-            )  # run_start and run_stop are logged by one rank only
+            # run_start and run_stop are logged by one rank only.
+            is_rank = is_rank and key == "init_stop"
             yield log.error_if(not is_rank, text, "" if is_rank else _ORDER, again)
 
 

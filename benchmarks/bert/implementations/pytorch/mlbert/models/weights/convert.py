@@ -220,9 +220,8 @@ def read_tensorflow(prefix: Path, config: Path | None, object_based: bool) -> Re
 def _tensorflow(prefix: Path) -> Any:
     """Import TensorFlow. Hide its notices, also what version 2.21 writes to stderr on import at any log level."""
     if not environment().get("TF_CPP_MIN_LOG_LEVEL"):
-        os.putenv(
-            "TF_CPP_MIN_LOG_LEVEL", "3"
-        )  # read when the library is loaded; errors are raised as exceptions
+        # Read when the library is loaded; errors are raised as exceptions.
+        os.putenv("TF_CPP_MIN_LOG_LEVEL", "3")
     screen = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:

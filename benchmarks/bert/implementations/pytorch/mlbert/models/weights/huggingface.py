@@ -25,9 +25,8 @@ from mlbert.models.weights.modernbert import (
 )
 
 OWN_TYPE = "mlbert"
-MODELING = Path(__file__).with_name(
-    "modeling_mlbert.py"
-)  # the classes of this type, copied into an exported folder
+# The classes of this type, copied into an exported folder.
+MODELING = Path(__file__).with_name("modeling_mlbert.py")
 
 # Ours -> Hugging Face's: the benchmark's "gelu" is the tanh form, Hugging Face's "gelu" is the exact one.
 _ACTIVATIONS = {"gelu": "gelu_pytorch_tanh", "gelu_erf": "gelu"}

@@ -133,11 +133,8 @@ class MlbertPreTrainedModel(PreTrainedModel):
     base_model_prefix = "bert"
     _supports_sdpa = True
     _no_split_modules: Any = ("MlbertLayer",)
-    _keys_to_ignore_on_load_unexpected: Any = (
-        r"^cls\.",
-        r"^classifier\.",
-        r"^bert\.pooler\.",
-    )  # heads
+    # Heads.
+    _keys_to_ignore_on_load_unexpected: Any = (r"^cls\.", r"^classifier\.", r"^bert\.pooler\.")
 
     def _init_weights(self, module: Any) -> None:
         if isinstance(module, nn.Linear | nn.Embedding):

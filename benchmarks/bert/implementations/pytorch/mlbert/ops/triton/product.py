@@ -120,9 +120,8 @@ def product_kernel(
         y = pre.load([first_row, first_column]).to(tl.float32) + shift
         value *= gelu_parts(y, False)[1]
     inside = first_row + tl.arange(0, ROWS) < tokens
-    value = tl.where(
-        inside[:, None], value, 0.0
-    )  # gelu(0 + bias) is not 0, and the transposed copy is padded with 0
+    # gelu(0 + bias) is not 0, and the transposed copy is padded with 0.
+    value = tl.where(inside[:, None], value, 0.0)
     if partial is not None:
         sums = partial + tl.program_id(1).to(tl.int64) * columns + column
         tl.store(sums, tl.sum(value, 0), mask=column < columns)

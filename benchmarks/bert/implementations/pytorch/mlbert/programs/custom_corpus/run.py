@@ -79,9 +79,8 @@ def take_model(folder: OwnFolder) -> None:
         for file in written.iterdir():
             shutil.copyfile(file, place / file.name)
         shutil.rmtree(folder.model, ignore_errors=True)
-    (folder.path / "latest-rank0.pt").unlink(
-        missing_ok=True
-    )  # the same weights in Composer's format
+    # The same weights in Composer's format.
+    (folder.path / "latest-rank0.pt").unlink(missing_ok=True)
 
 
 def guess(folder: OwnFolder, facts: Facts) -> list[Guessed]:

@@ -42,11 +42,8 @@ SHAPES = {
 }
 MODELS = ("hf_bert", "mosaic_bert")
 _MOSAIC_OPTIONS = "position_embedding_type=alibi gated_mlp=true attention_probs_dropout_prob=0.0"
-_ACTIVATIONS = {
-    "gelu": "gelu_erf",
-    "gelu_new": "gelu",
-    "gelu_pytorch_tanh": "gelu",
-}  # transformers name -> ours
+# Transformers name -> ours.
+_ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu"}
 # Without an effect here; the last one is a published file's spelling, without an effect in transformers either.
 IGNORED_OPTIONS = (
     "alibi_starting_size",
