@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 from mlbert.ops import api as ops
 from mlbert.ops import reference
@@ -91,14 +92,22 @@ def test_adjacent_weights_are_not_copied():
         assert torch.equal(joined(not_adjacent), torch.cat(not_adjacent))
 
 
-def test_second_backward_raises(use_native):
-    """An evaluation gives the same bits as training."""
-    x = randn(3, 4).requires_grad_()
-    weight = randn(5, 4)
-    bias = randn(5)
+def linear_gelu_inputs() -> tuple[Tensor, Tensor, Tensor]:
+    """Return x, which needs a gradient, weight and bias."""
+    return randn(3, 4).requires_grad_(), randn(5, 4), randn(5)
+
+
+def test_linear_gelu_gives_the_same_bits_in_an_evaluation(use_native):
+    x, weight, bias = linear_gelu_inputs()
     out = ops.linear_gelu(x, weight, bias, False)
     with torch.no_grad():
         assert torch.equal(ops.linear_gelu(x, weight, bias, False), out)
+
+
+def test_second_backward_raises(use_native):
+    """The gradient overwrites the saved pre-activation."""
+    x, weight, bias = linear_gelu_inputs()
+    out = ops.linear_gelu(x, weight, bias, False)
     out.sum().backward(retain_graph=True)
     with pytest.raises(AssertionError, match="once"):
         out.sum().backward()
