@@ -62,16 +62,17 @@ def plain_batch(
             number += 1
     assert number == len(rows)
     narrow = {"dropout_rows": torch.int32}
-    tensors = {
+    fields: dict[str, Any] = {
         name: torch.tensor(values, dtype=narrow.get(name, torch.int64))
         for name, values in columns.items()
     }
     lengths = [end - first for first, end in itertools.pairwise(bounds)]
-    tensors["cu_seqlens"] = torch.tensor(bounds, dtype=torch.int32)
-    labels = (
-        None if rows.labels is None else torch.tensor(rows.labels.tolist(), dtype=torch.float32)
-    )
-    return Batch(**tensors, max_seqlen=max(lengths, default=0), labels=labels)
+    fields["max_seqlen"] = max(lengths, default=0)
+    fields["cu_seqlens"] = torch.tensor(bounds, dtype=torch.int32)
+    fields["labels"] = None
+    if rows.labels is not None:
+        fields["labels"] = torch.tensor(rows.labels.tolist(), dtype=torch.float32)
+    return Batch(**fields)
 
 
 def plain_filled(batch: Batch, static_shape: StaticShape) -> Batch:
