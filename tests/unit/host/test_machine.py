@@ -86,6 +86,7 @@ def test_a_machine_is_busy_if_its_load_is_high_and_its_cores_are_not_idle(
     monkeypatch.setattr(
         machine.time, "sleep", lambda _: write_times(tmp_path, 100 + busy, 100 + idle)
     )
+    monkeypatch.setattr(machine, "idle_share", machine.idle_share.__wrapped__)
     assert machine.busy_load.__wrapped__() == (load if is_busy else None)
 
 
@@ -113,11 +114,16 @@ def test_one_thread_on_a_busy_machine(monkeypatch):
     assert machine.threads_per_rank(None, 1) == 8
 
 
-@pytest.mark.parametrize(("load", "policy"), [(3.9, None), (4.0, "passive")])
-def test_threads_wait_passively_unless_the_machine_is_idle(monkeypatch, load, policy):
+@pytest.mark.parametrize(
+    ("load", "idle", "policy"),
+    [(3.9, 0.0, None), (4.0, 0.9375, "passive"), (4.0, 0.95, None)],
+    ids=["low load", "half a core is used", "the load is of the past"],
+)
+def test_threads_wait_passively_if_other_programs_use_cores(monkeypatch, load, idle, policy):
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(machine, "idle_share", lambda: idle)
     machine.wait_passively_if_busy()
     assert os.environ.get("OMP_WAIT_POLICY") == policy
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
