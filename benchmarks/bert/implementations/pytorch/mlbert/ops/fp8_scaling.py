@@ -88,6 +88,7 @@ class FP8Scaling(nn.Module):
     def __init__(self, num_linears: int, products: Products) -> None:
         super().__init__()
         self.products = products
+        self._no_products = Products(forward=False, input_gradient=False, weight_gradient=False)
         self.is_calibrated = False
         self.num_linears = num_linears
         self._counts = True
@@ -114,7 +115,7 @@ class FP8Scaling(nn.Module):
         """Return the products that run in FP8 in this linear layer."""
         if self.products.linears[row % LINEARS_PER_LAYER]:
             return self.products
-        return Products(forward=False, input_gradient=False, weight_gradient=False)
+        return self._no_products
 
     def note_pass(self) -> None:
         """Call before a forward pass. Without gradients, as in evaluation, magnitudes do not count in `amax`."""
