@@ -21,8 +21,9 @@ import torch
 from harness import Rank, rank_environment
 from mlbert.data.loading.batches import HostBatch
 from mlbert.distributed.health import Stage
-from mlbert.distributed.lifecycle import LOST_RANK, SUCCESS, Lifecycle
+from mlbert.distributed.lifecycle import Lifecycle
 from mlbert.distributed.world import World
+from mlbert.host.exit_statuses import LOST_RANK, SUCCESS
 from mlbert.training.reader import BatchReader
 from programs import free_ports
 

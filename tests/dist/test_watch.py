@@ -16,9 +16,10 @@ import mlbert
 from harness import run_ranks, start_ranks
 from mlbert.cli.main import main
 from mlbert.distributed.health import Stage
-from mlbert.distributed.lifecycle import LOST_RANK, WRONG_INPUT, Lifecycle
+from mlbert.distributed.lifecycle import Lifecycle
 from mlbert.distributed.world import World
 from mlbert.host.errors import UserError
+from mlbert.host.exit_statuses import LOST_RANK, WRONG_INPUT
 from mlbert.training.step import Step
 from stored_sets import VOCAB_SIZE, make_rows, random_lengths, write_set
 from training_settings import read_metrics, train_arguments

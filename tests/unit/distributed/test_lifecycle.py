@@ -18,9 +18,11 @@ import pytest
 from mlbert.distributed import health, lifecycle
 from mlbert.distributed.channel import Channel
 from mlbert.distributed.health import HANG_SECONDS, Stage
-from mlbert.distributed.lifecycle import LOST_RANK, Lifecycle, Terminated, exit_status
+from mlbert.distributed.lifecycle import Lifecycle
 from mlbert.distributed.world import World
+from mlbert.host import exit_statuses
 from mlbert.host.errors import UserError
+from mlbert.host.exit_statuses import LOST_RANK, WRONG_INPUT, Terminated, exit_status
 from mlbert.mlperf.mllog import MLPerfLogger
 
 ROOT = Path(__file__).parents[3]
@@ -112,11 +114,11 @@ def test_a_warned_run_leaves_as_sigusr1(run, log):
 
 def test_statuses_and_times_are_the_published_ones():
     numbers = (
-        lifecycle.SUCCEEDED,
-        lifecycle.FAILED,
-        lifecycle.WRONG_INPUT,
+        exit_statuses.SUCCEEDED,
+        exit_statuses.FAILED,
+        WRONG_INPUT,
         LOST_RANK,
-        lifecycle.INTERRUPTED,
+        exit_statuses.INTERRUPTED,
     )
     assert numbers == (0, 1, 2, 3, 130)
     statuses = [exit_status(status, rank) for status in ("success", "aborted") for rank in (0, 1)]
@@ -151,7 +153,7 @@ WRONG = UserError("data.damaged", "x.hdf5", "is damaged", "Restore it")
     ("rank", "error", "status", "printed"),
     [
         (0, WRONG, None, False),  # the command line prints it
-        (1, WRONG, lifecycle.WRONG_INPUT, False),
+        (1, WRONG, WRONG_INPUT, False),
         (0, ValueError("no"), None, True),
         (1, ValueError("no"), None, False),
     ],

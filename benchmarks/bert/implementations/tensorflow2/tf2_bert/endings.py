@@ -19,14 +19,13 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from mlbert.host.errors import UserError
+from mlbert.host.exit_statuses import BY_SIGNAL, LOST_RANK, Terminated
 from mlbert.host.provenance import tree_root
 from mlbert.mlperf.mllog import MLPerfLogger, close_interrupted, constants
 
 if TYPE_CHECKING:
     from tf2_bert.workers import Workers
 
-BY_SIGNAL = 128
-LOST_RANK = 3
 _TASK = re.compile(r"/job:worker/(?:replica:\d+/)?task:(\d+)")
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -39,16 +38,7 @@ class Warned:
 
     def leave(self) -> None:
         """End the process after a checkpoint was saved."""
-        raise _Left(signal.SIGUSR1)
-
-
-class _Left(SystemExit):
-    def __init__(self, number: int) -> None:
-        super().__init__(BY_SIGNAL + number)
-        self.number = number
-
-    def __str__(self) -> str:
-        return signal.Signals(self.number).name
+        raise Terminated(signal.SIGUSR1)
 
 
 def lost_worker(error: BaseException, workers: Workers) -> str | None:
@@ -97,7 +87,7 @@ def guard(log: MLPerfLogger, workers: Workers, path: Path) -> Iterator[Warned]:
         yield warned
     except BaseException as error:
         words = str(error).splitlines()[0][:300] if str(error) else ""
-        reason = words if isinstance(error, _Left) else f"{type(error).__name__}: {words}"
+        reason = words if isinstance(error, Terminated) else f"{type(error).__name__}: {words}"
         lost = lost_worker(error, workers)
         log.run_stop(constants.ABORTED, {"reason": lost or reason})
         if lost is None:

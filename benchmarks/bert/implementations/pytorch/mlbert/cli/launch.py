@@ -13,10 +13,10 @@ import typer
 
 from mlbert.config.section import is_count
 from mlbert.distributed.address import HeadAddress
-from mlbert.distributed.lifecycle import BY_SIGNAL, LOST_RANK
 from mlbert.distributed.place import DEFAULT_PORT, HIGHEST_PORT, LOOPBACK
 from mlbert.host.environment import default_variable, environment
 from mlbert.host.errors import UserError, nearest
+from mlbert.host.exit_statuses import BY_SIGNAL, LOST_RANK
 from mlbert.host.json_files import shown
 from mlbert.host.provenance import tree_root
 from mlbert.mlperf.mllog import close_interrupted

@@ -20,8 +20,8 @@ from typer import completion
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from mlbert.distributed.lifecycle import FAILED, INTERRUPTED, SUCCEEDED, WRONG_INPUT
 from mlbert.host.errors import UserError
+from mlbert.host.exit_statuses import FAILED, INTERRUPTED, SUCCEEDED, WRONG_INPUT
 from mlbert.host.machine import wait_passively_if_busy
 
 # name -> (module with a Typer `app`, help line)

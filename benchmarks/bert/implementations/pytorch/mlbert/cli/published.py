@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from mlbert.cli import main as command_line
-from mlbert.distributed.lifecycle import WRONG_INPUT
+from mlbert.host.exit_statuses import WRONG_INPUT
 
 # program -> (our command, {its flag: our flag, or "" for the next positional argument})
 _CHECKPOINT = {"--pt_checkpoint": "", "--save_checkpoint": ""}

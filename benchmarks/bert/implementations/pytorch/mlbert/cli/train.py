@@ -27,10 +27,10 @@ from mlbert.config.sources import check_exports
 from mlbert.config.words import REQUIRED, default_words, missing
 from mlbert.data.loading.config import DataConfig
 from mlbert.distributed.config import DistributedConfig
-from mlbert.distributed.lifecycle import exit_status
 from mlbert.distributed.place import RankPlace
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
+from mlbert.host.exit_statuses import exit_status
 from mlbert.host.machine import threads_per_rank
 from mlbert.mlperf.rules import INITIAL_MLM_ACCURACY
 from mlbert.models.config import ModelConfig

@@ -7,10 +7,9 @@ import json
 import secrets
 import select
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from mlbert.distributed.world import World
+from mlbert.distributed.world import World
 
 CONNECT_SECONDS = 30.0
 GREETING_SECONDS = 5.0

@@ -27,13 +27,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from mlbert.distributed.channel import Channel, connect
+from mlbert.distributed.world import World
 from mlbert.host.errors import UserError
-
-if TYPE_CHECKING:
-    from mlbert.distributed.world import World
 
 PERIOD_SECONDS = 1.0
 MOST_REPORTS_PER_SECOND = (

@@ -33,74 +33,26 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from mlbert.distributed.health import HANG_SECONDS, LOOK_SECONDS, READ_SECONDS, HealthMonitor
+from mlbert.distributed.world import World
 from mlbert.host.errors import UserError
-
-if TYPE_CHECKING:  # the command line needs the constants without torch
-    from mlbert.distributed.world import World
-
-# Status of a run, in MLPerf's words.
-SUCCESS = "success"
-ABORTED = "aborted"
-
-# Exit statuses. FAILED is also Python's status for an exception.
-SUCCEEDED = 0
-FAILED = 1
-WRONG_INPUT = 2
-LOST_RANK = 3
-BY_SIGNAL = 128  # plus the signal's number, as shells count
-INTERRUPTED = BY_SIGNAL + signal.SIGINT
+from mlbert.host.exit_statuses import (
+    ABORTED,
+    BY_SIGNAL,
+    LOST_RANK,
+    WRONG_INPUT,
+    Terminated,
+)
 
 UNWIND_SECONDS = (
     20.0  # time for the main thread to exit after a signal; less than Slurm's KillWait of 30
 )
 WARNING = signal.SIGUSR1
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-
-def leave_report(seconds: float) -> NoReturn:
-    """End this process quietly with WRONG_INPUT after ``seconds``, in which another rank reports the mistake."""
-    with quiet_on_signal():
-        time.sleep(seconds)
-        raise SystemExit(WRONG_INPUT)
-
-
-@contextlib.contextmanager
-def quiet_on_signal() -> Iterator[None]:
-    """Let SIGTERM end this process with WRONG_INPUT within the block.
-
-    Launchers send it to all ranks once one of them has reported a mistake and exited. Then it is the status of all.
-    """
-    previous = signal.signal(signal.SIGTERM, lambda *_: os._exit(WRONG_INPUT))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-
-
-class Terminated(SystemExit):
-    """A signal asked the process to end; exits with 128 + the signal's number."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__(BY_SIGNAL + signum)
-        self.signum = signum
-
-    def __str__(self) -> str:
-        return signal.Signals(self.signum).name
-
-
-def exit_status(status: str, rank: int) -> int:
-    """Return the exit status of a process after its run ended, with SUCCESS or with ABORTED by a limit.
-
-    Rank 0 still writes the results when the others exit. Launchers that end all ranks at the first failure must not
-    treat a missed target as one, so only rank 0 returns it.
-    """
-    return SUCCEEDED if status == SUCCESS or rank else FAILED
 
 
 class Lifecycle:

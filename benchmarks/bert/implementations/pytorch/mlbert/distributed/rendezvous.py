@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, NoReturn, TextIO, TypeVar
+from typing import NoReturn, TextIO, TypeVar
 
 import torch.distributed as dist
 
@@ -26,14 +26,11 @@ from mlbert.distributed.address import (
     interface_of,
     is_loopback,
 )
-from mlbert.distributed.lifecycle import WRONG_INPUT, leave_report, quiet_on_signal
 from mlbert.distributed.open_files import raise_open_files_limit
-from mlbert.distributed.place import LOOPBACK
+from mlbert.distributed.place import LOOPBACK, RankPlace
 from mlbert.host.errors import UserError
+from mlbert.host.exit_statuses import WRONG_INPUT, leave_report, quiet_on_signal
 from mlbert.host.standard_error import hold_back
-
-if TYPE_CHECKING:
-    from mlbert.distributed.world import World
 
 # How long a few ranks wait for each other at start-up, and the number of ranks that wait twice as long.
 JOIN_SECONDS = 120.0
@@ -66,20 +63,20 @@ class Rendezvous:
         read_seconds: longest wait in a collective for a rank that reads data.
     """
 
-    def __init__(self, world: World) -> None:
-        self.join_seconds = default_join_seconds(world.world_size)
+    def __init__(self, place: RankPlace) -> None:
+        self.join_seconds = default_join_seconds(place.world_size)
         self.read_seconds = 0.0
-        self._world = world
+        self._place = place
         self._store: dist.Store | None = None
-        self._head = HeadAddress(world.master_addr, world.master_port)
+        self._head = HeadAddress(place.master_addr, place.master_port)
         self._own_address = ""  # of this machine, on the connection to rank 0's
-        self._place = f"{world.master_addr}:{world.master_port}"
+        self._address = f"{place.master_addr}:{place.master_port}"
         self._stderr: TextIO | None = None  # while `hold_back` redirects the process's own
 
     def set_join_timeout(self, seconds: float | None) -> None:
         """Wait at most this long for the other ranks from now on (None: the default for their number)."""
         self.join_seconds = (
-            default_join_seconds(self._world.world_size) if seconds is None else seconds
+            default_join_seconds(self._place.world_size) if seconds is None else seconds
         )
 
     @property
@@ -97,12 +94,12 @@ class Rendezvous:
             UserError: on rank 0, an error of any rank; the same error on several ranks is reported once.
             SystemExit: on the other ranks, with WRONG_INPUT and without a message.
         """
-        if self._world.world_size == 1:
+        if self._place.world_size == 1:
             return work()
         mistake = None
         try:
             # Before the first roll call connects anything.
-            raise_open_files_limit(self._world.world_size)
+            raise_open_files_limit(self._place.world_size)
             result = work()
         except UserError as error:
             mistake = error
@@ -120,7 +117,7 @@ class Rendezvous:
             UserError, SystemExit: as in `run_all`. If no rank is missing, the mistake or the block's own error is
                 raised.
         """
-        if self._world.world_size == 1:
+        if self._place.world_size == 1:
             yield
             return
         seconds = self.collective_seconds
@@ -162,16 +159,16 @@ class Rendezvous:
         """
         seconds = self.collective_seconds
         texts = dist.PrefixStore(f"mlbert/gather/{name}", self.store(seconds))
-        texts.set(str(self._world.rank), text)
-        if self._world.rank == 0:
-            ranks = [str(rank) for rank in range(self._world.world_size)]
+        texts.set(str(self._place.rank), text)
+        if self._place.rank == 0:
+            ranks = [str(rank) for rank in range(self._place.world_size)]
             texts.wait(ranks, timedelta(seconds=seconds))
             texts.set("all", json.dumps([one.decode() for one in texts.multi_get(ranks)]))
         texts.wait(["all"], timedelta(seconds=seconds))
         everyone = json.loads(texts.get("all"))
-        if texts.add("readers", 1) == self._world.world_size:
+        if texts.add("readers", 1) == self._place.world_size:
             texts.set("end", "")
-        if self._world.rank == 0:
+        if self._place.rank == 0:
             texts.wait(["end"], timedelta(seconds=seconds))
         return everyone
 
@@ -183,9 +180,9 @@ class Rendezvous:
             SystemExit: the same, and another rank reports it.
         """
         if self._store is None:
-            is_head = self._world.rank == 0 and not self._world.has_agent
+            is_head = self._place.rank == 0 and not self._place.has_agent
             self._store = self._open_own(seconds) if is_head else self._join_head(seconds)
-            self._store.set(_host_key(self._world.rank), self._world.host)
+            self._store.set(_host_key(self._place.rank), self._place.host)
             if not is_loopback(self._own_address):
                 self._store.compare_set(_OUTSIDE, "", self._own_address)
         return self._store
@@ -216,26 +213,26 @@ class Rendezvous:
 
     def _join_head(self, seconds: float) -> dist.Store:
         """Connect to the store that rank 0, or torchrun's agent, holds."""
-        world = self._world
+        place = self._place
         with quiet_on_signal():
             own_address = self._head.reach(REACH_SHARE * seconds)
         if own_address is not None:
             self._own_address = own_address
             with self._native_messages():
-                return self._connect_store(world.master_addr, seconds)
+                return self._connect_store(place.master_addr, seconds)
         # Rank 0 reports what it notices itself: anything but its own absence.
-        is_on_its_node = 0 < world.rank < world.local_world_size
-        is_absent = world.rank == 1 and self._head.is_local()
-        if is_absent or (world.local_rank == 0 and not is_on_its_node):
-            time.sleep(HEAR_SECONDS if world.rank > 1 else 0)
-            raise self._join_error(f"rank {world.rank} on {world.host}: {self._head.obstacle}")
+        is_on_its_node = 0 < place.rank < place.local_world_size
+        is_absent = place.rank == 1 and self._head.is_local()
+        if is_absent or (place.local_rank == 0 and not is_on_its_node):
+            time.sleep(HEAR_SECONDS if place.rank > 1 else 0)
+            raise self._join_error(f"rank {place.rank} on {place.host}: {self._head.obstacle}")
         return leave_report(2 * HEAR_SECONDS)
 
     def _connect_store(self, host: str, seconds: float, is_master: bool = False) -> dist.Store:
         return dist.TCPStore(
             host,
-            self._world.master_port,
-            self._world.world_size,
+            self._place.master_port,
+            self._place.world_size,
             is_master=is_master,
             timeout=timedelta(seconds=seconds),
             wait_for_workers=False,
@@ -243,15 +240,15 @@ class Rendezvous:
         )
 
     def _call_roll(self, name: str, seconds: float, mistake: UserError | None = None) -> None:
-        world = self._world
+        place = self._place
         errors: list[UserError] = []
         with self._deadline(seconds + GRACE_SECONDS):
             try:
                 calls = dist.PrefixStore(f"mlbert/{name}", self.store(seconds))
-                calls.set(str(world.rank), _serialized(mistake))
+                calls.set(str(place.rank), _serialized(mistake))
                 calls.add("mistakes", int(mistake is not None))
                 if (
-                    calls.add("arrivals", 1) == world.world_size
+                    calls.add("arrivals", 1) == place.world_size
                 ):  # each rank waits for one key instead of one per rank
                     calls.compare_set("end", "", "mistakes" if calls.add("mistakes", 0) else "all")
                 end, missing = self._wait(calls, seconds)
@@ -259,12 +256,12 @@ class Rendezvous:
                     # A connection that failed is the consequence of a missing rank.
                     is_cause = mistake is not None and mistake.code != "distributed.join"
                     errors = [mistake if mistake and is_cause else self._join_error(missing)]
-                elif end == b"mistakes" and world.rank == 0:
+                elif end == b"mistakes" and place.rank == 0:
                     errors = self._mistakes(calls)
             except dist.DistError as error:
                 if not self._reports_alone:
                     leave_report(2 * HEAR_SECONDS)
-                reason = f"rank {world.rank} of {world.world_size} could not join: {str(error).splitlines()[0]}"
+                reason = f"rank {place.rank} of {place.world_size} could not join: {str(error).splitlines()[0]}"
                 raise mistake or self._join_error(reason) from error
         if errors:
             time.sleep(HEAR_SECONDS)
@@ -287,7 +284,7 @@ class Rendezvous:
 
     def _missing(self, calls: dist.Store, seconds: float) -> str:
         """Describe the ranks that have not answered the roll call."""
-        missing = [rank for rank in range(self._world.world_size) if not calls.check([str(rank)])]
+        missing = [rank for rank in range(self._place.world_size) if not calls.check([str(rank)])]
         hosts = {rank: self._host(rank) for rank in missing}
         absent = ", ".join(str(rank) for rank in missing if not hosts[rank])
         lost = ", ".join(f"rank {rank} on {hosts[rank]}" for rank in missing if hosts[rank])
@@ -308,7 +305,7 @@ class Rendezvous:
     def _mistakes(self, calls: dist.Store) -> list[UserError]:
         """Return the errors of all ranks, each one once."""
         found: dict[str, UserError] = {}
-        for rank in range(self._world.world_size):
+        for rank in range(self._place.world_size):
             packed = calls.get(str(rank)).decode()
             if not packed:
                 continue
@@ -323,7 +320,7 @@ class Rendezvous:
     def _join_error(self, reason: str) -> UserError:
         return UserError(
             "distributed.join",
-            self._place,
+            self._address,
             reason,
             "Check that every rank runs, and that MASTER_ADDR and MASTER_PORT name a free port of rank 0's machine; if "
             "the ranks just start slowly, raise JOIN_TIMEOUT",
@@ -343,7 +340,7 @@ class Rendezvous:
     @property
     def _reports_alone(self) -> bool:
         """True on the ranks that report a failure if the ranks have no store, over which they agree on one."""
-        return self._world.rank == 1 or self._world.local_rank == 0
+        return self._place.rank == 1 or self._place.local_rank == 0
 
     def _give_up(self, seconds: float) -> NoReturn:
         if self._reports_alone:
@@ -351,7 +348,7 @@ class Rendezvous:
                 f"rank 0 has not answered for {seconds:.0f} s: it hangs or its machine is cut off"
             )
             if self._store is None and not self._own_address:
-                reason = f"rank {self._world.rank} on {self._world.host}: {self._head.obstacle}"
+                reason = f"rank {self._place.rank} on {self._place.host}: {self._head.obstacle}"
             error = self._join_error(reason)
             terminal = self._stderr or sys.stderr
             print(f"mlbert: error: {error.as_line()}", file=terminal, flush=True)

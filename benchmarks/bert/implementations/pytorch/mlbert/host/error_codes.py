@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-WRONG_INPUT = 2  # exit status of a command that fails with any of them
-
 ERROR_CODES: Mapping[str, str] = {
     # Settings: exports, flags, YAML keys, key=value words
     "config.ambiguous": "Several choices are possible, and none was named.",

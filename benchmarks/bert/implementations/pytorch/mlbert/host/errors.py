@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mlbert.host.error_codes import ERROR_CODES, WRONG_INPUT
+from mlbert.host.error_codes import ERROR_CODES
+from mlbert.host.exit_statuses import WRONG_INPUT
 
 # Neither pattern begins with a repetition, which would make the time quadratic in the length of a word.
 _USER_OF_ADDRESS = re.compile(r"(?<=\w)://[^/@\s]+@")

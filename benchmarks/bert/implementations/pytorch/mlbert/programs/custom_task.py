@@ -36,10 +36,10 @@ from mlbert.data.formats.tasks import (
 from mlbert.data.formats.tokenizer import Tokenizer
 from mlbert.data.formats.tokenizer_files import TOKENIZER_CONFIG, VOCAB_FILE
 from mlbert.data.loading.tasks import encode
-from mlbert.distributed.lifecycle import FAILED, SUCCEEDED, SUCCESS
 from mlbert.distributed.world import World
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError, install_words
+from mlbert.host.exit_statuses import FAILED, SUCCEEDED, SUCCESS
 from mlbert.host.files import write_atomically, writing
 from mlbert.models import task_model
 from mlbert.models.fill_mask import open_model

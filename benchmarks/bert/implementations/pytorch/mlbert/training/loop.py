@@ -23,8 +23,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from mlbert.distributed.health import Stage
-from mlbert.distributed.lifecycle import ABORTED, SUCCESS, Lifecycle
+from mlbert.distributed.lifecycle import Lifecycle
 from mlbert.distributed.world import World
+from mlbert.host.exit_statuses import ABORTED, SUCCESS
 from mlbert.runs.events import Events
 from mlbert.runs.progress import Clock, Limits, Pace, RunOutcome, TrainState
 from mlbert.training.checkpoint import Snapshots

@@ -13,8 +13,8 @@ from mlbert.cli.published import Parser
 from mlbert.data.formats.tokenizer import UNCASED_NAMES, load_tokenizer
 from mlbert.data.prepare import streaming
 from mlbert.data.prepare.jobs import Executor, parse_share
-from mlbert.distributed.lifecycle import SUCCEEDED
 from mlbert.host.errors import UserError
+from mlbert.host.exit_statuses import SUCCEEDED
 from mlbert.programs.console import console_progress
 
 PROGRAM = "convert_dataset.py"

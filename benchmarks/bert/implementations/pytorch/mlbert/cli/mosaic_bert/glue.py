@@ -13,10 +13,10 @@ from rich.console import Console
 
 from mlbert.cli import main as command_line
 from mlbert.cli.mosaic_bert.main_yaml import WORDS, Words, YamlFile, check_yaml_file, resolve_layer
-from mlbert.distributed.lifecycle import FAILED, SUCCEEDED
 from mlbert.distributed.world import World
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError, public_names
+from mlbert.host.exit_statuses import FAILED, SUCCEEDED
 from mlbert.programs.console import console_progress
 from mlbert.programs.mosaic import finetuning_yaml, glue_runner, glue_yaml
 from mlbert.programs.mosaic.common_yaml import names_for_errors

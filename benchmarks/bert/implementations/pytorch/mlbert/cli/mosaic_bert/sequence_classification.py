@@ -23,10 +23,10 @@ from mlbert.cli.mosaic_bert.main_yaml import (
 )
 from mlbert.cli.pretrain import training_seconds
 from mlbert.data.formats.tasks import read_texts
-from mlbert.distributed.lifecycle import SUCCEEDED
 from mlbert.distributed.world import World
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError, public_names
+from mlbert.host.exit_statuses import SUCCEEDED
 from mlbert.models import task_model
 from mlbert.programs import custom_task
 from mlbert.programs.console import console_progress, new_table

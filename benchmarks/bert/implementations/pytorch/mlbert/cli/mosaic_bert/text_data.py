@@ -12,8 +12,8 @@ from mlbert.data.formats.tokenizer import UNCASED_NAMES, Tokenizer, load_tokeniz
 from mlbert.data.loading.batches import HostBatch
 from mlbert.data.loading.masked_text import TRUNCATE, TextSet, TextSource
 from mlbert.data.loading.text_run import masking_rate
-from mlbert.distributed.lifecycle import SUCCEEDED
 from mlbert.host.errors import UserError
+from mlbert.host.exit_statuses import SUCCEEDED
 
 PROGRAM = "text_data.py"
 BATCHES = 5

@@ -24,10 +24,10 @@ from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
 from mlbert.data.prepare.corpus_files import CorpusSource, find_sources
 from mlbert.data.prepare.custom_corpus import Facts, Request, prepare, take_inventory
 from mlbert.data.prepare.jobs import Executor
-from mlbert.distributed.lifecycle import BY_SIGNAL, FAILED, SUCCEEDED, SUCCESS, Terminated
 from mlbert.distributed.world import World
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
+from mlbert.host.exit_statuses import BY_SIGNAL, FAILED, SUCCEEDED, SUCCESS, Terminated
 from mlbert.host.files import write_atomically
 from mlbert.models.fill_mask import MASK, fill, open_masked_lm, open_model
 from mlbert.models.weights.weight_files import new_path
