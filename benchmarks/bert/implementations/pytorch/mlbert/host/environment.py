@@ -13,13 +13,17 @@ def environment() -> Mapping[str, str]:
 
 
 def set_default(name: str, value: str) -> None:
-    """Set a variable that is not set, for a library that reads it when it is loaded, and for child processes."""
+    """Set a variable that is not set, for a library that reads it when it is loaded,
+    and for child processes.
+    """
     os.environ.setdefault(name, value)
 
 
 @contextmanager
 def default_variable(name: str, value: str) -> Iterator[None]:
-    """Set a variable that is not set within the block, for a library that reads it while it is imported."""
+    """Set a variable that is not set within the block,
+    for a library that reads it while it is imported.
+    """
     is_set = name in os.environ
     os.environ.setdefault(name, value)
     yield

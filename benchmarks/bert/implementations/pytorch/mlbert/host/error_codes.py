@@ -1,4 +1,6 @@
-"""Error codes, each with a sentence: what happened, and what usually helps. docs/errors.md is generated from it."""
+"""Error codes, each with a sentence: what happened, and what usually helps.
+docs/errors.md is generated from it.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +14,29 @@ ERROR_CODES: Mapping[str, str] = {
     "config.duplicate": "The same name is given twice.",
     "config.file": "A configuration file cannot be parsed, or contains what it must not contain.",
     "config.missing": "A required setting or argument is missing.",
-    "config.not-read": "The chosen recipe does not read this setting; the message names the recipes that do.",
+    "config.not-read": (
+        "The chosen recipe does not read this setting; the message names the recipes that do."
+    ),
     "config.range": "A number is outside its legal range.",
     "config.syntax": "A command-line argument is neither a flag nor name=value.",
-    "config.unknown-name": "No setting, key or flag has this name; the message names the nearest one.",
-    "config.unsupported": "The published program has this option, but this one does not support it.",
+    "config.unknown-name": (
+        "No setting, key or flag has this name; the message names the nearest one."
+    ),
+    "config.unsupported": (
+        "The published program has this option, but this one does not support it."
+    ),
     "config.value": "The value has the wrong type or form.",
     # Commands and other programs
-    "callback.order": "Methods of MLPerfCallback were called in an order that cannot give a valid log.",
+    "callback.order": (
+        "Methods of MLPerfCallback were called in an order that cannot give a valid log."
+    ),
     "command.launcher": "This command starts its own processes and must not run under a launcher.",
-    "package.missing": "An optional Python package is not installed; the message gives the command.",
-    "plan.impossible": "No plan satisfies the request: the batch is too large, or memory or budget too small.",
+    "package.missing": (
+        "An optional Python package is not installed; the message gives the command."
+    ),
+    "plan.impossible": (
+        "No plan satisfies the request: the batch is too large, or memory or budget too small."
+    ),
     "program.failed": "A program started by this command failed.",
     "program.missing": "A program that this command needs is not installed.",
     "run.diverged": "The loss is not finite.",
@@ -35,13 +49,17 @@ ERROR_CODES: Mapping[str, str] = {
     "file.too-large": "A file is larger than this program accepts.",
     "file.unreadable": "The system does not allow this process to read the file.",
     "file.unwritable": "The file cannot be written: no permission, or no space.",
-    "file.wrong-kind": "A file is given instead of a folder, or a pipe or device instead of a file.",
+    "file.wrong-kind": (
+        "A file is given instead of a folder, or a pipe or device instead of a file."
+    ),
     "network.unreachable": "A download failed, or the network is not available.",
     # Data sets and text
     "data.changed": "Files changed while they were read.",
     "data.checksum": "The content differs from the checksum recorded with it.",
     "data.columns": "A data set has other columns than needed.",
-    "data.damaged": "A file of the data set is damaged or truncated; restore it or prepare it again.",
+    "data.damaged": (
+        "A file of the data set is damaged or truncated; restore it or prepare it again."
+    ),
     "data.duplicate": "The same data is given twice.",
     "data.empty": "The input contains no text, row, sample or masked token.",
     "data.encoding": "A file is compressed, or not UTF-8.",
@@ -57,12 +75,16 @@ ERROR_CODES: Mapping[str, str] = {
     "data.too-long": "A sequence is longer than the target allows.",
     "data.too-small": "There is too little data for the batch, the parts or the sets asked for.",
     "data.unsupported": "The data contains something that the target format cannot store.",
-    "prepare.other-options": "The output folder was prepared from other input or with other options.",
+    "prepare.other-options": (
+        "The output folder was prepared from other input or with other options."
+    ),
     "prepare.other-version": "The output folder was begun by another version of this package.",
     "vocabulary.format": "The vocabulary is damaged, too large, or not WordPiece.",
     "vocabulary.mismatch": "Data, model or tokenizer belong to different vocabularies.",
     "vocabulary.other-language": "The vocabulary does not cover most of the text.",
-    "vocabulary.unsupported": "The tokenizer has an unsupported property that changes token ids; the message names it.",
+    "vocabulary.unsupported": (
+        "The tokenizer has an unsupported property that changes token ids; the message names it."
+    ),
     # Models and checkpoints
     "checkpoint.checksum": "The tensors differ from the checksum recorded with them.",
     "checkpoint.damaged": "The checkpoint is damaged or truncated, or contains non-finite numbers.",
@@ -77,7 +99,9 @@ ERROR_CODES: Mapping[str, str] = {
     "device.broken": "A kernel broke the device; it cannot be used until the process restarts.",
     "device.memory": "The device has too little memory even for the smallest micro-batch.",
     "device.unavailable": "This machine lacks the device, or the device lacks the feature.",
-    "distributed.identity": "The launcher's variables about ranks and nodes are missing or inconsistent.",
+    "distributed.identity": (
+        "The launcher's variables about ranks and nodes are missing or inconsistent."
+    ),
     "distributed.join": "Not all ranks joined in time, or they cannot connect to each other.",
     "distributed.layout": "The nodes have unequal numbers of ranks, or ranks out of order.",
     "machine.memory": "The machine has too little memory or too few mappings.",

@@ -1,8 +1,8 @@
-"""`UserError`, the one exception for user mistakes; settings by the names that this user types; and the search for the
-name that a user probably meant.
+"""`UserError`, the one exception for user mistakes; settings by the names that this user types; and
+the search for the name that a user probably meant.
 
-Code that raises an error names a setting by its export, such as BATCHSIZE. A front end with other names, YAML keys of
-another program or a command's options, wraps its work in `public_names`.
+Code that raises an error names a setting by its export, such as BATCHSIZE. A front end with other
+names, YAML keys of another program or a command's options, wraps its work in `public_names`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any
 from mlbert.host.error_codes import ERROR_CODES
 from mlbert.host.exit_statuses import WRONG_INPUT
 
-# Neither pattern begins with a repetition, which would make the time quadratic in the length of a word.
+# Neither pattern begins with a repetition, which would make the time quadratic in the length of a
+# word.
 _USER_OF_ADDRESS = re.compile(r"(?<=\w)://[^/@\s]+@")
 _SECRET_OF_QUERY = re.compile(
     r"([?&][\w-]*(?:sig|signature|credential|token|accesskeyid)=)[^&\s'\"]+", re.IGNORECASE
@@ -26,7 +27,9 @@ _SECRET_OF_QUERY = re.compile(
 
 
 class UserError(ValueError):
-    """A mistake that the user can fix. A command prints it as one line and exits with `exit_status`.
+    """A mistake that the user can fix.
+
+    A command prints it as one line and exits with `exit_status`.
 
     Args:
         code: short stable identifier, one of `ERROR_CODES`.
@@ -60,11 +63,13 @@ _front_ends: list[Mapping[str, str]] = []  # of `public_names`, the innermost fi
 
 @contextlib.contextmanager
 def public_names(names: Mapping[str, str]) -> Iterator[None]:
-    """Let errors that are raised in the block name settings as the user of this front end types them.
+    """Let errors that are raised in the block name settings as the user of this front end types
+    them.
 
     Args:
-        names: export -> what to write instead; also ``EXPORT=value``, and ``EXPORT=`` before any other value. If blocks
-            are nested, the inner one's names are replaced first, so that the outer one can name its results.
+        names: export -> what to write instead; also ``EXPORT=value``, and ``EXPORT=`` before any
+            other value. If blocks are nested, the inner one's names are replaced first, so that the
+            outer one can name its results.
     """
     _front_ends.insert(0, names)
     try:
@@ -74,7 +79,10 @@ def public_names(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def in_public_words(text: str) -> str:
-    """Replace the names of settings by those of `public_names`. Parts of paths and quoted values stay."""
+    """Replace the names of settings by those of `public_names`.
+
+    Parts of paths and quoted values stay.
+    """
     for names in _front_ends:
         text = replace_names(text, names)
     return text
@@ -92,7 +100,9 @@ def replace_names(text: str, names: Mapping[str, str]) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Join the lines of a text: file names and values may contain line breaks, messages must not."""
+    """Join the lines of a text: file names and values may contain line breaks,
+    messages must not.
+    """
     return hide_credentials(" ".join(text.splitlines()))
 
 
@@ -106,7 +116,10 @@ def install_words(extra: str) -> str:
 
 
 def import_package(name: str, subject: str | Path, extra: str) -> Any:
-    """Return an optional package of an extra. Raises UserError, about what needs it, if it is not installed."""
+    """Return an optional package of an extra.
+
+    Raises UserError, about what needs it, if it is not installed.
+    """
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -115,13 +128,17 @@ def import_package(name: str, subject: str | Path, extra: str) -> Any:
 
 
 def hide_credentials(text: str) -> str:
-    """Mask the secrets in addresses: ``https://name:password@host/``, and the query of a signed one."""
+    """Mask the secrets in addresses: ``https://name:password@host/``,
+    and the query of a signed one.
+    """
     text = _USER_OF_ADDRESS.sub("://***@", text)
     return _SECRET_OF_QUERY.sub(r"\1***", text)
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name closest to ``name``, ignoring case, dashes and underscores; None if none is close."""
+    """Return the known name closest to ``name``, ignoring case, dashes and underscores;
+    None if none is close.
+    """
     by_shape = {name_shape(candidate): candidate for candidate in known}
     close = difflib.get_close_matches(name_shape(name), by_shape, n=1, cutoff=0.5)
     return by_shape[close[0]] if close else None

@@ -54,8 +54,10 @@ _S3_OPTIONS = {"config_kwargs": {"retries": {"total_max_attempts": 1}}}
 
 
 def open_plain(path: Path) -> BufferedReader:
-    """Open a regular file for reading bytes. Raises OSError, also for folders, pipes and devices: a pipe could block
-    forever."""
+    """Open a regular file for reading bytes.
+
+    Raises OSError, also for folders, pipes and devices: a pipe could block forever.
+    """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except ValueError:  # a zero byte
@@ -70,8 +72,10 @@ def open_plain(path: Path) -> BufferedReader:
 
 
 def read_plain(path: Path, remedy: str = "Restore it", most: int = _MOST_BYTES) -> bytes:
-    """Read a regular file of at most ``most`` bytes. Raises UserError if it is unreadable, too large or not a regular
-    file."""
+    """Read a regular file of at most ``most`` bytes.
+
+    Raises UserError if it is unreadable, too large or not a regular file.
+    """
     with reading(path, remedy), open_plain(path) as file:
         content = file.read(most + 1)  # read to measure: /proc reports wrong sizes
     if len(content) > most:
@@ -94,7 +98,9 @@ def reading(path: Path | str, remedy: str = "Check the path and its permissions"
 
 @contextmanager
 def writing(path: Path | str, remedy: str) -> Iterator[None]:
-    """Turn an OSError in the block into a UserError that says the file or folder cannot be written."""
+    """Turn an OSError in the block into a UserError that says the file
+    or folder cannot be written.
+    """
     try:
         yield
     except OSError as error:
@@ -104,8 +110,10 @@ def writing(path: Path | str, remedy: str) -> Iterator[None]:
 
 
 def plain_size(path: Path, remedy: str = "Give a file") -> int:
-    """Return the size of a regular file in bytes. Raises UserError if it is unreadable or not a regular file (opening a
-    pipe would block forever)."""
+    """Return the size of a regular file in bytes.
+
+    Raises UserError if it is unreadable or not a regular file (opening a pipe would block forever).
+    """
     with reading(path):
         status = path.stat()
     if not stat.S_ISREG(status.st_mode):
@@ -115,7 +123,10 @@ def plain_size(path: Path, remedy: str = "Give a file") -> int:
 
 
 class AddressError(UserError):
-    """An address that cannot be read. ``reason`` says why, ``is_lasting`` whether another attempt would fail too."""
+    """An address that cannot be read.
+
+    ``reason`` says why, ``is_lasting`` whether another attempt would fail too.
+    """
 
     def __init__(self, address: str, error: Exception) -> None:
         default = "no such file" if isinstance(error, FileNotFoundError) else error
@@ -162,11 +173,12 @@ def read_pieces(
 ) -> Iterator[Piece]:
     """Yield the pieces of a file from ``offset`` on.
 
-    An interrupted transfer is continued after a pause. If the server cannot continue it, or the file changed, the
-    pieces begin again at 0.
+    An interrupted transfer is continued after a pause. If the server cannot continue it, or the
+    file changed, the pieces begin again at 0.
 
     Args:
-        address: a path, or an address: ``file``, ``http``, ``https``, or a scheme of fsspec such as ``s3``.
+        address: a path, or an address: ``file``, ``http``, ``https``,
+            or a scheme of fsspec such as ``s3``.
         offset: bytes that are already there.
         attempts: how often to try without receiving more than before.
         seconds: how long a server may be silent.
@@ -197,7 +209,8 @@ def read_pieces(
             raise
         except Exception as error:  # each service has its own exception types
             found = AddressError(address, error)
-            # Compared with the most so far: transfers that begin again and end early would be repeated forever.
+            # Compared with the most so far: transfers that begin again
+            # and end early would be repeated forever.
             failed, most = (1, offset) if offset > most else (failed + 1, most)
             if failed >= attempts or found.is_lasting or local_path(address) is not None:
                 raise found from None
@@ -206,7 +219,10 @@ def read_pieces(
 
 
 def read_address(address: str, most: int | None = None) -> bytes:
-    """Return the bytes of a file, or the first ``most`` and perhaps some more. Raises as `read_pieces`."""
+    """Return the bytes of a file, or the first ``most`` and perhaps some more.
+
+    Raises as `read_pieces`.
+    """
     content = bytearray()
     for piece in read_pieces(address):
         content[piece.offset :] = piece.content
@@ -216,7 +232,10 @@ def read_address(address: str, most: int | None = None) -> bytes:
 
 
 def fetch_file(address: str, path: Path) -> None:
-    """Write the file at an address to ``path`` as `whole_file` does. Raises as `read_pieces` and `whole_file`."""
+    """Write the file at an address to ``path`` as `whole_file` does.
+
+    Raises as `read_pieces` and `whole_file`.
+    """
     with whole_file(path) as file:
         for piece in read_pieces(address):
             file.seek(piece.offset)
@@ -272,8 +291,8 @@ def _open_address(address: str, offset: int, seconds: float) -> Iterator[tuple[A
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """Yield a file that is renamed to ``path`` once it is complete and on disk.
 
-    If the block raises, nothing remains; a killed process leaves a file with another name ending in ``.tmp``. Raises
-    UserError if the file cannot be written or the block raises OSError.
+    If the block raises, nothing remains; a killed process leaves a file with another name ending in
+    ``.tmp``. Raises UserError if the file cannot be written or the block raises OSError.
     """
     # Several machines may write it.
     temporary = path.with_name(f"{path.name}.{os.getpid()}@{socket.gethostname()}.tmp")
@@ -290,8 +309,10 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def is_leftover(path: Path) -> bool:
-    """Return whether the process that wrote a temporary file of `whole_file` is gone. Another machine's is taken for
-    gone if the file has not changed for an hour."""
+    """Return whether the process that wrote a temporary file of `whole_file` is gone.
+
+    Another machine's is taken for gone if the file has not changed for an hour.
+    """
     if not path.name.endswith(".tmp"):
         return False
     found = re.search(r"\.(\d+)@([^@]+)\.tmp$", path.name)
@@ -337,10 +358,12 @@ def tensors_sha256(tensors: Tensors) -> str:
 
 
 def write_tensors(path: Path, tensors: Tensors, metadata: Mapping[str, str] | None = None) -> str:
-    """Write a safetensors file, and return the SHA-256 of its bytes, computed on the way. Raises OSError.
+    """Write a safetensors file, and return the SHA-256 of its bytes, computed on the way.
 
-    The file is what safetensors' ``save_file`` writes, but the library's order of metadata is random, it needs a second
-    pass for the checksum, and its files are readable by their owner only.
+    Raises OSError.
+
+    The file is what safetensors' ``save_file`` writes, but the library's order of metadata is
+    random, it needs a second pass for the checksum, and its files are readable by their owner only.
     """
     types = {name: _DTYPES[dtype.removeprefix("torch.")] for name, dtype, *_ in tensors}
     widths = list(_DTYPES.values())
@@ -366,5 +389,8 @@ def write_tensors(path: Path, tensors: Tensors, metadata: Mapping[str, str] | No
 
 
 def write_weights_file(path: Path, tensors: Tensors) -> None:
-    """Write tensors with `write_tensors`, and record their `tensors_sha256` in the header. Raises OSError."""
+    """Write tensors with `write_tensors`, and record their `tensors_sha256` in the header.
+
+    Raises OSError.
+    """
     write_tensors(path, tensors, {"format": "pt", CHECKSUM: tensors_sha256(tensors)})

@@ -1,4 +1,6 @@
-"""Read untrusted JSON, and write the program's own JSON with a checksum that detects edits and truncation."""
+"""Read untrusted JSON, and write the program's own JSON with a checksum
+that detects edits and truncation.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ def parse_json(content: bytes | str, finite: bool = True) -> Any:
     """Return the value of JSON text; with ``finite=False`` NaN and infinity are allowed.
 
     Raises:
-        ValueError: not UTF-8, not JSON, NaN or another non-finite number, a repeated name in an object, or nested
-            so deep that processing it could exhaust Python's stack.
+        ValueError: not UTF-8, not JSON, NaN or another non-finite number, a repeated name in an
+            object, or nested so deep that processing it could exhaust Python's stack.
     """
     text = content.decode() if isinstance(content, bytes) else content
     if text.startswith("\ufeff"):
@@ -52,13 +54,17 @@ def parse_json(content: bytes | str, finite: bool = True) -> Any:
 
 
 def whole_characters(text: str) -> str:
-    """Replace each unpaired surrogate, which JSON can contain, by a question mark: surrogates cannot be encoded."""
+    """Replace each unpaired surrogate, which JSON can contain, by a question mark:
+    surrogates cannot be encoded.
+    """
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def text_in_line(path: Path, number: int, line: str, remedy: str, name: str = "text") -> str:
-    """Return the text of this name in a JSON object, one line of a file. Raises UserError if it is not JSON or has no
-    such text."""
+    """Return the text of this name in a JSON object, one line of a file.
+
+    Raises UserError if it is not JSON or has no such text.
+    """
     try:
         value = parse_json(line)
     except ValueError as error:
@@ -70,12 +76,18 @@ def text_in_line(path: Path, number: int, line: str, remedy: str, name: str = "t
 
 
 def read_json(path: Path, remedy: str) -> dict[str, Any]:
-    """Return the object in a JSON file. Raises UserError if it cannot be read, or as `parse_object`."""
+    """Return the object in a JSON file.
+
+    Raises UserError if it cannot be read, or as `parse_object`.
+    """
     return parse_object(path, read_plain(path, remedy), remedy)
 
 
 def parse_object(subject: Path | str, content: bytes, remedy: str) -> dict[str, Any]:
-    """Return the object in JSON text. Raises UserError if it is not JSON (`parse_json`) or not an object."""
+    """Return the object in JSON text.
+
+    Raises UserError if it is not JSON (`parse_json`) or not an object.
+    """
     try:
         value = parse_json(content)
     except ValueError as error:
@@ -96,7 +108,9 @@ def _members(value: Any) -> Any:
 
 
 def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object without repeated names: programs would read the last value, people the first."""
+    """Return an object without repeated names: programs would read the last value,
+    people the first.
+    """
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
@@ -124,7 +138,9 @@ def add_checksum(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_checksummed(text: str) -> dict[str, Any] | None:
-    """Return the values without their checksum; None if the text is not JSON or the checksum does not match."""
+    """Return the values without their checksum; None if the text is not JSON
+    or the checksum does not match.
+    """
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

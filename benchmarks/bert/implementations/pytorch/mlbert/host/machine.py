@@ -123,10 +123,11 @@ def read_text(path: Path) -> str:
 
 @functools.cache
 def idle_share() -> float:
-    """Return the share of the time for which the cores that this process may use are idle, while this process sleeps.
+    """Return the share of the time for which the cores that this process may use are idle,
+    while this process sleeps.
 
-    Measured once per process, so that all parts of a command agree. The load average would also count what this process
-    did in the last minute, or one that has just ended.
+    Measured once per process, so that all parts of a command agree. The load average would also
+    count what this process did in the last minute, or one that has just ended.
     """
     before = _cpu_times()
     time.sleep(LOOK_SECONDS)
@@ -141,7 +142,9 @@ def idle_share() -> float:
 
 @functools.cache
 def busy_load() -> float | None:
-    """Return the machine's load if other programs keep all cores busy that this process may use; None if not."""
+    """Return the machine's load if other programs keep all cores busy
+    that this process may use; None if not.
+    """
     load = os.getloadavg()[0]
     if load < len(os.sched_getaffinity(0)) + 1:
         return None
@@ -168,11 +171,12 @@ def _cpu_times() -> dict[str, list[int]]:
 def threads_per_rank(
     cpu_threads: int | None, local_world_size: int, *, is_gpu: bool = False
 ) -> int:
-    """Return the CPU threads per rank: the setting, or an equal share of the cores that the process may use.
+    """Return the CPU threads per rank: the setting,
+    or an equal share of the cores that the process may use.
 
-    Without the setting, it is one if other programs keep these cores busy: threads wait for each other many times in a
-    step, and a thread without a core delays all. This does not hold on a GPU (``is_gpu``), nor if OMP_NUM_THREADS is
-    set, by a launcher or the user.
+    Without the setting, it is one if other programs keep these cores busy: threads wait for each
+    other many times in a step, and a thread without a core delays all. This does not hold on a GPU
+    (``is_gpu``), nor if OMP_NUM_THREADS is set, by a launcher or the user.
 
     Raises:
         UserError: more threads than CPUs, which with OpenMP can stall the whole machine.
@@ -190,10 +194,11 @@ def threads_per_rank(
 
 
 def wait_passively_if_busy() -> None:
-    """Let OpenMP's threads sleep while they wait for each other if other programs use part of the cores.
+    """Let OpenMP's threads sleep while they wait for each other
+    if other programs use part of the cores.
 
-    Call it before torch is imported. A thread that spins takes the core that the other one needs. On an idle machine, a
-    step of a small model takes 1.5 times as long with sleeping threads.
+    Call it before torch is imported. A thread that spins takes the core that the other one needs.
+    On an idle machine, a step of a small model takes 1.5 times as long with sleeping threads.
     """
     cores = len(os.sched_getaffinity(0))
     if os.getloadavg()[0] >= cores / 2 and (1 - idle_share()) * cores >= BUSY_CORES:
@@ -201,6 +206,8 @@ def wait_passively_if_busy() -> None:
 
 
 def one_thread_words(cpu_threads: int | None, threads: int) -> str | None:
-    """Return what a command prints if `threads_per_rank` gave one thread because the machine is busy."""
+    """Return what a command prints if `threads_per_rank` gave one thread because the machine is
+    busy.
+    """
     busy = busy_words() if cpu_threads is None and threads == 1 else None
     return None if busy is None else f"{busy}: using one thread. CPU_THREADS sets another number."

@@ -1,14 +1,15 @@
 """Compile C kernels at first use and load them through ctypes.
 
 `load` compiles sources in ``csrc`` with GCC for this machine's processor. It caches the library in
-``$XDG_CACHE_HOME/mlbert`` (default ``~/.cache/mlbert``) under a name derived from sources, flags, compiler and
-processor. A library is written under a temporary name and then renamed, so that processes can compile at the same time.
-It ends with its SHA-256, so that a damaged one is detected and rebuilt. If nothing can be compiled, `load` raises
-`NativeUnavailable` with the reason, and callers fall back to their reference implementations.
+``$XDG_CACHE_HOME/mlbert`` (default ``~/.cache/mlbert``) under a name derived from sources, flags,
+compiler and processor. A library is written under a temporary name and then renamed, so that
+processes can compile at the same time. It ends with its SHA-256, so that a damaged one is detected
+and rebuilt. If nothing can be compiled, `load` raises `NativeUnavailable` with the reason, and
+callers fall back to their reference implementations.
 
-Kernels may use OpenMP. Two OpenMP runtimes in one process would compete for the cores, so the library is linked
-without one and uses the runtime that PyTorch has already loaded: import torch first. Libraries without OpenMP
-(`openmp=False`) need neither.
+Kernels may use OpenMP. Two OpenMP runtimes in one process would compete for the cores, so the
+library is linked without one and uses the runtime that PyTorch has already loaded: import torch
+first. Libraries without OpenMP (`openmp=False`) need neither.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ COMPILE_FLAGS = (
     "-march=native",
     "-fPIC",
     "-fopenmp",
-    # The parts of -ffast-math that keep NaN, infinities and the order of additions: FMA, no errno, no traps.
+    # The parts of -ffast-math that keep NaN, infinities and the order of additions:
+    # FMA, no errno, no traps.
     "-ffp-contract=fast",
     "-fno-math-errno",
     "-fno-trapping-math",
@@ -76,9 +78,11 @@ def load(
     openmp: bool = True,
     folder: Path | None = None,
 ) -> ctypes.CDLL:
-    """Return the library `name`, built from `sources` in `folder` (default ``csrc/cpu``) unless cached.
+    """Return the library `name`, built from `sources` in `folder` (default ``csrc/cpu``) unless
+    cached.
 
-    `functions` are their signatures by name: a letter of `TYPES` for each argument, a colon, and one for the result.
+    `functions` are their signatures by name: a letter of `TYPES` for each argument, a colon,
+    and one for the result.
 
     `openmp` must be true if the sources use OpenMP.
 
@@ -124,7 +128,9 @@ def digests() -> dict[str, str]:
 
 
 def compiler() -> str:
-    """Return the compiler's name and version; "none" if no library was requested or there is no compiler."""
+    """Return the compiler's name and version; "none" if no library was requested
+    or there is no compiler.
+    """
     try:
         return (
             _version(_find_compiler()).decode(errors="replace").partition("\n")[0]
@@ -174,7 +180,9 @@ def _share_openmp_runtime() -> None:
 
 
 def openmp_runtime() -> str | None:
-    """Return the loaded OpenMP runtime, preferring PyTorch's: scikit-learn's ignores torch.set_num_threads."""
+    """Return the loaded OpenMP runtime, preferring PyTorch's:
+    scikit-learn's ignores torch.set_num_threads.
+    """
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError as error:
@@ -223,7 +231,9 @@ def _processor() -> bytes:
 
 
 def cache_folder() -> Path:
-    """Return the user's folder for files that can be recreated: compiled libraries, indices of data files."""
+    """Return the user's folder for files that can be recreated:
+    compiled libraries, indices of data files.
+    """
     base = environment().get("XDG_CACHE_HOME", "")
     return (Path(base) if base else Path.home() / ".cache") / "mlbert"
 
@@ -237,7 +247,9 @@ def _is_intact(library: Path) -> bool:
 
 
 def _compile(compiler: str, sources: Sequence[Path], target: Path) -> None:
-    """Raise OSError if the target's folder is not writable, NativeUnavailable if compilation fails."""
+    """Raise OSError if the target's folder is not writable,
+    NativeUnavailable if compilation fails.
+    """
     with tempfile.TemporaryDirectory(prefix=".build-", dir=target.parent) as folder:
         objects = [str(Path(folder) / f"{source.stem}.o") for source in sources]
         library = Path(folder) / target.name

@@ -37,24 +37,31 @@ _DISTRIBUTIONS = (
 
 
 def repository() -> Path | None:
-    """Return the root of the repository that contains this package, or None if it was installed from a wheel."""
+    """Return the root of the repository that contains this package,
+    or None if it was installed from a wheel.
+    """
     return next((root for root in _PACKAGE.parents if root / PACKAGE_HOME == _PACKAGE), None)
 
 
 def tree_root() -> Path:
-    """Return the repository that contains this package, or the package's parent folder if there is none."""
+    """Return the repository that contains this package,
+    or the package's parent folder if there is none.
+    """
     return repository() or _PACKAGE.parent
 
 
 def shipped(name: str) -> Path:
-    """Return the folder ``configs`` or ``csrc``: next to the package in the tree, inside it in an installed wheel."""
+    """Return the folder ``configs`` or ``csrc``: next to the package in the tree,
+    inside it in an installed wheel.
+    """
     inside = _PACKAGE / name
     return inside if inside.is_dir() else _PACKAGE.parent / name
 
 
 def tree_relative(path: Path, root: Path | None = None) -> str:
-    """Return a file's path in the tree, with forward slashes, wherever the package is installed; for files outside the
-    tree, the full path."""
+    """Return a file's path in the tree, with forward slashes, wherever the package is installed;
+    for files outside the tree, the full path.
+    """
     path = path.resolve()
     root = (root or tree_root()).resolve()
     if path.is_relative_to(_PACKAGE):
@@ -84,7 +91,9 @@ def command_line() -> str:
 
 
 def package_version() -> str:
-    """Return the version of the installed distribution, or of a source checkout that is not installed."""
+    """Return the version of the installed distribution,
+    or of a source checkout that is not installed.
+    """
     if (installed := installed_version("mlbert")) is not None:
         return installed
     try:
@@ -104,8 +113,8 @@ def version() -> str:
 def git_state(root: Path) -> tuple[str, bool]:
     """Return the tree's commit, and whether code or settings differ from it or are new.
 
-    An exported tree has no git: there the exported statement (``source.json``) is used. Without either, the commit is
-    `tree_digest`.
+    An exported tree has no git: there the exported statement (``source.json``) is used. Without
+    either, the commit is `tree_digest`.
     """
     top = git(root, "rev-parse", "--show-toplevel")
     if top is not None and Path(top.strip()).resolve() == root.resolve():
@@ -134,14 +143,19 @@ def git_state(root: Path) -> tuple[str, bool]:
 
 
 def tree_digest(root: Path) -> str:
-    """Return ``tree:sha256:`` and a digest of the names and contents of the package's Python files."""
+    """Return ``tree:sha256:`` and a digest of the names
+    and contents of the package's Python files.
+    """
     folder = next(home for home in (root / PACKAGE_HOME, root / "mlbert", root) if home.is_dir())
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*.py") if path.is_file()]
     return f"tree:sha256:{files_sha256(folder, names)}"
 
 
 def files_sha256(folder: Path, names: Iterable[str]) -> str:
-    """Return a SHA-256 of the names and contents of files in a folder, in any order. Raises OSError."""
+    """Return a SHA-256 of the names and contents of files in a folder, in any order.
+
+    Raises OSError.
+    """
     digest = hashlib.sha256()
     for path in sorted(folder / name for name in names):
         content = hashlib.sha256(path.read_bytes()).hexdigest()

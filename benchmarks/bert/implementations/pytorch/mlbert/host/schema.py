@@ -24,8 +24,8 @@ from mlbert.host.json_files import read_json, shown
 Count = Annotated[int, Field(ge=0, le=1 << 53)]  # integers that every JSON reader preserves
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 FileName = Annotated[str, Field(pattern=r"^[^./\\\x00][^/\\\x00]{0,254}$")]  # never a path
-# Parts of pydantic's messages that are dropped: "Input should be", "or instance of Shard", "after validation, not 0",
-# ", unable to parse string as an integer".
+# Parts of pydantic's messages that are dropped: "Input should be", "or instance of Shard", "after
+# validation, not 0", ", unable to parse string as an integer".
 _LEFT_OUT = re.compile(
     r"^(Value error,|\w+) (?=should)| or instance of \w+$| after validation, not \d+$|"
     r", unable to parse .*$"
@@ -33,7 +33,10 @@ _LEFT_OUT = re.compile(
 
 
 class Document(BaseModel):
-    """A JSON object. Values are never converted, except integers to float; unknown keys are ignored."""
+    """A JSON object.
+
+    Values are never converted, except integers to float; unknown keys are ignored.
+    """
 
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
 
@@ -53,7 +56,10 @@ def parse_model(
     remedy: str,
     code: str = "file.json",
 ) -> Model:
-    """Return the document with these values. Raises UserError if a value is missing, wrong or unknown."""
+    """Return the document with these values.
+
+    Raises UserError if a value is missing, wrong or unknown.
+    """
     try:
         return kind.model_validate(values)
     except ValidationError as error:
@@ -61,7 +67,10 @@ def parse_model(
 
 
 def _first_problem(kind: type[Document], error: ValidationError) -> str:
-    """Return the first problem in one line. An unknown key goes first: it is often a misspelt missing one."""
+    """Return the first problem in one line.
+
+    An unknown key goes first: it is often a misspelt missing one.
+    """
     problems = error.errors(include_url=False)
     first = next(
         (problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0]

@@ -1,4 +1,6 @@
-"""Hold back what native libraries write to standard error, such as the stack of an error that has its own message."""
+"""Hold back what native libraries write to standard error,
+such as the stack of an error that has its own message.
+"""
 
 from __future__ import annotations
 

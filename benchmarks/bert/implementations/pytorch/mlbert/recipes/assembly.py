@@ -1,4 +1,6 @@
-"""What the recipes' builds share: model and starting weights, evaluation, replicated update, and the method's parts."""
+"""What the recipes' builds share: model and starting weights, evaluation, replicated update,
+and the method's parts.
+"""
 
 from __future__ import annotations
 
@@ -54,8 +56,10 @@ class Compute:
     Attributes:
         dtype: of matrix products and activations.
         products: the encoder products that run in FP8, or None.
-        precision: for the log, "torch.float32", "torch.bfloat16", "torch.float16", "fp8" or "fp8-forward".
-        ops: for the log, JSON of op -> implementation. For Hugging Face's model only the loss is ours.
+        precision: for the log, "torch.float32", "torch.bfloat16", "torch.float16",
+            "fp8" or "fp8-forward".
+        ops: for the log, JSON of op -> implementation.
+            For Hugging Face's model only the loss is ours.
     """
 
     dtype: torch.dtype
@@ -67,7 +71,10 @@ class Compute:
 def choose_compute(
     configuration: Configuration, device: torch.device, warn: Callable[[str], None]
 ) -> Compute:
-    """Select the ops for this process. Raise UserError if the device or the model does not support the settings."""
+    """Select the ops for this process.
+
+    Raise UserError if the device or the model does not support the settings.
+    """
     config = configuration[ComputeConfig]
     dtype = compute_dtype(config.precision, device)
     products = fp8_products(config.precision, device, config.fp8_fast_accumulation)
@@ -120,8 +127,11 @@ def make_pre_training(
 def make_masked_lm(
     config: Configuration, shape: BertConfig, compute: Compute
 ) -> BertForMaskedLM | HuggingFaceForMaskedLM:
-    """Return an uninitialized masked-LM model. Hugging Face's pads all sequences to MAX_SEQ_LENGTH, or to the longest
-    of the batch if that is none, and raises UserError as `HuggingFaceModel` does."""
+    """Return an uninitialized masked-LM model.
+
+    Hugging Face's pads all sequences to MAX_SEQ_LENGTH, or to the longest of the batch if that is
+    none, and raises UserError as `HuggingFaceModel` does.
+    """
     if config[ModelConfig].model_implementation == HUGGING_FACE:
         return HuggingFaceForMaskedLM(shape, compute.dtype, config[DataConfig].max_seq_length)
     return BertForMaskedLM(shape, compute.dtype, fp8_products=compute.products)
@@ -130,8 +140,10 @@ def make_masked_lm(
 def start_model(
     make: MakeModel[AnyModel], context: BuildContext, shape: BertConfig
 ) -> tuple[AnyModel, Compute]:
-    """Return a model with its starting weights, and how it computes. Raise UserError as `choose_compute` and
-    `start_weights` do."""
+    """Return a model with its starting weights, and how it computes.
+
+    Raise UserError as `choose_compute` and `start_weights` do.
+    """
     config = context.config
     device = context.world.device
     compute = choose_compute(config, device, context.warn)
@@ -143,7 +155,8 @@ def start_model(
 def build_stored_evaluation(
     make: MakeModel[AnyModel], objective: type[MaskedLM], context: BuildContext
 ) -> tuple[AnyModel, MaskedLM, EvalSet | SyntheticEvalSet]:
-    """Return model, objective and stored samples to evaluate the starting weights, without reading the training set.
+    """Return model, objective and stored samples to evaluate the starting weights,
+    without reading the training set.
 
     Raises:
         UserError: model, checkpoint or samples are missing, damaged, or do not match each other.
@@ -191,7 +204,9 @@ def build_replicated_update(
     recipe: str,
     clip_buckets: Callable[..., GradientReducer] | None = None,
 ) -> Update:
-    """Return an update that every rank makes of all weights. Gradients are clipped by global norm, or by bucket.
+    """Return an update that every rank makes of all weights.
+
+    Gradients are clipped by global norm, or by bucket.
 
     Args:
         config: the run's settings.
@@ -201,7 +216,8 @@ def build_replicated_update(
         clip_buckets: creates the reducer for GRADIENT_CLIPPING=buckets, if the recipe has one.
 
     Raises:
-        UserError: the settings ask for a sharded optimizer, or for clipping by bucket without `clip_buckets`.
+        UserError: the settings ask for a sharded optimizer,
+            or for clipping by bucket without `clip_buckets`.
     """
     optimizer = config[OptimizerConfig]
     distributed = config[DistributedConfig]
@@ -245,7 +261,9 @@ def build_replicated_update(
 
 
 def reduction_options(config: Configuration, loss_scale: LossScale | None) -> dict[str, Any]:
-    """Return the arguments of every gradient reducer: the loss scale, and whether gradients are sent in bfloat16."""
+    """Return the arguments of every gradient reducer:
+    the loss scale, and whether gradients are sent in bfloat16.
+    """
     in_bf16 = config[DistributedConfig].gradient_reduction == "bf16"
     return {"loss_scale": loss_scale.value if loss_scale else None, "in_bf16": in_bf16}
 
@@ -263,7 +281,8 @@ def make_method(
     Args:
         config, compute, update: of the run.
         inputs: `mlbert.training.protocols.Inputs`.
-        identity: what a checkpoint of the recipe must match besides shape, optimizer, data and fixed settings.
+        identity: what a checkpoint of the recipe must match besides shape, optimizer,
+            data and fixed settings.
         objects: the other fields of `Method`.
     """
     same = {"model": inputs.shape.to_json(), "optimizer": update.optimizer.name}
@@ -291,8 +310,9 @@ def make_stored_method(
     model: AnyBert,
     objective: MaskedLM,
 ) -> Method:
-    """Return the method of a recipe that trains on stored samples, or synthetic ones; arguments as in `make_method`.
-    The data sets are not read before their ``open``."""
+    """Return the method of a recipe that trains on stored samples, or synthetic ones; arguments as
+    in `make_method`. The data sets are not read before their ``open``.
+    """
     config = context.config
     world = context.world
     data = config[DataConfig]

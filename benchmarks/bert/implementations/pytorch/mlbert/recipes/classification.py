@@ -1,15 +1,17 @@
-"""Fine-tuning for classification or regression of a text or a pair, from column files or for a GLUE task.
+"""Fine-tuning for classification or regression of a text or a pair,
+from column files or for a GLUE task.
 
-    python benchmarks/mosaic_bert/sequence_classification.py YAML load_path=WEIGHTS data.train=train.csv
+    python benchmarks/mosaic_bert/sequence_classification.py YAML load_path=WEIGHTS data.train=CSV
     python benchmarks/mosaic_bert/glue.py YAML starting_checkpoint_load_path=WEIGHTS
 
-* weights    encoder and (if present) pooler of INIT_CHECKPOINT; the classifier is initialized randomly
+* weights    encoder and (if present) pooler of INIT_CHECKPOINT;
+             the classifier is initialized randomly
 * loss       mean cross-entropy, or squared error, over all sequences of the step
 * update     decoupled AdamW, decay on every tensor, no gradient clipping
-* rate       linear warmup (6 % of the steps in the YAML files), then linear decay; the first two updates have rate 0,
-             as in Composer
-* data       unpadded, shuffled every epoch; with SHUFFLE=none in file order, as in the published GLUE jobs. The classes
-             come from the training file, which is read before the run starts
+* rate       linear warmup (6 % of the steps in the YAML files), then linear decay; the first two
+             updates have rate 0, as in Composer
+* data       unpadded, shuffled every epoch; with SHUFFLE=none in file order, as in the published
+             GLUE jobs. The classes come from the training file, which is read before the run starts
 * metrics    computed over all predictions
 """
 
@@ -23,7 +25,9 @@ from mlbert.data.loading.config import TaskConfig, TextConfig
 
 
 def inspect(config: Configuration) -> Any:
-    """Read the task's files, the vocabulary and the shape; see `mlbert.recipes.classification_build.inspect`."""
+    """Read the task's files, the vocabulary and the shape; see
+    `mlbert.recipes.classification_build.inspect`.
+    """
     from mlbert.recipes import classification_build  # needs torch
 
     return classification_build.inspect(config)

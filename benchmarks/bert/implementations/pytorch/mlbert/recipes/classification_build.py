@@ -41,7 +41,9 @@ Classifier = BertForSequenceClassification | HuggingFaceForSequenceClassificatio
 
 @dataclass(frozen=True)
 class TaskInputs:
-    """Inputs that match each other: shape, vocabulary, training rows, evaluation rows by name, and the task."""
+    """Inputs that match each other: shape, vocabulary, training rows, evaluation rows by name,
+    and the task.
+    """
 
     shape: BertConfig
     train_data: str
@@ -74,8 +76,10 @@ def _files(data: DataConfig, task_config: TaskConfig) -> tuple[TaskForm, Path, d
 
 
 def inspect(config: Configuration) -> TaskInputs:
-    """Read the task's files, which define the classes, and the vocabulary and shape. Raises UserError if something is
-    missing or damaged, or they do not match."""
+    """Read the task's files, which define the classes, and the vocabulary and shape.
+
+    Raises UserError if something is missing or damaged, or they do not match.
+    """
     data = config[DataConfig]
     text = config[TextConfig]
     model = config[ModelConfig]
@@ -105,7 +109,10 @@ def inspect(config: Configuration) -> TaskInputs:
         "Use the vocabulary of INIT_CHECKPOINT",
     )
     if shape.position_embedding_type == "absolute" and length > shape.max_position_embeddings:
-        reason = f"is more than the {shape.max_position_embeddings} positions of {model.bert_config_file}"
+        reason = (
+            f"is more than the {shape.max_position_embeddings} positions "
+            f"of {model.bert_config_file}"
+        )
         raise UserError(
             "config.conflict", f"MAX_SEQ_LENGTH={length}", reason, "Set a smaller value"
         )
@@ -173,7 +180,9 @@ def make_classifier(
     num_labels: int,
     compute: Compute,
 ) -> Classifier:
-    """Return a model with ``num_labels`` outputs per sequence (1 for regression); see `assembly.make_masked_lm`."""
+    """Return a model with ``num_labels`` outputs per sequence (1 for regression);
+    see `assembly.make_masked_lm`.
+    """
     if config.model_implementation == assembly.HUGGING_FACE:
         return HuggingFaceForSequenceClassification(
             shape, num_labels, compute.dtype, max_seq_length
@@ -186,8 +195,11 @@ def make_classifier(
 def build_evaluation(
     context: BuildContext, inputs: TaskInputs | None = None
 ) -> tuple[Classifier, Classification | Regression, TaskEvalSet]:
-    """Return the model with starting weights, the objective and the evaluation set. Raises UserError if the checkpoint
-    is missing, damaged or of another shape, or METRIC is not one of the task's."""
+    """Return the model with starting weights, the objective and the evaluation set.
+
+    Raises UserError if the checkpoint is missing, damaged or of another shape,
+    or METRIC is not one of the task's.
+    """
     config = context.config
     world = context.world
     inputs = inputs or inspect(config)

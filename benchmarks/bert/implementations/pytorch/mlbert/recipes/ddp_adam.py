@@ -1,17 +1,23 @@
-"""DDP with Adam for large batches: each rank's gradient is clipped bucket by bucket during backward.
+"""DDP with Adam for large batches: each rank's gradient is clipped bucket by bucket during
+backward.
 
-    PYTHON=... DGXSYSTEM=<system> INPUT_DIR=... EVAL_DIR=... CHECKPOINTDIR_PHASE1=... ./run_multinode.sh
+    DGXSYSTEM=<system> INPUT_DIR=... EVAL_DIR=... CHECKPOINTDIR_PHASE1=... ./run_multinode.sh
     source config_<system>.sh && sbatch -N ${DGXNNODES} -t ${WALLTIME} run.sub
 
-The method of Samsung's submissions to MLPerf Training v2.0 and v2.1 (open division), from their public description:
+The method of Samsung's submissions to MLPerf Training v2.0 and v2.1 (open division),
+from their public description:
 
-* loss       mean over this rank's masked tokens plus mean over its sequences; the ranks' gradients are averaged
-* gradient   GRADIENT_CLIPPING=buckets: each full bucket is clipped to MAX_GRAD_NORM / sqrt(buckets) and its all-reduce
-             starts at once (`mlbert.distributed.bucket_clipping`), without a pass over the full gradient or a wait
+* loss       mean over this rank's masked tokens plus mean over its sequences;
+             the ranks' gradients are averaged
+* gradient   GRADIENT_CLIPPING=buckets: each full bucket is clipped to MAX_GRAD_NORM / sqrt(buckets)
+             and its all-reduce starts at once (`mlbert.distributed.bucket_clipping`), without a
+             pass over the full gradient or a wait
 * update     Adam with decoupled weight decay, none for biases and LayerNorm
-* rate       linear warmup that starts before step 0, then linear decay to END_LR at LR_DECAY_END; updates count from 1
-* data       unpacked sequences; each rank's batch has BIN_COUNTS sequences from each length bin, and EXCHANGE_PADDING
-             redistributes them so that ranks have about equally many tokens (`mlbert.data.formats.order`)
+* rate       linear warmup that starts before step 0,
+             then linear decay to END_LR at LR_DECAY_END; updates count from 1
+* data       unpacked sequences; each rank's batch has BIN_COUNTS sequences from each length bin,
+             and EXCHANGE_PADDING redistributes them so that ranks have about equally many tokens
+             (`mlbert.data.formats.order`)
 """
 
 from __future__ import annotations

@@ -1,16 +1,19 @@
 """Masked-LM only on stored samples: MosaicML's entries to MLPerf Training v2.1 (open division).
 
-    benchmarks/bert/implementations/composer/run_and_time.sh -c methods      (or: mlbert train --config config.yaml)
+    benchmarks/bert/implementations/composer/run_and_time.sh -c methods
 
-* model      MODEL_IMPLEMENTATION: this tree's unpadded encoder, or Hugging Face's padded one; no pooler, no
-             next-sentence head
+or ``mlbert train --config config.yaml``.
+
+* model      MODEL_IMPLEMENTATION: this tree's unpadded encoder, or Hugging Face's padded one;
+             no pooler, no next-sentence head
 * loss       mean over all masked tokens of the step; next-sentence labels are ignored
 * update     decoupled AdamW with decay on every tensor (DECAY_ALL); the gradient is not clipped
-* rate       linear warmup, then a multiplier for each milestone passed; the first two updates have rate 0, as with
-             Composer's schedulers (LR_FIRST_STEP=-1)
+* rate       linear warmup, then a multiplier for each milestone passed; the first two updates have
+             rate 0, as with Composer's schedulers (LR_FIRST_STEP=-1)
 * data       samples masked at preparation, one sequence per row
 
-The model shape sets dropout; MODEL_OPTIONS can disable it. RECIPE=masked_lm without a TOKENIZER is this recipe.
+The model shape sets dropout; MODEL_OPTIONS can disable it.
+RECIPE=masked_lm without a TOKENIZER is this recipe.
 """
 
 from __future__ import annotations
@@ -25,8 +28,11 @@ from mlbert.models.config import ModelConfig
 
 
 def inspect(config: Configuration) -> Any:
-    """Inspect the inputs; see `mlbert.data.loading.inputs.inspect`. Also raises UserError if MAX_SEQ_LENGTH, to which
-    Hugging Face's model pads, is more than the model's positions."""
+    """Inspect the inputs; see `mlbert.data.loading.inputs.inspect`.
+
+    Also raises UserError if MAX_SEQ_LENGTH, to which Hugging Face's model pads,
+    is more than the model's positions.
+    """
     from mlbert.data.loading import inputs  # reads data sets: not needed for --help
 
     found = inputs.inspect(config[ModelConfig], config[DataConfig])

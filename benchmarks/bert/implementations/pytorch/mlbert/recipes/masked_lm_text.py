@@ -2,14 +2,17 @@
 
     python benchmarks/mosaic_bert/main.py yamls/main/mosaic-bert-base-uncased.yaml
 
-* model      MODEL_IMPLEMENTATION: this tree's unpadded encoder, or Hugging Face's padded one; no pooler, no
-             next-sentence head
+* model      MODEL_IMPLEMENTATION: this tree's unpadded encoder, or Hugging Face's padded one;
+             no pooler, no next-sentence head
 * loss       mean over all masked tokens of the step
 * update     decoupled AdamW with decay on every tensor (DECAY_ALL); the gradient is not clipped
-* rate       SCHEDULE; the first two updates have rate 0, as with Composer's schedulers (LR_FIRST_STEP=-1)
-* data       texts, tokenized ahead of use, cut into sequences, and masked again at MASKING_RATE at every read
+* rate       SCHEDULE; the first two updates have rate 0,
+             as with Composer's schedulers (LR_FIRST_STEP=-1)
+* data       texts, tokenized ahead of use, cut into sequences,
+             and masked again at MASKING_RATE at every read
 
-The model shape sets dropout; MODEL_OPTIONS can disable it. RECIPE=masked_lm with a TOKENIZER is this recipe.
+The model shape sets dropout; MODEL_OPTIONS can disable it.
+RECIPE=masked_lm with a TOKENIZER is this recipe.
 """
 
 from __future__ import annotations

@@ -27,8 +27,11 @@ from mlbert.training.protocols import BuildContext, EvaluationSet, Method
 
 
 def build(context: BuildContext, inputs: PreTrainingInputs) -> Method:
-    """Return the method's objects. The data sets are not read before their ``open``, except that a ModernBERT-style
-    model is initialized from the token frequencies of the first training texts."""
+    """Return the method's objects.
+
+    The data sets are not read before their ``open``, except that a ModernBERT-style model is
+    initialized from the token frequencies of the first training texts.
+    """
     config = context.config
     world = context.world
     model_config = config[ModelConfig]

@@ -1,4 +1,7 @@
-"""The recipes by name. A new recipe needs a file that declares it, a file that builds it, and a line here."""
+"""The recipes by name.
+
+A new recipe needs a file that declares it, a file that builds it, and a line here.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ RECIPES: Mapping[str, Recipe] = {
 
 
 def find(name: str, peek: Callable[[str], str | None]) -> Recipe:
-    """Return a recipe by name; ``masked_lm`` is `masked_lm_text` if TOKENIZER is set, else `masked_lm_stored`.
+    """Return a recipe by name; ``masked_lm`` is `masked_lm_text` if TOKENIZER is set,
+    else `masked_lm_stored`.
 
     Args:
         name: value of RECIPE.
@@ -29,7 +33,10 @@ def find(name: str, peek: Callable[[str], str | None]) -> Recipe:
     if name == MASKED_LM:
         return masked_lm_stored.RECIPE if says_none(peek("tokenizer")) else masked_lm_text.RECIPE
     if name == TENSORFLOW2:
-        remedy = "Start benchmarks/bert/implementations/tensorflow2/run_pretraining.py, or run_and_time.sh"
+        remedy = (
+            "Start benchmarks/bert/implementations/tensorflow2/run_pretraining.py, "
+            "or run_and_time.sh"
+        )
         raise UserError(
             "config.unsupported", f"RECIPE={name}", "runs in TensorFlow, not here", remedy
         )

@@ -1,6 +1,8 @@
-"""The energy of a run, from the counters that zeus reads (extra ``energy``): NVML for GPUs, RAPL for processors.
+"""The energy of a run, from the counters that zeus reads (extra ``energy``):
+NVML for GPUs, RAPL for processors.
 
-One rank of each machine measures. What cannot be measured on every machine is left out. A failure never ends a run.
+One rank of each machine measures. What cannot be measured on every machine is left out.
+A failure never ends a run.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ PARTS = {"gpu": "GPUs", "cpu": "processors", "dram": "memory"}  # in summary.jso
 
 
 class EnergyMeter:
-    """Energy of this machine between `start` and `stop`. A meter that was not started adds nothing to the sums.
+    """Energy of this machine between `start` and `stop`.
+
+    A meter that was not started adds nothing to the sums.
 
     Attributes:
         reason: why nothing is measured here.
@@ -32,8 +36,9 @@ class EnergyMeter:
         self._started = time.monotonic()
 
     def stop(self) -> list[float]:
-        """Return numbers to sum over the ranks: joules of each part, the machines that measured it, seconds, and
-        machines."""
+        """Return numbers to sum over the ranks: joules of each part,
+        the machines that measured it, seconds, and machines.
+        """
         if self._before is None:
             return [0.0] * (2 * len(PARTS) + 2)
         seconds = time.monotonic() - self._started
@@ -73,7 +78,8 @@ def _read(num_gpus: int) -> dict[str, float]:
         zones = get_cpus().cpus
     except ZeusBaseCPUError:  # no RAPL, or only root may read it
         return found
-    # The zone "psys" of laptops contains the processor's own zone. zeus's daemon does not name zones.
+    # The zone "psys" of laptops contains the processor's own zone.
+    # zeus's daemon does not name zones.
     named = [
         zone for zone in zones if not hasattr(zone, "rapl_file") or zone.rapl_file.name != "psys"
     ]
@@ -86,8 +92,9 @@ def _read(num_gpus: int) -> dict[str, float]:
 
 
 def summarize_energy(sums: Sequence[float]) -> dict[str, float]:
-    """Return the numbers for ``summary.json`` from the sums of all `EnergyMeter.stop`; empty if nothing was measured on
-    every machine."""
+    """Return the numbers for ``summary.json`` from the sums of all `EnergyMeter.stop`; empty if
+    nothing was measured on every machine.
+    """
     *numbers, seconds, machines = sums
     joules = numbers[: len(PARTS)]
     measured = numbers[len(PARTS) :]
@@ -104,8 +111,13 @@ def summarize_energy(sums: Sequence[float]) -> dict[str, float]:
 
 
 def energy_words(summary: dict[str, float], reason: str) -> str:
-    """Return one line for the screen about the result of `summarize_energy`, or about why it is empty."""
+    """Return one line for the screen about the result of `summarize_energy`,
+    or about why it is empty.
+    """
     if not summary:
         return f"energy: not measured: {reason}"
     parts = ", ".join(words for part, words in PARTS.items() if f"{part}_joules" in summary)
-    return f"energy: {summary['energy_joules']:,.0f} J, {summary['average_watts']:,.1f} W on average ({parts})"
+    return (
+        f"energy: {summary['energy_joules']:,.0f} J, "
+        f"{summary['average_watts']:,.1f} W on average ({parts})"
+    )

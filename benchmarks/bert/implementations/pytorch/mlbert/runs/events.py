@@ -1,4 +1,6 @@
-"""Listeners of a run: the interface, the MLPerf log from run_start to run_stop, and a fan-out to several listeners."""
+"""Listeners of a run: the interface, the MLPerf log from run_start to run_stop,
+and a fan-out to several listeners.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ class Events:
     ) -> None:
         """A step for which `should_log` was True is done. ``state`` includes it.
 
-        ``ranks``: each rank's seconds per step since the last call, without its waits for the other ranks.
+        ``ranks``: each rank's seconds per step since the last call,
+        without its waits for the other ranks.
         """
 
     def skipped(self, state: TrainState) -> None:

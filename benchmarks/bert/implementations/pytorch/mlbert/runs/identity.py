@@ -1,7 +1,8 @@
 """Provenance in the log: the events that lead from a result to its configuration, code and machine.
 
-Each event is a separate call with a literal key, because a log line names the file and line of its call, and a reader
-must find the key there (``mlbert submission check`` verifies this, ``mlbert submission trace`` follows it).
+Each event is a separate call with a literal key, because a log line names the file and line of its
+call, and a reader must find the key there (``mlbert submission check`` verifies this,
+``mlbert submission trace`` follows it).
 """
 
 from __future__ import annotations
@@ -192,7 +193,10 @@ def log_ends(
 
 
 def log_submission(event: Event, submission: SubmissionConfig) -> None:
-    """Log the submission's benchmark, organization, division and platform. Call before init_stop."""
+    """Log the submission's benchmark, organization, division and platform.
+
+    Call before init_stop.
+    """
     event("submission_benchmark", BENCHMARK)
     event("submission_org", submission.submission_org)
     event("submission_division", submission.submission_division)

@@ -1,6 +1,7 @@
 """Progress display of a run, and its metrics file with one JSON line per log point.
 
-On a terminal it shows a Rich progress bar, otherwise plain lines, at most one every few seconds. Only rank 0 writes.
+On a terminal it shows a Rich progress bar, otherwise plain lines, at most one every few seconds.
+Only rank 0 writes.
 """
 
 from __future__ import annotations
@@ -55,7 +56,10 @@ class Monitor(Events):
         self._fraction_at_start = self._seconds_before = 0.0
 
     def open(self, state: TrainState, hosts: Sequence[str] = ()) -> None:
-        """Open the metrics file and the display, before the clock starts. ``hosts``: the machine of each rank."""
+        """Open the metrics file and the display, before the clock starts.
+
+        ``hosts``: the machine of each rank.
+        """
         self._hosts = hosts
         if self.path is not None:
             self._file = self._open(self.path, state.step)
@@ -67,7 +71,8 @@ class Monitor(Events):
                 TextColumn("step {task.fields[step]}"),
                 BarColumn(bar_width=None),
                 TextColumn(
-                    "{task.fields[rate]} samples/s  loss {task.fields[loss]}  accuracy {task.fields[accuracy]}"
+                    "{task.fields[rate]} samples/s  loss {task.fields[loss]}  accuracy "
+                    "{task.fields[accuracy]}"
                 ),
                 TimeElapsedColumn(),
                 TextColumn("left {task.fields[left]}"),
@@ -90,8 +95,11 @@ class Monitor(Events):
         grad_norm: float,
         ranks: Sequence[float] = (),
     ) -> None:
-        """Write and show a log point. The rate is the average over all steps, including this one. With several ranks,
-        name the slowest."""
+        """Write and show a log point.
+
+        The rate is the average over all steps, including this one.
+        With several ranks, name the slowest.
+        """
         rate = state.samples / state.train_seconds if state.train_seconds else 0.0
         seconds = time.monotonic() - self._started
         spread, words = _spread(ranks, self._hosts) if len(ranks) > 1 else ({}, "")
@@ -197,10 +205,15 @@ class Monitor(Events):
 
 
 def _spread(ranks: Sequence[float], hosts: Sequence[str]) -> tuple[dict[str, object], str]:
-    """Return the slowest rank and the spread of the ranks' own step times, as metrics and as the end of a line."""
+    """Return the slowest rank and the spread of the ranks' own step times,
+    as metrics and as the end of a line.
+    """
     most, median, least = (round(of(ranks), 6) for of in (max, statistics.median, min))
     rank = max(range(len(ranks)), key=ranks.__getitem__)
-    words = f"  slowest: rank {rank} on {hosts[rank]}, {most:.3f} s a step (median {median:.3f}, least {least:.3f})"
+    words = (
+        f"  slowest: rank {rank} on {hosts[rank]}, "
+        f"{most:.3f} s a step (median {median:.3f}, least {least:.3f})"
+    )
     seconds = {
         "slowest_rank_seconds": most,
         "median_rank_seconds": median,

@@ -36,10 +36,12 @@ class TrainState:
         flops: model FLOPs of the training steps, over all ranks.
         skipped_steps: steps skipped because the gradient was not finite.
         next_eval_samples: number of samples at which the next evaluation is due.
-        accuracy: the last evaluation's metric that is compared with the target (0 before the first).
+        accuracy: the last evaluation's metric that is compared with the target (0 before the
+            first).
         train_seconds: time in training steps, without evaluation.
         elapsed_seconds: time since run_start, summed over all parts of a resumed run.
-        due_seconds: time since run_start at which an evaluation started now would end; compared with MAX_SECONDS.
+        due_seconds: time since run_start at which an evaluation started now would end;
+            compared with MAX_SECONDS.
     """
 
     step: int = 0
@@ -88,7 +90,8 @@ class Clock:
 
     Attributes:
         step_seconds, evaluation_seconds: duration of the last step and evaluation.
-        evaluated_at, saved_at: `TrainState.due_seconds` at the last evaluation and checkpoint, or at the start.
+        evaluated_at, saved_at: `TrainState.due_seconds` at the last evaluation and checkpoint,
+            or at the start.
     """
 
     def __init__(self, already_seconds: float) -> None:
@@ -107,8 +110,8 @@ class Pace:
 
     Attributes:
         seconds: MAX_SECONDS.
-        warmup, decay: shares of the time at the start and end, in which the schedule's learning rate rises linearly
-            from 0 and falls linearly to 0.
+        warmup, decay: shares of the time at the start and end, in which the schedule's learning
+            rate rises linearly from 0 and falls linearly to 0.
         evaluate_every, save_every: minimum seconds between evaluations and between checkpoints.
     """
 
@@ -119,19 +122,26 @@ class Pace:
     save_every: float
 
     def factor(self, seconds: float) -> float:
-        """Return the factor on the schedule's learning rate at this many seconds after run_start."""
+        """Return the factor on the schedule's learning rate at this many seconds after
+        run_start.
+        """
         share = seconds / self.seconds
         return max(_LEAST_FACTOR, min(1.0, share / self.warmup, (1.0 - share) / self.decay))
 
     def evaluates(self, since: float, took: float) -> bool:
-        """Return True if an evaluation is due ``since`` seconds after the last one, which took ``took`` seconds. Slow
-        evaluations are less frequent, so that most of the time goes to training."""
+        """Return True if an evaluation is due ``since`` seconds after the last one, which took
+        ``took`` seconds. Slow evaluations are less frequent, so that most of the time goes to
+        training.
+        """
         return since >= max(self.evaluate_every, took / _MOST_EVALUATION)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a run. ``max_seconds`` is optional; without ``target_accuracy`` the run succeeds at a limit."""
+    """Limits of a run.
+
+    ``max_seconds`` is optional; without ``target_accuracy`` the run succeeds at a limit.
+    """
 
     target_accuracy: float | None
     max_steps: int
@@ -185,7 +195,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How a run ended: MLPerf status, reason in words, and the seconds from run_start to run_stop."""
+    """How a run ended: MLPerf status, reason in words,
+    and the seconds from run_start to run_stop.
+    """
 
     status: str
     reason: str
@@ -194,6 +206,7 @@ class RunOutcome:
 
     @property
     def ending(self) -> str:
-        """Return "success" or "stopped": a run that ends at its limit did what it was asked; only MLPerf's log calls
-        that "aborted"."""
+        """Return "success" or "stopped": a run that ends at its limit did what it was asked; only
+        MLPerf's log calls that "aborted".
+        """
         return self.status if self.status == constants.SUCCESS else "stopped"

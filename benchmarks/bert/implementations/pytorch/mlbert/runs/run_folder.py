@@ -50,8 +50,11 @@ class RunFolder:
         return cls(base / f"result_{experiment}.txt", base / f"run_{experiment}")
 
     def prepare(self, resume: bool, may_exist: bool = False) -> None:
-        """Create the folder. Raises UserError instead of overwriting a run, unless the run in it is to be extended or
-        replaced (``may_exist``)."""
+        """Create the folder.
+
+        Raises UserError instead of overwriting a run,
+        unless the run in it is to be extended or replaced (``may_exist``).
+        """
         with writing(self.folder, "Set LOGDIR to a writable folder"):
             self.folder.mkdir(parents=True, exist_ok=True)
             probe = self.folder / ".writable"
@@ -78,7 +81,9 @@ class RunFolder:
             )
 
     def _refuse_special_files(self) -> None:
-        """Raise UserError for a pipe or device in place of a file, which would block or lose what is written."""
+        """Raise UserError for a pipe or device in place of a file,
+        which would block or lose what is written.
+        """
         expected = {self.log: Path.is_file, **{self.folder / name: Path.is_file for name in _FILES}}
         expected |= {self.folder / name: Path.is_dir for name in _FOLDERS}
         for path, is_right in expected.items():
@@ -94,7 +99,10 @@ class RunFolder:
 
     @property
     def finished_steps(self) -> int | None:
-        """The steps of a finished run; None if it is not finished. Raises UserError if its summary is damaged."""
+        """The steps of a finished run; None if it is not finished.
+
+        Raises UserError if its summary is damaged.
+        """
         if not self.is_finished:
             return None
         summary = self.folder / _SUMMARY
@@ -116,7 +124,10 @@ class RunFolder:
         return bool(self.checkpoint_steps) or (metrics.exists() and metrics.stat().st_size > 0)
 
     def reopen(self) -> None:
-        """Make a finished run unfinished, so that it can be extended. Raises UserError if its summary is not ours."""
+        """Make a finished run unfinished, so that it can be extended.
+
+        Raises UserError if its summary is not ours.
+        """
         if self.finished_steps is None:
             return
         summary = self.folder / _SUMMARY
@@ -124,10 +135,11 @@ class RunFolder:
             summary.unlink()
 
     def remove_run(self) -> None:
-        """Remove what would be taken for a part of the run that replaces this one: checkpoints, the logs of
-        interrupted parts, and the summary. The new run overwrites its other files.
+        """Remove what would be taken for a part of the run that replaces this one: checkpoints, the
+        logs of interrupted parts, and the summary. The new run overwrites its other files.
 
-        Raises UserError, before it removes anything, if a checkpoint was not written by this program.
+        Raises UserError, before it removes anything,
+        if a checkpoint was not written by this program.
         """
         _ = self.finished_steps  # checks the mark of the summary
         remove_checkpoints(self.folder / "checkpoints")
@@ -144,15 +156,22 @@ class RunFolder:
             self.log.rename(next(path for path in taken if not path.exists()))
 
     def settings_summary(self, resolved: Resolved, notes: Sequence[str]) -> list[str]:
-        """Return lines for the screen: where the table of settings is, what differs from the defaults, and notes."""
+        """Return lines for the screen: where the table of settings is,
+        what differs from the defaults, and notes.
+        """
         return [f"settings: all are in {self.folder / _SETTINGS}", *resolved.summary(), *notes]
 
     def write_settings(self, resolved: Resolved) -> None:
-        """Write the table of all settings, for reading. Raises UserError if it cannot be written."""
+        """Write the table of all settings, for reading.
+
+        Raises UserError if it cannot be written.
+        """
         write_atomically(self.folder / _SETTINGS, "\n".join([*resolved.as_lines(), ""]))
 
     def write_record(self, resolved: Resolved, seed: int, identity: RunIdentity) -> dict[str, Any]:
-        """Write the resolved configuration, seed and provenance to ``config.json``, and return its content."""
+        """Write the resolved configuration, seed and provenance to ``config.json``,
+        and return its content.
+        """
         record = {**json.loads(resolved.as_json()), "seed": seed, "provenance": asdict(identity)}
         write_atomically(self.folder / "config.json", json.dumps(record, indent=2) + "\n")
         return record
@@ -161,7 +180,10 @@ class RunFolder:
 def summarize(
     outcome: RunOutcome, data: DataConfig, evaluation: EvaluationConfig, seed: int, ranks: int
 ) -> dict[str, object]:
-    """Return the numbers of ``summary.json`` common to all frameworks. Rates are per second of training."""
+    """Return the numbers of ``summary.json`` common to all frameworks.
+
+    Rates are per second of training.
+    """
     state = outcome.state
     seconds = max(state.train_seconds, 1e-9)
     packs = state.updates * data.train_batch_size * ranks
@@ -185,7 +207,9 @@ def summarize(
 
 
 def choose_seed(run: RunConfig, paths: RunFolder) -> int:
-    """Return SEED; if it is not set, a resumed run's original seed, or a random one from the system."""
+    """Return SEED; if it is not set, a resumed run's original seed,
+    or a random one from the system.
+    """
     if run.seed is not None:
         return run.seed
     record = paths.folder / "config.json"
@@ -201,8 +225,9 @@ def choose_seed(run: RunConfig, paths: RunFolder) -> int:
 
 
 def write_curve(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Draw loss and accuracy of ``metrics.jsonl`` over samples and time, with the summary's target and the accuracies
-    from LOGDIR's ``data/baselines.json``."""
+    """Draw loss and accuracy of ``metrics.jsonl`` over samples and time, with the summary's target
+    and the accuracies from LOGDIR's ``data/baselines.json``.
+    """
     points, _ = read_points(folder / "metrics.jsonl")
     figure = curve(
         folder.name, points, summary, _baselines(folder.parent / "data" / "baselines.json")
@@ -218,7 +243,9 @@ def curve(
     summary: Mapping[str, Any],
     baselines: Mapping[str, float],
 ) -> Figure:
-    """Return a figure of loss and accuracy over samples and seconds, with lines for the target and each baseline."""
+    """Return a figure of loss and accuracy over samples and seconds,
+    with lines for the target and each baseline.
+    """
     from matplotlib.figure import (
         Figure,
     )  # pyplot, and a layout that adapts, would cost another second each

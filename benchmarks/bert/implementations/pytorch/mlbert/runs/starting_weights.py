@@ -37,9 +37,10 @@ _COMPANIONS = ("bert_config.json", "config.json", *TOKENIZER_FILES)
 
 @cache
 def local_copy(source: Path | str) -> Path:
-    """Return the path of weights, which may be at an address: they are then fetched to the user's cache folder, with
-    the model's configuration and vocabulary next to them, by one process of a machine. Raises UserError if they cannot
-    be fetched."""
+    """Return the path of weights, which may be at an address: they are then fetched to the user's
+    cache folder, with the model's configuration and vocabulary next to them, by one process of a
+    machine. Raises UserError if they cannot be fetched.
+    """
     if (path := local_path(str(source))) is not None:
         return path
     parts = urlsplit(str(source))
@@ -53,7 +54,8 @@ def local_copy(source: Path | str) -> Path:
 
     pieces = read_pieces(address(name))
     found = next(pieces)
-    # Without a version, size and start of the weights; with one, not the query, whose signature differs each time.
+    # Without a version, size and start of the weights;
+    # with one, not the query, whose signature differs each time.
     version = (
         found.version
         or f"{parts.query} {found.total} {hashlib.sha256(next(pieces, found).content).hexdigest()}"
@@ -77,9 +79,11 @@ def _fetch_if_there(address: str, path: Path) -> None:
 
 
 def weights_file(source: Path | str) -> Path:
-    """Return the weights file in a folder: a run's ``weights/``, a Hugging Face model, a checkpoint, or a run's newest
-    checkpoint. For a LOGDIR with one run, return that run's. Return a path that is not a folder unchanged. If a folder
-    has no weights, return the path that is missing. Raises UserError as `local_copy`."""
+    """Return the weights file in a folder: a run's ``weights/``, a Hugging Face model, a
+    checkpoint, or a run's newest checkpoint. For a LOGDIR with one run, return that run's. Return a
+    path that is not a folder unchanged. If a folder has no weights, return the path that is
+    missing. Raises UserError as `local_copy`.
+    """
     path = local_copy(source)
     if not path.is_dir():
         return path
@@ -95,8 +99,10 @@ def weights_file(source: Path | str) -> Path:
 
 
 def shards_of(index: Path) -> dict[Path, list[str]]:
-    """Return the files that an index names, in the order of their names, and the tensors in each. Raises UserError if
-    the index is damaged, or a file is missing or not next to it."""
+    """Return the files that an index names, in the order of their names, and the tensors in each.
+
+    Raises UserError if the index is damaged, or a file is missing or not next to it.
+    """
     names = read_json(index, _WHOLE).get("weight_map")
     if not isinstance(names, dict) or not names:
         raise UserError("checkpoint.format", index, "has no weight_map", _WHOLE)
@@ -116,8 +122,9 @@ def shards_of(index: Path) -> dict[Path, list[str]]:
 def name_weights(source: Path | str | None) -> tuple[str, str]:
     """Return the name (without folder) and SHA-256 of the weights that a run starts from.
 
-    For several files, as in TensorFlow checkpoints, the digest is that of the ``sha256sum`` output for them, sorted by
-    name. Both are "none" without a checkpoint; the digest is "unknown" if the file is not on this machine.
+    For several files, as in TensorFlow checkpoints, the digest is that of the ``sha256sum`` output
+    for them, sorted by name. Both are "none" without a checkpoint; the digest is "unknown" if the
+    file is not on this machine.
     """
     if source is None:
         return "none", "none"
@@ -133,8 +140,9 @@ def name_weights(source: Path | str | None) -> tuple[str, str]:
 
 
 def _files(path: Path) -> list[Path]:
-    """Return one file, all files of a sharded model, or all files of a TensorFlow checkpoint, which its prefix, one of
-    its files or its folder names."""
+    """Return one file, all files of a sharded model, or all files of a TensorFlow checkpoint, which
+    its prefix, one of its files or its folder names.
+    """
     file = weights_file(path)
     if file.name in (SAFETENSORS_INDEX, PYTORCH_INDEX):
         return [file, *shards_of(file)]

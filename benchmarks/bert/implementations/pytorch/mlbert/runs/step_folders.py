@@ -1,8 +1,12 @@
-"""Checkpoint folders, one per step, written atomically; the newest N are kept. Works with any framework's tensors.
+"""Checkpoint folders, one per step, written atomically; the newest N are kept.
 
-    checkpoints/step_00000120/state.json   numbers, the run's identity, sha256 of the other files and of itself
+Works with any framework's tensors.
 
-A folder gets its final name only when complete. If the newest one is damaged, loading warns and uses the one before.
+    checkpoints/step_00000120/state.json   numbers, the run's identity,
+                                           sha256 of the other files and of itself
+
+A folder gets its final name only when complete. If the newest one is damaged,
+loading warns and uses the one before.
 """
 
 from __future__ import annotations
@@ -38,8 +42,11 @@ def steps_in(folder: Path) -> list[int]:
 
 
 def remove_checkpoints(folder: Path) -> None:
-    """Remove all checkpoints in a folder. Raises UserError, before it removes anything, if a folder with the name of a
-    checkpoint does not have our mark: a record with the name of one of our formats."""
+    """Remove all checkpoints in a folder.
+
+    Raises UserError, before it removes anything, if a folder with the name of a checkpoint does not
+    have our mark: a record with the name of one of our formats.
+    """
     found = [folder / f"step_{step:08d}" for step in steps_in(folder)]
     for one in found:
         try:
@@ -60,7 +67,8 @@ class StepFolders:
     Args:
         path: the folder, created at the first save.
         keep: how many of the newest checkpoints to keep.
-        identity: what a checkpoint must match to be loaded here (model shape, data, batch); JSON-serializable.
+        identity: what a checkpoint must match to be loaded here (model shape, data, batch);
+            JSON-serializable.
     """
 
     def __init__(self, path: Path, keep: int, identity: dict) -> None:
@@ -69,10 +77,11 @@ class StepFolders:
         self.identity = json.loads(json.dumps(identity))
 
     def save(self, step: int, state: dict, write: Callable[[Path], str | None]) -> Path:
-        """Save a checkpoint of the files that ``write`` puts into a folder and the JSON-serializable ``state``.
+        """Save a checkpoint of the files that ``write`` puts into a folder
+        and the JSON-serializable ``state``.
 
-        ``write`` returns the SHA-256 of its file, or None to have its files read again for it. On an OSError, also one
-        from ``write``, remove the partial checkpoint and raise UserError.
+        ``write`` returns the SHA-256 of its file, or None to have its files read again for it. On
+        an OSError, also one from ``write``, remove the partial checkpoint and raise UserError.
         """
         final = self.path / f"step_{step:08d}"
         partial = self.path / f".partial_step_{step:08d}"
@@ -108,11 +117,11 @@ class StepFolders:
         return final
 
     def load_newest(self, load: Callable[[Path, dict], Loaded]) -> tuple[Loaded | None, list[str]]:
-        """Return what ``load`` returns for the newest good folder and its state (None if there are no checkpoints), and
-        a warning for each damaged one skipped.
+        """Return what ``load`` returns for the newest good folder and its state (None if there are
+        no checkpoints), and a warning for each damaged one skipped.
 
-        Raises UserError if all are damaged, or the newest undamaged one is in the format of another version or belongs
-        to another model, data set or batch.
+        Raises UserError if all are damaged, or the newest undamaged one is in the format of another
+        version or belongs to another model, data set or batch.
         """
         warnings: list[str] = []
         for folder in reversed(self._complete()):
@@ -147,8 +156,10 @@ class StepFolders:
         return record["state"]
 
     def check_newest(self) -> None:
-        """Raise UserError if the newest checkpoint is in the format of another version, or an entry that its identity
-        shares with this one differs. Reads only its record, and leaves damage to `load_newest`."""
+        """Raise UserError if the newest checkpoint is in the format of another version, or an entry
+        that its identity shares with this one differs. Reads only its record, and leaves damage to
+        `load_newest`.
+        """
         for folder in self._complete()[-1:]:
             try:
                 record = read_json(folder / STATE, "Remove it")
@@ -162,7 +173,9 @@ class StepFolders:
                 )
 
     def _refuse_others(self, folder: Path, found: dict, names: Sequence[str]) -> None:
-        """Raise UserError about the first of these entries that is not the same in a checkpoint and in this run."""
+        """Raise UserError about the first of these entries
+        that is not the same in a checkpoint and in this run.
+        """
         for name in names:
             before = found.get(name)
             here = self.identity.get(name)
@@ -173,8 +186,10 @@ class StepFolders:
 
 
 def read_step(folder: Path) -> tuple[dict, dict]:
-    """Return a checkpoint's identity and state, whichever run wrote it. Raises UserError if it is damaged, or in the
-    format of another version."""
+    """Return a checkpoint's identity and state, whichever run wrote it.
+
+    Raises UserError if it is damaged, or in the format of another version.
+    """
     try:
         record = _undamaged(folder)
     except _DamagedError as damage:
@@ -188,8 +203,10 @@ class _DamagedError(Exception):
 
 
 def _undamaged(folder: Path) -> dict:
-    """Return a checkpoint's record after checking its files against their checksums. Raises UserError if it is in the
-    format of another version."""
+    """Return a checkpoint's record after checking its files against their checksums.
+
+    Raises UserError if it is in the format of another version.
+    """
     try:
         record = read_json(folder / STATE, "Remove it")
     except UserError as error:
@@ -216,8 +233,10 @@ def _undamaged(folder: Path) -> dict:
 
 
 def _refuse_other_format(folder: Path, record: dict) -> None:
-    """Raise UserError if an undamaged record is in the format of another version. Without a digest, which another
-    version may store elsewhere, the name of the format decides."""
+    """Raise UserError if an undamaged record is in the format of another version.
+
+    Without a digest, which another version may store elsewhere, the name of the format decides.
+    """
     name = record.get("format")
     if name == FORMAT or not isinstance(name, str):
         return
@@ -236,7 +255,9 @@ def _num_bytes(folder: Path) -> int:
 
 
 def _sha256(folder: Path) -> str:
-    """Return the digest of the contents of all files but the state, concatenated in order of their names."""
+    """Return the digest of the contents of all files but the state,
+    concatenated in order of their names.
+    """
     found = hashlib.sha256()
     for path in sorted(folder.iterdir()):
         if path.name != STATE:
