@@ -1,7 +1,7 @@
 """The public ops are what this module imports. `select` chooses the implementation of each once.
 
-This module also registers the loaders of C kernels, Triton, cublasLt and CUDA kernels, so that the registry does not
-depend on any implementation.
+This module also registers the loaders of C kernels, Triton, cublasLt and CUDA kernels, so that the
+registry does not depend on any implementation.
 """
 
 from __future__ import annotations

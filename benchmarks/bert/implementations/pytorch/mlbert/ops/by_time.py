@@ -1,8 +1,9 @@
 """Time all verified implementations of the ops before a run, for OPS=fastest.
 
-Each op runs forward and backward at the model's sizes. The slowest rank's times count, so all ranks choose the same. An
-implementation only loses its place in the order of preference to one that is clearly faster, so noise does not decide
-between equals. Times are cached (`mlbert.ops.device_cache`).
+Each op runs forward and backward at the model's sizes. The slowest rank's times count, so all ranks
+choose the same. An implementation only loses its place in the order of preference to one that is
+clearly faster, so noise does not decide between equals. Times are cached
+(`mlbert.ops.device_cache`).
 """
 
 from __future__ import annotations
@@ -84,7 +85,9 @@ def keep_fastest(
 
 
 def preferred(seconds: Mapping[str, float]) -> str:
-    """Return the first name, in order of preference, that is not clearly slower than the fastest."""
+    """Return the first name, in order of preference,
+    that is not clearly slower than the fastest.
+    """
     limit = MARGIN * min(seconds.values())
     return next(name for name, taken in seconds.items() if taken <= limit)
 
@@ -92,7 +95,8 @@ def preferred(seconds: Mapping[str, float]) -> str:
 def _seconds(
     forms: Mapping[str, registry.Form], problem: Problem, device: torch.device
 ) -> dict[str, float]:
-    """Return by key the shortest time of both passes, in seconds, infinite if memory is insufficient.
+    """Return by key the shortest time of both passes, in seconds,
+    infinite if memory is insufficient.
 
     The implementations take turns, so a change of the clock affects all.
     """

@@ -1,17 +1,22 @@
-"""Compare an implementation of an op with the PyTorch reference, forward and backward. This decides whether a fast
-implementation is accurate enough: in the check before a run, in tests and in tools/gpu_check.sh.
+"""Compare an implementation of an op with the PyTorch reference, forward and backward.
 
-The rule: relative to the op in float64, the error of an implementation may be at most twice that of PyTorch in the same
-precision. This applies to the root mean square (RMS) error of the output and of each gradient and, if a draw of the
-inputs gives at least `NUMBERS` numbers, to the largest error of a draw, averaged over the draws.
+This decides whether a fast implementation is accurate enough:
+in the check before a run, in tests and in tools/gpu_check.sh.
 
-PyTorch's error is that of the reference in that precision or, if larger, of the op as in PyTorch's own models, for ops
-of which the reference keeps intermediate results in higher precision (attention, the residual sum).
+The rule: relative to the op in float64, the error of an implementation may be at most twice that of
+PyTorch in the same precision. This applies to the root mean square (RMS) error of the output and of
+each gradient and, if a draw of the inputs gives at least `NUMBERS` numbers, to the largest error of
+a draw, averaged over the draws.
 
-A single draw of few numbers is not enough: of two equally good implementations, one exceeds twice the other's error in
-every third draw of a single number. So inputs are drawn until `NUMBERS` results have been compared (`draws_for`), and
-the RMS is taken over all of them. The largest error of few numbers, or of one ill-conditioned draw, remains random. In
-case PyTorch happens to be exact, `FLOOR_STEPS` of a rounding step of the results' dtype are always allowed.
+PyTorch's error is that of the reference in that precision or, if larger, of the op as in PyTorch's
+own models, for ops of which the reference keeps intermediate results in higher precision
+(attention, the residual sum).
+
+A single draw of few numbers is not enough: of two equally good implementations, one exceeds twice
+the other's error in every third draw of a single number. So inputs are drawn until `NUMBERS`
+results have been compared (`draws_for`), and the RMS is taken over all of them. The largest error
+of few numbers, or of one ill-conditioned draw, remains random. In case PyTorch happens to be exact,
+`FLOOR_STEPS` of a rounding step of the results' dtype are always allowed.
 
 Legend: T tokens, N heads, H head size.
 """
@@ -78,8 +83,8 @@ class Verdict:
 
     Attributes:
         passed: no error is too large.
-        worst_ratio: largest ratio of an error to (PyTorch's error + half the floor); passes up to 2. None if one is
-            not finite.
+        worst_ratio: largest ratio of an error to (PyTorch's error + half the floor); passes up to
+            2. None if one is not finite.
         errors: result -> (relative RMS error, PyTorch's).
         why: the first violation, or "".
     """
@@ -108,7 +113,9 @@ class ErrorRule:
         found: Mapping[str, Tensor],
         rivals: Sequence[Mapping[str, Tensor]],
     ) -> None:
-        """Add one draw: name -> float64 result, ours, and PyTorch's variants, of which the worst counts."""
+        """Add one draw: name -> float64 result, ours, and PyTorch's variants,
+        of which the worst counts.
+        """
         for name, wanted in exact.items():
             if name not in self._sizes:
                 self._sizes[name] = (_Size(), _Size(), [_Size() for _ in rivals])
@@ -151,11 +158,14 @@ def compare(
     form: Callable[..., Any],
     dtype: torch.dtype,
 ) -> tuple[Verdict, int, bool]:
-    """Apply the rule to as many draws as needed. Return verdict, number of draws, and whether repeated runs agree.
+    """Apply the rule to as many draws as needed.
+
+    Return verdict, number of draws, and whether repeated runs agree.
 
     Args:
         op: its name in the registry.
-        drawn: draw -> the positional arguments, different in each draw, with activations in the dtype to test.
+        drawn: draw -> the positional arguments, different in each draw,
+            with activations in the dtype to test.
         gradient_of: indices of the arguments to differentiate.
         form: the implementation.
         dtype: of the activations.
@@ -186,7 +196,10 @@ def _results(
     gradient_of: Sequence[int],
     dtype: torch.dtype,
 ) -> dict[str, Tensor]:
-    """Return output and gradients. For float64 all floating-point arguments are converted, else they stay as given."""
+    """Return output and gradients.
+
+    For float64 all floating-point arguments are converted, else they stay as given.
+    """
     prepared = []
     for place, value in enumerate(arguments):
         if isinstance(value, Tensor) and value.is_floating_point():
@@ -214,7 +227,8 @@ def _ratio(error: float, allowed: float) -> float:
 
 
 def pytorchs_own(op: str, dtype: torch.dtype) -> list[Callable[..., Any]]:
-    """Return PyTorch's variants of an op: the reference and, below float32, the op as in PyTorch's eager models.
+    """Return PyTorch's variants of an op: the reference and, below float32,
+    the op as in PyTorch's eager models.
 
     Those compute some ops in the dtype of the activations where the reference computes in float32.
     """

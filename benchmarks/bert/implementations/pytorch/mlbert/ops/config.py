@@ -12,12 +12,14 @@ class ComputeConfig(Section):
 
     precision: Literal["auto", "fp32", "bf16", "fp16", "fp8", "fp8-forward"] = fixed_setting(
         "PRECISION",
-        "Number format of matrix products. fp8: in the encoder; fp8-forward: without the gradients' products.",
+        "Number format of matrix products. fp8: in the encoder; "
+        "fp8-forward: without the gradients' products.",
         default="auto",
     )
     fp8_fast_accumulation: Literal["forward", "all"] = fixed_setting(
         "FP8_FAST_ACCUMULATION",
-        "FP8 products that Hopper's tensor cores accumulate with fewer bits; all: also the gradients' products.",
+        "FP8 products that Hopper's tensor cores accumulate with fewer bits; "
+        "all: also the gradients' products.",
         default="forward",
     )
     loss_scale: float = setting(

@@ -1,15 +1,17 @@
 """Linear layers with bias, GELU and bias gradients fused into the products by cublasLt's epilogues:
 
     forward   x W^T + b                        bias
-              gelu(x W^T + b)                  bias and GELU; also stores the pre-activation for backward
+              gelu(x W^T + b)                  bias and GELU;
+                                               also stores the pre-activation for backward
     backward  (d_out W2) gelu'(pre)            GELU's derivative and the gradient of W1's bias
               d_out^T x                        bias gradient, if not computed before
 
-Sums are float32. Weight gradients have the weights' dtype, usually float32, without rounding to the activations' dtype,
-and are written or added in place (`mlbert.ops.weights`). If cublasLt has no algorithm for a product, PyTorch's product
-runs instead, and `Library.product` warns once. GELU is a separate kernel (`mlbert.ops.linear.gelu`) then, in the erf
-form, which cublasLt does not have, and where that is faster (`mlbert.ops.cublaslt_tuning`). The forms ``triton`` have
-PyTorch's products and the separate kernels only.
+Sums are float32. Weight gradients have the weights' dtype, usually float32, without rounding to the
+activations' dtype, and are written or added in place (`mlbert.ops.weights`). If cublasLt has no
+algorithm for a product, PyTorch's product runs instead, and `Library.product` warns once. GELU is a
+separate kernel (`mlbert.ops.linear.gelu`) then, in the erf form, which cublasLt does not have, and
+where that is faster (`mlbert.ops.cublaslt_tuning`). The forms ``triton`` have PyTorch's products
+and the separate kernels only.
 
 Legend: T tokens, D hidden, F columns of a weight's product.
 """
@@ -89,7 +91,9 @@ def _triton_feed_forward(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, exact: b
 
 
 class _CublasLtLinear(torch.autograd.Function):
-    """A linear layer with its weight in ``parts``; the product for Q, K and V also adds the bias."""
+    """A linear layer with its weight in ``parts``;
+    the product for Q, K and V also adds the bias.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, parts: int, has_other_users: bool, *tensors: Tensor) -> Tensor:
@@ -188,7 +192,10 @@ class _FusedFeedForward(torch.autograd.Function):
 def _product(
     lt: Library | None, out: Tensor, left: Tensor, right: Tensor, **arguments: Any
 ) -> bool:
-    """Call `Library.product`. Return False without a library, and for empty operands, which cublasLt refuses."""
+    """Call `Library.product`.
+
+    Return False without a library, and for empty operands, which cublasLt refuses.
+    """
     return (
         lt is not None
         and min(*out.shape, *left.shape) > 0
@@ -204,7 +211,9 @@ def _with_bias(lt: Library | None, x: Tensor, weight: Tensor, bias: Tensor) -> T
 
 
 def _has_gelu(lt: Library | None, exact: bool, dtype: torch.dtype, columns: int) -> bool:
-    """Return whether an epilogue can compute it: the tanh form, whose error in float32 is ten times PyTorch's."""
+    """Return whether an epilogue can compute it: the tanh form,
+    whose error in float32 is ten times PyTorch's.
+    """
     return lt is not None and not exact and dtype != torch.float32 and columns % AUX_MULTIPLE == 0
 
 
@@ -237,7 +246,9 @@ def bias_gelu_apart(
 def _gelu_backward(
     lt: Library | None, d_out: Tensor, weight: Tensor, pre: Tensor, exact: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return (d_out W) gelu'(pre), [T, F], for d_out [T, D] and W [D, F], and its sum over tokens [F]."""
+    """Return (d_out W) gelu'(pre), [T, F], for d_out [T, D] and W [D, F],
+    and its sum over tokens [F].
+    """
     if _has_gelu(lt, exact, pre.dtype, pre.shape[1]):
         d_pre = torch.empty_like(pre)
         d_bias = pre.new_empty(pre.shape[1])
@@ -264,7 +275,8 @@ def _weight_gradients(
     d_bias: Tensor | None = None,
     last: bool = True,
 ) -> tuple[Tensor | None, ...]:
-    """Return d_out^T x, for d_out [T, F] and x [T, D], one tensor per part of the weight; None if written in place.
+    """Return d_out^T x, for d_out [T, F] and x [T, D], one tensor per part of the weight;
+    None if written in place.
 
     Args:
         d_bias: [F], written with the sum of d_out over tokens.

@@ -1,11 +1,11 @@
 """Find NVIDIA's cublasLt, manage its handles and workspaces, and compute a matrix product with it.
 
-The C part, ``csrc/mhalib``, opens cublasLt at run time and caches one plan per problem. A handle is created when a
-device is first used, a workspace when a stream is. Nothing here synchronizes with the device, and a repeated product
-allocates nothing, so it can be captured in a CUDA graph.
+The C part, ``csrc/mhalib``, opens cublasLt at run time and caches one plan per problem. A handle is
+created when a device is first used, a workspace when a stream is. Nothing here synchronizes with
+the device, and a repeated product allocates nothing, so it can be captured in a CUDA graph.
 
-Tensors are row-major, cublasLt is column-major: a product ``left right`` is passed as ``right^T left^T``, so
-cublasLt's A is `right` and its B is `left`.
+Tensors are row-major, cublasLt is column-major: a product ``left right`` is passed as
+``right^T left^T``, so cublasLt's A is `right` and its B is `left`.
 
 Legend: R rows and C columns of the result, K the inner dimension.
 """
@@ -78,7 +78,8 @@ class MatmulProblem(NamedTuple):
         rows, columns, inner: R, C and K.
         types: of left, right and the result.
         left_transposed, right_transposed, epilogue, fast, adds: as in `Library.product`.
-        alignments: in bytes, of the addresses of result, left, right, bias and aux; 0 for an absent tensor.
+        alignments: in bytes, of the addresses of result, left, right, bias and aux;
+            0 for an absent tensor.
     """
 
     rows: int
@@ -148,12 +149,13 @@ class Library:
         path: path or name of the shared library.
 
     Raises:
-        mlbert.host.native.NativeUnavailable: the C part can't be compiled, or the library can't be opened.
+        mlbert.host.native.NativeUnavailable: the C part can't be compiled,
+            or the library can't be opened.
 
     Attributes:
         version: 10000 major + 100 minor + patch.
-        choices: problem -> number of its algorithm in the heuristic's list, from 1; missing means `FIRST`. `APART`
-            means that product and epilogue are faster as separate kernels.
+        choices: problem -> number of its algorithm in the heuristic's list, from 1; missing means
+            `FIRST`. `APART` means that product and epilogue are faster as separate kernels.
         noted: records problems as keys while it is not None.
     """
 
@@ -187,20 +189,23 @@ class Library:
         fast: bool = False,
         adds: bool = False,
     ) -> bool:
-        """Compute out [R, C] = epilogue(left [R, K] right [K, C]), summed in float32, on the current stream.
+        """Compute out [R, C] = epilogue(left [R, K] right [K, C]), summed in float32,
+        on the current stream.
 
         Args:
             out: output. All tensors must be contiguous, and no size may be 0.
             left, right: of one dtype, or two FP8 dtypes; stored as [K, R] and [C, K] if transposed.
-            epilogue, bias, aux: see `Epilogue`; ``bias`` and ``aux`` have the dtype of `out` (bfloat16 for FP8).
+            epilogue, bias, aux: see `Epilogue`; ``bias``
+                and ``aux`` have the dtype of `out` (bfloat16 for FP8).
             inverse_left, inverse_right: float32 scalars on the device; factors of FP8 operands.
-            scale_out, amax_out: float32 scalars on the device, for an FP8 result: its scale, and the output for its
-                largest magnitude before scaling.
+            scale_out, amax_out: float32 scalars on the device, for an FP8 result: its scale, and
+                the output for its largest magnitude before scaling.
             fast: accumulate FP8 products with fewer bits.
             adds: add to `out`.
 
         Returns:
-            False if nothing was computed: cublasLt has no algorithm (warns once per kind), or the choice is `APART`.
+            False if nothing was computed: cublasLt has no algorithm (warns once per kind),
+                or the choice is `APART`.
 
         Raises:
             CublasLtError: cublasLt fails in any other way.
@@ -349,8 +354,9 @@ def library() -> Library:
 
 
 def find(major: str) -> str:
-    """Return the path of cublasLt for CUDA `major`: already loaded in this process, else installed with PyTorch, else
-    its bare name for the system's loader."""
+    """Return the path of cublasLt for CUDA `major`: already loaded in this process, else installed
+    with PyTorch, else its bare name for the system's loader.
+    """
     name = f"libcublasLt.so.{major}"
     maps = Path("/proc/self/maps")
     lines = maps.read_text().splitlines() if maps.is_file() else []

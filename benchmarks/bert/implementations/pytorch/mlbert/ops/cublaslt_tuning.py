@@ -1,11 +1,14 @@
 """Find cublasLt's fastest algorithm for each product of a step by timing, before a run.
 
-    record the products of a warm-up  ->  time each with the heuristic's first algorithms, on dummy operands
-    ->  take the lowest median  ->  use rank 0's choices on all ranks, so that all compute the same bits
+    record the products of a warm-up  ->  time each with the heuristic's first algorithms,
+                                          on dummy operands
+    ->  take the lowest median  ->  use rank 0's choices on all ranks,
+                                    so that all compute the same bits
 
-The heuristic orders algorithms by estimated speed. Algorithms whose results differ from the first one's by more than
-rounding are excluded. For an epilogue with GELU or with a sum over tokens, a product with a separate kernel is timed as
-well. Results are cached per kind of device (`mlbert.ops.device_cache`).
+The heuristic orders algorithms by estimated speed. Algorithms whose results differ from the first
+one's by more than rounding are excluded. For an epilogue with GELU or with a sum over tokens, a
+product with a separate kernel is timed as well. Results are cached per kind of device
+(`mlbert.ops.device_cache`).
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ CANDIDATES = 8  # as in csrc/mhalib/matmul.c
 LAUNCHES = 5
 CACHE = "cublaslt"
 QUEUED_CYCLES = 4_000_000  # device clock cycles, 2 ms: time for the host to queue the timed work
-# Allowed difference relative to a result's norm, for another order of summation; larger for fast FP8 accumulation.
+# Allowed difference relative to a result's norm, for another order of summation;
+# larger for fast FP8 accumulation.
 ALLOWED = 2**-7
 ALLOWED_FAST = 2**-5
 
@@ -93,7 +97,8 @@ def tune(
     started = time.perf_counter()
     if not _same_on_all(problems, over_ranks):
         say(
-            "cublasLt: the ranks' products differ, so each runs with the heuristic's first algorithm"
+            "cublasLt: the ranks' products differ, "
+            "so each runs with the heuristic's first algorithm"
         )
         return
     found = _known(device, say) if is_first else {}
@@ -128,7 +133,9 @@ def tune(
 
 
 def with_twins(noted: Mapping[MatmulProblem, None]) -> list[MatmulProblem]:
-    """Return the distinct problems; before each whose epilogue can be apart, the product that remains."""
+    """Return the distinct problems; before each whose epilogue can be apart,
+    the product that remains.
+    """
     found: dict[MatmulProblem, None] = {}
     for problem in noted:
         if problem.epilogue in CAN_BE_APART:
@@ -163,7 +170,9 @@ def fastest(times: Mapping[int, Times]) -> int:
 def time_launches(
     device: torch.device, work: Callable[[], object], launches: int = LAUNCHES
 ) -> list[float]:
-    """Return the seconds of each launch of work on the device's current stream, after one that is not timed."""
+    """Return the seconds of each launch of work on the device's current stream,
+    after one that is not timed.
+    """
     work()
     if device.type != "cuda":
         marks = [time.perf_counter()]
@@ -236,7 +245,9 @@ class _Operands:
         return self._product(library, self.problem.epilogue, self.bias, self.aux)
 
     def multiply_apart(self, library: Library) -> None:
-        """Compute the product without its epilogue, and GELU, its derivative or the sum over tokens."""
+        """Compute the product without its epilogue, and GELU,
+        its derivative or the sum over tokens.
+        """
         assert self.bias is not None
         if self.problem.epilogue in GELU:
             cublaslt.bias_gelu_apart(library, self.left, self.right, self.bias)

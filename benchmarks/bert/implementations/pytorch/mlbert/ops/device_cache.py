@@ -1,7 +1,8 @@
-"""Cache results per kind of device in the user's cache folder: kernel verification, fastest algorithms.
+"""Cache results per kind of device in the user's cache folder:
+kernel verification, fastest algorithms.
 
-A file is specific to device, driver, versions of compute libraries, and sources of all kernels. Damaged files are
-ignored. Ranks may write concurrently.
+A file is specific to device, driver, versions of compute libraries, and sources of all kernels.
+Damaged files are ignored. Ranks may write concurrently.
 """
 
 from __future__ import annotations

@@ -1,21 +1,23 @@
 """Counter-based dropout masks, shared by all implementations of all ops.
 
-A mask is a pure function of a 32-bit key, a row number and a column number. There is no generator state, the backward
-pass recomputes the same mask, and a step's masks do not depend on how its tokens are split over ranks, accumulation
-steps or threads.
+A mask is a pure function of a 32-bit key, a row number and a column number. There is no generator
+state, the backward pass recomputes the same mask, and a step's masks do not depend on how its
+tokens are split over ranks, accumulation steps or threads.
 
 Definition (all arithmetic modulo 2**32)::
 
-    mix32(x)            x ^= x >> 16;  x *= 0x7FEB352D;  x ^= x >> 15;  x *= 0x846CA68B;  x ^= x >> 16
+    mix32(x)            x ^= x >> 16;  x *= 0x7FEB352D;  x ^= x >> 15;  x *= 0x846CA68B;
+                        x ^= x >> 16
     row_hash(k, r)      mix32(mix32(r + 0x9E3779B9) ^ k)
     word(k, r, g)       mix32(row_hash(k, r) ^ (g * 0x9E3779B9))
     byte(k, r, c)       byte c % 4 (0 the least significant) of word(k, r, c // 4)
     dropped             byte(k, r, c) < threshold,  threshold = round(256 * p)
     kept values         are multiplied by 256 / (256 - threshold), so the mean is exact
-    head_key(k, n)      mix32(k + (n + 1) * 0x9E3779B9): attention's key for head n; its rows are query tokens, its
-                        columns key positions within the sequence
+    head_key(k, n)      mix32(k + (n + 1) * 0x9E3779B9): attention's key for head n; its rows are
+                        query tokens, its columns key positions within the sequence
 
-mix32 is a bijection with an avalanche bias below 0.2 % per bit (constants from C. Wellons' search, public domain).
+mix32 is a bijection with an avalanche bias below 0.2 % per bit (constants from C. Wellons' search,
+public domain).
 
 Legend: R rows, N heads.
 """
@@ -25,8 +27,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# A number, or its bits as an int32 scalar tensor on the device, so that replays of a captured graph can use new masks.
-# C kernels only accept numbers.
+# A number, or its bits as an int32 scalar tensor on the device, so that replays of a captured graph
+# can use new masks. C kernels only accept numbers.
 Key = int | Tensor
 
 MASK32 = 0xFFFFFFFF
@@ -74,7 +76,9 @@ def _step_key(seed: int, step: int) -> int:
 
 
 def dropout_keys(seed: int, step: int, num_layers: int, num_sites: int) -> Tensor:
-    """Return `dropout_key` of all layers and sites: bits as int32 [num_layers, num_sites] on the CPU."""
+    """Return `dropout_key` of all layers and sites:
+    bits as int32 [num_layers, num_sites] on the CPU.
+    """
     layer = torch.arange(num_layers)[:, None]
     site = torch.arange(num_sites)
     keys = _mix32_tensor(((_step_key(seed, step) + GOLDEN) & MASK32) ^ layer)
@@ -88,7 +92,8 @@ def head_key(key: int, head: int) -> int:
 
 
 def dropout_threshold(probability: float) -> int:
-    """Return how many of 256 byte values drop an element: round(256 p), so 0.1 becomes 26/256 = 0.1016.
+    """Return how many of 256 byte values drop an element:
+    round(256 p), so 0.1 becomes 26/256 = 0.1016.
 
     Raises:
         ValueError: p is not in [0, 1).
@@ -112,7 +117,9 @@ def keep_mask(key: Key, rows: Tensor, columns: int, probability: float) -> Tenso
 def attention_keep_mask(
     key: Key, rows: Tensor, num_heads: int, columns: int, probability: float
 ) -> Tensor:
-    """Return which attention probabilities are kept: bool [N, R, columns] for query rows int32 [R]."""
+    """Return which attention probabilities are kept:
+    bool [N, R, columns] for query rows int32 [R].
+    """
     heads = (torch.arange(1, num_heads + 1, device=rows.device) * GOLDEN) & MASK32
     return _keep_mask(
         _mix32_tensor((_key_tensor(key, rows) + heads) & MASK32), rows, columns, probability

@@ -1,6 +1,7 @@
 """The sum of word, position and segment embeddings.
 
-The ``native`` gradient reads the tokens once, with threads splitting the columns: cost T * D, no atomics.
+The ``native`` gradient reads the tokens once, with threads splitting the columns:
+cost T * D, no atomics.
 
 Legend: T tokens, D hidden, V vocabulary.
 """

@@ -1,8 +1,9 @@
-"""Attention with the CUDA kernels of ``csrc/fmha``: at most 512 tokens per sequence, head size 64, 16-bit dtypes.
+"""Attention with the CUDA kernels of ``csrc/fmha``:
+at most 512 tokens per sequence, head size 64, 16-bit dtypes.
 
 The kernels are optional; ``tools/build_cuda.sh`` compiles them with ``nvcc``. They use the masks of
-`mlbert.ops.dropout`, are deterministic, and run asynchronously on PyTorch's current stream, so they work in a CUDA
-graph. They have never been measured, so they are opt-in.
+`mlbert.ops.dropout`, are deterministic, and run asynchronously on PyTorch's current stream, so they
+work in a CUDA graph. They have never been measured, so they are opt-in.
 
 Legend: S sequences, T tokens, N heads, H head size.
 """
@@ -64,7 +65,8 @@ def library() -> ctypes.CDLL:
     """Return the library in use.
 
     Raises:
-        mlbert.host.native.NativeUnavailable: it has not been built from these sources, or cannot be loaded.
+        mlbert.host.native.NativeUnavailable: it has not been built from these sources,
+            or cannot be loaded.
     """
     return _override or _built()
 
@@ -101,7 +103,8 @@ def load(path: Path) -> ctypes.CDLL:
 
 
 def check_device() -> None:
-    """Check that the library is built and that the current device, if there is one, can run the kernels.
+    """Check that the library is built and that the current device, if there is one,
+    can run the kernels.
 
     Raises:
         mlbert.host.native.NativeUnavailable: it is not, or it cannot.
@@ -121,7 +124,10 @@ def attention(
     rows: Tensor | None,
     alibi_slopes: Tensor | None = None,
 ) -> Tensor:
-    """See `mlbert.ops.attention.attention`. Longer sequences, other head sizes and wider dtypes run plain."""
+    """See `mlbert.ops.attention.attention`.
+
+    Longer sequences, other head sizes and wider dtypes run plain.
+    """
     if qkv.dtype not in HALF_TYPES or qkv.shape[3] != FMHA_HEAD_SIZE or max_seqlen > FMHA_LENGTH:
         return reference.attention(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes)
     threshold = dropout_threshold(dropout_p)

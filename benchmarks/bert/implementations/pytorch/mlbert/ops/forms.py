@@ -1,20 +1,26 @@
 """Choose the implementation of each op, once per kind of device.
 
-Op modules register implementations by name with `register`, and `mlbert.ops.api` registers their loaders. `select`
-applies the user's choice, and the public functions call `implementation`. The names:
+Op modules register implementations by name with `register`, and `mlbert.ops.api` registers their
+loaders. `select` applies the user's choice, and the public functions call `implementation`. The
+names:
 
     plain    `mlbert.ops.reference`: any device
     native   C kernels, or PyTorch products around them: CPU
-    triton   Triton kernels (`mlbert.ops.triton`): CUDA; for tests also CPU, with Triton's interpreter
-             (TRITON_INTERPRET=1)
-    cublaslt linear layers with cublasLt's epilogues (`mlbert.ops.cublaslt`), the other ops as in ``triton``: CUDA
-    fmha     attention with ``csrc/fmha`` (`mlbert.ops.fmha`), if built, the other ops as in ``auto``: CUDA
-    fused    FP8 products with GELU inside (`mlbert.ops.triton.product`), the other ops as in ``auto``: CUDA
+    triton   Triton kernels (`mlbert.ops.triton`): CUDA; for tests also CPU, with Triton's
+             interpreter (TRITON_INTERPRET=1)
+    cublaslt linear layers with cublasLt's epilogues (`mlbert.ops.cublaslt`),
+             the other ops as in ``triton``: CUDA
+    fmha     attention with ``csrc/fmha`` (`mlbert.ops.fmha`), if built,
+             the other ops as in ``auto``: CUDA
+    fused    FP8 products with GELU inside (`mlbert.ops.triton.product`),
+             the other ops as in ``auto``: CUDA
 
-With ``fastest``, all available implementations are verified and timed before a run (`mlbert.ops.proof`).
+With ``fastest``, all available implementations are verified
+and timed before a run (`mlbert.ops.proof`).
 
-An op without the chosen implementation runs plain. So do float64 tensors, and float16 tensors instead of C kernels. If
-an implementation fails verification (`mlbert.ops.proof`), the next one in order runs.
+An op without the chosen implementation runs plain. So do float64 tensors, and float16 tensors
+instead of C kernels. If an implementation fails verification (`mlbert.ops.proof`), the next one in
+order runs.
 """
 
 from __future__ import annotations
@@ -51,8 +57,8 @@ _PREFERENCES: dict[str, dict[str, tuple[str, ...]]] = {
 Form = Callable[..., Any]  # an implementation, with the signature of the op's public function
 _implementations: dict[str, dict[str, Form]] = {}
 _remarks: dict[tuple[str, str], Callable[[], str]] = {}
-# By name, a function of the kind of device that loads its implementations. It raises NativeUnavailable or ImportError
-# with the reason if they are not available.
+# By name, a function of the kind of device that loads its implementations. It raises
+# NativeUnavailable or ImportError with the reason if they are not available.
 LOADERS: dict[str, Callable[[str], object]] = {}
 
 
@@ -70,7 +76,10 @@ _refused: dict[tuple[str, str, str], str] = {}  # kind of device, op, name -> wh
 
 
 def register(op: str, name: str, remark: Callable[[], str] | None = None) -> Callable[[Form], Form]:
-    """Register the decorated function as implementation `name` of `op`. `describe` adds `remark()` to the log line."""
+    """Register the decorated function as implementation `name` of `op`.
+
+    `describe` adds `remark()` to the log line.
+    """
 
     def decorate(function: Form) -> Form:
         _implementations.setdefault(op, {})[name] = function
@@ -85,8 +94,9 @@ def select(choice: str = "auto", device: torch.device | str = "cpu") -> dict[str
     """Select the implementation of every op; the last call counts.
 
     Args:
-        choice: ``auto`` (the fastest available: C kernels on a CPU, cublasLt and Triton on CUDA, else plain) or a name
-            of the module docstring. On kinds of device other than `device`, an unsupported name means ``auto``.
+        choice: ``auto`` (the fastest available: C kernels on a CPU, cublasLt and Triton on CUDA,
+            else plain) or a name of the module docstring. On kinds of device other than `device`,
+            an unsupported name means ``auto``.
         device: of the run.
 
     Returns:
@@ -158,7 +168,9 @@ def available(device: torch.device | str = "cpu") -> dict[str, tuple[str, ...]]:
 
 
 def order_to_time(device: torch.device) -> tuple[str, ...]:
-    """Return all names that ``fastest`` compares on a device, available or not, in order of preference."""
+    """Return all names that ``fastest`` compares on a device, available or not,
+    in order of preference.
+    """
     return (*_PREFERENCES[device.type]["fastest"], "plain")
 
 
@@ -168,7 +180,10 @@ def selected(device: torch.device | str = "cpu") -> dict[str, str]:
 
 
 def refuse(op: str, name: str, device: torch.device | str, why: str) -> str:
-    """Exclude implementation `name` of `op` on this kind of device. Return the name of its replacement."""
+    """Exclude implementation `name` of `op` on this kind of device.
+
+    Return the name of its replacement.
+    """
     kind = torch.device(device).type
     _refused[kind, op, name] = why
     _selections.pop(kind, None)
@@ -186,14 +201,18 @@ def form(op: str, name: str) -> Form:
 
 
 def select_each(names: Mapping[str, str], device: torch.device | str = "cpu") -> None:
-    """Use these implementations (op -> name) on `device`, plain for other ops, until the next `select`."""
+    """Use these implementations (op -> name) on `device`, plain for other ops,
+    until the next `select`.
+    """
     _selections[torch.device(device).type] = _Selection(
         {op: names.get(op, "plain") for op in _implementations}, {}
     )
 
 
 def _selection(kind: str) -> _Selection:
-    """Return the selection for a kind of device, computed lazily because loading implementations is slow."""
+    """Return the selection for a kind of device, computed lazily because loading implementations is
+    slow.
+    """
     if kind not in _selections:
         choices = _PREFERENCES.get(kind, {})
         wanted = () if _choice == "plain" else choices.get(_choice, choices.get("auto", ()))

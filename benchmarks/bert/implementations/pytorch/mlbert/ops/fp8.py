@@ -1,30 +1,36 @@
 """Linear layers with matrix products in FP8: E4M3 for activations and weights, E5M2 for gradients.
 
-A tensor is multiplied by one scale, a power of two, and rounded to FP8; the product is divided by the two scales.
-Values out of range become the largest FP8 number; NaN stays NaN. Activations around the products stay bfloat16, weight
-gradients are float32. Scales are in one table with a row per linear layer (`mlbert.ops.fp8_scaling.FP8Scaling`).
+A tensor is multiplied by one scale, a power of two, and rounded to FP8; the product is divided by
+the two scales. Values out of range become the largest FP8 number; NaN stays NaN. Activations around
+the products stay bfloat16, weight gradients are float32. Scales are in one table with a row per
+linear layer (`mlbert.ops.fp8_scaling.FP8Scaling`).
 
-Hopper's products read both operands along their inner dimension, so every operand is stored by rows and transposed. One
-pass writes both (`cast`), fused with an element-wise op if there is one:
+Hopper's products read both operands along their inner dimension, so every operand is stored by rows
+and transposed. One pass writes both (`cast`), fused with an element-wise op if there is one:
 
-    input of Q K V and of the feed-forward   the LayerNorm before it, which also writes the bfloat16 result for the
-                                             residual sum; a separate pass in the first layer
+    input of Q K V and of the feed-forward   the LayerNorm before it, which also writes the bfloat16
+                                             result for the residual sum; a separate pass in the
+                                             first layer
     input of the attention output            a separate pass
     input of the second feed-forward layer   bias and GELU, or the product before them (OPS=fused)
     gradient of Q K V                        a separate pass, which sums the bias gradient
-    gradient of both outputs                 LayerNorm's backward, which sums their biases' gradients
-    gradient of the first feed-forward layer GELU's derivative, which sums the bias gradient, or the product before it
+    gradient of both outputs                 LayerNorm's backward,
+                                             which sums their biases' gradients
+    gradient of the first feed-forward layer GELU's derivative, which sums the bias gradient,
+                                             or the product before it
     weights                                  a separate pass, once per step and once per evaluation
 
-An encoder layer is three autograd functions: `linear` for Q K V and, after attention, `attention_output` and
-`feed_forward`, each with the LayerNorm that follows. A hidden state is returned twice, for the residual sum and for the
-product, so LayerNorm's backward can add both gradients. If only some products run in FP8, layers only use `linear`.
+An encoder layer is three autograd functions: `linear` for Q K V and, after attention,
+`attention_output` and `feed_forward`, each with the LayerNorm that follows. A hidden state is
+returned twice, for the residual sum and for the product, so LayerNorm's backward can add both
+gradients. If only some products run in FP8, layers only use `linear`.
 
-Formats: Micikevicius et al., "FP8 Formats for Deep Learning", arXiv 2209.05433. Implementations: ``plain`` quantises in
-PyTorch, at the same points, and multiplies the dequantised numbers in float32; ``triton`` quantises in kernels.
-Products of ``cublaslt`` call cublasLt directly, so that algorithms can be timed (`mlbert.ops.cublaslt_tuning`). The
-others except ``plain`` call `torch._scaled_mm`, which uses the first algorithm of cublasLt's heuristic. It supports
-CUDA (compute capability 8.9 and higher) and, slower than bfloat16 and for tests only, CPUs.
+Formats: Micikevicius et al., "FP8 Formats for Deep Learning", arXiv 2209.05433. Implementations:
+``plain`` quantises in PyTorch, at the same points, and multiplies the dequantised numbers in
+float32; ``triton`` quantises in kernels. Products of ``cublaslt`` call cublasLt directly, so that
+algorithms can be timed (`mlbert.ops.cublaslt_tuning`). The others except ``plain`` call
+`torch._scaled_mm`, which uses the first algorithm of cublasLt's heuristic. It supports CUDA
+(compute capability 8.9 and higher) and, slower than bfloat16 and for tests only, CPUs.
 
 Legend: T tokens, D columns of the input, F columns of the output.
 """
@@ -67,7 +73,8 @@ def product(
     bias: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Return a b^T of FP8 matrices a [M, K] and b [N, K], times both ``inverses``, plus bias: [M, N] in `dtype`.
+    """Return a b^T of FP8 matrices a [M, K] and b [N, K], times both ``inverses``, plus bias:
+    [M, N] in `dtype`.
 
     Args:
         fast: accumulate with fewer bits on Hopper.
@@ -169,7 +176,8 @@ def _product_gelu(
     *bias_and_cast: Any,
     **cast: Any,
 ) -> tuple[Tensor, Quantised]:
-    """Return pre = a b^T of FP8 a [T, D] and b [F, D] in bfloat16 [T, F], and gelu(pre + bias) in FP8.
+    """Return pre = a b^T of FP8 a [T, D] and b [F, D] in bfloat16 [T, F],
+    and gelu(pre + bias) in FP8.
 
     Args:
         multiply, gelu: implementations of ``fp8_product`` and ``fp8_gelu``.
@@ -190,8 +198,9 @@ def _product_gelu_backward(
     *rest: Any,
     **cast: Any,
 ) -> tuple[Quantised, Tensor]:
-    """Return (a b^T) gelu'(pre + bias) in FP8, and its sum over tokens, float32 [F]; as `_product_gelu`, with an
-    implementation of ``fp8_gelu_backward``."""
+    """Return (a b^T) gelu'(pre + bias) in FP8, and its sum over tokens, float32 [F]; as
+    `_product_gelu`, with an implementation of ``fp8_gelu_backward``.
+    """
     d_inner = multiply(a, b, inverses, pre.dtype, fast, None, None)
     return gelu(d_inner, pre, *rest, **cast)
 
@@ -215,7 +224,8 @@ for _name in ("native", "triton", "cublaslt"):
     )
 
 
-# A LayerNorm's output for its two readers, and its FP8 copies for the second, or None if not requested.
+# A LayerNorm's output for its two readers, and its FP8 copies for the second,
+# or None if not requested.
 Hidden = tuple[Tensor, Tensor, Quantised | None]
 
 
@@ -230,7 +240,8 @@ def linear(
     """Return x W^T + b: x [T, D] in the activations' dtype -> [T, F].
 
     Args:
-        weights, biases: float32 parts of W [F, D], which share one scale, and of b [F]; without biases, b is 0.
+        weights, biases: float32 parts of W [F, D], which share one scale, and of b [F];
+            without biases, b is 0.
         table, row: the scales, and this layer's row.
         small: x in FP8 with this layer's scale, if already quantised.
     """
@@ -252,7 +263,8 @@ def attention_output(
     Args:
         context, residual: [T, D] bfloat16.
         weight: [D, D].
-        norm: arguments of `mlbert.ops.api.dropout_add_layer_norm` from ``weight`` on; the last one is b.
+        norm: arguments of `mlbert.ops.api.dropout_add_layer_norm` from ``weight`` on;
+            the last one is b.
         reader: row of the FP8 linear layer that reads the result, or None.
     """
     table.note_pass()
@@ -302,7 +314,9 @@ def cast(op: str, table: FP8Scaling, row: int, kind: int, *arguments: Any, **opt
 
 
 def quantise_weight(parts: Sequence[Tensor], table: FP8Scaling, row: int) -> Quantised:
-    """Return the FP8 copies of a weight [F, D], given in parts that share a scale; quantise if it has changed."""
+    """Return the FP8 copies of a weight [F, D], given in parts that share a scale;
+    quantise if it has changed.
+    """
     for part in parts:
         assert not any(n % INNER_MULTIPLE for n in part.shape), (
             f"FP8 needs multiples of 16, not {tuple(part.shape)}"
@@ -361,7 +375,9 @@ def _weight_gradients(
 
 
 class _FP8Linear(torch.autograd.Function):
-    """A linear layer with each product in FP8 or in the activations' dtype, as in ``table.products``."""
+    """A linear layer with each product in FP8 or in the activations' dtype,
+    as in ``table.products``.
+    """
 
     @staticmethod
     def forward(
@@ -543,7 +559,9 @@ def _norm(
     reader: int | None,
     norm: Sequence[Any],
 ) -> tuple[Tensor, Quantised, list[Tensor | None]]:
-    """Return LayerNorm(residual + dropout(x + b)), its FP8 copies, and the tensors that backward needs."""
+    """Return LayerNorm(residual + dropout(x + b)), its FP8 copies,
+    and the tensors that backward needs.
+    """
     op = "fp8_dropout_add_layer_norm_forward"
     if reader is None:
         # Only the last layer, which has few rows, makes unused copies.

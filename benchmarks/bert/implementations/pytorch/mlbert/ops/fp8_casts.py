@@ -1,7 +1,9 @@
-"""Reference versions of the kernels that quantise to FP8, in PyTorch, with the same rounding points.
+"""Reference versions of the kernels that quantise to FP8, in PyTorch,
+with the same rounding points.
 
-Every op takes a scale, raises `amax` to the largest magnitude of its values, and returns `Quantised`, by rows and
-transposed. Other arguments are documented here or at the caller in `mlbert.ops.fp8`.
+Every op takes a scale, raises `amax` to the largest magnitude of its values, and returns
+`Quantised`, by rows and transposed. Other arguments are documented here or at the caller in
+`mlbert.ops.fp8`.
 
 Legend: T tokens, U tokens rounded up to a multiple of 16, D hidden.
 """
@@ -38,7 +40,8 @@ class NormGradients(NamedTuple):
 
     Attributes:
         residual: [T, D] of the activations' dtype.
-        x: gradient in the activations' dtype, times the scale, in e5m2, rows [T, D] and columns [D, U].
+        x: gradient in the activations' dtype, times the scale, in e5m2, rows [T, D]
+            and columns [D, U].
         x_bias: float32 [D], the sum over tokens of the unrounded gradient of x.
         weight, bias: float32 [D].
     """
@@ -108,10 +111,12 @@ def _plain_norm_forward(
     scale: Tensor,
     amax: Tensor,
 ) -> tuple[Tensor, Quantised, NormSaved]:
-    """Compute LayerNorm(residual + dropout(x + x_bias)) without autograd, and its rounded result in e4m3.
+    """Compute LayerNorm(residual + dropout(x + x_bias)) without autograd,
+    and its rounded result in e4m3.
 
     Args:
-        x, residual, weight, bias, eps, dropout_p, key, rows, x_bias: as in `mlbert.ops.api.dropout_add_layer_norm`.
+        x, residual, weight, bias, eps, dropout_p, key, rows, x_bias: as in
+            `mlbert.ops.api.dropout_add_layer_norm`.
         scale: float32 scalar; quantised = result * scale.
         amax: float32 scalar, raised to the largest |result|.
 
@@ -142,10 +147,11 @@ def _plain_norm_backward(
     scale: Tensor,
     amax: Tensor,
 ) -> NormGradients:
-    """Return the gradients of `_plain_norm_forward`, with that of x in e5m2 for the linear layer that computed x.
+    """Return the gradients of `_plain_norm_forward`,
+    with that of x in e5m2 for the linear layer that computed x.
 
-    With h = (total - mean) / deviation and g = weight * d, the residual's gradient is
-    (g - mean(g) - h mean(g h)) / deviation. The gradient of x is the same, scaled, for kept elements, else 0.
+    With h = (total - mean) / deviation and g = weight * d, the residual's gradient is (g - mean(g)
+    - h mean(g h)) / deviation. The gradient of x is the same, scaled, for kept elements, else 0.
 
     Args:
         d_out: [T, D] of the activations' dtype.

@@ -1,15 +1,17 @@
-"""Delayed scaling for FP8 linear layers, one power of two per tensor, on the device; and the weights' FP8 copies.
+"""Delayed scaling for FP8 linear layers, one power of two per tensor, on the device;
+and the weights' FP8 copies.
 
-A step's scales follow from the largest magnitudes of previous steps, so quantising needs no extra pass to find a
-maximum and no host synchronization:
+A step's scales follow from the largest magnitudes of previous steps, so quantising needs no extra
+pass to find a maximum and no host synchronization:
 
     scale = 2^floor(log2(largest FP8 number / largest magnitude of the last HISTORY steps))
 
-The first step has no history and scales each tensor by its current maximum. A weight is quantised on first use after
-`FP8Scaling.weights_changed`, once for all micro-batches of a step and once per evaluation, always into the same memory,
-so that captured graphs stay valid.
+The first step has no history and scales each tensor by its current maximum. A weight is quantised
+on first use after `FP8Scaling.weights_changed`, once for all micro-batches of a step and once per
+evaluation, always into the same memory, so that captured graphs stay valid.
 
-Legend: T tokens, U tokens rounded up to a multiple of 16, D columns of the input, F of the output, n linear layers.
+Legend: T tokens, U tokens rounded up to a multiple of 16, D columns of the input,
+F of the output, n linear layers.
 """
 
 from __future__ import annotations
@@ -28,11 +30,14 @@ LARGEST = tuple(torch.finfo(dtype).max for dtype in TYPES)
 SCALE_BOUND = 2.0**100  # keeps scale and 1 / scale normal float32 numbers
 INNER_MULTIPLE = 16  # cublasLt's FP8 products need multiples of it as inner and output dimensions
 LINEARS_PER_LAYER = 4
-SPACING = 4  # float32 numbers from one factor of a product to the next: cublasLt takes addresses that 16 divides
+# Float32 numbers from one factor of a product to the next: cublasLt takes addresses that 16 divides
+SPACING = 4
 
 
 class Quantised(NamedTuple):
-    """A matrix [T, F] in FP8: `rows` [T, F], and `columns` [F, U], transposed and 0 from column T; both contiguous."""
+    """A matrix [T, F] in FP8: `rows` [T, F], and `columns` [F, U],
+    transposed and 0 from column T; both contiguous.
+    """
 
     rows: Tensor
     columns: Tensor
@@ -45,11 +50,14 @@ def padded_tokens(tokens: int) -> int:
 
 @dataclass(frozen=True)
 class Products:
-    """Which of a linear layer's three matrix products run in FP8; the others use the activations' dtype.
+    """Which of a linear layer's three matrix products run in FP8;
+    the others use the activations' dtype.
 
     Attributes:
-        linears: whether to use FP8 in an encoder layer's Q K V, attention output, first and second feed-forward.
-        fast: whether the gradients' products also accumulate with fewer bits, as the forward products do.
+        linears: whether to use FP8 in an encoder layer's Q K V, attention output,
+            first and second feed-forward.
+        fast: whether the gradients' products also accumulate with fewer bits,
+            as the forward products do.
     """
 
     forward: bool = True
@@ -65,7 +73,9 @@ class Products:
 
 
 class FP8Scaling(nn.Module):
-    """Scales of a model: a row per FP8 linear layer, columns INPUT, WEIGHT and GRADIENT. Moves with the model.
+    """Scales of a model: a row per FP8 linear layer, columns INPUT, WEIGHT and GRADIENT.
+
+    Moves with the model.
 
     Args:
         num_linears: n, rows.
@@ -118,15 +128,22 @@ class FP8Scaling(nn.Module):
         return self._no_products
 
     def note_pass(self) -> None:
-        """Call before a forward pass. Without gradients, as in evaluation, magnitudes do not count in `amax`."""
+        """Call before a forward pass.
+
+        Without gradients, as in evaluation, magnitudes do not count in `amax`.
+        """
         self._counts = torch.is_grad_enabled()
 
     def counter(self, row: int, kind: int) -> Tensor:
-        """Return the scalar to raise to a tensor's largest magnitude: in `amax`, or a dummy if it does not count."""
+        """Return the scalar to raise to a tensor's largest magnitude:
+        in `amax`, or a dummy if it does not count.
+        """
         return self.amax[row, kind] if self._counts or kind == GRADIENT else self.unread[kind]
 
     def calibrate(self, row: int, kind: int, seen: Tensor) -> None:
-        """Set a scale from the largest magnitude of its current tensor, before the first step has set it."""
+        """Set a scale from the largest magnitude of its current tensor,
+        before the first step has set it.
+        """
         scale = self.scale[row, kind]
         scale.copy_(
             torch.where((seen > 0) & seen.isfinite(), scale_for(seen, LARGEST[kind]), scale)
@@ -134,13 +151,17 @@ class FP8Scaling(nn.Module):
         self.inverse[row, kind].copy_(scale.reciprocal())
 
     def weight_copies(self, row: int, device: torch.device) -> Quantised | None:
-        """Return the weight's FP8 copies, possibly outdated, or None if there are none on this device."""
+        """Return the weight's FP8 copies, possibly outdated,
+        or None if there are none on this device.
+        """
         copies = self._copies.get(row)
         return copies if copies is not None and copies.rows.device == device else None
 
     def are_fresh(self, row: int) -> bool:
-        """Return whether the copies match the current weight. Copies from an evaluation are only valid in evaluations:
-        their magnitude was not counted."""
+        """Return whether the copies match the current weight.
+
+        Copies from an evaluation are only valid in evaluations: their magnitude was not counted.
+        """
         return row in self._made and (self._made[row] or not self._counts)
 
     def keep_copies(self, row: int, copies: Quantised) -> None:
@@ -150,7 +171,9 @@ class FP8Scaling(nn.Module):
 
     @torch.no_grad()
     def end_step(self, over_ranks: Callable[[Tensor], Any]) -> None:
-        """Add the step's magnitudes to the history and set the next scales. Call it after each optimizer step.
+        """Add the step's magnitudes to the history and set the next scales.
+
+        Call it after each optimizer step.
 
         Args:
             over_ranks: in-place all-reduce MAX, so that all ranks use the same scales.
@@ -168,13 +191,17 @@ class FP8Scaling(nn.Module):
         self.weights_changed()
 
     def weights_changed(self) -> None:
-        """Mark the FP8 copies as outdated after a change of weights or scales. Host state only, so also call it after
-        replaying a graph that contains an update."""
+        """Mark the FP8 copies as outdated after a change of weights or scales.
+
+        Host state only, so also call it after replaying a graph that contains an update.
+        """
         self._made.clear()
 
     def forget_step(self) -> None:
-        """Discard the current step's magnitudes, and its scales if no step has set them yet. Weights are quantised and
-        counted again."""
+        """Discard the current step's magnitudes, and its scales if no step has set them yet.
+
+        Weights are quantised and counted again.
+        """
         self.amax.zero_()
         if not self.is_calibrated:
             self.scale.fill_(1.0)
@@ -182,11 +209,17 @@ class FP8Scaling(nn.Module):
         self.weights_changed()
 
     def derived_state(self) -> dict[str, Tensor]:
-        """Return the live tensors that a checkpoint saves. Valid between `end_step` and the next step."""
+        """Return the live tensors that a checkpoint saves.
+
+        Valid between `end_step` and the next step.
+        """
         return {"fp8.history": self.history, "fp8.scale": self.scale}
 
     def load_derived_state(self, state: Mapping[str, Tensor]) -> None:
-        """Copy in the result of `derived_state`. State of a run without FP8 leaves the scales unchanged."""
+        """Copy in the result of `derived_state`.
+
+        State of a run without FP8 leaves the scales unchanged.
+        """
         self.weights_changed()
         if "fp8.scale" in state:
             self.history.copy_(state["fp8.history"])
@@ -196,7 +229,9 @@ class FP8Scaling(nn.Module):
 
 
 def scale_for(amax: Tensor, largest: Tensor | float) -> Tensor:
-    """Return the largest power of two that keeps `amax` (positive) within `largest`; exact on every device."""
+    """Return the largest power of two that keeps `amax` (positive) within `largest`;
+    exact on every device.
+    """
     ratio = (largest / amax).clamp(1.0 / SCALE_BOUND, SCALE_BOUND)
     exponent = torch.frexp(ratio).exponent
     return torch.ldexp(torch.ones_like(ratio), exponent - 1)

@@ -1,8 +1,9 @@
-"""Linear layers: one product for Q, K and V, a product with bias and GELU, and the two products of the feed-forward.
+"""Linear layers: one product for Q, K and V, a product with bias and GELU,
+and the two products of the feed-forward.
 
-All products here are PyTorch's; `mlbert.ops.cublaslt` calls cublasLt. ``native`` adds C kernels for bias + GELU,
-forward and backward (with the bias gradient in the same pass), and for sums over tokens. Weights are converted to the
-activations' dtype, and their gradients back.
+All products here are PyTorch's; `mlbert.ops.cublaslt` calls cublasLt. ``native`` adds C kernels for
+bias + GELU, forward and backward (with the bias gradient in the same pass), and for sums over
+tokens. Weights are converted to the activations' dtype, and their gradients back.
 
 Legend: T tokens, D hidden, F columns of a weight's product.
 """
@@ -79,7 +80,9 @@ def gelu(pre: Tensor, exact: bool) -> Tensor:
 
 
 def gelu_backward(d_out: Tensor, pre: Tensor, exact: bool) -> tuple[Tensor, Tensor]:
-    """Return d_out gelu'(pre), all contiguous [T, F], and its sum over tokens, float32 [F]: the bias gradient."""
+    """Return d_out gelu'(pre), all contiguous [T, F], and its sum over tokens, float32 [F]:
+    the bias gradient.
+    """
     d_pre, d_bias = registry.implementation("gelu_backward", pre)(d_out, pre, exact)
     return d_pre, d_bias
 
@@ -129,7 +132,10 @@ def _native_feed_forward(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, exact: b
 
 
 def needs_gradient(*tensors: Tensor) -> bool:
-    """Return whether a backward pass may follow. Call it outside of a Function's forward, where this is unknown."""
+    """Return whether a backward pass may follow.
+
+    Call it outside of a Function's forward, where this is unknown.
+    """
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 

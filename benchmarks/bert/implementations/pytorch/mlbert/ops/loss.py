@@ -21,13 +21,15 @@ def masked_cross_entropy(logits: Tensor, labels: Tensor, vocab_size: int) -> tup
     """Return the summed cross-entropy and the number of correct predictions.
 
     Args:
-        logits: [M, V'] float32 or bfloat16; columns from `vocab_size` on are ignored. The native and Triton
-            backward passes overwrite them with the gradient, so nothing else may read them then.
+        logits: [M, V'] float32 or bfloat16; columns from `vocab_size` on are ignored. The native
+            and Triton backward passes overwrite them with the gradient, so nothing else may read
+            them then.
         labels: int64 [M], each below `vocab_size`; rows with label -100 are ignored.
         vocab_size: V.
 
     Returns:
-        (loss_sum, num_correct): scalars, float32 (float64 for float64) and int64; 0 for M = 0. The prediction is
+        (loss_sum, num_correct): scalars, float32 (float64 for float64) and int64; 0 for M = 0.
+            The prediction is
         the lowest class with the largest logit.
     """
     return registry.implementation("masked_cross_entropy", logits)(logits, labels, vocab_size)

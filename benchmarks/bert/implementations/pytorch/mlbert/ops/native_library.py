@@ -1,7 +1,7 @@
 """Bindings for the C kernels of ``csrc/cpu/ops_*.c``.
 
-Callers pass contiguous CPU tensors of the documented dtypes, checked by `pointer`. Results do not depend on the number
-of threads.
+Callers pass contiguous CPU tensors of the documented dtypes, checked by `pointer`. Results do not
+depend on the number of threads.
 
 Legend: T tokens.
 """
@@ -26,7 +26,8 @@ SOURCES = (
     "ops_rotary.c",
 )
 ACTIVATION_TYPES = (torch.float32, torch.bfloat16)
-# Maximum number of chunks of a sum over tokens: enough for any number of cores, few enough to add up cheaply.
+# Maximum number of chunks of a sum over tokens: enough for any number of cores,
+# few enough to add up cheaply.
 _MAX_CHUNKS = 64
 _MIN_CHUNK_TOKENS = 32
 
@@ -85,7 +86,9 @@ def check_rows(rows: Tensor | None, num_tokens: int, threshold: int) -> None:
 def check_attention(
     qkv: Tensor, rows: Tensor | None, threshold: int, slopes: Tensor | None
 ) -> None:
-    """Assert the shapes of attention's arguments [T, 3, N, H], [T] and [N]; rows are only needed with dropout."""
+    """Assert the shapes of attention's arguments [T, 3, N, H], [T] and [N];
+    rows are only needed with dropout.
+    """
     num_tokens, three, num_heads, _ = qkv.shape
     assert three == 3, f"qkv {tuple(qkv.shape)} is not [T, 3, N, H]"
     check_rows(rows, num_tokens, threshold)
@@ -95,7 +98,10 @@ def check_attention(
 
 
 def token_chunk(num_tokens: int) -> int:
-    """Return the tokens per chunk of a sum. Depends on T only, so that sums are the same for any thread count."""
+    """Return the tokens per chunk of a sum.
+
+    Depends on T only, so that sums are the same for any thread count.
+    """
     return max(_MIN_CHUNK_TOKENS, -(-num_tokens // _MAX_CHUNKS))
 
 

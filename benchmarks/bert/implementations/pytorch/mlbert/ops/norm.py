@@ -1,4 +1,6 @@
-"""LayerNorm fused with dropout and residual sum: one pass over memory each way. Backward recomputes the masks.
+"""LayerNorm fused with dropout and residual sum: one pass over memory each way.
+
+Backward recomputes the masks.
 
 Legend: T tokens, D hidden.
 """
@@ -56,7 +58,8 @@ def dropout_add_layer_norm(
 def dropout_add_layer_norm_twice(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     """Return the result of `dropout_add_layer_norm` twice, for two readers.
 
-    Triton's backward kernel adds both gradients; in other implementations autograd does, in a separate pass.
+    Triton's backward kernel adds both gradients; in other implementations autograd does,
+    in a separate pass.
     """
     first, second = registry.implementation("dropout_add_layer_norm", x)(x, *arguments)
     return first, second

@@ -12,7 +12,9 @@ ENOUGH_SECONDS = 2.0  # stop repeating: a dtype without hardware support is slow
 
 
 def gemm_peak_flops(dtype: torch.dtype, device: torch.device | str = "cpu") -> float:
-    """Return the best FLOP/s of a square matrix product of `SIZES`, with the current number of threads."""
+    """Return the best FLOP/s of a square matrix product of `SIZES`,
+    with the current number of threads.
+    """
     size = SIZES[torch.device(device).type]
     a = torch.randn(size, size, device=device).to(dtype)
     b = torch.randn(size, size, device=device).to(dtype)

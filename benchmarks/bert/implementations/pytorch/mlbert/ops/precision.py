@@ -11,7 +11,8 @@ FP8_CAPABILITY = (8, 9)
 
 
 def compute_dtype(precision: str, device: torch.device | None = None) -> torch.dtype:
-    """Return the dtype of activations and of products that are not in FP8: float32, bfloat16 or float16.
+    """Return the dtype of activations and of products that are not in FP8:
+    float32, bfloat16 or float16.
 
     "auto" means bfloat16 if the device (default: CPU) has hardware for its products.
     """
@@ -35,7 +36,8 @@ def small_model_precision(device: torch.device) -> str:
 def fp8_products(
     precision: str, device: torch.device, fast_accumulation: str = "forward"
 ) -> Products | None:
-    """Return which encoder products run in FP8: all for "fp8", the forward ones for "fp8-forward", else None.
+    """Return which encoder products run in FP8: all for "fp8",
+    the forward ones for "fp8-forward", else None.
 
     Args:
         fast_accumulation: the setting FP8_FAST_ACCUMULATION.

@@ -1,6 +1,7 @@
 """Create arguments of every op, to verify and to time its implementations.
 
-The problems cover empty sequences, one token, more than a block, and tokens after the last sequence.
+The problems cover empty sequences, one token, more than a block,
+and tokens after the last sequence.
 
 Legend: S sequences, T tokens, N heads, H head size, D hidden, F inner size, V vocabulary.
 """
@@ -53,8 +54,8 @@ class Sizes(NamedTuple):
     def of_run(cls, shape: BertConfig, device: torch.device) -> Sizes:
         """Return the sizes to verify for a run of this model.
 
-        On a GPU these are the run's, because other sizes are other binaries, layouts and algorithms. C kernels take
-        the sizes as arguments, so on a CPU they are small.
+        On a GPU these are the run's, because other sizes are other binaries, layouts and
+        algorithms. C kernels take the sizes as arguments, so on a CPU they are small.
         """
         if device.type != "cuda":
             return SMALL
@@ -76,7 +77,9 @@ SMALL = Sizes()
 
 
 class Problem(NamedTuple):
-    """A problem of an op: a function that creates its arguments, and the indices of those to differentiate."""
+    """A problem of an op: a function that creates its arguments,
+    and the indices of those to differentiate.
+    """
 
     make: Arguments
     differentiated: tuple[int, ...]
@@ -112,7 +115,9 @@ class Problems:
 
     @classmethod
     def to_time(cls, shape: BertConfig, device: torch.device, dtype: torch.dtype) -> Problems:
-        """Return problems of a model's sizes with `TIMED_LENGTHS`, cut off at its longest sequence and repeated."""
+        """Return problems of a model's sizes with `TIMED_LENGTHS`,
+        cut off at its longest sequence and repeated.
+        """
         lengths = [min(length, shape.max_position_embeddings) for length in TIMED_LENGTHS]
         repeats = math.ceil(TIMED_TOKENS[device.type] / sum(lengths))
         return cls(device, dtype, sizes=Sizes.of_model(shape), lengths=lengths * repeats)
@@ -133,7 +138,9 @@ class Problems:
         }
 
     def not_differentiable(self) -> dict[str, Callable[[], tuple[Any, ...]]]:
-        """Return functions that create the arguments of the other ops; FP8 ops modify some arguments."""
+        """Return functions that create the arguments of the other ops;
+        FP8 ops modify some arguments.
+        """
         return {
             "gelu": self._gelu,
             "gelu_backward": self._gelu_backward,
@@ -156,7 +163,9 @@ class Problems:
         return found
 
     def _random(self, draw: int, *shape: int, dtype: torch.dtype | None = torch.float32) -> Tensor:
-        """Return normal numbers of bfloat16 precision, generated on the host to be the same on every device."""
+        """Return normal numbers of bfloat16 precision,
+        generated on the host to be the same on every device.
+        """
         generator = torch.Generator().manual_seed(sum(shape) + 1000 * draw)
         numbers = torch.randn(shape, generator=generator).bfloat16()
         return numbers.to(self._device, dtype or self._dtype)

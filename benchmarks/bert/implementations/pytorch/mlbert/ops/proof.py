@@ -1,15 +1,17 @@
-"""Verify each selected implementation against the reference on this device before a run, forward and backward.
+"""Verify each selected implementation against the reference on this device before a run,
+forward and backward.
 
     for each op: small edge-case problem -> rule of `mlbert.ops.comparison` -> accept or refuse
     across ranks: if one refuses, all do -> verify the next implementation in order
 
-So a kernel that was never run on a kind of device cannot silently compute wrong results. FP8 ops are compared with the
-reference, which rounds at the same points: as RMS errors, FP8 results may differ by a fraction of a rounding step, for
-values that round the other way, and other results by a rounding step of bfloat16. Only selected implementations are
-verified, with OPS=fastest all that are available. Results are cached (`mlbert.ops.device_cache`).
+So a kernel that was never run on a kind of device cannot silently compute wrong results. FP8 ops
+are compared with the reference, which rounds at the same points: as RMS errors, FP8 results may
+differ by a fraction of a rounding step, for values that round the other way, and other results by a
+rounding step of bfloat16. Only selected implementations are verified, with OPS=fastest all that are
+available. Results are cached (`mlbert.ops.device_cache`).
 
-A kernel that breaks the device's context ends the process, since no other kernel could run. The error names the op and
-the setting that disables the implementation.
+A kernel that breaks the device's context ends the process, since no other kernel could run. The
+error names the op and the setting that disables the implementation.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ def prove(
     over_ranks: OverRanks,
     say: Say,
 ) -> None:
-    """Select `choice` and refuse implementations that disagree with the reference. Call it on all ranks.
+    """Select `choice` and refuse implementations that disagree with the reference.
+
+    Call it on all ranks.
 
     Args:
         choice: for `registry.select`.
@@ -105,7 +109,8 @@ def prove(
 def check(
     op: str, name: str, device: torch.device, dtype: torch.dtype, sizes: Sizes = SMALL
 ) -> str:
-    """Return why implementation `name` of `op` must not be used, or "" if it agrees with the reference.
+    """Return why implementation `name` of `op` must not be used,
+    or "" if it agrees with the reference.
 
     Raises:
         UserError: it broke the device.
@@ -145,7 +150,10 @@ def _difference(
     pairs = zip(*(_results(run, arguments()) for run in (form, plain)), strict=True)
     for number, (ours, theirs) in enumerate(pairs):
         if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
-            return f"returns {ours.dtype} {tuple(ours.shape)} instead of {theirs.dtype} {tuple(theirs.shape)}"
+            return (
+                f"returns {ours.dtype} {tuple(ours.shape)} instead "
+                f"of {theirs.dtype} {tuple(theirs.shape)}"
+            )
         if theirs.dtype in FP8_TYPES:
             allowed = FP8_SHARE * torch.finfo(theirs.dtype).eps
         else:
@@ -153,11 +161,17 @@ def _difference(
         error = float((ours.double() - theirs.double()).norm())
         size = float(theirs.double().norm())
         if not error <= allowed * size:  # written so that NaN fails
-            return f"result {number}: error {error:.3e} for norm {size:.3e}, at most {allowed:.3e} of it is allowed"
+            return (
+                f"result {number}: error {error:.3e} for norm {size:.3e}, "
+                f"at most {allowed:.3e} of it is allowed"
+            )
     return ""
 
 
 def _results(function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Tensor]:
-    """Return results, and scalar arguments that the op may have modified. Autograd does not differentiate them."""
+    """Return results, and scalar arguments that the op may have modified.
+
+    Autograd does not differentiate them.
+    """
     results = [x for x in tree_leaves(function(*arguments)) if isinstance(x, Tensor)]
     return [*results, *(x for x in arguments if isinstance(x, Tensor) and not x.dim())]

@@ -1,8 +1,8 @@
 """Every op in plain PyTorch: specification, fallback, and implementation for any device.
 
-Arithmetic is float32 for inputs up to 32 bits and float64 for float64 inputs; results have the activations' dtype.
-Matrix products of the linear ops run in the activations' dtype, like PyTorch's. Weights may have another dtype; their
-gradients have the weights' dtype.
+Arithmetic is float32 for inputs up to 32 bits and float64 for float64 inputs; results have the
+activations' dtype. Matrix products of the linear ops run in the activations' dtype, like PyTorch's.
+Weights may have another dtype; their gradients have the weights' dtype.
 
 Legend: S sequences, T tokens, M masked tokens, N heads, H head size, D hidden, V vocabulary.
 """
@@ -24,7 +24,9 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def apply_dropout(x: Tensor, probability: float, key: Key, rows: Tensor | None) -> Tensor:
-    """Return x [T, D], scaled, where the mask of `key` and `rows` keeps it, else 0; see `mlbert.ops.dropout`."""
+    """Return x [T, D], scaled, where the mask of `key` and `rows` keeps it, else 0;
+    see `mlbert.ops.dropout`.
+    """
     threshold = dropout_threshold(probability)
     if threshold == 0:
         return x
@@ -45,7 +47,9 @@ def attention(
     *,
     widen: Callable[[Tensor], Tensor] = _wide,
 ) -> Tensor:
-    """Return dropout(softmax(Q K^T / sqrt(H) + bias)) V within each sequence. See `mlbert.ops.attention`.
+    """Return dropout(softmax(Q K^T / sqrt(H) + bias)) V within each sequence.
+
+    See `mlbert.ops.attention`.
 
     ``widen`` converts qkv to the dtype of the products and probabilities.
     """
@@ -111,8 +115,9 @@ def dropout_add_layer_norm(
     *,
     widen: Callable[[Tensor], Tensor] = _wide,
 ) -> Tensor:
-    """Return LayerNorm(residual + dropout(x + x_bias)) over the last dimension; ``widen`` converts x and residual to
-    the dtype of the sums."""
+    """Return LayerNorm(residual + dropout(x + x_bias)) over the last dimension; ``widen`` converts
+    x and residual to the dtype of the sums.
+    """
     shifted = widen(x) if x_bias is None else widen(x) + x_bias.to(widen(x).dtype)
     total = widen(residual) + apply_dropout(shifted, dropout_p, key, rows)
     return F.layer_norm(_wide(total), total.shape[-1:], _wide(weight), _wide(bias), eps).to(x.dtype)
@@ -141,7 +146,9 @@ def embedding_sum(
     segment: Tensor,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Return word[input_ids] + position[position_ids] + segment[segment_ids], [T, D] in `dtype` (default: word's)."""
+    """Return word[input_ids] + position[position_ids] + segment[segment_ids], [T, D] in `dtype`
+    (default: word's).
+    """
     total = _wide(F.embedding(input_ids, word))
     if position is not None:
         total = total + _wide(F.embedding(position_ids, position))
@@ -149,7 +156,9 @@ def embedding_sum(
 
 
 def masked_cross_entropy(logits: Tensor, labels: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
-    """Return the sum of -log softmax(logits[:, :vocab_size])[label], and how many rows have their maximum there."""
+    """Return the sum of -log softmax(logits[:, :vocab_size])[label],
+    and how many rows have their maximum there.
+    """
     scores = logits[:, :vocab_size]
     loss_sum = F.cross_entropy(_wide(scores), labels, reduction="sum")
     if labels.numel() == 0:

@@ -1,7 +1,8 @@
 """Rotary position embeddings: rotate queries and keys by angles proportional to their position.
 
-Channels i and i + H/2 of a head are a pair. At position p it is rotated by p theta^(-2 i / H), so that a score only
-depends on the distance of two tokens (Su et al., arXiv 2104.09864; pairs as in Hugging Face's models).
+Channels i and i + H/2 of a head are a pair. At position p it is rotated by p theta^(-2 i / H), so
+that a score only depends on the distance of two tokens (Su et al., arXiv 2104.09864; pairs as in
+Hugging Face's models).
 
 Legend: T tokens, N heads, H head size.
 """

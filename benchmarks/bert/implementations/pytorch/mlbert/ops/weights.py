@@ -1,10 +1,12 @@
 """Access the weights that products read, and the memory that their gradients are written to.
 
-Parameters in flat buffers have a `place` (`mlbert.optim.flat.ParameterPlace`): optionally a copy in the activations'
-dtype, which the optimizer updates, and the gradient's memory, which a product may write directly. Without it, the
-weight is converted each time and autograd handles its gradient, with the same results.
+Parameters in flat buffers have a `place` (`mlbert.optim.flat.ParameterPlace`): optionally a copy in
+the activations' dtype, which the optimizer updates, and the gradient's memory, which a product may
+write directly. Without it, the weight is converted each time and autograd handles its gradient,
+with the same results.
 
-A weight [F, D] is passed as parts along its rows, like query, key and value. Parts adjacent in memory are used as one.
+A weight [F, D] is passed as parts along its rows, like query, key and value.
+Parts adjacent in memory are used as one.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class GradientRoom(NamedTuple):
 
 
 def in_type(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """Return the weight as one tensor of this dtype: the optimizer's copy if it matches, else converted if needed."""
+    """Return the weight as one tensor of this dtype:
+    the optimizer's copy if it matches, else converted if needed.
+    """
     copies = [
         place.copy
         for part in parts
@@ -48,7 +52,9 @@ def in_type(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def gradient_room(parts: Sequence[Tensor]) -> GradientRoom | None:
-    """Return the memory that a product may write the weight's gradient to, followed by `written`; None for autograd."""
+    """Return the memory that a product may write the weight's gradient to,
+    followed by `written`; None for autograd.
+    """
     places = [place for part in parts if (place := _place(part)) is not None and part.requires_grad]
     if len(places) < len(parts):
         return None
@@ -62,8 +68,8 @@ def written(parts: Sequence[Tensor], last: bool = True) -> None:
     """Record that a product has written the weight's gradient.
 
     Args:
-        last: whether the gradient is complete, so that hooks run now. If False, autograd adds another user's gradient
-            and then runs them.
+        last: whether the gradient is complete, so that hooks run now. If False, autograd adds
+            another user's gradient and then runs them.
     """
     for part in parts:
         place = _place(part)
@@ -75,13 +81,17 @@ def written(parts: Sequence[Tensor], last: bool = True) -> None:
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
-    """Concatenate tensors along the first dimension: a view if they are adjacent in memory, else a copy."""
+    """Concatenate tensors along the first dimension:
+    a view if they are adjacent in memory, else a copy.
+    """
     view = neighbours(parts)
     return torch.cat(tuple(parts)) if view is None else view
 
 
 def neighbours(parts: Sequence[Tensor]) -> Tensor | None:
-    """Return tensors of one shape that are adjacent in one storage as one tensor, or None if they are not."""
+    """Return tensors of one shape that are adjacent in one storage as one tensor,
+    or None if they are not.
+    """
     if not parts:
         return None
     first = parts[0]
@@ -103,7 +113,9 @@ def _place(part: Tensor) -> WeightPlace | None:
 
 @functools.cache
 def _autograd_runs_hooks() -> bool:
-    """Return whether this PyTorch runs a parameter's hooks when backward returns None for it; versions differ."""
+    """Return whether this PyTorch runs a parameter's hooks when backward returns None for it;
+    versions differ.
+    """
     calls: list[Tensor] = []
     leaf = torch.zeros((), requires_grad=True)
     leaf.register_post_accumulate_grad_hook(calls.append)

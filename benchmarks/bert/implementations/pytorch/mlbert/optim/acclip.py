@@ -6,9 +6,9 @@ With g the clipped gradient:
     u = min(tau / (|m| + eps), 1) m + weight_decay w
     w = w - lr u
 
-Source: Zhang et al., "Why are Adaptive Methods Good for Attention Models?", arXiv 1912.03194, algorithm 2 with alpha =
-1 (in general tau^alpha averages |g|^alpha). The decay is decoupled as in `mlbert.optim.adamw` and skips LayerNorm and
-bias tensors. m and tau have no bias correction.
+Source: Zhang et al., "Why are Adaptive Methods Good for Attention Models?", arXiv 1912.03194,
+algorithm 2 with alpha = 1 (in general tau^alpha averages |g|^alpha). The decay is decoupled as in
+`mlbert.optim.adamw` and skips LayerNorm and bias tensors. m and tau have no bias correction.
 """
 
 from __future__ import annotations

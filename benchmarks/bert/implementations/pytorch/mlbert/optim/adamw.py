@@ -1,4 +1,5 @@
-"""Adam with decoupled weight decay: the base class of all Adam-like optimizers, AdamW and StableAdamW.
+"""Adam with decoupled weight decay: the base class of all Adam-like optimizers,
+AdamW and StableAdamW.
 
 With g the clipped gradient and t the number of the update, from 1:
 
@@ -6,25 +7,29 @@ With g the clipped gradient and t the number of the update, from 1:
     u = (m / (1 - beta_1^t)) / (sqrt(v / (1 - beta_2^t)) + eps) + weight_decay w
     w = w - lr s u
 
-LayerNorm and bias tensors have no decay. The scale s is 1, or one number per parameter from two sums over its elements:
+LayerNorm and bias tensors have no decay. The scale s is 1,
+or one number per parameter from two sums over its elements:
 
-    trust ratio   sqrt(sum w^2 / sum u^2)                                      decayed parameters; 1 if a sum is 0
-    rms           sqrt(n / max(n, sum g^2 / max(v / (1 - beta_2^t), eps^2)))   all parameters, of n elements
+    trust ratio   sqrt(sum w^2 / sum u^2), 1 if a sum is 0: decayed parameters
+    rms           sqrt(n / max(n, sum g^2 / max(v / (1 - beta_2^t), eps^2))): all parameters,
+                  of n elements
 
-Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", arXiv 1711.05101, algorithm 2. `AdamW`
-multiplies the decay by the learning rate, like `torch.optim.AdamW`. `DecoupledAdamW` multiplies it only by the
-schedule's multiplier, like the paper and Composer's optimizer of that name:
+Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", arXiv 1711.05101, algorithm
+2. `AdamW` multiplies the decay by the learning rate, like `torch.optim.AdamW`. `DecoupledAdamW`
+multiplies it only by the schedule's multiplier, like the paper and Composer's optimizer of that
+name:
 
     w = w - lr u - (lr / base_lr) weight_decay w
 
-This equals AdamW with a weight decay of weight_decay / base_lr. Without bias correction, AdamW is the
-`AdamWeightDecayOptimizer` of the published BERT code.
+This equals AdamW with a weight decay of weight_decay / base_lr. Without bias correction, AdamW is
+the `AdamWeightDecayOptimizer` of the published BERT code.
 
-`StableAdamW`: Wortsman et al., "Stable and low-precision training for large-scale vision-language models", arXiv
-2304.13013, algorithm 2. The rate, and with it the decay, is divided by max(1, RMS), where RMS is the root mean of g^2 /
-max(v, eps^2) over the tensor (Adafactor's update clipping): a smaller rate for tensors whose second moment lags behind
-their gradients. All tensors are scaled, including LayerNorm and biases. Moments are stored as in Adam and
-bias-corrected on use, which is equivalent to the paper's correction of the betas.
+`StableAdamW`: Wortsman et al., "Stable and low-precision training for large-scale vision-language
+models", arXiv 2304.13013, algorithm 2. The rate, and with it the decay, is divided by max(1, RMS),
+where RMS is the root mean of g^2 / max(v, eps^2) over the tensor (Adafactor's update clipping): a
+smaller rate for tensors whose second moment lags behind their gradients. All tensors are scaled,
+including LayerNorm and biases. Moments are stored as in Adam and bias-corrected on use, which is
+equivalent to the paper's correction of the betas.
 """
 
 from __future__ import annotations
@@ -87,7 +92,8 @@ class Adam(CompiledOptimizer):
 class AdamW(Adam):
     """AdamW; arguments, attributes and state as in `Adam`.
 
-    The native implementation moves 32 bytes per parameter and step: the gradient for its norm, then everything once.
+    The native implementation moves 32 bytes per parameter and step:
+    the gradient for its norm, then everything once.
     """
 
     name = LOGGED_AS = "adamw"
@@ -97,7 +103,8 @@ class DecoupledAdamW(AdamW):
     """AdamW with a decay that follows the schedule but not the size of the learning rate.
 
     Args:
-        base_lr: the schedule's base rate; at this rate a step removes the fraction `weight_decay` of the weights.
+        base_lr: the schedule's base rate; at this rate a step removes the fraction `weight_decay`
+            of the weights.
         flat, layout, **settings: as in `Adam`.
     """
 

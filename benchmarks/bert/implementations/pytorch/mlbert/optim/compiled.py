@@ -1,7 +1,7 @@
 """The native (CPU, C) and Triton (CUDA) implementations that all optimizers share.
 
-Adam's direction may be scaled per parameter (`mlbert.optim.adamw`), which takes two passes. The other optimizers work
-element by element in one pass (`mlbert.optim.acclip`, `madgrad`, `sgd`).
+Adam's direction may be scaled per parameter (`mlbert.optim.adamw`), which takes two passes. The
+other optimizers work element by element in one pass (`mlbert.optim.acclip`, `madgrad`, `sgd`).
 
 `NativeUpdate` binds csrc/cpu/optim.c: the library, its argument types and its table of blocks.
 """
@@ -27,17 +27,21 @@ from mlbert.optim.shared_weights import Layout
 if TYPE_CHECKING:
     from mlbert.optim.triton_update import TritonUpdate
 
-# Sums are computed per block and added in block order, so results do not depend on the thread count.
+# Sums are computed per block and added in block order,
+# so results do not depend on the thread count.
 BLOCK_ELEMENTS = 8192
-# Parameters are grouped until they hold this many elements: the second pass over a group finds weights and moments
-# (12 bytes per element) still in the cache, and the threads synchronize once per group.
+# Parameters are grouped until they hold this many elements: the second pass over a group finds
+# weights and moments (12 bytes per element) still in the cache, and the threads synchronize once
+# per group.
 GROUP_ELEMENTS = 1 << 20
 # A thread with fewer elements (2 MiB per buffer) costs more to wake and wait for than it saves.
 MIN_ELEMENTS_PER_THREAD = 1 << 19
 
 
 class Formulas(IntEnum):
-    """The update rule that the kernels compute; values match csrc/cpu/optim.c and the Triton kernels."""
+    """The update rule that the kernels compute; values match csrc/cpu/optim.c
+    and the Triton kernels.
+    """
 
     ADAM = 0
     ACCLIP = 1
@@ -46,7 +50,9 @@ class Formulas(IntEnum):
 
 
 class UpdateScaling(IntEnum):
-    """How each parameter's update is scaled; values match csrc/cpu/optim.c and the Triton kernels."""
+    """How each parameter's update is scaled; values match csrc/cpu/optim.c
+    and the Triton kernels.
+    """
 
     NONE = 0
     TRUST_RATIO = 1
@@ -184,7 +190,8 @@ class NativeUpdate:
         # The table points into these arrays.
         self._arrays = (cut.offsets, cut.lengths, cut.owners, cut.decays, cut.first, groups)
         self._table = BlockTable(*(array.ctypes.data for array in self._arrays), len(groups) - 1)
-        # Two sums per block. The norm's blocks ignore the pieces, so with much padding there are more of them.
+        # Two sums per block. The norm's blocks ignore the pieces,
+        # so with much padding there are more of them.
         norm_blocks = -(-self._numel // BLOCK_ELEMENTS)
         self._sums = np.zeros((2, max(len(cut.offsets), norm_blocks)), dtype=np.float64)
         stops = [stop for _, stop in layout.spans]
@@ -221,7 +228,8 @@ class NativeUpdate:
         Args:
             buffers: all but the gradient are updated.
             scalars: numbers of this update.
-            after_block: called in order with the index of each block of the layout once its weights are updated.
+            after_block: called in order with the index of each block of the layout once its weights
+                are updated.
         """
         weight, grad, *state = self._addresses(buffers)
         blocks = ctypes.byref(self._table)
@@ -319,7 +327,8 @@ class CompiledOptimizer(FlatOptimizer):
 
     Args:
         flat, layout, **settings: as in `FlatOptimizer`.
-        betas: decay rates of the first and second moment; SGD and MADGRAD use the first as their momentum.
+        betas: decay rates of the first and second moment;
+            SGD and MADGRAD use the first as their momentum.
         eps: added to a denominator; unused by SGD.
         weight_decay: applies to parameters whose segment has `decay`.
     """
@@ -349,7 +358,9 @@ class CompiledOptimizer(FlatOptimizer):
         super().__init__(flat, layout, **settings)
 
     def hyperparameters(self, event: Event) -> None:
-        """Log the hyperparameters under the benchmark's keys or keys like them, with the weight decay as configured."""
+        """Log the hyperparameters under the benchmark's keys or keys like them,
+        with the weight decay as configured.
+        """
         values = {
             "epsilon": self.eps,
             "beta_1": self.betas[0],
@@ -364,7 +375,9 @@ class CompiledOptimizer(FlatOptimizer):
 
     @property
     def _numbers(self) -> dict[str, Any]:
-        """The update's hyperparameters, as keyword arguments of the Triton and apex implementations."""
+        """The update's hyperparameters, as keyword arguments of the Triton
+        and apex implementations.
+        """
         return {
             "betas": self.betas,
             "eps": self.eps,
@@ -403,7 +416,10 @@ class CompiledOptimizer(FlatOptimizer):
 
     @property
     def num_updates(self) -> int:
-        """Number of updates so far, without skipped steps. With triton, reading it waits for the device."""
+        """Number of updates so far, without skipped steps.
+
+        With triton, reading it waits for the device.
+        """
         return self._num_updates if self._triton is None else int(self._triton.updates)
 
     def _set_num_updates(self, number: int) -> None:
@@ -418,7 +434,9 @@ class CompiledOptimizer(FlatOptimizer):
 
     @torch.no_grad()
     def launch(self) -> None:
-        """Queue one update and the exchange of weights without any decision on the host; triton only."""
+        """Queue one update and the exchange of weights without any decision on the host;
+        triton only.
+        """
         assert self._triton is not None, "triton only"
         grad = self._layout.take(self.flat.padded_grad)
         copy = self.weights.copy_to_write

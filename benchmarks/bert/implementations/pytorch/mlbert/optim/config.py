@@ -114,7 +114,8 @@ class ScheduleConfig(Section):
     schedule: Literal["polynomial", "linear", "cosine", "wsd", "multistep", "constant"] = (
         fixed_setting(
             "SCHEDULE",
-            "Learning rate after the warm-up; polynomial is the benchmark's and decays from step 0.",
+            "Learning rate after the warm-up; polynomial is the benchmark's "
+            "and decays from step 0.",
             default="polynomial",
         )
     )
@@ -187,7 +188,10 @@ class ScheduleConfig(Section):
 
     @property
     def milestones(self) -> tuple[int, ...] | None:
-        """LR_MILESTONES as numbers. Raises ValueError: they are not ascending whole numbers above 0."""
+        """LR_MILESTONES as numbers.
+
+        Raises ValueError: they are not ascending whole numbers above 0.
+        """
         if self.lr_milestones is None:
             return None
         steps = tuple(parse_number(word, int) for word in self.lr_milestones.split(","))
@@ -235,8 +239,8 @@ class ScheduleConfig(Section):
         """Yield contradictions if the decay ends, or should have begun, before the warm-up ends."""
         end = self.lr_decay_end or self.max_steps
         name = f"SCHEDULE={self.schedule}"
-        # The decay of linear and cosine begins at num_warmup_steps, wherever the ramp ends. That of polynomial, the
-        # benchmark's, ignores the warm-up.
+        # The decay of linear and cosine begins at num_warmup_steps, wherever the ramp ends. That of
+        # polynomial, the benchmark's, ignores the warm-up.
         decays_after_warmup = self.schedule in ("linear", "cosine")
         if decays_after_warmup and self.num_warmup_steps >= end:
             problem = f"ends at step {end}, but the warm-up takes {self.num_warmup_steps} steps"
@@ -259,17 +263,22 @@ class ScheduleConfig(Section):
     def oddities(self) -> Iterator[str]:
         """Yield a sentence if the warm-up never ends, or hides a milestone or the decay."""
         if self.ramp_end > self.max_steps:
-            yield f"the warm-up ends at step {self.ramp_end}, after MAX_STEPS {self.max_steps}: LR is never reached"
+            yield (
+                f"the warm-up ends at step {self.ramp_end}, after MAX_STEPS {self.max_steps}: "
+                "LR is never reached"
+            )
         elif self.schedule == "polynomial" and self.ramp_end > (
             self.lr_decay_end or self.max_steps
         ):
             yield (
-                f"the warm-up ends at step {self.ramp_end}, after LR_DECAY_END {self.lr_decay_end}: "
+                f"the warm-up ends at step {self.ramp_end}, "
+                f"after LR_DECAY_END {self.lr_decay_end}: "
                 "the rate falls to its end when the warm-up ends"
             )
         milestones = self.milestones if self.schedule == "multistep" else None
         if milestones and self.ramp_end > 0 and milestones[0] <= self.ramp_end:
             yield (
-                f"LR_MILESTONES begin at step {milestones[0]}, but the warm-up ends at {self.ramp_end}: "
+                f"LR_MILESTONES begin at step {milestones[0]}, "
+                f"but the warm-up ends at {self.ramp_end}: "
                 "LR is never reached"
             )

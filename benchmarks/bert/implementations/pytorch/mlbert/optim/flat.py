@@ -1,10 +1,10 @@
 """All parameters of a model in one contiguous buffer, and their gradients in another.
 
-Optimizers, gradient reduction and checkpoints work on slices of two long buffers instead of several hundred small
-tensors. The model keeps its parameters, which become views.
+Optimizers, gradient reduction and checkpoints work on slices of two long buffers instead of several
+hundred small tensors. The model keeps its parameters, which become views.
 
-Legend: G parameters ("segments"); P pieces (parts of parameters within a shard); B blocks, each within one piece; n
-elements of the shard.
+Legend: G parameters ("segments"); P pieces (parts of parameters within a shard); B blocks, each
+within one piece; n elements of the shard.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-# The benchmark names its tensors "LayerNorm/gamma", "LayerNorm/beta" and "bias"; PyTorch models use "LayerNorm.weight".
+# The benchmark names its tensors "LayerNorm/gamma", "LayerNorm/beta" and "bias";
+# PyTorch models use "LayerNorm.weight".
 UNDECAYED_NAMES = ("LayerNorm", "layer_norm", "layernorm", "bias", "gamma", "beta")
 
 
@@ -43,10 +44,12 @@ class Segment:
 
 
 class ParameterPlace:
-    """State of one parameter's buffers that the model's matrix products use; reached as the parameter's `place`.
+    """State of one parameter's buffers that the model's matrix products use;
+    reached as the parameter's `place`.
 
     Attributes:
-        copy: the weights rounded to the activations' dtype, kept up to date by the optimizer (None: there is no copy).
+        copy: the weights rounded to the activations' dtype,
+            kept up to date by the optimizer (None: there is no copy).
     """
 
     copy: Tensor | None = None
@@ -56,8 +59,8 @@ class ParameterPlace:
     def is_clear(self) -> bool:
         """Whether the gradient is zero, so that a product may overwrite it instead of adding to it.
 
-        A CUDA graph that captures both the clearing and the write replays both. A graph that does not capture the
-        clearing has to add.
+        A CUDA graph that captures both the clearing and the write replays both. A graph that does
+        not capture the clearing has to add.
         """
         return self._cleared == _is_capturing()
 
@@ -71,15 +74,17 @@ def _is_capturing() -> bool:
 
 
 class FlatParameters:
-    """Move parameters into one contiguous float32 buffer; every `p.data` and `p.grad` becomes a view.
+    """Move parameters into one contiguous float32 buffer;
+    every `p.data` and `p.grad` becomes a view.
 
-    Parameters are stored back to back in the given order without padding, so adjacent tensors of the model (query, key
-    and value weights) can be read as one matrix.
+    Parameters are stored back to back in the given order without padding, so adjacent tensors of
+    the model (query, key and value weights) can be read as one matrix.
 
     Args:
-        named_parameters: (name, parameter) pairs, each parameter once (`module.named_parameters()` yields a tied
-            parameter once); all float32, all on one device.
-        multiple: round the storage up to a multiple of this many elements, so that ranks can divide it equally.
+        named_parameters: (name, parameter) pairs, each parameter once (`module.named_parameters()`
+            yields a tied parameter once); all float32, all on one device.
+        multiple: round the storage up to a multiple of this many elements,
+            so that ranks can divide it equally.
         decayed: returns whether the parameter with a given name is decayed; some runs decay all.
 
     Attributes:
@@ -157,12 +162,17 @@ class FlatParameters:
         return [segment.offset for segment in self.segments]
 
     def zero_grad(self) -> None:
-        """Set all gradients to zero in one write. Do not use a module's own `zero_grad()`: it drops the views."""
+        """Set all gradients to zero in one write.
+
+        Do not use a module's own `zero_grad()`: it drops the views.
+        """
         self.padded_grad.zero_()
         self._note_cleared()
 
     def keep_copy(self, dtype: torch.dtype | None) -> None:
-        """Keep a second copy of the weights in this dtype, which the optimizer updates (None disables it)."""
+        """Keep a second copy of the weights in this dtype,
+        which the optimizer updates (None disables it).
+        """
         self.padded_copy = (
             None if dtype is None else torch.empty_like(self.padded_data, dtype=dtype)
         )
@@ -179,7 +189,8 @@ class FlatParameters:
             place.gradient_changes(is_clear=True)
 
     def views(self, buffer: Tensor) -> dict[str, Tensor]:
-        """Split a buffer of the same length (weights, gradients, an optimizer's moments) into one view per parameter.
+        """Split a buffer of the same length (weights, gradients, an optimizer's moments) into one
+        view per parameter.
 
         Args:
             buffer: any dtype, [numel].
@@ -219,7 +230,9 @@ class Piece:
 
 
 def pieces_of(parts: Sequence[tuple[int, int]], segments: Sequence[Segment]) -> list[Piece]:
-    """Split a shard, given as ascending `parts` of the buffer, at segment borders; padding belongs to no piece."""
+    """Split a shard, given as ascending `parts` of the buffer, at segment borders;
+    padding belongs to no piece.
+    """
     pieces = []
     before = 0
     index = 0
@@ -243,13 +256,15 @@ def pieces_of(parts: Sequence[tuple[int, int]], segments: Sequence[Segment]) -> 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Pieces cut into blocks: sums are computed per block, and a parameter's block sums are added in order.
+    """Pieces cut into blocks: sums are computed per block,
+    and a parameter's block sums are added in order.
 
     Attributes:
         offsets, lengths: int64 [B], elements of the shard.
         owners: int64 [B], ascending parameter indices.
         decays: int64 [B], 1 if weight decay applies.
-        first: int64 [G + 1], each parameter's first block; equal neighbours if the shard holds no part of it.
+        first: int64 [G + 1], each parameter's first block;
+            equal neighbours if the shard holds no part of it.
     """
 
     offsets: np.ndarray
@@ -265,7 +280,8 @@ class Blocks:
         starts, stops, owners, decays = np.array(columns, dtype=np.int64).reshape(-1, 4).T
         counts = -(-(stops - starts) // block)
         piece = np.repeat(np.arange(len(counts)), counts)
-        # A block's offset within its piece: its index minus that of the piece's first block, in elements.
+        # A block's offset within its piece: its index minus that of the piece's first block,
+        # in elements.
         within = (np.arange(len(piece)) - (np.cumsum(counts) - counts)[piece]) * block
         return cls(
             offsets=starts[piece] + within,

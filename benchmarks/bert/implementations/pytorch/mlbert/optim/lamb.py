@@ -1,21 +1,23 @@
-"""LAMB as the benchmark defines it: Adam's direction with decay, scaled for each tensor by ||w|| / ||update||.
+"""LAMB as the benchmark defines it: Adam's direction with decay,
+scaled for each tensor by ||w|| / ||update||.
 
-Source: You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", arXiv 1904.00962,
-algorithm 2 with phi the identity, with the changes of the benchmark's reference: LayerNorm and bias tensors use neither
-weight decay nor the trust ratio, a norm of 0 makes the ratio 1, and the gradient is first clipped to a global norm. The
-formulas are in `mlbert.optim.adamw`.
+Source: You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", arXiv
+1904.00962, algorithm 2 with phi the identity, with the changes of the benchmark's reference:
+LayerNorm and bias tensors use neither weight decay nor the trust ratio, a norm of 0 makes the ratio
+1, and the gradient is first clipped to a global norm. The formulas are in `mlbert.optim.adamw`.
 
-`ApexLamb` runs NVIDIA apex's FusedLAMB on the flat buffers for comparison, if apex is installed (CUDA only). Apex has
-two parameter groups, with and without weight decay, instead of segments. Parameters, gradients and moments stay views
-of the flat buffers. Differences from `Lamb`:
+`ApexLamb` runs NVIDIA apex's FusedLAMB on the flat buffers for comparison, if apex is installed
+(CUDA only). Apex has two parameter groups, with and without weight decay, instead of segments.
+Parameters, gradients and moments stay views of the flat buffers. Differences from `Lamb`:
 
-* with WEIGHT_DECAY_RATE=0, apex applies the trust ratio to no tensor, because it ties the ratio to the decay;
+* with WEIGHT_DECAY_RATE=0, apex applies the trust ratio to no tensor,
+  because it ties the ratio to the decay;
 * norms are accumulated in float32;
-* the host reads the gradient's norm each step to skip non-finite gradients, which apex alone would not do. So a CUDA
-  graph cannot capture it.
+* the host reads the gradient's norm each step to skip non-finite gradients, which apex alone would
+  not do. So a CUDA graph cannot capture it.
 
-It has never run with apex itself. Tests with a stand-in for FusedLAMB's interface cover how segments, moments, learning
-rate and step number are passed.
+It has never run with apex itself. Tests with a stand-in for FusedLAMB's interface cover how
+segments, moments, learning rate and step number are passed.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ class ApexLamb:
         fused_lamb: apex's class.
         flat: the parameters.
         moments: float32 [numel] each, first and second; used in place.
-        weight_decay, max_grad_norm, **numbers (betas, eps, bias_correction): as in `mlbert.optim.adamw.Adam`.
+        weight_decay, max_grad_norm, **numbers (betas, eps, bias_correction):
+            as in `mlbert.optim.adamw.Adam`.
 
     Raises:
         NativeUnavailable: apex was built without its CUDA extensions.
@@ -84,7 +87,9 @@ class ApexLamb:
             self._fused.state[parameter] = {"exp_avg": first, "exp_avg_sq": second}
 
     def step(self, lr: float, update: int) -> None:
-        """Run update number `update`, counted from 1, with learning rate `lr`; apex does the clipping."""
+        """Run update number `update`, counted from 1, with learning rate `lr`;
+        apex does the clipping.
+        """
         for group in self._fused.param_groups:
             group["lr"] = lr
             group["step"] = update - 1  # apex adds 1 before it updates
@@ -94,8 +99,9 @@ class ApexLamb:
 class Lamb(Adam):
     """LAMB; arguments, attributes and state as in `Adam`.
 
-    The native implementation reads the gradient twice (norm, update) and, for tensors larger than the cache, weights
-    and moments twice: at most 44 bytes per parameter and step. Its result does not depend on the number of threads.
+    The native implementation reads the gradient twice (norm, update) and, for tensors larger than
+    the cache, weights and moments twice: at most 44 bytes per parameter and step. Its result does
+    not depend on the number of threads.
     """
 
     name = "lamb"

@@ -1,4 +1,6 @@
-"""Dynamic loss scale for float16: it keeps small gradients representable and grows until a step overflows."""
+"""Dynamic loss scale for float16: it keeps small gradients representable
+and grows until a step overflows.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,13 @@ LARGEST = 2.0**24
 
 
 class LossScale:
-    """A dynamic loss scale: halved after a non-finite gradient, doubled after `window` finite steps in a row.
+    """A dynamic loss scale: halved after a non-finite gradient,
+    doubled after `window` finite steps in a row.
 
     All decisions are made on the device, so a CUDA graph can capture them.
 
-    Source of the rule: Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740, section 3.2, with the
-    constants of NVIDIA apex.
+    Source of the rule: Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740, section
+    3.2, with the constants of NVIDIA apex.
 
     Args:
         start: initial scale.

@@ -1,16 +1,18 @@
-"""MADGRAD: dual averaging from the initial weights, with the cube root of summed squares, and momentum.
+"""MADGRAD: dual averaging from the initial weights, with the cube root of summed squares,
+and momentum.
 
-With g the clipped gradient, plus weight_decay w for decayed parameters; t the number of the update, from 1; x the
-initial weights; c = 1 - momentum:
+With g the clipped gradient, plus weight_decay w for decayed parameters; t the number of the update,
+from 1; x the initial weights; c = 1 - momentum:
 
     lambda = lr sqrt(t)
     s = s + lambda g                                  nu = nu + lambda g^2
     z = x - s / (cbrt(nu) + eps)                      w = (1 - c) w + c z
 
-Source: Defazio and Jelassi, "Adaptivity without Compromise: A Momentumized, Adaptive, Dual Averaged Gradient Method for
-Stochastic Optimization", arXiv 2101.11075, algorithm 1, which counts updates from 0. The algorithm has no decay. As in
-the authors' code, decay is an L2 penalty added to the gradient; they recommend smaller values than with other
-optimizers, often 0. LayerNorm and bias tensors have none. Each update computes the weights from x, so x is state.
+Source: Defazio and Jelassi, "Adaptivity without Compromise: A Momentumized, Adaptive, Dual Averaged
+Gradient Method for Stochastic Optimization", arXiv 2101.11075, algorithm 1, which counts updates
+from 0. The algorithm has no decay. As in the authors' code, decay is an L2 penalty added to the
+gradient; they recommend smaller values than with other optimizers, often 0. LayerNorm and bias
+tensors have none. Each update computes the weights from x, so x is state.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Muon: the momentum of each hidden matrix is orthogonalized; all other parameters are updated by AdamW.
+"""Muon: the momentum of each hidden matrix is orthogonalized;
+all other parameters are updated by AdamW.
 
 For a hidden matrix [R, C], with g the clipped gradient:
 
@@ -6,9 +7,10 @@ For a hidden matrix [R, C], with g the clipped gradient:
     o = orthogonalize(beta_1 m + (1 - beta_1) g)      Nesterov's momentum
     w = w - lr (0.2 sqrt(max(R, C)) o + weight_decay w)
 
-Sources: Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024, for the update and its
-Newton-Schulz iteration; Liu et al., "Muon is Scalable for LLM Training", arXiv 2502.16982, section 2.2, for the factor,
-which gives the update the size of AdamW's, so that both share one learning rate and one weight decay.
+Sources: Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024, for the
+update and its Newton-Schulz iteration; Liu et al., "Muon is Scalable for LLM Training", arXiv
+2502.16982, section 2.2, for the factor, which gives the update the size of AdamW's, so that both
+share one learning rate and one weight decay.
 """
 
 from __future__ import annotations
@@ -31,10 +33,12 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalize(matrices: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return each matrix with singular values near 1: about U V^T of its singular value decomposition U S V^T.
+    """Return each matrix with singular values near 1:
+    about U V^T of its singular value decomposition U S V^T.
 
-    In float32, a matrix X that is at least twice as wide as high is multiplied twice only. With G = X X^T [R, R], each
-    iteration is X <- Q X with Q = a I + b G + c G^2, so G <- Q G Q, and the product of all Q is multiplied with X last.
+    In float32, a matrix X that is at least twice as wide as high is multiplied twice only. With G =
+    X X^T [R, R], each iteration is X <- Q X with Q = a I + b G + c G^2, so G <- Q G Q, and the
+    product of all Q is multiplied with X last.
 
     Args:
         matrices: float32 [K, R, C] with R <= C; a matrix of zeros stays one.
@@ -77,15 +81,17 @@ def product_dtype(device: torch.device) -> torch.dtype:
 
 
 def is_hidden_matrix(name: str, parameter: Tensor) -> bool:
-    """Return whether Muon's own update applies: to the encoder's matrices, not to embeddings and heads."""
+    """Return whether Muon's own update applies: to the encoder's matrices,
+    not to embeddings and heads.
+    """
     return parameter.dim() == 2 and ".encoder." in name
 
 
 class Muon(AdamW):
     """Muon; arguments as in `Adam`. `betas[0]` is also the momentum of the hidden matrices.
 
-    The native implementation updates the other parameters only, the plain one all as in AdamW before it replaces the
-    update of the hidden matrices.
+    The native implementation updates the other parameters only, the plain one all as in AdamW
+    before it replaces the update of the hidden matrices.
 
     Attributes:
         exp_avg: float32 [n], AdamW's first moment, and the hidden matrices' momentum.
@@ -135,8 +141,9 @@ class Muon(AdamW):
         return self.flat.views(buffer[: self.flat.numel])
 
     def _directions(self, grads: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name and the direction without decay, float32 [R, C], of each hidden matrix, from its new momentum
-        and its clipped gradient."""
+        """Yield the name and the direction without decay, float32 [R, C], of each hidden matrix,
+        from its new momentum and its clipped gradient.
+        """
         momenta = self._views(self.exp_avg)
         for (_, largest), names in self._groups.items():
             ahead = [torch.lerp(grads[name], momenta[name], self.betas[0]) for name in names]

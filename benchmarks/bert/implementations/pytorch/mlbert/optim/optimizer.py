@@ -1,22 +1,28 @@
-"""Base class of the optimizers on flat buffers: sharding, clipping, skipping of non-finite gradients, and state.
+"""Base class of the optimizers on flat buffers: sharding, clipping,
+skipping of non-finite gradients, and state.
 
-Each rank updates its shard of the weights, then the ranks exchange the shards. A single rank owns everything and
-updates in place. "Ranks" are the ranks that share the buffers: all of them, or those of one node if each node holds the
-full buffers and computes the same update.
+Each rank updates its shard of the weights, then the ranks exchange the shards. A single rank owns
+everything and updates in place. "Ranks" are the ranks that share the buffers: all of them, or those
+of one node if each node holds the full buffers and computes the same update.
 
-    sum over ranks: the gradient's sum of squares -> norm, clip factor; if the norm is not finite, nothing changes
-    the optimizer's direction for the shard, from the clipped gradient
-    sum over ranks: the per-parameter scale of the update, if the optimizer has one (LAMB's trust ratio)
-    block by block: update the shard's weights, then all-gather them while the next block is computed
+    1. sum over ranks: the gradient's sum of squares -> norm, clip factor;
+       if the norm is not finite, nothing changes
+    2. the optimizer's direction for the shard, from the clipped gradient
+    3. sum over ranks: the per-parameter scale of the update, if the optimizer has one
+       (LAMB's trust ratio)
+    4. block by block: update the shard's weights, then all-gather them
+       while the next block is computed
 
-Shard borders cut through parameters, so per-parameter sums are added over the ranks, one number per parameter. Every
-rank gets the same bits and computes the same factors. Runs with the same number of ranks are bit-equal.
+Shard borders cut through parameters, so per-parameter sums are added over the ranks, one number per
+parameter. Every rank gets the same bits and computes the same factors. Runs with the same number of
+ranks are bit-equal.
 
-Source of the scheme: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", arXiv
-1910.02054, section 5.1 (optimizer state partitioning).
+Source of the scheme: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
+Parameter Models", arXiv 1910.02054, section 5.1 (optimizer state partitioning).
 
-A subclass defines its name, the names of its state, `_direction` and `hyperparameters`, in plain PyTorch.
-`mlbert.optim.compiled` adds faster implementations by overriding `_load`, `_norm` and `_update`.
+A subclass defines its name, the names of its state, `_direction` and `hyperparameters`, in plain
+PyTorch. `mlbert.optim.compiled` adds faster implementations by overriding `_load`, `_norm` and
+`_update`.
 
 Legend: N elements of the padded flat buffers; n elements of the shard; G parameters.
 """
@@ -42,13 +48,16 @@ Event = Callable[[str, int | float | str], None]
 
 
 def clip_scale(grad_norm: float, max_grad_norm: float | None) -> float:
-    """Return the factor that scales a gradient of this global norm down to `max_grad_norm`; 1 if it is already
-    shorter."""
+    """Return the factor that scales a gradient of this global norm down to `max_grad_norm`;
+    1 if it is already shorter.
+    """
     return max_grad_norm / max(grad_norm, max_grad_norm) if max_grad_norm else 1.0
 
 
 def norm_64(x: Tensor) -> Tensor:
-    """Return the L2 norm of a flat tensor, accumulated in float64: a float64 scalar on the tensor's device."""
+    """Return the L2 norm of a flat tensor, accumulated in float64:
+    a float64 scalar on the tensor's device.
+    """
     chunks = [torch.linalg.vector_norm(chunk, dtype=torch.float64) for chunk in x.split(NORM_CHUNK)]
     return chunks[0] if len(chunks) == 1 else torch.linalg.vector_norm(torch.stack(chunks))
 
@@ -57,26 +66,28 @@ class FlatOptimizer:
     """An optimizer for this rank's shard of the flat buffers.
 
     Args:
-        flat: the parameters, padded to the layout's multiple. `step` expects this rank's shard of `padded_grad` to be
-            summed over ranks and micro-batches.
+        flat: the parameters, padded to the layout's multiple. `step` expects this rank's shard of
+            `padded_grad` to be summed over ranks and micro-batches.
         layout: how the padded buffers are sharded, and over which ranks.
         max_grad_norm: global norm to clip the gradient to (None disables clipping).
         clipped_before: gradients are already clipped before the reduction, so do not clip here.
-        known_norm: float64 scalar on the device that holds the gradient's norm before each update, which saves a pass
-            over the gradient (None: compute the norm here).
-        implementation: "plain" (any device), "native" (CPU, C), "triton" (CUDA; on the CPU with Triton's interpreter),
-            "apex" (CUDA, unsharded LAMB, if apex is installed) or "auto" (native on the CPU and triton on CUDA if
-            available, else plain).
-        gathered: format in which weights are sent to the other ranks, "fp32", "bf16" or "e5m2"; see `SharedWeights`.
-        copy_dtype: dtype of a second copy of the weights that each update writes for matrix products
-            (`ParameterPlace.copy`). None keeps no copy; products then convert the weights themselves.
+        known_norm: float64 scalar on the device that holds the gradient's norm before each update,
+            which saves a pass over the gradient (None: compute the norm here).
+        implementation: "plain" (any device), "native" (CPU, C), "triton" (CUDA; on the CPU with
+            Triton's interpreter), "apex" (CUDA, unsharded LAMB, if apex is installed) or "auto"
+            (native on the CPU and triton on CUDA if available, else plain).
+        gathered: format in which weights are sent to the other ranks, "fp32", "bf16" or "e5m2";
+            see `SharedWeights`.
+        copy_dtype: dtype of a second copy of the weights that each update writes for matrix
+            products (`ParameterPlace.copy`). None keeps no copy; products then convert the weights
+            themselves.
 
     Attributes:
         implementation: the implementation in use, "plain", "native", "triton" or "apex".
         reason: why "auto" fell back to plain; empty otherwise.
         can_capture: `launch` makes no decision on the host, so a CUDA graph can capture it.
-        grad_norm: float64 scalar on the device, norm of the gradient before clipping at the last update; the next
-            update overwrites it. If it is not finite, that update changed nothing.
+        grad_norm: float64 scalar on the device, norm of the gradient before clipping at the last
+            update; the next update overwrites it. If it is not finite, that update changed nothing.
         weights: the shard's float32 weights and their exchange.
 
     Raises:
@@ -155,7 +166,10 @@ class FlatOptimizer:
 
     @property
     def num_updates(self) -> int:
-        """Number of updates so far, without skipped steps. With triton, reading it waits for the device."""
+        """Number of updates so far, without skipped steps.
+
+        With triton, reading it waits for the device.
+        """
         return self._num_updates
 
     def hyperparameters(self, event: Event) -> None:
@@ -167,7 +181,9 @@ class FlatOptimizer:
         raise NotImplementedError
 
     def launch(self) -> None:
-        """Queue one update and the exchange of weights without any decision on the host. Requires `can_capture`.
+        """Queue one update and the exchange of weights without any decision on the host.
+
+        Requires `can_capture`.
 
         All ranks must call it together. With NCCL, a CUDA graph can capture it.
         """
@@ -177,11 +193,12 @@ class FlatOptimizer:
     def step(self, lr: float) -> Tensor:
         """Run one update with learning rate `lr`; skip it if the gradient's norm is not finite.
 
-        All ranks must call it together. Except with triton, the host inspects the norm, so on a GPU this waits for the
-        gradient.
+        All ranks must call it together. Except with triton, the host inspects the norm,
+        so on a GPU this waits for the gradient.
 
         Returns:
-            Norm of the gradient before clipping, a float64 scalar on the device: a copy of `grad_norm`.
+            Norm of the gradient before clipping, a float64 scalar on the device:
+                a copy of `grad_norm`.
         """
         if self.can_capture:
             self.set_learning_rate(lr)
@@ -207,7 +224,9 @@ class FlatOptimizer:
         )
 
     def _update(self, grad: Tensor, lr: float, scale: float) -> None:
-        """Update the shard's state and weights and start sharing each block; `scale` clips `grad` [n]."""
+        """Update the shard's state and weights and start sharing each block;
+        `scale` clips `grad` [n].
+        """
         weight = self.weights.shard
         grad = grad * scale
         update = self._direction(weight, grad)
@@ -223,7 +242,9 @@ class FlatOptimizer:
             self.weights.begin_sharing(block)
 
     def _direction(self, weight: Tensor, grad: Tensor) -> Tensor:
-        """Return the update direction with decay, float32 [n], from the clipped gradient; changes the state."""
+        """Return the update direction with decay, float32 [n], from the clipped gradient;
+        changes the state.
+        """
         raise NotImplementedError
 
     def _scales(self, weight: Tensor, grad: Tensor, update: Tensor) -> Tensor | None:
@@ -231,7 +252,9 @@ class FlatOptimizer:
         return None
 
     def _norms_of(self, values: Tensor, pieces: Sequence[Piece]) -> Tensor:
-        """Return each parameter's L2 norm in a vector over all ranks, 0 for a parameter without pieces: float64 [G]."""
+        """Return each parameter's L2 norm in a vector over all ranks,
+        0 for a parameter without pieces: float64 [G].
+        """
         norms = torch.zeros(len(self.flat.segments), dtype=torch.float64, device=values.device)
         for piece in pieces:
             # hypot(0, x) is exactly x, so a parameter in one piece keeps its norm.
@@ -241,18 +264,23 @@ class FlatOptimizer:
         return self._over_ranks(norms)
 
     def exact_weights(self) -> AbstractContextManager[object]:
-        """Fill `flat.data` with the exact float32 weights of all ranks. All ranks must call it together.
+        """Fill `flat.data` with the exact float32 weights of all ranks.
+
+        All ranks must call it together.
 
         Returns:
-            A context manager. On exit, `flat.data` again holds the weights used for training, which may be rounded.
+            A context manager. On exit, `flat.data` again holds the weights used for training,
+                which may be rounded.
         """
         return self.weights.exact()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return `num_updates` and the state of all parameters, float32 [numel] each. All ranks must call it together.
+        """Return `num_updates` and the state of all parameters, float32 [numel] each.
 
-        The result does not depend on the number of ranks. A single rank returns its live buffers, several ranks return
-        copies. The matching weights are `flat.data` within `exact_weights()`.
+        All ranks must call it together.
+
+        The result does not depend on the number of ranks. A single rank returns its live buffers,
+        several ranks return copies. The matching weights are `flat.data` within `exact_weights()`.
         """
         whole = {
             key: self._layout.gather(getattr(self, key))[: self.flat.numel] for key in self.STATE

@@ -41,8 +41,8 @@ def make(
         known_norm: as in `FlatOptimizer`.
 
     Raises:
-        UserError: the implementation that OPTIMIZER_IMPLEMENTATION names is not available, or the optimizer cannot be
-            sharded.
+        UserError: the implementation that OPTIMIZER_IMPLEMENTATION names is not available,
+            or the optimizer cannot be sharded.
     """
     cls = _CLASSES[config.optimizer]
     if distributed.sharded_optimizer != "off" and (
@@ -76,20 +76,24 @@ def make(
 def copy_dtype(precision: str, device: torch.device) -> torch.dtype | None:
     """Return the dtype of the weight copy that matrix products read, or None for no copy.
 
-    Only devices with kernels that write the copy during the update have one. FP8 products keep their own copies.
+    Only devices with kernels that write the copy during the update have one.
+    FP8 products keep their own copies.
     """
     copies = {"auto": torch.bfloat16, "bf16": torch.bfloat16, "fp16": torch.float16}
     return copies.get(precision) if device.type == "cuda" else None
 
 
 def decayed(config: OptimizerConfig) -> Callable[[str], bool]:
-    """Return a function from a parameter's name to whether it is decayed: all if DECAY_ALL, else all but biases and
-    LayerNorm."""
+    """Return a function from a parameter's name to whether it is decayed:
+    all if DECAY_ALL, else all but biases and LayerNorm.
+    """
     return (lambda name: True) if config.decay_all else is_decayed
 
 
 def implementation(config: OptimizerConfig, compute: ComputeConfig) -> str:
-    """Return the optimizer's implementation: OPTIMIZER_IMPLEMENTATION, or the one that matches OPS."""
+    """Return the optimizer's implementation: OPTIMIZER_IMPLEMENTATION,
+    or the one that matches OPS.
+    """
     if config.optimizer_implementation != "ops":
         return config.optimizer_implementation
     if compute.ops == "fastest":

@@ -1,4 +1,5 @@
-"""Learning rate schedules: small objects that compute the rate of a step and log their hyperparameters.
+"""Learning rate schedules: small objects that compute the rate of a step
+and log their hyperparameters.
 
     rate = schedule(step)     step counts the updates done before this one, from 0
 
@@ -28,8 +29,8 @@ class Schedule:
 
     base_lr: float  # at the end of the ramp
     warmup_steps: int = 0  # length of the ramp; 0 for none
-    # Start of the ramp; at most 0 in a valid configuration. A value above 0 gives a negative rate before that step, as
-    # in the benchmark's reference.
+    # Start of the ramp; at most 0 in a valid configuration. A value above 0 gives a negative rate
+    # before that step, as in the benchmark's reference.
     start_warmup_step: int = 0
     max_steps: int  # length of the training; for the log
     decay_end: int  # step at which the decay ends; the rate is constant from there on
@@ -84,8 +85,8 @@ class Polynomial(Schedule):
 class Linear(Schedule):
     """A straight line from `base_lr` at step `warmup_steps` to `end_lr`.
 
-    The line assumes a ramp that begins at step 0. With a negative `start_warmup_step` the ramp ends earlier, and the
-    rate is above `base_lr` until step `warmup_steps`.
+    The line assumes a ramp that begins at step 0. With a negative `start_warmup_step` the ramp ends
+    earlier, and the rate is above `base_lr` until step `warmup_steps`.
     """
 
     name = "linear"
@@ -122,7 +123,9 @@ class Cosine(Linear):
 
 @dataclass(frozen=True, kw_only=True)
 class WarmupStableDecay(Schedule):
-    """A plateau, then a straight line to `end_lr` over the last `decay_steps` before `decay_end`."""
+    """A plateau, then a straight line to `end_lr` over the last `decay_steps` before
+    `decay_end`.
+    """
 
     name = "wsd"
 
@@ -143,8 +146,9 @@ class WarmupStableDecay(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class MultiStep(Schedule):
-    """`base_lr` times `gamma` for each milestone (a step) reached; milestones inside the ramp take effect when it
-    ends."""
+    """`base_lr` times `gamma` for each milestone (a step) reached;
+    milestones inside the ramp take effect when it ends.
+    """
 
     name = "multistep"
 

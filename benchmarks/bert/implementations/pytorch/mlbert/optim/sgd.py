@@ -5,9 +5,10 @@ With g the clipped gradient:
     m = momentum m + g
     w = w - lr (m + weight_decay w)
 
-Source: Polyak, "Some methods of speeding up the convergence of iteration methods", 1964. The decay, which is not part
-of m, follows Loshchilov and Hutter, "Decoupled Weight Decay Regularization", arXiv 1711.05101, algorithm 1, but the
-learning rate multiplies m, not g, as in `torch.optim.SGD`. LayerNorm and bias tensors have no decay.
+Source: Polyak, "Some methods of speeding up the convergence of iteration methods", 1964. The decay,
+which is not part of m, follows Loshchilov and Hutter, "Decoupled Weight Decay Regularization",
+arXiv 1711.05101, algorithm 1, but the learning rate multiplies m, not g, as in `torch.optim.SGD`.
+LayerNorm and bias tensors have no decay.
 """
 
 from __future__ import annotations

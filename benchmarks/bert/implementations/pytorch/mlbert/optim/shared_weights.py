@@ -1,17 +1,19 @@
-"""The weights of a sharded optimizer: each rank owns a float32 shard, and the exchange may round what the others
-receive.
+"""The weights of a sharded optimizer: each rank owns a float32 shard,
+and the exchange may round what the others receive.
 
     fp32    the exact weights
-    bf16    rounded to bfloat16: half the bytes; bfloat16 products are unchanged, LayerNorm, biases and embeddings keep
-            only 8 bits of the mantissa
-    e5m2    rounded to 8 bits (5 exponent, 2 mantissa): a quarter of the bytes, errors up to 1/8; for experiments
+    bf16    rounded to bfloat16: half the bytes; bfloat16 products are unchanged, LayerNorm, biases
+            and embeddings keep only 8 bits of the mantissa
+    e5m2    rounded to 8 bits (5 exponent, 2 mantissa):
+            a quarter of the bytes, errors up to 1/8; for experiments
 
-With a rounded format, all ranks compute with the same rounded weights, including the owner. Updates, weight decay and
-trust ratios use the owner's exact weights, which rounding never changes: they move with each update even if the rounded
-weights stay the same. Checkpoints, evaluation and the final weights use the exact weights (`exact`).
+With a rounded format, all ranks compute with the same rounded weights, including the owner.
+Updates, weight decay and trust ratios use the owner's exact weights, which rounding never changes:
+they move with each update even if the rounded weights stay the same. Checkpoints, evaluation and
+the final weights use the exact weights (`exact`).
 
-The e5m2 all-gather is an option of NVIDIA's submissions (`dwu-e5m2-allgather`, enabled in none of them). There the
-weights are float16 truncated to 8 bits; here they are float32 rounded to nearest.
+The e5m2 all-gather is an option of NVIDIA's submissions (`dwu-e5m2-allgather`, enabled in none of
+them). There the weights are float16 truncated to 8 bits; here they are float32 rounded to nearest.
 
 Legend: N elements of the padded flat buffer; n elements of the shard.
 """
@@ -50,10 +52,14 @@ class Layout(Protocol):
     spans: list[tuple[int, int]]
 
     def take(self, buffer: Tensor) -> Tensor:
-        """Return this rank's shard of a buffer: a copy, or the buffer itself if there is only one rank."""
+        """Return this rank's shard of a buffer: a copy,
+        or the buffer itself if there is only one rank.
+        """
 
     def gather(self, shard: Tensor) -> Tensor:
-        """Return all ranks' shards as one new buffer, or the shard itself if there is only one rank."""
+        """Return all ranks' shards as one new buffer,
+        or the shard itself if there is only one rank.
+        """
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         """Sum in place over the ranks that share the buffer."""
@@ -65,14 +71,15 @@ class Layout(Protocol):
 class SharedWeights:
     """This rank's exact weights, and the buffer that receives all ranks' weights.
 
-    If there is only one rank and weights are not rounded, it owns the buffer itself and nothing is exchanged.
+    If there is only one rank and weights are not rounded,
+    it owns the buffer itself and nothing is exchanged.
 
     Args:
         buffer: float32 [N], the weights that the model computes with; equal and exact on all ranks.
         layout: how the buffer is sharded.
         gathered: "fp32", "bf16" or "e5m2".
-        copy: [N], the buffer in the activations' dtype, kept up to date here (None: there is no copy). If weights are
-            exchanged in that dtype, they are received directly into it.
+        copy: [N], the buffer in the activations' dtype, kept up to date here (None: there is no
+            copy). If weights are exchanged in that dtype, they are received directly into it.
 
     Attributes:
         shard: float32 [n], the exact weights that this rank owns.
@@ -111,7 +118,9 @@ class SharedWeights:
         self._round()
 
     def begin_sharing(self, block: int) -> None:
-        """Start to send this rank's new weights of one block; blocks must follow in order, from 0."""
+        """Start to send this rank's new weights of one block;
+        blocks must follow in order, from 0.
+        """
         if self._is_buffer:
             return
         assert block == len(self._works), "blocks go in order"
@@ -121,7 +130,8 @@ class SharedWeights:
         self._works.append(self._layout.begin_all_gather(self._sent, block))
 
     def finish_sharing(self, copied: bool = False) -> None:
-        """Wait until the buffer holds all ranks' new weights; on a GPU, only later work on the stream waits.
+        """Wait until the buffer holds all ranks' new weights;
+        on a GPU, only later work on the stream waits.
 
         Args:
             copied: the update has already written `copy_to_write`.

@@ -1,17 +1,20 @@
-"""The optimizers as Triton kernels. Nothing waits for the host, so a CUDA graph can capture a complete update.
+"""The optimizers as Triton kernels.
+
+Nothing waits for the host, so a CUDA graph can capture a complete update.
 
     sum_squares     the gradient's sum of squares per block, in float64; summed over ranks
-    begin           one program adds the blocks in order: norm, clip factor, update count, bias corrections;
-                    if the norm is not finite, the count is unchanged and the passes below return at once
+    begin           one program adds the blocks in order: norm, clip factor, update count, bias
+                    corrections; if the norm is not finite, the count is unchanged and the passes
+                    below return at once
     one_pass        optimizers other than Adam's: state and weights; done
     first_pass      moments; with scaling: both sums of the parameter's scale per block;
                     without: the weights as well; done
     owner_sums      one program per parameter adds its blocks in order; summed over ranks
     second_pass     recompute the update from the moments, scale it and update the weights
 
-Every sum has a fixed order, so runs are bit-equal. Learning rate, betas, count and everything derived from them are on
-the device. LAMB moves 44 bytes per parameter, the same as storing the update between the passes would. Formulas:
-`mlbert.optim.adamw`, `acclip`, `madgrad`, `sgd`.
+Every sum has a fixed order, so runs are bit-equal. Learning rate, betas, count and everything
+derived from them are on the device. LAMB moves 44 bytes per parameter, the same as storing the
+update between the passes would. Formulas: `mlbert.optim.adamw`, `acclip`, `madgrad`, `sgd`.
 
 Legend: B blocks, each within one parameter; G parameters; n elements of the shard.
 """
@@ -56,13 +59,15 @@ class TritonUpdate:
         num_owners: G.
         layout: layout of the buffers.
         device: device of the buffers.
-        betas, eps, weight_decay, max_grad_norm, formulas, scaling: as in `mlbert.optim.compiled.CompiledOptimizer`.
+        betas, eps, weight_decay, max_grad_norm, formulas, scaling: as in
+            `mlbert.optim.compiled.CompiledOptimizer`.
         bias_correction: as in `mlbert.optim.adamw.Adam`.
         known_norm: as in `mlbert.optim.optimizer.FlatOptimizer`.
 
     Attributes:
         lr: float32 scalar on the device, read by `launch`.
-        grad_norm: float64 scalar on the device, from the last `launch`; if not finite, that launch changed nothing.
+        grad_norm: float64 scalar on the device, from the last `launch`;
+            if not finite, that launch changed nothing.
         updates: int64 scalar on the device, number of updates so far.
     """
 
@@ -91,7 +96,8 @@ class TritonUpdate:
         self.lr = torch.zeros((), dtype=torch.float32, device=device)
         self.grad_norm = torch.zeros((), dtype=torch.float64, device=device)
         self.updates = torch.zeros((), dtype=torch.int64, device=device)
-        # The device computes exp(t log beta); log 0 is -inf. A tensor, because kernels receive host floats as float32.
+        # The device computes exp(t log beta); log 0 is -inf.
+        # A tensor, because kernels receive host floats as float32.
         logs = [-math.inf, -math.inf]
         if bias_correction:
             logs = [math.log(beta) if beta > 0 else -math.inf for beta in betas]
@@ -115,8 +121,8 @@ class TritonUpdate:
                 runs=aligned_runs(cut.offsets[first:last], cut.lengths[first:last]),
             )
 
-        # Each block of the layout has separate tables: a slice's address may be less aligned than a tensor's, and
-        # Triton would recompile.
+        # Each block of the layout has separate tables: a slice's address may be less aligned than a
+        # tensor's, and Triton would recompile.
         stops = [stop for _, stop in self._layout.spans]
         borders = [0, *np.searchsorted(cut.offsets, stops).tolist()]
         self._by_block = [tables(first, last) for first, last in itertools.pairwise(borders)]
@@ -140,10 +146,10 @@ class TritonUpdate:
         """Queue one update.
 
         Args:
-            buffers: weights, gradient and the optimizer's state, float32 [n] each; all but the gradient change in
-                place.
-            after_block: called in order with the index of each of the layout's blocks once the kernels that write its
-                weights are queued.
+            buffers: weights, gradient and the optimizer's state, float32 [n] each;
+                all but the gradient change in place.
+            after_block: called in order with the index of each of the layout's blocks once the
+                kernels that write its weights are queued.
             copy: [n] of another dtype that also receives the new weights, rounded.
         """
         for buffer in buffers:
@@ -264,8 +270,10 @@ class TritonUpdate:
 
 
 def aligned_runs(offsets: np.ndarray, lengths: np.ndarray) -> list[tuple[int, int, int]]:
-    """Return (first block, number of blocks, common divisor of their elements) of the blocks before the first that is
-    not a multiple of `MAX_ALIGNMENT`, and of the others. One odd parameter must not slow down those before it."""
+    """Return (first block, number of blocks, common divisor of their elements) of the blocks before
+    the first that is not a multiple of `MAX_ALIGNMENT`, and of the others. One odd parameter must
+    not slow down those before it.
+    """
     units = np.gcd(np.gcd(offsets, lengths), MAX_ALIGNMENT)
     first_odd = int(np.argmax(np.append(units, 0) < MAX_ALIGNMENT))
     runs = (
@@ -277,7 +285,9 @@ def aligned_runs(offsets: np.ndarray, lengths: np.ndarray) -> list[tuple[int, in
 
 @dataclass(frozen=True)
 class _Tables:
-    """Offsets, lengths, decays and owners of some blocks on the device, and their `aligned_runs`."""
+    """Offsets, lengths, decays and owners of some blocks on the device,
+    and their `aligned_runs`.
+    """
 
     offsets: Tensor
     lengths: Tensor
@@ -293,7 +303,10 @@ class _Tables:
 
 @triton.jit
 def sum_squares_kernel(grad, sums, numel: tl.constexpr, BLOCK: tl.constexpr):
-    """Write sums [N / BLOCK] float64 = sum of squares of each block of grad float32 [N]. Grid: N / BLOCK."""
+    """Write sums [N / BLOCK] float64 = sum of squares of each block of grad float32 [N].
+
+    Grid: N / BLOCK.
+    """
     block = tl.program_id(0)
     place = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(grad + place, mask=place < numel, other=0.0).to(tl.float64)
@@ -304,8 +317,9 @@ def sum_squares_kernel(grad, sums, numel: tl.constexpr, BLOCK: tl.constexpr):
 def begin_kernel(sums, num_sums, constants, updates, grad_norm, scalars, BLOCK: tl.constexpr):
     """Compute norm, update count and the scalars derived from them, in one program.
 
-    sums: float64 [num_sums]; constants: float64 [3] = log beta_1, log beta_2, norm to clip to (0: no clipping);
-    updates: int64; grad_norm: float64; scalars: float32 [3] = clip factor, corrections of both moments.
+    sums: float64 [num_sums]; constants: float64 [3] = log beta_1, log beta_2, norm to clip to (0:
+    no clipping); updates: int64; grad_norm: float64; scalars: float32 [3] = clip factor,
+    corrections of both moments.
     """
     lanes = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float64)
@@ -356,14 +370,18 @@ def _store_weight(data, copy, place, inside, weight):
 
 @triton.jit(do_not_specialize=["first_block"])
 def first_pass_kernel(
-    data, grad, exp_avg, exp_avg_sq, copy, sums_1, sums_2, offsets, lengths, decays, grad_norm, scalars, lr, numbers,
-    first_block, BLOCK: tl.constexpr, SCALING: tl.constexpr, ALIGNMENT: tl.constexpr,
+    data, grad, exp_avg, exp_avg_sq, copy, sums_1, sums_2, offsets, lengths, decays, grad_norm,
+    scalars, lr, numbers, first_block, BLOCK: tl.constexpr, SCALING: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
 ):  # fmt: skip
-    """Update the moments of one block, then write its two sums (with scaling) or its new weights. Grid: blocks.
+    """Update the moments of one block, then write its two sums (with scaling) or its new weights.
 
-    data, grad, exp_avg, exp_avg_sq: float32 [n]; copy: [n] or None, also receives new weights; sums_1, sums_2: float32
-    [B], None if SCALING is 0; offsets: int64 [B]; lengths, decays: int32 [B]; lr: float32; numbers: float32 [6] =
-    beta_1, 1 - beta_1, beta_2, 1 - beta_2, eps, weight decay; first_block: of this launch.
+    Grid: blocks.
+
+    data, grad, exp_avg, exp_avg_sq: float32 [n]; copy: [n] or None, also receives new weights;
+    sums_1, sums_2: float32 [B], None if SCALING is 0; offsets: int64 [B]; lengths, decays: int32
+    [B]; lr: float32; numbers: float32 [6] = beta_1, 1 - beta_1, beta_2, 1 - beta_2, eps, weight
+    decay; first_block: of this launch.
     """
     if tl.load(grad_norm) < float("inf"):
         block = first_block + tl.program_id(0)
@@ -407,13 +425,14 @@ def _cube_root(x):
 
 @triton.jit(do_not_specialize=["first_block"])
 def one_pass_kernel(
-    data, grad, state_1, state_2, state_3, copy, updates, offsets, lengths, decays, grad_norm, scalars, lr, numbers,
-    first_block, BLOCK: tl.constexpr, FORMULAS: tl.constexpr, ALIGNMENT: tl.constexpr,
+    data, grad, state_1, state_2, state_3, copy, updates, offsets, lengths, decays, grad_norm,
+    scalars, lr, numbers, first_block, BLOCK: tl.constexpr, FORMULAS: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
 ):  # fmt: skip
     """Update state and weights of one block, element by element. Grid: blocks.
 
-    state_1, state_2, state_3: float32 [n], None if the optimizer has fewer; updates: int64, includes this one; the
-    others as in `first_pass_kernel`.
+    state_1, state_2, state_3: float32 [n], None if the optimizer has fewer; updates: int64,
+    includes this one; the others as in `first_pass_kernel`.
     """
     if tl.load(grad_norm) < float("inf"):
         block = first_block + tl.program_id(0)
@@ -473,13 +492,14 @@ def owner_sums_kernel(
 
 @triton.jit(do_not_specialize=["first_block"])
 def second_pass_kernel(
-    data, exp_avg, exp_avg_sq, copy, sums_1, sums_2, offsets, lengths, decays, owners, grad_norm, scalars, lr, numbers,
-    first_block, BLOCK: tl.constexpr, SCALING: tl.constexpr, ALIGNMENT: tl.constexpr,
+    data, exp_avg, exp_avg_sq, copy, sums_1, sums_2, offsets, lengths, decays, owners, grad_norm,
+    scalars, lr, numbers, first_block, BLOCK: tl.constexpr, SCALING: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
 ):  # fmt: skip
     """Compute data -= lr * scale * update for one block. Grid: blocks.
 
-    data, exp_avg, exp_avg_sq: float32 [n]; sums_1, sums_2: float64 [G]; owners: int32 [B]; the others as in
-    `first_pass_kernel`.
+    data, exp_avg, exp_avg_sq: float32 [n]; sums_1, sums_2: float64 [G]; owners: int32 [B]; the
+    others as in `first_pass_kernel`.
     """
     if tl.load(grad_norm) < float("inf"):
         block = first_block + tl.program_id(0)

@@ -1,4 +1,7 @@
-"""Triton kernels for CUDA devices. Importing this package requires Triton and registers the implementations."""
+"""Triton kernels for CUDA devices.
+
+Importing this package requires Triton and registers the implementations.
+"""
 
 from triton import knobs
 

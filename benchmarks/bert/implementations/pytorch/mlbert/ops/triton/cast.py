@@ -1,19 +1,22 @@
 """Cast to FP8 in Triton: one pass quantises a tensor by rows and transposed, and finds its maximum.
 
-FP8 products on Hopper read both operands along their inner dimension, so activations and their gradients are needed by
-rows and transposed. The same pass can compute the bias gradient (the sum over tokens), apply bias and GELU before
-quantising, or multiply by GELU's derivative. Scales and maxima stay on the device. Values out of range, including
-infinity, become the largest number and NaN stays NaN (PTX ISA, "cvt" with `satfinite`). The transposed copy is
-zero-padded to a multiple of 16 tokens, as the product over tokens requires.
+FP8 products on Hopper read both operands along their inner dimension, so activations and their
+gradients are needed by rows and transposed. The same pass can compute the bias gradient (the sum
+over tokens), apply bias and GELU before quantising, or multiply by GELU's derivative. Scales and
+maxima stay on the device. Values out of range, including infinity, become the largest number and
+NaN stays NaN (PTX ISA, "cvt" with `satfinite`). The transposed copy is zero-padded to a multiple of
+16 tokens, as the product over tokens requires.
 
-Each thread has the same columns of four adjacent rows. It rounds four numbers of a row into one 32-bit word, stores the
-word by rows, and transposes four such words into words of one column each. So each number is computed once, and only
-words pass through shared memory. The interpreter cannot run inline assembly and uses an equivalent without it.
+Each thread has the same columns of four adjacent rows. It rounds four numbers of a row into one
+32-bit word, stores the word by rows, and transposes four such words into words of one column each.
+So each number is computed once, and only words pass through shared memory. The interpreter cannot
+run inline assembly and uses an equivalent without it.
 
-`gelu` and `gelu_backward` compute the same without FP8, for products without a GELU epilogue (`mlbert.ops.cublaslt`).
+`gelu` and `gelu_backward` compute the same without FP8,
+for products without a GELU epilogue (`mlbert.ops.cublaslt`).
 
-Legend: T tokens, U tokens rounded up to a multiple of 16, F columns, P row blocks, G groups of four rows of a tile, C
-columns of a tile.
+Legend: T tokens, U tokens rounded up to a multiple of 16, F columns, P row blocks, G groups of four
+rows of a tile, C columns of a tile.
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ mov.b32 $0, {{low, high}};
 }}"""
 ROUND_E4M3 = tl.constexpr(_ROUND.format("e4m3x2"))
 ROUND_E5M2 = tl.constexpr(_ROUND.format("e5m2x2"))
-# Each digit of prmt's selector picks a byte of its two operands. $4 to $7 are rows, $0 to $3 columns.
+# Each digit of prmt's selector picks a byte of its two operands.
+# $4 to $7 are rows, $0 to $3 columns.
 TURN = tl.constexpr("""{
 .reg .b32 a, b, c, d;
 prmt.b32 a, $4, $5, 0x5140;
@@ -85,7 +89,9 @@ def fp8_bytes(scaled, E5M2: tl.constexpr):
 
 @triton.jit
 def column_words(row0, row1, row2, row3):
-    """Combine bytes uint8 [G, C] of four rows into int32 [G, C], the first row in the lowest byte."""
+    """Combine bytes uint8 [G, C] of four rows into int32 [G, C],
+    the first row in the lowest byte.
+    """
     if INTERPRETED:
         low = row0.to(tl.int32) | (row1.to(tl.int32) << 8)
         return low | (row2.to(tl.int32) << 16) | (row3.to(tl.int32) << 24)
@@ -106,7 +112,9 @@ def store_rows(value, scale, row, column, tokens, columns, out_rows, E5M2: tl.co
 
 @triton.jit
 def store_columns(rows, group, column, padded, columns, out_columns):
-    """Write the bytes of four ``rows``, 0 past T, transposed to out_columns int32 [F, U / 4]; `group`: rows / 4 [G]."""
+    """Write the bytes of four ``rows``, 0 past T, transposed to out_columns int32 [F, U / 4];
+    `group`: rows / 4 [G].
+    """
     words = column_words(rows[0], rows[1], rows[2], rows[3])
     # Also write zeros up to U: products read them.
     inside = (column < columns)[:, None] & (group < padded // 4)[None, :]
@@ -137,7 +145,8 @@ _GELU_BACKWARD = tl.constexpr(GELU_BACKWARD)
 # of a tile: 128 bytes of x and of a transposed row
 ROWS = 128
 COLUMNS = 64
-# tanh(z) = 2 sigmoid(2 z) - 1, so the tanh form of GELU is y sigmoid(GELU_SLOPE (y + GELU_CUBE y^3)).
+# tanh(z) = 2 sigmoid(2 z) - 1, so the tanh form of GELU is y sigmoid(GELU_SLOPE (y + GELU_CUBE
+# y^3)).
 GELU_SLOPE = tl.constexpr(2 * (2 / torch.pi) ** 0.5)
 GELU_CUBE = tl.constexpr(0.044715)
 SQRT_HALF = tl.constexpr(0.5**0.5)
@@ -156,15 +165,18 @@ def cast_transpose(x, scale, amax, dtype, out=None) -> Quantised:
 
 @registry.register("fp8_quantise_sum", "triton")
 def cast_transpose_bias(x, scale, amax, dtype) -> tuple[Quantised, Tensor]:
-    """Return `cast_transpose` and the sum of x over tokens, float32 [F]: the bias gradient if x is a gradient."""
+    """Return `cast_transpose` and the sum of x over tokens, float32 [F]:
+    the bias gradient if x is a gradient.
+    """
     copies, total = _quantise(x, None, None, scale, amax, dtype, PLAIN, False, True)
     return copies, sum_partials(total)
 
 
 @registry.register("fp8_gelu", "triton")
 def gelu_cast_transpose(pre, bias, exact, scale, amax, dtype) -> Quantised:
-    """Return gelu(pre + bias) * scale in FP8: `pre` [T, F], `bias` [F]; in the tanh form unless `exact`. Other
-    arguments as in `cast_transpose`."""
+    """Return gelu(pre + bias) * scale in FP8: `pre` [T, F], `bias` [F]; in the tanh form unless
+    `exact`. Other arguments as in `cast_transpose`.
+    """
     return _quantise(pre, None, bias, scale, amax, dtype, GELU, exact, False)[0]
 
 
@@ -172,7 +184,9 @@ def gelu_cast_transpose(pre, bias, exact, scale, amax, dtype) -> Quantised:
 def gelu_backward_cast_transpose(
     d_out, pre, bias, exact, scale, amax, dtype
 ) -> tuple[Quantised, Tensor]:
-    """Return d_out * gelu'(pre + bias), scaled, in FP8, and its unscaled sum over tokens, float32 [F]."""
+    """Return d_out * gelu'(pre + bias), scaled, in FP8, and its unscaled sum over tokens,
+    float32 [F].
+    """
     copies, total = _quantise(pre, d_out, bias, scale, amax, dtype, GELU_BACKWARD, exact, True)
     return copies, sum_partials(total)
 
@@ -222,8 +236,9 @@ def _quantise(
 def sigmoid(z):
     """Return 1 / (1 + exp(-z)) of float32.
 
-    `tanh.approx` is one instruction, but has a relative error of 2^-11: 1 + tanh cancels for negative z, and the error
-    of GELU's tail would exceed FP8 rounding. `ex2.approx` and `rcp.approx` have an error of 2^-22 (PTX ISA).
+    `tanh.approx` is one instruction, but has a relative error of 2^-11: 1 + tanh cancels for
+    negative z, and the error of GELU's tail would exceed FP8 rounding. `ex2.approx` and
+    `rcp.approx` have an error of 2^-22 (PTX ISA).
     """
     if INTERPRETED:
         return tl.sigmoid(z)
@@ -249,7 +264,9 @@ def gelu_parts(y, EXACT: tl.constexpr):
 def operation_on(
     x, d_out, shift, row, column, tokens, columns, OPERATION: tl.constexpr, EXACT: tl.constexpr
 ):
-    """Return rows `row` [G] of the values to quantise, float32 [G, C], 0 outside; `shift`: bias float32 [C] or None."""
+    """Return rows `row` [G] of the values to quantise, float32 [G, C], 0 outside;
+    `shift`: bias float32 [C] or None.
+    """
     inside = (row < tokens)[:, None] & (column < columns)[None, :]
     place = row[:, None].to(tl.int64) * columns + column[None, :]
     value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
@@ -268,13 +285,17 @@ def operation_on(
 # Scales of all layers are in one tensor; do not recompile for their alignment.
 @triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["scale", "amax"])
 def cast_kernel(
-    x, d_out, bias, scale, amax, out_rows, out_columns, partial, tokens, padded, columns, OPERATION: tl.constexpr,
-    EXACT: tl.constexpr, E5M2: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    x, d_out, bias, scale, amax, out_rows, out_columns, partial, tokens, padded, columns,
+    OPERATION: tl.constexpr, EXACT: tl.constexpr, E5M2: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Process one tile: the operation, two quantised copies, and the tile's sum over tokens. Grid: F / COLUMNS, P.
+    """Process one tile: the operation, two quantised copies, and the tile's sum over tokens.
 
-    x, d_out: [T, F]; bias: [F]; scale, amax: float32 scalars; out_rows uint8 [T, F], out_columns int32 [F, U / 4];
-    partial: float32 [P, F]. d_out, bias and partial are None if unused by the operation.
+    Grid: F / COLUMNS, P.
+
+    x, d_out: [T, F]; bias: [F]; scale, amax: float32 scalars; out_rows uint8 [T, F], out_columns
+    int32 [F, U / 4]; partial: float32 [P, F]. d_out, bias and partial are None if unused by the
+    operation.
     """
     group = tl.program_id(1) * (ROWS // 4) + tl.arange(0, ROWS // 4)
     row = group * 4
@@ -328,7 +349,9 @@ def gelu_backward(d_out, pre, exact) -> tuple[Tensor, Tensor]:
 
 
 def _gelu(pre, d_out, exact) -> tuple[Tensor, Tensor]:
-    """Return the activation, or the gradient if `d_out` is not None, and the gradient's sums over blocks of tokens."""
+    """Return the activation, or the gradient if `d_out` is not None,
+    and the gradient's sums over blocks of tokens.
+    """
     assert pre.is_contiguous(), "contiguous activations expected"
     assert pre.dtype in ACTIVATION_TYPES, f"expected one of {ACTIVATION_TYPES}, got {pre.dtype}"
     tokens, columns = pre.shape
@@ -356,12 +379,15 @@ def _gelu(pre, d_out, exact) -> tuple[Tensor, Tensor]:
 
 @triton.jit(do_not_specialize=["tokens"])
 def gelu_kernel(
-    pre, d_out, out, partial, tokens, columns, OPERATION: tl.constexpr, EXACT: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    pre, d_out, out, partial, tokens, columns, OPERATION: tl.constexpr, EXACT: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Compute one tile of gelu(pre), or of d_out gelu'(pre) and its sum over tokens. Grid: F / COLUMNS, P.
+    """Compute one tile of gelu(pre), or of d_out gelu'(pre) and its sum over tokens.
 
-    pre, d_out, out: [T, F]; partial: float32 [P, F]; d_out and partial are None if the operation is GELU.
+    Grid: F / COLUMNS, P.
+
+    pre, d_out, out: [T, F]; partial: float32 [P, F];
+    d_out and partial are None if the operation is GELU.
     """
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)

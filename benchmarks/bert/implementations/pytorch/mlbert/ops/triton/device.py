@@ -16,17 +16,21 @@ import triton.language as tl
 from torch import Tensor
 
 ACTIVATION_TYPES = (torch.float32, torch.bfloat16, torch.float16)
-# Programs per multiprocessor for kernels that loop over tiles, and the number of processors without a GPU.
+# Programs per multiprocessor for kernels that loop over tiles,
+# and the number of processors without a GPU.
 PROGRAMS_PER_PROCESSOR = 4
 CPU_PROCESSORS = 1
 BLOCK_ROWS = 64
 BLOCK_COLUMNS = 32
-# For tensors not on a GPU: interpreted ones, and the "meta" tensors of tools/compile_kernels.py, which sets this.
+# For tensors not on a GPU: interpreted ones, and the "meta" tensors of tools/compile_kernels.py,
+# which sets this.
 assumed_capability = 90
 
 
 def capability(device: torch.device) -> int:
-    """Return the compute capability times ten: 80 for an A100, 90 for an H100 or H200, 100 for a B200."""
+    """Return the compute capability times ten: 80 for an A100, 90 for an H100 or H200,
+    100 for a B200.
+    """
     if device.type != "cuda":
         return assumed_capability
     major, minor = torch.cuda.get_device_capability(device)
@@ -35,14 +39,19 @@ def capability(device: torch.device) -> int:
 
 @functools.cache
 def walking_programs(device: torch.device) -> int:
-    """Return how many programs fill the device once. Constant per device, so that sums are the same in every run."""
+    """Return how many programs fill the device once.
+
+    Constant per device, so that sums are the same in every run.
+    """
     if device.type != "cuda":
         return PROGRAMS_PER_PROCESSOR * CPU_PROCESSORS
     return PROGRAMS_PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def sum_partials(partial: Tensor) -> Tensor:
-    """Return the sum over the first dimension of a contiguous float32 [P, ...], bitwise reproducible."""
+    """Return the sum over the first dimension of a contiguous float32 [P, ...],
+    bitwise reproducible.
+    """
     rows = partial.shape[0]
     columns = partial[0].numel() if partial.shape[0] else 0
     make = torch.empty if rows else torch.zeros

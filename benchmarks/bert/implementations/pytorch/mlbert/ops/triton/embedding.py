@@ -1,10 +1,10 @@
 """The sum of the three embeddings in Triton, with a gradient without atomics.
 
-Each table's gradient is a sum over tokens by id. For frequent rows ([MASK], the two segments, the first positions)
-atomics would be slow and not deterministic. Instead, tokens are sorted by id (stable, on the device) and split into
-chunks. One program per chunk sums its runs of equal ids and writes those within the chunk; runs that may continue in a
-neighbouring chunk are joined in order by a second kernel. Sizes do not depend on the data, and there is no host
-synchronization.
+Each table's gradient is a sum over tokens by id. For frequent rows ([MASK], the two segments, the
+first positions) atomics would be slow and not deterministic. Instead, tokens are sorted by id
+(stable, on the device) and split into chunks. One program per chunk sums its runs of equal ids and
+writes those within the chunk; runs that may continue in a neighbouring chunk are joined in order by
+a second kernel. Sizes do not depend on the data, and there is no host synchronization.
 
 Legend: T tokens, D hidden, V rows of a table, C chunks of sorted tokens.
 """
@@ -140,10 +140,13 @@ def _table_row(table, ids, token, rows, columns, hidden):
 
 @triton.jit
 def embedding_forward_kernel(
-    word_ids, position_ids, segment_ids, word, position, segment, out, words, positions, segments, hidden,
-    BLOCK: tl.constexpr,
+    word_ids, position_ids, segment_ids, word, position, segment, out, words, positions, segments,
+    hidden, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Sum one token's rows [D] in float32, in the reference's order. Grid: T. ids: int64 [T]; tables: [V, D]."""
+    """Sum one token's rows [D] in float32, in the reference's order.
+
+    Grid: T. ids: int64 [T]; tables: [V, D].
+    """
     token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     total = _table_row(word, word_ids, token, words, columns, hidden)
@@ -154,7 +157,9 @@ def embedding_forward_kernel(
 
 @triton.jit
 def _store_run(out, heads, tails, chunk, run, total, columns, num_rows, hidden, enters, leaves):
-    """Store a run's sum: in its row, or in the chunk's head (began earlier) or tail (begins here and continues)."""
+    """Store a run's sum: in its row, or in the chunk's head (began earlier)
+    or tail (begins here and continues).
+    """
     complete = (run >= 0) & (run < num_rows) & (not enters) & (not leaves)
     tl.store(
         out + run.to(tl.int64) * hidden + columns,
@@ -171,12 +176,13 @@ def _store_run(out, heads, tails, chunk, run, total, columns, num_rows, hidden, 
 
 @triton.jit(do_not_specialize=["tokens"])
 def embedding_sum_runs_kernel(
-    values, sorted_ids, order, out, heads, tails, tokens, num_rows, hidden: tl.constexpr, CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
+    values, sorted_ids, order, out, heads, tails, tokens, num_rows, hidden: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Sum the runs of equal ids among CHUNK sorted tokens. Grid: C.
 
-    values: [T, D]; sorted_ids: int32 [T]; order: int64 [T]; out: float32 [V, D]; heads, tails: float32 [C, D].
+    values: [T, D]; sorted_ids: int32 [T]; order: int64 [T]; out: float32 [V, D];
+    heads, tails: float32 [C, D].
     """
     chunk = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
@@ -211,7 +217,8 @@ def embedding_join_runs_kernel(
     sorted_ids, run_ends, out, heads, tails, num_rows, hidden: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the row of a run that begins in this chunk and continues: its tail plus the following heads.
+    """Write the row of a run that begins in this chunk and continues:
+    its tail plus the following heads.
 
     Grid: full chunks, D / BLOCK. run_ends: int64 [full chunks], the sorted position after the run.
     """

@@ -1,9 +1,10 @@
 """Patch Triton 3.6's interpreter so that it agrees with compiled kernels.
 
-The interpreter stores tensors as NumPy arrays, and bfloat16 as bits in uint16. We fix four bugs: scalar bounds of
-`range` fail with NumPy 2.4 and later; `tl.dot` multiplies bfloat16 bits as integers; casts to bfloat16 truncate instead
-of rounding; and casts to FP8 lose the carry when the mantissa rounds up (31.3 becomes 16). Products in float32 are
-summed in float64 and rounded once: in float32, their error depends on the kernel that NumPy's BLAS chooses for the CPU.
+The interpreter stores tensors as NumPy arrays, and bfloat16 as bits in uint16. We fix four bugs:
+scalar bounds of `range` fail with NumPy 2.4 and later; `tl.dot` multiplies bfloat16 bits as
+integers; casts to bfloat16 truncate instead of rounding; and casts to FP8 lose the carry when the
+mantissa rounds up (31.3 becomes 16). Products in float32 are summed in float64 and rounded once: in
+float32, their error depends on the kernel that NumPy's BLAS chooses for the CPU.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
-"""Cross-entropy of the masked tokens in Triton: one program per row. The gradient overwrites the logits.
+"""Cross-entropy of the masked tokens in Triton: one program per row.
 
-The forward kernel reads a row once, keeping the running maximum, its lowest column and the sum of exponentials
-(Milakov and Gimelshein, "Online normalizer calculation for softmax", arXiv 1805.02867); the backward kernel reads and
-writes it once. There is no host synchronization: an invalid label makes the loss NaN; other implementations raise.
+The gradient overwrites the logits.
+
+The forward kernel reads a row once, keeping the running maximum, its lowest column and the sum of
+exponentials (Milakov and Gimelshein, "Online normalizer calculation for softmax", arXiv
+1805.02867); the backward kernel reads and writes it once. There is no host synchronization: an
+invalid label makes the loss NaN; other implementations raise.
 
 Legend: M masked tokens, V vocabulary, V' columns of the logits (V padded).
 """
@@ -17,8 +20,8 @@ import triton.language as tl
 
 from mlbert.ops import forms as registry
 
-# Excludes a row from loss, gradient and count, as in PyTorch's cross_entropy. Fills batches up to a fixed number of
-# masked tokens.
+# Excludes a row from loss, gradient and count, as in PyTorch's cross_entropy. Fills batches up to a
+# fixed number of masked tokens.
 IGNORED = tl.constexpr(-100)
 MAX_BLOCK = 4096
 SUM_BLOCK = 1024
@@ -88,13 +91,13 @@ def _block(columns: int) -> int:
 
 @triton.jit
 def loss_forward_kernel(
-    logits, labels, highests, totals, losses, correct, columns: tl.constexpr, vocab_size: tl.constexpr,
-    BLOCK: tl.constexpr,
+    logits, labels, highests, totals, losses, correct, columns: tl.constexpr,
+    vocab_size: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compute maximum, sum of exp(score - maximum), loss and hit of one row [V']. Grid: M.
 
-    logits: float32 or bfloat16 [M, V']; labels: int64 [M]; highests, totals, losses: float32 [M]; correct: int32 [M],
-    0 or 1.
+    logits: float32 or bfloat16 [M, V']; labels: int64 [M];
+    highests, totals, losses: float32 [M]; correct: int32 [M], 0 or 1.
     """
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels + row)
@@ -148,9 +151,13 @@ def loss_sum_kernel(losses, correct, loss_sum, num_correct, rows, BLOCK: tl.cons
 
 @triton.jit
 def loss_backward_kernel(
-    logits, labels, highests, totals, d_loss, columns: tl.constexpr, vocab_size: tl.constexpr, BLOCK: tl.constexpr,
+    logits, labels, highests, totals, d_loss, columns: tl.constexpr, vocab_size: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Replace BLOCK logits of a row with (softmax - one-hot) * d_loss; 0 in padded columns. Grid: M, V' / BLOCK."""
+    """Replace BLOCK logits of a row with (softmax - one-hot) * d_loss; 0 in padded columns.
+
+    Grid: M, V' / BLOCK.
+    """
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     label = tl.load(labels + row)

@@ -1,8 +1,9 @@
 """The dropout masks of `mlbert.ops.dropout` in Triton kernels, bit for bit.
 
-The hash of a mask row is computed once per row (`row_hash`), and an element's byte from it (`keep`; four columns share
-a word). In attention, a thread of a matrix product has only two adjacent columns. So we permute the keys
-(`key_places`), mix each word once (`keep_signs`), and save the mask as bits for the backward pass (`pack_masks`).
+The hash of a mask row is computed once per row (`row_hash`), and an element's byte from it (`keep`;
+four columns share a word). In attention, a thread of a matrix product has only two adjacent
+columns. So we permute the keys (`key_places`), mix each word once (`keep_signs`), and save the mask
+as bits for the backward pass (`pack_masks`).
 
 Legend: R rows, C columns.
 """
@@ -26,8 +27,9 @@ CHOSEN_BYTES = tl.constexpr((0x9988, 0xBBAA))
 
 
 def key_argument(key: int | Tensor) -> int | Tensor:
-    """Return a 32-bit key as a kernel argument: a signed number, so that all keys use the same kernel, or an int32
-    tensor of one element, which can change between replays of a captured graph."""
+    """Return a 32-bit key as a kernel argument: a signed number, so that all keys use the same
+    kernel, or an int32 tensor of one element, which can change between replays of a captured graph.
+    """
     if isinstance(key, Tensor):
         return key
     return key - (1 << 32) if key >= 1 << 31 else key
@@ -62,7 +64,9 @@ def row_hash(key, rows):
 
 @triton.jit
 def keep(hashes, first, COLUMNS: tl.constexpr, THRESHOLD: tl.constexpr):
-    """Return the kept elements, bool [R, COLUMNS]: `row_hash` [R], columns from int32 `first`, a multiple of 4."""
+    """Return the kept elements, bool [R, COLUMNS]:
+    `row_hash` [R], columns from int32 `first`, a multiple of 4.
+    """
     column = tl.arange(0, COLUMNS)
     # The compiler only sees that adjacent columns share a group if nothing else uses this arange.
     group = (tl.arange(COLUMNS, 2 * COLUMNS) >> 2) + (first >> 2) - COLUMNS // 4
@@ -73,10 +77,12 @@ def keep(hashes, first, COLUMNS: tl.constexpr, THRESHOLD: tl.constexpr):
 
 @triton.jit
 def key_places(COLUMNS: tl.constexpr):
-    """Return the order of the keys of a block in attention: int32 [COLUMNS], a permutation within each 16.
+    """Return the order of the keys of a block in attention:
+    int32 [COLUMNS], a permutation within each 16.
 
-    Of a matrix product's 16 columns a thread has 2 l, 2 l + 1, 2 l + 8 and 2 l + 9. These are assigned the keys 4 l to
-    4 l + 3, so that four keys that share a word of the mask are in one thread.
+    Of a matrix product's 16 columns a thread has 2 l, 2 l + 1, 2 l + 8 and 2 l + 9. These are
+    assigned the keys 4 l to 4 l + 3, so that four keys that share a word of the mask are in one
+    thread.
     """
     place = tl.arange(0, COLUMNS)
     return (place & -16) | ((place & 6) << 1) | ((place & 8) >> 2) | (place & 1)
@@ -84,11 +90,12 @@ def key_places(COLUMNS: tl.constexpr):
 
 @triton.jit
 def keep_signs(hashes, first, COLUMNS: tl.constexpr, THRESHOLD: tl.constexpr):
-    """Return which keys are kept: uint32 [R, COLUMNS / 4], for `row_hash` [R] and keys from `first`, a multiple of 4.
+    """Return which keys are kept: uint32 [R, COLUMNS / 4],
+    for `row_hash` [R] and keys from `first`, a multiple of 4.
 
-    Four keys share a word; the top bit of each key's byte is the result, and other bits are meaningless. A byte is at
-    least the threshold if adding 256 - threshold to it carries. The carries out of the lower seven bits are computed
-    for four bytes at once.
+    Four keys share a word; the top bit of each key's byte is the result, and other bits are
+    meaningless. A byte is at least the threshold if adding 256 - threshold to it carries. The
+    carries out of the lower seven bits are computed for four bytes at once.
     """
     group = (first >> 2) + tl.arange(0, COLUMNS // 4)
     words = mix32(hashes[:, None] ^ (group.to(tl.uint32) * GOLDEN)[None, :])
@@ -98,8 +105,10 @@ def keep_signs(hashes, first, COLUMNS: tl.constexpr, THRESHOLD: tl.constexpr):
 
 @triton.jit
 def keep_pairs(weights, signs, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Return 16-bit weights [R, C] in the order of `key_places`, set to 0 unless kept by `keep_signs` [R, C/4]; and the
-    masks, int32 [R, C], the same word for two adjacent columns, one half for each."""
+    """Return 16-bit weights [R, C] in the order of `key_places`, set to 0 unless kept by
+    `keep_signs` [R, C/4]; and the masks, int32 [R, C], the same word for two adjacent columns, one
+    half for each.
+    """
     FOURS: tl.constexpr = [ROWS, COLUMNS // 16, 2, 4]
     chosen = tl.where(tl.arange(0, 2)[None, None, :, None] == 0, CHOSEN_BYTES[0], CHOSEN_BYTES[1])
     signs = tl.broadcast_to(tl.reshape(signs, [ROWS, COLUMNS // 16, 1, 4]), FOURS)
@@ -110,8 +119,8 @@ def keep_pairs(weights, signs, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     if INTERPRETED or weights.dtype.primitive_bitwidth == 32:
         half = (tl.arange(0, COLUMNS) & 1) << 4
         return tl.where((masks >> half[None, :]) & 1 != 0, weights, 0.0), masks
-    # Two adjacent weights share a register. Return the masks too, to have them in the weights' layout. "&": written
-    # before the last input is read.
+    # Two adjacent weights share a register. Return the masks too, to have them in the weights'
+    # layout. "&": written before the last input is read.
     return tl.inline_asm_elementwise(
         "and.b32 $0, $3, $4; mov.b32 $1, $4; mov.b32 $2, $5;",
         "=&r,=&r,=r,r,r,r", [weights, masks], (weights.dtype, tl.int32), True, 2,
@@ -120,8 +129,11 @@ def keep_pairs(weights, signs, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def _copied_signs(words, chosen):
-    """Return int32 with four bytes, each eight copies of the top bit of a byte of the uint32 words. The low three bits
-    of a digit of `chosen` select the byte, as in PTX's prmt with the fourth bit of each digit set."""
+    """Return int32 with four bytes, each eight copies of the top bit of a byte of the uint32 words.
+
+    The low three bits of a digit of `chosen` select the byte,
+    as in PTX's prmt with the fourth bit of each digit set.
+    """
     if INTERPRETED:
         masks = tl.zeros_like(words)
         for byte in tl.static_range(4):
@@ -135,9 +147,11 @@ def _copied_signs(words, chosen):
 
 @triton.jit
 def pack_masks(masks, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Pack masks of `keep_pairs` [R, C] into bits, int32 [R/2, C/16]: 32 bits of one thread of a matrix product each.
+    """Pack masks of `keep_pairs` [R, C] into bits, int32 [R/2, C/16]:
+    32 bits of one thread of a matrix product each.
 
-    Bit 16 h + 8 b + 2 j + a of number [8 i + g, 4 m + l] is row 16 i + 8 h + g and key 64 m + 16 j + 4 l + 2 a + b.
+    Bit 16 h + 8 b + 2 j + a of number [8 i + g, 4 m + l] is row 16 i + 8 h + g
+    and key 64 m + 16 j + 4 l + 2 a + b.
     """
     masks = tl.reshape(masks, [ROWS // 16, 2, 8, COLUMNS // 64, 8, 4, 2])
     place = tl.arange(0, 8)
@@ -151,7 +165,8 @@ def pack_masks(masks, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def kept_bits(bits, first, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Return which keys from `first` on are kept, from `pack_masks` [R/2, C/16]: bool [R, C], ordered by `key_places`.
+    """Return which keys from `first` on are kept, from `pack_masks` [R/2, C/16]:
+    bool [R, C], ordered by `key_places`.
 
     For 32 keys, pass the numbers of the block of 64 that contains them.
     """

@@ -1,8 +1,8 @@
 """LayerNorm fused with dropout and residual sum in Triton, one pass over memory each way.
 
-A program processes complete rows. Forward saves the sum, its mean and 1 / deviation. Backward recomputes the mask, adds
-the gradients of the result's two readers in registers, and leaves partial sums over tokens (gradients of the three
-vectors) to `device.sum_partials`.
+A program processes complete rows. Forward saves the sum, its mean and 1 / deviation. Backward
+recomputes the mask, adds the gradients of the result's two readers in registers, and leaves partial
+sums over tokens (gradients of the three vectors) to `device.sum_partials`.
 
 Legend: T tokens, D hidden, P programs, R rows of a tile, C its columns.
 """
@@ -38,7 +38,9 @@ def dropout_add_layer_norm(*arguments):
 
 @registry.register("dropout_add_layer_norm", "triton")
 def dropout_add_layer_norm_twice(x, residual, weight, bias, eps, dropout_p, key, rows, x_bias=None):
-    """See `mlbert.ops.norm.dropout_add_layer_norm_twice`; the backward kernel adds both gradients in registers."""
+    """See `mlbert.ops.norm.dropout_add_layer_norm_twice`;
+    the backward kernel adds both gradients in registers.
+    """
     threshold = dropout_threshold(dropout_p)
     return _TritonDropoutNorm.apply(
         x, residual, x_bias, weight, bias, eps, threshold, key, rows, False
@@ -55,8 +57,11 @@ def layer_norm_dropout(x, weight, bias, eps, dropout_p, key, rows):
 
 @registry.register("fp8_dropout_add_layer_norm_forward", "triton")
 def quantised_norm(x, residual, weight, bias, eps, dropout_p, key, rows, x_bias, scale, amax):
-    """See `mlbert.ops.fp8_casts`. A second kernel casts the result: one kernel that also transposed took longer on an
-    H200 than both."""
+    """See `mlbert.ops.fp8_casts`.
+
+    A second kernel casts the result: one kernel that also transposed took longer on an H200 than
+    both.
+    """
     out, *saved = _forward(
         x, residual, x_bias, weight, bias, eps, dropout_threshold(dropout_p), key, rows, False
     )
@@ -86,7 +91,9 @@ def quantised_norm_gradients(
 
 
 class _TritonDropoutNorm(torch.autograd.Function):
-    """`drop_output` False: LayerNorm(residual + dropout(x + x_bias)); True: dropout(LayerNorm(x))."""
+    """`drop_output` False: LayerNorm(residual + dropout(x + x_bias));
+    True: dropout(LayerNorm(x)).
+    """
 
     @staticmethod
     def forward(ctx, x, residual, x_bias, weight, bias, eps, threshold, key, rows, drop_output):
@@ -173,8 +180,9 @@ def _forward(
 def _gradients(
     d_out, d_twin, total, mean, inverse, weight, threshold, key, rows, drop_output, sums
 ) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
-    """Return the gradients of x, of the sum, and float32 [D] of weight, bias and, if `sums` is 3, x_bias; for d_out +
-    d_twin (which may be None)."""
+    """Return the gradients of x, of the sum, and float32 [D] of weight, bias and, if `sums` is 3,
+    x_bias; for d_out + d_twin (which may be None).
+    """
     tokens, hidden = total.shape
     d_out = d_out.contiguous()
     d_total = torch.empty_like(total)
@@ -263,7 +271,9 @@ def residual_sum(
     threshold: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Return residual + dropout(x + x_bias) of tokens [R], float32 [R, BLOCK]; outside, only the bias is added to 0."""
+    """Return residual + dropout(x + x_bias) of tokens [R], float32 [R, BLOCK];
+    outside, only the bias is added to 0.
+    """
     inside = (token < tokens)[:, None] & (column < hidden)[None, :]
     place = token[:, None].to(tl.int64) * hidden + column[None, :]  # T D may exceed 2^31
     value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
@@ -277,7 +287,10 @@ def residual_sum(
 
 @triton.jit
 def normalised(value, weight, bias, total, means, inverses, token, column, tokens, hidden, eps):
-    """Return LayerNorm of float32 rows [R, C]. Store their statistics and, unless `total` is None, the rows."""
+    """Return LayerNorm of float32 rows [R, C].
+
+    Store their statistics and, unless `total` is None, the rows.
+    """
     is_column = (column < hidden)[None, :]
     mean, centred, inverse = _statistics(value, is_column, hidden, eps)
     kept_mean = mean
@@ -300,9 +313,11 @@ def normalised(value, weight, bias, total, means, inverses, token, column, token
 
 @triton.jit
 def sum_gradient(d, gain, total, means, inverses, token, column, tokens, hidden):
-    """Return the gradient of the sum and the normalised sum of tokens [R], float32 [R, C]; d: the result's gradient.
+    """Return the gradient of the sum and the normalised sum of tokens [R], float32 [R, C];
+    d: the result's gradient.
 
-    With h = (total - mean) / deviation and g = weight * d, these are (g - mean(g) - h mean(g h)) / deviation and h.
+    With h = (total - mean) / deviation and g = weight * d,
+    these are (g - mean(g) - h mean(g h)) / deviation and h.
     """
     is_column = (column < hidden)[None, :]
     inside = (token < tokens)[:, None] & is_column
@@ -330,13 +345,16 @@ def load_gradient(d_out, d_twin, token, column, tokens, hidden):
 
 @triton.jit(do_not_specialize=["key", "tokens"])
 def norm_forward_kernel(
-    x, residual, x_bias, weight, bias, rows, key, total, means, inverses, out, tokens, hidden: tl.constexpr, eps,
-    threshold: tl.constexpr, DROP_OUTPUT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    x, residual, x_bias, weight, bias, rows, key, total, means, inverses, out, tokens,
+    hidden: tl.constexpr, eps, threshold: tl.constexpr, DROP_OUTPUT: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute ROWS rows of LayerNorm(residual + dropout(x + x_bias)), or dropout(LayerNorm(x)). Grid: T / ROWS.
+    """Compute ROWS rows of LayerNorm(residual + dropout(x + x_bias)), or dropout(LayerNorm(x)).
 
-    x, residual, total, out: [T, D]; x_bias, weight, bias: [D]; rows: int32 [T]; means, inverses: float32 [T]. x_bias
-    may be None; with DROP_OUTPUT, residual and total are None.
+    Grid: T / ROWS.
+
+    x, residual, total, out: [T, D]; x_bias, weight, bias: [D]; rows: int32 [T]; means, inverses:
+    float32 [T]. x_bias may be None; with DROP_OUTPUT, residual and total are None.
     """
     token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
@@ -359,13 +377,17 @@ def norm_forward_kernel(
 
 @triton.jit(do_not_specialize=["key", "tokens"])
 def norm_backward_kernel(
-    d_out, d_twin, total, means, inverses, weight, rows, key, d_total, d_x, partial, tokens, hidden: tl.constexpr,
-    threshold: tl.constexpr, DROP_OUTPUT: tl.constexpr, SUMS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    d_out, d_twin, total, means, inverses, weight, rows, key, d_total, d_x, partial, tokens,
+    hidden: tl.constexpr, threshold: tl.constexpr, DROP_OUTPUT: tl.constexpr, SUMS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute gradients of every P-th tile of ROWS rows, and this program's sums over its tokens. Grid: P.
+    """Compute gradients of every P-th tile of ROWS rows, and this program's sums over its tokens.
 
-    d_out, d_twin, total, d_total, d_x: [T, D]. d_twin is added to d_out and may be None. d_x is None if it equals
-    d_total. partial: float32 [P, SUMS, D], sums for weight, bias and, if SUMS is 3, x_bias.
+    Grid: P.
+
+    d_out, d_twin, total, d_total, d_x: [T, D]. d_twin is added to d_out and may be None. d_x is
+    None if it equals d_total. partial: float32 [P, SUMS, D], sums for weight, bias and, if SUMS is
+    3, x_bias.
     """
     column = tl.arange(0, BLOCK)
     is_column = column < hidden

@@ -1,15 +1,20 @@
-"""The FP8 products before GELU and before its derivative, with GELU and the casts to FP8 in their epilogue, in Triton.
+"""The FP8 products before GELU and before its derivative,
+with GELU and the casts to FP8 in their epilogue, in Triton.
 
-    apart   product -> bfloat16 [T, F] in memory -> bias, GELU, two FP8 copies (`mlbert.ops.triton.cast`)
-    here    product, bias, GELU and two FP8 copies in one kernel; the backward pass never writes the product
+    apart   product -> bfloat16 [T, F] in memory -> bias, GELU,
+            two FP8 copies (`mlbert.ops.triton.cast`)
+    here    product, bias, GELU and two FP8 copies in one kernel;
+            the backward pass never writes the product
 
-So a layer reads and writes three bfloat16 tensors [T, F] less, 0.6 GB for 48 packs of BERT-large. Two blocks of
-128 x 128, each with at most 128 registers a thread and 96 KiB of shared memory, share a multiprocessor, so that one
-computes GELU while the other multiplies. Tiles are read and written by TMA.
+So a layer reads and writes three bfloat16 tensors [T, F] less, 0.6 GB for 48 packs of BERT-large.
+Two blocks of 128 x 128, each with at most 128 registers a thread and 96 KiB of shared memory, share
+a multiprocessor, so that one computes GELU while the other multiplies. Tiles are read and written
+by TMA.
 
 The kernel has not run on a GPU, so only ``OPS=fused`` uses it.
 
-Legend: T tokens, U tokens rounded up to a multiple of 16, D inner dimension, F columns, P row blocks.
+Legend: T tokens, U tokens rounded up to a multiple of 16, D inner dimension, F columns,
+P row blocks.
 """
 
 from __future__ import annotations
@@ -48,7 +53,10 @@ def product_gelu(a, b, inverses, bias, exact, scale, amax, dtype) -> tuple[Tenso
 def product_gelu_backward(
     a, b, inverses, fast, pre, bias, exact, scale, amax, dtype
 ) -> tuple[Quantised, Tensor]:
-    """See `mlbert.ops.fp8._product_gelu_backward`. Only fast accumulation and the tanh form are fused."""
+    """See `mlbert.ops.fp8._product_gelu_backward`.
+
+    Only fast accumulation and the tanh form are fused.
+    """
     if exact or not fast:
         apart = registry.form("fp8_product_gelu_backward", "triton")
         return apart(a, b, inverses, fast, pre, bias, exact, scale, amax, dtype)
@@ -96,14 +104,16 @@ def _product(a, b, inverses, pre, bias, scale, amax, dtype, partial) -> Quantise
     do_not_specialize_on_alignment=["inverse_a", "inverse_b", "scale", "amax"],
 )
 def product_kernel(
-    a, b, inverse_a, inverse_b, bias, scale, amax, pre, out_rows, out_columns, partial, tokens, columns, inner,
-    E5M2: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr,
+    a, b, inverse_a, inverse_b, bias, scale, amax, pre, out_rows, out_columns, partial, tokens,
+    columns, inner, E5M2: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    INNER: tl.constexpr,
 ):  # fmt: skip
     """Compute one block of the product and of what follows it. Grid: F / COLUMNS, P.
 
-    Descriptors: a FP8 [T, D], b FP8 [F, D], pre bfloat16 [T, F], out_rows uint8 [T, F], out_columns uint8 [F, U].
-    bias: [F]; inverses, scale, amax: float32 scalars. Forward, `partial` is None, and pre is written. Backward, pre is
-    read, and partial float32 [P, F] gets the sums over the block's tokens.
+    Descriptors: a FP8 [T, D], b FP8 [F, D], pre bfloat16 [T, F], out_rows uint8 [T, F], out_columns
+    uint8 [F, U]. bias: [F]; inverses, scale, amax: float32 scalars. Forward, `partial` is None, and
+    pre is written. Backward, pre is read, and partial float32 [P, F] gets the sums over the block's
+    tokens.
     """
     first_row = tl.program_id(1) * ROWS
     first_column = tl.program_id(0) * COLUMNS
