@@ -1,8 +1,8 @@
 """The common interface of all stored data sets: sequences by index, in any order.
 
-A `Store` may be a prepared set, TFRecords, an MDS set, or HDF5 shards from other pipelines; `mlbert.data.formats.open`
-detects the format. Building a `StoreInfo` uses no samples, only a manifest, or names, sizes and the head of the first
-file, so it is allowed before ``run_start``.
+A `Store` may be a prepared set, TFRecords, an MDS set, or HDF5 shards from other pipelines;
+`mlbert.data.formats.open` detects the format. Building a `StoreInfo` uses no samples, only a
+manifest, or names, sizes and the head of the first file, so it is allowed before ``run_start``.
 
 Legend: N sequences, S requested sequences, P packs.
 """
@@ -33,7 +33,8 @@ class StoreInfo:
     """Facts about a set that are known without reading a sample."""
 
     folder: Path
-    kind: str  # "mlbert", "bins", "mds", "tfrecord", "nvidia-fixed", "nvidia-variable" or "nvidia-packed"
+    # "mlbert", "bins", "mds", "tfrecord", "nvidia-fixed", "nvidia-variable" or "nvidia-packed"
+    kind: str
     identity: str  # sha256 of the manifest or index, or of the sorted names and sizes of the files
     max_seq_length: int  # maximum tokens of a sequence
     max_predictions: int  # maximum masked tokens of a sequence
@@ -63,8 +64,9 @@ class StoreInfo:
         return named_by_files(self.identity, self.content)
 
     def sequences_per_pack(self, max_sequences: int) -> float | None:
-        """Return the mean number of sequences per pack with at most ``max_sequences`` in a pack, or None if it is
-        unknown before packing."""
+        """Return the mean number of sequences per pack with at most ``max_sequences`` in a pack, or
+        None if it is unknown before packing.
+        """
         if max_sequences == 1:
             return 1.0
         return (
@@ -75,13 +77,17 @@ class StoreInfo:
 
 
 def named_by_files(names_and_sizes: str, content: str | None) -> str:
-    """Return the log name of files without a manifest; uses the contents if they were hashed. Arguments are sha256."""
+    """Return the log name of files without a manifest; uses the contents if they were hashed.
+
+    Arguments are sha256.
+    """
     return f"content:sha256:{content}" if content else f"names-and-sizes:sha256:{names_and_sizes}"
 
 
 def by_part(first: np.ndarray, indices: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Yield number p of each part with some of ``indices``, their places in ``indices``, and their numbers in the part;
-    part p has the indices ``first[p]`` up to ``first[p + 1]``, exclusive."""
+    """Yield number p of each part with some of ``indices``, their places in ``indices``, and their
+    numbers in the part; part p has the indices ``first[p]`` up to ``first[p + 1]``, exclusive.
+    """
     part_of = np.searchsorted(first, indices, side="right") - 1
     order = np.argsort(part_of, kind="stable")
     parts, starts = np.unique(part_of[order], return_index=True)
@@ -93,8 +99,9 @@ def by_part(first: np.ndarray, indices: np.ndarray) -> Iterator[tuple[int, np.nd
 def gather_parts(
     first: np.ndarray, indices: np.ndarray, gather: Callable[[int, np.ndarray], Ragged]
 ) -> Ragged:
-    """Return the sequences ``indices``, in that order, with one call of ``gather`` (part, numbers in it) for each part;
-    see `by_part`."""
+    """Return the sequences ``indices``, in that order, with one call of ``gather`` (part, numbers
+    in it) for each part; see `by_part`.
+    """
     order = [np.empty(0, np.int64)]
     parts = []
     for part, places, within in by_part(first, indices):
@@ -119,23 +126,32 @@ class Store(Protocol):
         """int32 [N], tokens of every sequence."""
 
     def lengths_of(self, indices: np.ndarray) -> np.ndarray:
-        """Return int64 [S], tokens of the sequences ``indices`` (int64 [S]); avoids reading all lengths if
-        possible."""
+        """Return int64 [S], tokens of the sequences ``indices`` (int64 [S]);
+        avoids reading all lengths if possible.
+        """
 
     def gather(self, indices: np.ndarray) -> Ragged:
-        """Return the sequences ``indices`` (int64 [S]), in that order. Raises UserError naming file and record."""
+        """Return the sequences ``indices`` (int64 [S]), in that order.
+
+        Raises UserError naming file and record.
+        """
 
     def gather_packs(self, indices: np.ndarray) -> tuple[Ragged, np.ndarray]:
-        """Return the sequences of the packs ``indices`` (int64), pack by pack, and the number in each (int64
-        [packs])."""
+        """Return the sequences of the packs ``indices`` (int64), pack by pack,
+        and the number in each (int64 [packs]).
+        """
         raise AssertionError("a set of single sequences")
 
     def pack_lengths(self, indices: np.ndarray) -> np.ndarray:
-        """Return int64 [packs], tokens of the packs ``indices`` (int64), without reading their sequences."""
+        """Return int64 [packs], tokens of the packs ``indices`` (int64),
+        without reading their sequences.
+        """
         raise AssertionError("a set of single sequences")
 
     def expect_random_reads(self) -> None:
-        """Turn off the kernel's read-ahead: from now on, a few sequences are read at a time, in random order."""
+        """Turn off the kernel's read-ahead: from now on, a few sequences are read at a time,
+        in random order.
+        """
         return
 
 

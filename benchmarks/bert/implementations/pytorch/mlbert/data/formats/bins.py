@@ -1,8 +1,9 @@
 """A store made of several stores, one for each range of sequence lengths ("bin").
 
-A folder of bins holds one prepared set per bin and ``bins.json``, which is written last and lists the bins' upper
-edges, their folders and the sha256 of their manifests. Every training step takes sequences from all bins, in proportion
-or in given numbers, so that all micro-batches have the same mix of lengths (`mlbert.data.formats.order`).
+A folder of bins holds one prepared set per bin and ``bins.json``, which is written last and lists
+the bins' upper edges, their folders and the sha256 of their manifests. Every training step takes
+sequences from all bins, in proportion or in given numbers, so that all micro-batches have the same
+mix of lengths (`mlbert.data.formats.order`).
 
 Legend: N sequences, S requested sequences.
 """
@@ -35,7 +36,9 @@ BIN_COUNTS = "BIN_COUNTS"  # the setting, for messages
 
 
 class BinnedStore(Store):
-    """The sequences of several opened stores, bin after bin; a `mlbert.data.formats.base.Store` without packs."""
+    """The sequences of several opened stores, bin after bin;
+    a `mlbert.data.formats.base.Store` without packs.
+    """
 
     num_packs = 0
 
@@ -65,7 +68,9 @@ class BinnedStore(Store):
             store.expect_random_reads()
 
     def gather(self, indices: np.ndarray) -> Ragged:
-        """Return the sequences ``indices`` (int64 [S], bin after bin as in `lengths`), in that order."""
+        """Return the sequences ``indices`` (int64 [S], bin after bin as in `lengths`),
+        in that order.
+        """
         return gather_parts(
             self.first,
             np.asarray(indices, np.int64),
@@ -89,8 +94,10 @@ class BinsIndex(Document):
 
 
 def read_bins(folder: Path) -> BinsIndex:
-    """Return the index of a folder of bins. Raises UserError if it is unreadable, inconsistent, or has another
-    format."""
+    """Return the index of a folder of bins.
+
+    Raises UserError if it is unreadable, inconsistent, or has another format.
+    """
     path = folder / BINS
     document = read_json(path, REMAKE)
     check_format(path, document, BINS_FORMAT, BINS_VERSION, REMAKE)
@@ -108,8 +115,11 @@ def read_bins(folder: Path) -> BinsIndex:
 
 
 def describe_bins(folder: Path) -> StoreInfo:
-    """Describe a folder of bins from its manifests. Raises UserError if a bin is missing or not the one listed in
-    ``bins.json``, or if the bins have different vocabularies."""
+    """Describe a folder of bins from its manifests.
+
+    Raises UserError if a bin is missing or not the one listed in ``bins.json``,
+    or if the bins have different vocabularies.
+    """
     index = read_bins(folder)
     manifests = [read_manifest(folder / entry.folder) for entry in index.bins]
     for manifest, entry in zip(manifests, index.bins, strict=True):
@@ -138,8 +148,9 @@ def describe_bins(folder: Path) -> StoreInfo:
 
 
 def check_counts(info: StoreInfo, counts: Sequence[int], world_size: int) -> None:
-    """Check that each bin has enough sequences for one step of ``world_size`` ranks; bins of unknown size pass. Raises
-    UserError naming BIN_COUNTS."""
+    """Check that each bin has enough sequences for one step of ``world_size`` ranks; bins of
+    unknown size pass. Raises UserError naming BIN_COUNTS.
+    """
     if not info.bins:
         reason = f"is set, but {info.folder} has no length bins"
         raise UserError(
@@ -154,7 +165,10 @@ def check_counts(info: StoreInfo, counts: Sequence[int], world_size: int) -> Non
         raise UserError("config.conflict", BIN_COUNTS, reason, "Give one number for each bin")
     for bin, count in zip(info.bins, counts, strict=True):
         if bin.num_sequences is not None and bin.num_sequences < count * world_size:
-            reason = f"one step takes {count * world_size} sequences of bin {bin.name}, which holds {bin.num_sequences}"
+            reason = (
+                f"one step takes {count * world_size} sequences of bin {bin.name}, "
+                f"which holds {bin.num_sequences}"
+            )
             raise UserError(
                 "data.too-small", BIN_COUNTS, reason, "Take fewer of it, or prepare more data"
             )
@@ -163,8 +177,9 @@ def check_counts(info: StoreInfo, counts: Sequence[int], world_size: int) -> Non
 def open_bins(
     folder: Path, verify: bool | None = None, checks: FileChecks | None = None
 ) -> BinnedStore:
-    """Open and check a folder of bins; see `mlbert.data.formats.prepared.ShardSet.open` for ``verify`` and
-    ``checks``."""
+    """Open and check a folder of bins; see `mlbert.data.formats.prepared.ShardSet.open` for
+    ``verify`` and ``checks``.
+    """
     info = describe_bins(folder)
     return BinnedStore(
         info,

@@ -1,7 +1,8 @@
 """Checks of a set's values; each rule returns the sequences that break it.
 
-`another_vocabulary` checks data that does not record its vocabulary. WordPiece ends a word at punctuation, so with the
-right vocabulary no ## entry follows punctuation; with a wrong one, ## entries are as frequent there as elsewhere.
+`another_vocabulary` checks data that does not record its vocabulary. WordPiece ends a word at
+punctuation, so with the right vocabulary no ## entry follows punctuation; with a wrong one, ##
+entries are as frequent there as elsewhere.
 
 Legend: S sequences, T tokens, M masked tokens, P packs.
 """
@@ -20,7 +21,8 @@ from mlbert.data.formats.wordpiece import SPECIAL_TOKENS, UNKNOWN, is_punctuatio
 from mlbert.host.errors import UserError
 
 _LEAST = 100  # tokens after punctuation; with fewer, no verdict
-# Share of ## entries after punctuation. Measured: 0 with the right vocabulary, at least 0.1 with others.
+# Share of ## entries after punctuation. Measured: 0 with the right vocabulary,
+# at least 0.1 with others.
 _MISPLACED = 0.05
 _UNKNOWN_TOKENS = 1000  # minimum tokens of a text to judge its vocabulary
 # Shares of [UNK] in a text; English with the benchmark's vocabulary has less than 0.003.
@@ -29,8 +31,11 @@ REFUSE_UNKNOWN = 0.5  # above it, refuse: nothing can be learned
 
 
 def row_problems(rows: Ragged, info: StoreInfo) -> dict[str, np.ndarray]:
-    """Check the rules that readers rely on, with the limits of ``info``. Token ids are checked only if it has a
-    vocabulary size. Returns {problem: int64 sequence numbers, ascending, possibly repeated}."""
+    """Check the rules that readers rely on, with the limits of ``info``.
+
+    Token ids are checked only if it has a vocabulary size. Returns {problem: int64 sequence
+    numbers, ascending, possibly repeated}.
+    """
     lengths = rows.lengths
     masked = np.diff(rows.masked_offsets)
     after_end = rows.masked_positions >= np.repeat(lengths, np.maximum(masked, 0))
@@ -55,7 +60,10 @@ def row_problems(rows: Ragged, info: StoreInfo) -> dict[str, np.ndarray]:
 
 
 def mask_problems(rows: Ragged) -> dict[str, np.ndarray]:
-    """Check the rules of masking that training does not rely on. Returns the same as `row_problems`."""
+    """Check the rules of masking that training does not rely on.
+
+    Returns the same as `row_problems`.
+    """
     falling = np.zeros(len(rows.masked_positions), bool)
     falling[1:] = rows.masked_positions[1:] <= rows.masked_positions[:-1]
     starts = rows.masked_offsets[:-1]
@@ -68,8 +76,10 @@ def mask_problems(rows: Ragged) -> dict[str, np.ndarray]:
 
 
 def pack_problems(rows: Ragged, pack_offsets: np.ndarray, max_tokens: int) -> dict[str, np.ndarray]:
-    """Find packs (int64 [P+1] offsets into ``rows``) that are empty, not adjacent or too large. Returns {problem: int64
-    pack numbers}."""
+    """Find packs (int64 [P+1] offsets into ``rows``) that are empty, not adjacent or too large.
+
+    Returns {problem: int64 pack numbers}.
+    """
     tokens = np.diff(rows.offsets[np.clip(pack_offsets, 0, len(rows))])
     wrong = np.diff(pack_offsets) < 1
     if len(pack_offsets) == 0 or pack_offsets[0] != 0 or pack_offsets[-1] != len(rows):
@@ -97,8 +107,11 @@ def first_problem(
 
 
 def check_rows(rows: Ragged, info: StoreInfo, vocab_size: int | None) -> None:
-    """Check that a model with ``vocab_size`` entries can use these sequences. Done before every use, because shards may
-    have changed since they were opened. Raises UserError naming the set."""
+    """Check that a model with ``vocab_size`` entries can use these sequences.
+
+    Done before every use, because shards may have changed since they were opened.
+    Raises UserError naming the set.
+    """
     # Not limited by it.
     model = replace(info, vocab_size=vocab_size, max_predictions=info.max_seq_length)
     broken = [problem for problem, where in row_problems(rows, model).items() if len(where)]
@@ -119,14 +132,18 @@ def sequences_of(offsets: np.ndarray, wrong: np.ndarray) -> np.ndarray:
 
 
 def another_vocabulary(rows: Ragged, vocabulary: Mapping[str, int]) -> str | None:
-    """Return evidence that sequences were made with a different vocabulary (entry -> id), phrased to follow a file's
-    name, or None."""
+    """Return evidence that sequences were made with a different vocabulary (entry -> id), phrased
+    to follow a file's name, or None.
+    """
     if not len(rows) or int(rows.lengths.min()) < 1:
         return None
     for name, places in (("[CLS]", rows.offsets[:-1]), ("[SEP]", rows.offsets[1:] - 1)):
         if (rows.tokens[places] == vocabulary[name]).mean() < 0.5:
             where = "begin" if name == "[CLS]" else "end"
-            return f"was made with another vocabulary: its sequences do not {where} with this one's {name}"
+            return (
+                f"was made with another vocabulary: its sequences do not {where} "
+                f"with this one's {name}"
+            )
     size = max(
         len(vocabulary), 1 + int(max(rows.tokens.max(initial=0), rows.masked_labels.max(initial=0)))
     )
@@ -142,14 +159,19 @@ def another_vocabulary(rows: Ragged, vocabulary: Mapping[str, int]) -> str | Non
     after = np.flatnonzero(ends[tokens[:-1]]) + 1
     if len(after) < _LEAST or (share := continues[tokens[after]].mean()) < _MISPLACED:
         return None
-    return f"was made with another vocabulary: {share:.0%} of the tokens after punctuation would continue a word"
+    return (
+        f"was made with another vocabulary: {share:.0%} "
+        "of the tokens after punctuation would continue a word"
+    )
 
 
 def unknown_share(
     tokens: np.ndarray, vocabulary: Mapping[str, int], subject: Path | str, vocab_name: str
 ) -> float:
-    """Return the share of [UNK] among the tokens (uint16 [T]) of a text; 0 if the text is short. Raises UserError if
-    most are [UNK], because nothing can be learned from them."""
+    """Return the share of [UNK] among the tokens (uint16 [T]) of a text; 0 if the text is short.
+
+    Raises UserError if most are [UNK], because nothing can be learned from them.
+    """
     if len(tokens) < _UNKNOWN_TOKENS:
         return 0.0
     share = np.count_nonzero(tokens == vocabulary[UNKNOWN]) / len(tokens)
@@ -161,7 +183,9 @@ def unknown_share(
 
 
 def keeps_case(vocabulary: Mapping[str, int]) -> bool:
-    """Return True if the vocabulary has words with capital letters, which lowercased text never contains."""
+    """Return True if the vocabulary has words with capital letters,
+    which lowercased text never contains.
+    """
     return (
         sum(entry != entry.lower() and entry not in SPECIAL_TOKENS for entry in vocabulary)
         > len(vocabulary) // 20

@@ -1,9 +1,10 @@
 """Checksums stored with the data and verified in the background during a run.
 
-Each shard of a prepared set has two. The SHA-256 in the manifest establishes identity: the manifest's own SHA-256,
-which is logged, covers every byte of the set. The 128-bit XXH3 in ``checksums.xxh3`` (in the format of ``xxhsum -H2``,
-so ``xxhsum -c checksums.xxh3`` also works) detects damage. It is as fast as memory, so that verification costs little
-more than reading the file. It is in a separate file because logs of earlier runs identify sets by the bytes of the
+Each shard of a prepared set has two. The SHA-256 in the manifest establishes identity: the
+manifest's own SHA-256, which is logged, covers every byte of the set. The 128-bit XXH3 in
+``checksums.xxh3`` (in the format of ``xxhsum -H2``, so ``xxhsum -c checksums.xxh3`` also works)
+detects damage. It is as fast as memory, so that verification costs little more than reading the
+file. It is in a separate file because logs of earlier runs identify sets by the bytes of the
 manifest. If it is missing or differs, SHA-256 decides.
 
 `mlbert prepare verify` writes the list for intact sets of any format.
@@ -53,7 +54,10 @@ def write_checksums(folder: Path, digests: Mapping[str, str]) -> None:
 
 
 def read_checksums(folder: Path) -> dict[str, str]:
-    """Return the list of a folder, empty if it has none. Raises UserError if the list is damaged."""
+    """Return the list of a folder, empty if it has none.
+
+    Raises UserError if the list is damaged.
+    """
     path = folder / CHECKSUMS
     if not path.exists():
         return {}
@@ -69,8 +73,9 @@ def read_checksums(folder: Path) -> dict[str, str]:
 
 
 def remove_unfinished(folder: Path, listing: str, numbered: re.Pattern[str], count: int) -> None:
-    """Remove what an earlier run left: the ``listing`` that completes a set and its checksums, temporary files, and
-    files whose names (``numbered``, with a group "count") have another count."""
+    """Remove what an earlier run left: the ``listing`` that completes a set and its checksums,
+    temporary files, and files whose names (``numbered``, with a group "count") have another count.
+    """
     for path in folder.iterdir():
         match = numbered.fullmatch(path.name)
         if (
@@ -82,13 +87,18 @@ def remove_unfinished(folder: Path, listing: str, numbered: re.Pattern[str], cou
 
 
 def listed_sums(folder: Path) -> list[FileSum]:
-    """Return the checksums in the list of a set of any format. Raises UserError as `read_checksums`."""
+    """Return the checksums in the list of a set of any format.
+
+    Raises UserError as `read_checksums`.
+    """
     found = read_checksums(folder) if folder.is_dir() else {}
     return [FileSum(folder / name, xxh3, "") for name, xxh3 in sorted(found.items())]
 
 
 def check_listed(path: Path, folder: Path) -> None:
-    """Raise UserError if a file of ``folder`` differs from its listed checksum; unlisted files pass."""
+    """Raise UserError if a file of ``folder`` differs from its listed checksum;
+    unlisted files pass.
+    """
     for file in listed_sums(folder):
         if file.path == path and (problem := file.problem()):
             raise problem
@@ -122,7 +132,10 @@ class FileSum:
     sha256: str
 
     def problem(self) -> UserError | None:
-        """Read the file and compare it. Return the error if it differs or cannot be read, otherwise None."""
+        """Read the file and compare it.
+
+        Return the error if it differs or cannot be read, otherwise None.
+        """
         try:
             if self.xxh3 and file_xxh3(self.path) == self.xxh3:
                 return None
@@ -135,7 +148,8 @@ class FileSum:
 
 
 class FileChecks:
-    """Verifies checksums of files in the background, one file at a time, in a daemon thread of the lowest priority.
+    """Verifies checksums of files in the background, one file at a time,
+    in a daemon thread of the lowest priority.
 
     Args:
         part, parts: this process's share of the work: it checks file ``part`` of every ``parts``.
@@ -152,7 +166,9 @@ class FileChecks:
         self._problem: UserError | None = None
 
     def add(self, number: int, file: FileSum) -> None:
-        """Queue file ``number`` of a set, unless it is another process's share or was added before."""
+        """Queue file ``number`` of a set, unless it is another process's share
+        or was added before.
+        """
         part, parts = self.share
         if number % parts != part:
             return
@@ -210,8 +226,11 @@ class FileChecks:
 def sharers(
     folder: Path, rank: int, world_size: int, local_rank: int, local_world_size: int
 ) -> tuple[int, int]:
-    """Return (part, parts) for `FileChecks`. Data on a network file system is shared among all ranks; otherwise each
-    machine checks its own copy."""
+    """Return (part, parts) for `FileChecks`.
+
+    Data on a network file system is shared among all ranks;
+    otherwise each machine checks its own copy.
+    """
     return (rank, world_size) if _is_shared(folder) else (local_rank, local_world_size)
 
 
@@ -230,8 +249,11 @@ def _is_shared(folder: Path) -> bool:
 
 
 def check_files(manifest: Manifest, part: int = 0, parts: int = 1) -> None:
-    """Check that the manifest's folder has exactly the listed shards, with the listed sizes. Of ``parts`` processes,
-    the first lists the folder, and each looks at one of every ``parts`` shards. Raises UserError otherwise."""
+    """Check that the manifest's folder has exactly the listed shards, with the listed sizes.
+
+    Of ``parts`` processes, the first lists the folder, and each looks at one of every ``parts``
+    shards. Raises UserError otherwise.
+    """
     folder = manifest.path.parent
     with reading(folder):
         found = (

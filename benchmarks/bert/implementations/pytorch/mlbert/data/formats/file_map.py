@@ -1,7 +1,7 @@
 """Many files mapped into memory contiguously, so that one array indexes all of them.
 
-NumPy's memory maps need one file descriptor each and must be indexed file by file. Here, thousands of shards are one
-array of bytes without any descriptor.
+NumPy's memory maps need one file descriptor each and must be indexed file by file. Here, thousands
+of shards are one array of bytes without any descriptor.
 
 Legend: F files, B bytes of the whole range.
 """
@@ -68,7 +68,9 @@ class FileMap:
         self.bytes.flags.writeable = False
 
     def expect_random_reads(self) -> None:
-        """Stop the kernel from reading ahead: it reads 128 KiB and more around each touched page."""
+        """Stop the kernel from reading ahead: it reads 128 KiB
+        and more around each touched page.
+        """
         # Only advice: where it fails, reads are still right.
         _libc().madvise(*self._range, _MADV_RANDOM)
 

@@ -1,7 +1,7 @@
 """GLUE's eight tasks (without WNLI, as usual): official files, metrics and fine-tuning settings.
 
-Learning rates, weight decay, batch sizes, epochs and evaluation intervals are those of MosaicML's published fine-tuning
-jobs.
+Learning rates, weight decay, batch sizes, epochs and evaluation intervals are those of MosaicML's
+published fine-tuning jobs.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ class GlueTask:
         return {name: glue / self.folder / file for name, file in self.evaluations.items()}
 
 
-# Folder, learning rate, weight decay, sequences per step, epochs, steps between evaluations; then the files.
+# Folder, learning rate, weight decay, sequences per step, epochs, steps between evaluations;
+# then the files.
 TASKS: Mapping[str, GlueTask] = {
     "mnli": GlueTask(
         "MNLI",

@@ -1,12 +1,13 @@
 """Caches of results that need reading whole data files: index arrays and content digests.
 
-Arrays are in the user's cache folder, ``$XDG_CACHE_HOME/mlbert`` (by default ``~/.cache/mlbert``), never with the data:
-one folder per set of files, one .npy per array, and the checksums of these files. They are valid while every file has
-the same path, size and modification time. They are read as memory maps, which the processes of a machine share.
+Arrays are in the user's cache folder, ``$XDG_CACHE_HOME/mlbert`` (by default ``~/.cache/mlbert``),
+never with the data: one folder per set of files, one .npy per array, and the checksums of these
+files. They are valid while every file has the same path, size and modification time. They are read
+as memory maps, which the processes of a machine share.
 
-Content digests identify data without a manifest. `mlbert prepare verify` hashes every file and stores the digest of the
-set there too. It is valid while each file has the same name, size and modification time, even if the folder moves.
-Reading it opens no data file.
+Content digests identify data without a manifest. `mlbert prepare verify` hashes every file and
+stores the digest of the set there too. It is valid while each file has the same name, size and
+modification time, even if the folder moves. Reading it opens no data file.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ _CHECKSUMS = "checksums.json"  # XXH3 of each other file of a cache, by name
 class IndexCache:
     """The cached arrays of one set of files.
 
-    ``folder`` holds all caches of this ``kind``. ``options`` are JSON-serializable values other than the files that the
-    arrays depend on, such as a version or limits. Of the same files, the ``keep`` newest caches remain.
+    ``folder`` holds all caches of this ``kind``. ``options`` are JSON-serializable values other
+    than the files that the arrays depend on, such as a version or limits. Of the same files, the
+    ``keep`` newest caches remain.
     """
 
     def __init__(
@@ -64,8 +66,10 @@ class IndexCache:
     def once(
         self, kind: Callable[..., _T], names: Sequence[str], make: Callable[[], Mapping[str, Any]]
     ) -> _T:
-        """Return ``kind`` of the stored arrays, or, if they are missing or it raises ValueError, of what ``make``
-        returns, which is stored if it has these ``names`` only. One process makes it while the others wait."""
+        """Return ``kind`` of the stored arrays, or, if they are missing or it raises ValueError, of
+        what ``make`` returns, which is stored if it has these ``names`` only. One process makes it
+        while the others wait.
+        """
         with contextlib.suppress(*_DAMAGED):
             return kind(**self._read(names))
         with contextlib.ExitStack() as stack:
@@ -83,7 +87,10 @@ class IndexCache:
             return kind(**made)
 
     def _read(self, names: Sequence[str]) -> dict[str, Any]:
-        """Return the maps of the stored arrays. Raises an exception of `_DAMAGED` if they are missing or damaged."""
+        """Return the maps of the stored arrays.
+
+        Raises an exception of `_DAMAGED` if they are missing or damaged.
+        """
         checksums = read_json(self._kept / _CHECKSUMS, "Remove it")
         found = {}
         for name in names:
@@ -94,8 +101,10 @@ class IndexCache:
         return found
 
     def write(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Store arrays, and delete older ones of the same files. Write errors are ignored: the only cost is time at the
-        next opening."""
+        """Store arrays, and delete older ones of the same files.
+
+        Write errors are ignored: the only cost is time at the next opening.
+        """
         with contextlib.suppress(OSError, UserError):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             temporary = Path(tempfile.mkdtemp(prefix=".index-", dir=self.folder))
@@ -124,8 +133,9 @@ def state_of(path: Path) -> list[int]:
 
 
 def content_of(folder: Path, paths: Sequence[Path]) -> str | None:
-    """Return the sha256 of the output of ``sha256sum`` for files of ``folder``, sorted by name, or None if they were
-    not hashed or have changed since."""
+    """Return the sha256 of the output of ``sha256sum`` for files of ``folder``, sorted by name, or
+    None if they were not hashed or have changed since.
+    """
     with contextlib.suppress(OSError, UserError, ValueError):
         kept = read_plain(_place(folder, {path: state_of(path) for path in paths})).decode()
         return kept if _SHA256.fullmatch(kept) else None
@@ -135,8 +145,9 @@ def content_of(folder: Path, paths: Sequence[Path]) -> str | None:
 def keep_digests(
     folder: Path, digests: Mapping[Path, str], states: Mapping[Path, list[int]]
 ) -> None:
-    """Store what `content_of` returns from the sha256 of each file and its state before it was read. If the cache is
-    not writable, the files remain identified by names and sizes."""
+    """Store what `content_of` returns from the sha256 of each file and its state before it was
+    read. If the cache is not writable, the files remain identified by names and sizes.
+    """
     named = sorted((name_of(folder, path), digest) for path, digest in digests.items())
     content = hashlib.sha256(
         "".join(f"{digest}  {name}\n" for name, digest in named).encode()

@@ -43,7 +43,10 @@ class ListedFile(Document):
     num_packs: Count = 0
 
     def size_problem(self, path: Path, listed_in: str) -> str | None:
-        """Return how the size of the file at ``path`` differs, or None. Compared before a file is hashed."""
+        """Return how the size of the file at ``path`` differs, or None.
+
+        Compared before a file is hashed.
+        """
         size = plain_size(path)
         return None if size == self.bytes else f"has {size} bytes, {listed_in} says {self.bytes}"
 
@@ -90,8 +93,9 @@ class SetDescription(Document):
 
     @property
     def lower_case(self) -> bool | None:
-        """Whether the texts were lowercased, as recorded by this set or the one that it was made from; None if
-        unknown."""
+        """Whether the texts were lowercased, as recorded by this set
+        or the one that it was made from; None if unknown.
+        """
         made: Any = self.provenance
         while isinstance(made, dict):
             for place in (made.get("options"), made):
@@ -101,7 +105,9 @@ class SetDescription(Document):
         return None
 
     def check_files(self, files: Sequence[ListedFile], remedy: str) -> None:
-        """Raise UserError if a file is listed twice, or the totals are not the sums over the files."""
+        """Raise UserError if a file is listed twice,
+        or the totals are not the sums over the files.
+        """
         if len({entry.file for entry in files}) < len(files):
             raise UserError("data.damaged", self.path, "lists a file twice", remedy)
         sums = {key: sum(getattr(entry, key) for entry in files) for key in _TOTALS}
@@ -124,8 +130,10 @@ class Manifest(SetDescription):
 
 
 def read_manifest(folder: Path | str) -> Manifest:
-    """Read the manifest of a prepared set, which is allowed before run_start. Raises UserError if it is missing,
-    unreadable, inconsistent, or has another format."""
+    """Read the manifest of a prepared set, which is allowed before run_start.
+
+    Raises UserError if it is missing, unreadable, inconsistent, or has another format.
+    """
     folder = Path(folder)
     path = folder / MANIFEST
     with reading(path):
@@ -160,7 +168,10 @@ def check_format(
 
 
 def check_folder(path: Path, remedy: str, subject: Path | str | None = None) -> None:
-    """Raise UserError unless ``path`` is a folder. The error is about ``subject``, by default the path."""
+    """Raise UserError unless ``path`` is a folder.
+
+    The error is about ``subject``, by default the path.
+    """
     if not path.is_dir():
         reason = "is a file, not a folder" if path.exists() else "there is no such folder"
         raise UserError("file.missing", subject or path, reason, remedy)

@@ -1,17 +1,21 @@
-"""Masking: static as in the benchmark's instance generator, or dynamic, drawn each time a sequence is used.
+"""Masking: static as in the benchmark's instance generator, or dynamic,
+drawn each time a sequence is used.
 
-Static masking and pair truncation are pure functions of a ``random.Random``. The order of random draws is part of the
-definition: from the same generator state they produce the same instance as the benchmark's published generator
-(``create_pretraining_data``). Tokens are integers here and strings there, which does not change the draws.
+Static masking and pair truncation are pure functions of a ``random.Random``. The order of random
+draws is part of the definition: from the same generator state they produce the same instance as the
+benchmark's published generator (``create_pretraining_data``). Tokens are integers here and strings
+there, which does not change the draws.
 
-Dynamic masking (`Masking`) treats each token independently, by BERT's rule. A token that is not special is chosen with
-probability p and must be predicted. Of the chosen tokens 80 % become [MASK], 10 % a random id of the vocabulary, and
-10 % stay. Their number varies and may be zero. Evaluations on one's own text hide all of them (`Masking.always_mask`):
-a token that stays can be copied, and a baseline that does not copy cannot be compared with a model that does.
+Dynamic masking (`Masking`) treats each token independently, by BERT's rule. A token that is not
+special is chosen with probability p and must be predicted. Of the chosen tokens 80 % become [MASK],
+10 % a random id of the vocabulary, and 10 % stay. Their number varies and may be zero. Evaluations
+on one's own text hide all of them (`Masking.always_mask`): a token that stays can be copied, and a
+baseline that does not copy cannot be compared with a model that does.
 
-The draws are counter-based: a token's draws are a function of (seed, step, lane, position in the sequence), independent
-of the rank. With M a 64-bit mix (two rounds of xor-shift and multiplication by an odd number, the finalizer of
-SplitMix64 [Steele, Lea, Flood 2014]) and G = 2**64 / golden ratio:
+The draws are counter-based: a token's draws are a function of (seed, step, lane, position in the
+sequence), independent of the rank. With M a 64-bit mix (two rounds of xor-shift and multiplication
+by an odd number, the finalizer of SplitMix64 [Steele, Lea, Flood 2014]) and G = 2**64 / golden
+ratio:
 
     key  = M(M(M(seed) + step) + lane)
     draw = M(key + G (position + 1)): chosen if its upper 32 bits are below p 2**32
@@ -33,7 +37,8 @@ import numpy as np
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.tokenizer import Tokenizer
 
-# Of the benchmark's generator: share of a sequence's tokens that it masks, and their maximum number.
+# Of the benchmark's generator: share of a sequence's tokens that it masks,
+# and their maximum number.
 MASKED_SHARE = 0.15
 MAX_PREDICTIONS = 76
 # Dynamic masking; all uint64, because NumPy would convert mixed types to float64.
@@ -62,8 +67,9 @@ class MaskingRule:
 
 
 def shuffle(items: list[Any], rng: random.Random) -> None:
-    """Shuffle like ``rng.shuffle(items)``, with the same draws and result in half the time: rejection sampling is
-    inlined."""
+    """Shuffle like ``rng.shuffle(items)``, with the same draws and result in half the time:
+    rejection sampling is inlined.
+    """
     getrandbits = rng.getrandbits
     for i in range(len(items) - 1, 0, -1):
         bits = (i + 1).bit_length()
@@ -74,14 +80,17 @@ def shuffle(items: list[Any], rng: random.Random) -> None:
 
 
 def num_predictions(length: int, rule: MaskingRule) -> int:
-    """Return how many of ``length`` tokens are predicted; Python's rounding (half to even) is part of the rule."""
+    """Return how many of ``length`` tokens are predicted;
+    Python's rounding (half to even) is part of the rule.
+    """
     return min(rule.max_predictions, max(1, round(length * rule.masked_lm_prob)))
 
 
 def mask_tokens(
     tokens: list[int], rule: MaskingRule, rng: random.Random
 ) -> tuple[list[int], list[int], list[int]]:
-    """Mask one sequence: of the chosen tokens 80 % become [MASK], 10 % stay, 10 % become a random word.
+    """Mask one sequence: of the chosen tokens 80 % become [MASK], 10 % stay,
+    10 % become a random word.
 
     Args:
         tokens: the sequence with [CLS] and [SEP]; not changed.
@@ -111,8 +120,8 @@ def truncate_pair(
 ) -> tuple[Sequence[int], Sequence[int]]:
     """Truncate a pair of sentences to ``max_tokens`` in total.
 
-    Removes one token at a time from the longer sentence (the second if equal), from the front or back with equal
-    probability.
+    Removes one token at a time from the longer sentence (the second if equal),
+    from the front or back with equal probability.
 
     Returns:
         (first, second), truncated copies.
@@ -139,7 +148,8 @@ class Masking:
         mask_id: id of [MASK].
         vocab_size: exclusive upper bound of random ids.
         seed: from 0 to 2**64 - 1; the same seed gives the same masks.
-        always_mask: make every chosen token [MASK], in place of 80 % of them. The same tokens are chosen.
+        always_mask: make every chosen token [MASK], in place of 80 % of them.
+            The same tokens are chosen.
     """
 
     special_ids: Sequence[int]

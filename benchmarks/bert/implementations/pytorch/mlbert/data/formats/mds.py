@@ -1,12 +1,13 @@
 """Reader and writer of MosaicML Streaming's MDS sets ("Mosaic data shard", version 2).
 
-A shard is uint32 n, uint32 [n+1] offsets of the samples in the file, JSON settings, and the samples. A sample is the
-uint32 sizes of the columns without a fixed size, then the values of all columns. Everything is little-endian.
-`mlbert.data.formats.mds_files` parses the index.
+A shard is uint32 n, uint32 [n+1] offsets of the samples in the file, JSON settings, and the
+samples. A sample is the uint32 sizes of the columns without a fixed size, then the values of all
+columns. Everything is little-endian. `mlbert.data.formats.mds_files` parses the index.
 
-The reader maps shards into memory and returns samples in any order. It decodes text; other values stay bytes, and
-pickled ones are never loaded. The writer produces the same bytes as MosaicML
-Streaming; compressed files depend on the version of Zstandard, everything else only on samples and settings.
+The reader maps shards into memory and returns samples in any order. It decodes text; other values
+stay bytes, and pickled ones are never loaded. The writer produces the same bytes as MosaicML
+Streaming; compressed files depend on the version of Zstandard, everything else only on samples and
+settings.
 
 Legend: N samples, F shards.
 """
@@ -54,10 +55,11 @@ class MdsReader:
     """An opened set. A shard's checksums are verified when its first sample is read. Thread-safe.
 
     Args:
-        folder: a path, or a URL: ``file``, ``http`` and ``https``, or any scheme supported by fsspec.
-        cache: local folder to which shards are copied and decompressed on demand. Processes may share it, but each set
-            needs a separate one. Without it, shards must be local and are read in place; compressed ones are
-            decompressed to the user's cache folder.
+        folder: a path, or a URL: ``file``, ``http`` and ``https``,
+            or any scheme supported by fsspec.
+        cache: local folder to which shards are copied and decompressed on demand. Processes may
+            share it, but each set needs a separate one. Without it, shards must be local and are
+            read in place; compressed ones are decompressed to the user's cache folder.
 
     Attributes:
         cache: the folder for what is made from the set.
@@ -101,8 +103,10 @@ class MdsReader:
         return self._first[-1]
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Return the values of sample ``index`` (0 to N - 1) by column name: str of text, bytes of others. Raises
-        IndexError, or UserError if its shard is missing or damaged, or cannot be fetched."""
+        """Return the values of sample ``index`` (0 to N - 1) by column name: str of text, bytes of
+        others. Raises IndexError, or UserError if its shard is missing or damaged, or cannot be
+        fetched.
+        """
         if not 0 <= index < len(self):
             raise IndexError(index)
         number = bisect.bisect_right(self._first, index) - 1
@@ -116,8 +120,10 @@ class MdsReader:
             ) from None
 
     def shard_bytes(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the stored bytes of all samples of shard ``number``, uint8 [bytes], read-only, and the start of each,
-        int64 [samples+1]. Raises UserError if the shard is missing or damaged, or cannot be fetched."""
+        """Return the stored bytes of all samples of shard ``number``, uint8 [bytes], read-only, and
+        the start of each, int64 [samples+1]. Raises UserError if the shard is missing or damaged,
+        or cannot be fetched.
+        """
         shard = self._opened.get(number) or self._open(number)
         return shard.samples()
 
@@ -146,8 +152,10 @@ class MdsReader:
         return path
 
     def state_of(self, number: int) -> list[int]:
-        """Return size and modification time (ns) of the file of shard ``number`` in the set's folder. They are empty if
-        it is missing, or if shards are copied, because a copy is what the index says."""
+        """Return size and modification time (ns) of the file of shard ``number`` in the set's
+        folder. They are empty if it is missing, or if shards are copied, because a copy is what the
+        index says.
+        """
         shard = self.shards[number]
         if self._is_copied or self._folder is None:
             return []
@@ -209,8 +217,9 @@ class _Shard:
 
 
 class MdsWriter:
-    """Context manager that writes samples into a folder. It writes index.json, which completes the set, at the end, and
-    only if the block raises nothing.
+    """Context manager that writes samples into a folder.
+
+    It writes index.json, which completes the set, at the end, and only if the block raises nothing.
 
     Args:
         folder: created if needed; must not have an index.
@@ -275,8 +284,10 @@ class MdsWriter:
             self.finish()
 
     def write(self, sample: Mapping[str, Any]) -> None:
-        """Add one sample with the str or bytes of every column. Raises UserError if the sample is too large for a
-        shard, or a shard cannot be written."""
+        """Add one sample with the str or bytes of every column.
+
+        Raises UserError if the sample is too large for a shard, or a shard cannot be written.
+        """
         stored = [sample[name] for name in self._names]
         values = [value.encode() if isinstance(value, str) else value for value in stored]
         sizes = [len(value) for value in values]
@@ -295,7 +306,10 @@ class MdsWriter:
         self._bytes += len(data)
 
     def finish(self) -> None:
-        """Write the last shard and the index. Raises UserError if there are no samples or writing fails."""
+        """Write the last shard and the index.
+
+        Raises UserError if there are no samples or writing fails.
+        """
         if not self.flush():
             raise UserError(
                 "data.empty", self._folder, "no sample was written", "A set needs one or more"
@@ -341,8 +355,10 @@ class MdsWriter:
 def write_index(
     folder: Path, entries: Sequence[Mapping[str, Any]], vocabulary_sha256: str | None = None
 ) -> None:
-    """Complete a set whose shards were written by several `MdsWriter`. A set of tokens records the SHA-256 of its
-    vocabulary, which MosaicML Streaming does not read."""
+    """Complete a set whose shards were written by several `MdsWriter`.
+
+    A set of tokens records the SHA-256 of its vocabulary, which MosaicML Streaming does not read.
+    """
     index: dict[str, Any] = {"shards": entries, "version": VERSION}
     if vocabulary_sha256 is not None:
         index["vocabulary_sha256"] = vocabulary_sha256
@@ -350,8 +366,10 @@ def write_index(
 
 
 def compression_level(compression: str | None) -> int | None:
-    """Return the Zstandard level, or None without compression. Raises UserError if it is invalid, or if Zstandard is
-    not installed."""
+    """Return the Zstandard level, or None without compression.
+
+    Raises UserError if it is invalid, or if Zstandard is not installed.
+    """
     if compression is None:
         return None
     name, colon, level = compression.partition(":")

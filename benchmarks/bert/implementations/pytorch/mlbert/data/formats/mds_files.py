@@ -1,10 +1,12 @@
-"""Files of an MDS set: the index, and shards verified against it, decompressed, and fetched to a cache folder.
+"""Files of an MDS set: the index, and shards verified against it, decompressed,
+and fetched to a cache folder.
 
-The cache folder of a set elsewhere has index.json and the uncompressed shards under the names of the set, so that it is
-itself a set. Processes may share it: a file is renamed to its final name when it is complete and verified, and only one
-process at a time makes it.
+The cache folder of a set elsewhere has index.json and the uncompressed shards under the names of
+the set, so that it is itself a set. Processes may share it: a file is renamed to its final name
+when it is complete and verified, and only one process at a time makes it.
 
-Formats: documentation of MosaicML Streaming ("Dataset format", "Supported encodings"), version 2 of MDS.
+Formats: documentation of MosaicML Streaming ("Dataset format", "Supported encodings"),
+version 2 of MDS.
 """
 
 from __future__ import annotations
@@ -43,7 +45,10 @@ _MOST_INDEX_BYTES = 4 << 30  # of ten million shards; larger files are not indic
 
 
 def checksum(algorithm: str, content: Any) -> str:
-    """Return a checksum in hexadecimal. Raises ValueError if no checksum of a fixed size has this name."""
+    """Return a checksum in hexadecimal.
+
+    Raises ValueError if no checksum of a fixed size has this name.
+    """
     if algorithm in XXHASH:
         return getattr(xxhash, algorithm)(content).hexdigest()
     if algorithm not in hashlib.algorithms_guaranteed or algorithm.startswith("shake"):
@@ -85,7 +90,9 @@ class ShardInfo(Document):
     zipped: FileInfo | None = Field(alias="zip_data")
 
     def stored_in(self, folder: Path) -> FileInfo:
-        """Return the file that a folder has: the compressed one only if the other does not exist."""
+        """Return the file that a folder has: the compressed one only
+        if the other does not exist.
+        """
         return self.zipped if self.zipped and not (folder / self.raw.name).exists() else self.raw
 
 
@@ -120,13 +127,18 @@ class MdsIndex(NamedTuple):
 
 
 def read_index(path: Path) -> bytes:
-    """Return the content of an index.json. Raises UserError if it cannot be read, or is larger than any index."""
+    """Return the content of an index.json.
+
+    Raises UserError if it cannot be read, or is larger than any index.
+    """
     return read_plain(path, RESTORE, _MOST_INDEX_BYTES)
 
 
 def parse_index(path: Path | str, raw: bytes) -> MdsIndex:
-    """Parse an index; ``path`` is for messages. Raises UserError if it is inconsistent, not the index of an MDS set of
-    version 2."""
+    """Parse an index; ``path`` is for messages.
+
+    Raises UserError if it is inconsistent, not the index of an MDS set of version 2.
+    """
     document = parse_object(path, raw, RESTORE)
     formats = {
         (shard.format, shard.version)
@@ -210,21 +222,27 @@ def address(remote: str, name: str) -> str:
 
 
 def cache_of(identity: str) -> Path:
-    """Return the folder in the user's cache for what is made from a set on this machine: decompressed shards, tokens.
-    ``identity`` is the SHA-256 of its index, which covers the shards' checksums."""
+    """Return the folder in the user's cache for what is made from a set on this machine:
+    decompressed shards, tokens. ``identity`` is the SHA-256 of its index, which covers the shards'
+    checksums.
+    """
     return cache_folder() / "mds" / identity[:32]
 
 
 def other_disk(folder: Path) -> str:
-    """Return the advice, phrased to follow "or", on how to move a cache in ``folder`` to another disk."""
+    """Return the advice, phrased to follow "or", on how to move a cache in ``folder`` to another
+    disk.
+    """
     if cache_folder() in (folder, *folder.parents):
         return "set XDG_CACHE_HOME to a folder on another disk"
     return "keep the local copy of the data on another disk"
 
 
 def fetch_index(remote: str, cache: Path) -> bytes:
-    """Return index.json of a set and store it in the cache folder. Raises UserError if it cannot be fetched, or if the
-    folder has another set or cannot be written."""
+    """Return index.json of a set and store it in the cache folder.
+
+    Raises UserError if it cannot be fetched, or if the folder has another set or cannot be written.
+    """
     raw = read_address(address(remote, INDEX))
     make_folder(cache)
     path = cache / INDEX
@@ -239,10 +257,11 @@ def fetch_index(remote: str, cache: Path) -> bytes:
 
 
 def cached_shard(remote: str, cache: Path, shard: ShardInfo) -> Path:
-    """Return the path of a shard in the cache folder, fetching and decompressing it if it is missing or damaged.
+    """Return the path of a shard in the cache folder,
+    fetching and decompressing it if it is missing or damaged.
 
-    A shard that arrives damaged is fetched once more. Raises UserError if it is damaged again, or cannot be fetched or
-    written.
+    A shard that arrives damaged is fetched once more.
+    Raises UserError if it is damaged again, or cannot be fetched or written.
     """
     path = cache / shard.raw.name
     if _is_whole(path, shard.raw):
@@ -268,7 +287,10 @@ def _is_whole(path: Path, file: FileInfo) -> bool:
 
 
 def _fetch_shard(url: str, shard: ShardInfo) -> bytes:
-    """Return a shard's uncompressed form. Raises UserError if it cannot be fetched or is damaged."""
+    """Return a shard's uncompressed form.
+
+    Raises UserError if it cannot be fetched or is damaged.
+    """
     stored = shard.zipped or shard.raw
     content = read_address(url, stored.num_bytes + 1)
     _check(content, url, stored)
@@ -279,7 +301,10 @@ def _fetch_shard(url: str, shard: ShardInfo) -> bytes:
 
 
 def decompressed(content: bytes | BinaryIO, subject: Path | str, size: int) -> bytes:
-    """Return the first ``size`` bytes that Zstandard content decompresses to. Raises UserError if it is damaged."""
+    """Return the first ``size`` bytes that Zstandard content decompresses to.
+
+    Raises UserError if it is damaged.
+    """
     zstandard = zstandard_module()
     try:
         return (
@@ -293,8 +318,11 @@ def decompressed(content: bytes | BinaryIO, subject: Path | str, size: int) -> b
 
 @contextmanager
 def locked(path: Path, wait: bool = True) -> Iterator[bool]:
-    """Lock out other threads and processes that make the same file. Yield False if ``wait`` is False and another has
-    the lock. Raises UserError if the folder is not writable or does not support locks."""
+    """Lock out other threads and processes that make the same file.
+
+    Yield False if ``wait`` is False and another has the lock. Raises UserError if the folder is not
+    writable or does not support locks.
+    """
     with contextlib.ExitStack() as stack:
         is_mine = True
         try:

@@ -1,14 +1,15 @@
 """The order of an MDS set's samples: the elastically deterministic order of MosaicML Streaming.
 
-An epoch's order depends only on the sizes of the shards, the seed, the epoch and the number of canonical nodes. It can
-therefore continue on another number of ranks.
+An epoch's order depends only on the sizes of the shards, the seed, the epoch and the number of
+canonical nodes. It can therefore continue on another number of ranks.
 
-A shuffled order is made in place, in an array that may be a mapped file; apart from it, memory is that of a block
-(py2s: of a canonical node). Which of its places comes at which position of the epoch is a formula, `places_at`.
+A shuffled order is made in place, in an array that may be a mapped file; apart from it, memory is
+that of a block (py2s: of a canonical node). Which of its places comes at which position of the
+epoch is a formula, `places_at`.
 
-Formulas: the documentation of MosaicML Streaming ("Shuffling", "Elastic determinism") and the API reference of its
-``streaming.base.shuffle`` and ``streaming.base.partition.orig``, version 0.13; ``py1b`` of version 0.7. The draws are
-those of ``numpy.random.default_rng``, in the same order.
+Formulas: the documentation of MosaicML Streaming ("Shuffling", "Elastic determinism") and the API
+reference of its ``streaming.base.shuffle`` and ``streaming.base.partition.orig``, version 0.13;
+``py1b`` of version 0.7. The draws are those of ``numpy.random.default_rng``, in the same order.
 
 Legend: N samples, F shards, K canonical nodes, L positions of an epoch.
 """
@@ -26,8 +27,10 @@ from mlbert.host.errors import UserError
 
 
 def epoch_length(num_samples: int, canonical_nodes: int) -> int:
-    """Return the positions of an epoch, L = K * ceil(N / K). Raises UserError if there are fewer samples than canonical
-    nodes."""
+    """Return the positions of an epoch, L = K * ceil(N / K).
+
+    Raises UserError if there are fewer samples than canonical nodes.
+    """
     if num_samples < canonical_nodes:
         reason = f"is more than the {num_samples} samples of the set"
         raise UserError(
@@ -37,10 +40,11 @@ def epoch_length(num_samples: int, canonical_nodes: int) -> int:
 
 
 def places_at(positions: np.ndarray, num_samples: int, canonical_nodes: int) -> np.ndarray:
-    """Return the places (int64 [n], 0 to N - 1) of the shuffled samples that all ranks together use at these positions
-    (int64 [n], 0 to L - 1) of an epoch.
+    """Return the places (int64 [n], 0 to N - 1) of the shuffled samples that all ranks together use
+    at these positions (int64 [n], 0 to L - 1) of an epoch.
 
-    The N places are cut into K rows, which are read column by column. A row that is one short repeats its last place.
+    The N places are cut into K rows, which are read column by column.
+    A row that is one short repeats its last place.
     """
     column, row = np.divmod(positions, canonical_nodes)
     first = row * num_samples // canonical_nodes
@@ -62,7 +66,8 @@ def shuffle_into(
     Args:
         shard_sizes: int64 [F], samples of each shard, 1 or more.
         shuffle: a name in `SHUFFLES`.
-        canonical_nodes: K, which must stay the same when a run continues on another number of nodes.
+        canonical_nodes: K, which must stay the same when a run continues on another number of
+            nodes.
     """
     block_size = max(4_000_000 // canonical_nodes, 1 << 18)  # Streaming's default
     SHUFFLES[shuffle](samples, shard_sizes, canonical_nodes, seed, epoch, block_size)
@@ -70,7 +75,9 @@ def shuffle_into(
 
 @dataclass(frozen=True)
 class _Spans:
-    """Shards in a shuffled order, cut at the boundaries of canonical nodes into pieces of consecutive samples."""
+    """Shards in a shuffled order, cut at the boundaries of canonical nodes into pieces of
+    consecutive samples.
+    """
 
     starts: np.ndarray  # int64 [pieces], first sample
     sizes: np.ndarray  # int64 [pieces], samples
@@ -105,13 +112,16 @@ def _spans(shard_sizes: np.ndarray, order: np.ndarray, canonical_nodes: int) -> 
     return _Spans(starts, np.diff(cuts), np.searchsorted(cuts, edges))
 
 
-# Fills int [N] with the sample at every place, from int64 [F] sizes of shards, K, seed, epoch, block size.
+# Fills int [N] with the sample at every place, from int64 [F] sizes of shards, K, seed,
+# epoch, block size.
 Shuffle = Callable[[np.ndarray, np.ndarray, int, int, int, int], None]
 
 
 def _of_spans(mix: Callable[[np.ndarray, _Spans, np.random.Generator, int], None]) -> Shuffle:
-    """Return the shuffle that orders the pieces of an epoch and then mixes their samples in place with ``mix``. The
-    assignment of pieces to nodes depends only on the seed, so that a node needs the same shards in every epoch."""
+    """Return the shuffle that orders the pieces of an epoch and then mixes their samples in place
+    with ``mix``. The assignment of pieces to nodes depends only on the seed, so that a node needs
+    the same shards in every epoch.
+    """
 
     def shuffle(
         samples: np.ndarray, sizes: np.ndarray, nodes: int, seed: int, epoch: int, block_size: int
@@ -144,7 +154,9 @@ def _py1s(
 def _py2s(
     samples: np.ndarray, shard_sizes: np.ndarray, nodes: int, seed: int, epoch: int, _: int
 ) -> None:
-    """Shuffle samples within each shard, by the seed, before it is cut, and again within each piece."""
+    """Shuffle samples within each shard, by the seed, before it is cut,
+    and again within each piece.
+    """
     order = np.arange(len(shard_sizes))
     fixed = np.random.default_rng(seed)
     generator = np.random.default_rng(seed + epoch)
@@ -178,8 +190,9 @@ def _py1b(
 def _py1br(
     samples: np.ndarray, spans: _Spans, generator: np.random.Generator, block_size: int
 ) -> None:
-    """Shuffle as py1b, with blocks of 3/4 to 5/4 the size that start up to 3/4 of a block earlier, so that a node's
-    second block may overlap its first."""
+    """Shuffle as py1b, with blocks of 3/4 to 5/4 the size that start up to 3/4 of a block earlier,
+    so that a node's second block may overlap its first.
+    """
     least, most = _block_sizes(block_size)
     earlier = generator.integers(0, least, (len(spans.first) - 1,)).tolist()
     for (begin, end), shift in zip(_node_ranges(spans), earlier, strict=True):
@@ -199,8 +212,10 @@ def _py1br(
 def _py1e(
     samples: np.ndarray, spans: _Spans, generator: np.random.Generator, block_size: int
 ) -> None:
-    """Shuffle samples within each piece, then shift each by a uniform draw, so that a piece spreads over a block of 3/4
-    to 5/4 the size within its node. A piece larger than its block is not spread."""
+    """Shuffle samples within each piece, then shift each by a uniform draw, so that a piece spreads
+    over a block of 3/4 to 5/4 the size within its node. A piece larger than its block is not
+    spread.
+    """
     for node, (begin, end) in enumerate(_node_ranges(spans)):
         sizes = spans.sizes[spans.node(node)]
         _shuffle_each(samples[begin:end], sizes, generator)
@@ -212,8 +227,9 @@ def _spread(
 ) -> None:
     """Shift the samples of a node, int [n] with pieces of these ``sizes``, in place.
 
-    A sample is put in its place once all samples that may precede it are shifted: those less than the largest reach
-    behind it. Samples shifted to the same number keep their order, so that all processors make the same order.
+    A sample is put in its place once all samples that may precede it are shifted: those less than
+    the largest reach behind it. Samples shifted to the same number keep their order, so that all
+    processors make the same order.
     """
     least, most = _block_sizes(block_size)
     # of the samples that are not in their places yet

@@ -1,7 +1,7 @@
 """MDS sets of samples that are already tokenized and masked, as a `mlbert.data.formats.base.Store`.
 
-MosaicML Streaming's converter for the benchmark's Wikipedia writes these seven columns, all ``bytes`` with the same
-width throughout the set, with L slots for tokens and P for predictions:
+MosaicML Streaming's converter for the benchmark's Wikipedia writes these seven columns, all
+``bytes`` with the same width throughout the set, with L slots for tokens and P for predictions:
 
 ====================  ============  ==========================================================
 input_ids             int32 [L]     token ids after masking, then zeros
@@ -13,14 +13,15 @@ masked_lm_weights     float32 [P]   1 for each prediction, then 0
 next_sentence_labels  int32 [1]     1 if sentence B is a random one
 ====================  ============  ==========================================================
 
-Only slots with weight 1 are predictions. Streaming's reader uses all P slots, which adds a prediction of [PAD] in place
-of [CLS] to each sample with fewer predictions.
+Only slots with weight 1 are predictions. Streaming's reader uses all P slots, which adds a
+prediction of [PAD] in place of [CLS] to each sample with fewer predictions.
 
-Compressed shards are decompressed to the user's cache folder. Opening a folder for the first time verifies the
-checksums of all shards and caches the lengths (`mlbert.data.formats.index_cache`). Samples are checked whenever they
-are read.
+Compressed shards are decompressed to the user's cache folder. Opening a folder for the first time
+verifies the checksums of all shards and caches the lengths (`mlbert.data.formats.index_cache`).
+Samples are checked whenever they are read.
 
-Legend: N samples, F shards, S requested samples, L slots for tokens, P slots for predictions, B bytes of a sample.
+Legend: N samples, F shards, S requested samples, L slots for tokens, P slots for predictions,
+B bytes of a sample.
 """
 
 from __future__ import annotations
@@ -63,8 +64,10 @@ def accepts(folder: Path) -> bool:
 
 
 def describe(folder: Path, most: Widths | None = None) -> StoreInfo:
-    """Describe a folder from its index and the head of the first shard; with ``most``, the limits of a sample, no shard
-    is read. Raises UserError if the index is damaged or has other columns, or if the first shard is missing."""
+    """Describe a folder from its index and the head of the first shard; with ``most``, the limits
+    of a sample, no shard is read. Raises UserError if the index is damaged or has other columns, or
+    if the first shard is missing.
+    """
     index, identity = read_index(folder)
     widths = most or _widths(folder, index.shards[0])
     return StoreInfo(
@@ -78,8 +81,11 @@ def describe(folder: Path, most: Widths | None = None) -> StoreInfo:
 
 
 class MdsSamples(IndexedStore):
-    """A set opened for random access. The lengths are kept in the user's cache folder. Raises UserError if a
-    shard is missing or damaged, or has samples of another width than the first one."""
+    """A set opened for random access.
+
+    The lengths are kept in the user's cache folder. Raises UserError if a shard is missing or
+    damaged, or has samples of another width than the first one.
+    """
 
     gathered = 1024
 
@@ -102,7 +108,10 @@ class MdsSamples(IndexedStore):
         self._lengths = self._load_lengths(shards)
 
     def _gather(self, indices: np.ndarray) -> Ragged:
-        """See `IndexedStore._gather`. Raises UserError naming shard and sample if one is invalid."""
+        """See `IndexedStore._gather`.
+
+        Raises UserError naming shard and sample if one is invalid.
+        """
         columns = self._columns(indices)
         for problem, bad in column_problems(columns).items():
             if bad.any():
@@ -119,8 +128,10 @@ class MdsSamples(IndexedStore):
         return without_padding(columns | sorted_columns)
 
     def _columns(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Return every column of the samples ``indices``: [S, L], [S, P] or [S, 1]. Raises UserError if widths
-        differ."""
+        """Return every column of the samples ``indices``: [S, L], [S, P] or [S, 1].
+
+        Raises UserError if widths differ.
+        """
         shard = np.searchsorted(self._first, indices, side="right") - 1
         starts = self._places[shard] + (indices - self._first[shard]) * self._num_bytes
         rows = self._rows[starts].view(np.uint8).reshape(len(indices), self._num_bytes)
@@ -145,7 +156,9 @@ class MdsSamples(IndexedStore):
         return shard, index - int(self._first[shard])
 
     def _load_lengths(self, shards: Sequence[ShardInfo]) -> np.ndarray:
-        """Return uint16 [N] from the cache, or compute it in several threads while verifying the shards."""
+        """Return uint16 [N] from the cache, or compute it in several threads while verifying the
+        shards.
+        """
 
         def checked(lengths: np.ndarray) -> np.ndarray:
             if len(lengths) != self._first[-1]:
@@ -206,7 +219,8 @@ def read_index(folder: Path) -> tuple[MdsIndex, str]:
 def _widths(folder: Path, shard: ShardInfo) -> Widths:
     """Return the widths of a shard's first sample."""
     path = folder / shard.raw.name
-    # The number of samples, and where the first one starts. A start that is wrong leads to sizes that do not fit.
+    # The number of samples, and where the first one starts.
+    # A start that is wrong leads to sizes that do not fit.
     start = int.from_bytes(
         _head(folder, shard, 2 * UINT32.itemsize)[UINT32.itemsize :].tobytes(), "little"
     )
@@ -236,7 +250,9 @@ def _head(folder: Path, shard: ShardInfo, num_bytes: int) -> np.ndarray:
 
 
 def _unpacked(folder: Path, shard: ShardInfo, identity: str) -> Path:
-    """Return the shard's uncompressed file, creating it in the cache if only the compressed one exists."""
+    """Return the shard's uncompressed file, creating it in the cache
+    if only the compressed one exists.
+    """
     if shard.stored_in(folder) is shard.raw:
         return folder / shard.raw.name
     return mds_files.cached_shard(str(folder), mds_files.cache_of(identity), shard)

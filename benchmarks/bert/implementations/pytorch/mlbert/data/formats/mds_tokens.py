@@ -2,11 +2,11 @@
 
 A value is one of these, little-endian:
 
-* ``bytes``: 64-bit ids (MosaicBERT's converter). Other converters store 32 or 16 bits, which the index does not say, so
-  that the values decide (`width_of`).
-* ``ndarray``, ``ndarray:TYPE`` or ``ndarray:TYPE:SHAPE`` (LLM Foundry, ModernBERT): without TYPE in the encoding, a
-  value starts with a byte for the type of the numbers; without SHAPE, a byte for the number of axes and the width of
-  their lengths, and the lengths, come next. Then the numbers.
+* ``bytes``: 64-bit ids (MosaicBERT's converter). Other converters store 32 or 16 bits, which the
+  index does not say, so that the values decide (`width_of`).
+* ``ndarray``, ``ndarray:TYPE`` or ``ndarray:TYPE:SHAPE`` (LLM Foundry, ModernBERT): without TYPE in
+  the encoding, a value starts with a byte for the type of the numbers; without SHAPE, a byte for
+  the number of axes and the width of their lengths, and the lengths, come next. Then the numbers.
 
 Format: the API reference of MosaicML Streaming's ``NDArray`` encoding, version 0.13.
 """
@@ -64,8 +64,8 @@ def decoder_of(encoding: str, first: Sequence[bytes]) -> Decoder:
 def width_of(values: Sequence[bytes]) -> np.dtype:
     """Return the type of ids stored as bytes: the widest one with which most numbers can be ids.
 
-    Two small numbers that are read as one wide number are far above every vocabulary, unless the second one is 0, which
-    is padding. Numbers that are 0 are therefore not counted.
+    Two small numbers that are read as one wide number are far above every vocabulary, unless the
+    second one is 0, which is padding. Numbers that are 0 are therefore not counted.
     """
     for dtype in _WIDTHS:
         if any(len(value) % dtype.itemsize for value in values):
@@ -95,7 +95,10 @@ def _array(value: bytes, dtype: np.dtype | None, has_shape: bool) -> np.ndarray:
 
 
 def _shape(value: bytes, start: int) -> tuple[list[int], int]:
-    """Return the lengths of an array's axes, and where its numbers begin. Raises ValueError if they are missing."""
+    """Return the lengths of an array's axes, and where its numbers begin.
+
+    Raises ValueError if they are missing.
+    """
     if start >= len(value):
         raise ValueError("its shape is missing")
     axes, code = divmod(value[start], 4)

@@ -1,14 +1,16 @@
 """Folders of HDF5 shards from NVIDIA's data pipeline, read directly: fixed, variable and packed.
 
-`mlbert.data.formats.nvidia_shard` describes the three kinds. All files are mapped into memory as one range, so that
-sequences from many shards are gathered with a few array operations, by any number of threads. Only shards in an unusual
-form (compressed, chunked) are read through the HDF5 library.
+`mlbert.data.formats.nvidia_shard` describes the three kinds. All files are mapped into memory as
+one range, so that sequences from many shards are gathered with a few array operations, by any
+number of threads. Only shards in an unusual form (compressed, chunked) are read through the HDF5
+library.
 
-Token ids are stored as signed 16-bit numbers, which is enough for the benchmark's 30,522 entries; negative ids are
-rejected. In fixed shards, masked positions are padded with zeros. Position 0 is [CLS] and never masked, so the real
-positions are those above 0.
+Token ids are stored as signed 16-bit numbers, which is enough for the benchmark's 30,522 entries;
+negative ids are rejected. In fixed shards, masked positions are padded with zeros. Position 0 is
+[CLS] and never masked, so the real positions are those above 0.
 
-Legend: N sequences, S requested sequences, R rows (sequences, or packs in packed shards), T tokens, M masked tokens.
+Legend: N sequences, S requested sequences, R rows (sequences, or packs in packed shards),
+T tokens, M masked tokens.
 """
 
 from __future__ import annotations
@@ -57,8 +59,10 @@ def accepts(folder: Path) -> bool:
 
 
 def describe(folder: Path, limits: Widths = DEFAULT_LIMITS) -> StoreInfo:
-    """Describe a folder from file names, sizes and the head of the first file (of each bin), without reading a sample.
-    Raises UserError if shards are missing or duplicated, or the first is damaged."""
+    """Describe a folder from file names, sizes and the head of the first file (of each bin),
+    without reading a sample. Raises UserError if shards are missing or duplicated, or the first is
+    damaged.
+    """
     groups = bins_of(folder)
     info = _describe(folder, groups or [list_shards(folder)], limits)
     return replace(info, bins=tuple(BinInfo(bin_name(group[0]), None) for group in groups))
@@ -96,8 +100,9 @@ def _limits_of(head: NvidiaShard, limits: Widths) -> RecordedLimits:
 
 
 def open_folder(folder: Path, limits: Widths = DEFAULT_LIMITS) -> Store:
-    """Open a folder of shards, or of length bins: sub-folders of shards, or files with ``bin<number>`` in their names.
-    Raises UserError naming the first invalid file and row."""
+    """Open a folder of shards, or of length bins: sub-folders of shards, or files with
+    ``bin<number>`` in their names. Raises UserError naming the first invalid file and row.
+    """
     groups = bins_of(folder)
     if not groups:
         return NvidiaStore(folder, limits=limits)
@@ -125,7 +130,8 @@ class NvidiaStore(IndexedStore):
     Args:
         folder: the shards' folder, or one file.
         paths: the shards; by default all in the folder.
-        limits: maximum tokens of a row and masked tokens of a sequence, if the shards do not record them.
+        limits: maximum tokens of a row and masked tokens of a sequence,
+            if the shards do not record them.
         strict: reject the set if a row is invalid; otherwise only reading that row is an error.
         cached: keep the index in the user's cache folder.
 
@@ -177,8 +183,9 @@ class NvidiaStore(IndexedStore):
         return np.diff(offsets_of(lengths)[offsets_of(counts)])
 
     def gather_packs(self, indices: np.ndarray) -> tuple[Ragged, np.ndarray]:
-        """Return the sequences of the packs ``indices`` (int64), pack by pack, and the number in each (int64
-        [packs])."""
+        """Return the sequences of the packs ``indices`` (int64), pack by pack,
+        and the number in each (int64 [packs]).
+        """
         assert self._packed, "a set of single sequences"
         indices = np.asarray(indices, np.int64)
         return self._rows(indices), self._index.counts[indices].astype(np.int64)

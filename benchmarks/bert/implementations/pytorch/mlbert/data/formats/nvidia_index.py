@@ -1,4 +1,5 @@
-"""Index of NVIDIA's HDF5 shards for random access, and recognition of shards and length bins by file name.
+"""Index of NVIDIA's HDF5 shards for random access,
+and recognition of shards and length bins by file name.
 
 Building the index reads every file's references and heap chains (or input masks), so it is cached
 (`mlbert.data.formats.index_cache`).
@@ -53,10 +54,12 @@ _BIN = re.compile(r"bin[-_]?\d+(?:[-_]\d+)?")  # of lengths, in the name of a sh
 class NvidiaIndex:
     """Rows and lengths of a set of shards."""
 
-    # int64 [3], index of the kind in `KINDS`, widths of tokens and masked tokens of fixed shards (or 0).
+    # int64 [3], index of the kind in `KINDS`, widths of tokens
+    # and masked tokens of fixed shards (or 0).
     head: np.ndarray
     rows: np.ndarray  # int64 [F]
-    # int64 [F, 5], byte offset of each of `COLUMNS` in its file; -1 if the file is read through h5py.
+    # int64 [F, 5], byte offset of each of `COLUMNS` in its file;
+    # -1 if the file is read through h5py.
     offsets: np.ndarray
     lengths: np.ndarray  # uint16 [N], tokens of each sequence
     counts: np.ndarray  # uint16 [R], sequences of each row; empty if each has one
@@ -78,9 +81,11 @@ class NvidiaIndex:
 def load_index(
     paths: Sequence[Path], content: FileMap, limits: Widths, cached: bool = True
 ) -> NvidiaIndex:
-    """Return the index of some shards from the cache or the files. Raises UserError if a file is damaged, of another
-    kind than the first, or a copy of another. ``limits`` are the maximum tokens of a row, and masked tokens of a
-    sequence."""
+    """Return the index of some shards from the cache or the files.
+
+    Raises UserError if a file is damaged, of another kind than the first, or a copy of another.
+    ``limits`` are the maximum tokens of a row, and masked tokens of a sequence.
+    """
     if not cached:
         return build_index(paths, content, limits)
     cache = IndexCache("nvidia", paths, [_VERSION, limits.max_seq_length, limits.max_predictions])
@@ -109,7 +114,10 @@ def build_index(paths: Sequence[Path], content: FileMap, limits: Widths) -> Nvid
         if (part.head != first.head).any():
             tokens, masked = part.widths
             others = " and ".join(map(str, first.widths))
-            reason = f"its rows have {tokens} tokens and {masked} masked tokens, those of {paths[0].name} {others}"
+            reason = (
+                f"its rows have {tokens} tokens and {masked} masked tokens, "
+                f"those of {paths[0].name} {others}"
+            )
             raise UserError("data.mixed", path, reason, "Keep one set in a folder")
     _refuse_copies(paths, parts)
     joined = {
@@ -139,8 +147,9 @@ def _refuse_copies(paths: Sequence[Path], parts: Sequence[NvidiaIndex]) -> None:
 
 
 def index_shard(shard: NvidiaShard, content: np.ndarray, limits: Widths) -> NvidiaIndex:
-    """Find and check the lengths and places of one shard's rows; ``content`` is the file's bytes, uint8. ``limits`` are
-    used if the shard does not record its own."""
+    """Find and check the lengths and places of one shard's rows; ``content`` is the file's bytes,
+    uint8. ``limits`` are used if the shard does not record its own.
+    """
     if shard.recorded is not None:
         limits = Widths(shard.recorded.max_row_tokens, shard.recorded.max_predictions)
     problems: dict[int, str] = {}
@@ -215,7 +224,9 @@ def _mask_lengths(shard: NvidiaShard, content: np.ndarray, problems: dict[int, s
 def _columns(
     shard: NvidiaShard, content: np.ndarray
 ) -> tuple[dict[str, Items], dict[str, np.ndarray]]:
-    """Return the variable-length columns of a shard and their `heap_places`, empty if it is read through h5py."""
+    """Return the variable-length columns of a shard and their `heap_places`,
+    empty if it is read through h5py.
+    """
     found = heap_places(content, shard) if shard.offsets else None
     if found is None:
         names = [name for name in shard.columns if shard.is_variable(name)]
@@ -233,14 +244,18 @@ def _columns(
 
 
 def item_starts(references: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Return int64 [S], the byte offset of each row's items in the file, from `REFERENCE` [S] and its `heap_places`."""
+    """Return int64 [S], the byte offset of each row's items in the file,
+    from `REFERENCE` [S] and its `heap_places`.
+    """
     return references["address"].astype(np.int64) + 8 * places.astype(np.int64) + HEADER_BYTES
 
 
 def _index_packs(
     shard: NvidiaShard, columns: dict[str, Items], limits: Widths, problems: dict[int, str]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lengths of the sequences (int64 [N]) and the number in each pack (int64 [R]); records bad packs."""
+    """Return the lengths of the sequences (int64 [N])
+    and the number in each pack (int64 [R]); records bad packs.
+    """
     counts = columns["packed_input_len"].counts
     _note(problems, counts < 1, "has no packed_input_len")
     for name in ("packed_masked_lm_len", "next_sentence_labels"):
@@ -294,12 +309,15 @@ def _note(problems: dict[int, str], where: np.ndarray, text: str) -> None:
 
 
 def list_shards(folder: Path) -> list[Path]:
-    """Return the HDF5 files of a folder, sorted by shard number and name; a path of a file returns that file.
+    """Return the HDF5 files of a folder, sorted by shard number and name;
+    a path of a file returns that file.
 
-    Files are shards if they end in .hdf5, .hdf or .h5, or have no suffix and start like HDF5. If there is one without a
-    suffix, files named ``part_<number>`` count even if they do not start like HDF5.
+    Files are shards if they end in .hdf5, .hdf or .h5, or have no suffix and start like HDF5. If
+    there is one without a suffix, files named ``part_<number>`` count even if they do not start
+    like HDF5.
 
-    Raises UserError if there is no folder, a shard of ``part_i_of_n`` is missing or duplicated, or n differs.
+    Raises UserError if there is no folder, a shard of ``part_i_of_n`` is missing or duplicated,
+    or n differs.
     """
     if folder.is_file():
         return [folder]
@@ -311,8 +329,10 @@ def list_shards(folder: Path) -> list[Path]:
 
 
 def bins_of(folder: Path) -> list[list[Path]]:
-    """Return the shards of each length bin of a folder, in the order of the numbers in their names: sub-folders with
-    shards, or files grouped by ``bin<number>`` in their names. Empty if there are no bins."""
+    """Return the shards of each length bin of a folder, in the order of the numbers in their names:
+    sub-folders with shards, or files grouped by ``bin<number>`` in their names. Empty if there are
+    no bins.
+    """
     if not folder.is_dir():
         return []
     files = list_shards(folder)
@@ -327,9 +347,11 @@ def bins_of(folder: Path) -> list[list[Path]]:
 
 
 def check_bins(folder: Path, lengths: Mapping[str, tuple[int, int]]) -> None:
-    """Check that bins do not overlap in length; otherwise the folder may hold, say, training and evaluation data.
+    """Check that bins do not overlap in length; otherwise the folder may hold, say,
+    training and evaluation data.
 
-    ``lengths`` has the tokens of each bin's shortest and longest sequence. Raises UserError if bins overlap.
+    ``lengths`` has the tokens of each bin's shortest and longest sequence.
+    Raises UserError if bins overlap.
     """
     order = sorted(lengths.items(), key=lambda item: item[1])
     for (one, (first, last)), (other, (next_first, next_last)) in itertools.pairwise(order):
@@ -344,7 +366,9 @@ def check_bins(folder: Path, lengths: Mapping[str, tuple[int, int]]) -> None:
 
 
 def bin_name(path: Path) -> str:
-    """Return the name of a shard's bin: ``bin<number>`` in its name, otherwise its folder's name."""
+    """Return the name of a shard's bin: ``bin<number>`` in its name,
+    otherwise its folder's name.
+    """
     return _group_of(path) or path.parent.name
 
 

@@ -1,21 +1,25 @@
-"""One HDF5 shard of NVIDIA's data pipeline: its datasets, and the locations of their rows in the file.
+"""One HDF5 shard of NVIDIA's data pipeline: its datasets,
+and the locations of their rows in the file.
 
-=========  ==============================================================================================
-fixed      ``input_ids`` i2 [N, S], ``input_mask`` i1 [N, S], ``segment_ids`` i1 [N, S], ``masked_lm_positions``
-           i2 [N, P], ``masked_lm_ids`` i2 [N, P], ``next_sentence_labels`` i1 [N]; zeros pad
+=========  =========================================================================================
+fixed      ``input_ids`` i2 [N, S], ``input_mask`` i1 [N, S], ``segment_ids`` i1 [N, S],
+           ``masked_lm_positions`` i2 [N, P], ``masked_lm_ids`` i2 [N, P], ``next_sentence_labels``
+           i1 [N]; zeros pad
 variable   the same without ``input_mask``, with rows of HDF5's variable-length type
-packed     as variable, a row is a pack: also ``packed_input_len`` i2 and ``packed_masked_lm_len`` i2 (lengths of its
-           sequences), ``masked_lm_positions`` count from the start of the pack, ``next_sentence_labels`` is variable
-=========  ==============================================================================================
+packed     as variable, a row is a pack: also ``packed_input_len`` i2 and ``packed_masked_lm_len``
+           i2 (lengths of its sequences), ``masked_lm_positions`` count from the start of the pack,
+           ``next_sentence_labels`` is variable
+=========  =========================================================================================
 
-HDF5 keeps the items of a variable-length row in a "global heap" (the layout is in the "HDF5 File Format Specification",
-III.E). The dataset is a table of references (length, address of a heap collection, number of the object in it), and a
-collection is a chain of numbered objects. `heap_places` follows all chains of a file at once. Afterwards any row is
-found by two look-ups, without the HDF5 library and its global lock. Shards in another form (compressed, chunked,
+HDF5 keeps the items of a variable-length row in a "global heap" (the layout is in the "HDF5 File
+Format Specification", III.E). The dataset is a table of references (length, address of a heap
+collection, number of the object in it), and a collection is a chain of numbered objects.
+`heap_places` follows all chains of a file at once. Afterwards any row is found by two look-ups,
+without the HDF5 library and its global lock. Shards in another form (compressed, chunked,
 big-endian, with a user block) are read through h5py.
 
-Rows of varying length do not say how long they may be. Shards that `mlbert prepare` exports record it in attributes
-(`RecordedLimits`), which other programs do not read.
+Rows of varying length do not say how long they may be. Shards that `mlbert prepare` exports record
+it in attributes (`RecordedLimits`), which other programs do not read.
 
 Legend: N rows, S positions, P predictions, C columns.
 """
@@ -71,7 +75,9 @@ def item_dtype(column: str) -> np.dtype:
 
 
 class RecordedLimits(NamedTuple):
-    """The limits of variable and packed shards: attributes of the file, each with `_RECORDED` before its name."""
+    """The limits of variable and packed shards: attributes of the file,
+    each with `_RECORDED` before its name.
+    """
 
     max_seq_length: int  # tokens of a sequence
     max_predictions: int  # masked tokens of a sequence
@@ -91,7 +97,8 @@ class NvidiaShard:
     rows: int  # samples, or packs
     # Of ``input_ids`` and ``masked_lm_ids`` of a fixed shard.
     widths: Widths = field(default=Widths(0, 0))
-    # Byte offset in the file of each dataset's rows or references; empty if they are not plain bytes.
+    # Byte offset in the file of each dataset's rows or references;
+    # empty if they are not plain bytes.
     offsets: dict[str, int] = field(default_factory=dict)
     recorded: RecordedLimits | None = None  # None: another program wrote the shard, or it is fixed
 
@@ -128,8 +135,9 @@ def open_shard(path: Path) -> h5py.File:
 
 
 def _recorded_end(path: Path, file: h5py.File) -> int:
-    """Return the end of the file in its superblock ("HDF5 File Format Specification", II.A); 0 if addresses do not have
-    8 bytes. The library compares it with shorter files only."""
+    """Return the end of the file in its superblock ("HDF5 File Format Specification", II.A); 0 if
+    addresses do not have 8 bytes. The library compares it with shorter files only.
+    """
     if file.id.get_create_plist().get_sizes()[0] != 8:
         return 0
     with reading(path), path.open("rb") as content:
@@ -140,8 +148,10 @@ def _recorded_end(path: Path, file: h5py.File) -> int:
 
 
 def inspect(path: Path) -> NvidiaShard:
-    """Read and check the head of a shard: keys, types, row counts. Raises UserError if it is damaged, or not of one of
-    the three kinds."""
+    """Read and check the head of a shard: keys, types, row counts.
+
+    Raises UserError if it is damaged, or not of one of the three kinds.
+    """
     with open_shard(path) as file:
         try:
             return _inspect(path, file)
@@ -188,7 +198,10 @@ def _inspect(path: Path, file: h5py.File) -> NvidiaShard:
 
 
 def _recorded_limits(path: Path, file: h5py.File) -> RecordedLimits | None:
-    """Return the limits in a file's attributes, or None if there are none. Raises UserError if they are damaged."""
+    """Return the limits in a file's attributes, or None if there are none.
+
+    Raises UserError if they are damaged.
+    """
     names = [f"{_RECORDED}{name}" for name in RecordedLimits._fields]
     if not all(name in file.attrs for name in names):
         return None
@@ -231,7 +244,9 @@ def _check_dataset(shard: NvidiaShard, name: str, dataset: h5py.Dataset) -> int:
 
 
 def _byte_offset(path: Path, file: h5py.File, dataset: h5py.Dataset) -> int:
-    """Return the byte offset of a dataset's rows (or references), or -1 if they are not plain bytes."""
+    """Return the byte offset of a dataset's rows (or references),
+    or -1 if they are not plain bytes.
+    """
     if dataset.shape[0] == 0:
         return 0
     start = dataset.id.get_offset()
@@ -255,11 +270,13 @@ def _byte_offset(path: Path, file: h5py.File, dataset: h5py.Dataset) -> int:
 def heap_places(
     content: np.ndarray, shard: NvidiaShard
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]] | None:
-    """Follow the heap chains of a shard with variable-length columns; ``content`` is the file's bytes, uint8.
+    """Follow the heap chains of a shard with variable-length columns;
+    ``content`` is the file's bytes, uint8.
 
     Returns:
         references: column -> `REFERENCE` [N];
-        places: column -> uint16 [N], offset of the row's object in its collection in units of 8 bytes; 0 if the row has
+        places: column -> uint16 [N], offset of the row's object in its collection in units of 8
+            bytes; 0 if the row has
         no items, or if its object is missing or too short.
         None instead of both if a collection is too large for 16-bit places.
     """
@@ -291,7 +308,9 @@ def heap_places(
 
 
 def _collections(content: np.ndarray, addresses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the start and end (int64) of each collection; they are equal if there is none at the address."""
+    """Return the start and end (int64) of each collection;
+    they are equal if there is none at the address.
+    """
     last = len(content) - HEADER_BYTES
     starts = np.where(addresses <= max(last, 0), addresses, 0).astype(np.int64)
     heads = at_every_byte(content, _COLLECTION)[starts] if len(starts) else np.empty(0, _COLLECTION)
@@ -305,8 +324,9 @@ def _collections(content: np.ndarray, addresses: np.ndarray) -> tuple[np.ndarray
 def _walk(
     content: np.ndarray, collections: tuple[np.ndarray, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return all objects within their collections, as int64 arrays: (collection << 16) + object number, ascending;
-    place of each object in units of 8 bytes; bytes of its items."""
+    """Return all objects within their collections, as int64 arrays: (collection << 16) + object
+    number, ascending; place of each object in units of 8 bytes; bytes of its items.
+    """
     starts, ends = collections
     objects = at_every_byte(content, HEAP_OBJECT)
     current = np.arange(len(starts))
@@ -381,7 +401,9 @@ def read_column(file: h5py.File, column: str, rows: np.ndarray) -> list[np.ndarr
 
 
 def _read_rows(dataset: Any, rows: np.ndarray) -> np.ndarray:
-    """Read ascending ``rows``, as one range if they are dense, because HDF5 reads ranges much faster than points."""
+    """Read ascending ``rows``, as one range if they are dense,
+    because HDF5 reads ranges much faster than points.
+    """
     if not len(rows):
         return np.empty(0, dataset.dtype)
     first = int(rows[0])

@@ -26,7 +26,8 @@ from mlbert.host.errors import UserError
 from mlbert.host.files import reading
 
 ACCEPTED = (
-    "a prepared set (manifest.json), bins (bins.json), TFRecord files, HDF5 shards in NVIDIA's fixed-length, "
+    "a prepared set (manifest.json), bins (bins.json), TFRecord files, "
+    "HDF5 shards in NVIDIA's fixed-length, "
     "variable-length or packed form, or an MDS set of masked samples (index.json)"
 )
 
@@ -37,9 +38,12 @@ IN_MEMORY_BYTES = 4 << 30  # sets up to this size are loaded into memory
 
 
 def describe(folder: Path | str, most: Widths | None = None) -> StoreInfo:
-    """Describe the set in ``folder``. With ``most``, the limits of a sequence, not even the first record of TFRecords
-    is read, so that the call is allowed before ``run_start``; `check_opened` compares the limits later. Raises
-    UserError if there is no such folder, no set in it, or the set is inconsistent."""
+    """Describe the set in ``folder``.
+
+    With ``most``, the limits of a sequence, not even the first record of TFRecords is read, so that
+    the call is allowed before ``run_start``; `check_opened` compares the limits later. Raises
+    UserError if there is no such folder, no set in it, or the set is inconsistent.
+    """
     folder = Path(folder)
     if (folder / MANIFEST).exists():
         return info_of(read_manifest(folder))
@@ -53,15 +57,18 @@ def describe(folder: Path | str, most: Widths | None = None) -> StoreInfo:
 def widths_at_most(
     max_seq_length: int | None, max_predictions: int | None, shape: BertConfig
 ) -> Widths:
-    """Return the limits of a sequence: MAX_SEQ_LENGTH and MAX_PREDICTIONS_PER_SEQ if set, otherwise the model's
-    positions and the benchmark's share of masked tokens."""
+    """Return the limits of a sequence: MAX_SEQ_LENGTH and MAX_PREDICTIONS_PER_SEQ if set, otherwise
+    the model's positions and the benchmark's share of masked tokens.
+    """
     tokens = max_seq_length or shape.max_position_embeddings
     return Widths(tokens, max_predictions or min(MAX_PREDICTIONS, math.ceil(MASKED_SHARE * tokens)))
 
 
 def check_opened(known: StoreInfo, found: StoreInfo) -> None:
-    """Compare an opened set (``found``) with its earlier description. Raises UserError if its sequences are longer or
-    have more masked tokens."""
+    """Compare an opened set (``found``) with its earlier description.
+
+    Raises UserError if its sequences are longer or have more masked tokens.
+    """
     for name, setting in (
         ("max_seq_length", "MAX_SEQ_LENGTH"),
         ("max_predictions", "MAX_PREDICTIONS_PER_SEQ"),
@@ -78,9 +85,12 @@ def check_opened(known: StoreInfo, found: StoreInfo) -> None:
 def open_store(
     folder: Path | str, verify: bool | None = None, checks: FileChecks | None = None
 ) -> Store:
-    """Open the set in ``folder``, in any format. For ``verify`` and ``checks`` see
-    `mlbert.data.formats.prepared.ShardSet.open`; files of other formats are compared with the list written by `mlbert
-    prepare verify`. Raises UserError as `describe`, or if a file is missing or damaged."""
+    """Open the set in ``folder``, in any format.
+
+    For ``verify`` and ``checks`` see `mlbert.data.formats.prepared.ShardSet.open`; files of other
+    formats are compared with the list written by `mlbert prepare verify`. Raises UserError as
+    `describe`, or if a file is missing or damaged.
+    """
     folder = Path(folder)
     if (folder / MANIFEST).exists():
         return ShardSet.open(folder, verify, checks)
@@ -109,7 +119,9 @@ def in_memory(store: Store) -> Store:
 
 
 def _foreign(folder: Path) -> ModuleType:
-    """Return the module for this folder's format, imported on demand because each needs other libraries."""
+    """Return the module for this folder's format, imported on demand because each needs other
+    libraries.
+    """
     check_folder(folder, f"Give {ACCEPTED}")
     if inside := sorted(
         path.parent.name for name in (MANIFEST, BINS) for path in folder.glob(f"*/{name}")
@@ -135,8 +147,10 @@ def _foreign(folder: Path) -> ModuleType:
 
 
 def check_vocabulary(info: StoreInfo, vocab_file: Path) -> None:
-    """Check that a set was made with this vocabulary file; sets that do not record theirs pass. Raises UserError if the
-    file cannot be read or is a different vocabulary."""
+    """Check that a set was made with this vocabulary file; sets that do not record theirs pass.
+
+    Raises UserError if the file cannot be read or is a different vocabulary.
+    """
     found = vocabulary_sha256(vocab_file)
     if info.vocabulary_sha256 not in (None, found):
         reason = (
@@ -147,7 +161,10 @@ def check_vocabulary(info: StoreInfo, vocab_file: Path) -> None:
 
 
 def check_same_vocabulary(train: StoreInfo, evaluation: StoreInfo) -> None:
-    """Check that two sets have the same vocabulary, if both record theirs. Raises UserError if they differ."""
+    """Check that two sets have the same vocabulary, if both record theirs.
+
+    Raises UserError if they differ.
+    """
     if (
         None not in (known := {train.vocabulary_sha256, evaluation.vocabulary_sha256})
         and len(known) > 1
@@ -159,7 +176,10 @@ def check_same_vocabulary(train: StoreInfo, evaluation: StoreInfo) -> None:
 
 
 def check_shape(data: StoreInfo, shape: BertConfig, shape_file: Path) -> None:
-    """Check that a set fits the model's vocabulary size and positions. Raises UserError if it does not."""
+    """Check that a set fits the model's vocabulary size and positions.
+
+    Raises UserError if it does not.
+    """
     if data.vocab_size not in (None, shape.vocab_size):
         reason = f"has a vocabulary of {data.vocab_size}, {shape_file} says {shape.vocab_size}"
         remedy = (

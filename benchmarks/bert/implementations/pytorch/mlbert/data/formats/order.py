@@ -1,17 +1,18 @@
-"""The sequences of each step and their order; NumPy only, so that every program reads a set in the same way.
+"""The sequences of each step and their order; NumPy only,
+so that every program reads a set in the same way.
 
-A unit is a pack of sequences, or one sequence. Packs are stored in the set, or made (by the seed) when it is opened. An
-epoch is a random order (by seed and epoch) of all units, cut into optimizer steps; an incomplete last step is dropped.
-Units of a step are numbered from 0, and a `Partition` assigns them to ranks, so that the step's contents do not depend
-on the number of ranks:
+A unit is a pack of sequences, or one sequence. Packs are stored in the set, or made (by the seed)
+when it is opened. An epoch is a random order (by seed and epoch) of all units, cut into optimizer
+steps; an incomplete last step is dropped. Units of a step are numbered from 0, and a `Partition`
+assigns them to ranks, so that the step's contents do not depend on the number of ranks:
 
     contiguous    each rank gets a contiguous range of the step, regardless of lengths
-    by_length     within a group of ranks, the units of each micro-batch are assigned longest first in alternating
-                  directions, so that ranks get about equally many tokens
+    by_length     within a group of ranks, the units of each micro-batch are assigned longest first
+                  in alternating directions, so that ranks get about equally many tokens
 
-`by_length` needs no communication: lengths are known in advance, and every rank computes the same assignment for its
-group. The method is "exchange padding" of NVIDIA's and Samsung's submissions to MLPerf Training (public READMEs), which
-gather the sequences themselves.
+`by_length` needs no communication: lengths are known in advance, and every rank computes the same
+assignment for its group. The method is "exchange padding" of NVIDIA's and Samsung's submissions to
+MLPerf Training (public READMEs), which gather the sequences themselves.
 
 Legend: S sequences, P units, B bins.
 """
@@ -63,8 +64,8 @@ class RankSlice:
 
 # Numbers of units within the step (int64 [P]) -> the tokens of each (int64 [P]).
 Lengths = Callable[[np.ndarray], np.ndarray]
-# (a rank's slice, a function that reads lengths if needed) -> the rank's unit numbers for each micro-batch. Pure: every
-# rank computes its own part, and together they take each unit once.
+# (a rank's slice, a function that reads lengths if needed) -> the rank's unit numbers for each
+# micro-batch. Pure: every rank computes its own part, and together they take each unit once.
 Partition = Callable[[RankSlice, Lengths], list[np.ndarray]]
 
 
@@ -73,7 +74,8 @@ class Packs:
     """The units of a set: packs, or single sequences."""
 
     count: int  # number of units (P)
-    # Unit numbers (int64 [P']) -> their sequences, unit by unit, and the number in each (int64 [P']).
+    # Unit numbers (int64 [P']) -> their sequences, unit by unit,
+    # and the number in each (int64 [P']).
     gather: Callable[[np.ndarray], tuple[Ragged, np.ndarray]]
     # Unit numbers (int64 [P']) -> tokens of each (int64 [P']).
     lengths: Callable[[np.ndarray], np.ndarray]
@@ -82,8 +84,10 @@ class Packs:
 def make_units(
     store: Store, num_sequences: int, max_tokens: int, max_sequences: int, seed: int
 ) -> Packs:
-    """Return the units of a store's first ``num_sequences`` sequences: single sequences if ``max_sequences`` is 1, the
-    stored packs if these are all sequences, otherwise new packs with at most ``max_tokens`` and ``max_sequences``."""
+    """Return the units of a store's first ``num_sequences`` sequences: single sequences if
+    ``max_sequences`` is 1, the stored packs if these are all sequences, otherwise new packs with at
+    most ``max_tokens`` and ``max_sequences``.
+    """
     if max_sequences == 1:
 
         def gather_single(chosen: np.ndarray) -> tuple[Ragged, np.ndarray]:
@@ -113,7 +117,9 @@ def make_units(
 def _packing(
     store: Store, num_sequences: int, max_tokens: int, max_sequences: int, seed: int
 ) -> Packing:
-    """Pack a store's first ``num_sequences`` sequences; if they are many, once for all processes of the machine."""
+    """Pack a store's first ``num_sequences`` sequences;
+    if they are many, once for all processes of the machine.
+    """
 
     def pack() -> Packing:
         return pack_lengths(store.lengths[:num_sequences], max_tokens, max_sequences, seed)
@@ -132,8 +138,9 @@ def _packing(
 def first_slots(
     rows: Ragged, sequences_per_unit: np.ndarray, units: np.ndarray, max_tokens: int
 ) -> np.ndarray:
-    """Return int64 [S], the start of each sequence if every unit of the step had ``max_tokens`` consecutive slots;
-    arguments as in `MicroBatchRows`."""
+    """Return int64 [S], the start of each sequence if every unit of the step had ``max_tokens``
+    consecutive slots; arguments as in `MicroBatchRows`.
+    """
     # May be S, for an empty last unit: a valid index of offsets.
     first_of_unit = offsets_of(sequences_per_unit)[:-1]
     return rows.offsets[:-1] + np.repeat(
@@ -144,11 +151,12 @@ def first_slots(
 class EpochOrder:
     """The order of an epoch's units, computed on the fly without memory.
 
-    Without bins the order is random by seed and epoch. With bins, every part of the order takes units from all bins in
-    proportion, and only the order within a bin is random.
+    Without bins the order is random by seed and epoch. With bins, every part of the order takes
+    units from all bins in proportion, and only the order within a bin is random.
 
     Args:
-        first: int64 [bins+1], first unit of each bin and the number of all units; [0, P] without bins.
+        first: int64 [bins+1], first unit of each bin and the number of all units;
+            [0, P] without bins.
         seed: the same seed gives the same orders.
     """
 
@@ -161,7 +169,8 @@ class EpochOrder:
         """Return the units (int64 [n]) at these positions (int64 [n]) of an epoch."""
         if len(self._first) == 2:
             return Permutation(int(self._first[1]), (self._seed, epoch))(positions)
-        # Slot s of the spread belongs to the bin whose range holds s; the bin's permutation chooses the unit.
+        # Slot s of the spread belongs to the bin whose range holds s;
+        # the bin's permutation chooses the unit.
         return self._of_bins(epoch, even_spread(int(self._first[-1]), positions))
 
     def _of_bins(self, epoch: int, slots: np.ndarray) -> np.ndarray:
@@ -174,11 +183,13 @@ class EpochOrder:
 
 
 class ComposedOrder(EpochOrder):
-    """An order in which each block of sum(counts) positions has exactly ``counts`` units of each bin, evenly mixed.
+    """An order in which each block of sum(counts) positions has exactly ``counts`` units of each
+    bin, evenly mixed.
 
-    The epoch ends when the first bin has too few units for another block. The rest of the other bins is dropped; the
-    next epoch draws from all units again. Only the ratio of the counts matters: (12, 6) is treated as (2, 1), in blocks
-    of 3. The contents of a step therefore do not depend on the number of ranks if the step's total counts are the same.
+    The epoch ends when the first bin has too few units for another block. The rest of the other
+    bins is dropped; the next epoch draws from all units again. Only the ratio of the counts
+    matters: (12, 6) is treated as (2, 1), in blocks of 3. The contents of a step therefore do not
+    depend on the number of ranks if the step's total counts are the same.
 
     Args:
         first, seed: see `EpochOrder`.
@@ -202,10 +213,11 @@ class ComposedOrder(EpochOrder):
 
 
 def even_mix(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mix ``counts`` (int64 [B]) units of the bins evenly: unit k of n is placed at fraction (k + 1/2) / n.
+    """Mix ``counts`` (int64 [B]) units of the bins evenly:
+    unit k of n is placed at fraction (k + 1/2) / n.
 
-    Any contiguous part has each bin's share to within B + 1 units. Returns int64 [sum of counts], the bin of each slot,
-    and int64, its number k in the bin.
+    Any contiguous part has each bin's share to within B + 1 units. Returns int64 [sum of counts],
+    the bin of each slot, and int64, its number k in the bin.
     """
     bins = np.repeat(np.arange(len(counts)), counts)
     numbers = np.arange(len(bins)) - np.repeat(offsets_of(counts)[:-1], counts)
@@ -223,14 +235,17 @@ class MicroBatchRows:
 
 
 class StepReader:
-    """Reads this rank's part of any step, as a pure function of the step number, so that a run can resume anywhere.
+    """Reads this rank's part of any step, as a pure function of the step number,
+    so that a run can resume anywhere.
 
     Args:
         store: must not be empty.
         max_tokens: slots of a pack.
-        max_sequences: maximum sequences per pack. With 1, units are single sequences, taken from all bins in proportion
-            if the store has bins. Otherwise stored packs are used unchanged, if there are any.
-        bin_counts: number of single sequences from each bin in every rank's share; by default in proportion.
+        max_sequences: maximum sequences per pack. With 1, units are single sequences, taken from
+            all bins in proportion if the store has bins. Otherwise stored packs are used unchanged,
+            if there are any.
+        bin_counts: number of single sequences from each bin in every rank's share;
+            by default in proportion.
         seed: of packing and order.
         partition: assigns units to ranks.
     """
@@ -277,8 +292,9 @@ class StepReader:
 
 
 def even_parts(count: int, rank: int, world_size: int, most: int) -> list[np.ndarray]:
-    """Return this rank's share of ``count`` units in as few parts of at most ``most`` as possible; sizes differ by at
-    most one."""
+    """Return this rank's share of ``count`` units in as few parts of at most ``most`` as possible;
+    sizes differ by at most one.
+    """
     first, end = (count * part // world_size for part in (rank, rank + 1))
     num_parts = -(-(end - first) // most)
     return np.array_split(np.arange(first, end), num_parts) if num_parts else []
@@ -291,10 +307,11 @@ def contiguous(share: RankSlice, lengths: Lengths | None = None) -> list[np.ndar
 
 
 def by_length(group_size: int) -> Partition:
-    """Return the `Partition` over groups of ``group_size`` consecutive ranks, which must divide the world size.
+    """Return the `Partition` over groups of ``group_size`` consecutive ranks,
+    which must divide the world size.
 
-    Each micro-batch of a group has the same units as with `contiguous`, assigned to its ranks by `snake`. A rank's
-    units are sorted longest first.
+    Each micro-batch of a group has the same units as with `contiguous`, assigned to its ranks by
+    `snake`. A rank's units are sorted longest first.
     """
 
     def partition(share: RankSlice, lengths: Lengths) -> list[np.ndarray]:
@@ -314,9 +331,11 @@ def by_length(group_size: int) -> Partition:
 
 
 def snake(lengths: np.ndarray, parts: int, part: int) -> np.ndarray:
-    """Return the units of ``part`` of ``parts`` as int64 indices into ``lengths`` (tokens of each unit, int [n]).
+    """Return the units of ``part`` of ``parts`` as int64 indices into ``lengths`` (tokens of each
+    unit, int [n]).
 
-    Units, stably sorted longest first, are assigned to parts 0, 1, ... parts-1, parts-1, ... 1, 0, 0, 1, ...
+    Units, stably sorted longest first, are assigned to parts 0, 1, ... parts-1, parts-1, ...
+    1, 0, 0, 1, ...
     """
     longest_first = np.argsort(-lengths, kind="stable")
     round_trip = 2 * parts

@@ -1,9 +1,9 @@
 """Packing: combine short sequences so that few slots of a pack stay empty.
 
-The search works on the histogram of lengths, with at most ``max_tokens`` counts, and takes seconds for any number of
-sequences. It first chooses full packs: how often to use each combination of up to three lengths that fills a pack
-exactly (`fit`). The rest, and all sequences if packs have more than MAX_FITTED_TOKENS slots, are packed longest first
-by best fit.
+The search works on the histogram of lengths, with at most ``max_tokens`` counts, and takes seconds
+for any number of sequences. It first chooses full packs: how often to use each combination of up to
+three lengths that fills a pack exactly (`fit`). The rest, and all sequences if packs have more than
+MAX_FITTED_TOKENS slots, are packed longest first by best fit.
 
 Legend: N sequences, P packs.
 """
@@ -43,7 +43,8 @@ class Packing:
 
 
 def plan(histogram: np.ndarray, max_tokens: int, max_sequences: int) -> dict[tuple[int, ...], int]:
-    """Choose combinations of lengths that use up a histogram exactly: {descending lengths: number of packs}.
+    """Choose combinations of lengths that use up a histogram exactly: {descending lengths: number
+    of packs}.
 
     ``histogram`` is int64 [max_tokens+1], the number of sequences of each length.
     """
@@ -62,16 +63,18 @@ def plan(histogram: np.ndarray, max_tokens: int, max_sequences: int) -> dict[tup
 def fit(histogram: np.ndarray, max_tokens: int, iterations: int) -> dict[tuple[int, ...], int]:
     """Choose full packs of up to three sequences that use up most of a histogram.
 
-    Finds non-negative amounts x of the combinations with (A x) close to the histogram by the multiplicative update
-    x <- x * mean over the combination's lengths of (histogram / A x), over-relaxed by the power 1.5. Then rounds the
-    running sum, because most amounts are far below 1.
+    Finds non-negative amounts x of the combinations with (A x) close to the histogram by the
+    multiplicative update x <- x * mean over the combination's lengths of (histogram / A x),
+    over-relaxed by the power 1.5. Then rounds the running sum, because most amounts are far below
+    1.
 
     Args:
         histogram: int64 [max_tokens+1]; packed sequences are subtracted in place.
         max_tokens: slots of a pack.
         iterations: updates of the amounts.
     """
-    # All (a, b, c) with a >= b >= c >= 0 and a + b + c = max_tokens. 0 means no sequence; with two sequences c is 0.
+    # All (a, b, c) with a >= b >= c >= 0 and a + b + c = max_tokens.
+    # 0 means no sequence; with two sequences c is 0.
     a, b = np.divmod(np.arange((max_tokens + 1) ** 2), max_tokens + 1)
     c = max_tokens - a - b
     falling = (a >= b) & (b >= c) & (c >= 0)
@@ -107,8 +110,10 @@ def fit(histogram: np.ndarray, max_tokens: int, iterations: int) -> dict[tuple[i
 def best_fit(
     histogram: np.ndarray, max_tokens: int, max_sequences: int
 ) -> dict[tuple[int, ...], int]:
-    """Pack longest first, each length into the open packs with the least sufficient room. Returns the same as
-    `plan`."""
+    """Pack longest first, each length into the open packs with the least sufficient room.
+
+    Returns the same as `plan`.
+    """
     full: Counter[tuple[int, ...]] = Counter()
     open_packs: defaultdict[int, Counter[tuple[int, ...]]] = defaultdict(Counter)  # by free room
 
@@ -143,7 +148,8 @@ def best_fit(
 def pack_lengths(
     lengths: np.ndarray, max_tokens: int, max_sequences: int = 3, seed: int | Sequence[int] = 0
 ) -> Packing:
-    """Pack sequences of ``lengths``, integer [N], into packs of ``max_tokens`` slots and at most ``max_sequences``.
+    """Pack sequences of ``lengths``, integer [N], into packs of ``max_tokens`` slots
+    and at most ``max_sequences``.
 
     Sequences of equal length, and the packs, are ordered randomly by ``seed``.
 
@@ -157,7 +163,8 @@ def pack_lengths(
     lengths = np.asarray(lengths)
     if len(lengths) and (int(lengths.min()) < 1 or int(lengths.max()) > max_tokens):
         raise ValueError(
-            f"lengths from {lengths.min()} to {lengths.max()} do not fit packs of {max_tokens} tokens"
+            f"lengths from {lengths.min()} to {lengths.max()} do not fit packs "
+            f"of {max_tokens} tokens"
         )
     generator = np.random.Generator(np.random.PCG64(seed))
     histogram = (

@@ -50,7 +50,10 @@ class Widths(NamedTuple):
 def column_problems(
     columns: Mapping[str, np.ndarray], vocab_size: int = MAX_ID + 1
 ) -> dict[str, np.ndarray]:
-    """Check columns; ids must be below ``vocab_size``. Returns {problem: bool [S], True for each bad sequence}."""
+    """Check columns; ids must be below ``vocab_size``.
+
+    Returns {problem: bool [S], True for each bad sequence}.
+    """
     inside = columns["input_mask"] != 0
     used = columns["masked_lm_weights"] != 0
     lengths = inside.sum(axis=1)
@@ -89,7 +92,9 @@ def _ones_first(values: np.ndarray) -> np.ndarray:
 
 
 def padded(rows: Ragged, name: str, widths: Widths) -> np.ndarray:
-    """Return a column of sequences, [S, L], [S, P] or [S, 1] of bool, uint8 or uint16, with zeros as padding."""
+    """Return a column of sequences, [S, L], [S, P] or [S, 1] of bool, uint8 or uint16,
+    with zeros as padding.
+    """
     if name == "next_sentence_labels":
         return rows.next_sentence[:, None]
     counts = np.diff(rows.masked_offsets) if name.startswith("masked") else rows.lengths

@@ -1,9 +1,9 @@
 """The prepared set: ragged HDF5 shards and a manifest.
 
 A folder has ``manifest.json``, ``checksums.xxh3`` (`mlbert.data.formats.checksums`), and shards
-``shard-00000-of-00004.h5`` etc. (`mlbert.data.formats.shard_file`). Files are written under a temporary name, flushed
-to disk and renamed, the manifest last, so that a folder with a manifest is always complete. A packed set also records
-which consecutive sequences share a pack.
+``shard-00000-of-00004.h5`` etc. (`mlbert.data.formats.shard_file`). Files are written under a
+temporary name, flushed to disk and renamed, the manifest last, so that a folder with a manifest is
+always complete. A packed set also records which consecutive sequences share a pack.
 
 Legend: N sequences of the set, S requested sequences, P packs.
 """
@@ -65,9 +65,12 @@ class ShardEntry:
 
 
 class ShardWriter:
-    """Writes a prepared set shard by shard. Several processes may write different shards with `write_shard`; one of
-    them then calls `finish`, which writes the manifest. The fingerprint identifies input and options: a rerun keeps
-    existing shards with the same fingerprint."""
+    """Writes a prepared set shard by shard.
+
+    Several processes may write different shards with `write_shard`; one of them then calls
+    `finish`, which writes the manifest. The fingerprint identifies input and options: a rerun keeps
+    existing shards with the same fingerprint.
+    """
 
     def __init__(self, folder: Path, num_shards: int, fingerprint: str) -> None:
         self.folder = Path(folder)
@@ -80,23 +83,31 @@ class ShardWriter:
         return self.folder / shard_name(index, self.num_shards)
 
     def clear_leftovers(self) -> None:
-        """Remove files of earlier runs: the manifest (which makes the set unfinished), the checksums, temporary files,
-        and shards of another count."""
+        """Remove files of earlier runs: the manifest (which makes the set unfinished), the
+        checksums, temporary files, and shards of another count.
+        """
         checksums.remove_unfinished(self.folder, MANIFEST, SHARD_NAME, self.num_shards)
 
     def is_written(self, index: int) -> bool:
-        """Return True if an earlier, interrupted run left shard ``index`` with the same fingerprint."""
+        """Return True if an earlier, interrupted run left shard ``index`` with the same
+        fingerprint.
+        """
         return is_written(self.path(index), self.fingerprint)
 
     def write_shard(self, index: int, rows: Ragged, pack_offsets: np.ndarray | None = None) -> None:
-        """Write shard ``index`` atomically. In a packed set, pack p is rows pack_offsets[p] to pack_offsets[p+1] (int64
-        [P+1]). Raises UserError if the disk is full or the folder is not writable."""
+        """Write shard ``index`` atomically.
+
+        In a packed set, pack p is rows pack_offsets[p] to pack_offsets[p+1] (int64 [P+1]). Raises
+        UserError if the disk is full or the folder is not writable.
+        """
         extra = {} if pack_offsets is None else {PACK_OFFSETS: pack_offsets}
         write_shard_file(self.path(index), rows, self.fingerprint, extra)
 
     def entry(self, index: int) -> ShardEntry:
-        """Read all of shard ``index`` and return its manifest entry. Raises UserError if it differs from what was
-        written."""
+        """Read all of shard ``index`` and return its manifest entry.
+
+        Raises UserError if it differs from what was written.
+        """
         path = self.path(index)
         shard = map_file(path)
         xxh3 = checksums.file_xxh3(path)
@@ -130,7 +141,8 @@ class ShardWriter:
             vocabulary: {"sha256": of vocab.txt, "size": entries}.
             max_seq_length, max_predictions: limits of one sequence, tokens.
             provenance: JSON-serializable: options, seed, tool version.
-            packs: for a packed set: {"max_tokens": slots of a pack, "max_sequences": maximum sequences of a pack}.
+            packs: for a packed set: {"max_tokens": slots of a pack, "max_sequences": maximum
+                sequences of a pack}.
             entries: the result of `entry` for every shard; by default, shards are read back now.
         """
         entries = entries or [self.entry(index) for index in range(self.num_shards)]
@@ -166,8 +178,10 @@ class ShardWriter:
 
 
 class ShardSet(Store):
-    """A prepared set opened for reading, a `mlbert.data.formats.base.Store`. Each shard is mapped at first use by
-    calling ``touch`` with its number."""
+    """A prepared set opened for reading, a `mlbert.data.formats.base.Store`.
+
+    Each shard is mapped at first use by calling ``touch`` with its number.
+    """
 
     def __init__(
         self,
@@ -193,8 +207,9 @@ class ShardSet(Store):
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """int32 [N], tokens of every sequence, shard by shard; read at first use (4 bytes per sequence). Raises
-        UserError if a length is out of range."""
+        """int32 [N], tokens of every sequence, shard by shard; read at first use (4 bytes per
+        sequence). Raises UserError if a length is out of range.
+        """
         parts = [np.empty(0, np.int32)]
         for number, rows in enumerate(self):
             lengths = rows.lengths
@@ -206,7 +221,9 @@ class ShardSet(Store):
         return np.concatenate(parts)
 
     def lengths_of(self, indices: np.ndarray) -> np.ndarray:
-        """Return int64 [S], tokens of the sequences ``indices`` (int64 [S]), without reading other lengths."""
+        """Return int64 [S], tokens of the sequences ``indices`` (int64 [S]),
+        without reading other lengths.
+        """
         lengths = np.empty(len(indices), np.int64)
         for number, places, within in by_part(self._first, indices):
             offsets = self.shard(number).rows.offsets
@@ -235,11 +252,12 @@ class ShardSet(Store):
     ) -> ShardSet:
         """Open a prepared set and check it.
 
-        Always checks that the folder has exactly the manifest's shards with the listed sizes (with ``checks``, this
-        process's share of them), and at first use of a shard, its counts and content hash. Checksums and values are
-        checked now (``verify`` True), never (False), or by default now if the set has at most 2 GiB and otherwise at
-        first use of each shard; with ``checks``, the latter covers only checksums, in the background. Raises UserError
-        naming the first bad file.
+        Always checks that the folder has exactly the manifest's shards with the listed sizes (with
+        ``checks``, this process's share of them), and at first use of a shard, its counts and
+        content hash. Checksums and values are checked now (``verify`` True), never (False), or by
+        default now if the set has at most 2 GiB and otherwise at first use of each shard; with
+        ``checks``, the latter covers only checksums, in the background. Raises UserError naming the
+        first bad file.
         """
         manifest = read_manifest(folder)
         checksums.check_files(manifest, *(checks.share if checks else ()))
@@ -279,8 +297,9 @@ class ShardSet(Store):
             shard.files.expect_random_reads()
 
     def gather(self, indices: np.ndarray) -> Ragged:
-        """Copy the sequences ``indices`` (int64 [S], shard by shard as in `lengths`), in that order. Raises UserError
-        if they are damaged."""
+        """Copy the sequences ``indices`` (int64 [S], shard by shard as in `lengths`), in that
+        order. Raises UserError if they are damaged.
+        """
         with self._damage():
             return self._gather(np.asarray(indices, np.int64))
 
@@ -296,8 +315,9 @@ class ShardSet(Store):
         )
 
     def gather_packs(self, indices: np.ndarray) -> tuple[Ragged, np.ndarray]:
-        """Return the sequences of the packs ``indices`` (int64), pack by pack, and the number in each (int64 [packs]).
-        Raises UserError if they are damaged."""
+        """Return the sequences of the packs ``indices`` (int64), pack by pack, and the number in
+        each (int64 [packs]). Raises UserError if they are damaged.
+        """
         indices = np.asarray(indices, np.int64)
         with self._damage():
             if len(self._shards) == 1:
@@ -318,8 +338,10 @@ class ShardSet(Store):
             return self._ranges(shard_of, first, end), end - first
 
     def pack_lengths(self, indices: np.ndarray) -> np.ndarray:
-        """See `Store.pack_lengths`. Reads the offsets of the packs and of their sequences. Raises UserError if they are
-        damaged."""
+        """See `Store.pack_lengths`.
+
+        Reads the offsets of the packs and of their sequences. Raises UserError if they are damaged.
+        """
         lengths = np.empty(len(indices), np.int64)
         for number, places, within in by_part(self._first_pack, np.asarray(indices, np.int64)):
             packs = self._pack_offsets(number)
@@ -337,8 +359,9 @@ class ShardSet(Store):
         return offsets
 
     def _ranges(self, shard_of: np.ndarray, first: np.ndarray, end: np.ndarray) -> Ragged:
-        """Return the sequences first[i] to end[i], exclusive, of shard shard_of[i] for each i, concatenated; each range
-        is one copy."""
+        """Return the sequences first[i] to end[i], exclusive, of shard shard_of[i] for each i,
+        concatenated; each range is one copy.
+        """
         ranges = zip(shard_of.tolist(), first.tolist(), end.tolist(), strict=True)
         return Ragged.of_ranges((self.shard(index).rows, low, high) for index, low, high in ranges)
 
@@ -390,8 +413,10 @@ def _counts(shard: Shard) -> dict[str, int]:
 
 
 def matching_shard(manifest: Manifest, index: int) -> Shard:
-    """Map shard ``index`` and check that it is the one in the manifest, reading only its header. Raises UserError if it
-    is missing, damaged, or belongs to another set."""
+    """Map shard ``index`` and check that it is the one in the manifest, reading only its header.
+
+    Raises UserError if it is missing, damaged, or belongs to another set.
+    """
     entry = manifest.shards[index]
     path = manifest.path.parent / entry.file
     shard = map_file(path)
@@ -413,8 +438,11 @@ def matching_shard(manifest: Manifest, index: int) -> Shard:
 def verified_shard(
     manifest: Manifest, index: int, expected: checksums.FileSum | None = None
 ) -> Shard:
-    """Map shard ``index`` as `matching_shard`, and check its checksum and every value. ``expected`` is its `file_sums`
-    entry, if already known. Raises UserError naming the file and the first bad sequence."""
+    """Map shard ``index`` as `matching_shard`, and check its checksum and every value.
+
+    ``expected`` is its `file_sums` entry, if already known.
+    Raises UserError naming the file and the first bad sequence.
+    """
     expected = expected or checksums.file_sums(manifest)[index]
     if expected.path.exists():
         checksums.check_size(expected.path, manifest.shards[index])

@@ -7,7 +7,8 @@ tokens               uint16 [T]      token ids after masking
 offsets              int64 [S+1]     sequence s holds tokens[offsets[s]:offsets[s+1]]
 masked_positions     uint16 [M]      position within its sequence, ascending
 masked_labels        uint16 [M]      original ids at these positions
-masked_offsets       int64 [S+1]     sequence s holds masked_*[masked_offsets[s]:masked_offsets[s+1]]
+masked_offsets       int64 [S+1]     sequence s holds
+                                     masked_*[masked_offsets[s]:masked_offsets[s+1]]
 first_lengths        uint16 [S]      tokens of segment 0: [CLS], sentence A, [SEP]
 next_sentence        uint8 [S]       1 if sentence B is a random one
 ===================  ==============  =======================================================
@@ -34,14 +35,17 @@ DTYPES: dict[str, np.dtype] = {
     "next_sentence": np.dtype("<u1"),
 }
 
-# A sequence: tokens, those of segment 0, whether sentence B is a random one, masked positions, the original ids there.
+# A sequence: tokens, those of segment 0, whether sentence B is a random one, masked positions,
+# the original ids there.
 Row = tuple[Sequence[int], int, bool, Sequence[int], Sequence[int]]
 
 
 @dataclass(frozen=True)
 class Ragged:
-    """Concatenated sequences; fields as in the module's table, with offsets starting at 0. ``labels``, float32 [S], are
-    optional task labels, which shards do not store."""
+    """Concatenated sequences; fields as in the module's table, with offsets starting at 0.
+
+    ``labels``, float32 [S], are optional task labels, which shards do not store.
+    """
 
     tokens: np.ndarray
     offsets: np.ndarray
@@ -92,7 +96,9 @@ class Ragged:
         return self._of_rows(indices, tokens, offsets, positions, labels, masked_offsets)
 
     def slice(self, first: int, end: int) -> Ragged:
-        """Return the sequences from ``first`` up to ``end``, exclusive; tokens and masks are views."""
+        """Return the sequences from ``first`` up to ``end``, exclusive;
+        tokens and masks are views.
+        """
         offsets = self.offsets[first : end + 1]
         masked_offsets = self.masked_offsets[first : end + 1]
         tokens = slice(offsets[0], offsets[-1])
@@ -109,7 +115,9 @@ class Ragged:
     def _of_rows(
         self, rows: Any, tokens: Any, offsets: Any, positions: Any, labels: Any, masked_offsets: Any
     ) -> Ragged:
-        """Return the sequences that ``rows`` (an index or slice) selects, given their tokens and masks."""
+        """Return the sequences that ``rows`` (an index or slice) selects,
+        given their tokens and masks.
+        """
         first = self.first_lengths[rows]
         next_sentence = self.next_sentence[rows]
         task_labels = None if self.labels is None else self.labels[rows]
@@ -124,8 +132,11 @@ class Ragged:
 
     @classmethod
     def of_ranges(cls, ranges: Iterable[tuple[Ragged, int, int]]) -> Ragged:
-        """Return copies of ranges (rows, first, end), end exclusive, concatenated. The result is the same as with
-        `slice` and `concatenate`, in a third of the time for short ranges, because offsets are joined unchanged."""
+        """Return copies of ranges (rows, first, end), end exclusive, concatenated.
+
+        The result is the same as with `slice` and `concatenate`, in a third of the time for short
+        ranges, because offsets are joined unchanged.
+        """
         parts: dict[str, list[np.ndarray]] = {name: [] for name in DTYPES}
         labels = []
         for rows, first, end in ranges:
@@ -148,7 +159,8 @@ class Ragged:
             "some sequences have task labels and some have none"
         )
         arrays = {name: np.concatenate(pieces) for name, pieces in parts.items()}
-        # A range of n sequences has n + 1 offsets; drop the difference between one range's last and the next's first.
+        # A range of n sequences has n + 1 offsets;
+        # drop the difference between one range's last and the next's first.
         borders = np.cumsum([len(piece) for piece in parts["offsets"]])[:-1] - 1
         for name in ("offsets", "masked_offsets"):
             arrays[name] = offsets_of(np.delete(np.diff(arrays[name]), borders))
@@ -164,7 +176,9 @@ def flattened(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def sizes_of(rows: int, tokens: int, masked: int) -> dict[str, int]:
-    """Return the lengths of the arrays of a `Ragged` with these counts, in the order of `DTYPES`."""
+    """Return the lengths of the arrays of a `Ragged` with these counts,
+    in the order of `DTYPES`.
+    """
     sizes = {**dict.fromkeys(DTYPES, rows), "offsets": rows + 1, "masked_offsets": rows + 1}
     return {**sizes, "tokens": tokens, "masked_positions": masked, "masked_labels": masked}
 
@@ -177,14 +191,17 @@ def offsets_of(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
 
 
 def span_members(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return int64, the ``counts[i]`` numbers from ``starts[i]`` upwards for each i, concatenated."""
+    """Return int64, the ``counts[i]`` numbers from ``starts[i]`` upwards for each i,
+    concatenated.
+    """
     offsets = offsets_of(counts)
     return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts)
 
 
 def check_spans(starts: np.ndarray, ends: np.ndarray, size: int | np.ndarray) -> None:
-    """Raise ValueError if a span ends before it starts, or outside an array of ``size`` elements (one size for all
-    spans, or one each)."""
+    """Raise ValueError if a span ends before it starts, or outside an array of ``size`` elements
+    (one size for all spans, or one each).
+    """
     if len(starts) and (starts.min() < 0 or (ends > size).any() or (ends < starts).any()):
         raise ValueError("offsets fall, or lead outside of the data")
 
@@ -192,8 +209,9 @@ def check_spans(starts: np.ndarray, ends: np.ndarray, size: int | np.ndarray) ->
 def _take_rows(
     offsets: np.ndarray, indices: np.ndarray, values: tuple[np.ndarray, ...]
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """Return the rows ``indices`` of ragged arrays with common offsets, and the offsets of the result. Raises
-    ValueError if the offsets do not fit the arrays."""
+    """Return the rows ``indices`` of ragged arrays with common offsets, and the offsets of the
+    result. Raises ValueError if the offsets do not fit the arrays.
+    """
     starts, ends = (np.asarray(offsets[np.asarray(indices) + place], np.int64) for place in (0, 1))
     check_spans(starts, ends, len(values[0]))
     new_offsets = offsets_of(ends - starts)

@@ -1,8 +1,9 @@
-"""One shard file: concatenated sequences in HDF5; every array is one-dimensional, contiguous and little-endian.
+"""One shard file: concatenated sequences in HDF5; every array is one-dimensional,
+contiguous and little-endian.
 
-The arrays are those of `mlbert.data.formats.ragged`. A shard of packed sequences also has ``pack_offsets`` int64 [P+1]:
-pack p is the sequences pack_offsets[p] to pack_offsets[p+1]. Nothing is pickled. A reader maps the file into memory
-once and reads only the parts it needs.
+The arrays are those of `mlbert.data.formats.ragged`. A shard of packed sequences also has
+``pack_offsets`` int64 [P+1]: pack p is the sequences pack_offsets[p] to pack_offsets[p+1]. Nothing
+is pickled. A reader maps the file into memory once and reads only the parts it needs.
 
 Legend: S sequences, P packs.
 """
@@ -46,7 +47,9 @@ class Shard:
 
 
 def content_sha256(rows: Ragged, extra: Mapping[str, np.ndarray] | None = None) -> str:
-    """Return the sha256 of the bytes of all arrays, in the order of `DTYPES`, then the extra ones by name."""
+    """Return the sha256 of the bytes of all arrays, in the order of `DTYPES`,
+    then the extra ones by name.
+    """
     result = hashlib.sha256()
     for name, dtype in DTYPES.items():
         result.update(np.ascontiguousarray(getattr(rows, name), dtype).data)
@@ -59,8 +62,9 @@ def content_sha256(rows: Ragged, extra: Mapping[str, np.ndarray] | None = None) 
 def write_shard_file(
     path: Path, rows: Ragged, fingerprint: str, extra: Mapping[str, np.ndarray] | None = None
 ) -> None:
-    """Write a shard atomically, with additional int64 arrays (``extra``); `is_written` compares the fingerprint. Raises
-    UserError if the disk is full or the folder is not writable."""
+    """Write a shard atomically, with additional int64 arrays (``extra``); `is_written` compares the
+    fingerprint. Raises UserError if the disk is full or the folder is not writable.
+    """
     arrays = {
         name: np.ascontiguousarray(getattr(rows, name), dtype) for name, dtype in DTYPES.items()
     }
@@ -74,8 +78,11 @@ def write_shard_file(
 
 
 def write_hdf5(path: Path, attributes: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-    """Write an HDF5 file atomically. Its image is built in memory and written as plain bytes, so that a full disk is an
-    ordinary error: UserError."""
+    """Write an HDF5 file atomically.
+
+    Its image is built in memory and written as plain bytes,
+    so that a full disk is an ordinary error: UserError.
+    """
     with h5py.File("shard", "w", driver="core", backing_store=False) as file:
         file.attrs.update(attributes)
         for name, array in arrays.items():
@@ -86,7 +93,9 @@ def write_hdf5(path: Path, attributes: Mapping[str, Any], arrays: Mapping[str, n
 
 
 def is_written(path: Path, fingerprint: str) -> bool:
-    """Return True if an earlier, interrupted run left a complete, undamaged shard with this fingerprint."""
+    """Return True if an earlier, interrupted run left a complete,
+    undamaged shard with this fingerprint.
+    """
     try:
         with h5py.File(path, "r") as file:
             if file.attrs["fingerprint"] != fingerprint:
@@ -98,8 +107,10 @@ def is_written(path: Path, fingerprint: str) -> bool:
 
 
 def map_file(path: Path) -> Shard:
-    """Map one shard's arrays into memory, read-only. Raises UserError if the file is missing, truncated or not HDF5, or
-    its arrays are inconsistent."""
+    """Map one shard's arrays into memory, read-only.
+
+    Raises UserError if the file is missing, truncated or not HDF5, or its arrays are inconsistent.
+    """
     try:
         with h5py.File(path, "r") as file:
             if (

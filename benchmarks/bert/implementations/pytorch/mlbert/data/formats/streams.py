@@ -1,4 +1,5 @@
-"""Several MDS sets read as one: the "streams" of MosaicML Streaming, with its weights and its resampling.
+"""Several MDS sets read as one: the "streams" of MosaicML Streaming,
+with its weights and its resampling.
 
 The weights say how many samples of each set an epoch has:
 
@@ -9,11 +10,12 @@ choose      number of samples
 (none)      every sample once
 ==========  ======================================================================
 
-Either all sets have a proportion, then an epoch is as long as all sets together, or none has. A set of which an epoch
-needs more samples than it has repeats all of them before it repeats some; which ones is drawn anew for each epoch.
+Either all sets have a proportion, then an epoch is as long as all sets together, or none has. A set
+of which an epoch needs more samples than it has repeats all of them before it repeats some; which
+ones is drawn anew for each epoch.
 
-Formulas: the documentation of MosaicML Streaming ("Mixing data sources") and its API reference, version 0.13. The draws
-are those of ``numpy.random.default_rng``, in the same order.
+Formulas: the documentation of MosaicML Streaming ("Mixing data sources") and its API reference,
+version 0.13. The draws are those of ``numpy.random.default_rng``, in the same order.
 
 Legend: F shards, N samples of an epoch.
 """
@@ -34,7 +36,10 @@ from mlbert.host.json_files import parse_object
 from mlbert.host.schema import Document, parse_model
 
 WEIGHTS = ("proportion", "repeat", "choose")
-_REMEDY = "Give each stream a local folder, and proportion, repeat or choose: all of them proportion, or none"
+_REMEDY = (
+    "Give each stream a local folder, and proportion, repeat or choose: "
+    "all of them proportion, or none"
+)
 _Weight = Annotated[float, Field(gt=0, le=1e9)]
 
 
@@ -72,8 +77,9 @@ class _Streams(Document):
 def streams_of(
     subject: str, text: str | None, local: Path, remote: str | None = None
 ) -> Sequence[Stream]:
-    """Return the streams of a JSON object {"streams": [...]}; without it, the set ``local``, a copy of ``remote``.
-    Raises UserError, about ``subject``, if the streams are not valid."""
+    """Return the streams of a JSON object {"streams": [...]}; without it, the set ``local``, a copy
+    of ``remote``. Raises UserError, about ``subject``, if the streams are not valid.
+    """
     if text is None:
         return [Stream(local=str(local), remote=remote)]
     streams = parse_model(
@@ -122,8 +128,9 @@ class Mixture:
         return list(self.samples) == [int(sizes.sum()) for sizes in self.shard_sizes]
 
     def __call__(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return what is shuffled like shards (int64, samples of each), and the samples themselves: int64 [N], counted
-        over all sets."""
+        """Return what is shuffled like shards (int64, samples of each), and the samples themselves:
+        int64 [N], counted over all sets.
+        """
         generator = np.random.default_rng(self.seed + epoch)
         sizes = []
         samples = [np.empty(0, np.int64)]

@@ -1,14 +1,16 @@
 """Rows of a task, each with one or two texts and a label, read from files with columns.
 
-A label is a class or a number. Classes are numbered in sorted order (integers by value) from the training file; other
-files of the task may have no other classes. The suffix determines the file format:
+A label is a class or a number. Classes are numbered in sorted order (integers by value) from the
+training file; other files of the task may have no other classes. The suffix determines the file
+format:
 
-.csv           separated by commas or semicolons, quoted as by spreadsheets; quoted fields may have line breaks
+.csv           separated by commas or semicolons, quoted as by spreadsheets;
+               quoted fields may have line breaks
 .tsv .txt      tab-separated without quoting, like GLUE's official files
 .jsonl .json   one JSON object per line, or one list of objects
 
-The first row of .csv and .tsv has the column names, unless the caller passes them. Text is UTF-8, with or without a
-byte order mark.
+The first row of .csv and .tsv has the column names, unless the caller passes them. Text is UTF-8,
+with or without a byte order mark.
 """
 
 from __future__ import annotations
@@ -67,8 +69,8 @@ def read_columns(
         lenient: skip rows with a wrong number of fields instead of raising an error.
 
     Raises:
-        UserError: the file is missing, damaged or empty, a wanted column is missing or occurs twice, or a row has a
-            wrong number of fields.
+        UserError: the file is missing, damaged or empty, a wanted column is missing or occurs
+            twice, or a row has a wrong number of fields.
     """
     if path.suffix not in SUFFIXES:
         raise UserError(
@@ -88,8 +90,10 @@ def read_columns(
 
 
 def column_names(path: Path) -> list[str]:
-    """Return the column names in the file's first row or object, of which there must be one. Raises UserError as
-    `read_columns`."""
+    """Return the column names in the file's first row or object, of which there must be one.
+
+    Raises UserError as `read_columns`.
+    """
     has_objects = path.suffix in _OBJECT_SUFFIXES
     rows: Iterator[tuple[int, Iterable[str]]] = (
         _objects(path) if has_objects else _records(path, _lines_of(path), path.suffix == ".csv")
@@ -143,7 +147,9 @@ def table_rows(
     header: Sequence[str] | None = None,
     lenient: bool = False,
 ) -> Iterator[Row]:
-    """Yield the rows of a table's lines, quoted as in .csv or not as in .tsv; other arguments as of `read_columns`."""
+    """Yield the rows of a table's lines, quoted as in .csv or not as in .tsv;
+    other arguments as of `read_columns`.
+    """
     records = _records(path, lines, is_quoted)
     names = (
         list(header) if header is not None else [name.strip() for name in next(records, (0, []))[1]]
@@ -221,7 +227,8 @@ class TaskForm:
     Attributes:
         text_columns: one or two columns.
         label_column: column of the label.
-        num_labels: number of classes; 1 if the label is a number; None to count the classes of the training file.
+        num_labels: number of classes; 1 if the label is a number;
+            None to count the classes of the training file.
         classes: names of the classes in order, if known in advance.
         header: names of all columns, if the files have no header.
         lenient: skip rows with a wrong number of fields.
@@ -269,8 +276,11 @@ class TaskRows:
 
 
 def read_training(path: Path, form: TaskForm) -> TaskRows:
-    """Read the training file, which defines the classes. Raises UserError as `read_columns`, if a label is not the
-    required number, or if the number of classes is not the declared one."""
+    """Read the training file, which defines the classes.
+
+    Raises UserError as `read_columns`, if a label is not the required number, or if the number of
+    classes is not the declared one.
+    """
     table = _table(path, form, with_labels=True)
     classes = () if form.num_labels == 1 else form.classes or _classes(table, form.num_labels)
     _refuse_missing_header(path, form, classes)
@@ -281,8 +291,10 @@ def read_training(path: Path, form: TaskForm) -> TaskRows:
 
 
 def read_evaluation(path: Path, form: TaskForm, classes: tuple[str, ...]) -> TaskRows:
-    """Read a file with the labels of the training file; ``classes`` is () for numbers. Raises UserError as
-    `read_columns`, or if a label is not a class of the task or not a number."""
+    """Read a file with the labels of the training file; ``classes`` is () for numbers.
+
+    Raises UserError as `read_columns`, or if a label is not a class of the task or not a number.
+    """
     table = _table(path, form, with_labels=True)
     return _rows(table, form.text_columns, _labels(table, classes), classes)
 
@@ -295,9 +307,11 @@ def read_texts(path: Path, form: TaskForm) -> TaskRows:
 
 
 def _refuse_missing_header(path: Path, form: TaskForm, classes: tuple[str, ...]) -> None:
-    """Raise UserError if the file's first line is a row: then the label column is named like a label.
+    """Raise UserError if the file's first line is a row:
+    then the label column is named like a label.
 
-    ``classes`` is () for numbers. Columns that are called 0, 1, ... in order are named: pandas does so.
+    ``classes`` is () for numbers. Columns that are called 0, 1, ...
+    in order are named: pandas does so.
     """
     if form.header is not None or path.suffix in _OBJECT_SUFFIXES:
         return
@@ -348,7 +362,9 @@ def _rows(
 
 
 def _labels(table: TaskTable, classes: tuple[str, ...]) -> np.ndarray:
-    """Return float32 [N], the numbers of the classes, or without ``classes`` the labels as numbers."""
+    """Return float32 [N], the numbers of the classes,
+    or without ``classes`` the labels as numbers.
+    """
     return _class_numbers(table, classes) if classes else _numbers(table)
 
 
@@ -370,7 +386,10 @@ def _classes(table: TaskTable, declared: int | None) -> tuple[str, ...]:
         names = sorted(found)
     if declared and len(names) > declared:
         extra = names[declared]
-        reason = f"line {found.get(extra, table.lines[0])}: class {extra!r} is one more than the {declared} declared"
+        reason = (
+            f"line {found.get(extra, table.lines[0])}: "
+            f"class {extra!r} is one more than the {declared} declared"
+        )
         raise UserError(
             "data.labels", path, reason, f"Set NUM_LABELS={len(names)}, or 1 for numbers"
         )

@@ -3,8 +3,10 @@
     for rows, starts, ends in ExampleReader("part-00000-of-00500"):
         ...
 
-Every checksum and every value is checked, and padding is removed. Errors name the file, the number of the record (from
-0) and its first byte. The work is done by `mlbert.data.formats.tfrecord_native` if it can be compiled, otherwise by
+Every checksum and every value is checked, and padding is removed.
+Errors name the file, the number of the record (from
+0) and its first byte. The work is done by `mlbert.data.formats.tfrecord_native`
+   if it can be compiled, otherwise by
 `mlbert.data.formats.tfrecord_plain`, which also documents the record format.
 
 Legend: R records, S sequences.
@@ -56,8 +58,9 @@ _COMPRESSED = {
 
 @functools.cache
 def codec() -> ModuleType:
-    """Return the module with the compiled ``scan``, ``parse`` and ``encode``, or without a compiler, the one with the
-    same functions in Python."""
+    """Return the module with the compiled ``scan``, ``parse`` and ``encode``, or without a
+    compiler, the one with the same functions in Python.
+    """
     try:
         tfrecord_native.library()
     except native.NativeUnavailable:
@@ -75,11 +78,12 @@ def slowness() -> str | None:
 
 
 def find_files(path: Path | str) -> list[Path]:
-    """Return the TFRecord files of a folder, sorted by name: ``part-*``, ``*.tfrecord``, ``*.tfrecords`` and
-    ``eval_10k``. A path of a file returns that file.
+    """Return the TFRecord files of a folder, sorted by name: ``part-*``, ``*.tfrecord``,
+    ``*.tfrecords`` and ``eval_10k``. A path of a file returns that file.
 
-    Raises UserError if the folder cannot be read or has no such files, its ``instances.json`` is damaged, or its files
-    are not exactly those listed there (without a list, those implied by ``-of-00500`` in their names).
+    Raises UserError if the folder cannot be read or has no such files, its ``instances.json`` is
+    damaged, or its files are not exactly those listed there (without a list, those implied by
+    ``-of-00500`` in their names).
     """
     path = Path(path)
     if not path.is_dir():
@@ -99,7 +103,10 @@ def find_files(path: Path | str) -> list[Path]:
 
 
 def named_files(folder: Path) -> list[Path]:
-    """Return the files of a folder that are named like TFRecords. Raises UserError if it cannot be read."""
+    """Return the files of a folder that are named like TFRecords.
+
+    Raises UserError if it cannot be read.
+    """
     with reading(folder):
         return sorted(
             file for file in folder.iterdir() if _NAME.fullmatch(file.name) and file.is_file()
@@ -107,7 +114,9 @@ def named_files(folder: Path) -> list[Path]:
 
 
 def _whole_set(names: Collection[str]) -> set[str]:
-    """Return the names without numbers, and all names of the numbered sets (``part-00000-of-00500`` etc.) in it."""
+    """Return the names without numbers, and all names of the numbered sets (``part-00000-of-00500``
+    etc.) in it.
+    """
     matches = {name: _NUMBERED.fullmatch(name) for name in names}
     sets = {match.group("stem", "count", "rest") for match in matches.values() if match}
     expected = {
@@ -119,7 +128,9 @@ def _whole_set(names: Collection[str]) -> set[str]:
 
 
 def missing_numbers(names: Collection[str]) -> list[str]:
-    """Return the missing names of numbered sets (``part-00000-of-00500`` etc.) of which other names occur."""
+    """Return the missing names of numbered sets (``part-00000-of-00500`` etc.) of which other names
+    occur.
+    """
     return sorted(_whole_set(names) - {*names})
 
 
@@ -132,7 +143,9 @@ def missing_text(missing: Sequence[str]) -> str:
 
 
 def is_text(head: bytes) -> bool:
-    """Return True if a file with these first bytes is UTF-8 text; they may end within a character."""
+    """Return True if a file with these first bytes is UTF-8 text;
+    they may end within a character.
+    """
     try:
         head.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -153,7 +166,9 @@ class BadRecord(NamedTuple):
 
 
 class RecordPart(NamedTuple):
-    """Some sequences of a file, and the first byte and the byte after the last of their records (int64 [S])."""
+    """Some sequences of a file, and the first byte
+    and the byte after the last of their records (int64 [S]).
+    """
 
     rows: Ragged
     starts: np.ndarray
@@ -178,10 +193,11 @@ class ExampleReader:
     Args:
         path: the file.
         batch: maximum records of one `RecordPart`.
-        widths: required of every record; by default those of the first good record, available after the first part.
+        widths: required of every record; by default those of the first good record,
+            available after the first part.
         vocab_size: exclusive upper bound of ids; by default 16 bits.
-        skip_bad: skip bad records and list them in ``bad``. After a record with a damaged length, or one that is cut
-            off by the end of the file, the rest of the file is lost.
+        skip_bad: skip bad records and list them in ``bad``. After a record with a damaged length,
+            or one that is cut off by the end of the file, the rest of the file is lost.
         remedy: advice in messages about bad records.
 
     Attributes:
@@ -200,8 +216,11 @@ class ExampleReader:
     bad: list[BadRecord] = field(default_factory=list, init=False)
 
     def __iter__(self) -> Iterator[RecordPart]:
-        """Iterate over the file's sequences, in order. Raises UserError if the file is unreadable, not TFRecords, or
-        without any good record, or for a bad record unless ``skip_bad``."""
+        """Iterate over the file's sequences, in order.
+
+        Raises UserError if the file is unreadable, not TFRecords, or without any good record, or
+        for a bad record unless ``skip_bad``.
+        """
         any_good = False
         at = 0
         files = FileMap([self.path])
@@ -280,7 +299,10 @@ class ExampleReader:
 def read_widths(
     path: Path, *, vocab_size: int = MAX_ID + 1, skip_bad: bool = False, remedy: str = RESTORE
 ) -> Widths:
-    """Return the widths of a file's first good record, reading no further. Arguments and errors as `ExampleReader`."""
+    """Return the widths of a file's first good record, reading no further.
+
+    Arguments and errors as `ExampleReader`.
+    """
     reader = ExampleReader(path, batch=1, vocab_size=vocab_size, skip_bad=skip_bad, remedy=remedy)
     for _ in reader:
         break
@@ -291,9 +313,11 @@ def read_widths(
 def write_examples(
     path: Path | str, rows: Ragged, max_seq_length: int, max_predictions: int
 ) -> None:
-    """Write sequences as a TFRecord file, atomically, with the same bytes as the benchmark's generator.
+    """Write sequences as a TFRecord file, atomically,
+    with the same bytes as the benchmark's generator.
 
-    Raises UserError if a sequence is too long or has too many masked tokens, or the file cannot be written.
+    Raises UserError if a sequence is too long or has too many masked tokens,
+    or the file cannot be written.
     """
     path = Path(path)
     widths = Widths(max_seq_length, max_predictions)

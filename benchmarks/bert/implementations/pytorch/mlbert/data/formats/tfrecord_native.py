@@ -1,4 +1,5 @@
-"""Bindings of csrc/cpu/tfrecord_*.c: compiled versions of the functions of `mlbert.data.formats.tfrecord_plain`.
+"""Bindings of csrc/cpu/tfrecord_*.c: compiled versions of the functions of
+`mlbert.data.formats.tfrecord_plain`.
 
 Legend: R records, S sequences.
 """
@@ -38,8 +39,10 @@ class _Rows(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """Return the compiled functions. Raises mlbert.host.native.NativeUnavailable if they cannot be compiled or
-    loaded."""
+    """Return the compiled functions.
+
+    Raises mlbert.host.native.NativeUnavailable if they cannot be compiled or loaded.
+    """
     return native.load("tfrecord", SOURCES, _FUNCTIONS, openmp=False)
 
 

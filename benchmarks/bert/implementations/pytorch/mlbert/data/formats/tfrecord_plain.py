@@ -1,9 +1,11 @@
-"""TFRecord framing and the benchmark's tf.train.Example in plain Python: the specification of csrc/cpu/tfrecord_*.c.
+"""TFRecord framing and the benchmark's tf.train.Example in plain Python:
+the specification of csrc/cpu/tfrecord_*.c.
 
-A record is: uint64 length, uint32 masked CRC32C of these eight bytes, the data, uint32 masked CRC32C of the data, all
-little-endian. The data is a tf.train.Example, which maps feature names to lists:
+A record is: uint64 length, uint32 masked CRC32C of these eight bytes, the data, uint32 masked
+CRC32C of the data, all little-endian. The data is a tf.train.Example, which maps feature names to
+lists:
 
-====================  =======================  ==============================================================
+====================  =======================  =====================================================
 input_ids             int64 [max_seq_length]   token ids, then zeros
 input_mask            int64 [max_seq_length]   1 for tokens, then 0
 segment_ids           int64 [max_seq_length]   0 for [CLS] A [SEP], 1 for B [SEP], then 0
@@ -11,15 +13,16 @@ masked_lm_positions   int64 [max_predictions]  positions of masked tokens, then 
 masked_lm_ids         int64 [max_predictions]  original ids there, then zeros
 masked_lm_weights     float [max_predictions]  1.0 for masked tokens, then 0.0
 next_sentence_labels  int64 [1]                1 if B is a random one
-====================  =======================  ==============================================================
+====================  =======================  =====================================================
 
-A sequence has as many tokens as ``input_mask`` has ones. Masked tokens are those with weight 1, in any slots. As in
-protocol buffers, lists may be packed or not, map entries may be in any order (the last of a name counts), and unknown
-fields are ignored.
+A sequence has as many tokens as ``input_mask`` has ones. Masked tokens are those with weight 1, in
+any slots. As in protocol buffers, lists may be packed or not, map entries may be in any order (the
+last of a name counts), and unknown fields are ignored.
 
 Legend: R records, S sequences.
 
-The list ``instances.json`` of a folder of TFRecords made by `mlbert prepare`: files, sizes, records, vocabulary.
+The list ``instances.json`` of a folder of TFRecords made by `mlbert prepare`:
+files, sizes, records, vocabulary.
 
 A record's checksums detect damage within it; only the list detects missing or duplicate records.
 """
@@ -68,7 +71,9 @@ LIST = "instances.json"  # the file with the list of a folder's TFRecords
 
 
 class BadExample(ValueError):
-    """A record is not an example of the benchmark; the message is phrased to follow "record 7 (byte 1234)"."""
+    """A record is not an example of the benchmark;
+    the message is phrased to follow "record 7 (byte 1234)".
+    """
 
 
 def _crc_table() -> list[int]:
@@ -103,8 +108,9 @@ def record_size(header: bytes) -> int | None:
 
 
 def scan(data: np.ndarray, most: int) -> np.ndarray:
-    """Find the complete records at the start of ``data`` (uint8 [B]), at most ``most``, by their lengths. Returns int64
-    [R+1], the first byte of each and the end of the last."""
+    """Find the complete records at the start of ``data`` (uint8 [B]), at most ``most``, by their
+    lengths. Returns int64 [R+1], the first byte of each and the end of the last.
+    """
     starts = [0]
     while len(starts) <= most:
         size = record_size(data[starts[-1] : starts[-1] + HEADER_BYTES].tobytes())
@@ -219,8 +225,11 @@ def _check_lists(lists: dict[str, tuple[int, list]], widths: Widths | None) -> W
 def parse_example(
     record: bytes, widths: Widths | None, vocab_size: int = MAX_ID + 1
 ) -> tuple[Ragged, Widths]:
-    """Return the sequence in the data of a record, and its widths. They must equal ``widths`` if given, and ids must be
-    below ``vocab_size``. Raises BadExample with the reason otherwise."""
+    """Return the sequence in the data of a record, and its widths.
+
+    They must equal ``widths`` if given, and ids must be below ``vocab_size``.
+    Raises BadExample with the reason otherwise.
+    """
     lists = _read_lists(record)
     own = _check_lists(lists, widths)
     columns = {
@@ -246,7 +255,9 @@ def parse_record(
 def parse(
     data: np.ndarray, starts: np.ndarray, ends: np.ndarray, widths: Widths, vocab_size: int
 ) -> tuple[Ragged, np.ndarray]:
-    """Parse records. Returns the sequences of the good ones, and bool [R], True for records that are good.
+    """Parse records.
+
+    Returns the sequences of the good ones, and bool [R], True for records that are good.
 
     Args:
         data: uint8 [B].
@@ -277,7 +288,9 @@ def _put(number: int, content: bytes) -> bytes:
 
 
 def encode_example(row: Ragged, widths: Widths) -> bytes:
-    """Return one sequence as a tf.train.Example with the same bytes as the benchmark's generator."""
+    """Return one sequence as a tf.train.Example with the same bytes as the benchmark's
+    generator.
+    """
     entries = b""
     for name in NAMES:
         values = padded(row, name, widths)[0].tolist()
@@ -319,7 +332,9 @@ class RecordList(SetDescription):
         return self.by_name[path.name].size_problem(path, LIST)
 
     def count_problem(self, path: Path, records: int, tokens: int | None = None) -> str | None:
-        """Return how a file's counts differ from the list, or None; without ``tokens``, only records are compared."""
+        """Return how a file's counts differ from the list, or None;
+        without ``tokens``, only records are compared.
+        """
         for name, found in (("num_sequences", records), ("num_tokens", tokens)):
             if found not in (None, expected := getattr(self.by_name[path.name], name)):
                 what = "records" if name == "num_sequences" else "tokens"
@@ -347,8 +362,10 @@ def unlisted_note(folder: Path) -> str | None:
 
 
 def read_list(folder: Path) -> RecordList | None:
-    """Return the list of a folder, or of a file's folder, or None if there is none. Raises UserError if it is damaged
-    or inconsistent."""
+    """Return the list of a folder, or of a file's folder, or None if there is none.
+
+    Raises UserError if it is damaged or inconsistent.
+    """
     path = (folder if folder.is_dir() else folder.parent) / LIST
     if not path.exists():
         return None

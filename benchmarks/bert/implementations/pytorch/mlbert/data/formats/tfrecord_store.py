@@ -1,7 +1,8 @@
 """The benchmark's TFRecords as a `mlbert.data.formats.base.Store`: read directly, in any order.
 
-Opening a folder for the first time reads it once, checks every record, and caches the records' locations
-(`mlbert.data.formats.index_cache`). Checksums are checked again whenever a record is read.
+Opening a folder for the first time reads it once, checks every record, and caches the records'
+locations (`mlbert.data.formats.index_cache`). Checksums are checked again whenever a record is
+read.
 
 Legend: N records of all files, F files, S requested sequences.
 """
@@ -53,10 +54,12 @@ def accepts(folder: Path | str) -> bool:
 
 
 def describe(folder: Path | str, most: Widths | None = None) -> StoreInfo:
-    """Describe a folder of TFRecords from file names and sizes, its list if it has one, and the first record's widths.
+    """Describe a folder of TFRecords from file names and sizes, its list if it has one,
+    and the first record's widths.
 
-    With ``most``, no record is read: the widths come from the list, and without a list they are ``most``. Raises
-    UserError if there are no such files, not those listed, or the first is not TFRecords.
+    With ``most``, no record is read: the widths come from the list, and without a list they are
+    ``most``. Raises UserError if there are no such files, not those listed, or the first is not
+    TFRecords.
     """
     folder = Path(folder)
     files = find_files(folder)
@@ -99,8 +102,8 @@ class RecordIndex:
 class TFRecordStore(IndexedStore):
     """TFRecord files (see `mlbert.data.formats.tfrecord.find_files`) opened for random access.
 
-    The index is kept in the user's cache folder. Raises UserError if a file is unreadable or damaged, its
-    records have other widths than the first, or its counts differ from its list.
+    The index is kept in the user's cache folder. Raises UserError if a file is unreadable or
+    damaged, its records have other widths than the first, or its counts differ from its list.
     """
 
     gathered = 8192
@@ -124,8 +127,10 @@ class TFRecordStore(IndexedStore):
                 listed.check_counts(path, len(lengths), int(lengths.sum(dtype=np.int64)))
 
     def _gather(self, indices: np.ndarray) -> Ragged:
-        """See `IndexedStore._gather`. Raises UserError naming file, record and byte if a record has changed or cannot
-        be read."""
+        """See `IndexedStore._gather`.
+
+        Raises UserError naming file, record and byte if a record has changed or cannot be read.
+        """
         file = np.searchsorted(self._first, indices, side="right") - 1
         starts = self._index.starts[indices] + self._map.starts[file]
         ends = starts + self._index.sizes[indices]
@@ -157,8 +162,11 @@ open_folder = TFRecordStore  # as in the other formats
 
 
 def load_index(paths: Sequence[Path], cache: IndexCache) -> RecordIndex:
-    """Return the index of some files from the cache, or build it in several threads. Raises UserError if a file is
-    unreadable or damaged, or has records of other widths than the first."""
+    """Return the index of some files from the cache, or build it in several threads.
+
+    Raises UserError if a file is unreadable or damaged,
+    or has records of other widths than the first.
+    """
     return cache.once(RecordIndex, _ARRAYS, lambda: vars(build_index(paths)))
 
 

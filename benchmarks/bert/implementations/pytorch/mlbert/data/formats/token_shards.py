@@ -1,22 +1,25 @@
 """Token ids of the texts in MDS sets; each shard is tokenized once and cached.
 
-A set has a column ``text`` (str), or ``tokens`` or ``input_ids`` (`mlbert.data.formats.mds_tokens`) if it was tokenized
-and cut when it was written. Padding at the end of ``input_ids`` is dropped. Token sets of `mlbert.data.prepare` record
-their vocabulary, and are read with no other one.
+A set has a column ``text`` (str), or ``tokens`` or ``input_ids`` (`mlbert.data.formats.mds_tokens`)
+if it was tokenized and cut when it was written. Padding at the end of ``input_ids`` is dropped.
+Token sets of `mlbert.data.prepare` record their vocabulary, and are read with no other one.
 
-Tokens of shard F are in ``tokens-<tokenizer>/<F's name>.ids`` in `MdsReader.cache`: the folder to which a set elsewhere
-is copied, or a folder in the user's cache, named by the index of a set that is read in place. Little-endian:
+Tokens of shard F are in ``tokens-<tokenizer>/<F's name>.ids`` in `MdsReader.cache`: the folder to
+which a set elsewhere is copied, or a folder in the user's cache, named by the index of a set that
+is read in place. Little-endian:
 
 ==================  =====================================================================
 magic               8 bytes
-identity            32 bytes, SHA-256 of the set's index, name and state of the shard, and the tokenizer
+identity            32 bytes, SHA-256 of the set's index, name and state of the shard,
+                    and the tokenizer
 n, T, checksum      int64 each; the checksum is the CRC-32 of the rest
 offsets             int64 [n+1], text i has tokens[offsets[i]:offsets[i+1]]
 tokens              uint16 [T]
 ==================  =====================================================================
 
-Processes share these files: a file is renamed to its final name when it is complete, only one process at a time makes
-it, and a file that does not match its head is made again. If the folder is not writable, tokens are kept in memory.
+Processes share these files: a file is renamed to its final name when it is complete, only one
+process at a time makes it, and a file that does not match its head is made again. If the folder is
+not writable, tokens are kept in memory.
 
 Legend: n texts of a shard, T tokens, F shards.
 """
@@ -82,9 +85,10 @@ class TokenShard:
 
 
 def open_texts(streams: Sequence[Stream], tokenizer: Tokenizer) -> list[MdsReader]:
-    """Open each set in its folder, or at its path or URL, with shards copied to the folder on demand. Reads only the
-    indices. Raises UserError if there is no set, one has no text column, not all have the same one, or one has tokens
-    of another vocabulary than the tokenizer's."""
+    """Open each set in its folder, or at its path or URL, with shards copied to the folder on
+    demand. Reads only the indices. Raises UserError if there is no set, one has no text column, not
+    all have the same one, or one has tokens of another vocabulary than the tokenizer's.
+    """
     readers: list[MdsReader] = []
     for stream in streams:
         is_in_place = stream.remote is None or local_path(stream.remote) == stream.folder
@@ -96,7 +100,8 @@ def open_texts(streams: Sequence[Stream], tokenizer: Tokenizer) -> list[MdsReade
                 f"{name} ({encoding})" for name, encoding in readers[-1].columns.items()
             )
             remedy = (
-                f"Give a set with a column {TEXT} (str), or {TOKENS} or {INPUT_IDS} (bytes or ndarray)"
+                f"Give a set with a column {TEXT} (str), "
+                f"or {TOKENS} or {INPUT_IDS} (bytes or ndarray)"
                 if column is None
                 else f"Give sets that all have a column {column}"
             )
@@ -124,8 +129,10 @@ def vocabulary_sha256(tokenizer: Tokenizer) -> str:
 
 
 def describe_text(streams: Sequence[Stream], tokenizer: Tokenizer) -> TextInfo:
-    """Read only the indices, copying them to local folders if needed. Raises UserError if one is missing or lists no
-    texts."""
+    """Read only the indices, copying them to local folders if needed.
+
+    Raises UserError if one is missing or lists no texts.
+    """
     readers = open_texts(streams, tokenizer)
     sets = [
         f"{reader.identity}{stream.weight or ''}"
@@ -159,7 +166,8 @@ class TokenShards:
         warn: called with one line if tokens can be kept only in memory.
 
     Attributes:
-        is_text: True if the set has texts, False if it has tokens, which are already cut and have special tokens.
+        is_text: True if the set has texts, False if it has tokens,
+            which are already cut and have special tokens.
         first: int64 [F+1], number of each shard's first text, and the number of all texts.
     """
 
@@ -208,8 +216,9 @@ class TokenShards:
         return found
 
     def loose(self, texts: Sequence[int]) -> list[np.ndarray]:
-        """Return the tokens (uint16) of each of ``texts`` without tokenizing their shards; the latest are cached.
-        Raises UserError if their shards cannot be read or fetched."""
+        """Return the tokens (uint16) of each of ``texts`` without tokenizing their shards; the
+        latest are cached. Raises UserError if their shards cannot be read or fetched.
+        """
         with self._loose_lock:
             found = {text: self._loose[text] for text in texts if text in self._loose}
         missing = [text for text in dict.fromkeys(texts) if text not in found]
@@ -223,14 +232,20 @@ class TokenShards:
         return [found[text] for text in texts]
 
     def shard(self, number: int) -> TokenShard:
-        """Return shard ``number``, making it if necessary. Raises UserError if it cannot be read or fetched."""
+        """Return shard ``number``, making it if necessary.
+
+        Raises UserError if it cannot be read or fetched.
+        """
         found = self._shards.get(number) or self._open(number, wait=True)
         assert found is not None, "with wait=True there is always a result"
         return found
 
     def prepare(self, number: int) -> bool:
-        """Make shard ``number`` unless it exists. Return False immediately if another process or thread is making it.
-        Raises UserError as `shard`."""
+        """Make shard ``number`` unless it exists.
+
+        Return False immediately if another process or thread is making it.
+        Raises UserError as `shard`.
+        """
         return number in self._shards or self._open(number, wait=False) is not None
 
     def _open(self, number: int, wait: bool) -> TokenShard | None:
@@ -240,7 +255,9 @@ class TokenShards:
         return found
 
     def _make(self, number: int, wait: bool) -> TokenShard | None:
-        """Make a shard, or return None if another process or thread is making it and ``wait`` is False."""
+        """Make a shard, or return None if another process or thread is making it
+        and ``wait`` is False.
+        """
         path = self._path(number)
         made = None
         try:
@@ -269,8 +286,10 @@ class TokenShards:
         if not self._has_warned:
             self._has_warned = True
             self._warn(
-                f"warning: {error.subject}: {error.problem}. Each process on this machine therefore keeps tokens in "
-                f"memory, and tokenizes texts again. Free some space there, or {other_disk(path.parent)}."
+                f"warning: {error.subject}: {error.problem}. "
+                "Each process on this machine therefore keeps tokens in "
+                "memory, and tokenizes texts again. Free some space there, "
+                f"or {other_disk(path.parent)}."
             )
 
     def _remember(self, number: int, made: TokenShard) -> TokenShard:
@@ -330,8 +349,10 @@ class TokenShards:
         return found
 
     def _at_once(self, number: int) -> TokenShard | None:
-        """Tokenize a shard without per-sample overhead; a sample is the size of a text and the text. Return None if
-        there are other columns, or a sample is damaged; reading it individually raises the error."""
+        """Tokenize a shard without per-sample overhead; a sample is the size of a text and the
+        text. Return None if there are other columns, or a sample is damaged; reading it
+        individually raises the error.
+        """
         reader, place, _ = self._places[number]
         if len(reader.columns) > 1:
             return None
@@ -381,7 +402,10 @@ class TokenShards:
         outside = np.flatnonzero((ids < 0) | (ids >= size))
         if len(outside):
             text = texts[int(np.searchsorted(offsets, outside[0], side="right")) - 1]
-            reason = f"has token {ids[outside[0]]}, the vocabulary of {self._tokenizer.name} has {size} entries"
+            reason = (
+                f"has token {ids[outside[0]]}, the vocabulary "
+                f"of {self._tokenizer.name} has {size} entries"
+            )
             raise self._wrong(text, reason, "Give the tokenizer that the set was written with")
         return TokenShard(ids.astype(np.uint16), offsets)
 

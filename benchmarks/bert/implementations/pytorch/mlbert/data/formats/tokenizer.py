@@ -1,7 +1,9 @@
-"""Tokenizers by name, vocab.txt or ``tokenizer.json``: a vocabulary with special tokens that maps text to ids and back.
+"""Tokenizers by name, vocab.txt or ``tokenizer.json``:
+a vocabulary with special tokens that maps text to ids and back.
 
-Google's uncased English models need no network, because this package includes their common vocabulary.
-`mlbert.data.formats.tokenizer_files` reads the files, or says what in them is not supported.
+Google's uncased English models need no network, because this package includes their common
+vocabulary. `mlbert.data.formats.tokenizer_files` reads the files, or says what in them is not
+supported.
 """
 
 from __future__ import annotations
@@ -75,7 +77,9 @@ class Tokenizer:
 
     @property
     def config(self) -> dict[str, object]:
-        """Content of a tokenizer_config.json from which `load_tokenizer` and `transformers` read these rules."""
+        """Content of a tokenizer_config.json from which `load_tokenizer`
+        and `transformers` read these rules.
+        """
         values: dict[str, object] = {"do_lower_case": self.rules.lower_case}
         if self.rules.strip_accents != self.rules.lower_case:
             values["strip_accents"] = self.rules.strip_accents
@@ -121,13 +125,16 @@ class Tokenizer:
         return self._plain.encode(text)
 
     def encode_all(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Return uint16 [T], the ids of all texts, and int64 [texts+1], the start of each. Uses compiled code if
-        possible, with the same result as `encode`."""
+        """Return uint16 [T], the ids of all texts, and int64 [texts+1], the start of each.
+
+        Uses compiled code if possible, with the same result as `encode`.
+        """
         if self._native is None:
             return flattened([self.encode(text) for text in texts])
         if not texts:
             return np.empty(0, np.uint16), np.zeros(1, np.int64)
-        # One line per text. Lines without tokens would be dropped, so each starts with an extra token.
+        # One line per text. Lines without tokens would be dropped,
+        # so each starts with an extra token.
         lines = "\n".join([f"{_FIRST} {text.replace(_LINE_END, ' ')}" for text in texts]).replace(
             "\r", " "
         )
@@ -136,10 +143,11 @@ class Tokenizer:
     def encode_records(
         self, records: np.ndarray, starts: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Encode like `encode_all`, without per-text overhead, UTF-8 texts that each follow 4 arbitrary bytes.
+        """Encode like `encode_all`, without per-text overhead,
+        UTF-8 texts that each follow 4 arbitrary bytes.
 
-        ``records`` is uint8 [bytes], ``starts`` int64 [texts+1], the start of each. Raises UnicodeDecodeError if a text
-        is not UTF-8.
+        ``records`` is uint8 [bytes], ``starts`` int64 [texts+1], the start of each. Raises
+        UnicodeDecodeError if a text is not UTF-8.
         """
         if self._native is None:
             data = records.tobytes()
@@ -179,11 +187,12 @@ class Tokenizer:
 def load_tokenizer(name: str | Path, lower_case: bool | None = None) -> Tokenizer:
     """Load the tokenizer of a vocab.txt or tokenizer.json, a folder with one, or a model name.
 
-    Names in `UNCASED_NAMES`, with or without ``google-bert/``, are built in. Others are fetched from the Hugging Face
-    hub if its package is installed. The files next to the vocabulary are respected; ``lower_case`` overrides them.
+    Names in `UNCASED_NAMES`, with or without ``google-bert/``, are built in. Others are fetched
+    from the Hugging Face hub if its package is installed. The files next to the vocabulary are
+    respected; ``lower_case`` overrides them.
 
-    Raises UserError if there is no such file or model, it is not a BERT vocabulary, or it has a property that is not
-    supported (`mlbert.data.formats.tokenizer_files`).
+    Raises UserError if there is no such file or model, it is not a BERT vocabulary, or it has a
+    property that is not supported (`mlbert.data.formats.tokenizer_files`).
     """
     short = str(name).removeprefix(_OWNER)
     path = Path(name)
@@ -207,10 +216,11 @@ def load_tokenizer(name: str | Path, lower_case: bool | None = None) -> Tokenize
 
 
 def lower_cases(vocabulary: Path) -> bool:
-    """Return whether the tokenizer of a vocabulary lowercases text (True if no file says otherwise).
+    """Return whether the tokenizer of a vocabulary lowercases text (True if no file says
+    otherwise).
 
-    Raises UserError as `load_tokenizer`, or if it does not treat accents and Chinese characters as Google's models do:
-    samples with next-sentence pairs can only be prepared like that.
+    Raises UserError as `load_tokenizer`, or if it does not treat accents and Chinese characters as
+    Google's models do: samples with next-sentence pairs can only be prepared like that.
     """
     rules = read_tokenizer_files(vocabulary).rules
     if rules != TextRules.plain(rules.lower_case):
@@ -228,8 +238,9 @@ def lower_cases(vocabulary: Path) -> bool:
 def check_model_vocabulary(
     tokenizer: Tokenizer, vocab_size: int, subject: str | Path, remedy: str
 ) -> None:
-    """Raise UserError unless a model's vocabulary rows are those of the tokenizer, and a few spare ones: programs round
-    them up. Far more rows mean another vocabulary."""
+    """Raise UserError unless a model's vocabulary rows are those of the tokenizer, and a few spare
+    ones: programs round them up. Far more rows mean another vocabulary.
+    """
     entries = len(tokenizer.vocabulary)
     if not 0 <= vocab_size - entries < MOST_SPARE_ROWS:
         reason = f"has {entries} entries, the model has vocab_size {vocab_size}"
@@ -267,8 +278,10 @@ def _fetched(name: str) -> Path:
 
 
 def hub_problem() -> str | None:
-    """Return why the Hugging Face hub is unavailable, phrased to follow "and", or None. Checked separately because the
-    hub's functions retry for half a minute."""
+    """Return why the Hugging Face hub is unavailable, phrased to follow "and", or None.
+
+    Checked separately because the hub's functions retry for half a minute.
+    """
     try:
         from huggingface_hub import constants
     except ImportError:

@@ -1,17 +1,19 @@
 """Read the files of a BERT tokenizer, as `transformers` and `tokenizers` write them.
 
-A tokenizer is a vocabulary and rules for the text before words are looked up. It is read from ``vocab.txt`` or
-``tokenizer.json`` and from the files next to it. Any other property that changes token ids (added tokens, another
-normalizer, other special tokens, another class) is an error that names the file and the property: ids that differ from
-those that a model was trained with would go unnoticed.
+A tokenizer is a vocabulary and rules for the text before words are looked up. It is read from
+``vocab.txt`` or ``tokenizer.json`` and from the files next to it. Any other property that changes
+token ids (added tokens, another normalizer, other special tokens, another class) is an error that
+names the file and the property: ids that differ from those that a model was trained with would go
+unnoticed.
 
-Which file decides: for BERT's tokenizer classes, `transformers` takes the vocabulary of tokenizer.json and the rules of
-tokenizer_config.json. For its class without a model (``PreTrainedTokenizerFast``), tokenizer.json decides. Without a
-class, both must agree.
+Which file decides: for BERT's tokenizer classes, `transformers` takes the vocabulary of
+tokenizer.json and the rules of tokenizer_config.json. For its class without a model
+(``PreTrainedTokenizerFast``), tokenizer.json decides. Without a class, both must agree.
 
-Our WordPiece is the benchmark's, which differs from `transformers` here: the name of a special token in a text is plain
-text, words of 101 to 200 characters are looked up, a capital sigma at the end of a word becomes a final one, characters
-of private use are kept, and a few hundred rare characters have a newer Unicode category.
+Our WordPiece is the benchmark's, which differs from `transformers` here: the name of a special
+token in a text is plain text, words of 101 to 200 characters are looked up, a capital sigma at the
+end of a word becomes a final one, characters of private use are kept, and a few hundred rare
+characters have a newer Unicode category.
 """
 
 from __future__ import annotations
@@ -104,18 +106,21 @@ class TokenizerFiles:
 
 
 def find_vocabulary(folder: Path) -> Path:
-    """Return the file with the vocabulary in a folder: vocab.txt, or tokenizer.json if only that exists."""
+    """Return the file with the vocabulary in a folder:
+    vocab.txt, or tokenizer.json if only that exists.
+    """
     plain = folder / VOCAB_FILE
     fast = folder / TOKENIZER_JSON
     return fast if fast.is_file() and not plain.exists() else plain
 
 
 def read_tokenizer_files(file: Path) -> TokenizerFiles:
-    """Read a vocabulary (vocab.txt, or any ``.json`` in the form of tokenizer.json) and the files next to it.
+    """Read a vocabulary (vocab.txt, or any ``.json`` in the form of tokenizer.json)
+    and the files next to it.
 
     Raises:
-        UserError: a file is damaged, is not of a BERT vocabulary, contradicts another one, or has a property that
-            changes ids and is not supported.
+        UserError: a file is damaged, is not of a BERT vocabulary, contradicts another one, or has a
+            property that changes ids and is not supported.
     """
     fast_file = file if file.suffix == ".json" else None
     if file.name == VOCAB_FILE and file.with_name(TOKENIZER_JSON).is_file():
@@ -281,8 +286,11 @@ def _rules(
     file: Path,
     names: Sequence[str],
 ) -> TextRules:
-    """Return the rules; ``names`` are those of the three values in the file. Raises UserError for a value that is not
-    true or false; accents may also be null, which means as the case."""
+    """Return the rules; ``names`` are those of the three values in the file.
+
+    Raises UserError for a value that is not true or false;
+    accents may also be null, which means as the case.
+    """
     for name, value in zip(names, (lower_case, strip_accents, split_cjk), strict=True):
         if not isinstance(value, bool) and not (value is None and name == names[1]):
             reason = f"{name} is {shown(value)}, not true or false"
@@ -330,7 +338,9 @@ def _choose_rules(config: Mapping[str, Any], config_file: Path, fast: _Fast | No
 
 
 def _contradiction(configured: TextRules, config_file: Path, fast: _Fast) -> UserError:
-    """Return the error for a tokenizer.json whose normalizer is not what tokenizer_config.json says."""
+    """Return the error for a tokenizer.json whose normalizer is not what tokenizer_config.json
+    says.
+    """
     pairs = zip(
         RULE_NAMES,
         _NORMALIZER_NAMES,
@@ -348,7 +358,9 @@ def _contradiction(configured: TextRules, config_file: Path, fast: _Fast) -> Use
 
 
 def _check_config(config: Mapping[str, Any], file: Path, vocabulary: Mapping[str, int]) -> None:
-    """Raise UserError if a tokenizer_config.json has a property that changes ids and is not supported."""
+    """Raise UserError if a tokenizer_config.json has a property that changes ids
+    and is not supported.
+    """
     for name, value in _ONLY_VALUES.items():
         if config.get(name) is not None:
             _require(file, name, config[name], (value,))
@@ -405,7 +417,9 @@ def _check_added_tokens(file: Path, vocabulary: Mapping[str, int]) -> None:
 
 
 def _check_added(file: Path, token: object, number: object, vocabulary: Mapping[str, int]) -> None:
-    """Raise UserError for a token that is not one of BERT's special tokens with the vocabulary's id (None: any)."""
+    """Raise UserError for a token that is not one of BERT's special tokens with the vocabulary's id
+    (None: any).
+    """
     if token not in SPECIAL_TOKENS:
         reason = f"has the added token {shown(token)}, which is not supported"
         remedy = "Choose a model without added tokens, or remove them if the text has none"

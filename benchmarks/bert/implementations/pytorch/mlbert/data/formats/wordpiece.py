@@ -1,9 +1,11 @@
-"""The benchmark's tokenizer: clean-up, CJK spacing, lower-casing with accent stripping, punctuation, greedy WordPiece.
+"""The benchmark's tokenizer: clean-up, CJK spacing, lower-casing with accent stripping,
+punctuation, greedy WordPiece.
 
-It matches the published one exactly, also on text where common libraries differ: a special token's name in the text is
-plain text, words of up to 200 characters are looked up, private-use and unassigned characters are kept. The result for
-a word depends only on the word, so each distinct word is tokenized once and cached. `WordPieceTokenizer` is the
-reference in Python; `NativeWordPiece` binds csrc/cpu/wordpiece.c, which tokenizes lines of text with the same result.
+It matches the published one exactly, also on text where common libraries differ: a special token's
+name in the text is plain text, words of up to 200 characters are looked up, private-use and
+unassigned characters are kept. The result for a word depends only on the word, so each distinct
+word is tokenized once and cached. `WordPieceTokenizer` is the reference in Python;
+`NativeWordPiece` binds csrc/cpu/wordpiece.c, which tokenizes lines of text with the same result.
 
 Legend: T tokens, S sentences (lines that are not blank), D documents (what blank lines separate).
 """
@@ -31,7 +33,8 @@ MAX_CHARS_PER_WORD = 200  # longer words become [UNK]
 MAX_REMEMBERED_WORDS = 2_000_000  # cached by `WordPieceTokenizer`
 _REMEDY = "Give a BERT WordPiece vocab.txt"
 
-# Code point ranges that the benchmark treats as Chinese characters (CJK ideographs; not kana, not hangul).
+# Code point ranges that the benchmark treats as Chinese characters (CJK ideographs; not kana, not
+# hangul).
 CJK_RANGES = (
     (0x4E00, 0x9FFF),
     (0x3400, 0x4DBF),
@@ -79,7 +82,9 @@ class TextRules:
 
 
 class _CleanTable(dict[int, str]):
-    """Translation of single characters, computed on first use: dropped, replaced by a space, spaced, or kept."""
+    """Translation of single characters, computed on first use:
+    dropped, replaced by a space, spaced, or kept.
+    """
 
     def __init__(self, split_cjk: bool) -> None:
         super().__init__()
@@ -108,7 +113,9 @@ def is_cjk(char: str) -> bool:
 
 
 def is_punctuation(char: str) -> bool:
-    """Return True for ASCII other than letters, digits, spaces and control characters, and for Unicode punctuation."""
+    """Return True for ASCII other than letters, digits, spaces and control characters,
+    and for Unicode punctuation.
+    """
     return char in string.punctuation or unicodedata.category(char).startswith("P")
 
 
@@ -118,8 +125,10 @@ def clean_words(text: str, split_cjk: bool = True) -> list[str]:
 
 
 def basic_split(word: str, lower_case: bool = True, strip_accents: bool | None = None) -> list[str]:
-    """Split a whitespace-separated word at punctuation; with ``lower_case``, lowercase it first. Accents are stripped
-    with the case unless ``strip_accents`` says otherwise."""
+    """Split a whitespace-separated word at punctuation; with ``lower_case``, lowercase it first.
+
+    Accents are stripped with the case unless ``strip_accents`` says otherwise.
+    """
     if lower_case:
         word = word.lower()
     if strip_accents or (strip_accents is None and lower_case):
@@ -129,8 +138,10 @@ def basic_split(word: str, lower_case: bool = True, strip_accents: bool | None =
 
 
 def load_vocabulary(path: Path) -> dict[str, int]:
-    """Read a vocabulary file, one entry per line; ids are line numbers from 0. Raises UserError if it is unreadable,
-    JSON or not UTF-8, or as `numbered`."""
+    """Read a vocabulary file, one entry per line; ids are line numbers from 0.
+
+    Raises UserError if it is unreadable, JSON or not UTF-8, or as `numbered`.
+    """
     if path.suffix == ".json":
         reason = "is not a vocab.txt"
         remedy = (
@@ -149,8 +160,11 @@ def load_vocabulary(path: Path) -> dict[str, int]:
 
 
 def numbered(lines: Sequence[str], path: Path) -> dict[str, int]:
-    """Number the entries of a vocabulary; ``path`` is for messages. Raises UserError if entries are duplicated, a
-    special token is missing, or there are too many entries."""
+    """Number the entries of a vocabulary; ``path`` is for messages.
+
+    Raises UserError if entries are duplicated, a special token is missing,
+    or there are too many entries.
+    """
     vocabulary: dict[str, int] = {}
     for number, line in enumerate(lines):
         if vocabulary.setdefault(line.strip(), number) != number:
@@ -170,7 +184,9 @@ def numbered(lines: Sequence[str], path: Path) -> dict[str, int]:
 
 
 class WordPieceTokenizer:
-    """Converts text to token ids; ``lower_case`` lowercases it and strips accents, unless ``rules`` are given."""
+    """Converts text to token ids; ``lower_case`` lowercases it and strips accents,
+    unless ``rules`` are given.
+    """
 
     def __init__(
         self,
@@ -201,7 +217,9 @@ class WordPieceTokenizer:
         return ids
 
     def pieces(self, word: str) -> tuple[int, ...]:
-        """Return the greedy longest-match-first pieces of one basic word, or [UNK] if a remainder does not match."""
+        """Return the greedy longest-match-first pieces of one basic word,
+        or [UNK] if a remainder does not match.
+        """
         if len(word) > MAX_CHARS_PER_WORD:
             return self._unknown
         vocabulary = self.vocabulary
@@ -245,8 +263,10 @@ class FlatDocuments:
 
 
 class NativeWordPiece:
-    """A compiled tokenizer, for one thread at a time. Raises mlbert.host.native.NativeUnavailable if it cannot be
-    compiled or loaded."""
+    """A compiled tokenizer, for one thread at a time.
+
+    Raises mlbert.host.native.NativeUnavailable if it cannot be compiled or loaded.
+    """
 
     def __init__(self, tokenizer: WordPieceTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -272,8 +292,9 @@ class NativeWordPiece:
         weakref.finalize(self, self._library.wordpiece_free, self._handle)
 
     def parse(self, data: bytes, name: str) -> FlatDocuments:
-        """Tokenize a UTF-8 text without carriage returns, in blocks of complete lines; ``name`` is for messages. Raises
-        UnicodeDecodeError if it is not UTF-8."""
+        """Tokenize a UTF-8 text without carriage returns, in blocks of complete lines; ``name`` is
+        for messages. Raises UnicodeDecodeError if it is not UTF-8.
+        """
         library = self._library
         handle = self._handle
         library.wordpiece_reset(handle)

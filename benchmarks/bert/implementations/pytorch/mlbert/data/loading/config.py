@@ -55,13 +55,15 @@ class DataConfig(Section):
     )
     bin_counts: str | None = fixed_setting(
         "BIN_COUNTS",
-        "Sequences of BATCHSIZE to take from each length bin, shortest first: 6 3 2 5; none: in proportion.",
+        "Sequences of BATCHSIZE to take from each length bin, shortest first: 6 3 2 5; "
+        "none: in proportion.",
         default=None,
         unit="sequences",
     )
     exchange_padding: Literal["off", "group", "all"] = fixed_setting(
         "EXCHANGE_PADDING",
-        "Ranks that redistribute each micro-batch's packs by length to balance tokens: none, those of a node, or all.",
+        "Ranks that redistribute each micro-batch's packs by length to balance tokens: "
+        "none, those of a node, or all.",
         default="off",
     )
     synthetic_data: bool = setting(
@@ -80,13 +82,17 @@ class DataConfig(Section):
         return counts
 
     def contradictions(self) -> Iterator[Contradiction]:
-        """Yield contradictions of batch, packing and bins; `mlbert.data.formats.bins.check_counts` compares with the
-        data."""
+        """Yield contradictions of batch, packing and bins;
+        `mlbert.data.formats.bins.check_counts` compares with the data.
+        """
         packs = self.train_batch_size
         parts = self.gradient_accumulation_steps
         if packs % parts:
             problem = f"{parts} does not divide BATCHSIZE {packs}"
-            remedy = "BATCHSIZE counts the packs of all accumulation steps together; choose one that is divisible"
+            remedy = (
+                "BATCHSIZE counts the packs of all accumulation steps together; "
+                "choose one that is divisible"
+            )
             yield Contradiction("config.conflict", "GRADIENT_STEPS", problem, remedy)
         rate = self.average_packing_rate
         most = self.max_sequences_per_pack
@@ -112,7 +118,10 @@ class DataConfig(Section):
             remedy = "Make them sum to BATCHSIZE, which includes all accumulation steps"
             yield Contradiction("config.conflict", "BIN_COUNTS", problem, remedy)
         if self.max_sequences_per_pack > 1:
-            problem = f"is set while MAX_SEQUENCES_PER_PACK is {self.max_sequences_per_pack}: packs have no bins"
+            problem = (
+                f"is set while MAX_SEQUENCES_PER_PACK is {self.max_sequences_per_pack}: "
+                "packs have no bins"
+            )
             remedy = "Set MAX_SEQUENCES_PER_PACK=1, or unset BIN_COUNTS"
             yield Contradiction("config.conflict", "BIN_COUNTS", problem, remedy)
         if self.synthetic_data:
@@ -142,13 +151,15 @@ class CorpusConfig(Section):
 
     data_remote: str | None = setting(
         "DATA_REMOTE",
-        "Folder or URL that DATADIR_PHASE2 is a local copy of; none: DATADIR_PHASE2 is the set itself.",
+        "Folder or URL that DATADIR_PHASE2 is a local copy of; "
+        "none: DATADIR_PHASE2 is the set itself.",
         default=None,
     )
     eval_remote: str | None = setting("EVAL_REMOTE", "The same for EVALDIR.", default=None)
     data_streams: str | None = setting(
         "DATA_STREAMS",
-        "Several sets to mix, in JSON: local, remote, and proportion, repeat or choose of each; none: DATADIR_PHASE2.",
+        "Several sets to mix, in JSON: local, remote, and proportion, repeat or choose of each; "
+        "none: DATADIR_PHASE2.",
         default=None,
     )
     eval_streams: str | None = setting("EVAL_STREAMS", "The same for EVALDIR.", default=None)
@@ -186,7 +197,8 @@ class CorpusConfig(Section):
     )
     eval_masking: Literal["bert", "mask"] = setting(
         "EVAL_MASKING",
-        "What evaluation shows for a token to predict; bert: 80 % [MASK], 10 % another, 10 % itself; mask: [MASK].",
+        "What evaluation shows for a token to predict; "
+        "bert: 80 % [MASK], 10 % another, 10 % itself; mask: [MASK].",
         default="bert",
     )
 

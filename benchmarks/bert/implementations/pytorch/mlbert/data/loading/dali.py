@@ -1,9 +1,11 @@
-"""TFRecords read by NVIDIA DALI's CPU pipeline (the ``nvidia-dali`` extra), as a store and as a source of batches.
+"""TFRecords read by NVIDIA DALI's CPU pipeline (the ``nvidia-dali`` extra),
+as a store and as a source of batches.
 
-Returns the same sequences in the same order as `mlbert.data.formats.tfrecord_store.TFRecordStore`, which finds and
-checks the records once. DALI then reads and decodes the requested records, with one pipeline per request and an index
-of just these records. A request costs a few milliseconds, so large requests pay off. Checksums are not checked again,
-but every value is validated. Use it only to match an existing DALI setup; `TFRecordStore` is faster.
+Returns the same sequences in the same order as `mlbert.data.formats.tfrecord_store.TFRecordStore`,
+which finds and checks the records once. DALI then reads and decodes the requested records, with one
+pipeline per request and an index of just these records. A request costs a few milliseconds, so
+large requests pay off. Checksums are not checked again, but every value is validated. Use it only
+to match an existing DALI setup; `TFRecordStore` is faster.
 
 Legend: S requested sequences, W width of a list.
 """
@@ -42,7 +44,10 @@ def _import_dali() -> Any:
 
 
 class DaliStore(TFRecordStore):
-    """A `TFRecordStore` that reads records with DALI. Also raises UserError if DALI cannot be imported."""
+    """A `TFRecordStore` that reads records with DALI.
+
+    Also raises UserError if DALI cannot be imported.
+    """
 
     def __init__(self, folder: Path | str) -> None:
         self._dali = _import_dali()
@@ -88,7 +93,10 @@ class DaliStore(TFRecordStore):
             pipeline.build()
             runs = [pipeline.run() for _ in range(-(-count // batch))]
         except RuntimeError as error:
-            reason = f"DALI cannot read it: {next(line for line in str(error).splitlines() if line.strip())}"
+            reason = (
+                "DALI cannot read it: "
+                f"{next(line for line in str(error).splitlines() if line.strip())}"
+            )
             remedy = "Open the files again, or read them without DALI"
             raise UserError("data.damaged", self.info.folder, reason, remedy) from None
         columns = zip(NAMES, zip(*runs, strict=True), strict=True)

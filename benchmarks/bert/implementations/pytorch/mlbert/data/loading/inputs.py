@@ -1,4 +1,6 @@
-"""Inputs of a pre-training run (model shape, data sets, vocabulary), checked before any sample is read."""
+"""Inputs of a pre-training run (model shape, data sets, vocabulary),
+checked before any sample is read.
+"""
 
 from __future__ import annotations
 
@@ -38,14 +40,18 @@ class PreTrainingInputs:
 
 
 def vocabulary_of_data(folder: Path) -> Path | None:
-    """Return the vocab.txt that `mlbert prepare` writes next to a training set, or None if it does not exist."""
+    """Return the vocab.txt that `mlbert prepare` writes next to a training set,
+    or None if it does not exist.
+    """
     vocabulary = folder.parent / "vocab.txt"
     return vocabulary if vocabulary.exists() else None
 
 
 def inspect(model: ModelConfig, data: DataConfig) -> PreTrainingInputs:
-    """Check BERT_CONFIG, DATADIR_PHASE2 and EVALDIR without reading a sample. Raises UserError if something is missing,
-    or if model, data sets and vocabulary do not match."""
+    """Check BERT_CONFIG, DATADIR_PHASE2 and EVALDIR without reading a sample.
+
+    Raises UserError if something is missing, or if model, data sets and vocabulary do not match.
+    """
     shape = BertConfig.from_json(model.bert_config_file).with_options(model.model_options)
     packed = data.max_sequences_per_pack
     if data.synthetic_data:
@@ -76,7 +82,9 @@ def inspect(model: ModelConfig, data: DataConfig) -> PreTrainingInputs:
 
 
 def check_start(init_checkpoint: str | None, vocabulary: Path) -> None:
-    """Raise UserError if the vocabulary next to the starting weights is not that of the training set."""
+    """Raise UserError if the vocabulary next to the starting weights is not
+    that of the training set.
+    """
     if init_checkpoint is None:
         return
     theirs = find_vocabulary(weights_file(init_checkpoint).parent)

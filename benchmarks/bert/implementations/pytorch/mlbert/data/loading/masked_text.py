@@ -1,8 +1,8 @@
 """Masked language modelling on texts: training batches and the evaluation set.
 
 The texts are one or more local or remote MDS sets (`mlbert.data.formats.token_shards`).
-`mlbert.data.loading.text_lanes` chooses the pieces of text for each step, `mlbert.data.formats.masking` the tokens to
-predict.
+`mlbert.data.loading.text_lanes` chooses the pieces of text for each step,
+`mlbert.data.formats.masking` the tokens to predict.
 
 Legend: B sequences per step over all ranks ("lanes").
 """
@@ -41,8 +41,9 @@ class TextSet:
     Args:
         streams: the sets and their weights.
         max_seq_length: longest sequence, tokens.
-        long_texts: "split" cuts a text into as many sequences as needed, none if it is empty. "truncate" makes one
-            sequence from the start of each text; an empty text becomes [CLS] [SEP].
+        long_texts: "split" cuts a text into as many sequences as needed, none if it is empty.
+            "truncate" makes one sequence from the start of each text; an empty text becomes [CLS]
+            [SEP].
     """
 
     streams: Sequence[Stream]
@@ -64,8 +65,9 @@ class TextSet:
 def count_sequences(
     streams: Sequence[Stream], tokenizer: str, max_seq_length: int, long_texts: str
 ) -> int:
-    """Return the number of sequences of an epoch, of the first one if some texts are drawn for each. If texts are
-    split, this tokenizes all of them."""
+    """Return the number of sequences of an epoch, of the first one if some texts are drawn for
+    each. If texts are split, this tokenizes all of them.
+    """
     texts = TextSet(streams, load_tokenizer(tokenizer), max_seq_length, long_texts)
     if texts.long_texts == TRUNCATE:
         return describe_text(streams, texts.tokenizer).num_texts
@@ -79,8 +81,8 @@ def count_sequences(
 class TextSource(StepSource):
     """Endless optimizer steps over a set of texts; only the index is read before `open`.
 
-    A rank has the lanes rank, rank + world_size, ... If world_size divides the number of canonical nodes, it therefore
-    reads only the shards of its own nodes.
+    A rank has the lanes rank, rank + world_size, ... If world_size divides the number of canonical
+    nodes, it therefore reads only the shards of its own nodes.
 
     Args:
         sequences_per_step: sequences per rank, including all micro-batches.
@@ -90,7 +92,8 @@ class TextSource(StepSource):
         seed: of the masks.
         sum_over_ranks: collective that returns the sum of all ranks' arrays; for `state_dict`.
         local: this process's number on its machine, and the number of processes there.
-        warn: called with one line if the cache of the set cannot be written, in one process for each such disk.
+        warn: called with one line if the cache of the set cannot be written,
+            in one process for each such disk.
     """
 
     def __init__(
@@ -144,7 +147,10 @@ class TextSource(StepSource):
         super().__init__(texts.name, identity)
 
     def open(self) -> None:
-        """Open the set. Raises UserError if it is missing or has changed, or if the order is not available."""
+        """Open the set.
+
+        Raises UserError if it is missing or has changed, or if the order is not available.
+        """
         texts = self._texts
         readers = open_texts(texts.streams, texts.tokenizer)
         cache = readers[0].cache
@@ -188,7 +194,9 @@ class TextSource(StepSource):
         ]
 
     def state_dict(self, back: int = 0) -> dict[str, Any]:
-        """See `StepSource.state_dict`; if texts are split, includes the position of every lane: then a collective."""
+        """See `StepSource.state_dict`; if texts are split,
+        includes the position of every lane: then a collective.
+        """
         lanes = (
             self._position if self._opened is None else self._opened.lanes.state(self._step - back)
         )
@@ -229,7 +237,8 @@ class _Opened:
 
 
 class TextEvalSet(EvaluationBatches):
-    """The interface of `mlbert.data.loading.pretraining.EvalSet` over texts in the order of the set, with fixed masks.
+    """The interface of `mlbert.data.loading.pretraining.EvalSet` over texts in the order of the
+    set, with fixed masks.
 
     Args:
         num_examples: maximum number of sequences, taken from the start of the set; None uses all.
@@ -279,8 +288,11 @@ class TextEvalSet(EvaluationBatches):
         return (*whole.smaller_ones(), whole)
 
     def open(self) -> None:
-        """Read and mask the texts. This is the first access to evaluation data. Raises UserError if a file is missing
-        or damaged, there are no sequences, or most words are [UNK]."""
+        """Read and mask the texts.
+
+        This is the first access to evaluation data. Raises UserError if a file is missing or
+        damaged, there are no sequences, or most words are [UNK].
+        """
         texts = self._texts
         readers = open_texts(texts.streams, texts.tokenizer)
         pieces = Pieces(

@@ -1,4 +1,6 @@
-"""Training batches from stored data; `mlbert.data.formats.order` chooses the sequences and their order."""
+"""Training batches from stored data; `mlbert.data.formats.order` chooses the sequences
+and their order.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,9 @@ from mlbert.host.errors import UserError
 
 
 def pack_slots(info: StoreInfo, max_sequences: int, wanted: int | None) -> int:
-    """Return the slots of a pack: ``wanted`` if given, else the size of stored packs if they are used, else the set's
-    max_seq_length. Raises UserError if ``wanted`` is too small for the data."""
+    """Return the slots of a pack: ``wanted`` if given, else the size of stored packs if they are
+    used, else the set's max_seq_length. Raises UserError if ``wanted`` is too small for the data.
+    """
     least = (info.max_pack_tokens if max_sequences > 1 else None) or info.max_seq_length
     if wanted is not None and wanted < least:
         reason = f"packs of {wanted} tokens are shorter than the data's {least}"
@@ -38,9 +41,11 @@ class PackedSource(StepSource):
         data_dir: see `mlbert.data.formats.open.describe`; no sample is read before `open`.
         packs_per_step: packs per rank, including all micro-batches.
         accumulation, rank, world_size: see `mlbert.data.formats.order.RankSlice`.
-        max_sequences_per_pack, bin_counts, seed, partition: see `mlbert.data.formats.order.StepReader`.
+        max_sequences_per_pack, bin_counts, seed, partition: see
+            `mlbert.data.formats.order.StepReader`.
         max_tokens: slots of a pack; see `pack_slots` for the default.
-        vocab_size: size of the model's vocabulary; token ids are checked against it if the set does not record its own.
+        vocab_size: size of the model's vocabulary;
+            token ids are checked against it if the set does not record its own.
         most: limits of a sequence, see `mlbert.data.formats.open.describe`.
         checks: verifies the checksums of a large set's shards in the background.
     """
@@ -100,8 +105,11 @@ class PackedSource(StepSource):
         return self._reader.steps_per_epoch
 
     def open(self) -> None:
-        """Open and check the set, and pack it unless packs are stored. This is the first access to training data.
-        Raises UserError if a file is missing or damaged, or the set is too small for one step."""
+        """Open and check the set, and pack it unless packs are stored.
+
+        This is the first access to training data. Raises UserError if a file is missing or damaged,
+        or the set is too small for one step.
+        """
         store = self._open_store()
         check_opened(self.info, store.info)
         self._check_counts(store.info)
@@ -113,7 +121,9 @@ class PackedSource(StepSource):
             self._raise_too_small(self._reader.units.count)
 
     def _check_size(self, packs: int | None) -> None:
-        """Raise UserError early, before memory is allocated, if there are not enough packs for one step."""
+        """Raise UserError early, before memory is allocated,
+        if there are not enough packs for one step.
+        """
         if packs is not None and packs < self.share.global_units:
             self._raise_too_small(packs)
 

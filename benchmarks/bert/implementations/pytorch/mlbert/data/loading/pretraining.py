@@ -35,12 +35,14 @@ class EvalSet(EvaluationBatches):
     Args:
         data_dir: see `mlbert.data.formats.open.describe`; no sample is read before `open`.
         num_examples: number of sequences to use, from the start of the set.
-        packs_per_batch: maximum packs per batch; batches differ by at most one pack, because they may be padded to one
-            shape.
+        packs_per_batch: maximum packs per batch; batches differ by at most one pack,
+            because they may be padded to one shape.
         max_tokens: slots of a pack; see `mlbert.data.loading.packed.pack_slots` for the default.
-        vocab_size: size of the model's vocabulary; token ids are checked against it if the set does not record its own.
+        vocab_size: size of the model's vocabulary;
+            token ids are checked against it if the set does not record its own.
         most: limits of a sequence, see `mlbert.data.formats.open.describe`.
-        vocabulary: vocab.txt of the training set, if there is one; used to check a set that does not record its own.
+        vocabulary: vocab.txt of the training set, if there is one;
+            used to check a set that does not record its own.
     """
 
     def __init__(
@@ -75,8 +77,9 @@ class EvalSet(EvaluationBatches):
 
     @property
     def static_shapes(self) -> tuple[StaticShape, ...]:
-        """Maximum sizes of a batch, smallest first; several, because a rank's number of packs is unknown before
-        `open`."""
+        """Maximum sizes of a batch, smallest first;
+        several, because a rank's number of packs is unknown before `open`.
+        """
         sizes = {-(-self._packs_per_batch * part // PARTS) for part in range(1, PARTS + 1)}
         return tuple(
             StaticShape.of_packs(
@@ -90,8 +93,11 @@ class EvalSet(EvaluationBatches):
         )
 
     def open(self) -> None:
-        """Read and pack the examples. This is the first access to evaluation data. Raises UserError if a file is
-        missing or damaged, or the set has fewer examples than requested."""
+        """Read and pack the examples.
+
+        This is the first access to evaluation data. Raises UserError if a file is missing or
+        damaged, or the set has fewer examples than requested.
+        """
         store = open_store(self.info.folder)
         check_opened(self.info, store.info)
         self._check_size(self.num_examples, len(store))
@@ -127,9 +133,11 @@ def make_source(
     group_size: int,
     local: tuple[int, int] = (0, 1),
 ) -> PackedSource | SyntheticSource:
-    """Return this rank's share of the training set, which is not read before `open`. ``group_size`` is the number of
-    ranks that EXCHANGE_PADDING names, ``local`` the rank and number of ranks on this machine. Raises UserError if the
-    set does not have the bins of BIN_COUNTS."""
+    """Return this rank's share of the training set, which is not read before `open`.
+
+    ``group_size`` is the number of ranks that EXCHANGE_PADDING names, ``local`` the rank and number
+    of ranks on this machine. Raises UserError if the set does not have the bins of BIN_COUNTS.
+    """
     partition = contiguous if group_size == 1 else by_length(group_size)
     if config.synthetic_data:
         return _synthetic(config, shape, seed, rank, world_size, partition)
@@ -154,8 +162,10 @@ def make_evaluation_set(
     rank: int,
     world_size: int,
 ) -> EvalSet | SyntheticEvalSet:
-    """Return this rank's share of the evaluation samples. Raises UserError if all are requested but the set does not
-    record their number."""
+    """Return this rank's share of the evaluation samples.
+
+    Raises UserError if all are requested but the set does not record their number.
+    """
     if config.synthetic_data:
         return SyntheticEvalSet(_synthetic(config, shape, seed, rank, world_size))
     most = widths_at_most(config.max_seq_length, config.max_predictions_per_seq, shape)

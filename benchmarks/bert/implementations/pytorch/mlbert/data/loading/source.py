@@ -17,7 +17,9 @@ PREFETCHED_STEPS = 4
 
 
 class EvaluationBatches:
-    """This rank's batches of an evaluation set, in the same order for every evaluation; `open` makes them."""
+    """This rank's batches of an evaluation set, in the same order for every evaluation;
+    `open` makes them.
+    """
 
     _batches: list[HostBatch] | None = None
 
@@ -28,7 +30,8 @@ class EvaluationBatches:
 
 
 class StepSource:
-    """Endless optimizer steps; the contents of step n depend only on the settings and n (`batches_of`).
+    """Endless optimizer steps; the contents of step n depend only on the settings
+    and n (`batches_of`).
 
     Args:
         name: of the data, for messages.
@@ -40,19 +43,24 @@ class StepSource:
         self._identity = identity
         self._step = 0
         self._prefetcher: Prefetcher | None = None
-        # The copy to the device overlaps computation only from page-locked memory, which needs a CUDA driver.
+        # The copy to the device overlaps computation only from page-locked memory,
+        # which needs a CUDA driver.
         self._page_locked = torch.cuda.is_available()
 
     @property
     def is_preparing(self) -> bool:
-        """True while an epoch is being prepared, when `next_step` may take minutes; read by another thread."""
+        """True while an epoch is being prepared, when `next_step` may take minutes;
+        read by another thread.
+        """
         return False
 
     def open(self) -> None:
         """Open the data; nothing is read before."""
 
     def batches_of(self, step: int) -> list[HostBatch]:
-        """Return this rank's micro-batches of optimizer step ``step`` (from 0), a pure function of the step."""
+        """Return this rank's micro-batches of optimizer step ``step`` (from 0),
+        a pure function of the step.
+        """
         raise NotImplementedError
 
     def next_step(self) -> list[HostBatch]:
@@ -64,12 +72,16 @@ class StepSource:
         return batches
 
     def state_dict(self, back: int = 0) -> dict[str, Any]:
-        """Return the position ``back`` steps ago: the number of steps taken by then, and the source's identity."""
+        """Return the position ``back`` steps ago: the number of steps taken by then,
+        and the source's identity.
+        """
         return {"step": self._step - back, **self._identity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a saved position. Raises UserError if it was saved with other data, another seed or another
-        global batch."""
+        """Continue from a saved position.
+
+        Raises UserError if it was saved with other data, another seed or another global batch.
+        """
         for key, value in self._identity.items():
             if state.get(key) != value:
                 reason = f"the saved position has {key} {state.get(key)}, this run has {value}"
@@ -79,7 +91,10 @@ class StepSource:
         self._step = int(state["step"])
 
     def finish(self) -> None:
-        """Wait for background checks of the data. Raises UserError if data was damaged, which invalidates the run."""
+        """Wait for background checks of the data.
+
+        Raises UserError if data was damaged, which invalidates the run.
+        """
 
     def close(self) -> None:
         """Stop the background thread; `next_step` starts it again."""
@@ -89,7 +104,9 @@ class StepSource:
 
 
 class Prefetcher:
-    """Calls ``make(step)`` for step, step + 1, ... in a background thread, `PREFETCHED_STEPS` ahead."""
+    """Calls ``make(step)`` for step, step + 1, ...
+    in a background thread, `PREFETCHED_STEPS` ahead.
+    """
 
     def __init__(self, make: Callable[[int], list[HostBatch]], first_step: int) -> None:
         self._make = make

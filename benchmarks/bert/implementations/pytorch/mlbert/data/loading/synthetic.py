@@ -1,4 +1,6 @@
-"""Random tokens with a realistic length distribution, for smoke tests and benchmarks without data files."""
+"""Random tokens with a realistic length distribution,
+for smoke tests and benchmarks without data files.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from mlbert.data.loading.batches import HostBatch, StaticShape
 from mlbert.data.loading.source import EvaluationBatches, StepSource
 from mlbert.host.errors import UserError
 
-# Quantiles of the sequence lengths of the benchmark's training set, 512 tokens at most (public length histogram).
+# Quantiles of the sequence lengths of the benchmark's training set,
+# 512 tokens at most (public length histogram).
 LENGTH_QUANTILES = (
     (0.0, 5),
     (0.01, 22),
@@ -29,8 +32,9 @@ FIRST_WORD = 5
 
 
 def lengths_at(shares: np.ndarray, max_tokens: int) -> np.ndarray:
-    """Return sequence lengths (int64) at these quantiles (0 to 1) of Wikipedia's distribution, scaled to
-    ``max_tokens``."""
+    """Return sequence lengths (int64) at these quantiles (0 to 1) of Wikipedia's distribution,
+    scaled to ``max_tokens``.
+    """
     share, length = zip(*LENGTH_QUANTILES, strict=True)
     return np.clip(
         (np.interp(shares, share, length) * (max_tokens / 512)).astype(np.int64), 5, max_tokens
@@ -38,7 +42,9 @@ def lengths_at(shares: np.ndarray, max_tokens: int) -> np.ndarray:
 
 
 def sequences(lengths: np.ndarray, vocab_size: int, generator: np.random.Generator) -> Ragged:
-    """Return random sequences of these lengths (int64 [S], each at least 5) with token ids below ``vocab_size``."""
+    """Return random sequences of these lengths (int64 [S], each at least 5) with token ids below
+    ``vocab_size``.
+    """
     offsets = offsets_of(lengths)
     tokens = generator.integers(FIRST_WORD, vocab_size, offsets[-1]).astype(np.uint16)
     first_lengths = generator.integers(3, lengths - 1)
@@ -70,11 +76,14 @@ def sequences(lengths: np.ndarray, vocab_size: int, generator: np.random.Generat
 
 
 class SyntheticSource(StepSource):
-    """Endless steps of random tokens; a pack depends only on the seed, the step and its number in the step.
+    """Endless steps of random tokens; a pack depends only on the seed,
+    the step and its number in the step.
 
     Args:
-        packs_per_step, accumulation, rank, world_size, partition: see `mlbert.data.loading.packed.PackedSource`.
-        max_sequences_per_pack: maximum number of sequences in a pack, which is filled in the order they are drawn.
+        packs_per_step, accumulation, rank, world_size, partition: see
+            `mlbert.data.loading.packed.PackedSource`.
+        max_sequences_per_pack: maximum number of sequences in a pack,
+            which is filled in the order they are drawn.
         vocab_size: exclusive upper bound of token ids.
         max_tokens: slots of a pack, and the longest sequence.
     """
@@ -138,7 +147,9 @@ class SyntheticSource(StepSource):
 
 
 class SyntheticEvalSet(EvaluationBatches):
-    """The interface of `mlbert.data.loading.pretraining.EvalSet` over one step's batches of a synthetic source."""
+    """The interface of `mlbert.data.loading.pretraining.EvalSet` over one step's batches of a
+    synthetic source.
+    """
 
     def __init__(self, source: SyntheticSource) -> None:
         self._batches = made = source.batches_of(0)

@@ -1,4 +1,6 @@
-"""Batches of task rows: [CLS] text [SEP], or [CLS] first [SEP] second [SEP] as segments 0 and 1, unpadded."""
+"""Batches of task rows: [CLS] text [SEP], or [CLS] first [SEP] second [SEP] as segments 0
+and 1, unpadded.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,11 @@ from mlbert.host.errors import UserError
 
 
 def truncated(first: int, second: int, room: int) -> tuple[int, int]:
-    """Return the lengths of a pair after truncation to ``room`` tokens. As in BERT's published code, tokens are removed
-    from the end of the longer text, or of the second if both are equal."""
+    """Return the lengths of a pair after truncation to ``room`` tokens.
+
+    As in BERT's published code, tokens are removed from the end of the longer text,
+    or of the second if both are equal.
+    """
     second = min(second, max(room - first, room // 2))
     return min(first, room - second), second
 
@@ -30,7 +35,8 @@ def encode(
     max_seq_length: int,
     warn: Callable[[str], None] | None = None,
 ) -> Ragged:
-    """Return the sequences of all rows, truncated to ``max_seq_length`` tokens, with labels (0 if the rows have none).
+    """Return the sequences of all rows, truncated to ``max_seq_length`` tokens,
+    with labels (0 if the rows have none).
 
     ``warn`` is called once with the number of rows that were truncated, if there are any.
     """
@@ -77,8 +83,8 @@ class TaskSource(StepSource):
     Args:
         rows: must have labels; texts are tokenized in `open`.
         tokenizer, max_seq_length: see `encode`.
-        share: this rank's slice of a full step. An epoch's last step may be smaller; it is dropped if it has fewer rows
-            than there are micro-batches.
+        share: this rank's slice of a full step. An epoch's last step may be smaller; it is dropped
+            if it has fewer rows than there are micro-batches.
         drop_last: drop every step that is not full.
         seed: of the shuffling of each epoch; None keeps the order of the rows.
         warn: see `encode`.
@@ -153,7 +159,8 @@ def steps_per_epoch(num_rows: int, share: RankSlice, drop_last: bool) -> int:
 
 
 class TaskEvalSet(EvaluationBatches):
-    """This rank's share of the rows of one or more files; concatenating the ranks gives all rows in order, each once.
+    """This rank's share of the rows of one or more files;
+    concatenating the ranks gives all rows in order, each once.
 
     Args:
         parts: rows of each file.

@@ -1,13 +1,14 @@
 """Chooses the pieces of text in each step, and reads them.
 
-The global batch has B lanes. Lane k reads the texts at positions k, k + B, k + 2B, ... of an epoch, one piece of a
-text per step. When it has used its texts of an epoch it continues with the next epoch. A step therefore has the same
-pieces for any number of ranks.
+The global batch has B lanes. Lane k reads the texts at positions k, k + B, k + 2B, ... of an epoch,
+one piece of a text per step. When it has used its texts of an epoch it continues with the next
+epoch. A step therefore has the same pieces for any number of ranks.
 
-A piece is [CLS], at most max_seq_length - 2 tokens, [SEP]. Sets of tokens already include [CLS] and [SEP].
+A piece is [CLS], at most max_seq_length - 2 tokens, [SEP].
+Sets of tokens already include [CLS] and [SEP].
 
-Legend: B lanes, N texts of the set, L positions of an epoch (N, or slightly more if texts are repeated),
-S sequences, T tokens. A rank has b of the lanes.
+Legend: B lanes, N texts of the set, L positions of an epoch (N, or slightly more if texts are
+repeated), S sequences, T tokens. A rank has b of the lanes.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ from mlbert.host.files import is_leftover, whole_file
 # Cached orders: more epochs if they are small, because lanes drift apart.
 _KEPT_EPOCHS = 3  # at least
 _KEPT_BYTES = 64 << 20  # more epochs up to this total
-# Texts of an epoch. Smaller orders are made by every process, in less time than opening a file may take.
+# Texts of an epoch. Smaller orders are made by every process,
+# in less time than opening a file may take.
 _SHARED_TEXTS = 1 << 20
 _STALE_SECONDS = 24 * 3600.0  # after which a file is deleted when another one is made
 _CHECKSUM_BYTES = 8  # at the end of an order's file: XXH3-64 of the name and the order
@@ -53,14 +55,16 @@ _PAUSE = 0.05  # seconds between checks for a shard that another process is maki
 class EpochOrders:
     """The orders of epochs, as in MosaicML Streaming. Thread-safe.
 
-    Of the processes on a machine, one makes an epoch's order, in a file that all of them map, and the next epoch's in
-    the background. The file is the order and a checksum, which each process verifies.
+    Of the processes on a machine, one makes an epoch's order, in a file that all of them map, and
+    the next epoch's in the background. The file is the order and a checksum, which each process
+    verifies.
 
     Args:
         mixture: draws the texts of each epoch.
-        shuffle, seed, canonical_nodes: see `mlbert.data.formats.mds_order.shuffle_into`; without ``shuffle``, the order
-            of the sets.
-        folder: for the files; if they cannot be written there, each process makes its orders in memory.
+        shuffle, seed, canonical_nodes: see `mlbert.data.formats.mds_order.shuffle_into`; without
+            ``shuffle``, the order of the sets.
+        folder: for the files; if they cannot be written there,
+            each process makes its orders in memory.
         warn: called with one line if this process makes its orders in memory.
     """
 
@@ -111,7 +115,9 @@ class EpochOrders:
         return self._ordered(epoch)[places].astype(np.int64)
 
     def texts(self, epochs: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Return int64 [n], the texts at these positions (int64 [n]) of these epochs (int64 [n])."""
+        """Return int64 [n], the texts at these positions (int64 [n]) of these epochs (int64
+        [n]).
+        """
         texts = np.empty(len(positions), np.int64)
         for epoch in np.unique(epochs).tolist():
             mine = epochs == epoch
@@ -146,7 +152,10 @@ class EpochOrders:
         return made
 
     def _make_ahead(self, epoch: int) -> None:
-        """Make an order's file unless another process is making it. If that fails, `_make` tries again."""
+        """Make an order's file unless another process is making it.
+
+        If that fails, `_make` tries again.
+        """
         with contextlib.suppress(UserError, OSError):
             self._shared(epoch, wait=False)
 
@@ -160,8 +169,10 @@ class EpochOrders:
         needed = -(-_STORED_ORDERS * self._num_bytes // _MEGABYTE)
         of_process = -(-self._num_bytes // _MEGABYTE)
         self._warn(
-            f"warning: {subject}: {problem}. Each process on this machine therefore makes the order of the texts "
-            f"itself, in {of_process:,} MB of memory. Free {needed:,} MB there, or {other_disk(self._folder)}."
+            f"warning: {subject}: {problem}. Each process on this machine therefore makes the "
+            "order of the texts "
+            f"itself, in {of_process:,} MB of memory. "
+            f"Free {needed:,} MB there, or {other_disk(self._folder)}."
         )
 
     def _fill(self, made: np.ndarray, epoch: int) -> None:
@@ -175,8 +186,9 @@ class EpochOrders:
             made[:] = texts[made]
 
     def _shared(self, epoch: int, wait: bool) -> np.ndarray | None:
-        """Return the map of an order's file, making it if necessary; None if ``wait`` is False and another process is
-        making it. Raises UserError or OSError if there can be no file."""
+        """Return the map of an order's file, making it if necessary; None if ``wait`` is False and
+        another process is making it. Raises UserError or OSError if there can be no file.
+        """
         path = self._folder / f"{self._key}-{epoch}.order"
         found = self._stored(path)
         if found is not None:
@@ -192,8 +204,9 @@ class EpochOrders:
         return self._mapped(path)[0]
 
     def _stored(self, path: Path) -> np.ndarray | None:
-        """Return the map of an order's file; None if it does not exist or is damaged, as a crash of the machine can
-        leave it."""
+        """Return the map of an order's file; None if it does not exist or is damaged,
+        as a crash of the machine can leave it.
+        """
         with contextlib.suppress(OSError):
             if path.stat().st_size == self._num_bytes + _CHECKSUM_BYTES:
                 order, checksum = self._mapped(path)
@@ -202,7 +215,10 @@ class EpochOrders:
         return None
 
     def _mapped(self, path: Path) -> tuple[np.ndarray, bytes]:
-        """Return the map of the order in a file, int [N], and the checksum after it. Raises OSError."""
+        """Return the map of the order in a file, int [N], and the checksum after it.
+
+        Raises OSError.
+        """
         content = np.memmap(path, np.uint8, "r").view(np.ndarray)
         return content[: self._num_bytes].view(self._dtype), content[self._num_bytes :].tobytes()
 
@@ -256,7 +272,9 @@ class WholeLanes:
         self._texts = _lane_texts(orders, lanes, mine)
 
     def take(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return this rank's texts (int64 [b]) of step ``step`` and the number of the piece of each (int64 [b])."""
+        """Return this rank's texts (int64 [b]) of step ``step``
+        and the number of the piece of each (int64 [b]).
+        """
         epochs, indices = np.divmod(step, self._texts)
         texts = self._orders.texts(epochs, indices * self._lanes + self._mine)
         return texts, np.zeros_like(texts)
@@ -267,7 +285,9 @@ class WholeLanes:
         return epoch, index * self._lanes
 
     def state(self, step: int) -> dict[str, Any]:
-        """Return the JSON-serializable position before step ``step``: empty, as the step number suffices."""
+        """Return the JSON-serializable position before step ``step``:
+        empty, as the step number suffices.
+        """
         return {}
 
     def go_to(self, step: int, state: dict[str, Any]) -> None:
@@ -275,7 +295,9 @@ class WholeLanes:
 
 
 class PieceLanes:
-    """Lanes that use all pieces of each text and skip empty texts. Tracks the position of each lane of this rank.
+    """Lanes that use all pieces of each text and skip empty texts.
+
+    Tracks the position of each lane of this rank.
 
     Args:
         lanes, mine: see `WholeLanes`.
@@ -319,7 +341,10 @@ class PieceLanes:
         return int(epoch[farthest]), int(index[farthest]) * self._lanes
 
     def state(self, step: int) -> dict[str, Any]:
-        """Return the JSON-serializable position of every rank's lanes before step ``step``. A collective."""
+        """Return the JSON-serializable position of every rank's lanes before step ``step``.
+
+        A collective.
+        """
         rows = np.zeros((len(self._NAMES), self._lanes), np.int64)
         with self._lock:
             rows[:, self._mine] = self._before(step)
@@ -329,7 +354,10 @@ class PieceLanes:
         }
 
     def go_to(self, step: int, state: dict[str, Any]) -> None:
-        """Continue from a position returned by `state`. Raises ValueError if it does not match the lanes."""
+        """Continue from a position returned by `state`.
+
+        Raises ValueError if it does not match the lanes.
+        """
         rows = np.asarray([state.get(name) for name in self._NAMES], np.int64)
         texts = _lane_texts(self._orders, self._lanes, np.arange(self._lanes))
         if (
@@ -343,7 +371,9 @@ class PieceLanes:
             self._known = OrderedDict([self._start])
 
     def _before(self, step: int) -> np.ndarray:
-        """Return the position before a step, int64 [3, b], advancing from the latest cached one if necessary."""
+        """Return the position before a step, int64 [3, b],
+        advancing from the latest cached one if necessary.
+        """
         origin = 0, np.zeros_like(self._start[1])
         passed = (one for one in (origin, self._start, *self._known.items()) if one[0] <= step)
         known, position = max(passed, key=lambda one: one[0])
@@ -359,7 +389,9 @@ class PieceLanes:
             self._known.popitem(last=False)
 
     def _step(self, position: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return texts and pieces of the step at a position (int64 [3, b]), and the position after it."""
+        """Return texts and pieces of the step at a position (int64 [3, b]),
+        and the position after it.
+        """
         epoch, index, piece = position.copy()
         texts = np.empty_like(index)
         counts = np.empty_like(index)
@@ -410,7 +442,10 @@ class Pieces:
         self._counts = np.zeros(shards.first[-1], np.int32)
 
     def counts(self, texts: np.ndarray) -> np.ndarray:
-        """Return int64 [n], the number of pieces of each text (int64 [n]), 0 if empty. Raises UserError as `rows`."""
+        """Return int64 [n], the number of pieces of each text (int64 [n]), 0 if empty.
+
+        Raises UserError as `rows`.
+        """
         unknown = texts[self._counts[texts] == 0]
         for number in np.unique(self._shards.shards_of(unknown)).tolist():
             if (shard := self._shards.ready(number)) is not None:
@@ -423,7 +458,10 @@ class Pieces:
         return self._counts[texts].astype(np.int64) - 1
 
     def all_counts(self, rank: int = 0, world_size: int = 1) -> np.ndarray:
-        """Return `counts` of all texts, int64 [N]. Tokenizes the set; each rank starts at a different shard."""
+        """Return `counts` of all texts, int64 [N].
+
+        Tokenizes the set; each rank starts at a different shard.
+        """
         count = len(self._shards.first) - 1
         for number in np.roll(np.arange(count), -(count * rank // world_size)).tolist():
             self._shards.prepare(number)
@@ -432,15 +470,18 @@ class Pieces:
         return self.counts(np.arange(self._shards.first[-1]))
 
     def prepare(self, texts: np.ndarray) -> None:
-        """Tokenize the shards of which at least half the texts are in ``texts`` (int64 [n], unique). Raises UserError
-        as `rows`."""
+        """Tokenize the shards of which at least half the texts are in ``texts`` (int64 [n],
+        unique). Raises UserError as `rows`.
+        """
         numbers, found = np.unique(self._shards.shards_of(texts), return_counts=True)
         for number in numbers[2 * found >= np.diff(self._shards.first)[numbers]].tolist():
             self._shards.shard(number)
 
     def rows(self, texts: np.ndarray, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the sequences of these pieces (int64 [S]) of these texts (int64 [S]) as tokens, uint16 [T], and
-        offsets, int64 [S+1]. Raises UserError if a shard is missing or damaged, or cannot be fetched."""
+        """Return the sequences of these pieces (int64 [S]) of these texts (int64 [S]) as tokens,
+        uint16 [T], and offsets, int64 [S+1]. Raises UserError if a shard is missing or damaged, or
+        cannot be fetched.
+        """
         numbers = self._shards.shards_of(texts)
         places = texts - self._shards.first[numbers]
         shards = {number: self._shards.ready(number) for number in np.unique(numbers).tolist()}
@@ -465,8 +506,10 @@ class Ahead:
     """Tokenizes shards in a background thread, in the order in which they are needed.
 
     Args:
-        canonical_nodes: parts of the set that are read in parallel; for each, the thread stays one shard ahead.
-        first, stride: only positions first, first + stride, ... of an epoch are read; ``stride`` divides the lanes.
+        canonical_nodes: parts of the set that are read in parallel;
+            for each, the thread stays one shard ahead.
+        first, stride: only positions first, first + stride, ...
+            of an epoch are read; ``stride`` divides the lanes.
     """
 
     def __init__(
@@ -520,7 +563,10 @@ class Ahead:
                 self._moved.clear()
 
     def _prepare_next(self, stopped: threading.Event) -> bool:
-        """Make the shards of the next window of places. Return False if the thread is far enough ahead."""
+        """Make the shards of the next window of places.
+
+        Return False if the thread is far enough ahead.
+        """
         self._waiting = [number for number in self._waiting if not self._shards.prepare(number)]
         self._done = max(self._done, self._front)
         if self._done > self._front + self._distance:

@@ -1,5 +1,6 @@
-"""Training and evaluation batches of a masked-LM run on texts, and its masking-rate schedule, built from its
-settings."""
+"""Training and evaluation batches of a masked-LM run on texts, and its masking-rate schedule,
+built from its settings.
+"""
 
 from __future__ import annotations
 
@@ -34,16 +35,19 @@ _COUNTED_TEXTS = 4096
 def masking_rate(
     schedule: str, first: float, last: float, max_steps: int
 ) -> Callable[[int], float]:
-    """Return the masking rate as a function of the updates so far: ``first`` at step 0, ``last`` at ``max_steps`` (1 or
-    more) and later; ``schedule`` is a name of `SHAPES`."""
+    """Return the masking rate as a function of the updates so far: ``first`` at step 0, ``last`` at
+    ``max_steps`` (1 or more) and later; ``schedule`` is a name of `SHAPES`.
+    """
     return lambda step: first + SHAPES[schedule](min(step / max_steps, 1.0)) * (last - first)
 
 
 def inspect(
     model: ModelConfig, data: DataConfig, text: TextConfig, corpus: CorpusConfig
 ) -> PreTrainingInputs:
-    """Check the sets' indices, the vocabulary and the model's shape without reading a text. Raises UserError if
-    something is missing, or if they do not match."""
+    """Check the sets' indices, the vocabulary and the model's shape without reading a text.
+
+    Raises UserError if something is missing, or if they do not match.
+    """
     shape = BertConfig.from_json(model.bert_config_file).with_options(model.model_options)
     tokenizer = load_tokenizer(text.tokenizer)
     check_model_vocabulary(
@@ -67,8 +71,9 @@ def inspect(
 def make_source(
     data: DataConfig, text: TextConfig, corpus: CorpusConfig, max_steps: int, **ranks: Any
 ) -> TextSource:
-    """Return this rank's share of the training texts; ``ranks``: the seed, rank, world_size, sum_over_ranks,
-    local and warn of `TextSource`."""
+    """Return this rank's share of the training texts; ``ranks``: the seed, rank, world_size,
+    sum_over_ranks, local and warn of `TextSource`.
+    """
     first = corpus.masking_rate
     last = first if corpus.masking_rate_end is None else corpus.masking_rate_end
     return TextSource(
@@ -106,8 +111,9 @@ def make_evaluation_set(
 
 
 def token_counts(data: DataConfig, text: TextConfig, corpus: CorpusConfig) -> np.ndarray:
-    """Return int64 [V], the count of each vocabulary entry in the first texts of the training set; 0 for special
-    tokens. Reads the first shard. Raises UserError if it is missing or damaged."""
+    """Return int64 [V], the count of each vocabulary entry in the first texts of the training set;
+    0 for special tokens. Reads the first shard. Raises UserError if it is missing or damaged.
+    """
     tokenizer = load_tokenizer(text.tokenizer)
     readers = open_texts(_training_streams(data, corpus), tokenizer)
     first = range(min(int(readers[0].shard_sizes[0]), _COUNTED_TEXTS))

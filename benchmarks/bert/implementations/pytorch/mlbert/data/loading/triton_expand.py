@@ -1,4 +1,5 @@
-"""Expansion of a `HostBatch` in one Triton kernel; each program writes BLOCK indices of every output.
+"""Expansion of a `HostBatch` in one Triton kernel;
+each program writes BLOCK indices of every output.
 
 Legend as in `mlbert.data.loading.batches`; T', S', M' are the sizes of the padded batch.
 """
@@ -17,7 +18,8 @@ from torch import Tensor
 from mlbert.data.loading.batches import IGNORED_LABEL, Batch
 
 BLOCK = 256
-HALVINGS = 20  # steps of the binary search over sequences; fixed, so that one compiled kernel handles all sizes
+# Steps of the binary search over sequences; fixed, so that one compiled kernel handles all sizes
+HALVINGS = 20
 MAX_SEQUENCES = 1 << (HALVINGS - 1)
 
 # In the order of the kernel's arguments.
@@ -43,7 +45,9 @@ OUTPUTS = (
 
 
 def expand(parts: Mapping[str, Tensor], out: Batch) -> None:
-    """Expand the parts into ``out``; bitwise the same as `mlbert.data.loading.batches.expand_plain`."""
+    """Expand the parts into ``out``; bitwise the same as
+    `mlbert.data.loading.batches.expand_plain`.
+    """
     tokens = parts["ids"].numel()
     sequences = parts["next_sentence"].numel()
     masked = parts["masked_labels"].numel()
@@ -102,12 +106,13 @@ def expand_kernel(
 ):
     """Write BLOCK indices of every output. Grid: max(T', S'+1, M') / BLOCK.
 
-    Inputs: the parts of `mlbert.data.loading.batches`. Outputs, in order: int64 [T'], [T'], [T'], int32 [T'], int32
-    [S'+1], int64 [M'], [M'], [S'].
+    Inputs: the parts of `mlbert.data.loading.batches`. Outputs, in order: int64 [T'], [T'], [T'],
+    int32 [T'], int32 [S'+1], int64 [M'], [M'], [S'].
     """
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
 
-    # A token belongs to the first sequence that ends after it, found by binary search in [low, high].
+    # A token belongs to the first sequence that ends after it,
+    # found by binary search in [low, high].
     real = index < tokens
     low = tl.zeros([BLOCK], tl.int32)
     high = tl.zeros([BLOCK], tl.int32) + sequences - 1

@@ -1,9 +1,11 @@
-"""Convert a WikiExtractor folder to text parts and an evaluation text; recognise the kind of an input.
+"""Convert a WikiExtractor folder to text parts and an evaluation text;
+recognise the kind of an input.
 
-The first pass runs one job per 16 MB of consecutive files. It writes their articles to a unit file, with an index of
-each article's length and MD5 next to it. The choice of evaluation articles needs only the counts. The second pass runs
-one job per part, which copies the part's articles from the units. Memory grows by only 20 bytes per article.
-``clean.json`` is written last; until it exists, the same command resumes an interrupted run.
+The first pass runs one job per 16 MB of consecutive files. It writes their articles to a unit file,
+with an index of each article's length and MD5 next to it. The choice of evaluation articles needs
+only the counts. The second pass runs one job per part, which copies the part's articles from the
+units. Memory grows by only 20 bytes per article. ``clean.json`` is written last; until it exists,
+the same command resumes an interrupted run.
 """
 
 from __future__ import annotations
@@ -66,9 +68,10 @@ class CleanOptions:
 def clean(
     folder: Path, out: Path, options: CleanOptions, executor: Executor = LOCAL
 ) -> dict[str, Any]:
-    """Write ``part-00000-of-00500`` ..., ``eval.txt`` and ``eval.md5`` to ``out``; return the content of
-    ``clean.json``. Raises UserError: the input is not WikiExtractor's, there is too little of it, or ``out`` holds
-    something else."""
+    """Write ``part-00000-of-00500`` ..., ``eval.txt`` and ``eval.md5`` to ``out``; return the
+    content of ``clean.json``. Raises UserError: the input is not WikiExtractor's, there is too
+    little of it, or ``out`` holds something else.
+    """
     keep_apart(out, [folder])
     progress = executor.progress
     files = wiki_files(folder)
@@ -91,7 +94,8 @@ def clean(
     if missing := missing_files(names):
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         progress(
-            f"warning: {folder}: missing {missing[0]}{more}, although later files exist: their articles are left out"
+            f"warning: {folder}: missing {missing[0]}{more}, although later files exist: "
+            "their articles are left out"
         )
     units = _units(files, [s.st_size for s in stats], out / SCRATCH)
     _prepare_scratch(out, wanted)
@@ -121,8 +125,11 @@ def clean(
 
 
 def wiki_files(folder: Path) -> list[Path]:
-    """Return the files ``wiki_<number>`` below a folder, sorted by name. Raises UserError: the folder does not exist,
-    or has no such file; or one is a link to nothing, a pipe or a device."""
+    """Return the files ``wiki_<number>`` below a folder, sorted by name.
+
+    Raises UserError: the folder does not exist, or has no such file;
+    or one is a link to nothing, a pipe or a device.
+    """
     remedy = "Give the folder that WikiExtractor wrote (AA/wiki_00, ...)"
     check_folder(folder, remedy)
     found = sorted(folder.rglob("wiki_*"), key=lambda path: path.relative_to(folder).as_posix())
@@ -137,9 +144,10 @@ def wiki_files(folder: Path) -> list[Path]:
 
 
 def missing_files(names: Sequence[str]) -> list[str]:
-    """Return the files missing from sorted names such as ``AA/wiki_00``, inferred from the numbers of the others.
-    WikiExtractor counts from 00 in every folder and puts the same number of files into each before it starts the
-    next."""
+    """Return the files missing from sorted names such as ``AA/wiki_00``, inferred from the numbers
+    of the others. WikiExtractor counts from 00 in every folder and puts the same number of files
+    into each before it starts the next.
+    """
     found: dict[str, list[int]] = {}
     for name in names:
         folder, _, number = name.rpartition("wiki_")
@@ -211,8 +219,9 @@ def make_unit(unit: Unit) -> None:
 
 
 def file_articles(path: Path) -> Iterator[str]:
-    """Yield the cleaned articles of one WikiExtractor file in order, including the empty ones that the benchmark
-    counts. Raises UserError as `mlbert.data.prepare.wiki_text.paragraphs`."""
+    """Yield the cleaned articles of one WikiExtractor file in order, including the empty ones that
+    the benchmark counts. Raises UserError as `mlbert.data.prepare.wiki_text.paragraphs`.
+    """
     split = wiki_text.sentence_splitter()
     with reading(path), open_plain(path) as lines:
         articles = wiki_text.articles(
@@ -273,7 +282,8 @@ def _withheld(catalogue: Catalogue, options: CleanOptions, progress: Progress) -
         raise UserError("data.other-text", options.eval_md5, reason, remedy)
     if found < len(hashes):
         progress(
-            f"warning: {options.eval_md5}: {found:,} of {len(hashes):,} articles found; the others may be in the "
+            f"warning: {options.eval_md5}: {found:,} of {len(hashes):,} articles found; "
+            "the others may be in the "
             "training text, with their sentences split differently"
         )
     else:
@@ -282,8 +292,9 @@ def _withheld(catalogue: Catalogue, options: CleanOptions, progress: Progress) -
 
 
 def part_bounds(lengths: np.ndarray, num_parts: int) -> np.ndarray:
-    """Return int64 [num_parts+1], the bounds of consecutive articles in parts of about equal size, at least one article
-    each. Raises UserError: fewer articles than parts."""
+    """Return int64 [num_parts+1], the bounds of consecutive articles in parts of about equal size,
+    at least one article each. Raises UserError: fewer articles than parts.
+    """
     if len(lengths) < num_parts:
         reason = f"{len(lengths)} articles cannot fill {num_parts} parts"
         raise UserError("data.too-small", "--parts", reason, "Use fewer parts")
@@ -300,8 +311,10 @@ def part_bounds(lengths: np.ndarray, num_parts: int) -> np.ndarray:
 def make_part(
     units: Sequence[Unit], unit_starts: np.ndarray, part: tuple[Path, np.ndarray]
 ) -> None:
-    """Write one part, with a blank line between articles, unless an earlier run has done so. ``part`` is its path and
-    its ascending article numbers over all units."""
+    """Write one part, with a blank line between articles, unless an earlier run has done so.
+
+    ``part`` is its path and its ascending article numbers over all units.
+    """
     path, articles = part
     if path.exists():
         return
@@ -349,7 +362,9 @@ def _finished(out: Path, wanted: dict[str, Any], progress: Progress) -> dict[str
 
 
 def _prepare_scratch(out: Path, wanted: dict[str, Any]) -> None:
-    """Create an empty scratch folder, or keep that of an interrupted run with the same code, input and options."""
+    """Create an empty scratch folder, or keep that of an interrupted run with the same code,
+    input and options.
+    """
     plan = out / SCRATCH / "plan.json"
     begun_with = {**wanted, jobs.MADE_BY: jobs.code_identity()}
     wanted_bytes = (json.dumps(begun_with, indent=1) + "\n").encode()
@@ -372,8 +387,10 @@ def _prepare_scratch(out: Path, wanted: dict[str, Any]) -> None:
 
 
 def recognise(path: Path) -> str:
-    """Return the kind of a folder, text part or TFRecord file, named after the step that accepts it: wikiextractor,
-    text, tfrecord, nvidia or prepared. Raises UserError: it cannot be prepared, or it is damaged."""
+    """Return the kind of a folder, text part or TFRecord file, named after the step that accepts
+    it: wikiextractor, text, tfrecord, nvidia or prepared. Raises UserError: it cannot be prepared,
+    or it is damaged.
+    """
     if path.is_dir() and any(path.rglob("wiki_*")):
         wiki_files(path)
         return "wikiextractor"

@@ -1,8 +1,9 @@
 """Print the documentation of the standard library's compiled modules as JSON.
 
-`mlbert.data.prepare.python_text` runs this file in a fresh interpreter without site packages (``python -I -S``),
-because the text would otherwise contain whatever a running program has put into modules such as ``sys``. It imports
-only modules that are built into the interpreter or are its own extensions.
+`mlbert.data.prepare.python_text` runs this file in a fresh interpreter without site packages
+(``python -I -S``), because the text would otherwise contain whatever a running program has put into
+modules such as ``sys``. It imports only modules that are built into the interpreter or are its own
+extensions.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def is_compiled(name: str) -> bool:
 
 
 def documentation(module: ModuleType) -> list[list[str]]:
-    """Return groups of a module's texts: its own, one group per class with its members, one per function."""
+    """Return groups of a module's texts: its own, one group per class with its members,
+    one per function.
+    """
     groups = [[module.__doc__]]
     for _, value in sorted(vars(module).items()):
         if inspect.isclass(value) and value.__module__ in (module.__name__, "builtins"):

@@ -1,15 +1,18 @@
-"""Documents of sentences: extract them from text files and mark-up, and split them into training and evaluation text.
+"""Documents of sentences: extract them from text files and mark-up,
+and split them into training and evaluation text.
 
-`split` drops repeated documents and sentences, holds out documents by a hash of their text and a seed, and drops
-training sentences that nearly repeat an evaluation sentence.
+`split` drops repeated documents and sentences, holds out documents by a hash of their text and a
+seed, and drops training sentences that nearly repeat an evaluation sentence.
 
-`prose_sentences` extracts English prose from docstrings, comments and marked-up text; it drops code, tables and
-mark-up. A sentence ends at ``.``, ``!`` or ``?`` (with closing quotes or brackets) before white space and a possible
-start: a capital, a digit, an opening quote or bracket, or a backtick. Known abbreviations, single letters and numbered
-list marks do not end one. A sentence that begins in lower case is not recognised and stays joined to the one before.
+`prose_sentences` extracts English prose from docstrings, comments and marked-up text; it drops
+code, tables and mark-up. A sentence ends at ``.``, ``!`` or ``?`` (with closing quotes or brackets)
+before white space and a possible start: a capital, a digit, an opening quote or bracket, or a
+backtick. Known abbreviations, single letters and numbered list marks do not end one. A sentence
+that begins in lower case is not recognised and stays joined to the one before.
 
-`documents` reads every ``*.txt`` below a folder. With ``one_per_line``, each line is a sentence and a blank line ends a
-document. Otherwise each file is one document and its paragraphs are split into sentences.
+`documents` reads every ``*.txt`` below a folder. With ``one_per_line``, each line is a sentence and
+a blank line ends a document. Otherwise each file is one document and its paragraphs are split into
+sentences.
 """
 
 from __future__ import annotations
@@ -36,8 +39,9 @@ _WORD = re.compile(r"\w+")
 
 @dataclass
 class Corpus:
-    """The training and evaluation sides of a text, each a list of documents of sentences, and counts of dropped
-    sentences."""
+    """The training and evaluation sides of a text, each a list of documents of sentences,
+    and counts of dropped sentences.
+    """
 
     train: list[list[str]]
     evaluation: list[list[str]]
@@ -65,8 +69,9 @@ def _shingles(sentence: str) -> set[tuple[str, ...]]:
 
 
 def drop_repeats(documents: Iterable[list[str]]) -> tuple[list[list[str]], int]:
-    """Keep the first of all sentences with the same words and count the dropped ones; documents that become empty are
-    dropped."""
+    """Keep the first of all sentences with the same words and count the dropped ones; documents
+    that become empty are dropped.
+    """
     seen: set[tuple[str, ...]] = {()}
     kept = []
     dropped = 0
@@ -84,8 +89,9 @@ def drop_repeats(documents: Iterable[list[str]]) -> tuple[list[list[str]], int]:
 
 
 def is_held_out(document: list[str], share: float, seed: int) -> bool:
-    """Return whether a document is for evaluation, by SHA-256 of the seed and its text, so its position does not
-    matter."""
+    """Return whether a document is for evaluation, by SHA-256 of the seed and its text,
+    so its position does not matter.
+    """
     text = "\n".join([str(seed), *document]).encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") < share * 2**64
 
@@ -98,12 +104,13 @@ def cut(document: list[str], most: int) -> list[list[str]]:
 
 
 def split(documents: Iterable[list[str]], share: float, seed: int, *, max_sentences: int) -> Corpus:
-    """De-duplicate, cut, hold out, and drop near-repeats of evaluation sentences from the training side. Documents of
-    fewer than `MIN_SENTENCES` are dropped.
+    """De-duplicate, cut, hold out, and drop near-repeats of evaluation sentences from the training
+    side. Documents of fewer than `MIN_SENTENCES` are dropped.
 
     Args:
         share: fraction of the documents to hold out, between 0 and 1.
-        max_sentences: longer documents are cut into pieces, so that none dominates the evaluation side.
+        max_sentences: longer documents are cut into pieces,
+            so that none dominates the evaluation side.
 
     Raises UserError: one side is empty.
     """
@@ -144,7 +151,9 @@ def _nearly_repeats(sentence: str, held_out: set[tuple[str, ...]]) -> bool:
 
 
 def write_text(path: Path, documents: list[list[str]]) -> None:
-    """Write one sentence per line and a blank line between documents, like the benchmark's text parts."""
+    """Write one sentence per line and a blank line between documents,
+    like the benchmark's text parts.
+    """
     write_atomically(path, "\n\n".join("\n".join(document) for document in documents) + "\n")
 
 
@@ -190,7 +199,8 @@ def split_sentences(text: str) -> list[str]:
 
 
 def _continues(text: str, start: int, end: int) -> bool:
-    """Return whether the full stop at ``end`` belongs to an abbreviation, an initial or a list mark.
+    """Return whether the full stop at ``end`` belongs to an abbreviation,
+    an initial or a list mark.
 
     ``start`` is where its sentence begins. Only a number that begins there is a list mark.
     """
@@ -205,7 +215,9 @@ def _continues(text: str, start: int, end: int) -> bool:
 
 
 def paragraphs(text: str) -> list[str]:
-    """Return blocks of prose, separated by blank lines or bullets, without literal blocks and tables."""
+    """Return blocks of prose, separated by blank lines or bullets,
+    without literal blocks and tables.
+    """
     blocks: list[list[str]] = [[]]
     literal_indent: int | None = None
     literal_next = False
@@ -265,8 +277,11 @@ def prose_sentences(text: str) -> list[str]:
 
 
 def text_files(folder: Path) -> list[Path]:
-    """Return the ``*.txt`` files below a folder, sorted by relative name. Raises UserError: the folder does not exist,
-    cannot be read, or has no text file; or one is a link to nothing, a pipe or a device."""
+    """Return the ``*.txt`` files below a folder, sorted by relative name.
+
+    Raises UserError: the folder does not exist, cannot be read, or has no text file; or one is a
+    link to nothing, a pipe or a device.
+    """
     remedy = "Give a folder with *.txt files"
     check_folder(folder, remedy)
     with reading(folder, remedy):
@@ -280,7 +295,9 @@ def text_files(folder: Path) -> list[Path]:
 
 
 def name_note(folder: Path) -> str:
-    """Return a sentence about the visible files below a folder that are not `text_files`, or an empty text."""
+    """Return a sentence about the visible files below a folder that are not `text_files`,
+    or an empty text.
+    """
     names = sorted(
         path.name for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")
     )
@@ -296,8 +313,10 @@ def name_note(folder: Path) -> str:
 
 
 def keep_out(folder: Path, out: Path) -> None:
-    """Check that ``out`` is not in the input folder. Raises UserError: it is, so its text files would be read the next
-    time."""
+    """Check that ``out`` is not in the input folder.
+
+    Raises UserError: it is, so its text files would be read the next time.
+    """
     if folder.resolve() in (out.resolve(), *out.resolve().parents):
         raise UserError(
             "file.in-input",
@@ -308,8 +327,11 @@ def keep_out(folder: Path, out: Path) -> None:
 
 
 def documents(folder: Path, one_per_line: bool = False) -> Iterator[list[str]]:
-    """Yield the documents of a folder as the module docstring describes. Raises UserError: a file cannot be read or is
-    not UTF-8 (names the line), or all files are empty."""
+    """Yield the documents of a folder as the module docstring describes.
+
+    Raises UserError: a file cannot be read or is not UTF-8 (names the line),
+    or all files are empty.
+    """
     empty = True
     for path in text_files(folder):
         for document in _documents(text_lines(path, "Cut it into several"), one_per_line):
@@ -320,8 +342,10 @@ def documents(folder: Path, one_per_line: bool = False) -> Iterator[list[str]]:
 
 
 def source_name(folder: Path, one_per_line: bool) -> dict[str, str | bool]:
-    """Return an identifier of the text, which is stored with the data and compared on a rerun. Raises UserError as
-    `documents`."""
+    """Return an identifier of the text, which is stored with the data and compared on a rerun.
+
+    Raises UserError as `documents`.
+    """
     state = hashlib.sha256()
     for path in text_files(folder):
         state.update(f"{path.relative_to(folder).as_posix()}\0{file_sha256(path)}\n".encode())

@@ -1,17 +1,21 @@
-"""Documents from the user's text: plain, HTML, table, JSON and compressed files, and saved Hugging Face data sets.
+"""Documents from the user's text: plain, HTML, table, JSON and compressed files,
+and saved Hugging Face data sets.
 
-=================================  ===============================================================================
-``.jsonl``, ``.json``              one JSON object per line; its ``text`` is a document; other ``.json`` files of a
-                                   folder are left out
+=================================  =================================================================
+``.jsonl``, ``.json``              one JSON object per line; its ``text`` is a document; other
+                                   ``.json`` files of a folder are left out
 ``.csv``, ``.tsv``                 one document per row; in a folder only if their column is named
-``.parquet``                       one document per row, in the column ``text``; needs the package pyarrow
+``.parquet``                       one document per row, in the column ``text``;
+                                   needs the package pyarrow
 a folder saved by ``datasets``     one document per row, in the same way; needs the package
-``.html``, ``.htm``, ``.xhtml``    a file is a document or several, of the visible text without navigation
-other files and folders            ``.txt``, ``.text``, ``.md``, ``.rst``: a file is a document or several
-=================================  ===============================================================================
+``.html``, ``.htm``, ``.xhtml``    a file is a document or several,
+                                   of the visible text without navigation
+other files and folders            ``.txt``, ``.text``, ``.md``, ``.rst``:
+                                   a file is a document or several
+=================================  =================================================================
 
-Another column than ``text`` can be named. Files may be compressed (``.gz``, ``.zst``). Reads are bounded, whatever the
-size of a file, a line or a text.
+Another column than ``text`` can be named. Files may be compressed (``.gz``, ``.zst``). Reads are
+bounded, whatever the size of a file, a line or a text.
 """
 
 from __future__ import annotations
@@ -56,7 +60,8 @@ _ROWS = 1024  # of a Parquet file, read at a time
 _MOST_LINE = 64 << 20  # maximum characters of a line
 _HTML_HEAD = 1024  # bytes with the declaration of the encoding
 _KINDS = (
-    f"{', '.join((*PLAIN_SUFFIXES, *HTML_SUFFIXES, '.parquet'))}, .jsonl or .json with an object on each line, "
+    f"{', '.join((*PLAIN_SUFFIXES, *HTML_SUFFIXES, '.parquet'))}, "
+    ".jsonl or .json with an object on each line, "
     f"all also compressed as {' or '.join(PACKED)}"
 )
 _REMEDY = f"Give text: {_KINDS}, or a folder of such files; or .csv or .tsv with --text COLUMN"
@@ -105,11 +110,12 @@ def find_sources(
 ) -> list[CorpusSource]:
     """Return the files and saved sets at these paths, each once, in order.
 
-    Skips hidden files and everything below the folder ``without``. Of a folder also skips links to folders, tables if
-    no ``column`` is named, and JSON that is not one object per line. Counts all other files by suffix in ``others``.
+    Skips hidden files and everything below the folder ``without``. Of a folder also skips links to
+    folders, tables if no ``column`` is named, and JSON that is not one object per line. Counts all
+    other files by suffix in ``others``.
 
-    Raises UserError: a path does not exist, is neither a file nor a folder, or holds no text; or a text file of a
-    folder is a link to nothing, a pipe or a device.
+    Raises UserError: a path does not exist, is neither a file nor a folder, or holds no text; or a
+    text file of a folder is a link to nothing, a pipe or a device.
     """
     others = Counter() if others is None else others
     found: dict[Path, CorpusSource] = {}
@@ -172,7 +178,10 @@ def _of_folder(folder: Path, without: Path, others: Counter[str], column: str | 
 
 
 def _has_rows(path: Path, column: str) -> bool:
-    """Return whether the first line of a .json file is an object with a text. In a folder, few such files are."""
+    """Return whether the first line of a .json file is an object with a text.
+
+    In a folder, few such files are.
+    """
     try:
         return next(row_texts(path, column), None) is not None
     except UserError as error:
@@ -200,7 +209,8 @@ def documents(source: CorpusSource, piece: int, is_cut: bool) -> Iterator[str]:
         piece: characters after which a large plain file is cut, at a blank line.
         is_cut: also cut small files and records.
 
-    Raises UserError: not UTF-8 or not JSON (names the line), no such column, damaged, or unreadable.
+    Raises UserError: not UTF-8 or not JSON (names the line), no such column, damaged,
+    or unreadable.
     """
     limit = piece if is_cut else MOST_DOCUMENT
     if source.path.is_dir():
@@ -219,8 +229,10 @@ def documents(source: CorpusSource, piece: int, is_cut: bool) -> Iterator[str]:
 
 
 def _pieces(chunks: Iterator[str], size: int) -> Iterator[str]:
-    """Cut text after the first blank line that follows ``size`` characters. If there is none before twice that size,
-    cut after a line end, a space, or anywhere."""
+    """Cut text after the first blank line that follows ``size`` characters.
+
+    If there is none before twice that size, cut after a line end, a space, or anywhere.
+    """
     rest = ""
     for chunk in chunks:
         rest = rest + chunk
@@ -239,7 +251,9 @@ def _pieces(chunks: Iterator[str], size: int) -> Iterator[str]:
 
 
 def _unpacked(file: BinaryIO) -> Iterator[bytes]:
-    """Decompress Zstandard frames; EOFError if the last is cut off, which the package's own reader does not notice."""
+    """Decompress Zstandard frames; EOFError if the last is cut off,
+    which the package's own reader does not notice.
+    """
     frame: Any = None
     while raw := (frame.unused_data if frame and frame.eof else b"") or file.read(_PACKED_CHUNK):
         if frame is None or frame.eof:
@@ -251,8 +265,10 @@ def _unpacked(file: BinaryIO) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a file, decompressed if it ends in .gz. Raises UserError also for what is read later: damaged or
-    unreadable."""
+    """Open a file, decompressed if it ends in .gz.
+
+    Raises UserError also for what is read later: damaged or unreadable.
+    """
     with reading(path), contextlib.ExitStack() as stack:
         file: Any = stack.enter_context(path.open("rb"))
         broken: tuple[type[Exception], ...] = (EOFError, gzip.BadGzipFile, zlib.error)
@@ -302,7 +318,10 @@ def _not_text(path: Path, line: int, raw: bytes, encoding: str = UTF8) -> UserEr
 
 
 def _with_zeros(path: Path, line: int, text: str) -> UserError:
-    """Return the error for text with zero characters. Half of UTF-16 text is zeros when it is read as UTF-8."""
+    """Return the error for text with zero characters.
+
+    Half of UTF-16 text is zeros when it is read as UTF-8.
+    """
     if text.count("\0") > max(1, len(text) // 4):
         return _not_text(path, line, text.encode())
     reason = f"line {line} has a zero byte"
@@ -392,8 +411,10 @@ def _table_texts(source: CorpusSource) -> Iterator[str]:
 
 
 def row_texts(path: Path, column: str = TEXT) -> Iterator[str]:
-    """Yield the text of every row of a Parquet file, or of every JSON line of another file. Raises UserError, which
-    names the line that is not UTF-8 or JSON, or has no text."""
+    """Yield the text of every row of a Parquet file, or of every JSON line of another file.
+
+    Raises UserError, which names the line that is not UTF-8 or JSON, or has no text.
+    """
     if suffix_of(path.name) == ".parquet":
         yield from _parquet_texts(path, column)
         return
@@ -429,7 +450,10 @@ def _parquet_texts(path: Path, column: str) -> Iterator[str]:
 
 
 def text_lines(path: Path, remedy: str, encoding: str = UTF8) -> Iterator[str]:
-    """Yield the lines of a file. Raises UserError, which names the line that is not in the encoding or too long."""
+    """Yield the lines of a file.
+
+    Raises UserError, which names the line that is not in the encoding or too long.
+    """
     number = 0
     rest = ""
     for chunk in _characters(path, encoding):
@@ -452,8 +476,9 @@ def text_blocks(lines: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _rows(folder: Path, column: str) -> Iterator[str]:
-    """Yield the text of each row of a folder saved by ``datasets``: of the training split, or of all splits if there is
-    none."""
+    """Yield the text of each row of a folder saved by ``datasets``:
+    of the training split, or of all splits if there is none.
+    """
     datasets = import_package("datasets", folder, "bert")
     remedy = f"Save a set with a column {column} of text, by save_to_disk"
     try:

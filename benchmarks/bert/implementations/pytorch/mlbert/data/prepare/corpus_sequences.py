@@ -1,4 +1,6 @@
-"""Convert documents to sequences of tokens without near repeats; choose sentences with a masked word as examples."""
+"""Convert documents to sequences of tokens without near repeats;
+choose sentences with a masked word as examples.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,10 @@ _WORD = re.compile(rf"[{_CJK}]|[^\W\d_{_CJK}]+")
 
 
 def encode_texts(tokenizer: Tokenizer, known: np.ndarray | None, texts: Sequence[str]) -> Encoded:
-    """Convert documents to tokens and count them without [SEP]: kept ones, those of them that are unknown, and left out
-    ones. Lines mostly of runs whose hashes are ``known`` (uint64, sorted) are dropped."""
+    """Convert documents to tokens and count them without [SEP]: kept ones, those of them that are
+    unknown, and left out ones. Lines mostly of runs whose hashes are ``known`` (uint64, sorted) are
+    dropped.
+    """
     lines = [text.splitlines() for text in texts]
     tokens, starts = tokenizer.encode_all([line for document in lines for line in document])
     is_kept = np.ones(len(tokens), bool) if known is None else ~_repeated(tokens, starts, known)
@@ -97,8 +101,9 @@ def run_hashes(tokens: np.ndarray) -> np.ndarray:
 
 
 def _repeated(tokens: np.ndarray, starts: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Return bool [T]: tokens of lines (int64 [lines + 1] ``starts``) with at least half of their tokens in known
-    runs."""
+    """Return bool [T]: tokens of lines (int64 [lines + 1] ``starts``) with at least half of their
+    tokens in known runs.
+    """
     runs = run_hashes(tokens)
     found = (
         known[np.minimum(np.searchsorted(known, runs), len(known) - 1)] == runs
@@ -124,8 +129,9 @@ def has_next(sample: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
 
 
 def choose_sentences(texts: Iterable[str], tokenizer: Tokenizer) -> list[list[str]]:
-    """Return up to `COUNT` sentences, each as a text with one word of the vocabulary masked, and that word;
-    deterministic for the same texts."""
+    """Return up to `COUNT` sentences, each as a text with one word of the vocabulary masked, and
+    that word; deterministic for the same texts.
+    """
     found: dict[str, str] = {}
     for sentence in islice(_sentences(texts), _LOOKED_AT):
         if (
@@ -152,7 +158,9 @@ def _sentences(texts: Iterable[str]) -> Iterable[str]:
 
 
 def _mask(sentence: str, number: int, tokenizer: Tokenizer) -> list[str] | None:
-    """Mask one of the words that are entries of the vocabulary; return text and word, or None if there is none."""
+    """Mask one of the words that are entries of the vocabulary;
+    return text and word, or None if there is none.
+    """
     places = [
         match for match in _WORD.finditer(sentence) if _is_maskable(sentence, match, tokenizer)
     ]

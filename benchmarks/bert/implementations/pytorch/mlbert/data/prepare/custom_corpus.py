@@ -1,15 +1,20 @@
-"""Prepare the user's own text for `mlbert pretrain`: training and held-out sets, a vocabulary, example sentences.
+"""Prepare the user's own text for `mlbert pretrain`:
+training and held-out sets, a vocabulary, example sentences.
 
     text/vocab.txt, tokenizer_config.json   the vocabulary
-    text/train/, text/val/                  MDS sets of sequences: [CLS], tokens of documents with [SEP] between, [SEP]
-    text/text.json                          written last: input, counts, baselines, masked example sentences
+    text/train/, text/val/                  MDS sets of sequences:
+                                            [CLS], tokens of documents with [SEP] between, [SEP]
+    text/text.json                          written last:
+                                            input, counts, baselines, masked example sentences
 
-The text is read twice, to count words and choose the held-out documents, and to tokenise, in constant memory. One
-process reads and writes; others count or tokenise about a million characters at a time. Their number changes nothing.
+The text is read twice, to count words and choose the held-out documents, and to tokenise, in
+constant memory. One process reads and writes; others count or tokenise about a million characters
+at a time. Their number changes nothing.
 
-Documents that equal an earlier one in all their letters are dropped. The held-out documents are those with the smallest
-SHA-256 of their text, so neither order nor number of files matters. Training lines that nearly repeat one are dropped:
-those with at least half of their tokens in runs of 8 that also occur in the held-out text.
+Documents that equal an earlier one in all their letters are dropped. The held-out documents are
+those with the smallest SHA-256 of their text, so neither order nor number of files matters.
+Training lines that nearly repeat one are dropped: those with at least half of their tokens in runs
+of 8 that also occur in the held-out text.
 """
 
 from __future__ import annotations
@@ -111,7 +116,8 @@ class Request:
         sources: the input text.
         vocabulary: the tokenizer to use (None trains a vocabulary).
         vocab_size: maximum number of entries of a trained vocabulary.
-        lower_case: whether a trained vocabulary is uncased; None decides by the text, see `_Scan.case`.
+        lower_case: whether a trained vocabulary is uncased;
+            None decides by the text, see `_Scan.case`.
         length: tokens per sequence.
         eval_rate: probability of masking a held-out token, as in the evaluations during training.
         held_out: text to hold out instead of a part of ``sources``.
@@ -150,8 +156,11 @@ class Request:
 
 
 def prepare(request: Request, folder: Path, executor: Executor = LOCAL) -> Facts:
-    """Prepare text, unless the folder already holds the same. Raises UserError: text cannot be read, is too short or
-    not natural language, or the folder cannot be written."""
+    """Prepare text, unless the folder already holds the same.
+
+    Raises UserError: text cannot be read, is too short or not natural language,
+    or the folder cannot be written.
+    """
     if (found := read_facts(folder)) is not None and found.made_from == request.made_from():
         return found
     shutil.rmtree(folder, ignore_errors=True)
@@ -170,8 +179,9 @@ def take_inventory(request: Request, executor: Executor = LOCAL) -> list[str]:
 
 
 def read_facts(folder: Path) -> Facts | None:
-    """Return the facts that `prepare` wrote, or None if it did not finish or the file is damaged and all must be
-    rebuilt."""
+    """Return the facts that `prepare` wrote, or None if it did not finish
+    or the file is damaged and all must be rebuilt.
+    """
     try:
         found = parse_checksummed(read_plain(folder / _FACTS).decode(errors="replace"))
         return None if found is None else Facts(**found)
@@ -214,8 +224,8 @@ class _HeldOut:
         return digest in self._known
 
 
-# Of each document a digest of its letters, one of its text, and its characters of markup; the words of all documents,
-# separated by white space.
+# Of each document a digest of its letters, one of its text, and its characters of markup; the words
+# of all documents, separated by white space.
 _Counts = tuple[list[tuple[int, int, int]], Counter[str]]
 
 
@@ -246,7 +256,9 @@ class _Scan:
     _known: set[int] = field(default_factory=set)
 
     def add(self, texts: Sequence[str], may_hold_out: bool, counts: _Counts) -> None:
-        """Add documents with what `_count` returns, except those whose letters are those of an earlier one."""
+        """Add documents with what `_count` returns,
+        except those whose letters are those of an earlier one.
+        """
         found, words = counts
         for text, (letters, digest, markup) in zip(texts, found, strict=True):
             self.characters += len(text)
@@ -267,7 +279,9 @@ class _Scan:
 
     @cached_property
     def scripts(self) -> str:
-        """Scripts of at least 1 % of the letters, such as ``97 % Latin, 3 % CJK``; after the last document."""
+        """Scripts of at least 1 % of the letters, such as ``97 % Latin, 3 % CJK``;
+        after the last document.
+        """
         found: Counter[str] = Counter()
         for char, count in count_characters(self.words).items():
             if char.isalpha():
@@ -284,10 +298,12 @@ class _Scan:
 
     @cached_property
     def case(self) -> tuple[bool, str]:
-        """Whether a vocabulary for the words should ignore case and accents, and the reason; after the last document.
+        """Whether a vocabulary for the words should ignore case and accents, and the reason;
+        after the last document.
 
-        A small vocabulary of a language such as English gains: a word has one entry, also at the start of a sentence.
-        Where letters have accents, the words lose their meaning with them, and scripts without case gain nothing.
+        A small vocabulary of a language such as English gains: a word has one entry, also at the
+        start of a sentence. Where letters have accents, the words lose their meaning with them, and
+        scripts without case gain nothing.
         """
         letters = 0
         cased = 0
@@ -317,7 +333,8 @@ class _Scan:
             f"; skipped: {', '.join(str(source.path) for source in self.bad)}" if self.bad else ""
         )
         lines = [
-            f"files: {len(request.sources):,} read ({format_counts(read)}{column}){others}{skipped}",
+            f"files: {len(request.sources):,} read "
+            f"({format_counts(read)}{column}){others}{skipped}",
             f"text: {self.characters:,} characters in {self.documents:,} documents, "
             f"{len(self.repeats):,} dropped as repeats of others; letters: {self.scripts}",
         ]
@@ -333,7 +350,10 @@ def _digest(text: str) -> int:
 
 
 def _read(request: Request, scan: _Scan, advance: Callable[[int], None]) -> Iterator[str]:
-    """Yield the documents of all sources; advance by bytes. Sources that cannot be read go to ``scan.bad``."""
+    """Yield the documents of all sources; advance by bytes.
+
+    Sources that cannot be read go to ``scan.bad``.
+    """
     for source in request.sources:
         left = source.num_bytes
         try:
@@ -372,8 +392,10 @@ def _together(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _scan_text(request: Request, executor: Executor) -> tuple[Request, _Scan]:
-    """Read all text once; return the request for the sources that can be read, and the results. If there are too few
-    documents, or they are too long to hold some out, cut them."""
+    """Read all text once; return the request for the sources that can be read, and the results.
+
+    If there are too few documents, or they are too long to hold some out, cut them.
+    """
     bad: dict[CorpusSource, UserError] = {}  # the first pass leaves them out of the request
     for is_cut in (False, True):
         request, scan = _scan_readable(request, is_cut, executor)
@@ -408,8 +430,9 @@ def _repeats_itself() -> UserError:
 
 
 def _scan_readable(request: Request, is_cut: bool, executor: Executor) -> tuple[Request, _Scan]:
-    """Scan; read files that are not UTF-8 in the given encoding, and leave out bad ones if that is allowed. Raises
-    UserError: there are others, which are all named."""
+    """Scan; read files that are not UTF-8 in the given encoding, and leave out bad ones if that is
+    allowed. Raises UserError: there are others, which are all named.
+    """
     scan = _scan_once(request, is_cut, executor)
     if (bad := scan.bad) and request.encoding is not None:
         other = {source for source, error in bad.items() if error.code == "data.encoding"}
@@ -568,7 +591,9 @@ def _write_set(folder: Path, samples: Iterable[np.ndarray], tokenizer: Tokenizer
 
 
 def _masked(samples: Sequence[np.ndarray], tokenizer: Tokenizer, rate: float) -> Ragged:
-    """Return the held-out sequences with the masks that `mlbert.data.loading.masked_text.TextEvalSet` draws."""
+    """Return the held-out sequences with the masks that
+    `mlbert.data.loading.masked_text.TextEvalSet` draws.
+    """
     masking = Masking.of(tokenizer, seed=0, always_mask=True)
     offsets = offsets_of([len(one) for one in samples])
     return masking(np.concatenate(samples), offsets, 0, np.arange(len(samples)), rate)

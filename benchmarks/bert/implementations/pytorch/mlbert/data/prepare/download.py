@@ -1,8 +1,10 @@
-"""Fetch the benchmark's published files by a list of names, sizes, MD5 sums and addresses (``benchmark_files.json``).
+"""Fetch the benchmark's published files by a list of names, sizes,
+MD5 sums and addresses (``benchmark_files.json``).
 
-A file is written as ``<name>.partial``, resumed after an interruption, and renamed once size and MD5 match.
-``.verified`` in the output folder records size and time of verified files, so a second run reads only files that have
-changed. The text archive is unpacked into ``text/`` and its files are checked against the published sums.
+A file is written as ``<name>.partial``, resumed after an interruption, and renamed once size and
+MD5 match. ``.verified`` in the output folder records size and time of verified files, so a second
+run reads only files that have changed. The text archive is unpacked into ``text/`` and its files
+are checked against the published sums.
 """
 
 from __future__ import annotations
@@ -67,8 +69,10 @@ class FileList(Document):
 
 
 def read_list(path: Path | None = None) -> FileList:
-    """Return the benchmark's list, or another one in the same format. Raises UserError: the file cannot be read or has
-    another format."""
+    """Return the benchmark's list, or another one in the same format.
+
+    Raises UserError: the file cannot be read or has another format.
+    """
     path = path or LIST
     document = read_json(path, "Check --manifest")
     found = parse_model(
@@ -82,8 +86,10 @@ def read_list(path: Path | None = None) -> FileList:
 
 
 def select(listed: FileList, wanted: Sequence[str]) -> list[Entry]:
-    """Return the entries with these names, base names or groups; without any, the default entries. Raises UserError: a
-    name is neither."""
+    """Return the entries with these names, base names or groups; without any, the default entries.
+
+    Raises UserError: a name is neither.
+    """
     entries = listed.files
     wanted = wanted or listed.default_groups or [entry.group for entry in entries]
     for name in wanted:
@@ -101,9 +107,12 @@ def _names(entry: Entry) -> set[str]:
 def fetch_all(
     entries: Sequence[Entry], out: Path, mirror: str = "", *, progress: Progress = SILENT
 ) -> list[Path]:
-    """Fetch the entries into ``out``; return all files, including those of archives. With ``mirror``, use
-    ``<mirror>/<name>`` instead of the published addresses; a mirror folder may also hold the file directly. Raises
-    UserError: no source has the file, the host cannot be reached, the content is wrong, or the disk is full."""
+    """Fetch the entries into ``out``; return all files, including those of archives.
+
+    With ``mirror``, use ``<mirror>/<name>`` instead of the published addresses; a mirror folder may
+    also hold the file directly. Raises UserError: no source has the file, the host cannot be
+    reached, the content is wrong, or the disk is full.
+    """
     make_folder(out)
     memory = _Memory(out)
     found = []
@@ -170,7 +179,10 @@ def _fetch(entry: Entry, target: Path, mirror: str, progress: Progress) -> None:
                 break  # another source would not help if the network is down; received data is kept
     reason = "cannot be fetched (" + ("; ".join(reasons) or "it has no published address") + ")"
     size = "" if entry.size is None else f", {entry.size:,} bytes"
-    by_hand = f"Fetch it on another machine (MD5 {entry.md5}{size}), copy it here, and run the same command again"
+    by_hand = (
+        f"Fetch it on another machine (MD5 {entry.md5}{size}), copy it here, "
+        "and run the same command again"
+    )
     raise UserError("network.unreachable", target, reason, by_hand)
 
 
@@ -188,7 +200,9 @@ def _mirrored(entry: Entry, mirror: str) -> list[str]:
 
 
 def _fetch_from(source: str, entry: Entry, target: Path, progress: Progress) -> None:
-    """Fetch a file; a wrong sum after a resumed transfer allows one more attempt from the beginning."""
+    """Fetch a file; a wrong sum after a resumed transfer allows one more attempt from the
+    beginning.
+    """
     partial = target.with_name(target.name + ".partial")
     while True:
         begun_at = partial.stat().st_size if partial.exists() else 0

@@ -32,7 +32,9 @@ _ATTRIBUTE = "mlbert_fingerprint"
 
 @dataclass(frozen=True)
 class NvidiaExportFile:
-    """One file of an export: the rows ``first`` to ``end`` (exclusive) of the source that have the wanted lengths."""
+    """One file of an export: the rows ``first`` to ``end`` (exclusive) of the source
+    that have the wanted lengths.
+    """
 
     name: str  # below the output folder
     first: int
@@ -60,8 +62,10 @@ class NvidiaExportJob:
             return False
 
     def make_file(self, wanted: NvidiaExportFile) -> None:
-        """Write one file unless an earlier run has done so. Raises UserError: the source is damaged, or the layout
-        cannot store it."""
+        """Write one file unless an earlier run has done so.
+
+        Raises UserError: the source is damaged, or the layout cannot store it.
+        """
         if self.is_written(wanted):
             return
         store = opened(self.folder)
@@ -117,15 +121,18 @@ def check_layout(layout: str, known: Sequence[str]) -> None:
 
 
 def fixed_columns(rows: Ragged, widths: Widths) -> dict[str, np.ndarray]:
-    """Return columns padded with zeros, int16 or int8 [S, max_seq_length] or [S, max_predictions]; labels are [S]."""
+    """Return columns padded with zeros, int16 or int8 [S, max_seq_length]
+    or [S, max_predictions]; labels are [S].
+    """
     names = (name for name in NAMES if name != "masked_lm_weights")
     columns = {name: padded(rows, name, widths).astype(item_dtype(name)) for name in names}
     return {**columns, "next_sentence_labels": columns["next_sentence_labels"][:, 0]}
 
 
 def variable_columns(rows: Ragged, counts: np.ndarray, packed: bool) -> dict[str, np.ndarray]:
-    """Return columns with rows of varying length, as object arrays [R] of int16 or int8 arrays; row r has counts[r]
-    sequences (int64 [R])."""
+    """Return columns with rows of varying length, as object arrays [R] of int16 or int8 arrays; row
+    r has counts[r] sequences (int64 [R]).
+    """
     first = offsets_of(counts)
     starts = rows.offsets[first]
     masked_starts = rows.masked_offsets[first]
@@ -159,9 +166,10 @@ def _cut(flat: np.ndarray, offsets: np.ndarray, name: str) -> np.ndarray:
 def export_nvidia(
     folder: Path, out: Path, layout: str, *, num_files: int = 0, executor: Executor = LOCAL
 ) -> list[Path]:
-    """Write any stored set as NVIDIA's HDF5 shards, in one of `LAYOUTS` ("packed" needs a set that stores packs) and in
-    ``num_files`` files (0: one per 36,280 rows). Files of an interrupted run are kept. Raises UserError: the layout
-    cannot store the set, or ``out`` cannot be written."""
+    """Write any stored set as NVIDIA's HDF5 shards, in one of `LAYOUTS` ("packed" needs a set that
+    stores packs) and in ``num_files`` files (0: one per 36,280 rows). Files of an interrupted run
+    are kept. Raises UserError: the layout cannot store the set, or ``out`` cannot be written.
+    """
     check_layout(layout, LAYOUTS)
     keep_apart(out, [folder])
     store = open_store(folder)

@@ -1,8 +1,9 @@
 """The instance generator that prepared sets use: text part in, rows out.
 
-`NativeGenerator` runs ``csrc/cpu/wordpiece.c`` and ``instances.c``. `PlainGenerator` is the Python reference, built
-from `mlbert.data.formats.wordpiece` and `mlbert.data.prepare.instances`. Both return the same rows for the same text,
-vocabulary and options. `make_generator` chooses the native one if it can be compiled.
+`NativeGenerator` runs ``csrc/cpu/wordpiece.c`` and ``instances.c``. `PlainGenerator` is the Python
+reference, built from `mlbert.data.formats.wordpiece` and `mlbert.data.prepare.instances`. Both
+return the same rows for the same text, vocabulary and options. `make_generator` chooses the native
+one if it can be compiled.
 
 Legend: T tokens, S sentences, D documents.
 """
@@ -44,11 +45,16 @@ class Generator(Protocol):
     tokenizer: WordPieceTokenizer
 
     def read(self, path: Path) -> Any:
-        """Return the documents of one text part. Raises UserError: the file cannot be read, is not UTF-8 (names the
-        line), or holds no text."""
+        """Return the documents of one text part.
+
+        Raises UserError: the file cannot be read, is not UTF-8 (names the line), or holds no text.
+        """
 
     def rows(self, documents: Any, options: instances.InstanceOptions) -> Ragged:
-        """Return all instances of the documents in the benchmark's order. Does not change the documents."""
+        """Return all instances of the documents in the benchmark's order.
+
+        Does not change the documents.
+        """
 
 
 class PlainGenerator:
@@ -90,7 +96,10 @@ class _Options(ctypes.Structure):
 
 
 class NativeGenerator:
-    """The compiled generator. Raises mlbert.host.native.NativeUnavailable: it cannot be compiled or loaded here."""
+    """The compiled generator.
+
+    Raises mlbert.host.native.NativeUnavailable: it cannot be compiled or loaded here.
+    """
 
     name = "native"
 
@@ -150,7 +159,9 @@ class NativeGenerator:
 
 
 def make_generator(vocabulary: dict[str, int], lower_case: bool = True) -> Generator:
-    """Return the native generator, or the plain one if it cannot be compiled; `native.status` gives the reason."""
+    """Return the native generator, or the plain one if it cannot be compiled;
+    `native.status` gives the reason.
+    """
     tokenizer = WordPieceTokenizer(vocabulary, lower_case)
     try:
         return NativeGenerator(tokenizer)

@@ -1,17 +1,17 @@
-"""Write GLUE's official files, from ``datasets`` or as stand-ins made from the documentation of Python's standard
-library.
+"""Write GLUE's official files, from ``datasets`` or as stand-ins made from the documentation of
+Python's standard library.
 
 The stand-ins have the exact file formats, and labels that follow from the texts:
 
-================= ============================================================================================
+================= ==================================================================================
 cola sst2         1: a sentence; 0: its words in another order
 stsb              5 times the share of words that both sentences have
-all others        entailment, 1: one text is a part of the other; neutral, 0: a part of another sentence;
-                  contradiction: a denied part of it; not_entailment: half of each
-================= ============================================================================================
+all others        entailment, 1: one text is a part of the other; neutral, 0: a part of another
+                  sentence; contradiction: a denied part of it; not_entailment: half of each
+================= ==================================================================================
 
-The mismatched files of mnli use modules that no training file uses. The same Python installation produces the same
-files.
+The mismatched files of mnli use modules that no training file uses.
+The same Python installation produces the same files.
 """
 
 from __future__ import annotations
@@ -91,8 +91,10 @@ def is_complete(folder: Path, tasks: Iterable[str] = TASKS) -> bool:
 
 
 def fetch(folder: Path, tasks: Iterable[str] = TASKS, say: Callable[[str], object] = print) -> None:
-    """Write the tasks' files from Hugging Face's copy of GLUE, keeping existing files. Raises UserError: the library is
-    not installed, or there is no network."""
+    """Write the tasks' files from Hugging Face's copy of GLUE, keeping existing files.
+
+    Raises UserError: the library is not installed, or there is no network.
+    """
     for name in tasks:
         task = TASKS[name]
         for path in files_of(task, folder):
@@ -102,7 +104,10 @@ def fetch(folder: Path, tasks: Iterable[str] = TASKS, say: Callable[[str], objec
 
 
 def _dataset_rows(name: str, task: GlueTask, split: str) -> list[Row]:
-    remedy = "Download GLUE's official files, or make demonstration tasks: mlbert prepare python-glue --out DIR"
+    remedy = (
+        "Download GLUE's official files, or make demonstration tasks: "
+        "mlbert prepare python-glue --out DIR"
+    )
     datasets = import_package("datasets", f"{_DATASET} {name}", "bert")
     if problem := hub_problem():
         raise UserError(
@@ -129,7 +134,9 @@ Words = list[str]
 def make(
     folder: Path, size: float = 1.0, documents: Iterable[tuple[str, Sequence[str]]] | None = None
 ) -> None:
-    """Write all stand-in tasks; ``size`` scales the numbers of rows, ``documents`` defaults to `documents_by_file`."""
+    """Write all stand-in tasks; ``size`` scales the numbers of rows,
+    ``documents`` defaults to `documents_by_file`.
+    """
     by_file = [(name, _sentences(document)) for name, document in documents or documents_by_file()]
     matched = [sentences for name, sentences in by_file if not name.startswith(_MISMATCHED)]
     held_out = _unique(matched[::6], set())

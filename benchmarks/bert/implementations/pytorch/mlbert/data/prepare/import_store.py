@@ -1,7 +1,8 @@
 """Import any stored data set into a prepared set: NVIDIA's shards of every kind, bins, TFRecords.
 
-Each input file becomes one shard; a set without separate files is cut into pieces. Packs stay packs. Every sequence is
-checked against the vocabulary. Shards are written atomically and kept on a rerun; the manifest is written last.
+Each input file becomes one shard; a set without separate files is cut into pieces. Packs stay
+packs. Every sequence is checked against the vocabulary. Shards are written atomically and kept on a
+rerun; the manifest is written last.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ LISTED = 1000  # bad rows listed in the manifest; all are counted
 _BLOCK = 4096
 _BYTES_A_ROW = 1000  # for the estimate of a set without files
 Result = TypeVar("Result")
-# Good rows of a source, int64 [rows+1] offsets of its packs if it has packs, and a line for each skipped row.
+# Good rows of a source, int64 [rows+1] offsets of its packs if it has packs,
+# and a line for each skipped row.
 RowsRead = tuple[Ragged, np.ndarray | None, list[str]]
 
 
@@ -66,9 +68,10 @@ def gather_rows(store: Store, rows: np.ndarray, packed: bool) -> tuple[Ragged, n
 def read_past_errors(
     read: Callable[[np.ndarray], Result], first: int, end: int, block: int
 ) -> Iterator[Result | UserError]:
-    """Yield the results of ``read`` for the rows from ``first`` to ``end`` (exclusive), in order, at most ``block`` at
-    a time. If it raises `UserError`, halve the rows down to single ones, and yield the error of each bad row
-    instead."""
+    """Yield the results of ``read`` for the rows from ``first`` to ``end`` (exclusive), in order,
+    at most ``block`` at a time. If it raises `UserError`, halve the rows down to single ones, and
+    yield the error of each bad row instead.
+    """
     for start in range(first, end, block):
         stop = min(start + block, end)
         try:
@@ -85,8 +88,11 @@ def read_past_errors(
 def make_shard(
     writer: ShardWriter, index: int, skip_bad: bool, read: Callable[[], RowsRead]
 ) -> tuple[ShardEntry, list[str]]:
-    """Write what ``read`` returns as shard ``index`` unless an earlier run has done so. Return the shard's entry, and
-    what was skipped, which is recorded next to the shards until the manifest lists it, because a rerun keeps shards."""
+    """Write what ``read`` returns as shard ``index`` unless an earlier run has done so.
+
+    Return the shard's entry, and what was skipped, which is recorded next to the shards until the
+    manifest lists it, because a rerun keeps shards.
+    """
     record = writer.folder / f"skipped-{index:05d}.json"
     skipped = _read_record(record) if skip_bad else []
     if skipped is None or not writer.is_written(index):
@@ -155,8 +161,10 @@ class NvidiaImportJob:
         }
 
     def make_shard(self, index: int) -> PartResult:
-        """Make shard ``index`` unless an earlier run has done so. Raises UserError, which names the first bad file and
-        row, unless these are skipped."""
+        """Make shard ``index`` unless an earlier run has done so.
+
+        Raises UserError, which names the first bad file and row, unless these are skipped.
+        """
         part = self.parts[index]
         if part.path is not None:
             check_listed(part.path, self.source)
@@ -177,7 +185,10 @@ class NvidiaImportJob:
                 part.path, limits=self.limits, strict=not self.skip_bad, cached=False
             )
             if bool(store.num_packs) != self.packed and len(store):
-                reason = f"{'does not hold' if self.packed else 'holds'} packs, unlike the files before it"
+                reason = (
+                    f"{'does not hold' if self.packed else 'holds'} packs, "
+                    "unlike the files before it"
+                )
                 raise UserError("data.mixed", part.path, reason, "Use one kind per folder")
         except UserError as error:
             if not self.skip_bad:
@@ -187,8 +198,10 @@ class NvidiaImportJob:
 
 
 def parts_of(source: Path) -> tuple[list[ImportPart], bool]:
-    """Split ``source`` into import parts; also return whether its rows are packs. Raises UserError: there is nothing to
-    import."""
+    """Split ``source`` into import parts; also return whether its rows are packs.
+
+    Raises UserError: there is nothing to import.
+    """
     ours = (source / MANIFEST).exists() or (source / BINS).exists()
     if not ours and (source.is_file() or (source.is_dir() and nvidia.accepts(source))):
         paths = [path for group in bins_of(source) for path in group] or list_shards(source)
@@ -208,7 +221,10 @@ def parts_of(source: Path) -> tuple[list[ImportPart], bool]:
 
 
 def _first_readable_is_packed(paths: list[Path]) -> bool:
-    """Return whether the first readable file holds packs. The jobs of unreadable files report or skip them."""
+    """Return whether the first readable file holds packs.
+
+    The jobs of unreadable files report or skip them.
+    """
     for path in paths:
         try:
             return inspect(path).kind == "packed"
@@ -226,14 +242,17 @@ def import_store(
     skip_bad: bool = False,
     executor: Executor = LOCAL,
 ) -> Manifest:
-    """Import any stored set, or one HDF5 file, into a prepared set; each worker holds one shard in memory.
+    """Import any stored set, or one HDF5 file, into a prepared set;
+    each worker holds one shard in memory.
 
     Args:
-        vocab_file: the vocabulary of the source; ids and the positions of [CLS] and [SEP] are checked against it.
+        vocab_file: the vocabulary of the source; ids and the positions of [CLS]
+            and [SEP] are checked against it.
         limits: maximum tokens of a row and masked tokens of a sequence, used if the data has none.
         skip_bad: skip bad rows and unreadable files, count and list them.
 
-    Raises UserError, which names the first bad file and row; also if ``out`` was finished with other input or options.
+    Raises UserError, which names the first bad file and row;
+    also if ``out`` was finished with other input or options.
     """
     keep_apart(out, [source])
     load_vocabulary(vocab_file)  # report a bad one before anything is read

@@ -1,7 +1,8 @@
-"""Convert text parts to a set of instances: a prepared set, or TFRecord files like those of the benchmark's generator.
+"""Convert text parts to a set of instances: a prepared set,
+or TFRecord files like those of the benchmark's generator.
 
-One process reads, generates and writes each part, so its memory depends only on that part. Finished parts of an
-interrupted run are kept; the manifest is written last.
+One process reads, generates and writes each part, so its memory depends only on that part. Finished
+parts of an interrupted run are kept; the manifest is written last.
 """
 
 from __future__ import annotations
@@ -157,9 +158,11 @@ def make_instances(
     provenance: dict[str, Any],
     executor: jobs.Executor = jobs.LOCAL,
 ) -> SetDescription:
-    """Make a set of the parts from `inspect_parts`, keeping finished ones of an interrupted run. ``provenance``
-    (JSON-serializable) goes into the manifest, with the skipped parts. Raises UserError: a part or the vocabulary is
-    bad, or the output folder cannot be written."""
+    """Make a set of the parts from `inspect_parts`, keeping finished ones of an interrupted run.
+
+    ``provenance`` (JSON-serializable) goes into the manifest, with the skipped parts. Raises
+    UserError: a part or the vocabulary is bad, or the output folder cannot be written.
+    """
     vocabulary = load_vocabulary(job.vocab_file)
     progress = executor.progress
     work = _Work(job, tuple(parts), vocabulary_sha256(job.vocab_file))
@@ -174,7 +177,8 @@ def make_instances(
         (work.tfrecords() if to_tfrecords else writer).clear_leftovers()
     if _generator(job.vocab_file, work.vocabulary_sha256, job.lower_case).name == "plain":
         progress(
-            f"the compiled generator cannot run ({native.status()}): this takes about fifty times as long"
+            f"the compiled generator cannot run ({native.status()}): "
+            "this takes about fifty times as long"
         )
     _check_case(job)
     if job.lower_case and keeps_case(vocabulary):
@@ -203,8 +207,10 @@ def make_instances(
 
 
 def _check_case(job: InstanceJob) -> None:
-    """Raise UserError if the tokenizer_config.json next to the vocabulary disagrees with the job. The set's manifest
-    records the case."""
+    """Raise UserError if the tokenizer_config.json next to the vocabulary disagrees with the job.
+
+    The set's manifest records the case.
+    """
     config = job.vocab_file.with_name(TOKENIZER_CONFIG)
     if config.exists() and lower_cases(job.vocab_file) != job.lower_case:
         given = "is not" if job.lower_case else "is"
@@ -222,11 +228,13 @@ def _report(
     for part, outcome in zip(parts, outcomes, strict=True):
         if outcome.single_document:
             progress(
-                f"warning: {part.path} is one document (no blank line): random second sentences come from it too"
+                f"warning: {part.path} is one document (no blank line): "
+                "random second sentences come from it too"
             )
         if outcome.unknown > WARN_UNKNOWN:
             progress(
-                f"warning: {part.path}: {outcome.unknown:.0%} of its words are not in the vocabulary"
+                f"warning: {part.path}: {outcome.unknown:.0%} of its words are not "
+                "in the vocabulary"
             )
     bad = [
         (part.path, outcome.problem)
@@ -245,8 +253,10 @@ def _report(
 
 
 def prepare_instances(job: InstanceJob, executor: jobs.Executor = jobs.LOCAL) -> SetDescription:
-    """Run `make_instances` as a separate step: do nothing if ``job.out`` is finished with the same input and options.
-    Raises UserError also if ``job.out`` was finished with others: nothing is overwritten."""
+    """Run `make_instances` as a separate step: do nothing if ``job.out`` is finished with the same
+    input and options. Raises UserError also if ``job.out`` was finished with others: nothing is
+    overwritten.
+    """
     jobs.keep_apart(job.out, job.parts)
     load_vocabulary(job.vocab_file)
     share = executor.share
@@ -268,9 +278,11 @@ def prepare_instances(job: InstanceJob, executor: jobs.Executor = jobs.LOCAL) ->
 
 
 def set_digests(path: Path) -> list[tuple[str, int, str]]:
-    """Return (file, instances, digest) of each file of a set, or of one file: our shards or TFRecords. The digest is
-    the SHA-256 of the padded features in the benchmark's format, see `mlbert.data.prepare.instances.digest`. A single
-    shard uses the limits of the manifest next to it."""
+    """Return (file, instances, digest) of each file of a set, or of one file: our shards or
+    TFRecords. The digest is the SHA-256 of the padded features in the benchmark's format, see
+    `mlbert.data.prepare.instances.digest`. A single shard uses the limits of the manifest next to
+    it.
+    """
     digests = (
         _shard_digests if (path / MANIFEST).exists() or path.suffix == ".h5" else _tfrecord_digests
     )

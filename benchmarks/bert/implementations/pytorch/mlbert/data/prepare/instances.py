@@ -1,8 +1,9 @@
-"""Instances for masked-token and next-sentence prediction, equal to the benchmark's generator draw by draw.
+"""Instances for masked-token and next-sentence prediction,
+equal to the benchmark's generator draw by draw.
 
-A text part (one sentence per line, a blank line between documents) and a seed give the same list of instances, in the
-same order, as the published ``create_pretraining_data``. This is the Python reference; `mlbert.data.prepare.generator`
-runs a compiled implementation with the same result.
+A text part (one sentence per line, a blank line between documents) and a seed give the same list of
+instances, in the same order, as the published ``create_pretraining_data``. This is the Python
+reference; `mlbert.data.prepare.generator` runs a compiled implementation with the same result.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ REMEDY = "Give UTF-8 text, one sentence a line and a blank line between document
 
 @dataclass(frozen=True)
 class InstanceOptions:
-    """Options of the generator under the benchmark's names; see `mlbert prepare instances --help`."""
+    """Options of the generator under the benchmark's names; see
+    `mlbert prepare instances --help`.
+    """
 
     max_seq_length: int = 512
     max_predictions_per_seq: int = 76
@@ -64,7 +67,10 @@ class InstanceOptions:
 
 
 def parse_documents(lines: Iterable[str], tokenizer: WordPieceTokenizer) -> list[Document]:
-    """Tokenise lines; a line that is blank after stripping starts a new document. Empty documents are dropped."""
+    """Tokenise lines; a line that is blank after stripping starts a new document.
+
+    Empty documents are dropped.
+    """
     documents = ([tokenizer.encode(line.strip()) for line in block] for block in text_blocks(lines))
     return [
         sentences
@@ -79,8 +85,10 @@ def without_text(path: Path) -> UserError:
 
 
 def read_documents(path: Path, tokenizer: WordPieceTokenizer) -> list[Document]:
-    """Return the documents of one text part. Raises UserError: the file cannot be read, is not UTF-8 (names the line),
-    or holds no text."""
+    """Return the documents of one text part.
+
+    Raises UserError: the file cannot be read, is not UTF-8 (names the line), or holds no text.
+    """
     with reading(path, REMEDY), open_plain(path) as file:
         documents = parse_documents(decoded_lines(path, file), tokenizer)
     if not documents:
@@ -89,8 +97,9 @@ def read_documents(path: Path, tokenizer: WordPieceTokenizer) -> list[Document]:
 
 
 def decoded_lines(path: Path, lines: Iterable[bytes]) -> Iterator[str]:
-    """Yield the lines of a text part as text, without any carriage returns, like TensorFlow's ``GFile.readline``.
-    Raises UserError, which names the line that is not UTF-8."""
+    """Yield the lines of a text part as text, without any carriage returns, like TensorFlow's
+    ``GFile.readline``. Raises UserError, which names the line that is not UTF-8.
+    """
     for number, line in enumerate(lines, 1):
         try:
             yield line.replace(b"\r", b"").decode("utf-8")
@@ -118,7 +127,10 @@ def masking_rule(vocabulary: dict[str, int], options: InstanceOptions) -> Maskin
 def create_instances(
     documents: list[Document], tokenizer: WordPieceTokenizer, options: InstanceOptions
 ) -> list[Row]:
-    """Return all instances of one part in the benchmark's order. Shuffles ``documents`` in place."""
+    """Return all instances of one part in the benchmark's order.
+
+    Shuffles ``documents`` in place.
+    """
     rng = random.Random(options.random_seed)
     shuffle(documents, rng)
     rule = masking_rule(tokenizer.vocabulary, options)
@@ -139,7 +151,9 @@ def _document_instances(
     options: InstanceOptions,
     rng: random.Random,
 ) -> Iterator[Row]:
-    """Yield the instances of one document: collect sentences up to a target length, then split them into A and B."""
+    """Yield the instances of one document: collect sentences up to a target length,
+    then split them into A and B.
+    """
     document = documents[index]
     max_tokens = options.max_seq_length - 3
     target = max_tokens
@@ -168,7 +182,9 @@ def _document_instances(
 def _random_second(
     documents: list[Document], index: int, target: int, rng: random.Random
 ) -> list[int]:
-    """Return sentences from a random position of another document, at least ``target`` tokens if it has that many."""
+    """Return sentences from a random position of another document,
+    at least ``target`` tokens if it has that many.
+    """
     for _ in range(10):
         other = rng.randint(0, len(documents) - 1)
         if other != index:
@@ -198,7 +214,9 @@ def _instance(
 
 
 def digest(rows: Ragged, max_seq_length: int, max_predictions: int) -> str:
-    """Return the SHA-256 of the padded features in sorted order: each name, then the values of all rows in 32 bits."""
+    """Return the SHA-256 of the padded features in sorted order:
+    each name, then the values of all rows in 32 bits.
+    """
     result = hashlib.sha256()
     widths = Widths(max_seq_length, max_predictions)
     for name in sorted(NAMES):

@@ -1,7 +1,9 @@
-"""Infrastructure of the preparation steps: worker processes, detection of finished output, and checks of text parts.
+"""Infrastructure of the preparation steps: worker processes, detection of finished output,
+and checks of text parts.
 
-A step splits its work into items (a text part, a shard), each of which writes its own file atomically. Rerunning an
-interrupted step keeps these files. The output does not depend on the number of worker processes.
+A step splits its work into items (a text part, a shard), each of which writes its own file
+atomically. Rerunning an interrupted step keeps these files. The output does not depend on the
+number of worker processes.
 """
 
 from __future__ import annotations
@@ -63,15 +65,19 @@ _IN_FOLDER = re.compile(r"part-\d+(-of-\d+)?|(?!eval).*\.txt")  # text parts of 
 
 
 class Progress:
-    """Receives the progress of a step. This one is silent; the command line has one that draws a bar."""
+    """Receives the progress of a step.
+
+    This one is silent; the command line has one that draws a bar.
+    """
 
     def __call__(self, line: str) -> None:
         """Print one line."""
 
     @contextmanager
     def task(self, name: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
-        """Begin a task of ``total`` units (for example bytes); call the yielded function with the number of units just
-        done."""
+        """Begin a task of ``total`` units (for example bytes);
+        call the yielded function with the number of units just done.
+        """
         del name, total, unit
         yield lambda units: None
 
@@ -81,8 +87,9 @@ SILENT = Progress()
 
 @dataclass(frozen=True)
 class Share:
-    """What a process does of a step: the tasks whose number modulo ``count`` is ``index`` (none if it is 0), and the
-    merge if ``merges``."""
+    """What a process does of a step: the tasks whose number modulo ``count`` is ``index`` (none if
+    it is 0), and the merge if ``merges``.
+    """
 
     index: int = 0
     count: int = 1
@@ -103,7 +110,10 @@ MERGE = Share(count=0)
 
 
 def parse_share(task: str | None, merge: bool) -> Share:
-    """Return the share of ``--task I/N`` or ``--merge``; all if neither is given. Raises UserError."""
+    """Return the share of ``--task I/N`` or ``--merge``; all if neither is given.
+
+    Raises UserError.
+    """
     if task is None:
         return MERGE if merge else ALL
     if merge:
@@ -153,14 +163,15 @@ class Executor:
         """Return ``[function(item) for item in items]``, computed by the worker processes.
 
         Args:
-            function: picklable (a module's function or a method of a picklable object); processes one item.
+            function: picklable (a module's function or a method of a picklable object);
+                processes one item.
             name: name of the work, for the progress bar.
             where: output folder, named in the error if a process is killed.
             sizes: units of work of each item, for the remaining time.
             unit: the unit of ``sizes``.
 
-        Raises UserError: ``function`` raised it, or a process was killed (for example for lack of memory). Items not
-        yet started are dropped; finished ones stay.
+        Raises UserError: ``function`` raised it, or a process was killed (for example for lack of
+        memory). Items not yet started are dropped; finished ones stay.
         """
         results = []
         some = replace(self, workers=min(self.workers, len(items)))
@@ -183,8 +194,8 @@ class Executor:
     ) -> Iterator[Iterator[tuple[Item, Result]]]:
         """Yield an iterator over each item and its result, in the order of the items.
 
-        Items are taken as results are used: ``ahead`` of them at a time, or a few for each process. Raises UserError
-        as `run`, or as ``items`` does.
+        Items are taken as results are used: ``ahead`` of them at a time, or a few for each process.
+        Raises UserError as `run`, or as ``items`` does.
         """
         if self.workers <= 1:
             yield ((item, function(item)) for item in items)
@@ -210,7 +221,10 @@ def _in_order(
 
 
 def _submit(pool: ProcessPoolExecutor, item: Any) -> Future:
-    """Submit an item. A process that is started for it never gets Ctrl-C and SIGTERM: the main process ends it."""
+    """Submit an item.
+
+    A process that is started for it never gets Ctrl-C and SIGTERM: the main process ends it.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
         return pool.submit(_call, item)
@@ -222,12 +236,15 @@ def _submit(pool: ProcessPoolExecutor, item: Any) -> Future:
 def processes(
     workers: int, function: Callable[[Any], Any], where: Path | str
 ) -> Iterator[ProcessPoolExecutor]:
-    """Yield a pool of fresh processes in which `_call` calls the function, and that end with this one.
+    """Yield a pool of fresh processes in which `_call` calls the function,
+    and that end with this one.
 
-    After an error, running work finishes. Ctrl-C and SIGTERM (raised as SystemExit meanwhile) kill it at once, which is
-    safe because files are written atomically. Raises UserError if a process was killed; ``where`` is its subject.
+    After an error, running work finishes. Ctrl-C and SIGTERM (raised as SystemExit meanwhile) kill
+    it at once, which is safe because files are written atomically. Raises UserError if a process
+    was killed; ``where`` is its subject.
     """
-    # Spawned, not forked: a fork copies locks that other threads (progress bar, OpenMP) hold at that moment.
+    # Spawned, not forked: a fork copies locks that other threads (progress bar, OpenMP) hold at
+    # that moment.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(
         workers, mp_context=context, initializer=_begin_worker, initargs=(os.getpid(), function)
@@ -245,13 +262,16 @@ def processes(
                 raise UserError("machine.memory", where, reason, _FEWER) from None
             raise
         finally:
-            # Also releases the pool's semaphores: a signal's default action would leak them, with a warning.
+            # Also releases the pool's semaphores: a signal's default action would leak them,
+            # with a warning.
             pool.shutdown(wait=True, cancel_futures=True)
 
 
 @contextmanager
 def sigterm_raises() -> Iterator[None]:
-    """Turn SIGTERM into an exception, unless it already has a handler; only the main thread can set one."""
+    """Turn SIGTERM into an exception, unless it already has a handler;
+    only the main thread can set one.
+    """
     if (
         threading.current_thread() is not threading.main_thread()
         or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
@@ -277,14 +297,20 @@ def _call(item: Any) -> Any:
 
 
 def _begin_worker(parent: int, function: Callable[[Any], Any]) -> None:
-    """Make a worker end at once if the main process is killed. Keep the function, which is sent only once."""
+    """Make a worker end at once if the main process is killed.
+
+    Keep the function, which is sent only once.
+    """
     global _function
     _function = function
     end_with_parent(parent, signal.SIGKILL)
 
 
 def end_with_parent(parent: int, number: int) -> None:
-    """Let the kernel send this process a signal when its parent, a process id, ends. May be called before exec."""
+    """Let the kernel send this process a signal when its parent, a process id, ends.
+
+    May be called before exec.
+    """
     _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:  # killed before this process could ask for the signal
         os._exit(1)
@@ -299,8 +325,8 @@ def tool_name() -> str:
 def code_identity() -> dict[str, str]:
     """Return everything but input and options that decides the bytes of a step's output.
 
-    This is the package and its version; a SHA-256 of the code that reads, generates and writes data, in Python and C;
-    and the version of Python's Unicode tables, by which words are split.
+    This is the package and its version; a SHA-256 of the code that reads, generates and writes
+    data, in Python and C; and the version of Python's Unicode tables, by which words are split.
     """
     data = Path(__file__).parents[1]
     modules = [
@@ -318,7 +344,10 @@ def code_identity() -> dict[str, str]:
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:
-    """Return the summary that a finished step wrote, or None if it did not finish. Raises UserError: damaged."""
+    """Return the summary that a finished step wrote, or None if it did not finish.
+
+    Raises UserError: damaged.
+    """
     if not path.exists():
         return None
     remedy = "Remove the folder and prepare again"
@@ -328,8 +357,9 @@ def read_summary(path: Path) -> dict[str, Any] | None:
 
 
 def check_options(out: Path, provenance: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-    """Compare the options of a finished folder with the requested ones, which must have the types that JSON returns.
-    Raises UserError: they differ."""
+    """Compare the options of a finished folder with the requested ones, which must have the types
+    that JSON returns. Raises UserError: they differ.
+    """
     if provenance.get("options") != options:
         remedy = "Choose another --out, or remove it"
         raise UserError(
@@ -338,8 +368,10 @@ def check_options(out: Path, provenance: Mapping[str, Any], options: Mapping[str
 
 
 def is_whole(out: Path, check: Callable[[], Iterable[FileSum]], progress: Progress) -> bool:
-    """Return whether all files of a finished folder are intact; report that there is nothing to do, or what is rebuilt.
-    ``check`` returns the files' checksums and raises UserError if one is missing or has another size."""
+    """Return whether all files of a finished folder are intact; report that there is nothing to do,
+    or what is rebuilt. ``check`` returns the files' checksums and raises UserError if one is
+    missing or has another size.
+    """
     try:
         sums = list(check())
         with progress.task(f"checking {out}", len(sums), "files") as advance:
@@ -364,8 +396,9 @@ def whole_shards(*manifests: Manifest) -> list[FileSum]:
 
 
 def finished_manifest(out: Path, options: Mapping[str, Any], progress: Progress) -> Manifest | None:
-    """Return the manifest of ``out`` if it was finished with the same options, or None if it was not finished or a file
-    is damaged. Raises UserError as `check_options`."""
+    """Return the manifest of ``out`` if it was finished with the same options, or None if it was
+    not finished or a file is damaged. Raises UserError as `check_options`.
+    """
     if not (out / MANIFEST).exists():
         return None
     found = read_manifest(out)
@@ -416,10 +449,11 @@ class TextPart:
 def expand_inputs(inputs: Iterable[Path], *, skip_bad: bool = False) -> list[Path]:
     """Return the text parts of the given files and folders.
 
-    A folder contributes its sorted ``part-*`` and ``*.txt`` files, except ``eval*.txt``; files are used as named.
+    A folder contributes its sorted ``part-*`` and ``*.txt`` files, except ``eval*.txt``;
+    files are used as named.
 
-    Raises UserError: a folder holds no part, or not all of its ``part-00000-of-00500``. With ``skip_bad``, the missing
-    ones are listed as files that cannot be read.
+    Raises UserError: a folder holds no part, or not all of its ``part-00000-of-00500``. With
+    ``skip_bad``, the missing ones are listed as files that cannot be read.
     """
     parts: list[Path] = []
     for given in inputs:
@@ -452,9 +486,12 @@ def _parts_of_folder(folder: Path, skip_bad: bool) -> list[Path]:
 def inspect_parts(
     paths: Sequence[Path], *, skip_bad: bool = False, executor: Executor = LOCAL
 ) -> list[TextPart]:
-    """Read all parts once for sizes and checksums. Raises UserError: a part cannot be read, is empty, or duplicates
-    another (both are named). With ``skip_bad`` such errors go into `TextPart.problem` instead, and only having no good
-    part is an error."""
+    """Read all parts once for sizes and checksums.
+
+    Raises UserError: a part cannot be read, is empty, or duplicates another (both are named). With
+    ``skip_bad`` such errors go into `TextPart.problem` instead, and only having no good part is an
+    error.
+    """
     if not paths:
         raise UserError(
             "data.missing", "--input", "there is no text part", "Give text files or their folder"

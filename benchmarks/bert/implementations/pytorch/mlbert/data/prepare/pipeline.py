@@ -1,11 +1,14 @@
-"""Prepare a complete data folder from documents: text, vocabulary, training and evaluation sets, and baselines.
+"""Prepare a complete data folder from documents: text, vocabulary,
+training and evaluation sets, and baselines.
 
-Every step writes its files under a temporary name first, and ``prepared.json`` is written last. After an interruption,
-a rerun produces the same files. On a folder that is finished with the same options, it does nothing.
+Every step writes its files under a temporary name first, and ``prepared.json`` is written last.
+After an interruption, a rerun produces the same files. On a folder that is finished with the same
+options, it does nothing.
 
-The WordPiece vocabulary is trained with the ``tokenizers`` library; the same text produces the same file. The baselines
-are the accuracy of guessing without a model, which a trained model must clearly beat. Here they are measured on stored
-samples like the benchmark's, where a tenth of the tokens to predict stay visible, which a model can copy.
+The WordPiece vocabulary is trained with the ``tokenizers`` library; the same text produces the same
+file. The baselines are the accuracy of guessing without a model, which a trained model must clearly
+beat. Here they are measured on stored samples like the benchmark's, where a tenth of the tokens to
+predict stay visible, which a model can copy.
 """
 
 from __future__ import annotations
@@ -97,18 +100,21 @@ def check_vocab_size(vocab_size: int) -> None:
 def train_vocabulary(
     words: Counter[str], vocab_size: int, least_count: int | None = None
 ) -> list[str]:
-    """Return ``vocab_size`` entries of a WordPiece vocabulary, special tokens first; fewer if the words (with their
-    counts) do not have enough different pieces. Raises UserError: the size is out of range.
+    """Return ``vocab_size`` entries of a WordPiece vocabulary, special tokens first; fewer if the
+    words (with their counts) do not have enough different pieces. Raises UserError: the size is out
+    of range.
 
-    Words with characters outside the alphabet become [UNK]: WordPiece cannot spell them in bytes. The alphabet is the
-    `MAX_ALPHABET` most frequent characters or, with ``least_count``, all that occur so often; the vocabulary then grows
-    until it takes up at most three quarters of the entries.
+    Words with characters outside the alphabet become [UNK]: WordPiece cannot spell them in bytes.
+    The alphabet is the `MAX_ALPHABET` most frequent characters or, with ``least_count``, all that
+    occur so often; the vocabulary then grows until it takes up at most three quarters of the
+    entries.
     """
     check_vocab_size(vocab_size)
     alphabet = _alphabet(words, least_count)
     known = {word: count for word, count in sorted(words.items()) if alphabet.issuperset(word)}
-    # The trainer numbers pieces inside words in no fixed order and breaks ties by number, so two runs would produce
-    # different vocabularies. Declared as special tokens, they are numbered first and in this order.
+    # The trainer numbers pieces inside words in no fixed order and breaks ties by number, so two
+    # runs would produce different vocabularies. Declared as special tokens, they are numbered first
+    # and in this order.
     inside = sorted({char for word in known for char in word[1:]})
     if least_count is not None:
         vocab_size = min(max(vocab_size, 4 * (len(alphabet) + len(inside)) // 3), MAX_VOCAB_SIZE)
@@ -171,8 +177,9 @@ class Neighbours:
         self._num_waiting = 0
 
     def add(self, tokens: np.ndarray, has_next: np.ndarray) -> None:
-        """Count tokens (int [T]); ``has_next`` bool [T] is whether the next token is a neighbour, False for the
-        last."""
+        """Count tokens (int [T]); ``has_next`` bool [T] is whether the next token is a neighbour,
+        False for the last.
+        """
         tokens = tokens.astype(np.int64)
         np.add.at(self._tokens, tokens, 1)
         if self._most_pairs is not None and len(self._pairs) >= self._most_pairs:
@@ -221,8 +228,9 @@ class Neighbours:
         }
 
     def _best_guess(self, given: np.ndarray, wanted: np.ndarray, otherwise: int) -> np.ndarray:
-        """Return int64 [V]: the most frequent neighbour of each token, or ``otherwise`` for tokens that were never
-        seen."""
+        """Return int64 [V]: the most frequent neighbour of each token,
+        or ``otherwise`` for tokens that were never seen.
+        """
         guess = np.full(self._size, otherwise, np.int64)
         # The last write wins: highest count, then lowest id.
         order = np.lexsort((-wanted, self._counts))
@@ -237,9 +245,11 @@ def baselines(
     vocab_size: int,
     never_guessed: Sequence[int] = (),
 ) -> Accuracies:
-    """Return the masked-token accuracies (0 to 1) of guessers with counts from the training text: always the most
-    frequent token; by the left neighbour; by the right neighbour; and the better of the last two (bigram_accuracy). A
-    neighbour is what the model sees, so it may be masked itself. ``never_guessed``: see `Neighbours`."""
+    """Return the masked-token accuracies (0 to 1) of guessers with counts from the training text:
+    always the most frequent token; by the left neighbour; by the right neighbour; and the better of
+    the last two (bigram_accuracy). A neighbour is what the model sees, so it may be masked itself.
+    ``never_guessed``: see `Neighbours`.
+    """
     neighbours = Neighbours(vocab_size, never_guessed=never_guessed)
     tokens = np.concatenate([part.tokens for part in train])
     lengths = np.concatenate([np.diff(part.sentences) for part in train])
@@ -278,8 +288,10 @@ class TextOptions:
 
 
 def _finished(out: Path, options: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the summary of a folder that was finished with the same options. Raises UserError for other options, so
-    that nothing is overwritten."""
+    """Return the summary of a folder that was finished with the same options.
+
+    Raises UserError for other options, so that nothing is overwritten.
+    """
     if (summary := read_summary(out / FINISHED)) is None:
         return None
     if (found := summary["options"]) != json.loads(json.dumps(options)):
@@ -292,7 +304,10 @@ def _finished(out: Path, options: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _begin(out: Path) -> None:
-    """Create and mark the folder. Raises UserError if this would replace something that it did not make."""
+    """Create and mark the folder.
+
+    Raises UserError if this would replace something that it did not make.
+    """
     made = [out / name for name in _MADE if (out / name).exists()]
     if made and not (out / _BEGUN).exists() and not (out / FINISHED).exists():
         reason = "was not made by this command"
@@ -308,9 +323,11 @@ def prepare_text(
     source: dict[str, Any],
     executor: Executor = LOCAL,
 ) -> dict[str, Any]:
-    """Make a data folder (vocab.txt, tokenizer_config.json, text/, train/, eval/, baselines.json, prepared.json) and
-    return the content of ``prepared.json``. ``documents`` (lists of sentences) are read only if the folder is not
-    finished yet. ``source`` identifies them: it is stored, and compared on a rerun."""
+    """Make a data folder (vocab.txt, tokenizer_config.json, text/, train/, eval/, baselines.json,
+    prepared.json) and return the content of ``prepared.json``. ``documents`` (lists of sentences)
+    are read only if the folder is not finished yet. ``source`` identifies them: it is stored, and
+    compared on a rerun.
+    """
     wanted = {"source": source, **asdict(options)}
     progress = executor.progress
     found = _finished(out, wanted)
@@ -362,7 +379,10 @@ def prepare_text(
 
 
 def _check_sets(out: Path, summary: dict[str, Any]) -> list[FileSum]:
-    """Return the checksums of both sets. Raises UserError: another file of the finished folder is damaged."""
+    """Return the checksums of both sets.
+
+    Raises UserError: another file of the finished folder is damaged.
+    """
     if lower_cases(out / VOCAB_FILE) != summary["options"]["lower_case"]:
         raise UserError(
             "data.damaged", out / TOKENIZER_CONFIG, "has another do_lower_case than the sets"
@@ -407,7 +427,9 @@ def _write_parts(folder: Path, corpus: corpora.Corpus, num_parts: int) -> list[P
 def _make_evaluation(
     out: Path, generator: Generator, options: TextOptions, provenance: dict[str, Any]
 ) -> Manifest:
-    """Mask once, then pick ``eval_sequences`` examples evenly, like the benchmark picks its 10,000."""
+    """Mask once, then pick ``eval_sequences`` examples evenly,
+    like the benchmark picks its 10,000.
+    """
     documents = generator.read(out / "text" / "eval.txt")
     rows = generator.rows(documents, replace(options.instances, dupe_factor=10))
     wanted = min(options.eval_sequences, len(rows))

@@ -1,9 +1,10 @@
 """Collect the English text of a Python installation as documents of sentences.
 
-The sources are help topics of ``pydoc_data``, docstrings and block comments of the standard library, its long messages
-and help texts, its text and HTML files, the licence, and the documentation of compiled modules. Source files are
-parsed, never imported. Only compiled modules are imported, in a separate interpreter. The same Python installation
-produces the same documents in the same order.
+The sources are help topics of ``pydoc_data``, docstrings and block comments of the standard
+library, its long messages and help texts, its text and HTML files, the licence, and the
+documentation of compiled modules. Source files are parsed, never imported. Only compiled modules
+are imported, in a separate interpreter. The same Python installation produces the same documents in
+the same order.
 """
 
 from __future__ import annotations
@@ -48,8 +49,10 @@ Documents = Iterator[list[str]]
 
 
 def documents() -> Documents:
-    """Yield all documents of this Python installation, each a list of sentences. Raises UserError: the standard library
-    has no readable source (a stripped installation)."""
+    """Yield all documents of this Python installation, each a list of sentences.
+
+    Raises UserError: the standard library has no readable source (a stripped installation).
+    """
     root = Path(sysconfig.get_paths()["stdlib"])
     sentences = 0
     topics = root / "pydoc_data" / "topics.py"
@@ -109,7 +112,9 @@ def _files(root: Path) -> list[Path]:
 
 
 def documents_by_file() -> Iterator[tuple[str, list[str]]]:
-    """Return the documents of the standard library's source files, each with its file's path within the library."""
+    """Return the documents of the standard library's source files,
+    each with its file's path within the library.
+    """
     root = Path(sysconfig.get_paths()["stdlib"])
     return (
         (path.relative_to(root).as_posix(), document)
@@ -135,7 +140,9 @@ def _from_files(root: Path) -> Iterator[tuple[Path, list[str]]]:
 
 
 def _from_module(tree: ast.Module, lines: list[str]) -> Documents:
-    """Yield the module's own text, then its classes and functions; text between them belongs to the module."""
+    """Yield the module's own text, then its classes and functions;
+    text between them belongs to the module.
+    """
     own = ast.get_docstring(tree)
     if own:
         yield from _sections(own)
@@ -153,7 +160,9 @@ def _from_module(tree: ast.Module, lines: list[str]) -> Documents:
 
 
 def _grouped(groups: Iterable[tuple[bool, list[str]]]) -> Documents:
-    """Yield one document for each group that may stand alone and is long enough; the rest form one document."""
+    """Yield one document for each group that may stand alone and is long enough;
+    the rest form one document.
+    """
     rest: list[str] = []
     for may_stand_alone, sentences in groups:
         if may_stand_alone and len(sentences) >= OWN_DOCUMENT_SENTENCES:
@@ -203,7 +212,9 @@ def _from_text_files(root: Path) -> Documents:
 
 
 def sections_of(path: Path, text: str) -> Documents:
-    """Yield one document per titled section of a file's text; the file name says whether it is HTML."""
+    """Yield one document per titled section of a file's text;
+    the file name says whether it is HTML.
+    """
     if ".html" not in path.suffixes:
         yield from _sections(text)
         return
@@ -212,7 +223,9 @@ def sections_of(path: Path, text: str) -> Documents:
 
 
 def _from_compiled_modules() -> Documents:
-    """Yield one document for each class and function with enough text; the rest of a module form one document."""
+    """Yield one document for each class and function with enough text;
+    the rest of a module form one document.
+    """
     command = [
         sys.executable,
         "-I",
@@ -225,7 +238,10 @@ def _from_compiled_modules() -> Documents:
         command, capture_output=True, text=True, encoding="utf-8", timeout=120, check=False
     )
     if done.returncode != 0:
-        reason = f"cannot report the documentation of its compiled modules ({done.stderr.strip()[-200:]})"
+        reason = (
+            "cannot report the documentation of its compiled modules "
+            f"({done.stderr.strip()[-200:]})"
+        )
         raise UserError(
             "data.too-small", sys.executable, reason, "Try another Python, or `mlbert prepare text`"
         )

@@ -1,12 +1,15 @@
-"""Shuffle, pack or sample a set globally in bounded memory, with positions from a keyed permutation.
+"""Shuffle, pack or sample a set globally in bounded memory,
+with positions from a keyed permutation.
 
-Pass 1 runs one job per piece of the input (at most `PIECE` sequences). It orders the piece's sequences by output shard
-and writes them to one spill file. Pass 2 runs one job per output shard. It collects the shard's sequences from all
-spill files in order of their positions, packs them if requested, and writes the shard. The spill files are removed once
-all shards exist. Every job writes its file atomically and keeps a file that an interrupted run finished, so a rerun
-produces the same bytes.
+Pass 1 runs one job per piece of the input (at most `PIECE` sequences). It orders the piece's
+sequences by output shard and writes them to one spill file. Pass 2 runs one job per output shard.
+It collects the shard's sequences from all spill files in order of their positions, packs them if
+requested, and writes the shard. The spill files are removed once all shards exist. Every job writes
+its file atomically and keeps a file that an interrupted run finished, so a rerun produces the same
+bytes.
 
-Bins (`split_bins`) use a permutation per bin, so the positions of a bin follow those of the bin before.
+Bins (`split_bins`) use a permutation per bin, so the positions of a bin follow those of the bin
+before.
 
 `make_eval_set` picks evenly spaced sequences of a larger set in order, by the benchmark's rule.
 
@@ -84,8 +87,10 @@ class ShufflePiece:
 
 @dataclass(frozen=True)
 class Shuffle:
-    """Input and output of a shuffle: picklable, and all that a job needs. Spill files are stored in a folder below
-    ``out``."""
+    """Input and output of a shuffle: picklable, and all that a job needs.
+
+    Spill files are stored in a folder below ``out``.
+    """
 
     source: Path
     identity: str  # identity of the source's data
@@ -115,13 +120,16 @@ class Shuffle:
         return self.out / SPILL / f"piece-{piece.number:05d}.h5"
 
     def output(self, number: int) -> tuple[ShardWriter, int]:
-        """Return the writer of output shard ``number`` (counted target by target) and the shard's index in its
-        target."""
+        """Return the writer of output shard ``number`` (counted target by target)
+        and the shard's index in its target.
+        """
         target, index = divmod(number, self.num_shards)
         return ShardWriter(self.targets[target].folder, self.num_shards, self.fingerprint), index
 
     def places(self, lengths: np.ndarray, before: tuple[int, ...]) -> np.ndarray:
-        """Return int64 [S], the new positions of sequences with these ``lengths``; ``before`` as in `ShufflePiece`."""
+        """Return int64 [S], the new positions of sequences with these ``lengths``;
+        ``before`` as in `ShufflePiece`.
+        """
         first = offsets_of(self.counts)
         places = np.empty(len(lengths), np.int64)
         for number, target in enumerate(self.targets):
@@ -144,8 +152,9 @@ class Shuffle:
         write_shard_file(path, rows, self.fingerprint, extra)
 
     def write_output(self, job: tuple[int, tuple[ShufflePiece, ...]]) -> ShardEntry:
-        """Run pass 2: write output shard ``job[0]`` from the spill files of the pieces ``job[1]``, unless an earlier
-        run has done so."""
+        """Run pass 2: write output shard ``job[0]`` from the spill files of the pieces ``job[1]``,
+        unless an earlier run has done so.
+        """
         number, pieces = job
         writer, index = self.output(number)
         if not writer.is_written(index):
@@ -203,7 +212,10 @@ def piece_rows(store: Store, piece: ShufflePiece) -> Ragged:
 
 
 def known_vocabulary(info: StoreInfo) -> dict[str, Any]:
-    """Return the vocabulary in a manifest's format. Raises UserError: this kind of data does not name it."""
+    """Return the vocabulary in a manifest's format.
+
+    Raises UserError: this kind of data does not name it.
+    """
     if info.vocab_size is None or info.vocabulary_sha256 is None:
         reason = "does not name its vocabulary"
         remedy = "Import it with `mlbert prepare import --vocab vocab.txt` first"
@@ -212,7 +224,9 @@ def known_vocabulary(info: StoreInfo) -> dict[str, Any]:
 
 
 def make_pieces(store: Store, most: int = PIECE) -> list[ShufflePiece]:
-    """Cut the input at the borders of prepared shards, and within shards of more than ``most`` sequences."""
+    """Cut the input at the borders of prepared shards,
+    and within shards of more than ``most`` sequences.
+    """
     prepared = prepared_sets(store)
     counts = [entry.num_sequences for part in prepared for entry in part.manifest.shards]
     pieces: list[ShufflePiece] = []
@@ -238,8 +252,10 @@ def remove_spill(out: Path) -> None:
 
 
 def describe_input(source: Path, out: Path) -> StoreInfo:
-    """Return the properties of the input. Raises UserError: it does not name its vocabulary, or is the output
-    folder."""
+    """Return the properties of the input.
+
+    Raises UserError: it does not name its vocabulary, or is the output folder.
+    """
     keep_apart(out, [source])
     info = describe(source)
     known_vocabulary(info)
@@ -305,9 +321,11 @@ def shuffle_set(
     packing: Packing | None = None,
     executor: Executor = LOCAL,
 ) -> Manifest:
-    """Shuffle any store that names its vocabulary into a prepared set of ``num_shards`` (None: one per `SHARD`
-    sequences), packed if ``packing`` is given. The same input and seed produce the same bytes. Raises UserError: input
-    bad or of unknown vocabulary, packs too short, output finished with other options or not writable."""
+    """Shuffle any store that names its vocabulary into a prepared set of ``num_shards`` (None: one
+    per `SHARD` sequences), packed if ``packing`` is given. The same input and seed produce the same
+    bytes. Raises UserError: input bad or of unknown vocabulary, packs too short, output finished
+    with other options or not writable.
+    """
     info = describe_input(source, out)
     if packing:
         packing = replace(packing, max_tokens=packing.max_tokens or info.max_seq_length)
@@ -364,15 +382,19 @@ def finish(writer: ShardWriter, store: Store, options: dict[str, Any], **more: A
 
 
 def pick_evenly(available: int, wanted: int) -> np.ndarray:
-    """Return int64 [wanted] indices by the benchmark's rule: example i is int(i * available / wanted)."""
+    """Return int64 [wanted] indices by the benchmark's rule:
+    example i is int(i * available / wanted).
+    """
     return np.asarray([int(i * available / wanted) for i in range(wanted)], np.int64)
 
 
 def make_eval_set(
     source: Path, out: Path, *, num: int = 10_000, progress: Progress = SILENT
 ) -> Manifest:
-    """Pick ``num`` sequences of any store that names its vocabulary into a prepared set of one shard. Raises UserError:
-    the input is bad or smaller than ``num``, or the output was finished with other options."""
+    """Pick ``num`` sequences of any store that names its vocabulary into a prepared set of one
+    shard. Raises UserError: the input is bad or smaller than ``num``, or the output was finished
+    with other options.
+    """
     info = describe_input(source, out)
     options = {"step": "eval-set", "input": info.identity, "num": num}
     if found := finished_manifest(out, options, progress):

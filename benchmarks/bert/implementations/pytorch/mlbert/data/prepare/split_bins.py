@@ -1,13 +1,14 @@
 """Split a set by sequence length into bins.
 
-`make_bins` writes our format: a shuffled prepared set ``bin-001-128``, ``bin-129-256`` ... per bin, and ``bins.json``
-last. Shard sizes within a bin differ by at most one sequence. `mlbert.data.prepare.shuffle` describes how it works in
-bounded memory.
+`make_bins` writes our format: a shuffled prepared set ``bin-001-128``, ``bin-129-256`` ... per bin,
+and ``bins.json`` last. Shard sizes within a bin differ by at most one sequence.
+`mlbert.data.prepare.shuffle` describes how it works in bounded memory.
 
-`make_hdf5_bins` writes folders of HDF5 shards for NVIDIA-style trainers: ``128``, ``256`` ... hold the sequences of up
-to that many tokens. `mlbert.data.formats.nvidia` reads them too. Sequences keep the order of their source, which is
-read once from front to back in bounded memory. Shards are first written next to the output folder and renamed when
-complete, so the output folder is complete or absent, and a rerun resumes.
+`make_hdf5_bins` writes folders of HDF5 shards for NVIDIA-style trainers: ``128``, ``256`` ... hold
+the sequences of up to that many tokens. `mlbert.data.formats.nvidia` reads them too. Sequences keep
+the order of their source, which is read once from front to back in bounded memory. Shards are first
+written next to the output folder and renamed when complete, so the output folder is complete or
+absent, and a rerun resumes.
 
 Legend: N sequences of the source, S sequences of a shard.
 """
@@ -61,14 +62,19 @@ LAYOUTS = ("fixed", "variable")  # of HDF5 shards
 def _count(
     source: Path, identity: str, edges: tuple[int, ...], piece: shuffle.ShufflePiece
 ) -> list[int]:
-    """Return the number of the piece's sequences in every bin, then the number longer than the last edge."""
+    """Return the number of the piece's sequences in every bin,
+    then the number longer than the last edge.
+    """
     lengths = shuffle.piece_rows(shuffle.opened(source, identity), piece).lengths
     bin_of = np.searchsorted(edges, lengths, side="left")
     return np.bincount(bin_of, minlength=len(edges) + 1).tolist()
 
 
 def check_edges(edges: Sequence[int]) -> tuple[int, ...]:
-    """Return the edges as a tuple. Raises UserError: they do not ascend within 1 and the maximum sequence length."""
+    """Return the edges as a tuple.
+
+    Raises UserError: they do not ascend within 1 and the maximum sequence length.
+    """
     if len(edges) > MAX_TOKENS or max(edges, default=0) > MAX_TOKENS:
         reason = f"goes beyond {MAX_TOKENS} tokens"
         raise UserError("config.range", "--edges", reason, "Use for example 128,256,384,512")
@@ -92,8 +98,9 @@ def make_bins(
     seed: int = 0,
     executor: Executor = LOCAL,
 ) -> list[Manifest]:
-    """Split any store that names its vocabulary into bins; return the manifest of each. The same input, edges and seed
-    produce the same bytes.
+    """Split any store that names its vocabulary into bins; return the manifest of each.
+
+    The same input, edges and seed produce the same bytes.
 
     Args:
         edges: longest sequence of each bin, tokens, ascending.
@@ -160,8 +167,9 @@ def make_bins(
 
 
 def _finished(out: Path, options: dict[str, Any], progress: Progress) -> list[Manifest]:
-    """Return the manifests of ``out`` if it was finished with the same options; none if it was not finished or a file
-    is damaged."""
+    """Return the manifests of ``out`` if it was finished with the same options; none if it was not
+    finished or a file is damaged.
+    """
     if not (out / BINS).exists():
         return []
     found = read_bins(out)
@@ -183,14 +191,15 @@ def make_hdf5_bins(
     layout: str = "fixed",
     executor: Executor = LOCAL,
 ) -> dict[str, int]:
-    """Split any stored set into a folder of HDF5 shards per bin; return the number of sequences by folder.
+    """Split any stored set into a folder of HDF5 shards per bin;
+    return the number of sequences by folder.
 
     Args:
         edges: longest sequence of each bin, tokens, ascending; they name the folders.
         layout: "fixed" (rows as wide as the bin's edge) or "variable".
 
-    Raises UserError: options or input bad, a bin would be empty, the output is not writable, or it belongs to another
-    source or options.
+    Raises UserError: options or input bad, a bin would be empty, the output is not writable, or it
+    belongs to another source or options.
     """
     edges = check_edges(edges)
     check_layout(layout, LAYOUTS)
@@ -223,7 +232,10 @@ def make_hdf5_bins(
 
 
 def _clear(unfinished: Path, wanted: Set[str]) -> None:
-    """Remove shards of other options and partial ones. Raises UserError: the folder holds something else."""
+    """Remove shards of other options and partial ones.
+
+    Raises UserError: the folder holds something else.
+    """
     for path in sorted(unfinished.rglob("*"), reverse=True):  # a folder's content before the folder
         if path.is_dir() and path.parent == unfinished and path.name.isdecimal():
             with suppress(OSError):  # not empty
@@ -238,8 +250,10 @@ def _clear(unfinished: Path, wanted: Set[str]) -> None:
 def plan_shards(
     source: Path, layout: str, lengths: np.ndarray, edges: Sequence[int]
 ) -> list[NvidiaExportFile]:
-    """Return shards of about 36,280 sequences, of equal size within a bin; ``lengths``: int32 [N]. Raises UserError: a
-    sequence is longer than the last edge, or a bin would be empty."""
+    """Return shards of about 36,280 sequences, of equal size within a bin; ``lengths``: int32 [N].
+
+    Raises UserError: a sequence is longer than the last edge, or a bin would be empty.
+    """
     identity = describe(source).identity
     if longer := int((lengths > edges[-1]).sum()):
         reason = f"{longer} sequences are longer than the last edge {edges[-1]}"

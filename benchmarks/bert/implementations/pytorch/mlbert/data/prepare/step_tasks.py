@@ -1,14 +1,17 @@
-"""A step as a plan, passes of independent tasks, and a merge, which any number of processes and machines may share.
+"""A step as a plan, passes of independent tasks, and a merge,
+which any number of processes and machines may share.
 
-The work folder, ``.tasks`` in the step's output, has ``plan.json`` (written once: input, options, and the identity of
-the code that began the step) and a mark for every finished task, ``<pass>-00003.json``, with the task's result if a
-later pass needs it. A task writes files under its own temporary names and renames them, and always the same bytes: it
-may run twice, also at the same time, and a killed one is repeated alone. The merge checks that no task is missing and
+The work folder, ``.tasks`` in the step's output, has ``plan.json`` (written once: input, options,
+and the identity of the code that began the step) and a mark for every finished task,
+``<pass>-00003.json``, with the task's result if a later pass needs it. A task writes files under
+its own temporary names and renames them, and always the same bytes: it may run twice, also at the
+same time, and a killed one is repeated alone. The merge checks that no task is missing and
 completes the output; then the folder goes.
 
-By default, one process does all of it in a local pool, and replaces the plan of an interrupted local run with other
-options. It never replaces a plan that shares work on, which the file ``shared`` marks. It does not replace the plan of
-other code either, because the finished files of that code look like its own.
+By default, one process does all of it in a local pool, and replaces the plan of an interrupted
+local run with other options. It never replaces a plan that shares work on, which the file
+``shared`` marks. It does not replace the plan of other code either, because the finished files of
+that code look like its own.
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ from mlbert.host.json_files import add_checksum, parse_checksummed
 PLAN = "plan.json"
 INPUTS = "inputs"
 SHARED = "shared"
-# Exit status of a share that can do nothing before others finish; sysexits.h calls it a temporary failure.
+# Exit status of a share that can do nothing before others finish;
+# sysexits.h calls it a temporary failure.
 TOO_EARLY = 75
 _LISTED = 8  # missing tasks in a message
 _DIGITS = 12  # of the code's SHA-256 in a message
@@ -43,7 +47,9 @@ class ShareDone(SystemExit):
 
 
 def stamps(paths: Iterable[Path]) -> list[list[str | int]]:
-    """Return path, size and time of change of files, which a plan records; 0 for those that cannot be read."""
+    """Return path, size and time of change of files, which a plan records;
+    0 for those that cannot be read.
+    """
     found: list[list[str | int]] = []
     for path in paths:
         try:
@@ -71,7 +77,8 @@ class StepTasks:
         out: output folder.
         plan: JSON-able input and options; `INPUTS` lists the `stamps` of files.
 
-    Raises UserError: a share or merge differs from the plan, there is no plan to merge, or other code began the step.
+    Raises UserError: a share or merge differs from the plan, there is no plan to merge,
+    or other code began the step.
     """
 
     def __init__(self, out: Path, plan: Mapping[str, Any], executor: Executor) -> None:
@@ -118,14 +125,15 @@ class StepTasks:
 
         Args:
             name, function, items, sizes, unit: as in `Executor.run`.
-            is_last: whether the merge follows, which needs the results. Unless they are kept, it calls ``function``
-                again, which finds its files written, checks them and returns the same.
-            keep: keep the results, which are JSON-able, for the merge and for processes that run a later pass;
-                otherwise only those of the last pass are returned.
+            is_last: whether the merge follows, which needs the results. Unless they are kept, it
+                calls ``function`` again, which finds its files written, checks them and returns the
+                same.
+            keep: keep the results, which are JSON-able, for the merge and for processes that run a
+                later pass; otherwise only those of the last pass are returned.
 
-        Raises ShareDone: the share is done with the last pass, or others have to finish this one first. Its status is
-        `TOO_EARLY` if the share had already ended once in this state: then it was started for the next pass. Raises
-        UserError: tasks are missing for the merge.
+        Raises ShareDone: the share is done with the last pass, or others have to finish this one
+        first. Its status is `TOO_EARLY` if the share had already ended once in this state: then it
+        was started for the next pass. Raises UserError: tasks are missing for the merge.
         """
         share = self.share
         mark = f"{self.folder / name.replace(' ', '-')}"
@@ -191,7 +199,9 @@ class StepTasks:
 
 
 def is_begun(out: Path, plan: Mapping[str, Any]) -> bool:
-    """Return whether this code has begun the step in ``out`` with this plan, see `StepTasks`, and not finished it."""
+    """Return whether this code has begun the step in ``out`` with this plan, see `StepTasks`,
+    and not finished it.
+    """
     return _read(out / WORK_FOLDER / PLAN) == _full_plan(plan)
 
 

@@ -1,11 +1,13 @@
-"""Convert texts to MDS sets in MosaicML Streaming's format, one per split, of texts or of tokens in equal samples.
+"""Convert texts to MDS sets in MosaicML Streaming's format, one per split,
+of texts or of tokens in equal samples.
 
-The text is from the Hugging Face hub (C4, the Pile), from the user's files, or from this Python installation. A split
-is written under a temporary name and renamed when complete.
+The text is from the Hugging Face hub (C4, the Pile), from the user's files, or from this Python
+installation. A split is written under a temporary name and renamed when complete.
 
-Files are converted by tasks (`mlbert.data.prepare.step_tasks`) in two passes. The first reads and tokenizes each file
-once, and stores its texts and their sizes. The sizes determine where every shard begins, by the writer's own rule. In
-the second pass, the task of a file writes the shards that begin in it. The result has the bytes of a single process.
+Files are converted by tasks (`mlbert.data.prepare.step_tasks`) in two passes. The first reads and
+tokenizes each file once, and stores its texts and their sizes. The sizes determine where every
+shard begins, by the writer's own rule. In the second pass, the task of a file writes the shards
+that begin in it. The result has the bytes of a single process.
 """
 
 from __future__ import annotations
@@ -78,12 +80,14 @@ Piece = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Concatenation:
-    """Texts concatenated and cut: every sample has exactly this many tokens, and the last partial sample is dropped.
+    """Texts concatenated and cut: every sample has exactly this many tokens,
+    and the last partial sample is dropped.
 
     Args:
         tokens: tokens per sample.
         bos_text, eos_text: put before and after each text, outside its [CLS] and [SEP].
-        wrap: whether the rest of a text that does not fill a sample begins the next one; otherwise it is dropped.
+        wrap: whether the rest of a text that does not fill a sample begins the next one;
+            otherwise it is dropped.
     """
 
     tokens: int
@@ -93,7 +97,10 @@ class Concatenation:
 
 
 def hub_texts(dataset: str, subset: str | None) -> Texts:
-    """Return C4 or the Pile, streamed. Raises UserError: the hub does not answer, or has no such set."""
+    """Return C4 or the Pile, streamed.
+
+    Raises UserError: the hub does not answer, or has no such set.
+    """
     repository, usual = HUB_SETS[dataset]
     remedy = "Connect to the hub, or convert your own text with --dataset text --path FILES"
     if problem := hub_problem():
@@ -117,7 +124,9 @@ def hub_texts(dataset: str, subset: str | None) -> Texts:
 
 
 def own_texts(path: Path) -> Texts:
-    """Return the texts of the user's files; about one in 50, chosen by hash, is "val", the others are "train"."""
+    """Return the texts of the user's files; about one in 50, chosen by hash, is "val",
+    the others are "train".
+    """
     files = text_files(path)
     return _parted(lambda: (text for file in files for text in read_texts(file)))
 
@@ -136,8 +145,11 @@ def _part(text: str) -> str:
 
 
 def text_files(path: Path) -> list[Path]:
-    """Return the file, or those below a folder sorted by name. Raises UserError: there is none, or none of a known
-    kind; or one is a link to nothing, a pipe or a device."""
+    """Return the file, or those below a folder sorted by name.
+
+    Raises UserError: there is none, or none of a known kind;
+    or one is a link to nothing, a pipe or a device.
+    """
     kinds = (*TEXT_SUFFIXES, *ROW_SUFFIXES)
     remedy = (
         f"Give a file or folder of {', '.join(kinds)}, also compressed as {' or '.join(PACKED)}"
@@ -159,7 +171,9 @@ def text_files(path: Path) -> list[Path]:
 
 
 def read_texts(path: Path) -> Iterator[str]:
-    """Yield the non-blank texts of a file: blocks separated by blank lines in a .txt file, else as `row_texts`."""
+    """Yield the non-blank texts of a file: blocks separated by blank lines in a .txt file,
+    else as `row_texts`.
+    """
     if suffix_of(path.name) in ROW_SUFFIXES:
         yield from (text for text in row_texts(path) if text.strip())
         return
@@ -177,13 +191,15 @@ def convert(
     compression: str | None = None,
     executor: Executor = LOCAL,
 ) -> None:
-    """Write a set for each of ``splits``, names of `SPLITS`, to the folder of that name in ``out_root``.
+    """Write a set for each of ``splits``, names of `SPLITS`,
+    to the folder of that name in ``out_root``.
 
     Args:
         tokenizer: used by ``concatenation`` and for the report on truncation.
         compression: as in `mlbert.data.formats.mds.MdsWriter`.
 
-    Raises UserError: a split already exists (checked before anything is written), has no text, or cannot be written.
+    Raises UserError: a split already exists (checked before anything is written), has no text,
+    or cannot be written.
     """
     check_absent(splits, out_root)
     encoder = _Encoder(tokenizer, concatenation)
@@ -303,8 +319,9 @@ class _Encoder:
                 rest = rest[full:] if how.wrap or not full else rest[:0]
 
     def starts(self, sizes: np.ndarray, missing: int) -> tuple[np.ndarray, int]:
-        """Return where in the content of some texts samples begin, and how many tokens the last one lacks; ``missing``
-        is what the last one of earlier texts lacks."""
+        """Return where in the content of some texts samples begin, and how many tokens the last one
+        lacks; ``missing`` is what the last one of earlier texts lacks.
+        """
         edges = offsets_of(sizes)
         total = int(edges[-1])
         if self.how is None:
@@ -330,8 +347,10 @@ class _Encoder:
             room = SHORT_SEQUENCE - 2
             share = np.maximum(lengths - room, 0).sum() / max(lengths.sum(), 1)
             progress(
-                f"{split}: truncation to {SHORT_SEQUENCE} tokens drops {share:.1%} of the tokens and the ends of "
-                f"{(lengths > room).mean():.1%} of the texts (the first {len(lengths):,}); LONG_TEXTS=split drops none"
+                f"{split}: truncation to {SHORT_SEQUENCE} tokens drops {share:.1%} of the tokens "
+                "and the ends of "
+                f"{(lengths > room).mean():.1%} of the texts (the first {len(lengths):,}); "
+                "LONG_TEXTS=split drops none"
             )
 
 
@@ -402,8 +421,10 @@ class _FileJob:
             place = 0
 
     def shards(self, split: str) -> list[_Shards]:
-        """Return all shards of a split, when pass 1 is complete. The first process that needs them stores them. Raises
-        UserError: the split has no sample."""
+        """Return all shards of a split, when pass 1 is complete.
+
+        The first process that needs them stores them. Raises UserError: the split has no sample.
+        """
         path = self.work / f"{split}.json"
         if not path.exists():
             write_atomically(path, json.dumps(self._find_shards(split)))
@@ -461,8 +482,10 @@ def convert_files(
     compression: str | None = None,
     executor: Executor = LOCAL,
 ) -> None:
-    """Do the same as `convert` with `own_texts`, by tasks. Needs space for the texts, or 2 bytes a token, until it is
-    complete."""
+    """Do the same as `convert` with `own_texts`, by tasks.
+
+    Needs space for the texts, or 2 bytes a token, until it is complete.
+    """
     splits = [*dict.fromkeys(splits)]
     work = out_root / f".{'-'.join(splits)}.partial"
     compression_level(compression)

@@ -1,9 +1,11 @@
-"""Convert TFRecord files to a prepared set, one shard per file, and back; write folders of TFRecord files.
+"""Convert TFRecord files to a prepared set, one shard per file, and back;
+write folders of TFRecord files.
 
-Both conversions resume an interrupted run: files are written atomically, and those made from the same input are kept.
+Both conversions resume an interrupted run: files are written atomically,
+and those made from the same input are kept.
 
-`TfrecordFolder` writes ``instances.json``, the list of the folder's files, last. Until then a note next to each
-finished file (``.part-00000-of-00500.tfrecord.json``) records what it was made from.
+`TfrecordFolder` writes ``instances.json``, the list of the folder's files, last. Until then a note
+next to each finished file (``.part-00000-of-00500.tfrecord.json``) records what it was made from.
 """
 
 from __future__ import annotations
@@ -88,8 +90,9 @@ class TfrecordFolder:
         return self.folder / f".{tfrecord_name(index, self.num_parts)}.json"
 
     def refuse_foreign(self) -> None:
-        """Raise UserError if the folder holds TFRecords, but no list, checksums or unfinished step of ours. Call it
-        before the step is begun."""
+        """Raise UserError if the folder holds TFRecords, but no list, checksums or unfinished step
+        of ours. Call it before the step is begun.
+        """
         if any((self.folder / name).exists() for name in (LIST, CHECKSUMS, WORK_FOLDER)):
             return
         for path in sorted(self.folder.iterdir()):
@@ -98,12 +101,15 @@ class TfrecordFolder:
                 raise UserError("file.in-the-way", path, reason, "Choose another --out")
 
     def clear_leftovers(self) -> None:
-        """Remove leftovers of an earlier run: ``instances.json``, temporary files, and files of another number of
-        parts."""
+        """Remove leftovers of an earlier run: ``instances.json``, temporary files,
+        and files of another number of parts.
+        """
         remove_unfinished(self.folder, LIST, _FILE_NAME, self.num_parts)
 
     def written(self, index: int, fingerprint: str) -> dict[str, Any] | None:
-        """Return the entry of part ``index`` if an interrupted run wrote it with the same fingerprint, else None."""
+        """Return the entry of part ``index`` if an interrupted run wrote it with the same
+        fingerprint, else None.
+        """
         try:
             note = parse_json(read_plain(self._note(index)))
             same = note.pop("fingerprint") == fingerprint and note["xxh3"] == file_xxh3(
@@ -114,8 +120,11 @@ class TfrecordFolder:
         return note if same else None
 
     def write(self, index: int, rows: Ragged, fingerprint: str) -> dict[str, Any]:
-        """Write part ``index`` atomically; return its entry in ``instances.json``. Raises UserError: the disk is full
-        or the folder is not writable; then nothing has the final name."""
+        """Write part ``index`` atomically; return its entry in ``instances.json``.
+
+        Raises UserError: the disk is full or the folder is not writable;
+        then nothing has the final name.
+        """
         path = self.path(index)
         # first, so that a note never describes another file.
         self._note(index).unlink(missing_ok=True)
@@ -132,7 +141,9 @@ class TfrecordFolder:
         return values
 
     def leave_out(self, index: int) -> None:
-        """Remove part ``index``, which is bad, so that no file of an earlier run stays in its place."""
+        """Remove part ``index``, which is bad, so
+        that no file of an earlier run stays in its place.
+        """
         self._note(index).unlink(missing_ok=True)
         self.path(index).unlink(missing_ok=True)
 
@@ -142,7 +153,9 @@ class TfrecordFolder:
         vocabulary: Mapping[str, Any],
         provenance: Mapping[str, Any],
     ) -> RecordList:
-        """Write ``instances.json`` and the files' checksums, and remove the notes; return the list."""
+        """Write ``instances.json`` and the files' checksums, and remove the notes;
+        return the list.
+        """
         listed = [dict(file) for file in files]
         checksums = {file["file"]: file.pop("xxh3") for file in listed}
         totals = {
@@ -168,8 +181,10 @@ class TfrecordFolder:
 
 
 def input_files(inputs: Sequence[Path]) -> list[Path]:
-    """Return the TFRecord files of the given files and folders, in order. Raises UserError: one is missing or given
-    twice, or a folder has no TFRecords."""
+    """Return the TFRecord files of the given files and folders, in order.
+
+    Raises UserError: one is missing or given twice, or a folder has no TFRecords.
+    """
     files = [file for path in inputs for file in find_files(path)]
     seen: set[Path] = set()
     for file in files:
@@ -216,8 +231,9 @@ class TFRecordImportJob:
         return rows, None, skipped + self._against_list(index, reader.num_records, rows)
 
     def _against_list(self, index: int, records: int, rows: Ragged) -> list[str]:
-        """Return how the file differs from the list next to it; without a list, check by its ids that it uses the
-        vocabulary. Raises UserError, unless bad records are skipped."""
+        """Return how the file differs from the list next to it; without a list, check by its ids
+        that it uses the vocabulary. Raises UserError, unless bad records are skipped.
+        """
         path = self.files[index]
         if not self.skip_bad:
             check_listed(path, path.parent)
@@ -240,8 +256,9 @@ class TFRecordImportJob:
 
 
 def _check_lists(files: Sequence[Path], vocab_file: Path) -> bool | None:
-    """Compare the vocabulary in the lists next to the files, and return their ``lower_case`` if all have the same.
-    Raises UserError: it is not the given one."""
+    """Compare the vocabulary in the lists next to the files, and return their ``lower_case`` if all
+    have the same. Raises UserError: it is not the given one.
+    """
     sha256 = vocabulary_sha256(vocab_file)
     cases = set[bool | None]()
     for folder in dict.fromkeys(file.parent for file in files):
@@ -264,12 +281,12 @@ def tfrecords_to_hdf5(
     skip_bad: bool = False,
     executor: Executor = LOCAL,
 ) -> Manifest:
-    """Convert TFRecord files and folders of them to a prepared set; ``max_seq_length`` and ``max_predictions`` are
-    those of the records. Ids outside the vocabulary are errors. With ``skip_bad``, bad records are skipped and listed
-    in the manifest's provenance.
+    """Convert TFRecord files and folders of them to a prepared set; ``max_seq_length`` and
+    ``max_predictions`` are those of the records. Ids outside the vocabulary are errors. With
+    ``skip_bad``, bad records are skipped and listed in the manifest's provenance.
 
-    Raises UserError: a bad file or record; records of different widths, or other records than listed; another
-    vocabulary; ``out`` was finished with other input.
+    Raises UserError: a bad file or record; records of different widths, or other records than
+    listed; another vocabulary; ``out`` was finished with other input.
     """
     files = input_files(inputs)
     keep_apart(out, [*inputs, *files])
@@ -327,12 +344,17 @@ def tfrecords_to_hdf5(
 
 
 def _common_widths(files: Sequence[Path], vocab_size: int, skip_bad: bool) -> Widths:
-    """Return the widths of the first record of every file, to find a mismatch before hours of work."""
+    """Return the widths of the first record of every file,
+    to find a mismatch before hours of work.
+    """
     first = read_widths(files[0], vocab_size=vocab_size, skip_bad=skip_bad, remedy=_SKIP)
     for file in files[1:]:
         widths = read_widths(file, vocab_size=vocab_size, skip_bad=skip_bad, remedy=_SKIP)
         if widths != first:
-            reason = f"its records have {widths.max_seq_length} tokens and {widths.max_predictions} predictions, "
+            reason = (
+                f"its records have {widths.max_seq_length} tokens "
+                f"and {widths.max_predictions} predictions, "
+            )
             reason += f"those of {files[0].name} {first.max_seq_length} and {first.max_predictions}"
             raise UserError("data.mixed", file, reason, "Prepare them as separate sets")
     return first
@@ -346,8 +368,9 @@ def _export_shard(manifest: Manifest, folder: TfrecordFolder, index: int) -> dic
 
 
 def hdf5_to_tfrecords(folder: Path, out: Path, *, executor: Executor = LOCAL) -> RecordList:
-    """Write every shard of a prepared set as a TFRecord file, byte for byte like the benchmark's generator; a packed
-    set is written as sequences in the order of its packs. Returns the finished folder's list: files and totals.
+    """Write every shard of a prepared set as a TFRecord file, byte for byte like the benchmark's
+    generator; a packed set is written as sequences in the order of its packs. Returns the finished
+    folder's list: files and totals.
 
     Raises UserError: a bad set; ``out`` was finished with another one; the disk is full.
     """

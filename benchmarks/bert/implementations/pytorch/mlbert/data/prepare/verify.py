@@ -1,7 +1,8 @@
-"""Re-read complete data sets and report their content, their problems, and how many samples are good.
+"""Re-read complete data sets and report their content, their problems,
+and how many samples are good.
 
-Every file is a separate job. A sample is good if its file's checksum is right (if the set has one), it can be read, and
-it breaks none of the rules of `mlbert.data.formats.checks`.
+Every file is a separate job. A sample is good if its file's checksum is right (if the set has one),
+it can be read, and it breaks none of the rules of `mlbert.data.formats.checks`.
 
 Legend: S sequences, P packs.
 """
@@ -49,12 +50,12 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class Md5List:
-    """A published list: of files in the format of ``md5sum``, or of token ids in the format of NVIDIA's ``*.chk``
-    lists.
+    """A published list: of files in the format of ``md5sum``,
+    or of token ids in the format of NVIDIA's ``*.chk`` lists.
 
-    NVIDIA's ``hdf5_md5.py`` prints the md5 of a shard's rows: that of the text of a Python list ("['0cc1...',
-    '92eb...']") which holds, for each row without padding, the md5 of the text of its token ids as a Python list
-    ("[101, 2023, 102]").
+    NVIDIA's ``hdf5_md5.py`` prints the md5 of a shard's rows: that of the text of a Python list
+    ("['0cc1...', '92eb...']") which holds, for each row without padding, the md5 of the text of its
+    token ids as a Python list ("[101, 2023, 102]").
     """
 
     path: Path
@@ -63,8 +64,10 @@ class Md5List:
 
     @classmethod
     def read(cls, path: Path) -> Md5List:
-        """Read a list; lines are ``<md5>  <name>`` for files, ``<name> <md5>`` for rows. Raises UserError: it cannot be
-        read, or a line is neither."""
+        """Read a list; lines are ``<md5>  <name>`` for files, ``<name> <md5>`` for rows.
+
+        Raises UserError: it cannot be read, or a line is neither.
+        """
         try:
             lines = read_plain(path, "Give a list of md5 sums").decode().splitlines()
         except UnicodeDecodeError as error:
@@ -301,7 +304,10 @@ def _check_nvidia(job: FileJob, tally: _Tally) -> None:
 
 
 def _check_mds(job: FileJob, tally: _Tally) -> None:
-    """Check all shards of a set, whose file is its index. Samples are read only if the files match the index."""
+    """Check all shards of a set, whose file is its index.
+
+    Samples are read only if the files match the index.
+    """
     folder = job.path.parent
     for shard in mds_samples.read_index(folder)[0].shards:
         stored = [
@@ -322,9 +328,10 @@ def _check_mds(job: FileJob, tally: _Tally) -> None:
 def verify(
     folders: Sequence[Path], *, md5: Md5List | None = None, executor: Executor = LOCAL
 ) -> list[SetReport]:
-    """Check sets of any kind; files or their rows are compared with published sums (``md5``) by file name. The digests
-    of files without a manifest are cached, see `mlbert.data.formats.index_cache`. Raises UserError: a folder does not
-    exist, or holds no set."""
+    """Check sets of any kind; files or their rows are compared with published sums (``md5``) by
+    file name. The digests of files without a manifest are cached, see
+    `mlbert.data.formats.index_cache`. Raises UserError: a folder does not exist, or holds no set.
+    """
     plans = [_plan(folder, executor.progress) for folder in folders]
     jobs = [job for _, planned, _ in plans for job in planned]
     if md5:
@@ -385,7 +392,10 @@ def _with_sums(folder: Path, jobs: list[FileJob]) -> list[FileJob]:
 
 
 def _keep_sums(folder: Path, result: SetReport) -> None:
-    """Write the checksum lists of a good set, if it has none. A folder that is not writable stays without."""
+    """Write the checksum lists of a good set, if it has none.
+
+    A folder that is not writable stays without.
+    """
     if result.problems or result.total("good") != result.total("sequences") or not folder.is_dir():
         return
     if result.info is not None and result.info.kind == "mds":  # its index lists the checksums

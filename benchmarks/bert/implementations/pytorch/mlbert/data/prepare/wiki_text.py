@@ -1,10 +1,12 @@
-"""Convert WikiExtractor's output to articles of sentences, in the format of the benchmark's text parts.
+"""Convert WikiExtractor's output to articles of sentences,
+in the format of the benchmark's text parts.
 
-WikiExtractor writes ``<doc id=... title=...>``, the title, paragraphs separated by empty lines, ``</doc>``. The
-benchmark's pipeline drops tags, titles and empty lines, removes remaining wiki and HTML markup, and writes one sentence
-per line. It writes a blank line for every ``</doc>`` and for every line that is only white space. So an article can
-split in two, and a run of blank lines can create empty articles. The benchmark's choice of evaluation articles
-(`drawn_articles`) counts them all, so this module does too.
+WikiExtractor writes ``<doc id=... title=...>``, the title, paragraphs separated by empty lines,
+``</doc>``. The benchmark's pipeline drops tags, titles and empty lines, removes remaining wiki and
+HTML markup, and writes one sentence per line. It writes a blank line for every ``</doc>`` and for
+every line that is only white space. So an article can split in two, and a run of blank lines can
+create empty articles. The benchmark's choice of evaluation articles (`drawn_articles`) counts them
+all, so this module does too.
 """
 
 from __future__ import annotations
@@ -42,8 +44,10 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 
 
 def sentence_splitter() -> Split:
-    """Return the English splitter of the library sentencex (Wikimedia). Raises UserError: the library is not
-    installed."""
+    """Return the English splitter of the library sentencex (Wikimedia).
+
+    Raises UserError: the library is not installed.
+    """
     package = import_package("sentencex", "sentence splitting", "wiki")
     return lambda text: [sentence.strip() for sentence in package.segment("en", text)]
 
@@ -55,7 +59,9 @@ def splitter_name() -> str:
 
 
 def remove_markup(line: str) -> str:
-    """Remove links, references and tags that WikiExtractor left in a line; the text inside a link or tag stays."""
+    """Remove links, references and tags that WikiExtractor left in a line;
+    the text inside a link or tag stays.
+    """
     if "[" in line:
         if "[[Category:" in line:
             return ""
@@ -69,15 +75,20 @@ def remove_markup(line: str) -> str:
 
 
 def _link_text(link: re.Match[str]) -> str:
-    """Return the visible text of ``[[target]]`` or ``[[target|text]]``; empty for media and links with more fields."""
+    """Return the visible text of ``[[target]]`` or ``[[target|text]]``;
+    empty for media and links with more fields.
+    """
     fields = link[1].split("|")
     namespace = fields[0].lstrip(":").partition(":")[0].lower()
     return "" if namespace in _MEDIA or len(fields) > 2 else fields[-1]
 
 
 def paragraphs(path: Path, lines: Iterable[bytes]) -> Iterator[str]:
-    """Yield the cleaned paragraphs of one WikiExtractor file; "" ends an article. Raises UserError, which names the
-    line: the file is not WikiExtractor's, is truncated, or is not UTF-8."""
+    """Yield the cleaned paragraphs of one WikiExtractor file; "" ends an article.
+
+    Raises UserError, which names the line: the file is not WikiExtractor's, is truncated,
+    or is not UTF-8.
+    """
     inside = skip_title = False
     number = 0
     for number, raw in enumerate(lines, 1):
@@ -131,17 +142,18 @@ def sentence_lines(lines: Iterable[str], split: Split) -> Iterator[str]:
 
 
 def articles(lines: Iterable[str]) -> list[str]:
-    """Return the articles of one file as the benchmark counts them: with an odd number of line ends between two
-    articles, the second begins with a line end; a longer run creates empty articles."""
+    """Return the articles of one file as the benchmark counts them: with an odd number of line ends
+    between two articles, the second begins with a line end; a longer run creates empty articles.
+    """
     return ("".join(f"{line}\n" for line in lines) + "\n").split("\n\n")
 
 
 def drawn_articles(articles_per_file: Sequence[int], wanted: int) -> np.ndarray:
     """Return int64 [wanted]: ascending numbers of the withheld articles, counted over all files.
 
-    File i of n contributes ``int((i + 1) * wanted / n) - int(i * wanted / n)`` articles, drawn without repeats by
-    ``random.Random(12345 + 13 * i)`` as ``int(random() * articles)``: the rule that produced the benchmark's evaluation
-    text.
+    File i of n contributes ``int((i + 1) * wanted / n) - int(i * wanted / n)`` articles, drawn
+    without repeats by ``random.Random(12345 + 13 * i)`` as ``int(random() * articles)``: the rule
+    that produced the benchmark's evaluation text.
 
     Raises UserError: a file has fewer articles than it must contribute.
     """
@@ -151,7 +163,10 @@ def drawn_articles(articles_per_file: Sequence[int], wanted: int) -> np.ndarray:
     for index, available in enumerate(articles_per_file):
         quota = int((index + 1) * wanted * 1.0 / num_files) - int(index * wanted * 1.0 / num_files)
         if quota > available:
-            reason = f"{wanted} articles of {num_files} files need {quota} of file {index + 1}, which has {available}"
+            reason = (
+                f"{wanted} articles of {num_files} files need {quota} of file {index + 1}, "
+                f"which has {available}"
+            )
             raise UserError(
                 "data.too-small",
                 "--eval-articles",
@@ -168,8 +183,10 @@ def drawn_articles(articles_per_file: Sequence[int], wanted: int) -> np.ndarray:
 
 
 def read_hashes(path: Path) -> set[bytes]:
-    """Return the distinct MD5 sums of an ``eval.md5``, which has 32 hexadecimal digits per line. Raises UserError: the
-    file cannot be read, or a line is not an MD5 sum (names it)."""
+    """Return the distinct MD5 sums of an ``eval.md5``, which has 32 hexadecimal digits per line.
+
+    Raises UserError: the file cannot be read, or a line is not an MD5 sum (names it).
+    """
     remedy = "Give the benchmark's eval.md5"
     lines = read_plain(path, remedy).decode("ascii", "replace").split("\n")
     hashes = set()
