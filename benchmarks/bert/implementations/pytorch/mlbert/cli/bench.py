@@ -99,7 +99,10 @@ def step(
 
 
 def _write(record: dict[str, object], json_file: str | None) -> bool:
-    """Write the record to a file or, for ``-``, to standard output. Returns True if nothing else may be printed."""
+    """Write the record to a file or, for ``-``, to standard output.
+
+    Returns True if nothing else may be printed.
+    """
     text = json.dumps(record, indent=2) + "\n"
     if json_file == "-":
         sys.stdout.write(text)

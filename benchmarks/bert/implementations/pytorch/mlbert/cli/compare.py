@@ -39,7 +39,8 @@ _NAME_WIDTH = 30  # columns
 _MOST_FILES = 20  # shown
 _CODE_HOME = "benchmarks/bert/implementations/"
 _METHOD = (
-    "B/A: median of the ratios of all pairs of runs (Hodges-Lehmann), its 95 % interval, and Mann and Whitney's p. "
+    "B/A: median of the ratios of all pairs of runs (Hodges-Lehmann), its 95 % interval, "
+    "and Mann and Whitney's p. "
     "Runs that did not reach the target count for speed only."
 )
 
@@ -59,7 +60,9 @@ def repeat_command(
         bool, typer.Option("--exact", help="Run the code at the log's commit.")
     ] = False,
 ) -> None:
-    """Repeat the training in a log; exit with 1 if the results disagree, 2 if it cannot be repeated."""
+    """Repeat the training in a log; exit with 1 if the results disagree,
+    2 if it cannot be repeated.
+    """
     root = repository()
     if root is None:
         reason = "has no repository around it, which has the configs and model shapes of logs"
@@ -69,7 +72,10 @@ def repeat_command(
     siblings = compare.alike(old)
     number = int(old.value("seed")) if seed is None else seed
     if number != old.value("seed") and len(siblings) < significance.FEWEST_RUNS:
-        reason = f"only {len(siblings)} runs of these settings are next to the log, too few to know how much runs vary"
+        reason = (
+            f"only {len(siblings)} runs of these settings are next to the log, "
+            "too few to know how much runs vary"
+        )
         raise UserError("config.conflict", "--seed", reason, "Leave it out")
     console = standard_output()
     with repeat.code_of(old, root, exact) as (code, note), _folder(out) as folder:
@@ -161,7 +167,10 @@ def _repeat_verdict(rows: Sequence[repeat.Row], num_siblings: int) -> str:
         basis = "Too few runs next to the log to know their spread: numbers had to be equal"
     else:
         basis = f"Judged by the spread of the {num_siblings} runs of these settings next to the log"
-    return f"{basis}. {f'{bad} of {len(rows)} rows do NOT agree.' if bad else 'The repeated run agrees.'}"
+    return (
+        f"{basis}. "
+        f"{f'{bad} of {len(rows)} rows do NOT agree.' if bad else 'The repeated run agrees.'}"
+    )
 
 
 def _print_repeat(console: Console, rows: Sequence[repeat.Row], lines: Sequence[str]) -> None:
@@ -184,7 +193,9 @@ def diff_command(
     b: Annotated[Path, typer.Argument(metavar="B", help="Another.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Compare two sets of runs: settings, code, system; speed, samples and time to target, with significance."""
+    """Compare two sets of runs: settings, code, system;
+    speed, samples and time to target, with significance.
+    """
     side_a = compare.read_side(a)
     side_b = compare.read_side(b)
     found = compare.compare_sides(side_a, side_b, tree_root())

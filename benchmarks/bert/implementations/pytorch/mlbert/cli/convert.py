@@ -31,13 +31,17 @@ Config = Annotated[
 
 @app.command("tf1-to-torch")
 def tf1_to_torch(source: Prefix, target: NewFolder, config: Config = None) -> None:
-    """Convert a TensorFlow 1 checkpoint (model.ckpt-28252) to bert_config.json and model.safetensors."""
+    """Convert a TensorFlow 1 checkpoint (model.ckpt-28252) to bert_config.json and
+    model.safetensors.
+    """
     _convert("tf1_to_torch", source, target, config)
 
 
 @app.command("tf1-to-nvidia")
 def tf1_to_nvidia(source: Prefix, target: NewFile, config: Config = None) -> None:
-    """Convert a TensorFlow 1 checkpoint to NVIDIA's .pt file, as their convert_tf_checkpoint.py does."""
+    """Convert a TensorFlow 1 checkpoint to NVIDIA's .pt file,
+    as their convert_tf_checkpoint.py does.
+    """
     _convert("tf1_to_nvidia", source, target, config)
 
 
@@ -49,39 +53,51 @@ def tf2_to_torch(source: Prefix, target: NewFolder, config: Config = None) -> No
 
 @app.command("nvidia-to-torch")
 def nvidia_to_torch(source: File, target: NewFolder, config: Config = None) -> None:
-    """Convert NVIDIA's .pt file ({'model': state_dict}, weights only) to bert_config.json and model.safetensors."""
+    """Convert NVIDIA's .pt file ({'model': state_dict}, weights only) to bert_config.json and
+    model.safetensors.
+    """
     _convert("nvidia_to_torch", source, target, config)
 
 
 @app.command("torch-to-nvidia")
 def torch_to_nvidia(source: Folder, target: NewFile) -> None:
-    """Convert a run's weights/ folder (bert_config.json, model.safetensors) to NVIDIA's .pt file."""
+    """Convert a run's weights/ folder (bert_config.json, model.safetensors) to NVIDIA's .pt
+    file.
+    """
     _convert("torch_to_nvidia", source, target)
 
 
 @app.command("composer-to-torch")
 @app.command("mosaic-to-torch", hidden=True)
 def composer_to_torch(source: File, target: NewFolder, config: Config = None) -> None:
-    """Convert a Composer BERT or MosaicBERT checkpoint to bert_config.json and model.safetensors (tensors only)."""
+    """Convert a Composer BERT or MosaicBERT checkpoint to bert_config.json
+    and model.safetensors (tensors only).
+    """
     _convert("composer_to_torch", source, target, config)
 
 
 @app.command("torch-to-composer")
 @app.command("torch-to-mosaic", hidden=True)
 def torch_to_composer(source: Folder, target: NewFile) -> None:
-    """Convert a run's weights/ folder to a file that Composer's BERT or MosaicBERT can start from."""
+    """Convert a run's weights/ folder to a file that Composer's BERT
+    or MosaicBERT can start from.
+    """
     _convert("torch_to_composer", source, target)
 
 
 @app.command("hf-to-torch")
 def hf_to_torch(source: Folder, target: NewFolder) -> None:
-    """Convert a Hugging Face BERT folder (config.json, model.safetensors) to bert_config.json and model.safetensors."""
+    """Convert a Hugging Face BERT folder (config.json, model.safetensors) to bert_config.json and
+    model.safetensors.
+    """
     _convert("huggingface_to_torch", source, target)
 
 
 @app.command("torch-to-hf")
 def torch_to_hf(source: Folder, target: NewFolder) -> None:
-    """Convert a run's weights/ folder (bert_config.json, model.safetensors) to a Hugging Face folder."""
+    """Convert a run's weights/ folder (bert_config.json, model.safetensors) to a Hugging Face
+    folder.
+    """
     _convert("torch_to_huggingface", source, target)
 
 

@@ -27,7 +27,8 @@ def export(
 ) -> None:
     """Write weights as a folder that transformers loads with from_pretrained(DIR).
 
-    For a run without weights/, export its newest checkpoint. For files of other programs, see mlbert convert.
+    For a run without weights/, export its newest checkpoint.
+    For files of other programs, see mlbert convert.
     """
     from mlbert.models.weights.load import export_to_huggingface  # torch takes a second
 
@@ -36,5 +37,6 @@ def export(
     typer.echo(f"wrote {target}")
     if not (target / "vocab.txt").is_file():
         typer.echo(
-            "no vocabulary found: copy the vocab.txt that the data was prepared with into this folder"
+            "no vocabulary found: copy the vocab.txt "
+            "that the data was prepared with into this folder"
         )

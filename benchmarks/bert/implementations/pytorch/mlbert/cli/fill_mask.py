@@ -40,5 +40,6 @@ def fill_mask(
     for text in texts:
         guesses = masked.fill(network, tokenizer, text, top)
         typer.echo(
-            f"{text}\n    {'   '.join(f'{word} {probability:.2f}' for word, probability in guesses)}"
+            f"{text}\n    "
+            f"{'   '.join(f'{word} {probability:.2f}' for word, probability in guesses)}"
         )

@@ -1,4 +1,6 @@
-"""``mlbert launch``: submit chains of jobs, start local ranks, and run what launchers need around a run."""
+"""``mlbert launch``: submit chains of jobs, start local ranks,
+and run what launchers need around a run.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,8 @@ def chain(
 ) -> None:
     """Submit N jobs, each resuming where the previous one stopped; print their numbers.
 
-    For pre-training that exceeds a job's time limit: source a config with SAVE_CHECKPOINT_STEPS, then
-    mlbert launch chain 5 -N ${DGXNNODES} -t ${WALLTIME} run.sub
+    For pre-training that exceeds a job's time limit: source a config with SAVE_CHECKPOINT_STEPS,
+    then mlbert launch chain 5 -N ${DGXNNODES} -t ${WALLTIME} run.sub
     """
     exports = environment()
     if not exports.get("CONFIG_FILE"):
@@ -129,7 +131,8 @@ def local(
         ),
     ] = None,
 ) -> None:
-    """Start this node's ranks with torchrun, using the flags and variables of MosaicML's composer launcher.
+    """Start this node's ranks with torchrun, using the flags
+    and variables of MosaicML's composer launcher.
 
     With several nodes, run it on each with the same world_size, master_addr and master_port.
     """
@@ -161,7 +164,10 @@ def local(
 def local_command(
     nproc: int, world_size: int | None, node_rank: int, master_addr: str, master_port: int | None
 ) -> list[str]:
-    """Return the torchrun command up to the script. Raises UserError if the numbers are inconsistent."""
+    """Return the torchrun command up to the script.
+
+    Raises UserError if the numbers are inconsistent.
+    """
     world_size = nproc if world_size is None else world_size
     nodes, rest = divmod(world_size, nproc)
     if rest or not 0 <= node_rank < nodes:
@@ -198,7 +204,8 @@ def local_command(
 )
 def ranks(words: Annotated[list[str], typer.Argument(help="Arguments of torchrun.")]) -> int:
     """Run torchrun, silence its report, and exit with the status of the rank that failed first."""
-    # Node 0 has the store and may end first: the other agents would print a stack. The ranks show their warnings.
+    # Node 0 has the store and may end first: the other agents would print a stack.
+    # The ranks show their warnings.
     with default_variable("TORCH_CPP_LOG_LEVEL", "ERROR"):
         from torch.distributed.elastic.multiprocessing.api import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -223,7 +230,10 @@ def ranks(words: Annotated[list[str], typer.Argument(help="Arguments of torchrun
         return BY_SIGNAL + signalled.sigval
     except (RendezvousError, RuntimeError, OSError) as error:
         reason = f"the nodes did not connect: {' '.join(str(error).split())}"
-        remedy = "Set MASTER_ADDR and MASTER_PORT to a free port on the first node that all nodes can reach"
+        remedy = (
+            "Set MASTER_ADDR and MASTER_PORT to a free port on the first node "
+            "that all nodes can reach"
+        )
         raise UserError("program.failed", "torchrun", reason, remedy) from error
     return 0
 
@@ -246,7 +256,10 @@ def _meet_first_node(node_rank: int, address: str, port: int) -> None:
         flush=True,
     )
     if head.reach(_FIRST_NODE_SECONDS - _NOTICE_SECONDS) is None:
-        remedy = "Check that node 0 runs, and that MASTER_ADDR and MASTER_PORT are its address and a free port there"
+        remedy = (
+            "Check that node 0 runs, and that MASTER_ADDR and MASTER_PORT are its address "
+            "and a free port there"
+        )
         raise UserError("distributed.join", f"MASTER_ADDR={address}", head.obstacle, remedy)
 
 
@@ -255,7 +268,10 @@ def abort_log(
     log: Annotated[Path, typer.Argument(help="result_<i>.txt of an interrupted run.")],
     reason: Annotated[str, typer.Option(help="Reason to log.")],
 ) -> None:
-    """Close an interrupted run's log with run_stop, status aborted. A closed log is left unchanged."""
+    """Close an interrupted run's log with run_stop, status aborted.
+
+    A closed log is left unchanged.
+    """
     if close_interrupted(log, tree_root(), reason):
         print(f"{log}: closed as aborted ({reason})")
 
@@ -264,7 +280,10 @@ def abort_log(
 def network_command(
     sizes: Annotated[str, typer.Option(help="Message sizes, MiB.")] = "1,16,64",
 ) -> None:
-    """Measure all-reduce bandwidth, in total and per node, and name the slowest node. Run it on every rank."""
+    """Measure all-reduce bandwidth, in total and per node, and name the slowest node.
+
+    Run it on every rank.
+    """
     from mlbert.distributed.world import World
     from mlbert.programs.bench.network import measure
 

@@ -1,6 +1,9 @@
-"""The ``mlbert`` command. A user error is one line on stderr and exit code 2; ``--debug`` adds the traceback.
+"""The ``mlbert`` command.
 
-Each command's module is imported only when that command runs, so that ``mlbert --help`` does not need torch.
+A user error is one line on stderr and exit code 2; ``--debug`` adds the traceback.
+
+Each command's module is imported only when that command runs,
+so that ``mlbert --help`` does not need torch.
 """
 
 from __future__ import annotations
@@ -70,7 +73,8 @@ _WANTED = {
 _PROGRAM = "mlbert"
 _NO_MEMORY = "memory: not enough for this configuration. Use a smaller batch or model."
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# Advice for the system's errors about a path that the user named, if no lower layer gave better advice.
+# Advice for the system's errors about a path that the user named,
+# if no lower layer gave better advice.
 _REMEDIES = {
     **dict.fromkeys(_FULL, "Free space, or name another folder"),
     errno.EROFS: "Name another folder",
@@ -99,7 +103,9 @@ class _Lazy(TyperCommand):
     def make_context(
         self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
     ) -> Any:
-        """Load the command and return its context; a group without a subcommand prints its help and fails."""
+        """Load the command and return its context;
+        a group without a subcommand prints its help and fails.
+        """
         if self.name in _COMPUTING:
             wait_passively_if_busy()
         command = get_command(importlib.import_module(self._module).app)
@@ -116,8 +122,9 @@ class _Lazy(TyperCommand):
 
 
 def _check_texts(command: Any) -> None:
-    """Let a command and its subcommands refuse texts that Typer reads as something else: `mlbert.config.section` says
-    which numbers, and an empty path is the current folder."""
+    """Let a command and its subcommands refuse texts that Typer reads as something else:
+    `mlbert.config.section` says which numbers, and an empty path is the current folder.
+    """
     if isinstance(command, TyperGroup):
         for inner in command.commands.values():
             _check_texts(inner)
@@ -153,14 +160,18 @@ def _process_value(
 
 
 def _use_plain_words(error: Any, given: Any) -> None:
-    """Rewrite the message of an error if it is one of Typer's usage errors, which have no public base class."""
+    """Rewrite the message of an error if it is one of Typer's usage errors,
+    which have no public base class.
+    """
     message = getattr(error, "message", None)
     if isinstance(message, str):
         error.message = _plain_words(message, given)
 
 
 def _plain_words(message: str, given: Any) -> str:
-    """Rewrite what pydantic, with which Typer converts values, says about the text of an option or argument."""
+    """Rewrite what pydantic, with which Typer converts values,
+    says about the text of an option or argument.
+    """
     message = message.removeprefix("Value error, ")
     if not message.startswith(_SHOULD_BE):
         return message
@@ -180,7 +191,9 @@ class _Root(TyperGroup):
             self.add_command(_Lazy(name, module, line))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Treat ``help COMMAND`` as ``COMMAND --help``; let a bare completion option mean the calling shell."""
+        """Treat ``help COMMAND`` as ``COMMAND --help``;
+        let a bare completion option mean the calling shell.
+        """
         if args[:1] == ["help"]:
             args = [*args[1:], "--help"]
         elif len(args) == 1 and args[0] in COMPLETION:
@@ -203,8 +216,11 @@ _root = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": HELP_WIDTH},
-    epilog="Run mlbert COMMAND --help for details. Exit codes: 0 success, 1 a run or check failed, 2 wrong input; see "
-    "docs/how_a_run_ends.md.",
+    epilog=(
+        "Run mlbert COMMAND --help for details. "
+        "Exit codes: 0 success, 1 a run or check failed, 2 wrong input; "
+        "see docs/how_a_run_ends.md."
+    ),
 )
 
 
@@ -260,7 +276,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point; never returns."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     words = [argument for argument in given if argument != "--debug"]
-    # Harmless: a thread of torch's that has not used the GPU yet prints it in the first backward pass.
+    # Harmless: a thread of torch's that has not used the GPU yet prints it in the first backward
+    # pass.
     warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
     sys.exit(exit_code(lambda: _run(words), debug=len(words) < len(given)))
 
@@ -274,7 +291,9 @@ def _run(words: list[str]) -> int:
 
 
 def exit_code(work: Callable[[], int], debug: bool = False) -> int:
-    """Run ``work`` and return the exit code for its result or exception; print errors as one line."""
+    """Run ``work`` and return the exit code for its result or exception;
+    print errors as one line.
+    """
     try:
         return work()
     except UserError as error:

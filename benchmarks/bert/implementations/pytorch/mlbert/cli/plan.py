@@ -94,7 +94,9 @@ def plan(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
-    """Predict a run from MLPerf's published results: time, samples, memory, cost, and what limits it."""
+    """Predict a run from MLPerf's published results:
+    time, samples, memory, cost, and what limits it.
+    """
     if batch is not None and batch_per_gpu is not None:
         raise UserError(
             "config.conflict", "--batch-per-gpu", "conflicts with --batch", "Give one of the two"
@@ -218,7 +220,9 @@ class _Estimator:
     def with_measured(
         self, logs: Sequence[calibration.MeasuredRun], efficiency: float | None
     ) -> _Estimator:
-        """Return a copy with the speed from logs or ``efficiency``, and the samples and power that the logs needed."""
+        """Return a copy with the speed from logs or ``efficiency``,
+        and the samples and power that the logs needed.
+        """
         parameters = self.parameters
         samples = self.samples
         prices = self.prices
@@ -268,7 +272,9 @@ def _gbps(text: str | None) -> float | None:
 
 
 def read_measured(path: Path) -> calibration.MeasuredRun:
-    """Read ranks, batch and speed from one of our MLPerf logs (other submitters do not log ranks)."""
+    """Read ranks, batch and speed from one of our MLPerf logs (other submitters do not log
+    ranks).
+    """
     log = read_log(path)
     ranks = log.value("ranks")
     batch = log.value("global_batch_size")

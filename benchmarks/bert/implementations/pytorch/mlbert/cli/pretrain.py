@@ -1,6 +1,8 @@
-"""``mlbert pretrain TEXT... --out DIR``: pre-train a masked-LM model on your own text, in one command.
+"""``mlbert pretrain TEXT... --out DIR``: pre-train a masked-LM model on your own text,
+in one command.
 
-If the first argument ends in .yaml or .yml, run MosaicML's ``main.py`` instead (`mlbert.cli.mosaic_bert.main_yaml`).
+If the first argument ends in .yaml or .yml, run MosaicML's ``main.py`` instead
+(`mlbert.cli.mosaic_bert.main_yaml`).
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ def pretrain(
         list[Path],
         typer.Argument(
             metavar="TEXT",
-            help="Files (txt, md, html, csv, jsonl, parquet, also .gz), folders, or saved datasets.",
+            help=(
+                "Files (txt, md, html, csv, jsonl, parquet, also .gz), folders, or saved datasets."
+            ),
         ),
     ],
     out: Annotated[
@@ -88,8 +92,8 @@ def pretrain(
 ) -> int:
     """Pre-train a masked-LM model on your own text: prepare it, train, evaluate, export.
 
-    The same command resumes an interrupted run, or extends it with more --minutes. If the first TEXT ends in .yaml,
-    it is a MosaicML configuration.
+    The same command resumes an interrupted run, or extends it with more --minutes. If the first
+    TEXT ends in .yaml, it is a MosaicML configuration.
     """
     if texts[0].suffix in YAML_SUFFIXES:
         from mlbert.cli.mosaic_bert.main_yaml import pretrain as mosaic  # torch takes a second
@@ -131,7 +135,10 @@ def pretrain(
 def _check_vocabulary(is_new: bool, cased: bool | None, vocab_size: int | None) -> None:
     for name, value in (("--cased/--lower-case", cased), ("--vocab-size", vocab_size)):
         if value is not None and not is_new:
-            remedy = f"Remove {name}; do_lower_case in the tokenizer_config.json next to a vocabulary sets its case"
+            remedy = (
+                f"Remove {name}; do_lower_case in the tokenizer_config.json next to a vocabulary "
+                "sets its case"
+            )
             raise UserError("config.conflict", name, "applies only to a new vocabulary", remedy)
     if vocab_size is not None:
         from mlbert.data.prepare.pipeline import check_vocab_size
@@ -150,7 +157,10 @@ def _check_encoding(encoding: str | None) -> None:
 
 
 def training_seconds(minutes: float | None, hours: float | None) -> float:
-    """Return the training time in seconds, or the usual one. Raises UserError if it is out of range."""
+    """Return the training time in seconds, or the usual one.
+
+    Raises UserError if it is out of range.
+    """
     if minutes is not None and hours is not None:
         raise UserError(
             "config.conflict", "--minutes and --hours", "exclude each other", "Give one of them"

@@ -1,4 +1,6 @@
-"""Run our commands under the program names and flags of published implementations; system folders hold stubs."""
+"""Run our commands under the program names and flags of published implementations;
+system folders hold stubs.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(program: str) -> None:
-    """Run the command equivalent to ``program`` with this process's arguments, then exit as `mlbert` does."""
+    """Run the command equivalent to ``program`` with this process's arguments,
+    then exit as `mlbert` does.
+    """
     command, flags = PROGRAMS[program]
     parser = Parser(program, f"Same as: mlbert {' '.join(command)}")
     for flag in flags:

@@ -37,13 +37,15 @@ _COLOURS = {Outcome.PASS: "green", Outcome.WARN: "yellow", Outcome.ERROR: "bold 
 _NEXT_STEPS = """
 Next (details in docs/add_a_system.md):
 1. {folder}/env.sh: your site's image, data and LOGDIR, and the submitter.
-2. {folder}/{config}: your numbers. Its name states nodes x ranks x batch x accumulation; rename it when they change.
+2. {folder}/{config}: your numbers. Its name states nodes x ranks x batch x accumulation;
+   rename it when they change.
 3. cd {folder} && source {config} && mlbert train --print-config
 4. {folder}/README.md: the machine, and the source of each number.
 5. benchmarks/bert/implementations/README.md: add this line to the table:
    {row}
-6. On the machine: mlbert submission describe-system --out systems/{name}.json, fill in what it could not detect, and
-   remove {template}. To pass as a submission, the tree also needs the ten logs of results/{name}/bert."""
+6. On the machine: mlbert submission describe-system --out systems/{name}.json,
+   fill in what it could not detect, and remove {template}.
+   To pass as a submission, the tree also needs the ten logs of results/{name}/bert."""
 
 
 @app.command("check")
@@ -150,7 +152,9 @@ def describe_command(
     nodes: Annotated[int, typer.Option(min=1, help="Number of nodes like this one.")] = 1,
     framework: Annotated[Framework, typer.Option(help="Training framework.")] = "PyTorch",
 ) -> None:
-    """Write the description of this machine with the 33 fields that the official checker requires."""
+    """Write the description of this machine with the 33 fields
+    that the official checker requires.
+    """
     facts = describe_system(submitter, division, nodes, framework=framework)
     write_description(out, facts)
     console = standard_output()
@@ -216,7 +220,9 @@ def export_command(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for the tree.")],
     tree: Annotated[Path | None, typer.Option(help="Tree to export; default: this one.")] = None,
 ) -> None:
-    """Export the tree without tests, tools, records, caches and dot files, and run the repository checker on it."""
+    """Export the tree without tests, tools, records, caches and dot files,
+    and run the repository checker on it.
+    """
     num_files = export_tree(_tree(tree), directory)
     finding = official.run(official.repo_checker(directory.resolve()))[0]
     console = standard_output()
@@ -230,7 +236,9 @@ app.command("repeat")(compare.repeat_command)
 
 
 def _as_table(findings: list[Finding], subject: str) -> Table:
-    """Return a table with the worst findings first and one row per subject for our own passed checks."""
+    """Return a table with the worst findings first
+    and one row per subject for our own passed checks.
+    """
     num_failed = sum(finding.outcome is Outcome.ERROR for finding in findings)
     verdict = f"{num_failed} of {len(findings)} checks FAILED" if num_failed else "nothing FAILED"
     table = new_table(f"{safe(subject)}: {verdict}", ("result", "check"))

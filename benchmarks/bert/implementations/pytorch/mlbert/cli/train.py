@@ -1,4 +1,6 @@
-"""``mlbert train``: run one experiment. Every setting is a flag; a flag overrides the exports of a config.
+"""``mlbert train``: run one experiment.
+
+Every setting is a flag; a flag overrides the exports of a config.
 
 ``mlbert train --print-config`` also checks for what could end the run before its first step.
 """
@@ -47,17 +49,21 @@ if TYPE_CHECKING:
     from mlbert.training.protocols import Inputs
 
 EVALUATE_ONLY_HELP = (
-    "Print the masked-LM accuracy of INIT_CHECKPOINT on EVALDIR and stop: no training, no MLPerf log. The "
-    f"benchmark's checkpoint on the benchmark's evaluation samples must give {INITIAL_MLM_ACCURACY}."
+    "Print the masked-LM accuracy of INIT_CHECKPOINT on EVALDIR and stop: "
+    "no training, no MLPerf log. The "
+    "benchmark's checkpoint on the benchmark's evaluation samples must give "
+    f"{INITIAL_MLM_ACCURACY}."
 )
 
 
 def check_run(
     config: Configuration, recipe: Recipe, local_world_size: int, say: Callable[[str], None]
 ) -> None:
-    """Open the data, read the model shape and starting weights, and check folders and threads; ``say`` each result.
+    """Open the data, read the model shape and starting weights,
+    and check folders and threads; ``say`` each result.
 
-    Nothing is written. Facts that only the training machine knows (its GPUs, its memory) are not checked.
+    Nothing is written. Facts that only the training machine knows (its GPUs, its memory) are not
+    checked.
 
     Raises:
         UserError: the first problem, after all have been reported.
@@ -122,7 +128,9 @@ def _folder(config: RunConfig) -> str:
 
 
 class _Train(TyperCommand):
-    """Typer provides help and completion; `mlbert.config.resolution.split_arguments` reads the arguments."""
+    """Typer provides help and completion; `mlbert.config.resolution.split_arguments` reads the
+    arguments.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Keep the arguments unparsed."""
@@ -200,8 +208,8 @@ def _print_plan(resolved: Resolved, place: RankPlace, speed: float | None) -> in
 def run_resolved(
     resolved: Resolved, world: World, notes: Sequence[str], options: RunOptions
 ) -> int:
-    """Print a summary of the settings and notes, train, and return the exit status; for programs with their own
-    YAML.
+    """Print a summary of the settings and notes, train, and return the exit status;
+    for programs with their own YAML.
 
     Args:
         resolved: the run's configuration.
@@ -232,7 +240,9 @@ def _train(
 
 
 def resolve_run(line: CommandLine) -> Resolved:
-    """Resolve in two steps: first the recipe's name, then everything on top of that recipe's defaults."""
+    """Resolve in two steps: first the recipe's name,
+    then everything on top of that recipe's defaults.
+    """
 
     def look(key: str) -> str | None:
         return peek(key, None, line)
@@ -288,8 +298,11 @@ def _described() -> Callable[..., None]:
     """Return a function with one parameter per setting, from which Typer builds the help."""
 
     def train(**_: object) -> None:
-        """Train once. Settings come from recipe defaults, --config YAML files, the exports of a config_<system>.sh, and
-        flags or key=value words; later ones win."""
+        """Train once.
+
+        Settings come from recipe defaults, --config YAML files, the exports of a
+        config_<system>.sh, and flags or key=value words; later ones win.
+        """
 
     keyword = inspect.Parameter.KEYWORD_ONLY
     options: list[tuple[str, object, object]] = [
@@ -348,5 +361,7 @@ app.command("train", cls=_Train, options_metavar="[OPTIONS] [NAME=VALUE]...")(_d
 
 
 def main() -> None:
-    """Run ``mlbert train`` with this script's arguments; entry of a system folder's ``run_pretraining.py``."""
+    """Run ``mlbert train`` with this script's arguments;
+    entry of a system folder's ``run_pretraining.py``.
+    """
     command_line.main(["train", *sys.argv[1:]])

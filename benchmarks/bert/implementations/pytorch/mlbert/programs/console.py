@@ -1,4 +1,6 @@
-"""Console output of the commands: tables, progress, and text from files made safe for a terminal."""
+"""Console output of the commands: tables, progress,
+and text from files made safe for a terminal.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def standard_output() -> Console:
 
 
 def safe(text: object) -> str:
-    """Make text from a file safe for a terminal: no Rich markup, no control characters, shortened if very long."""
+    """Make text from a file safe for a terminal: no Rich markup, no control characters,
+    shortened if very long.
+    """
     return escape(printable(str(text)))
 
 
@@ -51,7 +55,10 @@ def printable(text: str) -> str:
 
 
 def new_table(title: str, texts: Sequence[str], numbers: Sequence[str] = ()) -> Table:
-    """Return a table that fits the console: text columns fold to make room for numbers. ``title`` is Rich markup."""
+    """Return a table that fits the console: text columns fold to make room for numbers.
+
+    ``title`` is Rich markup.
+    """
     table = Table(
         title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
     )
@@ -92,7 +99,8 @@ def _repeating(show: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def waiting(words: str) -> Iterator[Callable[[str], None]]:
-    """Show on standard error that work of unknown size continues; call the yielded function with each step's name.
+    """Show on standard error that work of unknown size continues;
+    call the yielded function with each step's name.
 
     On a terminal it is a spinner, otherwise a line every 10 s.
     """
@@ -114,7 +122,9 @@ def waiting(words: str) -> Iterator[Callable[[str], None]]:
 
 
 def console_progress(output: Console = console) -> Progress:
-    """Return a progress bar with rate and remaining time on a terminal; otherwise a line every 10 s and a last one."""
+    """Return a progress bar with rate and remaining time on a terminal;
+    otherwise a line every 10 s and a last one.
+    """
     return _Bars(output) if output.is_terminal else _Lines(output)
 
 
@@ -146,7 +156,8 @@ class _Lines(Progress):
             if not done or not total:
                 self(f"{name}: {share}, {short_duration(seconds)} so far")
                 return
-            # Work is reported in parts: what began after the last report would make the rate look too low.
+            # Work is reported in parts: what began after the last report would make the rate look
+            # too low.
             rate = done / max(1e-9, advanced - started)
             left = short_duration(max(0.0, total / rate - seconds))
             self(f"{name}: {share}, {_amount(rate, unit)}/s, {left} left")
@@ -158,7 +169,8 @@ class _Lines(Progress):
             self(f"{name}: {_amount(done, unit)}")
         else:
             self(
-                f"{name}: {_amount(done, unit)} in {short_duration(seconds)}, {_amount(done / seconds, unit)}/s"
+                f"{name}: {_amount(done, unit)} in {short_duration(seconds)}, "
+                f"{_amount(done / seconds, unit)}/s"
             )
 
 

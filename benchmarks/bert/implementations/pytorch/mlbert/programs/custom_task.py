@@ -1,8 +1,11 @@
-"""Run ``mlbert finetune --from MODEL --train FILE``: fine-tune on a file with columns, without a configuration.
+"""Run ``mlbert finetune --from MODEL --train FILE``:
+fine-tune on a file with columns, without a configuration.
 
-OUT/run_<i>/train.csv, eval.csv    the rows to train on and those held out, if no evaluation file is given
+OUT/run_<i>/train.csv, eval.csv    the rows to train on and those held out,
+                                   if no evaluation file is given
 OUT/run_<i>/report.txt             scores next to the baselines, and those of each class
-OUT/run_<i>/...                    the run, see `mlbert.training.experiment` and `mlbert.models.task_model`
+OUT/run_<i>/...                    the run, see `mlbert.training.experiment` and
+                                   `mlbert.models.task_model`
 """
 
 from __future__ import annotations
@@ -154,11 +157,13 @@ def finetune(
 
 
 def find_form(path: Path, text: str | None, label: str | None, as_numbers: bool | None) -> TaskForm:
-    """Return which columns of a file are text and label, and whether the labels are classes or numbers.
+    """Return which columns of a file are text and label,
+    and whether the labels are classes or numbers.
 
     Args:
         path: the training file.
-        text: column of the text, or two with a comma between them; None guesses by name, then by length.
+        text: column of the text, or two with a comma between them;
+            None guesses by name, then by length.
         label: column of the label; None guesses by name, then by the number of different values.
         as_numbers: None infers it from the labels.
 
@@ -223,8 +228,10 @@ def find_form(path: Path, text: str | None, label: str | None, as_numbers: bool 
 def _read_rows(
     train: Path, held_out: Path | None, form: TaskForm, out: Path
 ) -> tuple[TaskRows, TaskRows, int]:
-    """Return the rows to train and to evaluate on, and the number of the run, whose folder is created in ``out``; rows
-    that are drawn are written there. Raises UserError as `read_training` and `read_evaluation`."""
+    """Return the rows to train and to evaluate on, and the number of the run, whose folder is
+    created in ``out``; rows that are drawn are written there. Raises UserError as `read_training`
+    and `read_evaluation`.
+    """
     rows = read_training(train, form)
     evaluation = read_evaluation(held_out or train, form, rows.classes)
     is_held_out = draw_held_out(rows) if held_out is None else np.ones(0, bool)
@@ -243,7 +250,10 @@ def _read_rows(
 
 
 def _new_run(out: Path) -> int:
-    """Create the folder of the next run, and return its number. Another process may be doing the same."""
+    """Create the folder of the next run, and return its number.
+
+    Another process may be doing the same.
+    """
     number = 0
     while True:
         with contextlib.suppress(FileExistsError):
@@ -258,8 +268,10 @@ def joined_texts(rows: TaskRows) -> list[str]:
 
 
 def draw_held_out(rows: TaskRows) -> np.ndarray:
-    """Return bool [N], the rows to hold out: a share of each class; equal texts stay together. Raises UserError if
-    there are too few rows."""
+    """Return bool [N], the rows to hold out: a share of each class; equal texts stay together.
+
+    Raises UserError if there are too few rows.
+    """
     assert rows.labels is not None
     texts = joined_texts(rows)
     held = set[str]()
@@ -281,7 +293,9 @@ def draw_held_out(rows: TaskRows) -> np.ndarray:
 def make_plan(
     rows: TaskRows, shape: BertConfig, tokenizer: Tokenizer, seconds: float | None
 ) -> dict[str, Any]:
-    """Return settings: length and batch for the rows, the rate for the model, and when to evaluate and to end."""
+    """Return settings: length and batch for the rows, the rate for the model,
+    and when to evaluate and to end.
+    """
     length = 8 * math.ceil(
         np.quantile(encode(rows.first(20_000), tokenizer, 1 << 15).lengths, 0.99) / 8
     )
@@ -306,7 +320,9 @@ def make_plan(
 
 
 def _write_model(folder: Path, shape: BertConfig, tokenizer: Tokenizer) -> Path:
-    """Write the vocabulary and the shape, with dropout, to the run's folder; return the file of the shape."""
+    """Write the vocabulary and the shape, with dropout, to the run's folder;
+    return the file of the shape.
+    """
     rates = ("hidden_dropout_prob", "attention_probs_dropout_prob")
     shape = replace(shape, **{name: max(DROPOUT, getattr(shape, name)) for name in rates})
     write_atomically(folder / VOCAB_FILE, "\n".join(tokenizer.entries) + "\n")
@@ -316,7 +332,9 @@ def _write_model(folder: Path, shape: BertConfig, tokenizer: Tokenizer) -> Path:
 
 
 def report(folder: Path, train: TaskRows, evaluation: TaskRows) -> tuple[list[Table], str]:
-    """Return the scores of a finished run next to the baselines, those of each class, and a note."""
+    """Return the scores of a finished run next to the baselines, those of each class,
+    and a note.
+    """
     labels = evaluation.labels
     classes = train.classes
     assert labels is not None
@@ -352,7 +370,9 @@ def report(folder: Path, train: TaskRows, evaluation: TaskRows) -> tuple[list[Ta
 
 
 def _scores(predicted: np.ndarray, labels: np.ndarray, num_classes: int) -> tuple[float, float]:
-    """Return accuracy and mean F1 of the classes that occur; for numbers RMSE and Spearman's correlation."""
+    """Return accuracy and mean F1 of the classes that occur;
+    for numbers RMSE and Spearman's correlation.
+    """
     if not num_classes:
         rmse = float(np.sqrt(np.mean((predicted - labels) ** 2)))
         return rmse, correlations(predicted, labels)["spearman"]

@@ -1,12 +1,15 @@
-"""Rules that turn text size, training time and machine into settings for a masked-LM model on custom text.
+"""Rules that turn text size, training time and machine into settings for a masked-LM model on
+custom text.
 
-Pure arithmetic. A run gets as many tokens as fit its time. Model shape and vocabulary follow from the text and that
-number; batch, learning rate and schedule follow from the shape and the number of updates. Precision depends on the
-processor: see `mlbert.ops.precision.small_model_precision`. For weight initialization see `mlbert.models.bert`.
+Pure arithmetic. A run gets as many tokens as fit its time. Model shape and vocabulary follow from
+the text and that number; batch, learning rate and schedule follow from the shape and the number of
+updates. Precision depends on the processor: see `mlbert.ops.precision.small_model_precision`. For
+weight initialization see `mlbert.models.bert`.
 
-Measured (records/2026-11-22_pretrain_epyc-2cpu, 2026-11-24_muon_epyc-2cpu and 2026-11-26_race_epyc-2cpu, minutes on one
-core): 2 layers x 128, 4 x 256 and 6 x 384 with 16 sequences per update, the learning rates of both optimizers, and this
-initialization, mask rate and schedule, for a vocabulary of 4,096. Longer runs and larger sizes are extrapolated.
+Measured (records/2026-11-22_pretrain_epyc-2cpu, 2026-11-24_muon_epyc-2cpu and
+2026-11-26_race_epyc-2cpu, minutes on one core): 2 layers x 128, 4 x 256 and 6 x 384 with 16
+sequences per update, the learning rates of both optimizers, and this initialization, mask rate and
+schedule, for a vocabulary of 4,096. Longer runs and larger sizes are extrapolated.
 """
 
 from __future__ import annotations
@@ -56,11 +59,15 @@ class SizeShape:
 
     @property
     def flops_a_token(self) -> float:
-        """Forward and backward FLOPs per token, with a fraction `MASK_RATE` of the tokens predicted."""
+        """Forward and backward FLOPs per token, with a fraction `MASK_RATE` of the tokens
+        predicted.
+        """
         return 6 * (self.parameters + MASK_RATE * (self.hidden**2 + self.hidden * self.vocabulary))
 
     def config(self, vocab_size: int) -> BertConfig:
-        """Return the model's config with the vocabulary's actual size, which can be smaller than requested."""
+        """Return the model's config with the vocabulary's actual size,
+        which can be smaller than requested.
+        """
         return BertConfig(
             vocab_size=vocab_size,
             hidden_size=self.hidden,
@@ -133,7 +140,8 @@ def choose(
     # 2,048 tokens per update, and more only in long runs (over 3,000 updates).
     target = tokens[size] / 10_000 / SEQUENCE_LENGTH
     sequences = max(LEAST_SEQUENCES, min(256, 1 << max(0, round(target)).bit_length()))
-    # Muon's products cost about 5 x hidden / (tokens per update) of the training's own. At 0.94 of it Muon wins.
+    # Muon's products cost about 5 x hidden / (tokens per update) of the training's own.
+    # At 0.94 of it Muon wins.
     optimizer = "muon" if 5 * shapes[size].hidden <= sequences * SEQUENCE_LENGTH else "stableadamw"
     updates = max(1, round(tokens[size] / (sequences * SEQUENCE_LENGTH)))
     return Choice(

@@ -1,4 +1,7 @@
-"""``mlbert prepare``: prepare text, TFRecords or another pipeline's data for training. One module per topic."""
+"""``mlbert prepare``: prepare text, TFRecords or another pipeline's data for training.
+
+One module per topic.
+"""
 
 from __future__ import annotations
 

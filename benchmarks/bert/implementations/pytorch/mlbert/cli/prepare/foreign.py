@@ -1,4 +1,6 @@
-"""``mlbert prepare import``, ``export-nvidia``, ``tfrecord-to-hdf5``, ``hdf5-to-tfrecord``: other formats."""
+"""``mlbert prepare import``, ``export-nvidia``, ``tfrecord-to-hdf5``, ``hdf5-to-tfrecord``:
+other formats.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,8 @@ def import_command(
         bool, typer.Option("--skip-bad", help="Skip bad rows and files, and list them.")
     ] = False,
 ) -> None:
-    """Convert NVIDIA's HDF5 shards (fixed, variable, packed, bins) or any other data set to a prepared set.
+    """Convert NVIDIA's HDF5 shards (fixed, variable, packed, bins)
+    or any other data set to a prepared set.
 
     Writes one shard per file; packs stay packs.
     """
@@ -96,7 +99,9 @@ def tfrecord_to_hdf5_command(
         bool, typer.Option("--skip-bad", help="Skip bad records, and list them.")
     ] = False,
 ) -> None:
-    """Convert the benchmark's TFRecords to a prepared set, one shard per file; verify every checksum."""
+    """Convert the benchmark's TFRecords to a prepared set, one shard per file;
+    verify every checksum.
+    """
     manifest = tfrecords.tfrecords_to_hdf5(
         inputs, vocab, out, skip_bad=skip_bad, executor=run.executor()
     )
@@ -120,6 +125,8 @@ def hdf5_to_tfrecord_command(
     out: Out,
     run: ShareArguments,
 ) -> None:
-    """Convert a prepared set to TFRecords, one file per shard, as the benchmark's generator writes them."""
+    """Convert a prepared set to TFRecords, one file per shard,
+    as the benchmark's generator writes them.
+    """
     made = tfrecords.hdf5_to_tfrecords(folder, out, executor=run.executor())
     say(f"{out}: {counted(len(made.files), 'file')}, {counted(made.num_sequences, 'sequence')}")

@@ -28,8 +28,10 @@ def instances_command(
         list[Path],
         typer.Option(
             "--input",
-            help="Text file (one sentence per line, blank line between documents), or a folder of them: its part-* and "
-            "*.txt files except eval*.txt. Repeatable.",
+            help=(
+                "Text file (one sentence per line, blank line between documents), "
+                "or a folder of them: its part-* and *.txt files except eval*.txt. Repeatable."
+            ),
         ),
     ],
     vocab: Annotated[Path, typer.Option("--vocab", help="WordPiece vocabulary, vocab.txt.")],
@@ -43,7 +45,9 @@ def instances_command(
         bool, typer.Option("--skip-bad", help="Skip bad files and list them.")
     ] = False,
 ) -> None:
-    """Convert text files to instances exactly as the benchmark's generator does; one shard or file per text file."""
+    """Convert text files to instances exactly as the benchmark's generator does;
+    one shard or file per text file.
+    """
     job = InstanceJob(
         parts=tuple(expand_inputs(inputs, skip_bad=skip_bad)),
         vocab_file=vocab,

@@ -126,7 +126,8 @@ class TextArguments(InstanceArguments):
 
 
 def with_options(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that replaces the dataclass parameters of a command by one option per field, after its others.
+    """Return a decorator that replaces the dataclass parameters of a command by one option per
+    field, after its others.
 
     Fields are annotated like Typer parameters; ``defaults`` override the dataclass's.
     """

@@ -1,4 +1,6 @@
-"""``mlbert prepare pack``, ``shuffle``, ``bins``, ``bins-hdf5``, ``eval-set``, ``verify``: build training sets."""
+"""``mlbert prepare pack``, ``shuffle``, ``bins``, ``bins-hdf5``, ``eval-set``, ``verify``:
+build training sets.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,8 @@ def pack_command(
     rate = manifest.num_sequences / max(1, manifest.num_packs)
     filled = manifest.num_tokens / max(1, manifest.num_packs * (manifest.max_pack_tokens or 0))
     say(
-        f"{out}: {manifest.num_sequences:,} sequences in {manifest.num_packs:,} packs ({rate:.5f} per pack), "
+        f"{out}: {manifest.num_sequences:,} sequences "
+        f"in {manifest.num_packs:,} packs ({rate:.5f} per pack), "
         f"{filled:.3%} of slots filled"
     )
 
@@ -133,7 +136,9 @@ def bins_hdf5_command(
         str, typer.Option(help="fixed (rows padded to their bin's length) or variable.")
     ] = "fixed",
 ) -> None:
-    """Split a set into bins by length, each a folder of HDF5 shards for NVIDIA's trainers: 128, 256 ..."""
+    """Split a set into bins by length, each a folder of HDF5 shards for NVIDIA's trainers:
+    128, 256 ...
+    """
     sizes = make_hdf5_bins(
         source, out, edges=_numbers(edges), layout=layout, executor=run.executor()
     )
@@ -176,7 +181,8 @@ def verify_command(
     if sums:
         names = {file.path.name for report in reports for file in report.files}
         say(
-            f"{sums.path}: {len(names & {*sums.files, *sums.rows}):,} of {len(names):,} files are in the list"
+            f"{sums.path}: {len(names & {*sums.files, *sums.rows}):,} of {len(names):,} files are "
+            "in the list"
         )
     good, found = (sum(report.total(name) for report in reports) for name in ("good", "sequences"))
     say(f"{good:,} of {found:,} samples are good")

@@ -69,7 +69,9 @@ def python_glue_command(
         float, typer.Option(help="Factor on the number of rows.", min=0.01, max=10)
     ] = 1.0,
 ) -> None:
-    """Make stand-ins for GLUE's eight tasks, in their file formats, from this Python installation's documentation."""
+    """Make stand-ins for GLUE's eight tasks, in their file formats,
+    from this Python installation's documentation.
+    """
     glue_files.make(out, size)
     say(f"wrote GLUE's files to {out}")
 

@@ -32,7 +32,9 @@ def download_command(
         Path | None, typer.Option(help="List of files to use instead of the benchmark's.")
     ] = None,
 ) -> None:
-    """Download the benchmark's files; resumes, and accepts only files with the published size and MD5 sum."""
+    """Download the benchmark's files; resumes, and accepts only files with the published size and
+    MD5 sum.
+    """
     listed = download.read_list(manifest)
     wanted = [name for entry in only or [] for name in entry.split(",") if name]
     chosen = download.select(listed, wanted)
@@ -64,7 +66,8 @@ def clean_command(
         typer.Option(min=0, max=1, help="Fraction of --eval-md5's articles that must be found."),
     ] = clean.MIN_FOUND,
 ) -> None:
-    """Convert WikiExtractor's output to text files: one sentence per line, blank line between articles.
+    """Convert WikiExtractor's output to text files:
+    one sentence per line, blank line between articles.
 
     The withheld articles go to eval.txt.
     """

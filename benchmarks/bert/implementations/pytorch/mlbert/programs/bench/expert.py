@@ -1,9 +1,11 @@
-"""The fastest step that an expert gets out of Hugging Face's BERT on the same sequences: the strongest opponent.
+"""The fastest step that an expert gets out of Hugging Face's BERT on the same sequences:
+the strongest opponent.
 
-`transformers.BertForPreTraining` with its own layers, but: the sequences are sorted by length and run in small groups,
-each padded to its own longest one; only masked positions go through the masked-LM head; the optimizer is
-``torch.optim.AdamW(fused=True)``. What is best depends on the processor, so it is measured, one choice after the other:
-the size of the groups, SDPA or eager attention, and ``torch.compile``.
+`transformers.BertForPreTraining` with its own layers, but: the sequences are sorted by length and
+run in small groups, each padded to its own longest one; only masked positions go through the
+masked-LM head; the optimizer is ``torch.optim.AdamW(fused=True)``. What is best depends on the
+processor, so it is measured, one choice after the other: the size of the groups, SDPA or eager
+attention, and ``torch.compile``.
 
 Legend: S sequences, M masked tokens, G sequences of a group, W padded length of a group.
 """
@@ -63,7 +65,9 @@ class _Group:
 
 
 def make_groups(batch: HostBatch, number: int, device: torch.device) -> list[_Group]:
-    """Cut a batch, sorted by length, into ``number`` groups of equal size (the last one may be smaller)."""
+    """Cut a batch, sorted by length, into ``number`` groups of equal size (the last one may be
+    smaller).
+    """
     inputs = {name: value.to(device) for name, value in padded_inputs(batch.to("cpu")).items()}
     lengths = inputs["attention_mask"].sum(1)
     groups = []
@@ -125,7 +129,9 @@ def _loss_sums(model: Any, group: _Group) -> tuple[Tensor, Tensor]:
 def fastest_side(
     config: BertConfig, batch: HostBatch, dtype: torch.dtype, start: BertForPreTraining
 ) -> tuple[Side, dict[str, object]]:
-    """Return the fastest form of the step, and a JSON-able record of the choice and of the seconds of each trial."""
+    """Return the fastest form of the step, and a JSON-able record of the choice
+    and of the seconds of each trial.
+    """
     choice = Choice(1)
     trials = dict[Choice, float]()
 

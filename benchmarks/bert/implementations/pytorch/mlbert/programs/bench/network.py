@@ -1,7 +1,8 @@
 """Measure the all-reduce bandwidth of all ranks and find the node that slows it down.
 
-An all-reduce is as fast as its slowest link. To find that link, the first ranks of neighbouring nodes swap messages in
-a ring. A node's speed is that of the better of its two links, so that a slow node is not blamed on its neighbours.
+An all-reduce is as fast as its slowest link. To find that link, the first ranks of neighbouring
+nodes swap messages in a ring. A node's speed is that of the better of its two links, so that a slow
+node is not blamed on its neighbours.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ def _all_reduce_speed(world: World, size: int) -> float:
         best = min(best, time.monotonic() - started)
         tensor.fill_(1)
     slowest = world.all_reduce_max(torch.tensor(best, dtype=torch.float64))
-    # Each rank sends and receives 2 (n - 1) / n of the message: the usual all-reduce "bus bandwidth".
+    # Each rank sends and receives 2 (n - 1) / n of the message:
+    # the usual all-reduce "bus bandwidth".
     return size * 2 * (world.world_size - 1) / world.world_size / float(slowest) / 1e9
 
 

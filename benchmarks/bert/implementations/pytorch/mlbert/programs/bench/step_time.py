@@ -1,9 +1,10 @@
 """Time one training step (forward, backward, optimizer), ours against Hugging Face's, in one run.
 
-All sides train on the same sequences. Ours: packed tokens and LAMB, on a GPU as one CUDA graph. "huggingface", plain
-use: `transformers.BertForPreTraining` padded to the batch's longest sequence, vocabulary logits at every position,
-`torch.optim.AdamW`. "expert": the same class as an expert would use it, see `mlbert.programs.bench.expert`. Each side
-uses the best precision that it supports on this processor. Steps alternate, so that drifting machine speed affects all.
+All sides train on the same sequences. Ours: packed tokens and LAMB, on a GPU as one CUDA graph.
+"huggingface", plain use: `transformers.BertForPreTraining` padded to the batch's longest sequence,
+vocabulary logits at every position, `torch.optim.AdamW`. "expert": the same class as an expert
+would use it, see `mlbert.programs.bench.expert`. Each side uses the best precision that it supports
+on this processor. Steps alternate, so that drifting machine speed affects all.
 """
 
 from __future__ import annotations
@@ -55,16 +56,20 @@ MAX_SEQUENCES_PER_PACK = 3
 
 @dataclass(frozen=True)
 class Side:
-    """One side of the comparison: its name and a function that runs one step and returns its loss."""
+    """One side of the comparison: its name and a function that runs one step
+    and returns its loss.
+    """
 
     name: str
     step: Callable[[], float]
 
 
 def make_batch(config: BertConfig, packs: int, data: Path | None, seed: int) -> HostBatch:
-    """Return the sequences for both sides: from a prepared set, or dummy ones with Wikipedia's length distribution.
+    """Return the sequences for both sides: from a prepared set,
+    or dummy ones with Wikipedia's length distribution.
 
-    Dummy lengths are evenly spaced quantiles, so that even a small batch has the distribution's mean.
+    Dummy lengths are evenly spaced quantiles, so that even a small batch has the distribution's
+    mean.
     """
     max_tokens = config.max_position_embeddings
     if data is None:
@@ -93,7 +98,8 @@ def make_batch(config: BertConfig, packs: int, data: Path | None, seed: int) -> 
 def our_side(
     batch: HostBatch, model: BertForPreTraining, seed: int, as_graph: bool = False
 ) -> Side:
-    """Return our model with LAMB and the step used in training; moves its weights into a flat buffer.
+    """Return our model with LAMB and the step used in training;
+    moves its weights into a flat buffer.
 
     ``as_graph``: as one CUDA graph, with timed products, if all of it can be captured.
     """

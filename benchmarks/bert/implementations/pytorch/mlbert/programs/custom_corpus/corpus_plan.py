@@ -155,11 +155,15 @@ def resolve_settings(
 
 
 def cpu_threads() -> str:
-    """Return CPU_THREADS, the only setting that programs without a configuration read from the environment."""
+    """Return CPU_THREADS, the only setting that programs without a configuration read from the
+    environment.
+    """
     return environment().get("CPU_THREADS", "none").strip()
 
 
 def num_processes() -> int:
-    """Return the number of processes for work on this machine: CPU_THREADS, or one for each core."""
+    """Return the number of processes for work on this machine:
+    CPU_THREADS, or one for each core.
+    """
     given = cpu_threads()
     return threads_per_rank(int(given), 1) if is_count(given) else len(os.sched_getaffinity(0))

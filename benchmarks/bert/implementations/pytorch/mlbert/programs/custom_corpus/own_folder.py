@@ -1,4 +1,5 @@
-"""The folder of a pre-training run on custom text: its paths, its lock, and the notes for the next call.
+"""The folder of a pre-training run on custom text:
+its paths, its lock, and the notes for the next call.
 
 DIR/pretrain.json      the request and the choices; a folder without it is not ours
 DIR/bert_config.json   the model shape
@@ -44,7 +45,8 @@ class OwnFolder:
     def held(self) -> Iterator[None]:
         """Create the folder and lock it against other processes.
 
-        Raises UserError if it is not a folder, contains something else, or another process trains there.
+        Raises UserError if it is not a folder, contains something else,
+        or another process trains there.
         """
         with reading(self.path, _OTHER):
             if self.path.exists() and not self.path.is_dir():

@@ -1,4 +1,6 @@
-"""Run ``mlbert pretrain TEXT``: check the folder, prepare the text, train, and write the model and the report."""
+"""Run ``mlbert pretrain TEXT``: check the folder, prepare the text, train,
+and write the model and the report.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,10 @@ _LATE = 0.6
 
 
 def take_model(folder: OwnFolder) -> None:
-    """Copy the run's weights to DIR/model, replacing an older copy. Raises UserError if it cannot be written."""
+    """Copy the run's weights to DIR/model, replacing an older copy.
+
+    Raises UserError if it cannot be written.
+    """
     written = next(
         path for name in ("huggingface", "weights") if (path := folder.run / name).is_dir()
     )
@@ -84,7 +89,9 @@ def take_model(folder: OwnFolder) -> None:
 
 
 def guess(folder: OwnFolder, facts: Facts) -> list[Guessed]:
-    """Return the model's guesses for masked held-out sentences; sentences that are too long are skipped."""
+    """Return the model's guesses for masked held-out sentences;
+    sentences that are too long are skipped.
+    """
     model, tokenizer = open_masked_lm(folder.model)
     found = []
     for text, answer in facts.sentences:
@@ -166,15 +173,18 @@ tags: [masked-lm, modernbert]
 
 # A masked language model of our own text
 
-* Architecture: ModernBERT with global attention, {shape["num_hidden_layers"]} layers x {shape["hidden_size"]},
+* Architecture: ModernBERT with global attention,
+  {shape["num_hidden_layers"]} layers x {shape["hidden_size"]},
   trained on {rules.SEQUENCE_LENGTH} tokens at a time.
 * Text: {facts.characters:,} characters; scripts of its letters: {facts.scripts}.
-* Vocabulary: WordPiece, {shape["vocab_size"]:,} entries; it {case} case and accents. {facts.held_out_unknown:.2%} of
-  the held-out tokens are unknown to it.
-* Held-out accuracy: {summary["accuracy"]:.4f} of the masked tokens (15 % of the text, all of them [MASK]), after
-  {summary["tokens"]:,} training tokens. Guessing from one neighbour gives {facts.baselines["bigram_accuracy"]:.4f}.
+* Vocabulary: WordPiece, {shape["vocab_size"]:,} entries; it {case} case and accents.
+  {facts.held_out_unknown:.2%} of the held-out tokens are unknown to it.
+* Held-out accuracy: {summary["accuracy"]:.4f} of the masked tokens
+  (15 % of the text, all of them [MASK]), after {summary["tokens"]:,} training tokens.
+  Guessing from one neighbour gives {facts.baselines["bigram_accuracy"]:.4f}.
 
-Use: `pipeline("fill-mask", model="{folder.model.name}")` of transformers, or as the start of fine-tuning.
+Use: `pipeline("fill-mask", model="{folder.model.name}")` of transformers,
+or as the start of fine-tuning.
 It carries the biases of its text.
 """
 
@@ -371,11 +381,13 @@ class _Run:
         )
         if facts.near_repeats > 0.1 * facts.train_tokens:
             self._say(
-                f"warning: {facts.near_repeats:,} tokens nearly repeat held-out text and are removed"
+                f"warning: {facts.near_repeats:,} tokens nearly repeat held-out text "
+                "and are removed"
             )
         if facts.held_out_unknown > MUCH_UNKNOWN:
             self._say(
-                "warning: many tokens are [UNK]: use a larger --vocab-size, more text, or another --vocab"
+                "warning: many tokens are [UNK]: use a larger --vocab-size, more text, "
+                "or another --vocab"
             )
         return facts
 
@@ -388,7 +400,8 @@ class _Run:
         what = "starting from a model" if self._start else "new model"
         self._say(
             f"{what}: {shape.num_hidden_layers} layers x {shape.hidden_size}, {entries:,} entries, "
-            f"{shape.num_parameters / 1e6:.1f} M parameters; {short_duration(self._asked.seconds)} of training"
+            f"{shape.num_parameters / 1e6:.1f} M parameters; "
+            f"{short_duration(self._asked.seconds)} of training"
         )
 
     def _train(self, plan: CorpusPlan, facts: Facts, resume: bool, world: World) -> int:
@@ -438,7 +451,8 @@ class _Run:
         for text, answer, guesses in guessed:
             self._say(f"  {text}\n    {answer}: {guesses}")
         self._say(
-            f"\nfinished: held-out accuracy {accuracy:.4f} after {short_duration(summary['seconds_to_train'])} "
+            f"\nfinished: held-out accuracy {accuracy:.4f} after "
+            f"{short_duration(summary['seconds_to_train'])} "
             f"(guessing from one neighbour {bigram:.4f}, always the most frequent token "
             f"{facts.baselines['most_frequent_accuracy']:.4f})"
         )
@@ -501,7 +515,9 @@ _caught: list[int] = []
 
 @contextmanager
 def _signals_save() -> Iterator[None]:
-    """On Ctrl-C or SIGTERM let the run save a checkpoint and exit; a second signal ends it at once."""
+    """On Ctrl-C or SIGTERM let the run save a checkpoint and exit;
+    a second signal ends it at once.
+    """
 
     def request_save(signum: int, _: FrameType | None) -> None:
         signal.signal(signum, before[signal.Signals(signum)])
