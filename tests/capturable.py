@@ -27,9 +27,13 @@ def static_attention(
     key: Key,
     rows: Tensor | None,
     alibi_slopes: Tensor | None = None,
+    window: int | None = None,
+    rotations: Tensor | None = None,
 ) -> Tensor:
     """Compute plain attention with shapes independent of `cu_seqlens`: all token pairs, masked."""
     assert alibi_slopes is None
+    assert window is None
+    assert rotations is None
     num_tokens, _, num_heads, head_size = qkv.shape
     place = torch.arange(num_tokens)
     sequence = torch.searchsorted(cu_seqlens.long(), place, right=True) - 1

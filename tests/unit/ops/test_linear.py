@@ -80,7 +80,10 @@ def test_gelu_over_its_range(use_native):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tokens", [0, 1, 77])
 def test_linear_qkv_error(use_native, tokens, dtype):
-    check_errors("linear_qkv", linear_qkv_inputs(tokens, 24), dtype, list(range(7)))
+    inputs = linear_qkv_inputs(tokens, 24)
+    check_errors("linear_qkv", inputs, dtype, list(range(7)))
+    without_biases = inputs[:4]
+    check_errors("linear_qkv", without_biases, dtype, list(range(4)))
 
 
 def test_adjacent_weights_are_not_copied():

@@ -49,6 +49,19 @@ def test_error(kernels, shape, dtype, dropout, with_bias):
     check_errors("dropout_add_layer_norm", lambda: draw(True), dtype, places)
 
 
+@pytest.mark.parametrize(
+    ("kernels", "dtype"),
+    [*itertools.product(["native"], DTYPES), ("triton", torch.bfloat16)],
+    indirect=["kernels"],
+)
+def test_error_without_bias(kernels, dtype):
+    def draw() -> list:
+        return [randn(37, 50), randn(50), None, 1e-5, 0.1, 7, dropout_rows(37)]
+
+    check_errors("layer_norm_dropout", draw, dtype, [0, 1])
+    check_errors("dropout_add_layer_norm", lambda: [randn(37, 50), *draw()], dtype, [0, 1, 2])
+
+
 def test_error_with_a_large_mean(kernels):
     """The variance must not be computed as a difference of squares."""
     draw = lambda: [randn(20, 64) + 300, randn(64), randn(64), 1e-12, 0.0, 0, None]  # noqa: E731

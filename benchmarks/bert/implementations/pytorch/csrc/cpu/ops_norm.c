@@ -66,7 +66,8 @@ INLINE void forward_rows(const void *x, const float *x_bias, const void *residua
             if (statistics) statistics[2 * t] = mean, statistics[2 * t + 1] = inverse;
             EACH_VECTOR(c, count, n, {
                 vec normal = (load_elements(sums, c, count, 0) - mean) * inverse;
-                vec y = normal * load_elements(weight, c, count, 0) + load_elements(bias, c, count, 0);
+                vec gain = load_elements(weight, c, count, 0);
+                vec y = bias ? normal * gain + load_elements(bias, c, count, 0) : normal * gain;
                 if (drop_output) y = drop(&d, y, bytes + c, scale);
                 store_elements(out, t * n + c, count, y, is_bf16);
             });
@@ -75,8 +76,8 @@ INLINE void forward_rows(const void *x, const float *x_bias, const void *residua
 }
 
 /* out = LayerNorm(residual + dropout(x + x_bias)), or dropout(LayerNorm(x + x_bias + residual)) if drop_output.
- * x_bias, residual, total [T, D] (the normalised sum, for backward) and statistics [T, 2] (mean, 1 / deviation) may
- * be null. */
+ * bias, x_bias, residual, total [T, D] (the normalised sum, for backward) and statistics [T, 2]
+ * (mean, 1 / deviation) may be null. */
 void norm_forward(const void *x, const float *x_bias, const void *residual, const float *weight, const float *bias,
                   const int32_t *rows, int64_t tokens, int64_t columns, float eps, uint32_t key, int threshold,
                   int drop_output, int is_bf16, int threads, void *total, float *statistics, void *out) {

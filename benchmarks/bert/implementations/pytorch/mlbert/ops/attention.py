@@ -27,6 +27,7 @@ from mlbert.ops import forms as registry
 from mlbert.ops import reference
 from mlbert.ops.dropout import Key, dropout_threshold
 from mlbert.ops.native_library import check_attention, is_bf16, library, pointer
+from mlbert.ops.rotary import rotary
 
 TILE_HEAD_SIZE = 32
 TRITON_HEAD_SIZES = (32, 64, 128)  # other sizes run plain
@@ -45,6 +46,8 @@ def attention(
     key: Key,
     rows: Tensor | None,
     alibi_slopes: Tensor | None = None,
+    window: int | None = None,
+    rotations: Tensor | None = None,
 ) -> Tensor:
     """Return dropout(softmax(Q K^T / sqrt(H) + bias)) V within each sequence, bidirectional.
 
@@ -58,28 +61,46 @@ def attention(
             the sequence, and each head has its own key (`mlbert.ops.dropout.head_key`).
         alibi_slopes: float32 [N]; the bias of query i and key j of a sequence is -slope * |i - j| (Press et al., arXiv
             2108.12409, in both directions). None means no bias. Not differentiated.
+        window: number of tokens that a query sees on each side, besides its own: those at a
+            distance of at most `window`, for the cost of as many keys (ModernBERT's
+            ``local_attention`` is twice this number). None means the whole sequence. Dropout masks
+            and biases are the same with and without it.
+        rotations: float32 [T, H], `mlbert.ops.api.rotations` of the tokens: queries and keys are
+            rotated first, as by `mlbert.ops.api.rotary`. None means no rotation. Not differentiated.
 
     Returns:
         [T, N, H] of the dtype of qkv; zero for tokens after the last sequence.
     """
+    assert window is None or window >= 0, f"window {window}"
     return registry.implementation("attention", qkv)(
-        qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes
+        qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes, window, rotations
     )
 
 
 def capture_obstacle(
-    device: torch.device, dtype: torch.dtype, head_size: int, alibi: bool, max_seqlen: int
+    device: torch.device,
+    dtype: torch.dtype,
+    head_size: int,
+    alibi: bool,
+    max_seqlen: int,
+    window: int | None = None,
 ) -> str | None:
     """Return why the selected implementation cannot run this attention in a CUDA graph, or None if it can."""
     form = registry.selected(device)["attention"]
+    is_local = window is not None and window < max_seqlen - 1
     unsupported = {
-        "triton": head_size not in TRITON_HEAD_SIZES,
-        "fmha": head_size != FMHA_HEAD_SIZE or dtype not in HALF_TYPES or max_seqlen > FMHA_LENGTH,
+        "triton": head_size not in TRITON_HEAD_SIZES or is_local,
+        "fmha": head_size != FMHA_HEAD_SIZE
+        or dtype not in HALF_TYPES
+        or max_seqlen > FMHA_LENGTH
+        or is_local,
     }
     if form in ("plain", "native"):
         return f"{form} attention reads the sequences' lengths on the host"
     if unsupported.get(form):
-        kind = f"{dtype} attention of {max_seqlen} tokens with heads of {head_size}{' and ALiBi' if alibi else ''}"
+        kind = f"{dtype} attention of {max_seqlen} tokens with heads of {head_size}"
+        kind += " and ALiBi" if alibi else ""
+        kind += f" and a window of {window}" if is_local else ""
         return f"{kind} has no {form} implementation and runs plain, which reads the sequences' lengths on the host"
     return None
 
@@ -92,10 +113,26 @@ def _remark() -> str:
 
 
 @registry.register("attention", "native", remark=_remark)
-def _native(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, *settings: Any) -> Tensor:
-    """Run `attention` with a C kernel; ``settings`` are the other arguments of `native_attention`."""
+def _native(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    dropout_p: float,
+    key: int,
+    rows: Tensor | None,
+    alibi_slopes: Tensor | None = None,
+    window: int | None = None,
+    rotations: Tensor | None = None,
+) -> Tensor:
+    """Run `attention` with a C kernel."""
+    if rotations is not None:
+        qkv = rotary(qkv, rotations)
+    if window is not None and window < max_seqlen - 1:
+        return reference.attention(
+            qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes, window
+        )
     tiles = qkv.dtype == torch.bfloat16 and qkv.shape[3] % TILE_HEAD_SIZE == 0 and tiles_work()
-    return native_attention(qkv, cu_seqlens, *settings, tiles=tiles)
+    return native_attention(qkv, cu_seqlens, dropout_p, key, rows, alibi_slopes, tiles=tiles)
 
 
 def native_attention(

@@ -120,10 +120,26 @@ def attention_keep_mask(
     """Return which attention probabilities are kept:
     bool [N, R, columns] for query rows int32 [R].
     """
+    return _keep_mask(_head_keys(key, rows, num_heads), rows, columns, probability)
+
+
+def attention_keep_mask_at(
+    key: Key, rows: Tensor, num_heads: int, columns: Tensor, probability: float
+) -> Tensor:
+    """Return `attention_keep_mask` at some key positions of each query.
+
+    bool [N, R, C] for columns int64 [R, C].
+    """
+    row_hash = _row_hash(_head_keys(key, rows, num_heads), rows)
+    word = _mix32_tensor(row_hash[:, :, None] ^ (((columns >> 2) * GOLDEN) & MASK32))
+    byte = (word >> (8 * (columns & 3))) & 0xFF
+    return byte >= dropout_threshold(probability)
+
+
+def _head_keys(key: Key, rows: Tensor, num_heads: int) -> Tensor:
+    """Return `head_key` of all heads, int64 [N]."""
     heads = (torch.arange(1, num_heads + 1, device=rows.device) * GOLDEN) & MASK32
-    return _keep_mask(
-        _mix32_tensor((_key_tensor(key, rows) + heads) & MASK32), rows, columns, probability
-    )
+    return _mix32_tensor((_key_tensor(key, rows) + heads) & MASK32)
 
 
 def _key_tensor(key: Key, rows: Tensor) -> Tensor:
@@ -133,9 +149,14 @@ def _key_tensor(key: Key, rows: Tensor) -> Tensor:
     return torch.full((1,), key & MASK32, dtype=torch.int64, device=rows.device)
 
 
-def _keep_mask(keys: Tensor, rows: Tensor, columns: int, probability: float) -> Tensor:
+def _row_hash(keys: Tensor, rows: Tensor) -> Tensor:
+    """Return row_hash of the module docstring, int64 [N, R], for keys [N] and rows [R]."""
     row_mix = _mix32_tensor((rows.to(torch.int64) + GOLDEN) & MASK32)
-    row_hash = _mix32_tensor(row_mix[None, :] ^ keys[:, None])
+    return _mix32_tensor(row_mix[None, :] ^ keys[:, None])
+
+
+def _keep_mask(keys: Tensor, rows: Tensor, columns: int, probability: float) -> Tensor:
+    row_hash = _row_hash(keys, rows)
     group = (torch.arange((columns + 3) // 4, device=rows.device) * GOLDEN) & MASK32
     word = _mix32_tensor(row_hash[:, :, None] ^ group)
     byte = (word[..., None] >> (8 * torch.arange(4, device=rows.device))) & 0xFF

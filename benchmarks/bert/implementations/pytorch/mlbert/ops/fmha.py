@@ -26,6 +26,7 @@ from mlbert.ops import reference
 from mlbert.ops.attention import FMHA_HEAD_SIZE, FMHA_LENGTH, HALF_TYPES
 from mlbert.ops.dropout import MASK32, Key, dropout_threshold
 from mlbert.ops.native_library import check_attention, pointer
+from mlbert.ops.rotary import rotary
 
 _KEYS_AT_ONCE = 128
 _FOLDER = native.SOURCE_FOLDER.with_name("fmha")
@@ -123,13 +124,33 @@ def attention(
     key: Key,
     rows: Tensor | None,
     alibi_slopes: Tensor | None = None,
+    window: int | None = None,
+    rotations: Tensor | None = None,
 ) -> Tensor:
     """See `mlbert.ops.attention.attention`.
 
-    Longer sequences, other head sizes and wider dtypes run plain.
+    Longer sequences, windows, other head sizes and wider dtypes run plain.
     """
-    if qkv.dtype not in HALF_TYPES or qkv.shape[3] != FMHA_HEAD_SIZE or max_seqlen > FMHA_LENGTH:
-        return reference.attention(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes)
+    is_supported = (
+        qkv.dtype in HALF_TYPES
+        and qkv.shape[3] == FMHA_HEAD_SIZE
+        and max_seqlen <= FMHA_LENGTH
+        and (window is None or window >= max_seqlen - 1)
+    )
+    if not is_supported:
+        return reference.attention(
+            qkv,
+            cu_seqlens,
+            max_seqlen,
+            dropout_p,
+            key,
+            rows,
+            alibi_slopes,
+            window,
+            rotations,
+        )
+    if rotations is not None:
+        qkv = rotary(qkv, rotations)
     threshold = dropout_threshold(dropout_p)
     return _FmhaAttention.apply(
         qkv.contiguous(), cu_seqlens, max_seqlen, threshold, key, rows, alibi_slopes

@@ -29,17 +29,15 @@ from mlbert.ops.native_library import (
 from mlbert.ops.weights import in_type, joined
 
 
-def linear_qkv(
-    x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, bq: Tensor, bk: Tensor, bv: Tensor
-) -> Tensor:
+def linear_qkv(x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, *biases: Tensor) -> Tensor:
     """Return the three projections as one product: x [T, D] to [T, 3 D], q then k then v.
 
     Args:
         x: [T, D] float32 or bfloat16.
         wq, wk, wv: [D, D]; used without a copy if adjacent in one storage.
-        bq, bk, bv: [D], likewise.
+        biases: none, or three [D], likewise.
     """
-    return registry.implementation("linear_qkv", x)(x, wq, wk, wv, bq, bk, bv)
+    return registry.implementation("linear_qkv", x)(x, wq, wk, wv, *biases)
 
 
 def linear(
@@ -144,18 +142,21 @@ class _LinearQKV(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, *weights_and_biases: Tensor) -> Tensor:
         weights = weights_and_biases[:3]
         biases = weights_and_biases[3:]
-        ctx.types = weights[0].dtype, biases[0].dtype
+        ctx.weight_type = weights[0].dtype
+        ctx.bias_types = [bias.dtype for bias in biases]
         weight = in_type(weights, x.dtype)
         ctx.save_for_backward(x, weight)
-        return F.linear(x, weight, joined(biases).to(x.dtype))
+        bias = joined(biases).to(x.dtype) if biases else None
+        return F.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         d_out = d_out.contiguous()
-        d_weights = (d_out.t() @ x).to(ctx.types[0]).chunk(3)
-        d_biases = sum_tokens(d_out).to(ctx.types[1]).chunk(3)
-        return (d_out @ weight if ctx.needs_input_grad[0] else None, *d_weights, *d_biases)
+        d_weights = (d_out.t() @ x).to(ctx.weight_type).chunk(3)
+        d_biases = sum_tokens(d_out).to(ctx.bias_types[0]).chunk(3) if ctx.bias_types else ()
+        d_x = d_out @ weight if ctx.needs_input_grad[0] else None
+        return (d_x, *d_weights, *d_biases)
 
 
 class _LinearGelu(torch.autograd.Function):

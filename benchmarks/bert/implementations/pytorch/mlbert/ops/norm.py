@@ -29,7 +29,7 @@ def dropout_add_layer_norm(
     x: Tensor,
     residual: Tensor,
     weight: Tensor,
-    bias: Tensor,
+    bias: Tensor | None,
     eps: float,
     dropout_p: float,
     key: Key,
@@ -40,7 +40,7 @@ def dropout_add_layer_norm(
 
     Args:
         x, residual: [T, D] float32 or bfloat16, of one dtype.
-        weight, bias: [D], LayerNorm's.
+        weight, bias: [D], LayerNorm's; bias may be None.
         eps: added to the variance.
         dropout_p: in [0, 1), rounded to 1/256.
         key: `dropout_key` of this site.
@@ -68,7 +68,7 @@ def dropout_add_layer_norm_twice(x: Tensor, *arguments: Any) -> tuple[Tensor, Te
 def layer_norm_dropout(
     x: Tensor,
     weight: Tensor,
-    bias: Tensor,
+    bias: Tensor | None,
     eps: float,
     dropout_p: float,
     key: Key,
@@ -116,8 +116,10 @@ class _DropoutNorm(torch.autograd.Function):
         threshold = dropout_threshold(dropout_p)
         num_tokens, columns = x.shape
         check_rows(rows, num_tokens, threshold)
-        for vector in (weight, bias, *(() if x_bias is None else (x_bias,))):
-            assert vector.shape == (columns,), f"{tuple(vector.shape)} for {columns} columns"
+        for vector in (weight, bias, x_bias):
+            assert vector is None or vector.shape == (columns,), (
+                f"{tuple(vector.shape)} for {columns} columns"
+            )
         assert residual is None or residual.shape == x.shape, (
             f"{tuple(residual.shape)} is not {tuple(x.shape)}"
         )
@@ -125,7 +127,7 @@ class _DropoutNorm(torch.autograd.Function):
         statistics = torch.empty(num_tokens, 2)
         out = torch.empty_like(x)
         wide_weight = weight.float().contiguous()
-        wide_bias = bias.float().contiguous()
+        wide_bias = None if bias is None else bias.float().contiguous()
         wide_x_bias = None if x_bias is None else x_bias.float().contiguous()
         residual_pointer = None if residual is None else pointer(residual, x.dtype)
         library().norm_forward(
@@ -150,18 +152,19 @@ class _DropoutNorm(torch.autograd.Function):
         ctx.save_for_backward(total, statistics, wide_weight, rows)
         ctx.dropout = (key, threshold)
         ctx.drop_output = drop_output
-        ctx.types = weight.dtype, bias.dtype, None if x_bias is None else x_bias.dtype
+        ctx.weight_type = weight.dtype
+        ctx.bias_type = None if bias is None else bias.dtype
+        ctx.x_bias_type = None if x_bias is None else x_bias.dtype
         return out
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         total, statistics, weight, rows = ctx.saved_tensors
         key, threshold = ctx.dropout
-        weight_type, bias_type, x_bias_type = ctx.types
         num_tokens, columns = total.shape
         d_out = d_out.contiguous()
         d_total = torch.empty_like(total)
-        sums = 2 if x_bias_type is None else 3
+        sums = 2 if ctx.x_bias_type is None else 3
         # Without dropout, x and residual share one gradient tensor.
         d_x = torch.empty_like(total) if threshold and not ctx.drop_output else d_total
         chunk = token_chunk(num_tokens)
@@ -190,11 +193,11 @@ class _DropoutNorm(torch.autograd.Function):
             d_x,
             None if ctx.drop_output else d_total,
             None,
-            d_weight.to(weight_type),
-            d_bias.to(bias_type),
+            d_weight.to(ctx.weight_type),
+            None if ctx.bias_type is None else d_bias.to(ctx.bias_type),
             None,
             None,
             None,
             None,
-            d_x_bias[0].to(x_bias_type) if d_x_bias else None,
+            d_x_bias[0].to(ctx.x_bias_type) if d_x_bias else None,
         )

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mlbert.ops import forms as registry
+from mlbert.ops import reference
 from mlbert.ops.native_library import is_bf16, library, pointer
 
 
@@ -46,15 +47,7 @@ def rotary(qkv: Tensor, rotations: Tensor) -> Tensor:
     return registry.implementation("rotary", qkv)(qkv, rotations)
 
 
-@registry.register("rotary", "plain")
-def _plain(qkv: Tensor, rotations: Tensor) -> Tensor:
-    qk = qkv[:, :2]
-    v = qkv[:, 2:]
-    cos, sin = rotations[:, None, None].chunk(2, dim=-1)
-    wide = qk if qk.dtype == torch.float64 else qk.float()
-    first, second = wide.chunk(2, dim=-1)
-    rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-    return torch.cat([rotated.to(qkv.dtype), v], dim=1)
+registry.register("rotary", "plain")(reference.rotary)
 
 
 @registry.register("rotary", "native")

@@ -33,6 +33,7 @@ from mlbert.ops import reference
 from mlbert.ops.attention import TRITON_HEAD_SIZES
 from mlbert.ops.dropout import dropout_threshold
 from mlbert.ops.native_library import check_attention
+from mlbert.ops.rotary import rotary
 from mlbert.ops.triton.attention_backward import (
     attention_key_value_gradient_kernel,
     attention_query_gradient_kernel,
@@ -116,13 +117,36 @@ assert tuple(_SINGLE) == TRITON_HEAD_SIZES
 
 
 @registry.register("attention", "triton")
-def attention(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes=None):
+def attention(
+    qkv,
+    cu_seqlens,
+    max_seqlen,
+    dropout_p,
+    key,
+    rows,
+    alibi_slopes=None,
+    window=None,
+    rotations=None,
+):
     """See `mlbert.ops.attention.attention`; head sizes other than 32, 64 and 128 run plain.
 
     ``max_seqlen`` may exceed the longest sequence: blocks without work cost little.
     """
-    if qkv.dtype == torch.float64 or qkv.shape[3] not in _SINGLE:
-        return reference.attention(qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes)
+    is_local = window is not None and window < max_seqlen - 1
+    if qkv.dtype == torch.float64 or qkv.shape[3] not in _SINGLE or is_local:
+        return reference.attention(
+            qkv,
+            cu_seqlens,
+            max_seqlen,
+            dropout_p,
+            key,
+            rows,
+            alibi_slopes,
+            window,
+            rotations,
+        )
+    if rotations is not None:
+        qkv = rotary(qkv, rotations)
     has_backward = torch.is_grad_enabled() and qkv.requires_grad
     threshold = dropout_threshold(dropout_p)
     return _TritonAttention.apply(

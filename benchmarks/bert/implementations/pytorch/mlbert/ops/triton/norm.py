@@ -106,7 +106,7 @@ class _TritonDropoutNorm(torch.autograd.Function):
         ctx.key = None if isinstance(key, Tensor) else key
         ctx.threshold = threshold
         ctx.drop_output = drop_output
-        ctx.bias_type = bias.dtype
+        ctx.bias_type = None if bias is None else bias.dtype
         ctx.x_bias_type = None if x_bias is None else x_bias.dtype
         return out, out.detach()
 
@@ -133,7 +133,7 @@ class _TritonDropoutNorm(torch.autograd.Function):
         )
         d_residual = None if ctx.drop_output else d_total
         d_weight = sums[0].to(weight.dtype)
-        d_bias = sums[1].to(ctx.bias_type)
+        d_bias = None if ctx.bias_type is None else sums[1].to(ctx.bias_type)
         d_x_bias = None if ctx.x_bias_type is None else sums[2].to(ctx.x_bias_type)
         return d_x, d_residual, d_x_bias, d_weight, d_bias, None, None, None, None, None
 
@@ -306,9 +306,10 @@ def normalised(value, weight, bias, total, means, inverses, token, column, token
             )
     tl.store(means + token, kept_mean, mask=token < tokens)
     tl.store(inverses + token, kept_inverse, mask=token < tokens)
-    return centred * inverse[:, None] * load_vector(weight, column, hidden) + load_vector(
-        bias, column, hidden
-    )
+    result = centred * inverse[:, None] * load_vector(weight, column, hidden)
+    if bias is not None:
+        result += load_vector(bias, column, hidden)
+    return result
 
 
 @triton.jit
@@ -354,7 +355,8 @@ def norm_forward_kernel(
     Grid: T / ROWS.
 
     x, residual, total, out: [T, D]; x_bias, weight, bias: [D]; rows: int32 [T]; means, inverses:
-    float32 [T]. x_bias may be None; with DROP_OUTPUT, residual and total are None.
+    float32 [T]. x_bias and bias may be None; with DROP_OUTPUT, residual and total are
+    None.
     """
     token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
