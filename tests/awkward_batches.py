@@ -5,7 +5,7 @@ import itertools
 import torch
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.batches import Batch
+from mlbert.data.batches import Batch
 
 
 def awkward_lengths(longest: int) -> dict[str, list[int]]:

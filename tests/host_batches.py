@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from mlbert.data.batches import IGNORED_LABEL, Batch, HostBatch, StaticShape
 from mlbert.data.formats.order import contiguous
 from mlbert.data.formats.ragged import Ragged
-from mlbert.data.loading.batches import IGNORED_LABEL, Batch, HostBatch, StaticShape
 from mlbert.data.loading.packed import PackedSource
 from mlbert.data.loading.synthetic import SyntheticSource
 

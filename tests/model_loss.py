@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlbert.data.loading.batches import Batch
+from mlbert.data.batches import Batch
 from mlbert.models.objectives import PreTraining
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlbert.data.loading.batches import Batch
+from mlbert.data.batches import Batch
 
 
 def unpadded(path: Path, smallest_label: int = 0, labels: Tensor | None = None) -> Batch:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from mds_samples import write_samples
-from mlbert.data.loading.batches import HostBatch
+from mlbert.data.batches import HostBatch
 
 WORDS = [
     "the",

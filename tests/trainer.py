@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.batches import HostBatch
+from mlbert.data.batches import HostBatch
 from mlbert.distributed.reduce import GradientReducer
 from mlbert.distributed.sharding import ShardLayout
 from mlbert.distributed.world import World
@@ -18,7 +18,7 @@ from mlbert.models.objectives import PreTraining
 from mlbert.ops.fp8_scaling import Products
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
-from mlbert.programs.bench.step_time import LAMB, LEARNING_RATE
+from mlbert.programs.bench.sides import LAMB, LEARNING_RATE
 from mlbert.training.step import Graphs, Step, StepResult
 
 

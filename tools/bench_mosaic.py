@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mlbert.config.bert_config import BertConfig
+from mlbert.data.batches import IGNORED_LABEL, HostBatch
 from mlbert.data.formats.streams import streams_of
 from mlbert.data.formats.tokenizer import load_tokenizer
-from mlbert.data.loading.batches import IGNORED_LABEL, HostBatch
 from mlbert.data.loading.masked_text import TRUNCATE, TextSet, TextSource
 from mlbert.distributed.sharding import ShardLayout
 from mlbert.host.provenance import shipped
@@ -39,14 +39,8 @@ from mlbert.ops.precision import compute_dtype
 from mlbert.optim.adamw import DecoupledAdamW
 from mlbert.optim.flat import FlatParameters
 from mlbert.programs.bench.expert import GROUPS, TRIALS, make_groups
-from mlbert.programs.bench.step_time import (
-    LEARNING_RATE,
-    Side,
-    alternate,
-    common_record,
-    pair_ratios,
-    trained_side,
-)
+from mlbert.programs.bench.sides import LEARNING_RATE, Side, alternate, trained_side
+from mlbert.programs.bench.step_time import common_record, pair_ratios
 
 CONFIG = shipped("configs") / "mosaic_base.json"
 MASKED_SCORE = -10_000.0

@@ -26,14 +26,14 @@ import torch
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.config.tensorflow import TensorFlowConfig
+from mlbert.data.batches import HostBatch
 from mlbert.data.formats.packing import pack_lengths
 from mlbert.data.formats.ragged import Ragged
-from mlbert.data.loading.batches import HostBatch
 from mlbert.data.loading.synthetic import lengths_at, sequences
 from mlbert.host.provenance import shipped
 from mlbert.models.bert import BertForPreTraining
 from mlbert.ops import api as ops
-from mlbert.programs.bench.step_time import LAMB, LEARNING_RATE, Side, alternate, our_side
+from mlbert.programs.bench.sides import LAMB, LEARNING_RATE, Side, alternate, our_side
 from tf2_bert.model import BertPretrainer
 from tf2_bert.optimizers import Lamb
 from tf2_bert.step import TrainStep

@@ -32,11 +32,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 import sass
 from counted.access import bind_launch
-from mlbert.data.loading import triton_expand
-from mlbert.data.loading.batches import HostBatch, StaticShape
+from mlbert.data.batches import HostBatch, StaticShape
 from mlbert.distributed.sharding import ShardLayout
 from mlbert.ops.api import dropout_key
-from mlbert.ops.triton import cast, device, embedding, loss, norm, product
+from mlbert.ops.triton import cast, device, embedding, expand_batch, loss, norm, product
 from mlbert.ops.triton.attention import attention
 from mlbert.optim.acclip import ACClip
 from mlbert.optim.adamw import AdamW, StableAdamW
@@ -262,7 +261,7 @@ def _embedding(dtype: torch.dtype, tokens: int = 4096) -> None:
 def _expand() -> None:
     batch = HostBatch.dummy(512)
     target = replace(StaticShape.over([batch]), has_labels=False).allocate(_META)
-    triton_expand.expand(batch.parts(batch.data.to(_META)), target)
+    expand_batch.expand(batch.parts(batch.data.to(_META)), target.tensors())
 
 
 def _cast(tokens: int = 4096) -> None:

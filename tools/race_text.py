@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
+from mlbert.data.batches import HostBatch
 from mlbert.data.formats.masking import Masking
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.tokenizer import load_tokenizer
-from mlbert.data.loading.batches import HostBatch
 from mlbert.data.prepare.generator import FlatDocuments
 from mlbert.data.prepare.pipeline import baselines, count_words, train_vocabulary
 from mlbert.host.errors import UserError

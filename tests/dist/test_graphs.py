@@ -11,7 +11,7 @@ import torch
 from capturable import SHAPE, TensorLamb, select_capturable
 from harness import run_ranks
 from host_batches import made_up_batches
-from mlbert.data.loading.batches import StaticShape
+from mlbert.data.batches import StaticShape
 from mlbert.data.loading.synthetic import SyntheticSource
 from mlbert.distributed.bucket_clipping import BucketClippingReducer
 from mlbert.distributed.capture import NoCapture

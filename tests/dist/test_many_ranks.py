@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from harness import Rank, rank_environment
-from mlbert.data.loading.batches import HostBatch
+from mlbert.data.batches import HostBatch
 from mlbert.distributed.health import Stage
 from mlbert.distributed.lifecycle import Lifecycle
 from mlbert.distributed.world import World

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from host_batches import made_up_batches
-from mlbert.data.loading.batches import StaticShape
+from mlbert.data.batches import StaticShape
 from mlbert.distributed.capture import CudaCapture, NoCapture
 from mlbert.ops.fp8_scaling import Products
 from mlbert.training.step import GraphMode, Graphs

@@ -8,11 +8,11 @@ import torch
 from gpu_check.profile import profile_step
 from gpu_check.published_step import PublishedStep, configured
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.batches import Batch
+from mlbert.data.batches import Batch
 from mlbert.models.bert import BertForPreTraining
 from mlbert.ops import api as ops
 from mlbert.ops.fp8_scaling import Products
-from mlbert.programs.bench.step_time import make_batch
+from mlbert.programs.bench.sides import make_batch
 from model_loss import loss_of
 from same_weights import initialized
 from trainer import Trainer

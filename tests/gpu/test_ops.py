@@ -10,10 +10,10 @@ from awkward_batches import awkward_batches, awkward_lengths
 from gpu_check.op_cases import OpCases
 from gpu_check.op_checks import check_case, check_lamb, check_rows
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.batches import Batch
+from mlbert.data.batches import Batch
 from mlbert.distributed.capture import CudaCapture
 from mlbert.ops import forms as registry
-from mlbert.programs.bench.step_time import make_batch
+from mlbert.programs.bench.sides import make_batch
 
 OPS = (
     "attention",

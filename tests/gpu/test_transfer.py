@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from host_batches import assert_same, made_up_batches, plain_filled
-from mlbert.data.loading import batches
-from mlbert.data.loading.batches import HostBatch, StaticShape
+from mlbert.data import batches
+from mlbert.data.batches import HostBatch, StaticShape
 from mlbert.data.loading.synthetic import SyntheticSource, sequences
 from mlbert.distributed.capture import CudaCapture
 from mlbert.distributed.world import World

@@ -14,8 +14,8 @@ import bench_prepare as prepare
 import bench_text
 from bench_mosaic import PaddedMosaicBert, expert_side, padded_side
 from mlbert.config.bert_config import BertConfig
+from mlbert.data.batches import HostBatch
 from mlbert.data.formats.wordpiece import load_vocabulary
-from mlbert.data.loading.batches import HostBatch
 from mlbert.data.loading.synthetic import sequences
 from mlbert.models.bert import BertForMaskedLM
 from mlbert.models.objectives import MLM_DIVISOR_EPS, MaskedLM

@@ -10,7 +10,7 @@ import pytest
 
 SUITES = {  # each runs in one process
     "batches, proofs and attention": [
-        "data/loading/test_host_batch.py",
+        "data/test_host_batch.py",
         "models/test_step_counts.py",
         "ops/test_proof.py::test_interpreted_kernels_pass",
         "ops/test_attention.py",

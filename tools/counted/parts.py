@@ -52,9 +52,9 @@ _MODULES = {
     "ops.triton.attention": ATTENTION,
     "ops.triton.loss": HEADS,
     "ops.triton.embedding": HEADS,
+    "ops.triton.expand_batch": HEADS,
     "ops.triton": NORMS,
     "optim": UPDATE,
-    "data.loading": HEADS,
 }
 # PyTorch operations of the heads, losses, embeddings and the selection of rows for the last layer.
 _OF_HEADS = (

@@ -22,7 +22,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from counted.gpus import Gpu
-from mlbert.data.loading import batches
+from mlbert.data import batches
+from mlbert.ops import forms
 from mlbert.ops.triton import device
 
 DEVICE = torch.device("cuda", 0)
@@ -141,7 +142,7 @@ def pretended(gpu: Gpu, dispatch: TorchDispatchMode) -> Iterator[None]:
             mock.patch.object(torch.autograd, "_engine_run_backward", run_backward)
         )
         context.enter_context(dispatch)
-        for cached in (batches._copy_stream, batches.expansion, device.walking_programs):
+        for cached in (batches._copy_stream, forms.fastest_exact, device.walking_programs):
             cached.cache_clear()
             context.callback(cached.cache_clear)
         yield

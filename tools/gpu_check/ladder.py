@@ -24,13 +24,13 @@ from torch import Tensor
 from gpu_check.hardware import rated, synchronize
 from gpu_check.rows import Row
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.batches import HostBatch
+from mlbert.data.batches import HostBatch
 from mlbert.host.errors import UserError
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.flops import BatchWork, training_flops
 from mlbert.ops import forms as registry
 from mlbert.ops.precision import fp8_products
-from mlbert.programs.bench.step_time import Side, make_batch, our_side, their_side
+from mlbert.programs.bench.sides import Side, make_batch, our_side, their_side
 
 # The order in which ops become fast: those that save the most memory first. Other ops follow.
 OPS = (

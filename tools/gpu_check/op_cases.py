@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.batches import Batch
+from mlbert.data.batches import Batch
 from mlbert.models.flops import BatchWork
 from mlbert.ops.api import dropout_key
 

@@ -22,7 +22,7 @@ from mlbert.ops import forms as registry
 from mlbert.ops.peak import gemm_peak_flops
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
-from mlbert.programs.bench.step_time import LAMB
+from mlbert.programs.bench.sides import LAMB
 
 # Per weight: read gradient, weight and two moments, write the moments; read three, write the weight; and the norm.
 LAMB_BYTES = 44

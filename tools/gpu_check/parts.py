@@ -22,10 +22,10 @@ from gpu_check.profile import profile_step
 from gpu_check.rows import Measurement, Rows
 from gpu_check.tables import read_rows
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.batches import StaticShape
+from mlbert.data.batches import StaticShape
 from mlbert.host.provenance import shipped
 from mlbert.ops import api as ops
-from mlbert.programs.bench.step_time import make_batch
+from mlbert.programs.bench.sides import make_batch
 
 SEED = 1
 # Settings that the record tries in addition to the published ones.

@@ -23,7 +23,7 @@ from gpu_check.hardware import sampled_power
 from gpu_check.ladder import largest, timed_steps
 from mlbert.config.bert_config import BertConfig
 from mlbert.config.resolution import Resolved, resolve
-from mlbert.data.loading.batches import HostBatch
+from mlbert.data.batches import HostBatch
 from mlbert.data.loading.config import DataConfig
 from mlbert.distributed.capture import NoCapture
 from mlbert.distributed.world import World
@@ -32,7 +32,7 @@ from mlbert.ops import forms as registry
 from mlbert.ops.config import ComputeConfig
 from mlbert.ops.cublaslt_tuning import tuned
 from mlbert.ops.proof import prove
-from mlbert.programs.bench.step_time import make_batch
+from mlbert.programs.bench.sides import make_batch
 from mlbert.recipes.registry import RECIPES
 from mlbert.training.config import RunConfig
 from mlbert.training.protocols import BuildContext, Method

@@ -11,7 +11,7 @@ from torch import Tensor
 from capturable import SETTINGS
 from host_batches import made_up_batches
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.batches import Batch
+from mlbert.data.batches import Batch
 from mlbert.distributed.sharding import ShardLayout
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.encoder import Fp8Linears

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from host_batches import filled, made_up_batches
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.batches import Batch, HostBatch, StaticShape
+from mlbert.data.batches import Batch, HostBatch, StaticShape
 from mlbert.models.bert import BertForPreTraining, BertForSequenceClassification
 from mlbert.models.weights.huggingface import huggingface_config, padded_inputs
 from model_loss import loss_of

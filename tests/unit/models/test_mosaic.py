@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.batches import Batch
+from mlbert.data.batches import Batch
 from mlbert.models.bert import BertForMaskedLM, BertForSequenceClassification
 from mlbert.models.objectives import Classification, MaskedLM, Regression
 from mlbert.models.weights.weight_files import load_state, own_state, parameter_sizes

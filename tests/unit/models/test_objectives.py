@@ -12,7 +12,7 @@ from torch import Tensor
 
 from host_batches import made_up_batches, plain_filled
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.batches import IGNORED_LABEL, Batch, StaticShape
+from mlbert.data.batches import IGNORED_LABEL, Batch, StaticShape
 from mlbert.models.bert import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
 from mlbert.models.objectives import (
     Classification,

@@ -12,8 +12,7 @@ from mlbert.host import machine
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.objectives import PreTraining
 from mlbert.optim.flat import FlatParameters
-from mlbert.programs.bench import expert
-from mlbert.programs.bench import step_time as step
+from mlbert.programs.bench import expert, sides, step_time
 from mlbert.programs.bench.network import NetworkReport
 from recorded_graph import RecordedGraph
 from same_weights import initialized
@@ -25,29 +24,29 @@ SHAPE = BertConfig(1200, 32, 2, 2, 64, max_position_embeddings=64, **NO_DROPOUT)
 
 def test_all_sides_compute_the_same_losses():
     """Of the second step too, after each optimizer's first update, for Hugging Face's model in both uses."""
-    batch = step.make_batch(SHAPE, 5, None, seed=1)
+    batch = sides.make_batch(SHAPE, 5, None, seed=1)
     model = initialized(BertForPreTraining(SHAPE, torch.float32))
-    theirs = step.their_side(SHAPE, batch, torch.float32, model)
+    theirs = sides.their_side(SHAPE, batch, torch.float32, model)
     choices = [expert.Choice(1), expert.Choice(2, "eager"), expert.Choice(5)]
     experts = [expert.expert_side(SHAPE, batch, torch.float32, model, choice) for choice in choices]
     losses = [theirs.step(), theirs.step()]
     for side in experts:
         assert [side.step(), side.step()] == pytest.approx(losses, abs=1e-5)
-    assert step.our_side(batch, model, seed=1).step() == pytest.approx(losses[0], abs=1e-5)
+    assert sides.our_side(batch, model, seed=1).step() == pytest.approx(losses[0], abs=1e-5)
 
 
 def test_a_graph_trains_like_the_step_without_one(monkeypatch, restore_selection):
     """As on a GPU, with recorded operations in place of CUDA's graph."""
     select_capturable()
     graph = RecordedGraph()
-    monkeypatch.setattr(step, "CudaCapture", lambda device: graph)
+    monkeypatch.setattr(sides, "CudaCapture", lambda device: graph)
     monkeypatch.setattr(BertForPreTraining, "capture_obstacle", lambda *_: None)
-    batch = step.make_batch(SHAPE, 5, None, seed=1)
+    batch = sides.make_batch(SHAPE, 5, None, seed=1)
     losses = []
     for as_graph in (False, True):
         model = initialized(BertForPreTraining(SHAPE, torch.float32))
         optimizer = TensorLamb(FlatParameters(model.ordered_parameters()))
-        side = step.trained_side(batch, model, 1, optimizer, PreTraining("step"), as_graph)
+        side = sides.trained_side(batch, model, 1, optimizer, PreTraining("step"), as_graph)
         losses.append([side.step() for _ in range(3)])
     assert losses[0] == losses[1]
     assert losses[0][0] > losses[0][2]
@@ -55,7 +54,7 @@ def test_a_graph_trains_like_the_step_without_one(monkeypatch, restore_selection
 
 
 def test_groups_have_every_sequence_and_masked_token_once():
-    batch = step.make_batch(SHAPE, 5, None, seed=1)
+    batch = sides.make_batch(SHAPE, 5, None, seed=1)
     groups = expert.make_groups(batch, 2, torch.device("cpu"))
     assert [len(group.encoder["input_ids"]) for group in groups] == [3, 2]
     real = [
@@ -71,7 +70,7 @@ def test_groups_have_every_sequence_and_masked_token_once():
 @pytest.mark.parametrize("peers", [(), ("huggingface", "expert")])
 def test_record_is_complete_and_consistent(monkeypatch, peers):
     monkeypatch.setattr(expert, "_COMPILED", (False,))  # the compiler takes a minute
-    record = step.run(SHAPE, 4, 5, torch.float32, peers, None, 1, torch.device("cpu"))
+    record = step_time.run(SHAPE, 4, 5, torch.float32, peers, None, 1, torch.device("cpu"))
     assert json.loads(json.dumps(record)) == record
     assert tuple(record["ratios"]) == peers
     for ratio in record["ratios"].values():
@@ -92,12 +91,12 @@ def test_record_is_complete_and_consistent(monkeypatch, peers):
 
 def test_a_folder_without_data_is_refused(tmp_path):
     with user_error("data.missing", tmp_path):
-        step.make_batch(SHAPE, 4, tmp_path, seed=1)
+        sides.make_batch(SHAPE, 4, tmp_path, seed=1)
 
 
 def test_a_small_made_up_batch_has_the_published_mean_length():
     shape = dataclasses.replace(SHAPE, max_position_embeddings=512)
-    batch = step.make_batch(shape, 8, None, seed=1)
+    batch = sides.make_batch(shape, 8, None, seed=1)
     assert batch.num_samples == 8
     assert batch.num_tokens / 8 == pytest.approx(255, rel=0.05)
 

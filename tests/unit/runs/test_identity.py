@@ -13,7 +13,7 @@ import pytest
 from mlbert.config.resolution import resolve
 from mlbert.config.sections import settings_by_key
 from mlbert.data.loading.config import CorpusConfig, DataConfig
-from mlbert.host.provenance import PACKAGE_HOME
+from mlbert.host.repository import PACKAGE_HOME
 from mlbert.mlperf.config import SubmissionConfig
 from mlbert.mlperf.logs import read_log
 from mlbert.mlperf.mllog import MLPerfLogger

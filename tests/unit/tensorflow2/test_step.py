@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.batches import HostBatch
+from mlbert.data.batches import HostBatch
 from trainer import Trainer
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")

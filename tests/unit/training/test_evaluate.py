@@ -7,7 +7,7 @@ import torch
 
 from capturable import SHAPE, select_capturable
 from host_batches import made_up_batches
-from mlbert.data.loading.batches import HostBatch, StaticShape
+from mlbert.data.batches import HostBatch, StaticShape
 from mlbert.distributed.world import World
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.objectives import PreTraining

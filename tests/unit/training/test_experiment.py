@@ -20,9 +20,9 @@ from audit import errors
 from capturable import SHAPE, TensorLamb, select_capturable
 from file_limits import largest_file
 from mlbert.config.sections import settings_by_key
+from mlbert.data.batches import StaticShape
 from mlbert.data.formats.manifest import read_manifest
 from mlbert.data.formats.tokenizer import lower_cases
-from mlbert.data.loading.batches import StaticShape
 from mlbert.data.loading.synthetic import SyntheticSource
 from mlbert.distributed.capture import NoCapture
 from mlbert.host import machine

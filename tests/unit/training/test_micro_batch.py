@@ -13,7 +13,7 @@ from mlbert.config.sections import Configuration
 from mlbert.distributed.reduce import GradientReducer, cut_buckets
 from mlbert.distributed.world import World
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.batches import StaticShape
+from mlbert.data.batches import StaticShape
 from mlbert.data.loading.config import DataConfig
 from mlbert.host.errors import UserError
 from mlbert.models.bert import BertForMaskedLM

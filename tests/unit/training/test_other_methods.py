@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mlbert.config.bert_config import BertConfig
+from mlbert.data.batches import HostBatch
 from mlbert.data.formats.ragged import Ragged
-from mlbert.data.loading.batches import HostBatch
 from mlbert.distributed.lifecycle import Lifecycle
 from mlbert.distributed.reduce import GradientReducer, cut_buckets
 from mlbert.distributed.world import World

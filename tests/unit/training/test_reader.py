@@ -10,10 +10,10 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from mlbert.data.batches import HostBatch
 from mlbert.data.formats.streams import Stream
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.loading import text_lanes
-from mlbert.data.loading.batches import HostBatch
 from mlbert.data.loading.masked_text import TextSet, TextSource
 from mlbert.distributed.lifecycle import Lifecycle
 from mlbert.distributed.world import World

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from capturable import SETTINGS, SHAPE, TensorLamb, select_capturable
 from host_batches import made_up_batches
-from mlbert.data.loading.batches import HostBatch, StaticShape
+from mlbert.data.batches import HostBatch, StaticShape
 from mlbert.distributed.capture import Capture, NoCapture
 from mlbert.distributed.reduce import GradientReducer, cut_buckets
 from mlbert.distributed.world import World

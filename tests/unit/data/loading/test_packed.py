@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from host_batches import numbers, open_packed, rows_of, same, tokens_of
+from mlbert.data.batches import HostBatch
 from mlbert.data.formats import open as module
 from mlbert.data.formats import prepared
 from mlbert.data.formats.bins import BinnedStore
@@ -15,7 +16,6 @@ from mlbert.data.formats.open import open_store
 from mlbert.data.formats.order import by_length, contiguous
 from mlbert.data.formats.packing import pack_lengths
 from mlbert.data.formats.prepared import ShardSet
-from mlbert.data.loading.batches import HostBatch
 from mlbert.data.loading.packed import PackedSource
 from mlbert.data.prepare.shuffle import Packing, shuffle_set
 from mlbert.data.prepare.split_bins import make_bins

@@ -8,8 +8,8 @@ import torch
 
 import host_batches
 from host_batches import made_up_batches, rows_of
+from mlbert.data.batches import HostBatch
 from mlbert.data.formats.order import RankSlice, by_length
-from mlbert.data.loading.batches import HostBatch
 from mlbert.data.loading.inputs import check_start
 from mlbert.data.loading.pretraining import EvalSet, make_source
 from mlbert.data.loading.synthetic import CLS, MASK, SEP, SyntheticSource

@@ -24,7 +24,8 @@ from mlbert.config.sections import settings_by_env
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.host.files import writing
-from mlbert.host.provenance import TENSORFLOW2, repository, tree_root
+from mlbert.host.provenance import TENSORFLOW2, tree_root
+from mlbert.host.repository import repository
 from mlbert.mlperf import compare, repeat, significance
 from mlbert.mlperf.logs import Log, read_log
 from mlbert.mlperf.result_set import seconds_to_train

@@ -10,7 +10,8 @@ from rich.table import Table
 
 from mlbert.cli import compare
 from mlbert.host.errors import UserError
-from mlbert.host.provenance import repository, tree_root
+from mlbert.host.provenance import tree_root
+from mlbert.host.repository import repository
 from mlbert.mlperf import official
 from mlbert.mlperf.call_sites import own_trace
 from mlbert.mlperf.check import check

@@ -17,6 +17,7 @@ from typing import Any
 
 from mlbert.host.error_codes import ERROR_CODES
 from mlbert.host.exit_statuses import WRONG_INPUT
+from mlbert.host.repository import repository
 
 # Neither pattern begins with a repetition, which would make the time quadratic in the length of a
 # word.
@@ -108,8 +109,6 @@ def _one_line(text: str) -> str:
 
 def install_words(extra: str) -> str:
     """Return the command that installs one of pyproject's extras."""
-    from mlbert.host.provenance import repository  # which imports this module
-
     if repository() is None:
         return f"Run: pip install 'mlbert[{extra}]'"
     return f"Run in the root of the repository: pip install -c constraints.txt -e '.[{extra}]'"

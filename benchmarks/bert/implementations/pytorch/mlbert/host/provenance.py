@@ -13,13 +13,12 @@ from pathlib import Path
 
 from mlbert.host.errors import UserError, hide_credentials
 from mlbert.host.json_files import read_json
+from mlbert.host.repository import PACKAGE, PACKAGE_HOME, repository
 
 SOURCE_STATEMENT = "source.json"
-PACKAGE_HOME = "benchmarks/bert/implementations/pytorch/mlbert"
 TENSORFLOW2 = "tensorflow2"  # the recipe run by TensorFlow
 TENSORFLOW2_HOME = "benchmarks/bert/implementations/tensorflow2/tf2_bert"
 
-_PACKAGE = Path(__file__).resolve().parents[1]
 _READ_BY_RUNS = (".py", ".sh", ".sub", ".json", ".yaml", ".yml", ".c", ".cpp", ".cu", ".cuh", ".h")
 _WRITTEN = (":(exclude)results", ":(exclude)systems")
 _DISTRIBUTIONS = (
@@ -36,26 +35,19 @@ _DISTRIBUTIONS = (
 )
 
 
-def repository() -> Path | None:
-    """Return the root of the repository that contains this package,
-    or None if it was installed from a wheel.
-    """
-    return next((root for root in _PACKAGE.parents if root / PACKAGE_HOME == _PACKAGE), None)
-
-
 def tree_root() -> Path:
     """Return the repository that contains this package,
     or the package's parent folder if there is none.
     """
-    return repository() or _PACKAGE.parent
+    return repository() or PACKAGE.parent
 
 
 def shipped(name: str) -> Path:
     """Return the folder ``configs`` or ``csrc``: next to the package in the tree,
     inside it in an installed wheel.
     """
-    inside = _PACKAGE / name
-    return inside if inside.is_dir() else _PACKAGE.parent / name
+    inside = PACKAGE / name
+    return inside if inside.is_dir() else PACKAGE.parent / name
 
 
 def tree_relative(path: Path, root: Path | None = None) -> str:
@@ -64,8 +56,8 @@ def tree_relative(path: Path, root: Path | None = None) -> str:
     """
     path = path.resolve()
     root = (root or tree_root()).resolve()
-    if path.is_relative_to(_PACKAGE):
-        return f"{PACKAGE_HOME}/{path.relative_to(_PACKAGE).as_posix()}"
+    if path.is_relative_to(PACKAGE):
+        return f"{PACKAGE_HOME}/{path.relative_to(PACKAGE).as_posix()}"
     return (path.relative_to(root) if path.is_relative_to(root) else path).as_posix()
 
 

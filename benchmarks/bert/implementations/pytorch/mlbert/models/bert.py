@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.batches import Batch
+from mlbert.data.batches import Batch
 from mlbert.models import flops
 from mlbert.models.encoder import NUM_SITES, SITE_CLASSIFIER, BertModel, Dense, Keys
 from mlbert.ops import api as ops

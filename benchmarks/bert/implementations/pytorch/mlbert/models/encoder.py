@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.batches import Batch
+from mlbert.data.batches import Batch
 from mlbert.ops import api as ops
 from mlbert.ops import fp8
 from mlbert.ops.fp8_scaling import LINEARS_PER_LAYER, FP8Scaling, Products, Quantised

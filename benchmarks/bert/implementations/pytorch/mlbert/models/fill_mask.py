@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from mlbert.data.batches import HostBatch
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.tokenizer import Tokenizer, check_model_vocabulary, load_tokenizer
-from mlbert.data.loading.batches import HostBatch
 from mlbert.host.errors import UserError
 from mlbert.models.bert import AnyBert, BertForMaskedLM, BertForPreTraining, MaskedLogits
 from mlbert.models.weights.checkpoint_state import Report

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.batches import Batch
+from mlbert.data.batches import Batch
 from mlbert.host.errors import UserError, import_package
 from mlbert.models import flops
 from mlbert.models.bert import MaskedLogits, SequenceLogits

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.batches import IGNORED_LABEL, Batch
+from mlbert.data.batches import IGNORED_LABEL, Batch
 from mlbert.host.errors import UserError
 from mlbert.models.bert import MaskedLogits, PreTrainingLogits
 from mlbert.models.encoder import Keys

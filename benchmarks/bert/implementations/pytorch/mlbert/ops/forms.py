@@ -25,6 +25,7 @@ order runs.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -62,6 +63,10 @@ _remarks: dict[tuple[str, str], Callable[[], str]] = {}
 LOADERS: dict[str, Callable[[str], object]] = {}
 
 
+# Ops whose forms agree in every bit: there is nothing to choose, to verify or to log.
+_exact: dict[str, dict[str, Form]] = {}
+
+
 @dataclass(frozen=True)
 class _Selection:
     """For one kind of device: op -> name, and name -> why a preferred implementation is missing."""
@@ -88,6 +93,29 @@ def register(op: str, name: str, remark: Callable[[], str] | None = None) -> Cal
         return function
 
     return decorate
+
+
+def register_exact(op: str, name: str) -> Callable[[Form], Form]:
+    """Register the decorated function as implementation `name` of an op whose implementations agree in every bit. One
+    of them is named plain."""
+
+    def decorate(function: Form) -> Form:
+        _exact.setdefault(op, {})[name] = function
+        fastest_exact.cache_clear()
+        return function
+
+    return decorate
+
+
+@functools.cache
+def fastest_exact(op: str, kind: str) -> Form:
+    """Return the implementation that ``auto`` prefers on a kind of device, of an op registered with `register_exact`.
+    OPS does not change it."""
+    usable = (
+        name for name in _PREFERENCES.get(kind, {}).get("auto", ()) if not _why_missing(name, kind)
+    )
+    forms = _exact[op]
+    return next((forms[name] for name in usable if name in forms), forms["plain"])
 
 
 def select(choice: str = "auto", device: torch.device | str = "cpu") -> dict[str, str]:

@@ -19,7 +19,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from mlbert.data.loading.batches import Batch, HostBatch, StaticShape
+from mlbert.data.batches import Batch, HostBatch, StaticShape
 from mlbert.distributed.capture import Capture
 from mlbert.distributed.world import World
 from mlbert.training.protocols import Model, Objective

@@ -30,15 +30,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 
 from mlbert.config.recipe import Recipe
 from mlbert.config.resolution import Resolved
 from mlbert.config.sections import Configuration
-from mlbert.data.formats.ragged import Ragged
-from mlbert.data.loading.batches import HostBatch, StaticShape
+from mlbert.data.batches import HostBatch, StaticShape
 from mlbert.data.loading.config import DataConfig
 from mlbert.distributed.config import DistributedConfig
 from mlbert.distributed.lifecycle import Lifecycle
@@ -400,7 +398,7 @@ def _fits(method: Method, static_shape: StaticShape, world: World) -> bool:
     )
     failed = False
     try:
-        step.dry_run(_largest(static_shape))
+        step.dry_run(static_shape.fullest_batch())
     except (MemoryError, RuntimeError) as error:
         # PyTorch's CPU allocator raises a plain RuntimeError.
         is_memory = isinstance(
@@ -410,18 +408,6 @@ def _fits(method: Method, static_shape: StaticShape, world: World) -> bool:
             raise
         failed = True
     return not int(world.all_reduce_max(torch.tensor(int(failed))))
-
-
-def _largest(static_shape: StaticShape) -> HostBatch:
-    """Return equally long sequences that fill the shape's tokens, with its number of masked tokens."""
-    parts = np.array_split(np.arange(static_shape.tokens), static_shape.sequences)
-    lengths = [len(part) for part in parts if len(part)]
-    rows = []
-    for length in lengths:
-        masked = range(1, min(length, 1 + static_shape.masked // len(lengths)))
-        rows.append(([0] * length, length, False, masked, [0] * len(masked)))
-    ragged = replace(Ragged.from_rows(rows), labels=np.zeros(len(rows), np.float32))
-    return HostBatch.of_sequences(ragged, np.arange(len(rows)), max(lengths))
 
 
 def runtime_facts(inputs: Inputs, method: Method, world: World) -> run_identity.RuntimeFacts:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.config.sections import Configuration
-from mlbert.data.loading.batches import Batch, HostBatch, StaticShape
+from mlbert.data.batches import Batch, HostBatch, StaticShape
 from mlbert.distributed.world import World
 
 # Dropout keys as keys[layer][site]: a table on the device, or 32-bit numbers on the host.

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlbert.data.loading.batches import HostBatch
+from mlbert.data.batches import HostBatch
 from mlbert.distributed.health import HealthMonitor, Stage
 from mlbert.distributed.world import World
 from mlbert.runs.progress import StepCounts, TrainState

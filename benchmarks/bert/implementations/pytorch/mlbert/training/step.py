@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlbert.data.loading.batches import Batch, HostBatch, StaticShape
+from mlbert.data.batches import Batch, HostBatch, StaticShape
 from mlbert.distributed.capture import Capture, CudaCapture
 from mlbert.host.errors import UserError
 from mlbert.training.protocols import (

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from mlbert.data.batches import HostBatch, StaticShape
 from mlbert.data.formats.checks import unknown_share
 from mlbert.data.formats.checksums import sharers
 from mlbert.data.formats.masking import Masking
@@ -24,7 +25,6 @@ from mlbert.data.formats.ragged import offsets_of
 from mlbert.data.formats.streams import Mixture, Stream, samples_of_epoch
 from mlbert.data.formats.token_shards import TokenShards, describe_text, open_texts
 from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
-from mlbert.data.loading.batches import HostBatch, StaticShape
 from mlbert.data.loading.source import EvaluationBatches, StepSource
 from mlbert.data.loading.text_lanes import Ahead, EpochOrders, Lanes, PieceLanes, Pieces, WholeLanes
 from mlbert.host.errors import UserError

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
+from mlbert.data.batches import HostBatch
 from mlbert.data.formats.base import Store, StoreInfo
 from mlbert.data.formats.bins import check_counts
 from mlbert.data.formats.checks import check_rows
@@ -16,7 +17,6 @@ from mlbert.data.formats.checksums import FileChecks
 from mlbert.data.formats.open import check_opened, describe, in_memory, open_store
 from mlbert.data.formats.order import Partition, RankSlice, StepReader
 from mlbert.data.formats.tfrecord_plain import Widths
-from mlbert.data.loading.batches import HostBatch
 from mlbert.data.loading.source import StepSource
 from mlbert.host.errors import UserError
 

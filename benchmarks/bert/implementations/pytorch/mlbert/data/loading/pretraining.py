@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mlbert.config.bert_config import BertConfig
+from mlbert.data.batches import HostBatch, StaticShape
 from mlbert.data.formats.checks import another_vocabulary, check_rows
 from mlbert.data.formats.checksums import FileChecks, sharers
 from mlbert.data.formats.masking import MASKED_SHARE
@@ -14,7 +15,6 @@ from mlbert.data.formats.open import check_opened, describe, open_store, widths_
 from mlbert.data.formats.order import Partition, by_length, contiguous, even_parts, make_units
 from mlbert.data.formats.tfrecord_plain import Widths
 from mlbert.data.formats.wordpiece import load_vocabulary
-from mlbert.data.loading.batches import HostBatch, StaticShape
 from mlbert.data.loading.config import DataConfig
 from mlbert.data.loading.dali import DaliSource
 from mlbert.data.loading.inputs import vocabulary_of_data

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from mlbert.data.loading.batches import HostBatch
+from mlbert.data.batches import HostBatch
 from mlbert.host.errors import UserError
 
 PREFETCHED_STEPS = 4

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from mlbert.data.batches import HostBatch, StaticShape
 from mlbert.data.formats.order import RankSlice, even_parts
 from mlbert.data.formats.permutation import Permutation
 from mlbert.data.formats.ragged import Ragged, Row
 from mlbert.data.formats.tasks import TaskRows
 from mlbert.data.formats.tokenizer import Tokenizer
-from mlbert.data.loading.batches import HostBatch, StaticShape
 from mlbert.data.loading.source import EvaluationBatches, StepSource
 from mlbert.host.errors import UserError
 

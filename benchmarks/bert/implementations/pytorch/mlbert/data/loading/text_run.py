@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from mlbert.config.bert_config import BertConfig
+from mlbert.data.batches import StaticShape
 from mlbert.data.formats.streams import Stream, streams_of
 from mlbert.data.formats.token_shards import TokenShards, describe_text, open_texts
 from mlbert.data.formats.tokenizer import check_model_vocabulary, load_tokenizer
-from mlbert.data.loading.batches import StaticShape
 from mlbert.data.loading.config import CorpusConfig, DataConfig, TextConfig
 from mlbert.data.loading.inputs import PreTrainingInputs
 from mlbert.data.loading.masked_text import TextEvalSet, TextSet, TextSource

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.batches import IGNORED_LABEL, Batch
+from mlbert.data.batches import IGNORED_LABEL, Batch
 from mlbert.host.errors import UserError
 from mlbert.host.json_files import read_json, shown
 from mlbert.models.bert import AnyBert

@@ -5,9 +5,18 @@ Importing this package requires Triton and registers the implementations.
 
 from triton import knobs
 
-from mlbert.ops.triton import attention, cast, embedding, interpreter, loss, norm, product
+from mlbert.ops.triton import (
+    attention,
+    cast,
+    embedding,
+    expand_batch,
+    interpreter,
+    loss,
+    norm,
+    product,
+)
 
-__all__ = ["attention", "cast", "embedding", "loss", "norm", "product"]
+__all__ = ["attention", "cast", "embedding", "expand_batch", "loss", "norm", "product"]
 
 if knobs.runtime.interpret:
     interpreter.repair()

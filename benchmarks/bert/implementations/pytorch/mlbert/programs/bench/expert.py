@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.loading.batches import IGNORED_LABEL, HostBatch
+from mlbert.data.batches import IGNORED_LABEL, HostBatch
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.weights.huggingface import padded_inputs
-from mlbert.programs.bench.step_time import LEARNING_RATE, Side, alternate, peer_model
+from mlbert.programs.bench.sides import LEARNING_RATE, Side, alternate, peer_model
 
 TRIALS = 3  # measured steps of each choice
 GROUPS = (1, 2, 4, 8)  # numbers of groups that are tried

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from host_batches import assert_same, filled, made_up_batches, plain_batch, plain_filled
 from mlbert.config.bert_config import BertConfig
+from mlbert.data import batches
+from mlbert.data.batches import IGNORED_LABEL, Batch, HostBatch, StaticShape, expand_plain
 from mlbert.data.formats.ragged import Ragged
-from mlbert.data.loading import batches
-from mlbert.data.loading.batches import IGNORED_LABEL, Batch, HostBatch, StaticShape, expand_plain
 from mlbert.models.bert import BertForPreTraining
 from model_loss import loss_of, masked_sums
 
@@ -33,7 +33,7 @@ def expand(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     chosen = expand_plain
     if request.param == "triton":
         request.getfixturevalue("use_triton")
-        chosen = importlib.import_module("mlbert.data.loading.triton_expand").expand
+        chosen = importlib.import_module("mlbert.ops.triton.expand_batch").expand
     monkeypatch.setattr(batches, "expansion", lambda device: chosen)
 
 
@@ -125,10 +125,10 @@ def test_labels_and_a_target_without_them_do_not_go_together(expand):
 
 
 def test_the_triton_kernel_refuses_a_small_target(use_triton):
-    expand = importlib.import_module("mlbert.data.loading.triton_expand").expand
+    expand = importlib.import_module("mlbert.ops.triton.expand_batch").expand
     batch, _ = ugly("one sequence")
     with pytest.raises(AssertionError, match="larger than its target"):
-        expand(batch.parts(batch.data), ugly("one token")[1])
+        expand(batch.parts(batch.data), ugly("one token")[1].tensors())
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """The batch format: the tokens of S sequences, concatenated without padding.
 
 On the host a batch is one compact buffer (`HostBatch`), which takes a single copy to the device. The device expands it
-to a `Batch` (`mlbert.data.loading.triton_expand`, or the reference here), so positions, segments, dropout rows and
+to a `Batch` (`mlbert.ops.triton.expand_batch`, or the reference here), so positions, segments, dropout rows and
 64-bit ids never cross the bus: 2.9 bytes per token instead of 30. The buffer holds:
 
 ==================  ==================  =============================================================
@@ -37,8 +37,11 @@ from torch import Tensor
 from mlbert.data.formats.masking import MASKED_SHARE
 from mlbert.data.formats.order import first_slots
 from mlbert.data.formats.ragged import Ragged
+from mlbert.ops import forms
+from mlbert.ops.loss import IGNORED
 
-IGNORED_LABEL = -100  # label of padding; the default of PyTorch's cross_entropy
+EXPAND = "expand_batch"  # the op, in the registry of `mlbert.ops.forms`
+IGNORED_LABEL = IGNORED  # label of padding
 ALIGNMENT = 16  # bytes, so that kernels may load several elements at a time
 NUMPY_TYPES = {  # PyTorch supports few unsigned types, so it sees 16-bit ids as signed
     torch.int16: np.uint16,
@@ -131,7 +134,8 @@ class Batch:
         return replace(self, **moved)
 
 
-Expand = Callable[[Mapping[str, Tensor], Batch], None]
+# From the parts of a `HostBatch` to the tensors of a `Batch`, both by name.
+Expand = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], None]
 
 
 @dataclass(frozen=True)
@@ -252,7 +256,7 @@ class HostBatch:
                 self.has_labels,
                 device,
             )
-        expansion(device)(self.parts(data), out)
+        expansion(device)(self.parts(data), out.tensors())
         return out
 
 
@@ -302,30 +306,29 @@ def expanded(parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return arrays
 
 
-def expand_plain(parts: Mapping[str, Tensor], out: Batch) -> None:
-    """Expand the parts on the host and write them to ``out``, padded; synchronizes with the device."""
+@forms.register_exact(EXPAND, "plain")
+def expand_plain(parts: Mapping[str, Tensor], out: Mapping[str, Tensor]) -> None:
+    """Expand the parts on the host and write them to ``out``, tensors by name, padded.
+
+    Synchronizes with the device.
+    """
     on_host = {name: part.cpu().numpy() for name, part in parts.items()}
     arrays = expanded(
         {name: array.view(NUMPY_TYPES[parts[name].dtype]) for name, array in on_host.items()}
     )
     for name, array in arrays.items():
-        target = getattr(out, name)
+        target = out[name]
         length = len(array)
         target[:length].copy_(torch.from_numpy(array))
         target[length:].fill_(FILLERS.get(name, 0))
-    out.cu_seqlens[len(arrays["cu_seqlens"]) :].fill_(len(arrays["input_ids"]))
+    out["cu_seqlens"][len(arrays["cu_seqlens"]) :].fill_(len(arrays["input_ids"]))
 
 
-@functools.cache
 def expansion(device: torch.device) -> Expand:
-    """Return the expansion function for a device: the Triton kernel on CUDA if available, otherwise `expand_plain`."""
-    if device.type == "cuda":
-        try:
-            from mlbert.data.loading.triton_expand import expand
-        except ImportError:
-            return expand_plain
-        return expand
-    return expand_plain
+    """Return the expansion function for a device: the Triton kernel on CUDA if available,
+    otherwise `expand_plain`.
+    """
+    return forms.fastest_exact(EXPAND, device.type)
 
 
 @functools.cache
@@ -395,6 +398,17 @@ class StaticShape:
             _rounded_up(masked, MASKED_MULTIPLE),
             max_seqlen,
         )
+
+    def fullest_batch(self) -> HostBatch:
+        """Return a batch of equally long sequences that fill the tokens, with this number of masked tokens."""
+        parts = np.array_split(np.arange(self.tokens), self.sequences)
+        lengths = [len(part) for part in parts if len(part)]
+        rows = []
+        for length in lengths:
+            masked = range(1, min(length, 1 + self.masked // len(lengths)))
+            rows.append(([0] * length, length, False, masked, [0] * len(masked)))
+        ragged = replace(Ragged.from_rows(rows), labels=np.zeros(len(rows), np.float32))
+        return HostBatch.of_sequences(ragged, np.arange(len(rows)), max(lengths))
 
     @classmethod
     def over(cls, batches: Iterable[HostBatch]) -> StaticShape:

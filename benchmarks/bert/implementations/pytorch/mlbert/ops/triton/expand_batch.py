@@ -1,7 +1,7 @@
-"""Expansion of a `HostBatch` in one Triton kernel;
+"""Expand a `mlbert.data.batches.HostBatch` in one Triton kernel;
 each program writes BLOCK indices of every output.
 
-Legend as in `mlbert.data.loading.batches`; T', S', M' are the sizes of the padded batch.
+Legend as in `mlbert.data.batches`; T', S', M' are the sizes of the padded batch.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlbert.data.loading.batches import IGNORED_LABEL, Batch
+from mlbert.ops import forms as registry
+from mlbert.ops.loss import IGNORED
 
 BLOCK = 256
 # Steps of the binary search over sequences; fixed, so that one compiled kernel handles all sizes
@@ -44,34 +45,36 @@ OUTPUTS = (
 )
 
 
-def expand(parts: Mapping[str, Tensor], out: Batch) -> None:
-    """Expand the parts into ``out``; bitwise the same as
-    `mlbert.data.loading.batches.expand_plain`.
-    """
+@registry.register_exact("expand_batch", "triton")
+def expand(parts: Mapping[str, Tensor], out: Mapping[str, Tensor]) -> None:
+    """Expand the parts into ``out``; bitwise the same as `mlbert.data.batches.expand_plain`."""
     tokens = parts["ids"].numel()
     sequences = parts["next_sentence"].numel()
     masked = parts["masked_labels"].numel()
-    fits = tokens <= out.num_tokens and sequences <= out.num_samples and masked <= out.num_masked
+    tokens_out = out["input_ids"].numel()
+    sequences_out = out["next_sentence_labels"].numel()
+    masked_out = out["masked_labels"].numel()
+    fits = tokens <= tokens_out and sequences <= sequences_out and masked <= masked_out
     assert fits, "the batch is larger than its target"
     assert sequences <= MAX_SEQUENCES, f"{sequences} sequences"
-    longest = max(out.num_tokens, out.num_samples + 1, out.num_masked)
+    longest = max(tokens_out, sequences_out + 1, masked_out)
     grid = (triton.cdiv(longest, BLOCK),)
     expand_kernel[grid](
         *(parts[name] for name in INPUTS),
-        *(getattr(out, name) for name in OUTPUTS),
+        *(out[name] for name in OUTPUTS),
         tokens,
         sequences,
         masked,
-        out.num_tokens,
-        out.num_samples,
-        out.num_masked,
-        IGNORED=IGNORED_LABEL,
+        tokens_out,
+        sequences_out,
+        masked_out,
+        IGNORED=IGNORED,
         HALVINGS=HALVINGS,
         BLOCK=BLOCK,
     )
-    if out.labels is not None:  # only small tasks have labels: not worth a second kernel variant
-        out.labels[:sequences].copy_(parts["labels"])
-        out.labels[sequences:].zero_()
+    if "labels" in out:  # only small tasks have labels: not worth a second kernel variant
+        out["labels"][:sequences].copy_(parts["labels"])
+        out["labels"][sequences:].zero_()
 
 
 # Sizes change from batch to batch: specialization would cause compilation in the middle of a run.
@@ -106,13 +109,12 @@ def expand_kernel(
 ):
     """Write BLOCK indices of every output. Grid: max(T', S'+1, M') / BLOCK.
 
-    Inputs: the parts of `mlbert.data.loading.batches`. Outputs, in order: int64 [T'], [T'], [T'],
+    Inputs: the parts of `mlbert.data.batches`. Outputs, in order: int64 [T'], [T'], [T'],
     int32 [T'], int32 [S'+1], int64 [M'], [M'], [S'].
     """
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
 
-    # A token belongs to the first sequence that ends after it,
-    # found by binary search in [low, high].
+    # A token belongs to the first sequence that ends after it, found by binary search in [low, high].
     real = index < tokens
     low = tl.zeros([BLOCK], tl.int32)
     high = tl.zeros([BLOCK], tl.int32) + sequences - 1
