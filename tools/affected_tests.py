@@ -19,6 +19,7 @@ from pathlib import Path
 HOMES = (
     "benchmarks/bert/implementations/pytorch",
     "benchmarks/bert/implementations/tensorflow2",
+    "benchmarks/mosaic_bert",
     "tools",
     "tests",
 )

@@ -36,7 +36,11 @@ from pathlib import Path
 from forked import run_forked
 
 ROOT = Path(__file__).resolve().parents[1]
-HOMES = [Path("benchmarks/bert/implementations") / name for name in ("pytorch", "tensorflow2")]
+HOMES = (
+    Path("benchmarks/bert/implementations/pytorch"),
+    Path("benchmarks/bert/implementations/tensorflow2"),
+    Path("benchmarks/mosaic_bert"),
+)
 SEED = 0
 # Tests of a change may take three times as long as without it, plus this many seconds.
 PATIENCE = 20.0

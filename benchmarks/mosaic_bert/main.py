@@ -1,6 +1,6 @@
 """Pre-train a masked LM on streamed text: python main.py YAML [name=value ...], or with mlbert launch local."""
 
-from mlbert.cli.mosaic_bert.main_yaml import main
+from mosaic_yaml.commands.main_yaml import main
 
 if __name__ == "__main__":
     main()

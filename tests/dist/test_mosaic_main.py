@@ -15,14 +15,14 @@ import transformers
 
 from audit import errors
 from harness import run_program
-from mlbert.cli.mosaic_bert.main_yaml import app
 from mlbert.data.formats.mds import MdsReader
 from mlbert.data.loading.masked_text import count_sequences
 from mlbert.host.errors import UserError
 from mlbert.mlperf.logs import read_log
-from mlbert.programs.mosaic.nested_yaml import Leaves, read_nested
-from mlbert.programs.mosaic.pretraining_yaml import KNOWN, to_settings
 from mosaic_texts import BASE, make_texts
+from mosaic_yaml.commands.main_yaml import app
+from mosaic_yaml.nested_yaml import Leaves, read_nested
+from mosaic_yaml.pretraining_yaml import KNOWN, to_settings
 from training_settings import read_metrics
 
 BATCH = ("global_train_batch_size=32", "device_train_microbatch_size=32")

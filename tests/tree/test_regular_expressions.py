@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
     "benchmarks/bert/implementations/pytorch/mlbert",
     "benchmarks/bert/implementations/tensorflow2/tf2_bert",
+    "benchmarks/mosaic_bert/mosaic_yaml",
 )
 LENGTH = 1000
 FACTOR = 4

@@ -13,12 +13,18 @@ HOME_PATH = re.compile(r"/(?:home|root|Users|work|mnt|raid|lustre|scratch)/[\w.-
 # Published by Inventec; not paths of our machines.
 PUBLISHED_PATHS = ("/mnt/mlperf/bert_data", "/mnt/sqsh/bert_ngc23.09_pyt.sqsh")
 HOME = "benchmarks/bert/implementations"
-IMPLEMENTATIONS = {"mlbert": f"{HOME}/pytorch", "tf2_bert": f"{HOME}/tensorflow2"}
-DOTTED = re.compile(r"(?<=`)(?:mlbert|tf2_bert)(?:\.\w+)+(?=`)")
-MODULE_FILE = re.compile(r"\b(?:mlbert|tf2_bert)/[\w/]+\.py\b")
+IMPLEMENTATIONS = {
+    "mlbert": f"{HOME}/pytorch",
+    "tf2_bert": f"{HOME}/tensorflow2",
+    "mosaic_yaml": "benchmarks/mosaic_bert",
+}
+_NAMES = "|".join(IMPLEMENTATIONS)
+DOTTED = re.compile(rf"(?<=`)(?:{_NAMES})(?:\.\w+)+(?=`)")
+MODULE_FILE = re.compile(rf"\b(?:{_NAMES})/[\w/]+\.py\b")
 Trees = dict[Path, ast.Module]
 BUILT = {".so", ".o", ".a", ".pyc", ".pt", ".ckpt", ".safetensors"}
 PACKAGE = Path(IMPLEMENTATIONS["mlbert"]) / "mlbert"
+FRONT_END = Path(IMPLEMENTATIONS["mosaic_yaml"]) / "mosaic_yaml"
 DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
 # PyTorch calls these methods of modules and autograd functions.
 CALLED_BY_TORCH = {"forward", "backward"}
@@ -149,7 +155,7 @@ def test_every_definition_is_used(
     tracked: list[Path], syntax_trees: Trees, tree_root: Path
 ) -> None:
     tests = tree_root / "tests"
-    package = tree_root / PACKAGE
+    packages = (tree_root / PACKAGE, tree_root / FRONT_END)
     trees = {path: tree for path, tree in syntax_trees.items() if tests not in path.parents}
     used: dict[str, list[tuple[Path, int]]] = defaultdict(list)
     for path, tree in trees.items():
@@ -163,7 +169,8 @@ def test_every_definition_is_used(
     mentioned = set(re.findall(r"\w+", " ".join(shell))) | CALLED_BY_TORCH
     unused = set()
     for path, tree in trees.items():
-        if package not in path.parents:
+        package = next((one for one in packages if one in path.parents), None)
+        if package is None:
             continue
         for node in definitions(tree):
             own = range(node.lineno, node.end_lineno + 1)

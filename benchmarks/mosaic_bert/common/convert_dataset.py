@@ -1,6 +1,6 @@
 """Convert text to MDS sets for streaming."""
 
-from mlbert.cli.mosaic_bert.convert_dataset import main
+from mosaic_yaml.commands.convert_dataset import main
 
 if __name__ == "__main__":
     main()

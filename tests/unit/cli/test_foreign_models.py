@@ -17,8 +17,8 @@ from mlbert.models.fill_mask import open_model
 from mlbert.models.weights.export import write_weights
 from mlbert.models.weights.huggingface import to_huggingface
 from mlbert.models.weights.load import load_weights
-from mlbert.programs.mosaic.common_yaml import find_start
 from mlbert.runs.starting_weights import name_weights
+from mosaic_yaml.common_yaml import find_start
 from programs import RunMlbert, run_script
 from same_weights import randomize
 from user_errors import user_error

@@ -13,9 +13,9 @@ from mlbert.data.formats.glue import TASKS
 from mlbert.data.prepare import glue_files
 from mlbert.data.prepare.pipeline import count_words, train_vocabulary
 from mlbert.data.prepare.python_text import documents_by_file
-from mlbert.programs.mosaic import glue_yaml
-from mlbert.programs.mosaic.glue_runner import GlueJob
-from mlbert.programs.mosaic.nested_yaml import Leaves, read_nested
+from mosaic_yaml import glue_yaml
+from mosaic_yaml.glue_runner import GlueJob
+from mosaic_yaml.nested_yaml import Leaves, read_nested
 from programs import RunMlbert, write_files
 from training_settings import read_metrics
 from user_errors import assert_error_line

@@ -13,13 +13,13 @@ import pytest
 from typer.main import get_command
 
 from mlbert.cli.main import COMMANDS
-from mlbert.cli.mosaic_bert.main_yaml import resolve_layer
 from mlbert.config.resolution import CommandLine, resolve
 from mlbert.config.sections import SECTIONS, settings_by_key
 from mlbert.host.errors import UserError
-from mlbert.programs.mosaic import finetuning_yaml, pretraining_yaml
-from mlbert.programs.mosaic.nested_yaml import Leaves, read_nested
 from mosaic_texts import BASE, make_texts
+from mosaic_yaml import finetuning_yaml, pretraining_yaml
+from mosaic_yaml.commands.main_yaml import resolve_layer
+from mosaic_yaml.nested_yaml import Leaves, read_nested
 from simple_recipe import FOLDERS, simple_recipe
 
 FOREIGN = re.compile(

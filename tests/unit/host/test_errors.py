@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = (
     "benchmarks/bert/implementations/pytorch/mlbert",
     "benchmarks/bert/implementations/tensorflow2/tf2_bert",
+    "benchmarks/mosaic_bert/mosaic_yaml",
 )
 
 

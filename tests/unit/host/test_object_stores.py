@@ -16,9 +16,9 @@ from mlbert.host import files
 from mlbert.host.files import AddressError, fetch_file, read_address
 from mlbert.models.bert import BertForMaskedLM
 from mlbert.models.weights.export import write_weights
-from mlbert.programs.mosaic.common_yaml import CONFIGS
 from mlbert.runs.starting_weights import local_copy, name_weights, weights_file
 from mosaic_texts import BASE, SHAPE, make_texts
+from mosaic_yaml.common_yaml import CONFIGS
 from programs import run_checked
 from user_errors import user_error
 

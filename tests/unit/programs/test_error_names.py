@@ -14,11 +14,11 @@ from mlbert.models.bert import BertForMaskedLM
 from mlbert.models.weights.export import write_weights
 from mlbert.programs import custom_task
 from mlbert.programs.custom_corpus import run as custom_corpus
-from mlbert.programs.mosaic import finetuning_yaml, glue_yaml, pretraining_yaml
-from mlbert.programs.mosaic.common_yaml import names_for_errors
-from mlbert.programs.mosaic.glue_yaml import GlueYaml
-from mlbert.programs.mosaic.nested_yaml import Leaves, read_nested
 from mosaic_texts import make_texts
+from mosaic_yaml import finetuning_yaml, glue_yaml, pretraining_yaml
+from mosaic_yaml.common_yaml import names_for_errors
+from mosaic_yaml.glue_yaml import GlueYaml
+from mosaic_yaml.nested_yaml import Leaves, read_nested
 from programs import RunMlbert
 
 NOT_IN_THE_YAML = {"recipe", "target_mlm_accuracy", "lr_first_step", "experiment"}

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlbert.host.errors import UserError
-from mlbert.programs.mosaic.durations import Durations
-from mlbert.programs.mosaic.nested_yaml import Leaves, read_nested
+from mosaic_yaml.durations import Durations
+from mosaic_yaml.nested_yaml import Leaves, read_nested
 from user_errors import user_error
 
 KNOWN = [

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from mlbert.cli.mosaic_bert.main_yaml import app
 from mosaic_texts import BASE, make_texts
+from mosaic_yaml.commands.main_yaml import app
 from training_settings import read_metrics, read_summary
 from user_errors import user_error
 

@@ -32,16 +32,16 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "prepare": ("mlbert.cli.prepare", "Prepare text or data sets for training."),
     "train": ("mlbert.cli.train", "Train once, from exports, flags or YAML."),
     "mosaic": (
-        "mlbert.cli.mosaic_bert.main_yaml",
+        "mosaic_yaml.commands.main_yaml",
         "Pre-train on streamed text, from Mosaic's YAML.",
     ),
     "pretrain": ("mlbert.cli.pretrain", "Pre-train a masked-LM model on your own text."),
     "finetune": (
-        "mlbert.cli.mosaic_bert.sequence_classification",
+        "mosaic_yaml.commands.sequence_classification",
         "Fine-tune on a task, or predict with the result.",
     ),
     "glue": (
-        "mlbert.cli.mosaic_bert.glue",
+        "mosaic_yaml.commands.glue",
         "Fine-tune on all GLUE tasks in parallel, and score them.",
     ),
     "plan": ("mlbert.cli.plan", "Estimate the time, cost and memory of a run."),

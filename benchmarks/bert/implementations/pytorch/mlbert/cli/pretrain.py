@@ -2,7 +2,7 @@
 in one command.
 
 If the first argument ends in .yaml or .yml, run MosaicML's ``main.py`` instead
-(`mlbert.cli.mosaic_bert.main_yaml`).
+(`mosaic_yaml.commands.main_yaml`).
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def pretrain(
     TEXT ends in .yaml, it is a MosaicML configuration.
     """
     if texts[0].suffix in YAML_SUFFIXES:
-        from mlbert.cli.mosaic_bert.main_yaml import pretrain as mosaic  # torch takes a second
+        from mosaic_yaml.commands.main_yaml import pretrain as mosaic  # torch takes a second
 
         return mosaic(texts[0], [str(word) for word in texts[1:]])
     if out is None and not dry_run:

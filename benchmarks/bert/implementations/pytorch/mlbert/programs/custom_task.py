@@ -50,11 +50,11 @@ from mlbert.models.objectives import class_scores, confusion, correlations
 from mlbert.ops.precision import small_model_precision
 from mlbert.programs.console import new_table, safe
 from mlbert.programs.custom_corpus.corpus_plan import cpu_threads
-from mlbert.programs.mosaic.finetuning_yaml import LABEL_NAMES, TEXT_NAMES
 from mlbert.recipes import classification
 from mlbert.runs.progress import NO_LIMIT, Pace
 from mlbert.runs.run_folder import RunFolder
 from mlbert.training.experiment import RunOptions, run_experiment
+from mosaic_yaml.finetuning_yaml import LABEL_NAMES, TEXT_NAMES
 
 MOST_CLASSES = (
     20  # of a guessed label, of integers that are taken for classes, and of a printed matrix

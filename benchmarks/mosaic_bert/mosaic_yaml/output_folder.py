@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlbert.host.errors import UserError
-from mlbert.programs.mosaic.nested_yaml import Leaves
 from mlbert.runs.run_folder import RunFolder
+from mosaic_yaml.nested_yaml import Leaves
 
 _OR = "or use another save_folder"
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from mlbert.data.formats.streams import WEIGHTS, Stream, streams_of
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.host.errors import UserError
-from mlbert.programs.mosaic import common_yaml
-from mlbert.programs.mosaic.durations import Durations
-from mlbert.programs.mosaic.nested_yaml import Layer, Leaves, YamlValue
+from mosaic_yaml import common_yaml
+from mosaic_yaml.durations import Durations
+from mosaic_yaml.nested_yaml import Layer, Leaves, YamlValue
 
 _DATASET = (
     "local remote split tokenizer_name max_seq_len long_texts mlm_probability mlm_probability_end mlm_schedule "

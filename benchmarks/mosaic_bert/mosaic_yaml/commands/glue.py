@@ -12,19 +12,19 @@ import typer
 from rich.console import Console
 
 from mlbert.cli import main as command_line
-from mlbert.cli.mosaic_bert.main_yaml import WORDS, Words, YamlFile, check_yaml_file, resolve_layer
 from mlbert.distributed.world import World
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError, public_names
 from mlbert.host.exit_statuses import FAILED, SUCCEEDED
 from mlbert.programs.console import console_progress
-from mlbert.programs.mosaic import finetuning_yaml, glue_runner, glue_yaml
-from mlbert.programs.mosaic.common_yaml import names_for_errors
-from mlbert.programs.mosaic.finetuning_yaml import last_evaluation
-from mlbert.programs.mosaic.glue_runner import GlueJob, GlueProgress, Runner, State
-from mlbert.programs.mosaic.glue_yaml import GlueYaml
-from mlbert.programs.mosaic.nested_yaml import Leaves, YamlValue, read_nested
 from mlbert.training.config import RunConfig
+from mosaic_yaml import finetuning_yaml, glue_runner, glue_yaml
+from mosaic_yaml.commands.main_yaml import WORDS, Words, YamlFile, check_yaml_file, resolve_layer
+from mosaic_yaml.common_yaml import names_for_errors
+from mosaic_yaml.finetuning_yaml import last_evaluation
+from mosaic_yaml.glue_runner import GlueJob, GlueProgress, Runner, State
+from mosaic_yaml.glue_yaml import GlueYaml
+from mosaic_yaml.nested_yaml import Leaves, YamlValue, read_nested
 
 PROGRAM = "glue.py"
 JOB_YAML = "job.yaml"

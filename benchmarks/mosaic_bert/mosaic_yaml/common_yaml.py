@@ -19,10 +19,10 @@ from mlbert.host.errors import UserError
 from mlbert.host.provenance import shipped
 from mlbert.models.weights.huggingface import obstacle, read_config
 from mlbert.models.weights.weight_files import read_weights
-from mlbert.programs.mosaic.durations import Durations
-from mlbert.programs.mosaic.nested_yaml import Layer, Leaves, YamlValue
-from mlbert.programs.mosaic.output_folder import find_output_folder
 from mlbert.runs.starting_weights import local_copy
+from mosaic_yaml.durations import Durations
+from mosaic_yaml.nested_yaml import Layer, Leaves, YamlValue
+from mosaic_yaml.output_folder import find_output_folder
 
 # Files of a model that are downloaded from Hugging Face's hub.
 HUB_FILES = (

@@ -16,12 +16,12 @@ from mlbert.data.loading.masked_text import count_sequences
 from mlbert.distributed.world import World
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError, public_names
-from mlbert.programs.mosaic import pretraining_yaml
-from mlbert.programs.mosaic.common_yaml import IGNORED_OPTIONS, model_config, names_for_errors
-from mlbert.programs.mosaic.nested_yaml import Layer, Leaves, read_nested
-from mlbert.programs.mosaic.output_folder import find_output_folder
 from mlbert.recipes.registry import RECIPES, find
 from mlbert.training.experiment import RunOptions
+from mosaic_yaml import pretraining_yaml
+from mosaic_yaml.common_yaml import IGNORED_OPTIONS, model_config, names_for_errors
+from mosaic_yaml.nested_yaml import Layer, Leaves, read_nested
+from mosaic_yaml.output_folder import find_output_folder
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

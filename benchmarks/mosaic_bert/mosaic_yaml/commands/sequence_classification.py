@@ -14,13 +14,6 @@ import typer
 from rich.console import Console
 
 from mlbert.cli import main as command_line
-from mlbert.cli.mosaic_bert.main_yaml import (
-    WORDS,
-    Words,
-    check_yaml_file,
-    resolve_layer,
-    run_yaml,
-)
 from mlbert.cli.pretrain import training_seconds
 from mlbert.data.formats.tasks import read_texts
 from mlbert.distributed.world import World
@@ -30,12 +23,19 @@ from mlbert.host.exit_statuses import SUCCEEDED
 from mlbert.models import task_model
 from mlbert.programs import custom_task
 from mlbert.programs.console import console_progress, new_table
-from mlbert.programs.mosaic import finetuning_yaml
-from mlbert.programs.mosaic.common_yaml import names_for_errors
-from mlbert.programs.mosaic.finetuning_yaml import last_evaluation
-from mlbert.programs.mosaic.nested_yaml import Leaves, read_nested
 from mlbert.runs.run_folder import RunFolder
 from mlbert.training.config import RunConfig
+from mosaic_yaml import finetuning_yaml
+from mosaic_yaml.commands.main_yaml import (
+    WORDS,
+    Words,
+    check_yaml_file,
+    resolve_layer,
+    run_yaml,
+)
+from mosaic_yaml.common_yaml import names_for_errors
+from mosaic_yaml.finetuning_yaml import last_evaluation
+from mosaic_yaml.nested_yaml import Leaves, read_nested
 
 PROGRAM = "sequence_classification.py"
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

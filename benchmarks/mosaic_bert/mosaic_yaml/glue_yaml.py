@@ -10,10 +10,10 @@ import yaml
 
 from mlbert.data.formats.glue import MAX_SEQ_LENGTH, TASKS
 from mlbert.host.errors import UserError
-from mlbert.programs.mosaic.common_yaml import SHARED
-from mlbert.programs.mosaic.finetuning_yaml import SOURCES
-from mlbert.programs.mosaic.glue_runner import DEFAULT_SEED, SEEDS, GlueJob, job_list
-from mlbert.programs.mosaic.nested_yaml import Leaves
+from mosaic_yaml.common_yaml import SHARED
+from mosaic_yaml.finetuning_yaml import SOURCES
+from mosaic_yaml.glue_runner import DEFAULT_SEED, SEEDS, GlueJob, job_list
+from mosaic_yaml.nested_yaml import Leaves
 
 # Copied unchanged into the jobs' YAML.
 _PASSED = (

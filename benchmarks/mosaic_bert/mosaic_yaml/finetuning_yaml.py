@@ -15,9 +15,9 @@ from mlbert.data.loading.tasks import steps_per_epoch
 from mlbert.data.prepare import glue_files
 from mlbert.host.errors import UserError
 from mlbert.mlperf.metrics import read_points
-from mlbert.programs.mosaic import common_yaml
-from mlbert.programs.mosaic.durations import Durations
-from mlbert.programs.mosaic.nested_yaml import Layer, Leaves, YamlValue
+from mosaic_yaml import common_yaml
+from mosaic_yaml.durations import Durations
+from mosaic_yaml.nested_yaml import Layer, Leaves, YamlValue
 
 _LOADER = (
     "split",

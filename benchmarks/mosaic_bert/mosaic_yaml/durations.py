@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mlbert.host.errors import UserError
-from mlbert.programs.mosaic.nested_yaml import Leaves, YamlValue
+from mosaic_yaml.nested_yaml import Leaves, YamlValue
 
 # Batches over all ranks (steps), sequences, passes over the data, tokens, and a fraction of max_duration.
 UNITS = ("ba", "sp", "ep", "tok", "dur")

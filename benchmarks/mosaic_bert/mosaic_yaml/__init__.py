@@ -1,0 +1,1 @@
+"""Read the YAML files of MosaicML's BERT programs, and run them with `mlbert`."""
