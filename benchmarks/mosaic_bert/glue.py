@@ -1,6 +1,8 @@
-"""Fine-tune on GLUE\'s tasks and print their scores: python glue.py YAML [name=value ...]."""
+"""Fine-tune on GLUE's tasks and print their scores: python glue.py YAML [name=value ...]."""
 
-from mosaic_yaml.commands.glue import main
+import sys
+
+from mlbert.cli.main import main
 
 if __name__ == "__main__":
-    main()
+    main(["glue", *sys.argv[1:]])

@@ -1,6 +1,8 @@
 """Pre-train a masked LM on streamed text: python main.py YAML [name=value ...], or with mlbert launch local."""
 
-from mosaic_yaml.commands.main_yaml import main
+import sys
+
+from mlbert.cli.main import main
 
 if __name__ == "__main__":
-    main()
+    main(["mosaic", *sys.argv[1:]])

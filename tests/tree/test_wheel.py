@@ -102,6 +102,11 @@ def test_messages_of_an_installed_wheel_need_no_repository(site: Path, tmp_path:
     for words, message in commands.items():
         done = run_quietly(sys.executable, "-m", "mlbert", *words, cwd=tmp_path, env=environ)
         assert_refused(done, message)
+    task = tmp_path / "task.yaml"
+    task.write_text("data: {train: rows.csv}\nunknown: 1\n")
+    for program in ("mosaic", "finetune", "glue", "pretrain"):
+        done = run_quietly(sys.executable, "-m", "mlbert", program, task, cwd=tmp_path, env=environ)
+        assert_refused(done, "unknown name")
     code = "from mlbert.host.errors import install_words; print(install_words('s3'))"
     done = run_quietly(sys.executable, "-c", code, cwd=tmp_path, env=environ)
     assert done.stdout == "Run: pip install 'mlbert[s3]'\n"

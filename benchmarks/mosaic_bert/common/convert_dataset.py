@@ -1,6 +1,6 @@
 """Convert text to MDS sets for streaming."""
 
-from mosaic_yaml.commands.convert_dataset import main
+from mlbert.host.packages import import_beside
 
 if __name__ == "__main__":
-    main()
+    import_beside("mosaic_yaml.commands.convert_dataset").main()

@@ -1,6 +1,6 @@
 """Print the batches that training gets from a set of texts."""
 
-from mosaic_yaml.commands.text_data import main
+from mlbert.host.packages import import_beside
 
 if __name__ == "__main__":
-    main()
+    import_beside("mosaic_yaml.commands.text_data").main()

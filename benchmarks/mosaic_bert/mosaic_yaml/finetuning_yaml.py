@@ -1,4 +1,4 @@
-"""Convert the YAML of ``sequence_classification.py`` to our settings, and read the metrics of a finished run."""
+"""Convert the YAML of ``sequence_classification.py`` to our settings."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ from pathlib import Path
 
 from mlbert.data.formats import glue
 from mlbert.data.formats.order import RankSlice
-from mlbert.data.formats.tasks import TaskForm, column_names, form_of_task, read_training
+from mlbert.data.formats.tasks import (
+    LABEL_NAMES,
+    TEXT_NAMES,
+    TaskForm,
+    column_names,
+    form_of_task,
+    read_training,
+)
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.loading.tasks import steps_per_epoch
 from mlbert.data.prepare import glue_files
 from mlbert.host.errors import UserError
-from mlbert.mlperf.metrics import read_points
 from mosaic_yaml import common_yaml
 from mosaic_yaml.durations import Durations
 from mosaic_yaml.nested_yaml import Layer, Leaves, YamlValue
@@ -57,16 +63,6 @@ NAMES: common_yaml.Names = {
     "shuffle": ("train_loader.shuffle",),
     "drop_last": ("train_loader.drop_last",),
 }
-SOURCES = ("datasets", "python")
-# Default column names of a text or of a pair of texts.
-TEXT_NAMES = (
-    ("text",),
-    ("sentence",),
-    ("sentence1", "sentence2"),
-    ("question", "sentence"),
-    ("premise", "hypothesis"),
-)
-LABEL_NAMES = ("label", "labels", "score")
 
 
 class TaskData:
@@ -124,11 +120,8 @@ class TaskData:
         """Add the data settings; make or download missing files of a GLUE task."""
         leaves = self._leaves
         if self.task is not None:
-            make_glue(
-                self.folder,
-                str(leaves.choice("data.source", SOURCES, "datasets").value),
-                [self.task],
-            )
+            source = leaves.choice("data.source", glue_files.SOURCES, glue_files.HUB)
+            glue_files.complete(self.folder, str(source.value), [self.task])
             layer.put("task", self.task, "data.task")
             layer.put("input_dir", self.folder, "data.glue")
             layer.put("eval_dir", self.folder, "data.glue")
@@ -164,16 +157,6 @@ class TaskData:
                 "config.ambiguous", self.train_file, reason, "Give data.text_columns=text, or a,b"
             )
         return others
-
-
-def make_glue(folder: Path, source: str, tasks: Sequence[str]) -> None:
-    """Make or download GLUE's files if they are missing."""
-    if glue_files.is_complete(folder, tasks):
-        return
-    if source == "python":
-        glue_files.make(folder)
-    else:
-        glue_files.fetch(folder, tasks)
 
 
 def to_settings(leaves: Leaves, world_size: int, has_gpu: bool) -> Layer:
@@ -265,18 +248,3 @@ def _check_loaders(leaves: Leaves, data: TaskData) -> None:
                 raise UserError("config.conflict", other.origin, reason, "Give both the same value")
     leaves.refuse("eval_loader.drop_last", ": every row is evaluated")
     common_yaml.refuse_train_subset(leaves)
-
-
-def last_evaluation(run: Path) -> dict[str, float]:
-    """Return the metrics of the last evaluation in a run's ``metrics.jsonl``. Raises UserError if there is none."""
-    path = run / "metrics.jsonl"
-    prefix = "eval_"
-    try:
-        last = [point for point in read_points(path)[0] if point["kind"] == "evaluation"][-1]
-    except (UserError, IndexError):
-        raise UserError(
-            "log.incomplete", path, "contains no evaluation", "Remove its folder and run again"
-        ) from None
-    return {
-        name.removeprefix(prefix): value for name, value in last.items() if name.startswith(prefix)
-    }

@@ -9,10 +9,10 @@ from typing import Any
 import yaml
 
 from mlbert.data.formats.glue import MAX_SEQ_LENGTH, TASKS
+from mlbert.data.prepare.glue_files import HUB, SOURCES
 from mlbert.host.errors import UserError
+from mlbert.programs.glue_runner import DEFAULT_SEED, SEEDS, GlueJob, job_list
 from mosaic_yaml.common_yaml import SHARED
-from mosaic_yaml.finetuning_yaml import SOURCES
-from mosaic_yaml.glue_runner import DEFAULT_SEED, SEEDS, GlueJob, job_list
 from mosaic_yaml.nested_yaml import Leaves
 
 # Copied unchanged into the jobs' YAML.
@@ -85,7 +85,7 @@ class GlueYaml:
         self.folder = Path(leaves.optional_text("save_finetune_checkpoint_folder") or own)
         self.start = leaves.optional_text("starting_checkpoint_load_path")
         self.glue = Path(str(leaves.text("data.glue", "glue-data").value))
-        self.source = str(leaves.choice("data.source", SOURCES, "datasets").value)
+        self.source = str(leaves.choice("data.source", SOURCES, HUB).value)
         self.jobs = self._jobs()
 
     @property

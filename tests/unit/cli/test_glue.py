@@ -13,8 +13,8 @@ from mlbert.data.formats.glue import TASKS
 from mlbert.data.prepare import glue_files
 from mlbert.data.prepare.pipeline import count_words, train_vocabulary
 from mlbert.data.prepare.python_text import documents_by_file
+from mlbert.programs.glue_runner import GlueJob
 from mosaic_yaml import glue_yaml
-from mosaic_yaml.glue_runner import GlueJob
 from mosaic_yaml.nested_yaml import Leaves, read_nested
 from programs import RunMlbert, write_files
 from training_settings import read_metrics

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from mlbert.data.formats.glue import TASKS, score
-from mosaic_yaml import glue_runner
-from mosaic_yaml.glue_runner import (
+from mlbert.programs import glue_runner
+from mlbert.programs.glue_runner import (
     GlueJob,
     GlueProgress,
     Runner,

@@ -11,18 +11,19 @@ import torch
 import typer
 from rich.console import Console
 
-from mlbert.cli import main as command_line
+from mlbert.data.prepare import glue_files
 from mlbert.distributed.world import World
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError, public_names
 from mlbert.host.exit_statuses import FAILED, SUCCEEDED
+from mlbert.programs import glue_runner
 from mlbert.programs.console import console_progress
+from mlbert.programs.glue_runner import GlueJob, GlueProgress, Runner, State
+from mlbert.programs.task_metrics import last_evaluation
 from mlbert.training.config import RunConfig
-from mosaic_yaml import finetuning_yaml, glue_runner, glue_yaml
+from mosaic_yaml import finetuning_yaml, glue_yaml
 from mosaic_yaml.commands.main_yaml import WORDS, Words, YamlFile, check_yaml_file, resolve_layer
 from mosaic_yaml.common_yaml import names_for_errors
-from mosaic_yaml.finetuning_yaml import last_evaluation
-from mosaic_yaml.glue_runner import GlueJob, GlueProgress, Runner, State
 from mosaic_yaml.glue_yaml import GlueYaml
 from mosaic_yaml.nested_yaml import Leaves, YamlValue, read_nested
 
@@ -79,7 +80,7 @@ class Program:
             raise UserError(
                 "config.missing", self._path, "defines no jobs", "Give tasks with seeds"
             )
-        finetuning_yaml.make_glue(given.glue, given.source, given.tasks)
+        glue_files.complete(given.glue, given.source, given.tasks)
         samples = self._check_settings()
         given.folder.mkdir(parents=True, exist_ok=True)
         done = [job for job in given.jobs if self._is_done(job)]
@@ -178,8 +179,3 @@ class Program:
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def main() -> None:
-    """Entry of benchmarks/mosaic_bert/glue.py."""
-    command_line.main(["glue", *sys.argv[1:]])

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
 
-from mlbert.cli import main as command_line
 from mlbert.cli.train import run_resolved
 from mlbert.config.resolution import Resolved, resolve
 from mlbert.data.loading.masked_text import count_sequences
@@ -90,8 +88,3 @@ def notes(leaves: Leaves) -> list[str]:
         f"model.model_config.{name}" for name in model_config(leaves) if name in IGNORED_OPTIONS
     ]
     return [f"not needed here, and not read: {', '.join(names)}"] if names else []
-
-
-def main() -> None:
-    """Entry of benchmarks/mosaic_bert/main.py."""
-    command_line.main(["mosaic", *sys.argv[1:]])

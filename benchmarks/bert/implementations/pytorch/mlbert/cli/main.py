@@ -9,7 +9,6 @@ so that ``mlbert --help`` does not need torch.
 from __future__ import annotations
 
 import errno
-import importlib
 import sys
 import traceback
 import warnings
@@ -26,6 +25,7 @@ from typer.main import get_command
 from mlbert.host.errors import UserError
 from mlbert.host.exit_statuses import FAILED, INTERRUPTED, SUCCEEDED, WRONG_INPUT
 from mlbert.host.machine import wait_passively_if_busy
+from mlbert.host.packages import import_beside
 
 # name -> (module with a Typer `app`, help line)
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -37,7 +37,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "pretrain": ("mlbert.cli.pretrain", "Pre-train a masked-LM model on your own text."),
     "finetune": (
-        "mosaic_yaml.commands.sequence_classification",
+        "mlbert.cli.finetune",
         "Fine-tune on a task, or predict with the result.",
     ),
     "glue": (
@@ -108,7 +108,7 @@ class _Lazy(TyperCommand):
         """
         if self.name in _COMPUTING:
             wait_passively_if_busy()
-        command = get_command(importlib.import_module(self._module).app)
+        command = get_command(import_beside(self._module).app)
         _check_texts(command)
         if isinstance(command, TyperGroup):
             for subcommand in command.commands.values():

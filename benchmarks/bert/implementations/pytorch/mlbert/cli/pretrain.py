@@ -13,11 +13,13 @@ from typing import Annotated, Literal
 import typer
 
 from mlbert.host.errors import UserError, public_names
+from mlbert.host.packages import import_beside
 
 LEAST_MINUTES = 0.05
 MOST_MINUTES = 525_600.0
 USUAL_MINUTES = 30.0
 YAML_SUFFIXES = (".yaml", ".yml")
+YAML_PROGRAM = "mosaic_yaml.commands.main_yaml"
 
 _COLUMN_HELP = "Column of the text in csv, jsonl and parquet files."
 Column = Annotated[str | None, typer.Option("--text", metavar="COLUMN", help=_COLUMN_HELP)]
@@ -96,9 +98,10 @@ def pretrain(
     TEXT ends in .yaml, it is a MosaicML configuration.
     """
     if texts[0].suffix in YAML_SUFFIXES:
-        from mosaic_yaml.commands.main_yaml import pretrain as mosaic  # torch takes a second
-
-        return mosaic(texts[0], [str(word) for word in texts[1:]])
+        status: int = import_beside(YAML_PROGRAM).pretrain(
+            texts[0], [str(word) for word in texts[1:]]
+        )
+        return status
     if out is None and not dry_run:
         raise UserError(
             "config.missing", "--out", "is missing", "Name a folder for the model: --out DIR"

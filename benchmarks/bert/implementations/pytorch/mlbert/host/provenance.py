@@ -18,6 +18,12 @@ from mlbert.host.repository import PACKAGE, PACKAGE_HOME, repository
 SOURCE_STATEMENT = "source.json"
 TENSORFLOW2 = "tensorflow2"  # the recipe run by TensorFlow
 TENSORFLOW2_HOME = "benchmarks/bert/implementations/tensorflow2/tf2_bert"
+# The packages of this distribution, and where each stands in the repository.
+HOMES = {
+    "mlbert": PACKAGE_HOME,
+    "tf2_bert": TENSORFLOW2_HOME,
+    "mosaic_yaml": "benchmarks/mosaic_bert/mosaic_yaml",
+}
 
 _READ_BY_RUNS = (".py", ".sh", ".sub", ".json", ".yaml", ".yml", ".c", ".cpp", ".cu", ".cuh", ".h")
 _WRITTEN = (":(exclude)results", ":(exclude)systems")
@@ -56,8 +62,10 @@ def tree_relative(path: Path, root: Path | None = None) -> str:
     """
     path = path.resolve()
     root = (root or tree_root()).resolve()
-    if path.is_relative_to(PACKAGE):
-        return f"{PACKAGE_HOME}/{path.relative_to(PACKAGE).as_posix()}"
+    for package, home in HOMES.items():
+        installed = PACKAGE.parent / package
+        if path.is_relative_to(installed):
+            return f"{home}/{path.relative_to(installed).as_posix()}"
     return (path.relative_to(root) if path.is_relative_to(root) else path).as_posix()
 
 
@@ -135,12 +143,25 @@ def git_state(root: Path) -> tuple[str, bool]:
 
 
 def tree_digest(root: Path) -> str:
-    """Return ``tree:sha256:`` and a digest of the names
-    and contents of the package's Python files.
+    """Return ``tree:sha256:`` and a digest of the names and contents of our packages' Python files.
+
+    The digest of a repository is that of the wheel made from it. If a folder has none of our
+    packages, all its Python files count.
     """
-    folder = next(home for home in (root / PACKAGE_HOME, root / "mlbert", root) if home.is_dir())
-    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*.py") if path.is_file()]
-    return f"tree:sha256:{files_sha256(folder, names)}"
+    folders = {}
+    for package, home in HOMES.items():
+        for place in (root / home, root / package):
+            if place.is_dir():
+                folders[package] = place
+                break
+    if not folders:
+        folders["."] = root
+    digest = hashlib.sha256()
+    for package, folder in folders.items():
+        files = [path for path in folder.rglob("*.py") if path.is_file()]
+        names = [path.relative_to(folder).as_posix() for path in files]
+        digest.update(f"{files_sha256(folder, names)}  {package}\n".encode())
+    return f"tree:sha256:{digest.hexdigest()}"
 
 
 def files_sha256(folder: Path, names: Iterable[str]) -> str:

@@ -14,10 +14,9 @@ from functools import cache, cached_property
 from pathlib import PurePosixPath
 from typing import Any
 
-from mlbert.host.provenance import PACKAGE_HOME, TENSORFLOW2_HOME
+from mlbert.host.provenance import HOMES
 from mlbert.mlperf.call_sites import Sources
 
-_HOMES = {"mlbert": PACKAGE_HOME, "tf2_bert": TENSORFLOW2_HOME}
 _ANNOTATIONS = ("annotation", "returns")
 Target = tuple[str, str]  # file, and a name in it; an empty name is the module
 
@@ -64,15 +63,15 @@ class ReachableCode:
     @cached_property
     def _files(self) -> frozenset[str]:
         return frozenset(
-            name for home in _HOMES.values() for name in self._sources.python_files(home)
+            name for home in HOMES.values() for name in self._sources.python_files(home)
         )
 
     def _module(self, dotted: str) -> str | None:
         """Return the file of a module or package of the tree."""
         package, _, rest = dotted.partition(".")
         base = (
-            "/".join([_HOMES[package], *rest.split(".")] if rest else [_HOMES[package]])
-            if package in _HOMES
+            "/".join([HOMES[package], *rest.split(".")] if rest else [HOMES[package]])
+            if package in HOMES
             else ""
         )
         return next(

@@ -29,6 +29,8 @@ from mlbert.config.resolution import resolve
 from mlbert.config.section import is_number
 from mlbert.data.formats.manifest import write_json
 from mlbert.data.formats.tasks import (
+    LABEL_NAMES,
+    TEXT_NAMES,
     TaskForm,
     TaskRows,
     column_names,
@@ -54,7 +56,6 @@ from mlbert.recipes import classification
 from mlbert.runs.progress import NO_LIMIT, Pace
 from mlbert.runs.run_folder import RunFolder
 from mlbert.training.experiment import RunOptions, run_experiment
-from mosaic_yaml.finetuning_yaml import LABEL_NAMES, TEXT_NAMES
 
 MOST_CLASSES = (
     20  # of a guessed label, of integers that are taken for classes, and of a printed matrix

@@ -39,6 +39,15 @@ _OBJECT_SUFFIXES = (".jsonl", ".json")
 # line, and the wanted fields; None if there is a wrong number of fields.
 Row = tuple[int, list[str] | None]
 SUFFIXES = (".csv", ".tsv", ".txt", *_OBJECT_SUFFIXES)
+# Default column names of a text or of a pair of texts.
+TEXT_NAMES = (
+    ("text",),
+    ("sentence",),
+    ("sentence1", "sentence2"),
+    ("question", "sentence"),
+    ("premise", "hypothesis"),
+)
+LABEL_NAMES = ("label", "labels", "score")
 
 
 @dataclass(frozen=True)

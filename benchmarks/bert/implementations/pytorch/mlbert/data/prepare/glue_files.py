@@ -29,6 +29,10 @@ from mlbert.host.files import write_atomically
 
 Row = tuple[Sequence[str], str]  # texts and label
 _DATASET = "nyu-mll/glue"
+# How missing files are made.
+HUB = "datasets"
+STAND_INS = "python"
+SOURCES = (HUB, STAND_INS)
 _SPLITS = {"dev.tsv": "validation", "dev_matched.tsv": "validation_matched"}
 _SPLITS |= {"dev_mismatched.tsv": "validation_mismatched", "train.tsv": "train"}
 # Of the stand-ins.
@@ -88,6 +92,16 @@ def files_of(task: GlueTask, folder: Path) -> list[Path]:
 def is_complete(folder: Path, tasks: Iterable[str] = TASKS) -> bool:
     """Return whether the folder has every file of these tasks."""
     return all(path.is_file() for name in tasks for path in files_of(TASKS[name], folder))
+
+
+def complete(folder: Path, source: str, tasks: Sequence[str]) -> None:
+    """Download or make the tasks' files if some are missing; ``source`` is one of `SOURCES`."""
+    if is_complete(folder, tasks):
+        return
+    if source == STAND_INS:
+        make(folder)
+    else:
+        fetch(folder, tasks)
 
 
 def fetch(folder: Path, tasks: Iterable[str] = TASKS, say: Callable[[str], object] = print) -> None:

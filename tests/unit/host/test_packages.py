@@ -1,0 +1,35 @@
+"""A front end comes from where this package comes from."""
+
+import sys
+from pathlib import Path
+
+import mlbert
+from mlbert.host.provenance import HOMES
+from programs import run_checked, user_environ, write_files
+
+PROGRAM = """
+from mlbert.host.packages import import_beside
+module = import_beside("mosaic_yaml.durations")
+assert import_beside("mosaic_yaml.durations") is module
+import mosaic_yaml.durations
+assert mosaic_yaml.durations is module
+print(module.__file__)
+"""
+
+
+def test_the_front_end_of_the_same_repository_wins_over_others(tmp_path: Path, tree_root: Path):
+    write_files(tmp_path / "mosaic_yaml", {"__init__.py": "", "durations.py": ""})
+    package = Path(mlbert.__file__).resolve().parents[1]
+    environ = user_environ(PYTHONPATH=f"{tmp_path}:{package}")
+    done = run_checked(sys.executable, "-c", PROGRAM, env=environ)
+    assert Path(done.stdout.strip()) == tree_root / HOMES["mosaic_yaml"] / "durations.py"
+
+
+def test_commands_of_a_front_end_need_only_this_package_in_the_search_path(tmp_path: Path):
+    package = Path(mlbert.__file__).resolve().parents[1]
+    environ = user_environ(PYTHONPATH=package)
+    for command in ("mosaic", "glue"):
+        done = run_checked(
+            sys.executable, "-m", "mlbert", command, "--help", env=environ, cwd=tmp_path
+        )
+        assert "YAML" in done.stdout
