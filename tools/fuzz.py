@@ -1,11 +1,14 @@
-"""Run the real commands on damaged inputs, and report tracebacks, hangs, crashes and excessive memory use.
+"""Run the real commands on damaged inputs, and report tracebacks, hangs,
+crashes and excessive memory use.
 
-python tools/fuzz.py [--minutes 60] [--format NAME] [--seed N] [--cases N] [--keep DIR] [--quick] [--check]
+python tools/fuzz.py [--minutes 60] [--format NAME] [--seed N] [--cases N] [--keep DIR] [--quick]
+[--check]
 
-Each case takes valid inputs of one format (tools/fuzz_formats.py), damages one or two files (tools/fuzz_damage.py) and
-runs a command on them in a fork of this process, which has imported everything. A case depends only on the format and
-its number: `--format NAME --seed N --cases 1` repeats it. The first failure of each kind is saved in --keep with its
-inputs, command and output. Exit status: 0 if nothing was found, 1 otherwise.
+Each case takes valid inputs of one format (tools/fuzz_formats.py), damages one or two files
+(tools/fuzz_damage.py) and runs a command on them in a fork of this process, which has imported
+everything. A case depends only on the format and its number: `--format NAME --seed N --cases 1`
+repeats it. The first failure of each kind is saved in --keep with its inputs, command and output.
+Exit status: 0 if nothing was found, 1 otherwise.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ from pathlib import Path
 
 import fuzz_damage
 from forked import run_forked
-from fuzz_formats import FORMATS, Format
+from fuzz_formats import FORMATS
+from fuzz_inputs import Format
 
 SECONDS = 10  # CPU time limit of a command
 SLACK = 3  # wall-clock limit as a multiple of it, because the machine may be busy
@@ -55,7 +59,9 @@ _ERROR = re.compile(r"^(\w[\w.]*(?:Error|Exception|Interrupt|Warning|Exit)\b)[^\
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended: exit status (negative after a signal), memory, and everything it printed."""
+    """How a command ended: exit status (negative after a signal), memory,
+    and everything it printed.
+    """
 
     status: int
     is_late: bool
@@ -84,7 +90,9 @@ class Ended:
 def run(
     words: str, folder: Path, is_limited: bool = True, child: Callable[[], None] = lambda: None
 ) -> Ended:
-    """Run ``mlbert`` in a fork, with {in} and {out} below ``folder``; the fork calls ``child`` first."""
+    """Run ``mlbert`` in a fork, with {in} and {out} below ``folder``;
+    the fork calls ``child`` first.
+    """
     out = folder / "out"
     out.mkdir(exist_ok=True)
     known = {"{in}": str(folder / "in"), "{out}": str(out), "{empty}": ""}
@@ -117,7 +125,8 @@ def run(
 
 
 def make_inputs(form: Format, folder: Path, is_tried: bool) -> None:
-    """Write valid inputs below ``folder/in``; if ``is_tried``, also run every command of the format on them.
+    """Write valid inputs below ``folder/in``; if ``is_tried``,
+    also run every command of the format on them.
 
     Raises:
         RuntimeError: a command fails other than by missing its target.
@@ -153,7 +162,9 @@ def run_case(name: str, number: int, valid: Path, folder: Path) -> tuple[str, En
 
 
 def import_all() -> None:
-    """Import what the commands import lazily, so that forks need not, and set the environment of all commands."""
+    """Import what the commands import lazily, so that forks need not,
+    and set the environment of all commands.
+    """
     import importlib
 
     os.environ |= {"OMP_NUM_THREADS": "1", "COLUMNS": "80"}
@@ -173,7 +184,9 @@ def fuzz(
     keep: Path,
     is_checked: bool,
 ) -> Counter[str]:
-    """Run cases of all formats in turn until the time is up; return the number of failures of each kind."""
+    """Run cases of all formats in turn until the time is up;
+    return the number of failures of each kind.
+    """
     found: Counter[str] = Counter()
     done = 0
     end = time.monotonic() + 60 * minutes
@@ -193,7 +206,8 @@ def fuzz(
                 found[kind] += 1
                 if found[kind] == 1:
                     print(
-                        f"[{done}] {kind}\n    --format '{name}' --seed {number} --cases 1\n    {case}",
+                        f"[{done}] {kind}\n    --format '{name}' --seed {number} --cases 1\n    "
+                        f"{case}",
                         flush=True,
                     )
                     _keep(folder, keep / f"{name}-{number}".replace(" ", "_"), case, ended)

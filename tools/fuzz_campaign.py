@@ -2,9 +2,9 @@
 
 python tools/fuzz_campaign.py --seed N [--cases 1000] [--table FILE.tsv]
 
-Verdicts: refused, reported, unchanged, failed, or accepted if the result differs from that of the undamaged input
-without any message. Needs root to mount a small tmpfs as a full disk; cases about permissions drop root's rights. Exit
-status: 1 if a case failed.
+Verdicts: refused, reported, unchanged, failed, or accepted if the result differs from that of the
+undamaged input without any message. Needs root to mount a small tmpfs as a full disk; cases about
+permissions drop root's rights. Exit status: 1 if a case failed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from pathlib import Path
 
 import fuzz
 import fuzz_damage
-from fuzz_formats import CAMPAIGN, Format
+from fuzz_formats import CAMPAIGN
+from fuzz_inputs import Format
 
 DEEP = 100_000
 _RESULTS = (".h5", ".hdf5", ".tfrecord", ".safetensors", ".csv", ".mds", ".zstd")
@@ -81,7 +82,9 @@ def _permissions(path: Path, rng: random.Random) -> None:
 
 
 def _obey_permissions() -> None:
-    """Drop root's right to ignore permissions; unlike another user, this process can still import modules."""
+    """Drop root's right to ignore permissions; unlike another user,
+    this process can still import modules.
+    """
     libc = ctypes.CDLL(None)
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
     rights = (ctypes.c_uint32 * 6)()
@@ -123,7 +126,9 @@ KINDS = (*DAMAGES, "symlink loop", "type", "full disk", "clock")
 
 
 def _result(ended: fuzz.Ended, out: Path) -> list[str]:
-    """Return the exit status, and what a command wrote or printed, without what differs from run to run."""
+    """Return the exit status, and what a command wrote or printed,
+    without what differs from run to run.
+    """
     files = [path for path in sorted(out.rglob("*")) if path.is_file() and path.suffix in _RESULTS]
     sums = [
         f"{path.relative_to(out)} {hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
@@ -193,7 +198,9 @@ def _verdict(ended: fuzz.Ended, path: Path, folder: Path, valid: Path, words: st
 
 
 def _usual(words: str, valid: Path, folder: Path) -> list[str]:
-    """Return the result of a command on undamaged input, in a folder of the same name, because messages contain it."""
+    """Return the result of a command on undamaged input, in a folder of the same name,
+    because messages contain it.
+    """
     if (words, valid) not in _USUAL:
         folder.rename(folder.with_name("kept"))
         shutil.copytree(valid / "in", folder / "in", symlinks=True)

@@ -1,7 +1,9 @@
-"""Damage a file as disks, editors, other programs and attackers do. The damage depends only on a random generator.
+"""Damage a file as disks, editors, other programs and attackers do.
 
-JSON values and TFRecords are also damaged one by one; checksums of records are then recomputed, so that readers accept
-them.
+The damage depends only on a random generator.
+
+JSON values and TFRecords are also damaged one by one;
+checksums of records are then recomputed, so that readers accept them.
 """
 
 from __future__ import annotations
@@ -81,7 +83,10 @@ _PATTERNS = (b"\0", b"\xff", b"\x7f", b"\x80", b"\x01")
 
 
 def damage(path: Path, rng: random.Random) -> str:
-    """Damage a file and return a description. The file may then be missing or not a regular file."""
+    """Damage a file and return a description.
+
+    The file may then be missing or not a regular file.
+    """
     if rng.random() < 0.06:
         return replace_file(path, rng)
     data = path.read_bytes()
