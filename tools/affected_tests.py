@@ -2,9 +2,10 @@
 
     python tools/affected_tests.py [--since COMMIT] [--most N]
 
-A test file is affected if it changed, or if it imports a changed module, directly or through other modules. Its
-distance is the number of imports between them. All files up to a distance of 1 are printed, then the nearest others up
-to ``--most`` in total. Tests of ranks, jobs and GPUs (`tests/dist`, `tests/slurm`, `tests/gpu`) are excluded.
+A test file is affected if it changed, or if it imports a changed module, directly or through other
+modules. Its distance is the number of imports between them. All files up to a distance of 1 are
+printed, then the nearest others up to ``--most`` in total. Tests of ranks, jobs and GPUs
+(`tests/dist`, `tests/slurm`, `tests/gpu`) are excluded.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ LEFT_OUT = ("tests/dist/", "tests/slurm/", "tests/gpu/")
 
 
 def changed_files(root: Path, since: str) -> set[str]:
-    """Return the paths below ``root`` that differ from a commit, including new files that git does not ignore."""
+    """Return the paths below ``root`` that differ from a commit,
+    including new files that git does not ignore.
+    """
     found: set[str] = set()
     for words in (["diff", "--name-only", since], ["ls-files", "--others", "--exclude-standard"]):
         done = subprocess.run(
@@ -39,7 +42,9 @@ def changed_files(root: Path, since: str) -> set[str]:
 
 
 def importers(root: Path) -> dict[str, set[str]]:
-    """Return {file: files that import it} for the tree's Python files; paths are relative to ``root``."""
+    """Return {file: files that import it} for the tree's Python files;
+    paths are relative to ``root``.
+    """
     listed = [
         "git",
         "-C",

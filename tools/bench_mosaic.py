@@ -1,12 +1,15 @@
-"""Time one MosaicBERT training step, ours against two other implementations, on the same texts in one run.
+"""Time one MosaicBERT training step, ours against two other implementations,
+on the same texts in one run.
 
-    python tools/bench_mosaic.py --data MDS [--config FILE] [--length 128] [--sequences 16] [--json FILE]
+    python tools/bench_mosaic.py --data MDS [--config FILE] [--length 128] [--sequences 16]
+                                 [--json FILE]
 
-The published step is reproduced in plain PyTorch with our model's weights, so that values and times can be compared:
-every text is padded to one length, `torch.nn.functional`'s attention adds a float bias of [S, N, L, L] (ALiBi, and
--10000 at padding), all layers and the decoder run on all S x L positions, and `torch.optim.AdamW` updates tensor by
-tensor. An expert's version splits the texts into the fastest number of groups of similar length, each padded to its
-longest text, computes logits of masked tokens only, and uses fused AdamW.
+The published step is reproduced in plain PyTorch with our model's weights, so that values and times
+can be compared: every text is padded to one length, `torch.nn.functional`'s attention adds a float
+bias of [S, N, L, L] (ALiBi, and -10000 at padding), all layers and the decoder run on all S x L
+positions, and `torch.optim.AdamW` updates tensor by tensor. An expert's version splits the texts
+into the fastest number of groups of similar length, each padded to its longest text, computes
+logits of masked tokens only, and uses fused AdamW.
 
 Legend: S sequences, L padded length, D hidden, N heads, H head size, V vocabulary.
 """
@@ -68,7 +71,8 @@ class PaddedMosaicBert(nn.Module):
     def forward(self, inputs: Mapping[str, Tensor], places: Tensor | None = None) -> Tensor:
         """Return the summed cross-entropy for Hugging Face's padded inputs, int64 [S, L].
 
-        With the ``places`` of masked tokens among S L, int64 [M], the decoder runs only on these; labels are then [M].
+        With the ``places`` of masked tokens among S L, int64 [M],
+        the decoder runs only on these; labels are then [M].
         """
         word = self._weight("bert.embeddings.word_embeddings.weight")
         x_SLD = F.embedding(inputs["input_ids"], word)
@@ -184,7 +188,9 @@ def _side(
 
 
 def fastest_expert(batch: HostBatch, start: BertForMaskedLM) -> tuple[Side, dict[int, float]]:
-    """Return the expert's step with the fastest number of groups, and the median seconds for each number."""
+    """Return the expert's step with the fastest number of groups,
+    and the median seconds for each number.
+    """
     trials = {
         number: statistics.median(alternate([expert_side(batch, start, number)], TRIALS)["expert"])
         for number in GROUPS
@@ -239,7 +245,8 @@ def run(
 def first_texts(
     folder: Path, tokenizer: str, sequences: int, length: int, rate: float, seed: int
 ) -> HostBatch:
-    """Return the first ``sequences`` texts of a shuffled MDS data set, with a fraction ``rate`` of their tokens masked.
+    """Return the first ``sequences`` texts of a shuffled MDS data set,
+    with a fraction ``rate`` of their tokens masked.
 
     Each text is truncated to ``length`` tokens, as in the published loader.
     """
@@ -283,7 +290,8 @@ def main() -> None:
     shape = BertConfig.from_json(given.config)
     if not shape.alibi_slopes or not shape.gated_mlp:
         parser.error(
-            f"--config {given.config} is not a MosaicBERT config. Give one with ALiBi and a gated MLP."
+            f"--config {given.config} is not a MosaicBERT config. "
+            "Give one with ALiBi and a gated MLP."
         )
     if not 5 <= given.pairs <= 10_000:
         parser.error(f"--pairs {given.pairs} is out of range. Use 5 to 10000.")
@@ -297,7 +305,8 @@ def main() -> None:
     record = run(shape, batch, given.length, given.pairs, dtype, device, given.seed)
     expert = record["expert"]["ratio"]
     print(
-        f"ratio (median of pairs): padded to {given.length} {record['ratio']:.2f}, an expert's {expert:.2f}"
+        f"ratio (median of pairs): padded to {given.length} {record['ratio']:.2f}, "
+        f"an expert's {expert:.2f}"
     )
     if given.json:
         given.json.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

@@ -1,10 +1,12 @@
 """Time data preparation and loading: text to instances, TFRecords to HDF5, loading, packing.
 
-python tools/bench_prepare.py [--input PART --vocab vocab.txt] [--rounds 3] [--lengths 10000000] [--json FILE]
+python tools/bench_prepare.py [--input PART --vocab vocab.txt] [--rounds 3] [--lengths 10000000]
+[--json FILE]
 
-The compiled generator and its Python reference alternate on the same text part, in this process, on one core. Each
-round starts with an empty word cache. One-time setup (library, vocabulary) is timed separately. Times are CPU seconds
-of this process unless named otherwise, so they depend little on other work on the machine.
+The compiled generator and its Python reference alternate on the same text part, in this process, on
+one core. Each round starts with an empty word cache. One-time setup (library, vocabulary) is timed
+separately. Times are CPU seconds of this process unless named otherwise, so they depend little on
+other work on the machine.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ Kind = type[NativeGenerator] | type[PlainGenerator]
 def default_input(
     folder: Path, num_bytes: int = OWN_TEXT_BYTES, vocab_size: int = OWN_VOCAB_SIZE
 ) -> tuple[Path, Path]:
-    """Write a text part of about ``num_bytes`` from this Python installation's documentation, and its vocabulary."""
+    """Write a text part of about ``num_bytes`` from this Python installation's documentation,
+    and its vocabulary.
+    """
     documents: list[list[str]] = []
     total = 0
     for document in python_text.documents():
@@ -237,7 +241,9 @@ def measure_loader(rows: Ragged, vocab_file: Path, folder: Path, rounds: int) ->
 
 
 def measure_packing(num_lengths: int) -> dict[str, Any]:
-    """Time packing of lengths from Wikipedia's distribution, at most three sequences in 512 tokens."""
+    """Time packing of lengths from Wikipedia's distribution,
+    at most three sequences in 512 tokens.
+    """
     shares = np.random.default_rng(0).random(num_lengths)
     lengths = lengths_at(shares, 512).astype(np.uint16)
     started = time.perf_counter()
@@ -272,16 +278,20 @@ def lines(record: dict[str, Any]) -> list[str]:
     for name in ("native", "plain"):
         side = generator[name]
         found.append(
-            f"  {name}: {side['median_seconds']:.3f} s (tokenizer {side['median_tokenizer_seconds']:.3f} s; start"
-            f" {side['median_start_seconds']:.3f} s more), {side['instances_per_second']:,.0f} instances/s,"
-            f" {side['tokens_per_second']:,.0f} tokens/s, {side['text_megabytes_per_second']:.2f} MB/s of text"
+            f"  {name}: {side['median_seconds']:.3f} s (tokenizer "
+            f"{side['median_tokenizer_seconds']:.3f} s; start"
+            f" {side['median_start_seconds']:.3f} s "
+            f"more), {side['instances_per_second']:,.0f} instances/s,"
+            f" {side['tokens_per_second']:,.0f} tokens/s, "
+            f"{side['text_megabytes_per_second']:.2f} MB/s of text"
         )
     return [
         *found,
         f"ratio (median of {generator['rounds']} pairs): {generator['ratio']:.1f}",
         f"TFRecords to HDF5: {record['tfrecord_to_hdf5']['megabytes_per_second']:.0f} MB/s",
         f"batches from packed shards: {loader['sequences_per_second']:,.0f} sequences/s",
-        f"packing {packing['lengths']:,} lengths: {packing['seconds']:.1f} s, {100 * packing['filled']:.2f} % filled",
+        f"packing {packing['lengths']:,} lengths: {packing['seconds']:.1f} s, "
+        f"{100 * packing['filled']:.2f} % filled",
     ]
 
 

@@ -1,11 +1,14 @@
-"""Compare the training step time of TensorFlow 2 (published form and ours) with PyTorch's reference ops, in one run.
+"""Compare the training step time of TensorFlow 2 (published form and ours) with PyTorch's reference
+ops, in one run.
 
     python tools/bench_tensorflow2.py --config small --sequences 16 --pairs 7 --json FILE
 
-All sides train on the same sequences, with lengths from Wikipedia's distribution, using LAMB in float32. Their steps
-alternate, so that drift in machine speed affects all of them. TensorFlow's variants:
+All sides train on the same sequences, with lengths from Wikipedia's distribution, using LAMB in
+float32. Their steps alternate, so that drift in machine speed affects all of them. TensorFlow's
+variants:
 
-    padded       one sequence per row, padded to the model's maximum length: the published form and the default
+    padded       one sequence per row, padded to the model's maximum length:
+                 the published form and the default
     packed       several sequences per row with a block-diagonal mask (MAX_SEQUENCES_PER_PACK=3)
     + xla        the same with ENABLE_XLA=1
 
@@ -45,7 +48,9 @@ MAX_SEQUENCES_PER_PACK = 3
 def tensorflow_side(
     name: str, config: BertConfig, ragged: Ragged, most: int, xla: bool, start: dict
 ) -> Side:
-    """Return a step over rows of at most ``most`` sequences each; ``start`` has initial weights by our names."""
+    """Return a step over rows of at most ``most`` sequences each;
+    ``start`` has initial weights by our names.
+    """
     tokens = config.max_position_embeddings
     packs = pack_lengths(ragged.lengths, tokens, most, seed=0)
     order = packs.order
@@ -135,7 +140,8 @@ def main() -> None:
     }
     for name, times in seconds.items():
         print(
-            f"{name:36} {statistics.median(times):8.4f} s   {statistics.median(ratios[name]):5.2f} x",
+            f"{name:36} {statistics.median(times):8.4f} s   "
+            f"{statistics.median(ratios[name]):5.2f} x",
             flush=True,
         )
     if words.json:

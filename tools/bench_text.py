@@ -1,11 +1,12 @@
-"""Time training on text: tokenizing, loading tokenized shards, and the longest wait at a shard change.
+"""Time training on text: tokenizing, loading tokenized shards,
+and the longest wait at a shard change.
 
 python tools/bench_text.py [--rounds 5] [--copies 20] [--shard-mb 4] [--json FILE]
 
-The text is this Python installation's documentation, repeated. Tokenizing is timed in CPU seconds of one thread.
-Loading is timed in wall seconds and in CPU seconds of the process, including the background threads that build batches.
-"first" rounds start without tokenized shards and create them while loading. "waits" are measured with batches requested
-at 5,000 sequences per second.
+The text is this Python installation's documentation, repeated. Tokenizing is timed in CPU seconds
+of one thread. Loading is timed in wall seconds and in CPU seconds of the process, including the
+background threads that build batches. "first" rounds start without tokenized shards and create them
+while loading. "waits" are measured with batches requested at 5,000 sequences per second.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ def write_set(folder: Path, copies: int, shard_bytes: int) -> Path:
 
 
 def tokenising(texts: list[str], tokenizer: Tokenizer, rounds: int) -> dict[str, Any]:
-    """Return MB of UTF-8 per CPU second of the compiled and the Python tokenizer, each with an empty word cache."""
+    """Return MB of UTF-8 per CPU second of the compiled and the Python tokenizer,
+    each with an empty word cache.
+    """
     num_bytes = sum(len(text.encode()) for text in texts)
     speeds: dict[str, list[float]] = {"compiled": [], "plain": []}
     for _ in range(rounds):
@@ -75,7 +78,9 @@ def summary(values: list[float]) -> dict[str, float]:
 
 
 def loading(texts: TextSet, rounds: int, first: bool) -> dict[str, Any]:
-    """Return sequences per second at full speed, and milliseconds of waiting for a batch at `PACE`."""
+    """Return sequences per second at full speed, and milliseconds of waiting for a batch at
+    `PACE`.
+    """
     found: dict[str, list[float]] = {}
     for _ in range(rounds):
         for seconds in (0.0, SEQUENCES / PACE):

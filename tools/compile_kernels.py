@@ -1,11 +1,12 @@
-"""Compile every Triton kernel for GPUs that need not be present, and print the resources that each kernel uses.
+"""Compile every Triton kernel for GPUs that need not be present,
+and print the resources that each kernel uses.
 
 python tools/compile_kernels.py [--arch 80 90 100] [--only attention]
 
-The kernels, types and block sizes are those of real calls: the ops run on tensors of PyTorch's "meta" device, and their
-launches are recorded. Columns: registers per thread, spilled bytes per thread, shared memory per block, warps per
-block, barriers, machine instructions, minimum clocks per warp if no loop repeats (see sass.py), instructions of the
-longest loop.
+The kernels, types and block sizes are those of real calls: the ops run on tensors of PyTorch's
+"meta" device, and their launches are recorded. Columns: registers per thread, spilled bytes per
+thread, shared memory per block, warps per block, barriers, machine instructions, minimum clocks per
+warp if no loop repeats (see sass.py), instructions of the longest loop.
 """
 
 from __future__ import annotations
@@ -90,7 +91,9 @@ class Report:
 
     @functools.cached_property
     def registers_and_spills(self) -> tuple[int, int]:
-        """Return registers and spilled bytes per thread by assembling again, the only way to get them."""
+        """Return registers and spilled bytes per thread by assembling again,
+        the only way to get them.
+        """
         return assembled(self.ptx, self.arch)
 
     @property
@@ -101,7 +104,9 @@ class Report:
 
 @contextlib.contextmanager
 def recording(arch: int) -> Iterator[list[Launch]]:
-    """Make ops on meta tensors use kernels for compute capability `arch`, and append launches to the yielded list."""
+    """Make ops on meta tensors use kernels for compute capability `arch`,
+    and append launches to the yielded list.
+    """
     launches: list[Launch] = []
     run = JITFunction.run
     capability = device.assumed_capability
@@ -300,7 +305,9 @@ def _gelu(dtype: torch.dtype, tokens: int = 4096) -> None:
 
 
 def _update(optimizer: type[CompiledOptimizer], *sizes: int) -> None:
-    """Update parameters of these sizes; by default the last two elements are unaligned, as in BERT."""
+    """Update parameters of these sizes; by default the last two elements are unaligned,
+    as in BERT.
+    """
     flat = FlatParameters(
         (f"{i}.weight", torch.nn.Parameter(_tensor(size)))
         for i, size in enumerate(sizes or (1 << 20, 1024, 2))

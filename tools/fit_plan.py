@@ -1,12 +1,15 @@
-"""Fit the parameters of `mlbert plan` to the published results, and measure its errors on held-out results.
+"""Fit the parameters of `mlbert plan` to the published results,
+and measure its errors on held-out results.
 
-    python tools/fit_plan.py [--out FOLDER]     rewrite mlbert/report/planner/parameters.json and print the errors
+    python tools/fit_plan.py [--out FOLDER]     rewrite mlbert/report/planner/parameters.json and
+                                                print the errors
 
-The fit uses all rows of tests/assets/plan/published.csv, which has no re-submission twice. Errors are measured on each
-submitter's results by a fit without them; likewise for each round and each GPU, whose speed is then estimated from its
-peak. The loss is the smoothed absolute error of the logarithm: of the score with predicted samples, and of the time
-with the row's samples. A prior keeps parameters that few rows determine near a simple assumption: equal efficiency of
-all GPUs, equal constant times, and the network's bandwidth. ``--out`` gets held_out.csv and plan_errors.svg.
+The fit uses all rows of tests/assets/plan/published.csv, which has no re-submission twice. Errors
+are measured on each submitter's results by a fit without them; likewise for each round and each
+GPU, whose speed is then estimated from its peak. The loss is the smoothed absolute error of the
+logarithm: of the score with predicted samples, and of the time with the row's samples. A prior
+keeps parameters that few rows determine near a simple assumption: equal efficiency of all GPUs,
+equal constant times, and the network's bandwidth. ``--out`` gets held_out.csv and plan_errors.svg.
 """
 
 from __future__ import annotations
@@ -36,8 +39,9 @@ from mlbert.report.planner.timing import (
 ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = ROOT / "tests/assets/plan/published.csv"
 SMOOTH = 0.02  # log errors well below this count squared, larger ones absolutely
-# Initial values, near which the prior keeps the parameters. A sequence takes its time at the GPU's peak rate times
-# `efficiency` and `speed`. 8 ms: two bytes of each gradient, twice, at 1,600 Gb/s, plus latency.
+# Initial values, near which the prior keeps the parameters. A sequence takes its time at the GPU's
+# peak rate times `efficiency` and `speed`. 8 ms: two bytes of each gradient, twice, at 1,600 Gb/s,
+# plus latency.
 INITIAL: dict = {
     "efficiency": {"linked": 0.5, "pcie": 0.4},
     "speed": dict.fromkeys((name for name, gpu in GPUS.items() if gpu.has_results), 1.0),
@@ -65,8 +69,8 @@ GPU = "gpu"
 class Row:
     """One published result.
 
-    ``score_seconds`` is the official time, scaled up if the run needed fewer samples than the reference. ``samples`` is
-    None if the log does not contain them (Gaudi2's).
+    ``score_seconds`` is the official time, scaled up if the run needed fewer samples than the
+    reference. ``samples`` is None if the log does not contain them (Gaudi2's).
     """
 
     name: str
@@ -176,7 +180,9 @@ def fit(rows: list[Row]) -> Parameters:
 
 
 def held_out(rows: list[Row], kind: str) -> np.ndarray:
-    """Return log(predicted / published score) of each row by a fit without the row's submitter, round or GPU."""
+    """Return log(predicted / published score) of each row by a fit without the row's submitter,
+    round or GPU.
+    """
     groups = sorted({row.group(kind) for row in rows})
     with ProcessPoolExecutor() as pool:
         parts = list(
@@ -217,7 +223,9 @@ def document(parameters: Parameters, rows: int, errors_of: dict[str, dict[str, f
 
 
 def draw(path: Path, rows: list[Row], logarithms: np.ndarray) -> None:
-    """Plot predicted against published time; each prediction by a fit without the row's submitter."""
+    """Plot predicted against published time; each prediction by a fit without the row's
+    submitter.
+    """
     import matplotlib as mpl
     from matplotlib.figure import Figure
 

@@ -1,4 +1,6 @@
-"""Run a function in a forked process, which has everything imported already, and capture its output."""
+"""Run a function in a forked process, which has everything imported already,
+and capture its output.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,11 @@ ERROR_STATUS = 70  # after an exception
 def run_forked(
     work: Callable[[], object], output: Path, seconds: float
 ) -> tuple[int | None, resource.struct_rusage]:
-    """Run ``work`` in a new process group with its output in a file, and kill the group at its end or the time limit.
+    """Run ``work`` in a new process group with its output in a file,
+    and kill the group at its end or the time limit.
 
-    Returns the exit status, which is negative after a signal and None after the time limit, and the resources used.
+    Returns the exit status, which is negative after a signal and None after the time limit,
+    and the resources used.
     """
     child = os.fork()
     if child == 0:

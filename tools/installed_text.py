@@ -1,8 +1,9 @@
-"""Collect the English text installed on this machine: a larger text than `python_text`, for measurements.
+"""Collect the English text installed on this machine:
+a larger text than `python_text`, for measurements.
 
-Sources are docstrings, comments and text files of every installed package, manual pages, and ``/usr/share/doc``.
-Repeated sentences are dropped, so that no sentence is in two documents. The text depends on the installed packages;
-its digest identifies it (`write_text`).
+Sources are docstrings, comments and text files of every installed package, manual pages, and
+``/usr/share/doc``. Repeated sentences are dropped, so that no sentence is in two documents. The
+text depends on the installed packages; its digest identifies it (`write_text`).
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def documents() -> Iterator[list[str]]:
 
 
 def write_text(path: Path, most_bytes: int) -> str:
-    """Write documents, one sentence per line and a blank line after each document, up to ``most_bytes``.
+    """Write documents, one sentence per line and a blank line after each document,
+    up to ``most_bytes``.
 
     Returns the text's sha256.
     """
@@ -72,7 +74,9 @@ def _manuals() -> Iterator[list[str]]:
 
 
 def manual_text(text: str) -> str:
-    """Return the text of a troff manual page: paragraph breaks become blank lines, other commands are dropped."""
+    """Return the text of a troff manual page: paragraph breaks become blank lines,
+    other commands are dropped.
+    """
     lines = []
     for line in text.splitlines():
         if _BREAKS.match(line):

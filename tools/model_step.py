@@ -1,9 +1,12 @@
-"""Model one training step on a GPU that need not be present: the launches, bytes, memory and time of each part.
+"""Model one training step on a GPU that need not be present:
+the launches, bytes, memory and time of each part.
 
-    python tools/model_step.py [--config large] [--gpu h200] [--rates measured|tuned] [--packs N] [--json FILE]
+    python tools/model_step.py [--config large] [--gpu h200] [--rates measured|tuned] [--packs N]
+                               [--json FILE]
 
-The step is counted on PyTorch's "meta" device (`counted`). Its time is modelled from the rates in `counted.gpus`: those
-measured for today's kernels on an H200, or those that kernels are expected to reach. Requires Triton.
+The step is counted on PyTorch's "meta" device (`counted`). Its time is modelled from the rates in
+`counted.gpus`: those measured for today's kernels on an H200, or those that kernels are expected to
+reach. Requires Triton.
 """
 
 from __future__ import annotations
@@ -50,7 +53,9 @@ class ModelledStep:
 def model_steps(
     config: BertConfig, gpu: Gpu, precisions: Sequence[str], batches: Sequence[int], kind: str
 ) -> list[ModelledStep]:
-    """Model each precision with each batch size: `SEQUENCES_A_PACK` sequences per pack, and the rates of a kind."""
+    """Model each precision with each batch size: `SEQUENCES_A_PACK` sequences per pack,
+    and the rates of a kind.
+    """
     rows = []
     for sequences, precision in itertools.product(batches, precisions):
         counted = count(config, sequences // SEQUENCES_A_PACK, precision, gpu)

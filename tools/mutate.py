@@ -1,17 +1,20 @@
-"""Change one operator, number or decision of a module at a time, and run its tests against each change.
+"""Change one operator, number or decision of a module at a time,
+and run its tests against each change.
 
     pip install cosmic-ray
     python tools/mutate.py MODULE --tests TEST... [--but TEST] [--draw N] [--again LOG] [--jobs N]
 
-MODULE is the path of a module below the implementations, such as ``mlbert/data/formats/packing.py``. The changes are
-those of cosmic-ray (https://cosmic-ray.readthedocs.io): another operator, comparison, number or truth value, a negated
-condition, a loop that ends early or never starts, an except clause that catches nothing, a removed decorator. Of
-several changes of one kind at the same place, such as from ``+`` to each other operator, one is drawn. Changes of
-annotations and docstrings are excluded, because they have no effect.
+MODULE is the path of a module below the implementations, such as
+``mlbert/data/formats/packing.py``. The changes are those of cosmic-ray
+(https://cosmic-ray.readthedocs.io): another operator, comparison, number or truth value, a negated
+condition, a loop that ends early or never starts, an except clause that catches nothing, a removed
+decorator. Of several changes of one kind at the same place, such as from ``+`` to each other
+operator, one is drawn. Changes of annotations and docstrings are excluded, because they have no
+effect.
 
-Each job has a copy of the tree, writes the changed module there and runs the tests in a fork that has torch and pytest
-loaded. A change is killed if a test fails or the tests take too long. The output has a line per change, the diffs of
-the surviving ones, and the totals.
+Each job has a copy of the tree, writes the changed module there and runs the tests in a fork that
+has torch and pytest loaded. A change is killed if a test fails or the tests take too long. The
+output has a line per change, the diffs of the surviving ones, and the totals.
 """
 
 from __future__ import annotations
@@ -151,7 +154,9 @@ class Copy:
         self.tests = tests
 
     def run(self, text: str, seconds: float = 1e9) -> tuple[int | None, str]:
-        """Return pytest's exit status with this text as the module, None if it took too long, and its output."""
+        """Return pytest's exit status with this text as the module, None if it took too long,
+        and its output.
+        """
         self.module.write_text(text, encoding="utf-8")
         output = self.root.parent / "output"
         status, _ = run_forked(self._run_tests, output, seconds)
@@ -265,7 +270,8 @@ def main() -> None:
     counts = Counter(outcome for _, outcome in results)
     killed = counts["killed"] + counts["too long"]
     print(
-        f"\n{given.module} | {len(results)} of {total} | {killed} killed | {killed / max(1, len(results)):.1%}"
+        f"\n{given.module} | {len(results)} of {total} | {killed} killed | "
+        f"{killed / max(1, len(results)):.1%}"
     )
 
 

@@ -1,13 +1,15 @@
-"""Race our masked-LM pre-training against an expert's loop with `transformers`, on the same text for the same time.
+"""Race our masked-LM pre-training against an expert's loop with `transformers`,
+on the same text for the same time.
 
-    python tools/race.py SIDE [SIDE] [--minutes 20] [--size 2x128] [--seeds 3] [--text FILE] [--work DIR] [--json FILE]
+    python tools/race.py SIDE [SIDE] [--minutes 20] [--size 2x128] [--seeds 3] [--text FILE]
+                         [--work DIR] [--json FILE]
     python tools/race.py mlbert modernbert:4e-3
     python tools/race.py modernbert:1e-3 modernbert:2e-3 --minutes 3 --seeds 1
 
-A side is `mlbert`, with the settings from its rules, or NAME:LEARNING_RATE: `bert` or `modernbert` of `transformers`,
-or ours with the optimizer NAME. Both run at the same time, each with one thread on a separate core, so that a noisy
-machine slows both. They read the same rows with the same vocabulary and are scored on the same masked tokens. There is
-one pair of runs for each seed.
+A side is `mlbert`, with the settings from its rules, or NAME:LEARNING_RATE: `bert` or `modernbert`
+of `transformers`, or ours with the optimizer NAME. Both run at the same time, each with one thread
+on a separate core, so that a noisy machine slows both. They read the same rows with the same
+vocabulary and are scored on the same masked tokens. There is one pair of runs for each seed.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ class Runner:
     """One run.
 
     Attributes:
-        side: `OURS`, a model of `race_sides.THEIR_MASK_RATES`, or one of our optimizers to use instead of the rules'.
+        side: `OURS`, a model of `race_sides.THEIR_MASK_RATES`,
+            or one of our optimizers to use instead of the rules'.
         size: a key of `RULE_NAMES`.
         budget: seconds of CPU time.
         seed: seed of weights, order and masks.
@@ -135,7 +138,10 @@ def run(
 
 
 def choice_of(text: Path, size: str, minutes: float) -> Choice:
-    """Return the settings that the rules choose for our side. Raises UserError if the text does not exist."""
+    """Return the settings that the rules choose for our side.
+
+    Raises UserError if the text does not exist.
+    """
     if not text.is_file():
         remedy = "Name a text with one sentence per line and a blank line between documents"
         raise UserError("file.missing", text, "is not a file", remedy)
@@ -204,7 +210,9 @@ def guesses_of(records: Iterable[Record]) -> dict[str, float]:
 
 
 def table(records: Sequence[Record]) -> str:
-    """Return the curves as text: a row per tenth of the time and a column per run, then the accuracy of guessing."""
+    """Return the curves as text: a row per tenth of the time and a column per run,
+    then the accuracy of guessing.
+    """
     curves = curves_of(records)
     guesses = guesses_of(records)
     head = ["time", *(f"{side} {rate:.2g} #{seed}" for _, side, rate, seed in curves)]

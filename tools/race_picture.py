@@ -1,9 +1,11 @@
-"""Draw the results of races: a panel per size, and per side and rate the median and range over the seeds.
+"""Draw the results of races: a panel per size, and per side and rate the median
+and range over the seeds.
 
     python tools/race_picture.py RACE.jsonl... --out race.png
 
-The inputs are written by `race.py --json`. A dashed line shows the accuracy of the best bigram. Races without
-"evaluation" in their first line are of an older measure, with BERT's mix of masks, and are not drawn with others.
+The inputs are written by `race.py --json`. A dashed line shows the accuracy of the best bigram.
+Races without "evaluation" in their first line are of an older measure, with BERT's mix of masks,
+and are not drawn with others.
 """
 
 from __future__ import annotations
@@ -28,8 +30,10 @@ Curves = dict[str, list[list[Record]]]  # by side and rate: a curve per seed
 
 
 def read_races(paths: Sequence[Path]) -> tuple[dict[str, Curves], float]:
-    """Return the curves of each size, and the accuracy of the best bigram. Raises UserError if the races were scored by
-    different measures."""
+    """Return the curves of each size, and the accuracy of the best bigram.
+
+    Raises UserError if the races were scored by different measures.
+    """
     sizes: dict[str, Curves] = {}
     bigram = 0.0
     measures = set()

@@ -1,7 +1,7 @@
 """The two sides of a race: train for a given time and report the held-out accuracy along the way.
 
-Time is the CPU time of the side's process, which uses one thread. On a dedicated core it equals wall time; on a busy
-machine other load does not count. Evaluation is not timed.
+Time is the CPU time of the side's process, which uses one thread. On a dedicated core it equals
+wall time; on a busy machine other load does not count. Evaluation is not timed.
 """
 
 from __future__ import annotations
@@ -77,11 +77,13 @@ def race(step: Step, accuracy: Callable[[], float], seconds: float) -> Iterator[
 def theirs(
     text: RaceText, kind: str, shape: SizeShape, rate: float, seed: int, dtype: torch.dtype
 ) -> tuple[Step, Callable[[], float]]:
-    """Return the step and the evaluation of a model of `THEIR_MASK_RATES` in `transformers`, as an expert would write.
+    """Return the step and the evaluation of a model of `THEIR_MASK_RATES` in `transformers`,
+    as an expert would write.
 
-    It uses SDPA on full rows, logits of masked tokens only, dynamic masking, no dropout, fused AdamW with linear
-    warm-up and decay over the time, gradients clipped to 1, and autocast if ``dtype`` is bfloat16. `torch.compile` made
-    a step at most 2 % faster (records/2026-11-26_expert-step_epyc-2cpu), so it is not used.
+    It uses SDPA on full rows, logits of masked tokens only, dynamic masking, no dropout, fused
+    AdamW with linear warm-up and decay over the time, gradients clipped to 1, and autocast if
+    ``dtype`` is bfloat16. `torch.compile` made a step at most 2 % faster
+    (records/2026-11-26_expert-step_epyc-2cpu), so it is not used.
     """
     torch.manual_seed(seed)
     model, encoder, head = _their_model(kind, shape, len(text.unigrams))
@@ -121,7 +123,9 @@ def theirs(
 def _their_model(
     kind: str, shape: SizeShape, vocabulary: int
 ) -> tuple[nn.Module, nn.Module, nn.Module]:
-    """Return a model with random weights, its encoder, and its head from hidden states to logits."""
+    """Return a model with random weights, its encoder,
+    and its head from hidden states to logits.
+    """
     import transformers
 
     sizes: dict[str, Any] = {
@@ -161,7 +165,9 @@ def _their_model(
 def ours(
     text: RaceText, choice: Choice, seed: int, dtype: torch.dtype
 ) -> tuple[Step, Callable[[], float]]:
-    """Return the step and the evaluation of our model, with the rules' settings and a schedule over the time."""
+    """Return the step and the evaluation of our model,
+    with the rules' settings and a schedule over the time.
+    """
     model = BertForMaskedLM(choice.shape.config(len(text.unigrams)), dtype)
     model.initialize(seed)
     begin_with_frequencies(model, text.unigrams)

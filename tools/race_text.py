@@ -1,8 +1,10 @@
-"""Prepare the text of a race: the vocabulary, training rows and masked evaluation set of both sides.
+"""Prepare the text of a race: the vocabulary, training rows
+and masked evaluation set of both sides.
 
-Documents are concatenated with [SEP] after each, and cut into full rows of [CLS], L - 2 tokens, [SEP]. Every 50th
-document is held out. All sides train on BERT's mix of masks (80 % [MASK], 10 % another token, 10 % unchanged) and are
-scored, like the guesses without a model, on held-out rows where every token to predict is [MASK].
+Documents are concatenated with [SEP] after each, and cut into full rows of [CLS], L - 2 tokens,
+[SEP]. Every 50th document is held out. All sides train on BERT's mix of masks (80 % [MASK], 10 %
+another token, 10 % unchanged) and are scored, like the guesses without a model, on held-out rows
+where every token to predict is [MASK].
 
 Legend: N rows, L tokens per row, V vocabulary.
 """
@@ -86,7 +88,8 @@ def host_batch(rows: Ragged) -> HostBatch:
 def read_race(text: Path, folder: Path, vocab_size: int, length: int) -> RaceText:
     """Read a text with one sentence per line and a blank line after each document.
 
-    Caches vocabulary and tokens in ``folder``. Raises UserError if the text cannot be read or is too small.
+    Caches vocabulary and tokens in ``folder``. Raises UserError if the text cannot be read
+    or is too small.
     """
     vocabulary = folder / "vocab.txt"
     store = folder / "tokens.npz"

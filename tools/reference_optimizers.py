@@ -16,7 +16,8 @@ class Reference:
     """A slow, simple optimizer in the precision of its weights.
 
     Args:
-        weights: name -> tensor of any float dtype; updated in place. Names decide on decay (`flat.is_decayed`).
+        weights: name -> tensor of any float dtype; updated in place.
+            Names decide on decay (`flat.is_decayed`).
         betas, eps, weight_decay, max_grad_norm: as in `mlbert.optim.compiled.CompiledOptimizer`.
         decay_all: decay every weight, regardless of its name.
 
@@ -49,7 +50,9 @@ class Reference:
         }
 
     def step(self, lr: float, grads: Mapping[str, Tensor]) -> float:
-        """Update once with gradients like the weights, unless their global norm is not finite; return the norm."""
+        """Update once with gradients like the weights,
+        unless their global norm is not finite; return the norm.
+        """
         norm = math.sqrt(sum(float(grads[name].double().square().sum()) for name in self.weights))
         if not math.isfinite(norm):
             return norm
@@ -75,7 +78,8 @@ class ReferenceAdamW(Reference):
     Args:
         weights, **settings: as in `Reference`.
         bias_correction: as in `mlbert.optim.adamw.Adam`.
-        base_lr: decay per step is lr / base_lr * `weight_decay` (decoupled), or lr * `weight_decay` if None.
+        base_lr: decay per step is lr / base_lr * `weight_decay` (decoupled),
+            or lr * `weight_decay` if None.
     """
 
     STATE = ("exp_avg", "exp_avg_sq")

@@ -1,7 +1,8 @@
 """Count the machine instructions (SASS) of a compiled kernel with Triton's bundled nvdisasm.
 
-Each instruction takes one issue slot of its warp's scheduler, so a kernel without loops takes as many slots per warp as
-it has instructions. Classes of instructions share units, some of which accept less than one warp per clock.
+Each instruction takes one issue slot of its warp's scheduler, so a kernel without loops takes as
+many slots per warp as it has instructions. Classes of instructions share units, some of which
+accept less than one warp per clock.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from pathlib import Path
 
 import triton
 
-# The first class with a matching opcode prefix, otherwise "ALU": integers, comparisons, packing, FP8.
+# The first class with a matching opcode prefix, otherwise "ALU":
+# integers, comparisons, packing, FP8.
 CLASSES = {
     "tensor": ("HGMMA", "HMMA", "IMMA", "QGMMA", "UTCHMMA", "UTCQMMA"),
     "memory": ("LD", "ST", "ATOM", "RED.", "REDG", "SHFL", "UBLK", "UTMA", "SYNCS"),
@@ -24,8 +26,9 @@ CLASSES = {
     "IMAD": ("IMAD",),
     "control": ("BRA", "EXIT", "BAR", "BSYNC", "BSSY", "WARP", "DEPBAR", "CALL", "RET", "NOP"),
 }
-# Clocks that a warp's instruction occupies a scheduler's units on compute capability 9.0: CUDA C++ Programming
-# Guide, "Throughput of Native Arithmetic Instructions" (64 results a clock and multiprocessor: two clocks).
+# Clocks that a warp's instruction occupies a scheduler's units on compute capability 9.0: CUDA C++
+# Programming Guide, "Throughput of Native Arithmetic Instructions" (64 results a clock and
+# multiprocessor: two clocks).
 CLOCKS = {"FMA": 1, "ALU": 2, "IMAD": 2, "XU": 8}
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)(.*?);")
 _LABEL = re.compile(r"^(\.L_\w+):")

@@ -1,8 +1,9 @@
 """Hook of MkDocs: turn links between files of the repository into links of the documentation site.
 
-Pages link to pages and other files by relative paths, as a view of the repository shows them. On the site, a link to a
-page or to a file in docs/ leads there; a link to any other file leads to the repository, or becomes text if
-REPOSITORY_URL is not set. A link to a missing file is a warning, which fails a strict build.
+Pages link to pages and other files by relative paths, as a view of the repository shows them. On
+the site, a link to a page or to a file in docs/ leads there; a link to any other file leads to the
+repository, or becomes text if REPOSITORY_URL is not set. A link to a missing file is a warning,
+which fails a strict build.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return match[0]
         target = Path(os.path.normpath(source.parent / link))
         if str(target) in uris:
-            return f"[{text}]({posixpath.relpath(uris[str(target)], posixpath.dirname(page.file.src_uri))}{anchor})"
+            folder = posixpath.dirname(page.file.src_uri)
+            return f"[{text}]({posixpath.relpath(uris[str(target)], folder)}{anchor})"
         if not target.exists() or not target.is_relative_to(ROOT):
             log.warning(f"{source.relative_to(ROOT)}: {link} does not exist")
         kind = "tree" if target.is_dir() else "blob"
@@ -61,7 +63,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_post_page(output: str, **_: object) -> str:
-    """Remove the mark by which the theme finds the repository's link and asks its host for the number of stars."""
+    """Remove the mark by which the theme finds the repository's link
+    and asks its host for the number of stars.
+    """
     return output.replace('data-md-component="source"', "")
 
 

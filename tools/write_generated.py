@@ -1,4 +1,5 @@
-"""Generate launch/reset_settings.sh, docs/settings.md, docs/errors.md and the table in records/README.md.
+"""Generate launch/reset_settings.sh, docs/settings.md,
+docs/errors.md and the table in records/README.md.
 
 python tools/write_generated.py
 """
@@ -30,8 +31,10 @@ RECORDS_END = "<!-- /records -->\n"
 RECORD_NAME = re.compile(r"(\d{4}-\d{2}-\d{2})_([\w.-]+?)_([\w-]+)")  # date, what, hardware
 IN_SHORT = "**In short:** "
 RESET_HEADER = """\
-# Unset every setting that another config exported, so that sourcing config B after config A equals sourcing B.
-# Sourced by begin_system.sh. Written by tools/write_generated.py from the config.py of each package.
+# Unset every setting that another config exported,
+# so that sourcing config B after config A equals sourcing B.
+# Sourced by begin_system.sh.
+# Written by tools/write_generated.py from the config.py of each package.
 # shellcheck shell=bash
 """
 SETTINGS_HEADER = """\
@@ -42,19 +45,21 @@ mlbert train --help            # every setting with its type
 mlbert train --print-config    # every value of the sourced config, with its origin
 ```
 
-Every name that a `config_<system>.sh` may export, with its default. A later source wins: default, YAML (`--config`;
-`extends:` names a parent), export, flag or `key=value`. The flag of `mlbert train` is the name in lower case (`SEED`:
-`--seed`) unless another one follows it; the YAML key is the flag without dashes. In brackets: unit, other choices, and
-recipes with another default. `RECIPE=masked_lm` is `masked_lm_text` if `TOKENIZER` is given, else `masked_lm_stored`.
-Only launchers read the settings under Launch, which are not flags. Written by `tools/write_generated.py` from
-the `config.py` of each package.
+Every name that a `config_<system>.sh` may export, with its default. A later source wins: default,
+YAML (`--config`; `extends:` names a parent), export, flag or `key=value`. The flag of
+`mlbert train` is the name in lower case (`SEED`: `--seed`) unless another one follows it; the YAML
+key is the flag without dashes. In brackets: unit, other choices, and recipes with another default.
+`RECIPE=masked_lm` is `masked_lm_text` if `TOKENIZER` is given, else `masked_lm_stored`. Only
+launchers read the settings under Launch, which are not flags. Written by `tools/write_generated.py`
+from the `config.py` of each package.
 """
 SETTINGS_FOOTER = "\nResult not verified by MLCommons Association.\n"
 ERRORS_HEADER = """\
 # Errors
 
-A mistake is one line: `mlbert: error: SUBJECT: PROBLEM. REMEDY. [code]`. The exit status is 2. The code stays the same
-when the wording changes. Written by `tools/write_generated.py` from `mlbert/host/error_codes.py`.
+A mistake is one line: `mlbert: error: SUBJECT: PROBLEM. REMEDY. [code]`. The exit status is 2. The
+code stays the same when the wording changes. Written by `tools/write_generated.py` from
+`mlbert/host/error_codes.py`.
 
 """
 # A path with a placeholder, which would be an HTML tag.
@@ -145,7 +150,9 @@ def records_text() -> str:
 
 
 def record_row(folder: Path) -> str:
-    """Return the table row of a record, from its folder's name and the first lines of its README."""
+    """Return the table row of a record, from its folder's name
+    and the first lines of its README.
+    """
     name = RECORD_NAME.fullmatch(folder.name)
     assert name is not None, f"{folder.name} is not <date>_<what>_<hardware>"
     date, _, hardware = name.groups()

@@ -1,8 +1,10 @@
-"""Train a tagger of named entities that starts from the folder of `mlbert pretrain`, with transformers' Trainer.
+"""Train a tagger of named entities that starts from the folder of `mlbert pretrain`,
+with transformers' Trainer.
 
     python named_entities.py my-model/model tagged.jsonl tagger
 
-A line of tagged.jsonl: {"words": ["Ada", "lives", "in", "Paris"], "tags": ["B-PER", "O", "O", "B-LOC"]}
+A line of tagged.jsonl: {"words": ["Ada", "lives", "in", "Paris"], "tags": ["B-PER", "O", "O",
+"B-LOC"]}
 """
 
 import json

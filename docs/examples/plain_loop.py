@@ -1,7 +1,9 @@
-"""Train BERT with the parts of this package in a plain loop: python plain_loop.py TRAIN_FOLDER EVAL_FOLDER
+"""Train BERT with the parts of this package in a plain loop:
+python plain_loop.py TRAIN_FOLDER EVAL_FOLDER
 
-One process, no launcher, no log: read this before mlbert/training/loop.py, which adds ranks, graphs, checkpoints and
-events around the same calls. With the same settings, `mlbert train` has the same losses.
+One process, no launcher, no log: read this before mlbert/training/loop.py, which adds ranks,
+graphs, checkpoints and events around the same calls. With the same settings, `mlbert train` has the
+same losses.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ def train(
     Returns:
         The loss of each step, and the accuracy of the masked tokens of the evaluation set.
     """
-    # The data: a source returns the micro-batches of one step after the other, an endless shuffled stream.
+    # The data: a source returns the micro-batches of one step after the other,
+    # an endless shuffled stream.
     source = PackedSource(
         train_folder,
         packs_per_step=PACKS_PER_STEP,
@@ -88,7 +91,8 @@ def train(
     losses = []
     for step in range(steps):
         batches = source.next_step()
-        # Divide by the counts of the full step, so that the loss does not depend on the micro-batches.
+        # Divide by the counts of the full step, so
+        # that the loss does not depend on the micro-batches.
         counts = [objective.counts(batch) for batch in batches]
         totals = [sum(column) for column in zip(*counts, strict=True)]
         divisors = [torch.tensor(divisor) for divisor in objective.divisors(totals)]

@@ -2,8 +2,8 @@
 
     python sentence_embeddings.py my-model/model sentences.txt
 
-An embedding is the mean of a sentence's last hidden states: by sentence-transformers if it is installed, which can also
-train such a model on pairs, or else by transformers alone.
+An embedding is the mean of a sentence's last hidden states: by sentence-transformers if it is
+installed, which can also train such a model on pairs, or else by transformers alone.
 """
 
 import sys

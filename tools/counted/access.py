@@ -1,8 +1,10 @@
-"""Find the arguments of a Triton kernel's launch, and analyse from its source which pointers it reads and writes.
+"""Find the arguments of a Triton kernel's launch,
+and analyse from its source which pointers it reads and writes.
 
-A parameter is read if `tl.load` or an atomic operation gets a pointer derived from it, and written if `tl.store` or an
-atomic operation does. The analysis follows helpers that are kernels too. Pointers are derived through names, sums and
-differences, and the calls in `_KEEPING`. If constants decide a branch, only the branch taken counts.
+A parameter is read if `tl.load` or an atomic operation gets a pointer derived from it, and written
+if `tl.store` or an atomic operation does. The analysis follows helpers that are kernels too.
+Pointers are derived through names, sums and differences, and the calls in `_KEEPING`. If constants
+decide a branch, only the branch taken counts.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ class Access:
 
 @functools.cache
 def access(kernel: JITFunction[Any], constants: tuple[tuple[str, Any], ...] = ()) -> Access:
-    """Analyse a kernel or a helper that kernels call; ``constants`` are parameters with known values."""
+    """Analyse a kernel or a helper that kernels call;
+    ``constants`` are parameters with known values.
+    """
     names = [parameter.name for parameter in kernel.params]
     finder = _Finder({name: {name} for name in names}, kernel.fn.__globals__, dict(constants))
     function = kernel.parse().body[0]

@@ -1,18 +1,19 @@
 """The GPUs for which a step can be counted and modelled: their properties and sustained rates.
 
-Rates are for products, copies and sequences of this model's sizes, not from the data sheet. `MEASURED` are those that
-today's kernels had on an H200 at its limit of 700 W (records/2026-11-26_gpu-check_h200, the third call's profile of 93
-sequences):
+Rates are for products, copies and sequences of this model's sizes, not from the data sheet.
+`MEASURED` are those that today's kernels had on an H200 at its limit of 700 W
+(records/2026-11-26_gpu-check_h200, the third call's profile of 93 sequences):
 
     bandwidth     4.2 of 4.8 TB/s for LAMB and for a copy; 2.9 TB/s for norms, GELU and casts
     products      650 (bfloat16) and 1,370 (FP8) TFLOP/s
     clock         1.6 GHz
-    attention     180 us per sequence of 254.4 tokens, forward and backward with dropout (bfloat16 189, FP8 170)
+    attention     180 us per sequence of 254.4 tokens,
+                  forward and backward with dropout (bfloat16 189, FP8 170)
 
-`TUNED` are what kernels are expected to reach: 4.2 TB/s everywhere, and attention in 104 us, an expert's estimate
-that is scaled by instructions. For other GPUs bandwidths are the same share of the data sheet's
-value; an H100 has the same multiprocessors and is assumed to be as fast. Unknown rates are None, and such GPUs are not
-modelled.
+`TUNED` are what kernels are expected to reach: 4.2 TB/s everywhere, and attention in 104 us, an
+expert's estimate that is scaled by instructions. For other GPUs bandwidths are the same share of
+the data sheet's value; an H100 has the same multiprocessors and is assumed to be as fast. Unknown
+rates are None, and such GPUs are not modelled.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ ISSUES_A_CLOCK = 4  # instructions that a multiprocessor issues per clock
 class Rates:
     """Sustained rates: bytes, FLOPs and clocks per second, and seconds of attention per token.
 
-    ``elementwise`` is the bandwidth of norms, GELU and casts, ``bandwidth`` that of everything else.
+    ``elementwise`` is the bandwidth of norms, GELU and casts,
+    ``bandwidth`` that of everything else.
     """
 
     bandwidth: float

@@ -5,8 +5,9 @@
     casts        the longer of bytes / bandwidth and instructions / issue rate, for each kernel
     all others   bytes / bandwidth
 
-The model has no gaps between kernels, and an instruction is issued in every clock. With the measured rates, sequences
-per second are 7 to 8 % above the measured ones in bfloat16, and within 2 % in FP8.
+The model has no gaps between kernels, and an instruction is issued in every clock. With the
+measured rates, sequences per second are 7 to 8 % above the measured ones in bfloat16, and within 2
+% in FP8.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from mlbert.config.bert_config import BertConfig
 
 SEQUENCES_A_PACK = 2
 NUMBERS = 1024
-# Machine instructions of a warp for this many numbers on compute capability 9.0, counted by tools/compile_kernels.py.
-# Keys: the kernel's OPERATION (plain, GELU or GELU's derivative), and whether it sums over tokens.
+# Machine instructions of a warp for this many numbers on compute capability 9.0, counted by
+# tools/compile_kernels.py. Keys: the kernel's OPERATION (plain, GELU or GELU's derivative), and
+# whether it sums over tokens.
 INSTRUCTIONS = {(0, False): 256, (0, True): 388, (1, False): 594, (2, True): 895}
 
 

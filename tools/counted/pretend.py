@@ -1,11 +1,13 @@
-"""Simulate a CUDA device: programs take their CUDA code paths, but nothing is computed or allocated.
+"""Simulate a CUDA device: programs take their CUDA code paths,
+but nothing is computed or allocated.
 
-Tensors of the simulated device are PyTorch's "meta" tensors that claim to be on `DEVICE`. PyTorch's fake tensors would
-work too, but a CPU build of PyTorch cannot run their backward pass, because its engine requires an accelerator.
+Tensors of the simulated device are PyTorch's "meta" tensors that claim to be on `DEVICE`. PyTorch's
+fake tensors would work too, but a CPU build of PyTorch cannot run their backward pass, because its
+engine requires an accelerator.
 
-These raise an error: operands on two devices, reading a value or a size that depends on one (`.item()`,
-`bool(tensor)`, `nonzero`), and blocking copies to the host. A non-blocking copy goes to page-locked memory and copies
-nothing.
+These raise an error: operands on two devices, reading a value or a size that depends on one
+(`.item()`, `bool(tensor)`, `nonzero`), and blocking copies to the host. A non-blocking copy goes to
+page-locked memory and copies nothing.
 """
 
 from __future__ import annotations
@@ -74,7 +76,9 @@ def _attribute(func: Any, tensor: Tensor) -> Any:
 
 
 def _address(tensor: Tensor) -> int:
-    """Return the simulated address of the first element; address ranges of storages do not overlap."""
+    """Return the simulated address of the first element;
+    address ranges of storages do not overlap.
+    """
     place = tensor.untyped_storage()._cdata * _PAGE
     return place + tensor.storage_offset() * tensor.element_size()
 

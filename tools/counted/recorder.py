@@ -1,9 +1,10 @@
-"""Record a program's launches on a simulated device, the bytes that each moves, and the memory in use.
+"""Record a program's launches on a simulated device, the bytes that each moves,
+and the memory in use.
 
-Bytes read and written count every tensor once per operation, however often the kernel accesses it. A multiply-add is 2
-FLOPs. Views and allocations move nothing. Operations are PyTorch's (one launch each), Triton kernels and cublasLt
-products. Memory is that of tensors, rounded up to `BLOCK` bytes as in PyTorch's allocator; a recorded graph keeps its
-peak memory.
+Bytes read and written count every tensor once per operation, however often the kernel accesses it.
+A multiply-add is 2 FLOPs. Views and allocations move nothing. Operations are PyTorch's (one launch
+each), Triton kernels and cublasLt products. Memory is that of tensors, rounded up to `BLOCK` bytes
+as in PyTorch's allocator; a recorded graph keeps its peak memory.
 """
 
 from __future__ import annotations
@@ -60,7 +61,10 @@ _MOVES = ("copy_", "_to_copy", "_copy_from")
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor of an operation. ``buffer`` is the name that `Recorder.name` gave its memory, or empty."""
+    """A tensor of an operation.
+
+    ``buffer`` is the name that `Recorder.name` gave its memory, or empty.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -157,7 +161,9 @@ class Recorder(TorchDispatchMode):
 
     @contextlib.contextmanager
     def graph(self, pool: Memory) -> Iterator[list[Operation]]:
-        """Record the block as a graph: operations go to the returned list, and allocations to the pool."""
+        """Record the block as a graph: operations go to the returned list,
+        and allocations to the pool.
+        """
         outside = self.operations
         self.operations = []
         self._home = pool
@@ -219,7 +225,8 @@ class Recorder(TorchDispatchMode):
                 name: value for name, value in bound.items() if value is None or name in constexprs
             }
             found = access(kernel, tuple(known.items()))
-            # An update's launch for its last blocks touches a few elements of buffers that another launch has covered.
+            # An update's launch for its last blocks touches a few elements of buffers
+            # that another launch has covered.
             whole = {} if bound.get("first_block") else tensors
             reads = tuple(
                 self.operand(value) for name, value in whole.items() if name in found.reads

@@ -78,7 +78,9 @@ def models_on_the_device() -> Iterator[None]:
 
 
 def filled(static_shape: StaticShape) -> HostBatch:
-    """Return a batch with all tokens of the static shape and two thirds of its sequences, as packs have."""
+    """Return a batch with all tokens of the static shape and two thirds of its sequences,
+    as packs have.
+    """
     number = max(
         -(-static_shape.tokens // static_shape.max_seqlen),
         static_shape.sequences * 2 // SEQUENCES_PER_PACK,
@@ -138,7 +140,9 @@ def count(
 
 
 def run(recorder: Recorder, trained: Trained) -> Counted:
-    """Run start-up, two steps (in FP8 the first finds the scales) and two evaluations; return the second ones."""
+    """Run start-up, two steps (in FP8 the first finds the scales) and two evaluations;
+    return the second ones.
+    """
     recorder.name(trained.flat.padded_data, "weights")
     recorder.name(trained.flat.padded_grad, "gradients")
     for key in trained.optimizer.STATE:

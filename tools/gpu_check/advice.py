@@ -50,7 +50,10 @@ def _speeds(rows: Rows) -> Iterator[str]:
             best[precision] = (name, speed)
         power = row.get("power", {})
         if power.get("least_sm_mhz", 0.0) < MIN_CLOCK * power.get("sm_mhz", 0.0):
-            yield f"measure {name} again: the clock fell from {power['sm_mhz']:.0f} to {power['least_sm_mhz']:.0f} MHz"
+            yield (
+                f"measure {name} again: the clock fell from {power['sm_mhz']:.0f} to "
+                f"{power['least_sm_mhz']:.0f} MHz"
+            )
         if "did_not_fit" in row:
             yield f"find out what uses the memory of {name}: {row['did_not_fit']} packs did not fit"
     for precision, (name, speed) in best.items():
@@ -60,13 +63,18 @@ def _speeds(rows: Rows) -> Iterator[str]:
             if share >= 1
             else "the table of the part profile shows where the time goes"
         )
-        yield f"{precision} reaches {speed:.0f} sequences/s ({name}), {share:.0%} of its goal: {verdict}"
+        yield (
+            f"{precision} reaches {speed:.0f} sequences/s ({name}), {share:.0%} of its goal: "
+            f"{verdict}"
+        )
     if len(best) == len(GOALS) and best["fp8"][1] < best["bf16"][1]:
         yield "look at the part ops: FP8 is slower than bfloat16"
 
 
 def _form(timed: Rows, checked: Rows) -> str:
-    """Return the attention that passed its checks and is clearly faster than the default, or an empty string."""
+    """Return the attention that passed its checks and is clearly faster than the default,
+    or an empty string.
+    """
     seconds = {}
     for name, row in timed.items():
         op, _, form = name.partition(": ")
@@ -89,4 +97,7 @@ def _kernels(rows: Rows) -> Iterator[str]:
         if max(compute, memory) < BUSY_PERCENT:
             busy = f"compute {compute:.0f} %, memory {memory:.0f} %"
             warps = f"occupancy {row.get('occupancy_percent', 0.0):.0f} %"
-            yield f"{name} saturates neither compute nor memory ({busy}, {warps}): more warps or a deeper pipeline"
+            yield (
+                f"{name} saturates neither compute nor memory ({busy}, {warps}): "
+                "more warps or a deeper pipeline"
+            )

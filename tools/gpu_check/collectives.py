@@ -1,4 +1,6 @@
-"""Check training's collectives in a group of one rank, which NCCL supports on one GPU, with and without a graph."""
+"""Check training's collectives in a group of one rank, which NCCL supports on one GPU,
+with and without a graph.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def rows(device: torch.device, numel: int, seconds: float) -> Iterator[Row]:
 
 
 def check(collective: Collective, out: Tensor, seconds: float) -> dict[str, Any]:
-    """Check that the output equals the input, in a call and in a replay on new numbers, and time the replay."""
+    """Check that the output equals the input, in a call and in a replay on new numbers,
+    and time the replay.
+    """
     device = out.device
     x = torch.randn(out.shape, device=out.device).to(out.dtype)
     capture = CudaCapture(device) if device.type == "cuda" else NoCapture()

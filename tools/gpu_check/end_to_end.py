@@ -1,4 +1,5 @@
-"""Run ``mlbert train`` as a user does, in FP8 with the published configuration: to its target, killed, and resumed.
+"""Run ``mlbert train`` as a user does, in FP8 with the published configuration:
+to its target, killed, and resumed.
 
 The model learns the text in seconds, because each sequence repeats one word.
 """
@@ -105,7 +106,9 @@ class EndToEnd:
         return {"passed": not why, "checkpoints": len(saved), **({"why": why} if why else {})}
 
     def resumed(self) -> dict[str, Any]:
-        """Resume the killed run, and check that its final weights equal those of the uninterrupted run."""
+        """Resume the killed run, and check that its final weights equal those of the uninterrupted
+        run.
+        """
         row = self._ended(self._start("killed", RESUME="1"), "killed")
         if not row["passed"]:
             return row

@@ -1,4 +1,5 @@
-"""Measure with programs of the CUDA toolkit: ncu and compute-sanitizer, which run a part of this program, and nvcc.
+"""Measure with programs of the CUDA toolkit: ncu and compute-sanitizer,
+which run a part of this program, and nvcc.
 
 None of them changes the GPU's settings; ncu does not lock the clocks.
 """
@@ -147,7 +148,9 @@ def base_name(kernel: str) -> str:
 
 
 def part_command(part: str, work: Path, rehearsal: bool) -> list[str]:
-    """Return the command that runs one part in this run's work folder, which is called ``run<number>``."""
+    """Return the command that runs one part in this run's work folder,
+    which is called ``run<number>``.
+    """
     words = ["--work", str(work.parent), "--run", work.name[-1], "--run-part", part]
     return [
         sys.executable,

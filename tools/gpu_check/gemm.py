@@ -1,7 +1,8 @@
-"""Time every matrix product of a training step (forward, dgrad and wgrad) with cublasLt's algorithms.
+"""Time every matrix product of a training step (forward, dgrad and wgrad) with cublasLt's
+algorithms.
 
-The products are recorded in a step of the published configuration, with their types, layouts, epilogues and alignments.
-Two layers are enough to contain all of them.
+The products are recorded in a step of the published configuration, with their types, layouts,
+epilogues and alignments. Two layers are enough to contain all of them.
 """
 
 from __future__ import annotations
@@ -59,7 +60,10 @@ def rows(make: Callable[[], PublishedStep]) -> list[Row]:
 
 
 def name_of(problem: MatmulProblem) -> str:
-    """Return direction, sizes, precision and epilogue. FP8 operands all have one layout; their types differ."""
+    """Return direction, sizes, precision and epilogue.
+
+    FP8 operands all have one layout; their types differ.
+    """
     direction = DIRECTIONS[problem.left_transposed, problem.right_transposed]
     precision = "bf16"
     if is_fp8(problem):
@@ -82,7 +86,9 @@ def is_fp8(problem: MatmulProblem) -> bool:
 
 
 def measure(library: Library, problem: MatmulProblem, device: torch.device) -> dict[str, Any]:
-    """Return milliseconds of the heuristic's first algorithm, the fastest one, and a separate epilogue."""
+    """Return milliseconds of the heuristic's first algorithm, the fastest one,
+    and a separate epilogue.
+    """
     found = _times(library, problem, device)
     if not found:
         return {"skipped": "cublasLt has no algorithm for it"}

@@ -1,7 +1,7 @@
 """Peak rates of devices, and measured times, power and clocks.
 
-Peaks are the vendors' published figures without sparsity. For a device that is not in the table, shares of the peak are
-left out.
+Peaks are the vendors' published figures without sparsity. For a device that is not in the table,
+shares of the peak are left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ import torch
 from mlbert.host.provenance import git_state, tree_root
 
 MAX_CALLS = 50  # in one measurement of `median_seconds`
-# Sampled with nvidia-smi, which only reads them. Clocks are never locked, because others may use the GPU.
+# Sampled with nvidia-smi, which only reads them. Clocks are never locked,
+# because others may use the GPU.
 SAMPLED = {
     "watts": "power.draw",
     "sm_mhz": "clocks.sm",
@@ -58,12 +59,16 @@ def device_name(device: torch.device) -> str:
 
 
 def peaks_of(name: str) -> Peaks | None:
-    """Return the data sheet's figures for a device of this name, or None if it is not in the table."""
+    """Return the data sheet's figures for a device of this name,
+    or None if it is not in the table.
+    """
     return next((peaks for pattern, peaks in PEAKS if re.search(pattern, name)), None)
 
 
 def rated(rate: float, unit: str, device: torch.device, *, is_fp8: bool = False) -> dict[str, Any]:
-    """Return a row's rate in TFLOP/s or TB/s, its unit, and its share of the device's peak if that is known."""
+    """Return a row's rate in TFLOP/s or TB/s, its unit,
+    and its share of the device's peak if that is known.
+    """
     result: dict[str, Any] = {"rate": rate, "unit": unit}
     if peaks := peaks_of(device_name(device)):
         if unit == "TB/s":
@@ -104,8 +109,8 @@ def environment_facts(device: torch.device) -> dict[str, object]:
 def median_seconds(call: Callable[[], object], device: torch.device, seconds: float) -> float:
     """Return the median time of a call, measured for about ``seconds`` after two untimed calls.
 
-    If ``seconds`` is 0, a single call is timed. On CUDA, time is measured between events in the stream, so it includes
-    gaps between kernels but not Python's overhead before the first one.
+    If ``seconds`` is 0, a single call is timed. On CUDA, time is measured between events in the
+    stream, so it includes gaps between kernels but not Python's overhead before the first one.
     """
     if seconds:
         call()
@@ -137,7 +142,9 @@ def median_seconds(call: Callable[[], object], device: torch.device, seconds: fl
 
 @contextmanager
 def sampled_power() -> Iterator[dict[str, Any]]:
-    """Sample power and clocks during the block; the yielded dictionary gets the `power_summary` at its end."""
+    """Sample power and clocks during the block; the yielded dictionary gets the `power_summary` at
+    its end.
+    """
     found: dict[str, Any] = {}
     program = shutil.which("nvidia-smi")
     if program is None:
@@ -160,7 +167,9 @@ def sampled_power() -> Iterator[dict[str, Any]]:
 
 
 def power_summary(text: str) -> dict[str, Any]:
-    """Return the median of each of `SAMPLED` over nvidia-smi's complete lines, and the lowest clock."""
+    """Return the median of each of `SAMPLED` over nvidia-smi's complete lines,
+    and the lowest clock.
+    """
     rows = [line.split(", ") for line in text.splitlines()]
     samples = [
         [float(cell) for cell in row]

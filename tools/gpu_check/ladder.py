@@ -1,9 +1,11 @@
-"""Time a training step from plain to fast, one op at a time, and Hugging Face's step in the same run.
+"""Time a training step from plain to fast, one op at a time,
+and Hugging Face's step in the same run.
 
-Each rung keeps the fast ops of the rungs before it; the last one adds FP8 products. Plain attention needs memory that
-grows with the square of a sequence's length, so its rungs take fewer sequences. A rung that does not fit takes half as
-many and reports that. All rungs have the same distribution of lengths, so sequences per second compare them. Graphs and
-timed algorithms are measured with the published step (`gpu_check.published_step`).
+Each rung keeps the fast ops of the rungs before it; the last one adds FP8 products. Plain attention
+needs memory that grows with the square of a sequence's length, so its rungs take fewer sequences. A
+rung that does not fit takes half as many and reports that. All rungs have the same distribution of
+lengths, so sequences per second compare them. Graphs and timed algorithms are measured with the
+published step (`gpu_check.published_step`).
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ HUGGINGFACE_ATTENTION = ("eager", "sdpa")
 
 @dataclass(frozen=True)
 class Sizes:
-    """Initial number of sequences: for rungs with fast and with plain attention, and for Hugging Face."""
+    """Initial number of sequences: for rungs with fast and with plain attention,
+    and for Hugging Face.
+    """
 
     fast: int
     plain: int
@@ -77,7 +81,9 @@ class Rung:
 
 
 def rungs(device: torch.device, sizes: Sizes) -> list[Rung]:
-    """Return the rungs for the device: plain, then for one op after the other its other forms and its best one."""
+    """Return the rungs for the device: plain, then for one op after the other its other forms and
+    its best one.
+    """
     available = registry.available(device)
     best = registry.select("auto", device)
     found: list[Rung] = [Rung("plain", {}, sizes.plain)]
@@ -134,7 +140,9 @@ class Ladder:
         self._model: BertForPreTraining | None = None
 
     def rows(self) -> list[Row]:
-        """Return the rows, the most important ones first: best rungs, Hugging Face, then the other rungs."""
+        """Return the rows, the most important ones first:
+        best rungs, Hugging Face, then the other rungs.
+        """
         *ladder, best = rungs(self.device, self.sizes)
         bests = [best, *fp8_rungs(self.device, best)]
         ours = [(rung.name, partial(self.measure, rung)) for rung in (*bests, *ladder)]
@@ -186,7 +194,9 @@ class Ladder:
 def largest(
     wanted: int, device: torch.device, measure: Callable[[int], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return the result of ``measure`` for the number, halved until it fits; ``did_not_fit`` is then the first one."""
+    """Return the result of ``measure`` for the number, halved until it fits;
+    ``did_not_fit`` is then the first one.
+    """
     count = wanted
     while True:
         if device.type == "cuda":  # free cached blocks of the previous row
@@ -209,7 +219,8 @@ def timed_steps(
     step: Callable[[], Tensor],
     batch: HostBatch,
 ) -> dict[str, Any]:
-    """Time steps for about ``seconds``, or two steps if it is 0; return their times and the rates of the median.
+    """Time steps for about ``seconds``, or two steps if it is 0;
+    return their times and the rates of the median.
 
     On CUDA a step's time is that between events in the stream.
     """
@@ -261,7 +272,9 @@ def _mark(device: torch.device) -> Any:
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:
-    """Return True if the error or one of its causes is an OutOfMemoryError; a failing capture raises another one."""
+    """Return True if the error or one of its causes is an OutOfMemoryError;
+    a failing capture raises another one.
+    """
     while error is not None and not isinstance(error, torch.OutOfMemoryError):
         error = error.__cause__ or error.__context__
     return error is not None

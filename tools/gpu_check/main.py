@@ -1,9 +1,11 @@
-"""Test and measure everything that needs a GPU, in three runs of less than ten minutes each (docs/gpu.md).
+"""Test and measure everything that needs a GPU, in three runs of less than ten minutes each
+(docs/gpu.md).
 
-gpu_check.sh starts this program. Each part runs in one or several separate processes, so a kernel that hangs or breaks
-the device for its process costs only one row. Deadlines of parts count from the start of the run, so a part that ends
-early leaves its time to the next. Parts write JSON files row by row into a work folder, which later runs on the same
-machine read too. The tables and the archive in the results folder are rewritten after each part.
+gpu_check.sh starts this program. Each part runs in one or several separate processes, so a kernel
+that hangs or breaks the device for its process costs only one row. Deadlines of parts count from
+the start of the run, so a part that ends early leaves its time to the next. Parts write JSON files
+row by row into a work folder, which later runs on the same machine read too. The tables and the
+archive in the results folder are rewritten after each part.
 """
 
 from __future__ import annotations
@@ -126,7 +128,8 @@ def main(words: list[str]) -> int:
         chosen = options.parts.split(",")
         if unknown := set(chosen) - set(PARTS):
             print(
-                f"gpu_check: there is no part {sorted(unknown)[0]!r}; the parts are {', '.join(PARTS)}"
+                f"gpu_check: there is no part {sorted(unknown)[0]!r}; "
+                f"the parts are {', '.join(PARTS)}"
             )
             return 2
         parts = {part: seconds for part, seconds in PARTS.items() if part in chosen}
@@ -165,7 +168,8 @@ def check_all(run: int, parts: dict[str, int], out: Path, work: Path, rehearsal:
         seconds = time.monotonic() - started
         most = sum(parts.values())
         print(
-            f"gpu_check: {part}, {seconds:.0f} s after the start, at most {most - seconds:.0f} s left",
+            f"gpu_check: {part}, {seconds:.0f} s after the start, "
+            f"at most {most - seconds:.0f} s left",
             flush=True,
         )
         command = part_command(part, work, rehearsal)
@@ -179,7 +183,8 @@ def check_all(run: int, parts: dict[str, int], out: Path, work: Path, rehearsal:
     seconds = time.monotonic() - started
     failed = failures(work, ends)
     print(
-        f"gpu_check: {seconds:.0f} s, results in {out}, {f'{len(failed)} failed' if failed else 'nothing failed'}"
+        f"gpu_check: {seconds:.0f} s, results in {out}, "
+        f"{f'{len(failed)} failed' if failed else 'nothing failed'}"
     )
     print("\n".join(following))
     return 1 if failed else 0
@@ -196,7 +201,9 @@ def shares(part: str, rehearsal: bool) -> list[str]:
 
 
 def write_archive(path: Path, work: Path) -> None:
-    """Pack the files of the work folder, the smallest first; if they are too large, drop the start of the last ones."""
+    """Pack the files of the work folder, the smallest first;
+    if they are too large, drop the start of the last ones.
+    """
     left = ARCHIVE_BYTES
     with whole_file(path) as output, tarfile.open(fileobj=output, mode="w:xz") as archive:
         for file in sorted(
@@ -227,7 +234,8 @@ def missing_things() -> list[str]:
 def supervise(
     commands: Sequence[list[str]], log: Path, deadline: float, variables: dict[str, str]
 ) -> str:
-    """Run a part's processes at the same time; restart those that lost the device, to continue after that row.
+    """Run a part's processes at the same time; restart those that lost the device,
+    to continue after that row.
 
     Returns the reason why the part is incomplete, or an empty string.
     """
@@ -235,7 +243,8 @@ def supervise(
         codes = run_until(commands, log, deadline, variables)
         if None in codes:
             return "it ran out of time"
-        # A process that a signal ended (a driver's crash, a kernel's assertion) has lost the device too.
+        # A process that a signal ended (a driver's crash, a kernel's assertion) has lost the device
+        # too.
         if failed := [
             code for code in codes if code is not None and code > 0 and code != DEVICE_LOST
         ]:
@@ -249,7 +258,9 @@ def supervise(
 def run_until(
     commands: Sequence[list[str]], log: Path, deadline: float, variables: dict[str, str]
 ) -> list[int | None]:
-    """Run the commands and return their exit codes; None for a process group that was killed at the deadline."""
+    """Run the commands and return their exit codes;
+    None for a process group that was killed at the deadline.
+    """
     if deadline - time.monotonic() <= 1:
         return [None] * len(commands)
     processes: list[subprocess.Popen[bytes]] = []

@@ -1,9 +1,11 @@
-"""The ops as the model calls them: arguments of real shapes, and the FLOPs or bytes that they need at least.
+"""The ops as the model calls them: arguments of real shapes,
+and the FLOPs or bytes that they need at least.
 
-Bytes count each tensor that must be read or written once, including what the backward pass needs of the forward pass.
-An implementation that moves more data reaches a lower rate.
+Bytes count each tensor that must be read or written once, including what the backward pass needs of
+the forward pass. An implementation that moves more data reaches a lower rate.
 
-Legend: S sequences, T tokens, M masked tokens, N heads, H head size, D hidden, F inner size, V padded vocabulary.
+Legend: S sequences, T tokens, M masked tokens, N heads, H head size, D hidden, F inner size,
+V padded vocabulary.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ class Cost:
     bytes: tuple[float, float] = (0.0, 0.0)
 
     def rate(self, seconds: float, which: slice) -> tuple[float, str]:
-        """Return the rate and its unit for the forward ([0:1]), the backward ([1:2]) or both passes ([0:2])."""
+        """Return the rate and its unit for the forward ([0:1]),
+        the backward ([1:2]) or both passes ([0:2]).
+        """
         computes = any(self.flops)
         amounts = self.flops if computes else self.bytes
         return sum(list(amounts)[which]) / seconds / 1e12, "TFLOP/s" if computes else "TB/s"
@@ -121,7 +125,9 @@ class OpCases:
         return Case("attention", arguments, (0,), Cost(flops=(flops, 2.5 * flops)), variant)
 
     def dropout_add_layer_norm(self) -> Case:
-        """Return a case that reads x and the residual and writes two results; backward moves as much."""
+        """Return a case that reads x and the residual and writes two results;
+        backward moves as much.
+        """
         size = self.config.hidden_size
         tokens = self.batch.num_tokens
         moved = 4.0 * tokens * size * self.element
@@ -165,7 +171,9 @@ class OpCases:
         return Case("layer_norm_dropout", arguments, (0, 1, 2), Cost(bytes=(2 * moved, 3 * moved)))
 
     def masked_cross_entropy(self) -> Case:
-        """Return a case that reads the logits; backward reads them again and overwrites them with the gradient."""
+        """Return a case that reads the logits; backward reads them again
+        and overwrites them with the gradient.
+        """
         num_masked = self.batch.num_masked
         columns = self.config.padded_vocab_size
         moved = float(num_masked * columns * self.element)
@@ -182,7 +190,8 @@ class OpCases:
     def embedding_sum(self) -> Case:
         """Return a case with float32 tables.
 
-        Forward counts a word's row and a result for each token, backward a gradient for each token and the word table.
+        Forward counts a word's row and a result for each token,
+        backward a gradient for each token and the word table.
         """
         config = self.config
         batch = self.batch
@@ -219,7 +228,9 @@ class OpCases:
         return self._linear("feed_forward", [(inner, size), (inner,), (size, inner)], False)
 
     def _linear(self, op: str, shapes: list[tuple[int, ...]], *flags: bool) -> Case:
-        """Return the case of an op on x [T, D] with float32 parameters of these shapes, which the op casts."""
+        """Return the case of an op on x [T, D] with float32 parameters of these shapes,
+        which the op casts.
+        """
         tokens = self.batch.num_tokens
 
         def parameter(shape: tuple[int, ...], draw: int) -> Tensor:

@@ -1,4 +1,5 @@
-"""Check every implementation of every op against its plain reference, by the rule of `mlbert.ops.comparison`.
+"""Check every implementation of every op against its plain reference,
+by the rule of `mlbert.ops.comparison`.
 
 Legend: S sequences, T tokens, N heads, H head size, R rows, F columns.
 """
@@ -33,7 +34,9 @@ E4M3_LARGEST = 448.0
 
 
 def check_rows(config: BertConfig, cases: OpCases) -> Iterator[Row]:
-    """Yield the checks of all implementations but plain, then of LAMB and casts; each result has ``passed``."""
+    """Yield the checks of all implementations but plain, then of LAMB and casts;
+    each result has ``passed``.
+    """
     forms = registry.available(cases.device)
     head_cases = [cases.attention(0.1), cases.attention(0.0), cases.attention(0.1, alibi=True)]
     for case in [*head_cases, *cases.all()[1:]]:
@@ -48,10 +51,12 @@ def check_rows(config: BertConfig, cases: OpCases) -> Iterator[Row]:
 
 
 def check_case(case: Case, form: str, dtype: torch.dtype) -> dict[str, Any]:
-    """Check the errors of an implementation over several draws, and that two runs give the same bits.
+    """Check the errors of an implementation over several draws,
+    and that two runs give the same bits.
 
     Returns:
-        `mlbert.ops.comparison.Verdict` as a dictionary, with ``draws``, the number of draws, and ``repeats``: whether
+        `mlbert.ops.comparison.Verdict` as a dictionary, with ``draws``, the number of draws,
+            and ``repeats``: whether
         two runs of each draw agreed.
     """
     verdict, draws, repeats = compare(
@@ -62,7 +67,9 @@ def check_case(case: Case, form: str, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def check_dropout_rate(form: str, cases: OpCases) -> dict[str, Any]:
-    """Check the share of attention weights kept: with Q = 0 and V = 1, the outputs are that share times the scale."""
+    """Check the share of attention weights kept: with Q = 0 and V = 1,
+    the outputs are that share times the scale.
+    """
     qkv = cases.attention(0.1).arguments(0)[0].zero_()
     qkv[:, 2] = 1.0
     batch = cases.batch
@@ -94,7 +101,9 @@ def check_dropout_rate(form: str, cases: OpCases) -> dict[str, Any]:
 
 
 def check_lamb(config: BertConfig, device: torch.device) -> dict[str, Any]:
-    """Check the fast LAMB's weights: their error against float64 must be close to the plain LAMB's."""
+    """Check the fast LAMB's weights: their error against float64 must be close to the plain
+    LAMB's.
+    """
     weights, grads = _lamb_problem(config, device)
     numbers: dict[str, Any] = {
         "betas": (0.9, 0.999),
@@ -150,7 +159,9 @@ def _lamb_problem(
 
 
 def check_cast(cases: OpCases) -> dict[str, Any]:
-    """Check that `cast_transpose` returns PyTorch's FP8 bits, by rows and transposed, and the largest magnitude."""
+    """Check that `cast_transpose` returns PyTorch's FP8 bits, by rows and transposed,
+    and the largest magnitude.
+    """
     from mlbert.ops.triton.cast import cast_transpose
 
     x = cases.random(cases.batch.num_tokens, cases.config.intermediate_size)

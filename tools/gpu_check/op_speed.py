@@ -24,7 +24,8 @@ from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
 from mlbert.programs.bench.sides import LAMB
 
-# Per weight: read gradient, weight and two moments, write the moments; read three, write the weight; and the norm.
+# Per weight: read gradient, weight and two moments, write the moments;
+# read three, write the weight; and the norm.
 LAMB_BYTES = 44
 COPY_BYTES = {"cuda": 4 << 30, "cpu": 1 << 24}
 _FORWARD = slice(0, 1)
@@ -116,8 +117,8 @@ def _lamb(
 def kernel_calls(cases: OpCases) -> dict[str, tuple[Callable[[], object], float]]:
     """Return, by name, calls of the kernels around the products and the bytes that each must move.
 
-    These are activations read and results written; quantised results take one byte per number by rows and one by
-    columns.
+    These are activations read and results written;
+    quantised results take one byte per number by rows and one by columns.
     """
     config = cases.config
     tokens = cases.batch.num_tokens

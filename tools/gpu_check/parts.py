@@ -44,7 +44,8 @@ class Scale:
     Attributes:
         config: shape of the model.
         check_config: shape of the smaller model for checks.
-        compiled, checked, timed: sequences for compiling kernels, for checks and for micro-benchmarks.
+        compiled, checked, timed: sequences for compiling kernels,
+            for checks and for micro-benchmarks.
         sizes: sequences of the ladder's steps.
         packs: packs of the published step, a small and a large number.
         op_seconds, step_seconds, record_seconds: measuring time of a row.
@@ -161,7 +162,8 @@ class Bench:
 
 
 def compile_kernels(bench: Bench) -> None:
-    """Run a share of the ops and steps once with small sizes, to fill Triton's cache; one share runs nvcc.
+    """Run a share of the ops and steps once with small sizes, to fill Triton's cache;
+    one share runs nvcc.
 
     A failure here is reported again by the part that checks the op.
     """
@@ -195,7 +197,8 @@ def compile_calls(bench: Bench) -> list[tuple[str, Callable[[], object]]]:
     shape = StaticShape.over([host])
     filled = shape.allocate(device)
     shape.write(host, filled)
-    # Triton compiles some kernels separately for numbers of tokens that are divisible by 16, so use one of each kind.
+    # Triton compiles some kernels separately for numbers of tokens that are divisible by 16,
+    # so use one of each kind.
     for name, batch in {"": host.to(device), ", filled": filled}.items():
         checks = check_rows(config, OpCases(config, batch, torch.bfloat16))
         calls += [(f"{check}{name}", row) for check, row in checks]
@@ -203,7 +206,9 @@ def compile_calls(bench: Bench) -> list[tuple[str, Callable[[], object]]]:
 
 
 def measure_smoke(bench: Bench) -> None:
-    """Measure the published step, FP8 first: with the packs of one GPU in a run on eight, then with more."""
+    """Measure the published step, FP8 first: with the packs of one GPU in a run on eight,
+    then with more.
+    """
     for packs in bench.scale.packs:
         for precision in published_step.CONFIGS:
             row = bench.speed(precision, packs, bench.scale.step_seconds)
@@ -223,7 +228,9 @@ def measure_record(bench: Bench) -> None:
 
 
 def compare_losses(bench: Bench) -> None:
-    """Record the losses of the same steps in bfloat16, in FP8, and in FP8 with exact accumulation in gradients."""
+    """Record the losses of the same steps in bfloat16, in FP8,
+    and in FP8 with exact accumulation in gradients.
+    """
 
     def losses(precision: str, **changes: str) -> dict[str, Any]:
         step = bench.published(precision, bench.scale.loss_packs, bench.shape, **changes)
@@ -238,7 +245,9 @@ def compare_losses(bench: Bench) -> None:
 
 
 def check_ops(bench: Bench) -> None:
-    """Check every implementation against its plain reference; then run the checks under compute-sanitizer."""
+    """Check every implementation against its plain reference;
+    then run the checks under compute-sanitizer.
+    """
     bench.rows.measure_all(check_rows(bench.scale.check_config, bench.cases(bench.scale.checked)))
     bench.rows.measure("compute-sanitizer", lambda: external.sanitize(bench.work, bench.rehearses))
 
@@ -300,7 +309,9 @@ def climb_ladder(bench: Bench) -> None:
 
 
 def run_counted_step(bench: Bench) -> None:
-    """Run a step under ncu, which counts only the step itself, not the proofs and the warm-up before it."""
+    """Run a step under ncu, which counts only the step itself,
+    not the proofs and the warm-up before it.
+    """
     published = bench.two_layers("fp8")
     with nullcontext() if bench.rehearses else torch.cuda.profiler.profile():
         published.step()
@@ -330,10 +341,12 @@ MEASUREMENTS: dict[str, Callable[[Bench], None]] = {
 
 
 def run_part(part: str, share: str, path: Path, device: torch.device) -> None:
-    """Measure one part, or a share of it, into ``path``, after the rows it already has; with small sizes on a CPU.
+    """Measure one part, or a share of it, into ``path``, after the rows it already has;
+    with small sizes on a CPU.
 
     Raises:
-        gpu_check.rows.DeviceLost: this process can measure no further rows; a new process can continue.
+        gpu_check.rows.DeviceLost: this process can measure no further rows;
+            a new process can continue.
     """
     scale = full_scale() if device.type == "cuda" else tiny_scale()
     if device.type != "cuda":

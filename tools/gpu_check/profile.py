@@ -1,7 +1,8 @@
-"""Profile a step: the time of kernels (CUDA) or operators (CPU) in a few groups, and the rates they reach.
+"""Profile a step: the time of kernels (CUDA) or operators (CPU) in a few groups,
+and the rates they reach.
 
-The profile is a trace exported by PyTorch's profiler. A kernel's group follows from its name, the only thing known of
-kernels that a graph launches.
+The profile is a trace exported by PyTorch's profiler. A kernel's group follows from its name, the
+only thing known of kernels that a graph launches.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ GROUPS = (
     "copy",
     "other",
 )
-# The first matching pattern counts. Kernels of products are from cuBLAS (nvjet, xmma, gemm), CUTLASS and split-K.
+# The first matching pattern counts. Kernels of products are from cuBLAS (nvjet, xmma, gemm),
+# CUTLASS and split-K.
 _NAMES = (
     (r"nccl|all_reduce|allreduce|all_gather|reduce_scatter|c10d|gloo", "communication"),
     (r"flash|attention|fmha|attn", "attention"),
@@ -69,7 +71,8 @@ def group_of_name(name: str) -> str:
 def group_times(events: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """Return group -> name -> seconds, the longest first, from the events of a Chrome trace.
 
-    A trace without kernels, as on a CPU, is evaluated by operators, including the operators that they call.
+    A trace without kernels, as on a CPU, is evaluated by operators,
+    including the operators that they call.
     """
     spans = [event for event in events if event.get("ph") == "X" and "dur" in event]
     kernels = [
@@ -88,9 +91,11 @@ def profile_step(published: PublishedStep, dtype: torch.dtype, steps: int = 2) -
     """Profile some steps, or replays of their graph, after a step that is not profiled.
 
     Returns:
-        ``groups``: group -> seconds per step, share, rate and unit if the counts are known, longest names;
+        ``groups``: group -> seconds per step, share, rate and unit if the counts are known,
+            longest names;
         ``kernels``: name -> seconds per step of the longest kernels;
-        ``kernel_seconds`` and ``step_seconds`` (host time, longer than usual because of profiling) per step.
+        ``kernel_seconds`` and ``step_seconds`` (host time, longer than usual because of profiling)
+            per step.
     """
     device = published.device
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
@@ -128,7 +133,9 @@ def profile_step(published: PublishedStep, dtype: torch.dtype, steps: int = 2) -
 
 
 def step_counts(published: PublishedStep, dtype: torch.dtype) -> dict[str, tuple[float, str]]:
-    """Return the minimum FLOPs or bytes of a step and the unit of the rate, by group with known counts."""
+    """Return the minimum FLOPs or bytes of a step and the unit of the rate,
+    by group with known counts.
+    """
     batch = published.batch
     config = published.config
     layers = config.num_hidden_layers

@@ -1,7 +1,9 @@
-"""Build the training step of a published configuration on one GPU, by sourcing its config and running its recipe.
+"""Build the training step of a published configuration on one GPU,
+by sourcing its config and running its recipe.
 
-Graphs, algorithms, accumulation, implementations of the ops and copies of the weights are those of the job. Only the
-settings in `CHANGES` differ, and every step trains on the same batch, with lengths as in the training set.
+Graphs, algorithms, accumulation, implementations of the ops and copies of the weights are those of
+the job. Only the settings in `CHANGES` differ, and every step trains on the same batch, with
+lengths as in the training set.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ SEQUENCES_A_PACK = 2
 def exports(
     precision: str, work: Path, changes: Mapping[str, str], shape: BertConfig | None = None
 ) -> dict[str, str]:
-    """Return the environment after sourcing the published config, with these changes and, if given, another shape.
+    """Return the environment after sourcing the published config, with these changes and,
+    if given, another shape.
 
     An exported OPS applies, so that a run can be repeated with other implementations.
     """
@@ -154,7 +157,9 @@ class PublishedStep:
 
 
 def measure(resolved: Resolved, device: torch.device, seconds: float) -> dict[str, Any]:
-    """Return the step's `timed_steps`, its settings, and the GPU's power and clocks during the measurement."""
+    """Return the step's `timed_steps`, its settings,
+    and the GPU's power and clocks during the measurement.
+    """
     published = PublishedStep(resolved, device)
     compute = resolved.config[ComputeConfig]
     with sampled_power() as power:

@@ -1,7 +1,9 @@
-"""Measure rows one by one into a JSON file; a row that fails is recorded, and the next one still runs.
+"""Measure rows one by one into a JSON file; a row that fails is recorded,
+and the next one still runs.
 
-The file is written before and after each row and names the row that is running. If the process crashes or is killed,
-its rows are kept. When it is started again, it records the row that was running as failed and continues with the next.
+The file is written before and after each row and names the row that is running. If the process
+crashes or is killed, its rows are kept. When it is started again, it records the row that was
+running as failed and continues with the next.
 """
 
 from __future__ import annotations

@@ -178,7 +178,9 @@ def step_table(rows: dict[str, dict[str, Any]]) -> list[list[str]]:
 
 
 def goals_section(rows: dict[str, dict[str, Any]]) -> list[tuple[str, list[list[str]]]]:
-    """Compare the fastest step of each precision with its goal, and with Hugging Face's eager step."""
+    """Compare the fastest step of each precision with its goal,
+    and with Hugging Face's eager step.
+    """
     eager = rows.get("huggingface eager", {}).get("sequences_per_second")
     table = [
         [

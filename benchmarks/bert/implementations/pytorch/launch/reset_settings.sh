@@ -1,5 +1,7 @@
-# Unset every setting that another config exported, so that sourcing config B after config A equals sourcing B.
-# Sourced by begin_system.sh. Written by tools/write_generated.py from the config.py of each package.
+# Unset every setting that another config exported,
+# so that sourcing config B after config A equals sourcing B.
+# Sourced by begin_system.sh.
+# Written by tools/write_generated.py from the config.py of each package.
 # shellcheck shell=bash
 unset RECIPE RUN_NAME LOGDIR SEED MAX_SAMPLES_TERMINATION MAX_SECONDS MAX_SKIPPED_STEPS SAVE_CHECKPOINT_STEPS \
     KEEP_CHECKPOINTS RESUME LOG_FREQ TENSORBOARD_DIR WANDB_PROJECT WANDB_OPTIONS EXPERIMENT CACHES_CLEARED \
