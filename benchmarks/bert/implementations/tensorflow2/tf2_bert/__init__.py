@@ -1,1 +1,3 @@
-"""Google's BERT pre-training in plain TensorFlow 2, on the data formats and checkpoints of `mlbert`."""
+"""Google's BERT pre-training in plain TensorFlow 2,
+on the data formats and checkpoints of `mlbert`.
+"""

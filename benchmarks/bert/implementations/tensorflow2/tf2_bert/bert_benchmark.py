@@ -1,8 +1,9 @@
 """Pre-training as PerfZero runs it: `tf2_bert.bert_benchmark.BertClassifyBenchmarkReal.<method>`.
 
-The class and its methods have their published names, and the flags are those of Google's MLPerf v0.7 submission. The
-metric `exp_per_second` is examples per second, without the first loop of steps. To run it without PerfZero:
-``python -m tf2_bert.bert_benchmark --benchmark_filter=short_cpu``.
+The class and its methods have their published names, and the flags are those of Google's MLPerf
+v0.7 submission. The metric `exp_per_second` is examples per second, without the first loop of
+steps. To run it without PerfZero: ``python -m tf2_bert.bert_benchmark
+--benchmark_filter=short_cpu``.
 """
 
 from __future__ import annotations
@@ -112,8 +113,11 @@ class BertClassifyBenchmarkReal(PerfZeroBenchmark):
         tpu: str | None = None,
         **kwargs: object,
     ) -> None:
-        """See `PerfZeroBenchmark`. ``root_data_dir`` contains `tfrecords3_500_parts` and `bert_mlperf_data` with
-        bert_config.json and model.ckpt-28252."""
+        """See `PerfZeroBenchmark`.
+
+        ``root_data_dir`` contains `tfrecords3_500_parts` and `bert_mlperf_data` with
+        bert_config.json and model.ckpt-28252.
+        """
         methods = (define_flags, *(flag_methods or ()))
         super().__init__(output_dir, default_flags, root_data_dir, methods, tpu, **kwargs)
 
@@ -157,7 +161,9 @@ class BertClassifyBenchmarkReal(PerfZeroBenchmark):
         )
 
     def benchmark_short_cpu(self) -> None:
-        """Run four loops of 5 steps of a tiny model on one CPU with synthetic data: a smoke test, not a benchmark."""
+        """Run four loops of 5 steps of a tiny model on one CPU with synthetic data:
+        a smoke test, not a benchmark.
+        """
         values: dict[str, object] = {
             **_short(_COMMON, 5, loops=4),
             "bert_config_file": str(SHAPES / "demo.json"),

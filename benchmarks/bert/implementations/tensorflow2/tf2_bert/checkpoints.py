@@ -1,11 +1,12 @@
 """Read and write a run's weights: initial weights, checkpoints and final weights.
 
-INIT_CHECKPOINT is a TensorFlow 1 or object-based TensorFlow 2 checkpoint, given by its prefix or by a folder with a
-``checkpoint`` file that names the newest one. It may also be a ``model.safetensors`` or a folder with one (such as a
-run folder).
+INIT_CHECKPOINT is a TensorFlow 1 or object-based TensorFlow 2 checkpoint, given by its prefix or by
+a folder with a ``checkpoint`` file that names the newest one. It may also be a
+``model.safetensors`` or a folder with one (such as a run folder).
 
 checkpoints/step_00000120/variables.*   weights, optimizer state and loss scale
-checkpoints/step_00000120/state.json    progress, settings that a resumed run must match, sha256 of the variables
+checkpoints/step_00000120/state.json    progress, settings that a resumed run must match,
+                                        sha256 of the variables
 weights/                                float32 weights as `mlbert` reads them
 tf2/model.ckpt                          the same weights as an object-based checkpoint
 """
@@ -49,8 +50,8 @@ def initial_values(
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Return the initial weights for `BertPretrainer.assign`, and notes for the user.
 
-    Weights are float32 by our names, matrices [out, in], vocabulary unpadded. Heads that the checkpoint lacks keep the
-    model's random values.
+    Weights are float32 by our names, matrices [out, in], vocabulary unpadded. Heads that the
+    checkpoint lacks keep the model's random values.
 
     Raises:
         UserError: the checkpoint is missing, damaged, of another shape, or from PyTorch.
@@ -87,7 +88,8 @@ def _in_folder(folder: str) -> str:
             return name
     newest = tf.train.get_checkpoint_state(folder)
     if newest is not None:
-        # Only the last part: the rest is the path at which it was written, and the folder may have moved.
+        # Only the last part: the rest is the path at which it was written,
+        # and the folder may have moved.
         return f"{folder}/{PurePosixPath(newest.model_checkpoint_path).name}"
     reason = f"contains no {_WEIGHTS} and no checkpoint file that names a checkpoint"
     raise UserError("checkpoint.missing", folder, reason, _START)
@@ -138,9 +140,12 @@ class CheckpointFolder:
         self._checkpoint = tf.train.Checkpoint(**objects)
 
     def save(self, state: TrainState) -> None:
-        """Write a checkpoint. All workers must call it, since TensorFlow may sum saved values over them.
+        """Write a checkpoint.
 
-        If the writer is killed, no partial checkpoint looks valid. Raises UserError if the disk is full.
+        All workers must call it, since TensorFlow may sum saved values over them.
+
+        If the writer is killed, no partial checkpoint looks valid.
+        Raises UserError if the disk is full.
         """
         if self._is_chief:
             self._folders.save(state.step, state.to_json(), self._write)
@@ -155,12 +160,14 @@ class CheckpointFolder:
             ) from None
 
     def restore_newest(self, state: TrainState, say: Callable[[str], None]) -> bool:
-        """Restore the newest valid checkpoint and return True if there is one; report damaged ones to ``say``.
+        """Restore the newest valid checkpoint and return True if there is one;
+        report damaged ones to ``say``.
 
         Call it outside replica context: it sets the variables of all replicas.
 
         Raises:
-            UserError: all are damaged, or the newest valid one has another model, optimizer, batch or data set.
+            UserError: all are damaged, or the newest valid one has another model, optimizer,
+                batch or data set.
         """
         numbers, warnings = self._folders.load_newest(self._load)
         for warning in warnings:
@@ -191,10 +198,11 @@ class CheckpointFolder:
 
 
 def write_weights(folder: Path, model: BertPretrainer, facts: Mapping[str, object]) -> None:
-    """Write ``weights/`` (safetensors, bert_config.json, README.md with the facts) and ``tf2/`` into ``folder``.
+    """Write ``weights/`` (safetensors, bert_config.json, README.md with the facts)
+    and ``tf2/`` into ``folder``.
 
-    Both hold the float32 weights, vocabulary unpadded; `mlbert convert` reads either. Raises UserError if a file cannot
-    be written.
+    Both hold the float32 weights, vocabulary unpadded; `mlbert convert` reads either. Raises
+    UserError if a file cannot be written.
     """
     weights = folder / "weights"
     tf2 = folder / "tf2"
@@ -219,13 +227,19 @@ def write_weights(folder: Path, model: BertPretrainer, facts: Mapping[str, objec
 
 
 def make_folder(target: Path | str) -> None:
-    """Create the target folder of `copy_weights`, which may be in a bucket. Raises UserError if it cannot."""
+    """Create the target folder of `copy_weights`, which may be in a bucket.
+
+    Raises UserError if it cannot.
+    """
     with _writable(_address(target)) as address:
         tf.io.gfile.makedirs(address)
 
 
 def copy_weights(folder: Path, target: Path | str) -> None:
-    """Copy the output of `write_weights` in ``folder`` to ``target``, which may be in a bucket. Raises UserError."""
+    """Copy the output of `write_weights` in ``folder`` to ``target``, which may be in a bucket.
+
+    Raises UserError.
+    """
     with _writable(_address(target)) as address:
         for source in (
             path for name in ("weights", "tf2") for path in sorted((folder / name).iterdir())

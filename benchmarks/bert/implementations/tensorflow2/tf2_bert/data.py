@@ -1,13 +1,22 @@
-"""A run's data: inspect it before the run starts, open it afterwards, and read rows for every replica.
+"""A run's data: inspect it before the run starts, open it afterwards,
+and read rows for every replica.
 
     inputs = inspect(config[ModelConfig], config[DataConfig], config[TensorFlowConfig])
-    data = Data(config[DataConfig], config[EvaluationConfig], config[TensorFlowConfig], inputs, strategy, seed)
+    data = Data(
+        config[DataConfig],
+        config[EvaluationConfig],
+        config[TensorFlowConfig],
+        inputs,
+        strategy,
+        seed,
+    )
     data.open(first_step)
     rows = next(data.batches)
 
-A data set is either a store that `mlbert.data.formats` opens or TFRecords for tf.data (`tf2_bert.tfrecords`). A step
-from a store holds the same sequences as in the PyTorch implementation with the same seed, global batch and packing, for
-any number of replicas; `mlbert.data.formats.order` defines them.
+A data set is either a store that `mlbert.data.formats` opens or TFRecords for tf.data
+(`tf2_bert.tfrecords`). A step from a store holds the same sequences as in the PyTorch
+implementation with the same seed, global batch and packing, for any number of replicas;
+`mlbert.data.formats.order` defines them.
 
 Legend: B rows per replica's batch, L tokens per row, P predictions per row, S sequences per row.
 """
@@ -89,7 +98,8 @@ class Data:
     """The data of a run, distributed over the replicas of a strategy.
 
     Attributes:
-        batches: endless iterator of the strategy's `Rows`, B for each replica and step; set by `open`.
+        batches: endless iterator of the strategy's `Rows`, B for each replica and step;
+            set by `open`.
         resume_note: note to print when a run resumes, or None if it resumes at the exact step.
 
     Raises UserError: the sets are too small, or do not have the bins of BIN_COUNTS.
@@ -135,7 +145,9 @@ class Data:
             self._checks.add(number, file)
 
     def evaluation(self) -> Iterator[Any]:
-        """Yield the strategy's `Rows` of one evaluation: each sample once, equally many batches per replica."""
+        """Yield the strategy's `Rows` of one evaluation:
+        each sample once, equally many batches per replica.
+        """
         assert self._evaluation is not None, "DO_EVAL is off"
         self._checks.look()
         rows = iter(self._evaluation.dataset(self._strategy))
@@ -143,7 +155,8 @@ class Data:
             yield next(rows)
 
     def translate_error(self, error: BaseException) -> Exception | None:
-        """Return why reading failed, usually a UserError, or None if reading did not cause ``error``.
+        """Return why reading failed, usually a UserError,
+        or None if reading did not cause ``error``.
 
         ``error`` was raised by a step or an evaluation.
         """
@@ -151,7 +164,10 @@ class Data:
         return found or (self._evaluation.translate_error(error) if self._evaluation else None)
 
     def finish(self) -> None:
-        """Wait for the checksums of listed files. Raises UserError on a mismatch, so that the run does not succeed."""
+        """Wait for the checksums of listed files.
+
+        Raises UserError on a mismatch, so that the run does not succeed.
+        """
         self._checks.finish()
 
     def close(self) -> None:
@@ -169,13 +185,16 @@ class TrainingData(Protocol):
         """Open the data. Raises UserError if it is missing or damaged."""
 
     def dataset(self, strategy: Any, first_step: int = 0) -> Any:
-        """Return an endless tf.distribute.DistributedDataset of `Rows`, B for each replica and step.
+        """Return an endless tf.distribute.DistributedDataset of `Rows`,
+        B for each replica and step.
 
         It starts at optimizer step ``first_step``.
         """
 
     def translate_error(self, error: BaseException) -> Exception | None:
-        """Return why reading failed, or None if reading did not cause ``error``, which TensorFlow raised in a step."""
+        """Return why reading failed, or None if reading did not cause ``error``,
+        which TensorFlow raised in a step.
+        """
 
 
 class EvaluationData(Protocol):
@@ -191,7 +210,8 @@ class EvaluationData(Protocol):
         """Return the batches per replica; call `open` first."""
 
     def dataset(self, strategy: Any) -> Any:
-        """Return a tf.distribute.DistributedDataset of `Rows`, B for each replica and step; each call returns the same.
+        """Return a tf.distribute.DistributedDataset of `Rows`, B for each replica and step;
+        each call returns the same.
 
         Empty slots in the last steps have weight 0. It restarts after `steps`.
         """
@@ -210,7 +230,10 @@ def inspect(model: ModelConfig, data: DataConfig, tensorflow: TensorFlowConfig) 
         dummy = _synthetic(data, shape).info
         return Inputs(shape, dummy, dummy, None, ())
     if tensorflow.input_files and data.max_sequences_per_pack > 1:
-        reason = f"is {data.max_sequences_per_pack}, but sequences that tf.data reads from INPUT_FILES cannot be packed"
+        reason = (
+            f"is {data.max_sequences_per_pack}, but sequences "
+            "that tf.data reads from INPUT_FILES cannot be packed"
+        )
         remedy = "Give DATADIR_PHASE2 instead of INPUT_FILES"
         raise UserError("config.conflict", "MAX_SEQUENCES_PER_PACK", reason, remedy)
     most = widths_at_most(data.max_seq_length, data.max_predictions_per_seq, shape)
@@ -246,7 +269,10 @@ def inspect(model: ModelConfig, data: DataConfig, tensorflow: TensorFlowConfig) 
 
 def _check_widths(info: StoreInfo, max_seq_length: int | None, max_predictions: int | None) -> None:
     if max_seq_length not in (None, info.max_seq_length):
-        reason = f"is {max_seq_length}, but {info.folder} has sequences of up to {info.max_seq_length} tokens"
+        reason = (
+            f"is {max_seq_length}, but {info.folder} has sequences "
+            f"of up to {info.max_seq_length} tokens"
+        )
         raise UserError(
             "config.conflict",
             "MAX_SEQ_LENGTH",
@@ -268,7 +294,10 @@ def _infos(source: Source) -> tuple[StoreInfo, ...]:
 def _check_positions(source: Source, model: BertConfig) -> None:
     if isinstance(source, Files) and source.shape.tokens > model.max_position_embeddings:
         positions = model.max_position_embeddings
-        reason = f"has sequences of {source.shape.tokens} tokens, but the model has {positions} positions"
+        reason = (
+            f"has sequences of {source.shape.tokens} tokens, "
+            f"but the model has {positions} positions"
+        )
         remedy = "Raise max_position_embeddings or use data with shorter sequences"
         raise UserError("data.too-long", source.patterns, reason, remedy)
 
@@ -286,7 +315,10 @@ def _identity(source: Source) -> str:
 def training_data(
     data: DataConfig, tensorflow: TensorFlowConfig, inputs: Inputs, seed: int
 ) -> TrainingData:
-    """Return the training set of a run, unread until `open`. Raises UserError if it lacks the bins of BIN_COUNTS."""
+    """Return the training set of a run, unread until `open`.
+
+    Raises UserError if it lacks the bins of BIN_COUNTS.
+    """
     if isinstance(inputs.train, Files):
         return TFRecordTraining(
             inputs.train,
@@ -309,7 +341,10 @@ def training_data(
 def evaluation_data(
     data: DataConfig, evaluation: EvaluationConfig, inputs: Inputs
 ) -> EvaluationData:
-    """Return the evaluation set of a run, unread until `open`. Raises UserError if it is too small."""
+    """Return the evaluation set of a run, unread until `open`.
+
+    Raises UserError if it is too small.
+    """
     source = inputs.evaluation
     vocab_size = inputs.shape.vocab_size
     rows = evaluation.eval_batch_size
@@ -327,7 +362,9 @@ def evaluation_data(
 
 
 def shape_of(data: DataConfig, info: StoreInfo) -> RowShape:
-    """Return the shape of a stored set's rows: as long as its packs if used, else as its longest sequence."""
+    """Return the shape of a stored set's rows: as long as its packs if used,
+    else as its longest sequence.
+    """
     sequences = data.max_sequences_per_pack
     tokens = (info.max_pack_tokens if sequences > 1 else None) or info.max_seq_length
     predictions = max(data.max_predictions_per_seq or 0, info.max_predictions)

@@ -1,8 +1,9 @@
 """End a run's process so that every log gets its last line, even after an exception or a signal.
 
-The exit statuses are those of docs/how_a_run_ends.md: 1 for a missed target, 2 for wrong input, 128 + n for signal n,
-138 after SIGUSR1 (the job is about to end; a checkpoint has been saved), 3 after the loss of another worker, which
-TensorFlow's error names. If that is the chief, the others close its log.
+The exit statuses are those of docs/how_a_run_ends.md: 1 for a missed target, 2 for wrong input, 128
++ n for signal n, 138 after SIGUSR1 (the job is about to end; a checkpoint has been saved), 3 after
+the loss of another worker, which TensorFlow's error names. If that is the chief, the others close
+its log.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class Warned:
 
 
 def lost_worker(error: BaseException, workers: Workers) -> str | None:
-    """Return a sentence that names the worker whose loss this error of TensorFlow reports, or None."""
+    """Return a sentence that names the worker whose loss this error of TensorFlow reports,
+    or None.
+    """
     text = str(error)
     if type(error).__name__ != "UnavailableError" and "Collective ops is aborted" not in text:
         return None
@@ -60,7 +63,9 @@ def lost_worker(error: BaseException, workers: Workers) -> str | None:
 
 @contextmanager
 def guard(log: MLPerfLogger, workers: Workers, path: Path) -> Iterator[Warned]:
-    """Close the log as aborted if the block raises or a signal ends the process. ``path`` is the chief's log.
+    """Close the log as aborted if the block raises or a signal ends the process.
+
+    ``path`` is the chief's log.
 
     A signal ends the process at once because the main thread may be in a loop of steps for minutes.
     """

@@ -83,8 +83,9 @@ def run_experiment(
     callbacks: Sequence[Callback] = (),
     notes: Sequence[str] = (),
 ) -> RunOutcome:
-    """Print a summary of the settings and the notes, train once, and write the files listed in the module docstring.
-    Raises UserError for user mistakes."""
+    """Print a summary of the settings and the notes, train once, and write the files listed in the
+    module docstring. Raises UserError for user mistakes.
+    """
     config = resolved.config
     settings = config[RunConfig]
     data_settings = config[DataConfig]
@@ -159,7 +160,9 @@ def _start(
     say: Callable[[str], None],
     notes: Sequence[str],
 ) -> int:
-    """Create the run's folder, print a summary of the settings and the notes, and return the seed."""
+    """Create the run's folder, print a summary of the settings and the notes,
+    and return the seed.
+    """
     settings = resolved.config[RunConfig]
     if workers.is_chief:
         paths.prepare(settings.resume)
@@ -204,7 +207,8 @@ def make_trained(
     seed: int,
     say: Callable[[str], None],
 ) -> Trained:
-    """Create the model with its initial weights, the optimizer, the loss scale and the step; pass notes to ``say``.
+    """Create the model with its initial weights, the optimizer, the loss scale and the step;
+    pass notes to ``say``.
 
     Raises UserError: an unsupported clipping, precision or optimizer, or weights that do not fit.
     """
@@ -297,7 +301,10 @@ def runtime_facts(
         max_sequence_length=inputs.max_sequence_length,
         sequences_per_pack=inputs.sequences_per_pack(data.max_sequences_per_pack),
         precision=compute.precision,
-        ops=f"TensorFlow {tf.__version__}{' with XLA' if tensorflow.enable_xla else ''}, {type(strategy).__name__}",
+        ops=(
+            f"TensorFlow {tf.__version__}{' with XLA' if tensorflow.enable_xla else ''}, "
+            f"{type(strategy).__name__}"
+        ),
         ranks=strategy.num_replicas_in_sync,
         threads_per_rank=tf.config.threading.get_intra_op_parallelism_threads()
         or len(os.sched_getaffinity(0)),

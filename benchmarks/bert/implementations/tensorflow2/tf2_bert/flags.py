@@ -1,8 +1,8 @@
 """The absl flags of Google's `run_pretraining.py` and the settings that they map to.
 
-A flag that is given overrides a sourced config. One that is not given has its published default, unless a config is
-sourced. Flags count global batches and steps; settings count rows per replica and samples. Every other setting that
-this implementation reads is also a flag, named by its key.
+A flag that is given overrides a sourced config. One that is not given has its published default,
+unless a config is sourced. Flags count global batches and steps; settings count rows per replica
+and samples. Every other setting that this implementation reads is also a flag, named by its key.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ _LENGTH = ("num_steps_per_epoch", "num_train_epochs")
 _BETWEEN = ("steps_between_eval", "steps_before_eval_start")
 _WIDTHS = ("max_seq_length", "max_predictions_per_seq")
 _SHORT = {"loss_scale": "ls"}
-# Published flags of the process rather than the run, then those of features that are not implemented.
+# Published flags of the process rather than the run,
+# then those of features that are not implemented.
 _PROCESS: Mapping[str, tuple[Any, Any, str]] = {
     "num_gpus": (int, 1, "GPUs to use; without a GPU, the CPU is split into this many devices."),
     "worker_hosts": (str, None, "Comma-separated host:port of each multi_worker_mirrored worker."),
@@ -145,7 +146,8 @@ def number_of_gpus() -> int:
 
 
 def resolve_flags(replicas: int) -> Resolved:
-    """Return the settings of this run; global batch sizes are divided by ``replicas``, counted over all workers.
+    """Return the settings of this run; global batch sizes are divided by ``replicas``,
+    counted over all workers.
 
     Raises:
         UserError: settings conflict or are not supported here.
@@ -211,7 +213,10 @@ def _additional() -> dict[str, tuple[object, str]]:
 
 
 def _converted(replicas: int, packing_rate: float = 1.0) -> dict[str, tuple[object, str]]:
-    """Return settings that published flags give in other units. ``packing_rate``: nominal sequences per row."""
+    """Return settings that published flags give in other units.
+
+    ``packing_rate``: nominal sequences per row.
+    """
     values: dict[str, tuple[object, str]] = {}
 
     def applies(key: str, *names: str) -> bool:

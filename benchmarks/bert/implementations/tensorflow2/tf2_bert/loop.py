@@ -71,7 +71,10 @@ class Run:
 
 
 def train(run: Run) -> RunOutcome:
-    """Train until the target or a limit, or until the job is about to end. Without a target, a limit is a success."""
+    """Train until the target or a limit, or until the job is about to end.
+
+    Without a target, a limit is a success.
+    """
     state = run.state
     run.events.start(state)
     clock = Clock(state.elapsed_seconds)
@@ -129,7 +132,8 @@ def met(run: Run) -> str:
 
 
 def steps_of_loop(run: Run) -> int:
-    """Return the steps of the next loop: STEPS_PER_LOOP, or fewer if an evaluation, a checkpoint or the end is sooner.
+    """Return the steps of the next loop: STEPS_PER_LOOP, or fewer if an evaluation,
+    a checkpoint or the end is sooner.
 
     Packed steps hold about `global_batch_size` sequences, so an evaluation can be one step late.
     """
@@ -145,7 +149,10 @@ def steps_of_loop(run: Run) -> int:
 
 
 def run_steps(run: Run, steps: int) -> None:
-    """Run one loop of steps. A skipped update delays the learning rate schedule only from the next loop on."""
+    """Run one loop of steps.
+
+    A skipped update delays the learning rate schedule only from the next loop on.
+    """
     state = run.state
     started = time.monotonic()
     rates = [run.schedule(state.updates + i) for i in range(steps)]
@@ -165,7 +172,9 @@ def run_steps(run: Run, steps: int) -> None:
 
 
 def evaluate(run: Run, every_samples: int, clock: Clock) -> None:
-    """Evaluate every sample once over all replicas; the next evaluation is due ``every_samples`` later."""
+    """Evaluate every sample once over all replicas;
+    the next evaluation is due ``every_samples`` later.
+    """
     state = run.state
     run.events.evaluation_start(state)
     totals = np.zeros(len(objective.Sums._fields))

@@ -1,4 +1,6 @@
-"""Loss scale for float16, which keeps small gradients from underflowing: it grows until a step overflows."""
+"""Loss scale for float16, which keeps small gradients from underflowing:
+it grows until a step overflows.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,14 @@ LARGEST = 2.0**24  # as in mlbert.optim.loss_scale
 
 
 class LossScale(tf.Module):
-    """Loss scale that halves if a step's gradient is not finite and doubles after `window` finite steps in a row.
+    """Loss scale that halves if a step's gradient is not finite
+    and doubles after `window` finite steps in a row.
 
-    With a fixed scale, steps that overflow are skipped as well. Keras' optimizer would apply them, but an infinite
-    weight never recovers.
+    With a fixed scale, steps that overflow are skipped as well. Keras' optimizer would apply them,
+    but an infinite weight never recovers.
 
-    Source of the rule: Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740, section 3.2.
+    Source of the rule: Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740,
+    section 3.2.
 
     Args:
         initial: initial scale.
@@ -41,7 +45,10 @@ class LossScale(tf.Module):
 
     @classmethod
     def of(cls, compute: ComputeConfig, tensorflow: TensorFlowConfig) -> LossScale | None:
-        """Return the configured loss scale, or None unless PRECISION=fp16. Call it in the strategy's scope."""
+        """Return the configured loss scale, or None unless PRECISION=fp16.
+
+        Call it in the strategy's scope.
+        """
         if compute.precision != "fp16":
             return None
         return cls(compute.loss_scale, compute.loss_scale_window, tensorflow.loss_scale_fixed)
@@ -59,7 +66,8 @@ class LossScale(tf.Module):
         """Update the scale after a step; call it in replica context.
 
         Args:
-            finite: bool scalar, the same on all replicas: whether the step's summed gradient is finite.
+            finite: bool scalar, the same on all replicas:
+                whether the step's summed gradient is finite.
         """
         if self._fixed:
             return

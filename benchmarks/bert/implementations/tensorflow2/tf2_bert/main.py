@@ -1,4 +1,6 @@
-"""Run `run_pretraining.py`: published command line, one run, exit status (docs/how_a_run_ends.md)."""
+"""Run `run_pretraining.py`: published command line, one run,
+exit status (docs/how_a_run_ends.md).
+"""
 
 from __future__ import annotations
 
@@ -36,10 +38,11 @@ def prepare_process() -> None:
 
 
 def run_bert_pretrain(callbacks: Sequence[object] = ()) -> int:
-    """Run once with the parsed flags and return the exit status: 0, or 1 on the chief if the target is missed.
+    """Run once with the parsed flags and return the exit status:
+    0, or 1 on the chief if the target is missed.
 
-    For each loop of steps, ``on_batch_begin(number)`` and ``on_batch_end(number)`` of ``callbacks`` are called. Raises
-    UserError for user mistakes.
+    For each loop of steps, ``on_batch_begin(number)`` and ``on_batch_end(number)`` of ``callbacks``
+    are called. Raises UserError for user mistakes.
     """
     prepare_process()
     from tf2_bert import checkpoints, strategies

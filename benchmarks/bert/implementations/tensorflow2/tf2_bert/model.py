@@ -1,14 +1,15 @@
 """BERT with masked-LM and next-sentence heads in plain TensorFlow; its input is `Rows`.
 
-Weights are float32. The encoder's matrix products run in the compute precision. Softmax, LayerNorm, GELU, residual sums
-and both heads, including the decoder's product, run in float32, as in Google's model. All dimensions except B are
-static, so XLA compiles the entire model. The vocabulary is not padded: matrices that the PyTorch model pads are cut.
+Weights are float32. The encoder's matrix products run in the compute precision. Softmax, LayerNorm,
+GELU, residual sums and both heads, including the decoder's product, run in float32, as in Google's
+model. All dimensions except B are static, so XLA compiles the entire model. The vocabulary is not
+padded: matrices that the PyTorch model pads are cut.
 
-The object tree yields checkpoint keys that `mlbert.models.weights.checkpoint_names.own_tf2_name` reads. They are
-Google's names for everything that Google's checkpoints contain.
+The object tree yields checkpoint keys that `mlbert.models.weights.checkpoint_names.own_tf2_name`
+reads. They are Google's names for everything that Google's checkpoints contain.
 
-Legend: B rows, L tokens per row, P predictions per row, S sequences per row, T = B L, D hidden, N heads, H head size,
-V vocabulary.
+Legend: B rows, L tokens per row, P predictions per row, S sequences per row, T = B L, D hidden, N
+heads, H head size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from tf2_bert.rows import Rows
 
 Parameters = Iterator[tuple[str, tf.Variable]]
 
-# Added to the score of a masked key: large enough that its probability is exactly 0, finite so that a token that sees
-# no key does not produce NaN.
+# Added to the score of a masked key: large enough that its probability is exactly 0, finite so that
+# a token that sees no key does not produce NaN.
 UNSEEN = -1e9
 DROPOUT_PLACES_OF_LAYER = 3  # attention probabilities, attention output, output
 _SUPPORTED = {
@@ -47,7 +48,9 @@ class Logits(NamedTuple):
 
 
 class _Draw:
-    """Draw matrices from a normal distribution truncated at two deviations, each with its own seed."""
+    """Draw matrices from a normal distribution truncated at two deviations,
+    each with its own seed.
+    """
 
     def __init__(self, deviation: float, seed: int) -> None:
         self._deviation = deviation
@@ -122,7 +125,9 @@ class _SelfAttention(tf.Module):
         self.attention_output = _Dense(draw, size, size)
 
     def __call__(self, hidden_TD: tf.Tensor, bias: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
-        """Return attention with its output projection, [T, D]; ``bias`` is added to the scores [B, N, L, L]."""
+        """Return attention with its output projection, [T, D];
+        ``bias`` is added to the scores [B, N, L, L].
+        """
         shape = [-1, bias.shape[-1], self._heads, self._head_size]
         query, key, value = (
             tf.reshape(part(hidden_TD), shape) for part in (self.query, self.key, self.value)
@@ -264,10 +269,12 @@ class BertPretrainer(tf.Module):
     """BERT with masked-LM and next-sentence heads.
 
     Args:
-        config: a plain BERT with learned positions and a tied decoder; `hidden_act` "gelu" is the tanh form.
-        compute_dtype: dtype of the encoder's products and activations: float32, bfloat16 or float16.
-        seed: seed of the initial weights. As in the reference, they are normal and truncated at two deviations, with
-            zero biases and unit LayerNorm gains.
+        config: a plain BERT with learned positions and a tied decoder;
+            `hidden_act` "gelu" is the tanh form.
+        compute_dtype: dtype of the encoder's products and activations:
+            float32, bfloat16 or float16.
+        seed: seed of the initial weights. As in the reference, they are normal and truncated at two
+            deviations, with zero biases and unit LayerNorm gains.
 
     Raises:
         UserError: ``config`` uses a feature that only the PyTorch implementation supports.
@@ -294,8 +301,9 @@ class BertPretrainer(tf.Module):
 
         Args:
             rows: a batch with static L and S.
-            dropout_seed: int32 or int64 [2], different for each micro-batch and replica. None disables dropout. XLA has
-                a different generator, so compiled code draws other masks from the same seed.
+            dropout_seed: int32 or int64 [2], different for each micro-batch and replica. None
+                disables dropout. XLA has a different generator, so compiled code draws other masks
+                from the same seed.
         """
         size = self.config.hidden_size
         hidden_TD = self.encoder(rows, self.compute_dtype, self._seeds(dropout_seed))
@@ -310,7 +318,9 @@ class BertPretrainer(tf.Module):
         return Logits(masked_logits, self.classification_heads[0](first))
 
     def parameters(self) -> dict[str, tf.Variable]:
-        """Return the variables by our names, in the order of `parameter_names`; kernels are [in, out]."""
+        """Return the variables by our names, in the order of `parameter_names`;
+        kernels are [in, out].
+        """
         parts = self.encoder.named(), self.masked_lm.named(), self.classification_heads[0].named()
         found = dict(pair for part in parts for pair in part)
         return {name: found[name] for name in parameter_names(self.config.num_hidden_layers)}
@@ -319,7 +329,8 @@ class BertPretrainer(tf.Module):
         """Assign all weights, or none if any of them is invalid.
 
         Args:
-            values: float32 by our names, matrices [out, in] as in PyTorch; vocabulary padding is cut.
+            values: float32 by our names, matrices [out, in] as in PyTorch;
+                vocabulary padding is cut.
 
         Raises:
             UserError: a name is missing or unknown, or a shape is wrong.
@@ -379,7 +390,9 @@ class BertPretrainer(tf.Module):
 
 
 def _attention_bias(rows: Rows) -> tf.Tensor:
-    """Return float32, 0 for visible keys: [B, 1, 1, L] if each row is one sequence, else [B, 1, L, L]."""
+    """Return float32, 0 for visible keys: [B, 1, 1, L]
+    if each row is one sequence, else [B, 1, L, L].
+    """
     sequence_BL = rows.sequence_ids
     seen = sequence_BL[:, None, None, :] != 0
     if rows.first_positions.shape[1] > 1:
@@ -399,7 +412,9 @@ def _dropout(x: tf.Tensor, probability: float, seed: tf.Tensor | None) -> tf.Ten
 def _embedding_lookup(
     table: tf.Tensor, ids: tf.Tensor
 ) -> tuple[tf.Tensor, Callable[[tf.Tensor], tuple[tf.Tensor, None]]]:
-    """Gather rows of a table, with a dense gradient: slices from tf.gather cost a copy of the tied table's gradient."""
+    """Gather rows of a table, with a dense gradient:
+    slices from tf.gather cost a copy of the tied table's gradient.
+    """
 
     def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, None]:
         return tf.math.unsorted_segment_sum(upstream, ids, table.shape[0]), None

@@ -44,8 +44,8 @@ def loss(logits: Logits, rows: Rows, counts: Counts) -> tf.Tensor:
     """Return sum(w CE) / (masked + 1e-5) + sum(w next-sentence CE) / sequences, a float32 scalar.
 
     Args:
-        counts: counts of the rows, or their mean over a step's micro-batches and replicas, which makes the step's mean
-            loss independent of how it is split. `sequences` must not be 0.
+        counts: counts of the rows, or their mean over a step's micro-batches and replicas, which
+            makes the step's mean loss independent of how it is split. `sequences` must not be 0.
     """
     masked, _ = _summed(logits.masked, rows.masked_labels, rows.masked_weights)
     next_sentence, _ = _summed(
@@ -67,8 +67,8 @@ def sums(logits: Logits, rows: Rows) -> Sums:
 def metrics(sums: Sums) -> dict[str, float]:
     """Return the metrics of an evaluation from its total sums.
 
-    "mlm_accuracy" and "loss" count each token once, as in PyTorch; "nsp_accuracy" and "nsp_loss" are those of the
-    next-sentence head. Raises UserError if no token is masked.
+    "mlm_accuracy" and "loss" count each token once, as in PyTorch; "nsp_accuracy" and "nsp_loss"
+    are those of the next-sentence head. Raises UserError if no token is masked.
     """
     correct, masked, loss, nsp_correct, sequences, nsp_loss = (float(value) for value in sums)
     if not masked:

@@ -7,10 +7,11 @@ With gradient g, weight w and update number t, from 1:
     LAMB     u = (m / c1) / (sqrt(v / c2) + eps) + weight_decay w      w = w - lr (||w|| / ||u||) u
     AdamW    u = (m / c1) / (sqrt(v) + eps) sqrt(c2) + weight_decay w  w = w - lr u
 
-LayerNorm and bias parameters have neither decay nor LAMB's ratio. The ratio is 1 if a norm is 0. Sources: You et al.,
-arXiv 1904.00962, algorithm 2; Kingma and Ba, arXiv 1412.6980, the form at the end of section 2, with decay as in
-Loshchilov and Hutter, arXiv 1711.05101. AdamW adds epsilon like Keras' Adam, the base of Google's `AdamWeightDecay`.
-`mlbert.optim.adamw` adds it to the bias-corrected root; TensorFlow 1 has no bias correction.
+LayerNorm and bias parameters have neither decay nor LAMB's ratio. The ratio is 1 if a norm is 0.
+Sources: You et al., arXiv 1904.00962, algorithm 2; Kingma and Ba, arXiv 1412.6980, the form at the
+end of section 2, with decay as in Loshchilov and Hutter, arXiv 1711.05101. AdamW adds epsilon like
+Keras' Adam, the base of Google's `AdamWeightDecay`. `mlbert.optim.adamw` adds it to the
+bias-corrected root; TensorFlow 1 has no bias correction.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Optimizer(tf.Module):
     """Base class of both optimizers; create it in the strategy's scope.
 
     Args:
-        parameters: float32, by the names of `mlbert.models.weights.checkpoint_names.parameter_names`.
+        parameters: float32, by the names of
+            `mlbert.models.weights.checkpoint_names.parameter_names`.
         beta_1, beta_2, epsilon, weight_decay_rate: see the module docstring.
         max_grad_norm: maximum norm for `tf2_bert.step`; None disables clipping.
         compiled: compile the update of each parameter with XLA.
@@ -118,7 +120,9 @@ class Optimizer(tf.Module):
         raise NotImplementedError
 
     def _corrections(self, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return c1 and c2 via expm1: 1 - beta^t would lose four digits of float32 at beta_2 0.999."""
+        """Return c1 and c2 via expm1: 1 - beta^t would lose four digits of float32 at beta_2
+        0.999.
+        """
         beta_1, beta_2 = self.betas
         c1 = -tf.math.expm1(step * math.log(beta_1))
         c2 = -tf.math.expm1(step * math.log(beta_2))
@@ -206,7 +210,8 @@ OPTIMIZERS: Mapping[str, type[Optimizer]] = {"lamb": Lamb, "adamw": AdamWeightDe
 def make_optimizer(
     config: OptimizerConfig, parameters: Mapping[str, tf.Variable], *, compiled: bool
 ) -> Optimizer:
-    """Return the configured optimizer for all of a model's parameters; ``compiled`` as in `Optimizer`.
+    """Return the configured optimizer for all of a model's parameters;
+    ``compiled`` as in `Optimizer`.
 
     Raises:
         UserError: only the PyTorch implementation has this optimizer.

@@ -1,7 +1,8 @@
 """The interface that PerfZero (github.com/tensorflow/benchmarks) expects of a benchmark class.
 
-PerfZero creates an instance with keyword arguments, sets TEST_REPORT_FILE_PREFIX, calls one method without arguments in
-a separate process, and reads the `BenchmarkEntries` that `report_benchmark` wrote at that prefix.
+PerfZero creates an instance with keyword arguments, sets TEST_REPORT_FILE_PREFIX, calls one method
+without arguments in a separate process, and reads the `BenchmarkEntries` that `report_benchmark`
+wrote at that prefix.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class BenchmarkTimerCallback:
         self._starts[batch] = time.time()
 
     def on_batch_end(self, batch: int, logs: Mapping[str, int] | None = None) -> None:
-        """Record the end of loop ``batch``, of ``logs["steps"]`` steps; a missing start is that of the latest loop."""
+        """Record the end of loop ``batch``, of ``logs["steps"]`` steps;
+        a missing start is that of the latest loop.
+        """
         self._steps[batch] = (logs or {}).get("steps", 1)
         if self._starts:
             self._seconds[batch] = time.time() - self._starts.get(batch, max(self._starts.values()))
@@ -51,11 +54,15 @@ class BenchmarkTimerCallback:
         return batch_size * loops / sum(counted.values()) if counted else 0.0
 
     def get_longest_loop(self) -> int:
-        """Return the steps of the longest loop, fewer than --steps_per_loop if evaluations or the end cut it short."""
+        """Return the steps of the longest loop, fewer than --steps_per_loop if evaluations
+        or the end cut it short.
+        """
         return max(self._steps.values(), default=0)
 
     def get_startup_time(self, program_start_time: float) -> float:
-        """Return the seconds from ``program_start_time`` (time.time()) to the first loop, or 0.0 before it."""
+        """Return the seconds from ``program_start_time`` (time.time()) to the first loop,
+        or 0.0 before it.
+        """
         return min(self._starts.values()) - program_start_time if self._starts else 0.0
 
 

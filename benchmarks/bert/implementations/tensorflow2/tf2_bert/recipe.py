@@ -1,8 +1,8 @@
 """Google's MLPerf v0.7 recipe in TensorFlow 2.
 
-LAMB or AdamW with polynomial decay from step 0. Each replica clips the gradient of each micro-batch before it is
-accumulated and summed. The values are the flag defaults of the published `run_pretraining.py`; flags that use other
-units than the settings are in `tf2_bert.flags`.
+LAMB or AdamW with polynomial decay from step 0. Each replica clips the gradient of each micro-batch
+before it is accumulated and summed. The values are the flag defaults of the published
+`run_pretraining.py`; flags that use other units than the settings are in `tf2_bert.flags`.
 """
 
 from __future__ import annotations

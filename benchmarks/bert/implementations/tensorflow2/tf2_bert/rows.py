@@ -1,7 +1,7 @@
 """A step's input: rows of static shape, each with one sequence (as published) or several (packed).
 
-The flat token stream of `mlbert.data.formats.ragged` is cut into rows because XLA compiles for one shape.
-`sequence_ids` separates the sequences of a row; positions restart with each sequence.
+The flat token stream of `mlbert.data.formats.ragged` is cut into rows because XLA compiles for one
+shape. `sequence_ids` separates the sequences of a row; positions restart with each sequence.
 
 Legend: B rows, L tokens per row, P predictions per row, S sequences per row.
 """

@@ -1,4 +1,7 @@
-"""Entry point of every `run_pretraining.py`. Programs report missing packages before anything imports them."""
+"""Entry point of every `run_pretraining.py`.
+
+Programs report missing packages before anything imports them.
+"""
 
 from __future__ import annotations
 

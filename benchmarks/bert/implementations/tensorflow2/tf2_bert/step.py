@@ -3,19 +3,21 @@
 Each of R replicas has a batch of A micro-batches of b rows:
 
     1. counts    predictions and sequences of the step, averaged over A and R
-    2. micro     for each micro-batch: loss, gradient of loss (/ R with SCALE_LOSS) (* loss scale for float16)
+    2. micro     for each micro-batch: loss, gradient of loss (/ R with SCALE_LOSS) (* loss scale
+                 for float16)
     3. sum       accumulate gradient / A in float32, sum over replicas
     4. update    LAMB or AdamW; if the sum is not finite, no replica changes anything
 
-The loss of a micro-batch is divided by the step's mean counts, so the mean over micro-batches and replicas is the loss
-of the entire batch, however it is split. The published program divides by each micro-batch's own counts, so all
-micro-batches weigh the same.
+The loss of a micro-batch is divided by the step's mean counts, so the mean over micro-batches and
+replicas is the loss of the entire batch, however it is split. The published program divides by each
+micro-batch's own counts, so all micro-batches weigh the same.
 
-There are two forms of clipping. The published form unscales and clips the gradient of each micro-batch on each replica
-before accumulating it. With SCALE_LOSS it is already divided by R, so MAX_GRAD_NORM acts like R MAX_GRAD_NORM on the
-mean over replicas. With EXPLICIT_ALLREDUCE, the still scaled gradient is first summed over the replicas, in float16 for
-PRECISION=fp16 and in packs of ALLREDUCE_BYTES_PER_PACK, then unscaled and clipped. With
-GRADIENT_CLIPPING=after, the sum is likewise clipped, not its parts.
+There are two forms of clipping. The published form unscales and clips the gradient of each
+micro-batch on each replica before accumulating it. With SCALE_LOSS it is already divided by R, so
+MAX_GRAD_NORM acts like R MAX_GRAD_NORM on the mean over replicas. With EXPLICIT_ALLREDUCE, the
+still scaled gradient is first summed over the replicas, in float16 for PRECISION=fp16 and in packs
+of ALLREDUCE_BYTES_PER_PACK, then unscaled and clipped. With GRADIENT_CLIPPING=after, the sum is
+likewise clipped, not its parts.
 
 Legend: n steps per loop, B = A b rows per replica.
 """
@@ -63,7 +65,8 @@ class TrainStep:
 
     Args:
         strategy: the model, optimizer and loss scale must have been created in its scope.
-        model, optimizer, loss_scale: the objects that a step updates; without a loss scale the loss is not scaled.
+        model, optimizer, loss_scale: the objects that a step updates;
+            without a loss scale the loss is not scaled.
         config: TensorFlow settings.
         accumulation: A.
         gradient_clipping: GRADIENT_CLIPPING; the maximum norm is the optimizer's.
@@ -109,7 +112,8 @@ class TrainStep:
     def run_loop(
         self, iterator: Any, learning_rates: Sequence[float] | np.ndarray, first_step: int
     ) -> LoopResult:
-        """Run one step per learning rate in one call into TensorFlow; one traced function serves any n.
+        """Run one step per learning rate in one call into TensorFlow;
+        one traced function serves any n.
 
         Args:
             iterator: the strategy's iterator over `Rows`, B rows for each replica.
@@ -122,7 +126,9 @@ class TrainStep:
         return LoopResult(*results.T)
 
     def evaluate_batch(self, rows: Rows) -> Sums:
-        """Return the sums over the rows of all replicas; ``rows`` comes from the strategy's iterator."""
+        """Return the sums over the rows of all replicas;
+        ``rows`` comes from the strategy's iterator.
+        """
         return self._evaluate(rows)
 
     def warm_up(self, rows: Rows) -> None:
@@ -169,7 +175,9 @@ class TrainStep:
     # Per replica.
 
     def _replica_step(self, rows: Rows, lr: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        """Run one step on one replica; its `LoopResult` fields averaged over replicas are those of the step."""
+        """Run one step on one replica; its `LoopResult` fields averaged over replicas are those of
+        the step.
+        """
         counts, work = self._step_counts(rows)
         loss, gradients = self._accumulated(rows, counts, step)
         gradients, norm = self._summed(gradients)
@@ -180,7 +188,9 @@ class TrainStep:
         return tf.stack([loss, norm, *work])
 
     def _step_counts(self, rows: Rows) -> tuple[Counts, list[tf.Tensor]]:
-        """Return mean counts per micro-batch over the step, and the step's totals in the order of `LoopResult`."""
+        """Return mean counts per micro-batch over the step,
+        and the step's totals in the order of `LoopResult`.
+        """
         numbers = tf.range(1, rows.first_positions.shape[1] + 1)
         of_sequence = tf.cast(rows.sequence_ids[:, :, None] == numbers, tf.float32)
         lengths = tf.reduce_sum(of_sequence, 1)
@@ -193,7 +203,9 @@ class TrainStep:
     def _accumulated(
         self, rows: Rows, counts: Counts, step: tf.Tensor
     ) -> tuple[tf.Tensor, Gradients]:
-        """Return loss and gradient, averaged over micro-batches; the gradient is ready to be summed over replicas."""
+        """Return loss and gradient, averaged over micro-batches;
+        the gradient is ready to be summed over replicas.
+        """
         parts = Rows(*(tf.reshape(x, [self._accumulation, -1, *x.shape[1:]]) for x in rows))
         loss = tf.zeros([])
         gradients = [tf.zeros(parameter.shape) for parameter in self._parameters]
@@ -230,7 +242,9 @@ class TrainStep:
         return loss, [tf.convert_to_tensor(gradient) for gradient in gradients]  # densify slices
 
     def _summed(self, gradients: Gradients) -> tuple[Gradients, tf.Tensor]:
-        """Return the gradient summed over replicas, unscaled and clipped, and its norm before clipping."""
+        """Return the gradient summed over replicas, unscaled and clipped,
+        and its norm before clipping.
+        """
         if self._sum_scaled and self._loss_scale:
             gradients = [tf.cast(gradient, tf.float16) for gradient in gradients]
         replica = tf.distribute.get_replica_context()

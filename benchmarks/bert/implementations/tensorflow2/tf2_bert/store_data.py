@@ -1,4 +1,5 @@
-"""Rows of a stored set for every replica, read in a background thread in the order of `mlbert.data.formats.order`.
+"""Rows of a stored set for every replica, read in a background thread in the order of
+`mlbert.data.formats.order`.
 
 Legend: B rows per replica's batch, L tokens per row, P predictions per row, S sequences per row.
 """
@@ -45,11 +46,13 @@ class _StoreData:
         info: description of the set.
         rows: B.
         shape: L, P, S.
-        vocab_size: the model's; token ids are checked against it if the set does not state its vocabulary size.
+        vocab_size: the model's; token ids are checked against it
+            if the set does not state its vocabulary size.
         opened: opens the set.
 
     Attributes:
-        failure: the exception that ended the reading thread; TensorFlow raises its own error instead.
+        failure: the exception that ended the reading thread;
+            TensorFlow raises its own error instead.
     """
 
     resume_note: str | None = None
@@ -79,7 +82,9 @@ class _StoreData:
         return rows_of(ragged, per_row, self._rows, self.shape)
 
     def _dataset(self, batches: Iterator[Rows], ahead: int) -> Any:
-        """Return one host's batches as a tf.data.Dataset; a background thread prepares ``ahead`` batches."""
+        """Return one host's batches as a tf.data.Dataset;
+        a background thread prepares ``ahead`` batches.
+        """
 
         def recording_failure() -> Iterator[Rows]:
             try:
@@ -96,8 +101,9 @@ class _StoreData:
 class StoreTraining(_StoreData):
     """Endless steps over a stored set; step n is a pure function of the settings and n.
 
-    ``bin_counts`` gives the sequences of each length bin in each replica's B rows; by default they are proportional.
-    ``seed`` determines packing and order. Other arguments are those of `_StoreData`.
+    ``bin_counts`` gives the sequences of each length bin in each replica's B rows; by default they
+    are proportional. ``seed`` determines packing and order. Other arguments are those of
+    `_StoreData`.
     """
 
     def __init__(
@@ -123,7 +129,10 @@ class StoreTraining(_StoreData):
         self._store = in_memory(self._opened())
 
     def dataset(self, strategy: Any, first_step: int = 0) -> Any:
-        """See `tf2_bert.data.TrainingData.dataset`. Raises UserError if the set is too small for one step."""
+        """See `tf2_bert.data.TrainingData.dataset`.
+
+        Raises UserError if the set is too small for one step.
+        """
         return distributed(strategy, lambda context: self.pipeline(context, first_step))
 
     def pipeline(self, context: Any, first_step: int = 0) -> Any:

@@ -1,7 +1,7 @@
 """Convert ragged sequences to rows of static shape; numpy only.
 
-Legend: B rows, L tokens per row, P predictions per row, S sequences per row; R filled rows; N sequences, T tokens and
-M predictions in total.
+Legend: B rows, L tokens per row, P predictions per row, S sequences per row; R filled rows; N
+sequences, T tokens and M predictions in total.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ class RowShape(NamedTuple):
 
 
 def row_shape(tokens: int, sequences: int, max_seq_length: int, max_predictions: int) -> RowShape:
-    """Return the shape of rows of ``tokens`` slots and at most ``sequences`` sequences, each of at most
-    ``max_seq_length`` tokens and ``max_predictions`` predictions.
+    """Return the shape of rows of ``tokens`` slots and at most ``sequences`` sequences, each of at
+    most ``max_seq_length`` tokens and ``max_predictions`` predictions.
 
-    P is large enough for data made by the usual rule: a sequence of l tokens has min(max_predictions, max(1,
-    round(share l))) predictions, so fewer than share l + 1, and a row has fewer than share L + S. The share is 0.15, as
-    in the benchmark, or max_predictions / max_seq_length if that is larger. S max_predictions is a bound for any rule,
-    but triples the output layer for S = 3, so it is used only if it is smaller. For data masked by another rule,
+    P is large enough for data made by the usual rule: a sequence of l tokens has
+    min(max_predictions, max(1, round(share l))) predictions, so fewer than share l + 1, and a row
+    has fewer than share L + S. The share is 0.15, as in the benchmark, or max_predictions /
+    max_seq_length if that is larger. S max_predictions is a bound for any rule, but triples the
+    output layer for S = 3, so it is used only if it is smaller. For data masked by another rule,
     `rows_of` may reject a row; a larger MAX_PREDICTIONS_PER_SEQ widens the rows.
     """
     share = max(MASKED_SHARE, max_predictions / max_seq_length)
@@ -72,7 +73,8 @@ def rows_of(ragged: Ragged, per_row: np.ndarray, num_rows: int, shape: RowShape)
     column = ragged.offsets[:-1] - tokens_before[row]  # [N], column of its first token
     lengths = ragged.lengths
     masked = np.diff(ragged.masked_offsets)
-    # Index of each token in the flat [B * L]; likewise of predictions in [B * P] and sequences in [B * S].
+    # Index of each token in the flat [B * L]; likewise of predictions in [B * P]
+    # and sequences in [B * S].
     at = np.arange(len(ragged.tokens)) + np.repeat(
         np.arange(len(per_row)) * length - tokens_before[:-1], row_tokens
     )
@@ -107,8 +109,8 @@ def rows_of(ragged: Ragged, per_row: np.ndarray, num_rows: int, shape: RowShape)
 def zero_rows(num_rows: int, shape: RowShape) -> Rows:
     """Return dummy rows for compiling a step.
 
-    Each is one sequence of L tokens 0 in sentence A, with all predictions at column 0 and label 0. Weights are 1 to
-    avoid dividing by 0.
+    Each is one sequence of L tokens 0 in sentence A, with all predictions at column 0 and label 0.
+    Weights are 1 to avoid dividing by 0.
     """
     length, predictions, sequences = shape
     tokens = np.zeros((num_rows, length), np.int32)

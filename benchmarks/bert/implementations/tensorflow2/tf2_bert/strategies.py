@@ -22,7 +22,8 @@ MAX_VIRTUAL_CPUS = 64  # each has threads and a copy of the weights
 
 
 def prepare_devices(config: TensorFlowConfig, cpu_threads: int | None, num_gpus: int) -> None:
-    """Set the threads and devices of this process: the first `num_gpus` GPUs, or as many virtual CPUs without a GPU.
+    """Set the threads and devices of this process:
+    the first `num_gpus` GPUs, or as many virtual CPUs without a GPU.
 
     Call it before any other use of TensorFlow.
 
@@ -50,7 +51,10 @@ def prepare_devices(config: TensorFlowConfig, cpu_threads: int | None, num_gpus:
         tf.config.set_visible_devices(gpus[:num_gpus], "GPU")
     elif num_gpus > 1 and config.distribution_strategy == "mirrored":
         if num_gpus > MAX_VIRTUAL_CPUS:
-            reason = f"is {num_gpus}, but without a GPU the CPU is split into at most {MAX_VIRTUAL_CPUS} devices"
+            reason = (
+                f"is {num_gpus}, but without a GPU the CPU is split into at most "
+                f"{MAX_VIRTUAL_CPUS} devices"
+            )
             raise UserError("config.range", "num_gpus", reason, f"Set at most {MAX_VIRTUAL_CPUS}")
         set_virtual_cpus(num_gpus)
 
@@ -75,7 +79,8 @@ def make_strategy(
     Args:
         config: TensorFlow settings.
         num_gpus: devices of this process; 0 selects the CPU.
-        worker_hosts: host:port of all processes of multi_worker_mirrored; if empty, TF_CONFIG or Slurm provides them.
+        worker_hosts: host:port of all processes of multi_worker_mirrored;
+            if empty, TF_CONFIG or Slurm provides them.
         task_index: index of this process in ``worker_hosts``.
 
     Returns:
@@ -98,7 +103,10 @@ def make_strategy(
         reason = f"is {num_gpus}, but DISTRIBUTION_STRATEGY is {name}"
         raise UserError("config.conflict", "num_gpus", reason, "Set 1, or use mirrored")
     if name == "parameter_server":
-        reason = "parameter_server updates weights asynchronously, so no step has the batch that the benchmark counts"
+        reason = (
+            "parameter_server updates weights asynchronously, "
+            "so no step has the batch that the benchmark counts"
+        )
         raise UserError(
             "config.conflict",
             "DISTRIBUTION_STRATEGY",
@@ -116,7 +124,8 @@ def make_strategy(
     if name == "multi_worker_mirrored":
         if num_gpus > 1 and not _gpus_in_use(num_gpus):
             notes.append(
-                f"num_gpus: is {num_gpus}, but there is no GPU; this process trains on its CPU as one device."
+                f"num_gpus: is {num_gpus}, but there is no GPU; "
+                "this process trains on its CPU as one device."
             )
         return _multi_worker(
             algorithm, num_gpus, _cluster(worker_hosts, task_index, num_gpus)

@@ -22,7 +22,8 @@ class SyntheticStore(Store):
     Args:
         tokens: token slots per pack, filled as far as possible.
         sequences: sequences per pack.
-        max_predictions: maximum per sequence; the default is derived from ``tokens``, at most the benchmark's 76.
+        max_predictions: maximum per sequence; the default is derived from ``tokens``,
+            at most the benchmark's 76.
         vocab_size: token ids are smaller than this.
 
     Raises UserError: vocabulary or sequences are too small.
@@ -73,7 +74,9 @@ class SyntheticStore(Store):
         return self._pool.take(indices % DIFFERENT)
 
     def gather_packs(self, indices: np.ndarray) -> tuple[Ragged, np.ndarray]:
-        """Return the sequences of the packs ``indices`` (int64), pack by pack, and the int64 count of each."""
+        """Return the sequences of the packs ``indices`` (int64), pack by pack,
+        and the int64 count of each.
+        """
         members = (indices[:, None] + np.arange(self._sequences)).reshape(-1)
         return self.gather(members), np.full(len(indices), self._sequences)
 

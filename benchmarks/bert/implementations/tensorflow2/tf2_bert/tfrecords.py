@@ -1,9 +1,10 @@
-"""TFRecords read by tf.data in the published program's order, from any file system that TensorFlow supports.
+"""TFRecords read by tf.data in the published program's order,
+from any file system that TensorFlow supports.
 
-Training: files are put in random order, divided among hosts, repeated and shuffled again. Eight are read at a time;
-their records pass through a shuffle buffer of 1500 and are batched. Evaluation: the first records of all files, sorted
-by name, each once. Checksums are checked, but TensorFlow does not notice a file truncated within the first 11 bytes of
-a record.
+Training: files are put in random order, divided among hosts, repeated and shuffled again. Eight are
+read at a time; their records pass through a shuffle buffer of 1500 and are batched. Evaluation: the
+first records of all files, sorted by name, each once. Checksums are checked, but TensorFlow does
+not notice a file truncated within the first 11 bytes of a record.
 
 Legend: B rows, L tokens per row, P predictions per row; S = 1.
 """
@@ -117,11 +118,17 @@ def match_files(patterns: str, variable: str, widths: Widths) -> Files:
 
 
 def check_widths(files: Files) -> None:
-    """Check the list sizes of the first good record. Raises UserError if they differ or the file is not a TFRecord."""
+    """Check the list sizes of the first good record.
+
+    Raises UserError if they differ or the file is not a TFRecord.
+    """
     own = _first_widths(files.names[0])
     expected = files.widths
     if own != expected:
-        reason = f"its records have {own.max_seq_length} tokens and {own.max_predictions} predictions, but "
+        reason = (
+            f"its records have {own.max_seq_length} tokens and {own.max_predictions} predictions, "
+            "but "
+        )
         reason += f"{expected.max_seq_length} and {expected.max_predictions} are configured"
         remedy = "Set MAX_SEQ_LENGTH and MAX_PREDICTIONS_PER_SEQ to those of the files"
         raise UserError("config.conflict", files.names[0], reason, remedy)
@@ -171,7 +178,9 @@ class _TFRecordData:
         self._deterministic = deterministic
 
     def translate_error(self, error: BaseException) -> UserError | None:
-        """Return why reading failed, in one line with the file's name, or None if the data did not cause ``error``."""
+        """Return why reading failed, in one line with the file's name,
+        or None if the data did not cause ``error``.
+        """
         return translate_error(error, self.files, self._vocab_size)
 
     def _finish(self, dataset: Any) -> Any:
@@ -200,8 +209,8 @@ class TFRecordTraining(_TFRecordData):
     def dataset(self, strategy: Any, first_step: int = 0) -> Any:
         """Return a tf.distribute.DistributedDataset with B rows for each replica and step.
 
-        A resumed run reads the records before ``first_step`` again, without parsing them. Raises UserError if there are
-        fewer files than hosts.
+        A resumed run reads the records before ``first_step`` again, without parsing them. Raises
+        UserError if there are fewer files than hosts.
         """
         return distributed(strategy, lambda context: self.pipeline(context, first_step))
 
@@ -237,7 +246,9 @@ class TFRecordTraining(_TFRecordData):
 
 
 class TFRecordEvaluation(_TFRecordData):
-    """The first ``num_examples`` records of the files in order (all if None), each once over all replicas."""
+    """The first ``num_examples`` records of the files in order (all if None),
+    each once over all replicas.
+    """
 
     def __init__(
         self, files: Files, rows: int, num_examples: int | None, *, vocab_size: int
@@ -247,7 +258,10 @@ class TFRecordEvaluation(_TFRecordData):
         self.num_examples = num_examples or 0  # set by `open` if None
 
     def open(self) -> None:
-        """Count the records. Raises UserError: too few records, other list sizes, or a damaged file."""
+        """Count the records.
+
+        Raises UserError: too few records, other list sizes, or a damaged file.
+        """
         check_widths(self.files)
         records = tf.data.TFRecordDataset(list(self.files.names)).take(self._wanted or -1)
         try:
@@ -296,7 +310,8 @@ def _named_records(name: Any) -> Any:
 
 
 def parse(names: Any, records: Any, widths: Widths, vocab_size: int) -> Rows:
-    """Parse serialized tf.train.Examples (see `mlbert.data.formats.tfrecord_plain`) into rows of one sequence each.
+    """Parse serialized tf.train.Examples (see `mlbert.data.formats.tfrecord_plain`) into rows of
+    one sequence each.
 
     Slots without a token or prediction become 0.
 

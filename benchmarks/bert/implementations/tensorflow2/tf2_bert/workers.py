@@ -34,7 +34,10 @@ class Workers:
         )
 
     def sum(self, numbers: Sequence[float]) -> list[float]:
-        """Return each number summed over workers. All workers must call it; it is also a barrier."""
+        """Return each number summed over workers.
+
+        All workers must call it; it is also a barrier.
+        """
         if self.count == 1:
             return list(numbers)
         return self._traced(tf.constant(numbers, tf.float64)).numpy().tolist()
