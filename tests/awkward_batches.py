@@ -9,7 +9,9 @@ from mlbert.data.batches import Batch
 
 
 def awkward_lengths(longest: int) -> dict[str, list[int]]:
-    """Return lengths of sequences by name: one token, block edges, many tiny sequences, empty ones, a tail."""
+    """Return lengths of sequences by name: one token, block edges, many tiny sequences,
+    empty ones, a tail.
+    """
     return {
         "one sequence": [longest],
         "length 1": [1],
@@ -31,7 +33,9 @@ def awkward_batches(config: BertConfig, device: torch.device) -> dict[str, Batch
 
 
 def _bare_batch(config: BertConfig, lengths: list[int], tail: int) -> Batch:
-    """Return random ids for these lengths and `tail` tokens that belong to no sequence; every seventh token masked."""
+    """Return random ids for these lengths and `tail` tokens that belong to no sequence;
+    every seventh token masked.
+    """
     used = sum(lengths)
     total = used + tail
     generator = torch.Generator().manual_seed(used)

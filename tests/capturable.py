@@ -1,4 +1,6 @@
-"""A small shape, attention and LAMB that make no decisions on the host, so that steps can be recorded on a CPU."""
+"""A small shape, attention and LAMB that make no decisions on the host,
+so that steps can be recorded on a CPU.
+"""
 
 from typing import Any
 

@@ -19,8 +19,9 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("tree")
-# The models are small, and tests run side by side, so more threads would mostly wait. Programs that use several all the
-# same sleep while they wait: a busy loop would take the processor from what they wait for. OpenMP reads both once.
+# The models are small, and tests run side by side, so more threads would mostly wait. Programs that
+# use several all the same sleep while they wait: a busy loop would take the processor from what
+# they wait for. OpenMP reads both once.
 os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 # A background job of a shell ignores Ctrl-C, and so would every program that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -42,7 +43,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
-    """Name dtypes, short sequences and dictionaries of plain values after what they hold: float32, 37x48, a=1."""
+    """Name dtypes, short sequences and dictionaries of plain values after what they hold:
+    float32, 37x48, a=1.
+    """
     if type(val).__name__ in ("dtype", "DType"):
         return getattr(val, "name", str(val).removeprefix("torch."))
     if isinstance(val, dict):
@@ -53,7 +56,9 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 
 def _joined(separator: str, parts: Iterable[str], values: Collection[object]) -> str | None:
-    """Return the parts joined, or None if that is long or a value is not a number, a word or None."""
+    """Return the parts joined, or None if that is long or a value is not a number,
+    a word or None.
+    """
     if not all(isinstance(value, PLAIN) for value in values):
         return None
     name = separator.join(parts)
@@ -61,11 +66,16 @@ def _joined(separator: str, parts: Iterable[str], values: Collection[object]) ->
 
 
 def pytest_report_header() -> str:
-    return "unit tests of Triton kernels run with TRITON_INTERPRET=1 only: tests/unit/test_interpreted.py does that"
+    return (
+        "unit tests of Triton kernels run with TRITON_INTERPRET=1 only: "
+        "tests/unit/test_interpreted.py does that"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave slow tests to `--slow`, run the longest files first and keep the order of the others."""
+    """Leave slow tests to `--slow`, run the longest files first
+    and keep the order of the others.
+    """
     if not config.getoption("--slow"):
         for item in items:
             if item.get_closest_marker("slow"):
@@ -75,7 +85,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def one_thread_again() -> Iterator[None]:
-    """Compute with one thread after a test that has changed their number, as each run in this process does."""
+    """Compute with one thread after a test that has changed their number,
+    as each run in this process does.
+    """
     yield
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
@@ -88,7 +100,9 @@ def tree_root() -> Path:
 
 @pytest.fixture
 def run_mlbert(capsys: pytest.CaptureFixture[str]) -> RunMlbert:
-    """Return run(*words), which runs `mlbert` in this process and returns its status, output and errors."""
+    """Return run(*words), which runs `mlbert` in this process and returns its status,
+    output and errors.
+    """
     from mlbert.cli.main import main
 
     def run(*words: object) -> tuple[int, str, str]:
@@ -103,7 +117,9 @@ def run_mlbert(capsys: pytest.CaptureFixture[str]) -> RunMlbert:
 
 @pytest.fixture
 def assert_fails(run_mlbert: RunMlbert) -> Callable[..., str]:
-    """Return fails(words, code, subject), which asserts that `mlbert` prints only that error, and returns it."""
+    """Return fails(words, code, subject), which asserts that `mlbert` prints only that error,
+    and returns it.
+    """
     from user_errors import assert_error_line
 
     def fails(
@@ -149,7 +165,9 @@ def simple_documents(count: int = 100, sentences: int = 12) -> list[list[str]]:
 
 @pytest.fixture(scope="session")
 def prepared_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Prepare a small folder with vocab.txt, train/, eval/ and baselines.json; sequences have 32 tokens."""
+    """Prepare a small folder with vocab.txt, train/, eval/ and baselines.json;
+    sequences have 32 tokens.
+    """
     from mlbert.data.prepare.instances import InstanceOptions
     from mlbert.data.prepare.pipeline import TextOptions, prepare_text
 

@@ -1,4 +1,6 @@
-"""Replace NVIDIA's cublasLt with `tests/unit/ops/cublaslt_emulator.c`, which works on host memory."""
+"""Replace NVIDIA's cublasLt with `tests/unit/ops/cublaslt_emulator.c`,
+which works on host memory.
+"""
 
 import ctypes
 import subprocess
@@ -36,7 +38,9 @@ class Emulator:
         refused[:] = [*epilogues, *[0] * (4 - len(epilogues))]
 
     def offer(self, algorithms: int) -> None:
-        """Make the heuristic return this many algorithms per problem; the last of several is wrong."""
+        """Make the heuristic return this many algorithms per problem;
+        the last of several is wrong.
+        """
         ctypes.c_int64.in_dll(self._code, "emulator_algorithms").value = algorithms
 
     @property

@@ -1,7 +1,8 @@
-"""Stand-ins for the GPU's libraries in a rehearsal of the GPU check, whose processes import this first.
+"""Stand-ins for the GPU's libraries in a rehearsal of the GPU check,
+whose processes import this first.
 
-EMULATED names the folder with the emulated cublasLt and fmha. INJECTED names the failures to cause: "compile", "proof"
-and "memory", separated by commas.
+EMULATED names the folder with the emulated cublasLt and fmha. INJECTED names the failures to cause:
+"compile", "proof" and "memory", separated by commas.
 """
 
 import os

@@ -18,7 +18,9 @@ from mlbert.data.loading.synthetic import SyntheticSource
 def made_up_batches(
     packs: int, seed: int, vocab_size: int, max_tokens: int, step: int = 0, **options: Any
 ) -> list[HostBatch]:
-    """Return the micro-batches of one step of random tokens, with at most three sequences per pack."""
+    """Return the micro-batches of one step of random tokens,
+    with at most three sequences per pack.
+    """
     values = {
         "packs_per_step": packs,
         "seed": seed,
@@ -129,8 +131,9 @@ def numbers(batch: HostBatch) -> list[int]:
 
 
 def rows_of(host_batch: HostBatch) -> dict[int, tuple[int, ...]]:
-    """Return all there is to know of each token: dropout row -> (token, segment, position, label or -1, length and
-    next-sentence label of its sequence)."""
+    """Return all there is to know of each token: dropout row -> (token, segment, position, label or
+    -1, length and next-sentence label of its sequence).
+    """
     batch = host_batch.to("cpu")
     labels = torch.full_like(batch.input_ids, -1)
     labels[batch.masked_positions] = batch.masked_labels

@@ -1,4 +1,7 @@
-"""Short runs that a signal interrupts at a given step. Runs as a program too, for signals that kill."""
+"""Short runs that a signal interrupts at a given step.
+
+Runs as a program too, for signals that kill.
+"""
 
 import os
 import signal
@@ -17,8 +20,8 @@ from training_settings import train_arguments
 
 STEP_SECONDS = 0.02  # makes a run long enough for the audit to check its speed
 SETTINGS = words_as_dict("""
-    max_steps=180 target_mlm_accuracy=none eval_iter_start_samples=60 eval_iter_samples=60 num_eval_examples=8
-    log_freq=0 save_checkpoint_steps=100
+    max_steps=180 target_mlm_accuracy=none eval_iter_start_samples=60 eval_iter_samples=60
+    num_eval_examples=8 log_freq=0 save_checkpoint_steps=100
 """)
 
 

@@ -67,7 +67,9 @@ def write_log(
 
 
 def _set_times(path: Path, seed: int, chance: random.Random) -> None:
-    """Set times of consecutive runs in 2025: a minute for a training interval, a second for an evaluation."""
+    """Set times of consecutive runs in 2025: a minute for a training interval,
+    a second for an evaluation.
+    """
     now = 1_750_000_000_000 + seed * 10_000_000
     lines = []
     for line in path.read_text().splitlines(keepends=True):

@@ -1,4 +1,6 @@
-"""MDS sets of masked samples, in the format of Streaming's converter for the benchmark's Wikipedia."""
+"""MDS sets of masked samples, in the format of Streaming's converter for the benchmark's
+Wikipedia.
+"""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,7 +16,9 @@ from mlbert.data.formats.ragged import Ragged
 
 
 def padded(rows: Ragged, tokens: int, predictions: int) -> dict[str, np.ndarray]:
-    """Return all columns padded with zeros: int32 or float32, [N, tokens], [N, predictions] or [N, 1]."""
+    """Return all columns padded with zeros: int32 or float32, [N, tokens], [N, predictions]
+    or [N, 1].
+    """
     columns = {
         name: formats_padded.padded(rows, name, Widths(tokens, predictions)) for name in COLUMNS
     }

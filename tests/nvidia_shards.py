@@ -30,7 +30,9 @@ def write_vocabulary(path: Path) -> Path:
 
 
 def bert_rows(count: int, seed: int = 0, max_length: int = WIDTH, min_length: int = 5) -> Ragged:
-    """Return random sequences [CLS] A [SEP] B [SEP] with a unique token 1; some have no masked token."""
+    """Return random sequences [CLS] A [SEP] B [SEP] with a unique token 1;
+    some have no masked token.
+    """
     rng = np.random.default_rng(seed)
     rows = []
     for number in range(count):
@@ -112,7 +114,9 @@ def write_kind(kind: str, path: Path, rows: Ragged, seed: int = 0, **options: An
 
 
 def write_packed(path: Path, rows: Ragged, counts: np.ndarray, **options: Any) -> Path:
-    """Write the packed format; ``counts`` int64 [packs] are sequences per pack, positions are relative to the pack."""
+    """Write the packed format; ``counts`` int64 [packs] are sequences per pack,
+    positions are relative to the pack.
+    """
     packs = []
     for start, end in itertools.pairwise(offsets_of(counts)):
         part = rows.slice(start, end)

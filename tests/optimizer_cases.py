@@ -46,7 +46,8 @@ METHODS: dict[type[CompiledOptimizer], tuple[dict[str, float], type[Reference]]]
 def assert_follows(
     optimizer: CompiledOptimizer, reference: Reference, updates: int, rates: Sequence[float]
 ) -> None:
-    """Step both on the flat gradient, rolled each time, once ten times as large and once not finite, and compare.
+    """Step both on the flat gradient, rolled each time,
+    once ten times as large and once not finite, and compare.
 
     `reference` is the specification on the same weights in float64; `rates` are used in a cycle.
     """

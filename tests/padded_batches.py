@@ -10,7 +10,8 @@ from mlbert.data.batches import Batch
 
 
 def unpadded(path: Path, smallest_label: int = 0, labels: Tensor | None = None) -> Batch:
-    """Return the tokens under the attention mask of an ``.npz`` file, masked where the label is at least this one.
+    """Return the tokens under the attention mask of an ``.npz`` file,
+    masked where the label is at least this one.
 
     ``labels``: labels of a task, float32 [S].
     """

@@ -1,4 +1,6 @@
-"""Stand-in programs for tests of shell code, what they and the real ones print, and ports for servers."""
+"""Stand-in programs for tests of shell code, what they and the real ones print,
+and ports for servers.
+"""
 
 import contextlib
 import os
@@ -74,7 +76,9 @@ def run_git(folder: Path, *words: str) -> str:
 
 
 def commit_all(folder: Path) -> str:
-    """Commit everything below the folder, which becomes a repository if it is none; return the commit."""
+    """Commit everything below the folder, which becomes a repository if it is none;
+    return the commit.
+    """
     for words in (("init", "-q"), ("add", "-A"), ("commit", "-qm", "a commit")):
         run_git(folder, *words)
     return run_git(folder, "rev-parse", "HEAD")

@@ -1,4 +1,6 @@
-"""Copies of published systems with stand-ins for slow programs, and small inputs for their commands."""
+"""Copies of published systems with stand-ins for slow programs,
+and small inputs for their commands.
+"""
 
 import dataclasses
 import os
@@ -38,9 +40,11 @@ def tiny_bert(vocab_size: int) -> tuple[BertConfig, dict[str, torch.Tensor]]:
 
 
 def write_inputs(folder: Path) -> None:
-    """Create HDF5 sets train/, eval/ and bins/, MDS sets in mds/, and the initial weights in own/ and phase1/.
+    """Create HDF5 sets train/, eval/ and bins/, MDS sets in mds/,
+    and the initial weights in own/ and phase1/.
 
-    Masked labels are two, 19 to 1, in MDS and all equal in HDF5, so that two steps are enough to learn them.
+    Masked labels are two, 19 to 1, in MDS and all equal in HDF5,
+    so that two steps are enough to learn them.
     """
     for name, count in (("train", 400), ("eval", 64)):
         rows = make_rows(random_lengths(count))
@@ -55,7 +59,8 @@ def write_inputs(folder: Path) -> None:
 
 
 class System:
-    """Copies of systems' folders below a path with a space, and stand-ins for programs, first in PATH.
+    """Copies of systems' folders below a path with a space, and stand-ins for programs,
+    first in PATH.
 
     Args:
         root: folder for the copies, the stand-ins, and the notes that they write.

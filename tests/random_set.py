@@ -10,7 +10,9 @@ MAX_SEQ_LENGTH = 32
 
 
 def random_rows(count: int, seed: int = 0, max_length: int = MAX_SEQ_LENGTH) -> Ragged:
-    """Return random sequences; token 1 is the sequence number modulo the vocabulary size, to tell them apart."""
+    """Return random sequences; token 1 is the sequence number modulo the vocabulary size,
+    to tell them apart.
+    """
     rng = np.random.default_rng(seed)
     rows = []
     for number in range(count):
@@ -29,7 +31,9 @@ def random_rows(count: int, seed: int = 0, max_length: int = MAX_SEQ_LENGTH) -> 
 
 @st.composite
 def any_row(draw: st.DrawFn) -> tuple[list[int], int, bool, list[int], list[int]]:
-    """Draw a sequence of at most 12 tokens as `Ragged.from_rows` takes it; masked positions may repeat."""
+    """Draw a sequence of at most 12 tokens as `Ragged.from_rows` takes it;
+    masked positions may repeat.
+    """
     ids = st.integers(0, 65_535)
     tokens = draw(st.lists(ids, min_size=1, max_size=12))
     positions = draw(st.lists(st.integers(0, len(tokens) - 1), max_size=4))

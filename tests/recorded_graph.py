@@ -1,8 +1,9 @@
 """Emulate CUDA graphs without a GPU: record every operation and replay it on the same memory.
 
-As in a graph, Python numbers are baked in, tensors are found by address, and it is an error to read device values on
-the host or to copy host data to the device. Interpreted Triton kernels and collectives are one operation each. Memory
-that a recorded function allocates is kept, as in a graph's pool.
+As in a graph, Python numbers are baked in, tensors are found by address, and it is an error to read
+device values on the host or to copy host data to the device. Interpreted Triton kernels and
+collectives are one operation each. Memory that a recorded function allocates is kept, as in a
+graph's pool.
 """
 
 import contextlib
@@ -73,7 +74,9 @@ class _Recorder(TorchDispatchMode):
         kwargs: dict,
         again: Callable[..., None] | None = None,
     ) -> Any:
-        """Run a call without recording its operations; replay calls `again` (default: the same call)."""
+        """Run a call without recording its operations;
+        replay calls `again` (default: the same call).
+        """
         self.paused = True
         try:
             result = call(*args, **kwargs)
@@ -132,7 +135,9 @@ class RecordedGraph:
         function()
 
     def record(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Run and record the function (unlike a capture); the returned function replays its operations."""
+        """Run and record the function (unlike a capture);
+        the returned function replays its operations.
+        """
         recorder = _Recorder()
         with (
             _kernels_as_operations(recorder),

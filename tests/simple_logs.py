@@ -70,7 +70,9 @@ def write_log(
 def write_runs(
     folder: Path, seconds: Sequence[float], missed: Sequence[int] = (), samples: Sequence[int] = ()
 ) -> None:
-    """Write runs of one evaluation that end at these seconds; those of ``missed`` do not reach the target."""
+    """Write runs of one evaluation that end at these seconds;
+    those of ``missed`` do not reach the target.
+    """
     for index, end in enumerate(seconds):
         evaluations = [(samples[index] if samples else 100, end, 0.73)]
         status = "aborted" if index in missed else "success"

@@ -1,12 +1,15 @@
-"""Count the memory passes that forward and backward make between kernels, so that tests can limit them.
+"""Count the memory passes that forward and backward make between kernels,
+so that tests can limit them.
 
-Counts these operations of PyTorch's dispatcher, including autograd's, if the result has at least `least` elements:
+Counts these operations of PyTorch's dispatcher, including autograd's,
+if the result has at least `least` elements:
 
     fills   zeros, zeros_like, new_zeros, zero_, fill_, full, full_like, new_full
     adds    add and add_ of two tensors of that size: sums of gradients
     casts   _to_copy and copy_ that change the type
 
-Triton kernels are skipped, so that their interpreter is not counted; their outputs are uninitialized.
+Triton kernels are skipped, so that their interpreter is not counted;
+their outputs are uninitialized.
 """
 
 import os

@@ -52,7 +52,9 @@ def write_set(
     vocabulary="a" * 64,
     packs: list[int] | None = None,
 ) -> Path:
-    """Write a prepared set; ``packs``: the offsets of packs of at most 64 tokens in the only shard."""
+    """Write a prepared set; ``packs``: the offsets of packs of at most 64 tokens in the only
+    shard.
+    """
     writer = ShardWriter(folder, shards, "test")
     for index, chosen in enumerate(np.array_split(np.arange(len(rows)), shards)):
         writer.write_shard(index, rows.take(chosen), packs and np.asarray(packs))

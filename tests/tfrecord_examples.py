@@ -11,7 +11,8 @@ from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.tfrecord import ExampleReader, write_examples
 
 Lists = dict[str, list]
-# The sequence of `simple_lists`: tokens, length of the first segment, is-next label, masked positions and labels.
+# The sequence of `simple_lists`: tokens, length of the first segment, is-next label,
+# masked positions and labels.
 SIMPLE_ROW = ([101, 7, 102, 30000, 102], 3, True, [1, 3], [9, 65535])
 SIMPLE_WIDTHS = plain.Widths(8, 3)
 
@@ -71,7 +72,9 @@ def example(lists: Lists, **options: Any) -> bytes:
 
 
 def simple_lists() -> Lists:
-    """Return a sequence of 5 tokens (3 in the first segment) padded to 8, with 2 masked tokens padded to 3."""
+    """Return a sequence of 5 tokens (3 in the first segment) padded to 8,
+    with 2 masked tokens padded to 3.
+    """
     return {
         "input_ids": [101, 7, 102, 30000, 102, 0, 0, 0],
         "input_mask": [1, 1, 1, 1, 1, 0, 0, 0],

@@ -31,7 +31,8 @@ class Trainer:
         device: where to compute.
         dtype: precision of the matrix products.
         seed: of weights and dropout.
-        start: a model to take over in place of a new one; its parameters are already in flat buffers.
+        start: a model to take over in place of a new one;
+            its parameters are already in flat buffers.
         lamb: implementation of LAMB.
         products: the encoder's products that run in FP8; by default, none does.
         graphs: how steps are captured as graphs and batches padded; by default, neither is done.

@@ -19,8 +19,8 @@ SHAPE = {
     "intermediate_size": 64,
     "max_position_embeddings": 64,
 }
-# Random tokens cannot be learned: every run ends at max_steps, after one evaluation, with exit code 1.
-# Only fp32 gives equal results on all processors: auto is bfloat16 on CPUs with a matrix unit.
+# Random tokens cannot be learned: every run ends at max_steps, after one evaluation, with exit code
+# 1. Only fp32 gives equal results on all processors: auto is bfloat16 on CPUs with a matrix unit.
 SETTINGS = words_as_dict("""
     recipe=packed_lamb input_dir=unused eval_dir=unused synthetic_data=1
     train_batch_size=4 gradient_accumulation_steps=2 average_packing_rate=1.5
@@ -41,7 +41,9 @@ def exports(folder: Path) -> dict[str, str]:
 
 
 def train_arguments(folder: Path, name: str = "out", **changes: object) -> list[str]:
-    """Return ``mlbert`` arguments for a run into ``folder/name`` with changes; ``shape`` changes the model."""
+    """Return ``mlbert`` arguments for a run into ``folder/name`` with changes;
+    ``shape`` changes the model.
+    """
     shape = folder / "bert_config.json"
     shape.write_text(json.dumps({**SHAPE, **changes.pop("shape", {})}))
     values = {**SETTINGS, "bert_config_file": shape, "output_dir": folder / name, **changes}

@@ -1,7 +1,8 @@
 """Expect a `UserError` with a code and subject. The wording of all messages is in one golden file.
 
-A sentence can be improved without touching any test: run the suite with ``MLBERT_WRITE_MESSAGES=1``, which adds the new
-sentences to ``tests/golden/error_messages.txt``, and delete the old ones there.
+A sentence can be improved without touching any test: run the suite with
+``MLBERT_WRITE_MESSAGES=1``, which adds the new sentences to ``tests/golden/error_messages.txt``,
+and delete the old ones there.
 """
 
 import fcntl
@@ -42,7 +43,8 @@ def user_error(
     Args:
         code: error code.
         subject: error subject; the last parts of a path are enough (None skips this check).
-        wording: the message must be in the golden file; pass False if it depends on the machine or on random examples.
+        wording: the message must be in the golden file;
+            pass False if it depends on the machine or on random examples.
     """
     with pytest.raises(UserError) as caught:
         yield caught

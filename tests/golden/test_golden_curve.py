@@ -1,9 +1,10 @@
-"""Compare the loss curve of the tiny recipe with a golden one: refactoring must not change it, a new method does.
+"""Compare the loss curve of the tiny recipe with a golden one:
+refactoring must not change it, a new method does.
 
-`tiny_loss.txt` has the step, loss and gradient norm of 60 steps on a small prepared text, with the plain ops on one
-thread. Two runs on one machine are bit-equal. Other processors sum in another order, and 60 steps of LAMB amplify a
-difference of 1e-7 to less than TOLERANCE. A failure names the file of the new curve: copy it here if the change is
-intended.
+`tiny_loss.txt` has the step, loss and gradient norm of 60 steps on a small prepared text, with the
+plain ops on one thread. Two runs on one machine are bit-equal. Other processors sum in another
+order, and 60 steps of LAMB amplify a difference of 1e-7 to less than TOLERANCE. A failure names the
+file of the new curve: copy it here if the change is intended.
 """
 
 from pathlib import Path

@@ -78,7 +78,8 @@ def test_feed_forward_matches_plain(tokens, exact, name):
             *(leaf.grad for leaf in leaves),
         ]
     for number, (found, expected) in enumerate(zip(results[name], results["plain"], strict=True)):
-        # Gradients are rounded to e5m2 twice, an error of 0.05, and some numbers round the other way.
+        # Gradients are rounded to e5m2 twice, an error of 0.05,
+        # and some numbers round the other way.
         limit = 0.02 if number < 3 else 0.06
         assert (found.float() - expected.float()).norm() <= limit * expected.float().norm()
 

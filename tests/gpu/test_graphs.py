@@ -23,7 +23,9 @@ CASES = [(None, SEGMENTED, 2), (None, FULL, 1), (Products(), SEGMENTED, 1), (Pro
 
 
 def history(config, device, mode, accumulation, products, capture) -> list[list[Tensor]]:
-    """Return the weights, moments and scales before the first step, then with loss and norm after each step."""
+    """Return the weights, moments and scales before the first step,
+    then with loss and norm after each step.
+    """
     packs = PACKS * accumulation
     batches = [
         made_up_batches(packs, SEED, config.vocab_size, 512, step=step, accumulation=accumulation)

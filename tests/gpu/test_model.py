@@ -42,7 +42,9 @@ def gradients(
     ids=str,
 )
 def test_fast_model_matches_plain_model(large, batch, options):
-    """In bfloat16 with the same dropout masks, the error of the fast model is at most twice that of the plain one."""
+    """In bfloat16 with the same dropout masks, the error of the fast model is at most twice
+    that of the plain one.
+    """
     large = dataclasses.replace(large, **options)
     exact_loss, exact = gradients(large, batch, torch.float32, "plain")
     plain_loss, plain = gradients(large, batch, torch.bfloat16, "plain")

@@ -1,4 +1,6 @@
-"""Published configurations train on one GPU: a tiny model on random tokens, each with its precision and graph."""
+"""Published configurations train on one GPU: a tiny model on random tokens,
+each with its precision and graph.
+"""
 
 import json
 import math
@@ -20,8 +22,9 @@ SHAPE = {
     "max_position_embeddings": 512,
 }
 SHORT = words_as_dict("""
-    SYNTH_DATA=1 DATADIR_PHASE2=unused EVALDIR=unused INIT_CHECKPOINT=none SEED=1 BATCHSIZE=8 MAX_STEPS=4 LOG_FREQ=1
-    EVAL_ITER_START_SAMPLES=8 EVAL_ITER_SAMPLES=8 NUM_EVAL_EXAMPLES=16 MLPERF_DIVISION=open CPU_THREADS=1
+    SYNTH_DATA=1 DATADIR_PHASE2=unused EVALDIR=unused INIT_CHECKPOINT=none SEED=1 BATCHSIZE=8
+    MAX_STEPS=4 LOG_FREQ=1 EVAL_ITER_START_SAMPLES=8 EVAL_ITER_SAMPLES=8 NUM_EVAL_EXAMPLES=16
+    MLPERF_DIVISION=open CPU_THREADS=1
 """)
 CONFIGS = (
     "inventec_p8000_h100_n1/config_P8000H100_1x8x48x1_pack.sh",

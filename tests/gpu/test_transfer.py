@@ -1,4 +1,6 @@
-"""Batches on the GPU: same elements, copies on a separate stream, no synchronization; evaluations on the GPU."""
+"""Batches on the GPU: same elements, copies on a separate stream, no synchronization;
+evaluations on the GPU.
+"""
 
 import contextlib
 import dataclasses

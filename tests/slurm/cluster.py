@@ -1,10 +1,12 @@
-"""Run a real Slurm cluster on one machine: munged, slurmctld and one slurmd per node, without systemd.
+"""Run a real Slurm cluster on one machine: munged, slurmctld and one slurmd per node,
+without systemd.
 
-    python tests/slurm/cluster.py 4      # opens a shell with a cluster of 4 nodes; exit stops the cluster
+    python tests/slurm/cluster.py 4      # opens a shell with a cluster of 4 nodes;
+                                         exit stops the cluster
 
-Everything is in one temporary folder: configuration, key, sockets, logs, spool. Each node has its own host name; nodes
-share the network, so their names cannot be resolved. Each claims 8 GPUs, which are copies of /dev/null. Needs root and
-Debian's packages slurmctld, slurmd, slurm-client and munge.
+Everything is in one temporary folder: configuration, key, sockets, logs, spool. Each node has its
+own host name; nodes share the network, so their names cannot be resolved. Each claims 8 GPUs, which
+are copies of /dev/null. Needs root and Debian's packages slurmctld, slurmd, slurm-client and munge.
 """
 
 import contextlib
@@ -57,7 +59,10 @@ SchedulerParameters=sched_interval=2,batch_sched_delay=0
 {nodes}
 PartitionName=main Nodes=ALL Default=YES MaxTime=60 State=UP OverSubscribe=NO
 """
-NODE = "NodeName={name} NodeHostname={name} NodeAddr=127.0.0.1 Port={port} CPUs=16 RealMemory=64000 Gres=gpu:8"
+NODE = (
+    "NodeName={name} NodeHostname={name} NodeAddr=127.0.0.1 Port={port} CPUs=16 RealMemory=64000 "
+    "Gres=gpu:8"
+)
 
 
 def unavailable_reason() -> str | None:

@@ -1,4 +1,6 @@
-"""A site on a test cluster: a tree with one system folder, like a vendor's, from which jobs are submitted."""
+"""A site on a test cluster: a tree with one system folder, like a vendor's,
+from which jobs are submitted.
+"""
 
 import contextlib
 import subprocess
@@ -9,7 +11,8 @@ from cluster import Cluster
 from mlbert.mlperf.logs import read_log
 from training_settings import exports
 
-# The training program, which waits in each step. A run that something happens to need not keep a processor busy.
+# The training program, which waits in each step. A run
+# that something happens to need not keep a processor busy.
 WAITING = """\
 import os
 import time
@@ -34,7 +37,9 @@ def statuses(log: Path) -> list[str]:
 
 
 class Site:
-    """A tree with one system folder, whose config trains a tiny model on generated tokens; `runs` has all LOGDIRs."""
+    """A tree with one system folder, whose config trains a tiny model on generated tokens;
+    `runs` has all LOGDIRs.
+    """
 
     def __init__(self, cluster: Cluster, root: Path, tree_root: Path) -> None:
         self.cluster = cluster
@@ -58,14 +63,18 @@ class Site:
         self.config = system / "config_test_2x1x4x2.sh"
         (system / "env.sh").write_text(
             f'source "{ours}/pytorch/launch/reset_settings.sh"\n'
-            'export CONFIG_FILE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/${BASH_SOURCE[1]##*/}"\n'
+            'export CONFIG_FILE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && '
+            'pwd)/${BASH_SOURCE[1]##*/}"\n'
         )
         lines = ['source "$(dirname "${BASH_SOURCE[0]}")/env.sh"']
         lines += [f"export {name}='{value}'" for name, value in values.items()]
         self.config.write_text("\n".join(lines) + "\n")
 
     def submit(self, *sbatch_words: str, nodes: int = 2, **exports: object) -> str:
-        """Source the config, apply the overrides and submit the job; return its id. PAUSE_S makes steps wait."""
+        """Source the config, apply the overrides and submit the job; return its id.
+
+        PAUSE_S makes steps wait.
+        """
         return self._submit("sbatch --parsable", sbatch_words, nodes, exports)[0]
 
     def chain(self, links: int, nodes: int = 2, **exports: object) -> list[str]:
@@ -79,7 +88,10 @@ class Site:
         overrides = " ".join(
             f"{name}='{value}'" for name, value in {"DGXNNODES": nodes, **exports}.items()
         )
-        line = f'source "$1"; shift; export {overrides}; {command} -N ${{DGXNNODES}} -t ${{WALLTIME}} "$@" run.sub'
+        line = (
+            f'source "$1"; shift; export {overrides}; '
+            f'{command} -N ${{DGXNNODES}} -t ${{WALLTIME}} "$@" run.sub'
+        )
         package = {"PYTHONPATH": str(Path(mlbert.__file__).parents[1])}
         command = ("bash", "-c", line, "bash", self.config, *words)
         done = self.cluster.run(*command, cwd=self.config.parent, environment=package)

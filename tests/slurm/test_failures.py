@@ -1,4 +1,6 @@
-"""Job failures and recovery: lost ranks and nodes, signals, the time limit, restarts and job chains."""
+"""Job failures and recovery: lost ranks and nodes, signals, the time limit,
+restarts and job chains.
+"""
 
 import os
 import re
@@ -15,7 +17,8 @@ from mlbert.distributed.place import expand_hostlist
 from mlbert.mlperf.logs import read_log
 from slurm_site import Site, statuses
 
-# LONG runs can be interrupted half way, with a recent checkpoint. ENDLESS runs are never meant to finish.
+# LONG runs can be interrupted half way, with a recent checkpoint.
+# ENDLESS runs are never meant to finish.
 LONG = {"MAX_STEPS": 40, "SAVE_CHECKPOINT_STEPS": 10, "PAUSE_S": 0.1}
 ENDLESS = {"MAX_STEPS": 100_000, "SAVE_CHECKPOINT_STEPS": 10, "LOG_FREQ": 1000, "PAUSE_S": 0.1}
 
@@ -28,7 +31,8 @@ def nodes_of(site: Site, job: str) -> list[str]:
     return expand_hostlist(site.cluster.job(job)["NodeList"])
 
 
-# Of jobs that take about a minute while other tests run: site, id, and when a rank was stopped or which node was lost.
+# Of jobs that take about a minute while other tests run:
+# site, id, and when a rank was stopped or which node was lost.
 SlowJobs = dict[str, tuple[Site, str, Any]]
 
 
@@ -36,15 +40,17 @@ SlowJobs = dict[str, tuple[Site, str, Any]]
 def slow_jobs(
     cluster: Cluster, tree_root: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> SlowJobs:
-    """Start the slow jobs first: one with a stopped rank, one that hits its time limit, one that loses a node."""
+    """Start the slow jobs first: one with a stopped rank, one that hits its time limit,
+    one that loses a node.
+    """
     names = ("stopped", "limit", "power")
     sites = {
         name: Site(cluster, tmp_path_factory.mktemp(name) / "tree", tree_root) for name in names
     }
     # Without checkpoints: while one is written, a rank may be silent for ten minutes.
     stopped = sites["stopped"].submit(MAX_STEPS=100_000, LOG_FREQ=1, PAUSE_S=0.1)
-    # The signal comes when at most 75 seconds are left, and Slurm looks every 30 seconds: on a busy machine the first
-    # checkpoint needs more than 20 seconds.
+    # The signal comes when at most 75 seconds are left, and Slurm looks every 30 seconds: on a busy
+    # machine the first checkpoint needs more than 20 seconds.
     limit = sites["limit"].submit("--signal=B:USR1@45", nodes=1, WALLTIME=2, **ENDLESS)
     power = submit_with_checkpoint(sites["power"], **LONG)
     cluster.kill_node(lost := nodes_of(sites["power"], power)[1])

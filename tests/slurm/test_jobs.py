@@ -1,4 +1,6 @@
-"""Jobs on a real Slurm: the documented commands, overrides, user errors, arrays, concurrent jobs and preparation."""
+"""Jobs on a real Slurm: the documented commands, overrides, user errors, arrays,
+concurrent jobs and preparation.
+"""
 
 import contextlib
 import importlib.util
@@ -90,13 +92,15 @@ def test_two_nodes_train_from_bins_and_exchange_padding(
 @pytest.mark.slow
 def test_job_on_one_node(site: Site) -> None:
     state, output = site.run(nodes=1, DGXNGPU=2, BIND_CPUS=1, SRUN_ARGS="--gres=gpu:8")
-    # Random tokens cannot be learned: the run ends at MAX_STEPS without reaching its target and fails.
+    # Random tokens cannot be learned: the run ends at MAX_STEPS without reaching its target and
+    # fails.
     assert state == "FAILED", output
     assert "run 0 ended with status 1" in output
     assert (site.runs / "out/run_0/summary.json").exists(), output
 
 
-# Exports, the error, and how often the job prints it: what a node lacks, each of the two nodes names.
+# Exports, the error, and how often the job prints it:
+# what a node lacks, each of the two nodes names.
 USER_ERRORS: list[tuple[dict[str, str], str, int]] = [
     ({"DGXNNODES": "3"}, "the job has 2 nodes, the config has DGXNNODES=3", 1),
     (
@@ -167,7 +171,10 @@ def test_cpu_cluster_trains_with_the_commands_of_its_readme(
 
 def test_published_command_needs_no_node_count(site: Site) -> None:
     node = site.cluster.nodes[-1]
-    line = f"source '{site.config}'; DGXNNODES=1 LR=fast sbatch --parsable -w {node} --time=${{WALLTIME}} run.sub"
+    line = (
+        f"source '{site.config}'; DGXNNODES=1 LR=fast sbatch --parsable -w {node} "
+        f"--time=${{WALLTIME}} run.sub"
+    )
     done = site.cluster.run("bash", "-c", line, cwd=site.config.parent)
     facts = site.cluster.wait_for_end(done.stdout.strip())
     assert (facts["NodeList"], facts["ExitCode"]) == (node, "2:0")

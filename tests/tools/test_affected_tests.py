@@ -19,7 +19,9 @@ def test_tests_of_a_changed_module_are_found(tree_root: Path) -> None:
 
 
 def test_nearest_tests_are_listed_first(tmp_path: Path) -> None:
-    """Tests that import a changed module through helpers count, as do names of modules in strings."""
+    """Tests that import a changed module through helpers count,
+    as do names of modules in strings.
+    """
     package = {
         "changed": "",
         "user": "from mlbert import changed\n",

@@ -1,4 +1,6 @@
-"""The benchmarks in tools/ write complete and consistent records, of models that are the same on both sides."""
+"""The benchmarks in tools/ write complete and consistent records,
+of models that are the same on both sides.
+"""
 
 import importlib.util
 import json

@@ -1,4 +1,6 @@
-"""tools/gpu_check.sh: a rehearsal of its first run on the CPU, and the handling of parts that fail or hang."""
+"""tools/gpu_check.sh: a rehearsal of its first run on the CPU,
+and the handling of parts that fail or hang.
+"""
 
 import json
 import os
@@ -36,7 +38,9 @@ class Rehearsal(NamedTuple):
 
 @pytest.fixture(scope="module")
 def first_run(tmp_path_factory: pytest.TempPathFactory, tree_root: Path) -> Rehearsal:
-    """Return the first run with a kernel that does not compile, one that is wrong, and steps that do not fit."""
+    """Return the first run with a kernel that does not compile, one that is wrong,
+    and steps that do not fit.
+    """
     folder = tmp_path_factory.mktemp("first")
     compile_emulator(folder / "libcublaslt.so")
     compile_fmha(folder / "libfmha.so")
@@ -148,7 +152,9 @@ def test_archive_size_is_limited_by_truncating_the_log(
 
 
 def test_every_run_fits_its_limit() -> None:
-    """`run_until` kills a part after its time, so the sum of all parts' times is the limit of a run."""
+    """`run_until` kills a part after its time, so the sum of all parts' times is the limit of a
+    run.
+    """
     for parts in program.RUNS.values():
         assert next(iter(parts)) == "compile"
         assert sum(parts.values()) <= program.RUN_LIMIT - program.RESERVE
@@ -172,7 +178,9 @@ def test_missing_gpu_and_unknown_part_are_one_line_errors(
 def test_rows_are_kept_only_with_resume(
     resume: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are in the work folder, which a runner, unlike the output folder, does not clear before a run."""
+    """They are in the work folder, which a runner, unlike the output folder,
+    does not clear before a run.
+    """
     monkeypatch.setattr(program, "check_all", lambda *_: 0)
     kept = tmp_path / "work" / "run1" / "checks.json"
     kept.parent.mkdir(parents=True)
@@ -201,7 +209,9 @@ def test_hung_process_is_killed_at_its_deadline(tmp_path: Path) -> None:
 
 
 def test_lost_device_loses_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the process that lost the device restarts, and continues after the row that crashed it."""
+    """Only the process that lost the device restarts,
+    and continues after the row that crashed it.
+    """
     codes = iter([[program.DEVICE_LOST, 0], [-11], [0]])
     started = []
     monkeypatch.setattr(

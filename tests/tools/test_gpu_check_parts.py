@@ -1,4 +1,5 @@
-"""Parts of the GPU check: the ladder, groups of kernels, the published step, NVIDIA's tools, advice for the next run.
+"""Parts of the GPU check: the ladder, groups of kernels, the published step, NVIDIA's tools,
+advice for the next run.
 
 Rehearsals of the GPU check (test_gpu_check.py) profile real steps.
 """
@@ -162,7 +163,10 @@ def test_measured_step_follows_the_settings(tmp_path: Path) -> None:
 
 
 def test_power_is_the_median_of_complete_samples() -> None:
-    text = "600.00, 1755, 3201, 60\n[N/A], 1, 1, 1\n700.00, 1200, 3201, 62\n650.00, 1700, 3201, 61\n612.0, 17"
+    text = (
+        "600.00, 1755, 3201, 60\n[N/A], 1, 1, 1\n700.00, 1200, 3201, 62\n650.00, 1700, 3201, "
+        "61\n612.0, 17"
+    )
     assert hardware.power_summary(text) == {
         "watts": 650.0,
         "sm_mhz": 1700.0,
@@ -223,7 +227,9 @@ def test_output_of_ncu_and_compute_sanitizer_is_parsed(
 
 
 def test_nothing_changes_the_settings_of_the_gpu() -> None:
-    """Others may use the GPU, so its clocks are never locked, which ncu would do without --clock-control none."""
+    """Others may use the GPU, so its clocks are never locked,
+    which ncu would do without --clock-control none.
+    """
     text = "".join(path.read_text() for path in Path(external.__file__).parent.glob("*.py"))
     assert (
         re.findall(
@@ -316,7 +322,8 @@ ADVICE: dict[str, tuple[int, dict[str, dict[str, Any]], list[str]]] = {
             }
         },
         [
-            "cast_kernel saturates neither compute nor memory (compute 20 %, memory 45 %, occupancy 12 %)",
+            "cast_kernel saturates neither compute nor memory "
+            "(compute 20 %, memory 45 %, occupancy 12 %)",
             "tools/gpu_check.sh --run 3",
         ],
     ),

@@ -1,4 +1,6 @@
-"""The table of other GPUs in docs/gpu.md: which kernels compile, and the errors for what is not supported."""
+"""The table of other GPUs in docs/gpu.md: which kernels compile,
+and the errors for what is not supported.
+"""
 
 import re
 from pathlib import Path

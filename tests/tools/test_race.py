@@ -1,4 +1,6 @@
-"""tools/race.py: both sides learn from the same data, bad inputs are errors, and the picture is drawn."""
+"""tools/race.py: both sides learn from the same data, bad inputs are errors,
+and the picture is drawn.
+"""
 
 import json
 from dataclasses import replace
@@ -57,7 +59,9 @@ def test_every_token_to_predict_is_hidden(text: RaceText) -> None:
 
 @pytest.mark.slow
 def test_both_sides_learn_within_the_time_limit(text: RaceText) -> None:
-    """The next word is certain, so a good model is much better than predicting the most frequent one."""
+    """The next word is certain, so a good model is much better than predicting the most frequent
+    one.
+    """
     choice = choose(10**5, 1.5, "tiny", 6.5e10)
     ends = {}
     for name, side in (

@@ -16,7 +16,9 @@ EXCLUDED = {".git", ".venv", "third_party", "build", "__pycache__"}
 
 
 def tree_files() -> list[Path]:
-    """Return the files that git tracks or would track; without git, everything but build products."""
+    """Return the files that git tracks or would track;
+    without git, everything but build products.
+    """
     listed = run_quietly(
         "git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT
     )
@@ -85,7 +87,9 @@ def needed_packages(name: str, *extras: str) -> set[str]:
 
 @pytest.fixture(scope="session")
 def quickstart_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the Python of an environment like quickstart.sh's, with links to this one's packages, but of no extra."""
+    """Return the Python of an environment like quickstart.sh's,
+    with links to this one's packages, but of no extra.
+    """
     folder = tmp_path_factory.mktemp("quickstart") / "venv"
     run_checked(sys.executable, "-m", "venv", "--without-pip", folder)
     python = folder / "bin/python"

@@ -1,6 +1,7 @@
 """Find idioms that make code shorter to store and longer to read.
 
-tuples      a, b = x, y     of values that do not belong together; swaps and unpacked calls do not count
+tuples      a, b = x, y     of values that do not belong together;
+                            swaps and unpacked calls do not count
 splats      x = a, b        and later f(*x) in the same function
 literals    f(*(a, b)), [*(a, b)], {**{"a": 1}}: a literal that is opened where it stands
 conditions  for x in (y if c else ()), x += y if c else [], number * (a < b), (a, b)[condition]

@@ -1,4 +1,6 @@
-"""Configs are data: they set only known names, match their file name, and reset the config sourced before."""
+"""Configs are data: they set only known names, match their file name,
+and reset the config sourced before.
+"""
 
 import functools
 import json
@@ -137,7 +139,8 @@ def test_config_matches_its_file_name_and_its_plan_has_no_warnings(
 ) -> None:
     match = NAME.fullmatch(config_file.name)
     assert match, (
-        f"{config_file.name} is not config_<system>_<nodes>x<ranks>x<batch>x<accumulation>[_<variant>].sh"
+        f"{config_file.name} is not "
+        "config_<system>_<nodes>x<ranks>x<batch>x<accumulation>[_<variant>].sh"
     )
     values = exports_after(config_file)
     named = [int(match[part]) for part in ("nodes", "ranks", "batch", "steps")]
@@ -167,7 +170,8 @@ def test_sourcing_after_anything_in_any_folder_equals_sourcing_alone(
 def test_every_config_resolves_to_the_recorded_values(tree_root: Path) -> None:
     """A changed default must not silently change a system.
 
-    After an intended change, or for a new config, run this test with ``MLBERT_WRITE_VALUES=1`` and check the diff.
+    After an intended change, or for a new config, run this test with ``MLBERT_WRITE_VALUES=1`` and
+    check the diff.
     """
     folder = tree_root / "benchmarks/bert/implementations"
     resolved = {path: resolved_yaml(path, tree_root) for path in YAML_CONFIGS}

@@ -1,4 +1,6 @@
-"""The image and the deployment manifests: linted, valid against their schemas, consistent with their config."""
+"""The image and the deployment manifests: linted, valid against their schemas,
+consistent with their config.
+"""
 
 import hashlib
 import json
@@ -25,7 +27,10 @@ SKYPILOT = {"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"
 # Stand-ins record their names and arguments; the scripts, configs and launchers are the real ones.
 STAND_IN = '#!/bin/bash\nprintf "%s\\n" "${0##*/}" "$@" >"${NOTES}"\nenv >"${NOTES}.env"\n'
 # A stand-in that records its arguments, and writes the --output file or fails halfway through.
-ENROOT = '#!/bin/bash\nprintf "%s " "$@" >"${0%/*}/words"\nprintf content >"$3"\n[[ "$4" != *broken* ]]\n'
+ENROOT = (
+    '#!/bin/bash\nprintf "%s " "$@" >"${0%/*}/words"\nprintf content >"$3"\n[[ "$4" != *broken* '
+    "]]\n"
+)
 
 
 @pytest.fixture(scope="module")
@@ -236,7 +241,9 @@ def test_image_contains_what_compiling_the_kernels_imports(tree_root: Path) -> N
 
 @pytest.fixture
 def launch(tmp_path: Path, tree_root: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Return launch(program, *words), which runs a program of launch/ with stand-ins for the engines."""
+    """Return launch(program, *words), which runs a program of launch/ with stand-ins for the
+    engines.
+    """
     write_program(tmp_path / "bin/docker", '#!/bin/bash\nprintf "%s\\n" "$@" >"${0%/*}/words"\n')
     write_program(tmp_path / "bin/enroot", ENROOT)
     environ = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "HOME": str(tmp_path)}

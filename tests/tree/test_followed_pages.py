@@ -1,4 +1,6 @@
-"""Follow the pages docs/worked_examples.md and docs/add_a_system.md step by step in a copy of the tree."""
+"""Follow the pages docs/worked_examples.md and docs/add_a_system.md step by step in a copy of the
+tree.
+"""
 
 import json
 import os
@@ -71,7 +73,10 @@ def test_the_new_check_reports_a_home_folder_and_no_published_log(
 @pytest.mark.timeout(3 * SECONDS)
 def test_page_creates_a_system_that_passes_the_checks(copy: Path) -> None:
     programs = copy / ".venv/bin"
-    note = '{ echo "$*"; env | grep -E "^(SYNTH_DATA|DGXNGPU|BATCHSIZE|MAX_STEPS)="; } >>"$TREE/submitted"'
+    note = (
+        '{ echo "$*"; env | grep -E "^(SYNTH_DATA|DGXNGPU|BATCHSIZE|MAX_STEPS)="; '
+        '} >>"$TREE/submitted"'
+    )
     write_program(programs / "sbatch", f"#!/bin/sh\n{note}\n")
     (programs / "activate").touch()
     *commands, last = (
@@ -108,5 +113,8 @@ def test_page_creates_a_system_that_passes_the_checks(copy: Path) -> None:
     assert last in text
     new = row.replace("1x8x48x1", "1x4x96x1").replace("1 x 8 x 48 x 1", "1 x 4 x 96 x 1")
     table.write_text(text.replace(last, f"{new}\n{last}"))
-    checks = f"'{sys.executable}' -m pytest -q -p no:cacheprovider tests/tree/test_configs.py tests/tree/test_shell.py"
+    checks = (
+        f"'{sys.executable}' -m pytest -q -p no:cacheprovider tests/tree/test_configs.py "
+        "tests/tree/test_shell.py"
+    )
     run(copy, f"{checks} -k '{NAME} or stubs or listed or template'")

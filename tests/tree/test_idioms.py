@@ -8,7 +8,8 @@ import pytest
 
 from tree.idioms import idioms_of
 
-# Part of the repository -> idiom -> how many are left. If there are fewer, the test asks for the lower number.
+# Part of the repository -> idiom -> how many are left.
+# If there are fewer, the test asks for the lower number.
 LEFT = {
     "package": {"tuples": 0, "splats": 0, "literals": 0, "conditions": 2, "middle": 31},
     "others": {"tuples": 1, "splats": 46, "literals": 13, "conditions": 8, "middle": 41},

@@ -1,4 +1,6 @@
-"""Ranks on one node: run_and_time.sh and `mlbert launch local` start them, bind.sh binds them, stage.sh copies data."""
+"""Ranks on one node: run_and_time.sh and `mlbert launch local` start them,
+bind.sh binds them, stage.sh copies data.
+"""
 
 import json
 import os
@@ -16,8 +18,10 @@ PROGRAM = """
 import json, os, sys
 from pathlib import Path
 rank = os.environ.get("RANK", "0")
-facts = {name: os.environ.get(name) for name in ("CACHES_CLEARED", "WORLD_SIZE", "BATCHSIZE", "CPU_THREADS")}
-Path(os.environ["LOGDIR"], f"rank_{rank}.json").write_text(json.dumps({**facts, "arguments": sys.argv[1:]}))
+names = ("CACHES_CLEARED", "WORLD_SIZE", "BATCHSIZE", "CPU_THREADS")
+facts = {name: os.environ.get(name) for name in names}
+facts["arguments"] = sys.argv[1:]
+Path(os.environ["LOGDIR"], f"rank_{rank}.json").write_text(json.dumps(facts))
 sys.exit(int(os.environ.get("EXIT_CODE", "0")))
 """
 
@@ -42,7 +46,9 @@ def system(tree_root: Path, tmp_path: Path) -> Path:
 
 
 def start(config: Path, tree_root: Path, before: str = "", arguments: str = "", through: str = ""):
-    """Source the config, run ``before`` and start the launcher, optionally ``through`` another launcher."""
+    """Source the config, run ``before`` and start the launcher,
+    optionally ``through`` another launcher.
+    """
     launcher = tree_root / "benchmarks/bert/implementations/pytorch/launch/run_and_time.sh"
     command = f"source '{config}'; {before} exec {through} '{launcher}' {arguments}"
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -108,7 +114,9 @@ BIND = "benchmarks/bert/implementations/pytorch/launch/bind.sh"
 
 @pytest.fixture
 def server(tmp_path: Path) -> Path:
-    """Create a stand-in for /sys: 2 NUMA nodes of 8 cores with 2 threads each; 4 GPUs, two per node."""
+    """Create a stand-in for /sys: 2 NUMA nodes of 8 cores with 2 threads each;
+    4 GPUs, two per node.
+    """
     system = tmp_path / "devices/system"
     pci = tmp_path / "bus/pci/devices"
     files = {
@@ -162,7 +170,8 @@ CASES = {
         SPREAD,
     ),
     "spread over the nodes": ("0-31", False, {}, SPREAD),
-    # The end of the second node belongs to a storage client; only the second thread of core 0 is free.
+    # The end of the second node belongs to a storage client;
+    # only the second thread of core 0 is free.
     "the job's CPUs": (
         "1-11,16-27",
         False,
@@ -306,7 +315,8 @@ import os, sys
 import torch.distributed as dist
 dist.init_process_group("gloo")
 names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-sys.stdout.write(" ".join([*(os.environ[name] for name in names), *sys.argv[1:]]) + "\n")  # one write per line
+words = [os.environ[name] for name in names] + sys.argv[1:]
+sys.stdout.write(" ".join(words) + "\n")  # one write per line
 dist.barrier()  # a rank that left now would break the connection that another still opens
 dist.destroy_process_group()
 """
@@ -377,7 +387,9 @@ def test_inconsistent_world_sizes_are_errors() -> None:
 def test_failed_rank_decides_the_output_and_exit_status(
     tmp_path: Path, end: str, status: int, stderr: str
 ) -> None:
-    """Print the rank's own error without torchrun's report; exit with its status, or 3 if it was killed."""
+    """Print the rank's own error without torchrun's report;
+    exit with its status, or 3 if it was killed.
+    """
     script = tmp_path / "script.py"
     script.write_text(
         f"import os, sys, time\nif os.environ['RANK'] == '1': {end}\ntime.sleep(100)\n"

@@ -1,4 +1,7 @@
-"""The launchers' exact command lines, in jobs and over ssh and mpirun. Stand-ins replace missing engines."""
+"""The launchers' exact command lines, in jobs and over ssh and mpirun.
+
+Stand-ins replace missing engines.
+"""
 
 import hashlib
 import json
@@ -14,27 +17,34 @@ import training_settings
 from mlbert.config.shell import LaunchConfig
 from programs import assert_refused, run_quietly, write_program
 
-# Records its arguments and the exports that differ between runs, then acts as the test's exports request.
+# Records its arguments and the exports that differ between runs,
+# then acts as the test's exports request.
 STAND_IN = """#!{python}
 import json, os, signal, sys
 from pathlib import Path
 name = Path(sys.argv[0]).name
-keep = ("EXPERIMENT", "SEED", "RESUME", "CACHES_CLEARED", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH",
-        "MLBERT_IMAGE_DIGEST")
-note = dict(program=name, words=sys.argv[1:], exports={{k: os.environ[k] for k in keep if k in os.environ}})
+keep = ("EXPERIMENT", "SEED", "RESUME", "CACHES_CLEARED", "MASTER_ADDR", "MASTER_PORT",
+        "PYTHONPATH", "MLBERT_IMAGE_DIGEST")
+exports = {{name: os.environ[name] for name in keep if name in os.environ}}
+note = dict(program=name, words=sys.argv[1:], exports=exports)
 with open(os.environ["NOTES"], "a") as file:
     file.write(json.dumps(note) + "\\n")
 line = " ".join(sys.argv[1:])
 if os.environ.get("WARN_AT", "nothing") in line:
-    with open(f"/proc/{{os.getppid()}}/stat") as file:  # the job's shell is the grandparent of this process
+    # The job's shell is the grandparent of this process.
+    with open(f"/proc/{{os.getppid()}}/stat") as file:
         os.kill(int(file.read().rpartition(")")[2].split()[1]), signal.SIGUSR1)
 if "requeue" in sys.argv:
     sys.exit("requeue is refused")
 if line.startswith("image inspect"):
     print("registry/bert@sha256:5eed")
 if name == "scontrol":
-    answers = dict(hostnames="n1\\nn2", node="NodeAddr=10.0.0.1", config="TaskPlugin = task/affinity")
-    answers["job"] = os.environ.get("JOB_" + sys.argv[-1], "JobState=RUNNING")
+    answers = dict(
+        hostnames="n1\\nn2",
+        node="NodeAddr=10.0.0.1",
+        config="TaskPlugin = task/affinity",
+        job=os.environ.get("JOB_" + sys.argv[-1], "JobState=RUNNING"),
+    )
     answer = next(answer for word, answer in answers.items() if word in sys.argv)
     if "error" in answer or "not found" in answer:
         sys.exit(answer)
@@ -47,7 +57,8 @@ if "run_and_time.sh" in line:
     status = int(os.environ.get("STATUS", "0"))
     if os.environ.get("RUN_STOP"):
         line = dict(key="run_stop", metadata=json.loads(os.environ["RUN_STOP"]))
-        run.with_name(run.name.replace("run_", "result_") + ".txt").write_text(json.dumps(line) + "\\n")
+        result = run.with_name(run.name.replace("run_", "result_") + ".txt")
+        result.write_text(json.dumps(line) + "\\n")
     elif status < 2:
         (run / "summary.json").write_text("{{}}")
     sys.exit(status)

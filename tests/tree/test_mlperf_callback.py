@@ -1,4 +1,6 @@
-"""MLPerfCallback for other training loops: both examples pass the official checkers; failures and errors."""
+"""MLPerfCallback for other training loops: both examples pass the official checkers;
+failures and errors.
+"""
 
 import contextlib
 import json
@@ -135,8 +137,14 @@ def test_exception_closes_the_log_as_aborted(tmp_path: Path) -> None:
     "end", ["", pytest.param("; raise ValueError", marks=pytest.mark.slow), "; sys.exit(3)"]
 )
 def test_process_exit_closes_the_log(end: str, tmp_path: Path, tree_root: Path) -> None:
-    text = "import sys, json; from mlbert.mlperf.callback import MLPerfCallback; assert 'torch' not in sys.modules;"
-    text += f"log = MLPerfCallback(sys.argv[1], 3, system_name='sys'); log.fit_start(json.loads(sys.argv[2])){end}"
+    text = (
+        "import sys, json; from mlbert.mlperf.callback import MLPerfCallback; "
+        "assert 'torch' not in sys.modules;"
+    )
+    text += (
+        "log = MLPerfCallback(sys.argv[1], 3, system_name='sys'); "
+        f"log.fit_start(json.loads(sys.argv[2])){end}"
+    )
     done = run_program(tree_root, text, tmp_path, json.dumps(NUMBERS))
     assert (done.returncode != 0) == bool(end), done.stderr
     assert read_log(tmp_path / "results/sys/bert/result_3.txt").status == "aborted"
@@ -265,9 +273,17 @@ def trainer(folder: Path, log: MLPerfCallback, steps: int = 4, **score: Any) -> 
         transformers.BertConfig(vocab_size=9, **shape)
     )
     options = transformers.TrainingArguments(
-        str(folder / "trainer"), max_steps=steps, eval_strategy="steps", eval_steps=1, gradient_accumulation_steps=2,
-        per_device_train_batch_size=3, report_to=[], save_strategy="no", use_cpu=True, warmup_steps=2,
-    )  # fmt: skip
+        str(folder / "trainer"),
+        max_steps=steps,
+        eval_strategy="steps",
+        eval_steps=1,
+        gradient_accumulation_steps=2,
+        per_device_train_batch_size=3,
+        report_to=[],
+        save_strategy="no",
+        use_cpu=True,
+        warmup_steps=2,
+    )
     rows = [{"input_ids": torch.tensor([1, 2, 3]), "labels": 1} for _ in range(48)]
     data = {"train_dataset": rows, "eval_dataset": {"masked": rows[:5], "other": rows[:7]}}
     return transformers.Trainer(model, options, **data, **score, callbacks=[log])

@@ -1,5 +1,7 @@
-"""The pages of `mlbert report`, `plan` and `submission check` in Chromium, from file://, on desktop and phone, light
-and dark. Nothing overlaps, every figure is shown, no page scrolls sideways, and the console stays empty."""
+"""The pages of `mlbert report`, `plan` and `submission check` in Chromium, from file://, on desktop
+and phone, light and dark. Nothing overlaps, every figure is shown, no page scrolls sideways, and
+the console stays empty.
+"""
 
 import html
 import json
@@ -22,7 +24,8 @@ WIDTHS = (1280, 390)
 # The policy would block the probe script.
 POLICY = re.compile(r"<meta http-equiv=\"Content-Security-Policy\"[^>]*>")
 PROBE = """<script>addEventListener('load', () => {
-  const found = {figures: 0, scrolls: 0, problems: [], width: innerWidth, ink: getComputedStyle(document.body).color};
+  const ink = getComputedStyle(document.body).color;
+  const found = {figures: 0, scrolls: 0, problems: [], width: innerWidth, ink};
   const report = (problem, element) =>
     found.problems.push(problem + ': ' + element.textContent.trim().slice(0, 60));
   const before = (end, begin) => end <= begin + 1;
@@ -34,9 +37,11 @@ PROBE = """<script>addEventListener('load', () => {
     const frame = figure.getBoundingClientRect();
     const scale = frame.width / figure.viewBox.baseVal.width;
     found.figures += frame.width > 100 && frame.height > 50;
-    const texts = [...figure.querySelectorAll('text')].map(text => [text, text.getBoundingClientRect()]);
+    const texts = [...figure.querySelectorAll('text')]
+      .map(text => [text, text.getBoundingClientRect()]);
     texts.forEach(([text, box], index) => {
-      if (!box.width || parseFloat(getComputedStyle(text).fontSize) * scale < 7) report('too small', text);
+      const size = parseFloat(getComputedStyle(text).fontSize) * scale;
+      if (!box.width || size < 7) report('too small', text);
       if (!inside(box, frame)) report('cut off', text);
       for (const [other, place] of texts.slice(index + 1))
         if (!apart(box, place)) report('overlaps ' + other.textContent, text);
@@ -54,10 +59,12 @@ PROBE = """<script>addEventListener('load', () => {
   for (const box of document.querySelectorAll('.scroll'))
     if (box.scrollWidth > box.clientWidth) {
       found.scrolls++;
-      if (getComputedStyle(box).backgroundImage.split('linear-gradient').length !== 5) report('no shadows', box);
+      const gradients = getComputedStyle(box).backgroundImage.split('linear-gradient').length - 1;
+      if (gradients !== 4) report('no shadows', box);
     }
   if (document.documentElement.scrollWidth > innerWidth) found.problems.push('scrolls sideways');
-  performance.getEntriesByType('resource').forEach(entry => found.problems.push('fetches ' + entry.name));
+  for (const entry of performance.getEntriesByType('resource'))
+    found.problems.push('fetches ' + entry.name);
   const output = parent.document.createElement('pre');
   output.textContent = JSON.stringify(found);
   parent.document.body.append(output);
@@ -74,7 +81,9 @@ def chromium() -> str:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return {name: page}: one system with all figures, many systems with long names, many runs, and an audit."""
+    """Return {name: page}: one system with all figures, many systems with long names,
+    many runs, and an audit.
+    """
     folder = tmp_path_factory.mktemp("pages")
     logdir = folder / "a_folder_of_runs_with_a_rather_long_name_for_a_headline_of_a_phone"
     for index in range(10):

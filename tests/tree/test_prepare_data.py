@@ -28,7 +28,9 @@ Prepare = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def prepare(tree_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Prepare:
-    """Return prepare(*words), which runs prepare_data.sh with an `mlbert` that runs this tree with this Python."""
+    """Return prepare(*words), which runs prepare_data.sh with an `mlbert`
+    that runs this tree with this Python.
+    """
     programs = write_mlbert(tmp_path_factory.mktemp("bin")).parent
     environ = user_environ(PATH=f"{programs}:{os.environ['PATH']}", PYTHONPATH=tree_root / HOME)
     return functools.partial(run_quietly, tree_root / HOME / "launch/prepare_data.sh", env=environ)
@@ -97,7 +99,8 @@ def test_wikiextractor(prepare: Prepare, text: Path, vocab: Path, tmp_path: Path
     documents = (text / "part-00000-of-00002").read_text().strip().split("\n\n")
     for number in range(3):
         articles = (
-            f'<doc id="{i}" url="https://example.org/{i}" title="T{i}">\nT{i}\n\n{number} {document}\n\n</doc>\n'
+            f'<doc id="{i}" url="https://example.org/{i}" title="T{i}">\nT{i}\n\n{number} '
+            f"{document}\n\n</doc>\n"
             for i, document in enumerate(documents)
         )
         (folder / f"wiki_{number:02d}").write_text("".join(articles))

@@ -1,7 +1,9 @@
-"""The commands of the published READMEs, as docs/from_the_published_readmes.md lists them, one shell per section.
+"""The commands of the published READMEs, as docs/from_the_published_readmes.md lists them,
+one shell per section.
 
-Stand-ins replace engines that are not installed (Docker, enroot, Slurm, ssh, package managers) and slow programs. They
-record how they were called, and fail if a program or YAML file among their arguments does not exist.
+Stand-ins replace engines that are not installed (Docker, enroot, Slurm, ssh, package managers) and
+slow programs. They record how they were called, and fail if a program or YAML file among their
+arguments does not exist.
 """
 
 import json
@@ -29,7 +31,8 @@ name, words = Path(sys.argv[0]).name, sys.argv[1:]
 with open({notes!r}, "a") as file:
     file.write(json.dumps([name, words, os.getcwd(), dict(os.environ)]) + "\\n")
 if name in ("python", "mlbert"):
-    missing = [word for word in words if word.endswith((".py", ".yaml")) and not Path(word).exists()]
+    files = [word for word in words if word.endswith((".py", ".yaml"))]
+    missing = [file for file in files if not Path(file).exists()]
     if missing:
         sys.exit(f"{{missing}} in {{os.getcwd()}}")
 if words[:2] == ["prepare", "recognise"]:
@@ -263,7 +266,10 @@ def test_config_can_be_sourced_from_any_folder_or_link(
         assert done.stdout.splitlines() == list(map(str, expected)), line
 
     # Sourcing env.sh alone clears the config.
-    line = f'source {CONFIG}; source env.sh; echo "${{CONFIG_FILE:-none}} ${{LR:-none}} ${{LOGDIR##*/}}"'
+    line = (
+        f'source {CONFIG}; source env.sh; echo "${{CONFIG_FILE:-none}} ${{LR:-none}} '
+        f'${{LOGDIR##*/}}"'
+    )
     done = sandbox.type([f"{options}{line}"], shell, folder)
     assert (done.returncode, done.stderr, done.stdout) == (
         0,

@@ -1,6 +1,8 @@
-"""Published lines after quickstart.sh alone, with real files: they work, or name the command that installs an extra.
+"""Published lines after quickstart.sh alone, with real files:
+they work, or name the command that installs an extra.
 
-`test_samsung` and `test_mosaic_systems` run Samsung's and MosaicML's other lines in this environment.
+`test_samsung` and `test_mosaic_systems` run Samsung's
+and MosaicML's other lines in this environment.
 """
 
 import json
@@ -18,8 +20,14 @@ MOSAIC = Path("benchmarks/mosaic_bert")
 SAMSUNG = BERT / "samsung_dgxa100_n128"
 INVENTEC = BERT / "inventec_p8000_h100_n1"
 WEIGHTS = "{data}/checkpoint"
-CHECKPOINT = "--tf_checkpoint {data}/phase1/model.ckpt-28252.index --bert_config_path {data}/phase1/bert_config.json"
-PREPARE = "./input_preprocessing/prepare_data.sh --outputdir {data} --packed-data --skip-download --workers 1"
+CHECKPOINT = (
+    "--tf_checkpoint {data}/phase1/model.ckpt-28252.index --bert_config_path "
+    "{data}/phase1/bert_config.json"
+)
+PREPARE = (
+    "./input_preprocessing/prepare_data.sh --outputdir {data} --packed-data --skip-download "
+    "--workers 1"
+)
 CONVERT = "python common/convert_dataset.py --dataset text --path articles.jsonl --out_root"
 # Folder, line, and the extra that it needs, if any. Lines of one folder follow each other.
 LINES = [

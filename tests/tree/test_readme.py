@@ -1,7 +1,8 @@
 """Check that README links resolve and that every command runs, in order, in a copy of the tree.
 
-The copy shortens the demo (one pass over the text, a target that any model reaches, early evaluations) and measures
-steps of two packs; everything else is what the reader runs. Its `.venv` forwards to this test's interpreter.
+The copy shortens the demo (one pass over the text, a target that any model reaches, early
+evaluations) and measures steps of two packs; everything else is what the reader runs. Its `.venv`
+forwards to this test's interpreter.
 """
 
 import re
@@ -26,7 +27,9 @@ NOT_EXECUTED = {
     "./run_tests.sh": "is the suite that runs this test",
     "acme_x1_n1": "is on a page that test_followed_pages.py runs",
     "examples/mlperf_plain.py": "is what test_mlperf_callback.py runs, and checks what comes out",
-    "sbatch": "would submit to whatever cluster this machine belongs to; test_launchers.py runs run.sub",
+    "sbatch": (
+        "would submit to whatever cluster this machine belongs to; test_launchers.py runs run.sub"
+    ),
 }
 # Exports with which the first evaluation is early and the last.
 SHORT = {
@@ -160,7 +163,9 @@ def test_links_resolve_and_code_blocks_name_their_language(readme: Path) -> None
 
 
 def test_named_paths_exist(readme: Path, tree_root: Path) -> None:
-    """Check paths such as `mlbert/training/loop.py`; acme_x1_n1 is the system that an example creates."""
+    """Check paths such as `mlbert/training/loop.py`;
+    acme_x1_n1 is the system that an example creates.
+    """
     pytorch = tree_root / PACKAGE_HOME
     homes = (tree_root, pytorch, pytorch.parent, readme.parent)
     named = [

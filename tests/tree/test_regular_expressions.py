@@ -1,7 +1,7 @@
 """Regular expressions, and functions that scan text, need time linear in the length of their input.
 
-Each pattern in the packages is tried on long texts of its own characters that do not match at their end. The time of a
-quadratic search grows sixteenfold if the text is four times as long.
+Each pattern in the packages is tried on long texts of its own characters that do not match at their
+end. The time of a quadratic search grows sixteenfold if the text is four times as long.
 """
 
 import ast
@@ -89,7 +89,9 @@ def constant_pattern(node: ast.AST) -> str | None:
 
 
 def uses(code: str, node: ast.Call) -> frozenset[str]:
-    """Return the methods called on a compiled pattern in its file; without a call by name, all called on anything."""
+    """Return the methods called on a compiled pattern in its file;
+    without a call by name, all called on anything.
+    """
     line = code.splitlines()[node.lineno - 1]
     name = line.partition("=")[0].partition(":")[0].strip()
     owner = rf"\b{name}" if name.isidentifier() else ""

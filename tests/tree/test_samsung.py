@@ -42,10 +42,10 @@ STUBS = (
 )
 # Exports of a config of 2 nodes x 2 ranks.
 TINY = words_as_dict("""
-    DGXNNODES=2 DGXNGPU=2 NEXP=2 RECIPE=ddp_adam BATCHSIZE=8 PACKING_FACTOR=1 EXCHANGE_PADDING=group LR=0.1
-    OPT_LAMB_BETA_1=0.9 OPT_LAMB_BETA_2=0.98 WEIGHT_DECAY_RATE=0.01 MAX_STEPS=4 MAX_SAMPLES_TERMINATION=1000
-    TARGET_MLM_ACCURACY=0.9 NUM_EVAL_EXAMPLES=64 EVAL_ITER_START_SAMPLES=64 EVAL_ITER_SAMPLES=64 CLEAR_CACHES=0
-    CHECK_COMPLIANCE=0
+    DGXNNODES=2 DGXNGPU=2 NEXP=2 RECIPE=ddp_adam BATCHSIZE=8 PACKING_FACTOR=1 EXCHANGE_PADDING=group
+    LR=0.1 OPT_LAMB_BETA_1=0.9 OPT_LAMB_BETA_2=0.98 WEIGHT_DECAY_RATE=0.01 MAX_STEPS=4
+    MAX_SAMPLES_TERMINATION=1000 TARGET_MLM_ACCURACY=0.9 NUM_EVAL_EXAMPLES=64
+    EVAL_ITER_START_SAMPLES=64 EVAL_ITER_SAMPLES=64 CLEAR_CACHES=0 CHECK_COMPLIANCE=0
 """) | {"BIN_COUNTS": "1 1 1 5"}
 
 
@@ -123,7 +123,8 @@ def test_checkpoint_conversion(tree_root: Path, tmp_path: Path) -> None:
     (tmp_path / "bert_config.json").write_text(shape.to_json())
     write = (
         "import numpy, tensorflow as tf; w = numpy.load('weights.npz');"
-        "tf.raw_ops.SaveV2(prefix='model.ckpt-28252', tensor_names=w.files, shape_and_slices=[''] * len(w.files),"
+        "tf.raw_ops.SaveV2(prefix='model.ckpt-28252', tensor_names=w.files, shape_and_slices=[''] "
+        "* len(w.files),"
         "tensors=[w[n] for n in w.files])"
     )
     subprocess.run([sys.executable, "-c", write], cwd=tmp_path, check=True)
@@ -144,7 +145,10 @@ def test_checkpoint_conversion(tree_root: Path, tmp_path: Path) -> None:
 
 def test_tfrecords_to_hdf5(system: System, prepared_data: Path, tmp_path: Path) -> None:
     hdf5_to_tfrecords(prepared_data / "train", tmp_path / "tf records")
-    line = f"TF_INPUT_DIR='{tmp_path}/tf records' HDF5_OUTPUT_DIR='{tmp_path}/hdf5' ./run_trans_tfrecord_to_hdf5.sh"
+    line = (
+        f"TF_INPUT_DIR='{tmp_path}/tf records' HDF5_OUTPUT_DIR='{tmp_path}/hdf5' "
+        "./run_trans_tfrecord_to_hdf5.sh"
+    )
     done = system.type(line)
     assert done.returncode == 0, done.stderr
     given = open_store(prepared_data / "train")
@@ -161,7 +165,10 @@ def test_tfrecords_to_hdf5(system: System, prepared_data: Path, tmp_path: Path) 
 def test_bins_of_hdf5(system: System, tmp_path: Path) -> None:
     (tmp_path / "hdf5").mkdir()
     write_fixed(tmp_path / "hdf5/part_00000.hdf5", bert_rows(200, max_length=512), 512, PREDICTIONS)
-    line = f"run_split_and_chop_hdf5_files.py --input_dir='{tmp_path}/hdf5' --output_dir='{tmp_path}/bins'"
+    line = (
+        f"run_split_and_chop_hdf5_files.py --input_dir='{tmp_path}/hdf5' "
+        f"--output_dir='{tmp_path}/bins'"
+    )
     done = system.type(f"cd cleanup_scripts; python {line}")
     assert done.returncode == 0, done.stderr
     assert {path.name for path in (tmp_path / "bins").iterdir() if path.is_dir()} == {
@@ -176,7 +183,9 @@ def test_bins_of_hdf5(system: System, tmp_path: Path) -> None:
 
 
 def use_tiny(system: System, inputs: Path, hosts: str = "'n1' 'n2'") -> str:
-    """Add a config of 2 nodes x 2 ranks, edit `hosts`, and return the exports of the published command."""
+    """Add a config of 2 nodes x 2 ranks, edit `hosts`,
+    and return the exports of the published command.
+    """
     exports = TINY | {"BERT_CONFIG": inputs / "own/bert_config.json"}
     text = "".join(f"export {name}='{value}'\n" for name, value in exports.items())
     head = '# shellcheck shell=bash\nsource "$(dirname "${BASH_SOURCE[0]}")/env.sh"\n'

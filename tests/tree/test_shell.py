@@ -123,7 +123,9 @@ def test_torch_size_is_printed_and_its_index_can_be_chosen(
 def find_python(
     tree_root: Path, path: Path, pythons: dict[str, bool], **environ: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run setup_venv.sh's search for Python where PATH has only these {version: it can create environments}."""
+    """Run setup_venv.sh's search for Python where PATH has only these {version: it can create
+    environments}.
+    """
     for version, has_venv in pythons.items():
         answers = f'case "$2" in *ensurepip*) exit {1 - has_venv};; *) echo {version} True;; esac'
         write_program(path / f"python{version}", f"#!/bin/sh\n{answers}\n")

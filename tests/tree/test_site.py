@@ -1,4 +1,6 @@
-"""Build the documentation site and check its pages; mistakes in a copy of the pages must fail the build."""
+"""Build the documentation site and check its pages;
+mistakes in a copy of the pages must fail the build.
+"""
 
 import os
 import re
@@ -55,7 +57,9 @@ FOR_THE_API = {
 
 
 class Html(HTMLParser):
-    """The tags of a page, each with its attributes, and its text without white space and anchors of headings."""
+    """The tags of a page, each with its attributes,
+    and its text without white space and anchors of headings.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -196,7 +200,8 @@ def test_mistakes_fail_the_build(tree_root: Path, tmp_path: Path) -> None:
             (root / path.name).symlink_to(path)
     with (root / "docs/report.md").open("a", encoding="utf-8") as page:
         page.write(
-            "[a](absent_a.md), [b](../absent_b.md), [c](data.md#absent_c), ![d](images/absent_d.png).\n"
+            "[a](absent_a.md), [b](../absent_b.md), [c](data.md#absent_c), "
+            "![d](images/absent_d.png).\n"
         )
         page.write("Not a link: `[e](absent_e.md)`.\n")
     (root / "docs/absent_f.md").write_text("# On no menu\n", encoding="utf-8")

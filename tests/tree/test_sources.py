@@ -1,4 +1,6 @@
-"""Rules for the sources: paths, names of modules in docs, files that do not belong here, unused definitions."""
+"""Rules for the sources: paths, names of modules in docs, files that do not belong here,
+unused definitions.
+"""
 
 import ast
 import re
@@ -33,8 +35,13 @@ CALLED_BY_PYTHON = ("__", "visit_")  # the latter by ast.NodeVisitor
 CALLED_BY_OTHERS = {
     "mlperf/mllog.py": "_do_log handleError",  # mlperf_logging, logging
     # transformers reads them from an export.
-    "models/weights/modeling_mlbert.py": "_init_weights MlbertForMaskedLM MlbertForSequenceClassification",
-    "data/prepare/corpus_files.py": "handle_starttag handle_endtag handle_data parse_marked_section",  # html.parser
+    "models/weights/modeling_mlbert.py": (
+        "_init_weights MlbertForMaskedLM MlbertForSequenceClassification"
+    ),
+    # html.parser
+    "data/prepare/corpus_files.py": (
+        "handle_starttag handle_endtag handle_data parse_marked_section"
+    ),
     "cli/main.py": "make_context",  # Typer
     "cli/train.py": "invoke",  # Typer
     "mlperf/callback.py": "on_train_begin on_evaluate on_train_end",  # transformers.Trainer
@@ -64,7 +71,9 @@ def test_no_paths_of_our_machines(tracked: list[Path]) -> None:
 
 
 def test_named_modules_exist(tracked: list[Path], tree_root: Path) -> None:
-    """Check module names in docs and comments: `mlbert.package.module.name` or mlbert/package/module.py."""
+    """Check module names in docs and comments: `mlbert.package.module.name` or
+    mlbert/package/module.py.
+    """
     stale = set()
     for path in tracked:
         parts = path.relative_to(tree_root).parts
@@ -125,7 +134,9 @@ def test_every_folder_of_tests_is_collected(tree_root: Path, pytestconfig: pytes
 
 
 def definitions(tree: ast.Module) -> list[ast.AST]:
-    """Return functions, classes and methods, except functions registered by a decorator with arguments."""
+    """Return functions, classes and methods, except functions registered by a decorator with
+    arguments.
+    """
     top = [node for node in tree.body if isinstance(node, DEFINITIONS)]
     found = top + [
         n for c in top if isinstance(c, ast.ClassDef) for n in c.body if isinstance(n, DEFINITIONS)
@@ -135,7 +146,9 @@ def definitions(tree: ast.Module) -> list[ast.AST]:
 
 
 def names_used(tree: ast.Module) -> list[tuple[str, int]]:
-    """Return (name, line) of every name that is read, called or written as "module:name"; imports do not count."""
+    """Return (name, line) of every name that is read, called or written as "module:name";
+    imports do not count.
+    """
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):

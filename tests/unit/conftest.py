@@ -1,4 +1,6 @@
-"""Fixtures for prepared sets of random sequences, the sample data and interpreted Triton kernels."""
+"""Fixtures for prepared sets of random sequences, the sample data
+and interpreted Triton kernels.
+"""
 
 import functools
 import importlib
@@ -19,7 +21,9 @@ from unit.test_interpreted import SUITES
 
 INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1"
 
-if INTERPRETS:  # list the language's functions once; Triton does it at each call of a function, a third of its time
+# List the language's functions once; Triton does it at each call of a function,
+# a third of its time.
+if INTERPRETS:
     from triton.language.core import is_builtin
     from triton.runtime import interpreter
 
@@ -42,7 +46,9 @@ def _uses_triton(item: pytest.Item) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of the files of test_interpreted, run what uses Triton with TRITON_INTERPRET=1, and everything else without."""
+    """Of the files of test_interpreted, run what uses Triton with TRITON_INTERPRET=1,
+    and everything else without.
+    """
     files = {
         Path(__file__).parent / test.partition("::")[0]
         for suite in SUITES.values()
@@ -55,7 +61,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session", autouse=True)
 def small_peak_products() -> Iterator[None]:
-    """Measure the peak of matrix products with small ones: each run measures it, in bfloat16 for seconds."""
+    """Measure the peak of matrix products with small ones:
+    each run measures it, in bfloat16 for seconds.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(peak.SIZES, "cpu", 256)
         yield
@@ -98,12 +106,15 @@ def environ() -> dict[str, str]:
 
 @pytest.fixture
 def use_triton() -> None:
-    """Skip the test unless Triton interprets kernels, which it decides once per process, on import."""
+    """Skip the test unless Triton interprets kernels, which it decides once per process,
+    on import.
+    """
     from triton import knobs
 
     if not knobs.runtime.interpret:
         pytest.skip(
-            "kernels are interpreted with TRITON_INTERPRET=1 only; tests/unit/test_interpreted.py sets it"
+            "kernels are interpreted with TRITON_INTERPRET=1 only; "
+            "tests/unit/test_interpreted.py sets it"
         )
     importlib.import_module("mlbert.ops.triton")  # fixes the interpreter's casts
 

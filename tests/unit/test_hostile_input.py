@@ -1,4 +1,6 @@
-"""Input that no program writes: special files, other digits, empty paths, exchanged and skipped files."""
+"""Input that no program writes: special files, other digits, empty paths,
+exchanged and skipped files.
+"""
 
 import json
 import os

@@ -21,7 +21,8 @@ SUITES = {  # each runs in one process
         "models/test_fp8.py::test_kernels_equal_their_plain_twins",
         *(f"ops/{name}.py" for name in ("test_fp8", "test_fp8_blocks")),
     ],
-    # The kernels do not depend on a published run's numbers, so EXCLUDED leaves one run of each kind of update.
+    # The kernels do not depend on a published run's numbers,
+    # so EXCLUDED leaves one run of each kind of update.
     "optimizers and steps": [
         "optim/test_optimizers.py",
         "training/test_step.py::test_replayed_kernels",

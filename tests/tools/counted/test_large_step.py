@@ -1,8 +1,10 @@
-"""Count the launches and bytes of a full BERT-large step, with limits; host synchronization is an error.
+"""Count the launches and bytes of a full BERT-large step, with limits;
+host synchronization is an error.
 
-The step has 96 sequences in 48 full packs, 24,576 tokens. To recompute a number, run the step on PyTorch's meta tensors
-and, for each operation and kernel launch, add the bytes of every tensor that it reads or writes, once each. Views and
-allocations count nothing; an in-place operation both reads and writes.
+The step has 96 sequences in 48 full packs, 24,576 tokens. To recompute a number, run the step on
+PyTorch's meta tensors and, for each operation and kernel launch, add the bytes of every tensor that
+it reads or writes, once each. Views and allocations count nothing; an in-place operation both reads
+and writes.
 """
 
 import functools
@@ -31,11 +33,13 @@ each_precision = pytest.mark.parametrize(
     "precision", ["bf16", pytest.param("fp8", marks=pytest.mark.slow)]
 )
 
-# Launches and 10^9 bytes per step. Lower these limits when a step needs less; never raise them without a reason.
+# Launches and 10^9 bytes per step. Lower these limits when a step needs less;
+# never raise them without a reason.
 LIMITS = {  # in bfloat16, and in FP8
     parts.PRODUCTS: ((288, 69.42), (288, 39.5)),
     parts.ATTENTION: ((96, 23.2), (96, 23.2)),
-    # Also GELU's derivative in the heads, with its sum; in FP8, casts after LayerNorm are separate launches.
+    # Also GELU's derivative in the heads, with its sum;
+    # in FP8, casts after LayerNorm are separate launches.
     parts.NORMS: ((192, 22.6), (411, 65.1)),
     parts.FILLS: ((11, 0.25), (13, 0.25)),
     parts.ADDS: ((2, 0.18), (2, 0.18)),
@@ -47,7 +51,8 @@ LIMITS = {  # in bfloat16, and in FP8
     parts.COMMUNICATION: ((0, 0.0), (0, 0.0)),
     parts.OTHER: ((10, 0.001), (24, 0.001)),
 }
-# Peak in 10^9 bytes, from start-up to the second evaluation. Attention's dropout masks, as bits, take 0.7.
+# Peak in 10^9 bytes, from start-up to the second evaluation.
+# Attention's dropout masks, as bits, take 0.7.
 MEMORY = {"bf16": 26.6, "fp8": 24.1}
 
 
@@ -74,7 +79,9 @@ def test_step_stays_within_its_launch_and_byte_limits(precision: str) -> None:
 
 @each_precision
 def test_product_flops_match_the_model(precision: str) -> None:
-    """Three products per linear layer; after the last attention, only for the rows that the heads read."""
+    """Three products per linear layer; after the last attention,
+    only for the rows that the heads read.
+    """
     counted = large_step(precision)
     rows = counted.static_shape.masked + counted.static_shape.sequences
     hidden = LARGE.hidden_size

@@ -1,4 +1,6 @@
-"""The simulated device: operations that raise an error, bytes that launches move, and memory in use."""
+"""The simulated device: operations that raise an error, bytes that launches move,
+and memory in use.
+"""
 
 from typing import Any
 

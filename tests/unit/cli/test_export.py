@@ -1,4 +1,6 @@
-"""Export, guesses and evaluation of a run and of its checkpoint: the weights are the run's, whatever names them."""
+"""Export, guesses and evaluation of a run and of its checkpoint:
+the weights are the run's, whatever names them.
+"""
 
 import json
 import re

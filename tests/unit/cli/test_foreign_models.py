@@ -1,4 +1,6 @@
-"""Any BERT of transformers in the commands that take a model: the weights, the vocabulary, and the token ids."""
+"""Any BERT of transformers in the commands that take a model:
+the weights, the vocabulary, and the token ids.
+"""
 
 import json
 import shutil

@@ -1,4 +1,6 @@
-"""glue.py as a whole, with jobs of two steps: scores, a failed job, what is done already, what is refused."""
+"""glue.py as a whole, with jobs of two steps: scores, a failed job, what is done already,
+what is refused.
+"""
 
 import itertools
 import json

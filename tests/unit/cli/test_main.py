@@ -1,4 +1,6 @@
-"""The command: help is complete, mistakes are one line with exit code 2, a bug keeps its traceback."""
+"""The command: help is complete, mistakes are one line with exit code 2,
+a bug keeps its traceback.
+"""
 
 import importlib
 import json

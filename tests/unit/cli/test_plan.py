@@ -77,7 +77,9 @@ def test_sweep_table_page_and_budget(run_mlbert, as_json, tmp_path):
 
 
 def test_the_page_of_one_estimate(run_mlbert, as_json, tmp_path):
-    """It has what limits the job, both bands, energy, the errors of held-out results, and MLCommons' sentence."""
+    """It has what limits the job, both bands, energy, the errors of held-out results,
+    and MLCommons' sentence.
+    """
     page = tmp_path / "plan.html"
     words = ("--gpus", 64, "--watts-per-gpu", 1000)
     found = as_json(*words)
@@ -128,7 +130,9 @@ def test_sourced_exports(tree_root, as_json, monkeypatch):
 
 
 def write_log(path: Path, status: str = "success") -> Path:
-    """Write a log of 8 GPUs at 9,000 sequences/s: ten evaluations every 10,000 sequences, 1 s each."""
+    """Write a log of 8 GPUs at 9,000 sequences/s: ten evaluations every 10,000 sequences,
+    1 s each.
+    """
     evaluations = [(10_000 * n, n * (10_000 / 9000 + 1), 0.5) for n in range(1, 11)]
     return simple_logs.write_log(
         path, evaluations, logged={"ranks": 8, "global_batch_size": 768}, status=status

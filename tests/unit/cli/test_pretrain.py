@@ -1,4 +1,6 @@
-"""``mlbert pretrain TEXT``: interrupted, continued, made longer; the model that it leaves; what is refused."""
+"""``mlbert pretrain TEXT``: interrupted, continued, made longer; the model that it leaves;
+what is refused.
+"""
 
 import json
 import os
@@ -112,7 +114,9 @@ def test_interrupted_resumed_and_extended(
 
 
 def go_on_with_more_text(text: Path, out: Path, tmp_path: Path, run: Run) -> None:
-    """Train on another file, from the model that was made, with its vocabulary, as transformers saves it."""
+    """Train on another file, from the model that was made, with its vocabulary,
+    as transformers saves it.
+    """
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 
     (tmp_path / "new.txt").write_text("More text.")

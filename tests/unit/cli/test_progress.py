@@ -10,6 +10,20 @@ from simple_logs import write_log
 from stored_sets import make_rows, random_lengths, write_set
 from training_settings import train, train_arguments
 
+TRAINED = "{made}/trained/run_0"
+CONVERTING = rf"converting {TRAINED}/weights, \d+ s so far"
+LINES = {
+    "prepare verify {made}/set --workers 1": r"verifying: \d+ % of [\d.]+ .?B",
+    "prepare shuffle --input {made}/set --out {new} --workers 1": r"[a-z ]+: \d+ % of \d",
+    f"convert torch-to-hf {TRAINED}/weights {{new}}": CONVERTING,
+    f"convert torch-to-nvidia {TRAINED}/weights {{new}}": CONVERTING,
+    "submission check {made}/result_0.txt": (
+        r"checking: (own checks|official tools|\w+, tool \d of \d), "
+        r"\d+ s so far"
+    ),
+    "train": r"step \d+/12  \d+ samples/s  loss \S+  accuracy \S+  \d+ s, at most \d+ s left",
+}
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
@@ -19,17 +33,6 @@ def made(tmp_path_factory):
     write_log(folder / "result_0.txt", logged={"recipe": "packed_lamb"})
     train(folder, "trained")
     return folder
-
-
-TRAINED = "{made}/trained/run_0"
-LINES = {
-    "prepare verify {made}/set --workers 1": r"verifying: \d+ % of [\d.]+ .?B",
-    "prepare shuffle --input {made}/set --out {new} --workers 1": r"[a-z ]+: \d+ % of \d",
-    f"convert torch-to-hf {TRAINED}/weights {{new}}": rf"converting {TRAINED}/weights, \d+ s so far",
-    f"convert torch-to-nvidia {TRAINED}/weights {{new}}": rf"converting {TRAINED}/weights, \d+ s so far",
-    "submission check {made}/result_0.txt": r"checking: (own checks|official tools|\w+, tool \d of \d), \d+ s so far",
-    "train": r"step \d+/12  \d+ samples/s  loss \S+  accuracy \S+  \d+ s, at most \d+ s left",
-}
 
 
 @pytest.mark.parametrize("command", LINES)

@@ -1,4 +1,6 @@
-"""``mlbert report`` as a command: what it prints, its exit codes, the page and the JSON that it writes."""
+"""``mlbert report`` as a command: what it prints, its exit codes,
+the page and the JSON that it writes.
+"""
 
 import json
 import os
@@ -13,7 +15,9 @@ from user_errors import assert_error_line
 
 @pytest.fixture
 def report(run_mlbert, monkeypatch):
-    """Return report(*words), which runs the command on 80 columns and returns its status and all output."""
+    """Return report(*words), which runs the command on 80 columns and returns its status
+    and all output.
+    """
     monkeypatch.setenv("COLUMNS", "80")
 
     def report(*words):

@@ -1,4 +1,6 @@
-"""A batch that went through the host's buffer is the batch by the book, in every element, however it is expanded."""
+"""A batch that went through the host's buffer is the batch by the book, in every element,
+however it is expanded.
+"""
 
 import dataclasses
 import importlib
@@ -38,7 +40,9 @@ def expand(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def rows_of(lengths: list[int], masked: list[int], generator: np.random.Generator) -> Ragged:
-    """Return sequences of these lengths and numbers of masked tokens; ids and labels use all 16 bits."""
+    """Return sequences of these lengths and numbers of masked tokens;
+    ids and labels use all 16 bits.
+    """
     return Ragged.from_rows(
         (
             generator.integers(0, 1 << 16, length).tolist(),
@@ -182,7 +186,9 @@ def test_only_a_shape_with_labels_holds_a_batch_with_labels():
 
 
 def test_packs_are_within_their_budget():
-    """The bound that follows from the masking rule holds, and wastes little on full packs of the benchmark's length."""
+    """The bound that follows from the masking rule holds,
+    and wastes little on full packs of the benchmark's length.
+    """
     for max_tokens, predictions in ((512, 76), (64, 10)):
         static_shape = StaticShape.of_packs(6, max_tokens, 3, max_tokens, predictions)
         for step in range(20):
@@ -201,7 +207,9 @@ def test_sizes_of_one_batch(batch):
 
 
 def test_allocated_memory_is_a_batch(batch):
-    """A model accepts it: one sequence of one token, and only its next-sentence label to predict."""
+    """A model accepts it: one sequence of one token,
+    and only its next-sentence label to predict.
+    """
     empty = larger(batch, 9, 4, 7).allocate("cpu")
     assert empty.cu_seqlens[:2].tolist() == [0, 1]
     assert exact(empty) == larger(batch, 9, 4, 7)
@@ -213,7 +221,9 @@ def test_allocated_memory_is_a_batch(batch):
 def test_smaller_budgets_are_for_sequences_of_their_own(
     packs: int, longest: int, share: float
 ) -> None:
-    """They ascend in whole tiles; a batch whose masked tokens follow the rule fits if its tokens fit."""
+    """They ascend in whole tiles; a batch whose masked tokens follow the rule fits
+    if its tokens fit.
+    """
     predictions = max(1, round(share * longest))
     whole = StaticShape.of_packs(packs, longest, 1, longest, predictions)
     smaller = whole.smaller_ones()

@@ -1,4 +1,6 @@
-"""Errors have codes: each is listed once, used somewhere, and survives the way between processes."""
+"""Errors have codes: each is listed once, used somewhere,
+and survives the way between processes.
+"""
 
 import pickle
 import re

@@ -1,4 +1,6 @@
-"""JSON of unknown origin and documents as models: what is read, and the one line for what is not."""
+"""JSON of unknown origin and documents as models: what is read,
+and the one line for what is not.
+"""
 
 import json
 import os

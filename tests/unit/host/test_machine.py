@@ -10,7 +10,10 @@ from programs import write_files
 
 
 def x86(name: str, family: int, model: int, stepping: int) -> str:
-    return f"processor\t: 0\ncpu family\t: {family}\nmodel\t\t: {model}\nmodel name\t: {name}\nstepping\t: {stepping}\n"
+    return (
+        f"processor\t: 0\ncpu family\t: {family}\nmodel\t\t: {model}\nmodel name\t: "
+        f"{name}\nstepping\t: {stepping}\n"
+    )
 
 
 ARM = "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n"
@@ -55,8 +58,13 @@ def test_processors_and_their_generations(tmp_path):
 
 def test_the_driver(tmp_path):
     for text, version in {
-        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n": "535.104.05",
-        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\n": "570.86.15",
+        (
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC "
+            "2023\n"
+        ): "535.104.05",
+        (
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\n"
+        ): "570.86.15",
         "": "none",
     }.items():
         write_files(tmp_path, {"proc/driver/nvidia/version": text})

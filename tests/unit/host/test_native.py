@@ -45,7 +45,8 @@ def cached(sources: Path) -> list[Path]:
 
 
 LOAD = (
-    "import sys, pathlib; from mlbert.host import native; native.SOURCE_FOLDER = pathlib.Path(sys.argv[1])"
+    "import sys, pathlib; from mlbert.host import native; "
+    "native.SOURCE_FOLDER = pathlib.Path(sys.argv[1])"
     "; tiny = native.load('tiny', ['tiny.c'])"
 )
 
@@ -129,9 +130,14 @@ def test_processes_compile_at_the_same_time(sources):
 
 
 def test_kernels_share_the_openmp_runtime_of_torch(sources):
-    """Whatever was loaded before, in this process or in another, torch.set_num_threads holds for the kernels."""
+    """Whatever was loaded before, in this process or in another,
+    torch.set_num_threads holds for the kernels.
+    """
     load_again()
     assert "/torch/" in native.openmp_runtime()
     pytest.importorskip("sklearn")
-    program = f"import sklearn.metrics, torch; {LOAD}; tiny.threads_seen(2); print(native.openmp_runtime())"
+    program = (
+        f"import sklearn.metrics, torch; {LOAD}; tiny.threads_seen(2); "
+        "print(native.openmp_runtime())"
+    )
     assert "/torch/" in run_quietly(sys.executable, "-c", program, sources).stdout

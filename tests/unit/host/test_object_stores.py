@@ -1,4 +1,6 @@
-"""Data sets and weights at addresses: a real S3 server, behind a proxy that drops, refuses and cuts answers."""
+"""Data sets and weights at addresses: a real S3 server, behind a proxy that drops,
+refuses and cuts answers.
+"""
 
 import hashlib
 import http.client
@@ -31,7 +33,9 @@ CONTENT = random.Random(0).randbytes(20_000_000)
 
 
 class Proxy(ThreadingHTTPServer):
-    """Passes requests on to ``port``; the next reads of objects fail as ``faults`` says, then all work."""
+    """Passes requests on to ``port``; the next reads of objects fail as ``faults`` says,
+    then all work.
+    """
 
     def __init__(self, port: int) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -248,7 +252,10 @@ def test_files_without_a_version_are_distinguished_by_query_and_content(monkeypa
 @pytest.mark.slow
 def test_main_trains_from_a_store_and_logs_no_secret(proxy, tmp_path, tree_root):
     make_texts(tmp_path, tree_root)
-    options = f"{SHAPE.replace(': ', '=').replace(',', '')} vocab_size=15 hidden_act=gelu_erf gated_mlp=true"
+    options = (
+        f"{SHAPE.replace(': ', '=').replace(',', '')} vocab_size=15 hidden_act=gelu_erf "
+        "gated_mlp=true"
+    )
     options += " position_embedding_type=alibi attention_probs_dropout_prob=0"
     shape = BertConfig.from_json(CONFIGS / "tiny.json").with_options(options)
     model = BertForMaskedLM(shape)

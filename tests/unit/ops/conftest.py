@@ -1,4 +1,6 @@
-"""Fixtures for the op tests: seeds, implementations or a skip with its reason, the error rule, an emulated cublasLt."""
+"""Fixtures for the op tests: seeds, implementations or a skip with its reason, the error rule,
+an emulated cublasLt.
+"""
 
 import os
 import warnings
@@ -51,7 +53,9 @@ def kernels(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=["plain", "auto", "triton"])
 def choice(request: pytest.FixtureRequest) -> str:
-    """Select and return a choice for the FP8 ops; with a compiler, auto uses torch._scaled_mm for products."""
+    """Select and return a choice for the FP8 ops; with a compiler,
+    auto uses torch._scaled_mm for products.
+    """
     if request.param == "triton":
         request.getfixturevalue("use_triton")
     ops.select(request.param)
@@ -61,7 +65,9 @@ def choice(request: pytest.FixtureRequest) -> str:
 def run(
     function: Callable[..., Any], arguments: Sequence[Any], dtype, gradient_of: Sequence[int]
 ) -> list[Tensor]:
-    """Return the output and the gradients of these arguments, with all floating-point arguments cast to `dtype`."""
+    """Return the output and the gradients of these arguments,
+    with all floating-point arguments cast to `dtype`.
+    """
     prepared = [
         x.to(dtype).clone().requires_grad_(i in gradient_of)
         if isinstance(x, Tensor) and x.is_floating_point()
@@ -79,7 +85,8 @@ def run(
 def check_errors(
     name: str, arguments, dtype, gradient_of: Sequence[int], form: Callable[..., Any] | None = None
 ):
-    """Assert that the output and some gradients of an op, or of a form, obey the rule of `mlbert.ops.comparison`.
+    """Assert that the output and some gradients of an op, or of a form,
+    obey the rule of `mlbert.ops.comparison`.
 
     `arguments` may be a function that draws them, for ops where one draw gives too few numbers.
     """
@@ -125,8 +132,9 @@ def check_attention_mask(
 ) -> None:
     """Assert that attention uses the dropout mask of each head.
 
-    With equal scores and one-hot values, the output is the mask, `head_size` keys at a time. With one-hot gradients of
-    the output, the gradient of V is the transposed mask, `head_size` queries at a time.
+    With equal scores and one-hot values, the output is the mask, `head_size` keys at a time. With
+    one-hot gradients of the output, the gradient of V is the transposed mask, `head_size` queries
+    at a time.
     """
     key = 0xF1234567
     _, cu_seqlens, _, rows = op_inputs.packed_qkv([17, length], num_heads, head_size)
@@ -155,7 +163,10 @@ def emulator_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def emulator(emulator_path: Path) -> Iterator[Emulator]:
-    """Replace cublasLt with the emulator. Warnings are errors, so that no fallback goes unnoticed."""
+    """Replace cublasLt with the emulator.
+
+    Warnings are errors, so that no fallback goes unnoticed.
+    """
     emulator = Emulator(emulator_path)
     cublaslt.use(emulator.library)
     with warnings.catch_warnings():

@@ -43,7 +43,9 @@ def packed_qkv(
     tail: int = 0,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor, int, Tensor]:
-    """Return qkv, cu_seqlens, max_seqlen and dropout rows of packed sequences, followed by `tail` unused tokens."""
+    """Return qkv, cu_seqlens, max_seqlen and dropout rows of packed sequences,
+    followed by `tail` unused tokens.
+    """
     generator = generator or torch.Generator().manual_seed(len(lengths))
     cu_seqlens = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
     num_tokens = int(cu_seqlens[-1]) + tail
@@ -53,7 +55,9 @@ def packed_qkv(
 
 
 def with_float32_slopes(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return `attention` with float32 ALiBi slopes, for `check_errors`, which casts all its arguments."""
+    """Return `attention` with float32 ALiBi slopes, for `check_errors`,
+    which casts all its arguments.
+    """
 
     def run(*arguments: object) -> Tensor:
         *rest, slopes = arguments

@@ -67,7 +67,9 @@ def gradients(function: Callable[..., Tensor], arguments: list[Any]) -> list[Ten
 
 
 def test_gradients_of_float32_weights_are_not_rounded_to_bfloat16(emulator):
-    """With bfloat16 activations, weight gradients are closer to the exact ones than if they were rounded."""
+    """With bfloat16 activations, weight gradients are closer to the exact ones than
+    if they were rounded.
+    """
     x, w1, b1, w2 = feed_forward_inputs(200, 16, 32)
     narrow = [
         x.bfloat16(),
@@ -87,7 +89,8 @@ def test_gradients_of_float32_weights_are_not_rounded_to_bfloat16(emulator):
 
 
 def test_feed_forward_runs_four_products_in_cublaslt(emulator):
-    """Forward is one product with an epilogue; backward is two weight gradients and one through GELU.
+    """Forward is one product with an epilogue; backward is two weight gradients
+    and one through GELU.
 
     Without a graph, forward gives the same bits.
     """
@@ -152,7 +155,9 @@ def test_linear_layers_use_cublaslt_on_cuda(emulator):
 
 
 def flat_gradients(micro_batches: int, names: dict[str, str]) -> tuple[Tensor, Counter[str]]:
-    """Return the flat gradient after the second of two steps, and the last pass's calls of grad hooks by parameter."""
+    """Return the flat gradient after the second of two steps,
+    and the last pass's calls of grad hooks by parameter.
+    """
     model = initialized(BertForPreTraining(SMALL))
     calls = Counter()
     flat = FlatParameters(model.ordered_parameters())
@@ -175,7 +180,9 @@ def flat_gradients(micro_batches: int, names: dict[str, str]) -> tuple[Tensor, C
     [(1, ()), (3, ()), (1, (Epilogue.BGRADB,)), (3, (Epilogue.BGRADB, Epilogue.NONE))],
 )
 def test_gradients_are_accumulated_in_the_flat_buffer(emulator, micro_batches, refused):
-    """Gradients equal autograd's, including those of tied embeddings, and each parameter's hook runs once."""
+    """Gradients equal autograd's, including those of tied embeddings,
+    and each parameter's hook runs once.
+    """
     expected, plain_calls = flat_gradients(micro_batches, {})
     emulator.refuse(*refused)
     with warnings.catch_warnings():

@@ -81,7 +81,9 @@ def test_unsupported_problem_is_looked_up_once(emulator):
 
 
 def test_product_that_the_library_rejects_is_unsupported(emulator):
-    """NVIDIA's library rejects FP8 scales that are not 16-byte aligned, but its heuristic does not check them."""
+    """NVIDIA's library rejects FP8 scales that are not 16-byte aligned,
+    but its heuristic does not check them.
+    """
     factors = FP8Scaling(2, Products()).inverse
     out = torch.empty(16, 16, dtype=torch.bfloat16)
     ones = torch.ones(16, 16).to(torch.float8_e4m3fn)
@@ -154,7 +156,9 @@ def test_fp8_operands(emulator, left_type):
 
 
 def test_fp8_output_with_gelu(emulator):
-    """The output is scaled, amax is its largest magnitude before scaling, and the pre-activation is in bfloat16."""
+    """The output is scaled, amax is its largest magnitude before scaling,
+    and the pre-activation is in bfloat16.
+    """
     left, right = (randn(rows, 32).to(torch.float8_e4m3fn) for rows in (5, 16))
     bias = randn(16).bfloat16()
     amax = torch.zeros(())
@@ -218,7 +222,9 @@ def test_python_constants_equal_the_header():
 
 
 def test_declarations_equal_nvidias():
-    """Needs cublasLt.h and the CUDA runtime's headers: a toolkit, wheels in this environment, or CPATH."""
+    """Needs cublasLt.h and the CUDA runtime's headers:
+    a toolkit, wheels in this environment, or CPATH.
+    """
     folders = [
         item for folder in INCLUDE_FOLDERS if folder.is_dir() for item in ("-isystem", str(folder))
     ]

@@ -23,7 +23,9 @@ TIMES = st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=5)
 
 @pytest.fixture(autouse=True)
 def host_alignment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limit alignments to that of PyTorch's host allocations; a GPU's are above what cublasLt checks."""
+    """Limit alignments to that of PyTorch's host allocations;
+    a GPU's are above what cublasLt checks.
+    """
     for module in (cublaslt_library, cublaslt_tuning):
         monkeypatch.setattr(module, "LARGEST_ALIGNMENT", 64)
 
@@ -43,7 +45,9 @@ def test_fastest_has_the_lowest_median(times):
 
 
 class Clock:
-    """Replace `time_launches`: the seconds of each algorithm, from 1 on, and of a product apart from its epilogue."""
+    """Replace `time_launches`: the seconds of each algorithm, from 1 on,
+    and of a product apart from its epilogue.
+    """
 
     def __init__(self, emulator: Any, seconds: dict[int, float], apart: float = 9.0) -> None:
         self.emulator = emulator
@@ -67,7 +71,9 @@ def linear_step(x: Tensor, weight: Tensor, bias: Tensor) -> None:
 
 
 def feed_forward_step(x: Tensor, w1: Tensor, b1: Tensor) -> None:
-    """Warm up with both feed-forward layers, forward and backward, then forward without gradients."""
+    """Warm up with both feed-forward layers, forward and backward,
+    then forward without gradients.
+    """
     cublaslt.feed_forward(x, w1, b1, w1.detach().t(), False).sum().backward()
     cublaslt.feed_forward(*(t.detach() for t in (x, w1, b1, w1.t())), False)
 
@@ -139,7 +145,10 @@ def test_times_are_cached(several_algorithms, monkeypatch, own_cache):
 
 
 def test_all_ranks_use_the_choices_of_rank_0(emulator, monkeypatch):
-    """Only the first of two ranks times algorithms. If the ranks' products differ, nothing is chosen."""
+    """Only the first of two ranks times algorithms.
+
+    If the ranks' products differ, nothing is chosen.
+    """
     emulator.offer(3)
     sent: list[Tensor] = []
     clock = Clock(emulator, {1: 2.0, 2: 1.0})

@@ -1,4 +1,6 @@
-"""The rule of `mlbert.ops.comparison`: which errors pass, and that more draws make it more reliable."""
+"""The rule of `mlbert.ops.comparison`: which errors pass,
+and that more draws make it more reliable.
+"""
 
 import math
 
@@ -34,7 +36,9 @@ def test_errors_up_to_twice_pytorchs_pass():
 
 
 def test_single_numbers_need_several_draws():
-    """Of two equally good results, one number often has twice the other's error, but rarely the mean over draws."""
+    """Of two equally good results, one number often has twice the other's error,
+    but rarely the mean over draws.
+    """
     single, pooled = ([ErrorRule(0.0) for _ in range(40)] for _ in range(2))
     generator = torch.Generator().manual_seed(2)
     for rule, draws in [*((r, 1) for r in single), *((r, draws_for(1)) for r in pooled)]:

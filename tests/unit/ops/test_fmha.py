@@ -1,7 +1,8 @@
-"""The CUDA attention of csrc/fmha without a GPU: its sources are compiled as C++ for an emulated GPU.
+"""The CUDA attention of csrc/fmha without a GPU: its sources are compiled as C++ for an emulated
+GPU.
 
-The emulation (csrc/fmha/emulation) checks every access to shared memory. If nvcc is installed, the sources are also
-compiled with it.
+The emulation (csrc/fmha/emulation) checks every access to shared memory. If nvcc is installed, the
+sources are also compiled with it.
 """
 
 import ctypes
@@ -24,7 +25,8 @@ from unit.ops.op_inputs import packed_qkv, with_float32_slopes
 from user_errors import user_error
 
 KEY = dropout.dropout_key(1, 2, 3, 4)
-# Blocks process 128 queries or keys, 32 per warp, in tiles of 64 keys (forward) or 32 queries (backward).
+# Blocks process 128 queries or keys, 32 per warp, in tiles of 64 keys (forward)
+# or 32 queries (backward).
 LENGTHS = ([1], [15, 16, 17], [63, 64, 65], [127, 128, 130], [0, 20, 0, 33, 0], [0, 0])
 
 
@@ -39,7 +41,10 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @pytest.fixture
 def reports(emulated: ctypes.CDLL) -> Iterator[Callable[[], str]]:
-    """Use the emulated kernels; return and clear their error reports by call. The test fails if any are left."""
+    """Use the emulated kernels; return and clear their error reports by call.
+
+    The test fails if any are left.
+    """
 
     def take() -> str:
         return emulated.emulation_reports().decode()
@@ -147,7 +152,9 @@ def test_removing_a_barrier_or_wait_is_reported(emulated, reports, name, line):
 
 @pytest.mark.slow
 def test_memory_under_address_sanitizer(tmp_path):
-    """Kernels write all results and stay within buffers of exactly the documented sizes, in both types."""
+    """Kernels write all results and stay within buffers of exactly the documented sizes,
+    in both types.
+    """
     program = tmp_path / "sweep"
     source = Path(__file__).with_name("fmha_sweep.cpp")
     compile_emulated(program, source, "-fsanitize=address")

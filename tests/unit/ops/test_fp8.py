@@ -1,4 +1,6 @@
-"""FP8 linear layers: rounding, delayed scales, the fast product against plain, and the error against float32."""
+"""FP8 linear layers: rounding, delayed scales, the fast product against plain,
+and the error against float32.
+"""
 
 import dataclasses
 
@@ -12,7 +14,8 @@ from mlbert.ops import fp8, fp8_scaling, reference
 
 E4M3 = torch.float8_e4m3fn
 E5M2 = torch.float8_e5m2
-# Half a rounding step, with 3 and 2 bits of mantissa. A product's error is below the sum of its operands'.
+# Half a rounding step, with 3 and 2 bits of mantissa.
+# A product's error is below the sum of its operands'.
 ROUNDING = {E4M3: 2**-4, E5M2: 2**-3}
 SHAPES = [(1, 16, 16), (5, 16, 48), (33, 64, 32), (513, 32, 96)]  # tokens, input, output
 

@@ -1,4 +1,6 @@
-"""One or two FP8 linear layers followed by LayerNorm, as one function, against plain and float32."""
+"""One or two FP8 linear layers followed by LayerNorm, as one function,
+against plain and float32.
+"""
 
 import importlib
 
@@ -31,7 +33,9 @@ CASES = [
 
 
 def block_arguments(tokens: int, width: int, columns: int = 0, size: float = 1.0) -> list[Tensor]:
-    """Return input, residual, weights of one or two linear layers, gain, shift, bias, and the output's gradient."""
+    """Return input, residual, weights of one or two linear layers, gain, shift, bias,
+    and the output's gradient.
+    """
     two = [randn(columns, 32) * 0.2, randn(columns) * 0.1, randn(width, columns) * 0.05]
     weights = two if columns else [randn(width, 32)]
     activations = [randn(tokens, 32).bfloat16(), randn(tokens, width).bfloat16()]
@@ -88,7 +92,10 @@ def run_two_steps(arguments: list[Tensor], exact: bool = False, fast: bool = Fal
 
 @pytest.mark.parametrize(("tokens", "width", "columns", "exact"), CASES)
 def test_block_equals_plain(choice, tokens, width, columns, exact):
-    """Both round at the same points, so only few numbers may round the other way. Runs are bit-equal."""
+    """Both round at the same points, so only few numbers may round the other way.
+
+    Runs are bit-equal.
+    """
     arguments = block_arguments(tokens, width, columns, size=1e-6)
     found = run_two_steps(arguments, exact)
     if tokens == 1:
@@ -133,7 +140,9 @@ def test_fused_products_equal_separate_ones(
 @pytest.mark.parametrize(("width", "columns", "exact"), BLOCKS)
 @pytest.mark.parametrize("calibrated", [False, True])
 def test_block_error_is_within_rounding(choice, width, columns, exact, calibrated):
-    """With the scales of the same step and of the previous one, outputs and gradients are close to float32's."""
+    """With the scales of the same step and of the previous one,
+    outputs and gradients are close to float32's.
+    """
     arguments = block_arguments(33, width, columns)
     table = fp8_scaling.FP8Scaling(ROWS, fp8_scaling.Products())
     if calibrated:

@@ -1,4 +1,6 @@
-"""linear_qkv, linear_gelu and feed_forward: error rule, adjacent weights used in place, one backward pass."""
+"""linear_qkv, linear_gelu and feed_forward: error rule, adjacent weights used in place,
+one backward pass.
+"""
 
 import pytest
 import torch
@@ -61,7 +63,9 @@ def test_feed_forward_is_bit_equal_to_linear_gelu_and_a_product(native_ops, choi
 
 
 def test_gelu_over_its_range(use_native):
-    """The error rule applies in every region of tanh and in the tails, where 1 + tanh cancels in PyTorch's formula."""
+    """The error rule applies in every region of tanh and in the tails,
+    where 1 + tanh cancels in PyTorch's formula.
+    """
     x = torch.linspace(-30, 30, 20001)[:, None]
     weight = torch.ones(1, 1)
     bias = torch.zeros(1)

@@ -1,4 +1,6 @@
-"""masked_cross_entropy: error rule, padded columns, ties, no masked token, ignored rows, gradient in place."""
+"""masked_cross_entropy: error rule, padded columns, ties, no masked token, ignored rows,
+gradient in place.
+"""
 
 import math
 

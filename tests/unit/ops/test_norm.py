@@ -13,8 +13,8 @@ from unit.ops.op_inputs import dropout_rows, randn
 
 DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = [(1, 8), (37, 50), (300, 128), (0, 16), (70, 7), (33, 1027)]  # tokens, hidden
-# Small shapes, because the interpreter is slow: one token, none, odd widths, more tokens than the programs process in
-# one round (1027 columns). Narrower shapes would need more draws.
+# Small shapes, because the interpreter is slow: one token, none, odd widths, more tokens than the
+# programs process in one round (1027 columns). Narrower shapes would need more draws.
 FOR_TRITON = [
     *((shape, torch.bfloat16) for shape in ((1, 128), (5, 200), (0, 16), (37, 131), (11, 1027))),
     *((shape, torch.float32) for shape in ((5, 200), (11, 1027))),

@@ -238,7 +238,9 @@ def test_unwritable_cache_is_ignored(tmp_path, monkeypatch):
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Return clock(native=..., plain=...), which sets the seconds that a call of `OP` takes, and times only this op."""
+    """Return clock(native=..., plain=...), which sets the seconds that a call of `OP` takes,
+    and times only this op.
+    """
     now = [0.0]
 
     def time_launches(_: torch.device, work: Callable[[], object], launches: int) -> list[float]:

@@ -26,7 +26,9 @@ AWKWARD_SHAPES |= {
 
 @pytest.fixture
 def make_flat() -> Callable[[], FlatParameters]:
-    """Return a function that creates the same random parameters each time, with a random gradient of norm 30."""
+    """Return a function that creates the same random parameters each time,
+    with a random gradient of norm 30.
+    """
 
     def make() -> FlatParameters:
         generator = torch.Generator().manual_seed(1)

@@ -1,4 +1,6 @@
-"""The adapter to apex's FusedLAMB: errors without apex, and the arguments it passes to a working stand-in."""
+"""The adapter to apex's FusedLAMB: errors without apex,
+and the arguments it passes to a working stand-in.
+"""
 
 import math
 import sys
@@ -56,7 +58,9 @@ class StandIn(torch.optim.Optimizer):
 
 
 def test_updates_match_lamb_on_the_same_buffers(make_flat):
-    """The rate and update number change from step to step; the stand-in has no state except the flat moments."""
+    """The rate and update number change from step to step;
+    the stand-in has no state except the flat moments.
+    """
     flat = make_flat()
     plain_flat = make_flat()
     moments = torch.zeros_like(flat.data), torch.zeros_like(flat.data)

@@ -48,7 +48,9 @@ def test_float16_training_is_close_to_float32(tmp_path, recipe, clipping):
 
 
 def test_steps_that_overflow_do_not_count(tmp_path):
-    """A scale that is too large is halved until the gradients fit; until then the learning rate does not advance."""
+    """A scale that is too large is halved until the gradients fit;
+    until then the learning rate does not advance.
+    """
     metrics = train(tmp_path, precision="fp16", loss_scale=2**24, warmup_steps=100, max_steps=20)
     skipped = [m for m in metrics if not m["grad_norm"] < float("inf")]
     assert 0 < len(skipped) < len(metrics), metrics

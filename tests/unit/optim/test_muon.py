@@ -1,4 +1,6 @@
-"""Muon against `torch.optim.Muon`, against the singular value decomposition, and its two implementations."""
+"""Muon against `torch.optim.Muon`, against the singular value decomposition,
+and its two implementations.
+"""
 
 import pytest
 import torch

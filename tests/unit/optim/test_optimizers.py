@@ -1,4 +1,6 @@
-"""Each implementation of each optimizer against the published programs, torch, and the float64 specifications."""
+"""Each implementation of each optimizer against the published programs, torch,
+and the float64 specifications.
+"""
 
 import inspect
 import math
@@ -35,7 +37,8 @@ ASSETS = Path(__file__).parents[2] / "assets"
 each_method = pytest.mark.parametrize("method", METHODS, ids=lambda cls: cls.name)
 CONSTANT = [1.0] * 10
 CHANGING = [0.25, 0.5, 0.75, 1, 1, 0.8, 0.6, 0.4, 0.2, 0.02]
-# Method, base rate, rates, beta_2, decay and other settings of each run in tests/assets/lamb and tests/assets/adamw.
+# Method, base rate, rates, beta_2, decay and other settings of each run in tests/assets/lamb and
+# tests/assets/adamw.
 PUBLISHED = {
     "lamb_default": (Lamb, 0.002, CONSTANT, 0.999, 0.01, {}),
     "lamb_mlperf8k": (Lamb, 0.00288293, CONSTANT, 0.88, 0.0166629, {"betas": (0.88, 0.88)}),
@@ -55,8 +58,9 @@ PUBLISHED = {
     "stableadamw_wd1e-2": (StableAdamW, 0.003, CHANGING, 0.99, 0.01, {}),
     "stableadamw_wd0": (StableAdamW, 0.003, CHANGING, 0.99, 0.0, {}),
 }
-# Two updates calculated by hand from a method's formulas: rate, both gradients and both resulting weights.
-# ACClip: m = 0.5, tau = 0.25, u = 0.25 / 0.625 x 0.5 = 0.2; then m = 0.0625, tau = 0.28125, so m is not clipped.
+# Two updates calculated by hand from a method's formulas: rate, both gradients and both resulting
+# weights. ACClip: m = 0.5, tau = 0.25, u = 0.25 / 0.625 x 0.5 = 0.2; then m = 0.0625, tau =
+# 0.28125, so m is not clipped.
 ACCLIP = [
     (0.5, (1.0, 1.0), (2 - 0.5 * (0.2 + 0.5), 2 - 0.5 * 0.2)),
     (1.0, (-0.375, -0.375), (1.65 - (0.0625 + 0.25 * 1.65), 1.9 - 0.0625)),
@@ -191,7 +195,8 @@ def test_matches_the_specification_in_float64(make_flat, method, implementation,
 
 
 def test_madgrad_root_is_accurate_for_all_magnitudes(implementation):
-    """The first update from 0 at rate 1 without momentum and decay is -g / cbrt(g^2), or 0 if g^2 overflows.
+    """The first update from 0 at rate 1 without momentum and decay is -g / cbrt(g^2),
+    or 0 if g^2 overflows.
 
     The norm is computed in float64, so a gradient whose square overflows float32 is not skipped.
     """
@@ -216,7 +221,9 @@ def test_madgrad_root_is_accurate_for_all_magnitudes(implementation):
     ],
 )
 def test_first_two_steps_by_hand(method, betas, eps, steps, implementation):
-    """A decayed weight and a bias start equal; all numbers except MADGRAD's last are exact in binary."""
+    """A decayed weight and a bias start equal; all numbers except MADGRAD's last are exact in
+    binary.
+    """
     flat = FlatParameters(
         (name, nn.Parameter(torch.tensor([2.0]))) for name in ("w.weight", "w.bias")
     )
@@ -342,7 +349,9 @@ def test_resume_with_any_implementation(make_flat, method, implementation):
 
 @each_method
 def test_launch_equals_step(use_triton, make_flat, method):
-    """`launch`, which graphs capture, with the rate on the device equals `step`; both write the weights' copy."""
+    """`launch`, which graphs capture, with the rate on the device equals `step`;
+    both write the weights' copy.
+    """
     flat = make_flat()
     other = make_flat()
     run(flat, make_one(method, flat, "triton"), 2)
@@ -365,7 +374,9 @@ def test_launch_equals_step(use_triton, make_flat, method):
 
 
 def test_copy_in_another_dtype(make_flat, implementation):
-    """The copy is valid after updates and after loading a checkpoint; an optimizer without a copy removes it."""
+    """The copy is valid after updates and after loading a checkpoint;
+    an optimizer without a copy removes it.
+    """
     flat = make_flat()
     optimizer = make_one(Lamb, flat, implementation, copy_dtype=torch.bfloat16)
     state = {key: torch.as_tensor(value).clone() for key, value in optimizer.state_dict().items()}

@@ -67,7 +67,8 @@ def test_multipliers_match_the_reference(case):
 
 
 def test_rates_of_a_composer_run():
-    """The rates of Composer 0.32.1 in a run of 12 updates: warm-up in the first quarter, linear decay to 0.02.
+    """The rates of Composer 0.32.1 in a run of 12 updates:
+    warm-up in the first quarter, linear decay to 0.02.
 
     Composer uses the multiplier of step max(n - 1, 0) in update n, counted from 0.
     """
@@ -106,7 +107,9 @@ def test_by_default_there_is_no_ramp_and_the_decay_ends_at_zero():
 
 
 def test_linear_decay_that_counts_from_one_and_starts_before_the_warmup_ends():
-    """With e counted from 1: LR (e + 16) / 82 below LR, then linear from LR at e = 82 to the end rate at e = 179."""
+    """With e counted from 1: LR (e + 16) / 82 below LR,
+    then linear from LR at e = 82 to the end rate at e = 179.
+    """
     base = 0.00039299421615882676
     end = 0.0000494549100544884
     numbers = {
@@ -130,7 +133,9 @@ def test_linear_decay_that_counts_from_one_and_starts_before_the_warmup_ends():
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_settings_create_each_schedule(name, recipe, environ):
-    """Settings become rates and log entries; settings that a schedule does not read are warnings."""
+    """Settings become rates and log entries; settings
+    that a schedule does not read are warnings.
+    """
     flags = {key: value for key, value in NUMBERS.items() if key in SCHEDULE_SETTINGS[name]}
     resolved = resolve(
         recipe, environ, CommandLine({**flags, "schedule": name, "max_steps": "100"})

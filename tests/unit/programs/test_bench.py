@@ -1,4 +1,6 @@
-"""The step benchmark: both sides have the same losses, and the record is complete; the network test's verdict."""
+"""The step benchmark: both sides have the same losses, and the record is complete;
+the network test's verdict.
+"""
 
 import dataclasses
 import json
@@ -23,7 +25,9 @@ SHAPE = BertConfig(1200, 32, 2, 2, 64, max_position_embeddings=64, **NO_DROPOUT)
 
 
 def test_all_sides_compute_the_same_losses():
-    """Of the second step too, after each optimizer's first update, for Hugging Face's model in both uses."""
+    """Of the second step too, after each optimizer's first update,
+    for Hugging Face's model in both uses.
+    """
     batch = sides.make_batch(SHAPE, 5, None, seed=1)
     model = initialized(BertForPreTraining(SHAPE, torch.float32))
     theirs = sides.their_side(SHAPE, batch, torch.float32, model)

@@ -19,7 +19,9 @@ def recorded(terminal: bool = False) -> tuple[Console, io.StringIO]:
 def test_a_log_file_gets_plain_lines_with_percent_rate_and_estimate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Lines come without a report from the work, too, and what began after the last one does not change the end."""
+    """Lines come without a report from the work, too,
+    and what began after the last one does not change the end.
+    """
     now = [0.0]
     shown: list[Callable[[], None]] = []
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])

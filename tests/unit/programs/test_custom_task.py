@@ -1,4 +1,6 @@
-"""Fine-tuning without a YAML: what is guessed, held out, reported, exported and refused; the programs of the docs."""
+"""Fine-tuning without a YAML: what is guessed, held out, reported, exported and refused;
+the programs of the docs.
+"""
 
 import csv
 import json
@@ -37,7 +39,9 @@ GOOD = "text,label\n" + "".join(f"some text {n},{'ab'[n % 2]}\n" for n in range(
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """rows.csv, a rotary model of ours in model/, and a BERT that transformers saved, without vocab.txt, in bert/."""
+    """rows.csv, a rotary model of ours in model/, and a BERT that transformers saved,
+    without vocab.txt, in bert/.
+    """
     from transformers import BertConfig as PeerConfig
     from transformers import BertForMaskedLM as Peer
     from transformers import BertTokenizer

@@ -1,4 +1,6 @@
-"""Errors name settings as the user of each front end types them: YAML names of MosaicML's programs, or options."""
+"""Errors name settings as the user of each front end types them:
+YAML names of MosaicML's programs, or options.
+"""
 
 import re
 from pathlib import Path

@@ -55,7 +55,8 @@ class Jobs:
 
     def prepare(self, job: GlueJob) -> list[str]:
         self.folder(job).mkdir(parents=True, exist_ok=True)
-        note = f"note() {{ echo $1 {job.task} {job.seed} $CUDA_VISIBLE_DEVICES >> {self.base}/notes; }}"
+        words = f"$1 {job.task} {job.seed} $CUDA_VISIBLE_DEVICES"
+        note = f"note() {{ echo {words} >> {self.base}/notes; }}"
         return ["sh", "-c", f"{note}; note begin; {self.bodies.get(job, 'sleep 0.1')}; note end"]
 
 
@@ -120,11 +121,13 @@ def test_a_failed_job_is_named_and_only_those_that_need_it_do_not_start(tmp_path
 def test_a_signal_ends_the_children(
     tmp_path: Path, tree_root: Path, number: int, status: int
 ) -> None:
+    folders = [str(tree_root / "tests/unit/programs"), str(tree_root / "tests")]
+    trap = f"trap 'kill $!; echo >> {tmp_path}/ended; exit' TERM"
     code = f"""
-import sys; sys.path[:0] = {[str(tree_root / folder) for folder in ("tests/unit/programs", "tests")]}
+import sys; sys.path[:0] = {folders}
 from pathlib import Path
 from test_glue_runner import JOBS, Jobs
-body = "trap 'kill $!; echo >> {tmp_path}/ended; exit' TERM; sleep 60 & echo >> {tmp_path}/begun; wait"
+body = "{trap}; sleep 60 & echo >> {tmp_path}/begun; wait"
 Jobs(Path({str(tmp_path)!r}), dict.fromkeys(JOBS, body)).runner.run(print)
 """
 

@@ -1,4 +1,6 @@
-"""The accuracy that `mlbert pretrain` reports: of tokens that the model cannot see, like the baselines' next to it."""
+"""The accuracy that `mlbert pretrain` reports: of tokens that the model cannot see,
+like the baselines' next to it.
+"""
 
 import random
 from dataclasses import asdict
@@ -27,7 +29,9 @@ SECONDS = 100.0
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> OwnFolder:
-    """A prepared text whose most frequent token is rarer than [SEP], which occurs once in each sequence."""
+    """A prepared text whose most frequent token is rarer than [SEP],
+    which occurs once in each sequence.
+    """
     made = tmp_path_factory.mktemp("accuracy")
     draw = random.Random(1)
     words = ["".join(draw.choices(ARABIC, k=4)) for _ in range(800)]

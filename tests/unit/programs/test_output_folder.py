@@ -1,4 +1,6 @@
-"""What main.py does with a run that its save_folder already holds: continue, extend, replace or keep it."""
+"""What main.py does with a run that its save_folder already holds:
+continue, extend, replace or keep it.
+"""
 
 import json
 import os

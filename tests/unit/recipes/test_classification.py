@@ -31,7 +31,12 @@ data: {{train: "{folder}/train.csv", eval: "{folder}/dev.csv"}}
 model: {{name: mosaic_bert, pretrained_model_name: "{folder}/shape.json"}}
 train_loader: {{drop_last: false}}
 scheduler: {{name: linear_decay_with_warmup, t_warmup: 0.06dur, alpha_f: 0.02}}
-optimizer: {{name: decoupled_adamw, lr: 5.0e-3, betas: [0.9, 0.98], eps: 1.0e-6, weight_decay: 1.0e-6}}
+optimizer:
+  name: decoupled_adamw
+  lr: 5.0e-3
+  betas: [0.9, 0.98]
+  eps: 1.0e-6
+  weight_decay: 1.0e-6
 max_duration: 3ep
 eval_interval: 1ep
 global_train_batch_size: 16
@@ -77,7 +82,10 @@ def predictions(path: Path) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("name", ["hf_bert", "mosaic_bert"])
 def test_a_task_is_learnt_and_predicted(folder, tmp_path, run, run_mlbert, name) -> None:
-    plain = "model.model_config={position_embedding_type: absolute, gated_mlp: false, num_hidden_layers: 1}"
+    plain = (
+        "model.model_config={position_embedding_type: absolute, gated_mlp: "
+        "false, num_hidden_layers: 1}"
+    )
     status, output, _ = run(name, f"model.name={name}", plain)
     assert (status, "matthews correlation" in output) == (0, True)
     steps = read_metrics(folder / name, "step")

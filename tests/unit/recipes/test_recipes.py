@@ -1,4 +1,6 @@
-"""What the recipes make of the settings: optimizers, clipping, decay, evaluation, resumption, traces, refusals."""
+"""What the recipes make of the settings: optimizers, clipping, decay, evaluation,
+resumption, traces, refusals.
+"""
 
 from pathlib import Path
 
@@ -59,7 +61,9 @@ def test_the_form_of_the_optimizer(ops: str, asked: str, expected: str) -> None:
 
 
 def test_evaluating_does_not_change_training(tmp_path: Path) -> None:
-    """Evaluation takes the exact weights, the next step the rounded ones again, their FP8 copies included."""
+    """Evaluation takes the exact weights, the next step the rounded ones again,
+    their FP8 copies included.
+    """
     changes = {
         "sharded_optimizer": "all",
         "weights_allgather": "e5m2",
@@ -128,8 +132,9 @@ def test_a_run_has_one_head_the_lagging_rate_and_a_log_that_is_traced(
 
 
 def test_hugging_faces_model_learns_the_same(tmp_path: Path) -> None:
-    """The same weights, data and updates: the padded model of the baseline is the unpadded one of the methods. Its
-    vocabulary is not padded, so both start from weights that a run has left."""
+    """The same weights, data and updates: the padded model of the baseline is the unpadded one of
+    the methods. Its vocabulary is not padded, so both start from weights that a run has left.
+    """
     train_masked_lm(tmp_path, "first", max_steps=1, warmup_steps=0)
     start = tmp_path / "first/run_0/weights"
     ours, theirs = (

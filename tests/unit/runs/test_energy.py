@@ -1,4 +1,6 @@
-"""The energy of a run: zeus on a RAPL tree made here, objects with its interface for GPUs, sums over machines."""
+"""The energy of a run: zeus on a RAPL tree made here, objects with its interface for GPUs,
+sums over machines.
+"""
 
 import sys
 import types

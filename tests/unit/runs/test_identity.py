@@ -1,4 +1,6 @@
-"""What a log says of itself: every event a call of its own, nothing unknown, the configuration complete."""
+"""What a log says of itself: every event a call of its own, nothing unknown,
+the configuration complete.
+"""
 
 import hashlib
 import re

@@ -1,4 +1,6 @@
-"""What a person sees, on a terminal and without one, the metrics file, the curve, limits, and a checkpoint's state."""
+"""What a person sees, on a terminal and without one, the metrics file, the curve, limits,
+and a checkpoint's state.
+"""
 
 import dataclasses
 import io

@@ -23,7 +23,9 @@ NO_DROPOUT = dataclasses.replace(SHAPE, hidden_dropout_prob=0.0, attention_probs
 
 
 def single_case() -> tuple[Ragged, list[int], Rows]:
-    """Return sequences of different lengths, the number of sequences per row, and padded rows of one each."""
+    """Return sequences of different lengths, the number of sequences per row,
+    and padded rows of one each.
+    """
     ragged = make_rows([40, 7, 23, 31, 12, 5], 1, SHAPE.vocab_size)
     packs = [1] * 6
     return ragged, packs, rows_of(ragged, np.array(packs), 6, RowShape(40, 8, 1))
@@ -80,7 +82,9 @@ def joined(parts: Sequence[Rows]) -> Ragged:
 
 
 def assert_evaluated_once(data: Any, hosts: int, replicas: int, folder: Path, count: int) -> Ragged:
-    """Assert that the hosts together read the first samples of a set once, in equally many batches; return them."""
+    """Assert that the hosts together read the first samples of a set once,
+    in equally many batches; return them.
+    """
     parts = [batches(data.pipeline(context(replicas, hosts, host))) for host in range(hosts)]
     assert [len(part) for part in parts] == [data.steps(replicas) * replicas // hosts] * hosts
     rows = [batch for part in parts for batch in part]

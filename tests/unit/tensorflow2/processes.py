@@ -1,4 +1,6 @@
-"""Processes forked from a server that has imported TensorFlow, which takes longer than most programs here."""
+"""Processes forked from a server that has imported TensorFlow,
+which takes longer than most programs here.
+"""
 
 import os
 import tempfile
@@ -13,7 +15,9 @@ PRELOADED = ("tf2_bert.main", "tf2_bert.experiment", "tf2_bert.workers")
 def start(
     function: Callable[..., object], folder: Path, *arguments: object, **environment: str
 ) -> Rank:
-    """Call a function with these arguments in a new process, and write its output to a file in the folder."""
+    """Call a function with these arguments in a new process,
+    and write its output to a file in the folder.
+    """
     output = Path(tempfile.mkstemp(dir=folder)[1])
     return Rank(function, arguments, {**os.environ, **environment}, output, PRELOADED)
 

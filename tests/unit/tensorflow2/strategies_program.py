@@ -2,9 +2,10 @@
 
 `train_all` trains a small model for some steps in each of several cases.
 
-Keys of a case: number of `devices`; `config`, changed settings; `alike`, a dropout rate with the same rows on every
-replica, for one step. Without it, all cases get the same steps of ROWS rows. In one process, all cases with several
-devices must have the same number of them, as TensorFlow's collectives do not distinguish the strategies of a process.
+Keys of a case: number of `devices`; `config`, changed settings; `alike`, a dropout rate with the
+same rows on every replica, for one step. Without it, all cases get the same steps of ROWS rows. In
+one process, all cases with several devices must have the same number of them, as TensorFlow's
+collectives do not distinguish the strategies of a process.
 """
 
 from __future__ import annotations
@@ -125,7 +126,9 @@ class Trained:
         ]
 
     def iterator(self, steps: list[Rows]) -> Any:
-        """Return the strategy's iterator, which divides each step's global rows among the replicas, in order."""
+        """Return the strategy's iterator, which divides each step's global rows among the replicas,
+        in order.
+        """
 
         def pipeline(context: tf.distribute.InputContext) -> tf.data.Dataset:
             parts = [np.concatenate(column) for column in zip(*steps, strict=True)]
@@ -173,7 +176,9 @@ def train_all(devices: int, cases: dict[str, dict[str, Any]], result: Path) -> N
 
 
 def prepare(result: Path) -> None:
-    """Write the replicas and threads after preparing 2 devices with 3 threads, and the error of a missing TPU."""
+    """Write the replicas and threads after preparing 2 devices with 3 threads,
+    and the error of a missing TPU.
+    """
     config = tensorflow(distribution_strategy="mirrored", all_reduce_alg="hierarchical_copy")
     prepare_devices(config, 3, 2)
     strategy, _ = make_strategy(config, 2)

@@ -25,7 +25,9 @@ METHODS = ("8_gpu", "short_8_gpu", "short_1_gpu", "4x4_tpu", "short_4x4_tpu", "s
 
 @pytest.fixture
 def results_of(monkeypatch: pytest.MonkeyPatch) -> Results:
-    """Return results_of(replicas, *methods): each method's flags, whether it limits GPU memory, and its settings."""
+    """Return results_of(replicas, *methods): each method's flags, whether it limits GPU memory,
+    and its settings.
+    """
     for name in ("CONFIG_FILE", "LOGDIR", "DGXNGPU"):
         monkeypatch.delenv(name, raising=False)
 
@@ -58,7 +60,9 @@ def results_of(monkeypatch: pytest.MonkeyPatch) -> Results:
 
 @pytest.mark.slow
 def test_harness_finds_the_methods_and_reads_the_result(tmp_path: Path) -> None:
-    """As PerfZero does: find the class's methods, run one in its own process, and read the result file."""
+    """As PerfZero does: find the class's methods, run one in its own process,
+    and read the result file.
+    """
     benchmark = BertClassifyBenchmarkReal(output_dir="/dev/null", root_data_dir="", tpu=None)
     assert {name for name in dir(benchmark) if "benchmark_" in name} == {
         f"benchmark_{name}" for name in METHODS
@@ -95,7 +99,8 @@ def test_full_gpu_run_has_the_published_flags(results_of: Results) -> None:
         --bert_config_file=/data/bert_mlperf_data/bert_config.json
         --init_checkpoint=/data/bert_mlperf_data/model.ckpt-28252
         --input_files=/data/tfrecords3_500_parts/part-* --model_dir=/out/benchmark_8_gpu
-        --all_reduce_alg=nccl --dtype=fp16 --loss_scale=dynamic --num_gpus=8 --tf_gpu_thread_mode=gpu_private
+        --all_reduce_alg=nccl --dtype=fp16 --loss_scale=dynamic --num_gpus=8
+        --tf_gpu_thread_mode=gpu_private
         --train_batch_size=440 --num_accumulation_steps=11 --eval_batch_size=48 --do_eval
         --steps_per_loop=1137 --steps_between_eval=1137 --steps_before_eval_start=6819
         --num_steps_per_epoch=8103 --stop_steps=8103 --warmup_steps=0.0 --scale_loss --device_warmup

@@ -1,4 +1,6 @@
-"""Weights that a TensorFlow 2 run reads in all formats and writes, and its checkpoints: bit-equal resume, damage."""
+"""Weights that a TensorFlow 2 run reads in all formats and writes, and its checkpoints:
+bit-equal resume, damage.
+"""
 
 import json
 import runpy

@@ -1,4 +1,6 @@
-"""Data: PyTorch's steps for any number of replicas, each evaluation sample once, and rows that hold every sequence."""
+"""Data: PyTorch's steps for any number of replicas, each evaluation sample once,
+and rows that hold every sequence.
+"""
 
 import json
 from pathlib import Path
@@ -100,7 +102,9 @@ def tokens(ragged: Ragged) -> list[bytes]:
     "options", [{}, {"max_sequences_per_pack": 3}, {"bin_counts": "none"}, {"bin_counts": "5 3"}]
 )
 def test_steps_match_pytorch(tmp_path, folder, hosts, replicas, first, options) -> None:
-    """Compare each replica's rows with PyTorch's, sequence by sequence, across the end of an epoch."""
+    """Compare each replica's rows with PyTorch's, sequence by sequence,
+    across the end of an epoch.
+    """
     if "bin_counts" in options:
         make_bins(folder, tmp_path / "bins", edges=(16, 32))
         folder = tmp_path / "bins"
@@ -325,7 +329,9 @@ def test_row_that_does_not_fit_is_an_error() -> None:
 
 
 def test_number_of_predictions_per_row() -> None:
-    """With the published data, 3 sequences in 512 tokens need a third of the slots of 3 full sequences."""
+    """With the published data, 3 sequences in 512 tokens need a third of the slots of 3 full
+    sequences.
+    """
     assert row_shape(512, 1, 512, 76) == RowShape(512, 76, 1)
     assert row_shape(512, 3, 512, 76) == RowShape(512, 79, 3)
     assert row_shape(512, 2, 128, 20) == RowShape(512, 40, 2)  # no sequence has more than 20

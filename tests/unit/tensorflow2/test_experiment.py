@@ -1,4 +1,6 @@
-"""Complete runs of `run_pretraining.py` in processes forked from one with TensorFlow: files, statuses, resuming."""
+"""Complete runs of `run_pretraining.py` in processes forked from one with TensorFlow:
+files, statuses, resuming.
+"""
 
 import json
 import os
@@ -36,19 +38,28 @@ SHAPE = {
     "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
 }
-STEPS = "--train_batch_size=8 --eval_batch_size=8 --num_steps_per_epoch=12 --num_train_epochs=1 --steps_per_loop=4"
-NUMBERS = f"{STEPS} --optimizer_type=lamb --learning_rate=0.01 --warmup_steps=2 --seed=3 --log_freq=1 --cpu_threads=1"
+STEPS = (
+    "--train_batch_size=8 --eval_batch_size=8 --num_steps_per_epoch=12 --num_train_epochs=1 "
+    "--steps_per_loop=4"
+)
+NUMBERS = (
+    f"{STEPS} --optimizer_type=lamb --learning_rate=0.01 --warmup_steps=2 --seed=3 --log_freq=1 "
+    "--cpu_threads=1"
+)
 Start = Callable[..., Rank]
 Run = Callable[..., str]
-# The errors that TensorFlow 2.16 and later raise in a worker and in the chief after the other process has died.
+# The errors that TensorFlow 2.16 and later raise in a worker
+# and in the chief after the other process has died.
 WORKER = """Graph execution error:
-Collective ops is aborted by: Error reported from /job:worker/task:1: The following tasks are unhealthy (stopped
+Collective ops is aborted by: Error reported from /job:worker/task:1: \
+The following tasks are unhealthy (stopped
 sending heartbeats):
 /job:worker/replica:0/task:1
 The tasks have crashed."""
 CHIEF = """Graph execution error:
 Collective ops is aborted by: Failed to send RPC to coordination service.
-Additional GRPC error information from remote target /job:worker/replica:0/task:0 while calling Heartbeat:"""
+Additional GRPC error information from remote target /job:worker/replica:0/task:0 \
+while calling Heartbeat:"""
 
 
 @pytest.fixture
@@ -107,7 +118,10 @@ def test_run_on_a_prepared_set(
     run: Run, run_mlbert: RunMlbert, prepared: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    words = f"{NUMBERS} {prepared} --max_seq_length=32 --max_predictions_per_seq=5 --do_eval --num_eval_samples=50"
+    words = (
+        f"{NUMBERS} {prepared} --max_seq_length=32 --max_predictions_per_seq=5 --do_eval "
+        "--num_eval_samples=50"
+    )
     words += f" --steps_between_eval=4 --stop_threshold=0.01 --model_dir={out}"
     run(f"{words} --model_export_path={tmp_path}/export --enable_checkpoint_and_summary")
     logged = events(out / "result_0.txt")
@@ -183,7 +197,10 @@ def test_published_tfrecords_and_initial_weights(run: Run, tmp_path: Path) -> No
     assert "1 of 1 accuracies are equal to the last digit." in done.stdout
     assert "Settings that differ" not in done.stdout
     flip(tmp_path / "moved/parts/part-00001-of-00002")
-    damaged = f"{NUMBERS} --input_files={tmp_path}/moved/parts/part-* --max_seq_length=32 --max_predictions_per_seq=5"
+    damaged = (
+        f"{NUMBERS} --input_files={tmp_path}/moved/parts/part-* --max_seq_length=32 "
+        "--max_predictions_per_seq=5"
+    )
     assert "[data.damaged]" in run(f"{damaged} --num_gpus=2 --model_dir={tmp_path}/third", 2)
 
 
@@ -192,7 +209,10 @@ def test_interrupted_run_resumes_bit_equal(
     run: Run, start: Start, prepared: str, tmp_path: Path
 ) -> None:
     # Checkpoints reach both replicas: otherwise, the resumed run would end with other weights.
-    words = f"{NUMBERS} {prepared} --num_gpus=2 --num_train_epochs=20 --save_checkpoint_steps=20 --keep_checkpoints=3"
+    words = (
+        f"{NUMBERS} {prepared} --num_gpus=2 --num_train_epochs=20 --save_checkpoint_steps=20 "
+        "--keep_checkpoints=3"
+    )
     run(f"{words} --stop_steps=240 --model_dir={tmp_path}/whole")
     process = start(f"{words} --model_dir={tmp_path}/parts")
     checkpoints = tmp_path / "parts/run_0/checkpoints"
@@ -222,19 +242,26 @@ def test_devices_and_workers_train_alike(
     run: Run, start: Start, prepared: str, tmp_path: Path
 ) -> None:
     """The workers do so too if they resume from the checkpoint that the chief has written."""
-    words = f"{NUMBERS} {prepared} --do_eval --num_eval_samples=50 --steps_between_eval=4 --stop_threshold=0.9"
+    words = (
+        f"{NUMBERS} {prepared} --do_eval --num_eval_samples=50 --steps_between_eval=4 "
+        "--stop_threshold=0.9"
+    )
     words += " --scale_loss --save_checkpoint_steps=4"
     for count in (1, 2):
         run(f"{words} --num_gpus={count} --model_dir={tmp_path}/{count}", 1)
     hosts = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
-    words += f" --distribution_strategy=multi_worker_mirrored --worker_hosts={hosts} --model_dir={tmp_path}/workers"
+    words += (
+        f" --distribution_strategy=multi_worker_mirrored --worker_hosts={hosts} "
+        f"--model_dir={tmp_path}/workers"
+    )
     checkpoints = tmp_path / "workers/run_0/checkpoints"
     for more, steps in (("--stop_steps=8", ["04", "08"]), ("--resume=1", ["08", "12"])):
         # As if the run had been killed.
         (tmp_path / "workers/run_0/summary.json").unlink(missing_ok=True)
         processes = [start(f"{words} {more} --task_index={task}") for task in range(2)]
         outputs = [process.communicate(200) for process in processes]
-        # Only the chief reports the missed target: a launcher would treat the first failure as a lost process.
+        # Only the chief reports the missed target:
+        # a launcher would treat the first failure as a lost process.
         assert [process.returncode for process in processes] == [1, 0], outputs
         assert sorted(path.name for path in checkpoints.iterdir()) == [
             f"step_000000{step}" for step in steps
@@ -285,7 +312,10 @@ def test_a_lost_worker_is_named_in_one_line_and_closes_the_log(
 ) -> None:
     hosts = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
     log = tmp_path / "out/result_0.txt"
-    words = f"{NUMBERS} --synthetic_data=1 --num_train_epochs=100000 --distribution_strategy=multi_worker_mirrored"
+    words = (
+        f"{NUMBERS} --synthetic_data=1 --num_train_epochs=100000 "
+        "--distribution_strategy=multi_worker_mirrored"
+    )
     words += f" --worker_hosts={hosts} --model_dir={tmp_path}/out"
     workers = [start(f"{words} --task_index={task}") for task in range(2)]
     wait_until(lambda: log.exists() and "block_start" in log.read_text())

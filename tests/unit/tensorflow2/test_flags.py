@@ -1,4 +1,6 @@
-"""The published flags: both commands of the published README, their settings here, and invalid values."""
+"""The published flags: both commands of the published README, their settings here,
+and invalid values.
+"""
 
 import errno
 from collections.abc import Callable
@@ -19,19 +21,25 @@ from tf2_bert import flags
 from tf2_bert.main import exit_status
 from user_errors import user_error
 
-GPU = """--all_reduce_alg=nccl --bert_config_file=/data/bert_config.json --beta_1=0.91063 --beta_2=0.96497
+GPU = """
+--all_reduce_alg=nccl --bert_config_file=/data/bert_config.json --beta_1=0.91063 --beta_2=0.96497
 --device_warmup --do_eval --dtype=fp16 --eval_batch_size=48 --init_checkpoint=/data/model.ckpt-28252
---input_files=/data/parts/part-* --learning_rate=0.00035221 --loss_scale=dynamic --max_predictions_per_seq=76
---max_seq_length=512 --model_dir=/output/benchmark_8_gpu --num_accumulation_steps=19 --num_gpus=8
---num_steps_per_epoch=8000 --num_train_epochs=1 --optimizer_type=lamb --scale_loss --steps_before_eval_start=3948
---steps_between_eval=658 --steps_per_loop=658 --stop_steps=8000 --train_batch_size=760 --verbosity=0
---warmup_steps=420"""
-TPU = """--bert_config_file=/data/bert_config.json --beta_1=0.9 --beta_2=0.93721 --device_warmup
---distribution_strategy=tpu --do_eval --dtype=bf16 --eval_batch_size=768 --init_checkpoint=/data/model.ckpt-28252
---input_files=/data/parts/part-* --learning_rate=0.00047430 --max_predictions_per_seq=76 --max_seq_length=512
---model_dir=/output/benchmark_4x4_tpu --num_steps_per_epoch=5210 --num_train_epochs=1 --optimizer_type=lamb
---scale_loss --steps_before_eval_start=3907 --steps_between_eval=652 --steps_per_loop=652 --stop_steps=5210
---tpu=perfzero-tpu --train_batch_size=768 --verbosity=0 --weight_decay_rate=0.0049573 --warmup_steps=108"""
+--input_files=/data/parts/part-* --learning_rate=0.00035221 --loss_scale=dynamic
+--max_predictions_per_seq=76 --max_seq_length=512 --model_dir=/output/benchmark_8_gpu
+--num_accumulation_steps=19 --num_gpus=8 --num_steps_per_epoch=8000 --num_train_epochs=1
+--optimizer_type=lamb --scale_loss --steps_before_eval_start=3948 --steps_between_eval=658
+--steps_per_loop=658 --stop_steps=8000 --train_batch_size=760 --verbosity=0 --warmup_steps=420
+"""
+TPU = """
+--bert_config_file=/data/bert_config.json --beta_1=0.9 --beta_2=0.93721 --device_warmup
+--distribution_strategy=tpu --do_eval --dtype=bf16 --eval_batch_size=768
+--init_checkpoint=/data/model.ckpt-28252 --input_files=/data/parts/part-* --learning_rate=0.00047430
+--max_predictions_per_seq=76 --max_seq_length=512 --model_dir=/output/benchmark_4x4_tpu
+--num_steps_per_epoch=5210 --num_train_epochs=1 --optimizer_type=lamb --scale_loss
+--steps_before_eval_start=3907 --steps_between_eval=652 --steps_per_loop=652 --stop_steps=5210
+--tpu=perfzero-tpu --train_batch_size=768 --verbosity=0 --weight_decay_rate=0.0049573
+--warmup_steps=108
+"""
 MINIMAL = "--bert_config_file=/data/bert_config.json --input_files=/data/part-* --model_dir=/output"
 PACKED = "--max_sequences_per_pack=3 --average_packing_rate=2 --train_batch_size=16 --stop_steps=20"
 Resolve = Callable[..., Resolved]
@@ -40,31 +48,36 @@ SETTINGS = {
     "published GPU command": (
         8,
         GPU,
-        # The first evaluation is at the first multiple of 658 that is not before 3948: step 3948 itself.
-        f"""train_batch_size=95 gradient_accumulation_steps=19 eval_batch_size=6 max_steps=8000 lr_decay_end=8000
-        warmup_steps=420 eval_iter_start_samples={3948 * 760} eval_iter_samples={658 * 760} optimizer=lamb
-        precision=fp16 loss_scale=32768.0 loss_scale_fixed=False opt_lamb_beta_1=0.91063 opt_lamb_beta_2=0.96497
+        # The first evaluation is at the first multiple of 658 that is not before 3948:
+        # step 3948 itself.
+        f"""train_batch_size=95 gradient_accumulation_steps=19 eval_batch_size=6 max_steps=8000
+        lr_decay_end=8000 warmup_steps=420 eval_iter_start_samples={3948 * 760}
+        eval_iter_samples={658 * 760} optimizer=lamb precision=fp16 loss_scale=32768.0
+        loss_scale_fixed=False opt_lamb_beta_1=0.91063 opt_lamb_beta_2=0.96497
         target_mlm_accuracy=0.712 input_files=/data/parts/part-* input_dir=/data/parts""",
     ),
     "published TPU command": (
         32,
         TPU,
         # Step 3907 is not a multiple of 652.
-        f"""train_batch_size=24 eval_batch_size=24 tpu=perfzero-tpu distribution_strategy=tpu precision=bf16
-        eval_iter_start_samples={6 * 652 * 768} eval_iter_samples={652 * 768} weight_decay_rate=0.0049573""",
+        f"""train_batch_size=24 eval_batch_size=24 tpu=perfzero-tpu distribution_strategy=tpu
+        precision=bf16 eval_iter_start_samples={6 * 652 * 768} eval_iter_samples={652 * 768}
+        weight_decay_rate=0.0049573""",
     ),
     "published defaults": (
         1,
         MINIMAL,
         # Without evaluation, reaching the limit is a success.
-        """train_batch_size=32 learning_rate=5e-05 warmup_steps=10000 max_steps=3000 optimizer=adamw opt_epsilon=1e-06
-        max_seq_length=128 do_eval=False target_mlm_accuracy=None save_checkpoint_steps=0 tensorboard_dir=None""",
+        """train_batch_size=32 learning_rate=5e-05 warmup_steps=10000 max_steps=3000 optimizer=adamw
+        opt_epsilon=1e-06 max_seq_length=128 do_eval=False target_mlm_accuracy=None
+        save_checkpoint_steps=0 tensorboard_dir=None""",
     ),
     "packed steps count sequences": (
         2,
         f"{MINIMAL} {PACKED} --steps_between_eval=4",
         # Packs that are fuller than the nominal rate do not end the run early.
-        f"eval_iter_start_samples={4 * 32} eval_iter_samples={4 * 32} max_samples_termination={2 * 20 * 32}",
+        f"eval_iter_start_samples={4 * 32} eval_iter_samples={4 * 32} "
+        f"max_samples_termination={2 * 20 * 32}",
     ),
     "MLPerf's evaluation schedule": (
         8,
@@ -90,7 +103,9 @@ def values(resolved: Resolved, *keys: str) -> tuple[object, ...]:
 
 @pytest.fixture
 def resolved(monkeypatch: pytest.MonkeyPatch) -> Resolve:
-    """Return a function that resolves a command line for a number of replicas, with only these exports."""
+    """Return a function that resolves a command line for a number of replicas,
+    with only these exports.
+    """
     flags.define_flags()
 
     def of(line: str, replicas: int = 1, **exports: str) -> Resolved:
@@ -192,7 +207,10 @@ def test_full_disk_is_a_one_line_error(capsys: pytest.CaptureFixture) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "/results/curve.png")
 
     assert exit_status(work) == 2
-    problem = "cannot be written (No space left on device). Free space or change LOGDIR. [file.unwritable]"
+    problem = (
+        "cannot be written (No space left on device). Free space or change LOGDIR. "
+        "[file.unwritable]"
+    )
     assert capsys.readouterr().err == f"mlbert: error: /results/curve.png: {problem}\n"
 
 

@@ -1,4 +1,6 @@
-"""The TensorFlow model, loss and metrics against PyTorch's with the same weights: precisions, XLA, packing, dropout."""
+"""The TensorFlow model, loss and metrics against PyTorch's with the same weights:
+precisions, XLA, packing, dropout.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -26,8 +28,8 @@ from unit.tensorflow2.cases import NO_DROPOUT, SHAPE, packed_case, single_case, 
 
 SEED = (7, 3)
 HALF = np.log(2)
-# Two vocabulary entries. Predictions: sure and right (loss 0), even, without weight; the next sentence: sure and
-# wrong (loss 1000), even, without weight.
+# Two vocabulary entries. Predictions: sure and right (loss 0), even, without weight; the next
+# sentence: sure and wrong (loss 1000), even, without weight.
 LOGITS = Logits(
     tf.constant([[1000.0, 0.0], [0.0, 0.0], [0.0, 1000.0], [7.0, 7.0]]),
     tf.constant([[1000.0, 0.0], [0.0, 0.0], [0.0, 1000.0], [3.0, 3.0]]),
@@ -79,7 +81,9 @@ def loss_and_gradients(
 def assert_near(
     found: dict[str, tf.Tensor], expected: dict[str, tf.Tensor], tolerance: float
 ) -> None:
-    """Compare relative to the norm, or to 0.01, since the gradient of a key's bias is only rounding errors."""
+    """Compare relative to the norm, or to 0.01, since the gradient of a key's bias is only rounding
+    errors.
+    """
     for name, gradient in found.items():
         error = tf.norm(gradient - expected[name]) / tf.maximum(tf.norm(expected[name]), 0.01)
         assert float(error) < tolerance, name

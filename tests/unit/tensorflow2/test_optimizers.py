@@ -1,4 +1,6 @@
-"""LAMB and AdamW against the published ones and Keras, and the loss scale: same rule as in PyTorch, bounds, state."""
+"""LAMB and AdamW against the published ones and Keras, and the loss scale:
+same rule as in PyTorch, bounds, state.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""The TensorFlow 2 training step: match with PyTorch, loops, clipping, precisions, and any number of replicas."""
+"""The TensorFlow 2 training step: match with PyTorch, loops, clipping, precisions,
+and any number of replicas.
+"""
 
 import dataclasses
 import json
@@ -27,7 +29,8 @@ from unit.tensorflow2.strategies_program import (
 )
 
 WEIGHTS = "bert.encoder.layer.0.output.dense.weight"
-# Each of these groups has its own process; see strategies_program. Four replicas take a minute to trace.
+# Each of these groups has its own process; see strategies_program.
+# Four replicas take a minute to trace.
 FOUR = {"four": {"devices": 4}}
 ONE = {
     "one": {"devices": 1},
@@ -68,7 +71,9 @@ def some_steps(count: int = 2, rows: int = 8) -> list[Rows]:
 
 
 def test_ten_steps_match_pytorch() -> None:
-    """LAMB, with the full gradient clipped, on the same weights and batch; more layers take longer to trace."""
+    """LAMB, with the full gradient clipped, on the same weights and batch;
+    more layers take longer to trace.
+    """
     ragged, packs, rows = packed_case()
     shape = dataclasses.replace(NO_DROPOUT, num_hidden_layers=1)
     batch = HostBatch.of(ragged, np.array(packs), np.arange(len(packs)), rows.input_ids.shape[1])
@@ -150,7 +155,9 @@ def test_dropout_depends_only_on_step_and_micro_batch() -> None:
 
 
 def gradient_of_update(**changes: object) -> tuple[np.ndarray, np.ndarray]:
-    """Return a weight's change by AdamW with a huge epsilon, which is proportional to the gradient, and the norm."""
+    """Return a weight's change by AdamW with a huge epsilon,
+    which is proportional to the gradient, and the norm.
+    """
     one = trained(optimizer="adamw", opt_epsilon=1e6, weight_decay_rate=0, **changes)
     before = one.model.values()[WEIGHTS]
     norms = run(one, [dummy_rows(8, 0)], [1e6]).grad_norms

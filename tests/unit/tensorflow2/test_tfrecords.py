@@ -1,4 +1,6 @@
-"""TFRecords read by tf.data: the same sequences as from a store, division among hosts, and damage reports."""
+"""TFRecords read by tf.data: the same sequences as from a store, division among hosts,
+and damage reports.
+"""
 
 import glob
 import shutil

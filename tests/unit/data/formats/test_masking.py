@@ -104,7 +104,9 @@ def mixed(value: int) -> int:
 def by_the_definition(
     sequence: list[int], rule: Masking, step: int, lane: int, rate: float
 ) -> list[tuple]:
-    """Return (position, new id, original id) of each chosen token, computed with Python's integers."""
+    """Return (position, new id, original id) of each chosen token,
+    computed with Python's integers.
+    """
     key = mixed((mixed((mixed(rule.seed) + step) % 2**64) + lane) % 2**64)
     found = []
     for position, token in enumerate(sequence):

@@ -139,8 +139,11 @@ def test_the_state_of_a_shard_is_that_of_its_file_in_the_set(tmp_path):
 
 
 def test_a_sample_of_four_gigabytes_is_refused(tmp_path):
-    """Offsets have 32 bits. A shard has the number of samples, two offsets, the settings, and the sizes of columns.
-    A range has a length, but no bytes to store."""
+    """Offsets have 32 bits.
+
+    A shard has the number of samples, two offsets, the settings, and the sizes of columns. A range
+    has a length, but no bytes to store.
+    """
     writer = MdsWriter(tmp_path / "set", {"a": "bytes", "b": "bytes"})
     most = 2**32 - 1 - 4 * 3 - len(writer._head) - 4 * 2
     with user_error("data.too-long", tmp_path / "set"):

@@ -1,4 +1,6 @@
-"""MDS sets that lie elsewhere: addresses, the cache, processes that share it, and remotes and disks that fail."""
+"""MDS sets that lie elsewhere: addresses, the cache, processes that share it,
+and remotes and disks that fail.
+"""
 
 import json
 import multiprocessing

@@ -1,4 +1,6 @@
-"""The sample order of MDS sets: that of MosaicML Streaming, from which every world's samples follow."""
+"""The sample order of MDS sets: that of MosaicML Streaming,
+from which every world's samples follow.
+"""
 
 import json
 import tracemalloc
@@ -49,7 +51,9 @@ def test_order_of_streaming(case):
 
 
 def of_workers(order: list[int], world: dict[str, int], batch_size: int, first: int) -> list[int]:
-    """Return the order that Streaming gives to the workers of a world, worker by worker; -1 is padding."""
+    """Return the order that Streaming gives to the workers of a world, worker by worker;
+    -1 is padding.
+    """
     nodes, ranks, workers = world.values()
     result = []
     for node in range(nodes):

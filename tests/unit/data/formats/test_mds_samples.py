@@ -1,4 +1,6 @@
-"""MDS sets of masked samples as a store: Streaming's own files, every value, padding that never counts, damage."""
+"""MDS sets of masked samples as a store: Streaming's own files, every value,
+padding that never counts, damage.
+"""
 
 import json
 import shutil

@@ -1,4 +1,6 @@
-"""NVIDIA's shards: what h5py wrote comes back as the same sequences, and damage is named with file and row."""
+"""NVIDIA's shards: what h5py wrote comes back as the same sequences,
+and damage is named with file and row.
+"""
 
 import os
 import shutil
@@ -95,7 +97,9 @@ def test_info_reads_no_sample(tmp_path, kind, limits):
     [("variable", None, (32, 5, None)), ("packed", [*range(0, 61, 2)], (32, 5, 64))],
 )
 def test_our_exports_record_their_limits(tmp_path, layout, packs, limits):
-    """Without them, a set of 32 tokens would count as one of 512, which a model of 32 positions cannot use."""
+    """Without them, a set of 32 tokens would count as one of 512,
+    which a model of 32 positions cannot use.
+    """
     rows = make_rows(random_lengths(COUNT))
     source = write_set(tmp_path / "source", rows, shards=1, packs=packs)
     (path,) = export_nvidia(source, tmp_path / "set", layout)
@@ -245,7 +249,8 @@ def check_refused(code: str, subject: Path, folder: Path | None = None) -> str:
     return str(caught.value)
 
 
-COLUMNS = [  # the kind of a shard of 20 rows, a column, what it becomes (None: it goes), and the error
+# The kind of a shard of 20 rows, a column, what it becomes (None: it is removed), and the error.
+COLUMNS = [
     *((kind, "segment_ids", None, "data.format") for kind in KINDS),
     *((kind, "masked_lm_ids", None, "data.format") for kind in KINDS),
     *((kind, "next_sentence_labels", None, "data.format") for kind in KINDS),

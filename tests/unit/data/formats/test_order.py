@@ -1,4 +1,6 @@
-"""Orders of epochs, partitions and steps: each unit once, numbers exact, and the same in every process."""
+"""Orders of epochs, partitions and steps: each unit once, numbers exact,
+and the same in every process.
+"""
 
 import itertools
 import time
@@ -43,7 +45,9 @@ def naive_snake(lengths: list[int], parts: int) -> list[list[int]]:
 @given(*(st.integers(1, most) for most in (3, 4, 5, 3)), st.data())
 @settings(max_examples=40)
 def test_exchange_against_naive_dealing(accumulation, each, size, groups, data):
-    """Accumulation, units of a micro-batch, ranks of a group, groups, and lengths of all units are drawn."""
+    """Accumulation, units of a micro-batch, ranks of a group, groups,
+    and lengths of all units are drawn.
+    """
     count = accumulation * each * size * groups
     lengths = np.asarray(data.draw(st.lists(st.integers(5, 512), min_size=count, max_size=count)))
     world_size = size * groups
@@ -280,7 +284,9 @@ def test_neighbours_do_not_stay_together(n):
 
 
 def stride_and_denominators(n: int) -> tuple[int, list[int]]:
-    """Return the stride of the order of n, and the denominators of the convergents of stride / n."""
+    """Return the stride of the order of n, and the denominators of the convergents of stride /
+    n.
+    """
     stride = int(even_spread(n, np.asarray([1]))[0])
     above = n
     below = stride

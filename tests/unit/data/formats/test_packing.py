@@ -11,11 +11,14 @@ from mlbert.data.formats.packing import best_fit, pack_lengths
 
 
 def wikipedia_like(count: int) -> np.ndarray:
-    """Return evenly spaced lengths with the published quantiles and mean (254.4) of the benchmark's training set."""
+    """Return evenly spaced lengths with the published quantiles
+    and mean (254.4) of the benchmark's training set.
+    """
     shares = [0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.766]
     lengths = [5, 22, 36, 48, 84, 204, 484, 511]
     drawn = (np.arange(count) + 0.5) / count
-    # Between the quartiles short lengths are the more frequent ones: straight lines would have the mean 262.
+    # Between the quartiles short lengths are the more frequent ones:
+    # straight lines would have the mean 262.
     for low, high in ((0.25, 0.5), (0.5, 0.75)):
         inside = (drawn > low) & (drawn < high)
         drawn[inside] = low + (high - low) * ((drawn[inside] - low) / (high - low)) ** 1.4

@@ -1,4 +1,6 @@
-"""The shard store, its rows and its manifest give back what was written, and name the file that is damaged."""
+"""The shard store, its rows and its manifest give back what was written,
+and name the file that is damaged.
+"""
 
 import copy
 import dataclasses

@@ -1,4 +1,6 @@
-"""Tasks' files: every form gives the same rows, damage is named with its line; GLUE's files, fetched or made here."""
+"""Tasks' files: every form gives the same rows, damage is named with its line;
+GLUE's files, fetched or made here.
+"""
 
 import csv
 import itertools

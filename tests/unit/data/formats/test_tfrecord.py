@@ -1,4 +1,6 @@
-"""TFRecords: framing, checksums, examples in every encoding, damage; the compiled form against the plain one."""
+"""TFRecords: framing, checksums, examples in every encoding, damage;
+the compiled form against the plain one.
+"""
 
 import gzip
 import os
@@ -95,7 +97,9 @@ def read(path: Path, **options) -> Ragged:
 
 
 def checksums(content: bytes, skipped: int = 0) -> set[int]:
-    """Return those of the plain form and of both compiled ones, from an address after some bytes."""
+    """Return those of the plain form and of both compiled ones,
+    from an address after some bytes.
+    """
     data = np.frombuffer(bytes(skipped) + content, np.uint8)
     library = compiled().library()
     both = (library.tfrecord_crc32c, library.tfrecord_crc32c_table)

@@ -1,4 +1,6 @@
-"""TFRecords as a store: any order, the kept index, files that change, and DALI as a reader of the same."""
+"""TFRecords as a store: any order, the kept index, files that change,
+and DALI as a reader of the same.
+"""
 
 import os
 import sys

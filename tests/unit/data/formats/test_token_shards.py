@@ -1,4 +1,6 @@
-"""Tokenised shards: equal to each text tokenised, kept apart from the set, checked, shared; and what cannot be read."""
+"""Tokenised shards: equal to each text tokenised, kept apart from the set, checked, shared;
+and what cannot be read.
+"""
 
 import json
 import shutil
@@ -229,7 +231,9 @@ SEQUENCES = [[101, 2023, 2003, 102], [101, 7592, 2088, 999, 102], [101, 1996, 10
 
 @pytest.mark.parametrize("name", sorted(path.name for path in STORED.iterdir()))
 def test_tokens_of_other_converters(name):
-    """LLM Foundry's and ModernBERT's columns, and bytes of every width, as MosaicML Streaming stores them."""
+    """LLM Foundry's and ModernBERT's columns, and bytes of every width,
+    as MosaicML Streaming stores them.
+    """
     assert all_tokens(opened(STORED / name)) == SEQUENCES
     assert [tokens.tolist() for tokens in opened(STORED / name).loose([2, 0])] == [
         SEQUENCES[2],

@@ -1,4 +1,6 @@
-"""Tokenizers in every form that transformers and tokenizers write: the same ids as theirs, or one clear line."""
+"""Tokenizers in every form that transformers and tokenizers write:
+the same ids as theirs, or one clear line.
+"""
 
 import json
 import shutil
@@ -67,7 +69,8 @@ WORDS = [
     "_",
     "@",
 ]
-# Accents (composed and decomposed), capitals, CJK, kana, emoji, control characters and unusual spaces.
+# Accents (composed and decomposed), capitals, CJK, kana, emoji,
+# control characters and unusual spaces.
 TEXTS = [
     "The café, the Cafe\u0301. ÉCOLE École naïve NAÏVE İ I i",
     "東京xy 東 京 カフェ x東京y",
@@ -307,8 +310,9 @@ def test_properties_of_a_tokenizer_json_that_change_ids_are_refused(folder, chan
 
 
 def test_files_that_contradict_each_other_are_refused(folder):
-    """Without a class, transformers ignores the rules of tokenizer.json in a model's folder, and no one can know which
-    were meant."""
+    """Without a class, transformers ignores the rules of tokenizer.json in a model's folder, and no
+    one can know which were meant.
+    """
     shutil.copy(folder / "vocab.txt", folder.parent / "vocab.txt")
     write_fast(folder, lowercase=False)
     for values in (None, {"do_lower_case": True}, {"strip_accents": True, "do_lower_case": False}):
@@ -327,7 +331,9 @@ def test_files_that_contradict_each_other_are_refused(folder):
 
 
 def test_tokenizers_without_transformers(folder):
-    """As the library tokenizers trains and saves them, with the template that its documentation shows for BERT."""
+    """As the library tokenizers trains and saves them,
+    with the template that its documentation shows for BERT.
+    """
     made = Tokenizer(models.WordPiece({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
     made.normalizer = normalizers.BertNormalizer(lowercase=False)
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

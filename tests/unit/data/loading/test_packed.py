@@ -1,4 +1,6 @@
-"""The training source, also of bins: every sequence once an epoch, the same step whatever the ranks, exact resume."""
+"""The training source, also of bins: every sequence once an epoch,
+the same step whatever the ranks, exact resume.
+"""
 
 import json
 from unittest import mock

@@ -57,7 +57,9 @@ def bins(tmp_path_factory):
 
 
 def by_unit(batches: list[HostBatch], slots: int) -> dict[int, list[tuple[int, ...]]]:
-    """Return {number of a unit within the step: all about its tokens}, in the order of the batches."""
+    """Return {number of a unit within the step: all about its tokens},
+    in the order of the batches.
+    """
     found: dict[int, list[tuple[int, ...]]] = {}
     for batch in batches:
         for row, token in rows_of(batch).items():

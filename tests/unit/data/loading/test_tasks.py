@@ -1,4 +1,6 @@
-"""Batches of a task: each row once an epoch on any number of ranks, pairs cut as the reference cuts them."""
+"""Batches of a task: each row once an epoch on any number of ranks,
+pairs cut as the reference cuts them.
+"""
 
 from pathlib import Path
 

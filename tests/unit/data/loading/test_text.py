@@ -1,4 +1,6 @@
-"""Batches of texts: what is in them, the same on any number of ranks, exact resume, and sets that fail."""
+"""Batches of texts: what is in them, the same on any number of ranks, exact resume,
+and sets that fail.
+"""
 
 import itertools
 import json

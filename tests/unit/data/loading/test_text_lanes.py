@@ -284,8 +284,10 @@ def test_a_full_disk_is_reported_once(folder, own_cache):
         assert found.tolist() == sample_order([40_000, 50_000], "py1s", 0, 1, 3).tolist()
         whole_order(orders, 1)
     assert warnings == [
-        f"warning: {own_cache}/mlbert/mds/x/orders/{orders._key}-0.order: cannot be written (File too large). Each "
-        "process on this machine therefore makes the order of the texts itself, in 1 MB of memory. Free 1 MB there, "
+        f"warning: {own_cache}/mlbert/mds/x/orders/{orders._key}-0.order: "
+        "cannot be written (File too large). Each "
+        "process on this machine therefore makes the order of the texts itself, "
+        "in 1 MB of memory. Free 1 MB there, "
         "or set XDG_CACHE_HOME to a folder on another disk."
     ]
     assert order_files(own_cache / "mlbert/mds/x") == []

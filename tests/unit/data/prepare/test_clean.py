@@ -68,7 +68,9 @@ A cup is small (see [[Teapot]]).<ref name="a">A book.</ref>
 
 @pytest.fixture
 def wiki(tmp_path: Path) -> Path:
-    """Write four files of 12 articles; some have a line of white space, which splits them, some have no text."""
+    """Write four files of 12 articles; some have a line of white space, which splits them,
+    some have no text.
+    """
     rng = random.Random(7)
     names = ("AA/wiki_00", "AA/wiki_01", "BB/wiki_00", "BB/wiki_01")
     files = {
@@ -87,7 +89,10 @@ def article(rng: random.Random, number: int) -> str:
     ]
     if number % 5 == 0:
         paragraphs.insert(len(paragraphs) // 2, " ")
-    title = f'<doc id="{number}" url="https://example.org/{number}" title="Article {number}">\nArticle {number}\n\n'
+    title = (
+        f'<doc id="{number}" url="https://example.org/{number}" title="Article '
+        f'{number}">\nArticle {number}\n\n'
+    )
     return title + "".join(f"{paragraph}\n\n" for paragraph in paragraphs) + "\n</doc>\n"
 
 

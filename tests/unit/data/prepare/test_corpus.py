@@ -123,7 +123,8 @@ def test_no_word_is_lost(text):
 def test_documentation_becomes_sentences():
     assert prose_sentences(DOCUMENTATION) == [
         "Split a string into parts.",
-        "The text is cut wherever separator occurs; see re.split for a well-known way to use patterns.",
+        "The text is cut wherever separator occurs; "
+        "see re.split for a well-known way to use patterns.",
         "Options that matter most to users:",
         "keep empty parts in the result of the call",
         "drop all white space around each of them",

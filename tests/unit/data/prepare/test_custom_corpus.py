@@ -1,4 +1,6 @@
-"""One's own text as it lies on people's disks: read in any form, held out without leaks, in bounded memory."""
+"""One's own text as it lies on people's disks: read in any form, held out without leaks,
+in bounded memory.
+"""
 
 import csv
 import gzip
@@ -153,9 +155,11 @@ def test_rows_of_a_named_column(tmp_path: Path) -> None:
 
 PAGE = """<!DOCTYPE html><html><head><meta charset="utf-8"><title>Tea &amp; cake</title>
 <style>p { color: red }</style><script>if (a < b) document.write("<p>never</p>");</script></head>
-<body><nav><ul><li><a href="/">Home</a></li></ul></nav><![if lt IE 9]><![endif]><![unknown[x]]><!-- <p>no -->
+<body><nav><ul><li><a href="/">Home</a></li></ul></nav>
+<![if lt IE 9]><![endif]><![unknown[x]]><!-- <p>no -->
 <h1>A&nbsp;page</h1><p>Fresh<b>ly</b> brewed,
-   d&eacute;j&agrave; &#x4E2D; vu <p>5 < 6 &amp;&amp; 7 > 6<br/>next line<table><tr><td>one</td><td>two</td></tr>
+   d&eacute;j&agrave; &#x4E2D; vu <p>5 < 6 &amp;&amp; 7 > 6<br/>next line<table>
+<tr><td>one</td><td>two</td></tr>
 </table><noscript>Enable JavaScript</noscript></p></body>&copy"""
 SHOWN = [
     "Tea & cake",

@@ -1,4 +1,6 @@
-"""Fetching files: from folders and a real HTTP server, with everything that goes wrong on the way."""
+"""Fetching files: from folders and a real HTTP server,
+with everything that goes wrong on the way.
+"""
 
 import hashlib
 import http.server
@@ -77,7 +79,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture(params=[True, False], ids=["ranges", "no_ranges"])
 def server(request: pytest.FixtureRequest) -> Iterator[http.server.ThreadingHTTPServer]:
-    """Serve CONTENT at every path; ``breaks`` transfers stop after a third of what was asked for."""
+    """Serve CONTENT at every path; ``breaks`` transfers stop after a third of what was asked
+    for.
+    """
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
         running.url = f"http://127.0.0.1:{running.server_port}/files"
         running.content = CONTENT
@@ -209,7 +213,10 @@ def test_files_placed_by_hand_are_accepted_and_recorded(tmp_path, monkeypatch):
 def test_a_full_disk_keeps_what_was_received(tmp_path, assert_fails, run_mlbert):
     (tmp_path / "mirror").mkdir()
     (tmp_path / "mirror/data.bin").write_bytes(CONTENT)
-    words = f"prepare download --out {tmp_path}/out --manifest {listed(tmp_path)} --mirror {tmp_path}/mirror".split()
+    words = (
+        f"prepare download --out {tmp_path}/out --manifest {listed(tmp_path)} --mirror "
+        f"{tmp_path}/mirror"
+    ).split()
     with largest_file(2_000_000):
         assert_fails(words, "file.unwritable", tmp_path / "out/sub/data.bin.partial")
     assert not (tmp_path / "out/sub/data.bin").exists()
@@ -243,7 +250,9 @@ def text_list(mirror: Path, data: bytes, sums: bytes) -> Path:
 
 def test_the_text_archive_is_unpacked_and_checked_by_the_published_sums(tmp_path):
     data = archive({"results4/part-0": b"one\n", "../../eval.txt": b"two\n"})
-    sums = f"{md5(b'one' + bytes([10]))}  ./results4/part-0\n{md5(b'two' + bytes([10]))}  eval.txt\n".encode()
+    sums = (
+        f"{md5(b'one' + bytes([10]))}  ./results4/part-0\n{md5(b'two' + bytes([10]))}  eval.txt\n"
+    ).encode()
     entries = read_list(text_list(tmp_path, data, sums)).files
     found = fetch_all(entries, tmp_path / "out", str(tmp_path))
     assert [path.name for path in found] == ["sums.txt", "text.tar.gz", "part-0", "eval.txt"]

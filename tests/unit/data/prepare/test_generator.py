@@ -1,4 +1,6 @@
-"""The compiled generator equals its plain twin: documents on hard text, instances for every option."""
+"""The compiled generator equals its plain twin: documents on hard text,
+instances for every option.
+"""
 
 import gzip
 import io
@@ -41,8 +43,12 @@ ENTRIES = [
     *dict.fromkeys([*PIECES, *(f"##{letter}" for letter in "abcdexyz019.σçé")]),
 ]
 VOCABULARY = {entry: number for number, entry in enumerate(ENTRIES)}
-# What decides about words, lines and documents: white space that strip, split and clean-up see differently.
-HARD = " \t\n\r\n\n\x00\x07\x0b\x0c\x1c\x1d\x1e\x1f\x7f\x85\xa0\xad\u1680\u180e\u200b\u2028\u2029\u3000\ufeff\ufffd"
+# What decides about words, lines and documents: white space that strip,
+# split and clean-up see differently.
+HARD = (
+    " "
+    "\t\n\r\n\n\x00\x07\x0b\x0c\x1c\x1d\x1e\x1f\x7f\x85\xa0\xad\u1680\u180e\u200b\u2028\u2029\u3000\ufeff\ufffd"
+)
 LETTERS = "abcdexyz0179.,-!?#[]'ABZéÉσΣςİıßﬁ東京ñ\u0301\u0378\ue000\U0001f600\U00020000"
 
 

@@ -1,4 +1,6 @@
-"""Imports give the sequences of the shards and records, exports what their readers expect; all can be resumed."""
+"""Imports give the sequences of the shards and records, exports what their readers expect;
+all can be resumed.
+"""
 
 from pathlib import Path
 from unittest import mock

@@ -221,7 +221,9 @@ def vocabulary(job, tmp_path) -> Path:
 
 
 def test_the_set_and_those_made_of_it_record_the_case(any_job, vocabulary):
-    """The folder of the vocabulary, which may be an input, stays as it was: nothing is written outside the output."""
+    """The folder of the vocabulary, which may be an input, stays as it was:
+    nothing is written outside the output.
+    """
     data = vocabulary.parent
     job = replace(any_job, vocab_file=vocabulary, lower_case=False, out=data / "train")
     prepare_instances(job)

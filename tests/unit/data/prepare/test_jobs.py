@@ -1,4 +1,6 @@
-"""Work over processes: results in order, a quick end by a signal, shares of a step in any order and after kills."""
+"""Work over processes: results in order, a quick end by a signal,
+shares of a step in any order and after kills.
+"""
 
 import hashlib
 import json
@@ -363,7 +365,9 @@ def test_a_finished_output_is_kept_and_a_damaged_one_made_again(tmp_path, monkey
 
 @dataclass(frozen=True)
 class WarmExecutor(Executor):
-    """Calls each function in this process first: what it caches must not keep it from being sent to another one."""
+    """Calls each function in this process first: what it caches must not keep it from being sent to
+    another one.
+    """
 
     def stream(self, function, items, where, ahead=0):
         items = list(items)
@@ -508,7 +512,9 @@ PACKAGE = Path(mlbert.__file__).parent
 
 
 def copy_package(folder: Path, changed: str) -> Path:
-    """Copy the package with its C sources, append a comment to a file, and return the folder for PYTHONPATH."""
+    """Copy the package with its C sources, append a comment to a file,
+    and return the folder for PYTHONPATH.
+    """
     shutil.copytree(PACKAGE, folder / "mlbert", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(native.SOURCE_FOLDER, folder / "csrc" / "cpu")
     with (folder / changed).open("a") as file:
@@ -517,7 +523,9 @@ def copy_package(folder: Path, changed: str) -> Path:
 
 
 def run_pack(package: Path, source: Path, out: Path, *words: str) -> tuple[int, str]:
-    """Run ``mlbert prepare pack`` with a copy of the package; return its status and the lines of its errors."""
+    """Run ``mlbert prepare pack`` with a copy of the package;
+    return its status and the lines of its errors.
+    """
     command = ("-m", "mlbert", "prepare", "pack", "--input", source, "--out", out, "--workers", "1")
     done = run_quietly(
         sys.executable, *command, *words, env=os.environ | {"PYTHONPATH": str(package)}

@@ -1,4 +1,6 @@
-"""Shuffling, packing, bins: every sequence once, the same bytes whatever happens on the way, honest about options."""
+"""Shuffling, packing, bins: every sequence once, the same bytes whatever happens on the way,
+honest about options.
+"""
 
 import json
 import shutil

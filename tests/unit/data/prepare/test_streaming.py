@@ -1,4 +1,6 @@
-"""Conversion to MDS sets: what is in the splits, concatenation, the hub's absence, bad files, interruption."""
+"""Conversion to MDS sets: what is in the splits, concatenation, the hub's absence,
+bad files, interruption.
+"""
 
 import functools
 import gzip

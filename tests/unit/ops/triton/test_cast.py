@@ -1,4 +1,6 @@
-"""Triton's casts to FP8: exact row-major and transposed copies, limits, maxima, bias gradients, GELU."""
+"""Triton's casts to FP8: exact row-major and transposed copies, limits, maxima,
+bias gradients, GELU.
+"""
 
 import math
 
@@ -24,7 +26,9 @@ VALUES = [(shape, 30, 16.0) for shape in SHAPES] + [
 def results(
     op: str, arguments: tuple, scale: float, dtype: torch.dtype, name: str = "triton"
 ) -> tuple:
-    """Return the copies by rows and columns in float32, the maximum, and the sums over tokens if there are any."""
+    """Return the copies by rows and columns in float32, the maximum,
+    and the sums over tokens if there are any.
+    """
     amax = torch.zeros(())
     found = registry.form(op, name)(*arguments, torch.tensor(scale), amax, dtype)
     copies, *sums = [found] if isinstance(found, Quantised) else found
@@ -62,7 +66,10 @@ def test_non_finite_values(dtype):
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("shape", SHAPES[:4])
 def test_gelu(shape, exact):
-    """Results equal GELU in float64, except for FP8 values whose rounding depends on float32's. Runs are bit-equal."""
+    """Results equal GELU in float64, except for FP8 values whose rounding depends on float32's.
+
+    Runs are bit-equal.
+    """
     pre = randn(*shape) * 3
     d_out = randn(*shape).bfloat16()
     bias = randn(shape[1])

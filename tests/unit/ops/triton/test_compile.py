@@ -1,4 +1,6 @@
-"""Triton kernels compile for Hopper without a GPU, and stay within limits on instructions and registers."""
+"""Triton kernels compile for Hopper without a GPU,
+and stay within limits on instructions and registers.
+"""
 
 import functools
 import re
@@ -16,8 +18,8 @@ import compile_kernels as tool  # noqa: E402
 
 sass = tool.sass
 cast = tool.cast
-# The most common cases on the most common GPU. `python tools/compile_kernels.py` compiles all cases for all GPUs, which
-# takes too long for a test.
+# The most common cases on the most common GPU. `python tools/compile_kernels.py` compiles all cases
+# for all GPUs, which takes too long for a test.
 ARCH = 90
 ATTENTION = "attention H=64 bf16 dropout"
 EXCLUDED = ("fp32", "fp16", "ALiBi", "H=32", "D=768", "cast fp8 one token", "GELU one token")
@@ -81,7 +83,9 @@ def test_four_keys_share_a_word_of_the_dropout_mask():
     not version("triton").startswith("3.6."), reason="the limits are for Triton 3.6"
 )
 def test_attention_stays_within_its_instruction_limits():
-    """Limits are 5 % above the counted instructions of a warp and tile, in the loop with the matrix products."""
+    """Limits are 5 % above the counted instructions of a warp and tile,
+    in the loop with the matrix products.
+    """
     limits = {"forward": 465, "query_gradient": 328, "key_value_gradient": 452}
     counted = {}
     for report in compiled(ATTENTION):
@@ -95,7 +99,9 @@ def test_attention_stays_within_its_instruction_limits():
 
 
 def test_attention_copies_one_tile_ahead():
-    """A block waits for the copies of its tile while as many copies of the next tile are in flight."""
+    """A block waits for the copies of its tile while as many copies of the next tile are in
+    flight.
+    """
     copies = {"forward": 2, "query_gradient": 3, "key_value_gradient": 5}
     for name, number in copies.items():
         (report,) = [r for r in compiled(ATTENTION) if r.kernel == f"attention_{name}_kernel"]
@@ -104,7 +110,9 @@ def test_attention_copies_one_tile_ahead():
 
 
 def test_inline_assembly_keeps_its_inputs():
-    """An output that is written before the last input is read needs "&", or it may share that input's register."""
+    """An output that is written before the last input is read needs "&",
+    or it may share that input's register.
+    """
     found = set()
     for case in ("attention H=64 bf16 dropout", "cast fp8"):
         for report in compiled(case):
@@ -120,7 +128,9 @@ def test_inline_assembly_keeps_its_inputs():
 
 
 def unsafe_outputs(code: str, constraints: list[str]) -> list[int]:
-    """Return the outputs without "&" that are written before the statement that reads the last input."""
+    """Return the outputs without "&" that are written before the statement
+    that reads the last input.
+    """
     outputs = [i for i, constraint in enumerate(constraints) if constraint.startswith("=")]
     statements = [[int(n) for n in re.findall(r"\$(\d+)", line)] for line in code.split(";")]
     last = max(i for i, used in enumerate(statements) if any(n >= len(outputs) for n in used))
@@ -129,7 +139,9 @@ def unsafe_outputs(code: str, constraints: list[str]) -> list[int]:
 
 
 def test_instructions_are_counted_by_opcode_and_loop():
-    """The kernel has one loop that loads and adds four numbers at a time, then a sum in shared memory and a store."""
+    """The kernel has one loop that loads and adds four numbers at a time,
+    then a sum in shared memory and a store.
+    """
     sums = next(r for r in compiled("cast fp8") if r.kernel == "sum_partials_kernel")
     counts = sass.instructions(sums.cubin)
     (loop,) = sass.loops(sums.cubin)
@@ -172,7 +184,9 @@ def test_casts_stay_within_their_instruction_limits():
 
 @pytest.mark.parametrize(("direction", "instructions"), [("forward", 1695), ("backward", 2577)])
 def test_fused_product_overlaps_gelu_of_one_block_with_products_of_another(direction, instructions):
-    """Two blocks share a multiprocessor, tiles move by TMA, and each number's exponential is computed once."""
+    """Two blocks share a multiprocessor, tiles move by TMA,
+    and each number's exponential is computed once.
+    """
     reports = [r for r in compiled("products fp8 GELU") if r.kernel == "product_kernel"]
     (report,) = [r for r in reports if (r.arguments["partial"] is None) == (direction == "forward")]
     counts = sass.instructions(report.cubin)
@@ -190,7 +204,9 @@ def test_fused_product_overlaps_gelu_of_one_block_with_products_of_another(direc
     ("direction", "loads", "instructions"), [("forward", 1, 16), ("backward", 2, 24)]
 )
 def test_gelu_moves_16_bytes_at_once(direction, loads, instructions):
-    """Memory bandwidth is the limit: few instructions per number, and several blocks per multiprocessor."""
+    """Memory bandwidth is the limit: few instructions per number,
+    and several blocks per multiprocessor.
+    """
     reports = [
         r for r in compiled("GELU bf16") if r.kernel == "gelu_kernel" and not r.arguments["EXACT"]
     ]
