@@ -1,4 +1,6 @@
-"""Convert the TensorFlow 1 checkpoint to NVIDIA's .pt file: `mlbert convert tf1-to-nvidia` by its published name."""
+"""Convert the TensorFlow 1 checkpoint to NVIDIA's .pt file:
+`mlbert convert tf1-to-nvidia` by its published name.
+"""
 
 from mlbert.cli.published import main
 
