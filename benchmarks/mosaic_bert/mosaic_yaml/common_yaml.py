@@ -116,8 +116,13 @@ _SCHEDULES = {
     "linear_decay_with_warmup": "linear",
     "cosine_with_warmup": "cosine",
     "warmup_stable_decay": "wsd",
+    "one_minus_sqrt": "wsd_sqrt",
     "multistep_with_warmup": "multistep",
 }
+
+# Schedulers with a plateau, and the length of their decay if none is given.
+_DECAY_AT_THE_END = {"warmup_stable_decay": "0.1dur", "one_minus_sqrt": "1dur"}
+_DECAYING = ("linear_decay_with_warmup", "cosine_with_warmup", *_DECAY_AT_THE_END)
 
 NAMES: Names = {
     "run_name": ("run_name",),
@@ -292,7 +297,7 @@ def add_schedule(leaves: Leaves, layer: Layer, durations: Durations) -> Duration
     else:
         layer.put("warmup_proportion", share, warmup.origin)
     layer.put("lr_first_step", -1)
-    if name.value in ("linear_decay_with_warmup", "cosine_with_warmup", "warmup_stable_decay"):
+    if name.value in _DECAYING:
         end = leaves.number("scheduler.alpha_f", 0.0)
         layer.put("end_lr", end.value * leaves.number("optimizer.lr", None).value, end.origin)
         decay_end = leaves.text("scheduler.t_max", "1dur")
@@ -300,19 +305,31 @@ def add_schedule(leaves: Leaves, layer: Layer, durations: Durations) -> Duration
             layer.put("lr_decay_end", None, decay_end.origin)
         else:
             layer.put("lr_decay_end", durations.read(leaves, "scheduler.t_max", "1dur"))
-    if name.value == "warmup_stable_decay":
-        decay = leaves.text("scheduler.t_decay", "0.1dur")
-        share = durations.share(decay.value)
-        if share is None:
-            layer.put("lr_decay_steps", durations.read(leaves, "scheduler.t_decay", "0.1dur"))
-        else:
-            layer.put("lr_decay_proportion", share, decay.origin)
+    if name.value in _DECAY_AT_THE_END:
+        _add_decay(leaves, layer, durations, _DECAY_AT_THE_END[name.value])
     if name.value == "multistep_with_warmup":
         given = leaves.sequence("scheduler.milestones", None, "[400ba, 600ba]")
         milestones = [durations.steps("scheduler.milestones", text) for text in given.value]
         layer.put("lr_milestones", ",".join(map(str, milestones)), given.origin)
         layer.put("lr_gamma", leaves.number("scheduler.gamma", 0.1))
     return durations
+
+
+def _add_decay(leaves: Leaves, layer: Layer, durations: Durations, default: str) -> None:
+    """Add the decay after a plateau; one of length 0 leaves the rate constant."""
+    name = "scheduler.t_decay"
+    decay = leaves.text(name, default)
+    share = durations.share(decay.value)
+    if share is not None:
+        layer.put("lr_decay_proportion", share, decay.origin)
+        return
+    steps = durations.read(leaves, name, default, least=0)
+    if steps.value:
+        layer.put("lr_decay_steps", steps)
+        return
+    layer.put("schedule", "constant", decay.origin)
+    del layer["end_lr"]
+    del layer["lr_decay_end"]
 
 
 def add_evaluation(leaves: Leaves, layer: Layer, interval: YamlValue, world_size: int) -> None:

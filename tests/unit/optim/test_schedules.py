@@ -11,7 +11,14 @@ from mlbert.config.resolution import CommandLine, resolve
 from mlbert.config.sections import settings_by_key
 from mlbert.optim import schedules
 from mlbert.optim.config import SCHEDULE_SETTINGS, ScheduleConfig
-from mlbert.optim.schedules import SCHEDULES, Cosine, Linear, Polynomial, WarmupStableDecay
+from mlbert.optim.schedules import (
+    SCHEDULES,
+    Cosine,
+    Linear,
+    Polynomial,
+    WarmupStableDecay,
+    WarmupStableRoot,
+)
 from simple_recipe import simple_configuration, simple_recipe
 from user_errors import user_error
 
@@ -93,12 +100,22 @@ def test_rates_of_a_composer_run():
     assert [schedule(n) for n in range(12)] == pytest.approx(rates, rel=1e-12, abs=0)
 
 
+def test_the_root_after_a_plateau_by_hand():
+    """A ramp of 2 steps to 4, a plateau until step 4, then 1 - sqrt(s) of the way from 1 to 4."""
+    schedule = WarmupStableRoot(
+        base_lr=4.0, warmup_steps=2, max_steps=8, decay_end=8, decay_steps=4, end_lr=1.0
+    )
+    expected = [0.0, 2.0, 4.0, 4.0, 4.0, 2.5, 4 - 3 * 0.5**0.5, 4 - 3 * 0.75**0.5, 1.0, 1.0]
+    assert [schedule(step) for step in range(10)] == pytest.approx(expected)
+
+
 def test_by_default_there_is_no_ramp_and_the_decay_ends_at_zero():
     own = {
         Linear: {},
         Cosine: {},
         Polynomial: {"power": 2.0},
         WarmupStableDecay: {"decay_steps": 2},
+        WarmupStableRoot: {"decay_steps": 2},
     }
     for kind, numbers in own.items():
         schedule = kind(base_lr=1.0, max_steps=8, decay_end=8, **numbers)
@@ -185,6 +202,7 @@ def test_settings_create_each_schedule(name, recipe, environ):
         ),
         ({"schedule": "wsd", "lr_decay_proportion": "0.91"}, "config.conflict", "SCHEDULE=wsd"),
         ({"schedule": "wsd", "lr_decay_steps": "91"}, "config.conflict", "SCHEDULE=wsd"),
+        ({"schedule": "wsd_sqrt", "lr_decay_steps": "91"}, "config.conflict", "SCHEDULE=wsd_sqrt"),
         ({"schedule": "linear", "lr_decay_end": "10"}, "config.conflict", "SCHEDULE=linear"),
         ({"schedule": "cosin"}, "config.choice", "SCHEDULE (flag --schedule)"),
     ],

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlbert.host.errors import UserError
+from mosaic_yaml.common_yaml import COMMON, add_schedule
 from mosaic_yaml.durations import Durations
-from mosaic_yaml.nested_yaml import Leaves, read_nested
+from mosaic_yaml.nested_yaml import Layer, Leaves, read_nested
 from user_errors import user_error
 
 KNOWN = [
@@ -166,3 +167,32 @@ def test_no_duration_is_cut_short(number: int, unit: str) -> None:
     steps = PLAIN.steps("max_duration", f"{number}{unit}")
     size = {"ba": 1, "sp": 4096, "tok": 4096 * 128}[unit]
     assert (steps - 1) * size < number <= steps * size
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            ["name=warmup_stable_decay", "t_decay=0tok"],
+            {"schedule": "constant", "warmup_steps": 3},
+        ),
+        (
+            ["name=warmup_stable_decay", "t_decay=20ba", "alpha_f=0.5"],
+            {"schedule": "wsd", "lr_decay_steps": 20, "end_lr": 0.2, "lr_decay_end": None},
+        ),
+        (
+            ["name=one_minus_sqrt", "t_warmup=0ba", "alpha_f=0.001"],
+            {"schedule": "wsd_sqrt", "lr_decay_proportion": 1.0, "end_lr": 4e-4},
+        ),
+    ],
+)
+def test_schedules_with_a_plateau(path: Path, words: list[str], expected: dict) -> None:
+    given = ["max_duration=100ba", "optimizer.lr=0.4", "scheduler.t_warmup=1_500_000tok"]
+    given += [f"scheduler.{word}" for word in words]
+    path.write_text("seed: 1\n")
+    layer = Layer()
+    add_schedule(Leaves(path, read_nested(path, given, COMMON)), layer, PLAIN)
+    found = {name: value for name, (value, _) in layer.items() if name in expected}
+    assert found == expected
+    if expected["schedule"] == "constant":
+        assert "end_lr" not in layer

@@ -32,6 +32,7 @@ SCHEDULE_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "linear": ("end_lr", "lr_decay_end"),
     "cosine": ("end_lr", "lr_decay_end"),
     "wsd": ("lr_decay_steps", "lr_decay_proportion", "end_lr", "lr_decay_end"),
+    "wsd_sqrt": ("lr_decay_steps", "lr_decay_proportion", "end_lr", "lr_decay_end"),
     "multistep": ("lr_milestones", "lr_gamma"),
     "constant": (),
 }
@@ -111,13 +112,10 @@ class ScheduleConfig(Section):
         default=0,
         **Ranges.STEPS_TO_0,
     )
-    schedule: Literal["polynomial", "linear", "cosine", "wsd", "multistep", "constant"] = (
-        fixed_setting(
-            "SCHEDULE",
-            "Learning rate after the warm-up; polynomial is the benchmark's "
-            "and decays from step 0.",
-            default="polynomial",
-        )
+    schedule: Literal[tuple(SCHEDULE_SETTINGS)] = fixed_setting(  # type: ignore[valid-type]
+        "SCHEDULE",
+        "Learning rate after the warm-up; polynomial is the benchmark's and decays from step 0.",
+        default="polynomial",
     )
     poly_power: float = fixed_setting(
         "LR_POLY_POWER", "Exponent of the polynomial decay.", default=1.0, gt=0, le=100
@@ -136,13 +134,13 @@ class ScheduleConfig(Section):
     )
     lr_decay_steps: int | None = fixed_setting(
         "LR_DECAY_STEPS",
-        "Length of the decay after the plateau of wsd.",
+        "Length of the decay after the plateau of wsd and wsd_sqrt.",
         default=None,
         **Ranges.STEPS,
     )
     lr_decay_proportion: float | None = fixed_setting(
         "LR_DECAY_PROPORTION",
-        "Length of the decay after the plateau of wsd; replaces LR_DECAY_STEPS.",
+        "Length of the decay after the plateau of wsd and wsd_sqrt; replaces LR_DECAY_STEPS.",
         default=None,
         unit="share of MAX_STEPS",
         gt=0,
@@ -181,7 +179,9 @@ class ScheduleConfig(Section):
 
     @property
     def num_decay_steps(self) -> int | None:
-        """Length of the decay of wsd in steps, from whichever of the two settings gives it."""
+        """Length of the decay after a plateau in steps, from whichever of the two settings gives
+        it.
+        """
         if self.lr_decay_proportion is None:
             return self.lr_decay_steps
         return max(int(self.max_steps * self.lr_decay_proportion), 1)
@@ -246,7 +246,8 @@ class ScheduleConfig(Section):
             problem = f"ends at step {end}, but the warm-up takes {self.num_warmup_steps} steps"
             remedy = "Set a shorter warm-up, or a later LR_DECAY_END"
             yield Contradiction("config.conflict", name, problem, remedy)
-        if self.schedule != "wsd" or self.num_decay_steps is None:
+        has_plateau = "lr_decay_steps" in SCHEDULE_SETTINGS[self.schedule]
+        if not has_plateau or self.num_decay_steps is None:
             return
         decay_start = end - self.num_decay_steps
         if decay_start < 0:

@@ -145,6 +145,25 @@ class WarmupStableDecay(Schedule):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WarmupStableRoot(WarmupStableDecay):
+    """A plateau, then 1 - sqrt over the last `decay_steps`: with the share s of the decay done,
+
+        rate = end_lr + (base_lr - end_lr) (1 - sqrt(s))
+
+    Source: Haegele et al., "Scaling Laws and Compute-Optimal Training Beyond Fixed Training
+    Durations", arXiv 2405.18392, the cooldown named 1-sqrt.
+    """
+
+    name = "wsd_sqrt"
+
+    def decayed(self, t: int) -> float:
+        """Return the rate on the plateau or the root."""
+        done = min(t, self.decay_end) - (self.decay_end - self.decay_steps)
+        share = max(done, 0) / self.decay_steps
+        return self.end_lr + (self.base_lr - self.end_lr) * (1.0 - math.sqrt(share))
+
+
+@dataclass(frozen=True, kw_only=True)
 class MultiStep(Schedule):
     """`base_lr` times `gamma` for each milestone (a step) reached;
     milestones inside the ramp take effect when it ends.
@@ -167,7 +186,16 @@ class MultiStep(Schedule):
 
 
 SCHEDULES: Mapping[str, type[Schedule]] = {
-    cls.name: cls for cls in (Polynomial, Linear, MultiStep, WarmupStableDecay, Cosine, Schedule)
+    cls.name: cls
+    for cls in (
+        Polynomial,
+        Linear,
+        MultiStep,
+        WarmupStableDecay,
+        WarmupStableRoot,
+        Cosine,
+        Schedule,
+    )
 }
 
 
