@@ -39,9 +39,9 @@ from mlbert.data.prepare import python_text
 from mlbert.data.prepare.corpus import write_text
 from mlbert.data.prepare.generator import Generator, NativeGenerator, PlainGenerator
 from mlbert.data.prepare.instances import InstanceOptions
-from mlbert.data.prepare.pipeline import count_words, train_vocabulary
 from mlbert.data.prepare.shuffle import Packing, shuffle_set
 from mlbert.data.prepare.tfrecords import tfrecords_to_hdf5
+from mlbert.data.prepare.vocabulary_training import count_words, train_vocabulary
 from mlbert.host import native
 from mlbert.host.errors import UserError
 

@@ -17,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 
 from mlbert.data.prepare import python_text
-from mlbert.data.prepare.corpus import prose_sentences
+from mlbert.data.prepare.prose import prose_sentences
 
 MANUALS = Path("/usr/share/man")
 SYSTEM_DOCUMENTS = Path("/usr/share/doc")

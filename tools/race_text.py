@@ -18,11 +18,12 @@ from pathlib import Path
 import numpy as np
 
 from mlbert.data.batches import HostBatch
-from mlbert.data.formats.masking import Masking
+from mlbert.data.formats.dynamic_masking import Masking
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.tokenizer import load_tokenizer
+from mlbert.data.prepare.baselines import baselines
 from mlbert.data.prepare.generator import FlatDocuments
-from mlbert.data.prepare.pipeline import baselines, count_words, train_vocabulary
+from mlbert.data.prepare.vocabulary_training import count_words, train_vocabulary
 from mlbert.host.errors import UserError
 
 HELD_OUT = 50  # hold out every n-th document
@@ -69,7 +70,7 @@ class RaceText:
             yield self.held_out.slice(first, first + EVAL_BATCH)
 
     def guesses(self) -> dict[str, float | int | str]:
-        """Return the accuracy of guessing without a model (`mlbert.data.prepare.pipeline`)."""
+        """Return the accuracy of guessing without a model (`mlbert.data.prepare.baselines`)."""
         count, length = self.train.shape
         numbers = np.arange(count + 1)
         plain = FlatDocuments(self.train[:, 1:-1].ravel(), numbers * (length - 2), numbers)

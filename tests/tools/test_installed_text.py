@@ -1,7 +1,7 @@
 """Conversion of manual pages to plain text."""
 
 from installed_text import manual_text
-from mlbert.data.prepare.corpus import prose_sentences
+from mlbert.data.prepare.prose import prose_sentences
 
 PAGE = r""".\" A comment that is not printed.
 .TH LS 1 "March 2026"

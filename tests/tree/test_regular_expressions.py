@@ -18,7 +18,7 @@ import pytest
 
 from mlbert.config.section import is_number
 from mlbert.config.sources import Export
-from mlbert.data.prepare.corpus import split_sentences
+from mlbert.data.prepare.sentences import split_sentences
 from mlbert.host.errors import hide_credentials
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,7 +37,8 @@ SLOW = 30.0  # times the duration of a plain search, from which the growth is me
 BOUNDED = {
     "tf2_bert/messages.py": "an error message of TensorFlow",
     "mlbert/config/sources.py": "a line of a config file",
-    "mlbert/data/prepare/corpus.py": "Python's documentation; of other text, 64 characters",
+    "mlbert/data/prepare/prose.py": "Python's documentation",
+    "mlbert/data/prepare/sentences.py": "the 64 characters before a full stop",
     "mlbert/data/prepare/python_text.py": "a file of Python's documentation",
     "mlbert/host/native.py": "a line of /proc/self/maps",
     "mlbert/host/machine.py": "a file of /proc",

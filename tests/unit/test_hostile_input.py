@@ -22,7 +22,7 @@ from mlbert.data.formats.prepared import verified_shard
 from mlbert.data.formats.tasks import read_columns
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS, load_vocabulary
-from mlbert.data.prepare import corpus
+from mlbert.data.prepare import text_folder
 from mlbert.data.prepare.tfrecords import hdf5_to_tfrecords
 from mlbert.data.prepare.verify import Md5List, verify
 from mlbert.data.prepare.wiki_text import read_hashes
@@ -229,10 +229,10 @@ def test_files_that_are_left_out_are_counted(tmp_path: Path) -> None:
     left_out = (
         "6 of 7 files are left out because of their names: 2 .log, 2 without suffix, 1 .md, 1 .md5"
     )
-    assert corpus.name_note(tmp_path) == left_out
+    assert text_folder.name_note(tmp_path) == left_out
     for name in ("part-1", "b.log", "c.log", "d", "e.md", "eval.md5"):
         (tmp_path / name).unlink()
-    assert corpus.name_note(tmp_path) == ""
+    assert text_folder.name_note(tmp_path) == ""
 
 
 @pytest.mark.parametrize(("text", "threads"), [("1", 1), ("none", None), ("", None)])

@@ -17,8 +17,8 @@ from counted.pretend import DEVICE
 from counted.recorder import Memory, Operation, RecordedCapture, Recorder, recording
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.batches import HostBatch, StaticShape
-from mlbert.data.formats.masking import MASKED_SHARE, MAX_PREDICTIONS
 from mlbert.data.formats.ragged import Ragged
+from mlbert.data.formats.static_masking import MASKED_SHARE, MAX_PREDICTIONS
 from mlbert.distributed.reduce import GradientReducer
 from mlbert.distributed.sharding import ShardLayout
 from mlbert.distributed.world import World

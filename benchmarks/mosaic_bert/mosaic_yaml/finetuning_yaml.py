@@ -19,7 +19,7 @@ from mlbert.data.formats.tasks import (
 )
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.loading.tasks import steps_per_epoch
-from mlbert.data.prepare import glue_files
+from mlbert.data.prepare import glue_sources
 from mlbert.host.errors import UserError
 from mosaic_yaml import common_yaml
 from mosaic_yaml.durations import Durations
@@ -120,8 +120,8 @@ class TaskData:
         """Add the data settings; make or download missing files of a GLUE task."""
         leaves = self._leaves
         if self.task is not None:
-            source = leaves.choice("data.source", glue_files.SOURCES, glue_files.HUB)
-            glue_files.complete(self.folder, str(source.value), [self.task])
+            source = leaves.choice("data.source", glue_sources.SOURCES, glue_sources.HUB)
+            glue_sources.complete(self.folder, str(source.value), [self.task])
             layer.put("task", self.task, "data.task")
             layer.put("input_dir", self.folder, "data.glue")
             layer.put("eval_dir", self.folder, "data.glue")

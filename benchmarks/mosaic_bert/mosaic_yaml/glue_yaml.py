@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from mlbert.data.formats.glue import MAX_SEQ_LENGTH, TASKS
-from mlbert.data.prepare.glue_files import HUB, SOURCES
+from mlbert.data.prepare.glue_sources import HUB, SOURCES
 from mlbert.host.errors import UserError
 from mlbert.programs.glue_runner import DEFAULT_SEED, SEEDS, GlueJob, job_list
 from mosaic_yaml.common_yaml import SHARED

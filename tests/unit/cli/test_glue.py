@@ -12,9 +12,9 @@ import yaml
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.glue import TASKS
-from mlbert.data.prepare import glue_files
-from mlbert.data.prepare.pipeline import count_words, train_vocabulary
+from mlbert.data.prepare import glue_stand_ins
 from mlbert.data.prepare.python_text import documents_by_file
+from mlbert.data.prepare.vocabulary_training import count_words, train_vocabulary
 from mlbert.programs.glue_runner import GlueJob
 from mosaic_yaml import glue_yaml
 from mosaic_yaml.nested_yaml import Leaves, read_nested
@@ -44,7 +44,7 @@ tasks:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("glue")
     # All take seconds.
-    glue_files.make(made / "glue", 0.1, itertools.islice(documents_by_file(), 120))
+    glue_stand_ins.make(made / "glue", 0.1, itertools.islice(documents_by_file(), 120))
     text = (made / "glue/MNLI/train.tsv").read_text().split("\n")
     vocabulary = "\n".join(train_vocabulary(count_words(text), 400)) + "\n"
     configured = {"shape.json": SHAPE.to_json(), "glue.yaml": YAML.replace("FOLDER", str(made))}

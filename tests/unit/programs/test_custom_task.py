@@ -18,7 +18,7 @@ import torch
 from labelled_texts import PLACES, sentences, write_csv
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.tasks import TaskForm, TaskRows, read_training
-from mlbert.data.prepare.pipeline import count_words, train_vocabulary
+from mlbert.data.prepare.vocabulary_training import count_words, train_vocabulary
 from mlbert.models.bert import BertForMaskedLM
 from mlbert.models.weights.export import write_weights
 from mlbert.programs import custom_task

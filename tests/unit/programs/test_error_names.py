@@ -10,7 +10,7 @@ import pytest
 from labelled_texts import sentences, write_csv
 from mlbert.config.bert_config import BertConfig
 from mlbert.config.sections import settings_by_env
-from mlbert.data.prepare.pipeline import count_words, train_vocabulary
+from mlbert.data.prepare.vocabulary_training import count_words, train_vocabulary
 from mlbert.host.errors import UserError, public_names, replace_names
 from mlbert.models.bert import BertForMaskedLM
 from mlbert.models.weights.export import write_weights

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from audit import errors
 from labelled_texts import sentences, write_csv
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.prepare.pipeline import count_words, train_vocabulary
+from mlbert.data.prepare.vocabulary_training import count_words, train_vocabulary
 from mlbert.models.bert import BertForMaskedLM
 from mlbert.models.weights.export import write_weights
 from programs import RunMlbert, run_checked

@@ -11,7 +11,7 @@ import torch
 import typer
 from rich.console import Console
 
-from mlbert.data.prepare import glue_files
+from mlbert.data.prepare import glue_sources
 from mlbert.distributed.world import World
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError, public_names
@@ -80,7 +80,7 @@ class Program:
             raise UserError(
                 "config.missing", self._path, "defines no jobs", "Give tasks with seeds"
             )
-        glue_files.complete(given.glue, given.source, given.tasks)
+        glue_sources.complete(given.glue, given.source, given.tasks)
         samples = self._check_settings()
         given.folder.mkdir(parents=True, exist_ok=True)
         done = [job for job in given.jobs if self._is_done(job)]

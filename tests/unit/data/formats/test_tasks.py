@@ -22,7 +22,7 @@ from mlbert.data.formats.tasks import (
     read_texts,
     read_training,
 )
-from mlbert.data.prepare import glue_files
+from mlbert.data.prepare import glue_download, glue_files, glue_stand_ins
 from mlbert.data.prepare.python_text import documents_by_file
 from stored_sets import tree
 from user_errors import user_error
@@ -213,8 +213,8 @@ def test_fetched_rows_are_read_as_official_files(name, tmp_path, monkeypatch, ca
         return datasets.Dataset.from_dict({**texts, "label": labels, "idx": [0, 1, 2]})
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    monkeypatch.setattr(glue_files, "hub_problem", lambda: None)
-    glue_files.fetch(tmp_path, [name])
+    monkeypatch.setattr(glue_download, "hub_problem", lambda: None)
+    glue_download.fetch(tmp_path, [name])
     task = TASKS[name]
     form = form_of_task(name)
     train = read_training(task.train_file(tmp_path), form)
@@ -228,7 +228,7 @@ def test_fetched_rows_are_read_as_official_files(name, tmp_path, monkeypatch, ca
     assert asked == [("nyu-mll/glue", name, split) for split in splits]
     for path in task.evaluation_files(tmp_path).values():
         assert read_evaluation(path, form, train.classes).texts[0][0].startswith("validation")
-    glue_files.fetch(tmp_path, [name])
+    glue_download.fetch(tmp_path, [name])
     assert len(asked) == len(splits), "what is there stays"
     assert capsys.readouterr().out.count("wrote ") == len(splits)
 
@@ -238,7 +238,7 @@ def test_without_a_network_one_line_reports_it(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with user_error("network.unreachable", "nyu-mll/glue rte"):
-        glue_files.fetch(tmp_path, ["rte"])
+        glue_download.fetch(tmp_path, ["rte"])
     assert not list(tmp_path.iterdir())
 
 
@@ -248,7 +248,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     again = tmp_path_factory.mktemp("again")
     documents = list(itertools.islice(documents_by_file(), 250))  # all take seconds
     for place in (folder, again):
-        glue_files.make(place, 0.1, documents)
+        glue_stand_ins.make(place, 0.1, documents)
         assert glue_files.is_complete(place)
     assert tree(folder) == tree(again)
     return folder

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlbert.data.formats import tokenizer as module
-from mlbert.data.formats.checks import another_vocabulary, keeps_case, unknown_share
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.tokenizer import (
     UNCASED_FILE,
@@ -22,6 +21,7 @@ from mlbert.data.formats.tokenizer import (
     hub_problem,
     load_tokenizer,
 )
+from mlbert.data.formats.vocabulary_checks import another_vocabulary, keeps_case, unknown_share
 from mlbert.data.formats.wordpiece import (
     SPECIAL_TOKENS,
     WordPieceTokenizer,

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -14,19 +13,10 @@ import stored_sets
 from mlbert.data.formats.manifest import read_manifest
 from mlbert.data.formats.open import check_vocabulary, describe
 from mlbert.data.formats.prepared import ShardSet
-from mlbert.data.formats.ragged import Ragged
-from mlbert.data.formats.wordpiece import SPECIAL_TOKENS, UNKNOWN, WordPieceTokenizer
 from mlbert.data.prepare import pipeline
-from mlbert.data.prepare.generator import flat
 from mlbert.data.prepare.instances import InstanceOptions
 from mlbert.data.prepare.jobs import Executor
-from mlbert.data.prepare.pipeline import (
-    TextOptions,
-    baselines,
-    count_words,
-    prepare_text,
-    train_vocabulary,
-)
+from mlbert.data.prepare.pipeline import TextOptions, prepare_text
 from user_errors import user_error
 
 INSTANCES = InstanceOptions(max_seq_length=32, max_predictions_per_seq=5, dupe_factor=3)
@@ -34,9 +24,6 @@ OPTIONS = TextOptions(INSTANCES, vocab_size=300, eval_share=0.2, eval_sequences=
 SOURCE = {"kind": "test"}
 STEPS = ("train_vocabulary", "make_instances", "_make_evaluation", "_write_baselines")
 OTHER = replace(OPTIONS, num_parts=3, split_seed=5)
-CLS = 0
-SEP = 1
-MASK = 2
 
 
 def documents(count: int = 60) -> list[list[str]]:
@@ -149,68 +136,3 @@ def test_an_interrupted_run_ends_up_the_same(prepared, tmp_path, step, options):
     assert not (tmp_path / "out" / "prepared.json").exists()
     prepare_text(documents(), tmp_path / "out", OPTIONS, SOURCE)
     assert tree(tmp_path / "out") == tree(prepared)
-
-
-def test_vocabulary_is_well_formed_and_covers_its_text(assets):
-    expected = {"don": 2, "'": 2, "t": 2, "stop": 1, ",": 1, "!": 1, "cafe": 1}
-    assert count_words(["Don't stop, don't!", "CAFÉ"]) == Counter(expected)
-    lines = (assets / "text.txt").read_text().splitlines()
-    entries = train_vocabulary(count_words(lines), 400)
-    assert len(entries) == len(set(entries)) == 400
-    assert tuple(entries[:5]) == SPECIAL_TOKENS
-    tokenizer = WordPieceTokenizer({entry: number for number, entry in enumerate(entries)})
-    unknown = entries.index(UNKNOWN)
-    assert all(unknown not in tokenizer.encode(line) for line in lines)
-    assert (
-        train_vocabulary(count_words(lines), 300) == (assets / "vocab.txt").read_text().splitlines()
-    )
-
-
-def test_rare_characters_are_left_out():
-    words = Counter(
-        {"common": 100, **{chr(0x4E00 + n): 1 for n in range(2 * pipeline.MAX_ALPHABET)}}
-    )
-    assert (
-        len([entry for entry in train_vocabulary(words, 5000) if len(entry) == 1])
-        <= pipeline.MAX_ALPHABET
-    )
-    for size in (0, 100, 70_000):
-        with user_error("config.range", "--vocab-size"):
-            train_vocabulary(words, size)
-
-
-def test_baselines_by_hand():
-    # 5 is the most frequent; after 3 comes 4 (twice) or 5 (once); before 4 comes always 3.
-    train = [[[3, 4], [3, 4, 5, 5, 5]], [[3, 5]]]
-    rows = Ragged.from_rows(
-        [
-            ([CLS, 3, MASK, SEP, 5, SEP], 4, False, [2], [4]),  # left guesses 4: right answer
-            (
-                [CLS, MASK, 4, SEP, 5, SEP],
-                4,
-                False,
-                [1],
-                [3],
-            ),  # right neighbour guesses 3: right answer
-            (
-                [CLS, MASK, 9, SEP, 5, SEP],
-                4,
-                False,
-                [1],
-                [5],
-            ),  # never seen: the most frequent, right answer
-            ([CLS, 3, MASK, SEP, 5, SEP], 4, False, [2], [8]),
-        ]
-    )
-    result = baselines([flat([document]) for document in train], rows, 10)
-    assert (result["most_frequent_id"], result["masked_tokens"]) == (5, 4)
-    assert result["most_frequent_accuracy"] == pytest.approx(1 / 4)
-    for guess in ("bigram_left", "bigram_right", "bigram"):
-        assert result[f"{guess}_accuracy"] == pytest.approx(2 / 4), guess
-    result = baselines([flat([document]) for document in train], rows, 10, never_guessed=[5])
-    assert (result["most_frequent_id"], result["most_frequent_accuracy"]) == (3, 1 / 4)
-    assert result["bigram_right_accuracy"] == pytest.approx(1 / 4)  # the third guess was 5
-    # Equal counts: the lowest id.
-    result = baselines([flat([[[3, 6, 3, 4]]])], rows.slice(0, 1), 10)
-    assert result["bigram_left_accuracy"] == 1.0
-    assert np.isfinite(result["bigram_accuracy"])

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlbert.data.formats.masking import MASKED_SHARE
 from mlbert.data.formats.ragged import Ragged, offsets_of
+from mlbert.data.formats.static_masking import MASKED_SHARE
 from mlbert.host.errors import UserError
 from tf2_bert.rows import Rows
 

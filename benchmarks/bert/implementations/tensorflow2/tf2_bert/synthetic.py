@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from mlbert.data.formats.base import Store, StoreInfo
-from mlbert.data.formats.masking import MASKED_SHARE, MAX_PREDICTIONS
 from mlbert.data.formats.ragged import Ragged
+from mlbert.data.formats.static_masking import MASKED_SHARE, MAX_PREDICTIONS
 from mlbert.host.errors import UserError
 
 NUM_SEQUENCES = 1 << 20

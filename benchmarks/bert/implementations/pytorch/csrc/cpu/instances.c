@@ -1,7 +1,7 @@
 /*
  * The benchmark's instance generator, with the same random draws. Called through ctypes from
  * mlbert/data/prepare/generator.py. The Python reference is mlbert/data/prepare/instances.py and
- * mlbert/data/formats/masking.py.
+ * mlbert/data/formats/static_masking.py.
  *
  * The sentences of a document are contiguous, so segments A and B of an instance are ranges of the text's tokens.
  * Instances are kept as two ranges and their masks, and written out as rows after the last shuffle.

@@ -144,7 +144,7 @@ def _check_vocabulary(is_new: bool, cased: bool | None, vocab_size: int | None) 
             )
             raise UserError("config.conflict", name, "applies only to a new vocabulary", remedy)
     if vocab_size is not None:
-        from mlbert.data.prepare.pipeline import check_vocab_size
+        from mlbert.data.prepare.vocabulary_training import check_vocab_size
 
         check_vocab_size(vocab_size)
 

@@ -34,9 +34,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlbert.data.formats.masking import MASKED_SHARE
 from mlbert.data.formats.order import first_slots
 from mlbert.data.formats.ragged import Ragged
+from mlbert.data.formats.static_masking import MASKED_SHARE
 from mlbert.ops import forms
 from mlbert.ops.loss import IGNORED
 

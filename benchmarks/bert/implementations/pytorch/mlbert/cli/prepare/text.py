@@ -9,7 +9,13 @@ import typer
 from rich.table import Table
 
 from mlbert.cli.prepare.options import Out, PoolArguments, TextArguments, say, with_options
-from mlbert.data.prepare import corpus, glue_files, pipeline, python_text
+from mlbert.data.prepare import (
+    glue_download,
+    glue_stand_ins,
+    pipeline,
+    python_text,
+    text_folder,
+)
 from mlbert.programs.console import console
 
 app = typer.Typer()
@@ -52,11 +58,11 @@ def text_command(
     ] = False,
 ) -> None:
     """Prepare a folder of your own text files."""
-    corpus.keep_out(folder, out)
+    text_folder.keep_out(folder, out)
     options = given.text()
-    source = corpus.source_name(folder, one_per_line)
-    documents = corpus.documents(folder, one_per_line)
-    if note := corpus.name_note(folder):
+    source = text_folder.source_name(folder, one_per_line)
+    documents = text_folder.documents(folder, one_per_line)
+    if note := text_folder.name_note(folder):
         say(f"warning: {note}")
     summary = pipeline.prepare_text(documents, out, options, source, run.executor())
     _report(out, summary)
@@ -72,11 +78,11 @@ def python_glue_command(
     """Make stand-ins for GLUE's eight tasks, in their file formats,
     from this Python installation's documentation.
     """
-    glue_files.make(out, size)
+    glue_stand_ins.make(out, size)
     say(f"wrote GLUE's files to {out}")
 
 
 @app.command("glue")
 def glue_command(out: Out) -> None:
     """Download GLUE's eight tasks with the datasets library, in their official format."""
-    glue_files.fetch(out, say=say)
+    glue_download.fetch(out, say=say)

@@ -19,8 +19,8 @@ from mlbert.data.formats.manifest import (
     read_manifest,
     vocabulary_sha256,
 )
-from mlbert.data.formats.masking import MASKED_SHARE, MAX_PREDICTIONS
 from mlbert.data.formats.prepared import ShardSet, info_of
+from mlbert.data.formats.static_masking import MASKED_SHARE, MAX_PREDICTIONS
 from mlbert.data.formats.tfrecord_plain import LIST, Widths
 from mlbert.host.errors import UserError
 from mlbert.host.files import reading

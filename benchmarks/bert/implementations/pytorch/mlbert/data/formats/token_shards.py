@@ -39,7 +39,6 @@ from typing import Any
 
 import numpy as np
 
-from mlbert.data.formats.checks import unknown_share
 from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.mds import UINT32, MdsReader
 from mlbert.data.formats.mds_files import STR, locked, other_disk
@@ -48,6 +47,7 @@ from mlbert.data.formats.ragged import offsets_of
 from mlbert.data.formats.streams import Stream, samples_of_epoch
 from mlbert.data.formats.tokenizer import Tokenizer
 from mlbert.data.formats.tokenizer_files import vocabulary_text
+from mlbert.data.formats.vocabulary_checks import unknown_share
 from mlbert.host.errors import UserError
 from mlbert.host.files import local_path, write_atomically
 

@@ -2,7 +2,7 @@
 
 The texts are one or more local or remote MDS sets (`mlbert.data.formats.token_shards`).
 `mlbert.data.loading.text_lanes` chooses the pieces of text for each step,
-`mlbert.data.formats.masking` the tokens to predict.
+`mlbert.data.formats.dynamic_masking` the tokens to predict.
 
 Legend: B sequences per step over all ranks ("lanes").
 """
@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 
 from mlbert.data.batches import HostBatch, StaticShape
-from mlbert.data.formats.checks import unknown_share
 from mlbert.data.formats.checksums import sharers
-from mlbert.data.formats.masking import Masking
+from mlbert.data.formats.dynamic_masking import Masking
 from mlbert.data.formats.mds import MdsReader
 from mlbert.data.formats.order import RankSlice, even_parts
 from mlbert.data.formats.ragged import offsets_of
 from mlbert.data.formats.streams import Mixture, Stream, samples_of_epoch
 from mlbert.data.formats.token_shards import TokenShards, describe_text, open_texts
 from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
+from mlbert.data.formats.vocabulary_checks import unknown_share
 from mlbert.data.loading.source import EvaluationBatches, StepSource
 from mlbert.data.loading.text_lanes import Ahead, EpochOrders, Lanes, PieceLanes, Pieces, WholeLanes
 from mlbert.host.errors import UserError

@@ -8,12 +8,13 @@ from typing import Any
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.batches import HostBatch, StaticShape
-from mlbert.data.formats.checks import another_vocabulary, check_rows
+from mlbert.data.formats.checks import check_rows
 from mlbert.data.formats.checksums import FileChecks, sharers
-from mlbert.data.formats.masking import MASKED_SHARE
 from mlbert.data.formats.open import check_opened, describe, open_store, widths_at_most
 from mlbert.data.formats.order import Partition, by_length, contiguous, even_parts, make_units
+from mlbert.data.formats.static_masking import MASKED_SHARE
 from mlbert.data.formats.tfrecord_plain import Widths
+from mlbert.data.formats.vocabulary_checks import another_vocabulary
 from mlbert.data.formats.wordpiece import load_vocabulary
 from mlbert.data.loading.config import DataConfig
 from mlbert.data.loading.dali import DaliSource

@@ -7,9 +7,9 @@ from __future__ import annotations
 import numpy as np
 
 from mlbert.data.batches import HostBatch, StaticShape
-from mlbert.data.formats.masking import MASKED_SHARE, MAX_PREDICTIONS
 from mlbert.data.formats.order import Partition, RankSlice, contiguous
 from mlbert.data.formats.ragged import Ragged, offsets_of
+from mlbert.data.formats.static_masking import MASKED_SHARE, MAX_PREDICTIONS
 from mlbert.data.loading.source import EvaluationBatches, StepSource
 from mlbert.host.errors import UserError
 

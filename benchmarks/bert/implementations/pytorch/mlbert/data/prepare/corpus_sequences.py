@@ -16,7 +16,7 @@ import numpy as np
 from mlbert.data.formats.ragged import offsets_of
 from mlbert.data.formats.tokenizer import Tokenizer
 from mlbert.data.formats.wordpiece import CJK_RANGES, UNKNOWN, is_cjk
-from mlbert.data.prepare.corpus import split_sentences
+from mlbert.data.prepare.sentences import split_sentences
 
 RUN = 8  # tokens of a run that is compared
 NEAR_DUPLICATE = 0.5  # fraction of a line's tokens in known runs from which it is dropped

@@ -35,14 +35,15 @@ from typing import Any
 
 import numpy as np
 
+from mlbert.data.formats.dynamic_masking import Masking
 from mlbert.data.formats.manifest import make_folder, write_json
-from mlbert.data.formats.masking import Masking
 from mlbert.data.formats.mds import MdsWriter
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.data.formats.token_shards import TOKENS, vocabulary_sha256
 from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
 from mlbert.data.formats.tokenizer_files import TOKENIZER_CONFIG, VOCAB_FILE
 from mlbert.data.formats.wordpiece import MAX_CHARS_PER_WORD, UNKNOWN, basic_split, clean_words
+from mlbert.data.prepare.baselines import Neighbours
 from mlbert.data.prepare.corpus_files import TEXT, CorpusSource, documents, format_counts
 from mlbert.data.prepare.corpus_sequences import (
     SequenceStream,
@@ -52,7 +53,7 @@ from mlbert.data.prepare.corpus_sequences import (
     run_hashes,
 )
 from mlbert.data.prepare.jobs import LOCAL, Executor, Progress
-from mlbert.data.prepare.pipeline import Neighbours, count_characters, split_words, train_vocabulary
+from mlbert.data.prepare.vocabulary_training import count_characters, split_words, train_vocabulary
 from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain, write_atomically
 from mlbert.host.json_files import add_checksum, parse_checksummed

@@ -19,7 +19,7 @@ import numpy as np
 from mlbert.data.formats import nvidia
 from mlbert.data.formats.base import Store, StoreInfo
 from mlbert.data.formats.bins import BINS
-from mlbert.data.formats.checks import another_vocabulary, sequences_of
+from mlbert.data.formats.checks import sequences_of
 from mlbert.data.formats.checksums import check_listed
 from mlbert.data.formats.manifest import (
     MANIFEST,
@@ -35,6 +35,7 @@ from mlbert.data.formats.padded import Widths
 from mlbert.data.formats.prepared import ShardEntry, ShardWriter
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.data.formats.shard_file import map_file
+from mlbert.data.formats.vocabulary_checks import another_vocabulary
 from mlbert.data.formats.wordpiece import load_vocabulary
 from mlbert.data.prepare.jobs import LOCAL, Executor, finished_manifest, keep_apart, tool_name
 from mlbert.data.prepare.step_tasks import INPUTS, StepTasks, stamps

@@ -16,7 +16,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from mlbert.data.formats.checks import WARN_UNKNOWN, keeps_case, unknown_share
 from mlbert.data.formats.manifest import MANIFEST, SetDescription, vocabulary_sha256
 from mlbert.data.formats.prepared import ShardEntry, ShardSet, ShardWriter
 from mlbert.data.formats.ragged import Ragged
@@ -25,6 +24,7 @@ from mlbert.data.formats.tfrecord import ExampleReader, find_files
 from mlbert.data.formats.tfrecord_plain import LIST
 from mlbert.data.formats.tokenizer import lower_cases
 from mlbert.data.formats.tokenizer_files import TOKENIZER_CONFIG
+from mlbert.data.formats.vocabulary_checks import WARN_UNKNOWN, keeps_case, unknown_share
 from mlbert.data.formats.wordpiece import load_vocabulary
 from mlbert.data.prepare import jobs
 from mlbert.data.prepare.generator import Generator, flat, make_generator

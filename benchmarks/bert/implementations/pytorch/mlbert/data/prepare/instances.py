@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from mlbert.data.formats.manifest import reading
-from mlbert.data.formats.masking import MaskingRule, mask_tokens, shuffle, truncate_pair
 from mlbert.data.formats.padded import NAMES, Widths, padded
 from mlbert.data.formats.ragged import Ragged, Row
+from mlbert.data.formats.static_masking import MaskingRule, mask_tokens, shuffle, truncate_pair
 from mlbert.data.formats.wordpiece import WordPieceTokenizer
 from mlbert.data.prepare.corpus_files import text_blocks
 from mlbert.host.errors import UserError

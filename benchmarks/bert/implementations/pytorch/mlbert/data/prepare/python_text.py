@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, groupby
 from pathlib import Path
 
-from mlbert.data.prepare.corpus import MIN_WORDS, prose_sentences
+from mlbert.data.prepare.prose import MIN_WORDS, prose_sentences
 from mlbert.host.errors import UserError
 
 MIN_SENTENCES = 1000  # with fewer, the installation's documentation has been stripped

@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mlbert.data.formats.checks import another_vocabulary
 from mlbert.data.formats.checksums import (
     CHECKSUMS,
     check_listed,
@@ -45,6 +44,7 @@ from mlbert.data.formats.tfrecord import (
     write_examples,
 )
 from mlbert.data.formats.tfrecord_plain import LIST, RecordList, read_list, unlisted_note
+from mlbert.data.formats.vocabulary_checks import another_vocabulary
 from mlbert.data.formats.wordpiece import load_vocabulary
 from mlbert.data.prepare.import_store import RowsRead, make_shard, remove_records
 from mlbert.data.prepare.jobs import (
