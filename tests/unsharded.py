@@ -3,13 +3,10 @@
 from typing import Any, TypeVar
 
 from mlbert.config.sections import Configuration
-from mlbert.distributed.config import DistributedConfig
 from mlbert.distributed.sharding import ShardLayout
-from mlbert.ops.config import ComputeConfig
-from mlbert.optim import optimizers
-from mlbert.optim.config import OptimizerConfig, ScheduleConfig
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.optimizer import FlatOptimizer
+from mlbert.recipes import assembly
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=FlatOptimizer)
 
@@ -21,11 +18,4 @@ def unsharded(cls: type[AnyOptimizer], flat: FlatParameters, **settings: Any) ->
 
 def configured(config: Configuration, flat: FlatParameters) -> FlatOptimizer:
     """Return the optimizer of a configuration."""
-    return optimizers.make(
-        config[OptimizerConfig],
-        config[ScheduleConfig].learning_rate,
-        config[DistributedConfig],
-        config[ComputeConfig],
-        flat,
-        ShardLayout.whole(flat.numel),
-    )
+    return assembly.make_optimizer(config, flat, ShardLayout.whole(flat.numel))

@@ -6,7 +6,6 @@ import signal
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,9 +33,7 @@ def small_programs(world: World) -> dict[str, Any]:
         "seed": world.broadcast_int(2**61 + 7 if world.rank == 0 else -1),
         "rows": gathered.tolist(),
         "dtype": str(gathered.dtype),
-        "exchange groups": {
-            e: exchange_group_size(SimpleNamespace(exchange_padding=e), world) for e in exchanges
-        },
+        "exchange groups": {e: exchange_group_size(e, world) for e in exchanges},
         "uneven nodes": uneven_nodes(world),
         "network of one host": measure_as(world, ["n1"] * world.world_size)["nodes"],
     }
@@ -48,7 +45,7 @@ def uneven_nodes(world: World) -> list[str]:
     with pytest.raises(UserError) as sharding:
         ShardGroups.inside_nodes(placed)
     with pytest.raises(UserError) as exchange:
-        exchange_group_size(SimpleNamespace(exchange_padding="group"), placed)
+        exchange_group_size("group", placed)
     return [str(sharding.value), str(exchange.value)]
 
 

@@ -26,7 +26,7 @@ from mlbert.recipes.registry import find
 from mlbert.report.planner import cost as estimate
 from mlbert.report.planner.timing import BENCHMARK, GPUS
 from mlbert.report.run_plan import make_plan, planned_world_size
-from mlbert.training.config import RunConfig
+from mlbert.runs.config import RunConfig
 from programs import run_checked
 from tf2_bert import recipe as tensorflow2
 from tree.conftest import CONFIG_FILES, YAML_CONFIGS

@@ -36,7 +36,7 @@ from mlbert.ops.cublaslt_tuning import tuned
 from mlbert.ops.proof import prove
 from mlbert.programs.bench.sides import make_batch
 from mlbert.recipes.registry import RECIPES
-from mlbert.training.config import RunConfig
+from mlbert.runs.config import RunConfig
 from mlbert.training.protocols import BuildContext, Method
 from mlbert.training.step import GraphMode, Graphs, Step, choose_graphs
 

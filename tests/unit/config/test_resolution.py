@@ -16,7 +16,7 @@ from mlbert.host.errors import UserError
 from mlbert.optim.config import ScheduleConfig
 from mlbert.recipes import ddp_adam, masked_lm_stored, masked_lm_text, packed_lamb
 from mlbert.recipes.registry import RECIPES, find
-from mlbert.training.config import RunConfig
+from mlbert.runs.config import RunConfig
 from simple_recipe import FOLDERS, NUMBERS, simple_recipe
 from user_errors import user_error
 

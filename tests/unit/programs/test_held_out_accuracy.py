@@ -65,7 +65,8 @@ def evaluation(folder: OwnFolder, facts: Facts) -> TextEvalSet:
         config[DataConfig],
         config[TextConfig],
         config[CorpusConfig],
-        config[EvaluationConfig],
+        num_examples=config[EvaluationConfig].num_eval_examples,
+        batch_size=config[EvaluationConfig].eval_batch_size,
         rank=0,
         world_size=1,
     )

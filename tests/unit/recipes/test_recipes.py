@@ -57,7 +57,7 @@ def train_masked_lm(folder: Path, name: str, **changes: object) -> list[dict]:
 )
 def test_the_form_of_the_optimizer(ops: str, asked: str, expected: str) -> None:
     config = configuration(packed_lamb.RECIPE, ops=ops, optimizer_implementation=asked)
-    assert implementation(config[OptimizerConfig], config[ComputeConfig]) == expected
+    assert implementation(config[OptimizerConfig], config[ComputeConfig].ops) == expected
 
 
 def test_evaluating_does_not_change_training(tmp_path: Path) -> None:

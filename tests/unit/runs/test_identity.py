@@ -12,18 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from mlbert.config.resolution import resolve
+from mlbert.config.resolution import Resolved, resolve
 from mlbert.config.sections import settings_by_key
-from mlbert.data.loading.config import CorpusConfig, DataConfig
+from mlbert.data.loading.config import CorpusConfig
 from mlbert.host.repository import PACKAGE_HOME
 from mlbert.mlperf.config import SubmissionConfig
 from mlbert.mlperf.logs import read_log
 from mlbert.mlperf.mllog import MLPerfLogger
-from mlbert.optim.config import ScheduleConfig
+from mlbert.models.config import ModelConfig
 from mlbert.runs import identity
+from mlbert.runs.config import RunConfig
 from mlbert.runs.identity import RunIdentity, RuntimeFacts, identify
+from mlbert.runs.progress import Limits
 from mlbert.runs.starting_weights import name_weights
-from mlbert.training.config import EvaluationConfig, RunConfig
 from programs import write_files
 from user_errors import user_error
 
@@ -57,6 +58,13 @@ def resolved(recipe, environ, tmp_path: Path):
     return resolve(recipe, environ | {"INIT_CHECKPOINT": f"{tmp_path}/weights"})
 
 
+def identified(resolved: Resolved) -> RunIdentity:
+    model = resolved.config[ModelConfig]
+    return identify(
+        resolved, FACTS, shape=model.bert_config_file, init_checkpoint=model.init_checkpoint
+    )
+
+
 def test_a_run_is_identified(resolved, tmp_path, monkeypatch):
     exports = {
         "CONT": "image:1",
@@ -66,7 +74,7 @@ def test_a_run_is_identified(resolved, tmp_path, monkeypatch):
     }
     for name, value in exports.items():
         monkeypatch.setenv(name, value)
-    made = identify(resolved, FACTS)
+    made = identified(resolved)
     assert (made.image, made.image_commit, made.image_digest) == (
         "image:1",
         "c0ffee",
@@ -88,17 +96,21 @@ def test_a_run_is_identified(resolved, tmp_path, monkeypatch):
     assert shlex.split(made.command)[1:] == sys.orig_argv[1:]
     (tmp_path / "shape.json").unlink()
     with user_error("file.unreadable", tmp_path / "shape.json"):
-        identify(resolved, FACTS)
+        identified(resolved)
 
 
 def test_every_event_is_a_call_that_names_its_key(resolved, tmp_path):
     logger = MLPerfLogger(tmp_path / "result_0.txt", 0, Path("/nonexistent"))
     config = resolved.config
     identity.log_submission(logger.event, config[SubmissionConfig])
-    identity.log_identity(logger.event, identify(resolved, FACTS), resolved)
-    identity.log_batch_size(logger.event, config[DataConfig], 16)
+    identity.log_identity(logger.event, identified(resolved), resolved)
+    identity.log_batch_size(logger.event, 16, 2)
     identity.log_ends(
-        logger.event, config[EvaluationConfig], config[ScheduleConfig], config[RunConfig]
+        logger.event,
+        Limits.of(config[RunConfig], target_accuracy=0.72, max_steps=9),
+        first_evaluation_samples=5,
+        evaluation_interval_samples=6,
+        evaluation_size=None,
     )
     source = Path(identity.__file__).read_text().splitlines()
     log = read_log(logger.path)
@@ -123,7 +135,7 @@ def test_passwords_are_not_logged(resolved, monkeypatch):
     )
     corpus = CorpusConfig(masking_rate=0.1, data_remote="s3://me:secret@host/x")
     hidden = replace(resolved, config=resolved.config.replace(corpus))
-    assert identify(hidden, FACTS).command == "mlbert train data_remote=s3://***@host/x 'a b'"
+    assert identified(hidden).command == "mlbert train data_remote=s3://***@host/x 'a b'"
     assert hidden.as_configuration()["DATA_REMOTE"]["value"] == "s3://***@host/x"
     assert "secret" not in hidden.as_json()
 

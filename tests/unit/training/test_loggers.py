@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from mlbert.runs.config import RunConfig
 from mlbert.runs.progress import RunOutcome, TrainState
-from mlbert.training.config import RunConfig
 from mlbert.training.loggers import make_loggers
 from training_settings import run
 from user_errors import user_error

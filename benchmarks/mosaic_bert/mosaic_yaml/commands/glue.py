@@ -20,7 +20,7 @@ from mlbert.programs import glue_runner
 from mlbert.programs.console import console_progress
 from mlbert.programs.glue_runner import GlueJob, GlueProgress, Runner, State
 from mlbert.programs.task_metrics import last_evaluation
-from mlbert.training.config import RunConfig
+from mlbert.runs.config import RunConfig
 from mosaic_yaml import finetuning_yaml, glue_yaml
 from mosaic_yaml.commands.main_yaml import WORDS, Words, YamlFile, check_yaml_file, resolve_layer
 from mosaic_yaml.common_yaml import names_for_errors

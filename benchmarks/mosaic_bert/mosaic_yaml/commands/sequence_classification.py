@@ -15,8 +15,8 @@ from mlbert.host.exit_statuses import SUCCEEDED
 from mlbert.models import task_model
 from mlbert.programs.console import new_table
 from mlbert.programs.task_metrics import last_evaluation
+from mlbert.runs.config import RunConfig
 from mlbert.runs.run_folder import RunFolder
-from mlbert.training.config import RunConfig
 from mosaic_yaml import finetuning_yaml
 from mosaic_yaml.commands.main_yaml import check_yaml_file, resolve_layer, run_yaml
 from mosaic_yaml.common_yaml import names_for_errors

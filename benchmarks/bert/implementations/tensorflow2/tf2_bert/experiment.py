@@ -40,6 +40,7 @@ from mlbert.models.config import ModelConfig
 from mlbert.ops.config import ComputeConfig
 from mlbert.optim import schedules
 from mlbert.optim.config import OptimizerConfig, ScheduleConfig
+from mlbert.runs.config import RunConfig
 from mlbert.runs.events import EventFanout, MLPerfEvents
 from mlbert.runs.identity import (
     RunIdentity,
@@ -53,7 +54,7 @@ from mlbert.runs.identity import (
 from mlbert.runs.monitor import Monitor
 from mlbert.runs.progress import Limits, RunOutcome, TrainState
 from mlbert.runs.run_folder import RunFolder, choose_seed, summarize, write_curve
-from mlbert.training.config import EvaluationConfig, RunConfig
+from mlbert.training.config import EvaluationConfig
 from tf2_bert import checkpoints, optimizers
 from tf2_bert.data import Data, Inputs
 from tf2_bert.endings import guard
@@ -114,7 +115,7 @@ def run_experiment(
         state = TrainState(next_eval_samples=evaluation.eval_iter_start_samples)
         folder = checkpoint_folder(paths, trained, config, inputs, workers)
         _prepare(config, trained, folder, state, data, log, say)
-        limits = Limits.of(evaluation, config[ScheduleConfig], settings)
+        limits = _limits(config)
         limits.check_resumed(state)
         monitor = _monitor(paths, workers, limits, settings, console)
         boards = (
@@ -147,7 +148,13 @@ def run_experiment(
         with closing(data), closing(monitor):
             outcome = train(run)
     if workers.is_chief:
-        summary = summarize(outcome, data_settings, evaluation, seed, workers.replicas)
+        summary = summarize(
+            outcome,
+            packs_per_rank=data_settings.train_batch_size,
+            target_accuracy=evaluation.target_metric,
+            seed=seed,
+            ranks=workers.replicas,
+        )
         write_outputs(paths, trained.model, outcome, summary, evaluated=tensorflow.do_eval)
     workers.sum([0])  # wait: the first worker to exit would stop the others
     return outcome
@@ -172,6 +179,14 @@ def _start(
     for line in paths.settings_summary(resolved, notes):
         say(line)
     return workers.of_chief(choose_seed(settings, paths))
+
+
+def _limits(config: Configuration) -> Limits:
+    return Limits.of(
+        config[RunConfig],
+        target_accuracy=config[EvaluationConfig].target_metric,
+        max_steps=config[ScheduleConfig].max_steps,
+    )
 
 
 def _monitor(
@@ -328,10 +343,22 @@ def log_run(
     """Log the run's provenance, full configuration and all hyperparameters."""
     config = resolved.config
     data = resolved.config[DataConfig]
-    identity = identify(resolved, facts)
+    model = config[ModelConfig]
+    identity = identify(
+        resolved, facts, shape=model.bert_config_file, init_checkpoint=model.init_checkpoint
+    )
     log_identity(log.event, identity, resolved)
-    log_batch_size(log.event, data, sequences_of_step(data, facts.ranks))
-    log_ends(log.event, config[EvaluationConfig], config[ScheduleConfig], config[RunConfig])
+    log_batch_size(
+        log.event, sequences_of_step(data, facts.ranks), data.gradient_accumulation_steps
+    )
+    evaluation = config[EvaluationConfig]
+    log_ends(
+        log.event,
+        _limits(config),
+        first_evaluation_samples=evaluation.eval_iter_start_samples,
+        evaluation_interval_samples=evaluation.eval_iter_samples,
+        evaluation_size=evaluation.num_eval_examples,
+    )
     log.event("opt_implementation", "tensorflow")
     optimizer.hyperparameters(log.event)
     schedule.hyperparameters(log.event)

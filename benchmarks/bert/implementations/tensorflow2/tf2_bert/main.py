@@ -18,8 +18,8 @@ from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.mlperf.mllog import constants
 from mlbert.ops.config import ComputeConfig
+from mlbert.runs.config import RunConfig
 from mlbert.runs.run_folder import RunFolder
-from mlbert.training.config import RunConfig
 from tf2_bert import flags
 
 FLAGS = flags.FLAGS

@@ -39,9 +39,9 @@ from mlbert.models.config import ModelConfig
 from mlbert.ops.config import ComputeConfig
 from mlbert.recipes.registry import RECIPES, find
 from mlbert.report.run_plan import make_plan, planned_world_size
+from mlbert.runs.config import RunConfig
 from mlbert.runs.run_folder import RunFolder
 from mlbert.runs.starting_weights import weights_file
-from mlbert.training.config import RunConfig
 
 if TYPE_CHECKING:
     from mlbert.distributed.world import World

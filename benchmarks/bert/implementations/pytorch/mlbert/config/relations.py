@@ -10,7 +10,8 @@ from mlbert.config.sections import Configuration, settings_by_key
 from mlbert.mlperf.config import SubmissionConfig
 from mlbert.models.config import ModelConfig
 from mlbert.optim.config import SCHEDULE_SETTINGS, OptimizerConfig, ScheduleConfig
-from mlbert.training.config import EvaluationConfig, RunConfig
+from mlbert.runs.config import RunConfig
+from mlbert.training.config import EvaluationConfig
 
 
 def contradictions(config: Configuration) -> Iterator[Contradiction]:

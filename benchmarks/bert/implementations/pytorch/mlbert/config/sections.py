@@ -16,7 +16,8 @@ from mlbert.mlperf.config import SubmissionConfig
 from mlbert.models.config import ModelConfig
 from mlbert.ops.config import ComputeConfig
 from mlbert.optim.config import OptimizerConfig, ScheduleConfig
-from mlbert.training.config import EvaluationConfig, RunConfig
+from mlbert.runs.config import RunConfig
+from mlbert.training.config import EvaluationConfig
 
 # Sections that every recipe reads.
 COMMON = (

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mlbert.data.loading.config import DataConfig
 from mlbert.distributed.world import World, nccl_options
 from mlbert.host.errors import UserError
 
@@ -111,10 +110,10 @@ class ShardGroups:
         )
 
 
-def exchange_group_size(data: DataConfig, world: World) -> int:
+def exchange_group_size(exchange_padding: str, world: World) -> int:
     """Return the number of ranks that EXCHANGE_PADDING names: this one alone, those of its node, or all. All ranks call
     it together. Raises UserError as `ShardGroups.inside_nodes` does."""
-    size = {"off": 1, "all": world.world_size}.get(data.exchange_padding)
+    size = {"off": 1, "all": world.world_size}.get(exchange_padding)
     return size or _ranks_of_a_node(world, "EXCHANGE_PADDING", "group")
 
 

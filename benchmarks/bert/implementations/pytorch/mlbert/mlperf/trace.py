@@ -24,7 +24,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mlbert.config.section import Setting
+from mlbert.config.section import Section, Setting
 from mlbert.config.sections import SECTIONS, settings_by_key
 from mlbert.config.words import unknown_name
 from mlbert.host.errors import UserError
@@ -39,6 +39,10 @@ _SECTION_NAMES = {section.__name__ for section in SECTIONS}
 _MOST_DEFINITIONS = 6  # of one name; a longer list does not help the reader
 _NO_CALL = ast.Call(ast.Name(""), [], [])  # a call without arguments, of nothing
 _LONGEST_VALUE = 70  # characters of a value in a one-line summary
+
+
+def _file_of(section: type[Section]) -> str:
+    return f"{PACKAGE_HOME}/{section.__module__.partition('.')[2].replace('.', '/')}.py"
 
 
 class CodeSearch:
@@ -195,10 +199,19 @@ class CodeSearch:
             else []
         )
 
-    @staticmethod
-    def section_file(setting: Setting) -> str:
-        """Return the file that declares a setting."""
-        return f"{PACKAGE_HOME}/{setting.section.__module__.partition('.')[2].replace('.', '/')}.py"
+    def section_file(self, setting: Setting) -> str:
+        """Return the file that declared a setting when the log was written.
+
+        Its section may have been in the file of another one then.
+        """
+        own = _file_of(setting.section)
+        files = dict.fromkeys([own, *(_file_of(section) for section in SECTIONS)])
+        name = setting.section.__name__
+        for file in files:
+            classes = (n for n in self._sources.nodes(file) if isinstance(n, ast.ClassDef))
+            if any(node.name == name for node in classes):
+                return file
+        return own
 
     def origins(self, name: str, values: list[ast.expr]) -> tuple[list[tuple[str, str]], set[str]]:
         """Return the lines of a file that set the names in some expressions, and all names found.

@@ -7,8 +7,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mlbert.ops.config import ComputeConfig
-
 # Gradients are float32; with a larger scale a loss of 100 approaches the limit of exact integers.
 LARGEST = 2.0**24
 
@@ -36,15 +34,6 @@ class LossScale:
         self.value = torch.tensor(start, dtype=torch.float32, device=device)
         self.finite_steps = torch.zeros((), dtype=torch.int32, device=device)
         self._window = window
-
-    @classmethod
-    def of(cls, config: ComputeConfig, device: torch.device) -> LossScale | None:
-        """Return the configured loss scale, or None unless PRECISION=fp16."""
-        return (
-            cls(config.loss_scale, config.loss_scale_window, device)
-            if config.precision == "fp16"
-            else None
-        )
 
     @torch.no_grad()
     def update(self, grad_norm: Tensor) -> None:

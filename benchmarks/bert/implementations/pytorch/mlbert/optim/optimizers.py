@@ -9,9 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlbert.distributed.config import DistributedConfig
 from mlbert.host.errors import UserError
-from mlbert.ops.config import ComputeConfig
 from mlbert.optim.config import OPTIMIZERS, OptimizerConfig
 from mlbert.optim.flat import FlatParameters, is_decayed
 from mlbert.optim.optimizer import FlatOptimizer
@@ -22,22 +20,29 @@ _CLASSES: dict[str, Any] = {name: pkgutil.resolve_name(place) for name, place in
 
 def make(
     config: OptimizerConfig,
-    base_lr: float,
-    distributed: DistributedConfig,
-    compute: ComputeConfig,
     flat: FlatParameters,
     layout: Layout,
+    *,
+    base_lr: float,
+    ops: str,
+    precision: str,
+    is_sharded: bool,
+    clipped_before: bool,
+    gathered: str,
     known_norm: Tensor | None = None,
 ) -> FlatOptimizer:
     """Return the optimizer that OPTIMIZER names, with the configured hyperparameters.
 
     Args:
         config: the optimizer's settings.
-        base_lr: LR, the divisor of a decoupled decay.
-        distributed: clipping and sharding.
-        compute: number format and implementation of the ops.
         flat: the parameters, padded for the layout.
         layout: how their buffers are sharded.
+        base_lr: LR, the divisor of a decoupled decay.
+        ops: OPS, the implementation of the ops.
+        precision: PRECISION, the format of matrix products.
+        is_sharded: whether SHARDED_OPTIMIZER shards the state.
+        clipped_before: whether gradients are clipped before the optimizer gets them.
+        gathered: format in which a sharded optimizer sends new weights.
         known_norm: as in `FlatOptimizer`.
 
     Raises:
@@ -45,9 +50,8 @@ def make(
             or the optimizer cannot be sharded.
     """
     cls = _CLASSES[config.optimizer]
-    if distributed.sharded_optimizer != "off" and (
-        config.optimizer_implementation == "apex" or not cls.CAN_SHARD
-    ):
+    is_apex = config.optimizer_implementation == "apex"
+    if is_sharded and (is_apex or not cls.CAN_SHARD):
         subject = "apex optimizer" if cls.CAN_SHARD else f"OPTIMIZER={config.optimizer}"
         raise UserError(
             "config.conflict", subject, "it does not shard its state", "Set SHARDED_OPTIMIZER=off"
@@ -63,13 +67,11 @@ def make(
         eps=config.epsilon,
         weight_decay=config.weight_decay_rate,
         max_grad_norm=config.max_grad_norm,
-        clipped_before=distributed.gradient_clipping != "after",
+        clipped_before=clipped_before,
         known_norm=known_norm,
-        implementation=implementation(config, compute),
-        gathered=distributed.weights_allgather,
-        copy_dtype=None
-        if config.optimizer_implementation == "apex"
-        else copy_dtype(compute.precision, flat.data.device),
+        implementation=implementation(config, ops),
+        gathered=gathered,
+        copy_dtype=None if is_apex else copy_dtype(precision, flat.data.device),
     )
 
 
@@ -90,13 +92,13 @@ def decayed(config: OptimizerConfig) -> Callable[[str], bool]:
     return (lambda name: True) if config.decay_all else is_decayed
 
 
-def implementation(config: OptimizerConfig, compute: ComputeConfig) -> str:
+def implementation(config: OptimizerConfig, ops: str) -> str:
     """Return the optimizer's implementation: OPTIMIZER_IMPLEMENTATION,
     or the one that matches OPS.
     """
     if config.optimizer_implementation != "ops":
         return config.optimizer_implementation
-    if compute.ops == "fastest":
+    if ops == "fastest":
         return "auto"
     # Other values concern the model.
-    return compute.ops if compute.ops in ("auto", "plain", "native") else "triton"
+    return ops if ops in ("auto", "plain", "native") else "triton"

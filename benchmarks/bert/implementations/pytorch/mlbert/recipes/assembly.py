@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.config.sections import Configuration
@@ -36,12 +37,12 @@ from mlbert.ops import api as ops
 from mlbert.ops.config import ComputeConfig
 from mlbert.ops.fp8_scaling import Products
 from mlbert.ops.precision import compute_dtype, fp8_products
-from mlbert.optim import optimizers as methods
-from mlbert.optim import schedules
+from mlbert.optim import optimizers, schedules
 from mlbert.optim.config import OptimizerConfig, ScheduleConfig
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.loss_scale import LossScale
 from mlbert.optim.optimizer import FlatOptimizer
+from mlbert.recipes.inspection import model_shape
 from mlbert.training.config import EvaluationConfig
 from mlbert.training.protocols import BuildContext, Method
 
@@ -163,20 +164,27 @@ def build_stored_evaluation(
     """
     config = context.config
     model_config = config[ModelConfig]
-    shape = BertConfig.from_json(model_config.bert_config_file)
-    shape = shape.with_options(model_config.model_options)
-    samples = make_evaluation_set(
-        config[DataConfig],
-        config[EvaluationConfig],
-        shape,
-        seed=context.seed,
-        rank=context.world.rank,
-        world_size=context.world.world_size,
-    )
+    shape = model_shape(model_config)
+    samples = _make_stored_evaluation_set(context, shape)
     if isinstance(samples, EvalSet):
         check_shape(samples.info, shape, model_config.bert_config_file)
     model, _ = start_model(make, context, shape)
     return model, objective(scope="step"), samples
+
+
+def _make_stored_evaluation_set(
+    context: BuildContext, shape: BertConfig
+) -> EvalSet | SyntheticEvalSet:
+    evaluation = context.config[EvaluationConfig]
+    return make_evaluation_set(
+        context.config[DataConfig],
+        shape,
+        num_examples=evaluation.num_eval_examples,
+        batch_size=evaluation.eval_batch_size,
+        seed=context.seed,
+        rank=context.world.rank,
+        world_size=context.world.world_size,
+    )
 
 
 class Update(NamedTuple):
@@ -228,8 +236,8 @@ def build_replicated_update(
             raise UserError("config.conflict", f"{name}={given}", reason, f"Set {name}={value}")
     if clip_buckets is None:
         refuse_bucket_clipping(distributed)
-    loss_scale = LossScale.of(compute, world.device)
-    flat = FlatParameters(model.ordered_parameters(), decayed=methods.decayed(optimizer))
+    loss_scale = make_loss_scale(compute, world.device)
+    flat = FlatParameters(model.ordered_parameters(), decayed=optimizers.decayed(optimizer))
     buckets = cut_buckets(
         flat.offsets, flat.numel, distributed.bucket_mib * 2**20 // flat.grad.element_size()
     )
@@ -254,10 +262,39 @@ def build_replicated_update(
         sync = GradientReducer(
             flat.parameters, flat.grad, flat.offsets, world, buckets, clip_before, **options
         )
-    base_lr = config[ScheduleConfig].learning_rate
     layout = ShardLayout.whole(flat.numel)
-    update = methods.make(optimizer, base_lr, distributed, compute, flat, layout, sync.grad_norm)
+    update = make_optimizer(config, flat, layout, sync.grad_norm)
     return Update(flat, sync, update, loss_scale)
+
+
+def make_loss_scale(config: ComputeConfig, device: torch.device) -> LossScale | None:
+    """Return the configured loss scale, or None unless PRECISION=fp16."""
+    if config.precision != "fp16":
+        return None
+    return LossScale(config.loss_scale, config.loss_scale_window, device)
+
+
+def make_optimizer(
+    config: Configuration,
+    flat: FlatParameters,
+    layout: ShardLayout,
+    known_norm: Tensor | None = None,
+) -> FlatOptimizer:
+    """Return the configured optimizer; arguments as in `mlbert.optim.optimizers.make`."""
+    distributed = config[DistributedConfig]
+    compute = config[ComputeConfig]
+    return optimizers.make(
+        config[OptimizerConfig],
+        flat,
+        layout,
+        base_lr=config[ScheduleConfig].learning_rate,
+        ops=compute.ops,
+        precision=compute.precision,
+        is_sharded=distributed.sharded_optimizer != "off",
+        clipped_before=distributed.gradient_clipping != "after",
+        gathered=distributed.weights_allgather,
+        known_norm=known_norm,
+    )
 
 
 def reduction_options(config: Configuration, loss_scale: LossScale | None) -> dict[str, Any]:
@@ -322,17 +359,10 @@ def make_stored_method(
         seed=context.seed,
         rank=world.rank,
         world_size=world.world_size,
-        group_size=exchange_group_size(data, world),
+        group_size=exchange_group_size(data.exchange_padding, world),
         local=(world.local_rank, world.local_world_size),
     )
-    evaluation = make_evaluation_set(
-        data,
-        config[EvaluationConfig],
-        inputs.shape,
-        seed=context.seed,
-        rank=world.rank,
-        world_size=world.world_size,
-    )
+    evaluation = _make_stored_evaluation_set(context, inputs.shape)
     return make_method(
         config,
         inputs,

@@ -33,6 +33,7 @@ from mlbert.models.task_model import TaskCard
 from mlbert.models.weights.load import load_weights
 from mlbert.recipes import assembly
 from mlbert.recipes.assembly import Compute
+from mlbert.recipes.inspection import model_shape
 from mlbert.training.config import EvaluationConfig
 from mlbert.training.protocols import BuildContext, Method
 
@@ -100,7 +101,7 @@ def inspect(config: Configuration) -> TaskInputs:
         header=form.header,
         lenient=form.lenient,
     )
-    shape = BertConfig.from_json(model.bert_config_file).with_options(model.model_options)
+    shape = model_shape(model)
     tokenizer = load_tokenizer(text.tokenizer)
     check_model_vocabulary(
         tokenizer,

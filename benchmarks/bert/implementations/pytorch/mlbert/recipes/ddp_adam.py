@@ -22,25 +22,14 @@ from their public description:
 
 from __future__ import annotations
 
-from typing import Any
-
 from mlbert.config.recipe import Recipe
-from mlbert.config.sections import COMMON, Configuration
-from mlbert.data.loading.config import DataConfig
-from mlbert.models.config import ModelConfig
-
-
-def inspect(config: Configuration) -> Any:
-    """Inspect the inputs; see `mlbert.data.loading.inputs.inspect`."""
-    from mlbert.data.loading import inputs  # reads data sets: not needed for --help
-
-    return inputs.inspect(config[ModelConfig], config[DataConfig])
-
+from mlbert.config.sections import COMMON
+from mlbert.recipes.inspection import inspect_stored
 
 RECIPE = Recipe(
     name="ddp_adam",
     sections=COMMON,
-    inspect=inspect,
+    inspect=inspect_stored,
     build="mlbert.recipes.ddp_adam_build",
     overrides={
         "EXCHANGE_PADDING": "group",

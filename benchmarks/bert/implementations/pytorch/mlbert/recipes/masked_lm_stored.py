@@ -24,7 +24,7 @@ from mlbert.config.recipe import Recipe
 from mlbert.config.sections import COMMON, Configuration
 from mlbert.data.loading.config import DataConfig
 from mlbert.host.errors import UserError
-from mlbert.models.config import ModelConfig
+from mlbert.recipes.inspection import inspect_stored
 
 
 def inspect(config: Configuration) -> Any:
@@ -33,9 +33,7 @@ def inspect(config: Configuration) -> Any:
     Also raises UserError if MAX_SEQ_LENGTH, to which Hugging Face's model pads,
     is more than the model's positions.
     """
-    from mlbert.data.loading import inputs  # reads data sets: not needed for --help
-
-    found = inputs.inspect(config[ModelConfig], config[DataConfig])
+    found = inspect_stored(config)
     length = config[DataConfig].max_seq_length or 0
     positions = found.shape.max_position_embeddings
     if length > positions:

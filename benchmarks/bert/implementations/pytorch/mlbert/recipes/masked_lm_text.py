@@ -17,27 +17,15 @@ RECIPE=masked_lm with a TOKENIZER is this recipe.
 
 from __future__ import annotations
 
-from typing import Any
-
 from mlbert.config.recipe import Recipe
-from mlbert.config.sections import COMMON, Configuration
-from mlbert.data.loading.config import CorpusConfig, DataConfig, TextConfig
-from mlbert.models.config import ModelConfig
-
-
-def inspect(config: Configuration) -> Any:
-    """Inspect the inputs; see `mlbert.data.loading.text_run.inspect`."""
-    from mlbert.data.loading import text_run  # reads data sets: not needed for --help
-
-    return text_run.inspect(
-        config[ModelConfig], config[DataConfig], config[TextConfig], config[CorpusConfig]
-    )
-
+from mlbert.config.sections import COMMON
+from mlbert.data.loading.config import CorpusConfig, TextConfig
+from mlbert.recipes.inspection import inspect_text
 
 RECIPE = Recipe(
     name="masked_lm_text",
     sections=(*COMMON, TextConfig, CorpusConfig),
-    inspect=inspect,
+    inspect=inspect_text,
     build="mlbert.recipes.masked_lm_text_build",
     overrides={
         "MODEL_IMPLEMENTATION": "mlbert",

@@ -22,7 +22,9 @@ from mlbert.models.weights.huggingface import to_huggingface
 from mlbert.models.weights.weight_files import write_composer
 from mlbert.optim.config import ScheduleConfig
 from mlbert.recipes import assembly
-from mlbert.training.config import EvaluationConfig, RunConfig
+from mlbert.recipes.inspection import inspect_text
+from mlbert.runs.config import RunConfig
+from mlbert.training.config import EvaluationConfig
 from mlbert.training.protocols import BuildContext, EvaluationSet, Method
 
 
@@ -97,11 +99,13 @@ def _export(
 
 def _evaluation_set(context: BuildContext) -> EvaluationSet:
     config = context.config
+    evaluation = config[EvaluationConfig]
     return text_run.make_evaluation_set(
         config[DataConfig],
         config[TextConfig],
         config[CorpusConfig],
-        config[EvaluationConfig],
+        num_examples=evaluation.num_eval_examples,
+        batch_size=evaluation.eval_batch_size,
         rank=context.world.rank,
         world_size=context.world.world_size,
     )
@@ -110,9 +114,7 @@ def _evaluation_set(context: BuildContext) -> EvaluationSet:
 def build_evaluation(context: BuildContext) -> tuple[AnyBert, MaskedLM, EvaluationSet]:
     """Return the model, objective and evaluation set. The training set is not read."""
     config = context.config
-    inputs = text_run.inspect(
-        config[ModelConfig], config[DataConfig], config[TextConfig], config[CorpusConfig]
-    )
+    inputs = inspect_text(config)
     samples = _evaluation_set(context)
     model, _ = assembly.start_model(assembly.make_masked_lm, context, inputs.shape)
     return model, MaskedLM(scope="step"), samples

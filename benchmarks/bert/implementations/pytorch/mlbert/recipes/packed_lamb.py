@@ -17,25 +17,14 @@ configuration (text shipped with Python, 2 CPU cores), see the README for target
 
 from __future__ import annotations
 
-from typing import Any
-
 from mlbert.config.recipe import Recipe
-from mlbert.config.sections import COMMON, Configuration
-from mlbert.data.loading.config import DataConfig
-from mlbert.models.config import ModelConfig
-
-
-def inspect(config: Configuration) -> Any:
-    """Inspect the inputs; see `mlbert.data.loading.inputs.inspect`."""
-    from mlbert.data.loading import inputs  # reads data sets: not needed for --help
-
-    return inputs.inspect(config[ModelConfig], config[DataConfig])
-
+from mlbert.config.sections import COMMON
+from mlbert.recipes.inspection import inspect_stored
 
 RECIPE = Recipe(
     name="packed_lamb",
     sections=COMMON,
-    inspect=inspect,
+    inspect=inspect_stored,
     build="mlbert.recipes.packed_lamb_build",
     overrides={"MAX_SEQUENCES_PER_PACK": 3},
     not_read=frozenset({"MODEL_IMPLEMENTATION"}),

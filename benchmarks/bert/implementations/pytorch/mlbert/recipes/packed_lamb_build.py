@@ -15,10 +15,9 @@ from mlbert.host.errors import UserError
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.objectives import PreTraining
 from mlbert.ops.config import ComputeConfig
-from mlbert.optim import optimizers as methods
-from mlbert.optim.config import OptimizerConfig, ScheduleConfig
+from mlbert.optim import optimizers
+from mlbert.optim.config import OptimizerConfig
 from mlbert.optim.flat import FlatParameters
-from mlbert.optim.loss_scale import LossScale
 from mlbert.recipes import assembly
 from mlbert.recipes.assembly import Update
 from mlbert.training.protocols import BuildContext, Method
@@ -47,7 +46,6 @@ def _update(config: Configuration, model: BertForPreTraining, world: World) -> U
     """Return the update, by every rank or sharded."""
     optimizer = config[OptimizerConfig]
     distributed = config[DistributedConfig]
-    compute = config[ComputeConfig]
     if distributed.sharded_optimizer == "off":
         if distributed.weights_allgather != "fp32":
             setting = f"WEIGHTS_ALLGATHER={distributed.weights_allgather}"
@@ -55,10 +53,10 @@ def _update(config: Configuration, model: BertForPreTraining, world: World) -> U
             raise UserError("config.conflict", setting, reason, "Set SHARDED_OPTIMIZER=node")
         return assembly.build_replicated_update(config, model, world, "packed_lamb")
     assembly.refuse_bucket_clipping(distributed)
-    loss_scale = LossScale.of(compute, world.device)
+    loss_scale = assembly.make_loss_scale(config[ComputeConfig], world.device)
     groups = ShardGroups.of(distributed.sharded_optimizer, world)
     flat = FlatParameters(
-        model.ordered_parameters(), ShardLayout.multiple(groups), methods.decayed(optimizer)
+        model.ordered_parameters(), ShardLayout.multiple(groups), optimizers.decayed(optimizer)
     )
     grad = flat.padded_grad
     layout = ShardLayout(
@@ -69,6 +67,5 @@ def _update(config: Configuration, model: BertForPreTraining, world: World) -> U
     sync = ShardedReducer(
         flat.parameters, grad, flat.offsets, world, layout, clip_before, **options
     )
-    base_lr = config[ScheduleConfig].learning_rate
-    update = methods.make(optimizer, base_lr, distributed, compute, flat, layout)
+    update = assembly.make_optimizer(config, flat, layout)
     return Update(flat, sync, update, loss_scale)

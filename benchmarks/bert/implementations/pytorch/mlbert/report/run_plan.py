@@ -24,7 +24,8 @@ from mlbert.mlperf import rules
 from mlbert.mlperf.config import SubmissionConfig
 from mlbert.models.config import ModelConfig
 from mlbert.optim.config import SCHEDULE_SETTINGS, ScheduleConfig
-from mlbert.training.config import EvaluationConfig, RunConfig
+from mlbert.runs.config import RunConfig
+from mlbert.training.config import EvaluationConfig
 
 _WALLTIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", re.ASCII)
 _BYTES = {"fp32": 4, "bf16": 2, "e5m2": 1}

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from mlbert.config.resolution import Resolved
-from mlbert.data.loading.config import DataConfig
 from mlbert.host import native
 from mlbert.host.environment import environment
 from mlbert.host.files import reading
@@ -29,10 +28,9 @@ from mlbert.host.provenance import (
 )
 from mlbert.mlperf.config import SubmissionConfig
 from mlbert.mlperf.rules import BENCHMARK
-from mlbert.models.config import ModelConfig
-from mlbert.optim.config import ScheduleConfig
+from mlbert.runs.config import RunConfig
+from mlbert.runs.progress import Limits
 from mlbert.runs.starting_weights import name_weights
-from mlbert.training.config import EvaluationConfig, RunConfig
 
 Event = Callable[[str, Any], object]
 
@@ -90,18 +88,18 @@ class RunIdentity(RuntimeFacts):
     gpu_driver: str
 
 
-def identify(resolved: Resolved, facts: RuntimeFacts) -> RunIdentity:
+def identify(
+    resolved: Resolved, facts: RuntimeFacts, *, shape: Path, init_checkpoint: str | None
+) -> RunIdentity:
     """Collect the provenance of a run on rank 0. Hashes the starting weights and runs git.
 
     Raises:
         UserError: a configuration file or the model shape cannot be read.
     """
-    model = resolved.config[ModelConfig]
     run = resolved.config[RunConfig]
-    shape = model.bert_config_file
     digests = {tree_relative(path): _sha256(path) for path in resolved.files}
     config_file, config_file_sha256 = next(iter(digests.items()), (NONE, NONE))
-    starting_weights, starting_weights_sha256 = name_weights(model.init_checkpoint)
+    starting_weights, starting_weights_sha256 = name_weights(init_checkpoint)
     commit, tree_modified = git_state(tree_root())
     environ = environment()
     runs = environ.get("NEXP", "")
@@ -180,16 +178,29 @@ def log_identity(event: Event, identity: RunIdentity, resolved: Resolved) -> Non
 
 
 def log_ends(
-    event: Event, evaluation: EvaluationConfig, schedule: ScheduleConfig, run: RunConfig
+    event: Event,
+    limits: Limits,
+    *,
+    first_evaluation_samples: int,
+    evaluation_interval_samples: int,
+    evaluation_size: int | None,
 ) -> None:
-    """Log the target of a run, its evaluation interval, and its limits."""
-    event("target_accuracy", evaluation.target_metric)
-    event("first_evaluation_samples", evaluation.eval_iter_start_samples)
-    event("evaluation_interval_samples", evaluation.eval_iter_samples)
-    event("evaluation_size", evaluation.num_eval_examples)
-    event("max_steps", schedule.max_steps)
-    event("max_samples", run.max_samples_termination)
-    event("max_seconds", run.max_seconds)
+    """Log the target of a run, its evaluation interval, and its limits.
+
+    Args:
+        event: logs a value under a key.
+        limits: the target and limits.
+        first_evaluation_samples: training sequences before the first evaluation.
+        evaluation_interval_samples: training sequences between evaluations.
+        evaluation_size: number of evaluation sequences; None for all.
+    """
+    event("target_accuracy", limits.target_accuracy)
+    event("first_evaluation_samples", first_evaluation_samples)
+    event("evaluation_interval_samples", evaluation_interval_samples)
+    event("evaluation_size", evaluation_size)
+    event("max_steps", limits.max_steps)
+    event("max_samples", limits.max_samples)
+    event("max_seconds", limits.max_seconds)
 
 
 def log_submission(event: Event, submission: SubmissionConfig) -> None:
@@ -204,13 +215,16 @@ def log_submission(event: Event, submission: SubmissionConfig) -> None:
     event("submission_platform", submission.submission_platform)
 
 
-def log_batch_size(event: Event, data: DataConfig, global_batch_size: int) -> None:
+def log_batch_size(event: Event, global_batch_size: int, gradient_accumulation_steps: int) -> None:
     """Log the hyper-parameters that belong to neither the optimizer nor the schedule.
 
-    ``global_batch_size``: sequences per optimizer step over all ranks.
+    Args:
+        event: logs a value under a key.
+        global_batch_size: sequences per optimizer step over all ranks.
+        gradient_accumulation_steps: micro-batches of a step.
     """
     event("global_batch_size", global_batch_size)
-    event("gradient_accumulation_steps", data.gradient_accumulation_steps)
+    event("gradient_accumulation_steps", gradient_accumulation_steps)
 
 
 def _sha256(path: Path) -> str:

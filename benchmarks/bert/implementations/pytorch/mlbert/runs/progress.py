@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass, fields
 
 from mlbert.host.errors import UserError
 from mlbert.mlperf.mllog import constants
-from mlbert.optim.config import ScheduleConfig
-from mlbert.training.config import EvaluationConfig, RunConfig
+from mlbert.runs.config import RunConfig
 
 NO_LIMIT = 10**9  # steps of a run that the clock ends
 _LEAST_FACTOR = 1e-6  # keeps the learning rate above 0
@@ -150,14 +149,14 @@ class Limits:
     max_skipped_steps: int
 
     @classmethod
-    def of(cls, evaluation: EvaluationConfig, schedule: ScheduleConfig, run: RunConfig) -> Limits:
-        """Return the limits that the settings give."""
+    def of(cls, run: RunConfig, *, target_accuracy: float | None, max_steps: int) -> Limits:
+        """Return the limits of a run's settings, target metric and length of the schedule."""
         return cls(
-            evaluation.target_metric,
-            schedule.max_steps,
-            run.max_samples_termination,
-            run.max_seconds,
-            run.max_skipped_steps,
+            target_accuracy=target_accuracy,
+            max_steps=max_steps,
+            max_samples=run.max_samples_termination,
+            max_seconds=run.max_seconds,
+            max_skipped_steps=run.max_skipped_steps,
         )
 
     def met(self, state: TrainState) -> bool:

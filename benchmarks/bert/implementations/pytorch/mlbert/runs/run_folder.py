@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlbert.config.resolution import Resolved
-from mlbert.data.loading.config import DataConfig
 from mlbert.host.errors import UserError
 from mlbert.host.files import write_atomically, writing
 from mlbert.host.json_files import read_json
 from mlbert.mlperf.metrics import read_points
+from mlbert.runs.config import RunConfig
 from mlbert.runs.identity import RunIdentity
 from mlbert.runs.progress import RunOutcome
 from mlbert.runs.step_folders import remove_checkpoints, steps_in
-from mlbert.training.config import EvaluationConfig, RunConfig
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -178,21 +177,26 @@ class RunFolder:
 
 
 def summarize(
-    outcome: RunOutcome, data: DataConfig, evaluation: EvaluationConfig, seed: int, ranks: int
+    outcome: RunOutcome,
+    *,
+    packs_per_rank: int,
+    target_accuracy: float | None,
+    seed: int,
+    ranks: int,
 ) -> dict[str, object]:
     """Return the numbers of ``summary.json`` common to all frameworks.
 
-    Rates are per second of training.
+    Rates are per second of training. ``packs_per_rank``: of one optimizer step.
     """
     state = outcome.state
     seconds = max(state.train_seconds, 1e-9)
-    packs = state.updates * data.train_batch_size * ranks
+    packs = state.updates * packs_per_rank * ranks
     return {
         "status": outcome.status,
         "reason": outcome.reason,
         "seconds_to_train": round(outcome.seconds, 3),
         "accuracy": state.accuracy,
-        "target_accuracy": evaluation.target_metric,
+        "target_accuracy": target_accuracy,
         "samples": state.samples,
         "steps": state.step,
         "skipped_steps": state.skipped_steps,

@@ -57,6 +57,7 @@ from mlbert.ops.proof import prove
 from mlbert.optim.config import OptimizerConfig, ScheduleConfig
 from mlbert.runs import identity as run_identity
 from mlbert.runs import run_folder
+from mlbert.runs.config import RunConfig
 from mlbert.runs.energy import EnergyMeter, energy_words, summarize_energy
 from mlbert.runs.events import EventFanout, Events, MLPerfEvents
 from mlbert.runs.monitor import Monitor
@@ -65,7 +66,7 @@ from mlbert.runs.run_folder import RunFolder, choose_seed
 from mlbert.runs.starting_weights import weights_file
 from mlbert.runs.step_folders import StepFolders
 from mlbert.training.checkpoint import CheckpointFolder, Snapshots
-from mlbert.training.config import EvaluationConfig, RunConfig
+from mlbert.training.config import EvaluationConfig
 from mlbert.training.evaluate import Evaluator, evaluate
 from mlbert.training.loggers import make_loggers
 from mlbert.training.loop import Run, train
@@ -98,7 +99,13 @@ def summarize(
     peak = gemm_peak_flops(method.model.dtype, world.device.type)
     rate = state.flops / seconds / world.world_size
     return {
-        **run_folder.summarize(outcome, data, evaluation, seed, world.world_size),
+        **run_folder.summarize(
+            outcome,
+            packs_per_rank=data.train_batch_size,
+            target_accuracy=evaluation.target_metric,
+            seed=seed,
+            ranks=world.world_size,
+        ),
         "gemm_peak_flops_per_second_per_rank": round(peak),
         "share_of_gemm_peak": round(rate / peak, 4),
     }
@@ -295,7 +302,11 @@ def _monitor(config: Configuration, paths: RunFolder, world: World, console: Con
 
 
 def _limits(config: Configuration) -> Limits:
-    return Limits.of(config[EvaluationConfig], config[ScheduleConfig], config[RunConfig])
+    return Limits.of(
+        config[RunConfig],
+        target_accuracy=config[EvaluationConfig].target_metric,
+        max_steps=config[ScheduleConfig].max_steps,
+    )
 
 
 def _loggers(
@@ -439,14 +450,22 @@ def log_run(
     log: MLPerfLogger, resolved: Resolved, facts: run_identity.RuntimeFacts, method: Method
 ) -> run_identity.RunIdentity:
     """Log the run's provenance, its full configuration, and every hyper-parameter."""
-    identity = run_identity.identify(resolved, facts)
+    model = resolved.config[ModelConfig]
+    identity = run_identity.identify(
+        resolved, facts, shape=model.bert_config_file, init_checkpoint=model.init_checkpoint
+    )
     run_identity.log_identity(log.event, identity, resolved)
     config = resolved.config
     data = resolved.config[DataConfig]
     batch = rules.global_batch_size(data.train_batch_size, facts.ranks, data.average_packing_rate)
-    run_identity.log_batch_size(log.event, data, batch)
+    run_identity.log_batch_size(log.event, batch, data.gradient_accumulation_steps)
+    evaluation = config[EvaluationConfig]
     run_identity.log_ends(
-        log.event, config[EvaluationConfig], config[ScheduleConfig], config[RunConfig]
+        log.event,
+        _limits(config),
+        first_evaluation_samples=evaluation.eval_iter_start_samples,
+        evaluation_interval_samples=evaluation.eval_iter_samples,
+        evaluation_size=evaluation.num_eval_examples,
     )
     log.event("opt_implementation", method.optimizer.implementation)
     method.optimizer.hyperparameters(log.event)

@@ -9,9 +9,9 @@ from typing import Any
 
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError, import_package
+from mlbert.runs.config import RunConfig
 from mlbert.runs.events import Events
 from mlbert.runs.progress import RunOutcome, TrainState
-from mlbert.training.config import RunConfig
 
 Write = Callable[[Mapping[str, float], int], object]  # numbers by name, and their step
 _NAMES = {"mlm_accuracy": "MaskedAccuracy", "loss": "LanguageCrossEntropy"}

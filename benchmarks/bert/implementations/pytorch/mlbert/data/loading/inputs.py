@@ -20,7 +20,6 @@ from mlbert.data.formats.tokenizer_files import find_vocabulary, read_tokenizer_
 from mlbert.data.formats.wordpiece import load_vocabulary
 from mlbert.data.loading.config import DataConfig
 from mlbert.host.errors import UserError
-from mlbert.models.config import ModelConfig
 from mlbert.runs.starting_weights import weights_file
 
 SYNTHETIC = "synthetic"
@@ -47,12 +46,20 @@ def vocabulary_of_data(folder: Path) -> Path | None:
     return vocabulary if vocabulary.exists() else None
 
 
-def inspect(model: ModelConfig, data: DataConfig) -> PreTrainingInputs:
-    """Check BERT_CONFIG, DATADIR_PHASE2 and EVALDIR without reading a sample.
+def inspect(
+    data: DataConfig, shape: BertConfig, *, shape_file: Path, init_checkpoint: str | None
+) -> PreTrainingInputs:
+    """Check DATADIR_PHASE2 and EVALDIR against the model without reading a sample.
 
-    Raises UserError if something is missing, or if model, data sets and vocabulary do not match.
+    Args:
+        data: the settings of the data.
+        shape: of the model.
+        shape_file: BERT_CONFIG, for errors.
+        init_checkpoint: the starting weights, if any.
+
+    Raises:
+        UserError: something is missing, or model, data sets and vocabulary do not match.
     """
-    shape = BertConfig.from_json(model.bert_config_file).with_options(model.model_options)
     packed = data.max_sequences_per_pack
     if data.synthetic_data:
         rate = 1.0 if packed == 1 else None
@@ -67,9 +74,9 @@ def inspect(model: ModelConfig, data: DataConfig) -> PreTrainingInputs:
     if found:
         check_vocabulary(train_set, found)
         lower_cases(found)  # refuse what the export could not write
-        check_start(model.init_checkpoint, found)
+        check_start(init_checkpoint, found)
     for one in (train_set, eval_set):
-        check_shape(one, shape, model.bert_config_file)
+        check_shape(one, shape, shape_file)
     return PreTrainingInputs(
         shape,
         train_set.known_as,

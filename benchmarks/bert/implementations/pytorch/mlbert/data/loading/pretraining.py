@@ -23,7 +23,6 @@ from mlbert.data.loading.packed import PackedSource, pack_slots
 from mlbert.data.loading.source import EvaluationBatches
 from mlbert.data.loading.synthetic import SyntheticEvalSet, SyntheticSource
 from mlbert.host.errors import UserError
-from mlbert.training.config import EvaluationConfig
 
 PARTS = 8  # number of batch sizes
 
@@ -156,28 +155,38 @@ def make_source(
 
 def make_evaluation_set(
     config: DataConfig,
-    evaluation: EvaluationConfig,
     shape: BertConfig,
     *,
+    num_examples: int | None,
+    batch_size: int,
     seed: int,
     rank: int,
     world_size: int,
 ) -> EvalSet | SyntheticEvalSet:
     """Return this rank's share of the evaluation samples.
 
-    Raises UserError if all are requested but the set does not record their number.
+    Args:
+        config: the settings of the data.
+        shape: of the model.
+        num_examples: sequences over all ranks; None for all.
+        batch_size: packs of a batch.
+        seed: of synthetic data.
+        rank, world_size: of the run.
+
+    Raises:
+        UserError: all samples are requested, but the set does not record their number.
     """
     if config.synthetic_data:
         return SyntheticEvalSet(_synthetic(config, shape, seed, rank, world_size))
     most = widths_at_most(config.max_seq_length, config.max_predictions_per_seq, shape)
-    num_examples = evaluation.num_eval_examples or describe(config.eval_dir, most).num_sequences
+    num_examples = num_examples or describe(config.eval_dir, most).num_sequences
     if num_examples is None:
         reason = f"is not set, and {config.eval_dir} does not record its size"
         raise UserError("config.missing", "NUM_EVAL_EXAMPLES", reason, "Set it")
     return EvalSet(
         config.eval_dir,
         num_examples,
-        evaluation.eval_batch_size,
+        batch_size,
         max_sequences_per_pack=config.max_sequences_per_pack,
         rank=rank,
         world_size=world_size,

@@ -19,8 +19,6 @@ from mlbert.data.loading.config import CorpusConfig, DataConfig, TextConfig
 from mlbert.data.loading.inputs import PreTrainingInputs
 from mlbert.data.loading.masked_text import TextEvalSet, TextSet, TextSource
 from mlbert.host.errors import UserError
-from mlbert.models.config import ModelConfig
-from mlbert.training.config import EvaluationConfig
 
 # Training progress (0 to 1) -> fraction of the way from the first rate to the last.
 SHAPES: Mapping[str, Callable[[float], float]] = {
@@ -42,13 +40,12 @@ def masking_rate(
 
 
 def inspect(
-    model: ModelConfig, data: DataConfig, text: TextConfig, corpus: CorpusConfig
+    data: DataConfig, text: TextConfig, corpus: CorpusConfig, shape: BertConfig
 ) -> PreTrainingInputs:
     """Check the sets' indices, the vocabulary and the model's shape without reading a text.
 
     Raises UserError if something is missing, or if they do not match.
     """
-    shape = BertConfig.from_json(model.bert_config_file).with_options(model.model_options)
     tokenizer = load_tokenizer(text.tokenizer)
     check_model_vocabulary(
         tokenizer,
@@ -92,16 +89,24 @@ def make_evaluation_set(
     data: DataConfig,
     text: TextConfig,
     corpus: CorpusConfig,
-    evaluation: EvaluationConfig,
     *,
+    num_examples: int | None,
+    batch_size: int,
     rank: int,
     world_size: int,
 ) -> TextEvalSet:
-    """Return this rank's share of the evaluation texts, with the same masks in every run."""
+    """Return this rank's share of the evaluation texts, with the same masks in every run.
+
+    Args:
+        data, text, corpus: the settings of the texts.
+        num_examples: sequences over all ranks; None for all.
+        batch_size: sequences of a batch.
+        rank, world_size: of the run.
+    """
     return TextEvalSet(
         _texts(data, text, corpus, _evaluation_streams(data, corpus)),
-        evaluation.num_eval_examples,
-        evaluation.eval_batch_size,
+        num_examples,
+        batch_size,
         rate=corpus.eval_masking_rate or corpus.masking_rate,
         seed=0,
         always_mask=corpus.eval_masking == "mask",

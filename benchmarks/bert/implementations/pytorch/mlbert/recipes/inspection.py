@@ -1,0 +1,43 @@
+"""Inspect a run's inputs before any sample is read: model shape, data sets and vocabulary.
+
+What reads data is imported when it is called, because ``--help`` needs the recipes, not the data.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlbert.config.bert_config import BertConfig
+from mlbert.config.sections import Configuration
+from mlbert.data.loading.config import CorpusConfig, DataConfig, TextConfig
+from mlbert.models.config import ModelConfig
+
+
+def model_shape(config: ModelConfig) -> BertConfig:
+    """Return the model shape of BERT_CONFIG and MODEL_OPTIONS. Raises UserError if it is wrong."""
+    return BertConfig.from_json(config.bert_config_file).with_options(config.model_options)
+
+
+def inspect_stored(config: Configuration) -> Any:
+    """Inspect stored sequences; see `mlbert.data.loading.inputs.inspect`."""
+    from mlbert.data.loading import inputs
+
+    model = config[ModelConfig]
+    return inputs.inspect(
+        config[DataConfig],
+        model_shape(model),
+        shape_file=model.bert_config_file,
+        init_checkpoint=model.init_checkpoint,
+    )
+
+
+def inspect_text(config: Configuration) -> Any:
+    """Inspect a text corpus; see `mlbert.data.loading.text_run.inspect`."""
+    from mlbert.data.loading import text_run
+
+    return text_run.inspect(
+        config[DataConfig],
+        config[TextConfig],
+        config[CorpusConfig],
+        model_shape(config[ModelConfig]),
+    )
