@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mlbert.mlperf.findings import Outcome
-from mlbert.mlperf.logs import read_log
-from mlbert.mlperf.own_checks import run_checks
-from mlbert.mlperf.result_set import ResultSet
+from mlaudit.findings import Outcome
+from mlaudit.logs import read_log
+from mlaudit.own_checks import run_checks
+from mlaudit.result_set import ResultSet
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS = "cpu_demo"

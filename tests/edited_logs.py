@@ -8,10 +8,10 @@ from typing import Any
 
 from audit import Report
 from log_edits import Run
-from mlbert.mlperf.findings import Outcome, finding_of
-from mlbert.mlperf.logs import Log, read_log
-from mlbert.mlperf.own_checks import CHECKS
-from mlbert.mlperf.result_set import ResultSet, evaluations_of
+from mlaudit.findings import Outcome, finding_of
+from mlaudit.logs import Log, read_log
+from mlaudit.own_checks import CHECKS
+from mlaudit.result_set import ResultSet, evaluations_of
 from mlbert.mlperf.rules import eval_interval
 
 _TOKEN = ":::MLLOG "

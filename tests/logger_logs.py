@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from mlbert.mlperf.describe import describe_system, write_description
+from mlbert.host.system_description import describe_system, write_description
 from mlbert.mlperf.mllog import MLPerfLogger, constants
 from mlbert.mlperf.rules import eval_interval
 

@@ -21,6 +21,7 @@ HOMES = (
     "benchmarks/bert/implementations/pytorch",
     "benchmarks/bert/implementations/tensorflow2",
     "benchmarks/mosaic_bert",
+    "audit",
     "tools",
     "tests",
 )

@@ -1,7 +1,7 @@
 """Fit the parameters of `mlbert plan` to the published results,
 and measure its errors on held-out results.
 
-    python tools/fit_plan.py [--out FOLDER]     rewrite mlbert/report/planner/parameters.json and
+    python tools/fit_plan.py [--out FOLDER]     rewrite audit/mlaudit/planner/parameters.json and
                                                 print the errors
 
 The fit uses all rows of tests/assets/plan/published.csv, which has no re-submission twice. Errors
@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import least_squares
 
-from mlbert.report.planner.timing import (
+from mlaudit.planner.timing import (
     GPUS,
     PATH,
     Parameters,

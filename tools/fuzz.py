@@ -39,7 +39,7 @@ SLACK = 3  # wall-clock limit as a multiple of it, because the machine may be bu
 BYTES = 2 * 2**30
 NUMBER_OF_FILES = (1, 1, 1, 2)
 _IMPORTED = (
-    "mlbert.report.page",
+    "mlaudit.report.page",
     "mlbert.recipes.packed_lamb_build",
     "mlbert.recipes.classification_build",
     "mlbert.recipes.masked_lm_stored_build",
@@ -171,8 +171,8 @@ def import_all() -> None:
 
     from mlbert.cli.main import COMMANDS
 
-    for module, _ in COMMANDS.values():
-        importlib.import_module(module)
+    for command in COMMANDS.values():
+        importlib.import_module(command.module)
     for module in _IMPORTED:
         importlib.import_module(module)
 

@@ -13,10 +13,11 @@ import pytest
 import torch.distributed as dist
 
 from harness import Rank, rank_environment, start_ranks
-from mlbert.cli.main import exit_code, main
+from mlbert.cli.main import main
 from mlbert.distributed import rendezvous
 from mlbert.distributed.lifecycle import Lifecycle
 from mlbert.distributed.world import World
+from mlbert.host.command_line import exit_code
 from mlbert.host.errors import UserError
 from programs import free_ports
 from training_settings import train_arguments

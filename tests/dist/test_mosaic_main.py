@@ -15,10 +15,10 @@ import transformers
 
 from audit import errors
 from harness import run_program
+from mlaudit.logs import read_log
 from mlbert.data.formats.mds import MdsReader
 from mlbert.data.loading.masked_text import count_sequences
 from mlbert.host.errors import UserError
-from mlbert.mlperf.logs import read_log
 from mosaic_texts import BASE, make_texts
 from mosaic_yaml.commands.main_yaml import app
 from mosaic_yaml.nested_yaml import Leaves, read_nested

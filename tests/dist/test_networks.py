@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from harness import Rank, rank_environment, start_ranks
-from mlbert.cli.main import exit_code
 from mlbert.distributed import rendezvous
 from mlbert.distributed.world import World
+from mlbert.host.command_line import exit_code
 
 # Make a network of NODES machines, 10.9.0.1 and so on, and run a program on each, with its index as RANK. As on Debian,
 # the name of each machine resolves to 127.0.1.1 on itself.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import mlbert
 from cluster import Cluster
-from mlbert.mlperf.logs import read_log
+from mlaudit.logs import read_log
 from training_settings import exports
 
 # The training program, which waits in each step. A run

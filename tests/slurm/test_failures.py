@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from cluster import Cluster
+from mlaudit.logs import read_log
 from mlbert.distributed.place import expand_hostlist
-from mlbert.mlperf.logs import read_log
 from slurm_site import Site, statuses
 
 # LONG runs can be interrupted half way, with a recent checkpoint.

@@ -18,9 +18,9 @@ import pytest
 
 import mlbert
 from cluster import Cluster
+from mlaudit.logs import read_log
 from mlbert.data.formats.manifest import read_manifest
 from mlbert.data.prepare.split_bins import make_bins
-from mlbert.mlperf.logs import read_log
 from mosaic_texts import BASE, make_texts
 from slurm_site import Site
 from stored_sets import tree

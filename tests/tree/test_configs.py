@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from mlaudit.planner import cost as estimate
+from mlaudit.planner.timing import BENCHMARK, GPUS
 from mlbert.config.bert_config import BertConfig
 from mlbert.config.resolution import CommandLine, Resolved, peek, resolve
 from mlbert.config.sections import settings_by_env
+from mlbert.config.shell import planned_world_size
 from mlbert.config.sources import check_exports, read_yaml
 from mlbert.data.loading.config import DataConfig
 from mlbert.distributed.config import DistributedConfig
@@ -22,10 +25,8 @@ from mlbert.host.provenance import TENSORFLOW2
 from mlbert.mlperf.config import SubmissionConfig
 from mlbert.models.config import ModelConfig
 from mlbert.ops.config import ComputeConfig
+from mlbert.programs.run_plan import make_plan
 from mlbert.recipes.registry import find
-from mlbert.report.planner import cost as estimate
-from mlbert.report.planner.timing import BENCHMARK, GPUS
-from mlbert.report.run_plan import make_plan, planned_world_size
 from mlbert.runs.config import RunConfig
 from programs import run_checked
 from tf2_bert import recipe as tensorflow2

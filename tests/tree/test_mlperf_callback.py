@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from edited_logs import accuracies
+from mlaudit import official
+from mlaudit.findings import Finding, Outcome, failed
+from mlaudit.logs import Log, read_log
+from mlaudit.own_checks import run_checks
+from mlaudit.result_set import ResultSet
 from mlbert.host.errors import UserError
-from mlbert.mlperf import official
 from mlbert.mlperf.callback import REQUIRED, REQUIRED_IN_CLOSED, MLPerfCallback
-from mlbert.mlperf.findings import Finding, Outcome, failed
-from mlbert.mlperf.logs import Log, read_log
-from mlbert.mlperf.own_checks import run_checks
-from mlbert.mlperf.result_set import ResultSet
 from programs import run_quietly
 from user_errors import user_error
 

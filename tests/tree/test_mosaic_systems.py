@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from mlaudit import official
+from mlaudit.findings import Outcome
+from mlaudit.logs import read_log
 from mlbert.config.resolution import CommandLine, resolve
-from mlbert.mlperf import official
-from mlbert.mlperf.findings import Outcome
-from mlbert.mlperf.logs import read_log
 from mlbert.optim import schedules
 from mlbert.optim.config import ScheduleConfig
 from mlbert.recipes import masked_lm_stored

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from mlaudit.findings import Finding, Outcome
+from mlaudit.planner.cost import Prices
+from mlaudit.report.page import findings_page, report_page
+from mlaudit.report.results import read_result
+from mlaudit.report.runs import read_systems
 from mlbert.cli.main import main
-from mlbert.mlperf.findings import Finding, Outcome
-from mlbert.report.page import findings_page, report_page
-from mlbert.report.planner.cost import Prices
-from mlbert.report.results import read_result
-from mlbert.report.runs import read_systems
 from programs import run_quietly
 from simple_logs import write_log
 

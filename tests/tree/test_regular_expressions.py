@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from mlbert.config.section import is_number
 from mlbert.config.sources import Export
 from mlbert.data.prepare.sentences import split_sentences
 from mlbert.host.errors import hide_credentials
+from mlbert.host.texts import is_number
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
@@ -42,7 +42,7 @@ BOUNDED = {
     "mlbert/data/prepare/python_text.py": "a file of Python's documentation",
     "mlbert/host/native.py": "a line of /proc/self/maps",
     "mlbert/host/machine.py": "a file of /proc",
-    "mlbert/mlperf/describe.py": "the output of dmidecode",
+    "mlbert/host/system_description.py": "the output of dmidecode",
 }
 # Characters that match a category; attacks are made of them.
 CATEGORIES = {

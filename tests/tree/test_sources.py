@@ -19,14 +19,14 @@ IMPLEMENTATIONS = {
     "mlbert": f"{HOME}/pytorch",
     "tf2_bert": f"{HOME}/tensorflow2",
     "mosaic_yaml": "benchmarks/mosaic_bert",
+    "mlaudit": "audit",
 }
 _NAMES = "|".join(IMPLEMENTATIONS)
 DOTTED = re.compile(rf"(?<=`)(?:{_NAMES})(?:\.\w+)+(?=`)")
 MODULE_FILE = re.compile(rf"\b(?:{_NAMES})/[\w/]+\.py\b")
 Trees = dict[Path, ast.Module]
 BUILT = {".so", ".o", ".a", ".pyc", ".pt", ".ckpt", ".safetensors"}
-PACKAGE = Path(IMPLEMENTATIONS["mlbert"]) / "mlbert"
-FRONT_END = Path(IMPLEMENTATIONS["mosaic_yaml"]) / "mosaic_yaml"
+PACKAGES = [Path(IMPLEMENTATIONS[name]) / name for name in ("mlbert", "mosaic_yaml", "mlaudit")]
 DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
 # PyTorch calls these methods of modules and autograd functions.
 CALLED_BY_TORCH = {"forward", "backward"}
@@ -42,7 +42,7 @@ CALLED_BY_OTHERS = {
     "data/prepare/corpus_files.py": (
         "handle_starttag handle_endtag handle_data parse_marked_section"
     ),
-    "cli/main.py": "make_context",  # Typer
+    "host/command_line.py": "make_context",  # Typer
     "cli/train.py": "invoke",  # Typer
     "mlperf/callback.py": "on_train_begin on_evaluate on_train_end",  # transformers.Trainer
 }
@@ -168,7 +168,7 @@ def test_every_definition_is_used(
     tracked: list[Path], syntax_trees: Trees, tree_root: Path
 ) -> None:
     tests = tree_root / "tests"
-    packages = (tree_root / PACKAGE, tree_root / FRONT_END)
+    packages = [tree_root / package for package in PACKAGES]
     trees = {path: tree for path, tree in syntax_trees.items() if tests not in path.parents}
     used: dict[str, list[tuple[Path, int]]] = defaultdict(list)
     for path, tree in trees.items():

@@ -10,11 +10,11 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from mlbert.mlperf.call_sites import Sources
-from mlbert.mlperf.describe import FIELDS
-from mlbert.mlperf.logs import read_log
-from mlbert.mlperf.result_set import NAMES
-from mlbert.mlperf.seal import SUMS
+from mlaudit.call_sites import Sources
+from mlaudit.logs import read_log
+from mlaudit.result_set import NAMES
+from mlaudit.seal import SUMS
+from mlbert.host.system_description import FIELDS
 
 RUNS = 10
 

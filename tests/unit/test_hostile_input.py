@@ -14,7 +14,10 @@ import pytest
 
 import nvidia_shards
 from mds_samples import write_mds
-from mlbert.config.section import is_count, parse_number
+from mlaudit.logs import read_log
+from mlaudit.repeat import remarks
+from mlaudit.report.runs import read_systems
+from mlaudit.result_set import NAMES, run_file
 from mlbert.data.formats.manifest import read_manifest
 from mlbert.data.formats.mds import MdsReader
 from mlbert.data.formats.mds_files import fetch_index
@@ -27,14 +30,11 @@ from mlbert.data.prepare.tfrecords import hdf5_to_tfrecords
 from mlbert.data.prepare.verify import Md5List, verify
 from mlbert.data.prepare.wiki_text import read_hashes
 from mlbert.host.errors import UserError
-from mlbert.mlperf.logs import read_log
-from mlbert.mlperf.metrics import read_points
-from mlbert.mlperf.repeat import remarks
-from mlbert.mlperf.result_set import NAMES, run_file
+from mlbert.host.metrics_file import read_points
+from mlbert.host.texts import is_count, parse_number
 from mlbert.ops.config import ComputeConfig
 from mlbert.programs.custom_corpus.corpus_plan import make_plan, resolve_settings
 from mlbert.programs.custom_corpus.own_folder import OwnFolder
-from mlbert.report.runs import read_systems
 from mlbert.runs.step_folders import StepFolders, read_step
 from programs import write_files
 from stored_sets import make_rows, random_lengths, write_set

@@ -26,10 +26,10 @@ from torch import Tensor
 from gpu_check.hardware import rated, synchronize
 from gpu_check.rows import Row
 from mlbert.config.bert_config import BertConfig
+from mlbert.config.flops import BatchWork, training_flops
 from mlbert.data.batches import HostBatch
 from mlbert.host.errors import UserError
 from mlbert.models.bert import BertForPreTraining
-from mlbert.models.flops import BatchWork, training_flops
 from mlbert.ops import forms as registry
 from mlbert.ops.precision import fp8_products
 from mlbert.programs.bench.sides import Side, make_batch, our_side, their_side

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from mlbert.config.bert_config import BertConfig
+from mlbert.config.flops import BatchWork
 from mlbert.data.batches import Batch
-from mlbert.models.flops import BatchWork
 from mlbert.ops.api import dropout_key
 
 SEED = 5

@@ -22,7 +22,7 @@ from gpu_check.hardware import rated, synchronize
 from gpu_check.op_cases import OpCases
 from gpu_check.op_speed import LAMB_BYTES
 from gpu_check.published_step import PublishedStep
-from mlbert.models.flops import BatchWork, training_flops
+from mlbert.config.flops import BatchWork, training_flops
 
 MOST_KERNELS = 20  # per profile
 GROUPS = (

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlbert.config.section import parse_number
 from mlbert.config.sources import check_yaml_depth, load_yaml
 from mlbert.host.errors import UserError, nearest
 from mlbert.host.json_files import shown
 from mlbert.host.provenance import tree_relative
+from mlbert.host.texts import parse_number
 
 _REFERENCE = re.compile(r"\$\{([\w.-]+)\}")
 _ARGUMENT = re.compile(r"argument (.+)=")

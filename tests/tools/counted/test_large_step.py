@@ -17,10 +17,10 @@ from counted import parts
 from counted.gpus import GPUS, MEASURED, TUNED
 from counted.model import seconds_of_parts
 from counted.steps import Counted, count
+from mlaudit.planner import cost as estimate
+from mlaudit.planner.timing import BENCHMARK
 from mlbert.cli.bench import CONFIGS
 from mlbert.config.bert_config import BertConfig
-from mlbert.report.planner import cost as estimate
-from mlbert.report.planner.timing import BENCHMARK
 
 LARGE = BertConfig.from_json(CONFIGS / "large.json")
 H200 = GPUS["h200"]

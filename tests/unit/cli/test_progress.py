@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from mlbert.programs import console
+from mlbert.host import console
 from mlbert.runs import monitor
 from simple_logs import write_log
 from stored_sets import make_rows, random_lengths, write_set

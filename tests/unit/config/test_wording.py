@@ -15,6 +15,7 @@ from typer.main import get_command
 from mlbert.cli.main import COMMANDS
 from mlbert.config.resolution import CommandLine, resolve
 from mlbert.config.sections import SECTIONS, settings_by_key
+from mlbert.host.command_line import LazyCommand
 from mlbert.host.errors import UserError
 from mosaic_texts import BASE, make_texts
 from mosaic_yaml import finetuning_yaml, pretraining_yaml
@@ -111,11 +112,11 @@ def test_any_name_of_a_finetuning_yaml(texts: Path, monkeypatch: pytest.MonkeyPa
 
 def typed_options() -> Iterator[tuple[str, ...]]:
     """Yield the words of each command with one of its options that takes a number or a choice, and a wrong value."""
-    for name, (module, *_) in COMMANDS.items():
-        made = get_command(importlib.import_module(module).app)
+    for name, command in COMMANDS.items():
+        made = get_command(importlib.import_module(command.module).app)
         for words, command in [
             ([name], made),
-            *(([name, sub], one) for sub, one in getattr(made, "commands", {}).items()),
+            *(([name, sub], loaded(one)) for sub, one in getattr(made, "commands", {}).items()),
         ]:
             if command.callback is None or name == "train":
                 continue
@@ -127,6 +128,10 @@ def typed_options() -> Iterator[tuple[str, ...]]:
                 flags = [flag for flag in option.opts if flag.startswith("--")]
                 if flags and takes_number_or_choice(kind):
                     yield (*words, flags[0], "onnx")
+
+
+def loaded(command: object) -> object:
+    return command.load() if isinstance(command, LazyCommand) else command
 
 
 def takes_number_or_choice(kind: object) -> bool:

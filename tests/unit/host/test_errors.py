@@ -16,6 +16,7 @@ PACKAGES = (
     "benchmarks/bert/implementations/pytorch/mlbert",
     "benchmarks/bert/implementations/tensorflow2/tf2_bert",
     "benchmarks/mosaic_bert/mosaic_yaml",
+    "audit/mlaudit",
 )
 
 

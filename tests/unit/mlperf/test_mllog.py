@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from mlbert.mlperf.logs import read_log, unfit
+from mlaudit.logs import read_log, unfit
 from mlbert.mlperf.mllog import MLPerfLogger, close_interrupted, constants
 from user_errors import user_error
 

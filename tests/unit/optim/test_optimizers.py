@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlbert.mlperf.call_sites import Sources
-from mlbert.mlperf.keys import SETTINGS_OF
-from mlbert.mlperf.logs import Log
+from mlaudit.call_sites import Sources
+from mlaudit.keys import SETTINGS_OF
+from mlaudit.logs import Log
 from mlbert.optim import optimizers as methods
 from mlbert.optim.acclip import ACClip
 from mlbert.optim.adamw import Adam, AdamW, DecoupledAdamW, DecoupledStableAdamW, StableAdamW

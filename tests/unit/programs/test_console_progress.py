@@ -7,8 +7,8 @@ from contextlib import nullcontext
 import pytest
 from rich.console import Console
 
-from mlbert.programs import console as module
-from mlbert.programs.console import console_progress
+from mlbert.host import console as module
+from mlbert.host.console import console_progress
 
 
 def recorded(terminal: bool = False) -> tuple[Console, io.StringIO]:

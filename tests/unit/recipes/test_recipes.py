@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from mlaudit.logs import read_log
+from mlaudit.trace import Tracer
 from mlbert.config.bert_config import BertConfig
 from mlbert.config.recipe import Recipe
 from mlbert.distributed.world import World
-from mlbert.mlperf.logs import read_log
-from mlbert.mlperf.trace import Tracer
 from mlbert.models.bert import BertForSequenceClassification
 from mlbert.ops.config import ComputeConfig
 from mlbert.optim.config import OptimizerConfig

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from mlaudit.logs import read_log
 from mlbert.config.resolution import Resolved, resolve
 from mlbert.config.sections import settings_by_key
 from mlbert.data.loading.config import CorpusConfig
 from mlbert.host.repository import PACKAGE_HOME
 from mlbert.mlperf.config import SubmissionConfig
-from mlbert.mlperf.logs import read_log
 from mlbert.mlperf.mllog import MLPerfLogger
 from mlbert.models.config import ModelConfig
 from mlbert.runs import identity

@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mlbert.cli.main import exit_code
 from mlbert.cli.published import Parser
 from mlbert.data.formats.tokenizer import UNCASED_NAMES, load_tokenizer
 from mlbert.data.prepare import streaming
 from mlbert.data.prepare.jobs import Executor, parse_share
+from mlbert.host.command_line import exit_code
+from mlbert.host.console import console_progress
 from mlbert.host.errors import UserError
 from mlbert.host.exit_statuses import SUCCEEDED
-from mlbert.programs.console import console_progress
 
 PROGRAM = "convert_dataset.py"
 OWN = "text"

@@ -13,11 +13,11 @@ from rich.console import Console
 
 from mlbert.data.prepare import glue_sources
 from mlbert.distributed.world import World
+from mlbert.host.console import console_progress
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError, public_names
 from mlbert.host.exit_statuses import FAILED, SUCCEEDED
 from mlbert.programs import glue_runner
-from mlbert.programs.console import console_progress
 from mlbert.programs.glue_runner import GlueJob, GlueProgress, Runner, State
 from mlbert.programs.task_metrics import last_evaluation
 from mlbert.runs.config import RunConfig

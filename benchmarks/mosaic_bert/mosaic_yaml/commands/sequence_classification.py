@@ -9,11 +9,11 @@ import torch
 from rich.console import Console
 
 from mlbert.distributed.world import World
+from mlbert.host.console import new_table
 from mlbert.host.environment import environment
 from mlbert.host.errors import public_names
 from mlbert.host.exit_statuses import SUCCEEDED
 from mlbert.models import task_model
-from mlbert.programs.console import new_table
 from mlbert.programs.task_metrics import last_evaluation
 from mlbert.runs.config import RunConfig
 from mlbert.runs.run_folder import RunFolder

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from mlbert.cli.main import exit_code
 from mlbert.cli.published import Parser
 from mlbert.data.batches import HostBatch
 from mlbert.data.formats.streams import Stream
 from mlbert.data.formats.tokenizer import UNCASED_NAMES, Tokenizer, load_tokenizer
 from mlbert.data.loading.masked_text import TRUNCATE, TextSet, TextSource
 from mlbert.data.loading.text_run import masking_rate
+from mlbert.host.command_line import exit_code
 from mlbert.host.errors import UserError
 from mlbert.host.exit_statuses import SUCCEEDED
 

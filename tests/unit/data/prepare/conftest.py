@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlbert.data.prepare.jobs import Progress
+from mlbert.host.progress import Progress
 from stored_sets import make_rows, random_lengths, write_set
 
 

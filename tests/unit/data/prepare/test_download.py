@@ -19,8 +19,8 @@ import pytest
 from file_limits import largest_file
 from mlbert.data.prepare import download
 from mlbert.data.prepare.download import fetch_all, read_list, select
-from mlbert.data.prepare.jobs import SILENT, Progress
 from mlbert.host import files
+from mlbert.host.progress import SILENT, Progress
 from user_errors import user_error
 
 CONTENT = random.Random(0).randbytes(3_000_000)

@@ -25,8 +25,8 @@ import numpy as np
 import tensorflow as tf
 
 from mlbert.config.bert_config import BertConfig
+from mlbert.config.flops import BatchWork, training_flops
 from mlbert.mlperf.mllog import MLPerfLogger, constants
-from mlbert.models.flops import BatchWork, training_flops
 from mlbert.optim.schedules import Schedule
 from mlbert.runs.events import Events
 from mlbert.runs.progress import Clock, Limits, RunOutcome, StepCounts, TrainState

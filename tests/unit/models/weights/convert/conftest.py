@@ -10,9 +10,9 @@ from safetensors.torch import save_file
 
 from mlbert.cli.main import main
 from mlbert.config.bert_config import BertConfig
+from mlbert.host import console
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.weights.huggingface import to_huggingface
-from mlbert.programs import console
 from same_weights import randomize
 from user_errors import assert_error_line
 

@@ -11,11 +11,11 @@ from typing import Annotated, Literal
 import typer
 
 from mlbert.config.bert_config import BertConfig
+from mlbert.host.console import new_table, standard_output
 from mlbert.host.errors import UserError
 from mlbert.host.files import write_atomically
 from mlbert.host.machine import busy_words, threads_per_rank
 from mlbert.host.provenance import shipped
-from mlbert.programs.console import new_table, standard_output
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from mlbert.programs.console import waiting
+from mlbert.host.console import waiting
 
 app = typer.Typer(
     help="Convert checkpoints of other programs to and from our format.",

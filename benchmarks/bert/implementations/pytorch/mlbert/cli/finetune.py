@@ -15,12 +15,12 @@ from rich.console import Console
 
 from mlbert.cli.pretrain import training_seconds
 from mlbert.data.formats.tasks import read_texts
+from mlbert.host.console import console_progress
 from mlbert.host.errors import UserError, public_names
 from mlbert.host.exit_statuses import SUCCEEDED
 from mlbert.host.packages import import_beside
 from mlbert.models import task_model
 from mlbert.programs import custom_task
-from mlbert.programs.console import console_progress
 
 PROGRAM = "sequence_classification.py"
 YAML_PROGRAM = "mosaic_yaml.commands.sequence_classification"

@@ -13,16 +13,16 @@ from typing import Annotated
 
 import typer
 
-from mlbert.config.section import is_count
 from mlbert.distributed.address import HeadAddress
 from mlbert.distributed.place import DEFAULT_PORT, HIGHEST_PORT, LOOPBACK
+from mlbert.host.console import standard_output
 from mlbert.host.environment import default_variable, environment
 from mlbert.host.errors import UserError, nearest
 from mlbert.host.exit_statuses import BY_SIGNAL, LOST_RANK
 from mlbert.host.json_files import shown
 from mlbert.host.provenance import tree_root
+from mlbert.host.texts import is_count
 from mlbert.mlperf.mllog import close_interrupted
-from mlbert.programs.console import standard_output
 
 _MOST_MIB = 4096  # message size
 _OWN_ADDRESS_SECONDS = 40.0  # name servers may repeat for 30 s that a new name does not exist

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -23,8 +24,8 @@ from typer.core import TyperCommand
 from mlbert.cli import main as command_line
 from mlbert.config.recipe import Recipe
 from mlbert.config.resolution import CommandLine, Resolved, peek, resolve, split_arguments
-from mlbert.config.section import parse_number
 from mlbert.config.sections import Configuration, settings_by_key
+from mlbert.config.shell import planned_world_size
 from mlbert.config.sources import check_exports
 from mlbert.config.words import REQUIRED, default_words, missing
 from mlbert.data.loading.config import DataConfig
@@ -34,11 +35,12 @@ from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.host.exit_statuses import exit_status
 from mlbert.host.machine import threads_per_rank
+from mlbert.host.texts import parse_number
 from mlbert.mlperf.rules import INITIAL_MLM_ACCURACY
 from mlbert.models.config import ModelConfig
 from mlbert.ops.config import ComputeConfig
+from mlbert.programs.run_plan import make_plan
 from mlbert.recipes.registry import RECIPES, find
-from mlbert.report.run_plan import make_plan, planned_world_size
 from mlbert.runs.config import RunConfig
 from mlbert.runs.run_folder import RunFolder
 from mlbert.runs.starting_weights import weights_file
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
     from mlbert.training.experiment import RunOptions
     from mlbert.training.protocols import Inputs
 
+# Options that print or evaluate in place of training.
+_MODES = ("--print-config", "--print-settings", "--evaluate-only")
 EVALUATE_ONLY_HELP = (
     "Print the masked-LM accuracy of INIT_CHECKPOINT on EVALDIR and stop: "
     "no training, no MLPerf log. The "
@@ -158,14 +162,19 @@ def _run(args: Sequence[str]) -> int:
             "is only for the estimate of --print-config",
             remedy,
         )
-    line = [word for word in words if word not in ("--print-config", "--evaluate-only")]
+    line = [word for word in words if word not in _MODES]
     place = RankPlace.identify(environment())
     # Before torch is imported, which takes seconds: most mistakes show here.
     alone = resolve_run(split_arguments(line)) if place.world_size == 1 else None
+    if "--print-settings" in words:
+        resolved = alone or resolve_run(split_arguments(line))
+        if place.rank == 0:
+            typer.echo(json.dumps(resolved.as_configuration(), indent=2))
+        return 0
     if print_config and alone is not None:
         return _print_plan(alone, place, speed)
     from mlbert.distributed.world import World
-    from mlbert.programs.console import console_progress
+    from mlbert.host.console import console_progress
     from mlbert.training.experiment import evaluate_only
 
     world = World.identify(environment())
@@ -318,6 +327,14 @@ def _described() -> Callable[..., None]:
             typer.Option(
                 "--print-config",
                 help="Print settings and plan, check data, weights and folders, and exit.",
+            ),
+        ),
+        (
+            "print_settings",
+            bool,
+            typer.Option(
+                "--print-settings",
+                help="Print each setting with its value and origin as JSON, and exit.",
             ),
         ),
         (

@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import Field, create_model
 
-from mlbert.config.section import parse_number
 from mlbert.host.errors import UserError, nearest
 from mlbert.host.json_files import read_json
 from mlbert.host.provenance import shipped
 from mlbert.host.schema import Document, parse_model
+from mlbert.host.texts import parse_number
 
 VOCAB_MULTIPLE = 8
 

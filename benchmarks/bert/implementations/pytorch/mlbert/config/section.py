@@ -10,7 +10,6 @@ and limits strictly.
 from __future__ import annotations
 
 import functools
-import math
 import re
 import types
 import typing
@@ -18,10 +17,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import PydanticUndefined
+
+from mlbert.host.texts import (
+    is_count as is_count,  # for the sections, which import only this module
+)
+from mlbert.host.texts import parse_number as parse_number
 
 
 class Ranges:
@@ -209,28 +213,3 @@ def _setting(section: type[Section], name: str) -> Setting:
 def _alternatives(annotation: Any) -> tuple[Any, ...]:
     is_union = typing.get_origin(annotation) in (types.UnionType, typing.Union)
     return typing.get_args(annotation) if is_union else (annotation,)
-
-
-_NUMBER = re.compile(r"\s*[-+]?(\d+(?:\.\d*)?|\.\d+)(e[-+]?\d+)?\s*", re.ASCII | re.IGNORECASE)
-Number = TypeVar("Number", int, float)
-
-
-def parse_number(text: str, kind: type[Number]) -> Number:
-    """Return a number that is written in ASCII digits; Python also reads underscores and digits of other scripts.
-
-    Raises ValueError if the text is not one of this kind, or is nan or infinite.
-    """
-    number = kind(text) if is_number(text) else None
-    if number is None or (isinstance(number, float) and not math.isfinite(number)):
-        raise ValueError(f"{text!r} is not a number")
-    return number
-
-
-def is_number(text: str) -> bool:
-    """Return True for an integer or a decimal number."""
-    return _NUMBER.fullmatch(text) is not None
-
-
-def is_count(text: str) -> bool:
-    """Return True for digits without sign."""
-    return text.isascii() and text.isdecimal()

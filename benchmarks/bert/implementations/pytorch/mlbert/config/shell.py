@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 
 from mlbert.config.section import Ranges, Section, setting
+from mlbert.host.texts import is_count
 
 _setting = functools.partial(setting, key="")  # neither a flag nor a YAML key
 
@@ -99,3 +101,11 @@ class LaunchConfig(Section):
     )
     master_addr: str = _setting("MASTER_ADDR", "Host of rank 0.")
     master_port: int = _setting("MASTER_PORT", "Port of rank 0.", ge=1, le=65535)
+
+
+def planned_world_size(environ: Mapping[str, str]) -> int | None:
+    """Return DGXNNODES x DGXNGPU of a sourced config, or None."""
+    counts = [environ.get(name, "") for name in ("DGXNNODES", "DGXNGPU")]
+    if not all(is_count(count) and int(count) > 0 for count in counts):
+        return None
+    return int(counts[0]) * int(counts[1])

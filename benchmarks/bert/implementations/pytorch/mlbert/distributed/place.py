@@ -18,10 +18,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
-from mlbert.config.section import is_count
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.host.exit_statuses import leave_report
+from mlbert.host.texts import is_count
 
 DEFAULT_PORT = 29500
 HIGHEST_PORT = 65535

@@ -59,6 +59,18 @@ class UserError(ValueError):
         return UserError, (self.code, self.subject, self.problem, self.remedy)
 
 
+class Refused(Exception):
+    """A program that this one started has refused its input and has said why on standard error.
+
+    Args:
+        exit_status: of the other program, which becomes this one's.
+    """
+
+    def __init__(self, exit_status: int) -> None:
+        super().__init__(exit_status)
+        self.exit_status = exit_status
+
+
 _front_ends: list[Mapping[str, str]] = []  # of `public_names`, the innermost first
 
 

@@ -23,6 +23,7 @@ HOMES = {
     "mlbert": PACKAGE_HOME,
     "tf2_bert": TENSORFLOW2_HOME,
     "mosaic_yaml": "benchmarks/mosaic_bert/mosaic_yaml",
+    "mlaudit": "audit/mlaudit",
 }
 
 _READ_BY_RUNS = (".py", ".sh", ".sub", ".json", ".yaml", ".yml", ".c", ".cpp", ".cu", ".cuh", ".h")
@@ -103,11 +104,11 @@ def package_version() -> str:
         return "unknown"  # the package alone, copied somewhere
 
 
-def version() -> str:
-    """Return the package version and the tree's commit, for ``mlbert --version``."""
+def version(program: str = "mlbert") -> str:
+    """Return the version of the distribution and the repository's commit, for ``--version`` of a program."""
     commit, modified = git_state(tree_root())
     changed = ", changed" if modified else ""
-    return f"mlbert {package_version()} ({commit}{changed})"
+    return f"{program} {package_version()} ({commit}{changed})"
 
 
 def git_state(root: Path) -> tuple[str, bool]:

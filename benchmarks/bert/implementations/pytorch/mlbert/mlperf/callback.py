@@ -29,8 +29,8 @@ from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.host.json_files import read_json
 from mlbert.host.provenance import tree_root
+from mlbert.host.system_description import STATUSES, describe_system, write_description
 from mlbert.mlperf import rules
-from mlbert.mlperf.describe import STATUSES, describe_system, write_description
 from mlbert.mlperf.keys import CLOSED_KEYS
 from mlbert.mlperf.mllog import MLPerfLogger, constants
 

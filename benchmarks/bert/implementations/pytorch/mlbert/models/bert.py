@@ -27,9 +27,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mlbert.config import flops
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.batches import Batch
-from mlbert.models import flops
 from mlbert.models.encoder import NUM_SITES, SITE_CLASSIFIER, BertModel, Dense, Keys
 from mlbert.ops import api as ops
 from mlbert.ops.fp8_scaling import Products
@@ -228,7 +228,7 @@ class BertBase(nn.Module):
         return ops.dropout_keys(seed, step, self.config.num_hidden_layers + 1, NUM_SITES)
 
     def training_flops(self, batch: flops.Counted) -> int:
-        """Return the FLOPs of forward and backward of a batch, counted as in `mlbert.models.flops`."""
+        """Return the FLOPs of forward and backward of a batch, counted as in `mlbert.config.flops`."""
         return flops.BACKWARD_FACTOR * self._forward_flops(flops.BatchWork.of(batch))
 
     def capture_obstacle(self, device: torch.device, max_seqlen: int) -> str | None:

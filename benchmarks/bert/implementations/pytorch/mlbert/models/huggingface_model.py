@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mlbert.config import flops
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.batches import Batch
 from mlbert.host.errors import UserError, import_package
-from mlbert.models import flops
 from mlbert.models.bert import MaskedLogits, SequenceLogits
 from mlbert.models.encoder import Keys, NoDerivedState
 from mlbert.models.weights.huggingface import huggingface_config, obstacle, padded_tokens

@@ -21,11 +21,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mlbert.config.bert_config import BertConfig
+from mlbert.config.flops import Counted
 from mlbert.data.batches import IGNORED_LABEL, Batch
 from mlbert.host.errors import UserError
 from mlbert.models.bert import MaskedLogits, PreTrainingLogits
 from mlbert.models.encoder import Keys
-from mlbert.models.flops import Counted
 from mlbert.ops import api as ops
 
 # The reference divides the summed masked-LM loss by (sum of weights + 1e-5).

@@ -26,7 +26,6 @@ from rich.table import Table
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.config.resolution import resolve
-from mlbert.config.section import is_number
 from mlbert.data.formats.manifest import write_json
 from mlbert.data.formats.tasks import (
     LABEL_NAMES,
@@ -42,15 +41,16 @@ from mlbert.data.formats.tokenizer import Tokenizer
 from mlbert.data.formats.tokenizer_files import TOKENIZER_CONFIG, VOCAB_FILE
 from mlbert.data.loading.tasks import encode
 from mlbert.distributed.world import World
+from mlbert.host.console import new_table, safe
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError, install_words
 from mlbert.host.exit_statuses import FAILED, SUCCEEDED, SUCCESS
 from mlbert.host.files import write_atomically, writing
+from mlbert.host.texts import is_number
 from mlbert.models import task_model
 from mlbert.models.fill_mask import open_model
 from mlbert.models.objectives import class_scores, confusion, correlations
 from mlbert.ops.precision import small_model_precision
-from mlbert.programs.console import new_table, safe
 from mlbert.programs.custom_corpus.corpus_plan import cpu_threads
 from mlbert.recipes import classification
 from mlbert.runs.progress import NO_LIMIT, Pace

@@ -18,8 +18,9 @@ from typing import Any
 from rich.table import Table
 
 from mlbert.data.formats.glue import TASKS, score
-from mlbert.data.prepare.jobs import Progress, end_with_parent, sigterm_raises
+from mlbert.data.prepare.jobs import end_with_parent, sigterm_raises
 from mlbert.host.errors import replace_names
+from mlbert.host.progress import Progress
 
 DEFAULT_SEED = 19
 # MosaicML's published seeds: small tasks vary more and get more runs. The other tasks use DEFAULT_SEED.

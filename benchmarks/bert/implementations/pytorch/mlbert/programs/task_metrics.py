@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mlbert.host.errors import UserError
-from mlbert.mlperf.metrics import read_points
+from mlbert.host.metrics_file import read_points
 
 _PREFIX = "eval_"
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from mlbert.host.files import writing
-from mlbert.mlperf.metrics import read_points
+from mlbert.host.metrics_file import read_points
 from mlbert.runs.events import Events
 from mlbert.runs.progress import NO_LIMIT, Limits, TrainState
 

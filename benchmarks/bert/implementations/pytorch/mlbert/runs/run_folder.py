@@ -15,7 +15,7 @@ from mlbert.config.resolution import Resolved
 from mlbert.host.errors import UserError
 from mlbert.host.files import write_atomically, writing
 from mlbert.host.json_files import read_json
-from mlbert.mlperf.metrics import read_points
+from mlbert.host.metrics_file import read_points
 from mlbert.runs.config import RunConfig
 from mlbert.runs.identity import RunIdentity
 from mlbert.runs.progress import RunOutcome

@@ -15,7 +15,7 @@ import typer
 from mlbert.data.prepare.instances import InstanceOptions
 from mlbert.data.prepare.jobs import ALL, Executor, Share, parse_share
 from mlbert.data.prepare.pipeline import TextOptions
-from mlbert.programs.console import console, console_progress
+from mlbert.host.console import console, console_progress
 
 MOST_FILES = 99_999  # file names have five digits
 

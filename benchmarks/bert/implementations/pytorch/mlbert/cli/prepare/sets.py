@@ -4,6 +4,7 @@ build training sets.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -19,13 +20,17 @@ from mlbert.cli.prepare.options import (
     say,
     with_options,
 )
-from mlbert.config.section import parse_number
 from mlbert.data.formats.manifest import MAX_TOKENS, Manifest
+from mlbert.data.formats.open import describe
+from mlbert.data.formats.streams import streams_of
+from mlbert.data.formats.token_shards import describe_text
+from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.prepare import verify
 from mlbert.data.prepare.shuffle import Packing, make_eval_set, shuffle_set
 from mlbert.data.prepare.split_bins import EDGES, make_bins, make_hdf5_bins
+from mlbert.host.console import console, console_progress
 from mlbert.host.errors import UserError
-from mlbert.programs.console import console, console_progress
+from mlbert.host.texts import parse_number
 
 app = typer.Typer()
 _LISTED = 30  # problems printed
@@ -216,3 +221,19 @@ def _table(reports: list[verify.SetReport]) -> Table:
     for name in columns[0]:
         table.add_row(name, *(facts[name] for facts in columns))
     return table
+
+
+@app.command("identity", hidden=True)
+def identity(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A prepared set.")],
+    tokenizer: Annotated[str | None, typer.Option(help="Of a set of texts.")] = None,
+    streams: Annotated[str | None, typer.Option(help="JSON of several sets of texts.")] = None,
+    remote: Annotated[str | None, typer.Option(help="Address that DIR is a copy of.")] = None,
+) -> None:
+    """Print, as JSON, the identity that a log gives a set: mlaudit asks before it repeats a run."""
+    if tokenizer is None:
+        found = describe(folder).known_as
+    else:
+        sets = streams_of("--streams", streams, folder, remote)
+        found = describe_text(sets, load_tokenizer(tokenizer)).identity
+    typer.echo(json.dumps(found))

@@ -16,7 +16,7 @@ from mlbert.data.prepare import (
     python_text,
     text_folder,
 )
-from mlbert.programs.console import console
+from mlbert.host.console import console
 
 app = typer.Typer()
 

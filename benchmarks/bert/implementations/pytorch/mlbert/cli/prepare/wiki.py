@@ -10,7 +10,7 @@ import typer
 from mlbert.cli.prepare.options import Out, PoolArguments, counted, say, with_options
 from mlbert.data.prepare import clean, download
 from mlbert.data.prepare.clean import recognise
-from mlbert.programs.console import console_progress
+from mlbert.host.console import console_progress
 
 app = typer.Typer()
 

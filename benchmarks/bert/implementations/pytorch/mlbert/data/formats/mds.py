@@ -27,7 +27,6 @@ from typing import Any
 
 import numpy as np
 
-from mlbert.config.section import is_count
 from mlbert.data.formats import mds_files
 from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.index_cache import state_of
@@ -45,6 +44,7 @@ from mlbert.data.formats.mds_files import (
 from mlbert.data.formats.ragged import offsets_of
 from mlbert.host.errors import UserError
 from mlbert.host.files import local_path, write_atomically
+from mlbert.host.texts import is_count
 
 UINT32 = np.dtype("<u4")
 _MOST_BYTES = (1 << 32) - 1  # of a shard: offsets are uint32

@@ -26,12 +26,12 @@ from pathlib import Path
 
 import numpy as np
 
-from mlbert.config.section import is_count, is_number, parse_number
 from mlbert.data.formats import glue
 from mlbert.data.formats.manifest import file_sha256
 from mlbert.host.errors import UserError, nearest
 from mlbert.host.files import read_plain
 from mlbert.host.json_files import parse_json, shown, whole_characters
+from mlbert.host.texts import is_count, is_number, parse_number
 
 _LONGEST_FIELD = 1 << 24  # characters; csv's default limit of 131072 is too small for documents
 _MOST_BYTES = 1 << 30  # of a file, which is read into memory

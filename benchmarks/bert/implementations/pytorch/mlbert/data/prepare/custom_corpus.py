@@ -52,11 +52,12 @@ from mlbert.data.prepare.corpus_sequences import (
     has_next,
     run_hashes,
 )
-from mlbert.data.prepare.jobs import LOCAL, Executor, Progress
+from mlbert.data.prepare.jobs import LOCAL, Executor
 from mlbert.data.prepare.vocabulary_training import count_characters, split_words, train_vocabulary
 from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain, write_atomically
 from mlbert.host.json_files import add_checksum, parse_checksummed
+from mlbert.host.progress import Progress
 
 LEAST_CHARACTERS = 20_000  # of all text
 # Size of the held-out text.

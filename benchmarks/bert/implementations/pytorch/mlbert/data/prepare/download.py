@@ -25,7 +25,6 @@ from pydantic import Field
 
 from mlbert.data.formats.index_cache import state_of
 from mlbert.data.formats.manifest import file_md5, make_folder, write_json
-from mlbert.data.prepare.jobs import SILENT, Progress
 from mlbert.host.errors import UserError
 from mlbert.host.files import (
     AddressError,
@@ -36,6 +35,7 @@ from mlbert.host.files import (
     writing,
 )
 from mlbert.host.json_files import parse_json, read_json
+from mlbert.host.progress import SILENT, Progress
 from mlbert.host.provenance import shipped
 from mlbert.host.schema import Count, Document, parse_model
 

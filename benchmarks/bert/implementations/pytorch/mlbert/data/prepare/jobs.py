@@ -37,6 +37,7 @@ from mlbert.host import native
 from mlbert.host.errors import UserError
 from mlbert.host.files import plain_size, read_plain
 from mlbert.host.json_files import parse_checksummed
+from mlbert.host.progress import SILENT, Progress
 from mlbert.host.provenance import files_sha256, installed_version
 
 Item = TypeVar("Item")
@@ -62,27 +63,6 @@ _FEWER = (
     "Use fewer processes: --workers, or CPU_THREADS of `mlbert pretrain`; finished parts are kept"
 )
 _IN_FOLDER = re.compile(r"part-\d+(-of-\d+)?|(?!eval).*\.txt")  # text parts of a folder
-
-
-class Progress:
-    """Receives the progress of a step.
-
-    This one is silent; the command line has one that draws a bar.
-    """
-
-    def __call__(self, line: str) -> None:
-        """Print one line."""
-
-    @contextmanager
-    def task(self, name: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
-        """Begin a task of ``total`` units (for example bytes);
-        call the yielded function with the number of units just done.
-        """
-        del name, total, unit
-        yield lambda units: None
-
-
-SILENT = Progress()
 
 
 @dataclass(frozen=True)

@@ -43,10 +43,11 @@ from mlbert.data.prepare.corpus_files import (
     text_blocks,
     text_lines,
 )
-from mlbert.data.prepare.jobs import LOCAL, Executor, Progress
+from mlbert.data.prepare.jobs import LOCAL, Executor
 from mlbert.data.prepare.step_tasks import INPUTS, StepTasks, is_begun, stamps
 from mlbert.host.errors import UserError, import_package
 from mlbert.host.files import plain_size, read_plain, whole_file, write_atomically, writing
+from mlbert.host.progress import Progress
 
 # Split -> (the part of the text, the number of its first texts to use or None for all).
 SPLITS: dict[str, tuple[str, int | None]] = {

@@ -40,9 +40,10 @@ from mlbert.data.formats.prepared import ShardSet, info_of, matching_shard
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.data.formats.tfrecord_plain import LIST, read_list, unlisted_note
 from mlbert.data.prepare.import_store import gather_rows, read_past_errors
-from mlbert.data.prepare.jobs import LOCAL, Executor, Progress
+from mlbert.data.prepare.jobs import LOCAL, Executor
 from mlbert.host.errors import UserError
 from mlbert.host.files import plain_size, read_plain
+from mlbert.host.progress import Progress
 
 BLOCK = 16_384  # sequences checked at a time
 _MD5 = re.compile(r"[0-9a-f]{32}")

@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 
 from mlbert.config.bert_config import BertConfig
+from mlbert.config.flops import BatchWork, training_flops
 from mlbert.data.batches import HostBatch
 from mlbert.models.bert import BertForPreTraining
-from mlbert.models.flops import BatchWork, training_flops
 from mlbert.ops import api as ops
 from mlbert.ops.peak import gemm_peak_flops
 from mlbert.programs.bench.expert import fastest_side

@@ -14,9 +14,9 @@ import torch
 from mlbert.config.bert_config import BertConfig
 from mlbert.config.recipe import MASKED_LM
 from mlbert.config.resolution import Resolved, resolve
-from mlbert.config.section import is_count
 from mlbert.host.environment import environment
 from mlbert.host.machine import threads_per_rank
+from mlbert.host.texts import is_count
 from mlbert.ops.peak import gemm_peak_flops
 from mlbert.ops.precision import compute_dtype, small_model_precision
 from mlbert.programs import pretrain_rules as rules

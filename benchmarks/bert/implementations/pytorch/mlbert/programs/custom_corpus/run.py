@@ -27,6 +27,7 @@ from mlbert.data.prepare.corpus_files import CorpusSource, find_sources
 from mlbert.data.prepare.custom_corpus import Facts, Request, prepare, take_inventory
 from mlbert.data.prepare.jobs import Executor
 from mlbert.distributed.world import World
+from mlbert.host.console import LINE_SECONDS, console_progress, short_duration, write_page
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.host.exit_statuses import BY_SIGNAL, FAILED, SUCCEEDED, SUCCESS, Terminated
@@ -34,7 +35,6 @@ from mlbert.host.files import write_atomically
 from mlbert.models.fill_mask import MASK, fill, open_masked_lm, open_model
 from mlbert.models.weights.weight_files import new_path
 from mlbert.programs import pretrain_rules as rules
-from mlbert.programs.console import LINE_SECONDS, console_progress, short_duration, write_page
 from mlbert.programs.custom_corpus.corpus_plan import (
     CorpusPlan,
     make_plan,
@@ -43,7 +43,7 @@ from mlbert.programs.custom_corpus.corpus_plan import (
 )
 from mlbert.programs.custom_corpus.own_folder import OwnFolder
 from mlbert.programs.pretrain_rules import EVAL_MASK_RATE
-from mlbert.report.page import own_text_page
+from mlbert.programs.report_page import own_text_page
 from mlbert.runs.events import Events
 from mlbert.runs.progress import TrainState
 from mlbert.training.experiment import RunOptions, evaluate_only, run_experiment

@@ -1,0 +1,1 @@
+"""Judge MLPerf results of any submitter: check, compare, repeat, trace, report, plan."""

@@ -1,0 +1,1 @@
+"""The ``mlaudit`` command: one module a command."""

@@ -1,0 +1,85 @@
+"""``mlaudit check``: run official tools and our own checks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.table import Table
+
+from mlaudit.check import check as check_path
+from mlaudit.findings import STANDARD_OUTPUT, Finding, Outcome, failed, write_json
+from mlaudit.scratch_copy import without_parts
+from mlbert.host.console import new_table, safe, standard_output, waiting, write_page
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+_OWN = "own: "
+_COLOURS = {Outcome.PASS: "green", Outcome.WARN: "yellow", Outcome.ERROR: "bold red"}
+
+
+@app.command()
+def check(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="PATH", help="Trees, systems in results/, folders of result_*.txt, or logs."
+        ),
+    ],
+    division: Annotated[
+        Literal["open", "closed"] | None, typer.Option(help="Require this division everywhere.")
+    ] = None,
+    json_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--json", metavar="FILE", help="Also write all findings there; - prints only JSON."
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the findings as an HTML page.")
+    ] = None,
+) -> None:
+    """Run the official tools (ruleset 5.0.0) and our own checks on a copy of the tree.
+
+    Exit status: 0 no errors, 1 at least one ERROR, 2 a path cannot be checked.
+    """
+    console = standard_output()
+    with waiting("checking") as update:
+        checked = {path: check_path(path, division, update) for path in without_parts(paths)}
+    if json_file is not None:
+        write_json(json_file, checked)
+    if json_file != STANDARD_OUTPUT:
+        for path, findings in checked.items():
+            console.print(_as_table(findings, str(path)))
+    if html is not None:
+        from mlaudit.report.page import findings_page  # matplotlib takes a second
+
+        found = [finding for findings in checked.values() for finding in findings]
+        write_page(html, findings_page(found, ", ".join(map(str, paths))))
+        typer.echo(f"page: {html}")
+    if any(failed(findings) for findings in checked.values()):
+        raise typer.Exit(1)
+
+
+def _as_table(findings: list[Finding], subject: str) -> Table:
+    """Return a table with the worst findings first and one row per subject for our own passed checks."""
+    num_failed = sum(finding.outcome is Outcome.ERROR for finding in findings)
+    verdict = f"{num_failed} of {len(findings)} checks FAILED" if num_failed else "nothing FAILED"
+    table = new_table(f"{safe(subject)}: {verdict}", ("result", "check"))
+    passed: dict[str, list[str]] = {}
+    for finding in sorted(findings, key=lambda finding: -finding.severity):
+        if finding.outcome is Outcome.PASS and finding.check.startswith(_OWN):
+            passed.setdefault(finding.subject, []).append(finding.check.removeprefix(_OWN))
+            continue
+        table.add_row(*_row(finding.outcome, finding.check, finding.subject, finding.words))
+    for name, checks in passed.items():
+        table.add_row(*_row(Outcome.PASS, "own checks", name, ", ".join(checks)))
+    return table
+
+
+def _row(outcome: Outcome, check_name: str, subject: str, words: str) -> tuple[str, str]:
+    colour = _COLOURS.get(outcome)
+    result = f"[{colour}]{outcome.value}[/]" if colour else outcome.value
+    place = "" if subject == "." else f"  {safe(subject)}"
+    return result, f"[bold]{safe(check_name)}[/]{place}\n{safe(words)}"

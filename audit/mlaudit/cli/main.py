@@ -1,0 +1,62 @@
+"""The ``mlaudit`` command; see `mlbert.host.command_line`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from mlbert.host.command_line import Command, program, run_program
+
+# Also reached as ``mlbert submission COMMAND``.
+FOR_SUBMISSIONS: Mapping[str, Command] = {
+    "check": Command(
+        "mlaudit.cli.check",
+        "Run the official tools (ruleset 5.0.0) and our own checks on a copy of the tree.",
+    ),
+    "trace": Command(
+        "mlaudit.cli.trace",
+        "Say what a log's values mean and what produced them; exit with 1 if a link is broken.",
+    ),
+    "diff": Command(
+        "mlaudit.cli.diff",
+        "Compare two sets of runs: settings, code, system; speed, samples and time to target, with significance.",
+    ),
+    "repeat": Command(
+        "mlaudit.cli.repeat",
+        "Repeat the training in a log; exit with 1 if the results disagree, 2 if it cannot be repeated.",
+    ),
+    "describe-system": Command(
+        "mlaudit.cli.describe_system",
+        "Write the description of this machine with the 33 fields that the official checker requires.",
+    ),
+    "new-system": Command(
+        "mlaudit.cli.new_system",
+        "Create a folder for another machine and a template of its description.",
+    ),
+    "seal": Command(
+        "mlaudit.cli.seal",
+        "Write SHA256SUMS over a system's logs, run files and description, for sha256sum -c.",
+    ),
+    "export": Command(
+        "mlaudit.cli.export",
+        "Export the tree without tests, tools, records, caches and dot files, and run the repository checker on it.",
+    ),
+}
+COMMANDS: Mapping[str, Command] = {
+    **FOR_SUBMISSIONS,
+    "report": Command(
+        "mlaudit.cli.report", "Report the results of runs, as text or a page with figures."
+    ),
+    "plan": Command("mlaudit.cli.plan", "Estimate the time, cost and memory of a run."),
+}
+
+_root = program(
+    "mlaudit",
+    COMMANDS,
+    summary="Judge MLPerf results: what official tools check, and what they miss.",
+    epilog="Run mlaudit COMMAND --help for details. Exit codes: 0 success, 1 a check failed, 2 wrong input.",
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point; never returns."""
+    run_program("mlaudit", _root, arguments)

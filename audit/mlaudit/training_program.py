@@ -1,0 +1,25 @@
+"""Run mlbert's training program as a program of its own: the auditor imports none of its code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from mlbert.host.errors import Refused
+
+MLBERT = (sys.executable, "-m", "mlbert")
+
+
+def ask(words: Sequence[str]) -> Any:
+    """Return the JSON that a command of mlbert prints, such as ``train --print-settings``.
+
+    Raises:
+        Refused: the command refuses its input; its own line is already on standard error.
+    """
+    done = subprocess.run([*MLBERT, *words], stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise Refused(done.returncode)
+    return json.loads(done.stdout)

@@ -1,0 +1,331 @@
+"""Commands that are imported when they run, and errors in one line: what the programs mlbert and mlaudit share.
+
+A user error is one line on standard error and exit code 2; ``--debug`` adds the traceback.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn, get_args
+
+import typer
+from typer import completion
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
+
+from mlbert.host.errors import Refused, UserError, install_words
+from mlbert.host.exit_statuses import FAILED, INTERRUPTED, SUCCEEDED, WRONG_INPUT
+from mlbert.host.packages import import_beside
+
+COMPLETION = ("--install-completion", "--show-completion")
+Shell = Literal["bash", "zsh", "fish"]
+HELP_WIDTH = 110  # columns, if the terminal is that wide
+_SHOULD_BE = "Input should be "  # how pydantic begins its sentences
+_WANTED = {
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid boolean": "true or false",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "greater than": "above",
+    "less than": "below",
+}
+_NO_MEMORY = "memory: not enough for this configuration. Use a smaller batch or model."
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Advice for the system's errors about a path that the user named, if no lower layer gave better advice.
+_REMEDIES = {
+    **dict.fromkeys(_FULL, "Free space, or name another folder"),
+    errno.EROFS: "Name another folder",
+    errno.EACCES: "Check its permissions",
+    errno.EPERM: "Check its permissions",
+    errno.ENOENT: "Check the path",
+    errno.ENOTDIR: "A part of the path is a file: name another folder",
+    errno.EISDIR: "It is a folder: name a file",
+    errno.EEXIST: "Name another place",
+    errno.EINVAL: "Name a plain file",
+    errno.ELOOP: "Its links form a loop: name another place",
+    errno.ENAMETOOLONG: "Name a shorter one",
+}
+_program = "mlbert"  # the one that runs, for its messages
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that is imported when it is called.
+
+    Attributes:
+        module: has a Typer ``app``.
+        help: its line in the list of commands.
+        before: called before the module is imported.
+    """
+
+    module: str
+    help: str
+    before: Callable[[], None] = lambda: None
+
+
+class LazyCommand(TyperCommand):
+    """A command known by its name and help line only, until it is called."""
+
+    def __init__(self, name: str, command: Command) -> None:
+        super().__init__(name, help=command.help, short_help=command.help, rich_markup_mode=None)
+        self._command = command
+
+    def load(self) -> Any:
+        """Return the command itself."""
+        return get_command(import_beside(self._command.module).app)
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
+    ) -> Any:
+        """Load the command and return its context; a group without a subcommand prints its help and fails."""
+        self._command.before()
+        command = self.load()
+        _check_texts(command)
+        if isinstance(command, TyperGroup):
+            for subcommand in command.commands.values():
+                first_paragraph, *_ = (subcommand.help or "").split("\n\n")
+                subcommand.short_help = first_paragraph  # Typer would cut it to fit
+        is_bare = isinstance(command, TyperGroup) and not args
+        context = command.make_context(info_name, args, parent, **extra)
+        if is_bare and not context.resilient_parsing:
+            _show_help(context)
+        return context
+
+
+def lazy_group(commands: Mapping[str, Command]) -> type[TyperGroup]:
+    """Return the class of a group with these commands, by name; ``help COMMAND`` is ``COMMAND --help``, and a bare
+    completion option means the calling shell."""
+
+    class _Group(TyperGroup):
+        def __init__(self, **words: Any) -> None:
+            super().__init__(**words)
+            for name, command in commands.items():
+                self.add_command(LazyCommand(name, command))
+
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            """See `lazy_group`."""
+            if args[:1] == ["help"]:
+                args = [*args[1:], "--help"]
+            elif len(args) == 1 and args[0] in COMPLETION:
+                args = [*args, _calling_shell()]
+            return super().parse_args(ctx, args)
+
+    return _Group
+
+
+def program(name: str, commands: Mapping[str, Command], summary: str, epilog: str) -> typer.Typer:
+    """Return the root command of a program.
+
+    Args:
+        name: of the program, as its users type it.
+        commands: by name.
+        summary: what the program is, for its help.
+        epilog: the last lines of its help.
+    """
+    root = typer.Typer(
+        cls=lazy_group(commands),
+        add_completion=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": HELP_WIDTH},
+        epilog=epilog,
+    )
+
+    @root.callback(invoke_without_command=True, help=summary)
+    def options(
+        context: typer.Context,
+        version: Annotated[
+            bool, typer.Option("-V", "--version", help="Show version and commit.")
+        ] = False,
+        _debug: Annotated[
+            bool, typer.Option("--debug", help="Print the traceback of an error; allowed anywhere.")
+        ] = False,
+        install: Annotated[
+            Shell | None,
+            typer.Option(
+                COMPLETION[0], metavar="[SHELL]", help="Install completion for bash, zsh or fish."
+            ),
+        ] = None,
+        show: Annotated[
+            Shell | None,
+            typer.Option(
+                COMPLETION[1], metavar="[SHELL]", help="Print the completion script instead."
+            ),
+        ] = None,
+    ) -> None:
+        if version:
+            from mlbert.host.provenance import version as version_text
+
+            typer.echo(version_text(name))
+        elif install or show:
+            _complete(name, install, show)
+        elif context.invoked_subcommand is None:
+            _show_help(context)
+        else:
+            return
+        raise typer.Exit
+
+    return root
+
+
+def _complete(name: str, install: Shell | None, show: Shell | None) -> None:
+    if install:
+        shell, path = completion.install(install)
+        typer.echo(f"{shell} completion installed in {path}; open a new shell to use it")
+        return
+    variable = f"_{name.upper()}_COMPLETE"
+    script = completion.get_completion_script(
+        prog_name=name, complete_var=variable, shell=str(show)
+    )
+    typer.echo(script)
+
+
+def run_program(name: str, root: typer.Typer, arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a program from `program` with arguments, by default this process's, and exit with its status."""
+    global _program
+    _program = name
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    words = [argument for argument in given if argument != "--debug"]
+    sys.exit(exit_code(lambda: _run(name, root, words), debug=len(words) < len(given)))
+
+
+def _run(name: str, root: typer.Typer, words: list[str]) -> int:
+    completion.completion_init()
+    result = get_command(root).main(words, prog_name=name, standalone_mode=False)
+    if result == INTERRUPTED:  # Typer catches KeyboardInterrupt and returns this
+        raise KeyboardInterrupt
+    return result if isinstance(result, int) else SUCCEEDED
+
+
+def _check_texts(command: Any) -> None:
+    """Let a command and its subcommands refuse texts that Typer reads as something else: `is_number` says which are
+    numbers, and an empty path is the current folder."""
+    if isinstance(command, TyperGroup):
+        for inner in command.commands.values():
+            _check_texts(inner)
+    for parameter in command.params:
+        parameter.process_value = partial(_process_value, parameter, parameter.process_value)
+
+
+def _process_value(
+    parameter: Any, convert: Callable[[Any, Any], Any], context: Any, given: Any
+) -> Any:
+    from mlbert.host.texts import is_number
+
+    try:
+        found = convert(context, given)
+    except Exception as error:
+        _use_plain_words(error, given)
+        raise
+    texts, values = (one if isinstance(one, list | tuple) else [one] for one in (given, found))
+    for text, value in zip(texts, values, strict=False):
+        if isinstance(value, Path) and text == "":
+            problem = "is an empty path"
+            remedy = "Name a file or folder; . is the current one"
+        elif isinstance(text, str) and type(value) in (int, float) and not is_number(text):
+            problem = f"{text!r} is not a number"
+            remedy = "Write it with the digits 0 to 9"
+        else:
+            continue
+        name = next(
+            (option for option in parameter.opts if option.startswith("--")), parameter.name.upper()
+        )
+        raise UserError("config.value", name, problem, remedy)
+    return found
+
+
+def _use_plain_words(error: Any, given: Any) -> None:
+    """Rewrite the message of an error if it is one of Typer's usage errors, which have no public base class."""
+    message = getattr(error, "message", None)
+    if isinstance(message, str):
+        error.message = _plain_words(message, given)
+
+
+def _plain_words(message: str, given: Any) -> str:
+    """Rewrite what pydantic, with which Typer converts values, says about the text of an option or argument."""
+    message = message.removeprefix("Value error, ")
+    if not message.startswith(_SHOULD_BE):
+        return message
+    wanted, _, _ = message.removeprefix(_SHOULD_BE).partition(", unable to parse")
+    for words, plain in _WANTED.items():
+        wanted = wanted.replace(words, plain)
+    shown = "" if isinstance(given, list | tuple) else f"{given!r} is wrong, "
+    return f"{shown}it must be {wanted}"
+
+
+def _calling_shell() -> str:
+    import shellingham  # a dependency of Typer
+
+    try:
+        return str(shellingham.detect_shell()[0])
+    except shellingham.ShellDetectionFailure:
+        remedy = f"Name it: {', '.join(get_args(Shell))}"
+        raise UserError("config.missing", "completion", "cannot detect the shell", remedy) from None
+
+
+def _show_help(context: Any) -> NoReturn:
+    typer.echo(context.get_help())
+    raise typer.Exit(WRONG_INPUT)
+
+
+def exit_code(work: Callable[[], int], debug: bool = False) -> int:
+    """Run ``work`` and return the exit code for its result or exception; print errors as one line."""
+    try:
+        return work()
+    except UserError as error:
+        _print_error(error.as_line(), debug)
+        return error.exit_status
+    except Refused as error:
+        return error.exit_status
+    except KeyboardInterrupt:
+        print(f"{_program}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        return FAILED
+    except OSError as error:
+        if error.errno not in _REMEDIES or (error.filename is None and error.errno not in _FULL):
+            raise
+        # The system does not report the name of a file that is already open.
+        place = error.filename or "a file that this command writes"
+        return _print_error(f"{place}: {error.strerror}. {_REMEDIES[error.errno]}.", debug)
+    except MemoryError:
+        return _print_error(_NO_MEMORY, debug)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        missing = UserError("package.missing", "torch", "is not installed", install_words("train"))
+        _print_error(missing.as_line(), debug)
+        return missing.exit_status
+    except Exception as error:
+        # Typer's usage errors (an unknown option, a value out of range) have no public base class.
+        if isinstance(error, RuntimeError) and "allocate memory" in str(
+            error
+        ):  # torch's MemoryError
+            return _print_error(_NO_MEMORY, debug)
+        if isinstance(error, RuntimeError) and str(error).startswith(
+            "Symlink loop"
+        ):  # Path.resolve before Python 3.13
+            return _print_error(f"{error}. {_REMEDIES[errno.ELOOP]}.", debug)
+        if not hasattr(error, "format_message"):
+            raise
+        context = getattr(error, "ctx", None)
+        command = _program if context is None else context.command_path
+        message = error.format_message().rstrip(".")
+        return _print_error(
+            f"{message}{'' if message.endswith('?') else '.'} See {command} --help.", debug
+        )
+
+
+def _print_error(text: str, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    from mlbert.host.console import printable  # file names may contain control characters
+
+    print(f"{_program}: error: {printable(' '.join(text.split()))}", file=sys.stderr)
+    return WRONG_INPUT

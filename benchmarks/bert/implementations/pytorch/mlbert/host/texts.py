@@ -1,0 +1,32 @@
+"""Which texts are numbers, in settings, options and files."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TypeVar
+
+Number = TypeVar("Number", int, float)
+
+_NUMBER = re.compile(r"\s*[-+]?(\d+(?:\.\d*)?|\.\d+)(e[-+]?\d+)?\s*", re.ASCII | re.IGNORECASE)
+
+
+def parse_number(text: str, kind: type[Number]) -> Number:
+    """Return a number that is written in ASCII digits; Python also reads underscores and digits of other scripts.
+
+    Raises ValueError if the text is not one of this kind, or is nan or infinite.
+    """
+    number = kind(text) if is_number(text) else None
+    if number is None or (isinstance(number, float) and not math.isfinite(number)):
+        raise ValueError(f"{text!r} is not a number")
+    return number
+
+
+def is_number(text: str) -> bool:
+    """Return True for an integer or a decimal number."""
+    return _NUMBER.fullmatch(text) is not None
+
+
+def is_count(text: str) -> bool:
+    """Return True for digits without sign."""
+    return text.isascii() and text.isdecimal()
