@@ -7,7 +7,13 @@ import pytest
 from host_batches import made_up_batches
 from mlbert.cli.bench import CONFIGS
 from mlbert.config.bert_config import BertConfig
-from mlbert.config.flops import BatchWork, encoder, forward_flops, training_flops
+from mlbert.config.flops import (
+    BatchWork,
+    encoder,
+    forward_flops,
+    masked_lm_head,
+    training_flops,
+)
 from mlbert.models.bert import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
 
 
@@ -59,3 +65,30 @@ def test_each_head_counts_what_it_reads():
     assert whole - masked == 3 * work.sequences * (layer_row + pooled + 4 * d)
     vocabulary = 2 * (d * d + d * shape.vocab_size)
     assert whole - labelled == 3 * (work.masked * (layer_row + vocabulary) - work.sequences * 6 * d)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 9, 64, 1000])
+def test_local_layers_count_the_keys_of_their_window(tokens):
+    shape = dataclasses.replace(
+        BertConfig.from_json(CONFIGS / "demo.json"),
+        position_embedding_type="rotary",
+        norm_position="pre",
+        gated_mlp=True,
+        num_hidden_layers=4,
+        global_attn_every_n_layers=3,
+        local_attention=tokens,
+    )
+    (batch,) = made_up_batches(2, seed=1, vocab_size=shape.vocab_size, max_tokens=64)
+    window = tokens // 2
+    pairs = 0
+    for length in batch.cu_seqlens.diff().tolist():
+        for query in range(length):
+            pairs += sum(abs(query - key) <= window for key in range(length))
+    work = BatchWork.of(batch, shape.local_window)
+    assert work.local_pairs == pairs
+    all_global = dataclasses.replace(shape, global_attn_every_n_layers=1, local_attention=0)
+    saved = 2 * 4 * shape.hidden_size * (work.squared_lengths - pairs)
+    assert encoder(all_global, work, 5) - encoder(shape, work, 5) == saved
+    assert BertForMaskedLM(shape).training_flops(batch) == 3 * (
+        encoder(shape, work, work.masked) + masked_lm_head(shape, work)
+    )

@@ -17,14 +17,12 @@ from mlbert.host.provenance import shipped
 from mlbert.host.schema import Document, parse_model
 from mlbert.host.texts import parse_number
 
-VOCAB_MULTIPLE = 8
-
-
 # Above the largest published models, but low enough to catch typing errors.
 _Size = Annotated[int, Field(ge=1, le=2**18)]
 _Count = Annotated[int, Field(ge=1, le=1024)]
 _Share = Annotated[float, Field(ge=0, lt=1)]
 _Small = Annotated[float, Field(gt=0, lt=1)]
+_Theta = Annotated[float, Field(gt=1, le=1e9)]
 _BOOLEANS = {"true": True, "false": False}
 # Missing in the benchmark's file; written only if they differ from a plain BERT.
 _OPTIONS = (
@@ -33,6 +31,35 @@ _OPTIONS = (
     "norm_position",
     "gated_mlp",
     "tie_word_embeddings",
+    "attention_bias",
+    "mlp_bias",
+    "norm_bias",
+    "classifier_bias",
+    "local_attention",
+    "global_attn_every_n_layers",
+    "local_rope_theta",
+    "rope_frequencies",
+    "embedding_dropout_prob",
+    "attention_output_dropout_prob",
+    "initializer",
+    "initializer_cutoff_factor",
+    "classifier_pooling",
+    "vocab_size_multiple",
+)
+# Options that only rotary models have.
+_ROTARY_OPTIONS = (
+    "attention_bias",
+    "mlp_bias",
+    "norm_bias",
+    "classifier_bias",
+    "local_attention",
+    "global_attn_every_n_layers",
+    "local_rope_theta",
+    "rope_frequencies",
+    "embedding_dropout_prob",
+    "attention_output_dropout_prob",
+    "initializer",
+    "classifier_pooling",
 )
 
 
@@ -46,12 +73,33 @@ class BertConfig:
             (`alibi_slopes`), and `max_position_embeddings` limits nothing in the model. "rotary": ModernBERT, which
             rotates queries and keys by position (`mlbert.ops.rotary`) and has no segment embeddings, a gated MLP,
             and LayerNorm before each sublayer except the first attention.
-        rope_theta: base of the rotary angles.
+        rope_theta: base of the rotary angles, of layers with global attention.
         norm_position: "post": LayerNorm after each residual sum. "pre": before each sublayer and once at the end,
             as in Hugging Face's RoBERTa-PreLayerNorm.
         gated_mlp: use MosaicBERT's feed-forward (gelu(x A) * (x B)) W + b instead of gelu(x A + a) W + b, with
             dropout before W instead of after it. A and B are one matrix of 2 `intermediate_size` rows.
         tie_word_embeddings: share the word embeddings with the masked-LM decoder.
+        attention_bias, mlp_bias, norm_bias, classifier_bias: whether the linear layers of
+            attention, the output of the gated MLP, all LayerNorms, and the head's linear layer have
+            biases.
+        local_attention: tokens of the window of local layers: a query sees half as many keys on
+            each side, and its own position. 0: no layer is local.
+        global_attn_every_n_layers: distance of global layers, the first of which is the first
+            layer; 0: all are local.
+        local_rope_theta: base of the rotary angles of local layers.
+        rope_frequencies: how angles are rounded. "product": position times theta^(-2 i / H), as in
+            Hugging Face's models. "quotient": position divided by theta^(2 i / H), as models of our
+            own text were trained.
+        embedding_dropout_prob, attention_output_dropout_prob: dropout after the embeddings and
+            after attention's output layer; None: `hidden_dropout_prob`.
+        initializer: "flat": one deviation for all matrices, and the first layer starts with
+            attention to neighbours (`mlbert.models.bert`). "megatron": `initializer_range` divided
+            by sqrt(2 layers) for matrices whose output is added to a residual, and for the head.
+        initializer_cutoff_factor: deviations at which normal distributions are truncated.
+        classifier_pooling: what a sequence classifier reads. "tanh": the first token, through a
+            linear layer and tanh. "cls", "mean": the first token or the mean of all, through the
+            masked-LM head's linear layer, GELU and LayerNorm, as in Hugging Face's ModernBERT.
+        vocab_size_multiple: the vocabulary's rows in memory are rounded up to a multiple of this.
     """
 
     vocab_size: _Size
@@ -67,10 +115,24 @@ class BertConfig:
     initializer_range: _Small = 0.02
     layer_norm_eps: _Small = 1e-12
     position_embedding_type: Literal["absolute", "alibi", "rotary"] = "absolute"
-    rope_theta: Annotated[float, Field(gt=1, le=1e9)] = 10_000.0
+    rope_theta: _Theta = 10_000.0
     norm_position: Literal["post", "pre"] = "post"
     gated_mlp: bool = False
     tie_word_embeddings: bool = True
+    attention_bias: bool = True
+    mlp_bias: bool = True
+    norm_bias: bool = True
+    classifier_bias: bool = True
+    local_attention: Annotated[int, Field(ge=0, le=2**18)] = 0
+    global_attn_every_n_layers: Annotated[int, Field(ge=0, le=1024)] = 1
+    local_rope_theta: _Theta = 10_000.0
+    rope_frequencies: Literal["quotient", "product"] = "quotient"
+    embedding_dropout_prob: _Share | None = None
+    attention_output_dropout_prob: _Share | None = None
+    initializer: Literal["flat", "megatron"] = "flat"
+    initializer_cutoff_factor: Annotated[float, Field(gt=0, le=10)] = 2.0
+    classifier_pooling: Literal["tanh", "cls", "mean"] = "tanh"
+    vocab_size_multiple: _Size = 8
 
     def __post_init__(self) -> None:
         _check(vars(self), "bert_config")
@@ -85,11 +147,31 @@ class BertConfig:
                 "rotary positions require norm_position pre, gated_mlp true and an even head size"
             )
             raise UserError("model.shape", "bert_config", reason, "Change one or the other")
+        if not self.is_rotary:
+            for name in _ROTARY_OPTIONS:
+                if getattr(self, name) != _defaults()[name]:
+                    reason = f"{name} {getattr(self, name)} is only for rotary positions"
+                    raise UserError("model.shape", "bert_config", reason, "Change one or the other")
+        if (self.local_attention > 0) == (self.global_attn_every_n_layers == 1):
+            reason = (
+                f"local_attention {self.local_attention} contradicts "
+                f"global_attn_every_n_layers {self.global_attn_every_n_layers}"
+            )
+            remedy = (
+                "Set local_attention to 0 if all layers are global, else to the window's tokens"
+            )
+            raise UserError("model.shape", "bert_config", reason, remedy)
 
     @property
     def is_rotary(self) -> bool:
         """True for ModernBERT models."""
         return self.position_embedding_type == "rotary"
+
+    @property
+    def starts_from_text(self) -> bool:
+        """True for rotary models of our own form, which begin with word frequencies and attention
+        to neighbours."""
+        return self.is_rotary and self.initializer == "flat"
 
     @property
     def head_size(self) -> int:
@@ -98,8 +180,38 @@ class BertConfig:
 
     @property
     def padded_vocab_size(self) -> int:
-        """Vocabulary rows in memory: the next multiple of 8, so that the decoder's matrix product is aligned."""
-        return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+        """Vocabulary rows in memory, a multiple of 8 by default so that the decoder's matrix
+        product is aligned."""
+        return -(-self.vocab_size // self.vocab_size_multiple) * self.vocab_size_multiple
+
+    @property
+    def embedding_dropout(self) -> float:
+        """Probability of dropout after the embeddings."""
+        if self.embedding_dropout_prob is None:
+            return self.hidden_dropout_prob
+        return self.embedding_dropout_prob
+
+    @property
+    def attention_output_dropout(self) -> float:
+        """Probability of dropout after attention's output layer."""
+        if self.attention_output_dropout_prob is None:
+            return self.hidden_dropout_prob
+        return self.attention_output_dropout_prob
+
+    @property
+    def local_window(self) -> int | None:
+        """Keys that a query of a local layer sees on each side; None if no layer is local."""
+        return self.local_attention // 2 if self.local_attention else None
+
+    @property
+    def num_local_layers(self) -> int:
+        """Number of layers with local attention."""
+        return sum(self.is_local(layer) for layer in range(self.num_hidden_layers))
+
+    def is_local(self, layer: int) -> bool:
+        """Return whether a layer, counted from 0, has local attention."""
+        every = self.global_attn_every_n_layers
+        return every == 0 or layer % every > 0
 
     @property
     def exact_gelu(self) -> bool:
@@ -116,18 +228,22 @@ class BertConfig:
         """Number of parameters of the pre-training model, including both heads and the vocabulary's padding."""
         size = self.hidden_size
         inner = self.intermediate_size
-        norm = 2 * self.hidden_size
-        dense = size * size + size
+        norm = size + (size if self.norm_bias else 0)
+        attention = 4 * size * size + (4 * size if self.attention_bias else 0)
+        feed_forward = 3 * size * inner if self.gated_mlp else 2 * size * inner + inner
+        feed_forward += size if self.mlp_bias else 0
         rows = self.padded_vocab_size
         learned = self.max_position_embeddings if self.position_embedding_type == "absolute" else 0
         segments = 0 if self.is_rotary else self.type_vocab_size
         embeddings = (rows + learned + segments) * size + norm
-        feed_forward = (3 * size * inner if self.gated_mlp else 2 * size * inner + inner) + size
-        layers = self.num_hidden_layers * (4 * dense + feed_forward + 2 * norm)
+        layers = self.num_hidden_layers * (attention + feed_forward + 2 * norm)
         # Rotary models skip the first layer's first norm and have a final one instead.
         last_norm = norm if self.norm_position == "pre" and not self.is_rotary else 0
-        masked_lm = dense + norm + rows + (0 if self.tie_word_embeddings else rows * size)
-        return embeddings + layers + last_norm + dense + masked_lm + 2 * size + 2
+        transform = size * size + (size if self.classifier_bias else 0) + norm
+        decoder = rows + (0 if self.tie_word_embeddings else rows * size)
+        pooler = size * size + size
+        next_sentence = 2 * size + 2
+        return embeddings + layers + last_norm + transform + decoder + pooler + next_sentence
 
     @property
     def alibi_slopes(self) -> tuple[float, ...]:
@@ -163,7 +279,9 @@ class BertConfig:
         """
         subject = "MODEL_OPTIONS"
         changes = dict[str, object]()
-        kinds = {f.name: type(getattr(self, f.name)) for f in fields(self)}
+        # Options that may be None are numbers.
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        kinds = {name: float if value is None else type(value) for name, value in values.items()}
         for word in (text or "").split():
             name, equals, value = word.partition("=")
             if not equals:
@@ -197,9 +315,14 @@ class BertConfig:
 
     def to_json(self) -> str:
         """Return JSON text with a trailing newline, omitting options that have a plain BERT's value."""
-        defaults = {f.name: f.default for f in fields(self)}
+        defaults = _defaults()
         values = {k: v for k, v in asdict(self).items() if k not in _OPTIONS or v != defaults[k]}
         return json.dumps(values, indent=2, sort_keys=True) + "\n"
+
+
+@cache
+def _defaults() -> dict[str, object]:
+    return {field.name: field.default for field in fields(BertConfig)}
 
 
 def _parsed(text: str, kind: type) -> object:

@@ -6,7 +6,7 @@ do not read. (Published figures count the last layer on all tokens.) With T toke
 sequences of length L:
 
     Q K V of a layer              2 T 3 D^2
-    attention scores and values   4 sum(L^2) D
+    attention scores and values   4 sum(L^2) D; in local layers, only for the keys of the window
     output and feed-forward       2 T (D^2 + 2 D F), or 3 D F if gated; in the last layer, only for the rows read
     masked-LM head                2 M (D^2 + D V) for M masked tokens
     pooler and linear layer       2 S (D^2 + D outputs) for S sequences
@@ -44,29 +44,47 @@ class Counted(Protocol):
 
 @dataclass(frozen=True)
 class BatchWork:
-    """Sizes of a batch: tokens, sum of squared sequence lengths, masked tokens, sequences."""
+    """Sizes of a batch: tokens, sum of squared sequence lengths, masked tokens, sequences, and the
+    pairs of query and key in a window of local attention (0 without one)."""
 
     tokens: int
     squared_lengths: int
     masked: int
     sequences: int
+    local_pairs: int = 0
 
     @classmethod
-    def of(cls, batch: Counted) -> BatchWork:
-        """Count one batch. Reads ``cu_seqlens``, which synchronizes the host if the batch is on an accelerator."""
+    def of(cls, batch: Counted, window: int | None = None) -> BatchWork:
+        """Count one batch. Reads ``cu_seqlens``, which synchronizes the host if the batch is on an
+        accelerator.
+
+        ``window``: keys on each side in layers with local attention, if there are any.
+        """
         lengths = batch.cu_seqlens.long().diff()
+        squares = lengths * lengths
+        local_pairs = 0
+        if window is not None:
+            hidden = (lengths - 1 - window).clamp(min=0)  # keys that the first query does not see
+            local_pairs = int((squares - hidden * (hidden + 1)).sum())
         return cls(
-            batch.num_tokens, int((lengths * lengths).sum()), batch.num_masked, batch.num_samples
+            tokens=batch.num_tokens,
+            squared_lengths=int(squares.sum()),
+            masked=batch.num_masked,
+            sequences=batch.num_samples,
+            local_pairs=local_pairs,
         )
 
 
 def encoder(config: BertConfig, work: BatchWork, rows_read: int) -> int:
     """Return the FLOPs of the encoder's forward pass, with ``rows_read`` tokens read from its last layer."""
     d = config.hidden_size
-    attention = work.tokens * 2 * 3 * d * d + 4 * work.squared_lengths * d
+    num_local = config.num_local_layers
+    num_global = config.num_hidden_layers - num_local
+    pairs = num_global * work.squared_lengths + num_local * work.local_pairs
+    attention = config.num_hidden_layers * work.tokens * 2 * 3 * d * d + 4 * pairs * d
     per_token = 2 * (d * d + d * (config.inner_rows + config.intermediate_size))
     all_tokens = (config.num_hidden_layers - 1) * work.tokens + rows_read
-    return config.num_hidden_layers * attention + all_tokens * per_token
+    return attention + all_tokens * per_token
 
 
 def masked_lm_head(config: BertConfig, work: BatchWork) -> int:
@@ -86,7 +104,8 @@ def masked_lm(config: BertConfig, work: BatchWork) -> int:
 
 def classifier(config: BertConfig, work: BatchWork, num_labels: int) -> int:
     """Return the FLOPs of one forward pass of a sequence classifier."""
-    return encoder(config, work, work.sequences) + sequence_head(config, work, num_labels)
+    rows_read = work.tokens if config.classifier_pooling == "mean" else work.sequences
+    return encoder(config, work, rows_read) + sequence_head(config, work, num_labels)
 
 
 def forward_flops(config: BertConfig, work: BatchWork) -> int:

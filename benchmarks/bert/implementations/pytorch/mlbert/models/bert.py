@@ -18,9 +18,10 @@ angle makes the maximum narrow, and the others keep it from repeating some words
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -124,12 +125,18 @@ class AnyBert(Protocol):
         """As in `nn.Module`."""
 
 
+def _transform(config: BertConfig) -> Dense:
+    """Return the linear layer and LayerNorm before the masked-LM decoder."""
+    size = config.hidden_size
+    return Dense(config, size, size, norm="post", bias=config.classifier_bias)
+
+
 class _Predictions(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         if config.tie_word_embeddings:
             self.bias = nn.Parameter(torch.zeros(config.padded_vocab_size))
-        self.transform = Dense(config, config.hidden_size, config.hidden_size, norm="post")
+        self.transform = _transform(config)
         if not config.tie_word_embeddings:
             self.decoder = nn.Linear(config.hidden_size, config.padded_vocab_size)
 
@@ -142,17 +149,45 @@ class _Heads(nn.Module):
             self.seq_relationship = nn.Linear(config.hidden_size, 2)
 
 
+class _Pooling(nn.Module):
+    """A classifier's share of the masked-LM head, under the same names."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.predictions = nn.Module()
+        self.predictions.transform = _transform(config)
+
+
 @torch.no_grad()
 def initialize_parameter(
-    name: str, parameter: Tensor, std: float, generator: torch.Generator
+    name: str, parameter: Tensor, config: BertConfig, generator: torch.Generator
 ) -> None:
-    """Initialize one parameter in place, by its name: LayerNorm gain 1, bias 0, matrix with deviation ``std``."""
+    """Initialize one parameter in place, by its name: LayerNorm gain 1, bias 0, matrix truncated
+    normal."""
     if name.endswith("LayerNorm.weight"):
         parameter.fill_(1.0)
     elif name.endswith("bias"):
         parameter.zero_()
     else:
-        nn.init.trunc_normal_(parameter, 0.0, std, -2 * std, 2 * std, generator=generator)
+        std = _deviation(name, config)
+        limit = config.initializer_cutoff_factor * std
+        nn.init.trunc_normal_(parameter, 0.0, std, -limit, limit, generator=generator)
+
+
+def _deviation(name: str, config: BertConfig) -> float:
+    """Return the deviation of a matrix at initialization.
+
+    "megatron" is Hugging Face's and the research repository's ModernBERT: a smaller one, by the
+    number of residual sums, for what is added to a residual and for the masked-LM head, and 1 /
+    sqrt(D) for a classifier.
+    """
+    if config.initializer == "flat":
+        return config.initializer_range
+    if name == "classifier.weight":
+        return config.hidden_size**-0.5
+    if name.endswith(".output.dense.weight") or name.startswith("cls.predictions."):
+        return config.initializer_range / math.sqrt(2.0 * config.num_hidden_layers)
+    return config.initializer_range
 
 
 class BertBase(nn.Module):
@@ -180,8 +215,12 @@ class BertBase(nn.Module):
         self.config = config
         self.dtype = dtype
         self.sparse_last_layer = sparse_last_layer
-        self.bert = BertModel(config, dtype, fp8_products, self.POOLED)
+        self.bert = BertModel(config, dtype, fp8_products, self._is_pooled())
         self._add_heads()
+
+    def _is_pooled(self) -> bool:
+        """Return whether a head reads [CLS] through the pooler."""
+        return self.POOLED
 
     def _add_heads(self) -> None:
         """Add the parameters of the heads."""
@@ -195,15 +234,16 @@ class BertBase(nn.Module):
     def initialize(self, seed: int) -> None:
         """Initialize like the reference: normal truncated at two deviations, zero biases, unit LayerNorm gains.
 
-        Rows of the vocabulary's padding are zero, so that they have no effect. In a rotary model, heads of the first
-        layer start with attention to neighbours (see the module docstring).
+        Rows of the vocabulary's padding are zero, so that they have no effect. In a rotary model of
+        our own form, heads of the first layer start with attention to neighbours (see the module
+        docstring).
         """
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.named_parameters():
-            initialize_parameter(name, parameter, self.config.initializer_range, generator)
+            initialize_parameter(name, parameter, self.config, generator)
             if name.endswith(("word_embeddings.weight", "decoder.weight")):
                 parameter[self.config.vocab_size :].zero_()
-        if self.config.is_rotary:
+        if self.config.starts_from_text and self.config.attention_bias:
             first = self.bert.encoder.layers[0].attention.self
             query_bias, key_bias = neighbour_biases(self.config)
             first.query.bias.copy_(query_bias)
@@ -216,7 +256,8 @@ class BertBase(nn.Module):
         for name, parameter in names.items():
             if ".attention.self.query.weight" in name:
                 stem = name.removesuffix("query.weight")
-                for kind in ("weight", "bias"):
+                kinds = ["weight", "bias"] if self.config.attention_bias else ["weight"]
+                for kind in kinds:
                     for part in ("query", "key", "value"):
                         ordered[f"{stem}{part}.{kind}"] = names[f"{stem}{part}.{kind}"]
             elif ".attention.self." not in name:
@@ -229,13 +270,16 @@ class BertBase(nn.Module):
 
     def training_flops(self, batch: flops.Counted) -> int:
         """Return the FLOPs of forward and backward of a batch, counted as in `mlbert.config.flops`."""
-        return flops.BACKWARD_FACTOR * self._forward_flops(flops.BatchWork.of(batch))
+        work = flops.BatchWork.of(batch, self.config.local_window)
+        return flops.BACKWARD_FACTOR * self._forward_flops(work)
 
     def capture_obstacle(self, device: torch.device, max_seqlen: int) -> str | None:
         """Return why the selected ops cannot run forward and backward in a CUDA graph, or None if they can. Sequences
         have at most ``max_seqlen`` tokens."""
         alibi = self.config.position_embedding_type == "alibi"
-        return ops.capture_obstacle(device, self.dtype, self.config.head_size, alibi, max_seqlen)
+        return ops.capture_obstacle(
+            device, self.dtype, self.config.head_size, alibi, max_seqlen, self.config.local_window
+        )
 
     def weights_changed(self) -> None:
         """Mark the FP8 copies of the weights as outdated, on the host. They are rebuilt when next needed."""
@@ -301,12 +345,20 @@ class BertBase(nn.Module):
         dense = self.bert.pooler.dense
         return torch.tanh(ops.linear(first_SD, dense.weight, dense.bias))
 
+    def _transformed(self, hidden_RD: Tensor, transform: Dense) -> Tensor:
+        """Return LayerNorm(gelu(x W^T + b)), [R, D], the first part of the masked-LM head."""
+        dense = transform.dense
+        norm = transform.LayerNorm
+        if self.config.classifier_bias:
+            inner = ops.linear_gelu(hidden_RD, dense.weight, dense.bias, self.config.exact_gelu)
+        else:
+            approximate = "none" if self.config.exact_gelu else "tanh"
+            inner = F.gelu(ops.linear(hidden_RD, dense.weight), approximate=approximate)
+        return ops.layer_norm_dropout(inner, norm.weight, norm.bias, norm.eps, 0.0, 0, None)
+
     def _masked_logits(self, hidden_MD: Tensor, predictions: _Predictions) -> Tensor:
         """Return vocabulary logits [M, V] of hidden states, in the compute precision."""
-        dense = predictions.transform.dense
-        norm = predictions.transform.LayerNorm
-        inner = ops.linear_gelu(hidden_MD, dense.weight, dense.bias, self.config.exact_gelu)
-        inner = ops.layer_norm_dropout(inner, norm.weight, norm.bias, norm.eps, 0.0, 0, None)
+        inner = self._transformed(hidden_MD, predictions.transform)
         if not self.config.tie_word_embeddings:
             return ops.linear(inner, predictions.decoder.weight, predictions.decoder.bias)
         words = self.bert.embeddings.word_embeddings.weight
@@ -355,7 +407,11 @@ class BertForMaskedLM(BertBase):
 
 
 class BertForSequenceClassification(BertBase):
-    """BERT with pooler, dropout and a linear classifier of ``num_labels`` outputs (1 for regression)."""
+    """BERT with a linear classifier of ``num_labels`` outputs (1 for regression), after pooling and
+    dropout.
+
+    The pooling is that of `BertConfig.classifier_pooling`.
+    """
 
     def __init__(
         self,
@@ -368,10 +424,25 @@ class BertForSequenceClassification(BertBase):
         self.num_labels = num_labels
         self.classifier = nn.Linear(config.hidden_size, num_labels)
 
+    def _is_pooled(self) -> bool:
+        return self.config.classifier_pooling == "tanh"
+
+    def _add_heads(self) -> None:
+        if not self._is_pooled():
+            self.cls = _Pooling(self.config)
+
     def forward(self, batch: Batch, keys: Keys | None) -> SequenceLogits:
         """Return the logits of each sequence; ``keys`` None means evaluation."""
         first = first_tokens(batch)
-        pooled_SD = self._pooled(self._hidden(batch, keys, first))
+        if self.config.classifier_pooling == "mean":
+            hidden_SD = sequence_means(self.bert(batch, keys, None), batch)
+        else:
+            hidden_SD = self._hidden(batch, keys, first)
+        if self._is_pooled():
+            pooled_SD = self._pooled(hidden_SD)
+        else:
+            transform = cast(Dense, self.cls.predictions.transform)
+            pooled_SD = self._transformed(hidden_SD, transform)
         if keys is not None:
             rows = batch.dropout_rows.index_select(0, first)
             pooled_SD = ops.apply_dropout(
@@ -381,6 +452,18 @@ class BertForSequenceClassification(BertBase):
 
     def _forward_flops(self, work: flops.BatchWork) -> int:
         return flops.classifier(self.config, work, self.num_labels)
+
+
+def sequence_means(hidden_TD: Tensor, batch: Batch) -> Tensor:
+    """Return the mean of each sequence's rows, [S, D]; 0 for an empty sequence. Tokens after the
+    last are ignored."""
+    ends = batch.cu_seqlens[1:].long()
+    places = torch.arange(batch.num_tokens, device=ends.device)
+    sequences = torch.searchsorted(ends, places, right=True)
+    sums = hidden_TD.new_zeros(batch.num_samples + 1, hidden_TD.shape[1], dtype=torch.float32)
+    sums = sums.index_add(0, sequences, hidden_TD.float())[:-1]
+    lengths = batch.cu_seqlens.diff().clamp(min=1)
+    return (sums / lengths[:, None]).to(hidden_TD.dtype)
 
 
 def first_tokens(batch: Batch) -> Tensor:

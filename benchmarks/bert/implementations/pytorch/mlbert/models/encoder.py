@@ -208,15 +208,22 @@ Mask = tuple[float, ops.Key, Tensor]
 
 
 class Positions(NamedTuple):
-    """Position information for attention; None for the kinds that the model does not use.
+    """Position information for the attention of one layer; None for the kinds that it does not use.
 
     Attributes:
         slopes: ALiBi's, float32 [N].
         rotations: `mlbert.ops.api.rotations` of the batch.
+        window: keys that a query sees on each side.
     """
 
     slopes: Tensor | None
-    rotations: Tensor | None
+    rotations: Tensor | None = None
+    window: int | None = None
+
+
+def new_layer_norm(config: BertConfig) -> nn.LayerNorm:
+    """Return a LayerNorm of the hidden size, with a bias if the model's have one."""
+    return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps, bias=config.norm_bias)
 
 
 class BertEmbeddings(nn.Module):
@@ -232,12 +239,12 @@ class BertEmbeddings(nn.Module):
             )
         if not config.is_rotary:
             self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.LayerNorm = new_layer_norm(config)
 
     def forward(self, batch: Batch, keys: Keys | None) -> Tensor:
         """Return float32 [T, D]."""
         total = self._total(batch)
-        mask = _mask(self.config.hidden_dropout_prob, keys, 0, SITE_EMBEDDINGS, batch.dropout_rows)
+        mask = _mask(self.config.embedding_dropout, keys, 0, SITE_EMBEDDINGS, batch.dropout_rows)
         return ops.layer_norm_dropout(
             total, self.LayerNorm.weight, self.LayerNorm.bias, self.LayerNorm.eps, *mask
         )
@@ -257,11 +264,12 @@ class BertEmbeddings(nn.Module):
 
 
 class _SelfAttention(nn.Module):
-    def __init__(self, size: int) -> None:
+    def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.query = nn.Linear(size, size)
-        self.key = nn.Linear(size, size)
-        self.value = nn.Linear(size, size)
+        size = config.hidden_size
+        self.query = nn.Linear(size, size, bias=config.attention_bias)
+        self.key = nn.Linear(size, size, bias=config.attention_bias)
+        self.value = nn.Linear(size, size, bias=config.attention_bias)
 
 
 class Dense(nn.Module):
@@ -273,26 +281,25 @@ class Dense(nn.Module):
         super().__init__()
         # The definition order is the order of initialization and of the flat buffer.
         if norm == "pre":
-            self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+            self.LayerNorm = new_layer_norm(config)
         self.dense = nn.Linear(columns, rows, bias=bias)
         if norm == "post":
-            self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+            self.LayerNorm = new_layer_norm(config)
 
 
-def _output(config: BertConfig, columns: int) -> Dense:
+def _output(config: BertConfig, columns: int, *, bias: bool) -> Dense:
     """Return a linear layer whose output is added to a residual, with a LayerNorm after that in post-norm models."""
-    return Dense(
-        config, columns, config.hidden_size, norm="post" if config.norm_position == "post" else None
-    )
+    norm = "post" if config.norm_position == "post" else None
+    return Dense(config, columns, config.hidden_size, norm=norm, bias=bias)
 
 
 class _Attention(nn.Module):
     def __init__(self, config: BertConfig, index: int) -> None:
         super().__init__()
         if config.norm_position == "pre" and not (config.is_rotary and index == 1):
-            self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.self = _SelfAttention(config.hidden_size)
-        self.output = _output(config, config.hidden_size)
+            self.LayerNorm = new_layer_norm(config)
+        self.self = _SelfAttention(config)
+        self.output = _output(config, config.hidden_size, bias=config.attention_bias)
 
 
 class BertLayer(nn.Module):
@@ -310,7 +317,7 @@ class BertLayer(nn.Module):
             norm="pre" if config.norm_position == "pre" else None,
             bias=not config.gated_mlp,
         )
-        self.output = _output(config, config.intermediate_size)
+        self.output = _output(config, config.intermediate_size, bias=config.mlp_bias)
 
     def forward(
         self,
@@ -343,9 +350,8 @@ class BertLayer(nn.Module):
             dropout_rows = dropout_rows.index_select(0, rows)
         is_post = self.config.norm_position == "post"
         part = self.attention.output
-        mask = _mask(
-            self.config.hidden_dropout_prob, keys, self.index, SITE_ATTENTION_OUTPUT, dropout_rows
-        )
+        probability = self.config.attention_output_dropout
+        mask = _mask(probability, keys, self.index, SITE_ATTENTION_OUTPUT, dropout_rows)
         if is_post:
             norm = _norm_arguments(part, mask)
             hidden = linears.attention_output_norm(context_TD, residual_TD, part.dense.weight, norm)
@@ -381,7 +387,9 @@ class BertLayer(nn.Module):
 
     def _qkv_parameters(self) -> tuple[list[Tensor], list[Tensor]]:
         parts = (self.attention.self.query, self.attention.self.key, self.attention.self.value)
-        return [part.weight for part in parts], [part.bias for part in parts]
+        return [part.weight for part in parts], [
+            part.bias for part in parts if part.bias is not None
+        ]
 
     def _feed_forward_weights(self) -> tuple[Tensor, Tensor, Tensor]:
         return (
@@ -397,7 +405,12 @@ class BertLayer(nn.Module):
         probability = self.config.attention_probs_dropout_prob
         mask = _mask(probability, keys, self.index, SITE_ATTENTION, batch.dropout_rows)
         context_TNH = ops.attention(
-            qkv, batch.cu_seqlens, batch.max_seqlen, *mask, positions.slopes
+            qkv,
+            batch.cu_seqlens,
+            batch.max_seqlen,
+            *mask,
+            positions.slopes,
+            window=positions.window,
         )
         return context_TNH.reshape(-1, self.config.hidden_size)
 
@@ -421,7 +434,7 @@ class _Encoder(nn.Module):
             BertLayer(config, i + 1) for i in range(config.num_hidden_layers)
         )
         if config.norm_position == "pre":
-            self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+            self.LayerNorm = new_layer_norm(config)
 
     @property
     def layers(self) -> list[BertLayer]:
@@ -460,18 +473,36 @@ class BertModel(nn.Module):
         hidden_TD = self.embeddings(batch, keys).to(self.dtype)
         hidden = Hidden(hidden_TD, hidden_TD)
         layers = self.encoder.layers
-        rotations = None
-        if self.config.is_rotary:
-            rotations = ops.rotations(
-                batch.position_ids, self.config.head_size, self.config.rope_theta
-            )
-        positions = Positions(cast(Tensor | None, self.alibi_slopes), rotations)
+        positions = self._positions(batch)
         for i, (layer, layer_linears) in enumerate(zip(layers, self.linears.layers(), strict=True)):
             rows = last_rows if i == len(layers) - 1 else None
-            hidden = layer(hidden, batch, keys, positions, rows, layer_linears)
+            hidden = layer(hidden, batch, keys, positions[i], rows, layer_linears)
         if self.config.norm_position == "pre":
             return _layer_norm(hidden.residual, self.encoder.LayerNorm)
         return hidden.residual
+
+    def _positions(self, batch: Batch) -> list[Positions]:
+        """Return the position information of each layer. Layers with one base share its
+        rotations."""
+        config = self.config
+        everywhere = Positions(cast(Tensor | None, self.alibi_slopes))
+        if not config.is_rotary:
+            return [everywhere] * config.num_hidden_layers
+        rotations = self._rotations(batch, config.rope_theta)
+        is_global = Positions(everywhere.slopes, rotations)
+        if config.num_local_layers == 0:
+            return [is_global] * config.num_hidden_layers
+        if config.local_rope_theta != config.rope_theta:
+            rotations = self._rotations(batch, config.local_rope_theta)
+        is_local = Positions(everywhere.slopes, rotations, config.local_window)
+        layers = range(config.num_hidden_layers)
+        return [is_local if config.is_local(layer) else is_global for layer in layers]
+
+    def _rotations(self, batch: Batch, theta: float) -> Tensor:
+        config = self.config
+        return ops.rotations(
+            batch.position_ids, config.head_size, theta, config.rope_frequencies == "product"
+        )
 
     def use_linears(self, products: Products | None) -> None:
         """Switch these products to FP8 (None: no product). Scales start uncalibrated."""
@@ -496,8 +527,11 @@ def _norm_arguments(part: Dense, mask: Mask) -> tuple[Any, ...]:
 
 
 def _sum(residual: Tensor, x: Tensor, part: Dense, mask: Mask) -> Hidden:
-    """Return residual + dropout(x + bias)."""
-    total = residual + ops.apply_dropout(x + part.dense.bias.to(x.dtype), *mask)
+    """Return residual + dropout(x + bias), without a bias if the linear layer has none."""
+    bias = cast(Tensor | None, part.dense.bias)
+    if bias is not None:
+        x = x + bias.to(x.dtype)
+    total = residual + ops.apply_dropout(x, *mask)
     return Hidden(total, total)
 
 

@@ -41,7 +41,7 @@ def build(context: BuildContext, inputs: PreTrainingInputs) -> Method:
     text = config[TextConfig]
     corpus = config[CorpusConfig]
     model, compute = assembly.start_model(assembly.make_masked_lm, context, inputs.shape)
-    if inputs.shape.is_rotary and model_config.init_checkpoint is None:
+    if inputs.shape.starts_from_text and model_config.init_checkpoint is None:
         begin_with_frequencies(model, text_run.token_counts(data, text, corpus))
     update = assembly.build_replicated_update(config, model, world, "masked_lm_text")
     identity = {

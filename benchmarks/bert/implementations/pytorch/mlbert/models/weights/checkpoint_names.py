@@ -13,6 +13,7 @@ Any of them may have the prefixes of torch.compile and of data parallelism; an e
 Composer: our names below ``model.``, plus a second copy of the decoder and its bias. MosaicBERT has query, key and
 value in one tensor, ``mlp`` modules instead of ``intermediate`` and ``output``, and stores the predictions' bias as the
 decoder's.
+ModernBERT has its own names, in transformers and in the research repository's checkpoints.
 """
 
 from __future__ import annotations
@@ -201,9 +202,11 @@ _torch_spelling = _table(
     (r"(^|\.)_orig_mod\.", r"\1"),
     (r"^(?:module\.)+", ""),
     (r"^(?:bert_model_segment|heads_only_segment)\.", ""),
-    (r"^model\.(?=bert\.|cls\.|classifier\.)", ""),
+    (r"^model\.(?=(?:bert|cls|classifier|head|decoder)\.)", ""),
+    # ModernBERT.
+    (r"^model\.(?=(?:embeddings|layers|final_norm)\.)", ""),
     # An encoder that was saved without heads.
-    (r"^(?=(?:embeddings|encoder|pooler)\.)", "bert."),
+    (r"^(?=(?:embeddings|encoder|pooler|layers|final_norm)\.)", "bert."),
     (r"\.dense_act\.", ".dense."),
     (r"LayerNorm\.gamma$", "LayerNorm.weight"),
     (r"LayerNorm\.beta$", "LayerNorm.bias"),
@@ -226,6 +229,20 @@ _torch_spelling = _table(
     (r"(layer\.\d+)\.mlp\.gated_layers\.", r"\1.intermediate.dense."),
     (r"(layer\.\d+)\.mlp\.wo\.", r"\1.output.dense."),
     (r"(layer\.\d+)\.mlp\.layernorm\.", r"\1.output.LayerNorm."),
+    # ModernBERT; in the research repository, layers are below an encoder.
+    (r"^bert\.embeddings\.tok_embeddings\.", "bert.embeddings.word_embeddings."),
+    (r"^bert\.embeddings\.norm\.", "bert.embeddings.LayerNorm."),
+    (r"^bert\.(?:encoder\.)?layers\.(\d+)\.", r"bert.encoder.layer.\1."),
+    (r"(layer\.\d+)\.attn_norm\.", r"\1.attention.LayerNorm."),
+    (r"(layer\.\d+)\.attn\.Wqkv\.", r"\1.attention.self.QKV."),
+    (r"(layer\.\d+)\.attn\.Wo\.", r"\1.attention.output.dense."),
+    (r"(layer\.\d+)\.mlp_norm\.", r"\1.intermediate.LayerNorm."),
+    (r"(layer\.\d+)\.mlp\.Wi\.", r"\1.intermediate.dense."),
+    (r"(layer\.\d+)\.mlp\.Wo\.", r"\1.output.dense."),
+    (r"^bert\.final_norm\.", "bert.encoder.LayerNorm."),
+    (r"^head\.dense\.", "cls.predictions.transform.dense."),
+    (r"^head\.norm\.", "cls.predictions.transform.LayerNorm."),
+    (r"^decoder\.(?=weight|bias)", "cls.predictions.decoder."),
 )
 
 

@@ -27,7 +27,9 @@ from mlbert.models.weights.checkpoint_names import (
 Shape = tuple[int, ...]
 
 ENCODER = ("bert.embeddings.", "bert.encoder.")
-HEADS = ("bert.pooler.", "cls.predictions.", "cls.seq_relationship.", "classifier.")
+PREDICTIONS = "cls.predictions."
+TRANSFORM = "cls.predictions.transform."  # what a classifier can have of it
+HEADS = ("bert.pooler.", PREDICTIONS, "cls.seq_relationship.", "classifier.")
 ANOTHER = "Choose a complete BERT checkpoint"
 OTHER_CONFIG = "Use the bert_config.json of the checkpoint"
 # Options that may differ between models with the same tensor shapes.
@@ -37,6 +39,9 @@ _UNSEEN = (
     "position_embedding_type",
     "rope_theta",
     "norm_position",
+    "local_attention",
+    "global_attn_every_n_layers",
+    "local_rope_theta",
 )
 
 
@@ -100,9 +105,9 @@ def parameter_shapes(shape: BertConfig) -> dict[str, Shape]:
                 (columns,) if is_norm else (rows,) if own.endswith("bias") else (rows, columns)
             )
     if shape.norm_position == "pre":
-        shapes |= {
-            f"bert.encoder.LayerNorm.{kind}": (shape.hidden_size,) for kind in ("weight", "bias")
-        }
+        kinds = ["weight", "bias"] if shape.norm_bias else ["weight"]
+        for kind in kinds:
+            shapes[f"bert.encoder.LayerNorm.{kind}"] = (shape.hidden_size,)
     return shapes
 
 
@@ -113,6 +118,7 @@ def _with_options(name: str, shape: BertConfig) -> Sequence[str]:
         or (shape.is_rotary and ".token_type_embeddings." in name)
         or (shape.is_rotary and ".layer.0.attention.output.LayerNorm." in name)
         or (shape.gated_mlp and name.endswith("intermediate.dense.bias"))
+        or (name.endswith(".bias") and not _has_bias(name, shape))
     )
     if is_gone:
         return ()
@@ -122,6 +128,18 @@ def _with_options(name: str, shape: BertConfig) -> Sequence[str]:
         name = name.replace(".attention.output.LayerNorm.", ".attention.LayerNorm.")
         name = re.sub(r"(layer\.\d+)\.output\.LayerNorm\.", r"\1.intermediate.LayerNorm.", name)
     return (name,)
+
+
+def _has_bias(name: str, shape: BertConfig) -> bool:
+    """Return whether the linear layer or LayerNorm of a plain BERT's bias has one with these
+    options."""
+    if ".LayerNorm." in name:
+        return shape.norm_bias
+    if ".attention." in name:
+        return shape.attention_bias
+    if ".transform.dense." in name:
+        return shape.classifier_bias
+    return shape.mlp_bias or ".output.dense." not in name
 
 
 def _matrix(name: str, shape: BertConfig) -> tuple[int, int]:

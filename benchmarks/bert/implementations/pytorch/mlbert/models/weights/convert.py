@@ -138,7 +138,7 @@ def with_heads(
     for name, size in (known or parameter_shapes(shape)).items():
         if name not in state:
             drawn = torch.empty(size)
-            initialize_parameter(name, drawn, shape.initializer_range, generator)
+            initialize_parameter(name, drawn, shape, generator)
             state[name] = drawn[: shape.vocab_size].clone() if name in VOCABULARY else drawn
     return replace(checkpoint, state=state)
 

@@ -89,7 +89,8 @@ def write_huggingface(
     """
     outputs = len(state["classifier.weight"]) if "classifier.weight" in state else 0
     config = exported_config(shape, architecture, classes or [f"LABEL_{i}" for i in range(outputs)])
-    tensors = modernbert_state(state, shape) if config["model_type"] == MODEL_TYPE else state
+    is_modernbert = config["model_type"] == MODEL_TYPE
+    tensors = modernbert_state(state, shape) if is_modernbert else state
     with weights_folder(target, tensors, vocabulary, shape, lower_case) as place:
         (place / "README.md").write_text(model_card(architecture, card), encoding="utf-8")
         _write_json(place / "config.json", config)

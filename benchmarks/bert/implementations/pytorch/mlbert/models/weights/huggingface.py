@@ -20,6 +20,7 @@ from mlbert.models.weights.checkpoint_names import TIED, VOCABULARY
 from mlbert.models.weights.modernbert import (
     MODEL_TYPE,
     SHARED_NAMES,
+    is_native,
     modernbert_config,
     shape_of_modernbert,
 )
@@ -77,8 +78,8 @@ def exported_config(
 
     ``labels``: names of a classifier's outputs.
     """
-    if config.is_rotary and architecture == "BertForMaskedLM":
-        values = modernbert_config(config, _ACTIVATIONS[config.hidden_act])
+    if is_native(config, architecture):
+        values = modernbert_config(config, architecture, _ACTIVATIONS[config.hidden_act])
     elif obstacle(config):
         values = _own_config(config, architecture)
     else:
@@ -92,6 +93,16 @@ def exported_config(
 
 
 def _own_config(config: BertConfig, architecture: str) -> dict[str, object]:
+    options = {
+        "without biases": not (config.attention_bias and config.mlp_bias and config.norm_bias),
+        "without a bias in its head": not config.classifier_bias,
+        "with local attention": config.local_attention > 0,
+    }
+    missing = [name for name, used in options.items() if used]
+    if missing:
+        reason = f"has no {architecture} {' and '.join(missing)}"
+        remedy = "Set classifier_pooling to cls or mean, or keep the weights in our own form"
+        raise UserError("model.unsupported", "Hugging Face", reason, remedy)
     heads = ("ForMaskedLM", "ForSequenceClassification")
     head = heads[architecture == "BertForSequenceClassification"]
     classes = {"AutoConfig": "MlbertConfig", "AutoModel": "MlbertModel"}
@@ -124,7 +135,7 @@ def config_from_huggingface(values: Mapping[str, object], path: str = "config.js
             reason = f"has {name} true: it is a decoder"
             raise UserError("model.unsupported", path, reason, "Choose an encoder")
     key, default = (
-        ("hidden_activation", None) if model_type == MODEL_TYPE else ("hidden_act", "gelu")
+        ("hidden_activation", "gelu") if model_type == MODEL_TYPE else ("hidden_act", "gelu")
     )
     activation = values.get(key, default)
     if str(activation) not in _ACTIVATIONS_BACK:

@@ -36,7 +36,7 @@ from mlbert.models.weights import weight_files
 from mlbert.models.weights.checkpoint_state import Report, check_unseen
 from mlbert.models.weights.export import write_huggingface
 from mlbert.models.weights.huggingface import read_config, to_huggingface
-from mlbert.models.weights.modernbert import is_modernbert, own_tensors
+from mlbert.models.weights.modernbert import without_zero_biases
 from mlbert.runs.starting_weights import (
     CHECKPOINT_TENSORS,
     PYTORCH_INDEX,
@@ -139,9 +139,7 @@ def read_file(file: Path) -> weight_files.Weights:
         )
     if file.name in (WEIGHTS, SAFETENSORS_INDEX, weight_files.PYTORCH_WEIGHTS, PYTORCH_INDEX):
         weights = replace(weights, shape=_shape_in_folder(file.parent))
-    if weights.shape is not None and is_modernbert(weights.tensors):
-        weights = replace(weights, tensors=own_tensors(weights.tensors, weights.shape, str(file)))
-    return weights
+    return replace(weights, tensors=without_zero_biases(weights.tensors, str(file)))
 
 
 def _shape_in_folder(folder: Path) -> BertConfig | None:

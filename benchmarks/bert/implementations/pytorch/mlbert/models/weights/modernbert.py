@@ -1,24 +1,37 @@
-"""Convert rotary models (`BertConfig.is_rotary`) to and from Hugging Face's ``ModernBertForMaskedLM``.
+"""Convert rotary models (`BertConfig.is_rotary`) to and from Hugging Face's ModernBERT:
+configuration and names.
 
-Attention is global in every layer. ModernBERT has one tensor for query, key and value and stores a tied decoder once.
-The first matrix of a gated feed-forward part has no bias in our models, and a zero bias there.
+A ``config.json`` comes in two dialects. transformers 4 writes ``global_rope_theta``,
+``local_rope_theta`` and ``global_attn_every_n_layers``; transformers 5 writes ``rope_parameters``
+and ``layer_types``. Both are read, and both are written into one file. Options of ours that neither
+has are in its ``mlbert`` entry, so that every shape comes back.
+
+ModernBERT has one tensor for query, key and value and stores a tied decoder once.
+`mlbert.models.weights. checkpoint_names` reads its names; this module writes them. The first matrix
+of a gated feed-forward part has no bias in our models, and a zero bias in a ModernBERT with
+``mlp_bias``.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.host.errors import UserError
+from mlbert.host.json_files import shown
 from mlbert.models.weights.checkpoint_names import fused_position
-from mlbert.models.weights.checkpoint_state import parameter_shapes
 
 MODEL_TYPE = "modernbert"
-ARCHITECTURE = "ModernBertForMaskedLM"
+ARCHITECTURES = {
+    "BertForMaskedLM": "ModernBertForMaskedLM",
+    "BertForSequenceClassification": "ModernBertForSequenceClassification",
+}
 # Fields of `BertConfig` with the same name in the config.json of a BERT and of a ModernBERT.
 SHARED_NAMES = (
     "hidden_size",
@@ -30,7 +43,39 @@ SHARED_NAMES = (
     "tie_word_embeddings",
     "vocab_size",
 )
-_WORDS = "embeddings.tok_embeddings.weight"
+# Further such fields of a ModernBERT.
+_OWN_NAMES = (
+    "attention_bias",
+    "classifier_bias",
+    "initializer_cutoff_factor",
+    "mlp_bias",
+    "norm_bias",
+)
+FULL = "full_attention"
+SLIDING = "sliding_attention"
+_EXTRA = "mlbert"  # entry of config.json with the options that transformers does not have
+# Values of a ModernBERT's config.json that does not have them: those of transformers.
+_DEFAULTS: Mapping[str, object] = {
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "classifier_bias": False,
+    "classifier_pooling": "cls",
+    "decoder_bias": True,
+    "embedding_dropout": 0.0,
+    "global_attn_every_n_layers": 3,
+    "global_rope_theta": 160_000.0,
+    "initializer_cutoff_factor": 2.0,
+    "initializer_range": 0.02,
+    "local_attention": 128,
+    "local_rope_theta": 10_000.0,
+    "max_position_embeddings": 8192,
+    "mlp_bias": False,
+    "mlp_dropout": 0.0,
+    "norm_bias": False,
+    "norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+}
+_REMEDY = "Choose a ModernBERT encoder"
 _LAYER = r"^bert\.encoder\.layer\.(\d+)\."
 _NAMES = (
     (r"^bert\.embeddings\.word_embeddings\.", "model.embeddings.tok_embeddings."),
@@ -45,33 +90,52 @@ _NAMES = (
     (r"^cls\.predictions\.transform\.dense\.", "head.dense."),
     (r"^cls\.predictions\.transform\.LayerNorm\.", "head.norm."),
     (r"^cls\.predictions\.(?:decoder\.)?", "decoder."),
+    (r"^classifier\.", "classifier."),
 )
 
 
-def modernbert_config(shape: BertConfig, activation: str) -> dict[str, object]:
+def is_native(shape: BertConfig, architecture: str) -> bool:
+    """Return whether transformers has a ModernBERT class for a model of ours.
+
+    ``architecture``: name of our class.
+    """
+    if not shape.is_rotary:
+        return False
+    is_classifier = architecture == "BertForSequenceClassification"
+    return architecture == "BertForMaskedLM" or (
+        is_classifier and shape.classifier_pooling != "tanh"
+    )
+
+
+def modernbert_config(shape: BertConfig, architecture: str, activation: str) -> dict[str, object]:
     """Return the content of a ``config.json`` for any version of transformers with ModernBERT.
 
     Args:
-        shape: of a rotary model.
+        shape: of a model for which `is_native` is true.
+        architecture: name of our class.
         activation: Hugging Face's name for its GELU.
     """
-    return {
-        "architectures": [ARCHITECTURE],
+    layers = range(shape.num_hidden_layers)
+    thetas = {FULL: shape.rope_theta, SLIDING: shape.local_rope_theta}
+    values: dict[str, object] = {
+        "architectures": [ARCHITECTURES[architecture]],
         "model_type": MODEL_TYPE,
-        "attention_bias": True,
         "attention_dropout": shape.attention_probs_dropout_prob,
         "classifier_activation": activation,
-        "classifier_bias": True,
+        "classifier_dropout": shape.hidden_dropout_prob,
         "decoder_bias": True,
-        "embedding_dropout": shape.hidden_dropout_prob,
-        "global_attn_every_n_layers": 1,
+        "embedding_dropout": shape.embedding_dropout,
+        "global_attn_every_n_layers": shape.global_attn_every_n_layers,
         "global_rope_theta": shape.rope_theta,
         "hidden_activation": activation,
-        "mlp_bias": True,
+        "layer_types": [SLIDING if shape.is_local(layer) else FULL for layer in layers],
+        "local_rope_theta": shape.local_rope_theta,
         "mlp_dropout": shape.hidden_dropout_prob,
-        "norm_bias": True,
         "norm_eps": shape.layer_norm_eps,
-        **{name: getattr(shape, name) for name in SHARED_NAMES},
+        "rope_parameters": {
+            kind: {"rope_theta": theta, "rope_type": "default"} for kind, theta in thetas.items()
+        },
+        **{name: getattr(shape, name) for name in (*SHARED_NAMES, *_OWN_NAMES)},
         # IDs in our vocabularies; ModernBERT's defaults would be out of range.
         "pad_token_id": 0,
         "bos_token_id": None,
@@ -79,17 +143,29 @@ def modernbert_config(shape: BertConfig, activation: str) -> dict[str, object]:
         "cls_token_id": None,
         "sep_token_id": None,
     }
+    if shape.local_attention:
+        values["local_attention"] = shape.local_attention
+    if shape.classifier_pooling != "tanh":
+        values["classifier_pooling"] = shape.classifier_pooling
+    found = dataclasses.asdict(_shape_of(values, shape.hidden_act))
+    own = dataclasses.asdict(shape)
+    extra = {name: value for name, value in own.items() if found[name] != value}
+    if extra:
+        values[_EXTRA] = extra
+    return values
 
 
 def modernbert_state(state: Mapping[str, Tensor], shape: BertConfig) -> dict[str, Tensor]:
-    """Return our masked-LM parameters by their names, vocabulary unpadded, without other heads."""
+    """Return our parameters by ModernBERT's names, vocabulary unpadded, without heads that it does
+    not have."""
     parts: dict[str, list[Tensor]] = {}
     for own in sorted(state, key=fused_position):
         if (theirs := _their_name(own)) is not None:
             parts.setdefault(theirs, []).append(state[own])
     tensors = {name: torch.cat(rows) for name, rows in parts.items()}
-    for layer in range(shape.num_hidden_layers):
-        tensors[f"model.layers.{layer}.mlp.Wi.bias"] = torch.zeros(shape.inner_rows)
+    if shape.mlp_bias:
+        for layer in range(shape.num_hidden_layers):
+            tensors[f"model.layers.{layer}.mlp.Wi.bias"] = torch.zeros(shape.inner_rows)
     return tensors
 
 
@@ -100,84 +176,123 @@ def shape_of_modernbert(values: Mapping[str, object], activation: str, path: str
         activation: our name for its GELU.
         path: of the configuration.
     """
-    remedy = "Choose a model that mlbert pretrain has written, or a BERT"
-    values = _as_written(values)
-    wanted = {
-        "global_attn_every_n_layers": 1,
-        **dict.fromkeys(("attention_bias", "norm_bias", "decoder_bias"), True),
-    }
-    for name, value in wanted.items():
-        if values.get(name) != value:
-            reason = f"{name} is {values.get(name)}, only {value} is supported"
-            raise UserError("model.unsupported", path, reason, remedy)
-    same = BertConfig.__dataclass_fields__.keys() & values.keys()
+    for name in ("decoder_bias", "is_causal", "causal_mask"):
+        supported = name == "decoder_bias"
+        if values.get(name, supported) != supported:
+            reason = f"{name} is {values[name]}, only {supported} is supported"
+            raise UserError("model.unsupported", path, reason, _REMEDY)
+    _check_rotations(values, path)
+    values = _flat(values, path)
     try:
-        return BertConfig(
-            hidden_act=activation,  # type: ignore[arg-type]
-            hidden_dropout_prob=values["mlp_dropout"],  # type: ignore[arg-type]
-            attention_probs_dropout_prob=values["attention_dropout"],  # type: ignore[arg-type]
-            layer_norm_eps=values["norm_eps"],  # type: ignore[arg-type]
-            rope_theta=values["global_rope_theta"],  # type: ignore[arg-type]
-            position_embedding_type="rotary",
-            norm_position="pre",
-            gated_mlp=True,
-            **{name: values[name] for name in same},  # type: ignore[arg-type]
-        )
-    except (KeyError, TypeError):
-        raise UserError("model.shape", path, "lacks the shape of a ModernBERT", remedy) from None
+        shape = _shape_of(values, activation)
+        extra = values.get(_EXTRA)
+        return dataclasses.replace(shape, **extra) if isinstance(extra, dict) else shape
+    except (KeyError, TypeError, ValueError):
+        raise UserError("model.shape", path, "lacks the shape of a ModernBERT", _REMEDY) from None
     except UserError as error:
-        raise UserError("model.shape", path, error.problem, remedy) from None
+        raise UserError("model.shape", path, error.problem, _REMEDY) from None
 
 
-def _as_written(values: Mapping[str, object]) -> Mapping[str, object]:
-    """Return a configuration in the form that `modernbert_config` writes; transformers 5 saves it in another one."""
-    values = dict(values)
-    if isinstance(layers := values.get("layer_types"), list):
-        is_global = set(layers) == {"full_attention"}
-        values["global_attn_every_n_layers"] = (
-            1 if is_global else values.get("global_attn_every_n_layers", "mixed")
-        )
-    rope = values.get("rope_parameters")
-    rope = rope.get("full_attention", rope) if isinstance(rope, dict) else None
-    if (
-        isinstance(rope, dict)
-        and rope.get("rope_type", "default") == "default"
-        and "rope_theta" in rope
-    ):
-        values["global_rope_theta"] = rope["rope_theta"]
-    return values
+def _shape_of(values: Mapping[str, Any], activation: str) -> BertConfig:
+    """Return the shape for the flat form of a ``config.json``, without our own entry."""
+    values = {**_DEFAULTS, **values}
+    every = values["global_attn_every_n_layers"]
+    hidden_dropout = values["mlp_dropout"]
 
+    def other_dropout(name: str) -> float | None:
+        return None if values[name] == hidden_dropout else values[name]
 
-def is_modernbert(tensors: Mapping[str, Tensor]) -> bool:
-    """Return whether tensors have ModernBERT's names."""
-    return not tensors.keys().isdisjoint((f"model.{_WORDS}", _WORDS))
-
-
-def own_tensors(tensors: Mapping[str, Tensor], shape: BertConfig, source: str) -> dict[str, Tensor]:
-    """Return the tensors by our names, the inverse of `modernbert_state`. Raise UserError if a bias of a gated
-    feed-forward part is not zero."""
-    bias = next(
-        (
-            name
-            for name in tensors
-            if name.endswith("mlp.Wi.bias") and tensors[name].count_nonzero()
-        ),
-        None,
+    local: dict[str, Any] = {}
+    if every != 1:
+        local_theta = values["local_rope_theta"]
+        local = {
+            "local_attention": values["local_attention"],
+            "global_attn_every_n_layers": every,
+            "local_rope_theta": values["global_rope_theta"] if local_theta is None else local_theta,
+        }
+    return BertConfig(
+        hidden_act=activation,  # type: ignore[arg-type]
+        hidden_dropout_prob=hidden_dropout,
+        embedding_dropout_prob=other_dropout("embedding_dropout"),
+        # transformers has one rate for attention's probabilities and its output.
+        attention_output_dropout_prob=other_dropout("attention_dropout"),
+        attention_probs_dropout_prob=values["attention_dropout"],
+        layer_norm_eps=values["norm_eps"],
+        rope_theta=values["global_rope_theta"],
+        rope_frequencies="product",
+        position_embedding_type="rotary",
+        norm_position="pre",
+        gated_mlp=True,
+        initializer="megatron",
+        classifier_pooling=values["classifier_pooling"],
+        **local,
+        **{name: values[name] for name in (*SHARED_NAMES, *_OWN_NAMES)},
     )
-    if bias is not None:
-        reason = f"{bias} is not zero"
-        raise UserError(
-            "checkpoint.shape", source, reason, "Choose a model that mlbert pretrain has written"
-        )
-    if _WORDS in tensors:  # saved without heads
-        tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
-    state: dict[str, Tensor] = {}
-    for own in parameter_shapes(shape):
-        theirs = _their_name(own)
-        if theirs is not None and theirs in tensors:
-            rows = tensors[theirs].chunk(3) if ".attention.self." in own else [tensors[theirs]]
-            state[own] = rows[fused_position(own)]
-    return state
+
+
+def _flat(values: Mapping[str, object], path: str) -> dict[str, object]:
+    """Return a configuration with the names of transformers 4. Raise UserError if it cannot be
+    written with them."""
+    flat = dict(values)
+    types = values.get("layer_types")
+    if isinstance(types, list):
+        number = values.get("global_attn_every_n_layers")
+        flat["global_attn_every_n_layers"] = _every(types, number, path)
+    rope = values.get("rope_parameters")
+    if isinstance(rope, dict):
+        for kind, name in ((FULL, "global_rope_theta"), (SLIDING, "local_rope_theta")):
+            part = rope.get(kind)
+            if part is None and "rope_theta" in rope:  # one base for all layers
+                part = rope
+            if isinstance(part, dict) and "rope_theta" in part:
+                flat[name] = part["rope_theta"]
+    return flat
+
+
+def _every(types: Sequence[object], number: object, path: str) -> int:
+    """Return the distance of global layers, 0 if there are none: the ``number`` next to the layers'
+    types if it fits them, else the lowest that does. Raise UserError for another pattern."""
+    numbers = [number] if isinstance(number, int) and number >= 0 else []
+    for every in [*numbers, *range(len(types) + 1)]:
+        if list(types) == [
+            FULL if _is_global(layer, every) else SLIDING for layer in range(len(types))
+        ]:
+            return every
+    reason = "layer_types is no pattern of one global layer in every n, from the first"
+    raise UserError("model.unsupported", path, reason, _REMEDY)
+
+
+def _is_global(layer: int, every: int) -> bool:
+    return every > 0 and layer % every == 0
+
+
+def _check_rotations(values: Mapping[str, object], path: str) -> None:
+    """Raise UserError if the rotary angles are scaled."""
+    rope = values.get("rope_parameters")
+    parts = [values.get("rope_scaling")]
+    if isinstance(rope, dict):
+        parts += [rope, *rope.values()]
+    for part in parts:
+        if not isinstance(part, dict):
+            continue
+        kind = part.get("rope_type", part.get("type", "default"))
+        if kind != "default":
+            reason = f"rope_type is {shown(kind)}, only default is supported"
+            raise UserError("model.unsupported", path, reason, _REMEDY)
+
+
+def without_zero_biases(tensors: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
+    """Return the tensors without the zero biases that our gated feed-forward layers do not have.
+    Raise UserError if such a bias is not zero."""
+    biases = [name for name in tensors if name.endswith("mlp.Wi.bias")]
+    for name in biases:
+        if tensors[name].count_nonzero():
+            reason = f"{name} is not zero"
+            remedy = (
+                "Choose a ModernBERT without mlp_bias, or a model that mlbert pretrain has written"
+            )
+            raise UserError("checkpoint.shape", source, reason, remedy)
+    return {name: tensor for name, tensor in tensors.items() if name not in biases}
 
 
 def _their_name(own: str) -> str | None:

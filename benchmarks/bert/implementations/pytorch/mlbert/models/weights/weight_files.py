@@ -56,6 +56,8 @@ from mlbert.models.weights.checkpoint_state import (
     ANOTHER,
     ENCODER,
     HEADS,
+    PREDICTIONS,
+    TRANSFORM,
     Report,
     Shape,
     parameter_shapes,
@@ -79,7 +81,10 @@ def parameters_in(tensors: Mapping[str, Tensor], shape: BertConfig) -> dict[str,
     if (classifier := own.get("classifier.weight")) is not None:
         rows = (len(classifier), shape.hidden_size) if classifier.ndim else (0, 0)
         known |= {"classifier.weight": rows, "classifier.bias": rows[:1]}
-    heads = tuple(head for head in HEADS if any(name.startswith(head) for name in own))
+    heads = [head for head in HEADS if any(name.startswith(head) for name in own)]
+    is_classifier = "classifier.weight" in own
+    if is_classifier and shape.classifier_pooling != "tanh" and PREDICTIONS in heads:
+        heads[heads.index(PREDICTIONS)] = TRANSFORM
     return {name: size for name, size in known.items() if name.startswith((*ENCODER, *heads))}
 
 
