@@ -41,7 +41,7 @@ NUMBER_OF_FILES = (1, 1, 1, 2)
 _IMPORTED = (
     "mlaudit.report.page",
     "mlbert.recipes.packed_lamb_build",
-    "mlbert.recipes.classification_build",
+    "mlbert.recipes.task_inputs",
     "mlbert.recipes.masked_lm_stored_build",
     "mlbert.recipes.masked_lm_text_build",
     "mlbert.training.experiment",

@@ -25,6 +25,19 @@ DECLARATIONS = "mlbert.config.section"
 # Public in spite of the underscore: of named tuples.
 OF_NAMED_TUPLES = {"_asdict", "_fields", "_make", "_replace"}
 
+# What training must not know, except for their declarations of settings: it has protocols for the rest.
+HIDDEN_FROM_TRAINING = (
+    "mlbert.recipes",
+    "mlbert.models",
+    "mlbert.optim",
+    "mlbert.ops",
+    "mlbert.data.loading",
+    "mlbert.data.formats",
+    "mlbert.data.prepare",
+)
+# What the auditor may know of mlbert: helpers, how settings are declared, and their names.
+SEEN_BY_AUDITOR = ("mlbert.host.", "mlbert.config.", "mlbert.recipes.sections")
+
 
 def circles(imports: dict[str, set[str]]) -> list[list[str]]:
     """Return the groups of modules that import one another, each sorted (Tarjan 1972)."""
@@ -119,3 +132,25 @@ def test_declarations_of_settings_need_nothing_else(imports: dict[str, set[str]]
     assert {name: imports[name] - {DECLARATIONS} for name in declaring if imports[name]} == {
         name: set() for name in declaring
     }
+
+
+def test_training_knows_protocols(imports: dict[str, set[str]]) -> None:
+    found = {
+        f"{module} -> {imported}"
+        for module in imports
+        if module.startswith("mlbert.training")
+        for imported in imports[module]
+        if imported.startswith(HIDDEN_FROM_TRAINING) and not imported.endswith(".config")
+    }
+    assert found == set()
+
+
+def test_the_auditor_knows_helpers_and_names_of_settings(imports: dict[str, set[str]]) -> None:
+    found = {
+        f"{module} -> {imported}"
+        for module in imports
+        if module.startswith("mlaudit")
+        for imported in imports[module]
+        if imported.startswith("mlbert") and not imported.startswith(SEEN_BY_AUDITOR)
+    }
+    assert found == set()

@@ -89,6 +89,7 @@ def test_a_task_is_learnt_up_to_its_target(tmp_path, objective, target):
         "static_shape": None,
         "precision": "torch.float32",
         "ops": "plain",
+        "peak_flops": lambda: 1e12,
     }
     method = Method(**parts, identity={}, export=lambda folder, card: None)
     config = configuration(masked_lm_stored.RECIPE, **SETTINGS, target_mlm_accuracy=target)

@@ -34,8 +34,11 @@ from mlbert.models.objectives import MaskedLM
 from mlbert.models.weights.export import write_weights
 from mlbert.models.weights.load import load_weights
 from mlbert.ops import api as ops
+from mlbert.ops import proof
 from mlbert.ops.config import ComputeConfig
+from mlbert.ops.cublaslt_tuning import tuned
 from mlbert.ops.fp8_scaling import Products
+from mlbert.ops.peak import gemm_peak_flops
 from mlbert.ops.precision import compute_dtype, fp8_products
 from mlbert.optim import optimizers, schedules
 from mlbert.optim.config import OptimizerConfig, ScheduleConfig
@@ -92,6 +95,15 @@ def choose_compute(
         warn(f"PRECISION={config.precision} on a CPU is for tests: slower than bf16")
     return Compute(
         dtype, products, config.precision if products else str(dtype), json.dumps(chosen)
+    )
+
+
+def prove_ops(context: BuildContext, shape: BertConfig) -> None:
+    """Prove the ops that the run will use; see `mlbert.ops.proof.prove`."""
+    compute = context.config[ComputeConfig]
+    world = context.world
+    proof.prove(
+        compute.ops, compute.precision, shape, world.device, world.all_reduce_max, context.warn
     )
 
 
@@ -306,7 +318,7 @@ def reduction_options(config: Configuration, loss_scale: LossScale | None) -> di
 
 
 def make_method(
-    config: Configuration,
+    context: BuildContext,
     inputs: Any,
     compute: Compute,
     update: Update,
@@ -316,12 +328,14 @@ def make_method(
     """Return the method.
 
     Args:
-        config, compute, update: of the run.
+        context, compute, update: of the run.
         inputs: `mlbert.training.protocols.Inputs`.
         identity: what a checkpoint of the recipe must match besides shape, optimizer,
             data and fixed settings.
         objects: the other fields of `Method`.
     """
+    config = context.config
+    world = context.world
     same = {"model": inputs.shape.to_json(), "optimizer": update.optimizer.name}
     data = {"train_data": inputs.train_data, "eval_data": inputs.eval_data}
     fixed = config.fixed_on_resume()
@@ -334,6 +348,10 @@ def make_method(
         precision=compute.precision,
         ops=compute.ops,
         identity={**same, **identity, **data, **fixed},
+        peak_flops=functools.partial(gemm_peak_flops, objects["model"].dtype, world.device.type),
+        tune=functools.partial(
+            tuned, world.device, world.rank == 0, world.all_reduce_max, context.warn
+        ),
     )
 
 
@@ -364,7 +382,7 @@ def make_stored_method(
     )
     evaluation = _make_stored_evaluation_set(context, inputs.shape)
     return make_method(
-        config,
+        context,
         inputs,
         compute,
         update,

@@ -28,9 +28,9 @@ def inspect(config: Configuration) -> Any:
     """Read the task's files, the vocabulary and the shape; see
     `mlbert.recipes.classification_build.inspect`.
     """
-    from mlbert.recipes import classification_build  # needs torch
+    from mlbert.recipes import task_inputs  # needs torch
 
-    return classification_build.inspect(config)
+    return task_inputs.inspect(config)
 
 
 RECIPE = Recipe(

@@ -11,6 +11,8 @@ from mlbert.models.objectives import MaskedLM
 from mlbert.recipes import assembly
 from mlbert.training.protocols import BuildContext, Method
 
+prepare = assembly.prove_ops
+
 
 def build(context: BuildContext, inputs: PreTrainingInputs) -> Method:
     """Return the method's objects. The data sets are not read before their ``open``."""

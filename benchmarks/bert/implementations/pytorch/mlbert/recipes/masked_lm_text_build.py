@@ -27,6 +27,8 @@ from mlbert.runs.config import RunConfig
 from mlbert.training.config import EvaluationConfig
 from mlbert.training.protocols import BuildContext, EvaluationSet, Method
 
+prepare = assembly.prove_ops
+
 
 def build(context: BuildContext, inputs: PreTrainingInputs) -> Method:
     """Return the method's objects.
@@ -65,7 +67,7 @@ def build(context: BuildContext, inputs: PreTrainingInputs) -> Method:
         world_size=world.world_size,
     )
     return assembly.make_method(
-        config,
+        context,
         inputs,
         compute,
         update,

@@ -22,6 +22,8 @@ from mlbert.recipes import assembly
 from mlbert.recipes.assembly import Update
 from mlbert.training.protocols import BuildContext, Method
 
+prepare = assembly.prove_ops
+
 
 def build(context: BuildContext, inputs: PreTrainingInputs) -> Method:
     """Return the method's objects. The data sets are not read before their ``open``."""

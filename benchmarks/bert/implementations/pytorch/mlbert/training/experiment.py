@@ -51,9 +51,6 @@ from mlbert.mlperf.keys import ELAPSED
 from mlbert.mlperf.mllog import MLPerfLogger, close_interrupted
 from mlbert.models.config import ModelConfig
 from mlbert.ops.config import ComputeConfig
-from mlbert.ops.cublaslt_tuning import tuned
-from mlbert.ops.peak import gemm_peak_flops
-from mlbert.ops.proof import prove
 from mlbert.optim.config import OptimizerConfig, ScheduleConfig
 from mlbert.runs import identity as run_identity
 from mlbert.runs import run_folder
@@ -96,7 +93,7 @@ def summarize(
     """Return the numbers that ``mlbert report`` prints. Rates are per second of training, without evaluation."""
     state = outcome.state
     seconds = max(state.train_seconds, 1e-9)
-    peak = gemm_peak_flops(method.model.dtype, world.device.type)
+    peak = method.peak_flops()
     rate = state.flops / seconds / world.world_size
     return {
         **run_folder.summarize(
@@ -233,7 +230,7 @@ def run_experiment(
         log.start("init_start")
         run_identity.log_submission(log.event, config[SubmissionConfig])
         log.event("seed", seed)
-        prove(compute.ops, compute.precision, inputs.shape, world.device, world.all_reduce_max, say)
+        build.prepare(BuildContext(config, world, seed, say), inputs.shape)
         config, method = build_fitting(
             config,
             lambda fitting: build.build(BuildContext(fitting, world, seed, say), inputs),
@@ -312,9 +309,13 @@ def _limits(config: Configuration) -> Limits:
 def _loggers(
     config: Configuration, record: dict[str, Any], folder: Path, world: World, method: Method
 ) -> list[Events]:
-    peak = functools.partial(gemm_peak_flops, method.model.dtype, world.device.type)
     return make_loggers(
-        config[RunConfig], record, folder, config[OptimizerConfig].optimizer, world.world_size, peak
+        config[RunConfig],
+        record,
+        folder,
+        config[OptimizerConfig].optimizer,
+        world.world_size,
+        method.peak_flops,
     )
 
 
@@ -337,10 +338,7 @@ def _make_ready(
     run.step.warm_up()
     if run.step.graphs:
         run.evaluator.record()
-        world = run.world
-        run.step.record(
-            functools.partial(tuned, world.device, world.rank == 0, world.all_reduce_max, say)
-        )
+        run.step.record(run.method.tune)
         say(f"CUDA graphs: {config[ComputeConfig].cuda_graph_mode}, {run.method.static_shape}")
     if run.save_every_steps or run.pace:
         run.snapshots.prepare()

@@ -264,6 +264,10 @@ class Schedule(Protocol):
         """Call ``event(key, value)`` for each hyper-parameter, under MLPerf's key."""
 
 
+def _run(work: Callable[[], None]) -> None:
+    work()
+
+
 @dataclass(frozen=True)
 class Method:
     """The objects that a recipe builds.
@@ -274,6 +278,9 @@ class Method:
         precision, ops: numeric format and implementation of the operations, for the log.
         identity: what a checkpoint must match to be resumed here, JSON-serializable.
         export: writes weights into a folder, with facts for the model card.
+        peak_flops: measures the FLOP/s of matrix products in the model's dtype on this device.
+        tune: runs the warm-up of a graph that it is given,
+            and picks the kernels to capture from the ones it ran.
         loss_scale: scale of the losses, if any.
     """
 
@@ -290,6 +297,8 @@ class Method:
     ops: str
     identity: Mapping[str, object]
     export: Callable[[Path, Mapping[str, object]], None]
+    peak_flops: Callable[[], float]
+    tune: Callable[[Callable[[], None]], None] = _run
     loss_scale: LossScale | None = None
 
 
@@ -329,6 +338,12 @@ class BuildContext:
 
 class RecipeBuild(Protocol):
     """A module that builds the objects of a `mlbert.config.recipe.Recipe`."""
+
+    def prepare(self, context: BuildContext, shape: BertConfig) -> None:
+        """Get the device's kernels ready for a model of this shape. Called once, before `build`.
+
+        All ranks call it together.
+        """
 
     def build(self, context: BuildContext, inputs: Any) -> Method:
         """Return the method's objects. The data sets are not read before their ``open``.
