@@ -128,7 +128,8 @@ def check_attention_mask(
     num_heads: int,
     head_size: int,
     dtype: torch.dtype,
-    probability=0.1,
+    probability: float = 0.1,
+    window: int | None = None,
 ) -> None:
     """Assert that attention uses the dropout mask of each head.
 
@@ -139,18 +140,21 @@ def check_attention_mask(
     key = 0xF1234567
     _, cu_seqlens, _, rows = op_inputs.packed_qkv([17, length], num_heads, head_size)
     want = attention_keep_mask(key, rows[17:], num_heads, length, probability)
+    if window is not None:
+        distance = torch.arange(length)[:, None] - torch.arange(length)
+        want &= distance.abs() <= window
     for first in range(0, length, head_size):
-        window = torch.arange(first, min(first + head_size, length))
+        places = torch.arange(first, min(first + head_size, length))
         one_hot = torch.zeros(17 + length, num_heads, head_size, dtype=dtype)
-        one_hot[17 + window, :, window - first] = 1.0
+        one_hot[17 + places, :, places - first] = 1.0
         qkv = torch.stack(
             [torch.zeros_like(one_hot), torch.zeros_like(one_hot), one_hot], 1
         ).requires_grad_()
-        out = attention(qkv, cu_seqlens, length, probability, key, rows, None)
+        out = attention(qkv, cu_seqlens, length, probability, key, rows, None, window)
         out.backward(one_hot)
-        assert torch.equal((out[17:] != 0).transpose(0, 1)[:, :, : len(window)], want[:, :, window])
+        assert torch.equal((out[17:] != 0).transpose(0, 1)[:, :, : len(places)], want[:, :, places])
         assert torch.equal(
-            (qkv.grad[17:, 2] != 0).permute(1, 2, 0)[:, : len(window)], want[:, window]
+            (qkv.grad[17:, 2] != 0).permute(1, 2, 0)[:, : len(places)], want[:, places]
         )
 
 

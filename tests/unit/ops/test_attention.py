@@ -1,6 +1,5 @@
 """Attention: error rule on awkward shapes, exact masks, no leaks between sequences."""
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,6 @@ from mlbert.ops import api as ops
 from mlbert.ops import forms as registry
 from mlbert.ops import native_library, reference
 from mlbert.ops.attention import capture_obstacle, native_attention, tiles_work
-from mlbert.ops.dropout import attention_keep_mask, dropout_scale, dropout_threshold
 from unit.ops.conftest import check_attention_mask, check_errors
 from unit.ops.op_inputs import packed_qkv, with_float32_slopes
 
@@ -187,57 +185,6 @@ def test_alibi_equals_pytorchs_attention_with_an_explicit_bias(use_native):
         q, k, v = qkv[start:stop].permute(1, 2, 0, 3)
         want = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         torch.testing.assert_close(out[start:stop], want.transpose(0, 1))
-
-
-def square_attention(qkv, cu_seqlens, dropout, key, rows, slopes, window) -> Tensor:
-    """Compute local attention from the scores of all pairs of tokens: the plain form's slow twin."""
-    outputs = []
-    for start, stop in itertools.pairwise(cu_seqlens.tolist()):
-        q, k, v = qkv[start:stop].permute(1, 2, 0, 3)
-        place = torch.arange(stop - start)
-        distance = (place[:, None] - place).abs()
-        scores = q @ k.transpose(1, 2) * qkv.shape[3] ** -0.5
-        if slopes is not None:
-            scores = scores - slopes[:, None, None] * distance
-        weights = scores.masked_fill(distance > window, -torch.inf).softmax(-1)
-        if threshold := dropout_threshold(dropout):
-            keep = attention_keep_mask(key, rows[start:stop], qkv.shape[2], stop - start, dropout)
-            weights = torch.where(keep, weights * dropout_scale(threshold), 0.0)
-        outputs.append((weights @ v).transpose(0, 1))
-    return torch.cat(outputs)
-
-
-WINDOWS = (0, 1, 3, 31, 32, 33, 64, 98, 99, 100, 5000)
-
-
-@pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("dropout", DROPOUTS)
-@pytest.mark.parametrize("alibi", [False, True])
-def test_plain_local_attention_equals_a_masked_square(window, dropout, alibi):
-    ops.select("plain")
-    qkv, cu_seqlens, longest, rows = packed_qkv([1, 0, 2, 33, 64, 100], 3, 8)
-    slopes = torch.tensor([1.0, 0.25, 0.0]) if alibi else None
-    x = qkv.double().requires_grad_()
-    results = []
-    for out in (
-        ops.attention(x, cu_seqlens, longest, dropout, 5, rows, slopes, window),
-        square_attention(x, cu_seqlens, dropout, 5, rows, slopes, window),
-    ):
-        (gradient,) = torch.autograd.grad(out, x, qkv[:, 0].double())
-        results.append((out.detach(), gradient))
-    for found, expected in zip(*results, strict=True):
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-
-
-def test_rotations_are_those_of_rotary(use_native):
-    qkv, cu_seqlens, longest, rows = packed_qkv([5, 70], 2, 64)
-    table = ops.rotations(torch.arange(75) % 7, 64, 10_000.0)
-    for choice in ("plain", "native"):
-        ops.select(choice)
-        out = ops.attention(qkv, cu_seqlens, longest, 0.1, 3, rows, None, 16, table)
-        rotated = ops.rotary(qkv, table)
-        expected = ops.attention(rotated, cu_seqlens, longest, 0.1, 3, rows, None, 16)
-        assert torch.equal(out, expected)
 
 
 def test_invalid_arguments_raise(use_native):

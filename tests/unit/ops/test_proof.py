@@ -49,9 +49,14 @@ def replace_form(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("op", Problems(CPU, torch.float32).differentiable())
+@pytest.mark.parametrize("op", [*Problems(CPU, torch.float32).differentiable(), "local attention"])
 def test_runs_are_bit_equal_for_any_thread_count(op, dtype):
-    make, differentiated = Problems(CPU, dtype).differentiable()[op]
+    problems = Problems(CPU, dtype)
+    if op == "local attention":
+        op = "attention"
+        make, differentiated = problems.variants()[op][0]
+    else:
+        make, differentiated = problems.differentiable()[op]
     results = []
     for threads in (2, 2, 1):
         torch.set_num_threads(threads)
@@ -102,7 +107,7 @@ def test_every_op_is_verified():
 def test_gpu_is_verified_with_the_models_sizes():
     """On a GPU, kernels and algorithms depend on the sizes; on a CPU, the problems are small."""
     sizes = Sizes.of_run(LARGE, torch.device("cuda"))
-    assert sizes == (1024, 16, 4096, 30522, 30528)
+    assert sizes == (1024, 16, 4096, 30522, 30528, None)
     assert Sizes.of_run(LARGE, CPU) == Sizes()
     problems = Problems(CPU, torch.bfloat16, sizes=sizes)
     arguments = {op: make(0) for op, (make, _) in problems.differentiable().items()}
@@ -116,6 +121,18 @@ def test_gpu_is_verified_with_the_models_sizes():
         == 30528
     )
     assert problems.not_differentiable()["fp8_gelu"]()[0].shape == (tokens, 4096)
+
+
+def test_wrong_window_is_refused(monkeypatch):
+    def wider(*arguments: Any) -> Tensor:
+        *rest, window, rotations = arguments
+        return reference.attention(*rest, window + 1, rotations)
+
+    def form(*arguments: Any) -> Tensor:
+        return wider(*arguments) if len(arguments) > 7 else reference.attention(*arguments)
+
+    replace_form(monkeypatch, form, op="attention")
+    assert "output: rms error" in proof.check("attention", "native", CPU, torch.float32)
 
 
 def wrong_gradient(x: Tensor, *settings: Any) -> Tensor:

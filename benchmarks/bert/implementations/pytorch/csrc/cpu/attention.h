@@ -1,4 +1,9 @@
-/* Shared by both attention kernels: the problem, softmax of one row (forward and backward), small copies.
+/* Shared by both attention kernels: the problem, rotations, softmax of one row (forward and
+ * backward), small copies.
+ *
+ * Local attention: a block of queries has scores for the range of keys that any of them sees
+ * (`Keys`), and a row's softmax runs over the keys that its query sees. Without a window both are the
+ * whole sequence.
  *
  * Legend: T tokens, S sequences, N heads, H head size. */
 #ifndef MLBERT_ATTENTION_H
@@ -12,6 +17,8 @@ typedef struct {
     const int32_t *bounds;  /* [S+1] */
     const int32_t *rows;    /* [T], dropout rows */
     const float *slopes;    /* [N] ALiBi slopes, or NULL */
+    const float *rotations; /* [T, H]: each token's H/2 cosines, then the sines; or NULL */
+    int64_t window;         /* tokens that a query sees on each side; negative: the whole sequence */
     int64_t num_heads, head_size, max_length;
     uint32_t key;
     int threshold, is_bf16;
@@ -55,8 +62,35 @@ INLINE void write_rows(const float *source, int64_t source_step, int64_t rows, i
         });
 }
 
-INLINE void mask_row(const Problem *p, uint32_t key, int64_t token, int64_t length, uint8_t *bytes) {
-    if (p->threshold) dropout_bytes(row_hash(key, p->rows[token]), round_up(length, LANES), bytes);
+/* Keys `first` to `first` + `count` of a sequence. */
+typedef struct {
+    int64_t first, count;
+} Keys;
+
+/* The keys that any of these queries sees; `first` is rounded down to a multiple of `step`. */
+INLINE Keys keys_of_block(const Problem *p, int64_t query, int64_t num_queries, int64_t length, int64_t step) {
+    if (p->window < 0) return (Keys){0, length};
+    int64_t first = query > p->window ? (query - p->window) / step * step : 0;
+    int64_t end = query + num_queries + p->window;
+    return (Keys){first, (end < length ? end : length) - first};
+}
+
+/* Rotate the rows of `x` from `token` on in place; direction 1 rotates, -1 rotates back. */
+INLINE void rotate_rows(const Problem *p, int64_t token, int64_t rows, float direction, void *x, int64_t step,
+                        int is_bf16) {
+    if (!p->rotations) return;
+    int64_t half = p->head_size / 2;
+    for (int64_t t = 0; t < rows; t++) {
+        const float *cosines = p->rotations + (token + t) * p->head_size, *sines = cosines + half;
+        EACH_VECTOR(c, count, half, {
+            vec a = load_elements(x, t * step + c, count, is_bf16);
+            vec b = load_elements(x, t * step + half + c, count, is_bf16);
+            vec cosine = load_elements(cosines, c, count, 0);
+            vec sine = splat(direction) * load_elements(sines, c, count, 0);
+            store_elements(x, t * step + c, count, a * cosine - b * sine, is_bf16);
+            store_elements(x, t * step + half + c, count, b * cosine + a * sine, is_bf16);
+        });
+    }
 }
 
 /* ALiBi: subtract slope * |query - j| from the scaled scores of one query. `scores` are unscaled, so the slope is
@@ -111,6 +145,37 @@ INLINE void softmax_row_backward(float *scores, float *d_scores, int64_t length,
         store(d_scores + j, p * (load(d_scores + j) - mean));
         store(scores + j, keep_or_zero(p * scale, bytes + j, threshold));
     }
+}
+
+/* One query and the part of its block's scores that it sees: `start` to `end`, `start` a multiple of
+ * LANES. The first `hidden` of these are not seen. */
+typedef struct {
+    int64_t query, start, end, hidden;
+} Row;
+
+INLINE Row row_of(const Problem *p, int64_t query, Keys keys) {
+    if (p->window < 0) return (Row){query, 0, keys.count, 0};
+    int64_t first = query - p->window - keys.first, end = query + p->window + 1 - keys.first;
+    if (first < 0) first = 0;
+    int64_t start = first / LANES * LANES;
+    return (Row){query - keys.first - start, start, end < keys.count ? end : keys.count, first - start};
+}
+
+/* What both directions need before the softmax of a row: its mask, its bias, and no hidden keys. */
+INLINE void prepare_row(const Problem *p, uint32_t key, int64_t head, int64_t token, Row row, Keys keys, float root,
+                        uint8_t *bytes, float *scores) {
+    int64_t count = row.end - row.start;
+    if (p->threshold)
+        dropout_bytes(row_hash(key, p->rows[token]), keys.first + row.start, round_up(count, LANES), bytes);
+    alibi_row(p, head, scores + row.start, row.query, count, root);
+    for (int64_t j = 0; j < row.hidden; j++) scores[row.start + j] = -1e30f;
+}
+
+/* Zero what a query does not see, up to `columns`, where other queries of the block have scores. */
+INLINE void clear_hidden(const Problem *p, Row row, int64_t columns, float *scores) {
+    if (p->window < 0) return;
+    memset(scores, 0, sizeof(float) * (size_t)(row.start + row.hidden));
+    memset(scores + row.end, 0, sizeof(float) * (size_t)(columns - row.end));
 }
 
 #endif

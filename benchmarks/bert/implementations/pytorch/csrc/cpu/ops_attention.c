@@ -18,6 +18,7 @@
 #define TILE_ROWS 6
 #endif
 #define BLOCK_ROWS 48 /* queries per block: a multiple of both values of TILE_ROWS */
+#define LOCAL_BLOCK_ROWS 24 /* likewise, with a window: fewer hidden keys */
 
 #define PREFETCH_ROWS 6
 
@@ -47,10 +48,11 @@ INLINE void tile(const float *a, int64_t row_step, int64_t depth_step, const flo
         for (int v = 0; v < TILE_VECTORS; v++) store(c + r * c_step + v * LANES, sum[r][v]);
 }
 
-/* C [rows, columns] = or += A B, B in panels of `depth` rows; C and A must be readable up to full tiles. */
-static void product(const float *a, int64_t row_step, int64_t depth_step, const float *panels, int64_t rows,
-                    int64_t columns, int64_t depth, float *c, int64_t c_step, int accumulate) {
-    for (int64_t j = 0; j < columns; j += TILE_COLUMNS, panels += depth * TILE_COLUMNS)
+/* C [rows, columns] = or += A B, B in `depth` rows of panels of `panel_rows`; C and A must be readable
+ * up to full tiles. */
+static void product(const float *a, int64_t row_step, int64_t depth_step, const float *panels, int64_t panel_rows,
+                    int64_t rows, int64_t columns, int64_t depth, float *c, int64_t c_step, int accumulate) {
+    for (int64_t j = 0; j < columns; j += TILE_COLUMNS, panels += panel_rows * TILE_COLUMNS)
         for (int64_t r = 0; r < rows; r += TILE_ROWS) {
             const float *a_tile = a + r * row_step;
             float *c_tile = c + r * c_step + j;
@@ -92,26 +94,36 @@ static void pack_rows(const float *matrix, int64_t step, int64_t rows, int64_t c
 
 /* Sizes of one thread's scratch arrays, in floats. */
 typedef struct {
-    int64_t width;  /* padded head size */
-    int64_t length; /* padded tokens of a sequence: full panels and full tiles */
-    int64_t score_step;
+    int64_t width;       /* padded head size */
+    int64_t length;      /* padded tokens of a sequence: full panels and full tiles */
+    int64_t block_rows;  /* queries per block */
+    int64_t score_step;  /* from one row of scores to the next */
     int64_t matrix, block, scores, bytes;
 } Layout;
 
-static Layout layout_of(int64_t max_length, int64_t head_size) {
+static Layout layout_of(int64_t max_length, int64_t head_size, int64_t window) {
+    const int64_t full = TILE_COLUMNS > 16 ? 96 : 48; /* a multiple of TILE_COLUMNS and TILE_ROWS */
     Layout l;
     l.width = round_up(head_size, TILE_COLUMNS);
-    l.length = round_up(max_length, TILE_COLUMNS > 16 ? 96 : 48);
-    l.score_step = l.length + 16; /* not a power of two, so rows map to different cache sets */
+    l.length = round_up(max_length, full);
+    l.block_rows = BLOCK_ROWS;
+    int64_t keys = l.length;
+    if (window >= 0) {
+        l.length += TILE_ROWS; /* a block's keys start at a panel, not at a tile */
+        l.block_rows = LOCAL_BLOCK_ROWS;
+        int64_t seen = round_up(LOCAL_BLOCK_ROWS + 2 * window + TILE_COLUMNS, full);
+        if (seen < keys) keys = seen;
+    }
+    l.score_step = keys + 16; /* not a power of two, so rows map to different cache sets */
     l.matrix = l.length * l.width;
-    l.block = BLOCK_ROWS * l.width;
-    l.scores = BLOCK_ROWS * l.score_step;
+    l.block = l.block_rows * l.width;
+    l.scores = l.block_rows * l.score_step;
     l.bytes = l.score_step / 4 + 16;
     return l;
 }
 
-int64_t attention_scratch_floats(int64_t max_length, int64_t head_size) {
-    Layout l = layout_of(max_length, head_size);
+int64_t attention_scratch_floats(int64_t max_length, int64_t head_size, int64_t window) {
+    Layout l = layout_of(max_length, head_size, window);
     return round_up(7 * l.matrix + 6 * l.block + 2 * l.scores + l.bytes, 1024);
 }
 
@@ -120,7 +132,7 @@ static void forward_task(const Problem *p, int64_t sequence, int64_t head, float
     int64_t start = p->bounds[sequence], length = p->bounds[sequence + 1] - start;
     int64_t size = p->head_size, step = 3 * p->num_heads * size;
     int bf16 = p->is_bf16;
-    Layout l = layout_of(p->max_length, size);
+    Layout l = layout_of(p->max_length, size, p->window);
     float *rows = scratch, *keys = rows + l.matrix, *values = keys + l.matrix;
     float *queries = values + l.matrix, *outputs = queries + l.block, *scores = outputs + l.block;
     uint8_t *bytes = (uint8_t *)(scores + l.scores);
@@ -130,22 +142,28 @@ static void forward_task(const Problem *p, int64_t sequence, int64_t head, float
 
     /* Keys as columns for Q K^T, values as rows for P V; packed once and read by every block of queries. */
     copy_rows(at(head_qkv, p->num_heads * size, bf16), step, length, size, rows, l.width, bf16);
+    rotate_rows(p, start, length, 1, rows, l.width, 0);
     pack_rows(rows, l.width, length, size, keys);
     copy_rows(at(head_qkv, 2 * p->num_heads * size, bf16), step, length, size, rows, l.width, bf16);
     pack_columns(rows, l.width, length, size, values);
-    for (int64_t first = 0; first < length; first += BLOCK_ROWS) {
-        int64_t count = length - first < BLOCK_ROWS ? length - first : BLOCK_ROWS;
+    for (int64_t first = 0; first < length; first += l.block_rows) {
+        int64_t count = length - first < l.block_rows ? length - first : l.block_rows;
+        Keys seen = keys_of_block(p, first, count, length, TILE_COLUMNS);
         copy_rows(at(head_qkv, first * step, bf16), step, count, size, queries, l.width, bf16);
-        product(queries, l.width, 1, keys, count, length, size, scores, l.score_step, 0);
+        rotate_rows(p, start + first, count, 1, queries, l.width, 0);
+        product(queries, l.width, 1, keys + seen.first * size, size, count, seen.count, size, scores, l.score_step, 0);
         float row_statistics[BLOCK_ROWS][2];
         for (int64_t i = 0; i < count; i++) {
-            mask_row(p, key, start + first + i, length, bytes);
-            alibi_row(p, head, scores + i * l.score_step, first + i, length, root);
-            softmax_row(scores + i * l.score_step, length, root, bytes, p->threshold, row_statistics[i]);
+            float *row_scores = scores + i * l.score_step;
+            Row row = row_of(p, first + i, seen);
+            prepare_row(p, key, head, start + first + i, row, seen, root, bytes, row_scores);
+            softmax_row(row_scores + row.start, row.end - row.start, root, bytes, p->threshold, row_statistics[i]);
+            clear_hidden(p, row, l.score_step, row_scores);
             memcpy(statistics + 2 * ((start + first + i) * p->num_heads + head), row_statistics[i], sizeof(float[2]));
         }
         /* Rows of `scores` are not normalised: the output is multiplied once by 1 / sum and the dropout scale. */
-        product(scores, l.score_step, 1, values, count, size, length, outputs, l.width, 0);
+        product(scores, l.score_step, 1, values + seen.first * TILE_COLUMNS, length, count, size, seen.count, outputs,
+                l.width, 0);
         for (int64_t i = 0; i < count; i++)
             write_rows(outputs + i * l.width, l.width, 1, size, scale * row_statistics[i][1],
                        at_mut(out, ((start + first + i) * p->num_heads + head) * size, bf16), 0, bf16);
@@ -157,7 +175,7 @@ static void backward_task(const Problem *p, int64_t sequence, int64_t head, floa
     int64_t start = p->bounds[sequence], length = p->bounds[sequence + 1] - start;
     int64_t size = p->head_size, out_step = p->num_heads * size, step = 3 * out_step;
     int bf16 = p->is_bf16;
-    Layout l = layout_of(p->max_length, size);
+    Layout l = layout_of(p->max_length, size, p->window);
     float *rows = scratch, *keys_by_row = rows + l.matrix, *keys_by_column = keys_by_row + l.matrix;
     float *values_by_row = keys_by_column + l.matrix, *d_keys = values_by_row + l.matrix;
     float *d_values = d_keys + l.matrix, *queries = d_values + l.matrix, *d_outputs = queries + l.block;
@@ -172,45 +190,64 @@ static void backward_task(const Problem *p, int64_t sequence, int64_t head, floa
 
     /* `rows` is scratch for packing. Keys are packed both ways (for the scores and for dQ), values one way. */
     copy_rows(at(head_qkv, out_step, bf16), step, length, size, rows, l.width, bf16);
+    rotate_rows(p, start, length, 1, rows, l.width, 0);
     pack_rows(rows, l.width, length, size, keys_by_row);
     pack_columns(rows, l.width, length, size, keys_by_column);
     copy_rows(at(head_qkv, 2 * out_step, bf16), step, length, size, rows, l.width, bf16);
     pack_rows(rows, l.width, length, size, values_by_row);
-    for (int64_t first = 0; first < length; first += BLOCK_ROWS) {
-        int64_t count = length - first < BLOCK_ROWS ? length - first : BLOCK_ROWS;
+    if (p->window >= 0) {
+        memset(d_keys, 0, sizeof(float) * (size_t)(length * l.width));
+        memset(d_values, 0, sizeof(float) * (size_t)(length * l.width));
+    }
+    for (int64_t first = 0; first < length; first += l.block_rows) {
+        int64_t count = length - first < l.block_rows ? length - first : l.block_rows;
+        Keys seen = keys_of_block(p, first, count, length, TILE_COLUMNS);
         copy_rows(at(head_qkv, first * step, bf16), step, count, size, queries, l.width, bf16);
+        rotate_rows(p, start + first, count, 1, queries, l.width, 0);
         copy_rows(at(head_d_out, first * out_step, bf16), out_step, count, size, d_outputs, l.width, bf16);
-        product(queries, l.width, 1, keys_by_row, count, length, size, scores, l.score_step, 0);
-        product(d_outputs, l.width, 1, values_by_row, count, length, size, d_scores, l.score_step, 0);
+        product(queries, l.width, 1, keys_by_row + seen.first * size, size, count, seen.count, size, scores,
+                l.score_step, 0);
+        product(d_outputs, l.width, 1, values_by_row + seen.first * size, size, count, seen.count, size, d_scores,
+                l.score_step, 0);
         for (int64_t i = 0; i < count; i++) {
             int64_t token = start + first + i;
-            mask_row(p, key, token, length, bytes);
-            alibi_row(p, head, scores + i * l.score_step, first + i, length, root);
-            softmax_row_backward(scores + i * l.score_step, d_scores + i * l.score_step, length, root,
+            float *row_scores = scores + i * l.score_step, *row_d_scores = d_scores + i * l.score_step;
+            Row row = row_of(p, first + i, seen);
+            prepare_row(p, key, head, token, row, seen, root, bytes, row_scores);
+            for (int64_t j = 0; j < row.hidden; j++) row_d_scores[row.start + j] = 0;
+            softmax_row_backward(row_scores + row.start, row_d_scores + row.start, row.end - row.start, root,
                                  statistics + 2 * (token * p->num_heads + head), bytes, p->threshold);
+            clear_hidden(p, row, l.score_step, row_scores);
+            clear_hidden(p, row, l.score_step, row_d_scores);
         }
         pack_columns(queries, l.width, count, size, query_panels);
         pack_columns(d_outputs, l.width, count, size, d_output_panels);
-        /* dQ = dS K; dK += dS^T Q and dV += P^T dO read the transposes by swapping the steps. The first block of queries
-         * overwrites, later ones add. */
-        product(d_scores, l.score_step, 1, keys_by_column, count, size, length, d_queries, l.width, 0);
-        product(d_scores, 1, l.score_step, query_panels, length, size, count, d_keys, l.width, first > 0);
-        product(scores, 1, l.score_step, d_output_panels, length, size, count, d_values, l.width, first > 0);
+        /* dQ = dS K; dK += dS^T Q and dV += P^T dO read the transposes by swapping the steps. Without a
+         * window, the first block of queries overwrites, later ones add. */
+        int adds = first > 0 || p->window >= 0;
+        float *seen_d_keys = d_keys + seen.first * l.width, *seen_d_values = d_values + seen.first * l.width;
+        product(d_scores, l.score_step, 1, keys_by_column + seen.first * TILE_COLUMNS, length, count, size, seen.count,
+                d_queries, l.width, 0);
+        product(d_scores, 1, l.score_step, query_panels, count, seen.count, size, count, seen_d_keys, l.width, adds);
+        product(scores, 1, l.score_step, d_output_panels, count, seen.count, size, count, seen_d_values, l.width, adds);
+        rotate_rows(p, start + first, count, -1, d_queries, l.width, 0);
         write_rows(d_queries, l.width, count, size, root, at_mut(head_d_qkv, first * step, bf16), step, bf16);
     }
+    rotate_rows(p, start, length, -1, d_keys, l.width, 0);
     write_rows(d_keys, l.width, length, size, root, at_mut(head_d_qkv, out_step, bf16), step, bf16);
     write_rows(d_values, l.width, length, size, 1.0f, at_mut(head_d_qkv, 2 * out_step, bf16), step, bf16);
 }
 
 /* out [T, N, H] and statistics [T, N, 2]; scratch has attention_scratch_floats() floats per thread. */
 void attention_forward(const void *qkv, const int32_t *bounds, const int32_t *order, const int32_t *rows,
-                       const float *slopes, int64_t num_sequences, int64_t num_heads, int64_t head_size,
-                       int64_t max_length, uint32_t key, int threshold, int is_bf16, int threads, float *scratch,
-                       float *statistics, void *out) {
-    Problem p = {qkv, bounds, rows, slopes, num_heads, head_size, max_length, key, threshold, is_bf16};
+                       const float *slopes, const float *rotations, int64_t num_sequences, int64_t num_heads,
+                       int64_t head_size, int64_t max_length, int64_t window, uint32_t key, int threshold, int is_bf16,
+                       int threads, float *scratch, float *statistics, void *out) {
+    Problem p = {qkv,       bounds,    rows,       slopes, rotations, window,
+                 num_heads, head_size, max_length, key,    threshold, is_bf16};
 #pragma omp parallel num_threads(threads)
     {
-        float *own = scratch + omp_get_thread_num() * attention_scratch_floats(max_length, head_size);
+        float *own = scratch + omp_get_thread_num() * attention_scratch_floats(max_length, head_size, window);
 #pragma omp for schedule(dynamic)
         for (int64_t i = 0; i < num_sequences * num_heads; i++)
             forward_task(&p, order[i / num_heads], i % num_heads, own, statistics, out);
@@ -219,13 +256,15 @@ void attention_forward(const void *qkv, const int32_t *bounds, const int32_t *or
 
 /* d_qkv [T, 3, N, H] from d_out [T, N, H] and the forward's statistics. */
 void attention_backward(const void *qkv, const int32_t *bounds, const int32_t *order, const int32_t *rows,
-                        const float *slopes, int64_t num_sequences, int64_t num_heads, int64_t head_size,
-                        int64_t max_length, uint32_t key, int threshold, int is_bf16, int threads, float *scratch,
-                        const float *statistics, const void *d_out, void *d_qkv) {
-    Problem p = {qkv, bounds, rows, slopes, num_heads, head_size, max_length, key, threshold, is_bf16};
+                        const float *slopes, const float *rotations, int64_t num_sequences, int64_t num_heads,
+                        int64_t head_size, int64_t max_length, int64_t window, uint32_t key, int threshold,
+                        int is_bf16, int threads, float *scratch, const float *statistics, const void *d_out,
+                        void *d_qkv) {
+    Problem p = {qkv,       bounds,    rows,       slopes, rotations, window,
+                 num_heads, head_size, max_length, key,    threshold, is_bf16};
 #pragma omp parallel num_threads(threads)
     {
-        float *own = scratch + omp_get_thread_num() * attention_scratch_floats(max_length, head_size);
+        float *own = scratch + omp_get_thread_num() * attention_scratch_floats(max_length, head_size, window);
 #pragma omp for schedule(dynamic)
         for (int64_t i = 0; i < num_sequences * num_heads; i++)
             backward_task(&p, order[i / num_heads], i % num_heads, own, statistics, d_out, d_qkv);

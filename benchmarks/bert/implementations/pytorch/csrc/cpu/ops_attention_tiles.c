@@ -16,6 +16,7 @@
 
 #define STEP 32        /* rows, columns and depth of a product are multiples of this */
 #define BLOCK_ROWS 128 /* queries per block: larger blocks move the sums of keys and values through cache less often */
+#define LOCAL_BLOCK_ROWS 64 /* likewise, with a window: fewer hidden keys */
 
 #if defined(__AMX_BF16__) && defined(__AMX_TILE__) && defined(__linux__)
 #include <immintrin.h>
@@ -89,13 +90,15 @@ int attention_tiles_available(void) {
 #endif
 }
 
-/* C [rows, columns] = or += A B; all sizes multiples of STEP. */
-static __attribute__((noinline)) void product(const uint16_t *a, int64_t a_step, const uint16_t *b, int64_t rows,
-                                              int64_t columns, int64_t depth, float *c, int64_t c_step, int accumulate) {
+/* C [rows, columns] = or += A B, B in `depth` rows of panels of `panel_rows`; all sizes multiples of
+ * STEP. */
+static __attribute__((noinline)) void product(const uint16_t *a, int64_t a_step, const uint16_t *b, int64_t panel_rows,
+                                              int64_t rows, int64_t columns, int64_t depth, float *c, int64_t c_step,
+                                              int accumulate) {
     TILE_FILE
     MEMORY_BARRIER(a);
     for (int64_t j = 0; j < columns; j += 32) {
-        const uint16_t *left_panel = b + j * depth, *right_panel = left_panel + 16 * depth;
+        const uint16_t *left_panel = b + j * panel_rows, *right_panel = left_panel + 16 * panel_rows;
         for (int64_t r = 0; r < rows; r += 32) {
             float *upper = c + r * c_step + j, *lower = upper + 16 * c_step;
             if (accumulate) {
@@ -170,12 +173,16 @@ static void narrow(const float *source, int64_t step, int64_t count, int64_t pad
     memset(out + count * columns, 0, 2 * (size_t)((padded - count) * columns));
 }
 
-/* Row-major [columns, rows] to `rows` rows of the gradient of one head. */
-static void scatter_transposed(const float *matrix, int64_t step, int64_t rows, int64_t size, float factor,
-                               float *scratch, uint16_t *out, int64_t out_step) {
+/* Row-major [columns, rows] to `rows` rows of the gradient of one head, from `token` on; rotated back
+ * if `rotated`. */
+static void scatter_transposed(const Problem *p, const float *matrix, int64_t step, int64_t token, int64_t rows,
+                               int rotated, float factor, float *scratch, uint16_t *out, int64_t out_step) {
+    int64_t size = p->head_size;
     for (int64_t t = 0; t < rows; t += 8) {
+        int64_t count = rows - t < 8 ? rows - t : 8;
         for (int64_t h = 0; h < size; h += 8) transpose_8x8(matrix + h * step + t, step, scratch + h, size);
-        write_rows(scratch, size, rows - t < 8 ? rows - t : 8, size, factor, out + t * out_step, out_step, 1);
+        if (rotated) rotate_rows(p, token + t, count, -1, scratch, size, 0);
+        write_rows(scratch, size, count, size, factor, out + t * out_step, out_step, 1);
     }
 }
 
@@ -187,8 +194,17 @@ typedef struct {
     uint8_t *bytes;
 } Scratch;
 
-static int64_t carve(Scratch *s, float *start, int64_t max_length, int64_t size) {
-    int64_t length = round_up(max_length, STEP), block = BLOCK_ROWS * size, scores = BLOCK_ROWS * length;
+/* Queries per block, and the most keys that a block sees. */
+static int64_t block_rows_of(int64_t window) { return window < 0 ? BLOCK_ROWS : LOCAL_BLOCK_ROWS; }
+
+static int64_t keys_at_once(int64_t max_length, int64_t window) {
+    int64_t length = round_up(max_length, STEP), seen = round_up(LOCAL_BLOCK_ROWS + 2 * window + STEP, STEP);
+    return window < 0 || seen > length ? length : seen;
+}
+
+static int64_t carve(Scratch *s, float *start, int64_t max_length, int64_t size, int64_t window) {
+    int64_t length = round_up(max_length, STEP), rows = block_rows_of(window), block = rows * size;
+    int64_t scores = rows * keys_at_once(max_length, window);
     float *p = start;
     float **singles[] = {&s->scores, &s->d_scores, &s->d_keys, &s->d_values, &s->rows};
     int64_t single_sizes[] = {scores, scores, size * length, size * length, block};
@@ -202,9 +218,9 @@ static int64_t carve(Scratch *s, float *start, int64_t max_length, int64_t size)
     return p - start + length / 4 + LANES;
 }
 
-int64_t attention_tiles_scratch_floats(int64_t max_length, int64_t head_size) {
+int64_t attention_tiles_scratch_floats(int64_t max_length, int64_t head_size, int64_t window) {
     Scratch s;
-    return round_up(carve(&s, NULL, max_length, head_size), 1024);
+    return round_up(carve(&s, NULL, max_length, head_size, window), 1024);
 }
 
 static void forward_task(const Problem *p, int64_t sequence, int64_t head, Scratch s, float *statistics, void *out) {
@@ -214,24 +230,32 @@ static void forward_task(const Problem *p, int64_t sequence, int64_t head, Scrat
     uint16_t *head_out = (uint16_t *)out + (start * p->num_heads + head) * size;
     uint32_t key = head_key(p->key, (uint32_t)head);
     float scale = 256.0f / (float)(256 - p->threshold), root = 1.0f / sqrtf((float)size);
+    int64_t block_rows = block_rows_of(p->window);
 
     gather(head_qkv + out_step, step, length, keys, size, s.matrix);
+    rotate_rows(p, start, length, 1, s.matrix, size, 1);
     pack_transposed(s.matrix, keys, size, s.keys);
     gather(head_qkv + 2 * out_step, step, length, keys, size, s.matrix);
     pack(s.matrix, keys, size, s.values);
-    for (int64_t first = 0; first < length; first += BLOCK_ROWS) {
-        int64_t count = length - first < BLOCK_ROWS ? length - first : BLOCK_ROWS, padded = round_up(count, STEP);
+    for (int64_t first = 0; first < length; first += block_rows) {
+        int64_t count = length - first < block_rows ? length - first : block_rows, padded = round_up(count, STEP);
+        Keys seen = keys_of_block(p, first, count, length, STEP);
+        int64_t columns = round_up(seen.count, STEP);
         gather(head_qkv + first * step, step, count, padded, size, s.queries);
-        product(s.queries, size, s.keys, padded, keys, size, s.scores, keys, 0);
+        rotate_rows(p, start + first, count, 1, s.queries, size, 1);
+        product(s.queries, size, s.keys + seen.first * size, size, padded, columns, size, s.scores, columns, 0);
         for (int64_t i = 0; i < count; i++) {
-            mask_row(p, key, start + first + i, length, s.bytes);
-            alibi_row(p, head, s.scores + i * keys, first + i, length, root);
-            softmax_row(s.scores + i * keys, length, root, s.bytes, p->threshold,
-                        statistics + 2 * ((start + first + i) * p->num_heads + head));
+            float *scores = s.scores + i * columns;
+            int64_t token = start + first + i;
+            Row row = row_of(p, first + i, seen);
+            prepare_row(p, key, head, token, row, seen, root, s.bytes, scores);
+            softmax_row(scores + row.start, row.end - row.start, root, s.bytes, p->threshold,
+                        statistics + 2 * (token * p->num_heads + head));
+            clear_hidden(p, row, columns, scores);
         }
         /* Unnormalised probabilities as bfloat16 operands; rows from `count` on are zero. */
-        narrow(s.scores, keys, count, padded, keys, s.row_major);
-        product(s.row_major, keys, s.values, padded, size, keys, s.rows, size, 0);
+        narrow(s.scores, columns, count, padded, columns, s.row_major);
+        product(s.row_major, columns, s.values + 16 * seen.first, keys, padded, size, columns, s.rows, size, 0);
         for (int64_t i = 0; i < count; i++)
             write_rows(s.rows + i * size, size, 1, size,
                        scale * statistics[2 * ((start + first + i) * p->num_heads + head) + 1],
@@ -248,52 +272,70 @@ static void backward_task(const Problem *p, int64_t sequence, int64_t head, Scra
     uint16_t *head_d_qkv = (uint16_t *)d_qkv + start * step + head * size;
     uint32_t key = head_key(p->key, (uint32_t)head);
     float root = 1.0f / sqrtf((float)size);
+    int64_t block_rows = block_rows_of(p->window);
 
     gather(head_qkv + out_step, step, length, keys, size, s.matrix);
+    rotate_rows(p, start, length, 1, s.matrix, size, 1);
     pack_transposed(s.matrix, keys, size, s.keys);
     pack(s.matrix, keys, size, s.keys_by_column);
     gather(head_qkv + 2 * out_step, step, length, keys, size, s.matrix);
     pack_transposed(s.matrix, keys, size, s.values);
-    for (int64_t first = 0; first < length; first += BLOCK_ROWS) {
-        int64_t count = length - first < BLOCK_ROWS ? length - first : BLOCK_ROWS, padded = round_up(count, STEP);
+    if (p->window >= 0) {
+        memset(s.d_keys, 0, sizeof(float) * (size_t)(size * keys));
+        memset(s.d_values, 0, sizeof(float) * (size_t)(size * keys));
+    }
+    for (int64_t first = 0; first < length; first += block_rows) {
+        int64_t count = length - first < block_rows ? length - first : block_rows, padded = round_up(count, STEP);
+        Keys seen = keys_of_block(p, first, count, length, STEP);
+        int64_t columns = round_up(seen.count, STEP);
         gather(head_qkv + first * step, step, count, padded, size, s.queries);
+        rotate_rows(p, start + first, count, 1, s.queries, size, 1);
         gather(head_d_out + first * out_step, out_step, count, padded, size, s.d_outputs);
-        product(s.queries, size, s.keys, padded, keys, size, s.scores, keys, 0);
-        product(s.d_outputs, size, s.values, padded, keys, size, s.d_scores, keys, 0);
+        product(s.queries, size, s.keys + seen.first * size, size, padded, columns, size, s.scores, columns, 0);
+        product(s.d_outputs, size, s.values + seen.first * size, size, padded, columns, size, s.d_scores, columns, 0);
         for (int64_t i = 0; i < count; i++) {
             int64_t token = start + first + i;
-            mask_row(p, key, token, length, s.bytes);
-            alibi_row(p, head, s.scores + i * keys, first + i, length, root);
-            softmax_row_backward(s.scores + i * keys, s.d_scores + i * keys, length, root,
+            float *scores = s.scores + i * columns, *d_scores = s.d_scores + i * columns;
+            Row row = row_of(p, first + i, seen);
+            prepare_row(p, key, head, token, row, seen, root, s.bytes, scores);
+            for (int64_t j = 0; j < row.hidden; j++) d_scores[row.start + j] = 0;
+            softmax_row_backward(scores + row.start, d_scores + row.start, row.end - row.start, root,
                                  statistics + 2 * (token * p->num_heads + head), s.bytes, p->threshold);
+            clear_hidden(p, row, columns, scores);
+            clear_hidden(p, row, columns, d_scores);
         }
-        /* dV^T += dO^T P and dK^T += Q^T dS: sums [H, L], transposed once after the loop. */
-        narrow(s.scores, keys, count, padded, keys, s.row_major);
-        pack(s.row_major, padded, keys, s.panels);
+        /* dV^T += dO^T P and dK^T += Q^T dS: sums [H, L], transposed once after the loop. Without a
+         * window, the first block of queries overwrites. */
+        int adds = first > 0 || p->window >= 0;
+        narrow(s.scores, columns, count, padded, columns, s.row_major);
+        pack(s.row_major, padded, columns, s.panels);
         transpose(s.d_outputs, padded, size, s.transposed);
-        product(s.transposed, padded, s.panels, size, keys, padded, s.d_values, keys, first > 0);
-        narrow(s.d_scores, keys, count, padded, keys, s.row_major);
-        pack(s.row_major, padded, keys, s.panels);
+        product(s.transposed, padded, s.panels, padded, size, columns, padded, s.d_values + seen.first, keys, adds);
+        narrow(s.d_scores, columns, count, padded, columns, s.row_major);
+        pack(s.row_major, padded, columns, s.panels);
         transpose(s.queries, padded, size, s.transposed);
-        product(s.transposed, padded, s.panels, size, keys, padded, s.d_keys, keys, first > 0);
-        product(s.row_major, keys, s.keys_by_column, padded, size, keys, s.rows, size, 0);
+        product(s.transposed, padded, s.panels, padded, size, columns, padded, s.d_keys + seen.first, keys, adds);
+        product(s.row_major, columns, s.keys_by_column + 16 * seen.first, keys, padded, size, columns, s.rows, size,
+                0);
+        rotate_rows(p, start + first, count, -1, s.rows, size, 0);
         write_rows(s.rows, size, count, size, root, head_d_qkv + first * step, step, 1);
     }
-    scatter_transposed(s.d_keys, keys, length, size, root, s.rows, head_d_qkv + out_step, step);
-    scatter_transposed(s.d_values, keys, length, size, 1.0f, s.rows, head_d_qkv + 2 * out_step, step);
+    scatter_transposed(p, s.d_keys, keys, start, length, 1, root, s.rows, head_d_qkv + out_step, step);
+    scatter_transposed(p, s.d_values, keys, start, length, 0, 1.0f, s.rows, head_d_qkv + 2 * out_step, step);
 }
 
 /* Same arguments as attention_forward; all activations are bfloat16 (is_bf16 is ignored). */
 void attention_tiles_forward(const void *qkv, const int32_t *bounds, const int32_t *order, const int32_t *rows,
-                             const float *slopes, int64_t num_sequences, int64_t num_heads, int64_t head_size,
-                             int64_t max_length, uint32_t key, int threshold, int is_bf16, int threads,
-                             float *scratch, float *statistics, void *out) {
-    Problem p = {qkv, bounds, rows, slopes, num_heads, head_size, max_length, key, threshold, is_bf16};
+                             const float *slopes, const float *rotations, int64_t num_sequences, int64_t num_heads,
+                             int64_t head_size, int64_t max_length, int64_t window, uint32_t key, int threshold,
+                             int is_bf16, int threads, float *scratch, float *statistics, void *out) {
+    Problem p = {qkv,       bounds,    rows,       slopes, rotations, window,
+                 num_heads, head_size, max_length, key,    threshold, is_bf16};
 #pragma omp parallel num_threads(threads)
     {
         Scratch own;
-        carve(&own, scratch + omp_get_thread_num() * attention_tiles_scratch_floats(max_length, head_size), max_length,
-              head_size);
+        int64_t floats = attention_tiles_scratch_floats(max_length, head_size, window);
+        carve(&own, scratch + omp_get_thread_num() * floats, max_length, head_size, window);
         tiles_begin();
 #pragma omp for schedule(dynamic)
         for (int64_t i = 0; i < num_sequences * num_heads; i++)
@@ -304,15 +346,17 @@ void attention_tiles_forward(const void *qkv, const int32_t *bounds, const int32
 
 /* Same arguments as attention_backward; all activations are bfloat16. */
 void attention_tiles_backward(const void *qkv, const int32_t *bounds, const int32_t *order, const int32_t *rows,
-                              const float *slopes, int64_t num_sequences, int64_t num_heads, int64_t head_size,
-                              int64_t max_length, uint32_t key, int threshold, int is_bf16, int threads,
-                              float *scratch, const float *statistics, const void *d_out, void *d_qkv) {
-    Problem p = {qkv, bounds, rows, slopes, num_heads, head_size, max_length, key, threshold, is_bf16};
+                              const float *slopes, const float *rotations, int64_t num_sequences, int64_t num_heads,
+                              int64_t head_size, int64_t max_length, int64_t window, uint32_t key, int threshold,
+                              int is_bf16, int threads, float *scratch, const float *statistics, const void *d_out,
+                              void *d_qkv) {
+    Problem p = {qkv,       bounds,    rows,       slopes, rotations, window,
+                 num_heads, head_size, max_length, key,    threshold, is_bf16};
 #pragma omp parallel num_threads(threads)
     {
         Scratch own;
-        carve(&own, scratch + omp_get_thread_num() * attention_tiles_scratch_floats(max_length, head_size), max_length,
-              head_size);
+        int64_t floats = attention_tiles_scratch_floats(max_length, head_size, window);
+        carve(&own, scratch + omp_get_thread_num() * floats, max_length, head_size, window);
         tiles_begin();
 #pragma omp for schedule(dynamic)
         for (int64_t i = 0; i < num_sequences * num_heads; i++)

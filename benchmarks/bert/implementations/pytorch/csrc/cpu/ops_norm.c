@@ -17,7 +17,7 @@ typedef struct {
 } Dropout;
 
 INLINE void draw(const Dropout *d, int64_t token, uint8_t *bytes) {
-    if (d->threshold) dropout_bytes(row_hash(d->key, d->rows[token]), d->columns, bytes);
+    if (d->threshold) dropout_bytes(row_hash(d->key, d->rows[token]), 0, d->columns, bytes);
 }
 
 INLINE vec drop(const Dropout *d, vec x, const uint8_t *bytes, float scale) {

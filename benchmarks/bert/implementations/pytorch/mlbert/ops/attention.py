@@ -24,10 +24,9 @@ import torch
 from torch import Tensor
 
 from mlbert.ops import forms as registry
-from mlbert.ops import reference
+from mlbert.ops import reference, rotary
 from mlbert.ops.dropout import Key, dropout_threshold
 from mlbert.ops.native_library import check_attention, is_bf16, library, pointer
-from mlbert.ops.rotary import rotary
 
 TILE_HEAD_SIZE = 32
 TRITON_HEAD_SIZES = (32, 64, 128)  # other sizes run plain
@@ -36,6 +35,7 @@ FMHA_HEAD_SIZE = 64
 FMHA_LENGTH = 512  # tokens
 # Correct bfloat16 results differ by about 0.3 %; a wrong instruction or layout causes more than 10 %.
 _TILE_TOLERANCE = 0.02
+_EVERYTHING = -1  # the kernels' window for whole sequences
 
 
 def attention(
@@ -125,14 +125,11 @@ def _native(
     rotations: Tensor | None = None,
 ) -> Tensor:
     """Run `attention` with a C kernel."""
-    if rotations is not None:
-        qkv = rotary(qkv, rotations)
-    if window is not None and window < max_seqlen - 1:
-        return reference.attention(
-            qkv, cu_seqlens, max_seqlen, dropout_p, key, rows, alibi_slopes, window
-        )
+    del max_seqlen
     tiles = qkv.dtype == torch.bfloat16 and qkv.shape[3] % TILE_HEAD_SIZE == 0 and tiles_work()
-    return native_attention(qkv, cu_seqlens, dropout_p, key, rows, alibi_slopes, tiles=tiles)
+    return native_attention(
+        qkv, cu_seqlens, dropout_p, key, rows, alibi_slopes, window, rotations, tiles=tiles
+    )
 
 
 def native_attention(
@@ -142,42 +139,61 @@ def native_attention(
     key: int,
     rows: Tensor | None,
     alibi_slopes: Tensor | None = None,
+    window: int | None = None,
+    rotations: Tensor | None = None,
     *,
     tiles: bool,
 ) -> Tensor:
-    """Run `attention` with a C kernel; `tiles` selects the matrix unit (bfloat16, H a multiple of 32)."""
-    threshold = dropout_threshold(dropout_p)
+    """Run `attention` with a C kernel.
+
+    `tiles` selects the matrix unit (bfloat16, H a multiple of 32).
+    """
     return _NativeAttention.apply(
-        qkv.contiguous(), cu_seqlens, tiles, threshold, key, rows, alibi_slopes
+        qkv.contiguous(),
+        cu_seqlens,
+        tiles,
+        dropout_threshold(dropout_p),
+        key,
+        rows,
+        alibi_slopes,
+        window,
+        None if rotations is None else rotations.contiguous(),
     )
 
 
 @functools.cache
 def tiles_work() -> bool:
-    """Return whether the bfloat16 matrix unit exists and reproduces the other kernel on a small problem."""
+    """Return whether the bfloat16 matrix unit exists and reproduces the other kernel.
+
+    Compared on a small problem, with and without a window and rotations.
+    """
     if not library().attention_tiles_available():
         return False
     generator = torch.Generator().manual_seed(0)
     bounds = torch.tensor([0, 70, 71, 240], dtype=torch.int32)
     rows = torch.arange(240, dtype=torch.int32)
     values = torch.randn(240, 3, 2, 64, generator=generator).bfloat16()
-    results = []
+    table = rotary.rotations(rows, 64, 10_000.0)
+    found = list[Tensor]()
+    expected = list[Tensor]()
     with torch.enable_grad():
-        for tiles in (False, True):
-            qkv = values.clone().requires_grad_()
-            out = native_attention(qkv, bounds, 0.1, 1, rows, None, tiles=tiles)
-            (gradient,) = torch.autograd.grad(out, qkv, values[:, 0])
-            results.append((out.detach().float(), gradient.float()))
+        for window, turns in ((None, None), (40, table)):
+            for tiles, results in ((False, expected), (True, found)):
+                qkv = values.clone().requires_grad_()
+                out = native_attention(qkv, bounds, 0.1, 1, rows, None, window, turns, tiles=tiles)
+                (gradient,) = torch.autograd.grad(out, qkv, values[:, 0])
+                results += [out.detach().float(), gradient.float()]
     return all(
-        bool((a - b).norm() <= _TILE_TOLERANCE * a.norm()) for a, b in zip(*results, strict=True)
+        bool((a - b).norm() <= _TILE_TOLERANCE * a.norm())
+        for a, b in zip(expected, found, strict=True)
     )
 
 
 class _NativeAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, cu_seqlens: Tensor, *settings: Any) -> Tensor:
-        tiles, threshold, key, rows, slopes = settings
-        check_attention(qkv, rows, threshold, slopes)
+        tiles, threshold, key, rows, slopes, window, rotations = settings
+        check_attention(qkv, rows, threshold, slopes, rotations)
         num_tokens, _, num_heads, head_size = qkv.shape
         lengths = cu_seqlens.diff()
         # Long sequences first, so that the threads finish together.
@@ -188,6 +204,7 @@ class _NativeAttention(torch.autograd.Function):
         assert ctx.end <= num_tokens, (
             f"cu_seqlens ends at {ctx.end}, but there are {num_tokens} tokens"
         )
+        ctx.window = _EVERYTHING if window is None or window >= ctx.longest - 1 else window
         ctx.threshold = threshold
         ctx.key = key
         ctx.tiles = tiles
@@ -195,21 +212,21 @@ class _NativeAttention(torch.autograd.Function):
         out[ctx.end :].zero_()
         statistics = torch.empty(num_tokens, num_heads, 2)
         function = library().attention_tiles_forward if tiles else library().attention_forward
-        arguments, _scratch = _arguments(ctx, qkv, cu_seqlens, order, rows, slopes)
+        arguments, _scratch = _arguments(ctx, qkv, cu_seqlens, order, rows, slopes, rotations)
         function(*arguments, pointer(statistics), pointer(out))
-        ctx.save_for_backward(qkv, cu_seqlens, order, rows, slopes, statistics)
+        ctx.save_for_backward(qkv, cu_seqlens, order, rows, slopes, rotations, statistics)
         return out
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        qkv, cu_seqlens, order, rows, slopes, statistics = ctx.saved_tensors
+        *inputs, statistics = ctx.saved_tensors
         d_out = d_out.contiguous()
-        d_qkv = torch.empty_like(qkv)
+        d_qkv = torch.empty_like(inputs[0])
         d_qkv[ctx.end :].zero_()
         function = library().attention_tiles_backward if ctx.tiles else library().attention_backward
-        arguments, _scratch = _arguments(ctx, qkv, cu_seqlens, order, rows, slopes)
-        function(*arguments, pointer(statistics), pointer(d_out, qkv.dtype), pointer(d_qkv))
-        return d_qkv, None, None, None, None, None, None
+        arguments, _scratch = _arguments(ctx, *inputs)
+        function(*arguments, pointer(statistics), pointer(d_out, d_qkv.dtype), pointer(d_qkv))
+        return (d_qkv, *[None] * 8)
 
 
 def _arguments(
@@ -219,25 +236,31 @@ def _arguments(
     order: Tensor,
     rows: Tensor | None,
     slopes: Tensor | None,
+    rotations: Tensor | None,
 ) -> tuple[tuple[int | None, ...], Tensor]:
-    """Return the leading arguments of both directions, and the scratch tensor, which must stay alive."""
+    """Return the leading arguments of both directions, and the scratch tensor.
+
+    The scratch tensor must stay alive.
+    """
     _, _, num_heads, head_size = qkv.shape
     threads = torch.get_num_threads()
     if ctx.tiles:
-        floats = library().attention_tiles_scratch_floats(ctx.longest, head_size)
+        scratch_floats = library().attention_tiles_scratch_floats
     else:
-        floats = library().attention_scratch_floats(ctx.longest, head_size)
-    scratch = torch.empty(threads * floats)
+        scratch_floats = library().attention_scratch_floats
+    scratch = torch.empty(threads * scratch_floats(ctx.longest, head_size, ctx.window))
     arguments = (
         pointer(qkv),
         pointer(cu_seqlens, torch.int32),
         pointer(order),
         pointer(rows, torch.int32),
         pointer(slopes, torch.float32),
+        pointer(rotations, torch.float32),
         order.numel(),
         num_heads,
         head_size,
         ctx.longest,
+        ctx.window,
         ctx.key,
         ctx.threshold,
         is_bf16(qkv),

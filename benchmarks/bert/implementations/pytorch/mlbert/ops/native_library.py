@@ -32,10 +32,10 @@ _MAX_CHUNKS = 64
 _MIN_CHUNK_TOKENS = 32
 
 _SIGNATURES = {
-    "attention_forward": "pppppllllu iii ppp",
-    "attention_backward": "pppppllllu iii pppp",
-    "attention_tiles_forward": "pppppllllu iii ppp",
-    "attention_tiles_backward": "pppppllllu iii pppp",
+    "attention_forward": "pppppp lllll u iii ppp",
+    "attention_backward": "pppppp lllll u iii pppp",
+    "attention_tiles_forward": "pppppp lllll u iii ppp",
+    "attention_tiles_backward": "pppppp lllll u iii pppp",
     "norm_forward": "pppppp ll f u iiii ppp",
     "norm_backward": "ppppp lll u iiii ppp i",
     "bias_gelu_forward": "pp ll ii p",
@@ -56,7 +56,7 @@ def library() -> ctypes.CDLL:
     Raises:
         mlbert.host.native.NativeUnavailable: they cannot be compiled or loaded.
     """
-    scratch = dict.fromkeys(("attention_scratch_floats", "attention_tiles_scratch_floats"), "ll:l")
+    scratch = dict.fromkeys(("attention_scratch_floats", "attention_tiles_scratch_floats"), "lll:l")
     void = {name: f"{signature.replace(' ', '')}:v" for name, signature in _SIGNATURES.items()}
     return native.load("ops", SOURCES, scratch | void)
 
@@ -84,17 +84,25 @@ def check_rows(rows: Tensor | None, num_tokens: int, threshold: int) -> None:
 
 
 def check_attention(
-    qkv: Tensor, rows: Tensor | None, threshold: int, slopes: Tensor | None
+    qkv: Tensor,
+    rows: Tensor | None,
+    threshold: int,
+    slopes: Tensor | None,
+    rotations: Tensor | None = None,
 ) -> None:
-    """Assert the shapes of attention's arguments [T, 3, N, H], [T] and [N];
-    rows are only needed with dropout.
+    """Assert the shapes of attention's arguments [T, 3, N, H], [T], [N] and [T, H].
+
+    Rows are only needed with dropout.
     """
-    num_tokens, three, num_heads, _ = qkv.shape
+    num_tokens, three, num_heads, head_size = qkv.shape
     assert three == 3, f"qkv {tuple(qkv.shape)} is not [T, 3, N, H]"
     check_rows(rows, num_tokens, threshold)
     assert slopes is None or (slopes.dtype, slopes.shape) == (torch.float32, (num_heads,)), (
         "slopes: float32 [N]"
     )
+    if rotations is not None:
+        assert head_size % 2 == 0, f"rotations of heads of {head_size}"
+        assert rotations.shape == (num_tokens, head_size), f"rotations {tuple(rotations.shape)}"
 
 
 def token_chunk(num_tokens: int) -> int:

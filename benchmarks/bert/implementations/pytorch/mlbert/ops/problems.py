@@ -42,13 +42,16 @@ TIMED_TOKENS = {"cuda": 10_000, "cpu": 1_200}  # at least
 
 
 class Sizes(NamedTuple):
-    """Sizes of a model: D, N, F, V, and the vocabulary's rows in memory."""
+    """Sizes of a model: D, N, F, V, the vocabulary's rows in memory, and the window of its local
+    attention, if it has some.
+    """
 
     hidden: int = 128
     heads: int = 2
     inner: int = 256
     vocabulary: int = 509
     padded: int = 512
+    window: int | None = 40
 
     @classmethod
     def of_run(cls, shape: BertConfig, device: torch.device) -> Sizes:
@@ -70,6 +73,7 @@ class Sizes(NamedTuple):
             inner=shape.intermediate_size,
             vocabulary=shape.vocab_size,
             padded=shape.padded_vocab_size,
+            window=None,
         )
 
 
@@ -137,6 +141,13 @@ class Problems:
             "rotary": Problem(self._rotary, (0,)),
         }
 
+    def variants(self) -> dict[str, tuple[Problem, ...]]:
+        """Return further problems of some ops that the model has, to be compared likewise."""
+        found = dict[str, tuple[Problem, ...]]()
+        if self._sizes.window is not None:
+            found["attention"] = (Problem(self._local_attention, (0,)),)
+        return found
+
     def not_differentiable(self) -> dict[str, Callable[[], tuple[Any, ...]]]:
         """Return functions that create the arguments of the other ops;
         FP8 ops modify some arguments.
@@ -184,6 +195,11 @@ class Problems:
         )
         qkv = self._qkv(draw)
         return (qkv, bounds, max(self._lengths), DROPOUT, self._key, self._rows, None)
+
+    def _local_attention(self, draw: int) -> tuple[Any, ...]:
+        positions = torch.arange(self._tokens, device=self._device)
+        table = rotations(positions, self._head_size, ROTARY_BASE)
+        return (*self._attention(draw), self._sizes.window, table)
 
     def _rotary(self, draw: int) -> tuple[Any, ...]:
         positions = torch.arange(self._tokens, device=self._device)

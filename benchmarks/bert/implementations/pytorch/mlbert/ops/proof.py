@@ -120,8 +120,9 @@ def check(
     differentiable = problems.differentiable()
     try:
         if op in differentiable:
-            make, differentiated = differentiable[op]
-            why = compare(op, make, differentiated, form, dtype)[0].why
+            why = ""
+            for make, differentiated in (differentiable[op], *problems.variants().get(op, ())):
+                why = why or compare(op, make, differentiated, form, dtype)[0].why
         else:
             why = _difference(form, registry.form(op, "plain"), problems.not_differentiable()[op])
         if device.type == "cuda":
