@@ -11,7 +11,8 @@ from typing import Any
 from mlbert.cli.published import Parser
 from mlbert.data.formats.tokenizer import UNCASED_NAMES, load_tokenizer
 from mlbert.data.prepare import streaming
-from mlbert.data.prepare.jobs import Executor, parse_share
+from mlbert.data.prepare.executor import Executor
+from mlbert.data.prepare.shares import parse_share
 from mlbert.host.command_line import exit_code
 from mlbert.host.console import console_progress
 from mlbert.host.errors import UserError

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlbert.data.prepare import clean as module
-from mlbert.data.prepare import jobs, wiki_text
+from mlbert.data.prepare import wiki_text
 from mlbert.data.prepare.clean import (
     CleanOptions,
     clean,
@@ -25,7 +25,7 @@ from mlbert.data.prepare.clean import (
     part_bounds,
     recognise,
 )
-from mlbert.data.prepare.jobs import Executor
+from mlbert.data.prepare.executor import Executor
 from mlbert.data.prepare.tfrecords import hdf5_to_tfrecords
 from mlbert.data.prepare.wiki_text import (
     articles,
@@ -196,7 +196,7 @@ def test_an_interrupted_run_is_continued_with_the_same_input_and_code_only(
     if changed == "input":
         first.write_text(first.read_text().replace("Sentence", "Phrase"))
     if changed == "code":  # as if other code had cleaned the first unit
-        monkeypatch.setattr(jobs, "code_identity", lambda: {"tool": "mlbert of tomorrow"})
+        monkeypatch.setattr(module, "code_identity", lambda: {"tool": "mlbert of tomorrow"})
         unit = out / "clean.tmp" / "unit-000000.txt"
         unit.write_text(unit.read_text().replace("Sentence", "Another"))
     for folder in (out, tmp_path / "whole"):

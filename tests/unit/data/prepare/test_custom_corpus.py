@@ -28,7 +28,8 @@ from mlbert.data.prepare.clean import wiki_files
 from mlbert.data.prepare.corpus_files import documents, find_sources
 from mlbert.data.prepare.corpus_sequences import RUN
 from mlbert.data.prepare.custom_corpus import Facts, Request, prepare, take_inventory
-from mlbert.data.prepare.jobs import Executor, expand_inputs, inspect_parts
+from mlbert.data.prepare.executor import Executor
+from mlbert.data.prepare.text_parts import expand_inputs, inspect_parts
 from programs import write_files
 from stored_sets import tree
 from text_sets import json_lines

@@ -20,7 +20,7 @@ from file_limits import largest_file
 from mlbert.data.prepare import download
 from mlbert.data.prepare.download import fetch_all, read_list, select
 from mlbert.host import files
-from mlbert.host.progress import SILENT, Progress
+from mlbert.host.progress import Progress
 from user_errors import user_error
 
 CONTENT = random.Random(0).randbytes(3_000_000)
@@ -136,7 +136,7 @@ def test_a_folder_as_mirror(tmp_path, place, address):
 
 
 def fetch(
-    folder: Path, mirror: str = "", *, progress: Progress = SILENT, **changes: object
+    folder: Path, mirror: str = "", *, progress: Progress = Progress(), **changes: object
 ) -> bytes:
     fetch_all(read_list(listed(folder, **changes)).files, folder, mirror, progress=progress)
     return (folder / "sub/data.bin").read_bytes()

@@ -15,9 +15,9 @@ from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.data.formats.tfrecord import ExampleReader, write_examples
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
 from mlbert.data.prepare import import_store as importing
+from mlbert.data.prepare.executor import Executor
 from mlbert.data.prepare.export_nvidia import export_nvidia
 from mlbert.data.prepare.import_store import import_store
-from mlbert.data.prepare.jobs import Executor
 from mlbert.data.prepare.tfrecords import hdf5_to_tfrecords, tfrecords_to_hdf5
 from nvidia_shards import (
     PREDICTIONS,

@@ -18,9 +18,9 @@ from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.tfrecord import read_widths
 from mlbert.data.formats.wordpiece import WordPieceTokenizer, load_vocabulary
 from mlbert.data.prepare import instance_set
+from mlbert.data.prepare.executor import Executor
 from mlbert.data.prepare.instance_set import InstanceJob, SetFormat, prepare_instances, set_digests
 from mlbert.data.prepare.instances import InstanceOptions, create_instances, digest, read_documents
-from mlbert.data.prepare.jobs import Executor
 from mlbert.data.prepare.shuffle import shuffle_set
 from mlbert.data.prepare.split_bins import make_bins
 from mlbert.data.prepare.tfrecords import hdf5_to_tfrecords, tfrecords_to_hdf5

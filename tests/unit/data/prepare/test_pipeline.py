@@ -14,8 +14,8 @@ from mlbert.data.formats.manifest import read_manifest
 from mlbert.data.formats.open import check_vocabulary, describe
 from mlbert.data.formats.prepared import ShardSet
 from mlbert.data.prepare import pipeline
+from mlbert.data.prepare.executor import Executor
 from mlbert.data.prepare.instances import InstanceOptions
-from mlbert.data.prepare.jobs import Executor
 from mlbert.data.prepare.pipeline import TextOptions, prepare_text
 from user_errors import user_error
 

@@ -19,7 +19,7 @@ from mlbert.data.formats.open import describe, open_store
 from mlbert.data.formats.prepared import ShardSet
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.prepare import export_nvidia, shuffle, split_bins
-from mlbert.data.prepare.jobs import Executor
+from mlbert.data.prepare.executor import Executor
 from mlbert.data.prepare.shuffle import Packing, make_eval_set, make_pieces, shuffle_set
 from mlbert.data.prepare.split_bins import make_bins, make_hdf5_bins
 from nvidia_shards import bert_rows, write_fixed

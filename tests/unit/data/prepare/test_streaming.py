@@ -22,7 +22,8 @@ from mlbert.data.formats.manifest import file_sha256
 from mlbert.data.formats.mds import MdsReader, MdsWriter
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.prepare import streaming
-from mlbert.data.prepare.jobs import MERGE, Executor, Share
+from mlbert.data.prepare.executor import Executor
+from mlbert.data.prepare.shares import Share
 from mlbert.data.prepare.step_tasks import ShareDone
 from mlbert.data.prepare.streaming import (
     Concatenation,
@@ -165,7 +166,11 @@ def test_shares_make_the_bytes_of_one_process(
         for left in (folder / "shares").glob(".*/.tasks/train"):  # by a killed task
             (left / "shard.00000.mds.1@gone.tmp").touch()
         convert_files(
-            folder / "texts", splits, folder / "shares", **options, executor=Executor(share=MERGE)
+            folder / "texts",
+            splits,
+            folder / "shares",
+            **options,
+            executor=Executor(share=Share.only_merge()),
         )
     assert tree(folder / "shares") == tree(folder / "pool") == tree(folder / "one")
 

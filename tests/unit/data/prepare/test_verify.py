@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mlbert.data.formats.ragged import Ragged
-from mlbert.data.prepare.jobs import Executor
+from mlbert.data.prepare.executor import Executor
 from mlbert.data.prepare.shuffle import Packing, shuffle_set
 from mlbert.data.prepare.split_bins import make_bins
 from mlbert.data.prepare.verify import Md5List, verify

@@ -18,6 +18,3 @@ class Progress:
         done."""
         del name, total, unit
         yield lambda units: None
-
-
-SILENT = Progress()

@@ -18,7 +18,7 @@ from typing import Any
 from rich.table import Table
 
 from mlbert.data.formats.glue import TASKS, score
-from mlbert.data.prepare.jobs import end_with_parent, sigterm_raises
+from mlbert.data.prepare.executor import end_with_parent, sigterm_raises
 from mlbert.host.errors import replace_names
 from mlbert.host.progress import Progress
 

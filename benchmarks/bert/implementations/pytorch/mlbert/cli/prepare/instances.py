@@ -16,7 +16,7 @@ from mlbert.cli.prepare.options import (
     with_options,
 )
 from mlbert.data.prepare.instance_set import InstanceJob, SetFormat, prepare_instances, set_digests
-from mlbert.data.prepare.jobs import expand_inputs
+from mlbert.data.prepare.text_parts import expand_inputs
 
 app = typer.Typer()
 

@@ -12,9 +12,10 @@ from typing import Annotated, Any
 
 import typer
 
+from mlbert.data.prepare.executor import Executor
 from mlbert.data.prepare.instances import InstanceOptions
-from mlbert.data.prepare.jobs import ALL, Executor, Share, parse_share
 from mlbert.data.prepare.pipeline import TextOptions
+from mlbert.data.prepare.shares import Share, parse_share
 from mlbert.host.console import console, console_progress
 
 MOST_FILES = 99_999  # file names have five digits
@@ -39,7 +40,7 @@ class PoolArguments:
         ),
     ] = 0
 
-    def executor(self, share: Share = ALL) -> Executor:
+    def executor(self, share: Share = Share()) -> Executor:
         """Return an executor that shows its progress."""
         return Executor(self.workers, console_progress(), share)
 
@@ -60,7 +61,7 @@ class ShareArguments(PoolArguments):
         bool, typer.Option("--merge", help="Complete what the shares of --task made.")
     ] = False
 
-    def executor(self, share: Share = ALL) -> Executor:
+    def executor(self, share: Share = Share()) -> Executor:
         """See `PoolArguments`. Raises UserError as `parse_share`."""
         return super().executor(parse_share(self.task, self.merge))
 

@@ -27,21 +27,17 @@ from mlbert.data.formats.checksums import FileSum, file_xxh3
 from mlbert.data.formats.manifest import check_folder, json_sha256, reading, write_json
 from mlbert.data.formats.open import ACCEPTED, describe
 from mlbert.data.formats.tfrecord import is_text
-from mlbert.data.prepare import jobs, wiki_text
+from mlbert.data.prepare import wiki_text
+from mlbert.data.prepare.code_identity import MADE_BY, code_identity
 from mlbert.data.prepare.corpus_files import IN_FOLDER
-from mlbert.data.prepare.jobs import (
-    LOCAL,
-    Executor,
-    Progress,
-    expand_inputs,
-    is_whole,
-    keep_apart,
-    read_summary,
-)
+from mlbert.data.prepare.executor import Executor
+from mlbert.data.prepare.finished_output import check_options, is_whole, keep_apart, read_summary
+from mlbert.data.prepare.text_parts import expand_inputs
 from mlbert.data.prepare.wiki_text import drawn_articles, read_hashes
 from mlbert.host.errors import UserError
 from mlbert.host.files import open_plain, plain_size, whole_file, write_atomically, writing
 from mlbert.host.json_files import add_checksum
+from mlbert.host.progress import Progress
 
 FINISHED = "clean.json"
 SCRATCH = "clean.tmp"
@@ -66,7 +62,7 @@ class CleanOptions:
 
 
 def clean(
-    folder: Path, out: Path, options: CleanOptions, executor: Executor = LOCAL
+    folder: Path, out: Path, options: CleanOptions, executor: Executor = Executor()
 ) -> dict[str, Any]:
     """Write ``part-00000-of-00500`` ..., ``eval.txt`` and ``eval.md5`` to ``out``; return the
     content of ``clean.json``. Raises UserError: the input is not WikiExtractor's, there is too
@@ -356,7 +352,7 @@ def _write_evaluation(
 def _finished(out: Path, wanted: dict[str, Any], progress: Progress) -> dict[str, Any] | None:
     if (summary := read_summary(out / FINISHED)) is None:
         return None
-    jobs.check_options(out, {"options": summary["wanted"]}, wanted)
+    check_options(out, {"options": summary["wanted"]}, wanted)
     sums = [FileSum(out / name, str(xxh3), "") for name, xxh3 in summary["files"].items()]
     return summary if is_whole(out, lambda: sums, progress) else None
 
@@ -366,7 +362,7 @@ def _prepare_scratch(out: Path, wanted: dict[str, Any]) -> None:
     input and options.
     """
     plan = out / SCRATCH / "plan.json"
-    begun_with = {**wanted, jobs.MADE_BY: jobs.code_identity()}
+    begun_with = {**wanted, MADE_BY: code_identity()}
     wanted_bytes = (json.dumps(begun_with, indent=1) + "\n").encode()
     with writing(out, "Choose another --out"):
         for path in [path for path in out.glob("*.tmp") if _UNFINISHED.fullmatch(path.name)]:

@@ -52,7 +52,7 @@ from mlbert.data.prepare.corpus_sequences import (
     has_next,
     run_hashes,
 )
-from mlbert.data.prepare.jobs import LOCAL, Executor
+from mlbert.data.prepare.executor import Executor
 from mlbert.data.prepare.vocabulary_training import count_characters, split_words, train_vocabulary
 from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain, write_atomically
@@ -157,7 +157,7 @@ class Request:
         }
 
 
-def prepare(request: Request, folder: Path, executor: Executor = LOCAL) -> Facts:
+def prepare(request: Request, folder: Path, executor: Executor = Executor()) -> Facts:
     """Prepare text, unless the folder already holds the same.
 
     Raises UserError: text cannot be read, is too short or not natural language,
@@ -174,7 +174,7 @@ def prepare(request: Request, folder: Path, executor: Executor = LOCAL) -> Facts
     return facts
 
 
-def take_inventory(request: Request, executor: Executor = LOCAL) -> list[str]:
+def take_inventory(request: Request, executor: Executor = Executor()) -> list[str]:
     """Read the text and describe it; write nothing. Raises UserError as `prepare`."""
     request, scan = _scan_text(request, executor)
     return scan.inventory(request)

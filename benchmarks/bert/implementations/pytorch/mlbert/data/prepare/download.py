@@ -35,7 +35,7 @@ from mlbert.host.files import (
     writing,
 )
 from mlbert.host.json_files import parse_json, read_json
-from mlbert.host.progress import SILENT, Progress
+from mlbert.host.progress import Progress
 from mlbert.host.provenance import shipped
 from mlbert.host.schema import Count, Document, parse_model
 
@@ -105,7 +105,7 @@ def _names(entry: Entry) -> set[str]:
 
 
 def fetch_all(
-    entries: Sequence[Entry], out: Path, mirror: str = "", *, progress: Progress = SILENT
+    entries: Sequence[Entry], out: Path, mirror: str = "", *, progress: Progress = Progress()
 ) -> list[Path]:
     """Fetch the entries into ``out``; return all files, including those of archives.
 

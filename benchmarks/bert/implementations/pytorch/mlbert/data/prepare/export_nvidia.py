@@ -20,8 +20,9 @@ from mlbert.data.formats.open import describe, open_store
 from mlbert.data.formats.padded import NAMES, Widths, padded
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.data.formats.shard_file import write_hdf5
+from mlbert.data.prepare.executor import Executor
+from mlbert.data.prepare.finished_output import keep_apart
 from mlbert.data.prepare.import_store import gather_rows, opened
-from mlbert.data.prepare.jobs import LOCAL, Executor, keep_apart
 from mlbert.host.errors import UserError
 
 LAYOUTS = ("fixed", "variable", "packed")
@@ -164,7 +165,7 @@ def _cut(flat: np.ndarray, offsets: np.ndarray, name: str) -> np.ndarray:
 
 
 def export_nvidia(
-    folder: Path, out: Path, layout: str, *, num_files: int = 0, executor: Executor = LOCAL
+    folder: Path, out: Path, layout: str, *, num_files: int = 0, executor: Executor = Executor()
 ) -> list[Path]:
     """Write any stored set as NVIDIA's HDF5 shards, in one of `LAYOUTS` ("packed" needs a set that
     stores packs) and in ``num_files`` files (0: one per 36,280 rows). Files of an interrupted run

@@ -37,7 +37,9 @@ from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.data.formats.shard_file import map_file
 from mlbert.data.formats.vocabulary_checks import another_vocabulary
 from mlbert.data.formats.wordpiece import load_vocabulary
-from mlbert.data.prepare.jobs import LOCAL, Executor, finished_manifest, keep_apart, tool_name
+from mlbert.data.prepare.code_identity import tool_name
+from mlbert.data.prepare.executor import Executor
+from mlbert.data.prepare.finished_output import finished_manifest, keep_apart
 from mlbert.data.prepare.step_tasks import INPUTS, StepTasks, stamps
 from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain, write_atomically
@@ -241,7 +243,7 @@ def import_store(
     *,
     limits: Widths = nvidia.DEFAULT_LIMITS,
     skip_bad: bool = False,
-    executor: Executor = LOCAL,
+    executor: Executor = Executor(),
 ) -> Manifest:
     """Import any stored set, or one HDF5 file, into a prepared set;
     each worker holds one shard in memory.

@@ -26,13 +26,17 @@ from mlbert.data.formats.tokenizer import lower_cases
 from mlbert.data.formats.tokenizer_files import TOKENIZER_CONFIG
 from mlbert.data.formats.vocabulary_checks import WARN_UNKNOWN, keeps_case, unknown_share
 from mlbert.data.formats.wordpiece import load_vocabulary
-from mlbert.data.prepare import jobs
+from mlbert.data.prepare.code_identity import tool_name
+from mlbert.data.prepare.executor import Executor
+from mlbert.data.prepare.finished_output import finished_list, finished_manifest, keep_apart
 from mlbert.data.prepare.generator import Generator, flat, make_generator
 from mlbert.data.prepare.instances import InstanceOptions, digest
 from mlbert.data.prepare.step_tasks import INPUTS, StepTasks, stamps
+from mlbert.data.prepare.text_parts import TextPart, inspect_part, inspect_parts
 from mlbert.data.prepare.tfrecords import TfrecordFolder
 from mlbert.host import native
 from mlbert.host.errors import UserError
+from mlbert.host.progress import Progress
 
 
 class SetFormat(StrEnum):
@@ -71,7 +75,7 @@ class _Work:
     """The job as sent to the worker processes."""
 
     job: InstanceJob
-    parts: tuple[jobs.TextPart, ...]
+    parts: tuple[TextPart, ...]
     vocabulary_sha256: str
 
     def fingerprint(self, index: int) -> str:
@@ -154,9 +158,9 @@ def _generator(vocab_file: Path, vocabulary_sha256: str, lower_case: bool) -> Ge
 
 def make_instances(
     job: InstanceJob,
-    parts: list[jobs.TextPart],
+    parts: list[TextPart],
     provenance: dict[str, Any],
-    executor: jobs.Executor = jobs.LOCAL,
+    executor: Executor = Executor(),
 ) -> SetDescription:
     """Make a set of the parts from `inspect_parts`, keeping finished ones of an interrupted run.
 
@@ -219,7 +223,7 @@ def _check_case(job: InstanceJob) -> None:
 
 
 def _report(
-    parts: list[jobs.TextPart], outcomes: list[_Outcome], progress: jobs.Progress
+    parts: list[TextPart], outcomes: list[_Outcome], progress: Progress
 ) -> list[dict[str, str]]:
     """Report what deserves attention; return the skipped parts."""
     kept = sum(outcome.kept for outcome in outcomes)
@@ -252,29 +256,29 @@ def _report(
     return [{"part": path.name, "reason": problem.problem} for path, problem in bad]
 
 
-def prepare_instances(job: InstanceJob, executor: jobs.Executor = jobs.LOCAL) -> SetDescription:
+def prepare_instances(job: InstanceJob, executor: Executor = Executor()) -> SetDescription:
     """Run `make_instances` as a separate step: do nothing if ``job.out`` is finished with the same
     input and options. Raises UserError also if ``job.out`` was finished with others: nothing is
     overwritten.
     """
-    jobs.keep_apart(job.out, job.parts)
+    keep_apart(job.out, job.parts)
     load_vocabulary(job.vocab_file)
     share = executor.share
     if not share.merges and not any((job.out / name).exists() for name in (MANIFEST, LIST)):
         # Reads its own parts only.
         own = [
-            jobs.inspect_part(path) if share.has(n) else jobs.TextPart(path, 0, "")
+            inspect_part(path) if share.has(n) else TextPart(path, 0, "")
             for n, path in enumerate(job.parts)
         ]
         return make_instances(job, own, {}, executor)
-    parts = jobs.inspect_parts(job.parts, skip_bad=job.skip_bad, executor=executor)
+    parts = inspect_parts(job.parts, skip_bad=job.skip_bad, executor=executor)
     work = _Work(job, tuple(parts), vocabulary_sha256(job.vocab_file))
     options = {"inputs": [work.fingerprint(index) for index in range(len(parts))], **work.options()}
-    if manifest := jobs.finished_manifest(job.out, options, executor.progress):
+    if manifest := finished_manifest(job.out, options, executor.progress):
         return manifest
-    if records := jobs.finished_list(job.out, options, executor.progress):
+    if records := finished_list(job.out, options, executor.progress):
         return records
-    return make_instances(job, parts, {"tool": jobs.tool_name(), "options": options}, executor)
+    return make_instances(job, parts, {"tool": tool_name(), "options": options}, executor)
 
 
 def set_digests(path: Path) -> list[tuple[str, int, str]]:

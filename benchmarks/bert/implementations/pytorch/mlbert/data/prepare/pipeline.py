@@ -35,19 +35,14 @@ from mlbert.data.formats.wordpiece import (
 )
 from mlbert.data.prepare import corpus as corpora
 from mlbert.data.prepare.baselines import baselines
+from mlbert.data.prepare.code_identity import tool_name
+from mlbert.data.prepare.executor import Executor
+from mlbert.data.prepare.finished_output import is_whole, read_summary, whole_shards
 from mlbert.data.prepare.generator import FlatDocuments, Generator, flat, make_generator
 from mlbert.data.prepare.instance_set import InstanceJob, make_instances
 from mlbert.data.prepare.instances import InstanceOptions
-from mlbert.data.prepare.jobs import (
-    LOCAL,
-    Executor,
-    inspect_parts,
-    is_whole,
-    read_summary,
-    tool_name,
-    whole_shards,
-)
 from mlbert.data.prepare.shuffle import pick_evenly
+from mlbert.data.prepare.text_parts import inspect_parts
 from mlbert.data.prepare.vocabulary_training import check_vocab_size, count_words, train_vocabulary
 from mlbert.host.errors import UserError
 from mlbert.host.files import remove_leftovers, write_atomically
@@ -123,7 +118,7 @@ def prepare_text(
     out: Path,
     options: TextOptions,
     source: dict[str, Any],
-    executor: Executor = LOCAL,
+    executor: Executor = Executor(),
 ) -> dict[str, Any]:
     """Make a data folder (vocab.txt, tokenizer_config.json, text/, train/, eval/, baselines.json,
     prepared.json) and return the content of ``prepared.json``. ``documents`` (lists of sentences)

@@ -35,17 +35,12 @@ from mlbert.data.formats.permutation import Permutation
 from mlbert.data.formats.prepared import ShardEntry, ShardSet, ShardWriter, verified_shard
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.data.formats.shard_file import is_written, map_file, write_shard_file
-from mlbert.data.prepare.jobs import (
-    LOCAL,
-    SILENT,
-    Executor,
-    Progress,
-    finished_manifest,
-    keep_apart,
-    tool_name,
-)
+from mlbert.data.prepare.code_identity import tool_name
+from mlbert.data.prepare.executor import Executor
+from mlbert.data.prepare.finished_output import finished_manifest, keep_apart
 from mlbert.data.prepare.step_tasks import StepTasks
 from mlbert.host.errors import UserError
+from mlbert.host.progress import Progress
 
 PIECE = 250_000  # sequences that a job holds in memory: about 200 MB at 512 tokens
 SHARD = 300_000  # sequences per output shard without --shards
@@ -319,7 +314,7 @@ def shuffle_set(
     seed: int = 0,
     num_shards: int | None = None,
     packing: Packing | None = None,
-    executor: Executor = LOCAL,
+    executor: Executor = Executor(),
 ) -> Manifest:
     """Shuffle any store that names its vocabulary into a prepared set of ``num_shards`` (None: one
     per `SHARD` sequences), packed if ``packing`` is given. The same input and seed produce the same
@@ -389,7 +384,7 @@ def pick_evenly(available: int, wanted: int) -> np.ndarray:
 
 
 def make_eval_set(
-    source: Path, out: Path, *, num: int = 10_000, progress: Progress = SILENT
+    source: Path, out: Path, *, num: int = 10_000, progress: Progress = Progress()
 ) -> Manifest:
     """Pick ``num`` sequences of any store that names its vocabulary into a prepared set of one
     shard. Raises UserError: the input is bad or smaller than ``num``, or the output was finished

@@ -36,6 +36,8 @@ from mlbert.data.formats.manifest import (
 )
 from mlbert.data.formats.open import describe, open_store
 from mlbert.data.prepare import shuffle
+from mlbert.data.prepare.code_identity import tool_name
+from mlbert.data.prepare.executor import Executor
 from mlbert.data.prepare.export_nvidia import (
     ROWS_A_FILE,
     NvidiaExportFile,
@@ -43,17 +45,10 @@ from mlbert.data.prepare.export_nvidia import (
     check_layout,
     shard_name,
 )
-from mlbert.data.prepare.jobs import (
-    LOCAL,
-    Executor,
-    Progress,
-    check_options,
-    is_whole,
-    tool_name,
-    whole_shards,
-)
+from mlbert.data.prepare.finished_output import check_options, is_whole, whole_shards
 from mlbert.data.prepare.step_tasks import StepTasks
 from mlbert.host.errors import UserError
+from mlbert.host.progress import Progress
 
 EDGES = (128, 256, 384, 512)  # tokens: the longest sequence of each bin
 LAYOUTS = ("fixed", "variable")  # of HDF5 shards
@@ -96,7 +91,7 @@ def make_bins(
     edges: Sequence[int] = EDGES,
     num_shards: int | None = None,
     seed: int = 0,
-    executor: Executor = LOCAL,
+    executor: Executor = Executor(),
 ) -> list[Manifest]:
     """Split any store that names its vocabulary into bins; return the manifest of each.
 
@@ -189,7 +184,7 @@ def make_hdf5_bins(
     *,
     edges: Sequence[int] = EDGES,
     layout: str = "fixed",
-    executor: Executor = LOCAL,
+    executor: Executor = Executor(),
 ) -> dict[str, int]:
     """Split any stored set into a folder of HDF5 shards per bin;
     return the number of sequences by folder.

@@ -27,7 +27,9 @@ from typing import Any, NoReturn
 
 from mlbert.data.formats.index_cache import state_of
 from mlbert.data.formats.manifest import make_folder
-from mlbert.data.prepare.jobs import MADE_BY, WORK_FOLDER, Executor, Item, Result, code_identity
+from mlbert.data.prepare.code_identity import MADE_BY, code_identity
+from mlbert.data.prepare.executor import Executor, Item, Result
+from mlbert.data.prepare.finished_output import WORK_FOLDER
 from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain, write_atomically, writing
 from mlbert.host.json_files import add_checksum, parse_checksummed

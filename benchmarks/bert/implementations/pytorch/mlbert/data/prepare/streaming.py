@@ -43,7 +43,7 @@ from mlbert.data.prepare.corpus_files import (
     text_blocks,
     text_lines,
 )
-from mlbert.data.prepare.jobs import LOCAL, Executor
+from mlbert.data.prepare.executor import Executor
 from mlbert.data.prepare.step_tasks import INPUTS, StepTasks, is_begun, stamps
 from mlbert.host.errors import UserError, import_package
 from mlbert.host.files import plain_size, read_plain, whole_file, write_atomically, writing
@@ -190,7 +190,7 @@ def convert(
     tokenizer: Tokenizer,
     concatenation: Concatenation | None = None,
     compression: str | None = None,
-    executor: Executor = LOCAL,
+    executor: Executor = Executor(),
 ) -> None:
     """Write a set for each of ``splits``, names of `SPLITS`,
     to the folder of that name in ``out_root``.
@@ -481,7 +481,7 @@ def convert_files(
     tokenizer: Tokenizer,
     concatenation: Concatenation | None = None,
     compression: str | None = None,
-    executor: Executor = LOCAL,
+    executor: Executor = Executor(),
 ) -> None:
     """Do the same as `convert` with `own_texts`, by tasks.
 

@@ -46,16 +46,15 @@ from mlbert.data.formats.tfrecord import (
 from mlbert.data.formats.tfrecord_plain import LIST, RecordList, read_list, unlisted_note
 from mlbert.data.formats.vocabulary_checks import another_vocabulary
 from mlbert.data.formats.wordpiece import load_vocabulary
-from mlbert.data.prepare.import_store import RowsRead, make_shard, remove_records
-from mlbert.data.prepare.jobs import (
-    LOCAL,
+from mlbert.data.prepare.code_identity import tool_name
+from mlbert.data.prepare.executor import Executor
+from mlbert.data.prepare.finished_output import (
     WORK_FOLDER,
-    Executor,
     finished_list,
     finished_manifest,
     keep_apart,
-    tool_name,
 )
+from mlbert.data.prepare.import_store import RowsRead, make_shard, remove_records
 from mlbert.data.prepare.step_tasks import INPUTS, StepTasks, stamps
 from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain, write_atomically
@@ -279,7 +278,7 @@ def tfrecords_to_hdf5(
     out: Path,
     *,
     skip_bad: bool = False,
-    executor: Executor = LOCAL,
+    executor: Executor = Executor(),
 ) -> Manifest:
     """Convert TFRecord files and folders of them to a prepared set; ``max_seq_length`` and
     ``max_predictions`` are those of the records. Ids outside the vocabulary are errors. With
@@ -367,7 +366,7 @@ def _export_shard(manifest: Manifest, folder: TfrecordFolder, index: int) -> dic
     return done or folder.write(index, verified_shard(manifest, index).rows, fingerprint)
 
 
-def hdf5_to_tfrecords(folder: Path, out: Path, *, executor: Executor = LOCAL) -> RecordList:
+def hdf5_to_tfrecords(folder: Path, out: Path, *, executor: Executor = Executor()) -> RecordList:
     """Write every shard of a prepared set as a TFRecord file, byte for byte like the benchmark's
     generator; a packed set is written as sequences in the order of its packs. Returns the finished
     folder's list: files and totals.

@@ -39,8 +39,8 @@ from mlbert.data.formats.padded import MAX_ID, Widths
 from mlbert.data.formats.prepared import ShardSet, info_of, matching_shard
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.data.formats.tfrecord_plain import LIST, read_list, unlisted_note
+from mlbert.data.prepare.executor import Executor
 from mlbert.data.prepare.import_store import gather_rows, read_past_errors
-from mlbert.data.prepare.jobs import LOCAL, Executor
 from mlbert.host.errors import UserError
 from mlbert.host.files import plain_size, read_plain
 from mlbert.host.progress import Progress
@@ -327,7 +327,7 @@ def _check_mds(job: FileJob, tally: _Tally) -> None:
 
 
 def verify(
-    folders: Sequence[Path], *, md5: Md5List | None = None, executor: Executor = LOCAL
+    folders: Sequence[Path], *, md5: Md5List | None = None, executor: Executor = Executor()
 ) -> list[SetReport]:
     """Check sets of any kind; files or their rows are compared with published sums (``md5``) by
     file name. The digests of files without a manifest are cached, see

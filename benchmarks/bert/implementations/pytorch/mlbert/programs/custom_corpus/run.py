@@ -25,7 +25,7 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
 from mlbert.data.prepare.corpus_files import CorpusSource, find_sources
 from mlbert.data.prepare.custom_corpus import Facts, Request, prepare, take_inventory
-from mlbert.data.prepare.jobs import Executor
+from mlbert.data.prepare.executor import Executor
 from mlbert.distributed.world import World
 from mlbert.host.console import LINE_SECONDS, console_progress, short_duration, write_page
 from mlbert.host.environment import environment

@@ -1,17 +1,11 @@
-"""Work over processes: results in order, a quick end by a signal,
-shares of a step in any order and after kills.
-"""
+"""Steps that are shared, killed and started again make the same bytes."""
 
-import hashlib
-import json
 import multiprocessing
 import os
 import random
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-import mlbert
 from mlbert.data.formats.checksums import CHECKSUMS
 from mlbert.data.formats.manifest import file_sha256
 from mlbert.data.formats.tokenizer import load_tokenizer
@@ -28,231 +21,24 @@ from mlbert.data.prepare import import_store as import_store_module
 from mlbert.data.prepare.clean import CleanOptions, clean
 from mlbert.data.prepare.corpus_files import find_sources
 from mlbert.data.prepare.custom_corpus import Request, prepare
+from mlbert.data.prepare.executor import Executor
 from mlbert.data.prepare.export_nvidia import export_nvidia
+from mlbert.data.prepare.finished_output import WORK_FOLDER
 from mlbert.data.prepare.import_store import import_store
 from mlbert.data.prepare.instance_set import InstanceJob, prepare_instances
 from mlbert.data.prepare.instances import InstanceOptions
-from mlbert.data.prepare.jobs import (
-    ALL,
-    C_SOURCES,
-    MERGE,
-    WORK_FOLDER,
-    Executor,
-    Share,
-    code_identity,
-    expand_inputs,
-    inspect_parts,
-    parse_share,
-)
+from mlbert.data.prepare.shares import Share, parse_share
 from mlbert.data.prepare.shuffle import Packing, shuffle_set
 from mlbert.data.prepare.split_bins import make_bins, make_hdf5_bins
-from mlbert.data.prepare.step_tasks import PLAN, SHARED, ShareDone
 from mlbert.data.prepare.streaming import Concatenation, convert_files
 from mlbert.data.prepare.tfrecords import hdf5_to_tfrecords, tfrecords_to_hdf5
 from mlbert.data.prepare.verify import verify
-from mlbert.host import native
-from mlbert.host.errors import UserError
 from mlbert.host.files import is_leftover
-from mlbert.host.json_files import add_checksum, parse_checksummed
 from nvidia_shards import bert_rows, write_vocabulary
-from programs import run_quietly, wait_for, write_files
+from programs import wait_for, write_files
+from step_shares import run_share
 from stored_sets import flip, tree, write_set
-from user_errors import assert_error_line, user_error
-
-SLEEPER = (
-    "import os, sys, time; from pathlib import Path; from mlbert.data.prepare import jobs\n"
-    "def sleep_long(begun):\n"
-    "    begun.touch()\n"
-    "    time.sleep(300)\n"
-    "if __name__ == '__main__':\n"
-    "    paths = [Path(p) for p in sys.argv[1:]]\n"
-    "    if {stream}:\n"
-    "        with jobs.Executor(2).stream(sleep_long, paths, Path()) as results:\n"
-    "            list(results)\n"
-    "    jobs.Executor(2).run(sleep_long, paths, name='n', where=Path(), sizes=[1, 1, 1])\n"
-    "elif {slow_import}:\n"
-    "    os.write(1, b'%d\\n' % os.getpid())\n"  # one write: two processes do it at once
-    "    time.sleep(600)\n"
-)
-
-
-def double(number: int) -> int:
-    return 2 * number
-
-
-def refuse_two(number: int) -> int:
-    if number == 2:
-        raise UserError("data.damaged", "two", "is refused")
-    return number
-
-
-def be_killed(number: int) -> None:
-    if number:
-        time.sleep(600)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def run(function, items, workers):
-    return Executor(workers).run(
-        function, items, name="work", where=Path("out"), sizes=[1] * len(items)
-    )
-
-
-def stream(function, items, workers):
-    with Executor(workers).stream(function, iter(items), Path("out")) as results:
-        return [result for _, result in results]
-
-
-FORMS = pytest.mark.parametrize("run", [run, stream])
-
-
-@FORMS
-@pytest.mark.parametrize("workers", [0, 1, 2])
-def test_results_in_order_and_an_error_as_it_is(run, workers):
-    assert run(double, range(7), workers) == [2 * number for number in range(7)]
-    assert run(double, [], workers) == []
-    with user_error("data.damaged", "two", wording=False):
-        run(refuse_two, range(5), workers)
-
-
-def test_a_stream_takes_few_items_ahead():
-    taken = []
-    items = (taken.append(number) or number for number in range(100))
-    with Executor(2).stream(double, items, Path("out")) as results:
-        assert next(results) == (0, 0)
-        assert len(taken) <= 4
-        assert next(results) == (1, 2)
-        assert len(taken) <= 5
-
-
-@FORMS
-def test_a_killed_worker_is_reported(run):
-    with user_error("machine.memory", "out"):
-        run(be_killed, range(3), 2)
-
-
-def sleeping(
-    folder: Path, begun: list[Path], stream: bool, slow_import: bool = False
-) -> subprocess.Popen[str]:
-    program = folder / "program.py"
-    program.write_text(SLEEPER.format(stream=stream, slow_import=slow_import))
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(
-        [sys.executable, program, *begun], env=environ, **pipes, start_new_session=True
-    )
-
-
-def group_exists(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def test_a_process_that_starts_leaves_ctrl_c_to_the_main_process(tmp_path):
-    process = sleeping(tmp_path, [tmp_path / name for name in "abc"], stream=True, slow_import=True)
-    worker = int(process.stdout.readline())
-    os.kill(worker, signal.SIGINT)
-    time.sleep(0.5)
-    os.kill(process.pid, signal.SIGINT)
-    assert process.communicate(timeout=60)[1].count("Traceback") == 1, "that of the main process"
-
-
-@pytest.mark.parametrize(
-    ("number", "whole_group", "stream"),
-    [(signal.SIGTERM, False, True), (signal.SIGTERM, True, False), (signal.SIGINT, True, False)],
-)
-def test_a_signal_ends_it_at_once_and_without_a_word(tmp_path, number, whole_group, stream):
-    begun = [tmp_path / name for name in "abc"]
-    process = sleeping(tmp_path, begun, stream)
-    wait_for(
-        lambda: sum(path.exists() for path in begun) == 2 or process.poll() is not None, seconds=120
-    )
-    (os.killpg if whole_group else os.kill)(process.pid, number)
-    error = process.communicate(timeout=60)[1]
-    if number == signal.SIGTERM:
-        assert (process.returncode, error) == (128 + number, "")
-    else:
-        assert process.returncode == -signal.SIGINT
-        assert "leaked" not in error
-    wait_for(lambda: not group_exists(process.pid), seconds=120)
-    assert sum(path.exists() for path in begun) == 2
-
-
-def make(folder: Path, *names: str) -> Path:
-    return write_files(folder, {name: f"text of {name}\n" for name in names})
-
-
-def names(paths: list[Path]) -> list[str]:
-    return [path.name for path in paths]
-
-
-def test_a_folder_gives_its_parts_sorted_or_has_none(tmp_path):
-    folder = make(
-        tmp_path / "parts",
-        "part-00001-of-00002",
-        "part-00000-of-00002",
-        "more.txt",
-        # No parts:
-        "eval.txt",
-        "eval_2.txt",
-        "part-00000.md5",
-        "notes.md",
-        "part-00000-of-00002.tfrecord",
-        "x.txt.tmp",
-    )
-    (folder / "part-00003").mkdir()
-    assert names(expand_inputs([folder])) == [
-        "more.txt",
-        "part-00000-of-00002",
-        "part-00001-of-00002",
-    ]
-    with user_error("data.missing", tmp_path / "text"):
-        expand_inputs([make(tmp_path / "text", "eval.txt")])
-    one = make(tmp_path / "one", "eval.txt", "b")
-    two = make(tmp_path / "two", "a.txt")
-    assert names(expand_inputs([one / "eval.txt", two, one / "b"])) == ["eval.txt", "a.txt", "b"], (
-        "the order given"
-    )
-
-
-@pytest.mark.parametrize("name", ["part-{}-of-00004", "train-{}-of-00004.txt"])
-def test_missing_parts_of_a_folder(tmp_path, name):
-    folder = make(tmp_path / "text", name.format("00000"), name.format("00003"))
-    with user_error("data.incomplete", folder):
-        expand_inputs([folder])
-    expanded = expand_inputs([folder], skip_bad=True)
-    assert names(expanded) == [name.format(f"{index:05d}") for index in range(4)]
-    assert [bool(part.problem) for part in inspect_parts(expanded, skip_bad=True)] == [
-        False,
-        True,
-        True,
-        False,
-    ]
-    assert len(expand_inputs([folder / name.format("00000")])) == 1
-
-
-def test_invalid_parts_are_refused(tmp_path):
-    folder = write_files(
-        tmp_path / "text", {"a": "a", "copy": "a", "b": "b", "empty": "", "empty_too": ""}
-    )
-    paths = [folder / name for name in ("b", "a", "empty", "copy", "empty_too", "absent", "a", ".")]
-    codes = [None, None, "data.empty", "data.duplicate", "data.empty"]
-    codes += ["file.unreadable", "data.duplicate", "file.wrong-kind"]
-    for path, code in zip(paths, codes, strict=True):
-        if code:
-            with user_error(code, path):
-                inspect_parts([folder / "a", path])
-    found = inspect_parts(paths, skip_bad=True)
-    assert (found[0].num_bytes, found[0].sha256) == (1, hashlib.sha256(b"b").hexdigest())
-    assert [part.problem and part.problem.code for part in found] == codes
-    with user_error("data.damaged", "--input"):
-        inspect_parts([folder / "empty", folder / "empty_too"], skip_bad=True)
-    with user_error("data.missing", "--input"):
-        inspect_parts([])
-
+from user_errors import user_error
 
 ASSETS = Path(__file__).resolve().parents[3] / "assets" / "instances"
 FORK = multiprocessing.get_context("fork")  # saves the seconds of a new interpreter
@@ -298,20 +84,13 @@ def write_source(folder: Path, count: int, seed: int) -> Path:
     return write_set(folder / "source", rows, shards=5, vocabulary=file_sha256(vocabulary))
 
 
-def run_share(step: Callable[..., object], source: Path, out: Path, index: int, count: int) -> int:
-    """Run a share and return its exit status."""
-    with pytest.raises(ShareDone) as done:
-        step(source, out, Executor(share=Share(index, count, merges=False)))
-    return int(done.value.code)
-
-
 @pytest.mark.parametrize("name", [*STEPS, "instances"])
 def test_any_shares_in_any_order_and_at_once_make_the_same_bytes(tmp_path, name):
     step = STEPS.get(name, instances)
     draw = random.Random(name)
     source = write_source(tmp_path, 120, 0)
     count = draw.randint(2, 7)
-    step(source, tmp_path / "one", Executor(share=ALL))
+    step(source, tmp_path / "one", Executor(share=Share()))
     for _ in range(3):  # passes
         twins = [
             FORK.Process(target=run_share, args=(step, source, tmp_path / "many", 0, count))
@@ -326,7 +105,7 @@ def test_any_shares_in_any_order_and_at_once_make_the_same_bytes(tmp_path, name)
         draw.shuffle(shares)
         for index in shares:
             run_share(step, source, tmp_path / "many", index, count)
-    step(source, tmp_path / "many", Executor(share=MERGE))
+    step(source, tmp_path / "many", Executor(share=Share.only_merge()))
     assert tree(tmp_path / "many") == tree(tmp_path / "one")
 
 
@@ -474,7 +253,7 @@ def test_a_share_that_is_started_before_the_earlier_pass_is_complete_ends_with_7
     assert [run(index) for index in shares] == [75] * 5
     assert run(2) == 0
     assert [run(index) for index in shares] == [0] * 5
-    STEPS["pack"](source, tmp_path / "out", Executor(share=MERGE))
+    STEPS["pack"](source, tmp_path / "out", Executor(share=Share.only_merge()))
 
 
 def test_missing_tasks_another_plan_and_changed_input_are_named(source, tmp_path):
@@ -483,7 +262,7 @@ def test_missing_tasks_another_plan_and_changed_input_are_named(source, tmp_path
         for index in (0, 1, 3):
             run_share(STEPS["pack"], source, out, index, 4)
     with user_error("data.incomplete", out) as caught:
-        STEPS["pack"](source, out, Executor(share=MERGE))
+        STEPS["pack"](source, out, Executor(share=Share.only_merge()))
     assert "of spreading are missing: 2/3" in str(caught.value)
     run_share(STEPS["pack"], source, out, 0, 1)
     with user_error("prepare.other-options", out) as caught:
@@ -499,101 +278,13 @@ def test_missing_tasks_another_plan_and_changed_input_are_named(source, tmp_path
         "prepare.other-options", out
     ):  # also from a local run, which would replace another local run's
         shuffle_set(source, out, packing=Packing(), num_shards=4)
-    STEPS["pack"](source, out, Executor(share=MERGE))
+    STEPS["pack"](source, out, Executor(share=Share.only_merge()))
     assert not (out / WORK_FOLDER).exists()
     run_share(instances, source, tmp_path / "set", 0, 2)
     with (tmp_path / "part-4").open("a") as part:
         part.write("More.\n")
     with user_error("data.changed", tmp_path / "part-4", wording=False):
         instances(source, tmp_path / "set", Executor(share=Share(0, 2, merges=False)))
-
-
-PACKAGE = Path(mlbert.__file__).parent
-
-
-def copy_package(folder: Path, changed: str) -> Path:
-    """Copy the package with its C sources, append a comment to a file,
-    and return the folder for PYTHONPATH.
-    """
-    shutil.copytree(PACKAGE, folder / "mlbert", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(native.SOURCE_FOLDER, folder / "csrc" / "cpu")
-    with (folder / changed).open("a") as file:
-        file.write("// changed\n" if changed.endswith(".c") else "# changed\n")
-    return folder
-
-
-def run_pack(package: Path, source: Path, out: Path, *words: str) -> tuple[int, str]:
-    """Run ``mlbert prepare pack`` with a copy of the package;
-    return its status and the lines of its errors.
-    """
-    command = ("-m", "mlbert", "prepare", "pack", "--input", source, "--out", out, "--workers", "1")
-    done = run_quietly(
-        sys.executable, *command, *words, env=os.environ | {"PYTHONPATH": str(package)}
-    )
-    return done.returncode, done.stderr
-
-
-@pytest.mark.parametrize(
-    ("changed", "is_refused"),
-    [
-        ("mlbert/data/formats/packing.py", True),
-        ("csrc/cpu/instances.c", True),
-        ("mlbert/training/loop.py", False),
-    ],
-)
-def test_code_that_decides_bytes_must_be_that_of_the_first_share(
-    source, tmp_path, changed, is_refused
-):
-    other = copy_package(tmp_path / "other", changed)
-    out = tmp_path / "out"
-    run_share(STEPS["pack"], source, out, 0, 2)
-    before = tree(out)
-    status, errors = run_pack(other, source, out, "--task", "1/2", "--shards", "5")
-    assert status == (2 if is_refused else 0), errors
-    if is_refused:
-        assert_error_line(errors, "prepare.other-version", out, wording=False)
-        assert tree(out) == before
-
-
-def rewrite_plan(out: Path, **changes: object) -> None:
-    """Change entries of a plan, or remove those that are None, with a new checksum."""
-    path = out / WORK_FOLDER / PLAN
-    plan = {**parse_checksummed(path.read_text()), **changes}
-    kept = {name: value for name, value in plan.items() if value is not None}
-    path.write_text(json.dumps(add_checksum(kept)))
-
-
-@pytest.mark.parametrize("is_shared", [True, False])
-def test_a_step_that_other_code_began_is_refused(source, tmp_path, is_shared):
-    out = tmp_path / "out"
-    step = STEPS["pack"]
-    run_share(step, source, out, 0, 2)
-    if not is_shared:
-        (out / WORK_FOLDER / SHARED).unlink()
-    shares = [ALL, MERGE, Share(1, 2, merges=False)] if is_shared else [ALL]
-    identity = {**code_identity(), "code": "0" * 64, "unicode": "1.0"}
-    for made_by in (None, identity, {**identity, "tool": "mlbert 0.0.1"}):
-        rewrite_plan(out, made_by=made_by)
-        before = tree(out)
-        for share in shares:
-            with user_error("prepare.other-version", out, wording=False) as caught:
-                step(source, out, Executor(share=share))
-            begun_by = "an earlier version" if made_by is None else made_by["tool"]
-            assert f"was begun by {begun_by}" in str(caught.value)
-        assert tree(out) == before
-    (out / WORK_FOLDER / PLAN).write_text("{}")
-    with user_error("data.damaged", PLAN):
-        step(source, out, Executor(share=Share(1, 2, merges=False)))
-
-
-def test_the_identity_of_code_covers_every_c_source():
-    found = set()
-    for folder in ("formats", "prepare"):
-        for module in (PACKAGE / "data" / folder).rglob("*.py"):
-            found |= {*re.findall(r'"(\w+\.c)"', module.read_text())}
-    for name in [*found]:
-        found |= {*re.findall(r'#include "(.*)"', (native.SOURCE_FOLDER / name).read_text())}
-    assert found == {*C_SOURCES}
 
 
 def test_wrong_shares():
