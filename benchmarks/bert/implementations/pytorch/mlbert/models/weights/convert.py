@@ -33,8 +33,15 @@ from mlbert.models.bert import initialize_parameter
 from mlbert.models.task_model import TASK, read_card
 from mlbert.models.weights import weight_files
 from mlbert.models.weights.checkpoint_names import VOCABULARY, WORD_EMBEDDINGS, parameter_names
-from mlbert.models.weights.checkpoint_state import Report, Shape, parameter_shapes
+from mlbert.models.weights.checkpoint_state import (
+    ENCODER,
+    PREDICTIONS,
+    Report,
+    Shape,
+    parameter_shapes,
+)
 from mlbert.models.weights.export import weights_folder, write_huggingface
+from mlbert.models.weights.foreign_tokenizer import check_foreign, is_foreign
 from mlbert.models.weights.huggingface import obstacle, read_config
 from mlbert.models.weights.load import read_file
 from mlbert.models.weights.tensorflow_variables import REMEDY, read_variables, without_suffix
@@ -120,6 +127,9 @@ def _vocabulary_of(checkpoint: ReadCheckpoint) -> Path | None:
     path = find_vocabulary(checkpoint.folder)
     if not path.is_file():
         return None
+    if is_foreign(path):
+        check_foreign(path, checkpoint.shape.vocab_size)
+        return path
     remedy = "Set vocab_size of its bert_config.json right, or put the right vocabulary there"
     check_model_vocabulary(load_tokenizer(path), checkpoint.shape.vocab_size, path, remedy)
     return path
@@ -171,7 +181,24 @@ def huggingface_to_torch(source: Path, target: Path) -> Report:
     """Convert a Hugging Face folder to our format. Raise UserError for a missing, damaged or unsupported file."""
     shape = read_config(source / "config.json")
     file = weights_file(source)
-    return write_own(_own(read_file(file).tensors, shape, file), target)
+    tensors = read_file(file).tensors
+    known = _modernbert_parameters(tensors, shape) if shape.is_rotary else None
+    return write_own(_own(tensors, shape, file, known), target, known)
+
+
+def _modernbert_parameters(tensors: Mapping[str, Tensor], shape: BertConfig) -> dict[str, Shape]:
+    """Return the parameters of an encoder and the head that a ModernBERT's file has; of a masked-LM
+    model if it has none.
+    """
+    known = weight_files.parameters_in(tensors, shape)
+    if any(not name.startswith(ENCODER) for name in known):
+        return known
+    complete = parameter_shapes(shape)
+    return {
+        name: size
+        for name, size in complete.items()
+        if name.startswith(ENCODER) or name.startswith(PREDICTIONS)
+    }
 
 
 def torch_to_huggingface(source: Path, target: Path) -> Report:

@@ -25,6 +25,7 @@ from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
 from mlbert.host.files import fsync_path
 from mlbert.host.json_files import read_json
 from mlbert.models.bert import AnyBert
+from mlbert.models.weights.foreign_tokenizer import copy_foreign, is_foreign, special_ids
 from mlbert.models.weights.huggingface import MODELING, exported_config, to_huggingface
 from mlbert.models.weights.model_card import model_card
 from mlbert.models.weights.modernbert import MODEL_TYPE, modernbert_state
@@ -90,13 +91,18 @@ def write_huggingface(
     outputs = len(state["classifier.weight"]) if "classifier.weight" in state else 0
     config = exported_config(shape, architecture, classes or [f"LABEL_{i}" for i in range(outputs)])
     is_modernbert = config["model_type"] == MODEL_TYPE
+    has_foreign = False
+    if vocabulary is not None and is_foreign(vocabulary):
+        has_foreign = True
+        config |= special_ids(vocabulary)
     tensors = modernbert_state(state, shape) if is_modernbert else state
     with weights_folder(target, tensors, vocabulary, shape, lower_case) as place:
         (place / "README.md").write_text(model_card(architecture, card), encoding="utf-8")
         _write_json(place / "config.json", config)
         if "auto_map" in config:
             shutil.copyfile(MODELING, place / MODELING.name)
-        if config["model_type"] != "bert" and vocabulary is not None:
+        needs_fast = config["model_type"] != "bert" and not has_foreign
+        if needs_fast and vocabulary is not None:
             _write_fast_tokenizer(place, load_tokenizer(place))
 
 
@@ -117,7 +123,9 @@ def weights_folder(
             place / "model.safetensors",
             {name: tensor.contiguous() for name, tensor in state.items()},
         )
-        if vocabulary is not None:
+        if vocabulary is not None and is_foreign(vocabulary):
+            copy_foreign(vocabulary, place)
+        elif vocabulary is not None:
             _write_tokenizer(vocabulary, place, shape.max_position_embeddings, lower_case)
         yield place
         for path in [*place.iterdir(), place]:

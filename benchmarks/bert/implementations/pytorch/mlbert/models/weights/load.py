@@ -35,6 +35,7 @@ from mlbert.models.bert import (
 from mlbert.models.weights import weight_files
 from mlbert.models.weights.checkpoint_state import Report, check_unseen
 from mlbert.models.weights.export import write_huggingface
+from mlbert.models.weights.foreign_tokenizer import check_foreign, is_foreign
 from mlbert.models.weights.huggingface import read_config, to_huggingface
 from mlbert.models.weights.modernbert import without_zero_biases
 from mlbert.runs.starting_weights import (
@@ -201,7 +202,9 @@ def export_to_huggingface(source: Path, target: Path) -> None:
             shutil.copytree(finished, partial)
         return
     model, _, vocabulary, lower_case = open_saved(source)
-    if vocabulary.is_file():
+    if is_foreign(vocabulary):
+        check_foreign(vocabulary, model.config.vocab_size)
+    elif vocabulary.is_file():
         remedy = "Give the vocabulary that the model was trained with"
         tokenizer = load_tokenizer(vocabulary, lower_case)
         check_model_vocabulary(tokenizer, model.config.vocab_size, vocabulary, remedy)
