@@ -31,6 +31,7 @@ from mlbert.models.weights.load import load_weights
 from mlbert.models.weights.modernbert import FULL, SLIDING
 from mlbert.models.weights.weight_files import parameter_sizes
 from mlbert.ops import api as ops
+from mlbert.ops import reference
 from same_weights import assert_same_tensors, randomize
 from user_errors import user_error
 
@@ -263,7 +264,7 @@ def test_heads_look_at_neighbours(head_size, theta):
     part = model.bert.encoder.layers[0].attention.self
     qkv = torch.stack([part.query.bias, part.key.bias, part.value.bias]).view(1, 3, 8, head_size)
     rotations = ops.rotations(torch.arange(LOOK_LENGTH), head_size, theta)
-    turned = ops.rotary(qkv.expand(LOOK_LENGTH, 3, 8, head_size), rotations)
+    turned = reference.rotary(qkv.expand(LOOK_LENGTH, 3, 8, head_size), rotations)
     scores = torch.einsum("inh,jnh->nij", turned[:, 0], turned[:, 1]) * head_size**-0.5
     weights = scores.softmax(-1).detach()
     for head, distance in enumerate(DISTANCES):

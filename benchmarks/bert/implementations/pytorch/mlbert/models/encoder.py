@@ -400,8 +400,6 @@ class BertLayer(nn.Module):
 
     def _attend(self, qkv: Tensor, batch: Batch, keys: Keys | None, positions: Positions) -> Tensor:
         qkv = qkv.view(-1, 3, self.config.num_attention_heads, self.config.head_size)
-        if positions.rotations is not None:
-            qkv = ops.rotary(qkv, positions.rotations)
         probability = self.config.attention_probs_dropout_prob
         mask = _mask(probability, keys, self.index, SITE_ATTENTION, batch.dropout_rows)
         context_TNH = ops.attention(
@@ -411,6 +409,7 @@ class BertLayer(nn.Module):
             *mask,
             positions.slopes,
             window=positions.window,
+            rotations=positions.rotations,
         )
         return context_TNH.reshape(-1, self.config.hidden_size)
 

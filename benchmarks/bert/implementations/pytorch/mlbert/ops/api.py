@@ -23,7 +23,7 @@ from mlbert.ops.linear import feed_forward, linear, linear_gelu, linear_qkv
 from mlbert.ops.loss import masked_cross_entropy
 from mlbert.ops.norm import dropout_add_layer_norm, dropout_add_layer_norm_twice, layer_norm_dropout
 from mlbert.ops.reference import apply_dropout, gated_gelu
-from mlbert.ops.rotary import rotary, rotations
+from mlbert.ops.rotary import rotations
 
 
 def _load_triton(kind: str) -> None:

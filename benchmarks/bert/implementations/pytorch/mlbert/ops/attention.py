@@ -66,7 +66,7 @@ def attention(
             ``local_attention`` is twice this number). None means the whole sequence. Dropout masks
             and biases are the same with and without it.
         rotations: float32 [T, H], `mlbert.ops.api.rotations` of the tokens: queries and keys are
-            rotated first, as by `mlbert.ops.api.rotary`. None means no rotation. Not differentiated.
+            rotated first (`mlbert.ops.rotary`). None means no rotation. Not differentiated.
 
     Returns:
         [T, N, H] of the dtype of qkv; zero for tokens after the last sequence.

@@ -26,7 +26,6 @@ from mlbert.ops import reference
 from mlbert.ops.attention import FMHA_HEAD_SIZE, FMHA_LENGTH, HALF_TYPES
 from mlbert.ops.dropout import MASK32, Key, dropout_threshold
 from mlbert.ops.native_library import check_attention, pointer
-from mlbert.ops.rotary import rotary
 
 _KEYS_AT_ONCE = 128
 _FOLDER = native.SOURCE_FOLDER.with_name("fmha")
@@ -150,7 +149,7 @@ def attention(
             rotations,
         )
     if rotations is not None:
-        qkv = rotary(qkv, rotations)
+        qkv = reference.rotary(qkv, rotations)
     threshold = dropout_threshold(dropout_p)
     return _FmhaAttention.apply(
         qkv.contiguous(), cu_seqlens, max_seqlen, threshold, key, rows, alibi_slopes

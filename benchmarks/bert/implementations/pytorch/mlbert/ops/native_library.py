@@ -23,7 +23,6 @@ SOURCES = (
     "ops_linear.c",
     "ops_embedding.c",
     "ops_loss.c",
-    "ops_rotary.c",
 )
 ACTIVATION_TYPES = (torch.float32, torch.bfloat16)
 # Maximum number of chunks of a sum over tokens: enough for any number of cores,
@@ -45,7 +44,6 @@ _SIGNATURES = {
     "embedding_backward": "pppp ll ii ppp",
     "cross_entropy_forward": "pp lll ii ppp",
     "cross_entropy_backward": "pp lll f ii p",
-    "rotary": "pp lll iii p",
 }
 
 

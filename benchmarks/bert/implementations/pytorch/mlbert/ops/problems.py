@@ -73,7 +73,7 @@ class Sizes(NamedTuple):
             inner=shape.intermediate_size,
             vocabulary=shape.vocab_size,
             padded=shape.padded_vocab_size,
-            window=None,
+            window=shape.local_window,
         )
 
 
@@ -138,7 +138,6 @@ class Problems:
             "linear": Problem(self._linear_gelu, (0, 1, 2)),
             "linear_gelu": Problem(self._linear_gelu, (0, 1, 2)),
             "feed_forward": Problem(self._feed_forward, (0, 1, 2, 3)),
-            "rotary": Problem(self._rotary, (0,)),
         }
 
     def variants(self) -> dict[str, tuple[Problem, ...]]:
@@ -200,10 +199,6 @@ class Problems:
         positions = torch.arange(self._tokens, device=self._device)
         table = rotations(positions, self._head_size, ROTARY_BASE)
         return (*self._attention(draw), self._sizes.window, table)
-
-    def _rotary(self, draw: int) -> tuple[Any, ...]:
-        positions = torch.arange(self._tokens, device=self._device)
-        return (self._qkv(draw), rotations(positions, self._head_size, ROTARY_BASE))
 
     def _dropout_add_layer_norm(self, draw: int) -> tuple[Any, ...]:
         hidden = self._sizes.hidden

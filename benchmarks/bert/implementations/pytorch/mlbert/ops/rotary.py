@@ -9,14 +9,8 @@ Legend: T tokens, N heads, H head size.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
-
-from mlbert.ops import forms as registry
-from mlbert.ops import reference
-from mlbert.ops.native_library import is_bf16, library, pointer
 
 
 def rotations(
@@ -40,57 +34,3 @@ def rotations(
     else:
         angles = position_ids[:, None] / theta**exponents
     return torch.cat([angles.cos(), angles.sin()], dim=1)
-
-
-def rotary(qkv: Tensor, rotations: Tensor) -> Tensor:
-    """Rotate queries and keys; values are unchanged.
-
-    Args:
-        qkv: [T, 3, N, H] float32 or bfloat16 (float64 runs plain).
-        rotations: float32 [T, H].
-
-    Returns:
-        [T, 3, N, H].
-    """
-    return registry.implementation("rotary", qkv)(qkv, rotations)
-
-
-registry.register("rotary", "plain")(reference.rotary)
-
-
-@registry.register("rotary", "native")
-def _native(qkv: Tensor, rotations: Tensor) -> Tensor:
-    return _Rotary.apply(qkv.contiguous(), rotations.contiguous())
-
-
-class _Rotary(torch.autograd.Function):
-    """Rotate; backward rotates the gradient in the opposite direction."""
-
-    @staticmethod
-    def forward(ctx: Any, qkv: Tensor, rotations: Tensor) -> Tensor:
-        ctx.save_for_backward(rotations)
-        return _rotate(qkv, rotations, 1)
-
-    @staticmethod
-    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        (rotations,) = ctx.saved_tensors
-        return _rotate(d_out.contiguous(), rotations, -1), None
-
-
-def _rotate(qkv: Tensor, rotations: Tensor, direction: int) -> Tensor:
-    num_tokens, three, num_heads, head_size = qkv.shape
-    assert three == 3, f"qkv {tuple(qkv.shape)} is not [T, 3, N, H]"
-    assert rotations.shape == (num_tokens, head_size), f"rotations {tuple(rotations.shape)}"
-    out = torch.empty_like(qkv)
-    library().rotary(
-        pointer(qkv),
-        pointer(rotations, torch.float32),
-        num_tokens,
-        num_heads,
-        head_size,
-        direction,
-        is_bf16(qkv),
-        torch.get_num_threads(),
-        pointer(out),
-    )
-    return out

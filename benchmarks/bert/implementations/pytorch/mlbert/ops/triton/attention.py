@@ -33,7 +33,6 @@ from mlbert.ops import reference
 from mlbert.ops.attention import TRITON_HEAD_SIZES
 from mlbert.ops.dropout import dropout_threshold
 from mlbert.ops.native_library import check_attention
-from mlbert.ops.rotary import rotary
 from mlbert.ops.triton.attention_backward import (
     attention_key_value_gradient_kernel,
     attention_query_gradient_kernel,
@@ -146,7 +145,7 @@ def attention(
             rotations,
         )
     if rotations is not None:
-        qkv = rotary(qkv, rotations)
+        qkv = reference.rotary(qkv, rotations)
     has_backward = torch.is_grad_enabled() and qkv.requires_grad
     threshold = dropout_threshold(dropout_p)
     return _TritonAttention.apply(
