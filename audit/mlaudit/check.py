@@ -13,7 +13,7 @@ from pathlib import Path
 from mlaudit import official, seal
 from mlaudit.checks.duplicate_runs import check_copies_between
 from mlaudit.findings import Complaint, Finding, Outcome, finding_of
-from mlaudit.layout import check_layout, read_system
+from mlaudit.layout import check_layout, is_other_benchmark, read_system
 from mlaudit.logs import Log, read_log
 from mlaudit.official import Call
 from mlaudit.own_checks import check_row, run_checks
@@ -123,6 +123,7 @@ def _check_tree(
     place: Workplace, findings: list[Finding], division: str | None, progress: Progress
 ) -> list[Finding]:
     tree = place.copy
+    _leave_out_other_benchmarks(tree)
     result_sets = []
     groups = []
     for folder in sorted(
@@ -165,6 +166,20 @@ def _check_tree(
         return rows
 
     return [*findings, *_run(groups, own, place, progress)]
+
+
+def _leave_out_other_benchmarks(tree: Path) -> None:
+    """Delete the other benchmarks' results from a copy of a tree, and systems with nothing else.
+
+    The official tools judge all benchmarks of a folder together, so a fault of another one, or one
+    that their ruleset does not know, would be a fault of BERT's.
+    """
+    for system in tree.glob("results/*/"):
+        others = [folder for folder in system.iterdir() if is_other_benchmark(folder)]
+        if others and not (system / BENCHMARK).is_dir():
+            others = [system]
+        for folder in others:
+            shutil.rmtree(folder)
 
 
 def _check_logs(

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from mlperf_logging.benchmark_meta import get_result_file_counts
+
 from mlaudit import seal
 from mlaudit.findings import Complaint, Complaints, Outcome
 from mlaudit.result_set import NAMES
@@ -61,9 +63,23 @@ def _check_folder(folder: Path, systems: Iterable[str], place: Workplace) -> Com
             and path.name not in seal.FILES
             and not _RUN_FILE.fullmatch(path.name)
         ):
-            text = f"{place.name(path)} is not the benchmark {BENCHMARK}"
-            yield Complaint(Outcome.NOTE, f"{text}; only the official tools look at it")
+            yield Complaint(Outcome.NOTE, f"{place.name(path)} {_what_else(path)}")
     yield from _check_result_names(folder / BENCHMARK, place)
+
+
+def _what_else(path: Path) -> str:
+    """Describe an entry of ``results/<system>`` that is not the benchmark's."""
+    if is_other_benchmark(path):
+        return f"holds results of {path.name}, which are not checked: only {BENCHMARK} is"
+    return f"is not the benchmark {BENCHMARK}; only the official tools look at it"
+
+
+def is_other_benchmark(folder: Path) -> bool:
+    """Return True for a folder of ``results/<system>`` that is named like another benchmark of
+    MLPerf Training.
+    """
+    is_known = folder.name in get_result_file_counts("training")
+    return is_known and folder.name != BENCHMARK and folder.is_dir()
 
 
 def _wrong(text: str) -> Complaint:

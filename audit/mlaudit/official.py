@@ -34,6 +34,8 @@ _COMPLAINT = re.compile(
 _FAILED = re.compile(
     r"^\w+ - +(CHECKS FAILED|PACKAGE CHECKER FOUND ERRORS|System description checker failed)", re.M
 )
+# What result_summarizer says of a whole result, not of one log.
+_NO_RESULT = re.compile(r"CRITICAL ERROR|RCP Test Failed")
 _EMPTY_COMPLAINTS = ("ERROR - FAILED", "ERROR - System description file checker failed")
 
 
@@ -159,17 +161,32 @@ def repo_checker(tree: Path) -> Call:
 
 
 def result_summarizer(tree: Path, table: Path) -> Call:
-    """Score each system of a tree in minutes, one finding each. Writes the .csv file ``table``."""
+    """Score each system of a tree in minutes, one finding each. Writes the .csv file ``table``.
+
+    The tool prints what is wrong with a log that it then drops, as the rules allow for one of ten:
+    only its verdict on a whole result is a failure here.
+    """
 
     def judge(answer: Answer) -> list[Finding]:
-        complaints = _complaints(answer.words)
-        if answer.status != 0 or complaints or not table.is_file():
-            return [_refused("result_summarizer", ".", complaints or [_last_line(answer.words)])]
+        if answer.status != 0 or not table.is_file():
+            complaints = _complaints(answer.words) or [_last_line(answer.words)]
+            return [_refused("result_summarizer", ".", complaints)]
         with table.open(encoding="utf-8", newline="") as lines:
             rows = list(csv.DictReader(lines))
-        return [_score(row) for row in rows] or [
-            _refused("result_summarizer", ".", ["found no result"])
-        ]
+        if not rows:
+            return [_refused("result_summarizer", ".", ["found no result"])]
+        verdicts = [line for line in _complaints(answer.words) if _NO_RESULT.search(line)]
+        scored = [row for row in rows if _minutes(row) is not None]
+        unscored = [row for row in rows if _minutes(row) is None]
+        findings = [_score(row) for row in scored]
+        if verdicts:
+            findings.append(_refused("result_summarizer", ".", verdicts))
+        else:
+            findings += [
+                _refused("result_summarizer", row.get("system", "."), ["gives no score"])
+                for row in unscored
+            ]
+        return findings
 
     arguments = [str(tree), "training", RULESET, "--csv", str(table)]
     return Call("result_summarizer", arguments, judge, after="package_checker")
@@ -210,14 +227,16 @@ def _refused(tool: str, subject: str, lines: Sequence[str]) -> Finding:
     return finding_of(tool, subject, [Complaint(Outcome.ERROR, line) for line in lines], "")
 
 
-def _score(row: dict[str, str]) -> Finding:
+def _score(row: Mapping[str, str]) -> Finding:
+    words = f"{_minutes(row):.4g} minutes ({row['division']})"
+    return Finding("result_summarizer", row.get("system", "."), Outcome.PASS, words)
+
+
+def _minutes(row: Mapping[str, str]) -> float | None:
+    """Return a system's score, or None if its column is empty or not a positive number."""
     score = row.get(BENCHMARK) or ""
-    system = row.get("system", ".")
-    if not re.fullmatch(r"\d+(\.\d+)?(e-?\d+)?", score) or float(score) <= 0:
-        return _refused("result_summarizer", system, ["gives no score"])
-    return Finding(
-        "result_summarizer", system, Outcome.PASS, f"{float(score):.4g} minutes ({row['division']})"
-    )
+    is_number = re.fullmatch(r"\d+(\.\d+)?(e-?\d+)?", score) is not None
+    return float(score) if is_number and float(score) > 0 else None
 
 
 def _complaints(words: str) -> list[str]:

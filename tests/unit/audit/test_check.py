@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from audit import set_value
 from interrupted_runs import train
 from logger_logs import write_log, write_tree
 from mlaudit import official
@@ -114,6 +116,37 @@ def test_a_tree_that_the_official_tools_refuse(tmp_path: Path) -> None:
         reported[name].outcome for name in ("rcp_checker", "result_summarizer", "repo_checker")
     ]
     assert outcomes == [Outcome.SKIP, Outcome.ERROR, Outcome.ERROR]
+
+
+def test_a_log_that_the_scoring_drops_costs_no_score(tmp_path: Path) -> None:
+    """The summarizer prints a failed test of the dropped log, as it does of a result it refuses."""
+    tree = write_tree(tmp_path / "tree", "closed")
+    logs = sorted((tree / "results/machine/bert").glob("result_*.txt"))
+    set_value(logs[2], "gradient_accumulation_steps", "0")
+    scored = _by_check(check(tree))["result_summarizer"]
+    assert scored.outcome is Outcome.PASS
+    assert scored.words.endswith("minutes (closed)")
+    set_value(logs[3], "gradient_accumulation_steps", "0")
+    refused = _by_check(check(tree))["result_summarizer"]
+    assert refused.outcome is Outcome.ERROR
+    assert "Too many non-converging runs for SomeOrg" in refused.words
+
+
+@pytest.mark.parametrize("path", ["", "results/machine", "results/machine/bert"])
+def test_other_benchmarks_of_a_system_are_left_out(path: str, tmp_path: Path) -> None:
+    """Ruleset 5.0.0 has no rules for ssd, which stops the official tools for all benchmarks."""
+    tree = write_tree(tmp_path / "tree", "closed")
+    results = tree / "results"
+    shutil.copy(tree / "systems/machine.json", tree / "systems/other.json")
+    for folder in (results / "machine/ssd", results / "other/ssd"):
+        shutil.copytree(results / "machine/bert", folder)
+        for log in folder.iterdir():
+            set_value(log, "submission_benchmark", '"ssd"')
+    reported = _by_check(check(tree / path))
+    assert not failed(reported.values())
+    assert reported["result_summarizer"].words.endswith("minutes (closed)")
+    assert "results/machine/ssd holds results of ssd" in reported["own: layout"].words
+    assert (results / "other/ssd/result_0.txt").is_file()
 
 
 def test_a_checkout_is_judged_by_its_export_or_as_it_is_if_git_cannot_read_it(tmp_path) -> None:
