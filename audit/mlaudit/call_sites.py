@@ -125,12 +125,11 @@ class Sources:
 
     def call_of(self, name: str, line: int, key: str) -> ast.Call | None:
         """Return the innermost call that spans a line of a file and names a key, or None."""
-        calls = (
-            node
-            for node in self.nodes(name)
-            if isinstance(node, ast.Call) and _names_key(node, key)
-        )
-        here = [call for call in calls if call.lineno <= line <= (call.end_lineno or 0)]
+        here = [
+            call
+            for call in _calls_of(self.text(name) or "")
+            if call.lineno <= line <= (call.end_lineno or 0) and _names_key(call, key)
+        ]
         return min(here, key=lambda call: (call.end_lineno or 0) - call.lineno, default=None)
 
     def python_files(self, folder: str) -> list[str]:
@@ -198,6 +197,11 @@ def nodes_of(text: str) -> tuple[ast.AST, ...]:
         return tuple(ast.walk(ast.parse(text)))
     except (SyntaxError, ValueError):
         return ()
+
+
+@lru_cache(maxsize=256)
+def _calls_of(text: str) -> tuple[ast.Call, ...]:
+    return tuple(node for node in nodes_of(text) if isinstance(node, ast.Call))
 
 
 def _names_key(call: ast.Call, key: str) -> bool:

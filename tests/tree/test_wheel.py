@@ -23,6 +23,7 @@ def site(tree_root: Path, tracked: list[Path], tmp_path_factory: pytest.TempPath
         f"{HOME}/c",
         "benchmarks/bert/implementations/tensorflow2",
         "benchmarks/mosaic_bert/mosaic_yaml",
+        "audit/mlaudit",
         "pyproject.toml",
         "setup.py",
         "README.md",

@@ -1,4 +1,4 @@
-"""Every setting is declared once, with limits and a meaning, by the room that owns it."""
+"""Every setting is declared once, with limits and a meaning, by the package that owns it."""
 
 import ast
 import sys
