@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -21,7 +22,12 @@ _MAX_BYTES = 50 * 2**20  # file size limit of the repository checker
 _MAX_CHARACTERS = 50_000
 _MAX_LINES = 20_000  # MLPerf lines; published logs have up to 507
 _OURS = ("configuration", "recipe")
-_OUR_PACKAGES = ("/mlbert/", "/tf2_bert/")
+# This code in a checkout or export, relative or below any folder of a container; or installed.
+# Others have packages of these names elsewhere: Google's published one is .../prod/tf2_bert/.
+_OUR_FILE = re.compile(
+    r"(^|/)(benchmarks/bert/implementations/(pytorch/mlbert|tensorflow2/tf2_bert)"
+    r"|(site|dist)-packages/(mlbert|tf2_bert))/.+\.py"
+)
 _CALLBACK = "/mlbert/mlperf/callback.py"  # used by other people's training programs
 _LARGEST = int(sys.float_info.max)
 
@@ -47,11 +53,10 @@ class Event:
     @property
     def is_of_this_code(self) -> bool:
         """Return True if only this code logs such a key, or if a call in this code wrote the line."""
-        name = f"/{self.call_site[0]}" if self.call_site else ""
-        is_our_call = any(package in name for package in _OUR_PACKAGES) and not name.endswith(
-            _CALLBACK
-        )
-        return self.key in _OURS or is_our_call
+        if self.key in _OURS:
+            return True
+        name = self.call_site[0] if self.call_site else ""
+        return _OUR_FILE.search(name) is not None and not name.endswith(_CALLBACK)
 
     @property
     def call_site(self) -> tuple[str, int] | None:

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import TYPE_CHECKING
 
 from mlbert.config.section import Section, Setting
+
+if TYPE_CHECKING:
+    from mlbert.config.sources import ConfigName
 
 # Public name of the recipes masked_lm_stored and masked_lm_text.
 MASKED_LM = "masked_lm"
@@ -39,3 +43,10 @@ def sections() -> Sequence[type[Section]]:
 def section_names() -> frozenset[str]:
     """Return the names of the classes that declare settings."""
     return frozenset(section.__name__ for section in sections())
+
+
+def parse_config_name(name: str) -> ConfigName | None:
+    """Return what a config's file name says of the run; see `mlbert.config.sources`."""
+    from mlbert.config import sources
+
+    return sources.parse_config_name(name)

@@ -11,8 +11,7 @@ from mlaudit.findings import Complaint, Complaints, Outcome
 from mlaudit.keys import SETTINGS_OF
 from mlaudit.logs import Event, Log, is_number
 from mlaudit.result_set import OWN_FORM, ResultSet, evaluations_of
-from mlaudit.settings import MASKED_LM, settings_by_key
-from mlbert.config.sources import parse_config_name
+from mlaudit.settings import MASKED_LM, parse_config_name, settings_by_key
 
 _AS_SET = "this code's own logs: a key has the value of its setting in the configuration"
 # Identities of what the settings name.

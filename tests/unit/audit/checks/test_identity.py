@@ -260,6 +260,25 @@ def test_the_callback_for_other_programs_is_not_this_code(log: Path) -> None:
     assert not read_log(log).is_ours
 
 
+@pytest.mark.parametrize(
+    ("file", "is_ours"),
+    [
+        ("benchmarks/bert/implementations/tensorflow2/tf2_bert/loop.py", True),
+        ("/workspace/tree/benchmarks/bert/implementations/pytorch/mlbert/runs/identity.py", True),
+        ("/opt/env/lib/python3.12/site-packages/mlbert/runs/identity.py", True),
+        ("/usr/lib/python3/dist-packages/tf2_bert/loop.py", True),
+        # As Google's results of v0.7 name it.
+        ("/w/site-packages/staging/models/prod/tf2_bert/bert/run_pretraining.py", False),
+        ("/home/someone/mlbert/train.py", False),
+        ("mlbert/train.py", False),
+        ("<string>", False),
+    ],
+)
+def test_a_log_is_ours_by_where_its_calls_are(file: str, is_ours: bool, log: Path) -> None:
+    edit(log, "seed", r'"file": "[^"]*"', f'"file": "{file}"')
+    assert read_log(log).is_ours is is_ours
+
+
 def test_an_image_of_another_commit(ours: Path) -> None:
     commit = read_log(ours).value("commit")
     set_value(ours, "image_commit", f'"{commit[:12]}-dirty"')
