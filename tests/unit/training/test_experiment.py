@@ -511,7 +511,9 @@ def graphed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
 
         monkeypatch.setattr(experiment, "check_device", lambda *_: None)
         monkeypatch.setattr(experiment, "choose_graphs", choose)
-        monkeypatch.setattr(assembly.methods, "make", lambda *given: TensorLamb(given[4]))  # flat
+        monkeypatch.setattr(
+            assembly, "make_optimizer", lambda config, flat, *others: TensorLamb(flat)
+        )
         train(tmp_path, name, ops="plain", cuda_graph_mode=mode, max_steps=4)
         return tmp_path / name
 
