@@ -1,8 +1,8 @@
 """A recipe with small values for all required settings, and its configurations."""
 
+from mlbert.config.configuration import Configuration
 from mlbert.config.recipe import Recipe
-from mlbert.config.resolution import resolve
-from mlbert.config.sections import COMMON, Configuration, settings_by_key
+from mlbert.recipes.sections import COMMON, resolve, settings_by_key
 from programs import words_as_dict
 
 NUMBERS = words_as_dict("""

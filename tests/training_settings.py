@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from mlbert.cli.main import main
+from mlbert.config.configuration import Configuration
 from mlbert.config.recipe import Recipe
-from mlbert.config.resolution import resolve
-from mlbert.config.sections import Configuration, settings_by_key
+from mlbert.recipes.sections import resolve, settings_by_key
 from programs import words_as_dict
 
 SHAPE = {

@@ -2,7 +2,7 @@
 
 from typing import Any, TypeVar
 
-from mlbert.config.sections import Configuration
+from mlbert.config.configuration import Configuration
 from mlbert.distributed.sharding import ShardLayout
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.optimizer import FlatOptimizer

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from mlbert.config.recipe import Recipe
 from mlbert.config.section import Setting, settings_of
-from mlbert.config.sections import settings_by_env, settings_by_key
 from mlbert.config.shell import LaunchConfig
 from mlbert.config.words import default_words
 from mlbert.host.error_codes import ERROR_CODES
 from mlbert.recipes.registry import RECIPES
+from mlbert.recipes.sections import settings_by_env, settings_by_key
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "benchmarks/bert/implementations/tensorflow2"))

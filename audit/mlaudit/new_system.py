@@ -8,7 +8,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlbert.config.sources import check_exports, parse_config_name
+from mlaudit.settings import check_exports
+from mlbert.config.sources import parse_config_name
 from mlbert.host.errors import UserError
 from mlbert.host.files import write_atomically, writing
 from mlbert.host.json_files import read_json

@@ -28,10 +28,9 @@ from mlaudit.result_set import (
     samples_to_target,
     unreadable_files,
 )
-from mlaudit.settings import settings_by_env
+from mlaudit.settings import check_exports, settings_by_env
 from mlaudit.significance import FEWEST_RUNS
 from mlaudit.training_program import ask
-from mlbert.config.sources import check_exports
 from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain
 from mlbert.host.metrics_file import read_points

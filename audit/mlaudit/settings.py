@@ -5,14 +5,16 @@ The list imports the declarations of all packages of mlbert, none of which needs
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlbert.config.section import Section, Setting
+from mlbert.host.errors import UserError
 
 if TYPE_CHECKING:
-    from mlbert.config.sources import ConfigName
+    from mlbert.config.sources import ConfigName, Export
 
 # Public name of the recipes masked_lm_stored and masked_lm_text.
 MASKED_LM = "masked_lm"
@@ -20,21 +22,21 @@ MASKED_LM = "masked_lm"
 
 def settings_by_key() -> Mapping[str, Setting]:
     """Return every setting that a run may have, by its key in config.json."""
-    from mlbert.config import sections
+    from mlbert.recipes import sections
 
     return sections.settings_by_key()
 
 
 def settings_by_env() -> Mapping[str, Setting]:
     """Return every legal export by name."""
-    from mlbert.config import sections
+    from mlbert.recipes import sections
 
     return sections.settings_by_env()
 
 
 def sections() -> Sequence[type[Section]]:
     """Return the classes that declare settings."""
-    from mlbert.config.sections import SECTIONS
+    from mlbert.recipes.sections import SECTIONS
 
     return SECTIONS
 
@@ -50,3 +52,17 @@ def parse_config_name(name: str) -> ConfigName | None:
     from mlbert.config import sources
 
     return sources.parse_config_name(name)
+
+
+def check_exports(config_file: Path) -> dict[str, Export]:
+    """Return the exports of a ``config_*.sh``; see `mlbert.config.sources.check_exports`."""
+    from mlbert.recipes import sections
+
+    return sections.check_exports(config_file)
+
+
+def unknown_name(name: str, what: str, known: Iterable[str]) -> UserError:
+    """Return the error for an unknown name; see `mlbert.config.words.unknown_name`."""
+    from mlbert.recipes import sections
+
+    return sections.unknown_name(name, what, known)

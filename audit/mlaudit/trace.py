@@ -28,9 +28,8 @@ from mlaudit.call_sites import Sources, is_key, line_of, terminal_name
 from mlaudit.keys import FUNCTIONS_OF, SETTINGS_OF, is_hyperparameter, is_number_of
 from mlaudit.logs import Log
 from mlaudit.reachable import ReachableCode, is_text
-from mlaudit.settings import section_names, sections, settings_by_key
+from mlaudit.settings import section_names, sections, settings_by_key, unknown_name
 from mlbert.config.section import Section, Setting
-from mlbert.config.words import unknown_name
 from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain
 from mlbert.host.provenance import TENSORFLOW2_HOME, recipe_file

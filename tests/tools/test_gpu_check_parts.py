@@ -20,10 +20,10 @@ from gpu_check.advice import next_lines
 from gpu_check.ladder import Ladder, Rung, Sizes, fp8_rungs, largest, rungs
 from gpu_check.parts import tiny_scale
 from gpu_check.tables import GOALS
-from mlbert.config.resolution import resolve
 from mlbert.distributed.sharding import ShardedReducer
 from mlbert.ops import forms as registry
 from mlbert.recipes.registry import RECIPES
+from mlbert.recipes.sections import resolve
 from programs import exports_of, write_program
 
 CPU = torch.device("cpu")

@@ -15,10 +15,8 @@ import pytest
 from mlaudit.planner import cost as estimate
 from mlaudit.planner.timing import BENCHMARK, GPUS
 from mlbert.config.bert_config import BertConfig
-from mlbert.config.resolution import CommandLine, Resolved, peek, resolve
-from mlbert.config.sections import settings_by_env
+from mlbert.config.resolution import CommandLine, Resolved
 from mlbert.config.shell import planned_world_size
-from mlbert.config.sources import check_exports, read_yaml
 from mlbert.data.loading.config import DataConfig
 from mlbert.distributed.config import DistributedConfig
 from mlbert.host.provenance import TENSORFLOW2
@@ -27,6 +25,7 @@ from mlbert.models.config import ModelConfig
 from mlbert.ops.config import ComputeConfig
 from mlbert.programs.run_plan import make_plan
 from mlbert.recipes.registry import find
+from mlbert.recipes.sections import check_exports, peek, read_yaml, resolve, settings_by_env
 from mlbert.runs.config import RunConfig
 from programs import run_checked
 from tf2_bert import recipe as tensorflow2

@@ -154,3 +154,7 @@ def test_the_auditor_knows_helpers_and_names_of_settings(imports: dict[str, set[
         if imported.startswith("mlbert") and not imported.startswith(SEEN_BY_AUDITOR)
     }
     assert found == set()
+
+
+def test_the_linter_has_no_exceptions() -> None:
+    assert "ignore_imports" not in (ROOT / ".importlinter").read_text()

@@ -10,10 +10,11 @@ from safetensors.torch import load_file
 from mlaudit import official
 from mlaudit.findings import Outcome
 from mlaudit.logs import read_log
-from mlbert.config.resolution import CommandLine, resolve
+from mlbert.config.resolution import CommandLine
 from mlbert.optim import schedules
 from mlbert.optim.config import ScheduleConfig
 from mlbert.recipes import masked_lm_stored
+from mlbert.recipes.sections import resolve
 from programs import assert_refused, run_script, words_as_dict, write_program
 from published_systems import HOME, System, write_inputs
 from same_weights import assert_same_tensors

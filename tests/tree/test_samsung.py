@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from mlbert.config.resolution import resolve
 from mlbert.config.shell import planned_world_size
 from mlbert.data.formats.open import open_store
 from mlbert.data.prepare.tfrecords import hdf5_to_tfrecords
@@ -22,6 +21,7 @@ from mlbert.optim import schedules
 from mlbert.optim.config import ScheduleConfig
 from mlbert.programs.run_plan import make_plan
 from mlbert.recipes import ddp_adam
+from mlbert.recipes.sections import resolve
 from nvidia_shards import PREDICTIONS, bert_rows, write_fixed
 from programs import assert_refused, exports_of, run_script, words_as_dict, write_program
 from published_systems import HOME, System, tiny_bert, write_inputs

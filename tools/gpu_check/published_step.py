@@ -24,7 +24,7 @@ from torch import Tensor
 from gpu_check.hardware import sampled_power
 from gpu_check.ladder import largest, timed_steps
 from mlbert.config.bert_config import BertConfig
-from mlbert.config.resolution import Resolved, resolve
+from mlbert.config.resolution import Resolved
 from mlbert.data.batches import HostBatch
 from mlbert.data.loading.config import DataConfig
 from mlbert.distributed.capture import NoCapture
@@ -36,6 +36,7 @@ from mlbert.ops.cublaslt_tuning import tuned
 from mlbert.ops.proof import prove
 from mlbert.programs.bench.sides import make_batch
 from mlbert.recipes.registry import RECIPES
+from mlbert.recipes.sections import resolve
 from mlbert.runs.config import RunConfig
 from mlbert.training.protocols import BuildContext, Method
 from mlbert.training.step import GraphMode, Graphs, Step, choose_graphs

@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.config.sections import settings_by_key
 from mlbert.data.formats.tokenizer import hub_problem
 from mlbert.data.formats.tokenizer_files import TOKENIZER_FILES, find_vocabulary
 from mlbert.host.errors import UserError
 from mlbert.host.provenance import shipped
 from mlbert.models.weights.huggingface import obstacle, read_config
 from mlbert.models.weights.weight_files import read_weights
+from mlbert.recipes.sections import settings_by_key
 from mlbert.runs.starting_weights import local_copy
 from mosaic_yaml.durations import Durations
 from mosaic_yaml.nested_yaml import Layer, Leaves, YamlValue

@@ -9,8 +9,9 @@ from typer.testing import CliRunner
 
 from mlaudit.cli.submission import app
 from mlaudit.new_system import IMPLEMENTATIONS, new_system
-from mlbert.config.sources import check_exports, parse_config_name
+from mlbert.config.sources import parse_config_name
 from mlbert.host.system_description import unfilled
+from mlbert.recipes.sections import check_exports
 from programs import exports_of
 from user_errors import user_error
 

@@ -12,7 +12,7 @@ from mlaudit.findings import Outcome
 from mlaudit.logs import read_log
 from mlaudit.result_set import ResultSet
 from mlaudit.run_files import check_metrics
-from mlbert.config.sections import settings_by_key
+from mlbert.recipes.sections import settings_by_key
 from programs import write_files
 from simple_logs import write_log
 

@@ -17,9 +17,9 @@ from mlaudit.keys import SETTINGS_OF
 from mlaudit.logs import Log, read_log
 from mlaudit.reachable import ReachableCode
 from mlaudit.trace import CodeSearch, Trace, Tracer
-from mlbert.config.sections import settings_by_key
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
 from mlbert.host.provenance import PACKAGE_HOME
+from mlbert.recipes.sections import settings_by_key
 from programs import run_quietly, write_files
 from text_sets import random_texts, write_texts
 from training_settings import SHAPE, train_arguments

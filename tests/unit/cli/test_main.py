@@ -14,8 +14,8 @@ import pytest
 from typer.main import get_command
 
 from mlbert.cli.main import COMMANDS
-from mlbert.config.sections import settings_by_key
 from mlbert.recipes.registry import RECIPES
+from mlbert.recipes.sections import settings_by_key
 from programs import exports_of, run_checked, run_quietly, write_files
 from training_settings import train_arguments
 from user_errors import assert_error_line

@@ -8,14 +8,14 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from mlbert.config.recipe import Recipe
-from mlbert.config.resolution import CommandLine, peek, resolve, split_arguments
+from mlbert.config.resolution import CommandLine
 from mlbert.config.section import Setting, settings_of
-from mlbert.config.sections import SECTIONS, settings_by_key
 from mlbert.data.loading.config import DataConfig
 from mlbert.host.errors import UserError
 from mlbert.optim.config import ScheduleConfig
 from mlbert.recipes import ddp_adam, masked_lm_stored, masked_lm_text, packed_lamb
 from mlbert.recipes.registry import RECIPES, find
+from mlbert.recipes.sections import SECTIONS, peek, resolve, settings_by_key, split_arguments
 from mlbert.runs.config import RunConfig
 from simple_recipe import FOLDERS, NUMBERS, simple_recipe
 from user_errors import user_error

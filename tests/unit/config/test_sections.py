@@ -7,13 +7,18 @@ from pathlib import Path
 import pytest
 
 import mlbert
-from mlbert.config.resolution import resolve, split_arguments
 from mlbert.config.section import Setting, settings_of
-from mlbert.config.sections import settings_by_env, settings_by_key
 from mlbert.config.shell import LaunchConfig
 from mlbert.config.words import _OTHERS, hint_at
 from mlbert.host.errors import name_shape
 from mlbert.recipes.registry import RECIPES
+from mlbert.recipes.sections import (
+    CATALOG,
+    resolve,
+    settings_by_env,
+    settings_by_key,
+    split_arguments,
+)
 from mlbert.runs.step_folders import StepFolders
 from simple_recipe import NUMBERS, simple_configuration
 from user_errors import user_error
@@ -129,7 +134,7 @@ def test_no_word_of_others_is_one_of_ours_and_each_hint_leads_to_a_flag():
     assert not ours & set(_OTHERS)
     for shape in _OTHERS:
         assert name_shape(shape) == shape
-        assert any(row.flag in str(hint_at(shape)) for row in settings_by_key().values())
+        assert any(row.flag in str(hint_at(CATALOG, shape)) for row in settings_by_key().values())
 
 
 @pytest.mark.parametrize(

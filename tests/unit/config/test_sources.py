@@ -2,7 +2,8 @@
 
 import pytest
 
-from mlbert.config.sources import Export, check_exports, parse_config_name
+from mlbert.config.sources import Export, parse_config_name
+from mlbert.recipes.sections import check_exports
 from user_errors import user_error
 
 

@@ -13,10 +13,10 @@ import pytest
 from typer.main import get_command
 
 from mlbert.cli.main import COMMANDS
-from mlbert.config.resolution import CommandLine, resolve
-from mlbert.config.sections import SECTIONS, settings_by_key
+from mlbert.config.resolution import CommandLine
 from mlbert.host.command_line import LazyCommand
 from mlbert.host.errors import UserError
+from mlbert.recipes.sections import SECTIONS, resolve, settings_by_key
 from mosaic_texts import BASE, make_texts
 from mosaic_yaml import finetuning_yaml, pretraining_yaml
 from mosaic_yaml.commands.main_yaml import resolve_layer

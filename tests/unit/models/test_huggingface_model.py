@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from host_batches import made_up_batches
 from mlbert.config.bert_config import BertConfig
-from mlbert.config.sections import Configuration
+from mlbert.config.configuration import Configuration
 from mlbert.data.batches import Batch
 from mlbert.models.bert import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
 from mlbert.models.config import ModelConfig

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies
 
-from mlbert.config.resolution import CommandLine, resolve
-from mlbert.config.sections import settings_by_key
+from mlbert.config.resolution import CommandLine
 from mlbert.optim import schedules
 from mlbert.optim.config import SCHEDULE_SETTINGS, ScheduleConfig
 from mlbert.optim.schedules import (
@@ -19,6 +18,7 @@ from mlbert.optim.schedules import (
     WarmupStableDecay,
     WarmupStableRoot,
 )
+from mlbert.recipes.sections import resolve, settings_by_key
 from simple_recipe import simple_configuration, simple_recipe
 from user_errors import user_error
 

@@ -9,13 +9,13 @@ import pytest
 
 from labelled_texts import sentences, write_csv
 from mlbert.config.bert_config import BertConfig
-from mlbert.config.sections import settings_by_env
 from mlbert.data.prepare.vocabulary_training import count_words, train_vocabulary
 from mlbert.host.errors import UserError, public_names, replace_names
 from mlbert.models.bert import BertForMaskedLM
 from mlbert.models.weights.export import write_weights
 from mlbert.programs import custom_task
 from mlbert.programs.custom_corpus import run as custom_corpus
+from mlbert.recipes.sections import settings_by_env
 from mosaic_texts import make_texts
 from mosaic_yaml import finetuning_yaml, glue_yaml, pretraining_yaml
 from mosaic_yaml.common_yaml import names_for_errors

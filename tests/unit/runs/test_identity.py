@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from mlaudit.logs import read_log
-from mlbert.config.resolution import Resolved, resolve
-from mlbert.config.sections import settings_by_key
+from mlbert.config.resolution import Resolved
 from mlbert.data.loading.config import CorpusConfig
 from mlbert.host.repository import PACKAGE_HOME
 from mlbert.mlperf.config import SubmissionConfig
 from mlbert.mlperf.mllog import MLPerfLogger
 from mlbert.models.config import ModelConfig
+from mlbert.recipes.sections import resolve, settings_by_key
 from mlbert.runs import identity
 from mlbert.runs.config import RunConfig
 from mlbert.runs.identity import RunIdentity, RuntimeFacts, identify

@@ -19,14 +19,15 @@ import numpy as np
 import tensorflow as tf
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.config.resolution import CommandLine, resolve
-from mlbert.config.sections import Configuration
+from mlbert.config.configuration import Configuration
+from mlbert.config.resolution import CommandLine
 from mlbert.config.tensorflow import TensorFlowConfig
 from mlbert.data.loading.config import DataConfig
 from mlbert.distributed.config import DistributedConfig
 from mlbert.host.errors import UserError
 from mlbert.ops.config import ComputeConfig
 from mlbert.optim.config import OptimizerConfig
+from mlbert.recipes.sections import resolve
 from stored_sets import make_rows
 from tf2_bert import bert_benchmark
 from tf2_bert.loss_scale import LossScale

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (the tf extra)")
 
 from host_batches import tokens_of
-from mlbert.config.sections import Configuration
+from mlbert.config.configuration import Configuration
 from mlbert.config.tensorflow import TensorFlowConfig
 from mlbert.data.formats.open import open_store
 from mlbert.data.formats.order import contiguous

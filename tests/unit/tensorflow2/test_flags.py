@@ -15,7 +15,7 @@ from absl import flags as absl_flags
 from absl.testing import flagsaver
 
 from mlbert.config.resolution import Resolved
-from mlbert.config.sections import settings_by_key
+from mlbert.recipes.sections import settings_by_key
 from programs import words_as_dict
 from tf2_bert import flags
 from tf2_bert.main import exit_status

@@ -19,7 +19,6 @@ import interrupted_runs
 from audit import errors
 from capturable import SHAPE, TensorLamb, select_capturable
 from file_limits import largest_file
-from mlbert.config.sections import settings_by_key
 from mlbert.data.batches import StaticShape
 from mlbert.data.formats.manifest import read_manifest
 from mlbert.data.formats.tokenizer import lower_cases
@@ -31,6 +30,7 @@ from mlbert.models.bert import BertForPreTraining
 from mlbert.models.weights.load import open_saved
 from mlbert.ops import api as ops
 from mlbert.recipes import assembly
+from mlbert.recipes.sections import settings_by_key
 from mlbert.training import experiment, loop
 from mlbert.training.checkpoint import CheckpointFolder
 from mlbert.training.protocols import Method

@@ -9,7 +9,7 @@ import resource
 from pathlib import Path
 from types import SimpleNamespace
 import torch
-from mlbert.config.sections import Configuration
+from mlbert.config.configuration import Configuration
 from mlbert.distributed.reduce import GradientReducer, cut_buckets
 from mlbert.distributed.world import World
 from mlbert.config.bert_config import BertConfig
@@ -18,6 +18,7 @@ from mlbert.data.loading.config import DataConfig
 from mlbert.host.errors import UserError
 from mlbert.models.bert import BertForMaskedLM
 from mlbert.models.objectives import MaskedLM
+from mlbert.recipes.sections import CATALOG
 from mlbert.ops.config import ComputeConfig
 from mlbert.optim.flat import FlatParameters
 from mlbert.training.experiment import build_fitting
@@ -39,7 +40,7 @@ resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 for batch in (511, 512):
     data = DataConfig(input_dir=Path(), eval_dir=Path(), train_batch_size=batch, average_packing_rate=1.0)
     try:
-        given = Configuration([data, ComputeConfig(auto_micro_batch=True)])
+        given = Configuration([data, ComputeConfig(auto_micro_batch=True)], CATALOG)
         config, method = build_fitting(given, build, World(), print)
         assert not method.flat.grad.any(), "gradients are left"
         print("parts", config[DataConfig].gradient_accumulation_steps)

@@ -9,12 +9,13 @@ import torch
 import typer
 
 from mlbert.cli.train import run_resolved
-from mlbert.config.resolution import Resolved, resolve
+from mlbert.config.resolution import Resolved
 from mlbert.data.loading.masked_text import count_sequences
 from mlbert.distributed.world import World
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError, public_names
 from mlbert.recipes.registry import RECIPES, find
+from mlbert.recipes.sections import resolve
 from mlbert.training.experiment import RunOptions
 from mosaic_yaml import pretraining_yaml
 from mosaic_yaml.common_yaml import IGNORED_OPTIONS, model_config, names_for_errors

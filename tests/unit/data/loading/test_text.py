@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from mds_samples import write_samples
-from mlbert.config.sections import settings_by_key
 from mlbert.data.formats.mds import MdsReader
 from mlbert.data.formats.streams import Stream, streams_of
 from mlbert.data.formats.token_shards import TokenShards, describe_text, vocabulary_sha256
@@ -20,6 +19,7 @@ from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
 from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
 from mlbert.data.loading.masked_text import TextEvalSet, TextSet, TextSource
 from mlbert.data.loading.text_run import SHAPES, masking_rate
+from mlbert.recipes.sections import settings_by_key
 from programs import wait_for
 from text_sets import Row, original, random_texts, rows, sample_order, write_texts
 from user_errors import user_error

@@ -24,8 +24,8 @@ from typing import NamedTuple
 import tensorflow as tf
 from rich.console import Console
 
+from mlbert.config.configuration import Configuration
 from mlbert.config.resolution import Resolved
-from mlbert.config.sections import Configuration
 from mlbert.config.tensorflow import TensorFlowConfig
 from mlbert.data.loading.config import DataConfig
 from mlbert.distributed.config import DistributedConfig

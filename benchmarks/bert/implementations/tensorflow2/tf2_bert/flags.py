@@ -12,13 +12,13 @@ from typing import Any
 
 from absl import flags
 
-from mlbert.config.resolution import Resolved, peek, resolve
-from mlbert.config.sections import settings_by_key
+from mlbert.config.resolution import Resolved
 from mlbert.config.tensorflow import TensorFlowConfig
 from mlbert.data.loading.config import DataConfig
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.mlperf import rules
+from mlbert.recipes.sections import peek, resolve, settings_by_key
 from tf2_bert.recipe import RECIPE
 
 FLAGS = flags.FLAGS

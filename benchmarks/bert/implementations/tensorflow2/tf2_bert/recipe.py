@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from mlbert.config.configuration import Configuration
 from mlbert.config.recipe import Recipe
-from mlbert.config.sections import COMMON, Configuration
 from mlbert.config.tensorflow import TensorFlowConfig
 from mlbert.data.loading.config import DataConfig
 from mlbert.models.config import ModelConfig
+from mlbert.recipes.sections import COMMON
 
 
 def inspect(config: Configuration) -> Any:

@@ -22,11 +22,10 @@ from rich.console import Console
 from typer.core import TyperCommand
 
 from mlbert.cli import main as command_line
+from mlbert.config.configuration import Configuration
 from mlbert.config.recipe import Recipe
-from mlbert.config.resolution import CommandLine, Resolved, peek, resolve, split_arguments
-from mlbert.config.sections import Configuration, settings_by_key
+from mlbert.config.resolution import CommandLine, Resolved
 from mlbert.config.shell import planned_world_size
-from mlbert.config.sources import check_exports
 from mlbert.config.words import REQUIRED, default_words, missing
 from mlbert.data.loading.config import DataConfig
 from mlbert.distributed.config import DistributedConfig
@@ -41,6 +40,7 @@ from mlbert.models.config import ModelConfig
 from mlbert.ops.config import ComputeConfig
 from mlbert.programs.run_plan import make_plan
 from mlbert.recipes.registry import RECIPES, find
+from mlbert.recipes.sections import check_exports, peek, resolve, settings_by_key, split_arguments
 from mlbert.runs.config import RunConfig
 from mlbert.runs.run_folder import RunFolder
 from mlbert.runs.starting_weights import weights_file

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlbert.config.configuration import Configuration
 from mlbert.config.section import Section, Setting, says_none, settings_of
-from mlbert.config.sections import Configuration
 
 # Public name of two recipes: masked_lm_text if TOKENIZER is set, otherwise masked_lm_stored.
 MASKED_LM = "masked_lm"

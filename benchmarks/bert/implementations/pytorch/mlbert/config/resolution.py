@@ -9,23 +9,23 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from mlbert.config.configuration import Catalog, Configuration
 from mlbert.config.recipe import Recipe
-from mlbert.config.relations import contradictions, oddities
 from mlbert.config.section import (
+    Contradiction,
     Section,
     Setting,
     is_yes_or_no,
     says_none,
     settings_of,
 )
-from mlbert.config.sections import Configuration, settings_by_env, settings_by_key
 from mlbert.config.sources import check_exports, read_yaml
 from mlbert.config.words import REMOVED, missing, unknown_name, value_words
 from mlbert.host.environment import environment
@@ -61,7 +61,7 @@ class Resolved:
 
     def as_table(self) -> list[tuple[str, str, str, str]]:
         """Return rows (key, value, environment name, origin)."""
-        known = settings_by_key().items()
+        known = self.config.catalog.by_key.items()
         return [
             (key, value_words(self.config.get(one)), one.env, self.origin[key])
             for key, one in known
@@ -74,7 +74,8 @@ class Resolved:
     def summary(self) -> list[str]:
         """Return a line with the values that are not the recipe's defaults, and a line for each warning."""
         defaults = {
-            one.env: value_words(self.recipe.default(one)) for one in settings_by_env().values()
+            one.env: value_words(self.recipe.default(one))
+            for one in self.config.catalog.by_env.values()
         }
         changed = [
             f"{env}={value}" for _, value, env, _ in self.as_table() if value != defaults[env]
@@ -86,7 +87,7 @@ class Resolved:
 
     def as_configuration(self) -> dict[str, dict[str, Any]]:
         """Return plain values and origins by environment name, for the log."""
-        known = settings_by_key().items()
+        known = self.config.catalog.by_key.items()
         return {
             one.env: {"value": _as_plain(self.config.get(one)), "origin": self.origin[key]}
             for key, one in known
@@ -94,7 +95,9 @@ class Resolved:
 
     def as_json(self) -> str:
         """Return the configuration with origins as indented JSON, for the run folder."""
-        values = {key: _as_plain(self.config.get(one)) for key, one in settings_by_key().items()}
+        values = {
+            key: _as_plain(self.config.get(one)) for key, one in self.config.catalog.by_key.items()
+        }
         return json.dumps(
             {"config": values, "origin": dict(self.origin), "warnings": list(self.warnings)},
             indent=2,
@@ -114,7 +117,7 @@ class CommandLine:
 _NO_WORDS = CommandLine()
 
 
-def split_arguments(words: Sequence[str]) -> CommandLine:
+def split_arguments(catalog: Catalog, words: Sequence[str]) -> CommandLine:
     """Sort command line arguments into flags, ``--config FILE`` and ``key=value``.
 
     Accepts ``--flag value`` and ``--flag=value``, with dashes or underscores; a yes/no flag may appear without a value.
@@ -139,10 +142,10 @@ def split_arguments(words: Sequence[str]) -> CommandLine:
             overrides.append(word)
             continue
         flag, has_value, value = word.partition("=")
-        key = "config" if flag == "--config" else _key_of_flag(flag)
+        key = "config" if flag == "--config" else _key_of_flag(catalog, flag)
         if not has_value:
             is_alone = not rest or rest[0].startswith("--") or not is_yes_or_no(rest[0])
-            if key != "config" and settings_by_key()[key].kind is bool and is_alone:
+            if key != "config" and catalog.by_key[key].kind is bool and is_alone:
                 value = "1"
             elif rest and not rest[0].startswith("--"):
                 value = rest.pop(0)
@@ -158,14 +161,18 @@ def split_arguments(words: Sequence[str]) -> CommandLine:
 
 
 def peek(
-    key: str, environ: Mapping[str, str] | None = None, line: CommandLine = _NO_WORDS
+    catalog: Catalog,
+    key: str,
+    environ: Mapping[str, str] | None = None,
+    line: CommandLine = _NO_WORDS,
 ) -> str | None:
     """Return the raw value that a setting will get. Does not need the recipe: used to find the recipe itself."""
-    given = [layer[key][0] for layer in _layers(environ, line, []) if key in layer]
+    given = [layer[key][0] for layer in _layers(catalog, environ, line, []) if key in layer]
     return str(given[-1]) if given else None
 
 
 def resolve(
+    catalog: Catalog,
     recipe: Recipe,
     environ: Mapping[str, str] | None,
     line: CommandLine = _NO_WORDS,
@@ -176,6 +183,7 @@ def resolve(
     """Merge all sources into one checked configuration.
 
     Args:
+        catalog: of all settings.
         recipe: defines sections and defaults.
         environ: the environment; None means the process's.
         line: the arguments of the command line.
@@ -190,9 +198,9 @@ def resolve(
     environ = environment() if environ is None else environ
     files: list[Path] = [*given_files]
     chosen: dict[str, tuple[object, str]] = {}
-    for layer in [*_layers(environ, line, files), given or {}]:
+    for layer in [*_layers(catalog, environ, line, files), given or {}]:
         chosen.update(layer)
-    unread = _unread_by_recipe(recipe, chosen, readers)
+    unread = _unread_by_recipe(catalog, recipe, chosen, readers)
     absent = [
         one
         for section in recipe.sections
@@ -201,13 +209,32 @@ def resolve(
     ]
     if absent:
         raise missing(absent, environ.get("CONFIG_FILE", ""))
-    config = Configuration(_make(section, recipe, chosen) for section in recipe.sections)
-    for found in contradictions(config):
+    sections = [_make(section, recipe, chosen) for section in recipe.sections]
+    config = Configuration(sections, catalog)
+    for found in _contradictions(config):
         raise UserError(found.code, found.subject, found.problem, found.remedy)
-    origins = {key: _own_origin(recipe, one) for key, one in settings_by_key().items()}
+    origins = {key: _own_origin(recipe, one) for key, one in catalog.by_key.items()}
     origins |= {key: origin for key, (_, origin) in chosen.items()}
-    warnings = [*unread, *_near_misses(environ), *oddities(config, origins)]
+    warnings = [*unread, *_near_misses(catalog, environ), *_oddities(config, origins)]
     return Resolved(recipe, config, origins, warnings, files)
+
+
+def _contradictions(config: Configuration) -> Iterator[Contradiction]:
+    for section in config.sections:
+        yield from section.contradictions()
+    yield from config.catalog.relations.contradictions(config)
+
+
+def _oddities(config: Configuration, origins: Mapping[str, str]) -> Iterator[str]:
+    """Yield a sentence about each value that is legal but looks like a mistake.
+
+    Args:
+        config: the run's configuration.
+        origins: where each value came from, by key.
+    """
+    for section in config.sections:
+        yield from section.oddities()
+    yield from config.catalog.relations.oddities(config, origins)
 
 
 def _is_absent(setting: Setting, recipe: Recipe, chosen: Layer) -> bool:
@@ -270,7 +297,10 @@ def _subject(setting: Setting, origin: str) -> str:
 
 
 def _unread_by_recipe(
-    recipe: Recipe, chosen: dict[str, tuple[object, str]], readers: Sequence[Recipe]
+    catalog: Catalog,
+    recipe: Recipe,
+    chosen: dict[str, tuple[object, str]],
+    readers: Sequence[Recipe],
 ) -> list[str]:
     """Remove settings that the recipe does not read and return warnings; "none" and default values pass silently.
 
@@ -279,7 +309,7 @@ def _unread_by_recipe(
     """
     warnings = []
     for key, (value, origin) in list(chosen.items()):
-        setting = settings_by_key()[key]
+        setting = catalog.by_key[key]
         if recipe.reads(setting):
             continue
         del chosen[key]
@@ -302,19 +332,24 @@ def _unread_by_recipe(
     return warnings
 
 
-def _layers(environ: Mapping[str, str] | None, line: CommandLine, files: list[Path]) -> list[Layer]:
+def _layers(
+    catalog: Catalog, environ: Mapping[str, str] | None, line: CommandLine, files: list[Path]
+) -> list[Layer]:
     """Return key to (raw value, origin) for each source, weakest first; append the files read to ``files``."""
     environ = environment() if environ is None else environ
-    exports = _from_environment(environ, files)
-    layers: list[Layer] = [*(read_yaml(Path(path), files) for path in line.yaml_files), exports]
+    exports = _from_environment(catalog, environ, files)
+    layers: list[Layer] = [
+        *(read_yaml(catalog, Path(path), files) for path in line.yaml_files),
+        exports,
+    ]
     last: dict[str, tuple[object, str]] = {}
     for flag, text in line.flags.items():
-        key = _key_of_flag(flag)
-        last[key] = (text, f"flag {settings_by_key()[key].flag}")
+        key = _key_of_flag(catalog, flag)
+        last[key] = (text, f"flag {catalog.by_key[key].flag}")
     for word in line.overrides:
         key, _, text = word.partition("=")
-        if key not in settings_by_key():
-            raise unknown_name(key, "key", settings_by_key())
+        if key not in catalog.by_key:
+            raise unknown_name(catalog, key, "key", catalog.by_key)
         if key in last:
             raise UserError(
                 "config.duplicate",
@@ -326,12 +361,12 @@ def _layers(environ: Mapping[str, str] | None, line: CommandLine, files: list[Pa
     return [*layers, last]
 
 
-def _from_environment(environ: Mapping[str, str], files: list[Path]) -> Layer:
+def _from_environment(catalog: Catalog, environ: Mapping[str, str], files: list[Path]) -> Layer:
     """Return the exported settings; the origin is the sourced config's line unless the variable changed since."""
     config_file = Path(environ.get("CONFIG_FILE", ""))
-    exports = check_exports(config_file, files) if config_file.is_file() else {}
+    exports = check_exports(catalog, config_file, files) if config_file.is_file() else {}
     found: dict[str, tuple[object, str]] = {}
-    for key, one in settings_by_key().items():
+    for key, one in catalog.by_key.items():
         if one.env in environ:
             value = environ[one.env]
             export = exports.get(one.env)
@@ -344,19 +379,19 @@ def _from_environment(environ: Mapping[str, str], files: list[Path]) -> Layer:
     return found
 
 
-def _key_of_flag(flag: str) -> str:
+def _key_of_flag(catalog: Catalog, flag: str) -> str:
     key = flag.removeprefix("--").replace("-", "_")
-    if key in settings_by_key():
+    if key in catalog.by_key:
         return key
-    known = [*(one.flag for one in settings_by_key().values()), "--config"]
-    raise unknown_name(f"--{flag.removeprefix('--')}", "flag", known)
+    known = [*(one.flag for one in catalog.by_key.values()), "--config"]
+    raise unknown_name(catalog, f"--{flag.removeprefix('--')}", "flag", known)
 
 
-def _near_misses(environ: Mapping[str, str]) -> list[str]:
+def _near_misses(catalog: Catalog, environ: Mapping[str, str]) -> list[str]:
     """Return sentences about exports that were a setting, look like a misspelt one, or have its key (LEARNING_RATE for
     LR)."""
-    known = settings_by_env()
-    elsewhere = {name_shape(one.key): one.env for one in settings_by_key().values()}
+    known = catalog.by_env
+    elsewhere = {name_shape(one.key): one.env for one in catalog.by_key.values()}
     by_shape = {name_shape(env): env for env in known}
     sentences = [
         f"{name} is no longer a setting: {why}" for name, why in REMOVED.items() if name in environ

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlbert.config.sections import settings_by_env, settings_by_key
+from mlbert.config.configuration import Catalog
 from mlbert.config.words import unknown_name
 from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain
@@ -77,11 +77,12 @@ class Export:
 
 
 def read_yaml(
-    path: Path, files: list[Path], children: tuple[Path, ...] = ()
+    catalog: Catalog, path: Path, files: list[Path], children: tuple[Path, ...] = ()
 ) -> dict[str, tuple[object, str]]:
     """Return field name to (value, ``file:line``) for a file merged over its parents.
 
     Args:
+        catalog: of the known settings.
         path: the file.
         files: every file read is appended, a child before its parents.
         children: files that extend this one.
@@ -97,15 +98,15 @@ def read_yaml(
     files.append(path)
     merged: dict[str, tuple[object, str]] = {}
     for parent in parents:
-        merged.update(read_yaml(path.parent / parent, files, (*children, path)))
+        merged.update(read_yaml(catalog, path.parent / parent, files, (*children, path)))
     for name, value in tree.items():
-        if name not in settings_by_key():
+        if name not in catalog.by_key:
             reason = f"{name} is an unknown key"
             raise UserError(
                 "config.unknown-name",
                 path,
                 reason,
-                unknown_name(name, "key", settings_by_key()).remedy,
+                unknown_name(catalog, name, "key", catalog.by_key).remedy,
             )
         if isinstance(value, dict | list):
             reason = f"{name} is not a single value"
@@ -114,7 +115,9 @@ def read_yaml(
     return merged
 
 
-def check_exports(config_file: Path, files: list[Path] | None = None) -> dict[str, Export]:
+def check_exports(
+    catalog: Catalog, config_file: Path, files: list[Path] | None = None
+) -> dict[str, Export]:
     """Return the exports of a ``config_*.sh`` and of the files it sources; the last export of a name counts.
 
     A config contains comments, ``source`` lines and ``export NAME=value``, nothing else. Sourced configs are found by
@@ -122,13 +125,14 @@ def check_exports(config_file: Path, files: list[Path] | None = None) -> dict[st
     are read. Other sourced files are ignored.
 
     Args:
+        catalog: of the known settings.
         config_file: the config.
         files: every file read is appended, a config before the files it sources.
 
     Raises:
         UserError: a line of another kind, or an unknown setting.
     """
-    return _read_exports(Path(config_file), [] if files is None else files, ())
+    return _read_exports(catalog, Path(config_file), [] if files is None else files, ())
 
 
 def load_yaml(path: Path) -> tuple[Any, dict[str, int]]:
@@ -203,7 +207,9 @@ def _load_mapping(path: Path) -> tuple[dict[str, object], list[str], dict[str, i
     return {str(name): value for name, value in tree.items()}, parents, lines
 
 
-def _read_exports(path: Path, files: list[Path], readers: tuple[Path, ...]) -> dict[str, Export]:
+def _read_exports(
+    catalog: Catalog, path: Path, files: list[Path], readers: tuple[Path, ...]
+) -> dict[str, Export]:
     path = path.absolute()
     if path in readers:
         raise UserError("config.file", path, "sources itself", "Break the cycle")
@@ -219,10 +225,10 @@ def _read_exports(path: Path, files: list[Path], readers: tuple[Path, ...]) -> d
     exports: dict[str, Export] = {}
     for number, line in enumerate(map(str.strip, lines), start=1):
         if match := _EXPORT.fullmatch(line):
-            if match[1] in settings_by_env():
+            if match[1] in catalog.by_env:
                 exports[match[1]] = Export(_right_side(match[2]), f"{tree_relative(path)}:{number}")
             elif not is_site:
-                hint = unknown_name(match[1], "setting", settings_by_env()).remedy
+                hint = unknown_name(catalog, match[1], "setting", catalog.by_env).remedy
                 raise UserError(
                     "config.unknown-name",
                     f"{path}:{number}",
@@ -232,7 +238,7 @@ def _read_exports(path: Path, files: list[Path], readers: tuple[Path, ...]) -> d
         elif match := _SOURCE.fullmatch(line):
             sibling = path.parent / match[1].strip("\"'").rsplit("/", 1)[-1]
             if sibling.name.startswith(("config_", _SITE_FILE)) and sibling.is_file():
-                exports |= _read_exports(sibling, files, (*readers, path))
+                exports |= _read_exports(catalog, sibling, files, (*readers, path))
         elif line and not line.startswith("#") and not is_site:
             reason = f"{line!r} is neither export NAME=value nor source FILE"
             raise UserError("config.file", f"{path}:{number}", reason, "Keep logic out of it")

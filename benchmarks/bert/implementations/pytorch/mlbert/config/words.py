@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from mlbert.config.configuration import Catalog
 from mlbert.config.recipe import Recipe
 from mlbert.config.section import Setting
-from mlbert.config.sections import settings_by_key
 from mlbert.host.errors import UserError, hide_credentials, name_shape, nearest
 
 REQUIRED = "required"
@@ -58,23 +58,23 @@ REMOVED = {"EXCHANGE_BY": "both of its values gave the same batches"}
 _OTHERS = {name: (ours, note) for ours, note, names in _NAMES_ELSEWHERE for name in names.split()}
 
 
-def hint_at(shape: str) -> str | None:
+def hint_at(catalog: Catalog, shape: str) -> str | None:
     """Return advice about another program's name for a setting, given as `name_shape`; None if it is unknown."""
     if shape not in _OTHERS:
         return None
     key, _, value = _OTHERS[shape][0].partition("=")
     note = _OTHERS[shape][1]
-    setting = settings_by_key()[key]
+    setting = catalog.by_key[key]
     words = f"Write {setting.flag} {value} here" if value else f"It is called {setting.flag} here"
     return (
         f"{words} (export {setting.env}{f'={value}' if value else ''}){f'; {note}' if note else ''}"
     )
 
 
-def unknown_name(name: str, what: str, known: Iterable[str]) -> UserError:
+def unknown_name(catalog: Catalog, name: str, what: str, known: Iterable[str]) -> UserError:
     """Return the error for an unknown name, suggesting our name for it or the nearest known one."""
     near = nearest(name, known)
-    theirs = hint_at(name_shape(name))
+    theirs = hint_at(catalog, name_shape(name))
     if theirs and (near is None or name_shape(near) != name_shape(name)):
         return UserError("config.unknown-name", name, f"is an unknown {what}", theirs)
     hint = (

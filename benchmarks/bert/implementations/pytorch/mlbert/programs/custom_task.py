@@ -25,7 +25,6 @@ from rich.console import Console
 from rich.table import Table
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.config.resolution import resolve
 from mlbert.data.formats.manifest import write_json
 from mlbert.data.formats.tasks import (
     LABEL_NAMES,
@@ -53,6 +52,7 @@ from mlbert.models.objectives import class_scores, confusion, correlations
 from mlbert.ops.precision import small_model_precision
 from mlbert.programs.custom_corpus.corpus_plan import cpu_threads
 from mlbert.recipes import classification
+from mlbert.recipes.sections import resolve
 from mlbert.runs.progress import NO_LIMIT, Pace
 from mlbert.runs.run_folder import RunFolder
 from mlbert.training.experiment import RunOptions, run_experiment

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.config.sections import Configuration
+from mlbert.config.configuration import Configuration
 from mlbert.config.shell import planned_world_size
 from mlbert.config.sources import parse_config_name
 from mlbert.data.loading.config import DataConfig

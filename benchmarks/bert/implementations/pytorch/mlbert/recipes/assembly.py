@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.config.sections import Configuration
+from mlbert.config.configuration import Configuration
 from mlbert.data.formats.open import check_shape
 from mlbert.data.loading.config import DataConfig
 from mlbert.data.loading.inputs import PreTrainingInputs

@@ -19,9 +19,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from mlbert.config.configuration import Configuration
 from mlbert.config.recipe import Recipe
-from mlbert.config.sections import COMMON, Configuration
 from mlbert.data.loading.config import TaskConfig, TextConfig
+from mlbert.recipes.sections import COMMON
 
 
 def inspect(config: Configuration) -> Any:

@@ -23,8 +23,8 @@ from their public description:
 from __future__ import annotations
 
 from mlbert.config.recipe import Recipe
-from mlbert.config.sections import COMMON
 from mlbert.recipes.inspection import inspect_stored
+from mlbert.recipes.sections import COMMON
 
 RECIPE = Recipe(
     name="ddp_adam",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.config.sections import Configuration
+from mlbert.config.configuration import Configuration
 from mlbert.data.loading.config import CorpusConfig, DataConfig, TextConfig
 from mlbert.models.config import ModelConfig
 

@@ -20,11 +20,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from mlbert.config.configuration import Configuration
 from mlbert.config.recipe import Recipe
-from mlbert.config.sections import COMMON, Configuration
 from mlbert.data.loading.config import DataConfig
 from mlbert.host.errors import UserError
 from mlbert.recipes.inspection import inspect_stored
+from mlbert.recipes.sections import COMMON
 
 
 def inspect(config: Configuration) -> Any:

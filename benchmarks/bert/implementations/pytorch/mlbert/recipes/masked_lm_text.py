@@ -18,9 +18,9 @@ RECIPE=masked_lm with a TOKENIZER is this recipe.
 from __future__ import annotations
 
 from mlbert.config.recipe import Recipe
-from mlbert.config.sections import COMMON
 from mlbert.data.loading.config import CorpusConfig, TextConfig
 from mlbert.recipes.inspection import inspect_text
+from mlbert.recipes.sections import COMMON
 
 RECIPE = Recipe(
     name="masked_lm_text",

@@ -18,8 +18,8 @@ configuration (text shipped with Python, 2 CPU cores), see the README for target
 from __future__ import annotations
 
 from mlbert.config.recipe import Recipe
-from mlbert.config.sections import COMMON
 from mlbert.recipes.inspection import inspect_stored
+from mlbert.recipes.sections import COMMON
 
 RECIPE = Recipe(
     name="packed_lamb",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from mlbert.config.sections import Configuration
+from mlbert.config.configuration import Configuration
 from mlbert.data.loading.config import DataConfig
 from mlbert.data.loading.inputs import PreTrainingInputs
 from mlbert.distributed.config import DistributedConfig

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.config.sections import Configuration
+from mlbert.config.configuration import Configuration
 from mlbert.data.formats import glue
 from mlbert.data.formats.tasks import (
     TaskForm,

@@ -33,9 +33,9 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from mlbert.config.configuration import Configuration
 from mlbert.config.recipe import Recipe
 from mlbert.config.resolution import Resolved
-from mlbert.config.sections import Configuration
 from mlbert.data.batches import HostBatch, StaticShape
 from mlbert.data.loading.config import DataConfig
 from mlbert.distributed.config import DistributedConfig

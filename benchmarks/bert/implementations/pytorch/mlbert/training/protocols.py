@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.config.sections import Configuration
+from mlbert.config.configuration import Configuration
 from mlbert.data.batches import Batch, HostBatch, StaticShape
 from mlbert.distributed.world import World
 

@@ -13,7 +13,7 @@ import torch
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.config.recipe import MASKED_LM
-from mlbert.config.resolution import Resolved, resolve
+from mlbert.config.resolution import Resolved
 from mlbert.host.environment import environment
 from mlbert.host.machine import threads_per_rank
 from mlbert.host.texts import is_count
@@ -22,6 +22,7 @@ from mlbert.ops.precision import compute_dtype, small_model_precision
 from mlbert.programs import pretrain_rules as rules
 from mlbert.programs.custom_corpus.own_folder import OwnFolder
 from mlbert.recipes import masked_lm_text
+from mlbert.recipes.sections import resolve
 from mlbert.runs.progress import NO_LIMIT, Pace
 
 BYTES_A_TOKEN = 4  # approximate for English text
