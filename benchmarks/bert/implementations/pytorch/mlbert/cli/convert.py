@@ -70,7 +70,7 @@ def torch_to_nvidia(source: Folder, target: NewFile) -> None:
 @app.command("composer-to-torch")
 @app.command("mosaic-to-torch", hidden=True)
 def composer_to_torch(source: File, target: NewFolder, config: Config = None) -> None:
-    """Convert a Composer BERT or MosaicBERT checkpoint to bert_config.json
+    """Convert a Composer checkpoint (BERT, MosaicBERT, ModernBERT) to bert_config.json
     and model.safetensors (tensors only).
     """
     _convert("composer_to_torch", source, target, config)
@@ -79,15 +79,15 @@ def composer_to_torch(source: File, target: NewFolder, config: Config = None) ->
 @app.command("torch-to-composer")
 @app.command("torch-to-mosaic", hidden=True)
 def torch_to_composer(source: Folder, target: NewFile) -> None:
-    """Convert a run's weights/ folder to a file that Composer's BERT
-    or MosaicBERT can start from.
+    """Convert a run's weights/ folder to a file that Composer's BERT,
+    MosaicBERT or ModernBERT can start from.
     """
     _convert("torch_to_composer", source, target)
 
 
 @app.command("hf-to-torch")
 def hf_to_torch(source: Folder, target: NewFolder) -> None:
-    """Convert a Hugging Face BERT folder (config.json, model.safetensors) to bert_config.json and
+    """Convert a Hugging Face folder (BERT, ModernBERT) to bert_config.json and
     model.safetensors.
     """
     _convert("huggingface_to_torch", source, target)

@@ -95,7 +95,7 @@ def _export(
 ) -> None:
     """Write the weights, and LOGDIR/latest-rank0.pt if Composer's programs can load this model."""
     write_weights(model, folder, facts, vocabulary)
-    if not model.config.is_rotary:
+    if not model.config.starts_from_text:
         write_composer(to_huggingface(model), model.config, output_dir / "latest-rank0.pt")
 
 

@@ -206,8 +206,8 @@ def own_state(
         own = tuple(part if part in known else TIED.get(part, part) for part in names)
         if not all(part in known for part in own):
             if own[0].startswith(ENCODER) and not name.endswith(
-                ("_extra_state", "_ids")
-            ):  # the latter are buffers
+                ("_extra_state", "_ids", ".inv_freq")
+            ):  # the latter two are buffers
                 problem = f"{name} has no place in a BERT of this shape"
                 raise UserError("checkpoint.shape", source, problem, OTHER_CONFIG)
             report.dropped[name] = "no such parameter"

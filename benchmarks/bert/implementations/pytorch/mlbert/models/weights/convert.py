@@ -166,7 +166,9 @@ def composer_to_torch(source: Path, target: Path, config: Path | None = None) ->
 
 
 def torch_to_composer(source: Path, target: Path) -> Report:
-    """Convert our format to a checkpoint for Composer's BERT or MosaicBERT. Raise UserError for other shapes."""
+    """Convert our format to a checkpoint for Composer's BERT, MosaicBERT or ModernBERT. Raise
+    UserError for other shapes.
+    """
     checkpoint = read_own(source, own_heads=True)
     weight_files.write_composer(checkpoint.state, checkpoint.shape, target)
     report = checkpoint.report

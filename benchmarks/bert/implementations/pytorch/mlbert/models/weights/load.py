@@ -3,7 +3,7 @@
 * a ``model.safetensors``, or a folder with one: a run's ``weights/``, a Hugging Face folder (also with the older
   ``pytorch_model.bin``, or with several files and their index), or a run folder
 * a run's checkpoint, ``checkpoints/step_*``; for a run folder without weights, the newest one
-* a ``.pt`` file of NVIDIA or Composer, with a BERT or a MosaicBERT
+* a ``.pt`` file of NVIDIA or Composer, with a BERT, a MosaicBERT or a ModernBERT
 * the address of such a file, or of a folder with a ``model.safetensors``
 """
 

@@ -62,7 +62,14 @@ from mlbert.models.weights.checkpoint_state import (
     Shape,
     parameter_shapes,
 )
+from mlbert.models.weights.flexbert import (
+    flexbert_config,
+    flexbert_state,
+    is_flexbert,
+    shape_of_flexbert,
+)
 from mlbert.models.weights.huggingface import config_from_huggingface, huggingface_config, obstacle
+from mlbert.models.weights.modernbert import without_zero_biases
 from mlbert.runs.starting_weights import shards_of
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -385,7 +392,7 @@ def read_composer(path: Path) -> Weights:
 
 
 def write_composer(state: Mapping[str, Tensor], shape: BertConfig, path: Path) -> None:
-    """Write or replace a checkpoint from which Composer's BERT or MosaicBERT can start.
+    """Write or replace a checkpoint from which Composer's BERT, MosaicBERT or ModernBERT can start.
 
     The file loads with ``weights_only=True``. It has ``state.model``, and the shape as Composer's Hugging Face
     configuration. MosaicBERT's vocabulary is padded with zeros, as in Composer.
@@ -398,6 +405,9 @@ def write_composer(state: Mapping[str, Tensor], shape: BertConfig, path: Path) -
     Raises:
         UserError: Composer's BERTs do not support the shape, or the file cannot be written.
     """
+    if shape.is_rotary:
+        _write_composer_content(path, flexbert_state(state, shape), flexbert_config(shape))
+        return
     mosaic_bert = shape == _of_kind(shape, mosaic_bert=True)
     plain = _of_kind(shape, mosaic_bert=False) if mosaic_bert else shape
     if why_not := _composer_obstacle(plain, mosaic_bert):
@@ -421,11 +431,16 @@ def write_composer(state: Mapping[str, Tensor], shape: BertConfig, path: Path) -
     )
     if mosaic_bert:
         values["alibi_starting_size"] = _ALIBI_SIZE
-    config = {"file_extension": ".json", "content": values}
-    write_pt(
-        path,
-        {"state": {"model": model, "integrations": {"huggingface": {"model": {"config": config}}}}},
-    )
+    _write_composer_content(path, model, values)
+
+
+def _write_composer_content(
+    path: Path, model: Mapping[str, Tensor], values: Mapping[str, object]
+) -> None:
+    """Write a checkpoint with ``state.model`` and the Hugging Face configuration."""
+    config = {"file_extension": ".json", "content": dict(values)}
+    integrations = {"huggingface": {"model": {"config": config}}}
+    write_pt(path, {"state": {"model": dict(model), "integrations": integrations}})
 
 
 def _of_kind(shape: BertConfig, mosaic_bert: bool) -> BertConfig:
@@ -462,17 +477,21 @@ def _composer_weights(content: Any, path: Path) -> Weights:
         raise UserError(
             "checkpoint.format", path, "has no state.model", "Give a checkpoint that Composer wrote"
         )
-    tensors = _tensors(model, path)
+    tensors = without_zero_biases(_tensors(model, path), str(path))
     values = state
     for key in ("integrations", "huggingface", "model", "config", "content"):
         values = values.get(key, {}) if isinstance(values, dict) else {}
     if not isinstance(values, dict) or not values:
         return Weights(tensors)
+    if is_flexbert(values):
+        return Weights(tensors, shape_of_flexbert(values, str(path)))
     return Weights(tensors, composer_shape(config_from_huggingface(values, str(path)), tensors))
 
 
 def composer_shape(shape: BertConfig, tensors: Mapping[str, Tensor]) -> BertConfig:
     """Return the shape as a MosaicBERT or a plain BERT, whichever Composer's tensors belong to."""
+    if shape.is_rotary:
+        return shape
     return _of_kind(shape, mosaic_bert=any(".mlp.gated_layers." in name for name in tensors))
 
 
