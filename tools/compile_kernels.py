@@ -64,6 +64,8 @@ _POINTERS = {
     torch.float8_e5m2: "*fp8e5",
 }
 _META = torch.device("meta")
+# What ptxas says if it serializes asynchronous matrix products: C7510 to C7519.
+SERIALIZED = re.compile(r"\(C751\d\)[^\n]*")
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,15 @@ class Launch:
     kernel: JITFunction
     arguments: dict[str, Any]
     options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """What ptxas reports of a kernel."""
+
+    registers: int  # per thread
+    spilled: int  # bytes per thread
+    serialized: tuple[str, ...]  # messages of `SERIALIZED`
 
 
 @dataclass(frozen=True)
@@ -90,16 +101,9 @@ class Report:
     arguments: dict[str, Any]
 
     @functools.cached_property
-    def registers_and_spills(self) -> tuple[int, int]:
-        """Return registers and spilled bytes per thread by assembling again,
-        the only way to get them.
-        """
+    def assembly(self) -> Assembly:
+        """Return what ptxas reports, by assembling again, the only way to get it."""
         return assembled(self.ptx, self.arch)
-
-    @property
-    def spilled(self) -> int:
-        """Return the spilled bytes per thread."""
-        return self.registers_and_spills[1]
 
 
 @contextlib.contextmanager
@@ -166,8 +170,8 @@ def compile_launch(launch: Launch, case: str, arch: int) -> Report:
     )
 
 
-def assembled(ptx: str, arch: int) -> tuple[int, int]:
-    """Return (registers, spilled bytes) per thread, as reported by Triton's bundled ptxas."""
+def assembled(ptx: str, arch: int) -> Assembly:
+    """Assemble with Triton's bundled ptxas."""
     target = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)
     assert target, "no .target in the PTX"
     with tempfile.TemporaryDirectory() as folder:
@@ -185,7 +189,8 @@ def assembled(ptx: str, arch: int) -> tuple[int, int]:
     registers = re.search(r"Used (\d+) registers", output)
     spills = re.findall(r"(\d+) bytes spill", output)
     assert registers, output
-    return int(registers[1]), sum(map(int, spills))
+    messages = tuple(dict.fromkeys(SERIALIZED.findall(output)))
+    return Assembly(int(registers[1]), sum(map(int, spills)), messages)
 
 
 def _key(device_key: bool) -> int | torch.Tensor:
@@ -406,6 +411,7 @@ def main(words: list[str]) -> None:
             "in a loop",
         )
     )
+    serialized: list[str] = []
     for case in cases():
         if options.only not in case:
             continue
@@ -417,15 +423,15 @@ def main(words: list[str]) -> None:
                 barriers = sum(
                     count for opcode, count in counts.items() if opcode.startswith("BAR")
                 )
-                registers, spilled = report.registers_and_spills
+                assembly = report.assembly
                 longest_loop = max((loop.total() for loop in loops), default=0)
                 print(
                     line.format(
                         case,
                         report.kernel,
                         arch,
-                        registers,
-                        spilled,
+                        assembly.registers,
+                        assembly.spilled,
                         report.shared,
                         report.warps,
                         barriers,
@@ -434,6 +440,11 @@ def main(words: list[str]) -> None:
                         longest_loop,
                     )
                 )
+                for message in assembly.serialized:
+                    print(f"    {message}")
+                    serialized.append(report.kernel)
+    if serialized:
+        sys.exit(f"ptxas serializes matrix products of {', '.join(dict.fromkeys(serialized))}")
 
 
 if __name__ == "__main__":

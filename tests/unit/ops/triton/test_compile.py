@@ -62,9 +62,10 @@ def test_kernels_compile(case):
         assert f".target sm_{ARCH}" in report.ptx
         # The register limit of this kernel was measured to be faster.
         limited = report.kernel == "attention_key_value_gradient_kernel"
-        assert report.spilled <= (64 if limited else 0), (
-            f"{report.kernel} spills {report.spilled} bytes per thread"
+        assert report.assembly.spilled <= (64 if limited else 0), (
+            f"{report.kernel} spills {report.assembly.spilled} bytes per thread"
         )
+        assert report.assembly.serialized == (), f"{report.kernel}: matrix products wait in turn"
         if case.startswith("attention") and report.kernel != "attention_order_kernel":
             assert "wgmma.mma_async" in report.ptx, f"{report.kernel} does not use the matrix units"
 
@@ -172,7 +173,7 @@ def test_casts_stay_within_their_instruction_limits():
         name = name or ("quantise" if launch.arguments["partial"] is None else "with sum")
         report = tool.compile_launch(launch, name, 90)
         counts = sass.instructions(report.cubin)
-        assert report.spilled == 0, name
+        assert report.assembly.spilled == 0, name
         pairs = cast.ROWS * cast.COLUMNS // 128 // 2
         assert counts["F2FP.SATFINITE.E4M3.F32.PACK_AB_MERGE_C"] == pairs, (
             f"{name} must round each number once"
@@ -190,7 +191,8 @@ def test_fused_product_overlaps_gelu_of_one_block_with_products_of_another(direc
     reports = [r for r in compiled("products fp8 GELU") if r.kernel == "product_kernel"]
     (report,) = [r for r in reports if (r.arguments["partial"] is None) == (direction == "forward")]
     counts = sass.instructions(report.cubin)
-    registers, spilled = report.registers_and_spills
+    registers = report.assembly.registers
+    spilled = report.assembly.spilled
     assert (registers <= 128, spilled, report.warps) == (True, 0, 8)
     assert 2 * (report.shared + 1024) <= 233_472
     types = "e4m3.e4m3" if direction == "forward" else "e5m2.e4m3"
@@ -215,7 +217,8 @@ def test_gelu_moves_16_bytes_at_once(direction, loads, instructions):
     numbers = cast.ROWS * cast.COLUMNS // (32 * report.warps)
     assert (counts["LDG.E.128"], counts["STG.E.128"]) == (loads * numbers // 8, numbers // 8)
     assert counts.total() <= instructions * numbers
-    registers, spilled = report.registers_and_spills
+    registers = report.assembly.registers
+    spilled = report.assembly.spilled
     assert spilled == 0
     blocks = min(
         65536 // (32 * report.warps * -(-registers // 8) * 8), 233_472 // (report.shared + 1024)

@@ -105,7 +105,7 @@ def _product(a, b, inverses, pre, bias, scale, amax, dtype, partial) -> Quantise
 )
 def product_kernel(
     a, b, inverse_a, inverse_b, bias, scale, amax, pre, out_rows, out_columns, partial, tokens,
-    columns, inner, E5M2: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    columns, inner: tl.constexpr, E5M2: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     INNER: tl.constexpr,
 ):  # fmt: skip
     """Compute one block of the product and of what follows it. Grid: F / COLUMNS, P.
@@ -115,6 +115,7 @@ def product_kernel(
     pre is written. Backward, pre is read, and partial float32 [P, F] gets the sums over the block's
     tokens.
     """
+    # `inner` is a constant: if the loop might not run, ptxas lets no two matrix products overlap.
     first_row = tl.program_id(1) * ROWS
     first_column = tl.program_id(0) * COLUMNS
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
