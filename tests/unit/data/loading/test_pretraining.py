@@ -12,7 +12,7 @@ from mlbert.data.batches import HostBatch
 from mlbert.data.formats.order import RankSlice, by_length
 from mlbert.data.loading.inputs import check_start
 from mlbert.data.loading.pretraining import EvalSet, make_source
-from mlbert.data.loading.synthetic import CLS, MASK, SEP, SyntheticSource
+from mlbert.data.loading.synthetic import CLS, MASK, SEP, SyntheticSource, lengths_at
 from mlbert.data.prepare.shuffle import Packing, shuffle_set
 from mlbert.data.prepare.split_bins import make_bins
 from nvidia_shards import bert_rows, write_fixed
@@ -225,3 +225,13 @@ def test_other_settings_are_refused():
         opened().load_state_dict(opened(packs_per_step=4).state_dict())
     with user_error("config.range", "SYNTH_DATA"):
         opened(vocab_size=4)
+
+
+def test_synthetic_lengths_have_the_mean_of_the_benchmarks_packs():
+    number = 100_000
+    lengths = lengths_at((np.arange(number) + 0.5) / number, 512)
+    assert lengths.mean() == pytest.approx(254.43, abs=0.1)
+    assert (lengths**2).mean() == pytest.approx(98_826, rel=0.01)
+    assert lengths.min() == 5
+    assert lengths.max() == 512
+    assert (lengths == 512).mean() == pytest.approx(0.234, abs=1e-3)

@@ -26,7 +26,10 @@ from mlbert.ops.problems import Problem
 
 CACHE = "times"
 TURNS = 4
-MARGIN = 1.2  # how many times as fast another implementation must be
+# How many times as fast another implementation must be. Times of a GPU are taken on the device and
+# vary by a percent; those of a CPU also depend on what else it does.
+GPU_MARGIN = 1.03
+CPU_MARGIN = 1.2
 
 
 def keep_fastest(
@@ -76,7 +79,8 @@ def keep_fastest(
     table = dict(zip(taken, slowest.tolist(), strict=True))
     for op in problems:
         times = {name: table[op, name] for name in usable[op]}
-        fastest = preferred(times)
+        margin = GPU_MARGIN if device.type == "cuda" else CPU_MARGIN
+        fastest = preferred(times, margin)
         for name in times.keys() - {fastest, "plain"}:
             registry.refuse(op, name, device, "is slower")
         by_speed = sorted(times, key=times.__getitem__)
@@ -84,11 +88,11 @@ def keep_fastest(
         say(f"ops: {op} runs {fastest}: {listed}")
 
 
-def preferred(seconds: Mapping[str, float]) -> str:
+def preferred(seconds: Mapping[str, float], margin: float) -> str:
     """Return the first name, in order of preference,
     that is not clearly slower than the fastest.
     """
-    limit = MARGIN * min(seconds.values())
+    limit = margin * min(seconds.values())
     return next(name for name, taken in seconds.items() if taken <= limit)
 
 

@@ -24,7 +24,12 @@ LENGTH_QUANTILES = (
     (0.50, 204),
     (0.75, 484),
     (0.766, 512),
+    (1.0, 512),
 )
+# Between two quantiles, the length grows as this power of the share. It gives the mean of NVIDIA's
+# packs, 254.43 tokens; with straight lines it would be 262.7. The mean square is 98,500 then, that of
+# the histogram 98,800.
+_POWER = 1.365
 CLS = 2
 SEP = 3
 MASK = 4
@@ -35,10 +40,13 @@ def lengths_at(shares: np.ndarray, max_tokens: int) -> np.ndarray:
     """Return sequence lengths (int64) at these quantiles (0 to 1) of Wikipedia's distribution,
     scaled to ``max_tokens``.
     """
-    share, length = zip(*LENGTH_QUANTILES, strict=True)
-    return np.clip(
-        (np.interp(shares, share, length) * (max_tokens / 512)).astype(np.int64), 5, max_tokens
-    )
+    quantiles = np.array(LENGTH_QUANTILES)
+    at = quantiles[:, 0]
+    length = quantiles[:, 1]
+    below = np.clip(np.searchsorted(at, shares, side="right") - 1, 0, len(at) - 2)
+    way = (shares - at[below]) / (at[below + 1] - at[below])
+    lengths = length[below] + (length[below + 1] - length[below]) * way**_POWER
+    return np.clip((lengths * (max_tokens / 512)).astype(np.int64), 5, max_tokens)
 
 
 def sequences(lengths: np.ndarray, vocab_size: int, generator: np.random.Generator) -> Ragged:
