@@ -128,7 +128,9 @@ def write(runs: list[Run], folder: Path) -> list[Log]:
 def report(runs: list[Run], folder: Path, **about: Any) -> Report:
     """Run the checks of settings, times and evaluations; return {check: (outcome, message)} unless it passes."""
     results = ResultSet(write(runs, folder), **about)
-    findings = [finding_of(name, "here", list(CHECKS[name](results)), "") for name in _CHECKS]
+    findings = [
+        finding_of(name, "here", list(CHECKS[name].function(results)), "") for name in _CHECKS
+    ]
     return {one.check: (one.outcome, one.words) for one in findings if one.outcome != Outcome.PASS}
 
 

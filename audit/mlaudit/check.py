@@ -13,6 +13,7 @@ from pathlib import Path
 from mlaudit import official, seal
 from mlaudit.checks.duplicate_runs import check_copies_between
 from mlaudit.findings import Complaint, Finding, Outcome, finding_of
+from mlaudit.general import check_every_benchmark, refuse_other_benchmarks
 from mlaudit.layout import check_layout, is_other_benchmark, read_system
 from mlaudit.logs import Log, read_log
 from mlaudit.official import Call
@@ -40,7 +41,11 @@ class _Group:
 
 
 def check(
-    path: Path, division: str | None = None, progress: Progress = lambda step: None
+    path: Path,
+    division: str | None = None,
+    progress: Progress = lambda step: None,
+    *,
+    general: bool = False,
 ) -> list[Finding]:
     """Check a submission tree, one system's results in it, a folder of result files, or one log.
 
@@ -50,9 +55,10 @@ def check(
         path: the tree, folder or log.
         division: "open" or "closed" to require that division.
         progress: called with the name of each step that starts or finishes.
+        general: check results of every benchmark, without the official tools.
 
     Raises:
-        UserError: the path is none of these.
+        UserError: the path is none of these, or holds results of other benchmarks only.
     """
     if not os.path.exists(path):
         reason = "does not exist"
@@ -62,6 +68,9 @@ def check(
             reason,
             "Name a submission tree, a folder with result_*.txt, or one log",
         )
+    if general:
+        return check_every_benchmark(path, division, progress)
+    refuse_other_benchmarks(path)
     with tempfile.TemporaryDirectory(prefix="mlbert-check-") as temporary:
         copy = Path(temporary) / "submission"
         scratch = Path(temporary) / "scratch"

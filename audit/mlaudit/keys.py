@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-# In addition to every key that begins with opt_.
+# ResNet's keys begin with the name of the optimizer.
+_OPTIMIZER_PREFIXES = ("opt_", "lars_opt_", "sgd_opt_")
+# In addition to every key that begins so.
 _HYPERPARAMETERS = (
     "global_batch_size",
     "gradient_accumulation_steps",
@@ -86,7 +88,7 @@ FUNCTIONS_OF = {"eval_accuracy": ("result", "metrics", "sums")}
 
 def is_hyperparameter(key: str) -> bool:
     """Return True if a log key is a hyper-parameter."""
-    return key.startswith("opt_") or key in _HYPERPARAMETERS
+    return key.startswith(_OPTIMIZER_PREFIXES) or key in _HYPERPARAMETERS
 
 
 def is_numeric(key: str) -> bool:

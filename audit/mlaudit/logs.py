@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from mlaudit.findings import Complaint, Outcome
+from mlaudit.rules import BENCHMARK
 from mlbert.host.errors import UserError
 from mlbert.host.files import reading
 from mlbert.host.json_files import parse_json
@@ -29,6 +30,8 @@ _OUR_FILE = re.compile(
     r"|(site|dist)-packages/(mlbert|tf2_bert))/.+\.py"
 )
 _CALLBACK = "/mlbert/mlperf/callback.py"  # used by other people's training programs
+# In a line's metadata: how far the training is. Logs of BERT have the first.
+PROGRESS = ("epoch_num", "samples_count", "step_num")
 _LARGEST = int(sys.float_info.max)
 
 
@@ -67,8 +70,15 @@ class Event:
 
     @property
     def samples(self) -> float | None:
-        """Return the samples trained so far according to this line, or None if that is not a number."""
-        samples = (self.metadata or {}).get("epoch_num")
+        """Return the samples trained so far according to this line, or None if that is not a number.
+
+        Of other benchmarks than BERT, some count epochs or steps there. Only with a quality do the
+        other keys count training: with eval_stop they may count the samples of the evaluation.
+        """
+        metadata = self.metadata or {}
+        keys = PROGRESS if self.key == "eval_accuracy" else PROGRESS[:1]
+        counts = (metadata.get(key) for key in keys)
+        samples = next((count for count in counts if count is not None), None)
         return samples if is_number(samples) else None
 
 
@@ -110,6 +120,12 @@ class Log:
         configuration = self.value("configuration")
         entry = configuration.get(name) if isinstance(configuration, dict) else None
         return entry.get("value") if isinstance(entry, dict) else None
+
+    @property
+    def benchmark(self) -> str:
+        """Return the benchmark that the log names, BERT if it names none."""
+        name = self.value("submission_benchmark")
+        return name if isinstance(name, str) else BENCHMARK
 
     @property
     def is_continued(self) -> bool:

@@ -1,13 +1,14 @@
 """Run the checks that no official tool makes on the logs of one system.
 
-Each check is a function of a `ResultSet` that yields complaints. If there are none, the table shows the first line of
-the function's docstring. Only a broken rule is an error. Properties that only this code's logs have (provenance, call
-sites, one seed, one writer) are required only of them: see `mlaudit.logs.Log.is_ours`.
+Each check is a function of a `ResultSet` that yields complaints. If there are none, the table shows
+the first line of the function's docstring. Only a broken rule is an error. Properties that only
+this code's logs have (provenance, call sites, one seed, one writer) are required only of them: see
+`mlaudit.logs.Log.is_ours`. Logs of other benchmarks than BERT get the checks that do not know BERT.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,61 +23,84 @@ from mlaudit.checks.run_identity import check_call_sites, check_code, check_whos
 from mlaudit.checks.same import check_program, check_same_settings, check_seeds, check_series
 from mlaudit.checks.system_file import check_description, check_machine, check_submitter
 from mlaudit.checks.values import check_rules, check_single_lines, check_values
-from mlaudit.findings import Complaints, Finding, finding_of
-from mlaudit.result_set import Check, ResultSet
+from mlaudit.findings import Complaint, Complaints, Finding, Outcome, finding_of
+from mlaudit.registered_check import OwnCheck, Scope
+from mlaudit.result_set import ResultSet
 
-CHECKS: Mapping[str, Check] = {
-    "program": check_program,
-    "lines": check_lines,
-    "division": check_division,
-    "status": pace.check_status,
-    "order of events": check_order,
-    "time stamps": pace.check_time,
-    "clock": pace.check_clock,
-    "runs apart": pace.check_overlap,
-    "speed": pace.check_pace,
-    "evaluation time": pace.check_evaluation_time,
-    "same settings": check_same_settings,
-    "plain numbers": check_numbers,
-    "seeds": check_seeds,
-    "series": check_series,
-    "copies": check_copies,
-    "evaluations": check_evaluations,
-    "accuracies": check_accuracies,
-    "rules": check_rules,
-    "values": check_values,
-    "single lines": check_single_lines,
-    "configuration": check_configuration,
-    "event types": check_event_types,
-    "writer": check_writer,
-    "code": check_code,
-}
-TREE_CHECKS: Mapping[str, Check] = {
-    "call sites": check_call_sites,
-    "submitter": check_submitter,
-    "filed under": check_whose,
-    "system description": check_description,
-    "machine": check_machine,
+CHECKS: Mapping[str, OwnCheck] = {
+    "program": OwnCheck(check_program, Scope.EVERY),
+    "lines": OwnCheck(check_lines, Scope.EVERY),
+    "division": OwnCheck(check_division, Scope.EVERY),
+    "status": OwnCheck(pace.check_status, Scope.EVERY),
+    "order of events": OwnCheck(check_order, Scope.MEASURED_ON_BERT),
+    "time stamps": OwnCheck(pace.check_time, Scope.EVERY),
+    "clock": OwnCheck(pace.check_clock, Scope.EVERY),
+    "runs apart": OwnCheck(pace.check_overlap, Scope.EVERY),
+    "speed": OwnCheck(pace.check_pace, Scope.MEASURED_ON_BERT),
+    "evaluation time": OwnCheck(pace.check_evaluation_time, Scope.MEASURED_ON_BERT),
+    "same settings": OwnCheck(check_same_settings, Scope.EVERY),
+    "plain numbers": OwnCheck(check_numbers, Scope.BERT),
+    "seeds": OwnCheck(check_seeds, Scope.EVERY),
+    "series": OwnCheck(check_series, Scope.EVERY),
+    "copies": OwnCheck(check_copies, Scope.EVERY),
+    "evaluations": OwnCheck(check_evaluations, Scope.BERT),
+    "accuracies": OwnCheck(check_accuracies, Scope.BERT),
+    "rules": OwnCheck(check_rules, Scope.BERT),
+    "values": OwnCheck(check_values, Scope.BERT),
+    "single lines": OwnCheck(check_single_lines, Scope.BERT),
+    "configuration": OwnCheck(check_configuration, Scope.EVERY),
+    "event types": OwnCheck(check_event_types, Scope.EVERY),
+    "writer": OwnCheck(check_writer, Scope.EVERY),
+    "code": OwnCheck(check_code, Scope.EVERY),
+    "call sites": OwnCheck(check_call_sites, Scope.EVERY, needs_system=True),
+    "submitter": OwnCheck(check_submitter, Scope.EVERY, needs_system=True),
+    "filed under": OwnCheck(check_whose, Scope.EVERY, needs_system=True),
+    "system description": OwnCheck(check_description, Scope.EVERY, needs_system=True),
+    "machine": OwnCheck(check_machine, Scope.EVERY, needs_system=True),
 }
 
 
 def run_checks(results: ResultSet, subject: str) -> list[Finding]:
-    """Return one row for each check: its docstring if it passed, else all its complaints with the worst outcome.
+    """Return one row for each check that applies: its docstring if it passed, else all its
+    complaints with the worst outcome.
 
     A log without events is reported by `check_lines` and skipped by the other checks.
     """
-    checks = CHECKS if results.system is None else {**CHECKS, **TREE_CHECKS}
     readable = replace(results, logs=[log for log in results.logs if log.events])
     rows = []
-    for name, check in checks.items():
-        seen = results if check is check_lines else readable
+    for name, check in CHECKS.items():
+        if check.needs_system and results.system is None:
+            continue
+        if check.scope is Scope.BERT and not results.is_bert:
+            continue
+        seen = results if check.function is check_lines else readable
         if seen.logs:
-            rows.append(check_row(name, subject, check, seen))
+            rows.append(_row(name, subject, check, seen))
     return rows
 
 
+def _row(name: str, subject: str, check: OwnCheck, results: ResultSet) -> Finding:
+    complaints: Iterable[Complaint] = check.function(results)
+    if check.scope is Scope.MEASURED_ON_BERT and not results.is_bert:
+        complaints = [_at_most_a_warning(complaint) for complaint in complaints]
+    return _finding(name, subject, check.function, complaints)
+
+
+def _at_most_a_warning(complaint: Complaint) -> Complaint:
+    if complaint.outcome is not Outcome.ERROR:
+        return complaint
+    return complaint._replace(outcome=Outcome.WARN)
+
+
 def check_row(name: str, subject: str, check: Callable[..., Complaints], *given: Any) -> Finding:
-    """Return the row of a check: the first line of its docstring if it passed, else what it found."""
-    return finding_of(
-        f"own: {name}", subject, list(check(*given)), (check.__doc__ or "").partition("\n")[0]
-    )
+    """Return the row of a check: the first line of its docstring if it passed, else what it
+    found.
+    """
+    return _finding(name, subject, check, check(*given))
+
+
+def _finding(
+    name: str, subject: str, check: Callable[..., Complaints], complaints: Iterable[Complaint]
+) -> Finding:
+    passed = (check.__doc__ or "").partition("\n")[0]
+    return finding_of(f"own: {name}", subject, list(complaints), passed)

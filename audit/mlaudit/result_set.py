@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from mlaudit.findings import Complaints
 from mlaudit.keys import ELAPSED
-from mlaudit.logs import Event, Log, is_number
-from mlaudit.rules import TARGET_MLM_ACCURACY, olympic_mean
+from mlaudit.logs import PROGRESS, Event, Log, is_number
+from mlaudit.rules import BENCHMARK, TARGET_MLM_ACCURACY, olympic_mean
 from mlbert.host.errors import UserError
 from mlbert.host.files import open_plain
 from mlbert.host.json_files import read_json
@@ -36,6 +36,7 @@ _LOG_NAME = re.compile(r"result_(.+)\.txt")
 _MS = 1000.0  # per second
 _MOST_SECONDS = 1e9  # between two events, 30 years
 FEWEST_FOR_MEAN = 3  # runs of an olympic mean
+_MOST_EPOCHS = 100  # between two evaluations, of any benchmark
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,12 @@ class ResultSet:
     system: Mapping[str, Any] | None = None  # systems/<system>.json (None outside a tree)
     division: str | None = None  # the division given by the user
     tree: Path | None = None  # the tree, with its git history if it has one (None outside a tree)
+    benchmark: str = BENCHMARK  # by whose rules the logs are judged
+
+    @property
+    def is_bert(self) -> bool:
+        """Return True if the logs are judged by the rules of BERT."""
+        return self.benchmark == BENCHMARK
 
     @property
     def system_file(self) -> Path | None:
@@ -119,24 +126,45 @@ class LoggedEvaluation(NamedTuple):
         return f"line {self.event.line}"
 
 
+def quality_of(event: Event) -> float | None:
+    """Return the number in an eval_accuracy, or None if it has none.
+
+    Mask R-CNN logs a mapping of two, of which the first counts here.
+    """
+    value = event.value
+    if isinstance(value, Mapping):
+        value = next(iter(value.values()), None)
+    return value if is_number(value) else None
+
+
 def evaluations_of(log: Log) -> list[LoggedEvaluation]:
-    """Return the evaluations with numeric samples and accuracy, merging equal lines of several ranks."""
+    """Return the evaluations with numeric samples and accuracy, merging equal lines of several ranks.
+
+    If the lines name several metrics, as those of Stable Diffusion do, only the first metric counts.
+    """
     found: list[LoggedEvaluation] = []
     start = stop = None
+    first = log.first("eval_accuracy")
+    metric = _metric_of(first) if first is not None else None
     for event in log.events:
         if event.key == "eval_start":
             start = event
         elif event.key == "eval_stop":
             stop = event
-        elif event.key == "eval_accuracy":
+        elif event.key == "eval_accuracy" and _metric_of(event) == metric:
             samples = event.samples
-            if samples is not None and is_number(event.value):
-                if found and (found[-1].samples, found[-1].accuracy) == (samples, event.value):
+            quality = quality_of(event)
+            if samples is not None and quality is not None:
+                if found and (found[-1].samples, found[-1].accuracy) == (samples, quality):
                     found[-1].again.append(event)
                 else:
-                    found.append(LoggedEvaluation(event, samples, event.value, start, stop, []))
+                    found.append(LoggedEvaluation(event, samples, quality, start, stop, []))
             start = stop = None
     return found
+
+
+def _metric_of(event: Event) -> object:
+    return (event.metadata or {}).get("metric")
 
 
 def significant_digits(value: float) -> int:
@@ -158,12 +186,21 @@ def counts_samples(log: Log) -> bool:
     """Return False if the evaluations' `epoch_num` is not a number of samples.
 
     Other programs log an epoch there, a fraction of one, or the number of the evaluation: it grows by at most one from
-    one evaluation to the next.
+    one evaluation to the next, in logs of other benchmarks by at most `_MOST_EPOCHS`.
     """
-    points = [one.samples for one in evaluations_of(log)]
+    evaluations = evaluations_of(log)
+    if any(_counts_steps(one.event) for one in evaluations):
+        return False
+    points = [one.samples for one in evaluations]
+    most = 1 if log.benchmark == BENCHMARK else _MOST_EPOCHS
     if len(points) == 1:
-        return points[0] > 1
-    return any(after - before > 1 for before, after in itertools.pairwise(points))
+        return points[0] > most
+    return any(after - before > most for before, after in itertools.pairwise(points))
+
+
+def _counts_steps(event: Event) -> bool:
+    counted = [key for key in PROGRESS if key in (event.metadata or {})]
+    return counted == ["step_num"]
 
 
 def train_samples_event(log: Log) -> Event | None:
@@ -182,7 +219,9 @@ def train_samples_event(log: Log) -> Event | None:
 def samples_trained(log: Log) -> float | None:
     """Return the samples that a run trained on, earlier parts included, or None if they are not logged."""
     event = train_samples_event(log)
-    if event is not None and is_number(event.value):
+    # Of other benchmarks it is the size of the data set.
+    is_trained = log.benchmark == BENCHMARK
+    if is_trained and event is not None and is_number(event.value):
         return event.value
     if not counts_samples(log):
         return None

@@ -30,6 +30,10 @@ def check(
     division: Annotated[
         Literal["open", "closed"] | None, typer.Option(help="Require this division everywhere.")
     ] = None,
+    general: Annotated[
+        bool,
+        typer.Option("--general", help="Check every benchmark, by what holds for all of them."),
+    ] = False,
     json_file: Annotated[
         Path | None,
         typer.Option(
@@ -46,7 +50,10 @@ def check(
     """
     console = standard_output()
     with waiting("checking") as update:
-        checked = {path: check_path(path, division, update) for path in without_parts(paths)}
+        checked = {
+            path: check_path(path, division, update, general=general)
+            for path in without_parts(paths)
+        }
     if json_file is not None:
         write_json(json_file, checked)
     if json_file != STANDARD_OUTPUT:

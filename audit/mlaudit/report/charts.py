@@ -14,7 +14,7 @@ from mlaudit.planner.cost import Estimate
 from mlaudit.report.results import FASTEST, SLOWEST, Result
 from mlaudit.report.runs import Points, ReportedRun, finite, thin
 from mlaudit.report.svg import COLOURS, SERIES, Chart, draw, in_thousands, label_rows, logarithmic
-from mlaudit.rules import ReferencePoint
+from mlaudit.rules import BENCHMARK, ReferencePoint
 
 _MINUTE = 60.0
 _HOUR = 3600.0
@@ -248,7 +248,8 @@ def accuracy(results: Sequence[Result], over: str) -> Chart | None:
         :_MOST_TARGETS
     ]
     lone = results[0] if len(results) == 1 else None
-    bottom = _near_target(values, targets) if over == "samples" else None
+    is_bert = all(result.benchmark == BENCHMARK for result in results)
+    bottom = _near_target(values, targets) if over == "samples" and is_bert else None
 
     def decorate(axes: Axes) -> None:
         for value in targets:
@@ -262,8 +263,10 @@ def accuracy(results: Sequence[Result], over: str) -> Chart | None:
             _paint_reference(axes, lone.reference)
         axes.set_ylim(bottom=bottom)
 
-    title = f"Accuracy over {'samples' if over == 'samples' else 'time'}{'' if bottom is None else ', near the target'}"
-    return curve_chart(title, curves, over, decorate)
+    what = "Accuracy" if is_bert else "Quality"
+    axis = "samples" if over == "samples" else "time"
+    where = "" if bottom is None else ", near the target"
+    return curve_chart(f"{what} over {axis}{where}", curves, over, decorate)
 
 
 def _near_target(values: Sequence[float], targets: Sequence[float]) -> float | None:

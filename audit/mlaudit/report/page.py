@@ -154,9 +154,9 @@ def _findings(result: Result) -> list[Finding]:
     """Return the findings of our own checks on the logs, worst first."""
     system = result.system
     logs = [run.source.log for run in result.runs]
-    findings = run_checks(
-        ResultSet(logs, system.facts, None, system.tree if system.facts else None), system.name
-    )
+    tree = system.tree if system.facts else None
+    results = ResultSet(logs, system.facts, None, tree, result.benchmark)
+    findings = run_checks(results, system.name)
     return sorted(findings, key=lambda finding: -finding.severity)
 
 

@@ -122,12 +122,23 @@ class Result:
         return numbers[0] * numbers[1] if len(numbers) == 2 else None
 
     @property
+    def benchmark(self) -> str:
+        """The benchmark that the first log names."""
+        return self.runs[0].source.log.benchmark
+
+    @property
     def is_benchmark(self) -> bool:
-        """True for the benchmark's own task: its target on its evaluation set."""
+        """True for BERT's own task: its target on its evaluation set."""
         evaluated = self.logged("eval_samples")
-        return self.target == rules.TARGET_MLM_ACCURACY and evaluated in (
-            None,
-            rules.NUM_EVAL_SAMPLES,
+        is_bert = self.benchmark == rules.BENCHMARK
+        return (
+            is_bert
+            and self.target == rules.TARGET_MLM_ACCURACY
+            and evaluated
+            in (
+                None,
+                rules.NUM_EVAL_SAMPLES,
+            )
         )
 
     @cached_property

@@ -10,7 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from mlaudit.benchmarks import target_of
 from mlaudit.logs import Log, is_number, read_log
+from mlaudit.result_folders import ResultFolder, find_results
 from mlaudit.result_set import (
     LoggedEvaluation,
     counts_samples,
@@ -94,6 +96,8 @@ def _logs(path: Path) -> list[Path]:
         folders = [path] if pattern == "." else path.glob(pattern)
         if found := sorted((log for one in folders for log in logs_in(one)), key=_by_number):
             return found
+    if found := [log for results in find_results(path) for log in results.logs]:
+        return sorted(found, key=_by_number)
     reason = f"contains no {RESULT_PATTERN}"
     raise UserError(
         "log.missing", path, reason, "Name a LOGDIR, a system's results, a tree, or logs"
@@ -107,12 +111,22 @@ def _by_number(log: Path) -> tuple[str, int, str]:
 
 def _names(folders: list[Path]) -> dict[Path, str]:
     """Return a short name per folder: the system's, with as many parents as needed to make it unique."""
-    parts = {f: (f.parent if f.name == BENCHMARK else f).parts for f in folders}
+    parts = {folder: _name_parts(folder) for folder in folders}
     for count in range(1, max(map(len, parts.values()), default=1) + 1):
         names = {folder: "/".join(words[-count:]) for folder, words in parts.items()}
         if len(set(names.values())) == len(names):
             return names
     return {folder: str(folder) for folder in folders}
+
+
+def _name_parts(folder: Path) -> tuple[str, ...]:
+    """Return the parts of a system's name, the last one alone if that is enough."""
+    if folder.name == BENCHMARK:
+        return folder.parent.parts
+    if ResultFolder(folder, ()).tree is None:
+        return folder.parts
+    *above, system, benchmark = folder.parts
+    return (*above, f"{system}, {benchmark}")
 
 
 def _read_system(name: str, folder: Path, logs: list[Path]) -> System:
@@ -137,8 +151,9 @@ def _read_system(name: str, folder: Path, logs: list[Path]) -> System:
 
 def _descriptions(folder: Path, log: Log) -> Iterator[Path]:
     """Yield possible locations of a system's description: in its tree, or next to the LOGDIR's logs."""
-    if folder.name == BENCHMARK:
-        yield folder.parents[2] / "systems" / f"{folder.parent.name}.json"
+    description = ResultFolder(folder, ()).description
+    if folder.name == BENCHMARK or description is not None:
+        yield description or folder.parents[2] / "systems" / f"{folder.parent.name}.json"
     platform = log.value("submission_platform")
     if isinstance(platform, str) and platform == Path(platform).name:
         yield folder / "systems" / f"{platform}.json"
@@ -388,7 +403,10 @@ def _target(source: RunSource) -> float | None:
     target = number(source.summary.get("target_accuracy")) if target is None else target
     if target is not None or source.log.first("configuration") is not None:
         return target
-    return TARGET_MLM_ACCURACY if source.log.value("submission_benchmark") == BENCHMARK else None
+    if source.log.value("submission_benchmark") == BENCHMARK:
+        return TARGET_MLM_ACCURACY
+    official = target_of(source.log)
+    return official.value if official is not None else None
 
 
 def _evaluation_spans(part: _Part) -> list[tuple[float, float]]:

@@ -11,7 +11,7 @@ from log_edits import Edit, Line, Run, each, keep, nth, put, stamp
 from logger_logs import write_log
 from mlaudit.findings import Outcome
 from mlaudit.logs import read_log
-from mlaudit.own_checks import CHECKS, TREE_CHECKS, run_checks
+from mlaudit.own_checks import CHECKS, run_checks
 from mlaudit.result_set import ResultSet
 from mlbert.host.system_description import describe_system
 
@@ -92,9 +92,7 @@ def test_good_logs_pass_and_list_what_was_checked(
 ) -> None:
     results = ResultSet([read_log(path) for path in three_logs], system, tree=tree_root)
     program, *others = run_checks(results, "here")
-    assert [row.check for row in (program, *others)] == [
-        f"own: {name}" for name in (*CHECKS, *TREE_CHECKS)
-    ]
+    assert [row.check for row in (program, *others)] == [f"own: {name}" for name in CHECKS]
     note = "another program wrote the logs, so they are judged by the rules only"
     assert (program.outcome, program.words) == (Outcome.NOTE, note)
     assert [

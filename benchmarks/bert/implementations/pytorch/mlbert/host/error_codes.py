@@ -115,6 +115,7 @@ ERROR_CODES: Mapping[str, str] = {
     # Logs and submissions
     "log.incomplete": "The log lacks events that this command needs.",
     "log.missing": "No run log was found here.",
+    "log.other-benchmark": "The log is of another benchmark than BERT.",
     "log.unsupported": "This command cannot repeat the run in the log.",
     "submission.commit": "The commit named by the log is not in this repository.",
     "submission.file-name": "The official tools reject this file name.",
