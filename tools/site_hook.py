@@ -19,12 +19,24 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOT_PAGES = {
-    "README": "index",
-    "CONTRIBUTING": "contributing",
-    "CHANGELOG": "changelog",
-    "SECURITY": "security",
+IMPLEMENTATIONS = "benchmarks/bert/implementations"
+# Pages that stand elsewhere in the repository -> their pages on the site.
+PAGES_ELSEWHERE = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
+    "audit/README.md": "mlaudit.md",
+    "benchmarks/bert/README.md": "result_to_code.md",
+    "benchmarks/mosaic_bert/README.md": "mosaic_bert.md",
+    f"{IMPLEMENTATIONS}/README.md": "systems/index.md",
+    "records/README.md": "records/index.md",
 }
+# Folders with a page for each of their folders -> where these pages are on the site.
+FOLDERS_OF_PAGES = {"records": "records", IMPLEMENTATIONS: "systems"}
+# The theme's script for search in pages opened from disk, and ours, which needs no other host.
+FOREIGN_WORKER = '<script src="https://unpkg.com/iframe-worker/shim"></script>'
+WORKER = ROOT / "tools/site_worker.js"
 # Code comes first, so that no link is found inside it.
 CODE_OR_LINK = re.compile(
     r"^```.*?^```$|`[^`\n]*`|\[([^\[\]]*)\]\(([^)#\s]+)(#[\w-]*)?\)", re.MULTILINE | re.DOTALL
@@ -32,10 +44,21 @@ CODE_OR_LINK = re.compile(
 log = get_plugin_logger("links")
 
 
+def files_elsewhere() -> dict[Path, str]:
+    """Return {page or image outside docs/: its name on the site}."""
+    found = {ROOT / source: page for source, page in PAGES_ELSEWHERE.items()}
+    for folder, place in FOLDERS_OF_PAGES.items():
+        for page in sorted((ROOT / folder).glob("*/README.md")):
+            found[page] = f"{place}/{page.parent.name}.md"
+            for image in page.parent.glob("*.png"):
+                found[image] = f"{place}/{page.parent.name}/{image.name}"
+    return {source: page for source, page in found.items() if source.is_file()}
+
+
 def on_files(files: Files, config: MkDocsConfig) -> None:
-    """Add the pages in the root of the tree."""
-    for name, page in ROOT_PAGES.items():
-        files.append(File.generated(config, f"{page}.md", abs_src_path=str(ROOT / f"{name}.md")))
+    """Add the pages that stand outside docs/, and their images."""
+    for source, name in files_elsewhere().items():
+        files.append(File.generated(config, name, abs_src_path=str(source)))
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -64,9 +87,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def on_post_page(output: str, **_: object) -> str:
     """Remove the mark by which the theme finds the repository's link
-    and asks its host for the number of stars.
+    and asks its host for the number of stars, and put our script in place of one of another host.
     """
-    return output.replace('data-md-component="source"', "")
+    own = f"<script>{WORKER.read_text(encoding='utf-8')}</script>"
+    return output.replace('data-md-component="source"', "").replace(FOREIGN_WORKER, own)
 
 
 on_post_template = on_post_page  # for 404.html

@@ -15,14 +15,10 @@ import pytest
 from markdown_it import MarkdownIt
 
 from programs import run_quietly
+from site_hook import PAGES_ELSEWHERE
 
 REPOSITORY = "https://github.com/example/mlbert"
-FROM_ROOT = {
-    "README": "index",
-    "CONTRIBUTING": "contributing",
-    "CHANGELOG": "changelog",
-    "SECURITY": "security",
-}
+COMMENT = re.compile(r"<!--.*?-->\n?", re.DOTALL)
 BLOCKS = {
     "h1",
     "h2",
@@ -124,7 +120,11 @@ def pages(tracked: list[Path], tree_root: Path) -> dict[Path, str]:
         for path, name in names.items()
         if path.suffix == ".md"
     }
-    return found | {tree_root / f"{name}.md": f"{page}.html" for name, page in FROM_ROOT.items()}
+    elsewhere = {
+        tree_root / source: Path(page).with_suffix(".html").as_posix()
+        for source, page in PAGES_ELSEWHERE.items()
+    }
+    return found | {path: page for path, page in elsewhere.items() if path.is_file()}
 
 
 def test_pages_are_in_the_navigation_and_show_what_the_repository_shows(
@@ -139,7 +139,8 @@ def test_pages_are_in_the_navigation_and_show_what_the_repository_shows(
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
     for path, page in pages.items():
         if path.parent.name != "api":
-            expected = Html(markdown.render(path.read_text(encoding="utf-8")))
+            text = COMMENT.sub("", path.read_text(encoding="utf-8"))
+            expected = Html(markdown.render(text))
             shown = article(site / page)
             assert shown.text == expected.text, path
             counts = [
@@ -175,7 +176,6 @@ def test_pages_link_to_files_of_the_repository_and_load_nothing_from_other_hosts
         assert 'data-md-component="source"' not in html, page
     assert {
         "tree/HEAD/results/cpu_demo/bert",
-        "blob/HEAD/records/README.md",
         "blob/HEAD/LICENSE",
     } <= found
     for link in found:
@@ -211,3 +211,14 @@ def test_mistakes_fail_the_build(tree_root: Path, tmp_path: Path) -> None:
         f"absent_{letter}" for letter in "abcdf"
     }, done.stderr
     assert "Aborted with 5 warnings" in done.stdout + done.stderr
+
+
+def test_the_search_works_in_pages_opened_from_disk(site: Path) -> None:
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("needs a browser: apt-get install chromium")
+    words = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000"]
+    page = f"file://{site / 'index.html'}?q=enroot"
+    done = run_quietly(chromium, *words, "--dump-dom", page)
+    assert 'href="slurm.html' in done.stdout or 'href="docker.html' in done.stdout
+    assert "md-search-result__item" in done.stdout
