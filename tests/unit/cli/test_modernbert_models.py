@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from mlbert.models.fill_mask import open_model
 from mlbert.models.weights.huggingface import read_config
-from modernbert_peers import save_peer
+from modernbert_peers import SMALL, save_peer
 from programs import RunMlbert
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -177,3 +177,47 @@ def test_a_file_that_names_code_is_refused(tmp_path, assert_fails):
     torch.save({"model.final_norm.weight": shutil.rmtree}, source / "pytorch_model.bin")
     for words in (["fill-mask", source, LINE], ["convert", "hf-to-torch", source, tmp_path / "o"]):
         assert_fails(words, "checkpoint.unsafe", source / "pytorch_model.bin")
+
+
+def test_pretraining_starts_from_a_smaller_model(tmp_path, text, run_mlbert: RunMlbert):
+    source = save_source(tmp_path / "peer")
+    larger = SMALL | VALUES | {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 6}
+    transformers.ModernBertConfig(**larger).save_pretrained(tmp_path / "shape")
+    shape = tmp_path / "shape/config.json"
+    out = tmp_path / "large"
+    words = [text, "--grow-from", source, "--shape", shape, "--out", out, "--minutes", "0.05"]
+    code, _, err = run_mlbert("pretrain", *words, "--dry-run")
+    assert code == 0, err
+    assert not out.exists()
+    code, shown, err = run_mlbert("pretrain", *words)
+    assert code == 0, shown + err
+    assert read_config(out / "model/config.json") == read_config(shape)
+    weights = (out / "grown/model.safetensors").stat().st_mtime_ns
+    words[-1] = "0.1"
+    code, shown, err = run_mlbert("pretrain", *words)
+    assert code == 0, shown + err
+    assert "will be extended" in shown
+    assert (out / "grown/model.safetensors").stat().st_mtime_ns == weights
+    words = ["convert", "grow", source, tmp_path / "grown", "--config", shape]
+    code, shown, err = run_mlbert(*words)
+    assert code == 0, shown + err
+    assert (
+        load_file(tmp_path / "grown/model.safetensors").keys()
+        == load_file(out / "grown/model.safetensors").keys()
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--grow-from", "peer"], "config.missing"),
+        (["--shape", "config.json"], "config.missing"),
+        (["--grow-from", "peer", "--shape", "x.json", "--from", "peer"], "config.conflict"),
+        (["--grow-from", "peer", "--shape", "x.json", "--size", "tiny"], "config.conflict"),
+    ],
+)
+def test_growing_needs_a_model_and_a_shape(tmp_path, assert_fails, words, code):
+    subject = "--from and --grow-from" if "--from" in words else "--grow-from"
+    if code == "config.missing":
+        subject = "mlbert pretrain"
+    assert_fails(["pretrain", tmp_path, "--out", tmp_path / "out", *words], code, subject)

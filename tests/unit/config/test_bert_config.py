@@ -129,7 +129,13 @@ def test_parameters_of_any_shape(sizes, heads, options):
 
 
 @pytest.mark.parametrize(
-    ("name", "published"), [("bert-base-uncased", 109_514_298), ("mosaic_base", 137_400_384)]
+    ("name", "published"),
+    [
+        ("bert-base-uncased", 109_514_298),
+        ("mosaic_base", 137_400_384),
+        ("modernbert_base", 149_655_232),
+        ("modernbert_large", 395_881_664),
+    ],
 )
 def test_published_sizes(name, published):
     """Parameters of the masked-LM models; MosaicBERT pads its vocabulary as we do, Hugging Face's BERT does not."""

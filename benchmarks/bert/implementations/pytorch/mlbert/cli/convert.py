@@ -101,6 +101,20 @@ def torch_to_hf(source: Folder, target: NewFolder) -> None:
     _convert("torch_to_huggingface", source, target)
 
 
+@app.command("grow")
+def grow(
+    source: Annotated[Path, typer.Argument(help="Smaller model: a folder or file.")],
+    target: NewFolder,
+    config: Annotated[
+        Path, typer.Option(help="The larger model's bert_config.json or config.json.")
+    ],
+) -> None:
+    """Start a larger model from a smaller one: tile each matrix from its middle, and spread the
+    layers.
+    """
+    _convert("grow_model", source, target, config)
+
+
 def _convert(function: str, source: Path, target: Path, *config: Path | None) -> None:
     """Run a function of `mlbert.models.weights.convert` and print its report."""
     from mlbert.models.weights import convert, weight_files  # torch takes a second

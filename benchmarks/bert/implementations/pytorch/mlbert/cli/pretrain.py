@@ -90,6 +90,17 @@ def pretrain(
             "--from", metavar="MODEL_FOLDER", help="A BERT to start from, with its vocabulary."
         ),
     ] = None,
+    grow_from: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="MODEL_FOLDER",
+            help="A smaller model whose weights are tiled into a larger one, of --shape.",
+        ),
+    ] = None,
+    shape: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --grow-from: a bert_config.json or config.json."),
+    ] = None,
     mlperf: Annotated[bool, typer.Option("--mlperf", help="Also write an MLPerf log.")] = False,
 ) -> int:
     """Pre-train a masked-LM model on your own text: prepare it, train, evaluate, export.
@@ -107,10 +118,19 @@ def pretrain(
             "config.missing", "--out", "is missing", "Name a folder for the model: --out DIR"
         )
     seconds = training_seconds(minutes, hours)
-    if start is not None and (vocab is not None or size != "auto"):
+    if (grow_from is None) != (shape is None):
+        reason = "--grow-from and --shape go together"
+        remedy = "Give the smaller model and the larger model's shape"
+        raise UserError("config.missing", "mlbert pretrain", reason, remedy)
+    if start is not None and grow_from is not None:
+        reason = "exclude each other"
+        raise UserError("config.conflict", "--from and --grow-from", reason, "Give one of them")
+    starts = start is not None or grow_from is not None
+    if starts and (vocab is not None or size != "auto"):
+        name = "--from" if start is not None else "--grow-from"
         reason = "already sets the vocabulary and the size"
-        raise UserError("config.conflict", "--from", reason, "Remove --vocab and --size")
-    _check_vocabulary(vocab is None and start is None, cased, vocab_size)
+        raise UserError("config.conflict", name, reason, "Remove --vocab and --size")
+    _check_vocabulary(vocab is None and not starts, cased, vocab_size)
     _check_encoding(encoding)
     from mlbert.programs.custom_corpus import run  # torch takes a second
 
@@ -128,6 +148,8 @@ def pretrain(
         encoding=encoding,
         skip_bad=skip_bad,
         start=start,
+        grow_from=grow_from,
+        shape=shape,
         mlperf=mlperf,
         dry_run=dry_run,
     )

@@ -29,6 +29,7 @@ from mlbert.data.formats.tokenizer import check_model_vocabulary, load_tokenizer
 from mlbert.data.formats.tokenizer_files import find_vocabulary
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError, import_package
+from mlbert.host.json_files import read_json
 from mlbert.models.bert import initialize_parameter
 from mlbert.models.task_model import TASK, read_card
 from mlbert.models.weights import weight_files
@@ -42,8 +43,9 @@ from mlbert.models.weights.checkpoint_state import (
 )
 from mlbert.models.weights.export import weights_folder, write_huggingface
 from mlbert.models.weights.foreign_tokenizer import check_foreign, is_foreign
-from mlbert.models.weights.huggingface import obstacle, read_config
-from mlbert.models.weights.load import read_file
+from mlbert.models.weights.grow import check_growth, grow
+from mlbert.models.weights.huggingface import obstacle, read_config, to_huggingface
+from mlbert.models.weights.load import open_saved, read_file
 from mlbert.models.weights.tensorflow_variables import REMEDY, read_variables, without_suffix
 from mlbert.runs.starting_weights import weights_file
 
@@ -260,6 +262,38 @@ def _tensorflow(prefix: Path) -> Any:
         os.dup2(screen, 2)
         os.close(screen)
         os.close(nowhere)
+
+
+def grow_model(source: Path, target: Path, config: Path) -> Report:
+    """Write a larger model that starts from a smaller one; see `mlbert.models.weights.grow`.
+
+    Args:
+        source: the smaller model, as for INIT_CHECKPOINT.
+        target: new folder in our format, with the smaller model's vocabulary.
+        config: shape of the larger model, a bert_config.json or a config.json.
+
+    Raises:
+        UserError: the larger shape is not a larger one of the same kind, or the vocabulary is not
+            the model's.
+    """
+    weight_files.check_target(target)
+    model, report, vocabulary, _ = open_saved(source)
+    large = any_shape(config)
+    check_growth(model.config, large, str(config))
+    state = to_huggingface(model)
+    kept = {name: tensor for name, tensor in state.items() if name not in report.missing}
+    grown, became = grow(kept, model.config, large)
+    taken = {name: ", ".join(names) for name, names in became.items()}
+    grown_report = Report(taken=taken, is_checked=report.is_checked)
+    checkpoint = ReadCheckpoint(large, grown, grown_report, vocabulary.parent)
+    sizes = {name: tuple(tensor.shape) for name, tensor in grown.items()}
+    return write_own(checkpoint, target, sizes)
+
+
+def any_shape(config: Path) -> BertConfig:
+    """Return the shape in a bert_config.json or a config.json. Raise UserError as they do."""
+    values = read_json(config, "Give a bert_config.json, or the config.json of a model")
+    return read_config(config) if "model_type" in values else BertConfig.from_json(config)
 
 
 def nvidia_to_torch(source: Path, target: Path, config: Path | None = None) -> Report:

@@ -5,6 +5,7 @@ DIR/pretrain.json      the request and the choices; a folder without it is not o
 DIR/bert_config.json   the model shape
 DIR/text/              the prepared text, see `mlbert.data.prepare.custom_corpus`
 DIR/run_0/             the run, see `mlbert.training.experiment`
+DIR/grown/             weights tiled from a smaller model, with --grow-from
 DIR/model/             the model for transformers
 DIR/report.html        the report
 """
@@ -25,6 +26,7 @@ from mlbert.host.json_files import add_checksum, parse_checksummed, read_json
 
 _OTHER = "Choose another --out"  # remedy
 _LOCK = ".lock"  # held by the process that trains
+_GROWN = "grown"
 
 
 class OwnFolder:
@@ -34,6 +36,7 @@ class OwnFolder:
         self.path = path
         self.text = path / "text"
         self.shape = path / "bert_config.json"
+        self.grown = path / _GROWN
         self.run = path / "run_0"
         self.model = path / "model"
         self.report = path / "report.html"
@@ -52,7 +55,7 @@ class OwnFolder:
             if self.path.exists() and not self.path.is_dir():
                 raise UserError("file.wrong-kind", self.path, "is a file, not a folder", _OTHER)
             names = {path.name for path in self.path.iterdir()} if self.path.is_dir() else set()
-            if names - {_LOCK} and not self._notes.is_file():
+            if names - {_LOCK, _GROWN} and not self._notes.is_file():
                 reason = "contains something other than a run of mlbert pretrain"
                 raise UserError("file.in-the-way", self.path, reason, _OTHER)
         make_folder(self.path)

@@ -33,6 +33,7 @@ from mlbert.host.errors import UserError
 from mlbert.host.exit_statuses import BY_SIGNAL, FAILED, SUCCEEDED, SUCCESS, Terminated
 from mlbert.host.files import write_atomically
 from mlbert.models.fill_mask import MASK, fill, open_masked_lm, open_model
+from mlbert.models.weights.convert import grow_model
 from mlbert.models.weights.weight_files import new_path
 from mlbert.programs import pretrain_rules as rules
 from mlbert.programs.custom_corpus.corpus_plan import (
@@ -204,6 +205,8 @@ class Asked:
         column: of the text, in files of rows; None: "text", and folders' tables are not read.
         encoding, skip_bad: what to do with files that are not UTF-8 or cannot be read.
         start: weights to start from.
+        grow_from: smaller model whose weights are tiled into the larger shape in ``shape``.
+        shape: a bert_config.json or config.json.
         mlperf: write an MLPerf log.
         dry_run: only describe the text.
     """
@@ -220,6 +223,8 @@ class Asked:
     encoding: str | None
     skip_bad: bool
     start: Path | None
+    grow_from: Path | None
+    shape: Path | None
     mlperf: bool
     dry_run: bool
 
@@ -256,11 +261,26 @@ class _Run:
         )
         self._vocabulary: Tokenizer | None = None
         self._start: tuple[Path, BertConfig] | None = None
-        if asked.start is not None:
-            model, _, self._vocabulary = open_model(asked.start)
-            self._start = asked.start, model.config
+        start = self._grown_model() if asked.grow_from is not None else asked.start
+        if start is not None:
+            model, _, self._vocabulary = open_model(start)
+            self._start = start, model.config
         elif asked.vocab is not None:
             self._vocabulary = load_tokenizer(asked.vocab)
+
+    def _grown_model(self) -> Path:
+        """Return the folder of the larger model, which the first call writes. A description needs
+        only the smaller one.
+        """
+        smaller = self._asked.grow_from
+        shape = self._asked.shape
+        assert smaller is not None
+        assert shape is not None
+        if self._asked.dry_run:
+            return smaller
+        if not self._folder.grown.is_dir():
+            grow_model(smaller, self._folder.grown, shape)
+        return self._folder.grown
 
     def describe(self) -> int:
         """Print what would be read and return the exit status."""
@@ -321,6 +341,7 @@ class _Run:
             "--encoding": self._asked.encoding,
             "--skip-bad": self._asked.skip_bad,
             "--from": str(self._start[0].resolve()) if self._start else None,
+            "--grow-from": str(self._asked.grow_from.resolve()) if self._asked.grow_from else None,
         }
 
     def _compare(self, before: dict[str, Any]) -> None:
