@@ -194,7 +194,8 @@ def test_mistakes_fail_the_build(tree_root: Path, tmp_path: Path) -> None:
     out = tmp_path / "site"
     shutil.copytree(tree_root / "docs", root / "docs")
     (root / "tools").mkdir()
-    shutil.copy(tree_root / "tools/site_hook.py", root / "tools")
+    for name in ("site_hook.py", "site_worker.js"):
+        shutil.copy(tree_root / "tools" / name, root / "tools")
     for path in tree_root.iterdir():
         if path.name not in ("docs", "tools"):
             (root / path.name).symlink_to(path)
