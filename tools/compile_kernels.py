@@ -36,7 +36,7 @@ from counted.access import bind_launch
 from mlbert.data.batches import HostBatch, StaticShape
 from mlbert.distributed.sharding import ShardLayout
 from mlbert.ops.api import dropout_key
-from mlbert.ops.triton import cast, device, embedding, expand_batch, loss, norm, product
+from mlbert.ops.triton import cast, device, embedding, expand_batch, gelu, loss, norm, product
 from mlbert.ops.triton.attention import attention
 from mlbert.optim.acclip import ACClip
 from mlbert.optim.adamw import AdamW, StableAdamW
@@ -305,8 +305,8 @@ def _product(tokens: int = 4096) -> None:
 def _gelu(dtype: torch.dtype, tokens: int = 4096) -> None:
     x = _tensor(tokens, 4096, dtype=dtype).detach()
     for exact in (False, True):
-        cast.gelu(x, exact)
-        cast.gelu_backward(x, x, exact)
+        gelu.gelu(x, exact)
+        gelu.gelu_backward(x, x, exact)
 
 
 def _update(optimizer: type[CompiledOptimizer], *sizes: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 
-from mlbert.data.formats import glue
+from mlbert.data.formats import glue_tasks
 from mlbert.data.formats.order import RankSlice
 from mlbert.data.formats.tasks import (
     LABEL_NAMES,
@@ -73,7 +73,7 @@ class TaskData:
         self.path = leaves.optional_text("train_loader.dataset.path", "data.train")
         self.task: str | None = None
         if self.path is None and leaves.is_given("data.task"):
-            self.task = str(leaves.choice("data.task", tuple(glue.TASKS), "").value)
+            self.task = str(leaves.choice("data.task", tuple(glue_tasks.TASKS), "").value)
         if self.path is None and self.task is None:
             remedy = "Give data.train=FILE data.eval=FILE, or data.task=qnli"
             raise UserError("config.missing", leaves.path, "does not name the data", remedy)
@@ -109,7 +109,11 @@ class TaskData:
     @property
     def train_file(self) -> Path:
         """The training file."""
-        return glue.TASKS[self.task].train_file(self.folder) if self.task else Path(str(self.path))
+        return (
+            glue_tasks.TASKS[self.task].train_file(self.folder)
+            if self.task
+            else Path(str(self.path))
+        )
 
     @property
     def folder(self) -> Path:

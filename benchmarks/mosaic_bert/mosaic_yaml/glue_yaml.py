@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-from mlbert.data.formats.glue import MAX_SEQ_LENGTH, TASKS
+from mlbert.data.formats.glue import MAX_SEQ_LENGTH
+from mlbert.data.formats.glue_tasks import TASKS
 from mlbert.data.prepare.glue_sources import HUB, SOURCES
 from mlbert.host.errors import UserError
 from mlbert.programs.glue_runner import DEFAULT_SEED, SEEDS, GlueJob, job_list

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.formats.glue import TASKS
+from mlbert.data.formats.glue_tasks import TASKS
 from mlbert.data.prepare import glue_stand_ins
 from mlbert.data.prepare.python_text import documents_by_file
 from mlbert.data.prepare.vocabulary_training import count_words, train_vocabulary

@@ -1,6 +1,7 @@
 """Schedules against the output of public reference programs (tests/assets/schedules)."""
 
 import json
+import pkgutil
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,9 +10,8 @@ from hypothesis import given, strategies
 
 from mlbert.config.resolution import CommandLine
 from mlbert.optim import schedules
-from mlbert.optim.config import SCHEDULE_SETTINGS, ScheduleConfig
+from mlbert.optim.config import SCHEDULE_SETTINGS, SCHEDULES, ScheduleConfig
 from mlbert.optim.schedules import (
-    SCHEDULES,
     Cosine,
     Linear,
     Polynomial,
@@ -66,7 +66,7 @@ def test_polynomial_matches_the_benchmark_and_google(numbers, expected):
 def test_multipliers_match_the_reference(case):
     # The WSD reference starts its warm-up at 1e-10 instead of 0.
     tolerance = 1.01e-10 if case["function"] == "wsd" else 1e-12
-    schedule = SCHEDULES[case["function"]](
+    schedule = pkgutil.resolve_name(SCHEDULES[case["function"]])(
         base_lr=1.0, decay_end=case["arguments"]["max_steps"], **case["arguments"]
     )
     for step, factor in zip(MULTIPLIERS["steps"], case["factor"], strict=True):

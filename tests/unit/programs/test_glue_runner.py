@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mlbert.data.formats.glue import TASKS, score
+from mlbert.data.formats.glue_tasks import TASKS, score
 from mlbert.programs import glue_runner
 from mlbert.programs.glue_runner import (
     GlueJob,

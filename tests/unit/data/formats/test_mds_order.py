@@ -12,7 +12,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from mlbert.data.formats.mds_order import SHUFFLES, _spread, epoch_length, places_at, shuffle_into
+from mlbert.data.formats.mds_order import SHUFFLES, epoch_length, places_at, shuffle_into
+from mlbert.data.formats.mds_shuffles import _spread
 from mlbert.data.formats.streams import Mixture, samples_of_epoch, streams_of
 from mlbert.data.loading.text_lanes import EpochOrders
 from text_sets import plain_shuffle, sample_order

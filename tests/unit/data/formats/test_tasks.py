@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlbert.data.formats.glue import TASKS
+from mlbert.data.formats.glue_tasks import TASKS
 from mlbert.data.formats.tasks import (
     TaskForm,
     column_names,

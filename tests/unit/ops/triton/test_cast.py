@@ -13,6 +13,7 @@ from mlbert.ops.fp8_scaling import Quantised
 from unit.ops.op_inputs import randn
 
 cast = pytest.importorskip("mlbert.ops.triton.cast", reason="Triton is not installed")
+fp8_copies = pytest.importorskip("mlbert.ops.triton.fp8_copies")
 pytestmark = pytest.mark.usefixtures("use_triton")
 
 SHAPES = [(1, 1), (15, 33), (64, 64), (130, 70), (0, 16)]
@@ -104,7 +105,7 @@ def test_gelu(shape, exact):
 
 def test_output_buffers_are_reused():
     x = randn(33, 48)
-    out = cast.quantised_buffers(x, torch.float8_e4m3fn)
+    out = fp8_copies.quantised_buffers(x, torch.float8_e4m3fn)
     copies = cast.cast_transpose(x, torch.tensor(2.0), torch.zeros(()), torch.float8_e4m3fn, out)
     assert copies is out
     assert torch.equal(out.rows.float(), (x * 2).to(torch.float8_e4m3fn).float())

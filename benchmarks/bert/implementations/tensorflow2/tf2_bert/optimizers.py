@@ -204,9 +204,6 @@ class AdamWeightDecay(Optimizer):
         return tf.ones([])
 
 
-OPTIMIZERS: Mapping[str, type[Optimizer]] = {"lamb": Lamb, "adamw": AdamWeightDecay}
-
-
 def make_optimizer(
     config: OptimizerConfig, parameters: Mapping[str, tf.Variable], *, compiled: bool
 ) -> Optimizer:
@@ -216,10 +213,11 @@ def make_optimizer(
     Raises:
         UserError: only the PyTorch implementation has this optimizer.
     """
-    if config.optimizer not in OPTIMIZERS:
+    kinds: dict[str, type[Optimizer]] = {"lamb": Lamb, "adamw": AdamWeightDecay}
+    if config.optimizer not in kinds:
         reason = f"{config.optimizer} is not supported in TensorFlow 2"
-        raise UserError("config.choice", "OPTIMIZER", reason, f"Choose {' or '.join(OPTIMIZERS)}")
-    return OPTIMIZERS[config.optimizer](
+        raise UserError("config.choice", "OPTIMIZER", reason, f"Choose {' or '.join(kinds)}")
+    return kinds[config.optimizer](
         parameters,
         beta_1=config.beta1,
         beta_2=config.beta2,

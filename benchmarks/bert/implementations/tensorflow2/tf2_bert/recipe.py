@@ -7,22 +7,10 @@ before it is accumulated and summed. The values are the flag defaults of the pub
 
 from __future__ import annotations
 
-from typing import Any
-
-from mlbert.config.configuration import Configuration
 from mlbert.config.recipe import Recipe
 from mlbert.config.tensorflow import TensorFlowConfig
-from mlbert.data.loading.config import DataConfig
-from mlbert.models.config import ModelConfig
 from mlbert.recipes.sections import COMMON
-
-
-def inspect(config: Configuration) -> Any:
-    """Inspect the inputs; see `tf2_bert.data.inspect`."""
-    from tf2_bert import data  # imports TensorFlow
-
-    return data.inspect(config[ModelConfig], config[DataConfig], config[TensorFlowConfig])
-
+from tf2_bert.inspection import inspect
 
 RECIPE = Recipe(
     name="tensorflow2",

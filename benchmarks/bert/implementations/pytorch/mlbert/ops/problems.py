@@ -61,7 +61,7 @@ class Sizes(NamedTuple):
         algorithms. C kernels take the sizes as arguments, so on a CPU they are small.
         """
         if device.type != "cuda":
-            return SMALL
+            return cls()
         return cls.of_model(shape)
 
     @classmethod
@@ -75,9 +75,6 @@ class Sizes(NamedTuple):
             padded=shape.padded_vocab_size,
             window=shape.local_window,
         )
-
-
-SMALL = Sizes()
 
 
 class Problem(NamedTuple):
@@ -103,7 +100,7 @@ class Problems:
         self,
         device: torch.device,
         dtype: torch.dtype,
-        sizes: Sizes = SMALL,
+        sizes: Sizes = Sizes(),
         lengths: Sequence[int] | None = None,
     ) -> None:
         self._sizes = sizes

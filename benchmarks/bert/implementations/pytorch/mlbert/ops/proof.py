@@ -30,7 +30,7 @@ from mlbert.ops import by_time, device_cache
 from mlbert.ops import forms as registry
 from mlbert.ops.comparison import compare
 from mlbert.ops.precision import compute_dtype
-from mlbert.ops.problems import SMALL, Problems, Sizes
+from mlbert.ops.problems import Problems, Sizes
 
 FP8_TYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 FP8_SHARE = 0.25  # of a rounding step of FP8
@@ -107,7 +107,7 @@ def prove(
 
 
 def check(
-    op: str, name: str, device: torch.device, dtype: torch.dtype, sizes: Sizes = SMALL
+    op: str, name: str, device: torch.device, dtype: torch.dtype, sizes: Sizes = Sizes()
 ) -> str:
     """Return why implementation `name` of `op` must not be used,
     or "" if it agrees with the reference.

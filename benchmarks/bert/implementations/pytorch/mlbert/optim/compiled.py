@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 # Sums are computed per block and added in block order,
 # so results do not depend on the thread count.
 BLOCK_ELEMENTS = 8192
+MOST_STATES = 3  # buffers of an update rule's state
 # Parameters are grouped until they hold this many elements: the second pass over a group finds
 # weights and moments (12 bytes per element) still in the cache, and the threads synchronize once
 # per group.
@@ -141,7 +142,7 @@ def _declare(library: ctypes.CDLL) -> None:
     library.optim_one_pass.argtypes = (
         buffer,  # weights
         buffer,  # gradient
-        buffer,  # state, up to three buffers
+        buffer,  # state, up to MOST_STATES buffers
         buffer,
         buffer,
         blocks,
@@ -237,7 +238,9 @@ class NativeUpdate:
         threads = self._threads()
         borders = itertools.pairwise(self._borders)
         if self._formulas != Formulas.ADAM:
-            state_1, state_2, state_3 = [*state, None, None, None][:3]
+            padded: list[Any] = [*state]
+            padded += [None] * (MOST_STATES - len(state))
+            state_1, state_2, state_3 = padded
             for block, (first, end) in enumerate(borders):
                 self._library.optim_one_pass(
                     weight,

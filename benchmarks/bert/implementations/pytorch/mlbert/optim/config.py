@@ -26,6 +26,16 @@ OPTIMIZERS: Mapping[str, str] = {
     "sgd": "mlbert.optim.sgd:SGD",
     "muon": "mlbert.optim.muon:Muon",
 }
+# Schedules and their classes; `mlbert.optim.schedules` imports them.
+SCHEDULES: Mapping[str, str] = {
+    "polynomial": "mlbert.optim.schedules:Polynomial",
+    "linear": "mlbert.optim.schedules:Linear",
+    "cosine": "mlbert.optim.schedules:Cosine",
+    "wsd": "mlbert.optim.schedules:WarmupStableDecay",
+    "wsd_sqrt": "mlbert.optim.schedules:WarmupStableRoot",
+    "multistep": "mlbert.optim.schedules:MultiStep",
+    "constant": "mlbert.optim.schedules:Schedule",
+}
 # Settings that only some schedules read.
 SCHEDULE_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "polynomial": ("poly_power", "end_lr", "lr_decay_end"),
@@ -112,7 +122,7 @@ class ScheduleConfig(Section):
         default=0,
         **Ranges.STEPS_TO_0,
     )
-    schedule: Literal[tuple(SCHEDULE_SETTINGS)] = fixed_setting(  # type: ignore[valid-type]
+    schedule: Literal[tuple(SCHEDULES)] = fixed_setting(  # type: ignore[valid-type]
         "SCHEDULE",
         "Learning rate after the warm-up; polynomial is the benchmark's and decays from step 0.",
         default="polynomial",

@@ -14,11 +14,12 @@ All arithmetic is in double precision.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import pkgutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from mlbert.optim.config import ScheduleConfig
+from mlbert.optim.config import SCHEDULES, ScheduleConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,23 +186,9 @@ class MultiStep(Schedule):
         event("opt_learning_rate_decay_factor", self.gamma)
 
 
-SCHEDULES: Mapping[str, type[Schedule]] = {
-    cls.name: cls
-    for cls in (
-        Polynomial,
-        Linear,
-        MultiStep,
-        WarmupStableDecay,
-        WarmupStableRoot,
-        Cosine,
-        Schedule,
-    )
-}
-
-
 def make(config: ScheduleConfig) -> Schedule:
     """Return the schedule that SCHEDULE names, with the configured hyperparameters."""
-    cls = SCHEDULES[config.schedule]
+    cls = pkgutil.resolve_name(SCHEDULES[config.schedule])
     decay_end = config.lr_decay_end
     if decay_end is None:
         decay_end = config.max_steps

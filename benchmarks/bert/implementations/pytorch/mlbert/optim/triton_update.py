@@ -36,6 +36,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mlbert.optim.compiled import MOST_STATES
 from mlbert.optim.flat import Blocks, Piece
 from mlbert.optim.shared_weights import Layout
 
@@ -206,7 +207,9 @@ class TritonUpdate:
             self._layout.all_reduce_sum(self._sums)
         for index, tables in enumerate(self._by_block):
             if self._formulas != ADAM.value:
-                state_1, state_2, state_3 = [*state, None, None, None][:3]
+                padded: list[Any] = [*state]
+                padded += [None] * (MOST_STATES - len(state))
+                state_1, state_2, state_3 = padded
                 tables.launch(
                     one_pass_kernel,
                     data,

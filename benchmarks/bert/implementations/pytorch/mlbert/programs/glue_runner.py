@@ -17,7 +17,7 @@ from typing import Any
 
 from rich.table import Table
 
-from mlbert.data.formats.glue import TASKS, score
+from mlbert.data.formats.glue_tasks import TASKS, score
 from mlbert.data.prepare.executor import end_with_parent, sigterm_raises
 from mlbert.host.errors import replace_names
 from mlbert.host.progress import Progress
@@ -88,8 +88,10 @@ class State(Enum):
     FAILED = "failed"
     BLOCKED = "not started"
 
-
-ENDED = (State.DONE, State.FAILED, State.BLOCKED)
+    @property
+    def is_final(self) -> bool:
+        """Whether the job will not run any more."""
+        return self not in (State.WAITING, State.RUNNING)
 
 
 @dataclass(frozen=True)
@@ -288,14 +290,14 @@ class GlueProgress:
             self._print(self._line(runner, job))
         done = {one.job: samples_done(self._folder(one.job)) for one in runner.running}
         for one, count in self._samples.items():
-            now = count if runner.states[one] in ENDED else min(count, done.get(one, 0))
+            now = count if runner.states[one].is_final else min(count, done.get(one, 0))
             if now > self._counted[one]:
                 advance(now - self._counted[one])
                 self._counted[one] = now
 
     def _line(self, runner: Runner, job: GlueJob) -> str:
         state = runner.states[job]
-        ended = sum(one in ENDED for one in runner.states.values())
+        ended = sum(state.is_final for state in runner.states.values())
         place = next((f" on {one.slot.name}" for one in runner.running if one.job == job), "")
         seconds = f" after {runner.seconds[job]:.0f} s" if job in runner.seconds else ""
         result = f": {self._result(runner, job)}" if state in (State.DONE, State.FAILED) else ""

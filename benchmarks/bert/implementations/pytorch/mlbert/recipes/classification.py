@@ -17,27 +17,15 @@ from column files or for a GLUE task.
 
 from __future__ import annotations
 
-from typing import Any
-
-from mlbert.config.configuration import Configuration
 from mlbert.config.recipe import Recipe
 from mlbert.data.loading.config import TaskConfig, TextConfig
+from mlbert.recipes.inspection import inspect_task
 from mlbert.recipes.sections import COMMON
-
-
-def inspect(config: Configuration) -> Any:
-    """Read the task's files, the vocabulary and the shape; see
-    `mlbert.recipes.classification_build.inspect`.
-    """
-    from mlbert.recipes import task_inputs  # needs torch
-
-    return task_inputs.inspect(config)
-
 
 RECIPE = Recipe(
     name="classification",
     sections=(*COMMON, TextConfig, TaskConfig),
-    inspect=inspect,
+    inspect=inspect_task,
     build="mlbert.recipes.classification_build",
     overrides={
         "MODEL_IMPLEMENTATION": "mlbert",

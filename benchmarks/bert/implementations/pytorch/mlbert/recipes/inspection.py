@@ -10,6 +10,7 @@ from typing import Any
 from mlbert.config.bert_config import BertConfig
 from mlbert.config.configuration import Configuration
 from mlbert.data.loading.config import CorpusConfig, DataConfig, TextConfig
+from mlbert.host.errors import UserError
 from mlbert.models.config import ModelConfig
 
 
@@ -41,3 +42,27 @@ def inspect_text(config: Configuration) -> Any:
         config[CorpusConfig],
         model_shape(config[ModelConfig]),
     )
+
+
+def inspect_stored_for_padding(config: Configuration) -> Any:
+    """Inspect stored sequences for a model that may pad them to MAX_SEQ_LENGTH.
+
+    Raises:
+        UserError: as `inspect_stored`, or MAX_SEQ_LENGTH is more than the model's positions.
+    """
+    found = inspect_stored(config)
+    length = config[DataConfig].max_seq_length or 0
+    positions = found.shape.max_position_embeddings
+    if length > positions:
+        problem = f"is more than the model's {positions} positions"
+        raise UserError(
+            "config.conflict", f"MAX_SEQ_LENGTH={length}", problem, "Set none, or a smaller value"
+        )
+    return found
+
+
+def inspect_task(config: Configuration) -> Any:
+    """Inspect a task's files, the vocabulary and the shape; see `mlbert.recipes.task_inputs`."""
+    from mlbert.recipes import task_inputs
+
+    return task_inputs.inspect(config)

@@ -18,37 +18,14 @@ RECIPE=masked_lm without a TOKENIZER is this recipe.
 
 from __future__ import annotations
 
-from typing import Any
-
-from mlbert.config.configuration import Configuration
 from mlbert.config.recipe import Recipe
-from mlbert.data.loading.config import DataConfig
-from mlbert.host.errors import UserError
-from mlbert.recipes.inspection import inspect_stored
+from mlbert.recipes.inspection import inspect_stored_for_padding
 from mlbert.recipes.sections import COMMON
-
-
-def inspect(config: Configuration) -> Any:
-    """Inspect the inputs; see `mlbert.data.loading.inputs.inspect`.
-
-    Also raises UserError if MAX_SEQ_LENGTH, to which Hugging Face's model pads,
-    is more than the model's positions.
-    """
-    found = inspect_stored(config)
-    length = config[DataConfig].max_seq_length or 0
-    positions = found.shape.max_position_embeddings
-    if length > positions:
-        problem = f"is more than the model's {positions} positions"
-        raise UserError(
-            "config.conflict", f"MAX_SEQ_LENGTH={length}", problem, "Set none, or a smaller value"
-        )
-    return found
-
 
 RECIPE = Recipe(
     name="masked_lm_stored",
     sections=COMMON,
-    inspect=inspect,
+    inspect=inspect_stored_for_padding,
     build="mlbert.recipes.masked_lm_stored_build",
     overrides={
         "MODEL_IMPLEMENTATION": "mlbert",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.config.configuration import Configuration
-from mlbert.data.formats import glue
+from mlbert.data.formats import glue_tasks
 from mlbert.data.formats.tasks import (
     TaskForm,
     TaskRows,
@@ -47,7 +47,7 @@ def _files(data: DataConfig, task_config: TaskConfig) -> tuple[TaskForm, Path, d
     """Return the form of the task's files, the training file, and the evaluation files by name."""
     if task_config.task is not None:
         form = form_of_task(task_config.task)
-        task = glue.TASKS[task_config.task]
+        task = glue_tasks.TASKS[task_config.task]
         return form, task.train_file(data.input_dir), task.evaluation_files(data.eval_dir)
     columns = tuple(
         name.strip() for name in (task_config.text_columns or "").split(",") if name.strip()

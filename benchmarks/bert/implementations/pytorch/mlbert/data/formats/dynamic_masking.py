@@ -16,7 +16,6 @@ ratio:
     what = M(draw + G): its upper 32 bits select the replacement, its lower 32 bits the random id
 
 Legend: S sequences, T tokens.
-
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ Both are pure functions of a ``random.Random``. The order of random draws is par
 from the same generator state they produce the same instance as the benchmark's published generator
 (``create_pretraining_data``). Tokens are integers here and strings there, which does not change the
 draws.
-
 """
 
 from __future__ import annotations

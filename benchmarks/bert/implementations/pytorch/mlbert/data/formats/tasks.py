@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlbert.data.formats import glue
+from mlbert.data.formats import glue_tasks
 from mlbert.data.formats.manifest import file_sha256
 from mlbert.host.errors import UserError, nearest
 from mlbert.host.files import read_plain
@@ -456,11 +456,14 @@ def _numbers(table: TaskTable) -> np.ndarray:
 
 def form_of_task(name: str) -> TaskForm:
     """Return the layout of a GLUE task's files. Raises UserError if there is no such task."""
-    if name not in glue.TASKS:
+    if name not in glue_tasks.TASKS:
         raise UserError(
-            "config.choice", f"TASK={name}", "no such task", f"Give one of {', '.join(glue.TASKS)}"
+            "config.choice",
+            f"TASK={name}",
+            "no such task",
+            f"Give one of {', '.join(glue_tasks.TASKS)}",
         )
-    task = glue.TASKS[name]
+    task = glue_tasks.TASKS[name]
     header = None if task.has_header else task.columns
     return TaskForm(
         task.texts, task.label, task.num_labels, task.classes or None, header, lenient=True

@@ -29,6 +29,7 @@ A record's checksums detect damage within it; only the list detects missing or d
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -76,21 +77,21 @@ class BadExample(ValueError):
     """
 
 
+@functools.cache
 def _crc_table() -> list[int]:
+    """Return the CRC32C of each byte."""
     table = list(range(256))
     for _ in range(8):
         table = [crc >> 1 ^ (0x82F63B78 if crc & 1 else 0) for crc in table]
     return table
 
 
-_CRC_TABLE = _crc_table()
-
-
 def crc32c(data: bytes) -> int:
     """Return the CRC32C of some bytes (Castagnoli, reflected, 0x82F63B78)."""
+    table = _crc_table()
     crc = 0xFFFFFFFF
     for byte in data:
-        crc = _CRC_TABLE[(crc ^ byte) & 255] ^ crc >> 8
+        crc = table[(crc ^ byte) & 255] ^ crc >> 8
     return crc ^ 0xFFFFFFFF
 
 

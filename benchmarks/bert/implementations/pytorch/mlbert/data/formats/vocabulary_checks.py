@@ -5,7 +5,6 @@ punctuation, so with the right vocabulary no ## entry follows punctuation; with 
 entries are as frequent there as elsewhere. `unknown_share` checks that a vocabulary fits a text.
 
 Legend: T tokens.
-
 """
 
 from __future__ import annotations

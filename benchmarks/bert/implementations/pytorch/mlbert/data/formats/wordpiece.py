@@ -12,6 +12,7 @@ Legend: T tokens, S sentences (lines that are not blank), D documents (what blan
 
 from __future__ import annotations
 
+import functools
 import string
 import unicodedata
 import weakref
@@ -104,7 +105,9 @@ class _CleanTable(dict[int, str]):
         return result
 
 
-_CLEAN = {split_cjk: _CleanTable(split_cjk) for split_cjk in (True, False)}
+@functools.cache
+def _clean_table(split_cjk: bool) -> _CleanTable:
+    return _CleanTable(split_cjk)
 
 
 def is_cjk(char: str) -> bool:
@@ -121,7 +124,7 @@ def is_punctuation(char: str) -> bool:
 
 def clean_words(text: str, split_cjk: bool = True) -> list[str]:
     """Return the whitespace-separated words of a text after clean-up and CJK spacing."""
-    return text.translate(_CLEAN[split_cjk]).split()
+    return text.translate(_clean_table(split_cjk)).split()
 
 
 def basic_split(word: str, lower_case: bool = True, strip_accents: bool | None = None) -> list[str]:

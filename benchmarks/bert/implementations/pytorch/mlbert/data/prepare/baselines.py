@@ -4,7 +4,6 @@ The guesses are counted in the training text: the most frequent token, or the mo
 neighbor of what the model sees next to the mask.
 
 Legend: T tokens, V entries of the vocabulary.
-
 """
 
 from __future__ import annotations

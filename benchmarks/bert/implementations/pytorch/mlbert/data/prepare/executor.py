@@ -2,7 +2,6 @@
 
 An item (a text part, a shard) writes its own file atomically. Rerunning an interrupted step keeps
 these files. The output does not depend on the number of worker processes.
-
 """
 
 from __future__ import annotations

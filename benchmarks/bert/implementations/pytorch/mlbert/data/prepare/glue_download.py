@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from mlbert.data.formats.glue import TASKS, GlueTask
+from mlbert.data.formats.glue import GlueTask
+from mlbert.data.formats.glue_tasks import TASKS
 from mlbert.data.formats.tokenizer import hub_problem
 from mlbert.data.prepare.glue_files import Row, files_of, write_file
 from mlbert.host.errors import UserError, import_package

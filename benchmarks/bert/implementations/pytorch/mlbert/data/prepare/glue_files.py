@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from mlbert.data.formats.glue import TASKS, GlueTask
+from mlbert.data.formats.glue import GlueTask
+from mlbert.data.formats.glue_tasks import TASKS
 from mlbert.data.formats.manifest import make_folder
 from mlbert.host.files import write_atomically
 

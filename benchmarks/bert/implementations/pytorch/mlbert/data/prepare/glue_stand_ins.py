@@ -11,7 +11,6 @@ all others        entailment, 1: one text is a part of the other; neutral, 0: a 
 
 The mismatched files of mnli use modules that no training file uses.
 The same Python installation produces the same files.
-
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from mlbert.data.formats.glue import TASKS
+from mlbert.data.formats.glue_tasks import TASKS
 from mlbert.data.prepare.glue_files import Row, write_file
 from mlbert.data.prepare.python_text import documents_by_file
 

@@ -1,6 +1,5 @@
 """Extract English prose from docstrings, comments and marked-up text: sentences without code,
 tables and mark-up.
-
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 `documents` reads every ``*.txt`` below the folder. With ``one_per_line``, each line is a sentence
 and a blank line ends a document. Otherwise each file is one document and its paragraphs are split
 into sentences.
-
 """
 
 from __future__ import annotations

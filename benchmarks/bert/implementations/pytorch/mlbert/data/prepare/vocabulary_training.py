@@ -1,7 +1,6 @@
 """Train a WordPiece vocabulary on the words of a text, with the ``tokenizers`` library.
 
 The same text produces the same vocabulary.
-
 """
 
 from __future__ import annotations

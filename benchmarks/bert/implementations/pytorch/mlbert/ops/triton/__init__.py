@@ -10,13 +10,14 @@ from mlbert.ops.triton import (
     cast,
     embedding,
     expand_batch,
+    gelu,
     interpreter,
     loss,
     norm,
     product,
 )
 
-__all__ = ["attention", "cast", "embedding", "expand_batch", "loss", "norm", "product"]
+__all__ = ["attention", "cast", "embedding", "expand_batch", "gelu", "loss", "norm", "product"]
 
 if knobs.runtime.interpret:
     interpreter.repair()

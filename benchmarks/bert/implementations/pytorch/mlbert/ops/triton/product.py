@@ -2,7 +2,7 @@
 with GELU and the casts to FP8 in their epilogue, in Triton.
 
     apart   product -> bfloat16 [T, F] in memory -> bias, GELU,
-            two FP8 copies (`mlbert.ops.triton.cast`)
+            two FP8 copies (`mlbert.ops.triton.fp8_copies`)
     here    product, bias, GELU and two FP8 copies in one kernel;
             the backward pass never writes the product
 
@@ -28,8 +28,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from mlbert.ops import forms as registry
 from mlbert.ops.fp8_scaling import Quantised
-from mlbert.ops.triton.cast import fp8_bytes, gelu_parts, quantised_buffers, raise_amax
 from mlbert.ops.triton.device import sum_partials
+from mlbert.ops.triton.fp8_copies import fp8_bytes, quantised_buffers, raise_amax
+from mlbert.ops.triton.gelu import gelu_parts
 
 # of a block
 ROWS = 128
