@@ -360,7 +360,8 @@ def _train_measured(
     energy = summarize_energy(
         world.all_reduce_sum(torch.tensor(meter.stop(), dtype=torch.float64)).tolist()
     )
-    say(energy_words(energy, meter.reason))
+    if words := energy_words(energy, meter.reason):
+        say(words)
     return outcome, energy
 
 
