@@ -199,11 +199,11 @@ def summarize(
 ) -> dict[str, object]:
     """Return the numbers of ``summary.json`` common to all frameworks.
 
-    Rates are per second of training. ``packs_per_rank``: of one optimizer step.
+    Rates are per second of training. ``packs_per_rank``: of all updates.
     """
     state = outcome.state
     seconds = max(state.train_seconds, 1e-9)
-    packs = state.updates * packs_per_rank * ranks
+    packs = packs_per_rank * ranks
     return {
         "status": outcome.status,
         "reason": outcome.reason,
