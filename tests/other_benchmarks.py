@@ -8,36 +8,15 @@ as those of honest runs do.
 import json
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from made_benchmark import MadeBenchmark
 from mlbert.host.system_description import describe_system, write_description
 
+TREE_OF = "SomeOrg"
+SYSTEM = "machine"
 _BEGIN_MS = 1_700_000_000_000
 _BETWEEN_RUNS_MS = 20_000_000
-
-
-@dataclass(frozen=True)
-class MadeBenchmark:
-    """How a benchmark's runs look.
-
-    Attributes:
-        ruleset: official rules that accept the logs.
-        runs: number of runs of a result.
-        progress: key of the metadata that says how far the training is.
-        every: distance of evaluations in it.
-        first, target: quality at the first evaluation, and the one that ends a run.
-        keys: hyper-parameters and other keys that the rules require.
-    """
-
-    ruleset: str
-    runs: int
-    progress: str
-    every: int
-    first: float
-    target: float
-    keys: Mapping[str, Any]
 
 
 MADE: Mapping[str, MadeBenchmark] = {
@@ -116,8 +95,6 @@ MADE: Mapping[str, MadeBenchmark] = {
         },
     ),
 }
-TREE_OF = "SomeOrg"
-SYSTEM = "machine"
 
 
 def write_log(path: Path, benchmark: str, seed: int, division: str = "closed") -> Path:

@@ -64,6 +64,15 @@ def read_result_set(results: ResultFolder, division: str | None = None) -> Resul
         UserError: a log cannot be read.
     """
     logs = [read_log(log) for log in results.logs]
+    return result_set_of(results, logs, division)
+
+
+def result_set_of(
+    results: ResultFolder, logs: Sequence[Log], division: str | None = None
+) -> ResultSet:
+    """Return the logs of a folder with its system description, and the benchmark that they are
+    judged by.
+    """
     system = None
     if results.description is not None:
         system = read_system(results.description)

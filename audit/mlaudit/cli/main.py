@@ -43,6 +43,9 @@ FOR_SUBMISSIONS: Mapping[str, Command] = {
 }
 COMMANDS: Mapping[str, Command] = {
     **FOR_SUBMISSIONS,
+    "round": Command(
+        "mlaudit.cli.round", "Audit every result of a round: one table for all submitters."
+    ),
     "report": Command(
         "mlaudit.cli.report", "Report the results of runs, as text or a page with figures."
     ),

@@ -20,11 +20,12 @@ from mlaudit.own_checks import run_checks
 from mlaudit.planner import request
 from mlaudit.planner.cost import Estimate, Prices
 from mlaudit.planner.timing import held_out
-from mlaudit.report import charts, tables
+from mlaudit.report import charts, round_tables, tables
 from mlaudit.report.results import TERAFLOPS_PER_SEQUENCE, Result
 from mlaudit.report.svg import SERIES, Chart
 from mlaudit.report.tables import ReportTable, count, percent, speed
 from mlaudit.result_set import ResultSet
+from mlaudit.round_table import Round
 from mlaudit.rules import UNVERIFIED
 from mlbert.host.metrics_file import read_points
 
@@ -98,6 +99,29 @@ def findings_page(findings: Sequence[Finding], subject: str) -> str:
     headline = Headline(verdict, f"{len(findings)} checks", tiles)
     return _render(
         "findings.html", title=f"Check of {subject}", words="", headline=headline, findings=findings
+    )
+
+
+def round_page(audited: Round, subject: str) -> str:
+    """Return the table of a round as an HTML page, with the findings of each result."""
+    findings = [finding for row in audited.rows for finding in row.findings]
+    found = Counter(finding.outcome for finding in (*findings, *audited.copies))
+    submitters = {row.submitter for row in audited.rows}
+    tiles = [
+        (count(len(submitters)), "submitters"),
+        (count(sum(row.runs for row in audited.rows)), "logs"),
+        (count(found[Outcome.ERROR]), "errors"),
+        (count(found[Outcome.WARN]), "warnings"),
+    ]
+    plural = "" if len(audited.rows) == 1 else "s"
+    return _render(
+        "round.html",
+        title=f"Results in {subject}",
+        words="",
+        headline=Headline(f"{len(audited.rows)} result{plural}", "", tiles),
+        results=round_tables.page_table(audited),
+        rows=audited.rows,
+        copies=[one for one in audited.copies if one.outcome is not Outcome.PASS],
     )
 
 

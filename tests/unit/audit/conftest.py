@@ -1,11 +1,29 @@
 """A log of another program, and one of this code in a tree."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from audit import copy_of_ours
 from logger_logs import write_log
+from mlaudit.cli.main import main
+
+
+@pytest.fixture
+def run_mlaudit(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Return run(*words), which runs `mlaudit` in this process and returns its status, output and
+    errors.
+    """
+
+    def run(*words: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main([str(word) for word in words])
+        captured = capsys.readouterr()
+        return int(end.value.code or 0), captured.out, captured.err
+
+    return run
 
 
 @pytest.fixture

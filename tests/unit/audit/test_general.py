@@ -115,7 +115,8 @@ def _swap_clock(folder: Path) -> None:
 
 def _copy_curve(folder: Path) -> None:
     """Make a run a copy of another with its own seed, a day later."""
-    first, other = folder / "result_0.txt", folder / "result_1.txt"
+    first = folder / "result_0.txt"
+    other = folder / "result_1.txt"
     seed = read_log(other).value("seed")
     text = re.sub(
         r'"time_ms": (\d+)',

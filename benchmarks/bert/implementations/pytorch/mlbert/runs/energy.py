@@ -10,6 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from mlbert.host.errors import install_words
+
 PARTS = {"gpu": "GPUs", "cpu": "processors", "dram": "memory"}  # in summary.json, and for a person
 
 
@@ -19,7 +21,7 @@ class EnergyMeter:
     A meter that was not started adds nothing to the sums.
 
     Attributes:
-        reason: why nothing is measured here; empty if zeus is not installed.
+        reason: why nothing is measured here.
     """
 
     def __init__(self, num_gpus: int) -> None:
@@ -49,7 +51,7 @@ class EnergyMeter:
         try:
             found = _read(self._num_gpus)
         except ImportError:
-            self.reason = ""  # nobody asked for a measurement by installing zeus
+            self.reason = f"zeus is not installed. {install_words('energy')}"
         except Exception as error:  # whatever zeus and the drivers raise
             self.reason = f"{type(error).__name__}: {error}"
         else:
@@ -109,11 +111,9 @@ def summarize_energy(sums: Sequence[float]) -> dict[str, float]:
 
 
 def energy_words(summary: dict[str, float], reason: str) -> str:
-    """Return one line for the screen about the result of `summarize_energy`, or about why it is
-    empty; no words if there is no reason to give.
+    """Return one line for the screen about the result of `summarize_energy`,
+    or about why it is empty.
     """
-    if not summary and not reason:
-        return ""
     if not summary:
         return f"energy: not measured: {reason}"
     parts = ", ".join(words for part, words in PARTS.items() if f"{part}_joules" in summary)
