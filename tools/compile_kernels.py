@@ -201,8 +201,14 @@ def _key(device_key: bool) -> int | torch.Tensor:
 
 
 def _attention(
-    head_size: int, dtype: torch.dtype, dropout: float, alibi: bool, device_key: bool = False
+    head_size: int,
+    dtype: torch.dtype,
+    dropout: float,
+    alibi: bool,
+    device_key: bool = False,
+    window: int | None = None,
 ) -> None:
+    """Record attention; with a window, also with rotations, as in ModernBERT."""
     num_tokens = 4096
     num_heads = 1024 // head_size
     qkv = torch.empty(
@@ -210,7 +216,9 @@ def _attention(
     )
     bounds, rows = (torch.empty(n, dtype=torch.int32, device=_META) for n in (17, num_tokens))
     slopes = torch.empty(num_heads, device=_META) if alibi else None
-    attention(qkv, bounds, 512, dropout, _key(device_key), rows, slopes).backward(
+    rotations = None if window is None else torch.empty(num_tokens, head_size, device=_META)
+    key = _key(device_key)
+    attention(qkv, bounds, 512, dropout, key, rows, slopes, window, rotations).backward(
         torch.empty_like(qkv[:, 0])
     )
 
@@ -343,6 +351,8 @@ def cases() -> dict[str, Callable[[], None]]:
         "attention H=32 bf16 dropout": lambda: _attention(32, half, 0.1, False),
         "attention H=128 bf16 dropout": lambda: _attention(128, half, 0.1, False),
         "attention H=64 fp32 dropout": lambda: _attention(64, single, 0.1, False),
+        "attention H=64 bf16 local": lambda: _attention(64, half, 0.0, False, window=64),
+        "attention H=64 bf16 local dropout": lambda: _attention(64, half, 0.1, False, window=64),
         "attention H=64 bf16 device key": lambda: _attention(64, half, 0.1, False, True),
         "norm D=1024 bf16 device key": lambda: _norm(1024, half, 0.1, device_key=True),
         "norm D=1024 bf16 dropout": lambda: _norm(1024, half, 0.1),

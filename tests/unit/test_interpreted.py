@@ -14,6 +14,7 @@ SUITES = {  # each runs in one process
         "models/test_step_counts.py",
         "ops/test_proof.py::test_interpreted_kernels_pass",
         "ops/test_attention.py",
+        "ops/test_local_attention.py",
     ],
     "properties of attention, casts": ["ops/triton/test_attention.py", "ops/triton/test_cast.py"],
     "other ops": [f"ops/test_{name}.py" for name in ("embedding", "linear", "loss", "norm")],

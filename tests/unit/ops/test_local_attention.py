@@ -109,6 +109,13 @@ def with_float32_tables(attention: Callable[..., Tensor]) -> Callable[..., Tenso
         ("native", "tiles", (3, 32), 31, 0.0, False, True),
         ("native", "tiles", (1, 64), 31, 0.0, True, False),
         ("native", "fp32", (2, 64), 31, 0.0, False, False),
+        ("triton", "bf16", (1, 32), 5, 0.1, True, True),
+        ("triton", "bf16", (1, 32), 64, 0.0, False, True),
+        ("triton", "fp32", (1, 32), 33, 0.1, False, True),
+        *(
+            pytest.param("triton", "bf16", (2, 64), window, 0.1, True, True, marks=pytest.mark.slow)
+            for window in WINDOWS
+        ),
     ],
     indirect=["kernels"],
 )
@@ -130,7 +137,11 @@ def test_error(kernels, form, heads, window, dropout, alibi, rotary):
 
 @pytest.mark.parametrize(
     ("kernels", "length", "dtype"),
-    [("native", 130, torch.float32), ("native", 70, torch.bfloat16)],
+    [
+        ("native", 130, torch.float32),
+        ("native", 70, torch.bfloat16),
+        pytest.param("triton", 70, torch.bfloat16, marks=pytest.mark.slow),
+    ],
     indirect=["kernels"],
 )
 @pytest.mark.parametrize("window", [0, 5, 33])

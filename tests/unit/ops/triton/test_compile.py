@@ -26,6 +26,7 @@ EXCLUDED = ("fp32", "fp16", "ALiBi", "H=32", "D=768", "cast fp8 one token", "GEL
 SLOW = (
     "attention H=64 bf16",
     "attention H=64 bf16 device key",
+    "attention H=64 bf16 local dropout",
     "attention H=128 bf16 dropout",
     "norm D=1024 bf16",
     "norm D=1024 bf16 device key",

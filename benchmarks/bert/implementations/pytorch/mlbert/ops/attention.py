@@ -89,7 +89,7 @@ def capture_obstacle(
     form = registry.selected(device)["attention"]
     is_local = window is not None and window < max_seqlen - 1
     unsupported = {
-        "triton": head_size not in TRITON_HEAD_SIZES or is_local,
+        "triton": head_size not in TRITON_HEAD_SIZES,
         "fmha": head_size != FMHA_HEAD_SIZE
         or dtype not in HALF_TYPES
         or max_seqlen > FMHA_LENGTH

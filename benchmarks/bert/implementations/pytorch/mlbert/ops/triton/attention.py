@@ -21,7 +21,7 @@ Legend: S sequences, T tokens, N heads, H head size, L tokens of one sequence, Q
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 import triton
@@ -40,6 +40,7 @@ from mlbert.ops.triton.attention_backward import (
 from mlbert.ops.triton.attention_forward import attention_forward_kernel
 from mlbert.ops.triton.device import capability
 from mlbert.ops.triton.mask import key_argument
+from mlbert.ops.triton.rotary import rotate_back, rotated
 
 ORDER_BLOCK = 64
 KEYS_OF_BITS = 64
@@ -131,8 +132,7 @@ def attention(
 
     ``max_seqlen`` may exceed the longest sequence: blocks without work cost little.
     """
-    is_local = window is not None and window < max_seqlen - 1
-    if qkv.dtype == torch.float64 or qkv.shape[3] not in _SINGLE or is_local:
+    if qkv.dtype == torch.float64 or qkv.shape[3] not in _SINGLE:
         return reference.attention(
             qkv,
             cu_seqlens,
@@ -144,12 +144,20 @@ def attention(
             window,
             rotations,
         )
-    if rotations is not None:
-        qkv = reference.rotary(qkv, rotations)
     has_backward = torch.is_grad_enabled() and qkv.requires_grad
-    threshold = dropout_threshold(dropout_p)
+    if window is not None and window >= max_seqlen - 1:
+        window = None
     return _TritonAttention.apply(
-        qkv.contiguous(), cu_seqlens, max_seqlen, threshold, key, rows, alibi_slopes, has_backward
+        qkv.contiguous(),
+        cu_seqlens,
+        max_seqlen,
+        dropout_threshold(dropout_p),
+        key,
+        rows,
+        alibi_slopes,
+        window,
+        None if rotations is None else rotations.contiguous(),
+        has_backward,
     )
 
 
@@ -170,8 +178,20 @@ def kept_bits_shape(
 
 class _TritonAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, qkv, cu_seqlens, max_seqlen, threshold, key, rows, slopes, has_backward):
-        check_attention(qkv, rows, threshold, slopes)
+    def forward(
+        ctx,
+        qkv,
+        cu_seqlens,
+        max_seqlen,
+        threshold,
+        key,
+        rows,
+        slopes,
+        window,
+        rotations,
+        has_backward,
+    ):
+        check_attention(qkv, rows, threshold, slopes, rotations)
         assert cu_seqlens.dtype == torch.int32, f"cu_seqlens is {cu_seqlens.dtype}"
         num_tokens, _, num_heads, head_size = qkv.shape
         out = qkv.new_empty(num_tokens, num_heads, head_size)
@@ -181,13 +201,14 @@ class _TritonAttention(torch.autograd.Function):
             shape = kept_bits_shape(num_tokens, cu_seqlens.numel() - 1, num_heads, max_seqlen)
             bits = torch.empty(shape, dtype=torch.int32, device=qkv.device)
         order = descending_order(cu_seqlens)
-        ctx.save_for_backward(qkv, cu_seqlens, order, slopes, bits, out, log_sums)
+        if rotations is not None:
+            qkv = rotated(qkv, rotations)
+        ctx.save_for_backward(qkv, cu_seqlens, order, slopes, bits, rotations, out, log_sums)
         ctx.max_seqlen = max_seqlen
         ctx.threshold = threshold
+        ctx.window = window
         if num_tokens:
-            grid, arguments = _launch(
-                FORWARD, qkv, cu_seqlens, order, slopes, bits, max_seqlen, threshold
-            )
+            grid, arguments = _launch(FORWARD, ctx, qkv, cu_seqlens, order, slopes, bits)
             attention_forward_kernel[grid](
                 **arguments, rows=rows, key=key_argument(key), out=out, log_sums=log_sums
             )
@@ -195,7 +216,7 @@ class _TritonAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, d_out):
-        qkv, cu_seqlens, order, slopes, bits, out, log_sums = ctx.saved_tensors
+        qkv, cu_seqlens, order, slopes, bits, rotations, out, log_sums = ctx.saved_tensors
         d_qkv = torch.empty_like(qkv)
         if qkv.shape[0]:
             gradients = {
@@ -204,26 +225,28 @@ class _TritonAttention(torch.autograd.Function):
                 "delta": torch.empty_like(log_sums),
                 "d_qkv": d_qkv,
             }
-            grid, arguments = _launch(
-                GRADIENT_OF_Q, qkv, cu_seqlens, order, slopes, bits, ctx.max_seqlen, ctx.threshold
-            )
+            grid, arguments = _launch(GRADIENT_OF_Q, ctx, qkv, cu_seqlens, order, slopes, bits)
             attention_query_gradient_kernel[grid](out=out, **gradients, **arguments)
-            grid, arguments = _launch(
-                GRADIENT_OF_KV, qkv, cu_seqlens, order, slopes, bits, ctx.max_seqlen, ctx.threshold
-            )
+            grid, arguments = _launch(GRADIENT_OF_KV, ctx, qkv, cu_seqlens, order, slopes, bits)
             attention_key_value_gradient_kernel[grid](**gradients, **arguments)
-        return d_qkv, None, None, None, None, None, None, None
+            if rotations is not None:
+                rotate_back(d_qkv, rotations)
+        return d_qkv, None, None, None, None, None, None, None, None, None
 
 
-def _launch(
-    kernel, qkv, cu_seqlens, order, slopes, bits, max_seqlen, threshold
-) -> tuple[tuple[int], dict]:
-    """Return grid and common arguments of a kernel: `FORWARD`, `GRADIENT_OF_Q` or `GRADIENT_OF_KV`."""
+def _launch(kernel, ctx, qkv, cu_seqlens, order, slopes, bits) -> tuple[tuple[int], dict]:
+    """Return grid and common arguments of a kernel.
+
+    ``kernel``: `FORWARD`, `GRADIENT_OF_Q` or `GRADIENT_OF_KV`.
+    """
     num_tokens, _, num_heads, head_size = qkv.shape
     num_sequences = order.numel()
     blocks = _blocks(qkv)[kernel]
+    if ctx.window is not None:
+        # The mask of the window needs registers: with a limit, 124 bytes of them spill on Hopper.
+        blocks = replace(blocks, maxnreg=None)
     block = blocks.BLOCK_K if kernel == GRADIENT_OF_KV else blocks.BLOCK_Q
-    num_blocks = max(1, triton.cdiv(max_seqlen, block))
+    num_blocks = max(1, triton.cdiv(ctx.max_seqlen, block))
     grid = ((num_sequences + 1) * num_heads * num_blocks,)
     arguments = {
         "qkv": qkv,
@@ -234,11 +257,12 @@ def _launch(
         "num_tokens": num_tokens,
         "num_sequences": num_sequences,
         "num_blocks": num_blocks,
-        "bits_blocks": triton.cdiv(max(1, max_seqlen), KEYS_OF_BITS),
+        "bits_blocks": triton.cdiv(max(1, ctx.max_seqlen), KEYS_OF_BITS),
         "NUM_HEADS": num_heads,
         "HEAD_SIZE": head_size,
         "SCALE": head_size**-0.5,
-        "THRESHOLD": threshold,
+        "THRESHOLD": ctx.threshold,
+        "WINDOW": ctx.window,
         **blocks.options(),
     }
     return grid, arguments

@@ -16,9 +16,11 @@ from mlbert.ops.triton.attention_forward import (
     bits_at,
     bits_start,
     dot,
+    is_seen,
     key_store,
     key_tile,
     scores_of,
+    seen_range,
     store,
     tile,
     work,
@@ -29,8 +31,8 @@ from mlbert.ops.triton.mask import kept_bits, key_places
 
 @triton.jit
 def _weights_and_gradient(
-    q, k, v, d_out, log_sum, delta, first_q, first_k, length, slopes, bits, num_blocks, SCALE: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    q, k, v, d_out, log_sum, delta, first_q, first_k, length, slopes, bits, num_blocks,
+    SCALE: tl.constexpr, WINDOW: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Return kept weights [Q, K], before the dropout scale, and the gradient of scaled scores [Q, K] over that scale.
 
@@ -39,6 +41,10 @@ def _weights_and_gradient(
     scores = scores_of(
         q, k, first_q, first_k + key_places(BLOCK_K), slopes, BLOCK_Q, SCALE * LOG2_E
     )
+    if WINDOW is not None:
+        places = first_k + key_places(BLOCK_K)
+        seen = is_seen(first_q, places, length, WINDOW, BLOCK_Q)
+        scores = tl.where(seen, scores, -float("inf"))
     weights = tl.exp2(scores * (SCALE * LOG2_E) - log_sum[:, None])
     d_weights = dot(d_out, tl.trans(v))
     kept = weights
@@ -59,8 +65,8 @@ def _weights_and_gradient(
 @triton.jit(do_not_specialize=COUNTS)
 def attention_query_gradient_kernel(
     qkv, cu_seqlens, order, slopes, bits, out, d_out, log_sums, delta, d_qkv, num_tokens, num_sequences, num_blocks,
-    bits_blocks, NUM_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    bits_blocks, NUM_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr,
+    THRESHOLD: tl.constexpr, WINDOW: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Compute d_qkv[:, 0] and delta of one block of queries. Grid: (S + 1) * N * L / Q.
 
@@ -94,17 +100,25 @@ def attention_query_gradient_kernel(
         bits += bits_start(head, start, sequence, num_tokens, num_sequences, bits_blocks)
     q = tile(qkv, first, length, 3 * WIDTH, BLOCK_Q, HEAD_SIZE, True)
     d_q = tl.zeros([BLOCK_Q, HEAD_SIZE], tl.float32)
-    full = length // BLOCK_K * BLOCK_K
-    for first_k in range(0, full, BLOCK_K):
-        d_q = _query_gradient_step(
-            d_q, q, qkv + WIDTH, d_o, log_sum, my_delta, first, first_k, length, slopes, bits, bits_blocks, WIDTH,
-            HEAD_SIZE, SCALE, BLOCK_Q, BLOCK_K, False,
-        )  # fmt: skip
-    if full < length:
-        d_q = _query_gradient_step(
-            d_q, q, qkv + WIDTH, d_o, log_sum, my_delta, first, full, length, slopes, bits, bits_blocks, WIDTH,
-            HEAD_SIZE, SCALE, BLOCK_Q, BLOCK_K, True,
-        )  # fmt: skip
+    if WINDOW is None:
+        full = length // BLOCK_K * BLOCK_K
+        for first_k in range(0, full, BLOCK_K):
+            d_q = _query_gradient_step(
+                d_q, q, qkv + WIDTH, d_o, log_sum, my_delta, first, first_k, length, slopes, bits,
+                bits_blocks, WIDTH, HEAD_SIZE, SCALE, WINDOW, BLOCK_Q, BLOCK_K, False,
+            )  # fmt: skip
+        if full < length:
+            d_q = _query_gradient_step(
+                d_q, q, qkv + WIDTH, d_o, log_sum, my_delta, first, full, length, slopes, bits,
+                bits_blocks, WIDTH, HEAD_SIZE, SCALE, WINDOW, BLOCK_Q, BLOCK_K, True,
+            )  # fmt: skip
+    else:
+        seen, end = seen_range(first, length, WINDOW, BLOCK_Q, BLOCK_K)
+        for first_k in range(seen, end, BLOCK_K):
+            d_q = _query_gradient_step(
+                d_q, q, qkv + WIDTH, d_o, log_sum, my_delta, first, first_k, length, slopes, bits,
+                bits_blocks, WIDTH, HEAD_SIZE, SCALE, WINDOW, BLOCK_Q, BLOCK_K, True,
+            )  # fmt: skip
     store(
         d_qkv,
         d_q * (SCALE * 256.0 / (256 - THRESHOLD)),
@@ -119,8 +133,8 @@ def attention_query_gradient_kernel(
 @triton.jit
 def _query_gradient_step(
     d_q, q, keys, d_out, log_sum, delta, first_q, first_k, length, slopes, bits, bits_blocks,
-    WIDTH: tl.constexpr, HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr, BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr, PARTIAL: tl.constexpr,
+    WIDTH: tl.constexpr, HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr, WINDOW: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, PARTIAL: tl.constexpr,
 ):  # fmt: skip
     """Add the contribution of one block of keys to d_q [Q, H]."""
     k = key_tile(keys, first_k, length, 3 * WIDTH, BLOCK_K, HEAD_SIZE, PARTIAL)
@@ -139,6 +153,7 @@ def _query_gradient_step(
         bits,
         bits_blocks,
         SCALE,
+        WINDOW,
         BLOCK_Q,
         BLOCK_K,
     )
@@ -151,9 +166,8 @@ def _query_gradient_step(
 @triton.jit(do_not_specialize=COUNTS)
 def attention_key_value_gradient_kernel(
     qkv, cu_seqlens, order, slopes, bits, d_out, log_sums, delta, d_qkv, num_tokens, num_sequences, num_blocks,
-    bits_blocks,
-    NUM_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    bits_blocks, NUM_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr,
+    THRESHOLD: tl.constexpr, WINDOW: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Compute d_qkv[:, 1] and d_qkv[:, 2] of one block of keys. Grid: (S + 1) * N * L / K. Arguments as above."""
     block, head, sequence, start, length, is_tail = work(
@@ -181,17 +195,25 @@ def attention_key_value_gradient_kernel(
     v = key_tile(qkv + 2 * WIDTH, first, length, 3 * WIDTH, BLOCK_K, HEAD_SIZE, True)
     d_k = tl.zeros([BLOCK_K, HEAD_SIZE], tl.float32)
     d_v = tl.zeros([BLOCK_K, HEAD_SIZE], tl.float32)
-    full = length // BLOCK_Q * BLOCK_Q
-    for first_q in range(0, full, BLOCK_Q):
-        d_k, d_v = _key_value_gradient_step(
-            d_k, d_v, k, v, qkv, d_out, log_sums, delta, first_q, first, length, slopes, bits, bits_blocks, WIDTH,
-            HEAD_SIZE, SCALE, BLOCK_Q, BLOCK_K, False,
-        )  # fmt: skip
-    if full < length:
-        d_k, d_v = _key_value_gradient_step(
-            d_k, d_v, k, v, qkv, d_out, log_sums, delta, full, first, length, slopes, bits, bits_blocks, WIDTH,
-            HEAD_SIZE, SCALE, BLOCK_Q, BLOCK_K, True,
-        )  # fmt: skip
+    if WINDOW is None:
+        full = length // BLOCK_Q * BLOCK_Q
+        for first_q in range(0, full, BLOCK_Q):
+            d_k, d_v = _key_value_gradient_step(
+                d_k, d_v, k, v, qkv, d_out, log_sums, delta, first_q, first, length, slopes, bits,
+                bits_blocks, WIDTH, HEAD_SIZE, SCALE, WINDOW, BLOCK_Q, BLOCK_K, False,
+            )  # fmt: skip
+        if full < length:
+            d_k, d_v = _key_value_gradient_step(
+                d_k, d_v, k, v, qkv, d_out, log_sums, delta, full, first, length, slopes, bits,
+                bits_blocks, WIDTH, HEAD_SIZE, SCALE, WINDOW, BLOCK_Q, BLOCK_K, True,
+            )  # fmt: skip
+    else:
+        seen, end = seen_range(first, length, WINDOW, BLOCK_K, BLOCK_Q)
+        for first_q in range(seen, end, BLOCK_Q):
+            d_k, d_v = _key_value_gradient_step(
+                d_k, d_v, k, v, qkv, d_out, log_sums, delta, first_q, first, length, slopes, bits,
+                bits_blocks, WIDTH, HEAD_SIZE, SCALE, WINDOW, BLOCK_Q, BLOCK_K, True,
+            )  # fmt: skip
     scale: tl.constexpr = 256.0 / (256 - THRESHOLD)
     key_store(d_qkv, d_k * (SCALE * scale), first, length, 3 * WIDTH, BLOCK_K, HEAD_SIZE)
     key_store(d_qkv + WIDTH, d_v * scale, first, length, 3 * WIDTH, BLOCK_K, HEAD_SIZE)
@@ -200,8 +222,8 @@ def attention_key_value_gradient_kernel(
 @triton.jit
 def _key_value_gradient_step(
     d_k, d_v, k, v, queries, d_out, log_sums, delta, first_q, first_k, length, slopes, bits, bits_blocks,
-    WIDTH: tl.constexpr, HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr, BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr, PARTIAL: tl.constexpr,
+    WIDTH: tl.constexpr, HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr, WINDOW: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, PARTIAL: tl.constexpr,
 ):  # fmt: skip
     """Add the contribution of one block of queries to d_k and d_v [K, H]; past the end, weights are exp2(-inf) = 0."""
     row = first_q + tl.arange(0, BLOCK_Q)
@@ -227,6 +249,7 @@ def _key_value_gradient_step(
         bits,
         bits_blocks,
         SCALE,
+        WINDOW,
         BLOCK_Q,
         BLOCK_K,
     )

@@ -23,6 +23,7 @@ from mlbert.ops.triton.mask import (
 )
 
 LOG2_E = tl.constexpr(math.log2(math.e))
+HIDDEN = tl.constexpr(-1e30)  # score of a key that a query does not see
 COUNTS = ("key", "num_tokens", "num_sequences", "num_blocks", "bits_blocks")
 
 
@@ -131,6 +132,23 @@ def scores_of(q, k, first_q, places, slope, BLOCK_Q: tl.constexpr, SCALE: tl.con
 
 
 @triton.jit
+def seen_range(first, length, WINDOW: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return the range of tokens that see, and are seen by, ROWS tokens from `first` on.
+
+    Its start is a multiple of COLUMNS.
+    """
+    start = tl.maximum(first - WINDOW, 0) // COLUMNS * COLUMNS
+    return start, tl.minimum(first + ROWS + WINDOW, length)
+
+
+@triton.jit
+def is_seen(first_q, places, length, WINDOW: tl.constexpr, BLOCK_Q: tl.constexpr):
+    """Return which keys int32 [K] are inside of the window of the queries, bool [Q, K]."""
+    distance = first_q + tl.arange(0, BLOCK_Q)[:, None] - places[None, :]
+    return (tl.abs(distance) <= WINDOW) & (places < length)[None, :]
+
+
+@triton.jit
 def bits_start(head, start, sequence, num_tokens, num_sequences, num_blocks):
     """Return the offset of the bits of a head and sequence. Every sequence is aligned to 16 rows."""
     sixteens = head.to(tl.int64) * (num_tokens // 16 + num_sequences) + start // 16 + sequence
@@ -161,12 +179,13 @@ def hashes_of(key, head, rows, start, row, length, THRESHOLD: tl.constexpr):
 @triton.jit(do_not_specialize=COUNTS)
 def attention_forward_kernel(
     qkv, cu_seqlens, order, rows, slopes, key, out, log_sums, bits, num_tokens, num_sequences, num_blocks,
-    bits_blocks, NUM_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    bits_blocks, NUM_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr,
+    THRESHOLD: tl.constexpr, WINDOW: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Compute the output of one block of queries. Grid: (S + 1) * N * L / Q.
 
     qkv: [T, 3, N, H]; out: [T, N, H]; log_sums: float32 [N, T]; rows: int32 [T] or None; slopes: float32 [N] or None.
+    WINDOW: tokens that a query sees on each side, or None.
     """
     block, head, sequence, start, length, is_tail = work(
         cu_seqlens, order, num_tokens, num_sequences, num_blocks, NUM_HEADS
@@ -190,18 +209,29 @@ def attention_forward_kernel(
     highest = tl.full([BLOCK_Q], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_Q], tl.float32)
     result = tl.zeros([BLOCK_Q, HEAD_SIZE], tl.float32)
-    # Full blocks need no masks; the partial last block is compiled separately with them.
-    full = length // BLOCK_K * BLOCK_K
-    for first_k in range(0, full, BLOCK_K):
-        result, highest, total = _forward_step(
-            result, highest, total, q, qkv + WIDTH, first, first_k, length, hashes, slopes, bits, bits_blocks, WIDTH,
-            HEAD_SIZE, SCALE, THRESHOLD, BLOCK_Q, BLOCK_K, False,
-        )  # fmt: skip
-    if full < length:
-        result, highest, total = _forward_step(
-            result, highest, total, q, qkv + WIDTH, first, full, length, hashes, slopes, bits, bits_blocks, WIDTH,
-            HEAD_SIZE, SCALE, THRESHOLD, BLOCK_Q, BLOCK_K, True,
-        )  # fmt: skip
+    if WINDOW is None:
+        # Full blocks need no masks; the partial last block is compiled separately with them.
+        full = length // BLOCK_K * BLOCK_K
+        for first_k in range(0, full, BLOCK_K):
+            result, highest, total = _forward_step(
+                result, highest, total, q, qkv + WIDTH, first, first_k, length, hashes, slopes,
+                bits, bits_blocks, WIDTH, HEAD_SIZE, SCALE, THRESHOLD, WINDOW, BLOCK_Q, BLOCK_K,
+                False,
+            )  # fmt: skip
+        if full < length:
+            result, highest, total = _forward_step(
+                result, highest, total, q, qkv + WIDTH, first, full, length, hashes, slopes,
+                bits, bits_blocks, WIDTH, HEAD_SIZE, SCALE, THRESHOLD, WINDOW, BLOCK_Q, BLOCK_K,
+                True,
+            )  # fmt: skip
+    else:
+        seen, end = seen_range(first, length, WINDOW, BLOCK_Q, BLOCK_K)
+        for first_k in range(seen, end, BLOCK_K):
+            result, highest, total = _forward_step(
+                result, highest, total, q, qkv + WIDTH, first, first_k, length, hashes, slopes,
+                bits, bits_blocks, WIDTH, HEAD_SIZE, SCALE, THRESHOLD, WINDOW, BLOCK_Q, BLOCK_K,
+                True,
+            )  # fmt: skip
     # int64: N T may exceed 2^31.
     tl.store(
         log_sums + head.to(tl.int64) * num_tokens + start + row,
@@ -215,14 +245,18 @@ def attention_forward_kernel(
 @triton.jit
 def _forward_step(
     result, highest, total, q, keys, first_q, first_k, length, hashes, slopes, bits, bits_blocks, WIDTH: tl.constexpr,
-    HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr, BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr, PARTIAL: tl.constexpr,
+    HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr, WINDOW: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, PARTIAL: tl.constexpr,
 ):  # fmt: skip
     """Add one block of keys to the sums so far, [Q, H] and [Q], scaled by exp2(-highest)."""
     k = key_tile(keys, first_k, length, 3 * WIDTH, BLOCK_K, HEAD_SIZE, PARTIAL)
     places = first_k + key_places(BLOCK_K)
     scores = scores_of(q, k, first_q, places, slopes, BLOCK_Q, SCALE * LOG2_E)
-    if PARTIAL:
+    if WINDOW is not None:
+        # Finite: a query may see no key of the first block. Its sums so far are then meaningless,
+        # and multiplied by 0 after the first block with a key that it sees.
+        scores = tl.where(is_seen(first_q, places, length, WINDOW, BLOCK_Q), scores, HIDDEN)
+    elif PARTIAL:
         scores = tl.where((places < length)[None, :], scores, -float("inf"))
     new_highest = tl.maximum(highest, tl.max(scores, 1) * (SCALE * LOG2_E))
     weights = tl.exp2(scores * (SCALE * LOG2_E) - new_highest[:, None])
