@@ -10,7 +10,7 @@ from mlbert.ops import api as ops
 from mlbert.ops import reference
 from mlbert.ops.weights import joined
 from unit.ops.conftest import check_errors
-from unit.ops.op_inputs import feed_forward_inputs, linear_qkv_inputs, randn
+from unit.ops.op_inputs import dropout_rows, feed_forward_inputs, linear_qkv_inputs, randn
 
 # Tokens, hidden size, columns.
 SHAPES = [
@@ -39,6 +39,30 @@ def test_gelu_layers_error(kernels, shape, exact, dtype):
     inputs = feed_forward_inputs(*shape)
     check_errors("linear_gelu", [*inputs[:3], exact], dtype, [0, 1, 2])
     check_errors("feed_forward", [*inputs, exact], dtype, [0, 1, 2, 3])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize(("tokens", "hidden", "columns"), SHAPES)
+def test_gated_feed_forward_error(use_native, tokens, hidden, columns, exact, dropout, dtype):
+    x, w1, _, w2 = feed_forward_inputs(tokens, hidden, columns)
+    both = torch.cat([w1, randn(columns, hidden)])
+    inputs = [x, both, w2, exact, dropout, 7, dropout_rows(tokens)]
+    check_errors("gated_feed_forward", inputs, dtype, [0, 1, 2])
+
+
+def test_gated_feed_forward_keeps_one_product(use_native):
+    """Not the activations between the products, which backward computes again."""
+    x = randn(50, 16).requires_grad_()
+    w1 = randn(96, 16)
+    w2 = randn(16, 48)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: kept.append(tensor.numel()) or tensor, lambda tensor: tensor
+    ):
+        ops.gated_feed_forward(x, w1, w2, True)
+    assert sorted(kept) == sorted([x.numel(), w1.numel(), w2.numel(), 50 * 96])
 
 
 @pytest.mark.parametrize("choice", ["plain", "native"])

@@ -67,6 +67,15 @@ class LayerLinears:
         """Return both feed-forward products with GELU between them; see `mlbert.ops.api.feed_forward`."""
         return ops.feed_forward(x, w1, b1, w2, exact)
 
+    def gated_feed_forward(
+        self, x: Tensor, w1: Tensor, w2: Tensor, exact: bool, mask: Mask
+    ) -> Tensor:
+        """Return both products with a gated GELU and dropout between them.
+
+        See `mlbert.ops.api.gated_feed_forward`.
+        """
+        return ops.gated_feed_forward(x, w1, w2, exact, *mask)
+
     def attention_output_norm(
         self, context: Tensor, residual: Tensor, weight: Tensor, norm: Sequence[Any]
     ) -> Hidden:
@@ -105,6 +114,13 @@ class _SomeFp8(LayerLinears):
     def feed_forward(self, x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, exact: bool) -> Tensor:
         pre = fp8.linear(x, (w1,), (b1,), self._table, self._first + INTERMEDIATE)
         return self.product(OUTPUT, F.gelu(pre, approximate="none" if exact else "tanh"), w2)
+
+    def gated_feed_forward(
+        self, x: Tensor, w1: Tensor, w2: Tensor, exact: bool, mask: Mask
+    ) -> Tensor:
+        pre = self.product(INTERMEDIATE, x, w1)
+        inner = ops.apply_dropout(ops.gated_gelu(pre, exact), *mask)
+        return self.product(OUTPUT, inner, w2)
 
 
 class _AllFp8(_SomeFp8):
@@ -415,9 +431,13 @@ class BertLayer(nn.Module):
 
     def _gated(self, x: Tensor, mask: Mask, linears: LayerLinears) -> Tensor:
         """Return dropout(gelu(x A) * (x B)) W."""
-        pre = linears.product(INTERMEDIATE, x, self.intermediate.dense.weight)
-        inner = ops.apply_dropout(ops.gated_gelu(pre, self.config.exact_gelu), *mask)
-        return linears.product(OUTPUT, inner, self.output.dense.weight)
+        return linears.gated_feed_forward(
+            x,
+            self.intermediate.dense.weight,
+            self.output.dense.weight,
+            self.config.exact_gelu,
+            mask,
+        )
 
     def _sublayer_input(self, hidden: Hidden, part: _Attention | Dense) -> Hidden:
         """Return the input of a sublayer's product: the hidden state, or its LayerNorm in pre-norm models."""

@@ -19,7 +19,13 @@ from mlbert.ops.dropout import Key, dropout_key, dropout_keys
 from mlbert.ops.dropout import keep_mask as dropout_keep_mask
 from mlbert.ops.embedding import embedding_sum
 from mlbert.ops.forms import describe, select
-from mlbert.ops.linear import feed_forward, linear, linear_gelu, linear_qkv
+from mlbert.ops.linear import (
+    feed_forward,
+    gated_feed_forward,
+    linear,
+    linear_gelu,
+    linear_qkv,
+)
 from mlbert.ops.loss import masked_cross_entropy
 from mlbert.ops.norm import dropout_add_layer_norm, dropout_add_layer_norm_twice, layer_norm_dropout
 from mlbert.ops.reference import apply_dropout, gated_gelu

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mlbert.ops import forms as registry
 from mlbert.ops import reference
+from mlbert.ops.dropout import Key, dropout_threshold
 from mlbert.ops.native_library import (
     is_bf16,
     library,
@@ -72,6 +73,26 @@ def feed_forward(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, exact: bool) -> 
     return registry.implementation("feed_forward", x)(x, w1, b1, w2, exact)
 
 
+def gated_feed_forward(
+    x: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    exact: bool,
+    dropout_p: float = 0.0,
+    key: Key = 0,
+    rows: Tensor | None = None,
+) -> Tensor:
+    """Return dropout(gelu(a) * b) W2^T with (a, b) = x W1^T: x [T, D] -> [T, D].
+
+    Args:
+        w1: [2 F, D], the rows of a first: one product.
+        w2: [D, F].
+        exact: as in `linear_gelu`.
+        dropout_p, key, rows: as in `mlbert.ops.api.dropout_add_layer_norm`.
+    """
+    return registry.implementation("gated_feed_forward", x)(x, w1, w2, exact, dropout_p, key, rows)
+
+
 def gelu(pre: Tensor, exact: bool) -> Tensor:
     """Return GELU of a contiguous [T, F], without autograd; `exact` as in `linear_gelu`."""
     return registry.implementation("gelu", pre)(pre, exact)
@@ -99,6 +120,7 @@ def _gelu_backward(d_out: Tensor, pre: Tensor, exact: bool) -> tuple[Tensor, Ten
 
 
 registry.register("linear_qkv", "plain")(reference.linear_qkv)
+registry.register("gated_feed_forward", "plain")(reference.gated_feed_forward)
 
 
 @registry.register("linear", "plain")
@@ -127,6 +149,36 @@ def _native_linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, exact: bool) ->
 @registry.register("feed_forward", "native")
 def _native_feed_forward(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, exact: bool) -> Tensor:
     return F.linear(_native_linear_gelu(x, w1, b1, exact), w2.to(x.dtype))
+
+
+@registry.register("gated_feed_forward", "cublaslt")
+@registry.register("gated_feed_forward", "triton")
+def _gated_of_linears(
+    x: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    exact: bool,
+    dropout_p: float,
+    key: Key,
+    rows: Tensor | None,
+) -> Tensor:
+    inner = reference.gated_gelu(linear(x, w1), exact)
+    return linear(reference.apply_dropout(inner, dropout_p, key, rows), w2)
+
+
+@registry.register("gated_feed_forward", "native")
+def _native_gated_feed_forward(
+    x: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    exact: bool,
+    dropout_p: float = 0.0,
+    key: Key = 0,
+    rows: Tensor | None = None,
+) -> Tensor:
+    if dropout_threshold(dropout_p) or not needs_gradient(x, w1, w2):
+        return _gated_of_linears(x, w1, w2, exact, dropout_p, key, rows)
+    return _GatedFeedForward.apply(x, w1, w2, exact)
 
 
 def needs_gradient(*tensors: Tensor) -> bool:
@@ -217,3 +269,36 @@ class _LinearExactGelu(torch.autograd.Function):
         d_pre = torch.ops.aten.gelu_backward(d_out.contiguous(), pre)
         d_x = d_pre @ weight if ctx.needs_input_grad[0] else None
         return d_x, (d_pre.t() @ x).to(ctx.types[0]), sum_tokens(d_pre).to(ctx.types[1]), None
+
+
+class _GatedFeedForward(torch.autograd.Function):
+    """Keeps one product of the forward pass, and computes what is between the products again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w1: Tensor, w2: Tensor, exact: bool) -> Tensor:
+        ctx.weight_type = w1.dtype
+        ctx.form = "none" if exact else "tanh"
+        first = in_type((w1,), x.dtype)
+        second = in_type((w2,), x.dtype)
+        pre = x @ first.t()
+        ctx.save_for_backward(x, first, second, pre)
+        gate, value = pre.chunk(2, dim=1)
+        return F.gelu(gate, approximate=ctx.form).mul_(value) @ second.t()
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        x, w1, w2, pre = ctx.saved_tensors
+        d_out = d_out.contiguous()
+        gate, value = pre.chunk(2, dim=1)
+        d_inner = d_out @ w2
+        d_pre = torch.empty_like(pre)
+        d_gate, d_value = d_pre.chunk(2, dim=1)
+        inner = F.gelu(gate, approximate=ctx.form)
+        torch.mul(d_inner, inner, out=d_value)
+        torch.ops.aten.gelu_backward.grad_input(
+            d_inner.mul_(value), gate, approximate=ctx.form, grad_input=d_gate
+        )
+        d_w2 = (d_out.t() @ inner.mul_(value)).to(ctx.weight_type)
+        d_w1 = (d_pre.t() @ x).to(ctx.weight_type)
+        d_x = d_pre @ w1 if ctx.needs_input_grad[0] else None
+        return d_x, d_w1, d_w2, None

@@ -135,6 +135,7 @@ class Problems:
             "linear": Problem(self._linear_gelu, (0, 1, 2)),
             "linear_gelu": Problem(self._linear_gelu, (0, 1, 2)),
             "feed_forward": Problem(self._feed_forward, (0, 1, 2, 3)),
+            "gated_feed_forward": Problem(self._gated_feed_forward, (0, 1, 2)),
         }
 
     def variants(self) -> dict[str, tuple[Problem, ...]]:
@@ -250,6 +251,14 @@ class Problems:
         second_weight = self._random(draw, hidden, inner) * inner**-0.5
         exact = False
         return (x, first_weight, first_bias, second_weight, exact)
+
+    def _gated_feed_forward(self, draw: int) -> tuple[Any, ...]:
+        hidden = self._sizes.hidden
+        inner = self._sizes.inner
+        x = self._random(draw, self._tokens, hidden, dtype=None)
+        first_weight = self._random(draw, 2 * inner, hidden) * hidden**-0.5
+        second_weight = self._random(draw, hidden, inner) * inner**-0.5
+        return (x, first_weight, second_weight, True, 0.0, self._key, self._rows)
 
     def _gelu(self) -> tuple[Any, ...]:
         x = self._random(1, self._tokens, self._sizes.inner, dtype=None)

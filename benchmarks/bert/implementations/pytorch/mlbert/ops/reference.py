@@ -191,6 +191,20 @@ def gated_gelu(pre: Tensor, exact: bool) -> Tensor:
     return (F.gelu(gate, approximate="none" if exact else "tanh") * value).to(pre.dtype)
 
 
+def gated_feed_forward(
+    x: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    exact: bool,
+    dropout_p: float = 0.0,
+    key: Key = 0,
+    rows: Tensor | None = None,
+) -> Tensor:
+    """Return dropout(gelu(a) * b) W2^T with (a, b) = x W1^T."""
+    inner = gated_gelu(F.linear(x, w1.to(x.dtype)), exact)
+    return F.linear(apply_dropout(inner, dropout_p, key, rows), w2.to(x.dtype))
+
+
 def dropout_add_layer_norm(
     x: Tensor,
     residual: Tensor,
