@@ -3,12 +3,15 @@ consistent with their config.
 """
 
 import hashlib
+import http.server
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -116,6 +119,174 @@ def test_kubernetes_numbers_match_the_config(
     assert Path(words[-1]).samefile(folder / "run_pretraining.py")
     assert environ["CONT"] == "mlbert@sha256:1"
     assert environ["LOGDIR"].startswith("/runs/")
+
+
+def jobs_of(tree_root: Path) -> list[dict]:
+    """Return the Jobs of the manifest and of the page about Kubernetes."""
+    page = (tree_root / "docs/kubernetes.md").read_text()
+    texts = [
+        (tree_root / PYTORCH / "deploy/kubernetes/job.yaml").read_text(),
+        *re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL),
+    ]
+    documents = [document for text in texts for document in yaml.safe_load_all(text)]
+    return [document for document in documents if document["kind"] == "Job"]
+
+
+def restricted(pod: dict) -> list[str]:
+    """Return what Pod Security's level "restricted" refuses of a pod, by the rules of
+    kubernetes.io/docs/concepts/security/pod-security-standards.
+    """
+    refused = [name for name in ("hostNetwork", "hostPID", "hostIPC") if pod.get(name)]
+    context = pod.get("securityContext", {})
+    if context.get("runAsNonRoot") is not True or context.get("runAsUser") == 0:
+        refused.append("runAsNonRoot")
+    if context.get("seccompProfile", {}).get("type") not in ("RuntimeDefault", "Localhost"):
+        refused.append("seccompProfile")
+    for container in pod["containers"]:
+        own = container.get("securityContext", {})
+        if own.get("allowPrivilegeEscalation") is not False or own.get("privileged"):
+            refused.append("allowPrivilegeEscalation")
+        if own.get("capabilities", {}).get("drop") != ["ALL"]:
+            refused.append("capabilities")
+    allowed = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral"}
+    allowed |= {"persistentVolumeClaim", "projected", "secret"}
+    for volume in pod.get("volumes", []):
+        refused += sorted(volume.keys() - {"name"} - allowed)
+    return refused
+
+
+def test_jobs_pass_the_restricted_level_and_limit_their_memory(tree_root: Path) -> None:
+    schema = json.loads((ASSETS / "kubernetes.json").read_text())
+    schema["$ref"] = "#/definitions/io.k8s.api.batch.v1.Job"
+    jobs = jobs_of(tree_root)
+    assert len(jobs) == 2
+    for job in jobs:
+        assert errors(schema, job) == []
+        pod = job["spec"]["template"]["spec"]
+        assert restricted(pod) == []
+        assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsUser"] == 10001
+        assert all("memory" in one["resources"]["limits"] for one in pod["containers"])
+        assert restricted({**pod, "securityContext": {}}) == ["runAsNonRoot", "seccompProfile"]
+
+
+class ApiServer(http.server.BaseHTTPRequestHandler):
+    """Answers kubectl as a Kubernetes API with a Job of eight pods that failed."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        path, _, query = self.path.partition("?")
+        pods = [
+            {
+                "kind": "Pod",
+                "apiVersion": "v1",
+                "metadata": {"name": f"mlbert-{number}", "namespace": "default"},
+                "spec": {"containers": [{"name": "rank-group"}]},
+            }
+            for number in range(8)
+        ]
+        job = {
+            "kind": "Job",
+            "apiVersion": "batch/v1",
+            "metadata": {"name": "pack-1", "namespace": "default"},
+            "status": {"conditions": [{"type": "FailureTarget"}, {"type": "Failed"}]},
+        }
+        resources = {
+            "/api/v1": ("v1", [("pods", "Pod")]),
+            "/apis/batch/v1": ("batch/v1", [("jobs", "Job")]),
+        }
+        answers: dict[str, object] = {
+            "/api": {"kind": "APIVersions", "versions": ["v1"]},
+            "/apis": {
+                "kind": "APIGroupList",
+                "apiVersion": "v1",
+                "groups": [
+                    {
+                        "name": "batch",
+                        "versions": [{"groupVersion": "batch/v1", "version": "v1"}],
+                        "preferredVersion": {"groupVersion": "batch/v1", "version": "v1"},
+                    }
+                ],
+            },
+            "/api/v1/namespaces/default/pods": {
+                "kind": "PodList",
+                "apiVersion": "v1",
+                "items": pods,
+            },
+            "/apis/batch/v1/namespaces/default/jobs/pack-1": job,
+        }
+        for address, (version, named) in resources.items():
+            answers[address] = {
+                "kind": "APIResourceList",
+                "apiVersion": "v1",
+                "groupVersion": version,
+                "resources": [
+                    {"name": name, "kind": kind, "namespaced": True, "verbs": ["get", "list"]}
+                    for name, kind in named
+                ],
+            }
+        for pod in pods:
+            answers[f"/api/v1/namespaces/default/pods/{pod['metadata']['name']}"] = pod
+        if path.endswith("/log"):
+            assert "follow=true" in query
+            self.answer(f"step 1 of {path.split('/')[-2]}\n".encode(), "text/plain")
+        elif path in answers:
+            self.answer(json.dumps(answers[path]).encode(), "application/json")
+        else:
+            self.send_error(404)
+
+    def answer(self, content: bytes, kind: str) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *words: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def kubectl(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """Start a server that stands in for the API, and return the environment for kubectl."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed: apt-get install kubernetes-client, or Kubernetes'")
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), ApiServer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "test",
+        "contexts": [{"name": "test", "context": {"cluster": "test"}}],
+        "clusters": [
+            {"name": "test", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}
+        ],
+    }
+    (tmp_path / "config").write_text(json.dumps(config))
+    yield {**os.environ, "KUBECONFIG": str(tmp_path / "config"), "HOME": str(tmp_path)}
+    server.shutdown()
+
+
+def documented(tree_root: Path, words: str) -> str:
+    """Return the line of the page about Kubernetes that contains these words."""
+    page = (tree_root / "docs/kubernetes.md").read_text()
+    lines = [
+        line for line in page.splitlines() if words in line and not line.startswith(("`", "S"))
+    ]
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_the_documented_commands_follow_all_pods_and_see_a_failed_job(
+    kubectl: dict[str, str], tree_root: Path
+) -> None:
+    follow = documented(tree_root, "kubectl logs")
+    said = run_checked("bash", "-c", follow, env=kubectl).stdout
+    assert {line.split()[-1] for line in said.splitlines()} == {f"mlbert-{i}" for i in range(8)}
+    few = follow.replace("--max-log-requests=8", "")
+    assert run_quietly("bash", "-c", few, env=kubectl).returncode != 0
+    wait = documented(tree_root, "until kubectl get job")
+    assert "Failed" in run_checked("bash", "-c", wait, env=kubectl, timeout=60).stdout
 
 
 @pytest.mark.parametrize("path", [TASK, MOSAIC_TASK], ids=str)

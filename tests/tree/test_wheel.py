@@ -28,6 +28,7 @@ def site(tree_root: Path, tracked: list[Path], tmp_path_factory: pytest.TempPath
         "setup.py",
         "README.md",
         "LICENSE",
+        "NOTICE",
     )
     copy_files(
         [p for p in tracked if p.relative_to(tree_root).as_posix().startswith(names)],

@@ -34,6 +34,7 @@ HUB_FILES = (
 )
 
 CONFIGS = shipped("configs")
+MOST_SAMPLES = 10**15  # for limits and intervals that steps give in their place
 # pretrained_model_name -> shape; MosaicBERT's differences are added as options.
 SHAPES = {
     "bert-base-uncased": "base.json",
@@ -60,6 +61,9 @@ _CALLBACKS = (
     "runtime_estimator",
     "scheduled_gc",
     "oom_observer",
+    "dataloader_speed",
+    "packing_efficiency",
+    "log_grad_norm",
 )
 WANDB = ("entity", "name", "group", "tags")
 SHARED = (  # with glue.py
@@ -109,7 +113,18 @@ COMMON = (
         f"scheduler.{name}"
         for name in ("name", "t_warmup", "t_max", "alpha_f", "t_decay", "milestones", "gamma")
     ),
-    *(f"optimizer.{name}" for name in ("name", "lr", "betas", "eps", "weight_decay")),
+    *(
+        f"optimizer.{name}"
+        for name in (
+            "name",
+            "lr",
+            "betas",
+            "eps",
+            "weight_decay",
+            "filter_bias_norm_wd",
+            "log_grad_norm",
+        )
+    ),
 )
 _SCHEDULES = {
     "constant_with_warmup": "constant",
@@ -158,6 +173,7 @@ NAMES: Names = {
     "opt_lamb_beta_2": ("optimizer.betas",),
     "opt_epsilon": ("optimizer.eps",),
     "weight_decay_rate": ("optimizer.weight_decay",),
+    "decay_all": ("optimizer.filter_bias_norm_wd",),
     "max_grad_norm": ("algorithms.gradient_clipping.clipping_threshold",),
     "model_implementation": ("model.name",),
     "bert_config_file": ("model.pretrained_model_name",),
@@ -285,7 +301,10 @@ def add_schedule(leaves: Leaves, layer: Layer, durations: Durations) -> Duration
     """Add training length and learning rate; return durations that know the training length."""
     steps = durations.read(leaves, "max_duration", None)
     layer.put("max_steps", steps)
-    layer.put("max_samples_termination", steps.value * durations.sequences_per_step, steps.origin)
+    samples = steps.value * durations.sequences_per_step
+    if durations.counts_steps:
+        samples = MOST_SAMPLES
+    layer.put("max_samples_termination", samples, steps.origin)
     durations = replace(durations, max_steps=steps.value)
     name = leaves.choice("scheduler.name", tuple(_SCHEDULES), "linear_decay_with_warmup")
     layer.put("schedule", _SCHEDULES[name.value], name.origin)
@@ -323,7 +342,7 @@ def _add_decay(leaves: Leaves, layer: Layer, durations: Durations, default: str)
     if share is not None:
         layer.put("lr_decay_proportion", share, decay.origin)
         return
-    steps = durations.read(leaves, name, default, least=0)
+    steps = durations.read_last(leaves, name, default, least=0)
     if steps.value:
         layer.put("lr_decay_steps", steps)
         return
@@ -365,6 +384,9 @@ def add_optimizer(leaves: Leaves, layer: Layer) -> None:
     layer.put("opt_lamb_beta_2", betas.value[1], betas.origin)
     layer.put("opt_epsilon", leaves.number("optimizer.eps", 1e-8))
     layer.put("weight_decay_rate", leaves.number("optimizer.weight_decay", 1e-5))
+    if leaves.is_given("optimizer.filter_bias_norm_wd"):
+        without = leaves.flag("optimizer.filter_bias_norm_wd", False)
+        layer.put("decay_all", not without.value, without.origin)
     if "algorithms.gradient_clipping.clipping_threshold" in leaves:
         leaves.choice("algorithms.gradient_clipping.clipping_type", ("norm",), "norm")
         layer.put(
@@ -451,12 +473,12 @@ def add_outputs(leaves: Leaves, layer: Layer, durations: Durations) -> None:
         layer.put("experiment", output.experiment)
     else:
         layer.put("output_dir", output.base, "save_folder")
-        interval = durations.read(leaves, "save_interval", "1000ba")
+        interval = durations.read_interval(leaves, "save_interval", "1000ba")
         keep = leaves.number("save_num_checkpoints_to_keep", -1)
         layer.put("save_checkpoint_steps", interval.value if keep.value else 0, interval.origin)
         layer.put("keep_checkpoints", int(keep.value) if keep.value > 0 else 10**6, keep.origin)
     layer.put("resume", output.resume, leaves.flag("autoresume", True).origin)
-    layer.put("log_freq", durations.read(leaves, "console_log_interval", "1ba"))
+    layer.put("log_freq", durations.read_interval(leaves, "console_log_interval", "1ba"))
     if "loggers.tensorboard.log_dir" in leaves or "loggers.tensorboard" in leaves:
         layer.put(
             "tensorboard_dir",

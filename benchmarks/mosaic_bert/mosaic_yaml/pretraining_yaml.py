@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from mlbert.config.batch_growth import BatchGrowth
 from mlbert.data.formats.streams import WEIGHTS, Stream, streams_of
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.host.errors import UserError
@@ -17,10 +19,17 @@ _DATASET = (
     "local remote split tokenizer_name max_seq_len long_texts mlm_probability mlm_probability_end mlm_schedule "
     "shuffle shuffle_seed shuffle_algo num_canonical_nodes partition_algo "
     "shuffle_block_size eos_token_id bos_token_id cache_limit "
-    "predownload keep_zip keep_raw download_retry download_timeout validate_hash"
+    "predownload keep_zip keep_raw download_retry download_timeout validate_hash streaming"
 )
 _STREAM = "local remote split proportion repeat choose keep_zip download_retry download_timeout validate_hash"
-_LOADER = "name drop_last num_workers pin_memory prefetch_factor persistent_workers timeout"
+_LOADER = (
+    "name drop_last num_workers pin_memory prefetch_factor persistent_workers timeout "
+    "sequence_packing"
+)
+_GROWTH = ("batch_size_warmup_min_size", "batch_size_warmup_tokens")
+# Sequences in the tokens of a row, on average over a micro-batch: most for the memory, not for
+# the text. Rows of 1024 tokens with 32 of them have sequences of 32 tokens.
+SEQUENCES_IN_ROW = 32
 KNOWN = (
     *common_yaml.COMMON,
     "data_local",
@@ -28,6 +37,9 @@ KNOWN = (
     "max_seq_len",
     "mlm_probability",
     "train_subset_num_batches",
+    "count_padding_tokens",
+    "model.disable_train_metrics",
+    *(f"train_loader.{name}" for name in _GROWTH),
     *(f"{loader}.{name}" for loader in ("train_loader", "eval_loader") for name in _LOADER.split()),
     *(
         f"{loader}.dataset.{name}"
@@ -58,6 +70,10 @@ NAMES: common_yaml.Names = {
     "shuffle": ("train_loader.dataset.shuffle_algo",),
     "shuffle_seed": ("train_loader.dataset.shuffle_seed",),
     "canonical_nodes": ("train_loader.dataset.num_canonical_nodes",),
+    "max_sequences_per_pack": ("train_loader.sequence_packing",),
+    "batchsize_warmup_start": ("train_loader.batch_size_warmup_min_size",),
+    "batchsize_warmup_steps": ("train_loader.batch_size_warmup_tokens",),
+    "eval_iter_steps": ("eval_interval",),
 }
 _DEFAULT_SPLITS = {"train_loader": "train", "eval_loader": "val"}
 
@@ -99,8 +115,20 @@ def to_settings(
     _add_masking(leaves, layer)
     _add_order(leaves, layer)
     per_step = common_yaml.add_batches(leaves, layer, world_size)
+    counts_padding = leaves.flag("count_padding_tokens", True)
+    packing = leaves.flag("train_loader.sequence_packing", False)
+    if packing.value:
+        layer.put("max_sequences_per_pack", SEQUENCES_IN_ROW, packing.origin)
+    leaves.refuse("eval_loader.sequence_packing", ": an evaluation has no padding without it")
 
     def steps_per_epoch() -> int:
+        if packing.value:
+            raise UserError(
+                "config.unsupported",
+                packing.origin,
+                "an epoch of packed sequences has no known number of steps",
+                "Give durations in ba or tok",
+            )
         count = count_sequences(
             train, str(tokenizer.value), int(length.value), str(long_texts.value)
         )
@@ -109,12 +137,21 @@ def to_settings(
             raise UserError("data.too-small", train[0].name, reason, "Lower the batch")
         return count // per_step
 
-    durations = Durations(per_step, int(length.value), steps_per_epoch)
-    durations = common_yaml.add_schedule(leaves, layer, durations)
-    interval = durations.read(leaves, "eval_interval", "1000ba")
-    common_yaml.add_evaluation(
-        leaves, layer, YamlValue(interval.value * per_step, interval.origin), world_size
+    durations = Durations(
+        per_step,
+        int(length.value),
+        steps_per_epoch,
+        growth=_add_growth(leaves, layer, int(length.value), world_size),
+        knows_tokens=bool(counts_padding.value or packing.value),
+        is_packed=bool(packing.value),
     )
+    durations = common_yaml.add_schedule(leaves, layer, durations)
+    interval = durations.read_interval(leaves, "eval_interval", "1000ba")
+    samples = interval.value * per_step
+    if durations.counts_steps:
+        layer.put("eval_iter_steps", interval)
+        samples = common_yaml.MOST_SAMPLES
+    common_yaml.add_evaluation(leaves, layer, YamlValue(samples, interval.origin), world_size)
     common_yaml.add_optimizer(leaves, layer)
     common_yaml.add_model(leaves, layer, len(load_tokenizer(str(tokenizer.value)).vocabulary))
     common_yaml.add_compute(leaves, layer, has_gpu)
@@ -127,6 +164,34 @@ def to_settings(
             mixed = [stream.model_dump(exclude_none=True) for stream in streams]
             layer.put(f"{name}_streams", json.dumps({"streams": mixed}), origin)
     return layer
+
+
+def _add_growth(
+    leaves: Leaves, layer: Layer, row_tokens: int, world_size: int
+) -> BatchGrowth | None:
+    """Add the batch-size warm-up, and return it; None if there is none.
+
+    Its tokens are those of all ranks. Each batch size has the same number of steps, so that they
+    are on average in the middle between the first and the last but one.
+    """
+    start_name, tokens_name = (f"train_loader.{name}" for name in _GROWTH)
+    if not leaves.is_given(start_name) and not leaves.is_given(tokens_name):
+        return None
+    start = leaves.number(start_name, None)
+    last = int(str(layer["train_batch_size"][0]))
+    if start.value != int(start.value) or not 1 <= start.value <= last:
+        reason = f"{start_name} {start.value} is not between 1 and the {last} sequences of a rank"
+        raise UserError("config.range", start.origin, reason, "Lower it")
+    if start.value == last:
+        leaves.text(tokens_name, None)
+        return None
+    mean = (start.value + last - 1) / 2
+    rows_of_rank = Durations(world_size, row_tokens, lambda: 1)
+    tokens = leaves.text(tokens_name, None)
+    steps = math.ceil(rows_of_rank.interval(tokens_name, tokens.value) / mean)
+    layer.put("batchsize_warmup_start", int(start.value), start.origin)
+    layer.put("batchsize_warmup_steps", steps, tokens.origin)
+    return BatchGrowth(int(start.value), last, steps)
 
 
 def _dataset(leaves: Leaves, loader: str) -> Sequence[Stream]:

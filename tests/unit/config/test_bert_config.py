@@ -174,6 +174,14 @@ def test_options_take_the_place_of_the_files_values():
     assert shape.with_options(text) == dataclasses.replace(shape, **changes, hidden_act="gelu_erf")
 
 
+def test_an_option_may_be_none():
+    shape = BertConfig(**TINY).with_options(
+        "position_embedding_type=rotary norm_position=pre gated_mlp=true embedding_dropout_prob=0.2"
+    )
+    assert shape.embedding_dropout == 0.2
+    assert shape.with_options("embedding_dropout_prob=none").embedding_dropout_prob is None
+
+
 @pytest.mark.parametrize(
     ("text", "code"),
     [

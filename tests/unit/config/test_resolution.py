@@ -301,6 +301,8 @@ def test_any_legal_configuration_survives_a_round_trip_as_text(values):
         "lr_decay_proportion": None,
         "lr_milestones": "3,9",
         "lr_gamma": 0.5,
+        "batchsize_warmup_start": None,
+        "batchsize_warmup_steps": None,
     }
     resolved = resolve(ALL, {}, given={key: (value, "test") for key, value in values.items()})
     assert {

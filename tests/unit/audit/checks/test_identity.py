@@ -269,7 +269,7 @@ def test_the_callback_for_other_programs_is_not_this_code(log: Path) -> None:
         ("/usr/lib/python3/dist-packages/tf2_bert/loop.py", True),
         # As Google's results of v0.7 name it.
         ("/w/site-packages/staging/models/prod/tf2_bert/bert/run_pretraining.py", False),
-        ("/home/someone/mlbert/train.py", False),
+        ("/opt/someone/mlbert/train.py", False),
         ("mlbert/train.py", False),
         ("<string>", False),
     ],

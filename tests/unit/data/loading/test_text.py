@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from mds_samples import write_samples
+from mlbert.config.batch_growth import BatchGrowth
 from mlbert.data.formats.mds import MdsReader
 from mlbert.data.formats.streams import Stream, streams_of
 from mlbert.data.formats.token_shards import TokenShards, describe_text, vocabulary_sha256
@@ -193,6 +194,81 @@ def test_a_run_resumes_on_other_ranks_in_the_middle_of_an_epoch(folder, mode):
         for batches in (source.next_step() for source in sources):
             assert [batch.num_samples for batch in batches] == [GLOBAL // world_size // 2] * 2
     assert found == expected
+
+
+def in_order(folder: Path, mode: str, count: int) -> list[tuple[int, ...]]:
+    """Return the first sequences of a rank: round by round, each lane by lane."""
+    found = steps([opened(folder, mode)], -(-count // GLOBAL))
+    return [original(row) for step in found for row in step][:count]
+
+
+def test_a_growing_batch_takes_the_same_sequences_in_smaller_steps(folder, mode):
+    growth = BatchGrowth(2, GLOBAL, 9)
+    source = opened(folder, mode, growth=growth, accumulation=2)
+    expected = in_order(folder, mode, growth.before(14))
+    states = []
+    found = []
+    for step in range(14):
+        states.append(source.state_dict())
+        batches = source.next_step()
+        sizes = [batch.num_samples for batch in batches]
+        assert sum(sizes) == growth.size(step)
+        assert sizes[:-1] == [GLOBAL // 2] * (len(sizes) - 1)
+        read = [row for batch in batches for row in rows(batch)]
+        assert len({row[3] for row in read}) == len(read), "dropout rows tell sequences apart"
+        found.append(read)
+    assert [original(row) for step in found for row in step] == expected
+    for step in (1, 5, 12):
+        again = make(folder, mode, growth=growth, accumulation=2)
+        again.load_state_dict(json.loads(json.dumps(states[step])))
+        again.open()
+        assert [row for batch in again.next_step() for row in rows(batch)] == found[step]
+    with user_error("run.other-settings", folder):
+        make(folder, mode, growth=BatchGrowth(3, GLOBAL, 9)).load_state_dict(states[3])
+
+
+@pytest.mark.parametrize("growth", [None, BatchGrowth(1, GLOBAL // 2, 7)])
+@pytest.mark.parametrize("most", [2, 30])
+def test_packed_steps_fill_their_tokens_with_all_sequences_in_turn(folder, mode, growth, most):
+    """On two ranks, resumed in the middle."""
+    options = {"packed": most, "growth": growth, "accumulation": 2}
+    rows_of = growth or BatchGrowth.constant(GLOBAL // 2)
+    sources = [opened(folder, mode, rank, 2, **options) for rank in range(2)]
+    alone = [opened(folder, mode, rank, 2) for rank in range(2)]
+    expected = [[original(row) for step in steps([one], 90) for row in step] for one in alone]
+    places = [0, 0]
+    later = None
+    for step in range(12):
+        if step == 6:
+            later = state_of(sources)
+            sources = [make(folder, mode, rank, 2, **options) for rank in range(2)]
+            for number, source in enumerate(sources):
+                if number:
+                    source.open()
+                source.load_state_dict(later)
+                if not number:
+                    source.open()
+        numbers = []
+        for rank, source in enumerate(sources):
+            left = rows_of.size(step)
+            for batch in source.next_step():
+                room = min(left, GLOBAL // 4)
+                left -= room
+                read = rows(batch)
+                numbers += [row[3] for row in read]
+                end = places[rank] + len(read)
+                assert [original(row) for row in read] == expected[rank][places[rank] : end]
+                places[rank] = end
+                following = len(expected[rank][end])
+                assert batch.num_tokens <= room * LENGTH
+                is_full = batch.num_tokens + following > room * LENGTH
+                assert is_full or len(read) == room * most
+            assert left == 0
+        assert len(set(numbers)) == len(numbers), "dropout rows tell sequences apart"
+    for bad in ({"starts": [1]}, {"starts": [1, -1]}, {}):
+        kept_lanes = {name: value for name, value in later["lanes"].items() if name != "starts"}
+        with user_error("checkpoint.damaged", folder):
+            sources[1].load_state_dict({**later, "lanes": {**kept_lanes, **bad}})
 
 
 def test_a_position_of_another_run_or_damaged_is_refused(folder, vocabulary):

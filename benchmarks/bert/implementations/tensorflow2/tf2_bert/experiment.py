@@ -150,7 +150,7 @@ def run_experiment(
     if workers.is_chief:
         summary = summarize(
             outcome,
-            packs_per_rank=data_settings.train_batch_size,
+            packs_per_rank=outcome.state.updates * data_settings.train_batch_size,
             target_accuracy=evaluation.target_metric,
             seed=seed,
             ranks=workers.replicas,

@@ -301,6 +301,9 @@ class BertConfig:
                 raise UserError(
                     "config.duplicate", subject, f"{name!r} is given twice", "Remove one of them"
                 )
+            if value.lower() == "none" and _defaults()[name] is None:
+                changes[name] = None
+                continue
             try:
                 changes[name] = _parsed(value, kinds[name])
             except (KeyError, ValueError):

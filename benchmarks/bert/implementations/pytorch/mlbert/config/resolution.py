@@ -71,19 +71,13 @@ class Resolved:
         """Return the rows of the table for printing."""
         return [f"{env}={value}  ({key}, {origin})" for key, value, env, origin in self.as_table()]
 
-    def summary(self) -> list[str]:
-        """Return a line with the values that are not the recipe's defaults, and a line for each warning."""
+    def changed(self) -> list[str]:
+        """Return ``NAME=value`` of each setting whose value is not the recipe's default."""
         defaults = {
             one.env: value_words(self.recipe.default(one))
             for one in self.config.catalog.by_env.values()
         }
-        changed = [
-            f"{env}={value}" for _, value, env, _ in self.as_table() if value != defaults[env]
-        ]
-        return [
-            f"not the defaults of {self.recipe.name}: {' '.join(changed)}",
-            *map("warning: {}".format, self.warnings),
-        ]
+        return [f"{env}={value}" for _, value, env, _ in self.as_table() if value != defaults[env]]
 
     def as_configuration(self) -> dict[str, dict[str, Any]]:
         """Return plain values and origins by environment name, for the log."""

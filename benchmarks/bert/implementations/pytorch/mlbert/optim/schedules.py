@@ -16,9 +16,10 @@ from __future__ import annotations
 import math
 import pkgutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
+from mlbert.config.batch_growth import BatchGrowth
 from mlbert.optim.config import SCHEDULES, ScheduleConfig
 
 
@@ -29,22 +30,25 @@ class Schedule:
     name: ClassVar[str] = "constant"
 
     base_lr: float  # at the end of the ramp
-    warmup_steps: int = 0  # length of the ramp; 0 for none
+    warmup_steps: float = 0  # length of the ramp; 0 for none
     # Start of the ramp; at most 0 in a valid configuration. A value above 0 gives a negative rate
     # before that step, as in the benchmark's reference.
-    start_warmup_step: int = 0
+    start_warmup_step: float = 0
     max_steps: int  # length of the training; for the log
-    decay_end: int  # step at which the decay ends; the rate is constant from there on
+    decay_end: float  # step at which the decay ends; the rate is constant from there on
     first_step: int = 0  # number of the first update, 0 or 1; -1 uses 0 twice
 
     def __call__(self, step: int) -> float:
         """Return the rate of the update after `step` completed updates."""
-        t = max(0, step + self.first_step)
+        return self.at(max(0, step + self.first_step))
+
+    def at(self, t: float) -> float:
+        """Return the rate at a place of the schedule."""
         if t - self.start_warmup_step < self.warmup_steps:
             return self.base_lr * (t - self.start_warmup_step) / self.warmup_steps
         return self.decayed(t)
 
-    def decayed(self, t: int) -> float:
+    def decayed(self, t: float) -> float:
         """Return the rate after the ramp."""
         return self.base_lr
 
@@ -70,7 +74,7 @@ class Polynomial(Schedule):
     power: float
     end_lr: float = 0.0  # rate at the end of the decay; 0 in the reference
 
-    def decayed(self, t: int) -> float:
+    def decayed(self, t: float) -> float:
         """Return the rate between `base_lr` at step 0 and `end_lr` at the end of the decay."""
         left = (1.0 - min(t, self.decay_end) / self.decay_end) ** self.power
         return self.end_lr + (self.base_lr - self.end_lr) * left
@@ -94,13 +98,13 @@ class Linear(Schedule):
 
     end_lr: float = 0.0  # rate at the end of the decay
 
-    def share_done(self, t: int) -> float:
+    def share_done(self, t: float) -> float:
         """Return the completed fraction of the decay, 1 at its end."""
         if t >= self.decay_end:
             return 1.0
         return (t - self.warmup_steps) / (self.decay_end - self.warmup_steps)
 
-    def decayed(self, t: int) -> float:
+    def decayed(self, t: float) -> float:
         """Return the rate on the line."""
         return self.base_lr + self.share_done(t) * (self.end_lr - self.base_lr)
 
@@ -116,7 +120,7 @@ class Cosine(Linear):
 
     name = "cosine"
 
-    def decayed(self, t: int) -> float:
+    def decayed(self, t: float) -> float:
         """Return the rate on the cosine, which peaks where a ramp from step 0 would end."""
         done = max(self.share_done(t), 0.0)
         return self.end_lr + (self.base_lr - self.end_lr) * 0.5 * (1.0 + math.cos(math.pi * done))
@@ -130,10 +134,10 @@ class WarmupStableDecay(Schedule):
 
     name = "wsd"
 
-    decay_steps: int
+    decay_steps: float
     end_lr: float = 0.0
 
-    def decayed(self, t: int) -> float:
+    def decayed(self, t: float) -> float:
         """Return the rate on the plateau or the line."""
         done = min(t, self.decay_end) - (self.decay_end - self.decay_steps)
         return self.base_lr + max(done, 0) / self.decay_steps * (self.end_lr - self.base_lr)
@@ -157,7 +161,7 @@ class WarmupStableRoot(WarmupStableDecay):
 
     name = "wsd_sqrt"
 
-    def decayed(self, t: int) -> float:
+    def decayed(self, t: float) -> float:
         """Return the rate on the plateau or the root."""
         done = min(t, self.decay_end) - (self.decay_end - self.decay_steps)
         share = max(done, 0) / self.decay_steps
@@ -172,10 +176,10 @@ class MultiStep(Schedule):
 
     name = "multistep"
 
-    milestones: Sequence[int]
+    milestones: Sequence[float]
     gamma: float
 
-    def decayed(self, t: int) -> float:
+    def decayed(self, t: float) -> float:
         """Return the rate after the milestones reached so far."""
         return self.base_lr * self.gamma ** sum(t >= milestone for milestone in self.milestones)
 
@@ -184,6 +188,53 @@ class MultiStep(Schedule):
         super().hyperparameters(event)
         event("opt_learning_rate_decay_boundary_steps", ",".join(map(str, self.milestones)))
         event("opt_learning_rate_decay_factor", self.gamma)
+
+
+@dataclass(frozen=True)
+class InSequences:
+    """A schedule while batches grow: its ramp and decay are straight in sequences, not in steps.
+
+    All places of the schedule are mapped from steps to `BatchGrowth.full_batches`, so that it
+    begins, turns and ends at the configured steps.
+
+    Attributes:
+        in_steps: the schedule as configured, which is logged.
+        in_full_batches: the same with its places in full batches.
+        growth: of the batch.
+    """
+
+    in_steps: Schedule
+    in_full_batches: Schedule
+    growth: BatchGrowth
+
+    def __call__(self, step: int) -> float:
+        """Return the rate of the update after `step` completed updates."""
+        t = max(0, step + self.in_steps.first_step)
+        return self.in_full_batches.at(self.growth.full_batches(t))
+
+    def hyperparameters(self, event: Callable[[str, int | float | str], None]) -> None:
+        """Log the schedule in steps."""
+        self.in_steps.hyperparameters(event)
+
+    @classmethod
+    def of(cls, schedule: Schedule, growth: BatchGrowth) -> InSequences:
+        """Return a schedule for a batch that grows."""
+
+        def place(step: float) -> float:
+            return growth.full_batches(int(step))
+
+        start = schedule.start_warmup_step
+        changes: dict[str, Any] = {
+            "start_warmup_step": place(start),
+            "warmup_steps": place(start + schedule.warmup_steps) - place(start),
+            "decay_end": place(schedule.decay_end),
+        }
+        if isinstance(schedule, WarmupStableDecay):
+            decay_start = schedule.decay_end - schedule.decay_steps
+            changes["decay_steps"] = place(schedule.decay_end) - place(decay_start)
+        if isinstance(schedule, MultiStep):
+            changes["milestones"] = [place(milestone) for milestone in schedule.milestones]
+        return cls(schedule, replace(schedule, **changes), growth)
 
 
 def make(config: ScheduleConfig) -> Schedule:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from mlbert.config.batch_growth import BatchGrowth
 from mlbert.config.bert_config import BertConfig
 from mlbert.config.configuration import Configuration
 from mlbert.data.formats.open import check_shape
@@ -47,7 +48,7 @@ from mlbert.optim.loss_scale import LossScale
 from mlbert.optim.optimizer import FlatOptimizer
 from mlbert.recipes.inspection import model_shape
 from mlbert.training.config import EvaluationConfig
-from mlbert.training.protocols import BuildContext, Method
+from mlbert.training.protocols import BuildContext, Method, Schedule
 
 HUGGING_FACE = "huggingface"  # a value of MODEL_IMPLEMENTATION
 AnyModel = TypeVar("AnyModel", bound=AnyBert)
@@ -323,6 +324,7 @@ def make_method(
     compute: Compute,
     update: Update,
     identity: Mapping[str, object],
+    growth: BatchGrowth | None = None,
     **objects: Any,
 ) -> Method:
     """Return the method.
@@ -332,6 +334,7 @@ def make_method(
         inputs: `mlbert.training.protocols.Inputs`.
         identity: what a checkpoint of the recipe must match besides shape, optimizer,
             data and fixed settings.
+        growth: of the batch, if it has a warm-up: then the learning rate follows the sequences.
         objects: the other fields of `Method`.
     """
     config = context.config
@@ -341,10 +344,13 @@ def make_method(
     fixed = config.fixed_on_resume()
     if "global_batch_size" in identity:
         fixed.pop("GRADIENT_STEPS", None)  # on more ranks, each has fewer parts of the batch
+    schedule: Schedule = schedules.make(config[ScheduleConfig])
+    if growth is not None and not growth.is_constant:
+        schedule = schedules.InSequences.of(schedules.make(config[ScheduleConfig]), growth)
     return Method(
         **objects,
         **update._asdict(),
-        schedule=schedules.make(config[ScheduleConfig]),
+        schedule=schedule,
         precision=compute.precision,
         ops=compute.ops,
         identity={**same, **identity, **data, **fixed},

@@ -9,7 +9,8 @@
 * rate       SCHEDULE; the first two updates have rate 0,
              as with Composer's schedulers (LR_FIRST_STEP=-1)
 * data       texts, tokenized ahead of use, cut into sequences,
-             and masked again at MASKING_RATE at every read
+             and masked again at MASKING_RATE at every read; with MAX_SEQUENCES_PER_PACK above 1
+             micro-batches are filled up to their tokens; BATCHSIZE_WARMUP_* lets the batch grow
 
 The model shape sets dropout; MODEL_OPTIONS can disable it.
 RECIPE=masked_lm with a TOKENIZER is this recipe.
@@ -18,13 +19,13 @@ RECIPE=masked_lm with a TOKENIZER is this recipe.
 from __future__ import annotations
 
 from mlbert.config.recipe import Recipe
-from mlbert.data.loading.config import CorpusConfig, TextConfig
+from mlbert.data.loading.config import BatchGrowthConfig, CorpusConfig, TextConfig
 from mlbert.recipes.inspection import inspect_text
 from mlbert.recipes.sections import COMMON
 
 RECIPE = Recipe(
     name="masked_lm_text",
-    sections=(*COMMON, TextConfig, CorpusConfig),
+    sections=(*COMMON, TextConfig, CorpusConfig, BatchGrowthConfig),
     inspect=inspect_text,
     build="mlbert.recipes.masked_lm_text_build",
     overrides={

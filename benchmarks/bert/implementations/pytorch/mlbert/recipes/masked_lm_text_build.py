@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from mlbert.config.batch_growth import growth_of
 from mlbert.data.loading import text_run
 from mlbert.data.loading.config import CorpusConfig, DataConfig, TextConfig
 from mlbert.data.loading.inputs import PreTrainingInputs
@@ -54,10 +55,12 @@ def build(context: BuildContext, inputs: PreTrainingInputs) -> Method:
     def sum_over_ranks(rows: np.ndarray) -> np.ndarray:
         return world.all_reduce_sum(torch.from_numpy(rows)).numpy()
 
+    growth = growth_of(config)
     source = text_run.make_source(
         data,
         text,
         corpus,
+        growth,
         config[ScheduleConfig].max_steps,
         seed=context.seed,
         sum_over_ranks=sum_over_ranks,
@@ -72,6 +75,7 @@ def build(context: BuildContext, inputs: PreTrainingInputs) -> Method:
         compute,
         update,
         identity,
+        growth=growth,
         model=model,
         objective=MaskedLM(scope="step"),
         source=source,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mlbert.config.configuration import Configuration
 from mlbert.config.section import Contradiction
+from mlbert.data.loading.config import DataConfig
 from mlbert.distributed.config import DistributedConfig
 from mlbert.mlperf.config import SubmissionConfig
 from mlbert.models.config import ModelConfig
@@ -20,7 +21,12 @@ class RunRelations:
     """See `mlbert.config.configuration.Relations`."""
 
     def contradictions(self, config: Configuration) -> Iterator[Contradiction]:
-        """Yield a contradiction if the run would start from its own folder."""
+        """Yield contradictions of the batch's warm-up, and if the run starts from its own folder."""
+        batch = config[DataConfig].train_batch_size
+        first_batch = config.get(config.catalog.by_key["batchsize_warmup_start"])
+        if isinstance(first_batch, int) and first_batch > batch:
+            problem = f"is {first_batch}, more than BATCHSIZE {batch}"
+            yield Contradiction("config.conflict", "BATCHSIZE_WARMUP_START", problem, "Lower it")
         start = config[ModelConfig].init_checkpoint
         if start is not None and Path(start) == config[RunConfig].output_dir:
             remedy = "Name the checkpoint to start from"

@@ -13,7 +13,13 @@ from mlbert.config.configuration import Catalog
 from mlbert.config.section import Setting
 from mlbert.config.shell import LaunchConfig
 from mlbert.config.tensorflow import TensorFlowConfig
-from mlbert.data.loading.config import CorpusConfig, DataConfig, TaskConfig, TextConfig
+from mlbert.data.loading.config import (
+    BatchGrowthConfig,
+    CorpusConfig,
+    DataConfig,
+    TaskConfig,
+    TextConfig,
+)
 from mlbert.distributed.config import DistributedConfig
 from mlbert.mlperf.config import SubmissionConfig
 from mlbert.models.config import ModelConfig
@@ -35,7 +41,14 @@ COMMON = (
     EvaluationConfig,
     SubmissionConfig,
 )
-SECTIONS = (*COMMON, TextConfig, CorpusConfig, TaskConfig, TensorFlowConfig)
+SECTIONS = (
+    *COMMON,
+    TextConfig,
+    CorpusConfig,
+    BatchGrowthConfig,
+    TaskConfig,
+    TensorFlowConfig,
+)
 CATALOG = Catalog(SECTIONS, LaunchConfig, RunRelations())
 
 # What `mlbert.config` offers, with this catalog.

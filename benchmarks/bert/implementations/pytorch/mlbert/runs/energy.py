@@ -10,8 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from mlbert.host.errors import install_words
-
 PARTS = {"gpu": "GPUs", "cpu": "processors", "dram": "memory"}  # in summary.json, and for a person
 
 
@@ -21,7 +19,7 @@ class EnergyMeter:
     A meter that was not started adds nothing to the sums.
 
     Attributes:
-        reason: why nothing is measured here.
+        reason: why nothing is measured here; empty if zeus is not installed.
     """
 
     def __init__(self, num_gpus: int) -> None:
@@ -51,7 +49,7 @@ class EnergyMeter:
         try:
             found = _read(self._num_gpus)
         except ImportError:
-            self.reason = f"zeus is not installed. {install_words('energy')}"
+            self.reason = ""  # nobody asked for a measurement by installing zeus
         except Exception as error:  # whatever zeus and the drivers raise
             self.reason = f"{type(error).__name__}: {error}"
         else:
@@ -111,9 +109,11 @@ def summarize_energy(sums: Sequence[float]) -> dict[str, float]:
 
 
 def energy_words(summary: dict[str, float], reason: str) -> str:
-    """Return one line for the screen about the result of `summarize_energy`,
-    or about why it is empty.
+    """Return one line for the screen about the result of `summarize_energy`, or about why it is
+    empty; no words if there is no reason to give.
     """
+    if not summary and not reason:
+        return ""
     if not summary:
         return f"energy: not measured: {reason}"
     parts = ", ".join(words for part, words in PARTS.items() if f"{part}_joules" in summary)

@@ -16,6 +16,7 @@ from typing import IO, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from mlbert.host.console import short_duration
 from mlbert.host.files import writing
 from mlbert.host.metrics_file import read_points
 from mlbert.runs.events import Events
@@ -71,15 +72,21 @@ class Monitor(Events):
                 TextColumn("step {task.fields[step]}"),
                 BarColumn(bar_width=None),
                 TextColumn(
-                    "{task.fields[rate]} samples/s  loss {task.fields[loss]}  accuracy "
+                    "{task.fields[rate]} samples/s  loss {task.fields[loss]}  "
                     "{task.fields[accuracy]}"
                 ),
                 TimeElapsedColumn(),
-                TextColumn("left {task.fields[left]}"),
+                TextColumn("{task.fields[left]}"),
                 console=self.console,
             )
             self._progress.add_task(
-                "train", total=1.0, step=0, rate="-", loss="-", accuracy="-", left="-"
+                "train",
+                total=1.0,
+                step=0,
+                rate="-",
+                loss="-",
+                accuracy=self._accuracy(state),
+                left="",
             )
             self._progress.start()
 
@@ -176,8 +183,10 @@ class Monitor(Events):
             return
         fraction = self._fraction(state, seconds)
         gained = fraction - self._fraction_at_start
-        left = f"{seconds * (1 - fraction) / gained:.0f} s" if gained > 0 else "-"
-        accuracy = f"{state.accuracy:.4f}" if state.accuracy else "-"  # before the first evaluation
+        left = "time left unknown"
+        if gained > 0:
+            left = f"at most {short_duration(seconds * (1 - fraction) / gained)} left"
+        accuracy = self._accuracy(state)
         total = f"/{self.limits.max_steps}" if self.limits.max_steps < NO_LIMIT else ""
         if self._progress is not None:
             self._progress.update(
@@ -193,8 +202,16 @@ class Monitor(Events):
             self._last_line = time.monotonic()
             self.say(
                 f"step {state.step}{total}  {rate:.0f} samples/s  loss {loss}  "
-                f"accuracy {accuracy}  {seconds:.0f} s, at most {left} left{slowest}"
+                f"{accuracy}  {seconds:.0f} s, {left}{slowest}"
             )
+
+    def _accuracy(self, state: TrainState) -> str:
+        """Return the accuracy of the last evaluation, if there was one, and the target."""
+        target = self.limits.target_accuracy
+        if not state.accuracy:
+            return "" if target is None else f"target {target:g}"
+        of_target = "" if target is None else f" of {target:g}"
+        return f"accuracy {state.accuracy:.4f}{of_target}"
 
     def _write(self, **values: object) -> None:
         if self._file is None:

@@ -155,17 +155,30 @@ class RunFolder:
             self.log.rename(next(path for path in taken if not path.exists()))
 
     def settings_summary(self, resolved: Resolved, notes: Sequence[str]) -> list[str]:
-        """Return lines for the screen: where the table of settings is,
-        what differs from the defaults, and notes.
+        """Return lines for the screen: how many settings differ from the defaults and where the
+        table of all is, warnings, and notes.
         """
-        return [f"settings: all are in {self.folder / _SETTINGS}", *resolved.summary(), *notes]
+        number = len(resolved.changed())
+        return [
+            f"settings: {number} differ from the defaults of {resolved.recipe.name}, "
+            f"see {self.folder / _SETTINGS}",
+            *(f"warning: {warning}" for warning in resolved.warnings),
+            *notes,
+        ]
 
     def write_settings(self, resolved: Resolved) -> None:
-        """Write the table of all settings, for reading.
+        """Write what differs from the recipe's defaults, then the table of all settings.
 
         Raises UserError if it cannot be written.
         """
-        write_atomically(self.folder / _SETTINGS, "\n".join([*resolved.as_lines(), ""]))
+        lines = [
+            f"# Not the defaults of {resolved.recipe.name}:",
+            *(f"#   {change}" for change in resolved.changed()),
+            "# All settings, each with its key and origin:",
+            *resolved.as_lines(),
+            "",
+        ]
+        write_atomically(self.folder / _SETTINGS, "\n".join(lines))
 
     def write_record(self, resolved: Resolved, seed: int, identity: RunIdentity) -> dict[str, Any]:
         """Write the resolved configuration, seed and provenance to ``config.json``,
@@ -186,11 +199,11 @@ def summarize(
 ) -> dict[str, object]:
     """Return the numbers of ``summary.json`` common to all frameworks.
 
-    Rates are per second of training. ``packs_per_rank``: of one optimizer step.
+    Rates are per second of training. ``packs_per_rank``: of all updates.
     """
     state = outcome.state
     seconds = max(state.train_seconds, 1e-9)
-    packs = state.updates * packs_per_rank * ranks
+    packs = packs_per_rank * ranks
     return {
         "status": outcome.status,
         "reason": outcome.reason,

@@ -36,3 +36,9 @@ class EvaluationConfig(Section):
     eval_iter_samples: int = setting(
         "EVAL_ITER_SAMPLES", "Training sequences between evaluations.", **Ranges.SAMPLES
     )
+    eval_iter_steps: int | None = setting(
+        "EVAL_ITER_STEPS",
+        "Steps between evaluations; replaces EVAL_ITER_START_SAMPLES and EVAL_ITER_SAMPLES.",
+        default=None,
+        **Ranges.STEPS,
+    )

@@ -33,6 +33,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from mlbert.config.batch_growth import BatchGrowth, growth_of
 from mlbert.config.configuration import Configuration
 from mlbert.config.recipe import Recipe
 from mlbert.config.resolution import Resolved
@@ -84,7 +85,7 @@ _PARTS = "gradient_accumulation_steps"  # the attribute of GRADIENT_STEPS
 
 def summarize(
     outcome: RunOutcome,
-    data: DataConfig,
+    growth: BatchGrowth,
     evaluation: EvaluationConfig,
     method: Method,
     seed: int,
@@ -98,7 +99,7 @@ def summarize(
     return {
         **run_folder.summarize(
             outcome,
-            packs_per_rank=data.train_batch_size,
+            packs_per_rank=growth.before(state.updates),
             target_accuracy=evaluation.target_metric,
             seed=seed,
             ranks=world.world_size,
@@ -278,7 +279,8 @@ def run_experiment(
             method.source.close()
             monitor.close()
     if world.rank == 0:
-        summary = summarize(outcome, data, config[EvaluationConfig], method, seed, world) | energy
+        evaluation = config[EvaluationConfig]
+        summary = summarize(outcome, growth_of(config), evaluation, method, seed, world) | energy
         leave_behind(paths.folder, summary, asdict(identity), method)
     run.step.release()
     world.stop()
@@ -360,7 +362,8 @@ def _train_measured(
     energy = summarize_energy(
         world.all_reduce_sum(torch.tensor(meter.stop(), dtype=torch.float64)).tolist()
     )
-    say(energy_words(energy, meter.reason))
+    if words := energy_words(energy, meter.reason):
+        say(words)
     return outcome, energy
 
 
@@ -549,6 +552,7 @@ def assemble(
         seed=seed,
         finalize_late=world.device.type == "cuda" and method.loss_scale is None,
         eval_every_samples=evaluation.eval_iter_samples,
+        eval_every_steps=evaluation.eval_iter_steps,
         save_every_steps=run.save_checkpoint_steps,
         pace=pace,
         saves_last_step=saves_last_step,

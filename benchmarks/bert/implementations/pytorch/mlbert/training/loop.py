@@ -43,6 +43,7 @@ class Run:
         finalize_late: read a step's result after the next one is queued, so that a GPU never waits for the host. False
             if steps are routinely skipped (loss scaling), because the next learning rate depends on it.
         eval_every_samples: sequences between evaluations.
+        eval_every_steps: steps between evaluations, in place of that; None if sequences count.
         save_every_steps: steps between checkpoints; 0 saves none.
         pace: schedules evaluations, checkpoints and the learning rate's decay by the clock as well as by steps.
         saves_last_step: save the last step's checkpoint, too, so that the run can be extended. With ``pace`` it always
@@ -63,6 +64,7 @@ class Run:
     seed: int
     finalize_late: bool
     eval_every_samples: int
+    eval_every_steps: int | None
     save_every_steps: int
     pace: Pace | None = None
     saves_last_step: bool = False
@@ -229,6 +231,8 @@ def _stop_reason(run: Run, clock: Clock) -> tuple[str | None, bool]:
     state = run.state
     seconds = run.state.due_seconds
     is_due = state.samples >= state.next_eval_samples
+    if run.eval_every_steps is not None:
+        is_due = state.step % run.eval_every_steps == 0
     if run.pace is not None:
         is_due = is_due or run.pace.evaluates(
             seconds - clock.evaluated_at, clock.evaluation_seconds

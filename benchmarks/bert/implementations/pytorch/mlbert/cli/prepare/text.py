@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from mlbert.cli.prepare.options import Out, PoolArguments, TextArguments, say, with_options
 from mlbert.data.prepare import (
@@ -22,16 +21,14 @@ app = typer.Typer()
 
 
 def _report(out: Path, summary: dict[str, Any]) -> None:
-    table = Table(title=f"prepared data in {out}", show_header=False)
-    rows = {
-        **summary["text"],
-        **{k: summary[k] for k in ("vocab_size", "train_sequences", "eval_sequences")},
-    }
-    for key, value in rows.items():
-        table.add_row(key.replace("_", " "), f"{value:,}")
-    for key in ("most_frequent_accuracy", "bigram_accuracy"):
-        table.add_row(key.replace("_", " "), f"{summary['baselines'][key]:.4f}")
-    console.print(table)
+    """Say where the data is, and which accuracies a model has to beat."""
+    bigram = summary["baselines"]["bigram_accuracy"]
+    most_frequent = summary["baselines"]["most_frequent_accuracy"]
+    say(f"prepared data: {out}")
+    say(
+        f"accuracy to beat: {bigram:.4f} by guessing from a neighboring token, "
+        f"{most_frequent:.4f} by always guessing the most frequent one"
+    )
 
 
 @app.command("python-text")

@@ -37,7 +37,8 @@ class DataConfig(Section):
     )
     max_sequences_per_pack: int = fixed_setting(
         "MAX_SEQUENCES_PER_PACK",
-        "Maximum number of sequences in a pack; 1 disables packing.",
+        "Maximum number of sequences in a pack; 1 disables packing. "
+        "Text is packed by tokens: on average over a micro-batch.",
         default=1,
         **Ranges.IN_PACK,
     )
@@ -201,6 +202,35 @@ class CorpusConfig(Section):
         "bert: 80 % [MASK], 10 % another, 10 % itself; mask: [MASK].",
         default="bert",
     )
+
+
+class BatchGrowthConfig(Section):
+    """Batch-size warm-up: a batch that grows to BATCHSIZE."""
+
+    batchsize_warmup_start: int | None = fixed_setting(
+        "BATCHSIZE_WARMUP_START",
+        "BATCHSIZE of the first step; it grows by one at a time.",
+        default=None,
+        unit="packs per rank and step",
+        **Ranges.PACKS,
+    )
+    batchsize_warmup_steps: int | None = fixed_setting(
+        "BATCHSIZE_WARMUP_STEPS",
+        "Steps until the batch has grown to BATCHSIZE.",
+        default=None,
+        **Ranges.STEPS,
+    )
+
+    def contradictions(self) -> Iterator[Contradiction]:
+        """Yield a contradiction if only one of the two is given."""
+        if (self.batchsize_warmup_start is None) == (self.batchsize_warmup_steps is None):
+            return
+        missing = "BATCHSIZE_WARMUP_STEPS"
+        given = "BATCHSIZE_WARMUP_START"
+        if self.batchsize_warmup_start is None:
+            missing, given = given, missing
+        remedy = f"Give both, or remove {given}"
+        yield Contradiction("config.missing", missing, f"is not set, but {given} is", remedy)
 
 
 class TaskConfig(Section):

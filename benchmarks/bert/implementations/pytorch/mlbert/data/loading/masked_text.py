@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from mlbert.config.batch_growth import BatchGrowth
 from mlbert.data.batches import HostBatch, StaticShape
 from mlbert.data.formats.checksums import sharers
 from mlbert.data.formats.dynamic_masking import Masking
@@ -26,12 +27,22 @@ from mlbert.data.formats.token_shards import TokenShards, describe_text, open_te
 from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
 from mlbert.data.formats.vocabulary_checks import unknown_share
 from mlbert.data.loading.source import EvaluationBatches, StepSource
-from mlbert.data.loading.text_lanes import Ahead, EpochOrders, Lanes, PieceLanes, Pieces, WholeLanes
+from mlbert.data.loading.text_lanes import (
+    KEPT_STEPS,
+    Ahead,
+    EpochOrders,
+    Lanes,
+    PieceLanes,
+    Pieces,
+    WholeLanes,
+)
+from mlbert.data.loading.text_steps import BySequences, ByTokens, Cut, RankStream
 from mlbert.host.errors import UserError
 
 SPLIT = "split"
 TRUNCATE = "truncate"
 _SEED = 9176  # Streaming's default, for the draws of evaluation sets
+_STARTS = "starts"  # in a position: the number of the next sequence of each rank
 
 
 @dataclass(frozen=True)
@@ -85,7 +96,11 @@ class TextSource(StepSource):
     nodes, it therefore reads only the shards of its own nodes.
 
     Args:
-        sequences_per_step: sequences per rank, including all micro-batches.
+        sequences_per_step: sequences per rank, including all micro-batches; with packing, rows of
+            max_seq_length tokens.
+        growth: of a batch that grows to ``sequences_per_step``; None for one of that size.
+        packed: fill micro-batches up to their tokens, with at most so many sequences in a row's
+            tokens; 1 for a sequence in each row.
         accumulation, rank, world_size: see `mlbert.data.formats.order.RankSlice`.
         shuffle, shuffle_seed, canonical_nodes: see `EpochOrders`.
         rate: step -> probability that a token is predicted.
@@ -101,6 +116,8 @@ class TextSource(StepSource):
         texts: TextSet,
         *,
         sequences_per_step: int,
+        growth: BatchGrowth | None = None,
+        packed: int = 1,
         accumulation: int = 1,
         shuffle: str | None,
         shuffle_seed: int,
@@ -123,6 +140,9 @@ class TextSource(StepSource):
                 "data.too-small", texts.name, reason, "Lower BATCHSIZE or give more text"
             )
         self._texts = texts
+        self._growth = growth or BatchGrowth.constant(sequences_per_step)
+        assert self._growth.last == sequences_per_step
+        self._packed = packed
         self._rate = rate
         self._sum_over_ranks = sum_over_ranks
         self._masking = Masking.of(texts.tokenizer, seed)
@@ -144,6 +164,11 @@ class TextSource(StepSource):
             "order": self._order,
             "data": self.info.identity,
         }
+        if packed > 1 or not self._growth.is_constant:
+            # Then a rank's position is not that of the other ranks, or not a whole round.
+            identity["ranks"] = world_size
+            identity["packed"] = packed
+            identity["growth"] = [self._growth.first, self._growth.steps]
         super().__init__(texts.name, identity)
 
     def open(self) -> None:
@@ -163,12 +188,32 @@ class TextSource(StepSource):
         all_lanes = self.share.global_units
         lanes: Lanes = WholeLanes(orders, all_lanes, self._mine)
         if texts.long_texts == SPLIT:
-            lanes = PieceLanes(orders, all_lanes, self._mine, pieces.counts, self._sum_over_ranks)
+            lanes = PieceLanes(
+                orders,
+                all_lanes,
+                self._mine,
+                pieces.counts,
+                self._sum_over_ranks,
+                kept_steps=KEPT_STEPS * self._packed,  # a packed step may take as many rounds
+            )
         ahead = Ahead(
             shards, orders, self._order["canonical_nodes"], self.share.rank, self.share.world_size
         )
-        self._opened = _Opened(orders, lanes, pieces, ahead)
+        stream = RankStream(lanes, pieces, self._mine, all_lanes)
+        self._opened = _Opened(orders, lanes, stream, self._cut(stream), ahead)
         self._go_to(self._step, self._position)
+
+    def _cut(self, stream: RankStream) -> Cut:
+        micro_batch = self.share.units // self.share.accumulation
+        if self._packed == 1:
+            return BySequences(self._growth, micro_batch)
+        return ByTokens(
+            stream,
+            self._growth,
+            micro_batch=micro_batch,
+            row_tokens=self.max_tokens,
+            row_sequences=self._packed,
+        )
 
     @property
     def is_preparing(self) -> bool:
@@ -177,30 +222,33 @@ class TextSource(StepSource):
 
     def batches_of(self, step: int) -> list[HostBatch]:
         """See `StepSource.batches_of`."""
-        assert self._opened is not None, "open() first"
-        self._opened.ahead.reach(*self._opened.lanes.front(step))
-        texts, pieces = self._opened.lanes.take(step)
-        tokens, offsets = self._opened.pieces.rows(texts, pieces)
-        rows = self._masking(tokens, offsets, step, self._mine, self._rate(step))
-        size = self.share.units // self.share.accumulation
-        return [
-            HostBatch.of_sequences(
-                rows.slice(first, first + size),
-                self._mine[first : first + size],
-                self.max_tokens,
-                self._page_locked,
+        opened = self._opened
+        assert opened is not None, "open() first"
+        origin = opened.round_of(step)
+        opened.ahead.reach(*opened.lanes.front(origin))
+        rate = self._rate(step)
+        batches = []
+        for bounds in opened.cut.bounds(step):
+            tokens, offsets, numbers = opened.stream.read(bounds, origin)
+            rows = self._masking(tokens, offsets, step, numbers, rate)
+            batches.append(
+                HostBatch.of_sequences(rows, numbers, self.max_tokens, self._page_locked)
             )
-            for first in range(0, self.share.units, size)
-        ]
+        return batches
 
     def state_dict(self, back: int = 0) -> dict[str, Any]:
         """See `StepSource.state_dict`; if texts are split,
         includes the position of every lane: then a collective.
         """
-        lanes = (
-            self._position if self._opened is None else self._opened.lanes.state(self._step - back)
-        )
-        return {**super().state_dict(back), "lanes": lanes}
+        step = self._step - back
+        position = self._position
+        if self._opened is not None:
+            position = self._opened.lanes.state(self._opened.round_of(step))
+            if self._packed > 1:
+                starts = np.zeros(self.share.world_size, np.int64)
+                starts[self.share.rank] = self._opened.cut.position(step)
+                position[_STARTS] = self._sum_over_ranks(starts).tolist()
+        return {**super().state_dict(back), "lanes": position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `StepSource.load_state_dict`."""
@@ -220,8 +268,13 @@ class TextSource(StepSource):
         if not step and not position:
             return
         try:
-            self._opened.lanes.go_to(step, position)
-        except (ValueError, TypeError):
+            if self._packed > 1:
+                start = position[_STARTS][self.share.rank]
+                if type(start) is not int or start < 0:
+                    raise ValueError(_STARTS)
+                self._opened.cut.go_to(step, start)
+            self._opened.lanes.go_to(self._opened.round_of(step), position)
+        except (ValueError, TypeError, LookupError):
             reason = "the saved position is damaged"
             raise UserError(
                 "checkpoint.damaged", self._name, reason, "Resume from another checkpoint"
@@ -232,8 +285,13 @@ class TextSource(StepSource):
 class _Opened:
     orders: EpochOrders
     lanes: Lanes
-    pieces: Pieces
+    stream: RankStream
+    cut: Cut
     ahead: Ahead
+
+    def round_of(self, step: int) -> int:
+        """Return the round of the lanes in which a step begins."""
+        return self.cut.position(step) // self.stream.round_length
 
 
 class TextEvalSet(EvaluationBatches):

@@ -45,7 +45,7 @@ _STALE_SECONDS = 24 * 3600.0  # after which a file is deleted when another one i
 _CHECKSUM_BYTES = 8  # at the end of an order's file: XXH3-64 of the name and the order
 _STORED_ORDERS = 2  # on disk at a time: this epoch's and the next one's
 _MEGABYTE = 10**6
-_KEPT_STEPS = 32  # cached positions, for returning from prefetched steps
+KEPT_STEPS = 32  # cached positions, for returning from prefetched steps
 _MOST_EPOCHS = 3  # that a lane searches for a text that is not empty
 _WINDOW = 1 << 16  # places of an order whose shards are looked up together
 _JOIN_TIMEOUT = 5.0  # seconds to wait for the thread to end
@@ -303,6 +303,7 @@ class PieceLanes:
         lanes, mine: see `WholeLanes`.
         pieces: maps texts (int64 [n]) to the number of pieces of each (int64 [n]).
         sum_over_ranks: collective that returns the sum of all ranks' arrays.
+        kept_steps: positions to keep, for returning from prefetched steps.
     """
 
     # Of a lane: index of its text in the epoch, and pieces of it already used.
@@ -315,12 +316,14 @@ class PieceLanes:
         mine: np.ndarray,
         pieces: _ArrayFunction,
         sum_over_ranks: _ArrayFunction,
+        kept_steps: int = KEPT_STEPS,
     ) -> None:
         self._orders = orders
         self._lanes = lanes
         self._mine = mine
         self._pieces = pieces
         self._sum_over_ranks = sum_over_ranks
+        self._kept_steps = kept_steps
         self._texts = _lane_texts(orders, lanes, mine)
         self._start = 0, np.zeros((len(self._NAMES), len(mine)), np.int64)
         self._known: OrderedDict[int, np.ndarray] = OrderedDict([self._start])
@@ -385,7 +388,7 @@ class PieceLanes:
     def _remember(self, step: int, position: np.ndarray) -> None:
         self._known[step] = position
         self._known.move_to_end(step)
-        while len(self._known) > _KEPT_STEPS:
+        while len(self._known) > self._kept_steps:
             self._known.popitem(last=False)
 
     def _step(self, position: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

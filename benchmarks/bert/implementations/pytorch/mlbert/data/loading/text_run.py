@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from mlbert.config.batch_growth import BatchGrowth
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.batches import StaticShape
 from mlbert.data.formats.streams import Stream, streams_of
@@ -66,7 +68,12 @@ def inspect(
 
 
 def make_source(
-    data: DataConfig, text: TextConfig, corpus: CorpusConfig, max_steps: int, **ranks: Any
+    data: DataConfig,
+    text: TextConfig,
+    corpus: CorpusConfig,
+    growth: BatchGrowth,
+    max_steps: int,
+    **ranks: Any,
 ) -> TextSource:
     """Return this rank's share of the training texts; ``ranks``: the seed, rank, world_size,
     sum_over_ranks, local and warn of `TextSource`.
@@ -76,6 +83,8 @@ def make_source(
     return TextSource(
         _texts(data, text, corpus, _training_streams(data, corpus)),
         sequences_per_step=data.train_batch_size,
+        growth=growth,
+        packed=data.max_sequences_per_pack,
         accumulation=data.gradient_accumulation_steps,
         shuffle=text.shuffle,
         shuffle_seed=corpus.shuffle_seed or 0,
@@ -132,10 +141,10 @@ def token_counts(data: DataConfig, text: TextConfig, corpus: CorpusConfig) -> np
 
 def budget_of(data: DataConfig, corpus: CorpusConfig) -> StaticShape:
     """Return the maximum sizes of a micro-batch."""
-    sequences = data.train_batch_size // data.gradient_accumulation_steps
-    return StaticShape.of_sequences(
-        sequences, sequence_length(data), max(corpus.masking_rate, corpus.masking_rate_end or 0.0)
-    )
+    rows = data.train_batch_size // data.gradient_accumulation_steps
+    rate = max(corpus.masking_rate, corpus.masking_rate_end or 0.0)
+    shape = StaticShape.of_sequences(rows, sequence_length(data), rate)
+    return replace(shape, sequences=rows * data.max_sequences_per_pack)
 
 
 def sequence_length(data: DataConfig) -> int:

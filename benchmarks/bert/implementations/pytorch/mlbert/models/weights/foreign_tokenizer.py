@@ -28,12 +28,15 @@ _SPECIAL_TOKENS = {
 
 
 def is_foreign(vocabulary: Path) -> bool:
-    """Return whether a vocabulary is a tokenizer.json of another kind than WordPiece. Raise
-    UserError if it is damaged.
+    """Return whether a vocabulary is a tokenizer.json of another kind than WordPiece. A damaged one
+    is not; `mlbert.data.formats.tokenizer.load_tokenizer` says why.
     """
     if vocabulary.name != TOKENIZER_JSON or not vocabulary.is_file():
         return False
-    model = read_json(vocabulary, _REMEDY).get("model")
+    try:
+        model = read_json(vocabulary, _REMEDY).get("model")
+    except UserError:
+        return False
     return isinstance(model, dict) and model.get("type", "WordPiece") != "WordPiece"
 
 

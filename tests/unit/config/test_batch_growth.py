@@ -1,0 +1,99 @@
+"""Batch-size warm-up: closed forms against sums over all steps, and the learning rate on top."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlbert.config.batch_growth import BatchGrowth, floor_sum, growth_of
+from mlbert.config.resolution import CommandLine
+from mlbert.data.loading.config import BatchGrowthConfig
+from mlbert.optim.schedules import InSequences, Linear, MultiStep, WarmupStableDecay
+from mlbert.recipes.sections import COMMON, resolve
+from simple_recipe import FOLDERS, simple_configuration, simple_recipe
+from user_errors import user_error
+
+GROWTHS = st.builds(
+    lambda first, more, steps: BatchGrowth(first, first + more, steps),
+    st.integers(1, 40),
+    st.integers(0, 40),
+    st.integers(0, 90),
+)
+
+
+@given(st.integers(0, 60), st.integers(0, 50), st.integers(1, 50))
+def test_a_sum_of_floors(count: int, numerator: int, denominator: int) -> None:
+    expected = sum(i * numerator // denominator for i in range(count))
+    assert floor_sum(count, numerator, denominator) == expected
+
+
+@given(GROWTHS, st.integers(0, 10_000))
+def test_sums_and_their_inverse(growth: BatchGrowth, wanted: int) -> None:
+    total = 0
+    for step in range(growth.steps + 3):
+        assert growth.before(step) == total
+        assert growth.full_batches(step) == total / growth.last
+        total += growth.size(step)
+    steps = growth.steps_for(wanted)
+    assert growth.before(steps) >= wanted
+    assert steps == 0 or growth.before(steps - 1) < wanted
+
+
+def test_each_size_has_as_many_steps() -> None:
+    growth = BatchGrowth(96, 576, 4800)
+    sizes = [growth.size(step) for step in range(4800)]
+    assert sizes == sorted(sizes)
+    assert {sizes.count(size) for size in range(96, 576)} == {10}
+    assert growth.size(4800) == 576
+
+
+@given(GROWTHS)
+def test_the_rate_is_straight_in_sequences_and_turns_at_the_configured_steps(growth) -> None:
+    plain = WarmupStableDecay(
+        base_lr=1.0, warmup_steps=10, max_steps=60, decay_end=60, decay_steps=20, end_lr=0.25
+    )
+    schedule = InSequences.of(plain, growth)
+    for step in (0, 10, 40, 60, 70):
+        assert schedule(step) == pytest.approx(plain(step))
+    for first, end in ((0, 10), (10, 40), (40, 60)):
+        span = growth.before(end) - growth.before(first)
+        for step in range(first, end):
+            share = (growth.before(step) - growth.before(first)) / span
+            expected = plain(first) + share * (plain(end) - plain(first))
+            assert schedule(step) == pytest.approx(expected)
+
+
+def test_a_rate_in_steps_if_the_batch_is_constant() -> None:
+    growth = BatchGrowth.constant(8)
+    for plain in (
+        Linear(base_lr=1.0, warmup_steps=5, max_steps=30, decay_end=20, first_step=-1),
+        Linear(base_lr=1.0, warmup_steps=9, start_warmup_step=-4, max_steps=30, decay_end=30),
+        MultiStep(base_lr=1.0, max_steps=30, decay_end=30, milestones=(4, 9), gamma=0.5),
+    ):
+        schedule = InSequences.of(plain, growth)
+        assert [schedule(step) for step in range(40)] == [plain(step) for step in range(40)]
+    events: dict[str, object] = {}
+    schedule.hyperparameters(events.__setitem__)
+    assert events["opt_learning_rate_decay_boundary_steps"] == "4,9"
+
+
+@pytest.mark.parametrize(
+    ("values", "code", "subject"),
+    [
+        ({"start": "2"}, "config.missing", "BATCHSIZE_WARMUP_STEPS"),
+        ({"steps": "2"}, "config.missing", "BATCHSIZE_WARMUP_START"),
+        ({"start": "9", "steps": "2"}, "config.conflict", "BATCHSIZE_WARMUP_START"),
+    ],
+)
+def test_settings_that_do_not_fit(values: dict[str, str], code: str, subject: str) -> None:
+    recipe = simple_recipe((*COMMON, BatchGrowthConfig))
+    flags = {f"batchsize_warmup_{name}": value for name, value in values.items()}
+    with user_error(code, subject):
+        resolve(recipe, FOLDERS, CommandLine(flags))
+
+
+def test_growth_from_settings() -> None:
+    recipe = simple_recipe((*COMMON, BatchGrowthConfig))
+    flags = {"batchsize_warmup_start": "3", "batchsize_warmup_steps": "12"}
+    config = resolve(recipe, FOLDERS, CommandLine(flags)).config
+    assert growth_of(config) == BatchGrowth(3, 8, 12)
+    assert growth_of(simple_configuration()) == BatchGrowth.constant(8)
