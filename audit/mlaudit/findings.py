@@ -35,12 +35,23 @@ class Outcome(StrEnum):
     ERROR = "ERROR"  # a rule is broken, or an official tool rejects it
 
 
+class LogLine(NamedTuple):
+    """One line of a log."""
+
+    file: str
+    number: int  # from 1
+    text: str
+
+
 class Complaint(NamedTuple):
     """One thing that a check found."""
 
     outcome: Outcome
     text: str
     rule: str = ""  # short name of the rule that is broken; empty if there is none
+    lines: tuple[LogLine, ...] = ()  # of the log that show it
+    honest: str = ""  # an honest explanation; empty for that of the check
+    settle: str = ""  # what would settle it; empty for that of the check
 
 
 Complaints = Iterator[Complaint]
