@@ -187,7 +187,7 @@ def _own_counts(log: Log) -> Complaints:
 
 
 def _contradictions(log: Log) -> Complaints:
-    """Find contradictions: if eval_start and eval_stop mostly have eval_accuracy's samples, all of them must."""
+    """Report eval_start and eval_stop whose samples differ from eval_accuracy's, if most agree."""
     evaluations = evaluations_of(log)
     repeated = [one for one in evaluations if one.again]
     if repeated and 2 * len(repeated) < len(evaluations):  # otherwise every rank logs it

@@ -37,7 +37,7 @@ def diff(
             metavar="A", help="results/<system>, a LOGDIR or one log, from any submitter."
         ),
     ],
-    b: Annotated[Path, typer.Argument(metavar="B", help="Another.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="The result to compare with.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare two sets of runs: settings, code, system; speed, samples and time to target, with significance."""

@@ -14,7 +14,7 @@ FOR_SUBMISSIONS: Mapping[str, Command] = {
     ),
     "trace": Command(
         "mlaudit.cli.trace",
-        "Say what a log's values mean and what produced them; exit with 1 if a link is broken.",
+        "Explain each value in a log and trace it to the code; exit with 1 if a link is broken.",
     ),
     "diff": Command(
         "mlaudit.cli.diff",

@@ -70,7 +70,7 @@ def plan(
         float | None, typer.Option(help="Fraction of 16-bit peak.", min=0.01, max=2)
     ] = None,
     price_per_gpu_hour: Annotated[
-        float | None, typer.Option(help="Dollars.", min=0, max=1e4)
+        float | None, typer.Option(help="US dollars per GPU-hour.", min=0, max=1e4)
     ] = None,
     watts_per_gpu: Annotated[
         float | None, typer.Option(help="With its share of the node.", min=1, max=1e5)

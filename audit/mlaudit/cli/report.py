@@ -51,7 +51,7 @@ def report(
         typer.Option(metavar="FILE", help="Write the report with figures as an HTML page."),
     ] = None,
     price_per_gpu_hour: Annotated[
-        float | None, typer.Option(help="Dollars.", min=0, max=1e4)
+        float | None, typer.Option(help="US dollars per GPU-hour.", min=0, max=1e4)
     ] = None,
     co2_per_kwh: Annotated[float | None, typer.Option(help="kg of CO2.", min=0, max=10)] = None,
     is_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,

@@ -1,4 +1,4 @@
-"""``mlaudit trace``: say what a log's values mean and what produced them."""
+"""``mlaudit trace``: explain each value in a log and trace it to the code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def trace(
         Path | None, typer.Option(help="Tree that contains the log's files; default: this one.")
     ] = None,
 ) -> None:
-    """Say what a log's values mean and what produced them; exit with 1 if a link is broken."""
+    """Explain each value in a log and trace it to the code; exit with 1 if a link is broken."""
     content = read_log(log)
     if not content.events:
         raise UserError(

@@ -153,7 +153,7 @@ def answers(found: Estimate) -> ReportTable:
         ("compute", step.compute),
         ("load imbalance", step.imbalance),
         ("constant part", step.constant),
-        ("network, not hidden", step.network),
+        ("exposed network time", step.network),
     ]
     of_step = ", ".join(f"{name} {value:.1f}" for name, value in parts if value)
     plural = "" if job.nodes == 1 else "s"
@@ -167,9 +167,9 @@ def answers(found: Estimate) -> ReportTable:
         f"step: {step.total:.1f} ms ({of_step})",
         f"speed: {found.sequences_per_second:,.0f} sequences/s, {100 * found.share_of_peak:.0f} % of the 16-bit peak",
         f"time to train: {duration(found.seconds)}",
-        f"nine of ten scores: {band(found.score_band)}, as the olympic mean of {NUM_RESULT_FILES} runs; "
-        f"nine of ten runs: {band(found.run_band)}",
-        f"memory of a GPU: {held.total:.0f} GB (weights {held.weights:.1f}, gradient {held.gradients:.1f}, optimizer "
+        f"90 % interval: {band(found.score_band)} for the score of {NUM_RESULT_FILES} runs, "
+        f"{band(found.run_band)} for one run",
+        f"memory per GPU: {held.total:.0f} GB (weights {held.weights:.1f}, gradient {held.gradients:.1f}, optimizer "
         f"{held.optimizer:.1f}, activations {held.activations:.0f}, context {held.context:.0f}); "
         f"up to {held.most_sequences} sequences fit at once",
         f"limit: {found.limit}",
@@ -206,10 +206,15 @@ def table(found: Sequence[Estimate]) -> ReportTable:
     return ReportTable(columns, rows, texts=2)
 
 
+def counted(gpus: int) -> str:
+    """Return a number of GPUs in words, such as ``1 GPU``."""
+    return f"{gpus:,} GPU{'' if gpus == 1 else 's'}"
+
+
 def choice(cheapest: Estimate, fastest: Estimate) -> str:
     """Return the cheapest and the fastest choice as text."""
     words = [
-        f"{name}: {item.job.gpus} GPUs, batch {item.job.batch}, {duration(item.seconds)}, {item.dollars:,.2f} dollars"
+        f"{name}: {counted(item.job.gpus)}, batch {item.job.batch}, {duration(item.seconds)}, {item.dollars:,.2f} dollars"
         for name, item in (("cheapest", cheapest), ("fastest within the budget", fastest))
     ]
     return "\n".join(words)

@@ -375,7 +375,7 @@ def sweep(found: Sequence[Estimate]) -> Chart:
         logarithmic(axes, "x", gpus)
         logarithmic(axes, "y", minutes)
         axes.fill_between(
-            gpus, low, high, color=COLOURS["s0"], alpha=0.2, linewidth=0, label="nine of ten scores"
+            gpus, low, high, color=COLOURS["s0"], alpha=0.2, linewidth=0, label="90 % of scores"
         )
         axes.plot(
             gpus, minutes, marker="o", markersize=4, color=COLOURS["s0"], label="time to train"

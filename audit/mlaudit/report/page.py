@@ -188,13 +188,13 @@ def plan_page(best: Estimate, sweep: Sequence[Estimate] = (), choice: str = "") 
     """Return the page of a plan: ``best`` as the headline, its sweep, and the choice for a budget."""
     job = best.job
     tiles = [
-        (request.band(best.score_band), "nine of ten scores: ten runs, olympic mean"),
-        (request.band(best.run_band), "nine of ten runs"),
+        (request.band(best.score_band), "90 % interval of the score of ten runs"),
+        (request.band(best.run_band), "90 % interval of one run"),
         (count(best.samples), "samples to the target on average"),
         (count(job.batch), "sequences a batch"),
         (count(best.sequences_per_second), "sequences/s while training"),
         (percent(best.share_of_peak), "of the 16-bit peak"),
-        (f"{best.memory.total:.0f} GB", "memory of a GPU"),
+        (f"{best.memory.total:.0f} GB", "memory per GPU"),
         (best.limit, "limits the speed most"),
     ]
     if best.dollars is not None:

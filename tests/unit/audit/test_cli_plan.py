@@ -42,7 +42,7 @@ def test_words_and_json(run_mlbert, as_json):
     for part in (
         "samples to the target",
         "time to train",
-        "nine of ten scores",
+        "90 % interval",
         "memory",
         "limit  ",
         "dollars",
@@ -87,7 +87,7 @@ def test_the_page_of_one_estimate(run_mlbert, as_json, tmp_path):
     assert (code, text.splitlines()[-1]) == (0, f"page: {page}")
     html = page.read_text()
     assert "<svg" not in html
-    for part in (f"<dd>{found['limit']}</dd>", "nine of ten runs", "kWh a run", UNVERIFIED):
+    for part in (f"<dd>{found['limit']}</dd>", "90 % interval of one run", "kWh a run", UNVERIFIED):
         assert part.lower() in html.lower(), part
     for name, error in held_out().items():
         row = html.split(f">{name}</th>")[1].split("</tr>")[0]

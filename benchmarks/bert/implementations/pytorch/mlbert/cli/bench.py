@@ -50,7 +50,7 @@ def step(
     ] = None,
     pairs: Pairs = 5,
     precision: Annotated[
-        Literal["auto", "fp32", "bf16"], typer.Option(help="Of the matrix products.")
+        Literal["auto", "fp32", "bf16"], typer.Option(help="Number format of the matrix products.")
     ] = "auto",
     data: Annotated[
         Path | None, typer.Option(help="Prepared data set to read sequences from.")

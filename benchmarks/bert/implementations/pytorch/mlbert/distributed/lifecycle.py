@@ -4,7 +4,7 @@
 |-----------------------------|--------------------------------|-----------------------------|-----------|----------|
 | target reached              | the loop, on all ranks         | success                     | 0         | 0        |
 | limit reached               | the loop, on all ranks         | aborted                     | 1         | 0        |
-| exception, one process      | `guard`                        | aborted, its name           | 1 or 2 *  |          |
+| exception, one process      | `guard`                        | aborted, names it           | 1 or 2 *  |          |
 | exception on rank 0         | `guard`, via the watch         | aborted, rank and exception | 1         | 3        |
 | exception on another rank   | the same                       | aborted, rank and exception | 3         | 3        |
 | `UserError` on any rank     | the same                       | aborted, rank and message   | 2         | 2        |

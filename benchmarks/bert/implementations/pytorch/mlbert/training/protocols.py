@@ -186,7 +186,7 @@ class GradientSync(Protocol):
         """Run every collective that training needs once. All ranks call it together, with zero gradients."""
 
     def prepare(self, last: bool) -> None:
-        """Call before each backward pass or its replay. The last one of a step may start reducing."""
+        """Call before each backward pass. With ``last``, reduction may begin during that pass."""
 
     def finish(self) -> None:
         """Return once every gradient that this rank's update uses is the sum over ranks."""

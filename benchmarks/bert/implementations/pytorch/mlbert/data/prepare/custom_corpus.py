@@ -11,7 +11,7 @@ The text is read twice, to count words and choose the held-out documents, and to
 constant memory. One process reads and writes; others count or tokenise about a million characters
 at a time. Their number changes nothing.
 
-Documents that equal an earlier one in all their letters are dropped. The held-out documents are
+Exact duplicates are dropped; only letters are compared. The held-out documents are
 those with the smallest SHA-256 of their text, so neither order nor number of files matters.
 Training lines that nearly repeat one are dropped: those with at least half of their tokens in runs
 of 8 that also occur in the held-out text.
