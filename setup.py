@@ -16,7 +16,9 @@ class BuildWithFolders(build_py):
     def run(self) -> None:
         """Build the package."""
         super().run()
-        for name in () if self.editable_mode else FOLDERS:
+        if self.editable_mode:
+            return
+        for name in FOLDERS:
             shutil.copytree(HOME / name, Path(self.build_lib) / "mlbert" / name, dirs_exist_ok=True)
 
 

@@ -17,6 +17,8 @@ TREE_OF = "SomeOrg"
 SYSTEM = "machine"
 _BEGIN_MS = 1_700_000_000_000
 _BETWEEN_RUNS_MS = 20_000_000
+TREE_OF = "SomeOrg"
+SYSTEM = "machine"
 
 
 MADE: Mapping[str, MadeBenchmark] = {

@@ -45,12 +45,26 @@ def train_once(world: World, mode: GraphMode, way: str, recorded: bool) -> dict[
     flat = FlatParameters(model.ordered_parameters())
     optimizer = TensorLamb(flat)
     buckets = cut_buckets(flat.offsets, flat.numel, BUCKET_ELEMENTS)
-    gradients = (flat.parameters, flat.grad, flat.offsets, world, buckets)
-    reducer = (
-        BucketClippingReducer(*gradients, max_norm=0.1, accumulation=2)
-        if way == "buckets"
-        else GradientReducer(*gradients, None, in_bf16=way == "rounded")
-    )
+    if way == "buckets":
+        reducer = BucketClippingReducer(
+            flat.parameters,
+            flat.grad,
+            flat.offsets,
+            world,
+            buckets,
+            max_norm=0.1,
+            accumulation=2,
+        )
+    else:
+        reducer = GradientReducer(
+            flat.parameters,
+            flat.grad,
+            flat.offsets,
+            world,
+            buckets,
+            None,
+            in_bf16=way == "rounded",
+        )
     static_shape = StaticShape.of_packs(2, MAX_TOKENS, 3, MAX_TOKENS, 5)
     capture = RecordedGraph() if recorded else NoCapture()
     objective = PreTraining(scope="step")

@@ -23,6 +23,13 @@ from programs import free_ports
 from training_settings import train_arguments
 
 DEADLINE = 3.0
+WAYS = [(1, way) for way in ("connecting", "connecting to one rank", "joining the watch")]
+MISTAKES = {
+    "'fast' is not a number": {"learning_rate": "fast"},
+    "/nowhere: ": {"synthetic_data": 0, "input_dir": "/nowhere"},
+    "damaged.safetensors": {"init_checkpoint": "damaged.safetensors"},
+    "there is nothing to evaluate": {},
+}
 
 
 def outcome(
@@ -71,9 +78,6 @@ def meet(victim: int, where: str) -> None:
             return 0
 
     raise SystemExit(exit_code(work))
-
-
-WAYS = [(1, way) for way in ("connecting", "connecting to one rank", "joining the watch")]
 
 
 @pytest.mark.parametrize(("victim", "where"), [*WAYS, (0, "holding the store"), (0, "connecting")])
@@ -148,14 +152,6 @@ def test_mistake_on_several_ranks_is_printed_once(
     assert codes == [2 if mistakes else 0] * 3
     assert len(lines) == len(words)
     assert all(word in line for word, line in zip(words, lines, strict=True))
-
-
-MISTAKES = {
-    "'fast' is not a number": {"learning_rate": "fast"},
-    "/nowhere: ": {"synthetic_data": 0, "input_dir": "/nowhere"},
-    "damaged.safetensors": {"init_checkpoint": "damaged.safetensors"},
-    "there is nothing to evaluate": {},
-}
 
 
 @pytest.mark.parametrize(

@@ -65,12 +65,12 @@ def run(tree_root: Path, work: Path, *words: str, ranks: int = 1) -> str:
 @pytest.mark.parametrize("model", ["hf_bert", "mosaic_bert"])
 def test_each_model_learns_to_count(tree_root: Path, work: Path, model: str) -> None:
     """Based on the published smoke test. A masked number can be inferred from its neighbours."""
-    words = (
+    words = [
         f"model.name={model}",
         f"run_name={model}",
         "max_duration=200ba",
         "eval_interval=100ba",
-    )
+    ]
     words += ("model.model_config.max_position_embedding=512",)  # as a published file has it
     printed = run(tree_root, work, *words, *BATCH, "train_loader.dataset.mlm_probability_end=0.2")
     assert "success: MAX_STEPS 200 reached" in printed
@@ -98,16 +98,16 @@ def test_each_model_learns_to_count(tree_root: Path, work: Path, model: str) -> 
 @pytest.mark.slow
 def test_run_resumes_on_a_different_number_of_ranks(tree_root: Path, work: Path) -> None:
     """2 ranks save in the middle of an epoch; 1 rank resumes and ends like an uninterrupted run."""
-    words = (
+    words = [
         "model.name=mosaic_bert",
         "max_duration=1.5ep",
         "eval_interval=5ba",
         "save_interval=8ba",
-    )
+    ]
     run(tree_root, work, *words, "save_folder=whole", "run_name=whole")
     last = json.loads((work / "whole/run_0/summary.json").read_text())
     assert last["steps"] > 40
-    resume = ("save_folder=parts/{run_name}", "run_name=parts", "autoresume=true")
+    resume = ["save_folder=parts/{run_name}", "run_name=parts", "autoresume=true"]
     run(tree_root, work, *words, *resume, "max_duration=24ba", ranks=2)
     (
         work / "parts/parts/run_0/summary.json"
@@ -129,7 +129,7 @@ def test_command_works_again_after_a_signal(
     tree_root: Path, work: Path, save: tuple[str, ...], signum: int
 ) -> None:
     """It starts again without checkpoints, and continues from the newest one."""
-    words = ("run_name=cut", "model.name=mosaic_bert", "eval_interval=5ba", *save)
+    words = ["run_name=cut", "model.name=mosaic_bert", "eval_interval=5ba", *save]
     base = work / ("cut/saved" if save else "runs/cut")
     trained = base / "run_0" / ("checkpoints/step_00000002" if save else "metrics.jsonl")
     arguments = ["main.yaml", *BASE, *words, "max_duration=100000ba"]
@@ -157,12 +157,12 @@ def test_command_works_again_after_a_signal(
 def test_one_and_two_ranks_train_on_the_same_batches(tree_root: Path, work: Path) -> None:
     losses = []
     for ranks in (1, 2):
-        words = (
+        words = [
             "model.name=mosaic_bert",
             "max_duration=6ba",
             "eval_interval=6ba",
             "device_train_microbatch_size=4",
-        )
+        ]
         run(tree_root, work, *words, f"save_folder=same{ranks}", ranks=ranks)
         steps, ends = (read_metrics(work / f"same{ranks}", kind) for kind in ("step", "evaluation"))
         losses.append([*(line["loss"] for line in steps), *(line["eval_loss"] for line in ends)])
@@ -197,7 +197,7 @@ def test_a_tokenizer_json_is_a_tokenizer(tree_root: Path, work: Path) -> None:
     saved = transformers.BertTokenizer(vocab=str(work / "vocab.txt"))
     saved.save_pretrained(work / "saved")
     (work / "saved/vocab.txt").unlink(missing_ok=True)
-    words = ("run_name=saved", "tokenizer_name=saved", "max_duration=2ba", "eval_interval=2ba")
+    words = ["run_name=saved", "tokenizer_name=saved", "max_duration=2ba", "eval_interval=2ba"]
     run(tree_root, work, *words, *BATCH)
     exported = transformers.AutoTokenizer.from_pretrained(work / "runs/saved/run_0/huggingface")
     text = "one two three"

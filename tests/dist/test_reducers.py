@@ -23,6 +23,19 @@ SAMPLES = 8
 VOCABULARY = 11
 WIDTH = 6
 BUCKET_ELEMENTS = 50
+CASES: dict[str, dict[str, Any]] = {
+    "one": {"accumulation": 1, "max_norm": 0.5},
+    "two": {"accumulation": 2, "max_norm": 0.5},
+    "long limit": {"accumulation": 2, "max_norm": 1e6},
+    "scaled": {"accumulation": 2, "max_norm": 0.5, "scale": 1024.0},
+    "poisoned": {"accumulation": 2, "max_norm": 0.5, "poisoned": True},
+}
+# No bucket size is divisible by the number of ranks.
+SHAPES = ((37, 11), (5,), (64, 64), (1,), (129,))
+LIMIT = 0.5
+ROUNDING = 2.0**-8  # of bfloat16
+FLOAT32 = 1e-6  # several float32 additions
+TINY = 1e-37  # underflows in any format
 
 
 class TinyModel(nn.Module):
@@ -192,15 +205,6 @@ def test_reduction_and_clipping_overlap_backward(ranks: Ranks) -> None:
             assert rank[name]["overlapped"] == rank[name]["buckets"] == 4
 
 
-CASES: dict[str, dict[str, Any]] = {
-    "one": {"accumulation": 1, "max_norm": 0.5},
-    "two": {"accumulation": 2, "max_norm": 0.5},
-    "long limit": {"accumulation": 2, "max_norm": 1e6},
-    "scaled": {"accumulation": 2, "max_norm": 0.5, "scale": 1024.0},
-    "poisoned": {"accumulation": 2, "max_norm": 0.5, "poisoned": True},
-}
-
-
 def clipped(
     world: World,
     accumulation: int,
@@ -290,14 +294,6 @@ def test_loss_scales_change_nothing_and_infinite_buckets_are_detected_on_every_r
         assert good == rank["two"]["steps"][1]
 
 
-# No bucket size is divisible by the number of ranks.
-SHAPES = ((37, 11), (5,), (64, 64), (1,), (129,))
-LIMIT = 0.5
-ROUNDING = 2.0**-8  # of bfloat16
-FLOAT32 = 1e-6  # several float32 additions
-TINY = 1e-37  # underflows in any format
-
-
 def random_gradients(num_ranks: int, scale: float = 1.0) -> list[Tensor]:
     """Return the gradients of every rank; their sizes span ten orders of magnitude."""
     numel = sum(torch.Size(shape).numel() for shape in SHAPES)
@@ -318,8 +314,17 @@ def make_reducer(
         groups = ShardGroups.inside_nodes(world) if way == "node" else ShardGroups.all_ranks(world)
         flat = FlatParameters(parameters, ShardLayout.multiple(groups))
         layout = ShardLayout(flat.padded_data.numel(), groups, 500)
-        common = (flat.parameters, flat.padded_grad, flat.offsets, world)
-        return flat, ShardedReducer(*common, layout, limit, loss_scale, in_bf16), layout
+        reducer = ShardedReducer(
+            flat.parameters,
+            flat.padded_grad,
+            flat.offsets,
+            world,
+            layout,
+            limit,
+            loss_scale,
+            in_bf16,
+        )
+        return flat, reducer, layout
     flat = FlatParameters(parameters)
     parts = parts_of(flat, world, 300)
     if way == "buckets":

@@ -42,6 +42,10 @@ SHARD_SHAPES = {
     "zero.weight": (33,),
 }
 SHARD_SHAPES |= {"wide.weight": (64, 100), "last.bias": (5,)}
+UPDATES = 5
+SKIPPED = [False, False, True, False, False]
+# float32 gradients are summed in another order; weights are about 0.02 and change by 2 % per update.
+TOLERANCES = {"rtol": 1e-5, "atol": 2e-8}
 
 
 def random_parameters() -> list[tuple[str, nn.Parameter]]:
@@ -223,10 +227,6 @@ def sharded_in_nodes(world: World, folder: str) -> dict[str, Any]:
     }
 
 
-UPDATES = 5
-SKIPPED = [False, False, True, False, False]
-# float32 gradients are summed in another order; weights are about 0.02 and change by 2 % per update.
-TOLERANCES = {"rtol": 1e-5, "atol": 2e-8}
 # The program, the number of ranks, and the ranks per node.
 PLACEMENTS = {
     "all ranks": (sharded, 4, 4),

@@ -45,6 +45,8 @@ COLLECTIVES = (
     "all_gather_object",
 )
 
+SHARDED = {"sharded_optimizer": "all", "weights_allgather": "bf16", "exchange_padding": "all"}
+
 
 class EventLog:
     def __init__(self) -> None:
@@ -121,9 +123,6 @@ def train(folder: Path, graph_mode: str, arguments: list[str]) -> None:
         main(arguments)
     finally:
         (folder / f"events_{os.environ['RANK']}.json").write_text(json.dumps(event_log.events))
-
-
-SHARDED = {"sharded_optimizer": "all", "weights_allgather": "bf16", "exchange_padding": "all"}
 
 
 @pytest.mark.slow

@@ -93,7 +93,7 @@ class Site:
             f'{command} -N ${{DGXNNODES}} -t ${{WALLTIME}} "$@" run.sub'
         )
         package = {"PYTHONPATH": str(Path(mlbert.__file__).parents[1])}
-        command = ("bash", "-c", line, "bash", self.config, *words)
+        command = ["bash", "-c", line, "bash", self.config, *words]
         done = self.cluster.run(*command, cwd=self.config.parent, environment=package)
         assert done.returncode == 0, done.stderr
         return done.stdout.split()

@@ -27,6 +27,23 @@ from stored_sets import tree
 from text_sets import json_lines
 from training_settings import SHAPE
 
+# Exports, the error, and how often the job prints it:
+# what a node lacks, each of the two nodes names.
+USER_ERRORS: list[tuple[dict[str, str], str, int]] = [
+    ({"DGXNNODES": "3"}, "the job has 2 nodes, the config has DGXNNODES=3", 1),
+    (
+        {"SYNTH_DATA": "0", "DATADIR_PHASE2": "/nowhere"},
+        ": DATADIR_PHASE2=/nowhere cannot be read here",
+        2,
+    ),
+    ({"LOGDIR": "/proc/nowhere"}, "LOGDIR=/proc/nowhere cannot be created", 1),
+    ({"TIMED": "maybe"}, "TIMED=maybe is neither yes nor no", 1),
+    ({"LR": "fast"}, "'fast' is not a number", 1),
+]
+WORDS = ("the", "river", "runs", "under", "a", "bridge", "by", "the", "old", "kitchen", "1984")
+KILLS = 3
+ENVIRONMENT = {"SBATCH_OUTPUT": "/dev/null", "SBATCH_EXCLUSIVE": "exclusive"}  # one job per node
+
 
 def text_exports(site: Site, prepared: Path) -> dict[str, object]:
     """Return exports for training on prepared text with a target that is reached at once."""
@@ -97,21 +114,6 @@ def test_job_on_one_node(site: Site) -> None:
     assert state == "FAILED", output
     assert "run 0 ended with status 1" in output
     assert (site.runs / "out/run_0/summary.json").exists(), output
-
-
-# Exports, the error, and how often the job prints it:
-# what a node lacks, each of the two nodes names.
-USER_ERRORS: list[tuple[dict[str, str], str, int]] = [
-    ({"DGXNNODES": "3"}, "the job has 2 nodes, the config has DGXNNODES=3", 1),
-    (
-        {"SYNTH_DATA": "0", "DATADIR_PHASE2": "/nowhere"},
-        ": DATADIR_PHASE2=/nowhere cannot be read here",
-        2,
-    ),
-    ({"LOGDIR": "/proc/nowhere"}, "LOGDIR=/proc/nowhere cannot be created", 1),
-    ({"TIMED": "maybe"}, "TIMED=maybe is neither yes nor no", 1),
-    ({"LR": "fast"}, "'fast' is not a number", 1),
-]
 
 
 def test_user_error_ends_the_job_before_the_ranks_start(site: Site) -> None:
@@ -235,7 +237,7 @@ def test_tensorflow_uses_one_process_per_node(
         "LR": "0.02",
     }
     exports |= {"CHECK_COMPLIANCE": 1, "STEPS_PER_LOOP": 5}
-    state, output = site.run(nodes=1, **{**text_exports(site, prepared_data), **exports})
+    state, output = site.run(nodes=1, **(text_exports(site, prepared_data) | exports))
     assert (state, output.count("nothing FAILED")) == ("COMPLETED", 1), output
     log = read_log(site.runs / "out/result_0.txt")
     assert [log.value(key) for key in ("recipe", "ranks", "global_batch_size")] == [
@@ -253,9 +255,9 @@ def test_mosaic_main_trains_on_two_nodes(cluster: Cluster, tmp_path: Path, tree_
     # These nodes have no GPUs.
     script = (home / "yamls/cloud/slurm.sub").read_text().replace(" --gpus-per-node=8", "")
     (tmp_path / "slurm.sub").write_text(script)
-    words = ("model.name=mosaic_bert", "max_duration=4ba", "eval_interval=4ba", "save_folder=out")
+    words = ["model.name=mosaic_bert", "max_duration=4ba", "eval_interval=4ba", "save_folder=out"]
     package = {"PYTHONPATH": str(Path(mlbert.__file__).parents[1]), "PYTHON": sys.executable}
-    submit = ("sbatch", "--parsable", "-N", "2", "--ntasks-per-node=1", "-t", "10", "slurm.sub")
+    submit = ["sbatch", "--parsable", "-N", "2", "--ntasks-per-node=1", "-t", "10", "slurm.sub"]
     done = cluster.run(
         *submit, home / "main.py", "main.yaml", *BASE, *words, cwd=tmp_path, environment=package
     )
@@ -264,11 +266,6 @@ def test_mosaic_main_trains_on_two_nodes(cluster: Cluster, tmp_path: Path, tree_
     assert state == "COMPLETED", (tmp_path / f"slurm-{done.stdout.strip()}.out").read_text()
     summary = json.loads((tmp_path / "out/run_0/summary.json").read_text())
     assert (summary["ranks"], summary["status"], summary["samples"]) == (2, "success", 64)
-
-
-WORDS = ("the", "river", "runs", "under", "a", "bridge", "by", "the", "old", "kitchen", "1984")
-KILLS = 3
-ENVIRONMENT = {"SBATCH_OUTPUT": "/dev/null", "SBATCH_EXCLUSIVE": "exclusive"}  # one job per node
 
 
 def states(cluster: Cluster, job: str) -> set[str]:
@@ -285,7 +282,7 @@ def test_more_jobs_than_an_array_may_have_are_refused_before_any(
     cluster: Cluster, tree_root: Path, tmp_path: Path
 ) -> None:
     launch = tree_root / "benchmarks/bert/implementations/pytorch/launch"
-    command = ("mlbert", "prepare", "pack", "--input", tmp_path, "--out", tmp_path / "out")
+    command = ["mlbert", "prepare", "pack", "--input", tmp_path, "--out", tmp_path / "out"]
     done = cluster.run(launch / "prepare_data.sh", "--slurm", "1002", "--", *command)
     reason = "this Slurm allows arrays of at most 1001 jobs (MaxArraySize)"
     assert (done.returncode, done.stderr) == (2, f"error: --slurm 1002: {reason}.\n")
@@ -319,14 +316,14 @@ def test_a_killed_array_makes_the_bytes_of_one_process(
     ]
     draw = random.Random(time.time_ns())
     killed = 0
-    script = (
+    script = [
         tree_root / "benchmarks/bert/implementations/pytorch/launch/prepare_data.sh",
         "--slurm",
         "7",
         "--workers",
         "1",
         "--",
-    )
+    ]
     done = cluster.run(*script, *convert, tmp_path / "many", environment=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     jobs = [

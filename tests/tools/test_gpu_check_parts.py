@@ -30,6 +30,12 @@ CPU = torch.device("cpu")
 SIZES = Sizes(4, 2, 3)
 # Settings of the measured step that differ from the published ones.
 DIFFERENT = {*published_step.CHANGES, "LOGDIR", "OPS", "BATCHSIZE"}
+PROVED = {
+    "attention: triton": {"passed": True},
+    "attention without dropout: fmha": {"passed": True},
+}
+REFUTED = {**PROVED, "attention dropout rate: fmha": {"passed": False}}
+CLOCK = {"sm_mhz": 1755.0, "least_sm_mhz": 900.0}
 
 
 def test_last_rung_has_everything_that_auto_selects() -> None:
@@ -266,12 +272,8 @@ FAST = {
     f"attention: {form}": timed(seconds)
     for form, seconds in (("triton", 2.0), ("fmha", 1.0), ("plain", 0.5))
 }
-PROVED = {
-    "attention: triton": {"passed": True},
-    "attention without dropout: fmha": {"passed": True},
-}
-REFUTED = {**PROVED, "attention dropout rate: fmha": {"passed": False}}
-CLOCK = {"sm_mhz": 1755.0, "least_sm_mhz": 900.0}
+
+
 ADVICE: dict[str, tuple[int, dict[str, dict[str, Any]], list[str]]] = {
     "nothing special": (1, {}, ["tools/gpu_check.sh --run 2"]),
     "goal reached": (

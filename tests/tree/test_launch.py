@@ -24,6 +24,54 @@ facts["arguments"] = sys.argv[1:]
 Path(os.environ["LOGDIR"], f"rank_{rank}.json").write_text(json.dumps(facts))
 sys.exit(int(os.environ.get("EXIT_CODE", "0")))
 """
+TORCHRUN = "python3 -m torch.distributed.run --standalone --nproc-per-node=2 --no-python"
+BIND = "benchmarks/bert/implementations/pytorch/launch/bind.sh"
+SPREAD = ["0: 0,1,2,3", "0: 4,5,6,7", "1: 8,9,10,11", "1: 12,13,14,15"]
+CASES = {
+    "the node of each rank's GPU": (
+        "0-31",
+        True,
+        {},
+        ["1: 8,9,10,11", "1: 12,13,14,15", "0: 0,1,2,3", "0: 4,5,6,7"],
+    ),
+    "the GPUs that are visible": (
+        "0-31",
+        True,
+        {"CUDA_VISIBLE_DEVICES": "GPU-3a,GPU-2a,1,0"},
+        SPREAD,
+    ),
+    "spread over the nodes": ("0-31", False, {}, SPREAD),
+    # The end of the second node belongs to a storage client;
+    # only the second thread of core 0 is free.
+    "the job's CPUs": (
+        "1-11,16-27",
+        False,
+        {},
+        ["0: 1,2,3,4", "0: 5,6,7,16", "1: 8,9", "1: 10,11"],
+    ),
+    "both threads of a core": (
+        "0-31",
+        False,
+        {"DGXHT": 2},
+        [
+            "0: 0,16,1,17,2,18,3,19",
+            "0: 4,20,5,21,6,22,7,23",
+            "1: 8,24,9,25,10,26,11,27",
+            "1: 12,28,13,29,14,30,15,31",
+        ],
+    ),
+    "a node without CPUs": ("0-2", True, {}, ["0: 0", "0: 0", "0: 1", "0: 2"]),
+}
+RANK_SCRIPT = r"""
+import os, sys
+import torch.distributed as dist
+dist.init_process_group("gloo")
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+words = [os.environ[name] for name in names] + sys.argv[1:]
+sys.stdout.write(" ".join(words) + "\n")  # one write per line
+dist.barrier()  # a rank that left now would break the connection that another still opens
+dist.destroy_process_group()
+"""
 
 
 @pytest.fixture
@@ -72,9 +120,6 @@ def test_flags_and_exports_reach_the_program_whose_status_is_passed_on(
     assert json.loads(system.with_name("rank_0.json").read_text()) == expected
 
 
-TORCHRUN = "python3 -m torch.distributed.run --standalone --nproc-per-node=2 --no-python"
-
-
 @pytest.mark.parametrize(
     ("exports", "through", "sizes", "dropped"),
     [
@@ -107,9 +152,6 @@ def test_each_way_to_start_ranks_and_drop_caches(
     assert [rank["CACHES_CLEARED"] for rank in found] == [
         own if by == "by this" else by for by in dropped
     ]
-
-
-BIND = "benchmarks/bert/implementations/pytorch/launch/bind.sh"
 
 
 @pytest.fixture
@@ -147,50 +189,12 @@ def bind_lines(
     lines = []
     for rank in range(4):
         environment = {"PATH": path, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 4, **exports}
-        flags = ("--sysfs", server, "--allowed", allowed, "--show", "x")
+        flags = ["--sysfs", server, "--allowed", allowed, "--show", "x"]
         done = run_checked(
             tree_root / BIND, *flags, env={name: str(value) for name, value in environment.items()}
         )
         lines.append(done.stdout.strip().partition(": ")[2])
     return lines
-
-
-SPREAD = ["0: 0,1,2,3", "0: 4,5,6,7", "1: 8,9,10,11", "1: 12,13,14,15"]
-CASES = {
-    "the node of each rank's GPU": (
-        "0-31",
-        True,
-        {},
-        ["1: 8,9,10,11", "1: 12,13,14,15", "0: 0,1,2,3", "0: 4,5,6,7"],
-    ),
-    "the GPUs that are visible": (
-        "0-31",
-        True,
-        {"CUDA_VISIBLE_DEVICES": "GPU-3a,GPU-2a,1,0"},
-        SPREAD,
-    ),
-    "spread over the nodes": ("0-31", False, {}, SPREAD),
-    # The end of the second node belongs to a storage client;
-    # only the second thread of core 0 is free.
-    "the job's CPUs": (
-        "1-11,16-27",
-        False,
-        {},
-        ["0: 1,2,3,4", "0: 5,6,7,16", "1: 8,9", "1: 10,11"],
-    ),
-    "both threads of a core": (
-        "0-31",
-        False,
-        {"DGXHT": 2},
-        [
-            "0: 0,16,1,17,2,18,3,19",
-            "0: 4,20,5,21,6,22,7,23",
-            "1: 8,24,9,25,10,26,11,27",
-            "1: 12,28,13,29,14,30,15,31",
-        ],
-    ),
-    "a node without CPUs": ("0-2", True, {}, ["0: 0", "0: 0", "0: 1", "0: 2"]),
-}
 
 
 @pytest.mark.parametrize(("allowed", "gpus", "exports", "expected"), CASES.values(), ids=CASES)
@@ -256,7 +260,8 @@ def test_a_failed_copy_is_one_line(tree_root: Path, tmp_path: Path, why: str) ->
         (source / "one").write_bytes(bytes(100_000))
     if why == "target":
         (tmp_path / "node").touch()
-    done = stage(tree_root, source, target, 50_000 * (why == "full"))
+    largest = 50_000 if why == "full" else 0  # bytes of a file
+    done = stage(tree_root, source, target, largest)
     assert_refused(done, f"{source} was not copied to {target}: ")
     assert not target.exists()
 
@@ -302,24 +307,12 @@ def test_a_mount_of_the_source_is_the_source(tree_root: Path, tmp_path: Path) ->
     (source / "one").write_text("one")
     script = tree_root / "benchmarks/bert/implementations/pytorch/launch/stage.sh"
     line = 'mount --bind "$1" "$2" || exit 77; exec "$3" "$4" "$2/set"'
-    words = ("bash", "-c", line, "bash", source.parent, mount, script, source)
+    words = ["bash", "-c", line, "bash", source.parent, mount, script, source]
     done = run_quietly("unshare", "--mount", *words)
     if "unshare" in done.stderr or done.returncode == 77:
         pytest.skip("mounting a file system is not permitted here")
     assert_refused(done, "the target is the source, or is inside it")
     assert (source / "one").read_text() == "one"
-
-
-RANK_SCRIPT = r"""
-import os, sys
-import torch.distributed as dist
-dist.init_process_group("gloo")
-names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-words = [os.environ[name] for name in names] + sys.argv[1:]
-sys.stdout.write(" ".join(words) + "\n")  # one write per line
-dist.barrier()  # a rank that left now would break the connection that another still opens
-dist.destroy_process_group()
-"""
 
 
 def start_local(script: Path, *words: str, **exports: str) -> subprocess.Popen[str]:
@@ -359,7 +352,7 @@ def test_one_node_starts_all_ranks_with_the_script_arguments(script: Path) -> No
 @pytest.mark.slow
 def test_two_nodes_from_flags_and_from_environment_variables(script: Path) -> None:
     port = str(*free_ports(1))
-    flags = ("-n", "1", "--world_size", "2", "--master_addr", "127.0.0.1", "--master_port", port)
+    flags = ["-n", "1", "--world_size", "2", "--master_addr", "127.0.0.1", "--master_port", port]
     first = start_local(script, *flags, "--node_rank", "0")
     exports = {"WORLD_SIZE": "2", "NODE_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     second = start_local(script, "-n", "1", **exports)

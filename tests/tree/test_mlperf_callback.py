@@ -196,8 +196,9 @@ def test_invalid_argument_is_an_error_and_writes_no_log(
         ("cache_clear_cmd", "/no/such/program", "program.failed", "cache_clear_cmd"),
         ("cache_clear_cmd", "", "program.failed", "cache_clear_cmd"),
     ):
+        change = {name: value}
         with user_error(code, subject):
-            make(tmp_path, **{name: value})
+            make(tmp_path, **change)
         assert not list(tmp_path.rglob("result_*"))
 
 

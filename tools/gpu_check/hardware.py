@@ -43,16 +43,6 @@ class Peaks:
     memory: float
 
 
-# Pattern of the device's name -> figures of its data sheet.
-PEAKS = (
-    (r"\bB200\b", Peaks(2250.0, 4500.0, 8.0)),
-    (r"\bH200\b(?! NVL)", Peaks(989.5, 1979.0, 4.8)),
-    (r"\bH100\b(?! PCIe| NVL)", Peaks(989.5, 1979.0, 3.35)),
-    (r"\bA100\b.*80GB", Peaks(312.0, 0.0, 2.039)),
-    (r"\bA100\b.*40GB", Peaks(312.0, 0.0, 1.555)),
-)
-
-
 def device_name(device: torch.device) -> str:
     """Return the GPU's name, or the CPU's architecture."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
@@ -62,7 +52,15 @@ def peaks_of(name: str) -> Peaks | None:
     """Return the data sheet's figures for a device of this name,
     or None if it is not in the table.
     """
-    return next((peaks for pattern, peaks in PEAKS if re.search(pattern, name)), None)
+    # Pattern of the name -> figures of the data sheet.
+    known = (
+        (r"\bB200\b", Peaks(2250.0, 4500.0, 8.0)),
+        (r"\bH200\b(?! NVL)", Peaks(989.5, 1979.0, 4.8)),
+        (r"\bH100\b(?! PCIe| NVL)", Peaks(989.5, 1979.0, 3.35)),
+        (r"\bA100\b.*80GB", Peaks(312.0, 0.0, 2.039)),
+        (r"\bA100\b.*40GB", Peaks(312.0, 0.0, 1.555)),
+    )
+    return next((peaks for pattern, peaks in known if re.search(pattern, name)), None)
 
 
 def rated(rate: float, unit: str, device: torch.device, *, is_fp8: bool = False) -> dict[str, Any]:

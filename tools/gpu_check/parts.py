@@ -223,7 +223,8 @@ def measure_record(bench: Bench) -> None:
             row = bench.speed(precision, packs, bench.scale.record_seconds)
             bench.rows.measure(f"{precision}, {packs} packs", row)
     for name, value in VARIANTS:
-        row = bench.speed("fp8", small, bench.scale.step_seconds, **{name: value})
+        variant = {name: value}
+        row = bench.speed("fp8", small, bench.scale.step_seconds, **variant)
         bench.rows.measure(f"fp8, {small} packs, {name}={value}", row)
 
 
@@ -323,23 +324,6 @@ def run_sanitized_checks(bench: Bench) -> None:
         print(name, row(), flush=True)
 
 
-MEASUREMENTS: dict[str, Callable[[Bench], None]] = {
-    "compile": compile_kernels,
-    "smoke": measure_smoke,
-    "checks": check_ops,
-    "ops": time_ops,
-    "profile": profile_replays,
-    "train": train,
-    "counters": read_counters,
-    "nccl": check_collectives,
-    "step": climb_ladder,
-    "record": measure_record,
-    "losses": compare_losses,
-    "counted": run_counted_step,  # started by ncu
-    "sanitized": run_sanitized_checks,  # started by compute-sanitizer
-}
-
-
 def run_part(part: str, share: str, path: Path, device: torch.device) -> None:
     """Measure one part, or a share of it, into ``path``, after the rows it already has;
     with small sizes on a CPU.
@@ -354,4 +338,19 @@ def run_part(part: str, share: str, path: Path, device: torch.device) -> None:
     ops.select("auto", device)
     torch.manual_seed(SEED)
     rows = Rows(path, device, environment_facts(device))
-    MEASUREMENTS[part](Bench(rows, scale, device, share, path.parent))
+    measurements: dict[str, Callable[[Bench], None]] = {
+        "compile": compile_kernels,
+        "smoke": measure_smoke,
+        "checks": check_ops,
+        "ops": time_ops,
+        "profile": profile_replays,
+        "train": train,
+        "counters": read_counters,
+        "nccl": check_collectives,
+        "step": climb_ladder,
+        "record": measure_record,
+        "losses": compare_losses,
+        "counted": run_counted_step,  # started by ncu
+        "sanitized": run_sanitized_checks,  # started by compute-sanitizer
+    }
+    measurements[part](Bench(rows, scale, device, share, path.parent))

@@ -60,13 +60,22 @@ def write_tables(
         f"{name} {value}" for name, value in facts.items() if name not in ("rows", "running")
     )
     head = f"REHEARSAL on tiny shapes: the figures mean nothing. {head}" if rehearsal else head
+    # The other parts have a plain table.
+    table_of: dict[str, Callable[[dict[str, dict[str, Any]]], list[list[str]]]] = {
+        "smoke": step_table,
+        "record": step_table,
+        "ops": ops_table,
+        "step": step_table,
+        "profile": profile_table,
+        "tests": tests_table,
+    }
     sections: list[tuple[str, list[list[str]]]] = []
     for part in ends:
         rows = read_rows(work, part)
         products = {name: row for name, row in rows.items() if name.startswith("GEMM")}
         others = {name: row for name, row in rows.items() if name not in products}
         tables = [
-            (part, TABLES.get(part, plain_table)(others)),
+            (part, table_of.get(part, plain_table)(others)),
             (f"{part}, products", plain_table(products)),
         ]
         sections += [(title, table) for title, table in tables if len(table) > 1]
@@ -255,14 +264,3 @@ def _short(value: Any) -> str:
     if isinstance(value, dict):
         return "; ".join(f"{name} {_short(part)}" for name, part in value.items())
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-# The tables of parts; the other parts have a `plain_table`.
-TABLES: dict[str, Callable[[dict[str, dict[str, Any]]], list[list[str]]]] = {
-    "smoke": step_table,
-    "record": step_table,
-    "ops": ops_table,
-    "step": step_table,
-    "profile": profile_table,
-    "tests": tests_table,
-}

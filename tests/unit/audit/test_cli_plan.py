@@ -22,7 +22,7 @@ def as_json(run_mlbert):
 
 
 def test_words_and_json(run_mlbert, as_json):
-    words = (
+    words = [
         "--model",
         "large",
         "--gpus",
@@ -35,7 +35,7 @@ def test_words_and_json(run_mlbert, as_json):
         "400Gb",
         "--batch",
         4608,
-    )
+    ]
     code, text, _ = run_mlbert("plan", *words, "--price-per-gpu-hour", 3, "--watts-per-gpu", 1000)
     assert code == 0
     assert max(map(len, text.splitlines())) <= 80
@@ -59,7 +59,7 @@ def test_words_and_json(run_mlbert, as_json):
 
 def test_sweep_table_page_and_budget(run_mlbert, as_json, tmp_path):
     page = tmp_path / "sweep.html"
-    words = ("--html", page, "--price-per-gpu-hour", 3)
+    words = ["--html", page, "--price-per-gpu-hour", 3]
     code, text, _ = run_mlbert("plan", "--sweep", *words, "--budget", 10)
     assert code == 0
     assert "4096" in text
@@ -81,7 +81,7 @@ def test_the_page_of_one_estimate(run_mlbert, as_json, tmp_path):
     and MLCommons' sentence.
     """
     page = tmp_path / "plan.html"
-    words = ("--gpus", 64, "--watts-per-gpu", 1000)
+    words = ["--gpus", 64, "--watts-per-gpu", 1000]
     found = as_json(*words)
     code, text, _ = run_mlbert("plan", *words, "--html", page)
     assert (code, text.splitlines()[-1]) == (0, f"page: {page}")
@@ -141,7 +141,7 @@ def write_log(path: Path, status: str = "success") -> Path:
 
 def test_calibration_by_a_log_of_gpus(as_json, assert_fails, tmp_path):
     log = write_log(tmp_path / "log.txt", status="aborted")
-    words = ("--gpu", "h200", "--gpus", 8, "--batch", 768, "--calibrate", log)
+    words = ["--gpu", "h200", "--gpus", 8, "--batch", 768, "--calibrate", log]
     found = as_json(*words)
     assert found["sequences_per_second"] == pytest.approx(9000)
     assert found["evaluation_seconds"] == pytest.approx(1)
@@ -166,7 +166,7 @@ def test_calibration_by_a_log_of_gpus(as_json, assert_fails, tmp_path):
 def test_power_comes_from_the_summaries_of_the_logs(run_mlbert, as_json, tmp_path):
     log = write_log(tmp_path / "result_0.txt")
     (tmp_path / "run_0").mkdir()
-    words = (
+    words = [
         "--gpu",
         "h200",
         "--gpus",
@@ -177,7 +177,7 @@ def test_power_comes_from_the_summaries_of_the_logs(run_mlbert, as_json, tmp_pat
         log,
         "--co2-per-kwh",
         0.5,
-    )
+    ]
     for summary, watts in (
         ({}, None),
         ({"average_watts": 8000.0}, 1000),

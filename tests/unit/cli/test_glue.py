@@ -54,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_jobs_scores_failure_and_resumption(folder: Path, run_mlbert: RunMlbert) -> None:
     dev = folder / "glue/RTE/dev.tsv"
     out = folder / "out/tiny"
-    command = ("glue", folder / "glue.yaml")
+    command = ["glue", folder / "glue.yaml"]
     good = dev.read_text()
     dev.write_text(good.replace("\tentailment\n", "\tyes\n", 1))
     status, output, error = run_mlbert(*command)

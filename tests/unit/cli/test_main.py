@@ -222,7 +222,8 @@ def test_print_config_shows_the_plan_checks_what_training_would_and_trains_nothi
         ("file", {}, "file.unwritable", tmp_path / "file"),
         ("done", {"init_checkpoint": tmp_path / "file"}, "checkpoint.format", tmp_path / "file"),
     ]:
-        words = train_arguments(tmp_path, name, **{**data, "shape": fitting, **changes})
+        settings = {**data, "shape": fitting, **changes}
+        words = train_arguments(tmp_path, name, **settings)
         code, out, err = run_mlbert(*words, "--print-config")
         assert code == (2 if expected else 0), (name, changes, err)
         if expected:

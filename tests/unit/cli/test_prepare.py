@@ -23,6 +23,9 @@ COMMANDS = get_command(app).commands.items()
 WITH_WORKERS = [
     name for name, made in COMMANDS if "workers" in {option.name for option in made.params}
 ]
+BINS = ("--edges", "16,32", "--workers", 1)
+SHARD = "shard-00001-of-00002.h5"
+THIRD = "shard-00002-of-00003.h5"
 
 
 @pytest.fixture
@@ -52,7 +55,7 @@ def test_temporary_files_of_a_killed_process_are_removed(tmp_path, run):
 @pytest.mark.parametrize("name", ["part-00000-of-00001.tfrecord", "shard-00000-of-00001.h5"])
 def test_instances_and_digest(tmp_path, run, name):
     form = ("--format", "tfrecord") if name.endswith("tfrecord") else ()
-    words = (
+    words = [
         "--input",
         ASSETS / "text.txt",
         "--vocab",
@@ -60,7 +63,7 @@ def test_instances_and_digest(tmp_path, run, name):
         "--out",
         tmp_path / "set",
         *form,
-    )
+    ]
     for expected in ("217 instances", "nothing to do"):
         status, out, _ = run("instances", *words)
         assert (status, expected in out) == (0, True)
@@ -70,7 +73,7 @@ def test_instances_and_digest(tmp_path, run, name):
 
 
 def test_from_a_set_to_everything_and_verified(source, tmp_path, run, assert_fails):
-    common = ("--input", source, "--workers", 1, "--out")
+    common = ["--input", source, "--workers", 1, "--out"]
     for words, expected in (
         (("pack", *common, tmp_path / "packed", "--shards", 2), "% of slots filled"),
         (("pack", *common, tmp_path / "packed", "--shards", 2), "nothing to do"),
@@ -98,11 +101,6 @@ def test_numbers_of_workers_that_cannot_be(run, number):
     for command in WITH_WORKERS:
         status, _, error = run(command, "--workers", number)
         assert (status, error.count("\n"), "--workers" in error) == (2, 1, True), command
-
-
-BINS = ("--edges", "16,32", "--workers", 1)
-SHARD = "shard-00001-of-00002.h5"
-THIRD = "shard-00002-of-00003.h5"
 
 
 def make_a_folder(path: Path) -> None:

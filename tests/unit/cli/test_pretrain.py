@@ -99,7 +99,7 @@ def test_interrupted_resumed_and_extended(
     status, output = run(*words, "--minutes", "0.05")
     assert (status, "is finished" in output) == (0, True)
     monkeypatch.chdir(tmp_path)
-    longer = (text, "--out", "out", "--minutes", 2 * trained["seconds_to_train"] / 60, "--mlperf")
+    longer = [text, "--out", "out", "--minutes", 2 * trained["seconds_to_train"] / 60, "--mlperf"]
     status, output = run(*longer)
     assert (status, "[run.other-settings]" in output) == (2, True)
     status, output = run(*longer, "--size", "tiny")

@@ -22,6 +22,21 @@ TINY = {
     "num_attention_heads": 4,
     "intermediate_size": 64,
 }
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
+    ),
+)
+CHANGES = st.dictionaries(
+    st.sampled_from([field.name for field in dataclasses.fields(BertConfig)]), VALUES, min_size=1
+)
+OPTIONS = {
+    "position_embedding_type": st.sampled_from(["absolute", "alibi"]),
+    "norm_position": st.sampled_from(["post", "pre"]),
+    "gated_mlp": st.booleans(),
+    "tie_word_embeddings": st.booleans(),
+}
 
 
 def write(tmp_path, text):
@@ -70,17 +85,6 @@ def test_bad_values_are_named_with_the_file(tmp_path, change, named):
     assert named in str(error.value)
 
 
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
-    lambda inner: (
-        st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
-    ),
-)
-CHANGES = st.dictionaries(
-    st.sampled_from([field.name for field in dataclasses.fields(BertConfig)]), VALUES, min_size=1
-)
-
-
 @given(changes=CHANGES, left_out=st.sets(st.sampled_from(list(TINY)), max_size=1))
 @settings(max_examples=30)
 def test_any_values_make_a_shape_or_one_line(tmp_path_factory, changes, left_out):
@@ -102,14 +106,6 @@ def test_options_are_written_where_they_are_used(tmp_path):
         **TINY, position_embedding_type="alibi", norm_position="pre", tie_word_embeddings=False
     )
     assert BertConfig.from_json(write(tmp_path, other.to_json())) == other
-
-
-OPTIONS = {
-    "position_embedding_type": st.sampled_from(["absolute", "alibi"]),
-    "norm_position": st.sampled_from(["post", "pre"]),
-    "gated_mlp": st.booleans(),
-    "tie_word_embeddings": st.booleans(),
-}
 
 
 @given(

@@ -20,6 +20,61 @@ from mlbert.runs.config import RunConfig
 from simple_recipe import FOLDERS, NUMBERS, simple_recipe
 from user_errors import user_error
 
+UNPACKED = {"MAX_SEQUENCES_PER_PACK": "1", "PACKING_FACTOR": "1"}
+BINS = ("8 0", "9 -1", "4.0 4", "four", "0_4 4", ",")
+# What is given: exports, --flags, the text of a YAML file, key=value words; then code and subject of the error.
+BAD = {
+    "unknown flag": ({"--learning_rat": "1"}, "config.unknown-name", "--learning_rat"),
+    "unknown yaml key": ({"yaml": "train_batchsize: 3"}, "config.unknown-name", "x.yaml"),
+    "unknown key=value": ({"words": ["max_step=3"]}, "config.unknown-name", "max_step"),
+    "missing required": ({"LOGDIR": None}, "config.missing", "LOGDIR"),
+    "text for an integer": ({"BATCHSIZE": "many"}, "config.value", "BATCHSIZE"),
+    "yes/no for a number": ({"yaml": "max_steps: true"}, "config.value", "MAX_STEPS"),
+    "not a number": ({"LR": "nan"}, "config.value", "LR"),
+    "negative rate": ({"LR": "-1e-3"}, "config.range", "LR"),
+    "unknown choice": ({"PRECISION": "fp64"}, "config.choice", "PRECISION"),
+    "bad yes/no": ({"RESUME": "maybe"}, "config.value", "RESUME"),
+    "indivisible batch": ({"GRADIENT_STEPS": "3"}, "config.conflict", "GRADIENT_STEPS"),
+    "two warm-ups": ({"WARMUP_PROPORTION": "0.1"}, "config.conflict", "WARMUP_PROPORTION"),
+    "packed": (
+        {"MAX_SEQUENCES_PER_PACK": "1", "--average_packing_rate": "2"},
+        "config.conflict",
+        "PACKING_FACTOR",
+    ),
+    "none kept": (
+        {"SAVE_CHECKPOINT_STEPS": "5", "KEEP_CHECKPOINTS": "0"},
+        "config.conflict",
+        "KEEP_CHECKPOINTS",
+    ),
+    "given twice": (
+        {"--max_steps": "3", "words": ["max_steps=4"]},
+        "config.duplicate",
+        "max_steps=4",
+    ),
+    "broken yaml": ({"yaml": "max_steps: [1"}, "config.file", "x.yaml"),
+    "yaml list": ({"yaml": "- 1\n- 2"}, "config.file", "x.yaml"),
+    "nested yaml": ({"yaml": "max_steps:\n  value: 3"}, "config.file", "x.yaml"),
+    "extends itself": ({"yaml": "extends: x.yaml"}, "config.file", "x.yaml"),
+    "extends nothing": ({"yaml": "extends: absent.yaml"}, "file.unreadable", "absent.yaml"),
+    **{
+        f"bins {text}": (UNPACKED | {"BIN_COUNTS": text}, "config.value", "BIN_COUNTS")
+        for text in BINS
+    },
+    "bins of fewer rows": (UNPACKED | {"BIN_COUNTS": "3 2 1"}, "config.conflict", "BIN_COUNTS"),
+    "bins of packs": (
+        {"BIN_COUNTS": "4 4", "PACKING_FACTOR": "1"},
+        "config.conflict",
+        "BIN_COUNTS",
+    ),
+    "bins of no data": (
+        UNPACKED | {"BIN_COUNTS": "4 4", "SYNTH_DATA": "1"},
+        "config.conflict",
+        "BIN_COUNTS",
+    ),
+    "unresolvable reference": ({"yaml": "max_steps: ${nothing}"}, "config.file", "x.yaml"),
+}
+ALL = Recipe("all", SECTIONS, lambda config: None, "")
+
 
 def _resolve(recipe, environ, flags=None, yaml_files=(), overrides=()):
     return resolve(recipe, environ, CommandLine(flags or {}, yaml_files, overrides))
@@ -89,9 +144,6 @@ def test_an_export_and_a_bad_one_are_traced_to_their_lines(recipe, environ, tmp_
         _resolve(recipe, environ | {"LR": "fast", "CONFIG_FILE": str(config)})
 
 
-UNPACKED = {"MAX_SEQUENCES_PER_PACK": "1", "PACKING_FACTOR": "1"}
-
-
 def test_values_of_exports_and_of_yaml(recipe, environ, tmp_path):
     for text, seed in (("", None), ("none", None), ("7", 7)):
         resolved = _resolve(simple_recipe(seed=5), environ | {"SEED": text})
@@ -135,60 +187,6 @@ def test_doubtful_exports_are_warnings(recipe, environ):
         ("MAX_STEPS", "the warm-up ends at step 10, after MAX_STEPS 5: LR is never reached"),
     ):
         assert _resolve(recipe, environ | {name: "5"}).warnings == [warning]
-
-
-BINS = ("8 0", "9 -1", "4.0 4", "four", "0_4 4", ",")
-# What is given: exports, --flags, the text of a YAML file, key=value words; then code and subject of the error.
-BAD = {
-    "unknown flag": ({"--learning_rat": "1"}, "config.unknown-name", "--learning_rat"),
-    "unknown yaml key": ({"yaml": "train_batchsize: 3"}, "config.unknown-name", "x.yaml"),
-    "unknown key=value": ({"words": ["max_step=3"]}, "config.unknown-name", "max_step"),
-    "missing required": ({"LOGDIR": None}, "config.missing", "LOGDIR"),
-    "text for an integer": ({"BATCHSIZE": "many"}, "config.value", "BATCHSIZE"),
-    "yes/no for a number": ({"yaml": "max_steps: true"}, "config.value", "MAX_STEPS"),
-    "not a number": ({"LR": "nan"}, "config.value", "LR"),
-    "negative rate": ({"LR": "-1e-3"}, "config.range", "LR"),
-    "unknown choice": ({"PRECISION": "fp64"}, "config.choice", "PRECISION"),
-    "bad yes/no": ({"RESUME": "maybe"}, "config.value", "RESUME"),
-    "indivisible batch": ({"GRADIENT_STEPS": "3"}, "config.conflict", "GRADIENT_STEPS"),
-    "two warm-ups": ({"WARMUP_PROPORTION": "0.1"}, "config.conflict", "WARMUP_PROPORTION"),
-    "packed": (
-        {"MAX_SEQUENCES_PER_PACK": "1", "--average_packing_rate": "2"},
-        "config.conflict",
-        "PACKING_FACTOR",
-    ),
-    "none kept": (
-        {"SAVE_CHECKPOINT_STEPS": "5", "KEEP_CHECKPOINTS": "0"},
-        "config.conflict",
-        "KEEP_CHECKPOINTS",
-    ),
-    "given twice": (
-        {"--max_steps": "3", "words": ["max_steps=4"]},
-        "config.duplicate",
-        "max_steps=4",
-    ),
-    "broken yaml": ({"yaml": "max_steps: [1"}, "config.file", "x.yaml"),
-    "yaml list": ({"yaml": "- 1\n- 2"}, "config.file", "x.yaml"),
-    "nested yaml": ({"yaml": "max_steps:\n  value: 3"}, "config.file", "x.yaml"),
-    "extends itself": ({"yaml": "extends: x.yaml"}, "config.file", "x.yaml"),
-    "extends nothing": ({"yaml": "extends: absent.yaml"}, "file.unreadable", "absent.yaml"),
-    **{
-        f"bins {text}": (UNPACKED | {"BIN_COUNTS": text}, "config.value", "BIN_COUNTS")
-        for text in BINS
-    },
-    "bins of fewer rows": (UNPACKED | {"BIN_COUNTS": "3 2 1"}, "config.conflict", "BIN_COUNTS"),
-    "bins of packs": (
-        {"BIN_COUNTS": "4 4", "PACKING_FACTOR": "1"},
-        "config.conflict",
-        "BIN_COUNTS",
-    ),
-    "bins of no data": (
-        UNPACKED | {"BIN_COUNTS": "4 4", "SYNTH_DATA": "1"},
-        "config.conflict",
-        "BIN_COUNTS",
-    ),
-    "unresolvable reference": ({"yaml": "max_steps: ${nothing}"}, "config.file", "x.yaml"),
-}
 
 
 @pytest.mark.parametrize(("values", "code", "subject"), BAD.values(), ids=BAD)
@@ -280,9 +278,6 @@ def _legal_values(setting: Setting) -> st.SearchStrategy[object]:
         )
         values = values.map(setting.kind)
     return st.one_of(st.none(), values) if setting.optional else values
-
-
-ALL = Recipe("all", SECTIONS, lambda config: None, "")
 
 
 @hypothesis_settings(max_examples=40)

@@ -142,14 +142,11 @@ def takes_number_or_choice(kind: object) -> bool:
     return kind in (int, float) or typing.get_origin(kind) is typing.Literal
 
 
-OPTIONS = list(typed_options())
-
-
 def test_there_are_options_of_most_commands() -> None:
-    assert len({words[0] for words in OPTIONS}) > 5
+    assert len({words[0] for words in typed_options()}) > 5
 
 
-@pytest.mark.parametrize("words", OPTIONS, ids=" ".join)
+@pytest.mark.parametrize("words", list(typed_options()), ids=" ".join)
 def test_any_option_of_a_command(words: tuple[str, ...], run_mlbert) -> None:
     status, _, error = run_mlbert(*words)
     assert status == 2

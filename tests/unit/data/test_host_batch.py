@@ -170,7 +170,8 @@ def test_a_dense_last_layer_has_the_same_loss_and_gradients():
 
 @pytest.mark.parametrize("field", ["tokens", "sequences", "masked", "max_seqlen"])
 def test_a_batch_that_does_not_fit_is_refused(batch, field):
-    static_shape = dataclasses.replace(exact(batch), **{field: getattr(exact(batch), field) - 1})
+    smaller = {field: getattr(exact(batch), field) - 1}
+    static_shape = dataclasses.replace(exact(batch), **smaller)
     assert exact(batch).holds(batch)
     assert not static_shape.holds(batch)
     with pytest.raises(AssertionError, match="does not fit the static shape"):

@@ -22,6 +22,8 @@ PERIOD = 0.1
 CAUSE = 0.6
 # `end` leaves a watching thread by an exception here, and no process.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+WRONG = UserError("data.damaged", "x.hdf5", "is damaged", "Restore it")
+CLOSED = RuntimeError("connection closed")
 
 
 class Ranks:
@@ -54,11 +56,12 @@ class Ranks:
             rank=rank, world_size=size, host=self._hosts[rank], rendezvous=meeting, channels={}
         )
         world.hosts = lambda: self._hosts
-        ways = (
+        return HealthMonitor(
+            world,
             lambda *words: self._report(rank, *words),
             lambda is_mistake: self._end(rank, is_mistake),
+            hang_seconds,
         )
-        return HealthMonitor(world, *ways, hang_seconds)
 
     def _report(self, rank: int, sentence: str, aloud: bool) -> None:
         with self.changed:
@@ -197,10 +200,6 @@ def test_a_suspended_rank_0_calls_nobody_silent(monkeypatch):
     monkeypatch.setattr(health._OwnPresence, "look", look)
     head._watch_ranks()
     assert ranks.reports == []
-
-
-WRONG = UserError("data.damaged", "x.hdf5", "is damaged", "Restore it")
-CLOSED = RuntimeError("connection closed")
 
 
 @pytest.mark.parametrize(

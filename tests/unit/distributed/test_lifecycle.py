@@ -27,6 +27,24 @@ from mlbert.mlperf.mllog import MLPerfLogger
 
 ROOT = Path(__file__).parents[3]
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+WRONG = UserError("data.damaged", "x.hdf5", "is damaged", "Restore it")
+RUN = """
+import ctypes, sys, time
+from pathlib import Path
+from mlbert.mlperf.mllog import MLPerfLogger
+from mlbert.distributed import lifecycle
+class World:  # a single process; the real one would import torch
+    rank, world_size, host = 0, 1, "here"
+log = MLPerfLogger(Path(sys.argv[1]), 0, Path({root!r}))
+run = lifecycle.Lifecycle(World(), lambda status, reason: log.run_stop(status, {{"reason": reason}}))
+with run.guard():
+    log.start("run_start")
+    print("ready", flush=True)
+    {body}
+"""
+# Locking a mutex twice: the call goes on waiting after a signal, so the interpreter cannot run its handlers, as in a
+# collective that hangs.
+HANG = "c, m = ctypes.CDLL(None), ctypes.create_string_buffer(64); c.pthread_mutex_lock(m); c.pthread_mutex_lock(m)"
 
 
 def events(path: Path) -> list[dict]:
@@ -146,9 +164,6 @@ def test_a_signal_that_the_caller_handles_does_not_end_the_run(number, run, log)
     assert keys(log) == ["run_start"]
 
 
-WRONG = UserError("data.damaged", "x.hdf5", "is damaged", "Restore it")
-
-
 @pytest.mark.parametrize(
     ("rank", "error", "status", "printed"),
     [
@@ -179,25 +194,6 @@ def test_a_mistake_counts_although_a_launcher_sends_sigterm_meanwhile(run):
     with pytest.raises(UserError) as left, run.guard():
         raise WRONG
     assert left.value is WRONG
-
-
-RUN = """
-import ctypes, sys, time
-from pathlib import Path
-from mlbert.mlperf.mllog import MLPerfLogger
-from mlbert.distributed import lifecycle
-class World:  # a single process; the real one would import torch
-    rank, world_size, host = 0, 1, "here"
-log = MLPerfLogger(Path(sys.argv[1]), 0, Path({root!r}))
-run = lifecycle.Lifecycle(World(), lambda status, reason: log.run_stop(status, {{"reason": reason}}))
-with run.guard():
-    log.start("run_start")
-    print("ready", flush=True)
-    {body}
-"""
-# Locking a mutex twice: the call goes on waiting after a signal, so the interpreter cannot run its handlers, as in a
-# collective that hangs.
-HANG = "c, m = ctypes.CDLL(None), ctypes.create_string_buffer(64); c.pthread_mutex_lock(m); c.pthread_mutex_lock(m)"
 
 
 def default_signals() -> None:

@@ -34,16 +34,6 @@ CONTENTS = {
     "UTF-16": '{"a": 1}'.encode("utf-16"),
     "Latin-1": b'{"\xe9": 1}',
 }
-
-
-@pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
-def test_anything_but_an_object_is_one_line(tmp_path, content):
-    path = tmp_path / "a.json"
-    path.write_bytes(content)
-    with user_error("file.json", path):
-        read_json(path, "Give another")
-
-
 PLACES = {
     "nothing": lambda path: None,
     "folder": Path.mkdir,
@@ -55,6 +45,29 @@ PLACES = {
     "device": lambda path: path.symlink_to("/dev/zero"),
     "2 GB": lambda path: (path.touch(), os.truncate(path, 1 << 31)),
 }
+NUMBERS = st.integers(-(10**28), 10**28) | st.floats(allow_nan=False, allow_infinity=False)
+WRONG = {
+    "missing": '{"share": 0.5}',
+    "float for int": '{"size": 1.0}',
+    "text for number": '{"size": 1, "share": "0.5"}',
+    "number among text": '{"size": 1, "words": ["a", 2]}',
+    "half a character in a key": '{"size": 1, "\\ud800": 1}',
+    "unknown key": '{"size": 1, "colour": 1}',
+    "misspelt key": '{"sise": 1}',
+    "empty list": '{"size": 1, "parts": []}',
+    "no object": '{"size": 1, "parts": [3]}',
+    "missing within": '{"size": 1, "parts": [{"file": "a", "bytes": 1}, {"file": "a"}]}',
+    "wrong within": '{"size": 1, "parts": [{"file": "a", "bytes": 1}, {"file": "a", "bytes": -1}]}',
+    "file elsewhere": '{"size": 1, "parts": [{"file": "../a", "bytes": 1}]}',
+}
+
+
+@pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
+def test_anything_but_an_object_is_one_line(tmp_path, content):
+    path = tmp_path / "a.json"
+    path.write_bytes(content)
+    with user_error("file.json", path):
+        read_json(path, "Give another")
 
 
 @pytest.mark.parametrize("make", PLACES.values(), ids=PLACES)
@@ -70,9 +83,6 @@ def test_names_that_no_file_can_have(tmp_path):
     for name in ("x" * 300, "a\0b", "file/below"):
         with user_error("file.unreadable"):
             read_json(tmp_path / name, "Give another")
-
-
-NUMBERS = st.integers(-(10**28), 10**28) | st.floats(allow_nan=False, allow_infinity=False)
 
 
 def json_values(numbers: st.SearchStrategy, text: st.SearchStrategy[str]) -> st.SearchStrategy:
@@ -114,22 +124,6 @@ class Card(Document, extra="forbid"):
     sums: dict[str, Sha256] | None = None
 
 
-WRONG = {
-    "missing": '{"share": 0.5}',
-    "float for int": '{"size": 1.0}',
-    "text for number": '{"size": 1, "share": "0.5"}',
-    "number among text": '{"size": 1, "words": ["a", 2]}',
-    "half a character in a key": '{"size": 1, "\\ud800": 1}',
-    "unknown key": '{"size": 1, "colour": 1}',
-    "misspelt key": '{"sise": 1}',
-    "empty list": '{"size": 1, "parts": []}',
-    "no object": '{"size": 1, "parts": [3]}',
-    "missing within": '{"size": 1, "parts": [{"file": "a", "bytes": 1}, {"file": "a"}]}',
-    "wrong within": '{"size": 1, "parts": [{"file": "a", "bytes": 1}, {"file": "a", "bytes": -1}]}',
-    "file elsewhere": '{"size": 1, "parts": [{"file": "../a", "bytes": 1}]}',
-}
-
-
 @pytest.mark.parametrize("text", WRONG.values(), ids=WRONG)
 def test_a_wrong_entry_is_named(tmp_path, text):
     (tmp_path / "a.json").write_text(text)
@@ -143,14 +137,16 @@ def test_a_file_name_leads_nowhere_else(name):
         parse_model(Part, {"file": name, "bytes": 1}, "subject", "Give another")
 
 
-JUNK = json_values(st.integers() | st.floats(allow_nan=False), st.text(st.characters()))
+def junk() -> st.SearchStrategy:
+    """Return any JSON."""
+    return json_values(st.integers() | st.floats(allow_nan=False), st.text(st.characters()))
 
 
 @given(
-    st.dictionaries(st.sampled_from([*Card.model_fields, "more"]), JUNK)
+    st.dictionaries(st.sampled_from([*Card.model_fields, "more"]), junk())
     | st.builds(
         lambda part: {"size": 1, "parts": [part]},
-        st.dictionaries(st.sampled_from(["file", "bytes"]), JUNK),
+        st.dictionaries(st.sampled_from(["file", "bytes"]), junk()),
     )
 )
 @settings(max_examples=150)

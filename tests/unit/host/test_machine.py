@@ -8,15 +8,14 @@ from mlbert.host import machine
 from mlbert.host.machine import gpu_driver, processor_name, read_processors
 from programs import write_files
 
+ARM = "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n"
+
 
 def x86(name: str, family: int, model: int, stepping: int) -> str:
     return (
         f"processor\t: 0\ncpu family\t: {family}\nmodel\t\t: {model}\nmodel name\t: "
         f"{name}\nstepping\t: {stepping}\n"
     )
-
-
-ARM = "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n"
 
 
 def test_processors_and_their_generations(tmp_path):

@@ -28,6 +28,11 @@ DAMAGES = {
     "flipped": lambda content: content[:5000] + bytes([content[5000] ^ 1]) + content[5001:],
     "empty": lambda content: b"",
 }
+LOAD = (
+    "import sys, pathlib; from mlbert.host import native; "
+    "native.SOURCE_FOLDER = pathlib.Path(sys.argv[1])"
+    "; tiny = native.load('tiny', ['tiny.c'])"
+)
 
 
 @pytest.fixture
@@ -42,13 +47,6 @@ def sources(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def cached(sources: Path) -> list[Path]:
     return sorted((sources.parent / "cache" / "mlbert").glob("*.so"))
-
-
-LOAD = (
-    "import sys, pathlib; from mlbert.host import native; "
-    "native.SOURCE_FOLDER = pathlib.Path(sys.argv[1])"
-    "; tiny = native.load('tiny', ['tiny.c'])"
-)
 
 
 def load_again() -> ctypes.CDLL:

@@ -13,6 +13,9 @@ import mlbert
 from mlbert.host import provenance
 from programs import commit_all, run_checked, write_files
 
+# With a search path of its own, and whether PyTorch was imported for it.
+_PRINT_VERSION = "import mlbert; print(mlbert.__version__, 'torch' in sys.modules)"
+
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
@@ -105,10 +108,6 @@ def test_names_in_the_tree(tmp_path):
     assert provenance.tree_relative(root / "mosaic_yaml/a.py") == "mosaic_yaml/a.py"
     assert provenance.tree_relative(tmp_path / "b" / ".." / "a.sh", tmp_path) == "a.sh"
     assert provenance.tree_relative(Path("/etc/a.sh"), tmp_path) == "/etc/a.sh"
-
-
-# With a search path of its own, and whether PyTorch was imported for it.
-_PRINT_VERSION = "import mlbert; print(mlbert.__version__, 'torch' in sys.modules)"
 
 
 def test_the_version_is_that_of_the_metadata_or_of_the_checkout(tmp_path, tree_root):

@@ -29,6 +29,7 @@ NATIVE_HEADS = [(2, 64), (3, 32), (1, 12), (2, 128), (1, 7)]  # number, size
 # Triton's blocks have 128 and 64 tokens in 16-bit types, 32 in float32.
 TRITON_LENGTHS = ([1], [1, 2, 3, 5], [63, 64, 65], [0, 20, 0, 33], [0, 0])
 SLOPES = torch.tensor([0.5, 0.00390625])  # of ALiBi: steep and gentle
+DROPOUTS = (0.0, 0.1)
 
 
 def draw_inputs(
@@ -51,57 +52,57 @@ def tiles(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, *arguments: Any) -> 
     return native_attention(qkv, cu_seqlens, *arguments, tiles=True)
 
 
-FORMS = {
-    "fp32": (ops.attention, torch.float32, None),
-    "bf16": (ops.attention, torch.bfloat16, None),
-    "fp16": (ops.attention, torch.float16, None),
-    "fp32 ALiBi": (ops.attention, torch.float32, SLOPES),
-    "bf16 ALiBi": (ops.attention, torch.bfloat16, SLOPES),
-    "tiles": (tiles, torch.bfloat16, None),
-    "tiles ALiBi": (tiles, torch.bfloat16, SLOPES),
-}
-NATIVE_FORMS = [name for name in FORMS if name != "fp16"]
-DROPOUTS = (0.0, 0.1)
-CASES = [
-    *(
-        ("native", form, lengths, (2, 64), p)
-        for form in NATIVE_FORMS
-        for lengths in NATIVE_LENGTHS
-        for p in DROPOUTS
-    ),
-    *(
-        ("native", form, [1, 64, 130, 31], heads, 0.1)
-        for form in ("fp32", "bf16")
-        for heads in NATIVE_HEADS
-    ),
-    *(
-        ("native", "tiles", [1, 64, 130, 31, 140], heads, 0.1)
-        for heads in ((3, 32), (1, 96), (2, 128))
-    ),
-    *(("triton", "bf16", lengths, (2, 64), 0.1) for lengths in TRITON_LENGTHS),
-    ("triton", "bf16", [1, 2, 3, 5], (2, 64), 0.0),
-    *(("triton", "fp32", lengths, (1, 64), 0.1) for lengths in ([1, 2, 3, 5], [0, 0])),
-    ("triton", "fp32 ALiBi", [1, 40], (2, 32), 0.1),
-    ("triton", "bf16 ALiBi", [1, 70], (2, 32), 0.1),
-    ("triton", "fp16", [1, 70], (1, 64), 0.1),
-    ("triton", "bf16", [1, 70], (3, 32), 0.1),
-    pytest.param("triton", "bf16", [1, 70], (1, 128), 0.1, marks=pytest.mark.slow),
-    *(pytest.param("triton", "bf16", [130], (2, 64), p, marks=pytest.mark.slow) for p in DROPOUTS),
-    pytest.param("triton", "bf16", [513], (1, 32), 0.1, marks=pytest.mark.slow),
-    pytest.param("triton", "fp16", [1, 70], (3, 32), 0.1, marks=pytest.mark.slow),
-    *(
-        pytest.param("triton", dtype, [1, 70], (1, 128), 0.1, marks=pytest.mark.slow)
-        for dtype in ("fp16", "fp32")
-    ),
-]
-
-
 @pytest.mark.parametrize(
-    ("kernels", "form", "lengths", "heads", "dropout"), CASES, indirect=["kernels"]
+    ("kernels", "form", "lengths", "heads", "dropout"),
+    [
+        *(
+            ("native", form, lengths, (2, 64), p)
+            for form in ("fp32", "bf16", "fp32 ALiBi", "bf16 ALiBi", "tiles", "tiles ALiBi")
+            for lengths in NATIVE_LENGTHS
+            for p in DROPOUTS
+        ),
+        *(
+            ("native", form, [1, 64, 130, 31], heads, 0.1)
+            for form in ("fp32", "bf16")
+            for heads in NATIVE_HEADS
+        ),
+        *(
+            ("native", "tiles", [1, 64, 130, 31, 140], heads, 0.1)
+            for heads in ((3, 32), (1, 96), (2, 128))
+        ),
+        *(("triton", "bf16", lengths, (2, 64), 0.1) for lengths in TRITON_LENGTHS),
+        ("triton", "bf16", [1, 2, 3, 5], (2, 64), 0.0),
+        *(("triton", "fp32", lengths, (1, 64), 0.1) for lengths in ([1, 2, 3, 5], [0, 0])),
+        ("triton", "fp32 ALiBi", [1, 40], (2, 32), 0.1),
+        ("triton", "bf16 ALiBi", [1, 70], (2, 32), 0.1),
+        ("triton", "fp16", [1, 70], (1, 64), 0.1),
+        ("triton", "bf16", [1, 70], (3, 32), 0.1),
+        pytest.param("triton", "bf16", [1, 70], (1, 128), 0.1, marks=pytest.mark.slow),
+        *(
+            pytest.param("triton", "bf16", [130], (2, 64), p, marks=pytest.mark.slow)
+            for p in DROPOUTS
+        ),
+        pytest.param("triton", "bf16", [513], (1, 32), 0.1, marks=pytest.mark.slow),
+        pytest.param("triton", "fp16", [1, 70], (3, 32), 0.1, marks=pytest.mark.slow),
+        *(
+            pytest.param("triton", dtype, [1, 70], (1, 128), 0.1, marks=pytest.mark.slow)
+            for dtype in ("fp16", "fp32")
+        ),
+    ],
+    indirect=["kernels"],
 )
 def test_error(kernels, form, lengths, heads, dropout):
     """The interpreter is slow, so Triton's numbers are drawn once."""
-    function, dtype, slopes = FORMS[form]
+    forms = {
+        "fp32": (ops.attention, torch.float32, None),
+        "bf16": (ops.attention, torch.bfloat16, None),
+        "fp16": (ops.attention, torch.float16, None),
+        "fp32 ALiBi": (ops.attention, torch.float32, SLOPES),
+        "bf16 ALiBi": (ops.attention, torch.bfloat16, SLOPES),
+        "tiles": (tiles, torch.bfloat16, None),
+        "tiles ALiBi": (tiles, torch.bfloat16, SLOPES),
+    }
+    function, dtype, slopes = forms[form]
     draw = draw_inputs(lengths, *heads, dropout, slopes=slopes)
     inputs = draw if kernels == "native" else draw()
     check_errors("attention", inputs, dtype, [0], with_float32_slopes(function))

@@ -139,7 +139,8 @@ def test_each_product_can_be_switched_off(choice):
     off = fp8_scaling.Products(False, False, False)
     plain = run_layer(lambda *t: linear(*t, make_scaling(off), 0), x, weight, bias, d_out=d_out)
     for index, switch in enumerate(("forward", "input_gradient", "weight_gradient")):
-        products = dataclasses.replace(off, **{switch: True})
+        one_on = {switch: True}
+        products = dataclasses.replace(off, **one_on)
         found = run_layer(
             lambda *t, p=products: linear(*t, make_scaling(p), 0), x, weight, bias, d_out=d_out
         )

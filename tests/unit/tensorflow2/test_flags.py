@@ -166,8 +166,9 @@ def test_our_settings_override_published_defaults(resolved: Resolve) -> None:
 
 @pytest.mark.parametrize("name", ["BATCHSIZE", "STEPS_PER_LOOP"])
 def test_non_numeric_export_is_an_error(resolved: Resolve, name: str) -> None:
+    exports = {name: "many"}
     with user_error("config.value", name):
-        resolved(f"{MINIMAL} --enable_checkpoint_and_summary", **{name: "many"})
+        resolved(f"{MINIMAL} --enable_checkpoint_and_summary", **exports)
 
 
 @pytest.mark.parametrize(
@@ -220,8 +221,9 @@ def test_config_with_a_setting_of_the_other_framework_is_an_error(
     config = tmp_path / "config_x.sh"
     for name, value in {"SHARDED_OPTIMIZER": "node", "TASK": "mnli"}.items():
         config.write_text(f"export {name}={value}\n")
+        exports = {"CONFIG_FILE": str(config), name: value}
         with user_error("config.not-read", f"{name} ({config}:1)"):
-            resolved(MINIMAL, CONFIG_FILE=str(config), **{name: value})
+            resolved(MINIMAL, **exports)
 
 
 def test_exported_setting_of_the_other_framework_is_a_warning(resolved: Resolve) -> None:

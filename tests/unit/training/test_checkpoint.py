@@ -89,24 +89,24 @@ def edit(**changes):
     return change
 
 
-DAMAGES = {
-    "tensors are cut": (TENSORS, lambda file: os.truncate(file, 100)),
-    "tensors have another bit": (TENSORS, flip),
-    "tensors are gone": (TENSORS, Path.unlink),
-    "state is cut": (STATE, lambda file: os.truncate(file, 10)),
-    "state is deep": (STATE, lambda file: file.write_text("[" * 100_000)),
-    "another format": (STATE, edit(format="other")),
-    "one bit": (STATE, edit(state={"step": 3 ^ 1})),
-    "not finite": (STATE, edit(state={"step": float("nan")})),
-    "a list": (STATE, lambda file: file.write_text(f"[{file.read_text()}]")),
-    "another step": (STATE, edit(step=7)),
-    "no state": (STATE, edit(state=None)),
-    "no identity": (STATE, edit(identity=None)),
-    "no record_sha256": (STATE, edit(record_sha256=None)),
-}
-
-
-@pytest.mark.parametrize(("name", "damage"), DAMAGES.values(), ids=DAMAGES)
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        pytest.param(TENSORS, lambda file: os.truncate(file, 100), id="tensors are cut"),
+        pytest.param(TENSORS, flip, id="tensors have another bit"),
+        pytest.param(TENSORS, Path.unlink, id="tensors are gone"),
+        pytest.param(STATE, lambda file: os.truncate(file, 10), id="state is cut"),
+        pytest.param(STATE, lambda file: file.write_text("[" * 100_000), id="state is deep"),
+        pytest.param(STATE, edit(format="other"), id="another format"),
+        pytest.param(STATE, edit(state={"step": 3 ^ 1}), id="one bit"),
+        pytest.param(STATE, edit(state={"step": float("nan")}), id="not finite"),
+        pytest.param(STATE, lambda file: file.write_text(f"[{file.read_text()}]"), id="a list"),
+        pytest.param(STATE, edit(step=7), id="another step"),
+        pytest.param(STATE, edit(state=None), id="no state"),
+        pytest.param(STATE, edit(identity=None), id="no identity"),
+        pytest.param(STATE, edit(record_sha256=None), id="no record_sha256"),
+    ],
+)
 def test_damaged_newest_falls_back_with_a_warning(tmp_path, name, damage):
     target = saved(tmp_path)
     damage(target.path / "step_00000003" / name)

@@ -12,6 +12,8 @@ from programs import write_files
 from simple_logs import write_log, write_runs
 from user_errors import assert_error_line
 
+LOOKS = "<b>[red]\x1b[2J\x07\u202e[/]" + "x" * 5000
+
 
 @pytest.fixture
 def report(run_mlbert, monkeypatch):
@@ -66,7 +68,7 @@ def test_energy_and_cost_need_a_measurement_and_a_rate(tmp_path, report):
     }
     write_files(tmp_path, {"run_1/summary.json": json.dumps(summary)})
     assert "dollars" not in report(tmp_path)[1].partition("Energy and cost")[0]
-    rates = ("--price-per-gpu-hour", 5, "--co2-per-kwh", 0.4)
+    rates = ["--price-per-gpu-hour", 5, "--co2-per-kwh", 0.4]
     text = report(tmp_path, *rates, "--html", tmp_path / "page.html")[1]
     rows = [line.split() for line in text.partition("Energy and cost")[2].splitlines()]
     assert ["0", "-", "-", "-", "0.50", "-"] in rows
@@ -100,9 +102,6 @@ def test_a_missed_target_is_exit_code_one(tmp_path, report):
     write_log(tmp_path / "result_2.txt", status="aborted")
     code, out = report(tmp_path)
     assert (code, "missed the target" in out) == (1, True)
-
-
-LOOKS = "<b>[red]\x1b[2J\x07\u202e[/]" + "x" * 5000
 
 
 @pytest.mark.parametrize("columns", ["80", "60"])

@@ -19,6 +19,14 @@ from user_errors import user_error
 ASSETS = Path(__file__).parents[3] / "assets/mds"
 ENWIKI = ASSETS / "enwiki_bytes_zstd"
 COLUMNS = {"text": "str", "ids": "bytes", "number": "str"}
+VALUES = {
+    "str": st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
+    "bytes": st.binary(max_size=300),
+}
+IN_SAMPLE = 1000
+INDEX = "index.json"
+SHARD = "shard.00002.mds"
+NO_COLUMNS = {"column_names": [], "column_encodings": [], "column_sizes": []}
 
 
 def test_reads_text_and_bytes_next_to_every_encoding_of_streaming():
@@ -51,12 +59,6 @@ def test_writes_the_index_of_streaming_for_compressed_shards(tmp_path):
     found = json.loads((written / "index.json").read_bytes())["shards"]
     assert [shard["raw_data"] for shard in found] == [shard["raw_data"] for shard in expected]
     assert [{*shard["zip_data"]["hashes"]} for shard in found] == [{"sha1", "xxh3_64"}] * 3
-
-
-VALUES = {
-    "str": st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
-    "bytes": st.binary(max_size=300),
-}
 
 
 @st.composite
@@ -210,10 +212,6 @@ def change_shard(place: int, content: bytes) -> object:
     return damage
 
 
-IN_SAMPLE = 1000
-INDEX = "index.json"
-SHARD = "shard.00002.mds"
-NO_COLUMNS = {"column_names": [], "column_encodings": [], "column_sizes": []}
 DAMAGES = {
     "no index": (lambda folder: (folder / INDEX).unlink(), INDEX, "file.unreadable"),
     "index no JSON": (change_index("{"), INDEX, "file.json"),

@@ -62,7 +62,8 @@ def of_workers(order: list[int], world: dict[str, int], batch_size: int, first: 
         missing = -len(mine) % ranks
         end = len(mine) + 1 - ranks
         for rank in range(ranks):
-            samples = iter([*mine, *mine[end - missing : end]][rank::ranks])
+            padded = [*mine, *mine[end - missing : end]]
+            samples = iter(padded[rank::ranks])
             batches = []
             while batch := list(islice(samples, batch_size)):
                 batches.append(batch + [-1] * (batch_size - len(batch)))

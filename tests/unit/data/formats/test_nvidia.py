@@ -40,6 +40,19 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 KINDS = ["fixed", "variable", "packed"]
 LIMITS = Widths(WIDTH, PREDICTIONS)
 PLAIN = {"chunks": True, "compression": "gzip"}
+# The kind of a shard of 20 rows, a column, what it becomes (None: it is removed), and the error.
+COLUMNS = [
+    *((kind, "segment_ids", None, "data.format") for kind in KINDS),
+    *((kind, "masked_lm_ids", None, "data.format") for kind in KINDS),
+    *((kind, "next_sentence_labels", None, "data.format") for kind in KINDS),
+    ("fixed", "masked_lm_ids", np.zeros((19, PREDICTIONS), np.int16), "data.damaged"),
+    ("fixed", "segment_ids", np.zeros((20, WIDTH - 1), np.int8), "data.damaged"),
+    ("fixed", "segment_ids", np.zeros(20, np.int8), "data.damaged"),
+    ("fixed", "input_ids", np.zeros((20, WIDTH), np.int32), "data.format"),
+    ("fixed", "input_ids", np.zeros((20, WIDTH), np.float16), "data.format"),
+    ("fixed", "masked_lm_positions", np.zeros((20, PREDICTIONS + 1), np.int16), "data.damaged"),
+]
+ROW = 7
 
 
 def write(
@@ -249,20 +262,6 @@ def check_refused(code: str, subject: Path, folder: Path | None = None) -> str:
     return str(caught.value)
 
 
-# The kind of a shard of 20 rows, a column, what it becomes (None: it is removed), and the error.
-COLUMNS = [
-    *((kind, "segment_ids", None, "data.format") for kind in KINDS),
-    *((kind, "masked_lm_ids", None, "data.format") for kind in KINDS),
-    *((kind, "next_sentence_labels", None, "data.format") for kind in KINDS),
-    ("fixed", "masked_lm_ids", np.zeros((19, PREDICTIONS), np.int16), "data.damaged"),
-    ("fixed", "segment_ids", np.zeros((20, WIDTH - 1), np.int8), "data.damaged"),
-    ("fixed", "segment_ids", np.zeros(20, np.int8), "data.damaged"),
-    ("fixed", "input_ids", np.zeros((20, WIDTH), np.int32), "data.format"),
-    ("fixed", "input_ids", np.zeros((20, WIDTH), np.float16), "data.format"),
-    ("fixed", "masked_lm_positions", np.zeros((20, PREDICTIONS + 1), np.int16), "data.damaged"),
-]
-
-
 @pytest.mark.parametrize(("kind", "name", "values", "code"), COLUMNS)
 def test_a_missing_column_and_wrong_row_counts_and_types(tmp_path, kind, name, values, code):
     write(tmp_path / name, kind)
@@ -319,32 +318,31 @@ def at(place: int, value: int):
     return lambda row: np.where(np.arange(len(row)) == place, value, row).astype(row.dtype)
 
 
-ROW = 7
-EDITS = [
-    ("variable", "input_ids", lambda v: np.resize(v, WIDTH + 1)),
-    ("variable", "input_ids", lambda v: v[:0]),
-    ("variable", "input_ids", lambda v: v[:-1]),
-    ("variable", "input_ids", at(2, -1)),
-    ("variable", "segment_ids", at(0, 1)),
-    ("variable", "segment_ids", lambda v: np.ones_like(v)),
-    ("variable", "masked_lm_ids", lambda v: np.zeros(len(v) + 1, np.int16)),
-    ("variable", "next_sentence_labels", lambda v: np.int8(2)),
-    ("fixed", "input_mask", at(1, 0)),
-    ("fixed", "input_mask", np.zeros_like),
-    ("fixed", "masked_lm_positions", lambda v: v * 0 + WIDTH),
-    ("fixed", "masked_lm_positions", lambda v: v * 0 - 1),
-    ("fixed", "masked_lm_positions", lambda v: v * 0 + 1),
-    ("fixed", "masked_lm_positions", lambda v: v * 0 + np.eye(PREDICTIONS)[-1]),
-    ("packed", "packed_input_len", at(0, 1)),
-    ("packed", "packed_input_len", at(0, 0)),
-    ("packed", "packed_masked_lm_len", at(0, 5)),
-    ("packed", "packed_input_len", lambda v: v[:0]),
-    ("packed", "next_sentence_labels", lambda v: np.resize(v, 5)),
-]
-
-
 @pytest.mark.parametrize("options", [{}, PLAIN], ids=["mapped", "compressed"])
-@pytest.mark.parametrize(("kind", "column", "change"), EDITS)
+@pytest.mark.parametrize(
+    ("kind", "column", "change"),
+    [
+        ("variable", "input_ids", lambda v: np.resize(v, WIDTH + 1)),
+        ("variable", "input_ids", lambda v: v[:0]),
+        ("variable", "input_ids", lambda v: v[:-1]),
+        ("variable", "input_ids", at(2, -1)),
+        ("variable", "segment_ids", at(0, 1)),
+        ("variable", "segment_ids", lambda v: np.ones_like(v)),
+        ("variable", "masked_lm_ids", lambda v: np.zeros(len(v) + 1, np.int16)),
+        ("variable", "next_sentence_labels", lambda v: np.int8(2)),
+        ("fixed", "input_mask", at(1, 0)),
+        ("fixed", "input_mask", np.zeros_like),
+        ("fixed", "masked_lm_positions", lambda v: v * 0 + WIDTH),
+        ("fixed", "masked_lm_positions", lambda v: v * 0 - 1),
+        ("fixed", "masked_lm_positions", lambda v: v * 0 + 1),
+        ("fixed", "masked_lm_positions", lambda v: v * 0 + np.eye(PREDICTIONS)[-1]),
+        ("packed", "packed_input_len", at(0, 1)),
+        ("packed", "packed_input_len", at(0, 0)),
+        ("packed", "packed_masked_lm_len", at(0, 5)),
+        ("packed", "packed_input_len", lambda v: v[:0]),
+        ("packed", "next_sentence_labels", lambda v: np.resize(v, 5)),
+    ],
+)
 def test_wrong_row_is_named(tmp_path, kind, column, change, options):
     write(tmp_path / "set", kind, **options)
     path = tmp_path / "set" / "part_00001_of_00003.hdf5"

@@ -293,7 +293,9 @@ def stride_and_denominators(n: int) -> tuple[int, list[int]]:
     denominators = [0, 1]
     while below:
         denominators.append(above // below * denominators[-1] + denominators[-2])
-        above, below = below, above % below
+        remainder = above % below
+        above = below
+        below = remainder
     return stride, denominators[1:]
 
 

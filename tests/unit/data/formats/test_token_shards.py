@@ -34,6 +34,11 @@ TOKENIZER = load_tokenizer("bert-base-uncased")
 HARD = ["", "a\nb\r\nc", "naïve “quoted” 東京", "x" * 5000, "\n", "! !", "\x00\x0b"]
 TEXTS = random_texts(80)
 pytestmark = pytest.mark.usefixtures("own_cache")
+EXPECTED = [TOKENIZER.encode(text) for text in TEXTS]
+TOO_LARGE, NEGATIVE = (np.array(ids, "<i8").tobytes() for ids in ([1, 30_522], [-1]))
+STORED = Path(__file__).parents[3] / "assets/mds/tokens"
+SEQUENCES = [[101, 2023, 2003, 102], [101, 7592, 2088, 999, 102], [101, 1996, 102]]
+WORDS = np.array([101, 2023, 102], "<u2").tobytes()
 
 
 @pytest.fixture
@@ -62,9 +67,6 @@ def kept(folder: Path, remote: Path | None = None) -> list[Path]:
             "tokens-*/*.ids"
         )
     )
-
-
-EXPECTED = [TOKENIZER.encode(text) for text in TEXTS]
 
 
 def test_equal_to_each_text_tokenised(folder):
@@ -215,18 +217,11 @@ def token_shards(folder: Path, *samples: bytes) -> TokenShards:
     )
 
 
-TOO_LARGE, NEGATIVE = (np.array(ids, "<i8").tobytes() for ids in ([1, 30_522], [-1]))
-
-
 @pytest.mark.parametrize("sample", [TOO_LARGE, NEGATIVE, b"1234567", b""])
 def test_wrong_tokens(tmp_path, sample):
     with user_error("data.damaged", "shard.00000.mds") as caught:
         token_shards(tmp_path, bytes(8), sample).shard(0)
     assert "sample 1 " in str(caught.value)
-
-
-STORED = Path(__file__).parents[3] / "assets/mds/tokens"
-SEQUENCES = [[101, 2023, 2003, 102], [101, 7592, 2088, 999, 102], [101, 1996, 102]]
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in STORED.iterdir()))
@@ -258,9 +253,6 @@ def test_a_wrong_id_does_not_change_the_width():
     ids = [101, 2023, 2003, 1 << 40, -100, 102]
     assert width_of([np.array(ids, "<i8").tobytes()]) == np.dtype("<i8")
     assert width_of([]) == width_of([bytes(16)]) == np.dtype("<i8")
-
-
-WORDS = np.array([101, 2023, 102], "<u2").tobytes()
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,21 @@ TEXTS = [
     "σας ΣΑ. [mask] <url> x_y@x-y",
     "",
 ]
+RULES = [
+    {},
+    {"do_lower_case": False},
+    {"do_lower_case": True, "strip_accents": False},
+    {"do_lower_case": True, "strip_accents": True},
+    {"do_lower_case": False, "strip_accents": True},
+    {"do_lower_case": False, "strip_accents": False},
+    {"do_lower_case": True, "strip_accents": None},
+    {"tokenize_chinese_chars": False},
+    {"do_lower_case": False, "strip_accents": True, "tokenize_chinese_chars": False},
+]
+ADDED = {"content": "<url>", "lstrip": False, "rstrip": False, "single_word": False}
+NO_ACCENTS = {"type": "Sequence", "normalizers": [{"type": "NFKC"}, {"type": "Lowercase"}]}
+ROBERTA = {"type": "RobertaProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2]}
+SEGMENTS = {"type": "BertProcessing", "sep": ["[CLS]", 2], "cls": ["[SEP]", 3]}
 
 
 def write_config(folder: Path, **values: Any) -> None:
@@ -120,19 +135,6 @@ def assert_same_ids(folder: Path, peer_folder: Path | None = None) -> OwnTokeniz
     assert tokens.tolist() == [number for text in TEXTS for number in ours.encode(text)]
     assert len(starts) == len(TEXTS) + 1
     return ours
-
-
-RULES = [
-    {},
-    {"do_lower_case": False},
-    {"do_lower_case": True, "strip_accents": False},
-    {"do_lower_case": True, "strip_accents": True},
-    {"do_lower_case": False, "strip_accents": True},
-    {"do_lower_case": False, "strip_accents": False},
-    {"do_lower_case": True, "strip_accents": None},
-    {"tokenize_chinese_chars": False},
-    {"do_lower_case": False, "strip_accents": True, "tokenize_chinese_chars": False},
-]
 
 
 @pytest.mark.parametrize("rules", RULES)
@@ -189,7 +191,6 @@ def test_identities_differ_with_the_rules(folder):
     assert len(found) == 6
 
 
-ADDED = {"content": "<url>", "lstrip": False, "rstrip": False, "single_word": False}
 ADDED |= {"normalized": False, "special": False}
 
 
@@ -263,10 +264,7 @@ def set_in(*keys: str, value: object) -> Callable[[dict[str, Any]], None]:
     return change
 
 
-NO_ACCENTS = {"type": "Sequence", "normalizers": [{"type": "NFKC"}, {"type": "Lowercase"}]}
-ROBERTA = {"type": "RobertaProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2]}
 ROBERTA |= {"trim_offsets": True, "add_prefix_space": False}
-SEGMENTS = {"type": "BertProcessing", "sep": ["[CLS]", 2], "cls": ["[SEP]", 3]}
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,25 @@ VERBS = [
     "leaves",
 ]
 REST = ["slowly", "twice", "again", "today", "quietly", "once", "together", "early"]
+PAGE = """<!DOCTYPE html><html><head><meta charset="utf-8"><title>Tea &amp; cake</title>
+<style>p { color: red }</style><script>if (a < b) document.write("<p>never</p>");</script></head>
+<body><nav><ul><li><a href="/">Home</a></li></ul></nav>
+<![if lt IE 9]><![endif]><![unknown[x]]><!-- <p>no -->
+<h1>A&nbsp;page</h1><p>Fresh<b>ly</b> brewed,
+   d&eacute;j&agrave; &#x4E2D; vu <p>5 < 6 &amp;&amp; 7 > 6<br/>next line<table>
+<tr><td>one</td><td>two</td></tr>
+</table><noscript>Enable JavaScript</noscript></p></body>&copy"""
+SHOWN = [
+    "Tea & cake",
+    "A page",
+    "Freshly brewed, déjà 中 vu",
+    "5 < 6 && 7 > 6",
+    "next line",
+    "one two",
+    "©",
+]
+LONG = "word " * 10_000
+OF_ALL_FILES = {"data.too-small", "data.repetitive", "vocabulary.other-language"}
 
 
 def sentence(draw: random.Random) -> str:
@@ -152,25 +171,6 @@ def test_rows_of_a_named_column(tmp_path: Path) -> None:
     assert len(find_sources([tmp_path], tmp_path / "out", others)) == 2
     assert others == {".csv": 3, ".tsv": 1}, "tables in folders need the name of the column"
     assert len(find_sources([tmp_path], tmp_path / "out", column="body")) == 6
-
-
-PAGE = """<!DOCTYPE html><html><head><meta charset="utf-8"><title>Tea &amp; cake</title>
-<style>p { color: red }</style><script>if (a < b) document.write("<p>never</p>");</script></head>
-<body><nav><ul><li><a href="/">Home</a></li></ul></nav>
-<![if lt IE 9]><![endif]><![unknown[x]]><!-- <p>no -->
-<h1>A&nbsp;page</h1><p>Fresh<b>ly</b> brewed,
-   d&eacute;j&agrave; &#x4E2D; vu <p>5 < 6 &amp;&amp; 7 > 6<br/>next line<table>
-<tr><td>one</td><td>two</td></tr>
-</table><noscript>Enable JavaScript</noscript></p></body>&copy"""
-SHOWN = [
-    "Tea & cake",
-    "A page",
-    "Freshly brewed, déjà 中 vu",
-    "5 < 6 && 7 > 6",
-    "next line",
-    "one two",
-    "©",
-]
 
 
 @pytest.mark.parametrize("chunk", [7, 1 << 20])
@@ -413,7 +413,6 @@ def test_held_out_text_of_ones_own(tmp_path: Path) -> None:
     assert both.train_tokens == one.train_tokens, "b.txt is not trained on"
 
 
-LONG = "word " * 10_000
 BAD = [
     ("empty.txt", b"", "data.empty", ""),
     ("blank.txt", b"\n \n" * 10, "data.too-small", "0 characters"),
@@ -454,7 +453,6 @@ BAD = [
     ("latin.csv", b"text\ncaf\xe9\n", "data.encoding", "line 2 "),
     ("cut.parquet", parquet_of({"text": [LONG] * 9})[:-9], "data.damaged", ""),
 ]
-OF_ALL_FILES = {"data.too-small", "data.repetitive", "vocabulary.other-language"}
 
 
 @pytest.mark.parametrize(("name", "content", "code", "named"), BAD, ids=[name for name, *_ in BAD])

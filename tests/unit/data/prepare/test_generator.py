@@ -59,6 +59,25 @@ TOKENIZERS = (
 )
 # cased, uncased.
 GENERATORS = [(NativeGenerator(tokenizer), PlainGenerator(tokenizer)) for tokenizer in TOKENIZERS]
+PLANES = [
+    (0, 0x3000, 1),
+    (0x3000, 0x1_0000, 13),
+    *((code, code + 0x1_0000, 41) for code in range(0x1_0000, 0x11_0000, 0x1_0000)),
+]
+# Lines.
+CHOSEN = [
+    "",
+    "\n",
+    "a",
+    "a ",
+    "a\n",
+    "\na",
+    " ",
+    "a\n\nb",
+    "a\n\x0b\nb",
+    "a\n\x07\nb",
+    "a\n\u3000\u2028\nb",
+]
 
 
 def to_lists(documents: FlatDocuments) -> list[list[list[int]]]:
@@ -91,13 +110,6 @@ def test_documents_of_hard_and_of_any_text(text, lower_case, block_bytes):
     assert ours == plain
 
 
-PLANES = [
-    (0, 0x3000, 1),
-    (0x3000, 0x1_0000, 13),
-    *((code, code + 0x1_0000, 41) for code in range(0x1_0000, 0x11_0000, 0x1_0000)),
-]
-
-
 @pytest.mark.parametrize("lower_case", [True, False])
 @pytest.mark.parametrize(
     ("first", "end", "step"), [*PLANES, pytest.param(0x3000, 0x1_0000, 1, marks=pytest.mark.slow)]
@@ -109,20 +121,6 @@ def test_every_character(first, end, step, lower_case):
     assert ours == plain
 
 
-# Lines.
-CHOSEN = [
-    "",
-    "\n",
-    "a",
-    "a ",
-    "a\n",
-    "\na",
-    " ",
-    "a\n\nb",
-    "a\n\x0b\nb",
-    "a\n\x07\nb",
-    "a\n\u3000\u2028\nb",
-]
 CHOSEN += ["a\r\n\r\nb\r", "a\rb\r\r\nc", "\r", "a\n\r", "a" * 5000 + ".b", "\x07" * 300]
 CHOSEN += [letter * count for letter in "azé" for count in (199, 200, 201)]
 CHOSEN += [

@@ -307,5 +307,6 @@ def test_options_out_of_range():
         ("masked_lm_prob", 0.0),
         ("short_seq_prob", 1.5),
     ):
+        options = {name: value}
         with user_error("config.range", name):
-            InstanceOptions(**{name: value})
+            InstanceOptions(**options)

@@ -107,9 +107,13 @@ def test_a_finished_folder_is_left_alone_by_other_and_wrong_options_too(prepared
     assert (unread.mock_calls, "nothing to do" in said.lines[0]) == ([], True)
     with user_error("prepare.other-options", prepared):
         prepare_text(documents(), prepared, replace(OPTIONS, vocab_size=400), SOURCE)
-    for name, value in {"eval_share": 0.0, "eval_sequences": 0, "num_parts": 0}.items():
-        with user_error("config.range", "--eval-share" if name == "eval_share" else name):
-            replace(OPTIONS, **{name: value})
+    for change, subject in (
+        ({"eval_share": 0.0}, "--eval-share"),
+        ({"eval_sequences": 0}, "eval_sequences"),
+        ({"num_parts": 0}, "num_parts"),
+    ):
+        with user_error("config.range", subject):
+            replace(OPTIONS, **change)
     assert {path: path.stat().st_mtime_ns for path in prepared.rglob("*")} == before
 
 

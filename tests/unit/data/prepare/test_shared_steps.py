@@ -186,26 +186,39 @@ def clean_wiki(source: Path, out: Path, run: Executor) -> None:
     clean(wiki, out, CleanOptions(2, 2), run)
 
 
-SENT: dict[str, Callable[..., object]] = STEPS | {
-    "instances": instances,
-    "convert_dataset.py": convert_text,
-    "pretrain": prepare_corpus,
-    "clean": clean_wiki,
-    "export-nvidia": lambda source, out, run: export_nvidia(
-        source, out, "fixed", num_files=2, executor=run
-    ),
-    "bins-hdf5": lambda source, out, run: make_hdf5_bins(source, out, edges=(8, 32), executor=run),
-    "verify": lambda source, out, run: verify([source], executor=run),
-}
+def export_two_files(source: Path, out: Path, run: Executor) -> None:
+    export_nvidia(source, out, "fixed", num_files=2, executor=run)
 
 
-@pytest.mark.parametrize("name", SENT)
-def test_what_this_process_has_used_can_be_sent_to_spawned_workers(tmp_path, monkeypatch, name):
+def make_two_bins(source: Path, out: Path, run: Executor) -> None:
+    make_hdf5_bins(source, out, edges=(8, 32), executor=run)
+
+
+def verify_source(source: Path, out: Path, run: Executor) -> None:
+    verify([source], executor=run)
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        *STEPS.items(),
+        ("instances", instances),
+        ("convert_dataset.py", convert_text),
+        ("pretrain", prepare_corpus),
+        ("clean", clean_wiki),
+        ("export-nvidia", export_two_files),
+        ("bins-hdf5", make_two_bins),
+        ("verify", verify_source),
+    ],
+)
+def test_what_this_process_has_used_can_be_sent_to_spawned_workers(
+    tmp_path, monkeypatch, name, step
+):
     monkeypatch.setattr(clean_module, "UNIT_BYTES", 1)
     monkeypatch.setattr(import_store_module, "PIECE", 60)
     source = write_source(tmp_path, 120, 0)
-    SENT[name](source, tmp_path / "sent", WarmExecutor(workers=2))
-    SENT[name](source, tmp_path / "kept", Executor())
+    step(source, tmp_path / "sent", WarmExecutor(workers=2))
+    step(source, tmp_path / "kept", Executor())
     if name != "verify":
         assert tree(tmp_path / "sent") == tree(tmp_path / "kept") != {}
 

@@ -200,37 +200,41 @@ def test_shapes_that_composer_lacks_are_refused(tmp_path, shape, refused, option
     )
 
 
-# What is stored, by the file and a good state, and the error's code.
-CONTENTS = {
-    "next to another shape": (
-        lambda file, state: container(read_composer(PUBLISHED).tensors),
-        "checkpoint.shape",
-    ),
-    "forbidden": (
-        lambda file, state: container(
-            masked_lm(state), extra=Call(os.system, f"touch {file.with_name('ran')}")
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        pytest.param(
+            lambda file, state: container(read_composer(PUBLISHED).tensors),
+            "checkpoint.shape",
+            id="next to another shape",
         ),
-        "checkpoint.unsafe",
-    ),
-    "no model": (lambda file, state: {"state": {"optimizers": {}}}, "checkpoint.format"),
-    "no container": (lambda file, state: [1, 2], "checkpoint.format"),
-    "missing": (
-        lambda file, state: container(
-            {k: v for k, v in masked_lm(state).items() if k != POSITIONS}
+        pytest.param(
+            lambda file, state: container(
+                masked_lm(state), extra=Call(os.system, f"touch {file.with_name('ran')}")
+            ),
+            "checkpoint.unsafe",
+            id="forbidden",
         ),
-        "checkpoint.incomplete",
-    ),
-    "wrong shape": (
-        lambda file, state: container({**fused(state), BIASES: torch.zeros(8)}),
-        "checkpoint.shape",
-    ),
-}
-
-
-@pytest.mark.parametrize("damage", CONTENTS)
-def test_damage_is_one_line_and_nothing_is_written(tmp_path, folder, state, refused, damage):
+        pytest.param(
+            lambda file, state: {"state": {"optimizers": {}}}, "checkpoint.format", id="no model"
+        ),
+        pytest.param(lambda file, state: [1, 2], "checkpoint.format", id="no container"),
+        pytest.param(
+            lambda file, state: container(
+                {k: v for k, v in masked_lm(state).items() if k != POSITIONS}
+            ),
+            "checkpoint.incomplete",
+            id="missing",
+        ),
+        pytest.param(
+            lambda file, state: container({**fused(state), BIASES: torch.zeros(8)}),
+            "checkpoint.shape",
+            id="wrong shape",
+        ),
+    ],
+)
+def test_damage_is_one_line_and_nothing_is_written(tmp_path, folder, state, refused, content, code):
     file = folder / "a.pt"
-    content, code = CONTENTS[damage]
     torch.save(content(file, state), file)
     refused("composer-to-torch", file, tmp_path / "ours", code=code, subject=file)
     assert not (folder / "ran").exists()

@@ -103,37 +103,51 @@ def changed(name, tensor):
     return lambda file, good: {"model": {**good, name: tensor}}
 
 
-# What is stored, by the file and a good state, and the error's code.
-CONTENTS = {
-    "payload": (
-        lambda file, good: {
-            "model": good,
-            "more": Call(os.system, f"touch {file.with_name('ran')}"),
-        },
-        "checkpoint.unsafe",
-    ),
-    "unknown container": (lambda file, good: {"other": good}, "checkpoint.format"),
-    "other model": (
-        lambda file, good: {"model": {"weight": torch.zeros(2)}},
-        "checkpoint.incomplete",
-    ),
-    "missing tensor": (
-        lambda file, good: {"model": {k: good[k] for k in good if k != LAST}},
-        "checkpoint.incomplete",
-    ),
-    "wrong shape": (changed("bert.pooler.dense.weight", torch.zeros(3, 3)), "checkpoint.shape"),
-    "third layer": (changed(LAST.replace("1", "2"), torch.zeros(3, 3)), "checkpoint.shape"),
-    "untied": (
-        changed("cls.predictions.decoder.weight", torch.ones(197, 32)),
-        "checkpoint.damaged",
-    ),
-    "integers": (changed("bert.pooler.dense.bias", torch.zeros(32).long()), "checkpoint.damaged"),
-}
-
-
-@pytest.mark.parametrize("damage", CONTENTS)
-def test_damage_is_one_line_and_nothing_is_written(tmp_path, plain, state, refused, damage):
-    content, code = CONTENTS[damage]
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        pytest.param(
+            lambda file, good: {
+                "model": good,
+                "more": Call(os.system, f"touch {file.with_name('ran')}"),
+            },
+            "checkpoint.unsafe",
+            id="payload",
+        ),
+        pytest.param(
+            lambda file, good: {"other": good}, "checkpoint.format", id="unknown container"
+        ),
+        pytest.param(
+            lambda file, good: {"model": {"weight": torch.zeros(2)}},
+            "checkpoint.incomplete",
+            id="other model",
+        ),
+        pytest.param(
+            lambda file, good: {"model": {k: good[k] for k in good if k != LAST}},
+            "checkpoint.incomplete",
+            id="missing tensor",
+        ),
+        pytest.param(
+            changed("bert.pooler.dense.weight", torch.zeros(3, 3)),
+            "checkpoint.shape",
+            id="wrong shape",
+        ),
+        pytest.param(
+            changed(LAST.replace("1", "2"), torch.zeros(3, 3)), "checkpoint.shape", id="third layer"
+        ),
+        pytest.param(
+            changed("cls.predictions.decoder.weight", torch.ones(197, 32)),
+            "checkpoint.damaged",
+            id="untied",
+        ),
+        pytest.param(
+            changed("bert.pooler.dense.bias", torch.zeros(32).long()),
+            "checkpoint.damaged",
+            id="integers",
+        ),
+    ],
+)
+def test_damage_is_one_line_and_nothing_is_written(tmp_path, plain, state, refused, content, code):
     torch.save(content(plain, state), plain)
     refused("nvidia-to-torch", plain, tmp_path / "back", code=code, subject=plain)
     assert not plain.with_name("ran").exists()
