@@ -214,7 +214,8 @@ def counted(gpus: int) -> str:
 def choice(cheapest: Estimate, fastest: Estimate) -> str:
     """Return the cheapest and the fastest choice as text."""
     words = [
-        f"{name}: {counted(item.job.gpus)}, batch {item.job.batch}, {duration(item.seconds)}, {item.dollars:,.2f} dollars"
+        f"{name}: {counted(item.job.gpus)}, batch {item.job.batch}, {duration(item.seconds)}, "
+        f"{item.dollars:,.2f} dollars"
         for name, item in (("cheapest", cheapest), ("fastest within the budget", fastest))
     ]
     return "\n".join(words)
