@@ -7,7 +7,6 @@ wall time; on a busy machine other load does not count. Evaluation is not timed.
 from __future__ import annotations
 
 import itertools
-import pkgutil
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -173,7 +172,7 @@ def ours(
     begin_with_frequencies(model, text.unigrams)
     flat = FlatParameters(model.ordered_parameters())
     numbers: dict[str, Any] = {"betas": BETAS, "eps": EPSILON, "weight_decay": WEIGHT_DECAY}
-    update_rule = pkgutil.resolve_name(OPTIMIZERS[choice.optimizer])
+    update_rule = OPTIMIZERS.load(choice.optimizer)
     optimizer = update_rule(flat, ShardLayout.whole(flat.numel), max_grad_norm=1.0, **numbers)
     reducer = GradientReducer(flat.parameters, flat.grad, flat.offsets, World(), [], None)
     objective = MaskedLM("step")

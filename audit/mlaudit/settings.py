@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlbert.config.section import Section, Setting
+from mlbert.config.section import Registry, Section, Setting
 from mlbert.host.errors import UserError
 
 if TYPE_CHECKING:
@@ -39,6 +39,13 @@ def sections() -> Sequence[type[Section]]:
     from mlbert.recipes.sections import SECTIONS
 
     return SECTIONS
+
+
+def registry_of(key: str) -> Registry:
+    """Return the choices of a setting, by its key."""
+    registry = settings_by_key()[key].registry
+    assert registry is not None
+    return registry
 
 
 @cache

@@ -13,6 +13,7 @@ from mlaudit.keys import is_hyperparameter
 from mlaudit.logs import Event, Log, is_number
 from mlaudit.result_set import ResultSet
 from mlaudit.rules import BENCHMARK, NUM_EVAL_SAMPLES, REFERENCE_MODEL, TARGET_MLM_ACCURACY
+from mlaudit.settings import registry_of
 
 _MEANING = "rules: hyper-parameters are logged as they were used"
 _CLOSED = (
@@ -32,8 +33,10 @@ _LEAST_RATE = 1e-7  # learning rate
 _SINGLE = ("train_samples", "eval_samples", "init_stop", "run_start", "run_stop")
 _COUNT = re.compile(r"\d{1,9}", re.ASCII)
 _MACHINES = ("number_of_nodes", "accelerators_per_node")
-_OTHER_OPTIMIZERS = re.compile(r"opt_(adam|adamw|sgd|madgrad|acclip|lars|adagrad)_")
-_OTHER_SCHEDULES = ("constant", "cosine", "exponential", "step", "wsd")
+# Of logs by other code, which has its own names. A line is the polynomial of power 1.
+_OTHER_OPTIMIZERS = ("adam", "adamw", "sgd", "lars", "adagrad")
+_CLOSED_OPTIMIZERS = ("lamb",)
+_CLOSED_SCHEDULES = ("poly", "linear")
 _MAX_PADDING = 1000  # an evaluation may be padded to full batches
 _WANTED = {
     **REFERENCE_MODEL,
@@ -315,20 +318,40 @@ def _closed(log: Log) -> Iterable[Complaint]:
             f"weights_initialization names {len(tensors)} tensors, not {_NUM_TENSORS}", _CLOSED
         )
     for event in log.events:
-        if problem := _not_closed(event):
+        if problem := _not_closed(event, is_ours=log.is_ours):
             yield log.error(f"{event.key} is {event.value!r}, {problem}", _CLOSED, event)
 
 
-def _not_closed(event: Event) -> str:
+def _is_allowed(value: object, setting: str, words: Iterable[str], *, is_ours: bool) -> bool:
+    """Return whether the closed division allows a value: our registry says so of our names,
+    and one of the words of the names of other code.
+    """
+    if is_ours:
+        return value in registry_of(setting).allowed_in_closed
+    return any(word in str(value).casefold() for word in words)
+
+
+def _is_of_another_optimizer(key: str, *, is_ours: bool) -> bool:
+    """Return whether a key is a number of an optimizer that the closed division does not allow."""
+    names = [*_OTHER_OPTIMIZERS]
+    if is_ours:
+        optimizers = registry_of("optimizer")
+        names += [name for name, choice in optimizers.items() if not choice.in_closed]
+    return key.startswith(tuple(f"opt_{name}_" for name in names))
+
+
+def _not_closed(event: Event, *, is_ours: bool) -> str:
     """Return why the closed division does not allow a line, or an empty string."""
     key = event.key
     value = event.value
-    if key == "opt_name" and "lamb" not in str(value).casefold():
+    if key == "opt_name" and not _is_allowed(
+        value, "optimizer", _CLOSED_OPTIMIZERS, is_ours=is_ours
+    ):
         return "closed requires LAMB"
-    if _OTHER_OPTIMIZERS.match(key):
+    if key.startswith("opt_") and _is_of_another_optimizer(key, is_ours=is_ours):
         return "which LAMB does not have"
-    if key == "opt_learning_rate_decay_schedule" and any(
-        word in str(value).casefold() for word in _OTHER_SCHEDULES
+    if key == "opt_learning_rate_decay_schedule" and not _is_allowed(
+        value, "schedule", _CLOSED_SCHEDULES, is_ours=is_ours
     ):
         return "closed requires polynomial decay"
     if key in _WANTED and value != _WANTED[key]:

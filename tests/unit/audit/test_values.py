@@ -62,6 +62,8 @@ METHOD = [
     ("opt_adamw_beta_1", "0.9", "which LAMB does not have"),
     ("opt_gradient_clip_norm", "2.0", "closed requires 1"),
     ("opt_learning_rate_decay_schedule", '"cosine"', "closed requires polynomial decay"),
+    ("opt_learning_rate_decay_schedule", '"invented"', "closed requires polynomial decay"),
+    ("opt_muon_momentum", "0.9", "which LAMB does not have"),
     ("target_accuracy", "0.5", "closed requires 0.72"),
     ("num_hidden_layers", "12", "closed requires 24"),
     ("precision", '"nvfp4"', "a number format that v5.0 does not approve"),

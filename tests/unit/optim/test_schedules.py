@@ -1,7 +1,6 @@
 """Schedules against the output of public reference programs (tests/assets/schedules)."""
 
 import json
-import pkgutil
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from hypothesis import given, strategies
 
 from mlbert.config.resolution import CommandLine
 from mlbert.optim import schedules
-from mlbert.optim.config import SCHEDULE_SETTINGS, SCHEDULES, ScheduleConfig
+from mlbert.optim.config import SCHEDULES, ScheduleConfig
 from mlbert.optim.schedules import (
     Cosine,
     Linear,
@@ -66,7 +65,7 @@ def test_polynomial_matches_the_benchmark_and_google(numbers, expected):
 def test_multipliers_match_the_reference(case):
     # The WSD reference starts its warm-up at 1e-10 instead of 0.
     tolerance = 1.01e-10 if case["function"] == "wsd" else 1e-12
-    schedule = pkgutil.resolve_name(SCHEDULES[case["function"]])(
+    schedule = SCHEDULES.load(case["function"])(
         base_lr=1.0, decay_end=case["arguments"]["max_steps"], **case["arguments"]
     )
     for step, factor in zip(MULTIPLIERS["steps"], case["factor"], strict=True):
@@ -153,7 +152,7 @@ def test_settings_create_each_schedule(name, recipe, environ):
     """Settings become rates and log entries; settings
     that a schedule does not read are warnings.
     """
-    flags = {key: value for key, value in NUMBERS.items() if key in SCHEDULE_SETTINGS[name]}
+    flags = {key: value for key, value in NUMBERS.items() if key in SCHEDULES[name].reads}
     resolved = resolve(
         recipe, environ, CommandLine({**flags, "schedule": name, "max_steps": "100"})
     )
@@ -181,7 +180,7 @@ def test_settings_create_each_schedule(name, recipe, environ):
     )
     named = [w.split()[0] for w in unread.warnings if "does not read" in w]
     assert sorted(named) == sorted(
-        settings_by_key()[key].env for key in NUMBERS if key not in SCHEDULE_SETTINGS[name]
+        settings_by_key()[key].env for key in NUMBERS if key not in SCHEDULES[name].reads
     )
 
 

@@ -23,11 +23,8 @@ class Relations(Protocol):
     def contradictions(self, config: Configuration) -> Iterable[Contradiction]:
         """Return contradictions between values, the most important first."""
 
-    def oddities(self, config: Configuration, origins: Mapping[str, str]) -> Iterable[str]:
-        """Return a sentence about each value that is legal but looks like a mistake.
-
-        ``origins``: where each value came from, by key.
-        """
+    def oddities(self, config: Configuration) -> Iterable[str]:
+        """Return a sentence about each value that is legal but looks like a mistake."""
 
     def may_change(self, config: Configuration) -> Iterable[str]:
         """Return exports that a resumed run may change, although they are declared as fixed."""

@@ -228,7 +228,22 @@ def _oddities(config: Configuration, origins: Mapping[str, str]) -> Iterator[str
     """
     for section in config.sections:
         yield from section.oddities()
-    yield from config.catalog.relations.oddities(config, origins)
+    yield from config.catalog.relations.oddities(config)
+    yield from _unread_by_choice(config, origins)
+
+
+def _unread_by_choice(config: Configuration, origins: Mapping[str, str]) -> Iterator[str]:
+    """Yield a sentence about each setting that only other choices of a registry read."""
+    known = config.catalog.by_key
+    for chosen in known.values():
+        name = config.get(chosen)
+        if chosen.registry is None or name is None:
+            continue
+        for key in chosen.registry.unread_by(str(name)):
+            setting = known[key]
+            is_given = not origins[key].startswith((_RECIPE, _NOT_SET))
+            if is_given and config.get(setting) is not None:
+                yield f"{setting.env} is set, but {chosen.env}={name} does not read it"
 
 
 def _is_absent(setting: Setting, recipe: Recipe, chosen: Layer) -> bool:

@@ -1,7 +1,7 @@
 """Sections of settings. Each room declares its own in its ``config.py``, which imports only this module.
 
     class OptimizerConfig(Section):
-        optimizer: Literal["lamb", "adamw"] = setting("OPTIMIZER", "Update rule.", default="lamb")
+        optimizer: str = setting("OPTIMIZER", "Update rule.", default="lamb", choices=OPTIMIZERS)
 
 A field without a default is required. Values are never coerced: `Setting.parse` parses text, then pydantic checks type
 and limits strictly.
@@ -9,6 +9,7 @@ and limits strictly.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 import types
@@ -19,9 +20,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticUndefined
 
+# Also for the modules that declare settings, which import nothing but this one.
+from mlbert.host.registry import Choice as Choice
+from mlbert.host.registry import Registry as Registry
 from mlbert.host.texts import (
     is_count as is_count,  # for the sections, which import only this module
 )
@@ -69,6 +73,16 @@ class Section(BaseModel):
         frozen=True, strict=True, extra="forbid", allow_inf_nan=False, validate_default=True
     )
 
+    @field_validator("*")
+    @classmethod
+    def _check_choice(cls, value: object, info: ValidationInfo) -> object:
+        """Raise ValueError if the field's registry does not have the value."""
+        public: Any = cls.model_fields[str(info.field_name)].json_schema_extra
+        registry = public["choices"]
+        if registry is not None and value is not None and value not in registry:
+            raise ValueError(value)
+        return value
+
     def contradictions(self) -> Iterable[Contradiction]:
         """Return contradictions between values, the most important first."""
         return ()
@@ -85,6 +99,7 @@ def setting(
     key: str | None = None,
     default: Any = ...,
     unit: str = "",
+    choices: Registry | None = None,
     fixed_on_resume: bool = False,
     **limits: float,
 ) -> Any:
@@ -96,12 +111,19 @@ def setting(
         key: YAML key, and the flag without dashes, if it is not the field's name; empty if only the launchers read it.
         default: of the right type; without it the setting is required.
         unit: of a number.
+        choices: of a text; None allows any. The type of a few fixed words is a Literal instead.
         fixed_on_resume: a resumed run must not change the value.
         limits: ``ge``, ``gt``, ``le``, ``lt`` as in pydantic.
     """
-    public = {"env": env, "key": key, "unit": unit, "fixed": fixed_on_resume}
-    field: Any = Field
-    return field(default, description=meaning, json_schema_extra=public, **limits)
+    public = {
+        "env": env,
+        "key": key,
+        "unit": unit,
+        "choices": choices,
+        "fixed": fixed_on_resume,
+    }
+    make_field: Any = Field
+    return make_field(default, description=meaning, json_schema_extra=public, **limits)
 
 
 # A setting that a resumed run must not change.
@@ -115,15 +137,22 @@ class Setting:
     env: str  # name of the export
     key: str  # YAML key, and the flag without dashes; empty if only the launchers read it
     section: type[Section]
-    field: str  # field name in the section
+    field: str  # its name in the section
     kind: type  # str, int, float, bool or Path
-    choices: tuple[str, ...]  # legal values; empty allows any
+    words: tuple[str, ...]  # legal values that the type lists
+    # Legal values that may become more.
+    registry: Registry | None = dataclasses.field(compare=False)
     optional: bool  # "none" (or an empty export) is a value
     required: bool  # the section has no default
     default: Any  # None if there is none
     unit: str  # empty if it has none
     meaning: str  # one sentence
     fixed_on_resume: bool
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """Legal values; empty allows any."""
+        return self.words if self.registry is None else tuple(self.registry)
 
     @property
     def flag(self) -> str:
@@ -184,28 +213,29 @@ def settings_of(section: type[Section]) -> tuple[Setting, ...]:
 
 
 def _setting(section: type[Section], name: str) -> Setting:
-    field = section.model_fields[name]
-    public: Any = field.json_schema_extra
-    kinds = [kind for kind in _alternatives(field.annotation) if kind is not types.NoneType]
+    declared = section.model_fields[name]
+    public: Any = declared.json_schema_extra
+    kinds = [kind for kind in _alternatives(declared.annotation) if kind is not types.NoneType]
     assert len(kinds) == 1, f"a setting has one type or none: {section.__name__}.{name}"
     kind = kinds[0]
-    choices = ()
+    words = ()
     if typing.get_origin(kind) is Literal:
-        choices = typing.get_args(kind)
+        words = typing.get_args(kind)
         kind = str
-    required = field.default is PydanticUndefined
+    required = declared.default is PydanticUndefined
     return Setting(
         env=public["env"],
         key=name if public["key"] is None else public["key"],
         section=section,
         field=name,
         kind=kind,
-        choices=choices,
-        optional=types.NoneType in _alternatives(field.annotation),
+        words=words,
+        registry=public["choices"],
+        optional=types.NoneType in _alternatives(declared.annotation),
         required=required,
-        default=None if required else field.default,
+        default=None if required else declared.default,
         unit=public["unit"],
-        meaning=str(field.description),
+        meaning=str(declared.description),
         fixed_on_resume=public["fixed"],
     )
 

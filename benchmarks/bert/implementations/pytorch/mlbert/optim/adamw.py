@@ -109,6 +109,7 @@ class DecoupledAdamW(AdamW):
     """
 
     name = "decoupled_adamw"
+    HAS_DECOUPLED_DECAY = True
 
     def __init__(
         self,

@@ -2,59 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Literal
 
 from mlbert.config.section import (
+    Choice,
     Contradiction,
     Ranges,
+    Registry,
     Section,
     fixed_setting,
     parse_number,
     setting,
 )
 
-# Update rules and their classes; `mlbert.optim.optimizers` imports them.
-OPTIMIZERS: Mapping[str, str] = {
-    "lamb": "mlbert.optim.lamb:Lamb",
-    "adamw": "mlbert.optim.adamw:AdamW",
-    "decoupled_adamw": "mlbert.optim.adamw:DecoupledAdamW",
-    "stableadamw": "mlbert.optim.adamw:StableAdamW",
-    "decoupled_stableadamw": "mlbert.optim.adamw:DecoupledStableAdamW",
-    "acclip": "mlbert.optim.acclip:ACClip",
-    "madgrad": "mlbert.optim.madgrad:Madgrad",
-    "sgd": "mlbert.optim.sgd:SGD",
-    "muon": "mlbert.optim.muon:Muon",
-}
-# Schedules and their classes; `mlbert.optim.schedules` imports them.
-SCHEDULES: Mapping[str, str] = {
-    "polynomial": "mlbert.optim.schedules:Polynomial",
-    "linear": "mlbert.optim.schedules:Linear",
-    "cosine": "mlbert.optim.schedules:Cosine",
-    "wsd": "mlbert.optim.schedules:WarmupStableDecay",
-    "wsd_sqrt": "mlbert.optim.schedules:WarmupStableRoot",
-    "multistep": "mlbert.optim.schedules:MultiStep",
-    "constant": "mlbert.optim.schedules:Schedule",
-}
-# Settings that only some schedules read.
-SCHEDULE_SETTINGS: Mapping[str, tuple[str, ...]] = {
-    "polynomial": ("poly_power", "end_lr", "lr_decay_end"),
-    "linear": ("end_lr", "lr_decay_end"),
-    "cosine": ("end_lr", "lr_decay_end"),
-    "wsd": ("lr_decay_steps", "lr_decay_proportion", "end_lr", "lr_decay_end"),
-    "wsd_sqrt": ("lr_decay_steps", "lr_decay_proportion", "end_lr", "lr_decay_end"),
-    "multistep": ("lr_milestones", "lr_gamma"),
-    "constant": (),
-}
+OPTIMIZERS = Registry(
+    {
+        "lamb": Choice("mlbert.optim.lamb:Lamb", in_closed=True),
+        "adamw": Choice("mlbert.optim.adamw:AdamW"),
+        "decoupled_adamw": Choice("mlbert.optim.adamw:DecoupledAdamW"),
+        "stableadamw": Choice("mlbert.optim.adamw:StableAdamW"),
+        "decoupled_stableadamw": Choice("mlbert.optim.adamw:DecoupledStableAdamW"),
+        "acclip": Choice("mlbert.optim.acclip:ACClip"),
+        "madgrad": Choice("mlbert.optim.madgrad:Madgrad"),
+        "sgd": Choice("mlbert.optim.sgd:SGD"),
+        "muon": Choice("mlbert.optim.muon:Muon"),
+    }
+)
+_DECAY = ("end_lr", "lr_decay_end")
+_PLATEAU = ("lr_decay_steps", "lr_decay_proportion", *_DECAY)
+_MILESTONES = ("lr_milestones", "lr_gamma")
+SCHEDULES = Registry(
+    {
+        "polynomial": Choice(
+            "mlbert.optim.schedules:Polynomial", reads=("poly_power", *_DECAY), in_closed=True
+        ),
+        "linear": Choice("mlbert.optim.schedules:Linear", reads=_DECAY),
+        "cosine": Choice("mlbert.optim.schedules:Cosine", reads=_DECAY),
+        "wsd": Choice(
+            "mlbert.optim.schedules:WarmupStableDecay", reads=_PLATEAU, needs=("lr_decay_steps",)
+        ),
+        "wsd_sqrt": Choice(
+            "mlbert.optim.schedules:WarmupStableRoot", reads=_PLATEAU, needs=("lr_decay_steps",)
+        ),
+        "multistep": Choice(
+            "mlbert.optim.schedules:MultiStep", reads=_MILESTONES, needs=_MILESTONES
+        ),
+        "constant": Choice("mlbert.optim.schedules:Schedule"),
+    }
+)
 
 
 class OptimizerConfig(Section):
     """The update rule and its numbers."""
 
-    optimizer: Literal[tuple(OPTIMIZERS)] = fixed_setting(  # type: ignore[valid-type]
+    optimizer: str = fixed_setting(
         "OPTIMIZER",
         "Update rule; in the decoupled ones the decay does not depend on the size of LR.",
         default="lamb",
+        choices=OPTIMIZERS,
     )
     beta1: float = fixed_setting(
         "OPT_LAMB_BETA_1",
@@ -122,10 +128,11 @@ class ScheduleConfig(Section):
         default=0,
         **Ranges.STEPS_TO_0,
     )
-    schedule: Literal[tuple(SCHEDULES)] = fixed_setting(  # type: ignore[valid-type]
+    schedule: str = fixed_setting(
         "SCHEDULE",
         "Learning rate after the warm-up; polynomial is the benchmark's and decays from step 0.",
         default="polynomial",
+        choices=SCHEDULES,
     )
     poly_power: float = fixed_setting(
         "LR_POLY_POWER", "Exponent of the polynomial decay.", default=1.0, gt=0, le=100
@@ -216,60 +223,22 @@ class ScheduleConfig(Section):
             yield Contradiction(
                 "config.conflict", "WARMUP_PROPORTION", problem, "Set one of the two to 0"
             )
-        reads = SCHEDULE_SETTINGS[self.schedule]
         if self.lr_decay_steps is not None and self.lr_decay_proportion is not None:
             problem = (
                 f"is {self.lr_decay_proportion:g} while LR_DECAY_STEPS is {self.lr_decay_steps}"
             )
             remedy = "Set one of the two to none"
             yield Contradiction("config.conflict", "LR_DECAY_PROPORTION", problem, remedy)
-        needed = {
-            "lr_decay_steps": self.num_decay_steps,
-            "lr_milestones": self.lr_milestones,
-            "lr_gamma": self.lr_gamma,
-        }
-        for key, value in needed.items():
-            if key in reads and value is None:
+        # What else gives the value of a setting that a schedule needs.
+        given = {"lr_decay_steps": self.num_decay_steps}
+        for key in SCHEDULES[self.schedule].needs:
+            if given.get(key, getattr(self, key)) is None:
                 problem = f"is not set, and SCHEDULE={self.schedule} needs it"
                 env = key.upper()
                 yield Contradiction(
                     "config.missing", env, problem, f"Export {env}, or give --{key}"
                 )
-        yield from self._contradictions_of_decay()
-        if "lr_milestones" in reads:
-            try:
-                _ = self.milestones
-            except ValueError:
-                problem = f"{self.lr_milestones!r} is not a comma-separated list of ascending steps"
-                yield Contradiction(
-                    "config.value", "LR_MILESTONES", problem, "Give for example 800,1200"
-                )
-
-    def _contradictions_of_decay(self) -> Iterator[Contradiction]:
-        """Yield contradictions if the decay ends, or should have begun, before the warm-up ends."""
-        end = self.lr_decay_end or self.max_steps
-        name = f"SCHEDULE={self.schedule}"
-        # The decay of linear and cosine begins at num_warmup_steps, wherever the ramp ends. That of
-        # polynomial, the benchmark's, ignores the warm-up.
-        decays_after_warmup = self.schedule in ("linear", "cosine")
-        if decays_after_warmup and self.num_warmup_steps >= end:
-            problem = f"ends at step {end}, but the warm-up takes {self.num_warmup_steps} steps"
-            remedy = "Set a shorter warm-up, or a later LR_DECAY_END"
-            yield Contradiction("config.conflict", name, problem, remedy)
-        has_plateau = "lr_decay_steps" in SCHEDULE_SETTINGS[self.schedule]
-        if not has_plateau or self.num_decay_steps is None:
-            return
-        decay_start = end - self.num_decay_steps
-        if decay_start < 0:
-            problem = f"{self.num_decay_steps} is more than the {end} steps until the decay ends"
-            remedy = "Set fewer, or more MAX_STEPS"
-            yield Contradiction("config.conflict", "LR_DECAY_STEPS", problem, remedy)
-        elif self.ramp_end > decay_start:
-            problem = (
-                f"its decay begins at step {decay_start}, but the warm-up ends at {self.ramp_end}"
-            )
-            remedy = "Set a shorter warm-up, fewer LR_DECAY_STEPS, or more MAX_STEPS"
-            yield Contradiction("config.conflict", name, problem, remedy)
+        yield from SCHEDULES.load(self.schedule).contradictions(self)
 
     def oddities(self) -> Iterator[str]:
         """Yield a sentence if the warm-up never ends, or hides a milestone or the decay."""
@@ -278,18 +247,4 @@ class ScheduleConfig(Section):
                 f"the warm-up ends at step {self.ramp_end}, after MAX_STEPS {self.max_steps}: "
                 "LR is never reached"
             )
-        elif self.schedule == "polynomial" and self.ramp_end > (
-            self.lr_decay_end or self.max_steps
-        ):
-            yield (
-                f"the warm-up ends at step {self.ramp_end}, "
-                f"after LR_DECAY_END {self.lr_decay_end}: "
-                "the rate falls to its end when the warm-up ends"
-            )
-        milestones = self.milestones if self.schedule == "multistep" else None
-        if milestones and self.ramp_end > 0 and milestones[0] <= self.ramp_end:
-            yield (
-                f"LR_MILESTONES begin at step {milestones[0]}, "
-                f"but the warm-up ends at {self.ramp_end}: "
-                "LR is never reached"
-            )
+        yield from SCHEDULES.load(self.schedule).oddities(self)

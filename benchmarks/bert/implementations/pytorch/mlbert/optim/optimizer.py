@@ -95,6 +95,7 @@ class FlatOptimizer:
     """
 
     name: ClassVar[str]
+    HAS_DECOUPLED_DECAY: ClassVar[bool] = False  # takes ``base_lr``, see `mlbert.optim.adamw`
     CAN_SHARD: ClassVar[bool] = (
         True  # the update needs no neighbours of an element, only sums over its parameter
     )

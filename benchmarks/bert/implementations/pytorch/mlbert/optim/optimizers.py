@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +13,6 @@ from mlbert.optim.config import OPTIMIZERS, OptimizerConfig
 from mlbert.optim.flat import FlatParameters, is_decayed
 from mlbert.optim.optimizer import FlatOptimizer
 from mlbert.optim.shared_weights import Layout
-
-_CLASSES: dict[str, Any] = {name: pkgutil.resolve_name(place) for name, place in OPTIMIZERS.items()}
 
 
 def make(
@@ -49,16 +46,16 @@ def make(
         UserError: the implementation that OPTIMIZER_IMPLEMENTATION names is not available,
             or the optimizer cannot be sharded.
     """
-    cls = _CLASSES[config.optimizer]
+    cls = OPTIMIZERS.load(config.optimizer)
     is_apex = config.optimizer_implementation == "apex"
     if is_sharded and (is_apex or not cls.CAN_SHARD):
         subject = "apex optimizer" if cls.CAN_SHARD else f"OPTIMIZER={config.optimizer}"
         raise UserError(
             "config.conflict", subject, "it does not shard its state", "Set SHARDED_OPTIMIZER=off"
         )
-    numbers: dict[str, Any] = (
-        {"base_lr": base_lr} if config.optimizer.startswith("decoupled") else {}
-    )
+    numbers: dict[str, Any] = {}
+    if cls.HAS_DECOUPLED_DECAY:
+        numbers["base_lr"] = base_lr
     return cls(
         flat,
         layout,

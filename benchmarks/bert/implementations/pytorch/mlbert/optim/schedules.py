@@ -14,12 +14,12 @@ All arithmetic is in double precision.
 from __future__ import annotations
 
 import math
-import pkgutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from mlbert.config.batch_growth import BatchGrowth
+from mlbert.config.section import Contradiction
 from mlbert.optim.config import SCHEDULES, ScheduleConfig
 
 
@@ -27,8 +27,7 @@ from mlbert.optim.config import SCHEDULES, ScheduleConfig
 class Schedule:
     """A ramp, then a constant rate; subclasses replace the part after the ramp."""
 
-    name: ClassVar[str] = "constant"
-
+    name: str = ""  # of the registry, for the log
     base_lr: float  # at the end of the ramp
     warmup_steps: float = 0  # length of the ramp; 0 for none
     # Start of the ramp; at most 0 in a valid configuration. A value above 0 gives a negative rate
@@ -37,6 +36,36 @@ class Schedule:
     max_steps: int  # length of the training; for the log
     decay_end: float  # step at which the decay ends; the rate is constant from there on
     first_step: int = 0  # number of the first update, 0 or 1; -1 uses 0 twice
+
+    @classmethod
+    def of(cls, config: ScheduleConfig, **numbers: Any) -> Self:
+        """Return the configured schedule; ``numbers``: the fields that a subclass adds."""
+        decay_end = config.lr_decay_end
+        if decay_end is None:
+            decay_end = config.max_steps
+        return cls(
+            name=config.schedule,
+            base_lr=config.learning_rate,
+            warmup_steps=config.num_warmup_steps,
+            start_warmup_step=config.start_warmup_step,
+            max_steps=config.max_steps,
+            first_step=config.lr_first_step,
+            decay_end=decay_end,
+            **numbers,
+        )
+
+    @staticmethod
+    def contradictions(config: ScheduleConfig) -> Iterable[Contradiction]:
+        """Return contradictions of settings that only this schedule has.
+
+        Called without a schedule, since those settings may not make one.
+        """
+        return ()
+
+    @staticmethod
+    def oddities(config: ScheduleConfig) -> Iterable[str]:
+        """Return a sentence about each value that is legal but looks like a mistake."""
+        return ()
 
     def __call__(self, step: int) -> float:
         """Return the rate of the update after `step` completed updates."""
@@ -69,10 +98,23 @@ class Polynomial(Schedule):
     The rate can therefore drop at the end of the ramp.
     """
 
-    name = "polynomial"
-
     power: float
     end_lr: float = 0.0  # rate at the end of the decay; 0 in the reference
+
+    @classmethod
+    def of(cls, config: ScheduleConfig, **numbers: Any) -> Self:
+        """See `Schedule.of`."""
+        return super().of(config, power=config.poly_power, end_lr=config.end_lr or 0.0, **numbers)
+
+    @staticmethod
+    def oddities(config: ScheduleConfig) -> Iterator[str]:
+        """Yield a sentence if the decay ends within the warm-up."""
+        if config.max_steps >= config.ramp_end > (config.lr_decay_end or config.max_steps):
+            yield (
+                f"the warm-up ends at step {config.ramp_end}, "
+                f"after LR_DECAY_END {config.lr_decay_end}: "
+                "the rate falls to its end when the warm-up ends"
+            )
 
     def decayed(self, t: float) -> float:
         """Return the rate between `base_lr` at step 0 and `end_lr` at the end of the decay."""
@@ -94,9 +136,24 @@ class Linear(Schedule):
     earlier, and the rate is above `base_lr` until step `warmup_steps`.
     """
 
-    name = "linear"
-
     end_lr: float = 0.0  # rate at the end of the decay
+
+    @classmethod
+    def of(cls, config: ScheduleConfig, **numbers: Any) -> Self:
+        """See `Schedule.of`."""
+        return super().of(config, end_lr=config.end_lr or 0.0, **numbers)
+
+    @staticmethod
+    def contradictions(config: ScheduleConfig) -> Iterator[Contradiction]:
+        """Yield a contradiction if the decay ends before the warm-up.
+
+        It begins at num_warmup_steps, wherever the ramp ends.
+        """
+        end = config.lr_decay_end or config.max_steps
+        if config.num_warmup_steps >= end:
+            problem = f"ends at step {end}, but the warm-up takes {config.num_warmup_steps} steps"
+            remedy = "Set a shorter warm-up, or a later LR_DECAY_END"
+            yield Contradiction("config.conflict", f"SCHEDULE={config.schedule}", problem, remedy)
 
     def share_done(self, t: float) -> float:
         """Return the completed fraction of the decay, 1 at its end."""
@@ -118,8 +175,6 @@ class Linear(Schedule):
 class Cosine(Linear):
     """Half a cosine from `base_lr` at step `warmup_steps` to `end_lr`; arguments as in `Linear`."""
 
-    name = "cosine"
-
     def decayed(self, t: float) -> float:
         """Return the rate on the cosine, which peaks where a ramp from step 0 would end."""
         done = max(self.share_done(t), 0.0)
@@ -132,10 +187,33 @@ class WarmupStableDecay(Schedule):
     `decay_end`.
     """
 
-    name = "wsd"
-
     decay_steps: float
     end_lr: float = 0.0
+
+    @classmethod
+    def of(cls, config: ScheduleConfig, **numbers: Any) -> Self:
+        """See `Schedule.of`."""
+        return super().of(
+            config, decay_steps=config.num_decay_steps, end_lr=config.end_lr or 0.0, **numbers
+        )
+
+    @staticmethod
+    def contradictions(config: ScheduleConfig) -> Iterator[Contradiction]:
+        """Yield a contradiction if the decay should have begun before the warm-up ends."""
+        end = config.lr_decay_end or config.max_steps
+        if config.num_decay_steps is None:
+            return
+        decay_start = end - config.num_decay_steps
+        if decay_start < 0:
+            problem = f"{config.num_decay_steps} is more than the {end} steps until the decay ends"
+            remedy = "Set fewer, or more MAX_STEPS"
+            yield Contradiction("config.conflict", "LR_DECAY_STEPS", problem, remedy)
+        elif config.ramp_end > decay_start:
+            problem = (
+                f"its decay begins at step {decay_start}, but the warm-up ends at {config.ramp_end}"
+            )
+            remedy = "Set a shorter warm-up, fewer LR_DECAY_STEPS, or more MAX_STEPS"
+            yield Contradiction("config.conflict", f"SCHEDULE={config.schedule}", problem, remedy)
 
     def decayed(self, t: float) -> float:
         """Return the rate on the plateau or the line."""
@@ -159,8 +237,6 @@ class WarmupStableRoot(WarmupStableDecay):
     Durations", arXiv 2405.18392, the cooldown named 1-sqrt.
     """
 
-    name = "wsd_sqrt"
-
     def decayed(self, t: float) -> float:
         """Return the rate on the plateau or the root."""
         done = min(t, self.decay_end) - (self.decay_end - self.decay_steps)
@@ -174,10 +250,35 @@ class MultiStep(Schedule):
     milestones inside the ramp take effect when it ends.
     """
 
-    name = "multistep"
-
     milestones: Sequence[float]
     gamma: float
+
+    @classmethod
+    def of(cls, config: ScheduleConfig, **numbers: Any) -> Self:
+        """See `Schedule.of`."""
+        return super().of(config, milestones=config.milestones, gamma=config.lr_gamma, **numbers)
+
+    @staticmethod
+    def contradictions(config: ScheduleConfig) -> Iterator[Contradiction]:
+        """Yield a contradiction if LR_MILESTONES are no ascending steps."""
+        try:
+            _ = config.milestones
+        except ValueError:
+            problem = f"{config.lr_milestones!r} is not a comma-separated list of ascending steps"
+            yield Contradiction(
+                "config.value", "LR_MILESTONES", problem, "Give for example 800,1200"
+            )
+
+    @staticmethod
+    def oddities(config: ScheduleConfig) -> Iterator[str]:
+        """Yield a sentence if the warm-up hides the first milestone."""
+        milestones = config.milestones
+        if milestones and config.ramp_end > 0 and milestones[0] <= config.ramp_end:
+            yield (
+                f"LR_MILESTONES begin at step {milestones[0]}, "
+                f"but the warm-up ends at {config.ramp_end}: "
+                "LR is never reached"
+            )
 
     def decayed(self, t: float) -> float:
         """Return the rate after the milestones reached so far."""
@@ -239,25 +340,6 @@ class InSequences:
 
 def make(config: ScheduleConfig) -> Schedule:
     """Return the schedule that SCHEDULE names, with the configured hyperparameters."""
-    cls = pkgutil.resolve_name(SCHEDULES[config.schedule])
-    decay_end = config.lr_decay_end
-    if decay_end is None:
-        decay_end = config.max_steps
-    optional: dict[str, Any] = {
-        "power": config.poly_power,
-        "end_lr": config.end_lr,
-        "decay_steps": config.num_decay_steps,
-        "milestones": config.milestones,
-        "gamma": config.lr_gamma,
-    }
-    names = {field.name for field in fields(cls)}
-    given = {name: value for name, value in optional.items() if name in names and value is not None}
-    return cls(
-        base_lr=config.learning_rate,
-        warmup_steps=config.num_warmup_steps,
-        start_warmup_step=config.start_warmup_step,
-        max_steps=config.max_steps,
-        first_step=config.lr_first_step,
-        decay_end=decay_end,
-        **given,
-    )
+    schedule = SCHEDULES.load(config.schedule).of(config)
+    assert isinstance(schedule, Schedule)
+    return schedule

@@ -24,7 +24,7 @@ from mlbert.host.texts import is_count
 from mlbert.mlperf import rules
 from mlbert.mlperf.config import SubmissionConfig
 from mlbert.models.config import ModelConfig
-from mlbert.optim.config import SCHEDULE_SETTINGS, ScheduleConfig
+from mlbert.optim.config import SCHEDULES, ScheduleConfig
 from mlbert.runs.config import RunConfig
 from mlbert.training.config import EvaluationConfig
 
@@ -152,7 +152,7 @@ def _decay_samples(config: ScheduleConfig, batch: int) -> int | None:
     end = config.lr_decay_end
     if (
         end is None
-        or "lr_decay_end" not in SCHEDULE_SETTINGS[config.schedule]
+        or "lr_decay_end" not in SCHEDULES[config.schedule].reads
         or end >= config.max_steps
     ):
         return None

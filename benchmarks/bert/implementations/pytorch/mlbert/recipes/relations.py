@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from mlbert.config.configuration import Configuration
@@ -12,7 +12,7 @@ from mlbert.distributed.config import DistributedConfig
 from mlbert.mlperf.config import SubmissionConfig
 from mlbert.models.config import ModelConfig
 from mlbert.ops.config import ComputeConfig
-from mlbert.optim.config import SCHEDULE_SETTINGS, OptimizerConfig, ScheduleConfig
+from mlbert.optim.config import OPTIMIZERS, SCHEDULES, OptimizerConfig, ScheduleConfig
 from mlbert.runs.config import RunConfig
 from mlbert.training.config import EvaluationConfig
 
@@ -34,17 +34,10 @@ class RunRelations:
                 "config.conflict", "INIT_CHECKPOINT", "is the run folder LOGDIR itself", remedy
             )
 
-    def oddities(self, config: Configuration, origins: Mapping[str, str]) -> Iterator[str]:
-        """Yield violations of the closed division, and settings that the schedule does not read."""
+    def oddities(self, config: Configuration) -> Iterator[str]:
+        """Yield violations of the closed division."""
         if config[SubmissionConfig].submission_division == "closed":
             yield from _not_closed(config)
-        name = config[ScheduleConfig].schedule
-        every = {key for keys in SCHEDULE_SETTINGS.values() for key in keys}
-        for key in sorted(every - set(SCHEDULE_SETTINGS[name])):
-            setting = config.catalog.by_key[key]
-            is_given = not origins[key].startswith(("recipe ", "not set"))
-            if is_given and config.get(setting) is not None:
-                yield f"{setting.env} is set, but SCHEDULE={name} does not read it"
 
     def may_change(self, config: Configuration) -> Iterator[str]:
         """Yield what the program itself may change, and what then changes only the speed."""
@@ -62,7 +55,7 @@ def _not_closed(config: Configuration) -> Iterator[str]:
         yield f"the closed division requires {target}, TARGET_MLM_ACCURACY is {given}"
     optimizer = config[OptimizerConfig].optimizer
     schedule = config[ScheduleConfig].schedule
-    if (optimizer, schedule) != ("lamb", "polynomial"):
+    if not (OPTIMIZERS[optimizer].in_closed and SCHEDULES[schedule].in_closed):
         yield (
             "the closed division requires LAMB with polynomial decay, "
             f"not {optimizer} with {schedule}"
