@@ -34,7 +34,7 @@ _SINGLE = ("train_samples", "eval_samples", "init_stop", "run_start", "run_stop"
 _COUNT = re.compile(r"\d{1,9}", re.ASCII)
 _MACHINES = ("number_of_nodes", "accelerators_per_node")
 # Of logs by other code, which has its own names. A line is the polynomial of power 1.
-_OTHER_OPTIMIZERS = ("adam", "adamw", "sgd", "lars", "adagrad")
+_OTHER_OPTIMIZERS = ("adam", "adamw", "sgd", "madgrad", "acclip", "muon", "lars", "adagrad")
 _CLOSED_OPTIMIZERS = ("lamb",)
 _CLOSED_SCHEDULES = ("poly", "linear")
 _MAX_PADDING = 1000  # an evaluation may be padded to full batches

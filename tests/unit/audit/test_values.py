@@ -11,6 +11,8 @@ from mlaudit.findings import Outcome
 from mlaudit.logs import read_log
 from mlaudit.result_set import ResultSet
 from mlaudit.run_files import check_metrics
+from mlbert.host.registry import Choice
+from mlbert.optim.config import SCHEDULES
 from programs import words_as_dict
 
 # In any division: key, value, check, what it must say.
@@ -130,6 +132,19 @@ def test_another_method_is_for_the_open_division(key, value, words, log) -> None
     number = add_line(log, "opt_lamb_beta_2", key, value)
     expect(report([log]), "rules", Outcome.ERROR, f"result_0.txt: line {number}: {key} is", words)
     assert "rules" not in report([log], division="open")
+
+
+def test_closed_allows_only_what_its_rules_name(ours: Path, monkeypatch) -> None:
+    """A schedule that is new, or that nobody has heard of, opens no hole."""
+    monkeypatch.setitem(SCHEDULES, "new", Choice("mlbert.optim.schedules:Schedule"))
+    key = "opt_learning_rate_decay_schedule"
+    assert "rules" not in report([ours], division="closed")
+    others = [name for name in (*SCHEDULES, "invented") if name != "polynomial"]
+    assert "new" in others
+    for name in others:
+        number = set_value(ours, key, f'"{name}"')
+        words = f"line {number}: {key} is '{name}', closed requires polynomial decay"
+        expect(report([ours], division="closed"), "rules", Outcome.ERROR, words)
 
 
 def test_the_closed_method_may_be_logged(log: Path) -> None:
