@@ -177,7 +177,14 @@ def assert_traces_name_only_loaded_files(
     recipe: str, chains: dict[str, Trace], loaded: str
 ) -> None:
     recipes = {path.name for path in (ROOT / PACKAGE_HOME / "recipes").glob("*.py")}
-    shared = {"assembly.py", "inspection.py", "relations.py", "sections.py", "task_inputs.py"}
+    shared = {
+        "assembly.py",
+        "inspection.py",
+        "model_shape.py",
+        "relations.py",
+        "sections.py",
+        "task_inputs.py",
+    }
     others = recipes - {f"{recipe}.py", f"{recipe}_build.py", *shared}
     names = {Path(name).relative_to(ROOT).as_posix() for name in json.loads(loaded)}
     found = {

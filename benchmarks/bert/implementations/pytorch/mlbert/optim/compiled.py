@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mlbert.host import native
 from mlbert.host.native import NativeUnavailable
-from mlbert.optim.flat import Blocks, FlatParameters, Piece
+from mlbert.optim.flat import MOST_STATES, Blocks, FlatParameters, Piece
 from mlbert.optim.optimizer import Event, FlatOptimizer
 from mlbert.optim.shared_weights import Layout
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 # Sums are computed per block and added in block order,
 # so results do not depend on the thread count.
 BLOCK_ELEMENTS = 8192
-MOST_STATES = 3  # buffers of an update rule's state
 # Parameters are grouped until they hold this many elements: the second pass over a group finds
 # weights and moments (12 bytes per element) still in the cache, and the threads synchronize once
 # per group.

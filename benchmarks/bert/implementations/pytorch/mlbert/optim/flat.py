@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 # The benchmark names its tensors "LayerNorm/gamma", "LayerNorm/beta" and "bias";
 # PyTorch models use "LayerNorm.weight".
+MOST_STATES = 3  # buffers of an update rule's state
 UNDECAYED_NAMES = ("LayerNorm", "layer_norm", "layernorm", "bias", "gamma", "beta")
 
 

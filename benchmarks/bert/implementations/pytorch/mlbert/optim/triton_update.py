@@ -36,8 +36,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlbert.optim.compiled import MOST_STATES
-from mlbert.optim.flat import Blocks, Piece
+from mlbert.optim.flat import MOST_STATES, Blocks, Piece
 from mlbert.optim.shared_weights import Layout
 
 BLOCK = 4096  # elements

@@ -46,7 +46,7 @@ from mlbert.optim.config import OptimizerConfig, ScheduleConfig
 from mlbert.optim.flat import FlatParameters
 from mlbert.optim.loss_scale import LossScale
 from mlbert.optim.optimizer import FlatOptimizer
-from mlbert.recipes.inspection import model_shape
+from mlbert.recipes.model_shape import model_shape
 from mlbert.training.config import EvaluationConfig
 from mlbert.training.protocols import BuildContext, Method, Schedule
 

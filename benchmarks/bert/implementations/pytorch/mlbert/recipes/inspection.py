@@ -7,16 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlbert.config.bert_config import BertConfig
 from mlbert.config.configuration import Configuration
 from mlbert.data.loading.config import CorpusConfig, DataConfig, TextConfig
 from mlbert.host.errors import UserError
 from mlbert.models.config import ModelConfig
-
-
-def model_shape(config: ModelConfig) -> BertConfig:
-    """Return the model shape of BERT_CONFIG and MODEL_OPTIONS. Raises UserError if it is wrong."""
-    return BertConfig.from_json(config.bert_config_file).with_options(config.model_options)
+from mlbert.recipes.model_shape import model_shape
 
 
 def inspect_stored(config: Configuration) -> Any:

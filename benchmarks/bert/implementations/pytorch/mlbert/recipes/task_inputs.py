@@ -22,7 +22,7 @@ from mlbert.data.loading.text_run import sequence_length
 from mlbert.host.errors import UserError
 from mlbert.models.config import ModelConfig
 from mlbert.models.task_model import TaskCard
-from mlbert.recipes.inspection import model_shape
+from mlbert.recipes.model_shape import model_shape
 from mlbert.training.config import EvaluationConfig
 
 
