@@ -65,19 +65,24 @@ _ROTARY_OPTIONS = (
 
 @dataclass(frozen=True)
 class BertConfig:
-    """Shape and dropout of a BERT. Field names are those of ``bert_config.json``; the defaults are BERT's.
+    """Shape and dropout of a BERT.
+
+    Field names are those of ``bert_config.json``; the defaults are BERT's.
 
     Attributes:
-        hidden_act: "gelu" (the benchmark's tanh form) or "gelu_erf" (the exact form of Hugging Face checkpoints).
-        position_embedding_type: "absolute": learned. "alibi": no embeddings; attention scores fall with distance
-            (`alibi_slopes`), and `max_position_embeddings` limits nothing in the model. "rotary": ModernBERT, which
-            rotates queries and keys by position (`mlbert.ops.rotary`) and has no segment embeddings, a gated MLP,
-            and LayerNorm before each sublayer except the first attention.
+        hidden_act: "gelu" (the benchmark's tanh form)
+            or "gelu_erf" (the exact form of Hugging Face checkpoints).
+        position_embedding_type: "absolute": learned. "alibi": no embeddings; attention scores fall
+            with distance (`alibi_slopes`), and `max_position_embeddings` limits nothing in the
+            model. "rotary": ModernBERT, which rotates queries and keys by position
+            (`mlbert.ops.rotary`) and has no segment embeddings, a gated MLP, and LayerNorm before
+            each sublayer except the first attention.
         rope_theta: base of the rotary angles, of layers with global attention.
-        norm_position: "post": LayerNorm after each residual sum. "pre": before each sublayer and once at the end,
-            as in Hugging Face's RoBERTa-PreLayerNorm.
-        gated_mlp: use MosaicBERT's feed-forward (gelu(x A) * (x B)) W + b instead of gelu(x A + a) W + b, with
-            dropout before W instead of after it. A and B are one matrix of 2 `intermediate_size` rows.
+        norm_position: "post": LayerNorm after each residual sum. "pre": before each sublayer and
+            once at the end, as in Hugging Face's RoBERTa-PreLayerNorm.
+        gated_mlp: use MosaicBERT's feed-forward (gelu(x A) * (x B)) W + b instead of gelu(x A + a)
+            W + b, with dropout before W instead of after it. A and B are one matrix of 2
+            `intermediate_size` rows.
         tie_word_embeddings: share the word embeddings with the masked-LM decoder.
         attention_bias, mlp_bias, norm_bias, classifier_bias: whether the linear layers of
             attention, the output of the gated MLP, all LayerNorms, and the head's linear layer have
@@ -225,7 +230,9 @@ class BertConfig:
 
     @property
     def num_parameters(self) -> int:
-        """Number of parameters of the pre-training model, including both heads and the vocabulary's padding."""
+        """Number of parameters of the pre-training model,
+        including both heads and the vocabulary's padding.
+        """
         size = self.hidden_size
         inner = self.intermediate_size
         norm = size + (size if self.norm_bias else 0)
@@ -247,10 +254,13 @@ class BertConfig:
 
     @property
     def alibi_slopes(self) -> tuple[float, ...]:
-        """Slope per head: the bias of two tokens' score is -slope times their distance. () without ALiBi.
+        """Slope per head: the bias of two tokens' score is -slope times their distance.
 
-        For n heads, n a power of two: 2^(-8 i / n), i from 1 to n. Otherwise: the slopes of the next lower power of
-        two, then every second slope of the next higher one (Press et al., arXiv 2108.12409, and its authors' code).
+        () without ALiBi.
+
+        For n heads, n a power of two: 2^(-8 i / n), i from 1 to n. Otherwise: the slopes of the
+        next lower power of two, then every second slope of the next higher one (Press et al., arXiv
+        2108.12409, and its authors' code).
         """
         if self.position_embedding_type != "alibi":
             return ()
@@ -263,7 +273,10 @@ class BertConfig:
 
     @classmethod
     def from_json(cls, path: Path) -> BertConfig:
-        """Read ``bert_config.json``. Raises UserError naming the wrong key if it is unreadable or invalid."""
+        """Read ``bert_config.json``.
+
+        Raises UserError naming the wrong key if it is unreadable or invalid.
+        """
         values = read_json(Path(path), "Give the bert_config.json of a BERT")
         _check(values, path)
         try:
@@ -272,7 +285,8 @@ class BertConfig:
             raise UserError(error.code, path, error.problem, error.remedy) from None
 
     def with_options(self, text: str | None) -> BertConfig:
-        """Return a copy with other values, such as ``"gated_mlp=true num_hidden_layers=6"``; None changes nothing.
+        """Return a copy with other values, such as ``"gated_mlp=true num_hidden_layers=6"``;
+        None changes nothing.
 
         Raises:
             UserError: an unknown or repeated name, or a value of the wrong type or out of range.
@@ -317,7 +331,9 @@ class BertConfig:
             raise UserError(error.code, subject, error.problem, error.remedy) from None
 
     def to_json(self) -> str:
-        """Return JSON text with a trailing newline, omitting options that have a plain BERT's value."""
+        """Return JSON text with a trailing newline,
+        omitting options that have a plain BERT's value.
+        """
         defaults = _defaults()
         values = {k: v for k, v in asdict(self).items() if k not in _OPTIONS or v != defaults[k]}
         return json.dumps(values, indent=2, sort_keys=True) + "\n"
@@ -347,7 +363,9 @@ def _check(values: Mapping[str, Any], subject: Path | str) -> None:
 
 @cache
 def _schema() -> type[Document]:
-    """Return `BertConfig` as a model that only validates: 0 must not become 0.0, which old runs did not record."""
+    """Return `BertConfig` as a model that only validates:
+    0 must not become 0.0, which old runs did not record.
+    """
     hints = get_type_hints(BertConfig, include_extras=True)
     defaults = {f.name: ... if f.default is MISSING else f.default for f in fields(BertConfig)}
     known: dict[str, Any] = {name: (hints[name], default) for name, default in defaults.items()}

@@ -18,7 +18,9 @@ Kind = TypeVar("Kind", bound=Section)
 
 
 class Relations(Protocol):
-    """Relations between values of different sections; a section's own methods check those within it."""
+    """Relations between values of different sections;
+    a section's own methods check those within it.
+    """
 
     def contradictions(self, config: Configuration) -> Iterable[Contradiction]:
         """Return contradictions between values, the most important first."""

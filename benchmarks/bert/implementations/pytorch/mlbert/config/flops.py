@@ -1,13 +1,15 @@
-"""Count the model FLOPs of a training step: the arithmetic that the losses require, not what an implementation runs.
+"""Count the model FLOPs of a training step: the arithmetic that the losses require,
+not what an implementation runs.
 
-A multiply-add counts 2, the backward pass twice the forward, element-wise work 0. Results that no loss reads are not
-counted: padding, vocabulary logits of unmasked tokens, and the last layer's per-token work for tokens that the heads
-do not read. (Published figures count the last layer on all tokens.) With T tokens, hidden size D, inner size F, and
-sequences of length L:
+A multiply-add counts 2, the backward pass twice the forward, element-wise work 0. Results that no
+loss reads are not counted: padding, vocabulary logits of unmasked tokens, and the last layer's
+per-token work for tokens that the heads do not read. (Published figures count the last layer on all
+tokens.) With T tokens, hidden size D, inner size F, and sequences of length L:
 
     Q K V of a layer              2 T 3 D^2
     attention scores and values   4 sum(L^2) D; in local layers, only for the keys of the window
-    output and feed-forward       2 T (D^2 + 2 D F), or 3 D F if gated; in the last layer, only for the rows read
+    output and feed-forward       2 T (D^2 + 2 D F), or 3 D F if gated;
+                                  in the last layer, only for the rows read
     masked-LM head                2 M (D^2 + D V) for M masked tokens
     pooler and linear layer       2 S (D^2 + D outputs) for S sequences
 """
@@ -23,7 +25,9 @@ BACKWARD_FACTOR = 3  # forward and backward
 
 
 class Counted(Protocol):
-    """A batch that knows its sizes on the host; no class of PyTorch, so that TensorFlow's program can count too."""
+    """A batch that knows its sizes on the host; no class of PyTorch,
+    so that TensorFlow's program can count too.
+    """
 
     @property
     def cu_seqlens(self) -> Any:
@@ -76,7 +80,9 @@ class BatchWork:
 
 
 def encoder(config: BertConfig, work: BatchWork, rows_read: int) -> int:
-    """Return the FLOPs of the encoder's forward pass, with ``rows_read`` tokens read from its last layer."""
+    """Return the FLOPs of the encoder's forward pass,
+    with ``rows_read`` tokens read from its last layer.
+    """
     d = config.hidden_size
     num_local = config.num_local_layers
     num_global = config.num_hidden_layers - num_local

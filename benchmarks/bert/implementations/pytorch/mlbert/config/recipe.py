@@ -1,4 +1,6 @@
-"""Declare recipes: a recipe's sections, its overrides of their defaults, and the module that builds it."""
+"""Declare recipes: a recipe's sections, its overrides of their defaults,
+and the module that builds it.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ class Recipe:
     Attributes:
         name: value of RECIPE.
         sections: sections that the recipe reads.
-        inspect: returns the configuration's inputs (`mlbert.training.protocols.Inputs`) without reading samples.
-            Raises UserError if something is missing or does not fit.
+        inspect: returns the configuration's inputs (`mlbert.training.protocols.Inputs`) without
+            reading samples. Raises UserError if something is missing or does not fit.
         build: module with the functions of `mlbert.training.protocols.RecipeBuild`.
         overrides: export to value, if it differs from the section's default.
         required: exports that must not be none although their section allows it.
@@ -53,13 +55,17 @@ class Recipe:
         return setting.required or setting.env in self.required
 
     def refuses(self, setting: Setting, value: object) -> bool:
-        """Return True if a raw value counts as not given: empty text, or none if none is not allowed."""
+        """Return True if a raw value counts as not given:
+        empty text, or none if none is not allowed.
+        """
         if setting.env in self.required:
             return says_none(value)
         return not setting.optional and str(value).strip() == ""
 
     def default(self, setting: Setting) -> object:
-        """Return the default value; None if the setting is required or not in a section of the recipe."""
+        """Return the default value; None if the setting is required
+        or not in a section of the recipe.
+        """
         if setting.section not in self.sections:
             return None
         if setting.env == "RECIPE":

@@ -1,7 +1,9 @@
-"""Resolve recipe defaults, YAML files, exports, flags and ``key=value`` words into one checked `Configuration`.
+"""Resolve recipe defaults, YAML files, exports, flags
+and ``key=value`` words into one checked `Configuration`.
 
-Later sources win: section default, recipe override, YAML (a file's ``extends:`` parent first), environment export, flag
-or ``key=value``. An unknown name or an illegal value is a `UserError` that names it.
+Later sources win: section default, recipe override, YAML (a file's ``extends:`` parent first),
+environment export, flag or ``key=value``. An unknown name or an illegal value is a `UserError` that
+names it.
 """
 
 from __future__ import annotations
@@ -46,9 +48,9 @@ _ENVIRONMENT = "environment "  # prefix of the origin of an export that is not i
 class Resolved:
     """A checked configuration and the origin of each value.
 
-    An origin is ``file:line`` of an export or a YAML line (relative to the tree if inside it), ``environment NAME`` if
-    no sourced file set it, ``flag --name``, ``argument name=``, ``recipe <name>`` for a default of the recipe or one of
-    its sections, or "not set".
+    An origin is ``file:line`` of an export or a YAML line (relative to the tree if inside it),
+    ``environment NAME`` if no sourced file set it, ``flag --name``, ``argument name=``,
+    ``recipe <name>`` for a default of the recipe or one of its sections, or "not set".
     """
 
     recipe: Recipe
@@ -103,7 +105,8 @@ class CommandLine:
     """Arguments of a command line, sorted by kind; types are not checked yet."""
 
     flags: Mapping[str, str] = field(default_factory=dict)  # key (or flag) to text
-    # Arguments of --config: files of ``key: value`` lines, later ones win; ``extends: other.yaml`` names a parent.
+    # Arguments of --config: files of ``key: value`` lines, later ones win;
+    # ``extends: other.yaml`` names a parent.
     yaml_files: Sequence[Path] = ()
     overrides: Sequence[str] = ()  # key=value
 
@@ -114,7 +117,8 @@ _NO_WORDS = CommandLine()
 def split_arguments(catalog: Catalog, words: Sequence[str]) -> CommandLine:
     """Sort command line arguments into flags, ``--config FILE`` and ``key=value``.
 
-    Accepts ``--flag value`` and ``--flag=value``, with dashes or underscores; a yes/no flag may appear without a value.
+    Accepts ``--flag value`` and ``--flag=value``, with dashes or underscores;
+    a yes/no flag may appear without a value.
 
     Raises:
         UserError: an unknown flag, a flag without its value, or a stray word.
@@ -160,7 +164,10 @@ def peek(
     environ: Mapping[str, str] | None = None,
     line: CommandLine = _NO_WORDS,
 ) -> str | None:
-    """Return the raw value that a setting will get. Does not need the recipe: used to find the recipe itself."""
+    """Return the raw value that a setting will get.
+
+    Does not need the recipe: used to find the recipe itself.
+    """
     given = [layer[key][0] for layer in _layers(catalog, environ, line, []) if key in layer]
     return str(given[-1]) if given else None
 
@@ -181,13 +188,14 @@ def resolve(
         recipe: defines sections and defaults.
         environ: the environment; None means the process's.
         line: the arguments of the command line.
-        given: settings converted from another program's configuration, key to value and origin; they win.
+        given: settings converted from another program's configuration,
+            key to value and origin; they win.
         given_files: the files of ``given``.
         readers: all recipes, to name those that read a setting that this one does not.
 
     Raises:
-        UserError: unknown name, missing value, wrong type, value out of range, a setting that the recipe does not read,
-            or values that contradict each other.
+        UserError: unknown name, missing value, wrong type, value out of range, a setting that the
+            recipe does not read, or values that contradict each other.
     """
     environ = environment() if environ is None else environ
     files: list[Path] = [*given_files]
@@ -258,7 +266,10 @@ def _own_origin(recipe: Recipe, setting: Setting) -> str:
 
 
 def _make(section: type[Section], recipe: Recipe, chosen: Layer) -> Section:
-    """Return a section with the chosen values. Raises UserError if one has a wrong type or is out of range."""
+    """Return a section with the chosen values.
+
+    Raises UserError if one has a wrong type or is out of range.
+    """
     known = settings_of(section)
     values = {
         one.field: _parse(one, *chosen[one.key]) if one.key in chosen else recipe.default(one)
@@ -311,10 +322,12 @@ def _unread_by_recipe(
     chosen: dict[str, tuple[object, str]],
     readers: Sequence[Recipe],
 ) -> list[str]:
-    """Remove settings that the recipe does not read and return warnings; "none" and default values pass silently.
+    """Remove settings that the recipe does not read and return warnings;
+    "none" and default values pass silently.
 
     Raises:
-        UserError: such a setting is in a flag, a YAML file or a sourced config, so it was meant for this run.
+        UserError: such a setting is in a flag, a YAML file or a sourced config,
+            so it was meant for this run.
     """
     warnings = []
     for key, (value, origin) in list(chosen.items()):
@@ -344,7 +357,9 @@ def _unread_by_recipe(
 def _layers(
     catalog: Catalog, environ: Mapping[str, str] | None, line: CommandLine, files: list[Path]
 ) -> list[Layer]:
-    """Return key to (raw value, origin) for each source, weakest first; append the files read to ``files``."""
+    """Return key to (raw value, origin) for each source, weakest first;
+    append the files read to ``files``.
+    """
     environ = environment() if environ is None else environ
     exports = _from_environment(catalog, environ, files)
     layers: list[Layer] = [
@@ -371,7 +386,9 @@ def _layers(
 
 
 def _from_environment(catalog: Catalog, environ: Mapping[str, str], files: list[Path]) -> Layer:
-    """Return the exported settings; the origin is the sourced config's line unless the variable changed since."""
+    """Return the exported settings; the origin is the sourced config's line
+    unless the variable changed since.
+    """
     config_file = Path(environ.get("CONFIG_FILE", ""))
     exports = check_exports(catalog, config_file, files) if config_file.is_file() else {}
     found: dict[str, tuple[object, str]] = {}
@@ -397,8 +414,9 @@ def _key_of_flag(catalog: Catalog, flag: str) -> str:
 
 
 def _near_misses(catalog: Catalog, environ: Mapping[str, str]) -> list[str]:
-    """Return sentences about exports that were a setting, look like a misspelt one, or have its key (LEARNING_RATE for
-    LR)."""
+    """Return sentences about exports that were a setting, look like a misspelt one,
+    or have its key (LEARNING_RATE for LR).
+    """
     known = catalog.by_env
     elsewhere = {name_shape(one.key): one.env for one in catalog.by_key.values()}
     by_shape = {name_shape(env): env for env in known}
@@ -417,7 +435,9 @@ def _near_misses(catalog: Catalog, environ: Mapping[str, str]) -> list[str]:
 
 
 def _article(setting: Setting) -> str:
-    """Return the type as used in a sentence: ``an integer or none``, ``one of open | closed``, ``text``."""
+    """Return the type as used in a sentence: ``an integer or none``,
+    ``one of open | closed``, ``text``.
+    """
     first = setting.type_name[0]
     article = (
         "one of "

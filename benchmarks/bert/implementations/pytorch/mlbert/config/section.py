@@ -1,10 +1,12 @@
-"""Sections of settings. Each room declares its own in its ``config.py``, which imports only this module.
+"""Sections of settings.
+
+Each room declares its own in its ``config.py``, which imports only this module.
 
     class OptimizerConfig(Section):
         optimizer: str = setting("OPTIMIZER", "Update rule.", default="lamb", choices=OPTIMIZERS)
 
-A field without a default is required. Values are never coerced: `Setting.parse` parses text, then pydantic checks type
-and limits strictly.
+A field without a default is required. Values are never coerced: `Setting.parse` parses text, then
+pydantic checks type and limits strictly.
 """
 
 from __future__ import annotations
@@ -33,8 +35,10 @@ from mlbert.host.texts import parse_number as parse_number
 
 
 class Ranges:
-    """Units and limits that settings share. Every number has an upper bound, so that a typing error cannot hang or
-    crash the machine."""
+    """Units and limits that settings share.
+
+    Every number has an upper bound, so that a typing error cannot hang or crash the machine.
+    """
 
     STEPS: ClassVar[dict[str, Any]] = {"unit": "steps", "ge": 1, "le": 10**9}
     STEPS_FROM_0: ClassVar[dict[str, Any]] = STEPS | {"ge": 0}
@@ -67,7 +71,10 @@ class Contradiction(NamedTuple):
 
 
 class Section(BaseModel):
-    """Settings that belong together, owned by one room. Frozen and typed; created by `mlbert.config.resolution`."""
+    """Settings that belong together, owned by one room.
+
+    Frozen and typed; created by `mlbert.config.resolution`.
+    """
 
     model_config = ConfigDict(
         frozen=True, strict=True, extra="forbid", allow_inf_nan=False, validate_default=True
@@ -108,7 +115,8 @@ def setting(
     Args:
         env: name of the export.
         meaning: one sentence.
-        key: YAML key, and the flag without dashes, if it is not the field's name; empty if only the launchers read it.
+        key: YAML key, and the flag without dashes, if it is not the field's name;
+            empty if only the launchers read it.
         default: of the right type; without it the setting is required.
         unit: of a number.
         choices: of a text; None allows any. The type of a few fixed words is a Literal instead.
@@ -170,11 +178,14 @@ class Setting:
         return f"{words} or none" if self.optional else words
 
     def is_none(self, value: object) -> bool:
-        """Return True if a raw value means none; the text "none" counts only if the setting is optional."""
+        """Return True if a raw value means none; the text "none" counts only
+        if the setting is optional.
+        """
         return value is None or (self.optional and says_none(value))
 
     def parse(self, value: object) -> object:
-        """Convert text, or a value from YAML or a recipe, to the setting's type, without checking limits and choices.
+        """Convert text, or a value from YAML or a recipe, to the setting's type,
+        without checking limits and choices.
 
         Raises:
             ValueError: the value is not of that type.

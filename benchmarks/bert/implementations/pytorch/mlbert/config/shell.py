@@ -13,7 +13,10 @@ _setting = functools.partial(setting, key="")  # neither a flag nor a YAML key
 
 
 class LaunchConfig(Section):
-    """Settings read only in the launchers' shell scripts. Never instantiated: only names and limits matter."""
+    """Settings read only in the launchers' shell scripts.
+
+    Never instantiated: only names and limits matter.
+    """
 
     dgxsystem: str = _setting(
         "DGXSYSTEM", "System name: the config's file name without config_ and .sh."

@@ -88,7 +88,8 @@ def read_yaml(
         children: files that extend this one.
 
     Raises:
-        UserError: a file is unreadable, is not a list of names with values, or extends itself; or a key is unknown.
+        UserError: a file is unreadable, is not a list of names with values, or extends itself;
+            or a key is unknown.
     """
     path = path.absolute()
     if path in children:
@@ -118,11 +119,12 @@ def read_yaml(
 def check_exports(
     catalog: Catalog, config_file: Path, files: list[Path] | None = None
 ) -> dict[str, Export]:
-    """Return the exports of a ``config_*.sh`` and of the files it sources; the last export of a name counts.
+    """Return the exports of a ``config_*.sh`` and of the files it sources;
+    the last export of a name counts.
 
-    A config contains comments, ``source`` lines and ``export NAME=value``, nothing else. Sourced configs are found by
-    name in the same folder and checked likewise. A site file ``env.sh`` next to it may contain logic: only its exports
-    are read. Other sourced files are ignored.
+    A config contains comments, ``source`` lines and ``export NAME=value``, nothing else. Sourced
+    configs are found by name in the same folder and checked likewise. A site file ``env.sh`` next
+    to it may contain logic: only its exports are read. Other sourced files are ignored.
 
     Args:
         catalog: of the known settings.
@@ -163,8 +165,9 @@ def load_yaml(path: Path) -> tuple[Any, dict[str, int]]:
 
 
 def check_yaml_depth(text: str, depth: int = 0) -> None:
-    """Raise ValueError if YAML text, itself at ``depth``, is nested so deep that a recursive parser could exhaust the
-    stack, which ends the process; or yaml.YAMLError."""
+    """Raise ValueError if YAML text, itself at ``depth``, is nested so deep that a recursive parser
+    could exhaust the stack, which ends the process; or yaml.YAMLError.
+    """
     import yaml
 
     for event in yaml.parse(

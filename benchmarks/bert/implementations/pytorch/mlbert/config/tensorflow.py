@@ -12,7 +12,8 @@ class TensorFlowConfig(Section):
 
     input_files: str | None = setting(
         "INPUT_FILES",
-        "TFRecords for tf.data, comma-separated globs; none: DATADIR_PHASE2, read by mlbert.data.formats.",
+        "TFRecords for tf.data, comma-separated globs; "
+        "none: DATADIR_PHASE2, read by mlbert.data.formats.",
         default=None,
     )
     eval_files: str | None = setting(
@@ -29,7 +30,8 @@ class TensorFlowConfig(Section):
     tpu: str | None = setting("TPU", "Name or address of the TPU.", default=None)
     all_reduce_alg: Literal["nccl", "hierarchical_copy", "ring"] | None = setting(
         "ALL_REDUCE_ALG",
-        "All-reduce algorithm: nccl or hierarchical_copy with mirrored, ring or nccl with multi_worker_mirrored.",
+        "All-reduce algorithm: nccl or hierarchical_copy with mirrored, "
+        "ring or nccl with multi_worker_mirrored.",
         default=None,
     )
     explicit_allreduce: bool = fixed_setting(
@@ -67,7 +69,8 @@ class TensorFlowConfig(Section):
     do_eval: bool = setting("DO_EVAL", "Evaluate while training.", default=True)
     eval_schedule: Literal["steps", "mlperf"] = setting(
         "EVAL_SCHEDULE",
-        "Evaluate at the sample counts of the settings (steps), or on ruleset 5.0.0's grid (mlperf).",
+        "Evaluate at the sample counts of the settings (steps), "
+        "or on ruleset 5.0.0's grid (mlperf).",
         default="steps",
     )
     run_eagerly: bool = setting(

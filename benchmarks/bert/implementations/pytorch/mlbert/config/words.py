@@ -1,4 +1,6 @@
-"""Texts about settings for help, errors and documentation, including other programs' names for a setting."""
+"""Texts about settings for help, errors and documentation,
+including other programs' names for a setting.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from mlbert.config.section import Setting
 from mlbert.host.errors import UserError, hide_credentials, name_shape, nearest
 
 REQUIRED = "required"
-# Our setting as key or key=value, a note, and its names in the examples of transformers and in other trainers: without
-# dashes, underscores and case.
+# Our setting as key or key=value, a note, and its names in the examples of transformers and in
+# other trainers: without dashes, underscores and case.
 _NAMES_ELSEWHERE = (
     ("learning_rate", "", "lr baselr"),
     ("max_steps", "run length is in steps", "epochs numepochs numtrainepochs maxepochs"),
@@ -59,7 +61,9 @@ _OTHERS = {name: (ours, note) for ours, note, names in _NAMES_ELSEWHERE for name
 
 
 def hint_at(catalog: Catalog, shape: str) -> str | None:
-    """Return advice about another program's name for a setting, given as `name_shape`; None if it is unknown."""
+    """Return advice about another program's name for a setting, given as `name_shape`;
+    None if it is unknown.
+    """
     if shape not in _OTHERS:
         return None
     key, _, value = _OTHERS[shape][0].partition("=")

@@ -1,23 +1,26 @@
 """The batch format: the tokens of S sequences, concatenated without padding.
 
-On the host a batch is one compact buffer (`HostBatch`), which takes a single copy to the device. The device expands it
-to a `Batch` (`mlbert.ops.triton.expand_batch`, or the reference here), so positions, segments, dropout rows and
-64-bit ids never cross the bus: 2.9 bytes per token instead of 30. The buffer holds:
+On the host a batch is one compact buffer (`HostBatch`), which takes a single copy to the device.
+The device expands it to a `Batch` (`mlbert.ops.triton.expand_batch`, or the reference here), so
+positions, segments, dropout rows and 64-bit ids never cross the bus: 2.9 bytes per token instead of
+30. The buffer holds:
 
-==================  ==================  =============================================================
+==================  ==================  ============================================================
 ids                 16 bits [T]         token ids after masking
 masked_labels       16 bits [M]         original ids
 masked_positions    int32 [M]           index into T
 cu_seqlens          int32 [S+1]         as in `Batch`
 first_lengths       int32 [S]           tokens of segment 0; the rest of the sequence is segment 1
-first_rows          int32 [S]           dropout row of the first token; the others follow consecutively
+first_rows          int32 [S]           dropout row of the first token;
+                                        the others follow consecutively
 next_sentence       uint8 [S]           1 if sentence B is a random one
 labels              float32 [S]         task labels, if the batch has any
-==================  ==================  =============================================================
+==================  ==================  ============================================================
 
-`StaticShape` pads a batch to fixed sizes, because a CUDA graph needs the same shapes in every step. Padding does not
-affect loss, gradients or accuracy: it consists of tokens after the last sequence, empty sequences (`cu_seqlens` repeats
-its last value; a task's label is 0) and masked positions with an ignored label.
+`StaticShape` pads a batch to fixed sizes, because a CUDA graph needs the same shapes in every step.
+Padding does not affect loss, gradients or accuracy: it consists of tokens after the last sequence,
+empty sequences (`cu_seqlens` repeats its last value; a task's label is 0) and masked positions with
+an ignored label.
 
 Legend: S sequences, T tokens, M masked tokens, P units (packs, or single sequences).
 """
@@ -73,8 +76,8 @@ class Batch:
     masked_positions: Tensor  # int64 [M], index into T, ascending
     masked_labels: Tensor  # int64 [M], the original token ids
     next_sentence_labels: Tensor  # int64 [S], 1 if sentence B is a random one
-    # int32 [T], identifies each token within the optimizer step, independent of how the step is split over ranks and
-    # accumulation steps. Dropout masks are keyed by it.
+    # int32 [T], identifies each token within the optimizer step, independent of how the step is
+    # split over ranks and accumulation steps. Dropout masks are keyed by it.
     dropout_rows: Tensor
     labels: Tensor | None = None  # float32 [S], task labels (classes or scores), if there are any
 
@@ -142,8 +145,8 @@ Expand = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], None]
 class HostBatch:
     """The compact form of a micro-batch, which `to` expands to a `Batch`."""
 
-    # uint8 [bytes], laid out as in the module's table; each part starts at a multiple of ALIGNMENT. Usually on the
-    # host, but may be on a device.
+    # uint8 [bytes], laid out as in the module's table; each part starts at a multiple of ALIGNMENT.
+    # Usually on the host, but may be on a device.
     data: Tensor
     num_tokens: int  # T
     num_samples: int  # S
@@ -162,8 +165,8 @@ class HostBatch:
     ) -> HostBatch:
         """Build a batch from the fields of a `mlbert.data.formats.order.MicroBatchRows`.
 
-        Each unit has ``max_tokens`` slots, which determine the dropout rows. ``page_locked`` memory lets the copy to
-        the device overlap computation; it requires a CUDA device.
+        Each unit has ``max_tokens`` slots, which determine the dropout rows. ``page_locked`` memory
+        lets the copy to the device overlap computation; it requires a CUDA device.
         """
         labels = rows.labels
         num_tokens = len(rows.tokens)
@@ -199,12 +202,16 @@ class HostBatch:
     def of_sequences(
         cls, rows: Ragged, numbers: np.ndarray, max_tokens: int, page_locked: bool = False
     ) -> HostBatch:
-        """Build a batch in which each sequence is one unit; ``numbers`` (int64 [S]) determine the dropout rows."""
+        """Build a batch in which each sequence is one unit;
+        ``numbers`` (int64 [S]) determine the dropout rows.
+        """
         return cls.of(rows, np.ones(len(rows), np.int64), numbers, max_tokens, page_locked)
 
     @classmethod
     def dummy(cls, tokens: int, page_locked: bool = False, sequences: int = 1) -> HostBatch:
-        """Return a warm-up batch: each sequence has ``tokens`` (at least 2) tokens of id 0, one masked, and label 0."""
+        """Return a warm-up batch: each sequence has ``tokens`` (at least 2) tokens of id 0,
+        one masked, and label 0.
+        """
         rows = Ragged.from_rows([([0] * tokens, tokens, False, [1], [0])] * sequences)
         rows = replace(rows, labels=np.zeros(sequences, np.float32))
         return cls.of_sequences(rows, np.arange(sequences), tokens, page_locked)
@@ -233,8 +240,9 @@ class HostBatch:
     def to(self, device: torch.device | str, out: Batch | None = None) -> Batch:
         """Return the batch on a device, without waiting for queued device work.
 
-        Writes to the tensors of ``out`` and pads the rest as described in the module's docstring; without ``out``,
-        allocates tensors of the batch's sizes. The result is ready for work queued on the current stream afterwards.
+        Writes to the tensors of ``out`` and pads the rest as described in the module's docstring;
+        without ``out``, allocates tensors of the batch's sizes. The result is ready for work queued
+        on the current stream afterwards.
         """
         device = torch.device(device)
         if out is None and device.type == "cpu" and not self.data.is_cuda:
@@ -339,8 +347,8 @@ def _copy_stream(device: torch.device) -> torch.cuda.Stream:
 def _copy_on_side_stream(data: Tensor, device: torch.device) -> Tensor:
     """Copy page-locked ``data`` on a separate stream, and make the current stream wait for it.
 
-    PyTorch reuses neither buffer too early: its pinned-memory allocator tracks the copy, and `record_stream` covers
-    the device buffer.
+    PyTorch reuses neither buffer too early: its pinned-memory allocator tracks the copy, and
+    `record_stream` covers the device buffer.
     """
     stream = _copy_stream(device)
     current = torch.cuda.current_stream(device)
@@ -367,13 +375,13 @@ class StaticShape:
     ) -> StaticShape:
         """Return the maximum sizes of ``packs`` packs.
 
-        A pack has at most ``max_tokens`` slots and ``max_sequences`` sequences; a sequence has at most ``max_seqlen``
-        tokens, ``max_predictions`` of them masked.
+        A pack has at most ``max_tokens`` slots and ``max_sequences`` sequences; a sequence has at
+        most ``max_seqlen`` tokens, ``max_predictions`` of them masked.
 
         The bound on masked tokens follows from the masking rule: a sequence of L tokens has
-        min(max_predictions, max(1, round(share L))) masked tokens, fewer than share L + 1. If `max_predictions` implies
-        a larger share than the benchmark's, that share is used. Data masked by another rule can exceed the bound; see
-        `holds`.
+        min(max_predictions, max(1, round(share L))) masked tokens, fewer than share L + 1. If
+        `max_predictions` implies a larger share than the benchmark's, that share is used. Data
+        masked by another rule can exceed the bound; see `holds`.
         """
         share = max(MASKED_SHARE, max_predictions / max_seqlen)
         masked = min(
@@ -383,15 +391,18 @@ class StaticShape:
 
     @classmethod
     def of_sequences(cls, sequences: int, length: int, rate: float) -> StaticShape:
-        """Return the maximum sizes of ``sequences`` sequences of at most ``length`` tokens, each token masked with
-        probability ``rate``. One batch in a billion has more masked tokens."""
+        """Return the maximum sizes of ``sequences`` sequences of at most ``length`` tokens, each
+        token masked with probability ``rate``. One batch in a billion has more masked tokens.
+        """
         tokens = sequences * length
         masked = rate * tokens + DEVIATIONS * math.sqrt(rate * (1 - rate) * tokens)
         return cls.rounded(tokens, sequences, math.ceil(masked), length)
 
     @classmethod
     def rounded(cls, tokens: int, sequences: int, masked: int, max_seqlen: int) -> StaticShape:
-        """Return these sizes with tokens and masked tokens rounded up to the multiples that kernels prefer."""
+        """Return these sizes with tokens and masked tokens rounded up to the multiples
+        that kernels prefer.
+        """
         return cls(
             _rounded_up(tokens, TOKEN_MULTIPLE),
             sequences,
@@ -400,7 +411,9 @@ class StaticShape:
         )
 
     def fullest_batch(self) -> HostBatch:
-        """Return a batch of equally long sequences that fill the tokens, with this number of masked tokens."""
+        """Return a batch of equally long sequences that fill the tokens,
+        with this number of masked tokens.
+        """
         parts = np.array_split(np.arange(self.tokens), self.sequences)
         lengths = [len(part) for part in parts if len(part)]
         rows = []
@@ -412,8 +425,9 @@ class StaticShape:
 
     @classmethod
     def over(cls, batches: Iterable[HostBatch]) -> StaticShape:
-        """Return the smallest shape that fits every batch, with tokens and masked tokens rounded up as in
-        `rounded`."""
+        """Return the smallest shape that fits every batch,
+        with tokens and masked tokens rounded up as in `rounded`.
+        """
         tokens, sequences, masked, max_seqlen, labels = zip(
             *(_sizes(batch) for batch in batches), strict=True
         )
@@ -447,14 +461,18 @@ class StaticShape:
         )
 
     def holds(self, batch: HostBatch) -> bool:
-        """Return True if the batch fits all four sizes and has labels exactly if the shape has them."""
+        """Return True if the batch fits all four sizes
+        and has labels exactly if the shape has them.
+        """
         *sizes, has_labels = _sizes(batch)
         limits = (self.tokens, self.sequences, self.masked, self.max_seqlen)
         fits = all(size <= limit for size, limit in zip(sizes, limits, strict=True))
         return fits and has_labels == self.has_labels
 
     def allocate(self, device: torch.device | str) -> Batch:
-        """Return a new batch of these sizes for `write` to fill; it holds one sequence of one token."""
+        """Return a new batch of these sizes for `write` to fill;
+        it holds one sequence of one token.
+        """
         batch = Batch.empty(
             self.tokens, self.sequences, self.masked, self.max_seqlen, self.has_labels, device
         )
@@ -468,8 +486,8 @@ class StaticShape:
     def write(self, batch: HostBatch, target: Batch) -> None:
         """Write a batch that `holds` accepts to ``target``, which `allocate` returned, and pad it.
 
-        Ignored labels point at position 0, which exists in every batch. The loss must still be divided by the numbers
-        of masked tokens and sequences of ``batch``.
+        Ignored labels point at position 0, which exists in every batch. The loss must still be
+        divided by the numbers of masked tokens and sequences of ``batch``.
         """
         assert self.holds(batch), "the batch does not fit the static shape"
         batch.to(target.input_ids.device, out=target)

@@ -1,4 +1,7 @@
-"""Rank 0's address: wait until it answers, and find the network interface that leads to it. Does not import torch."""
+"""Rank 0's address: wait until it answers, and find the network interface that leads to it.
+
+Does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,8 @@ class HeadAddress:
         self.obstacle = ""
 
     def reach(self, seconds: float) -> str | None:
-        """Connect within ``seconds``, and return this machine's IP address on the connection; None if that fails.
+        """Connect within ``seconds``, and return this machine's IP address on the connection;
+        None if that fails.
 
         A name may begin to resolve, and rank 0 begin to listen, while this rank waits.
         """
@@ -48,7 +52,8 @@ class HeadAddress:
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
     def listen_and_reach(self, seconds: float) -> None:
-        """Check on rank 0's machine that its port is free, and that the address leads here within ``seconds``.
+        """Check on rank 0's machine that its port is free,
+        and that the address leads here within ``seconds``.
 
         Raises:
             UserError: it is not, or does not.
@@ -67,7 +72,8 @@ class HeadAddress:
             "distributed.join",
             f"MASTER_ADDR={self.host}",
             f"{self.obstacle}, where rank 0 runs",
-            "Export the name or address of this machine on every node; for torchrun's own choice, --local-addr sets it",
+            "Export the name or address of this machine on every node; "
+            "for torchrun's own choice, --local-addr sets it",
         )
 
     def port_error(self) -> UserError:
@@ -75,7 +81,8 @@ class HeadAddress:
         return UserError(
             "distributed.join",
             f"MASTER_PORT={self.port}",
-            f"is taken by another program on {socket.gethostname()}, where rank 0 runs, or reserved",
+            f"is taken by another program on {socket.gethostname()}, where rank 0 runs, "
+            "or reserved",
             "Export a free port on every node",
         )
 
@@ -84,7 +91,9 @@ class HeadAddress:
         return any(_can_bind(address) for address in self._resolve())
 
     def _resolve(self) -> list[str]:
-        """Return the IP addresses; none, and the reason in `obstacle`, if the name does not resolve."""
+        """Return the IP addresses; none, and the reason in `obstacle`,
+        if the name does not resolve.
+        """
         before = self.obstacle
         # Until it is known: a name server that does not answer may outlast the caller's patience.
         self.obstacle = f"does not resolve on {socket.gethostname()}"

@@ -1,19 +1,20 @@
 """Clip each rank's gradients bucket by bucket and average them over the ranks during backward.
 
-With W ranks, A micro-batches and B buckets, let G(r, m, b) be bucket b of A times the contribution of micro-batch m to
-the gradient of rank r's mean loss. (If all micro-batches are equally full, that is the gradient of micro-batch m's
-mean loss.) Bucket by bucket, the optimizer gets the gradient
+With W ranks, A micro-batches and B buckets, let G(r, m, b) be bucket b of A times the contribution
+of micro-batch m to the gradient of rank r's mean loss. (If all micro-batches are equally full, that
+is the gradient of micro-batch m's mean loss.) Bucket by bucket, the optimizer gets the gradient
 
     1 / (W A)  sum over r and m of  clip(G(r, m, b), max_norm / sqrt(B))        clip(x, c) = x min(1, c / ||x||)
 
-so its norm is at most max_norm. Each bucket is clipped as soon as its last gradient is ready, and its sum over the
-ranks starts at once, without a pass over the full gradient or a wait. Earlier micro-batches are clipped the same way
-and accumulated in float32; the last one starts the sums. One small all-reduce at the end sums the squared norms, so if
-a bucket of any rank is not finite, every rank skips the step.
+so its norm is at most max_norm. Each bucket is clipped as soon as its last gradient is ready, and
+its sum over the ranks starts at once, without a pass over the full gradient or a wait. Earlier
+micro-batches are clipped the same way and accumulated in float32; the last one starts the sums. One
+small all-reduce at the end sums the squared norms, so if a bucket of any rank is not finite, every
+rank skips the step.
 
-Source: the public description of Samsung's submissions to MLPerf Training v2.0 ("bucket-wise gradient clipping before
-all-reduce"). The bound of each bucket follows from that of the full gradient: B squares of max_norm / sqrt(B) add up to
-max_norm squared.
+Source: the public description of Samsung's submissions to MLPerf Training v2.0 ("bucket-wise
+gradient clipping before all-reduce"). The bound of each bucket follows from that of the full
+gradient: B squares of max_norm / sqrt(B) add up to max_norm squared.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from mlbert.distributed.world import World
 class BucketClippingReducer(GradientReducer):
     """Clips buckets and averages them over the ranks. Nothing may be clipped after that.
 
-    Losses are divided so that the sum of all shares is the mean over ranks and micro-batches (`Objective.scope`
-    "rank"), so each share is multiplied by W A before it is clipped.
+    Losses are divided so that the sum of all shares is the mean over ranks and micro-batches
+    (`Objective.scope` "rank"), so each share is multiplied by W A before it is clipped.
 
     Args:
         params, flat_grad, offsets, world, buckets, loss_scale, in_bf16: as in `GradientReducer`.
@@ -40,8 +41,9 @@ class BucketClippingReducer(GradientReducer):
         accumulation: micro-batches per step; each is one `prepare` and one backward.
 
     Attributes:
-        grad_norm: root mean square, over ranks and micro-batches, of the norm of the full gradient before clipping;
-            float64 scalar on the device, the same on all ranks. Not finite if any bucket is not.
+        grad_norm: root mean square, over ranks and micro-batches, of the norm of the full gradient
+            before clipping; float64 scalar on the device, the same on all ranks. Not finite if any
+            bucket is not.
     """
 
     grad_norm: Tensor
@@ -69,7 +71,10 @@ class BucketClippingReducer(GradientReducer):
         self._is_last: bool | None = None  # True in the step's last pass; None outside a pass
 
     def prepare(self, last: bool) -> None:
-        """See `GradientReducer`. Buckets of the previous pass that no hook has started are clipped now."""
+        """See `GradientReducer`.
+
+        Buckets of the previous pass that no hook has started are clipped now.
+        """
         assert not self._is_last, "finish() was not called after the last backward"
         while self._is_last is not None and self.num_started < self.num_buckets:
             self._begin_next()

@@ -1,8 +1,9 @@
 """Capture queued device work once and replay it: CUDA graphs, and the same interface without them.
 
-A graph repeats its kernels with the same arguments at the same addresses. So data that changes between replays must be
-written into tensors before a replay, the captured function must not read values on the host, and its allocations stay
-in the graph's memory pool. NCCL collectives are captured like kernels; all ranks must capture and replay them alike.
+A graph repeats its kernels with the same arguments at the same addresses. So data that changes
+between replays must be written into tensors before a replay, the captured function must not read
+values on the host, and its allocations stay in the graph's memory pool. NCCL collectives are
+captured like kernels; all ranks must capture and replay them alike.
 
     capture = CudaCapture(device)
     capture.warm_up(function)            on the side stream: compiles kernels, starts communicators
@@ -32,7 +33,9 @@ class Capture(Protocol):
 
 
 class CudaCapture:
-    """Captures CUDA graphs that share one memory pool. Replay them in the order in which they were recorded.
+    """Captures CUDA graphs that share one memory pool.
+
+    Replay them in the order in which they were recorded.
 
     Args:
         device: a CUDA device.
@@ -52,16 +55,19 @@ class CudaCapture:
         current.wait_stream(self._stream)
 
     def record(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Capture the function and return a function that queues the graph on the current stream."""
-        # A warm-up's autograd graph that is still alive, in a cycle such as a traceback's, refers to another
-        # stream, and the capture would wait for it.
+        """Capture the function and return a function
+        that queues the graph on the current stream.
+        """
+        # A warm-up's autograd graph that is still alive, in a cycle such as a traceback's, refers
+        # to another stream, and the capture would wait for it.
         gc.collect()
         if override := getattr(
             torch.autograd.graph, "set_override_stale_capture_stream", None
         ):  # since PyTorch 2.13
             override(True)
         graph = torch.cuda.CUDAGraph()
-        # thread_local: other threads, such as the one that pins batches, may make calls that are illegal in a capture.
+        # thread_local: other threads, such as the one that pins batches,
+        # may make calls that are illegal in a capture.
         with torch.cuda.graph(
             graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
         ):

@@ -1,4 +1,6 @@
-"""JSON-line messages between rank 0 and every other rank, which still work when a collective hangs or fails."""
+"""JSON-line messages between rank 0 and every other rank,
+which still work when a collective hangs or fails.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ MOST_GREETING_BYTES = 200
 
 
 class Channel:
-    """One connection. Two threads may send on it: each short line is one system call, so lines do not mix."""
+    """One connection.
+
+    Two threads may send on it: each short line is one system call, so lines do not mix.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -51,7 +56,9 @@ class Channel:
         return [json.loads(line) for line in lines]
 
     def _greeting(self, token: int) -> int | None:
-        """Return the rank that connected, or None (and close) if the peer does not send the token."""
+        """Return the rank that connected, or None (and close)
+        if the peer does not send the token.
+        """
         self._connection.settimeout(GREETING_SECONDS)
         with contextlib.suppress(OSError, ValueError):
             while b"\n" not in self._unread and len(self._unread) < MOST_GREETING_BYTES:

@@ -12,7 +12,8 @@ class DistributedConfig(Section):
 
     gradient_clipping: Literal["after", "before", "buckets"] = fixed_setting(
         "GRADIENT_CLIPPING",
-        "Clip the gradient after or before the sum over the ranks, or each rank's buckets separately.",
+        "Clip the gradient after or before the sum over the ranks, "
+        "or each rank's buckets separately.",
         default="after",
     )
     gradient_reduction: Literal["fp32", "bf16"] = fixed_setting(
@@ -30,7 +31,8 @@ class DistributedConfig(Section):
     )
     weights_allgather: Literal["fp32", "bf16", "e5m2"] = fixed_setting(
         "WEIGHTS_ALLGATHER",
-        "Format in which a sharded optimizer sends new weights; the owning rank keeps the exact ones.",
+        "Format in which a sharded optimizer sends new weights; "
+        "the owning rank keeps the exact ones.",
         default="fp32",
     )
     join_timeout: float | None = setting(
@@ -43,7 +45,8 @@ class DistributedConfig(Section):
     )
     read_timeout: float = setting(
         "READ_TIMEOUT",
-        "Longest wait of a run of several ranks for data if the storage stalls; no node is then taken to be lost.",
+        "Longest wait of a run of several ranks for data if the storage stalls; "
+        "no node is then taken to be lost.",
         default=15.0,
         unit="minutes",
         ge=1,

@@ -1,11 +1,13 @@
-"""Groups of ranks: those that shard a buffer among themselves, and those that hold the same shard of it.
+"""Groups of ranks: those that shard a buffer among themselves,
+and those that hold the same shard of it.
 
 all ranks     each holds 1 / world_size
-node          each holds 1 / (ranks of the node), the same shard as its counterparts on the other nodes: a node reduces
-              over its fast links first, and only shards are sent between nodes
+node          each holds 1 / (ranks of the node), the same shard as its counterparts on the other
+              nodes: a node reduces over its fast links first, and only shards are sent between
+              nodes
 
-Source of the second scheme: the benchmark's NVIDIA submissions shard their optimizer over the GPUs of a node (apex's
-distributed fused LAMB), with an all-reduce of the shards between nodes.
+Source of the second scheme: the benchmark's NVIDIA submissions shard their optimizer over the GPUs
+of a node (apex's distributed fused LAMB), with an all-reduce of the shards between nodes.
 """
 
 from __future__ import annotations
@@ -35,11 +37,15 @@ class RankGroup:
         return tensor
 
     def begin_all_reduce_sum(self, tensor: Tensor) -> dist.Work | None:
-        """Start a sum and return without waiting; `wait()` on the result before use. None in a group of one."""
+        """Start a sum and return without waiting; `wait()` on the result before use.
+
+        None in a group of one.
+        """
         return dist.all_reduce(tensor, group=self.handle, async_op=True) if self.size > 1 else None
 
     def begin_reduce_scatter_sum(self, buffer: Tensor) -> dist.Work | None:
-        """Start an in-place sum over the group of which each rank keeps part `rank` of `size` equal parts.
+        """Start an in-place sum over the group of which each rank keeps part `rank` of `size` equal
+        parts.
 
         The other parts of the buffer are undefined afterwards.
         """
@@ -50,7 +56,8 @@ class RankGroup:
         )
 
     def begin_all_gather(self, buffer: Tensor) -> dist.Work | None:
-        """Start filling the buffer in place with each rank's part, divided as in `begin_reduce_scatter_sum`.
+        """Start filling the buffer in place with each rank's part,
+        divided as in `begin_reduce_scatter_sum`.
 
         Any dtype works, since raw bytes are sent. None in a group of one.
         """
@@ -61,7 +68,8 @@ class RankGroup:
         return all_gather(data, data.chunk(self.size)[self.rank], group=self.handle, async_op=True)
 
     def begin_all_to_all(self, received: Tensor, sent: Tensor) -> dist.Work | None:
-        """Start sending part `r` of `size` equal parts to each rank r, which receives them in rank order.
+        """Start sending part `r` of `size` equal parts to each rank r,
+        which receives them in rank order.
 
         Any dtype works, since raw bytes are sent.
         """
@@ -79,7 +87,8 @@ class ShardGroups:
 
     @classmethod
     def of(cls, sharing: str, world: World) -> ShardGroups:
-        """Return the groups for a value of SHARDED_OPTIMIZER: "off" (this rank alone), "node" or "all".
+        """Return the groups for a value of SHARDED_OPTIMIZER:
+        "off" (this rank alone), "node" or "all".
 
         All ranks call it together. Raises UserError as `inside_nodes` does.
         """
@@ -94,10 +103,13 @@ class ShardGroups:
 
     @classmethod
     def inside_nodes(cls, world: World) -> ShardGroups:
-        """Return groups with a shard for each rank of a node, the same on every node. All ranks call it together.
+        """Return groups with a shard for each rank of a node, the same on every node.
+
+        All ranks call it together.
 
         Raises:
-            UserError: the nodes have different numbers of ranks, or a node's ranks are not consecutive.
+            UserError: the nodes have different numbers of ranks,
+                or a node's ranks are not consecutive.
         """
         size = _ranks_of_a_node(world, "SHARDED_OPTIMIZER", "node")
         node = world.rank // size
@@ -111,15 +123,19 @@ class ShardGroups:
 
 
 def exchange_group_size(exchange_padding: str, world: World) -> int:
-    """Return the number of ranks that EXCHANGE_PADDING names: this one alone, those of its node, or all. All ranks call
-    it together. Raises UserError as `ShardGroups.inside_nodes` does."""
+    """Return the number of ranks that EXCHANGE_PADDING names: this one alone, those of its node, or
+    all. All ranks call it together. Raises UserError as `ShardGroups.inside_nodes` does.
+    """
     size = {"off": 1, "all": world.world_size}.get(exchange_padding)
     return size or _ranks_of_a_node(world, "EXCHANGE_PADDING", "group")
 
 
 def _ranks_of_a_node(world: World, setting: str, value: str) -> int:
-    """Return the number of ranks per node. All ranks call it together. Raises UserError, naming the setting, if the
-    nodes differ in it or a node's ranks are not consecutive."""
+    """Return the number of ranks per node.
+
+    All ranks call it together. Raises UserError, naming the setting, if the nodes differ in it or a
+    node's ranks are not consecutive.
+    """
     size = world.local_world_size
     is_misplaced = world.local_rank != world.rank % size or world.world_size % size != 0
     most, least, any_misplaced = world.all_reduce_max(
@@ -136,7 +152,8 @@ def _ranks_of_a_node(world: World, setting: str, value: str) -> int:
 def _handle(ranks: list[int], world: World) -> dist.ProcessGroup | None:
     if len(ranks) in (1, world.world_size):
         return None
-    # Without local synchronization every rank would have to create the groups of all other nodes too.
+    # Without local synchronization every rank would have to create the groups of all other nodes
+    # too.
     timeout = world.collective_timeout
     return dist.new_group(
         ranks, timeout=timeout, pg_options=nccl_options(timeout), use_local_synchronization=True

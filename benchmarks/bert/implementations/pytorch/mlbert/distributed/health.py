@@ -1,20 +1,24 @@
 """Detect quickly which rank died, hangs or failed, where, and after which step.
 
-Collectives cannot show this: a dead peer looks like a closed connection to its neighbours, a hanging one like silence.
-So each rank keeps one connection to rank 0, on which a thread reports the main thread's progress every second, or less
-often with more than 1,024 ranks. Rank 0 answers each report:
+Collectives cannot show this: a dead peer looks like a closed connection to its neighbours, a
+hanging one like silence. So each rank keeps one connection to rank 0, on which a thread reports the
+main thread's progress every second, or less often with more than 1,024 ranks. Rank 0 answers each
+report:
 
 * the connection breaks without a farewell: that process died; detected at once;
 * a rank sends nothing for `HANG_SECONDS`: its machine is cut off, or the process is suspended;
-* no rank makes progress for `HANG_SECONDS`: the rank furthest behind hangs, because the others wait for it;
-* the same while that rank is alive and reads data: the storage has stalled. The run waits for `READ_SECONDS` (the
-  setting READ_TIMEOUT), says so once, and names no rank as lost;
-* rank 0 itself is lost: the other ranks notice, and rank 1 or the first rank of another machine reports it.
+* no rank makes progress for `HANG_SECONDS`: the rank furthest behind hangs,
+  because the others wait for it;
+* the same while that rank is alive and reads data: the storage has stalled. The run waits for
+  `READ_SECONDS` (the setting READ_TIMEOUT), says so once, and names no rank as lost;
+* rank 0 itself is lost: the other ranks notice, and rank 1
+  or the first rank of another machine reports it.
 
-A rank that was suspended does not know what happened meanwhile, so it reports no other rank as lost.
+A rank that was suspended does not know what happened meanwhile,
+so it reports no other rank as lost.
 
-The main thread only records its position (`mark`), so monitoring does not slow a step. `mlbert.distributed.lifecycle`
-describes what happens when a rank is lost.
+The main thread only records its position (`mark`), so monitoring does not slow a step.
+`mlbert.distributed.lifecycle` describes what happens when a rank is lost.
 """
 
 from __future__ import annotations
@@ -44,23 +48,25 @@ READ_SECONDS = 900.0
 HEAD_START_SECONDS = 5.0
 # A pause is a hang if it is this many times longer than any before it, and at least HANG_SECONDS.
 HANG_FACTOR = 10.0
-# Limit until this process's first step is done (compilation, first data access), while a rank's source prepares an
-# epoch, and while rank 0 writes a checkpoint.
+# Limit until this process's first step is done (compilation, first data access), while a rank's
+# source prepares an epoch, and while rank 0 writes a checkpoint.
 PATIENT_SECONDS = 600.0
 # The cause of a failed collective shows up within this time.
 CAUSE_SECONDS = 4.0
-# The watching thread runs five times a second. If it did not run for this long, this process was suspended.
+# The watching thread runs five times a second. If it did not run for this long,
+# this process was suspended.
 ABSENCE_SECONDS = 5.0
 
 Item = TypeVar("Item")
 
 
 class Stage(IntEnum):
-    """Stages after the same number of steps, in order of time: the rank in the lowest one keeps the others waiting.
+    """Stages after the same number of steps, in order of time:
+    the rank in the lowest one keeps the others waiting.
 
-    In SUM, REDUCE and COUNT a rank waits for the others. A batch is read at the start of the step before it, or ahead
-    of that while the device evaluates. PREPARE_EPOCH replaces READ and READ_AHEAD while the source prepares an epoch;
-    no rank marks it.
+    In SUM, REDUCE and COUNT a rank waits for the others. A batch is read at the start of the step
+    before it, or ahead of that while the device evaluates. PREPARE_EPOCH replaces READ and
+    READ_AHEAD while the source prepares an epoch; no rank marks it.
     """
 
     SETUP = 0
@@ -82,7 +88,10 @@ _PATIENT = (Stage.SETUP, Stage.PREPARE_EPOCH, Stage.CHECKPOINT)
 
 
 class _Place(NamedTuple):
-    """Position of a main thread. `marks` counts its reports, since it may make progress within one stage."""
+    """Position of a main thread.
+
+    `marks` counts its reports, since it may make progress within one stage.
+    """
 
     step: int = 0
     stage: int = Stage.SETUP
@@ -132,7 +141,10 @@ class _OwnPresence:
     returned: float = float("-inf")
 
     def look(self) -> bool:
-        """Call in every cycle of the watching thread. Return True if it is late, so that all it has heard is stale."""
+        """Call in every cycle of the watching thread.
+
+        Return True if it is late, so that all it has heard is stale.
+        """
         now = time.monotonic()
         # Keeps running while a virtual machine sleeps; the monotonic clock may not.
         clock = time.time()
@@ -146,7 +158,9 @@ class _OwnPresence:
 
     @property
     def is_doubtful(self) -> bool:
-        """True shortly after a suspension, when connections may be broken because this process was silent."""
+        """True shortly after a suspension, when connections may be broken because this process was
+        silent.
+        """
         return time.monotonic() - self.returned < CAUSE_SECONDS
 
 
@@ -155,10 +169,11 @@ class HealthMonitor:
 
     Args:
         world: the started world.
-        report: called with one sentence, and whether to print it, when a rank is lost. Rank 0 calls it. If rank 0 is
-            lost, rank 1 and the first rank of another machine do, and the first call counts.
-        end: ends this process at once; its argument says if a `UserError` ended the run. Called by the watching thread,
-            since the main thread may hang in a collective.
+        report: called with one sentence, and whether to print it, when a rank is lost. Rank 0 calls
+            it. If rank 0 is lost, rank 1 and the first rank of another machine do, and the first
+            call counts.
+        end: ends this process at once; its argument says if a `UserError` ended the run. Called by
+            the watching thread, since the main thread may hang in a collective.
         hang_seconds: see `HANG_SECONDS`.
         read_seconds: see `READ_SECONDS`.
         warn: prints a sentence on rank 0 about a run that continues. Called by the watching thread.
@@ -184,7 +199,8 @@ class HealthMonitor:
         self._warn = warn
         self._stalled_since: float | None = None  # of a stall that rank 0 has reported
         self._period = max(PERIOD_SECONDS, world.world_size / MOST_REPORTS_PER_SECOND)
-        # Replaced atomically, so that the watching thread never sees the step of one mark and the stage of another.
+        # Replaced atomically, so that the watching thread never sees the step of one mark
+        # and the stage of another.
         self._place = _START
         self._first_step: int | None = None
         self._marked = self._own = 0.0  # time of the last mark; seconds in the stages of `_OWN`
@@ -193,18 +209,20 @@ class HealthMonitor:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._channels: dict[int, Channel] = {}
-        # A failure that another one probably caused: the time from which it counts after all, its description, and
-        # whether it is a `UserError`.
+        # A failure that another one probably caused: the time from which it counts after all, its
+        # description, and whether it is a `UserError`.
         self._suspicion: tuple[float, str, bool] | None = None
         # Rank 0 has announced that a signal ends the run, so the other ranks are expected to exit.
         self._leaving = self.is_mistake = False
         self._is_signalled = False
 
     def take_signal(self) -> None:
-        """Record that a signal ends this process, and that the log says so. The main thread may hang in a collective.
+        """Record that a signal ends this process, and that the log says so.
 
-        Other ranks may get the signal too. They wait until rank 0 has recorded it, since launchers kill all ranks when
-        the first one exits.
+        The main thread may hang in a collective.
+
+        Other ranks may get the signal too. They wait until rank 0 has recorded it, since launchers
+        kill all ranks when the first one exits.
         """
         self._is_signalled = True
 
@@ -219,8 +237,9 @@ class HealthMonitor:
         self._place = _Place(step, stage, self._place.marks + 1)
 
     def own_seconds(self, step: int) -> float:
-        """Return this rank's seconds per step since the last call, without its waits for other ranks. On a GPU, they
-        are the host's."""
+        """Return this rank's seconds per step since the last call, without its waits for other
+        ranks. On a GPU, they are the host's.
+        """
         seconds = self._own
         steps = max(step - self._own_since, 1)
         self._own = 0.0
@@ -246,7 +265,10 @@ class HealthMonitor:
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
-        """Monitor a block, and report an exception that leaves it to the other ranks. All ranks enter together."""
+        """Monitor a block, and report an exception that leaves it to the other ranks.
+
+        All ranks enter together.
+        """
         self._start()
         try:
             yield
@@ -272,7 +294,8 @@ class HealthMonitor:
         """Tell the other ranks that this process is exiting on purpose."""
         if self._thread is None:
             return
-        # Before the farewell: the other ranks close their connections in response, which must not look like deaths.
+        # Before the farewell: the other ranks close their connections in response,
+        # which must not look like deaths.
         self._stopping.set()
         for channel in self._channels.values():
             channel.send(bye=True)
@@ -296,9 +319,12 @@ class HealthMonitor:
         self._thread.start()
 
     def _report_failure(self, error: BaseException) -> None:
-        """Report to rank 0 why this rank fails. A failed collective is rarely the cause, so wait for the cause first.
+        """Report to rank 0 why this rank fails.
 
-        The same holds for a signal: a cancelled job sends it to all ranks, and Slurm ends the others if one is lost.
+        A failed collective is rarely the cause, so wait for the cause first.
+
+        The same holds for a signal: a cancelled job sends it to all ranks,
+        and Slurm ends the others if one is lost.
         """
         if not self.joined or self._stopping.is_set():
             return
@@ -443,14 +469,18 @@ class HealthMonitor:
         pauses.see(0.0 if patient or is_reading else pause)
 
     def _follow_stall(self, progress: float, step: int, readers: Sequence[_Peer]) -> None:
-        """Print once that ranks wait for data, and once that they have it. ``progress``: the time of the last."""
+        """Print once that ranks wait for data, and once that they have it.
+
+        ``progress``: the time of the last.
+        """
         if self._stalled_since is not None and progress > self._stalled_since:
             self._end_stall(progress)
         pause = time.monotonic() - progress
         if self._stalled_since is None and pause > self._hang_seconds:
             self._stalled_since = progress
             self._warn(
-                f"no data for {pause:.0f} s {_after(step)}: {self._names(readers)}. The run waits for up "
+                f"no data for {pause:.0f} s {_after(step)}: {self._names(readers)}. "
+                "The run waits for up "
                 f"to {self._read_seconds / 60:.0f} minutes (READ_TIMEOUT)"
             )
 
@@ -460,7 +490,10 @@ class HealthMonitor:
         self._stalled_since = None
 
     def _standstill(self, behind: _Peer, pause: float, readers: Sequence[_Peer]) -> str:
-        """Describe why the run ends. Launchers exclude the node of a rank that hangs, but not those that read."""
+        """Describe why the run ends.
+
+        Launchers exclude the node of a rank that hangs, but not those that read.
+        """
         if readers:
             return f"no data for {pause:.0f} s {_after(behind.place.step)}: {self._names(readers)}"
         stage = Stage(behind.place.stage).name
@@ -518,11 +551,17 @@ class HealthMonitor:
     # Either thread
 
     def report_lost(self, sentence: str, presence: _OwnPresence) -> NoReturn:
-        """End the run over a lost or failed rank. If this process was suspended, report that as the cause."""
+        """End the run over a lost or failed rank.
+
+        If this process was suspended, report that as the cause.
+        """
         if presence.is_doubtful:
             name = self._name(self.world.rank)
             step = self._place.step
-            sentence = f"{name} stood still for {presence.gap:.0f} s {_after(step)}, and the others went on without it"
+            sentence = (
+                f"{name} stood still for {presence.gap:.0f} s {_after(step)}, "
+                "and the others went on without it"
+            )
         self._end(sentence)
 
     def _end(self, sentence: str, is_mistake: bool = False) -> NoReturn:

@@ -1,4 +1,5 @@
-"""How a run ends: who detects it, who writes the last line of its log, and the exit status of each process.
+"""How a run ends: who detects it, who writes the last line of its log,
+and the exit status of each process.
 
 | cause                       | noticed by                     | last line: status, reason   | rank 0    | others   |
 |-----------------------------|--------------------------------|-----------------------------|-----------|----------|
@@ -19,10 +20,11 @@
 
 * 2 for a `UserError`, by the command line.
 
-Rank 0 writes the last line. If it is lost, rank 1 or the first rank of another machine appends the line to rank 0's
-file. The first line counts, and there is none before the run has begun (run_start). If the main thread has not exited
-20 s after a signal because it hangs in a collective, the process ends with the signal's status. docs/how_a_run_ends.md
-explains this to operators, and how the launchers handle each status.
+Rank 0 writes the last line. If it is lost, rank 1 or the first rank of another machine appends the
+line to rank 0's file. The first line counts, and there is none before the run has begun
+(run_start). If the main thread has not exited 20 s after a signal because it hangs in a collective,
+the process ends with the signal's status. docs/how_a_run_ends.md explains this to operators, and
+how the launchers handle each status.
 """
 
 from __future__ import annotations
@@ -64,15 +66,17 @@ class Lifecycle:
             lifecycle.accept_warnings()          # from here on there is something to save
             for each step:
                 lifecycle.watch.mark(step, Stage.READ)
-                anyone = ...                     # sum of lifecycle.warned over the ranks: all leave in the same step
+                anyone = ...                     # sum of lifecycle.warned over the ranks:
+                                                 all leave in the same step
                 if anyone: save a checkpoint; lifecycle.leave()
             lifecycle.finish(SUCCESS)
 
     Args:
         world: started.
-        close_log: writes the last line of the run's log from status and reason (None for a finished run). Called on
-            rank 0, or, if rank 0 is lost, on another rank for rank 0's file. May be called several times, from any
-            thread: the first call counts, and calls before the run has begun do nothing.
+        close_log: writes the last line of the run's log from status and reason (None for a finished
+            run). Called on rank 0, or, if rank 0 is lost, on another rank for rank 0's file. May be
+            called several times, from any thread: the first call counts, and calls before the run
+            has begun do nothing.
         hang_seconds, read_seconds: see `mlbert.distributed.health`.
 
     Attributes:
@@ -97,22 +101,26 @@ class Lifecycle:
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
-        """Abort the run on every rank if an exception leaves the block, and re-raise it. A rank other than 0 exits with
-        WRONG_INPUT after a `UserError` instead, because rank 0 reports it.
+        """Abort the run on every rank if an exception leaves the block, and re-raise it.
 
-        All ranks enter together, each in its main thread. Inside, SIGTERM and SIGHUP raise `Terminated`, unless they
-        are ignored (nohup) or already handled. SIGINT raises KeyboardInterrupt as usual. SIGUSR1 raises Terminated
-        until `accept_warnings`.
+        A rank other than 0 exits with WRONG_INPUT after a `UserError` instead,
+        because rank 0 reports it.
+
+        All ranks enter together, each in its main thread. Inside, SIGTERM and SIGHUP raise
+        `Terminated`, unless they are ignored (nohup) or already handled. SIGINT raises
+        KeyboardInterrupt as usual. SIGUSR1 raises Terminated until `accept_warnings`.
         """
-        # Order: signals are still handled while the watch ends, and the other ranks learn of an exception before it is
-        # logged, because the watch may know its real cause and log that instead.
+        # Order: signals are still handled while the watch ends, and the other ranks learn of an
+        # exception before it is logged, because the watch may know its real cause and log that
+        # instead.
         with self._signals():
             try:
                 with self.watch.guard():
                     yield
             except BaseException as error:
                 self._abort_on_rank_0(_reason(error))
-                # Launchers send SIGTERM when the first rank exits; the mistake that ends it still counts.
+                # Launchers send SIGTERM when the first rank exits;
+                # the mistake that ends it still counts.
                 cause = error.__context__ if isinstance(error, Terminated) else error
                 if isinstance(cause, UserError) and (self.world.rank == 0 or not self.watch.joined):
                     raise cause from None
@@ -125,7 +133,10 @@ class Lifecycle:
         self._accepts_warnings = True
 
     def leave(self) -> NoReturn:
-        """End a warned run with SIGUSR1's status after its checkpoint is saved. Call on all ranks in the same step."""
+        """End a warned run with SIGUSR1's status after its checkpoint is saved.
+
+        Call on all ranks in the same step.
+        """
         # All ranks exit on purpose, so none is reported as lost.
         self.watch.say_farewell()
         raise Terminated(WARNING)
@@ -161,9 +172,10 @@ class Lifecycle:
     def _signals(self) -> Iterator[None]:
         """Handle signals during a block.
 
-        Python runs handlers in the main thread only, between two bytecode instructions, so never while it hangs in a
-        collective. But the C-level handler writes the signal's number to a socket at once, and a thread waits on it.
-        So the log line is written soon after the signal arrives, and the process ends even if the main thread hangs.
+        Python runs handlers in the main thread only, between two bytecode instructions, so never
+        while it hangs in a collective. But the C-level handler writes the signal's number to a
+        socket at once, and a thread waits on it. So the log line is written soon after the signal
+        arrives, and the process ends even if the main thread hangs.
         """
         receiver, sender = socket.socketpair()
         sender.setblocking(False)
@@ -174,7 +186,8 @@ class Lifecycle:
             while signum := int.from_bytes(receiver.recv(1)):  # 0: the sender is closed
                 # Only the main thread handles a warning: if it hangs, there is nothing to save.
                 if signum in replaced and signum != WARNING:
-                    # Slurm sends it when a rank is lost. The watch, which looks this often, is to name that rank first.
+                    # Slurm sends it when a rank is lost.
+                    # The watch, which looks this often, is to name that rank first.
                     left.wait(2 * LOOK_SECONDS * self.watch.joined)
                     self._abort_on_rank_0(signal.Signals(signum).name)
                     self.watch.take_signal()
@@ -187,7 +200,8 @@ class Lifecycle:
         try:
             yield
         finally:
-            # First, so that the thread stops waiting after an earlier signal and does not exit the process.
+            # First, so that the thread stops waiting after an earlier signal
+            # and does not exit the process.
             left.set()
             signal.set_wakeup_fd(previous_fd)
             for signum, handler in replaced.items():
@@ -197,7 +211,10 @@ class Lifecycle:
             receiver.close()
 
     def _install_handlers(self) -> dict[int, Any]:
-        """Make the signals raise, and return the handlers to restore. Skip signals that are ignored or in use."""
+        """Make the signals raise, and return the handlers to restore.
+
+        Skip signals that are ignored or in use.
+        """
         replaced: dict[int, Any] = {WARNING: signal.signal(WARNING, self._on_warning)}
         for signum in _ENDING_SIGNALS:
             current = signal.getsignal(signum)

@@ -7,8 +7,8 @@ import sys
 
 from mlbert.host.errors import UserError
 
-# Rank 0 has two connections to each rank: for the store and the watch. The other ranks have one of each, but get the
-# same limit, so that all ranks report the same mistake, which is printed once.
+# Rank 0 has two connections to each rank: for the store and the watch. The other ranks have one of
+# each, but get the same limit, so that all ranks report the same mistake, which is printed once.
 CONNECTIONS_PER_RANK = 2
 OTHER_FILES = 256  # data, logs, libraries, devices and NCCL's sockets
 
@@ -16,8 +16,8 @@ OTHER_FILES = 256  # data, logs, libraries, devices and NCCL's sockets
 def raise_open_files_limit(world_size: int) -> None:
     """Raise the soft limit on open files (`ulimit -n`) to what a run of ``world_size`` ranks needs.
 
-    The limit is never lowered. If the hard limit allows it, it becomes twice the need, because further groups of ranks
-    open more connections.
+    The limit is never lowered. If the hard limit allows it, it becomes twice the need, because
+    further groups of ranks open more connections.
 
     Raises:
         UserError: the hard limit is too low.

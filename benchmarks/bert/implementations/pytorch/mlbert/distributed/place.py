@@ -1,11 +1,14 @@
-"""Read this process's rank from the launcher's variables. Does not import torch, so that the command line starts fast.
+"""Read this process's rank from the launcher's variables.
+
+Does not import torch, so that the command line starts fast.
 
 The identity is the first of these that is complete; later ones are only checked against it:
 
 1. `RANK` and `WORLD_SIZE`: torchrun, or a site's own launcher;
 2. `OMPI_COMM_WORLD_RANK` ... (Open MPI's mpirun), `PMI_RANK` ... (MPICH, Intel MPI);
-3. `SLURM_STEP_ID`, `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS`: a task started by `srun`. The shell of `sbatch` or
-   `salloc` has SLURM_NTASKS and even SLURM_PROCID=0, but no step of many tasks, so it counts as a single process;
+3. `SLURM_STEP_ID`, `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS`: a task started by `srun`. The shell of
+   `sbatch` or `salloc` has SLURM_NTASKS and even SLURM_PROCID=0, but no step of many tasks, so it
+   counts as a single process;
 4. none: a single process.
 """
 
@@ -72,7 +75,8 @@ def _integer(environ: Mapping[str, str], name: str) -> int | None:
 
 
 def expand_hostlist(text: str) -> list[str]:
-    """Expand Slurm's short form of host names: `gpu[01-03,7],login` -> gpu01, gpu02, gpu03, gpu7, login.
+    """Expand Slurm's short form of host names: `gpu[01-03,7],login` -> gpu01, gpu02, gpu03,
+    gpu7, login.
 
     Raises:
         UserError: the text is not a host list.
@@ -167,8 +171,9 @@ def _from_slurm(environ: Mapping[str, str]) -> ProcessIdentity | None:
 def _check_contradiction(chosen: ProcessIdentity, other: ProcessIdentity) -> None:
     """Raise UserError if two launchers disagree, unless one legitimately runs inside the other.
 
-    If srun or mpirun starts torchrun (or another process launcher) once per node, torchrun's world is the larger one.
-    If mpirun starts its daemons with srun, Slurm's identity is that of the daemon.
+    If srun or mpirun starts torchrun (or another process launcher) once per node, torchrun's world
+    is the larger one. If mpirun starts its daemons with srun, Slurm's identity is that of the
+    daemon.
     """
     nested = chosen.world_size > other.world_size or chosen.launcher == "torchrun"
     if nested or (chosen.launcher == "mpirun" and other.launcher == "slurm"):
@@ -181,11 +186,12 @@ def _check_contradiction(chosen: ProcessIdentity, other: ProcessIdentity) -> Non
 
 
 def _has_agent(environ: Mapping[str, str]) -> bool:
-    """Return whether torchrun's agent holds the store. Raise UserError if torchrun would restart ranks that then find
-    the addresses of dead ones.
+    """Return whether torchrun's agent holds the store.
 
-    By default all rounds of its c10d rendezvous share one store, so new ranks find the addresses of the previous
-    round there and connect to ranks that no longer exist.
+    Raise UserError if torchrun would restart ranks that then find the addresses of dead ones.
+
+    By default all rounds of its c10d rendezvous share one store, so new ranks find the addresses of
+    the previous round there and connect to ranks that no longer exist.
     """
     has_agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if has_agent and environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
@@ -198,7 +204,10 @@ def _has_agent(environ: Mapping[str, str]) -> bool:
 
 
 def _complete_local(identity: ProcessIdentity, one_machine: bool) -> tuple[int, int]:
-    """Return local rank and size. If the launcher omits them and there is one machine, use the global ones."""
+    """Return local rank and size.
+
+    If the launcher omits them and there is one machine, use the global ones.
+    """
     rank = identity.local_rank
     size = identity.local_world_size
     if (rank is None or size is None) and identity.world_size > 1 and not one_machine:
@@ -236,7 +245,9 @@ def _resolves(host: str) -> bool:
 
 
 def _slurm_head(environ: Mapping[str, str]) -> str | None:
-    """Return rank 0's host: the step's first, or, if that name does not resolve here, the host that ran srun."""
+    """Return rank 0's host: the step's first, or, if that name does not resolve here,
+    the host that ran srun.
+    """
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
     first = expand_hostlist(nodes)[0] if nodes else None
     launch_node = environ.get("SLURM_LAUNCH_NODE_IPADDR") or None
@@ -256,7 +267,9 @@ def _master_port(environ: Mapping[str, str]) -> int | None:
 
 
 def _slurm_port(environ: Mapping[str, str]) -> int:
-    """Return a port that is the same for all ranks of a step, and probably differs between steps on one machine."""
+    """Return a port that is the same for all ranks of a step,
+    and probably differs between steps on one machine.
+    """
     job = _integer(environ, "SLURM_JOB_ID") or 0
     step = _integer(environ, "SLURM_STEP_ID") or 0
     first, count = SLURM_PORTS
@@ -281,7 +294,8 @@ class RankPlace:
 
     @classmethod
     def identify(cls, environ: Mapping[str, str] | None = None) -> Self:
-        """Read this process's identity from the environment (the process's own unless one is given).
+        """Read this process's identity from the environment (the process's own unless one is
+        given).
 
         Raises:
             UserError: the identity is partial, contradicts itself, or rank 0 has no known address.

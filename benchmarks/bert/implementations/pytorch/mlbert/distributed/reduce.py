@@ -1,25 +1,29 @@
 """Sum gradients over ranks while backward is still running.
 
-The flat gradient buffer is cut into buckets from its end, because backward finishes the last layers first. When all
-parameters of a bucket have their gradients, its sum over the ranks starts and overlaps the rest of backward:
+The flat gradient buffer is cut into buckets from its end, because backward finishes the last layers
+first. When all parameters of a bucket have their gradients, its sum over the ranks starts and
+overlaps the rest of backward:
 
     prepare(last=False)  backward  ...  prepare(last=True)  backward (buckets start)  finish()  optimizer step
 
-All ranks start the buckets in the same order, so a bucket that is ready early waits for those before it.
+All ranks start the buckets in the same order, so a bucket
+that is ready early waits for those before it.
 
 Gradients are sent in float32 or bfloat16:
 
     fp32    one float32 collective
-    bf16    each rank sends every other rank its part of the buffer, rounded to bfloat16 (all-to-all). Each rank adds up
-            what it received in float32, in rank order. If all ranks need the full sum, it is rounded again and sent to
-            all (all-gather). Half the bytes.
+    bf16    each rank sends every other rank its part of the buffer, rounded to bfloat16
+            (all-to-all). Each rank adds up what it received in float32, in rank order. If all ranks
+            need the full sum, it is rounded again and sent to all (all-gather). Half the bytes.
 
-Let u = 2^-8, half the spacing of bfloat16 numbers near 1, and g_r the ranks' addends. Apart from float32 rounding, the
-error is at most u sum |g_r| if each rank keeps its part of the sum, and u |sum| more if all ranks keep all of it. A
-library's bfloat16 sum may instead round at every hop. Each element is added up once, on one rank, so all ranks get the
-same bits, and the same ones in every run.
+Let u = 2^-8, half the spacing of bfloat16 numbers near 1, and g_r the ranks' addends. Apart from
+float32 rounding, the error is at most u sum |g_r| if each rank keeps its part of the sum, and u
+|sum| more if all ranks keep all of it. A library's bfloat16 sum may instead round at every hop.
+Each element is added up once, on one rank, so all ranks get the same bits, and the same ones in
+every run.
 
-A sum is a generator of collectives, each of which starts when the previous one is done. `PendingSum` runs it.
+A sum is a generator of collectives, each of which starts when the previous one is done.
+`PendingSum` runs it.
 """
 
 from __future__ import annotations
@@ -57,7 +61,9 @@ def all_reduced(part: Tensor, group: RankGroup, in_bf16: bool) -> Steps:
 
 
 def reduce_scattered(buffer: Tensor, group: RankGroup, in_bf16: bool) -> Steps:
-    """Sum a float32 buffer over the group in place. Each rank keeps part `rank` of `size` equal parts.
+    """Sum a float32 buffer over the group in place.
+
+    Each rank keeps part `rank` of `size` equal parts.
 
     The other parts of the buffer are undefined afterwards.
     """
@@ -80,13 +86,14 @@ def _added_up(received: Tensor, size: int) -> Tensor:
 class PendingSum:
     """A running sum.
 
-    On a GPU all its collectives are queued at once, on ``stream``, after the work queued on the current stream. On a
-    CPU, where waiting blocks the host, the first collective starts now and `advance` starts the others.
+    On a GPU all its collectives are queued at once, on ``stream``, after the work queued on the
+    current stream. On a CPU, where waiting blocks the host, the first collective starts now and
+    `advance` starts the others.
 
     Args:
         steps: the sum.
-        stream: side stream, or None to run as on a CPU. On a GPU, None is enough if the sum is a single collective with
-            nothing after it.
+        stream: side stream, or None to run as on a CPU. On a GPU, None is enough if the sum is a
+            single collective with nothing after it.
     """
 
     def __init__(self, steps: Steps, stream: torch.cuda.Stream | None) -> None:
@@ -107,7 +114,9 @@ class PendingSum:
         return None, True
 
     def advance(self) -> bool:
-        """Wait for the current collective and start the next one. Return False once the sum is complete.
+        """Wait for the current collective and start the next one.
+
+        Return False once the sum is complete.
 
         Raises:
             RuntimeError: a rank died, or did not answer within the world's timeout.
@@ -135,9 +144,11 @@ class Bucket:
 
 
 def cut_buckets(offsets: Sequence[int], numel: int, bucket_elements: int) -> list[Bucket]:
-    """Cut a buffer of `numel` elements, with parameters at ascending `offsets`, into buckets, last first.
+    """Cut a buffer of `numel` elements, with parameters at ascending `offsets`, into buckets,
+    last first.
 
-    A bucket is closed once it has at least `bucket_elements`. Parameters are never split, so it may be longer.
+    A bucket is closed once it has at least `bucket_elements`.
+    Parameters are never split, so it may be longer.
     """
     buckets: list[Bucket] = []
     stop = numel
@@ -151,27 +162,31 @@ def cut_buckets(offsets: Sequence[int], numel: int, bucket_elements: int) -> lis
 
 
 class GradientReducer:
-    """All-reduces (sums) a flat gradient buffer, overlapping backward. Does nothing for a single process.
+    """All-reduces (sums) a flat gradient buffer, overlapping backward.
 
-    Losses are divided by counts of the full step (all ranks and micro-batches), so the sum is the gradient. A loss
-    scale is divided out of each bucket before it is sent.
+    Does nothing for a single process.
+
+    Losses are divided by counts of the full step (all ranks and micro-batches), so the sum is the
+    gradient. A loss scale is divided out of each bucket before it is sent.
 
     Args:
-        params: parameters in buffer order; each `.grad` is a view of the buffer. A tied parameter is listed once and
-            is ready when all its uses have contributed.
+        params: parameters in buffer order; each `.grad` is a view of the buffer. A tied parameter
+            is listed once and is ready when all its uses have contributed.
         flat_grad: [elements], on any device that the world's backend supports.
         offsets: first element of each parameter, ascending.
         world: already started.
         buckets: buckets of the buffer in summation order; see `cut_buckets`.
-        clip_before: norm to which each rank clips its share of the gradient before the sum, if any; see `clip_share`.
-            Nothing may be clipped after it then, and buckets start only after backward.
+        clip_before: norm to which each rank clips its share of the gradient before the sum, if any;
+            see `clip_share`. Nothing may be clipped after it then, and buckets start only after
+            backward.
         loss_scale: float32 scalar that the losses are multiplied by, if any.
         in_bf16: send gradients in bfloat16; see the module docstring.
 
     Attributes:
         num_buckets: buckets per step.
         num_overlapped: buckets whose sum started before backward ended, in the last finished step.
-        grad_norm: float64 scalar written by `finish`, if the subclass computes the norm on the way; otherwise None.
+        grad_norm: float64 scalar written by `finish`,
+            if the subclass computes the norm on the way; otherwise None.
     """
 
     grad_norm: Tensor | None = None
@@ -195,7 +210,8 @@ class GradientReducer:
         self._loss_scale = loss_scale
         self._buckets = list(buckets)
         self._slices = [flat_grad[bucket.start : bucket.stop] for bucket in self._buckets]
-        # Where backward must write each gradient: the buffer is useless if autograd replaces a .grad tensor.
+        # Where backward must write each gradient: the buffer is useless
+        # if autograd replaces a .grad tensor.
         self._addresses = [
             flat_grad.data_ptr() + offset * flat_grad.element_size() for offset in offsets
         ]
@@ -223,10 +239,11 @@ class GradientReducer:
         ]
 
     def warm_up(self) -> None:
-        """Run every gradient collective once, at its real size, on a zero gradient, which stays zero.
+        """Run every gradient collective once, at its real size, on a zero gradient,
+        which stays zero.
 
-        This connects the ranks of every group: libraries connect lazily, with a transport chosen by size. All ranks
-        call it together.
+        This connects the ranks of every group: libraries connect lazily, with a transport chosen by
+        size. All ranks call it together.
         """
         self._world.warm_up(self._flat_grad.device)
         self.prepare(last=True)
@@ -247,7 +264,8 @@ class GradientReducer:
             ]
 
     def finish(self) -> None:
-        """Clip if `clip_before`, start the buckets that backward did not start, and wait for all of them.
+        """Clip if `clip_before`, start the buckets that backward did not start,
+        and wait for all of them.
 
         Parameters without a gradient keep a bucket from starting during backward.
 
@@ -283,7 +301,8 @@ class GradientReducer:
         assert buckets[0] >= self.num_started, late
         for bucket in buckets:
             self._missing[bucket].discard(index)
-        # In order, even if a later bucket is ready first: ranks match collectives by the order in which they start.
+        # In order, even if a later bucket is ready first:
+        # ranks match collectives by the order in which they start.
         while self.num_started < len(self._buckets) and not self._missing[self.num_started]:
             self._begin_next()
 
@@ -312,8 +331,11 @@ class GradientReducer:
 
 
 def norm_of(x: Tensor) -> Tensor:
-    """Return the L2 norm of a flat float32 tensor, a float64 scalar on its device. Norms of rows are computed in
-    float32, several times faster on a CPU, and combined in float64. Infinite if a row's norm exceeds 1.8e19."""
+    """Return the L2 norm of a flat float32 tensor, a float64 scalar on its device.
+
+    Norms of rows are computed in float32, several times faster on a CPU, and combined in float64.
+    Infinite if a row's norm exceeds 1.8e19.
+    """
     end = len(x) // NORM_ROW * NORM_ROW
     rows = torch.linalg.vector_norm(x[:end].view(end // NORM_ROW, NORM_ROW), dim=1)
     rest = torch.linalg.vector_norm(x[end:]).reshape(1)
@@ -321,16 +343,19 @@ def norm_of(x: Tensor) -> Tensor:
 
 
 def clip_share(share: Tensor, limit: float, num_shares: int, loss_scale: Tensor | None) -> Tensor:
-    """Clip one rank's share of the step's gradient to a norm, in place, before the shares are summed.
+    """Clip one rank's share of the step's gradient to a norm, in place,
+    before the shares are summed.
 
-    The benchmark's rules for BERT allow clipping to the global norm before or after the reduction, but not both in one
-    run. The reference clips on each worker before it averages over the workers. Here losses are divided by counts of
-    the full step, so a rank's share is the gradient of its own mean divided by the number of ranks, and is multiplied
-    by that number before clipping. With the same number of samples on each rank, the sum is
+    The benchmark's rules for BERT allow clipping to the global norm before or after the reduction,
+    but not both in one run. The reference clips on each worker before it averages over the workers.
+    Here losses are divided by counts of the full step, so a rank's share is the gradient of its own
+    mean divided by the number of ranks, and is multiplied by that number before clipping. With the
+    same number of samples on each rank, the sum is
 
         sum over ranks of  clip(world_size * share, limit) / world_size
 
-    If a share is not finite, neither is the sum, on any rank, and the optimizer skips the step. The host does not wait.
+    If a share is not finite, neither is the sum, on any rank, and the optimizer skips the step.
+    The host does not wait.
 
     Args:
         share: float [elements], changed in place.
@@ -339,7 +364,8 @@ def clip_share(share: Tensor, limit: float, num_shares: int, loss_scale: Tensor 
         loss_scale: float32 scalar that the share is multiplied by, if any; divided out here.
 
     Returns:
-        The norm of ``num_shares`` times the unscaled share before clipping, a float64 scalar on its device.
+        The norm of ``num_shares`` times the unscaled share before clipping,
+            a float64 scalar on its device.
     """
     scale = 1.0 if loss_scale is None else loss_scale
     norm = norm_of(share) * num_shares / scale

@@ -1,9 +1,10 @@
 """Rendezvous of the ranks before any collective works: roll calls and shared errors.
 
-A failed collective does not name the rank it waited for, and torch's rendezvous only counts the ranks that joined. So
-the ranks take a roll call over a store: at the deadline, the first rank to time out names the missing ones. A mistake
-that several ranks make is reported once. Rank 0's process (or torchrun's agent) holds the store. If it is suspended, no
-call to the store returns, and a timer ends the other ranks.
+A failed collective does not name the rank it waited for, and torch's rendezvous only counts the
+ranks that joined. So the ranks take a roll call over a store: at the deadline, the first rank to
+time out names the missing ones. A mistake that several ranks make is reported once. Rank 0's
+process (or torchrun's agent) holds the store. If it is suspended, no call to the store returns, and
+a timer ends the other ranks.
 """
 
 from __future__ import annotations
@@ -32,16 +33,20 @@ from mlbert.host.errors import UserError
 from mlbert.host.exit_statuses import WRONG_INPUT, leave_report, quiet_on_signal
 from mlbert.host.standard_error import hold_back
 
-# How long a few ranks wait for each other at start-up, and the number of ranks that wait twice as long.
+# How long a few ranks wait for each other at start-up,
+# and the number of ranks that wait twice as long.
 JOIN_SECONDS = 120.0
 DOUBLE_WAIT_RANKS = 1024
 # A rank whose connection fails reports it at most this long after the deadline.
 GRACE_SECONDS = 10.0
-# How long rank 0 tries to reach its own address. Name servers may repeat for 30 s that a new name does not exist.
+# How long rank 0 tries to reach its own address. Name servers may repeat for 30 s
+# that a new name does not exist.
 HEAD_SECONDS = 40.0
-# Share of their wait after which the other ranks report that they cannot reach rank 0, before it reports them missing.
+# Share of their wait after which the other ranks report that they cannot reach rank 0,
+# before it reports them missing.
 REACH_SHARE = 0.9
-# Time for every rank to learn that one reports the error: launchers end all ranks when the first one exits.
+# Time for every rank to learn that one reports the error:
+# launchers end all ranks when the first one exits.
 HEAR_SECONDS = 1.0
 
 Result = TypeVar("Result")
@@ -50,7 +55,8 @@ Result = TypeVar("Result")
 def default_join_seconds(world_size: int) -> float:
     """Return how long ranks wait for each other at start-up if JOIN_TIMEOUT is none.
 
-    Rank 0's work, and the load on a file system from which all ranks import at once, grow with the number of ranks.
+    Rank 0's work, and the load on a file system from which all ranks import at once,
+    grow with the number of ranks.
     """
     return JOIN_SECONDS * (1 + world_size / DOUBLE_WAIT_RANKS)
 
@@ -74,7 +80,9 @@ class Rendezvous:
         self._stderr: TextIO | None = None  # while `hold_back` redirects the process's own
 
     def set_join_timeout(self, seconds: float | None) -> None:
-        """Wait at most this long for the other ranks from now on (None: the default for their number)."""
+        """Wait at most this long for the other ranks from now on (None: the default for their
+        number).
+        """
         self.join_seconds = (
             default_join_seconds(self._place.world_size) if seconds is None else seconds
         )
@@ -83,15 +91,19 @@ class Rendezvous:
     def collective_seconds(self) -> float:
         """Longest wait in a collective, and for the connection of a group of ranks.
 
-        A short JOIN_TIMEOUT does not shorten it: the other ranks wait in a collective while rank 0 writes a checkpoint.
+        A short JOIN_TIMEOUT does not shorten it: the other ranks wait in a collective while rank 0
+        writes a checkpoint.
         """
         return max(JOIN_SECONDS, self.join_seconds)
 
     def run_all(self, name: str, work: Callable[[], Result]) -> Result:
-        """Call `work`, and return its result once it has returned on all ranks. It may set the join timeout.
+        """Call `work`, and return its result once it has returned on all ranks.
+
+        It may set the join timeout.
 
         Raises:
-            UserError: on rank 0, an error of any rank; the same error on several ranks is reported once.
+            UserError: on rank 0, an error of any rank;
+                the same error on several ranks is reported once.
             SystemExit: on the other ranks, with WRONG_INPUT and without a message.
         """
         if self._place.world_size == 1:
@@ -108,14 +120,17 @@ class Rendezvous:
 
     @contextlib.contextmanager
     def together(self, name: str, mistake: UserError | None = None) -> Iterator[None]:
-        """Run a block of collectives for at most `collective_seconds`. The other ranks name a rank that hangs.
+        """Run a block of collectives for at most `collective_seconds`.
+
+        The other ranks name a rank that hangs.
 
         Args:
-            mistake: what a failure of torch.distributed means. One rank reports it, and nothing else is printed.
+            mistake: what a failure of torch.distributed means.
+                One rank reports it, and nothing else is printed.
 
         Raises:
-            UserError, SystemExit: as in `run_all`. If no rank is missing, the mistake or the block's own error is
-                raised.
+            UserError, SystemExit: as in `run_all`.
+                If no rank is missing, the mistake or the block's own error is raised.
         """
         if self._place.world_size == 1:
             yield
@@ -140,7 +155,9 @@ class Rendezvous:
 
     @contextlib.contextmanager
     def _native_messages(self) -> Iterator[None]:
-        """Print what native code writes to standard error after the block, and not if torch.distributed fails in it."""
+        """Print what native code writes to standard error after the block, and not if
+        torch.distributed fails in it.
+        """
         with hold_back() as held:
             self._stderr = held.terminal
             try:
@@ -152,10 +169,12 @@ class Rendezvous:
                 self._stderr = None
 
     def gather(self, name: str, text: str) -> list[str]:
-        """Return the text of each rank, in rank order; the same list on every rank. Each name is for one use.
+        """Return the text of each rank, in rank order; the same list on every rank.
 
-        Rank 0 reads the texts and publishes them as one value, so that each rank makes a constant number of requests.
-        It returns last, because its process may hold the store and exit.
+        Each name is for one use.
+
+        Rank 0 reads the texts and publishes them as one value, so that each rank makes a constant
+        number of requests. It returns last, because its process may hold the store and exit.
         """
         seconds = self.collective_seconds
         texts = dist.PrefixStore(f"mlbert/gather/{name}", self.store(seconds))
@@ -173,7 +192,8 @@ class Rendezvous:
         return everyone
 
     def store(self, seconds: float) -> dist.Store:
-        """Return the store over which the ranks find each other; it holds the host of each rank that joined.
+        """Return the store over which the ranks find each other;
+        it holds the host of each rank that joined.
 
         Raises:
             UserError: rank 0's address is wrong.
@@ -188,10 +208,12 @@ class Rendezvous:
         return self._store
 
     def interface(self) -> str | None:
-        """Return the network interface that leads to the other ranks; None if it has no name. All ranks have joined.
+        """Return the network interface that leads to the other ranks; None if it has no name.
 
-        A host's own name may resolve to an address that the others cannot reach. Then rank 0's machine uses the route
-        to another one that did reach it.
+        All ranks have joined.
+
+        A host's own name may resolve to an address that the others cannot reach. Then rank 0's
+        machine uses the route to another one that did reach it.
         """
         address: str | None = self._own_address
         store = self.store(GRACE_SECONDS)
@@ -200,7 +222,9 @@ class Rendezvous:
         return None if address is None else interface_of(address)
 
     def _open_own(self, seconds: float) -> dist.Store:
-        """Open rank 0's store, and check that the address at which the other ranks look for it leads here."""
+        """Open rank 0's store, and check that the address at which the other ranks look for it
+        leads here.
+        """
         try:
             store = self._connect_store(LOOPBACK, seconds, is_master=True)
         except dist.DistError as error:
@@ -261,7 +285,10 @@ class Rendezvous:
             except dist.DistError as error:
                 if not self._reports_alone:
                     leave_report(2 * HEAR_SECONDS)
-                reason = f"rank {place.rank} of {place.world_size} could not join: {str(error).splitlines()[0]}"
+                reason = (
+                    f"rank {place.rank} of {place.world_size} could not join: "
+                    f"{str(error).splitlines()[0]}"
+                )
                 raise mistake or self._join_error(reason) from error
         if errors:
             time.sleep(HEAR_SECONDS)
@@ -272,7 +299,10 @@ class Rendezvous:
             leave_report(2 * HEAR_SECONDS)
 
     def _wait(self, calls: dist.Store, seconds: float) -> tuple[bytes, str]:
-        """Return how the roll call ended. The first rank to time out ends it, and also gets the missing ranks."""
+        """Return how the roll call ended.
+
+        The first rank to time out ends it, and also gets the missing ranks.
+        """
         try:
             calls.wait(["end"], timedelta(seconds=seconds))
         except dist.DistStoreError:
@@ -322,7 +352,8 @@ class Rendezvous:
             "distributed.join",
             self._address,
             reason,
-            "Check that every rank runs, and that MASTER_ADDR and MASTER_PORT name a free port of rank 0's machine; if "
+            "Check that every rank runs, and that MASTER_ADDR "
+            "and MASTER_PORT name a free port of rank 0's machine; if "
             "the ranks just start slowly, raise JOIN_TIMEOUT",
         )
 
@@ -339,7 +370,9 @@ class Rendezvous:
 
     @property
     def _reports_alone(self) -> bool:
-        """True on the ranks that report a failure if the ranks have no store, over which they agree on one."""
+        """True on the ranks that report a failure if the ranks have no store,
+        over which they agree on one.
+        """
         return self._place.rank == 1 or self._place.local_rank == 0
 
     def _give_up(self, seconds: float) -> NoReturn:

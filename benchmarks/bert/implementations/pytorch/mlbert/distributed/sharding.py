@@ -1,10 +1,11 @@
-"""Shard a flat buffer over the ranks: each rank sums, updates and sends out its own shard of every block.
+"""Shard a flat buffer over the ranks: each rank sums,
+updates and sends out its own shard of every block.
 
     prepare(last=True)  backward (blocks start)  finish()  shard = layout.take(grad)  ...  layout.put  all_gather
 
-The buffer is cut into blocks, and each block into equal parts, one per rank of the group. A rank's shard is its parts
-of all blocks, in ascending order. Blocks may start inside a parameter, so that all shards have the same size. In a
-group of one, the shard is the buffer itself.
+The buffer is cut into blocks, and each block into equal parts, one per rank of the group. A rank's
+shard is its parts of all blocks, in ascending order. Blocks may start inside a parameter, so that
+all shards have the same size. In a group of one, the shard is the buffer itself.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ class ShardLayout:
         return groups.inside.size * PART_MULTIPLE if groups.inside.size > 1 else 1
 
     def take(self, buffer: Tensor) -> Tensor:
-        """Return this rank's shard [numel // size] of a buffer [numel]: a copy, or the buffer itself if unsharded."""
+        """Return this rank's shard [numel // size] of a buffer [numel]:
+        a copy, or the buffer itself if unsharded.
+        """
         return (
             buffer
             if self.size == 1
@@ -70,7 +73,9 @@ class ShardLayout:
         )
 
     def gather(self, shard: Tensor) -> Tensor:
-        """Gather all ranks' shards [numel // size] into a new buffer [numel]; if unsharded, return the shard itself."""
+        """Gather all ranks' shards [numel // size] into a new buffer [numel];
+        if unsharded, return the shard itself.
+        """
         if self.size == 1:
             return shard
         buffer = shard.new_empty(self.blocks[-1][1])
@@ -80,11 +85,16 @@ class ShardLayout:
         return buffer
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
-        """Sum a tensor over the ranks whose shards make up the buffer, in place on each, and return it."""
+        """Sum a tensor over the ranks whose shards make up the buffer, in place on each,
+        and return it.
+        """
         return self.groups.inside.all_reduce_sum(tensor)
 
     def begin_all_gather(self, buffer: Tensor, block: int) -> dist.Work | None:
-        """Start filling one block of a buffer [numel], any dtype, with every rank's part. None if unsharded."""
+        """Start filling one block of a buffer [numel], any dtype, with every rank's part.
+
+        None if unsharded.
+        """
         start, stop = self.blocks[block]
         return self.groups.inside.begin_all_gather(buffer[start:stop])
 
@@ -96,7 +106,9 @@ class ShardLayout:
                 work.wait()
 
     def buckets(self, offsets: Sequence[int]) -> list[Bucket]:
-        """Return the blocks, last first, with the parameters that overlap each; ``offsets`` are ascending."""
+        """Return the blocks, last first, with the parameters that overlap each;
+        ``offsets`` are ascending.
+        """
         stops = [*offsets[1:], self.blocks[-1][1]]
         buckets = []
         for start, stop in reversed(self.blocks):
@@ -106,10 +118,11 @@ class ShardLayout:
 
 
 class ShardedReducer(GradientReducer):
-    """Reduce-scatters (sums) a flat gradient buffer, overlapping backward, so that each rank's shard is complete.
+    """Reduce-scatters (sums) a flat gradient buffer, overlapping backward,
+    so that each rank's shard is complete.
 
-    If several ranks hold the same shard, it is then summed over them block by block; on a GPU this overlaps backward
-    too. The other parts of the buffer are undefined after `finish`.
+    If several ranks hold the same shard, it is then summed over them block by block; on a GPU this
+    overlaps backward too. The other parts of the buffer are undefined after `finish`.
 
     Args:
         params, offsets, clip_before, loss_scale, in_bf16: as in `GradientReducer`.

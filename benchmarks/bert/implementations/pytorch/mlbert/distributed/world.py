@@ -20,7 +20,8 @@ from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 
 LAZY_CONNECTIONS = "TORCH_GLOO_LAZY_INIT"
-# How much longer than for data ranks wait in a collective, so that the watch reports the stall first.
+# How much longer than for data ranks wait in a collective,
+# so that the watch reports the stall first.
 READ_MARGIN = 60.0
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 ROUND_SECONDS = (
@@ -29,7 +30,10 @@ ROUND_SECONDS = (
 
 
 def nccl_options(timeout: timedelta) -> Any:
-    """Return NCCL options for a new group of ranks, or None without GPUs. Its streams have priority over kernels."""
+    """Return NCCL options for a new group of ranks, or None without GPUs.
+
+    Its streams have priority over kernels.
+    """
     if not torch.cuda.is_available():
         return None
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
@@ -43,7 +47,10 @@ class World(RankPlace):
 
     @property
     def device(self) -> torch.device:
-        """This rank's GPU, or the CPU if there is none. A rank that sees only one GPU uses that one."""
+        """This rank's GPU, or the CPU if there is none.
+
+        A rank that sees only one GPU uses that one.
+        """
         if not torch.cuda.is_available():
             return torch.device("cpu")
         return torch.device("cuda", self.local_rank % torch.cuda.device_count())
@@ -55,8 +62,11 @@ class World(RankPlace):
 
     @property
     def collective_timeout(self) -> timedelta:
-        """Longest wait in any one collective, also for a rank that reads data. Whole seconds: NCCL's options drop
-        microseconds, and torch warns if its own time limit differs from theirs."""
+        """Longest wait in any one collective, also for a rank that reads data.
+
+        Whole seconds: NCCL's options drop microseconds,
+        and torch warns if its own time limit differs from theirs.
+        """
         longest = max(self.rendezvous.collective_seconds, self.rendezvous.read_seconds)
         return timedelta(seconds=round(longest))
 
@@ -64,13 +74,13 @@ class World(RankPlace):
         """Connect the ranks. If a rank dies or hangs, the others raise within `timeout_s`.
 
         Args:
-            backend: torch.distributed backend. The default is gloo for CPU tensors and NCCL for GPU tensors. It must
-                include gloo, because barriers and single numbers use CPU tensors.
+            backend: torch.distributed backend. The default is gloo for CPU tensors and NCCL for GPU
+                tensors. It must include gloo, because barriers and single numbers use CPU tensors.
             timeout_s: longest wait in any one collective, seconds (default `collective_timeout`).
 
         Raises:
-            UserError, SystemExit: not all ranks joined in time (one rank names the missing ones), the port
-                is taken, or the limit on open files is too low; see `Rendezvous`.
+            UserError, SystemExit: not all ranks joined in time (one rank names the missing ones),
+                the port is taken, or the limit on open files is too low; see `Rendezvous`.
         """
         if self.world_size == 1:
             return
@@ -79,7 +89,8 @@ class World(RankPlace):
             torch.cuda.set_device(self.device)
             backends = "cpu:gloo,cuda:nccl"
         timeout = self.collective_timeout if timeout_s is None else timedelta(seconds=timeout_s)
-        # gloo connects two ranks when they first communicate, instead of each rank to every other one here.
+        # gloo connects two ranks when they first communicate,
+        # instead of each rank to every other one here.
         os.putenv(LAZY_CONNECTIONS, environment().get(LAZY_CONNECTIONS, "1"))
         self.rendezvous.run_all("arrival", lambda: None)
         # gloo would use the interface to which this host's own name resolves.
@@ -95,22 +106,29 @@ class World(RankPlace):
                 timeout=timeout,
                 pg_options=nccl_options(timeout),
             )
-            # Connect the ranks that `all_reduce_sum` uses. If one dies meanwhile, gloo itself may wait forever.
+            # Connect the ranks that `all_reduce_sum` uses.
+            # If one dies meanwhile, gloo itself may wait forever.
             dist.all_reduce(torch.zeros(1), async_op=True).wait(timeout)
 
     def _connection_mistake(self, interface: str | None) -> UserError:
-        """Return what it means if torch.distributed cannot connect the ranks, which have all joined."""
+        """Return what it means if torch.distributed cannot connect the ranks,
+        which have all joined.
+        """
         bound = f" bound to {interface}" if interface is not None else ""
         return UserError(
             "distributed.join",
             f"the ranks on {self.world_size // self.local_world_size} nodes",
             f"all joined, but gloo{bound} cannot connect them to each other",
-            f"Export {GLOO_INTERFACE} on each node, as the network interface that the other nodes can reach (see: ip "
+            f"Export {GLOO_INTERFACE} on each node, "
+            "as the network interface that the other nodes can reach (see: ip "
             "address), and allow connections on any port",
         )
 
     def wait_for_data(self, seconds: float) -> None:
-        """Let the ranks wait in a collective for one that reads data for this long. Call before new groups are made."""
+        """Let the ranks wait in a collective for one that reads data for this long.
+
+        Call before new groups are made.
+        """
         self.rendezvous.read_seconds = seconds + READ_MARGIN
         if self.world_size > 1:
             _set_pg_timeout(self.collective_timeout)
@@ -120,10 +138,11 @@ class World(RankPlace):
         self.all_reduce_sum(torch.zeros(1))
 
     def wait_for_all(self, work: Future[Result] | None) -> Result | None:
-        """Wait until the work of every rank (None: it has none) is done, and return this rank's result.
+        """Wait until the work of every rank (None: it has none) is done,
+        and return this rank's result.
 
-        All ranks call it together. Unlike a barrier, which has a time limit, it waits for as long as the health monitor
-        permits.
+        All ranks call it together. Unlike a barrier, which has a time limit, it waits for as long
+        as the health monitor permits.
         """
         busy = torch.ones(1)
         while busy:
@@ -132,7 +151,10 @@ class World(RankPlace):
         return work.result() if work is not None else None
 
     def warm_up(self, device: torch.device) -> None:
-        """Connect all ranks, through the host and between their devices. All ranks call it together."""
+        """Connect all ranks, through the host and between their devices.
+
+        All ranks call it together.
+        """
         self.barrier()
         self.all_reduce_max(self.all_reduce_sum(torch.zeros(1, device=device)))
 
@@ -149,7 +171,9 @@ class World(RankPlace):
         return tensor
 
     def gather_rows(self, rows: Tensor) -> Tensor:
-        """Gather rows [n, columns], with any n on each rank, to [N, columns] on all, in rank order, on the host."""
+        """Gather rows [n, columns], with any n on each rank, to [N, columns] on all,
+        in rank order, on the host.
+        """
         sizes = torch.zeros(self.world_size, dtype=torch.int64)
         sizes[self.rank] = len(rows)
         self.all_reduce_sum(sizes)
@@ -159,7 +183,10 @@ class World(RankPlace):
         return self.all_reduce_sum(gathered)
 
     def begin_all_reduce_sum(self, tensor: Tensor) -> dist.Work | None:
-        """Start a sum and return without waiting; `wait()` on the result before use. None for a single process."""
+        """Start a sum and return without waiting; `wait()` on the result before use.
+
+        None for a single process.
+        """
         return dist.all_reduce(tensor, async_op=True) if self.world_size > 1 else None
 
     def broadcast_int(self, value: int) -> int:
@@ -171,7 +198,9 @@ class World(RankPlace):
         return int(tensor.item())
 
     def hosts(self) -> list[str]:
-        """Return the machine of each rank, under its launcher's name; the same list on every rank."""
+        """Return the machine of each rank, under its launcher's name;
+        the same list on every rank.
+        """
         return [self.host] if self.world_size == 1 else self.rendezvous.gather("hosts", self.host)
 
     def stop(self) -> None:

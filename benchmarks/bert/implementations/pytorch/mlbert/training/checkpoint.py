@@ -1,6 +1,8 @@
-"""Checkpoints (`mlbert.runs.step_folders`) of a run's torch tensors and its data position and progress.
+"""Checkpoints (`mlbert.runs.step_folders`) of a run's torch tensors
+and its data position and progress.
 
-checkpoints/step_00000120/tensors.safetensors   weights, optimizer state, and tensors that the model derives
+checkpoints/step_00000120/tensors.safetensors   weights, optimizer state,
+                                                and tensors that the model derives
 checkpoints/step_00000120/state.json            numbers, source position, sha256 of the tensors
 """
 
@@ -24,7 +26,8 @@ from mlbert.runs.progress import TrainState
 from mlbert.runs.step_folders import STATE, StepFolders
 from mlbert.training.protocols import Method
 
-# Names of the tensors in a checkpoint: of the flat buffer of weights, and the prefixes of the others.
+# Names of the tensors in a checkpoint: of the flat buffer of weights,
+# and the prefixes of the others.
 WEIGHTS = "weights"
 OPTIMIZER = "optimizer."
 DERIVED = "derived."  # by the model from its weights
@@ -52,8 +55,10 @@ class CheckpointFolder:
         self._folders = StepFolders(path, keep, identity)
 
     def save(self, step: int, tensors: dict[str, Tensor], state: dict) -> Path:
-        """Write one checkpoint of tensors on the CPU. On failure (a full disk), remove the partial one and raise
-        UserError."""
+        """Write one checkpoint of tensors on the CPU.
+
+        On failure (a full disk), remove the partial one and raise UserError.
+        """
 
         def write(folder: Path) -> str:
             parts = [
@@ -70,13 +75,15 @@ class CheckpointFolder:
         return self._folders.save(step, state, write)
 
     def load_newest(self, world: World = ALONE) -> tuple[Checkpoint | None, list[str]]:
-        """Return the newest good checkpoint (None if there is none) and a warning for each damaged one skipped.
+        """Return the newest good checkpoint (None if there is none)
+        and a warning for each damaged one skipped.
 
-        All ranks call it together. The first rank of each node compares the checkpoints with their checksums, so that
-        a node reads them from the disk once; the other ranks load the one that it found.
+        All ranks call it together. The first rank of each node compares the checkpoints with their
+        checksums, so that a node reads them from the disk once; the other ranks load the one that
+        it found.
 
-        Raises UserError if the newest good one is in another version's format, belongs to another model, data set or
-        batch, or is not the same on all nodes.
+        Raises UserError if the newest good one is in another version's format, belongs to another
+        model, data set or batch, or is not the same on all nodes.
         """
         bounds = [_UNKNOWN, _UNKNOWN]
         warnings = list[str]()
@@ -132,11 +139,16 @@ class Snapshots:
         self._writing: Future[Path] | None = None
 
     def prepare(self) -> None:
-        """Allocate the memory for `save` and write to it once. Copying into new pages takes many times longer."""
+        """Allocate the memory for `save` and write to it once.
+
+        Copying into new pages takes many times longer.
+        """
         self._copy_state()
 
     def save(self, position: dict[str, Any]) -> None:
-        """Copy the state; a thread of rank 0 writes it while training continues. Waits for the save before this one.
+        """Copy the state; a thread of rank 0 writes it while training continues.
+
+        Waits for the save before this one.
 
         ``position`` is the source's before the first step that was not taken.
 
@@ -161,7 +173,10 @@ class Snapshots:
         self._world.wait_for_all(self._writing)
 
     def close(self) -> None:
-        """Complete a save that was not waited for, because an error ended the run. Not collective."""
+        """Complete a save that was not waited for, because an error ended the run.
+
+        Not collective.
+        """
         self._writer.shutdown()
 
     def _copy_state(self) -> tuple[dict[str, Tensor], dict[str, object]]:
@@ -193,17 +208,20 @@ class Snapshots:
         }
 
     def load(self, warn: Callable[[str], None]) -> bool:
-        """Resume from the newest good checkpoint, if there is one. ``warn`` gets a line for each damaged one skipped.
+        """Resume from the newest good checkpoint, if there is one.
 
-        Returns False if there is no checkpoint. Raises UserError if the checkpoint has another seed, its data was read
-        in another order, or it was written by an incompatible version.
+        ``warn`` gets a line for each damaged one skipped.
+
+        Returns False if there is no checkpoint. Raises UserError if the checkpoint has another
+        seed, its data was read in another order, or it was written by an incompatible version.
         """
         checkpoint, warnings = self._folder.load_newest(self._world)
         for warning in warnings:
             warn(f"warning: {warning}")
         if checkpoint is None:
             warn(
-                f"warning: RESUME=1, but {self._folder.path} has no checkpoint: the run starts at step 0"
+                f"warning: RESUME=1, but {self._folder.path} has no checkpoint: "
+                "the run starts at step 0"
             )
             return False
         seed = checkpoint.state.get("seed")

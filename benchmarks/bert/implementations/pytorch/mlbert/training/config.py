@@ -10,7 +10,8 @@ class EvaluationConfig(Section):
 
     target_metric: float | None = setting(
         "TARGET_MLM_ACCURACY",
-        "Masked-token accuracy, or a task's metric, at which the run succeeds; none: it succeeds at its limit.",
+        "Masked-token accuracy, or a task's metric, at which the run succeeds; "
+        "none: it succeeds at its limit.",
         key="target_mlm_accuracy",
         default=0.72,
         **Ranges.PROBABILITY,

@@ -1,13 +1,15 @@
 """An objective's metrics on the full evaluation set, sharded over ranks.
 
-On a CUDA device an evaluation costs the host almost nothing: the samples stay on the device in compact form, every
-batch is padded to the shape of a captured graph (or to one common shape), and no result is read before the end.
+On a CUDA device an evaluation costs the host almost nothing: the samples stay on the device in
+compact form, every batch is padded to the shape of a captured graph (or to one common shape), and
+no result is read before the end.
 
-`Evaluator.begin` returns once everything is queued; `Evaluation.result` waits. In between, the host prepares the next
-training steps: it reads micro-batches. No training step is queued before the result is
-known, although the rules allow it. The clock runs until the target is known to be reached, so a step queued after the
-last evaluation would delay `run_stop` and change the weights that are exported, unless every evaluation copied them.
-It would save only the time that the device waits for one answer from the host.
+`Evaluator.begin` returns once everything is queued; `Evaluation.result` waits. In between, the host
+prepares the next training steps: it reads micro-batches. No training step is queued before the
+result is known, although the rules allow it. The clock runs until the target is known to be
+reached, so a step queued after the last evaluation would delay `run_stop` and change the weights
+that are exported, unless every evaluation copied them. It would save only the time that the device
+waits for one answer from the host.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class Evaluation:
         self._rows = rows
 
     def result(self) -> dict[str, float]:
-        """Wait for the objective's metrics over the full set and return them; they are the same on all ranks.
+        """Wait for the objective's metrics over the full set and return them;
+        they are the same on all ranks.
 
         Sums are added before the division, so sharding does not change a metric.
         """
@@ -64,12 +67,15 @@ class Evaluator:
     Args:
         model: on its device.
         objective: defines the sums and metrics.
-        batches: this rank's batches. Read once if they stay on the device, otherwise at every evaluation.
+        batches: this rank's batches. Read once if they stay on the device,
+            otherwise at every evaluation.
         world: the ranks.
-        capture: captures one graph per static shape when `record` is called. Without it there are no graphs.
-        static_shapes: shapes of the graphs, smallest first. A batch that exceeds all of them runs without a graph.
-        resident: keep the batches on the device, padded to one shape. The default (None) does so on CUDA and with
-            graphs.
+        capture: captures one graph per static shape when `record` is called.
+            Without it there are no graphs.
+        static_shapes: shapes of the graphs, smallest first.
+            A batch that exceeds all of them runs without a graph.
+        resident: keep the batches on the device, padded to one shape.
+            The default (None) does so on CUDA and with graphs.
     """
 
     def __init__(
@@ -122,7 +128,9 @@ class Evaluator:
 
     @torch.no_grad()
     def begin(self, on_progress: OnProgress = iter) -> Evaluation:
-        """Queue an evaluation of the current weights. On a GPU this does not wait, unless the objective needs rows.
+        """Queue an evaluation of the current weights.
+
+        On a GPU this does not wait, unless the objective needs rows.
 
         Args:
             on_progress: wraps the iterable of batches, which is consumed one at a time.
@@ -143,7 +151,9 @@ class Evaluator:
         return Evaluation(self._objective, self._sums, rows)
 
     def _with_rows(self, on_progress: OnProgress) -> Tensor:
-        """Return the rows of all ranks, for metrics that sums cannot give, such as a rank correlation."""
+        """Return the rows of all ranks, for metrics that sums cannot give,
+        such as a rank correlation.
+        """
         rows = [torch.empty(0, self._objective.num_columns, dtype=torch.float64)]
         for batch in on_progress(self._batches):
             moved = batch.to(self._device)
@@ -180,5 +190,7 @@ def evaluate(
     world: World,
     on_progress: OnProgress = iter,
 ) -> dict[str, float]:
-    """Return the objective's metrics over every sample of the set; see `Evaluator.begin` and `Evaluation.result`."""
+    """Return the objective's metrics over every sample of the set;
+    see `Evaluator.begin` and `Evaluation.result`.
+    """
     return Evaluator(model, objective, batches, world).begin(on_progress).result()

@@ -10,13 +10,15 @@ LOGDIR/run_<i>/huggingface/        the same weights for transformers
 LOGDIR/run_<i>/summary.json        the numbers that ``mlbert report`` prints
 LOGDIR/run_<i>/checkpoints/        if SAVE_CHECKPOINT_STEPS is not 0
 
-`evaluate_only` measures the starting weights instead, to check that a checkpoint was converted and loaded correctly:
+`evaluate_only` measures the starting weights instead,
+to check that a checkpoint was converted and loaded correctly:
 
     source config_<system>.sh && mlbert train --evaluate-only
 
-The benchmark's phase-1 checkpoint (``model.ckpt-28252``) must reach a masked-LM accuracy of 0.34085 on the benchmark's
-10,000 evaluation samples. Another number means other weights, data or ``bert_config.json``, or a wrong conversion.
-It needs INIT_CHECKPOINT, BERT_CONFIG and EVALDIR, does not read the training set, and writes no MLPerf log.
+The benchmark's phase-1 checkpoint (``model.ckpt-28252``) must reach a masked-LM accuracy of 0.34085
+on the benchmark's 10,000 evaluation samples. Another number means other weights, data or
+``bert_config.json``, or a wrong conversion. It needs INIT_CHECKPOINT, BERT_CONFIG and EVALDIR, does
+not read the training set, and writes no MLPerf log.
 """
 
 from __future__ import annotations
@@ -91,7 +93,10 @@ def summarize(
     seed: int,
     world: World,
 ) -> dict[str, object]:
-    """Return the numbers that ``mlbert report`` prints. Rates are per second of training, without evaluation."""
+    """Return the numbers that ``mlbert report`` prints.
+
+    Rates are per second of training, without evaluation.
+    """
     state = outcome.state
     seconds = max(state.train_seconds, 1e-9)
     peak = method.peak_flops()
@@ -170,8 +175,9 @@ def _inspect(
 
 
 def _check_resumable(config: Configuration, inputs: Inputs, paths: RunFolder) -> None:
-    """Raise UserError if the newest checkpoint was made with other settings, data or model shape, or is beyond the end
-    of the schedule. `Snapshots.load` compares the rest."""
+    """Raise UserError if the newest checkpoint was made with other settings, data or model shape,
+    or is beyond the end of the schedule. `Snapshots.load` compares the rest.
+    """
     identity = {
         "model": inputs.shape.to_json(),
         "train_data": inputs.train_data,
@@ -188,7 +194,10 @@ def _check_resumable(config: Configuration, inputs: Inputs, paths: RunFolder) ->
 def run_experiment(
     resolved: Resolved, world: World, console: Console, how: RunOptions = DEFAULT
 ) -> RunOutcome:
-    """Train once and write the files listed at the top of this module. Raises UserError for mistakes of the user."""
+    """Train once and write the files listed at the top of this module.
+
+    Raises UserError for mistakes of the user.
+    """
     config = resolved.config
     build: RecipeBuild = resolved.recipe.load()
     settings = config[RunConfig]
@@ -290,7 +299,8 @@ def run_experiment(
 def _warn_of(inputs: Inputs, data: DataConfig, say: Callable[[str], None]) -> None:
     if inputs.train_data == inputs.eval_data and not data.synthetic_data:
         say(
-            f"warning: EVALDIR {data.eval_dir} is the training set: evaluations will not measure other text"
+            f"warning: EVALDIR {data.eval_dir} is the training set: "
+            "evaluations will not measure other text"
         )
 
 
@@ -328,7 +338,9 @@ def _make_ready(
     log: MLPerfLogger,
     say: Callable[[str], None],
 ) -> None:
-    """Resume from a checkpoint if asked to, then warm up and capture graphs so that none of it is timed."""
+    """Resume from a checkpoint if asked to, then warm up
+    and capture graphs so that none of it is timed.
+    """
     if reason := run.method.optimizer.reason:
         say(f"optimizer: {run.method.optimizer.implementation}, because {reason}")
     if config[RunConfig].resume and run.snapshots.load(say):
@@ -349,7 +361,10 @@ def _make_ready(
 def _train_measured(
     run: Run, log: MLPerfLogger, say: Callable[[str], None]
 ) -> tuple[RunOutcome, dict[str, float]]:
-    """Train, and return the outcome and the energy used. All ranks call it together; one of each machine measures."""
+    """Train, and return the outcome and the energy used.
+
+    All ranks call it together; one of each machine measures.
+    """
     world = run.world
     meter = EnergyMeter(world.local_world_size if world.device.type == "cuda" else 0)
     if run.state.step:
@@ -373,9 +388,11 @@ def build_fitting(
     world: World,
     say: Callable[[str], object],
 ) -> tuple[Configuration, Method]:
-    """Build the method; with AUTO_MICRO_BATCH, double GRADIENT_STEPS until the largest micro-batch fits.
+    """Build the method; with AUTO_MICRO_BATCH, double GRADIENT_STEPS until the largest micro-batch
+    fits.
 
-    All ranks call it together and get the same GRADIENT_STEPS. Raises UserError if not even the smallest one fits.
+    All ranks call it together and get the same GRADIENT_STEPS.
+    Raises UserError if not even the smallest one fits.
     """
     while True:
         method = build(config)
@@ -398,7 +415,9 @@ def build_fitting(
 
 
 def _fits(method: Method, static_shape: StaticShape, world: World) -> bool:
-    """Return True if forward and backward of a dummy batch that fills the static shape fit on every rank."""
+    """Return True if forward and backward of a dummy batch
+    that fills the static shape fit on every rank.
+    """
     step = Step(
         method.model,
         method.objective,
@@ -559,14 +578,17 @@ def assemble(
     )
 
 
-# Begins to show the progress of work, given its total; the yielded function is called with what was just done.
+# Begins to show the progress of work, given its total;
+# the yielded function is called with what was just done.
 ProgressTask = Callable[[int], AbstractContextManager[Callable[[int], None]]]
 
 
 def evaluate_only(
     config: Configuration, recipe: Recipe, world: World, console: Console, task: ProgressTask
 ) -> float:
-    """Evaluate the starting weights once, as training would. Print all metrics and return the recipe's.
+    """Evaluate the starting weights once, as training would.
+
+    Print all metrics and return the recipe's.
 
     Raises:
         UserError: there are no weights, or data and model do not match.

@@ -45,7 +45,9 @@ class NumberLogger(Events):
         grad_norm: float,
         ranks: Sequence[float] = (),
     ) -> None:
-        """Log loss, learning rate, gradient norm, and the average speed so far without evaluations."""
+        """Log loss, learning rate, gradient norm,
+        and the average speed so far without evaluations.
+        """
         seconds = state.train_seconds or float("inf")
         numbers = {
             "loss/train/total": loss,
@@ -129,7 +131,10 @@ def _tensorboard(folder: Path) -> tuple[Write, Callable[[], object]]:
 def _wandb(
     config: RunConfig, record: Mapping[str, Any], folder: Path
 ) -> tuple[Write, Callable[[], object]]:
-    """Open a run. Without a login it stays in the folder, as with WANDB_MODE=offline; upload it with wandb sync."""
+    """Open a run.
+
+    Without a login it stays in the folder, as with WANDB_MODE=offline; upload it with wandb sync.
+    """
     wandb = import_package("wandb", "WANDB_PROJECT", "loggers")
     is_configured = "WANDB_MODE" in environment() or wandb.login(prompt=False, verify=False)
     about: dict[str, Any] = {

@@ -1,7 +1,10 @@
-"""The training loop. Everything that differs between methods is passed in as an object (`protocols`).
+"""The training loop.
+
+Everything that differs between methods is passed in as an object (`protocols`).
 
 events.start                         the clock runs: run_start in MLPerf's log
-source.open, evaluation.open         first touch of the data; a run resumed at its limit evaluates and ends
+source.open, evaluation.open         first touch of the data;
+                                     a run resumed at its limit evaluates and ends
 |-- reader.take                      this rank's micro-batches, the step's counts over all ranks
 |   reader.begin_count               the next step's micro-batches; their counts are summed while this step runs
 |   step                             forward, backward, reduce, update
@@ -40,14 +43,16 @@ class Run:
     """The objects of one run, and how often it evaluates and saves.
 
     Attributes:
-        finalize_late: read a step's result after the next one is queued, so that a GPU never waits for the host. False
-            if steps are routinely skipped (loss scaling), because the next learning rate depends on it.
+        finalize_late: read a step's result after the next one is queued, so that a GPU never waits
+            for the host. False if steps are routinely skipped (loss scaling), because the next
+            learning rate depends on it.
         eval_every_samples: sequences between evaluations.
         eval_every_steps: steps between evaluations, in place of that; None if sequences count.
         save_every_steps: steps between checkpoints; 0 saves none.
-        pace: schedules evaluations, checkpoints and the learning rate's decay by the clock as well as by steps.
-        saves_last_step: save the last step's checkpoint, too, so that the run can be extended. With ``pace`` it always
-            is.
+        pace: schedules evaluations, checkpoints and the learning rate's decay by the clock as well
+            as by steps.
+        saves_last_step: save the last step's checkpoint, too, so that the run can be extended.
+            With ``pace`` it always is.
     """
 
     method: Method
@@ -71,7 +76,9 @@ class Run:
 
 
 def train(run: Run) -> RunOutcome:
-    """Train until the target, a limit, or the end of the job. Without a target, reaching a limit is a success.
+    """Train until the target, a limit, or the end of the job.
+
+    Without a target, reaching a limit is a success.
 
     A run that is resumed at its limit trains no step: it evaluates and ends.
     """
@@ -128,7 +135,10 @@ def train(run: Run) -> RunOutcome:
 
 
 def train_one_step(run: Run, clock: Clock) -> bool:
-    """Run one optimizer step on all ranks. Return True if any rank was warned that the job is about to end."""
+    """Run one optimizer step on all ranks.
+
+    Return True if any rank was warned that the job is about to end.
+    """
     state = run.state
     watch = run.lifecycle.watch
     started = time.monotonic()
@@ -225,8 +235,8 @@ def _save_is_due(run: Run, clock: Clock) -> bool:
 def _stop_reason(run: Run, clock: Clock) -> tuple[str | None, bool]:
     """Return the limit that was reached, if any, and whether an evaluation is due.
 
-    All ranks use rank 0's clock at the start of the step. MAX_SECONDS includes that step and a final evaluation, each
-    assumed to take as long as the one before.
+    All ranks use rank 0's clock at the start of the step. MAX_SECONDS includes that step and a
+    final evaluation, each assumed to take as long as the one before.
     """
     state = run.state
     seconds = run.state.due_seconds

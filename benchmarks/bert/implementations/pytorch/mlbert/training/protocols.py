@@ -39,10 +39,16 @@ class Source(Protocol):
 
     @property
     def is_preparing(self) -> bool:
-        """True while an epoch is being prepared, when `next_step` may take minutes. Read by another thread."""
+        """True while an epoch is being prepared, when `next_step` may take minutes.
+
+        Read by another thread.
+        """
 
     def open(self) -> None:
-        """Open the data, which is not touched before. Raises UserError for a damaged file or too little data."""
+        """Open the data, which is not touched before.
+
+        Raises UserError for a damaged file or too little data.
+        """
 
     def next_step(self) -> Sequence[HostBatch]:
         """Return this rank's micro-batches of the next step."""
@@ -54,7 +60,10 @@ class Source(Protocol):
         """Resume at a position. Raises UserError if it belongs to other data or settings."""
 
     def finish(self) -> None:
-        """Wait for pending checks of the data at the end of the run. Raises UserError if the data is damaged."""
+        """Wait for pending checks of the data at the end of the run.
+
+        Raises UserError if the data is damaged.
+        """
 
     def close(self) -> None:
         """Stop background work."""
@@ -72,7 +81,10 @@ class EvaluationSet(Protocol):
         """Batch shapes to capture a graph for, smallest first. Known before `open`."""
 
     def open(self) -> None:
-        """Open the data, which is not touched before. Raises UserError for a damaged file or too few samples."""
+        """Open the data, which is not touched before.
+
+        Raises UserError for a damaged file or too few samples.
+        """
 
     def __iter__(self) -> Iterator[HostBatch]:
         """Iterate over this rank's batches, the same ones in each pass."""
@@ -82,7 +94,8 @@ class Model(Protocol):
     """An `nn.Module` that manages what it derives from its weights (FP8 copies, scales) itself."""
 
     dtype: torch.dtype
-    # False if the next step must find the FP8 scales. Set by the caller after a replay, which the host cannot see.
+    # False if the next step must find the FP8 scales.
+    # Set by the caller after a replay, which the host cannot see.
     is_calibrated: bool
 
     def __call__(self, batch: Batch, keys: Keys | None) -> Any:
@@ -101,7 +114,9 @@ class Model(Protocol):
         """Return the model FLOPs of forward and backward."""
 
     def capture_obstacle(self, device: torch.device, max_seqlen: int) -> str | None:
-        """Return why sequences of ``max_seqlen`` tokens cannot be trained in a CUDA graph, or None if they can."""
+        """Return why sequences of ``max_seqlen`` tokens cannot be trained in a CUDA graph,
+        or None if they can.
+        """
 
     def weights_changed(self) -> None:
         """Mark derived state as stale; it is rebuilt when next needed. Touches host state only."""
@@ -110,16 +125,24 @@ class Model(Protocol):
         """Rebuild stale derived state now, before a graph that only reads it."""
 
     def end_step(self, over_ranks: Callable[[Tensor], Any]) -> None:
-        """Finish a step after its update, on all ranks together. ``over_ranks`` is an in-place max all-reduce."""
+        """Finish a step after its update, on all ranks together.
+
+        ``over_ranks`` is an in-place max all-reduce.
+        """
 
     def forget_step(self) -> None:
         """Discard the state left by a pass that was not a training step."""
 
     def recording(self) -> AbstractContextManager[object]:
-        """Return a context in which the model counts as calibrated; its previous state is restored afterwards."""
+        """Return a context in which the model counts as calibrated;
+        its previous state is restored afterwards.
+        """
 
     def derived_state(self) -> dict[str, Tensor]:
-        """Return what a checkpoint needs besides the weights. Valid between `end_step` and the next step."""
+        """Return what a checkpoint needs besides the weights.
+
+        Valid between `end_step` and the next step.
+        """
 
     def load_derived_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore `derived_state`."""
@@ -129,8 +152,8 @@ class Objective(Protocol):
     """Training loss and evaluation metrics.
 
     Attributes:
-        scope: "step" if the loss is divided by counts over all ranks and micro-batches, "rank" if it is divided by this
-            rank's counts and the ranks' gradients are averaged.
+        scope: "step" if the loss is divided by counts over all ranks and micro-batches, "rank" if
+            it is divided by this rank's counts and the ranks' gradients are averaged.
         metric: the entry of `metrics` that is compared with the target.
         sum_names: names of the entries of `sums`.
         num_columns: columns of `rows`; 0 if no metric needs individual samples.
@@ -159,7 +182,9 @@ class Objective(Protocol):
         """Return float64 [S, num_columns] of one evaluation batch."""
 
     def metrics(self, sums: Sequence[float], rows: Tensor | None) -> dict[str, float]:
-        """Return metrics, including the mean "loss", from the sums and rows of all batches and ranks."""
+        """Return metrics, including the mean "loss",
+        from the sums and rows of all batches and ranks.
+        """
 
 
 class FlatBuffers(Protocol):
@@ -183,7 +208,10 @@ class GradientSync(Protocol):
     """Reduction of the gradients between backward and update."""
 
     def warm_up(self) -> None:
-        """Run every collective that training needs once. All ranks call it together, with zero gradients."""
+        """Run every collective that training needs once.
+
+        All ranks call it together, with zero gradients.
+        """
 
     def prepare(self, last: bool) -> None:
         """Call before each backward pass. With ``last``, reduction may begin during that pass."""
@@ -202,7 +230,9 @@ class LossScale(Protocol):
     value: Tensor
 
     def update(self, grad_norm: Tensor) -> None:
-        """Adjust the scale after each step, on all ranks, from the norm that decided if the update was made."""
+        """Adjust the scale after each step, on all ranks,
+        from the norm that decided if the update was made.
+        """
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return what a checkpoint needs."""
@@ -234,8 +264,10 @@ class Optimizer(Protocol):
         """Call ``event(key, value)`` for each hyper-parameter, under MLPerf's key."""
 
     def step(self, lr: float) -> Tensor:
-        """Update the weights, unless the gradient is not finite. Return the gradient's norm before clipping, a float64
-        scalar on the device."""
+        """Update the weights, unless the gradient is not finite.
+
+        Return the gradient's norm before clipping, a float64 scalar on the device.
+        """
 
     def set_learning_rate(self, lr: float) -> None:
         """Set the learning rate of the next `launch`."""
@@ -244,8 +276,9 @@ class Optimizer(Protocol):
         """Queue one update."""
 
     def exact_weights(self) -> AbstractContextManager[object]:
-        """Make the flat weights exact on all ranks and return a context in which they stay so; training may use
-        rounded ones."""
+        """Make the flat weights exact on all ranks and return a context in which they stay so;
+        training may use rounded ones.
+        """
 
     def state_dict(self) -> dict[str, int | Tensor]:
         """Return tensors and plain numbers."""
@@ -274,7 +307,8 @@ class Method:
 
     Attributes:
         flat: the model's parameters and gradients.
-        static_shape: upper bound of a micro-batch. If it is unknown (None), steps cannot be captured as graphs.
+        static_shape: upper bound of a micro-batch.
+            If it is unknown (None), steps cannot be captured as graphs.
         precision, ops: numeric format and implementation of the operations, for the log.
         identity: what a checkpoint must match to be resumed here, JSON-serializable.
         export: writes weights into a folder, with facts for the model card.
@@ -309,7 +343,8 @@ class Inputs(Protocol):
         shape: the model's shape.
         train_data, eval_data: identities of the data sets.
         max_sequence_length: longest training sequence, tokens.
-        sequences_per_pack: average over the training set's packs; None if it is known only after packing.
+        sequences_per_pack: average over the training set's packs;
+            None if it is known only after packing.
     """
 
     shape: BertConfig

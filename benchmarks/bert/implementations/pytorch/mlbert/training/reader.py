@@ -1,5 +1,6 @@
-"""Read steps from the source ahead of time, sum their counts over the ranks while the step before them runs, and count
-what has been trained."""
+"""Read steps from the source ahead of time, sum their counts over the ranks while the step before
+them runs, and count what has been trained.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class Upcoming:
 class BatchReader:
     """Reads the steps of a source in order.
 
-    The counts of a step are summed while the step before it runs, so that no rank waits for the others in between.
+    The counts of a step are summed while the step before it runs,
+    so that no rank waits for the others in between.
 
     Args:
         source, objective, model: objects of the run; the model counts the FLOPs of a batch.
@@ -75,7 +77,10 @@ class BatchReader:
         return self._source.state_dict(back=len(self._read))
 
     def take(self, step: int) -> Upcoming:
-        """Return the step that follows ``step`` completed steps. Waits for its counts unless `finish_count` did."""
+        """Return the step that follows ``step`` completed steps.
+
+        Waits for its counts unless `finish_count` did.
+        """
         if self._ready is None and self._counting is None:
             self.begin_count(step, 0.0)
         ready = self._ready or self.finish_count(step)
@@ -89,7 +94,10 @@ class BatchReader:
         self._read_next(step, Stage.READ_AHEAD)
 
     def begin_count(self, step: int, seconds: float) -> None:
-        """Read the next step unless it has been read, and start to sum its counts. ``seconds``: rank 0's clock."""
+        """Read the next step unless it has been read, and start to sum its counts.
+
+        ``seconds``: rank 0's clock.
+        """
         if not self._read:
             self._read_next(step, Stage.READ)
         batches = self._read[0]
@@ -113,7 +121,9 @@ class BatchReader:
         self._counting = lambda: self._upcoming(batches, for_loss, total().tolist())
 
     def finish_count(self, step: int) -> Upcoming | None:
-        """Wait for the counts of the step that was begun, if any, and return it; `take` will return it too."""
+        """Wait for the counts of the step that was begun, if any, and return it;
+        `take` will return it too.
+        """
         counting = self._counting
         self._counting = None
         if counting is not None:
@@ -128,7 +138,8 @@ class BatchReader:
     def _begin_sum(self, numbers: Tensor) -> Callable[[], Tensor]:
         """Start a sum over the ranks, and return a function that waits for it."""
         if self._world.device.type == "cuda" and self._world.world_size > 1:
-            # On the current stream, before the step that is queued next: waiting for the sum does not wait for that.
+            # On the current stream, before the step that is queued next:
+            # waiting for the sum does not wait for that.
             numbers = numbers.pin_memory().to(self._world.device, non_blocking=True)
             return HostCopy(self._world.all_reduce_sum(numbers)).read
         work = self._world.begin_all_reduce_sum(numbers)
@@ -162,11 +173,11 @@ class _Entry:
 
 
 class SampleCounter:
-    """Counts the samples of one run before the results of its steps are known, and subtracts those of a step again if
-    its update was skipped.
+    """Counts the samples of one run before the results of its steps are known, and subtracts those
+    of a step again if its update was skipped.
 
-    On a CUDA device a step's result is read only after the next step is queued, so that the device never waits for the
-    host. Until then the step counts as if it had changed the weights.
+    On a CUDA device a step's result is read only after the next step is queued, so that the device
+    never waits for the host. Until then the step counts as if it had changed the weights.
 
     Args:
         state: the run's progress, updated in place.

@@ -1,4 +1,6 @@
-"""One optimizer step: from this rank's micro-batches to new weights. Eager steps and graphs run the same functions.
+"""One optimizer step: from this rank's micro-batches to new weights.
+
+Eager steps and graphs run the same functions.
 
                       eager     segmented    full_iteration
     clear gradients   |         |            |
@@ -6,13 +8,14 @@
     reduce            |         |            | graph
     update            |         |            |
 
-Everything that differs between steps is written to device memory before a replay: the batch, padded to a
-`StaticShape`, the dropout keys, the loss divisors and the learning rate. From the same starting point, a replay gives
-the same bits as calling the functions eagerly (`NoCapture`).
+Everything that differs between steps is written to device memory before a replay: the batch, padded
+to a `StaticShape`, the dropout keys, the loss divisors and the learning rate. From the same
+starting point, a replay gives the same bits as calling the functions eagerly (`NoCapture`).
 
-Batches of varying size are padded to the smallest of several static shapes that holds them. Each shape has its own
-graph. All graphs share one memory pool, so they need only as much memory as the largest, including the graph of the
-step that finds the FP8 scales, which is replayed once. A step whose batches exceed all shapes runs without a graph.
+Batches of varying size are padded to the smallest of several static shapes that holds them. Each
+shape has its own graph. All graphs share one memory pool, so they need only as much memory as the
+largest, including the graph of the step that finds the FP8 scales, which is replayed once. A step
+whose batches exceed all shapes runs without a graph.
 """
 
 from __future__ import annotations
@@ -49,7 +52,8 @@ OnProgress = Callable[[Iterable[Any]], Iterable[Any]]
 
 
 class HostCopy:
-    """A copy of a tensor's current values, taken in stream order; reading it does not wait for work queued later.
+    """A copy of a tensor's current values, taken in stream order;
+    reading it does not wait for work queued later.
 
     Args:
         values: any shape and dtype, on any device; may change afterwards.
@@ -87,8 +91,10 @@ class Graphs:
         mode: how much of a step a graph covers.
         static_shape: shape of one micro-batch.
         micro_batches: micro-batches per step on this rank.
-        capture: returns a `CudaCapture` with a new memory pool, or a `NoCapture` to run the same steps without graphs.
-        smaller: further shapes for batches of varying size, smallest first. Each gets its own graph.
+        capture: returns a `CudaCapture` with a new memory pool,
+            or a `NoCapture` to run the same steps without graphs.
+        smaller: further shapes for batches of varying size, smallest first.
+            Each gets its own graph.
     """
 
     mode: GraphMode
@@ -100,7 +106,9 @@ class Graphs:
 
 @dataclass
 class _StepGraph:
-    """One graph: the shape it accepts, the batches it reads, its function and the function's replay."""
+    """One graph: the shape it accepts, the batches it reads,
+    its function and the function's replay.
+    """
 
     static_shape: StaticShape
     targets: list[Batch]
@@ -109,10 +117,13 @@ class _StepGraph:
 
 
 class StepResult:
-    """The result of a step. Reading it waits until the device has done that step, not for work queued after it.
+    """The result of a step.
+
+    Reading it waits until the device has done that step, not for work queued after it.
 
     Args:
-        loss_sum: float64 scalar on the device, this rank's part of the step's loss; valid until the next step.
+        loss_sum: float64 scalar on the device, this rank's part of the step's loss;
+            valid until the next step.
         grad_norm: float64 scalar on the device, copied now, in stream order.
     """
 
@@ -138,8 +149,8 @@ class Step:
         model, objective, flat, sync, optimizer, loss_scale: see `mlbert.training.protocols.Method`.
         over_ranks: max all-reduce of a tensor over the ranks, in place.
         say: called once if a step runs without a graph.
-        graphs: how to capture steps as graphs, if at all. If given, call `record` once, on all ranks together, before
-            the first step.
+        graphs: how to capture steps as graphs, if at all. If given, call `record` once, on all
+            ranks together, before the first step.
     """
 
     def __init__(
@@ -180,7 +191,8 @@ class Step:
         self._numbers = torch.zeros(
             keys.numel() + self._num_divisors, dtype=torch.int32, device=device
         )
-        # C kernels take the keys as host numbers; graphs and Triton kernels read them on the device.
+        # C kernels take the keys as host numbers; graphs
+        # and Triton kernels read them on the device.
         self._keys_on_host = graphs is None and device.type == "cpu"
         self._keys: Keys = self._numbers[: keys.numel()].view(keys.shape)
         self._divisors = self._numbers[keys.numel() :].view(torch.float32).unbind()
@@ -205,7 +217,9 @@ class Step:
         return _StepGraph(static_shape, targets, partial(function, targets))
 
     def _learning(self, graph: _StepGraph) -> Callable[[], None]:
-        """Return the graph's function for unknown FP8 scales, which quantizes the weights inside the graph."""
+        """Return the graph's function for unknown FP8 scales,
+        which quantizes the weights inside the graph.
+        """
 
         def function() -> None:
             self._model.is_calibrated = False
@@ -225,10 +239,12 @@ class Step:
         )
 
     def warm_up(self) -> None:
-        """Run forward, backward, reduction and update, and an evaluation forward pass, on dummy tokens.
+        """Run forward, backward, reduction and update, and an evaluation forward pass,
+        on dummy tokens.
 
-        Builds kernels and buffers and connects all groups of ranks, so that none of it is timed. All ranks call it
-        together. Weights and optimizer do not change; gradients are zero afterwards.
+        Builds kernels and buffers and connects all groups of ranks, so that none of it is timed.
+        All ranks call it together. Weights and optimizer do not change; gradients are zero
+        afterwards.
         """
         is_cuda = self._device.type == "cuda"
         updates = self._optimizer.num_updates
@@ -249,7 +265,10 @@ class Step:
         self._model.forget_step()
 
     def dry_run(self, batch: HostBatch) -> None:
-        """Run forward and backward on this rank without reducing. Weights do not change; gradients end up zero."""
+        """Run forward and backward on this rank without reducing.
+
+        Weights do not change; gradients end up zero.
+        """
         try:
             self._write_numbers(0, 0, [1.0] * self._num_divisors)
             self._sync.prepare(last=False)
@@ -261,10 +280,13 @@ class Step:
     def record(
         self, tuned: Callable[[Callable[[], None]], None] = lambda warm_up: warm_up()
     ) -> None:
-        """Warm up and capture the graphs. Weights, moments and scales keep their values; gradients are zero afterwards.
+        """Warm up and capture the graphs.
+
+        Weights, moments and scales keep their values; gradients are zero afterwards.
 
         Args:
-            tuned: runs the warm-up it is given, and picks the kernels to capture from the ones it ran.
+            tuned: runs the warm-up it is given, and picks the kernels to capture from the ones it
+                ran.
         """
         assert self.graphs is not None, "no graphs"
         updates = self._optimizer.num_updates
@@ -287,7 +309,8 @@ class Step:
 
         with self._model.recording():
             self._flat.zero_grad()
-            # All of them before any capture: their memory must be free again before the pool exists.
+            # All of them before any capture: their memory must be free again before the pool
+            # exists.
             tuned(warm_up)
             for graph in graphs:
                 self._make_ready(graph)
@@ -299,12 +322,17 @@ class Step:
         self._model.weights_changed()
 
     def release(self) -> None:
-        """Destroy the graphs after the last step. NCCL cannot shut down while graphs hold its collectives."""
+        """Destroy the graphs after the last step.
+
+        NCCL cannot shut down while graphs hold its collectives.
+        """
         self._graphs.clear()
         self._calibrating = None
 
     def _make_ready(self, graph: _StepGraph) -> None:
-        """Refresh the copies of the weights, and mark the FP8 scales as known, unless the graph computes them."""
+        """Refresh the copies of the weights, and mark the FP8 scales as known,
+        unless the graph computes them.
+        """
         self._model.is_calibrated = graph is not self._calibrating
         self._model.weights_changed()
         self._model.refresh()
@@ -318,7 +346,9 @@ class Step:
         lr: float,
         on_progress: OnProgress = iter,
     ) -> StepResult:
-        """Run one optimizer step. With graphs, or a capturable optimizer, it does not wait for the device.
+        """Run one optimizer step.
+
+        With graphs, or a capturable optimizer, it does not wait for the device.
 
         Args:
             batches: this rank's micro-batches.
@@ -429,7 +459,10 @@ def _replay(graph: _StepGraph) -> None:
 def check_device(mode: str, device: torch.device) -> None:
     """Raise UserError if graphs are requested without a GPU, before anything large is built."""
     if mode != "none" and device.type != "cuda":
-        remedy = "See nvidia-smi, docker's --gpus all, SRUN_ARGS=--gres=gpu:8 for Slurm; on a CPU set it to none"
+        remedy = (
+            "See nvidia-smi, docker's --gpus all, SRUN_ARGS=--gres=gpu:8 for Slurm; "
+            "on a CPU set it to none"
+        )
         raise UserError(
             "device.unavailable", f"{SETTING}={mode}", "needs a GPU, and PyTorch finds none", remedy
         )
@@ -448,7 +481,8 @@ def choose_graphs(
         ranks: number of ranks.
 
     Raises:
-        UserError: graphs are requested but the model, the batches or the optimizer cannot be captured.
+        UserError: graphs are requested but the model,
+            the batches or the optimizer cannot be captured.
     """
     if mode == "none":
         return None
@@ -464,7 +498,10 @@ def choose_graphs(
         reason = "this recipe's batches have no fixed sizes"
         raise UserError("config.conflict", f"{SETTING}={mode}", reason, f"Set {SETTING}=none")
     if graph_mode is GraphMode.FULL_ITERATION and not method.optimizer.can_capture:
-        reason = f"the {method.optimizer.implementation!r} optimizer decides on the host whether to update"
+        reason = (
+            f"the {method.optimizer.implementation!r} optimizer decides on the host whether to "
+            "update"
+        )
         remedy = f"Set OPS=auto with Triton installed, or {SETTING}=segmented"
         raise UserError("config.conflict", f"{SETTING}={mode}", reason, remedy)
     smaller = static_shape.smaller_ones()

@@ -1,4 +1,5 @@
-"""The shuffles of MosaicML Streaming: each fills an array with the sample at every place of an epoch.
+"""The shuffles of MosaicML Streaming: each fills an array with the sample at every place of an
+epoch.
 
 A shuffled order is made in place, in an array that may be a mapped file; apart from it, memory is
 that of a block (py2s: of a canonical node).

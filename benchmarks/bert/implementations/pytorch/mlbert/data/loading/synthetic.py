@@ -27,8 +27,8 @@ LENGTH_QUANTILES = (
     (1.0, 512),
 )
 # Between two quantiles, the length grows as this power of the share. It gives the mean of NVIDIA's
-# packs, 254.43 tokens; with straight lines it would be 262.7. The mean square is 98,500 then, that of
-# the histogram 98,800.
+# packs, 254.43 tokens; with straight lines it would be 262.7. The mean square is 98,500 then, that
+# of the histogram 98,800.
 _POWER = 1.365
 CLS = 2
 SEP = 3

@@ -1,5 +1,5 @@
-"""The identity of the code that prepares data: what decides the bytes of a step's output, apart from
-its input and options.
+"""The identity of the code that prepares data: what decides the bytes of a step's output,
+apart from its input and options.
 """
 
 from __future__ import annotations

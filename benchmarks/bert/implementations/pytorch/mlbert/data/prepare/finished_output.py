@@ -1,4 +1,6 @@
-"""Recognize the finished output of a step, which is kept if it is whole and has the same options."""
+"""Recognize the finished output of a step, which is kept if it is whole
+and has the same options.
+"""
 
 from __future__ import annotations
 
