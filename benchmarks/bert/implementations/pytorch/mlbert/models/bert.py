@@ -1,19 +1,24 @@
-"""BERT models with their heads, on the flat token stream of `Batch`. The encoder is `mlbert.models.encoder`.
+"""BERT models with their heads, on the flat token stream of `Batch`.
 
-Models return logits; objectives (`mlbert.models.objectives`) compute losses and metrics from them. Parameter names are
-those of Hugging Face's classes with the same names. The vocabulary is padded to a multiple of 8, and the masked-LM head
-runs on masked tokens only.
+The encoder is `mlbert.models.encoder`.
 
-Legend: S sequences, T tokens, M masked tokens, R requested rows, D hidden, H head size, V padded vocabulary, L labels.
+Models return logits; objectives (`mlbert.models.objectives`) compute losses and metrics from them.
+Parameter names are those of Hugging Face's classes with the same names. The vocabulary is padded to
+a multiple of 8, and the masked-LM head runs on masked tokens only.
 
-Initialization of rotary models: a new model first learns word frequencies, then stays on that plateau until some head
-attends to the neighbours of a masked word. We start past the plateau. A query bias a and a key bias a rotated back by
-d positions give tokens i and j, whatever they are, the score
+Legend: S sequences, T tokens, M masked tokens, R requested rows, D hidden, H head size,
+V padded vocabulary, L labels.
+
+Initialization of rotary models: a new model first learns word frequencies, then stays on that
+plateau until some head attends to the neighbours of a masked word. We start past the plateau. A
+query bias a and a key bias a rotated back by d positions give tokens i and j, whatever they are,
+the score
 
     sum over angles t of  a_t^2 cos((j - i - d) t) / sqrt(H)
 
-which is highest at j = i + d. The biases are trained like any other. The weights a_t^2 fall with the angle: the highest
-angle makes the maximum narrow, and the others keep it from repeating some words further on.
+which is highest at j = i + d. The biases are trained like any other. The weights a_t^2 fall with
+the angle: the highest angle makes the maximum narrow, and the others keep it from repeating some
+words further on.
 """
 
 from __future__ import annotations
@@ -35,8 +40,8 @@ from mlbert.models.encoder import NUM_SITES, SITE_CLASSIFIER, BertModel, Dense, 
 from mlbert.ops import api as ops
 from mlbert.ops.fp8_scaling import Products
 
-# Tokens from a token to the one that a head of the first layer attends to at first, one a head. Further heads are
-# initialized as usual.
+# Tokens from a token to the one that a head of the first layer attends to at first, one a head.
+# Further heads are initialized as usual.
 DISTANCES = (-1, 1, -2, 2, -3, 3)
 _HEIGHT = 8.0  # of the scores' maximum, for a model of the head size and rope_theta below
 _DECAY = 1.2  # exponent by which the weights fall with the angle
@@ -81,7 +86,9 @@ def begin_with_frequencies(model: nn.Module, counts: Sequence[float] | np.ndarra
 
 
 class PreTrainingLogits(NamedTuple):
-    """Vocabulary logits of the masked tokens, [M, V], and logits of "sentence B is random", [S, 2]."""
+    """Vocabulary logits of the masked tokens, [M, V], and logits of "sentence B is random",
+    [S, 2].
+    """
 
     masked: Tensor
     next_sentence: Tensor
@@ -100,7 +107,8 @@ class SequenceLogits(NamedTuple):
 
 
 class AnyBert(Protocol):
-    """A model with Hugging Face's parameter names: one of ours, or theirs (`mlbert.models.huggingface_model`).
+    """A model with Hugging Face's parameter names: one of ours, or theirs
+    (`mlbert.models.huggingface_model`).
 
     Attributes:
         config: shape.
@@ -195,11 +203,12 @@ class BertBase(nn.Module):
 
     Args:
         config: shape.
-        dtype: precision of the encoder's and heads' products and activations (float32, bfloat16 or float16); parameters
-            are float32.
-        sparse_last_layer: run the last layer's per-token work only for the tokens that the heads read. The logits do
-            not change.
-        fp8_products: the products of the encoder's linear layers that run in FP8; sizes must be multiples of 16.
+        dtype: precision of the encoder's and heads' products and activations (float32, bfloat16 or
+            float16); parameters are float32.
+        sparse_last_layer: run the last layer's per-token work only for the tokens that the heads
+            read. The logits do not change.
+        fp8_products: the products of the encoder's linear layers that run in FP8;
+            sizes must be multiples of 16.
     """
 
     POOLED: ClassVar[bool] = True  # whether a head reads [CLS] through the pooler
@@ -232,7 +241,8 @@ class BertBase(nn.Module):
 
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
-        """Initialize like the reference: normal truncated at two deviations, zero biases, unit LayerNorm gains.
+        """Initialize like the reference: normal truncated at two deviations, zero biases,
+        unit LayerNorm gains.
 
         Rows of the vocabulary's padding are zero, so that they have no effect. In a rotary model of
         our own form, heads of the first layer start with attention to neighbours (see the module
@@ -250,7 +260,9 @@ class BertBase(nn.Module):
             first.key.bias.copy_(key_bias)
 
     def ordered_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Return all parameters in flat-buffer order: query, key and value are adjacent, weights first."""
+        """Return all parameters in flat-buffer order:
+        query, key and value are adjacent, weights first.
+        """
         names = dict(self.named_parameters())
         ordered: dict[str, nn.Parameter] = {}
         for name, parameter in names.items():
@@ -265,24 +277,32 @@ class BertBase(nn.Module):
         return list(ordered.items())
 
     def dropout_keys(self, seed: int, step: int) -> Tensor:
-        """Return the dropout keys of one optimizer step: int32 [layers + 1, NUM_SITES] on the host; see `Keys`."""
+        """Return the dropout keys of one optimizer step:
+        int32 [layers + 1, NUM_SITES] on the host; see `Keys`.
+        """
         return ops.dropout_keys(seed, step, self.config.num_hidden_layers + 1, NUM_SITES)
 
     def training_flops(self, batch: flops.Counted) -> int:
-        """Return the FLOPs of forward and backward of a batch, counted as in `mlbert.config.flops`."""
+        """Return the FLOPs of forward and backward of a batch,
+        counted as in `mlbert.config.flops`.
+        """
         work = flops.BatchWork.of(batch, self.config.local_window)
         return flops.BACKWARD_FACTOR * self._forward_flops(work)
 
     def capture_obstacle(self, device: torch.device, max_seqlen: int) -> str | None:
-        """Return why the selected ops cannot run forward and backward in a CUDA graph, or None if they can. Sequences
-        have at most ``max_seqlen`` tokens."""
+        """Return why the selected ops cannot run forward and backward in a CUDA graph, or None if
+        they can. Sequences have at most ``max_seqlen`` tokens.
+        """
         alibi = self.config.position_embedding_type == "alibi"
         return ops.capture_obstacle(
             device, self.dtype, self.config.head_size, alibi, max_seqlen, self.config.local_window
         )
 
     def weights_changed(self) -> None:
-        """Mark the FP8 copies of the weights as outdated, on the host. They are rebuilt when next needed."""
+        """Mark the FP8 copies of the weights as outdated, on the host.
+
+        They are rebuilt when next needed.
+        """
         self.bert.linears.weights_changed()
 
     def refresh(self) -> None:
@@ -290,7 +310,10 @@ class BertBase(nn.Module):
         self.bert.refresh()
 
     def end_step(self, over_ranks_max: Callable[[Tensor], Any]) -> None:
-        """Add the step's magnitudes to the history after an update. ``over_ranks_max``: in-place all-reduce MAX."""
+        """Add the step's magnitudes to the history after an update.
+
+        ``over_ranks_max``: in-place all-reduce MAX.
+        """
         self.bert.linears.end_step(over_ranks_max)
 
     def forget_step(self) -> None:
@@ -299,7 +322,9 @@ class BertBase(nn.Module):
 
     @property
     def is_calibrated(self) -> bool:
-        """Return False while FP8 scales are unknown: a pass then measures each tensor before it quantizes it."""
+        """Return False while FP8 scales are unknown:
+        a pass then measures each tensor before it quantizes it.
+        """
         return self.bert.linears.is_calibrated
 
     @is_calibrated.setter
@@ -308,7 +333,9 @@ class BertBase(nn.Module):
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Treat the model as calibrated during warm-up or capture passes, and restore its state afterwards."""
+        """Treat the model as calibrated during warm-up or capture passes,
+        and restore its state afterwards.
+        """
         linears = self.bert.linears
         saved = {name: buffer.clone() for name, buffer in self.named_buffers()}
         calibrated = linears.is_calibrated
@@ -322,7 +349,9 @@ class BertBase(nn.Module):
             linears.is_calibrated = calibrated
 
     def derived_state(self) -> dict[str, Tensor]:
-        """Return the tensors that a checkpoint saves with the weights, by name: live tensors, valid between steps."""
+        """Return the tensors that a checkpoint saves with the weights, by name:
+        live tensors, valid between steps.
+        """
         return self.bert.linears.derived_state()
 
     def load_derived_state(self, state: Mapping[str, Tensor]) -> None:
@@ -388,8 +417,8 @@ class BertForPreTraining(BertBase):
 class BertForMaskedLM(BertBase):
     """BERT with only the masked-LM head, without pooler.
 
-    Every masked token counts in the loss and in the metrics, including those with label id 0, as in Hugging Face's
-    model. MosaicBERT's loss ignores id 0, but its metrics count it.
+    Every masked token counts in the loss and in the metrics, including those with label id 0, as in
+    Hugging Face's model. MosaicBERT's loss ignores id 0, but its metrics count it.
     """
 
     POOLED = False
@@ -467,5 +496,8 @@ def sequence_means(hidden_TD: Tensor, batch: Batch) -> Tensor:
 
 
 def first_tokens(batch: Batch) -> Tensor:
-    """Return the index of each sequence's [CLS], int64 [S]. Empty sequences may start past the end, so clamp."""
+    """Return the index of each sequence's [CLS], int64 [S].
+
+    Empty sequences may start past the end, so clamp.
+    """
     return batch.cu_seqlens[:-1].long().clamp(max=batch.num_tokens - 1)

@@ -24,7 +24,8 @@ class ModelConfig(Section):
     )
     init_checkpoint: str | None = setting(
         "INIT_CHECKPOINT",
-        "model.safetensors, its folder, a run or its checkpoint, or a .pt of NVIDIA or Composer, or the address of one "
+        "model.safetensors, its folder, a run or its checkpoint, or a .pt of NVIDIA or Composer, "
+        "or the address of one "
         "of these (https://, s3://); none: random.",
         default=None,
     )

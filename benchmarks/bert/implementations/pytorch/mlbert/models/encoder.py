@@ -1,12 +1,13 @@
-"""The encoder on the flat token stream of `Batch`: embeddings and layers, in the shapes of `BertConfig`.
+"""The encoder on the flat token stream of `Batch`:
+embeddings and layers, in the shapes of `BertConfig`.
 
-Nothing is padded: attention is bounded by ``cu_seqlens``, and the last layer runs per-token work only for the tokens
-that the heads read. In 16-bit precision LayerNorm is Composer's low-precision LayerNorm, or fused: it reads and writes
-16 bits and computes in float32.
+Nothing is padded: attention is bounded by ``cu_seqlens``, and the last layer runs per-token work
+only for the tokens that the heads read. In 16-bit precision LayerNorm is Composer's low-precision
+LayerNorm, or fused: it reads and writes 16 bits and computes in float32.
 
-Each layer computes its four linear layers through a `LayerLinears`, in the activations' dtype (`PlainLinears`) or in
-FP8 (`Fp8Linears`). The latter owns the FP8 state: scales from the magnitudes of past steps, and the FP8 copies of the
-weights (`mlbert.ops.fp8_scaling`).
+Each layer computes its four linear layers through a `LayerLinears`, in the activations' dtype
+(`PlainLinears`) or in FP8 (`Fp8Linears`). The latter owns the FP8 state: scales from the magnitudes
+of past steps, and the FP8 copies of the weights (`mlbert.ops.fp8_scaling`).
 
 Legend: S sequences, T tokens, R requested rows, D hidden, N heads, H head size.
 """
@@ -26,7 +27,8 @@ from mlbert.ops import api as ops
 from mlbert.ops import fp8
 from mlbert.ops.fp8_scaling import LINEARS_PER_LAYER, FP8Scaling, Products, Quantised
 
-# Linear layers of one encoder layer, in the order of the FP8 scales; the last is the first of the next layer.
+# Linear layers of one encoder layer, in the order of the FP8 scales;
+# the last is the first of the next layer.
 QKV, ATTENTION_OUTPUT, INTERMEDIATE, OUTPUT, NEXT_QKV = range(5)
 
 # Dropout sites of one layer; the embeddings and heads are layer 0. Each site draws a separate mask.
@@ -64,7 +66,9 @@ class LayerLinears:
         return ops.linear(x, weight)
 
     def feed_forward(self, x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, exact: bool) -> Tensor:
-        """Return both feed-forward products with GELU between them; see `mlbert.ops.api.feed_forward`."""
+        """Return both feed-forward products with GELU between them; see
+        `mlbert.ops.api.feed_forward`.
+        """
         return ops.feed_forward(x, w1, b1, w2, exact)
 
     def gated_feed_forward(
@@ -82,7 +86,8 @@ class LayerLinears:
         """Return LayerNorm(residual + dropout(context W^T + b)).
 
         Args:
-            norm: arguments of `mlbert.ops.api.dropout_add_layer_norm` from ``weight`` on; b is the last one.
+            norm: arguments of `mlbert.ops.api.dropout_add_layer_norm` from ``weight`` on;
+                b is the last one.
         """
         x = self.product(ATTENTION_OUTPUT, context, weight)
         return Hidden(*ops.dropout_add_layer_norm_twice(x, residual, *norm))
@@ -90,7 +95,9 @@ class LayerLinears:
     def feed_forward_norm(
         self, hidden: Hidden, weights: Sequence[Tensor], exact: bool, norm: Sequence[Any]
     ) -> Hidden:
-        """Return LayerNorm(residual + dropout(feed-forward + b)); ``weights`` are w1, b1, w2, ``norm`` as above."""
+        """Return LayerNorm(residual + dropout(feed-forward + b));
+        ``weights`` are w1, b1, w2, ``norm`` as above.
+        """
         w1, b1, w2 = weights
         x = self.feed_forward(hidden.product, w1, b1, w2, exact)
         return Hidden(*ops.dropout_add_layer_norm_twice(x, hidden.residual, *norm))
@@ -124,7 +131,9 @@ class _SomeFp8(LayerLinears):
 
 
 class _AllFp8(_SomeFp8):
-    """Linear layers with all products in FP8: one autograd function each with the LayerNorm after them."""
+    """Linear layers with all products in FP8: one autograd function each with the LayerNorm after
+    them.
+    """
 
     def attention_output_norm(
         self, context: Tensor, residual: Tensor, weight: Tensor, norm: Sequence[Any]
@@ -158,7 +167,8 @@ class _AllFp8(_SomeFp8):
 
 
 class NoDerivedState:
-    """A model, or its linear layers, with nothing derived from the weights: nothing to measure or to save.
+    """A model, or its linear layers, with nothing derived from the weights:
+    nothing to measure or to save.
 
     The methods are documented in `mlbert.ops.fp8_scaling.FP8Scaling`.
     """
@@ -216,8 +226,9 @@ def linears(num_layers: int, products: Products | None) -> PlainLinears | Fp8Lin
     return Fp8Linears(num_layers, products) if products else PlainLinears(num_layers)
 
 
-# The 32-bit dropout keys of a step, used as keys[layer][site]: an int32 table on the device, which a CUDA graph rereads
-# at each replay, or numbers on the host, which C kernels need. None in evaluation.
+# The 32-bit dropout keys of a step, used as keys[layer][site]: an int32 table on the device, which
+# a CUDA graph rereads at each replay, or numbers on the host, which C kernels need. None in
+# evaluation.
 Keys = Tensor | Sequence[Sequence[int]]
 # Identifies one dropout mask: probability, key, and the mask row of each token.
 Mask = tuple[float, ops.Key, Tensor]
@@ -243,7 +254,9 @@ def new_layer_norm(config: BertConfig) -> nn.LayerNorm:
 
 
 class BertEmbeddings(nn.Module):
-    """Sum of word embeddings and, if the model has them, segment and position embeddings; LayerNorm; dropout."""
+    """Sum of word embeddings and, if the model has them,
+    segment and position embeddings; LayerNorm; dropout.
+    """
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -289,7 +302,9 @@ class _SelfAttention(nn.Module):
 
 
 class Dense(nn.Module):
-    """A linear layer, with a LayerNorm of D columns before it (``norm`` "pre"), after it ("post"), or none (None)."""
+    """A linear layer, with a LayerNorm of D columns before it (``norm`` "pre"),
+    after it ("post"), or none (None).
+    """
 
     def __init__(
         self, config: BertConfig, columns: int, rows: int, *, norm: str | None, bias: bool = True
@@ -304,7 +319,9 @@ class Dense(nn.Module):
 
 
 def _output(config: BertConfig, columns: int, *, bias: bool) -> Dense:
-    """Return a linear layer whose output is added to a residual, with a LayerNorm after that in post-norm models."""
+    """Return a linear layer whose output is added to a residual,
+    with a LayerNorm after that in post-norm models.
+    """
     norm = "post" if config.norm_position == "post" else None
     return Dense(config, columns, config.hidden_size, norm=norm, bias=bias)
 
@@ -344,7 +361,8 @@ class BertLayer(nn.Module):
         rows: Tensor | None,
         linears: LayerLinears,
     ) -> Hidden:
-        """Encode all tokens, or only those at ``rows`` (int64 [R]); attention always reads all tokens.
+        """Encode all tokens, or only those at ``rows`` (int64 [R]);
+        attention always reads all tokens.
 
         Args:
             hidden: [T, D] in the compute precision.
@@ -397,7 +415,9 @@ class BertLayer(nn.Module):
         return _sum(hidden.residual, inner_TD, self.output, mask)
 
     def linear_weights(self) -> tuple[list[Tensor], ...]:
-        """Return the weights of the four linear layers, each as a list of tensors (query, key, value for the first)."""
+        """Return the weights of the four linear layers, each as a list of tensors (query, key,
+        value for the first).
+        """
         dense = (self.attention.output.dense, self.intermediate.dense, self.output.dense)
         return (self._qkv_parameters()[0], *([part.weight] for part in dense))
 
@@ -440,7 +460,9 @@ class BertLayer(nn.Module):
         )
 
     def _sublayer_input(self, hidden: Hidden, part: _Attention | Dense) -> Hidden:
-        """Return the input of a sublayer's product: the hidden state, or its LayerNorm in pre-norm models."""
+        """Return the input of a sublayer's product:
+        the hidden state, or its LayerNorm in pre-norm models.
+        """
         if self.config.norm_position == "post" or not hasattr(part, "LayerNorm"):
             return hidden
         return Hidden(hidden.residual, _layer_norm(hidden.residual, part.LayerNorm))
@@ -488,7 +510,9 @@ class BertModel(nn.Module):
         self.register_buffer("alibi_slopes", slopes, persistent=False)
 
     def forward(self, batch: Batch, keys: Keys | None, last_rows: Tensor | None) -> Tensor:
-        """Return the last hidden states [T, D], or [R, D] for ``last_rows``, in the compute precision."""
+        """Return the last hidden states [T, D], or [R, D] for ``last_rows``,
+        in the compute precision.
+        """
         hidden_TD = self.embeddings(batch, keys).to(self.dtype)
         hidden = Hidden(hidden_TD, hidden_TD)
         layers = self.encoder.layers
@@ -541,7 +565,9 @@ def _mask(probability: float, keys: Keys | None, layer: int, site: int, rows: Te
 
 
 def _norm_arguments(part: Dense, mask: Mask) -> tuple[Any, ...]:
-    """Return the arguments of `mlbert.ops.api.dropout_add_layer_norm` from ``weight`` on, after this linear layer."""
+    """Return the arguments of `mlbert.ops.api.dropout_add_layer_norm` from ``weight`` on,
+    after this linear layer.
+    """
     return part.LayerNorm.weight, part.LayerNorm.bias, part.LayerNorm.eps, *mask, part.dense.bias
 
 

@@ -22,8 +22,9 @@ _HEAD = "cls.predictions."
 
 
 def open_model(source: Path) -> tuple[AnyBert, Report, Tokenizer]:
-    """Return model, report and tokenizer of a path that `mlbert.models.weights.load.open_saved` accepts. Raise
-    UserError if it has no model, no vocabulary, or that of another model."""
+    """Return model, report and tokenizer of a path that `mlbert.models.weights.load.open_saved`
+    accepts. Raise UserError if it has no model, no vocabulary, or that of another model.
+    """
     if not weights_file(source).is_file():
         remedy = "Give the folder of a model: config.json, model.safetensors, vocab.txt"
         if not source.is_dir():
@@ -37,7 +38,10 @@ def open_model(source: Path) -> tuple[AnyBert, Report, Tokenizer]:
 
 
 def open_masked_lm(source: Path) -> tuple[BertForMaskedLM | BertForPreTraining, Tokenizer]:
-    """Return model and tokenizer as `open_model`. Raise UserError if it has no masked-LM model or no vocabulary."""
+    """Return model and tokenizer as `open_model`.
+
+    Raise UserError if it has no masked-LM model or no vocabulary.
+    """
     model, report, tokenizer = open_model(source)
     has_head = not any(name.startswith(_HEAD) for name in report.missing)
     if not has_head or not isinstance(model, BertForMaskedLM | BertForPreTraining):
@@ -50,8 +54,10 @@ def open_masked_lm(source: Path) -> tuple[BertForMaskedLM | BertForPreTraining, 
 
 
 def fill(model: AnyBert, tokenizer: Tokenizer, text: str, top: int = 5) -> list[tuple[str, float]]:
-    """Return the ``top`` most probable entries for the [MASK] of a text, each with its probability. Raise UserError if
-    the text does not have exactly one [MASK] or is too long for the model."""
+    """Return the ``top`` most probable entries for the [MASK] of a text, each with its probability.
+
+    Raise UserError if the text does not have exactly one [MASK] or is too long for the model.
+    """
     before, after = (tokenizer.encode(part) for part in check_text(text))
     return fill_tokens(model, tokenizer, [*before, tokenizer.mask_id, *after], len(before), top)
 

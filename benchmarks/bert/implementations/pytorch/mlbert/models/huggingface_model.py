@@ -1,11 +1,12 @@
 """Run Hugging Face's BERT classes on our batches: the padded baseline for our own model.
 
-The ``transformers`` class runs with its own kernels on the padded batch: all positions, including padding, go through
-every layer and, in the masked-LM class, through the product with the full vocabulary (not rounded up to a multiple of
-8). Only then are the masked tokens' logits selected for the objective. Parameters have the same names and meaning as
-ours, so weights are interchangeable.
+The ``transformers`` class runs with its own kernels on the padded batch: all positions, including
+padding, go through every layer and, in the masked-LM class, through the product with the full
+vocabulary (not rounded up to a multiple of 8). Only then are the masked tokens' logits selected for
+the objective. Parameters have the same names and meaning as ours, so weights are interchangeable.
 
-Dropout uses PyTorch's generator: masks repeat only if a step is split into micro-batches in the same way.
+Dropout uses PyTorch's generator: masks repeat only
+if a step is split into micro-batches in the same way.
 
 Legend: S sequences, W padded length, T tokens, M masked tokens, V vocabulary, L labels.
 """
@@ -37,7 +38,8 @@ class HuggingFaceModel(NoDerivedState, nn.Module):
     Args:
         shape: of the model.
         dtype: of products and attention, by autocast; parameters are float32.
-        pad_to: length to pad sequences to; the batch's longest sequence if that is longer or this is None.
+        pad_to: length to pad sequences to; the batch's longest sequence if that is longer
+            or this is None.
         values: additional values of ``transformers.BertConfig``.
 
     Raises:
@@ -64,7 +66,8 @@ class HuggingFaceModel(NoDerivedState, nn.Module):
         self._values = {**huggingface_config(shape, architecture), **values}
         self._drops_out = max(shape.hidden_dropout_prob, shape.attention_probs_dropout_prob) > 0.0
         peer = self._new_peer()
-        # Register its children here, so that parameter names match ours. A tuple hides the peer itself from nn.Module.
+        # Register its children here, so that parameter names match ours.
+        # A tuple hides the peer itself from nn.Module.
         for name, part in peer.named_children():
             self.add_module(name, part)
         self._peer = (peer,)
@@ -81,8 +84,9 @@ class HuggingFaceModel(NoDerivedState, nn.Module):
         return peer
 
     def initialize(self, seed: int) -> None:
-        """Initialize as the class does after ``torch.manual_seed(seed)``: normal, not truncated (ours is, at two
-        deviations), zero biases and [PAD] embedding, unit LayerNorm gains."""
+        """Initialize as the class does after ``torch.manual_seed(seed)``: normal, not truncated
+        (ours is, at two deviations), zero biases and [PAD] embedding, unit LayerNorm gains.
+        """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             drawn = self._new_peer()
@@ -97,12 +101,15 @@ class HuggingFaceModel(NoDerivedState, nn.Module):
         return ops.dropout_keys(seed, step, 1, 1)
 
     def training_flops(self, batch: flops.Counted) -> int:
-        """Return the FLOPs that our model counts for the batch, so that utilisations are comparable: without
-        padding and logits of unmasked tokens, although both are computed here."""
+        """Return the FLOPs that our model counts for the batch, so that utilisations are
+        comparable: without padding and logits of unmasked tokens, although both are computed here.
+        """
         return flops.BACKWARD_FACTOR * self._forward_flops(flops.BatchWork.of(batch))
 
     def capture_obstacle(self, device: torch.device, max_seqlen: int) -> str | None:
-        """Return why CUDA graphs are unsupported: each replay would repeat the masks of the capture."""
+        """Return why CUDA graphs are unsupported: each replay would repeat the masks of the
+        capture.
+        """
         return f"{SETTING} seeds its dropout on the host"
 
     def refresh(self) -> None:
@@ -116,7 +123,9 @@ class HuggingFaceModel(NoDerivedState, nn.Module):
         raise NotImplementedError
 
     def _dense_logits(self, batch: Batch, keys: Keys | None) -> tuple[Tensor, Tensor]:
-        """Return the class's logits, in the compute precision, and the index of each token among S W, int64 [T]."""
+        """Return the class's logits, in the compute precision,
+        and the index of each token among S W, int64 [T].
+        """
         (peer,) = self._peer
         drops_out = keys is not None and self._drops_out
         if self.training != drops_out:
@@ -129,7 +138,8 @@ class HuggingFaceModel(NoDerivedState, nn.Module):
             torch.random.fork_rng(generators, enabled=drops_out),
         ):
             if keys is not None and drops_out:
-                # Unique per micro-batch and rank: the step's key and the dropout row of the first token.
+                # Unique per micro-batch and rank: the step's key
+                # and the dropout row of the first token.
                 torch.manual_seed(
                     ((int(keys[0][0]) & 0xFFFFFFFF) << 31) + int(batch.dropout_rows[0])
                 )
@@ -137,7 +147,10 @@ class HuggingFaceModel(NoDerivedState, nn.Module):
 
 
 class HuggingFaceForMaskedLM(HuggingFaceModel):
-    """``transformers.BertForMaskedLM`` under `mlbert.models.objectives.MaskedLM`. See `HuggingFaceModel`."""
+    """``transformers.BertForMaskedLM`` under `mlbert.models.objectives.MaskedLM`.
+
+    See `HuggingFaceModel`.
+    """
 
     def __init__(
         self, shape: BertConfig, dtype: torch.dtype = torch.float32, pad_to: int | None = None
@@ -145,7 +158,9 @@ class HuggingFaceForMaskedLM(HuggingFaceModel):
         super().__init__("BertForMaskedLM", shape, dtype, pad_to, {})
 
     def forward(self, batch: Batch, keys: Keys | None) -> MaskedLogits:
-        """Return logits [M, V] of the masked tokens, selected from [S, W, V]; ``keys`` None means evaluation."""
+        """Return logits [M, V] of the masked tokens, selected from [S, W, V];
+        ``keys`` None means evaluation.
+        """
         logits, places = self._dense_logits(batch, keys)
         return MaskedLogits(
             logits.flatten(0, 1).index_select(0, places.index_select(0, batch.masked_positions))
@@ -156,7 +171,10 @@ class HuggingFaceForMaskedLM(HuggingFaceModel):
 
 
 class HuggingFaceForSequenceClassification(HuggingFaceModel):
-    """``transformers.BertForSequenceClassification`` with ``num_labels`` outputs. See `HuggingFaceModel`."""
+    """``transformers.BertForSequenceClassification`` with ``num_labels`` outputs.
+
+    See `HuggingFaceModel`.
+    """
 
     def __init__(
         self,

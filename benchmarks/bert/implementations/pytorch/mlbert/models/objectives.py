@@ -1,11 +1,12 @@
 """Training objectives: the loss of a batch, its divisors, and the metrics of an evaluation.
 
-A step's batch is split into micro-batches and over ranks. Each divides its sums by the counts of the full step (scope
-"step"), so that the loss does not depend on the split, or by the counts of its rank if the method averages over ranks
-afterwards ("rank"). An evaluation adds up float64 sums, or gathers one row per sequence, and computes its metrics from
-the total.
+A step's batch is split into micro-batches and over ranks. Each divides its sums by the counts of
+the full step (scope "step"), so that the loss does not depend on the split, or by the counts of its
+rank if the method averages over ranks afterwards ("rank"). An evaluation adds up float64 sums, or
+gathers one row per sequence, and computes its metrics from the total.
 
-Empty sequences, which fill a batch up to a static shape, and labels equal to IGNORED_LABEL are ignored.
+Empty sequences, which fill a batch up to a static shape,
+and labels equal to IGNORED_LABEL are ignored.
 
 Legend: S sequences, M masked tokens, L labels.
 """
@@ -60,7 +61,8 @@ class _Objective:
 class MaskedLM(_Objective):
     """Cross-entropy of the masked tokens, for models that return `MaskedLogits`.
 
-    Metrics: "mlm_accuracy", the share of masked tokens whose most probable token is the label; "loss", their mean.
+    Metrics: "mlm_accuracy", the share of masked tokens whose most probable token is the label;
+    "loss", their mean.
     """
 
     metric = "mlm_accuracy"
@@ -88,11 +90,17 @@ class MaskedLM(_Objective):
         return torch.stack([correct.double(), loss_sum.double(), masked.double()])
 
     def metrics(self, sums: Sequence[float], rows: Tensor | None) -> dict[str, float]:
-        """Return the metrics of all tokens. Sums are divided at the end, so sharding does not change them. Raise
-        UserError if nothing was masked."""
+        """Return the metrics of all tokens.
+
+        Sums are divided at the end, so sharding does not change them.
+        Raise UserError if nothing was masked.
+        """
         correct, loss, masked = sums
         if not masked:
-            reason = "holds no token that could be masked: its words are [UNK] to the vocabulary, or there are none"
+            reason = (
+                "holds no token that could be masked: "
+                "its words are [UNK] to the vocabulary, or there are none"
+            )
             raise UserError(
                 "data.empty",
                 "the evaluation set",
@@ -138,11 +146,12 @@ class _SequenceObjective(_Objective):
 
     Args:
         scope: see the module docstring.
-        parts: name -> number of sequences, if the set consists of several evaluations in a row. Names prefix the
-            metrics, except "". None means one evaluation.
+        parts: name -> number of sequences, if the set consists of several evaluations in a row.
+            Names prefix the metrics, except "". None means one evaluation.
 
     Attributes:
-        latest: float64 [sequences, num_columns], the rows of the last evaluation, in the order of the set.
+        latest: float64 [sequences, num_columns], the rows of the last evaluation,
+            in the order of the set.
     """
 
     sum_names: tuple[str, ...] = ("sequences",)
@@ -186,15 +195,18 @@ class _SequenceObjective(_Objective):
 
 
 class Classification(_SequenceObjective):
-    """Cross-entropy with one of ``num_labels`` labels per sequence, for models that return `SequenceLogits`.
+    """Cross-entropy with one of ``num_labels`` labels per sequence,
+    for models that return `SequenceLogits`.
 
     Args:
         num_labels: L.
         scope: see the module docstring.
-        metric: the target metric: "accuracy", "matthews_correlation", or for two labels "f1" of label 1.
+        metric: the target metric: "accuracy", "matthews_correlation",
+            or for two labels "f1" of label 1.
         parts: see `_SequenceObjective`.
 
-    Metrics: all of these (0 if undefined), and "loss", the mean. Rows: predicted label, its probability, loss, label.
+    Metrics: all of these (0 if undefined), and "loss", the mean.
+    Rows: predicted label, its probability, loss, label.
     """
 
     num_columns = 4
@@ -238,7 +250,8 @@ class Classification(_SequenceObjective):
 
 
 class Regression(_SequenceObjective):
-    """Squared error of one number per sequence, for models that return `SequenceLogits` with one output.
+    """Squared error of one number per sequence, for models
+    that return `SequenceLogits` with one output.
 
     Args:
         scope: see the module docstring.
@@ -274,7 +287,9 @@ class Regression(_SequenceObjective):
     def _pairs(
         model: ObjectiveModel, batch: Batch, keys: Keys | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return predictions and labels, float32 [S], 0 for empty sequences, and which sequences have tokens."""
+        """Return predictions and labels, float32 [S], 0 for empty sequences,
+        and which sequences have tokens.
+        """
         labels, has_tokens = _labels_of(batch)
         predictions = model(batch, keys).labels.float().squeeze(1)
         return (
@@ -326,7 +341,9 @@ def class_scores(counts: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _matthews_correlation(counts: np.ndarray) -> float:
-    """Return the correlation of labels and predictions (R_K for more than two classes), 0 if undefined."""
+    """Return the correlation of labels and predictions (R_K for more than two classes),
+    0 if undefined.
+    """
     total = float(counts.sum())
     labelled = counts.sum(axis=1)
     predicted = counts.sum(axis=0)

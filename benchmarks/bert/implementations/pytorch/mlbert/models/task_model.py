@@ -39,8 +39,10 @@ Names = Annotated[tuple[str, ...], Strict(False)]  # a list in JSON
 
 
 class TaskCard(Document, extra="forbid"):
-    """The task of a fine-tuned model: ``task.json``. ``classes`` is () for regression; ``header`` names the columns of
-    files without a header."""
+    """The task of a fine-tuned model: ``task.json``.
+
+    ``classes`` is () for regression; ``header`` names the columns of files without a header.
+    """
 
     text_columns: Names
     label_column: str
@@ -71,8 +73,10 @@ class TaskCard(Document, extra="forbid"):
 def write_task_model(
     model: AnyBert, folder: Path, facts: Mapping[str, object], card: TaskCard, tokenizer: Tokenizer
 ) -> None:
-    """Write the weights, vocabulary and card, and the class names for Hugging Face. Raise UserError as `write_weights`
-    does."""
+    """Write the weights, vocabulary and card, and the class names for Hugging Face.
+
+    Raise UserError as `write_weights` does.
+    """
     write_weights(model, folder, facts, tokenizer.file, card.classes)
     write_atomically(folder / "weights" / TASK, json.dumps(card.model_dump(), indent=2) + "\n")
 
@@ -91,9 +95,11 @@ def predict(
     advance: Callable[[int], object],
     warn: Callable[[str], None] | None = None,
 ) -> np.ndarray:
-    """Return float64 [N, 2] for the rows: class and its probability, or number and NaN for regression.
+    """Return float64 [N, 2] for the rows: class and its probability,
+    or number and NaN for regression.
 
-    ``advance`` is called with the number of rows of each batch; ``warn`` as by `mlbert.data.loading.tasks.encode`.
+    ``advance`` is called with the number of rows of each batch; ``warn`` as by
+    `mlbert.data.loading.tasks.encode`.
     """
     model = BertForSequenceClassification(
         BertConfig.from_json(weights / "bert_config.json"), card.num_labels
@@ -124,8 +130,9 @@ def predict(
 def write_predictions(
     path: Path, parts: Sequence[TaskRows], predicted: np.ndarray, card: TaskCard
 ) -> None:
-    """Write one line per row: its texts, label if any, prediction and the class's probability. The suffix selects JSON
-    lines (.jsonl) or CSV.
+    """Write one line per row: its texts, label if any, prediction and the class's probability.
+
+    The suffix selects JSON lines (.jsonl) or CSV.
 
     Args:
         path: to write.

@@ -1,19 +1,20 @@
 """Map parameter names between our models and the checkpoints of other programs.
 
-Our names are those of Hugging Face's ``BertForPreTraining`` without the second copy of the tied decoder. ``own_*``
-functions translate any known spelling to ours with a table of regular expressions; ``*_names`` functions return
-{our name: their name}.
+Our names are those of Hugging Face's ``BertForPreTraining`` without the second copy of the tied
+decoder. ``own_*`` functions translate any known spelling to ours with a table of regular
+expressions; ``*_names`` functions return {our name: their name}.
 
-TensorFlow 1: variables of the benchmark's ``model.ckpt-28252``; ``kernel`` is the transpose of our ``weight``.
-TensorFlow 2: object-based checkpoints of Google's model garden, in three layouts: the pre-training model with layers
-numbered by Keras (``model/layer_with_weights-0`` is the encoder, 1 the masked-LM head, 2 the classifier); encoder and
-heads by name (``encoder``, ``masked_lm``); and the variable names of the TensorFlow 1 to 2 conversion.
-NVIDIA: ``{'model': state_dict}``, plain, segmented, or with fused or Transformer Engine modules.
-Any of them may have the prefixes of torch.compile and of data parallelism; an encoder without heads has no ``bert.``.
-Composer: our names below ``model.``, plus a second copy of the decoder and its bias. MosaicBERT has query, key and
-value in one tensor, ``mlp`` modules instead of ``intermediate`` and ``output``, and stores the predictions' bias as the
-decoder's.
-ModernBERT has its own names, in transformers and in the research repository's checkpoints.
+TensorFlow 1: variables of the benchmark's ``model.ckpt-28252``; ``kernel`` is the transpose of our
+``weight``. TensorFlow 2: object-based checkpoints of Google's model garden, in three layouts: the
+pre-training model with layers numbered by Keras (``model/layer_with_weights-0`` is the encoder, 1
+the masked-LM head, 2 the classifier); encoder and heads by name (``encoder``, ``masked_lm``); and
+the variable names of the TensorFlow 1 to 2 conversion. NVIDIA: ``{'model': state_dict}``, plain,
+segmented, or with fused or Transformer Engine modules. Any of them may have the prefixes of
+torch.compile and of data parallelism; an encoder without heads has no ``bert.``. Composer: our
+names below ``model.``, plus a second copy of the decoder and its bias. MosaicBERT has query, key
+and value in one tensor, ``mlp`` modules instead of ``intermediate`` and ``output``, and stores the
+predictions' bias as the decoder's. ModernBERT has its own names, in transformers and in the
+research repository's checkpoints.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from collections.abc import Callable
 WORD_EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
 PREDICTION_BIAS = "cls.predictions.bias"
 VOCABULARY = (WORD_EMBEDDINGS, PREDICTION_BIAS)
-# Aliases in models with a tied decoder. An untied decoder has its own bias, which replaces the predictions' bias.
+# Aliases in models with a tied decoder. An untied decoder has its own bias,
+# which replaces the predictions' bias.
 TIED = {
     "cls.predictions.decoder.weight": WORD_EMBEDDINGS,
     "cls.predictions.decoder.bias": PREDICTION_BIAS,
@@ -65,7 +67,9 @@ _LAYER_PARTS = (
 
 
 def fused_position(own: str) -> int:
-    """Return the position of a parameter's rows in a tensor that fuses query, key and value; 0 for other tensors."""
+    """Return the position of a parameter's rows in a tensor that fuses query, key and value;
+    0 for other tensors.
+    """
     if ".self.key." in own:
         return 1
     if ".self.value." in own:
@@ -113,7 +117,10 @@ _mosaic_name = _table(
 
 
 def composer_name(own: str, mosaic_bert: bool) -> str:
-    """Return Composer's name of one of our parameters. In a MosaicBERT, query, key and value share one name."""
+    """Return Composer's name of one of our parameters.
+
+    In a MosaicBERT, query, key and value share one name.
+    """
     return f"model.{_mosaic_name(own) if mosaic_bert else own}"
 
 
@@ -160,7 +167,8 @@ own_tf2_name = _table(
         r"^(?:next_sentence\.\.pooler_dense|classification_heads/0/dense|pooler_transform)\.",
         "bert.pooler.dense.",
     ),
-    # The encoder: Keras numbers three embeddings, their LayerNorm, the transformer layers, the pooler.
+    # The encoder: Keras numbers three embeddings, their LayerNorm, the transformer layers,
+    # the pooler.
     (rf"^(?:{_KERAS}0|word_embeddings)\.", "bert.embeddings.word_embeddings."),
     (rf"^(?:{_KERAS}1|position_embedding)\.", "bert.embeddings.position_embeddings."),
     (rf"^(?:{_KERAS}2|type_embeddings)\.", "bert.embeddings.token_type_embeddings."),
@@ -247,10 +255,12 @@ _torch_spelling = _table(
 
 
 def own_torch_names(name: str) -> tuple[str, ...]:
-    """Return our spelling of a Hugging Face, NVIDIA or Composer name. The result need not be an existing parameter.
+    """Return our spelling of a Hugging Face, NVIDIA or Composer name.
 
-    A fused tensor gives three names: rows of the query, then key, then value. The tied decoder keeps its name, a key
-    of `TIED`.
+    The result need not be an existing parameter.
+
+    A fused tensor gives three names: rows of the query, then key, then value. The tied decoder
+    keeps its name, a key of `TIED`.
     """
     name = _torch_spelling(name)
     return (

@@ -1,7 +1,8 @@
-"""Convert a checkpoint's tensors, under other programs' names, to our models' parameters, for any tensor library.
+"""Convert a checkpoint's tensors, under other programs' names, to our models' parameters,
+for any tensor library.
 
-A `Report` records what happened to each tensor. Matrices are [out, in], vectors [out]; vocabulary rows may be padded or
-not. This module only uses shapes, slices and comparisons of tensors.
+A `Report` records what happened to each tensor. Matrices are [out, in], vectors [out]; vocabulary
+rows may be padded or not. This module only uses shapes, slices and comparisons of tensors.
 """
 
 from __future__ import annotations
@@ -83,7 +84,9 @@ class Report:
         return [f"{head} ({why})" for head, why in sorted(heads.items())]
 
     def warnings(self, source: object) -> list[str]:
-        """Return the warnings for a run that starts from these weights: heads initialized anew, and unused heads."""
+        """Return the warnings for a run that starts from these weights:
+        heads initialized anew, and unused heads.
+        """
         lines = [f"warning: {source} has no {name}" for name in self.missing]
         if unused := self.unused_heads():
             lines.append(f"warning: of {source} is not used: {', '.join(unused)}")
@@ -95,7 +98,9 @@ class Report:
 
 
 def parameter_shapes(shape: BertConfig) -> dict[str, Shape]:
-    """Return the pre-training model's parameters, our name -> shape, vocabulary rows padded; matrices are [out, in]."""
+    """Return the pre-training model's parameters, our name -> shape,
+    vocabulary rows padded; matrices are [out, in].
+    """
     shapes: dict[str, Shape] = {}
     for name in parameter_names(shape.num_hidden_layers):
         for own in _with_options(name, shape):
@@ -143,7 +148,9 @@ def _has_bias(name: str, shape: BertConfig) -> bool:
 
 
 def _matrix(name: str, shape: BertConfig) -> tuple[int, int]:
-    """Return rows and columns of a parameter's matrix; for a bias, of the matrix that it belongs to."""
+    """Return rows and columns of a parameter's matrix;
+    for a bias, of the matrix that it belongs to.
+    """
     size = shape.hidden_size
     table = {
         r"word_embeddings|predictions\.(?:decoder|bias)": (shape.padded_vocab_size, size),
@@ -159,7 +166,9 @@ def _matrix(name: str, shape: BertConfig) -> tuple[int, int]:
 
 
 def numpy_float32(array: Any) -> np.ndarray | None:
-    """Return floating-point numbers as a float32 numpy array, copied only if needed; None for other types."""
+    """Return floating-point numbers as a float32 numpy array, copied only if needed;
+    None for other types.
+    """
     array = np.asarray(array)
     return (
         array.astype(np.float32, copy=False)
@@ -189,11 +198,12 @@ def own_state(
         known: the target model's parameters; by default `parameter_shapes`.
 
     Returns:
-        Float32 tensors by our names, vocabulary rows unpadded, and the report; heads may be missing.
+        Float32 tensors by our names, vocabulary rows unpadded, and the report;
+            heads may be missing.
 
     Raises:
-        UserError: a tensor has another shape or is not finite, the encoder is incomplete, two copies of a tensor
-            differ, or the encoder has a tensor that does not belong to a BERT.
+        UserError: a tensor has another shape or is not finite, the encoder is incomplete, two
+            copies of a tensor differ, or the encoder has a tensor that does not belong to a BERT.
     """
     known = known or parameter_shapes(shape)
     _refuse_other_feed_forward({own for name in tensors for own in own_names(name)}, shape, source)
@@ -240,7 +250,10 @@ def own_state(
 
 
 def _missing(own_names: Sequence[str], spelling: Mapping[str, str], source: str) -> dict[str, str]:
-    """Return the report's entries for missing parameters. Raise UserError if one belongs to the encoder."""
+    """Return the report's entries for missing parameters.
+
+    Raise UserError if one belongs to the encoder.
+    """
     for own_name in own_names:
         if own_name.startswith(ENCODER):
             problem = f"tensor {spelling.get(own_name, own_name)} is missing"
@@ -249,7 +262,9 @@ def _missing(own_names: Sequence[str], spelling: Mapping[str, str], source: str)
 
 
 def _refuse_other_feed_forward(own: set[str], shape: BertConfig, source: str) -> None:
-    """Raise UserError unless checkpoint and model agree on gated feed-forward layers (MosaicBERT)."""
+    """Raise UserError unless checkpoint and model agree on gated feed-forward layers
+    (MosaicBERT).
+    """
     inner = {name.rsplit(".", 1)[1] for name in own if ".intermediate.dense." in name}
     kinds = {True: "a MosaicBERT (gated feed-forward layers)", False: "a plain BERT"}
     if inner and (is_gated := "bias" not in inner) != shape.gated_mlp:
@@ -276,8 +291,9 @@ def _fitted(
     shape: BertConfig,
     source: str,
 ) -> Any:
-    """Return the tensor in the parameter's shape, without vocabulary padding; ``name`` is for messages. Check the shape
-    before reading the numbers: a file may claim any size."""
+    """Return the tensor in the parameter's shape, without vocabulary padding; ``name`` is for
+    messages. Check the shape before reading the numbers: a file may claim any size.
+    """
     wanted = list(known)
     vocabulary = own in (*VOCABULARY, *TIED)
     if vocabulary:
@@ -304,7 +320,9 @@ def _check_shape(name: str, tensor: Any, wanted: list[int], source: str) -> None
 
 
 def check_unseen(found: BertConfig, shape: BertConfig, source: str) -> None:
-    """Raise UserError if checkpoint and model differ in an option that tensor shapes do not show."""
+    """Raise UserError if checkpoint and model differ in an option
+    that tensor shapes do not show.
+    """
     for name in _UNSEEN:
         theirs = getattr(found, name)
         ours = getattr(shape, name)

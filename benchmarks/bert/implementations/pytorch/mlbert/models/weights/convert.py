@@ -1,16 +1,17 @@
 """Convert checkpoints between our format and those of other programs.
 
 Our format is a folder with ``bert_config.json``, ``model.safetensors`` (float32, names of
-`mlbert.models.weights.checkpoint_names`, vocabulary unpadded) and ``vocab.txt`` if the source has one.
+`mlbert.models.weights.checkpoint_names`, vocabulary unpadded) and ``vocab.txt`` if the source has
+one.
 
-Composer (`mlbert.models.weights.weight_files`): only the heads that the source has are written, including a classifier.
-Missing tensors of an incomplete head are initialized, and the report says so.
-Hugging Face: a folder with ``config.json`` and ``model.safetensors``, or the older ``pytorch_model.bin``; either may be
-several files with an index.
-TensorFlow (`mlbert.models.weights.tensorflow_variables`), read only, which is in the extra ``tf``.
-NVIDIA: a ``.pt`` file ``{'model': state_dict}`` in float32, vocabulary padded to a multiple of 8 (30528 rows), with a
-second copy of the decoder as ``cls.predictions.decoder.weight``. Segmented and fused names are read but not written; a
-bare state dict and ``{'state_dict': state_dict}`` are read too.
+Composer (`mlbert.models.weights.weight_files`): only the heads that the source has are written,
+including a classifier. Missing tensors of an incomplete head are initialized, and the report says
+so. Hugging Face: a folder with ``config.json`` and ``model.safetensors``, or the older
+``pytorch_model.bin``; either may be several files with an index. TensorFlow
+(`mlbert.models.weights.tensorflow_variables`), read only, which is in the extra ``tf``. NVIDIA: a
+``.pt`` file ``{'model': state_dict}`` in float32, vocabulary padded to a multiple of 8 (30528
+rows), with a second copy of the decoder as ``cls.predictions.decoder.weight``. Segmented and fused
+names are read but not written; a bare state dict and ``{'state_dict': state_dict}`` are read too.
 """
 
 from __future__ import annotations
@@ -55,8 +56,9 @@ CONFIG = "bert_config.json"
 
 @dataclass(frozen=True)
 class ReadCheckpoint:
-    """A checkpoint in memory: shape, float32 parameters by our names with unpadded vocabulary, and the report.
-    ``folder`` may contain the vocabulary."""
+    """A checkpoint in memory: shape, float32 parameters by our names with unpadded vocabulary, and
+    the report. ``folder`` may contain the vocabulary.
+    """
 
     shape: BertConfig
     state: dict[str, Tensor]
@@ -65,7 +67,10 @@ class ReadCheckpoint:
 
 
 def find_shape(config: Path | None, folder: Path) -> BertConfig:
-    """Return the shape from ``--config``, or ``bert_config.json`` in the folder. Raise UserError without either."""
+    """Return the shape from ``--config``, or ``bert_config.json`` in the folder.
+
+    Raise UserError without either.
+    """
     path = config or folder / CONFIG
     if config is None and not path.exists():
         raise UserError(
@@ -78,7 +83,10 @@ def find_shape(config: Path | None, folder: Path) -> BertConfig:
 
 
 def read_weights_folder(folder: Path) -> dict[str, Tensor]:
-    """Return all tensors of a folder's ``model.safetensors``. Raise UserError if it is missing or damaged."""
+    """Return all tensors of a folder's ``model.safetensors``.
+
+    Raise UserError if it is missing or damaged.
+    """
     return weight_files.read_safetensors(
         folder / WEIGHTS, "Give a folder with an undamaged model.safetensors"
     )[0]
@@ -105,8 +113,10 @@ def _own(
     file: Path,
     known: Mapping[str, Shape] | None = None,
 ) -> ReadCheckpoint:
-    """Return the tensors of a file as a complete checkpoint; ``known`` as in `with_heads`. Raise UserError as
-    `own_state`."""
+    """Return the tensors of a file as a complete checkpoint; ``known`` as in `with_heads`.
+
+    Raise UserError as `own_state`.
+    """
     state, report = weight_files.own_state(tensors, shape, str(file), known=known)
     return with_heads(ReadCheckpoint(shape, state, report, file.parent), known)
 
@@ -114,7 +124,9 @@ def _own(
 def write_own(
     checkpoint: ReadCheckpoint, target: Path, known: Mapping[str, Shape] | None = None
 ) -> Report:
-    """Write our format into a new folder and return the checkpoint's report; ``known`` as in `with_heads`."""
+    """Write our format into a new folder and return the checkpoint's report;
+    ``known`` as in `with_heads`.
+    """
     weight_files.check_target(target)
     vocabulary = _vocabulary_of(checkpoint)
     complete = with_heads(checkpoint, known)
@@ -124,8 +136,10 @@ def write_own(
 
 
 def _vocabulary_of(checkpoint: ReadCheckpoint) -> Path | None:
-    """Return the vocabulary next to a checkpoint, or None without one. Raise UserError as `load_tokenizer`, or if it is
-    not the model's."""
+    """Return the vocabulary next to a checkpoint, or None without one.
+
+    Raise UserError as `load_tokenizer`, or if it is not the model's.
+    """
     path = find_vocabulary(checkpoint.folder)
     if not path.is_file():
         return None
@@ -156,10 +170,12 @@ def with_heads(
 
 
 def composer_to_torch(source: Path, target: Path, config: Path | None = None) -> Report:
-    """Convert a Composer checkpoint to our format. The shape is that of ``config``, else of the Hugging Face
-    configuration in the checkpoint, else of ``bert_config.json`` in its folder, with MosaicBERT's parts if the
-    tensors have them. Raise UserError if the file is damaged,
-    contains a forbidden object, or has another architecture."""
+    """Convert a Composer checkpoint to our format.
+
+    The shape is that of ``config``, else of the Hugging Face configuration in the checkpoint, else
+    of ``bert_config.json`` in its folder, with MosaicBERT's parts if the tensors have them. Raise
+    UserError if the file is damaged, contains a forbidden object, or has another architecture.
+    """
     weights = weight_files.read_composer(source)
     given = weights.shape if weights.shape and config is None else find_shape(config, source.parent)
     shape = weight_files.composer_shape(given, weights.tensors)
@@ -182,7 +198,10 @@ def torch_to_composer(source: Path, target: Path) -> Report:
 
 
 def huggingface_to_torch(source: Path, target: Path) -> Report:
-    """Convert a Hugging Face folder to our format. Raise UserError for a missing, damaged or unsupported file."""
+    """Convert a Hugging Face folder to our format.
+
+    Raise UserError for a missing, damaged or unsupported file.
+    """
     shape = read_config(source / "config.json")
     file = weights_file(source)
     tensors = read_file(file).tensors
@@ -206,7 +225,9 @@ def _modernbert_parameters(tensors: Mapping[str, Tensor], shape: BertConfig) -> 
 
 
 def torch_to_huggingface(source: Path, target: Path) -> Report:
-    """Convert our format to a folder that transformers loads; see `mlbert.models.weights.export.write_huggingface`."""
+    """Convert our format to a folder that transformers loads; see
+    `mlbert.models.weights.export.write_huggingface`.
+    """
     weight_files.check_target(target)
     checkpoint = read_own(source, own_heads=True)
     vocabulary = _vocabulary_of(checkpoint)
@@ -228,14 +249,19 @@ def tf1_to_torch(prefix: Path, target: Path, config: Path | None = None) -> Repo
 
 
 def tf2_to_torch(prefix: Path, target: Path, config: Path | None = None) -> Report:
-    """Convert an object-based TensorFlow 2 checkpoint of Google's model garden to our format. Raise UserError as
-    `read_tensorflow`."""
+    """Convert an object-based TensorFlow 2 checkpoint of Google's model garden to our format.
+
+    Raise UserError as `read_tensorflow`.
+    """
     return write_own(read_tensorflow(prefix, config, object_based=True), target)
 
 
 def read_tensorflow(prefix: Path, config: Path | None, object_based: bool) -> ReadCheckpoint:
-    """Read a TensorFlow checkpoint; ``prefix`` is its path, with or without ``.index``. Raise UserError for a missing
-    or damaged file, wrong shapes or missing variables, or if TensorFlow is not installed."""
+    """Read a TensorFlow checkpoint; ``prefix`` is its path, with or without ``.index``.
+
+    Raise UserError for a missing or damaged file, wrong shapes or missing variables,
+    or if TensorFlow is not installed.
+    """
     prefix = prefix.with_name(without_suffix(prefix.name))
     shape = find_shape(config, prefix.parent)
     index = prefix.with_name(f"{prefix.name}.index")
@@ -249,7 +275,10 @@ def read_tensorflow(prefix: Path, config: Path | None, object_based: bool) -> Re
 
 
 def _tensorflow(prefix: Path) -> Any:
-    """Import TensorFlow. Hide its notices, also what version 2.21 writes to stderr on import at any log level."""
+    """Import TensorFlow.
+
+    Hide its notices, also what version 2.21 writes to stderr on import at any log level.
+    """
     if not environment().get("TF_CPP_MIN_LOG_LEVEL"):
         # Read when the library is loaded; errors are raised as exceptions.
         os.putenv("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -303,12 +332,17 @@ def nvidia_to_torch(source: Path, target: Path, config: Path | None = None) -> R
 
 
 def torch_to_nvidia(source: Path, target: Path) -> Report:
-    """Convert our format to a ``.pt`` file that NVIDIA's program loads with ``torch.load(path)['model']``."""
+    """Convert our format to a ``.pt`` file that NVIDIA's program loads with
+    ``torch.load(path)['model']``.
+    """
     return _write(read_own(source), target)
 
 
 def tf1_to_nvidia(prefix: Path, target: Path, config: Path | None = None) -> Report:
-    """Convert a TensorFlow 1 checkpoint to NVIDIA's ``.pt`` file. Raise UserError as `read_tensorflow`."""
+    """Convert a TensorFlow 1 checkpoint to NVIDIA's ``.pt`` file.
+
+    Raise UserError as `read_tensorflow`.
+    """
     return _write(with_heads(read_tensorflow(prefix, config, object_based=False)), target)
 
 

@@ -40,10 +40,11 @@ def write_weights(
     classes: Sequence[str] = (),
     lower_case: bool | None = None,
 ) -> None:
-    """Write ``weights/`` (safetensors, bert_config.json, README.md) and ``huggingface/`` into ``folder``.
+    """Write ``weights/`` (safetensors, bert_config.json, README.md)
+    and ``huggingface/`` into ``folder``.
 
-    Both have float32 parameters; ours have the names of Hugging Face's BERT. See `write_huggingface` for the second
-    one. Raise UserError if a file cannot be written.
+    Both have float32 parameters; ours have the names of Hugging Face's BERT. See
+    `write_huggingface` for the second one. Raise UserError if a file cannot be written.
     """
     state = to_huggingface(model)
     shape = model.config
@@ -72,8 +73,9 @@ def write_huggingface(
     classes: Sequence[str] = (),
     lower_case: bool | None = None,
 ) -> None:
-    """Write or replace a folder that loads with ``from_pretrained`` of the ``transformers`` class with the model's
-    name, of ModernBERT for rotary masked-LM models, or with ``trust_remote_code=True`` for other shapes.
+    """Write or replace a folder that loads with ``from_pretrained`` of the ``transformers`` class
+    with the model's name, of ModernBERT for rotary masked-LM models, or with
+    ``trust_remote_code=True`` for other shapes.
 
     Args:
         target: the folder.
@@ -81,7 +83,8 @@ def write_huggingface(
         shape: of the model.
         architecture: name of the model's class.
         card: facts for README.md.
-        vocabulary: vocab.txt or tokenizer.json, with the tokenizer's other files next to it, or None.
+        vocabulary: vocab.txt or tokenizer.json, with the tokenizer's other files next to it,
+            or None.
         classes: names of a classifier's outputs, if it has any.
         lower_case: whether the text was lowercased; None: as the tokenizer's files say.
 
@@ -114,8 +117,10 @@ def weights_folder(
     shape: BertConfig,
     lower_case: bool | None = None,
 ) -> Iterator[Path]:
-    """Write weights and vocabulary to a temporary folder; rename it to ``target`` on exit. ``lower_case`` as in
-    `write_huggingface`."""
+    """Write weights and vocabulary to a temporary folder; rename it to ``target`` on exit.
+
+    ``lower_case`` as in `write_huggingface`.
+    """
     with new_path(target) as place:
         shutil.rmtree(place, ignore_errors=True)  # left by a killed process
         place.mkdir(parents=True)
@@ -136,7 +141,9 @@ def weights_folder(
 def _write_tokenizer(
     vocabulary: Path, folder: Path, max_positions: int, lower_case: bool | None
 ) -> None:
-    """Write a vocabulary and its tokenizer configuration, with model_max_length, which `transformers` needs."""
+    """Write a vocabulary and its tokenizer configuration, with model_max_length,
+    which `transformers` needs.
+    """
     tokenizer = load_tokenizer(vocabulary, lower_case)
     if vocabulary.suffix == ".json":
         text = vocabulary_text(tokenizer.vocabulary)
@@ -157,7 +164,9 @@ def _write_tokenizer(
 
 
 def _write_fast_tokenizer(place: Path, tokenizer: Tokenizer) -> None:
-    """Write a complete tokenizer: `transformers` builds one from a vocabulary only for its own BERT."""
+    """Write a complete tokenizer: `transformers` builds one from a vocabulary only for its own
+    BERT.
+    """
     fast = BertWordPieceTokenizer(
         str(place / VOCAB_FILE),
         lowercase=tokenizer.rules.lower_case,

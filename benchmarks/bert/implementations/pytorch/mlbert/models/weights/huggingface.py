@@ -1,6 +1,7 @@
 """Convert between our models and Hugging Face's: names, configuration and padded batches.
 
-Parameter names are the same, but Hugging Face stores the tied decoder twice and does not pad the vocabulary.
+Parameter names are the same, but Hugging Face stores the tied decoder twice
+and does not pad the vocabulary.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ OWN_TYPE = "mlbert"
 # The classes of this type, copied into an exported folder.
 MODELING = Path(__file__).with_name("modeling_mlbert.py")
 
-# Ours -> Hugging Face's: the benchmark's "gelu" is the tanh form, Hugging Face's "gelu" is the exact one.
+# Ours -> Hugging Face's: the benchmark's "gelu" is the tanh form,
+# Hugging Face's "gelu" is the exact one.
 _ACTIVATIONS = {"gelu": "gelu_pytorch_tanh", "gelu_erf": "gelu"}
 _ACTIVATIONS_BACK = {"gelu_pytorch_tanh": "gelu", "gelu_new": "gelu", "gelu": "gelu_erf"}
 
@@ -50,7 +52,10 @@ def obstacle(config: BertConfig) -> str | None:
 def huggingface_config(
     config: BertConfig, architecture: str = "BertForPreTraining"
 ) -> dict[str, object]:
-    """Return the content of the ``config.json`` of a BERT. Raise UserError if it cannot express the shape."""
+    """Return the content of the ``config.json`` of a BERT.
+
+    Raise UserError if it cannot express the shape.
+    """
     if why_not := obstacle(config):
         raise UserError(
             "model.unsupported", "Hugging Face", why_not, "Keep the weights in our own form"
@@ -74,7 +79,8 @@ def _shared_values(config: BertConfig) -> dict[str, object]:
 def exported_config(
     config: BertConfig, architecture: str, labels: Sequence[str] = ()
 ) -> dict[str, object]:
-    """Return the ``config.json`` of a model: of a BERT or a ModernBERT, or else of the classes in `MODELING`.
+    """Return the ``config.json`` of a model: of a BERT or a ModernBERT,
+    or else of the classes in `MODELING`.
 
     ``labels``: names of a classifier's outputs.
     """
@@ -116,13 +122,17 @@ def _own_config(config: BertConfig, architecture: str) -> dict[str, object]:
             name: getattr(config, name)
             for name in ("position_embedding_type", "norm_position", "gated_mlp")
         },
-        "rotary_base": config.rope_theta,  # under its own name, `transformers` would turn it into another form
+        # Under its own name, `transformers` would turn it into another form
+        "rotary_base": config.rope_theta,
         "alibi_slopes": config.alibi_slopes,
     }
 
 
 def config_from_huggingface(values: Mapping[str, object], path: str = "config.json") -> BertConfig:
-    """Return our shape for a Hugging Face ``config.json``. Raise UserError for another architecture."""
+    """Return our shape for a Hugging Face ``config.json``.
+
+    Raise UserError for another architecture.
+    """
     model_type = values.get("model_type", "bert")  # older ones have none
     if model_type not in ("bert", MODEL_TYPE, OWN_TYPE):
         reason = f"model_type is {shown(model_type)}, not 'bert'"
@@ -160,14 +170,19 @@ def config_from_huggingface(values: Mapping[str, object], path: str = "config.js
 
 
 def read_config(path: Path) -> BertConfig:
-    """Return the shape in a ``config.json``. Raise UserError if it is missing, damaged or of another architecture."""
+    """Return the shape in a ``config.json``.
+
+    Raise UserError if it is missing, damaged or of another architecture.
+    """
     return config_from_huggingface(
         read_json(path, "Give a folder with config.json and model.safetensors"), str(path)
     )
 
 
 def to_huggingface(model: AnyBert) -> dict[str, Tensor]:
-    """Return parameters by Hugging Face's names, float32 on the CPU, without vocabulary padding or tied duplicates."""
+    """Return parameters by Hugging Face's names, float32 on the CPU,
+    without vocabulary padding or tied duplicates.
+    """
     state = {name: p.detach().float().cpu().clone() for name, p in model.named_parameters()}
     for name in state.keys() & {*VOCABULARY, *TIED}:
         state[name] = state[name][: model.config.vocab_size].clone()
@@ -182,8 +197,10 @@ def padded_tokens(batch: Batch, width: int) -> tuple[dict[str, Tensor], Tensor]:
         width: W, at least the longest sequence.
 
     Returns:
-        int64 [S, W] arguments of a model's ``forward``, on the batch's device; int64 [T], indices into S W. Tokens
-        after the last sequence have index S W and are dropped. Does not synchronize with the device.
+        int64 [S, W] arguments of a model's ``forward``, on the batch's device; int64 [T], indices
+            into S W. Tokens
+        after the last sequence have index S W and are dropped.
+            Does not synchronize with the device.
     """
     count = batch.num_samples
     ends = batch.cu_seqlens[1:]

@@ -1,7 +1,7 @@
 """Load saved weights of any supported format. INIT_CHECKPOINT accepts:
 
-* a ``model.safetensors``, or a folder with one: a run's ``weights/``, a Hugging Face folder (also with the older
-  ``pytorch_model.bin``, or with several files and their index), or a run folder
+* a ``model.safetensors``, or a folder with one: a run's ``weights/``, a Hugging Face folder (also
+  with the older ``pytorch_model.bin``, or with several files and their index), or a run folder
 * a run's checkpoint, ``checkpoints/step_*``; for a run folder without weights, the newest one
 * a ``.pt`` file of NVIDIA or Composer, with a BERT, a MosaicBERT or a ModernBERT
 * the address of such a file, or of a folder with a ``model.safetensors``
@@ -51,8 +51,11 @@ _WEIGHTS = "weights"  # name of the tensor in a checkpoint, as in `mlbert.traini
 
 
 def read_checkpoint(folder: Path) -> weight_files.Weights:
-    """Return a run checkpoint's parameters by name, vocabulary rows padded, and the shape. Raise UserError if it is
-    damaged, or was written by an earlier version or another program, and so lacks names or shape."""
+    """Return a run checkpoint's parameters by name, vocabulary rows padded, and the shape.
+
+    Raise UserError if it is damaged, or was written by an earlier version or another program,
+    and so lacks names or shape.
+    """
     identity, state = read_step(folder)
     try:
         shape = BertConfig(**json.loads(identity["model"]))
@@ -74,8 +77,9 @@ def read_checkpoint(folder: Path) -> weight_files.Weights:
 
 
 def vocabulary_of_run(folder: Path) -> tuple[Path, bool | None] | None:
-    """Return the vocabulary of a checkpoint's run and the ``lower_case`` of its data, or None if the data no longer
-    exists."""
+    """Return the vocabulary of a checkpoint's run and the ``lower_case`` of its data,
+    or None if the data no longer exists.
+    """
     try:
         config = read_json(folder.parent.parent / "config.json", "")["config"]
         if config["tokenizer"] is not None:
@@ -96,12 +100,14 @@ def _case_of(data: Path) -> bool | None:
 
 
 def load_weights(model: AnyBert, path: Path | str) -> Report:
-    """Copy weights into the model. Keep the model's heads that the file lacks, and a classifier with another number of
-    labels; the report lists these and unused heads.
+    """Copy weights into the model.
+
+    Keep the model's heads that the file lacks, and a classifier with another number of labels; the
+    report lists these and unused heads.
 
     Raises:
-        UserError: the file is missing or damaged, or its tensors or configuration have another shape, vocabulary or
-            kind of encoder. The model is then unchanged.
+        UserError: the file is missing or damaged, or its tensors or configuration have another
+            shape, vocabulary or kind of encoder. The model is then unchanged.
     """
     file = weights_file(path)
     weights = read_file(file)
@@ -113,7 +119,10 @@ def load_weights(model: AnyBert, path: Path | str) -> Report:
 
 
 def read_file(file: Path) -> weight_files.Weights:
-    """Return the tensors and, if known, the shape of a file that `load_weights` accepts. Raise UserError as it does."""
+    """Return the tensors and, if known, the shape of a file that `load_weights` accepts.
+
+    Raise UserError as it does.
+    """
     if file.name == CHECKPOINT_TENSORS:
         return read_checkpoint(file.parent)
     remedy = "Give an undamaged model.safetensors or .pt file"
@@ -155,8 +164,8 @@ HUGGINGFACE = "huggingface"
 
 
 def open_saved(source: Path) -> tuple[AnyBert, Report, Path, bool | None]:
-    """Return a model with the saved weights, the report, the path where its vocabulary is expected, and whether text is
-    lowercased (None: as the tokenizer_config.json there says).
+    """Return a model with the saved weights, the report, the path where its vocabulary is expected,
+    and whether text is lowercased (None: as the tokenizer_config.json there says).
 
     Args:
         source: as for INIT_CHECKPOINT, with the model's shape in the file or its folder.
@@ -192,7 +201,10 @@ def _model_of(weights: weight_files.Weights, file: Path) -> AnyBert:
 
 
 def export_to_huggingface(source: Path, target: Path) -> None:
-    """Write a folder that `transformers` loads. Raise UserError if there are no weights, or the target exists."""
+    """Write a folder that `transformers` loads.
+
+    Raise UserError if there are no weights, or the target exists.
+    """
     weight_files.check_target(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     finished = source / HUGGINGFACE

@@ -8,7 +8,8 @@ from mlbert.mlperf.rules import UNVERIFIED
 
 
 def model_card(architecture: str, facts: Mapping[str, object]) -> str:
-    """Return the text: Hugging Face's header, a table of the facts, and a note that the result is unverified.
+    """Return the text: Hugging Face's header, a table of the facts,
+    and a note that the result is unverified.
 
     ``architecture``: name of the Hugging Face class with these parameters.
     """

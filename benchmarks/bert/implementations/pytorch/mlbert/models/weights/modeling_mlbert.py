@@ -1,8 +1,10 @@
-"""mlbert's BERT for `transformers`, in the shapes that its own classes cannot hold (``trust_remote_code=True``).
+"""mlbert's BERT for `transformers`, in the shapes
+that its own classes cannot hold (``trust_remote_code=True``).
 
-This file is copied into an exported folder and imports nothing of mlbert. Input is padded, as in `transformers`.
-Parameter names and numbers are those of `mlbert.models.bert`: ALiBi or rotary or learned positions, LayerNorm before or
-after the sublayers, gated or plain feed-forward layers. Labels are as in `transformers`.
+This file is copied into an exported folder and imports nothing of mlbert. Input is padded, as in
+`transformers`. Parameter names and numbers are those of `mlbert.models.bert`: ALiBi or rotary or
+learned positions, LayerNorm before or after the sublayers, gated or plain feed-forward layers.
+Labels are as in `transformers`.
 
 Legend: S sequences, W padded length, D hidden, N heads, H head size, V vocabulary, L labels.
 """
@@ -24,7 +26,9 @@ from transformers.utils import can_return_tuple
 
 
 class MlbertConfig(PretrainedConfig):
-    """The shape. config.json has all values: names are BERT's, or those of mlbert's ``bert_config.json``."""
+    """The shape. config.json has all values: names are BERT's,
+    or those of mlbert's ``bert_config.json``.
+    """
 
     model_type = "mlbert"
 
@@ -34,7 +38,9 @@ def _norm(config: MlbertConfig) -> nn.LayerNorm:
 
 
 def _output(config: MlbertConfig, columns: int) -> nn.ModuleDict:
-    """Return a linear layer whose output is added to a residual, and the LayerNorm after it if the model has one."""
+    """Return a linear layer whose output is added to a residual,
+    and the LayerNorm after it if the model has one.
+    """
     part = nn.ModuleDict({"dense": nn.Linear(columns, config.hidden_size)})
     if config.norm_position == "post":
         part["LayerNorm"] = _norm(config)
@@ -46,14 +52,18 @@ def _gelu(x: Tensor, config: MlbertConfig) -> Tensor:
 
 
 def _rotated(x: Tensor, rotations: Tensor) -> Tensor:
-    """Rotate float32 queries or keys [S, N, W, H]; ``rotations`` are the cosines, then the sines, of H/2 angles."""
+    """Rotate float32 queries or keys [S, N, W, H];
+    ``rotations`` are the cosines, then the sines, of H/2 angles.
+    """
     first, second = x.float().chunk(2, dim=-1)
     cos, sin = rotations.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
 
 class MlbertLayer(nn.Module):
-    """One encoder layer; ``first`` is the first one, which has no LayerNorm before its attention in rotary models."""
+    """One encoder layer; ``first`` is the first one,
+    which has no LayerNorm before its attention in rotary models.
+    """
 
     attention: Any
     intermediate: Any
@@ -93,7 +103,9 @@ class MlbertLayer(nn.Module):
         )
 
     def _added(self, residual: Tensor, x: Tensor, part: Any) -> Tensor:
-        """Return the sum of a residual and a linear layer, with dropout (of a gated layer: before it)."""
+        """Return the sum of a residual and a linear layer,
+        with dropout (of a gated layer: before it).
+        """
         is_gated = self.config.gated_mlp and part is self.output
         x = F.dropout(
             part.dense(x), 0.0 if is_gated else self.config.hidden_dropout_prob, self.training
@@ -181,7 +193,8 @@ class MlbertModel(MlbertPreTrainedModel):
     def forward(
         self, input_ids: Tensor, attention_mask: Any = None, token_type_ids: Any = None
     ) -> Any:
-        """Return the last hidden states [S, W, D] and the pooled first ones [S, D], None without a pooler.
+        """Return the last hidden states [S, W, D] and the pooled first ones [S, D],
+        None without a pooler.
 
         Args:
             input_ids: int64 [S, W].
@@ -206,7 +219,9 @@ class MlbertModel(MlbertPreTrainedModel):
         return BaseModelOutputWithPooling(last_hidden_state=x, pooler_output=pooled)
 
     def _mask(self, input_ids: Tensor, attention_mask: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """Return what is added to the scores, [S, 1 or N, 1 or W, W]: ALiBi, and the least number at padding."""
+        """Return what is added to the scores, [S, 1 or N, 1 or W, W]:
+        ALiBi, and the least number at padding.
+        """
         places = torch.arange(input_ids.shape[1], device=input_ids.device)
         bias = torch.zeros(1, 1, 1, len(places), device=input_ids.device)
         if self.config.position_embedding_type == "alibi":
@@ -216,7 +231,9 @@ class MlbertModel(MlbertPreTrainedModel):
         return bias.to(dtype).masked_fill(is_token[:, None, None] == 0, torch.finfo(dtype).min)
 
     def _rotations(self, places: Tensor) -> Tensor | None:
-        """Return the cosines, then the sines, of each position's angles, float32 [W, H], or None."""
+        """Return the cosines, then the sines, of each position's angles, float32 [W, H],
+        or None.
+        """
         if self.config.position_embedding_type != "rotary":
             return None
         size = self.config.hidden_size // self.config.num_attention_heads
@@ -265,7 +282,10 @@ class MlbertForMaskedLM(MlbertPreTrainedModel):
         token_type_ids: Any = None,
         labels: Any = None,
     ) -> Any:
-        """Return the loss of the labels that are not -100, and logits [S, W, V]. See `MlbertModel.forward`."""
+        """Return the loss of the labels that are not -100, and logits [S, W, V].
+
+        See `MlbertModel.forward`.
+        """
         hidden = self.bert(input_ids, attention_mask, token_type_ids).last_hidden_state
         logits = self.cls.predictions(hidden, self.get_input_embeddings().weight)
         loss = (
@@ -294,7 +314,10 @@ class MlbertForSequenceClassification(MlbertPreTrainedModel):
         token_type_ids: Any = None,
         labels: Any = None,
     ) -> Any:
-        """Return the loss and logits [S, L]. ``labels``: classes [S], numbers [S], or 0 or 1 for each label [S, L]."""
+        """Return the loss and logits [S, L].
+
+        ``labels``: classes [S], numbers [S], or 0 or 1 for each label [S, L].
+        """
         pooled = self.bert(input_ids, attention_mask, token_type_ids).pooler_output
         logits = self.classifier(F.dropout(pooled, self.config.hidden_dropout_prob, self.training))
         return SequenceClassifierOutput(

@@ -170,7 +170,9 @@ def modernbert_state(state: Mapping[str, Tensor], shape: BertConfig) -> dict[str
 
 
 def shape_of_modernbert(values: Mapping[str, object], activation: str, path: str) -> BertConfig:
-    """Return the shape for a ``config.json``. Raise UserError for a ModernBERT that our model does not support.
+    """Return the shape for a ``config.json``.
+
+    Raise UserError for a ModernBERT that our model does not support.
 
     Args:
         activation: our name for its GELU.

@@ -1,8 +1,9 @@
-"""Read checkpoints of TensorFlow 1 (``model.ckpt-28252``) and object-based TensorFlow 2 as our arrays.
+"""Read checkpoints of TensorFlow 1 (``model.ckpt-28252``)
+and object-based TensorFlow 2 as our arrays.
 
-The caller passes TensorFlow's reader, which checks every tensor's checksum. Optimizer slots and counters are skipped.
-Kernels are transposed. TensorFlow 2 stores query, key and value kernels as [D, N, H], the attention output's as
-[N, H, D] and biases of query, key and value as [N, H].
+The caller passes TensorFlow's reader, which checks every tensor's checksum. Optimizer slots and
+counters are skipped. Kernels are transposed. TensorFlow 2 stores query, key and value kernels as
+[D, N, H], the attention output's as [N, H, D] and biases of query, key and value as [N, H].
 
 Legend: D hidden, N heads, H head size.
 """
@@ -69,10 +70,12 @@ def read_variables(
         object_based: whether names are TensorFlow 2's; by default detected.
 
     Returns:
-        Float32 arrays by our names, [out, in] or [out], vocabulary unpadded, and the report; heads may be missing.
+        Float32 arrays by our names, [out, in] or [out], vocabulary unpadded, and the report;
+            heads may be missing.
 
     Raises:
-        UserError: the checkpoint is damaged, has no BERT or one of another shape, or lacks part of the encoder.
+        UserError: the checkpoint is damaged, has no BERT or one of another shape,
+            or lacks part of the encoder.
     """
     reader = _read_or_raise(prefix, "its index", load_checkpoint, prefix)
     variables = _read_or_raise(prefix, "its index", reader.get_variable_to_shape_map)
@@ -120,7 +123,9 @@ def _choose(
     shape: BertConfig,
     prefix: str,
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the variables to read, their name -> ours, and the skipped ones, their name -> reason."""
+    """Return the variables to read, their name -> ours, and the skipped ones,
+    their name -> reason.
+    """
     known = parameter_shapes(shape)
     chosen: dict[str, str] = {}
     skipped: dict[str, str] = {}
@@ -142,7 +147,10 @@ def _choose(
 
 
 def _read_or_raise(prefix: str, part: str, read: Callable[..., Any], *names: str) -> Any:
-    """Call TensorFlow's reader. For damaged files it raises many kinds of errors; raise one UserError instead."""
+    """Call TensorFlow's reader.
+
+    For damaged files it raises many kinds of errors; raise one UserError instead.
+    """
     try:
         return read(*names)
     except Exception as error:
@@ -153,7 +161,9 @@ def _read_or_raise(prefix: str, part: str, read: Callable[..., Any], *names: str
 
 
 def _refuse_further_layers(name: str, shape: BertConfig, prefix: str) -> None:
-    """Raise UserError for an unknown variable of a layer: configuration or architecture do not match."""
+    """Raise UserError for an unknown variable of a layer:
+    configuration or architecture do not match.
+    """
     layer = re.search(r"/layer_(\d+)/", name)
     if "/_attention_layer/" in name or (
         layer is not None and int(layer[1]) >= shape.num_hidden_layers
@@ -166,7 +176,9 @@ def _refuse_further_layers(name: str, shape: BertConfig, prefix: str) -> None:
 def _as_ours(
     array: Any, name: str, own: str, known: Shape, shape: BertConfig, prefix: str
 ) -> np.ndarray:
-    """Return a variable as our float32 parameter, [out, in] or [out]; vocabulary rows padded or not."""
+    """Return a variable as our float32 parameter, [out, in] or [out];
+    vocabulary rows padded or not.
+    """
     numbers = numpy_float32(array)
     if numbers is None:
         raise UserError(

@@ -1,13 +1,14 @@
 """Read and write files of tensors: safetensors, and the ``.pt`` files of NVIDIA and Composer.
 
-Reading a ``.pt`` file never calls anything that it names, except a list of stand-ins. Files are written atomically; a
-safetensors file has a checksum of its tensors in its header.
+Reading a ``.pt`` file never calls anything that it names, except a list of stand-ins. Files are
+written atomically; a safetensors file has a checksum of its tensors in its header.
 
 NVIDIA: ``{'model': state_dict}``, ``{'state_dict': state_dict}`` or a bare one, tensors only.
 
-Composer: a full checkpoint with weights in ``state.model``, or the container of MosaicML's MLPerf v2.1 submission with
-only these. Configurations, times and random states are replaced with stand-ins. The model is a Hugging Face BERT,
-with query, key and value possibly fused, or a MosaicBERT.
+Composer: a full checkpoint with weights in ``state.model``, or the container of MosaicML's MLPerf
+v2.1 submission with only these. Configurations, times and random states are replaced with
+stand-ins. The model is a Hugging Face BERT, with query, key and value possibly fused, or a
+MosaicBERT.
 
 Apply `mlbert.models.weights.checkpoint_state` to torch tensors and our models.
 
@@ -82,7 +83,9 @@ _ALIBI_SIZE = 512  # positions of MosaicBERT's table by default; it grows on dem
 
 
 def parameters_in(tensors: Mapping[str, Tensor], shape: BertConfig) -> dict[str, Shape]:
-    """Return `parameter_shapes` of the encoder and of the heads that a checkpoint has, including a classifier."""
+    """Return `parameter_shapes` of the encoder and of the heads that a checkpoint has,
+    including a classifier.
+    """
     own = {name: tensor for theirs, tensor in tensors.items() for name in own_torch_names(theirs)}
     known = parameter_shapes(shape)
     if (classifier := own.get("classifier.weight")) is not None:
@@ -96,7 +99,9 @@ def parameters_in(tensors: Mapping[str, Tensor], shape: BertConfig) -> dict[str,
 
 
 def architecture_of(names: Iterable[str]) -> str:
-    """Return the name of our model's class with the heads that a checkpoint has, by its tensors' names."""
+    """Return the name of our model's class with the heads that a checkpoint has,
+    by its tensors' names.
+    """
     own = {part for name in names for part in own_torch_names(name)}
     if "classifier.weight" in own:
         return "BertForSequenceClassification"
@@ -117,7 +122,9 @@ def own_state(
     source: str,
     known: Mapping[str, Shape] | None = None,
 ) -> tuple[dict[str, Tensor], Report]:
-    """Convert a checkpoint's torch tensors; see `mlbert.models.weights.checkpoint_state.own_state`."""
+    """Convert a checkpoint's torch tensors; see
+    `mlbert.models.weights.checkpoint_state.own_state`.
+    """
     return checkpoint_state.own_state(tensors, shape, source, _float32, known=known)
 
 
@@ -127,7 +134,9 @@ def _float32(tensor: object) -> Tensor | None:
 
 @torch.no_grad()
 def load_state(model: AnyBert, tensors: Mapping[str, Tensor], source: str) -> Report:
-    """Copy a checkpoint's tensors into ``model``. Set padding rows to zero; leave missing heads unchanged.
+    """Copy a checkpoint's tensors into ``model``.
+
+    Set padding rows to zero; leave missing heads unchanged.
 
     Raise UserError as `own_state` does, before changing anything.
     """
@@ -223,7 +232,8 @@ def read_pt(path: Path, remedy: str, allowed: Sequence[tuple[Any, str]] = ()) ->
     Args:
         path: the file.
         remedy: for error messages.
-        allowed: (replacement, name) of classes and functions that the file may name besides tensors and containers.
+        allowed: (replacement, name) of classes and functions
+            that the file may name besides tensors and containers.
 
     Raises:
         UserError: the file is missing or damaged, or names anything else, which is not called.
@@ -257,7 +267,10 @@ def read_pt(path: Path, remedy: str, allowed: Sequence[tuple[Any, str]] = ()) ->
 
 
 def read_pt_tensors(path: Path, remedy: str) -> dict[str, Tensor]:
-    """Return the tensors of a ``.pt`` file that contains a part of a state dict. Raise UserError as `read_pt`."""
+    """Return the tensors of a ``.pt`` file that contains a part of a state dict.
+
+    Raise UserError as `read_pt`.
+    """
     content = read_pt(path, remedy)
     if not isinstance(content, dict):
         raise UserError("checkpoint.format", path, "is not a state dict", remedy)
@@ -277,8 +290,10 @@ def _check_records(path: Path) -> None:
 
 
 def write_pt(target: Path, content: dict[str, Any]) -> None:
-    """Write or replace a file for torch.load. Its bytes do not depend on its name. Raise UserError if it cannot be
-    written."""
+    """Write or replace a file for torch.load.
+
+    Its bytes do not depend on its name. Raise UserError if it cannot be written.
+    """
     with new_path(target) as path:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:  # given a path, torch.save would store its name in the file
@@ -288,7 +303,10 @@ def write_pt(target: Path, content: dict[str, Any]) -> None:
 
 @contextmanager
 def new_path(target: Path) -> Iterator[Path]:
-    """Yield a temporary path and rename it to ``target`` on exit. On failure, remove it and raise UserError."""
+    """Yield a temporary path and rename it to ``target`` on exit.
+
+    On failure, remove it and raise UserError.
+    """
     partial = target.with_name(f".{target.name}.partial")
     try:
         yield partial
@@ -313,7 +331,9 @@ def check_target(target: Path) -> None:
 
 
 class _Inert:
-    """Placeholder for an object that is not created: accepts any argument and state and ignores it."""
+    """Placeholder for an object that is not created:
+    accepts any argument and state and ignores it.
+    """
 
     def __init__(self, *_: Any) -> None: ...
 
@@ -354,7 +374,9 @@ STAND_INS = (
 
 @dataclass(frozen=True)
 class Weights:
-    """Tensors by their names in the file, the shape if the file has it, and whether a checksum verified them."""
+    """Tensors by their names in the file, the shape if the file has it,
+    and whether a checksum verified them.
+    """
 
     tensors: dict[str, Tensor]
     shape: BertConfig | None = None
@@ -362,8 +384,11 @@ class Weights:
 
 
 def read_weights(path: Path) -> Weights:
-    """Read NVIDIA's or Composer's weights, or a bare state dict. Raise UserError if the file is missing, damaged, in
-    another format, or names a class or function that is not in `STAND_INS`."""
+    """Read NVIDIA's or Composer's weights, or a bare state dict.
+
+    Raise UserError if the file is missing, damaged, in another format,
+    or names a class or function that is not in `STAND_INS`.
+    """
     remedy = "Give a .pt file of the form {'model': state_dict}, or a checkpoint of Composer"
     content = read_pt(path, remedy, STAND_INS)
     if (found := _state_dict(content)) is not None:
@@ -377,8 +402,10 @@ def read_weights(path: Path) -> Weights:
 
 
 def read_nvidia_pt(path: Path) -> dict[str, Tensor]:
-    """Read the state dict of NVIDIA's file, or a bare one: tensors and containers only. Raise UserError as
-    `read_weights`."""
+    """Read the state dict of NVIDIA's file, or a bare one: tensors and containers only.
+
+    Raise UserError as `read_weights`.
+    """
     found = _state_dict(read_pt(path, _NVIDIA_REMEDY))
     if found is None:
         reason = "has no state dict, and none under 'model' or 'state_dict'"
@@ -394,11 +421,12 @@ def read_composer(path: Path) -> Weights:
 def write_composer(state: Mapping[str, Tensor], shape: BertConfig, path: Path) -> None:
     """Write or replace a checkpoint from which Composer's BERT, MosaicBERT or ModernBERT can start.
 
-    The file loads with ``weights_only=True``. It has ``state.model``, and the shape as Composer's Hugging Face
-    configuration. MosaicBERT's vocabulary is padded with zeros, as in Composer.
+    The file loads with ``weights_only=True``. It has ``state.model``, and the shape as Composer's
+    Hugging Face configuration. MosaicBERT's vocabulary is padded with zeros, as in Composer.
 
     Args:
-        state: our parameters by name, vocabulary unpadded. The next-sentence head is skipped: Composer has none.
+        state: our parameters by name, vocabulary unpadded.
+            The next-sentence head is skipped: Composer has none.
         shape: of the model.
         path: the new file.
 
@@ -450,7 +478,10 @@ def _of_kind(shape: BertConfig, mosaic_bert: bool) -> BertConfig:
 
 
 def _composer_obstacle(plain: BertConfig, mosaic_bert: bool) -> str | None:
-    """Return why Composer does not support a shape, or None. ``plain`` is the shape without MosaicBERT's options."""
+    """Return why Composer does not support a shape, or None.
+
+    ``plain`` is the shape without MosaicBERT's options.
+    """
     if not plain.tie_word_embeddings:
         return "its BERTs have no separate decoder weights"
     if mosaic_bert and not plain.exact_gelu:
