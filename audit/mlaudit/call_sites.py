@@ -1,4 +1,6 @@
-"""Read the code that a log names: files at the log's commit, the calls at a line, and the tree's git history."""
+"""Read the code that a log names: files at the log's commit, the calls at a line,
+and the tree's git history.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ _CALLS_THAT_END_A_RUN = ("aborting", "close_interrupted")
 
 
 def git(tree: Path, *words: str) -> str | None:
-    """Return git's output with its final newline, or None if it fails or the tree is not a checkout."""
+    """Return git's output with its final newline, or None if it fails
+    or the tree is not a checkout.
+    """
     return provenance.git(tree, *words) if (tree / ".git").exists() else None
 
 
@@ -46,7 +50,10 @@ def has_commit(tree: Path, commit: object) -> bool:
 
 
 def num_commits(tree: Path, begin: str, end: str) -> int:
-    """Count the commits reachable from ``end`` but not from ``begin``. Both must be in the history."""
+    """Count the commits reachable from ``end`` but not from ``begin``.
+
+    Both must be in the history.
+    """
     return int(git(tree, "rev-list", "--count", f"{begin}..{end}") or 0)
 
 
@@ -87,7 +94,9 @@ class Sources:
 
     @property
     def committed_ms(self) -> float | None:
-        """Return the time of the log's commit in ms since 1970, or None if the history does not have it."""
+        """Return the time of the log's commit in ms since 1970,
+        or None if the history does not have it.
+        """
         if self.commit is None:
             return None
         seconds = (git(self.tree, "show", "-s", "--format=%ct", self.commit) or "").strip()
@@ -120,7 +129,10 @@ class Sources:
         return line_of(self.text(name), number)
 
     def nodes(self, name: str) -> tuple[ast.AST, ...]:
-        """Return all nodes of a file's syntax tree, the module first. Empty if it is not valid Python."""
+        """Return all nodes of a file's syntax tree, the module first.
+
+        Empty if it is not valid Python.
+        """
         return nodes_of(self.text(name) or "")
 
     def call_of(self, name: str, line: int, key: str) -> ast.Call | None:
@@ -144,7 +156,8 @@ class Sources:
 
 
 def own_trace(sources: Sources, words: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
-    """Trace a log with the package of its own commit if that has no sections of settings, which `trace` reads.
+    """Trace a log with the package of its own commit if that has no sections of settings,
+    which `trace` reads.
 
     Args:
         sources: the tree at the log's commit.
@@ -192,7 +205,10 @@ def line_of(text: str | None, number: int) -> str | None:
 
 @lru_cache(maxsize=256)
 def nodes_of(text: str) -> tuple[ast.AST, ...]:
-    """Return all nodes of a program's syntax tree, the module first. Empty if it is not valid Python."""
+    """Return all nodes of a program's syntax tree, the module first.
+
+    Empty if it is not valid Python.
+    """
     try:
         return tuple(ast.walk(ast.parse(text)))
     except (SyntaxError, ValueError):
@@ -215,8 +231,9 @@ def _names_key(call: ast.Call, key: str) -> bool:
 
 
 def is_key(argument: ast.expr, key: str) -> bool:
-    """Return True if an argument is the key: a string, an f-string that begins like it and fits, or a constant of
-    `mlperf_logging`."""
+    """Return True if an argument is the key: a string, an f-string that begins like it and fits, or
+    a constant of `mlperf_logging`.
+    """
     if isinstance(argument, ast.JoinedStr) and key_of(argument.values[0]):
         parts = (re.escape(text) if (text := key_of(part)) else ".+" for part in argument.values)
         return re.fullmatch("".join(parts), key) is not None
@@ -224,7 +241,9 @@ def is_key(argument: ast.expr, key: str) -> bool:
 
 
 def key_of(argument: ast.expr) -> str | None:
-    """Return the string value of an argument that is a literal or an `mlperf_logging` constant, else None."""
+    """Return the string value of an argument that is a literal
+    or an `mlperf_logging` constant, else None.
+    """
     if isinstance(argument, ast.Constant):
         return argument.value if isinstance(argument.value, str) else None
     return getattr(constants, terminal_name(argument) or "", None)

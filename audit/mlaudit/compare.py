@@ -1,4 +1,6 @@
-"""Compare two sets of runs, A and B: settings, code, system, speed, convergence and time to train."""
+"""Compare two sets of runs, A and B: settings, code, system, speed,
+convergence and time to train.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +110,10 @@ class Comparison:
 
 
 def read_side(path: Path) -> ComparedSide:
-    """Read ``results/<system>``, its ``bert/``, a LOGDIR or one log. Raises UserError for anything else."""
+    """Read ``results/<system>``, its ``bert/``, a LOGDIR or one log.
+
+    Raises UserError for anything else.
+    """
     remedy = "Name results/<system>, a LOGDIR or one log"
     if not path.exists():
         raise UserError("file.missing", path, "does not exist", remedy)
@@ -123,7 +128,8 @@ def read_side(path: Path) -> ComparedSide:
 
 
 def alike(log: Log) -> list[Log]:
-    """Return the finished runs in the log's folder with the same settings, including the log itself.
+    """Return the finished runs in the log's folder with the same settings,
+    including the log itself.
 
     Runs that were restarted are left out: their logs lack the first evaluations.
     """
@@ -145,7 +151,10 @@ def alike(log: Log) -> list[Log]:
 
 
 def compare_sides(a: ComparedSide, b: ComparedSide, tree: Path) -> Comparison:
-    """Return everything that differs. ``tree`` is a checkout whose history may have both commits."""
+    """Return everything that differs.
+
+    ``tree`` is a checkout whose history may have both commits.
+    """
     settings, code, system = _facts_that_differ(a, b)
     history, files = _history(a, b, tree)
     notes: list[str] = []
@@ -198,7 +207,10 @@ def _facts_that_differ(
 
 
 def _facts(side: ComparedSide) -> dict[str, list[Any]]:
-    """Map each key before run_start (and eval_samples) to its values. Dictionary items are named ``key: item``."""
+    """Map each key before run_start (and eval_samples) to its values.
+
+    Dictionary items are named ``key: item``.
+    """
     facts: dict[str, list[Any]] = {}
     for log in side.logs:
         start = next(index for index, event in enumerate(log.events) if event.key == "run_start")
@@ -256,7 +268,10 @@ def _formatted(value: Any) -> str:
 
 
 def _configuration(a: ComparedSide, b: ComparedSide, notes: list[str]) -> list[Difference]:
-    """Return the settings of our logs that differ. Appends notes about paths and defaults that only one side has."""
+    """Return the settings of our logs that differ.
+
+    Appends notes about paths and defaults that only one side has.
+    """
     if not all(isinstance(log.value("configuration"), dict) for log in (*a.logs, *b.logs)):
         return []
     names = dict.fromkeys(name for log in (*a.logs, *b.logs) for name in log.value("configuration"))
@@ -278,7 +293,8 @@ def _configuration(a: ComparedSide, b: ComparedSide, notes: list[str]) -> list[D
     for letter, names_only in zip("AB", defaults, strict=True):
         if names_only:
             notes.append(
-                f"Settings that only {letter} knows, at its recipe's defaults: {', '.join(names_only)}."
+                f"Settings that only {letter} knows, at its recipe's defaults: "
+                f"{', '.join(names_only)}."
             )
     if paths:
         notes.append(f"Paths that differ, not compared: {', '.join(paths)}.")
@@ -331,7 +347,8 @@ def _fairness(a: ComparedSide, b: ComparedSide) -> list[str]:
     notes = []
     if unlike:
         notes.append(
-            f"Not like for like: the {' and '.join(unlike)} differ, so samples and time to the target do too."
+            f"Not like for like: the {' and '.join(unlike)} differ, "
+            "so samples and time to the target do too."
         )
     for name, side in (("A", a), ("B", b)):
         if not all(stamps_evaluations(log) for log in side.logs):

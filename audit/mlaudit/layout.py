@@ -26,7 +26,9 @@ _NAMES = "rules: results/<system>/bert/result_0.txt to result_9.txt, systems/<sy
 
 
 def check_layout(place: Workplace, left_out: Sequence[Complaint]) -> Complaints:
-    """Folders and files are named as the rules require, and every result has its system description."""
+    """Folders and files are named as the rules require,
+    and every result has its system description.
+    """
     yield from left_out
     for name in ("systems", "results"):
         if not (place.copy / name).is_dir():
@@ -87,14 +89,18 @@ def _wrong(text: str) -> Complaint:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """List a folder without README.md, which is allowed because the official tools ignore files here."""
+    """List a folder without README.md, which is allowed because the official tools ignore files
+    here.
+    """
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if path.name != "README.md")
 
 
 def _check_result_names(folder: Path, place: Workplace) -> Complaints:
-    """Expect ten logs. package_checker reads any result_*.txt, but the rules name them result_0 to result_9."""
+    """Expect ten logs. package_checker reads any result_*.txt,
+    but the rules name them result_0 to result_9.
+    """
     if not folder.is_dir():
         is_other = folder.parent.is_dir() and any(path.is_dir() for path in _entries(folder.parent))
         text = f"{place.name(folder)} is missing"
@@ -120,7 +126,9 @@ def _check_result_names(folder: Path, place: Workplace) -> Complaints:
 
 
 def read_system(path: Path) -> dict[str, Any]:
-    """Return the system description, or {} if it is unreadable (the tools and the division check report that)."""
+    """Return the system description, or {} if it is unreadable (the tools and the division check
+    report that).
+    """
     try:
         return read_json(path, "")
     except UserError:

@@ -55,7 +55,9 @@ class Event:
 
     @property
     def is_of_this_code(self) -> bool:
-        """Return True if only this code logs such a key, or if a call in this code wrote the line."""
+        """Return True if only this code logs such a key,
+        or if a call in this code wrote the line.
+        """
         if self.key in _OURS:
             return True
         name = self.call_site[0] if self.call_site else ""
@@ -70,7 +72,8 @@ class Event:
 
     @property
     def samples(self) -> float | None:
-        """Return the samples trained so far according to this line, or None if that is not a number.
+        """Return the samples trained so far according to this line,
+        or None if that is not a number.
 
         Of other benchmarks than BERT, some count epochs or steps there. Only with a quality do the
         other keys count training: with eval_stop they may count the samples of the evaluation.
@@ -92,7 +95,9 @@ class Log:
 
     @cached_property
     def is_ours(self) -> bool:
-        """Return True if this code wrote the log: it has recipe or configuration, or a line logged by this code."""
+        """Return True if this code wrote the log: it has recipe or configuration,
+        or a line logged by this code.
+        """
         return any(event.is_of_this_code for event in self.events)
 
     @cached_property
@@ -116,7 +121,9 @@ class Log:
         return None if event is None else event.value
 
     def setting(self, name: str) -> Any:
-        """Return a value of this code's resolved `configuration`, or None if the log does not have it."""
+        """Return a value of this code's resolved `configuration`,
+        or None if the log does not have it.
+        """
         configuration = self.value("configuration")
         entry = configuration.get(name) if isinstance(configuration, dict) else None
         return entry.get("value") if isinstance(entry, dict) else None
@@ -166,8 +173,8 @@ class Log:
 def unfit(path: Path) -> str | None:
     """Return why a log is too large to read in reasonable time, or None if it is not.
 
-    The official tools as published need time quadratic in the text after the token of a line: a second for 50,000
-    characters, four for 100,000. Raises OSError.
+    The official tools as published need time quadratic in the text after the token of a line: a
+    second for 50,000 characters, four for 100,000. Raises OSError.
     """
     num_lines = 0
     if (problem := too_large(path)) is not None:
@@ -184,7 +191,10 @@ def unfit(path: Path) -> str | None:
 
 
 def too_large(path: Path) -> str | None:
-    """Return the problem if a file is larger than the repository checker allows, else None. Raises OSError."""
+    """Return the problem if a file is larger than the repository checker allows, else None.
+
+    Raises OSError.
+    """
     return f"is larger than {_MAX_BYTES // 2**20} MB" if path.stat().st_size > _MAX_BYTES else None
 
 

@@ -52,18 +52,22 @@ class NewSystem:
 
 
 def new_system(name: str, other: str, tree: Path, config: str | None = None) -> NewSystem:
-    """Create ``implementations/<name>/`` and ``systems/templates/<name>.json`` from the system ``other``.
+    """Create ``implementations/<name>/`` and ``systems/templates/<name>.json`` from the system
+    ``other``.
 
     Files are written under temporary names and renamed, the folder last.
 
     Args:
-        name: letters, digits and underscores; also the name of the results folder and of the description.
+        name: letters, digits and underscores; also the name of the results folder
+            and of the description.
         other: an existing system.
         tree: root of the tree.
-        config: config of the other system to copy; required if it has several, not counting those for FP8.
+        config: config of the other system to copy;
+            required if it has several, not counting those for FP8.
 
     Raises:
-        UserError: the name is invalid or taken, the system or config is unknown or ambiguous, or a write failed.
+        UserError: the name is invalid or taken, the system or config is unknown or ambiguous,
+            or a write failed.
     """
     home = tree / IMPLEMENTATIONS
     _check_name(name, tree)
@@ -94,13 +98,19 @@ def new_system(name: str, other: str, tree: Path, config: str | None = None) -> 
     _write(home / name, files, description, text)
     shape = f"{parts.nodes} x {parts.ranks} x {parts.batch} x {parts.accumulation}"
     model = Path(exports.get("BERT_CONFIG", "unknown.json")).stem
-    row = f"| [`{name}`]({name}/README.md) | `{config_name}` | {shape} | `{exports.get('RECIPE')}` | `{model}` | no |"
+    row = (
+        f"| [`{name}`]({name}/README.md) | `{config_name}` | {shape} | `{exports.get('RECIPE')}` "
+        f"| `{model}` | no |"
+    )
     return NewSystem(home / name, config_name, description, row)
 
 
 def _check_name(name: str, tree: Path) -> None:
     if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
-        reason = f"is not a valid name: letters, digits and single underscores, a letter first, at most {_LONGEST_NAME}"
+        reason = (
+            "is not a valid name: letters, digits and single underscores, a letter first, "
+            f"at most {_LONGEST_NAME}"
+        )
         raise UserError("config.value", repr(name), reason, "Choose a name such as acme_x1_h100_n1")
     if re.search(r"_\d+x\d+", name):
         reason = "looks like the numbers of a config"
@@ -138,7 +148,8 @@ def _renamed(path: Path, other: str, name: str) -> str:
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     if path.name == "env.sh":
         lines[0] = (
-            f"# Site settings of {name}: image, paths and launcher arguments. Edit this file for your site.\n"
+            f"# Site settings of {name}: image, paths and launcher arguments. "
+            "Edit this file for your site.\n"
         )
     elif lines and lines[0].startswith("#"):
         lines[0] = f"# {name}, with the numbers of {other}/{path.name}.\n"
@@ -147,7 +158,9 @@ def _renamed(path: Path, other: str, name: str) -> str:
 
 
 def _known(exports: dict[str, str], tree: Path, other: str) -> dict[str, str]:
-    """Return the fields known from the config: nodes, division, and accelerators or their absence."""
+    """Return the fields known from the config: nodes, division,
+    and accelerators or their absence.
+    """
     known = {
         "number_of_nodes": exports["DGXNNODES"],
         "division": exports.get("MLPERF_DIVISION", ""),

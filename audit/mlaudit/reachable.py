@@ -1,8 +1,10 @@
-"""The definitions that a recipe's code can reach, found by following names from its files through the imports.
+"""The definitions that a recipe's code can reach, found by following names from its files through
+the imports.
 
-Names are followed definition by definition, not module by module: a module that is imported for one function does not
-bring in its others. Type annotations are not followed, because they do not run. Whatever decides at run time which name
-to use is not evaluated: everything that a reached table or function names counts as reachable.
+Names are followed definition by definition, not module by module: a module that is imported for one
+function does not bring in its others. Type annotations are not followed, because they do not run.
+Whatever decides at run time which name to use is not evaluated: everything that a reached table or
+function names counts as reachable.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ class ReachableCode:
 
     Args:
         sources: the tree.
-        roots: files of which every definition counts as reached; those that do not exist are ignored.
+        roots: files of which every definition counts as reached;
+            those that do not exist are ignored.
     """
 
     def __init__(self, sources: Sources, roots: Iterable[str]) -> None:
@@ -51,7 +54,9 @@ class ReachableCode:
         return sorted(self._reached)
 
     def _nodes(self, file: str, kind: type = ast.AST) -> list[Any]:
-        """Return the syntax nodes of a kind, by default all, of the definitions reached in a file."""
+        """Return the syntax nodes of a kind, by default all,
+        of the definitions reached in a file.
+        """
         if kind is not ast.AST:
             return [node for node in self.nodes(file) if isinstance(node, kind)]
         return [node for statement in self._reached.get(file, ()) for node in ast.walk(statement)]
@@ -100,7 +105,9 @@ class ReachableCode:
         return found
 
     def _imported(self, statements: Iterable[ast.AST]) -> dict[str, Target]:
-        """Map each name that ``from ... import`` statements bind to what it stands for; other packages are left out."""
+        """Map each name that ``from ... import`` statements bind to what it stands for;
+        other packages are left out.
+        """
         found: dict[str, Target] = {}
         for node in (node for node in statements if isinstance(node, ast.ImportFrom)):
             owner = self._module(node.module or "")
@@ -113,7 +120,9 @@ class ReachableCode:
         return found
 
     def _import(self, file: str) -> None:
-        """Reach what an import of the file runs: its packages, its imports, and statements that define no name."""
+        """Reach what an import of the file runs: its packages, its imports,
+        and statements that define no name.
+        """
         if file in self._modules:
             return
         self._modules.add(file)

@@ -1,10 +1,12 @@
-"""Repeat the training run of a log, and judge whether the new run agrees in status, accuracies and samples.
+"""Repeat the training run of a log, and judge whether the new run agrees in status,
+accuracies and samples.
 
-Floating-point sums differ between processors, so the curves diverge at some step, and the repeated run is another draw
-from the same distribution. The other runs in the log's folder give its spread: a number agrees if it is within their
-prediction interval, ``mean ± t * s * sqrt(1 + 1/n)`` with Student's t. Samples cannot be negative, so their interval
-uses logarithms. Together the intervals contain at least 95 % of good runs (Bonferroni). With fewer than three runs, the
-numbers must be equal within `ACCURACY` and `SAMPLES`.
+Floating-point sums differ between processors, so the curves diverge at some step, and the repeated
+run is another draw from the same distribution. The other runs in the log's folder give its spread:
+a number agrees if it is within their prediction interval, ``mean ± t * s * sqrt(1 + 1/n)`` with
+Student's t. Samples cannot be negative, so their interval uses logarithms. Together the intervals
+contain at least 95 % of good runs (Bonferroni). With fewer than three runs, the numbers must be
+equal within `ACCURACY` and `SAMPLES`.
 """
 
 from __future__ import annotations
@@ -66,8 +68,9 @@ LOSS = 1e-3  # relative; above it, loss curves count as different
 
 
 class _DataSet(NamedTuple):
-    """Settings of a data set: its folder, the address it is a copy of, the sets that it mixes, globs of its files; and
-    its key in the log."""
+    """Settings of a data set: its folder, the address it is a copy of, the sets that it mixes,
+    globs of its files; and its key in the log.
+    """
 
     folder: str
     remote: str
@@ -128,7 +131,8 @@ def make_plan(log: Log, out: Path, data: Path | None, seed: int, code: Path) -> 
     Args:
         log: a log from `read_repeatable`.
         out: LOGDIR of the new run.
-        data: folder with the data sets, named as in the log (default: the folder in the config's env.sh).
+        data: folder with the data sets, named as in the log (default: the folder in the config's
+            env.sh).
         seed: SEED of the new run.
         code: the tree whose code runs.
 
@@ -172,10 +176,11 @@ def make_plan(log: Log, out: Path, data: Path | None, seed: int, code: Path) -> 
 
 @contextlib.contextmanager
 def code_of(log: Log, tree: Path, exact: bool) -> Iterator[tuple[Path, str]]:
-    """Yield the tree to run and a note on how its code differs from the log's (empty if it does not).
+    """Yield the tree to run and a note on how its code differs from the log's (empty if it does
+    not).
 
-    Without ``exact`` this is ``tree``, otherwise a temporary worktree of the log's commit. Raises UserError if the
-    history does not have that commit.
+    Without ``exact`` this is ``tree``, otherwise a temporary worktree of the log's commit. Raises
+    UserError if the history does not have that commit.
     """
     commit = log.value("commit")
     if not has_commit(tree, commit):
@@ -190,7 +195,10 @@ def code_of(log: Log, tree: Path, exact: bool) -> Iterator[tuple[Path, str]]:
     modified = "The log's tree had been modified." if log.value("tree_modified") else ""
     if not exact:
         later = num_commits(tree, commit, "HEAD")
-        note = f"The present code runs, {later} commits after the log's (--exact runs those of the log)."
+        note = (
+            f"The present code runs, {later} commits after the log's "
+            "(--exact runs those of the log)."
+        )
         yield tree, " ".join(filter(None, (note if later else "", modified)))
         return
     with tempfile.TemporaryDirectory(prefix="mlbert-repeat-") as folder:
@@ -219,8 +227,8 @@ def other_settings(log: Log, repeated: Log) -> list[str]:
 def _settings(log: Log) -> Iterator[tuple[str, str]]:
     """Yield the exports of the log's configuration, with none only for settings that accept it.
 
-    The TensorFlow program rejects settings that it does not read, which its log lists at their defaults. So it gets
-    only the settings that were given.
+    The TensorFlow program rejects settings that it does not read, which its log lists at their
+    defaults. So it gets only the settings that were given.
     """
     for env, row in log.value("configuration").items():
         known = settings_by_env().get(env)
@@ -249,7 +257,9 @@ def _model_shape(log: Log, code: Path) -> Path:
 
 
 def _find_vocabulary(name: str, data: Path | None) -> str:
-    """Return a vocabulary, from the data folder if it is not at the log's path; names of models stay as they are."""
+    """Return a vocabulary, from the data folder if it is not at the log's path;
+    names of models stay as they are.
+    """
     places = [Path(name), *([data / Path(name).name] if data is not None else [])]
     return next((str(place.absolute()) for place in places if place.exists()), name)
 
@@ -275,7 +285,10 @@ def _find_data(
         (place for place in places if place.is_dir()), None if remote is None else places[-1]
     )
     if path is None:
-        remedy = "Prepare it (quickstart.sh does for the demonstrations), and name its folder with --data"
+        remedy = (
+            "Prepare it (quickstart.sh does for the demonstrations), "
+            "and name its folder with --data"
+        )
         raise UserError(
             "file.missing",
             named.folder,
@@ -336,7 +349,10 @@ class Row:
 
 
 def judge(log: Log, repeated: Log, siblings: Sequence[Log]) -> list[Row]:
-    """Judge a repeated run. ``siblings`` are the log and the other runs in its folder with the same settings."""
+    """Judge a repeated run.
+
+    ``siblings`` are the log and the other runs in its folder with the same settings.
+    """
     rows = [
         Row(
             "status",
@@ -392,7 +408,9 @@ def judge(log: Log, repeated: Log, siblings: Sequence[Log]) -> list[Row]:
 
 
 def remarks(log: Log, repeated: Log, same_seed: bool) -> list[str]:
-    """Return notes that are not judged: unreadable files, equality, order of the data, losses, precision, speed."""
+    """Return notes that are not judged: unreadable files, equality, order of the data,
+    losses, precision, speed.
+    """
     notes = unreadable_files(log.path)
     if same_seed:
         pairs = list(zip(evaluations_of(log), evaluations_of(repeated), strict=False))
@@ -400,13 +418,15 @@ def remarks(log: Log, repeated: Log, same_seed: bool) -> list[str]:
         notes.append(f"{equal} of {len(pairs)} accuracies are equal to the last digit.")
         if any(a.samples != b.samples for a, b in pairs):
             notes.append(
-                "Evaluations have different sample counts: the code distributes samples in another order."
+                "Evaluations have different sample counts: "
+                "the code distributes samples in another order."
             )
         notes.append(_losses(log, repeated))
     for key in ("precision", "ops"):
         if log.value(key) != repeated.value(key):
             notes.append(
-                f"The {key} of this machine differ from the log's (mlbert submission diff shows them)."
+                f"The {key} of this machine differ from the log's "
+                "(mlbert submission diff shows them)."
             )
     speeds = samples_per_second(log), samples_per_second(repeated)
     if None not in speeds:
@@ -417,7 +437,9 @@ def remarks(log: Log, repeated: Log, same_seed: bool) -> list[str]:
 
 
 def _interval(values: Sequence[float], level: float, least: float) -> tuple[float, float]:
-    """Return the prediction interval at ``1 - level``, at least ``least`` to each side of the mean."""
+    """Return the prediction interval at ``1 - level``,
+    at least ``least`` to each side of the mean.
+    """
     mean = statistics.fmean(values)
     width = 0.0
     if len(values) >= FEWEST_RUNS:
@@ -436,7 +458,10 @@ def _losses(log: Log, repeated: Log) -> str:
     both = sorted(a.keys() & b.keys())
     for step in both:
         if not math.isclose(a[step], b[step], rel_tol=LOSS):
-            return f"Losses differ by more than {LOSS:g} from step {step} on ({a[step]:.5f}, {b[step]:.5f})."
+            return (
+                f"Losses differ by more than {LOSS:g} from step {step} on "
+                f"({a[step]:.5f}, {b[step]:.5f})."
+            )
     return f"Losses of all {len(both)} logged steps agree to {LOSS:g}."
 
 

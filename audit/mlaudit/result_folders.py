@@ -1,4 +1,6 @@
-"""Find the folders of results in a log folder, a system, a submitter's tree, or a round of trees."""
+"""Find the folders of results in a log folder, a system, a submitter's tree,
+or a round of trees.
+"""
 
 from __future__ import annotations
 

@@ -79,7 +79,9 @@ def _files(log: Log) -> Iterator[tuple[_RunFile, Any]]:
 
 
 def _check_points(file: _RunFile) -> Complaints:
-    """Check that every logged evaluation has a line with its accuracy, samples and time, and points are in order."""
+    """Check that every logged evaluation has a line with its accuracy, samples and time,
+    and points are in order.
+    """
     evaluations: dict[float, tuple[int, dict[str, Any]]] = {}
     peak = file.log.value("opt_base_learning_rate")
     most = 0.0
@@ -155,7 +157,9 @@ def _is_near(measured: float, logged: float) -> bool:
 
 
 def _check_summary(file: _RunFile) -> Complaints:
-    """Check that the summary has the numbers of the log, and that no point of the metrics is after the last step."""
+    """Check that the summary has the numbers of the log,
+    and that no point of the metrics is after the last step.
+    """
     summary = parse_object(file.text())
     log = file.log
     logged = {

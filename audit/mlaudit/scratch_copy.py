@@ -24,12 +24,16 @@ _LED_OUT = "is a link out of the tree"
 
 
 def logs_in(folder: Path) -> list[Path]:
-    """Return the logs of a folder sorted by name, without those of interrupted parts, which are not runs."""
+    """Return the logs of a folder sorted by name, without those of interrupted parts,
+    which are not runs.
+    """
     return sorted(path for path in folder.glob(RESULT_PATTERN) if not _PART.fullmatch(path.name))
 
 
 def earlier_parts(log: Path) -> list[Path]:
-    """Return the logs of the interrupted parts of a run, oldest first, given the log of its last part."""
+    """Return the logs of the interrupted parts of a run, oldest first,
+    given the log of its last part.
+    """
     found: dict[int, Path] = {}
     for path in log.parent.glob(RESULT_PATTERN):
         part = _PART.fullmatch(path.name)
@@ -71,7 +75,8 @@ class Workplace:
         return shown(path.relative_to(self.copy)) if path != self.copy else "."
 
     def take(self, sources: Iterable[Path]) -> list[Complaint]:
-        """Copy files and folders from the given folder, and return complaints about what was left out.
+        """Copy files and folders from the given folder,
+        and return complaints about what was left out.
 
         Raises:
             UserError: the copy cannot be written.
@@ -101,7 +106,9 @@ class Workplace:
         return sorted(left_out)
 
     def _look(self, path: Path) -> tuple[str | None, list[Path] | None]:
-        """Return why a path cannot be copied (or None), and the entries of a folder (None for a file or link)."""
+        """Return why a path cannot be copied (or None),
+        and the entries of a folder (None for a file or link).
+        """
         try:
             is_link = path.is_symlink() and path != self.given
             problem = _problem_of_link(path, self.given) if is_link else None
@@ -129,7 +136,10 @@ def shown(path: Path) -> str:
 
 
 def _problem_of_link(path: Path, root: Path) -> str | None:
-    """Return why a link is not allowed, or None. Links must be relative and stay within the tree."""
+    """Return why a link is not allowed, or None.
+
+    Links must be relative and stay within the tree.
+    """
     try:
         end = path.resolve(strict=True)
     except RuntimeError:  # Python 3.11 raises this for a loop

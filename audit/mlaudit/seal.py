@@ -1,4 +1,5 @@
-"""Seal a system's results: write ``SHA256SUMS`` of logs, run files and description, optionally signed.
+"""Seal a system's results: write ``SHA256SUMS`` of logs, run files and description,
+optionally signed.
 
 ``cd results/<system> && sha256sum -c SHA256SUMS`` verifies it without this package.
 """
@@ -39,14 +40,16 @@ def seal(system: str, tree: Path, logdir: Path | None = None, key: Path | None =
     Args:
         system: name of the folder in ``results/`` and of the file in ``systems/``.
         tree: the submission tree.
-        logdir: LOGDIR of the runs; their logs and run files are first copied to ``results/<system>``.
+        logdir: LOGDIR of the runs; their logs and run files are first copied to
+            ``results/<system>``.
         key: private key of ssh or minisign (None does not sign).
 
     Returns:
         The files that the seal covers, relative to ``results/<system>``.
 
     Raises:
-        UserError: a file is missing, would replace a different file, or cannot be written or signed.
+        UserError: a file is missing, would replace a different file,
+            or cannot be written or signed.
     """
     folder = tree / "results" / system
     description = tree / "systems" / f"{system}.json"
@@ -141,7 +144,10 @@ def _description(folder: Path) -> str:
 
 
 def _sign(sums: Path, key: Path) -> Path:
-    """Sign the checksums with the program for the key, and return the signature. Raises UserError on failure."""
+    """Sign the checksums with the program for the key, and return the signature.
+
+    Raises UserError on failure.
+    """
     if b"minisign" in read_plain(key, "Name a private key")[:100]:
         signature = sums.with_name(_MINISIGN_SIGNATURE)
         program = "minisign"

@@ -1,8 +1,9 @@
 """Compare the measurements of two sets of runs, A and B, with the exact Mann-Whitney test.
 
-The ratio is the Hodges-Lehmann estimate: the median of every run of B over every run of A. Its interval uses the same
-ratios and the distribution of the test (Hollander, Wolfe, Chicken: Nonparametric Statistical Methods, 4.3), so without
-ties it excludes 1 exactly if the test finds a difference.
+The ratio is the Hodges-Lehmann estimate: the median of every run of B over every run of A. Its
+interval uses the same ratios and the distribution of the test (Hollander, Wolfe, Chicken:
+Nonparametric Statistical Methods, 4.3), so without ties it excludes 1 exactly if the test finds a
+difference.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import numpy as np
 
 LEVEL = 0.05  # of significance, two-sided
 FEWEST_RUNS = 3  # per side, needed for a significance test
-_MANY_PAIRS = 2500  # above which U is taken as normal: the exact distribution takes minutes and differs little
+# Above which U is taken as normal: the exact distribution takes minutes and differs little
+_MANY_PAIRS = 2500
 
 
 @dataclass(frozen=True)
@@ -54,12 +56,15 @@ def compare(a: Sequence[float], b: Sequence[float]) -> Ratio | None:
 
 
 def _cut(num_a: int, num_b: int) -> int | None:
-    """Return how many of the sorted ratios at each end are outside the 95 % interval, or None if it is unbounded."""
+    """Return how many of the sorted ratios at each end are outside the 95 % interval,
+    or None if it is unbounded.
+    """
     if num_a * num_b > _MANY_PAIRS:
         mean = num_a * num_b / 2
         variance = num_a * num_b * (num_a + num_b + 1) / 12
         return int(mean - NormalDist().inv_cdf(1 - LEVEL / 2) * math.sqrt(variance))
-    # Number of ways to get each U: the product of (1 - x^(num_a + i)) / (1 - x^i), Mann and Whitney 1947.
+    # Number of ways to get each U: the product of (1 - x^(num_a + i)) / (1 - x^i),
+    # Mann and Whitney 1947.
     ways = [1] + [0] * (num_a * num_b)
     for i in range(1, num_b + 1):
         for u in range(len(ways) - 1, num_a + i - 1, -1):

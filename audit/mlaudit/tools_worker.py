@@ -1,10 +1,11 @@
 """Run official tools, each in a process forked after their shared modules have been imported.
 
-This program needs only the standard library and is run by its path with ``python -P``; otherwise modules of this
-package would shadow others of the same name. It reads ``{"jobs": [{"tool", "arguments", "after"}], "folder",
-"seconds"}`` from standard input. Job i runs in ``folder/i`` like ``python -m mlperf_logging.<tool> <arguments>``, once
-the jobs in ``after`` have finished, and its output goes to ``folder/i.txt``. For each finished job the program prints a
-line ``[i, exit status]``, with null after a timeout.
+This program needs only the standard library and is run by its path with ``python -P``; otherwise
+modules of this package would shadow others of the same name. It reads ``{"jobs": [{"tool",
+"arguments", "after"}], "folder", "seconds"}`` from standard input. Job i runs in ``folder/i`` like
+``python -m mlperf_logging.<tool> <arguments>``, once the jobs in ``after`` have finished, and its
+output goes to ``folder/i.txt``. For each finished job the program prints a line
+``[i, exit status]``, with null after a timeout.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ _MODULES = {"compliance_checker": "mlp_compliance"}  # the others are named like
 
 
 def text_from_token(lines: Iterable[str]) -> list[str]:
-    """Return the same as the parser's `strip_and_dedup`, which needs time quadratic in the length of a line."""
+    """Return the same as the parser's `strip_and_dedup`,
+    which needs time quadratic in the length of a line.
+    """
     return [_TOKEN + line.rpartition(_TOKEN)[2] for line in lines if _TOKEN in line]
 
 

@@ -1,12 +1,14 @@
 """Trace a log line: what its value means, and what produced it.
 
-The links come from the source at the log's commit. What a value means is read from the declarations of its settings and
-fields and from the docstrings of the functions that compute it. What produced it: the call that logged it, the
-assignments to the call's arguments, the functions with those names, where its settings were set, and the lines that
-read them, within the code that the log's recipe reaches (`mlaudit.reachable`). Only the settings behind an MLPerf
-key are listed in a table (`mlbert.mlperf.keys`). A logged value that differs from its setting is a broken link.
+The links come from the source at the log's commit. What a value means is read from the declarations
+of its settings and fields and from the docstrings of the functions that compute it. What produced
+it: the call that logged it, the assignments to the call's arguments, the functions with those
+names, where its settings were set, and the lines that read them, within the code that the log's
+recipe reaches (`mlaudit.reachable`). Only the settings behind an MLPerf key are listed in a table
+(`mlbert.mlperf.keys`). A logged value that differs from its setting is a broken link.
 
-`CodeSearch` matches names in syntax trees as text, without types, so it finds every place a name could come from.
+`CodeSearch` matches names in syntax trees as text, without types,
+so it finds every place a name could come from.
 """
 
 from __future__ import annotations
@@ -66,7 +68,9 @@ class CodeSearch:
         return ReachableCode(self._sources, self._roots)
 
     def lines(self, name: str, kind: type, matches: Callable[[Any], bool]) -> list[tuple[str, str]]:
-        """Return the reached lines of a file with a matching syntax node of a kind, in order and without duplicates."""
+        """Return the reached lines of a file with a matching syntax node of a kind,
+        in order and without duplicates.
+        """
         numbers = {node.lineno for node in self.reachable.nodes(name, kind) if matches(node)}
         return [self._place(name, number) for number in sorted(numbers)]
 
@@ -90,7 +94,8 @@ class CodeSearch:
                 {line for of, field, line in attributes if of == owner and field in fields}
             )
         ]
-        # It may be read by name: getattr(config, name). Recipes are excluded: there the name sets a default.
+        # It may be read by name: getattr(config, name).
+        # Recipes are excluded: there the name sets a default.
         others = (name for name in self._reads if "/recipes/" not in name)
         return found or [
             place for n in others for place in self.lines(n, ast.Constant, lambda c: c.value == key)
@@ -98,7 +103,9 @@ class CodeSearch:
 
     @cached_property
     def _reads(self) -> dict[str, list[tuple[str, str, int]]]:
-        """Map each file, the recipe first, to the (section, attribute, line) it reads; declarations are left out."""
+        """Map each file, the recipe first, to the (section, attribute, line) it reads;
+        declarations are left out.
+        """
         names = (name for name in self.reachable.files if f"{PACKAGE_HOME}/config/" not in name)
         names = (name for name in names if not name.endswith("/config.py"))
         return {
@@ -141,7 +148,9 @@ class CodeSearch:
         return [self._place(self.section_file(setting), line) for line in defaults]
 
     def _declaration(self, setting: Setting) -> ast.Call:
-        """Return the call ``setting("ENV", "Meaning.", ...)`` that declares a setting; empty if there is none."""
+        """Return the call ``setting("ENV", "Meaning.", ...)`` that declares a setting;
+        empty if there is none.
+        """
         calls = (
             n
             for n in self._sources.nodes(self.section_file(setting))
@@ -233,8 +242,8 @@ class CodeSearch:
     ) -> tuple[list[tuple[str, str]], list[str]]:
         """Return the lines that set a logged value, and the names of functions that may compute it.
 
-        Searches the file of the call, and the recipe for hyper-parameters. If nothing is found there, searches for
-        assignments to the attribute.
+        Searches the file of the call, and the recipe for hyper-parameters. If nothing is found
+        there, searches for assignments to the attribute.
         """
         names = set(FUNCTIONS_OF.get(key, ()))
         places = []
@@ -250,7 +259,9 @@ class CodeSearch:
         return places, sorted(names)
 
     def setters(self, attribute: str) -> list[tuple[str, str]]:
-        """Return the lines of the package that assign to an attribute of this name, on any object."""
+        """Return the lines of the package that assign to an attribute of this name,
+        on any object.
+        """
 
         def sets(node: ast.Attribute) -> bool:
             return isinstance(node.ctx, ast.Store) and node.attr == attribute
@@ -262,7 +273,9 @@ class CodeSearch:
         ]
 
     def definitions(self, name: str) -> list[tuple[str, str]]:
-        """Return the functions and module constants with this name; empty if the name is too common to be useful."""
+        """Return the functions and module constants with this name;
+        empty if the name is too common to be useful.
+        """
         found = self._definitions.get(name, [])
         return found if len(found) <= _MOST_DEFINITIONS and not hasattr(builtins, name) else []
 
@@ -295,7 +308,9 @@ def reads(node: ast.AST, owner: str, fields: set[str]) -> bool:
 
 
 def _reads_of(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str, int]]:
-    """Yield each section attribute that the functions of a file read, as (section, attribute, line)."""
+    """Yield each section attribute that the functions of a file read, as (section, attribute,
+    line).
+    """
     for function in (node for node in nodes if isinstance(node, ast.FunctionDef)):
         parts = list(ast.walk(function))
         names = dict(_section_names(parts))
@@ -306,7 +321,9 @@ def _reads_of(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str, int]]:
 
 
 def _section_names(parts: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
-    """Yield (name, section) for parameters and variables that hold a section (``name = config[Section]``)."""
+    """Yield (name, section) for parameters and variables
+    that hold a section (``name = config[Section]``).
+    """
     for part in parts:
         if isinstance(part, ast.arg):
             kinds = [
@@ -329,7 +346,9 @@ def _alternatives(annotation: ast.expr | None) -> list[ast.expr]:
 
 
 def _section_in(node: ast.AST) -> str | None:
-    """Return the section name of a ``config[Section]`` expression, or None for other expressions."""
+    """Return the section name of a ``config[Section]`` expression,
+    or None for other expressions.
+    """
     name = terminal_name(node.slice) if isinstance(node, ast.Subscript) else None
     return name if name in section_names() else None
 
@@ -347,7 +366,9 @@ def _assigned(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
 
 
 def _names_in(values: Iterable[ast.expr]) -> tuple[set[str], set[str]]:
-    """Return the variables and the called functions in some expressions, each as the last part of its dotted name."""
+    """Return the variables and the called functions in some expressions,
+    each as the last part of its dotted name.
+    """
     nodes = [node for value in values for node in ast.walk(value)]
     sections = {part for node in nodes if _section_in(node) for part in ast.walk(node)}
     nodes = [node for node in nodes if node not in sections]
@@ -442,7 +463,10 @@ class Tracer:
         self._search = CodeSearch(self.sources, self._recipe)
 
     def chain(self, key: str) -> Trace:
-        """Return the chain of the last line with a key. Raises UserError if the log does not have the key."""
+        """Return the chain of the last line with a key.
+
+        Raises UserError if the log does not have the key.
+        """
         if key not in self.keys:
             raise unknown_name(key, f"key in {self.log.path}", self.keys)
         event = self.log.all(key)[-1]
@@ -497,7 +521,8 @@ class Tracer:
     def _meaning(
         self, fields: list[str], values: list[ast.expr], functions: list[str], call: str
     ) -> Iterator[Link]:
-        """Yield the declarations of settings and fields, and the docstrings of the functions that compute the value.
+        """Yield the declarations of settings and fields,
+        and the docstrings of the functions that compute the value.
 
         If there are none, the docstring of the function that logs it.
         """
@@ -523,7 +548,9 @@ class Tracer:
             )
 
     def _fields(self, key: str, values: list[ast.expr]) -> list[str]:
-        """Return the settings that decide a key: read in its call, with the same name, or listed in `SETTINGS_OF`."""
+        """Return the settings that decide a key: read in its call, with the same name,
+        or listed in `SETTINGS_OF`.
+        """
         known = settings_by_key()
         key_of = {one.field: one.key for one in known.values()}
         nodes = [
@@ -561,7 +588,9 @@ class Tracer:
             yield Link("read by", "?", "", f"nothing reads {field}")
 
     def _origin(self, env: str, field: str, value: Any, origin: str) -> Link:
-        """Return where a setting got its value: the command line, the environment, or a file line that must name it."""
+        """Return where a setting got its value: the command line, the environment,
+        or a file line that must name it.
+        """
         text = f"{env} = {value}"
         if origin.startswith("recipe "):
             recipe = recipe_file(origin.removeprefix("recipe "))
@@ -587,7 +616,9 @@ class Tracer:
         return Link("file", name, "", "" if is_same else f"is not the file of {key}_sha256")
 
     def _text(self, name: str) -> str | None:
-        """Return the text of a file in the tree, or of an absolute path outside it if that still exists."""
+        """Return the text of a file in the tree, or of an absolute path outside it if
+        that still exists.
+        """
         if Path(name).is_absolute():
             with contextlib.suppress(UserError):
                 return read_plain(Path(name), "").decode(errors="replace")

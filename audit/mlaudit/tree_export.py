@@ -29,20 +29,23 @@ def is_checkout(tree: Path) -> bool:
 
 
 def export_tree(tree: Path, target: Path) -> int:
-    """Copy a tree to a new or empty folder, with links replaced by files, and write ``source.json``.
+    """Copy a tree to a new or empty folder, with links replaced by files,
+    and write ``source.json``.
 
-    ``source.json`` has ``commit``, ``dirty`` and ``files`` (name to SHA-256 of every file in ``benchmarks/``), which
-    prove the commit of the code without git.
+    ``source.json`` has ``commit``, ``dirty`` and ``files`` (name to SHA-256 of every file in
+    ``benchmarks/``), which prove the commit of the code without git.
 
     Args:
-        tree: a checkout (its tracked files are copied, and new ones in results/ and systems/) or a plain folder.
+        tree: a checkout (its tracked files are copied, and new ones in results/ and systems/)
+            or a plain folder.
         target: the folder to write.
 
     Returns:
         The number of files written, not counting ``source.json``.
 
     Raises:
-        UserError: the target is not empty or not writable, or a file cannot be part of a submission.
+        UserError: the target is not empty or not writable,
+            or a file cannot be part of a submission.
     """
     tree = tree.resolve()
     target = target.absolute()
@@ -90,7 +93,10 @@ def is_export(tree: Path) -> bool:
 
 
 def stated_digests(tree: Path) -> dict[str, str]:
-    """Map file names to their SHA-256 in an export's ``source.json``. Raises UserError if it cannot be read."""
+    """Map file names to their SHA-256 in an export's ``source.json``.
+
+    Raises UserError if it cannot be read.
+    """
     files = read_json(tree / SOURCE_STATEMENT, "").get("files")
     return {name: str(digest) for name, digest in files.items()} if isinstance(files, dict) else {}
 

@@ -64,7 +64,10 @@ def _early(log: Log, event: Event, start: Event) -> Iterable[Complaint]:
 def _before_another(
     log: Log, event: Event, start: Event, runs: Sequence[_Run]
 ) -> Iterable[Complaint]:
-    """Find another run after the clearing. Other programs use several machines, so only complete runs count there."""
+    """Find another run after the clearing.
+
+    Other programs use several machines, so only complete runs count there.
+    """
     for other, begun, ended in runs:
         if other is log or begun is None or ended is None:
             continue

@@ -22,7 +22,8 @@ _IDENTITY = f"{PACKAGE_HOME}/runs/identity.py"
 _OLD_IDENTITY = f"{PACKAGE_HOME}/core/identity.py"  # in logs from before the module moved
 _WRITER = "this code's own logs: every key of their writer, once and in its order"
 _EVENT_TYPES = "log format: INTERVAL_START, INTERVAL_END or POINT_IN_TIME, as the key says"
-# Keys of every log of this code since the first: required if the code of the log's commit is not available.
+# Keys of every log of this code since the first: required
+# if the code of the log's commit is not available.
 _ALWAYS = (
     "recipe",
     "config_file",
@@ -97,7 +98,9 @@ _FORMS = {
 
 
 def check_event_types(results: ResultSet) -> Complaints:
-    """Interval keys start and end intervals, all others are points in time; this code's logs have no namespace."""
+    """Interval keys start and end intervals, all others are points in time;
+    this code's logs have no namespace.
+    """
     for log in results.logs:
         ours = log.is_ours
         for event in log.events:
@@ -115,7 +118,9 @@ def check_event_types(results: ResultSet) -> Complaints:
 
 
 def check_writer(results: ResultSet) -> Complaints:
-    """This code's logs have every key that their writer logs, in its order and in the right form."""
+    """This code's logs have every key that their writer logs,
+    in its order and in the right form.
+    """
     logs = results.own_logs
     keys_of_commit: dict[str, set[str]] = defaultdict(set)
     for log in logs:
@@ -134,7 +139,8 @@ def _type_of(key: str) -> str:
 
 
 def _missing(log: Log, sources: Sources | None, of_same: set[str]) -> Iterable[Complaint]:
-    """Find missing keys: those every log of ours has, and those logged by a function that wrote other lines.
+    """Find missing keys: those every log of ours has,
+    and those logged by a function that wrote other lines.
 
     Without the code of the log's commit, the keys in other logs of that commit count (``of_same``).
     """
@@ -166,7 +172,9 @@ def _files(log: Log) -> list[str]:
 
 
 def _text(name: str, sources: Sources | None) -> str:
-    """Return the file at the log's commit, or this installation's copy if there is no tree or no such file in it."""
+    """Return the file at the log's commit, or this installation's copy if there is no tree
+    or no such file in it.
+    """
     text = sources.text(name) if sources is not None else None
     own = PACKAGE / name.removeprefix(f"{PACKAGE_HOME}/")
     if (
@@ -181,7 +189,9 @@ def _text(name: str, sources: Sources | None) -> str:
 
 @lru_cache(maxsize=256)
 def _writers(text: str) -> tuple[tuple[ast.FunctionDef, dict[str, int]], ...]:
-    """Return the functions with a parameter `event` (the logger's method), and the keys that they log."""
+    """Return the functions with a parameter `event` (the logger's method),
+    and the keys that they log.
+    """
     functions = [node for node in nodes_of(text) if isinstance(node, ast.FunctionDef)]
     writers = [
         node for node in functions if any(argument.arg == "event" for argument in node.args.args)
@@ -205,7 +215,10 @@ def _keys_of(function: ast.FunctionDef) -> Iterator[tuple[str, int]]:
 
 
 def _wrote(function: ast.FunctionDef, name: str, log: Log) -> bool:
-    """Return True if the function wrote a line of the log. Those of the identity file always write."""
+    """Return True if the function wrote a line of the log.
+
+    Those of the identity file always write.
+    """
     if name == _identity_file(log) and function.name.startswith("log_"):
         return True
     sites = (event.call_site for event in log.events)
@@ -218,7 +231,8 @@ def _wrote(function: ast.FunctionDef, name: str, log: Log) -> bool:
 def _surely_written(keys: Mapping[str, int], name: str, log: Log) -> set[str]:
     """Return the keys that the log's version of the function must have written too.
 
-    If all logged lines have the same distances as in this version, these are the keys up to the last logged one.
+    If all logged lines have the same distances as in this version,
+    these are the keys up to the last logged one.
     """
     named = {
         event.key: event.call_site[1]
@@ -232,7 +246,9 @@ def _surely_written(keys: Mapping[str, int], name: str, log: Log) -> set[str]:
 
 
 def _disorder(log: Log) -> Iterable[Complaint]:
-    """Check the order of a log's phases and, within a phase, that the lines of one file are in the writer's order."""
+    """Check the order of a log's phases and, within a phase,
+    that the lines of one file are in the writer's order.
+    """
     known = [event for event in log.events if _phase_of(event) is not None]
     for before, after in itertools.pairwise(known):
         if (_phase_of(after) or 0) < (_phase_of(before) or 0):

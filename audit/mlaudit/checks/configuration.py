@@ -1,4 +1,6 @@
-"""Check this code's own logs against their `configuration` event: each key has the value of its setting."""
+"""Check this code's own logs against their `configuration` event:
+each key has the value of its setting.
+"""
 
 from __future__ import annotations
 
@@ -126,7 +128,9 @@ def _warmup(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
 
 
 def _sources(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
-    """Check that only generated data is logged as synthetic, and note a run that found nothing to resume."""
+    """Check that only generated data is logged as synthetic,
+    and note a run that found nothing to resume.
+    """
     generated = settings.get("SYNTH_DATA")
     for event in (log.first("train_data"), log.first("eval_data")):
         if (
@@ -151,7 +155,9 @@ def _sources(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
 
 
 def _batch(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
-    """Check that the nominal batch is packs per rank x ranks x sequences per pack, and has equal micro-batches."""
+    """Check that the nominal batch is packs per rank x ranks x sequences per pack,
+    and has equal micro-batches.
+    """
     event = log.first("global_batch_size")
     ranks = log.value("ranks")
     rows = settings.get("BATCHSIZE")
@@ -175,7 +181,9 @@ def _batch(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
 
 
 def _ranks(log: Log, configuration: Event) -> Iterable[Complaint]:
-    """Check ranks and exports against the config file's name (nodes x GPUs x batch x accumulation)."""
+    """Check ranks and exports against the config file's name (nodes x GPUs x batch x
+    accumulation).
+    """
     event = log.first("ranks")
     name = str(log.value("config_file"))
     if event is not None and (type(event.value) is not int or event.value < 1):
@@ -185,7 +193,8 @@ def _ranks(log: Log, configuration: Event) -> Iterable[Complaint]:
     if event is None or parts is None:
         return
     if parts.nodes * parts.ranks != event.value:
-        # DGXNNODES and DGXNGPU may be set after sourcing, and the configuration does not record them.
+        # DGXNNODES and DGXNGPU may be set after sourcing,
+        # and the configuration does not record them.
         yield log.warning(
             f"ranks is {event.value}, but {name} is for {parts.nodes} x {parts.ranks}",
             _AS_SET,
@@ -221,7 +230,9 @@ def _time_limit(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
 
 
 def _totals(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
-    """Check that steps, samples and tokens fit: a pack holds 1 to MAX_SEQUENCES_PER_PACK sequences."""
+    """Check that steps, samples and tokens fit: a pack holds 1 to MAX_SEQUENCES_PER_PACK
+    sequences.
+    """
     steps = log.value("steps")
     samples = log.value("train_samples")
     event = log.first("steps")
@@ -247,7 +258,10 @@ def _totals(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
         # Its epochs end smaller.
         least = packs * (steps - skipped) if log.value("recipe") != "classification" else 0
         if not least <= samples <= packs * steps * most:
-            text = f"{steps} steps of {packs} packs of 1 to {most} sequences cannot be {samples} train_samples"
+            text = (
+                f"{steps} steps of {packs} packs of 1 to {most} sequences cannot be {samples} "
+                "train_samples"
+            )
             yield log.error(text, _AS_SET, event)
     if (
         tokens

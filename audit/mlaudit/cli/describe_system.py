@@ -25,7 +25,9 @@ def describe_system(
     nodes: Annotated[int, typer.Option(min=1, help="Number of nodes like this one.")] = 1,
     framework: Annotated[Framework, typer.Option(help="Training framework.")] = "PyTorch",
 ) -> None:
-    """Write the description of this machine with the 33 fields that the official checker requires."""
+    """Write the description of this machine with the 33 fields
+    that the official checker requires.
+    """
     facts = facts_of_system(submitter, division, nodes, framework=framework)
     write_description(out, facts)
     console = standard_output()

@@ -24,7 +24,8 @@ _NAME_WIDTH = 30  # columns
 _MOST_FILES = 20  # shown
 _CODE_HOME = "benchmarks/bert/implementations/"
 _METHOD = (
-    "B/A: median of the ratios of all pairs of runs (Hodges-Lehmann), its 95 % interval, and Mann and Whitney's p. "
+    "B/A: median of the ratios of all pairs of runs (Hodges-Lehmann), its 95 % interval, "
+    "and Mann and Whitney's p. "
     "Runs that did not reach the target count for speed only."
 )
 
@@ -40,7 +41,9 @@ def diff(
     b: Annotated[Path, typer.Argument(metavar="B", help="The result to compare with.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Compare two sets of runs: settings, code, system; speed, samples and time to target, with significance."""
+    """Compare two sets of runs: settings, code, system;
+    speed, samples and time to target, with significance.
+    """
     side_a = compare.read_side(a)
     side_b = compare.read_side(b)
     found = compare.compare_sides(side_a, side_b, tree_root())

@@ -21,7 +21,9 @@ def export(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for the tree.")],
     tree: Annotated[Path | None, typer.Option(help="Tree to export; default: this one.")] = None,
 ) -> None:
-    """Export the tree without tests, tools, records, caches and dot files, and run the repository checker on it."""
+    """Export the tree without tests, tools, records, caches and dot files,
+    and run the repository checker on it.
+    """
     num_files = export_tree(repository_root(tree), directory)
     finding = official.run(official.repo_checker(directory.resolve()))[0]
     console = standard_output()

@@ -52,7 +52,9 @@ def repeat(
         bool, typer.Option("--exact", help="Run the code at the log's commit.")
     ] = False,
 ) -> None:
-    """Repeat the training in a log; exit with 1 if the results disagree, 2 if it cannot be repeated."""
+    """Repeat the training in a log; exit with 1 if the results disagree,
+    2 if it cannot be repeated.
+    """
     root = repository()
     if root is None:
         reason = "has no repository around it, which has the configs and model shapes of logs"
@@ -62,7 +64,10 @@ def repeat(
     siblings = compare.alike(old)
     number = int(old.value("seed")) if seed is None else seed
     if number != old.value("seed") and len(siblings) < significance.FEWEST_RUNS:
-        reason = f"only {len(siblings)} runs of these settings are next to the log, too few to know how much runs vary"
+        reason = (
+            f"only {len(siblings)} runs of these settings are next to the log, "
+            "too few to know how much runs vary"
+        )
         raise UserError("config.conflict", "--seed", reason, "Leave it out")
     console = standard_output()
     with repetition.code_of(old, root, exact) as (code, note), _folder(out) as folder:
@@ -155,7 +160,10 @@ def _repeat_verdict(rows: Sequence[repetition.Row], num_siblings: int) -> str:
         basis = "Too few runs next to the log to know their spread: numbers had to be equal"
     else:
         basis = f"Judged by the spread of the {num_siblings} runs of these settings next to the log"
-    return f"{basis}. {f'{bad} of {len(rows)} rows do NOT agree.' if bad else 'The repeated run agrees.'}"
+    return (
+        f"{basis}. "
+        f"{f'{bad} of {len(rows)} rows do NOT agree.' if bad else 'The repeated run agrees.'}"
+    )
 
 
 def _print_repeat(console: Console, rows: Sequence[repetition.Row], lines: Sequence[str]) -> None:

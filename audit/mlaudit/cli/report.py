@@ -1,4 +1,6 @@
-"""``mlaudit report``: report the results of runs, for one system or several, in the terminal or as a page."""
+"""``mlaudit report``: report the results of runs, for one system or several,
+in the terminal or as a page.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def report(
     co2_per_kwh: Annotated[float | None, typer.Option(help="kg of CO2.", min=0, max=10)] = None,
     is_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> int:
-    """Print the results of runs, several systems in one table; exit with 1 if a run did not reach its target."""
+    """Print the results of runs, several systems in one table;
+    exit with 1 if a run did not reach its target.
+    """
     results = [read_result(system) for system in read_systems(paths)]
     prices = Prices(price_per_gpu_hour, co2_per_kwh=co2_per_kwh)
     if is_json:

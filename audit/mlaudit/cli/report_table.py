@@ -13,7 +13,9 @@ from mlbert.host.console import new_table, safe
 def as_table(
     title: str, table: tables.ReportTable, headers: Mapping[str, str] | None = None
 ) -> Table:
-    """Return some columns of a report's table (default: all), given with headers that a terminal has room for."""
+    """Return some columns of a report's table (default: all),
+    given with headers that a terminal has room for.
+    """
     headers = headers or {name: name for name in table.columns}
     places = [table.columns.index(name) for name in headers]
     num_texts = sum(place < table.texts for place in places)

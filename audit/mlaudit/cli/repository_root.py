@@ -1,4 +1,6 @@
-"""The repository that a command reads or extends: the one given, or the one that contains the running package."""
+"""The repository that a command reads or extends: the one given,
+or the one that contains the running package.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,10 @@ from mlbert.host.repository import repository
 
 
 def repository_root(given: Path | None) -> Path:
-    """Return the root of a repository. Raises UserError if ``--tree`` is missing or is not a folder."""
+    """Return the root of a repository.
+
+    Raises UserError if ``--tree`` is missing or is not a folder.
+    """
     if given is not None and not given.is_dir():
         raise UserError(
             "file.missing", "--tree", f"{given} is not a folder", "Name the root of a repository"

@@ -1,4 +1,6 @@
-"""``mlbert submission``: the commands of ``mlaudit`` for a submission tree, by the names of earlier versions."""
+"""``mlbert submission``: the commands of ``mlaudit`` for a submission tree,
+by the names of earlier versions.
+"""
 
 from __future__ import annotations
 

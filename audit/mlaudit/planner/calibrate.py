@@ -86,8 +86,8 @@ def measured(
 def two_parts(runs: Sequence[MeasuredRun]) -> tuple[float, float]:
     """Return the milliseconds per sequence of a rank and the constant milliseconds per step.
 
-    Least squares over relative errors, with no negative part. If all runs have the same batch per rank, the constant
-    part cannot be determined and is 0.
+    Least squares over relative errors, with no negative part. If all runs have the same batch per
+    rank, the constant part cannot be determined and is 0.
     """
     sizes = [run.batch / run.ranks for run in runs]
     if max(sizes) == min(sizes):
@@ -104,9 +104,11 @@ def two_parts(runs: Sequence[MeasuredRun]) -> tuple[float, float]:
 def calibrated(
     parameters: Parameters, job: timing.TrainingJob, runs: Sequence[MeasuredRun]
 ) -> Parameters:
-    """Return the parameters with this GPU's values measured from logs, assuming the job's nodes and network.
+    """Return the parameters with this GPU's values measured from logs,
+    assuming the job's nodes and network.
 
-    Logs with one batch per GPU set only the time per sequence; logs with several also set the constant part.
+    Logs with one batch per GPU set only the time per sequence;
+    logs with several also set the constant part.
 
     Raises:
         UserError: the logs cannot be from this GPU.
@@ -131,7 +133,10 @@ def calibrated(
     per_unit = outside[runs[0]].compute / usual[runs[0]].sequences / parameters.sequence_ms[job.gpu]
     found = each / per_unit
     if not 1 / FARTHEST < found / parameters.sequence_ms[job.gpu] < FARTHEST:
-        reason = f"has steps of {runs[0].step_ms:.1f} ms; expected about {outside[runs[0]].total:.1f} ms on {job.gpu}"
+        reason = (
+            f"has steps of {runs[0].step_ms:.1f} ms; "
+            f"expected about {outside[runs[0]].total:.1f} ms on {job.gpu}"
+        )
         raise UserError(
             "config.conflict", "--calibrate", reason, "Give the --gpu that the log was measured on"
         )

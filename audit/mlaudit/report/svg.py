@@ -1,7 +1,7 @@
 """Draw figures as inline SVG with matplotlib; the page's style sheet provides colours and fonts.
 
-Colours are placeholders that become CSS variables, so that one figure works in light and dark mode. Text stays text.
-The legend is HTML, because text in a figure does not wrap on a phone.
+Colours are placeholders that become CSS variables, so that one figure works in light and dark mode.
+Text stays text. The legend is HTML, because text in a figure does not wrap on a phone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Text tables of a report (systems, runs, hyper-parameters, machines, provenance, commands), and its JSON."""
+"""Text tables of a report (systems, runs, hyper-parameters, machines, provenance, commands),
+and its JSON.
+"""
 
 from __future__ import annotations
 
@@ -237,7 +239,9 @@ def costs(result: Result, prices: Prices) -> ReportTable | None:
 
 
 def _cost(run: ReportedRun, prices: Prices) -> dict[str, float | None]:
-    """Return a run's joules and watts as measured, and its price and CO2 at the user's rates; None is unknown."""
+    """Return a run's joules and watts as measured, and its price and CO2 at the user's rates;
+    None is unknown.
+    """
     summary = run.source.summary
     log = run.source.log
     joules = number(summary.get("energy_joules"))
@@ -254,7 +258,9 @@ def _cost(run: ReportedRun, prices: Prices) -> dict[str, float | None]:
 
 
 def hyperparameters(results: Sequence[Result]) -> ReportTable:
-    """Return one row per key; marks differences between runs of a system and from the reference point."""
+    """Return one row per key; marks differences between runs of a system
+    and from the reference point.
+    """
     references = [result.reference_hyperparameters for result in results]
     batches = {reference[0] for reference in references if reference}
     shared = next(reference for reference in references if reference) if len(batches) == 1 else None
@@ -332,7 +338,9 @@ def trace_commands(result: Result) -> str:
 
 
 def reproduce_commands(result: Result) -> str:
-    """Return commands that repeat the first of our runs; empty if its log does not record how it was started."""
+    """Return commands that repeat the first of our runs;
+    empty if its log does not record how it was started.
+    """
     log = result.runs[0].source.log
     config = log.value("config_file")
     commit = log.value("commit")

@@ -1,4 +1,6 @@
-"""A log's file:lineno against the code of its commit: the call there names the key, or the check says why not."""
+"""A log's file:lineno against the code of its commit:
+the call there names the key, or the check says why not.
+"""
 
 import json
 import shutil

@@ -1,4 +1,6 @@
-"""What differs between two sets of runs: the committed results, copies of them that were changed, published logs."""
+"""What differs between two sets of runs: the committed results,
+copies of them that were changed, published logs.
+"""
 
 import json
 import re
@@ -31,7 +33,9 @@ def compared(a: Path, b: Path) -> Comparison:
 
 
 def copy(folder: Path, change: Callable[[dict, float], None], num_logs: int = 10) -> Path:
-    """Copy the demonstration's logs and change each line; ``change`` also gets the time of run_start."""
+    """Copy the demonstration's logs and change each line;
+    ``change`` also gets the time of run_start.
+    """
     folder.mkdir(parents=True)
     runs = committed(DEMO / "bert")[:num_logs]
     for run in runs:
@@ -212,7 +216,9 @@ def test_the_interval_leaves_out_one_where_the_test_finds_a_difference(
 
 @pytest.mark.parametrize(("runs", "critical"), [(3, None), (4, 0), (5, 2), (8, 13), (10, 23)])
 def test_the_interval_is_that_of_the_tables(runs: int, critical: int | None) -> None:
-    """Critical values of U at 5 %, two-sided, as printed in any table of Mann and Whitney's test."""
+    """Critical values of U at 5 %, two-sided, as printed in any table of Mann
+    and Whitney's test.
+    """
     ratio = compare([1.0] * runs, [100 * n + m / runs for n in range(1, 2) for m in range(runs)])
     expected = (
         None
@@ -223,7 +229,9 @@ def test_the_interval_is_that_of_the_tables(runs: int, critical: int | None) -> 
 
 
 def test_many_runs_take_no_time_and_ties_and_missing_numbers_are_allowed() -> None:
-    """The normal distribution gives the interval that the exact one gives, which 51 x 50 runs still have quickly."""
+    """The normal distribution gives the interval that the exact one gives,
+    which 51 x 50 runs still have quickly.
+    """
     ratio = compare(range(1000, 1050), range(1000, 1051))
     pairs = sorted(b / a for a in range(1000, 1050) for b in range(1000, 1051))
     assert (ratio.low, ratio.high) == (pairs[986], pairs[-1 - 986])

@@ -73,7 +73,9 @@ def unpacked(counting: str, batch: int) -> list[int]:
 
 
 def packed(counting: str, batch: int, seed: int) -> list[int]:
-    """Packs of 1 to 3 sequences, 1.99895 on the average as in the data set, 0.5 off in each; batch / 2 packs a step."""
+    """Packs of 1 to 3 sequences, 1.99895 on the average as in the data set, 0.5 off in each;
+    batch / 2 packs a step.
+    """
     source = random.Random(seed)
     samples = 0.0
     done = 0
@@ -102,7 +104,8 @@ def test_honest_schedules_raise_nothing(batch: int, counting: str) -> None:
 @pytest.mark.parametrize(
     ("batch", "points"),
     [
-        # result_4 of 2xXE9680Lx8B200-SXM-180GB (Dell) and result_8 of tyche_ngpu512 (NVIDIA), MLPerf Training v5.0.
+        # result_4 of 2xXE9680Lx8B200-SXM-180GB (Dell)
+        # and result_8 of tyche_ngpu512 (NVIDIA), MLPerf Training v5.0.
         (1536, {16: 2401909, 17: 2552072}),
         (8192, {12: 2702863, 13: 2933520}),
     ],

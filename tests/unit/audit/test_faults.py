@@ -1,4 +1,5 @@
-"""Each fault of one log in ten is found, and named with its file and line: times, order, evaluations, settings, copies.
+"""Each fault of one log in ten is found, and named with its file and line: times, order,
+evaluations, settings, copies.
 
 `OURS` are faults of this code's logs, `OTHERS` of another program's, of which less is certain.
 """
@@ -116,7 +117,9 @@ def copied(scale: float = 1.0, offset: float = 0.0) -> Edit:
 
 
 def copied_part(copy_line, *keys: str, first: int = 0) -> Edit:
-    """From some evaluation on, lines of run 3 get something of those of run 1: copy_line(line, model, number)."""
+    """From some evaluation on, lines of run 3 get something of those of run 1:
+    copy_line(line, model, number).
+    """
 
     def edit(runs: list[Run]) -> None:
         for key in keys or ("eval_accuracy",):
@@ -357,7 +360,8 @@ OTHERS: Faults = {
     ("same settings", WARN): [
         (
             other_lines,
-            "submission_benchmark is logged at /code/train.py:27, in the other logs at /code/train.py:20",
+            "submission_benchmark is logged at /code/train.py:27, "
+            "in the other logs at /code/train.py:20",
         ),
         (other_data, "data_file is in '/data/easy', in the other logs in '/data/phase2'"),
     ],

@@ -1,4 +1,6 @@
-"""A new system's folder: made from any other, whole or not at all, and never over something that is there."""
+"""A new system's folder: made from any other, whole or not at all,
+and never over something that is there.
+"""
 
 import json
 import shutil

@@ -1,4 +1,6 @@
-"""Running a log's training again: the same numbers on the same machine, and every reason why it cannot or does not."""
+"""Running a log's training again: the same numbers on the same machine,
+and every reason why it cannot or does not.
+"""
 
 import hashlib
 import json
@@ -87,7 +89,9 @@ def test_the_same_seed_gives_the_same_run(run: Path, tmp_path: Path, run_mlbert:
 
 @pytest.mark.slow
 def test_a_run_on_text(tmp_path: Path, run_mlbert: RunMlbert) -> None:
-    """MosaicBERT's main.py: its data, vocabulary and weights are relative paths, and may have moved."""
+    """MosaicBERT's main.py: its data, vocabulary and weights are relative paths,
+    and may have moved.
+    """
     make_texts(tmp_path, ROOT)
     program = [
         sys.executable,

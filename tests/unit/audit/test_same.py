@@ -1,4 +1,6 @@
-"""Which values all runs of a result share, series with gaps, and copies beyond the same places of two runs."""
+"""Which values all runs of a result share, series with gaps,
+and copies beyond the same places of two runs.
+"""
 
 import copy
 import random
@@ -28,7 +30,10 @@ def test_every_value_of_ours_before_the_run_is_shared(tree_root: Path, tmp_path:
         line["value"] = "other"
     found = list(check_same_settings(ResultSet(write(runs, tmp_path))))
     for line, complaint in zip(lines, found, strict=True):
-        words = f"result_3.txt: line {runs[3].index(line) + 1}: {line['key']} is 'other', in result_0.txt "
+        words = (
+            f"result_3.txt: line {runs[3].index(line) + 1}: "
+            f"{line['key']} is 'other', in result_0.txt "
+        )
         assert (complaint.outcome, complaint.text[: len(words)]) == (Outcome.ERROR, words)
 
 

@@ -1,4 +1,6 @@
-"""System descriptions that cannot be, or that are not of the machine that the logs tell of; published ones pass."""
+"""System descriptions that cannot be, or that are not of the machine
+that the logs tell of; published ones pass.
+"""
 
 import json
 import subprocess

@@ -95,7 +95,9 @@ def test_data_opened_before_the_clock(tmp_path: Path) -> None:
 
 
 def test_programs_that_log_less_or_more_raise_no_error(tmp_path: Path) -> None:
-    """No eval_start, eval_stop of another count (tinygrad), lines of several ranks, an open block, a slow start."""
+    """No eval_start, eval_stop of another count (tinygrad), lines of several ranks,
+    an open block, a slow start.
+    """
     runs = simulated(2)
     for index, run in enumerate(runs):
         run[:] = [line for line in run if index % 2 or line["key"] != "eval_start"]

@@ -1,4 +1,6 @@
-"""From every key of a log to its settings and its Python: a run of this code, and the committed results."""
+"""From every key of a log to its settings and its Python:
+a run of this code, and the committed results.
+"""
 
 import ast
 import json
@@ -33,7 +35,8 @@ COMMITTED = [
     if '"configuration"' in path.read_text()
 ]
 
-# Prints the files of the package that a run has loaded, in its last line. Measuring a machine's peak takes seconds.
+# Prints the files of the package that a run has loaded, in its last line.
+# Measuring a machine's peak takes seconds.
 PROGRAM = """
 import json, sys
 from mlbert.cli.main import main
@@ -85,7 +88,9 @@ class Counter:
     def measure(self):
         return 3
 """,
-    "training/protocols.py": 'class P:\n    def measure(self):\n        """Measured elsewhere."""\n',
+    "training/protocols.py": (
+        'class P:\n    def measure(self):\n        """Measured elsewhere."""\n'
+    ),
     "training/loop.py": """
 from mlbert.models.m import Counter
 from mlbert.training.protocols import P
@@ -133,7 +138,9 @@ def shared_search() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the log of a short run of a sourced config; the official tools could misread its folder's name."""
+    """Return the log of a short run of a sourced config;
+    the official tools could misread its folder's name.
+    """
     folder = tmp_path_factory.mktemp("eval_accuracy_global_batch_size")
     (folder / "shape.json").write_text(json.dumps(SHAPE))
     (folder / "more.yaml").write_text("# one line\npoly_power: 2\n")
@@ -261,7 +268,9 @@ def test_traces_of_other_recipes_name_only_files_that_the_run_loaded(
     ],
 )
 def test_committed_results_are_traced(path: Path) -> None:
-    """Logs written before settings were declared in sections are traced with the code of their commit."""
+    """Logs written before settings were declared in sections are traced with the code of their
+    commit.
+    """
     sources = Sources(ROOT, read_log(path))
     is_older = sources.text(f"{PACKAGE_HOME}/config/section.py") is None
     key = ["eval_accuracy"] if is_older else []  # that code is tested with itself
@@ -391,7 +400,9 @@ def test_the_tables_name_settings_that_exist() -> None:
 
 
 def test_a_search_of_code(tmp_path: Path) -> None:
-    """A section is known by ``config[Section]`` and by a parameter's type, whatever its name, function by function."""
+    """A section is known by ``config[Section]`` and by a parameter's type,
+    whatever its name, function by function.
+    """
     write_files(tmp_path / PACKAGE_HOME, FILES)
     code = CodeSearch(Sources(tmp_path, Log(Path("x"), ())), RECIPE)
     settings = settings_by_key()

@@ -1,4 +1,6 @@
-"""Values that a run cannot have had, or that the closed division does not allow: each found, at its line."""
+"""Values that a run cannot have had, or that the closed division does not allow:
+each found, at its line.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""Whether this code's logs have all that their writer gives them, and lead to the code and system that they name."""
+"""Whether this code's logs have all that their writer gives them,
+and lead to the code and system that they name.
+"""
 
 import hashlib
 import json
@@ -17,7 +19,8 @@ from mlaudit.result_set import ResultSet
 from mlbert.data.formats.base import named_by_files
 from mlbert.host.provenance import SOURCE_STATEMENT
 
-IDENTITY = "benchmarks/bert/implementations/pytorch/mlbert/core/identity.py"  # where it was when the log was written
+# Where it was when the log was written
+IDENTITY = "benchmarks/bert/implementations/pytorch/mlbert/core/identity.py"
 # Every key of the identity, the submission and the hyper-parameters that one function writes.
 DELETED = (
     "config_file",

@@ -1,4 +1,6 @@
-"""A report's numbers against known logs; its page of any log: escaped, self-contained, reproducible, not too large."""
+"""A report's numbers against known logs; its page of any log:
+escaped, self-contained, reproducible, not too large.
+"""
 
 import html.parser
 import itertools
@@ -124,7 +126,9 @@ def test_times_add_up_to_the_time_to_train(tmp_path_factory, gaps, rest, eval_se
 
 
 def test_reference_and_score_factor_are_the_official_ones(tmp_path):
-    """The factor is that of Dell's published scaling.json for 2 x XE9712 in v5.0: batch 768, 2361776.125 samples."""
+    """The factor is that of Dell's published scaling.json for 2 x XE9712 in v5.0:
+    batch 768, 2361776.125 samples.
+    """
     point = reference_point(768)
     assert scaling(2361776.125, point) == pytest.approx(1.0347862833364607, rel=1e-8)
     assert scaling(point.mean_samples + 1, point) == 1.0

@@ -1,4 +1,6 @@
-"""Runs that were interrupted and restarted: report, diff and check give the numbers of the whole run."""
+"""Runs that were interrupted and restarted: report,
+diff and check give the numbers of the whole run.
+"""
 
 import json
 import shutil
@@ -76,7 +78,9 @@ def write_restarted(folder, elapsed):
 
 @pytest.mark.parametrize("elapsed", [11.0, None])
 def test_a_run_that_was_killed_and_continued_is_one_run(tmp_path, elapsed, run_mlbert):
-    """Logs of earlier versions do not record the time before them; then it follows from the summary."""
+    """Logs of earlier versions do not record the time before them;
+    then it follows from the summary.
+    """
     log = write_restarted(tmp_path, elapsed)
     summary = {"seconds_to_train": 28.0, "samples": 400}
     write_files(tmp_path, {"run_0/summary.json": json.dumps(summary)})

@@ -1,4 +1,5 @@
-"""MLPerf logs for other people's training loops: a context manager for plain PyTorch, a callback for Hugging Face.
+"""MLPerf logs for other people's training loops: a context manager for plain PyTorch,
+a callback for Hugging Face.
 
     with MLPerfCallback(folder, index, submitter=..., system_name=...) as log:
         ...                                         # build model and optimizer
@@ -11,7 +12,8 @@
     trainer = transformers.Trainer(..., callbacks=[MLPerfCallback(...)])
 
 Each object writes one run's log, ``<folder>/results/<system_name>/bert/result_<index>.txt``, and
-``<folder>/systems/<system_name>.json`` if it does not exist. Argument names match Composer's callback of the same name.
+``<folder>/systems/<system_name>.json`` if it does not exist. Argument names match Composer's
+callback of the same name.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ from mlbert.mlperf.mllog import MLPerfLogger, constants
 
 __all__ = ["MLPerfCallback"]
 
-# Keys the user must supply in either division; the 5.0.0 checkers also require REQUIRED_IN_CLOSED in closed.
+# Keys the user must supply in either division; the 5.0.0 checkers also require REQUIRED_IN_CLOSED
+# in closed.
 REQUIRED = (
     "seed",
     "global_batch_size",
@@ -59,8 +62,8 @@ Value = int | float | str
 class MLPerfCallback:
     """Write one run's MLPerf log, as a context manager or as a callback of `transformers.Trainer`.
 
-    If the block or the process ends before the target is reached, the log is closed as aborted. Only rank 0 writes;
-    every rank may call every method.
+    If the block or the process ends before the target is reached, the log is closed as aborted.
+    Only rank 0 writes; every rank may call every method.
 
     Args:
         root_folder: submission folder, in which ``results/`` and ``systems/`` are created.
@@ -68,21 +71,22 @@ class MLPerfCallback:
         benchmark: "bert", the only benchmark supported.
         target: accuracy, 0 to 1, at which the run succeeds.
         division: "open" or "closed".
-        metric_name, metric_label: a Trainer's metric, looked up as ``<metric_label>_<metric_name>``; evaluations with
-            another label are not logged.
+        metric_name, metric_label: a Trainer's metric, looked up as
+            ``<metric_label>_<metric_name>``; evaluations with another label are not logged.
         submitter: submitting organisation (default: MLPERF_SUBMISSION_ORG).
-        system_name: name of the results folder (default: MLPERF_SUBMISSION_PLATFORM, or ``<ranks>x<device>``).
+        system_name: name of the results folder (default: MLPERF_SUBMISSION_PLATFORM, or
+            ``<ranks>x<device>``).
         status: "onprem", "cloud", "preview" or "research".
-        cache_clear_cmd: command that drops the page cache, run without a shell by the first rank of each node. With
-            None, the log says that caches were not cleared.
+        cache_clear_cmd: command that drops the page cache, run without a shell by the first rank of
+            each node. With None, the log says that caches were not cleared.
         host_processors_per_node: processors of a node (default: as Linux reports).
         exit_at_target: stop the Trainer when the target is reached.
         hyperparameters: values known so far, by their log keys.
         rank: rank of this process (default: RANK, or 0).
 
     Raises:
-        UserError: an argument is invalid, the result exists, the existing system description differs, or the command
-            or a write failed.
+        UserError: an argument is invalid, the result exists, the existing system description
+            differs, or the command or a write failed.
     """
 
     def __init__(
@@ -186,8 +190,8 @@ class MLPerfCallback:
         """End the initialisation and start the clock.
 
         Args:
-            hyperparameters: values by their log keys, added to the constructor's. Together they must contain
-                `REQUIRED` and, in the closed division, `REQUIRED_IN_CLOSED`.
+            hyperparameters: values by their log keys, added to the constructor's. Together they
+                must contain `REQUIRED` and, in the closed division, `REQUIRED_IN_CLOSED`.
 
         Raises:
             UserError: hyper-parameters are missing, or the clock is already running.
@@ -198,7 +202,8 @@ class MLPerfCallback:
         """Log that an evaluation begins after ``samples`` training samples.
 
         Raises:
-            UserError: training has not begun, another evaluation has not ended, or ``samples`` went down.
+            UserError: training has not begun, another evaluation has not ended,
+                or ``samples`` went down.
         """
         if self._log.status is not None:
             return
@@ -209,7 +214,9 @@ class MLPerfCallback:
         self._log.start(constants.EVAL_START, metadata={"epoch_num": self._samples})
 
     def eval_end(self, samples: int, accuracy: Any) -> bool:
-        """Log the end of an evaluation. The first one that reaches the target closes the log with success.
+        """Log the end of an evaluation.
+
+        The first one that reaches the target closes the log with success.
 
         Args:
             samples: the same count as in `eval_start`.
@@ -249,7 +256,9 @@ class MLPerfCallback:
     # Events of Hugging Face's Trainer; `__getattr__` ignores all others
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Take the hyper-parameters missing from the constructor from the Trainer's arguments, and start the clock."""
+        """Take the hyper-parameters missing from the constructor from the Trainer's arguments,
+        and start the clock.
+        """
         batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         warmup = int(args.get_warmup_steps(state.max_steps))
         own: dict[str, Value] = {
@@ -266,7 +275,9 @@ class MLPerfCallback:
         self._start(own | self._known, [key for key in REQUIRED if key not in _AT_THE_END])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Log the start of an evaluation that follows this step, unless a later callback requested it."""
+        """Log the start of an evaluation that follows this step,
+        unless a later callback requested it.
+        """
         if control.should_evaluate and not self._evaluates:
             self.eval_start(self._samples_of(state))
 
@@ -345,7 +356,10 @@ class MLPerfCallback:
 
 
 def _out_of_order(call: str) -> UserError:
-    remedy = "Call fit_start once for each MLPerfCallback, then eval_start and eval_end in turn with growing samples"
+    remedy = (
+        "Call fit_start once for each MLPerfCallback, "
+        "then eval_start and eval_end in turn with growing samples"
+    )
     return UserError("callback.order", call, "is out of order", remedy)
 
 

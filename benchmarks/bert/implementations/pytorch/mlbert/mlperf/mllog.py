@@ -1,8 +1,9 @@
 """The MLPerf log of a run, on top of the official ``mlperf_logging.mllog``.
 
-Rank 0 writes; the other ranks only validate their values. Every line carries the tree-relative file and the line number
-of the call that logged it. Values must be plain numbers, text or booleans: a tensor would hide a device
-synchronisation, and the official package would log a useless line for it instead of failing.
+Rank 0 writes; the other ranks only validate their values. Every line carries the tree-relative file
+and the line number of the call that logged it. Values must be plain numbers, text or booleans: a
+tensor would hide a device synchronisation, and the official package would log a useless line for it
+instead of failing.
 
 The rules and the checkers require this order::
 
@@ -52,7 +53,9 @@ _LOCK_PAUSE_SECONDS = 0.1
 
 
 class _Writer(MLLogger):
-    """The official logger, but errors raise and its lines cannot be misread by the official checkers."""
+    """The official logger, but errors raise and its lines cannot be misread by the official
+    checkers.
+    """
 
     def _do_log(self, level: int, message: str, clear_line: bool = False) -> None:
         if level >= logging.ERROR:
@@ -119,7 +122,8 @@ class MLPerfLogger:
     def run_stop(self, status: str, metadata: Metadata = None) -> bool:
         """Log the end of the run once, with status "success" or "aborted".
 
-        ``metadata`` is logged with it, such as the reason for an abort. Returns True if this call logged the end.
+        ``metadata`` is logged with it, such as the reason for an abort.
+        Returns True if this call logged the end.
         """
         assert status in (constants.SUCCESS, constants.ABORTED), status
         return self._stop_run(status, metadata, _caller())
@@ -140,9 +144,11 @@ class MLPerfLogger:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Hold a file lock while closing the log: two ranks may close a lost rank's log, or it may wake up meanwhile.
+        """Hold a file lock while closing the log: two ranks may close a lost rank's log,
+        or it may wake up meanwhile.
 
-        Gives up after 2 s, so that a rank suspended while it holds the lock does not block the others.
+        Gives up after 2 s, so that a rank suspended while it holds the lock does not block the
+        others.
         """
         stream = self._handler.stream if self._handler is not None else None
         if stream is None:
@@ -161,7 +167,9 @@ class MLPerfLogger:
                 fcntl.flock(stream, fcntl.LOCK_UN)
 
     def _was_closed_by_another(self) -> bool:
-        """Return True if another rank closed this log because it believed this rank lost (see `close_interrupted`)."""
+        """Return True if another rank closed this log because it believed this rank lost (see
+        `close_interrupted`).
+        """
         if self._writer is None or self.path is None or not self.path.is_file():
             return False
         return f'"{constants.RUN_STOP}"' in self.path.read_text(encoding="utf-8", errors="replace")
@@ -195,7 +203,8 @@ class MLPerfLogger:
 def close_interrupted(path: Path, root: Path, reason: str) -> bool:
     """Close the log of a dead process with run_stop, status aborted.
 
-    A log without run_start or with run_stop is left as it is. Returns True if this call closed the log.
+    A log without run_start or with run_stop is left as it is.
+    Returns True if this call closed the log.
 
     Raises:
         UserError: the file cannot be read or written.
@@ -214,7 +223,9 @@ def close_interrupted(path: Path, root: Path, reason: str) -> bool:
 
 
 def _hide_texts(line: str) -> str:
-    """Return the same JSON with the strings that the official tools misread escaped (``\\u0065val_accuracy``)."""
+    """Return the same JSON with the strings that the official tools misread escaped
+    (``\\u0065val_accuracy``).
+    """
     for text in (*_MISREAD_TEXTS, _TOKEN):
         if f'"key": "{text}"' not in line:
             line = line.replace(text, f"\\u{ord(text[0]):04x}{text[1:]}")

@@ -1,8 +1,10 @@
-"""MLPerf Training rules for BERT, ruleset 5.0.0: target, evaluation grid, reference convergence points.
+"""MLPerf Training rules for BERT, ruleset 5.0.0: target, evaluation grid,
+reference convergence points.
 
 Only what a training program needs: `mlaudit` judges by rules of its own.
 
-Sources: mlcommons/training_policies (rules of the v5.0 round) and mlcommons/logging (``rcps_bert.json``).
+Sources: mlcommons/training_policies (rules of the v5.0 round)
+and mlcommons/logging (``rcps_bert.json``).
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ _ONE_SIDED_T_95 = {24: 1.710882, 26: 1.705618, 27: 1.703288}
 
 
 def global_batch_size(train_batch_size: int, world_size: int, average_packing_rate: float) -> int:
-    """Return the nominal sequences per step over all ranks: packs per rank x ranks x nominal sequences per pack."""
+    """Return the nominal sequences per step over all ranks:
+    packs per rank x ranks x nominal sequences per pack.
+    """
     return round(train_batch_size * world_size * average_packing_rate)
 
 
@@ -43,7 +47,9 @@ def eval_interval(global_batch_size: int) -> int:
 
 @dataclass(frozen=True)
 class ReferencePoint:
-    """A reference convergence point (RCP): how many samples the reference code needs at one batch size."""
+    """A reference convergence point (RCP): how many samples the reference code needs at one batch
+    size.
+    """
 
     global_batch_size: int  # sequences per step
     mean_samples: float  # olympic mean of the samples to 0.720 over the reference runs
@@ -77,7 +83,9 @@ REFERENCE_POINTS: tuple[ReferencePoint, ...] = (
 
 
 def reference_point(global_batch_size: int) -> ReferencePoint | None:
-    """Return the point for a batch size: exact or interpolated, the smallest one below 448, None above 16384."""
+    """Return the point for a batch size: exact or interpolated, the smallest one below 448,
+    None above 16384.
+    """
     points = [point for point in REFERENCE_POINTS if point.pruned]
     if global_batch_size <= points[0].global_batch_size:
         return points[0]
