@@ -51,7 +51,9 @@ def add_line(path: Path, after: str, key: str, value: str) -> int:
 
 
 def copy_of_ours(folder: Path, num_logs: int = 1) -> list[Path]:
-    """Copy the first logs of a result of this code and its system description into a tree in the folder."""
+    """Copy the first logs of a result of this code
+    and its system description into a tree in the folder.
+    """
     (folder / "systems").mkdir(parents=True)
     results = folder / "results" / OURS / "bert"
     results.mkdir(parents=True)
@@ -83,7 +85,9 @@ def report(
     division: str | None = None,
     system: Mapping[str, Any] | None = None,
 ) -> Report:
-    """Return {check: (outcome, message)} of checks that do not pass; with a tree, read the system description too."""
+    """Return {check: (outcome, message)} of checks that do not pass;
+    with a tree, read the system description too.
+    """
     if tree is not None and system is None:
         system = json.loads(system_of(logs).read_text())
     rows = run_checks(ResultSet([read_log(log) for log in logs], system, division, tree), "here")

@@ -1,4 +1,6 @@
-"""Committed and simulated result sets that tests edit, and the findings of our own checks on them."""
+"""Committed and simulated result sets that tests edit,
+and the findings of our own checks on them.
+"""
 
 import json
 import random
@@ -55,8 +57,9 @@ def committed(folder: Path) -> list[Run]:
 def simulated(seed: int, batch: int = 768, speed: float = 0.1, slow: bool = False) -> list[Run]:
     """Return ten valid packed runs of another program in the closed division, one after the other.
 
-    Speeds vary by 10 % between runs and between intervals. Evaluations come at the first step that reaches the grid;
-    sizes of steps vary by 5 %. With ``slow``, one interval takes three times as long.
+    Speeds vary by 10 % between runs and between intervals. Evaluations come at the first step that
+    reaches the grid; sizes of steps vary by 5 %. With ``slow``, one interval takes three times as
+    long.
     """
     chance = random.Random(seed)
     runs: list[Run] = []
@@ -126,7 +129,9 @@ def write(runs: list[Run], folder: Path) -> list[Log]:
 
 
 def report(runs: list[Run], folder: Path, **about: Any) -> Report:
-    """Run the checks of settings, times and evaluations; return {check: (outcome, message)} unless it passes."""
+    """Run the checks of settings, times and evaluations;
+    return {check: (outcome, message)} unless it passes.
+    """
     results = ResultSet(write(runs, folder), **about)
     findings = [
         finding_of(name, "here", list(CHECKS[name].function(results)), "") for name in _CHECKS

@@ -1,4 +1,7 @@
-"""Edits of runs that a test has read: of a line's value, metadata, place and time. Run 3 unless another is named."""
+"""Edits of runs that a test has read: of a line's value, metadata, place and time.
+
+Run 3 unless another is named.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -36,7 +39,9 @@ def keep(is_kept: Callable[[Line], bool]) -> Edit:
 
 
 def insert(before: str, like: str = "", index: int = 0, which: int = 3, **changes: Any) -> Edit:
-    """Return an edit that inserts a changed copy of the first line ``like``, or of the line that it is put before."""
+    """Return an edit that inserts a changed copy of the first line ``like``,
+    or of the line that it is put before.
+    """
 
     def edit(runs: list[Run]) -> None:
         after = nth(runs[which], before, index)

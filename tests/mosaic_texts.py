@@ -1,4 +1,6 @@
-"""MDS sets of texts that count, their vocabulary, and a main.py YAML for a model that can learn to count."""
+"""MDS sets of texts that count, their vocabulary,
+and a main.py YAML for a model that can learn to count.
+"""
 
 import random
 from pathlib import Path
@@ -13,7 +15,9 @@ BASE = ("data_local=data", "tokenizer_name=vocab.txt", "max_seq_len=24", "optimi
 
 
 def make_texts(folder: Path, tree_root: Path) -> None:
-    """Write data/train_small, data/val, vocab.txt and main.yaml (the published smoke test with a tiny shape)."""
+    """Write data/train_small, data/val, vocab.txt
+    and main.yaml (the published smoke test with a tiny shape).
+    """
     draw = random.Random(1)
     (folder / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *WORDS]) + "\n", encoding="utf-8")
     for split, count in (("train_small", 400), ("val", 40)):

@@ -1,8 +1,10 @@
-"""Pre-train both models for the same time on Python's documentation, fine-tune both, and compare their scores.
+"""Pre-train both models for the same time on Python's documentation, fine-tune both,
+and compare their scores.
 
     python demonstrate.py [--out DIR] [--seconds N]
 
-On 2 CPU cores it takes less than 15 minutes, without network access. Each step runs a program of this folder.
+On 2 CPU cores it takes less than 15 minutes, without network access.
+Each step runs a program of this folder.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ CALIBRATION_STEPS = 20
 EVALUATIONS = 6
 BATCH = 64
 # Small enough to learn from little text in little time.
-SHAPE = "num_hidden_layers: 1, initializer_range: 0.12, hidden_dropout_prob: 0.0, attention_probs_dropout_prob: 0.0"
+SHAPE = (
+    "num_hidden_layers: 1, initializer_range: 0.12, hidden_dropout_prob: 0.0, "
+    "attention_probs_dropout_prob: 0.0"
+)
 TRAINING = (
     "data_local=data",
     "train_loader.dataset.split=train",
@@ -43,7 +48,9 @@ RATES = {"hf_bert": "0.15", "mosaic_bert": "0.3"}  # published
 
 
 def start(folder: Path, program: str, *words: str) -> None:
-    """Run a program of this folder, or a module, in ``folder``; exit with its status if it fails."""
+    """Run a program of this folder, or a module, in ``folder``;
+    exit with its status if it fails.
+    """
     print(f"$ python {program} {' '.join(words)}", flush=True)
     place = program if program == "-m" else str(HERE / program)
     done = subprocess.run([sys.executable, place, *words], cwd=folder, check=False)

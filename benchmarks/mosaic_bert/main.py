@@ -1,4 +1,6 @@
-"""Pre-train a masked LM on streamed text: python main.py YAML [name=value ...], or with mlbert launch local."""
+"""Pre-train a masked LM on streamed text: python main.py YAML [name=value ...],
+or with mlbert launch local.
+"""
 
 import sys
 

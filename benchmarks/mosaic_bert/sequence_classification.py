@@ -1,4 +1,6 @@
-"""Fine-tune on a task: python sequence_classification.py YAML [name=value ...], or with mlbert launch local."""
+"""Fine-tune on a task: python sequence_classification.py YAML [name=value ...],
+or with mlbert launch local.
+"""
 
 import sys
 

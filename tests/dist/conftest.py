@@ -1,4 +1,6 @@
-"""Put this folder on the path, so that tests and ranks can import the harness and the rank programs."""
+"""Put this folder on the path, so that tests and ranks can import the harness
+and the rank programs.
+"""
 
 import sys
 from pathlib import Path

@@ -2,9 +2,9 @@
 
     values = run_ranks(sum_of_ranks, 2, tmp_path, scale=3)
 
-Each rank is a separate process with RANK, WORLD_SIZE and so on set. The function gets the started `World` and the
-keyword arguments, and returns a JSON-serializable value. The processes are forked from a server that has already
-imported torch, which saves seconds per process.
+Each rank is a separate process with RANK, WORLD_SIZE and so on set. The function gets the started
+`World` and the keyword arguments, and returns a JSON-serializable value. The processes are forked
+from a server that has already imported torch, which saves seconds per process.
 """
 
 import contextlib
@@ -36,7 +36,9 @@ TAIL_LINES = 40
 
 
 class Rank:
-    """A process, forked from the server, that calls a function with the given environment and output file."""
+    """A process, forked from the server, that calls a function with the given environment and
+    output file.
+    """
 
     def __init__(
         self,
@@ -77,14 +79,18 @@ class Rank:
 
 
 def named(function: Callable[..., object]) -> tuple[str, str]:
-    """Return the module and the name by which a process imports a function; pytest adds a test's folders to them."""
+    """Return the module and the name by which a process imports a function;
+    pytest adds a test's folders to them.
+    """
     return function.__module__.removeprefix("tests.dist."), function.__name__
 
 
 def run_program(
     program: str | Path, words: Sequence[str], folder: Path, environ: dict[str, str]
 ) -> Rank:
-    """Start a Python file with arguments in a folder, as `python program words` does, but without importing torch."""
+    """Start a Python file with arguments in a folder, as `python program words` does,
+    but without importing torch.
+    """
     output = Path(tempfile.mkstemp(dir=folder)[1])
     return Rank(run_as_main, ([str(program), *words], str(folder)), environ, output)
 
@@ -155,10 +161,11 @@ def run_ranks(
     check: bool = True,
     **kwargs: Any,
 ) -> list[Any]:
-    """Run a test's function on up to four ranks, and return its values; nodes have `node_size` ranks (None: all).
+    """Run a test's function on up to four ranks, and return its values;
+    nodes have `node_size` ranks (None: all).
 
-    If a rank fails or does not end in time, kill all and raise an error with its output. Without `check`, a rank may
-    fail; return the exit code and the output of each.
+    If a rank fails or does not end in time, kill all and raise an error with its output. Without
+    `check`, a rank may fail; return the exit code and the output of each.
     """
     folder = Path(tempfile.mkdtemp(dir=tmp_path))
     ranks = start_ranks(
@@ -182,7 +189,8 @@ def run_ranks(
     if failed:
         tail = "\n".join(outputs[ranks.index(failed)].splitlines()[-TAIL_LINES:])
         raise AssertionError(
-            f"{function.__name__}: exit codes {codes}; output of rank {ranks.index(failed)}:\n{tail}"
+            f"{function.__name__}: exit codes {codes}; output of rank "
+            f"{ranks.index(failed)}:\n{tail}"
         )
     if not check:
         return list(zip(codes, outputs, strict=True))

@@ -1,4 +1,6 @@
-"""torchrun as in docs/torchrun.md: a killed rank is restarted, the run continues exactly, and nodes end quietly."""
+"""torchrun as in docs/torchrun.md: a killed rank is restarted, the run continues exactly,
+and nodes end quietly.
+"""
 
 import os
 import signal
@@ -32,7 +34,9 @@ def exports_of_a_run(folder: Path, tree_root: Path, name: str) -> dict[str, str]
 
 @pytest.mark.slow
 def test_killed_rank_does_not_change_the_final_weights(tmp_path: Path, tree_root: Path) -> None:
-    """Run two ranks undisturbed, and then with two torchrun agents, as on two machines with one rank each."""
+    """Run two ranks undisturbed, and then with two torchrun agents,
+    as on two machines with one rank each.
+    """
     program = tree_root / IMPLEMENTATIONS / "cpu_demo/run_pretraining.py"
     port, own_port = free_ports(2)
     own = exports_of_a_run(tmp_path, tree_root, "whole")

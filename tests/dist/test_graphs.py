@@ -39,7 +39,9 @@ def train(world: World) -> list[dict[str, Any]]:
 
 
 def train_once(world: World, mode: GraphMode, way: str, recorded: bool) -> dict[str, Any]:
-    """Run three steps of two micro-batches; return the norms and a hash of everything that changed."""
+    """Run three steps of two micro-batches; return the norms
+    and a hash of everything that changed.
+    """
     model = BertForPreTraining(SHAPE, torch.bfloat16, fp8_products=Products())
     model.initialize(SEED)
     flat = FlatParameters(model.ordered_parameters())
@@ -118,7 +120,9 @@ def test_replayed_steps_are_bit_equal(tmp_path: Path) -> None:
 
 
 def divisors(world: World) -> dict[str, Any]:
-    """Return the loss divisors of a step on this rank for both scopes, and the counts of its batches."""
+    """Return the loss divisors of a step on this rank for both scopes,
+    and the counts of its batches.
+    """
     model = BertForPreTraining(SHAPE)
     found: dict[str, Any] = {}
     sizes = {
@@ -146,8 +150,9 @@ def divisors(world: World) -> dict[str, Any]:
 
 
 def test_loss_divisors(tmp_path: Path) -> None:
-    """Divisors are the counts of all ranks, or the rank's own counts times the number of ranks, since gradients are
-    summed. A warning on one rank reaches all ranks."""
+    """Divisors are the counts of all ranks, or the rank's own counts times the number of ranks,
+    since gradients are summed. A warning on one rank reaches all ranks.
+    """
     ranks = run_ranks(divisors, 2, tmp_path)
     masked, samples = (sum(rank["own"][i] for rank in ranks) for i in (0, 1))
     assert ranks[0]["own"] != ranks[1]["own"]

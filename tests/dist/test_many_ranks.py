@@ -1,8 +1,9 @@
 """Many forked ranks start with few descriptors and little work, and name a killed one.
 
-Only the model is missing: rendezvous, connections, health monitoring and counts are those of a training run. Each rank
-writes <folder>/<rank>.json; the rank that reports the killed one writes <folder>/story_<rank>.txt. With 0 steps, the
-victim is killed once all ranks are monitored, before the first collective.
+Only the model is missing: rendezvous, connections, health monitoring and counts are those of a
+training run. Each rank writes <folder>/<rank>.json; the rank that reports the killed one writes
+<folder>/story_<rank>.txt. With 0 steps, the victim is killed once all ranks are monitored, before
+the first collective.
 """
 
 import json
@@ -59,7 +60,9 @@ def wait_for_mark(name: str, folder: Path, ranks: int) -> None:
 
 
 def train(world: World, folder: Path, victim: int, steps: int, mark: Mark) -> None:
-    """Start as training does and run the steps; then the victim is killed while the others wait for it."""
+    """Start as training does and run the steps; then the victim is killed while the others wait for
+    it.
+    """
 
     def close_log(status: str, reason: str | None) -> None:
         if not list(folder.glob("story_*")):  # the first call of any rank counts, as with the log

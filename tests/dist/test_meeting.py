@@ -1,4 +1,6 @@
-"""Before collectives are available: a hung rank is named, and an error on several ranks is printed once."""
+"""Before collectives are available: a hung rank is named,
+and an error on several ranks is printed once.
+"""
 
 import os
 import resource
@@ -39,7 +41,9 @@ def outcome(
     size: int = 2,
     stopped: int = -1,
 ) -> tuple[list[int | None], list[str]]:
-    """Return the exit codes and all error lines but gloo's own; kill the stopped rank at the end."""
+    """Return the exit codes and all error lines but gloo's own;
+    kill the stopped rank at the end.
+    """
     ranks = start_ranks(function, arguments, size, folder)
     ending = sorted(range(size), key=lambda rank: rank == stopped)
     lines = [
@@ -92,7 +96,9 @@ def test_rank_that_stops_while_joining_is_named_once(
 
 
 def gather_and_leave() -> None:
-    """Gather the hosts and exit; rank 0, whose process holds the store, has read them a second before the others."""
+    """Gather the hosts and exit; rank 0, whose process holds the store,
+    has read them a second before the others.
+    """
     world = World.identify()
 
     class SlowStore(dist.PrefixStore):

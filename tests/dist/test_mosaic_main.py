@@ -1,4 +1,6 @@
-"""main.py on text sets: both models learn, runs resume on a different number of ranks, errors are one line."""
+"""main.py on text sets: both models learn, runs resume on a different number of ranks,
+errors are one line.
+"""
 
 import json
 import math
@@ -182,7 +184,8 @@ def test_streams_of_several_sets(tree_root: Path, work: Path) -> None:
         "train_loader.dataset.streams={a: {local: data, repeat: 0.5}, b: {local: data, split: val}}"
     )
     words.append(
-        "eval_loader.dataset.streams={a: {local: data, split: val}, b: {local: data, split: val, choose: 7}}"
+        "eval_loader.dataset.streams={a: {local: data, split: val}, b: {local: data, split: "
+        "val, choose: 7}}"
     )
     printed = run(tree_root, work, *words)
     train, held_out = (len(MdsReader(work / "data" / name)) for name in ("train_small", "val"))

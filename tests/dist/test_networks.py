@@ -1,4 +1,6 @@
-"""Ranks on machines with networks of their own: whose names resolve badly, or that rank 0's address does not reach."""
+"""Ranks on machines with networks of their own: whose names resolve badly,
+or that rank 0's address does not reach.
+"""
 
 import os
 import socket
@@ -13,8 +15,8 @@ from mlbert.distributed import rendezvous
 from mlbert.distributed.world import World
 from mlbert.host.command_line import exit_code
 
-# Make a network of NODES machines, 10.9.0.1 and so on, and run a program on each, with its index as RANK. As on Debian,
-# the name of each machine resolves to 127.0.1.1 on itself.
+# Make a network of NODES machines, 10.9.0.1 and so on, and run a program on each, with its index as
+# RANK. As on Debian, the name of each machine resolves to 127.0.1.1 on itself.
 NETWORK = r"""
 set -e
 ip link set lo up
@@ -81,7 +83,9 @@ def _networks(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def meet(seconds: str) -> None:
-    """Connect to the other ranks, which have this many seconds for each part of it, and add a number up."""
+    """Connect to the other ranks, which have this many seconds for each part of it,
+    and add a number up.
+    """
     rendezvous.JOIN_SECONDS = float(seconds)
     rendezvous.HEAD_SECONDS = 2.0
     rendezvous.GRACE_SECONDS = 3.0
@@ -97,7 +101,9 @@ def meet(seconds: str) -> None:
 
 
 def meet_on_nodes(folder: Path, seconds: int, **exports: str) -> tuple[list[int], list[str]]:
-    """Return the exit codes of three ranks, each on its own node, and the lines they print but torch's warnings."""
+    """Return the exit codes of three ranks, each on its own node,
+    and the lines they print but torch's warnings.
+    """
     words = [sys.executable, "-c", PROGRAM, str(seconds)]
     exports["PYTHONPATH"] = (
         f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}:" + ":".join(sys.path)
@@ -115,7 +121,9 @@ def meet_on_nodes(folder: Path, seconds: int, **exports: str) -> tuple[list[int]
 
 @pytest.mark.usefixtures("_networks")
 def test_a_name_that_resolves_to_the_machine_itself_does_not_matter(tmp_path: Path) -> None:
-    """Not even on rank 0's machine, which then reaches itself at an address that the others cannot."""
+    """Not even on rank 0's machine, which then reaches itself at an address
+    that the others cannot.
+    """
     assert meet_on_nodes(tmp_path, 60, MASTER_ADDR="node0") == ([0, 0, 0], [])
 
 

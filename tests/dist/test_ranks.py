@@ -40,7 +40,9 @@ def small_programs(world: World) -> dict[str, Any]:
 
 
 def uneven_nodes(world: World) -> list[str]:
-    """Return the errors of groups inside nodes if rank 1 claims local rank 0, as with round-robin placement."""
+    """Return the errors of groups inside nodes if rank 1 claims local rank 0,
+    as with round-robin placement.
+    """
     placed = replace(world, local_rank=0) if world.rank == 1 else world
     with pytest.raises(UserError) as sharding:
         ShardGroups.inside_nodes(placed)
@@ -54,7 +56,9 @@ def measure_as(world: World, hosts: list[str]) -> dict[str, Any]:
 
 
 def test_small_programs(tmp_path: Path) -> None:
-    """Padding is exchanged by a rank alone, its node or all; groups inside nodes need ranks numbered node by node."""
+    """Padding is exchanged by a rank alone, its node or all;
+    groups inside nodes need ranks numbered node by node.
+    """
     for found in run_ranks(small_programs, 4, tmp_path, node_size=2):
         sharding, exchange = found.pop("uneven nodes")
         assert "numbered node by node" in sharding
@@ -87,8 +91,9 @@ def test_network_benchmark_measures_every_link(tmp_path: Path) -> None:
 
 
 def lose_a_rank(world: World, how: str) -> None:
-    """Rank 1 kills or suspends itself in the middle of a step, or before ranks are connected ("kill early"); the others
-    exit with the error from finish()."""
+    """Rank 1 kills or suspends itself in the middle of a step, or before ranks are connected ("kill
+    early"); the others exit with the error from finish().
+    """
     parameter = nn.Parameter(torch.ones(1 << 16))
     flat = FlatParameters([("w", parameter)])
     buckets = cut_buckets(flat.offsets, flat.numel, flat.numel)

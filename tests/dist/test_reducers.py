@@ -1,4 +1,6 @@
-"""Sums of gradients on four ranks: against one process, clipped, rounded to bfloat16, overlapping backward."""
+"""Sums of gradients on four ranks: against one process, clipped, rounded to bfloat16,
+overlapping backward.
+"""
 
 import math
 from typing import Any
@@ -17,7 +19,8 @@ from mlbert.optim.flat import FlatParameters
 from mlbert.optim.lamb import Lamb
 
 Ranks = list[dict[str, Any]]
-# float32 sums in another order, of gradients of about 1 (weights: after LAMB's division by their norm).
+# float32 sums in another order, of gradients of about 1 (weights: after LAMB's division by their
+# norm).
 TOLERANCE = 2e-6
 SAMPLES = 8
 VOCABULARY = 11
@@ -75,7 +78,9 @@ def parts_of(flat: FlatParameters, world: World, bucket_elements: int) -> tuple[
 
 
 def train(world: World, accumulation: int = 1) -> dict[str, Any]:
-    """Train the tiny model with LAMB and a global batch of 8; the optional layer is used in the last update only."""
+    """Train the tiny model with LAMB and a global batch of 8;
+    the optional layer is used in the last update only.
+    """
     torch.manual_seed(5)
     model = TinyModel()
     flat = FlatParameters(model.named_parameters())
@@ -117,7 +122,9 @@ def test_training_matches_one_process(ranks: Ranks, accumulation: str) -> None:
 
 
 def uneven_use(world: World) -> dict[str, Any]:
-    """Use a layer on rank 0 only, so that buckets become ready in a different order on each rank."""
+    """Use a layer on rank 0 only, so that buckets become ready in a different order on each
+    rank.
+    """
     torch.manual_seed(5)
     model = TinyModel()
     flat = FlatParameters(model.named_parameters())
@@ -133,7 +140,9 @@ def uneven_use(world: World) -> dict[str, Any]:
 
 
 def one_parameter(world: World) -> dict[str, Any]:
-    """Return the sum of a gradient that only rank 0 has, and the error of a second backward pass."""
+    """Return the sum of a gradient that only rank 0 has,
+    and the error of a second backward pass.
+    """
     parameter = nn.Parameter(torch.ones(3))
     reducer = GradientReducer(
         *parts_of(FlatParameters([("w", parameter)]), world, 3), clip_before=None
@@ -163,8 +172,10 @@ def test_ranks_may_use_different_parameters_or_none(ranks: Ranks) -> None:
 
 
 def overlap(world: World, clips: bool) -> dict[str, Any]:
-    """Return the buckets that are ready (clipped, if it clips) and the sums that it has chained to clipping when
-    backward reaches the first of four layers, one bucket each, in each of two micro-batches."""
+    """Return the buckets that are ready (clipped, if it clips) and the sums that it has chained to
+    clipping when backward reaches the first of four layers, one bucket each, in each of two
+    micro-batches.
+    """
     layers = [nn.Linear(64, 64) for _ in range(4)]
     flat = FlatParameters(nn.Sequential(*layers).named_parameters())
     parts = parts_of(flat, world, 64 * 64)
@@ -188,8 +199,9 @@ def overlap(world: World, clips: bool) -> dict[str, Any]:
 
 
 def test_reduction_and_clipping_overlap_backward(ranks: Ranks) -> None:
-    """When backward reaches the first layer, three layers have their gradients: in the earlier micro-batch they may
-    already be clipped, but only in the last one their sums have started."""
+    """When backward reaches the first layer, three layers have their gradients: in the earlier
+    micro-batch they may already be clipped, but only in the last one their sums have started.
+    """
     for rank in ranks:
         (started, _), (started_in_last, _) = rank["overlap"]["seen"]
         assert started == 0, "an earlier micro-batch must not start a sum"
@@ -212,7 +224,9 @@ def clipped(
     scale: float | None = None,
     poisoned: bool = False,
 ) -> dict[str, Any]:
-    """Return the clipped gradient of a step, and the gradient of this rank's mean loss for each micro-batch."""
+    """Return the clipped gradient of a step, and the gradient of this rank's mean loss for each
+    micro-batch.
+    """
     torch.manual_seed(5)
     model = TinyModel()
     flat = FlatParameters(model.named_parameters())
@@ -256,7 +270,9 @@ def clipping(request: pytest.FixtureRequest) -> Ranks:
 
 @pytest.mark.parametrize("case", [name for name in CASES if name != "poisoned"])
 def test_clipped_buckets_match_the_formula(clipping: Ranks, case: str) -> None:
-    """The mean over ranks and micro-batches of gradients clipped by bucket; the norm is the root mean square before."""
+    """The mean over ranks and micro-batches of gradients clipped by bucket;
+    the norm is the root mean square before.
+    """
     found = [rank[case] for rank in clipping]
     max_norm = CASES[case]["max_norm"]
     gradients = torch.tensor([part for rank in found for part in rank["own"]], dtype=torch.float64)
@@ -336,7 +352,9 @@ def make_reducer(
 def summed(
     world: World, way: str, in_bf16: bool, bad: float = 1.0, scale: float = 1.0
 ) -> dict[str, Any]:
-    """Sum the same gradients twice, half of them in each of two micro-batches; return the full sum on every rank."""
+    """Sum the same gradients twice, half of them in each of two micro-batches;
+    return the full sum on every rank.
+    """
     flat, reducer, layout = make_reducer(
         world, way, in_bf16, None if scale == 1.0 else torch.tensor(scale)
     )
@@ -363,7 +381,9 @@ def summed(
 
 
 def everything(world: World) -> dict[str, Any]:
-    """Run all programs with the ranks started once, since starting takes longer than the programs."""
+    """Run all programs with the ranks started once,
+    since starting takes longer than the programs.
+    """
     ways = ("whole", "before", "buckets", "all", "node")
     return {
         "train": {str(n): train(world, n) for n in (1, 2)},
@@ -411,7 +431,8 @@ def test_sums_are_bit_equal_and_within_the_error_bound(
     for form, allowed in (("fp32", (0.0, 0.0)), ("bf16", roundings)):
         assert all(rank[form][way] == ranks[0][form][way] for rank in ranks)
         found = torch.tensor(ranks[0][form][way]["sum"], dtype=torch.float64)
-        # A sum that cancels is rounded relative to its computed value, which may be off by one addend's rounding.
+        # A sum that cancels is rounded relative to its computed value,
+        # which may be off by one addend's rounding.
         assert_within(found, shares, (allowed[0] + allowed[1] * allowed[0], allowed[1]))
     assert ranks[0]["bf16"][way]["sum"] != ranks[0]["fp32"][way]["sum"], "bf16 must round"
 

@@ -1,6 +1,8 @@
-"""Sharded optimizers on 1, 2 and 4 ranks against one process: odd sizes, skipped steps, checkpoints.
+"""Sharded optimizers on 1, 2 and 4 ranks against one process:
+odd sizes, skipped steps, checkpoints.
 
-Optimizers are sharded over all ranks and inside simulated nodes of one or two ranks, with exact and rounded all-gather.
+Optimizers are sharded over all ranks and inside simulated nodes of one or two ranks,
+with exact and rounded all-gather.
 """
 
 import functools
@@ -32,7 +34,8 @@ from unsharded import unsharded
 from user_errors import user_error
 
 OTHERS: tuple[type[CompiledOptimizer], ...] = (AdamW, StableAdamW, ACClip, Madgrad, SGD)
-# Those whose kernels sum over a tensor's ranks or keep the initial weights; the interpreter takes seconds for each.
+# Those whose kernels sum over a tensor's ranks or keep the initial weights;
+# the interpreter takes seconds for each.
 WITH_OWN_STATE = (StableAdamW, Madgrad)
 NUMBERS = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.01}
 SHARD_SHAPES = {
@@ -44,7 +47,8 @@ SHARD_SHAPES = {
 SHARD_SHAPES |= {"wide.weight": (64, 100), "last.bias": (5,)}
 UPDATES = 5
 SKIPPED = [False, False, True, False, False]
-# float32 gradients are summed in another order; weights are about 0.02 and change by 2 % per update.
+# float32 gradients are summed in another order; weights are about 0.02
+# and change by 2 % per update.
 TOLERANCES = {"rtol": 1e-5, "atol": 2e-8}
 
 
@@ -61,7 +65,9 @@ def random_parameters() -> list[tuple[str, nn.Parameter]]:
 
 
 def gradient_share(update: int, share: int, numel: int) -> Tensor:
-    """Return the gradient of one of four shares of a batch; in update 2, one element of one share is infinite."""
+    """Return the gradient of one of four shares of a batch;
+    in update 2, one element of one share is infinite.
+    """
     grad = torch.randn(numel, generator=torch.Generator().manual_seed(100 * update + share)) * 0.3
     if update == 2 and share == 3:
         grad[numel // 2] = torch.inf
@@ -100,7 +106,9 @@ def sharded_lamb(
     save_as: str | None = None,
     method: type[CompiledOptimizer] = Lamb,
 ) -> dict[str, Any]:
-    """Run LAMB or another optimizer on fixed gradients; optionally save the state after update 3 or load it."""
+    """Run LAMB or another optimizer on fixed gradients;
+    optionally save the state after update 3 or load it.
+    """
     flat, layout = make_layout(world, nodes, block_elements)
     reducer = ShardedReducer(
         flat.parameters, flat.padded_grad, flat.offsets, world, layout, clip_before
@@ -269,7 +277,9 @@ def unsharded_run() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def run_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Sharded]:
-    """Return a function that runs one of PLACEMENTS, unless it already has, and returns its `Sharded`."""
+    """Return a function that runs one of PLACEMENTS, unless it already has,
+    and returns its `Sharded`.
+    """
 
     @functools.cache
     def run(placement: str) -> Sharded:
@@ -336,7 +346,8 @@ def assert_equals_one_process(found: dict[str, Any], method: type[CompiledOptimi
         set_gradient(World(), flat, update)
         optimizer.step(0.02)
     assert found["skipped"] == SKIPPED
-    # Where gradients nearly cancel, two small numbers are divided: tolerances are relative to the update, 0.02.
+    # Where gradients nearly cancel, two small numbers are divided:
+    # tolerances are relative to the update, 0.02.
     torch.testing.assert_close(torch.tensor(found["weights"]), flat.data, rtol=1e-4, atol=2e-6)
 
 
@@ -355,7 +366,9 @@ def test_saved_state_is_independent_of_the_number_of_ranks(
 
 
 def reference_clipped_before(size: int) -> torch.Tensor:
-    """Return the weights if each rank's gradient, scaled to the mean of its samples, is clipped before the sum."""
+    """Return the weights if each rank's gradient, scaled to the mean of its samples,
+    is clipped before the sum.
+    """
     optimizer, flat = reference(None)
     for update in range(UPDATES):
         flat.zero_grad()
@@ -397,7 +410,9 @@ def test_all_ranks_are_bit_equal(placed: Sharded, unsharded_run: dict[str, Any])
 def test_rounded_all_gather_does_not_change_the_exact_weights(
     ranks: Sharded, form: str, dtype: torch.dtype
 ) -> None:
-    """The gradients do not depend on the weights here, so the exact weights equal those without rounding."""
+    """The gradients do not depend on the weights here,
+    so the exact weights equal those without rounding.
+    """
     whole, continued = (ranks.results[0]["rounded"][form][name] for name in ("whole", "continued"))
     plain = ranks.results[0]["plain"]
     assert all(whole[key] == plain[key] for key in ("weights", "norms", "skipped"))
@@ -423,7 +438,9 @@ def test_madgrad_saves_the_exact_initial_weights(ranks: Sharded) -> None:
 def test_triton_matches_unsharded_lamb(
     tmp_path: Path, unsharded_run: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two ranks in Triton's interpreter, with a skipped step and a resume; the host reads no values."""
+    """Two ranks in Triton's interpreter, with a skipped step and a resume;
+    the host reads no values.
+    """
     if importlib.util.find_spec("triton") is None:
         pytest.skip("triton is not installed")
     monkeypatch.setenv("TRITON_INTERPRET", "1")

@@ -1,4 +1,6 @@
-"""The timed part of a run contains no start-up work: no first use of a collective, no compilation, no capture."""
+"""The timed part of a run contains no start-up work:
+no first use of a collective, no compilation, no capture.
+"""
 
 import importlib
 import importlib.util

@@ -1,4 +1,6 @@
-"""Training on 1, 2 and 4 processes with the same global batch gives the same losses, with dropout."""
+"""Training on 1, 2 and 4 processes with the same global batch gives the same losses,
+with dropout.
+"""
 
 import contextlib
 import json
@@ -76,7 +78,8 @@ def test_losses_match_one_process(tmp_path, one_process):
     [
         (2, 2, TOLERANCE, {"exchange_padding": "all", "sharded_optimizer": "all"}),
         (4, 2, TOLERANCE, {"exchange_padding": "group", "sharded_optimizer": "node"}),
-        # The relative rounding error is a few times 2^-8: far less than a few updates change the loss.
+        # The relative rounding error is a few times 2^-8:
+        # far less than a few updates change the loss.
         (4, 2, 0.01, {"gradient_reduction": "bf16", "sharded_optimizer": "node"}),
     ],
     ids=["over all ranks", "inside two nodes", "bf16 reduction"],
@@ -110,7 +113,8 @@ def test_resume_on_two_processes_is_exact(tmp_path, changes):
     train_on(2, tmp_path, "whole", **changes)
     changes = {**changes, "save_checkpoint_steps": 1}
     train_on(2, tmp_path, "parts", max_steps=12, max_samples_termination=60, **changes)
-    # The first part ended at its sample limit. Without its summary, it looks like an interrupted run.
+    # The first part ended at its sample limit. Without its summary,
+    # it looks like an interrupted run.
     (tmp_path / "parts/run_0/summary.json").unlink()
     assert "resumed at step" in train_on(2, tmp_path, "parts", resume=1, **changes)
     whole, parts = (tmp_path / n / "run_0/weights/model.safetensors" for n in ("whole", "parts"))
@@ -118,7 +122,9 @@ def test_resume_on_two_processes_is_exact(tmp_path, changes):
 
 
 def load_checkpoint(world: World, folders: list[str]) -> dict[str, Any]:
-    """Load the newest checkpoint of this rank's folder; return its step and the bytes that this process read."""
+    """Load the newest checkpoint of this rank's folder;
+    return its step and the bytes that this process read.
+    """
     # rchar, which leaves out mapped files.
     before = int(Path("/proc/self/io").read_text().split()[1])
     try:
@@ -144,7 +150,9 @@ def test_one_rank_of_a_node_reads_a_checkpoint_to_check_it(tmp_path):
 
 
 def wait_for_slow_disks(world: World, folder: str) -> list[int]:
-    """Save and load on a disk that is slower than a collective may be; return the steps that were loaded."""
+    """Save and load on a disk that is slower than a collective may be;
+    return the steps that were loaded.
+    """
 
     def slowed(method: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *arguments: (time.sleep(SLOW_SECONDS), method(*arguments))[1]

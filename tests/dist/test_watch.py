@@ -33,7 +33,10 @@ INHERITED_FILES = 1100  # with a thousand ranks, connections have file descripto
 
 
 def train(world: World, folder: str, what: str, victim: int) -> int:
-    """Run six steps; in the fifth, one rank dies, hangs, stops, fails or gets a signal. Return the steps done."""
+    """Run six steps; in the fifth, one rank dies, hangs, stops, fails or gets a signal.
+
+    Return the steps done.
+    """
     story = Path(folder, f"story_{world.rank}.txt")
 
     def close_log(status: str, reason: str | None) -> None:
@@ -56,7 +59,8 @@ def train(world: World, folder: str, what: str, victim: int) -> int:
             if step == BAD_STEP and victim in (world.rank, ALL):
                 fail_as(what, story.parent)
             if step == BAD_STEP and (what, victim, world.rank) == ("stops", 0, 2):
-                # The launcher ends this rank after another one reported rank 0 as lost; it then reports to rank 0.
+                # The launcher ends this rank after another one reported rank 0 as lost;
+                # it then reports to rank 0.
                 threading.Timer(HANG_SECONDS + 2, os.kill, (os.getpid(), signal.SIGTERM)).start()
                 time.sleep(1000)
             if step == BAD_STEP and what == "dies and ends the others":
@@ -130,7 +134,9 @@ def open_many_files() -> None:
 def run_and_read_status(
     folder: Path, what: str, victim: int
 ) -> tuple[dict[str, str], tuple[int, ...], tuple[str, ...]]:
-    """Return the logged status by the file of the rank that logged it, and the exit codes and outputs of all ranks."""
+    """Return the logged status by the file of the rank that logged it,
+    and the exit codes and outputs of all ranks.
+    """
     results = run_ranks(train, 3, folder, check=False, folder=str(folder), what=what, victim=victim)
     return {path.stem: path.read_text() for path in folder.glob("story_*.txt")}, *zip(
         *results, strict=True
@@ -138,7 +144,9 @@ def run_and_read_status(
 
 
 def node_to_exclude(story):
-    """Return the node that run.sub takes to be lost for this reason, of the node that the reason names and another."""
+    """Return the node that run.sub takes to be lost for this reason,
+    of the node that the reason names and another.
+    """
     launch = Path(mlbert.__file__).parents[1] / "launch/lost_nodes.sh"
     program = 'source "$1"; nodes=("$2" other); named_node "$3"'
     words = ["bash", "-c", program, "bash", str(launch), story.split()[3], story]
@@ -265,7 +273,9 @@ def test_sigterm_on_all_ranks_names_no_failed_rank(tmp_path: Path) -> None:
 
 
 def test_successful_run_is_not_disturbed(tmp_path: Path) -> None:
-    """If the health monitor cannot read its connection, a rank is reported as silent after the hang timeout."""
+    """If the health monitor cannot read its connection,
+    a rank is reported as silent after the hang timeout.
+    """
     assert run_ranks(train, 3, tmp_path, folder=str(tmp_path), what="many files", victim=0) == [
         6,
         6,

@@ -25,7 +25,8 @@ DECLARATIONS = "mlbert.config.section"
 # Public in spite of the underscore: of named tuples.
 OF_NAMED_TUPLES = {"_asdict", "_fields", "_make", "_replace"}
 
-# What training must not know, except for their declarations of settings: it has protocols for the rest.
+# What training must not know, except for their declarations of settings:
+# it has protocols for the rest.
 HIDDEN_FROM_TRAINING = (
     "mlbert.recipes",
     "mlbert.models",
@@ -93,7 +94,9 @@ def imported_names(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def borrowed_private_names(path: Path) -> Iterator[str]:
-    """Yield the private names that a file imports from our modules, or reads as ``module._name``."""
+    """Yield the private names that a file imports from our modules,
+    or reads as ``module._name``.
+    """
     modules = set()
     for module, name in imported_names(path):
         if module.partition(".")[0] not in PACKAGES:

@@ -114,7 +114,9 @@ def test_invalid_flags_are_one_line_errors(tree_root, custom_corpus, tmp_path, m
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the working folder of the commands; the first command creates the task's files in it."""
+    """Return the working folder of the commands; the first command creates the task's files in
+    it.
+    """
     return tmp_path_factory.mktemp("mosaic bert")
 
 

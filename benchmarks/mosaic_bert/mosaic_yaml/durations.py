@@ -1,4 +1,6 @@
-"""Convert Composer's durations to steps: ``10ba``, ``286720000sp``, ``3ep``, ``5e9tok``, ``0.06dur``."""
+"""Convert Composer's durations to steps: ``10ba``, ``286720000sp``, ``3ep``,
+``5e9tok``, ``0.06dur``.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from mlbert.config.batch_growth import BatchGrowth
 from mlbert.host.errors import UserError
 from mosaic_yaml.nested_yaml import Leaves, YamlValue
 
-# Batches over all ranks (steps), sequences, passes over the data, tokens, and a fraction of max_duration.
+# Batches over all ranks (steps), sequences, passes over the data, tokens,
+# and a fraction of max_duration.
 UNITS = ("ba", "sp", "ep", "tok", "dur")
 _FORM = re.compile(r"\s*(\d[\d_]*(?:\.\d+)?(?:[eE]\+?\d+)?|\.\d+)\s*([A-Za-z]+)\s*", re.ASCII)
 _MOST_STEPS = 2**40
@@ -51,7 +54,8 @@ class Durations:
         A fraction of the training is rounded down, as in Composer.
 
         Raises:
-            UserError: not a number and a unit, a unit that is not allowed here, or a number out of range.
+            UserError: not a number and a unit, a unit that is not allowed here,
+                or a number out of range.
         """
         number, unit = self._parsed(name, text)
         if unit == "ba":

@@ -80,7 +80,10 @@ class TaskData:
 
     @cached_property
     def form(self) -> TaskForm:
-        """Columns and classes. Raises UserError if columns are not given and cannot be found by name."""
+        """Columns and classes.
+
+        Raises UserError if columns are not given and cannot be found by name.
+        """
         leaves = self._leaves
         declared = None
         if leaves.is_given("model.num_labels"):
@@ -164,7 +167,10 @@ class TaskData:
 
 
 def to_settings(leaves: Leaves, world_size: int, has_gpu: bool) -> Layer:
-    """Return settings with origins by field name. Raises UserError if a value is missing or illegal."""
+    """Return settings with origins by field name.
+
+    Raises UserError if a value is missing or illegal.
+    """
     layer = Layer({"recipe": ("classification", "sequence_classification.py")})
     data = TaskData(leaves)
     data.put(layer)
@@ -217,7 +223,8 @@ def _add_durations(leaves: Leaves, layer: Layer, data: TaskData, world_size: int
 def add_start(leaves: Leaves, layer: Layer, tokenizer: YamlValue) -> None:
     """Add model, vocabulary and starting weights.
 
-    The weights' shape and the vocabulary next to them override the YAML's names; model.model_config overrides both.
+    The weights' shape and the vocabulary next to them override the YAML's names;
+    model.model_config overrides both.
     """
     path = common_yaml.start_path(leaves)
     shape, vocabulary = common_yaml.find_start(path) if path is not None else (None, None)

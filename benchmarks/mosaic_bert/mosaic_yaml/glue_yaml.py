@@ -1,4 +1,6 @@
-"""Convert the YAML of ``glue.py`` to jobs, each with its own YAML for ``sequence_classification.py``."""
+"""Convert the YAML of ``glue.py`` to jobs, each with its own YAML for
+``sequence_classification.py``.
+"""
 
 from __future__ import annotations
 
@@ -126,7 +128,9 @@ class GlueYaml:
         )
 
     def names_for_errors(self, task: str) -> dict[str, str]:
-        """Return what the user of this YAML writes for the names in a job's YAML that have another name here."""
+        """Return what the user of this YAML writes for the names in a job's YAML
+        that have another name here.
+        """
         trainer = f"tasks.{task}.trainer_kwargs"
         return {
             "run_name": "base_run_name",

@@ -1,4 +1,5 @@
-"""Read nested YAML of other programs: apply ``k=v`` words, resolve ``${name}``, and reject unknown names.
+"""Read nested YAML of other programs: apply ``k=v`` words, resolve ``${name}``,
+and reject unknown names.
 
 `Leaves` gives typed access to the values; `Layer` collects the settings made from them.
 """
@@ -25,9 +26,11 @@ _WORD = re.compile(r"([A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class YamlValue:
-    """One leaf: a plain value, a list or an empty mapping, and its origin: ``file:line`` or ``argument``.
+    """One leaf: a plain value, a list or an empty mapping, and its origin:
+    ``file:line`` or ``argument``.
 
-    ``uses`` are the dotted names that the value takes from elsewhere by ``${...}``, directly or through another one.
+    ``uses`` are the dotted names that the value takes from elsewhere by ``${...}``,
+    directly or through another one.
     """
 
     value: Any
@@ -41,11 +44,12 @@ def read_nested(path: Path, words: Sequence[str], known: Collection[str]) -> dic
     Args:
         path: the file.
         words: such as ``model.name=mosaic_bert``; values are parsed as YAML, later ones win.
-        known: legal dotted names; ``*`` matches one part of a name, ``.**`` at the end everything below.
+        known: legal dotted names; ``*`` matches one part of a name,
+            ``.**`` at the end everything below.
 
     Raises:
-        UserError: an unreadable file, a malformed word, an unknown name, a value in place of names, or a ``${...}``
-            that does not resolve.
+        UserError: an unreadable file, a malformed word, an unknown name, a value in place of names,
+            or a ``${...}`` that does not resolve.
     """
     import yaml
     from omegaconf import OmegaConf
@@ -96,7 +100,9 @@ def read_nested(path: Path, words: Sequence[str], known: Collection[str]) -> dic
 
 
 def _used_names(name: str, unresolved: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names that a leaf's value is taken from by ``${...}``, directly or through another name."""
+    """Return the names that a leaf's value is taken from by ``${...}``,
+    directly or through another name.
+    """
     found = _references(name, unresolved)
     for used in found:  # grows: a reference may lead to a reference
         found += [further for further in _references(used, unresolved) if further not in found]
@@ -104,7 +110,9 @@ def _used_names(name: str, unresolved: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _references(name: str, unresolved: Mapping[str, Any]) -> list[str]:
-    """Return the names in the ``${...}`` of a leaf, or below those of the mapping that it belongs to."""
+    """Return the names in the ``${...}`` of a leaf,
+    or below those of the mapping that it belongs to.
+    """
     place = name
     below = ""
     while place not in unresolved and "." in place:
@@ -115,7 +123,9 @@ def _references(name: str, unresolved: Mapping[str, Any]) -> list[str]:
 
 
 def _absolute(reference: str, place: str) -> str:
-    """Return the dotted name that a reference in ``place`` means: leading dots count from there upwards."""
+    """Return the dotted name that a reference in ``place`` means:
+    leading dots count from there upwards.
+    """
     relative = reference.lstrip(".")
     dots = len(reference) - len(relative)
     if not dots:
@@ -141,7 +151,9 @@ def _check(name: str, known: Collection[str], place: str) -> None:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Return True if a pattern allows a name or anything below it: an override may replace a whole mapping."""
+    """Return True if a pattern allows a name or anything below it:
+    an override may replace a whole mapping.
+    """
     parts = name.split(".")
     wanted = pattern.split(".")
     if wanted[-1] == "**" and len(parts) >= len(wanted) - 1:
@@ -155,7 +167,9 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def _takes_value(name: str, known: Collection[str]) -> bool:
-    """Return True if a pattern is as long as the name: otherwise the name stands for what is below it."""
+    """Return True if a pattern is as long as the name:
+    otherwise the name stands for what is below it.
+    """
     return any(
         pattern.count(".") == name.count(".") and _matches(name, pattern) for pattern in known
     )
@@ -167,7 +181,8 @@ Default = YamlValue | str | float | bool | None
 class Leaves(Mapping[str, YamlValue]):
     """The leaves of one file.
 
-    The getters raise UserError for a value of the wrong type, or a missing one without default (None).
+    The getters raise UserError for a value of the wrong type,
+    or a missing one without default (None).
     """
 
     def __init__(self, path: Path, found: Mapping[str, YamlValue]) -> None:
@@ -195,8 +210,9 @@ class Leaves(Mapping[str, YamlValue]):
         return [name for name in self._found if self.is_given(name) and name not in self._read]
 
     def typed_name(self, *names: str) -> str:
-        """Return the first of these names that is given, or the one whose value it takes by ``${...}``; the first if
-        none is given. A user who writes another value there changes it."""
+        """Return the first of these names that is given, or the one whose value it takes by
+        ``${...}``; the first if none is given. A user who writes another value there changes it.
+        """
         for name in names:
             if self.is_given(name):
                 leaf = self._found[name]
@@ -279,7 +295,9 @@ class Leaves(Mapping[str, YamlValue]):
 
 
 def _as_typed(name: str, value: YamlValue) -> str:
-    """Return the name and value of a leaf, with the name on the command line if that gave the value."""
+    """Return the name and value of a leaf, with the name on the command line if
+    that gave the value.
+    """
     argument = _ARGUMENT.fullmatch(value.origin)
     return f"{argument[1] if argument else name} {value.value!r}"
 

@@ -1,4 +1,5 @@
-"""Decide what happens to a run that ``save_folder`` already holds: it is continued, extended, replaced or kept.
+"""Decide what happens to a run that ``save_folder`` already holds:
+it is continued, extended, replaced or kept.
 
 | autoresume | save_overwrite | unfinished run | finished run |
 |---|---|---|---|
@@ -7,7 +8,8 @@
 | false, or not given | true | replaced | replaced |
 | true | true | an error | an error |
 
-These are Composer's rules, except that it takes false for an ``autoresume`` that is not given, and starts again.
+These are Composer's rules, except that it takes false for an ``autoresume`` that is not given,
+and starts again.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ def find_output_folder(leaves: Leaves, max_steps: int) -> OutputFolder:
     """Return the folder of a run of ``max_steps``; nothing is changed.
 
     Raises:
-        UserError: the folder holds a run that these names neither continue nor replace, or both names are true.
+        UserError: the folder holds a run that these names neither continue nor replace,
+            or both names are true.
     """
     name = str(leaves.text("run_name", "bert").value)
     folder = leaves.optional_text("save_folder")
@@ -82,7 +85,9 @@ def find_output_folder(leaves: Leaves, max_steps: int) -> OutputFolder:
 
 
 def _check_old_run(run: RunFolder, may_resume: bool, max_steps: int) -> None:
-    """Raise UserError if a run that is not to be replaced can neither be resumed nor started again."""
+    """Raise UserError if a run that is not to be replaced can neither be resumed nor started
+    again.
+    """
     steps = run.checkpoint_steps
     if not steps:
         if run.is_finished:
@@ -92,7 +97,10 @@ def _check_old_run(run: RunFolder, may_resume: bool, max_steps: int) -> None:
         return
     if not may_resume:
         reason = f"holds a run of {steps[-1]} steps, and autoresume is false"
-        remedy = "Give autoresume=true to continue it, save_overwrite=true and no autoresume to replace it"
+        remedy = (
+            "Give autoresume=true to continue it, "
+            "save_overwrite=true and no autoresume to replace it"
+        )
         raise UserError("run.exists", run.folder, reason, f"{remedy}, {_OR}")
     trained = run.finished_steps
     if trained is not None and max_steps <= trained:

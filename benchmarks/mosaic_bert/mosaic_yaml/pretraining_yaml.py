@@ -16,12 +16,16 @@ from mosaic_yaml.durations import Durations
 from mosaic_yaml.nested_yaml import Layer, Leaves, YamlValue
 
 _DATASET = (
-    "local remote split tokenizer_name max_seq_len long_texts mlm_probability mlm_probability_end mlm_schedule "
+    "local remote split tokenizer_name max_seq_len long_texts mlm_probability mlm_probability_end "
+    "mlm_schedule "
     "shuffle shuffle_seed shuffle_algo num_canonical_nodes partition_algo "
     "shuffle_block_size eos_token_id bos_token_id cache_limit "
     "predownload keep_zip keep_raw download_retry download_timeout validate_hash streaming"
 )
-_STREAM = "local remote split proportion repeat choose keep_zip download_retry download_timeout validate_hash"
+_STREAM = (
+    "local remote split proportion repeat choose keep_zip download_retry download_timeout "
+    "validate_hash"
+)
 _LOADER = (
     "name drop_last num_workers pin_memory prefetch_factor persistent_workers timeout "
     "sequence_packing"
@@ -195,7 +199,9 @@ def _add_growth(
 
 
 def _dataset(leaves: Leaves, loader: str) -> Sequence[Stream]:
-    """Return a loader's sets: the folder of each in which its split is, where it is a copy of, and its weight."""
+    """Return a loader's sets: the folder of each in which its split is, where it is a copy of,
+    and its weight.
+    """
     leaves.choice(f"{loader}.name", ("text",), "text")
     above = f"{loader}.dataset.streams."
     names = list(

@@ -21,7 +21,10 @@ LINES = {
         r"checking: (own checks|official tools|\w+, tool \d of \d), "
         r"\d+ s so far"
     ),
-    "train": r"step \d+/12  \d+ samples/s  loss \S+  (target \S+|accuracy \S+ of \S+)?  \d+ s, at most \d+ s left",
+    "train": (
+        r"step \d+/12  \d+ samples/s  loss \S+  (target \S+|accuracy \S+ of \S+)?  \d+ s, "
+        r"at most \d+ s left"
+    ),
 }
 
 

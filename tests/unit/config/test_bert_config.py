@@ -134,7 +134,9 @@ def test_parameters_of_any_shape(sizes, heads, options):
     ],
 )
 def test_published_sizes(name, published):
-    """Parameters of the masked-LM models; MosaicBERT pads its vocabulary as we do, Hugging Face's BERT does not."""
+    """Parameters of the masked-LM models; MosaicBERT pads its vocabulary as we do,
+    Hugging Face's BERT does not.
+    """
     with torch.device("meta"):
         model = BertForMaskedLM(BertConfig.from_json(CONFIGS / f"{name}.json"))
     shape = model.config
@@ -160,7 +162,10 @@ def test_published_shapes_are_ours_with_the_exact_gelu():
 def test_options_take_the_place_of_the_files_values():
     shape = BertConfig(**TINY)
     assert shape.with_options(None) == shape.with_options(" ") == shape
-    text = "num_hidden_layers=6  gated_mlp=True hidden_dropout_prob=0 layer_norm_eps=1e-5 hidden_act=gelu_erf"
+    text = (
+        "num_hidden_layers=6  gated_mlp=True hidden_dropout_prob=0 layer_norm_eps=1e-5 "
+        "hidden_act=gelu_erf"
+    )
     changes = {
         "num_hidden_layers": 6,
         "gated_mlp": True,

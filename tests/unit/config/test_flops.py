@@ -1,4 +1,6 @@
-"""Model FLOPs against the published figures of BERT-large on Wikipedia's mean length, and of the other heads."""
+"""Model FLOPs against the published figures of BERT-large on Wikipedia's mean length,
+and of the other heads.
+"""
 
 import dataclasses
 

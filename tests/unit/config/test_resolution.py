@@ -22,7 +22,8 @@ from user_errors import user_error
 
 UNPACKED = {"MAX_SEQUENCES_PER_PACK": "1", "PACKING_FACTOR": "1"}
 BINS = ("8 0", "9 -1", "4.0 4", "four", "0_4 4", ",")
-# What is given: exports, --flags, the text of a YAML file, key=value words; then code and subject of the error.
+# What is given: exports, --flags, the text of a YAML file, key=value words;
+# then code and subject of the error.
 BAD = {
     "unknown flag": ({"--learning_rat": "1"}, "config.unknown-name", "--learning_rat"),
     "unknown yaml key": ({"yaml": "train_batchsize: 3"}, "config.unknown-name", "x.yaml"),
@@ -117,7 +118,8 @@ def test_an_export_and_a_bad_one_are_traced_to_their_lines(recipe, environ, tmp_
     (tmp_path / "config_common.sh").write_text("export LR=2e-3\nexport MAX_STEPS=5\n")
     config = tmp_path / "config_x_1x1x8x2.sh"
     config.write_text(
-        '# a comment\nsource "$(dirname "${BASH_SOURCE[0]}")/env.sh"\n. config_common.sh\nexport MAX_STEPS=6\n'
+        '# a comment\nsource "$(dirname "${BASH_SOURCE[0]}")/env.sh"\n. '
+        "config_common.sh\nexport MAX_STEPS=6\n"
         'export BERT_CONFIG="${pytorch_dir}/configs/demo.json"\nexport BATCHSIZE="8"\n'
     )
     environ |= {
@@ -223,7 +225,10 @@ def test_all_missing_values_come_in_one_error_that_names_the_file_to_edit(recipe
 
 
 def test_command_line_words_are_sorted():
-    words = "--learning-rate 1e-3 --resume --max_steps=5 log_freq=2 --config a.yaml --start_warmup_step -5 --ops plain"
+    words = (
+        "--learning-rate 1e-3 --resume --max_steps=5 log_freq=2 --config a.yaml "
+        "--start_warmup_step -5 --ops plain"
+    )
     line = split_arguments([*words.split(), "--synthetic_data", "0"])
     numbers = {"learning_rate": "1e-3", "max_steps": "5", "start_warmup_step": "-5"}
     assert line.flags == {**numbers, "resume": "1", "ops": "plain", "synthetic_data": "0"}

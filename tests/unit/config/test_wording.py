@@ -1,4 +1,6 @@
-"""No message about a wrong value is in the words of pydantic, Python, or a YAML or JSON parser, in any front end."""
+"""No message about a wrong value is in the words of pydantic, Python, or a YAML or JSON parser,
+in any front end.
+"""
 
 import importlib
 import inspect
@@ -24,10 +26,13 @@ from mosaic_yaml.nested_yaml import Leaves, read_nested
 from simple_recipe import FOLDERS, simple_recipe
 
 FOREIGN = re.compile(
-    r"Input should|Value error|validation error|could not convert|invalid literal|unsupported operand|"
-    r"object is not|has no attribute|not supported between|[A-Z]\w*Error\b|\[Errno|codec can't|NoneType|"
+    r"Input should|Value error|validation error|could not convert|invalid literal|unsupported "
+    r"operand|"
+    r"object is not|has no attribute|not supported between|[A-Z]\w*Error\b|\[Errno|codec "
+    r"can't|NoneType|"
     r"Traceback|unable to parse|<class|instance of|indices must|argument must|argument of type|"
-    r"Expecting|Extra data|while parsing|while scanning|could not determine|not iterable|must be real"
+    r"Expecting|Extra data|while parsing|while scanning|could not determine|not iterable|must be "
+    r"real"
 )
 WRONG = ("onnx", "-1", "1e999", "\ud800")
 WRONG_TYPES = (None, True, float("nan"), [1], {"a": 1})
@@ -78,7 +83,8 @@ def texts(tmp_path_factory: pytest.TempPathFactory, tree_root: Path) -> Path:
     rows = "".join(f"{word} two,{number % 2}\n" for number, word in enumerate(("one", "two") * 20))
     (folder / "rows.csv").write_text(f"text,label\n{rows}")
     (folder / "task.yaml").write_text(
-        "tokenizer_name: vocab.txt\nmax_seq_len: 16\nglobal_train_batch_size: 8\nmax_duration: 2ba\n"
+        "tokenizer_name: vocab.txt\nmax_seq_len: 16\nglobal_train_batch_size: 8\nmax_duration: "
+        "2ba\n"
         "model: {name: mosaic_bert, pretrained_model_name: prajjwal1/bert-tiny}\n"
         "optimizer: {lr: 1.0e-4}\ndata: {train: rows.csv, eval: rows.csv}\n"
     )
@@ -111,7 +117,9 @@ def test_any_name_of_a_finetuning_yaml(texts: Path, monkeypatch: pytest.MonkeyPa
 
 
 def typed_options() -> Iterator[tuple[str, ...]]:
-    """Yield the words of each command with one of its options that takes a number or a choice, and a wrong value."""
+    """Yield the words of each command with one of its options that takes a number or a choice,
+    and a wrong value.
+    """
     for name, command in COMMANDS.items():
         made = get_command(importlib.import_module(command.module).app)
         for words, command in [

@@ -10,7 +10,9 @@ from mlbert.distributed.capture import CudaCapture
 
 
 def test_nothing_of_a_warm_up_is_alive_in_the_capture(monkeypatch):
-    """A cycle, such as a traceback and its frame, keeps a backward graph alive until it is collected."""
+    """A cycle, such as a traceback and its frame, keeps a backward graph alive until it is
+    collected.
+    """
     for name in ("Stream", "CUDAGraph", "graph_pool_handle"):
         monkeypatch.setattr(torch.cuda, name, mock.Mock())
     monkeypatch.setattr(torch.cuda, "graph", lambda *args, **kwargs: contextlib.nullcontext())

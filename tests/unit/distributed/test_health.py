@@ -1,4 +1,6 @@
-"""Health monitors of several ranks in one process: real threads and sockets, and processes that end only in name."""
+"""Health monitors of several ranks in one process:
+real threads and sockets, and processes that end only in name.
+"""
 
 import contextlib
 import socket
@@ -31,7 +33,8 @@ class Ranks:
 
     Attributes:
         reports: (rank, sentence, whether it is printed), in the order of the calls.
-        ended, mistaken: the ranks whose watching thread has ended the process, and those of them with wrong input.
+        ended, mistaken: the ranks whose watching thread has ended the process,
+            and those of them with wrong input.
         times: of the reports.
     """
 
@@ -103,7 +106,10 @@ class Ranks:
     def run(
         self, bodies: dict[int, Callable[[], object]], absent: int | None = None
     ) -> dict[int, BaseException]:
-        """Run each rank's main thread after step 4, and return what left them. Without a body, it waits for its end."""
+        """Run each rank's main thread after step 4, and return what left them.
+
+        Without a body, it waits for its end.
+        """
         together = threading.Barrier(len(self._hosts) - (absent is not None))
         left = {}
 
@@ -378,7 +384,10 @@ def test_a_stall_of_the_storage_is_printed_once_at_its_begin_and_end():
     for _ in range(3):
         monitor._check_hang(peers[0], peers[1:], pauses)
     others = "rank 0 on h0, rank 1 on h1, rank 2 on h1, rank 3 on h1, 3 more wait in READ"
-    begin = f"no data for 30 s after step 5: {others}. The run waits for up to 15 minutes (READ_TIMEOUT)"
+    begin = (
+        f"no data for 30 s after step 5: {others}. "
+        "The run waits for up to 15 minutes (READ_TIMEOUT)"
+    )
     assert warnings == [begin]
     for peer in peers:
         peer.is_at(health._Place(5, Stage.COMPUTE))

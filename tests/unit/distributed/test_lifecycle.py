@@ -42,9 +42,12 @@ with run.guard():
     print("ready", flush=True)
     {body}
 """
-# Locking a mutex twice: the call goes on waiting after a signal, so the interpreter cannot run its handlers, as in a
-# collective that hangs.
-HANG = "c, m = ctypes.CDLL(None), ctypes.create_string_buffer(64); c.pthread_mutex_lock(m); c.pthread_mutex_lock(m)"
+# Locking a mutex twice: the call goes on waiting after a signal, so the interpreter cannot run its
+# handlers, as in a collective that hangs.
+HANG = (
+    "c, m = ctypes.CDLL(None), ctypes.create_string_buffer(64); c.pthread_mutex_lock(m); "
+    "c.pthread_mutex_lock(m)"
+)
 
 
 def events(path: Path) -> list[dict]:
@@ -197,7 +200,9 @@ def test_a_mistake_counts_although_a_launcher_sends_sigterm_meanwhile(run):
 
 
 def default_signals() -> None:
-    """Undo the ignored signals that a child inherits from a suite in the background or under nohup."""
+    """Undo the ignored signals that a child inherits from a suite in the background
+    or under nohup.
+    """
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
 

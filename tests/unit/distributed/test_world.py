@@ -13,15 +13,19 @@ from programs import words_as_dict
 from user_errors import user_error
 
 SRUN = words_as_dict(
-    "SLURM_JOB_ID=1234 SLURM_STEP_ID=2 SLURM_STEP_NUM_TASKS=7 SLURM_STEP_NUM_NODES=2 SLURM_STEP_TASKS_PER_NODE=4,3"
-    " SLURM_STEP_NODELIST=localhost,no-such-host-here SLURM_NTASKS=7 SLURM_NODEID=1 SLURM_PROCID=5 SLURM_LOCALID=1"
+    "SLURM_JOB_ID=1234 SLURM_STEP_ID=2 SLURM_STEP_NUM_TASKS=7 SLURM_STEP_NUM_NODES=2 "
+    "SLURM_STEP_TASKS_PER_NODE=4,3"
+    " SLURM_STEP_NODELIST=localhost,no-such-host-here SLURM_NTASKS=7 SLURM_NODEID=1 "
+    "SLURM_PROCID=5 SLURM_LOCALID=1"
 )
 TWO_TASKS = words_as_dict("SLURM_STEP_NUM_TASKS=2 SLURM_STEP_TASKS_PER_NODE=1(x2) SLURM_PROCID=1")
 TORCHRUN = words_as_dict(
-    "TORCHELASTIC_RUN_ID=none RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=head MASTER_PORT=1234"
+    "TORCHELASTIC_RUN_ID=none RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 "
+    "MASTER_ADDR=head MASTER_PORT=1234"
 )
 OPENMPI = words_as_dict(
-    "OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=2"
+    "OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=0 "
+    "OMPI_COMM_WORLD_LOCAL_SIZE=2"
     " MASTER_ADDR=head"
 )
 VARIABLES = words_as_dict("RANK=1 WORLD_SIZE=2")
@@ -189,7 +193,9 @@ def test_the_join_timeout_grows_with_the_ranks_and_a_short_one_does_not_shorten_
     ],
 )
 def test_limit_on_open_files_grows_with_the_ranks(hard, ranks, raised):
-    """In another process, because a process cannot raise its hard limit again; tests/dist has one that is too low."""
+    """In another process, because a process cannot raise its hard limit again;
+    tests/dist has one that is too low.
+    """
     context = multiprocessing.get_context("fork")
     found = context.SimpleQueue()
 

@@ -21,8 +21,14 @@ from mlbert.host.system_description import (
 from programs import write_files
 from user_errors import user_error
 
-MODEL = "vendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143\nmodel name\t: Intel(R) Xeon(R)  Platinum 8480C\n"
-FLAGS = "stepping\t: 8\ncpu MHz\t\t: 2000.000\nflags\t\t: fpu avx2 avx512f avx512_bf16 amx_tile amx_bf16\n"
+MODEL = (
+    "vendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143\nmodel name\t: "
+    "Intel(R) Xeon(R)  Platinum 8480C\n"
+)
+FLAGS = (
+    "stepping\t: 8\ncpu MHz\t\t: 2000.000\nflags\t\t: "
+    "fpu avx2 avx512f avx512_bf16 amx_tile amx_bf16\n"
+)
 MODULE = """
 Handle 0x0{n}, DMI type 17, 92 bytes
 Memory Device
@@ -64,7 +70,9 @@ def server(tmp_path: Path) -> Path:
             f"sys/block/nvme{n}n1/device/model": "SAMSUNG MZQL23T8HCLS-00A07   \n" for n in range(2)
         },
         "sys/block/loop0/size": "8\n",
-        "proc/mounts": "/dev/nvme0n1 / ext4 rw 0 0\nmgs:/data /data lustre rw 0 0\nproc /proc proc rw 0 0\n",
+        "proc/mounts": (
+            "/dev/nvme0n1 / ext4 rw 0 0\nmgs:/data /data lustre rw 0 0\nproc /proc proc rw 0 0\n"
+        ),
         **{
             f"sys/class/net/{name}/speed": x
             for name, x in (("eth0", "100000"), ("ib0", "400000"), ("lo", "1"))
@@ -93,7 +101,10 @@ def test_a_server_with_accelerators(server: Path) -> None:
     facts = describe_system("SomeOrg", "closed", 2, server, _ask)
     assert tuple(facts) == FIELDS
     expected = {
-        "system_name": "2 nodes of 8x NVIDIA H100 80GB HBM3, 2x Intel(R) Xeon(R) Platinum 8480C (Sapphire Rapids)",
+        "system_name": (
+            "2 nodes of 8x NVIDIA H100 80GB HBM3, "
+            "2x Intel(R) Xeon(R) Platinum 8480C (Sapphire Rapids)"
+        ),
         "status": "Research, Development, or Internal (RDI)",
         "host_processors_per_node": "2",
         "host_processor_core_count": "2",
@@ -104,7 +115,9 @@ def test_a_server_with_accelerators(server: Path) -> None:
         "host_memory_configuration": "16x 64 GB DDR5 at 4800 MT/s, 2 NUMA nodes",
         "host_storage_type": "2x NVMe SSD (SAMSUNG MZQL23T8HCLS-00A07); file systems ext4 lustre",
         "host_storage_capacity": "7682 GB",
-        "host_networking": "100 Gb/s Ethernet, 2x InfiniBand 400 Gb/s (4X NDR), RoCE 100 Gb/s (4X EDR)",
+        "host_networking": (
+            "100 Gb/s Ethernet, 2x InfiniBand 400 Gb/s (4X NDR), RoCE 100 Gb/s (4X EDR)"
+        ),
         "accelerators_per_node": "8",
         "accelerator_memory_capacity": "81559 MiB",
         "accelerator_host_interconnect": "PCIe Gen5",

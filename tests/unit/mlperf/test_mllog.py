@@ -1,4 +1,6 @@
-"""The MLPerf log: what is written, by whom, with which line number, how an aborted run ends, and reading it."""
+"""The MLPerf log: what is written, by whom, with which line number, how an aborted run ends,
+and reading it.
+"""
 
 import json
 import logging

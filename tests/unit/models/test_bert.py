@@ -1,4 +1,6 @@
-"""The flat model against Hugging Face's padded one, against itself in other splits, and its dropout."""
+"""The flat model against Hugging Face's padded one, against itself in other splits,
+and its dropout.
+"""
 
 import dataclasses
 

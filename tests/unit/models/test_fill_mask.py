@@ -1,4 +1,6 @@
-"""Guesses for [MASK]: those of transformers on the exported copy, and clear words for what has no answer."""
+"""Guesses for [MASK]: those of transformers on the exported copy,
+and clear words for what has no answer.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,6 @@
-"""A small BERT in FP8: it follows the bfloat16 loss curve, its kernels equal the plain ops, no pass is wasted."""
+"""A small BERT in FP8: it follows the bfloat16 loss curve, its kernels equal the plain ops,
+no pass is wasted.
+"""
 
 from collections import Counter
 from collections.abc import Callable
@@ -25,7 +27,8 @@ from same_weights import initialized
 
 SHAPE = BertConfig(200, 64, 2, 2, 128, max_position_embeddings=64)
 STEPS = 60
-# Largest distance of the two curves, in nats of a loss that falls by 6; other weights at the start are 0.07 to 0.3 off.
+# Largest distance of the two curves, in nats of a loss that falls by 6;
+# other weights at the start are 0.07 to 0.3 off.
 BOUND = 0.03
 
 
@@ -71,7 +74,9 @@ def two_steps() -> list[Tensor]:
 
 
 def test_kernels_equal_their_plain_twins(use_triton):
-    """The plain ops round where the fused ones do; sums in another order move a few numbers over a rounding step."""
+    """The plain ops round where the fused ones do;
+    sums in another order move a few numbers over a rounding step.
+    """
     results = {}
     for choice in ("triton", "plain"):
         ops.select(choice)
@@ -120,7 +125,9 @@ def counted(monkeypatch) -> Counter[str]:
 
 
 def test_passes_of_a_step(monkeypatch):
-    """Two micro-batches and an evaluation: every tensor is quantised by one pass, each weight once."""
+    """Two micro-batches and an evaluation: every tensor is quantised by one pass,
+    each weight once.
+    """
     model, _, batch = model_and_batch(Products())
     scaling = model.bert.linears
     layers = SHAPE.num_hidden_layers
@@ -164,7 +171,9 @@ def test_passes_of_a_step(monkeypatch):
 
 
 def test_the_model_exports_no_derived_tensors():
-    """Recording leaves no trace, scales travel with a checkpoint, and one of another precision is passed over."""
+    """Recording leaves no trace, scales travel with a checkpoint,
+    and one of another precision is passed over.
+    """
     model, _, batch = model_and_batch(Products())
     assert not model.is_calibrated
     before = [buffer.clone() for buffer in model.buffers()]

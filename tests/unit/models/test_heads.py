@@ -1,4 +1,6 @@
-"""All heads, a decoder of its own and LayerNorm before the sublayers against Hugging Face's models."""
+"""All heads, a decoder of its own and LayerNorm before the sublayers against Hugging Face's
+models.
+"""
 
 import dataclasses
 
@@ -42,7 +44,9 @@ def test_the_classifier_drops_out():
 @pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize("positions", ["absolute", "alibi"])
 def test_options_do_not_depend_on_the_split_or_on_filling(gated, norm, positions):
-    """With dropout: a step in one batch, in three and filled up to fixed sizes has one loss and one gradient."""
+    """With dropout: a step in one batch, in three and filled up to fixed sizes has one loss
+    and one gradient.
+    """
     options = {"gated_mlp": gated, "norm_position": norm, "position_embedding_type": positions}
     model = initialized(BertForPreTraining(dataclasses.replace(DROPPING, **options)))
 

@@ -1,4 +1,6 @@
-"""Hugging Face's classes behind our protocol: their published numbers, our own model's on the same weights."""
+"""Hugging Face's classes behind our protocol: their published numbers,
+our own model's on the same weights.
+"""
 
 import dataclasses
 import json
@@ -155,7 +157,9 @@ def test_a_classifier_equals_ours(num_labels):
 
 
 def test_padding_of_a_static_shape_changes_nothing():
-    """As evaluations on a GPU have it: tokens after the last sequence, empty sequences, ignored labels."""
+    """As evaluations on a GPU have it: tokens after the last sequence, empty sequences,
+    ignored labels.
+    """
     model = initialized(HuggingFaceForMaskedLM(SHAPE))
     for batch in made_up_batches(6, 2, 163, 64):
         larger = Batch.empty(
@@ -187,7 +191,9 @@ def test_weights_are_those_that_the_class_draws(model):
 
 
 def test_dropout_follows_the_step_and_the_micro_batch():
-    """The same step draws the same masks, whatever was drawn in between; no other does; evaluation drops nothing."""
+    """The same step draws the same masks, whatever was drawn in between; no other does;
+    evaluation drops nothing.
+    """
     model = initialized(HuggingFaceForMaskedLM(SHAPE))
     (whole,) = batches()
     first, second = batches(accumulation=2)
@@ -223,7 +229,9 @@ def test_low_precision_is_close(dtype):
 
 
 def test_all_positions_go_through_the_whole_vocabulary():
-    """This makes it the baseline: it computes S W rows of logits, although the objective reads M."""
+    """This makes it the baseline: it computes S W rows of logits,
+    although the objective reads M.
+    """
     model = HuggingFaceForMaskedLM(SHAPE, pad_to=64)
     rows = []
     model.cls.predictions.decoder.register_forward_hook(

@@ -1,4 +1,6 @@
-"""ALiBi, gated feed-forward layers and tied decoder against MosaicBERT's own numbers; see tests/assets/mosaicbert."""
+"""ALiBi, gated feed-forward layers and tied decoder against MosaicBERT's own numbers;
+see tests/assets/mosaicbert.
+"""
 
 import dataclasses
 import json
@@ -22,12 +24,15 @@ from padded_batches import unpadded
 ASSETS = Path(__file__).parents[2] / "assets/mosaicbert"
 EXPECTED = json.loads((ASSETS / "expected.json").read_text())
 SHAPE = BertConfig(200, 48, 2, 6, 96, max_position_embeddings=64).with_options(
-    "hidden_act=gelu_erf attention_probs_dropout_prob=0 position_embedding_type=alibi gated_mlp=true"
+    "hidden_act=gelu_erf attention_probs_dropout_prob=0 position_embedding_type=alibi "
+    "gated_mlp=true"
 )
 
 
 def batch_of(smallest_label: int, labels: Tensor | None = None) -> Batch:
-    """Their batch without padding; MosaicBERT's loss leaves labels of id 0 out, its metrics do not."""
+    """Their batch without padding; MosaicBERT's loss leaves labels of id 0 out,
+    its metrics do not.
+    """
     return unpadded(ASSETS / "batch.npz", smallest_label, labels)
 
 
@@ -117,7 +122,9 @@ def test_classifier(task):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_is_close(dtype, chosen_ops):
-    """LayerNorm computes in float32 inside and gives its result in the low precision; so does dropout's sum."""
+    """LayerNorm computes in float32 inside and gives its result in the low precision;
+    so does dropout's sum.
+    """
     exact = masked_lm()
     model = BertForMaskedLM(SHAPE, dtype)
     model.load_state_dict(exact.state_dict())

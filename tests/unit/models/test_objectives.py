@@ -1,4 +1,6 @@
-"""Objectives: metrics against their definitions sample by sample, what is filled in counts for nothing."""
+"""Objectives: metrics against their definitions sample by sample,
+what is filled in counts for nothing.
+"""
 
 import dataclasses
 import math
@@ -179,7 +181,9 @@ def test_each_part_has_its_own_metrics():
     "objective", [Classification(3, "step", "accuracy"), Regression("step", "pearson")]
 )
 def test_parts_of_a_step_add_up(objective):
-    """Whatever the filler is, the loss and its gradient are finite and those of the real sequences."""
+    """Whatever the filler is, the loss and its gradient are finite
+    and those of the real sequences.
+    """
     model = classifier(3 if isinstance(objective, Classification) else 1)
     given = labelled(torch.tensor([0.0, 1.0, 2.0]), 4, 7)
     counts = [

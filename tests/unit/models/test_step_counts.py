@@ -1,4 +1,6 @@
-"""Ceilings of the passes that a step makes beside its kernels; `step_counts` says what is counted."""
+"""Ceilings of the passes that a step makes beside its kernels;
+`step_counts` says what is counted.
+"""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -38,7 +40,9 @@ def fast_ops(use_triton: None) -> Iterator[None]:
 
 
 def counts_of(products: Products | None, packs: int, least: int | None = None) -> Counts:
-    """Of a step's first passes on packs of 64 tokens, of results of `least` elements (default: of a hidden state)."""
+    """Of a step's first passes on packs of 64 tokens,
+    of results of `least` elements (default: of a hidden state).
+    """
     model = BertForPreTraining(SHAPE, torch.bfloat16, fp8_products=products)
     flat = FlatParameters(model.ordered_parameters())
     flat.keep_copy(None if products else torch.bfloat16)
@@ -52,10 +56,12 @@ def counts_of(products: Products | None, packs: int, least: int | None = None) -
 
 @pytest.mark.parametrize("products", [None, Products()])
 def test_no_pass_over_a_hidden_state_is_wasted(products):
-    """Nothing clears gradients that nobody reads; the two readers' gradients of a hidden state are added by the norm.
+    """Nothing clears gradients that nobody reads; the two readers' gradients of a hidden state are
+    added by the norm.
 
-    What is left does not grow with the layers: the last one's rows go back among all tokens (a fill each for context
-    and residual), the embeddings' sum is float32 and has two readers (an add, and a cast each way).
+    What is left does not grow with the layers: the last one's rows go back among all tokens (a fill
+    each for context and residual), the embeddings' sum is float32 and has two readers (an add, and
+    a cast each way).
     """
     assert counts_of(products, packs=24) == {
         ("fills", "bfloat16"): 2,
@@ -66,10 +72,12 @@ def test_no_pass_over_a_hidden_state_is_wasted(products):
 
 
 def test_no_pass_over_a_weight_is_wasted():
-    """Products read the optimizer's copy, or their own in FP8, and write their gradients where they are kept.
+    """Products read the optimizer's copy, or their own in FP8,
+    and write their gradients where they are kept.
 
-    What is left does not grow with the layers: the gradients of both embedding tables are cleared, summed, and added;
-    beside FP8 products there is no copy, so the heads convert their three weights.
+    What is left does not grow with the layers: the gradients of both embedding tables are cleared,
+    summed, and added; beside FP8 products there is no copy, so the heads convert their three
+    weights.
     """
     tables = {("fills", "float32"): 2, ("adds", "float32"): 2}
     assert counts_of(None, packs=1, least=SHAPE.hidden_size**2) == tables

@@ -36,7 +36,9 @@ def square_attention(
     slopes: Tensor | None,
     window: int,
 ) -> Tensor:
-    """Compute local attention from the scores of all pairs of tokens: the plain form's slow twin."""
+    """Compute local attention from the scores of all pairs of tokens:
+    the plain form's slow twin.
+    """
     outputs = []
     for start, stop in itertools.pairwise(cu_seqlens.tolist()):
         q, k, v = qkv[start:stop].permute(1, 2, 0, 3)

@@ -1,4 +1,6 @@
-"""Nested YAML with words on top: what is read, from where, and what is refused; durations in every unit to steps."""
+"""Nested YAML with words on top: what is read, from where, and what is refused;
+durations in every unit to steps.
+"""
 
 import re
 from pathlib import Path

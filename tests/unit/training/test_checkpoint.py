@@ -1,4 +1,6 @@
-"""Checkpoints: what is written comes back, also after a kill; damage, a full disk, other settings, earlier code."""
+"""Checkpoints: what is written comes back, also after a kill;
+damage, a full disk, other settings, earlier code.
+"""
 
 import json
 import os
@@ -204,7 +206,9 @@ def test_a_failed_save_is_reported_by_the_next_one_and_at_the_end(tmp_path):
 
 
 def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
-    """A writer is killed before its first call that changes a file, the next one before its second, and so on."""
+    """A writer is killed before its first call that changes a file,
+    the next one before its second, and so on.
+    """
     target = saved(tmp_path)
     newest = 3
     status = -1

@@ -1,4 +1,6 @@
-"""An evaluation gives the same numbers however its batches reach the model, and the run waits for it last."""
+"""An evaluation gives the same numbers however its batches reach the model,
+and the run waits for it last.
+"""
 
 from unittest.mock import MagicMock
 

@@ -1,4 +1,6 @@
-"""``mlbert train --evaluate-only``: the accuracy of the starting weights, from the evaluation set alone."""
+"""``mlbert train --evaluate-only``: the accuracy of the starting weights,
+from the evaluation set alone.
+"""
 
 import re
 

@@ -1,4 +1,6 @@
-"""Whole runs on generated tokens: the log, the run folder, determinism, resume, aborts, bad input, graphs."""
+"""Whole runs on generated tokens: the log, the run folder, determinism, resume, aborts,
+bad input, graphs.
+"""
 
 import dataclasses
 import hashlib
@@ -287,7 +289,9 @@ def test_non_finite_gradients_are_skipped_counted_and_end_the_run(tmp_path, monk
 
 
 def test_asking_late_for_results_changes_no_number(tmp_path, monkeypatch):
-    """The second and the last step are skipped; samples decide when evaluation and the end are due."""
+    """The second and the last step are skipped; samples decide when evaluation
+    and the end are due.
+    """
     summaries = []
     for late in (False, True):
         folder = tmp_path / f"late{late}"
@@ -406,7 +410,9 @@ def test_memory_stays_flat(tmp_path):
 
 
 def test_resuming_from_nothing_is_reported_and_a_foreign_record_is_refused(tmp_path, capfd):
-    """Only a run that made steps needs RESUME; the log of an attempt without any is just set aside."""
+    """Only a run that made steps needs RESUME; the log of an attempt without any is just set
+    aside.
+    """
     assert run(tmp_path, max_steps=3, save_checkpoint_steps=2, resume=1) == 1
     assert "warning: RESUME=1, but " in capfd.readouterr().out
     assert run(tmp_path, max_steps=3) == 2
@@ -442,7 +448,9 @@ def test_resuming_from_nothing_is_reported_and_a_foreign_record_is_refused(tmp_p
     ids=["steps", "samples", "seconds"],
 )
 def test_a_run_resumed_at_its_limit_trains_no_step(tmp_path, capsys, limit, reason):
-    """It evaluates the checkpoint's weights, writes the results, and ends as if it had just reached the limit."""
+    """It evaluates the checkpoint's weights, writes the results,
+    and ends as if it had just reached the limit.
+    """
     settings = {
         "target_mlm_accuracy": "none",
         "save_checkpoint_steps": 4,

@@ -1,4 +1,6 @@
-"""Methods that are not the benchmark's learn on the same loop: only what the recipe hands over differs."""
+"""Methods that are not the benchmark's learn on the same loop:
+only what the recipe hands over differs.
+"""
 
 import dataclasses
 import itertools

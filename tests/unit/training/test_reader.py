@@ -1,4 +1,6 @@
-"""Reading ahead changes neither steps nor saved positions; a step whose update is left out is taken back."""
+"""Reading ahead changes neither steps nor saved positions;
+a step whose update is left out is taken back.
+"""
 
 import math
 from collections.abc import Callable
@@ -50,7 +52,9 @@ def reader_of(source: Any, lifecycle: Lifecycle, is_warned: Callable[[], bool]) 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), max_size=12))
 def test_steps_and_positions_do_not_depend_on_reading_ahead(plan):
-    """For each step: are the next counts begun during it, is a rank warned, does an evaluation follow it?"""
+    """For each step: are the next counts begun during it, is a rank warned,
+    does an evaluation follow it?
+    """
     warned = False
     source = NumberedSteps()
     reader = reader_of(source, Lifecycle(World(), lambda *_: None), lambda: warned)

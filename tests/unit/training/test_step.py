@@ -143,8 +143,9 @@ class LiveMemory(TorchDispatchMode):
 
 
 class MeasuredPool:
-    """A capture that notes the peak of each recorded function, which does nothing on replay, and the bytes alive before
-    the first warm-up and before each recording."""
+    """A capture that notes the peak of each recorded function, which does nothing on replay, and
+    the bytes alive before the first warm-up and before each recording.
+    """
 
     def __init__(self, memory: LiveMemory) -> None:
         self._memory = memory
@@ -194,7 +195,9 @@ def test_replayed_steps_are_the_steps(products, mode, accumulation):
 
 @pytest.mark.parametrize("mode", list(GraphMode))
 def test_the_step_that_finds_scales_shares_the_graphs_memory(mode):
-    """Nothing that warming up made is left when recording starts; the first step works in the pool."""
+    """Nothing that warming up made is left when recording starts;
+    the first step works in the pool.
+    """
     trainer = Trainer(torch.bfloat16, Products())
     # Of no gradient: its state is there, and its temporaries are not counted below.
     trainer.optimizer.step(0.0)
@@ -219,7 +222,9 @@ def test_the_step_that_finds_scales_shares_the_graphs_memory(mode):
 
 @pytest.mark.parametrize("mode", list(GraphMode))
 def test_batches_that_vary_take_the_smallest_graph(mode):
-    """Recorded with one pool and called, the same bits; a batch over the smaller ones takes the largest."""
+    """Recorded with one pool and called, the same bits;
+    a batch over the smaller ones takes the largest.
+    """
     small, middle = (replace(LARGE, tokens=tokens) for tokens in (80, 95))
 
     def history(capture: Capture) -> list[list[Tensor]]:
@@ -280,7 +285,9 @@ def test_a_step_is_the_loss_the_gradient_and_the_update():
 
 
 def test_skipped_step_changes_nothing():
-    """A gradient that is not finite, in a graph: counted by nobody, and the next step is as if it had not been."""
+    """A gradient that is not finite, in a graph: counted by nobody,
+    and the next step is as if it had not been.
+    """
     trainer = Trainer()
     step = trainer.graphed(GraphMode.FULL_ITERATION, 1, RecordedGraph())
     (batches, *_) = steps(1)
@@ -311,7 +318,10 @@ def test_warming_up_leaves_no_trace():
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_replayed_kernels(use_triton):
-    """With LAMB among them, every number baked in. The first step finds the scales, by its own graph."""
+    """With LAMB among them, every number baked in.
+
+    The first step finds the scales, by its own graph.
+    """
     # Heads of 32: the least that the kernels take.
     shape = replace(SHAPE, hidden_size=64, num_hidden_layers=1)
     make_optimizer = functools.partial(unsharded, Lamb, implementation="triton", **SETTINGS)

@@ -33,7 +33,10 @@ def _parser() -> Parser:
         help=f"the first {len(streaming.HUB_SETS)} are downloaded",
     )
     parser.add_argument("--data_subset", help="subset of a downloaded data set; default for c4: en")
-    files = 'a .txt file (a blank line ends a text), a .jsonl or .json file (one text per line, as "text")'
+    files = (
+        "a .txt file (a blank line ends a text), "
+        'a .jsonl or .json file (one text per line, as "text")'
+    )
     files = f"{files} or a .parquet file (column text), also compressed (.gz, .zst)"
     parser.add_argument(
         "--path", type=Path, help=f"for --dataset text: {files}, or a folder of such files"

@@ -1,4 +1,6 @@
-"""``glue.py YAML [name=value ...]``: fine-tune on GLUE's tasks, one process per job, and print the scores."""
+"""``glue.py YAML [name=value ...]``: fine-tune on GLUE's tasks, one process per job,
+and print the scores.
+"""
 
 from __future__ import annotations
 
@@ -37,21 +39,26 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def glue(path: YamlFile, words: Words = None) -> int:
     """Fine-tune on GLUE's eight tasks, one process per job, and print the scores.
 
-    Each job has its own folder. As many jobs run in parallel as there are GPUs, or CPU cores without a GPU. rte, mrpc
-    and stsb start from the weights of the first mnli job. If started again, finished jobs are skipped. A job's YAML
-    also runs alone: mlbert finetune FOLDER/task=T/seed=S/job.yaml
+    Each job has its own folder. As many jobs run in parallel as there are GPUs, or CPU cores
+    without a GPU. rte, mrpc and stsb start from the weights of the first mnli job. If started
+    again, finished jobs are skipped. A job's YAML also runs alone: mlbert finetune
+    FOLDER/task=T/seed=S/job.yaml
 
     \b
-    starting_checkpoint_load_path=WEIGHTS  a run folder, its weights/, a Hugging Face folder, a Composer checkpoint
+    starting_checkpoint_load_path=WEIGHTS  a run folder, its weights/, a Hugging Face folder,
+                                           a Composer checkpoint
     base_run_name=NAME                     job T with seed S is named NAME_task=T_seed=S
-    save_finetune_checkpoint_folder=DIR    its folder is DIR/task=T/seed=S; the scores and their figure are in DIR
+    save_finetune_checkpoint_folder=DIR    its folder is DIR/task=T/seed=S;
+                                           the scores and their figure are in DIR
     parallel=false                         run the jobs one after the other
-    published_order=true                   never shuffle the training rows, as in the published program
+    published_order=true                   never shuffle the training rows,
+                                           as in the published program
     data.glue=FOLDER                       GLUE's files in their official format
     data.source=NAME                       how to create missing files: datasets, python (stand-ins)
     tasks.T.seeds=[19,717]                 seeds of a task; only the tasks in the YAML run
     tasks.T.trainer_kwargs.NAME=VALUE      max_duration, eval_interval, eval_subset_num_batches, and
-                                           save_num_checkpoints_to_keep (0: delete the weights after the job)
+                                           save_num_checkpoints_to_keep (0: delete the weights after
+                                           the job)
     tasks.T.optimizer.lr=5e-5              also optimizer.weight_decay, batch_size
     """
     check_yaml_file(PROGRAM, path)
@@ -132,7 +139,10 @@ class Program:
                 shutil.rmtree(self._folder(job) / "run_0" / name, ignore_errors=True)
 
     def _check_settings(self) -> dict[str, int]:
-        """Return the training samples of each task. Raises UserError for a wrong setting of any task."""
+        """Return the training samples of each task.
+
+        Raises UserError for a wrong setting of any task.
+        """
         samples = {}
         for task in self._given.tasks:
             job = next(job for job in self._given.jobs if job.task == task)
@@ -162,7 +172,10 @@ class Program:
         return glue_yaml.as_text(self._given.of_job(job, start))
 
     def _is_done(self, job: GlueJob) -> bool:
-        """Return True if a finished run with the same settings exists. Raises UserError if its settings differ."""
+        """Return True if a finished run with the same settings exists.
+
+        Raises UserError if its settings differ.
+        """
         folder = self._folder(job)
         if not (folder / "run_0" / "summary.json").exists():
             return False

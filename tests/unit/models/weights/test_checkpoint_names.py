@@ -1,4 +1,6 @@
-"""Names of checkpoints: bijections for a small and a large BERT, and every spelling back to ours."""
+"""Names of checkpoints: bijections for a small and a large BERT,
+and every spelling back to ours.
+"""
 
 import dataclasses
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""Weights written at the end of a run: `transformers` reads and trains every shape, and ours come back."""
+"""Weights written at the end of a run: `transformers` reads and trains every shape,
+and ours come back.
+"""
 
 import dataclasses
 import json
@@ -107,7 +109,9 @@ def test_hugging_face_reads_its_copy(tmp_path, model, kind):
 
 @pytest.mark.parametrize("shape", [MOSAIC, dataclasses.replace(ROTARY, tie_word_embeddings=True)])
 def test_a_shape_of_ours_is_trained_by_transformers(tmp_path, shape):
-    """As sentence-transformers and `Trainer` use a model: embeddings of padded text, masked-LM steps, a new head."""
+    """As sentence-transformers and `Trainer` use a model:
+    embeddings of padded text, masked-LM steps, a new head.
+    """
     vocabulary = tmp_path / "vocab.txt"
     vocabulary.write_text("\n".join(WORDS))
     write_weights(randomize(BertForPreTraining(shape)), tmp_path, {}, vocabulary)

@@ -166,7 +166,8 @@ def test_heads_that_do_not_fit_are_reported(tmp_path, form, theirs, start, missi
     wanted = [f"warning: {path} has no {name}" for name in named]
     if unused:  # Composer's files have no head for the next sentence
         wanted.append(
-            f"warning: of {path} is not used: {', '.join(unused[:1] if form == 'composer' else unused)}"
+            f"warning: of {path} is not used: "
+            f"{', '.join(unused[:1] if form == 'composer' else unused)}"
         )
     assert lines == wanted
     fresh = dict(drawn(own, SHAPE, 2, seed=2).named_parameters())

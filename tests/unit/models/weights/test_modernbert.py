@@ -1,4 +1,6 @@
-"""Models of ModernBERT's form against Hugging Face's: logits, gradients, weights that come back; its start."""
+"""Models of ModernBERT's form against Hugging Face's:
+logits, gradients, weights that come back; its start.
+"""
 
 import dataclasses
 import json

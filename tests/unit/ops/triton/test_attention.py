@@ -61,7 +61,9 @@ def test_mask_equals_the_reference(key):
 def bits_kernel(
     rows, out, key, first, ROWS: tl.constexpr, COLUMNS: tl.constexpr, THRESHOLD: tl.constexpr
 ):
-    """Write the mask as int8 [3, R, C]: as forward uses it, then unpacked from its bits, at once and in halves."""
+    """Write the mask as int8 [3, R, C]: as forward uses it, then unpacked from its bits,
+    at once and in halves.
+    """
     row = tl.arange(0, ROWS)
     place = mask.key_places(COLUMNS)
     hashes = mask.row_hash(mask.load_key(key), tl.load(rows + row))
@@ -95,7 +97,8 @@ def test_packed_bits_equal_the_mask(threshold):
 
 
 def test_selectors_of_prmt_follow_the_ptx_manual():
-    """Digit i of prmt's last operand selects the source of byte i; its fourth bit replicates the sign eight times.
+    """Digit i of prmt's last operand selects the source of byte i;
+    its fourth bit replicates the sign eight times.
 
     The interpreted and the compiled mask use the same digits.
     """

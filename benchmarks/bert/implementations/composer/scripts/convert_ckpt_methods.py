@@ -1,4 +1,6 @@
-"""Convert NVIDIA's .pt file to starting weights: `mlbert convert nvidia-to-torch` by its published name."""
+"""Convert NVIDIA's .pt file to starting weights: `mlbert convert nvidia-to-torch` by its published
+name.
+"""
 
 from mlbert.cli.published import main
 

@@ -1,4 +1,6 @@
-"""A small BERT with every number drawn at random, as our folder; and the command line in this process."""
+"""A small BERT with every number drawn at random, as our folder;
+and the command line in this process.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -70,7 +72,9 @@ def own_folder(tmp_path: Path, state: dict[str, torch.Tensor]) -> Path:
 
 @pytest.fixture
 def mlbert(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    """Return a function that runs ``mlbert convert`` with words, asserts its exit status and returns its output."""
+    """Return a function that runs ``mlbert convert`` with words,
+    asserts its exit status and returns its output.
+    """
     monkeypatch.setattr(console, "LINE_SECONDS", 3600.0)  # no lines of progress on a busy machine
 
     def run(*words: object, status: int = 0) -> tuple[str, str]:
@@ -86,7 +90,9 @@ def mlbert(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
 
 @pytest.fixture
 def refused(mlbert):
-    """Assert that a conversion ends with exit status 2 and one error (see `assert_error_line`), and writes nothing."""
+    """Assert that a conversion ends with exit status 2 and one error (see `assert_error_line`),
+    and writes nothing.
+    """
 
     def check(command: str, source: Path, target: Path, *words: object, **error: Any) -> None:
         before = sorted(target.parent.iterdir())

@@ -2,8 +2,8 @@
 
     python tensorflow_program.py FOLDER
 
-FOLDER has weights.npz (TensorFlow 1 names) and bert_config.json. The keys of TensorFlow 2 are those of
-tests/assets/checkpoints/names.txt.
+FOLDER has weights.npz (TensorFlow 1 names) and bert_config.json. The keys of TensorFlow 2 are those
+of tests/assets/checkpoints/names.txt.
 """
 
 import json
@@ -43,7 +43,9 @@ def write_tf1(folder, weights):
 
 
 def tf2_array(name, array, heads):
-    """Return the array as Keras has it: attention by heads, and the classifier's weights as a kernel."""
+    """Return the array as Keras has it: attention by heads,
+    and the classifier's weights as a kernel.
+    """
     if name == "cls/seq_relationship/output_weights":
         return array.T
     if "/attention/self/" in name:

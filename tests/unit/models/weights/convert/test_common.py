@@ -1,4 +1,6 @@
-"""Writing: a full disk, a target in the way, an interrupted conversion; each leaves nothing half-written."""
+"""Writing: a full disk, a target in the way, an interrupted conversion;
+each leaves nothing half-written.
+"""
 
 import json
 

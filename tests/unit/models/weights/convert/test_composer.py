@@ -1,4 +1,6 @@
-"""Composer's checkpoints in and out: Hugging Face BERT, one matrix for query, key and value, MosaicBERT."""
+"""Composer's checkpoints in and out: Hugging Face BERT, one matrix for query,
+key and value, MosaicBERT.
+"""
 
 import dataclasses
 import datetime
@@ -30,7 +32,9 @@ BIASES = "model.bert.encoder.layer.0.attention.self.Wqkv.bias"
 
 
 def container(model, **more):
-    """Return a checkpoint as Composer saves it: weights among objects that weights_only loading refuses."""
+    """Return a checkpoint as Composer saves it: weights among objects
+    that weights_only loading refuses.
+    """
     timestamp = {"Timestamp": {"batch": 4, "total_wct": datetime.timedelta(seconds=2)}}
     return {
         "state": {"model": OrderedDict(model), "timestamp": timestamp, **more},
@@ -39,7 +43,9 @@ def container(model, **more):
 
 
 def masked_lm(state):
-    """Names and tensors of their masked-LM model: no pooler, no next-sentence head, the decoder's copies."""
+    """Names and tensors of their masked-LM model: no pooler, no next-sentence head,
+    the decoder's copies.
+    """
     model = {
         f"model.{name}": tensor for name, tensor in state.items() if not name.startswith(HEADS)
     }
@@ -111,7 +117,10 @@ def models(shape):
 
 @pytest.mark.parametrize("number", range(8))
 def test_round_trip(tmp_path, shape, mlbert, number):
-    """To Composer and back: all tensors and the shape. What a run writes is what the command writes."""
+    """To Composer and back: all tensors and the shape.
+
+    What a run writes is what the command writes.
+    """
     model = models(shape)[number]
     write_weights(model, tmp_path, {}, None)
     write_composer(to_huggingface(model), model.config, tmp_path / "by_run.pt")

@@ -1,4 +1,6 @@
-"""NVIDIA's .pt files: plain, segmented and fused names, the padded vocabulary, the tied decoder, damage."""
+"""NVIDIA's .pt files: plain, segmented and fused names, the padded vocabulary,
+the tied decoder, damage.
+"""
 
 import os
 from pathlib import Path

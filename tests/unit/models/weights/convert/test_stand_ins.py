@@ -1,4 +1,6 @@
-"""Composer checkpoints: loading gives tensors and plain containers, and calls nothing that a file names."""
+"""Composer checkpoints: loading gives tensors and plain containers,
+and calls nothing that a file names.
+"""
 
 import datetime
 import os
@@ -19,7 +21,9 @@ from user_errors import user_error
 
 
 def everything_that_composer_keeps() -> dict[str, Any]:
-    """Return all kinds of objects of a Composer checkpoint, and tensors of several types and forms."""
+    """Return all kinds of objects of a Composer checkpoint,
+    and tensors of several types and forms.
+    """
     base = torch.arange(12, dtype=torch.float32).reshape(3, 4)
     tensors = {"whole": base, "transposed": base.T, "row": base[1], "empty": torch.empty(0, 3)}
     tensors |= {

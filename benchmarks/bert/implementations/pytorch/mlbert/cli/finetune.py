@@ -77,14 +77,17 @@ def finetune(
     mlbert finetune YAML [NAME=VALUE]...                   with every setting; also under mlbert launch or torchrun
     mlbert finetune --predict FILE --model finetuned/run_0
 
-    Without a YAML, columns and kind of label are guessed and printed, a fifth of the rows is held out, and the run is
-    in finetuned/run_0: metrics, predictions, confusion matrix, weights. FILE: .csv, .tsv, .jsonl or .json. In a YAML:
+    Without a YAML, columns and kind of label are guessed and printed, a fifth of the rows is held
+    out, and the run is in finetuned/run_0: metrics, predictions, confusion matrix, weights. FILE:
+    .csv, .tsv, .jsonl or .json. In a YAML:
 
     \b
-    load_path=WEIGHTS        a run folder, its weights/, a Hugging Face folder, or a Composer checkpoint
+    load_path=WEIGHTS        a run folder, its weights/, a Hugging Face folder,
+                             or a Composer checkpoint
     data.train=FILE          rows to train on
     data.eval=FILE           rows to evaluate on
-    data.text_columns=a,b    a text or a pair; default: by name, such as text or sentence1 and sentence2
+    data.text_columns=a,b    a text or a pair; default:
+                             by name, such as text or sentence1 and sentence2
     data.label_column=NAME   default: label, labels or score
     model.num_labels=N       1 for a number; default: the number of classes in the training file
     data.task=NAME           a GLUE task instead of files: cola mnli mrpc qnli qqp rte sst2 stsb

@@ -1,7 +1,8 @@
 """The ``mlbert`` command; see `mlbert.host.command_line`.
 
-Each command's module is imported only when that command runs, so that ``mlbert --help`` does not need torch. Commands
-that judge results are those of mlaudit, which this package does not import: they are looked up by name.
+Each command's module is imported only when that command runs, so that ``mlbert --help`` does not
+need torch. Commands that judge results are those of mlaudit, which this package does not import:
+they are looked up by name.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ _root = program(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point; never returns."""
-    # Harmless: a thread of torch's that has not used the GPU yet prints it in the first backward pass.
+    # Harmless: a thread of torch's that has not used the GPU yet prints it in the first backward
+    # pass.
     warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
     run_program("mlbert", _root, arguments)

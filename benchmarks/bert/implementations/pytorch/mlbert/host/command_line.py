@@ -1,4 +1,5 @@
-"""Commands that are imported when they run, and errors in one line: what the programs mlbert and mlaudit share.
+"""Commands that are imported when they run, and errors in one line:
+what the programs mlbert and mlaudit share.
 
 A user error is one line on standard error and exit code 2; ``--debug`` adds the traceback.
 """
@@ -38,7 +39,8 @@ _WANTED = {
 }
 _NO_MEMORY = "memory: not enough for this configuration. Use a smaller batch or model."
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# Advice for the system's errors about a path that the user named, if no lower layer gave better advice.
+# Advice for the system's errors about a path that the user named,
+# if no lower layer gave better advice.
 _REMEDIES = {
     **dict.fromkeys(_FULL, "Free space, or name another folder"),
     errno.EROFS: "Name another folder",
@@ -84,7 +86,9 @@ class LazyCommand(TyperCommand):
     def make_context(
         self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
     ) -> Any:
-        """Load the command and return its context; a group without a subcommand prints its help and fails."""
+        """Load the command and return its context;
+        a group without a subcommand prints its help and fails.
+        """
         self._command.before()
         command = self.load()
         _check_texts(command)
@@ -100,8 +104,9 @@ class LazyCommand(TyperCommand):
 
 
 def lazy_group(commands: Mapping[str, Command]) -> type[TyperGroup]:
-    """Return the class of a group with these commands, by name; ``help COMMAND`` is ``COMMAND --help``, and a bare
-    completion option means the calling shell."""
+    """Return the class of a group with these commands, by name; ``help COMMAND`` is
+    ``COMMAND --help``, and a bare completion option means the calling shell.
+    """
 
     class _Group(TyperGroup):
         def __init__(self, **words: Any) -> None:
@@ -187,7 +192,9 @@ def _complete(name: str, install: Shell | None, show: Shell | None) -> None:
 
 
 def run_program(name: str, root: typer.Typer, arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run a program from `program` with arguments, by default this process's, and exit with its status."""
+    """Run a program from `program` with arguments, by default this process's,
+    and exit with its status.
+    """
     global _program
     _program = name
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -204,8 +211,9 @@ def _run(name: str, root: typer.Typer, words: list[str]) -> int:
 
 
 def _check_texts(command: Any) -> None:
-    """Let a command and its subcommands refuse texts that Typer reads as something else: `is_number` says which are
-    numbers, and an empty path is the current folder."""
+    """Let a command and its subcommands refuse texts that Typer reads as something else:
+    `is_number` says which are numbers, and an empty path is the current folder.
+    """
     if isinstance(command, TyperGroup):
         for inner in command.commands.values():
             _check_texts(inner)
@@ -241,14 +249,18 @@ def _process_value(
 
 
 def _use_plain_words(error: Any, given: Any) -> None:
-    """Rewrite the message of an error if it is one of Typer's usage errors, which have no public base class."""
+    """Rewrite the message of an error if it is one of Typer's usage errors,
+    which have no public base class.
+    """
     message = getattr(error, "message", None)
     if isinstance(message, str):
         error.message = _plain_words(message, given)
 
 
 def _plain_words(message: str, given: Any) -> str:
-    """Rewrite what pydantic, with which Typer converts values, says about the text of an option or argument."""
+    """Rewrite what pydantic, with which Typer converts values,
+    says about the text of an option or argument.
+    """
     message = message.removeprefix("Value error, ")
     if not message.startswith(_SHOULD_BE):
         return message
@@ -275,7 +287,9 @@ def _show_help(context: Any) -> NoReturn:
 
 
 def exit_code(work: Callable[[], int], debug: bool = False) -> int:
-    """Run ``work`` and return the exit code for its result or exception; print errors as one line."""
+    """Run ``work`` and return the exit code for its result or exception;
+    print errors as one line.
+    """
     try:
         return work()
     except UserError as error:

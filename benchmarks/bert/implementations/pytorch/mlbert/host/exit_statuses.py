@@ -1,4 +1,6 @@
-"""How a process ends: exit statuses, the status of a run, and ending early while another rank reports a mistake."""
+"""How a process ends: exit statuses, the status of a run,
+and ending early while another rank reports a mistake.
+"""
 
 from __future__ import annotations
 
@@ -34,16 +36,19 @@ class Terminated(SystemExit):
 
 
 def exit_status(status: str, rank: int) -> int:
-    """Return the exit status of a process after its run ended, with SUCCESS or with ABORTED by a limit.
+    """Return the exit status of a process after its run ended,
+    with SUCCESS or with ABORTED by a limit.
 
-    Rank 0 still writes the results when the others exit. Launchers that end all ranks at the first failure must not
-    treat a missed target as one, so only rank 0 returns it.
+    Rank 0 still writes the results when the others exit. Launchers that end all ranks at the first
+    failure must not treat a missed target as one, so only rank 0 returns it.
     """
     return SUCCEEDED if status == SUCCESS or rank else FAILED
 
 
 def leave_report(seconds: float) -> NoReturn:
-    """End this process quietly with WRONG_INPUT after ``seconds``, in which another rank reports the mistake."""
+    """End this process quietly with WRONG_INPUT after ``seconds``,
+    in which another rank reports the mistake.
+    """
     with quiet_on_signal():
         time.sleep(seconds)
         raise SystemExit(WRONG_INPUT)
@@ -53,7 +58,8 @@ def leave_report(seconds: float) -> NoReturn:
 def quiet_on_signal() -> Iterator[None]:
     """Let SIGTERM end this process with WRONG_INPUT within the block.
 
-    Launchers send it to all ranks once one of them has reported a mistake and exited. Then it is the status of all.
+    Launchers send it to all ranks once one of them has reported a mistake and exited.
+    Then it is the status of all.
     """
     previous = signal.signal(signal.SIGTERM, lambda *_: os._exit(WRONG_INPUT))
     try:

@@ -20,7 +20,8 @@ _KINDS = {
 def read_points(path: Path) -> tuple[list[dict[str, Any]], int]:
     """Return the valid points of a metrics file and the number of other lines.
 
-    A partial line at the end, as a killed run leaves it, is not counted. Raises UserError if the file cannot be read.
+    A partial line at the end, as a killed run leaves it, is not counted.
+    Raises UserError if the file cannot be read.
     """
     points = []
     foreign = 0

@@ -105,7 +105,9 @@ def package_version() -> str:
 
 
 def version(program: str = "mlbert") -> str:
-    """Return the version of the distribution and the repository's commit, for ``--version`` of a program."""
+    """Return the version of the distribution and the repository's commit,
+    for ``--version`` of a program.
+    """
     commit, modified = git_state(tree_root())
     changed = ", changed" if modified else ""
     return f"{program} {package_version()} ({commit}{changed})"

@@ -1,11 +1,14 @@
-"""Describe this machine's hardware and software for ``systems/<system>.json``, as Linux reports them.
+"""Describe this machine's hardware and software for ``systems/<system>.json``,
+as Linux reports them.
 
-All values are text: the official checker joins several of them and crashes on numbers. "unknown" marks facts that are
-not visible from inside the machine and must be filled in by hand; "N/A" marks parts that the machine does not have.
+All values are text: the official checker joins several of them and crashes on numbers. "unknown"
+marks facts that are not visible from inside the machine and must be filled in by hand; "N/A" marks
+parts that the machine does not have.
 
-A machine that was not measured yet has a template, ``systems/templates/<system>.json``, in which the fields to fill in
-begin with ``FILL IN``. Official tools read only ``systems/*.json``, so they ignore templates. If a template is copied
-there unchanged, the official checker rejects its ``status`` and ``mlbert submission check`` names every such field.
+A machine that was not measured yet has a template, ``systems/templates/<system>.json``, in which
+the fields to fill in begin with ``FILL IN``. Official tools read only ``systems/*.json``, so they
+ignore templates. If a template is copied there unchanged, the official checker rejects its
+``status`` and ``mlbert submission check`` names every such field.
 """
 
 from __future__ import annotations
@@ -35,7 +38,10 @@ MARK = "FILL IN"
 _HINTS = {
     "submitter": "organisation, the same as MLPERF_SUBMISSION_ORG",
     "division": "open or closed, the same as MLPERF_DIVISION",
-    "status": "Available on-premise, Available cloud, Preview, or Research, Development, or Internal (RDI)",
+    "status": (
+        "Available on-premise, Available cloud, Preview, or Research, Development, "
+        "or Internal (RDI)"
+    ),
     "system_name": "vendor and model, as customers know it",
     "number_of_nodes": "number",
     "host_processors_per_node": "number",
@@ -62,7 +68,9 @@ _HINTS = {
     "accelerator_interconnect_topology": "as known, or N/A",
     "cooling": "air or liquid",
     "hw_notes": "power limit, clocks, anything unusual, or N/A",
-    "framework": "PyTorch or TensorFlow and its version, as mlbert submission describe-system prints it",
+    "framework": (
+        "PyTorch or TensorFlow and its version, as mlbert submission describe-system prints it"
+    ),
     "other_software_stack": "driver, CUDA, NCCL, image with digest",
     "operating_system": "name and version",
     "sw_notes": "anything unusual, or N/A",
@@ -127,7 +135,9 @@ Ask = Callable[[Sequence[str]], str]
 
 
 def describe_processor(root: Path, ask: Ask) -> dict[str, str]:
-    """Return sockets, cores, threads and caches as ``lscpu`` reports them, the rest from /proc and /sys."""
+    """Return sockets, cores, threads and caches as ``lscpu`` reports them,
+    the rest from /proc and /sys.
+    """
     first = next(iter(read_processors(root)), {})
     places = re.findall(r"^\d*,\d*$", ask(["lscpu", "--parse=SOCKET,CORE"]), re.MULTILINE) or [
         "0,0"
@@ -141,7 +151,8 @@ def describe_processor(root: Path, ask: Ask) -> dict[str, str]:
     notes.append(f"vector extensions: {' '.join(noted) or 'none of ' + ' '.join(_NOTED_FLAGS)}")
     if {"family", "model"} <= {key.removeprefix("cpu ") for key in first}:
         notes.append(
-            f"CPU family {first['cpu family']} model {first['model']} stepping {first.get('stepping', '?')}"
+            f"CPU family {first['cpu family']} model {first['model']} stepping "
+            f"{first.get('stepping', '?')}"
         )
     if "hypervisor" in flags:
         notes.append("virtual machine")
@@ -166,7 +177,9 @@ def _frequency(root: Path, processor: dict[str, str]) -> str:
 
 
 def _caches(ask: Ask, num_cpus: int) -> str:
-    """Return text such as ``L1d 32K, L1i 32K, L2 512K``, each with the number of processors that share it."""
+    """Return text such as ``L1d 32K, L1i 32K, L2 512K``,
+    each with the number of processors that share it.
+    """
     listed = ask(["lscpu", "--bytes", "--caches=NAME,ONE-SIZE,ALL-SIZE"])
     found = []
     for name, one, every in re.findall(r"^(L\w+) +(\d+) +(\d+)$", listed, re.MULTILINE):
@@ -190,7 +203,9 @@ def describe_memory(root: Path, ask: Ask) -> dict[str, str]:
 
 
 def _modules(listed: str) -> str:
-    """Return text such as ``16x 64 GB DDR5 at 4800 MT/s`` from ``dmidecode -t 17``, without empty slots."""
+    """Return text such as ``16x 64 GB DDR5 at 4800 MT/s`` from ``dmidecode -t 17``,
+    without empty slots.
+    """
     found = []
     for block in listed.split("Memory Device\n")[1:]:
         slot = dict(re.findall(r"^\s+([\w ]+): (.+?) *$", block, re.MULTILINE))
@@ -330,7 +345,9 @@ def describe_software(root: Path, ask: Ask, framework: str) -> dict[str, str]:
 
 
 def _framework_parts(framework: str) -> dict[str, str]:
-    """Return the libraries that a framework reports, with an empty version for those it does not have."""
+    """Return the libraries that a framework reports,
+    with an empty version for those it does not have.
+    """
     if framework == "TensorFlow":
         built = importlib.import_module("tensorflow").sysconfig.get_build_info()
         return {"CUDA": built.get("cuda_version", ""), "cuDNN": built.get("cudnn_version", "")}
@@ -372,9 +389,9 @@ def describe_system(
 ) -> dict[str, str]:
     """Return the 33 fields that the official checker requires, in its order.
 
-    ``submitter`` must be the same as in the logs, and ``num_nodes`` is the number of nodes like this one. /proc, /sys
-    and /etc are read below ``root``, and ``ask`` runs a program and returns its output. ``framework`` is a key of
-    `DISTRIBUTIONS_OF`.
+    ``submitter`` must be the same as in the logs, and ``num_nodes`` is the number of nodes like
+    this one. /proc, /sys and /etc are read below ``root``, and ``ask`` runs a program and returns
+    its output. ``framework`` is a key of `DISTRIBUTIONS_OF`.
     """
     facts = {
         "submitter": submitter,
@@ -395,7 +412,9 @@ def describe_system(
 
 
 def write_description(path: Path, facts: dict[str, str]) -> None:
-    """Write the description as indented JSON. The file's stem is the name of the system's results folder.
+    """Write the description as indented JSON.
+
+    The file's stem is the name of the system's results folder.
 
     Raises:
         UserError: the name is invalid or the file cannot be written.
@@ -409,7 +428,9 @@ def write_description(path: Path, facts: dict[str, str]) -> None:
 
 
 def _name_system(facts: dict[str, str]) -> str:
-    """Return a name such as ``8x H100, 2x Xeon 8480C``, with the real models because results are compared by it."""
+    """Return a name such as ``8x H100, 2x Xeon 8480C``,
+    with the real models because results are compared by it.
+    """
     nodes = f"{facts['number_of_nodes']} nodes of " if facts["number_of_nodes"] != "1" else ""
     host = f"{facts['host_processors_per_node']}x {facts['host_processor_model_name']}"
     if facts["accelerators_per_node"] == "0":

@@ -12,7 +12,8 @@ _NUMBER = re.compile(r"\s*[-+]?(\d+(?:\.\d*)?|\.\d+)(e[-+]?\d+)?\s*", re.ASCII |
 
 
 def parse_number(text: str, kind: type[Number]) -> Number:
-    """Return a number that is written in ASCII digits; Python also reads underscores and digits of other scripts.
+    """Return a number that is written in ASCII digits;
+    Python also reads underscores and digits of other scripts.
 
     Raises ValueError if the text is not one of this kind, or is nan or infinite.
     """

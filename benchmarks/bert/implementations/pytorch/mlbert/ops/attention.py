@@ -3,14 +3,16 @@
 Implementations:
 
     plain    `mlbert.ops.reference.attention`
-    native   a C kernel in which each thread takes one sequence and head at a time (``csrc/cpu/ops_attention.c``). In
-             bfloat16, on processors with a matrix unit, the same algorithm in tiles
-             (``csrc/cpu/ops_attention_tiles.c``), after it has reproduced the first kernel on a small problem
+    native   a C kernel in which each thread takes one sequence and head at a time
+             (``csrc/cpu/ops_attention.c``). In bfloat16, on processors with a matrix unit, the same
+             algorithm in tiles (``csrc/cpu/ops_attention_tiles.c``), after it has reproduced the
+             first kernel on a small problem
     triton   `mlbert.ops.triton.attention`
     fmha     `mlbert.ops.fmha`; opt-in
 
-All ops are `autograd.Function`s rather than `torch.library.custom_op`s: with torch 2.13 the latter add 60 us to a
-forward and 140 us to a forward and backward, and even a small model calls dozens of ops in a step.
+All ops are `autograd.Function`s rather than `torch.library.custom_op`s: with torch 2.13 the latter
+add 60 us to a forward and 140 us to a forward and backward, and even a small model calls dozens of
+ops in a step.
 
 Legend: S sequences, T tokens, N heads, H head size.
 """
@@ -33,7 +35,8 @@ TRITON_HEAD_SIZES = (32, 64, 128)  # other sizes run plain
 HALF_TYPES = (torch.bfloat16, torch.float16)  # supported by fmha
 FMHA_HEAD_SIZE = 64
 FMHA_LENGTH = 512  # tokens
-# Correct bfloat16 results differ by about 0.3 %; a wrong instruction or layout causes more than 10 %.
+# Correct bfloat16 results differ by about 0.3 %; a wrong instruction
+# or layout causes more than 10 %.
 _TILE_TOLERANCE = 0.02
 _EVERYTHING = -1  # the kernels' window for whole sequences
 
@@ -53,14 +56,17 @@ def attention(
 
     Args:
         qkv: [T, 3, N, H] float32 or bfloat16 (float64 runs plain).
-        cu_seqlens: int32 [S+1]; sequence s has tokens cu_seqlens[s] to cu_seqlens[s+1]. Empty sequences are allowed.
+        cu_seqlens: int32 [S+1]; sequence s has tokens cu_seqlens[s] to cu_seqlens[s+1].
+            Empty sequences are allowed.
         max_seqlen: longest sequence, tokens.
         dropout_p: dropout probability of attention weights, in [0, 1); rounded to 1/256.
         key: `dropout_key` of this layer and step.
-        rows: int32 [T], `Batch.dropout_rows`: the mask row of each query token. Mask columns are key positions within
-            the sequence, and each head has its own key (`mlbert.ops.dropout.head_key`).
-        alibi_slopes: float32 [N]; the bias of query i and key j of a sequence is -slope * |i - j| (Press et al., arXiv
-            2108.12409, in both directions). None means no bias. Not differentiated.
+        rows: int32 [T], `Batch.dropout_rows`: the mask row of each query token. Mask columns are
+            key positions within the sequence, and each head has its own key
+            (`mlbert.ops.dropout.head_key`).
+        alibi_slopes: float32 [N]; the bias of query i and key j of a sequence is -slope * |i - j|
+            (Press et al., arXiv 2108.12409, in both directions). None means no bias. Not
+            differentiated.
         window: number of tokens that a query sees on each side, besides its own: those at a
             distance of at most `window`, for the cost of as many keys (ModernBERT's
             ``local_attention`` is twice this number). None means the whole sequence. Dropout masks
@@ -85,7 +91,9 @@ def capture_obstacle(
     max_seqlen: int,
     window: int | None = None,
 ) -> str | None:
-    """Return why the selected implementation cannot run this attention in a CUDA graph, or None if it can."""
+    """Return why the selected implementation cannot run this attention in a CUDA graph,
+    or None if it can.
+    """
     form = registry.selected(device)["attention"]
     is_local = window is not None and window < max_seqlen - 1
     unsupported = {
@@ -101,7 +109,10 @@ def capture_obstacle(
         kind = f"{dtype} attention of {max_seqlen} tokens with heads of {head_size}"
         kind += " and ALiBi" if alibi else ""
         kind += f" and a window of {window}" if is_local else ""
-        return f"{kind} has no {form} implementation and runs plain, which reads the sequences' lengths on the host"
+        return (
+            f"{kind} has no {form} implementation and runs plain, "
+            "which reads the sequences' lengths on the host"
+        )
     return None
 
 

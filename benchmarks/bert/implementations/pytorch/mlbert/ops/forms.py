@@ -96,8 +96,9 @@ def register(op: str, name: str, remark: Callable[[], str] | None = None) -> Cal
 
 
 def register_exact(op: str, name: str) -> Callable[[Form], Form]:
-    """Register the decorated function as implementation `name` of an op whose implementations agree in every bit. One
-    of them is named plain."""
+    """Register the decorated function as implementation `name` of an op whose implementations agree
+    in every bit. One of them is named plain.
+    """
 
     def decorate(function: Form) -> Form:
         _exact.setdefault(op, {})[name] = function
@@ -109,8 +110,9 @@ def register_exact(op: str, name: str) -> Callable[[Form], Form]:
 
 @functools.cache
 def fastest_exact(op: str, kind: str) -> Form:
-    """Return the implementation that ``auto`` prefers on a kind of device, of an op registered with `register_exact`.
-    OPS does not change it."""
+    """Return the implementation that ``auto`` prefers on a kind of device, of an op registered with
+    `register_exact`. OPS does not change it.
+    """
     usable = (
         name for name in _PREFERENCES.get(kind, {}).get("auto", ()) if not _why_missing(name, kind)
     )

@@ -23,7 +23,8 @@ from mlbert.host.errors import replace_names
 from mlbert.host.progress import Progress
 
 DEFAULT_SEED = 19
-# MosaicML's published seeds: small tasks vary more and get more runs. The other tasks use DEFAULT_SEED.
+# MosaicML's published seeds: small tasks vary more and get more runs.
+# The other tasks use DEFAULT_SEED.
 _SEEDS = (19, 8364, 717, 10536, 90166)
 SEEDS: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys(("rte", "mrpc", "stsb"), _SEEDS),
@@ -57,7 +58,8 @@ class GlueJob:
 
 
 def job_list(seeds: Mapping[str, Sequence[int]]) -> list[GlueJob]:
-    """Return the jobs of these tasks and seeds: `FIRST`, then the rest of the first round, then those that wait.
+    """Return the jobs of these tasks and seeds: `FIRST`, then the rest of the first round,
+    then those that wait.
 
     Without `FIRST` no job waits: all start from the pre-trained weights.
     """
@@ -71,7 +73,9 @@ def job_list(seeds: Mapping[str, Sequence[int]]) -> list[GlueJob]:
 
 
 def aggregate(results: Mapping[GlueJob, Mapping[str, float]]) -> dict[str, float]:
-    """Return each task's score times 100 (mean over metrics and seeds), and "glue", the mean over tasks."""
+    """Return each task's score times 100 (mean over metrics and seeds), and "glue",
+    the mean over tasks.
+    """
     found: dict[str, list[float]] = {}
     for job, metrics in results.items():
         found.setdefault(job.task, []).append(score(job.task, metrics))
@@ -174,7 +178,9 @@ class Runner:
         self._first = next((job for job in jobs if job.task == FIRST), jobs[0])
 
     def run(self, on_change: Callable[[GlueJob | None], object]) -> None:
-        """Return when every job is done, failed or blocked. If this ends early, the processes are ended.
+        """Return when every job is done, failed or blocked.
+
+        If this ends early, the processes are ended.
 
         ``on_change`` is called with a job when its state changes, and with None at every poll.
         """
@@ -215,7 +221,8 @@ class Runner:
         command = self._prepare(job)
         folder = self._folder(job)
         with (folder / LOG).open("wb") as log:
-            # A separate session: Ctrl-C in the terminal reaches only this process, which ends its children in order.
+            # A separate session: Ctrl-C in the terminal reaches only this process,
+            # which ends its children in order.
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -223,7 +230,8 @@ class Runner:
                 stderr=subprocess.STDOUT,
                 env={**self._environ, **slot.exports},
                 start_new_session=True,
-                # If this process is killed, or ended before it knows the child, the kernel ends the child.
+                # If this process is killed, or ended before it knows the child,
+                # the kernel ends the child.
                 preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),
             )
         self.running.append(Running(job, slot, process, time.monotonic()))
@@ -301,7 +309,10 @@ class GlueProgress:
         place = next((f" on {one.slot.name}" for one in runner.running if one.job == job), "")
         seconds = f" after {runner.seconds[job]:.0f} s" if job in runner.seconds else ""
         result = f": {self._result(runner, job)}" if state in (State.DONE, State.FAILED) else ""
-        return f"[{ended}/{len(runner.states)}] {job.task} seed {job.seed} {state.value}{place}{seconds}{result}"
+        return (
+            f"[{ended}/{len(runner.states)}] {job.task} seed {job.seed} "
+            f"{state.value}{place}{seconds}{result}"
+        )
 
     def _result(self, runner: Runner, job: GlueJob) -> str:
         if runner.states[job] is State.FAILED:

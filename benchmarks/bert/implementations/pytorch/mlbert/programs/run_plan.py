@@ -1,7 +1,7 @@
 """Plan a run from its resolved configuration: batch, evaluations, expected samples and time.
 
-Uses only settings and the rules, never data or devices. Unknown quantities (the speed of a machine, when a custom
-target is reached) are reported as unknown.
+Uses only settings and the rules, never data or devices. Unknown quantities (the speed of a machine,
+when a custom target is reached) are reported as unknown.
 """
 
 from __future__ import annotations
@@ -71,14 +71,17 @@ def make_plan(
         f"global_batch_size {batch} = BATCHSIZE {data.train_batch_size} x {world_size} ranks "
         f"x PACKING_FACTOR {data.average_packing_rate:g}",
         f"schedule: {schedule.max_steps} steps of about {batch} samples, "
-        f"{warmup if schedule.num_warmup_steps else 'no warm-up'}; training ends after {limit:,} samples at the latest",
+        f"{warmup if schedule.num_warmup_steps else 'no warm-up'}; "
+        f"training ends after {limit:,} samples at the latest",
         f"evaluation: first after {evaluation.eval_iter_start_samples:,} samples, "
-        f"then every {evaluation.eval_iter_samples:,}, on {_number_or_all(evaluation.num_eval_examples)}; "
+        f"then every {evaluation.eval_iter_samples:,}, on "
+        f"{_number_or_all(evaluation.num_eval_examples)}; "
         f"closed division: every {rules.eval_interval(batch):,}, on {rules.NUM_EVAL_SAMPLES:,}",
         f"reference convergence point: {_point_words(batch, point)}",
         f"expected samples: {_expected_words(evaluation, expected, why)}",
         *_decay_lines(schedule, evaluation, end),
-        f"communication: {_communication_words(model, config[DistributedConfig], world_size, environ)}",
+        "communication: "
+        f"{_communication_words(model, config[DistributedConfig], world_size, environ)}",
     ]
     time_lines, time_warnings = _time(
         config[RunConfig], environ, expected, limit, samples_per_second
@@ -94,7 +97,8 @@ def make_plan(
 
 
 def walltime_minutes(text: str) -> float:
-    """Return the minutes of a time limit in one of sbatch's forms: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S.
+    """Return the minutes of a time limit in one of sbatch's forms:
+    M, M:S, H:M:S, D-H, D-H:M, D-H:M:S.
 
     Raises:
         UserError: the text has another form.
@@ -123,8 +127,8 @@ def _expected_samples(
 ) -> tuple[int | None, str]:
     """Return the samples at the evaluation expected to reach the target, and the reason.
 
-    This is the first evaluation at or after the reference's mean. If there is no mean, or training ends before it, it
-    is the last evaluation before the schedule's end; None if neither is known.
+    This is the first evaluation at or after the reference's mean. If there is no mean, or training
+    ends before it, it is the last evaluation before the schedule's end; None if neither is known.
     """
     if evaluation.target_metric != rules.TARGET_MLM_ACCURACY:
         return None, ""
@@ -148,7 +152,9 @@ def _evaluations(evaluation: EvaluationConfig, samples: int) -> int:
 
 
 def _decay_samples(config: ScheduleConfig, batch: int) -> int | None:
-    """Return the samples until the decay ends if LR_DECAY_END is before the end of training, else None."""
+    """Return the samples until the decay ends if LR_DECAY_END is before the end of training,
+    else None.
+    """
     end = config.lr_decay_end
     if (
         end is None
@@ -170,7 +176,10 @@ def _point_words(batch: int, point: rules.ReferencePoint | None) -> str:
     else:
         above = bisect.bisect(known, batch)
         where = f"between batch {known[above - 1]} and {known[above]}"
-    return f"{where}: {point.mean_samples:,.0f} samples on average, at least {point.min_mean_samples:,.0f}"
+    return (
+        f"{where}: {point.mean_samples:,.0f} samples on average, "
+        f"at least {point.min_mean_samples:,.0f}"
+    )
 
 
 def _number_or_all(number: int | None) -> str:
@@ -181,7 +190,10 @@ def _expected_words(evaluation: EvaluationConfig, expected: int | None, why: str
     if expected is None and evaluation.target_metric != rules.TARGET_MLM_ACCURACY:
         wanted = rules.TARGET_MLM_ACCURACY
         target = evaluation.target_metric
-        return f"unknown; the reference defines them for accuracy {wanted:g}, TARGET_MLM_ACCURACY is {target or 'none'}"
+        return (
+            f"unknown; the reference defines them for accuracy {wanted:g}, "
+            f"TARGET_MLM_ACCURACY is {target or 'none'}"
+        )
     if expected is None:
         return "unknown; there is no reference point"
     return f"{expected:,}, at evaluation {_evaluations(evaluation, expected)}, the {why}"
@@ -202,7 +214,9 @@ def _decay_lines(
 def _communication_words(
     model: ModelConfig, distributed: DistributedConfig, world_size: int, environ: Mapping[str, str]
 ) -> str:
-    """Describe the network traffic of the gradient and a sharded optimizer's weights, as in `bytes_a_step`."""
+    """Describe the network traffic of the gradient and a sharded optimizer's weights,
+    as in `bytes_a_step`.
+    """
     if world_size == 1:
         return "none, one rank"
     try:
@@ -231,19 +245,22 @@ def _communication_words(
 def bytes_a_step(
     parameters: int, world_size: int, sharers: int, weight_bytes: int, gradient_bytes: int = 4
 ) -> float:
-    """Return the bytes that each rank sends, and receives, for the gradient and weights of one optimizer step.
+    """Return the bytes that each rank sends, and receives,
+    for the gradient and weights of one optimizer step.
 
-    With N ranks, a ring all-reduce of B bytes costs 2 (N - 1) / N B; a reduce-scatter and an all-gather cost half of it
-    each (Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009). This is the
-    minimum. If S ranks share the optimizer, their gradient is reduce-scattered, each part is summed over the N / S
-    groups, and the weights are gathered. Buffer padding, norms and metrics are not counted.
+    With N ranks, a ring all-reduce of B bytes costs 2 (N - 1) / N B; a reduce-scatter and an
+    all-gather cost half of it each (Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for
+    clusters of workstations, 2009). This is the minimum. If S ranks share the optimizer, their
+    gradient is reduce-scattered, each part is summed over the N / S groups, and the weights are
+    gathered. Buffer padding, norms and metrics are not counted.
 
     Args:
         parameters: elements of the gradient.
         world_size: N.
         sharers: S; 1 if every rank updates everything.
         weight_bytes: bytes per weight in a sharded optimizer's all-gather.
-        gradient_bytes: bytes per gradient element; in bfloat16, all-to-all and all-gather cost half a ring each.
+        gradient_bytes: bytes per gradient element;
+            in bfloat16, all-to-all and all-gather cost half a ring each.
     """
     groups = world_size // sharers
     scattered = gradient_bytes * parameters * (sharers - 1) / sharers
@@ -265,7 +282,8 @@ def _time(
     limit_text = f"WALLTIME {given}" if given else "WALLTIME is not set"
     if samples_per_second is None:
         lines = [
-            f"expected time: unknown; give --samples-per-second N measured on this machine; {limit_text}"
+            "expected time: unknown; give --samples-per-second N measured on this machine; "
+            f"{limit_text}"
         ]
         seconds = config.max_seconds
         what = f"{runs} runs of MAX_SECONDS {seconds:g}" if seconds is not None else ""
@@ -276,8 +294,10 @@ def _time(
             kind = "at most"
             seconds = config.max_seconds
         lines = [
-            f"expected time: {kind} {seconds:,.0f} s per run at {samples_per_second:g} samples/s, {runs} runs "
-            f"{runs * seconds / 60:,.1f} minutes; plus start-up, evaluation and compilation; {limit_text}"
+            f"expected time: {kind} {seconds:,.0f} s per run at {samples_per_second:g} samples/s, "
+            f"{runs} runs "
+            f"{runs * seconds / 60:,.1f} minutes; plus start-up, evaluation and compilation; "
+            f"{limit_text}"
         ]
         what = f"{runs} runs of {kind} {seconds:,.0f} s"
     if walltime is None or seconds is None or (minutes := runs * seconds / 60) < walltime:

@@ -21,7 +21,9 @@ class RunRelations:
     """See `mlbert.config.configuration.Relations`."""
 
     def contradictions(self, config: Configuration) -> Iterator[Contradiction]:
-        """Yield contradictions of the batch's warm-up, and if the run starts from its own folder."""
+        """Yield contradictions of the batch's warm-up,
+        and if the run starts from its own folder.
+        """
         batch = config[DataConfig].train_batch_size
         first_batch = config.get(config.catalog.by_key["batchsize_warmup_start"])
         if isinstance(first_batch, int) and first_batch > batch:

@@ -1,4 +1,5 @@
-"""All sections and settings, and what resolves them: the one place that sees every package's settings.
+"""All sections and settings, and what resolves them:
+the one place that sees every package's settings.
 
 Importing it needs no PyTorch.
 """

@@ -1,4 +1,6 @@
-"""The inputs of the recipe `mlbert.recipes.classification`, which defines its classes by its files."""
+"""The inputs of the recipe `mlbert.recipes.classification`,
+which defines its classes by its files.
+"""
 
 from __future__ import annotations
 

@@ -65,7 +65,8 @@ class RunConfig(Section):
     )
     wandb_project: str | None = setting(
         "WANDB_PROJECT",
-        "Weights & Biases project; logs offline, in the run folder, if not logged in. none disables it.",
+        "Weights & Biases project; logs offline, in the run folder, if not logged in. "
+        "none disables it.",
         default=None,
     )
     wandb_options: str | None = setting(
@@ -79,7 +80,9 @@ class RunConfig(Section):
     )
 
     def contradictions(self) -> Iterator[Contradiction]:
-        """Yield a contradiction if checkpoints are saved but none is kept, or options hold a secret."""
+        """Yield a contradiction if checkpoints are saved but none is kept,
+        or options hold a secret.
+        """
         names = (option[1] for option in _OPTION.finditer(self.wandb_options or ""))
         secret = next((name for name in names if _SECRET.search(name)), None)
         if secret is not None:

@@ -1,20 +1,22 @@
 """Attention over packed sequences in Triton, without storing the scores.
 
-The algorithm is FlashAttention (Dao et al., arXiv 2205.14135 and 2307.08691), with one program for each block of
-queries or keys of one sequence and head::
+The algorithm is FlashAttention (Dao et al., arXiv 2205.14135 and 2307.08691), with one program for
+each block of queries or keys of one sequence and head::
 
     forward        loops over keys with a running maximum and sum; saves log2(sum(exp2)) of the scaled scores
     gradient of Q  loops over keys; also computes delta = sum(dO * O), which is the sum over keys of P * dP
     of K and V     loops over queries; recomputes P from the saved sums, and reads the saved dropout bits
                    dS = P * (dP - delta), with dP = dO V^T times the dropout scale where kept, else 0
 
-Scores are in units of log2, to use the hardware's exponential. Q, K and V are read directly from [T, 3, N, H], and
-their gradients are written in the same layout. Longer sequences are scheduled first (`attention_order_kernel`), blocks
-past a sequence's end return at once, and tokens after the last sequence form a dummy sequence with zero results. There
-is no host synchronization, and results are bitwise reproducible: no two programs add to the same result. A single
-backward kernel for all three gradients took 1.5 times as long (records/2026-11-27_gpu-check_h200).
+Scores are in units of log2, to use the hardware's exponential. Q, K and V are read directly from
+[T, 3, N, H], and their gradients are written in the same layout. Longer sequences are scheduled
+first (`attention_order_kernel`), blocks past a sequence's end return at once, and tokens after the
+last sequence form a dummy sequence with zero results. There is no host synchronization, and results
+are bitwise reproducible: no two programs add to the same result. A single backward kernel for all
+three gradients took 1.5 times as long (records/2026-11-27_gpu-check_h200).
 
-Legend: S sequences, T tokens, N heads, H head size, L tokens of one sequence, Q and K block sizes of queries and keys.
+Legend: S sequences, T tokens, N heads, H head size, L tokens of one sequence,
+Q and K block sizes of queries and keys.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -53,8 +55,9 @@ GRADIENT_OF_KV = 2
 
 @dataclass(frozen=True)
 class AttentionBlocks:
-    """Launch configuration of a kernel: queries and keys per tile; Triton's warps, pipeline stages and, if it has one,
-    limit of registers."""
+    """Launch configuration of a kernel: queries and keys per tile; Triton's warps, pipeline stages
+    and, if it has one, limit of registers.
+    """
 
     BLOCK_Q: int
     BLOCK_K: int
@@ -67,18 +70,21 @@ class AttentionBlocks:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-# Head size -> forward, gradient of Q, gradient of K and V, for 16-bit dtypes. Head size 64 on Hopper is the fastest of
-# some fifty that were measured on an H200 (records/2026-11-26_gpu-check_h200). The others are chosen from the
-# compiler's report (tools/compile_kernels.py: no spills, most warps per multiprocessor; with three stages, tiles are
-# copied one iteration ahead, with two they are awaited as soon as they are requested). BLOCK_K must be a multiple of 64
-# in the forward pass, which writes 64 mask bits together, and of 32 in the others.
+# Head size -> forward, gradient of Q, gradient of K and V, for 16-bit dtypes. Head size 64 on
+# Hopper is the fastest of some fifty that were measured on an H200
+# (records/2026-11-26_gpu-check_h200). The others are chosen from the compiler's report
+# (tools/compile_kernels.py: no spills, most warps per multiprocessor; with three stages, tiles are
+# copied one iteration ahead, with two they are awaited as soon as they are requested). BLOCK_K must
+# be a multiple of 64 in the forward pass, which writes 64 mask bits together, and of 32 in the
+# others.
 _HOPPER = {
     32: (
         AttentionBlocks(128, 64, 8, 3),
         AttentionBlocks(64, 64, 4, 2),
         AttentionBlocks(64, 64, 4, 2),
     ),
-    # Three blocks of the last share a multiprocessor, though it spills 64 bytes: backward took 8 % less.
+    # Three blocks of the last share a multiprocessor, though it spills 64 bytes:
+    # backward took 8 % less.
     64: (
         AttentionBlocks(64, 64, 4, 3),
         AttentionBlocks(64, 64, 4, 3),
@@ -166,8 +172,9 @@ def kept_bits_shape(
 ) -> tuple[int, int, int]:
     """Return the shape of the saved dropout mask, int32 [N, T/2 + 8 S, 4 ceil(L / 64)].
 
-    8 bytes for each head, token and 64 keys of the longest sequence: 27 MB per layer for 16 heads and 96 sequences with
-    24,576 tokens in total, at most 512 each. Uses the longest because lengths are not known on the host.
+    8 bytes for each head, token and 64 keys of the longest sequence: 27 MB per layer for 16 heads
+    and 96 sequences with 24,576 tokens in total, at most 512 each. Uses the longest because lengths
+    are not known on the host.
     """
     return (
         num_heads,
@@ -291,7 +298,10 @@ def descending_order(cu_seqlens: Tensor) -> Tensor:
 
 @triton.jit(do_not_specialize=["num_sequences"])
 def attention_order_kernel(cu_seqlens, order, num_sequences, BLOCK: tl.constexpr):
-    """Rank each sequence by counting those before it. Grid: S / BLOCK. cu_seqlens, order: int32 [S+1], [S]."""
+    """Rank each sequence by counting those before it.
+
+    Grid: S / BLOCK. cu_seqlens, order: int32 [S+1], [S].
+    """
     own = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     length = _lengths(cu_seqlens, own, num_sequences)
     place = tl.zeros([BLOCK], tl.int32)

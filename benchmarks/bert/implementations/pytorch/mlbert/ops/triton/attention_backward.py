@@ -1,6 +1,7 @@
 """The backward kernels of the Triton attention (`mlbert.ops.triton.attention`).
 
-Legend: S sequences, T tokens, N heads, H head size, L tokens of one sequence, Q and K block sizes of queries and keys.
+Legend: S sequences, T tokens, N heads, H head size, L tokens of one sequence,
+Q and K block sizes of queries and keys.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -34,9 +35,11 @@ def _weights_and_gradient(
     q, k, v, d_out, log_sum, delta, first_q, first_k, length, slopes, bits, num_blocks,
     SCALE: tl.constexpr, WINDOW: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Return kept weights [Q, K], before the dropout scale, and the gradient of scaled scores [Q, K] over that scale.
+    """Return kept weights [Q, K], before the dropout scale,
+    and the gradient of scaled scores [Q, K] over that scale.
 
-    delta, sum(dO O) over the dropout scale, is the sum over keys of the kept P dP in softmax's derivative.
+    delta, sum(dO O) over the dropout scale, is the sum over keys of the kept P dP in softmax's
+    derivative.
     """
     scores = scores_of(
         q, k, first_q, first_k + key_places(BLOCK_K), slopes, BLOCK_Q, SCALE * LOG2_E
@@ -57,16 +60,18 @@ def _weights_and_gradient(
         if q.dtype == tl.float32:
             d_scores = weights * (tl.where(is_kept, d_weights, 0.0) - delta[:, None])
         else:
-            # Saves one selection. Both products are rounded before they may cancel, which is negligible in 16 bits.
+            # Saves one selection. Both products are rounded before they may cancel,
+            # which is negligible in 16 bits.
             d_scores = kept * d_weights - weights * delta[:, None]
     return kept, d_scores
 
 
 @triton.jit(do_not_specialize=COUNTS)
 def attention_query_gradient_kernel(
-    qkv, cu_seqlens, order, slopes, bits, out, d_out, log_sums, delta, d_qkv, num_tokens, num_sequences, num_blocks,
-    bits_blocks, NUM_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr,
-    THRESHOLD: tl.constexpr, WINDOW: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    qkv, cu_seqlens, order, slopes, bits, out, d_out, log_sums, delta, d_qkv, num_tokens,
+    num_sequences, num_blocks, bits_blocks, NUM_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr,
+    SCALE: tl.constexpr, THRESHOLD: tl.constexpr, WINDOW: tl.constexpr, BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Compute d_qkv[:, 0] and delta of one block of queries. Grid: (S + 1) * N * L / Q.
 
@@ -158,18 +163,22 @@ def _query_gradient_step(
         BLOCK_K,
     )
     if PARTIAL:
-        # Weights of keys past the end may be infinite, and infinity times their zero rows would be NaN.
+        # Weights of keys past the end may be infinite,
+        # and infinity times their zero rows would be NaN.
         d_scores = tl.where((first_k + key_places(BLOCK_K) < length)[None, :], d_scores, 0.0)
     return d_q + dot(d_scores.to(k.dtype), k)
 
 
 @triton.jit(do_not_specialize=COUNTS)
 def attention_key_value_gradient_kernel(
-    qkv, cu_seqlens, order, slopes, bits, d_out, log_sums, delta, d_qkv, num_tokens, num_sequences, num_blocks,
-    bits_blocks, NUM_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr,
+    qkv, cu_seqlens, order, slopes, bits, d_out, log_sums, delta, d_qkv, num_tokens, num_sequences,
+    num_blocks, bits_blocks, NUM_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr,
     THRESHOLD: tl.constexpr, WINDOW: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Compute d_qkv[:, 1] and d_qkv[:, 2] of one block of keys. Grid: (S + 1) * N * L / K. Arguments as above."""
+    """Compute d_qkv[:, 1] and d_qkv[:, 2] of one block of keys.
+
+    Grid: (S + 1) * N * L / K. Arguments as above.
+    """
     block, head, sequence, start, length, is_tail = work(
         cu_seqlens, order, num_tokens, num_sequences, num_blocks, NUM_HEADS
     )
@@ -221,11 +230,13 @@ def attention_key_value_gradient_kernel(
 
 @triton.jit
 def _key_value_gradient_step(
-    d_k, d_v, k, v, queries, d_out, log_sums, delta, first_q, first_k, length, slopes, bits, bits_blocks,
-    WIDTH: tl.constexpr, HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr, WINDOW: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, PARTIAL: tl.constexpr,
+    d_k, d_v, k, v, queries, d_out, log_sums, delta, first_q, first_k, length, slopes, bits,
+    bits_blocks, WIDTH: tl.constexpr, HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr,
+    WINDOW: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, PARTIAL: tl.constexpr,
 ):  # fmt: skip
-    """Add the contribution of one block of queries to d_k and d_v [K, H]; past the end, weights are exp2(-inf) = 0."""
+    """Add the contribution of one block of queries to d_k and d_v [K, H];
+    past the end, weights are exp2(-inf) = 0.
+    """
     row = first_q + tl.arange(0, BLOCK_Q)
     q = tile(queries, first_q, length, 3 * WIDTH, BLOCK_Q, HEAD_SIZE, PARTIAL)
     d_o = tile(d_out, first_q, length, WIDTH, BLOCK_Q, HEAD_SIZE, PARTIAL)

@@ -1,6 +1,8 @@
-"""The forward kernel of the Triton attention (`mlbert.ops.triton.attention`), and functions shared with backward.
+"""The forward kernel of the Triton attention (`mlbert.ops.triton.attention`),
+and functions shared with backward.
 
-Legend: S sequences, T tokens, N heads, H head size, L tokens of one sequence, Q and K block sizes of queries and keys.
+Legend: S sequences, T tokens, N heads, H head size, L tokens of one sequence,
+Q and K block sizes of queries and keys.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -29,7 +31,9 @@ COUNTS = ("key", "num_tokens", "num_sequences", "num_blocks", "bits_blocks")
 
 @triton.jit
 def work(cu_seqlens, order, num_tokens, num_sequences, num_blocks, NUM_HEADS: tl.constexpr):
-    """Return this program's block, head, sequence, its first token (int64) and length, and whether it is the tail."""
+    """Return this program's block, head, sequence, its first token (int64) and length,
+    and whether it is the tail.
+    """
     program = tl.program_id(0)
     rank = program // (num_blocks * NUM_HEADS)
     # One extra sequence: the tokens after the last one.
@@ -52,7 +56,9 @@ def tile(
     HEAD_SIZE: tl.constexpr,
     PARTIAL: tl.constexpr,
 ):
-    """Load [ROWS, HEAD_SIZE] from row `first` at `base`; with PARTIAL, rows from `length` on are 0."""
+    """Load [ROWS, HEAD_SIZE] from row `first` at `base`;
+    with PARTIAL, rows from `length` on are 0.
+    """
     return _load(base, first + tl.arange(0, ROWS), length, STRIDE, HEAD_SIZE, PARTIAL)
 
 
@@ -122,10 +128,14 @@ def dot(a, b):
 
 @triton.jit
 def scores_of(q, k, first_q, places, slope, BLOCK_Q: tl.constexpr, SCALE: tl.constexpr):
-    """Return scores [Q, K]; times SCALE they are in units of log2. Adds -slope * |query - key| unless slope is None."""
+    """Return scores [Q, K]; times SCALE they are in units of log2.
+
+    Adds -slope * |query - key| unless slope is None.
+    """
     scores = dot(q, tl.trans(k))
     if slope is not None:
-        # `slope` is a pointer: a Triton function cannot return None, so it cannot be loaded before the loop.
+        # `slope` is a pointer: a Triton function cannot return None,
+        # so it cannot be loaded before the loop.
         distance = first_q + tl.arange(0, BLOCK_Q)[:, None] - places[None, :]
         scores -= (tl.load(slope) * (LOG2_E / SCALE)) * tl.abs(distance).to(tl.float32)
     return scores
@@ -150,7 +160,10 @@ def is_seen(first_q, places, length, WINDOW: tl.constexpr, BLOCK_Q: tl.constexpr
 
 @triton.jit
 def bits_start(head, start, sequence, num_tokens, num_sequences, num_blocks):
-    """Return the offset of the bits of a head and sequence. Every sequence is aligned to 16 rows."""
+    """Return the offset of the bits of a head and sequence.
+
+    Every sequence is aligned to 16 rows.
+    """
     sixteens = head.to(tl.int64) * (num_tokens // 16 + num_sequences) + start // 16 + sequence
     return sixteens * (32 * num_blocks)
 
@@ -159,7 +172,9 @@ def bits_start(head, start, sequence, num_tokens, num_sequences, num_blocks):
 def bits_at(
     bits, first_q, first_k, length, num_blocks, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr
 ):
-    """Return pointers to the numbers of `mask.pack_masks`, [Q/2, K/16] ([Q/2, 4] for 32 keys), and which exist."""
+    """Return pointers to the numbers of `mask.pack_masks`, [Q/2, K/16] ([Q/2, 4] for 32 keys),
+    and which exist.
+    """
     row = first_q // 2 + tl.arange(0, BLOCK_Q // 2)
     column = first_k // 64 * 4 + tl.arange(0, max(4, BLOCK_K // 16))
     exists = row // 8 * 16 < length
@@ -178,14 +193,14 @@ def hashes_of(key, head, rows, start, row, length, THRESHOLD: tl.constexpr):
 
 @triton.jit(do_not_specialize=COUNTS)
 def attention_forward_kernel(
-    qkv, cu_seqlens, order, rows, slopes, key, out, log_sums, bits, num_tokens, num_sequences, num_blocks,
-    bits_blocks, NUM_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr,
+    qkv, cu_seqlens, order, rows, slopes, key, out, log_sums, bits, num_tokens, num_sequences,
+    num_blocks, bits_blocks, NUM_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr,
     THRESHOLD: tl.constexpr, WINDOW: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Compute the output of one block of queries. Grid: (S + 1) * N * L / Q.
 
-    qkv: [T, 3, N, H]; out: [T, N, H]; log_sums: float32 [N, T]; rows: int32 [T] or None; slopes: float32 [N] or None.
-    WINDOW: tokens that a query sees on each side, or None.
+    qkv: [T, 3, N, H]; out: [T, N, H]; log_sums: float32 [N, T]; rows: int32 [T] or None; slopes:
+    float32 [N] or None. WINDOW: tokens that a query sees on each side, or None.
     """
     block, head, sequence, start, length, is_tail = work(
         cu_seqlens, order, num_tokens, num_sequences, num_blocks, NUM_HEADS
@@ -244,9 +259,9 @@ def attention_forward_kernel(
 
 @triton.jit
 def _forward_step(
-    result, highest, total, q, keys, first_q, first_k, length, hashes, slopes, bits, bits_blocks, WIDTH: tl.constexpr,
-    HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr, WINDOW: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, PARTIAL: tl.constexpr,
+    result, highest, total, q, keys, first_q, first_k, length, hashes, slopes, bits, bits_blocks,
+    WIDTH: tl.constexpr, HEAD_SIZE: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr,
+    WINDOW: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, PARTIAL: tl.constexpr,
 ):  # fmt: skip
     """Add one block of keys to the sums so far, [Q, H] and [Q], scaled by exp2(-highest)."""
     k = key_tile(keys, first_k, length, 3 * WIDTH, BLOCK_K, HEAD_SIZE, PARTIAL)

@@ -114,7 +114,8 @@ def expand_kernel(
     """
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
 
-    # A token belongs to the first sequence that ends after it, found by binary search in [low, high].
+    # A token belongs to the first sequence that ends after it,
+    # found by binary search in [low, high].
     real = index < tokens
     low = tl.zeros([BLOCK], tl.int32)
     high = tl.zeros([BLOCK], tl.int32) + sequences - 1
