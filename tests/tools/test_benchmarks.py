@@ -6,17 +6,20 @@ import importlib.util
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import bench_modernbert
 import bench_prepare as prepare
 import bench_text
 from bench_mosaic import PaddedMosaicBert, expert_side, padded_side
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.batches import HostBatch
+from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.formats.wordpiece import load_vocabulary
 from mlbert.data.loading.synthetic import sequences
 from mlbert.models.bert import BertForMaskedLM
@@ -170,3 +173,27 @@ def test_expert_step_has_the_same_loss(batch: HostBatch) -> None:
         for side in (padded_side(batch, model, 48), *(expert_side(batch, model, n) for n in (1, 3)))
     ]
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-6)
+
+
+def test_modernbert_sides_train_the_same_model(tmp_path):
+    """Their losses of the first step agree, or the benchmark stops."""
+    pytest.importorskip("transformers", reason="the other sides are transformers'")
+    (tmp_path / "part").write_text((ASSETS / "text.txt").read_text())
+    tokenizer = load_tokenizer(ASSETS / "vocab.txt")
+    pieces = bench_modernbert.pieces_of(tmp_path, tokenizer, 40, 200, False, 1)
+    assert max(map(len, pieces)) <= 40
+    assert 200 <= sum(map(len, pieces)) < 240
+    batch = bench_modernbert.masked_batch(pieces, tokenizer, 1)
+    shape = replace(
+        bench_modernbert.BASE,
+        hidden_size=32,
+        num_attention_heads=2,
+        intermediate_size=48,
+        vocab_size=len(tokenizer.entries),
+        num_hidden_layers=4,
+        local_attention=16,
+    )
+    record = bench_modernbert.run(shape, batch, 3, torch.float32, 1)
+    assert record["lengths"] == [len(piece) for piece in pieces]
+    assert {*record["ratios"]} == {"plain", "expert"}
+    assert all(len(ratio["pair_ratios"]) == 3 for ratio in record["ratios"].values())
