@@ -20,6 +20,7 @@ from mlbert.models.weights.huggingface import obstacle, read_config
 from mlbert.models.weights.weight_files import read_weights
 from mlbert.recipes.sections import settings_by_key
 from mlbert.runs.starting_weights import local_copy
+from mosaic_yaml import flex_bert
 from mosaic_yaml.durations import Durations
 from mosaic_yaml.nested_yaml import Layer, Leaves, YamlValue
 from mosaic_yaml.output_folder import find_output_folder
@@ -41,7 +42,7 @@ SHAPES = {
     "bert-large-uncased": "large.json",
     "prajjwal1/bert-tiny": "tiny.json",
 }
-MODELS = ("hf_bert", "mosaic_bert")
+MODELS = ("hf_bert", "mosaic_bert", flex_bert.NAME)
 _MOSAIC_OPTIONS = "position_embedding_type=alibi gated_mlp=true attention_probs_dropout_prob=0.0"
 # Transformers name -> ours.
 _ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu"}
@@ -403,6 +404,9 @@ def add_model(
     """
     why_not = None if start_shape is None else obstacle(start_shape)
     name = leaves.choice("model.name", MODELS, "hf_bert" if why_not is None else "mosaic_bert")
+    if name.value == flex_bert.NAME:
+        _add_flex_bert(leaves, layer, name)
+        return
     is_mosaic = name.value == "mosaic_bert"
     if why_not is not None and not is_mosaic:
         reason = f"model.name {name.value!r} does not support the weights: {why_not}"
@@ -439,13 +443,39 @@ def add_model(
         " ".join(f"{key}={value}" for key, value in options.items()),
         "model.model_config",
     )
-    leaves.refuse("model.gradient_checkpointing")
+    _add_start(leaves, layer)
     for algorithm in ("alibi", "gated_linear_units"):
         if not is_mosaic and any(key.startswith(f"algorithms.{algorithm}") for key in leaves):
             reason = f"algorithms.{algorithm} is part of mosaic_bert"
             raise UserError("config.conflict", leaves.path, reason, "Use model.name=mosaic_bert")
+
+
+def _add_flex_bert(leaves: Leaves, layer: Layer, name: YamlValue) -> None:
+    """Add ModernBERT, whose shape is all in model.model_config."""
+    layer.put("model_implementation", "mlbert", name.origin)
+    # Only to begin with: every option of the shape is given.
+    layer.put("bert_config_file", CONFIGS / SHAPES["bert-base-uncased"], name.origin)
+    leaves.text("model.pretrained_model_name", "bert-base-uncased")
+    if not leaves.is_given("model.model_config"):
+        remedy = "Give the model_config of ModernBERT's YAML"
+        raise UserError("config.missing", name.origin, "model.model_config is not set", remedy)
+    options = flex_bert.model_options(leaves["model.model_config"])
+    layer.put("model_options", options, "model.model_config")
+    _add_start(leaves, layer)
+
+
+def _add_start(leaves: Leaves, layer: Layer) -> None:
+    """Add the starting weights, if there are any."""
+    leaves.refuse("model.gradient_checkpointing")
     if (start := start_path(leaves)) is not None:
         layer.put("init_checkpoint", start, "load_path")
+
+
+def ignored_options(leaves: Leaves) -> list[str]:
+    """Return the names in ``model.model_config`` that have no effect here."""
+    name = leaves.text("model.name", MODELS[0]).value
+    ignored = flex_bert.IGNORED if name == flex_bert.NAME else IGNORED_OPTIONS
+    return [option for option in model_config(leaves) if option in ignored]
 
 
 def model_config(leaves: Leaves) -> Mapping[str, object]:

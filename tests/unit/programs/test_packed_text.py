@@ -1,6 +1,7 @@
 """main.py with packed sequences and a batch-size warm-up in tokens, as ModernBERT's YAML has them."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -8,9 +9,12 @@ import pytest
 from safetensors.torch import load_file
 
 from mlbert.config.batch_growth import BatchGrowth
+from mlbert.config.bert_config import BertConfig
 from mosaic_texts import BASE, make_texts
+from mosaic_yaml import pretraining_yaml
 from mosaic_yaml.commands.main_yaml import app
 from mosaic_yaml.durations import Durations
+from mosaic_yaml.nested_yaml import Leaves, read_nested
 from training_settings import read_metrics, read_summary
 from user_errors import user_error
 
@@ -25,6 +29,28 @@ GROWTH = (
 )
 LENGTHS = ("max_duration=24ba", "eval_interval=8ba", "save_interval=8ba")
 WORDS = (*BASE, "save_folder=out", "model.name=mosaic_bert", "console_log_interval=1ba", *GROWTH)
+MODERN = Path("benchmarks/modernbert/yamls/modernbert/modernbert-base-pretrain.yaml")
+SIZES = (
+    "data_local=data",
+    "train_loader.dataset.split=train_small",
+    "eval_loader.dataset.split=val",
+    "tokenizer_name=vocab.txt",
+    "max_seq_len=24",
+    "model.model_config.vocab_size=15",
+    "model.model_config.num_hidden_layers=4",
+    "model.model_config.hidden_size=32",
+    "model.model_config.intermediate_size=48",
+    "model.model_config.num_attention_heads=2",
+    "model.model_config.sliding_window=8",
+    "global_train_batch_size=12",
+    "device_train_microbatch_size=2",
+    "train_loader.batch_size_warmup_tokens=2000tok",
+    "scheduler.t_warmup=1000tok",
+    "max_duration=6_000tok",
+    "eval_interval=20ba",
+    "global_eval_batch_size=16",
+    "precision=fp32",
+)
 
 
 @pytest.fixture
@@ -91,3 +117,63 @@ def test_durations_while_the_batch_grows(unit: str) -> None:
     assert known.interval("eval_interval", "60sp") == 2
     assert known.share("1dur") == 1
     assert known.share("0.5dur") is None
+
+
+def test_the_published_yaml_of_modernbert_runs_with_other_paths_and_sizes(
+    work: Path, tree_root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app([str(tree_root / MODERN), *SIZES], standalone_mode=False) == 0
+    out = work / "checkpoints/modernbert-base-pretrain"
+    summary = read_summary(out)
+    assert 6_000 * 0.7 < summary["tokens"] < 6_000 + 12 * 24
+    notes = next(line for line in capsys.readouterr().out.splitlines() if "not read" in line)
+    assert "callbacks.packing_efficiency" in notes
+    assert "model.model_config.compile_model" in notes
+    assert "model.model_config.sliding_window" not in notes
+    config = json.loads((out / "run_0/huggingface/config.json").read_text())
+    assert config["model_type"] == "modernbert"
+    assert config["local_attention"] == 8
+    assert config["num_hidden_layers"] == 4
+    settings = (out / "run_0/settings.txt").read_text().splitlines()
+    shown = {line.partition("=")[0]: line.partition("=")[2].split("  ")[0] for line in settings}
+    assert shown["OPTIMIZER"] == "decoupled_stableadamw"
+    assert shown["SCHEDULE"] == "constant"
+    assert shown["DECAY_ALL"] == "no"
+
+
+def test_the_published_sizes_of_modernbert(tree_root: Path) -> None:
+    """Steps by hand: 480 sizes, on average (96 + 575) / 2 rows on each of 8 ranks."""
+    path = tree_root / MODERN
+    words = ["tokenizer_name=bert-base-uncased"]
+    leaves = Leaves(path, read_nested(path, words, pretraining_yaml.KNOWN))
+    layer = pretraining_yaml.to_settings(leaves, 8, True, lambda *given: 0)
+    steps = math.ceil(math.ceil(50e9 / 8 / 1024) / ((96 + 575) / 2))
+    assert layer["batchsize_warmup_start"][0] == 96
+    assert layer["batchsize_warmup_steps"][0] == steps == 18193
+    growth = BatchGrowth(96, 576, steps)
+    assert growth.before(steps) * 8 * 1024 == pytest.approx(50e9, rel=1e-3)
+    for name, tokens in (("max_steps", 1_719e9), ("warmup_steps", 3e9)):
+        step = int(str(layer[name][0]))
+        assert growth.before(step) * 8 * 1024 >= tokens > growth.before(step - 1) * 8 * 1024
+    shape = BertConfig.from_json(Path(str(layer["bert_config_file"][0])))
+    shape = shape.with_options(str(layer["model_options"][0]))
+    assert shape.num_parameters == pytest.approx(149.7e6, rel=5e-3)
+    assert [shape.is_local(number) for number in range(4)] == [False, True, True, False]
+    assert (shape.local_window, shape.rope_theta, shape.local_rope_theta) == (64, 1e4, 1e4)
+
+
+@pytest.mark.parametrize(
+    ("word", "code"),
+    [
+        ("model.model_config.normalization=rmsnorm", "model.unsupported"),
+        ("model.model_config.attention_layer=base", "model.unsupported"),
+        ("model.model_config.slidingwindow=128", "config.unknown-name"),
+        ("model.model_config=null", "config.missing"),
+    ],
+)
+def test_a_model_that_is_not_here_is_one_line(
+    work: Path, tree_root: Path, word: str, code: str
+) -> None:
+    with user_error(code, None):
+        app([str(tree_root / MODERN), *SIZES, word], standalone_mode=False)
+    assert not (work / "checkpoints").exists()

@@ -18,7 +18,7 @@ from mlbert.recipes.registry import RECIPES, find
 from mlbert.recipes.sections import resolve
 from mlbert.training.experiment import RunOptions
 from mosaic_yaml import pretraining_yaml
-from mosaic_yaml.common_yaml import IGNORED_OPTIONS, model_config, names_for_errors
+from mosaic_yaml.common_yaml import ignored_options, names_for_errors
 from mosaic_yaml.nested_yaml import Layer, Leaves, read_nested
 from mosaic_yaml.output_folder import find_output_folder
 
@@ -85,7 +85,5 @@ def resolve_layer(path: Path, layer: Layer) -> Resolved:
 def notes(leaves: Leaves) -> list[str]:
     """Return a note on YAML names that were not read: they tune what is missing here, or always on."""
     names = leaves.unread()
-    names += [
-        f"model.model_config.{name}" for name in model_config(leaves) if name in IGNORED_OPTIONS
-    ]
+    names += [f"model.model_config.{name}" for name in ignored_options(leaves)]
     return [f"not needed here, and not read: {', '.join(names)}"] if names else []

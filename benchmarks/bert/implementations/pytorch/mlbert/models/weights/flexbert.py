@@ -90,6 +90,8 @@ _SIZES = (
     "num_attention_heads",
     "intermediate_size",
 )
+# Every key of a configuration that changes the model.
+KEYS = frozenset([*_DEFAULTS, *_EMPTY, *_SIZES, "rotary_emb_dim", "local_attn_rotary_emb_dim"])
 # transformers' names -> those of the research repository below Composer's ``model.``.
 _NAMES = (
     (r"^model\.layers\.", "model.bert.encoder.layers."),
