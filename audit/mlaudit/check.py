@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -12,20 +13,23 @@ from pathlib import Path
 
 from mlaudit import official, seal
 from mlaudit.checks.duplicate_runs import check_copies_between
-from mlaudit.findings import Complaint, Finding, Outcome, finding_of
+from mlaudit.findings import ROUND, Complaint, Finding, Outcome, finding_of
 from mlaudit.general import check_every_benchmark, refuse_other_benchmarks
 from mlaudit.layout import check_layout, is_other_benchmark, read_system
 from mlaudit.logs import Log, read_log
 from mlaudit.official import Call
 from mlaudit.own_checks import check_row, run_checks
-from mlaudit.result_set import ResultSet, minutes_to_train, olympic_seconds
+from mlaudit.result_set import ResultSet, counts_samples, minutes_to_train, olympic_seconds
+from mlaudit.rounds import Judged, judge, round_of_ruleset
 from mlaudit.rules import BENCHMARK, NUM_RESULT_FILES
+from mlaudit.ruleset_edits import edit_copy
 from mlaudit.run_files import check_metrics
 from mlaudit.scratch_copy import READABLE, RESULT_PATTERN, Workplace, logs_at, logs_in
 from mlaudit.tree_export import check_source, export_tree, is_checkout, is_export
 from mlbert.host.errors import UserError
 
 _PARTS = ("systems", "results", f"benchmarks/{BENCHMARK}")  # of a checkout that are copied
+_LINE = re.compile(r"line \d+")  # in what a tool says of a log
 _DROPPED = "the one of ten that the scoring drops: "
 
 
@@ -46,6 +50,7 @@ def check(
     progress: Progress = lambda step: None,
     *,
     general: bool = False,
+    ruleset: str | None = None,
 ) -> list[Finding]:
     """Check a submission tree, one system's results in it, a folder of result files, or one log.
 
@@ -56,9 +61,11 @@ def check(
         division: "open" or "closed" to require that division.
         progress: called with the name of each step that starts or finishes.
         general: check results of every benchmark, without the official tools.
+        ruleset: whose rules count, such as 2.1.0; those of the logs' round if None.
 
     Raises:
-        UserError: the path is none of these, or holds results of other benchmarks only.
+        UserError: the path is none of these, or holds results of other benchmarks only, or the
+            ruleset has no BERT.
     """
     if not os.path.exists(path):
         reason = "does not exist"
@@ -68,6 +75,8 @@ def check(
             reason,
             "Name a submission tree, a folder with result_*.txt, or one log",
         )
+    if ruleset is not None:
+        round_of_ruleset(ruleset)  # raises if it has no BERT
     if general:
         return check_every_benchmark(path, division, progress)
     refuse_other_benchmarks(path)
@@ -78,13 +87,12 @@ def check(
         scratch.mkdir()
         if (path / "systems").is_dir() or (path / "results").is_dir():
             place = Workplace(path, copy, scratch)
-            return _check_tree(place, _copy_tree(place), division, progress)
+            return _check_tree(place, _copy_tree(place), division, progress, ruleset)
         if (system := _system_in_a_tree(path)) is not None:
             place = Workplace(system.parents[1], copy, scratch)
             description = place.given / "systems" / f"{system.name}.json"
-            return _check_tree(
-                place, _layout(place, place.take([description, system])), division, progress
-            )
+            layout = _layout(place, place.take([description, system]))
+            return _check_tree(place, layout, division, progress, ruleset)
         names = logs_at(path)
         if not names:
             reason = f"holds neither systems/ and results/ nor {RESULT_PATTERN}"
@@ -92,7 +100,7 @@ def check(
         if names == [path]:
             read_log(path)  # raises if the log is unreadable
         place = Workplace(names[0].parent, copy, scratch, is_tree=False)
-        return _check_logs(place, place.take(names), division, progress)
+        return _check_logs(place, place.take(names), division, progress, ruleset)
 
 
 def _system_in_a_tree(path: Path) -> Path | None:
@@ -129,30 +137,49 @@ def _layout(place: Workplace, left_out: Sequence[Complaint]) -> list[Finding]:
 
 
 def _check_tree(
-    place: Workplace, findings: list[Finding], division: str | None, progress: Progress
+    place: Workplace,
+    findings: list[Finding],
+    division: str | None,
+    progress: Progress,
+    ruleset: str | None,
 ) -> list[Finding]:
     tree = place.copy
     _leave_out_other_benchmarks(tree)
-    result_sets = []
-    groups = []
+    logs_of: dict[Path, list[Log]] = {}
     for folder in sorted(
         path for path in (tree / "results").glob(f"*/{BENCHMARK}") if path.is_dir()
     ):
         logs = [read_log(log) for log in logs_in(folder) if log.is_file()]
         if logs:
-            facts = read_system(tree / "systems" / f"{folder.parent.name}.json")
-            results = ResultSet(logs, facts, division, place.given)
-            result_sets.append((folder, results))
-            groups += [_convergence(folder, results, place), _compliance(results.logs, place)]
+            logs_of[folder] = logs
+    facts_of = {
+        folder: read_system(tree / "systems" / f"{folder.parent.name}.json") for folder in logs_of
+    }
+    all_logs = [log for logs in logs_of.values() for log in logs]
+    judged = judge(all_logs, place.given, next(iter(facts_of.values()), None), ruleset)
+    rules = judged.round.ruleset
+    result_sets = [
+        (folder, ResultSet(logs, facts_of[folder], division, place.given, round=judged.round))
+        for folder, logs in logs_of.items()
+    ]
+    descriptions = sorted(tree.glob("systems/*.json"))
+    findings = _round_rows(judged, all_logs, descriptions) + findings
+    groups = []
+    for folder, results in result_sets:
+        groups.append(_convergence(folder, results, place))
+        groups.append(_compliance(results.logs, place, rules))
     systems = [
-        official.system_desc_checker(path, place.name(path))
-        for path in sorted(tree.glob("systems/*.json"))
+        official.system_desc_checker(path, place.name(path), rules)
+        for path in descriptions
+        if judged.round.checks_descriptions
     ]
+    counts_epochs = any(_counts_epochs(results) for _, results in result_sets)
     package = [
-        official.package_checker(tree),
-        official.result_summarizer(tree, place.scratch / "summary.csv"),
+        official.package_checker(tree, rules, counts_epochs=counts_epochs),
+        official.result_summarizer(tree, place.scratch / "summary.csv", rules),
     ]
-    groups = [_Group(package), *groups, _Group(systems), _Group([official.repo_checker(tree)])]
+    repository = [official.repo_checker(tree)]
+    groups = [_Group(package), *groups, _Group(systems), _Group(repository)]
 
     def own() -> list[Finding]:
         rows = []
@@ -191,19 +218,45 @@ def _leave_out_other_benchmarks(tree: Path) -> None:
             shutil.rmtree(folder)
 
 
+def _round_rows(judged: Judged, logs: Sequence[Log], systems: Sequence[Path]) -> list[Finding]:
+    """Report the round, and what of it its ruleset does not know any more: the copy gets that."""
+    if not logs:
+        return []
+    ruleset = judged.round.ruleset
+    words = f"{judged.sentence} (ruleset {ruleset})"
+    rows = [Finding(ROUND, ".", Outcome.PASS, words, ruleset=ruleset)]
+    changes = [Complaint(Outcome.NOTE, text) for text in edit_copy(judged.round, logs, systems)]
+    if changes:
+        rows.append(finding_of("ruleset", ".", changes, ""))
+    return rows
+
+
+def _counts_epochs(results: ResultSet) -> bool:
+    """Return True if no run of a result says in `epoch_num` how many samples it trained, as rounds
+    up to v1.1 allow.
+    """
+    return not results.round.counts_samples and not any(map(counts_samples, results.logs))
+
+
 def _check_logs(
-    place: Workplace, left_out: Sequence[Complaint], division: str | None, progress: Progress
+    place: Workplace,
+    left_out: Sequence[Complaint],
+    division: str | None,
+    progress: Progress,
+    ruleset: str | None,
 ) -> list[Finding]:
     """Check a folder of logs, or one log, outside a tree."""
     rows = [finding_of("own: layout", ".", left_out, "")] if left_out else []
     names = sorted(path for path in place.copy.iterdir() if path.is_file())
     if not names:
         return rows
-    results = ResultSet([read_log(place.given / path.name) for path in names], None, division)
+    logs = [read_log(place.given / path.name) for path in names]
+    judged = judge(logs, place.given, ruleset=ruleset)
+    results = ResultSet(logs, None, division, round=judged.round)
+    copies = [replace(log, path=place.copy / log.path.name) for log in logs]
+    rows += _round_rows(judged, copies, [])
     subject = names[0].name if len(names) == 1 else f"{len(names)} logs"
-    groups = [
-        _compliance([replace(log, path=place.copy / log.path.name) for log in results.logs], place)
-    ]
+    groups = [_compliance(copies, place, judged.round.ruleset)]
     groups.append(_convergence(place.copy, results, place))
     rows += _run(groups, lambda: _own_rows(results, subject), place, progress)
     return [*rows, _time_to_train(results.logs, subject)]
@@ -235,8 +288,10 @@ def _run(
     return [*findings, *own_findings]
 
 
-def _compliance(logs: Sequence[Log], place: Workplace) -> _Group:
-    """Report each failing log in its own row and all passing logs in one. Of ten, scoring drops one failing log."""
+def _compliance(logs: Sequence[Log], place: Workplace, ruleset: str) -> _Group:
+    """Report failing logs in a row for each reason and all passing logs in one. Of ten, scoring
+    drops one failing log.
+    """
 
     def sum_up(findings: list[Finding]) -> list[Finding]:
         bad = [finding for finding in findings if finding.outcome is not Outcome.PASS]
@@ -247,6 +302,7 @@ def _compliance(logs: Sequence[Log], place: Workplace) -> _Group:
             )
             words = _DROPPED + bad[0].words
             bad = [replace(bad[0], outcome=Outcome.WARN, words=words, complaints=complaints)]
+        bad = _one_row_for_each_reason(bad)
         if not num_good:
             return bad
         subject = findings[0].subject
@@ -255,20 +311,45 @@ def _compliance(logs: Sequence[Log], place: Workplace) -> _Group:
         return [Finding("compliance_checker", subject, Outcome.PASS, "SUCCESS"), *bad]
 
     return _Group(
-        [official.compliance_checker(log.path, place.name(log.path)) for log in logs], sum_up
+        [official.compliance_checker(log.path, place.name(log.path), ruleset) for log in logs],
+        sum_up,
     )
+
+
+def _one_row_for_each_reason(findings: Sequence[Finding]) -> list[Finding]:
+    """Merge findings of several logs that differ in their line numbers only."""
+    same: dict[str, list[Finding]] = {}
+    for finding in findings:
+        same.setdefault(_LINE.sub("", finding.words), []).append(finding)
+    rows = []
+    for first, *others in same.values():
+        more = f" and {len(others)} more" if others else ""
+        complaints = [complaint for one in (first, *others) for complaint in one.complaints]
+        rows.append(
+            replace(
+                first,
+                subject=first.subject + more,
+                complaints=tuple(dict.fromkeys(complaints)),
+            )
+        )
+    return rows
 
 
 def _convergence(folder: Path, results: ResultSet, place: Workplace) -> _Group:
     subject = place.name(folder)
     reason = ""
-    if results.wanted_division != "closed":
+    if not results.round.has_reference_points:
+        reason = f"round {results.round.name} was not compared with the reference"
+    elif results.wanted_division != "closed":
         reason = "only the closed division is compared with the reference"
     elif len(results.logs) != NUM_RESULT_FILES:
         reason = f"compares {NUM_RESULT_FILES} logs, found {len(results.logs)}"
     if reason:
         return _Group([], lambda findings: [Finding("rcp_checker", subject, Outcome.SKIP, reason)])
-    return _Group([official.rcp_checker(folder, subject)])
+    call = official.rcp_checker(
+        folder, subject, results.round.ruleset, counts_epochs=_counts_epochs(results)
+    )
+    return _Group([call])
 
 
 def _time_to_train(logs: Sequence[Log], subject: str) -> Finding:

@@ -15,7 +15,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from mlaudit.rules import RULESET
 from mlbert.host.files import writing
 from mlbert.host.provenance import package_versions
 
@@ -23,6 +22,7 @@ _MAX_COMPLAINTS = 6
 _PLACE = re.compile(r"^\S+\.txt: (line \d+: )?")  # where a complaint was found
 _MAX_CHARACTERS = 300  # of a complaint in the table
 STANDARD_OUTPUT = Path("-")
+ROUND = "round"  # the row that says by which round's rules the others judge
 
 
 class Outcome(StrEnum):
@@ -66,6 +66,7 @@ class Finding:
     outcome: Outcome
     words: str  # the tool's message, or the reason, or the first complaints
     complaints: tuple[Complaint, ...] = ()  # all of them, the worst first
+    ruleset: str = ""  # of the official tools, in the row `ROUND`
 
     @property
     def severity(self) -> int:
@@ -135,7 +136,7 @@ def write_json(target: Path, checked: Mapping[Path, Sequence[Finding]]) -> None:
     found = {
         "verdict": "failed" if any(failed(findings) for findings in checked.values()) else "passed",
         "versions": {name: versions.get(name) for name in ("mlbert", "mlperf-logging")}
-        | {"ruleset": RULESET},
+        | {"ruleset": _rulesets(checked)},
         "findings": [
             {"path": str(path), **row.as_json()} for path, rows in checked.items() for row in rows
         ],
@@ -146,3 +147,9 @@ def write_json(target: Path, checked: Mapping[Path, Sequence[Finding]]) -> None:
         return
     with writing(target, "Name another file"):
         target.write_text(text, encoding="utf-8")
+
+
+def _rulesets(checked: Mapping[Path, Sequence[Finding]]) -> str:
+    """Return the rulesets that judged, joined; the paths may be of several rounds."""
+    used = {row.ruleset for rows in checked.values() for row in rows if row.check == ROUND}
+    return ", ".join(sorted(used))

@@ -18,6 +18,7 @@ from mlaudit.logs import Log, read_log
 from mlaudit.own_checks import check_row, run_checks
 from mlaudit.result_folders import ResultFolder, find_results
 from mlaudit.result_set import ResultSet
+from mlaudit.rounds import judge
 from mlaudit.rules import BENCHMARK
 from mlaudit.scratch_copy import RESULT_PATTERN
 from mlbert.host.errors import UserError
@@ -76,7 +77,8 @@ def result_set_of(
     system = None
     if results.description is not None:
         system = read_system(results.description)
-    return ResultSet(logs, system, division, results.tree, _benchmark_of(results, logs))
+    judged = judge(logs, results.folder, system).round
+    return ResultSet(logs, system, division, results.tree, _benchmark_of(results, logs), judged)
 
 
 def _benchmark_of(results: ResultFolder, logs: Sequence[Log]) -> str:

@@ -1,6 +1,6 @@
 """Run the official tools of mlperf-logging in parallel and judge their output, since most always exit with 0.
 
-Ruleset 5.0.0 is always passed: the tools' default rulesets do not include BERT.
+The ruleset of the logs' round is always passed: the tools' default rulesets do not include BERT.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ _COMPLAINT = re.compile(
 _FAILED = re.compile(
     r"^\w+ - +(CHECKS FAILED|PACKAGE CHECKER FOUND ERRORS|System description checker failed)", re.M
 )
-# What result_summarizer says of a whole result, not of one log.
-_NO_RESULT = re.compile(r"CRITICAL ERROR|RCP Test Failed")
+_NO_RESULT = re.compile(r"CRITICAL ERROR")  # what result_summarizer says of a whole result
 _EMPTY_COMPLAINTS = ("ERROR - FAILED", "ERROR - System description file checker failed")
 
 
@@ -126,29 +125,46 @@ def _read(path: Path, status: int | None, seconds: float, renamed: Mapping[str, 
     return Answer(status, words)
 
 
-def compliance_checker(log: Path, subject: str) -> Call:
+def compliance_checker(log: Path, subject: str, ruleset: str = RULESET) -> Call:
     """Check one log."""
-    arguments = ["--usage", "training", "--ruleset", RULESET, str(log)]
+    arguments = ["--usage", "training", "--ruleset", ruleset, str(log)]
     return _call("compliance_checker", arguments, subject, r"SUCCESS\b")
 
 
-def system_desc_checker(system: Path, subject: str) -> Call:
+def system_desc_checker(system: Path, subject: str, ruleset: str = RULESET) -> Call:
     """Check one ``systems/<system>.json``."""
-    arguments = [str(system), "training", RULESET]
+    arguments = [str(system), "training", ruleset]
     return _call(
         "system_desc_checker", arguments, subject, r"  System description checker passed for.*"
     )
 
 
-def rcp_checker(folder: Path, subject: str) -> Call:
-    """Check that the ten logs of a folder do not converge faster than the reference can."""
-    arguments = ["--rcp_usage", "training", "--rcp_version", RULESET, str(folder)]
+def rcp_checker(
+    folder: Path, subject: str, ruleset: str = RULESET, *, counts_epochs: bool = False
+) -> Call:
+    """Check that the ten logs of a folder do not converge faster than the reference can.
+
+    Args:
+        folder: of the logs.
+        subject: its name in findings.
+        ruleset: its reference points.
+        counts_epochs: take samples from `train_samples`, as `epoch_num` has none.
+    """
+    arguments = ["--rcp_usage", "training", "--rcp_version", ruleset]
+    if counts_epochs:
+        arguments.append("--bert_train_samples")
+    arguments.append(str(folder))
     return _call("rcp_checker", arguments, subject, r".*RCP test PASSED.*")
 
 
-def package_checker(tree: Path) -> Call:
-    """Check a tree. Writes ``scaling.json`` into result folders, which `result_summarizer` reads."""
-    arguments = [str(tree), "training", RULESET]
+def package_checker(tree: Path, ruleset: str = RULESET, *, counts_epochs: bool = False) -> Call:
+    """Check a tree. Writes ``scaling.json`` into result folders, which `result_summarizer` reads.
+
+    ``counts_epochs`` as for `rcp_checker`.
+    """
+    arguments = [str(tree), "training", ruleset]
+    if counts_epochs:
+        arguments.append("--rcp-bert-train-samples")
     passed = "PACKAGE CHECKER FOUND NO ERRORS, SUCCESS !"
     return _call(
         "package_checker", arguments, ".", passed, but="accepting this under olympic scoring"
@@ -156,15 +172,17 @@ def package_checker(tree: Path) -> Call:
 
 
 def repo_checker(tree: Path) -> Call:
-    """Check the names, sizes and links of a tree."""
+    """Check the names, sizes and links of a tree. The tool does not know the first rulesets, and
+    does the same for all.
+    """
     return _call("repo_checker", [str(tree), "training", RULESET], ".", "ALL CHECKS PASSED")
 
 
-def result_summarizer(tree: Path, table: Path) -> Call:
+def result_summarizer(tree: Path, table: Path, ruleset: str = RULESET) -> Call:
     """Score each system of a tree in minutes, one finding each. Writes the .csv file ``table``.
 
-    The tool prints what is wrong with a log that it then drops, as the rules allow for one of ten:
-    only its verdict on a whole result is a failure here.
+    The tool prints what is wrong with a log that it then drops, as the rules allow for one of ten,
+    and of convergence what `rcp_checker` says: only a result without a score is a failure here.
     """
 
     def judge(answer: Answer) -> list[Finding]:
@@ -188,7 +206,7 @@ def result_summarizer(tree: Path, table: Path) -> Call:
             ]
         return findings
 
-    arguments = [str(tree), "training", RULESET, "--csv", str(table)]
+    arguments = [str(tree), "training", ruleset, "--csv", str(table)]
     return Call("result_summarizer", arguments, judge, after="package_checker")
 
 

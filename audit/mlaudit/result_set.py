@@ -18,7 +18,9 @@ from typing import Any, NamedTuple
 from mlaudit.findings import Complaints
 from mlaudit.keys import ELAPSED
 from mlaudit.logs import PROGRESS, Event, Log, is_number
-from mlaudit.rules import BENCHMARK, TARGET_MLM_ACCURACY, olympic_mean
+from mlaudit.round_rules import Round
+from mlaudit.rounds import LATEST
+from mlaudit.rules import BENCHMARK, olympic_mean
 from mlbert.host.errors import UserError
 from mlbert.host.files import open_plain
 from mlbert.host.json_files import read_json
@@ -35,6 +37,7 @@ _LOG_NAME = re.compile(r"result_(.+)\.txt")
 
 _MS = 1000.0  # per second
 _MOST_SECONDS = 1e9  # between two events, 30 years
+_SMALLEST_STEP = 0.5  # nominal batches that a step trains at least
 FEWEST_FOR_MEAN = 3  # runs of an olympic mean
 _MOST_EPOCHS = 100  # between two evaluations, of any benchmark
 
@@ -48,6 +51,7 @@ class ResultSet:
     division: str | None = None  # the division given by the user
     tree: Path | None = None  # the tree, with its git history if it has one (None outside a tree)
     benchmark: str = BENCHMARK  # by whose rules the logs are judged
+    round: Round = LATEST  # of the benchmark
 
     @property
     def is_bert(self) -> bool:
@@ -172,13 +176,14 @@ def significant_digits(value: float) -> int:
     return len(repr(abs(value)).partition("e")[0].replace(".", "").strip("0")) if value else 0
 
 
-def target_of(log: Log) -> float | None:
-    """Return the accuracy that ends a run: the configured one, in closed at least the rules', else None."""
+def target_of(log: Log, judged: Round = LATEST) -> float | None:
+    """Return the accuracy that ends a run: the configured one, in closed at least the rules' of a
+    round, else None.
+    """
     configured = log.setting("TARGET_MLM_ACCURACY")
     if log.value("submission_division") == "closed":
-        return (
-            max(configured, TARGET_MLM_ACCURACY) if is_number(configured) else TARGET_MLM_ACCURACY
-        )
+        required = judged.target(log.value("global_batch_size"))
+        return max(configured, required) if is_number(configured) else required
     return configured if is_number(configured) else None
 
 
@@ -194,7 +199,9 @@ def counts_samples(log: Log) -> bool:
     points = [one.samples for one in evaluations]
     most = 1 if log.benchmark == BENCHMARK else _MOST_EPOCHS
     if len(points) == 1:
-        return points[0] > most
+        batch = log.value("global_batch_size")
+        is_step = not is_number(batch) or points[0] >= _SMALLEST_STEP * batch
+        return points[0] > most and is_step
     return any(after - before > most for before, after in itertools.pairwise(points))
 
 

@@ -1,14 +1,22 @@
-"""MLPerf Training rules for BERT, ruleset 5.0.0: target, evaluation grid, reference convergence points, scoring.
+"""MLPerf Training rules for BERT: target, evaluation grid, reference convergence points, scoring.
 
-Sources: mlcommons/training_policies (rules of the v5.0 round) and mlcommons/logging (``rcps_bert.json``).
+Those of round v5.0, the last with BERT; `mlaudit.rounds` says what earlier rounds had instead.
+
+Sources: mlcommons/training_policies (rules of the v5.0 round) and mlcommons/logging
+(``rcps_bert.json`` of each ruleset, read from the installed package).
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from typing import Any
 
 RULESET = "5.0.0"
 # MLCommons requires this note next to every result that it has not verified.
@@ -81,26 +89,56 @@ class ReferencePoint:
         return self.mean_samples - t_limit * self.stdev_samples * spread
 
 
-REFERENCE_POINTS: tuple[ReferencePoint, ...] = (
-    ReferencePoint(256, 2549219.556, 218406.134),
-    ReferencePoint(448, 2414421.333, 197392.477, num_runs=21, pruned=True),
-    ReferencePoint(1536, 2776278.222, 82207.527),
-    ReferencePoint(3072, 2764498.667, 166119.340),
-    ReferencePoint(4096, 2843989.333, 116600.106),
-    ReferencePoint(4608, 2798080.000, 130963.705, pruned=True),
-    ReferencePoint(6144, 3319125.333, 146691.136, pruned=True),
-    ReferencePoint(6912, 3601920.000, 121792.777, pruned=True),
-    ReferencePoint(8192, 4186112.000, 88430.923),
-    ReferencePoint(8704, 4273706.667, 134042.404),
-    ReferencePoint(12288, 4465066.667, 88564.045, pruned=True),
-    ReferencePoint(13056, 4645333.333, 179017.324, pruned=True),
-    ReferencePoint(16384, 5505422.222, 144642.709, pruned=True),
-)
+@cache
+def reference_points(ruleset: str = RULESET) -> tuple[ReferencePoint, ...]:
+    """Return the points of a ruleset by batch size. Ruleset 0.7.0 has none."""
+    name = f"rcp_checker/training_{ruleset}/rcps_bert.json"
+    file = resources.files("mlperf_logging").joinpath(name)
+    if not file.is_file():
+        return ()
+    records = json.loads(file.read_text(encoding="utf-8")).values()
+    points = sorted(map(_point_of, records), key=lambda point: point.global_batch_size)
+    used = _pruned(points)
+    return tuple(replace(point, pruned=point in used) for point in points)
 
 
-def reference_point(global_batch_size: int) -> ReferencePoint | None:
-    """Return the point for a batch size: exact or interpolated, the smallest one below 448, None above 16384."""
-    points = [point for point in REFERENCE_POINTS if point.pruned]
+def _point_of(record: Mapping[str, Any]) -> ReferencePoint:
+    samples = record["Epochs to converge"]
+    return ReferencePoint(
+        global_batch_size=record["BS"],
+        mean_samples=olympic_mean(samples),
+        stdev_samples=statistics.pstdev(samples),
+        num_runs=len(samples) - 2,
+    )
+
+
+def _pruned(points: Sequence[ReferencePoint]) -> list[ReferencePoint]:
+    """Return the points that the official checker uses: from the fastest on, without those above
+    the line between their neighbors.
+
+    After a point was left out, the checker goes on with the next pair of neighbors and does not
+    look back, so the rest need not be convex.
+    """
+    fastest = min(points, key=lambda point: point.mean_samples)
+    kept = [point for point in points if point.global_batch_size >= fastest.global_batch_size]
+    index = 1
+    while index < len(kept) - 1:
+        point = kept[index]
+        line = _interpolate(point.global_batch_size, kept[index - 1], kept[index + 1])
+        if point.mean_samples > line.mean_samples:
+            del kept[index]
+        else:
+            index += 1
+    return kept
+
+
+def reference_point(global_batch_size: int, ruleset: str = RULESET) -> ReferencePoint | None:
+    """Return the point for a batch size: exact or interpolated, the smallest one below all points,
+    None above them, and in ruleset 0.7.0.
+    """
+    points = [point for point in reference_points(ruleset) if point.pruned]
+    if not points:
+        return None
     if global_batch_size <= points[0].global_batch_size:
         return points[0]
     for low, high in itertools.pairwise(points):
@@ -120,3 +158,6 @@ def _interpolate(
     mean = low.mean_samples + share * (high.mean_samples - low.mean_samples)
     stdev = low.stdev_samples + share * (high.stdev_samples - low.stdev_samples)
     return ReferencePoint(global_batch_size, mean, stdev, num_runs=_INTERPOLATED_RUNS)
+
+
+REFERENCE_POINTS = reference_points(RULESET)

@@ -21,7 +21,8 @@ from mlaudit.result_set import (
     significant_digits,
     target_of,
 )
-from mlaudit.rules import INITIAL_MLM_ACCURACY, TARGET_MLM_ACCURACY
+from mlaudit.round_rules import Round
+from mlaudit.rules import INITIAL_MLM_ACCURACY
 
 _JUMP = 0.3
 _BEYOND = 0.02  # above the target when a run ends
@@ -49,12 +50,12 @@ def check_accuracies(results: ResultSet) -> Complaints:
         yield from _range(log, evaluations)
         yield from _jumps(log, evaluations)
         if results.wanted_division == "closed" and evaluations:
-            yield from _unlike_the_reference(log, evaluations[0], evaluations[-1])
+            yield from _unlike_the_reference(log, evaluations, results.round)
         yield from _other_accuracy(log, evaluations)
         yield from _flat(log, evaluations)
         yield from _rounded(log, evaluations)
-        yield from _target(log, results.wanted_division == "closed")
-        yield from _end(log, evaluations)
+        yield from _target(log, results.wanted_division == "closed", results.round)
+        yield from _end(log, evaluations, results.round)
         yield from _guessed(log, evaluations)
     yield from _shares(results.own_logs)
 
@@ -80,15 +81,21 @@ def _jumps(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
             yield log.warning(f"{text} in one evaluation", event=after.event)
 
 
-def _unlike_the_reference(log: Log, first: LoggedEvaluation, last: LoggedEvaluation) -> Complaints:
+def _unlike_the_reference(
+    log: Log, evaluations: Sequence[LoggedEvaluation], judged: Round
+) -> Complaints:
     """Find a run of the closed division that begins far above its checkpoint or ends far above its target."""
-    if first.accuracy - INITIAL_MLM_ACCURACY > _JUMP:
+    first = evaluations[0]
+    last = evaluations[-1]
+    # Without a grid, the first evaluation comes late in training.
+    if judged.has_grid and first.accuracy - INITIAL_MLM_ACCURACY > _JUMP:
         text = (
             f"the first accuracy is {first.accuracy:.4g}, the checkpoint has {INITIAL_MLM_ACCURACY}"
         )
         yield log.warning(text, event=first.event)
-    if last.accuracy > TARGET_MLM_ACCURACY + _BEYOND:
-        text = f"the last accuracy is {last.accuracy:.4g}, the target {TARGET_MLM_ACCURACY}"
+    target = judged.target(log.value("global_batch_size"))
+    if last.accuracy > target + _BEYOND:
+        text = f"the last accuracy is {last.accuracy:.4g}, the target {target}"
         yield log.warning(text, event=last.event)
 
 
@@ -128,21 +135,21 @@ def _flat(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
             return
 
 
-def _target(log: Log, is_closed: bool) -> Complaints:
+def _target(log: Log, is_closed: bool, judged: Round) -> Complaints:
     """Check that the configured target is not below that of the rules in the closed division."""
     configured = log.setting("TARGET_MLM_ACCURACY")
     event = log.first("configuration")
     if event is None or not is_number(configured):
         return
-    if (
-        is_closed or log.value("submission_division") == "closed"
-    ) and configured < TARGET_MLM_ACCURACY:
-        text = f"TARGET_MLM_ACCURACY is {configured}, closed requires {TARGET_MLM_ACCURACY}"
+    required = judged.target(log.value("global_batch_size"))
+    is_closed = is_closed or log.value("submission_division") == "closed"
+    if is_closed and configured < required:
+        text = f"TARGET_MLM_ACCURACY is {configured}, closed requires {required}"
         yield log.error(text, _ENDS_AT_TARGET, event)
 
 
-def _end(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
-    target = target_of(log)
+def _end(log: Log, evaluations: Sequence[LoggedEvaluation], judged: Round) -> Complaints:
+    target = target_of(log, judged)
     if not evaluations or (target is None and log.is_ours):
         return
     last = evaluations[-1]
@@ -163,7 +170,8 @@ def _end(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
     if log.status == "success" and last.accuracy < target:
         text = f"success, but the last accuracy {last.accuracy:.6g} is below {target}"
         yield log.error(text, _ENDS_AT_TARGET, last.event)
-    if log.status == "success" and hits and hits[0] is evaluations[0]:
+    is_first = bool(hits) and hits[0] is evaluations[0]
+    if log.status == "success" and is_first and judged.has_grid:
         text = "success at the very first evaluation"
         yield log.warning(f"{text}, at {hits[0].samples:.10g} samples", event=hits[0].event)
     if log.status == "aborted" and hits:

@@ -28,6 +28,7 @@ from mlaudit.result_set import (
     SAMPLE_COUNTS,
     LoggedEvaluation,
     ResultSet,
+    counts_samples,
     evaluations_of,
     train_samples_event,
 )
@@ -149,23 +150,28 @@ def check_evaluations(results: ResultSet) -> Complaints:
     ]
     for log in results.logs:
         evaluations = evaluations_of(log)
-        yield from _order(log, evaluations)
+        counts_epochs = not results.round.counts_samples and not counts_samples(log)
+        yield from _order(log, evaluations, counts_epochs)
         yield from _trained(log, evaluations, are_exact[0])
         if are_exact[1] and log.status == "success" and not _stops_exactly(log) and not log.is_ours:
             yield from _stopped_elsewhere(log)
         if log.is_ours:
             yield from _configured(log, evaluations)
         if results.wanted_division == "closed":
-            yield from _closed_evaluations(log, evaluations)
+            yield from _eval_samples(log)
+            if results.round.has_grid and not counts_epochs:
+                yield from _on_grid(log, evaluations)
 
 
-def _order(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
-    if not log.is_ours and len(evaluations) > 1 and len({one.samples for one in evaluations}) == 1:
+def _order(log: Log, evaluations: Sequence[LoggedEvaluation], counts_epochs: bool) -> Complaints:
+    is_one_number = len(evaluations) > 1 and len({one.samples for one in evaluations}) == 1
+    if is_one_number and not log.is_ours and not counts_epochs:
         text = f"every evaluation has epoch_num {evaluations[0].samples}"
         yield log.warning(text, SAMPLE_COUNTS, evaluations[1].event)
         return
     for before, after in itertools.pairwise(evaluations):
-        if after.samples <= before.samples:
+        is_same_epoch = counts_epochs and after.samples == before.samples
+        if after.samples <= before.samples and not is_same_epoch:
             text = f"evaluations are not in the order of samples: {after.samples} after {before.samples}"
             yield log.error(text, SAMPLE_COUNTS, after.event)
             return
@@ -257,14 +263,17 @@ def _due(log: Log, evaluations: Sequence[LoggedEvaluation], slack: float) -> Com
         due += max(0, (one.samples - due) // every + 1) * every
 
 
-def _closed_evaluations(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
+def _on_grid(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
     batch = log.value("global_batch_size")
-    event = log.first("eval_samples")
     counted = [one for one in evaluations if one.samples > 0]
     if is_number(batch) and batch >= 1:
         lines = [one.event.line for one in counted]
         for found in check_grid(int(batch), [one.samples for one in counted], lines):
             yield found._replace(text=f"{log.path.name}: {found.text}")
+
+
+def _eval_samples(log: Log) -> Complaints:
+    event = log.first("eval_samples")
     if event is not None and is_number(event.value) and event.value < NUM_EVAL_SAMPLES:
         yield log.error(
             f"eval_samples is {event.value}, the rules say {NUM_EVAL_SAMPLES}", _THOROUGH, event

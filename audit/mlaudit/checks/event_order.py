@@ -310,7 +310,8 @@ def check_numbers(results: ResultSet) -> Complaints:
                 yield log.error_if(is_asked, text, LOG_FORMAT if is_asked else "", event)
         for event in log.all("eval_accuracy"):
             samples = (event.metadata or {}).get("epoch_num")
-            if not is_number(samples) or samples != int(samples):
+            is_epoch = is_number(samples) and not results.round.counts_samples
+            if not is_epoch and (not is_number(samples) or samples != int(samples)):
                 text = f"eval_accuracy has epoch_num {samples!r}, not a count of samples"
                 yield log.error(text, SAMPLE_COUNTS, event)
 

@@ -12,6 +12,7 @@ from mlaudit.call_sites import Sources
 from mlaudit.findings import Complaint, Complaints, Outcome
 from mlaudit.logs import Event, Log
 from mlaudit.result_set import OWN_FORM, ResultSet
+from mlaudit.rounds import earlier_status
 from mlaudit.rules import REFERENCE_MODEL
 from mlbert.host.json_files import parse_json
 from mlbert.host.provenance import recipe_file
@@ -67,6 +68,8 @@ def check_whose(results: ResultSet) -> Complaints:
     """The logs are filed under their platform, and their status is that of the system description."""
     assert results.system is not None
     described = str(results.system.get("status", ""))
+    if results.round.has_earlier_statuses:
+        described = earlier_status(described) or described
     for log in results.logs:
         platform = log.first("submission_platform")
         status = log.first("submission_status")

@@ -204,8 +204,8 @@ def check_seeds(results: ResultSet) -> Complaints:
             text = f"seed {seeds[1].value!r}, but {seeds[0].value!r} in line {seeds[0].line}"
             yield log.warning(text, _SEED_RULE, seeds[1])
         elif not seeds:
-            outcome = Outcome.ERROR if results.wanted_division == "closed" else Outcome.WARN
-            yield log.complaint(outcome, "logs no seed", _SEED_RULE)
+            is_wrong = results.wanted_division == "closed" and results.round.needs_seeds
+            yield log.error_if(is_wrong, "logs no seed", _SEED_RULE)
         counted = seeds[:1] if log.is_ours else seeds
         for event in counted:
             uses[_seed_of(log, event)].append((log, event))

@@ -12,6 +12,7 @@ from typing import Any
 from mlaudit.findings import Complaint, Complaints, Outcome
 from mlaudit.logs import Log, is_number
 from mlaudit.result_set import ResultSet
+from mlaudit.rounds import earlier_status
 from mlbert.host.files import read_plain
 from mlbert.host.provenance import TENSORFLOW2
 from mlbert.host.system_description import DISTRIBUTIONS_OF, FIELDS
@@ -127,9 +128,10 @@ def check_description(results: ResultSet) -> Complaints:
         if _is_nothing(system.text(key)):
             yield system.complaint(Outcome.ERROR, key, f"is {system.text(key)!r}")
     yield from _threads(system)
-    if (status := system.text("status")) and re.sub(
-        r"[^a-z]|in(?= cloud)", "", status.casefold()
-    ) not in _STATUSES:
+    status = system.text("status")
+    letters = re.sub(r"[^a-z]|in(?= cloud)", "", status.casefold())
+    is_earlier = results.round.has_earlier_statuses and earlier_status(status) is not None
+    if status and letters not in _STATUSES and not is_earlier:
         yield system.complaint(
             system.strict, "status", f"is {status!r}, none of the four that the rules know"
         )

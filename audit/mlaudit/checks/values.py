@@ -11,8 +11,9 @@ from mlaudit.checks.caches import check_caches
 from mlaudit.findings import Complaint, Complaints, Outcome
 from mlaudit.keys import is_hyperparameter
 from mlaudit.logs import Event, Log, is_number
-from mlaudit.result_set import ResultSet
-from mlaudit.rules import BENCHMARK, NUM_EVAL_SAMPLES, REFERENCE_MODEL, TARGET_MLM_ACCURACY
+from mlaudit.result_set import ResultSet, counts_samples
+from mlaudit.round_rules import Round
+from mlaudit.rules import BENCHMARK, NUM_EVAL_SAMPLES, REFERENCE_MODEL
 from mlaudit.settings import registry_of
 
 _MEANING = "rules: hyper-parameters are logged as they were used"
@@ -105,7 +106,8 @@ def check_values(results: ResultSet) -> Complaints:
         yield from _schedule(log, results.wanted_division == "closed")
         yield from _accumulation(log, results.wanted_division == "closed")
         yield from _shares(log, results.system)
-        yield from _step_numbers(log)
+        if results.round.counts_samples or counts_samples(log):
+            yield from _step_numbers(log)
 
 
 def check_single_lines(results: ResultSet) -> Complaints:
@@ -130,7 +132,7 @@ def check_rules(results: ResultSet) -> Complaints:
                 text = f"submission_benchmark is {event.value!r}, not {BENCHMARK!r}"
                 yield log.error(text, "rules: results/<system>/bert holds results of BERT", event)
         if results.wanted_division == "closed":
-            yield from _closed(log)
+            yield from _closed(log, results.round)
     yield from check_caches(results)
 
 
@@ -309,17 +311,25 @@ def _shares(log: Log, system: Mapping[str, Any] | None) -> Iterable[Complaint]:
         yield log.warning(text, _MEANING, event)
 
 
-def _closed(log: Log) -> Iterable[Complaint]:
+def _closed(log: Log, judged: Round) -> Iterable[Complaint]:
     tensors = {
         str((event.metadata or {}).get("tensor")) for event in log.all("weights_initialization")
     }
-    if tensors and len(tensors) != _NUM_TENSORS:
+    if judged.names_tensors and tensors and len(tensors) != _NUM_TENSORS:
         yield log.error(
             f"weights_initialization names {len(tensors)} tensors, not {_NUM_TENSORS}", _CLOSED
         )
     for event in log.events:
-        if problem := _not_closed(event, is_ours=log.is_ours):
+        problem = _not_closed(event, is_ours=log.is_ours) or _low_target(event, log, judged)
+        if problem:
             yield log.error(f"{event.key} is {event.value!r}, {problem}", _CLOSED, event)
+
+
+def _low_target(event: Event, log: Log, judged: Round) -> str:
+    """Return why the closed division does not allow a logged target, or an empty string."""
+    required = judged.target(log.value("global_batch_size"))
+    is_target = event.key == "target_accuracy" and is_number(event.value)
+    return f"closed requires {required}" if is_target and event.value < required else ""
 
 
 def _is_allowed(value: object, setting: str, words: Iterable[str], *, is_ours: bool) -> bool:
@@ -360,8 +370,6 @@ def _not_closed(event: Event, *, is_ours: bool) -> str:
         return "a number format that v5.0 does not approve"
     if key == _RATE and is_number(value) and value > _LARGEST_RATE:
         return f"with LAMB nothing is learnt above {_LARGEST_RATE}"
-    if key == "target_accuracy" and is_number(value) and value < TARGET_MLM_ACCURACY:
-        return f"closed requires {TARGET_MLM_ACCURACY}"
     if key == "starting_weights" and value == "none":
         return "closed starts from the reference's checkpoint"
     if key == "eval_samples" and is_number(value) and value > NUM_EVAL_SAMPLES + _MAX_PADDING:

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from mlaudit.check import check as check_path
-from mlaudit.findings import STANDARD_OUTPUT, Finding, Outcome, failed, write_json
+from mlaudit.findings import ROUND, STANDARD_OUTPUT, Finding, Outcome, failed, write_json
 from mlaudit.scratch_copy import without_parts
 from mlbert.host.console import new_table, safe, standard_output, waiting, write_page
 
@@ -34,6 +34,12 @@ def check(
         bool,
         typer.Option("--general", help="Check every benchmark, by what holds for all of them."),
     ] = False,
+    ruleset: Annotated[
+        str | None,
+        typer.Option(
+            metavar="X.Y.0", help="Judge by this ruleset, not by that of the logs' round."
+        ),
+    ] = None,
     json_file: Annotated[
         Path | None,
         typer.Option(
@@ -44,20 +50,23 @@ def check(
         Path | None, typer.Option(metavar="FILE", help="Also write the findings as an HTML page.")
     ] = None,
 ) -> None:
-    """Run the official tools (ruleset 5.0.0) and our own checks on a copy of the tree.
+    """Run the official tools and our own checks on a copy of the tree, by the rules of its round.
 
     Exit status: 0 no errors, 1 at least one ERROR, 2 a path cannot be checked.
     """
     console = standard_output()
     with waiting("checking") as update:
         checked = {
-            path: check_path(path, division, update, general=general)
+            path: check_path(path, division, update, general=general, ruleset=ruleset)
             for path in without_parts(paths)
         }
     if json_file is not None:
         write_json(json_file, checked)
     if json_file != STANDARD_OUTPUT:
         for path, findings in checked.items():
+            for finding in findings:
+                if finding.check == ROUND:
+                    console.print(safe(finding.words))
             console.print(_as_table(findings, str(path)))
     if html is not None:
         from mlaudit.report.page import findings_page  # matplotlib takes a second
@@ -76,6 +85,8 @@ def _as_table(findings: list[Finding], subject: str) -> Table:
     table = new_table(f"{safe(subject)}: {verdict}", ("result", "check"))
     passed: dict[str, list[str]] = {}
     for finding in sorted(findings, key=lambda finding: -finding.severity):
+        if finding.check == ROUND:
+            continue
         if finding.outcome is Outcome.PASS and finding.check.startswith(_OWN):
             passed.setdefault(finding.subject, []).append(finding.check.removeprefix(_OWN))
             continue

@@ -10,7 +10,7 @@ from mlbert.host.command_line import Command, program, run_program
 FOR_SUBMISSIONS: Mapping[str, Command] = {
     "check": Command(
         "mlaudit.cli.check",
-        "Run the official tools (ruleset 5.0.0) and our own checks on a copy of the tree.",
+        "Run the official tools and our own checks on a copy of the tree, by the rules of its round.",
     ),
     "trace": Command(
         "mlaudit.cli.trace",

@@ -179,7 +179,7 @@ def _findings(result: Result) -> list[Finding]:
     system = result.system
     logs = [run.source.log for run in result.runs]
     tree = system.tree if system.facts else None
-    results = ResultSet(logs, system.facts, None, tree, result.benchmark)
+    results = ResultSet(logs, system.facts, None, tree, result.benchmark, result.round)
     findings = run_checks(results, system.name)
     return sorted(findings, key=lambda finding: -finding.severity)
 

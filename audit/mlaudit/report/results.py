@@ -16,6 +16,8 @@ from mlaudit.keys import is_hyperparameter
 from mlaudit.planner.timing import published_peak
 from mlaudit.report.runs import ReportedRun, System, finite, number, read_run
 from mlaudit.result_set import FEWEST_FOR_MEAN, olympic_seconds
+from mlaudit.round_rules import Round
+from mlaudit.rounds import judge
 
 _FILE = f"rcp_checker/training_{rules.RULESET}/rcps_bert.json"
 FASTEST = "fastest, not counted"
@@ -126,26 +128,25 @@ class Result:
         """The benchmark that the first log names."""
         return self.runs[0].source.log.benchmark
 
+    @cached_property
+    def round(self) -> Round:
+        """The round by whose rules the runs are judged."""
+        logs = [run.source.log for run in self.runs]
+        return judge(logs, system=self.system.facts).round
+
     @property
     def is_benchmark(self) -> bool:
         """True for BERT's own task: its target on its evaluation set."""
         evaluated = self.logged("eval_samples")
         is_bert = self.benchmark == rules.BENCHMARK
-        return (
-            is_bert
-            and self.target == rules.TARGET_MLM_ACCURACY
-            and evaluated
-            in (
-                None,
-                rules.NUM_EVAL_SAMPLES,
-            )
-        )
+        is_target = self.target == self.round.target(self.batch)
+        return is_bert and is_target and evaluated in (None, rules.NUM_EVAL_SAMPLES)
 
     @cached_property
     def reference(self) -> rules.ReferencePoint | None:
         """The reference convergence point of this batch size."""
         return (
-            rules.reference_point(int(self.batch))
+            rules.reference_point(int(self.batch), self.round.ruleset)
             if self.is_benchmark and self.batch and self.batch < 1e9
             else None
         )

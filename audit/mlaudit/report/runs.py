@@ -28,7 +28,8 @@ from mlaudit.result_set import (
     seconds_between,
     seconds_to_train,
 )
-from mlaudit.rules import BENCHMARK, TARGET_MLM_ACCURACY
+from mlaudit.rounds import round_of_log
+from mlaudit.rules import BENCHMARK
 from mlaudit.scratch_copy import RESULT_PATTERN, earlier_parts, logs_in, without_parts
 from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain
@@ -398,13 +399,15 @@ def _points(part: _Part) -> Iterator[EvaluationPoint]:
 
 
 def _target(source: RunSource) -> float | None:
-    """Return the target accuracy: our logs record it; other benchmark logs have the rules' target."""
+    """Return the target accuracy: our logs record it; other benchmark logs have that of the rules of
+    their round.
+    """
     target = number(source.log.setting("TARGET_MLM_ACCURACY"))
     target = number(source.summary.get("target_accuracy")) if target is None else target
     if target is not None or source.log.first("configuration") is not None:
         return target
     if source.log.value("submission_benchmark") == BENCHMARK:
-        return TARGET_MLM_ACCURACY
+        return round_of_log(source.log).target(source.log.value("global_batch_size"))
     official = target_of(source.log)
     return official.value if official is not None else None
 
