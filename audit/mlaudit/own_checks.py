@@ -102,5 +102,6 @@ def check_row(name: str, subject: str, check: Callable[..., Complaints], *given:
 def _finding(
     name: str, subject: str, check: Callable[..., Complaints], complaints: Iterable[Complaint]
 ) -> Finding:
-    passed = (check.__doc__ or "").partition("\n")[0]
+    first, _, _ = (check.__doc__ or "").partition("\n\n")
+    passed = " ".join(first.split())
     return finding_of(f"own: {name}", subject, list(complaints), passed)
