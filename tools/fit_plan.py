@@ -207,13 +207,35 @@ def summary(logarithms: np.ndarray) -> dict[str, float]:
     return {name: round(float(value), 4) for name, value in found.items()}
 
 
-def document(parameters: Parameters, rows: int, errors_of: dict[str, dict[str, float]]) -> str:
+def kind_of(row: Row) -> str:
+    """Return the kind of a row's system, as a reader of a plan knows it."""
+    if GPUS[row.job.gpu].is_pcie:
+        return "with PCIe between the GPUs"
+    return "on one node" if row.job.nodes == 1 else "on several nodes"
+
+
+def by_kind(rows: list[Row], logarithms: np.ndarray) -> dict[str, float]:
+    """Return the mean absolute relative error of each kind of system, the smallest first."""
+    sizes = collections.defaultdict(list)
+    for row, size in zip(rows, np.abs(np.expm1(logarithms)).tolist(), strict=True):
+        sizes[kind_of(row)].append(size)
+    means = {kind: round(statistics.mean(found), 4) for kind, found in sizes.items()}
+    return dict(sorted(means.items(), key=lambda pair: pair[1]))
+
+
+def document(
+    parameters: Parameters,
+    rows: int,
+    errors_of: dict[str, dict[str, float]],
+    errors_by_kind: dict[str, float],
+) -> str:
     """Return the text of parameters.json."""
     made = {
         "by": "tools/fit_plan.py",
         "from": "tests/assets/plan/published.csv (MLPerf Training 1.1 to 5.0, BERT closed)",
         "rows": rows,
         "held_out": errors_of,
+        "held_out_by_kind": errors_by_kind,
     }
     fitted = dataclasses.asdict(parameters)
     del fitted["measured_samples"]
@@ -271,7 +293,8 @@ def main() -> None:
     }
     parameters = dataclasses.replace(fitted, error_90=bands[SUBMITTER], unseen_error_90=bands[GPU])
     errors_of = {kind: summary(found) for kind, found in left_out.items()}
-    PATH.write_text(document(parameters, len(rows), errors_of), encoding="utf-8")
+    kinds = by_kind(rows, left_out[SUBMITTER])
+    PATH.write_text(document(parameters, len(rows), errors_of, kinds), encoding="utf-8")
     for kind, found in errors_of.items():
         print(f"without the row's {kind}: {found}")
     print(f"fitted rows: {summary(errors(rows, parameters, samples_known=False))}")

@@ -44,6 +44,13 @@ def plan(
         str | None, typer.Option(help="A name in configs/, or a bert_config.json.")
     ] = None,
     gpu: Annotated[str, typer.Option(help=f"{', '.join(GPUS)}; a100 and h100 mean sxm.")] = "h100",
+    like: Annotated[
+        str | None, typer.Option(help="Estimate another --gpu like this one.", metavar="GPU")
+    ] = None,
+    factor: Annotated[
+        float | None,
+        typer.Option(help="Its speed relative to that of --like.", min=0.01, max=100),
+    ] = None,
     gpus: Annotated[int | None, typer.Option(help="Number of GPUs.", min=1, max=MOST_GPUS)] = None,
     nodes: Annotated[
         int | None, typer.Option(help="Number of nodes.", min=1, max=MOST_GPUS)
@@ -100,14 +107,18 @@ def plan(
     if to_4096 and (gpus or nodes or batch or batch_per_gpu):
         remedy = "Remove --gpus, --nodes and --batch"
         raise UserError("config.conflict", "--sweep", "chooses GPUs and batch itself", remedy)
-    logs = [read_measured(path) for path in calibrate or ()]
-    name = ALIASES.get(gpu, gpu)
-    if name not in GPUS:
+    if factor is not None and calibrate:
         raise UserError(
-            "config.choice", "--gpu", f"{gpu} is unknown", f"Known: {', '.join([*GPUS, *ALIASES])}"
+            "config.conflict", "--factor", "conflicts with --calibrate", "Give one of the two"
         )
+    logs = [read_measured(path) for path in calibrate or ()]
     given = Given(
-        name, timing.named(model or "large"), port_gbps=_gbps(network), imbalance=imbalance
+        _known_gpu(gpu, like, factor),
+        timing.named(model or "large"),
+        port_gbps=_gbps(network),
+        imbalance=imbalance,
+        name=gpu if like is not None else "",
+        speed=factor or 1.0,
     )
     if config is not None or environment().get("CONFIG_FILE"):
         configured = _configured(given, config)
@@ -143,6 +154,25 @@ def plan(
     return 0
 
 
+def _known_gpu(gpu: str, like: str | None, factor: float | None) -> str:
+    """Return the name in `GPUS` of the GPU, or of the one that it is like."""
+    if like is None and factor is not None:
+        raise UserError("config.missing", "--factor", "needs --like", "Give --like GPU too")
+    name = ALIASES.get(gpu, gpu)
+    if like is None and name not in GPUS:
+        raise UserError("config.choice", "--gpu", f"{gpu} is unknown", request.how_to_add(gpu))
+    if like is None:
+        return name
+    if name in GPUS:
+        problem = f"{gpu} is known by its own name"
+        raise UserError("config.conflict", "--like", problem, "Give another --gpu, or no --like")
+    name = ALIASES.get(like, like)
+    if name not in GPUS:
+        known = ", ".join([*GPUS, *ALIASES])
+        raise UserError("config.choice", "--like", f"{like} is unknown", f"Known: {known}")
+    return name
+
+
 def _show(
     best: Estimate,
     sweep: Sequence[Estimate],
@@ -160,12 +190,15 @@ def _show(
         typer.echo(json.dumps(values, indent=2))
     else:
         title = (
-            f"{best.job.gpu}, each with its fastest batch" if sweep else f"{best.job.gpu}, estimate"
+            f"{best.job.label}, each with its fastest batch"
+            if sweep
+            else f"{best.job.label}, estimate"
         )
         standard_output().print(
             as_table(title, request.table(sweep) if sweep else request.answers(best))
         )
         typer.echo(words, nl=bool(words))
+        standard_output().print(f"{request.expected_error_of(best.job)} (docs/plan.md).")
     if html is not None:
         from mlaudit.report.page import plan_page  # matplotlib takes a second
 

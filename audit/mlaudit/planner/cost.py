@@ -169,10 +169,11 @@ def estimate(
     if micro_batches > 1:
         held = dataclasses.replace(held, activations=held.activations / micro_batches)
     spread = samples * point.stdev_samples / point.mean_samples
-    error = parameters.error_90 if GPUS[job.gpu].has_results else parameters.unseen_error_90
+    error = parameters.error_90 if job.has_results else parameters.unseen_error_90
     score_band, run_band = _bands(seconds, spread / samples, error)
     joules = None if prices.watts_per_gpu is None else job.gpus * seconds * prices.watts_per_gpu
     rate = job.batch / step.total * 1e3
+    peak = GPUS[job.gpu].peak_tflops * 1e12 * job.speed
     return Estimate(
         job=job,
         samples=samples,
@@ -185,7 +186,7 @@ def estimate(
         score_band=score_band,
         run_band=run_band,
         sequences_per_second=rate,
-        share_of_peak=rate / job.gpus * shape.flops / (GPUS[job.gpu].peak_tflops * 1e12),
+        share_of_peak=rate / job.gpus * shape.flops / peak,
         memory=held,
         micro_batches=micro_batches,
         limit=_limit(job, step, samples, evaluation, seconds, micro_batches),

@@ -8,7 +8,13 @@ from dataclasses import dataclass, replace
 
 from mlaudit import rules
 from mlaudit.planner.cost import Estimate
-from mlaudit.planner.timing import GPUS, ModelShape, TrainingJob
+from mlaudit.planner.timing import (
+    GPUS,
+    ModelShape,
+    TrainingJob,
+    held_out,
+    held_out_by_kind,
+)
 from mlaudit.report.tables import ReportTable
 from mlaudit.rules import NUM_RESULT_FILES
 from mlbert.host.errors import UserError
@@ -20,6 +26,7 @@ FEWEST_SEQUENCES = 2  # per GPU and step; published runs went down to 3
 MOST_GPUS = 8192
 LARGEST_BATCH = rules.REFERENCE_POINTS[-1].global_batch_size
 PRECISIONS = {"bf16": False, "fp16": False, "auto": False, "fp8": True, "fp8-forward": True}
+_GPUS_FILE = "audit/mlaudit/planner/timing.py"
 _GIVE_BATCH = "Give --batch, or other --gpus"
 
 
@@ -67,6 +74,8 @@ class Given:
         precision: precision of matrix products.
         sharing: GPUs that share the optimizer state: off, node or all.
         port_gbps: network speed per GPU.
+        name: how the user calls a GPU that is estimated like ``gpu``.
+        speed: its speed relative to that of ``gpu``.
     """
 
     gpu: str
@@ -79,6 +88,8 @@ class Given:
     sharing: str = "off"
     port_gbps: float | None = None
     imbalance: float = 1.0
+    name: str = ""
+    speed: float = 1.0
 
     @property
     def per_node(self) -> int:
@@ -110,7 +121,17 @@ def job_of(given: Given, ask: Callable[[TrainingJob], Estimate]) -> TrainingJob:
             "Give bf16",
         )
     port = None if given.port_gbps is None else given.port_gbps * gpus / nodes
-    job = TrainingJob(given.gpu, gpus, nodes, gpus, port, fp8, imbalance=given.imbalance)
+    job = TrainingJob(
+        given.gpu,
+        gpus,
+        nodes,
+        gpus,
+        port,
+        fp8,
+        imbalance=given.imbalance,
+        name=given.name,
+        speed=given.speed,
+    )
     job = replace(job, work=given.shape.work, gradient=given.shape.gradient)
     batch = given.batch or (given.batch_per_gpu or 0) * gpus
     if batch:
@@ -144,6 +165,32 @@ def band(ends: tuple[float, float]) -> str:
     return f"{low.removesuffix(high[high.index(' ') :])} to {high}"
 
 
+def expected_error() -> str:
+    """Return how far estimates are off, from the results that the fit had not seen."""
+    kinds = [f"{100 * error:.0f} % {kind}" for kind, error in held_out_by_kind().items()]
+    *most, last = kinds
+    return f"Expect it to be off by {', '.join(most)} and {last}"
+
+
+def expected_error_of(job: TrainingJob) -> str:
+    """Return how far an estimate is off; more for a GPU of which the fit has no results."""
+    if job.has_results:
+        return expected_error()
+    error = held_out()["gpu"]["mean"]
+    return (
+        f"Expect it to be off by {100 * error:.0f} %: there are no published results of {job.label}"
+    )
+
+
+def how_to_add(gpu: str) -> str:
+    """Return the remedy for a GPU that is not known."""
+    return (
+        f"Give --like GPU --factor X, if it is X times as fast as one of {', '.join(GPUS)}; "
+        "--like GPU --calibrate LOG with a log of a run on it; "
+        f"or add a line for {gpu} to GPUS in {_GPUS_FILE}"
+    )
+
+
 def answers(found: Estimate) -> ReportTable:
     """Return the answers, one row each."""
     job = found.job
@@ -159,7 +206,7 @@ def answers(found: Estimate) -> ReportTable:
     plural = "" if job.nodes == 1 else "s"
     micro = f" in {found.micro_batches} micro-batches" if found.micro_batches > 1 else ""
     lines = [
-        f"job: {job.gpus} {job.gpu} on {job.nodes} node{plural}, "
+        f"job: {job.gpus} {job.label} on {job.nodes} node{plural}, "
         f"{'FP8' if job.fp8 else '16-bit'} products, batch {job.batch:,} = {job.sequences:g} sequences per GPU{micro}",
         f"samples to the target: {found.samples:,.0f} on average, one run varies by {found.samples_spread:,.0f}; "
         f"reference point of the rules {found.rules_samples:,.0f}",

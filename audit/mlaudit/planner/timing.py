@@ -163,6 +163,12 @@ def held_out() -> dict[str, dict[str, float]]:
     return json.loads(PATH.read_text(encoding="utf-8"))["provenance"]["held_out"]
 
 
+def held_out_by_kind() -> dict[str, float]:
+    """Return the mean errors without the results of the submitter, by kind of system."""
+    provenance = json.loads(PATH.read_text(encoding="utf-8"))["provenance"]
+    return provenance["held_out_by_kind"]
+
+
 def with_unseen(p: Parameters) -> Parameters:
     """Return the parameters with times for the GPUs that lack them: by the peak, and for an evaluation the median."""
     shares = {True: p.efficiency["pcie"], False: p.efficiency["linked"]}
@@ -188,6 +194,8 @@ class TrainingJob:
         work: FLOPs per sequence relative to BERT-large on the benchmark's lengths.
         gradient: bytes of the gradient relative to BERT-large's.
         imbalance: tokens of the slowest GPU over the mean, beyond that of the published runs.
+        name: how the user calls the GPU, if it is estimated like another one; else empty.
+        speed: products and evaluations of the GPU relative to those of ``gpu``.
     """
 
     gpu: str
@@ -200,6 +208,18 @@ class TrainingJob:
     work: float = 1.0
     gradient: float = 1.0
     imbalance: float = 1.0
+    name: str = ""
+    speed: float = 1.0
+
+    @property
+    def label(self) -> str:
+        """The name of the GPU in words."""
+        return self.name or self.gpu
+
+    @property
+    def has_results(self) -> bool:
+        """Whether the fit has results of this GPU itself."""
+        return GPUS[self.gpu].has_results and not self.name
 
     @property
     def sequences(self) -> float:
@@ -249,7 +269,7 @@ def step(job: TrainingJob, parameters: Parameters) -> StepTime:
         WITHOUT_FP8 if facts.has_fp8 and not job.fp8 else 1
     )
     factor *= p.old_pcie if job.round == OLD_ROUND and facts.is_pcie else 1.0
-    compute = p.sequence_ms[job.gpu] * job.sequences * factor * job.work
+    compute = p.sequence_ms[job.gpu] * job.sequences * factor * job.work / job.speed
     constant = p.constant_ms[facts.constant]
     network = 0.0
     if facts.is_pcie:
@@ -300,7 +320,7 @@ def samples(job: TrainingJob, parameters: Parameters) -> float:
 
 def evaluation_seconds(job: TrainingJob, parameters: Parameters) -> float:
     """Return the seconds of one evaluation on 10,000 sequences."""
-    return parameters.evaluation_gpu_seconds[job.gpu] * job.work / job.gpus
+    return parameters.evaluation_gpu_seconds[job.gpu] * job.work / job.gpus / job.speed
 
 
 def seconds_to_train(

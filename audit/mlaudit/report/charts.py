@@ -388,7 +388,7 @@ def sweep(found: Sequence[Estimate]) -> Chart:
             color=COLOURS["ink"],
             label="perfect scaling",
         )
-        axes.set(xlabel=f"{found[0].job.gpu} GPUs", ylabel="minutes")
+        axes.set(xlabel=f"{found[0].job.label} GPUs", ylabel="minutes")
 
     return draw("Time to train", paint)
 

@@ -204,8 +204,8 @@ def plan_page(best: Estimate, sweep: Sequence[Estimate] = (), choice: str = "") 
     plural = "" if job.nodes == 1 else "s"
     return _render(
         "plan.html",
-        title=f"Plan: {job.gpus:,} {job.gpu} on {job.nodes:,} node{plural}",
-        words=f"An estimate, not a measurement. {UNVERIFIED}",
+        title=f"Plan: {job.gpus:,} {job.label} on {job.nodes:,} node{plural}",
+        words=f"An estimate, not a measurement. {request.expected_error_of(job)}. {UNVERIFIED}",
         headline=Headline(request.duration(best.seconds), "estimated time to train", tiles),
         charts=[charts.sweep(sweep)] if sweep else [],
         sweep=request.table(sweep) if sweep else None,

@@ -98,6 +98,14 @@ def test_the_page_of_one_estimate(run_mlbert, as_json, tmp_path):
     ("words", "code", "subject"),
     [
         (["--gpu", "v100"], "config.choice", "--gpu"),
+        (["--gpu", "v100", "--factor", 2], "config.missing", "--factor"),
+        (["--gpu", "h100", "--like", "a100"], "config.conflict", "--like"),
+        (["--gpu", "v100", "--like", "v100"], "config.choice", "--like"),
+        (
+            ["--gpu", "v100", "--like", "a100", "--factor", 2, "--calibrate", __file__],
+            "config.conflict",
+            "--factor",
+        ),
         (["--gpus", "12", "--nodes", "5"], "config.conflict", "--nodes"),
         (["--batch", "20000"], "config.conflict", "--batch"),
         (["--batch", "64", "--batch-per-gpu", "8"], "config.conflict", "--batch-per-gpu"),
@@ -192,3 +200,35 @@ def test_power_comes_from_the_summaries_of_the_logs(run_mlbert, as_json, tmp_pat
     assert "CO2: " in " ".join(
         run_mlbert("plan", *words, "--watts-per-gpu", 500)[1].replace("CO2 ", "CO2: ").split()
     )
+
+
+def test_another_gpu_like_a_known_one(run_mlbert, as_json):
+    """The parts of a step that the GPU computes scale with its speed, the network does not."""
+
+    def plan(*gpu):
+        return as_json("--gpu", *gpu, "--gpus", 64, "--nodes", 8, "--batch", 4608)
+
+    known = plan("h200")
+    other = plan("b300", "--like", "h200", "--factor", 2)
+    assert other["step"]["compute"] == pytest.approx(known["step"]["compute"] / 2)
+    assert other["evaluation_seconds"] == pytest.approx(known["evaluation_seconds"] / 2)
+    assert other["step"]["network"] == known["step"]["network"]
+    assert other["samples"] == known["samples"]
+    # Nothing was measured of it, so its band is that of unseen GPUs.
+    spans = [found["score_band"][1] / found["score_band"][0] for found in (known, other)]
+    assert spans[0] < spans[1]
+    code, text, _ = run_mlbert("plan", "--gpu", "b300", "--like", "h200", "--factor", 2)
+    assert code == 0
+    assert "8 b300 on 1 node" in text
+    assert "Expect it to be off by 15 %" in text
+    _, text, _ = run_mlbert("plan", "--gpu", "h200")
+    assert "Expect it to be off by 5 % on one node" in text
+
+
+def test_another_gpu_calibrated_by_a_log_of_it(as_json, tmp_path):
+    log = write_log(tmp_path / "log.txt")
+    gpu = as_json(
+        "--gpu", "b300", "--like", "h200", "--gpus", 8, "--batch", 768, "--calibrate", log
+    )
+    assert gpu["job"]["name"] == "b300"
+    assert gpu["sequences_per_second"] == pytest.approx(9000)

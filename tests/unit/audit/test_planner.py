@@ -265,7 +265,19 @@ def test_the_stated_errors_are_those_of_the_record(rows, record, kind):
         assert (np.abs(np.log1p(errors)) <= bands[kind] + 1e-3).mean() >= 0.89
 
 
+def test_the_errors_by_kind_of_system_are_those_of_the_record(rows, record):
+    errors = np.array([float(line["error_without_its_submitter"]) for line in record])
+    found = fit_plan.by_kind(rows, np.log1p(errors))
+    assert found == pytest.approx(timing.held_out_by_kind(), abs=2e-4)
+    assert list(found) == list(timing.held_out_by_kind())
+
+
+def test_the_page_for_planning_begins_with_the_error_to_expect():
+    page = (fit_plan.ROOT / "docs/plan.md").read_text()
+    assert request.expected_error() in " ".join(page.split())
+
+
 def test_document_and_picture(rows, tmp_path):
-    assert fit_plan.document(P, 171, STATED) == PATH.read_text()
+    assert fit_plan.document(P, 171, STATED, timing.held_out_by_kind()) == PATH.read_text()
     fit_plan.draw(tmp_path / "errors.svg", rows, np.zeros(len(rows)))
     assert (tmp_path / "errors.svg").read_text().lstrip().startswith("<?xml")
