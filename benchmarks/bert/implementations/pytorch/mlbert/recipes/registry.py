@@ -11,12 +11,18 @@ from mlbert.config.recipe import MASKED_LM, Recipe
 from mlbert.config.section import says_none
 from mlbert.host.errors import UserError, nearest
 from mlbert.host.provenance import TENSORFLOW2
-from mlbert.recipes import classification, ddp_adam, masked_lm_stored, masked_lm_text, packed_lamb
+from mlbert.host.registry import Choice, Registry
 
-RECIPES: Mapping[str, Recipe] = {
-    module.RECIPE.name: module.RECIPE
-    for module in (packed_lamb, ddp_adam, masked_lm_stored, masked_lm_text, classification)
-}
+_REGISTRY = Registry(
+    {
+        "packed_lamb": Choice("mlbert.recipes.packed_lamb:RECIPE"),
+        "ddp_adam": Choice("mlbert.recipes.ddp_adam:RECIPE"),
+        "masked_lm_stored": Choice("mlbert.recipes.masked_lm_stored:RECIPE"),
+        "masked_lm_text": Choice("mlbert.recipes.masked_lm_text:RECIPE"),
+        "classification": Choice("mlbert.recipes.classification:RECIPE"),
+    }
+)
+RECIPES: Mapping[str, Recipe] = {name: _REGISTRY.load(name) for name in _REGISTRY}
 
 
 def find(name: str, peek: Callable[[str], str | None]) -> Recipe:
@@ -31,7 +37,11 @@ def find(name: str, peek: Callable[[str], str | None]) -> Recipe:
         UserError: the recipe does not exist, or runs in TensorFlow.
     """
     if name == MASKED_LM:
-        return masked_lm_stored.RECIPE if says_none(peek("tokenizer")) else masked_lm_text.RECIPE
+        return (
+            RECIPES["masked_lm_stored"]
+            if says_none(peek("tokenizer"))
+            else RECIPES["masked_lm_text"]
+        )
     if name == TENSORFLOW2:
         remedy = (
             "Start benchmarks/bert/implementations/tensorflow2/run_pretraining.py, "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -24,6 +23,7 @@ from mlbert.data.formats.static_masking import MASKED_SHARE, MAX_PREDICTIONS
 from mlbert.data.formats.tfrecord_plain import LIST, Widths
 from mlbert.host.errors import UserError
 from mlbert.host.files import reading
+from mlbert.host.registry import Choice, Registry
 
 ACCEPTED = (
     "a prepared set (manifest.json), bins (bins.json), TFRecord files, "
@@ -31,6 +31,14 @@ ACCEPTED = (
     "variable-length or packed form, or an MDS set of masked samples (index.json)"
 )
 
+# Formats of other programs, in the order in which a folder is compared with them.
+FOREIGN_FORMATS = Registry(
+    {
+        "mds": Choice("mlbert.data.formats.mds_samples"),
+        "tfrecord": Choice("mlbert.data.formats.tfrecord_store"),
+        "nvidia": Choice("mlbert.data.formats.nvidia"),
+    }
+)
 # Written by the step that makes the records.
 _RECORDS_NOTE = re.compile(r"\.part-\d{5}-of-\d{5}\.tfrecord\.json")
 
@@ -139,8 +147,8 @@ def _foreign(folder: Path) -> ModuleType:
         raise UserError(
             "data.incomplete", folder, reason, "Run the `mlbert prepare` that makes it again"
         )
-    for name in ("mds_samples", "tfrecord_store", "nvidia"):
-        module = import_module(f"mlbert.data.formats.{name}")
+    for name in FOREIGN_FORMATS:
+        module: ModuleType = FOREIGN_FORMATS.load(name)
         if module.accepts(folder):
             return module
     raise UserError("data.missing", folder, "holds no data set", f"Accepted: {ACCEPTED}")
