@@ -24,8 +24,8 @@ _PLATFORM = re.compile(r"^(export MLPERF_SUBMISSION_PLATFORM)=.*$", re.MULTILINE
 _README = """\
 # {name}: {mark}: vendor, model and accelerators
 
-Made from [`{other}`](../{other}/README.md), not measured yet. The machine's description is a template,
-[`{name}.json`](../../../../systems/templates/{name}.json).
+Made from [`{other}`](../{other}/README.md), not measured yet. The machine's description is a
+template, [`{name}.json`](../../../../systems/templates/{name}.json).
 
 ```bash
 source {config} && sbatch -N ${{DGXNNODES}} -t ${{WALLTIME}} run.sub

@@ -45,7 +45,8 @@ peak.SIZES["cpu"] = 256
 try:
     main(sys.argv[1:])
 finally:
-    print(json.dumps([str(m.__file__) for n, m in list(sys.modules.items()) if n.startswith("mlbert.")]))
+    modules = list(sys.modules.items())
+    print(json.dumps([str(m.__file__) for name, m in modules if name.startswith("mlbert.")]))
 """
 # All keys of cpu_cluster's logs take long, and those of tf2_cpu_demo show the same.
 SLOW = {"cpu_cluster": [pytest.mark.slow]}

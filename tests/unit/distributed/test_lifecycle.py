@@ -36,7 +36,8 @@ from mlbert.distributed import lifecycle
 class World:  # a single process; the real one would import torch
     rank, world_size, host = 0, 1, "here"
 log = MLPerfLogger(Path(sys.argv[1]), 0, Path({root!r}))
-run = lifecycle.Lifecycle(World(), lambda status, reason: log.run_stop(status, {{"reason": reason}}))
+stop = lambda status, reason: log.run_stop(status, {{"reason": reason}})
+run = lifecycle.Lifecycle(World(), stop)
 with run.guard():
     log.start("run_start")
     print("ready", flush=True)

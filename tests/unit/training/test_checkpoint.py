@@ -36,8 +36,9 @@ STATE = "state.json"
 ASSET = Path(__file__).resolve().parents[2] / "assets/checkpoints/flat_settings"
 # Of the run that wrote the checkpoint at step 4 of 8; its commit is c7c9f6d.
 SETTINGS = words_as_dict("""
-    train_batch_size=4 gradient_accumulation_steps=1 average_packing_rate=1 max_steps=8 target_mlm_accuracy=none
-    eval_iter_start_samples=8 eval_iter_samples=1000 num_eval_examples=4 eval_batch_size=4 seed=3 ops=plain
+    train_batch_size=4 gradient_accumulation_steps=1 average_packing_rate=1 max_steps=8
+    target_mlm_accuracy=none eval_iter_start_samples=8 eval_iter_samples=1000 num_eval_examples=4
+    eval_batch_size=4 seed=3 ops=plain
 """)
 
 

@@ -30,15 +30,24 @@ def build(config):
     flat = FlatParameters(model.ordered_parameters())
     buckets = cut_buckets(flat.offsets, 1, 1)
     packs = config[DataConfig].train_batch_size // config[DataConfig].gradient_accumulation_steps
-    return SimpleNamespace(model=model, objective=MaskedLM("step"), flat=flat, optimizer=None, loss_scale=None,
-                           sync=GradientReducer(flat.parameters, flat.grad, flat.offsets, World(), buckets, None),
-                           static_shape=StaticShape(packs * 128, packs, packs * 20, 128))
+    sync = GradientReducer(flat.parameters, flat.grad, flat.offsets, World(), buckets, None)
+    return SimpleNamespace(
+        model=model,
+        objective=MaskedLM("step"),
+        flat=flat,
+        optimizer=None,
+        loss_scale=None,
+        sync=sync,
+        static_shape=StaticShape(packs * 128, packs, packs * 20, 128),
+    )
 
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 limit = used + 700 * 2**20
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 for batch in (511, 512):
-    data = DataConfig(input_dir=Path(), eval_dir=Path(), train_batch_size=batch, average_packing_rate=1.0)
+    data = DataConfig(
+        input_dir=Path(), eval_dir=Path(), train_batch_size=batch, average_packing_rate=1.0
+    )
     try:
         given = Configuration([data, ComputeConfig(auto_micro_batch=True)], CATALOG)
         config, method = build_fitting(given, build, World(), print)

@@ -73,8 +73,9 @@ def finetune(
     """Fine-tune a model on rows with a text and a label, or predict with a fine-tuned one.
 
     \b
-    mlbert finetune --from MODEL --train FILE              from the rows alone
-    mlbert finetune YAML [NAME=VALUE]...                   with every setting; also under mlbert launch or torchrun
+    mlbert finetune --from MODEL --train FILE     from the rows alone
+    mlbert finetune YAML [NAME=VALUE]...          with every setting, also under mlbert launch or
+                                                  torchrun
     mlbert finetune --predict FILE --model finetuned/run_0
 
     Without a YAML, columns and kind of label are guessed and printed, a fifth of the rows is held

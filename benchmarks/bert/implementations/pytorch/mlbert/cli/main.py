@@ -56,8 +56,11 @@ _root = program(
     "mlbert",
     COMMANDS,
     summary="BERT pre-training as an MLPerf-style benchmark.",
-    epilog="Run mlbert COMMAND --help for details. Exit codes: 0 success, 1 a run or check failed, 2 wrong input; see "
-    "docs/how_a_run_ends.md.",
+    epilog=(
+        "Run mlbert COMMAND --help for details. "
+        "Exit codes: 0 success, 1 a run or check failed, 2 wrong input; "
+        "see docs/how_a_run_ends.md."
+    ),
 )
 
 

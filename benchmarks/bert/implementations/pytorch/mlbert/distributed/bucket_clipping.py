@@ -4,13 +4,13 @@ With W ranks, A micro-batches and B buckets, let G(r, m, b) be bucket b of A tim
 of micro-batch m to the gradient of rank r's mean loss. (If all micro-batches are equally full, that
 is the gradient of micro-batch m's mean loss.) Bucket by bucket, the optimizer gets the gradient
 
-    1 / (W A)  sum over r and m of  clip(G(r, m, b), max_norm / sqrt(B))        clip(x, c) = x min(1, c / ||x||)
+    1 / (W A)  sum over r and m of  clip(G(r, m, b), max_norm / sqrt(B))
 
-so its norm is at most max_norm. Each bucket is clipped as soon as its last gradient is ready, and
-its sum over the ranks starts at once, without a pass over the full gradient or a wait. Earlier
-micro-batches are clipped the same way and accumulated in float32; the last one starts the sums. One
-small all-reduce at the end sums the squared norms, so if a bucket of any rank is not finite, every
-rank skips the step.
+with clip(x, c) = x min(1, c / ||x||), so its norm is at most max_norm. Each bucket is clipped as
+soon as its last gradient is ready, and its sum over the ranks starts at once, without a pass over
+the full gradient or a wait. Earlier micro-batches are clipped the same way and accumulated in
+float32; the last one starts the sums. One small all-reduce at the end sums the squared norms, so if
+a bucket of any rank is not finite, every rank skips the step.
 
 Source: the public description of Samsung's submissions to MLPerf Training v2.0 ("bucket-wise
 gradient clipping before all-reduce"). The bound of each bucket follows from that of the full

@@ -390,9 +390,8 @@ class HealthMonitor:
                 for connection, peer, messages in sorted(
                     received, key=lambda one: one[2] is not None
                 ):
-                    if (
-                        messages is None
-                    ):  # first: Slurm signals the others when a rank dies, and they report the signal
+                    # First: Slurm signals the others when a rank dies, and they report the signal.
+                    if messages is None:
                         selector.unregister(connection)
                         self._take_end(peer, presence)
                     else:

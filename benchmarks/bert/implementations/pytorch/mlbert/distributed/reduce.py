@@ -4,7 +4,8 @@ The flat gradient buffer is cut into buckets from its end, because backward fini
 first. When all parameters of a bucket have their gradients, its sum over the ranks starts and
 overlaps the rest of backward:
 
-    prepare(last=False)  backward  ...  prepare(last=True)  backward (buckets start)  finish()  optimizer step
+    prepare(last=False)  backward  ...
+    prepare(last=True)  backward (buckets start)  finish()  optimizer step
 
 All ranks start the buckets in the same order, so a bucket
 that is ready early waits for those before it.

@@ -1,7 +1,8 @@
 """Shard a flat buffer over the ranks: each rank sums,
 updates and sends out its own shard of every block.
 
-    prepare(last=True)  backward (blocks start)  finish()  shard = layout.take(grad)  ...  layout.put  all_gather
+    prepare(last=True)  backward (blocks start)  finish()
+    shard = layout.take(grad)  ...  layout.put  all_gather
 
 The buffer is cut into blocks, and each block into equal parts, one per rank of the group. A rank's
 shard is its parts of all blocks, in ascending order. Blocks may start inside a parameter, so that

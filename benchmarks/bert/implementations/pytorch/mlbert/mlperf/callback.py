@@ -3,7 +3,7 @@ a callback for Hugging Face.
 
     with MLPerfCallback(folder, index, submitter=..., system_name=...) as log:
         ...                                         # build model and optimizer
-        log.fit_start(hyperparameters)              # starts the clock; do not touch training data before
+        log.fit_start(hyperparameters)              # starts the clock, before any training data
         ...
         log.eval_start(samples)
         if log.eval_end(samples, accuracy):         # target reached, log closed

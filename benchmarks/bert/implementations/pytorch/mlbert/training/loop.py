@@ -6,12 +6,15 @@ events.start                         the clock runs: run_start in MLPerf's log
 source.open, evaluation.open         first touch of the data;
                                      a run resumed at its limit evaluates and ends
 |-- reader.take                      this rank's micro-batches, the step's counts over all ranks
-|   reader.begin_count               the next step's micro-batches; their counts are summed while this step runs
+|   reader.begin_count               the next step's micro-batches;
+|                                    their counts are summed while this step runs
 |   step                             forward, backward, reduce, update
 |   sample_counter.count             samples so far; a skipped step is subtracted once that is known
-|   reader.finish_count              the next step's counts, rank 0's clock, and whether the job is about to end
+|   reader.finish_count              the next step's counts, rank 0's clock,
+|                                    and whether the job is about to end
 |   events.step                      at log points
-|   maybe evaluate                   evaluator.begin, the micro-batches after the next, events.evaluation
+|   maybe evaluate                   evaluator.begin, the micro-batches after the next,
+|                                    events.evaluation
 |   maybe save                       also when the job is about to end; then the process exits
 '-- until the target or a limit
 events.stop, lifecycle.finish        the clock stops: run_stop

@@ -4,11 +4,13 @@
     EvaluationSet   this rank's evaluation batches           mlbert.data.loading
     Model           logits of a batch                        mlbert.models
     Objective       loss and metrics of the logits           mlbert.models.objectives
-    GradientSync    reduction of the gradients               mlbert.distributed.reduce, mlbert.distributed.sharding
+    GradientSync    reduction of the gradients               mlbert.distributed.reduce,
+                                                             mlbert.distributed.sharding
     Optimizer       the update                               mlbert.optim
     LossScale       factor for float16 losses                mlbert.optim.loss_scale
     Schedule        the learning rate of a step              mlbert.optim.schedules
-    Events          logs and displays                        mlbert.runs.events, mlbert.training.loggers
+    Events          logs and displays                        mlbert.runs.events,
+                                                             mlbert.training.loggers
 
 Legend: S sequences of a batch.
 """
