@@ -23,7 +23,7 @@ Q and K block sizes of queries and keys.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 import torch
 import triton
@@ -249,9 +249,6 @@ def _launch(kernel, ctx, qkv, cu_seqlens, order, slopes, bits) -> tuple[tuple[in
     num_tokens, _, num_heads, head_size = qkv.shape
     num_sequences = order.numel()
     blocks = _blocks(qkv)[kernel]
-    if ctx.window is not None:
-        # The mask of the window needs registers: with a limit, 124 bytes of them spill on Hopper.
-        blocks = replace(blocks, maxnreg=None)
     block = blocks.BLOCK_K if kernel == GRADIENT_OF_KV else blocks.BLOCK_Q
     num_blocks = max(1, triton.cdiv(ctx.max_seqlen, block))
     grid = ((num_sequences + 1) * num_heads * num_blocks,)
