@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from mlaudit.findings import Complaint, Complaints, Outcome
 from mlaudit.keys import CLOSED_KEYS, is_numeric
@@ -45,6 +45,9 @@ _PHASES = (
 )
 _PHASE_OF = {key: number for number, keys in enumerate(_PHASES) for key in keys}
 _BLOCKS = ("block_start", "block_stop")
+_ENDS = (("eval_accuracy",), ("epoch_stop", "block_stop", "train_samples"))
+_LATER = "checkpoints with time stamps were evaluated after training, which the rules allow"
+_SETTLE_LATER = "the time of the checkpoint that reached the target is that of run_stop"
 _SKEW_MS = 1000
 _MIN_PAIRS = 4  # evaluations needed to know what is usual
 _RANKS_APART_MS = 10_000  # between the same line of several ranks
@@ -64,9 +67,11 @@ _ONE_DIVISION = "rules: a result is of one division, closed or open"
 
 def check_order(results: ResultSet) -> Complaints:
     """Each log is one run: its events occur once and in order, with starts and stops in pairs."""
+    usual = _usually_after_stop(results.logs)
     for log in results.logs:
         yield from _once(log)
         yield from _enclosed(log)
+        yield from _after_stop(log, usual)
         yield from _own_order(log) if log.is_ours else _contradictions(log)
     silent = [
         log for log in results.logs if log.first("eval_accuracy") and not log.first("eval_start")
@@ -82,8 +87,6 @@ def _once(log: Log) -> Complaints:
         for again in events[1:2]:
             text = f"{key} comes again, first in line {events[0].line}"
             is_rank = not log.is_ours and abs(again.time_ms - events[0].time_ms) < _RANKS_APART_MS
-            # run_start and run_stop are logged by one rank only.
-            is_rank = is_rank and key == "init_stop"
             yield log.error_if(not is_rank, text, "" if is_rank else _ORDER, again)
 
 
@@ -92,7 +95,6 @@ def _enclosed(log: Log) -> Complaints:
     skew = 0 if log.is_ours else _SKEW_MS
     init_stop = log.first("init_stop")
     start = log.first("run_start")
-    stop = log.first("run_stop")
     if init_stop is not None and start is not None and init_stop.time_ms > start.time_ms + skew:
         yield log.error(
             f"init_stop is later than run_start in line {start.line}", _ORDER, init_stop
@@ -109,12 +111,38 @@ def _enclosed(log: Log) -> Complaints:
         if start is not None and event.time_ms < start.time_ms
     ][:1]:
         yield log.warning("data_file is opened before run_start", event=event)
-    for keys in (("eval_accuracy",), ("epoch_stop", "block_stop", "train_samples")):
-        events = [event for key in keys for event in log.all(key)]
-        for event in [
-            event for event in events if stop is not None and event.time_ms > stop.time_ms + skew
-        ][:1]:
-            yield log.error(f"{event.key} is later than run_stop", _ORDER, event)
+
+
+def _late(log: Log, keys: Sequence[str], skew_ms: float) -> list[Event]:
+    """Return the events that are stamped later than run_stop."""
+    stop = log.first("run_stop")
+    if stop is None:
+        return []
+    events = [event for key in keys for event in log.all(key)]
+    return [event for event in events if event.time_ms > stop.time_ms + skew_ms]
+
+
+def _usually_after_stop(logs: Sequence[Log]) -> set[tuple[str, ...]]:
+    """Return the groups of keys that half of the logs have after run_stop."""
+    return {
+        keys for keys in _ENDS if 2 * sum(bool(_late(log, keys, 0)) for log in logs) >= len(logs)
+    }
+
+
+def _after_stop(log: Log, usual: set[tuple[str, ...]]) -> Complaints:
+    """Find evaluations and ends of training after the clock.
+
+    The rules allow to evaluate time-stamped checkpoints later: the clock stops at the time of the
+    one that reaches the target. Then every run of the program has its last evaluation after it.
+    """
+    for keys in _ENDS:
+        for event in _late(log, keys, 0 if log.is_ours else _SKEW_MS)[:1]:
+            text = f"{event.key} is later than run_stop"
+            if log.is_ours or keys not in usual:
+                yield log.error(text, _ORDER, event)
+                continue
+            found = log.warning(f"{text}, as in most logs", _ORDER, event)
+            yield found._replace(honest=_LATER, settle=_SETTLE_LATER)
 
 
 def _own_order(log: Log) -> Complaints:

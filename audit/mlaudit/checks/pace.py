@@ -22,6 +22,7 @@ import json
 import math
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -42,6 +43,22 @@ _SECOND_MS = 1000
 _MIN_STAMPS = 20
 _MIN_EQUAL = 5
 _ROUND_DAYS = 180  # between the runs of one result; at most 3 in published logs
+# Other lines have no time that counts; some programs stamp them with 0.
+_TIMED_KEYS = frozenset(
+    (
+        "init_start",
+        "init_stop",
+        "run_start",
+        "run_stop",
+        "epoch_start",
+        "epoch_stop",
+        "block_start",
+        "block_stop",
+        "eval_start",
+        "eval_stop",
+        "eval_accuracy",
+    )
+)
 _UNITS = {"seconds": 1e-3, "microseconds": 1e3, "nanoseconds": 1e6}  # per millisecond
 _MS = "log format: time_ms is the time of the event in milliseconds since 1970"
 _TIMED_TO_TARGET = "rules: the clock runs from the first touch of training data to the target"
@@ -101,12 +118,11 @@ def check_clock(results: ResultSet) -> Complaints:
     """Time stamps are milliseconds of days since 2018, and the clock starts when initialisation is over."""
     for log in results.logs:
         may_be_fraction = not log.is_ours
-        wrong = next(
-            filter(None, (_wrong_stamp(log, event, may_be_fraction) for event in log.events)), None
-        )
+        found = filter(None, (_wrong_stamp(log, event, may_be_fraction) for event in log.events))
+        wrong = min(found, key=lambda one: one.outcome is not Outcome.ERROR, default=None)
         if wrong is not None:
             yield wrong
-        else:
+        if wrong is None or wrong.outcome is not Outcome.ERROR:
             yield from _unscored(log)
             yield from _too_regular(log)
     starts = [(log, event) for log in results.logs if (event := log.first("run_start"))]
@@ -119,7 +135,7 @@ def check_clock(results: ResultSet) -> Complaints:
 
 def _too_regular(log: Log) -> Complaints:
     """Find time stamps that no clock produces: only whole seconds, or evaluations evenly spaced to the millisecond."""
-    stamps = [event.time_ms for event in log.events]
+    stamps = [event.time_ms for event in stamped(log)]
     if len(stamps) >= _MIN_STAMPS and not any(stamp % _SECOND_MS for stamp in stamps):
         yield log.warning("every time_ms is a whole second", _MS)
     stamps = [one.event.time_ms for one in evaluations_of(log)]
@@ -164,7 +180,16 @@ def are_apart(one: Log, other: Log) -> bool:
 def has_plausible_stamps(log: Log) -> bool:
     """Return True if the time stamps of a log can be compared at all."""
     latest = _latest_ms()
-    return all(_FIRST_MS <= event.time_ms <= latest for event in log.events)
+    return all(_FIRST_MS <= event.time_ms <= latest for event in stamped(log))
+
+
+def stamped(log: Log) -> list[Event]:
+    """Return the events of a log without another program's untimed ones that have a stamp of 0."""
+    return [event for event in log.events if not _is_unstamped(log, event)]
+
+
+def _is_unstamped(log: Log, event: Event) -> bool:
+    return event.time_ms == 0 and event.key not in _TIMED_KEYS and not log.is_ours
 
 
 def _latest_ms() -> float:
@@ -173,6 +198,8 @@ def _latest_ms() -> float:
 
 def _wrong_stamp(log: Log, event: Event, may_be_fraction: bool) -> Complaint | None:
     stamp = json.loads(event.text).get("time_ms")
+    if _is_unstamped(log, event):
+        return log.complaint(Outcome.NOTE, f"{event.key} has no time stamp (0)", event=event)
     problem = ""
     if (
         isinstance(stamp, bool)
@@ -416,6 +443,7 @@ def check_status(results: ResultSet) -> Complaints:
 
 def check_time(results: ResultSet) -> Complaints:
     """Time stamps never go back, run_stop is after run_start, and no run was resumed from a checkpoint."""
+    usual = _usually_back(results.logs)
     for log in results.logs:
         for event in log.all("resumed_from_step")[:1]:
             outcome = Outcome.WARN if results.system is None else Outcome.ERROR
@@ -424,10 +452,10 @@ def check_time(results: ResultSet) -> Complaints:
             )
         pairs = [
             (one, other)
-            for one, other in itertools.pairwise(log.events)
+            for one, other in itertools.pairwise(stamped(log))
             if other.time_ms < one.time_ms
         ]
-        complaints = [_goes_back(log, *pair) for pair in pairs]
+        complaints = [_goes_back(log, before, after, usual) for before, after in pairs]
         yield from sorted(complaints, key=lambda found: found.outcome is not Outcome.ERROR)[:1]
         start = log.first("run_start")
         stop = log.first("run_stop")
@@ -435,14 +463,30 @@ def check_time(results: ResultSet) -> Complaints:
             yield log.error("run_stop is not after run_start", _TIMED, stop)
 
 
-def _goes_back(log: Log, before: Event, after: Event) -> Complaint:
-    """Return an error for the timed part. Outside it, several processes may log their earlier events late."""
+def _usually_back(logs: Sequence[Log]) -> set[str]:
+    """Return the keys that half of the logs stamp with an earlier time than the line before.
+
+    Programs that evaluate time-stamped checkpoints later log the checkpoint's time.
+    """
+    counts: Counter[str] = Counter()
+    for log in logs:
+        pairs = itertools.pairwise(stamped(log))
+        counts.update({other.key for one, other in pairs if other.time_ms < one.time_ms})
+    return {key for key, count in counts.items() if 2 * count >= len(logs)}
+
+
+def _goes_back(log: Log, before: Event, after: Event, usual: set[str]) -> Complaint:
+    """Return an error for the timed part, unless the program usually logs that key late.
+
+    Outside it, several processes may log their earlier events late.
+    """
     text = f"time goes back at {after.key}"
     start = log.first("run_start")
     stop = log.first("run_stop")
     is_timed = (
         start is not None and start.line <= after.line and (stop is None or after.line <= stop.line)
     )
-    if log.is_ours or (is_timed and before.time_ms - after.time_ms > _MAX_CLOCK_SKEW_MS):
+    is_back = is_timed and before.time_ms - after.time_ms > _MAX_CLOCK_SKEW_MS
+    if log.is_ours or (is_back and after.key not in usual):
         return log.error(text, _TIMED, after)
     return log.complaint(Outcome.WARN if is_timed else Outcome.NOTE, text, event=after)

@@ -49,6 +49,7 @@ _NOTED = (
     "host_storage_capacity",
 )
 _UNWRITTEN = re.compile(r"(todo|fixme|tbd|xxx+|fill[ _-]?in)\b.*|\?+", re.IGNORECASE | re.DOTALL)
+_WHOLE_FLOAT = re.compile(r"\.0+$")  # a spreadsheet makes 1.0 of 1
 _STATUSES = ("availableonpremise", "availablecloud", "researchdevelopmentorinternalrdi", "preview")
 _NOTHING = ("", "n/a", "na", "none", "-", "no", "0")
 _OPTIONAL = ("framework_name",)
@@ -70,7 +71,7 @@ class _Description:
 
     def count(self, key: str) -> int | None:
         """Return a field as a number, or None if it is not one."""
-        text = self.text(key)
+        text = _WHOLE_FLOAT.sub("", self.text(key))
         return int(text) if text.isdecimal() else None
 
     def complaint(
@@ -126,7 +127,8 @@ def check_description(results: ResultSet) -> Complaints:
             yield system.complaint(Outcome.NOTE, key, "is not a field of a system description", "")
     for key in _ABOVE_ZERO:
         if _is_nothing(system.text(key)):
-            yield system.complaint(Outcome.ERROR, key, f"is {system.text(key)!r}")
+            outcome = Outcome.ERROR if key in _COUNTS else system.strict
+            yield system.complaint(outcome, key, f"is {system.text(key)!r}")
     yield from _threads(system)
     status = system.text("status")
     letters = re.sub(r"[^a-z]|in(?= cloud)", "", status.casefold())

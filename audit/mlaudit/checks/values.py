@@ -141,7 +141,9 @@ def _possible(log: Log, is_closed: bool) -> Iterable[Complaint]:
         wanted = _range_of(event.key)
         if wanted is None or not is_number(event.value):
             continue  # check_numbers reports values that are not numbers
-        if event.value not in wanted:
+        if event.key == _STEPS and event.value == 0 and not log.is_ours:
+            yield log.warning(f"{event.key} is 0: the schedule is not known", _MEANING, event)
+        elif event.value not in wanted:
             yield log.error(
                 f"{event.key} is {event.value!r}, possible is {wanted}", _MEANING, event
             )
