@@ -22,10 +22,8 @@ cast = tool.cast
 # for all GPUs, which takes too long for a test.
 ARCH = 90
 ATTENTION = "attention H=64 bf16 dropout"
-# Bytes per thread that the gradient of keys and values spills with its limit of registers. Local
-# attention was not measured; without the limit, its matrix products wait in turn (C7515).
+# Bytes per thread that the gradient of keys and values spills with its limit of registers.
 LIMITED_SPILLS = 64
-LOCAL_SPILLS = 248
 WITHOUT_PRODUCTS = ("attention_order_kernel", "rotary_kernel")
 EXCLUDED = ("fp32", "fp16", "ALiBi", "H=32", "D=768", "cast fp8 one token", "GELU one token")
 SLOW = (
@@ -69,7 +67,7 @@ def test_kernels_compile(case):
         # The register limit of this kernel was measured to be faster.
         allowed = 0
         if report.kernel == "attention_key_value_gradient_kernel":
-            allowed = LOCAL_SPILLS if "local" in case else LIMITED_SPILLS
+            allowed = 0 if "local" in case else LIMITED_SPILLS
         assert report.assembly.spilled <= allowed, (
             f"{report.kernel} spills {report.assembly.spilled} bytes per thread"
         )

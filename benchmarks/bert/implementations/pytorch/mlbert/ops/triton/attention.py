@@ -113,6 +113,9 @@ _AMPERE = {
         AttentionBlocks(32, 64, 8, 2),
     ),
 }
+# Gradient of K and V with a window, in place of a configuration with a limit of registers. With 64
+# keys, ptxas serializes the matrix products (C7515) or spills.
+_LOCAL_KEYS = AttentionBlocks(64, 32, 4, 3)
 # float32 products run without tensor cores and spill registers; only for comparisons.
 _SINGLE = {
     32: (AttentionBlocks(32, 64, 4, 1),) * 3,
@@ -249,6 +252,8 @@ def _launch(kernel, ctx, qkv, cu_seqlens, order, slopes, bits) -> tuple[tuple[in
     num_tokens, _, num_heads, head_size = qkv.shape
     num_sequences = order.numel()
     blocks = _blocks(qkv)[kernel]
+    if ctx.window is not None and blocks.maxnreg:
+        blocks = _LOCAL_KEYS
     block = blocks.BLOCK_K if kernel == GRADIENT_OF_KV else blocks.BLOCK_Q
     num_blocks = max(1, triton.cdiv(ctx.max_seqlen, block))
     grid = ((num_sequences + 1) * num_heads * num_blocks,)

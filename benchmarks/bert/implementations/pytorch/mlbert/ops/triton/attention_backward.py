@@ -44,11 +44,11 @@ def _weights_and_gradient(
     scores = scores_of(
         q, k, first_q, first_k + key_places(BLOCK_K), slopes, BLOCK_Q, SCALE * LOG2_E
     )
+    weights = tl.exp2(scores * (SCALE * LOG2_E) - log_sum[:, None])
     if WINDOW is not None:
         places = first_k + key_places(BLOCK_K)
-        seen = is_seen(first_q, places, length, WINDOW, BLOCK_Q)
-        scores = tl.where(seen, scores, -float("inf"))
-    weights = tl.exp2(scores * (SCALE * LOG2_E) - log_sum[:, None])
+        # Weights of hidden keys may be infinite before.
+        weights = tl.where(is_seen(first_q, places, length, WINDOW, BLOCK_Q), weights, 0.0)
     d_weights = dot(d_out, tl.trans(v))
     kept = weights
     if bits is None:
