@@ -25,7 +25,7 @@ from mlaudit.own_checks import check_row, run_checks
 from mlaudit.report.results import Result, read_result
 from mlaudit.report.runs import read_systems
 from mlaudit.result_folders import ResultFolder, find_results
-from mlaudit.result_set import ResultSet, evaluations_of
+from mlaudit.result_set import ResultSet, counts_samples, evaluations_of
 from mlaudit.rules import BENCHMARK, eval_interval
 from mlaudit.scratch_copy import RESULT_PATTERN
 from mlbert.host.errors import UserError
@@ -42,6 +42,7 @@ class RoundRow:
 
     Attributes:
         submitter, system, benchmark, division: as described, or as the folders are named.
+        round: by whose rules it is judged; the last with BERT for later ones.
         score_minutes: the official score: olympic mean of the times to train, times the factor for
             fewer samples than the reference (closed division of BERT).
         minutes: the olympic mean itself.
@@ -58,6 +59,7 @@ class RoundRow:
     submitter: str
     system: str
     benchmark: str
+    round: str
     division: str
     score_minutes: float | None
     minutes: float | None
@@ -97,7 +99,7 @@ class RoundRow:
 
 
 @dataclass(frozen=True)
-class Round:
+class AuditedRound:
     """The results of a round.
 
     Attributes:
@@ -123,7 +125,7 @@ def audit_round(
     *,
     official: bool = False,
     general: bool = False,
-) -> Round:
+) -> AuditedRound:
     """Audit the results of submitters' trees, or of folders of such trees.
 
     Args:
@@ -169,7 +171,7 @@ def audit_round(
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-        return Round(_in_order(rows), tuple(future.result() for future in copies), others)
+        return AuditedRound(_in_order(rows), tuple(future.result() for future in copies), others)
 
 
 def _in_order(rows: Iterable[Future[RoundRow]]) -> tuple[RoundRow, ...]:
@@ -211,6 +213,7 @@ def audit_result(results: ResultFolder, official: bool) -> RoundRow:
             submitter=_tree_name(results),
             system=_system_name(results),
             benchmark=_benchmark_named(results),
+            round="-",
             division="-",
             score_minutes=None,
             minutes=None,
@@ -240,6 +243,7 @@ def _row(results: ResultFolder, official: bool) -> RoundRow:
         submitter=str(facts.get("submitter") or _tree_name(results)),
         system=_system_name(results),
         benchmark=judged.benchmark,
+        round=judged.round.name,
         division=str(judged.wanted_division),
         score_minutes=minutes if minutes is None or factor is None else minutes * factor,
         minutes=minutes,
@@ -284,15 +288,17 @@ def _grid(judged: ResultSet) -> str:
     if not judged.is_bert:
         return ""
     batch = judged.logs[0].value("global_batch_size")
-    if not is_number(batch) or batch < 1:
+    if not is_number(batch) or batch < 1 or not all(map(counts_samples, judged.logs)):
         return ""
     wanted = eval_interval(int(batch))
-    if not any(_is_off_the_grid(log, int(batch)) for log in judged.logs):
+    has_grid = judged.round.has_grid
+    if has_grid and not any(_is_off_the_grid(log, int(batch)) for log in judged.logs):
         return f"{wanted:,}"
     distances = [apart for log in judged.logs for apart in _distances(log)]
     if not distances:
         return "none"
-    return f"{statistics.median(distances):,.0f}, rules {wanted:,}"
+    usual = f"{statistics.median(distances):,.0f}"
+    return f"{usual}, rules {wanted:,}" if has_grid else usual
 
 
 def _is_off_the_grid(log: Log, batch: int) -> bool:

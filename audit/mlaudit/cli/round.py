@@ -12,7 +12,7 @@ from rich.console import Console
 from mlaudit.cli.report_table import as_table
 from mlaudit.findings import STANDARD_OUTPUT, Outcome
 from mlaudit.report import round_tables
-from mlaudit.round_table import Round, audit_round
+from mlaudit.round_table import AuditedRound, audit_round
 from mlbert.host.console import console_progress, safe, standard_output, write_page
 from mlbert.host.exit_statuses import FAILED
 
@@ -72,7 +72,7 @@ def round_(
         raise typer.Exit(FAILED)
 
 
-def _print(console: Console, audited: Round) -> None:
+def _print(console: Console, audited: AuditedRound) -> None:
     number = len(audited.rows)
     title = "1 result" if number == 1 else f"{number} results"
     console.print(as_table(title, round_tables.terminal_table(audited)))

@@ -25,7 +25,7 @@ from mlaudit.report.results import TERAFLOPS_PER_SEQUENCE, Result
 from mlaudit.report.svg import SERIES, Chart
 from mlaudit.report.tables import ReportTable, count, percent, speed
 from mlaudit.result_set import ResultSet
-from mlaudit.round_table import Round
+from mlaudit.round_table import AuditedRound
 from mlaudit.rules import UNVERIFIED
 from mlbert.host.metrics_file import read_points
 
@@ -98,11 +98,15 @@ def findings_page(findings: Sequence[Finding], subject: str) -> str:
     ]
     headline = Headline(verdict, f"{len(findings)} checks", tiles)
     return _render(
-        "findings.html", title=f"Check of {subject}", words="", headline=headline, findings=findings
+        "findings.html",
+        title=f"Check of {subject}",
+        words="",
+        headline=headline,
+        findings=sorted(findings, key=lambda finding: -finding.severity),
     )
 
 
-def round_page(audited: Round, subject: str) -> str:
+def round_page(audited: AuditedRound, subject: str) -> str:
     """Return the table of a round as an HTML page, with the findings of each result."""
     findings = [finding for row in audited.rows for finding in row.findings]
     found = Counter(finding.outcome for finding in (*findings, *audited.copies))

@@ -9,13 +9,14 @@ import re
 from collections.abc import Sequence
 
 from mlaudit.report.tables import Cell, ReportTable, count, speed
-from mlaudit.round_table import Round, RoundRow
+from mlaudit.round_table import AuditedRound, RoundRow
 
 # Columns of the CSV file: those of a row, then the findings in words.
 CSV_COLUMNS = (
     "submitter",
     "system",
     "benchmark",
+    "round",
     "division",
     "score_minutes",
     "minutes",
@@ -33,22 +34,23 @@ CSV_COLUMNS = (
 )
 _MARKS = {"ERROR": "bad", "warning": "differs"}
 _NUMBERS = ("accel.", "score", "runs", "batch", "samples", "/s each", "grid")
-# A vendor's name, and what a description adds around the model in parentheses.
-_AROUND_MODEL = re.compile(r"^(NVIDIA|AMD|Intel|Google)\W+|^.*\((?=\S+\)$)|\)$", re.IGNORECASE)
+# A vendor's name, and a model in parentheses after the name of its family.
+_VENDOR = re.compile(r"^(NVIDIA|AMD|Intel|Google)\W+", re.IGNORECASE)
+_MODEL = re.compile(r"\((\S+)\)$")
 
 
-def page_table(audited: Round) -> ReportTable:
+def page_table(audited: AuditedRound) -> ReportTable:
     """Return one row for each result, with what a page has room for."""
     rows: list[Sequence[str | Cell]] = []
     for row in audited.rows:
-        texts = [row.system, row.submitter, row.benchmark, row.division, _model(row)]
-        rows.append([*texts, _findings(row), *_numbers(row)])
-    columns = ["system", "submitter", "benchmark", "division", "accelerator", "findings"]
+        texts = [row.system, row.submitter, row.benchmark, row.round, row.division]
+        rows.append([*texts, _model(row), _findings(row), *_numbers(row)])
+    columns = ["system", "submitter", "benchmark", "round", "division", "accelerator", "findings"]
     found = ReportTable([*columns, *_NUMBERS], rows, len(columns))
-    return _without_equal(found, ("benchmark", "division"))
+    return _without_equal(found, ("benchmark", "round", "division"))
 
 
-def terminal_table(audited: Round) -> ReportTable:
+def terminal_table(audited: AuditedRound) -> ReportTable:
     """Return one row for each result, with what a terminal has room for."""
     several = len({row.benchmark for row in audited.rows}) > 1
     rows: list[Sequence[str | Cell]] = []
@@ -62,7 +64,11 @@ def terminal_table(audited: Round) -> ReportTable:
 
 
 def _model(row: RoundRow) -> str:
-    return _AROUND_MODEL.sub("", row.accelerator) or "-"
+    name = row.accelerator.strip()
+    model = _MODEL.search(name)
+    if model is not None:
+        return model[1]
+    return _VENDOR.sub("", name) or "-"
 
 
 def _findings(row: RoundRow) -> Cell:
@@ -97,7 +103,7 @@ def _without(found: ReportTable, names: Sequence[str]) -> ReportTable:
     return ReportTable(columns, rows, sum(place < found.texts for place in kept))
 
 
-def as_csv(audited: Round) -> str:
+def as_csv(audited: AuditedRound) -> str:
     """Return the table as CSV; unknown values are empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -109,7 +115,7 @@ def as_csv(audited: Round) -> str:
     return text.getvalue()
 
 
-def as_json(audited: Round) -> str:
+def as_json(audited: AuditedRound) -> str:
     """Return the table with all findings as JSON; null is unknown."""
     found = {
         "results": [row.as_dict() for row in audited.rows],

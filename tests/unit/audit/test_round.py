@@ -15,7 +15,7 @@ from mlaudit.report.page import round_page
 from mlaudit.report.results import read_result
 from mlaudit.report.round_tables import CSV_COLUMNS, as_csv, page_table, terminal_table
 from mlaudit.report.runs import read_systems
-from mlaudit.round_table import Round, audit_round
+from mlaudit.round_table import AuditedRound, audit_round
 from mlbert.host.progress import Progress
 from other_benchmarks import MADE, write_tree
 from user_errors import user_error
@@ -35,7 +35,7 @@ def write_round(folder: Path) -> Path:
 
 
 def write_older_round(folder: Path) -> Path:
-    """Write the published result with the dates and words of round v2.1."""
+    """Write the published result with the dates and words of round v2.0."""
     write_round(folder)
     results = folder / "Dell/results" / SYSTEM / "bert"
     for log in results.glob("result_*.txt"):
@@ -58,15 +58,16 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def audited(published: Path) -> Round:
+def audited(published: Path) -> AuditedRound:
     return audit_round([published], SILENT)
 
 
-def test_a_row_has_the_numbers_of_the_report(published: Path, audited: Round) -> None:
+def test_a_row_has_the_numbers_of_the_report(published: Path, audited: AuditedRound) -> None:
     (row,) = audited.rows
     (system,) = read_systems([published / "Dell"])
     result = read_result(system)
     assert (row.submitter, row.system, row.division) == ("Dell", SYSTEM, "closed")
+    assert row.round == "v5.0"
     assert row.runs == 10
     assert row.converged == 9
     assert row.accelerators == 8
@@ -80,11 +81,12 @@ def test_a_row_has_the_numbers_of_the_report(published: Path, audited: Round) ->
     assert not audited.has_failed
 
 
-def test_an_older_round(tmp_path: Path, audited: Round) -> None:
+def test_an_older_round(tmp_path: Path, audited: AuditedRound) -> None:
     """The numbers depend on times and samples, not on the date."""
     (row,) = audited.rows
     (older,) = audit_round([write_older_round(tmp_path)], SILENT).rows
     assert older.minutes == pytest.approx(row.minutes)
+    assert older.round == "v2.0"
     assert older.grid == row.grid
     assert older.counts[Outcome.ERROR] == 0
 
@@ -135,7 +137,7 @@ def test_a_log_that_cannot_be_read_is_an_error_of_its_row(tmp_path: Path) -> Non
     assert row.runs == 10
 
 
-def test_csv_json_and_page(audited: Round) -> None:
+def test_csv_json_and_page(audited: AuditedRound) -> None:
     (line,) = csv.DictReader(as_csv(audited).splitlines())
     assert line.keys() == {*CSV_COLUMNS, "findings"}
     assert float(line["score_minutes"]) == audited.rows[0].score_minutes
