@@ -29,7 +29,7 @@ LENGTH_QUANTILES = (
 # Between two quantiles, the length grows as this power of the share. It gives the mean of NVIDIA's
 # packs, 254.43 tokens; with straight lines it would be 262.7. The mean square is 98,500 then, that
 # of the histogram 98,800.
-_POWER = 1.365
+POWER = 1.365
 CLS = 2
 SEP = 3
 MASK = 4
@@ -45,7 +45,7 @@ def lengths_at(shares: np.ndarray, max_tokens: int) -> np.ndarray:
     length = quantiles[:, 1]
     below = np.clip(np.searchsorted(at, shares, side="right") - 1, 0, len(at) - 2)
     way = (shares - at[below]) / (at[below + 1] - at[below])
-    lengths = length[below] + (length[below + 1] - length[below]) * way**_POWER
+    lengths = length[below] + (length[below + 1] - length[below]) * way**POWER
     return np.clip((lengths * (max_tokens / 512)).astype(np.int64), 5, max_tokens)
 
 
