@@ -15,6 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
+from mlaudit.advice import Advice, advice_of
 from mlbert.host.files import writing
 from mlbert.host.provenance import package_versions
 
@@ -69,6 +70,15 @@ class Finding:
     ruleset: str = ""  # of the official tools, in the row `ROUND`
 
     @property
+    def advice(self) -> Advice:
+        """Return the advice of the worst complaint or, if it has none, of the check."""
+        usual = advice_of(self.check)
+        if not self.complaints:
+            return usual
+        worst = self.complaints[0]
+        return Advice(worst.honest or usual.honest, worst.settle or usual.settle)
+
+    @property
     def severity(self) -> int:
         """Return 0 for a check that passed, and higher numbers for worse outcomes."""
         return list(Outcome).index(self.outcome)
@@ -76,7 +86,15 @@ class Finding:
     def as_json(self) -> dict[str, object]:
         """Return the row as plain values, with all complaints."""
         complaints = [
-            {"severity": c.outcome.value, "text": c.text, "rule": c.rule} for c in self.complaints
+            {
+                "severity": c.outcome.value,
+                "text": c.text,
+                "rule": c.rule,
+                "lines": [line._asdict() for line in c.lines],
+                "honest_explanation": c.honest or self.advice.honest,
+                "would_settle_it": c.settle or self.advice.settle,
+            }
+            for c in self.complaints
         ]
         outcome = self.outcome.value
         row = {
@@ -101,9 +119,9 @@ def _join(complaints: Sequence[Complaint]) -> str:
     """Join up to `_MAX_COMPLAINTS` complaints, merging equal ones of several logs, with their rules."""
     same: dict[Complaint, list[str]] = {}
     for complaint in complaints:
-        same.setdefault(complaint._replace(text=_PLACE.sub("", complaint.text)), []).append(
-            complaint.text
-        )
+        same.setdefault(
+            complaint._replace(text=_PLACE.sub("", complaint.text), lines=()), []
+        ).append(complaint.text)
     rules: dict[tuple[Outcome, str], list[str]] = {}
     for common, texts in itertools.islice(same.items(), _MAX_COMPLAINTS):
         more = f" (and in {len(texts) - 1} more places)" if len(texts) > 1 else ""

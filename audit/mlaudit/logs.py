@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from mlaudit.findings import Complaint, Outcome
+from mlaudit.findings import Complaint, LogLine, Outcome
 from mlaudit.rules import BENCHMARK
 from mlbert.host.errors import UserError
 from mlbert.host.files import reading
@@ -32,6 +32,7 @@ _OUR_FILE = re.compile(
 _CALLBACK = "/mlbert/mlperf/callback.py"  # used by other people's training programs
 # In a line's metadata: how far the training is. Logs of BERT have the first.
 PROGRESS = ("epoch_num", "samples_count", "step_num")
+_MAX_SHOWN = 300  # characters of a line with a complaint
 _LARGEST = int(sys.float_info.max)
 
 
@@ -153,7 +154,10 @@ class Log:
         self, outcome: Outcome, text: str, rule: str = "", event: Event | None = None
     ) -> Complaint:
         """Return a complaint about this log, at the line of the event if one is given."""
-        return Complaint(outcome, self.where(event) + text, rule)
+        if event is None:
+            return Complaint(outcome, self.where() + text, rule)
+        shown = LogLine(self.path.name, event.line, event.text[:_MAX_SHOWN])
+        return Complaint(outcome, self.where(event) + text, rule, (shown,))
 
     def error(self, text: str, rule: str, event: Event | None = None) -> Complaint:
         """Return an error in this log."""

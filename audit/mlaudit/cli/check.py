@@ -81,7 +81,7 @@ def check(
 def _as_table(findings: list[Finding], subject: str) -> Table:
     """Return a table with the worst findings first and one row per subject for our own passed checks."""
     num_failed = sum(finding.outcome is Outcome.ERROR for finding in findings)
-    verdict = f"{num_failed} of {len(findings)} checks FAILED" if num_failed else "nothing FAILED"
+    verdict = f"{num_failed} of {len(findings)} checks FAILED" if num_failed else "no errors"
     table = new_table(f"{safe(subject)}: {verdict}", ("result", "check"))
     passed: dict[str, list[str]] = {}
     for finding in sorted(findings, key=lambda finding: -finding.severity):
@@ -90,10 +90,30 @@ def _as_table(findings: list[Finding], subject: str) -> Table:
         if finding.outcome is Outcome.PASS and finding.check.startswith(_OWN):
             passed.setdefault(finding.subject, []).append(finding.check.removeprefix(_OWN))
             continue
-        table.add_row(*_row(finding.outcome, finding.check, finding.subject, finding.words))
+        words = finding.words
+        if finding.outcome in (Outcome.WARN, Outcome.ERROR) and finding.advice.honest:
+            words += f"\nPerhaps {finding.advice.honest}. To settle it: {finding.advice.settle}."
+        table.add_row(*_row(finding.outcome, finding.check, finding.subject, words))
     for name, checks in passed.items():
-        table.add_row(*_row(Outcome.PASS, "own checks", name, ", ".join(checks)))
+        table.add_row(*_row(Outcome.PASS, "own checks", name, f"{len(checks)} passed"))
+    table.caption = safe(_summary(findings))
     return table
+
+
+def _summary(findings: list[Finding]) -> str:
+    """Return how many checks passed and how many did not, with the reasons of skipped ones."""
+    counted = [finding for finding in findings if finding.check != ROUND]
+    num_passed = sum(finding.outcome is Outcome.PASS for finding in counted)
+    parts = [f"Passed: {num_passed} checks"]
+    for outcome in (Outcome.NOTE, Outcome.SKIP, Outcome.WARN, Outcome.ERROR):
+        found = [finding for finding in counted if finding.outcome is outcome]
+        if not found:
+            continue
+        plural = "s" if len(found) > 1 and outcome is not Outcome.SKIP else ""
+        reasons = "; ".join(dict.fromkeys(finding.words for finding in found))
+        more = f" ({reasons})" if outcome is Outcome.SKIP else ""
+        parts.append(f"{len(found)} {outcome.value}{plural}{more}")
+    return ", ".join(parts)
 
 
 def _row(outcome: Outcome, check_name: str, subject: str, words: str) -> tuple[str, str]:

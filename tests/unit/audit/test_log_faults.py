@@ -9,6 +9,7 @@ from edited_logs import report as report_of
 from edited_logs import simulated
 from log_edits import Edit, Line, Run, each, keep, nth, put, stamp
 from logger_logs import write_log
+from mlaudit.advice import advice_of
 from mlaudit.findings import Outcome
 from mlaudit.logs import read_log
 from mlaudit.own_checks import CHECKS, run_checks
@@ -135,3 +136,21 @@ def test_the_division_that_the_user_names_wins(
     found = report(three_logs, tree_root, "open", system)
     expect(found, "division", Outcome.ERROR, "the system description says 'closed'")
     assert "division" not in report(three_logs, division="closed")
+
+
+def test_a_finding_has_its_lines_an_explanation_and_what_settles_it(three_logs: list[Path]) -> None:
+    edit(three_logs[1], "run_stop", "success", "aborted")
+    results = ResultSet([read_log(path) for path in three_logs])
+    (row,) = [row for row in run_checks(results, "here") if row.check == "own: status"]
+    (complaint,) = row.as_json()["complaints"]
+    (line,) = complaint["lines"]
+    assert line["file"] == "result_1.txt"
+    assert '"aborted"' in line["text"]
+    assert complaint["honest_explanation"] == "the run did not converge"
+    assert complaint["would_settle_it"] == "the accuracies of the run up to its end"
+
+
+def test_every_check_has_advice() -> None:
+    without = {name for name in CHECKS if not advice_of(f"own: {name}").honest}
+    # The copies carry their own; these three report only this code's logs or nothing wrong.
+    assert without == {"program", "copies", "configuration", "event types"}
