@@ -232,7 +232,7 @@ def _norm(
     hidden: int,
     dtype: torch.dtype,
     dropout: float,
-    quantised: bool = False,
+    quantized: bool = False,
     tokens: int = 4096,
     device_key: bool = False,
 ) -> None:
@@ -244,12 +244,12 @@ def _norm(
     eps = 1e-12
     key = _key(device_key)
     rows = _tensor(tokens, dtype=torch.int32)
-    if quantised:
+    if quantized:
         scale, amax = torch.empty(2, device=_META)
-        _, _, saved = norm.quantised_norm(
+        _, _, saved = norm.quantized_norm(
             x, residual, weight, bias, eps, dropout, key, rows, x_bias, scale, amax
         )
-        norm.quantised_norm_gradients(x, residual, saved, weight, dropout, key, rows, scale, amax)
+        norm.quantized_norm_gradients(x, residual, saved, weight, dropout, key, rows, scale, amax)
         return
     out = norm.dropout_add_layer_norm(x, residual, weight, bias, eps, dropout, key, rows, x_bias)
     out.backward(torch.empty_like(x))
@@ -360,7 +360,7 @@ def cases() -> dict[str, Callable[[], None]]:
         "norm D=768 bf16 dropout": lambda: _norm(768, half, 0.1),
         "norm D=1024 fp32 dropout": lambda: _norm(1024, single, 0.1),
         "norm D=1024 fp16 dropout": lambda: _norm(1024, torch.float16, 0.1),
-        "norm D=1024 bf16 fp8 output": lambda: _norm(1024, half, 0.1, quantised=True),
+        "norm D=1024 bf16 fp8 output": lambda: _norm(1024, half, 0.1, quantized=True),
         "loss bf16": lambda: _loss(half),
         "loss fp32": lambda: _loss(single),
         "loss fp16": lambda: _loss(torch.float16),

@@ -133,7 +133,7 @@ FORMATS = {
         inputs.write_tfrecords,
         ("records/*",),
         f"""prepare verify {{in}}/records --workers 1
-        prepare recognise {{in}}/records
+        prepare recognize {{in}}/records
         prepare digest {{in}}/records
         {_TO_HDF5}
         {_TO_HDF5} --skip-bad""",
@@ -153,7 +153,7 @@ FORMATS = {
         ("text/part.txt", "data/vocab.txt"),
         f"""{inputs.MAKE_SET.replace("{in}/data", "{out}/data")}
         {_INSTANCES}
-        prepare recognise {{in}}/text""",
+        prepare recognize {{in}}/text""",
     ),
     "vocabulary": inputs.Format(
         inputs.write_tfrecords,

@@ -4,7 +4,7 @@ the launches, bytes, memory and time of each part.
     python tools/model_step.py [--config large] [--gpu h200] [--rates measured|tuned] [--packs N]
                                [--json FILE]
 
-The step is counted on PyTorch's "meta" device (`counted`). Its time is modelled from the rates in
+The step is counted on PyTorch's "meta" device (`counted`). Its time is modeled from the rates in
 `counted.gpus`: those measured for today's kernels on an H200, or those that kernels are expected to
 reach. Requires Triton.
 """
@@ -33,7 +33,7 @@ SEQUENCES = (96, 448)
 
 @dataclass(frozen=True)
 class ModelledStep:
-    """A modelled step: milliseconds, launches and GB by part, and peak memory."""
+    """A modeled step: milliseconds, launches and GB by part, and peak memory."""
 
     precision: str
     sequences: int
@@ -61,7 +61,7 @@ def model_steps(
         counted = count(config, sequences // SEQUENCES_A_PACK, precision, gpu)
         sums = totals(counted.step, counted, config)
         seconds = seconds_of_parts(counted, config, gpu, kind)
-        modelled = ModelledStep(
+        modeled = ModelledStep(
             precision=precision,
             sequences=sequences,
             tokens=counted.static_shape.tokens,
@@ -71,14 +71,14 @@ def model_steps(
             teraflops=sum(total.flops for total in sums.values()) / 1e12,
             peak_memory_gb=counted.memory.peak / 1e9,
         )
-        rows.append(modelled)
+        rows.append(modeled)
     return rows
 
 
 def draw(rows: Sequence[ModelledStep], gpu: str, kind: str) -> Table:
-    """Return the table of modelled steps."""
+    """Return the table of modeled steps."""
     shown = Table(
-        title=f"A step on one {gpu}: counted, and modelled with {kind} rates. ms (launches, GB)"
+        title=f"A step on one {gpu}: counted, and modeled with {kind} rates. ms (launches, GB)"
     )
     shown.add_column("part")
     for row in rows:

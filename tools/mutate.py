@@ -78,7 +78,7 @@ class Mutant:
 
 
 def mutants(text: str) -> list[Mutant]:
-    """Return the changes of a module that affect its behaviour, ordered by line."""
+    """Return the changes of a module that affect its behavior, ordered by line."""
     from cosmic_ray.mutating import mutate_code
     from cosmic_ray.plugins import get_operator, operator_names
 

@@ -1,4 +1,4 @@
-"""Embed sentences with the folder of `mlbert pretrain`, and print each one's nearest neighbour.
+"""Embed sentences with the folder of `mlbert pretrain`, and print each one's nearest neighbor.
 
     python sentence_embeddings.py my-model/model sentences.txt
 

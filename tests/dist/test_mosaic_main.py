@@ -66,7 +66,7 @@ def run(tree_root: Path, work: Path, *words: str, ranks: int = 1) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["hf_bert", "mosaic_bert"])
 def test_each_model_learns_to_count(tree_root: Path, work: Path, model: str) -> None:
-    """Based on the published smoke test. A masked number can be inferred from its neighbours."""
+    """Based on the published smoke test. A masked number can be inferred from its neighbors."""
     words = [
         f"model.name={model}",
         f"run_name={model}",

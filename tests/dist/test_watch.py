@@ -65,7 +65,7 @@ def train(world: World, folder: str, what: str, victim: int) -> int:
                 time.sleep(1000)
             if step == BAD_STEP and what == "dies and ends the others":
                 end_as_slurm_does(lifecycle, Path(folder), victim)
-            if step == BAD_STEP and what == "cancelled":
+            if step == BAD_STEP and what == "canceled":
                 time.sleep(0.2 * world.rank)
                 os.kill(os.getpid(), signal.SIGTERM)
             lifecycle.watch.mark(step, Stage.COUNT)
@@ -266,7 +266,7 @@ def test_signal_to_one_rank_ends_all(
 
 
 def test_sigterm_on_all_ranks_names_no_failed_rank(tmp_path: Path) -> None:
-    logged, codes, outputs = run_and_read_status(tmp_path, "cancelled", -1)
+    logged, codes, outputs = run_and_read_status(tmp_path, "canceled", -1)
     assert logged == {"story_0": "aborted: SIGTERM"}
     assert codes[0] == 128 + signal.SIGTERM
     assert "mlbert: error: rank" not in "".join(outputs)

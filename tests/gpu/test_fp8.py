@@ -65,7 +65,7 @@ def test_feed_forward_matches_plain(tokens, exact, name):
             x, residual = (value.bfloat16().requires_grad_() for value in values[:2])
             w1, b1, w2, gain, shift, b2 = (value.clone().requires_grad_() for value in values[2:])
             norm = (gain, shift, 1e-12, 0.1, 5, rows, b2)
-            small = fp8.quantise(x.detach(), scaling, 0, fp8_scaling.INPUT)
+            small = fp8.quantize(x.detach(), scaling, 0, fp8_scaling.INPUT)
             out, copy, _ = fp8.feed_forward(
                 x, residual, small, (w1, b1, w2), exact, norm, scaling, 0, 2
             )

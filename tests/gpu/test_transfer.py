@@ -31,11 +31,11 @@ def batch_of(lengths: list[int], masked: bool) -> HostBatch:
         rows = dataclasses.replace(
             rows, masked_labels=nothing, masked_positions=nothing, masked_offsets=none
         )
-    labelled = dataclasses.replace(
+    labeled = dataclasses.replace(
         rows, labels=np.arange(len(rows), dtype=np.float32) if masked else None
     )
     return HostBatch.of(
-        labelled, np.ones(len(rows), np.int64), 3 + np.arange(len(rows)), 512, page_locked=True
+        labeled, np.ones(len(rows), np.int64), 3 + np.arange(len(rows)), 512, page_locked=True
     )
 
 

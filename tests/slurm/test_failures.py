@@ -140,7 +140,7 @@ def test_run_continues_without_the_node_of_a_killed_rank(
 
 
 def test_slurm_signals_the_job_before_the_time_limit(slow_jobs: SlowJobs) -> None:
-    """This job trains until it is cancelled, so the test comes early."""
+    """This job trains until it is canceled, so the test comes early."""
     site, job, _ = slow_jobs["limit"]
     site.wait_for_output(job, "resumed at step", 240)
     site.cluster.run("scancel", job)

@@ -80,7 +80,7 @@ def test_three_nodes_measure_the_network_and_train(site: Site, prepared_data: Pa
     state, output = site.run(nodes=3, **text_exports(site, prepared_data), **own)
     assert (state, output.count("no errors")) == ("COMPLETED", 1), output
     assert "slowest node: node" in output
-    assert len(set(re.findall(r"(node\d+): [\d.]+ GB/s to a neighbour", output))) == 3, output
+    assert len(set(re.findall(r"(node\d+): [\d.]+ GB/s to a neighbor", output))) == 3, output
     assert json.loads((site.runs / "out/run_0/summary.json").read_text())["ranks"] == 3
     assert results.read_bytes() == (site.runs / "out/result_0.txt").read_bytes()
 

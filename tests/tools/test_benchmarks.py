@@ -125,7 +125,7 @@ def test_every_side_of_tensorflow_is_timed(tree_root: Path, tmp_path: Path) -> N
     assert record["times_as_fast_as_padded"][names[0]] == [1.0]
 
 
-def test_modelled_step_is_marked_and_adds_up(
+def test_modeled_step_is_marked_and_adds_up(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
@@ -134,7 +134,7 @@ def test_modelled_step_is_marked_and_adds_up(
     record = tmp_path / "record.json"
     model_step.main(["--config", "demo", "--gpu", "h200", "--packs", "8", "--json", str(record)])
     printed = capsys.readouterr().out
-    assert "modelled with measured rates" in printed
+    assert "modeled with measured rates" in printed
     assert "sequences/s" in printed
     rows = json.loads(record.read_text())
     assert [(row["precision"], row["sequences"]) for row in rows] == [("bf16", 16), ("fp8", 16)]

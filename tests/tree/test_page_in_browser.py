@@ -158,7 +158,7 @@ def run(chromium: str, page: Path, *flags: str) -> tuple[str, str]:
 def test_pages_render_at_every_width(
     chromium: str, pages: dict[str, str], tmp_path: Path, scheme: str
 ) -> None:
-    """The schemes differ in colours only: one page is enough for the dark one."""
+    """The schemes differ in colors only: one page is enough for the dark one."""
     pages = pages if scheme == "light" else {"one": pages["one"]}
     frames = []
     for page in pages.values():

@@ -35,7 +35,7 @@ if name in ("python", "mlbert"):
     missing = [file for file in files if not Path(file).exists()]
     if missing:
         sys.exit(f"{{missing}} in {{os.getcwd()}}")
-if words[:2] == ["prepare", "recognise"]:
+if words[:2] == ["prepare", "recognize"]:
     print("text")
 if words[:2] == ["prepare", "download"]:
     folder = Path(words[3])

@@ -1,5 +1,5 @@
 """Find the arguments of a Triton kernel's launch,
-and analyse from its source which pointers it reads and writes.
+and analyze from its source which pointers it reads and writes.
 
 A parameter is read if `tl.load` or an atomic operation gets a pointer derived from it, and written
 if `tl.store` or an atomic operation does. The analysis follows helpers that are kernels too.

@@ -1,4 +1,4 @@
-"""The GPUs for which a step can be counted and modelled: their properties and sustained rates.
+"""The GPUs for which a step can be counted and modeled: their properties and sustained rates.
 
 Rates are for products, copies and sequences of this model's sizes, not from the data sheet.
 `MEASURED` are those that today's kernels had on an H200 at its limit of 700 W
@@ -13,7 +13,7 @@ Rates are for products, copies and sequences of this model's sizes, not from the
 `TUNED` are what kernels are expected to reach: 4.2 TB/s everywhere, and attention in 104 us, an
 expert's estimate that is scaled by instructions. For other GPUs bandwidths are the same share of
 the data sheet's value; an H100 has the same multiprocessors and is assumed to be as fast. Unknown
-rates are None, and such GPUs are not modelled.
+rates are None, and such GPUs are not modeled.
 """
 
 from __future__ import annotations

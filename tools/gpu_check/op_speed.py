@@ -49,7 +49,7 @@ def speed_rows(config: BertConfig, cases: OpCases, seconds: float) -> Iterator[R
     tiny = FlatParameters([("weight", torch.nn.Parameter(torch.ones(8, device=device)))])
     for implementation in dict.fromkeys(("plain", _lamb_of(tiny, "auto").implementation)):
         yield f"LAMB: {implementation}", partial(_lamb, config, implementation, device, seconds)
-    if "triton" in forms["fp8_quantise"]:
+    if "triton" in forms["fp8_quantize"]:
         for name, (call, moved) in kernel_calls(cases).items():
             yield f"{name}: triton", partial(_traffic, call, moved, device, seconds)
         for op, arguments in product_arguments(cases).items():
@@ -118,7 +118,7 @@ def kernel_calls(cases: OpCases) -> dict[str, tuple[Callable[[], object], float]
     """Return, by name, calls of the kernels around the products and the bytes that each must move.
 
     These are activations read and results written;
-    quantised results take one byte per number by rows and one by columns.
+    quantized results take one byte per number by rows and one by columns.
     """
     config = cases.config
     tokens = cases.batch.num_tokens
@@ -145,12 +145,12 @@ def kernel_calls(cases: OpCases) -> dict[str, tuple[Callable[[], object], float]
             lambda: form["gelu_backward"](wide, wide, False),
             3 * element * wide.numel(),
         ),
-        "fp8_quantise": (
-            lambda: form["fp8_quantise"](wide, scale, amax, e4m3),
+        "fp8_quantize": (
+            lambda: form["fp8_quantize"](wide, scale, amax, e4m3),
             (element + 2) * wide.numel(),
         ),
-        "fp8_quantise_sum": (
-            lambda: form["fp8_quantise_sum"](wide, scale, amax, e4m3),
+        "fp8_quantize_sum": (
+            lambda: form["fp8_quantize_sum"](wide, scale, amax, e4m3),
             (element + 2) * wide.numel(),
         ),
         "fp8_gelu": (

@@ -91,7 +91,7 @@ def _once(log: Log) -> Complaints:
 
 
 def _enclosed(log: Log) -> Complaints:
-    """Check that initialisation ends before the run and that evaluations are within it."""
+    """Check that initialization ends before the run and that evaluations are within it."""
     skew = 0 if log.is_ours else _SKEW_MS
     init_stop = log.first("init_stop")
     start = log.first("run_start")

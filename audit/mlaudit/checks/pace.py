@@ -115,7 +115,7 @@ _CONTINUED = "rules: a run starts from the reference checkpoint and is timed as 
 
 
 def check_clock(results: ResultSet) -> Complaints:
-    """Time stamps are milliseconds of days since 2018, and the clock starts when initialisation is over."""
+    """Time stamps are milliseconds of days since 2018, and the clock starts when initialization is over."""
     for log in results.logs:
         may_be_fraction = not log.is_ours
         found = filter(None, (_wrong_stamp(log, event, may_be_fraction) for event in log.events))
@@ -223,7 +223,7 @@ def _wrong_stamp(log: Log, event: Event, may_be_fraction: bool) -> Complaint | N
 
 
 def _unscored(log: Log) -> Complaints:
-    """Check the time between init_stop and run_start, which counts neither as initialisation nor as result."""
+    """Check the time between init_stop and run_start, which counts neither as initialization nor as result."""
     stop = log.first("init_stop")
     start = log.first("run_start")
     if stop is None or start is None:

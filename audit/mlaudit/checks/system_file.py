@@ -317,7 +317,7 @@ def _begins_alike(one: str, other: str) -> bool:
 
 
 def _gpus(system: _Description, gpus: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    """Check the number and models of GPUs. A model is recognised by its words with a digit, such as H100."""
+    """Check the number and models of GPUs. A model is recognized by its words with a digit, such as H100."""
     each = system.count("accelerators_per_node")
     described = system.text("accelerator_model_name")
     ran = sum(number for number in gpus.values() if is_number(number))

@@ -52,7 +52,7 @@ _FORMATS = re.compile(
     r"(torch\.)?(float(64|32|16|8)|bfloat16|fp(64|32|16|8)|tf32|bf16|u?int[48])(?![0-9])"
 )
 _LARGEST_RATE = 0.1  # of published results, 0.0035 is the largest
-_NUM_TENSORS = 398  # of the reference model, if a log names each tensor that it initialises
+_NUM_TENSORS = 398  # of the reference model, if a log names each tensor that it initializes
 _SCHEDULE_SLACK = 1.1  # the batch is nominal if data is packed
 _MOST_SAMPLES = 1e12  # of a plausible run
 _NUMBERED = ("epoch_start", "block_start")

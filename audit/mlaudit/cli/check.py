@@ -16,7 +16,7 @@ from mlbert.host.console import new_table, safe, standard_output, waiting, write
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 _OWN = "own: "
-_COLOURS = {Outcome.PASS: "green", Outcome.WARN: "yellow", Outcome.ERROR: "bold red"}
+_COLORS = {Outcome.PASS: "green", Outcome.WARN: "yellow", Outcome.ERROR: "bold red"}
 
 
 @app.command()
@@ -117,7 +117,7 @@ def _summary(findings: list[Finding]) -> str:
 
 
 def _row(outcome: Outcome, check_name: str, subject: str, words: str) -> tuple[str, str]:
-    colour = _COLOURS.get(outcome)
-    result = f"[{colour}]{outcome.value}[/]" if colour else outcome.value
+    color = _COLORS.get(outcome)
+    result = f"[{color}]{outcome.value}[/]" if color else outcome.value
     place = "" if subject == "." else f"  {safe(subject)}"
     return result, f"[bold]{safe(check_name)}[/]{place}\n{safe(words)}"

@@ -20,7 +20,7 @@ Framework = Literal["PyTorch", "TensorFlow"]
 @app.command()
 def describe_system(
     out: Annotated[Path, typer.Option(help="File to write, systems/<system>.json.")],
-    submitter: Annotated[str, typer.Option(help="Organisation, as in the logs.")] = "mlbert",
+    submitter: Annotated[str, typer.Option(help="Organization, as in the logs.")] = "mlbert",
     division: Annotated[Division, typer.Option(help="Division of the results.")] = "open",
     nodes: Annotated[int, typer.Option(min=1, help="Number of nodes like this one.")] = 1,
     framework: Annotated[Framework, typer.Option(help="Training framework.")] = "PyTorch",

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from mlaudit.planner.cost import Estimate
 from mlaudit.report.results import FASTEST, SLOWEST, Result
 from mlaudit.report.runs import Points, ReportedRun, finite, thin
-from mlaudit.report.svg import COLOURS, SERIES, Chart, draw, in_thousands, label_rows, logarithmic
+from mlaudit.report.svg import COLORS, SERIES, Chart, draw, in_thousands, label_rows, logarithmic
 from mlaudit.rules import BENCHMARK, ReferencePoint
 
 _MINUTE = 60.0
@@ -32,7 +32,7 @@ _MOST_POINTS = 20_000  # in one figure
 _LEAST_POINTS = 4  # per curve
 _MOST_MARKED = 80  # points of a curve with a mark at each
 _MOST_TARGETS = 3
-_DASHES = ("-", "--", ":")  # a repeated colour gets the next one
+_DASHES = ("-", "--", ":")  # a repeated color gets the next one
 # Distance below the target, relative to the lowest accuracy: of the median, and to show.
 _CROWDED = 0.15
 _SHOWN = 0.2
@@ -41,7 +41,7 @@ _SHOWN = 0.2
 class Curve(NamedTuple):
     """The course of one run."""
 
-    variable: str  # colour
+    variable: str  # color
     words: str  # in the legend
     points: Points
     dashes: str = "-"
@@ -86,11 +86,11 @@ def _times_of_runs(result: Result) -> Chart | None:
     digits = 3 if max(values) < 10 else 1
 
     def paint(axes: Axes) -> None:
-        colours, words = zip(*(_mark(result, run) for run, _ in runs), strict=True)
+        colors, words = zip(*(_mark(result, run) for run, _ in runs), strict=True)
         axes.barh(
             range(len(runs)),
             values,
-            color=[COLOURS[name] for name in colours],
+            color=[COLORS[name] for name in colors],
             height=_BAR,
             label=words,
         )
@@ -125,7 +125,7 @@ def samples_to_target(results: Sequence[Result]) -> Chart | None:
                 low, _, high = statistics.quantiles(numbers, n=4, method="inclusive")
                 look: dict[str, Any] = {
                     "fill": False,
-                    "edgecolor": COLOURS["ink"],
+                    "edgecolor": COLORS["ink"],
                     "linewidth": 1.0,
                 }
                 axes.barh(row, high - low, 0.6, low, label="middle half of the runs", **look)
@@ -165,11 +165,11 @@ def _strips(
                 heights,
                 marker="o",
                 markersize=5,
-                color=COLOURS[f"s{row % SERIES}"],
+                color=COLORS[f"s{row % SERIES}"],
                 **look,
             )
             if mean is not None and math.isfinite(mean):
-                look = {"linestyle": "", "color": COLOURS["ink"], "label": "olympic mean"}
+                look = {"linestyle": "", "color": COLORS["ink"], "label": "olympic mean"}
                 axes.plot(mean, row, marker="|", markersize=20, markeredgewidth=2, **look)
         label_rows(
             axes, [shorten(result.system.name) if len(results) > 1 else "" for result in results]
@@ -216,7 +216,7 @@ def where_time_went(results: Sequence[Result]) -> Chart | None:
                 (widths / scale)[:, index],
                 height=_BAR,
                 left=lefts[:, index],
-                color=COLOURS[variable],
+                color=COLORS[variable],
                 label=words if is_visible[index] else "_",
             )
         label_rows(axes, labels)
@@ -338,7 +338,7 @@ def curve_chart(
         for variable, words, points, dashes in curves:
             x, y = zip(*thin(points, most), strict=True) if points else ((), ())
             look: dict[str, Any] = {
-                "color": COLOURS[variable],
+                "color": COLORS[variable],
                 "linestyle": dashes,
                 "linewidth": 1.3,
                 "alpha": 0.85,
@@ -375,17 +375,17 @@ def sweep(found: Sequence[Estimate]) -> Chart:
         logarithmic(axes, "x", gpus)
         logarithmic(axes, "y", minutes)
         axes.fill_between(
-            gpus, low, high, color=COLOURS["s0"], alpha=0.2, linewidth=0, label="90 % of scores"
+            gpus, low, high, color=COLORS["s0"], alpha=0.2, linewidth=0, label="90 % of scores"
         )
         axes.plot(
-            gpus, minutes, marker="o", markersize=4, color=COLOURS["s0"], label="time to train"
+            gpus, minutes, marker="o", markersize=4, color=COLORS["s0"], label="time to train"
         )
         axes.plot(
             gpus,
             perfect,
             linestyle="--",
             linewidth=0.8,
-            color=COLOURS["ink"],
+            color=COLORS["ink"],
             label="perfect scaling",
         )
         axes.set(xlabel=f"{found[0].job.label} GPUs", ylabel="minutes")
@@ -396,7 +396,7 @@ def sweep(found: Sequence[Estimate]) -> Chart:
 def _curves(
     results: Sequence[Result], points: Callable[[Result, ReportedRun], Points]
 ) -> list[Curve]:
-    """Return a curve per run, coloured by system, or for a single system by whether the run counts."""
+    """Return a curve per run, colored by system, or for a single system by whether the run counts."""
     if len(results) == 1:
         return [Curve(*_mark(results[0], run), points(results[0], run)) for run in results[0].runs]
     return [
@@ -425,8 +425,8 @@ def _level(
     line: Callable[..., object], value: float, words: str, *, is_target: bool = False
 ) -> None:
     """Draw a line across the figure with ``axhline`` or ``axvline``: dashed for a target, dotted for others."""
-    colour, dashes, width = ("ink", "--", 1.1) if is_target else ("muted", ":", 1.2)
-    line(value, color=COLOURS[colour], linestyle=dashes, linewidth=width, label=words)
+    color, dashes, width = ("ink", "--", 1.1) if is_target else ("muted", ":", 1.2)
+    line(value, color=COLORS[color], linestyle=dashes, linewidth=width, label=words)
 
 
 def _paint_reference(
@@ -446,8 +446,8 @@ def _paint_reference(
         least = f": {point.min_mean_samples:,.0f}"
         mean = f": {point.mean_samples:,.0f} ± {point.stdev_samples:,.0f} samples"
     words = f"reference{batch}, mean ± standard deviation{mean}"
-    axes.axvspan(low, high, bottom, top, color=COLOURS["band"], alpha=0.4, linewidth=0, label=words)
-    look: dict[str, Any] = {"color": COLOURS["muted"], "linestyle": ":", "linewidth": 1.2}
+    axes.axvspan(low, high, bottom, top, color=COLORS["band"], alpha=0.4, linewidth=0, label=words)
+    look: dict[str, Any] = {"color": COLORS["muted"], "linestyle": ":", "linewidth": 1.2}
     axes.axvline(
         point.min_mean_samples,
         bottom,

@@ -52,7 +52,7 @@ def report_page(results: Sequence[Result], prices: Prices) -> str:
         words=tables.verdict(results),
         headline=_headline(lone) if lone else None,
         comparison=None if lone else tables.comparison(results),
-        colours=[f"s{index % SERIES}" for index in range(len(results))],
+        colors=[f"s{index % SERIES}" for index in range(len(results))],
         charts=_charts(results),
         runs=[(result.system.name, tables.runs(result)) for result in results],
         costs=[

@@ -1,6 +1,6 @@
-"""Draw figures as inline SVG with matplotlib; the page's style sheet provides colours and fonts.
+"""Draw figures as inline SVG with matplotlib; the page's style sheet provides colors and fonts.
 
-Colours are placeholders that become CSS variables, so that one figure works in light and dark mode.
+Colors are placeholders that become CSS variables, so that one figure works in light and dark mode.
 Text stays text. The legend is HTML, because text in a figure does not wrap on a phone.
 """
 
@@ -22,9 +22,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
-SERIES = 8  # line colours in the style sheet
+SERIES = 8  # line colors in the style sheet
 # Variables of templates/style.css, each with its placeholder.
-COLOURS = {
+COLORS = {
     name: f"#0000{index:02x}"
     for index, name in enumerate(
         ("ink", "muted", "grid", "warn", "band", *(f"s{i}" for i in range(SERIES))), start=1
@@ -57,9 +57,9 @@ _SETTINGS: dict[Any, Any] = {
     "lines.dotted_pattern": (1, 2),
     "figure.constrained_layout.use": True,
     "path.simplify": False,
-    **dict.fromkeys(("text.color", "axes.labelcolor"), COLOURS["ink"]),
-    **dict.fromkeys(("xtick.labelcolor", "ytick.labelcolor"), COLOURS["muted"]),
-    **dict.fromkeys(("axes.edgecolor", "grid.color"), COLOURS["grid"]),
+    **dict.fromkeys(("text.color", "axes.labelcolor"), COLORS["ink"]),
+    **dict.fromkeys(("xtick.labelcolor", "ytick.labelcolor"), COLORS["muted"]),
+    **dict.fromkeys(("axes.edgecolor", "grid.color"), COLORS["grid"]),
 }
 _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
@@ -68,7 +68,7 @@ class Key(NamedTuple):
     """One entry of a legend."""
 
     kind: str  # class of its swatch in the style sheet
-    colour: str  # placeholder, or CSS once it is in a `Chart`
+    color: str  # placeholder, or CSS once it is in a `Chart`
     words: str
 
 
@@ -100,9 +100,9 @@ def draw(title: str, paint: Callable[[Axes], None], rows: int = 0, note: str = "
         paint(axes)
         target = io.StringIO()
         figure.savefig(target, format="svg", transparent=True, metadata=_NO_METADATA)
-    labelled = zip(*axes.get_legend_handles_labels(), strict=True)
+    labeled = zip(*axes.get_legend_handles_labels(), strict=True)
     legend = dict.fromkeys(
-        _key(artist, words.strip()) for artist, words in labelled if _is_in_view(artist, axes)
+        _key(artist, words.strip()) for artist, words in labeled if _is_in_view(artist, axes)
     )
     words = f"{title}; {axes.get_xlabel()}; {', '.join(key.words for key in legend)}"
     svg = target.getvalue()
@@ -112,15 +112,15 @@ def draw(title: str, paint: Callable[[Axes], None], rows: int = 0, note: str = "
     return Chart(
         title,
         _with_variables(svg),
-        [key._replace(colour=_with_variables(key.colour)) for key in legend],
+        [key._replace(color=_with_variables(key.color)) for key in legend],
         note,
     )
 
 
 def _with_variables(text: str) -> str:
-    """Replace the placeholders of colours by CSS variables."""
-    for name, colour in COLOURS.items():
-        text = text.replace(colour, f"var(--{name})")
+    """Replace the placeholders of colors by CSS variables."""
+    for name, color in COLORS.items():
+        text = text.replace(color, f"var(--{name})")
     return text
 
 

@@ -119,7 +119,7 @@ def test_planner_memory_matches_the_counted_memory(precision: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [MEASURED, TUNED])
-def test_modelled_times_respect_bandwidth_and_flops(kind: str) -> None:
+def test_modeled_times_respect_bandwidth_and_flops(kind: str) -> None:
     counted = large_step("fp8")
     seconds = seconds_of_parts(counted, LARGE, H200, kind)
     sums = parts.totals(counted.step, counted, LARGE)

@@ -170,8 +170,8 @@ def test_a_mutation_is_found_and_its_file_named(
 
 
 def test_a_field_that_is_there_twice_or_nobodys(ours: list[Path]) -> None:
-    words = "systems/cpu_demo.json: line 35: colour is not a field of a system description"
-    assert describe(ours, colour="grey")["system description"] == (Outcome.NOTE, words)
+    words = "systems/cpu_demo.json: line 35: color is not a field of a system description"
+    assert describe(ours, color="grey")["system description"] == (Outcome.NOTE, words)
     path = system_of(ours)
     path.write_text(path.read_text().replace('"cooling"', '"number_of_nodes": "2",\n  "cooling"'))
     expect(

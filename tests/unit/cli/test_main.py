@@ -249,6 +249,6 @@ def test_exceptions_of_a_working_command_are_one_line(run_mlbert, tmp_path):
         ),
         (KeyboardInterrupt(), 130, "interrupted"),
     ):
-        with mock.patch("mlbert.cli.prepare.wiki.recognise", side_effect=error):
-            code, _, err = run_mlbert("prepare", "recognise", tmp_path)
+        with mock.patch("mlbert.cli.prepare.wiki.recognize", side_effect=error):
+            code, _, err = run_mlbert("prepare", "recognize", tmp_path)
         assert (code, err) == (status, f"mlbert: {message}\n")

@@ -60,13 +60,13 @@ def test_each_head_counts_what_it_reads():
     d = shape.hidden_size
     whole = BertForPreTraining(shape).training_flops(batch)
     masked = BertForMaskedLM(shape).training_flops(batch)
-    labelled = BertForSequenceClassification(shape, 5).training_flops(batch)
+    labeled = BertForSequenceClassification(shape, 5).training_flops(batch)
     assert whole == training_flops(shape, work)
     layer_row = 2 * (d * d + 2 * d * shape.intermediate_size)
     pooled = 2 * d * d
     assert whole - masked == 3 * work.sequences * (layer_row + pooled + 4 * d)
     vocabulary = 2 * (d * d + d * shape.vocab_size)
-    assert whole - labelled == 3 * (work.masked * (layer_row + vocabulary) - work.sequences * 6 * d)
+    assert whole - labeled == 3 * (work.masked * (layer_row + vocabulary) - work.sequences * 6 * d)
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 9, 64, 1000])

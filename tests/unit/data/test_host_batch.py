@@ -113,9 +113,9 @@ def test_a_made_up_batch_is_one_sequence():
 
 
 def test_labels_and_a_target_without_them_do_not_go_together(expand):
-    labelled, _ = ugly("one sequence", labels=True)
+    labeled, _ = ugly("one sequence", labels=True)
     plain, _ = ugly("one sequence")
-    for batch, other in ((labelled, plain), (plain, labelled)):
+    for batch, other in ((labeled, plain), (plain, labeled)):
         target = Batch.empty(
             other.num_tokens,
             other.num_samples,

@@ -52,7 +52,7 @@ WRONG = {
     "text for number": '{"size": 1, "share": "0.5"}',
     "number among text": '{"size": 1, "words": ["a", 2]}',
     "half a character in a key": '{"size": 1, "\\ud800": 1}',
-    "unknown key": '{"size": 1, "colour": 1}',
+    "unknown key": '{"size": 1, "color": 1}',
     "misspelt key": '{"sise": 1}',
     "empty list": '{"size": 1, "parts": []}',
     "no object": '{"size": 1, "parts": [3]}',

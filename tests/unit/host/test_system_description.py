@@ -174,7 +174,7 @@ def test_a_template_has_every_field_and_is_no_description(tmp_path: Path) -> Non
     assert set(unfilled(made)) == set(FIELDS) - {"number_of_nodes", "division"}
     assert all(value.startswith(MARK) for name, value in made.items() if name in unfilled(made))
     with pytest.raises(AssertionError):
-        template({"colour": "red"})
+        template({"color": "red"})
     path = tmp_path / "machine.json"
     path.write_text(json.dumps(template({"number_of_nodes": "1", "accelerators_per_node": "8"})))
     assert (

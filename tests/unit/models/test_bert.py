@@ -100,7 +100,7 @@ def test_query_key_and_value_are_contiguous():
     assert len(model.ordered_parameters()) == len(list(model.parameters()))
 
 
-def test_initialisation_is_the_reference_one():
+def test_initialization_is_the_reference_one():
     model = made(seed=9)
     again = made(seed=9)
     weight = model.bert.encoder.layer[0].intermediate.dense.weight

@@ -111,7 +111,7 @@ def counted(monkeypatch) -> Counter[str]:
 
     def wrapped(op: str, form: Callable[..., Any]) -> Callable[..., Any]:
         def counting(x: Tensor, *arguments: Any, **options: Any) -> Any:
-            calls["weights" if op == "fp8_quantise" and x.dtype == torch.float32 else op] += 1
+            calls["weights" if op == "fp8_quantize" and x.dtype == torch.float32 else op] += 1
             return form(x, *arguments, **options)
 
         return counting
@@ -125,7 +125,7 @@ def counted(monkeypatch) -> Counter[str]:
 
 
 def test_passes_of_a_step(monkeypatch):
-    """Two micro-batches and an evaluation: every tensor is quantised by one pass,
+    """Two micro-batches and an evaluation: every tensor is quantized by one pass,
     each weight once.
     """
     model, _, batch = model_and_batch(Products())
@@ -141,8 +141,8 @@ def test_passes_of_a_step(monkeypatch):
         loss_of(model, batch, (1, 1), (1, 1)).backward()
     assert calls == {
         "weights": linears,
-        "fp8_quantise": micro_batches * (layers + 1),  # attention output's input; the first input
-        "fp8_quantise_sum": micro_batches * layers,
+        "fp8_quantize": micro_batches * (layers + 1),  # attention output's input; the first input
+        "fp8_quantize_sum": micro_batches * layers,
         "fp8_gelu": micro_batches * layers,
         "fp8_gelu_backward": micro_batches * layers,
         "fp8_dropout_add_layer_norm_forward": micro_batches * 2 * layers,
@@ -163,7 +163,7 @@ def test_passes_of_a_step(monkeypatch):
     with torch.no_grad():
         for _ in range(3):
             model(batch, None)
-    assert calls["weights"] == linears, "an evaluation quantises the new weights once"
+    assert calls["weights"] == linears, "an evaluation quantizes the new weights once"
     assert not scaling.amax.any()
     loss_of(model, batch, (1, 1), (1, 1)).backward()
     assert calls["weights"] == 2 * linears, "training counts their magnitudes"

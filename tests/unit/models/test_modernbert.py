@@ -47,7 +47,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "all local": {"layer_types": ["sliding_attention"] * 5},
     "every second": {"global_attn_every_n_layers": 2},
     "odd window": {"local_attention": 7},
-    "own neighbourhood only": {"local_attention": 1},
+    "own neighborhood only": {"local_attention": 1},
     "tanh": {
         "hidden_activation": "gelu_pytorch_tanh",
         "classifier_activation": "gelu_pytorch_tanh",

@@ -35,7 +35,7 @@ def batches(*packs: int) -> list[Batch]:
     return [made_up_batches(n, seed=n, vocab_size=99, max_tokens=32)[0].to("cpu") for n in packs]
 
 
-def labelled(values: Tensor, *packs: int) -> list[Batch]:
+def labeled(values: Tensor, *packs: int) -> list[Batch]:
     """Batches whose sequences have these labels in turn."""
     found = batches(*packs)
     return [
@@ -105,7 +105,7 @@ def test_masked_lm_metrics(kind, objective):
 def test_classification_metrics(num_labels):
     values = torch.tensor([0.0, 1.0, 1.0, 0.0, num_labels - 1.0])
     model = classifier(num_labels)
-    given = labelled(values, 5, 9)
+    given = labeled(values, 5, 9)
     objective = Classification(num_labels, "step", "matthews_correlation")
     with torch.no_grad():
         model.classifier.bias -= torch.cat([model(batch, None).labels for batch in given]).mean(0)
@@ -143,7 +143,7 @@ def test_classification_metrics(num_labels):
 def test_regression_metrics():
     values = torch.tensor([0.5, 3.2, 5.0, 1.1, 0.5, 2.4, 2.4])
     model = classifier(1)
-    given = labelled(values, 5, 9)
+    given = labeled(values, 5, 9)
     objective = Regression("step", "spearman")
     with torch.no_grad():
         x = torch.cat([model(batch, None).labels[:, 0] for batch in given]).double()
@@ -168,7 +168,7 @@ def test_regression_metrics():
 
 def test_each_part_has_its_own_metrics():
     model = classifier(2)
-    given = labelled(torch.tensor([0.0, 1.0, 1.0]), 5, 9)
+    given = labeled(torch.tensor([0.0, 1.0, 1.0]), 5, 9)
     together = Classification(
         2, "step", "accuracy", {"": given[0].num_samples, "other": given[1].num_samples}
     )
@@ -185,7 +185,7 @@ def test_parts_of_a_step_add_up(objective):
     and those of the real sequences.
     """
     model = classifier(3 if isinstance(objective, Classification) else 1)
-    given = labelled(torch.tensor([0.0, 1.0, 2.0]), 4, 7)
+    given = labeled(torch.tensor([0.0, 1.0, 2.0]), 4, 7)
     counts = [
         sum(column) for column in zip(*(objective.counts(batch) for batch in given), strict=True)
     ]
@@ -214,7 +214,7 @@ def test_scores_of_each_class_are_scikit_learns():
 
 
 def test_undefined_metrics_are_zero():
-    given = labelled(torch.tensor([0.0]), 5)
+    given = labeled(torch.tensor([0.0]), 5)
     model = classifier(2)
     model.classifier.bias.data = torch.tensor([9.0, -9.0])
     found = evaluated(Classification(2, "step", "f1"), model, given)

@@ -43,9 +43,9 @@ def run_layer(function, x: Tensor, *tensors: Tensor, d_out: Tensor) -> list[Tens
     return [out.detach().float(), *(leaf.grad.float() for leaf in leaves)]
 
 
-def quantise(x: Tensor, scale: Tensor, amax: Tensor, dtype: torch.dtype) -> fp8_scaling.Quantised:
+def quantize(x: Tensor, scale: Tensor, amax: Tensor, dtype: torch.dtype) -> fp8_scaling.Quantized:
     """Quantise with the selected implementation and a given scale."""
-    return registry.implementation("fp8_quantise", x)(x, scale=scale, amax=amax, dtype=dtype)
+    return registry.implementation("fp8_quantize", x)(x, scale=scale, amax=amax, dtype=dtype)
 
 
 def relative(found: Tensor, exact: Tensor) -> float:
@@ -53,11 +53,11 @@ def relative(found: Tensor, exact: Tensor) -> float:
 
 
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])
-def test_quantise_rounds_clamps_and_keeps_nan(choice, dtype):
+def test_quantize_rounds_clamps_and_keeps_nan(choice, dtype):
     largest = torch.finfo(dtype).max
     x = torch.tensor([[0.0, 1.0, -0.3, 1e9, -torch.inf, torch.nan, 1.1, 3.0]])
     amax = torch.zeros(())
-    rows, columns = quantise(x, torch.tensor(2.0), amax, dtype)
+    rows, columns = quantize(x, torch.tensor(2.0), amax, dtype)
     expected = (x * 2).clamp(-largest, largest).to(dtype).float()
     torch.testing.assert_close(rows.float(), expected, rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(columns[:, :1].float(), expected.t(), rtol=0, atol=0, equal_nan=True)
@@ -69,9 +69,9 @@ def test_quantise_rounds_clamps_and_keeps_nan(choice, dtype):
 def test_amax_only_grows(choice):
     amax = torch.tensor(3.0)
     for top, expected in ((2.0, 3.0), (5.0, 5.0), (4.0, 5.0)):
-        quantise(torch.tensor([[top, -1.0]]), torch.tensor(1.0), amax, E4M3)
+        quantize(torch.tensor([[top, -1.0]]), torch.tensor(1.0), amax, E4M3)
         assert float(amax) == expected
-    quantise(torch.zeros(0, 16), torch.tensor(1.0), amax, E4M3)
+    quantize(torch.zeros(0, 16), torch.tensor(1.0), amax, E4M3)
     assert float(amax) == 5.0
 
 
@@ -254,16 +254,16 @@ def test_copies_of_weights_follow_updates_in_the_same_memory(monkeypatch):
     x, weight, _, d_out = example(8, 16, 32)
     scaling = make_scaling()
     buffers = set()
-    form = fp8.registry.implementation("fp8_quantise", weight)
+    form = fp8.registry.implementation("fp8_quantize", weight)
 
-    def recording(x: Tensor, **arguments: object) -> fp8_scaling.Quantised:
+    def recording(x: Tensor, **arguments: object) -> fp8_scaling.Quantized:
         copies = form(x, **arguments)
         if x.shape == weight.shape and x.dtype == weight.dtype:
             buffers.add((copies.rows.data_ptr(), copies.columns.data_ptr()))
         return copies
 
     monkeypatch.setitem(
-        fp8.registry._implementations["fp8_quantise"], ops.select("auto")["fp8_quantise"], recording
+        fp8.registry._implementations["fp8_quantize"], ops.select("auto")["fp8_quantize"], recording
     )
 
     def evaluate() -> Tensor:
@@ -290,7 +290,7 @@ def test_delayed_scales_follow_the_history():
     scales = []
     for top in [2.0, 4.0] + [1.0] * fp8_scaling.HISTORY:
         x = torch.full((1, 16), top)
-        quantise(x, scaling.scale[0, fp8_scaling.INPUT], scaling.amax[0, fp8_scaling.INPUT], E4M3)
+        quantize(x, scaling.scale[0, fp8_scaling.INPUT], scaling.amax[0, fp8_scaling.INPUT], E4M3)
         scaling.end_step(lambda amax: amax)
         scales.append(float(scaling.scale[0, fp8_scaling.INPUT]))
     assert scales == [128.0] + [64.0] * fp8_scaling.HISTORY + [256.0]

@@ -61,7 +61,7 @@ def run_block(
     if len(rest) == 4:
         out, copy, small = fp8.attention_output(x, residual, rest[0], norm, table, 1, 3)
     else:
-        small = fp8.quantise(x.detach(), table, 1, fp8_scaling.INPUT)
+        small = fp8.quantize(x.detach(), table, 1, fp8_scaling.INPUT)
         out, copy, small = fp8.feed_forward(x, residual, small, rest[:3], exact, norm, table, 1, 3)
     torch.autograd.backward([out, copy], [d_out / 2, d_out / 2])
     assert small is not None

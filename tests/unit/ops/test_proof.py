@@ -84,9 +84,9 @@ def test_correct_implementations_are_kept(precision):
     [
         pytest.param("dropout_add_layer_norm", marks=pytest.mark.slow),
         "feed_forward",
-        "fp8_quantise",
+        "fp8_quantize",
         "fp8_gelu_backward",
-        "fp8_quantise_sum",
+        "fp8_quantize_sum",
         "gelu",
         "fp8_product_gelu",
         "fp8_product_gelu_backward",
@@ -173,16 +173,16 @@ def test_wrong_implementation_is_replaced_and_logged(monkeypatch, form, words):
 
 
 def test_fp8_ops_are_verified_in_fp8_runs_only(monkeypatch):
-    plain = registry.form("fp8_quantise", "plain")
+    plain = registry.form("fp8_quantize", "plain")
 
     def with_wrong_columns(x: Tensor, *settings: Any) -> Any:
         copies = plain(x, *settings)
         return copies._replace(columns=copies.columns.flip(0))
 
-    replace_form(monkeypatch, with_wrong_columns, op="fp8_quantise")
+    replace_form(monkeypatch, with_wrong_columns, op="fp8_quantize")
     assert prove("bf16") == []
     (line,) = prove("fp8")
-    assert "fp8_quantise runs plain: native result 1" in line
+    assert "fp8_quantize runs plain: native result 1" in line
 
 
 def test_replacement_is_verified_too(monkeypatch):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from labelled_texts import PLACES, sentences, write_csv
+from labeled_texts import PLACES, sentences, write_csv
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.formats.tasks import TaskForm, TaskRows, read_training
 from mlbert.data.prepare.vocabulary_training import count_words, train_vocabulary

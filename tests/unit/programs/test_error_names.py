@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from labelled_texts import sentences, write_csv
+from labeled_texts import sentences, write_csv
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.prepare.vocabulary_training import count_words, train_vocabulary
 from mlbert.host.errors import UserError, public_names, replace_names

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from audit import errors
-from labelled_texts import sentences, write_csv
+from labeled_texts import sentences, write_csv
 from mlbert.config.bert_config import BertConfig
 from mlbert.data.prepare.vocabulary_training import count_words, train_vocabulary
 from mlbert.models.bert import BertForMaskedLM

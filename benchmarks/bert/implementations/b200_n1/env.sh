@@ -14,6 +14,6 @@ export INIT_CHECKPOINT="${data_dir}/checkpoint/model.safetensors"
 
 export LOGDIR="${tree_dir}/runs/${DGXSYSTEM}"
 export TIMED=1 # a submission: an interrupted run is recorded as aborted, never continued
-export MLPERF_SUBMISSION_ORG=your_organisation
+export MLPERF_SUBMISSION_ORG=your_organization
 export MLPERF_SUBMISSION_PLATFORM=b200_n1
 export MLPERF_DIVISION=closed

@@ -15,6 +15,6 @@ export INIT_CHECKPOINT="${data_dir}/bert_mlperf_data/model.ckpt-28252"
 
 export LOGDIR="${tree_dir}/runs/${DGXSYSTEM}"
 export TIMED=1 # a submission: an interrupted run is recorded as aborted, never continued
-export MLPERF_SUBMISSION_ORG=your_organisation
+export MLPERF_SUBMISSION_ORG=your_organization
 export MLPERF_SUBMISSION_PLATFORM=bert-cloud-TF2.0-gpu-v100-8
 export MLPERF_DIVISION=closed

@@ -15,4 +15,4 @@ num_gpus="$(nvidia-smi --list-gpus 2>/dev/null | grep -c GPU || true)"
 export DGXNNODES=1 DGXNGPU="${DGXNGPU:-$((num_gpus > 0 ? num_gpus : 1))}"
 export NEXP="${NEXP:-10}"
 export TIMED="${TIMED:-1}" # a submission: an interrupted run is recorded as aborted, never continued
-export MLPERF_SUBMISSION_ORG="${MLPERF_SUBMISSION_ORG:-your_organisation}"
+export MLPERF_SUBMISSION_ORG="${MLPERF_SUBMISSION_ORG:-your_organization}"

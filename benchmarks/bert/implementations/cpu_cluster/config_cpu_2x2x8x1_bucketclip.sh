@@ -1,4 +1,4 @@
-# BERT of 1 layer x 128 from random initialisation on bins of the English that Python ships: two nodes, two ranks each.
+# BERT of 1 layer x 128 from random initialization on bins of the English that Python ships: two nodes, two ranks each.
 # 2 nodes x 2 ranks x 8 sequences per optimizer step x 1 accumulation step.
 # shellcheck shell=bash source-path=SCRIPTDIR
 source "$(dirname "${BASH_SOURCE[0]:-$0}")/env.sh"

@@ -1,4 +1,4 @@
-# BERT of 1 layer x 128 from random initialisation on the English that Python ships: four nodes, one rank each.
+# BERT of 1 layer x 128 from random initialization on the English that Python ships: four nodes, one rank each.
 # 4 nodes x 1 rank x 8 packs per optimizer step x 1 accumulation step.
 # shellcheck shell=bash source-path=SCRIPTDIR
 source "$(dirname "${BASH_SOURCE[0]:-$0}")/env.sh"

@@ -1,4 +1,4 @@
-# BERT of 1 layer x 128 from random initialisation on the English that Python ships: one node, one process, minutes.
+# BERT of 1 layer x 128 from random initialization on the English that Python ships: one node, one process, minutes.
 # 1 node x 1 rank x 32 packs per optimizer step x 1 accumulation step.
 # shellcheck shell=bash source-path=SCRIPTDIR
 source "$(dirname "${BASH_SOURCE[0]:-$0}")/env.sh"

@@ -275,7 +275,7 @@ def test_keys_give_unlike_orders():
 
 
 @pytest.mark.parametrize("n", [100_000, 65_536, 70_001])
-def test_neighbours_do_not_stay_together(n):
+def test_neighbors_do_not_stay_together(n):
     order = Permutation(n, 3)(np.arange(n))
     assert np.count_nonzero(np.abs(np.diff(order)) == 1) < 16  # 2 expected
     # For random orders the correlation has a standard deviation of 1 / sqrt(n).

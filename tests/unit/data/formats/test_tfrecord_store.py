@@ -168,7 +168,7 @@ def test_a_list_may_have_fewer_files_than_the_names_say(folder):
     assert len(TFRecordStore(folder)) == 99
 
 
-def test_recognised_among_other_data(folder, tmp_path):
+def test_recognized_among_other_data(folder, tmp_path):
     assert accepts(folder)
     assert isinstance(open_store(folder), TFRecordStore)
     assert not accepts(tmp_path)

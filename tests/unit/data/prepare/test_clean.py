@@ -23,7 +23,7 @@ from mlbert.data.prepare.clean import (
     file_articles,
     missing_files,
     part_bounds,
-    recognise,
+    recognize,
 )
 from mlbert.data.prepare.executor import Executor
 from mlbert.data.prepare.tfrecords import hdf5_to_tfrecords
@@ -286,15 +286,15 @@ def test_kinds_of_folders(assets, source, tmp_path, tmp_path_factory):
         "source": "prepared",
         "nvidia": "nvidia",
     }.items():
-        assert recognise(tmp_path / name) == kind, name
-    assert recognise(wiki) == "wikiextractor"
+        assert recognize(tmp_path / name) == kind, name
+    assert recognize(wiki) == "wikiextractor"
     (wiki / "AA/wiki_00").rename(wiki / "AA/wiki_00.bz2")
     for path, code in (
         (wiki / "AA/wiki_00.bz2", "data.encoding"),
         (tmp_path / "none", "file.missing"),
     ):
         with user_error(code, path):
-            recognise(wiki if path.exists() else path)
+            recognize(wiki if path.exists() else path)
     for name, content in (
         ("photo.jpg", b"\xff\xd8\0"),
         ("notes.txt", "schön\n".encode("latin-1") * 100),
@@ -302,7 +302,7 @@ def test_kinds_of_folders(assets, source, tmp_path, tmp_path_factory):
         folder = tmp_path_factory.mktemp("other")
         (folder / name).write_bytes(content)
         with user_error("data.format", folder):
-            recognise(folder)
+            recognize(folder)
 
 
 def read(text: bytes) -> list[str]:

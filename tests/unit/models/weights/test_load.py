@@ -119,7 +119,7 @@ def test_missing_heads_stay_as_drawn(tmp_path, state):
     started = model(2)
     report = load_weights(started, tmp_path / "a.safetensors")
     assert report.missing == dict.fromkeys(
-        ("bert.pooler.dense.weight", "bert.pooler.dense.bias"), "initialised"
+        ("bert.pooler.dense.weight", "bert.pooler.dense.bias"), "initialized"
     )
     assert torch.equal(started.bert.pooler.dense.weight, model(2).bert.pooler.dense.weight)
     assert f"44 taken, 0 dropped, {len(report.missing)} missing" == report.lines()[-1]
@@ -209,7 +209,7 @@ def test_another_model_is_one_line_and_nothing_changes(tmp_path, form, case):
     ],
     ids=["mosaic into plain", "plain into mosaic", "absolute into alibi"],
 )
-def test_the_kind_is_recognised_by_its_tensors(tmp_path, theirs, ours):
+def test_the_kind_is_recognized_by_its_tensors(tmp_path, theirs, ours):
     """There is no configuration next to them."""
     save_file(to_huggingface(drawn(BertForMaskedLM, theirs)), tmp_path / "a.safetensors")
     with user_error("checkpoint.shape", tmp_path / "a.safetensors"):

@@ -257,7 +257,7 @@ def test_a_shape_that_is_not_of_the_form(options):
 @pytest.mark.parametrize(
     ("head_size", "theta"), [(16, 10_000.0), (32, 10_000.0), (64, 10_000.0), (64, 160_000.0)]
 )
-def test_heads_look_at_neighbours(head_size, theta):
+def test_heads_look_at_neighbors(head_size, theta):
     shape = dataclasses.replace(
         SHAPE, num_attention_heads=8, hidden_size=8 * head_size, rope_theta=theta
     )

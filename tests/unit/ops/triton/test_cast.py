@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from mlbert.ops import forms as registry
-from mlbert.ops.fp8_scaling import Quantised
+from mlbert.ops.fp8_scaling import Quantized
 from unit.ops.op_inputs import randn
 
 cast = pytest.importorskip("mlbert.ops.triton.cast", reason="Triton is not installed")
@@ -32,7 +32,7 @@ def results(
     """
     amax = torch.zeros(())
     found = registry.form(op, name)(*arguments, torch.tensor(scale), amax, dtype)
-    copies, *sums = [found] if isinstance(found, Quantised) else found
+    copies, *sums = [found] if isinstance(found, Quantized) else found
     assert copies.rows.dtype == copies.columns.dtype == dtype
     assert copies.rows.is_contiguous()
     assert copies.columns.is_contiguous()
@@ -44,10 +44,10 @@ def results(
 @pytest.mark.parametrize(("shape", "size", "scale"), VALUES)
 def test_copies_maximum_and_bias_gradient_equal_plain(shape, size, scale, source, dtype):
     x = (randn(*shape) * size).to(source)
-    plain = results("fp8_quantise", (x,), scale, dtype, "plain")
-    *found, sums = results("fp8_quantise_sum", (x,), scale, dtype)
+    plain = results("fp8_quantize", (x,), scale, dtype, "plain")
+    *found, sums = results("fp8_quantize_sum", (x,), scale, dtype)
     assert all(map(torch.equal, found, plain))
-    assert all(map(torch.equal, results("fp8_quantise", (x,), scale, dtype), plain))
+    assert all(map(torch.equal, results("fp8_quantize", (x,), scale, dtype), plain))
     assert sums.dtype == torch.float32
     assert ((sums - x.double().sum(0)).abs() <= 1e-6 * x.double().abs().sum(0)).all()
 
@@ -58,7 +58,7 @@ def test_non_finite_values(dtype):
     x = randn(3, 4)
     x[1, 2] = math.nan
     x[2, 3] = -math.inf
-    rows, _, amax = results("fp8_quantise", (x,), 1.0, dtype)
+    rows, _, amax = results("fp8_quantize", (x,), 1.0, dtype)
     assert rows.isnan().nonzero().tolist() == [[1, 2]]
     assert rows[2, 3] == -torch.finfo(dtype).max
     assert amax.isinf()
@@ -105,7 +105,7 @@ def test_gelu(shape, exact):
 
 def test_output_buffers_are_reused():
     x = randn(33, 48)
-    out = fp8_copies.quantised_buffers(x, torch.float8_e4m3fn)
+    out = fp8_copies.quantized_buffers(x, torch.float8_e4m3fn)
     copies = cast.cast_transpose(x, torch.tensor(2.0), torch.zeros(()), torch.float8_e4m3fn, out)
     assert copies is out
     assert torch.equal(out.rows.float(), (x * 2).to(torch.float8_e4m3fn).float())

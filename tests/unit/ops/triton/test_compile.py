@@ -163,7 +163,7 @@ def test_instructions_are_counted_by_opcode_and_loop():
 
 def test_casts_stay_within_their_instruction_limits():
     """Limits are 5 % above the counted instructions of one of four warps for a tile of 64 x 64."""
-    limits = {"quantise": 269, "with sum": 408, "GELU": 624, "GELU backward": 940}
+    limits = {"quantize": 269, "with sum": 408, "GELU": 624, "GELU backward": 940}
     with tool.recording(90) as launches:
         tool.cases()["cast fp8"]()
     found = {}
@@ -176,7 +176,7 @@ def test_casts_stay_within_their_instruction_limits():
             continue
         operation = launch.arguments["OPERATION"]
         name = {cast.GELU: "GELU", cast.GELU_BACKWARD: "GELU backward"}.get(operation)
-        name = name or ("quantise" if launch.arguments["partial"] is None else "with sum")
+        name = name or ("quantize" if launch.arguments["partial"] is None else "with sum")
         report = tool.compile_launch(launch, name, 90)
         counts = sass.instructions(report.cubin)
         assert report.assembly.spilled == 0, name

@@ -142,7 +142,7 @@ step() {
 # Convert the data at $1 to a prepared set in $2; the generator makes one from text, as `clean` leaves it.
 take_over() {
     local kind=text
-    [[ ! -e "$1" ]] || kind="$(mlbert prepare recognise "$1")"
+    [[ ! -e "$1" ]] || kind="$(mlbert prepare recognize "$1")"
     case "${kind}" in
     text) step prepare instances --input "$1" --vocab "${vocab}" --out "$2" --workers "${workers}" ;;
     tfrecord) step prepare tfrecord-to-hdf5 --input "$1" --vocab "${vocab}" --out "$2" --workers "${workers}" ;;
@@ -159,7 +159,7 @@ if ((download)); then
 fi
 vocab="${vocab:-${input}/vocab.txt}"
 [[ -f "${vocab}" ]] || fail "${vocab} does not exist. Name the vocabulary with --vocab."
-kind="$(mlbert prepare recognise "${input}")"
+kind="$(mlbert prepare recognize "${input}")"
 echo "${input} is ${kind}."
 
 # First of all, because it needs TensorFlow, which may be missing.

@@ -91,11 +91,11 @@ def test_in_one_step_to_nvidias_form(tmp_path, written, mlbert):
     mlbert("tf1-to-nvidia", written / PREFIX["tf1"], tmp_path / "at_once.pt", status=2)
 
 
-def test_heads_that_the_checkpoint_lacks_are_initialised_and_named(
+def test_heads_that_the_checkpoint_lacks_are_initialized_and_named(
     tmp_path, written, mlbert, state
 ):
     out, _ = mlbert("tf2-to-torch", written / "encoder_only/bert_model.ckpt", tmp_path / "ours")
-    assert "cls.predictions.transform.dense.weight: missing (initialised)" in out
+    assert "cls.predictions.transform.dense.weight: missing (initialized)" in out
     assert "39 taken" in out
     found = load_file(tmp_path / "ours" / "model.safetensors")
     assert found["bert.pooler.dense.weight"].equal(state["bert.pooler.dense.weight"])

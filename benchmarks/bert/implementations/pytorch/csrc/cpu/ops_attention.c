@@ -1,7 +1,7 @@
 /* Attention over a flat token stream: one task per (sequence, head), with the scores of one block of queries in cache.
  *
  * Each task packs its operands into panels of TILE_COLUMNS columns, so every product runs on TILE_ROWS x TILE_COLUMNS
- * register tiles. Backward recomputes the scores and normalises them with the saved row statistics. One thread runs
+ * register tiles. Backward recomputes the scores and normalizes them with the saved row statistics. One thread runs
  * each task in a fixed order, so results do not depend on the number of threads.
  *
  * Legend: T tokens, S sequences, N heads, H head size, L tokens of one sequence. */
@@ -161,7 +161,7 @@ static void forward_task(const Problem *p, int64_t sequence, int64_t head, float
             clear_hidden(p, row, l.score_step, row_scores);
             memcpy(statistics + 2 * ((start + first + i) * p->num_heads + head), row_statistics[i], sizeof(float[2]));
         }
-        /* Rows of `scores` are not normalised: the output is multiplied once by 1 / sum and the dropout scale. */
+        /* Rows of `scores` are not normalized: the output is multiplied once by 1 / sum and the dropout scale. */
         product(scores, l.score_step, 1, values + seen.first * TILE_COLUMNS, length, count, size, seen.count, outputs,
                 l.width, 0);
         for (int64_t i = 0; i < count; i++)

@@ -253,7 +253,7 @@ static void forward_task(const Problem *p, int64_t sequence, int64_t head, Scrat
                         statistics + 2 * (token * p->num_heads + head));
             clear_hidden(p, row, columns, scores);
         }
-        /* Unnormalised probabilities as bfloat16 operands; rows from `count` on are zero. */
+        /* Unnormalized probabilities as bfloat16 operands; rows from `count` on are zero. */
         narrow(s.scores, columns, count, padded, columns, s.row_major);
         product(s.row_major, columns, s.values + 16 * seen.first, keys, padded, size, columns, s.rows, size, 0);
         for (int64_t i = 0; i < count; i++)

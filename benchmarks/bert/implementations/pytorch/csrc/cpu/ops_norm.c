@@ -76,7 +76,7 @@ INLINE void forward_rows(const void *x, const float *x_bias, const void *residua
 }
 
 /* out = LayerNorm(residual + dropout(x + x_bias)), or dropout(LayerNorm(x + x_bias + residual)) if drop_output.
- * bias, x_bias, residual, total [T, D] (the normalised sum, for backward) and statistics [T, 2]
+ * bias, x_bias, residual, total [T, D] (the normalized sum, for backward) and statistics [T, 2]
  * (mean, 1 / deviation) may be null. */
 void norm_forward(const void *x, const float *x_bias, const void *residual, const float *weight, const float *bias,
                   const int32_t *rows, int64_t tokens, int64_t columns, float eps, uint32_t key, int threshold,

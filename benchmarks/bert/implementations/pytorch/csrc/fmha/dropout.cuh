@@ -1,6 +1,6 @@
 /* The dropout mask of mlbert/ops/dropout.py in the layout of a product's sums (`multiply_add`).
 
-A mixed word holds the bytes of four neighbouring keys. Lanes with the same four keys each mix the word of a different
+A mixed word holds the bytes of four neighboring keys. Lanes with the same four keys each mix the word of a different
 row and exchange bytes, so that no word is mixed twice. */
 #ifndef MLBERT_FMHA_DROPOUT_CUH
 #define MLBERT_FMHA_DROPOUT_CUH

@@ -93,7 +93,7 @@ DEVICE void add_keys(Queries &queries, HeadTile vectors, HeadTile keys, HeadTile
             const float(&weight)[4] = scores[group][i];
             uint32_t upper = pack<TYPE>(weight[0], weight[1]), lower = pack<TYPE>(weight[2], weight[3]);
             if (dropout.is_on) {
-                /* After the sum: dropout acts on normalised weights, so the divisor includes dropped ones. */
+                /* After the sum: dropout acts on normalized weights, so the divisor includes dropped ones. */
                 const uint32_t flags = dropout.flags_of_queries(queries.hash[group], first_key + 8 * i);
                 upper = Dropout::keep_pair(upper, flags, 0);
                 lower = Dropout::keep_pair(lower, flags, 1);

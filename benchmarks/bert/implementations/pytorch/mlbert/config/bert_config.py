@@ -98,7 +98,7 @@ class BertConfig:
         embedding_dropout_prob, attention_output_dropout_prob: dropout after the embeddings and
             after attention's output layer; None: `hidden_dropout_prob`.
         initializer: "flat": one deviation for all matrices, and the first layer starts with
-            attention to neighbours (`mlbert.models.bert`). "megatron": `initializer_range` divided
+            attention to neighbors (`mlbert.models.bert`). "megatron": `initializer_range` divided
             by sqrt(2 layers) for matrices whose output is added to a residual, and for the head.
         initializer_cutoff_factor: deviations at which normal distributions are truncated.
         classifier_pooling: what a sequence classifier reads. "tanh": the first token, through a
@@ -175,7 +175,7 @@ class BertConfig:
     @property
     def starts_from_text(self) -> bool:
         """True for rotary models of our own form, which begin with word frequencies and attention
-        to neighbours."""
+        to neighbors."""
         return self.is_rotary and self.initializer == "flat"
 
     @property

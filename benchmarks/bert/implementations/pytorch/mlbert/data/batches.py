@@ -72,7 +72,7 @@ class Batch:
     segment_ids: Tensor  # int64 [T], 0 for sentence A, 1 for sentence B
     position_ids: Tensor  # int64 [T], position within the sequence, from 0
     cu_seqlens: Tensor  # int32 [S+1], sequence s holds tokens cu_seqlens[s] to cu_seqlens[s+1]
-    max_seqlen: int  # longest sequence, tokens (on the host, to avoid a device synchronisation)
+    max_seqlen: int  # longest sequence, tokens (on the host, to avoid a device synchronization)
     masked_positions: Tensor  # int64 [M], index into T, ascending
     masked_labels: Tensor  # int64 [M], the original token ids
     next_sentence_labels: Tensor  # int64 [S], 1 if sentence B is a random one

@@ -1,6 +1,6 @@
 """Detect quickly which rank died, hangs or failed, where, and after which step.
 
-Collectives cannot show this: a dead peer looks like a closed connection to its neighbours, a
+Collectives cannot show this: a dead peer looks like a closed connection to its neighbors, a
 hanging one like silence. So each rank keeps one connection to rank 0, on which a thread reports the
 main thread's progress every second, or less often with more than 1,024 ranks. Rank 0 answers each
 report:
@@ -323,7 +323,7 @@ class HealthMonitor:
 
         A failed collective is rarely the cause, so wait for the cause first.
 
-        The same holds for a signal: a cancelled job sends it to all ranks,
+        The same holds for a signal: a canceled job sends it to all ranks,
         and Slurm ends the others if one is lost.
         """
         if not self.joined or self._stopping.is_set():

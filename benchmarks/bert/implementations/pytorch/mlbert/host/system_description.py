@@ -36,7 +36,7 @@ MARK = "FILL IN"
 
 # Field -> hint for the person who fills it in.
 _HINTS = {
-    "submitter": "organisation, the same as MLPERF_SUBMISSION_ORG",
+    "submitter": "organization, the same as MLPERF_SUBMISSION_ORG",
     "division": "open or closed, the same as MLPERF_DIVISION",
     "status": (
         "Available on-premise, Available cloud, Preview, or Research, Development, "

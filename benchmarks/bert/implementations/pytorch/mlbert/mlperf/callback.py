@@ -73,7 +73,7 @@ class MLPerfCallback:
         division: "open" or "closed".
         metric_name, metric_label: a Trainer's metric, looked up as
             ``<metric_label>_<metric_name>``; evaluations with another label are not logged.
-        submitter: submitting organisation (default: MLPERF_SUBMISSION_ORG).
+        submitter: submitting organization (default: MLPERF_SUBMISSION_ORG).
         system_name: name of the results folder (default: MLPERF_SUBMISSION_PLATFORM, or
             ``<ranks>x<device>``).
         status: "onprem", "cloud", "preview" or "research".
@@ -187,7 +187,7 @@ class MLPerfCallback:
     # Any loop
 
     def fit_start(self, hyperparameters: Mapping[str, Value] | None = None) -> None:
-        """End the initialisation and start the clock.
+        """End the initialization and start the clock.
 
         Args:
             hyperparameters: values by their log keys, added to the constructor's. Together they

@@ -10,7 +10,7 @@ Legend: S sequences, T tokens, M masked tokens, R requested rows, D hidden, H he
 V padded vocabulary, L labels.
 
 Initialization of rotary models: a new model first learns word frequencies, then stays on that
-plateau until some head attends to the neighbours of a masked word. We start past the plateau. A
+plateau until some head attends to the neighbors of a masked word. We start past the plateau. A
 query bias a and a key bias a rotated back by d positions give tokens i and j, whatever they are,
 the score
 
@@ -49,7 +49,7 @@ _TUNED_HEAD_SIZE = 32
 _TUNED_ROPE_THETA = 10_000.0
 
 
-def neighbour_biases(config: BertConfig) -> tuple[Tensor, Tensor]:
+def neighbor_biases(config: BertConfig) -> tuple[Tensor, Tensor]:
     """Return the initial biases of the first layer's query and key, float32 [D] each."""
     size = config.head_size
     half = config.head_size // 2
@@ -245,7 +245,7 @@ class BertBase(nn.Module):
         unit LayerNorm gains.
 
         Rows of the vocabulary's padding are zero, so that they have no effect. In a rotary model of
-        our own form, heads of the first layer start with attention to neighbours (see the module
+        our own form, heads of the first layer start with attention to neighbors (see the module
         docstring).
         """
         generator = torch.Generator().manual_seed(seed)
@@ -255,7 +255,7 @@ class BertBase(nn.Module):
                 parameter[self.config.vocab_size :].zero_()
         if self.config.starts_from_text and self.config.attention_bias:
             first = self.bert.encoder.layers[0].attention.self
-            query_bias, key_bias = neighbour_biases(self.config)
+            query_bias, key_bias = neighbor_biases(self.config)
             first.query.bias.copy_(query_bias)
             first.key.bias.copy_(key_bias)
 

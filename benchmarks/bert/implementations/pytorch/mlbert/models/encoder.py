@@ -25,7 +25,7 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.data.batches import Batch
 from mlbert.ops import api as ops
 from mlbert.ops import fp8
-from mlbert.ops.fp8_scaling import LINEARS_PER_LAYER, FP8Scaling, Products, Quantised
+from mlbert.ops.fp8_scaling import LINEARS_PER_LAYER, FP8Scaling, Products, Quantized
 
 # Linear layers of one encoder layer, in the order of the FP8 scales;
 # the last is the first of the next layer.
@@ -46,12 +46,12 @@ class Hidden(NamedTuple):
     Attributes:
         residual: for the residual sum.
         product: the same values, for the next linear layer.
-        small: their FP8 copies with that layer's scale, or None if that layer has to quantise them.
+        small: their FP8 copies with that layer's scale, or None if that layer has to quantize them.
     """
 
     residual: Tensor
     product: Tensor
-    small: Quantised | None = None
+    small: Quantized | None = None
 
 
 class LayerLinears:
@@ -218,7 +218,7 @@ class Fp8Linears(FP8Scaling):
         for row, parts in enumerate(linear for layer in weights for linear in layer):
             products = self.products_of(row)
             if products.forward or products.input_gradient:
-                fp8.quantise_weight(parts, self, row)
+                fp8.quantize_weight(parts, self, row)
 
 
 def linears(num_layers: int, products: Products | None) -> PlainLinears | Fp8Linears:

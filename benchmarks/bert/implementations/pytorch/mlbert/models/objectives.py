@@ -331,12 +331,12 @@ def confusion(predicted: np.ndarray, labels: np.ndarray, num_classes: int) -> np
 def class_scores(counts: np.ndarray) -> dict[str, np.ndarray]:
     """Return float64 [L] of each score by name, 0 if undefined, from the counts of `confusion`."""
     hits = counts.diagonal()
-    labelled = counts.sum(axis=1)
+    labeled = counts.sum(axis=1)
     predicted = counts.sum(axis=0)
     return {
         "precision": hits / np.maximum(predicted, 1),
-        "recall": hits / np.maximum(labelled, 1),
-        "F1": 2 * hits / np.maximum(labelled + predicted, 1),
+        "recall": hits / np.maximum(labeled, 1),
+        "F1": 2 * hits / np.maximum(labeled + predicted, 1),
     }
 
 
@@ -345,10 +345,10 @@ def _matthews_correlation(counts: np.ndarray) -> float:
     0 if undefined.
     """
     total = float(counts.sum())
-    labelled = counts.sum(axis=1)
+    labeled = counts.sum(axis=1)
     predicted = counts.sum(axis=0)
-    spread = (total**2 - labelled @ labelled) * (total**2 - predicted @ predicted)
-    return (total * counts.trace() - labelled @ predicted) / spread**0.5 if spread else 0.0
+    spread = (total**2 - labeled @ labeled) * (total**2 - predicted @ predicted)
+    return (total * counts.trace() - labeled @ predicted) / spread**0.5 if spread else 0.0
 
 
 def correlations(predicted: np.ndarray, labels: np.ndarray) -> dict[str, float]:

@@ -197,8 +197,8 @@ def draw_confusion(path: Path, predicted: np.ndarray, labels: np.ndarray, card: 
             axes.set_xticks(places, card.classes, rotation=45, ha="right")
             axes.set_yticks(places, card.classes)
             for i, j in np.ndindex(counts.shape):
-                colour = "white" if share[i, j] > 0.5 else "black"
-                axes.text(j, i, str(counts[i, j]), ha="center", va="center", color=colour)
+                color = "white" if share[i, j] > 0.5 else "black"
+                axes.text(j, i, str(counts[i, j]), ha="center", va="center", color=color)
         axes.set(xlabel="prediction", ylabel="label")
     else:
         axes.plot(labels, predicted, ".", markersize=4)

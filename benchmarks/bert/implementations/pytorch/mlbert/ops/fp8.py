@@ -26,8 +26,8 @@ returned twice, for the residual sum and for the product, so LayerNorm's backwar
 gradients. If only some products run in FP8, layers only use `linear`.
 
 Formats: Micikevicius et al., "FP8 Formats for Deep Learning", arXiv 2209.05433. Implementations:
-``plain`` quantises in PyTorch, at the same points, and multiplies the dequantised numbers in
-float32; ``triton`` quantises in kernels. Products of ``cublaslt`` call cublasLt directly, so that
+``plain`` quantizes in PyTorch, at the same points, and multiplies the dequantized numbers in
+float32; ``triton`` quantizes in kernels. Products of ``cublaslt`` call cublasLt directly, so that
 algorithms can be timed (`mlbert.ops.cublaslt_tuning`). The others except ``plain`` call
 `torch._scaled_mm`, which uses the first algorithm of cublasLt's heuristic. It supports CUDA
 (compute capability 8.9 and higher) and, slower than bfloat16 and for tests only, CPUs.
@@ -57,7 +57,7 @@ from mlbert.ops.fp8_scaling import (
     TYPES,
     WEIGHT,
     FP8Scaling,
-    Quantised,
+    Quantized,
 )
 from mlbert.ops.weights import gradient_room, in_type, joined, written
 
@@ -175,7 +175,7 @@ def _product_gelu(
     inverses: Scales,
     *bias_and_cast: Any,
     **cast: Any,
-) -> tuple[Tensor, Quantised]:
+) -> tuple[Tensor, Quantized]:
     """Return pre = a b^T of FP8 a [T, D] and b [F, D] in bfloat16 [T, F],
     and gelu(pre + bias) in FP8.
 
@@ -197,7 +197,7 @@ def _product_gelu_backward(
     pre: Tensor,
     *rest: Any,
     **cast: Any,
-) -> tuple[Quantised, Tensor]:
+) -> tuple[Quantized, Tensor]:
     """Return (a b^T) gelu'(pre + bias) in FP8, and its sum over tokens, float32 [F]; as
     `_product_gelu`, with an implementation of ``fp8_gelu_backward``.
     """
@@ -226,7 +226,7 @@ for _name in ("native", "triton", "cublaslt"):
 
 # A LayerNorm's output for its two readers, and its FP8 copies for the second,
 # or None if not requested.
-Hidden = tuple[Tensor, Tensor, Quantised | None]
+Hidden = tuple[Tensor, Tensor, Quantized | None]
 
 
 def linear(
@@ -235,7 +235,7 @@ def linear(
     biases: Sequence[Tensor],
     table: FP8Scaling,
     row: int,
-    small: Quantised | None = None,
+    small: Quantized | None = None,
 ) -> Tensor:
     """Return x W^T + b: x [T, D] in the activations' dtype -> [T, F].
 
@@ -243,7 +243,7 @@ def linear(
         weights, biases: float32 parts of W [F, D], which share one scale, and of b [F];
             without biases, b is 0.
         table, row: the scales, and this layer's row.
-        small: x in FP8 with this layer's scale, if already quantised.
+        small: x in FP8 with this layer's scale, if already quantized.
     """
     table.note_pass()
     return _FP8Linear.apply(x, small, table, row, len(weights), *weights, *biases)
@@ -275,7 +275,7 @@ def attention_output(
 def feed_forward(
     x: Tensor,
     residual: Tensor,
-    small: Quantised,
+    small: Quantized,
     weights: Sequence[Tensor],
     exact: bool,
     norm: Sequence[Any],
@@ -313,9 +313,9 @@ def cast(op: str, table: FP8Scaling, row: int, kind: int, *arguments: Any, **opt
     return form(*arguments, scale=scale, amax=table.counter(row, kind), **options)
 
 
-def quantise_weight(parts: Sequence[Tensor], table: FP8Scaling, row: int) -> Quantised:
+def quantize_weight(parts: Sequence[Tensor], table: FP8Scaling, row: int) -> Quantized:
     """Return the FP8 copies of a weight [F, D], given in parts that share a scale;
-    quantise if it has changed.
+    quantize if it has changed.
     """
     for part in parts:
         assert not any(n % INNER_MULTIPLE for n in part.shape), (
@@ -324,20 +324,20 @@ def quantise_weight(parts: Sequence[Tensor], table: FP8Scaling, row: int) -> Qua
     copies = table.weight_copies(row, parts[0].device)
     if copies is None or not table.are_fresh(row):
         weight = joined([part.detach() for part in parts]).contiguous()
-        copies = cast("fp8_quantise", table, row, WEIGHT, weight, dtype=TYPES[WEIGHT], out=copies)
+        copies = cast("fp8_quantize", table, row, WEIGHT, weight, dtype=TYPES[WEIGHT], out=copies)
         table.keep_copies(row, copies)
     return copies
 
 
-def quantise(x: Tensor, table: FP8Scaling, row: int, kind: int) -> Quantised:
+def quantize(x: Tensor, table: FP8Scaling, row: int, kind: int) -> Quantized:
     """Quantise a tensor [T, F] in a separate pass."""
-    copies: Quantised = cast("fp8_quantise", table, row, kind, x.contiguous(), dtype=TYPES[kind])
+    copies: Quantized = cast("fp8_quantize", table, row, kind, x.contiguous(), dtype=TYPES[kind])
     return copies
 
 
 def _forward_product(
-    x: Quantised,
-    weight: Quantised,
+    x: Quantized,
+    weight: Quantized,
     table: FP8Scaling,
     row: int,
     dtype: torch.dtype,
@@ -349,7 +349,7 @@ def _forward_product(
 
 
 def _input_gradient(
-    d_out: Quantised, weight_columns: Tensor, table: FP8Scaling, row: int, dtype: torch.dtype
+    d_out: Quantized, weight_columns: Tensor, table: FP8Scaling, row: int, dtype: torch.dtype
 ) -> Tensor:
     """Return d_out W, [T, D]."""
     scales = table.inverse[row, GRADIENT], table.inverse[row, WEIGHT]
@@ -357,7 +357,7 @@ def _input_gradient(
 
 
 def _weight_gradients(
-    d_out: Quantised, x_columns: Tensor, table: FP8Scaling, row: int, parts: Sequence[Tensor]
+    d_out: Quantized, x_columns: Tensor, table: FP8Scaling, row: int, parts: Sequence[Tensor]
 ) -> tuple[Tensor | None, ...]:
     """Return d_out^T x, one tensor per part of the weight [F, D]; None if written in place."""
     room = gradient_room(parts)
@@ -383,7 +383,7 @@ class _FP8Linear(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: Tensor,
-        small: Quantised | None,
+        small: Quantized | None,
         table: FP8Scaling,
         row: int,
         parts: int,
@@ -397,10 +397,10 @@ class _FP8Linear(torch.autograd.Function):
         ctx.weights = weights
         ctx.types = [tensor.dtype for tensor in tensors]
         if small is None and (products.forward or products.weight_gradient):
-            small = quantise(x, table, row, INPUT)
+            small = quantize(x, table, row, INPUT)
         copies = None
         if products.forward or products.input_gradient:
-            copies = quantise_weight(weights, table, row)
+            copies = quantize_weight(weights, table, row)
         if products.forward:
             assert small is not None
             assert copies is not None
@@ -432,10 +432,10 @@ class _FP8Linear(torch.autograd.Function):
             d_bias = d_out.sum(0, dtype=torch.float32) if has_bias else None
         elif has_bias:
             small, d_bias = cast(
-                "fp8_quantise_sum", table, row, GRADIENT, d_out, dtype=TYPES[GRADIENT]
+                "fp8_quantize_sum", table, row, GRADIENT, d_out, dtype=TYPES[GRADIENT]
             )
         else:
-            small = quantise(d_out, table, row, GRADIENT)
+            small = quantize(d_out, table, row, GRADIENT)
         if ctx.needs_input_grad[0] and products.input_gradient:
             d_x = _input_gradient(small, weight, table, row, d_out.dtype)
         elif ctx.needs_input_grad[0]:
@@ -457,8 +457,8 @@ class _AttentionOutput(torch.autograd.Function):
         ctx: Any, context: Tensor, residual: Tensor, weight: Tensor, *settings: Any
     ) -> tuple[Tensor, ...]:
         table, row, reader, *norm = settings
-        x = quantise(context, table, row, INPUT)
-        w = quantise_weight((weight,), table, row)
+        x = quantize(context, table, row, INPUT)
+        w = quantize_weight((weight,), table, row)
         projected = _forward_product(x, w, table, row, context.dtype)
         out, small, saved = _norm(ctx, projected, residual, table, row, reader, norm)
         ctx.place = (table, row)
@@ -481,11 +481,11 @@ class _AttentionOutput(torch.autograd.Function):
 class _FP8FeedForward(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, residual: Tensor, small: Quantised, *settings: Any
+        ctx: Any, x: Tensor, residual: Tensor, small: Quantized, *settings: Any
     ) -> tuple[Tensor, ...]:
         w1, b1, w2, exact, table, row, reader, *norm = settings
-        first = quantise_weight((w1,), table, row)
-        second = quantise_weight((w2,), table, row + 1)
+        first = quantize_weight((w1,), table, row)
+        second = quantize_weight((w2,), table, row + 1)
         pre, inner = cast(
             "fp8_product_gelu",
             table,
@@ -558,7 +558,7 @@ def _norm(
     row: int,
     reader: int | None,
     norm: Sequence[Any],
-) -> tuple[Tensor, Quantised, list[Tensor | None]]:
+) -> tuple[Tensor, Quantized, list[Tensor | None]]:
     """Return LayerNorm(residual + dropout(x + b)), its FP8 copies,
     and the tensors that backward needs.
     """
@@ -586,7 +586,7 @@ def _norm_backward(
     table: FP8Scaling,
     row: int,
 ) -> NormGradients:
-    """Return the norm's gradients, with that of x quantised for the linear layer in `row`."""
+    """Return the norm's gradients, with that of x quantized for the linear layer in `row`."""
     *passed, gain, rows = saved
     if d_out is None:
         d_out = d_twin
@@ -620,4 +620,4 @@ def _norm_gradients(ctx: Any, norm: NormGradients) -> tuple[Tensor | None, ...]:
 
 def _hidden(outputs: tuple[Tensor, ...], reader: int | None) -> Hidden:
     out, twin, *copies = outputs
-    return out, twin, None if reader is None else Quantised(*copies)
+    return out, twin, None if reader is None else Quantized(*copies)

@@ -1,8 +1,8 @@
-"""Reference versions of the kernels that quantise to FP8, in PyTorch,
+"""Reference versions of the kernels that quantize to FP8, in PyTorch,
 with the same rounding points.
 
 Every op takes a scale, raises `amax` to the largest magnitude of its values, and returns
-`Quantised`, by rows and transposed. Other arguments are documented here or at the caller in
+`Quantized`, by rows and transposed. Other arguments are documented here or at the caller in
 `mlbert.ops.fp8`.
 
 Legend: T tokens, U tokens rounded up to a multiple of 16, D hidden.
@@ -19,7 +19,7 @@ from torch import Tensor
 from mlbert.ops import forms as registry
 from mlbert.ops import reference
 from mlbert.ops.dropout import Key
-from mlbert.ops.fp8_scaling import GRADIENT, INPUT, TYPES, Quantised, padded_tokens
+from mlbert.ops.fp8_scaling import GRADIENT, INPUT, TYPES, Quantized, padded_tokens
 
 
 class NormSaved(NamedTuple):
@@ -47,21 +47,21 @@ class NormGradients(NamedTuple):
     """
 
     residual: Tensor
-    x: Quantised
+    x: Quantized
     x_bias: Tensor
     weight: Tensor
     bias: Tensor
 
 
-def _plain_quantise(
-    x: Tensor, scale: Tensor, amax: Tensor, dtype: torch.dtype, out: Quantised | None = None
-) -> Quantised:
+def _plain_quantize(
+    x: Tensor, scale: Tensor, amax: Tensor, dtype: torch.dtype, out: Quantized | None = None
+) -> Quantized:
     if x.numel():
         amax.copy_(torch.maximum(amax, x.abs().amax()))
     largest = torch.finfo(dtype).max
     rows = (x.float() * scale).clamp(-largest, largest).to(dtype)
     if out is None:
-        out = Quantised(
+        out = Quantized(
             torch.empty_like(rows), rows.new_zeros(x.shape[1], padded_tokens(x.shape[0]))
         )
     out.rows.copy_(rows)
@@ -69,17 +69,17 @@ def _plain_quantise(
     return out
 
 
-def _plain_quantise_sum(
+def _plain_quantize_sum(
     x: Tensor, scale: Tensor, amax: Tensor, dtype: torch.dtype
-) -> tuple[Quantised, Tensor]:
-    return _plain_quantise(x, scale, amax, dtype), x.sum(0, dtype=torch.float32)
+) -> tuple[Quantized, Tensor]:
+    return _plain_quantize(x, scale, amax, dtype), x.sum(0, dtype=torch.float32)
 
 
 def plain_gelu(
     pre: Tensor, bias: Tensor, exact: bool, scale: Tensor, amax: Tensor, dtype: torch.dtype
-) -> Quantised:
+) -> Quantized:
     out = F.gelu(pre.float() + bias.float(), approximate="none" if exact else "tanh")
-    return _plain_quantise(out, scale, amax, dtype)
+    return _plain_quantize(out, scale, amax, dtype)
 
 
 def plain_gelu_backward(
@@ -90,12 +90,12 @@ def plain_gelu_backward(
     scale: Tensor,
     amax: Tensor,
     dtype: torch.dtype,
-) -> tuple[Quantised, Tensor]:
+) -> tuple[Quantized, Tensor]:
     form = "none" if exact else "tanh"
     d_pre = torch.ops.aten.gelu_backward(
         d_out.float(), pre.float() + bias.float(), approximate=form
     )
-    return _plain_quantise(d_pre, scale, amax, dtype), d_pre.sum(0)
+    return _plain_quantize(d_pre, scale, amax, dtype), d_pre.sum(0)
 
 
 def _plain_norm_forward(
@@ -110,14 +110,14 @@ def _plain_norm_forward(
     x_bias: Tensor | None,
     scale: Tensor,
     amax: Tensor,
-) -> tuple[Tensor, Quantised, NormSaved]:
+) -> tuple[Tensor, Quantized, NormSaved]:
     """Compute LayerNorm(residual + dropout(x + x_bias)) without autograd,
     and its rounded result in e4m3.
 
     Args:
         x, residual, weight, bias, eps, dropout_p, key, rows, x_bias: as in
             `mlbert.ops.api.dropout_add_layer_norm`.
-        scale: float32 scalar; quantised = result * scale.
+        scale: float32 scalar; quantized = result * scale.
         amax: float32 scalar, raised to the largest |result|.
 
     Returns:
@@ -131,7 +131,7 @@ def _plain_norm_forward(
     variance = (total.float() - mean[:, None]).square().mean(1)
     return (
         out,
-        _plain_quantise(out, scale, amax, TYPES[INPUT]),
+        _plain_quantize(out, scale, amax, TYPES[INPUT]),
         NormSaved(total, mean, (variance + eps).rsqrt()),
     )
 
@@ -158,7 +158,7 @@ def _plain_norm_backward(
         d_twin: gradient from the result's second reader, added in float32, [T, D] or None.
         saved: from the forward pass.
         weight, dropout_p, key, rows: as in the forward pass.
-        scale: float32 scalar; quantised = d_x * scale.
+        scale: float32 scalar; quantized = d_x * scale.
         amax: float32 scalar, raised to the largest |d_x|.
     """
     d = d_out.float() if d_twin is None else d_out.float() + d_twin.float()
@@ -167,13 +167,13 @@ def _plain_norm_backward(
     centred = g - g.mean(1, keepdim=True) - normal * (g * normal).mean(1, keepdim=True)
     d_total = centred * saved.inverse[:, None]
     d_x = reference.apply_dropout(d_total, dropout_p, key, rows)
-    small = _plain_quantise(d_x.to(d_out.dtype), scale, amax, TYPES[GRADIENT])
+    small = _plain_quantize(d_x.to(d_out.dtype), scale, amax, TYPES[GRADIENT])
     return NormGradients(d_total.to(d_out.dtype), small, d_x.sum(0), (d * normal).sum(0), d.sum(0))
 
 
 for _name in ("plain", "native"):
-    registry.register("fp8_quantise", _name)(_plain_quantise)
-    registry.register("fp8_quantise_sum", _name)(_plain_quantise_sum)
+    registry.register("fp8_quantize", _name)(_plain_quantize)
+    registry.register("fp8_quantize_sum", _name)(_plain_quantize_sum)
     registry.register("fp8_gelu", _name)(plain_gelu)
     registry.register("fp8_gelu_backward", _name)(plain_gelu_backward)
     registry.register("fp8_dropout_add_layer_norm_forward", _name)(_plain_norm_forward)

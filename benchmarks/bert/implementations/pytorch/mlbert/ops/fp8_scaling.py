@@ -6,7 +6,7 @@ pass to find a maximum and no host synchronization:
 
     scale = 2^floor(log2(largest FP8 number / largest magnitude of the last HISTORY steps))
 
-The first step has no history and scales each tensor by its current maximum. A weight is quantised
+The first step has no history and scales each tensor by its current maximum. A weight is quantized
 on first use after `FP8Scaling.weights_changed`, once for all micro-batches of a step and once per
 evaluation, always into the same memory, so that captured graphs stay valid.
 
@@ -34,7 +34,7 @@ LINEARS_PER_LAYER = 4
 SPACING = 4
 
 
-class Quantised(NamedTuple):
+class Quantized(NamedTuple):
     """A matrix [T, F] in FP8: `rows` [T, F], and `columns` [F, U],
     transposed and 0 from column T; both contiguous.
     """
@@ -102,7 +102,7 @@ class FP8Scaling(nn.Module):
         self.is_calibrated = False
         self.num_linears = num_linears
         self._counts = True
-        self._copies: dict[int, Quantised] = {}  # memory is reused when they are rebuilt
+        self._copies: dict[int, Quantized] = {}  # memory is reused when they are rebuilt
         # Rows with up-to-date copies -> whether their magnitude was counted.
         self._made: dict[int, bool] = {}
         buffers = {
@@ -150,7 +150,7 @@ class FP8Scaling(nn.Module):
         )
         self.inverse[row, kind].copy_(scale.reciprocal())
 
-    def weight_copies(self, row: int, device: torch.device) -> Quantised | None:
+    def weight_copies(self, row: int, device: torch.device) -> Quantized | None:
         """Return the weight's FP8 copies, possibly outdated,
         or None if there are none on this device.
         """
@@ -164,7 +164,7 @@ class FP8Scaling(nn.Module):
         """
         return row in self._made and (self._made[row] or not self._counts)
 
-    def keep_copies(self, row: int, copies: Quantised) -> None:
+    def keep_copies(self, row: int, copies: Quantized) -> None:
         """Store new copies of a weight."""
         self._copies[row] = copies
         self._made[row] = self._counts
@@ -200,7 +200,7 @@ class FP8Scaling(nn.Module):
     def forget_step(self) -> None:
         """Discard the current step's magnitudes, and its scales if no step has set them yet.
 
-        Weights are quantised and counted again.
+        Weights are quantized and counted again.
         """
         self.amax.zero_()
         if not self.is_calibrated:

@@ -152,8 +152,8 @@ class Problems:
         return {
             "gelu": self._gelu,
             "gelu_backward": self._gelu_backward,
-            "fp8_quantise": self._fp8_quantise,
-            "fp8_quantise_sum": self._fp8_quantise_sum,
+            "fp8_quantize": self._fp8_quantize,
+            "fp8_quantize_sum": self._fp8_quantize_sum,
             "fp8_gelu": self._fp8_gelu,
             "fp8_gelu_backward": self._fp8_gelu_backward,
             "fp8_dropout_add_layer_norm_forward": self._fp8_norm_forward,
@@ -278,11 +278,11 @@ class Problems:
     def _bf16(self, draw: int, columns: int) -> Tensor:
         return self._random(draw, self._tokens, columns, dtype=torch.bfloat16)
 
-    def _fp8_quantise(self) -> tuple[Any, ...]:
+    def _fp8_quantize(self) -> tuple[Any, ...]:
         x = self._bf16(1, self._sizes.inner)
         return (x, *self._scale(), torch.float8_e4m3fn, None)
 
-    def _fp8_quantise_sum(self) -> tuple[Any, ...]:
+    def _fp8_quantize_sum(self) -> tuple[Any, ...]:
         x = self._bf16(1, self._sizes.inner)
         return (x, *self._scale(), torch.float8_e5m2)
 

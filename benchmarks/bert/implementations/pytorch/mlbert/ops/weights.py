@@ -58,7 +58,7 @@ def gradient_room(parts: Sequence[Tensor]) -> GradientRoom | None:
     places = [place for part in parts if (place := _place(part)) is not None and part.requires_grad]
     if len(places) < len(parts):
         return None
-    out = neighbours([grad for part in parts if (grad := part.grad) is not None])
+    out = neighbors([grad for part in parts if (grad := part.grad) is not None])
     if out is None or out.shape[0] != sum(part.shape[0] for part in parts):
         return None
     return GradientRoom(out, adds=not all(place.is_clear for place in places))
@@ -84,11 +84,11 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
     """Concatenate tensors along the first dimension:
     a view if they are adjacent in memory, else a copy.
     """
-    view = neighbours(parts)
+    view = neighbors(parts)
     return torch.cat(tuple(parts)) if view is None else view
 
 
-def neighbours(parts: Sequence[Tensor]) -> Tensor | None:
+def neighbors(parts: Sequence[Tensor]) -> Tensor | None:
     """Return tensors of one shape that are adjacent in one storage as one tensor,
     or None if they are not.
     """

@@ -265,7 +265,7 @@ class Blocks:
         owners: int64 [B], ascending parameter indices.
         decays: int64 [B], 1 if weight decay applies.
         first: int64 [G + 1], each parameter's first block;
-            equal neighbours if the shard holds no part of it.
+            equal neighbors if the shard holds no part of it.
     """
 
     offsets: np.ndarray

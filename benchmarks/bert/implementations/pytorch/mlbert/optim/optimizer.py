@@ -97,7 +97,7 @@ class FlatOptimizer:
     name: ClassVar[str]
     HAS_DECOUPLED_DECAY: ClassVar[bool] = False  # takes ``base_lr``, see `mlbert.optim.adamw`
     CAN_SHARD: ClassVar[bool] = (
-        True  # the update needs no neighbours of an element, only sums over its parameter
+        True  # the update needs no neighbors of an element, only sums over its parameter
     )
     STATE: ClassVar[tuple[str, ...]] = ()  # attributes, float32 [n] each
     # That the optimizer has; not all run on every device.

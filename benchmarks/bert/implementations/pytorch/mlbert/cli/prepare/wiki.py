@@ -1,4 +1,4 @@
-"""``mlbert prepare download``, ``recognise`` and ``clean``: get and clean source files."""
+"""``mlbert prepare download``, ``recognize`` and ``clean``: get and clean source files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from mlbert.cli.prepare.options import Out, PoolArguments, counted, say, with_options
 from mlbert.data.prepare import clean, download
-from mlbert.data.prepare.clean import recognise
+from mlbert.data.prepare.clean import recognize
 from mlbert.host.console import console_progress
 
 app = typer.Typer()
@@ -42,10 +42,10 @@ def download_command(
     say(f"{out}: {counted(len(found), 'file')}, sizes and MD5 sums as published")
 
 
-@app.command("recognise")
-def recognise_command(path: Annotated[Path, typer.Argument(help="Folder or file.")]) -> None:
+@app.command("recognize")
+def recognize_command(path: Annotated[Path, typer.Argument(help="Folder or file.")]) -> None:
     """Print what a folder contains: wikiextractor, text, tfrecord, nvidia or prepared."""
-    typer.echo(recognise(path))
+    typer.echo(recognize(path))
 
 
 @app.command("clean")

@@ -1,4 +1,4 @@
-"""Masked language modelling on texts: training batches and the evaluation set.
+"""Masked language modeling on texts: training batches and the evaluation set.
 
 The texts are one or more local or remote MDS sets (`mlbert.data.formats.token_shards`).
 `mlbert.data.loading.text_lanes` chooses the pieces of text for each step,

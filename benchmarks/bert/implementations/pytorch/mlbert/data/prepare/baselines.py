@@ -19,8 +19,8 @@ _TOGETHER = 1 << 21  # pairs counted at a time
 Accuracies = dict[str, float | int | str]
 
 
-class Neighbours:
-    """Counts tokens and pairs of neighbours of a training text, which is added in parts.
+class Neighbors:
+    """Counts tokens and pairs of neighbors of a training text, which is added in parts.
 
     Args:
         vocab_size: V.
@@ -45,7 +45,7 @@ class Neighbours:
         self._num_waiting = 0
 
     def add(self, tokens: np.ndarray, has_next: np.ndarray) -> None:
-        """Count tokens (int [T]); ``has_next`` bool [T] is whether the next token is a neighbour,
+        """Count tokens (int [T]); ``has_next`` bool [T] is whether the next token is a neighbor,
         False for the last.
         """
         tokens = tokens.astype(np.int64)
@@ -96,7 +96,7 @@ class Neighbours:
         }
 
     def _best_guess(self, given: np.ndarray, wanted: np.ndarray, otherwise: int) -> np.ndarray:
-        """Return int64 [V]: the most frequent neighbour of each token,
+        """Return int64 [V]: the most frequent neighbor of each token,
         or ``otherwise`` for tokens that were never seen.
         """
         guess = np.full(self._size, otherwise, np.int64)
@@ -114,14 +114,14 @@ def baselines(
     never_guessed: Sequence[int] = (),
 ) -> Accuracies:
     """Return the masked-token accuracies (0 to 1) of guessers with counts from the training text:
-    always the most frequent token; by the left neighbour; by the right neighbour; and the better of
-    the last two (bigram_accuracy). A neighbour is what the model sees, so it may be masked itself.
-    ``never_guessed``: see `Neighbours`.
+    always the most frequent token; by the left neighbor; by the right neighbor; and the better of
+    the last two (bigram_accuracy). A neighbor is what the model sees, so it may be masked itself.
+    ``never_guessed``: see `Neighbors`.
     """
-    neighbours = Neighbours(vocab_size, never_guessed=never_guessed)
+    neighbors = Neighbors(vocab_size, never_guessed=never_guessed)
     tokens = np.concatenate([part.tokens for part in train])
     lengths = np.concatenate([np.diff(part.sentences) for part in train])
     inside = np.ones(len(tokens), bool)
     inside[np.cumsum(lengths) - 1] = False  # nothing follows the last token of a sentence
-    neighbours.add(tokens, inside)
-    return neighbours.accuracies(evaluation)
+    neighbors.add(tokens, inside)
+    return neighbors.accuracies(evaluation)

@@ -1,5 +1,5 @@
 """Convert a WikiExtractor folder to text parts and an evaluation text;
-recognise the kind of an input.
+recognize the kind of an input.
 
 The first pass runs one job per 16 MB of consecutive files. It writes their articles to a unit file,
 with an index of each article's length and MD5 next to it. The choice of evaluation articles needs
@@ -96,18 +96,18 @@ def clean(
     units = _units(files, [s.st_size for s in stats], out / SCRATCH)
     _prepare_scratch(out, wanted)
     executor.run(make_unit, units, name="cleaning", where=out, sizes=[unit.size for unit in units])
-    catalogue = Catalogue.read(units)
-    withheld = _withheld(catalogue, options, progress)
-    training = np.setdiff1d(np.flatnonzero(catalogue.train_lengths), withheld, assume_unique=True)
-    bounds = part_bounds(catalogue.train_lengths[training], options.num_parts)
+    catalog = Catalogue.read(units)
+    withheld = _withheld(catalog, options, progress)
+    training = np.setdiff1d(np.flatnonzero(catalog.train_lengths), withheld, assume_unique=True)
+    bounds = part_bounds(catalog.train_lengths[training], options.num_parts)
     parts = [
         (out / f"part-{i:05d}-of-{options.num_parts:05d}", training[a:b])
         for i, (a, b) in enumerate(itertools.pairwise(bounds.tolist()))
     ]
-    sizes = [int(catalogue.train_lengths[articles].sum()) for _, articles in parts]
-    make = partial(make_part, units, catalogue.unit_starts)
+    sizes = [int(catalog.train_lengths[articles].sum()) for _, articles in parts]
+    make = partial(make_part, units, catalog.unit_starts)
     executor.run(make, parts, name="gathering", where=out, sizes=sizes)
-    _write_evaluation(out, units, catalogue, withheld)
+    _write_evaluation(out, units, catalog, withheld)
     made = [*(path for path, _ in parts), *(out / name for name in _EVAL)]
     summary = {
         "wanted": wanted,
@@ -252,19 +252,19 @@ class Catalogue:
         return np.where(self.lengths > 1, self.lengths, 0)
 
 
-def _withheld(catalogue: Catalogue, options: CleanOptions, progress: Progress) -> np.ndarray:
+def _withheld(catalog: Catalogue, options: CleanOptions, progress: Progress) -> np.ndarray:
     if options.eval_md5 is None:
-        return drawn_articles(catalogue.per_file.tolist(), options.eval_articles)
+        return drawn_articles(catalog.per_file.tolist(), options.eval_articles)
     hashes = read_hashes(options.eval_md5) - {hashlib.md5(b"", usedforsecurity=False).digest()}
     # Half of each hash finds the candidates without creating a Python object per article.
     halves = np.frombuffer(b"".join(hashes), "<u8")[::2]
     candidates = np.flatnonzero(
-        np.isin(np.ascontiguousarray(catalogue.md5).view("<u8")[:, 0], halves)
+        np.isin(np.ascontiguousarray(catalog.md5).view("<u8")[:, 0], halves)
     )
     chosen = np.asarray(
-        [i for i in candidates.tolist() if catalogue.md5[i].tobytes() in hashes], np.int64
+        [i for i in candidates.tolist() if catalog.md5[i].tobytes() in hashes], np.int64
     )
-    found = len({catalogue.md5[i].tobytes() for i in chosen})
+    found = len({catalog.md5[i].tobytes() for i in chosen})
     if not found:
         remedy = "Its sentences were split differently; omit --eval-md5"
         reason = f"none of its {len(hashes):,} articles is in this text"
@@ -340,12 +340,12 @@ def read_articles(
 
 
 def _write_evaluation(
-    out: Path, units: Sequence[Unit], catalogue: Catalogue, withheld: np.ndarray
+    out: Path, units: Sequence[Unit], catalog: Catalogue, withheld: np.ndarray
 ) -> None:
-    articles = list(read_articles(units, catalogue.unit_starts, withheld))
+    articles = list(read_articles(units, catalog.unit_starts, withheld))
     write_atomically(out / _EVAL[0], b"".join(article + b"\n\n" for article in articles))
     write_atomically(
-        out / _EVAL[1], "".join(f"{catalogue.md5[i].tobytes().hex()}\n" for i in withheld)
+        out / _EVAL[1], "".join(f"{catalog.md5[i].tobytes().hex()}\n" for i in withheld)
     )
 
 
@@ -382,7 +382,7 @@ def _prepare_scratch(out: Path, wanted: dict[str, Any]) -> None:
     write_atomically(plan, wanted_bytes)
 
 
-def recognise(path: Path) -> str:
+def recognize(path: Path) -> str:
     """Return the kind of a folder, text part or TFRecord file, named after the step that accepts
     it: wikiextractor, text, tfrecord, nvidia or prepared. Raises UserError: it cannot be prepared,
     or it is damaged.
@@ -397,7 +397,7 @@ def recognise(path: Path) -> str:
     except UserError as error:
         if path.is_dir() and error.code != "data.missing":
             raise  # a damaged data set of a known kind
-        reason = "is not recognised" if path.exists() else "there is no such file or folder"
+        reason = "is not recognized" if path.exists() else "there is no such file or folder"
         code = "data.format" if path.exists() else "file.missing"
         raise UserError(
             code, path, reason, f"Give text parts, a WikiExtractor folder, {ACCEPTED}"

@@ -120,7 +120,7 @@ def _repeated(tokens: np.ndarray, starts: np.ndarray, known: np.ndarray) -> np.n
 
 
 def has_next(sample: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
-    """Return bool [T]: whether a token is followed by a neighbour from the same document."""
+    """Return bool [T]: whether a token is followed by a neighbor from the same document."""
     ends = (sample == tokenizer.sep_id) | (sample == tokenizer.cls_id)
     is_followed = ~ends
     is_followed[:-1] &= ~ends[1:]

@@ -43,7 +43,7 @@ from mlbert.data.formats.token_shards import TOKENS, vocabulary_sha256
 from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
 from mlbert.data.formats.tokenizer_files import TOKENIZER_CONFIG, VOCAB_FILE
 from mlbert.data.formats.wordpiece import MAX_CHARS_PER_WORD, UNKNOWN, basic_split, clean_words
-from mlbert.data.prepare.baselines import Neighbours
+from mlbert.data.prepare.baselines import Neighbors
 from mlbert.data.prepare.corpus_files import TEXT, CorpusSource, documents, format_counts
 from mlbert.data.prepare.corpus_sequences import (
     SequenceStream,
@@ -526,14 +526,14 @@ def _write_sets(
     ]
     _write_set(folder / "val", samples, tokenizer)
     known = np.unique(np.concatenate([run_hashes(one) for one in samples]))
-    neighbours = Neighbours(
+    neighbors = Neighbors(
         len(tokenizer.vocabulary), _MOST_PAIRS, never_guessed=tokenizer.special_ids
     )
 
     def counted(samples: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
         while several := list(islice(samples, 256)):
             tokens = np.concatenate(several)
-            neighbours.add(tokens, has_next(tokens, tokenizer))
+            neighbors.add(tokens, has_next(tokens, tokenizer))
             yield from several
         yield from train.rest()
 
@@ -570,7 +570,7 @@ def _write_sets(
         held_out_unknown=of_held_out["unknown"] / max(1, of_held_out["kept"]),
         inventory=[*scan.inventory(request), _decision(request, scan, tokenizer)],
         scripts=scan.scripts,
-        baselines=neighbours.accuracies(_masked(samples, tokenizer, request.eval_rate)),
+        baselines=neighbors.accuracies(_masked(samples, tokenizer, request.eval_rate)),
         sentences=choose_sentences(scan.held_out.texts, tokenizer),
     )
 

@@ -1,7 +1,7 @@
 """Collect the English text of a Python installation as documents of sentences.
 
 The sources are help topics of ``pydoc_data``, docstrings and block comments of the standard
-library, its long messages and help texts, its text and HTML files, the licence, and the
+library, its long messages and help texts, its text and HTML files, the license, and the
 documentation of compiled modules. Source files are parsed, never imported. Only compiled modules
 are imported, in a separate interpreter. The same Python installation produces the same documents in
 the same order.

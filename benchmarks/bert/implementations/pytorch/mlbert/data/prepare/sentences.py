@@ -3,7 +3,7 @@
 A sentence ends at ``.``, ``!`` or ``?`` (with closing quotes or brackets) before white space and a
 possible start: a capital, a digit, an opening quote or bracket, or a backtick. Known abbreviations,
 single letters and numbered list marks do not end one. A sentence that begins in lower case is not
-recognised and stays joined to the one before.
+recognized and stays joined to the one before.
 """
 
 from __future__ import annotations

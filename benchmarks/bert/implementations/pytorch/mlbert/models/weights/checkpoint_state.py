@@ -258,7 +258,7 @@ def _missing(own_names: Sequence[str], spelling: Mapping[str, str], source: str)
         if own_name.startswith(ENCODER):
             problem = f"tensor {spelling.get(own_name, own_name)} is missing"
             raise UserError("checkpoint.incomplete", source, problem, ANOTHER)
-    return {spelling.get(name, name): "initialised" for name in own_names}
+    return {spelling.get(name, name): "initialized" for name in own_names}
 
 
 def _refuse_other_feed_forward(own: set[str], shape: BertConfig, source: str) -> None:

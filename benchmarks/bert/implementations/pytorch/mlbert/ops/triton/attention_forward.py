@@ -281,7 +281,7 @@ def _forward_step(
     v = key_tile(keys + WIDTH, first_k, length, 3 * WIDTH, BLOCK_K, HEAD_SIZE, PARTIAL)
     kept = weights.to(v.dtype)
     if THRESHOLD:
-        # After the sum: dropout acts on normalised weights, so the divisor includes dropped ones.
+        # After the sum: dropout acts on normalized weights, so the divisor includes dropped ones.
         signs = keep_signs(hashes, first_k, BLOCK_K, THRESHOLD)
         kept, masks = keep_pairs(kept, signs, BLOCK_Q, BLOCK_K)
         if bits is not None:

@@ -1,4 +1,4 @@
-"""Cast to FP8 in Triton: one pass quantises a tensor by rows and transposed, and finds its maximum.
+"""Cast to FP8 in Triton: one pass quantizes a tensor by rows and transposed, and finds its maximum.
 
 FP8 products on Hopper read both operands along their inner dimension, so activations and their
 gradients are needed by rows and transposed. The same pass can compute the bias gradient (the sum
@@ -18,12 +18,12 @@ import triton.language as tl
 from torch import Tensor
 
 from mlbert.ops import forms as registry
-from mlbert.ops.fp8_scaling import Quantised, padded_tokens
+from mlbert.ops.fp8_scaling import Quantized, padded_tokens
 from mlbert.ops.triton.device import ACTIVATION_TYPES, sum_partials
 from mlbert.ops.triton.fp8_copies import (
     fp8_arguments,
     largest_magnitude,
-    quantised_buffers,
+    quantized_buffers,
     raise_amax,
     store_columns,
     store_rows,
@@ -31,43 +31,43 @@ from mlbert.ops.triton.fp8_copies import (
 from mlbert.ops.triton.gelu import COLUMNS, GELU, GELU_BACKWARD, PLAIN, ROWS, operation_on
 
 
-@registry.register("fp8_quantise", "triton")
-def cast_transpose(x, scale, amax, dtype, out=None) -> Quantised:
-    """See `mlbert.ops.fp8.quantise`; ``out``: by default new memory."""
-    return _quantise(x, None, None, scale, amax, dtype, PLAIN, False, False, out)[0]
+@registry.register("fp8_quantize", "triton")
+def cast_transpose(x, scale, amax, dtype, out=None) -> Quantized:
+    """See `mlbert.ops.fp8.quantize`; ``out``: by default new memory."""
+    return _quantize(x, None, None, scale, amax, dtype, PLAIN, False, False, out)[0]
 
 
-@registry.register("fp8_quantise_sum", "triton")
-def cast_transpose_bias(x, scale, amax, dtype) -> tuple[Quantised, Tensor]:
+@registry.register("fp8_quantize_sum", "triton")
+def cast_transpose_bias(x, scale, amax, dtype) -> tuple[Quantized, Tensor]:
     """Return `cast_transpose` and the sum of x over tokens, float32 [F]:
     the bias gradient if x is a gradient.
     """
-    copies, total = _quantise(x, None, None, scale, amax, dtype, PLAIN, False, True)
+    copies, total = _quantize(x, None, None, scale, amax, dtype, PLAIN, False, True)
     return copies, sum_partials(total)
 
 
 @registry.register("fp8_gelu", "triton")
-def gelu_cast_transpose(pre, bias, exact, scale, amax, dtype) -> Quantised:
+def gelu_cast_transpose(pre, bias, exact, scale, amax, dtype) -> Quantized:
     """Return gelu(pre + bias) * scale in FP8: `pre` [T, F], `bias` [F]; in the tanh form unless
     `exact`. Other arguments as in `cast_transpose`.
     """
-    return _quantise(pre, None, bias, scale, amax, dtype, GELU, exact, False)[0]
+    return _quantize(pre, None, bias, scale, amax, dtype, GELU, exact, False)[0]
 
 
 @registry.register("fp8_gelu_backward", "triton")
 def gelu_backward_cast_transpose(
     d_out, pre, bias, exact, scale, amax, dtype
-) -> tuple[Quantised, Tensor]:
+) -> tuple[Quantized, Tensor]:
     """Return d_out * gelu'(pre + bias), scaled, in FP8, and its unscaled sum over tokens,
     float32 [F].
     """
-    copies, total = _quantise(pre, d_out, bias, scale, amax, dtype, GELU_BACKWARD, exact, True)
+    copies, total = _quantize(pre, d_out, bias, scale, amax, dtype, GELU_BACKWARD, exact, True)
     return copies, sum_partials(total)
 
 
-def _quantise(
+def _quantize(
     x, d_out, bias, scale, amax, dtype, operation, exact, sums, out=None
-) -> tuple[Quantised, Tensor]:
+) -> tuple[Quantized, Tensor]:
     assert x.is_contiguous(), "contiguous activations expected"
     assert x.dtype in ACTIVATION_TYPES, f"expected one of {ACTIVATION_TYPES}, got {x.dtype}"
     assert d_out is None or (d_out.is_contiguous() and d_out.shape == x.shape), (
@@ -77,7 +77,7 @@ def _quantise(
         f"bias {tuple(bias.shape)} for {x.shape[1]} columns"
     )
     assert scale.dtype == amax.dtype == torch.float32, "scale and amax are float32"
-    copies = out or quantised_buffers(x, dtype)
+    copies = out or quantized_buffers(x, dtype)
     tokens, columns = x.shape
     assert copies.rows.shape == x.shape, (
         f"room for {tuple(copies.rows.shape)}, not {tuple(x.shape)}"
@@ -113,7 +113,7 @@ def cast_kernel(
     OPERATION: tl.constexpr, EXACT: tl.constexpr, E5M2: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Process one tile: the operation, two quantised copies, and the tile's sum over tokens.
+    """Process one tile: the operation, two quantized copies, and the tile's sum over tokens.
 
     Grid: F / COLUMNS, P.
 

@@ -3,7 +3,7 @@
 Each table's gradient is a sum over tokens by id. For frequent rows ([MASK], the two segments, the
 first positions) atomics would be slow and not deterministic. Instead, tokens are sorted by id
 (stable, on the device) and split into chunks. One program per chunk sums its runs of equal ids and
-writes those within the chunk; runs that may continue in a neighbouring chunk are joined in order by
+writes those within the chunk; runs that may continue in a neighboring chunk are joined in order by
 a second kernel. Sizes do not depend on the data, and there is no host synchronization.
 
 Legend: T tokens, D hidden, V rows of a table, C chunks of sorted tokens.

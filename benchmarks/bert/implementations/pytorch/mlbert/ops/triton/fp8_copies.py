@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlbert.ops.fp8_scaling import Quantised, padded_tokens
+from mlbert.ops.fp8_scaling import Quantized, padded_tokens
 
 FP8_TYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
@@ -47,15 +47,15 @@ prmt.b32 $3, c, d, 0x7632;
 }""")
 
 
-def quantised_buffers(x: Tensor, dtype: torch.dtype) -> Quantised:
-    """Return uninitialised FP8 copies of x [T, F]."""
+def quantized_buffers(x: Tensor, dtype: torch.dtype) -> Quantized:
+    """Return uninitialized FP8 copies of x [T, F]."""
     assert dtype in FP8_TYPES, f"{dtype} is not an FP8 dtype"
     rows = torch.empty_like(x, dtype=dtype)
     columns = x.new_empty(x.shape[1], padded_tokens(x.shape[0]), dtype=dtype)
-    return Quantised(rows, columns)
+    return Quantized(rows, columns)
 
 
-def fp8_arguments(copies: Quantised) -> tuple[Tensor, Tensor]:
+def fp8_arguments(copies: Quantized) -> tuple[Tensor, Tensor]:
     """Return the copies as kernels write them: bytes by rows, transposed words of four tokens."""
     return copies.rows.view(torch.uint8), copies.columns.view(torch.int32)
 

@@ -73,7 +73,7 @@ def gelu_parts(y, EXACT: tl.constexpr):
 def operation_on(
     x, d_out, shift, row, column, tokens, columns, OPERATION: tl.constexpr, EXACT: tl.constexpr
 ):
-    """Return rows `row` [G] of the values to quantise, float32 [G, C], 0 outside;
+    """Return rows `row` [G] of the values to quantize, float32 [G, C], 0 outside;
     `shift`: bias float32 [C] or None.
     """
     inside = (row < tokens)[:, None] & (column < columns)[None, :]

@@ -56,7 +56,7 @@ def layer_norm_dropout(x, weight, bias, eps, dropout_p, key, rows):
 
 
 @registry.register("fp8_dropout_add_layer_norm_forward", "triton")
-def quantised_norm(x, residual, weight, bias, eps, dropout_p, key, rows, x_bias, scale, amax):
+def quantized_norm(x, residual, weight, bias, eps, dropout_p, key, rows, x_bias, scale, amax):
     """See `mlbert.ops.fp8_casts`.
 
     A second kernel casts the result: one kernel that also transposed took longer on an H200 than
@@ -69,7 +69,7 @@ def quantised_norm(x, residual, weight, bias, eps, dropout_p, key, rows, x_bias,
 
 
 @registry.register("fp8_dropout_add_layer_norm_backward", "triton")
-def quantised_norm_gradients(
+def quantized_norm_gradients(
     d_out, d_twin, saved, weight, dropout_p, key, rows, scale, amax
 ) -> NormGradients:
     """See `mlbert.ops.fp8_casts`."""
@@ -286,7 +286,7 @@ def residual_sum(
 
 
 @triton.jit
-def normalised(value, weight, bias, total, means, inverses, token, column, tokens, hidden, eps):
+def normalized(value, weight, bias, total, means, inverses, token, column, tokens, hidden, eps):
     """Return LayerNorm of float32 rows [R, C].
 
     Store their statistics and, unless `total` is None, the rows.
@@ -300,7 +300,7 @@ def normalised(value, weight, bias, total, means, inverses, token, column, token
         place = token[:, None].to(tl.int64) * hidden + column[None, :]
         tl.store(total + place, kept_sum, mask=(token < tokens)[:, None] & is_column)
         if total.dtype.element_ty != tl.float32:
-            # Backward normalises the stored, rounded sum, so it needs that sum's statistics.
+            # Backward normalizes the stored, rounded sum, so it needs that sum's statistics.
             kept_mean, _, kept_inverse = _statistics(
                 kept_sum.to(tl.float32), is_column, hidden, eps
             )
@@ -314,7 +314,7 @@ def normalised(value, weight, bias, total, means, inverses, token, column, token
 
 @triton.jit
 def sum_gradient(d, gain, total, means, inverses, token, column, tokens, hidden):
-    """Return the gradient of the sum and the normalised sum of tokens [R], float32 [R, C];
+    """Return the gradient of the sum and the normalized sum of tokens [R], float32 [R, C];
     d: the result's gradient.
 
     With h = (total - mean) / deviation and g = weight * d,
@@ -368,7 +368,7 @@ def norm_forward_kernel(
         value = residual_sum(
             x, residual, x_bias, rows, key, token, column, tokens, hidden, threshold, BLOCK
         )
-    result = normalised(
+    result = normalized(
         value, weight, bias, total, means, inverses, token, column, tokens, hidden, eps
     )
     if threshold > 0 and DROP_OUTPUT:

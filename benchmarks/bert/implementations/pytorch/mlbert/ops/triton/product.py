@@ -27,9 +27,9 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from mlbert.ops import forms as registry
-from mlbert.ops.fp8_scaling import Quantised
+from mlbert.ops.fp8_scaling import Quantized
 from mlbert.ops.triton.device import sum_partials
-from mlbert.ops.triton.fp8_copies import fp8_bytes, quantised_buffers, raise_amax
+from mlbert.ops.triton.fp8_copies import fp8_bytes, quantized_buffers, raise_amax
 from mlbert.ops.triton.gelu import gelu_parts
 
 # of a block
@@ -40,7 +40,7 @@ OPTIONS = {"num_warps": 8, "num_stages": 3, "maxnreg": 128}
 
 
 @registry.register("fp8_product_gelu", "fused")
-def product_gelu(a, b, inverses, bias, exact, scale, amax, dtype) -> tuple[Tensor, Quantised]:
+def product_gelu(a, b, inverses, bias, exact, scale, amax, dtype) -> tuple[Tensor, Quantized]:
     """See `mlbert.ops.fp8._product_gelu`. Only the tanh form of GELU is fused."""
     if exact:
         return registry.form("fp8_product_gelu", "triton")(
@@ -53,7 +53,7 @@ def product_gelu(a, b, inverses, bias, exact, scale, amax, dtype) -> tuple[Tenso
 @registry.register("fp8_product_gelu_backward", "fused")
 def product_gelu_backward(
     a, b, inverses, fast, pre, bias, exact, scale, amax, dtype
-) -> tuple[Quantised, Tensor]:
+) -> tuple[Quantized, Tensor]:
     """See `mlbert.ops.fp8._product_gelu_backward`.
 
     Only fast accumulation and the tanh form are fused.
@@ -67,13 +67,13 @@ def product_gelu_backward(
     return _product(a, b, inverses, pre, bias, scale, amax, dtype, partial), sum_partials(partial)
 
 
-def _product(a, b, inverses, pre, bias, scale, amax, dtype, partial) -> Quantised:
+def _product(a, b, inverses, pre, bias, scale, amax, dtype, partial) -> Quantized:
     tokens, columns = pre.shape
     assert all(x.is_contiguous() for x in (a, b, pre)), (
         "contiguous operands and pre-activations expected"
     )
     assert b.shape == (columns, a.shape[1]), f"{tuple(b.shape)} for a product of {tuple(a.shape)}"
-    copies = quantised_buffers(pre, dtype)
+    copies = quantized_buffers(pre, dtype)
     if a.numel():
         grid = (triton.cdiv(columns, COLUMNS), triton.cdiv(tokens, ROWS))
         by_rows = [ROWS, COLUMNS]

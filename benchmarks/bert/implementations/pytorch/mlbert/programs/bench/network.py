@@ -1,8 +1,8 @@
 """Measure the all-reduce bandwidth of all ranks and find the node that slows it down.
 
-An all-reduce is as fast as its slowest link. To find that link, the first ranks of neighbouring
+An all-reduce is as fast as its slowest link. To find that link, the first ranks of neighboring
 nodes swap messages in a ring. A node's speed is that of the better of its two links, so that a slow
-node is not blamed on its neighbours.
+node is not blamed on its neighbors.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class NetworkReport:
             f"all-reduce of {size / 2**20:g} MiB: {speed:.2f} GB/s"
             for size, speed in self.reduce.items()
         ]
-        text += [f"{host}: {speed:.2f} GB/s to a neighbour" for host, speed in self.nodes.items()]
+        text += [f"{host}: {speed:.2f} GB/s to a neighbor" for host, speed in self.nodes.items()]
         if self.nodes:
             slowest = min(self.nodes, key=lambda host: self.nodes[host])
             word = (

@@ -129,7 +129,7 @@ def write_report(
         folder.path.resolve().name,
         (f"{summary['accuracy']:.1%}", "of the masked tokens in held-out text are predicted"),
         [
-            (f"{bigram:.1%}", "guessing from one neighbour"),
+            (f"{bigram:.1%}", "guessing from one neighbor"),
             (
                 f"{facts.baselines['most_frequent_accuracy']:.1%}",
                 "always guessing the most frequent token",
@@ -182,7 +182,7 @@ tags: [masked-lm, modernbert]
   {facts.held_out_unknown:.2%} of the held-out tokens are unknown to it.
 * Held-out accuracy: {summary["accuracy"]:.4f} of the masked tokens
   (15 % of the text, all of them [MASK]), after {summary["tokens"]:,} training tokens.
-  Guessing from one neighbour gives {facts.baselines["bigram_accuracy"]:.4f}.
+  Guessing from one neighbor gives {facts.baselines["bigram_accuracy"]:.4f}.
 
 Use: `pipeline("fill-mask", model="{folder.model.name}")` of transformers,
 or as the start of fine-tuning.
@@ -474,7 +474,7 @@ class _Run:
         self._say(
             f"\nfinished: held-out accuracy {accuracy:.4f} after "
             f"{short_duration(summary['seconds_to_train'])} "
-            f"(guessing from one neighbour {bigram:.4f}, always the most frequent token "
+            f"(guessing from one neighbor {bigram:.4f}, always the most frequent token "
             f"{facts.baselines['most_frequent_accuracy']:.4f})"
         )
         self._say(f"model:  {folder.model}\nreport: {folder.report}\nnext:")
@@ -527,7 +527,7 @@ class BaselineWarnings(Events):
             self._say(f"warning: no better than {what}: the model has learnt nothing else yet")
         elif self._warned < 2 and share >= _LATE and accuracy <= bigram:
             self._warned = 2
-            what = f"guessing from one neighbour ({bigram:.4f})"
+            what = f"guessing from one neighbor ({bigram:.4f})"
             self._say(f"warning: no better than {what}: use more --minutes, or a smaller --size")
 
 
