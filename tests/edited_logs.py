@@ -12,7 +12,7 @@ from audit import Report
 from log_edits import Run
 from mlaudit.findings import Outcome, finding_of
 from mlaudit.logs import Log, read_log
-from mlaudit.own_checks import CHECKS
+from mlaudit.own_checks import CHECKS, complaints_of
 from mlaudit.result_set import ResultSet, evaluations_of
 from mlbert.mlperf.rules import eval_interval
 
@@ -134,7 +134,7 @@ def report(runs: list[Run], folder: Path, **about: Any) -> Report:
     """
     results = ResultSet(write(runs, folder), **about)
     findings = [
-        finding_of(name, "here", list(CHECKS[name].function(results)), "") for name in _CHECKS
+        finding_of(name, "here", complaints_of(CHECKS[name], results), "") for name in _CHECKS
     ]
     return {one.check: (one.outcome, one.words) for one in findings if one.outcome != Outcome.PASS}
 

@@ -115,12 +115,17 @@ def finding_of(check: str, subject: str, complaints: Sequence[Complaint], passed
     return Finding(check, subject, distinct[0].outcome, _join(distinct), distinct)
 
 
+def without_place(text: str) -> str:
+    """Return the text of a complaint without the file and line that it begins with."""
+    return _PLACE.sub("", text)
+
+
 def _join(complaints: Sequence[Complaint]) -> str:
     """Join up to `_MAX_COMPLAINTS` complaints, merging equal ones of several logs, with their rules."""
     same: dict[Complaint, list[str]] = {}
     for complaint in complaints:
         same.setdefault(
-            complaint._replace(text=_PLACE.sub("", complaint.text), lines=()), []
+            complaint._replace(text=without_place(complaint.text), lines=()), []
         ).append(complaint.text)
     rules: dict[tuple[Outcome, str], list[str]] = {}
     for common, texts in itertools.islice(same.items(), _MAX_COMPLAINTS):

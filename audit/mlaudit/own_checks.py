@@ -8,7 +8,9 @@ this code's logs have (provenance, call sites, one seed, one writer) are require
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,9 +25,19 @@ from mlaudit.checks.run_identity import check_call_sites, check_code, check_whos
 from mlaudit.checks.same import check_program, check_same_settings, check_seeds, check_series
 from mlaudit.checks.system_file import check_description, check_machine, check_submitter
 from mlaudit.checks.values import check_rules, check_single_lines, check_values
-from mlaudit.findings import Complaint, Complaints, Finding, Outcome, finding_of
+from mlaudit.findings import (
+    Complaint,
+    Complaints,
+    Finding,
+    Outcome,
+    finding_of,
+    without_place,
+)
 from mlaudit.registered_check import OwnCheck, Scope
 from mlaudit.result_set import ResultSet
+
+_FEWEST_WITH_A_HABIT = 3  # logs
+_NUMBER = re.compile(r"\d[\d.,e+-]*")
 
 CHECKS: Mapping[str, OwnCheck] = {
     "program": OwnCheck(check_program, Scope.EVERY),
@@ -80,10 +92,44 @@ def run_checks(results: ResultSet, subject: str) -> list[Finding]:
 
 
 def _row(name: str, subject: str, check: OwnCheck, results: ResultSet) -> Finding:
-    complaints: Iterable[Complaint] = check.function(results)
-    if check.scope is Scope.MEASURED_ON_BERT and not results.is_bert:
-        complaints = [_at_most_a_warning(complaint) for complaint in complaints]
-    return _finding(name, subject, check.function, complaints)
+    return _finding(name, subject, check.function, complaints_of(check, results))
+
+
+def complaints_of(check: OwnCheck, results: ResultSet) -> list[Complaint]:
+    """Return what a check finds, each as severe as its scope allows."""
+    complaints = list(check.function(results))
+    if check.scope is not Scope.MEASURED_ON_BERT:
+        return complaints
+    if results.is_bert:
+        return _without_habits(complaints, results)
+    return [_at_most_a_warning(complaint) for complaint in complaints]
+
+
+def _without_habits(complaints: Sequence[Complaint], results: ResultSet) -> list[Complaint]:
+    """Make a warning of an error that most logs of another program have: it is how it logs.
+
+    Order and times were measured on a few programs. What somebody changed by hand is in few logs.
+    """
+    if results.own_logs:
+        return list(complaints)
+    files_with: defaultdict[str, set[str]] = defaultdict(set)
+    for complaint in complaints:
+        if complaint.outcome is Outcome.ERROR:
+            files_with[_shape(complaint)] |= {line.file for line in complaint.lines}
+    kept = []
+    for complaint in complaints:
+        number = len(files_with[_shape(complaint)])
+        is_habit = number >= _FEWEST_WITH_A_HABIT and 2 * number > len(results.logs)
+        if complaint.outcome is Outcome.ERROR and is_habit:
+            honest = f"{number} of {len(results.logs)} logs have it: the program logs so"
+            complaint = complaint._replace(outcome=Outcome.WARN, honest=honest)
+        kept.append(complaint)
+    return kept
+
+
+def _shape(complaint: Complaint) -> str:
+    """Return the text of a complaint without its place and numbers."""
+    return _NUMBER.sub("#", without_place(complaint.text))
 
 
 def _at_most_a_warning(complaint: Complaint) -> Complaint:
