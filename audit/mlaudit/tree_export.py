@@ -166,12 +166,12 @@ def _refuse_illegal(tree: Path, names: list[PurePosixPath]) -> None:
             raise UserError("submission.file-name", str(name), reason, "Rename it")
         if not path.is_file():
             reason = (
-                "is a link to nothing or to a folder"
+                "is a broken link or a link to a folder"
                 if path.is_symlink()
                 else "is neither a file nor a folder"
             )
             raise UserError(
-                "submission.file-name", str(name), reason, "Replace it by a regular file"
+                "submission.file-name", str(name), reason, "Replace it with a regular file"
             )
         if problem := too_large(path):
             raise UserError(

@@ -128,16 +128,15 @@ def _warmup(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
 
 
 def _sources(log: Log, settings: Mapping[str, Any]) -> Iterable[Complaint]:
-    """Check that only generated data is logged as synthetic,
-    and note a run that found nothing to resume.
+    """Check that exactly generated data is logged as synthetic and that evaluation data is not
+    training data; note a run that found nothing to resume.
     """
     generated = settings.get("SYNTH_DATA")
     for event in (log.first("train_data"), log.first("eval_data")):
-        if (
-            event is not None
-            and isinstance(generated, bool)
-            and generated is not (event.value == _SYNTHETIC)
-        ):
+        if event is None or not isinstance(generated, bool):
+            continue
+        is_synthetic = event.value == _SYNTHETIC
+        if is_synthetic != generated:
             text = (
                 f"{event.key} is {event.value!r}, its configuration says SYNTH_DATA = {generated}"
             )

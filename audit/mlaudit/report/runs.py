@@ -311,9 +311,11 @@ class ReportedRun:
         return samples_per_second(self.source.log)
 
     def metric(self, name: str) -> Points:
-        """Return (samples, value) of a quantity in metrics.jsonl at each log point."""
-        steps = (line for line in self.source.metrics if line.get("kind") == "step")
-        pairs = ((number(line.get("samples")), number(line.get(name))) for line in steps)
+        """Return (samples, value) of a quantity at each point of metrics.jsonl that has it: of
+        steps, such as loss, or of evaluations, such as eval_loss.
+        """
+        points = (line for line in self.source.metrics if name in line)
+        pairs = ((number(line.get("samples")), number(line.get(name))) for line in points)
         return [
             (samples, value)
             for samples, value in pairs

@@ -184,8 +184,9 @@ def _add_growth(
     start = leaves.number(start_name, None)
     last = int(str(layer["train_batch_size"][0]))
     if start.value != int(start.value) or not 1 <= start.value <= last:
-        reason = f"{start_name} {start.value} is not between 1 and the {last} sequences of a rank"
-        raise UserError("config.range", start.origin, reason, "Lower it")
+        reason = f"{start_name} is {start.value}, but a rank has {last} sequences per step"
+        remedy = f"Give a whole number from 1 to {last}"
+        raise UserError("config.range", start.origin, reason, remedy)
     if start.value == last:
         leaves.text(tokens_name, None)
         return None

@@ -426,12 +426,14 @@ def test_settings_create_each_optimizer(make_flat, name):
     optimizer.hyperparameters(event)
     found = dict(events)
     assert len(found) == len(events)
-    prefix = f"opt_{'adamw' if isinstance(optimizer, AdamW) else name}_"
+    prefix = f"opt_{getattr(optimizer, 'LOGGED_AS', name)}_"
     assert found.pop("opt_epsilon", 1e-6) == 1e-6
-    decay = "weight_decay_rate" if name == "lamb" else "weight_decay"
-    momentum = {"momentum": 0.9} if name in ("madgrad", "sgd") else {"beta_1": 0.9, "beta_2": 0.98}
-    epsilon = {} if name == "sgd" else {"epsilon": 1e-6}
-    expected = {prefix + key: value for key, value in {**momentum, **epsilon, decay: 0.01}.items()}
+    values = {"epsilon": 1e-6, "beta_1": 0.9, "beta_2": 0.98, "momentum": 0.9}
+    values |= {"weight_decay": 0.01, "weight_decay_rate": 0.01}
+    logged = ("epsilon", "beta_1", "beta_2", "weight_decay_rate")
+    if name != "lamb":
+        logged = getattr(optimizer, "LOGGED", ("epsilon", "beta_1", "beta_2", "weight_decay"))
+    expected = {prefix + key: values[key] for key in logged}
     assert set(expected) <= {*SETTINGS_OF, "opt_lamb_beta_1", "opt_lamb_beta_2"}, (
         "the log tracer must know these keys"
     )

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from mlbert.config.bert_config import BertConfig
+from mlbert.host.errors import UserError
 from mlbert.models.bert import BertForMaskedLM
 from mlbert.models.weights.convert import (
     composer_to_torch,
@@ -217,3 +218,8 @@ def test_another_flexbert_is_refused(name, value):
 def test_an_impossible_configuration_is_one_line(name, value):
     with user_error("model.shape", "x.pt"):
         shape_of_flexbert(PUBLISHED | {name: value}, "x.pt")
+
+
+def test_a_contradiction_in_the_configuration_is_named():
+    with pytest.raises(UserError, match="hidden_size 100 is not a multiple of"):
+        shape_of_flexbert({**PUBLISHED, "hidden_size": 100}, "x.pt")

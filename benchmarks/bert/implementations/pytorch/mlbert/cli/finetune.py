@@ -100,7 +100,7 @@ def finetune(
     )
     if predict is not None or model is not None:
         if predict is None or model is None or path is not None or is_direct:
-            reason = "needs --model and excludes a YAML and the options of training"
+            reason = "needs --model, and cannot be combined with a YAML file or training options"
             raise UserError(
                 "config.conflict", "--predict", reason, "Write --predict FILE --model RUN"
             )

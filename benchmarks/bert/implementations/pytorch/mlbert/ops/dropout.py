@@ -96,12 +96,11 @@ def dropout_threshold(probability: float) -> int:
     round(256 p), so 0.1 becomes 26/256 = 0.1016.
 
     Raises:
-        ValueError: p is not in [0, 1).
+        ValueError: p is negative or would drop every element.
     """
-    threshold = int(256 * probability + 0.5) if probability >= 0 else -1
-    if not 0 <= threshold < 256:
-        raise ValueError(f"dropout probability {probability} is not in [0, 1)")
-    return threshold
+    if not 0 <= probability < 255.5 / 256:
+        raise ValueError(f"dropout probability {probability} is not in [0, 0.998)")
+    return int(256 * probability + 0.5)
 
 
 def dropout_scale(threshold: int) -> float:

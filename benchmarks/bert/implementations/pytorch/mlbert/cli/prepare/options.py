@@ -135,27 +135,29 @@ def with_options(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
-        own = signature.parameters.items()
-        kinds: dict[str, Any] = {
-            name: one.annotation for name, one in own if is_dataclass(one.annotation)
-        }
-        fields = {
-            name: inspect.signature(kind, eval_str=True).parameters for name, kind in kinds.items()
-        }
+        plain: list[inspect.Parameter] = []  # options that the command declares itself
+        expanded: list[inspect.Parameter] = []  # one option for each field of a dataclass
+        groups: dict[str, tuple[Any, list[str]]] = {}  # parameter -> its dataclass and fields
+        for parameter in signature.parameters.values():
+            if not is_dataclass(parameter.annotation):
+                plain.append(parameter)
+                continue
+            kind: Any = parameter.annotation
+            fields = inspect.signature(kind, eval_str=True).parameters
+            groups[parameter.name] = (kind, list(fields))
+            for name, field in fields.items():
+                expanded.append(field.replace(default=defaults.get(name, field.default)))
 
         @functools.wraps(command)
         def run(**values: Any) -> None:
             made = {
-                name: kind(**{field: values.pop(field) for field in fields[name]})
-                for name, kind in kinds.items()
+                parameter: kind(**{name: values.pop(name) for name in names})
+                for parameter, (kind, names) in groups.items()
             }
             command(**made, **values)
 
-        parameters = [parameter for name, parameter in own if name not in kinds]
-        for field in (field for name in kinds for field in fields[name].values()):
-            parameters.append(field.replace(default=defaults.get(field.name, field.default)))
-        parameters = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in parameters]
-        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # Typer reads it
+        options = [one.replace(kind=one.KEYWORD_ONLY) for one in (*plain, *expanded)]
+        run.__signature__ = signature.replace(parameters=options)  # type: ignore[attr-defined]  # Typer reads it
         return run
 
     return decorate

@@ -251,7 +251,7 @@ def fetch_index(remote: str, cache: Path) -> bytes:
             if not path.exists():  # another process may have written it in the meantime
                 write_atomically(path, raw)
     if read_index(path) != raw:
-        reason = f"is the cache of another set than {remote}"
+        reason = f"holds a different data set, not that of {remote}"
         raise UserError("data.mixed", cache, reason, "Choose another cache folder")
     return raw
 

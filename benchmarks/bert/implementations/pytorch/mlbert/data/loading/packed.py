@@ -128,7 +128,7 @@ class PackedSource(StepSource):
             self._raise_too_small(packs)
 
     def _raise_too_small(self, packs: int) -> NoReturn:
-        reason = f"its {packs} packs are fewer than one step's {self.share.global_units}"
+        reason = f"has {packs} packs, but one step takes {self.share.global_units}"
         raise UserError(
             "data.too-small", self.info.folder, reason, "Lower BATCHSIZE or prepare more data"
         )

@@ -108,7 +108,7 @@ def is_flexbert(values: Mapping[str, object]) -> bool:
 def shape_of_flexbert(values: Mapping[str, Any], path: str) -> BertConfig:
     """Return the shape. Raise UserError for a FlexBERT that is not a ModernBERT.
 
-    ``path``: of the checkpoint.
+    ``path`` is the checkpoint that errors name.
     """
     values = {**_DEFAULTS, **values}
     for name, wanted in _REQUIRED.items():
@@ -122,11 +122,11 @@ def shape_of_flexbert(values: Mapping[str, Any], path: str) -> BertConfig:
         raise _unsupported(path, "hidden_act", activation, "gelu")
     try:
         return _shape_of(values, _ACTIVATIONS[activation])
+    except UserError as error:  # a ValueError too, so it must come first
+        raise UserError("model.shape", path, error.problem, _REMEDY) from None
     except (KeyError, TypeError, ValueError):
         reason = "lacks the shape of a ModernBERT in its configuration"
         raise UserError("model.shape", path, reason, _REMEDY) from None
-    except UserError as error:
-        raise UserError("model.shape", path, error.problem, _REMEDY) from None
 
 
 def _shape_of(values: Mapping[str, Any], activation: str) -> BertConfig:

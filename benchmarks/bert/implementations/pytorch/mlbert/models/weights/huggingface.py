@@ -106,8 +106,8 @@ def _own_config(config: BertConfig, architecture: str) -> dict[str, object]:
     }
     missing = [name for name, used in options.items() if used]
     if missing:
-        reason = f"has no {architecture} {' and '.join(missing)}"
-        remedy = "Set classifier_pooling to cls or mean, or keep the weights in our own form"
+        reason = f"cannot express a {architecture} {' and '.join(missing)}"
+        remedy = "Keep the weights in our own form, or export with classifier_pooling cls or mean"
         raise UserError("model.unsupported", "Hugging Face", reason, remedy)
     heads = ("ForMaskedLM", "ForSequenceClassification")
     head = heads[architecture == "BertForSequenceClassification"]

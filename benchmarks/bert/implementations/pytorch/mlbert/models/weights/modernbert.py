@@ -189,10 +189,10 @@ def shape_of_modernbert(values: Mapping[str, object], activation: str, path: str
         shape = _shape_of(values, activation)
         extra = values.get(_EXTRA)
         return dataclasses.replace(shape, **extra) if isinstance(extra, dict) else shape
+    except UserError as error:  # a ValueError too, so it must come first
+        raise UserError("model.shape", path, error.problem, _REMEDY) from None
     except (KeyError, TypeError, ValueError):
         raise UserError("model.shape", path, "lacks the shape of a ModernBERT", _REMEDY) from None
-    except UserError as error:
-        raise UserError("model.shape", path, error.problem, _REMEDY) from None
 
 
 def _shape_of(values: Mapping[str, Any], activation: str) -> BertConfig:

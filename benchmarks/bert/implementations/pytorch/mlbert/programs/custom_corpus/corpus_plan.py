@@ -85,7 +85,7 @@ def make_plan(
         init = str(folder.resolve())
         length = min(length, shape.max_position_embeddings)
         optimizer = "stableadamw"
-        rate = CONTINUED * rules.learning_rate(optimizer, choice.shape.hidden)
+        rate = CONTINUED * rules.learning_rate(optimizer, shape.hidden_size)
     settings = {
         "recipe": MASKED_LM,
         "precision": precision,
