@@ -38,8 +38,11 @@ def copy(tracked: list[Path], tree_root: Path, tmp_path_factory: pytest.TempPath
 
 
 def run(root: Path, command: str, program=run_checked) -> str:
+    implementations = root / "benchmarks/bert/implementations"
     homes = [
-        str(root / "benchmarks/bert/implementations" / name) for name in ("pytorch", "tensorflow2")
+        str(implementations / "pytorch"),
+        str(implementations / "tensorflow2"),
+        str(root / "audit"),
     ]
     path = f"{root}/.venv/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
     environ = user_environ(PYTHONPATH=os.pathsep.join(homes), PATH=path, TREE=root)
@@ -55,7 +58,7 @@ def test_the_commands_after_the_examples_succeed(copy: Path) -> None:
         for language, text in BLOCK.findall((copy / EXAMPLES).read_text())
         if language == "bash"
     ]
-    assert run(copy, "\n".join(blocks)).count("1 passed") == 3
+    assert run(copy, "\n".join(blocks)).count("1 passed") == 4
     assert "muon, lion" in (copy / "docs/settings.md").read_text()
 
 
