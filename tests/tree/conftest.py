@@ -96,7 +96,8 @@ def quickstart_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     packages = Path(
         sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)})
     )
-    for name in needed_packages("mlbert") | {"setuptools"}:
+    # quickstart.sh installs torch without naming the extra that needs it.
+    for name in needed_packages("mlbert") | needed_packages("torch") | {"setuptools"}:
         # By its folder: an egg-info that a build has left in the tree's root has no files.
         distribution = next(
             iter(metadata.distributions(name=name, path=[sysconfig.get_path("purelib")]))

@@ -41,13 +41,13 @@ GROUPS = (
 # CUTLASS and split-K.
 _NAMES = (
     (r"nccl|all_reduce|allreduce|all_gather|reduce_scatter|c10d|gloo", "communication"),
-    (r"flash|attention|fmha|attn", "attention"),
+    (r"flash|attention|fmha|attn|rotary", "attention"),
     (
         r"gemm|nvjet|cutlass|cublas|splitk|product_kernel|aten::(mm|addmm|bmm|baddbmm|linear|_scaled_mm)\b",
         "GEMM",
     ),
     (
-        r"memcpy|memset|copy|cat\b|CatArray|aten::(fill_|zero_|_to_copy|clone|contiguous)\b|FillFunctor",
+        r"memcpy|memset|copy|expand_kernel|cat\b|CatArray|aten::(fill_|zero_|_to_copy|clone|contiguous)\b|FillFunctor",
         "copy",
     ),
     (r"layer_?norm|norm_(forward|backward)_kernel|sum_partials_kernel", "norm"),

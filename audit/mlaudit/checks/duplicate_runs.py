@@ -41,6 +41,7 @@ _CERTAIN_TIMES = 1e-5  # likewise, of intervals, whose noise is measured on few 
 _FEWEST_STEPS = 5  # or tolerances, in the narrowest range whose differences are counted
 _WEAK = 0.03  # likewise, if there is a second sign
 _TOGETHER = 1e-6  # product of the expectations of two signs
+_CERTAIN_MOMENTS = 10  # equal absolute time stamps of two runs
 _SAME_ACCURACIES = 3
 _NEAR_ACCURACIES = 5
 _NEAR = 2e-5
@@ -280,7 +281,7 @@ def check_copies(results: ResultSet) -> Complaints:
 
 
 def check_copies_between(systems: Iterable[Sequence[Log]]) -> Complaints:
-    """No run of a system is a copy of another system's, by its accuracies."""
+    """No run of a system is a copy of another system's, by its accuracies or its moments."""
     groups = [[_run_of(log) for log in logs] for logs in systems]
     pairs = [
         pair
@@ -291,8 +292,23 @@ def check_copies_between(systems: Iterable[Sequence[Log]]) -> Complaints:
     for pair in pairs:
         signs = list(known.equal_accuracies(pair))
         verdict = _verdict(signs, is_one_seed=False, is_whole=False)
-        if verdict is not None:
+        shared = _shared_moments(pair)
+        if verdict is not Outcome.ERROR and shared:
+            one, other = pair
+            text = f"{_filed(other.log)}: {shared} time stamps are those of {_filed(one.log)}"
+            yield Complaint(Outcome.ERROR, text, _OWN_RUNS, settle=_SETTLE)
+        elif verdict is not None:
             yield _complaint(pair, verdict, signs, _filed, is_between=True)
+
+
+def _shared_moments(pair: _Pair) -> int:
+    """Return the number of milliseconds at which both runs log something, 0 if chance can explain
+    it: even runs side by side log at few equal moments.
+    """
+    one, other = ({event.time_ms for event in run.log.events if event.time_ms} for run in pair)
+    shared = len(one & other)
+    is_certain = shared >= _CERTAIN_MOMENTS and 2 * shared > min(len(one), len(other))
+    return shared if is_certain else 0
 
 
 def _verdict(signs: Sequence[_Sign], is_one_seed: bool, is_whole: bool) -> Outcome | None:

@@ -1,6 +1,4 @@
-"""Convert the TensorFlow 1 checkpoint to NVIDIA's .pt file:
-`mlbert convert tf1-to-nvidia` by its published name.
-"""
+"""`mlbert convert tf1-to-nvidia`, TensorFlow 1 to NVIDIA's .pt, by its published name."""
 
 from mlbert.cli.published import main
 

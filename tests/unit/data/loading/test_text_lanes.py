@@ -119,10 +119,10 @@ def test_a_position_is_gone_on_from(first):
 
 
 def test_any_step_in_any_order(monkeypatch):
-    monkeypatch.setattr(module, "_KEPT_STEPS", 4)
     monkeypatch.setattr(module, "_KEPT_BYTES", 0)
     expected = plain(orders_of([5, 7]), 3, COUNTS, 60)
     lanes = piece_lanes()
+    lanes._kept_steps = 4
     for step in (0, 30, 29, 1, 59, 58, 40):
         assert taken(lanes, step) == expected[step]
 

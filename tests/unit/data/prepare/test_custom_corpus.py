@@ -23,7 +23,7 @@ from pyarrow import parquet
 
 from mlbert.data.formats.mds import MdsReader
 from mlbert.data.formats.tokenizer import load_tokenizer
-from mlbert.data.prepare import corpus, corpus_files, custom_corpus, pipeline, streaming
+from mlbert.data.prepare import baselines, corpus_files, custom_corpus, streaming, text_folder
 from mlbert.data.prepare.clean import wiki_files
 from mlbert.data.prepare.corpus_files import documents, find_sources
 from mlbert.data.prepare.corpus_sequences import RUN
@@ -289,7 +289,7 @@ def test_memory_does_not_grow_with_the_text(
         ("_TOGETHER", 1 << 15),
     ):
         monkeypatch.setattr(custom_corpus, name, value)
-    monkeypatch.setattr(pipeline, "_TOGETHER", 1 << 12)
+    monkeypatch.setattr(baselines, "_TOGETHER", 1 << 12)
     peaks = []
     for count in (300, 300, 1500):  # the first call fills caches
         path = tmp_path / f"{len(peaks)}.jsonl"
@@ -527,7 +527,7 @@ def test_what_is_no_plain_file_in_a_folder_is_not_passed_over(tmp_path: Path, sa
         with user_error("file.missing" if name == "gone.txt" else code, place):
             streaming.text_files(place)
         with user_error(code, place):
-            corpus.text_files(folder)
+            text_folder.text_files(folder)
         with user_error(code, place):
             inspect_parts(expand_inputs([folder]))
         place.rename(folder / "wiki_00")
