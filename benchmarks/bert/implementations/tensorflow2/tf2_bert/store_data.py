@@ -158,7 +158,7 @@ class StoreTraining(_StoreData):
         )
         if reader.steps_per_epoch == 0:
             reason = (
-                f"its {reader.units.count} packs are fewer than one step's {self._rows * replicas}"
+                f"has {reader.units.count} packs, but one step takes {self._rows * replicas}"
             )
             raise UserError(
                 "data.too-small", self.info.folder, reason, "Lower BATCHSIZE or prepare more data"

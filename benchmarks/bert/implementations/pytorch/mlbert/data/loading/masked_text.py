@@ -135,7 +135,7 @@ class TextSource(StepSource):
         self.info = describe_text(texts.streams, texts.tokenizer)
         lanes = self.share.global_units
         if self.info.num_texts < lanes:
-            reason = f"its {self.info.num_texts} texts are fewer than one step's {lanes} sequences"
+            reason = f"has {self.info.num_texts} texts, but one step takes {lanes} sequences"
             raise UserError(
                 "data.too-small", texts.name, reason, "Lower BATCHSIZE or give more text"
             )

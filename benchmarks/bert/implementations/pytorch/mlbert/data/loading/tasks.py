@@ -110,7 +110,7 @@ class TaskSource(StepSource):
         self._encoded: Ragged | None = None
         self.steps_per_epoch = steps_per_epoch(len(rows), share, drop_last)
         if self.steps_per_epoch == 0:
-            reason = f"its {len(rows)} rows are fewer than one step's {share.global_units}"
+            reason = f"has {len(rows)} rows, but one step takes {share.global_units}"
             raise UserError(
                 "data.too-small", rows.path, reason, "Lower BATCHSIZE or give more rows"
             )
