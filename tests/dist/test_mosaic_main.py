@@ -245,7 +245,7 @@ def test_more_names_of_the_published_program(work: Path, monkeypatch: pytest.Mon
         (["tokenizer_name=prajjwal1/no-such"], "prajjwal1/no-such"),
         (["model.model_config.vocab_size=9"], "vocab_size 9"),
         (["model.model_config.heads=2"], "'heads' is unknown"),
-        (["global_train_batch_size=100000"], "fewer than one step's"),
+        (["global_train_batch_size=100000"], "but one step takes"),
         (["global_train_batch_size=0.5"], "global_train_batch_size 0.5"),
         (["precision=int3"], "precision 'int3' is unknown"),
         (["mlm_probability=1.5"], "must be less than 1"),

@@ -157,9 +157,7 @@ class StoreTraining(_StoreData):
             partition=contiguous,
         )
         if reader.steps_per_epoch == 0:
-            reason = (
-                f"has {reader.units.count} packs, but one step takes {self._rows * replicas}"
-            )
+            reason = f"has {reader.units.count} packs, but one step takes {self._rows * replicas}"
             raise UserError(
                 "data.too-small", self.info.folder, reason, "Lower BATCHSIZE or prepare more data"
             )
