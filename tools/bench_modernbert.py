@@ -33,6 +33,7 @@ from mlbert.data.batches import HostBatch
 from mlbert.data.formats.ragged import Ragged
 from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
 from mlbert.distributed.sharding import ShardLayout
+from mlbert.host.provenance import shipped
 from mlbert.models.bert import BertForMaskedLM
 from mlbert.models.objectives import MaskedLM
 from mlbert.models.weights.huggingface import padded_inputs, to_huggingface
@@ -56,33 +57,14 @@ GELU = "gelu"
 MIN_PAIRS = 3
 # Largest difference of the sides' losses of the first step.
 LOSS_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
-# ModernBERT-base, but for the number of layers.
-BASE = BertConfig(
-    vocab_size=50_368,
-    hidden_size=768,
-    num_hidden_layers=22,
-    num_attention_heads=12,
-    intermediate_size=1152,
-    max_position_embeddings=8192,
-    hidden_act="gelu_erf",
-    hidden_dropout_prob=0.0,
-    attention_probs_dropout_prob=0.0,
-    layer_norm_eps=1e-5,
-    position_embedding_type="rotary",
-    rope_theta=160_000.0,
-    norm_position="pre",
-    gated_mlp=True,
-    attention_bias=False,
-    mlp_bias=False,
-    norm_bias=False,
-    classifier_bias=False,
-    local_attention=128,
-    global_attn_every_n_layers=3,
-    rope_frequencies="product",
-    initializer="megatron",
-    classifier_pooling="mean",
-    vocab_size_multiple=64,
-)
+# In which the benchmark differs from configs/modernbert_base.json, besides the number of layers.
+SHAPE_OPTIONS = "attention_output_dropout_prob=0 vocab_size_multiple=64"
+
+
+def base_shape(layers: int) -> BertConfig:
+    """Return ModernBERT-base's shape with this number of layers."""
+    base = BertConfig.from_json(shipped("configs") / "modernbert_base.json")
+    return base.with_options(f"num_hidden_layers={layers} {SHAPE_OPTIONS}")
 
 
 @dataclass(frozen=True)
@@ -312,7 +294,7 @@ def main() -> None:
     pieces = pieces_of(given.texts, tokenizer, given.length, given.tokens, given.full, given.seed)
     batch = masked_batch(pieces, tokenizer, given.seed)
     dtype = compute_dtype(given.precision, torch.device("cpu"))
-    shape = replace(BASE, num_hidden_layers=given.layers)
+    shape = base_shape(given.layers)
     record = run(shape, batch, given.pairs, dtype, given.seed, with_plain=not given.no_plain)
     record["length"] = given.length
     record["full"] = given.full

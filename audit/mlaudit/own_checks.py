@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from mlaudit.advice import OWN
 from mlaudit.checks import pace
 from mlaudit.checks.accuracy import check_accuracies
 from mlaudit.checks.code_provenance import check_event_types, check_writer
@@ -150,4 +151,4 @@ def _finding(
 ) -> Finding:
     first, _, _ = (check.__doc__ or "").partition("\n\n")
     passed = " ".join(first.split())
-    return finding_of(f"own: {name}", subject, list(complaints), passed)
+    return finding_of(f"{OWN}{name}", subject, list(complaints), passed)

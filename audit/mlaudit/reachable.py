@@ -17,7 +17,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from mlaudit.call_sites import Sources
-from mlbert.host.provenance import HOMES
+from mlbert.host.repository import HOMES
 
 _ANNOTATIONS = ("annotation", "returns")
 Target = tuple[str, str]  # file, and a name in it; an empty name is the module

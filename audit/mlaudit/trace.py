@@ -34,8 +34,8 @@ from mlaudit.settings import section_names, sections, settings_by_key, unknown_n
 from mlbert.config.section import Section, Setting
 from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain
-from mlbert.host.provenance import TENSORFLOW2_HOME, recipe_file
-from mlbert.host.repository import PACKAGE_HOME
+from mlbert.host.provenance import recipe_file
+from mlbert.host.repository import PACKAGE_HOME, TENSORFLOW2_HOME
 
 _MOST_DEFINITIONS = 6  # of one name; a longer list does not help the reader
 _NO_CALL = ast.Call(ast.Name(""), [], [])  # a call without arguments, of nothing

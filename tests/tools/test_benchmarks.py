@@ -185,12 +185,11 @@ def test_modernbert_sides_train_the_same_model(tmp_path):
     assert 200 <= sum(map(len, pieces)) < 240
     batch = bench_modernbert.masked_batch(pieces, tokenizer, 1)
     shape = replace(
-        bench_modernbert.BASE,
+        bench_modernbert.base_shape(4),
         hidden_size=32,
         num_attention_heads=2,
         intermediate_size=48,
         vocab_size=len(tokenizer.entries),
-        num_hidden_layers=4,
         local_attention=16,
     )
     record = bench_modernbert.run(shape, batch, 3, torch.float32, 1)

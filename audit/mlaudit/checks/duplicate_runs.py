@@ -75,6 +75,11 @@ class _Run:
     intervals: Sequence[float]  # in ms, from run_start; empty if the time stamps cannot be compared
 
     @cached_property
+    def moments(self) -> frozenset[float]:
+        """Return the time stamps of all lines, in ms."""
+        return frozenset(event.time_ms for event in self.log.events if event.time_ms)
+
+    @cached_property
     def single(self) -> frozenset[float]:
         """Return the accuracies with enough digits that this run has once."""
         counts = Counter(self.accuracies)
@@ -292,8 +297,8 @@ def check_copies_between(systems: Iterable[Sequence[Log]]) -> Complaints:
     for pair in pairs:
         signs = list(known.equal_accuracies(pair))
         verdict = _verdict(signs, is_one_seed=False, is_whole=False)
-        shared = _shared_moments(pair)
-        if verdict is not Outcome.ERROR and shared:
+        shared = 0 if verdict is Outcome.ERROR else _shared_moments(pair)
+        if shared:
             one, other = pair
             text = f"{_filed(other.log)}: {shared} time stamps are those of {_filed(one.log)}"
             yield Complaint(Outcome.ERROR, text, _OWN_RUNS, settle=_SETTLE)
@@ -305,9 +310,10 @@ def _shared_moments(pair: _Pair) -> int:
     """Return the number of milliseconds at which both runs log something, 0 if chance can explain
     it: even runs side by side log at few equal moments.
     """
-    one, other = ({event.time_ms for event in run.log.events if event.time_ms} for run in pair)
-    shared = len(one & other)
-    is_certain = shared >= _CERTAIN_MOMENTS and 2 * shared > min(len(one), len(other))
+    one, other = pair
+    shared = len(one.moments & other.moments)
+    fewest = min(len(one.moments), len(other.moments))
+    is_certain = shared >= _CERTAIN_MOMENTS and 2 * shared > fewest
     return shared if is_certain else 0
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 from rich.table import Table
 
+from mlaudit.advice import OWN
 from mlaudit.check import check as check_path
 from mlaudit.findings import ROUND, STANDARD_OUTPUT, Finding, Outcome, failed, write_json
 from mlaudit.scratch_copy import without_parts
@@ -15,7 +16,6 @@ from mlbert.host.console import new_table, safe, standard_output, waiting, write
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-_OWN = "own: "
 _COLORS = {Outcome.PASS: "green", Outcome.WARN: "yellow", Outcome.ERROR: "bold red"}
 
 
@@ -87,8 +87,8 @@ def _as_table(findings: list[Finding], subject: str) -> Table:
     for finding in sorted(findings, key=lambda finding: -finding.severity):
         if finding.check == ROUND:
             continue
-        if finding.outcome is Outcome.PASS and finding.check.startswith(_OWN):
-            passed.setdefault(finding.subject, []).append(finding.check.removeprefix(_OWN))
+        if finding.outcome is Outcome.PASS and finding.check.startswith(OWN):
+            passed.setdefault(finding.subject, []).append(finding.check.removeprefix(OWN))
             continue
         words = finding.words
         if finding.outcome in (Outcome.WARN, Outcome.ERROR) and finding.advice.honest:

@@ -21,6 +21,7 @@ from mlaudit.logs import Log, read_log
 from mlaudit.result_set import seconds_to_train
 from mlaudit.rules import UNVERIFIED
 from mlaudit.settings import settings_by_env
+from mlaudit.training_program import MLBERT
 from mlbert.host.console import new_table, safe, short_duration, standard_output
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
@@ -150,8 +151,8 @@ def _command(plan: repetition.RepeatPlan) -> list[str]:
     train = [sys.executable, "-c", _TORCH, "train"]
     if plan.ranks == 1:
         return train
-    launch = [sys.executable, "-m", "mlbert", "launch", "ranks"]
-    return [*launch, "--nproc-per-node", str(plan.ranks), "--standalone", "--no-python", *train]
+    launch = [*MLBERT, "launch", "ranks", "--nproc-per-node", str(plan.ranks)]
+    return [*launch, "--standalone", "--no-python", *train]
 
 
 def _repeat_verdict(rows: Sequence[repetition.Row], num_siblings: int) -> str:

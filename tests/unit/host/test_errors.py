@@ -10,21 +10,16 @@ import pytest
 
 from mlbert.host.error_codes import ERROR_CODES
 from mlbert.host.errors import UserError
+from mlbert.host.repository import HOMES
 
 ROOT = Path(__file__).resolve().parents[3]
-PACKAGES = (
-    "benchmarks/bert/implementations/pytorch/mlbert",
-    "benchmarks/bert/implementations/tensorflow2/tf2_bert",
-    "benchmarks/mosaic_bert/mosaic_yaml",
-    "audit/mlaudit",
-)
 
 
 def test_codes_are_short_names_with_a_sentence_of_help_and_all_are_used():
     files = [
         path
-        for package in PACKAGES
-        for path in (ROOT / package).rglob("*.py")
+        for home in HOMES.values()
+        for path in (ROOT / home).rglob("*.py")
         if path.name != "error_codes.py"
     ]
     text = "".join(path.read_text() for path in files)

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import mlbert
-from mlbert.host.provenance import HOMES
+from mlbert.host.repository import HOMES
 from programs import run_checked, user_environ, write_files
 
 PROGRAM = """

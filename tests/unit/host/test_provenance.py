@@ -11,6 +11,7 @@ import pytest
 
 import mlbert
 from mlbert.host import provenance
+from mlbert.host.repository import HOMES
 from programs import commit_all, run_checked, write_files
 
 # With a search path of its own, and whether PyTorch was imported for it.
@@ -76,14 +77,14 @@ def test_files_name_themselves_where_nothing_else_does(checkout, monkeypatch):
 def test_the_digest_covers_every_package_and_is_the_same_for_a_wheel(tmp_path):
     source = tmp_path / "source"
     wheel = tmp_path / "wheel"
-    for package, home in provenance.HOMES.items():
+    for package, home in HOMES.items():
         write_files(source / home, {"a.py": f"# {package}\n"})
         write_files(wheel / package, {"a.py": f"# {package}\n"})
     (wheel / "numpy").mkdir()
     (wheel / "numpy/a.py").write_text("# not ours\n")
     before = provenance.tree_digest(source)
     assert provenance.tree_digest(wheel) == before
-    for home in provenance.HOMES.values():
+    for home in HOMES.values():
         path = source / home / "a.py"
         text = path.read_text()
         path.write_text("# another\n")
@@ -102,7 +103,7 @@ def test_names_in_the_tree(tmp_path):
     home = provenance.tree_root() / "benchmarks/bert/implementations/pytorch/mlbert/host"
     assert (home / "provenance.py").samefile(module)
     assert provenance.tree_relative(module) == f"{provenance.PACKAGE_HOME}/host/provenance.py"
-    front_end = provenance.HOMES["mosaic_yaml"]
+    front_end = HOMES["mosaic_yaml"]
     root = provenance.tree_root()
     assert provenance.tree_relative(root / front_end / "a.py") == f"{front_end}/a.py"
     assert provenance.tree_relative(root / "mosaic_yaml/a.py") == "mosaic_yaml/a.py"

@@ -47,8 +47,8 @@ def whole_lanes(orders: EpochOrders, lanes: int) -> WholeLanes:
     return WholeLanes(orders, lanes, np.arange(lanes))
 
 
-def all_pieces(orders: EpochOrders, lanes: int, pieces) -> PieceLanes:
-    return PieceLanes(orders, lanes, np.arange(lanes), pieces, lambda rows: rows)
+def all_pieces(orders: EpochOrders, lanes: int, pieces, **options: int) -> PieceLanes:
+    return PieceLanes(orders, lanes, np.arange(lanes), pieces, lambda rows: rows, **options)
 
 
 def plain_lane(
@@ -121,8 +121,7 @@ def test_a_position_is_gone_on_from(first):
 def test_any_step_in_any_order(monkeypatch):
     monkeypatch.setattr(module, "_KEPT_BYTES", 0)
     expected = plain(orders_of([5, 7]), 3, COUNTS, 60)
-    lanes = piece_lanes()
-    lanes._kept_steps = 4
+    lanes = all_pieces(orders_of([5, 7]), 3, COUNTS.__getitem__, kept_steps=4)
     for step in (0, 30, 29, 1, 59, 58, 40):
         assert taken(lanes, step) == expected[step]
 

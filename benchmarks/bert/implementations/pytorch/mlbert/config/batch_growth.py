@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from dataclasses import dataclass
 
 from mlbert.config.configuration import Configuration
@@ -64,15 +65,8 @@ class BatchGrowth:
 
     def steps_for(self, sequences: float) -> int:
         """Return the least number of steps that take at least this many sequences."""
-        low = 0
-        high = self.steps + int(sequences) // self.last + 1
-        while low < high:
-            middle = (low + high) // 2
-            if self.before(middle) >= sequences:
-                high = middle
-            else:
-                low = middle + 1
-        return low
+        enough = self.steps + int(sequences) // self.last + 1
+        return bisect.bisect_left(range(enough), sequences, key=self.before)
 
 
 def growth_of(config: Configuration) -> BatchGrowth:

@@ -7,12 +7,11 @@ import importlib.util
 import sys
 from types import ModuleType
 
-from mlbert.host.provenance import HOMES
-from mlbert.host.repository import repository
+from mlbert.host.repository import HOMES, repository
 
 
 def import_beside(dotted: str) -> ModuleType:
-    """Import a module of a package of `mlbert.host.provenance.HOMES`, and return it.
+    """Import a module of a package of `mlbert.host.repository.HOMES`, and return it.
 
     If this package runs from a repository, the other one comes from the same repository, whatever
     else is installed; otherwise it is installed with this one.

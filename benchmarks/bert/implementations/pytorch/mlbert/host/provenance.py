@@ -13,18 +13,10 @@ from pathlib import Path
 
 from mlbert.host.errors import UserError, hide_credentials
 from mlbert.host.json_files import read_json
-from mlbert.host.repository import PACKAGE, PACKAGE_HOME, repository
+from mlbert.host.repository import HOMES, PACKAGE, PACKAGE_HOME, TENSORFLOW2_HOME, repository
 
 SOURCE_STATEMENT = "source.json"
 TENSORFLOW2 = "tensorflow2"  # the recipe run by TensorFlow
-TENSORFLOW2_HOME = "benchmarks/bert/implementations/tensorflow2/tf2_bert"
-# The packages of this distribution, and where each stands in the repository.
-HOMES = {
-    "mlbert": PACKAGE_HOME,
-    "tf2_bert": TENSORFLOW2_HOME,
-    "mosaic_yaml": "benchmarks/mosaic_bert/mosaic_yaml",
-    "mlaudit": "audit/mlaudit",
-}
 
 _READ_BY_RUNS = (".py", ".sh", ".sub", ".json", ".yaml", ".yml", ".c", ".cpp", ".cu", ".cuh", ".h")
 _WRITTEN = (":(exclude)results", ":(exclude)systems")

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlbert.config.bert_config import BertConfig
 from mlbert.config.configuration import Configuration
 from mlbert.config.shell import planned_world_size
 from mlbert.config.sources import parse_config_name
@@ -25,6 +24,7 @@ from mlbert.mlperf import rules
 from mlbert.mlperf.config import SubmissionConfig
 from mlbert.models.config import ModelConfig
 from mlbert.optim.config import SCHEDULES, ScheduleConfig
+from mlbert.recipes.model_shape import model_shape
 from mlbert.runs.config import RunConfig
 from mlbert.training.config import EvaluationConfig
 
@@ -220,11 +220,7 @@ def _communication_words(
     if world_size == 1:
         return "none, one rank"
     try:
-        parameters = (
-            BertConfig.from_json(model.bert_config_file)
-            .with_options(model.model_options)
-            .num_parameters
-        )
+        parameters = model_shape(model).num_parameters
     except UserError:
         return f"unknown; {model.bert_config_file} cannot be read"
     node = environ.get("DGXNGPU", "")

@@ -21,7 +21,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import xxhash
@@ -255,6 +255,7 @@ def _lane_texts(orders: EpochOrders, lanes: int, numbers: np.ndarray) -> np.ndar
 
 
 _ArrayFunction = Callable[[np.ndarray], np.ndarray]
+Position = TypeVar("Position")
 
 
 class WholeLanes:
@@ -294,6 +295,39 @@ class WholeLanes:
         """Continue from a position returned by `state`."""
 
 
+class KnownPositions(Generic[Position]):
+    """Positions before steps, for going back to a step without computing all before it again.
+
+    Args:
+        origin: the position before step 0.
+        kept: number of positions that are kept, besides the origin and that of a restart.
+    """
+
+    def __init__(self, origin: Position, kept: int) -> None:
+        self._origin = (0, origin)
+        self._kept = kept
+        self._start = self._origin
+        self._recent: OrderedDict[int, Position] = OrderedDict()
+
+    def restart(self, step: int, position: Position) -> None:
+        """Forget the recent positions, and start from this one."""
+        self._start = (step, position)
+        self._recent.clear()
+
+    def latest(self, step: int) -> tuple[int, Position]:
+        """Return the latest known step up to ``step``, and the position before it."""
+        known = (*self._recent.items(), self._start, self._origin)
+        passed = [one for one in known if one[0] <= step]
+        return max(passed, key=lambda one: one[0])
+
+    def remember(self, step: int, position: Position) -> None:
+        """Keep a position, and drop the one that was kept first if there are too many."""
+        self._recent[step] = position
+        self._recent.move_to_end(step)
+        while len(self._recent) > self._kept:
+            self._recent.popitem(last=False)
+
+
 class PieceLanes:
     """Lanes that use all pieces of each text and skip empty texts.
 
@@ -323,17 +357,16 @@ class PieceLanes:
         self._mine = mine
         self._pieces = pieces
         self._sum_over_ranks = sum_over_ranks
-        self._kept_steps = kept_steps
         self._texts = _lane_texts(orders, lanes, mine)
-        self._start = 0, np.zeros((len(self._NAMES), len(mine)), np.int64)
-        self._known: OrderedDict[int, np.ndarray] = OrderedDict([self._start])
+        origin = np.zeros((len(self._NAMES), len(mine)), np.int64)
+        self._known = KnownPositions(origin, kept_steps)
         self._lock = threading.Lock()
 
     def take(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """See `WholeLanes.take`. Raises UserError if a lane finds only empty texts."""
         with self._lock:
             texts, pieces, after = self._step(self._before(step))
-            self._remember(step + 1, after)
+            self._known.remember(step + 1, after)
         return texts, pieces
 
     def front(self, step: int) -> tuple[int, int]:
@@ -370,26 +403,17 @@ class PieceLanes:
         ):
             raise ValueError("lanes")
         with self._lock:
-            self._start = step, rows[:, self._mine]
-            self._known = OrderedDict([self._start])
+            self._known.restart(step, rows[:, self._mine])
 
     def _before(self, step: int) -> np.ndarray:
         """Return the position before a step, int64 [3, b],
         advancing from the latest cached one if necessary.
         """
-        origin = 0, np.zeros_like(self._start[1])
-        passed = (one for one in (origin, self._start, *self._known.items()) if one[0] <= step)
-        known, position = max(passed, key=lambda one: one[0])
+        known, position = self._known.latest(step)
         for number in range(known, step):
             position = self._step(position)[2]
-            self._remember(number + 1, position)
+            self._known.remember(number + 1, position)
         return position
-
-    def _remember(self, step: int, position: np.ndarray) -> None:
-        self._known[step] = position
-        self._known.move_to_end(step)
-        while len(self._known) > self._kept_steps:
-            self._known.popitem(last=False)
 
     def _step(self, position: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return texts and pieces of the step at a position (int64 [3, b]),

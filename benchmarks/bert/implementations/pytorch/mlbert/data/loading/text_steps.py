@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from mlbert.config.batch_growth import BatchGrowth
-from mlbert.data.loading.text_lanes import Lanes, Pieces
+from mlbert.data.loading.text_lanes import KnownPositions, Lanes, Pieces
 
 _KEPT_ROUNDS = 4
 _KEPT_STEPS = 64
@@ -155,8 +155,7 @@ class ByTokens:
         self._micro_batch = micro_batch
         self._row_tokens = row_tokens
         self._row_sequences = row_sequences
-        self._start = (0, 0)  # a step, and the number of its first sequence
-        self._known: OrderedDict[int, int] = OrderedDict([self._start])
+        self._known = KnownPositions(0, _KEPT_STEPS)  # the number of a step's first sequence
         self._lock = threading.Lock()  # batches are made in another thread
 
     def bounds(self, step: int) -> list[Bounds]:
@@ -172,14 +171,11 @@ class ByTokens:
     def go_to(self, step: int, position: int) -> None:
         """See `Cut.go_to`."""
         with self._lock:
-            self._start = (step, position)
-            self._known = OrderedDict([self._start])
+            self._known.restart(step, position)
 
     def _before(self, step: int) -> int:
         """Return the first sequence of a step, from the latest known step before it."""
-        origin = (0, 0)
-        passed = [one for one in (origin, self._start, *self._known.items()) if one[0] <= step]
-        known, position = max(passed)
+        known, position = self._known.latest(step)
         for number in range(known, step):
             position = self._bounds(number, position)[-1].end
         return position
@@ -194,10 +190,7 @@ class ByTokens:
             found.append(Bounds(first, end))
             first = end
             rows_left -= rows
-        self._known[step + 1] = first
-        self._known.move_to_end(step + 1)
-        while len(self._known) > _KEPT_STEPS:
-            self._known.popitem(last=False)
+        self._known.remember(step + 1, first)
         return found
 
     def _filled(self, first: int, tokens: int, most: int) -> int:

@@ -32,6 +32,7 @@ from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.host.exit_statuses import BY_SIGNAL, FAILED, SUCCEEDED, SUCCESS, Terminated
 from mlbert.host.files import write_atomically
+from mlbert.host.packages import import_beside
 from mlbert.models.fill_mask import MASK, fill, open_masked_lm, open_model
 from mlbert.models.weights.convert import grow_model
 from mlbert.models.weights.weight_files import new_path
@@ -44,7 +45,6 @@ from mlbert.programs.custom_corpus.corpus_plan import (
 )
 from mlbert.programs.custom_corpus.own_folder import OwnFolder
 from mlbert.programs.pretrain_rules import EVAL_MASK_RATE
-from mlbert.programs.report_page import own_text_page
 from mlbert.runs.events import Events
 from mlbert.runs.progress import TrainState
 from mlbert.training.experiment import RunOptions, evaluate_only, run_experiment
@@ -62,6 +62,7 @@ OPTIONS = {
 }
 # A sentence with [MASK], the masked word, and the guesses, most probable first.
 Guessed = tuple[str, str, str]
+_REPORT_PAGES = "mlaudit.report.page"
 AUTO = "auto"  # the size that suits the text and the time
 _PROCESS_BYTES = 4 << 20  # of text that are worth starting a process
 MUCH_UNKNOWN = 0.005  # share of the held-out tokens
@@ -125,7 +126,8 @@ def write_report(
         **{name: summary[name] for name in ("steps", "tokens", "tokens_per_second", "seed")},
         **{name: value for name, value in shape.items() if name != "architectures"},
     }
-    page = own_text_page(
+    # The report is mlaudit's, which this package does not import: it is looked up by name.
+    page = import_beside(_REPORT_PAGES).own_text_page(
         folder.path.resolve().name,
         (f"{summary['accuracy']:.1%}", "of the masked tokens in held-out text are predicted"),
         [
