@@ -43,7 +43,7 @@ def changed_files(root: Path, since: str) -> set[str]:
 
 
 def importers(root: Path) -> dict[str, set[str]]:
-    """Return {file: files that import it} for the tree's Python files;
+    """Return {file: files that import it} for the repository's Python files;
     paths are relative to ``root``.
     """
     listed = [

@@ -11,7 +11,7 @@ in the fastest number of groups, each padded to its own longest one, with the fa
 logits at masked tokens only and fused AdamW.
 
 Documents are cut into pieces of at most ``--length`` tokens, as long documents are in pre-training.
-``--full`` takes only pieces of that length, for which nobody pads.
+``--full`` takes only pieces of that length, so that no side pads.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ decorator. Of several changes of one kind at the same place, such as from ``+`` 
 operator, one is drawn. Changes of annotations and docstrings are excluded, because they have no
 effect.
 
-Each job has a copy of the tree, writes the changed module there and runs the tests in a fork that
-has torch and pytest loaded. A change is killed if a test fails or the tests take too long. The
+Each job has a copy of the repository, writes the changed module there and runs the tests in a fork
+that has torch and pytest loaded. A change is killed if a test fails or the tests take too long. The
 output has a line per change, the diffs of the surviving ones, and the totals.
 """
 

@@ -1,5 +1,5 @@
 """Read the code that a log names: files at the log's commit, the calls at a line,
-and the tree's git history.
+and the repository's git history.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CALLS_THAT_END_A_RUN = ("aborting", "close_interrupted")
 
 def git(tree: Path, *words: str) -> str | None:
     """Return git's output with its final newline, or None if it fails
-    or the tree is not a checkout.
+    or the folder is not a checkout.
     """
     return provenance.git(tree, *words) if (tree / ".git").exists() else None
 
@@ -156,7 +156,7 @@ class Sources:
 
 
 def own_trace(sources: Sources, words: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
-    """Trace a log with the package of its own commit if that has no sections of settings,
+    """Trace a log with the package of the log's commit if that has no sections of settings,
     which `trace` reads.
 
     Args:

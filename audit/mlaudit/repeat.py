@@ -176,7 +176,7 @@ def make_plan(log: Log, out: Path, data: Path | None, seed: int, code: Path) -> 
 
 @contextlib.contextmanager
 def code_of(log: Log, tree: Path, exact: bool) -> Iterator[tuple[Path, str]]:
-    """Yield the tree to run and a note on how its code differs from the log's (empty if it does
+    """Yield the checkout to run and a note on how its code differs from the log's (empty if it does
     not).
 
     Without ``exact`` this is ``tree``, otherwise a temporary worktree of the log's commit. Raises

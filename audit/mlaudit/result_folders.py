@@ -1,5 +1,5 @@
-"""Find the folders of results in a log folder, a system, a submitter's tree,
-or a round of trees.
+"""Find the folders of results in a log folder, a system, a submission,
+or a round of submissions.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 from mlaudit.scratch_copy import logs_in
 
 # From the given folder down to the folders with logs: the folder itself, a system's folder, the
-# folder results, a submitter's tree, and a round, which holds one tree for each submitter.
+# folder results, a submission, and a round, which holds one submission for each submitter.
 _PATTERNS = (".", "*", "*/*", "results/*/*", "*/results/*/*")
 _RESULTS = "results"
 
@@ -20,7 +20,7 @@ class ResultFolder:
     """A folder with the logs of one result.
 
     Attributes:
-        folder: ``results/<system>/<benchmark>`` in a tree, else any folder.
+        folder: ``results/<system>/<benchmark>`` in a submission, else any folder.
         logs: its logs by name.
     """
 
@@ -29,14 +29,14 @@ class ResultFolder:
 
     @property
     def tree(self) -> Path | None:
-        """Return the submitter's tree, or None outside a tree."""
+        """Return the submitter's folder, or None outside a submission."""
         parents = self.folder.parents
         is_in_tree = len(parents) > 2 and parents[1].name == _RESULTS
         return parents[2] if is_in_tree else None
 
     @property
     def description(self) -> Path | None:
-        """Return the path of the system description in the tree, or None outside a tree."""
+        """Return the path of the system description, or None outside a submission."""
         if self.tree is None:
             return None
         return self.tree / "systems" / f"{self.folder.parent.name}.json"

@@ -1,6 +1,6 @@
 """Audit every result of a round: one row for each system, with its score and its findings.
 
-Each result is read and checked in a process of its own, and the copies between systems in one more.
+Each result is read and checked in a separate process, and so are the copies between systems.
 """
 
 from __future__ import annotations
@@ -126,10 +126,10 @@ def audit_round(
     official: bool = False,
     general: bool = False,
 ) -> AuditedRound:
-    """Audit the results of submitters' trees, or of folders of such trees.
+    """Audit the results of submissions, or of folders of submissions.
 
     Args:
-        paths: the trees.
+        paths: the submissions.
         progress: shows how many results are done.
         official: also run the official tools on results of BERT.
         general: include results of every benchmark.
@@ -193,7 +193,7 @@ def _results_at(paths: Sequence[Path]) -> list[ResultFolder]:
 
 
 def _benchmark_named(results: ResultFolder) -> str:
-    """Return the name of the folder in a tree, else what the first readable log says."""
+    """Return the name of the folder in a submission, else what the first readable log says."""
     if results.tree is not None:
         return results.folder.name
     try:

@@ -116,7 +116,7 @@ def _pruned(points: Sequence[ReferencePoint]) -> list[ReferencePoint]:
     """Return the points that the official checker uses: from the fastest on, without those above
     the line between their neighbors.
 
-    After a point was left out, the checker goes on with the next pair of neighbors and does not
+    After it leaves out a point, the checker continues with the next pair of neighbors and does not
     look back, so the rest need not be convex.
     """
     fastest = min(points, key=lambda point: point.mean_samples)

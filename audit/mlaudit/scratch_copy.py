@@ -138,7 +138,7 @@ def shown(path: Path) -> str:
 def _problem_of_link(path: Path, root: Path) -> str | None:
     """Return why a link is not allowed, or None.
 
-    Links must be relative and stay within the tree.
+    Links must be relative and stay within the submission.
     """
     try:
         end = path.resolve(strict=True)

@@ -616,7 +616,7 @@ class Tracer:
         return Link("file", name, "", "" if is_same else f"is not the file of {key}_sha256")
 
     def _text(self, name: str) -> str | None:
-        """Return the text of a file in the tree, or of an absolute path outside it if
+        """Return the text of a file in the repository, or of an absolute path outside it if
         that still exists.
         """
         if Path(name).is_absolute():

@@ -1,4 +1,4 @@
-"""Run mlbert's training program as a program of its own: the auditor imports none of its code."""
+"""Run mlbert's training program in a separate process: the auditor imports none of its code."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Regular expressions, and functions that scan text, need time linear in the length of their input.
 
-Each pattern in the packages is tried on long texts of its own characters that do not match at their
-end. The time of a quadratic search grows sixteenfold if the text is four times as long.
+Each pattern in the packages is tried on long texts of the pattern's characters that do not match
+at their end. The time of a quadratic search grows sixteenfold if the text is four times as long.
 """
 
 import ast

@@ -50,7 +50,7 @@ def check(
         Path | None, typer.Option(metavar="FILE", help="Also write the findings as an HTML page.")
     ] = None,
 ) -> None:
-    """Run the official tools and our own checks on a copy of the tree, by the rules of its round.
+    """Run the official tools and our own checks on a copy of the submission, by the rules of its round.
 
     Exit status: 0 no errors, 1 at least one ERROR, 2 a path cannot be checked.
     """

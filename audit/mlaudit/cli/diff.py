@@ -84,7 +84,7 @@ def _print(
 
 
 def _differences(title: str, rows: Sequence[compare.Difference]) -> Table:
-    """Return a table with one line per side, so that long values have room."""
+    """Return a table with one line per side, so that long values fit."""
     table = new_table(title, ())
     table.show_header = False
     table.add_column(max_width=_NAME_WIDTH, overflow="fold")

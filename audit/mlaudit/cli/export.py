@@ -18,10 +18,12 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @app.command()
 def export(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for the tree.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="New folder for the submission.")
+    ],
     tree: Annotated[Path | None, typer.Option(help="Tree to export; default: this one.")] = None,
 ) -> None:
-    """Export the tree without tests, tools, records, caches and dot files,
+    """Export the repository without tests, tools, records, caches and dot files,
     and run the repository checker on it.
     """
     num_files = export_tree(repository_root(tree), directory)

@@ -10,7 +10,7 @@ from mlbert.host.command_line import Command, program, run_program
 FOR_SUBMISSIONS: Mapping[str, Command] = {
     "check": Command(
         "mlaudit.cli.check",
-        "Run the official tools and our own checks on a copy of the tree, by the rules of its round.",
+        "Run the official tools and our own checks on a copy of the submission, by the rules of its round.",
     ),
     "trace": Command(
         "mlaudit.cli.trace",
@@ -38,7 +38,7 @@ FOR_SUBMISSIONS: Mapping[str, Command] = {
     ),
     "export": Command(
         "mlaudit.cli.export",
-        "Export the tree without tests, tools, records, caches and dot files, and run the repository checker on it.",
+        "Export the repository without tests, tools, records, caches and dot files, and run the repository checker on it.",
     ),
 }
 COMMANDS: Mapping[str, Command] = {

@@ -21,7 +21,7 @@ Next (details in docs/add_a_system.md):
 5. benchmarks/bert/implementations/README.md: add this line to the table:
    {row}
 6. On the machine: mlbert submission describe-system --out systems/{name}.json, fill in what it could not detect, and
-   remove {template}. To pass as a submission, the tree also needs the ten logs of results/{name}/bert."""
+   remove {template}. To pass as a submission, the repository also needs the ten logs of results/{name}/bert."""
 
 
 @app.command()

@@ -14,7 +14,7 @@ def as_table(
     title: str, table: tables.ReportTable, headers: Mapping[str, str] | None = None
 ) -> Table:
     """Return some columns of a report's table (default: all),
-    given with headers that a terminal has room for.
+    given with headers that fit a terminal.
     """
     headers = headers or {name: name for name in table.columns}
     places = [table.columns.index(name) for name in headers]

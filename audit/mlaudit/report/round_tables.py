@@ -40,7 +40,7 @@ _MODEL = re.compile(r"\((\S+)\)$")
 
 
 def page_table(audited: AuditedRound) -> ReportTable:
-    """Return one row for each result, with what a page has room for."""
+    """Return one row for each result, with the columns that fit a page."""
     rows: list[Sequence[str | Cell]] = []
     for row in audited.rows:
         texts = [row.system, row.submitter, row.benchmark, row.round, row.division]
@@ -51,7 +51,7 @@ def page_table(audited: AuditedRound) -> ReportTable:
 
 
 def terminal_table(audited: AuditedRound) -> ReportTable:
-    """Return one row for each result, with what a terminal has room for."""
+    """Return one row for each result, with the columns that fit a terminal."""
     several = len({row.benchmark for row in audited.rows}) > 1
     rows: list[Sequence[str | Cell]] = []
     for row in audited.rows:

@@ -1,6 +1,6 @@
 """Convert text to MDS sets for streaming."""
 
-from mlbert.host.packages import import_beside
+from mlbert.host.packages import import_sibling
 
 if __name__ == "__main__":
-    import_beside("mosaic_yaml.commands.convert_dataset").main()
+    import_sibling("mosaic_yaml.commands.convert_dataset").main()

@@ -1,6 +1,6 @@
 """Print the batches that training gets from a set of texts."""
 
-from mlbert.host.packages import import_beside
+from mlbert.host.packages import import_sibling
 
 if __name__ == "__main__":
-    import_beside("mosaic_yaml.commands.text_data").main()
+    import_sibling("mosaic_yaml.commands.text_data").main()

@@ -137,7 +137,7 @@ def test_another_method_is_for_the_open_division(key, value, words, log) -> None
 
 
 def test_closed_allows_only_what_its_rules_name(ours: Path, monkeypatch) -> None:
-    """A schedule that is new, or that nobody has heard of, opens no hole."""
+    """A new or unknown schedule is refused too."""
     monkeypatch.setitem(SCHEDULES, "new", Choice("mlbert.optim.schedules:Schedule"))
     key = "opt_learning_rate_decay_schedule"
     assert "rules" not in report([ours], division="closed")

@@ -43,7 +43,7 @@ with run.guard():
     print("ready", flush=True)
     {body}
 """
-# Locking a mutex twice: the call goes on waiting after a signal, so the interpreter cannot run its
+# Locking a mutex twice: the call keeps waiting after a signal, so the interpreter cannot run its
 # handlers, as in a collective that hangs.
 HANG = (
     "c, m = ctypes.CDLL(None), ctypes.create_string_buffer(64); c.pthread_mutex_lock(m); "

@@ -8,9 +8,9 @@ from mlbert.host.repository import HOMES
 from programs import run_checked, user_environ, write_files
 
 PROGRAM = """
-from mlbert.host.packages import import_beside
-module = import_beside("mosaic_yaml.durations")
-assert import_beside("mosaic_yaml.durations") is module
+from mlbert.host.packages import import_sibling
+module = import_sibling("mosaic_yaml.durations")
+assert import_sibling("mosaic_yaml.durations") is module
 import mosaic_yaml.durations
 assert mosaic_yaml.durations is module
 print(module.__file__)

@@ -14,7 +14,7 @@ from mlbert.host import provenance
 from mlbert.host.repository import HOMES
 from programs import commit_all, run_checked, write_files
 
-# With a search path of its own, and whether PyTorch was imported for it.
+# With its own search path, and whether PyTorch was imported for it.
 _PRINT_VERSION = "import mlbert; print(mlbert.__version__, 'torch' in sys.modules)"
 
 

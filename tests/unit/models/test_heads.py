@@ -1,4 +1,4 @@
-"""All heads, a decoder of its own and LayerNorm before the sublayers against Hugging Face's
+"""All heads, an untied decoder and LayerNorm before the sublayers against Hugging Face's
 models.
 """
 

@@ -1,4 +1,4 @@
-"""Ceilings of the passes that a step makes beside its kernels;
+"""Ceilings of the passes that a step makes besides its kernels;
 `step_counts` says what is counted.
 """
 
@@ -56,7 +56,7 @@ def counts_of(products: Products | None, packs: int, least: int | None = None) -
 
 @pytest.mark.parametrize("products", [None, Products()])
 def test_no_pass_over_a_hidden_state_is_wasted(products):
-    """Nothing clears gradients that nobody reads; the two readers' gradients of a hidden state are
+    """Gradients that are never read are not cleared; the two readers' gradients of a hidden state are
     added by the norm.
 
     What is left does not grow with the layers: the last one's rows go back among all tokens (a fill
@@ -76,7 +76,7 @@ def test_no_pass_over_a_weight_is_wasted():
     and write their gradients where they are kept.
 
     What is left does not grow with the layers: the gradients of both embedding tables are cleared,
-    summed, and added; beside FP8 products there is no copy, so the heads convert their three
+    summed, and added; with FP8 products there is no copy, so the heads convert their three
     weights.
     """
     tables = {("fills", "float32"): 2, ("adds", "float32"): 2}

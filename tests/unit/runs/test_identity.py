@@ -1,4 +1,4 @@
-"""What a log says of itself: every event a call of its own, nothing unknown,
+"""What a log says of itself: a separate call for each event, nothing unknown,
 the configuration complete.
 """
 

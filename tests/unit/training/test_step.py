@@ -285,7 +285,7 @@ def test_a_step_is_the_loss_the_gradient_and_the_update():
 
 
 def test_skipped_step_changes_nothing():
-    """A gradient that is not finite, in a graph: counted by nobody,
+    """A gradient that is not finite, in a graph: it is not counted,
     and the next step is as if it had not been.
     """
     trainer = Trainer()

@@ -1,4 +1,4 @@
-"""One's own text as it lies on people's disks: read in any form, held out without leaks,
+"""A user's own text as it is on disk: read in any form, held out without leaks,
 in bounded memory.
 """
 

@@ -18,7 +18,7 @@ from mlbert.data.formats.tasks import read_texts
 from mlbert.host.console import console_progress
 from mlbert.host.errors import UserError, public_names
 from mlbert.host.exit_statuses import SUCCEEDED
-from mlbert.host.packages import import_beside
+from mlbert.host.packages import import_sibling
 from mlbert.models import task_model
 from mlbert.programs import custom_task
 
@@ -127,7 +127,7 @@ def finetune(
             "needs a YAML file",
             f"Write {PROGRAM} yamls/... [name=value ...]",
         )
-    status: int = import_beside(YAML_PROGRAM).finetune(path, words or [])
+    status: int = import_sibling(YAML_PROGRAM).finetune(path, words or [])
     return status
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import typer
 
 from mlbert.host.errors import UserError, public_names
-from mlbert.host.packages import import_beside
+from mlbert.host.packages import import_sibling
 
 LEAST_MINUTES = 0.05
 MOST_MINUTES = 525_600.0
@@ -109,7 +109,7 @@ def pretrain(
     TEXT ends in .yaml, it is a MosaicML configuration.
     """
     if texts[0].suffix in YAML_SUFFIXES:
-        status: int = import_beside(YAML_PROGRAM).pretrain(
+        status: int = import_sibling(YAML_PROGRAM).pretrain(
             texts[0], [str(word) for word in texts[1:]]
         )
         return status

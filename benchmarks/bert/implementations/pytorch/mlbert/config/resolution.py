@@ -48,8 +48,8 @@ _ENVIRONMENT = "environment "  # prefix of the origin of an export that is not i
 class Resolved:
     """A checked configuration and the origin of each value.
 
-    An origin is ``file:line`` of an export or a YAML line (relative to the tree if inside it),
-    ``environment NAME`` if no sourced file set it, ``flag --name``, ``argument name=``,
+    An origin is ``file:line`` of an export or a YAML line (relative to the repository if inside
+    it), ``environment NAME`` if no sourced file set it, ``flag --name``, ``argument name=``,
     ``recipe <name>`` for a default of the recipe or one of its sections, or "not set".
     """
 

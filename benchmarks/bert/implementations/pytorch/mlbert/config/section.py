@@ -1,6 +1,6 @@
 """Sections of settings.
 
-Each room declares its own in its ``config.py``, which imports only this module.
+Each package declares its own in its ``config.py``, which imports only this module.
 
     class OptimizerConfig(Section):
         optimizer: str = setting("OPTIMIZER", "Update rule.", default="lamb", choices=OPTIMIZERS)
@@ -71,7 +71,7 @@ class Contradiction(NamedTuple):
 
 
 class Section(BaseModel):
-    """Settings that belong together, owned by one room.
+    """Settings that belong together, owned by one package.
 
     Frozen and typed; created by `mlbert.config.resolution`.
     """

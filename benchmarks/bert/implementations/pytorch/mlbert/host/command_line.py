@@ -22,7 +22,7 @@ from typer.main import get_command
 
 from mlbert.host.errors import Refused, UserError, install_words
 from mlbert.host.exit_statuses import FAILED, INTERRUPTED, SUCCEEDED, WRONG_INPUT
-from mlbert.host.packages import import_beside
+from mlbert.host.packages import import_sibling
 
 COMPLETION = ("--install-completion", "--show-completion")
 Shell = Literal["bash", "zsh", "fish"]
@@ -81,7 +81,7 @@ class LazyCommand(TyperCommand):
 
     def load(self) -> Any:
         """Return the command itself."""
-        return get_command(import_beside(self._command.module).app)
+        return get_command(import_sibling(self._command.module).app)
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any

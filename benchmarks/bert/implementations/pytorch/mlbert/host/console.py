@@ -55,7 +55,7 @@ def printable(text: str) -> str:
 
 
 def new_table(title: str, texts: Sequence[str], numbers: Sequence[str] = ()) -> Table:
-    """Return a table that fits the console: text columns fold to make room for numbers.
+    """Return a table that fits the console: text columns fold so that numbers fit.
 
     ``title`` is Rich markup.
     """

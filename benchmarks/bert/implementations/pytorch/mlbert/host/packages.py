@@ -10,7 +10,7 @@ from types import ModuleType
 from mlbert.host.repository import HOMES, repository
 
 
-def import_beside(dotted: str) -> ModuleType:
+def import_sibling(dotted: str) -> ModuleType:
     """Import a module of a package of `mlbert.host.repository.HOMES`, and return it.
 
     If this package runs from a repository, the other one comes from the same repository, whatever

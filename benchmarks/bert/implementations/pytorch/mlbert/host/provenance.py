@@ -42,7 +42,7 @@ def tree_root() -> Path:
 
 
 def shipped(name: str) -> Path:
-    """Return the folder ``configs`` or ``csrc``: next to the package in the tree,
+    """Return the folder ``configs`` or ``csrc``: next to the package in a repository,
     inside it in an installed wheel.
     """
     inside = PACKAGE / name
@@ -50,8 +50,9 @@ def shipped(name: str) -> Path:
 
 
 def tree_relative(path: Path, root: Path | None = None) -> str:
-    """Return a file's path in the tree, with forward slashes, wherever the package is installed;
-    for files outside the tree, the full path.
+    """Return a file's path in the repository, with forward slashes; the full path outside it.
+
+    The path is the same wherever the package is installed.
     """
     path = path.resolve()
     root = (root or tree_root()).resolve()

@@ -1,9 +1,9 @@
 """The MLPerf log of a run, on top of the official ``mlperf_logging.mllog``.
 
-Rank 0 writes; the other ranks only validate their values. Every line carries the tree-relative file
-and the line number of the call that logged it. Values must be plain numbers, text or booleans: a
-tensor would hide a device synchronization, and the official package would log a useless line for it
-instead of failing.
+Rank 0 writes; the other ranks only validate their values. Every line carries the
+repository-relative file and the line number of the call that logged it. Values must be plain
+numbers, text or booleans: a tensor would hide a device synchronization, and the official package
+would log a useless line for it instead of failing.
 
 The rules and the checkers require this order::
 

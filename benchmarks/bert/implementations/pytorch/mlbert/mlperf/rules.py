@@ -1,7 +1,7 @@
 """MLPerf Training rules for BERT, ruleset 5.0.0: target, evaluation grid,
 reference convergence points.
 
-Only what a training program needs: `mlaudit` judges by rules of its own.
+Only what a training program needs: `mlaudit` judges by its own rules.
 
 Sources: mlcommons/training_policies (rules of the v5.0 round)
 and mlcommons/logging (``rcps_bert.json``).

@@ -49,7 +49,7 @@ class EnergyMeter:
         try:
             found = _read(self._num_gpus)
         except ImportError:
-            self.reason = ""  # nobody asked for a measurement by installing zeus
+            self.reason = ""  # without zeus, no measurement was asked for
         except Exception as error:  # whatever zeus and the drivers raise
             self.reason = f"{type(error).__name__}: {error}"
         else:

@@ -110,7 +110,7 @@ def fit(histogram: np.ndarray, max_tokens: int, iterations: int) -> dict[tuple[i
 def best_fit(
     histogram: np.ndarray, max_tokens: int, max_sequences: int
 ) -> dict[tuple[int, ...], int]:
-    """Pack longest first, each length into the open packs with the least sufficient room.
+    """Pack longest first, each length into the open packs with the least sufficient space.
 
     Returns the same as `plan`.
     """

@@ -93,7 +93,7 @@ class TextSource(StepSource):
     """Endless optimizer steps over a set of texts; only the index is read before `open`.
 
     A rank has the lanes rank, rank + world_size, ... If world_size divides the number of canonical
-    nodes, it therefore reads only the shards of its own nodes.
+    nodes, it therefore reads only its nodes' shards.
 
     Args:
         sequences_per_step: sequences per rank, including all micro-batches; with packing, rows of

@@ -130,8 +130,8 @@ class ByTokens:
     """Steps of micro-batches that are filled up to a number of tokens.
 
     A micro-batch of r rows takes the next sequences of the stream while they have at most r times
-    ``row_tokens`` tokens, and are at most r times ``row_sequences``. Less than one sequence's room
-    is lost in each. There are no rows in memory: a batch is one stream of tokens.
+    ``row_tokens`` tokens, and are at most r times ``row_sequences``. Each loses less than one
+    sequence's space. There are no rows in memory: a batch is one stream of tokens.
 
     Args:
         stream: the rank's sequences, none longer than ``row_tokens``.

@@ -32,7 +32,7 @@ from mlbert.host.environment import environment
 from mlbert.host.errors import UserError
 from mlbert.host.exit_statuses import BY_SIGNAL, FAILED, SUCCEEDED, SUCCESS, Terminated
 from mlbert.host.files import write_atomically
-from mlbert.host.packages import import_beside
+from mlbert.host.packages import import_sibling
 from mlbert.models.fill_mask import MASK, fill, open_masked_lm, open_model
 from mlbert.models.weights.convert import grow_model
 from mlbert.models.weights.weight_files import new_path
@@ -127,7 +127,7 @@ def write_report(
         **{name: value for name, value in shape.items() if name != "architectures"},
     }
     # The report is mlaudit's, which this package does not import: it is looked up by name.
-    page = import_beside(_REPORT_PAGES).own_text_page(
+    page = import_sibling(_REPORT_PAGES).own_text_page(
         folder.path.resolve().name,
         (f"{summary['accuracy']:.1%}", "of the masked tokens in held-out text are predicted"),
         [
