@@ -31,6 +31,7 @@ LENGTH = 1000
 FACTOR = 4
 MOST_GROWTH = 9.0  # of the time, if the text is FACTOR times as long: 4 is linear, 16 quadratic
 METHODS = "search|sub|subn|findall|finditer|match|fullmatch"
+ATTEMPTS = 3  # a growth that one of them does not show is another program's doing
 SLOW = 30.0  # times the duration of a plain search, from which the growth is measured
 
 # Files with quadratic patterns whose input is short, and what that is.
@@ -169,6 +170,10 @@ def growth(call: Callable[[str], object], make: Callable[[int], str], length: in
     return long / max(short, 1e-6)
 
 
+def grows_too_much(call: Callable[[str], object], make: Callable[[int], str], length: int) -> bool:
+    return all(growth(call, make, length) > MOST_GROWTH for _ in range(ATTEMPTS))
+
+
 def calls(pattern: Pattern) -> Iterator[Callable[[str], object]]:
     compiled = re.compile(pattern.text, pattern.flags)
     for method in sorted(pattern.methods):
@@ -187,7 +192,7 @@ def is_quadratic(pattern: Pattern) -> bool:
         for make in attacks(pattern):
             if seconds(call, make(LENGTH)) < SLOW * max(plain, 5e-6):
                 continue
-            if growth(call, make, LENGTH) > MOST_GROWTH:
+            if grows_too_much(call, make, LENGTH):
                 return True
     return False
 
@@ -219,4 +224,4 @@ def test_a_quadratic_pattern_is_found():
     ids=["letters", "separators", "digits", "abbreviations", "sentences", "export"],
 )
 def test_the_time_of_a_function_is_linear_in_the_length_of_the_text(call, make):
-    assert growth(call, make, 5000) < MOST_GROWTH
+    assert not grows_too_much(call, make, 5000)

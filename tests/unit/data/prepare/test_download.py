@@ -2,6 +2,8 @@
 with everything that goes wrong on the way.
 """
 
+import contextlib
+import gc
 import hashlib
 import http.server
 import io
@@ -9,6 +11,7 @@ import json
 import os
 import random
 import shutil
+import socket
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -28,6 +31,18 @@ CONTENT = random.Random(0).randbytes(3_000_000)
 
 def md5(data: bytes) -> str:
     return hashlib.md5(data).hexdigest()
+
+
+def open_connections(port: int) -> list[socket.socket]:
+    """Return the sockets of this process that are connected to a port."""
+    gc.collect()
+    found = []
+    for candidate in gc.get_objects():
+        if issubclass(type(candidate), socket.socket) and candidate.fileno() != -1:
+            with contextlib.suppress(OSError):
+                if candidate.getpeername()[1] == port:
+                    found.append(candidate)
+    return found
 
 
 def listed(folder: Path, **changes: object) -> Path:
@@ -275,3 +290,13 @@ def test_an_archive_with_other_files_or_cut_off_is_refused(tmp_path):
         with user_error(code, tmp_path / "out" / subject):
             fetch_all(entries, tmp_path / "out", str(tmp_path))
         shutil.rmtree(tmp_path / "out")
+
+
+@pytest.mark.parametrize("errors", [0, 10], ids=["not_found", "unavailable"])
+def test_an_answer_that_is_an_error_leaves_no_connection_open(server, errors):
+    server.errors = errors
+    name = "data.bin" if errors else "missing"
+    with pytest.raises(files.AddressError) as refused:
+        files.read_address(f"{server.url}/{name}")
+    assert open_connections(server.server_port) == []
+    assert refused.value.reason == f"HTTP {503 if errors else 404}"

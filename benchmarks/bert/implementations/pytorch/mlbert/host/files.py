@@ -258,6 +258,7 @@ def _open_address(address: str, offset: int, seconds: float) -> Iterator[tuple[A
                 urllib.request.Request(address, headers=headers), timeout=seconds
             )
         except urllib.error.HTTPError as error:
+            error.close()  # it is the response too, with its connection
             if error.code != 416:  # the range begins after the end
                 raise
             response = urllib.request.urlopen(address, timeout=seconds)
