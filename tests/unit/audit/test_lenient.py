@@ -74,6 +74,12 @@ def accuracies_in_a_burst(which: int) -> Edit:
             "opt_learning_rate_training_steps is -5",
         ),
         (
+            in_all(lambda which: put("seed", f"{1000 + which**2}", which=which)),
+            put("seed", "twelve"),
+            "plain numbers",
+            "seed 'twelve' is not a plain number",
+        ),
+        (
             repeat("run_start", after=300),
             repeat("run_start", after=30_000),
             "order of events",
