@@ -216,7 +216,7 @@ def test_the_kind_is_recognized_by_its_tensors(tmp_path, theirs, ours):
         load_weights(drawn(BertForMaskedLM, ours), tmp_path / "a.safetensors")
 
 
-@pytest.mark.parametrize("prefix", ["roberta.", "model.model.", "x"])
+@pytest.mark.parametrize("prefix", ["albert.", "model.model.", "x"])
 @pytest.mark.parametrize("form", ["safetensors", "pt"])
 def test_an_encoder_that_matches_nothing_is_an_error(tmp_path, state, prefix, form):
     other = {f"{prefix}{name.removeprefix('bert.')}": tensor for name, tensor in state.items()}
@@ -240,7 +240,11 @@ def test_buffers_of_older_checkpoints_do_not_matter(tmp_path, state):
 
 @pytest.mark.parametrize(
     ("content", "code"),
-    [('{"model_type": "roberta"}', "model.unsupported"), ("[1]", "file.json"), ("{", "file.json")],
+    [
+        ('{"model_type": "distilbert"}', "model.unsupported"),
+        ("[1]", "file.json"),
+        ("{", "file.json"),
+    ],
 )
 def test_a_bad_configuration_next_to_the_weights(tmp_path, state, content, code):
     save_file(state, tmp_path / "model.safetensors")

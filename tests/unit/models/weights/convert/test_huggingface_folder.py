@@ -108,7 +108,7 @@ def widen(file):
         ("config.json", lambda file: file.write_text("{"), "file.json", None),
         (
             "config.json",
-            lambda file: file.write_text('{"model_type": "roberta"}'),
+            lambda file: file.write_text('{"model_type": "distilbert"}'),
             "model.unsupported",
             None,
         ),

@@ -27,6 +27,7 @@ _BOOLEANS = {"true": True, "false": False}
 # Missing in the benchmark's file; written only if they differ from a plain BERT.
 _OPTIONS = (
     "position_embedding_type",
+    "position_offset",
     "rope_theta",
     "norm_position",
     "gated_mlp",
@@ -77,6 +78,9 @@ class BertConfig:
             model. "rotary": ModernBERT, which rotates queries and keys by position
             (`mlbert.ops.rotary`) and has no segment embeddings, a gated MLP, and LayerNorm before
             each sublayer except the first attention.
+        position_offset: rows of the table of learned positions before that of the first token, in
+            Hugging Face's RoBERTa. No token looks them up, and our models do not have them;
+            `max_position_embeddings` does not count them.
         rope_theta: base of the rotary angles, of layers with global attention.
         norm_position: "post": LayerNorm after each residual sum. "pre": before each sublayer and
             once at the end, as in Hugging Face's RoBERTa-PreLayerNorm.
@@ -120,6 +124,7 @@ class BertConfig:
     initializer_range: _Small = 0.02
     layer_norm_eps: _Small = 1e-12
     position_embedding_type: Literal["absolute", "alibi", "rotary"] = "absolute"
+    position_offset: Annotated[int, Field(ge=0, le=1024)] = 0
     rope_theta: _Theta = 10_000.0
     norm_position: Literal["post", "pre"] = "post"
     gated_mlp: bool = False
@@ -157,6 +162,9 @@ class BertConfig:
                 if getattr(self, name) != _defaults()[name]:
                     reason = f"{name} {getattr(self, name)} is only for rotary positions"
                     raise UserError("model.shape", "bert_config", reason, "Change one or the other")
+        if self.position_offset and self.position_embedding_type != "absolute":
+            reason = f"position_offset {self.position_offset} is only for absolute positions"
+            raise UserError("model.shape", "bert_config", reason, "Change one or the other")
         if (self.local_attention > 0) == (self.global_attn_every_n_layers == 1):
             reason = (
                 f"local_attention {self.local_attention} contradicts "

@@ -282,9 +282,11 @@ class BertEmbeddings(nn.Module):
         if self.config.is_rotary:
             return F.embedding(batch.input_ids, self.word_embeddings.weight)
         learned = self.config.position_embedding_type == "absolute"
+        has_segments = self.config.type_vocab_size > 1  # RoBERTa has one for both sentences
+        segment_ids = batch.segment_ids if has_segments else torch.zeros_like(batch.segment_ids)
         return ops.embedding_sum(
             batch.input_ids,
-            batch.segment_ids,
+            segment_ids,
             batch.position_ids,
             self.word_embeddings.weight,
             self.position_embeddings.weight if learned else None,

@@ -14,7 +14,7 @@ torch.compile and of data parallelism; an encoder without heads has no ``bert.``
 names below ``model.``, plus a second copy of the decoder and its bias. MosaicBERT has query, key
 and value in one tensor, ``mlp`` modules instead of ``intermediate`` and ``output``, and stores the
 predictions' bias as the decoder's. ModernBERT has its own names, in transformers and in the
-research repository's checkpoints.
+research repository's checkpoints. RoBERTa has a BERT's below ``roberta.``, and other heads.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import re
 from collections.abc import Callable
 
 WORD_EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
+POSITION_EMBEDDINGS = "bert.embeddings.position_embeddings.weight"
 PREDICTION_BIAS = "cls.predictions.bias"
 VOCABULARY = (WORD_EMBEDDINGS, PREDICTION_BIAS)
 # Aliases in models with a tied decoder. An untied decoder has its own bias,
@@ -213,6 +214,13 @@ _torch_spelling = _table(
     (r"^model\.(?=(?:bert|cls|classifier|head|decoder)\.)", ""),
     # ModernBERT.
     (r"^model\.(?=(?:embeddings|layers|final_norm)\.)", ""),
+    # RoBERTa.
+    (r"^roberta\.", "bert."),
+    (r"^lm_head\.dense\.", "cls.predictions.transform.dense."),
+    (r"^lm_head\.layer_norm\.", "cls.predictions.transform.LayerNorm."),
+    (r"^lm_head\.", "cls.predictions."),
+    (r"^classifier\.dense\.", "bert.pooler.dense."),
+    (r"^classifier\.out_proj\.", "classifier."),
     # An encoder that was saved without heads.
     (r"^(?=(?:embeddings|encoder|pooler|layers|final_norm)\.)", "bert."),
     (r"\.dense_act\.", ".dense."),

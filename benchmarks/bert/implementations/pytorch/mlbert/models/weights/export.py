@@ -25,10 +25,10 @@ from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
 from mlbert.host.files import fsync_path
 from mlbert.host.json_files import read_json
 from mlbert.models.bert import AnyBert
+from mlbert.models.weights import modernbert, roberta
 from mlbert.models.weights.foreign_tokenizer import copy_foreign, is_foreign, special_ids
 from mlbert.models.weights.huggingface import MODELING, exported_config, to_huggingface
 from mlbert.models.weights.model_card import model_card
-from mlbert.models.weights.modernbert import MODEL_TYPE, modernbert_state
 from mlbert.models.weights.weight_files import new_path, save_safetensors
 
 
@@ -74,7 +74,7 @@ def write_huggingface(
     lower_case: bool | None = None,
 ) -> None:
     """Write or replace a folder that loads with ``from_pretrained`` of the ``transformers`` class
-    with the model's name, of ModernBERT for rotary masked-LM models, or with
+    with the model's name, of ModernBERT or RoBERTa for models of these forms, or with
     ``trust_remote_code=True`` for other shapes.
 
     Args:
@@ -93,18 +93,23 @@ def write_huggingface(
     """
     outputs = len(state["classifier.weight"]) if "classifier.weight" in state else 0
     config = exported_config(shape, architecture, classes or [f"LABEL_{i}" for i in range(outputs)])
-    is_modernbert = config["model_type"] == MODEL_TYPE
+    model_type = config["model_type"]
     has_foreign = False
     if vocabulary is not None and is_foreign(vocabulary):
         has_foreign = True
         config |= special_ids(vocabulary)
-    tensors = modernbert_state(state, shape) if is_modernbert else state
+    if model_type == modernbert.MODEL_TYPE:
+        tensors: Mapping[str, Tensor] = modernbert.modernbert_state(state, shape)
+    elif model_type == roberta.MODEL_TYPE:
+        tensors = roberta.roberta_state(state, shape, architecture)
+    else:
+        tensors = state
     with weights_folder(target, tensors, vocabulary, shape, lower_case) as place:
         (place / "README.md").write_text(model_card(architecture, card), encoding="utf-8")
         _write_json(place / "config.json", config)
         if "auto_map" in config:
             shutil.copyfile(MODELING, place / MODELING.name)
-        needs_fast = config["model_type"] != "bert" and not has_foreign
+        needs_fast = model_type != "bert" and not has_foreign
         if needs_fast and vocabulary is not None:
             _write_fast_tokenizer(place, load_tokenizer(place))
 

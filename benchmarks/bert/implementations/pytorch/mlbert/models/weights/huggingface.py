@@ -17,6 +17,7 @@ from mlbert.data.batches import IGNORED_LABEL, Batch
 from mlbert.host.errors import UserError
 from mlbert.host.json_files import read_json, shown
 from mlbert.models.bert import AnyBert
+from mlbert.models.weights import roberta
 from mlbert.models.weights.checkpoint_names import TIED, VOCABULARY
 from mlbert.models.weights.modernbert import (
     MODEL_TYPE,
@@ -33,6 +34,9 @@ MODELING = Path(__file__).with_name("modeling_mlbert.py")
 # Ours -> Hugging Face's: the benchmark's "gelu" is the tanh form,
 # Hugging Face's "gelu" is the exact one.
 _ACTIVATIONS = {"gelu": "gelu_pytorch_tanh", "gelu_erf": "gelu"}
+_OTHER_FAMILY = (
+    "Choose a BERT, ModernBERT, RoBERTa or XLM-RoBERTa, or use transformers for this model"
+)
 _ACTIVATIONS_BACK = {"gelu_pytorch_tanh": "gelu", "gelu_new": "gelu", "gelu": "gelu_erf"}
 
 
@@ -44,6 +48,7 @@ def obstacle(config: BertConfig) -> str | None:
         "ALiBi": config.position_embedding_type == "alibi",
         "LayerNorm before the sublayers": config.norm_position == "pre",
         "gated feed-forward layers": config.gated_mlp,
+        "offset of positions": config.position_offset > 0,
     }
     missing = [name for name, used in options.items() if used]
     return f"its BERT has no {' and no '.join(missing)}" if missing else None
@@ -79,13 +84,15 @@ def _shared_values(config: BertConfig) -> dict[str, object]:
 def exported_config(
     config: BertConfig, architecture: str, labels: Sequence[str] = ()
 ) -> dict[str, object]:
-    """Return the ``config.json`` of a model: of a BERT or a ModernBERT,
-    or else of the classes in `MODELING`.
+    """Return the ``config.json`` of a model: of a BERT, a ModernBERT or a RoBERTa, or else of the
+    classes in `MODELING`.
 
     ``labels``: names of a classifier's outputs.
     """
     if is_native(config, architecture):
         values = modernbert_config(config, architecture, _ACTIVATIONS[config.hidden_act])
+    elif roberta.is_native(config):
+        values = roberta.roberta_config(_shared_values(config), config, architecture)
     elif obstacle(config):
         values = _own_config(config, architecture)
     else:
@@ -134,10 +141,11 @@ def config_from_huggingface(values: Mapping[str, object], path: str = "config.js
     Raise UserError for another architecture.
     """
     model_type = values.get("model_type", "bert")  # older ones have none
-    if model_type not in ("bert", MODEL_TYPE, OWN_TYPE):
-        reason = f"model_type is {shown(model_type)}, not 'bert'"
-        raise UserError("model.unsupported", path, reason, "Choose a BERT checkpoint")
-    if model_type == "bert" and values.get("position_embedding_type", "absolute") != "absolute":
+    if model_type not in ("bert", MODEL_TYPE, OWN_TYPE, *roberta.MODEL_TYPES):
+        reason = f"model_type is {shown(model_type)}, which is not supported"
+        raise UserError("model.unsupported", path, reason, _OTHER_FAMILY)
+    is_bert = model_type in ("bert", *roberta.MODEL_TYPES)
+    if is_bert and values.get("position_embedding_type", "absolute") != "absolute":
         remedy = "Choose a checkpoint with absolute positions"
         raise UserError("model.unsupported", path, "uses relative positions", remedy)
     for name in ("is_decoder", "add_cross_attention"):
@@ -154,7 +162,9 @@ def config_from_huggingface(values: Mapping[str, object], path: str = "config.js
     own_activation = _ACTIVATIONS_BACK[str(activation)]
     if model_type == MODEL_TYPE:
         return shape_of_modernbert(values, own_activation, path)
-    not_of_bert = {"gated_mlp", "norm_position"} if model_type == "bert" else set()
+    if model_type in roberta.MODEL_TYPES:
+        values = roberta.with_usable_positions(values, path)
+    not_of_bert = {"gated_mlp", "norm_position"} if is_bert else set()
     names = BertConfig.__dataclass_fields__.keys() - {"hidden_act", "rope_theta"} - not_of_bert
     known = {name: values[name] for name in names if name in values}
     if "rotary_base" in values and model_type == OWN_TYPE:
