@@ -19,8 +19,6 @@ of 8 that also occur in the held-out text.
 
 from __future__ import annotations
 
-import hashlib
-import heapq
 import json
 import re
 import shutil
@@ -42,7 +40,7 @@ from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.data.formats.token_shards import TOKENS, vocabulary_sha256
 from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
 from mlbert.data.formats.tokenizer_files import TOKENIZER_CONFIG, VOCAB_FILE
-from mlbert.data.formats.wordpiece import MAX_CHARS_PER_WORD, UNKNOWN, basic_split, clean_words
+from mlbert.data.formats.wordpiece import MAX_CHARS_PER_WORD, UNKNOWN, clean_words
 from mlbert.data.prepare.baselines import Neighbors
 from mlbert.data.prepare.corpus_files import TEXT, CorpusSource, documents, format_counts
 from mlbert.data.prepare.corpus_sequences import (
@@ -53,11 +51,24 @@ from mlbert.data.prepare.corpus_sequences import (
     run_hashes,
 )
 from mlbert.data.prepare.executor import Executor
-from mlbert.data.prepare.vocabulary_training import count_characters, split_words, train_vocabulary
+from mlbert.data.prepare.held_out import HeldOut, text_digest
+from mlbert.data.prepare.readable_sources import (
+    BadSources,
+    piece_size,
+    read_documents,
+    scan_readable,
+    together,
+)
+from mlbert.data.prepare.vocabulary_training import (
+    choose_case,
+    count_characters,
+    least_count,
+    split_words,
+    train_vocabulary,
+)
 from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain, write_atomically
 from mlbert.host.json_files import add_checksum, parse_checksummed
-from mlbert.host.progress import Progress
 
 LEAST_CHARACTERS = 20_000  # of all text
 # Size of the held-out text.
@@ -69,22 +80,11 @@ _LEAST_HELD_OUT = 10  # documents, so that no single one dominates the accuracy
 MOST_UNKNOWN = 0.5  # fraction of [UNK] above which nothing can be learnt
 _MOST_WORDS = 400_000  # different words kept; above that, words seen only once are dropped
 _MOST_PAIRS = 4_000_000  # different pairs of neighbors that the baselines count
-_LEAST_SHARE = 2e-6  # of all characters, for one in the vocabulary's alphabet
-# Shares of the letters, see `_Scan.case`.
-_PLAIN_CASED = 0.5  # with case; if there are fewer, the vocabulary keeps case
-_MOST_ACCENTS = 0.003  # with accents; if there are more, it keeps case and accents
 _MOST_KNOWN = 2_000_000  # documents that later ones are compared with
 _LETTERS = re.compile(r"[^\W\d_]+")
 _MARKUP = re.compile(r"</?[A-Za-z][^<>\n]*>|\{\{|\}\}|\[\[|\]\]|&[a-z]+;")
 _SAMPLED = 2000  # characters of a document in which markup is counted
 _MUCH_MARKUP = 0.02  # share of these characters above which a warning is shown
-# Errors of a file that can be left out.
-_SKIPPED = (
-    "data.encoding",
-    "data.damaged",
-    "data.row",
-    "data.columns",
-)
 _SHARD_BYTES = 8 << 20  # maximum size of an MDS shard
 _TOGETHER = 1 << 20  # characters that a process works on at a time
 _FACTS = "text.json"
@@ -119,7 +119,7 @@ class Request:
         vocabulary: the tokenizer to use (None trains a vocabulary).
         vocab_size: maximum number of entries of a trained vocabulary.
         lower_case: whether a trained vocabulary is uncased;
-            None decides by the text, see `_Scan.case`.
+            None decides by the text, see `choose_case`.
         length: tokens per sequence.
         eval_rate: probability of masking a held-out token, as in the evaluations during training.
         held_out: text to hold out instead of a part of ``sources``.
@@ -191,41 +191,6 @@ def read_facts(folder: Path) -> Facts | None:
         return None
 
 
-class _HeldOut:
-    """The documents with the smallest digests, up to a total number of characters."""
-
-    def __init__(self) -> None:
-        self._heap: list[
-            tuple[int, str]
-        ] = []  # (-digest, text): the largest digest is popped first
-        self._known: set[int] = set()
-        self.characters = 0
-
-    def offer(self, digest: int, text: str) -> None:
-        """Add the document, then drop others until all fit."""
-        if len(text) > HELD_OUT_AT_MOST // _LEAST_HELD_OUT or digest in self._known:
-            return
-        heapq.heappush(self._heap, (-digest, text))
-        self._known.add(digest)
-        self.characters += len(text)
-        self.shrink(HELD_OUT_AT_MOST)
-
-    def shrink(self, most: int) -> None:
-        """Drop documents until at most this many characters are left."""
-        while self.characters > most:
-            digest, text = heapq.heappop(self._heap)
-            self._known.discard(-digest)
-            self.characters -= len(text)
-
-    @property
-    def texts(self) -> list[str]:
-        """Texts in the order of their digests."""
-        return [text for _, text in sorted(self._heap, reverse=True)]
-
-    def __contains__(self, digest: int) -> bool:
-        return digest in self._known
-
-
 # Of each document a digest of its letters, one of its text, and its characters of markup; the words
 # of all documents, separated by white space.
 _Counts = tuple[list[tuple[int, int, int]], Counter[str]]
@@ -234,10 +199,14 @@ _Counts = tuple[list[tuple[int, int, int]], Counter[str]]
 def _count(texts: Sequence[str]) -> _Counts:
     found = []
     for text in texts:
-        letters = _digest("".join(_LETTERS.findall(text.casefold())) or text)
+        letters = text_digest("".join(_LETTERS.findall(text.casefold())) or text)
         markup = sum(len(found.group()) for found in _MARKUP.finditer(text[:_SAMPLED]))
-        found.append((letters, _digest(text), markup))
+        found.append((letters, text_digest(text), markup))
     return found, Counter(word for text in texts for word in _words(text))
+
+
+def _new_held_out() -> HeldOut:
+    return HeldOut(HELD_OUT_AT_MOST, _LEAST_HELD_OUT)
 
 
 @dataclass
@@ -246,7 +215,7 @@ class _Scan:
 
     piece: int  # characters, see `documents`
     is_cut: bool  # also cut documents that could stay whole
-    held_out: _HeldOut = field(default_factory=_HeldOut)
+    held_out: HeldOut = field(default_factory=_new_held_out)
     words: Counter[str] = field(default_factory=Counter)  # separated by white space
     characters: int = 0
     documents: int = 0
@@ -254,7 +223,7 @@ class _Scan:
     repeats: set[int] = field(default_factory=set)
     sampled: int = 0  # characters searched for markup
     markup: int = 0  # characters of it
-    bad: dict[CorpusSource, UserError] = field(default_factory=dict)
+    bad: BadSources = field(default_factory=dict)
     _known: set[int] = field(default_factory=set)
 
     def add(self, texts: Sequence[str], may_hold_out: bool, counts: _Counts) -> None:
@@ -300,29 +269,8 @@ class _Scan:
 
     @cached_property
     def case(self) -> tuple[bool, str]:
-        """Whether a vocabulary for the words should ignore case and accents, and the reason;
-        after the last document.
-
-        A small vocabulary of a language such as English gains: a word has one entry, also at the
-        start of a sentence. Where letters have accents, the words lose their meaning with them, and
-        scripts without case gain nothing.
-        """
-        letters = 0
-        cased = 0
-        accented = 0
-        for char, count in count_characters(self.words).items():
-            if char.isalpha() or unicodedata.category(char) == "Mn":
-                letters += count
-                if char.lower() != char.upper():
-                    cased += count
-                if basic_split(char) != [char.lower()]:
-                    accented += count
-        if not letters:
-            return False, "there are no letters"
-        if cased < _PLAIN_CASED * letters:
-            return False, f"only {cased / letters:.0%} of the letters have case"
-        is_plain = accented < _MOST_ACCENTS * letters
-        return is_plain, f"{accented / letters:.2%} of the letters have accents"
+        """`choose_case` of the words; after the last document."""
+        return choose_case(self.words)
 
     def inventory(self, request: Request) -> list[str]:
         """Return lines about the files and their text."""
@@ -347,50 +295,21 @@ class _Scan:
         return lines
 
 
-def _digest(text: str) -> int:
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
-
-
 def _read(request: Request, scan: _Scan, advance: Callable[[int], None]) -> Iterator[str]:
     """Yield the documents of all sources; advance by bytes.
 
     Sources that cannot be read go to ``scan.bad``.
     """
-    for source in request.sources:
-        left = source.num_bytes
-        try:
-            for text in documents(source, scan.piece, scan.is_cut):
-                yield text
-                done = 0 if source.is_compressed else min(left, len(text.encode()))
-                advance(done)
-                left -= done
-        except UserError as error:
-            if error.code not in _SKIPPED:
-                raise
-            scan.bad[source] = error
-        advance(left)
+    read = read_documents(request.sources, scan.piece, scan.is_cut, scan.bad, advance)
+    return (text for _, text in read)
 
 
 def _read_again(request: Request, scan: _Scan, advance: Callable[[int], None]) -> Iterator[str]:
     """Yield the documents to train on: no repeats and no held-out ones; advance by characters."""
     for number, text in enumerate(_read(request, scan, lambda num_bytes: None)):
-        if number not in scan.repeats and _digest(text) not in scan.held_out:
+        if number not in scan.repeats and text_digest(text) not in scan.held_out:
             yield text
         advance(len(text))
-
-
-def _together(texts: Iterable[str]) -> Iterator[list[str]]:
-    several = list[str]()
-    size = 0
-    for text in texts:
-        several.append(text)
-        size += len(text)
-        if size >= _TOGETHER:
-            yield several
-            several = []
-            size = 0
-    if several:
-        yield several
 
 
 def _scan_text(request: Request, executor: Executor) -> tuple[Request, _Scan]:
@@ -398,7 +317,7 @@ def _scan_text(request: Request, executor: Executor) -> tuple[Request, _Scan]:
 
     If there are too few documents, or they are too long to hold some out, cut them.
     """
-    bad: dict[CorpusSource, UserError] = {}  # the first pass leaves them out of the request
+    bad: BadSources = {}  # the first pass leaves them out of the request
     for is_cut in (False, True):
         request, scan = _scan_readable(request, is_cut, executor)
         scan.bad = bad = bad | scan.bad
@@ -432,49 +351,28 @@ def _repeats_itself() -> UserError:
 
 
 def _scan_readable(request: Request, is_cut: bool, executor: Executor) -> tuple[Request, _Scan]:
-    """Scan; read files that are not UTF-8 in the given encoding, and leave out bad ones if that is
-    allowed. Raises UserError: there are others, which are all named.
-    """
-    scan = _scan_once(request, is_cut, executor)
-    if (bad := scan.bad) and request.encoding is not None:
-        other = {source for source, error in bad.items() if error.code == "data.encoding"}
-        sources = [
-            replace(s, encoding=request.encoding) if s in other else s for s in request.sources
-        ]
-        request = replace(request, sources=sources, encoding=None)
-        scan = _scan_once(request, is_cut, executor)
-        bad = scan.bad
-    if bad and not request.skip_bad:
-        raise _unreadable(list(bad.values()), executor.progress)
-    if bad:
-        request = replace(
-            request, sources=[source for source in request.sources if source not in bad]
-        )
-        scan = _scan_once(request, is_cut, executor)
-        scan.bad = bad
-    return request, scan
+    """Scan as `scan_readable`; return the request for the sources that can be read."""
 
+    def scan_once(sources: Sequence[CorpusSource]) -> _Scan:
+        return _scan_once(replace(request, sources=sources), is_cut, executor)
 
-def _unreadable(errors: Sequence[UserError], progress: Progress) -> UserError:
-    first = errors[0]
-    more = len(errors) - 1
-    for error in errors[:more]:
-        progress(f"cannot be read: {error.subject}: {error.problem}")
-    others = f", and {more} more cannot be read" if more else ""
-    encoding = "--encoding NAME, such as cp1252, or " if first.code == "data.encoding" else ""
-    remedy = f"{first.remedy}; or give {encoding}--skip-bad"
-    return UserError(first.code, first.subject, f"{first.problem}{others}", remedy)
+    sources, scan = scan_readable(
+        request.sources, request.encoding, request.skip_bad, scan_once, executor.progress
+    )
+    return replace(request, sources=sources, encoding=None), scan
 
 
 def _scan_once(request: Request, is_cut: bool, executor: Executor) -> _Scan:
     num_bytes = sum(source.num_bytes for source in request.sources)
-    scan = _Scan(max(500, min(20_000, num_bytes // 400)), is_cut)
+    scan = _Scan(piece_size(request.sources), is_cut)
     for source in request.held_out:
         for text in documents(source, scan.piece, is_cut=True):
-            scan.held_out.offer(_digest(text), text)
+            scan.held_out.offer(text_digest(text), text)
     with (
         executor.progress.task("reading", num_bytes, "bytes") as advance,
-        executor.stream(_count, _together(_read(request, scan, advance)), "the text") as counted,
+        executor.stream(
+            _count, together(_read(request, scan, advance), _TOGETHER), "the text"
+        ) as counted,
     ):
         for texts, counts in counted:
             scan.add(texts, not request.held_out, counts)
@@ -494,8 +392,7 @@ def _tokenizer(request: Request, scan: _Scan, folder: Path) -> Tokenizer:
     else:
         lower_case = scan.case[0] if request.lower_case is None else request.lower_case
         words = split_words(scan.words, lower_case)
-        least = max(1, round(_LEAST_SHARE * count_characters(words).total()))
-        entries = train_vocabulary(words, request.vocab_size, least)
+        entries = train_vocabulary(words, request.vocab_size, least_count(words))
         config = {"do_lower_case": lower_case}
     write_atomically(folder / VOCAB_FILE, "\n".join(entries) + "\n")
     write_json(folder / TOKENIZER_CONFIG, config)
@@ -539,7 +436,7 @@ def _write_sets(
 
     encode = partial(encode_texts, tokenizer, known)
     with executor.progress.task("tokenising", scan.characters, "characters") as advance:
-        texts = _together(_read_again(request, scan, advance))
+        texts = together(_read_again(request, scan, advance), _TOGETHER)
         with executor.stream(encode, texts, "the text") as encoded:
             written = _write_set(
                 folder / "train", counted(train.samples(tokens for _, tokens in encoded)), tokenizer

@@ -5,6 +5,7 @@ The same text produces the same vocabulary.
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable
 
@@ -23,6 +24,10 @@ from mlbert.host.errors import UserError
 
 MIN_VOCAB_SIZE = 200
 MAX_ALPHABET = 500
+_LEAST_SHARE = 2e-6  # of all characters, for one in the alphabet
+# Shares of the letters, see `choose_case`.
+_PLAIN_CASED = 0.5  # with case; if there are fewer, a vocabulary keeps case
+_MOST_ACCENTS = 0.003  # with accents; if there are more, it keeps case and accents
 
 
 def count_words(sentences: Iterable[str], lower_case: bool = True) -> Counter[str]:
@@ -39,6 +44,36 @@ def split_words(raw: Counter[str], lower_case: bool = True) -> Counter[str]:
         for part in basic_split(word, lower_case):
             words[part] += count
     return words
+
+
+def choose_case(words: Counter[str]) -> tuple[bool, str]:
+    """Return whether a vocabulary for these words should ignore case and accents, and the reason.
+
+    A small vocabulary of a language such as English gains: a word has one entry, also at the start
+    of a sentence. Where letters have accents, the words lose their meaning with them, and scripts
+    without case gain nothing.
+    """
+    letters = 0
+    cased = 0
+    accented = 0
+    for char, count in count_characters(words).items():
+        if char.isalpha() or unicodedata.category(char) == "Mn":
+            letters += count
+            if char.lower() != char.upper():
+                cased += count
+            if basic_split(char) != [char.lower()]:
+                accented += count
+    if not letters:
+        return False, "there are no letters"
+    if cased < _PLAIN_CASED * letters:
+        return False, f"only {cased / letters:.0%} of the letters have case"
+    is_plain = accented < _MOST_ACCENTS * letters
+    return is_plain, f"{accented / letters:.2%} of the letters have accents"
+
+
+def least_count(words: Counter[str]) -> int:
+    """Return how often a character must occur in the words to be in their alphabet."""
+    return max(1, round(_LEAST_SHARE * count_characters(words).total()))
 
 
 def check_vocab_size(vocab_size: int) -> None:
@@ -61,7 +96,7 @@ def train_vocabulary(
     entries.
     """
     check_vocab_size(vocab_size)
-    alphabet = _alphabet(words, least_count)
+    alphabet = choose_alphabet(words, least_count)
     known = {word: count for word, count in sorted(words.items()) if alphabet.issuperset(word)}
     # The trainer numbers pieces inside words in no fixed order and breaks ties by number, so two
     # runs would produce different vocabularies. Declared as special tokens, they are numbered first
@@ -83,7 +118,8 @@ def train_vocabulary(
     return sorted(numbers, key=numbers.__getitem__)
 
 
-def _alphabet(words: Counter[str], least_count: int | None) -> set[str]:
+def choose_alphabet(words: Counter[str], least_count: int | None) -> set[str]:
+    """Return the alphabet of a vocabulary; ``least_count`` as in `train_vocabulary`."""
     characters = count_characters(words)
     if least_count is not None:
         return {char for char, count in characters.items() if count >= least_count}
