@@ -34,6 +34,8 @@ from mlbert.data.formats.manifest import check_folder, make_folder
 from mlbert.data.formats.mds_files import (
     FORMAT,
     INDEX,
+    INT,
+    INT_BYTES,
     RESTORE,
     STR,
     VERSION,
@@ -41,6 +43,7 @@ from mlbert.data.formats.mds_files import (
     ShardInfo,
     parse_index,
 )
+from mlbert.data.formats.mds_tokens import encode_array
 from mlbert.data.formats.ragged import offsets_of
 from mlbert.host.errors import UserError
 from mlbert.host.files import local_path, write_atomically
@@ -126,6 +129,42 @@ class MdsReader:
         """
         shard = self._opened.get(number) or self._open(number)
         return shard.samples()
+
+    def column_places(
+        self, number: int, column: str
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        """Find the values of a column in shard ``number``.
+
+        Returns the stored bytes of the shard's samples, uint8 [bytes], read-only, and where each
+        value begins and ends in them, int64 [samples] each. None if a sample is damaged; reading it
+        alone raises the error. Raises UserError as `shard_bytes`.
+        """
+        content, edges = self.shard_bytes(number)
+        starts = edges[:-1]
+        head = self._sizes.size  # bytes of the sizes in front of a sample
+        if (np.diff(edges) < head).any():
+            return None
+        stored = content[starts[:, None] + np.arange(head)]
+        sizes = np.ascontiguousarray(stored).view(UINT32).astype(np.int64)
+        ends = starts + head
+        first = last = ends
+        variable = 0
+        for name, _, size in self._layout:
+            begins = ends
+            if size is None:
+                ends = begins + sizes[:, variable]
+                variable += 1
+            else:
+                ends = begins + size
+            if name == column:
+                first, last = begins, ends
+        if (ends != edges[1:]).any():
+            return None
+        return content, first, last
+
+    def is_open(self, number: int) -> bool:
+        """Return True if shard ``number`` was read before, so that reading it does not fetch it."""
+        return number in self._opened
 
     def _read_index(self) -> bytes:
         if self._folder is None:
@@ -223,7 +262,8 @@ class MdsWriter:
 
     Args:
         folder: created if needed; must not have an index.
-        columns: encoding of each column by name, `STR` or `BYTES`; stored sorted by name.
+        columns: encoding of each column by name: `STR`, `BYTES`, `INT`, or ``ndarray:TYPE`` for
+            the ids of a text (`mlbert.data.formats.mds_tokens`); stored sorted by name.
         size_limit: maximum bytes of a shard before compression, unless a single sample is larger.
         compression: None, "zstd" or "zstd:LEVEL".
         hashes: checksums of each file, see `checksum`.
@@ -249,12 +289,15 @@ class MdsWriter:
     ) -> None:
         self._folder = Path(folder)
         self._names = names = sorted(columns)
+        self._encodings = [columns[name] for name in names]
+        column_sizes = [INT_BYTES if encoding == INT else None for encoding in self._encodings]
+        self._has_size = [size is not None for size in column_sizes]
         self._level = compression_level(compression)
         self._size_limit = size_limit
         self._settings: dict[str, Any] = {
-            "column_encodings": [columns[name] for name in names],
+            "column_encodings": self._encodings,
             "column_names": names,
-            "column_sizes": [None] * len(names),
+            "column_sizes": column_sizes,
             "compression": compression,
             "format": FORMAT,
             "hashes": list(hashes),
@@ -284,14 +327,20 @@ class MdsWriter:
             self.finish()
 
     def write(self, sample: Mapping[str, Any]) -> None:
-        """Add one sample with the str or bytes of every column.
+        """Add one sample: for every column a str, an int, an array int [T], or the value's bytes.
 
         Raises UserError if the sample is too large for a shard, or a shard cannot be written.
         """
-        stored = [sample[name] for name in self._names]
-        values = [value.encode() if isinstance(value, str) else value for value in stored]
-        sizes = [len(value) for value in values]
-        if self._shard_bytes(1, UINT32.itemsize * len(sizes) + sum(sizes)) > _MOST_BYTES:
+        values = [
+            _encoded(sample[name], encoding)
+            for name, encoding in zip(self._names, self._encodings, strict=True)
+        ]
+        sizes = [
+            len(value)
+            for value, has_size in zip(values, self._has_size, strict=True)
+            if not has_size
+        ]
+        if self._shard_bytes(1, UINT32.itemsize * len(sizes) + sum(map(len, values))) > _MOST_BYTES:
             raise UserError(
                 "data.too-long", self._folder, "a sample is larger than 4 GiB", "Cut it"
             )
@@ -350,6 +399,18 @@ class MdsWriter:
             algorithm: mds_files.checksum(algorithm, data) for algorithm in self._settings["hashes"]
         }
         return FileInfo(basename=name, bytes=len(data), hashes=digests)
+
+
+def _encoded(value: Any, encoding: str) -> bytes:
+    """Return the stored bytes of a column's value."""
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, int):
+        return value.to_bytes(INT_BYTES, "little", signed=True)
+    if isinstance(value, np.ndarray):
+        return encode_array(value, encoding)
+    encoded: bytes = value
+    return encoded
 
 
 def write_index(

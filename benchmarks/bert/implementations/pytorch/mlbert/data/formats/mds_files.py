@@ -39,6 +39,8 @@ VERSION = 2
 # Encodings of columns; others are skipped when a set is read.
 STR = "str"
 BYTES = "bytes"
+INT = "int"  # 64 bits
+INT_BYTES = 8
 XXHASH = ("xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128")
 RESTORE = "Restore the file, or write the set again"
 _MOST_INDEX_BYTES = 4 << 30  # of ten million shards; larger files are not indices

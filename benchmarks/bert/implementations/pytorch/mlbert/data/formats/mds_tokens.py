@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,16 +38,57 @@ _INTEGERS: dict[int, np.dtype] = {
 }
 _BY_NAME = {dtype.name: dtype for dtype in _INTEGERS.values()}
 _ARRAY = re.compile(r"ndarray(?::(?P<type>\w+)(?::(?P<shape>\d+(?:,\d+)*))?)?")
+_AXIS = 4  # in an array's first byte: one axis; the remainder says how wide its length is
+_WIDTH_CODES = {1: 0, 2: 1, 4: 2, 8: 3}
 _WIDTHS = (np.dtype("<i8"), np.dtype("<i4"), np.dtype("<u2"))  # of ids stored as bytes
 _MOST_ID = 1 << 20  # larger numbers are no ids: several ids were read as one number
 
 
+class ArrayForm(NamedTuple):
+    """How the values of an array column are stored."""
+
+    dtype: np.dtype | None  # None: the first byte of a value names its type
+    has_shape: bool  # the encoding gives the shape; otherwise each value begins with it
+
+    @staticmethod
+    def dtype_of(code: int) -> np.dtype | None:
+        """Return the integer type that the first byte of a value names, or None."""
+        return _INTEGERS.get(code)
+
+
+def array_form(encoding: str | None) -> ArrayForm | None:
+    """Return the form of an array column; None for other columns, and arrays of other numbers than
+    integers.
+    """
+    match = _ARRAY.fullmatch(encoding or "")
+    if match is None or (match["type"] is not None and match["type"] not in _BY_NAME):
+        return None
+    dtype = None if match["type"] is None else _BY_NAME[match["type"]]
+    return ArrayForm(dtype, match["shape"] is not None)
+
+
+def length_widths(lengths: np.ndarray) -> np.ndarray:
+    """Return the bytes that each length (int, of any shape) takes in an array's shape, int64."""
+    return np.select([lengths < 1 << 8, lengths < 1 << 16, lengths < 1 << 32], [1, 2, 4], 8)
+
+
+def encode_array(ids: np.ndarray, encoding: str) -> bytes:
+    """Return the value of a column of ``ndarray:TYPE`` for the ids of one text, int [T], T > 0.
+
+    It is the number of axes and the width of a length, the length, and the ids.
+    """
+    form = array_form(encoding)
+    assert form is not None, "an array column"
+    assert form.dtype is not None, "the encoding names the type"
+    assert not form.has_shape, "each value has its own length"
+    width = int(length_widths(np.asarray(len(ids))))
+    header = bytes([_AXIS + _WIDTH_CODES[width]])
+    return header + len(ids).to_bytes(width, "little") + ids.astype(form.dtype).tobytes()
+
+
 def holds_tokens(encoding: str | None) -> bool:
     """Return True if a column of this encoding can hold token ids."""
-    if encoding == BYTES:
-        return True
-    match = _ARRAY.fullmatch(encoding or "")
-    return match is not None and (match["type"] is None or match["type"] in _BY_NAME)
+    return encoding == BYTES or array_form(encoding) is not None
 
 
 def decoder_of(encoding: str, first: Sequence[bytes]) -> Decoder:
@@ -54,11 +96,9 @@ def decoder_of(encoding: str, first: Sequence[bytes]) -> Decoder:
     if encoding == BYTES:
         dtype = width_of(first)
         return lambda value: _numbers(value, dtype)
-    match = _ARRAY.fullmatch(encoding)
-    assert match is not None, "holds_tokens checks the encoding"
-    named = _BY_NAME.get(match["type"])
-    has_shape = match["shape"] is not None
-    return lambda value: _array(value, named, has_shape)
+    form = array_form(encoding)
+    assert form is not None, "holds_tokens checks the encoding"
+    return lambda value: _array(value, form.dtype, form.has_shape)
 
 
 def width_of(values: Sequence[bytes]) -> np.dtype:
@@ -101,7 +141,7 @@ def _shape(value: bytes, start: int) -> tuple[list[int], int]:
     """
     if start >= len(value):
         raise ValueError("its shape is missing")
-    axes, code = divmod(value[start], 4)
+    axes, code = divmod(value[start], _AXIS)
     width = 1 << code  # bytes of each axis' length
     end = start + 1 + axes * width
     lengths = value[start + 1 : end]

@@ -1,12 +1,13 @@
 """Token ids of the texts in MDS sets; each shard is tokenized once and cached.
 
 A set has a column ``text`` (str), or ``tokens`` or ``input_ids`` (`mlbert.data.formats.mds_tokens`)
-if it was tokenized and cut when it was written. Padding at the end of ``input_ids`` is dropped.
+if it was tokenized when it was written. Padding at the end of ``input_ids`` is dropped.
 Token sets of `mlbert.data.prepare` record their vocabulary, and are read with no other one.
 
-Tokens of shard F are in ``tokens-<tokenizer>/<F's name>.ids`` in `MdsReader.cache`: the folder to
-which a set elsewhere is copied, or a folder in the user's cache, named by the index of a set that
-is read in place. Little-endian:
+Arrays of ids are read where they are stored (`mlbert.data.formats.mds_arrays`). Of a set with texts
+or with ids as ``bytes``, tokens of shard F are in ``tokens-<tokenizer>/<F's name>.ids`` in
+`MdsReader.cache`: the folder to which a set elsewhere is copied, or a folder in the user's cache,
+named by the index of a set that is read in place. Little-endian:
 
 ==================  =====================================================================
 magic               8 bytes
@@ -41,6 +42,7 @@ import numpy as np
 
 from mlbert.data.formats.file_map import FileMap
 from mlbert.data.formats.mds import UINT32, MdsReader
+from mlbert.data.formats.mds_arrays import StoredTokens, stored_tokens
 from mlbert.data.formats.mds_files import STR, locked, other_disk
 from mlbert.data.formats.mds_tokens import Decoder, decoder_of, holds_tokens
 from mlbert.data.formats.ragged import offsets_of
@@ -82,6 +84,19 @@ class TokenShard:
     def text(self, place: int) -> np.ndarray:
         """Return the tokens of one text, uint16."""
         return self.tokens[self.offsets[place] : self.offsets[place + 1]]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int64 [n], tokens of each text."""
+        return np.diff(self.offsets)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the arrays."""
+        return self.tokens.nbytes + self.offsets.nbytes
+
+
+ShardTokens = TokenShard | StoredTokens
 
 
 def open_texts(streams: Sequence[Stream], tokenizer: Tokenizer) -> list[MdsReader]:
@@ -196,10 +211,11 @@ class TokenShards:
         self._folder = f"tokens-{hashlib.sha256(tokenizer.identity.encode()).hexdigest()[:16]}"
         self._decoders: dict[int, Decoder] = {}  # of the token ids of each shard
         self._per_thread = threading.local()
-        self._shards: dict[int, TokenShard] = {}
-        self._in_memory: dict[
-            int, int
-        ] = {}  # bytes of shards that are only in memory, oldest first
+        self._shards: dict[int, ShardTokens] = {}
+        # Bytes of shards that are only in memory, oldest first.
+        self._in_memory: dict[int, int] = {}
+        self._memory_lock = threading.Lock()
+        self._decoded_shards: set[int] = set()  # of arrays that are decoded one by one
         # Tokens of texts whose shard did not exist yet.
         self._loose: OrderedDict[int, np.ndarray] = OrderedDict()
         self._loose_lock = threading.Lock()
@@ -208,12 +224,30 @@ class TokenShards:
         """Return the shards (int64 [k]) of texts (int [k])."""
         return np.searchsorted(self.first, texts, side="right") - 1
 
-    def ready(self, number: int) -> TokenShard | None:
+    def ready(self, number: int) -> ShardTokens | None:
         """Return shard ``number`` if any process has made it, otherwise None."""
         found = self._shards.get(number)
-        if found is None and (found := self._kept(number)) is not None:
-            self._shards[number] = found
+        if found is not None:
+            return found
+        reader, place, _ = self._places[number]
+        if reader.is_open(place):
+            found = self._stored(number)
+        if found is None:
+            found = self._kept(number)
+            if found is not None:
+                self._shards[number] = found
         return found
+
+    def check_ids(self, texts: np.ndarray, tokens: np.ndarray) -> None:
+        """Check ``tokens`` (int [T]) of ``texts`` (int [k]) that were read where they are stored.
+
+        Raises UserError, naming the text, if one is no entry of the vocabulary.
+        """
+        if not len(tokens):
+            return
+        is_inside = int(tokens.max()) < len(self._tokenizer.vocabulary)
+        if not is_inside or (tokens.dtype.kind == "i" and int(tokens.min()) < 0):
+            self._encode(texts.tolist())  # raises the error
 
     def loose(self, texts: Sequence[int]) -> list[np.ndarray]:
         """Return the tokens (uint16) of each of ``texts`` without tokenizing their shards; the
@@ -231,7 +265,7 @@ class TokenShards:
                 self._loose.popitem(last=False)
         return [found[text] for text in texts]
 
-    def shard(self, number: int) -> TokenShard:
+    def shard(self, number: int) -> ShardTokens:
         """Return shard ``number``, making it if necessary.
 
         Raises UserError if it cannot be read or fetched.
@@ -248,8 +282,21 @@ class TokenShards:
         """
         return number in self._shards or self._open(number, wait=False) is not None
 
-    def _open(self, number: int, wait: bool) -> TokenShard | None:
-        found = self.ready(number) or self._make(number, wait)
+    def _stored(self, number: int) -> StoredTokens | None:
+        """Return a shard's tokens as they are stored; None if they are not arrays, or damaged."""
+        if self.is_text or number in self._decoded_shards:
+            return None
+        reader, place, _ = self._places[number]
+        pad_id = self._pad_id if self._column == INPUT_IDS else None
+        found = stored_tokens(reader, place, self._column, pad_id)
+        if found is None:
+            self._decoded_shards.add(number)
+        else:
+            self._remember(number, found)
+        return found
+
+    def _open(self, number: int, wait: bool) -> ShardTokens | None:
+        found = self.ready(number) or self._stored(number) or self._make(number, wait)
         if found is not None:
             self._shards[number] = found
         return found
@@ -279,7 +326,9 @@ class TokenShards:
             if error.code != "file.unwritable":
                 raise
             self._warn_of_memory(path, error)
-        return self._remember(number, made or self._tokenised(number))
+        made = made or self._tokenised(number)
+        self._remember(number, made)
+        return made
 
     def _warn_of_memory(self, path: Path, error: UserError) -> None:
         """Warn, once, that tokens are kept in memory because of ``error``."""
@@ -292,13 +341,15 @@ class TokenShards:
                 f"or {other_disk(path.parent)}."
             )
 
-    def _remember(self, number: int, made: TokenShard) -> TokenShard:
-        self._in_memory[number] = made.tokens.nbytes + made.offsets.nbytes
-        while sum(self._in_memory.values()) > _MOST_MEMORY and len(self._in_memory) > 1:
-            oldest = next(iter(self._in_memory))
-            del self._in_memory[oldest]
-            self._shards.pop(oldest, None)
-        return made
+    def _remember(self, number: int, made: ShardTokens) -> None:
+        """Keep a shard in memory, in place of the oldest ones if there are too many."""
+        with self._memory_lock:
+            self._shards[number] = made
+            self._in_memory[number] = made.num_bytes
+            while sum(self._in_memory.values()) > _MOST_MEMORY and len(self._in_memory) > 1:
+                oldest = next(iter(self._in_memory))
+                del self._in_memory[oldest]
+                self._shards.pop(oldest, None)
 
     def _name(self, number: int) -> str:
         reader, place, _ = self._places[number]

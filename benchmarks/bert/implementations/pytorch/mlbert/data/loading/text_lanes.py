@@ -477,7 +477,7 @@ class Pieces:
         for number in np.unique(self._shards.shards_of(unknown)).tolist():
             if (shard := self._shards.ready(number)) is not None:
                 first, end = self._shards.first[number : number + 2]
-                self._counts[first:end] = 1 + -(-np.diff(shard.offsets) // self._most)
+                self._counts[first:end] = 1 + -(-shard.lengths // self._most)
         unknown = texts[self._counts[texts] == 0]
         if len(unknown):
             lengths = np.asarray([len(tokens) for tokens in self._shards.loose(unknown.tolist())])
@@ -524,9 +524,11 @@ class Pieces:
             cut = tokens[piece * self._most : (piece + 1) * self._most]
             parts += (self._before, cut, self._after)
             lengths.append(len(cut))
-        return np.concatenate(parts), offsets_of(
-            np.asarray(lengths) + len(self._before) + len(self._after)
-        )
+        tokens = np.concatenate(parts)
+        if not self._shards.is_text:
+            self._shards.check_ids(texts, tokens)
+        offsets = offsets_of(np.asarray(lengths) + len(self._before) + len(self._after))
+        return tokens.astype(np.uint16, copy=False), offsets
 
 
 class Ahead:
