@@ -7,6 +7,7 @@ If the first argument ends in .yaml or .yml, run MosaicML's ``main.py`` instead
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -18,6 +19,7 @@ from mlbert.host.packages import import_sibling
 LEAST_MINUTES = 0.05
 MOST_MINUTES = 525_600.0
 USUAL_MINUTES = 30.0
+MOST_TOKENS = 1e14
 YAML_SUFFIXES = (".yaml", ".yml")
 YAML_PROGRAM = "mosaic_yaml.commands.main_yaml"
 
@@ -101,12 +103,45 @@ def pretrain(
         Path | None,
         typer.Option(metavar="FILE", help="With --grow-from: a bert_config.json or config.json."),
     ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Published model to train: modernbert-base, ettin-68m, small, ..."
+        ),
+    ] = None,
+    tokens: Annotated[
+        float | None,
+        typer.Option(metavar="N", help="Length of a phase in tokens, such as 30e9; with --preset."),
+    ] = None,
+    phase: Annotated[
+        Literal["stage1", "extend", "decay"],
+        typer.Option(help="With --tokens; extend and decay start --from the phase before."),
+    ] = "stage1",
+    length: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=16, max=32768, help="Tokens of a row; default 1024, then 8192."
+        ),
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(metavar="ROWS", min=1, max=10**6, help="Rows per step; default: published."),
+    ] = None,
+    warmup_tokens: Annotated[
+        float | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            max=MOST_TOKENS,
+            help="Tokens over which the rate rises; default: published, at most a tenth.",
+        ),
+    ] = None,
     mlperf: Annotated[bool, typer.Option("--mlperf", help="Also write an MLPerf log.")] = False,
 ) -> int:
     """Pre-train a masked-LM model on your own text: prepare it, train, evaluate, export.
 
-    The same command resumes an interrupted run, or extends it with more --minutes. If the first
-    TEXT ends in .yaml, it is a MosaicML configuration.
+    The same command resumes an interrupted run, or extends it with more --minutes or --tokens. If
+    the first TEXT ends in .yaml, it is a MosaicML configuration.
     """
     if texts[0].suffix in YAML_SUFFIXES:
         status: int = import_sibling(YAML_PROGRAM).pretrain(
@@ -117,6 +152,20 @@ def pretrain(
         raise UserError(
             "config.missing", "--out", "is missing", "Name a folder for the model: --out DIR"
         )
+    of_phase = {
+        "--preset": preset,
+        "--length": length,
+        "--batch": batch,
+        "--warmup-tokens": warmup_tokens,
+        "--phase": None if phase == "stage1" else phase,
+    }
+    by_clock = {
+        "--minutes": minutes,
+        "--hours": hours,
+        "--size": None if size == "auto" else size,
+        "--grow-from": grow_from,
+    }
+    _check_one_length(tokens, of_phase, by_clock)
     seconds = training_seconds(minutes, hours)
     if (grow_from is None) != (shape is None):
         reason = "--grow-from and --shape go together"
@@ -132,7 +181,8 @@ def pretrain(
         raise UserError("config.conflict", name, reason, "Remove --vocab and --size")
     _check_vocabulary(vocab is None and not starts, cased, vocab_size)
     _check_encoding(encoding)
-    from mlbert.programs.custom_corpus import run  # torch takes a second
+    from mlbert.programs.custom_corpus import phases, run  # torch takes a second
+    from mlbert.programs.custom_corpus.phase_plan import PhaseRequest
 
     out = out or Path("model")
     asked = run.Asked(
@@ -154,7 +204,42 @@ def pretrain(
         dry_run=dry_run,
     )
     with public_names(run.OPTIONS):
-        return run.pretrain(asked)
+        if tokens is None:
+            return run.pretrain(asked)
+        request = PhaseRequest(
+            preset=preset,
+            phase=phase,
+            tokens=round(tokens),
+            length=length,
+            rows=batch,
+            warmup_tokens=None if warmup_tokens is None else round(warmup_tokens),
+        )
+        return phases.pretrain(asked, request)
+
+
+def _check_one_length(
+    tokens: float | None, of_phase: Mapping[str, object], by_clock: Mapping[str, object]
+) -> None:
+    """Raise UserError unless either the clock or a number of tokens sets the length.
+
+    Args:
+        tokens: length of a phase.
+        of_phase: options that need it, None if not given.
+        by_clock: options that exclude it, None if not given.
+    """
+    if tokens is None:
+        for name, value in of_phase.items():
+            if value is not None:
+                reason = "needs the number of tokens to train on"
+                raise UserError("config.missing", name, reason, "Add --tokens, such as 1e9")
+        return
+    if not 1 <= tokens <= MOST_TOKENS:
+        remedy = f"Give 1 to {MOST_TOKENS:g} tokens, such as 30e9"
+        raise UserError("config.range", f"--tokens {tokens:g}", "is not a valid length", remedy)
+    for name, value in by_clock.items():
+        if value is not None:
+            reason = f"cannot be used with {name}"
+            raise UserError("config.conflict", "--tokens", reason, f"Remove {name}")
 
 
 def _check_vocabulary(is_new: bool, cased: bool | None, vocab_size: int | None) -> None:

@@ -79,6 +79,10 @@ class Configuration:
         assert isinstance(section, kind)
         return section
 
+    def has(self, kind: type[Section]) -> bool:
+        """Return True if the run's recipe has a section."""
+        return kind in self._sections
+
     def get(self, setting: Setting) -> object:
         """Return the value of a setting; None if the recipe does not have its section."""
         section = self._sections.get(setting.section)

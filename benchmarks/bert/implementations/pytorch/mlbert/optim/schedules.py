@@ -67,8 +67,10 @@ class Schedule:
         """Return a sentence about each value that is legal but looks like a mistake."""
         return ()
 
-    def __call__(self, step: int) -> float:
-        """Return the rate of the update after `step` completed updates."""
+    def __call__(self, step: float) -> float:
+        """Return the rate of the update after `step` completed updates, or their worth in
+        tokens.
+        """
         return self.at(max(0, step + self.first_step))
 
     def at(self, t: float) -> float:
@@ -308,9 +310,9 @@ class InSequences:
     in_full_batches: Schedule
     growth: BatchGrowth
 
-    def __call__(self, step: int) -> float:
+    def __call__(self, step: float) -> float:
         """Return the rate of the update after `step` completed updates."""
-        t = max(0, step + self.in_steps.first_step)
+        t = max(0, int(step) + self.in_steps.first_step)
         return self.in_full_batches.at(self.growth.full_batches(t))
 
     def hyperparameters(self, event: Callable[[str, int | float | str], None]) -> None:

@@ -47,7 +47,7 @@ from mlbert.optim.flat import FlatParameters
 from mlbert.optim.loss_scale import LossScale
 from mlbert.optim.optimizer import FlatOptimizer
 from mlbert.recipes.model_shape import model_shape
-from mlbert.training.config import EvaluationConfig
+from mlbert.training.config import EvaluationConfig, PhaseConfig
 from mlbert.training.protocols import BuildContext, Method, Schedule
 
 HUGGING_FACE = "huggingface"  # a value of MODEL_IMPLEMENTATION
@@ -114,8 +114,12 @@ def start_weights(
     seed: int,
     device: torch.device,
     warn: Callable[[str], None],
+    *,
+    extend_context: bool = False,
 ) -> AnyModel:
     """Initialize the weights, move the model to the device, and load INIT_CHECKPOINT if it is set.
+
+    With ``extend_context``, the checkpoint may have another rotary base.
 
     Raises:
         UserError: the checkpoint is missing, damaged, or has another shape.
@@ -123,7 +127,8 @@ def start_weights(
     model.initialize(seed)
     model.to(device)
     if config.init_checkpoint is not None:
-        for line in load_weights(model, config.init_checkpoint).warnings(config.init_checkpoint):
+        report = load_weights(model, config.init_checkpoint, extend_context)
+        for line in report.warnings(config.init_checkpoint):
             warn(line)
     return model
 
@@ -162,7 +167,14 @@ def start_model(
     device = context.world.device
     compute = choose_compute(config, device, context.warn)
     model = make(config, shape, compute)
-    start_weights(model, config[ModelConfig], context.seed, device, context.warn)
+    start_weights(
+        model,
+        config[ModelConfig],
+        context.seed,
+        device,
+        context.warn,
+        extend_context=config.has(PhaseConfig) and config[PhaseConfig].extend_context,
+    )
     return model, compute
 
 
@@ -345,7 +357,8 @@ def make_method(
     if "global_batch_size" in identity:
         fixed.pop("GRADIENT_STEPS", None)  # on more ranks, each has fewer parts of the batch
     schedule: Schedule = schedules.make(config[ScheduleConfig])
-    if growth is not None and not growth.is_constant:
+    counts_tokens = config.has(PhaseConfig) and config[PhaseConfig].step_tokens is not None
+    if growth is not None and not growth.is_constant and not counts_tokens:
         schedule = schedules.InSequences.of(schedules.make(config[ScheduleConfig]), growth)
     return Method(
         **objects,

@@ -11,6 +11,8 @@
 * data       texts, tokenized ahead of use, cut into sequences,
              and masked again at MASKING_RATE at every read; with MAX_SEQUENCES_PER_PACK above 1
              micro-batches are filled up to their tokens; BATCHSIZE_WARMUP_* lets the batch grow
+* phases     INIT_OPTIMIZER starts with the optimizer state of another run, STEP_TOKENS counts the
+             schedule in tokens
 
 The model shape sets dropout; MODEL_OPTIONS can disable it.
 RECIPE=masked_lm with a TOKENIZER is this recipe.
@@ -22,10 +24,11 @@ from mlbert.config.recipe import Recipe
 from mlbert.data.loading.config import BatchGrowthConfig, CorpusConfig, TextConfig
 from mlbert.recipes.inspection import inspect_text
 from mlbert.recipes.sections import COMMON
+from mlbert.training.config import PhaseConfig
 
 RECIPE = Recipe(
     name="masked_lm_text",
-    sections=(*COMMON, TextConfig, CorpusConfig, BatchGrowthConfig),
+    sections=(*COMMON, TextConfig, CorpusConfig, BatchGrowthConfig, PhaseConfig),
     inspect=inspect_text,
     build="mlbert.recipes.masked_lm_text_build",
     overrides={

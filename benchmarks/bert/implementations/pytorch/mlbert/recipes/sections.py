@@ -28,7 +28,7 @@ from mlbert.ops.config import ComputeConfig
 from mlbert.optim.config import OptimizerConfig, ScheduleConfig
 from mlbert.recipes.relations import RunRelations
 from mlbert.runs.config import RunConfig
-from mlbert.training.config import EvaluationConfig
+from mlbert.training.config import EvaluationConfig, PhaseConfig
 
 # Sections that every recipe reads.
 COMMON = (
@@ -47,6 +47,7 @@ SECTIONS = (
     TextConfig,
     CorpusConfig,
     BatchGrowthConfig,
+    PhaseConfig,
     TaskConfig,
     TensorFlowConfig,
 )

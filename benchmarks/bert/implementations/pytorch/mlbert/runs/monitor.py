@@ -169,9 +169,14 @@ class Monitor(Events):
             file.flush()
         return file
 
+    @property
+    def _knows_steps(self) -> bool:
+        """True if the number of the last step is known."""
+        return self.limits.max_steps < NO_LIMIT and self.limits.step_tokens is None
+
     def _fraction(self, state: TrainState, seconds: float) -> float:
         """Return the used share of the limit that is closest."""
-        shares = [state.step / self.limits.max_steps, state.samples / self.limits.max_samples]
+        shares = [self.limits.share_done(state)]
         if self.limits.max_seconds:
             shares.append((self._seconds_before + seconds) / self.limits.max_seconds)
         return min(max(shares), 1.0)
@@ -187,7 +192,7 @@ class Monitor(Events):
         if gained > 0:
             left = f"at most {short_duration(seconds * (1 - fraction) / gained)} left"
         accuracy = self._accuracy(state)
-        total = f"/{self.limits.max_steps}" if self.limits.max_steps < NO_LIMIT else ""
+        total = f"/{self.limits.max_steps}" if self._knows_steps else ""
         if self._progress is not None:
             self._progress.update(
                 self._progress.task_ids[0],

@@ -139,7 +139,8 @@ class Pace:
 class Limits:
     """Limits of a run.
 
-    ``max_seconds`` is optional; without ``target_accuracy`` the run succeeds at a limit.
+    ``max_seconds`` is optional; without ``target_accuracy`` the run succeeds at a limit. With
+    ``step_tokens``, that many tokens count as one step of ``max_steps``.
     """
 
     target_accuracy: float | None
@@ -147,9 +148,17 @@ class Limits:
     max_samples: int
     max_seconds: float | None
     max_skipped_steps: int
+    step_tokens: int | None = None
 
     @classmethod
-    def of(cls, run: RunConfig, *, target_accuracy: float | None, max_steps: int) -> Limits:
+    def of(
+        cls,
+        run: RunConfig,
+        *,
+        target_accuracy: float | None,
+        max_steps: int,
+        step_tokens: int | None = None,
+    ) -> Limits:
         """Return the limits of a run's settings, target metric and length of the schedule."""
         return cls(
             target_accuracy=target_accuracy,
@@ -157,7 +166,24 @@ class Limits:
             max_samples=run.max_samples_termination,
             max_seconds=run.max_seconds,
             max_skipped_steps=run.max_skipped_steps,
+            step_tokens=step_tokens,
         )
+
+    def place(self, state: TrainState) -> float:
+        """Return the place in the schedule, in steps of ``max_steps``, for the next learning
+        rate: skipped steps do not count.
+        """
+        if self.step_tokens is None:
+            return state.updates
+        return state.tokens / self.step_tokens
+
+    def _steps_done(self, state: TrainState) -> float:
+        """Return how much of ``max_steps`` is done."""
+        return state.step if self.step_tokens is None else self.place(state)
+
+    def share_done(self, state: TrainState) -> float:
+        """Return the used share of the limit of steps or samples that is closest."""
+        return max(self._steps_done(state) / self.max_steps, state.samples / self.max_samples)
 
     def met(self, state: TrainState) -> bool:
         """Return True if an evaluation reached the target."""
@@ -169,10 +195,16 @@ class Limits:
 
     def check_resumed(self, state: TrainState) -> None:
         """Raise UserError if a checkpoint's progress is beyond the end of the schedule."""
-        if state.step > self.max_steps:
+        if self.step_tokens is None and state.step > self.max_steps:
             reason = f"the checkpoint to resume from is at step {state.step}"
             remedy = f"Set MAX_STEPS to {state.step} or more, or use another LOGDIR"
             raise UserError("run.other-settings", f"MAX_STEPS {self.max_steps}", reason, remedy)
+
+    @property
+    def _end(self) -> str:
+        if self.step_tokens is None:
+            return f"MAX_STEPS {self.max_steps} reached"
+        return f"{self.max_steps * self.step_tokens:,} tokens reached"
 
     def reached(self, state: TrainState, seconds: float) -> str | None:
         """Return why the run must end before the target is reached, or None to continue."""
@@ -182,7 +214,7 @@ class Limits:
                 state.skipped_steps > self.max_skipped_steps,
                 f"{state.skipped_steps} steps had non-finite gradients",
             ),
-            (state.step >= self.max_steps, f"MAX_STEPS {self.max_steps} reached"),
+            (self._steps_done(state) >= self.max_steps, self._end),
             (
                 state.samples >= self.max_samples,
                 f"MAX_SAMPLES_TERMINATION {self.max_samples} reached",

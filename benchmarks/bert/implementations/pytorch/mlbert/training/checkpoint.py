@@ -8,6 +8,7 @@ checkpoints/step_00000120/state.json            numbers, source position, sha256
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from mlbert.host.errors import UserError
 from mlbert.host.files import write_tensors
 from mlbert.host.json_files import read_json
 from mlbert.runs.progress import TrainState
-from mlbert.runs.step_folders import STATE, StepFolders
+from mlbert.runs.step_folders import STATE, StepFolders, read_step
 from mlbert.training.protocols import Method
 
 # Names of the tensors in a checkpoint: of the flat buffer of weights,
@@ -240,6 +241,27 @@ class Snapshots:
             raise UserError("checkpoint.format", checkpoint.path, reason, remedy) from None
         return True
 
+    def start_optimizer(self, folder: Path) -> int:
+        """Start with the optimizer state of another run's checkpoint, and return its updates.
+
+        Raises UserError if it is damaged, or of another optimizer or another model.
+        """
+        identity, state = read_step(folder)
+        method = self._method
+        remedy = "Choose a checkpoint of the same model and optimizer, or start without its state"
+        for what, theirs, ours in (
+            ("optimizer", identity.get("optimizer"), method.identity.get("optimizer")),
+            ("parameters", state.get("parameters"), _plain(method.flat.layout)),
+        ):
+            if theirs != ours:
+                reason = "has the optimizer state of another model"
+                if what == "optimizer":
+                    reason = f"has the state of {theirs}, and this run uses {ours}"
+                raise UserError("checkpoint.shape", folder, reason, remedy)
+        tensors = _part(load_file(folder / _TENSORS), OPTIMIZER)
+        method.optimizer.load_state_dict({**tensors, **state["optimizer"]})
+        return method.optimizer.num_updates
+
     def _take_over(self, checkpoint: Checkpoint) -> None:
         method = self._method
         method.flat.data.copy_(checkpoint.tensors[WEIGHTS])
@@ -250,6 +272,11 @@ class Snapshots:
             method.loss_scale.load_state_dict(_part(checkpoint.tensors, SCALE))
         method.source.load_state_dict(checkpoint.state["source"])
         self._state.restore(checkpoint.state["train"])
+
+
+def _plain(value: object) -> object:
+    """Return a value as JSON gives it back."""
+    return json.loads(json.dumps(value))
 
 
 def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

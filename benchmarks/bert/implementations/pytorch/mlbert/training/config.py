@@ -1,8 +1,8 @@
-"""Settings of the evaluations."""
+"""Settings of the evaluations, and of a run that is one phase of several."""
 
 from __future__ import annotations
 
-from mlbert.config.section import Ranges, Section, setting
+from mlbert.config.section import Ranges, Section, fixed_setting, setting
 
 
 class EvaluationConfig(Section):
@@ -42,4 +42,28 @@ class EvaluationConfig(Section):
         "Steps between evaluations; replaces EVAL_ITER_START_SAMPLES and EVAL_ITER_SAMPLES.",
         default=None,
         **Ranges.STEPS,
+    )
+
+
+class PhaseConfig(Section):
+    """A run that is one phase of several: how it starts from the one before, and its length."""
+
+    init_optimizer: str | None = setting(
+        "INIT_OPTIMIZER",
+        "Run or checkpoint whose optimizer state the run starts with; none starts at zero.",
+        default=None,
+    )
+    extend_context: bool = setting(
+        "EXTEND_CONTEXT",
+        "Let the starting weights have another rotary base than BERT_CONFIG.",
+        default=False,
+    )
+    step_tokens: int | None = fixed_setting(
+        "STEP_TOKENS",
+        "Tokens without padding that count as one step in MAX_STEPS and the schedule; "
+        "none counts steps.",
+        default=None,
+        unit="tokens",
+        ge=1,
+        le=10**12,
     )

@@ -66,7 +66,7 @@ from mlbert.runs.run_folder import RunFolder, choose_seed
 from mlbert.runs.starting_weights import weights_file
 from mlbert.runs.step_folders import StepFolders
 from mlbert.training.checkpoint import CheckpointFolder, Snapshots
-from mlbert.training.config import EvaluationConfig
+from mlbert.training.config import EvaluationConfig, PhaseConfig
 from mlbert.training.evaluate import Evaluator, evaluate
 from mlbert.training.loggers import make_loggers
 from mlbert.training.loop import Run, train
@@ -315,6 +315,7 @@ def _limits(config: Configuration) -> Limits:
         config[RunConfig],
         target_accuracy=config[EvaluationConfig].target_metric,
         max_steps=config[ScheduleConfig].max_steps,
+        step_tokens=config[PhaseConfig].step_tokens if config.has(PhaseConfig) else None,
     )
 
 
@@ -348,6 +349,9 @@ def _make_ready(
         elapsed = {ELAPSED: round(run.state.elapsed_seconds, 3)}
         log.event("resumed_from_step", run.state.step, elapsed)
         say(f"resumed at step {run.state.step}, {run.state.samples} samples")
+    elif config.has(PhaseConfig) and (parent := config[PhaseConfig].init_optimizer) is not None:
+        updates = run.snapshots.start_optimizer(weights_file(parent).parent)
+        say(f"optimizer state of {parent}, after {updates:,} updates")
     lifecycle.accept_warnings()
     run.step.warm_up()
     if run.step.graphs:

@@ -147,12 +147,17 @@ def train_one_step(run: Run, clock: Clock) -> bool:
     started = time.monotonic()
     completed = run.state.step
     upcoming = run.reader.take(completed)
-    after = replace(state, step=completed + 1, samples=state.samples + upcoming.counts.samples)
+    after = replace(
+        state,
+        step=completed + 1,
+        samples=state.samples + upcoming.counts.samples,
+        tokens=state.tokens + upcoming.counts.tokens,
+    )
     if run.limits.reached(after, 0.0) is None:  # else this is probably the last step
         run.reader.begin_count(
             completed, clock.seconds() + clock.step_seconds + clock.evaluation_seconds
         )
-    lr = run.method.schedule(state.updates) * (
+    lr = run.method.schedule(run.limits.place(state)) * (
         run.pace.factor(state.due_seconds) if run.pace else 1.0
     )
     result = run.step(

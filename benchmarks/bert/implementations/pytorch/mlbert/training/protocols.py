@@ -292,8 +292,8 @@ class Optimizer(Protocol):
 class Schedule(Protocol):
     """A learning-rate schedule."""
 
-    def __call__(self, step: int) -> float:
-        """Return the learning rate after ``step`` completed steps."""
+    def __call__(self, step: float) -> float:
+        """Return the learning rate after ``step`` completed steps, or their worth in tokens."""
 
     def hyperparameters(self, event: Event) -> None:
         """Call ``event(key, value)`` for each hyper-parameter, under MLPerf's key."""

@@ -45,6 +45,8 @@ _UNSEEN = (
     "local_rope_theta",
 )
 
+_ROTARY_BASES = ("rope_theta", "local_rope_theta")
+
 
 @dataclass
 class Report:
@@ -319,11 +321,15 @@ def _check_shape(name: str, tensor: Any, wanted: list[int], source: str) -> None
         raise UserError("checkpoint.shape", source, reason, OTHER_CONFIG)
 
 
-def check_unseen(found: BertConfig, shape: BertConfig, source: str) -> None:
+def check_unseen(
+    found: BertConfig, shape: BertConfig, source: str, extend_context: bool = False
+) -> None:
     """Raise UserError if checkpoint and model differ in an option
-    that tensor shapes do not show.
+    that tensor shapes do not show. With ``extend_context``, the rotary bases may differ.
     """
     for name in _UNSEEN:
+        if extend_context and name in _ROTARY_BASES:
+            continue
         theirs = getattr(found, name)
         ours = getattr(shape, name)
         if theirs != ours:

@@ -100,11 +100,11 @@ def _case_of(data: Path) -> bool | None:
         return None
 
 
-def load_weights(model: AnyBert, path: Path | str) -> Report:
+def load_weights(model: AnyBert, path: Path | str, extend_context: bool = False) -> Report:
     """Copy weights into the model.
 
     Keep the model's heads that the file lacks, and a classifier with another number of labels; the
-    report lists these and unused heads.
+    report lists these and unused heads. With ``extend_context``, the rotary bases may differ.
 
     Raises:
         UserError: the file is missing or damaged, or its tensors or configuration have another
@@ -113,7 +113,7 @@ def load_weights(model: AnyBert, path: Path | str) -> Report:
     file = weights_file(path)
     weights = read_file(file)
     if weights.shape:
-        check_unseen(weights.shape, model.config, str(file))
+        check_unseen(weights.shape, model.config, str(file), extend_context)
     report = weight_files.load_state(model, weights.tensors, str(file))
     report.is_checked = weights.is_checked
     return report

@@ -27,6 +27,7 @@ from mlbert.host.json_files import add_checksum, parse_checksummed, read_json
 _OTHER = "Choose another --out"  # remedy
 _LOCK = ".lock"  # held by the process that trains
 _GROWN = "grown"
+NOTES = "pretrain.json"  # what `OwnFolder.remember` writes
 
 
 class OwnFolder:
@@ -42,7 +43,7 @@ class OwnFolder:
         self.report = path / "report.html"
         self.summary = self.run / "summary.json"
         self.log = path / "result_0.txt"
-        self._notes = path / "pretrain.json"
+        self._notes = path / NOTES
 
     @contextmanager
     def held(self) -> Iterator[None]:

@@ -22,6 +22,7 @@ from typing import Any
 from rich.console import Console
 
 from mlbert.config.bert_config import BertConfig
+from mlbert.config.resolution import Resolved
 from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
 from mlbert.data.prepare.corpus_files import CorpusSource, find_sources
 from mlbert.data.prepare.custom_corpus import Facts, Request, prepare, take_inventory
@@ -165,8 +166,9 @@ def _changes(before: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]]) -> s
     )
 
 
-def _model_card(folder: OwnFolder, facts: Facts, summary: dict[str, Any]) -> str:
+def _model_card(folder: OwnFolder, facts: Facts, summary: dict[str, Any], length: int) -> str:
     shape = json.loads(folder.shape.read_text(encoding="utf-8"))
+    attention = "local and global" if shape.get("local_attention") else "global"
     case = "removes" if load_tokenizer(folder.text).lower_case else "keeps"
     return f"""---
 library_name: transformers
@@ -176,9 +178,9 @@ tags: [masked-lm, modernbert]
 
 # A masked language model of our own text
 
-* Architecture: ModernBERT with global attention,
+* Architecture: ModernBERT with {attention} attention,
   {shape["num_hidden_layers"]} layers x {shape["hidden_size"]},
-  trained on {rules.SEQUENCE_LENGTH} tokens at a time.
+  trained on {length} tokens at a time.
 * Text: {facts.characters:,} characters; scripts of its letters: {facts.scripts}.
 * Vocabulary: WordPiece, {shape["vocab_size"]:,} entries; it {case} case and accents.
   {facts.held_out_unknown:.2%} of the held-out tokens are unknown to it.
@@ -234,18 +236,25 @@ class Asked:
 def pretrain(asked: Asked) -> int:
     """Run the whole command and return the exit status."""
     world = World.identify(environment())
+    check_alone(world)
+    folder = OwnFolder(asked.out)
+    if asked.dry_run:
+        return CorpusRun(folder, Console(), asked).describe()
+    with folder.held():
+        return CorpusRun(folder, Console(), asked).go(world)
+
+
+def check_alone(world: World) -> None:
+    """Raise UserError if a launcher started several processes."""
     if world.world_size > 1:
         remedy = "Start it without a launcher"
         raise UserError("command.launcher", "mlbert pretrain TEXT", "runs as one process", remedy)
-    folder = OwnFolder(asked.out)
-    if asked.dry_run:
-        return _Run(folder, Console(), asked).describe()
-    with folder.held():
-        return _Run(folder, Console(), asked).go(world)
 
 
-class _Run:
-    """One call of the command."""
+class CorpusRun:
+    """One call of the command. Training ends by the clock; `mlbert.programs.custom_corpus.phases`
+    overrides what differs for a number of tokens.
+    """
 
     def __init__(self, folder: OwnFolder, console: Console, asked: Asked) -> None:
         self._folder = folder
@@ -263,6 +272,11 @@ class _Run:
         )
         self._vocabulary: Tokenizer | None = None
         self._start: tuple[Path, BertConfig] | None = None
+        self._open_start()
+
+    def _open_start(self) -> None:
+        """Set the model to start from and the vocabulary, if they are given."""
+        asked = self._asked
         start = self._grown_model() if asked.grow_from is not None else asked.start
         if start is not None:
             model, _, self._vocabulary = open_model(start)
@@ -284,9 +298,13 @@ class _Run:
             grow_model(smaller, self._folder.grown, shape)
         return self._folder.grown
 
+    def _length(self) -> int:
+        """Return the tokens of a sequence."""
+        return rules.SEQUENCE_LENGTH
+
     def describe(self) -> int:
         """Print what would be read and return the exit status."""
-        for line in take_inventory(self._request(0, rules.SEQUENCE_LENGTH), self._executor()):
+        for line in take_inventory(self._request(0, self._length()), self._executor()):
             self._say(line)
         return SUCCEEDED
 
@@ -299,18 +317,13 @@ class _Run:
             notes = None
         if notes is not None:
             self._compare(notes["asked"])
-        if (
-            summary is not None
-            and (trained := float(summary["seconds_to_train"])) >= 0.98 * self._asked.seconds
-        ):
+        if summary is not None and self._is_complete(summary):
             if (
                 not self._folder.report.exists()
             ):  # the last call was interrupted while writing the model
                 self._finish(self._prepare(self._plan(notes)))
-            self._say(f"{self._folder.path} is finished; trained for {short_duration(trained)}")
-            self._say(
-                f"To train it longer, repeat the command with --minutes {2 * trained / 60:.3g}"
-            )
+            for line in self._complete_words(summary):
+                self._say(line)
             return SUCCEEDED
         plan = self._plan(notes)
         facts = self._prepare(plan)
@@ -329,6 +342,21 @@ class _Run:
         ):
             path.unlink(missing_ok=True)
         return self._train(plan, facts, resume, world)
+
+    def _is_complete(self, summary: Mapping[str, Any]) -> bool:
+        """Return True if a finished run was trained for what this call asks for."""
+        return float(summary["seconds_to_train"]) >= 0.98 * self._asked.seconds
+
+    def _complete_words(self, summary: Mapping[str, Any]) -> list[str]:
+        trained = float(summary["seconds_to_train"])
+        return [
+            f"{self._folder.path} is finished; trained for {short_duration(trained)}",
+            f"To train it longer, repeat the command with --minutes {2 * trained / 60:.3g}",
+        ]
+
+    def _length_words(self) -> str:
+        """Return the length of the training."""
+        return f"{short_duration(self._asked.seconds)} of training"
 
     def _identity(self) -> dict[str, Any]:
         """Return the options and text that all calls for one folder must share."""
@@ -424,16 +452,11 @@ class _Run:
         self._say(
             f"{what}: {shape.num_hidden_layers} layers x {shape.hidden_size}, {entries:,} entries, "
             f"{shape.num_parameters / 1e6:.1f} M parameters; "
-            f"{short_duration(self._asked.seconds)} of training"
+            f"{self._length_words()}"
         )
 
     def _train(self, plan: CorpusPlan, facts: Facts, resume: bool, world: World) -> int:
-        seconds = self._asked.seconds
-        resolved = resolve_settings(
-            self._folder, plan.settings, seconds, facts.train_sequences, resume
-        )
-        warnings = BaselineWarnings(self._say, seconds, facts.baselines)
-        options = RunOptions(plan.pace(seconds), warnings, self._asked.mlperf)
+        resolved, options = self._configure(plan, facts, resume)
         if self._start and not resume:
             task = functools.partial(
                 console_progress(self._console).task, "evaluating", unit="samples"
@@ -459,12 +482,25 @@ class _Run:
         self._finish(facts)
         return SUCCEEDED
 
+    def _configure(
+        self, plan: CorpusPlan, facts: Facts, resume: bool
+    ) -> tuple[Resolved, RunOptions]:
+        """Return the settings of the run, and how it is paced."""
+        seconds = self._asked.seconds
+        resolved = resolve_settings(
+            self._folder, plan.settings, seconds, facts.train_sequences, resume
+        )
+        warnings = BaselineWarnings(self._say, seconds, facts.baselines)
+        return resolved, RunOptions(plan.pace(seconds), warnings, self._asked.mlperf)
+
     def _finish(self, facts: Facts) -> None:
         folder = self._folder
         summary = self._folder.finished()
         assert summary is not None, "the run is finished"
         take_model(folder)
-        write_atomically(folder.model / "README.md", _model_card(folder, facts, summary))
+        write_atomically(
+            folder.model / "README.md", _model_card(folder, facts, summary, self._length())
+        )
         guessed = guess(folder, facts)
         write_report(folder, facts, summary, guessed)
         accuracy = summary["accuracy"]

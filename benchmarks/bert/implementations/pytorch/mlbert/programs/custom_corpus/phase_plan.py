@@ -1,0 +1,300 @@
+"""Plan one phase of pre-training: rates, batch and durations in tokens from a published recipe.
+
+    stage1    short rows, warm-up, then a constant rate
+    extend    long rows, a larger rotary base, a lower constant rate
+    decay     1 - sqrt from the rate of the phase before to 0
+
+Durations count tokens without padding. A constant phase can be made longer afterwards; a decay
+branches off any checkpoint of one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from mlbert.config import presets
+from mlbert.config.batch_growth import BatchGrowth
+from mlbert.config.bert_config import BertConfig
+from mlbert.config.presets import Preset
+from mlbert.config.recipe import MASKED_LM
+from mlbert.config.resolution import Resolved
+from mlbert.host.errors import UserError
+from mlbert.ops.precision import small_model_precision
+from mlbert.programs.custom_corpus.corpus_plan import cpu_threads
+from mlbert.programs.custom_corpus.own_folder import OwnFolder
+from mlbert.programs.pretrain_rules import EVAL_MASK_RATE
+from mlbert.recipes import masked_lm_text
+from mlbert.recipes.sections import resolve
+
+STAGE1 = "stage1"
+EXTEND = "extend"
+DECAY = "decay"
+PHASES = (STAGE1, EXTEND, DECAY)
+# Each phase reads the text in another order.
+ORDER_SEEDS = {STAGE1: 1, EXTEND: 2, DECAY: 3}
+# Most of a phase's tokens for the warm-up of the rate, and for the growth of the batch.
+MOST_WARMUP = 0.1
+CPU_MICRO_TOKENS = 8192  # tokens that a processor computes at a time
+SEQUENCES_IN_ROW = 32  # at most, on average over a micro-batch
+EVALUATIONS = 8  # of a phase
+SAVES = 50  # checkpoints of a phase, of which the newest are kept
+LOG_STEPS = 10  # between metric lines, at most
+BYTES_A_TOKEN = 4  # of text, approximately
+# Text in tokens, and the entries of a new vocabulary up to it.
+VOCABULARIES = ((20_000_000, 4096), (200_000_000, 16384))
+_ORIGIN = "mlbert pretrain"
+
+
+@dataclass(frozen=True)
+class PhasePlan:
+    """Decisions of the first call of a phase.
+
+    Attributes:
+        preset: name of the published model.
+        phase: one of `PHASES`.
+        length: tokens of a row.
+        rows: of a full step.
+        warmup_tokens: over which the rate rises.
+        growth_tokens: over which the batch grows from ``first_rows``.
+        learning_rate: of the constant phase, and before the decay.
+        vocab_size: most entries of a new vocabulary.
+        shape: values of bert_config.json; vocab_size is later set to the tokenizer's.
+        parent: checkpoint or model that the phase starts from; None: random weights.
+        with_optimizer: start with the optimizer state of the parent.
+    """
+
+    preset: str
+    phase: str
+    length: int
+    rows: int
+    first_rows: int
+    warmup_tokens: int
+    growth_tokens: int
+    learning_rate: float
+    vocab_size: int
+    shape: Mapping[str, Any]
+    parent: str | None
+    with_optimizer: bool
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of a full step."""
+        return self.rows * self.length
+
+    def steps(self, tokens: int) -> int:
+        """Return the full steps that take at least this many tokens."""
+        return max(1, math.ceil(tokens / self.step_tokens))
+
+    @property
+    def growth(self) -> BatchGrowth:
+        """How the batch grows, each size for equally many steps."""
+        if self.growth_tokens == 0 or self.first_rows == self.rows:
+            return BatchGrowth.constant(self.rows)
+        mean = (self.first_rows + self.rows - 1) / 2
+        steps = max(1, math.ceil(self.growth_tokens / (mean * self.length)))
+        return BatchGrowth(self.first_rows, self.rows, steps)
+
+
+@dataclass(frozen=True)
+class PhaseRequest:
+    """What the user asks for, of a phase.
+
+    Attributes:
+        preset: None: that of the phase before.
+        phase: one of `PHASES`.
+        tokens: length of the phase in tokens without padding.
+        length: tokens of a row; None: the phase's.
+        rows: of a step; None: as many as have the tokens of the published step.
+        warmup_tokens: None: the published ones, at most `MOST_WARMUP` of ``tokens``.
+    """
+
+    preset: str | None
+    phase: str
+    tokens: int
+    length: int | None
+    rows: int | None
+    warmup_tokens: int | None
+
+
+@dataclass(frozen=True)
+class Parent:
+    """What a phase starts from.
+
+    Attributes:
+        start: checkpoint or model.
+        shape: of the model.
+        plan: of the phase before; None if the model is not one of this command's.
+    """
+
+    start: str
+    shape: BertConfig
+    plan: PhasePlan | None
+
+
+def plan_phase(request: PhaseRequest, num_bytes: int, parent: Parent | None) -> PhasePlan:
+    """Choose the settings of a phase for a text of ``num_bytes``.
+
+    Raises UserError if the phase needs a preset, or weights to start from.
+    """
+    before = None if parent is None else parent.plan
+    name = request.preset or (before.preset if before else None)
+    if name is None:
+        reason = "needs the recipe of a published model"
+        raise UserError("config.missing", "--tokens", reason, "Give --preset modernbert-base")
+    preset = presets.find(name, "--preset")
+    if parent is None and request.phase != STAGE1:
+        reason = "needs a model to start from"
+        remedy = "Give --from and the folder of the phase before"
+        raise UserError("config.missing", f"--phase {request.phase}", reason, remedy)
+    length = _length(request, before)
+    published = preset.rows * presets.ROW_TOKENS
+    rows = request.rows or max(1, published // length)
+    is_first = request.phase == STAGE1
+    most = int(MOST_WARMUP * request.tokens)
+    warmup = request.warmup_tokens
+    if warmup is None:
+        warmup = min(preset.warmup_tokens, most) if is_first else 0
+    first_rows = max(1, rows * preset.first_rows // preset.rows) if is_first else rows
+    vocab_size = _vocab_size(preset, num_bytes)
+    return PhasePlan(
+        preset=name,
+        phase=request.phase,
+        length=length,
+        rows=rows,
+        first_rows=first_rows,
+        warmup_tokens=warmup,
+        growth_tokens=min(preset.growth_tokens, most) if is_first else 0,
+        learning_rate=_learning_rate(preset, request.phase, before),
+        vocab_size=vocab_size,
+        shape=json.loads(_shape(preset, request.phase, parent, vocab_size).to_json()),
+        parent=None if parent is None else parent.start,
+        with_optimizer=before is not None,
+    )
+
+
+def _length(request: PhaseRequest, before: PhasePlan | None) -> int:
+    if request.length is not None:
+        return request.length
+    if request.phase == DECAY and before is not None:
+        return before.length
+    return presets.ROW_TOKENS if request.phase == STAGE1 else presets.EXTENDED_TOKENS
+
+
+def _learning_rate(preset: Preset, phase: str, before: PhasePlan | None) -> float:
+    if phase == STAGE1:
+        return preset.learning_rate
+    if phase == DECAY and before is not None:
+        return before.learning_rate
+    return preset.extend_rate
+
+
+def _shape(preset: Preset, phase: str, parent: Parent | None, vocab_size: int) -> BertConfig:
+    if parent is None:
+        return replace(preset.shape, vocab_size=vocab_size, rope_theta=presets.SHORT_ROPE_THETA)
+    if phase == EXTEND:
+        theta = max(parent.shape.rope_theta, presets.LONG_ROPE_THETA)
+        return replace(parent.shape, rope_theta=theta)
+    return parent.shape
+
+
+def _vocab_size(preset: Preset, num_bytes: int) -> int:
+    tokens = num_bytes // BYTES_A_TOKEN
+    fitting = next((size for most, size in VOCABULARIES if tokens < most), preset.shape.vocab_size)
+    return min(fitting, preset.shape.vocab_size)
+
+
+def resolve_phase(
+    folder: OwnFolder, plan: PhasePlan, tokens: int, sequences: int, resume: bool
+) -> Resolved:
+    """Return the checked configuration of a phase on prepared text.
+
+    Args:
+        folder: of the phase.
+        plan: of its first call.
+        tokens: total length of the phase, including earlier calls.
+        sequences: size of the training set.
+        resume: resume from the newest checkpoint of the phase, in place of the parent's.
+
+    Raises UserError if the text has fewer sequences than a step.
+    """
+    if sequences < plan.rows:
+        reason = f"has {sequences} sequences of {plan.length} tokens, and a step has {plan.rows}"
+        remedy = f"Give more text, or --batch {sequences} or less and another --out"
+        raise UserError("data.too-small", "the text", reason, remedy)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    steps = plan.steps(tokens)
+    growth = plan.growth
+    is_first_call = not resume
+    values: dict[str, Any] = {
+        "recipe": MASKED_LM,
+        "precision": small_model_precision(device),
+        "init_checkpoint": plan.parent if is_first_call else None,
+        "init_optimizer": plan.parent if is_first_call and plan.with_optimizer else None,
+        "extend_context": plan.phase == EXTEND,
+        "bert_config_file": folder.shape,
+        "input_dir": folder.text / "train",
+        "eval_dir": folder.text / "val",
+        "tokenizer": str(folder.text),
+        "output_dir": folder.path,
+        "max_seq_length": plan.length,
+        "long_texts": "truncate",
+        "max_sequences_per_pack": SEQUENCES_IN_ROW,
+        "train_batch_size": plan.rows,
+        "gradient_accumulation_steps": _parts(plan, device),
+        "auto_micro_batch": device.type == "cuda",
+        "masking_rate": presets.MASKING_RATE,
+        "eval_masking_rate": EVAL_MASK_RATE,
+        "eval_masking": "mask",
+        "shuffle": "py1s",
+        "shuffle_seed": ORDER_SEEDS[plan.phase],
+        "canonical_nodes": 1,
+        "seed": ORDER_SEEDS[plan.phase],
+        "optimizer": presets.OPTIMIZER,
+        "learning_rate": plan.learning_rate,
+        "opt_lamb_beta_1": presets.BETAS[0],
+        "opt_lamb_beta_2": presets.BETAS[1],
+        "opt_epsilon": presets.EPSILON,
+        "weight_decay_rate": presets.find(plan.preset, "--preset").weight_decay,
+        "decay_all": False,
+        "max_grad_norm": None,
+        "step_tokens": plan.step_tokens,
+        "max_steps": steps,
+        "warmup_steps": round(plan.warmup_tokens / plan.step_tokens),
+        "lr_first_step": 0,
+        "schedule": "constant",
+        "max_samples_termination": 10**15,
+        "eval_iter_steps": max(1, steps // EVALUATIONS),
+        "eval_iter_start_samples": 10**15,
+        "eval_iter_samples": 10**15,
+        "target_mlm_accuracy": None,
+        "num_eval_examples": None,
+        "eval_batch_size": max(1, CPU_MICRO_TOKENS // plan.length),
+        "save_checkpoint_steps": max(1, steps // SAVES),
+        "log_freq": min(LOG_STEPS, max(1, steps // 100)),
+        "resume": resume,
+    }
+    if plan.phase == DECAY:
+        values |= {"schedule": "wsd_sqrt", "lr_decay_steps": steps, "end_lr": 0.0}
+    if not growth.is_constant:
+        values["batchsize_warmup_start"] = growth.first
+        values["batchsize_warmup_steps"] = growth.steps
+    layer = {name: (value, _ORIGIN) for name, value in values.items()}
+    layer["cpu_threads"] = (cpu_threads(), "environment CPU_THREADS")
+    return resolve(masked_lm_text.RECIPE, {}, given=layer)
+
+
+def _parts(plan: PhasePlan, device: torch.device) -> int:
+    """Return into how many micro-batches a step is divided: equal ones that fit the device."""
+    most = CPU_MICRO_TOKENS
+    if device.type == "cuda":
+        most = presets.find(plan.preset, "--preset").micro_rows * presets.ROW_TOKENS
+    parts = max(1, math.ceil(plan.step_tokens / max(most, plan.length)))
+    while plan.rows % parts:
+        parts += 1
+    return parts

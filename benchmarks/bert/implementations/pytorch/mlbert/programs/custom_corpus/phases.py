@@ -1,0 +1,261 @@
+"""Run ``mlbert pretrain TEXT --tokens N``: one phase of a published recipe on the user's own text.
+
+DIR/run_0/phase_ends/step_*   the checkpoint with which the phase ended, and each earlier end if it
+                              was made longer; nothing removes them
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from mlbert.config import presets
+from mlbert.config.bert_config import BertConfig
+from mlbert.config.resolution import Resolved
+from mlbert.data.formats.tokenizer import load_tokenizer
+from mlbert.data.prepare.custom_corpus import Facts
+from mlbert.distributed.world import World
+from mlbert.host.environment import environment
+from mlbert.host.errors import UserError
+from mlbert.host.files import writing
+from mlbert.programs.custom_corpus.own_folder import NOTES, OwnFolder
+from mlbert.programs.custom_corpus.phase_plan import (
+    DECAY,
+    Parent,
+    PhasePlan,
+    PhaseRequest,
+    plan_phase,
+    resolve_phase,
+)
+from mlbert.programs.custom_corpus.run import Asked, CorpusRun, check_alone
+from mlbert.runs.step_folders import steps_in
+from mlbert.training.experiment import RunOptions
+
+PHASE_ENDS = "phase_ends"
+FEW_STEPS = 1000  # of a phase, below which a smaller batch is better
+
+
+def pretrain(asked: Asked, request: PhaseRequest) -> int:
+    """Run the whole command and return the exit status."""
+    world = World.identify(environment())
+    check_alone(world)
+    folder = OwnFolder(asked.out)
+    if asked.dry_run:
+        return PhaseRun(folder, Console(), asked, request).describe()
+    with folder.held():
+        return PhaseRun(folder, Console(), asked, request).go(world)
+
+
+@dataclass(frozen=True)
+class _ParentRun:
+    """A run of this command that a phase starts from.
+
+    Attributes:
+        folder: of the run.
+        checkpoint: of the run, named by the user, or the newest.
+    """
+
+    folder: OwnFolder
+    checkpoint: Path
+
+
+class PhaseRun(CorpusRun):
+    """One call for a phase, whose length is in tokens."""
+
+    def __init__(
+        self, folder: OwnFolder, console: Console, asked: Asked, request: PhaseRequest
+    ) -> None:
+        self._request_of_phase = request
+        self._parent: Parent | None = None
+        self._phase_plan: PhasePlan | None = None
+        super().__init__(folder, console, asked)
+
+    def _open_start(self) -> None:
+        """Set the model to start from, and its vocabulary.
+
+        Of an earlier phase only the notes are read: its weights are read when training begins, and
+        not at all by a call that resumes.
+        """
+        start = self._asked.start
+        run = None if start is None else _find_run(start)
+        if run is None:
+            super()._open_start()
+            if self._start is not None:
+                path, shape = self._start
+                self._parent = Parent(str(path.resolve()), shape, None)
+            return
+        self._vocabulary = load_tokenizer(run.folder.text)
+        shape = BertConfig.from_json(run.folder.shape)
+        self._start = run.checkpoint, shape
+        notes = run.folder.remembered()
+        assert notes is not None, "the run has notes"
+        plan = _plan_of(run.folder, notes)
+        self._parent = Parent(str(run.checkpoint.resolve()), shape, plan)
+
+    def _identity(self) -> dict[str, Any]:
+        request = self._request_of_phase
+        start = self._asked.start
+        return {
+            "--preset": request.preset,
+            "--phase": request.phase,
+            "--length": request.length,
+            "--batch": request.rows,
+            "--warmup-tokens": request.warmup_tokens,
+            **super()._identity(),
+            "--from": None if start is None else str(start.resolve()),
+        }
+
+    def _plan(self, notes: dict[str, Any] | None) -> Any:
+        request = self._request_of_phase
+        if notes is not None:
+            plan = _plan_of(self._folder, notes)
+            if plan is None:
+                raise self._folder.damaged()
+        else:
+            self._check_parent()
+            plan = plan_phase(request, self._num_bytes, self._parent)
+            if self._asked.vocab_size is not None:
+                shape = {**plan.shape, "vocab_size": self._asked.vocab_size}
+                plan = PhasePlan(
+                    **{**asdict(plan), "vocab_size": self._asked.vocab_size, "shape": shape}
+                )
+            self._folder.remember({"asked": self._identity(), "settings": asdict(plan)})
+        self._phase_plan = plan
+        for line in self._plan_words(plan):
+            self._say(line)
+        return plan
+
+    def _check_parent(self) -> None:
+        """Raise UserError if the checkpoint to start from does not exist."""
+        if self._start is not None and not self._start[0].exists():
+            remedy = "Give the run's folder, or a checkpoint in its phase_ends"
+            raise UserError("checkpoint.missing", self._start[0], "does not exist", remedy)
+
+    def _plan_words(self, plan: PhasePlan) -> list[str]:
+        tokens = self._request_of_phase.tokens
+        steps = plan.steps(tokens)
+        rate = f"rate {plan.learning_rate:g}"
+        if plan.warmup_tokens:
+            rate += f" after {plan.warmup_tokens:,} tokens of warm-up"
+        if plan.phase == DECAY:
+            rate += ", to 0 by 1 - sqrt"
+        batch = f"{plan.rows:,} rows of {plan.length:,} tokens a step"
+        growth = plan.growth
+        if not growth.is_constant:
+            batch += f", from {growth.first:,} over {plan.growth_tokens:,} tokens"
+        lines = [f"{plan.phase} of {plan.preset}: {tokens:,} tokens; {batch}; {rate}"]
+        if plan.parent is not None:
+            state = "with" if plan.with_optimizer else "without"
+            lines.append(f"starting from {plan.parent}, {state} its optimizer state")
+        if steps < FEW_STEPS:
+            lines.append(
+                f"warning: only about {steps:,} full steps: a smaller --batch makes more of them"
+            )
+        return lines
+
+    def _length(self) -> int:
+        if self._phase_plan is not None:
+            return self._phase_plan.length
+        return self._request_of_phase.length or presets.ROW_TOKENS
+
+    def _length_words(self) -> str:
+        return f"{self._request_of_phase.tokens:,} tokens of training"
+
+    def _is_complete(self, summary: Mapping[str, Any]) -> bool:
+        notes = self._folder.remembered()
+        plan = None if notes is None else _plan_of(self._folder, notes)
+        if plan is None:
+            raise self._folder.damaged()
+        asked = plan.steps(self._request_of_phase.tokens) * plan.step_tokens
+        is_done = int(summary["tokens"]) >= asked
+        if not is_done and plan.phase == DECAY:
+            reason = "has decayed to its end, so it cannot be made longer"
+            remedy = f"Branch another decay off {plan.parent} with another --out"
+            raise UserError("run.exists", self._folder.path, reason, remedy)
+        return is_done
+
+    def _complete_words(self, summary: Mapping[str, Any]) -> list[str]:
+        trained = int(summary["tokens"])
+        lines = [f"{self._folder.path} is finished; trained on {trained:,} tokens"]
+        if self._request_of_phase.phase != DECAY:
+            lines.append(f"To train it longer, repeat the command with --tokens {2 * trained:g}")
+        return lines
+
+    def _configure(self, plan: Any, facts: Facts, resume: bool) -> tuple[Resolved, RunOptions]:
+        tokens = self._request_of_phase.tokens
+        resolved = resolve_phase(self._folder, plan, tokens, facts.train_sequences, resume)
+        return resolved, RunOptions(mlperf_log=self._asked.mlperf, saves_last_step=True)
+
+    def _finish(self, facts: Facts) -> None:
+        keep_phase_end(self._folder)
+        super()._finish(facts)
+
+
+def keep_phase_end(folder: OwnFolder) -> None:
+    """Keep the newest checkpoint of a finished phase, whatever follows in its folder: as links to
+    the same files where the file system has them.
+
+    Raises UserError if it cannot be written.
+    """
+    checkpoints = folder.run / "checkpoints"
+    step = steps_in(checkpoints)[-1]
+    source = checkpoints / f"step_{step:08d}"
+    place = folder.run / PHASE_ENDS / source.name
+    if place.exists():
+        return
+    partial = place.with_name(f".partial_{source.name}")
+    with writing(place, "Free space, and repeat the command"):
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        for file in source.iterdir():
+            _link(file, partial / file.name)
+        partial.rename(place)
+
+
+def _link(source: Path, place: Path) -> None:
+    try:
+        os.link(source, place)
+    except OSError:  # no links on this file system
+        shutil.copyfile(source, place)
+
+
+def _find_run(start: Path) -> _ParentRun | None:
+    """Return the run of this command that a path names: its folder, or a checkpoint in it.
+
+    None if the path is something else, such as a model.
+
+    Raises UserError if the run has no checkpoint.
+    """
+    if (start / NOTES).is_file():
+        folder = OwnFolder(start)
+        steps = steps_in(folder.run / "checkpoints")
+        if not steps:
+            reason = "has no checkpoint to start from"
+            remedy = "Train it first, or give a model: config.json, model.safetensors"
+            raise UserError("checkpoint.missing", start, reason, remedy)
+        return _ParentRun(folder, folder.run / "checkpoints" / f"step_{steps[-1]:08d}")
+    if not start.name.startswith("step_"):
+        return None
+    home = next((path for path in start.resolve().parents if (path / NOTES).is_file()), None)
+    if home is None:
+        return None
+    return _ParentRun(OwnFolder(home), start)
+
+
+def _plan_of(folder: OwnFolder, notes: Mapping[str, Any]) -> PhasePlan | None:
+    """Return the plan in the notes of a run; None if the run was not planned in tokens."""
+    settings = notes.get("settings")
+    if not isinstance(settings, Mapping):
+        raise folder.damaged()
+    if "phase" not in settings:
+        return None
+    try:
+        return PhasePlan(**settings)
+    except TypeError:
+        raise folder.damaged() from None
