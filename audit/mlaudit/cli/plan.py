@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -16,12 +16,13 @@ from mlaudit import rules
 from mlaudit.cli.report_table import as_table
 from mlaudit.logs import is_number, read_log
 from mlaudit.planner import calibrate as calibration
-from mlaudit.planner import request, timing
+from mlaudit.planner import pretraining, request, timing
 from mlaudit.planner.cost import Estimate, Prices, estimate
 from mlaudit.planner.request import MOST_GPUS, Given, job_of
 from mlaudit.planner.timing import ALIASES, GPUS, Parameters, TrainingJob, load
 from mlaudit.result_set import evaluations_of, run_file, samples_before, samples_to_target
 from mlaudit.training_program import ask
+from mlbert.config import presets
 from mlbert.config.bert_config import BertConfig
 from mlbert.config.shell import planned_world_size
 from mlbert.host.console import standard_output, write_page
@@ -77,7 +78,14 @@ def plan(
         float | None, typer.Option(help="Fraction of 16-bit peak.", min=0.01, max=2)
     ] = None,
     price_per_gpu_hour: Annotated[
-        float | None, typer.Option(help="US dollars per GPU-hour.", min=0, max=1e4)
+        float | None,
+        typer.Option(
+            "--price-per-gpu-hour",
+            "--dollars-per-hour",
+            help="US dollars per GPU-hour.",
+            min=0,
+            max=1e4,
+        ),
     ] = None,
     watts_per_gpu: Annotated[
         float | None, typer.Option(help="With its share of the node.", min=1, max=1e5)
@@ -92,14 +100,66 @@ def plan(
     budget: Annotated[
         float | None, typer.Option(help="Dollars per run; with --sweep.", min=0, max=1e9)
     ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Plan mlbert pretrain --preset NAME instead."),
+    ] = None,
+    tokens: Annotated[
+        float | None, typer.Option(help="With --recipe: tokens of the phase.", min=1, max=1e14)
+    ] = None,
+    length: Annotated[
+        int, typer.Option(help="With --recipe: tokens of a sequence.", min=16, max=32768)
+    ] = presets.ROW_TOKENS,
+    tokens_per_second: Annotated[
+        float | None, typer.Option(help="With --recipe: measured, per GPU.", min=1, max=1e9)
+    ] = None,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the plan as an HTML page.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
-    """Predict a run from MLPerf's published results:
-    time, samples, memory, cost, and what limits it.
-    """
+    """Predict a run from published results: time, samples, memory, cost, and what limits it."""
+    if recipe is not None:
+        benchmark_only = {
+            "--config": config,
+            "--model": model,
+            "--batch": batch,
+            "--batch-per-gpu": batch_per_gpu,
+            "--precision": precision,
+            "--samples": samples,
+            "--efficiency": efficiency,
+            "--calibrate": calibrate or None,
+            "--sweep": to_4096 or None,
+            "--html": html,
+        }
+        _refuse_with_recipe(benchmark_only)
+        if tokens is None:
+            reason = "needs the length of the training"
+            raise UserError("config.missing", "--recipe", reason, "Add --tokens, such as 30e9")
+        given = Given(
+            _known_gpu(gpu, like, factor),
+            timing.named("large"),
+            gpus=gpus or (None if nodes else 1),
+            nodes=nodes,
+            port_gbps=_gbps(network),
+            precision="bf16",
+            name=gpu if like is not None else "",
+            speed=factor or 1.0,
+        )
+        found = pretraining.estimate(
+            recipe,
+            round(tokens),
+            length,
+            request.hardware(given),
+            load(),
+            Prices(price_per_gpu_hour, watts_per_gpu, co2_per_kwh),
+            tokens_per_second,
+        )
+        _show_pretraining(found, as_json)
+        return 0
+    if tokens is not None or tokens_per_second is not None:
+        name = "--tokens" if tokens is not None else "--tokens-per-second"
+        raise UserError("config.missing", name, "needs --recipe", "Give --recipe modernbert-base")
     if batch is not None and batch_per_gpu is not None:
         raise UserError(
             "config.conflict", "--batch-per-gpu", "conflicts with --batch", "Give one of the two"
@@ -171,6 +231,23 @@ def _known_gpu(gpu: str, like: str | None, factor: float | None) -> str:
         known = ", ".join([*GPUS, *ALIASES])
         raise UserError("config.choice", "--like", f"{like} is unknown", f"Known: {known}")
     return name
+
+
+def _refuse_with_recipe(given: Mapping[str, object]) -> None:
+    """Raise UserError if an option is given that only a benchmark run has."""
+    for name, value in given.items():
+        if value is not None:
+            reason = f"cannot be used with {name}"
+            raise UserError("config.conflict", "--recipe", reason, f"Remove {name}")
+
+
+def _show_pretraining(found: pretraining.PretrainingEstimate, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(found.as_dict(), indent=2))
+        return
+    title = f"{found.recipe}, estimate"
+    standard_output().print(as_table(title, pretraining.answers(found)))
+    standard_output().print("mlbert itself has not trained this model at this size (docs/plan.md).")
 
 
 def _show(

@@ -103,35 +103,8 @@ def job_of(given: Given, ask: Callable[[TrainingJob], Estimate]) -> TrainingJob:
     Raises:
         UserError: the options contradict each other.
     """
-    gpus = given.gpus or (given.nodes or 1) * given.per_node
-    nodes = given.nodes or math.ceil(gpus / given.per_node)
-    if gpus % nodes:
-        reason = f"{gpus} GPUs cannot be divided evenly over {nodes} nodes"
-        raise UserError("config.conflict", "--nodes", reason, "Give a divisor of --gpus")
-    if given.precision is not None and given.precision not in PRECISIONS:
-        raise UserError(
-            "config.choice", "--precision", f"{given.precision} is unknown", "Give bf16 or fp8"
-        )
-    fp8 = GPUS[given.gpu].has_fp8 if given.precision is None else PRECISIONS[given.precision]
-    if fp8 and not GPUS[given.gpu].has_fp8:
-        raise UserError(
-            "config.choice",
-            "--precision",
-            f"no FP8 results are published for {given.gpu}",
-            "Give bf16",
-        )
-    port = None if given.port_gbps is None else given.port_gbps * gpus / nodes
-    job = TrainingJob(
-        given.gpu,
-        gpus,
-        nodes,
-        gpus,
-        port,
-        fp8,
-        imbalance=given.imbalance,
-        name=given.name,
-        speed=given.speed,
-    )
+    job = hardware(given)
+    gpus = job.gpus
     job = replace(job, work=given.shape.work, gradient=given.shape.gradient)
     batch = given.batch or (given.batch_per_gpu or 0) * gpus
     if batch:
@@ -150,6 +123,43 @@ def job_of(given: Given, ask: Callable[[TrainingJob], Estimate]) -> TrainingJob:
             _GIVE_BATCH,
         )
     return found.job
+
+
+def hardware(given: Given) -> TrainingJob:
+    """Return a job of one sequence per GPU on the given machines.
+
+    Raises:
+        UserError: the options contradict each other.
+    """
+    gpus = given.gpus or (given.nodes or 1) * given.per_node
+    nodes = given.nodes or math.ceil(gpus / given.per_node)
+    if gpus % nodes:
+        reason = f"{gpus} GPUs cannot be divided evenly over {nodes} nodes"
+        raise UserError("config.conflict", "--nodes", reason, "Give a divisor of --gpus")
+    if given.precision is not None and given.precision not in PRECISIONS:
+        raise UserError(
+            "config.choice", "--precision", f"{given.precision} is unknown", "Give bf16 or fp8"
+        )
+    fp8 = GPUS[given.gpu].has_fp8 if given.precision is None else PRECISIONS[given.precision]
+    if fp8 and not GPUS[given.gpu].has_fp8:
+        raise UserError(
+            "config.choice",
+            "--precision",
+            f"no FP8 results are published for {given.gpu}",
+            "Give bf16",
+        )
+    port = None if given.port_gbps is None else given.port_gbps * gpus / nodes
+    return TrainingJob(
+        given.gpu,
+        gpus,
+        nodes,
+        gpus,
+        port,
+        fp8,
+        imbalance=given.imbalance,
+        name=given.name,
+        speed=given.speed,
+    )
 
 
 def duration(seconds: float) -> str:

@@ -45,6 +45,7 @@ TINY = {
     "growth_tokens": 200,
     "micro_rows": 8,
     "published": {},
+    "h100_rate": 0,
 }
 LENGTH = 32
 ROWS = 4

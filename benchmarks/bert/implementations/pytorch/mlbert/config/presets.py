@@ -39,6 +39,7 @@ class Preset:
         first_rows: of the first step; the batch grows to ``rows`` over ``growth_tokens``.
         micro_rows: rows that a GPU of 80 GB computes at a time.
         published: tokens of each phase, by its name; empty if the model is not published.
+        h100_rate: published tokens/s of one H100 SXM; 0 if unknown.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Preset:
     growth_tokens: int
     micro_rows: int
     published: Mapping[str, int]
+    h100_rate: int
 
 
 @functools.cache
