@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from mlbert.host.errors import UserError
+
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
@@ -19,24 +21,50 @@ def export(
             help="LOGDIR, a run_<i>, its checkpoints/step_<n>, or weights.",
         ),
     ],
-    to: Annotated[Literal["huggingface"], typer.Option(help="Output format.")] = "huggingface",
+    to: Annotated[
+        Literal["huggingface", "onnx"],
+        typer.Option(help="Output format: a folder of transformers, or one with a model.onnx."),
+    ] = "huggingface",
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="New folder; default: <name>-huggingface here."),
+        typer.Option(metavar="DIR", help="New folder; default: <name>-<format> here."),
     ] = None,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="With --to onnx: also write a model in 8 bits.")
+    ] = False,
 ) -> None:
-    """Write weights as a folder that transformers loads with from_pretrained(DIR).
+    """Write weights as a folder that transformers loads with from_pretrained(DIR), or as ONNX.
 
     For a run without weights/, export its newest checkpoint.
     For files of other programs, see mlbert convert.
     """
-    from mlbert.models.weights.load import export_to_huggingface  # torch takes a second
-
+    if int8 and to != "onnx":
+        raise UserError("config.conflict", "--int8", f"needs ONNX, not {to}", "Add --to onnx")
     target = out or Path(f"{source.resolve().name}-{to}")
-    export_to_huggingface(source, target)
-    typer.echo(f"wrote {target}")
-    if not (target / "vocab.txt").is_file():
+    if to == "onnx":
+        _export_onnx(source, target, int8)
+    else:
+        from mlbert.models.weights.load import export_to_huggingface  # torch takes a second
+
+        export_to_huggingface(source, target)
+        typer.echo(f"wrote {target}")
+    if not any((target / name).is_file() for name in ("vocab.txt", "tokenizer.json")):
         typer.echo(
             "no vocabulary found: copy the vocab.txt "
             "that the data was prepared with into this folder"
         )
+
+
+def _export_onnx(source: Path, target: Path, int8: bool) -> None:
+    from mlbert.programs.onnx_export import export_onnx  # torch takes a second
+
+    found = export_onnx(source, target, int8)
+    typer.echo(f"wrote {target}; each file against PyTorch on this machine:")
+    torch_seconds = found[0].seconds
+    for side in found:
+        parts = [f"{side.num_bytes / 1e6:.1f} MB"]
+        if side is not found[0]:
+            parts.append(f"{torch_seconds / side.seconds:.2f} times as fast")
+            parts.append(f"logits differ by at most {side.difference:.1g}")
+            parts.append(f"{side.agreement:.1%} of the first guesses are the same")
+        typer.echo(f"  {side.name}: {', '.join(parts)}")
