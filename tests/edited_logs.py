@@ -37,9 +37,8 @@ _CHECKS = (
     "rules",
     "values",
 )
-OWN_LOGS = (
-    "tests/assets/own_tree/results/cpu_demo/bert"  # ten logs of this code, relative to the tree
-)
+# Ten logs of this code, relative to the tree.
+OWN_LOGS = "tests/assets/own_tree/results/cpu_demo/bert"
 
 
 @cache

@@ -54,7 +54,8 @@ def check(
 ) -> list[Finding]:
     """Check a submission tree, one system's results in it, a folder of result files, or one log.
 
-    Works on a temporary copy and changes nothing below ``path``. Of a git checkout, its export is checked.
+    Works on a temporary copy and changes nothing below ``path``. Of a git checkout,
+    its export is checked.
 
     Args:
         path: the tree, folder or log.
@@ -104,7 +105,9 @@ def check(
 
 
 def _system_in_a_tree(path: Path) -> Path | None:
-    """Return ``results/<system>`` if the path is that folder of a tree or its benchmark folder, else None."""
+    """Return ``results/<system>`` if the path is that folder of a tree or its benchmark folder,
+    else None.
+    """
     folder = path.resolve()
     folder = folder.parent if folder.name == BENCHMARK else folder
     is_in_tree = folder.parent.name == "results" and (folder.parents[1] / "systems").is_dir()
@@ -112,7 +115,10 @@ def _system_in_a_tree(path: Path) -> Path | None:
 
 
 def _copy_tree(place: Workplace) -> list[Finding]:
-    """Copy a tree and return findings about its files. If a checkout cannot be exported, copy it as it is."""
+    """Copy a tree and return findings about its files.
+
+    If a checkout cannot be exported, copy it as it is.
+    """
     tree = place.given
     if not is_checkout(tree):
         return _layout(place, place.take([tree]))

@@ -1,6 +1,7 @@
 """Results of checks: each `Finding` is one row of the final table and holds `Complaint`s.
 
-`write_json` writes them for programs: one JSON object with the verdict, the checkers' versions and all complaints.
+`write_json` writes them for programs: one JSON object with the verdict,
+the checkers' versions and all complaints.
 """
 
 from __future__ import annotations
@@ -107,7 +108,9 @@ class Finding:
 
 
 def finding_of(check: str, subject: str, complaints: Sequence[Complaint], passed: str) -> Finding:
-    """Return one row for a check: its complaints with the worst outcome, or ``passed`` if there are none."""
+    """Return one row for a check: its complaints with the worst outcome,
+    or ``passed`` if there are none.
+    """
     if not complaints:
         return Finding(check, subject, Outcome.PASS, passed)
     by_severity = sorted(complaints, key=lambda complaint: -list(Outcome).index(complaint.outcome))
@@ -121,7 +124,9 @@ def without_place(text: str) -> str:
 
 
 def _join(complaints: Sequence[Complaint]) -> str:
-    """Join up to `_MAX_COMPLAINTS` complaints, merging equal ones of several logs, with their rules."""
+    """Join up to `_MAX_COMPLAINTS` complaints, merging equal ones of several logs,
+    with their rules.
+    """
     same: dict[Complaint, list[str]] = {}
     for complaint in complaints:
         same.setdefault(
@@ -154,7 +159,10 @@ def failed(findings: Iterable[Finding]) -> bool:
 
 
 def write_json(target: Path, checked: Mapping[Path, Sequence[Finding]]) -> None:
-    """Write the findings of each path as JSON, or print them for `STANDARD_OUTPUT`. Raises UserError on failure."""
+    """Write the findings of each path as JSON, or print them for `STANDARD_OUTPUT`.
+
+    Raises UserError on failure.
+    """
     versions = package_versions()
     found = {
         "verdict": "failed" if any(failed(findings) for findings in checked.values()) else "passed",

@@ -1,4 +1,5 @@
-"""Run the official tools of mlperf-logging in parallel and judge their output, since most always exit with 0.
+"""Run the official tools of mlperf-logging in parallel and judge their output,
+since most always exit with 0.
 
 The ruleset of the logs' round is always passed: the tools' default rulesets do not include BERT.
 """
@@ -28,7 +29,8 @@ _MAX_CHARACTERS = 2**23  # of a tool's output
 
 Answers = Callable[[Callable[[str], None]], list["Answer"]]
 _COMPLAINT = re.compile(
-    r"^(Required |CHECK for |failed test|Failed checks|Log lines had|.*\bERROR\b|.*[A-Za-z]Error\b|.*CRITICAL)"
+    r"^(Required |CHECK for |failed test|Failed checks|Log lines had"
+    r"|.*\bERROR\b|.*[A-Za-z]Error\b|.*CRITICAL)"
 )
 # A file name may contain a line that claims success, so failures are matched too.
 _FAILED = re.compile(
@@ -63,7 +65,8 @@ def started(
     renamed: Mapping[str, str] | None = None,
     seconds: float = _SECONDS,
 ) -> Iterator[Answers]:
-    """Start the tools and yield a function that waits for all answers and reports the tools that finish.
+    """Start the tools and yield a function that waits for all answers and reports the tools that
+    finish.
 
     Args:
         calls: most urgent first.
@@ -220,7 +223,10 @@ def run(call: Call) -> list[Finding]:
 
 
 def _call(tool: str, arguments: list[str], subject: str, passed: str, but: str = "") -> Call:
-    """Return a call that passes if it exits with 0 and a line matches ``passed``. A line with ``but`` is a warning."""
+    """Return a call that passes if it exits with 0 and a line matches ``passed``.
+
+    A line with ``but`` is a warning.
+    """
 
     def judge(answer: Answer) -> list[Finding]:
         match = re.search(rf"^(?:INFO - )?({passed})", answer.words, re.MULTILINE)

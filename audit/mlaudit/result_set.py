@@ -1,8 +1,10 @@
-"""The logs of one system as the checks see them: evaluations, settings, speed, time to train and run files.
+"""The logs of one system as the checks see them: evaluations, settings, speed,
+time to train and run files.
 
-A LOGDIR has ``result_0.txt`` and ``run_0/config.json``. In a tree these are ``results/<system>/bert/result_0.txt`` and
-``results/<system>/run_0.config.json``: the official checkers take every folder in ``results/<system>`` as a benchmark
-and reject unknown files next to the logs, but ignore files in ``results/<system>``.
+A LOGDIR has ``result_0.txt`` and ``run_0/config.json``. In a tree these are
+``results/<system>/bert/result_0.txt`` and ``results/<system>/run_0.config.json``: the official
+checkers take every folder in ``results/<system>`` as a benchmark and reject unknown files next to
+the logs, but ignore files in ``results/<system>``.
 """
 
 from __future__ import annotations
@@ -73,7 +75,9 @@ class ResultSet:
 
     @property
     def wanted_division(self) -> object:
-        """Return the division expected in all logs: the user's, else the system's, else that of the first log."""
+        """Return the division expected in all logs: the user's, else the system's,
+        else that of the first log.
+        """
         if self.division is not None:
             return self.division
         if self.system is not None:
@@ -85,8 +89,10 @@ Check = Callable[[ResultSet], Complaints]
 
 
 def run_file(log: Path, name: str) -> Path | None:
-    """Return the path of a file of the log's run, readable or not, or None if it does not exist. ``name`` is one of
-    `NAMES`."""
+    """Return the path of a file of the log's run, readable or not, or None if it does not exist.
+
+    ``name`` is one of `NAMES`.
+    """
     match = _LOG_NAME.fullmatch(log.name)
     if match is None:
         return None
@@ -95,7 +101,10 @@ def run_file(log: Path, name: str) -> Path | None:
 
 
 def _exists(path: Path) -> bool:
-    """Return True unless there is nothing at the path. Links to nothing and forbidden folders count as existing."""
+    """Return True unless there is nothing at the path.
+
+    Links to nothing and forbidden folders count as existing.
+    """
     try:
         path.lstat()
     except OSError as error:
@@ -115,7 +124,9 @@ def unreadable_files(log: Path) -> list[str]:
 
 
 class LoggedEvaluation(NamedTuple):
-    """One eval_accuracy, with the preceding eval_start and eval_stop and the repeated lines that follow it."""
+    """One eval_accuracy, with the preceding eval_start and eval_stop and the repeated lines that
+    follow it.
+    """
 
     event: Event
     samples: float  # trained so far
@@ -142,9 +153,11 @@ def quality_of(event: Event) -> float | None:
 
 
 def evaluations_of(log: Log) -> list[LoggedEvaluation]:
-    """Return the evaluations with numeric samples and accuracy, merging equal lines of several ranks.
+    """Return the evaluations with numeric samples and accuracy,
+    merging equal lines of several ranks.
 
-    If the lines name several metrics, as those of Stable Diffusion do, only the first metric counts.
+    If the lines name several metrics, as those of Stable Diffusion do,
+    only the first metric counts.
     """
     found: list[LoggedEvaluation] = []
     start = stop = None
@@ -190,8 +203,9 @@ def target_of(log: Log, judged: Round = LATEST) -> float | None:
 def counts_samples(log: Log) -> bool:
     """Return False if the evaluations' `epoch_num` is not a number of samples.
 
-    Other programs log an epoch there, a fraction of one, or the number of the evaluation: it grows by at most one from
-    one evaluation to the next, in logs of other benchmarks by at most `_MOST_EPOCHS`.
+    Other programs log an epoch there, a fraction of one, or the number of the evaluation: it grows
+    by at most one from one evaluation to the next, in logs of other benchmarks by at most
+    `_MOST_EPOCHS`.
     """
     evaluations = evaluations_of(log)
     if any(_counts_steps(one.event) for one in evaluations):
@@ -213,8 +227,8 @@ def _counts_steps(event: Event) -> bool:
 def train_samples_event(log: Log) -> Event | None:
     """Return the line with the samples that a run trained on, or None if it has none.
 
-    Other programs log `train_samples` before training, too, as a planned number or as the size of the data set. So the
-    line counts only after the last evaluation.
+    Other programs log `train_samples` before training, too, as a planned number or as the size of
+    the data set. So the line counts only after the last evaluation.
     """
     last = next(reversed(log.all("eval_accuracy")), log.first("run_start"))
     if last is None:
@@ -224,7 +238,9 @@ def train_samples_event(log: Log) -> Event | None:
 
 
 def samples_trained(log: Log) -> float | None:
-    """Return the samples that a run trained on, earlier parts included, or None if they are not logged."""
+    """Return the samples that a run trained on, earlier parts included,
+    or None if they are not logged.
+    """
     event = train_samples_event(log)
     # Of other benchmarks it is the size of the data set.
     is_trained = log.benchmark == BENCHMARK
@@ -236,7 +252,9 @@ def samples_trained(log: Log) -> float | None:
 
 
 def samples_to_target(log: Log) -> float | None:
-    """Return the training samples at which the target was reached, or None if it was not or is not logged."""
+    """Return the training samples at which the target was reached,
+    or None if it was not or is not logged.
+    """
     found = evaluations_of(log)
     if log.status != "success" or not found:
         return None
@@ -244,7 +262,9 @@ def samples_to_target(log: Log) -> float | None:
 
 
 def samples_before(log: Log) -> float | None:
-    """Return the samples trained in earlier parts of the run, or None if a resumed log does not say."""
+    """Return the samples trained in earlier parts of the run,
+    or None if a resumed log does not say.
+    """
     if not log.is_continued:
         return 0.0
     start = log.first("epoch_start")
@@ -252,9 +272,11 @@ def samples_before(log: Log) -> float | None:
 
 
 def seconds_before(log: Log) -> float | None:
-    """Return the time to train in earlier parts of the run, up to the checkpoint, or None if it is unknown.
+    """Return the time to train in earlier parts of the run, up to the checkpoint,
+    or None if it is unknown.
 
-    A resumed log says it with its step; older ones do not, so there it follows from the run's summary.
+    A resumed log says it with its step; older ones do not,
+    so there it follows from the run's summary.
     """
     if not log.is_continued:
         return 0.0
@@ -279,7 +301,9 @@ def _summary(log: Log) -> Mapping[str, Any]:
 
 
 def seconds_between(first: Event | None, second: Event | None) -> float | None:
-    """Return the seconds between two events, or None if one is missing, or they are negative or more than 30 years."""
+    """Return the seconds between two events, or None if one is missing,
+    or they are negative or more than 30 years.
+    """
     if first is None or second is None:
         return None
     seconds = (second.time_ms - first.time_ms) / _MS
@@ -307,7 +331,9 @@ def reached_target(log: Log) -> bool:
 
 
 def is_interrupted(log: Log) -> bool:
-    """Return True if the run, or this part of it, was stopped before it reached its target or a limit."""
+    """Return True if the run, or this part of it,
+    was stopped before it reached its target or a limit.
+    """
     if log.first("run_start") is None or reached_target(log):
         return False
     # This code ends the epoch at the target and at a limit.
@@ -315,13 +341,16 @@ def is_interrupted(log: Log) -> bool:
 
 
 def minutes_to_train(log: Log) -> float | None:
-    """Return the time to train in minutes, or None if the run did not reach the target or its time is unknown."""
+    """Return the time to train in minutes, or None if the run did not reach the target or its time
+    is unknown.
+    """
     seconds = seconds_to_train(log)
     return seconds / 60 if reached_target(log) and seconds is not None else None
 
 
 def olympic_seconds(logs: Sequence[Log]) -> float | None:
-    """Return the olympic mean of the times to train: infinite if two or more runs did not reach the target.
+    """Return the olympic mean of the times to train:
+    infinite if two or more runs did not reach the target.
 
     None if there are fewer than three runs, or the time of one that reached the target is unknown.
     """
@@ -333,10 +362,11 @@ def olympic_seconds(logs: Sequence[Log]) -> float | None:
 
 
 def samples_per_second(log: Log) -> float | None:
-    """Return the training samples per second outside evaluations, or None if the log lacks time stamps.
+    """Return the training samples per second outside evaluations,
+    or None if the log lacks time stamps.
 
-    That of a resumed run is the speed of its last part. Without eval_start in the log, evaluations count as training
-    time; see `stamps_evaluations`.
+    That of a resumed run is the speed of its last part. Without eval_start in the log, evaluations
+    count as training time; see `stamps_evaluations`.
     """
     start = log.first("run_start")
     before = samples_before(log)

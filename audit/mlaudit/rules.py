@@ -45,7 +45,9 @@ _ONE_SIDED_T_95 = {24: 1.710882, 26: 1.705618, 27: 1.703288}
 
 
 def global_batch_size(train_batch_size: int, world_size: int, average_packing_rate: float) -> int:
-    """Return the nominal sequences per step over all ranks: packs per rank x ranks x nominal sequences per pack."""
+    """Return the nominal sequences per step over all ranks:
+    packs per rank x ranks x nominal sequences per pack.
+    """
     return round(train_batch_size * world_size * average_packing_rate)
 
 
@@ -61,7 +63,9 @@ def eval_interval(global_batch_size: int) -> int:
 
 
 def olympic_mean(values: Sequence[float]) -> float:
-    """Return the mean without one smallest and one largest value. Pass ``math.inf`` for an unconverged run.
+    """Return the mean without one smallest and one largest value.
+
+    Pass ``math.inf`` for an unconverged run.
 
     Raises:
         ValueError: fewer than three values.
@@ -73,7 +77,9 @@ def olympic_mean(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class ReferencePoint:
-    """A reference convergence point (RCP): how many samples the reference code needs at one batch size."""
+    """A reference convergence point (RCP): how many samples the reference code needs at one batch
+    size.
+    """
 
     global_batch_size: int  # sequences per step
     mean_samples: float  # olympic mean of the samples to 0.720 over the reference runs

@@ -1,9 +1,10 @@
 """Check that the accuracies of a log are plausible and match its status.
 
-In 140 published v5.0 logs, accuracy begins at 0.35 to 0.38 and grows by at most 0.18 from one evaluation to the next
-(0.05 in this code's small runs). The last evaluation adds at most 0.001 and is at most 0.001 above the target. No two
-in a row are equal, no log is rounded to four digits, and no run continues past the target. This code's accuracy is a
-fraction of the same number of predictions at every evaluation: 18,304 in all 272 evaluations of its small runs.
+In 140 published v5.0 logs, accuracy begins at 0.35 to 0.38 and grows by at most 0.18 from one
+evaluation to the next (0.05 in this code's small runs). The last evaluation adds at most 0.001 and
+is at most 0.001 above the target. No two in a row are equal, no log is rounded to four digits, and
+no run continues past the target. This code's accuracy is a fraction of the same number of
+predictions at every evaluation: 18,304 in all 272 evaluations of its small runs.
 """
 
 from __future__ import annotations
@@ -84,7 +85,9 @@ def _jumps(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
 def _unlike_the_reference(
     log: Log, evaluations: Sequence[LoggedEvaluation], judged: Round
 ) -> Complaints:
-    """Find a run of the closed division that begins far above its checkpoint or ends far above its target."""
+    """Find a run of the closed division that begins far above its checkpoint or ends far above its
+    target.
+    """
     first = evaluations[0]
     last = evaluations[-1]
     # Without a grid, the first evaluation comes late in training.
@@ -121,7 +124,10 @@ def _rounded(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
 
 
 def _flat(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints:
-    """Find an accuracy that repeats. That is legitimate for a model that learns nothing or has diverged."""
+    """Find an accuracy that repeats.
+
+    That is legitimate for a model that learns nothing or has diverged.
+    """
     for index in range(len(evaluations) - _FLAT + 1):
         values = {one.accuracy for one in evaluations[index : index + _FLAT]}
         accuracy = evaluations[index].accuracy

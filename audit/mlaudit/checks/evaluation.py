@@ -1,18 +1,21 @@
 """Check evaluations: when they take place, on how many samples, and after how much training.
 
-Closed division: the rules require an evaluation every `mlaudit.rules.eval_interval` samples, at the end of a
-step. Programs choose that step in three ways: rounding up from the grid, up from the previous evaluation, or down. So
-evaluations are apart by the interval in whole steps, rounded down or up. Logs count samples, not steps, and with
-packing a step of G nominal samples trains a few more or fewer. If every count of a log is a multiple of G, it is not
-packed and gets no slack. Otherwise the slack of one distance is `_SLACK_OF_ONE` of the interval, because steps are
-noisy, and that of the sum since the start is `_SLACK_OF_SUM`, where the noise averages out but the packing rate shows.
+Closed division: the rules require an evaluation every `mlaudit.rules.eval_interval` samples, at the
+end of a step. Programs choose that step in three ways: rounding up from the grid, up from the
+previous evaluation, or down. So evaluations are apart by the interval in whole steps, rounded down
+or up. Logs count samples, not steps, and with packing a step of G nominal samples trains a few more
+or fewer. If every count of a log is a multiple of G, it is not packed and gets no slack. Otherwise
+the slack of one distance is `_SLACK_OF_ONE` of the interval, because steps are noisy, and that of
+the sum since the start is `_SLACK_OF_SUM`, where the noise averages out but the packing rate shows.
 In 120 published packed logs of v5.0, distances are off by at most 0.7 % and sums by at most 0.15 %.
 
-Other programs: train_samples may be the planned count (tinygrad) or the whole set (MosaicML). Logged before training,
-it is ignored; logged at the end, it may exceed that of the last evaluation. epoch_stop may count epochs. But if the
-other runs of a set log the samples of their last evaluation there, a run that does not contradicts itself.
+Other programs: train_samples may be the planned count (tinygrad) or the whole set (MosaicML).
+Logged before training, it is ignored; logged at the end, it may exceed that of the last evaluation.
+epoch_stop may count epochs. But if the other runs of a set log the samples of their last evaluation
+there, a run that does not contradicts itself.
 
-This code evaluates after the first step that reaches the configured count. No step trains more than 3 nominal batches.
+This code evaluates after the first step that reaches the configured count.
+No step trains more than 3 nominal batches.
 """
 
 from __future__ import annotations
@@ -34,7 +37,10 @@ from mlaudit.result_set import (
 )
 from mlaudit.rules import NUM_EVAL_SAMPLES, eval_interval
 
-_RULE = "rules, BERT: evaluate every floor(0.05 x (230.23 x GBS + 3,000,000) / 25,000) x 25,000 samples; "
+_RULE = (
+    "rules, BERT: evaluate every "
+    "floor(0.05 x (230.23 x GBS + 3,000,000) / 25,000) x 25,000 samples; "
+)
 _ROUNDED = _RULE + "a point may be rounded up to the next batch"
 _SLACK_OF_ONE = 0.01
 _SLACK_OF_SUM = 0.005
@@ -79,10 +85,12 @@ class EvaluationSchedule:
 
 
 def check_grid(batch: int, points: Sequence[float], lines: Sequence[int]) -> Complaints:
-    """Check the evaluations of one log, given their log lines. Yields only the first complaint of each kind.
+    """Check the evaluations of one log, given their log lines.
 
-    A missing or early evaluation and a wrong interval are errors. A late one is a warning: it only costs the submitter
-    time, and published results have it.
+    Yields only the first complaint of each kind.
+
+    A missing or early evaluation and a wrong interval are errors. A late one is a warning: it only
+    costs the submitter time, and published results have it.
     """
     schedule = EvaluationSchedule(batch, points)
     distances = [after - before for before, after in zip([0, *points], points, strict=False)]
@@ -101,8 +109,10 @@ def check_grid(batch: int, points: Sequence[float], lines: Sequence[int]) -> Com
         for n, apart in enumerate(distances, 1)
         if schedule.longest < apart < _LEFT_OUT * schedule.interval
     ]:
-        text = f"evaluation {late[0]} is late, {distances[late[0] - 1]} samples after {_before(late[0])}"
-        found.append((late[0], Complaint(Outcome.WARN, text, _ROUNDED)))
+        first = late[0]
+        apart = distances[first - 1]
+        text = f"evaluation {first} is late, {apart} samples after {_before(first)}"
+        found.append((first, Complaint(Outcome.WARN, text, _ROUNDED)))
     for index, complaint in found:
         yield complaint._replace(text=f"line {lines[index - 1]}: {complaint.text}")
 
@@ -112,14 +122,17 @@ def _left_out(
 ) -> Found:
     for index, (samples, apart) in enumerate(zip(points, distances, strict=True), start=1):
         if apart >= _LEFT_OUT * schedule.interval:
-            text = f"evaluation {index} is at {samples} samples, the grid says {index * schedule.interval}"
+            expected = index * schedule.interval
+            text = f"evaluation {index} is at {samples} samples, the grid says {expected}"
             yield index, Complaint(Outcome.ERROR, text, _ROUNDED)
 
 
 def _early(
     schedule: EvaluationSchedule, points: Sequence[float], distances: Sequence[float]
 ) -> Found:
-    """Find evaluations that are early from the start, or from the previous one unless that was as late."""
+    """Find evaluations that are early from the start,
+    or from the previous one unless that was as late.
+    """
     before: float = schedule.interval
     for index, (samples, apart) in enumerate(zip(points, distances, strict=True), start=1):
         is_short = apart < schedule.shortest and before + apart < 2 * schedule.shortest
@@ -143,7 +156,9 @@ def _first(found: Found) -> list[tuple[int, Complaint]]:
 
 
 def check_evaluations(results: ResultSet) -> Complaints:
-    """Evaluations are in order up to the end of training, and in closed on the rules' grid and 10,000 samples."""
+    """Evaluations are in order up to the end of training,
+    and in closed on the rules' grid and 10,000 samples.
+    """
     needed = max(_MIN_EXACT, len(results.logs) - 1)
     are_exact = [
         sum(map(is_exact, results.logs)) >= needed for is_exact in (_trains_exactly, _stops_exactly)
@@ -172,7 +187,8 @@ def _order(log: Log, evaluations: Sequence[LoggedEvaluation], counts_epochs: boo
     for before, after in itertools.pairwise(evaluations):
         is_same_epoch = counts_epochs and after.samples == before.samples
         if after.samples <= before.samples and not is_same_epoch:
-            text = f"evaluations are not in the order of samples: {after.samples} after {before.samples}"
+            order = f"{after.samples} after {before.samples}"
+            text = f"evaluations are not in the order of samples: {order}"
             # Another program may evaluate several checkpoints at once.
             yield log.error_if(log.is_ours, text, SAMPLE_COUNTS, after.event)
             return
@@ -249,7 +265,9 @@ def _configured(log: Log, evaluations: Sequence[LoggedEvaluation]) -> Complaints
 
 
 def _due(log: Log, evaluations: Sequence[LoggedEvaluation], slack: float) -> Complaints:
-    """Find the first evaluation that is early (the last may be, at a limit) or more than a step late."""
+    """Find the first evaluation that is early (the last may be, at a limit)
+    or more than a step late.
+    """
     due = log.setting("EVAL_ITER_START_SAMPLES")
     every = log.setting("EVAL_ITER_SAMPLES")
     if not is_number(due) or not is_number(every) or every < 1:

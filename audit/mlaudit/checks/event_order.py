@@ -1,8 +1,9 @@
 """Check the form of logs and the order of their events.
 
-This code writes each log in one fixed order, so any other order is an error. The ranks of other programs may write
-concurrently, leave out eval_start, eval_stop or the end of a block, or log other numbers there (tinygrad's eval_stop
-has no training samples). So their logs must only not contradict themselves, and time stamps may be a second apart.
+This code writes each log in one fixed order, so any other order is an error. The ranks of other
+programs may write concurrently, leave out eval_start, eval_stop or the end of a block, or log other
+numbers there (tinygrad's eval_stop has no training samples). So their logs must only not contradict
+themselves, and time stamps may be a second apart.
 
 The form: which program wrote the logs, readable lines, one division, and plain numbers.
 """
@@ -191,7 +192,9 @@ def _own_evaluations(log: Log) -> Complaints:
 
 
 def _own_counts(log: Log) -> Complaints:
-    """Check that an epoch begins at 0 samples, unless the run was resumed, and ends at train_samples."""
+    """Check that an epoch begins at 0 samples, unless the run was resumed,
+    and ends at train_samples.
+    """
     start = log.first("epoch_start")
     stop = log.first("epoch_stop")
     trained = log.first("train_samples")
@@ -291,7 +294,9 @@ def _disagreeing(
 
 
 def check_lines(results: ResultSet) -> Complaints:
-    """Every line is JSON with metadata, and no line is misread by the official convergence checker."""
+    """Every line is JSON with metadata, and no line is misread by the official convergence
+    checker.
+    """
     for log in results.logs:
         for text in log.broken:
             yield log.error(text, LOG_FORMAT)
@@ -348,7 +353,9 @@ def check_numbers(results: ResultSet) -> Complaints:
 
 
 def _is_no_number(event: Event) -> bool:
-    """Return True if a value is not a number in any form, even as a string if closed requires one."""
+    """Return True if a value is not a number in any form,
+    even as a string if closed requires one.
+    """
     return isinstance(event.value, float) or (
         event.key in CLOSED_KEYS and not _is_text_of_number(event.value)
     )

@@ -1,18 +1,21 @@
 """Check that the times in logs are plausible: of intervals, evaluations and whole runs.
 
-Pace is samples per millisecond from one evaluation to the next. In 140 published v5.0 logs of 14 systems, no run has
-an interval more than 1.02 times as fast as the fastest of the other nine runs, and in this code's 30 on shared CPUs
-none more than 1.08 times. A first interval has 0.63 to 0.98 of its run's median rate (1.15 on two GPUs, 1.10 on shared
-CPUs): a faster one began before the clock. The fastest run of a set is 1.034 times as fast as the median of the others
-if their robust spread is 0.014 (1.10 on shared CPUs). Rates by the time stamps are 0.95 to 1.01 of the `throughput`
-that 12 systems log. Slow intervals are honest (one of this code's took 5.7 times the usual while another job had the
-cores), unless the run stood still. The shortest evaluations take 0.87 of the median (0.59 on shared CPUs), and 48 ms.
+Pace is samples per millisecond from one evaluation to the next. In 140 published v5.0 logs of 14
+systems, no run has an interval more than 1.02 times as fast as the fastest of the other nine runs,
+and in this code's 30 on shared CPUs none more than 1.08 times. A first interval has 0.63 to 0.98 of
+its run's median rate (1.15 on two GPUs, 1.10 on shared CPUs): a faster one began before the clock.
+The fastest run of a set is 1.034 times as fast as the median of the others if their robust spread
+is 0.014 (1.10 on shared CPUs). Rates by the time stamps are 0.95 to 1.01 of the `throughput` that
+12 systems log. Slow intervals are honest (one of this code's took 5.7 times the usual while another
+job had the cores), unless the run stood still. The shortest evaluations take 0.87 of the median
+(0.59 on shared CPUs), and 48 ms.
 
-Time stamps are milliseconds since 1970. MLPerf's first results are from 2018, and a clock may be a day ahead. Three of
-the 14 published v5.0 systems ran on several machines side by side (3, 5 and 6 of nine pairs of runs overlap), so other
-programs' runs may overlap if many do. This code's launchers start one run after the other. The published programs start
-the clock 0 ms after init_stop, and this code within 1 s (a barrier). tinygrad needs up to 41 s, and the rules allow
-half an hour before the clock (four hours in open).
+Time stamps are milliseconds since 1970. MLPerf's first results are from 2018, and a clock may be a
+day ahead. Three of the 14 published v5.0 systems ran on several machines side by side (3, 5 and 6
+of nine pairs of runs overlap), so other programs' runs may overlap if many do. This code's
+launchers start one run after the other. The published programs start the clock 0 ms after
+init_stop, and this code within 1 s (a barrier). tinygrad needs up to 41 s, and the rules allow half
+an hour before the clock (four hours in open).
 """
 
 from __future__ import annotations
@@ -115,7 +118,9 @@ _CONTINUED = "rules: a run starts from the reference checkpoint and is timed as 
 
 
 def check_clock(results: ResultSet) -> Complaints:
-    """Time stamps are milliseconds of days since 2018, and the clock starts when initialization is over."""
+    """Time stamps are milliseconds of days since 2018,
+    and the clock starts when initialization is over.
+    """
     for log in results.logs:
         may_be_fraction = not log.is_ours
         found = filter(None, (_wrong_stamp(log, event, may_be_fraction) for event in log.events))
@@ -134,7 +139,9 @@ def check_clock(results: ResultSet) -> Complaints:
 
 
 def _too_regular(log: Log) -> Complaints:
-    """Find time stamps that no clock produces: only whole seconds, or evaluations evenly spaced to the millisecond."""
+    """Find time stamps that no clock produces: only whole seconds,
+    or evaluations evenly spaced to the millisecond.
+    """
     stamps = [event.time_ms for event in stamped(log)]
     if len(stamps) >= _MIN_STAMPS and not any(stamp % _SECOND_MS for stamp in stamps):
         yield log.warning("every time_ms is a whole second", _MS)
@@ -223,7 +230,9 @@ def _wrong_stamp(log: Log, event: Event, may_be_fraction: bool) -> Complaint | N
 
 
 def _unscored(log: Log) -> Complaints:
-    """Check the time between init_stop and run_start, which counts neither as initialization nor as result."""
+    """Check the time between init_stop and run_start,
+    which counts neither as initialization nor as result.
+    """
     stop = log.first("init_stop")
     start = log.first("run_start")
     if stop is None or start is None:
@@ -250,7 +259,9 @@ class _Interval(NamedTuple):
 
 
 def check_pace(results: ResultSet) -> Complaints:
-    """No interval between evaluations is faster than the machine can be, and none is a long pause."""
+    """No interval between evaluations is faster than the machine can be,
+    and none is a long pause.
+    """
     intervals = {log.path: _intervals(log) for log in results.logs if has_plausible_stamps(log)}
     fastest = {
         path: max(one.pace for one in own) for path, own in intervals.items() if len(own) > 1
@@ -294,7 +305,8 @@ def _too_fast(log: Log, own: Sequence[_Interval], limit: float | None) -> Compla
         (outcome, one) for one in own if (outcome := _judge(log, one, known, limit)) is not None
     ]
     for outcome, one in sorted(fast, key=lambda found: found[0] is not Outcome.ERROR)[:1]:
-        reference = f"{1000 * (limit or usual):.4g} a second {'in other runs at most' if limit else 'usually'}"
+        reference = f"{1000 * (limit or usual):.4g} a second "
+        reference += "in other runs at most" if limit else "usually"
         text = f"{one.samples:.10g} samples in {one.ms / 1000:.4g} s"
         text += f" since the {_BEFORE[one is not own[0]]}, {reference}"
         yield log.complaint(outcome, text, _TIMED if outcome is Outcome.ERROR else "", one.event)
@@ -321,7 +333,9 @@ def _is_noisy(log: Log, usual_ms: float) -> bool:
 
 
 def _early(log: Log, own: Sequence[_Interval]) -> Complaints:
-    """Find a first interval that is faster than the others of its run: training began before run_start."""
+    """Find a first interval that is faster than the others of its run:
+    training began before run_start.
+    """
     if len(own) < _MIN_INTERVALS or log.is_continued or own[0].ms <= 0:
         return
     first = own[0]
@@ -359,7 +373,10 @@ def _rate(own: Sequence[_Interval]) -> float:
 
 
 def _against_throughput(log: Log, own: Sequence[_Interval]) -> Complaints:
-    """Check logged samples per second against the time stamps. A very different number has another unit."""
+    """Check logged samples per second against the time stamps.
+
+    A very different number has another unit.
+    """
     stats = [
         (event, float(event.value["throughput"]))
         for event in log.all("tracked_stats")
@@ -442,7 +459,9 @@ def check_status(results: ResultSet) -> Complaints:
 
 
 def check_time(results: ResultSet) -> Complaints:
-    """Time stamps never go back, run_stop is after run_start, and no run was resumed from a checkpoint."""
+    """Time stamps never go back, run_stop is after run_start,
+    and no run was resumed from a checkpoint.
+    """
     usual = _usually_back(results.logs)
     for log in results.logs:
         for event in log.all("resumed_from_step")[:1]:

@@ -24,9 +24,8 @@ _FILED = "rules: results/<system> and systems/<system>.json are of the system th
 _FULL_COMMIT = re.compile(r"[0-9a-f]{40}")
 _ANYWHERE = ("run_stop",)  # logged wherever a run can end
 _NOT_THERE = "is not in the tree"
-_CLOCKS_APART_MS = (
-    600_000  # clock difference allowed between the committing and the training machine
-)
+# Clock difference allowed between the committing and the training machine.
+_CLOCKS_APART_MS = 600_000
 _FEWEST_LOGS = 3  # needed to outvote one
 _SHORTEST_WORD = 3
 
@@ -41,7 +40,9 @@ def check_call_sites(results: ResultSet) -> Complaints:
 
 
 def check_code(results: ResultSet) -> Complaints:
-    """This code's logs come from an unmodified commit of the tree, with its config, model shape and recipe."""
+    """This code's logs come from an unmodified commit of the tree, with its config,
+    model shape and recipe.
+    """
     for log in results.own_logs:
         modified = log.first("tree_modified")
         in_tree = results.tree is not None
@@ -65,7 +66,9 @@ def check_code(results: ResultSet) -> Complaints:
 
 
 def check_whose(results: ResultSet) -> Complaints:
-    """The logs are filed under their platform, and their status is that of the system description."""
+    """The logs are filed under their platform, and their status is that of the system
+    description.
+    """
     assert results.system is not None
     described = str(results.system.get("status", ""))
     if results.round.has_earlier_statuses:
@@ -103,7 +106,9 @@ def check_whose(results: ResultSet) -> Complaints:
 
 
 def _is_of(platform: str, folder: str, system: Mapping[str, Any]) -> bool:
-    """Return False if a platform names a model, such as 2xNVIDIA GB200, unknown to its folder and description."""
+    """Return False if a platform names a model, such as 2xNVIDIA GB200,
+    unknown to its folder and description.
+    """
     parts = re.split(r"[^a-z0-9]+|(?<=\d)x(?=[a-z0-9])", platform.casefold())
     words = [word for part in parts if len(word := part.lstrip("0123456789")) >= _SHORTEST_WORD]
     names = (folder, system.get("system_name"), system.get("accelerator_model_name"))
@@ -169,7 +174,8 @@ def _odd_calls(logs: Sequence[Log]) -> Iterable[Complaint]:
                 and votes >= _FEWEST_LOGS
                 and 2 * votes > sum(counts.values())
             ):
-                text = f"{event.key} is logged at {_place(event.call_site)}, in other logs at {_place(usual)}"
+                here = _place(event.call_site)
+                text = f"{event.key} is logged at {here}, in other logs at {_place(usual)}"
                 yield log.error(text, OWN_FORM, event)
 
 

@@ -22,7 +22,8 @@ from mlbert.host.json_files import parse_json, shown
 _WHOSE = ("submission_org", "submission_platform", "submission_status")
 _SHAPES = ("d_batch_size", "max_predictions_per_seq", "max_sequence_length")  # other programs' own
 _SAME_IN_ALL = ("submission_benchmark", "submission_division", "eval_samples", *_WHOSE, *_SHAPES)
-# Keys before run_start that may differ between this code's runs; a cluster may assign any of its machines.
+# Keys before run_start that may differ between this code's runs;
+# a cluster may assign any of its machines.
 _OWN_KEYS = frozenset(
     (
         "cache_clear",
@@ -137,7 +138,9 @@ def _other_data(logs: Sequence[Log]) -> Iterator[Complaint]:
 
 
 def _shared_keys(logs: Sequence[Log]) -> list[str]:
-    """Return the keys to compare: all that this code logs before run_start, otherwise `_SAME_IN_ALL` and settings."""
+    """Return the keys to compare: all that this code logs before run_start,
+    otherwise `_SAME_IN_ALL` and settings.
+    """
     keys: dict[str, None] = {}
     for log in logs:
         start = log.first("run_start")
@@ -152,7 +155,9 @@ def _shared_keys(logs: Sequence[Log]) -> list[str]:
 
 
 def _comparable(key: str, value: Any) -> Any:
-    """Return a value without the parts that may differ: origins of settings, and folders of paths."""
+    """Return a value without the parts that may differ: origins of settings,
+    and folders of paths.
+    """
     if key == "starting_weights" and isinstance(value, str):
         return PurePath(value).name
     if key == "ops" and isinstance(value, str):
@@ -178,17 +183,22 @@ def _parsed(text: str) -> Any:
 
 
 def _differences(key: str, value: Any, usual: Any, name: str) -> Iterator[str]:
-    """Describe how a value differs from that of the log ``name``, entry by entry for dictionaries."""
+    """Describe how a value differs from that of the log ``name``,
+    entry by entry for dictionaries.
+    """
     if isinstance(value, dict) and isinstance(usual, dict):
         for entry in dict.fromkeys((*usual, *value)):
-            if value.get(entry) != usual.get(entry):
-                yield f"{key} {entry} is {shown(value.get(entry))}, in {name} {shown(usual.get(entry))}"
+            own = value.get(entry)
+            other = usual.get(entry)
+            if own != other:
+                yield f"{key} {entry} is {shown(own)}, in {name} {shown(other)}"
     else:
         yield f"{key} is {shown(value)}, in {name} {shown(usual)}"
 
 
 def _differs(log: Log, key: str, text: str) -> Complaint:
-    # The system description names the submitter, and the rules do not list the shapes as hyper-parameters.
+    # The system description names the submitter, and the rules do not list the shapes as
+    # hyper-parameters.
     is_lenient = key in (*_WHOSE, *_SHAPES) and not log.is_ours
     return log.error_if(not is_lenient, text, ONE_SETTING, log.first(key))
 
@@ -223,7 +233,9 @@ def check_seeds(results: ResultSet) -> Complaints:
 
 
 def check_series(results: ResultSet) -> Complaints:
-    """The runs are one series: not chosen or sorted by time, and this code's without duplicates or gaps."""
+    """The runs are one series: not chosen or sorted by time,
+    and this code's without duplicates or gaps.
+    """
     seconds = [seconds_to_train(log) or 0 for log in results.logs]
     if len(seconds) >= _MIN_SERIES and seconds in (sorted(seconds), sorted(seconds, reverse=True)):
         yield Complaint(
@@ -267,5 +279,7 @@ def _repeated(seed: str, found: Sequence[tuple[Log, Event]], outcome: Outcome) -
 
 
 def _seed_of(log: Log, event: Event) -> tuple[Any, ...]:
-    """Return the seed identity that must be unique: the number and, for other programs, the line that logged it."""
+    """Return the seed identity that must be unique: the number and, for other programs,
+    the line that logged it.
+    """
     return (str(event.value),) if log.is_ours else (str(event.value), event.call_site)

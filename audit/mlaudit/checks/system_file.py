@@ -57,7 +57,9 @@ _OPTIONAL = ("framework_name",)
 
 @dataclass(frozen=True)
 class _Description:
-    """A system description, its name in messages, and the severity of checks that are strict only for our own."""
+    """A system description, its name in messages,
+    and the severity of checks that are strict only for our own.
+    """
 
     fields: Mapping[str, Any]
     name: str
@@ -88,7 +90,9 @@ class _Description:
 
 
 def check_submitter(results: ResultSet) -> Complaints:
-    """The system description names the same submitter as the logs, and its counts are numbers as text."""
+    """The system description names the same submitter as the logs,
+    and its counts are numbers as text.
+    """
     system = _description(results)
     submitter = system.fields.get("submitter")
     orgs = [(log, event) for log in results.logs if (event := log.first("submission_org"))]
@@ -161,7 +165,9 @@ def _unused_gpu_build(system: _Description, log: Log) -> Iterable[str]:
 
 
 def _processes(system: _Description, log: Log) -> Iterable[Complaint]:
-    """Check the process count of other programs: if several processes log, it is one per accelerator or per node."""
+    """Check the process count of other programs: if several processes log,
+    it is one per accelerator or per node.
+    """
     nodes = system.count("number_of_nodes")
     each = system.count("accelerators_per_node")
     starts = log.all("init_start")
@@ -215,7 +221,10 @@ def _is_nothing(text: str) -> bool:
 
 
 def _threads(system: _Description) -> Iterable[Complaint]:
-    """Check that a node has a thread for each core. Others may give the threads of one processor."""
+    """Check that a node has a thread for each core.
+
+    Others may give the threads of one processor.
+    """
     processors = system.count("host_processors_per_node") if system.strict is Outcome.ERROR else 1
     cores = system.count("host_processor_core_count")
     threads = system.count("host_processor_vcpu_count")
@@ -317,7 +326,10 @@ def _begins_alike(one: str, other: str) -> bool:
 
 
 def _gpus(system: _Description, gpus: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    """Check the number and models of GPUs. A model is recognized by its words with a digit, such as H100."""
+    """Check the number and models of GPUs.
+
+    A model is recognized by its words with a digit, such as H100.
+    """
     each = system.count("accelerators_per_node")
     described = system.text("accelerator_model_name")
     ran = sum(number for number in gpus.values() if is_number(number))

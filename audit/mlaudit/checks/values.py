@@ -1,4 +1,6 @@
-"""Check that hyper-parameters are plausible, consistent and, in the closed division, those of the rules."""
+"""Check that hyper-parameters are plausible, consistent and, in the closed division,
+those of the rules.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +100,9 @@ _RANGES_BY_ENDING = {
 
 
 def check_values(results: ResultSet) -> Complaints:
-    """Hyper-parameters are plausible and agree with each other and with the training that took place."""
+    """Hyper-parameters are plausible and agree with each other and with the training that took
+    place.
+    """
     for log in results.logs:
         yield from _possible(log, results.wanted_division == "closed")
         yield from _warmup(log, results.wanted_division == "closed")
@@ -125,7 +129,9 @@ def check_single_lines(results: ResultSet) -> Complaints:
 
 
 def check_rules(results: ResultSet) -> Complaints:
-    """The benchmark is BERT, caches were cleared before the run, and in closed the method is that of the rules."""
+    """The benchmark is BERT, caches were cleared before the run,
+    and in closed the method is that of the rules.
+    """
     for log in results.logs:
         for event in log.all("submission_benchmark"):
             if event.value != BENCHMARK:
@@ -256,7 +262,9 @@ def _schedule(log: Log, is_closed: bool) -> Iterable[Complaint]:
 
 
 def _step_numbers(log: Log) -> Iterable[Complaint]:
-    """Check that the steps logged with an event match its samples. Yields the first complaint of each key.
+    """Check that the steps logged with an event match its samples.
+
+    Yields the first complaint of each key.
 
     Where an epoch or block starts, `epoch_num` may be its number.
     """
@@ -277,7 +285,10 @@ def _step_numbers(log: Log) -> Iterable[Complaint]:
 
 
 def _accumulation(log: Log, is_closed: bool) -> Iterable[Complaint]:
-    """Check that other programs' batch divides evenly. Ours is nominal and checked against the configuration."""
+    """Check that other programs' batch divides evenly.
+
+    Ours is nominal and checked against the configuration.
+    """
     event = log.first(_ACCUMULATION)
     batch = _number(log, _BATCH)
     if (
@@ -295,7 +306,10 @@ def _accumulation(log: Log, is_closed: bool) -> Iterable[Complaint]:
 
 
 def _shares(log: Log, system: Mapping[str, Any] | None) -> Iterable[Complaint]:
-    """Check that accelerators get equal shares of the batch. Ours is checked against the configuration."""
+    """Check that accelerators get equal shares of the batch.
+
+    Ours is checked against the configuration.
+    """
     event = log.first(_BATCH)
     counts = [str((system or {}).get(key)) for key in _MACHINES]
     if (

@@ -50,7 +50,8 @@ def check(
         Path | None, typer.Option(metavar="FILE", help="Also write the findings as an HTML page.")
     ] = None,
 ) -> None:
-    """Run the official tools and our own checks on a copy of the submission, by the rules of its round.
+    """Run the official tools and our own checks on a copy of the submission,
+    by the rules of its round.
 
     Exit status: 0 no errors, 1 at least one ERROR, 2 a path cannot be checked.
     """
@@ -79,7 +80,9 @@ def check(
 
 
 def _as_table(findings: list[Finding], subject: str) -> Table:
-    """Return a table with the worst findings first and one row per subject for our own passed checks."""
+    """Return a table with the worst findings first and one row per subject for our own passed
+    checks.
+    """
     num_failed = sum(finding.outcome is Outcome.ERROR for finding in findings)
     verdict = f"{num_failed} of {len(findings)} checks FAILED" if num_failed else "no errors"
     table = new_table(f"{safe(subject)}: {verdict}", ("result", "check"))

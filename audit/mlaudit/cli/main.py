@@ -10,7 +10,8 @@ from mlbert.host.command_line import Command, program, run_program
 FOR_SUBMISSIONS: Mapping[str, Command] = {
     "check": Command(
         "mlaudit.cli.check",
-        "Run the official tools and our own checks on a copy of the submission, by the rules of its round.",
+        "Run the official tools and our own checks on a copy of the submission, "
+        "by the rules of its round.",
     ),
     "trace": Command(
         "mlaudit.cli.trace",
@@ -18,15 +19,18 @@ FOR_SUBMISSIONS: Mapping[str, Command] = {
     ),
     "diff": Command(
         "mlaudit.cli.diff",
-        "Compare two sets of runs: settings, code, system; speed, samples and time to target, with significance.",
+        "Compare two sets of runs: settings, code, system; speed, samples and time to target, "
+        "with significance.",
     ),
     "repeat": Command(
         "mlaudit.cli.repeat",
-        "Repeat the training in a log; exit with 1 if the results disagree, 2 if it cannot be repeated.",
+        "Repeat the training in a log; exit with 1 if the results disagree, "
+        "2 if it cannot be repeated.",
     ),
     "describe-system": Command(
         "mlaudit.cli.describe_system",
-        "Write the description of this machine with the 33 fields that the official checker requires.",
+        "Write the description of this machine with the 33 fields that the official checker "
+        "requires.",
     ),
     "new-system": Command(
         "mlaudit.cli.new_system",
@@ -38,7 +42,8 @@ FOR_SUBMISSIONS: Mapping[str, Command] = {
     ),
     "export": Command(
         "mlaudit.cli.export",
-        "Export the repository without tests, tools, records, caches and dot files, and run the repository checker on it.",
+        "Export the repository without tests, tools, records, caches and dot files, "
+        "and run the repository checker on it.",
     ),
 }
 COMMANDS: Mapping[str, Command] = {
@@ -56,7 +61,8 @@ _root = program(
     "mlaudit",
     COMMANDS,
     summary="Judge MLPerf results: what official tools check, and what they miss.",
-    epilog="Run mlaudit COMMAND --help for details. Exit codes: 0 success, 1 a check failed, 2 wrong input.",
+    epilog="Run mlaudit COMMAND --help for details. "
+    "Exit codes: 0 success, 1 a check failed, 2 wrong input.",
 )
 
 

@@ -15,13 +15,15 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _NEXT_STEPS = """
 Next (details in docs/add_a_system.md):
 1. {folder}/env.sh: your site's image, data and LOGDIR, and the submitter.
-2. {folder}/{config}: your numbers. Its name states nodes x ranks x batch x accumulation; rename it when they change.
+2. {folder}/{config}: your numbers. Its name states nodes x ranks x batch x accumulation;
+   rename it when they change.
 3. cd {folder} && source {config} && mlbert train --print-config
 4. {folder}/README.md: the machine, and the source of each number.
 5. benchmarks/bert/implementations/README.md: add this line to the table:
    {row}
-6. On the machine: mlbert submission describe-system --out systems/{name}.json, fill in what it could not detect, and
-   remove {template}. To pass as a submission, the repository also needs the ten logs of results/{name}/bert."""
+6. On the machine: mlbert submission describe-system --out systems/{name}.json, fill in what it
+   could not detect, and remove {template}. To pass as a submission, the repository also needs
+   the ten logs of results/{name}/bert."""
 
 
 @app.command()

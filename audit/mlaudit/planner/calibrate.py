@@ -12,9 +12,8 @@ from mlaudit.planner import timing
 from mlaudit.planner.timing import GPUS, Parameters
 from mlbert.host.errors import UserError
 
-FARTHEST = (
-    50.0  # a step that differs from the fitted one by more than this factor is another machine's
-)
+# A step that differs from the fitted one by more than this factor is another machine's.
+FARTHEST = 50.0
 
 
 @dataclass(frozen=True)

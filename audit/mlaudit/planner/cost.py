@@ -1,9 +1,10 @@
 """Estimate one job: samples, times with bands, cost, energy, memory, and the limiting factor.
 
-Memory per GPU, in bytes per parameter: master weights and two moments of 4 each, working weights of 2 (in 16 bits, or
-in FP8 plain and transposed), and a gradient of 4. Activations, including dropout masks, are proportional to tokens,
-layers and hidden size. Masked tokens add logits and their gradient. A CUDA graph keeps the same in its own pool instead
-of the ordinary one. A test compares the sum with the bytes counted over a whole step (`counted`): within 3 %.
+Memory per GPU, in bytes per parameter: master weights and two moments of 4 each, working weights of
+2 (in 16 bits, or in FP8 plain and transposed), and a gradient of 4. Activations, including dropout
+masks, are proportional to tokens, layers and hidden size. Masked tokens add logits and their
+gradient. A CUDA graph keeps the same in its own pool instead of the ordinary one. A test compares
+the sum with the bytes counted over a whole step (`counted`): within 3 %.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ class Memory:
 
 
 def of(config: BertConfig, gpu: str, sequences: float, sharers: int, *, fp8: bool) -> Memory:
-    """Return the memory of a GPU with micro-batches of ``sequences`` and optimizer state sharded over ``sharers``."""
+    """Return the memory of a GPU with micro-batches of ``sequences`` and optimizer state sharded
+    over ``sharers``.
+    """
     billion = config.num_parameters / 1e9
     tokens = BENCHMARK.tokens / BENCHMARK.sequences
     masked = BENCHMARK.masked / BENCHMARK.sequences
@@ -95,10 +98,13 @@ class Prices:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Estimate of a job, in seconds, sequences, milliseconds per step, dollars, kWh, kg; bands contain 90 %.
+    """Estimate of a job, in seconds, sequences, milliseconds per step, dollars, kWh and kg.
+
+    Bands contain 90 %.
 
     Attributes:
-        samples: mean samples to the target of a score's runs; samples_spread: standard deviation of one run.
+        samples: mean samples to the target of a score's runs.
+        samples_spread: standard deviation of the samples of one run.
         rules_samples: the rules' reference point, to which a score's samples are raised.
         evaluations: evaluations of the mean run.
         seconds: expected time to train, as in a score of ten runs (olympic mean).
@@ -151,7 +157,8 @@ def estimate(
         sharers: GPUs that share the optimizer state.
 
     Raises:
-        UserError: the batch is beyond the reference points, samples are unknown, or the weights do not fit.
+        UserError: the batch is beyond the reference points, samples are unknown,
+            or the weights do not fit.
     """
     point = timing.reference_point(job.batch)
     if needed is None and not shape.is_large:
@@ -199,7 +206,9 @@ def estimate(
 def _bands(
     seconds: float, spread: float, error: float
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Return the bands of a score (from the scatter of published scores) and of one run, which varies more."""
+    """Return the bands of a score (from the scatter of published scores) and of one run,
+    which varies more.
+    """
     averaged = rules.NUM_RESULT_FILES - 2
     of_run = math.hypot(error, ONE_SIDED_95 * spread * math.sqrt(1 - 1 / averaged))
     score, run = ((seconds * math.exp(-half), seconds * math.exp(half)) for half in (error, of_run))
@@ -214,7 +223,9 @@ def _limit(
     seconds: float,
     micro_batches: int,
 ) -> str:
-    """Return the part that would save most if it were free; convergence counts samples above the best batch's."""
+    """Return the part that would save most if it were free;
+    convergence counts samples above the best batch's.
+    """
     fewest = min(point.mean_samples for point in rules.REFERENCE_POINTS)
     steps = samples / job.batch / 1e3
     parts = {

@@ -1,4 +1,6 @@
-"""Turn the user's options and a configuration into a job, sweep over 1 to 4,096 GPUs, and put the answers in words."""
+"""Turn the user's options and a configuration into a job, sweep over 1 to 4,096 GPUs,
+and put the answers in words.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +111,9 @@ def job_of(given: Given, ask: Callable[[TrainingJob], Estimate]) -> TrainingJob:
     batch = given.batch or (given.batch_per_gpu or 0) * gpus
     if batch:
         if not gpus <= batch <= LARGEST_BATCH:
-            reason = f"{batch} is not in {gpus} (one sequence per GPU) to {LARGEST_BATCH} (largest reference point)"
+            smallest = f"{gpus} (one sequence per GPU)"
+            largest = f"{LARGEST_BATCH} (largest reference point)"
+            reason = f"{batch} is not in {smallest} to {largest}"
             raise UserError(
                 "config.conflict", "--batch", reason, "Give another batch or other --gpus"
             )
@@ -217,24 +221,27 @@ def answers(found: Estimate) -> ReportTable:
     micro = f" in {found.micro_batches} micro-batches" if found.micro_batches > 1 else ""
     lines = [
         f"job: {job.gpus} {job.label} on {job.nodes} node{plural}, "
-        f"{'FP8' if job.fp8 else '16-bit'} products, batch {job.batch:,} = {job.sequences:g} sequences per GPU{micro}",
-        f"samples to the target: {found.samples:,.0f} on average, one run varies by {found.samples_spread:,.0f}; "
+        f"{'FP8' if job.fp8 else '16-bit'} products, "
+        f"batch {job.batch:,} = {job.sequences:g} sequences per GPU{micro}",
+        f"samples to the target: {found.samples:,.0f} on average, "
+        f"one run varies by {found.samples_spread:,.0f}; "
         f"reference point of the rules {found.rules_samples:,.0f}",
         f"evaluations: {found.evaluations}, {found.evaluation_seconds:.2f} s each",
         f"step: {step.total:.1f} ms ({of_step})",
-        f"speed: {found.sequences_per_second:,.0f} sequences/s, {100 * found.share_of_peak:.0f} % of the 16-bit peak",
+        f"speed: {found.sequences_per_second:,.0f} sequences/s, "
+        f"{100 * found.share_of_peak:.0f} % of the 16-bit peak",
         f"time to train: {duration(found.seconds)}",
         f"90 % interval: {band(found.score_band)} for the score of {NUM_RESULT_FILES} runs, "
         f"{band(found.run_band)} for one run",
-        f"memory per GPU: {held.total:.0f} GB (weights {held.weights:.1f}, gradient {held.gradients:.1f}, optimizer "
-        f"{held.optimizer:.1f}, activations {held.activations:.0f}, context {held.context:.0f}); "
+        f"memory per GPU: {held.total:.0f} GB (weights {held.weights:.1f}, "
+        f"gradient {held.gradients:.1f}, optimizer {held.optimizer:.1f}, "
+        f"activations {held.activations:.0f}, context {held.context:.0f}); "
         f"up to {held.most_sequences} sequences fit at once",
         f"limit: {found.limit}",
     ]
     if found.dollars is not None:
-        lines.append(
-            f"cost: {found.dollars:,.2f} dollars per run, {found.dollars * NUM_RESULT_FILES:,.2f} for ten"
-        )
+        for_ten = found.dollars * NUM_RESULT_FILES
+        lines.append(f"cost: {found.dollars:,.2f} dollars per run, {for_ten:,.2f} for ten")
     if found.kilowatt_hours is not None:
         lines.append(f"energy: {found.kilowatt_hours:,.2f} kWh per run")
     if found.co2_kg is not None:

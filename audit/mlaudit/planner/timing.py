@@ -1,13 +1,17 @@
-"""The fitted timing model: samples to the target, time per step, time to train. Also facts about GPUs and shapes.
+"""The fitted timing model: samples to the target, time per step, time to train.
 
-`tools/fit_plan.py` fits the parameters for BERT-large on the benchmark's sequences and writes ``parameters.json``.
+Also facts about GPUs and shapes.
+
+`tools/fit_plan.py` fits the parameters for BERT-large on the benchmark's sequences and writes
+``parameters.json``.
 
     step = sequence_ms x sequences per GPU x (work of the model / BERT-large's) + constant + network
     time = samples / batch x step + samples / interval x evaluation
 
-With several nodes, every node's ports carry 2 (N - 1) / N of the gradient (a ring over N GPUs), whatever the number of
-nodes. network_ms is the part that the backward pass does not hide. For nodes without NVLink it falls only with the
-square root of the bandwidth, because their GPUs reach the port through the host.
+With several nodes, every node's ports carry 2 (N - 1) / N of the gradient (a ring over N GPUs),
+whatever the number of nodes. network_ms is the part that the backward pass does not hide. For nodes
+without NVLink it falls only with the square root of the bandwidth, because their GPUs reach the
+port through the host.
 """
 
 from __future__ import annotations
@@ -48,7 +52,8 @@ _POINTS = np.array(
 ).T
 
 CONFIGS = shipped("configs")
-# The benchmark's sequences (public length histogram): tokens, squared lengths and masked tokens of 1,000.
+# The benchmark's sequences (public length histogram):
+# tokens, squared lengths and masked tokens of 1,000.
 BENCHMARK = BatchWork(tokens=255_000, squared_lengths=98_826_000, masked=38_200, sequences=1_000)
 
 
@@ -82,8 +87,9 @@ class Gpu:
         return self.domain == 1
 
 
-# Peaks: /systems and vendors' data sheets as used in docs/gpu.md; memory from the names of the published systems. The
-# last four: peaks without sparsity and with 32-bit sums from their vendors' data sheets; ports are assumed.
+# Peaks: /systems and vendors' data sheets as used in docs/gpu.md; memory from the names of the
+# published systems. The last four: peaks without sparsity and with 32-bit sums from their vendors'
+# data sheets; ports are assumed.
 GPUS: Mapping[str, Gpu] = {
     "a100-sxm": Gpu(80, 312, 200, 8, 8, "a100", False),
     "a100-sxm-40gb": Gpu(40, 312, 200, 8, 8, "a100", False),
@@ -102,7 +108,9 @@ GPUS: Mapping[str, Gpu] = {
 
 
 def published_peak(model: str) -> float | None:
-    """Return the dense 16-bit peak, TFLOP/s, of a GPU by its model name, such as NVIDIA H100 PCIe; None if unknown."""
+    """Return the dense 16-bit peak, TFLOP/s, of a GPU by its model name, such as NVIDIA H100 PCIe;
+    None if unknown.
+    """
     for name, facts in reversed(list(GPUS.items())):  # GB200 before B200, PCIe before SXM
         if name.split("-")[0] in model.lower() and (
             not name.endswith("-pcie") or "pcie" in model.lower()
@@ -116,21 +124,27 @@ class Parameters:
     """Fitted parameters; times in milliseconds, the others are factors.
 
     Attributes:
-        efficiency: fraction of the 16-bit peak of a typical GPU, with links between GPUs or PCIe only.
-        sequence_ms: per sequence of the benchmark (254 tokens on average, BERT-large), by GPU; `load` estimates it from
-            the peak for GPUs without results.
+        efficiency: fraction of the 16-bit peak of a typical GPU,
+            with links between GPUs or PCIe only.
+        sequence_ms: per sequence of the benchmark (254 tokens on average, BERT-large), by GPU;
+            `load` estimates it from the peak for GPUs without results.
         constant_ms: per step, independent of the batch: LAMB, reduction inside a node, launches.
-        pcie_ms: per step, for the reduction among eight GPUs without NVLink, which share the host's links.
-        network_ms: per step, for the reduction between nodes, by fabric, at `REFERENCE_GBPS` per node.
+        pcie_ms: per step, for the reduction among eight GPUs without NVLink,
+            which share the host's links.
+        network_ms: per step, for the reduction between nodes, by fabric,
+            at `REFERENCE_GBPS` per node.
         evaluation_gpu_seconds: GPU seconds per evaluation, by GPU.
-        samples_share: samples to the target relative to the reference's; a score counts no fewer than the rules' point.
+        samples_share: samples to the target relative to the reference's;
+            a score counts no fewer than the rules' point.
         old_software: factor on ``sequence_ms`` of round 1.1; old_pcie: another one without NVLink.
-        old_samples: factor on the samples of round 1.1 (small scale: sequences exchanged, not packed).
+        old_samples: factor on the samples of round 1.1 (small scale: sequences exchanged,
+            not packed).
         blackwell_samples: factor on the samples of B200 and GB200 with batches above 1,024.
-        own_settings: factor on the samples from 192 sequences per GPU, for which no tuned recipe is published.
+        own_settings: factor on the samples from 192 sequences per GPU,
+            for which no tuned recipe is published.
         pcie_samples: factor on the samples without NVLink, whose submitters tuned less.
-        error_90: 90 % of the results of a submitter that the fit did not use are within exp(-error_90) to
-            exp(error_90) of the prediction.
+        error_90: 90 % of the results of a submitter that the fit did not use are within
+            exp(-error_90) to exp(error_90) of the prediction.
         unseen_error_90: the same for a GPU that the fit did not use.
         measured_samples: factor on the samples from the user's logs.
     """
@@ -159,7 +173,9 @@ def load() -> Parameters:
 
 
 def held_out() -> dict[str, dict[str, float]]:
-    """Return the errors of fits without the results that they are compared with, by what was left out."""
+    """Return the errors of fits without the results that they are compared with,
+    by what was left out.
+    """
     return json.loads(PATH.read_text(encoding="utf-8"))["provenance"]["held_out"]
 
 
@@ -170,7 +186,9 @@ def held_out_by_kind() -> dict[str, float]:
 
 
 def with_unseen(p: Parameters) -> Parameters:
-    """Return the parameters with times for the GPUs that lack them: by the peak, and for an evaluation the median."""
+    """Return the parameters with times for the GPUs that lack them: by the peak,
+    and for an evaluation the median.
+    """
     shares = {True: p.efficiency["pcie"], False: p.efficiency["linked"]}
     typical = {
         name: FLOPS / (shares[gpu.is_pcie] * gpu.peak_tflops * 1e9) for name, gpu in GPUS.items()
@@ -301,10 +319,11 @@ def reference_point(batch: int) -> rules.ReferencePoint:
 
 
 def samples(job: TrainingJob, parameters: Parameters) -> float:
-    """Return the samples to the target that a score counts: the mean of ten runs, at least the rules' point.
+    """Return the samples to the target that a score counts: the mean of ten runs,
+    at least the rules' point.
 
-    The mean follows all of the reference's points, also those that the rules drop because a larger batch needs fewer
-    samples. Raises UserError as `reference_point` does.
+    The mean follows all of the reference's points, also those that the rules drop because a larger
+    batch needs fewer samples. Raises UserError as `reference_point` does.
     """
     p = parameters
     least = reference_point(job.batch).mean_samples

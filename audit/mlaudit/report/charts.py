@@ -48,7 +48,9 @@ class Curve(NamedTuple):
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
-    """Return the seconds in the unit that suits an axis up to this many seconds, and the unit's name."""
+    """Return the seconds in the unit that suits an axis up to this many seconds,
+    and the unit's name.
+    """
     if seconds < 3 * _MINUTE:
         return 1.0, "seconds"
     return (_MINUTE, "minutes") if seconds < 3 * _HOUR else (_HOUR, "hours")
@@ -231,7 +233,10 @@ def _note_on_times(results: Sequence[Result]) -> str:
     if any(time.evaluation is None for time in times):
         return "If a log does not record when evaluations start, they are counted as training."
     if any(time.other is None for time in times):
-        return "Pauses between steps, for data or checkpoints, are counted as training: logs do not separate them."
+        return (
+            "Pauses between steps, for data or checkpoints, are counted as training: "
+            "logs do not separate them."
+        )
     return ""
 
 
@@ -270,7 +275,9 @@ def accuracy(results: Sequence[Result], over: str) -> Chart | None:
 
 
 def _near_target(values: Sequence[float], targets: Sequence[float]) -> float | None:
-    """Return the lower end of the accuracy axis if most evaluations are close to the target, else None."""
+    """Return the lower end of the accuracy axis if most evaluations are close to the target,
+    else None.
+    """
     if not values or not targets or min(values) >= targets[0]:
         return None
     height = targets[0] - min(values)
@@ -322,7 +329,8 @@ def curve_chart(
     decorate: Callable[[Axes], None] = lambda axes: None,
     note: str = "",
 ) -> Chart | None:
-    """Draw curves over ``samples`` or ``seconds``, thinned if there are too many points for a page; None without any.
+    """Draw curves over ``samples`` or ``seconds``, thinned if there are too many points for a page;
+    None without any.
 
     Args:
         decorate: draws on the axes after the curves.
@@ -396,7 +404,10 @@ def sweep(found: Sequence[Estimate]) -> Chart:
 def _curves(
     results: Sequence[Result], points: Callable[[Result, ReportedRun], Points]
 ) -> list[Curve]:
-    """Return a curve per run, colored by system, or for a single system by whether the run counts."""
+    """Return a curve per run, colored by system.
+
+    Those of a single system are colored by whether the run counts.
+    """
     if len(results) == 1:
         return [Curve(*_mark(results[0], run), points(results[0], run)) for run in results[0].runs]
     return [
@@ -412,7 +423,9 @@ def _curves(
 
 
 def _mark(result: Result, run: ReportedRun) -> tuple[str, str]:
-    """Return the color of a run within one system and its words: counted, not in the mean, or not successful."""
+    """Return the color of a run within one system and its words: counted, not in the mean,
+    or not successful.
+    """
     mark = result.marks.get(run.name)
     if mark is None:
         return "s0", "counted" if FASTEST in result.marks.values() else "reached the target"
@@ -424,7 +437,9 @@ def _mark(result: Result, run: ReportedRun) -> tuple[str, str]:
 def _level(
     line: Callable[..., object], value: float, words: str, *, is_target: bool = False
 ) -> None:
-    """Draw a line across the figure with ``axhline`` or ``axvline``: dashed for a target, dotted for others."""
+    """Draw a line across the figure with ``axhline`` or ``axvline``: dashed for a target,
+    dotted for others.
+    """
     color, dashes, width = ("ink", "--", 1.1) if is_target else ("muted", ":", 1.2)
     line(value, color=COLORS[color], linestyle=dashes, linewidth=width, label=words)
 
@@ -436,7 +451,9 @@ def _paint_reference(
     bottom: float = 0.0,
     top: float = 1.0,
 ) -> None:
-    """Draw a reference convergence point over part of the figure's height; without numbers if there are several."""
+    """Draw a reference convergence point over part of the figure's height;
+    without numbers if there are several.
+    """
     low, high = (point.mean_samples + sign * point.stdev_samples for sign in (-1, 1))
     batch = ""
     mean = ""

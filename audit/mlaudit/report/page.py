@@ -1,6 +1,8 @@
-"""Render HTML pages: the report, the findings of a check, a plan, and the result of pre-training on custom text.
+"""Render HTML pages: the report, the findings of a check, a plan,
+and the result of pre-training on custom text.
 
-A page is one file that works offline, without scripts, in light and dark mode, on phones and on paper.
+A page is one file that works offline, without scripts, in light and dark mode,
+on phones and on paper.
 """
 
 from __future__ import annotations
@@ -146,7 +148,8 @@ def _headline(result: Result) -> Headline:
         (count(result.mean_samples), "samples to the target, olympic mean"),
     ]
     if result.scaling is not None and mean is not None and math.isfinite(mean):
-        score = f"score in minutes: the time x {result.scaling:.4f}, for fewer samples than the reference"
+        score = f"score in minutes: the time x {result.scaling:.4f}, "
+        score += "for fewer samples than the reference"
         tiles.append(
             (
                 f"{mean * result.scaling / 60:.3f}",
@@ -189,7 +192,9 @@ def _findings(result: Result) -> list[Finding]:
 
 
 def plan_page(best: Estimate, sweep: Sequence[Estimate] = (), choice: str = "") -> str:
-    """Return the page of a plan: ``best`` as the headline, its sweep, and the choice for a budget."""
+    """Return the page of a plan: ``best`` as the headline, its sweep,
+    and the choice for a budget.
+    """
     job = best.job
     tiles = [
         (request.band(best.score_band), "90 % interval of the score of ten runs"),

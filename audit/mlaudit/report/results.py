@@ -1,4 +1,6 @@
-"""The numbers of a system: olympic mean, comparison with the reference convergence points, share of peak."""
+"""The numbers of a system: olympic mean, comparison with the reference convergence points,
+share of peak.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,9 @@ INTERRUPTED = "interrupted"
 UNFINISHED = "interrupted or still running"
 NO_RUN = "no run_start"
 
-# BERT-large, forward and backward, for an average sequence of the benchmark (255 tokens, 38.2 of them masked, mean
-# square length 98,826): 6 x 302.0 M x 255 + 12 x 24 x 1024 x 98826 + 6 x (1024^2 + 1024 x 30528) x 38.2 + 6 x 1024^2.
+# BERT-large, forward and backward, for an average sequence of the benchmark (255 tokens, 38.2 of
+# them masked, mean square length 98,826):
+# 6 x 302.0 M x 255 + 12 x 24 x 1024 x 98826 + 6 x (1024^2 + 1024 x 30528) x 38.2 + 6 x 1024^2.
 TERAFLOPS_PER_SEQUENCE = 0.4986
 
 
@@ -40,7 +43,9 @@ def _hyperparameters() -> dict[int, dict[str, float]]:
 
 
 def nearest_hyperparameters(global_batch_size: float) -> tuple[int, Mapping[str, float]]:
-    """Return the batch size and hyper-parameters of the reference point with the most similar batch size."""
+    """Return the batch size and hyper-parameters of the reference point with the most similar batch
+    size.
+    """
     known = _hyperparameters()
     batch = min(known, key=lambda size: max(size / global_batch_size, global_batch_size / size))
     return batch, known[batch]
@@ -49,7 +54,8 @@ def nearest_hyperparameters(global_batch_size: float) -> tuple[int, Mapping[str,
 def scaling(mean_samples: float, point: rules.ReferencePoint) -> float | None:
     """Return the factor of the official score on the time.
 
-    It is above 1 if a submission needed fewer samples than the reference; None if it needed too few.
+    It is above 1 if a submission needed fewer samples than the reference;
+    None if it needed too few.
     """
     if mean_samples < point.min_mean_samples:
         return None
@@ -87,7 +93,9 @@ class Result:
 
     @cached_property
     def olympic_seconds(self) -> float | None:
-        """Olympic mean of the times to train, as `mlaudit.result_set.olympic_seconds` defines it."""
+        """Olympic mean of the times to train, as `mlaudit.result_set.olympic_seconds` defines
+        it.
+        """
         return olympic_seconds([run.source.log for run in self.runs])
 
     @cached_property
@@ -153,7 +161,9 @@ class Result:
 
     @cached_property
     def mean_samples(self) -> float | None:
-        """Olympic mean of the samples to the target; over the runs that reached it if one did not."""
+        """Olympic mean of the samples to the target;
+        over the runs that reached it if one did not.
+        """
         samples = finite(run.samples_to_target for run in self.runs)
         if len(samples) < len(self.runs) and len(samples) >= FEWEST_FOR_MEAN - 1:
             # The run that did not reach the target counts as the slowest.
@@ -162,7 +172,9 @@ class Result:
 
     @cached_property
     def scaling(self) -> float | None:
-        """Factor of the official score (closed division); None if unknown or the runs needed too few samples."""
+        """Factor of the official score (closed division);
+        None if unknown or the runs needed too few samples.
+        """
         is_closed = self.logged("submission_division") == "closed"
         if not is_closed or self.reference is None or self.mean_samples is None:
             return None
@@ -182,7 +194,9 @@ class Result:
 
     @cached_property
     def peak_shares(self) -> Mapping[str, float]:
-        """Model FLOP/s relative to a peak, by the peak's name: measured by the runs, or published."""
+        """Model FLOP/s relative to a peak, by the peak's name: measured by the runs,
+        or published.
+        """
         measured = finite(number(run.source.summary.get("share_of_gemm_peak")) for run in self.runs)
         if measured:
             return {"measured matrix-product peak": statistics.median(measured)}

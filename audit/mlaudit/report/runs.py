@@ -1,4 +1,6 @@
-"""Read the logs and run files behind the given paths, by system, with each run's evaluations, speeds and times."""
+"""Read the logs and run files behind the given paths, by system, with each run's evaluations,
+speeds and times.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +113,9 @@ def _by_number(log: Path) -> tuple[str, int, str]:
 
 
 def _names(folders: list[Path]) -> dict[Path, str]:
-    """Return a short name per folder: the system's, with as many parents as needed to make it unique."""
+    """Return a short name per folder: the system's,
+    with as many parents as needed to make it unique.
+    """
     parts = {folder: _name_parts(folder) for folder in folders}
     for count in range(1, max(map(len, parts.values()), default=1) + 1):
         names = {folder: "/".join(words[-count:]) for folder, words in parts.items()}
@@ -151,7 +155,9 @@ def _read_system(name: str, folder: Path, logs: list[Path]) -> System:
 
 
 def _descriptions(folder: Path, log: Log) -> Iterator[Path]:
-    """Yield possible locations of a system's description: in its tree, or next to the LOGDIR's logs."""
+    """Yield possible locations of a system's description: in its tree,
+    or next to the LOGDIR's logs.
+    """
     description = ResultFolder(folder, ()).description
     if folder.name == BENCHMARK or description is not None:
         yield description or folder.parents[2] / "systems" / f"{folder.parent.name}.json"
@@ -234,8 +240,9 @@ class EvaluationPoint:
 class Times:
     """The seconds of a run by what it did; all but ``untimed`` add up to its time to train.
 
-    A log separates training from evaluation only if it has eval_start and eval_stop, and the time between steps only
-    with the run's summary. Parts that cannot be separated count as training, and their field is None.
+    A log separates training from evaluation only if it has eval_start and eval_stop, and the time
+    between steps only with the run's summary. Parts that cannot be separated count as training, and
+    their field is None.
     """
 
     untimed: float  # from a log's first line to run_start
@@ -271,7 +278,9 @@ class ReportedRun:
 
     @property
     def is_interrupted(self) -> bool:
-        """True if it began and ended before it reached the target or a limit; it may still be running."""
+        """True if it began and ended before it reached the target or a limit;
+        it may still be running.
+        """
         log = self.source.log
         return is_interrupted(log) or (self.has_started and log.first("run_start") is None)
 
@@ -401,8 +410,8 @@ def _points(part: _Part) -> Iterator[EvaluationPoint]:
 
 
 def _target(source: RunSource) -> float | None:
-    """Return the target accuracy: our logs record it; other benchmark logs have that of the rules of
-    their round.
+    """Return the target accuracy: our logs record it;
+    other benchmark logs have that of the rules of their round.
     """
     target = number(source.log.setting("TARGET_MLM_ACCURACY"))
     target = number(source.summary.get("target_accuracy")) if target is None else target
@@ -415,7 +424,9 @@ def _target(source: RunSource) -> float | None:
 
 
 def _evaluation_spans(part: _Part) -> list[tuple[float, float]]:
-    """Return (begin, end) of each evaluation in seconds after run_start; empty unless every start has its stop."""
+    """Return (begin, end) of each evaluation in seconds after run_start;
+    empty unless every start has its stop.
+    """
     start = part.log.first("run_start")
     ends = [
         (seconds_between(start, one.start), seconds_between(start, one.stop)) for one in part.kept
@@ -435,7 +446,9 @@ def _to_first_step(log: Log) -> float:
 
 
 def _speeds(part: _Part) -> Iterator[tuple[float, float]]:
-    """Yield the samples per second of each interval, without evaluations if the log records their start and end."""
+    """Yield the samples per second of each interval,
+    without evaluations if the log records their start and end.
+    """
     if not counts_samples(part.log):
         return
     spans = _evaluation_spans(part)

@@ -1,4 +1,5 @@
-"""Convert the sections shared by all programs' YAML files to our settings: model, optimizer, schedule, outputs.
+"""Convert the sections shared by all programs' YAML files to our settings: model, optimizer,
+schedule, outputs.
 
 Also finds the shape and vocabulary of starting weights.
 """
@@ -46,7 +47,8 @@ MODELS = ("hf_bert", "mosaic_bert", flex_bert.NAME)
 _MOSAIC_OPTIONS = "position_embedding_type=alibi gated_mlp=true attention_probs_dropout_prob=0.0"
 # Transformers name -> ours.
 _ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu"}
-# Without an effect here; the last one is a published file's spelling, without an effect in transformers either.
+# Without an effect here; the last one is a published file's spelling,
+# without an effect in transformers either.
 IGNORED_OPTIONS = (
     "alibi_starting_size",
     "pad_token_id",
@@ -205,7 +207,9 @@ _PUBLIC_VALUES: Mapping[str, Mapping[str, str]] = {
 
 
 def start_path(leaves: Leaves) -> Path | str | None:
-    """Return the weights in ``load_path``, ``model.pretrained_checkpoint`` or ``model.use_pretrained``, or None."""
+    """Return the weights in ``load_path``, ``model.pretrained_checkpoint`` or
+    ``model.use_pretrained``, or None.
+    """
     if (given := leaves.optional_text("load_path", "model.pretrained_checkpoint")) is not None:
         return given
     if leaves.flag("model.use_pretrained", False).value:
@@ -214,7 +218,10 @@ def start_path(leaves: Leaves) -> Path | str | None:
 
 
 def hub_folder(name: str) -> Path:
-    """Return the cached folder of a Hugging Face hub model. Raises UserError if it cannot be downloaded."""
+    """Return the cached folder of a Hugging Face hub model.
+
+    Raises UserError if it cannot be downloaded.
+    """
     problem = hub_problem()
     try:
         from huggingface_hub import snapshot_download
@@ -233,8 +240,8 @@ def hub_folder(name: str) -> Path:
 
 
 def find_start(start: Path | str) -> tuple[BertConfig | None, Path | None]:
-    """Return shape and vocabulary of a run folder, its ``weights/``, a Hugging Face folder or a checkpoint file, or at
-    the address of one; each is None if not available.
+    """Return shape and vocabulary of a run folder, its ``weights/``, a Hugging Face folder or a
+    checkpoint file, or at the address of one; each is None if not available.
 
     Raises UserError if the path does not exist or is damaged.
     """
@@ -256,12 +263,15 @@ def find_start(start: Path | str) -> tuple[BertConfig | None, Path | None]:
     return shape, vocabulary if vocabulary.is_file() else None
 
 
-# What a user writes for a setting, by its key; of several names the first that the file has, see `Leaves.typed_name`.
+# What a user writes for a setting, by its key; of several names the first that the file has,
+# see `Leaves.typed_name`.
 Names = Mapping[str, tuple[str, ...]]
 
 
 def names_for_errors(leaves: Leaves, names: Names) -> dict[str, str]:
-    """Return what the user of a YAML file writes for each setting, for `mlbert.host.errors.public_names`."""
+    """Return what the user of a YAML file writes for each setting,
+    for `mlbert.host.errors.public_names`.
+    """
     known = settings_by_key()
     found = dict[str, str]()
     for key, alternatives in names.items():
@@ -309,7 +319,8 @@ def add_schedule(leaves: Leaves, layer: Layer, durations: Durations) -> Duration
     durations = replace(durations, max_steps=steps.value)
     name = leaves.choice("scheduler.name", tuple(_SCHEDULES), "linear_decay_with_warmup")
     layer.put("schedule", _SCHEDULES[name.value], name.origin)
-    # Shares of the training stay shares, so that a run that is extended has the longer schedule, as in Composer.
+    # Shares of the training stay shares, so that a run that is extended has the longer schedule,
+    # as in Composer.
     warmup = leaves.text("scheduler.t_warmup", "0ba")
     share = durations.share(warmup.value)
     if share is None:
@@ -400,7 +411,8 @@ def add_model(
 ) -> None:
     """Add the model's shape, implementation and starting weights.
 
-    If model.name is not given, weights of the shape ``start_shape`` choose the implementation that supports them.
+    If model.name is not given, weights of the shape ``start_shape`` choose the implementation that
+    supports them.
     """
     why_not = None if start_shape is None else obstacle(start_shape)
     name = leaves.choice("model.name", MODELS, "hf_bert" if why_not is None else "mosaic_bert")
@@ -484,7 +496,10 @@ def model_config(leaves: Leaves) -> Mapping[str, object]:
 
 
 def add_compute(leaves: Leaves, layer: Layer, has_gpu: bool) -> None:
-    """Add precision and seed. Composer uses float32 on a CPU; we use bf16 if the CPU has bf16 matrix products."""
+    """Add precision and seed.
+
+    Composer uses float32 on a CPU; we use bf16 if the CPU has bf16 matrix products.
+    """
     precision = leaves.choice("precision", tuple(_PRECISIONS), "amp_bf16" if has_gpu else "fp32")
     wanted = _PRECISIONS[precision.value]
     layer.put(

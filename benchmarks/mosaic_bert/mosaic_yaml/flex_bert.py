@@ -1,4 +1,6 @@
-"""ModernBERT's model in YAML, ``model.name: flex_bert``: its ``model_config`` as options of a shape."""
+"""ModernBERT's model in YAML, ``model.name: flex_bert``:
+its ``model_config`` as options of a shape.
+"""
 
 from __future__ import annotations
 

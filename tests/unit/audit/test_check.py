@@ -48,7 +48,8 @@ def test_a_good_closed_tree_passes_everything_and_stays_as_it_is(tmp_path: Path)
     before = stored_files(tree)
     steps: list[str] = []
     findings = check(tree, progress=steps.append)
-    # The logger alone wrote these logs, without the events that name a recipe and its configuration.
+    # The logger alone wrote these logs, without the events that name a recipe and its
+    # configuration.
     not_passed = [
         (finding.check, finding.outcome)
         for finding in findings
@@ -339,8 +340,10 @@ def test_findings_shared_by_ten_logs_are_reported_once() -> None:
     ]
     other = Complaint(Outcome.WARN, "result_2.txt: late")
     found = finding_of("own: x", ".", [other, *common], "")
-    words = "ERROR: result_0.txt: line 3: no seed (and in 9 more places) [rule]; warning: result_2.txt: late"
-    assert found.words == words
+    assert found.words == (
+        "ERROR: result_0.txt: line 3: no seed (and in 9 more places) [rule]; "
+        "warning: result_2.txt: late"
+    )
     assert found.complaints == (*common, other)
 
 
@@ -366,6 +369,7 @@ def test_a_killed_and_requeued_run_raises_no_error(tmp_path: Path) -> None:
     assert [finding for finding in findings if finding.outcome is Outcome.ERROR] == []
     outcomes = {finding.check: (finding.outcome, finding.subject) for finding in findings}
     assert outcomes["own: speed"] == (Outcome.PASS, "result_0.txt")
-    # With the samples of the first part the last one's rate would be many times as high; a busy machine doubles it.
+    # With the samples of the first part the last one's rate would be many times as high;
+    # a busy machine doubles it.
     rates = [samples_per_second(read_log(log)) for log in logs]
     assert rates[0] / 3 < rates[2] < 3 * rates[0]

@@ -1,4 +1,6 @@
-"""The planner's model, its calibration and its fitted numbers, which the published table gives again."""
+"""The planner's model, its calibration and its fitted numbers,
+which the published table gives again.
+"""
 
 import csv
 import dataclasses
@@ -58,7 +60,9 @@ def test_network():
 
 
 def test_known_results_are_near():
-    """The score of eight H100, the record, and the FLOPs without the unused rows of the last layer."""
+    """The score of eight H100, the record, and the FLOPs without the unused rows of the last
+    layer.
+    """
     assert LARGE.flops == pytest.approx(0.4986e12, rel=0.04)
     assert ask(TrainingJob("h100-sxm", 8, 1, 768)).seconds / 60 == pytest.approx(5.4, rel=0.1)
     assert ask(TrainingJob("h100-sxm", 3472, 434, 13888)).seconds == pytest.approx(7.14, rel=0.1)

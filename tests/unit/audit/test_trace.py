@@ -64,7 +64,8 @@ from mlbert.optim import optimizers
 from mlbert.training import loop
 def build(config):
     data, optimizer = config[DataConfig], config[OptimizerConfig]
-    return make(eps=optimizer.epsilon, rate=schedule(config[ScheduleConfig].num_steps), packs=data.epsilon)
+    rate = schedule(config[ScheduleConfig].num_steps)
+    return make(eps=optimizer.epsilon, rate=rate, packs=data.epsilon)
 
 def other(optimizer):
     return optimizer.epsilon, optimizers.make, loop.loop

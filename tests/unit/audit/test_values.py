@@ -76,12 +76,22 @@ METHOD = [
 
 # Keys of this code's log that must have the value of one setting, and that setting.
 SETTING_OF = words_as_dict("""
-    opt_base_learning_rate=LR opt_lamb_beta_1=OPT_LAMB_BETA_1 opt_lamb_weight_decay_rate=WEIGHT_DECAY_RATE
-    opt_gradient_clip_norm=MAX_GRAD_NORM opt_name=OPTIMIZER opt_learning_rate_decay_schedule=SCHEDULE
-    opt_learning_rate_training_steps=MAX_STEPS opt_lamb_learning_rate_decay_poly_power=LR_POLY_POWER
-    gradient_accumulation_steps=GRADIENT_STEPS max_steps=MAX_STEPS target_accuracy=TARGET_MLM_ACCURACY
-    evaluation_size=NUM_EVAL_EXAMPLES evaluation_interval_samples=EVAL_ITER_SAMPLES experiment=EXPERIMENT
-    submission_org=MLPERF_SUBMISSION_ORG submission_platform=MLPERF_SUBMISSION_PLATFORM
+    opt_base_learning_rate=LR
+    opt_lamb_beta_1=OPT_LAMB_BETA_1
+    opt_lamb_weight_decay_rate=WEIGHT_DECAY_RATE
+    opt_gradient_clip_norm=MAX_GRAD_NORM
+    opt_name=OPTIMIZER
+    opt_learning_rate_decay_schedule=SCHEDULE
+    opt_learning_rate_training_steps=MAX_STEPS
+    opt_lamb_learning_rate_decay_poly_power=LR_POLY_POWER
+    gradient_accumulation_steps=GRADIENT_STEPS
+    max_steps=MAX_STEPS
+    target_accuracy=TARGET_MLM_ACCURACY
+    evaluation_size=NUM_EVAL_EXAMPLES
+    evaluation_interval_samples=EVAL_ITER_SAMPLES
+    experiment=EXPERIMENT
+    submission_org=MLPERF_SUBMISSION_ORG
+    submission_platform=MLPERF_SUBMISSION_PLATFORM
     submission_division=MLPERF_DIVISION
 """)
 # Key, value, what it must say.

@@ -56,8 +56,8 @@ def counts_of(products: Products | None, packs: int, least: int | None = None) -
 
 @pytest.mark.parametrize("products", [None, Products()])
 def test_no_pass_over_a_hidden_state_is_wasted(products):
-    """Gradients that are never read are not cleared; the two readers' gradients of a hidden state are
-    added by the norm.
+    """Gradients that are never read are not cleared;
+    the two readers' gradients of a hidden state are added by the norm.
 
     What is left does not grow with the layers: the last one's rows go back among all tokens (a fill
     each for context and residual), the embeddings' sum is float32 and has two readers (an add, and

@@ -1,4 +1,6 @@
-"""main.py with packed sequences and a batch-size warm-up in tokens, as ModernBERT's YAML has them."""
+"""main.py with packed sequences and a batch-size warm-up in tokens,
+as ModernBERT's YAML has them.
+"""
 
 import json
 import math

@@ -24,7 +24,8 @@ from mosaic_yaml.output_folder import find_output_folder
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-# For programs that read name=value words: unknown options become words, so that the program can report them.
+# For programs that read name=value words: unknown options become words,
+# so that the program can report them.
 WORDS = {"ignore_unknown_options": True}
 YamlFile = Annotated[Path, typer.Argument(metavar="YAML", help="YAML file to start from.")]
 Words = Annotated[
@@ -35,17 +36,21 @@ Words = Annotated[
 
 @app.command(context_settings=WORDS)
 def pretrain(path: YamlFile, words: Words = None) -> int:
-    """Pre-train a masked-LM model on streamed text, alone or under mlbert launch local, torchrun or srun.
+    """Pre-train a masked-LM model on streamed text, alone or under mlbert launch local,
+    torchrun or srun.
 
     Start with a file from yamls/main. Some names:
 
     \b
     model.name=mosaic_bert                or hf_bert (Hugging Face's class, padded)
     data_local=DIR data_remote=ADDRESS    local folder of the splits; where to stream them from
-    max_duration=70000ba                  ba batches, sp sequences, ep passes over the data, tok tokens
+    max_duration=70000ba                  ba batches, sp sequences, ep passes over the data,
+                                          tok tokens
     device_train_microbatch_size=auto     split a rank's batch to fit its memory
-    save_folder=DIR autoresume=true       save checkpoints; resume from the newest, with any number of ranks
-    load_path=WEIGHTS                     a run folder, a Hugging Face folder, a Composer or NVIDIA checkpoint
+    save_folder=DIR autoresume=true       save checkpoints; resume from the newest,
+                                          with any number of ranks
+    load_path=WEIGHTS                     a run folder, a Hugging Face folder,
+                                          a Composer or NVIDIA checkpoint
     """
     check_yaml_file("main.py", path)
     world = World.identify(environment())
@@ -69,7 +74,9 @@ def run_yaml(leaves: Leaves, layer: Layer, resolved: Resolved, world: World) -> 
 
 
 def check_yaml_file(program: str, path: Path) -> None:
-    """Raise UserError if the first argument is a ``name=value`` word or an unknown option instead of a file."""
+    """Raise UserError if the first argument is a ``name=value`` word or an unknown option instead
+    of a file.
+    """
     word = str(path)
     if word.startswith("-") or ("=" in word and path.suffix not in (".yaml", ".yml")):
         remedy = f"Write {program} yamls/... [name=value ...]"
@@ -83,7 +90,9 @@ def resolve_layer(path: Path, layer: Layer) -> Resolved:
 
 
 def notes(leaves: Leaves) -> list[str]:
-    """Return a note on YAML names that were not read: they tune what is missing here, or always on."""
+    """Return a note on YAML names that were not read: they tune what is missing here,
+    or always on.
+    """
     names = leaves.unread()
     names += [f"model.model_config.{name}" for name in ignored_options(leaves)]
     return [f"not needed here, and not read: {', '.join(names)}"] if names else []

@@ -38,9 +38,13 @@ TEXTS = {
     "begun": line("run_start", 0),
     "no start": line("run_stop", 0, status="success"),
     "backwards": f"{line('run_start', 10)}\n{line('run_stop', 0, status='success')}",
-    "no samples": f"{line('run_start', 0)}\n{line('eval_accuracy', 1, 0.5)}\n{line('eval_stop', 1)}",
+    "no samples": (
+        f"{line('run_start', 0)}\n{line('eval_accuracy', 1, 0.5)}\n{line('eval_stop', 1)}"
+    ),
     "endless": f"{line('run_start', 0)}\n{line('run_stop', 1e306, status='success')}",
-    "odd values": f"{line('configuration', 0, 5)}\n{line('packages', 0, [[1]])}\n{line('run_start', 0)}",
+    "odd values": (
+        f"{line('configuration', 0, 5)}\n{line('packages', 0, [[1]])}\n{line('run_start', 0)}"
+    ),
 }
 LACKING = {
     "one evaluation": {"evaluations": [(100, 10.0, 0.73)]},

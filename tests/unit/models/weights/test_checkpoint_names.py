@@ -47,7 +47,9 @@ def test_tf2_keys_lead_back(layout):
 
 def test_published_tf1_names():
     published = {
-        "bert.encoder.layer.11.attention.self.query.weight": "bert/encoder/layer_11/attention/self/query/kernel",
+        "bert.encoder.layer.11.attention.self.query.weight": (
+            "bert/encoder/layer_11/attention/self/query/kernel"
+        ),
         "bert.encoder.layer.1.output.LayerNorm.bias": "bert/encoder/layer_1/output/LayerNorm/beta",
         "bert.embeddings.word_embeddings.weight": "bert/embeddings/word_embeddings",
         "cls.predictions.bias": "cls/predictions/output_bias",
@@ -67,7 +69,9 @@ def test_published_tf2_keys():
         "encoder/layer_with_weights-1/embeddings": "bert.embeddings.position_embeddings.weight",
         "model/layer_with_weights-16/kernel": "bert.pooler.dense.weight",
         "next_sentence..pooler_dense/bias": "bert.pooler.dense.bias",
-        "encoder/layer_with_weights-4/_attention_output_dense/bias": f"{LAYER}0.attention.output.dense.bias",
+        "encoder/layer_with_weights-4/_attention_output_dense/bias": (
+            f"{LAYER}0.attention.output.dense.bias"
+        ),
         "encoder/layer_with_weights-15/_output_dense/bias": f"{LAYER}11.output.dense.bias",
         "model/layer_with_weights-1/dense/kernel": "cls.predictions.transform.dense.weight",
         "model/layer_with_weights-2/layer_with_weights-0/kernel": "cls.seq_relationship.weight",

@@ -38,9 +38,8 @@ from mlbert.distributed.world import World
 from mlbert.host.errors import UserError
 
 PERIOD_SECONDS = 1.0
-MOST_REPORTS_PER_SECOND = (
-    1024.0  # limits the work of rank 0's thread, which competes with its main thread
-)
+# Limits the work of rank 0's thread, which competes with its main thread.
+MOST_REPORTS_PER_SECOND = 1024.0
 LOOK_SECONDS = 0.2
 HANG_SECONDS = 25.0
 READ_SECONDS = 900.0

@@ -1,22 +1,22 @@
 """How a run ends: who detects it, who writes the last line of its log,
 and the exit status of each process.
 
-| cause                       | noticed by                     | last line: status, reason   | rank 0    | others   |
-|-----------------------------|--------------------------------|-----------------------------|-----------|----------|
-| target reached              | the loop, on all ranks         | success                     | 0         | 0        |
-| limit reached               | the loop, on all ranks         | aborted                     | 1         | 0        |
-| exception, one process      | `guard`                        | aborted, names it           | 1 or 2 *  |          |
-| exception on rank 0         | `guard`, via the watch         | aborted, rank and exception | 1         | 3        |
-| exception on another rank   | the same                       | aborted, rank and exception | 3         | 3        |
-| `UserError` on any rank     | the same                       | aborted, rank and message   | 2         | 2        |
-| SIGTERM, SIGINT, SIGHUP     | a thread of each rank that     | aborted, the signal         | 128 + n   | the same |
-|   to all ranks              | gets it; the main thread       |                             |           | or 3     |
-| the same to another rank    | `guard`, via the watch         | aborted, rank and signal    | 3         | 3        |
-| SIGUSR1, a checkpoint saved | the loop, all in the same step | aborted, SIGUSR1            | 138       | 138      |
-| SIGUSR1 before that         | `guard`                        | none: the run has not begun | 138       | 138 or 3 |
-| a rank dies, stops, hangs   | `HealthMonitor` on rank 0      | aborted, rank and how       | 3         | 3        |
-| the storage stalls          | the same, after READ_TIMEOUT   | aborted, ranks that read    | 3         | 3        |
-| rank 0 dies or stops        | `HealthMonitor` on the others  | aborted, rank 0 and how     | lost      | 3        |
+cause                     | noticed by              | last line                | rank 0   | others
+--------------------------|-------------------------|--------------------------|----------|---------
+target reached            | the loop, on all ranks  | success                  | 0        | 0
+limit reached             | the loop, on all ranks  | aborted                  | 1        | 0
+exception, one process    | `guard`                 | aborted: exception       | 1 or 2 * |
+exception on rank 0       | `guard`, via the watch  | aborted: rank, exception | 1        | 3
+exception on another rank | the same                | aborted: rank, exception | 3        | 3
+`UserError` on any rank   | the same                | aborted: rank, message   | 2        | 2
+SIGTERM, SIGINT, SIGHUP   | a thread of each rank,  | aborted: signal          | 128 + n  | the same
+  to all ranks            | then its main thread    |                          |          | or 3
+the same to another rank  | `guard`, via the watch  | aborted: rank, signal    | 3        | 3
+SIGUSR1, checkpoint saved | the loop, in one step   | aborted: SIGUSR1         | 138      | 138
+SIGUSR1 before that       | `guard`                 | none: not begun          | 138      | 138 or 3
+a rank dies, stops, hangs | `HealthMonitor`, rank 0 | aborted: rank, how       | 3        | 3
+the storage stalls        | after READ_TIMEOUT      | aborted: ranks that read | 3        | 3
+rank 0 dies or stops      | `HealthMonitor`, others | aborted: rank 0, how     | lost     | 3
 
 * 2 for a `UserError`, by the command line.
 
@@ -50,9 +50,8 @@ from mlbert.host.exit_statuses import (
     Terminated,
 )
 
-UNWIND_SECONDS = (
-    20.0  # time for the main thread to exit after a signal; less than Slurm's KillWait of 30
-)
+# Time for the main thread to exit after a signal; less than Slurm's KillWait of 30.
+UNWIND_SECONDS = 20.0
 WARNING = signal.SIGUSR1
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 

@@ -24,9 +24,8 @@ LAZY_CONNECTIONS = "TORCH_GLOO_LAZY_INIT"
 # so that the watch reports the stall first.
 READ_MARGIN = 60.0
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
-ROUND_SECONDS = (
-    10.0  # between collectives of `World.wait_for_all`, far less than any of them may take
-)
+# Between collectives of `World.wait_for_all`, far less than any of them may take.
+ROUND_SECONDS = 10.0
 
 
 def nccl_options(timeout: timedelta) -> Any:

@@ -96,9 +96,8 @@ class FlatOptimizer:
 
     name: ClassVar[str]
     HAS_DECOUPLED_DECAY: ClassVar[bool] = False  # takes ``base_lr``, see `mlbert.optim.adamw`
-    CAN_SHARD: ClassVar[bool] = (
-        True  # the update needs no neighbors of an element, only sums over its parameter
-    )
+    # The update needs no neighbors of an element, only sums over its parameter.
+    CAN_SHARD: ClassVar[bool] = True
     STATE: ClassVar[tuple[str, ...]] = ()  # attributes, float32 [n] each
     # That the optimizer has; not all run on every device.
     IMPLEMENTATIONS: ClassVar[tuple[str, ...]] = ("plain",)

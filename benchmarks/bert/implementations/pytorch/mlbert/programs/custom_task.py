@@ -57,9 +57,8 @@ from mlbert.runs.progress import NO_LIMIT, Pace
 from mlbert.runs.run_folder import RunFolder
 from mlbert.training.experiment import RunOptions, run_experiment
 
-MOST_CLASSES = (
-    20  # of a guessed label, of integers that are taken for classes, and of a printed matrix
-)
+# Of a guessed label, of integers that are taken for classes, and of a printed matrix.
+MOST_CLASSES = 20
 # What a user types for the settings that errors name.
 OPTIONS = {
     "INIT_CHECKPOINT": "--from",

@@ -30,9 +30,8 @@ from mlbert.training.config import EvaluationConfig
 
 _WALLTIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", re.ASCII)
 _BYTES = {"fp32": 4, "bf16": 2, "e5m2": 1}
-_MOST_STEPS_OVER = (
-    1.05  # batches can differ from the nominal size, because packs are not equally full
-)
+# Batches can differ from the nominal size, because packs are not equally full.
+_MOST_STEPS_OVER = 1.05
 
 
 @dataclass(frozen=True)

@@ -39,9 +39,8 @@ class StoreInfo:
     max_seq_length: int  # maximum tokens of a sequence
     max_predictions: int  # maximum masked tokens of a sequence
     num_sequences: int | None = None  # None if unknown before reading
-    vocab_size: int | None = (
-        None  # size of the set's vocabulary; None if the format does not record it
-    )
+    # Size of the set's vocabulary; None if the format does not record it.
+    vocab_size: int | None = None
     vocabulary_sha256: str | None = None  # likewise
     lower_case: bool | None = None  # whether the texts were lowercased; likewise
     max_pack_tokens: int | None = None  # slots of a pack; None for a set of single sequences
@@ -49,12 +48,10 @@ class StoreInfo:
     bins: tuple[
         BinInfo, ...
     ] = ()  # shortest sequences first; empty if the set is not split by length
-    is_listed: bool = (
-        True  # True if `identity` covers the contents; False if it covers only names and sizes
-    )
-    content: str | None = (
-        None  # sha256 of the contents if they were hashed, see `mlbert.data.formats.index_cache`
-    )
+    # True if `identity` covers the contents; False if it covers only names and sizes.
+    is_listed: bool = True
+    # Sha256 of the contents if they were hashed, see `mlbert.data.formats.index_cache`.
+    content: str | None = None
 
     @property
     def known_as(self) -> str:

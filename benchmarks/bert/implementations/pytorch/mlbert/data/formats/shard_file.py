@@ -35,9 +35,8 @@ class Shard:
 
     rows: Ragged  # its sequences
     extra: Mapping[str, np.ndarray] = field(default_factory=dict)  # additional int64 arrays by name
-    content_sha256: str = (
-        ""  # recorded in the file, see `content_sha256`; empty for a shard held in memory
-    )
+    # Recorded in the file, see `content_sha256`; empty for a shard held in memory.
+    content_sha256: str = ""
     files: FileMap | None = None  # the map of its file; None for a shard held in memory
 
     @property

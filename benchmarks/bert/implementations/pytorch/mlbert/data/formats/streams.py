@@ -47,9 +47,8 @@ class Stream(Document, extra="forbid"):
     """One of the sets, and its weight."""
 
     local: str  # folder on this machine
-    remote: str | None = (
-        None  # path or URL that `local` is a copy of; None: `local` is the set itself
-    )
+    # Path or URL that `local` is a copy of; None: `local` is the set itself.
+    remote: str | None = None
     proportion: _Weight | None = None
     repeat: _Weight | None = None
     choose: Annotated[int, Field(ge=1, le=1 << 40)] | None = None

@@ -71,9 +71,8 @@ class ShufflePiece:
     number: int
     first: int  # first sequence
     end: int
-    shard: int | None = (
-        None  # the shard that holds them, counted over all `prepared_sets`; None for other stores
-    )
+    # The shard that holds them, counted over all `prepared_sets`; None for other stores.
+    shard: int | None = None
     row: int = 0  # row of the first sequence in that shard
     before: tuple[
         int, ...

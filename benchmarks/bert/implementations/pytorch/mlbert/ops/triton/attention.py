@@ -3,10 +3,14 @@
 The algorithm is FlashAttention (Dao et al., arXiv 2205.14135 and 2307.08691), with one program for
 each block of queries or keys of one sequence and head::
 
-    forward        loops over keys with a running maximum and sum; saves log2(sum(exp2)) of the scaled scores
-    gradient of Q  loops over keys; also computes delta = sum(dO * O), which is the sum over keys of P * dP
-    of K and V     loops over queries; recomputes P from the saved sums, and reads the saved dropout bits
-                   dS = P * (dP - delta), with dP = dO V^T times the dropout scale where kept, else 0
+    forward        loops over keys with a running maximum and sum;
+                   saves log2(sum(exp2)) of the scaled scores
+    gradient of Q  loops over keys;
+                   also computes delta = sum(dO * O), which is the sum over keys of P * dP
+    of K and V     loops over queries;
+                   recomputes P from the saved sums, and reads the saved dropout bits
+
+    dS = P * (dP - delta), with dP = dO V^T times the dropout scale where kept, else 0
 
 Scores are in units of log2, to use the hardware's exponential. Q, K and V are read directly from
 [T, 3, N, H], and their gradients are written in the same layout. Longer sequences are scheduled
