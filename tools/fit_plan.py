@@ -27,8 +27,8 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import least_squares
 
+from mlaudit.planner.gpus import GPUS
 from mlaudit.planner.timing import (
-    GPUS,
     PATH,
     Parameters,
     TrainingJob,

@@ -27,58 +27,33 @@ from pathlib import Path
 
 import fuzz
 import fuzz_damage
+import fuzz_surroundings
 from fuzz_formats import CAMPAIGN
 from fuzz_inputs import Format
 
-DEEP = 100_000
 _RESULTS = (".h5", ".hdf5", ".tfrecord", ".safetensors", ".csv", ".mds", ".zstd")
 _WORDS = (
     "٣",
     "1_000",
     "nan",
     "{empty}",
-    "[" * DEEP + "]" * DEEP,
+    "[" * fuzz_surroundings.DEEP + "]" * fuzz_surroundings.DEEP,
     "1e999",
     "0x10",
     "9" * 400,
     "/dev/zero",
     "\ud800",
 )
-_DEEP_TEXTS = (
-    "[" * DEEP + "]" * DEEP,
-    '{"a":' * DEEP + "1" + "}" * DEEP,
-    "a: " + "[" * DEEP + "]" * DEEP,
-)
+DAMAGES: dict[str, Callable[[Path, random.Random], object]] = {
+    "depth": fuzz_surroundings.nest,
+    "size": fuzz_surroundings.resize,
+    "encoding": fuzz_surroundings.reencode,
+    "special": fuzz_damage.replace_file,
+    "permissions": fuzz_surroundings.forbid,
+}
+KINDS = (*DAMAGES, "symlink loop", "type", "full disk", "clock")
 # (command, its valid input) -> what the command does without damage
 _USUAL: dict[tuple[str, Path], list[str]] = {}
-
-
-def _depth(path: Path, rng: random.Random) -> None:
-    path.write_text(rng.choice(_DEEP_TEXTS))
-
-
-def _size(path: Path, rng: random.Random) -> None:
-    kind = rng.choice(("empty", "half", "huge", "endless row"))
-    if kind == "empty" or (kind == "half" and path.suffix in (".txt", ".csv", ".jsonl", ".yaml")):
-        path.write_bytes(b"")
-    elif kind == "endless row":
-        path.write_bytes(b'{"text": "' + b"x" * (80 << 20))
-    else:
-        os.truncate(path, path.stat().st_size // 2 if kind == "half" else 6 << 30)
-
-
-def _encoding(path: Path, rng: random.Random) -> None:
-    data = path.read_bytes()
-    text = data.decode(errors="replace")
-    path.write_bytes(
-        rng.choice(
-            (text.encode("utf-16"), text.encode("utf-32"), b"\xff\xfe" + data, b"\0\0" + data)
-        )
-    )
-
-
-def _permissions(path: Path, rng: random.Random) -> None:
-    rng.choice((path, path, path.parent)).chmod(0)
 
 
 def _obey_permissions() -> None:
@@ -89,22 +64,11 @@ def _obey_permissions() -> None:
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
     rights = (ctypes.c_uint32 * 6)()
     libc.capget(header, rights)
-    for place in (
-        0,
-        1,
-    ):  # effective and permitted rights, without CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH
-        rights[place] &= ~0b110
+    # Effective and permitted rights, without CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH.
+    rights[0] &= ~0b110
+    rights[1] &= ~0b110
     if libc.capset(header, rights):
         raise OSError("capset failed")
-
-
-def _loop(path: Path, rng: random.Random) -> None:
-    if rng.random() < 0.5:
-        (path.parent / "loop").symlink_to(path.parent)
-    else:
-        path.unlink()
-        path.symlink_to(path.parent / "loop2")
-        (path.parent / "loop2").symlink_to(path)
 
 
 def _jump() -> None:
@@ -113,16 +77,6 @@ def _jump() -> None:
     calls = itertools.count()
     jumps = (0, -86_400, 10**9)  # seconds
     time.time = lambda: now() + jumps[next(calls) // 10 % len(jumps)]
-
-
-DAMAGES: dict[str, Callable[[Path, random.Random], object]] = {
-    "depth": _depth,
-    "size": _size,
-    "encoding": _encoding,
-    "special": fuzz_damage.replace_file,
-    "permissions": _permissions,
-}
-KINDS = (*DAMAGES, "symlink loop", "type", "full disk", "clock")
 
 
 def _result(ended: fuzz.Ended, out: Path) -> list[str]:
@@ -176,7 +130,7 @@ def run_case(
         os.utime(path, (0, 0) if rng.random() < 0.5 else (2**33, 2**33))
         child = _jump
     else:
-        (DAMAGES | {"symlink loop": _loop})[kind](path, rng)
+        (DAMAGES | {"symlink loop": fuzz_surroundings.link_to_itself})[kind](path, rng)
         child = _obey_permissions if kind == "permissions" else child
     ended = fuzz.run(words, folder, child=child)
     return f"{what}\t{words[:160]!a}", _verdict(ended, path, folder, valid, words)

@@ -164,6 +164,3 @@ def _interpolate(
     mean = low.mean_samples + share * (high.mean_samples - low.mean_samples)
     stdev = low.stdev_samples + share * (high.stdev_samples - low.stdev_samples)
     return ReferencePoint(global_batch_size, mean, stdev, num_runs=_INTERPOLATED_RUNS)
-
-
-REFERENCE_POINTS = reference_points(RULESET)

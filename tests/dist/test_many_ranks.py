@@ -21,8 +21,8 @@ import torch
 
 from harness import Rank, rank_environment
 from mlbert.data.batches import HostBatch
-from mlbert.distributed.health import Stage
 from mlbert.distributed.lifecycle import Lifecycle
+from mlbert.distributed.stages import Stage
 from mlbert.distributed.world import World
 from mlbert.host.exit_statuses import LOST_RANK, SUCCESS
 from mlbert.training.reader import BatchReader

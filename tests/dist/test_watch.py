@@ -15,8 +15,8 @@ import torch
 import mlbert
 from harness import run_ranks, start_ranks
 from mlbert.cli.main import main
-from mlbert.distributed.health import Stage
 from mlbert.distributed.lifecycle import Lifecycle
+from mlbert.distributed.stages import Stage
 from mlbert.distributed.world import World
 from mlbert.host.errors import UserError
 from mlbert.host.exit_statuses import LOST_RANK, WRONG_INPUT

@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from mlaudit.planner import cost as estimate
-from mlaudit.planner.timing import BENCHMARK, GPUS
+from mlaudit.planner.gpus import GPUS
+from mlaudit.planner.timing import BENCHMARK
+from mlbert.config.arguments import CommandLine
 from mlbert.config.bert_config import BertConfig
-from mlbert.config.resolution import CommandLine, Resolved
+from mlbert.config.resolution import Resolved
 from mlbert.config.shell import planned_world_size
 from mlbert.data.loading.config import DataConfig
 from mlbert.distributed.config import DistributedConfig

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from mlaudit import official
 from mlaudit.findings import Outcome
 from mlaudit.logs import read_log
-from mlbert.config.resolution import CommandLine
+from mlbert.config.arguments import CommandLine
 from mlbert.optim import schedules
 from mlbert.optim.config import ScheduleConfig
 from mlbert.recipes import masked_lm_stored

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mlaudit.planner.timing import GPUS as FACTS
+from mlaudit.planner.gpus import GPUS as FACTS
 
 MEASURED = "measured"
 TUNED = "tuned"
@@ -46,7 +46,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU's properties; ``fact`` is its name in `mlaudit.planner.timing.GPUS`."""
+    """A GPU's properties; ``fact`` is its name in `mlaudit.planner.gpus.GPUS`."""
 
     name: str
     fact: str

@@ -7,9 +7,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from mlaudit.checks.caches import check_caches
+from mlaudit.checks.value_range import ValueRange
 from mlaudit.findings import Complaint, Complaints, Outcome
 from mlaudit.keys import is_hyperparameter
 from mlaudit.logs import Event, Log, is_number
@@ -58,44 +59,23 @@ _NUM_TENSORS = 398  # of the reference model, if a log names each tensor that it
 _SCHEDULE_SLACK = 1.1  # the batch is nominal if data is packed
 _MOST_SAMPLES = 1e12  # of a plausible run
 _NUMBERED = ("epoch_start", "block_start")
-
-
-class _Range(NamedTuple):
-    """The range of values that a key can have."""
-
-    low: float
-    high: float
-    has_low: bool = True
-    has_high: bool = True
-
-    def __contains__(self, value: object) -> bool:
-        assert isinstance(value, int | float)
-        above = self.low <= value if self.has_low else self.low < value
-        return above and (value <= self.high if self.has_high else value < self.high)
-
-    def __str__(self) -> str:
-        low = "at least" if self.has_low else "above"
-        high = "at most" if self.has_high else "below"
-        return f"{low} {self.low:g}, {high} {self.high:g}"
-
-
 _RANGES = {
-    _BATCH: _Range(1, 1e6),
-    _ACCUMULATION: _Range(1, 1e6),
-    _RATE: _Range(0, 1, has_low=False),
-    "opt_end_learning_rate": _Range(0, 1),
-    "opt_gradient_clip_norm": _Range(0, 1e6),
-    "opt_lamb_learning_rate_decay_poly_power": _Range(0, 100, has_low=False),
-    _STEPS: _Range(1, 1e9),
-    **dict.fromkeys(_WARMUPS, _Range(0, _MOST_SAMPLES)),
-    _START: _Range(-_MOST_SAMPLES, _MOST_SAMPLES),
-    "train_samples": _Range(1, _MOST_SAMPLES),
-    "eval_samples": _Range(1, _MOST_SAMPLES),
+    _BATCH: ValueRange(1, 1e6),
+    _ACCUMULATION: ValueRange(1, 1e6),
+    _RATE: ValueRange(0, 1, has_low=False),
+    "opt_end_learning_rate": ValueRange(0, 1),
+    "opt_gradient_clip_norm": ValueRange(0, 1e6),
+    "opt_lamb_learning_rate_decay_poly_power": ValueRange(0, 100, has_low=False),
+    _STEPS: ValueRange(1, 1e9),
+    **dict.fromkeys(_WARMUPS, ValueRange(0, _MOST_SAMPLES)),
+    _START: ValueRange(-_MOST_SAMPLES, _MOST_SAMPLES),
+    "train_samples": ValueRange(1, _MOST_SAMPLES),
+    "eval_samples": ValueRange(1, _MOST_SAMPLES),
 }
 _RANGES_BY_ENDING = {
-    re.compile(r"opt_.*(beta_?[12]|momentum)$"): _Range(0, 1, has_high=False),
-    re.compile(r"opt_.*weight_decay(_rate)?$"): _Range(0, 1, has_high=False),
-    re.compile(r"opt_.*epsilon$"): _Range(0, 1e-3, has_low=False),
+    re.compile(r"opt_.*(beta_?[12]|momentum)$"): ValueRange(0, 1, has_high=False),
+    re.compile(r"opt_.*weight_decay(_rate)?$"): ValueRange(0, 1, has_high=False),
+    re.compile(r"opt_.*epsilon$"): ValueRange(0, 1e-3, has_low=False),
 }
 
 
@@ -170,7 +150,7 @@ def _is_whole(event: Event, is_own: bool) -> bool:
     )
 
 
-def _range_of(key: str) -> _Range | None:
+def _range_of(key: str) -> ValueRange | None:
     by_ending = (wanted for pattern, wanted in _RANGES_BY_ENDING.items() if pattern.match(key))
     return _RANGES.get(key) or next(by_ending, None)
 

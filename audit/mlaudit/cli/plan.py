@@ -18,8 +18,9 @@ from mlaudit.logs import is_number, read_log
 from mlaudit.planner import calibrate as calibration
 from mlaudit.planner import pretraining, request, timing
 from mlaudit.planner.cost import Estimate, Prices, estimate
+from mlaudit.planner.gpus import ALIASES, GPUS
 from mlaudit.planner.request import MOST_GPUS, Given, job_of
-from mlaudit.planner.timing import ALIASES, GPUS, Parameters, TrainingJob, load
+from mlaudit.planner.timing import Parameters, TrainingJob, load
 from mlaudit.result_set import evaluations_of, run_file, samples_before, samples_to_target
 from mlaudit.training_program import ask
 from mlbert.config import presets

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mlaudit.planner import timing
-from mlaudit.planner.timing import GPUS, Parameters
+from mlaudit.planner.gpus import GPUS
+from mlaudit.planner.timing import Parameters
 from mlbert.host.errors import UserError
 
 # A step that differs from the fitted one by more than this factor is another machine's.

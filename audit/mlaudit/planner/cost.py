@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from mlaudit import rules
 from mlaudit.planner import timing
+from mlaudit.planner.gpus import GPUS
 from mlaudit.planner.timing import (
     BENCHMARK,
-    GPUS,
     ModelShape,
     Parameters,
     StepTime,
@@ -226,7 +226,7 @@ def _limit(
     """Return the part that would save most if it were free;
     convergence counts samples above the best batch's.
     """
-    fewest = min(point.mean_samples for point in rules.REFERENCE_POINTS)
+    fewest = min(point.mean_samples for point in rules.reference_points())
     steps = samples / job.batch / 1e3
     parts = {
         "compute": steps * step.compute,

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from mlaudit import rules
 from mlaudit.planner.cost import Estimate
+from mlaudit.planner.gpus import GPUS
 from mlaudit.planner.timing import (
-    GPUS,
     ModelShape,
     TrainingJob,
     held_out,
@@ -23,10 +23,10 @@ from mlbert.host.errors import UserError
 
 GPU_COUNTS = tuple(2**power for power in range(13))
 # The reference's batch sizes, and the one used by most published results.
-BATCHES = tuple(sorted({point.global_batch_size for point in rules.REFERENCE_POINTS} | {768}))
+BATCHES = tuple(sorted({point.global_batch_size for point in rules.reference_points()} | {768}))
 FEWEST_SEQUENCES = 2  # per GPU and step; published runs went down to 3
 MOST_GPUS = 8192
-LARGEST_BATCH = rules.REFERENCE_POINTS[-1].global_batch_size
+LARGEST_BATCH = rules.reference_points()[-1].global_batch_size
 PRECISIONS = {"bf16": False, "fp16": False, "auto": False, "fp8": True, "fp8-forward": True}
 _GPUS_FILE = "audit/mlaudit/planner/timing.py"
 _GIVE_BATCH = "Give --batch, or other --gpus"

@@ -1,6 +1,6 @@
 """The fitted timing model: samples to the target, time per step, time to train.
 
-Also facts about GPUs and shapes.
+Also facts about shapes.
 
 `tools/fit_plan.py` fits the parameters for BERT-large on the benchmark's sequences and writes
 ``parameters.json``.
@@ -27,13 +27,13 @@ from pathlib import Path
 import numpy as np
 
 from mlaudit import rules
+from mlaudit.planner.gpus import GPUS
 from mlbert.config.bert_config import BertConfig
 from mlbert.config.flops import BatchWork, training_flops
 from mlbert.host.errors import UserError
 from mlbert.host.provenance import shipped
 
 PATH = Path(__file__).with_name("parameters.json")
-ALIASES = {"a100": "a100-sxm", "h100": "h100-sxm"}
 
 FLOPS = 0.4986e12  # of a sequence of the benchmark
 REFERENCE_GBPS = {"switched": 1600.0, "direct": 400.0, "pcie": 100.0}
@@ -48,75 +48,13 @@ PCIE_SHARERS = 8  # GPUs per node; nothing is known beyond
 BLACKWELL_ABOVE = 1024  # batch
 
 _POINTS = np.array(
-    [(point.global_batch_size, point.mean_samples) for point in rules.REFERENCE_POINTS]
+    [(point.global_batch_size, point.mean_samples) for point in rules.reference_points()]
 ).T
 
 CONFIGS = shipped("configs")
 # The benchmark's sequences (public length histogram):
 # tokens, squared lengths and masked tokens of 1,000.
 BENCHMARK = BatchWork(tokens=255_000, squared_lengths=98_826_000, masked=38_200, sequences=1_000)
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """Facts about a GPU.
-
-    Attributes:
-        memory_gb: memory per GPU, in 10^9 bytes.
-        peak_tflops: dense 16-bit peak.
-        port_gbps: network bandwidth per GPU in a typical node.
-        per_node: GPUs in a typical node.
-        domain: GPUs connected by NVLink (or the vendor's own links); 1 if only PCIe connects them.
-        constant: name of its constant time in `Parameters`.
-        has_fp8: whether its published results use FP8 products.
-        has_results: whether the fit has results of it.
-    """
-
-    memory_gb: float
-    peak_tflops: float
-    port_gbps: float
-    per_node: int
-    domain: int
-    constant: str
-    has_fp8: bool
-    has_results: bool = True
-
-    @property
-    def is_pcie(self) -> bool:
-        """Whether GPUs of one node are connected by PCIe only."""
-        return self.domain == 1
-
-
-# Peaks: /systems and vendors' data sheets as used in docs/gpu.md; memory from the names of the
-# published systems. The last four: peaks without sparsity and with 32-bit sums from their vendors'
-# data sheets; ports are assumed.
-GPUS: Mapping[str, Gpu] = {
-    "a100-sxm": Gpu(80, 312, 200, 8, 8, "a100", False),
-    "a100-sxm-40gb": Gpu(40, 312, 200, 8, 8, "a100", False),
-    "a100-pcie": Gpu(80, 312, 200, 8, 1, "a100", False),
-    "h100-sxm": Gpu(80, 989.4, 400, 8, 8, "later", True),
-    "h100-pcie": Gpu(80, 756, 400, 8, 1, "later", True),
-    "h200": Gpu(141, 989.4, 400, 8, 8, "later", True),
-    "b200": Gpu(180, 2250, 400, 8, 8, "later", True),
-    "gb200": Gpu(186, 2500, 400, 4, 72, "later", True),
-    "gaudi2": Gpu(96, 432, 300, 8, 8, "later", False),
-    "a5000": Gpu(24, 111.1, 100, 2, 1, "a100", False, has_results=False),
-    "rtx4090": Gpu(24, 165.2, 100, 8, 1, "later", False, has_results=False),
-    "rx7900xtx": Gpu(24, 122.9, 100, 6, 1, "later", False, has_results=False),
-    "mi300x": Gpu(192, 1307.4, 400, 8, 8, "later", False, has_results=False),
-}
-
-
-def published_peak(model: str) -> float | None:
-    """Return the dense 16-bit peak, TFLOP/s, of a GPU by its model name, such as NVIDIA H100 PCIe;
-    None if unknown.
-    """
-    for name, facts in reversed(list(GPUS.items())):  # GB200 before B200, PCIe before SXM
-        if name.split("-")[0] in model.lower() and (
-            not name.endswith("-pcie") or "pcie" in model.lower()
-        ):
-            return facts.peak_tflops
-    return None
 
 
 @dataclass(frozen=True)
@@ -308,7 +246,7 @@ def reference_point(batch: int) -> rules.ReferencePoint:
     """Return the rules' point for a batch. Raises UserError if the batch is beyond all of them."""
     point = rules.reference_point(batch)
     if point is None:
-        largest = rules.REFERENCE_POINTS[-1].global_batch_size
+        largest = rules.reference_points()[-1].global_batch_size
         raise UserError(
             "config.range",
             "--batch",

@@ -15,7 +15,7 @@ from typing import Any
 
 from mlaudit import rules
 from mlaudit.keys import is_hyperparameter
-from mlaudit.planner.timing import published_peak
+from mlaudit.planner.gpus import published_peak
 from mlaudit.report.runs import ReportedRun, System, finite, number, read_run
 from mlaudit.result_set import FEWEST_FOR_MEAN, olympic_seconds
 from mlaudit.round_rules import Round

@@ -17,7 +17,8 @@ from mlaudit.planner import calibrate, request, timing
 from mlaudit.planner import cost as memory
 from mlaudit.planner.calibrate import MeasuredRun
 from mlaudit.planner.cost import Prices, estimate
-from mlaudit.planner.timing import GPUS, PATH, TrainingJob, load
+from mlaudit.planner.gpus import GPUS
+from mlaudit.planner.timing import PATH, TrainingJob, load
 from mlbert.mlperf import rules
 from user_errors import user_error
 
@@ -69,7 +70,7 @@ def test_known_results_are_near():
 
 
 def test_samples_follow_the_reference_from_the_rules_points_on_and_software_matters():
-    for point in rules.REFERENCE_POINTS:
+    for point in rules.reference_points():
         least = rules.reference_point(point.global_batch_size).mean_samples
         found = timing.samples(TrainingJob("h200", 128, 16, point.global_batch_size), P)
         assert found == pytest.approx(max(P.samples_share * point.mean_samples, least))

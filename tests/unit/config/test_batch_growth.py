@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlbert.config.arguments import CommandLine
 from mlbert.config.batch_growth import BatchGrowth, floor_sum, growth_of
-from mlbert.config.resolution import CommandLine
 from mlbert.data.loading.config import BatchGrowthConfig
 from mlbert.optim.schedules import InSequences, Linear, MultiStep, WarmupStableDecay
 from mlbert.recipes.sections import COMMON, resolve

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mlbert.config.resolution import CommandLine, Resolved
+from mlbert.config.arguments import CommandLine
+from mlbert.config.resolution import Resolved
 from mlbert.host.registry import Choice, Registry
 from mlbert.optim import schedules
 from mlbert.optim.config import OPTIMIZERS, SCHEDULES, ScheduleConfig

@@ -7,8 +7,8 @@ from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from mlbert.config.arguments import CommandLine
 from mlbert.config.recipe import Recipe
-from mlbert.config.resolution import CommandLine
 from mlbert.config.section import Setting, settings_of
 from mlbert.data.loading.config import DataConfig
 from mlbert.host.errors import UserError

@@ -15,7 +15,7 @@ import pytest
 from typer.main import get_command
 
 from mlbert.cli.main import COMMANDS
-from mlbert.config.resolution import CommandLine
+from mlbert.config.arguments import CommandLine
 from mlbert.host.command_line import LazyCommand
 from mlbert.host.errors import UserError
 from mlbert.recipes.sections import SECTIONS, resolve, settings_by_key

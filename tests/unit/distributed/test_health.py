@@ -15,7 +15,8 @@ import pytest
 
 from mlbert.distributed import health
 from mlbert.distributed.channel import Channel
-from mlbert.distributed.health import HealthMonitor, Stage
+from mlbert.distributed.health import HealthMonitor
+from mlbert.distributed.stages import Stage
 from mlbert.host.errors import UserError
 from user_errors import user_error
 

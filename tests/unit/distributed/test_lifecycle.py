@@ -17,8 +17,9 @@ import pytest
 
 from mlbert.distributed import health, lifecycle
 from mlbert.distributed.channel import Channel
-from mlbert.distributed.health import HANG_SECONDS, Stage
+from mlbert.distributed.health import HANG_SECONDS
 from mlbert.distributed.lifecycle import Lifecycle
+from mlbert.distributed.stages import Stage
 from mlbert.distributed.world import World
 from mlbert.host import exit_statuses
 from mlbert.host.errors import UserError

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies
 
-from mlbert.config.resolution import CommandLine
+from mlbert.config.arguments import CommandLine
 from mlbert.optim import schedules
 from mlbert.optim.config import SCHEDULES, ScheduleConfig
 from mlbert.optim.schedules import (

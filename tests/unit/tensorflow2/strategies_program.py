@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from mlbert.config.arguments import CommandLine
 from mlbert.config.bert_config import BertConfig
 from mlbert.config.configuration import Configuration
-from mlbert.config.resolution import CommandLine
 from mlbert.config.tensorflow import TensorFlowConfig
 from mlbert.data.loading.config import DataConfig
 from mlbert.distributed.config import DistributedConfig

@@ -16,7 +16,7 @@ from mlbert.host.environment import environment
 from mlbert.host.errors import UserError, public_names
 from mlbert.recipes.registry import RECIPES, find
 from mlbert.recipes.sections import resolve
-from mlbert.training.experiment import RunOptions
+from mlbert.training.run_options import RunOptions
 from mosaic_yaml import pretraining_yaml
 from mosaic_yaml.common_yaml import ignored_options, names_for_errors
 from mosaic_yaml.nested_yaml import Layer, Leaves, read_nested

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from damaged_mds import COLUMNS, change_index, change_shard, write_set
 from mds_samples import write_samples
 from mlbert.data.formats.mds import MdsReader, MdsWriter, compression_level
 from user_errors import user_error
 
 ASSETS = Path(__file__).parents[3] / "assets/mds"
 ENWIKI = ASSETS / "enwiki_bytes_zstd"
-COLUMNS = {"text": "str", "ids": "bytes", "number": "str"}
 VALUES = {
     "str": st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
     "bytes": st.binary(max_size=300),
@@ -27,6 +27,81 @@ IN_SAMPLE = 1000
 INDEX = "index.json"
 SHARD = "shard.00002.mds"
 NO_COLUMNS = {"column_names": [], "column_encodings": [], "column_sizes": []}
+DAMAGES = {
+    "no index": (lambda folder: (folder / INDEX).unlink(), INDEX, "file.unreadable"),
+    "index no JSON": (change_index("{"), INDEX, "file.json"),
+    "index no object": (change_index("[1]"), INDEX, "file.json"),
+    "no shards": (change_index('{"shards": []}'), INDEX, "data.empty"),
+    "missing key": (change_index(lambda s: s[1].pop("raw_data")), INDEX, "file.json"),
+    "missing hashes": (change_index(lambda s: s[1]["raw_data"].pop("hashes")), INDEX, "file.json"),
+    "other format": (change_index(lambda s: s[0].update(format="csv")), INDEX, "data.format"),
+    "every shard of another version": (
+        change_index(lambda s: [x.update(version=1) for x in s]),
+        INDEX,
+        "data.format",
+    ),
+    "no columns": (
+        change_index(lambda s: [x.update(NO_COLUMNS) for x in s]),
+        INDEX,
+        "data.damaged",
+    ),
+    "other version": (change_index(lambda s: s[0].update(version=3)), INDEX, "data.format"),
+    "other columns": (change_index(lambda s: s[0]["column_names"].reverse()), INDEX, "data.mixed"),
+    "wrong column sizes": (
+        change_index(lambda s: [x["column_sizes"].__setitem__(1, 4) for x in s]),
+        "shard.00000.mds",
+        "data.damaged",
+    ),
+    "no samples": (change_index(lambda s: s[0].update(samples=0)), INDEX, "file.json"),
+    "too few encodings": (
+        change_index(lambda s: [x["column_encodings"].pop() for x in s]),
+        INDEX,
+        "data.damaged",
+    ),
+    "compression of nothing": (
+        change_index(lambda s: s[0].update(compression="zstd")),
+        INDEX,
+        "data.damaged",
+    ),
+    "a key twice": (change_index('{"shards": [], "shards": []}'), INDEX, "file.json"),
+    "a shard twice": (change_index(lambda s: s.append(s[0])), INDEX, "data.damaged"),
+    "path outside": (
+        change_index(lambda s: s[0]["raw_data"].update(basename="../a")),
+        INDEX,
+        "file.json",
+    ),
+    "unknown compression": (
+        change_index(lambda s: s[0].update(compression="br:11")),
+        INDEX,
+        "data.format",
+    ),
+    "unknown checksum": (
+        change_index(lambda s: s[0]["raw_data"].update(hashes={"a": ""})),
+        INDEX,
+        "file.json",
+    ),
+    "missing shard": (lambda folder: (folder / SHARD).unlink(), SHARD, "file.unreadable"),
+    "cut shard": (lambda folder: os.truncate(folder / SHARD, 400), SHARD, "data.damaged"),
+    "long shard": (lambda folder: os.truncate(folder / SHARD, 2000), SHARD, "data.damaged"),
+    "more samples than bytes": (
+        change_index(lambda s: s[2].update(samples=1000)),
+        SHARD,
+        "data.damaged",
+    ),
+    "one bit": (change_shard(IN_SAMPLE + 10, b"\xff"), SHARD, "data.damaged"),
+}
+# Found in shards without checksums, and a part of what is said.
+UNCHECKED = {
+    "wrong count": (change_shard(0, b"\x03"), "does not hold"),
+    "offsets fall": (change_shard(8, b"\x00\x00"), "has offsets that"),
+    "offset beyond the end": (change_shard(11, b"\xff"), "has offsets that"),
+    "last offset before the end": (change_shard(4 * 18, b"\x00"), "has offsets that"),
+    "first offset in the head": (change_shard(4, b"\x08\x00"), "has offsets that"),
+    "long value": (change_shard(IN_SAMPLE, b"\xff\xff"), "sample 0 is damaged (column 'ids' ends"),
+    "short value": (change_shard(IN_SAMPLE + 4, b"\x01"), "are left over"),
+    "no UTF-8": (change_shard(IN_SAMPLE + 26, b"\xff"), "utf-8"),
+}
+DAMAGES |= {name: (hurt, SHARD, "data.damaged") for name, (hurt, _) in UNCHECKED.items()}
 
 
 def test_reads_text_and_bytes_next_to_every_encoding_of_streaming():
@@ -174,119 +249,6 @@ def test_levels_of_compression(tmp_path):
         with user_error(code, f"compression '{level}'"):
             MdsWriter(tmp_path / "set", COLUMNS, compression=level)
     assert not (tmp_path / "set").exists()
-
-
-def write_set(folder: Path, **options: object) -> Path:
-    samples = ({"text": f"sample {n}", "ids": bytes(12), "number": f"{n:08}"} for n in range(60))
-    write_samples(folder, COLUMNS, samples, size_limit=1200, **options)
-    assert len(list(folder.glob("shard*"))) == 3
-    return folder
-
-
-def change_index(change: object) -> object:
-    """Return a damage of the index: ``change`` edits its shards, or is its new text."""
-
-    def damage(folder: Path) -> None:
-        path = folder / "index.json"
-        if isinstance(change, str):
-            path.write_text(change)
-            return
-        document = json.loads(path.read_bytes())
-        change(document["shards"])
-        path.write_text(json.dumps(document))
-
-    return damage
-
-
-def change_shard(place: int, content: bytes) -> object:
-    """Return a damage of the last shard: other bytes at ``place``."""
-
-    def damage(folder: Path) -> None:
-        path = folder / "shard.00002.mds"
-        data = bytearray(path.read_bytes())
-        first = int.from_bytes(data[4:8], "little")  # of its first sample
-        start = place if place < 1000 else first + place - 1000
-        data[start : start + len(content)] = content
-        path.write_bytes(data)
-
-    return damage
-
-
-DAMAGES = {
-    "no index": (lambda folder: (folder / INDEX).unlink(), INDEX, "file.unreadable"),
-    "index no JSON": (change_index("{"), INDEX, "file.json"),
-    "index no object": (change_index("[1]"), INDEX, "file.json"),
-    "no shards": (change_index('{"shards": []}'), INDEX, "data.empty"),
-    "missing key": (change_index(lambda s: s[1].pop("raw_data")), INDEX, "file.json"),
-    "missing hashes": (change_index(lambda s: s[1]["raw_data"].pop("hashes")), INDEX, "file.json"),
-    "other format": (change_index(lambda s: s[0].update(format="csv")), INDEX, "data.format"),
-    "every shard of another version": (
-        change_index(lambda s: [x.update(version=1) for x in s]),
-        INDEX,
-        "data.format",
-    ),
-    "no columns": (
-        change_index(lambda s: [x.update(NO_COLUMNS) for x in s]),
-        INDEX,
-        "data.damaged",
-    ),
-    "other version": (change_index(lambda s: s[0].update(version=3)), INDEX, "data.format"),
-    "other columns": (change_index(lambda s: s[0]["column_names"].reverse()), INDEX, "data.mixed"),
-    "wrong column sizes": (
-        change_index(lambda s: [x["column_sizes"].__setitem__(1, 4) for x in s]),
-        "shard.00000.mds",
-        "data.damaged",
-    ),
-    "no samples": (change_index(lambda s: s[0].update(samples=0)), INDEX, "file.json"),
-    "too few encodings": (
-        change_index(lambda s: [x["column_encodings"].pop() for x in s]),
-        INDEX,
-        "data.damaged",
-    ),
-    "compression of nothing": (
-        change_index(lambda s: s[0].update(compression="zstd")),
-        INDEX,
-        "data.damaged",
-    ),
-    "a key twice": (change_index('{"shards": [], "shards": []}'), INDEX, "file.json"),
-    "a shard twice": (change_index(lambda s: s.append(s[0])), INDEX, "data.damaged"),
-    "path outside": (
-        change_index(lambda s: s[0]["raw_data"].update(basename="../a")),
-        INDEX,
-        "file.json",
-    ),
-    "unknown compression": (
-        change_index(lambda s: s[0].update(compression="br:11")),
-        INDEX,
-        "data.format",
-    ),
-    "unknown checksum": (
-        change_index(lambda s: s[0]["raw_data"].update(hashes={"a": ""})),
-        INDEX,
-        "file.json",
-    ),
-    "missing shard": (lambda folder: (folder / SHARD).unlink(), SHARD, "file.unreadable"),
-    "cut shard": (lambda folder: os.truncate(folder / SHARD, 400), SHARD, "data.damaged"),
-    "long shard": (lambda folder: os.truncate(folder / SHARD, 2000), SHARD, "data.damaged"),
-    "more samples than bytes": (
-        change_index(lambda s: s[2].update(samples=1000)),
-        SHARD,
-        "data.damaged",
-    ),
-    "one bit": (change_shard(IN_SAMPLE + 10, b"\xff"), SHARD, "data.damaged"),
-}
-# Found in shards without checksums, and a part of what is said.
-UNCHECKED = {
-    "wrong count": (change_shard(0, b"\x03"), "does not hold"),
-    "offsets fall": (change_shard(8, b"\x00\x00"), "has offsets that"),
-    "offset beyond the end": (change_shard(11, b"\xff"), "has offsets that"),
-    "last offset before the end": (change_shard(4 * 18, b"\x00"), "has offsets that"),
-    "first offset in the head": (change_shard(4, b"\x08\x00"), "has offsets that"),
-    "long value": (change_shard(IN_SAMPLE, b"\xff\xff"), "sample 0 is damaged (column 'ids' ends"),
-    "short value": (change_shard(IN_SAMPLE + 4, b"\x01"), "are left over"),
-    "no UTF-8": (change_shard(IN_SAMPLE + 26, b"\xff"), "utf-8"),
-}
-DAMAGES |= {name: (hurt, SHARD, "data.damaged") for name, (hurt, _) in UNCHECKED.items()}
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

@@ -14,7 +14,8 @@ import omegaconf
 import pytest
 import torch
 
-from mlbert.models.weights.weight_files import STAND_INS, read_pt
+from mlbert.models.weights.stand_ins import stand_ins
+from mlbert.models.weights.weight_files import read_pt
 from stored_sets import flip
 from unit.models.weights.convert.conftest import Call
 from user_errors import user_error
@@ -55,7 +56,7 @@ def file(tmp_path):
 
 
 def read(path):
-    return read_pt(path, "Give another", STAND_INS)
+    return read_pt(path, "Give another", stand_ins())
 
 
 def test_tensors_come_out_bit_for_bit_of_a_file_that_torch_refuses(file):

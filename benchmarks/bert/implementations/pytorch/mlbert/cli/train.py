@@ -22,9 +22,10 @@ from rich.console import Console
 from typer.core import TyperCommand
 
 from mlbert.cli import main as command_line
+from mlbert.config.arguments import CommandLine
 from mlbert.config.configuration import Configuration
 from mlbert.config.recipe import Recipe
-from mlbert.config.resolution import CommandLine, Resolved
+from mlbert.config.resolution import Resolved
 from mlbert.config.shell import planned_world_size
 from mlbert.config.words import REQUIRED, default_words, missing
 from mlbert.data.loading.config import DataConfig
@@ -47,8 +48,8 @@ from mlbert.runs.starting_weights import weights_file
 
 if TYPE_CHECKING:
     from mlbert.distributed.world import World
-    from mlbert.training.experiment import RunOptions
     from mlbert.training.protocols import Inputs
+    from mlbert.training.run_options import RunOptions
 
 # Options that print or evaluate in place of training.
 _MODES = ("--print-config", "--print-settings", "--evaluate-only")
@@ -237,7 +238,8 @@ def _train(
     notes: Sequence[str] = (),
     options: RunOptions | None = None,
 ) -> int:
-    from mlbert.training.experiment import RunOptions, run_experiment
+    from mlbert.training.experiment import run_experiment
+    from mlbert.training.run_options import RunOptions
 
     lines = RunFolder.of(resolved.config[RunConfig]).settings_summary(resolved, notes)
     how = replace(options or RunOptions(), on_inspected=lambda: _print_lines(console, lines))

@@ -10,21 +10,20 @@ from __future__ import annotations
 
 import difflib
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from mlbert.config.arguments import CommandLine, key_of_flag
 from mlbert.config.configuration import Catalog, Configuration
 from mlbert.config.recipe import Recipe
 from mlbert.config.section import (
     Contradiction,
     Section,
     Setting,
-    is_yes_or_no,
     says_none,
     settings_of,
 )
@@ -35,13 +34,13 @@ from mlbert.host.errors import UserError, hide_credentials, name_shape
 
 Layer = Mapping[str, tuple[object, str]]  # key to raw value and origin
 
-_KEY_VALUE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _NEAR_MISS_CUTOFF = 0.9
 _SHOULD_BE = "Input should be "  # how pydantic begins the sentence about a limit
 _NOT_SET = "not set"  # origin of a setting without a value from any source
 _RECIPE = "recipe "  # prefix of the origin of a recipe's value
 _ARGUMENT = "argument "  # prefix of the origin of a name=value word
 _ENVIRONMENT = "environment "  # prefix of the origin of an export that is not in the sourced config
+_NO_WORDS = CommandLine()
 
 
 @dataclass(frozen=True)
@@ -57,9 +56,8 @@ class Resolved:
     config: Configuration
     origin: Mapping[str, str]  # by key
     warnings: Sequence[str] = ()  # sentences about legal values that look like mistakes
-    files: Sequence[
-        Path
-    ] = ()  # configuration files read; first the sourced one or the first YAML file
+    # Configuration files that were read; first the sourced one or the first YAML file.
+    files: Sequence[Path] = ()
 
     def as_table(self) -> list[tuple[str, str, str, str]]:
         """Return rows (key, value, environment name, origin)."""
@@ -98,64 +96,6 @@ class Resolved:
             {"config": values, "origin": dict(self.origin), "warnings": list(self.warnings)},
             indent=2,
         )
-
-
-@dataclass(frozen=True)
-class CommandLine:
-    """Arguments of a command line, sorted by kind; types are not checked yet."""
-
-    flags: Mapping[str, str] = field(default_factory=dict)  # key (or flag) to text
-    # Arguments of --config: files of ``key: value`` lines, later ones win;
-    # ``extends: other.yaml`` names a parent.
-    yaml_files: Sequence[Path] = ()
-    overrides: Sequence[str] = ()  # key=value
-
-
-_NO_WORDS = CommandLine()
-
-
-def split_arguments(catalog: Catalog, words: Sequence[str]) -> CommandLine:
-    """Sort command line arguments into flags, ``--config FILE`` and ``key=value``.
-
-    Accepts ``--flag value`` and ``--flag=value``, with dashes or underscores;
-    a yes/no flag may appear without a value.
-
-    Raises:
-        UserError: an unknown flag, a flag without its value, or a stray word.
-    """
-    flags: dict[str, str] = {}
-    yaml_files: list[Path] = []
-    overrides: list[str] = []
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
-        if not word.startswith("--"):
-            if not _KEY_VALUE.fullmatch(word):
-                raise UserError(
-                    "config.syntax",
-                    word,
-                    "is neither a flag nor key=value",
-                    "See mlbert train --help",
-                )
-            overrides.append(word)
-            continue
-        flag, has_value, value = word.partition("=")
-        key = "config" if flag == "--config" else _key_of_flag(catalog, flag)
-        if not has_value:
-            is_alone = not rest or rest[0].startswith("--") or not is_yes_or_no(rest[0])
-            if key != "config" and catalog.by_key[key].kind is bool and is_alone:
-                value = "1"
-            elif rest and not rest[0].startswith("--"):
-                value = rest.pop(0)
-            else:
-                raise UserError("config.syntax", flag, "has no value", f"Write {flag} VALUE")
-        if key == "config":
-            yaml_files.append(Path(value))
-        elif key in flags:
-            raise UserError("config.duplicate", flag, "is given twice", "Give it once")
-        else:
-            flags[key] = value
-    return CommandLine(flags, yaml_files, overrides)
 
 
 def peek(
@@ -368,7 +308,7 @@ def _layers(
     ]
     last: dict[str, tuple[object, str]] = {}
     for flag, text in line.flags.items():
-        key = _key_of_flag(catalog, flag)
+        key = key_of_flag(catalog, flag)
         last[key] = (text, f"flag {catalog.by_key[key].flag}")
     for word in line.overrides:
         key, _, text = word.partition("=")
@@ -403,14 +343,6 @@ def _from_environment(catalog: Catalog, environ: Mapping[str, str], files: list[
             )
             found[key] = (value, place)
     return found
-
-
-def _key_of_flag(catalog: Catalog, flag: str) -> str:
-    key = flag.removeprefix("--").replace("-", "_")
-    if key in catalog.by_key:
-        return key
-    known = [*(one.flag for one in catalog.by_key.values()), "--config"]
-    raise unknown_name(catalog, f"--{flag.removeprefix('--')}", "flag", known)
 
 
 def _near_misses(catalog: Catalog, environ: Mapping[str, str]) -> list[str]:

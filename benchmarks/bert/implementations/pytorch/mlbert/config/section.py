@@ -33,6 +33,12 @@ from mlbert.host.texts import (
 )
 from mlbert.host.texts import parse_number as parse_number
 
+_YES = {"1", "true", "yes", "on"}
+_NO = {"0", "false", "no", "off"}
+_NONE = {"", "none", "null"}
+# Kept out of logs; the surrogates stand for bytes that are not UTF-8.
+_UNPRINTABLE = re.compile("[\n\r\0\x1b\ud800-\udfff]")
+
 
 class Ranges:
     """Units and limits that settings share.
@@ -52,13 +58,6 @@ class Ranges:
     CPUS: ClassVar[dict[str, Any]] = {"ge": 1, "le": 4096}
     RATE: ClassVar[dict[str, Any]] = {"ge": 0, "le": 100}
     PROBABILITY: ClassVar[dict[str, Any]] = {"gt": 0, "lt": 1}
-
-
-_YES = {"1", "true", "yes", "on"}
-_NO = {"0", "false", "no", "off"}
-_NONE = {"", "none", "null"}
-# Kept out of logs; the surrogates stand for bytes that are not UTF-8.
-_UNPRINTABLE = re.compile("[\n\r\0\x1b\ud800-\udfff]")
 
 
 class Contradiction(NamedTuple):

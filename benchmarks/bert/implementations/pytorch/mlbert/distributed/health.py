@@ -30,10 +30,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from mlbert.distributed.channel import Channel, connect
+from mlbert.distributed.stages import Stage
 from mlbert.distributed.world import World
 from mlbert.host.errors import UserError
 
@@ -55,35 +55,14 @@ CAUSE_SECONDS = 4.0
 # The watching thread runs five times a second. If it did not run for this long,
 # this process was suspended.
 ABSENCE_SECONDS = 5.0
+MOST_NAMED_RANKS = 4  # in a sentence
+_READING = (Stage.READ, Stage.READ_AHEAD)
+# Stages in which a rank waits for no other.
+_OWN = (*_READING, Stage.COMPUTE)
+# Stages that may take `PATIENT_SECONDS`.
+_PATIENT = (Stage.SETUP, Stage.PREPARE_EPOCH, Stage.CHECKPOINT)
 
 Item = TypeVar("Item")
-
-
-class Stage(IntEnum):
-    """Stages after the same number of steps, in order of time:
-    the rank in the lowest one keeps the others waiting.
-
-    In SUM, REDUCE and COUNT a rank waits for the others. A batch is read at the start of the step
-    before it, or ahead of that while the device evaluates. PREPARE_EPOCH replaces READ and
-    READ_AHEAD while the source prepares an epoch; no rank marks it.
-    """
-
-    SETUP = 0
-    PREPARE_EPOCH = 1
-    EVALUATE = 2
-    SUM = 3
-    READ_AHEAD = 4
-    CHECKPOINT = 5
-    READ = 6
-    COMPUTE = 7
-    REDUCE = 8
-    COUNT = 9
-
-
-_READING = (Stage.READ, Stage.READ_AHEAD)
-_OWN = (*_READING, Stage.COMPUTE)
-MOST_NAMED_RANKS = 4  # in a sentence
-_PATIENT = (Stage.SETUP, Stage.PREPARE_EPOCH, Stage.CHECKPOINT)
 
 
 class _Place(NamedTuple):
@@ -97,15 +76,12 @@ class _Place(NamedTuple):
     marks: int = 0
 
 
-_START = _Place()
-
-
 @dataclass
 class _Peer:
     """What rank 0 knows about a rank, including itself."""
 
     rank: int
-    place: _Place = _START
+    place: _Place = field(default_factory=_Place)
     changed: float = field(default_factory=time.monotonic)
     heard: float = field(default_factory=time.monotonic)
     said_bye: bool = False
@@ -200,7 +176,7 @@ class HealthMonitor:
         self._period = max(PERIOD_SECONDS, world.world_size / MOST_REPORTS_PER_SECOND)
         # Replaced atomically, so that the watching thread never sees the step of one mark
         # and the stage of another.
-        self._place = _START
+        self._place = _Place()
         self._first_step: int | None = None
         self._marked = self._own = 0.0  # time of the last mark; seconds in the stages of `_OWN`
         self._is_preparing: Callable[[], bool] = lambda: False

@@ -48,6 +48,8 @@ REACH_SHARE = 0.9
 # Time for every rank to learn that one reports the error:
 # launchers end all ranks when the first one exits.
 HEAR_SECONDS = 1.0
+# The key in the store of an address of a machine from which a rank reached rank 0.
+_OUTSIDE = "mlbert/outside"
 
 Result = TypeVar("Result")
 
@@ -395,9 +397,6 @@ def _end_now(end: UserError | SystemExit) -> NoReturn:
     if isinstance(end, UserError):
         print(f"mlbert: error: {end.as_line()}", file=sys.stderr, flush=True)
     os._exit(WRONG_INPUT)
-
-
-_OUTSIDE = "mlbert/outside"  # an address of a machine from which a rank reached rank 0
 
 
 def _host_key(rank: int) -> str:

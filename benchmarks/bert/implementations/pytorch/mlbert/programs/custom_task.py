@@ -55,7 +55,8 @@ from mlbert.recipes import classification
 from mlbert.recipes.sections import resolve
 from mlbert.runs.progress import NO_LIMIT, Pace
 from mlbert.runs.run_folder import RunFolder
-from mlbert.training.experiment import RunOptions, run_experiment
+from mlbert.training.experiment import run_experiment
+from mlbert.training.run_options import RunOptions
 
 # Of a guessed label, of integers that are taken for classes, and of a printed matrix.
 MOST_CLASSES = 20

@@ -28,7 +28,7 @@ import gc
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +80,10 @@ from mlbert.training.protocols import (
     RecipeBuild,
 )
 from mlbert.training.reader import BatchReader, SampleCounter
+from mlbert.training.run_options import RunOptions
 from mlbert.training.step import Step, check_device, choose_graphs
 
+_DEFAULT_OPTIONS = RunOptions()
 _PARTS = "gradient_accumulation_steps"  # the attribute of GRADIENT_STEPS
 
 
@@ -121,32 +123,6 @@ def leave_behind(
     method.export(folder, {**summary, **facts})
     run_folder.write_curve(folder, summary)
     write_atomically(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """Options of programs with their own schedule or listener.
-
-    Attributes:
-        pace: schedule by the clock, if any.
-        listener: receives the events, too.
-        mlperf_log: write an MLPerf log.
-        on_inspected: called when data and starting weights have been found.
-        extends: continue the run in the folder, although it is finished.
-        replaces: remove the run in the folder.
-        saves_last_step: save the last step's checkpoint, too.
-    """
-
-    pace: Pace | None = None
-    listener: Events | None = None
-    mlperf_log: bool = True
-    on_inspected: Callable[[], None] = lambda: None
-    extends: bool = False
-    replaces: bool = False
-    saves_last_step: bool = False
-
-
-DEFAULT = RunOptions()
 
 
 def _inspect(
@@ -192,7 +168,7 @@ def _check_resumable(config: Configuration, inputs: Inputs, paths: RunFolder) ->
 
 
 def run_experiment(
-    resolved: Resolved, world: World, console: Console, how: RunOptions = DEFAULT
+    resolved: Resolved, world: World, console: Console, how: RunOptions = _DEFAULT_OPTIONS
 ) -> RunOutcome:
     """Train once and write the files listed at the top of this module.
 

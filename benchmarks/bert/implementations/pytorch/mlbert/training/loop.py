@@ -28,8 +28,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from mlbert.distributed.health import Stage
 from mlbert.distributed.lifecycle import Lifecycle
+from mlbert.distributed.stages import Stage
 from mlbert.distributed.world import World
 from mlbert.host.exit_statuses import ABORTED, SUCCESS
 from mlbert.runs.events import Events

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from mlbert.data.batches import HostBatch
-from mlbert.distributed.health import HealthMonitor, Stage
+from mlbert.distributed.health import HealthMonitor
+from mlbert.distributed.stages import Stage
 from mlbert.distributed.world import World
 from mlbert.runs.progress import StepCounts, TrainState
 from mlbert.training.protocols import Model, Objective, Source

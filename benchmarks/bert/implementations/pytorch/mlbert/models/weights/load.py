@@ -48,6 +48,7 @@ from mlbert.runs.starting_weights import (
 from mlbert.runs.step_folders import read_step
 
 WEIGHTS = "model.safetensors"  # file name, in the folders of runs and of Hugging Face
+HUGGINGFACE = "huggingface"  # folder in a run folder
 _WEIGHTS = "weights"  # name of the tensor in a checkpoint, as in `mlbert.training.checkpoint`
 
 
@@ -162,9 +163,6 @@ def _shape_in_folder(folder: Path) -> BertConfig | None:
     if own.is_file():
         return BertConfig.from_json(own)
     return read_config(theirs) if theirs.is_file() else None
-
-
-HUGGINGFACE = "huggingface"
 
 
 def open_saved(source: Path) -> tuple[AnyBert, Report, Path, bool | None]:

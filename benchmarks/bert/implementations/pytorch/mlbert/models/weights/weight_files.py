@@ -71,6 +71,7 @@ from mlbert.models.weights.flexbert import (
 )
 from mlbert.models.weights.huggingface import config_from_huggingface, huggingface_config, obstacle
 from mlbert.models.weights.modernbert import without_zero_biases
+from mlbert.models.weights.stand_ins import stand_ins
 from mlbert.runs.starting_weights import shards_of
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -330,48 +331,6 @@ def check_target(target: Path) -> None:
         raise UserError("file.exists", target, "already exists", "Name a new one")
 
 
-class _Inert:
-    """Placeholder for an object that is not created:
-    accepts any argument and state and ignores it.
-    """
-
-    def __init__(self, *_: Any) -> None: ...
-
-    def __setstate__(self, _: Any) -> None: ...
-
-
-# (replacement, name) of what torch.load(weights_only=True) refuses in a Composer checkpoint.
-STAND_INS = (
-    *(
-        (_Inert, name)
-        for name in (
-            "datetime.datetime",
-            "datetime.timedelta",
-            "typing.Any",
-            "torch.torch_version.TorchVersion",
-            "numpy._core.multiarray._reconstruct",
-            "numpy._core.multiarray.scalar",
-            "numpy.dtype",
-            "numpy.ndarray",
-            "numpy.core.multiarray._reconstruct",
-            "numpy.core.multiarray.scalar",
-            "omegaconf.base.ContainerMetadata",
-            "omegaconf.base.Metadata",
-            "omegaconf.nodes.AnyNode",
-            "omegaconf.dictconfig.DictConfig",
-            "omegaconf.listconfig.ListConfig",
-        )
-    ),
-    (lambda *_: {}, "collections.defaultdict"),
-    *(
-        (kind, f"{module}.{kind.__name__}")
-        for kind in (dict, list, int)
-        for module in ("builtins", "__builtin__")
-    ),
-    (int, "__builtin__.long"),
-)
-
-
 @dataclass(frozen=True)
 class Weights:
     """Tensors by their names in the file, the shape if the file has it,
@@ -387,10 +346,10 @@ def read_weights(path: Path) -> Weights:
     """Read NVIDIA's or Composer's weights, or a bare state dict.
 
     Raise UserError if the file is missing, damaged, in another format,
-    or names a class or function that is not in `STAND_INS`.
+    or names a class or function without a stand-in.
     """
     remedy = "Give a .pt file of the form {'model': state_dict}, or a checkpoint of Composer"
-    content = read_pt(path, remedy, STAND_INS)
+    content = read_pt(path, remedy, stand_ins())
     if (found := _state_dict(content)) is not None:
         return Weights(_tensors(found, path))
     if not isinstance(content, dict) or not content.keys() & {*_STATE_KEYS, "state"}:
@@ -415,7 +374,7 @@ def read_nvidia_pt(path: Path) -> dict[str, Tensor]:
 
 def read_composer(path: Path) -> Weights:
     """Read the weights of a Composer checkpoint. Raise UserError as `read_weights`."""
-    return _composer_weights(read_pt(path, _COMPOSER_REMEDY, STAND_INS), path)
+    return _composer_weights(read_pt(path, _COMPOSER_REMEDY, stand_ins()), path)
 
 
 def write_composer(state: Mapping[str, Tensor], shape: BertConfig, path: Path) -> None:

@@ -48,7 +48,8 @@ from mlbert.programs.custom_corpus.own_folder import OwnFolder
 from mlbert.programs.pretrain_rules import EVAL_MASK_RATE
 from mlbert.runs.events import Events
 from mlbert.runs.progress import TrainState
-from mlbert.training.experiment import RunOptions, evaluate_only, run_experiment
+from mlbert.training.experiment import evaluate_only, run_experiment
+from mlbert.training.run_options import RunOptions
 
 TOP = 5
 # What a user types for the settings that errors name.
