@@ -8,6 +8,7 @@ EMULATED names the folder with the emulated cublasLt and fmha. INJECTED names th
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from mlbert.config.resolution import Resolved
 from mlbert.data.loading.config import DataConfig
 from mlbert.ops import cublaslt, fmha
 from mlbert.ops import forms as registry
-from mlbert.ops.config import ComputeConfig
+from mlbert.ops.config import FORMS, ComputeConfig
 
 FOLDER = Path(os.environ["EMULATED"])
 INJECTED = os.environ.get("INJECTED", "").split(",")
@@ -28,12 +29,8 @@ cublaslt.use(Emulator(FOLDER / "libcublaslt.so").library)
 fmha.use(fmha.load(FOLDER / "libfmha.so"))
 kernels = "triton" if os.environ.get("TRITON_INTERPRET") == "1" else "native"
 fast = ("cublaslt", kernels)
-registry._PREFERENCES["cpu"] = {
-    "auto": fast,
-    kernels: (kernels,),
-    "fmha": ("fmha", *fast),
-    "fastest": fast,
-}
+for name, names in (("auto", fast), (kernels, (kernels,)), ("fmha", ("fmha", *fast))):
+    FORMS[name] = replace(FORMS[name], tried={**FORMS[name].tried, "cpu": names})
 
 
 # Each takes seconds in the interpreter, and tests/unit/test_interpreted.py has them all.

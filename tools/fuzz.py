@@ -172,7 +172,7 @@ def import_all() -> None:
     from mlbert.cli.main import COMMANDS
 
     for command in COMMANDS.values():
-        importlib.import_module(command.module)
+        command.load()
     for module in _IMPORTED:
         importlib.import_module(module)
 

@@ -27,7 +27,7 @@ def resize(path: Path, rng: random.Random) -> None:
     elif kind == "endless row":
         path.write_bytes(b'{"text": "' + b"x" * (80 << 20))
     else:
-        os.truncate(path, path.stat().stresize // 2 if kind == "half" else 6 << 30)
+        os.truncate(path, path.stat().st_size // 2 if kind == "half" else 6 << 30)
 
 
 def reencode(path: Path, rng: random.Random) -> None:

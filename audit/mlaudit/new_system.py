@@ -75,9 +75,7 @@ def new_system(name: str, other: str, tree: Path, config: str | None = None) -> 
     known = sorted(path.parent.name for path in home.glob("*/env.sh"))
     if other not in known:
         reason = "is not a system of this tree"
-        raise UserError(
-            "config.choice", f"--from {other}", reason, f"Choose one of {', '.join(known)}"
-        )
+        raise UserError("config.choice", f"--from {other}", reason, "Choose another", known)
     chosen = _choose_config(source, config)
     parts = parse_config_name(chosen.name)
     assert parts is not None
@@ -127,20 +125,20 @@ def _check_name(name: str, tree: Path) -> None:
 
 def _choose_config(source: Path, config: str | None) -> Path:
     configs = sorted(path for path in source.glob("config_*.sh") if parse_config_name(path.name))
-    names = ", ".join(path.name for path in configs)
+    names = [path.name for path in configs]
     # The FP8 configs differ only in precision.
     in_bf16 = [path for path in configs if not path.stem.endswith("_fp8")]
     if config is None and len(in_bf16) == 1:
         return in_bf16[0]
     if config is None:
         reason = f"has {len(configs)} configs" if configs else "has no config"
-        remedy = f"Choose with --config: {names}" if configs else "Choose another system"
-        raise UserError("config.ambiguous", source, reason, remedy)
+        remedy = "Choose with --config" if configs else "Choose another system"
+        raise UserError("config.ambiguous", source, reason, remedy, names)
     for path in configs:
         if path.name == config:
             return path
     reason = f"is not a config of {source.name}"
-    raise UserError("config.choice", f"--config {config}", reason, f"Choose one of {names}")
+    raise UserError("config.choice", f"--config {config}", reason, "Choose another", names)
 
 
 def _renamed(path: Path, other: str, name: str) -> str:

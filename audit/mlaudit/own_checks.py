@@ -10,22 +10,11 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from mlaudit.advice import OWN
-from mlaudit.checks import pace
-from mlaudit.checks.accuracy import check_accuracies
-from mlaudit.checks.code_provenance import check_event_types, check_writer
-from mlaudit.checks.configuration import check_configuration
-from mlaudit.checks.duplicate_runs import check_copies
-from mlaudit.checks.evaluation import check_evaluations
-from mlaudit.checks.event_order import check_division, check_lines, check_numbers, check_order
-from mlaudit.checks.run_identity import check_call_sites, check_code, check_whose
-from mlaudit.checks.same import check_program, check_same_settings, check_seeds, check_series
-from mlaudit.checks.system_file import check_description, check_machine, check_submitter
-from mlaudit.checks.values import check_rules, check_single_lines, check_values
 from mlaudit.findings import (
     Complaint,
     Complaints,
@@ -36,41 +25,58 @@ from mlaudit.findings import (
 )
 from mlaudit.registered_check import OwnCheck, Scope
 from mlaudit.result_set import ResultSet
+from mlbert.host.registry import Registry
 
 _FEWEST_WITH_A_HABIT = 3  # logs
 _NUMBER = re.compile(r"\d[\d.,e+-]*")
 
-CHECKS: Mapping[str, OwnCheck] = {
-    "program": OwnCheck(check_program, Scope.EVERY),
-    "lines": OwnCheck(check_lines, Scope.EVERY),
-    "division": OwnCheck(check_division, Scope.EVERY),
-    "status": OwnCheck(pace.check_status, Scope.EVERY),
-    "order of events": OwnCheck(check_order, Scope.MEASURED_ON_BERT),
-    "time stamps": OwnCheck(pace.check_time, Scope.EVERY),
-    "clock": OwnCheck(pace.check_clock, Scope.EVERY),
-    "runs apart": OwnCheck(pace.check_overlap, Scope.EVERY),
-    "speed": OwnCheck(pace.check_pace, Scope.MEASURED_ON_BERT),
-    "evaluation time": OwnCheck(pace.check_evaluation_time, Scope.MEASURED_ON_BERT),
-    "same settings": OwnCheck(check_same_settings, Scope.EVERY),
-    "plain numbers": OwnCheck(check_numbers, Scope.BERT),
-    "seeds": OwnCheck(check_seeds, Scope.EVERY),
-    "series": OwnCheck(check_series, Scope.EVERY),
-    "copies": OwnCheck(check_copies, Scope.EVERY),
-    "evaluations": OwnCheck(check_evaluations, Scope.BERT),
-    "accuracies": OwnCheck(check_accuracies, Scope.BERT),
-    "rules": OwnCheck(check_rules, Scope.BERT),
-    "values": OwnCheck(check_values, Scope.BERT),
-    "single lines": OwnCheck(check_single_lines, Scope.BERT),
-    "configuration": OwnCheck(check_configuration, Scope.EVERY),
-    "event types": OwnCheck(check_event_types, Scope.EVERY),
-    "writer": OwnCheck(check_writer, Scope.EVERY),
-    "code": OwnCheck(check_code, Scope.EVERY),
-    "call sites": OwnCheck(check_call_sites, Scope.EVERY, needs_system=True),
-    "submitter": OwnCheck(check_submitter, Scope.EVERY, needs_system=True),
-    "filed under": OwnCheck(check_whose, Scope.EVERY, needs_system=True),
-    "system description": OwnCheck(check_description, Scope.EVERY, needs_system=True),
-    "machine": OwnCheck(check_machine, Scope.EVERY, needs_system=True),
-}
+CHECKS = Registry(
+    {
+        "program": OwnCheck("mlaudit.checks.same:check_program", Scope.EVERY),
+        "lines": OwnCheck("mlaudit.checks.event_order:check_lines", Scope.EVERY, reads_empty=True),
+        "division": OwnCheck("mlaudit.checks.event_order:check_division", Scope.EVERY),
+        "status": OwnCheck("mlaudit.checks.pace:check_status", Scope.EVERY),
+        "order of events": OwnCheck(
+            "mlaudit.checks.event_order:check_order", Scope.MEASURED_ON_BERT
+        ),
+        "time stamps": OwnCheck("mlaudit.checks.pace:check_time", Scope.EVERY),
+        "clock": OwnCheck("mlaudit.checks.pace:check_clock", Scope.EVERY),
+        "runs apart": OwnCheck("mlaudit.checks.pace:check_overlap", Scope.EVERY),
+        "speed": OwnCheck("mlaudit.checks.pace:check_pace", Scope.MEASURED_ON_BERT),
+        "evaluation time": OwnCheck(
+            "mlaudit.checks.pace:check_evaluation_time", Scope.MEASURED_ON_BERT
+        ),
+        "same settings": OwnCheck("mlaudit.checks.same:check_same_settings", Scope.EVERY),
+        "plain numbers": OwnCheck("mlaudit.checks.event_order:check_numbers", Scope.BERT),
+        "seeds": OwnCheck("mlaudit.checks.same:check_seeds", Scope.EVERY),
+        "series": OwnCheck("mlaudit.checks.same:check_series", Scope.EVERY),
+        "copies": OwnCheck("mlaudit.checks.duplicate_runs:check_copies", Scope.EVERY),
+        "evaluations": OwnCheck("mlaudit.checks.evaluation:check_evaluations", Scope.BERT),
+        "accuracies": OwnCheck("mlaudit.checks.accuracy:check_accuracies", Scope.BERT),
+        "rules": OwnCheck("mlaudit.checks.values:check_rules", Scope.BERT),
+        "values": OwnCheck("mlaudit.checks.values:check_values", Scope.BERT),
+        "single lines": OwnCheck("mlaudit.checks.values:check_single_lines", Scope.BERT),
+        "configuration": OwnCheck("mlaudit.checks.configuration:check_configuration", Scope.EVERY),
+        "event types": OwnCheck("mlaudit.checks.code_provenance:check_event_types", Scope.EVERY),
+        "writer": OwnCheck("mlaudit.checks.code_provenance:check_writer", Scope.EVERY),
+        "code": OwnCheck("mlaudit.checks.run_identity:check_code", Scope.EVERY),
+        "call sites": OwnCheck(
+            "mlaudit.checks.run_identity:check_call_sites", Scope.EVERY, needs_system=True
+        ),
+        "submitter": OwnCheck(
+            "mlaudit.checks.system_file:check_submitter", Scope.EVERY, needs_system=True
+        ),
+        "filed under": OwnCheck(
+            "mlaudit.checks.run_identity:check_whose", Scope.EVERY, needs_system=True
+        ),
+        "system description": OwnCheck(
+            "mlaudit.checks.system_file:check_description", Scope.EVERY, needs_system=True
+        ),
+        "machine": OwnCheck(
+            "mlaudit.checks.system_file:check_machine", Scope.EVERY, needs_system=True
+        ),
+    }
+)
 
 
 def run_checks(results: ResultSet, subject: str) -> list[Finding]:
@@ -86,19 +92,19 @@ def run_checks(results: ResultSet, subject: str) -> list[Finding]:
             continue
         if check.scope is Scope.BERT and not results.is_bert:
             continue
-        seen = results if check.function is check_lines else readable
+        seen = results if check.reads_empty else readable
         if seen.logs:
             rows.append(_row(name, subject, check, seen))
     return rows
 
 
 def _row(name: str, subject: str, check: OwnCheck, results: ResultSet) -> Finding:
-    return _finding(name, subject, check.function, complaints_of(check, results))
+    return _finding(name, subject, check.load(), complaints_of(check, results))
 
 
 def complaints_of(check: OwnCheck, results: ResultSet) -> list[Complaint]:
     """Return what a check finds, each as severe as its scope allows."""
-    complaints = list(check.function(results))
+    complaints = list(check.load()(results))
     if check.scope is not Scope.MEASURED_ON_BERT:
         return complaints
     if results.is_bert:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from mlaudit.result_set import Check
+from mlbert.host.registry import Choice
 
 
 class Scope(Enum):
@@ -19,15 +19,15 @@ class Scope(Enum):
 
 
 @dataclass(frozen=True)
-class OwnCheck:
-    """A check and what it needs.
+class OwnCheck(Choice):
+    """A check and what it needs. Its place is a function that yields the complaints.
 
     Attributes:
-        function: yields the complaints.
         scope: the benchmarks that it is for.
         needs_system: whether it reads the system description, which only a tree has.
+        reads_empty: whether it reads logs without events, too.
     """
 
-    function: Check
     scope: Scope
     needs_system: bool = False
+    reads_empty: bool = False

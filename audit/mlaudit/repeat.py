@@ -107,9 +107,7 @@ def read_repeatable(path: Path) -> Log:
         raise UserError("log.incomplete", path, reason, "Name a log of this code")
     if recipe not in _RECIPES:
         reason = f"is of recipe {recipe}"
-        raise UserError(
-            "log.unsupported", path, reason, f"Those of {', '.join(_RECIPES)} can be repeated"
-        )
+        raise UserError("log.unsupported", path, reason, "Give a log of another recipe", _RECIPES)
     if log.status is None or log.first("run_start") is None:
         raise UserError(
             "log.incomplete",

@@ -60,10 +60,8 @@ class Judged:
 def round_of_ruleset(name: str) -> Round:
     """Return the round of a ruleset, such as 2.1.0. Raises UserError if BERT is not in it."""
     if name not in _BY_RULESET:
-        known = ", ".join(_BY_RULESET)
-        raise UserError(
-            "config.choice", "--ruleset", f"is {name}, which has no BERT", f"Known are {known}"
-        )
+        reason = f"is {name}, which has no BERT"
+        raise UserError("config.choice", "--ruleset", reason, "Give another", _BY_RULESET)
     return _BY_RULESET[name]
 
 

@@ -221,7 +221,8 @@ def _known_gpu(gpu: str, like: str | None, factor: float | None) -> str:
         raise UserError("config.missing", "--factor", "needs --like", "Give --like GPU too")
     name = ALIASES.get(gpu, gpu)
     if like is None and name not in GPUS:
-        raise UserError("config.choice", "--gpu", f"{gpu} is unknown", request.how_to_add(gpu))
+        remedy = request.how_to_add(gpu)
+        raise UserError("config.choice", "--gpu", f"{gpu} is unknown", remedy, GPUS)
     if like is None:
         return name
     if name in GPUS:
@@ -229,8 +230,8 @@ def _known_gpu(gpu: str, like: str | None, factor: float | None) -> str:
         raise UserError("config.conflict", "--like", problem, "Give another --gpu, or no --like")
     name = ALIASES.get(like, like)
     if name not in GPUS:
-        known = ", ".join([*GPUS, *ALIASES])
-        raise UserError("config.choice", "--like", f"{like} is unknown", f"Known: {known}")
+        known = [*GPUS, *ALIASES]
+        raise UserError("config.choice", "--like", f"{like} is unknown", "Give another", known)
     return name
 
 

@@ -28,7 +28,7 @@ FEWEST_SEQUENCES = 2  # per GPU and step; published runs went down to 3
 MOST_GPUS = 8192
 LARGEST_BATCH = rules.reference_points()[-1].global_batch_size
 PRECISIONS = {"bf16": False, "fp16": False, "auto": False, "fp8": True, "fp8-forward": True}
-_GPUS_FILE = "audit/mlaudit/planner/timing.py"
+_GPUS_FILE = "audit/mlaudit/planner/gpus.py"
 _GIVE_BATCH = "Give --batch, or other --gpus"
 
 
@@ -199,7 +199,7 @@ def expected_error_of(job: TrainingJob) -> str:
 def how_to_add(gpu: str) -> str:
     """Return the remedy for a GPU that is not known."""
     return (
-        f"Give --like GPU --factor X, if it is X times as fast as one of {', '.join(GPUS)}; "
+        f"Give --like GPU --factor X, if it is X times as fast as a known GPU; "
         "--like GPU --calibrate LOG with a log of a run on it; "
         f"or add a line for {gpu} to GPUS in {_GPUS_FILE}"
     )

@@ -329,11 +329,12 @@ def named(name: str) -> ModelShape:
     if path.is_file():
         return of(BertConfig.from_json(path))
     if not Path(name).is_file():
-        known = ", ".join(sorted(file.stem for file in CONFIGS.glob("*.json")))
+        known = sorted(file.stem for file in CONFIGS.glob("*.json"))
         raise UserError(
             "config.choice",
             "--model",
             f"{name} is neither a known shape nor a file",
-            f"Known: {known}",
+            "Give another",
+            known,
         )
     return of(BertConfig.from_json(Path(name)))

@@ -426,13 +426,13 @@ def add_model(
     layer.put("model_implementation", "mlbert" if is_mosaic else "huggingface", name.origin)
     shape = leaves.text("model.pretrained_model_name", "bert-base-uncased")
     if shape.value not in SHAPES and not Path(str(shape.value)).is_file():
-        known = ", ".join(SHAPES)
         reason = f"model.pretrained_model_name {shape.value!r} is unknown"
         raise UserError(
             "config.choice",
             shape.origin,
             reason,
-            f"Use one of {known}, or the path of a bert_config.json",
+            "Use one of the choices, or the path of a bert_config.json",
+            SHAPES,
         )
     layer.put(
         "bert_config_file",
@@ -447,8 +447,8 @@ def add_model(
     }
     if (activation := options["hidden_act"]) not in _ACTIVATIONS:
         reason = f"model.model_config.hidden_act {activation!r} is unknown"
-        remedy = f"Use one of {', '.join(_ACTIVATIONS)}"
-        raise UserError("config.choice", leaves["model.model_config"].origin, reason, remedy)
+        origin = leaves["model.model_config"].origin
+        raise UserError("config.choice", origin, reason, "Use another", _ACTIVATIONS)
     options["hidden_act"] = _ACTIVATIONS[str(activation)]
     layer.put(
         "model_options",

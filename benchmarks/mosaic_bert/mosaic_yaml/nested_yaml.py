@@ -279,8 +279,7 @@ class Leaves(Mapping[str, YamlValue]):
         value = self.text(name, default)
         if value.value not in known:
             reason = f"{_as_typed(name, value)} is unknown"
-            remedy = f"Write one of {', '.join(known)}"
-            raise UserError("config.choice", value.origin, reason, remedy)
+            raise UserError("config.choice", value.origin, reason, "Write another", known)
         return value
 
     def _get(self, name: str, default: Default) -> YamlValue:

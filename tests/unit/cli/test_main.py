@@ -2,7 +2,6 @@
 a bug keeps its traceback.
 """
 
-import importlib
 import json
 import os
 import re
@@ -68,7 +67,7 @@ def test_help_names_every_command_and_has_short_forms(run_mlbert):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_has_help_of_one_look(run_mlbert, name):
-    made = get_command(importlib.import_module(COMMANDS[name].module).app)
+    made = get_command(COMMANDS[name].load())
     commands = [[name], *([name, one] for one in getattr(made, "commands", ()))]
     for words in commands:
         code, out, err = run_mlbert(*words, "--help")

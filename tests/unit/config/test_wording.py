@@ -2,7 +2,6 @@
 in any front end.
 """
 
-import importlib
 import inspect
 import itertools
 import re
@@ -121,7 +120,7 @@ def typed_options() -> Iterator[tuple[str, ...]]:
     and a wrong value.
     """
     for name, command in COMMANDS.items():
-        made = get_command(importlib.import_module(command.module).app)
+        made = get_command(command.load())
         for words, command in [
             ([name], made),
             *(([name, sub], loaded(one)) for sub, one in getattr(made, "commands", {}).items()),

@@ -15,6 +15,7 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.ops import api as ops
 from mlbert.ops import by_time, device_cache, proof, reference
 from mlbert.ops import forms as registry
+from mlbert.ops.config import FORMS, Form
 from mlbert.ops.problems import Problems, Sizes
 from user_errors import user_error
 
@@ -186,8 +187,8 @@ def test_fp8_ops_are_verified_in_fp8_runs_only(monkeypatch):
 
 
 def test_replacement_is_verified_too(monkeypatch):
-    preferences = {**registry._PREFERENCES, "cpu": {"auto": ("worst", "worse", "native")}}
-    monkeypatch.setattr(registry, "_PREFERENCES", preferences)
+    form = Form("", {"cpu": ("worst", "worse", "native")})
+    monkeypatch.setitem(FORMS, "auto", form)
     replace_form(monkeypatch, raises, "worst")
     replace_form(monkeypatch, nan_result, "worse")
     first, second = prove()

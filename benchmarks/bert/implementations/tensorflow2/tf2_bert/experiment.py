@@ -234,9 +234,8 @@ def make_trained(
         reason = "buckets is not supported in TensorFlow 2"
         raise UserError("config.conflict", "GRADIENT_CLIPPING", reason, "Use before or after")
     if compute.precision not in COMPUTE_DTYPES:
-        known = ", ".join(COMPUTE_DTYPES)
         reason = f"{compute.precision} is not supported in TensorFlow 2"
-        raise UserError("config.choice", "PRECISION", reason, f"Use {known}")
+        raise UserError("config.choice", "PRECISION", reason, "Use another", COMPUTE_DTYPES)
     for note in inputs.notes:
         say(note)
     with strategy.scope():

@@ -97,7 +97,8 @@ def make_strategy(
             "config.choice",
             "ALL_REDUCE_ALG",
             reason,
-            f"Choose {' or '.join(known)}" if known else "Leave it out",
+            "Use another" if known else "Leave it out",
+            known,
         )
     if name in ("off", "one_device") and num_gpus > 1:
         reason = f"is {num_gpus}, but DISTRIBUTION_STRATEGY is {name}"

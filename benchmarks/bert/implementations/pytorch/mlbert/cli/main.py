@@ -8,49 +8,56 @@ they are looked up by name.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from mlbert.host.command_line import Command, program, run_program
 from mlbert.host.machine import wait_passively_if_busy
+from mlbert.host.registry import Registry
 
 _computing = partial(Command, before=wait_passively_if_busy)
 
-COMMANDS: Mapping[str, Command] = {
-    "prepare": Command("mlbert.cli.prepare", "Prepare text or data sets for training."),
-    "train": _computing("mlbert.cli.train", "Train once, from exports, flags or YAML."),
-    "mosaic": _computing(
-        "mosaic_yaml.commands.main_yaml",
-        "Pre-train on streamed text, from Mosaic's YAML.",
-    ),
-    "pretrain": _computing("mlbert.cli.pretrain", "Pre-train a masked-LM model on your own text."),
-    "finetune": _computing(
-        "mlbert.cli.finetune",
-        "Fine-tune on a task, or predict with the result.",
-    ),
-    "glue": _computing(
-        "mosaic_yaml.commands.glue",
-        "Fine-tune on all GLUE tasks in parallel, and score them.",
-    ),
-    "plan": Command("mlaudit.cli.plan", "Estimate the time, cost and memory of a run."),
-    "report": Command(
-        "mlaudit.cli.report", "Report the results of runs, as text or a page with figures."
-    ),
-    "fill-mask": Command("mlbert.cli.fill_mask", "Predict the words behind [MASK]."),
-    "export": Command("mlbert.cli.export", "Export a run or checkpoint to a Hugging Face folder."),
-    "convert": Command(
-        "mlbert.cli.convert",
-        "Convert TensorFlow, NVIDIA, Composer, Hugging Face checkpoints.",
-    ),
-    "submission": Command(
-        "mlaudit.cli.submission",
-        "Check, describe, extend, seal, export a submission tree.",
-    ),
-    "launch": Command(
-        "mlbert.cli.launch", "Submit job chains, start ranks, and run launcher helpers."
-    ),
-    "bench": _computing("mlbert.cli.bench", "Compare speeds as ratios measured in one run."),
-}
+COMMANDS = Registry(
+    {
+        "prepare": Command("mlbert.cli.prepare", "Prepare text or data sets for training."),
+        "train": _computing("mlbert.cli.train", "Train once, from exports, flags or YAML."),
+        "mosaic": _computing(
+            "mosaic_yaml.commands.main_yaml",
+            "Pre-train on streamed text, from Mosaic's YAML.",
+        ),
+        "pretrain": _computing(
+            "mlbert.cli.pretrain", "Pre-train a masked-LM model on your own text."
+        ),
+        "finetune": _computing(
+            "mlbert.cli.finetune",
+            "Fine-tune on a task, or predict with the result.",
+        ),
+        "glue": _computing(
+            "mosaic_yaml.commands.glue",
+            "Fine-tune on all GLUE tasks in parallel, and score them.",
+        ),
+        "plan": Command("mlaudit.cli.plan", "Estimate the time, cost and memory of a run."),
+        "report": Command(
+            "mlaudit.cli.report", "Report the results of runs, as text or a page with figures."
+        ),
+        "fill-mask": Command("mlbert.cli.fill_mask", "Predict the words behind [MASK]."),
+        "export": Command(
+            "mlbert.cli.export", "Export a run or checkpoint to a Hugging Face folder."
+        ),
+        "convert": Command(
+            "mlbert.cli.convert",
+            "Convert TensorFlow, NVIDIA, Composer, Hugging Face checkpoints.",
+        ),
+        "submission": Command(
+            "mlaudit.cli.submission",
+            "Check, describe, extend, seal, export a submission tree.",
+        ),
+        "launch": Command(
+            "mlbert.cli.launch", "Submit job chains, start ranks, and run launcher helpers."
+        ),
+        "bench": _computing("mlbert.cli.bench", "Compare speeds as ratios measured in one run."),
+    }
+)
 
 _root = program(
     "mlbert",

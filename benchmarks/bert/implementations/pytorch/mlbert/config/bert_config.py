@@ -313,12 +313,11 @@ class BertConfig:
                 )
             if name not in kinds:
                 near = nearest(name, kinds)
-                hint = (
-                    f"The nearest known one is {near}"
-                    if near
-                    else f"Known ones: {', '.join(kinds)}"
-                )
-                raise UserError("config.unknown-name", subject, f"{name!r} is unknown", hint)
+                reason = f"{name!r} is unknown"
+                if near:
+                    hint = f"The nearest known one is {near}"
+                    raise UserError("config.unknown-name", subject, reason, hint)
+                raise UserError("config.unknown-name", subject, reason, "Write another", kinds)
             if name in changes:
                 raise UserError(
                     "config.duplicate", subject, f"{name!r} is given twice", "Remove one of them"

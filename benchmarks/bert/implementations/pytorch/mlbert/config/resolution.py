@@ -226,28 +226,26 @@ def _make(section: type[Section], recipe: Recipe, chosen: Layer) -> Section:
 
 def _parse(setting: Setting, value: object, origin: str) -> object:
     subject = _subject(setting, origin)
-    remedy = f"Give {_article(setting)}"
+    kind = _kind_words(setting)
+    remedy = f"Give {kind}"
     remedy += f" in {setting.unit}" if setting.unit else ""
     if value is None and not setting.optional:
-        raise UserError("config.value", subject, "is none", remedy)
+        raise UserError("config.value", subject, "is none", remedy, setting.choices)
     try:
         return setting.parse(value)
     except ValueError:
-        raise UserError(
-            "config.value", subject, f"{value!r} is not {_article(setting)}", remedy
-        ) from None
+        reason = f"{value!r} is not {kind}"
+        raise UserError("config.value", subject, reason, remedy, setting.choices) from None
 
 
 def _illegal(setting: Setting, value: object, origin: str, error: Any) -> UserError:
     """Return the error for a value of the right type that pydantic rejected."""
-    words = (
-        f"one of {', '.join(setting.choices)}"
-        if setting.choices
-        else error["msg"].removeprefix(_SHOULD_BE)
-    )
-    reason = f"{str(value).strip()} is not legal, it must be {words}"
-    code = "config.choice" if setting.choices else "config.range"
-    return UserError(code, _subject(setting, origin), reason, setting.meaning)
+    subject = _subject(setting, origin)
+    reason = f"{str(value).strip()} is not legal"
+    if setting.choices:
+        return UserError("config.choice", subject, reason, setting.meaning, setting.choices)
+    limit = error["msg"].removeprefix(_SHOULD_BE)
+    return UserError("config.range", subject, f"{reason}, it must be {limit}", setting.meaning)
 
 
 def _subject(setting: Setting, origin: str) -> str:
@@ -366,21 +364,16 @@ def _near_misses(catalog: Catalog, environ: Mapping[str, str]) -> list[str]:
     return sentences
 
 
-def _article(setting: Setting) -> str:
-    """Return the type as used in a sentence: ``an integer or none``,
-    ``one of open | closed``, ``text``.
+def _kind_words(setting: Setting) -> str:
+    """Return the type as used in a sentence: ``an integer or none``, ``one of the choices``,
+    ``text``.
     """
-    first = setting.type_name[0]
-    article = (
-        "one of "
-        if setting.choices
-        else ""
-        if setting.kind is str
-        else "an "
-        if first in "aeiou"
-        else "a "
-    )
-    return article + setting.type_name
+    if setting.choices:
+        return "one of the choices or none" if setting.optional else "one of the choices"
+    if setting.kind is str:
+        return setting.type_name
+    article = "an" if setting.type_name[0] in "aeiou" else "a"
+    return f"{article} {setting.type_name}"
 
 
 def _as_plain(value: object) -> object:

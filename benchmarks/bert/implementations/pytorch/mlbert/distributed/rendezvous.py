@@ -341,12 +341,12 @@ class Rendezvous:
             packed = calls.get(str(rank)).decode()
             if not packed:
                 continue
-            code, subject, problem, remedy = json.loads(packed)
+            code, subject, problem, remedy, choices = json.loads(packed)
             # Ranks that cannot connect to each other describe one failure, each from its own side.
             kind = code if code == "distributed.join" else packed
             if kind not in found:
                 place = f"rank {rank} on {self._host(rank)}: " if rank else ""
-                found[kind] = UserError(code, place + subject, problem, remedy)
+                found[kind] = UserError(code, place + subject, problem, remedy, choices)
         return list(found.values())
 
     def _join_error(self, reason: str) -> UserError:
@@ -404,8 +404,8 @@ def _host_key(rank: int) -> str:
 
 
 def _serialized(mistake: UserError | None) -> str:
-    return (
-        json.dumps([mistake.code, mistake.subject, mistake.problem, mistake.remedy])
-        if mistake
-        else ""
-    )
+    """Return the parts of an error as JSON, or an empty text without one."""
+    if mistake is None:
+        return ""
+    parts = [mistake.code, mistake.subject, mistake.problem, mistake.remedy, mistake.choices]
+    return json.dumps(parts)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from typer.main import get_command
 from mlbert.host.errors import Refused, UserError, install_words
 from mlbert.host.exit_statuses import FAILED, INTERRUPTED, SUCCEEDED, WRONG_INPUT
 from mlbert.host.packages import import_sibling
+from mlbert.host.registry import Choice, Registry
 
 COMPLETION = ("--install-completion", "--show-completion")
 Shell = Literal["bash", "zsh", "fish"]
@@ -58,18 +59,20 @@ _program = "mlbert"  # the one that runs, for its messages
 
 
 @dataclass(frozen=True)
-class Command:
-    """A command that is imported when it is called.
+class Command(Choice):
+    """A command that is imported when it is called. Its place is a module with a Typer ``app``.
 
     Attributes:
-        module: has a Typer ``app``.
         help: its line in the list of commands.
         before: called before the module is imported.
     """
 
-    module: str
     help: str
     before: Callable[[], None] = lambda: None
+
+    def load(self) -> Any:
+        """Import the module, of this or a sibling package, and return its ``app``."""
+        return import_sibling(self.place).app
 
 
 class LazyCommand(TyperCommand):
@@ -81,7 +84,7 @@ class LazyCommand(TyperCommand):
 
     def load(self) -> Any:
         """Return the command itself."""
-        return get_command(import_sibling(self._command.module).app)
+        return get_command(self._command.load())
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
@@ -103,7 +106,7 @@ class LazyCommand(TyperCommand):
         return context
 
 
-def lazy_group(commands: Mapping[str, Command]) -> type[TyperGroup]:
+def lazy_group(commands: Registry[Command]) -> type[TyperGroup]:
     """Return the class of a group with these commands, by name; ``help COMMAND`` is
     ``COMMAND --help``, and a bare completion option means the calling shell.
     """
@@ -125,7 +128,7 @@ def lazy_group(commands: Mapping[str, Command]) -> type[TyperGroup]:
     return _Group
 
 
-def program(name: str, commands: Mapping[str, Command], summary: str, epilog: str) -> typer.Typer:
+def program(name: str, commands: Registry[Command], summary: str, epilog: str) -> typer.Typer:
     """Return the root command of a program.
 
     Args:

@@ -25,6 +25,7 @@ _USER_OF_ADDRESS = re.compile(r"(?<=\w)://[^/@\s]+@")
 _SECRET_OF_QUERY = re.compile(
     r"([?&][\w-]*(?:sig|signature|credential|token|accesskeyid)=)[^&\s'\"]+", re.IGNORECASE
 )
+CHOICES = "Choices: "  # before the names that are known, at the end of a message
 
 
 class UserError(ValueError):
@@ -37,26 +38,42 @@ class UserError(ValueError):
         subject: the file, variable or flag at fault.
         problem: what is wrong with it.
         remedy: how to fix it; empty only if the problem already says so.
+        choices: the names that are known, if an unknown one was given. They follow the sentence,
+            so that a new choice changes no sentence.
+
+    Attributes:
+        sentence: problem and remedy, without the choices.
     """
 
     exit_status = WRONG_INPUT  # of a command that fails with this error
 
-    def __init__(self, code: str, subject: str | Path, problem: str, remedy: str = "") -> None:
+    def __init__(
+        self,
+        code: str,
+        subject: str | Path,
+        problem: str,
+        remedy: str = "",
+        choices: Iterable[str] = (),
+    ) -> None:
         assert code in ERROR_CODES, f"{code} is not in ERROR_CODES"
         self.code = code
         self.subject = in_public_words(_one_line(str(subject)))
         self.problem = in_public_words(_one_line(problem)).rstrip(".")
         self.remedy = in_public_words(_one_line(remedy)).rstrip(".")
-        text = f"{self.subject}: {self.problem}."
-        super().__init__(f"{text} {self.remedy}." if self.remedy else text)
+        self.choices = tuple(choices)
+        self.sentence = f"{self.subject}: {self.problem}."
+        if self.remedy:
+            self.sentence += f" {self.remedy}."
+        known = _one_line(", ".join(self.choices))
+        super().__init__(f"{self.sentence} {CHOICES}{known}." if known else self.sentence)
 
     def as_line(self) -> str:
         """Return the line that a command prints: the message, then the code in brackets."""
         return f"{self} [{self.code}]"
 
-    def __reduce__(self) -> tuple[type[UserError], tuple[str, str, str, str]]:
-        """Pickle the four parts, so that the error can be passed back from a worker process."""
-        return UserError, (self.code, self.subject, self.problem, self.remedy)
+    def __reduce__(self) -> tuple[type[UserError], tuple[str, str, str, str, tuple[str, ...]]]:
+        """Pickle the parts, so that the error can be passed back from a worker process."""
+        return UserError, (self.code, self.subject, self.problem, self.remedy, self.choices)
 
 
 class Refused(Exception):

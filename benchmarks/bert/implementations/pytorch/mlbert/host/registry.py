@@ -9,13 +9,13 @@ so a new choice is a new file and one line.
 from __future__ import annotations
 
 import pkgutil
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Generic, TypeVar
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One choice of a registry.
+    """One choice of a registry. Kinds of choices with more facts are subclasses.
 
     Attributes:
         place: ``module:object``, imported when the choice is used.
@@ -25,6 +25,7 @@ class Choice:
     """
 
     place: str
+    _: KW_ONLY
     reads: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     in_closed: bool = False
@@ -34,7 +35,10 @@ class Choice:
         return pkgutil.resolve_name(self.place)
 
 
-class Registry(dict[str, Choice]):
+Kind = TypeVar("Kind", bound=Choice)
+
+
+class Registry(dict[str, Kind], Generic[Kind]):
     """Choices by name, in the order in which users see them."""
 
     def load(self, name: str) -> Any:

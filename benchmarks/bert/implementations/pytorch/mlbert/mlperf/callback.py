@@ -126,9 +126,8 @@ class MLPerfCallback:
             ("status", status, tuple(STATUSES)),
         ):
             if value not in choices:
-                known = " or ".join(choices)
                 raise UserError(
-                    "config.choice", f"{name} {value!r}", "is not known", f"Use {known}"
+                    "config.choice", f"{name} {value!r}", "is not known", "Use another", choices
                 )
         self._known: dict[str, Value] = dict(hyperparameters or {})
         self._samples = 0

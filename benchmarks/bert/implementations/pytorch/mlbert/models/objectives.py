@@ -302,9 +302,7 @@ class Regression(_SequenceObjective):
 def _known(subject: str, choice: str, known: Sequence[str]) -> str:
     """Return the choice; raise UserError if it is unknown."""
     if choice not in known:
-        raise UserError(
-            "config.choice", subject, f"{choice!r} is unknown", f"Use one of {', '.join(known)}"
-        )
+        raise UserError("config.choice", subject, f"{choice!r} is unknown", "Use another", known)
     return choice
 
 

@@ -97,7 +97,7 @@ def preferred(seconds: Mapping[str, float], margin: float) -> str:
 
 
 def _seconds(
-    forms: Mapping[str, registry.Form], problem: Problem, device: torch.device
+    forms: Mapping[str, registry.Implementation], problem: Problem, device: torch.device
 ) -> dict[str, float]:
     """Return by key the shortest time of both passes, in seconds,
     infinite if memory is insufficient.
@@ -107,7 +107,7 @@ def _seconds(
     arguments = list(problem.make(0))
     inputs = [arguments[place].requires_grad_() for place in problem.differentiated]
 
-    def both_passes(form: registry.Form) -> None:
+    def both_passes(form: registry.Implementation) -> None:
         out = form(*arguments)
         if inputs:
             out = out[0] if isinstance(out, tuple) else out

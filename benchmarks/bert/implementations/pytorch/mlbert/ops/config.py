@@ -2,9 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
-from mlbert.config.section import Ranges, Section, fixed_setting, setting
+from mlbert.config.section import Choice, Ranges, Registry, Section, fixed_setting, setting
+
+
+@dataclass(frozen=True)
+class Form(Choice):
+    """A choice of implementations of the ops.
+
+    Its place is a function of the kind of device that loads what is registered by its name with
+    `mlbert.ops.forms.register`. It raises NativeUnavailable or ImportError with the reason if that
+    is not available. The place is empty if there is nothing to load.
+
+    Attributes:
+        tried: kind of device -> names to try for each op, in this order, before plain.
+        timed_on: kinds of device on which ``fastest`` compares it.
+    """
+
+    tried: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    timed_on: tuple[str, ...] = ()
+
+
+FORMS = Registry(
+    {
+        "auto": Form("", {"cpu": ("native",), "cuda": ("cublaslt", "triton")}),
+        "plain": Form("", {"cpu": (), "cuda": ()}),
+        "native": Form("mlbert.ops.native_library:load", {"cpu": ("native",)}, ("cpu",)),
+        "triton": Form(
+            "mlbert.ops.triton_loader:load", {"cpu": ("triton",), "cuda": ("triton",)}, ("cuda",)
+        ),
+        "cublaslt": Form("mlbert.ops.cublaslt:load", {"cuda": ("cublaslt", "triton")}, ("cuda",)),
+        "fused": Form(
+            "mlbert.ops.triton_loader:load_fused",
+            {"cpu": ("fused", "triton"), "cuda": ("fused", "cublaslt", "triton")},
+            ("cuda",),
+        ),
+        "fmha": Form(
+            "mlbert.ops.fmha:check_device", {"cuda": ("fmha", "cublaslt", "triton")}, ("cuda",)
+        ),
+        "fastest": Form(""),
+    }
+)
 
 
 class ComputeConfig(Section):
@@ -42,10 +83,11 @@ class ComputeConfig(Section):
         unit="threads per rank",
         **Ranges.CPUS,
     )
-    ops: Literal["auto", "plain", "native", "triton", "cublaslt", "fmha", "fused", "fastest"] = (
-        setting(
-            "OPS", "Implementation of the ops; fastest: time all before the run.", default="auto"
-        )
+    ops: str = setting(
+        "OPS",
+        "Implementation of the ops; fastest: time all before the run.",
+        default="auto",
+        choices=FORMS,
     )
     cuda_graph_mode: Literal["none", "segmented", "full_iteration"] = setting(
         "CUDA_GRAPH_MODE",

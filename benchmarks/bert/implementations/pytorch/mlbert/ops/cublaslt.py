@@ -48,6 +48,11 @@ def library() -> Library:
     return _override or cublaslt_library.library()
 
 
+def load(kind: str) -> None:
+    """Load the library. Raises as `library`."""
+    library()
+
+
 def _remark() -> str:
     version = library().version
     return f"cublasLt {version // 10000}.{version // 100 % 100}.{version % 100}"

@@ -102,7 +102,7 @@ def load(path: Path) -> ctypes.CDLL:
     return code
 
 
-def check_device() -> None:
+def check_device(kind: str) -> None:
     """Check that the library is built and that the current device, if there is one,
     can run the kernels.
 

@@ -1,8 +1,8 @@
 """Choose the implementation of each op, once per kind of device.
 
-Op modules register implementations by name with `register`, and `mlbert.ops.api` registers their
-loaders. `select` applies the user's choice, and the public functions call `implementation`. The
-names:
+Op modules register implementations by name with `register`. `mlbert.ops.config.FORMS` says which
+names there are, how each is loaded, and what is tried where. `select` applies the user's choice,
+and the public functions call `implementation`. The names:
 
     plain    `mlbert.ops.reference`: any device
     native   C kernels, or PyTorch products around them: CPU
@@ -34,37 +34,18 @@ import torch
 
 from mlbert.host.errors import UserError
 from mlbert.host.native import NativeUnavailable
+from mlbert.ops.config import FORMS
 
-CHOICES = ("auto", "plain", "native", "triton", "cublaslt", "fmha", "fused", "fastest")
-# Kind of device -> choice -> names to try for each op before plain.
-_PREFERENCES: dict[str, dict[str, tuple[str, ...]]] = {
-    "cpu": {
-        "auto": ("native",),
-        "native": ("native",),
-        "triton": ("triton",),
-        "fused": ("fused", "triton"),
-        "fastest": ("native",),
-    },
-    "cuda": {
-        "auto": ("cublaslt", "triton"),
-        "triton": ("triton",),
-        "cublaslt": ("cublaslt", "triton"),
-        "fmha": ("fmha", "cublaslt", "triton"),
-        "fused": ("fused", "cublaslt", "triton"),
-        "fastest": ("cublaslt", "triton", "fused", "fmha"),
-    },
-}
+AUTO = "auto"
+PLAIN = "plain"
+FASTEST = "fastest"
 
-Form = Callable[..., Any]  # an implementation, with the signature of the op's public function
-_implementations: dict[str, dict[str, Form]] = {}
+# An implementation, with the signature of the op's public function.
+Implementation = Callable[..., Any]
+_implementations: dict[str, dict[str, Implementation]] = {}
 _remarks: dict[tuple[str, str], Callable[[], str]] = {}
-# By name, a function of the kind of device that loads its implementations. It raises
-# NativeUnavailable or ImportError with the reason if they are not available.
-LOADERS: dict[str, Callable[[str], object]] = {}
-
-
 # Ops whose forms agree in every bit: there is nothing to choose, to verify or to log.
-_exact: dict[str, dict[str, Form]] = {}
+_exact: dict[str, dict[str, Implementation]] = {}
 
 
 @dataclass(frozen=True)
@@ -75,18 +56,20 @@ class _Selection:
     missing: dict[str, str]
 
 
-_choice = "auto"
+_choice = AUTO
 _selections: dict[str, _Selection] = {}
 _refused: dict[tuple[str, str, str], str] = {}  # kind of device, op, name -> why
 
 
-def register(op: str, name: str, remark: Callable[[], str] | None = None) -> Callable[[Form], Form]:
+def register(
+    op: str, name: str, remark: Callable[[], str] | None = None
+) -> Callable[[Implementation], Implementation]:
     """Register the decorated function as implementation `name` of `op`.
 
     `describe` adds `remark()` to the log line.
     """
 
-    def decorate(function: Form) -> Form:
+    def decorate(function: Implementation) -> Implementation:
         _implementations.setdefault(op, {})[name] = function
         if remark:
             _remarks[op, name] = remark
@@ -95,12 +78,12 @@ def register(op: str, name: str, remark: Callable[[], str] | None = None) -> Cal
     return decorate
 
 
-def register_exact(op: str, name: str) -> Callable[[Form], Form]:
+def register_exact(op: str, name: str) -> Callable[[Implementation], Implementation]:
     """Register the decorated function as implementation `name` of an op whose implementations agree
     in every bit. One of them is named plain.
     """
 
-    def decorate(function: Form) -> Form:
+    def decorate(function: Implementation) -> Implementation:
         _exact.setdefault(op, {})[name] = function
         fastest_exact.cache_clear()
         return function
@@ -109,13 +92,11 @@ def register_exact(op: str, name: str) -> Callable[[Form], Form]:
 
 
 @functools.cache
-def fastest_exact(op: str, kind: str) -> Form:
+def fastest_exact(op: str, kind: str) -> Implementation:
     """Return the implementation that ``auto`` prefers on a kind of device, of an op registered with
     `register_exact`. OPS does not change it.
     """
-    usable = (
-        name for name in _PREFERENCES.get(kind, {}).get("auto", ()) if not _why_missing(name, kind)
-    )
+    usable = (name for name in _tried(AUTO, kind) if not _why_missing(name, kind))
     forms = _exact[op]
     return next((forms[name] for name in usable if name in forms), forms["plain"])
 
@@ -136,12 +117,10 @@ def select(choice: str = "auto", device: torch.device | str = "cpu") -> dict[str
         UserError: the choice is unknown or not available on `device`.
     """
     global _choice
-    if choice not in CHOICES:
-        raise UserError(
-            "config.choice", "OPS", f"{choice!r} is unknown", f"Use one of {', '.join(CHOICES)}"
-        )
+    if choice not in FORMS:
+        raise UserError("config.choice", "OPS", f"{choice!r} is unknown", "Use another", FORMS)
     kind = torch.device(device).type
-    if choice not in ("auto", "plain", *_PREFERENCES.get(kind, {})):
+    if not _is_for(choice, kind):
         raise UserError(
             "ops.unavailable", f"OPS={choice}", f"has nothing for a {kind} device", "Set OPS=auto"
         )
@@ -173,7 +152,7 @@ def describe(device: torch.device | str = "cpu") -> str:
     return f"ops: {'; '.join([words, *remarks])}{''.join(missing)}{''.join(refused)}"
 
 
-def implementation(op: str, tensor: torch.Tensor) -> Form:
+def implementation(op: str, tensor: torch.Tensor) -> Implementation:
     """Return the function that runs `op` on tensors like this one."""
     name = _selection(tensor.device.type).names[op]
     return _implementations[op][name if takes(name, tensor.dtype) else "plain"]
@@ -189,7 +168,7 @@ def takes(name: str, dtype: torch.dtype) -> bool:
 def available(device: torch.device | str = "cpu") -> dict[str, tuple[str, ...]]:
     """Return op -> names of its implementations that are available on `device`, plain first."""
     kind = torch.device(device).type
-    wanted = {name for names in _PREFERENCES.get(kind, {}).values() for name in names}
+    wanted = {name for form in FORMS.values() for name in form.tried.get(kind, ())}
     usable = ["plain", *sorted(name for name in wanted if not _why_missing(name, kind))]
     return {
         op: tuple(name for name in usable if name in forms)
@@ -201,7 +180,7 @@ def order_to_time(device: torch.device) -> tuple[str, ...]:
     """Return all names that ``fastest`` compares on a device, available or not,
     in order of preference.
     """
-    return (*_PREFERENCES[device.type]["fastest"], "plain")
+    return (*_tried(FASTEST, device.type), PLAIN)
 
 
 def selected(device: torch.device | str = "cpu") -> dict[str, str]:
@@ -225,7 +204,7 @@ def ops() -> tuple[str, ...]:
     return tuple(sorted(_implementations))
 
 
-def form(op: str, name: str) -> Form:
+def form(op: str, name: str) -> Implementation:
     """Return implementation `name` of `op`, regardless of the selection."""
     return _implementations[op][name]
 
@@ -244,8 +223,7 @@ def _selection(kind: str) -> _Selection:
     slow.
     """
     if kind not in _selections:
-        choices = _PREFERENCES.get(kind, {})
-        wanted = () if _choice == "plain" else choices.get(_choice, choices.get("auto", ()))
+        wanted = _tried(_choice, kind)
         missing = {name: reason for name in wanted if (reason := _why_missing(name, kind))}
         names = {
             op: next(
@@ -262,11 +240,29 @@ def _selection(kind: str) -> _Selection:
     return _selections[kind]
 
 
+def _tried(choice: str, kind: str) -> tuple[str, ...]:
+    """Return the names to try for each op before plain; those of ``auto`` if the choice is not for
+    this kind of device.
+    """
+    for_auto = FORMS[AUTO].tried.get(kind, ())
+    if choice == FASTEST:
+        others = [name for name, form in FORMS.items() if kind in form.timed_on]
+        return tuple(dict.fromkeys([*for_auto, *others]))
+    return FORMS[choice].tried.get(kind, for_auto)
+
+
+def _is_for(choice: str, kind: str) -> bool:
+    """Return True if there is something to choose on this kind of device."""
+    if choice in (AUTO, PLAIN):
+        return True
+    return bool(_tried(FASTEST, kind)) if choice == FASTEST else kind in FORMS[choice].tried
+
+
 def _why_missing(name: str, kind: str) -> str:
     """Load the implementations `name`. Return why they are not available, or ""."""
     try:
-        if name in LOADERS:
-            LOADERS[name](kind)
+        if name in FORMS and FORMS[name].place:
+            FORMS.load(name)(kind)
     except (NativeUnavailable, ImportError) as error:
         return str(error)
     return ""

@@ -48,7 +48,7 @@ from torch import Tensor
 from mlbert.ops import cublaslt
 from mlbert.ops import forms as registry
 from mlbert.ops.cublaslt_library import Epilogue
-from mlbert.ops.forms import Form
+from mlbert.ops.forms import Implementation
 from mlbert.ops.fp8_casts import NormGradients, NormSaved, plain_gelu, plain_gelu_backward
 from mlbert.ops.fp8_scaling import (
     GRADIENT,
@@ -168,8 +168,8 @@ for _name in ("native", "triton"):
 
 
 def _product_gelu(
-    multiply: Form,
-    gelu: Form,
+    multiply: Implementation,
+    gelu: Implementation,
     a: Tensor,
     b: Tensor,
     inverses: Scales,
@@ -188,8 +188,8 @@ def _product_gelu(
 
 
 def _product_gelu_backward(
-    multiply: Form,
-    gelu: Form,
+    multiply: Implementation,
+    gelu: Implementation,
     a: Tensor,
     b: Tensor,
     inverses: Scales,
@@ -205,11 +205,13 @@ def _product_gelu_backward(
     return gelu(d_inner, pre, *rest, **cast)
 
 
-def _selected(op: str) -> Form:
+def _selected(op: str) -> Implementation:
     return lambda x, *arguments, **options: registry.implementation(op, x)(x, *arguments, **options)
 
 
-def _register_products_with_gelu(name: str, multiply: Form, gelu: Form, slope: Form) -> None:
+def _register_products_with_gelu(
+    name: str, multiply: Implementation, gelu: Implementation, slope: Implementation
+) -> None:
     """Register a product and a GELU kernel, or its derivative, as one op."""
     forward = functools.partial(_product_gelu, multiply, gelu)
     backward = functools.partial(_product_gelu_backward, multiply, slope)

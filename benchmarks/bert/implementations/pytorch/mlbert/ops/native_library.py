@@ -59,6 +59,11 @@ def library() -> ctypes.CDLL:
     return native.load("ops", SOURCES, scratch | void)
 
 
+def load(kind: str) -> None:
+    """Compile or load the kernels. Raises as `library`."""
+    library()
+
+
 def pointer(tensor: Tensor | None, dtype: torch.dtype | None = None) -> int | None:
     """Return the address of a contiguous tensor, or None (null) for None."""
     if tensor is None:

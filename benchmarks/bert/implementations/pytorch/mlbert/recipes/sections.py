@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
-from mlbert.config import resolution, sources, words
+from mlbert.config import arguments, resolution, sources, words
 from mlbert.config.configuration import Catalog
 from mlbert.config.section import Setting
 from mlbert.config.shell import LaunchConfig
@@ -56,7 +56,7 @@ CATALOG = Catalog(SECTIONS, LaunchConfig, RunRelations())
 # What `mlbert.config` offers, with this catalog.
 resolve = functools.partial(resolution.resolve, CATALOG)
 peek = functools.partial(resolution.peek, CATALOG)
-split_arguments = functools.partial(resolution.split_arguments, CATALOG)
+split_arguments = functools.partial(arguments.split_arguments, CATALOG)
 check_exports = functools.partial(sources.check_exports, CATALOG)
 read_yaml = functools.partial(sources.read_yaml, CATALOG)
 unknown_name = functools.partial(words.unknown_name, CATALOG)

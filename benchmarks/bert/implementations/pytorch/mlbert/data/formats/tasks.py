@@ -83,7 +83,7 @@ def read_columns(
     """
     if path.suffix not in SUFFIXES:
         raise UserError(
-            "data.format", path, "has an unknown suffix", f"Give one of {', '.join(SUFFIXES)}"
+            "data.format", path, "has an unknown suffix", "Give a file with another", SUFFIXES
         )
     if path.suffix in _OBJECT_SUFFIXES:
         found: list[Row] = list(_object_rows(path, wanted))
@@ -461,7 +461,8 @@ def form_of_task(name: str) -> TaskForm:
             "config.choice",
             f"TASK={name}",
             "no such task",
-            f"Give one of {', '.join(glue_tasks.TASKS)}",
+            "Give another",
+            glue_tasks.TASKS,
         )
     task = glue_tasks.TASKS[name]
     header = None if task.has_header else task.columns

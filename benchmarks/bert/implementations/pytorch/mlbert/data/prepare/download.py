@@ -94,9 +94,9 @@ def select(listed: FileList, wanted: Sequence[str]) -> list[Entry]:
     wanted = wanted or listed.default_groups or [entry.group for entry in entries]
     for name in wanted:
         if not any(name in _names(entry) for entry in entries):
-            known = ", ".join(dict.fromkeys(entry.group for entry in entries))
+            groups = dict.fromkeys(entry.group for entry in entries)
             reason = f"{name} is neither a file of the list nor a group"
-            raise UserError("config.choice", "--only", reason, f"Groups: {known}")
+            raise UserError("config.choice", "--only", reason, "Name a group", groups)
     return [entry for entry in entries if set(wanted) & _names(entry)]
 
 

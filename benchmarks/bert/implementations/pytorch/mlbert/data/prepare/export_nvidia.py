@@ -116,9 +116,7 @@ def shard_name(index: int, num_files: int) -> str:
 def check_layout(layout: str, known: Sequence[str]) -> None:
     """Raise UserError if ``layout`` is not one of ``known``."""
     if layout not in known:
-        raise UserError(
-            "config.choice", "--layout", f"{layout} is not known", f"Use one of {', '.join(known)}"
-        )
+        raise UserError("config.choice", "--layout", f"{layout} is not known", "Use another", known)
 
 
 def fixed_columns(rows: Ragged, widths: Widths) -> dict[str, np.ndarray]:
