@@ -57,8 +57,9 @@ SETTINGS_FOOTER = "\nResult not verified by MLCommons Association.\n"
 ERRORS_HEADER = """\
 # Errors
 
-A mistake is one line: `mlbert: error: SUBJECT: PROBLEM. REMEDY. [code]`. The exit status is 2. The
-code stays the same when the wording changes. Written by `tools/write_generated.py` from
+A mistake is one line: `mlbert: error: SUBJECT: PROBLEM. REMEDY. [code]`. If an unknown name was
+given, the known ones follow the remedy: `Choices: ...`. The exit status is 2. The code stays the
+same when the wording changes. Written by `tools/write_generated.py` from
 `mlbert/host/error_codes.py`.
 
 """
