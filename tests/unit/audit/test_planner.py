@@ -70,7 +70,7 @@ def test_known_results_are_near():
 
 
 def test_samples_follow_the_reference_from_the_rules_points_on_and_software_matters():
-    for point in rules.reference_points():
+    for point in rules.REFERENCE_POINTS:
         least = rules.reference_point(point.global_batch_size).mean_samples
         found = timing.samples(TrainingJob("h200", 128, 16, point.global_batch_size), P)
         assert found == pytest.approx(max(P.samples_share * point.mean_samples, least))

@@ -133,7 +133,7 @@ def _folder(config: RunConfig) -> str:
 
 
 class _Train(TyperCommand):
-    """Typer provides help and completion; `mlbert.config.resolution.split_arguments` reads the
+    """Typer provides help and completion; `mlbert.config.arguments.split_arguments` reads the
     arguments.
     """
 
