@@ -157,7 +157,8 @@ class MdsReader:
             else:
                 ends = begins + size
             if name == column:
-                first, last = begins, ends
+                first = begins
+                last = ends
         if (ends != edges[1:]).any():
             return None
         return content, first, last
