@@ -189,6 +189,7 @@ def test_a_longer_constant_phase_equals_one_that_was_longer_from_the_start(
     assert contents(extended) == before
 
 
+@pytest.mark.slow
 def test_a_model_without_optimizer_state(tmp_path: Path, pretrain: Pretrain) -> None:
     short = tmp_path / "short"
     pretrain(short, *stage1(3 * STEP))
