@@ -11,6 +11,7 @@ from mlbert.config.batch_growth import BatchGrowth
 from mlbert.data.formats.streams import WEIGHTS, Stream, streams_of
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.host.errors import UserError
+from mlbert.runs.starting_weights import newest_checkpoint
 from mosaic_yaml import common_yaml
 from mosaic_yaml.durations import Durations
 from mosaic_yaml.nested_yaml import Layer, Leaves, YamlValue
@@ -42,6 +43,8 @@ KNOWN = (
     "mlm_probability",
     "train_subset_num_batches",
     "count_padding_tokens",
+    "reset_time",
+    "restart_override",
     "model.disable_train_metrics",
     *(f"train_loader.{name}" for name in _GROWTH),
     *(f"{loader}.{name}" for loader in ("train_loader", "eval_loader") for name in _LOADER.split()),
@@ -78,6 +81,8 @@ NAMES: common_yaml.Names = {
     "batchsize_warmup_start": ("train_loader.batch_size_warmup_min_size",),
     "batchsize_warmup_steps": ("train_loader.batch_size_warmup_tokens",),
     "eval_iter_steps": ("eval_interval",),
+    "init_optimizer": ("load_path",),
+    "extend_context": ("reset_time",),
 }
 _DEFAULT_SPLITS = {"train_loader": "train", "eval_loader": "val"}
 
@@ -158,6 +163,7 @@ def to_settings(
     common_yaml.add_evaluation(leaves, layer, YamlValue(samples, interval.origin), world_size)
     common_yaml.add_optimizer(leaves, layer)
     common_yaml.add_model(leaves, layer, len(load_tokenizer(str(tokenizer.value)).vocabulary))
+    _add_phase(leaves, layer)
     common_yaml.add_compute(leaves, layer, has_gpu)
     common_yaml.add_outputs(leaves, layer, durations)
     for name, folder, streams in (("data", "input_dir", train), ("eval", "eval_dir", evaluation)):
@@ -168,6 +174,29 @@ def to_settings(
             mixed = [stream.model_dump(exclude_none=True) for stream in streams]
             layer.put(f"{name}_streams", json.dumps({"streams": mixed}), origin)
     return layer
+
+
+def _add_phase(leaves: Leaves, layer: Layer) -> None:
+    """Add how a phase starts from the run in ``load_path``.
+
+    ``load_weights_only: false`` starts with its optimizer state, too, and ``reset_time: true`` at
+    the beginning of the schedule, which is the only way here; then the rotary base may change.
+    """
+    start = leaves.optional_text("load_path")
+    weights_only = leaves.flag("load_weights_only", True)
+    new_time = leaves.flag("reset_time", False)
+    leaves.flag("restart_override", False)
+    if start is None:
+        return
+    if not weights_only.value:
+        if not new_time.value:
+            reason = "load_weights_only is false, and reset_time is not true"
+            remedy = "Set reset_time=true for a new phase; autoresume=true continues a run"
+            raise UserError("config.conflict", weights_only.origin, reason, remedy)
+        checkpoint = str(newest_checkpoint(start))
+        layer.put("init_checkpoint", checkpoint, "load_path")
+        layer.put("init_optimizer", checkpoint, "load_path")
+    layer.put("extend_context", new_time.value, new_time.origin)
 
 
 def _add_growth(

@@ -143,6 +143,31 @@ def test_the_published_yaml_of_modernbert_runs_with_other_paths_and_sizes(
     assert shown["DECAY_ALL"] == "no"
 
 
+def test_the_three_phases_of_modernbert_start_from_one_another(
+    work: Path, tree_root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With their optimizer state; the second one has another rotary base and longer rows."""
+    growth = "train_loader.batch_size_warmup_tokens"
+    words = [word for word in SIZES if not word.startswith((growth, "scheduler.t_warmup"))]
+    assert app([str(tree_root / MODERN), *SIZES], standalone_mode=False) == 0
+    updates = read_summary(work / "checkpoints/modernbert-base-pretrain")["steps"]
+    for name in ("context-extension", "decay"):
+        path = tree_root / MODERN.with_name(f"modernbert-base-{name}.yaml")
+        long = ["max_seq_len=48", "global_train_batch_size=6", "max_duration=2_000tok"]
+        capsys.readouterr()
+        assert app([str(path), *words, *long], standalone_mode=False) == 0
+        assert f"after {updates} updates" in capsys.readouterr().out
+        out = work / f"checkpoints/modernbert-base-{name}"
+        config = json.loads((out / "run_0/huggingface/config.json").read_text())
+        assert config["rope_parameters"]["full_attention"]["rope_theta"] == 160_000.0
+        assert config["rope_parameters"]["sliding_attention"]["rope_theta"] == 10_000.0
+        updates += read_summary(out)["steps"]
+    rates = [point["learning_rate"] for point in read_metrics(out)]
+    assert rates == sorted(rates, reverse=True)
+    with user_error("config.conflict", None):
+        app([str(path), *words, *long, "run_name=other", "reset_time=false"], standalone_mode=False)
+
+
 def test_the_published_sizes_of_modernbert(tree_root: Path) -> None:
     """Steps by hand: 480 sizes, on average (96 + 575) / 2 rows on each of 8 ranks."""
     path = tree_root / MODERN

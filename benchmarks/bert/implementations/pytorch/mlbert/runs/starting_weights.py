@@ -98,6 +98,22 @@ def weights_file(source: Path | str) -> Path:
     return found or (exported if exported.is_file() else path / "model.safetensors")
 
 
+def newest_checkpoint(source: Path | str) -> Path:
+    """Return the checkpoint that a path names, or the newest of the run or LOGDIR that it names.
+
+    Raises UserError if there is none: only checkpoints have an optimizer's state.
+    """
+    path = Path(source)
+    if (path / CHECKPOINT_TENSORS).is_file():
+        return path
+    patterns = (*_STEPS, *(f"run_*/{pattern}" for pattern in _STEPS))
+    found = [file for pattern in patterns for file in path.glob(pattern)]
+    if not found:
+        remedy = "Name a run's folder or its checkpoint, or start without an optimizer's state"
+        raise UserError("checkpoint.missing", path, "has no checkpoint of a run", remedy)
+    return max(found, key=lambda file: file.parent.name).parent
+
+
 def shards_of(index: Path) -> dict[Path, list[str]]:
     """Return the files that an index names, in the order of their names, and the tensors in each.
 

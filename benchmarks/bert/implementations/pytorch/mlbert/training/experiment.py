@@ -63,7 +63,7 @@ from mlbert.runs.events import EventFanout, Events, MLPerfEvents
 from mlbert.runs.monitor import Monitor
 from mlbert.runs.progress import Limits, Pace, RunOutcome, TrainState
 from mlbert.runs.run_folder import RunFolder, choose_seed
-from mlbert.runs.starting_weights import weights_file
+from mlbert.runs.starting_weights import newest_checkpoint, weights_file
 from mlbert.runs.step_folders import StepFolders
 from mlbert.training.checkpoint import CheckpointFolder, Snapshots
 from mlbert.training.config import EvaluationConfig, PhaseConfig
@@ -326,7 +326,7 @@ def _make_ready(
         log.event("resumed_from_step", run.state.step, elapsed)
         say(f"resumed at step {run.state.step}, {run.state.samples} samples")
     elif config.has(PhaseConfig) and (parent := config[PhaseConfig].init_optimizer) is not None:
-        updates = run.snapshots.start_optimizer(weights_file(parent).parent)
+        updates = run.snapshots.start_optimizer(newest_checkpoint(parent))
         say(f"optimizer state of {parent}, after {updates:,} updates")
     lifecycle.accept_warnings()
     run.step.warm_up()
