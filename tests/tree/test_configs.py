@@ -273,7 +273,8 @@ def test_step_fits_in_gpu_memory(config_file: Path, tree_root: Path) -> None:
     data = config[DataConfig]
     shape = BertConfig.from_json(config[ModelConfig].bert_config_file)
     packs = data.train_batch_size // data.gradient_accumulation_steps
-    sequences = packs * shape.max_position_embeddings * BENCHMARK.sequences / BENCHMARK.tokens
+    length = data.max_seq_length or shape.max_position_embeddings
+    sequences = packs * length * BENCHMARK.sequences / BENCHMARK.tokens
     ranks = {"off": 1, "node": int(values["DGXNGPU"]), "all": planned_world_size(values) or 1}
     sharded = ranks[config[DistributedConfig].sharded_optimizer]
     in_fp8 = config[ComputeConfig].precision == "fp8"

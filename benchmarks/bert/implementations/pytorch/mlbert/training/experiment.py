@@ -250,7 +250,7 @@ def run_experiment(
             events,
             seed,
             how.pace,
-            how.saves_last_step,
+            how.saves_last_step or _is_phase(config),
         )
         last.callback(run.snapshots.close)  # after the other ranks know how the run ends
         _make_ready(run, config, lifecycle, log, say)
@@ -293,6 +293,13 @@ def _limits(config: Configuration) -> Limits:
         max_steps=config[ScheduleConfig].max_steps,
         step_tokens=config[PhaseConfig].step_tokens if config.has(PhaseConfig) else None,
     )
+
+
+def _is_phase(config: Configuration) -> bool:
+    """Return True if the next phase may start from the end of this run."""
+    if not config.has(PhaseConfig) or config[RunConfig].save_checkpoint_steps == 0:
+        return False
+    return config[PhaseConfig].step_tokens is not None
 
 
 def _loggers(
