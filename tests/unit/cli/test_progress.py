@@ -22,7 +22,7 @@ LINES = {
         r"\d+ s so far"
     ),
     "train": (
-        r"step \d+/12  \d+ samples/s  loss \S+  (target \S+|accuracy \S+ of \S+)?  \d+ s, "
+        r"step \d+/12  \d+ samples/s  loss \S+  loader \S+%  (target \S+|accuracy \S+ of \S+)?  \d+ s, "
         r"at most \d+ s left"
     ),
 }

@@ -1,5 +1,5 @@
 """The step benchmark: both sides have the same losses, and the record is complete;
-the network test's verdict.
+the network test's verdict; the loader benchmark, and sides that are not installed.
 """
 
 import dataclasses
@@ -9,12 +9,14 @@ import pytest
 import torch
 
 from capturable import TensorLamb, select_capturable
+from mlbert.cli import bench
 from mlbert.config.bert_config import BertConfig
+from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.host import machine
 from mlbert.models.bert import BertForPreTraining
 from mlbert.models.objectives import PreTraining
 from mlbert.optim.flat import FlatParameters
-from mlbert.programs.bench import expert, sides, step_time
+from mlbert.programs.bench import expert, loader, sides, step_time
 from mlbert.programs.bench.network import NetworkReport
 from recorded_graph import RecordedGraph
 from same_weights import initialized
@@ -124,3 +126,35 @@ def test_a_busy_machine_is_named(monkeypatch, run_mlbert, tmp_path):
     status, _, err = run_mlbert(*words)
     assert status == 0
     assert "warning: Other programs keep this machine busy (load 9.5 on " in err
+
+
+def test_the_loader_benchmark_reads_the_same_text_on_all_sides(run_mlbert, tmp_path, own_cache):
+    """With MosaicML Streaming absent, which is named with the command that installs it."""
+    folder = loader.write_documents(tmp_path / "set", 30_522, seed=1, num_tokens=120_000)
+    vocabulary = load_tokenizer("bert-base-uncased").file
+    words = ["bench", "loader", "--rounds", "2", "--seconds", "0.01", "--length", "128"]
+    words += ["--data", str(folder), "--tokenizer", str(vocabulary), "--json", "-"]
+    status, out, _ = run_mlbert(*words)
+    assert status == 0
+    record = json.loads(out)
+    assert set(record["sides"]) | set(record["skipped"]) == {
+        "mlbert",
+        "pytorch",
+        "mosaicml-streaming",
+    }
+    for reason in record["skipped"].values():
+        assert "pip install" in reason
+    for name, ratio in record["ratios"].items():
+        ours = record["sides"]["mlbert"]["tokens_per_second"]
+        theirs = record["sides"][name]["tokens_per_second"]
+        pairs = [a / b for a, b in zip(ours, theirs, strict=True)]
+        assert ratio["least"] == min(pairs)
+        assert ratio["most"] == max(pairs)
+    for side in record["sides"].values():
+        assert 0 < side["share_of_slots"] <= 1
+    assert record["sides"]["mlbert"]["share_of_slots"] > 0.9
+
+
+def test_the_loader_benchmark_needs_the_vocabulary_of_a_set(tmp_path):
+    with user_error("config.missing", "--tokenizer"):
+        bench.loader(data=tmp_path)

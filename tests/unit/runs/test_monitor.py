@@ -61,6 +61,7 @@ def test_step_rate_loss_accuracy_and_time_left_are_shown(tmp_path, monkeypatch, 
     state.step = 50
     state.samples = 500
     state.train_seconds = 2.0
+    state.loader_seconds = 0.125
     state.accuracy = 0.125
     monitor.step(state, 6.25, 0.01, 1.5, [0.25, 0.75, 0.5])
     monitor.evaluation(state, {"mlm_accuracy": 0.125, "loss": 5.5}, 3.0)
@@ -70,6 +71,7 @@ def test_step_rate_loss_accuracy_and_time_left_are_shown(tmp_path, monkeypatch, 
         "step 50",
         "250 samples/s",
         "loss 6.250",
+        "loader 6.2%",
         "target 0.5",
         "accuracy 0.1250 of 0.5",
         "left",
@@ -80,10 +82,9 @@ def test_step_rate_loss_accuracy_and_time_left_are_shown(tmp_path, monkeypatch, 
     slowest = "slowest: rank 1 on n2, 0.750 s a step (median 0.500, least 0.250)"
     assert terminal or slowest in text.replace("\n", " ")
     assert ("\x1b" in text) == terminal
-    kinds = [
-        json.loads(line)["kind"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
-    ]
-    assert kinds == ["step", "step", "evaluation"]
+    points = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [point["kind"] for point in points] == ["step", "step", "evaluation"]
+    assert points[1]["loader_share"] == 0.0625
 
 
 def test_other_ranks_are_silent(tmp_path):
@@ -214,6 +215,9 @@ def test_state_survives_json_and_a_wrong_entry_changes_nothing(name, value):
         state.restore({**saved.to_json(), name: value})
     assert state == TrainState(step=3)
     state.restore(json.loads(json.dumps(saved.to_json())))
+    assert state == saved
+    earlier = {key: entry for key, entry in saved.to_json().items() if key != "loader_seconds"}
+    state.restore(earlier)
     assert state == saved
 
 

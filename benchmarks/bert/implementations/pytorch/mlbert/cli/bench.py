@@ -11,10 +11,11 @@ from typing import Annotated, Literal
 import typer
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.host.console import new_table, standard_output
+from mlbert.host.console import console_progress, new_table, standard_output
 from mlbert.host.errors import UserError
 from mlbert.host.files import write_atomically
 from mlbert.host.machine import busy_words, threads_per_rank
+from mlbert.host.progress import Progress
 from mlbert.host.provenance import shipped
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -98,6 +99,58 @@ def step(
     return 0
 
 
+@app.command()
+def loader(
+    data: Annotated[
+        Path | None,
+        typer.Option(help="MDS set of token ids to read; default: random ids, made for the run."),
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="With --data: its vocab.txt or tokenizer.json.")
+    ] = None,
+    length: Annotated[int, typer.Option(help="Tokens of a row.", min=8, max=8192)] = 1024,
+    rounds: Annotated[int, typer.Option(help="Measured turns of each side.", min=1, max=1000)] = 7,
+    seconds: Annotated[
+        float, typer.Option(help="Length of a turn in seconds.", min=0.01, max=600)
+    ] = 2.0,
+    cores: Annotated[
+        int, typer.Option(help="CPU cores that each side may use.", min=1, max=os.cpu_count())
+    ] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the made data, the order and the masks.")] = 1,
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where the batches go.")] = "cpu",
+    json_file: JsonFile = None,
+) -> int:
+    """Time the loader: token ids in shards to masked, packed batches on the device."""
+    import torch
+
+    from mlbert.programs.bench.loader import run
+
+    if data is not None and tokenizer is None:
+        reason = "is missing"
+        remedy = "Name the vocabulary of the set: --tokenizer FILE"
+        raise UserError("config.missing", "--tokenizer", reason, remedy)
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            "device.unavailable", "--device cuda", "finds no CUDA device", "Give --device cpu"
+        )
+    record = run(
+        data,
+        tokenizer,
+        length,
+        rounds,
+        seconds,
+        cores,
+        torch.device(device),
+        seed,
+        Progress() if json_file == "-" else console_progress(),
+    )
+    if not _write(record, json_file):
+        _print_loader(record)
+    if busy := busy_words():
+        print(f"warning: {busy}: the figures vary more.", file=sys.stderr)
+    return 0
+
+
 def _write(record: dict[str, object], json_file: str | None) -> bool:
     """Write the record to a file or, for ``-``, to standard output.
 
@@ -132,3 +185,22 @@ def _print(record: dict) -> None:
         )
     for name, ratio in record["ratios"].items():
         console.print(f"ratio to {name} (median of pairs): {ratio['ratio']:.2f}")
+
+
+def _print_loader(record: dict) -> None:
+    cores = record["cores"]
+    title = f"Loading rows of {record['length']} tokens, {cores} core{'s' if cores > 1 else ''}"
+    table = new_table(title, ("side",), ("median tokens/s", "of the slots", "mlbert is"))
+    for name, side in record["sides"].items():
+        ratio = record["ratios"].get(name)
+        words = "" if ratio is None else f"{ratio['ratio']:.1f} times as fast"
+        table.add_row(
+            name,
+            f"{side['median_tokens_per_second']:,.0f}",
+            f"{100 * side['share_of_slots']:.0f} %",
+            words,
+        )
+    console = standard_output()
+    console.print(table)
+    for name, reason in record["skipped"].items():
+        console.print(f"skipped {name}: {reason}")

@@ -73,7 +73,7 @@ class Monitor(Events):
                 BarColumn(bar_width=None),
                 TextColumn(
                     "{task.fields[rate]} samples/s  loss {task.fields[loss]}  "
-                    "{task.fields[accuracy]}"
+                    "loader {task.fields[loader]}  {task.fields[accuracy]}"
                 ),
                 TimeElapsedColumn(),
                 TextColumn("{task.fields[left]}"),
@@ -85,6 +85,7 @@ class Monitor(Events):
                 step=0,
                 rate="-",
                 loss="-",
+                loader="-",
                 accuracy=self._accuracy(state),
                 left="",
             )
@@ -104,7 +105,7 @@ class Monitor(Events):
     ) -> None:
         """Write and show a log point.
 
-        The rate is the average over all steps, including this one.
+        The rate is the average over all steps, including this one; so is the loader's share.
         With several ranks, name the slowest.
         """
         rate = state.samples / state.train_seconds if state.train_seconds else 0.0
@@ -119,6 +120,7 @@ class Monitor(Events):
             learning_rate=lr,
             grad_norm=grad_norm,
             samples_per_second=round(rate, 1),
+            loader_share=round(state.loader_share, 4),
             **spread,
         )
         self._show(state, f"{loss:.3f}", rate, seconds, words)
@@ -200,6 +202,7 @@ class Monitor(Events):
                 step=state.step,
                 rate=f"{rate:.0f}",
                 loss=loss,
+                loader=f"{state.loader_share:.1%}",
                 accuracy=accuracy,
                 left=left,
             )
@@ -207,7 +210,7 @@ class Monitor(Events):
             self._last_line = time.monotonic()
             self.say(
                 f"step {state.step}{total}  {rate:.0f} samples/s  loss {loss}  "
-                f"{accuracy}  {seconds:.0f} s, {left}{slowest}"
+                f"loader {state.loader_share:.1%}  {accuracy}  {seconds:.0f} s, {left}{slowest}"
             )
 
     def _accuracy(self, state: TrainState) -> str:

@@ -38,6 +38,7 @@ class TrainState:
         accuracy: the last evaluation's metric that is compared with the target (0 before the
             first).
         train_seconds: time in training steps, without evaluation.
+        loader_seconds: the part of it in which this rank waited for its batches.
         elapsed_seconds: time since run_start, summed over all parts of a resumed run.
         due_seconds: time since run_start at which an evaluation started now would end;
             compared with MAX_SECONDS.
@@ -51,6 +52,7 @@ class TrainState:
     next_eval_samples: int = 0
     accuracy: float = 0.0
     train_seconds: float = 0.0
+    loader_seconds: float = 0.0
     elapsed_seconds: float = 0.0
     due_seconds: float = 0.0
 
@@ -58,6 +60,11 @@ class TrainState:
     def updates(self) -> int:
         """Steps that changed the weights."""
         return self.step - self.skipped_steps
+
+    @property
+    def loader_share(self) -> float:
+        """Share of the training steps' time in which this rank waited for its batches."""
+        return self.loader_seconds / self.train_seconds if self.train_seconds else 0.0
 
     def add(self, counts: StepCounts, sign: int = 1) -> None:
         """Add the counts of a step, or subtract them with sign -1."""
@@ -70,7 +77,11 @@ class TrainState:
         return asdict(self)
 
     def restore(self, values: dict[str, float]) -> None:
-        """Restore the fields of `to_json`. Raises ValueError if one is missing or invalid."""
+        """Restore the fields of `to_json`. Raises ValueError if one is missing or invalid.
+
+        Checkpoints of earlier versions have no ``loader_seconds``.
+        """
+        values = {"loader_seconds": 0.0, **values}
         for field in fields(self):
             value: object = values.get(field.name)
             is_number = (

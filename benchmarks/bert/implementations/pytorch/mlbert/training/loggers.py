@@ -57,6 +57,7 @@ class NumberLogger(Events):
             "throughput/tokens_per_sec": state.tokens / seconds,
             "throughput/device/flops_per_sec": state.flops / seconds / self._ranks,
             "throughput/device/mfu": state.flops / seconds / self._ranks / self._peak,
+            "time/loader_share": state.loader_share,
             "time/sample": state.samples,
             "time/token": state.tokens,
         }

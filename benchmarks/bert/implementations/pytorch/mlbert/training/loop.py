@@ -146,6 +146,7 @@ def train_one_step(run: Run, clock: Clock) -> bool:
     watch = run.lifecycle.watch
     started = time.monotonic()
     completed = run.state.step
+    read_before = run.reader.read_seconds
     upcoming = run.reader.take(completed)
     after = replace(
         state,
@@ -177,6 +178,7 @@ def train_one_step(run: Run, clock: Clock) -> bool:
     following = run.reader.finish_count(completed)
     clock.step_seconds = time.monotonic() - started
     state.train_seconds += clock.step_seconds
+    state.loader_seconds += run.reader.read_seconds - read_before
     if should_log:
         run.events.step(state, loss, lr, result.grad_norm, ranks)
     if following is None:

@@ -4,6 +4,7 @@ them runs, and count what has been trained.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -51,6 +52,9 @@ class BatchReader:
         world: the ranks; all of them call each method together.
         watch: receives this rank's progress.
         is_warned: returns True if this rank was warned that the job is about to end.
+
+    Attributes:
+        read_seconds: how long this rank has waited for the source.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class BatchReader:
         self._world = world
         self._watch = watch
         self._is_warned = is_warned
+        self.read_seconds = 0.0
         self._read: deque[Sequence[HostBatch]] = deque()  # the steps that were read and not taken
         self._counting: Callable[[], Upcoming] | None = None
         self._ready: Upcoming | None = None
@@ -134,7 +139,9 @@ class BatchReader:
 
     def _read_next(self, step: int, stage: Stage) -> None:
         self._watch.mark(step, stage)
+        began = time.monotonic()
         self._read.append(self._source.next_step())
+        self.read_seconds += time.monotonic() - began
 
     def _begin_sum(self, numbers: Tensor) -> Callable[[], Tensor]:
         """Start a sum over the ranks, and return a function that waits for it."""

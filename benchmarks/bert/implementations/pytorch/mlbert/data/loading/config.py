@@ -179,6 +179,13 @@ class CorpusConfig(Section):
         ge=1,
         le=65536,
     )
+    loader_threads: int = setting(
+        "LOADER_THREADS",
+        "Threads that mask and pack batches ahead of training, in each process.",
+        default=1,
+        ge=1,
+        le=64,
+    )
     masking_rate: float = fixed_setting(
         "MASKING_RATE", "Probability that a token is predicted.", **Ranges.PROBABILITY
     )

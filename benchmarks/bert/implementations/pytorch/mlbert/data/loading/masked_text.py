@@ -26,7 +26,7 @@ from mlbert.data.formats.streams import Mixture, Stream, samples_of_epoch
 from mlbert.data.formats.token_shards import TokenShards, describe_text, open_texts
 from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
 from mlbert.data.formats.vocabulary_checks import unknown_share
-from mlbert.data.loading.source import EvaluationBatches, StepSource
+from mlbert.data.loading.source import EvaluationBatches, MakeBatches, StepSource
 from mlbert.data.loading.text_lanes import (
     KEPT_STEPS,
     Ahead,
@@ -106,6 +106,7 @@ class TextSource(StepSource):
         rate: step -> probability that a token is predicted.
         seed: of the masks.
         sum_over_ranks: collective that returns the sum of all ranks' arrays; for `state_dict`.
+        threads: that mask and pack steps at the same time; the batches do not depend on it.
         local: this process's number on its machine, and the number of processes there.
         warn: called with one line if the cache of the set cannot be written,
             in one process for each such disk.
@@ -127,6 +128,7 @@ class TextSource(StepSource):
         rank: int = 0,
         world_size: int = 1,
         sum_over_ranks: Callable[[np.ndarray], np.ndarray] = lambda rows: rows,
+        threads: int = 1,
         local: tuple[int, int] = (0, 1),
         warn: Callable[[str], None] = lambda line: None,
     ) -> None:
@@ -169,7 +171,7 @@ class TextSource(StepSource):
             identity["ranks"] = world_size
             identity["packed"] = packed
             identity["growth"] = [self._growth.first, self._growth.steps]
-        super().__init__(texts.name, identity)
+        super().__init__(texts.name, identity, threads)
 
     def open(self) -> None:
         """Open the set.
@@ -222,19 +224,27 @@ class TextSource(StepSource):
 
     def batches_of(self, step: int) -> list[HostBatch]:
         """See `StepSource.batches_of`."""
+        return self.begin(step)()
+
+    def begin(self, step: int) -> MakeBatches:
+        """See `StepSource.begin`: reads the sequences; the rest masks and packs them."""
         opened = self._opened
         assert opened is not None, "open() first"
         origin = opened.round_of(step)
         opened.ahead.reach(*opened.lanes.front(origin))
+        read = [opened.stream.read(bounds, origin) for bounds in opened.cut.bounds(step)]
         rate = self._rate(step)
-        batches = []
-        for bounds in opened.cut.bounds(step):
-            tokens, offsets, numbers = opened.stream.read(bounds, origin)
-            rows = self._masking(tokens, offsets, step, numbers, rate)
-            batches.append(
-                HostBatch.of_sequences(rows, numbers, self.max_tokens, self._page_locked)
-            )
-        return batches
+
+        def make() -> list[HostBatch]:
+            batches = []
+            for tokens, offsets, numbers in read:
+                rows = self._masking(tokens, offsets, step, numbers, rate)
+                batches.append(
+                    HostBatch.of_sequences(rows, numbers, self.max_tokens, self._page_locked)
+                )
+            return batches
+
+        return make
 
     def state_dict(self, back: int = 0) -> dict[str, Any]:
         """See `StepSource.state_dict`; if texts are split,

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,12 @@ from mlbert.data.batches import HostBatch
 from mlbert.host.errors import UserError
 
 PREFETCHED_STEPS = 4
+
+MakeBatches = Callable[[], list[HostBatch]]
+
+
+def _raise(error: BaseException) -> list[HostBatch]:
+    raise error
 
 
 class EvaluationBatches:
@@ -36,10 +45,12 @@ class StepSource:
     Args:
         name: of the data, for messages.
         identity: JSON-serializable settings that must be the same when a run is resumed.
+        threads: make this many steps at a time; the batches do not depend on it.
     """
 
-    def __init__(self, name: str | Path, identity: dict[str, Any]) -> None:
+    def __init__(self, name: str | Path, identity: dict[str, Any], threads: int = 1) -> None:
         self._name = name
+        self._threads = threads
         self._identity = identity
         self._step = 0
         self._prefetcher: Prefetcher | None = None
@@ -63,10 +74,16 @@ class StepSource:
         """
         raise NotImplementedError
 
+    def begin(self, step: int) -> MakeBatches:
+        """Do the part of `batches_of` that must be done step by step, and return what does the
+        rest, in any thread.
+        """
+        return partial(self.batches_of, step)
+
     def next_step(self) -> list[HostBatch]:
         """Return this rank's micro-batches of the next optimizer step."""
         if self._prefetcher is None:
-            self._prefetcher = Prefetcher(self.batches_of, self._step)
+            self._prefetcher = Prefetcher(self.begin, self._step, self._threads)
         batches = self._prefetcher.next()
         self._step += 1
         return batches
@@ -104,12 +121,19 @@ class StepSource:
 
 
 class Prefetcher:
-    """Calls ``make(step)`` for step, step + 1, ...
-    in a background thread, `PREFETCHED_STEPS` ahead.
+    """Makes the batches of one step after the other in the background, `PREFETCHED_STEPS` ahead.
+
+    Args:
+        begin: called in one thread for step, step + 1, ...; what it returns makes the batches.
+        first_step: the first step.
+        threads: steps whose batches are made at the same time.
     """
 
-    def __init__(self, make: Callable[[int], list[HostBatch]], first_step: int) -> None:
-        self._make = make
+    def __init__(
+        self, begin: Callable[[int], MakeBatches], first_step: int, threads: int = 1
+    ) -> None:
+        self._begin = begin
+        self._threads = threads
         self._queue: queue.Queue[list[HostBatch] | BaseException] = queue.Queue(PREFETCHED_STEPS)
         self._stopped = threading.Event()
         self._thread = threading.Thread(
@@ -119,11 +143,33 @@ class Prefetcher:
 
     def _run(self, step: int) -> None:
         try:
-            while not self._stopped.is_set():
-                self._put(self._make(step))
-                step += 1
+            if self._threads == 1:
+                self._make_in_turn(step)
+            else:
+                self._make_together(step)
         except BaseException as error:  # `next` raises it in the consumer's thread
             self._put(error)
+
+    def _make_in_turn(self, step: int) -> None:
+        while not self._stopped.is_set():
+            self._put(self._begin(step)())
+            step += 1
+
+    def _make_together(self, step: int) -> None:
+        with ThreadPoolExecutor(self._threads, "batches") as pool:
+            made: deque[MakeBatches] = deque()  # each waits for its step
+            while not self._stopped.is_set():
+                while len(made) < self._threads:
+                    made.append(self._started(pool, step))
+                    step += 1
+                self._put(made.popleft()())
+
+    def _started(self, pool: ThreadPoolExecutor, step: int) -> MakeBatches:
+        """Start to make a step's batches, and return what waits for them and raises its error."""
+        try:
+            return pool.submit(self._begin(step)).result
+        except BaseException as error:  # the steps before it are handed over first
+            return partial(_raise, error)
 
     def _put(self, item: list[HostBatch] | BaseException) -> None:
         # With a timeout, because a full queue is not emptied after the source is closed.

@@ -90,6 +90,7 @@ def make_source(
         shuffle_seed=corpus.shuffle_seed or 0,
         canonical_nodes=corpus.canonical_nodes or 1,
         rate=masking_rate(corpus.masking_schedule or "constant", first, last, max_steps),
+        threads=corpus.loader_threads,
         **ranks,
     )
 
