@@ -231,7 +231,7 @@ def add_start(leaves: Leaves, layer: Layer, tokenizer: YamlValue) -> None:
     if vocabulary is not None:
         tokenizer = YamlValue(str(vocabulary), "load_path")
     layer.put("tokenizer", tokenizer)
-    vocab_size = len(load_tokenizer(str(tokenizer.value)).vocabulary)
+    vocab_size = load_tokenizer(str(tokenizer.value)).vocab_size
     common_yaml.add_model(leaves, layer, vocab_size, shape)
     if shape is not None:
         explicit = common_yaml.model_config(leaves)

@@ -162,7 +162,7 @@ def to_settings(
         samples = common_yaml.MOST_SAMPLES
     common_yaml.add_evaluation(leaves, layer, YamlValue(samples, interval.origin), world_size)
     common_yaml.add_optimizer(leaves, layer)
-    common_yaml.add_model(leaves, layer, len(load_tokenizer(str(tokenizer.value)).vocabulary))
+    common_yaml.add_model(leaves, layer, load_tokenizer(str(tokenizer.value)).vocab_size)
     _add_phase(leaves, layer)
     common_yaml.add_compute(leaves, layer, has_gpu)
     common_yaml.add_outputs(leaves, layer, durations)

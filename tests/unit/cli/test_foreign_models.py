@@ -259,21 +259,29 @@ def commands(source: Path, tmp_path: Path, rows: Path, text: Path) -> list[list[
     ]
 
 
-def test_an_added_token_is_refused_by_every_command(tmp_path, rows, text, fails):
+def test_an_added_token_is_kept_by_every_command(tmp_path, text, run_mlbert: RunMlbert):
     source = save_model(tmp_path / "peer", "BertForMaskedLM")
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     tokenizer.add_tokens(["<url>"])
     tokenizer.save_pretrained(source)
-    file = source / "tokenizer.json"
+    line = "Été <url> a<url>b 東京"
+    expected = tokenizer(line)["input_ids"]
+    out = tmp_path / "out"
     for words in (
-        *commands(source, tmp_path, rows, text),
-        ["pretrain", text, "--vocab", source, "--out", tmp_path / "out", "--dry-run"],
-        ["pretrain", text, "--vocab", file, "--out", tmp_path / "out", "--dry-run"],
+        ["convert", "hf-to-torch", source, tmp_path / "ours"],
+        ["convert", "torch-to-hf", tmp_path / "ours", tmp_path / "theirs"],
+        ["export", source, "--out", tmp_path / "exported"],
+        ["fill-mask", source, "a [MASK] <url>"],
+        ["pretrain", text, "--tokenizer", source, "--out", out, "--dry-run"],
+        ["pretrain", text, "--vocab", source / "tokenizer.json", "--out", out, "--dry-run"],
     ):
-        fails(words, "vocabulary.unsupported", file)
-    assert not (tmp_path / "out").exists()
-    with user_error("vocabulary.unsupported", file):
-        load_tokenizer(source)
+        code, _, err = run_mlbert(*words)
+        assert code == 0, (words, err)
+    for name in ("ours", "theirs", "exported"):
+        found = load_tokenizer(tmp_path / name)
+        assert [found.cls_id, *found.encode(line), found.sep_id] == expected
+        peer = transformers.AutoTokenizer.from_pretrained(tmp_path / name)
+        assert peer(line)["input_ids"] == expected
 
 
 def test_conversions_keep_the_tokenizer(tmp_path, run_mlbert: RunMlbert):

@@ -256,9 +256,10 @@ def test_a_text_of_unknown_words():
     words = vocabulary(0)
     tokens = np.full(1000, words["[UNK]"], np.uint16)
     with user_error("vocabulary.other-language", "part"):
-        unknown_share(tokens, words, "part", "vocab.txt")
+        unknown_share(tokens, words["[UNK]"], "part", "vocab.txt")
     tokens[:900] = 7
-    assert unknown_share(tokens, words, "part", "vocab.txt") == 0.1
+    assert unknown_share(tokens, words["[UNK]"], "part", "vocab.txt") == 0.1
+    assert unknown_share(tokens, None, "part", "tokenizer.json") == 0
     assert not keeps_case(words)
     assert keeps_case(
         {

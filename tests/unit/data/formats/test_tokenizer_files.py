@@ -192,19 +192,61 @@ def test_identities_differ_with_the_rules(folder):
 
 
 ADDED |= {"normalized": False, "special": False}
+# Texts with the special and added tokens of the tests below.
+SPECIAL_TEXTS = [
+    *TEXTS,
+    "the [MASK] x<url>y [SEP]the <mask>. <s>  <url> the",
+    f"the {'x' * 150} the",
+]
+
+
+def assert_ids_of_library(folder: Path) -> OwnTokenizer:
+    """Compare a tokenizer that is not BERT's plain WordPiece with transformers."""
+    peer = transformers.AutoTokenizer.from_pretrained(folder)
+    ours = load_tokenizer(folder)
+    assert not ours.is_plain
+    for text in SPECIAL_TEXTS:
+        inner = peer(text, add_special_tokens=False)["input_ids"]
+        assert ours.encode(text) == inner, text
+        assert peer(text)["input_ids"] == [ours.cls_id, *inner, ours.sep_id]
+    assert ours.vocab_size == 1 + max(peer.get_vocab().values())
+    assert ours.mask_id == peer.mask_token_id
+    assert ours.pad_id == peer.pad_token_id
+    assert ours.unknown_id == peer.unk_token_id
+    assert {*peer.all_special_ids} <= {*ours.special_ids}
+    return ours
 
 
 @pytest.mark.parametrize(
     "values",
     [
-        {"added_tokens_decoder": {"40": ADDED}},
-        {"added_tokens_decoder": {"7": {**ADDED, "content": "[MASK]"}}},
+        {"added_tokens_decoder": {str(len(WORDS)): ADDED}},
         {"additional_special_tokens": ["<url>"]},
         {"extra_special_tokens": {"url_token": "<url>"}},
         {"extra_special_tokens": ["<url>"]},
         {"bos_token": "the"},
-        {"mask_token": {**ADDED, "content": "<mask>"}},
+        {"mask_token": {**ADDED, "__type": "AddedToken", "content": "<mask>"}},
         {"unk_token": "the"},
+        {"additional_special_tokens": ["<url>"], "do_lower_case": False, "strip_accents": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("form", ["vocab.txt", "tokenizer.json", "saved"])
+def test_other_tokens_in_the_configuration(tmp_path, folder, values, form):
+    if form == "tokenizer.json":
+        write_fast(folder)
+    write_config(folder, **values)
+    if form == "saved":
+        transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "saved")
+        folder = tmp_path / "saved"
+    assert_ids_of_library(folder)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"added_tokens_decoder": {"7": {**ADDED, "content": "[MASK]"}}},
+        {"added_tokens_decoder": {"40": ADDED}},
         {"tokenizer_class": "BertJapaneseTokenizer"},
         {"tokenizer_class": "RobertaTokenizerFast"},
         {"auto_map": {"AutoTokenizer": ["custom.Tokenizer", None]}},
@@ -219,11 +261,11 @@ ADDED |= {"normalized": False, "special": False}
 )
 def test_properties_of_the_configuration_that_change_ids_are_refused(folder, values):
     write_config(folder, **values)
-    is_other_id = "7" in values.get("added_tokens_decoder", {})
+    is_other_id = "added_tokens_decoder" in values
     code = "vocabulary.mismatch" if is_other_id else "vocabulary.unsupported"
     with user_error(code, folder / "tokenizer_config.json") as caught:
         load_tokenizer(folder)
-    names = (*values, "added token", "[MASK]")
+    names = (*values, "[MASK]", "<url>")
     assert any(name in str(caught.value) for name in names)
 
 
@@ -233,26 +275,31 @@ def test_properties_of_the_configuration_that_change_ids_are_refused(folder, val
         ("added_tokens.json", {"<url>": len(WORDS)}),
         ("special_tokens_map.json", {"additional_special_tokens": ["<url>"]}),
         ("special_tokens_map.json", {"cls_token": "<s>"}),
-        ("config.json", {"model_type": "bert", "tokenizer_class": "BertJapaneseTokenizer"}),
     ],
     ids=str,
 )
-def test_properties_in_other_files_are_refused(folder, name, content):
+def test_other_tokens_in_other_files(folder, name, content):
     (folder / name).write_text(json.dumps(content))
-    with user_error("vocabulary.unsupported", folder / name):
+    assert_ids_of_library(folder)
+
+
+def test_a_class_in_config_json_is_refused(folder):
+    content = {"model_type": "bert", "tokenizer_class": "BertJapaneseTokenizer"}
+    (folder / "config.json").write_text(json.dumps(content))
+    with user_error("vocabulary.unsupported", folder / "config.json"):
         load_tokenizer(folder)
 
 
 @pytest.mark.parametrize("add", ["add_tokens", "add_special_tokens"])
-def test_tokens_added_by_transformers_are_refused(folder, tmp_path, add):
+def test_tokens_added_by_transformers(folder, tmp_path, add):
     peer = transformers.AutoTokenizer.from_pretrained(folder)
     if add == "add_tokens":
         peer.add_tokens(["<url>"])
     else:
         peer.add_special_tokens({"additional_special_tokens": ["<url>"]})
     peer.save_pretrained(tmp_path / "saved")
-    with user_error("vocabulary.unsupported", tmp_path / "saved/tokenizer.json"):
-        load_tokenizer(tmp_path / "saved")
+    found = assert_ids_of_library(tmp_path / "saved")
+    assert found.entries[-1] == "<url>"
 
 
 def set_in(*keys: str, value: object) -> Callable[[dict[str, Any]], None]:
@@ -267,43 +314,77 @@ def set_in(*keys: str, value: object) -> Callable[[dict[str, Any]], None]:
 ROBERTA |= {"trim_offsets": True, "add_prefix_space": False}
 
 
+def add_token(content: dict[str, Any]) -> None:
+    content["added_tokens"].append(ADDED | {"id": len(WORDS)})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        set_in("normalizer", value=NO_ACCENTS),
+        set_in("normalizer", value=None),
+        set_in("normalizer", "clean_text", value=False),
+        set_in("pre_tokenizer", value={"type": "Whitespace"}),
+        set_in("pre_tokenizer", value=None),
+        set_in("post_processor", value=ROBERTA),
+        set_in("post_processor", value=SEGMENTS),
+        set_in("model", "unk_token", value="the"),
+        set_in("model", "continuing_subword_prefix", value="@@"),
+        set_in("model", "max_input_chars_per_word", value=3),
+        set_in("model", "vocab", "the", value=4_000),
+        set_in("model", "vocab", "a\nb", value=len(WORDS)),
+        add_token,
+    ],
+)
+def test_other_properties_of_a_tokenizer_json(folder, change):
+    """The library runs every WordPiece that is not BERT's plain one."""
+    write_fast(folder)
+    names = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL_TOKENS}
+    change_fast(folder, change)
+    if json.loads((folder / "tokenizer.json").read_text())["model"]["unk_token"] == "the":
+        names["unk_token"] = "the"
+    write_config(folder, tokenizer_class="PreTrainedTokenizerFast", **names)
+    plain = assert_ids_of_library(folder)
+    # Without the files that name the special tokens, they are the same.
+    (folder / "tokenizer_config.json").unlink()
+    (folder / "config.json").unlink()
+    alone = load_tokenizer(folder / "tokenizer.json")
+    assert (alone.mask_id, alone.pad_id) == (plain.mask_id, plain.pad_id)
+    assert alone.encode("the x") == plain.encode("the x")
+
+
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        (set_in("normalizer", value=NO_ACCENTS), "vocabulary.unsupported"),
-        (set_in("normalizer", value=None), "vocabulary.unsupported"),
-        (set_in("normalizer", "clean_text", value=False), "vocabulary.unsupported"),
-        (set_in("pre_tokenizer", value={"type": "Whitespace"}), "vocabulary.unsupported"),
-        (set_in("pre_tokenizer", value=None), "vocabulary.unsupported"),
-        (set_in("post_processor", value=ROBERTA), "vocabulary.unsupported"),
-        (set_in("post_processor", value=SEGMENTS), "vocabulary.unsupported"),
         (set_in("post_processor", value=None), "vocabulary.unsupported"),
-        (set_in("model", "unk_token", value="the"), "vocabulary.unsupported"),
-        (set_in("model", "continuing_subword_prefix", value="@@"), "vocabulary.unsupported"),
-        (set_in("model", "max_input_chars_per_word", value=3), "vocabulary.unsupported"),
+        (set_in("model", value=None), "vocabulary.format"),
         (set_in("model", "type", value="BPE"), "vocabulary.format"),
-        (set_in("model", "vocab", "the", value=4_000), "vocabulary.format"),
+        (set_in("model", "type", value="Other"), "vocabulary.format"),
         (set_in("model", "vocab", "the", value="5"), "vocabulary.format"),
-        (set_in("model", "vocab", "a\nb", value=len(WORDS)), "vocabulary.format"),
         (set_in("model", "vocab", "\ud800", value=len(WORDS)), "vocabulary.format"),
         (set_in("normalizer", "lowercase", value="no"), "config.value"),
         (set_in("added_tokens", value=["[MASK]"]), "vocabulary.format"),
-        (
-            lambda content: content["added_tokens"].append(ADDED | {"id": 50}),
-            "vocabulary.unsupported",
-        ),
         (
             set_in("added_tokens", value=[ADDED | {"content": "[SEP]", "id": 2}]),
             "vocabulary.mismatch",
         ),
     ],
 )
-def test_properties_of_a_tokenizer_json_that_change_ids_are_refused(folder, change, code):
+def test_a_tokenizer_json_that_cannot_be_read(folder, change, code):
     write_fast(folder)
     write_config(folder, tokenizer_class="PreTrainedTokenizerFast")
     assert_same_ids(folder)
     change_fast(folder, change)
-    with user_error(code, folder / "tokenizer.json"):
+    with user_error(code, folder / "tokenizer.json", wording=code != "vocabulary.format"):
+        load_tokenizer(folder)
+
+
+def test_a_class_of_bert_around_another_model_is_refused(folder):
+    """transformers ignores what its tokenizer.json says."""
+    write_fast(folder)
+    write_config(folder, tokenizer_class="BertTokenizer")
+    change_fast(folder, set_in("model", "continuing_subword_prefix", value="@@"))
+    with user_error("vocabulary.mismatch", folder / "tokenizer.json"):
         load_tokenizer(folder)
 
 

@@ -1,4 +1,4 @@
-"""``mlbert fill-mask``: predict the words behind [MASK]."""
+"""``mlbert fill-mask``: predict the words behind the mask token."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ def fill_mask(
     texts: Annotated[
         list[str],
         typer.Argument(
-            metavar="TEXT", help="One or more sentences, each with [MASK] in place of a word."
+            metavar="TEXT",
+            help="Sentences, each with [MASK], or the tokenizer's mask token, in place of a word.",
         ),
     ],
     top: Annotated[int, typer.Option(help="Number of predictions.", min=1, max=1000)] = 5,
 ) -> None:
-    """Print the most probable words for the [MASK] in each text, with their probabilities."""
+    """Print the most probable words for the mask in each text, with their probabilities."""
     from mlbert.models import fill_mask as masked  # torch takes a second
 
-    for text in texts:
-        masked.check_text(text)
     network, tokenizer = masked.open_masked_lm(model)
+    for text in texts:
+        masked.check_text(text, tokenizer.mask_token)
     if len(texts) == 1:
         for word, probability in masked.fill(network, tokenizer, texts[0], top):
             typer.echo(f"{probability:.4f}  {word}")

@@ -51,8 +51,10 @@ def pretrain(
     vocab: Annotated[
         Path | None,
         typer.Option(
+            "--tokenizer",
+            "--vocab",
             metavar="FILE",
-            help="A vocab.txt or tokenizer.json, or its folder, to use instead of training one.",
+            help="A tokenizer.json, a vocab.txt, or its folder, to use instead of training one.",
         ),
     ] = None,
     vocab_size: Annotated[

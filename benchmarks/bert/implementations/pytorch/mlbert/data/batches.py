@@ -6,8 +6,9 @@ positions, segments, dropout rows and 64-bit ids never cross the bus: 2.9 bytes 
 30. The buffer holds:
 
 ==================  ==================  ============================================================
-ids                 16 bits [T]         token ids after masking
-masked_labels       16 bits [M]         original ids
+ids                 16 bits [T]         token ids after masking; 32 bits if the vocabulary has more
+                                        than 65,536 entries
+masked_labels       16 bits [M]         original ids; as ids
 masked_positions    int32 [M]           index into T
 cu_seqlens          int32 [S+1]         as in `Batch`
 first_lengths       int32 [S]           tokens of segment 0; the rest of the sequence is segment 1
@@ -38,7 +39,7 @@ import torch
 from torch import Tensor
 
 from mlbert.data.formats.order import first_slots
-from mlbert.data.formats.ragged import Ragged
+from mlbert.data.formats.ragged import NARROW, Ragged
 from mlbert.data.formats.static_masking import MASKED_SHARE
 from mlbert.ops import forms
 from mlbert.ops.loss import IGNORED
@@ -153,6 +154,7 @@ class HostBatch:
     num_masked: int  # M
     max_seqlen: int  # longest sequence, tokens
     has_labels: bool  # whether the part ``labels`` exists
+    is_wide: bool = False  # whether token ids have 32 bits
 
     @classmethod
     def of(
@@ -172,7 +174,8 @@ class HostBatch:
         num_tokens = len(rows.tokens)
         num_masked = len(rows.masked_labels)
         has_labels = labels is not None
-        layout = _layout(num_tokens, len(rows), num_masked, has_labels)
+        is_wide = rows.tokens.dtype.itemsize > NARROW.itemsize
+        layout = _layout(num_tokens, len(rows), num_masked, has_labels, is_wide)
         num_bytes = max(part.stop for part, _ in layout.values())
         batch = cls(
             data=torch.empty(num_bytes, dtype=torch.uint8, pin_memory=page_locked),
@@ -181,6 +184,7 @@ class HostBatch:
             num_masked=num_masked,
             max_seqlen=int(rows.lengths.max()) if len(rows) else 0,
             has_labels=has_labels,
+            is_wide=is_wide,
         )
         parts = batch.arrays()
         parts["ids"][:] = rows.tokens
@@ -235,7 +239,9 @@ class HostBatch:
 
     @functools.cached_property
     def _layout(self) -> dict[str, tuple[slice, torch.dtype]]:
-        return _layout(self.num_tokens, self.num_samples, self.num_masked, self.has_labels)
+        return _layout(
+            self.num_tokens, self.num_samples, self.num_masked, self.has_labels, self.is_wide
+        )
 
     def to(self, device: torch.device | str, out: Batch | None = None) -> Batch:
         """Return the batch on a device, without waiting for queued device work.
@@ -269,12 +275,13 @@ class HostBatch:
 
 
 def _layout(
-    tokens: int, sequences: int, masked: int, has_labels: bool
+    tokens: int, sequences: int, masked: int, has_labels: bool, is_wide: bool
 ) -> dict[str, tuple[slice, torch.dtype]]:
     """Return the byte range and dtype of each part by name."""
+    of_ids = torch.int32 if is_wide else torch.int16
     parts = [
-        ("ids", tokens, torch.int16),
-        ("masked_labels", masked, torch.int16),
+        ("ids", tokens, of_ids),
+        ("masked_labels", masked, of_ids),
         ("masked_positions", masked, torch.int32),
         ("cu_seqlens", sequences + 1, torch.int32),
         ("first_lengths", sequences, torch.int32),

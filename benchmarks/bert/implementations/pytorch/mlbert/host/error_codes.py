@@ -79,11 +79,12 @@ ERROR_CODES: Mapping[str, str] = {
         "The output folder was prepared from other input or with other options."
     ),
     "prepare.other-version": "The output folder was begun by another version of this package.",
-    "vocabulary.format": "The vocabulary is damaged, too large, or not WordPiece.",
+    "vocabulary.format": "The vocabulary is damaged, too large, or in a form that is not read.",
     "vocabulary.mismatch": "Data, model or tokenizer belong to different vocabularies.",
     "vocabulary.other-language": "The vocabulary does not cover most of the text.",
     "vocabulary.unsupported": (
-        "The tokenizer has an unsupported property that changes token ids; the message names it."
+        "The tokenizer has an unsupported property that changes token ids, or lacks a special "
+        "token; the message names it."
     ),
     # Models and checkpoints
     "checkpoint.checksum": "The tensors differ from the checksum recorded with them.",

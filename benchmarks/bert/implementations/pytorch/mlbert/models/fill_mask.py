@@ -1,4 +1,4 @@
-"""Predict the word at [MASK] with a masked-LM model."""
+"""Predict the word at a mask token with a masked-LM model."""
 
 from __future__ import annotations
 
@@ -54,24 +54,29 @@ def open_masked_lm(source: Path) -> tuple[BertForMaskedLM | BertForPreTraining, 
 
 
 def fill(model: AnyBert, tokenizer: Tokenizer, text: str, top: int = 5) -> list[tuple[str, float]]:
-    """Return the ``top`` most probable entries for the [MASK] of a text, each with its probability.
+    """Return the ``top`` most probable entries for the mask of a text, each with its probability.
 
-    Raise UserError if the text does not have exactly one [MASK] or is too long for the model.
+    The mask is [MASK], or the tokenizer's own mask token. Raise UserError if the text does not have
+    exactly one, or is too long for the model.
     """
-    before, after = (tokenizer.encode(part) for part in check_text(text))
-    return fill_tokens(model, tokenizer, [*before, tokenizer.mask_id, *after], len(before), top)
+    before, after = check_text(text, tokenizer.mask_token)
+    tokens = tokenizer.encode_around_mask(before, after)
+    return fill_tokens(model, tokenizer, tokens, tokens.index(tokenizer.mask_id), top)
 
 
-def check_text(text: str) -> list[str]:
-    """Return the text before and after its [MASK]. Raise UserError if it has none, or several."""
-    parts = text.split(MASK)
+def check_text(text: str, mask: str = MASK) -> list[str]:
+    """Return the text before and after its mask, which is ``mask``, or [MASK] if that does not
+    occur. Raise UserError if it has none, or several.
+    """
+    written = mask if mask in text or MASK not in text else MASK
+    parts = text.split(written)
     if len(parts) != 2:
-        reason = f"has {MASK} {len(parts) - 1} times" if len(parts) > 2 else f"has no {MASK}"
+        reason = f"has {written} {len(parts) - 1} times" if len(parts) > 2 else f"has no {mask}"
         raise UserError(
             "config.value",
             f"text {_shortened(text)!r}",
             reason,
-            f"Write {MASK} once, in place of a word",
+            f"Write {mask} once, in place of a word",
         )
     return parts
 
@@ -80,9 +85,9 @@ def check_text(text: str) -> list[str]:
 def fill_tokens(
     model: AnyBert, tokenizer: Tokenizer, tokens: Sequence[int], place: int, top: int
 ) -> list[tuple[str, float]]:
-    """Like `fill`, for tokens without [CLS] and [SEP]. The token at index ``place`` is [MASK]."""
+    """Like `fill`, for tokens without [CLS] and [SEP]. The token at index ``place`` is the mask."""
     config = model.config
-    size = len(tokenizer.vocabulary)
+    size = tokenizer.vocab_size
     if not 1 <= top <= size:
         raise UserError(
             "config.range",
@@ -94,13 +99,13 @@ def fill_tokens(
     if len(row) > config.max_position_embeddings:
         reason = f"is {len(row)} tokens long, the model allows {config.max_position_embeddings}"
         raise UserError("data.too-long", "text", reason, "Give less text around the [MASK]")
-    rows = Ragged.from_rows([(row, len(row), False, [place + 1], [0])])
+    rows = Ragged.from_rows([(row, len(row), False, [place + 1], [0])], tokenizer.dtype)
     batch = HostBatch.of_sequences(rows, np.zeros(1, np.int64), len(row))
     device = next(parameter for _, parameter in model.named_parameters()).device
     logits: MaskedLogits = model(batch.to(device), None)  # type: ignore[operator]
     probabilities, ids = logits.masked[0, :size].float().softmax(dim=0).topk(top)
     return [
-        (tokenizer.entries[number], p)
+        (tokenizer.show(number), p)
         for number, p in zip(ids.tolist(), probabilities.tolist(), strict=True)
     ]
 

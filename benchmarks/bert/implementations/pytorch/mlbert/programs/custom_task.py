@@ -25,7 +25,6 @@ from rich.console import Console
 from rich.table import Table
 
 from mlbert.config.bert_config import BertConfig
-from mlbert.data.formats.manifest import write_json
 from mlbert.data.formats.tasks import (
     LABEL_NAMES,
     TEXT_NAMES,
@@ -36,8 +35,7 @@ from mlbert.data.formats.tasks import (
     read_evaluation,
     read_training,
 )
-from mlbert.data.formats.tokenizer import Tokenizer
-from mlbert.data.formats.tokenizer_files import TOKENIZER_CONFIG, VOCAB_FILE
+from mlbert.data.formats.tokenizer import Tokenizer, write_tokenizer
 from mlbert.data.loading.tasks import encode
 from mlbert.distributed.world import World
 from mlbert.host.console import new_table, safe
@@ -326,8 +324,7 @@ def _write_model(folder: Path, shape: BertConfig, tokenizer: Tokenizer) -> Path:
     """
     rates = ("hidden_dropout_prob", "attention_probs_dropout_prob")
     shape = replace(shape, **{name: max(DROPOUT, getattr(shape, name)) for name in rates})
-    write_atomically(folder / VOCAB_FILE, "\n".join(tokenizer.entries) + "\n")
-    write_json(folder / TOKENIZER_CONFIG, tokenizer.config)
+    write_tokenizer(tokenizer, folder)
     write_atomically(folder / "bert_config.json", shape.to_json())
     return folder / "bert_config.json"
 

@@ -49,10 +49,11 @@ class Masking:
     Args:
         special_ids: never chosen.
         mask_id: id of [MASK].
-        vocab_size: exclusive upper bound of random ids.
+        vocab_size: exclusive upper bound of ids.
         seed: from 0 to 2**64 - 1; the same seed gives the same masks.
         always_mask: make every chosen token [MASK], in place of 80 % of them.
             The same tokens are chosen.
+        replacement_ids: int [R], what a random id is drawn from; None for the whole vocabulary.
     """
 
     special_ids: Sequence[int]
@@ -60,12 +61,19 @@ class Masking:
     vocab_size: int
     seed: int
     always_mask: bool = False
+    replacement_ids: np.ndarray | None = None
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, seed: int, always_mask: bool = False) -> Masking:
         """Return the masking of texts in a tokenizer's vocabulary."""
-        vocab_size = len(tokenizer.vocabulary)
-        return cls(tokenizer.special_ids, tokenizer.mask_id, vocab_size, seed, always_mask)
+        return cls(
+            tokenizer.special_ids,
+            tokenizer.mask_id,
+            tokenizer.vocab_size,
+            seed,
+            always_mask,
+            tokenizer.replacement_ids,
+        )
 
     def __call__(
         self, tokens: np.ndarray, offsets: np.ndarray, step: int, lanes: np.ndarray, rate: float
@@ -73,7 +81,7 @@ class Masking:
         """Mask sequences.
 
         Args:
-            tokens: uint16 [T]; not changed.
+            tokens: uint16 or uint32 [T]; not changed.
             offsets: int64 [S+1], sequence s holds tokens[offsets[s]:offsets[s+1]].
             step: for the draws, 0 or more.
             lanes: int64 [S], identifies each sequence within the step.
@@ -99,9 +107,8 @@ class Masking:
         if not self.always_mask:
             what = _mixed(draws[chosen] + _GOLDEN)
             which = what >> _HALF
-            ids = ((what & _LOW) * np.uint64(self.vocab_size) >> _HALF).astype(np.uint16)
-            new = np.where(which < _TO_MASK_OR_RANDOM, ids, labels)
-            masked[chosen] = np.where(which < _TO_MASK, np.uint16(self.mask_id), new)
+            new = np.where(which < _TO_MASK_OR_RANDOM, self._random_ids(what, tokens.dtype), labels)
+            masked[chosen] = np.where(which < _TO_MASK, tokens.dtype.type(self.mask_id), new)
         masked_offsets = np.searchsorted(chosen, offsets)
         return Ragged(
             tokens=masked,
@@ -115,10 +122,17 @@ class Masking:
             next_sentence=np.zeros(len(lengths), np.uint8),
         )
 
+    def _random_ids(self, what: np.ndarray, dtype: np.dtype) -> np.ndarray:
+        """Return an id for each draw (uint64 [n]) by its lower half."""
+        among = self.replacement_ids
+        count = self.vocab_size if among is None else len(among)
+        numbers = (what & _LOW) * np.uint64(count) >> _HALF
+        return (numbers if among is None else among[numbers]).astype(dtype)
+
     @cached_property
     def _special(self) -> np.ndarray:
-        """bool [65536]."""
-        special = np.zeros(1 << 16, bool)
+        """bool [vocab_size], at least 65,536."""
+        special = np.zeros(max(self.vocab_size, 1 << 16), bool)
         special[list(self.special_ids)] = True
         return special
 

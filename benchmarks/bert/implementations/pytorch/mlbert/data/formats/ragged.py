@@ -3,10 +3,11 @@
 Legend: S sequences, T tokens, M masked tokens.
 
 ===================  ==============  =======================================================
-tokens               uint16 [T]      token ids after masking
+tokens               uint16 [T]      token ids after masking; uint32 in memory, if the vocabulary
+                                     has more than 65,536 entries
 offsets              int64 [S+1]     sequence s holds tokens[offsets[s]:offsets[s+1]]
 masked_positions     uint16 [M]      position within its sequence, ascending
-masked_labels        uint16 [M]      original ids at these positions
+masked_labels        uint16 [M]      original ids at these positions; as tokens
 masked_offsets       int64 [S+1]     sequence s holds
                                      masked_*[masked_offsets[s]:masked_offsets[s+1]]
 first_lengths        uint16 [S]      tokens of segment 0: [CLS], sentence A, [SEP]
@@ -23,6 +24,8 @@ from typing import Any
 
 import numpy as np
 
+NARROW = np.dtype("<u2")  # of token ids
+WIDE = np.dtype("<u4")  # of token ids of a vocabulary with more than 65,536 entries
 BLOCK = 1 << 19  # elements that `Ragged.take` copies at a time
 
 DTYPES: dict[str, np.dtype] = {
@@ -65,8 +68,8 @@ class Ragged:
         return np.diff(self.offsets)
 
     @classmethod
-    def from_rows(cls, rows: Iterable[Row]) -> Ragged:
-        """Build from single sequences."""
+    def from_rows(cls, rows: Iterable[Row], dtype: np.dtype = NARROW) -> Ragged:
+        """Build from single sequences with token ids of this type."""
         token_rows, first, random_next, positions, labels = list(zip(*rows, strict=True)) or [
             (),
             (),
@@ -74,13 +77,13 @@ class Ragged:
             (),
             (),
         ]
-        tokens, offsets = flattened(token_rows)
+        tokens, offsets = flattened(token_rows, dtype)
         masked_positions, masked_offsets = flattened(positions)
         return cls(
             tokens=tokens,
             offsets=offsets,
             masked_positions=masked_positions,
-            masked_labels=flattened(labels)[0],
+            masked_labels=flattened(labels, dtype)[0],
             masked_offsets=masked_offsets,
             first_lengths=np.asarray(first, DTYPES["first_lengths"]),
             next_sentence=np.asarray(random_next, DTYPES["next_sentence"]),
@@ -167,12 +170,21 @@ class Ragged:
         return cls(**arrays, labels=np.concatenate(labels) if labels else None)
 
 
-def flattened(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers of all rows, uint16 [T], and the start of each row, int64 [rows+1]."""
-    flat = array("H")
+def flattened(
+    rows: Sequence[Sequence[int]], dtype: np.dtype = NARROW
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of all rows, uint16 or uint32 [T], and the start of each row, int64
+    [rows+1].
+    """
+    flat = array("H" if dtype.itemsize == NARROW.itemsize else "I")
     for row in rows:
         flat.extend(row)
-    return np.frombuffer(flat, np.uint16), offsets_of([len(row) for row in rows])
+    return np.frombuffer(flat, dtype), offsets_of([len(row) for row in rows])
+
+
+def ids_dtype(vocab_size: int) -> np.dtype:
+    """Return the type of token ids below ``vocab_size``: uint16, or uint32 if it must be."""
+    return NARROW if vocab_size <= 1 << 8 * NARROW.itemsize else WIDE
 
 
 def sizes_of(rows: int, tokens: int, masked: int) -> dict[str, int]:

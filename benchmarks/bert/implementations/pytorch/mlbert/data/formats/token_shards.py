@@ -15,7 +15,7 @@ identity            32 bytes, SHA-256 of the set's index, name and state of the 
                     and the tokenizer
 n, T, checksum      int64 each; the checksum is the CRC-32 of the rest
 offsets             int64 [n+1], text i has tokens[offsets[i]:offsets[i+1]]
-tokens              uint16 [T]
+tokens              uint16 [T], or uint32 if the tokenizer has more than 65,536 ids
 ==================  =====================================================================
 
 Processes share these files: a file is renamed to its final name when it is complete, only one
@@ -58,12 +58,11 @@ TOKENS = "tokens"
 INPUT_IDS = "input_ids"
 _MASKED = "masked_lm_positions"  # a column of sets of masked samples, which also have input_ids
 _FIRST_SAMPLES = 16  # of a shard, which decide on the width of token ids
-_MAGIC = b"MLBERTI1"
+_MAGICS = {2: b"MLBERTI1", 4: b"MLBERTI4"}  # by the bytes of a token id
 _HEAD = struct.Struct("<8s32sqqq")
 _MOST_MEMORY = 4 << 30  # bytes of shards that cannot be stored in files
 _MOST_LOOSE = 16_384  # texts
 _INT64 = np.dtype("<i8")
-_UINT16 = np.dtype("<u2")
 
 
 @dataclass(frozen=True)
@@ -78,11 +77,11 @@ class TextInfo:
 class TokenShard:
     """The texts of one shard."""
 
-    tokens: np.ndarray  # uint16 [T]
+    tokens: np.ndarray  # uint16 or uint32 [T]
     offsets: np.ndarray  # int64 [n+1]
 
     def text(self, place: int) -> np.ndarray:
-        """Return the tokens of one text, uint16."""
+        """Return the tokens of one text."""
         return self.tokens[self.offsets[place] : self.offsets[place + 1]]
 
     @property
@@ -132,14 +131,18 @@ def _check_vocabulary(reader: MdsReader, name: str, tokenizer: Tokenizer) -> Non
     if recorded not in (None, own) and column_of(reader) != TEXT:
         reason = f"has tokens of another vocabulary than {tokenizer.name} (sha256 {own[:12]}...)"
         remedy = (
-            "Give the tokenizer that the set was written with, whose vocab.txt has the sha256 "
+            "Give the tokenizer that the set was written with, whose vocabulary has the sha256 "
             f"{recorded[:12]}..., or write the set again with this one"
         )
         raise UserError("vocabulary.mismatch", name, reason, remedy)
 
 
 def vocabulary_sha256(tokenizer: Tokenizer) -> str:
-    """Return the SHA-256 that token sets record: that of a vocab.txt with these entries."""
+    """Return the SHA-256 that token sets record: that of a vocab.txt with these entries, or of a
+    tokenizer that is more than its entries.
+    """
+    if not tokenizer.is_plain:
+        return tokenizer.sha256
     return hashlib.sha256(vocabulary_text(tokenizer.vocabulary).encode()).hexdigest()
 
 
@@ -193,13 +196,14 @@ class TokenShards:
         warn: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._tokenizer = tokenizer
-        self._pad_id = tokenizer.special_ids[0]
+        self._dtype = tokenizer.dtype
         self._warn = warn
         self._has_warned = False
         column = column_of(readers[0])
         assert column is not None, "open_texts checks the columns"
         self._column = column
         self.is_text = column == TEXT
+        self._pad_id = tokenizer.pad_id if column == INPUT_IDS else None
         self.first = offsets_of(np.concatenate([reader.shard_sizes for reader in readers]))
         first = offsets_of([len(reader) for reader in readers]).tolist()
         # For each shard its set, its number in the set, and the number of the set's first text.
@@ -245,12 +249,12 @@ class TokenShards:
         """
         if not len(tokens):
             return
-        is_inside = int(tokens.max()) < len(self._tokenizer.vocabulary)
+        is_inside = int(tokens.max()) < self._tokenizer.vocab_size
         if not is_inside or (tokens.dtype.kind == "i" and int(tokens.min()) < 0):
             self._encode(texts.tolist())  # raises the error
 
     def loose(self, texts: Sequence[int]) -> list[np.ndarray]:
-        """Return the tokens (uint16) of each of ``texts`` without tokenizing their shards; the
+        """Return the tokens of each of ``texts`` without tokenizing their shards; the
         latest are cached. Raises UserError if their shards cannot be read or fetched.
         """
         with self._loose_lock:
@@ -287,8 +291,7 @@ class TokenShards:
         if self.is_text or number in self._decoded_shards:
             return None
         reader, place, _ = self._places[number]
-        pad_id = self._pad_id if self._column == INPUT_IDS else None
-        found = stored_tokens(reader, place, self._column, pad_id)
+        found = stored_tokens(reader, place, self._column, self._pad_id)
         if found is None:
             self._decoded_shards.add(number)
         else:
@@ -314,11 +317,14 @@ class TokenShards:
                 if (found := self._kept(number)) is not None:  # another one made it in the meantime
                     return found
                 made = self._tokenised(number)
-                body = made.offsets.astype(_INT64).tobytes() + made.tokens.astype(_UINT16).tobytes()
+                body = (
+                    made.offsets.astype(_INT64).tobytes()
+                    + made.tokens.astype(self._dtype).tobytes()
+                )
                 num_texts = len(made.offsets) - 1
                 num_tokens = len(made.tokens)
                 identity = self._identity(number)
-                head = _HEAD.pack(_MAGIC, identity, num_texts, num_tokens, zlib.crc32(body))
+                head = _HEAD.pack(self._magic, identity, num_texts, num_tokens, zlib.crc32(body))
                 write_atomically(path, head + body)
                 if (found := self._kept(number)) is not None:
                     return found
@@ -351,6 +357,10 @@ class TokenShards:
                 del self._in_memory[oldest]
                 self._shards.pop(oldest, None)
 
+    @property
+    def _magic(self) -> bytes:
+        return _MAGICS[self._dtype.itemsize]
+
     def _name(self, number: int) -> str:
         reader, place, _ = self._places[number]
         return reader.shards[place].raw.name
@@ -380,23 +390,23 @@ class TokenShards:
         content = files.bytes[: files.ends[0]]
         magic, identity, texts, tokens, checksum = _HEAD.unpack(content[: _HEAD.size].tobytes())
         middle = _HEAD.size + (texts + 1) * _INT64.itemsize
-        expected = _MAGIC, self._identity(number), self.first[number + 1] - self.first[number]
+        expected = self._magic, self._identity(number), self.first[number + 1] - self.first[number]
         if (magic, identity, texts) != expected:
             return None
         if (
-            len(content) != middle + tokens * _UINT16.itemsize
+            len(content) != middle + tokens * self._dtype.itemsize
             or zlib.crc32(content[_HEAD.size :].data) != checksum
         ):
             return None
-        return TokenShard(content[middle:].view(_UINT16), content[_HEAD.size : middle].view(_INT64))
+        ids = content[middle:].view(self._dtype)
+        return TokenShard(ids, content[_HEAD.size : middle].view(_INT64))
 
     def _tokenised(self, number: int) -> TokenShard:
         found = self._at_once(number) if self.is_text else None
         found = found or self._encode(range(self.first[number], self.first[number + 1]))
         if self.is_text:
-            unknown_share(
-                found.tokens, self._tokenizer.vocabulary, self._name(number), self._tokenizer.name
-            )
+            unknown = self._tokenizer.unknown_id
+            unknown_share(found.tokens, unknown, self._name(number), self._tokenizer.name)
         return found
 
     def _at_once(self, number: int) -> TokenShard | None:
@@ -448,7 +458,7 @@ class TokenShards:
                 raise self._wrong(text, "is only padding", "Write the set again")
             found.append(ids)
         ids = np.concatenate([np.empty(0, np.int64), *found])
-        size = len(self._tokenizer.vocabulary)
+        size = self._tokenizer.vocab_size
         offsets = offsets_of([len(ids) for ids in found])
         outside = np.flatnonzero((ids < 0) | (ids >= size))
         if len(outside):
@@ -458,7 +468,7 @@ class TokenShards:
                 f"of {self._tokenizer.name} has {size} entries"
             )
             raise self._wrong(text, reason, "Give the tokenizer that the set was written with")
-        return TokenShard(ids.astype(np.uint16), offsets)
+        return TokenShard(ids.astype(self._dtype), offsets)
 
     def _stored_ids(self, text: int) -> np.ndarray:
         """Return the stored tokens of a text, int64. Raises UserError if they are damaged."""

@@ -1,41 +1,44 @@
 """Tokenizers by name, vocab.txt or ``tokenizer.json``:
 a vocabulary with special tokens that maps text to ids and back.
 
-Google's uncased English models need no network, because this package includes their common
-vocabulary. `mlbert.data.formats.tokenizer_files` reads the files, or says what in them is not
-supported.
+BERT's plain WordPiece is run by our own code, compiled if possible; every other tokenizer by the
+library `tokenizers`. `mlbert.data.formats.tokenizer_files` reads the files and chooses. Google's
+uncased English models need no network, because this package includes their common vocabulary.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import tokenizers
 
-from mlbert.data.formats.ragged import flattened
+from mlbert.data.formats.manifest import write_json
+from mlbert.data.formats.ragged import flattened, ids_dtype
+from mlbert.data.formats.special_tokens import SpecialTokens
 from mlbert.data.formats.tokenizer_files import (
     MODEL_CONFIG,
     TOKENIZER_CONFIG,
     TOKENIZER_FILES,
     TOKENIZER_JSON,
     VOCAB_FILE,
+    copy_tokenizer_files,
     find_vocabulary,
     read_tokenizer_files,
 )
 from mlbert.data.formats.wordpiece import (
-    SPECIAL_TOKENS,
     NativeWordPiece,
     TextRules,
     WordPieceTokenizer,
 )
 from mlbert.host import native
 from mlbert.host.errors import UserError
-from mlbert.host.files import AddressError, read_pieces
+from mlbert.host.files import AddressError, read_pieces, write_atomically, writing
 
 UNCASED_FILE = Path(__file__).parent / "vocabularies" / "bert-uncased.txt"
 UNCASED_NAMES = ("bert-base-uncased", "bert-large-uncased", "prajjwal1/bert-tiny")
@@ -45,6 +48,9 @@ _REMEDY = "Give a vocab.txt, a tokenizer.json, or the folder of one"
 _HUB_SECONDS = 5.0
 _FIRST = "!"  # always one token
 _LINE_END = "\n"
+_TOGETHER = 1024  # texts that the library encodes at a time
+_CAPITAL = "A"
+_NO_TEXT = "\ufffd"  # in the text of bytes that are a part of a character
 _BLANKED = bytes.maketrans(b"\n\r", b"  ")
 
 
@@ -53,20 +59,38 @@ class Tokenizer:
     """A tokenizer made from a vocabulary file. Each thread needs its own copy (`clone`)."""
 
     name: str  # as requested
-    vocabulary: dict[str, int]  # entry -> id
+    vocabulary: dict[str, int]  # entry -> id, with the added tokens; ids may have gaps
     file: Path  # the vocabulary file: vocab.txt or tokenizer.json
-    sha256: str  # of the vocabulary as a vocab.txt
-    rules: TextRules
+    sha256: str  # see `mlbert.data.formats.tokenizer_files.TokenizerFiles`
+    rules: TextRules | None  # of BERT's plain WordPiece; None for every other tokenizer
+    special: SpecialTokens
+    library: tokenizers.Tokenizer | None = field(default=None, compare=False)  # without ``rules``
 
     @property
+    def is_plain(self) -> bool:
+        """Return True for BERT's WordPiece, whose vocabulary and rules are all that it is."""
+        return self.rules is not None
+
+    @property
+    def kind(self) -> str:
+        """The algorithm, for people: WordPiece, BPE, Unigram or WordLevel."""
+        return "WordPiece" if self.library is None else type(self.library.model).__name__
+
+    @cached_property
     def lower_case(self) -> bool:
         """Return True if text is lowercased."""
-        return self.rules.lower_case
+        if self.rules is not None:
+            return self.rules.lower_case
+        assert self.library is not None
+        normalizer = self.library.normalizer
+        return normalizer is not None and normalizer.normalize_str(_CAPITAL).islower()
 
     @property
     def identity(self) -> str:
         """Identifier that is equal for tokenizers that produce the same ids."""
         parts = [self.sha256]
+        if self.rules is None:
+            return "-".join([*parts, "tokenizers"])
         if not self.rules.lower_case:
             parts.append("cased")
         if self.rules.strip_accents != self.rules.lower_case:
@@ -78,8 +102,9 @@ class Tokenizer:
     @property
     def config(self) -> dict[str, object]:
         """Content of a tokenizer_config.json from which `load_tokenizer`
-        and `transformers` read these rules.
+        and `transformers` read the rules of a plain tokenizer.
         """
+        assert self.rules is not None, "other tokenizers have their own file"
         values: dict[str, object] = {"do_lower_case": self.rules.lower_case}
         if self.rules.strip_accents != self.rules.lower_case:
             values["strip_accents"] = self.rules.strip_accents
@@ -87,48 +112,119 @@ class Tokenizer:
             values["tokenize_chinese_chars"] = False
         return values
 
+    @cached_property
+    def vocab_size(self) -> int:
+        """Rows that a model needs: 1 more than the highest id."""
+        return 1 + max(self.vocabulary.values())
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Type of ids in stores and caches: uint16, or uint32 for more than 65,536 of them."""
+        return ids_dtype(self.vocab_size)
+
     @property
     def cls_id(self) -> int:
-        """Id of [CLS]."""
-        return self.vocabulary["[CLS]"]
+        """Id before a text, such as [CLS]."""
+        return self.special.frame.first
 
     @property
     def sep_id(self) -> int:
-        """Id of [SEP]."""
-        return self.vocabulary["[SEP]"]
+        """Id after a text, such as [SEP]."""
+        return self.special.frame.last
+
+    @property
+    def mask_token(self) -> str:
+        """Entry such as [MASK]. Raises UserError if the tokenizer has none."""
+        return self._named(self.special.mask, "mask")
 
     @property
     def mask_id(self) -> int:
-        """Id of [MASK]."""
-        return self.vocabulary["[MASK]"]
+        """Id of `mask_token`. Raises UserError as it does."""
+        return self.vocabulary[self.mask_token]
+
+    @property
+    def pad_id(self) -> int:
+        """Id such as that of [PAD]. Raises UserError if the tokenizer has none."""
+        return self.vocabulary[self._named(self.special.pad, "pad")]
+
+    @property
+    def unknown_id(self) -> int | None:
+        """Id such as that of [UNK], or None if there is none."""
+        return None if self.special.unknown is None else self.vocabulary[self.special.unknown]
 
     @property
     def special_ids(self) -> tuple[int, ...]:
-        """Ids of [PAD], [UNK], [CLS], [SEP] and [MASK]."""
-        return tuple(self.vocabulary[token] for token in SPECIAL_TOKENS)
+        """Ids of the special tokens, which are never masked."""
+        return self.special.ids
+
+    @cached_property
+    def replacement_ids(self) -> np.ndarray | None:
+        """Ids that may replace a masked token at random, ascending in the tokenizer's dtype: all
+        that are not special. None for BERT's WordPiece, where they are the whole vocabulary.
+        """
+        if self.is_plain:
+            return None
+        return np.asarray(sorted({*self.vocabulary.values()} - {*self.special_ids}), self.dtype)
+
+    def _named(self, token: str | None, role: str) -> str:
+        if token is None or token not in self.vocabulary:
+            remedy = f'Name it in its tokenizer_config.json: "{role}_token"'
+            raise UserError("vocabulary.unsupported", self.file, f"has no {role} token", remedy)
+        return token
 
     @cached_property
     def entries(self) -> list[str]:
-        """Entries in the order of their ids."""
-        return sorted(self.vocabulary, key=self.vocabulary.__getitem__)
+        """Entries in the order of their ids, empty for an id without one."""
+        found = [""] * self.vocab_size
+        for entry, number in self.vocabulary.items():
+            found[number] = entry
+        return found
 
     def __reduce__(self) -> tuple[type[Tokenizer], tuple[object, ...]]:
         """Copy and pickle without cached state: compiled code cannot be sent to another process."""
-        return Tokenizer, (self.name, self.vocabulary, self.file, self.sha256, self.rules)
+        values = (
+            self.name,
+            self.vocabulary,
+            self.file,
+            self.sha256,
+            self.rules,
+            self.special,
+            self.library,
+        )
+        return Tokenizer, values
 
     def clone(self) -> Tokenizer:
         """Return a copy without cached state, for another thread."""
         return copy.copy(self)
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text, without special tokens."""
+        """Return the ids of a text, without special tokens around it."""
+        if self.library is not None:
+            return self.library.encode(text, add_special_tokens=False).ids
         return self._plain.encode(text)
 
+    def encode_around_mask(self, before: str, after: str) -> list[int]:
+        """Return the ids of a text with a mask token between its two parts.
+
+        A mask token of the library may take the space before it, as its file says.
+        """
+        if self.library is not None:
+            return self.encode(f"{before}{self.mask_token}{after}")
+        return [*self.encode(before), self.mask_id, *self.encode(after)]
+
     def encode_all(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Return uint16 [T], the ids of all texts, and int64 [texts+1], the start of each.
+        """Return the ids of all texts in the tokenizer's dtype [T], and int64 [texts+1], the start
+        of each.
 
         Uses compiled code if possible, with the same result as `encode`.
         """
+        if self.library is not None:
+            found: list[list[int]] = []
+            for first in range(0, len(texts), _TOGETHER):
+                some = list(texts[first : first + _TOGETHER])
+                encodings = self.library.encode_batch_fast(some, add_special_tokens=False)
+                found += [encoding.ids for encoding in encodings]
+            return flattened(found, self.dtype)
         if self._native is None:
             return flattened([self.encode(text) for text in texts])
         if not texts:
@@ -140,6 +236,32 @@ class Tokenizer:
         )
         return self._of_lines(self._native, lines.encode(), len(texts))
 
+    def encode_lines(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the ids of all texts as `encode_all`; int64 [lines+1], the start of each line; and
+        int64 [texts], the lines of each text.
+
+        The library sees the whole text, in which a token may begin with the end of a line.
+        """
+        lines = [text.splitlines(keepends=self.library is not None) for text in texts]
+        counts = np.asarray([len(some) for some in lines], np.int64)
+        if self.library is None:
+            ids, starts = self.encode_all([line for some in lines for line in some])
+            return ids, starts, counts
+        encodings = self.library.encode_batch(list(texts), add_special_tokens=False)
+        found: list[list[int]] = []
+        starts_of_lines = [np.zeros(1, np.int64)]
+        done = 0
+        for encoding, some in zip(encodings, lines, strict=True):
+            found.append(encoding.ids)
+            begins = np.asarray([first for first, _ in encoding.offsets], np.int64)
+            ends = np.cumsum([len(line) for line in some], dtype=np.int64)
+            edges = np.searchsorted(np.maximum.accumulate(begins), ends)
+            edges[len(edges) - 1 :] = len(begins)  # all tokens are in some line
+            starts_of_lines.append(done + edges)
+            done += len(begins)
+        ids, _ = flattened(found, self.dtype)
+        return ids, np.concatenate(starts_of_lines), counts
+
     def encode_records(
         self, records: np.ndarray, starts: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -149,7 +271,7 @@ class Tokenizer:
         ``records`` is uint8 [bytes], ``starts`` int64 [texts+1], the start of each. Raises
         UnicodeDecodeError if a text is not UTF-8.
         """
-        if self._native is None:
+        if self.library is not None or self._native is None:
             data = records.tobytes()
             return self.encode_all(
                 [data[first + 4 : end].decode() for first, end in pairwise(starts.tolist())]
@@ -169,11 +291,24 @@ class Tokenizer:
         return np.delete(parsed.tokens, starts[:-1]), starts - np.arange(len(starts))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return readable text: entries separated by spaces, with word pieces joined."""
+        """Return readable text; of a plain tokenizer entries separated by spaces, with word pieces
+        joined.
+        """
+        if self.library is not None:
+            return self.library.decode(list(ids), skip_special_tokens=False)
         return " ".join(self.entries[number] for number in ids).replace(" ##", "")
+
+    def show(self, number: int) -> str:
+        """Return an entry as people read it: without the marks of spaces and bytes."""
+        entry = self.entries[number]
+        if self.library is None or number in self.special_ids:
+            return entry
+        text = self.library.decode([number]).strip()
+        return text if text and _NO_TEXT not in text else entry
 
     @cached_property
     def _plain(self) -> WordPieceTokenizer:
+        assert self.rules is not None
         return WordPieceTokenizer(self.vocabulary, rules=self.rules)
 
     @cached_property
@@ -189,10 +324,10 @@ def load_tokenizer(name: str | Path, lower_case: bool | None = None) -> Tokenize
 
     Names in `UNCASED_NAMES`, with or without ``google-bert/``, are built in. Others are fetched
     from the Hugging Face hub if its package is installed. The files next to the vocabulary are
-    respected; ``lower_case`` overrides them.
+    respected; ``lower_case`` overrides the case of a plain WordPiece.
 
-    Raises UserError if there is no such file or model, it is not a BERT vocabulary, or it has a
-    property that is not supported (`mlbert.data.formats.tokenizer_files`).
+    Raises UserError if there is no such file or model, or it has a property that is not supported
+    (`mlbert.data.formats.tokenizer_files`).
     """
     short = str(name).removeprefix(_OWNER)
     path = Path(name)
@@ -211,8 +346,38 @@ def load_tokenizer(name: str | Path, lower_case: bool | None = None) -> Tokenize
     elif not path.exists():
         path = _fetched(str(name))
     found = read_tokenizer_files(path)
-    rules = found.rules if lower_case is None else TextRules.plain(lower_case)
-    return Tokenizer(str(name), found.vocabulary, found.file, found.sha256, rules)
+    rules = found.rules
+    if rules is not None and lower_case is not None:
+        rules = TextRules.plain(lower_case)
+    return Tokenizer(
+        str(name),
+        found.vocabulary,
+        found.file,
+        found.sha256,
+        rules,
+        found.special,
+        found.library,
+    )
+
+
+def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write a tokenizer's files to a folder: of a plain one vocab.txt and its rules, of another one
+    a copy of its files. Raises UserError if a file cannot be written.
+    """
+    if tokenizer.is_plain:
+        write_atomically(folder / VOCAB_FILE, "\n".join(tokenizer.entries) + "\n")
+        write_json(folder / TOKENIZER_CONFIG, tokenizer.config)
+        return
+    with writing(folder, "Name another folder"):
+        copy_tokenizer_files(tokenizer.file, folder)
+
+
+def check_for_masking(tokenizer: Tokenizer) -> None:
+    """Raise UserError if a tokenizer lacks a token that pre-training, or the use of its model,
+    needs.
+    """
+    _ = tokenizer.mask_id
+    _ = tokenizer.pad_id
 
 
 def lower_cases(vocabulary: Path) -> bool:
@@ -223,6 +388,10 @@ def lower_cases(vocabulary: Path) -> bool:
     Google's models do: samples with next-sentence pairs can only be prepared like that.
     """
     rules = read_tokenizer_files(vocabulary).rules
+    if rules is None:
+        reason = "is not of BERT's plain WordPiece, with which these samples are made"
+        remedy = "Give a vocabulary of a tokenizer with BERT's usual rules"
+        raise UserError("vocabulary.unsupported", vocabulary, reason, remedy)
     if rules != TextRules.plain(rules.lower_case):
         name = "tokenize_chinese_chars" if rules.split_cjk is False else "strip_accents"
         value = rules.split_cjk if rules.split_cjk is False else rules.strip_accents
@@ -241,7 +410,7 @@ def check_model_vocabulary(
     """Raise UserError unless a model's vocabulary rows are those of the tokenizer, and a few spare
     ones: programs round them up. Far more rows mean another vocabulary.
     """
-    entries = len(tokenizer.vocabulary)
+    entries = tokenizer.vocab_size
     if not 0 <= vocab_size - entries < MOST_SPARE_ROWS:
         reason = f"has {entries} entries, the model has vocab_size {vocab_size}"
         raise UserError("vocabulary.mismatch", subject, reason, remedy)

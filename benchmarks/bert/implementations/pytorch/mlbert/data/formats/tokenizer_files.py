@@ -1,14 +1,15 @@
-"""Read the files of a BERT tokenizer, as `transformers` and `tokenizers` write them.
+"""Read the files of a tokenizer, as `transformers` and `tokenizers` write them.
 
-A tokenizer is a vocabulary and rules for the text before words are looked up. It is read from
-``vocab.txt`` or ``tokenizer.json`` and from the files next to it. Any other property that changes
-token ids (added tokens, another normalizer, other special tokens, another class) is an error that
-names the file and the property: ids that differ from those that a model was trained with would go
-unnoticed.
+A tokenizer is read from ``vocab.txt`` or ``tokenizer.json`` and from the files next to it. BERT's
+plain WordPiece, a vocabulary and rules for the text before words are looked up, is run by our own
+code. Any other property that changes token ids (added tokens, another normalizer, other special
+tokens, another model) leaves it to the library `tokenizers`
+(`mlbert.data.formats.library_tokenizer`). What neither can do is an error that names the file and
+the property: ids that differ from those that a model was trained with would go unnoticed.
 
 Which file decides: for BERT's tokenizer classes, `transformers` takes the vocabulary of
-tokenizer.json and the rules of tokenizer_config.json. For its class without a model
-(``PreTrainedTokenizerFast``), tokenizer.json decides. Without a class, both must agree.
+tokenizer.json and the rules of tokenizer_config.json. For every other class, and for ModernBERT,
+tokenizer.json decides. Without a class, both must agree.
 
 Our WordPiece is the benchmark's, which differs from `transformers` here: the name of a special
 token in a text is plain text, words of 101 to 200 characters are looked up, a capital sigma at the
@@ -18,20 +19,35 @@ characters have a newer Unicode category.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from mlbert.data.formats.manifest import vocabulary_sha256
+import tokenizers
+
+from mlbert.data.formats.library_tokenizer import (
+    BERT_NAMES,
+    add_tokens_of_files,
+    bert_content,
+    content_sha256,
+    load_library,
+    set_bert_template,
+)
+from mlbert.data.formats.manifest import MAX_VOCAB_SIZE, vocabulary_sha256
+from mlbert.data.formats.special_tokens import Frame, SpecialTokens, find_special_tokens
 from mlbert.data.formats.wordpiece import (
     SPECIAL_TOKENS,
     UNKNOWN,
     TextRules,
-    load_vocabulary,
+    check_entries,
     numbered,
+    read_entries,
 )
 from mlbert.host.errors import UserError
 from mlbert.host.json_files import read_json, shown
@@ -64,6 +80,8 @@ _BERT_CLASSES = (
 )
 # Classes that take everything from tokenizer.json.
 _GENERIC_CLASSES = ("PreTrainedTokenizer", "TokenizersBackend")
+# Of these models transformers takes everything from tokenizer.json, whatever the class.
+_GENERIC_MODELS = ("modernbert",)
 _SPECIAL_NAMES = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL_TOKENS}
 # The fields of `TextRules` in tokenizer_config.json, and in the normalizer of tokenizer.json.
 RULE_NAMES = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
@@ -78,7 +96,10 @@ _ONLY_VALUES: Mapping[str, object] = {
     "truncation_side": "right",
     "wordpieces_prefix": "##",
 }
+_FOR_ALL = ("truncation_side",)  # of these, those that matter to every class
 _ONLY_EMPTY = ("auto_map", "never_split")
+# Files of transformers' older classes, from which tokenizer.json is made.
+_OLD_FILES = ("vocab.json", "merges.txt")
 # Of max_input_chars_per_word: that of `transformers`, and the benchmark's.
 _WORD_LENGTHS = (100, 200)
 
@@ -86,6 +107,9 @@ _LONGEST = 60  # characters of a value in a message
 _RESTORE = "Restore or remove the file"
 _RESTORE_JSON = "Restore it, or put the vocab.txt next to it"
 _OTHER = "Choose a model or vocabulary with BERT's usual tokenizer"
+_GENERIC = 'Set "tokenizer_class": "PreTrainedTokenizerFast" in its tokenizer_config.json'
+_SENTENCEPIECE = (".model", ".spm")  # suffixes of its files
+_KEPT_TOKENIZERS = 4  # of the library: the largest take seconds to read
 
 
 @dataclass(frozen=True)
@@ -93,16 +117,25 @@ class TokenizerFiles:
     """The content of a tokenizer's files.
 
     Attributes:
-        file: ``vocab.txt``, or ``tokenizer.json`` if there is no other.
-        vocabulary: entry -> id.
-        sha256: of the vocabulary as a vocab.txt.
-        rules: for the text.
+        file: ``vocab.txt``, or the ``tokenizer.json`` that is read.
+        vocabulary: entry -> id, with the added tokens.
+        sha256: of the vocabulary as a vocab.txt; of a tokenizer of the library, of all that changes
+            its ids.
+        rules: of BERT's plain WordPiece, for the text; None for every other tokenizer.
+        special: its special tokens.
+        library: runs a tokenizer without ``rules``.
     """
 
     file: Path
     vocabulary: dict[str, int]
     sha256: str
-    rules: TextRules
+    rules: TextRules | None
+    special: SpecialTokens
+    library: tokenizers.Tokenizer | None = None
+
+
+class _NotPlain(UserError):
+    """A property that our WordPiece does not have; the library may have it."""
 
 
 def find_vocabulary(folder: Path) -> Path:
@@ -119,33 +152,236 @@ def read_tokenizer_files(file: Path) -> TokenizerFiles:
     and the files next to it.
 
     Raises:
-        UserError: a file is damaged, is not of a BERT vocabulary, contradicts another one, or has a
-            property that changes ids and is not supported.
+        UserError: a file is damaged or contradicts another one, or the tokenizer has a property
+            that changes ids and is not supported.
     """
-    fast_file = file if file.suffix == ".json" else None
-    if file.name == VOCAB_FILE and file.with_name(TOKENIZER_JSON).is_file():
-        fast_file = file.with_name(TOKENIZER_JSON)
+    fast_file = _fast_file(file)
+    if fast_file is None and not file.exists():
+        _explain_missing(file)
+    try:
+        return _read_plain(file, fast_file)
+    except _NotPlain as problem:
+        companions = (*TOKENIZER_FILES, MODEL_CONFIG)
+        stamps = [_stamp(path) for path in (file, *map(file.with_name, companions))]
+        found = _read_library(file, fast_file, tuple(stamps))
+        if found is None:
+            raise problem from None
+        return found
+
+
+def _fast_file(file: Path) -> Path | None:
+    """Return the tokenizer.json that a vocabulary is or has next to it, or None."""
+    if file.suffix == ".json":
+        return file
+    beside = file.with_name(TOKENIZER_JSON)
+    return beside if file.name == VOCAB_FILE and beside.is_file() else None
+
+
+def _explain_missing(file: Path) -> None:
+    """Raise UserError if a folder has a tokenizer in a form that is not read."""
+    for other in sorted(file.parent.glob("*")):
+        if other.suffix in _SENTENCEPIECE or other.name in _OLD_FILES:
+            reason = f"is not a {TOKENIZER_JSON}, and there is none next to it"
+            remedy = (
+                "Write one with transformers: "
+                "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+            )
+            raise UserError("vocabulary.format", other, reason, remedy)
+
+
+def _stamp(path: Path) -> tuple[str, int, int]:
+    """Return what tells one content of a file from another."""
+    if not path.is_file():
+        return str(path), -1, -1
+    status = path.stat()
+    return str(path), status.st_mtime_ns, status.st_size
+
+
+def _read_plain(file: Path, fast_file: Path | None) -> TokenizerFiles:
+    """Read a tokenizer that our WordPiece can run. Raises _NotPlain if it cannot."""
+    config_file = file.with_name(TOKENIZER_CONFIG)
+    config = read_json(config_file, _RESTORE) if config_file.exists() else {}
+    kind = _kind_of(config, config_file)
+    _check_values(config, config_file, kind)
     fast = None if fast_file is None else _read_fast(fast_file)
     if file != fast_file:
-        vocabulary = load_vocabulary(file)
-        sha256 = vocabulary_sha256(file)
+        vocabulary = read_entries(file)
         if fast is not None and fast.vocabulary != vocabulary:
-            reason = f"has other entries than {TOKENIZER_JSON}"
-            remedy = "Keep only the one that the weights belong to"
-            raise UserError("vocabulary.mismatch", file, reason, remedy)
+            raise _other_entries(file)
+        _check_special_entries(vocabulary, file, config)
+        sha256 = vocabulary_sha256(file)
     else:
         assert fast is not None
         vocabulary = fast.vocabulary
         sha256 = hashlib.sha256(vocabulary_text(vocabulary).encode()).hexdigest()
-    config_file = file.with_name(TOKENIZER_CONFIG)
-    config = read_json(config_file, _RESTORE) if config_file.exists() else {}
     if config.get(VOCABULARY_SHA256) not in (None, sha256):
         reason = f"is not the vocabulary whose {VOCABULARY_SHA256} is in {TOKENIZER_CONFIG}"
         remedy = "Restore it: the weights belong to its order"
         raise UserError("vocabulary.mismatch", file, reason, remedy)
     _check_config(config, config_file, vocabulary)
     _check_added_tokens(file, vocabulary)
-    return TokenizerFiles(file, vocabulary, sha256, _choose_rules(config, config_file, fast))
+    rules = _choose_rules(config, kind, fast, config_file)
+    return TokenizerFiles(file, vocabulary, sha256, rules, _plain_special_tokens(vocabulary))
+
+
+def _other_entries(file: Path) -> UserError:
+    reason = f"has other entries than {TOKENIZER_JSON}"
+    remedy = "Keep only the one that the weights belong to"
+    return UserError("vocabulary.mismatch", file, reason, remedy)
+
+
+def _check_special_entries(
+    vocabulary: Mapping[str, int], file: Path, config: Mapping[str, Any]
+) -> None:
+    """Raise UserError if a vocab.txt lacks a special token, _NotPlain if it has other ones or too
+    many entries.
+    """
+    try:
+        check_entries(vocabulary, file)
+    except UserError as error:
+        names = {_content(config.get(name)) for name in BERT_NAMES}
+        if len(vocabulary) > MAX_VOCAB_SIZE or names - {None, *SPECIAL_TOKENS}:
+            raise _NotPlain(error.code, file, error.problem, error.remedy) from None
+        raise
+
+
+def _plain_special_tokens(vocabulary: Mapping[str, int]) -> SpecialTokens:
+    sep = vocabulary["[SEP]"]
+    return SpecialTokens(
+        frame=Frame(first=vocabulary["[CLS]"], last=sep, between=(sep,), has_segments=True),
+        mask="[MASK]",
+        pad="[PAD]",
+        unknown=UNKNOWN,
+        ids=tuple(vocabulary[token] for token in SPECIAL_TOKENS),
+    )
+
+
+@lru_cache(_KEPT_TOKENIZERS)
+def _read_library(
+    file: Path,
+    fast_file: Path | None,
+    stamps: tuple[tuple[str, int, int], ...],
+) -> TokenizerFiles | None:
+    """Read a tokenizer that the library runs; see `read_tokenizer_files`. Return None if there is
+    nothing that it could run.
+
+    Args:
+        file, fast_file: vocab.txt if there is one, and tokenizer.json.
+        stamps: of all its files, which a change of one makes another key of the cache.
+    """
+    del stamps
+    config_file = file.with_name(TOKENIZER_CONFIG)
+    config = read_json(config_file, _RESTORE) if config_file.exists() else {}
+    kind = _kind_of(config, config_file)
+    is_bert = kind.is_bert if fast_file is not None else kind.is_bert or kind.name is None
+    content = None if fast_file is None else read_json(fast_file, _RESTORE_JSON)
+    if is_bert:
+        config = {**BERT_NAMES, **config}
+        content = _bert_content(file, content, config, config_file)
+    if content is None:
+        return None
+    library = load_library(content, fast_file or file)
+    special_file = file.with_name(_SPECIAL_TOKENS_MAP)
+    added_file = file.with_name(_ADDED_TOKENS)
+    names = add_tokens_of_files(
+        library,
+        config,
+        read_json(special_file, _RESTORE) if special_file.is_file() else {},
+        read_json(added_file, _RESTORE) if added_file.is_file() else {},
+        (config_file, added_file),
+    )
+    if is_bert:
+        set_bert_template(library, names)
+    if config.get("split_special_tokens") is True:
+        library.encode_special_tokens = True
+    return TokenizerFiles(
+        file=fast_file or file,
+        vocabulary=library.get_vocab(with_added_tokens=True),
+        sha256=content_sha256(library),
+        rules=None,
+        special=find_special_tokens(library, content["model"], names, fast_file or file),
+        library=library,
+    )
+
+
+def _bert_content(
+    file: Path, content: Mapping[str, Any] | None, config: Mapping[str, Any], config_file: Path
+) -> dict[str, Any]:
+    """Return the content of the tokenizer.json that transformers makes for a class of BERT.
+
+    Raises UserError if the tokenizer.json that exists is of another kind, which it ignores.
+    """
+    rules = _configured_rules(config, config_file)
+    if content is None:
+        return bert_content(read_entries(file), rules, config)
+    json_file = file.with_name(TOKENIZER_JSON) if file.name == VOCAB_FILE else file
+    model = content.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    prefix = model.get("continuing_subword_prefix", "##") if isinstance(model, dict) else "##"
+    if not isinstance(vocabulary, dict) or prefix != "##":
+        reason = "is not of the WordPiece that its tokenizer_class means"
+        raise UserError("vocabulary.mismatch", json_file, reason, _GENERIC)
+    if file != json_file and read_entries(file) != vocabulary:
+        raise _other_entries(file)
+    made = bert_content(vocabulary, rules, config)
+    return {**made, "added_tokens": content.get("added_tokens") or []}
+
+
+def is_plain(file: Path) -> bool:
+    """Return whether our WordPiece runs a tokenizer; True for a damaged one, of which
+    `read_tokenizer_files` says why it cannot be read.
+    """
+    try:
+        _read_plain(file, _fast_file(file))
+    except _NotPlain:
+        return False
+    except UserError:
+        return True
+    return True
+
+
+def copy_tokenizer_files(file: Path, folder: Path) -> None:
+    """Copy the files of a tokenizer that the library runs to a folder, as they are.
+
+    If no file there names the class, tokenizer_config.json gets it, and the special tokens, so that
+    `transformers` reads the copy as it reads the original. Raises OSError.
+    """
+    fast_file = _fast_file(file)
+    main_file = file if fast_file is None else fast_file
+    shutil.copyfile(main_file, folder / (VOCAB_FILE if fast_file is None else TOKENIZER_JSON))
+    for name in (TOKENIZER_CONFIG, _ADDED_TOKENS, _SPECIAL_TOKENS_MAP):
+        if file.with_name(name).is_file():
+            shutil.copyfile(file.with_name(name), folder / name)
+    config_file = file.with_name(TOKENIZER_CONFIG)
+    config = read_json(config_file, _RESTORE) if config_file.exists() else {}
+    kind = _kind_of(config, config_file)
+    name = kind.name or _GENERIC_CLASSES[0]
+    if kind.is_generic:
+        name = _GENERIC_CLASSES[0]
+    elif kind.is_bert or fast_file is None:
+        name = _BERT_CLASSES[0]
+    given = str(config.get("tokenizer_class")).removesuffix("Fast")
+    if given == name or {given, name} <= {*_GENERIC_CLASSES}:
+        return
+    with contextlib.suppress(UserError):  # it may lack what only training needs
+        config = {**_names_of(read_tokenizer_files(file)), **config}
+    suffix = "Fast" if name in _GENERIC_CLASSES else ""
+    values = {**config, "tokenizer_class": f"{name}{suffix}"}
+    (folder / TOKENIZER_CONFIG).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
+def _names_of(found: TokenizerFiles) -> dict[str, str]:
+    """Return the special tokens by their names in a tokenizer_config.json."""
+    entries = {number: entry for entry, number in found.vocabulary.items()}
+    special = found.special
+    names = {
+        "cls_token": entries[special.frame.first],
+        "sep_token": entries[special.frame.last],
+        "mask_token": special.mask,
+        "pad_token": special.pad,
+        "unk_token": special.unknown,
+    }
+    return {name: token for name, token in names.items() if token is not None}
 
 
 def vocabulary_text(vocabulary: Mapping[str, int]) -> str:
@@ -164,16 +400,21 @@ class _Fast:
 
 
 def _read_fast(file: Path) -> _Fast:
-    """Read a tokenizer.json. Raises UserError if it is damaged or not of BERT's WordPiece."""
+    """Read a tokenizer.json. Raises UserError if it is damaged, _NotPlain if it is not of BERT's
+    plain WordPiece.
+    """
     content = read_json(file, _RESTORE_JSON)
     model = content.get("model")
     if not isinstance(model, dict):
-        reason = "holds no WordPiece vocabulary (no 'model')"
+        reason = "holds no tokenizer (no 'model')"
         raise UserError("vocabulary.format", file, reason, _RESTORE_JSON)
     if (kind := model.get("type", "WordPiece")) != "WordPiece":
         reason = f"is of a {shown(kind)} tokenizer"
-        raise UserError("vocabulary.format", file, reason, "Choose a model with BERT's WordPiece")
-    vocabulary = numbered(_entries(model.get("vocab"), file), file)
+        raise _NotPlain("vocabulary.unsupported", file, reason, _OTHER)
+    try:
+        vocabulary = numbered(_entries(model.get("vocab"), file), file)
+    except UserError as error:
+        raise _NotPlain(error.code, file, error.problem, error.remedy) from None
     _require(file, "model.unk_token", model.get("unk_token", UNKNOWN), (UNKNOWN,))
     prefix = model.get("continuing_subword_prefix", "##")
     _require(file, "model.continuing_subword_prefix", prefix, ("##",))
@@ -199,7 +440,7 @@ def _read_fast(file: Path) -> _Fast:
     if template is not None and not _is_of_bert(template, vocabulary):
         kind = _part(content, "post_processor").get("type")
         reason = f"has a post_processor ({shown(kind)}) other than BERT's [CLS] A [SEP] B [SEP]"
-        raise UserError("vocabulary.unsupported", file, reason, _OTHER)
+        raise _NotPlain("vocabulary.unsupported", file, reason, _OTHER)
     return _Fast(file, vocabulary, rules, template is not None)
 
 
@@ -240,7 +481,7 @@ def _require(file: Path, name: str, value: object, supported: Sequence[object]) 
     if value not in supported:
         wanted = " or ".join(_written(one) for one in supported)
         reason = f"has {name} {_written(value)}; only {wanted} is supported"
-        raise UserError("vocabulary.unsupported", file, reason, _OTHER)
+        raise _NotPlain("vocabulary.unsupported", file, reason, _OTHER)
 
 
 def _written(value: object) -> str:
@@ -303,34 +544,75 @@ def _rules(
     )
 
 
-def _choose_rules(config: Mapping[str, Any], config_file: Path, fast: _Fast | None) -> TextRules:
-    """Return the rules of the file that decides, see this module's first lines."""
-    configured = _rules(
+@dataclass(frozen=True)
+class _Kind:
+    """What `transformers` makes of a folder's tokenizer.
+
+    Attributes:
+        name: the class without the suffix "Fast", None if no file names it.
+        written: as the file names it.
+        model_type: of the config.json, None without one.
+        file: where the class is named.
+    """
+
+    name: str | None
+    written: object
+    model_type: str | None
+    file: Path
+
+    @property
+    def is_generic(self) -> bool:
+        """Return True if the class or the model takes everything from tokenizer.json."""
+        return self.name in _GENERIC_CLASSES or self.model_type in _GENERIC_MODELS
+
+    @property
+    def is_bert(self) -> bool:
+        """Return True if the class makes BERT's tokenizer from a vocabulary."""
+        if self.is_generic:
+            return False
+        return self.name in _BERT_CLASSES or (self.name is None and self.model_type == "bert")
+
+
+def _kind_of(config: Mapping[str, Any], config_file: Path) -> _Kind:
+    """Return the kind; ``config``: content of tokenizer_config.json."""
+    model_file = config_file.with_name(MODEL_CONFIG)
+    model = read_json(model_file, _RESTORE) if model_file.is_file() else {}
+    kind = config.get("tokenizer_class")
+    file = config_file
+    if kind is None:
+        kind = model.get("tokenizer_class")
+        file = model_file
+    name = None if kind is None else str(kind).removesuffix("Fast")
+    model_type = model.get("model_type")
+    return _Kind(name, kind, None if model_type is None else str(model_type), file)
+
+
+def _configured_rules(config: Mapping[str, Any], config_file: Path) -> TextRules:
+    return _rules(
         config.get("do_lower_case", True),
         config.get("strip_accents"),
         config.get("tokenize_chinese_chars", True),
         config_file,
         RULE_NAMES,
     )
-    kind = config.get("tokenizer_class")
-    kind_file = config_file
-    model_file = config_file.with_name(MODEL_CONFIG)
-    model = read_json(model_file, _RESTORE) if kind is None and model_file.is_file() else {}
-    if kind is None:
-        kind = model.get("tokenizer_class")
-        kind_file = model_file
-    name = None if kind is None else str(kind).removesuffix("Fast")
-    if name is not None and name not in (*_BERT_CLASSES, *_GENERIC_CLASSES):
-        reason = f"has tokenizer_class {shown(kind)}, which is not BERT's"
-        raise UserError("vocabulary.unsupported", kind_file, reason, _OTHER)
-    if fast is None or name in _BERT_CLASSES:
+
+
+def _choose_rules(
+    config: Mapping[str, Any], kind: _Kind, fast: _Fast | None, config_file: Path
+) -> TextRules:
+    """Return the rules of the file that decides, see this module's first lines."""
+    configured = _configured_rules(config, config_file)
+    if not kind.is_generic and kind.name is not None and kind.name not in _BERT_CLASSES:
+        reason = f"has tokenizer_class {shown(kind.written)}, which is not BERT's"
+        raise _NotPlain("vocabulary.unsupported", kind.file, reason, _OTHER)
+    if fast is None or (kind.name in _BERT_CLASSES and not kind.is_generic):
         return configured
-    is_of_model = name is None and "model_type" in model
+    is_of_model = kind.name is None and kind.model_type is not None and not kind.is_generic
     if not fast.adds_special_tokens and not is_of_model:
         reason = "has no post_processor, so transformers adds no [CLS] and [SEP]"
         remedy = "Give its vocab.txt alone, or save it with BERT's post_processor"
         raise UserError("vocabulary.unsupported", fast.file, reason, remedy)
-    if name is not None or (not is_of_model and not config.keys() & {*RULE_NAMES}):
+    if kind.is_generic or (not is_of_model and not config.keys() & {*RULE_NAMES}):
         return fast.rules
     if configured != fast.rules:
         raise _contradiction(configured, config_file, fast)
@@ -357,17 +639,24 @@ def _contradiction(configured: TextRules, config_file: Path, fast: _Fast) -> Use
     return UserError("vocabulary.mismatch", fast.file, reason, remedy)
 
 
-def _check_config(config: Mapping[str, Any], file: Path, vocabulary: Mapping[str, int]) -> None:
-    """Raise UserError if a tokenizer_config.json has a property that changes ids
-    and is not supported.
+def _check_values(config: Mapping[str, Any], file: Path, kind: _Kind) -> None:
+    """Raise UserError if a tokenizer_config.json has a value that neither our code nor the library
+    supports.
     """
     for name, value in _ONLY_VALUES.items():
-        if config.get(name) is not None:
-            _require(file, name, config[name], (value,))
+        is_read = kind.is_bert or kind.name is None or name in _FOR_ALL
+        if is_read and config.get(name) not in (None, value):
+            found = _written(config[name])
+            reason = f"has {name} {found}; only {_written(value)} is supported"
+            raise UserError("vocabulary.unsupported", file, reason, _OTHER)
     for name in _ONLY_EMPTY:
         if config.get(name):
             reason = f"has {name} {_written(config[name])}, which is not supported"
             raise UserError("vocabulary.unsupported", file, reason, _OTHER)
+
+
+def _check_config(config: Mapping[str, Any], file: Path, vocabulary: Mapping[str, int]) -> None:
+    """Raise _NotPlain if a tokenizer_config.json has other tokens than BERT's."""
     _check_special_tokens(config, file, vocabulary)
     decoder = config.get("added_tokens_decoder") or {}
     if not isinstance(decoder, dict):
@@ -380,7 +669,7 @@ def _check_config(config: Mapping[str, Any], file: Path, vocabulary: Mapping[str
 def _check_special_tokens(
     values: Mapping[str, Any], file: Path, vocabulary: Mapping[str, int]
 ) -> None:
-    """Raise UserError unless the special tokens are BERT's."""
+    """Raise _NotPlain unless the special tokens are BERT's."""
     for name, value in values.items():
         if name.endswith("_token") and not isinstance(value, bool | None):
             content = _content(value)
@@ -406,7 +695,7 @@ def _members(tokens: object) -> Iterator[object]:
 
 
 def _check_added_tokens(file: Path, vocabulary: Mapping[str, int]) -> None:
-    """Raise UserError if a file next to a vocabulary has tokens other than BERT's."""
+    """Raise _NotPlain if a file next to a vocabulary has tokens other than BERT's."""
     added = file.with_name(_ADDED_TOKENS)
     if added.is_file():
         for token, number in read_json(added, _RESTORE).items():
@@ -417,13 +706,13 @@ def _check_added_tokens(file: Path, vocabulary: Mapping[str, int]) -> None:
 
 
 def _check_added(file: Path, token: object, number: object, vocabulary: Mapping[str, int]) -> None:
-    """Raise UserError for a token that is not one of BERT's special tokens with the vocabulary's id
-    (None: any).
+    """Raise _NotPlain for a token that is not one of BERT's special tokens, UserError for one that
+    has not the vocabulary's id (None: any).
     """
     if token not in SPECIAL_TOKENS:
         reason = f"has the added token {shown(token)}, which is not supported"
         remedy = "Choose a model without added tokens, or remove them if the text has none"
-        raise UserError("vocabulary.unsupported", file, reason, remedy)
+        raise _NotPlain("vocabulary.unsupported", file, reason, remedy)
     if number is not None and number != vocabulary[str(token)]:
         reason = f"gives {token} the id {shown(number)}, the vocabulary {vocabulary[str(token)]}"
         raise UserError("vocabulary.mismatch", file, reason, _RESTORE)

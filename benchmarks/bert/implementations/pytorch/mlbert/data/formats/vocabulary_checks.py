@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from mlbert.data.formats.ragged import Ragged
-from mlbert.data.formats.wordpiece import SPECIAL_TOKENS, UNKNOWN, is_punctuation
+from mlbert.data.formats.wordpiece import SPECIAL_TOKENS, is_punctuation
 from mlbert.host.errors import UserError
 
 _LEAST = 100  # tokens after punctuation; with fewer, no verdict
@@ -63,15 +63,16 @@ def another_vocabulary(rows: Ragged, vocabulary: Mapping[str, int]) -> str | Non
 
 
 def unknown_share(
-    tokens: np.ndarray, vocabulary: Mapping[str, int], subject: Path | str, vocab_name: str
+    tokens: np.ndarray, unknown: int | None, subject: Path | str, vocab_name: str
 ) -> float:
-    """Return the share of [UNK] among the tokens (uint16 [T]) of a text; 0 if the text is short.
+    """Return the share of the id ``unknown`` among the tokens (int [T]) of a text; 0 if the text is
+    short, or the vocabulary has no such id.
 
     Raises UserError if most are [UNK], because nothing can be learned from them.
     """
-    if len(tokens) < _UNKNOWN_TOKENS:
+    if unknown is None or len(tokens) < _UNKNOWN_TOKENS:
         return 0.0
-    share = np.count_nonzero(tokens == vocabulary[UNKNOWN]) / len(tokens)
+    share = np.count_nonzero(tokens == unknown) / len(tokens)
     if share > REFUSE_UNKNOWN:
         reason = f"{share:.0%} of its words are not in the vocabulary {vocab_name}"
         remedy = "Give a vocabulary of its language, and --cased if that keeps case"

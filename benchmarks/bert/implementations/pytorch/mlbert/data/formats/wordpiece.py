@@ -16,7 +16,7 @@ import functools
 import string
 import unicodedata
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -151,6 +151,16 @@ def load_vocabulary(path: Path) -> dict[str, int]:
             "Give the vocab.txt, which `mlbert convert hf-to-torch` writes from a tokenizer.json"
         )
         raise UserError("vocabulary.format", path, reason, remedy)
+    vocabulary = read_entries(path)
+    check_entries(vocabulary, path)
+    return vocabulary
+
+
+def read_entries(path: Path) -> dict[str, int]:
+    """Read a vocabulary file of any size and with any special tokens.
+
+    Raises UserError if it is unreadable or not UTF-8, or an entry is repeated.
+    """
     try:
         lines = read_plain(path, _REMEDY, MAX_VOCAB_BYTES).decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
@@ -159,15 +169,32 @@ def load_vocabulary(path: Path) -> dict[str, int]:
         ) from None
     if lines and lines[-1] == "":
         lines.pop()
-    return numbered(lines, path)
+    return _number(lines, path)
 
 
 def numbered(lines: Sequence[str], path: Path) -> dict[str, int]:
     """Number the entries of a vocabulary; ``path`` is for messages.
 
-    Raises UserError if entries are duplicated, a special token is missing,
-    or there are too many entries.
+    Raises UserError if entries are duplicated, or as `check_entries`.
     """
+    vocabulary = _number(lines, path)
+    check_entries(vocabulary, path)
+    return vocabulary
+
+
+def check_entries(vocabulary: Mapping[str, int], path: Path) -> None:
+    """Raise UserError if a special token of BERT is missing, or there are too many entries for 16
+    bits.
+    """
+    for token in SPECIAL_TOKENS:
+        if token not in vocabulary:
+            raise UserError("vocabulary.format", path, f"has no entry {token}", _REMEDY)
+    if len(vocabulary) > MAX_VOCAB_SIZE:
+        reason = f"has {len(vocabulary)} entries, at most {MAX_VOCAB_SIZE} fit 16 bits"
+        raise UserError("vocabulary.format", path, reason, _REMEDY)
+
+
+def _number(lines: Sequence[str], path: Path) -> dict[str, int]:
     vocabulary: dict[str, int] = {}
     for number, line in enumerate(lines):
         if vocabulary.setdefault(line.strip(), number) != number:
@@ -177,12 +204,6 @@ def numbered(lines: Sequence[str], path: Path) -> dict[str, int]:
                 f"line {number + 1} repeats the entry {line.strip()!r}",
                 _REMEDY,
             )
-    for token in SPECIAL_TOKENS:
-        if token not in vocabulary:
-            raise UserError("vocabulary.format", path, f"has no entry {token}", _REMEDY)
-    if len(vocabulary) > MAX_VOCAB_SIZE:
-        reason = f"has {len(vocabulary)} entries, at most {MAX_VOCAB_SIZE} fit 16 bits"
-        raise UserError("vocabulary.format", path, reason, _REMEDY)
     return vocabulary
 
 

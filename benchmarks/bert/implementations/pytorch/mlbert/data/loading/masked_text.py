@@ -376,15 +376,14 @@ class TextEvalSet(EvaluationBatches):
         of_parts = [np.searchsorted(first, numbers, side="right") - 1 for numbers in parts]
         pieces.prepare(np.unique(chosen_texts[np.concatenate([np.empty(0, np.int64), *of_parts])]))
         self._batches = []
-        read = [np.empty(0, np.uint16)]
+        read = [np.empty(0, texts.tokenizer.dtype)]
         for numbers, chosen in zip(parts, of_parts, strict=True):
             tokens, offsets = pieces.rows(chosen_texts[chosen], numbers - first[chosen])
             read.append(tokens)
             rows = self._masking(tokens, offsets, 0, numbers, self._rate)
             self._batches.append(HostBatch.of_sequences(rows, numbers, texts.max_seq_length))
-        unknown_share(
-            np.concatenate(read), texts.tokenizer.vocabulary, texts.name, texts.tokenizer.name
-        )
+        unknown = texts.tokenizer.unknown_id
+        unknown_share(np.concatenate(read), unknown, texts.name, texts.tokenizer.name)
 
     def _set_num_examples(self, available: int) -> None:
         if available < 1:

@@ -8,7 +8,7 @@ import numpy as np
 
 from mlbert.data.batches import HostBatch, StaticShape
 from mlbert.data.formats.order import Partition, RankSlice, contiguous
-from mlbert.data.formats.ragged import Ragged, offsets_of
+from mlbert.data.formats.ragged import Ragged, ids_dtype, offsets_of
 from mlbert.data.formats.static_masking import MASKED_SHARE, MAX_PREDICTIONS
 from mlbert.data.loading.source import EvaluationBatches, StepSource
 from mlbert.host.errors import UserError
@@ -54,7 +54,8 @@ def sequences(lengths: np.ndarray, vocab_size: int, generator: np.random.Generat
     ``vocab_size``.
     """
     offsets = offsets_of(lengths)
-    tokens = generator.integers(FIRST_WORD, vocab_size, offsets[-1]).astype(np.uint16)
+    tokens = generator.integers(FIRST_WORD, vocab_size, offsets[-1])
+    tokens = tokens.astype(ids_dtype(vocab_size))
     first_lengths = generator.integers(3, lengths - 1)
     tokens[offsets[:-1]] = CLS
     tokens[offsets[:-1] + first_lengths - 1] = SEP

@@ -1,5 +1,5 @@
 """Batches of task rows: [CLS] text [SEP], or [CLS] first [SEP] second [SEP] as segments 0
-and 1, unpadded.
+and 1, unpadded; with the special tokens and segments of the tokenizer.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ def encode(
     """
     cls = [tokenizer.cls_id]
     sep = [tokenizer.sep_id]
+    between = tokenizer.special.frame.between
     encoded = [tokenizer.encode_all(texts) for texts in rows.texts]
 
     def text(column: int, row: int) -> list[int]:
@@ -56,17 +57,21 @@ def encode(
                 yield tokens, len(tokens), False, [], []
             else:
                 second = text(1, row)
-                a, b = truncated(len(first), len(second), max_seq_length - 3)
-                yield [*cls, *first[:a], *sep, *second[:b], *sep], a + 2, False, [], []
+                room = max_seq_length - 2 - len(between)
+                a, b = truncated(len(first), len(second), room)
+                tokens = [*cls, *first[:a], *between, *second[:b], *sep]
+                has_segments = tokenizer.special.frame.has_segments
+                end_of_first = 1 + a + len(between) if has_segments else len(tokens)
+                yield tokens, end_of_first, False, [], []
 
-    special_tokens = 1 + len(encoded)  # [CLS], and [SEP] after each text
+    special_tokens = 2 + (len(between) if len(encoded) == 2 else 0)
     whole_lengths = special_tokens + sum(np.diff(offsets) for _, offsets in encoded)
     num_cut = int(np.count_nonzero(whole_lengths > max_seq_length))
     if num_cut and warn is not None:
         what = f"{num_cut:,} of {len(rows):,} rows are longer than {max_seq_length} tokens"
         warn(f"warning: {rows.path}: {what} and are cut")
     labels = np.zeros(len(rows), np.float32) if rows.labels is None else rows.labels
-    return replace(Ragged.from_rows(sequences()), labels=labels)
+    return replace(Ragged.from_rows(sequences(), tokenizer.dtype), labels=labels)
 
 
 def budget_of(sequences: int, max_seq_length: int) -> StaticShape:

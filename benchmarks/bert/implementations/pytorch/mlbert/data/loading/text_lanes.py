@@ -460,8 +460,9 @@ class Pieces:
 
     def __init__(self, shards: TokenShards, tokenizer: Tokenizer, max_seq_length: int) -> None:
         self._shards = shards
-        self._before = np.asarray([tokenizer.cls_id] if shards.is_text else [], np.uint16)
-        self._after = np.asarray([tokenizer.sep_id] if shards.is_text else [], np.uint16)
+        self._dtype = tokenizer.dtype
+        self._before = np.asarray([tokenizer.cls_id] if shards.is_text else [], tokenizer.dtype)
+        self._after = np.asarray([tokenizer.sep_id] if shards.is_text else [], tokenizer.dtype)
         # Tokens of a text in one piece.
         self._most = max_seq_length - len(self._before) - len(self._after)
         assert self._most > 0, "room for a token"
@@ -506,8 +507,8 @@ class Pieces:
 
     def rows(self, texts: np.ndarray, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the sequences of these pieces (int64 [S]) of these texts (int64 [S]) as tokens,
-        uint16 [T], and offsets, int64 [S+1]. Raises UserError if a shard is missing or damaged, or
-        cannot be fetched.
+        uint16 or uint32 [T], and offsets, int64 [S+1]. Raises UserError if a shard is missing or
+        damaged, or cannot be fetched.
         """
         numbers = self._shards.shards_of(texts)
         places = texts - self._shards.first[numbers]
@@ -528,7 +529,7 @@ class Pieces:
         if not self._shards.is_text:
             self._shards.check_ids(texts, tokens)
         offsets = offsets_of(np.asarray(lengths) + len(self._before) + len(self._after))
-        return tokens.astype(np.uint16, copy=False), offsets
+        return tokens.astype(self._dtype, copy=False), offsets
 
 
 class Ahead:

@@ -16,7 +16,7 @@ from mlbert.config.bert_config import BertConfig
 from mlbert.data.batches import StaticShape
 from mlbert.data.formats.streams import Stream, streams_of
 from mlbert.data.formats.token_shards import TokenShards, describe_text, open_texts
-from mlbert.data.formats.tokenizer import check_model_vocabulary, load_tokenizer
+from mlbert.data.formats.tokenizer import check_for_masking, check_model_vocabulary, load_tokenizer
 from mlbert.data.loading.config import CorpusConfig, DataConfig, TextConfig
 from mlbert.data.loading.inputs import PreTrainingInputs
 from mlbert.data.loading.masked_text import TextEvalSet, TextSet, TextSource
@@ -49,6 +49,7 @@ def inspect(
     Raises UserError if something is missing, or if they do not match.
     """
     tokenizer = load_tokenizer(text.tokenizer)
+    check_for_masking(tokenizer)
     check_model_vocabulary(
         tokenizer,
         shape.vocab_size,
@@ -134,7 +135,7 @@ def token_counts(data: DataConfig, text: TextConfig, corpus: CorpusConfig) -> np
     first = range(min(int(readers[0].shard_sizes[0]), _COUNTED_TEXTS))
     texts = TokenShards(readers, tokenizer).loose([*first])
     counts = np.bincount(
-        np.concatenate([np.empty(0, np.uint16), *texts]), minlength=len(tokenizer.vocabulary)
+        np.concatenate([np.empty(0, tokenizer.dtype), *texts]), minlength=tokenizer.vocab_size
     )
     counts[list(tokenizer.special_ids)] = 0
     return counts

@@ -63,7 +63,7 @@ class RankStream:
         self.round_length = len(mine)
 
     def read_round(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return a round's tokens, uint16 [T], and offsets, int64 [U+1]."""
+        """Return a round's tokens, uint16 or uint32 [T], and offsets, int64 [U+1]."""
         if number not in self._rounds:
             texts, pieces = self._lanes.take(number)
             self._rounds[number] = self._pieces.rows(texts, pieces)
@@ -72,7 +72,8 @@ class RankStream:
         return self._rounds[number]
 
     def read(self, bounds: Bounds, origin: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return tokens (uint16 [T]), offsets (int64 [S+1]) and numbers (int64 [S]) of sequences.
+        """Return the tokens (uint16 or uint32 [T]), offsets (int64 [S+1]) and numbers (int64 [S])
+        of sequences.
 
         The numbers tell the sequences of a step apart, over all ranks. They count from ``origin``,
         the first round of the step.

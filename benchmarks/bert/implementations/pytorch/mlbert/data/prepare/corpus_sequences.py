@@ -15,7 +15,7 @@ import numpy as np
 
 from mlbert.data.formats.ragged import offsets_of
 from mlbert.data.formats.tokenizer import Tokenizer
-from mlbert.data.formats.wordpiece import CJK_RANGES, UNKNOWN, is_cjk
+from mlbert.data.formats.wordpiece import CJK_RANGES, is_cjk
 from mlbert.data.prepare.sentences import split_sentences
 
 RUN = 8  # tokens of a run that is compared
@@ -23,7 +23,7 @@ NEAR_DUPLICATE = 0.5  # fraction of a line's tokens in known runs from which it 
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
 
 
-# uint16 tokens of some documents, with [SEP] after each; see `encode_texts`.
+# Tokens (uint16 or uint32) of some documents, with [SEP] after each; see `encode_texts`.
 Encoded = tuple[np.ndarray, Counter[str]]
 # Example sentences.
 COUNT = 10  # chosen, at most
@@ -42,17 +42,17 @@ def encode_texts(tokenizer: Tokenizer, known: np.ndarray | None, texts: Sequence
     unknown, and left out ones. Lines mostly of runs whose hashes are ``known`` (uint64, sorted) are
     dropped.
     """
-    lines = [text.splitlines() for text in texts]
-    tokens, starts = tokenizer.encode_all([line for document in lines for line in document])
+    tokens, starts, counts_of_lines = tokenizer.encode_lines(texts)
     is_kept = np.ones(len(tokens), bool) if known is None else ~_repeated(tokens, starts, known)
-    ends = starts[offsets_of([len(document) for document in lines])[1:]]  # of the documents
+    ends = starts[offsets_of(counts_of_lines)[1:]]  # of the documents
     kept = tokens[is_kept]
     places = offsets_of(is_kept)[ends]
     found = np.insert(kept, places, tokenizer.sep_id)
     is_end = np.zeros(len(found), bool)
     is_end[places + np.arange(len(places))] = True
     again = np.concatenate([[False], is_end[1:] & is_end[:-1]]) if len(found) else is_end
-    unknown = int(np.count_nonzero(kept == tokenizer.vocabulary[UNKNOWN]))
+    unknown_id = tokenizer.unknown_id
+    unknown = 0 if unknown_id is None else int(np.count_nonzero(kept == unknown_id))
     counts = Counter(kept=len(kept), left_out=len(tokens) - len(kept), unknown=unknown)
     return found[~again], counts  # a document without remaining tokens leaves no [SEP]
 
@@ -63,12 +63,12 @@ class SequenceStream:
     def __init__(self, tokenizer: Tokenizer, length: int) -> None:
         self._tokenizer = tokenizer
         self._room = length - 2
-        self._end = np.asarray([tokenizer.sep_id], np.uint16)
-        self._waiting = np.empty(0, np.uint16)
+        self._end = np.asarray([tokenizer.sep_id], tokenizer.dtype)
+        self._waiting = np.empty(0, tokenizer.dtype)
         self.counts: Counter[str] = Counter()
 
     def samples(self, several: Iterable[Encoded]) -> Iterator[np.ndarray]:
-        """Yield the full sequences of texts, uint16 [length]."""
+        """Yield the full sequences of texts, uint16 or uint32 [length]."""
         for tokens, counts in several:
             self.counts += counts
             self._waiting = np.concatenate([self._waiting, tokens])
@@ -84,7 +84,7 @@ class SequenceStream:
 
     def _sequence(self, part: np.ndarray) -> np.ndarray:
         inner = part[:-1] if part[-1] == self._end[0] and len(part) < self._room else part
-        start = np.asarray([self._tokenizer.cls_id], np.uint16)
+        start = np.asarray([self._tokenizer.cls_id], self._tokenizer.dtype)
         return np.concatenate([start, inner, self._end])
 
 
@@ -129,13 +129,14 @@ def has_next(sample: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
 
 
 def choose_sentences(texts: Iterable[str], tokenizer: Tokenizer) -> list[list[str]]:
-    """Return up to `COUNT` sentences, each as a text with one word of the vocabulary masked, and
+    """Return up to `COUNT` sentences, each as a text with a word that is one token masked, and
     that word; deterministic for the same texts.
     """
     found: dict[str, str] = {}
     for sentence in islice(_sentences(texts), _LOOKED_AT):
         if (
             "[" not in sentence
+            and tokenizer.mask_token not in sentence
             and len(sentence) < _LONGEST
             and len(tokenizer.encode(sentence)) in _TOKENS
         ):
@@ -158,28 +159,45 @@ def _sentences(texts: Iterable[str]) -> Iterable[str]:
 
 
 def _mask(sentence: str, number: int, tokenizer: Tokenizer) -> list[str] | None:
-    """Mask one of the words that are entries of the vocabulary;
-    return text and word, or None if there is none.
-    """
+    """Mask one of the words that are one token; return text and word, or None if there is none."""
+    is_maskable = _is_maskable if tokenizer.is_plain else _is_one_token
     places = [
-        match for match in _WORD.finditer(sentence) if _is_maskable(sentence, match, tokenizer)
+        match for match in _WORD.finditer(sentence) if is_maskable(sentence, match, tokenizer)
     ]
     if not places:
         return None
     start, end = places[number % len(places)].span()
     word = sentence[start:end]
     return [
-        f"{sentence[:start]}[MASK]{sentence[end:]}",
+        f"{sentence[:start]}{tokenizer.mask_token}{sentence[end:]}",
         word.lower() if tokenizer.lower_case else word,
     ]
 
 
 def _is_maskable(sentence: str, match: re.Match[str], tokenizer: Tokenizer) -> bool:
     """Return True for a whole word, or a Chinese character, that is one entry of the vocabulary."""
-    word = match.group()
     ids = tokenizer.encode(match.group())
-    if len(ids) != 1 or ids[0] in tokenizer.special_ids:
+    return len(ids) == 1 and ids[0] not in tokenizer.special_ids and _is_whole_word(sentence, match)
+
+
+def _is_one_token(sentence: str, match: re.Match[str], tokenizer: Tokenizer) -> bool:
+    """Return True for a whole word, or a Chinese character, in whose place the mask token changes
+    only one token: an entry of the vocabulary may include the space before the word.
+    """
+    if not _is_whole_word(sentence, match):
         return False
+    whole = tokenizer.encode(sentence)
+    masked = tokenizer.encode_around_mask(sentence[: match.start()], sentence[match.end() :])
+    if len(whole) != len(masked):
+        return False
+    place = masked.index(tokenizer.mask_id)
+    if whole[place] in tokenizer.special_ids:
+        return False
+    return [*whole[:place], *whole[place + 1 :]] == [*masked[:place], *masked[place + 1 :]]
+
+
+def _is_whole_word(sentence: str, match: re.Match[str]) -> bool:
+    word = match.group()
     around = (
         sentence[max(0, match.start() - 1) : match.start()]
         + sentence[match.end() : match.end() + 1]

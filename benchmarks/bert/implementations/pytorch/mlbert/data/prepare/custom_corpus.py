@@ -1,7 +1,7 @@
 """Prepare the user's own text for `mlbert pretrain`:
 training and held-out sets, a vocabulary, example sentences.
 
-    text/vocab.txt, tokenizer_config.json   the vocabulary
+    text/vocab.txt, tokenizer_config.json   the vocabulary; of a given tokenizer.json, its files
     text/train/, text/val/                  MDS sets of sequences:
                                             [CLS], tokens of documents with [SEP] between, [SEP]
     text/text.json                          written last:
@@ -38,9 +38,9 @@ from mlbert.data.formats.manifest import make_folder, write_json
 from mlbert.data.formats.mds import MdsWriter
 from mlbert.data.formats.ragged import Ragged, offsets_of
 from mlbert.data.formats.token_shards import TOKENS, vocabulary_sha256
-from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
+from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer, write_tokenizer
 from mlbert.data.formats.tokenizer_files import TOKENIZER_CONFIG, VOCAB_FILE
-from mlbert.data.formats.wordpiece import MAX_CHARS_PER_WORD, UNKNOWN, clean_words
+from mlbert.data.formats.wordpiece import MAX_CHARS_PER_WORD, clean_words
 from mlbert.data.prepare.baselines import Neighbors
 from mlbert.data.prepare.corpus_files import TEXT, CorpusSource, documents, format_counts
 from mlbert.data.prepare.corpus_sequences import (
@@ -387,19 +387,19 @@ def _words(text: str) -> list[str]:
 def _tokenizer(request: Request, scan: _Scan, folder: Path) -> Tokenizer:
     """Write the given or a newly trained vocabulary to the folder and load it."""
     if (given := request.vocabulary) is not None:
-        entries = given.entries
-        config = given.config
+        write_tokenizer(given, folder)
     else:
         lower_case = scan.case[0] if request.lower_case is None else request.lower_case
         words = split_words(scan.words, lower_case)
         entries = train_vocabulary(words, request.vocab_size, least_count(words))
-        config = {"do_lower_case": lower_case}
-    write_atomically(folder / VOCAB_FILE, "\n".join(entries) + "\n")
-    write_json(folder / TOKENIZER_CONFIG, config)
+        write_atomically(folder / VOCAB_FILE, "\n".join(entries) + "\n")
+        write_json(folder / TOKENIZER_CONFIG, {"do_lower_case": lower_case})
     return load_tokenizer(folder)
 
 
 def _decision(request: Request, scan: _Scan, tokenizer: Tokenizer) -> str:
+    if not tokenizer.is_plain:
+        return f"tokenizer: {tokenizer.kind}, as in {tokenizer.name}"
     what = "removed" if tokenizer.lower_case else "kept"
     if request.vocabulary is not None or request.lower_case is not None:
         return f"case and accents: {what}, as asked"
@@ -423,9 +423,7 @@ def _write_sets(
     ]
     _write_set(folder / "val", samples, tokenizer)
     known = np.unique(np.concatenate([run_hashes(one) for one in samples]))
-    neighbors = Neighbors(
-        len(tokenizer.vocabulary), _MOST_PAIRS, never_guessed=tokenizer.special_ids
-    )
+    neighbors = Neighbors(tokenizer.vocab_size, _MOST_PAIRS, never_guessed=tokenizer.special_ids)
 
     def counted(samples: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
         while several := list(islice(samples, 256)):
@@ -447,7 +445,7 @@ def _write_sets(
     of_held_out = held_out.counts
     unknown = counts["unknown"] / max(1, counts["kept"])
     if unknown > MOST_UNKNOWN:
-        reason = f"{unknown:.0%} of its words are {UNKNOWN} to the vocabulary"
+        reason = f"{unknown:.0%} of its tokens are {tokenizer.special.unknown} to the vocabulary"
         remedy = (
             "Give a vocabulary of its language, or none"
             if request.vocabulary

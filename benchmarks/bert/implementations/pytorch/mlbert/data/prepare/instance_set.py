@@ -25,7 +25,7 @@ from mlbert.data.formats.tfrecord_plain import LIST
 from mlbert.data.formats.tokenizer import lower_cases
 from mlbert.data.formats.tokenizer_files import TOKENIZER_CONFIG
 from mlbert.data.formats.vocabulary_checks import WARN_UNKNOWN, keeps_case, unknown_share
-from mlbert.data.formats.wordpiece import load_vocabulary
+from mlbert.data.formats.wordpiece import UNKNOWN, load_vocabulary
 from mlbert.data.prepare.code_identity import tool_name
 from mlbert.data.prepare.executor import Executor
 from mlbert.data.prepare.finished_output import finished_list, finished_manifest, keep_apart
@@ -138,9 +138,9 @@ class _Work:
             if part.problem:
                 raise part.problem
             documents = generator.read(part.path)
-            words = generator.tokenizer.vocabulary
+            unknown_id = generator.tokenizer.vocabulary[UNKNOWN]
             name = self.job.vocab_file.name
-            unknown = unknown_share(flat(documents).tokens, words, part.path, name)
+            unknown = unknown_share(flat(documents).tokens, unknown_id, part.path, name)
         except UserError as error:
             if not self.job.skip_bad:
                 raise

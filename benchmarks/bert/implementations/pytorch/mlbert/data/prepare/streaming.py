@@ -75,7 +75,7 @@ _REPORT_SECONDS = 10.0  # between lines of progress
 
 # Returns the texts of a part ("train" or "val").
 Texts = Callable[[str], Iterator[str]]
-# Texts joined, as uint8 of UTF-8 or uint16 ids, and the length of each.
+# Texts joined, as uint8 of UTF-8 or ids in the tokenizer's type, and the length of each.
 Piece = tuple[np.ndarray, np.ndarray]
 
 
@@ -284,7 +284,7 @@ class _Encoder:
     @property
     def dtype(self) -> np.dtype:
         """Type of the first array of a `Piece`."""
-        return np.dtype("u1" if self.how is None else "<u2")
+        return np.dtype("u1") if self.how is None else self.tokenizer.dtype
 
     def encode(self, texts: Sequence[str]) -> Piece:
         """Return the texts, or their tokens with the special ones."""
@@ -485,7 +485,7 @@ def convert_files(
 ) -> None:
     """Do the same as `convert` with `own_texts`, by tasks.
 
-    Needs space for the texts, or 2 bytes a token, until it is complete.
+    Needs space for the texts, or 2 or 4 bytes a token, until it is complete.
     """
     splits = [*dict.fromkeys(splits)]
     work = out_root / f".{'-'.join(splits)}.partial"

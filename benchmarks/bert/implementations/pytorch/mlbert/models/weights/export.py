@@ -172,11 +172,13 @@ def _write_fast_tokenizer(place: Path, tokenizer: Tokenizer) -> None:
     """Write a complete tokenizer: `transformers` builds one from a vocabulary only for its own
     BERT.
     """
+    rules = tokenizer.rules
+    assert rules is not None, "other tokenizers are copied"
     fast = BertWordPieceTokenizer(
         str(place / VOCAB_FILE),
-        lowercase=tokenizer.rules.lower_case,
-        strip_accents=tokenizer.rules.strip_accents,
-        handle_chinese_chars=tokenizer.rules.split_cjk,
+        lowercase=rules.lower_case,
+        strip_accents=rules.strip_accents,
+        handle_chinese_chars=rules.split_cjk,
     )
     (place / TOKENIZER_JSON).write_text(fast.to_str(), encoding="utf-8")
     special = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL_TOKENS}

@@ -1,18 +1,23 @@
-"""Carry a tokenizer that is not BERT's WordPiece along with the weights it belongs to.
+"""Carry a tokenizer that is not BERT's plain WordPiece along with the weights it belongs to.
 
 Conversions of weights need no tokens. They copy the files as they are, and take the special tokens'
-ids for a config.json from them.
+ids for a config.json from them, also of a tokenizer with which nothing could be trained.
 """
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mlbert.data.formats.tokenizer import MOST_SPARE_ROWS
-from mlbert.data.formats.tokenizer_files import TOKENIZER_CONFIG, TOKENIZER_FILES, TOKENIZER_JSON
+from mlbert.data.formats.tokenizer_files import (
+    TOKENIZER_CONFIG,
+    copy_tokenizer_files,
+    is_plain,
+    read_tokenizer_files,
+)
+from mlbert.data.formats.wordpiece import read_entries
 from mlbert.host.errors import UserError
 from mlbert.host.json_files import read_json
 
@@ -28,22 +33,15 @@ _SPECIAL_TOKENS = {
 
 
 def is_foreign(vocabulary: Path) -> bool:
-    """Return whether a vocabulary is a tokenizer.json of another kind than WordPiece. A damaged one
-    is not; `mlbert.data.formats.tokenizer.load_tokenizer` says why.
+    """Return whether a vocabulary is of a tokenizer that the library `tokenizers` runs. A damaged
+    one is not; `mlbert.data.formats.tokenizer.load_tokenizer` says why.
     """
-    if vocabulary.name != TOKENIZER_JSON or not vocabulary.is_file():
-        return False
-    try:
-        model = read_json(vocabulary, _REMEDY).get("model")
-    except UserError:
-        return False
-    return isinstance(model, dict) and model.get("type", "WordPiece") != "WordPiece"
+    return vocabulary.is_file() and not is_plain(vocabulary)
 
 
 def check_foreign(vocabulary: Path, vocab_size: int) -> None:
     """Raise UserError if a foreign tokenizer has more ids than the model, or far fewer."""
-    ids = _ids(read_json(vocabulary, _REMEDY))
-    entries = 1 + max(ids.values(), default=-1)
+    entries = 1 + max(_ids(vocabulary).values(), default=-1)
     if not 0 <= vocab_size - entries < MOST_SPARE_ROWS:
         reason = f"has {entries} entries, the model has vocab_size {vocab_size}"
         remedy = "Give the tokenizer that the model was trained with"
@@ -52,15 +50,28 @@ def check_foreign(vocabulary: Path, vocab_size: int) -> None:
 
 def copy_foreign(vocabulary: Path, folder: Path) -> None:
     """Copy a foreign tokenizer's files to a folder. Raise OSError."""
-    for name in TOKENIZER_FILES:
-        file = vocabulary.with_name(name)
-        if file.is_file():
-            shutil.copyfile(file, folder / name)
+    copy_tokenizer_files(vocabulary, folder)
 
 
 def special_ids(vocabulary: Path) -> dict[str, object]:
     """Return the special tokens' ids by their names in a config.json, None for missing ones."""
-    ids = _ids(read_json(vocabulary, _REMEDY))
+    try:
+        found = read_tokenizer_files(vocabulary)
+    except UserError:
+        return _named_ids(vocabulary)
+    frame = found.special.frame
+    pad = found.special.pad
+    return {
+        "pad_token_id": None if pad is None else found.vocabulary.get(pad),
+        "bos_token_id": frame.first,
+        "eos_token_id": frame.last,
+        "cls_token_id": frame.first,
+        "sep_token_id": frame.last,
+    }
+
+
+def _named_ids(vocabulary: Path) -> dict[str, object]:
+    ids = _ids(vocabulary)
     file = vocabulary.with_name(TOKENIZER_CONFIG)
     config = read_json(file, _REMEDY) if file.is_file() else {}
     found: dict[str, object] = {}
@@ -71,8 +82,11 @@ def special_ids(vocabulary: Path) -> dict[str, object]:
     return found
 
 
-def _ids(content: Mapping[str, Any]) -> dict[str, int]:
-    """Return the ids of a tokenizer.json's entries and added tokens."""
+def _ids(vocabulary: Path) -> dict[str, int]:
+    """Return the ids of a tokenizer's entries and added tokens."""
+    if vocabulary.suffix != ".json":
+        return read_entries(vocabulary)
+    content: Mapping[str, Any] = read_json(vocabulary, _REMEDY)
     vocab = content["model"].get("vocab")
     ids: dict[str, int] = {}
     if isinstance(vocab, dict):

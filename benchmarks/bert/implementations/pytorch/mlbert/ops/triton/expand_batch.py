@@ -23,6 +23,8 @@ BLOCK = 256
 HALVINGS = 20
 MAX_SEQUENCES = 1 << (HALVINGS - 1)
 
+LOWEST_BITS = {2: 0xFFFF, 4: 0x7FFFFFFF}  # of an id, by its bytes: ids are loaded as signed
+
 # In the order of the kernel's arguments.
 INPUTS = [
     "ids",
@@ -68,6 +70,7 @@ def expand(parts: Mapping[str, Tensor], out: Mapping[str, Tensor]) -> None:
         tokens_out,
         sequences_out,
         masked_out,
+        LOWEST_BITS=LOWEST_BITS[parts["ids"].element_size()],
         IGNORED=IGNORED,
         HALVINGS=HALVINGS,
         BLOCK=BLOCK,
@@ -103,6 +106,7 @@ def expand_kernel(
     tokens_out,
     sequences_out,
     masked_out,
+    LOWEST_BITS: tl.constexpr,
     IGNORED: tl.constexpr,
     HALVINGS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -128,7 +132,7 @@ def expand_kernel(
     position = index - tl.load(bounds + low, mask=real, other=0)
     segment = position >= tl.load(first_lengths + low, mask=real, other=0)
     row = position + tl.load(first_rows + low, mask=real, other=0)
-    word = tl.load(ids + index, mask=real, other=0).to(tl.int32) & 0xFFFF  # loaded as signed
+    word = tl.load(ids + index, mask=real, other=0).to(tl.int32) & LOWEST_BITS
     inside = index < tokens_out
     tl.store(input_ids + index, word.to(tl.int64), mask=inside)
     tl.store(segment_ids + index, tl.where(real, segment.to(tl.int64), 0), mask=inside)
@@ -137,7 +141,7 @@ def expand_kernel(
 
     real = index < masked
     place = tl.load(places + index, mask=real, other=0)
-    label = tl.load(labels + index, mask=real, other=0).to(tl.int32) & 0xFFFF
+    label = tl.load(labels + index, mask=real, other=0).to(tl.int32) & LOWEST_BITS
     tl.store(masked_positions + index, place.to(tl.int64), mask=index < masked_out)
     tl.store(
         masked_labels + index, tl.where(real, label, IGNORED).to(tl.int64), mask=index < masked_out

@@ -23,7 +23,7 @@ from rich.console import Console
 
 from mlbert.config.bert_config import BertConfig
 from mlbert.config.resolution import Resolved
-from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
+from mlbert.data.formats.tokenizer import Tokenizer, check_for_masking, load_tokenizer
 from mlbert.data.prepare.corpus_files import CorpusSource, find_sources
 from mlbert.data.prepare.custom_corpus import Facts, Request, prepare, take_inventory
 from mlbert.data.prepare.executor import Executor
@@ -34,7 +34,7 @@ from mlbert.host.errors import UserError
 from mlbert.host.exit_statuses import BY_SIGNAL, FAILED, SUCCEEDED, SUCCESS, Terminated
 from mlbert.host.files import write_atomically
 from mlbert.host.packages import import_sibling
-from mlbert.models.fill_mask import MASK, fill, open_masked_lm, open_model
+from mlbert.models.fill_mask import fill, open_masked_lm, open_model
 from mlbert.models.weights.convert import grow_model
 from mlbert.models.weights.weight_files import new_path
 from mlbert.programs import pretrain_rules as rules
@@ -119,6 +119,7 @@ def write_report(
     layers = shape["num_hidden_layers"]
     hidden = shape["hidden_size"]
     bigram = facts.baselines["bigram_accuracy"]
+    mask = load_tokenizer(folder.text).mask_token
     values = {
         "text": f"{facts.characters:,} characters, {facts.documents:,} documents",
         "training": f"{facts.train_tokens:,} tokens in {facts.train_sequences:,} sequences",
@@ -143,7 +144,7 @@ def write_report(
         ],
         folder.run / "metrics.jsonl",
         {"bigram": bigram, "most frequent token": facts.baselines["most_frequent_accuracy"]},
-        [[text.replace(MASK, "▁▁▁"), *rest] for text, *rest in guessed],
+        [[text.replace(mask, "▁▁▁"), *rest] for text, *rest in guessed],
         values,
     )
     write_page(folder.report, page)
@@ -170,7 +171,10 @@ def _changes(before: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]]) -> s
 def _model_card(folder: OwnFolder, facts: Facts, summary: dict[str, Any], length: int) -> str:
     shape = json.loads(folder.shape.read_text(encoding="utf-8"))
     attention = "local and global" if shape.get("local_attention") else "global"
-    case = "removes" if load_tokenizer(folder.text).lower_case else "keeps"
+    tokenizer = load_tokenizer(folder.text)
+    case = "removes case" if tokenizer.lower_case else "keeps case"
+    if tokenizer.is_plain:
+        case += " and accents"
     return f"""---
 library_name: transformers
 pipeline_tag: fill-mask
@@ -183,7 +187,7 @@ tags: [masked-lm, modernbert]
   {shape["num_hidden_layers"]} layers x {shape["hidden_size"]},
   trained on {length} tokens at a time.
 * Text: {facts.characters:,} characters; scripts of its letters: {facts.scripts}.
-* Vocabulary: WordPiece, {shape["vocab_size"]:,} entries; it {case} case and accents.
+* Vocabulary: {tokenizer.kind}, {shape["vocab_size"]:,} entries; it {case}.
   {facts.held_out_unknown:.2%} of the held-out tokens are unknown to it.
 * Held-out accuracy: {summary["accuracy"]:.4f} of the masked tokens
   (15 % of the text, all of them [MASK]), after {summary["tokens"]:,} training tokens.
@@ -284,6 +288,8 @@ class CorpusRun:
             self._start = start, model.config
         elif asked.vocab is not None:
             self._vocabulary = load_tokenizer(asked.vocab)
+        if self._vocabulary is not None:
+            check_for_masking(self._vocabulary)
 
     def _grown_model(self) -> Path:
         """Return the folder of the larger model, which the first call writes. A description needs
@@ -438,13 +444,13 @@ class CorpusRun:
             )
         if facts.held_out_unknown > MUCH_UNKNOWN:
             self._say(
-                "warning: many tokens are [UNK]: use a larger --vocab-size, more text, "
+                "warning: many tokens are unknown: use a larger --vocab-size, more text, "
                 "or another --vocab"
             )
         return facts
 
     def _write_shape(self, plan: CorpusPlan) -> None:
-        entries = len(load_tokenizer(self._folder.text).vocabulary)
+        entries = load_tokenizer(self._folder.text).vocab_size
         vocab_size = self._start[1].vocab_size if self._start else entries
         sizes = {**plan.shape, "vocab_size": vocab_size}
         shape = BertConfig(**sizes)
@@ -517,7 +523,8 @@ class CorpusRun:
             f"{facts.baselines['most_frequent_accuracy']:.4f})"
         )
         self._say(f"model:  {folder.model}\nreport: {folder.report}\nnext:")
-        self._say(f'  mlbert fill-mask {folder.model} "Write a sentence with one {MASK} in it."')
+        mask = load_tokenizer(folder.text).mask_token
+        self._say(f'  mlbert fill-mask {folder.model} "Write a sentence with one {mask} in it."')
         self._say(f"  mlbert finetune --from {folder.model} --train FILE.csv")
 
 
