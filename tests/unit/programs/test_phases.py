@@ -1,4 +1,4 @@
-"""``mlbert pretrain TEXT --tokens N``: the phases of a published recipe, each from the one before."""
+"""``mlbert pretrain TEXT --tokens N``: phases of a published recipe, each from the one before."""
 
 import hashlib
 import math
