@@ -182,7 +182,9 @@ def pretrain(
         reason = "already sets the vocabulary and the size"
         raise UserError("config.conflict", name, reason, "Remove --vocab and --size")
     _check_vocabulary(vocab is None and not starts, cased, vocab_size)
-    _check_encoding(encoding)
+    from mlbert.data.prepare.corpus_files import check_encoding
+
+    check_encoding(encoding)
     from mlbert.programs.custom_corpus import phases, run  # torch takes a second
     from mlbert.programs.custom_corpus.phase_plan import PhaseRequest
 
@@ -256,16 +258,6 @@ def _check_vocabulary(is_new: bool, cased: bool | None, vocab_size: int | None) 
         from mlbert.data.prepare.vocabulary_training import check_vocab_size
 
         check_vocab_size(vocab_size)
-
-
-def _check_encoding(encoding: str | None) -> None:
-    from mlbert.data.prepare.corpus_files import is_encoding
-
-    if encoding is not None and not is_encoding(encoding):
-        remedy = "Name one that Python knows, such as cp1252, latin-1, gb18030 or utf-16"
-        raise UserError(
-            "config.choice", f"--encoding {encoding}", "is not a known encoding", remedy
-        )
 
 
 def training_seconds(minutes: float | None, hours: float | None) -> float:

@@ -404,6 +404,13 @@ def is_encoding(name: str) -> bool:
     return True
 
 
+def check_encoding(name: str | None) -> None:
+    """Raise UserError unless an encoding, if one is given, is known to Python."""
+    if name is not None and not is_encoding(name):
+        remedy = "Name one that Python knows, such as cp1252, latin-1, gb18030 or utf-16"
+        raise UserError("config.choice", f"--encoding {name}", "is not a known encoding", remedy)
+
+
 def _table_texts(source: CorpusSource) -> Iterator[str]:
     lines = text_lines(source.path, "Cut it into several", source.encoding)
     rows = table_rows(source.path, lines, source.suffix == ".csv", [source.column])

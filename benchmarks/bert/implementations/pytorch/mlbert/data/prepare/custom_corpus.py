@@ -205,7 +205,8 @@ def _count(texts: Sequence[str]) -> _Counts:
     return found, Counter(word for text in texts for word in _words(text))
 
 
-def _new_held_out() -> HeldOut:
+def new_held_out() -> HeldOut:
+    """Return an empty collection of held-out documents."""
     return HeldOut(HELD_OUT_AT_MOST, _LEAST_HELD_OUT)
 
 
@@ -215,7 +216,7 @@ class _Scan:
 
     piece: int  # characters, see `documents`
     is_cut: bool  # also cut documents that could stay whole
-    held_out: HeldOut = field(default_factory=_new_held_out)
+    held_out: HeldOut = field(default_factory=new_held_out)
     words: Counter[str] = field(default_factory=Counter)  # separated by white space
     characters: int = 0
     documents: int = 0
@@ -327,10 +328,7 @@ def _scan_text(request: Request, executor: Executor) -> tuple[Request, _Scan]:
             raise UserError("data.too-small", "the text", reason, remedy)
         if request.held_out:
             break
-        wanted = max(
-            HELD_OUT_SHARE * characters, min(HELD_OUT_AT_LEAST, HELD_OUT_MOST_SHARE * characters)
-        )
-        most = round(min(wanted, HELD_OUT_AT_MOST))
+        most = held_out_size(characters)
         scan.held_out.shrink(most)
         if scan.held_out.characters >= most / 3:
             break
@@ -341,6 +339,13 @@ def _scan_text(request: Request, executor: Executor) -> tuple[Request, _Scan]:
             scan.words.subtract(_words(text))
     scan.words = +scan.words
     return request, scan
+
+
+def held_out_size(characters: int) -> int:
+    """Return how many of a text's characters are held out."""
+    least = min(HELD_OUT_AT_LEAST, HELD_OUT_MOST_SHARE * characters)
+    wanted = max(HELD_OUT_SHARE * characters, least)
+    return round(min(wanted, HELD_OUT_AT_MOST))
 
 
 def _repeats_itself() -> UserError:

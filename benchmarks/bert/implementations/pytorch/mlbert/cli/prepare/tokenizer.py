@@ -1,0 +1,137 @@
+"""``mlbert prepare tokenizer TEXT... --out DIR``: train a tokenizer on your own text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlbert.cli.prepare.options import Out, PoolArguments, say, with_options
+from mlbert.data.formats.manifest import MAX_TOKENS
+from mlbert.data.prepare.corpus_files import check_encoding, find_sources, format_counts
+from mlbert.data.prepare.tokenizer_folder import (
+    REPORT,
+    TokenizerReport,
+    TokenizerRequest,
+    make_tokenizer,
+    open_library,
+)
+from mlbert.data.prepare.tokenizer_training import KINDS, check_kind
+from mlbert.host.console import console, new_table, safe
+
+MODERNBERT_SIZE = 50_368  # entries
+MODERNBERT_LENGTH = 8192  # tokens
+USUAL_SAMPLE = 200_000_000  # characters
+LEAST_SAMPLE = 20_000  # characters
+
+app = typer.Typer()
+
+
+@app.command("tokenizer")
+@with_options()
+def tokenizer_command(
+    texts: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="TEXT",
+            help=(
+                "Files (txt, md, html, csv, jsonl, parquet, also .gz), folders, or saved datasets."
+            ),
+        ),
+    ],
+    out: Out,
+    run: PoolArguments,
+    kind: Annotated[
+        str,
+        typer.Option(
+            metavar="|".join(KINDS),
+            help="Byte pairs (ModernBERT), BERT's WordPiece, or SentencePiece's.",
+        ),
+    ] = "bpe",
+    size: Annotated[
+        int, typer.Option(metavar="N", help="Entries, a multiple of 64; the rest is unused ones.")
+    ] = MODERNBERT_SIZE,
+    length: Annotated[
+        int, typer.Option(min=2, max=MAX_TOKENS, help="model_max_length, tokens.")
+    ] = MODERNBERT_LENGTH,
+    sample: Annotated[
+        int,
+        typer.Option(min=LEAST_SAMPLE, metavar="N", help="Characters to train on, at most about."),
+    ] = USUAL_SAMPLE,
+    compare: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="DIR", help="Another tokenizer to measure; repeatable."),
+    ] = None,
+    cased: Annotated[
+        bool | None,
+        typer.Option(
+            "--cased/--lower-case",
+            help="Keep or remove case and accents; only WordPiece, default: by the text.",
+        ),
+    ] = None,
+    column: Annotated[
+        str | None,
+        typer.Option(
+            "--text", metavar="COLUMN", help="Column of the text in csv, jsonl and parquet files."
+        ),
+    ] = None,
+    encoding: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Encoding of the files that are not UTF-8, such as cp1252."
+        ),
+    ] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out files that cannot be read.")
+    ] = False,
+) -> None:
+    """Train a tokenizer on your own text, and measure it on text that is held out."""
+    check_kind(kind)
+    check_encoding(encoding)
+    others: Counter[str] = Counter()
+    sources = find_sources(texts, out, others, column)
+    request = TokenizerRequest(
+        paths=texts,
+        sources=sources,
+        kind=kind,
+        size=size,
+        length=length,
+        sample=sample,
+        lower_case=None if cased is None else not cased,
+        encoding=encoding,
+        skip_bad=skip_bad,
+        compared={str(path): open_library(path) for path in compare or ()},
+    )
+    report = make_tokenizer(request, out, run.executor())
+    if others:
+        say(f"not read: {format_counts(others)}")
+    _print(report, out)
+
+
+def _print(report: TokenizerReport, out: Path) -> None:
+    say(
+        f"trained on {report.trained_characters:,} characters in "
+        f"{report.trained_documents:,} documents, of {report.characters:,}"
+    )
+    if report.decision:
+        say(report.decision)
+    table = new_table(
+        "held-out text",
+        ["source", "tokenizer"],
+        ["characters", "unknown", "bytes per token", "tokens per word"],
+    )
+    for name, source in report.sources.items():
+        for tokenizer, measures in source.measures.items():
+            table.add_row(
+                safe(name),
+                safe(tokenizer),
+                f"{source.held_out_characters:,}",
+                f"{measures.unknown_share:.2%}",
+                f"{measures.bytes_per_token:.2f}",
+                f"{measures.tokens_per_word:.2f}",
+            )
+    console.print(table)
+    say(f"{out}: {report.kind}, {report.entries:,} entries, {report.unused:,} of them unused")
+    say(f"all figures: {out / REPORT}")
