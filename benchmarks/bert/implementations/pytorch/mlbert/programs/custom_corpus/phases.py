@@ -35,7 +35,7 @@ from mlbert.programs.custom_corpus.phase_plan import (
 )
 from mlbert.programs.custom_corpus.run import Asked, CorpusRun, check_alone
 from mlbert.runs.step_folders import steps_in
-from mlbert.training.experiment import RunOptions
+from mlbert.training.run_options import RunOptions
 
 PHASE_ENDS = "phase_ends"
 FEW_STEPS = 1000  # of a phase, below which a smaller batch is better
