@@ -29,6 +29,7 @@ from mlaudit.report.tables import ReportTable, count, percent, speed
 from mlaudit.result_set import ResultSet
 from mlaudit.round_table import AuditedRound
 from mlaudit.rules import UNVERIFIED
+from mlbert.host.metrics import titles
 from mlbert.host.metrics_file import read_points
 
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -167,13 +168,7 @@ def _charts(results: Sequence[Result]) -> list[tuple[str, list[Chart]]]:
         ("Learning", [charts.accuracy(results, "samples"), charts.accuracy(results, "seconds")]),
         ("Time", [charts.times_to_train(results), charts.where_time_went(results)]),
         ("Speed and seeds", [charts.speeds(results), charts.samples_to_target(results)]),
-        (
-            "Steps",
-            [
-                charts.metric(results, "loss", "Loss"),
-                charts.metric(results, "learning_rate", "Learning rate"),
-            ],
-        ),
+        ("Steps", [charts.metric(results, key, title) for key, title in titles().items()]),
     )
     found = [
         (title, [chart for chart in charts if chart is not None]) for title, charts in sections

@@ -36,6 +36,7 @@ from mlaudit.scratch_copy import RESULT_PATTERN, earlier_parts, logs_in, without
 from mlbert.host.errors import UserError
 from mlbert.host.files import read_plain
 from mlbert.host.json_files import parse_json
+from mlbert.host.metrics import evaluation_titles
 from mlbert.host.metrics_file import read_points
 
 # In data/baselines.json; the bigram model is the better one.
@@ -330,6 +331,12 @@ class ReportedRun:
             for samples, value in pairs
             if samples is not None and value is not None
         ]
+
+    @property
+    def last_metrics(self) -> dict[str, float]:
+        """The declared metrics of the last evaluation, by their keys in metrics.jsonl."""
+        found = {key: self.metric(key) for key in evaluation_titles()}
+        return {key: points[-1][1] for key, points in found.items() if points}
 
 
 def number(value: object) -> float | None:

@@ -16,6 +16,7 @@ from mlaudit.planner.cost import Prices
 from mlaudit.report.results import FASTEST, INTERRUPTED, UNFINISHED, Result
 from mlaudit.report.runs import ReportedRun, number
 from mlaudit.rules import UNVERIFIED
+from mlbert.host.metrics import evaluation_titles
 
 _PROVENANCE = (
     "submission_org",
@@ -184,8 +185,17 @@ def runs(result: Result) -> ReportTable:
     """Return one row per run."""
     columns = ["run", "status", "", "time to train", "samples", "accuracy", "samples/s"]
     columns += ["while training", "seed"]
-    rows = [[run.name, *_row(result, run)] for run in result.runs]
-    return ReportTable(columns, rows, 3)
+    last = [run.last_metrics for run in result.runs]
+    metrics = {
+        key: title
+        for key, title in evaluation_titles().items()
+        if any(key in values for values in last)
+    }
+    rows = [
+        [run.name, *_row(result, run), *(count(values.get(key), 4) for key in metrics)]
+        for run, values in zip(result.runs, last, strict=True)
+    ]
+    return ReportTable([*columns, *metrics.values()], rows, 3)
 
 
 def restart_words(restarts: int) -> str:
@@ -412,6 +422,7 @@ def _run(result: Result, run: ReportedRun, prices: Prices) -> dict[str, Any]:
         "log": str(run.source.log.path),
         "mark": result.marks.get(run.name),
         **{name: getattr(run, name) for name in numbers},
+        **run.last_metrics,
         **_cost(run, prices),
         "times": asdict(run.times) if run.times else None,
         "evaluations": [asdict(evaluation) for evaluation in run.evaluations],

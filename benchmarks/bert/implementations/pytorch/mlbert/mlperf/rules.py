@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+
+from mlbert.mlperf.reference_point import ReferencePoint
 
 # MLCommons requires this note next to every result that it has not verified.
 UNVERIFIED = "Result not verified by MLCommons Association."
@@ -22,9 +23,22 @@ INITIAL_MLM_ACCURACY = 0.34085
 NUM_EVAL_SAMPLES = 10_000
 
 _EVAL_INTERVAL_UNIT = 25_000
-_SUBMISSION_RUNS_SCORED = 8  # of ten, without the fastest and the slowest
 _INTERPOLATED_RUNS = 20
-_ONE_SIDED_T_95 = {24: 1.710882, 26: 1.705618, 27: 1.703288}
+REFERENCE_POINTS: tuple[ReferencePoint, ...] = (
+    ReferencePoint(256, 2549219.556, 218406.134),
+    ReferencePoint(448, 2414421.333, 197392.477, num_runs=21, pruned=True),
+    ReferencePoint(1536, 2776278.222, 82207.527),
+    ReferencePoint(3072, 2764498.667, 166119.340),
+    ReferencePoint(4096, 2843989.333, 116600.106),
+    ReferencePoint(4608, 2798080.000, 130963.705, pruned=True),
+    ReferencePoint(6144, 3319125.333, 146691.136, pruned=True),
+    ReferencePoint(6912, 3601920.000, 121792.777, pruned=True),
+    ReferencePoint(8192, 4186112.000, 88430.923),
+    ReferencePoint(8704, 4273706.667, 134042.404),
+    ReferencePoint(12288, 4465066.667, 88564.045, pruned=True),
+    ReferencePoint(13056, 4645333.333, 179017.324, pruned=True),
+    ReferencePoint(16384, 5505422.222, 144642.709, pruned=True),
+)
 
 
 def global_batch_size(train_batch_size: int, world_size: int, average_packing_rate: float) -> int:
@@ -43,43 +57,6 @@ def eval_interval(global_batch_size: int) -> int:
         math.floor(0.05 * (230.23 * global_batch_size + 3_000_000) / _EVAL_INTERVAL_UNIT)
         * _EVAL_INTERVAL_UNIT
     )
-
-
-@dataclass(frozen=True)
-class ReferencePoint:
-    """A reference convergence point (RCP): how many samples the reference code needs at one batch
-    size.
-    """
-
-    global_batch_size: int  # sequences per step
-    mean_samples: float  # olympic mean of the samples to 0.720 over the reference runs
-    stdev_samples: float  # over all reference runs
-    num_runs: int = 18  # in the olympic mean
-    pruned: bool = False  # True if the official checker uses the point
-
-    @property
-    def min_mean_samples(self) -> float:
-        """Return the smallest olympic mean that passes: one-sided t-test at 5 %, 8 scored runs."""
-        t_limit = _ONE_SIDED_T_95[self.num_runs + _SUBMISSION_RUNS_SCORED - 2]
-        spread = math.sqrt(1 / self.num_runs + 1 / _SUBMISSION_RUNS_SCORED)
-        return self.mean_samples - t_limit * self.stdev_samples * spread
-
-
-REFERENCE_POINTS: tuple[ReferencePoint, ...] = (
-    ReferencePoint(256, 2549219.556, 218406.134),
-    ReferencePoint(448, 2414421.333, 197392.477, num_runs=21, pruned=True),
-    ReferencePoint(1536, 2776278.222, 82207.527),
-    ReferencePoint(3072, 2764498.667, 166119.340),
-    ReferencePoint(4096, 2843989.333, 116600.106),
-    ReferencePoint(4608, 2798080.000, 130963.705, pruned=True),
-    ReferencePoint(6144, 3319125.333, 146691.136, pruned=True),
-    ReferencePoint(6912, 3601920.000, 121792.777, pruned=True),
-    ReferencePoint(8192, 4186112.000, 88430.923),
-    ReferencePoint(8704, 4273706.667, 134042.404),
-    ReferencePoint(12288, 4465066.667, 88564.045, pruned=True),
-    ReferencePoint(13056, 4645333.333, 179017.324, pruned=True),
-    ReferencePoint(16384, 5505422.222, 144642.709, pruned=True),
-)
 
 
 def reference_point(global_batch_size: int) -> ReferencePoint | None:

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from mlbert.host.console import short_duration
 from mlbert.host.files import writing
+from mlbert.host.metrics import EVALUATION_PREFIX
 from mlbert.host.metrics_file import read_points
 from mlbert.runs.events import Events
 from mlbert.runs.progress import NO_LIMIT, Limits, TrainState
@@ -132,8 +133,8 @@ class Monitor(Events):
             step=state.step,
             samples=state.samples,
             seconds=round(seconds, 3),
-            **{"eval_accuracy": state.accuracy}
-            | {f"eval_{name}": value for name, value in metrics.items()},
+            eval_accuracy=state.accuracy,
+            **{f"{EVALUATION_PREFIX}{name}": value for name, value in metrics.items()},
         )
         values = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         self.say(f"evaluation at {state.samples} samples, {seconds:.1f} s: {values}")

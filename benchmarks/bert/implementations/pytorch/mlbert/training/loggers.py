@@ -9,12 +9,12 @@ from typing import Any
 
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError, import_package
+from mlbert.host.metrics import logger_name
 from mlbert.runs.config import RunConfig
 from mlbert.runs.events import Events
 from mlbert.runs.progress import RunOutcome, TrainState
 
 Write = Callable[[Mapping[str, float], int], object]  # numbers by name, and their step
-_NAMES = {"mlm_accuracy": "MaskedAccuracy", "loss": "LanguageCrossEntropy"}
 
 
 class NumberLogger(Events):
@@ -65,10 +65,8 @@ class NumberLogger(Events):
 
     def evaluation(self, state: TrainState, metrics: Mapping[str, float], seconds: float) -> None:
         """Log every metric of an evaluation."""
-        self._write(
-            {f"metrics/eval/{_NAMES.get(name, name)}": value for name, value in metrics.items()},
-            state.step,
-        )
+        numbers = {f"metrics/eval/{logger_name(name)}": value for name, value in metrics.items()}
+        self._write(numbers, state.step)
 
     def stop(self, outcome: RunOutcome) -> None:
         """Close the logger."""
