@@ -58,7 +58,7 @@ def test_the_commands_after_the_examples_succeed(copy: Path) -> None:
         for language, text in BLOCK.findall((copy / EXAMPLES).read_text())
         if language == "bash"
     ]
-    assert run(copy, "\n".join(blocks)).count("1 passed") == 4
+    assert run(copy, "\n".join(blocks)).count("1 passed") == 5
     assert "muon, lion" in (copy / "docs/settings.md").read_text()
 
 
