@@ -18,8 +18,9 @@ from mlaudit.report import tables
 from mlaudit.report.results import Result, read_result
 from mlaudit.report.runs import read_systems
 from mlbert.host.console import safe, standard_output, write_page
+from mlbert.host.metrics import evaluation_titles
 
-# Column of the report -> its header in the terminal.
+# Column of the report -> its header in the terminal, which has declared metrics, too.
 _RUNS = {
     "run": "run",
     "status": "status",
@@ -78,7 +79,10 @@ def report(
 def _print(console: Console, results: Sequence[Result], prices: Prices) -> None:
     if len(results) == 1:
         result = results[0]
-        console.print(as_table(f"Runs in {result.system.folder}", tables.runs(result), _RUNS))
+        runs = tables.runs(result)
+        metrics = [title for title in evaluation_titles().values() if title in runs.columns]
+        headers = {**_RUNS, **dict(zip(metrics, metrics, strict=True))}
+        console.print(as_table(f"Runs in {result.system.folder}", runs, headers))
         for name, accuracy in result.system.baselines.items():
             console.print(f"baseline {name.replace('_', ' ')}: accuracy {accuracy:.4f}")
         for what, share in result.peak_shares.items():
