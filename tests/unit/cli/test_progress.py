@@ -22,8 +22,8 @@ LINES = {
         r"\d+ s so far"
     ),
     "train": (
-        r"step \d+/12  \d+ samples/s  loss \S+  loader \S+%  (target \S+|accuracy \S+ of \S+)?  \d+ s, "
-        r"at most \d+ s left"
+        r"step \d+/12  \d+ samples/s  loss \S+  loader \S+%  "
+        r"(target \S+|accuracy \S+ of \S+)?  \d+ s, at most \d+ s left"
     ),
 }
 

@@ -55,6 +55,11 @@ def _parser() -> Parser:
         "--concat_tokens", type=int, help="tokenise, join, and cut into samples of this many tokens"
     )
     parser.add_argument(
+        "--whole_texts",
+        action="store_true",
+        help="tokenise, and store the ids of each text as ModernBERT's pre-training reads them",
+    )
+    parser.add_argument(
         "--tokenizer", help="a vocab.txt or tokenizer.json, its folder, or a model's name"
     )
     parser.add_argument(
@@ -84,10 +89,10 @@ def main() -> None:
 def _run() -> int:
     given = _parser().parse_args()
     share = parse_share(given.task, given.merge)
-    concatenation = _concatenation(given)
+    form = _form(given)
     _check_source(given)
     tokenizer = load_tokenizer(given.tokenizer or UNCASED_NAMES[0])
-    options: dict[str, Any] = {"tokenizer": tokenizer, "concatenation": concatenation}
+    options: dict[str, Any] = {"tokenizer": tokenizer, "form": form}
     executor = Executor(given.workers or os.cpu_count() or 1, console_progress(), share)
     options |= {"compression": given.compression, "executor": executor}
     # Without a complete split, not all files are read.
@@ -128,6 +133,20 @@ def _check_source(given: argparse.Namespace) -> None:
         )
 
 
+def _form(given: argparse.Namespace) -> streaming.Form:
+    if given.whole_texts and given.concat_tokens is not None:
+        remedy = "Give one of them"
+        raise UserError(
+            "config.conflict", "--whole_texts and --concat_tokens", "exclude each other", remedy
+        )
+    form = streaming.WholeTexts() if given.whole_texts else _concatenation(given)
+    if form is not None and given.dataset in streaming.HUB_SETS and given.tokenizer is None:
+        flag = "--whole_texts" if given.whole_texts else "--concat_tokens"
+        remedy = f"Give --tokenizer {UNCASED_NAMES[0]}"
+        raise UserError("config.missing", flag, "needs a tokenizer", remedy)
+    return form
+
+
 def _concatenation(given: argparse.Namespace) -> streaming.Concatenation | None:
     if given.concat_tokens is None:
         if given.bos_text or given.eos_text or given.no_wrap:
@@ -142,11 +161,6 @@ def _concatenation(given: argparse.Namespace) -> streaming.Concatenation | None:
     if given.concat_tokens < 1:
         reason = f"{given.concat_tokens} is not a number of tokens"
         raise UserError("config.range", "--concat_tokens", reason, "Use 1 or more")
-    if given.dataset in streaming.HUB_SETS and given.tokenizer is None:
-        reason = "needs a tokenizer"
-        raise UserError(
-            "config.missing", "--concat_tokens", reason, f"Give --tokenizer {UNCASED_NAMES[0]}"
-        )
     return streaming.Concatenation(
         given.concat_tokens, given.bos_text, given.eos_text, not given.no_wrap
     )

@@ -160,7 +160,7 @@ def convert_text(source: Path, out: Path, run: Executor) -> None:
     text.write_text("\n\n".join(f"Text {number} of the river." for number in range(200)))
     how = Concatenation(16, "", "", wrap=True)
     tokenizer = load_tokenizer("bert-base-uncased")
-    convert_files(text, ["train", "val"], out, tokenizer=tokenizer, concatenation=how, executor=run)
+    convert_files(text, ["train", "val"], out, tokenizer=tokenizer, form=how, executor=run)
 
 
 def prepare_corpus(source: Path, out: Path, run: Executor) -> None:

@@ -2,6 +2,7 @@
 bad files, interruption.
 """
 
+import dataclasses
 import functools
 import gzip
 import itertools
@@ -20,6 +21,7 @@ from pyarrow import parquet
 
 from mlbert.data.formats.manifest import file_sha256
 from mlbert.data.formats.mds import MdsReader, MdsWriter
+from mlbert.data.formats.mds_tokens import decoder_of
 from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.prepare import streaming
 from mlbert.data.prepare.executor import Executor
@@ -27,6 +29,7 @@ from mlbert.data.prepare.shares import Share
 from mlbert.data.prepare.step_tasks import ShareDone
 from mlbert.data.prepare.streaming import (
     Concatenation,
+    WholeTexts,
     convert,
     convert_files,
     hub_texts,
@@ -100,7 +103,7 @@ def test_small_splits_are_the_beginning_of_the_large_ones(tmp_path, monkeypatch)
 def concatenated(folder: Path, texts: list[str], **options) -> list[list[int]]:
     defaults = {"tokens": 8, "bos_text": "", "eos_text": "", "wrap": True}
     how = Concatenation(**(defaults | options))
-    convert(lambda part: iter(texts), ["val"], folder, tokenizer=TOKENIZER, concatenation=how)
+    convert(lambda part: iter(texts), ["val"], folder, tokenizer=TOKENIZER, form=how)
     assert MdsReader(folder / "val").vocabulary_sha256 == file_sha256(TOKENIZER.file)
     return [np.frombuffer(sample, "<i8").tolist() for sample in in_set(folder / "val", "tokens")]
 
@@ -125,14 +128,18 @@ def test_concatenated(tmp_path, monkeypatch, together):
     assert marked == [[103, 101, TOKENIZER.vocabulary["river"], 102, *TOKENIZER.encode("the the")]]
 
 
-@pytest.mark.parametrize("wrap", [None, True, False])
+@pytest.mark.parametrize(
+    "form",
+    [None, WholeTexts(), Concatenation(16, "", "of", True), Concatenation(16, "", "of", False)],
+    ids=["texts", "whole", "wrap", "no_wrap"],
+)
 @given(
     st.lists(st.integers(0, 60), min_size=30, max_size=60),
     *(st.integers(low, high) for low, high in ((1, 6), (1, 4), (300, 1500), (0, 999))),
 )
 @settings(max_examples=3)
 def test_shares_make_the_bytes_of_one_process(
-    tmp_path_factory, wrap, lengths, files, count, limit, seed
+    tmp_path_factory, form, lengths, files, count, limit, seed
 ):
     folder = tmp_path_factory.mktemp("shares")
     draw = random.Random(seed)
@@ -143,8 +150,7 @@ def test_shares_make_the_bytes_of_one_process(
         lines = json_lines(texts[first:end], url="u")
         (folder / "texts" / f"{number}.json.gz").write_bytes(gzip.compress(lines.encode()))
     splits = ["train", "train_small", "val"]
-    how = None if wrap is None else Concatenation(16, "", "of", wrap)
-    options = {"tokenizer": TOKENIZER, "concatenation": how}
+    options = {"tokenizer": TOKENIZER, "form": form}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(streaming, "MdsWriter", functools.partial(MdsWriter, size_limit=limit))
         patch.setattr(streaming, "GROUP", draw.choice([1, 1000, 1 << 20]))
@@ -175,6 +181,27 @@ def test_shares_make_the_bytes_of_one_process(
     assert tree(folder / "shares") == tree(folder / "pool") == tree(folder / "one")
 
 
+@pytest.mark.parametrize("size", [30_522, 70_000])
+def test_whole_texts_are_arrays_of_all_their_ids(tmp_path, size):
+    """Of 16 bits, or of 32 if the vocabulary is larger."""
+    tokenizer = load_tokenizer("bert-base-uncased")
+    larger = {f"[more{number}]": number for number in range(30_522, size)}
+    tokenizer = dataclasses.replace(tokenizer, vocabulary={**tokenizer.vocabulary, **larger})
+    texts = ["the river", "", "the bridge " * 400, "unaffable naïve"]
+    convert(lambda part: iter(texts), ["val"], tmp_path, tokenizer=tokenizer, form=WholeTexts())
+    reader = MdsReader(tmp_path / "val")
+    dtype = "uint16" if size < 1 << 16 else "uint32"
+    assert reader.columns == {"id": "str", "input_ids": f"ndarray:{dtype}", "len": "int"}
+    assert reader.vocabulary_sha256 is not None
+    expected = [ids(text) for text in texts]
+    decode = decoder_of(f"ndarray:{dtype}", [])
+    assert [decode(sample["input_ids"]).tolist() for sample in reader] == expected
+    assert [int.from_bytes(sample["len"], "little") for sample in reader] == [
+        len(text) for text in expected
+    ]
+    assert len({sample["id"] for sample in reader}) == len(texts)
+
+
 def test_a_split_of_an_interrupted_run_with_other_options_is_not_kept(lines_file, tmp_path):
     def run(lower_case: bool) -> None:
         tokenizer = load_tokenizer("bert-base-uncased", lower_case)
@@ -197,7 +224,7 @@ def test_texts_that_fill_no_sample(tmp_path):
                 ["val"],
                 tmp_path,
                 tokenizer=TOKENIZER,
-                concatenation=how,
+                form=how,
             )
         assert not any(tmp_path.iterdir())
 

@@ -72,6 +72,13 @@ def length_widths(lengths: np.ndarray) -> np.ndarray:
     return np.select([lengths < 1 << 8, lengths < 1 << 16, lengths < 1 << 32], [1, 2, 4], 8)
 
 
+def array_header_bytes(lengths: np.ndarray) -> np.ndarray:
+    """Return int64 [n], the bytes in front of the numbers in `encode_array`'s values for texts of
+    these lengths (int [n]).
+    """
+    return 1 + length_widths(lengths)
+
+
 def encode_array(ids: np.ndarray, encoding: str) -> bytes:
     """Return the value of a column of ``ndarray:TYPE`` for the ids of one text, int [T], T > 0.
 

@@ -1,5 +1,5 @@
-"""Convert texts to MDS sets in MosaicML Streaming's format, one per split,
-of texts or of tokens in equal samples.
+"""Convert texts to MDS sets in MosaicML Streaming's format, one per split: of texts, of tokens in
+equal samples, or of whole texts as token ids.
 
 The text is from the Hugging Face hub (C4, the Pile), from the user's files, or from this Python
 installation. A split is written under a temporary name and renamed when complete.
@@ -25,12 +25,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import xxhash
 
 from mlbert.data.formats.manifest import make_folder, reading
 from mlbert.data.formats.mds import UINT32, MdsWriter, compression_level, write_index
-from mlbert.data.formats.mds_files import INDEX
+from mlbert.data.formats.mds_files import INDEX, INT, INT_BYTES, STR
+from mlbert.data.formats.mds_tokens import array_header_bytes
 from mlbert.data.formats.ragged import offsets_of
-from mlbert.data.formats.token_shards import TEXT, TOKENS, vocabulary_sha256
+from mlbert.data.formats.token_shards import INPUT_IDS, TEXT, TOKENS, vocabulary_sha256
 from mlbert.data.formats.tokenizer import Tokenizer, hub_problem
 from mlbert.data.prepare import python_text
 from mlbert.data.prepare.corpus import is_held_out
@@ -72,6 +74,7 @@ SHORT_SEQUENCE = 128  # tokens
 TOGETHER = 256  # texts tokenised together
 GROUP = 16 << 20  # bytes of small files that a task reads
 _REPORT_SECONDS = 10.0  # between lines of progress
+_ID_CHARACTERS = 16  # of a text's XXH3-64 in hexadecimal
 
 # Returns the texts of a part ("train" or "val").
 Texts = Callable[[str], Iterator[str]]
@@ -95,6 +98,19 @@ class Concatenation:
     bos_text: str
     eos_text: str
     wrap: bool
+
+
+@dataclass(frozen=True)
+class WholeTexts:
+    """Each text is a sample: its ids with [CLS] and [SEP], however many, as the pre-training of
+    ModernBERT's research repository reads them.
+
+    The columns are ``input_ids`` (an array of 16 bits if the vocabulary fits, else 32), ``len``
+    (its tokens), and ``id`` (XXH3-64 of the ids as stored, in hexadecimal).
+    """
+
+
+Form = Concatenation | WholeTexts | None  # None: texts
 
 
 def hub_texts(dataset: str, subset: str | None) -> Texts:
@@ -188,7 +204,7 @@ def convert(
     out_root: Path,
     *,
     tokenizer: Tokenizer,
-    concatenation: Concatenation | None = None,
+    form: Form = None,
     compression: str | None = None,
     executor: Executor = Executor(),
 ) -> None:
@@ -196,14 +212,15 @@ def convert(
     to the folder of that name in ``out_root``.
 
     Args:
-        tokenizer: used by ``concatenation`` and for the report on truncation.
+        tokenizer: used by ``form`` and for the report on truncation.
+        form: of the samples.
         compression: as in `mlbert.data.formats.mds.MdsWriter`.
 
     Raises UserError: a split already exists (checked before anything is written), has no text,
     or cannot be written.
     """
     check_absent(splits, out_root)
-    encoder = _Encoder(tokenizer, concatenation)
+    encoder = _Encoder(tokenizer, form)
     for split in dict.fromkeys(splits):
         part, most = SPLITS[split]
         partial = out_root / f".{split}.partial"
@@ -222,7 +239,7 @@ def convert(
             for sample in encoder.samples(
                 map(encoder.encode, _together(islice(texts(part), most)))
             ):
-                writer.write(dict.fromkeys(encoder.columns, sample))
+                writer.write(encoder.row(sample))
                 count += 1
                 if count <= LOOKED_AT:
                     first.append(sample)
@@ -266,15 +283,37 @@ def _together(texts: Iterator[str]) -> Iterator[list[str]]:
 
 @dataclass(frozen=True)
 class _Encoder:
-    """Makes samples: each is a text, or tokens by a `Concatenation`."""
+    """Makes samples: each is a text, tokens by a `Concatenation`, or one of `WholeTexts`."""
 
     tokenizer: Tokenizer
-    how: Concatenation | None
+    how: Form
 
     @property
     def columns(self) -> dict[str, str]:
-        """Name and encoding of the only column of the set."""
-        return {TEXT: "str"} if self.how is None else {TOKENS: "bytes"}
+        """Name and encoding of the columns of the set."""
+        if self.how is None:
+            return {TEXT: STR}
+        if isinstance(self.how, WholeTexts):
+            return {"id": STR, INPUT_IDS: f"ndarray:{self.dtype.name}", "len": INT}
+        return {TOKENS: "bytes"}
+
+    def row(self, sample: bytes) -> dict[str, Any]:
+        """Return the values of all columns of a sample."""
+        if not isinstance(self.how, WholeTexts):
+            return dict.fromkeys(self.columns, sample)
+        ids = np.frombuffer(sample, self.dtype)
+        return {"id": xxhash.xxh3_64_hexdigest(sample), INPUT_IDS: ids, "len": len(ids)}
+
+    def row_bytes(self, sizes: np.ndarray) -> np.ndarray:
+        """Return int64 [n], the bytes of the samples of texts with these sizes (int64 [n]) in a
+        shard, without their offsets.
+        """
+        if self.how is None:
+            return sizes + UINT32.itemsize
+        if isinstance(self.how, Concatenation):
+            return np.full(len(sizes), 8 * self.how.tokens + UINT32.itemsize)
+        ids = array_header_bytes(sizes) + sizes * self.dtype.itemsize
+        return ids + _ID_CHARACTERS + INT_BYTES + 2 * UINT32.itemsize
 
     @property
     def vocabulary_sha256(self) -> str | None:
@@ -291,22 +330,27 @@ class _Encoder:
         if self.how is None:
             encoded = [text.encode() for text in texts]
             return np.frombuffer(b"".join(encoded), self.dtype), np.array([*map(len, encoded)])
-        before = [*_ids(self.tokenizer, self.how.bos_text), self.tokenizer.cls_id]
-        after = [self.tokenizer.sep_id, *_ids(self.tokenizer, self.how.eos_text)]
+        before = [self.tokenizer.cls_id]
+        after = [self.tokenizer.sep_id]
+        if isinstance(self.how, Concatenation):
+            before = [*_ids(self.tokenizer, self.how.bos_text), *before]
+            after = [*after, *_ids(self.tokenizer, self.how.eos_text)]
         ids, offsets = self.tokenizer.encode_all(texts)
         ends = np.stack([offsets[:-1], offsets[1:]], 1).ravel()
         places = np.repeat(ends, np.tile([len(before), len(after)], len(texts)))
         content = np.insert(ids, places, np.tile([*before, *after], len(texts)))
-        return content, np.diff(offsets) + len(before) + len(after)
+        lengths = np.diff(offsets) + len(before) + len(after)
+        return content.astype(self.dtype, copy=False), lengths
 
     def samples(self, pieces: Iterable[Piece]) -> Iterator[bytes]:
         """Yield the samples of consecutive texts. An incomplete last one is dropped."""
         how = self.how
         rest = np.empty(0, self.dtype)
         for content, sizes in pieces:
-            edges = offsets_of([len(content)] if how and how.wrap else sizes).tolist()
+            wraps = isinstance(how, Concatenation) and how.wrap
+            edges = offsets_of([len(content)] if wraps else sizes).tolist()
             for first, end in pairwise(edges):
-                if how is None:
+                if not isinstance(how, Concatenation):
                     yield content[first:end].tobytes()
                     continue
                 rest = np.concatenate([rest, content[first:end]])
@@ -325,7 +369,7 @@ class _Encoder:
         """
         edges = offsets_of(sizes)
         total = int(edges[-1])
-        if self.how is None:
+        if not isinstance(self.how, Concatenation):
             return edges[:-1], 0
         if self.how.wrap:
             begins = np.arange(missing, total, self.how.tokens)
@@ -405,7 +449,7 @@ class _FileJob:
         )
         pieces = self.pieces(SPLITS[shards.split][0], shards.group, shards.place)
         for sample in islice(self.encoder.samples(pieces), shards.samples):
-            writer.write(dict.fromkeys(columns, sample))
+            writer.write(self.encoder.row(sample))
         return writer.flush()
 
     def pieces(self, part: str, group: int = 0, place: int = 0) -> Iterator[Piece]:
@@ -440,9 +484,8 @@ class _FileJob:
             sizes = self._sizes(part, group)[: None if most is None else most - texts]
             texts += len(sizes)
             places, missing = self.encoder.starts(sizes, missing)
-            num_bytes = 8 * self.encoder.how.tokens if self.encoder.how else sizes
-            # Offset and size.
-            edges = offsets_of(np.broadcast_to(num_bytes + 2 * UINT32.itemsize, len(places)))
+            of_samples = sizes if len(places) == len(sizes) else places
+            edges = offsets_of(self.encoder.row_bytes(of_samples) + UINT32.itemsize)
             done = 0
             while done < len(places):
                 end = int(np.searchsorted(edges, edges[done] + room - filled, side="right")) - 1
@@ -479,7 +522,7 @@ def convert_files(
     out_root: Path,
     *,
     tokenizer: Tokenizer,
-    concatenation: Concatenation | None = None,
+    form: Form = None,
     compression: str | None = None,
     executor: Executor = Executor(),
 ) -> None:
@@ -496,7 +539,7 @@ def convert_files(
         "tokenizer": tokenizer.identity,
         "compression": compression,
     }
-    plan |= {"concatenation": concatenation and asdict(concatenation), INPUTS: inputs}
+    plan |= {"form": type(form).__name__, "options": asdict(form) if form else {}, INPUTS: inputs}
     if not is_begun(work, plan):
         check_absent(splits, out_root)
     tasks = StepTasks(work, plan, executor)
@@ -510,9 +553,7 @@ def convert_files(
         for number, places in enumerate(groups)
     ]
     parts = tuple(dict.fromkeys(SPLITS[split][0] for split in splits))
-    job = _FileJob(
-        tasks.folder, _Encoder(tokenizer, concatenation), parts, len(groups), compression
-    )
+    job = _FileJob(tasks.folder, _Encoder(tokenizer, form), parts, len(groups), compression)
     sizes = [sum(sizes[place] for place in places) for places in groups]
     tasks.run("reading", job.store, items, sizes, is_last=False, keep=True)
     shards = [one for split in splits for one in job.shards(split)]
