@@ -29,6 +29,7 @@ import numpy as np
 import torch
 
 from mlbert.data.formats.mds import MdsWriter
+from mlbert.data.formats.ragged import ids_dtype
 from mlbert.data.formats.streams import streams_of
 from mlbert.data.formats.token_shards import INPUT_IDS, TokenShards, open_texts
 from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
@@ -133,7 +134,7 @@ def run(
     try:
         with tempfile.TemporaryDirectory(prefix="mlbert-loader-") as scratch:
             loaded = load_tokenizer(tokenizer or TOKENIZER)
-            folder = data or write_documents(Path(scratch) / "set", len(loaded.vocabulary), seed)
+            folder = data or write_documents(Path(scratch) / "set", loaded.vocab_size, seed)
             workers = cores if cores > 1 else 0
             task = Task(folder, loaded, length, workers, device, seed)
             sides, skipped = _sides(task)
@@ -170,8 +171,7 @@ def write_documents(
     The ids are 16 bits wide if the vocabulary allows it, as in ModernBERT's research repository.
     """
     draw = np.random.default_rng(seed)
-    dtype = "uint16" if vocab_size <= 1 << 16 else "uint32"
-    columns = {INPUT_IDS: f"ndarray:{dtype}", "len": "int"}
+    columns = {INPUT_IDS: f"ndarray:{ids_dtype(vocab_size).name}", "len": "int"}
     written = 0
     with MdsWriter(folder, columns) as writer:
         while written < num_tokens:
@@ -276,21 +276,20 @@ def _collator(task: Task) -> Callable[[list[np.ndarray]], Any]:
     from tokenizers import Tokenizer as FastTokenizer
     from tokenizers.models import WordLevel
 
-    names = {number: entry for entry, number in task.tokenizer.vocabulary.items()}
-    pad, unknown, cls, sep, mask = (names[number] for number in task.tokenizer.special_ids)
+    tokenizer = task.tokenizer
+    names = {number: entry for entry, number in tokenizer.vocabulary.items()}
     # The collator only asks for special ids and the size of the vocabulary.
-    vocabulary = FastTokenizer(WordLevel(dict(task.tokenizer.vocabulary), unknown))
+    vocabulary = WordLevel(dict(tokenizer.vocabulary), unk_token=tokenizer.mask_token)
     fast = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=vocabulary,
-        pad_token=pad,
-        unk_token=unknown,
-        cls_token=cls,
-        sep_token=sep,
-        mask_token=mask,
+        tokenizer_object=FastTokenizer(vocabulary),
+        pad_token=names[tokenizer.pad_id],
+        cls_token=names[tokenizer.cls_id],
+        sep_token=names[tokenizer.sep_id],
+        mask_token=tokenizer.mask_token,
     )
     collate = transformers.DataCollatorForLanguageModeling(fast, mlm_probability=RATE)
-    is_special = np.zeros(len(names), np.int64)
-    is_special[list(task.tokenizer.special_ids)] = 1
+    is_special = np.zeros(tokenizer.vocab_size, np.int64)
+    is_special[list(tokenizer.special_ids)] = 1
 
     def of_ids(texts: list[np.ndarray]) -> Any:
         # Without a mask of the special tokens, the collator looks each token up in Python.
