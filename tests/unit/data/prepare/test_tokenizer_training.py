@@ -192,11 +192,7 @@ def test_what_is_refused(
     assert_fails([*words, "--kind", "word"], "config.choice", "--kind word")
     assert_fails([*words, "--size", "1000"], "config.range", "--size")
     assert_fails([*words, "--size", "64"], "config.range", "--size")
-    assert_fails([*words, "--compare", tmp_path], "file.unreadable", "tokenizer.json")
-    broken = write_files(tmp_path / "broken", {"tokenizer.json": "{}"})
-    assert_fails(
-        [*words, "--compare", broken], "vocabulary.format", "tokenizer.json", wording=False
-    )
+    assert_fails([*words, "--compare", tmp_path / "none.json"], "file.missing", "none.json")
     write_files(tmp_path, {"few/a.txt": "Too few.", "bad/a.txt": "x"})
     status, _, errors = run_mlbert(*words[:2], tmp_path / "few", *words[3:])
     assert status == 2

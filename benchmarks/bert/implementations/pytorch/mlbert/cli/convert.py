@@ -115,6 +115,18 @@ def grow(
     _convert("grow_model", source, target, config)
 
 
+@app.command("add-words")
+def add_words(
+    source: Annotated[Path, typer.Argument(help="Model with its tokenizer: a folder.")],
+    target: NewFolder,
+    words: Annotated[Path, typer.Option("--words", help="File with one word a line.")],
+) -> None:
+    """Add words to a model and its tokenizer: each starts as the mean of its pieces. Writes a
+    Hugging Face folder.
+    """
+    _convert("add_words_to_model", source, target, words)
+
+
 def _convert(function: str, source: Path, target: Path, *config: Path | None) -> None:
     """Run a function of `mlbert.models.weights.convert` and print its report."""
     from mlbert.models.weights import convert, weight_files  # torch takes a second

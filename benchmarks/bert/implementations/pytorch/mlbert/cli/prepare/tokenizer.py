@@ -10,13 +10,13 @@ import typer
 
 from mlbert.cli.prepare.options import Out, PoolArguments, say, with_options
 from mlbert.data.formats.manifest import MAX_TOKENS
+from mlbert.data.formats.tokenizer import load_tokenizer
 from mlbert.data.prepare.corpus_files import check_encoding, find_sources, format_counts
 from mlbert.data.prepare.tokenizer_folder import (
     REPORT,
     TokenizerReport,
     TokenizerRequest,
     make_tokenizer,
-    open_library,
 )
 from mlbert.data.prepare.tokenizer_training import KINDS, check_kind
 from mlbert.host.console import console, new_table, safe
@@ -102,7 +102,7 @@ def tokenizer_command(
         lower_case=None if cased is None else not cased,
         encoding=encoding,
         skip_bad=skip_bad,
-        compared={str(path): open_library(path) for path in compare or ()},
+        compared={str(path): load_tokenizer(path) for path in compare or ()},
     )
     report = make_tokenizer(request, out, run.executor())
     if others:

@@ -14,18 +14,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+import tokenizers
 
-from mlbert.data.formats.manifest import MAX_VOCAB_BYTES, make_folder, write_json
+from mlbert.data.formats.manifest import make_folder, write_json
+from mlbert.data.formats.tokenizer import Tokenizer, load_tokenizer
 from mlbert.data.formats.tokenizer_files import TOKENIZER_CONFIG, TOKENIZER_JSON
-from mlbert.data.formats.wordpiece import SPECIAL_TOKENS, UNKNOWN
+from mlbert.data.formats.wordpiece import SPECIAL_TOKENS
 from mlbert.data.prepare.corpus_files import CorpusSource
 from mlbert.data.prepare.executor import Executor, sigterm_raises
 from mlbert.data.prepare.tokenizer_report import TokenizerMeasures, measure
 from mlbert.data.prepare.tokenizer_text import TextCounts, read_text
 from mlbert.data.prepare.tokenizer_training import check_size, train_tokenizer
 from mlbert.host.errors import UserError
-from mlbert.host.files import read_plain, writing
+from mlbert.host.files import writing
 
 REPORT = "tokenizer_report.json"
 OWN_NAME = "new"  # in the report
@@ -121,13 +122,13 @@ def make_tokenizer(
             request.lower_case,
             executor,
         )
-        tokenizers = {OWN_NAME: trained.library, **request.compared}
+        write_library(trained.library, folder, {"model_max_length": request.length})
+        measured = {OWN_NAME: load_tokenizer(folder), **request.compared}
         sources = {}
         for name, source in text.groups.items():
             held_out = source.held_out.texts
             measures = {
-                other: measure(library, library.token_to_id(UNKNOWN), held_out)
-                for other, library in tokenizers.items()
+                other: measure(tokenizer, held_out) for other, tokenizer in measured.items()
             }
             sources[name] = SourceReport(
                 characters=source.characters,
@@ -147,27 +148,11 @@ def make_tokenizer(
             trained_documents=counts.documents,
             sources=sources,
         )
-        write_library(trained.library, folder, {"model_max_length": request.length})
         write_json(folder / REPORT, asdict(report))
     return report
 
 
-def open_library(path: Path) -> Tokenizer:
-    """Return the tokenizer of a tokenizer.json or a folder with one.
-
-    Raises UserError if there is none, or the library cannot read it.
-    """
-    file = path / TOKENIZER_JSON if path.is_dir() else path
-    remedy = f"Give a {TOKENIZER_JSON}, or the folder of one"
-    content = read_plain(file, remedy, MAX_VOCAB_BYTES)
-    try:
-        return Tokenizer.from_str(content.decode("utf-8"))
-    except Exception as error:  # the library raises this class itself
-        reason = f"cannot be read by the library tokenizers ({error})"
-        raise UserError("vocabulary.format", file, reason, remedy) from None
-
-
-def write_library(library: Tokenizer, folder: Path, values: Mapping[str, Any]) -> None:
+def write_library(library: tokenizers.Tokenizer, folder: Path, values: Mapping[str, Any]) -> None:
     """Write tokenizer.json and a tokenizer_config.json with BERT's special tokens and ``values``.
 
     Raises OSError.

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tokenizers import Tokenizer
-
+from mlbert.data.formats.tokenizer import Tokenizer
 from mlbert.data.formats.wordpiece import clean_words
 
 
@@ -25,16 +24,12 @@ class TokenizerMeasures:
     tokens_per_word: float
 
 
-def measure(library: Tokenizer, unknown: int | None, texts: Sequence[str]) -> TokenizerMeasures:
-    """Measure a tokenizer on texts, which must have words; special tokens are not added.
-
-    ``unknown``: id of the unknown token, or None.
-    """
-    num_tokens = 0
-    num_unknown = 0
-    for encoding in library.encode_batch(list(texts), add_special_tokens=False):
-        num_tokens += len(encoding.ids)
-        num_unknown += sum(number == unknown for number in encoding.ids)
+def measure(tokenizer: Tokenizer, texts: Sequence[str]) -> TokenizerMeasures:
+    """Measure a tokenizer on texts, which must have words; special tokens are not added."""
+    ids, _ = tokenizer.encode_all(texts)
+    num_tokens = len(ids)
+    unknown = tokenizer.unknown_id
+    num_unknown = 0 if unknown is None else int((ids == unknown).sum())
     num_bytes = sum(len(text.encode()) for text in texts)
     num_words = sum(len(clean_words(text)) for text in texts)
     return TokenizerMeasures(

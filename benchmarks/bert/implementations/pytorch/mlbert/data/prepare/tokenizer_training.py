@@ -38,6 +38,7 @@ from tokenizers import (
     trainers,
 )
 
+from mlbert.data.formats.added_words import MULTIPLE, UNUSED, round_up
 from mlbert.data.formats.manifest import MAX_VOCAB_SIZE
 from mlbert.data.formats.wordpiece import MAX_CHARS_PER_WORD, SPECIAL_TOKENS, UNKNOWN, clean_words
 from mlbert.data.prepare.executor import Executor
@@ -52,9 +53,7 @@ from mlbert.data.prepare.vocabulary_training import (
 from mlbert.host.errors import UserError
 from mlbert.host.registry import Choice, Registry
 
-MULTIPLE = 64  # of the number of entries, which matrix products like
 MIN_SIZE = 5 * MULTIPLE  # special tokens, and an entry for each byte
-UNUSED = "[unused{}]"
 MASK = "[MASK]"
 _LEAST_FREQUENCY = 2  # of a pair of pieces that becomes an entry
 _LONGEST_PIECE = 16  # characters of a piece, of the kind unigram
@@ -104,11 +103,6 @@ def check_size(size: int) -> None:
         raise UserError(
             "config.range", "--size", f"{size} is not a multiple of {MULTIPLE}", f"Give {above}"
         )
-
-
-def round_up(size: int) -> int:
-    """Return the next multiple of `MULTIPLE`."""
-    return -(-size // MULTIPLE) * MULTIPLE
 
 
 def train_tokenizer(

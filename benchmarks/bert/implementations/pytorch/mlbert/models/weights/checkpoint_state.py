@@ -57,12 +57,14 @@ class Report:
         dropped: their name -> reason.
         missing: expected name -> what is used instead.
         is_checked: whether the file was verified with a checksum.
+        notes: further lines for the user.
     """
 
     taken: dict[str, str] = field(default_factory=dict)
     dropped: dict[str, str] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     is_checked: bool = True
+    notes: list[str] = field(default_factory=list)
 
     def lines(self) -> list[str]:
         """Return one line per tensor, sorted by name, then the counts."""
@@ -74,7 +76,7 @@ class Report:
         counts = (
             f"{len(self.taken)} taken, {len(self.dropped)} dropped, {len(self.missing)} missing"
         )
-        return [*(f"{name}: {fate}" for name, fate in sorted(fates.items())), counts]
+        return [*(f"{name}: {fate}" for name, fate in sorted(fates.items())), counts, *self.notes]
 
     def unused_heads(self) -> list[str]:
         """Return the heads whose tensors the model does not use, each with the reason."""

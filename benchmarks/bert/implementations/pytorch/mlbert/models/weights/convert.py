@@ -16,7 +16,9 @@ names are read but not written; a bare state dict and ``{'state_dict': state_dic
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,8 +28,9 @@ import torch
 from torch import Tensor
 
 from mlbert.config.bert_config import BertConfig
+from mlbert.data.formats.added_words import add_words, read_words, write_added_words
 from mlbert.data.formats.tokenizer import check_model_vocabulary, load_tokenizer
-from mlbert.data.formats.tokenizer_files import find_vocabulary
+from mlbert.data.formats.tokenizer_files import TOKENIZER_JSON, find_vocabulary
 from mlbert.host.environment import environment
 from mlbert.host.errors import UserError, import_package
 from mlbert.host.json_files import read_json
@@ -43,6 +46,7 @@ from mlbert.models.weights.checkpoint_state import (
     parameter_shapes,
 )
 from mlbert.models.weights.export import weights_folder, write_huggingface
+from mlbert.models.weights.extend_vocabulary import NAMES, extend_vocabulary
 from mlbert.models.weights.foreign_tokenizer import check_foreign, is_foreign
 from mlbert.models.weights.grow import check_growth, grow
 from mlbert.models.weights.huggingface import obstacle, read_config, to_huggingface
@@ -52,6 +56,7 @@ from mlbert.runs.starting_weights import weights_file
 
 WEIGHTS = "model.safetensors"
 CONFIG = "bert_config.json"
+_LISTED = 10  # words of a note
 
 
 @dataclass(frozen=True)
@@ -317,6 +322,49 @@ def grow_model(source: Path, target: Path, config: Path) -> Report:
     checkpoint = ReadCheckpoint(large, grown, grown_report, vocabulary.parent)
     sizes = {name: tuple(tensor.shape) for name, tensor in grown.items()}
     return write_own(checkpoint, target, sizes)
+
+
+def add_words_to_model(source: Path, target: Path, words: Path) -> Report:
+    """Write a Hugging Face folder of a model with more words; see `mlbert.data.formats.added_words`
+    and `mlbert.models.weights.extend_vocabulary`.
+
+    Args:
+        source: the model, as for INIT_CHECKPOINT, with its tokenizer.
+        target: new folder.
+        words: file with one word a line.
+
+    Raises:
+        UserError: a line is not one word, or the tokenizer is not the model's.
+    """
+    weight_files.check_target(target)
+    asked = read_words(words)
+    model, report, vocabulary, lower_case = open_saved(source)
+    shape = model.config
+    tokenizer = load_tokenizer(vocabulary, lower_case)
+    remedy = "Give the vocabulary that the model was trained with"
+    check_model_vocabulary(tokenizer, shape.vocab_size, vocabulary, remedy)
+    added = add_words(tokenizer, asked, shape.vocab_size)
+    state = to_huggingface(model)
+    kept = {name: tensor for name, tensor in state.items() if name not in report.missing}
+    larger = dataclasses.replace(shape, vocab_size=added.size)
+    with tempfile.TemporaryDirectory() as folder:
+        write_added_words(added, tokenizer, Path(folder))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_huggingface(
+            target,
+            extend_vocabulary(kept, added.pieces, added.size),
+            larger,
+            model.architecture,
+            {"weights": source, "added words": len(added.pieces)},
+            Path(folder) / TOKENIZER_JSON,
+            read_card(source).classes if (source / TASK).exists() else (),
+        )
+    rows = f"{shape.vocab_size} -> {added.size} rows"
+    taken = {name: f"{name}, {rows}" if name in NAMES else name for name in kept}
+    notes = [f"{len(added.pieces)} words added, each one token"]
+    if added.known:
+        notes.append(f"one token already: {', '.join(added.known[:_LISTED])}")
+    return Report(taken=taken, is_checked=report.is_checked, notes=notes)
 
 
 def any_shape(config: Path) -> BertConfig:
