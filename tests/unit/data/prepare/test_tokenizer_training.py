@@ -192,6 +192,8 @@ def test_what_is_refused(
     assert_fails([*words, "--kind", "word"], "config.choice", "--kind word")
     assert_fails([*words, "--size", "1000"], "config.range", "--size")
     assert_fails([*words, "--size", "64"], "config.range", "--size")
+    large = ["--size", 1 << 17]
+    assert_fails([*words, *large, "--kind", "wordpiece"], "config.range", "--size")
     assert_fails([*words, "--compare", tmp_path / "none.json"], "file.missing", "none.json")
     write_files(tmp_path, {"few/a.txt": "Too few.", "bad/a.txt": "x"})
     status, _, errors = run_mlbert(*words[:2], tmp_path / "few", *words[3:])

@@ -104,7 +104,7 @@ def make_tokenizer(
     Raises UserError: the folder exists, the size is out of range, text cannot be read, or there is
     too little of it.
     """
-    check_size(request.size)
+    check_size(request.kind, request.size)
     with new_folder(out) as folder:
         text = read_text(
             request.paths,

@@ -54,7 +54,9 @@ from mlbert.host.errors import UserError
 from mlbert.host.registry import Choice, Registry
 
 MIN_SIZE = 5 * MULTIPLE  # special tokens, and an entry for each byte
+MAX_SIZE = 1 << 20
 MASK = "[MASK]"
+WORDPIECE = "wordpiece"
 _LEAST_FREQUENCY = 2  # of a pair of pieces that becomes an entry
 _LONGEST_PIECE = 16  # characters of a piece, of the kind unigram
 _MOST_WORDS = 400_000  # different words kept; above that, words seen only once are dropped
@@ -68,7 +70,7 @@ _WAIT_SECONDS = 0.1
 KINDS = Registry(
     {
         "bpe": Choice("mlbert.data.prepare.tokenizer_training:train_bpe"),
-        "wordpiece": Choice("mlbert.data.prepare.tokenizer_training:train_wordpiece"),
+        WORDPIECE: Choice("mlbert.data.prepare.tokenizer_training:train_wordpiece"),
         "unigram": Choice("mlbert.data.prepare.tokenizer_training:train_unigram"),
     }
 )
@@ -93,10 +95,11 @@ def check_kind(kind: str) -> None:
         )
 
 
-def check_size(size: int) -> None:
+def check_size(kind: str, size: int) -> None:
     """Raise UserError for a number of entries that is out of range or not a multiple of 64."""
-    if not MIN_SIZE <= size <= MAX_VOCAB_SIZE:
-        remedy = f"Give {MIN_SIZE} to {MAX_VOCAB_SIZE}"
+    most = MAX_VOCAB_SIZE if kind == WORDPIECE else MAX_SIZE
+    if not MIN_SIZE <= size <= most:
+        remedy = f"Give {MIN_SIZE} to {most}"
         raise UserError("config.range", "--size", f"{size} is out of range", remedy)
     if size % MULTIPLE:
         above = round_up(size)
@@ -124,12 +127,12 @@ def train_tokenizer(
     Raises:
         UserError: the size is out of range, or smaller than the alphabet of the text needs.
     """
-    check_size(size)
+    check_size(kind, size)
     train: Callable[..., TrainedTokenizer] = KINDS.load(kind)
     trained = train(texts, size, lower_case, executor)
     filled = _fill(trained.library, max(size, round_up(trained.library.get_vocab_size())))
     filled.post_processor = _template(filled)
-    takes_space = kind != "wordpiece"  # which has no tokens for spaces
+    takes_space = kind != WORDPIECE  # which has no tokens for spaces
     filled.add_special_tokens(
         [
             AddedToken(token, lstrip=takes_space and token == MASK, normalized=False, special=True)
