@@ -160,40 +160,46 @@ def _sentences(texts: Iterable[str]) -> Iterable[str]:
 
 def _mask(sentence: str, number: int, tokenizer: Tokenizer) -> list[str] | None:
     """Mask one of the words that are one token; return text and word, or None if there is none."""
-    is_maskable = _is_maskable if tokenizer.is_plain else _is_one_token
-    places = [
-        match for match in _WORD.finditer(sentence) if is_maskable(sentence, match, tokenizer)
+    mask_word = _mask_entry if tokenizer.is_plain else _mask_token
+    found = [
+        (match.group(), masked)
+        for match in _WORD.finditer(sentence)
+        if (masked := mask_word(sentence, match, tokenizer)) is not None
     ]
-    if not places:
+    if not found:
         return None
-    start, end = places[number % len(places)].span()
-    word = sentence[start:end]
-    return [
-        f"{sentence[:start]}{tokenizer.mask_token}{sentence[end:]}",
-        word.lower() if tokenizer.lower_case else word,
-    ]
+    word, masked = found[number % len(found)]
+    return [masked, word.lower() if tokenizer.lower_case else word]
 
 
-def _is_maskable(sentence: str, match: re.Match[str], tokenizer: Tokenizer) -> bool:
-    """Return True for a whole word, or a Chinese character, that is one entry of the vocabulary."""
+def _mask_entry(sentence: str, match: re.Match[str], tokenizer: Tokenizer) -> str | None:
+    """Return the sentence with [MASK] in place of a whole word, or a Chinese character, that is one
+    entry of the vocabulary; None for another one.
+    """
     ids = tokenizer.encode(match.group())
-    return len(ids) == 1 and ids[0] not in tokenizer.special_ids and _is_whole_word(sentence, match)
+    is_entry = len(ids) == 1 and ids[0] not in tokenizer.special_ids
+    if not is_entry or not _is_whole_word(sentence, match):
+        return None
+    return f"{sentence[: match.start()]}{tokenizer.mask_token}{sentence[match.end() :]}"
 
 
-def _is_one_token(sentence: str, match: re.Match[str], tokenizer: Tokenizer) -> bool:
-    """Return True for a whole word, or a Chinese character, in whose place the mask token changes
-    only one token: an entry of the vocabulary may include the space before the word.
+def _mask_token(sentence: str, match: re.Match[str], tokenizer: Tokenizer) -> str | None:
+    """Return the sentence with the mask token in place of a whole word, or a Chinese character, and
+    of the space before it if its token has that; None if the word is not one token.
     """
     if not _is_whole_word(sentence, match):
-        return False
+        return None
     whole = tokenizer.encode(sentence)
-    masked = tokenizer.encode_around_mask(sentence[: match.start()], sentence[match.end() :])
-    if len(whole) != len(masked):
-        return False
-    place = masked.index(tokenizer.mask_id)
-    if whole[place] in tokenizer.special_ids:
-        return False
-    return [*whole[:place], *whole[place + 1 :]] == [*masked[:place], *masked[place + 1 :]]
+    before = sentence[: match.start()]
+    after = sentence[match.end() :]
+    for start in dict.fromkeys((before, before.removesuffix(" "))):
+        masked = tokenizer.encode_around_mask(start, after)
+        place = masked.index(tokenizer.mask_id)
+        is_same_else = whole[:place] == masked[:place] and whole[place + 1 :] == masked[place + 1 :]
+        is_one_token = len(whole) == len(masked) and is_same_else
+        if is_one_token and whole[place] not in tokenizer.special_ids:
+            return f"{start}{tokenizer.mask_token}{after}"
+    return None
 
 
 def _is_whole_word(sentence: str, match: re.Match[str]) -> bool:
