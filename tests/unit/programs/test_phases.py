@@ -1,8 +1,10 @@
 """``mlbert pretrain TEXT --tokens N``: phases of a published recipe, each from the one before."""
 
+import csv
 import hashlib
 import math
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -325,3 +327,51 @@ def test_what_is_refused(tmp_path: Path, text: Path, pretrain: Pretrain, assert_
     assert_fails(words, "run.exists", final)
     # The same folder with another phase.
     assert_fails(["pretrain", text, "--out", out, *decay, 8 * STEP], "run.other-settings", out)
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page(
+    tmp_path: Path,
+    text: Path,
+    tree_root: Path,
+    run_mlbert: RunMlbert,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Line by line, with a tiny model and a thousandth of a thousandth of the tokens."""
+    page = (tree_root / "docs/own_text.md").read_text(encoding="utf-8")
+    section = page.split("## A published model in phases")[1].split("\n## ")[0]
+    commands = [
+        shlex.split(line)[2:] for line in section.splitlines() if line.startswith("$ mlbert ")
+    ]
+    assert [words[0] for words in commands].count("pretrain") == 4
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts").mkdir()
+    shutil.copy(text, tmp_path / "texts/text.txt")
+    draw = random.Random(2)
+    letters = "aeiglnrstw"
+    words_of_row = [["".join(draw.choices(letters, k=6)) for _ in range(8)] for _ in range(700)]
+    rows = [["id", "body"], *([n, " ".join(words)] for n, words in enumerate(words_of_row))]
+    with open("rows.csv", "w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(rows)
+    smaller = {
+        "modernbert-base": "tiny",
+        "30e9": "3000",
+        "4e9": "1000",
+        "3e9": "1000",
+        "1e9": "1000",
+        "512": "4",
+        "1024": "32",
+        "ModernBERT-base": "base-final/model",
+    }
+    for words in commands:
+        if words[0] == "plan":
+            assert run_mlbert(*words)[0] == 0
+            continue
+        chosen = [smaller.get(word, word) for word in words]
+        if words[0] == "pretrain" and "--batch" not in words:
+            length = 64 if "base-long" in words else 32
+            chosen += ["--length", str(length), "--batch", str(STEP // length)]
+        if "base" in words[-3:] and "--preset" in words:
+            chosen += ["--vocab-size", "300"]
+        status, output, errors = run_mlbert(*chosen)
+        assert status == 0, (words, output, errors)
